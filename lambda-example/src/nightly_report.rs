@@ -1,0 +1,103 @@
+//! A scheduled singleton: writes a report each night, once, however often the schedule fires.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use aws_sdk_dynamodb::Client;
+use aws_sdk_dynamodb::types::{AttributeValue, ReturnValue};
+use lambda_lock::{HandlerError, LockLayer, LockedEvent, Locks};
+use lambda_runtime::{Error, LambdaEvent};
+use serde::{Deserialize, Serialize};
+use tower::{Layer, Service, service_fn};
+
+/// The input that the schedule gives.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+pub struct ReportRequest {
+    /// Which report to write.
+    pub report: String,
+    /// How long the figures take to gather, in milliseconds. They are not gathered here: this stands for it.
+    #[serde(default)]
+    pub gathering_ms: u64,
+}
+
+/// What became of an invocation.
+#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase", tag = "outcome")]
+pub enum Outcome {
+    /// This invocation wrote the report.
+    Written {
+        /// The report.
+        report: String,
+        /// The fence it was written under.
+        fence: u64,
+        /// How many times it has been written in all, this time included.
+        times: u64,
+    },
+    /// Another invocation was at it.
+    Skipped {
+        /// By whom the lock was held, and until when.
+        reason: String,
+    },
+}
+
+/// Where the reports are kept: rows in the lock table, under the function's own prefix.
+#[derive(Clone, Debug)]
+pub struct Reports {
+    client: Client,
+    table: String,
+    prefix: String,
+}
+
+impl Reports {
+    /// Reports in `table`, in rows whose `id` begins with `prefix`.
+    pub fn new(client: Client, table: impl Into<String>, prefix: impl Into<String>) -> Self {
+        Self { client, table: table.into(), prefix: prefix.into() }
+    }
+
+    /// Writes the report and counts it. Refused if a larger fence has written before: this invocation was then paused
+    /// for longer than its lease, and another has taken over.
+    async fn write(&self, report: &str, fence: u64) -> Result<u64, Error> {
+        let written = self
+            .client
+            .update_item()
+            .table_name(&self.table)
+            .key("id", AttributeValue::S(format!("{}report#{report}", self.prefix)))
+            .condition_expression("attribute_not_exists(fence) OR fence < :fence")
+            .update_expression("SET fence = :fence ADD times :one")
+            .expression_attribute_values(":fence", AttributeValue::N(fence.to_string()))
+            .expression_attribute_values(":one", AttributeValue::N("1".to_owned()))
+            .return_values(ReturnValue::UpdatedNew)
+            .send()
+            .await?;
+        let times = written.attributes.as_ref().and_then(|row| row.get("times")?.as_n().ok()?.parse().ok());
+        times.ok_or_else(|| "the report's row has no count".into())
+    }
+}
+
+/// The function: the handler under its lock.
+pub fn nightly_report(
+    locks: Locks,
+    reports: Reports,
+) -> impl Service<
+    LambdaEvent<ReportRequest>,
+    Response = Outcome,
+    Error = HandlerError<Error>,
+    Future: Future<Output = Result<Outcome, HandlerError<Error>>> + Send,
+> + Clone
++ Send {
+    let reports = Arc::new(reports);
+    LockLayer::new(locks)
+        .key_from(|event: &LambdaEvent<ReportRequest>| event.payload.report.clone())
+        .answer_when_held(|held| Outcome::Skipped { reason: held.to_string() })
+        .layer(service_fn(move |event| write_report(Arc::clone(&reports), event)))
+}
+
+async fn write_report(reports: Arc<Reports>, event: LockedEvent<ReportRequest>) -> Result<Outcome, Error> {
+    let ReportRequest { report, gathering_ms } = event.payload;
+    let fence = event.lock.fence();
+    tracing::info!(report, fence, "gathering");
+    tokio::time::sleep(Duration::from_millis(gathering_ms)).await;
+    let times = reports.write(&report, fence).await?;
+    tracing::info!(report, fence, times, "written");
+    Ok(Outcome::Written { report, fence, times })
+}

@@ -1,0 +1,306 @@
+//! `Acquire`: one acquisition, from its options through the waiting to the lock.
+
+use std::panic::{AssertUnwindSafe, resume_unwind};
+use std::pin::Pin;
+use std::time::{Duration, SystemTime};
+
+use aws_sdk_dynamodb::types::AttributeValue;
+use futures_util::FutureExt;
+
+use crate::backoff::Backoff;
+use crate::clock::{Moment, since_epoch};
+use crate::error::{Error, Kind};
+use crate::holder::Data;
+use crate::lock::{Lock, Ownership};
+use crate::locks::{Locks, MAX_LEASE, check_attribute_name, check_duration};
+use crate::protocol::{Claim, Claimed, Lease};
+
+/// What a wait leaves of the time until the deadline, so that Lambda gets an answer and not a timeout.
+const TIME_TO_ANSWER: Duration = Duration::from_millis(100);
+
+/// An acquisition that has not been sent yet: await it for a [`Lock`], or [`run`](Self::run) work under it.
+///
+/// Without options it makes one attempt and fails with an error that [`is_held`](Error::is_held) when someone else
+/// holds the key. Each attempt is one `UpdateItem` (IAM action `dynamodb:UpdateItem`), plus the SDK's own retries
+/// after a throttled or lost request.
+///
+/// Dropping the future stops the waiting. If a request was under way, it may still be applied: a release is then sent
+/// in the background, and if that does not arrive the key is free when the lease ends, no later.
+///
+/// ```
+/// # use std::time::{Duration, SystemTime};
+/// # use lambda_lock::{Backoff, Error, Locks};
+/// # async fn example(locks: Locks, deadline: SystemTime) -> Result<(), Error> {
+/// let lock = locks
+///     .acquire("nightly-report")
+///     .until(deadline)
+///     .wait(Backoff::default().up_to(Duration::from_secs(5)))
+///     .await?;
+/// println!("ours, with fence {}", lock.fence());
+/// lock.release().await
+/// # }
+/// ```
+#[derive(Debug)]
+#[must_use = "nothing is acquired until it is awaited"]
+pub struct Acquire {
+    locks: Locks,
+    key: String,
+    lease: Option<Duration>,
+    until: Option<SystemTime>,
+    wait: Backoff,
+    hold_at_least: Duration,
+    holder: Option<String>,
+    data: Option<Data>,
+    attributes: Vec<(String, AttributeValue)>,
+}
+
+impl Acquire {
+    pub(crate) fn new(locks: Locks, key: String) -> Self {
+        Self {
+            locks,
+            key,
+            lease: None,
+            until: None,
+            wait: Backoff::NO_WAIT,
+            hold_at_least: Duration::ZERO,
+            holder: None,
+            data: None,
+            attributes: Vec::new(),
+        }
+    }
+
+    /// How long the lock is held at the most, from 1 ms to a day; the default is that of the [`Locks`].
+    pub fn lease(mut self, lease: Duration) -> Self {
+        self.lease = Some(lease);
+        self
+    }
+
+    /// The lease ends at this time by the host's clock, such as the deadline of the Lambda invocation. With
+    /// [`lease`](Self::lease) too, at whichever is earlier. A wait ends 100 ms before, so that
+    /// there is time to say so.
+    pub fn until(mut self, deadline: SystemTime) -> Self {
+        self.until = Some(deadline);
+        self
+    }
+
+    /// Waits while the key is held, and through throttling and server errors. Off by default.
+    pub fn wait(mut self, backoff: Backoff) -> Self {
+        self.wait = backoff;
+        self
+    }
+
+    /// A release before this time has passed keeps the key for the rest of it, so that two schedules that fire
+    /// seconds apart run a short job once. Off by default, up to a day. A crashed holder's key is free at the lease's
+    /// end all the same.
+    pub fn hold_at_least(mut self, hold: Duration) -> Self {
+        self.hold_at_least = hold;
+        self
+    }
+
+    /// What others read as the holder's name; the default is that of the [`Locks`].
+    pub fn holder(mut self, holder: impl Into<String>) -> Self {
+        self.holder = Some(holder.into());
+        self
+    }
+
+    /// Stores data with the lock, in place of what the last holder left. Without it, that is kept and handed over.
+    pub fn data(mut self, data: impl Into<Data>) -> Self {
+        self.data = Some(data.into());
+        self
+    }
+
+    /// Writes another attribute with the lock row. It stays until another acquire overwrites it.
+    pub fn attribute(mut self, name: impl Into<String>, value: AttributeValue) -> Self {
+        self.attributes.push((name.into(), value));
+        self
+    }
+
+    /// Runs `body` while holding the lock, and releases it whether the body returns, fails or panics.
+    ///
+    /// When the lease ends first, the body is cancelled at its next await point and the error
+    /// [`is_lost`](Error::is_lost). When the key cannot be acquired the body does not run. A failed release is logged
+    /// and does not replace the body's result. Two requests.
+    ///
+    /// ```
+    /// # use lambda_lock::{Error, Locks};
+    /// # async fn example(locks: Locks) -> Result<(), Error> {
+    /// let rows = locks.acquire("nightly-report").run(async |lock| write_report(lock.fence()).await).await?;
+    /// # let _: u32 = rows;
+    /// # Ok(())
+    /// # }
+    /// # async fn write_report(_: u64) -> u32 { 0 }
+    /// ```
+    pub async fn run<T>(self, body: impl AsyncFnOnce(&Lock) -> T) -> Result<T, Error> {
+        let lock = self.await?;
+        hold(&lock, async { body(&lock).await }).await
+    }
+
+    pub(crate) async fn send(&self) -> Result<Lock, Error> {
+        self.check()?;
+        let Self { locks, key, hold_at_least, .. } = self;
+        let settings = &locks.0;
+        let started = settings.clock.now();
+        if !settings.enabled {
+            return self.unlocked();
+        }
+        let mut pending = Pending { ownership: Ownership::new(locks, key)?, unresolved: false };
+        // A request whose response was lost may be found applied by a later attempt: its lease is then the one that
+        // counts.
+        let mut sent: Vec<Lease> = Vec::new();
+        let mut delays = self.wait.delays(
+            self.until.map(|until| since_epoch(until).saturating_sub(started.wall).saturating_sub(TIME_TO_ANSWER)),
+        );
+        loop {
+            let now = settings.clock.now();
+            let lease = self.lease_from(now)?;
+            sent.retain(|lease| !lease.deadline.remaining(now).is_zero());
+            sent.push(lease);
+            let claim = Claim {
+                key,
+                owner: &pending.ownership.owner,
+                holder: self.holder.as_deref().unwrap_or(&settings.holder),
+                now,
+                lease,
+                data: self.data.as_ref(),
+                attributes: &self.attributes,
+            };
+            pending.unresolved = true;
+            let error = match settings.table.acquire(&claim).await {
+                Ok(Claimed::Acquired { fence, data }) => {
+                    return Ok(Lock::new(pending.resolve(), Some(fence), data, now, lease, *hold_at_least));
+                }
+                Ok(Claimed::Already(row)) => {
+                    let ours = sent.iter().find(|lease| lease.end == row.end);
+                    let live = ours.filter(|lease| !lease.deadline.remaining(settings.clock.now()).is_zero());
+                    if let (Some(lease), Some(fence)) = (live, row.fence) {
+                        return Ok(Lock::new(pending.resolve(), Some(fence), row.data, now, *lease, *hold_at_least));
+                    }
+                    // Too late to be of use. Free the key and start anew, with another nonce: this one is refused.
+                    let ownership = std::mem::replace(&mut pending.ownership, Ownership::new(locks, key)?);
+                    sent.clear();
+                    match ownership.release(settings.clock.now().wall, None).await {
+                        Ok(()) => continue,
+                        Err(error) if error.is_lost() => continue,
+                        Err(error) => error,
+                    }
+                }
+                Ok(Claimed::Held(holder)) => {
+                    pending.unresolved = false;
+                    Error::new(Kind::Held(holder), &settings.table.name, key)
+                }
+                Err(error) => {
+                    pending.unresolved = error.is_unavailable();
+                    error
+                }
+            };
+            if !error.is_worth_waiting() {
+                return Err(error);
+            }
+            let now = settings.clock.now();
+            let holder_remaining = error.holder().map(|holder| since_epoch(holder.until()).saturating_sub(now.wall));
+            match delays.next(now.since(started), holder_remaining) {
+                Some(delay) => tokio::time::sleep(delay).await,
+                None => return Err(error.with_attempts(delays.attempts())),
+            }
+        }
+    }
+
+    /// A lock that keeps nobody out, for work that shall run all the same.
+    pub(crate) fn unlocked(&self) -> Result<Lock, Error> {
+        let now = self.locks.0.clock.now();
+        let ownership = Ownership::new(&self.locks, &self.key)?;
+        Ok(Lock::new(ownership, None, None, now, self.lease_from(now)?, Duration::ZERO))
+    }
+
+    fn check(&self) -> Result<(), Error> {
+        self.locks.check_key(&self.key)?;
+        if let Some(lease) = self.lease {
+            check_duration("lease", lease, Duration::from_millis(1), MAX_LEASE)?;
+        }
+        check_duration("least hold", self.hold_at_least, Duration::ZERO, MAX_LEASE)?;
+        let table = &self.locks.0.table;
+        let sort_key = table.sort_key.as_ref().map(|(name, _)| name);
+        let mut seen = vec![&table.partition_key];
+        seen.extend(sort_key);
+        for (name, _) in &self.attributes {
+            check_attribute_name("attribute", name)?;
+            if seen.contains(&name) {
+                return Err(Error::invalid(format!("the attribute `{name}` is given twice, or is a key of the table")));
+            }
+            seen.push(name);
+        }
+        Ok(())
+    }
+
+    /// The lease of an attempt made now.
+    fn lease_from(&self, now: Moment) -> Result<Lease, Error> {
+        let settings = &self.locks.0;
+        let left = self.until.map(|until| since_epoch(until).saturating_sub(now.wall));
+        let lease = match (self.lease, left) {
+            (Some(lease), Some(left)) => lease.min(left),
+            (None, Some(left)) => left,
+            (lease, None) => lease.unwrap_or(settings.lease),
+        };
+        if lease < Duration::from_millis(1) {
+            return Err(Error::invalid(format!(
+                "the deadline for key `{}` has passed: there is no time to hold it",
+                self.key
+            )));
+        }
+        check_duration("time until the deadline", lease, Duration::from_millis(1), MAX_LEASE)?;
+        Ok(Lease::new(now.deadline_after(lease), settings.clock_skew, settings.retention))
+    }
+}
+
+impl IntoFuture for Acquire {
+    type Output = Result<Lock, Error>;
+    type IntoFuture = Pin<Box<dyn Future<Output = Self::Output> + Send>>;
+
+    fn into_future(self) -> Self::IntoFuture {
+        Box::pin(async move { self.send().await })
+    }
+}
+
+/// Sends a release in the background when an acquisition ends without knowing whether a request of its was applied.
+#[derive(Debug)]
+struct Pending {
+    ownership: Ownership,
+    unresolved: bool,
+}
+
+impl Pending {
+    fn resolve(mut self) -> Ownership {
+        self.unresolved = false;
+        self.ownership.clone()
+    }
+}
+
+impl Drop for Pending {
+    fn drop(&mut self) {
+        if self.unresolved {
+            let now = self.ownership.locks.0.clock.now();
+            self.ownership.release_in_background(now.wall, None);
+        }
+    }
+}
+
+/// Runs `body` while `lock` is held, then releases it.
+pub(crate) async fn hold<T>(lock: &Lock, body: impl Future<Output = T>) -> Result<T, Error> {
+    let outcome = AssertUnwindSafe(async {
+        tokio::select! {
+            biased;
+            value = body => Some(value),
+            () = lock.lost() => None,
+        }
+    })
+    .catch_unwind()
+    .await;
+    if let Err(error) = lock.release().await {
+        tracing::warn!(key = lock.key(), fence = lock.fence(), %error, "releasing a lock failed");
+    }
+    match outcome {
+        Ok(Some(value)) => Ok(value),
+        Ok(None) => Err(lock.lost_error()),
+        Err(panic) => resume_unwind(panic),
+    }
+}

@@ -1,0 +1,282 @@
+//! How long to wait between attempts, and for how many of them.
+
+use std::time::Duration;
+
+/// How an acquire waits for a key that is held: exponential backoff with jitter, within a budget.
+///
+/// The delay before attempt *n* + 1 is `base × factorⁿ⁻¹`, limited to the cap, then spread by the [`Jitter`], and
+/// never longer than the cap. The wait ends with the budget, with the attempts, or with the deadline of the acquire,
+/// whichever comes first; one last attempt is made when the budget ends. A delay never goes past the end of the
+/// holder's lease by more than one base delay.
+///
+/// | setting | default |
+/// | --- | --- |
+/// | [`base`](Self::base) | 100 ms |
+/// | [`factor`](Self::factor) | 2 |
+/// | [`cap`](Self::cap) | 5 s |
+/// | [`jitter`](Self::jitter) | [`Jitter::Full`] |
+/// | [`up_to`](Self::up_to) | 10 s |
+/// | [`max_attempts`](Self::max_attempts) | no limit |
+///
+/// ```
+/// use std::time::Duration;
+/// use lambda_lock::{Backoff, Jitter};
+///
+/// let patient = Backoff::default().up_to(Duration::from_secs(60)).jitter(Jitter::Equal);
+/// # let _ = patient;
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Backoff {
+    base: Duration,
+    factor: f64,
+    cap: Duration,
+    jitter: Jitter,
+    budget: Duration,
+    max_attempts: u32,
+}
+
+/// How the delays of [`Backoff`] are spread, so that waiters do not come back all at once.
+///
+/// Full, equal and decorrelated jitter are those of the AWS Architecture Blog, "Exponential Backoff And Jitter".
+/// With *d* the exponential delay:
+///
+/// ```
+/// use lambda_lock::{Backoff, Jitter};
+///
+/// let a_tenth_either_way = Backoff::default().jitter(Jitter::Factor(0.1));
+/// # let _ = a_tenth_either_way;
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq)]
+#[non_exhaustive]
+pub enum Jitter {
+    /// Between zero and *d*.
+    Full,
+    /// Between half of *d* and *d*.
+    Equal,
+    /// Between the base and three times the delay before.
+    Decorrelated,
+    /// *d* plus or minus this part of it; limited to between 0 and 1.
+    Factor(f64),
+    /// Exactly *d*.
+    None,
+}
+
+impl Default for Backoff {
+    fn default() -> Self {
+        Self {
+            base: Duration::from_millis(100),
+            factor: 2.0,
+            cap: Duration::from_secs(5),
+            jitter: Jitter::Full,
+            budget: Duration::from_secs(10),
+            max_attempts: u32::MAX,
+        }
+    }
+}
+
+impl Backoff {
+    /// The first delay; 100 ms by default.
+    #[must_use]
+    pub const fn base(mut self, base: Duration) -> Self {
+        self.base = base;
+        self
+    }
+
+    /// What each delay is multiplied by to give the next; 2 by default, at least 1.
+    #[must_use]
+    pub const fn factor(mut self, factor: f64) -> Self {
+        self.factor = factor;
+        self
+    }
+
+    /// The longest delay; 5 s by default.
+    #[must_use]
+    pub const fn cap(mut self, cap: Duration) -> Self {
+        self.cap = cap;
+        self
+    }
+
+    /// How the delays are spread; [`Jitter::Full`] by default.
+    #[must_use]
+    pub const fn jitter(mut self, jitter: Jitter) -> Self {
+        self.jitter = jitter;
+        self
+    }
+
+    /// How long to wait in all; 10 s by default. Zero makes one attempt.
+    #[must_use]
+    pub const fn up_to(mut self, budget: Duration) -> Self {
+        self.budget = budget;
+        self
+    }
+
+    /// How many attempts to make at the most; no limit by default. Zero counts as one.
+    #[must_use]
+    pub const fn max_attempts(mut self, attempts: u32) -> Self {
+        self.max_attempts = attempts;
+        self
+    }
+
+    /// One attempt.
+    pub(crate) const NO_WAIT: Self = Self {
+        base: Duration::ZERO,
+        factor: 1.0,
+        cap: Duration::ZERO,
+        jitter: Jitter::None,
+        budget: Duration::ZERO,
+        max_attempts: 1,
+    };
+
+    /// Begins a wait, which ends with the budget or after `limit`.
+    pub(crate) fn delays(self, limit: Option<Duration>) -> Delays {
+        Delays {
+            backoff: Self { budget: limit.map_or(self.budget, |limit| self.budget.min(limit)), ..self },
+            attempts: 0,
+            exponential: self.base,
+            previous: self.base,
+        }
+    }
+}
+
+/// The state of one wait.
+#[derive(Debug)]
+pub(crate) struct Delays {
+    backoff: Backoff,
+    attempts: u32,
+    exponential: Duration,
+    previous: Duration,
+}
+
+impl Delays {
+    /// The delay before the next attempt, or `None` when there shall be none. `waited` is the time since the first
+    /// attempt began; `holder_remaining` what is left of the holder's lease, where there is a holder.
+    pub(crate) fn next(&mut self, waited: Duration, holder_remaining: Option<Duration>) -> Option<Duration> {
+        let backoff = self.backoff;
+        self.attempts += 1;
+        if self.attempts >= backoff.max_attempts || waited >= backoff.budget {
+            return None;
+        }
+        let exponential = self.exponential.min(backoff.cap);
+        self.exponential = times(exponential, backoff.factor.max(1.0));
+        let delay = match backoff.jitter {
+            Jitter::Full => times(exponential, fastrand::f64()),
+            Jitter::Equal => times(exponential, 0.5 + fastrand::f64() / 2.0),
+            Jitter::Decorrelated => {
+                let spread = times(self.previous, 3.0).saturating_sub(backoff.base);
+                backoff.base.saturating_add(times(spread, fastrand::f64()))
+            }
+            Jitter::Factor(part) => {
+                let part = part.clamp(0.0, 1.0);
+                times(exponential, 1.0 - part + 2.0 * part * fastrand::f64())
+            }
+            Jitter::None => exponential,
+        }
+        .min(backoff.cap);
+        self.previous = delay;
+        // The holder may well release earlier, so this only shortens a delay.
+        let past_lease = holder_remaining
+            .map_or(Duration::MAX, |remaining| remaining.saturating_add(times(backoff.base, fastrand::f64())));
+        // The last attempt falls at the end of the budget, not after it.
+        Some(delay.min(past_lease).min(backoff.budget.saturating_sub(waited)))
+    }
+
+    pub(crate) fn attempts(&self) -> u32 {
+        self.attempts
+    }
+}
+
+/// `Duration::mul_f64` without its panics.
+fn times(duration: Duration, factor: f64) -> Duration {
+    Duration::try_from_secs_f64(duration.as_secs_f64() * factor).unwrap_or(Duration::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LONG: Duration = Duration::from_secs(3600);
+
+    fn delays(backoff: Backoff, count: usize) -> Vec<Duration> {
+        let mut delays = backoff.up_to(LONG).delays(None);
+        (0..count).map_while(|_| delays.next(Duration::ZERO, None)).collect()
+    }
+
+    // behaviour 32
+    #[test]
+    fn without_jitter_the_delays_double_up_to_the_cap() {
+        let got = delays(Backoff::default().jitter(Jitter::None), 8);
+        let expected = [100, 200, 400, 800, 1600, 3200, 5000, 5000].map(Duration::from_millis);
+        assert_eq!(got, expected);
+    }
+
+    // behaviours 32, 55
+    #[test]
+    fn every_jitter_stays_within_its_bounds_and_under_the_cap() {
+        let cap = Duration::from_secs(5);
+        for _ in 0..200 {
+            let plain = delays(Backoff::default().jitter(Jitter::None), 10);
+            for (jitter, low, high) in [
+                (Jitter::Full, 0.0, 1.0),
+                (Jitter::Equal, 0.5, 1.0),
+                (Jitter::Factor(0.25), 0.75, 1.25),
+                (Jitter::Factor(9.0), 0.0, 2.0),
+            ] {
+                for (delay, plain) in delays(Backoff::default().jitter(jitter), 10).iter().zip(&plain) {
+                    assert!(
+                        *delay >= times(*plain, low) && *delay <= times(*plain, high).min(cap),
+                        "{jitter:?} {delay:?}"
+                    );
+                }
+            }
+            let decorrelated = delays(Backoff::default().jitter(Jitter::Decorrelated), 10);
+            assert!(decorrelated.iter().all(|delay| (Duration::from_millis(100)..=cap).contains(delay)));
+            assert!(decorrelated.windows(2).all(|pair| pair[1] <= times(pair[0], 3.0)));
+        }
+    }
+
+    // behaviour 55
+    #[test]
+    fn jittered_delays_differ_from_wait_to_wait() {
+        let backoff = Backoff::default();
+        assert_ne!(delays(backoff, 6), delays(backoff, 6));
+    }
+
+    #[test]
+    fn attempts_end_the_wait() {
+        assert_eq!(delays(Backoff::default().max_attempts(3), 10).len(), 2);
+        assert_eq!(delays(Backoff::default().max_attempts(0), 10).len(), 0);
+    }
+
+    #[test]
+    fn the_last_attempt_falls_at_the_end_of_the_budget() {
+        let mut delays = Backoff::default().jitter(Jitter::None).up_to(Duration::from_millis(150)).delays(None);
+        assert_eq!(delays.next(Duration::ZERO, None), Some(Duration::from_millis(100)));
+        assert_eq!(delays.next(Duration::from_millis(100), None), Some(Duration::from_millis(50)));
+        assert_eq!(delays.next(Duration::from_millis(150), None), None);
+    }
+
+    // behaviour 77
+    #[test]
+    fn a_delay_ends_with_the_holders_lease_and_at_most_one_base_delay_more() {
+        for _ in 0..100 {
+            let mut delays = Backoff::default().jitter(Jitter::None).base(LONG).cap(LONG).up_to(LONG).delays(None);
+            let delay = delays.next(Duration::ZERO, Some(Duration::ZERO)).unwrap();
+            assert!(delay < LONG);
+            let mut delays = Backoff::default().jitter(Jitter::None).up_to(LONG).delays(None);
+            let delay = delays.next(Duration::ZERO, Some(Duration::from_millis(7))).unwrap();
+            assert!((7..=107).contains(&delay.as_millis()), "{delay:?}");
+        }
+    }
+
+    #[test]
+    fn absurd_settings_do_not_panic() {
+        for factor in [f64::NAN, f64::INFINITY, -1.0, 0.0, 1e300] {
+            let backoff = Backoff::default()
+                .factor(factor)
+                .cap(Duration::MAX)
+                .base(Duration::MAX)
+                .jitter(Jitter::Factor(f64::NAN));
+            assert_eq!(delays(backoff, 5).len(), 5);
+        }
+    }
+}

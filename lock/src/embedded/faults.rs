@@ -1,0 +1,142 @@
+use std::ops::Range;
+use std::time::Duration;
+
+/// What a host's network does to its requests, drawn from a seed.
+///
+/// Each chance is between 0 and 1 and is drawn for every request by itself; all are 0 to begin with. What a client
+/// sees of a lost request or answer is a connection that breaks, which the SDK retries.
+///
+/// ```
+/// use std::time::Duration;
+/// use lambda_lock::embedded::Faults;
+///
+/// let bad_network = Faults::seeded(42)
+///     .latency(Duration::from_millis(2)..Duration::from_millis(40))
+///     .lose_requests(0.05)
+///     .lose_answers(0.05)
+///     .repeat(0.05, Duration::from_secs(10));
+/// # let _ = bad_network;
+/// ```
+#[derive(Clone, Debug)]
+#[must_use]
+pub struct Faults {
+    random: fastrand::Rng,
+    latency: Range<Duration>,
+    lose_requests: f64,
+    lose_answers: f64,
+    throttle: f64,
+    server_errors: f64,
+    repeat: (f64, Duration),
+    late: (f64, Duration),
+}
+
+impl Faults {
+    /// No faults and no latency yet; the same seed draws the same ones.
+    pub fn seeded(seed: u64) -> Self {
+        Self {
+            random: fastrand::Rng::with_seed(seed),
+            latency: Duration::ZERO..Duration::ZERO,
+            lose_requests: 0.0,
+            lose_answers: 0.0,
+            throttle: 0.0,
+            server_errors: 0.0,
+            repeat: (0.0, Duration::ZERO),
+            late: (0.0, Duration::ZERO),
+        }
+    }
+
+    /// How long a request takes to arrive, and an answer to come back.
+    pub fn latency(mut self, each_way: Range<Duration>) -> Self {
+        self.latency = each_way;
+        self
+    }
+
+    /// The chance that a request never arrives.
+    pub fn lose_requests(mut self, chance: f64) -> Self {
+        self.lose_requests = chance;
+        self
+    }
+
+    /// The chance that a request is applied and its answer lost.
+    pub fn lose_answers(mut self, chance: f64) -> Self {
+        self.lose_answers = chance;
+        self
+    }
+
+    /// The chance that a request is throttled, by the table or by the account.
+    pub fn throttle(mut self, chance: f64) -> Self {
+        self.throttle = chance;
+        self
+    }
+
+    /// The chance of a server error; half of them come after the request was applied.
+    pub fn server_errors(mut self, chance: f64) -> Self {
+        self.server_errors = chance;
+        self
+    }
+
+    /// The chance that a request that was answered arrives once more, up to `later`.
+    pub fn repeat(mut self, chance: f64, later: Duration) -> Self {
+        self.repeat = (chance, later);
+        self
+    }
+
+    /// The chance that a request seems lost and arrives after all, up to `later`.
+    pub fn late(mut self, chance: f64, later: Duration) -> Self {
+        self.late = (chance, later);
+        self
+    }
+
+    /// Draws the fate of one request.
+    pub(super) fn draw(&mut self) -> Fate {
+        let there = self.time_up_to(self.latency.end.saturating_sub(self.latency.start)) + self.latency.start;
+        let back = self.time_up_to(self.latency.end.saturating_sub(self.latency.start)) + self.latency.start;
+        // One throw for all that exclude each other, so that the chances add up as they were given.
+        let mut throw = self.random.f64();
+        let mut hit = |chance: f64| {
+            throw -= chance;
+            throw < 0.0
+        };
+        let outcome = if hit(self.lose_requests) {
+            Outcome::Lost
+        } else if hit(self.lose_answers) {
+            Outcome::AnswerLost
+        } else if hit(self.throttle) {
+            Outcome::Throttled { by_account: self.random.bool() }
+        } else if hit(self.server_errors) {
+            Outcome::ServerError { applied: self.random.bool() }
+        } else if hit(self.late.0) {
+            Outcome::Late(self.time_up_to(self.late.1))
+        } else {
+            Outcome::Answered
+        };
+        let repeated = self.random.f64() < self.repeat.0;
+        let repeat = (repeated && outcome == Outcome::Answered).then(|| self.time_up_to(self.repeat.1));
+        Fate { there, back, outcome, repeat }
+    }
+
+    fn time_up_to(&mut self, most: Duration) -> Duration {
+        // Whole microseconds; time on a wire is never nothing when there is any latency.
+        Duration::from_micros(self.random.u64(0..=u64::try_from(most.as_micros()).unwrap_or(u64::MAX - 1)))
+    }
+}
+
+/// What becomes of one request.
+#[derive(Debug)]
+pub(super) struct Fate {
+    pub(super) there: Duration,
+    pub(super) back: Duration,
+    pub(super) outcome: Outcome,
+    /// It arrives once more, this much later.
+    pub(super) repeat: Option<Duration>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum Outcome {
+    Answered,
+    Lost,
+    AnswerLost,
+    Throttled { by_account: bool },
+    ServerError { applied: bool },
+    Late(Duration),
+}

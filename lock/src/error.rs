@@ -1,0 +1,266 @@
+//! The one error type.
+
+use std::error::Error as StdError;
+use std::fmt;
+
+use aws_sdk_dynamodb::error::{ProvideErrorMetadata, SdkError};
+
+use crate::holder::Holder;
+
+type Source = Box<dyn StdError + Send + Sync>;
+
+/// Why an operation failed.
+///
+/// The type is opaque: ask it with the `is_…` methods. [`source`](StdError::source) is the SDK's error where there is
+/// one.
+///
+/// | predicate | meaning | retried while waiting |
+/// | --- | --- | --- |
+/// | [`is_held`](Self::is_held) | someone else holds the key: [`holder`](Self::holder) says who and until when | yes |
+/// | [`is_lost`](Self::is_lost) | the lock is no longer ours: its lease ended, or someone else has the key | |
+/// | [`is_throttled`](Self::is_throttled) | DynamoDB asked for fewer requests | yes |
+/// | [`is_unavailable`](Self::is_unavailable) | no usable answer: connection, timeout, server error, conflicting transaction | yes |
+/// | [`is_access_denied`](Self::is_access_denied) | an IAM action is missing | no |
+/// | [`is_table_not_found`](Self::is_table_not_found) | no such table in this account and region | no |
+/// | [`is_malformed_row`](Self::is_malformed_row) | the row under this key is not a lock row, and was left as it is | no |
+/// | [`is_invalid`](Self::is_invalid) | a setting or an argument is out of its bounds | no |
+///
+/// None of these: the service refused the request for another reason, which `source` names.
+///
+/// ```
+/// # use lambda_lock::{Error, Locks};
+/// # async fn example(locks: Locks) -> Result<(), Error> {
+/// match locks.acquire("nightly-report").await {
+///     Ok(lock) => lock.release().await,
+///     Err(error) if error.is_held() => Ok(println!("skipped: {error}")),
+///     Err(error) => Err(error),
+/// }
+/// # }
+/// ```
+pub struct Error(Box<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    kind: Kind,
+    table: String,
+    key: String,
+    attempts: u32,
+    source: Option<Source>,
+}
+
+#[derive(Debug)]
+pub(crate) enum Kind {
+    Held(Holder),
+    Lost(Option<Holder>),
+    Throttled,
+    Unavailable,
+    AccessDenied,
+    TableNotFound,
+    MalformedRow(String),
+    Invalid(String),
+    Refused,
+}
+
+impl Error {
+    pub(crate) fn new(kind: Kind, table: &str, key: &str) -> Self {
+        Self(Box::new(Inner { kind, table: table.to_owned(), key: key.to_owned(), attempts: 1, source: None }))
+    }
+
+    pub(crate) fn invalid(message: impl Into<String>) -> Self {
+        Self::new(Kind::Invalid(message.into()), "", "")
+    }
+
+    pub(crate) fn with_source(mut self, source: impl Into<Source>) -> Self {
+        self.0.source = Some(source.into());
+        self
+    }
+
+    pub(crate) fn with_attempts(mut self, attempts: u32) -> Self {
+        self.0.attempts = attempts;
+        self
+    }
+
+    pub(crate) fn from_sdk<E>(error: SdkError<E>, table: &str, key: &str) -> Self
+    where
+        E: ProvideErrorMetadata + StdError + Send + Sync + 'static,
+    {
+        Self::new(classify(&error), table, key).with_source(error)
+    }
+
+    /// Someone else holds the key.
+    #[must_use]
+    pub fn is_held(&self) -> bool {
+        matches!(self.0.kind, Kind::Held(_))
+    }
+
+    /// The lock is no longer ours.
+    #[must_use]
+    pub fn is_lost(&self) -> bool {
+        matches!(self.0.kind, Kind::Lost(_))
+    }
+
+    /// DynamoDB asked for fewer requests, also after the SDK's own retries.
+    #[must_use]
+    pub fn is_throttled(&self) -> bool {
+        matches!(self.0.kind, Kind::Throttled)
+    }
+
+    /// DynamoDB gave no usable answer, also after the SDK's own retries.
+    #[must_use]
+    pub fn is_unavailable(&self) -> bool {
+        matches!(self.0.kind, Kind::Unavailable)
+    }
+
+    /// The caller may not do this on this table or key.
+    #[must_use]
+    pub fn is_access_denied(&self) -> bool {
+        matches!(self.0.kind, Kind::AccessDenied)
+    }
+
+    /// The table does not exist in this account and region.
+    #[must_use]
+    pub fn is_table_not_found(&self) -> bool {
+        matches!(self.0.kind, Kind::TableNotFound)
+    }
+
+    /// The row under this key is not a lock row.
+    #[must_use]
+    pub fn is_malformed_row(&self) -> bool {
+        matches!(self.0.kind, Kind::MalformedRow(_))
+    }
+
+    /// A setting or an argument is out of its bounds; nothing was sent.
+    #[must_use]
+    pub fn is_invalid(&self) -> bool {
+        matches!(self.0.kind, Kind::Invalid(_))
+    }
+
+    /// The key the operation was for, without the prefix; empty for an error in the settings.
+    #[must_use]
+    pub fn key(&self) -> &str {
+        &self.0.key
+    }
+
+    /// The table's name; empty for an error in the settings.
+    #[must_use]
+    pub fn table(&self) -> &str {
+        &self.0.table
+    }
+
+    /// Who holds the key, for an error that [`is_held`](Self::is_held), and where known for one that
+    /// [`is_lost`](Self::is_lost).
+    #[must_use]
+    pub fn holder(&self) -> Option<&Holder> {
+        match &self.0.kind {
+            Kind::Held(holder) => Some(holder),
+            Kind::Lost(holder) => holder.as_ref(),
+            _ => None,
+        }
+    }
+
+    /// How many attempts the acquire made, not counting the SDK's own retries.
+    #[must_use]
+    pub fn attempts(&self) -> u32 {
+        self.0.attempts
+    }
+
+    /// A stable name for Lambda's `errorType`.
+    #[cfg(feature = "lambda")]
+    pub(crate) fn type_name(&self) -> &'static str {
+        match self.0.kind {
+            Kind::Held(_) => "LockHeld",
+            Kind::Lost(_) => "LockLost",
+            Kind::Throttled => "LockThrottled",
+            Kind::Unavailable => "LockUnavailable",
+            Kind::AccessDenied => "LockAccessDenied",
+            Kind::TableNotFound => "LockTableNotFound",
+            Kind::MalformedRow(_) => "LockMalformedRow",
+            Kind::Invalid(_) => "LockInvalid",
+            Kind::Refused => "LockRefused",
+        }
+    }
+
+    /// Whether a later attempt may succeed without anyone changing anything.
+    pub(crate) fn is_worth_waiting(&self) -> bool {
+        self.is_held() || self.is_throttled() || self.is_unavailable()
+    }
+}
+
+/// Throttling and conflicts as the SDK's retry classifier and the DynamoDB developer guide list them.
+fn classify<E: ProvideErrorMetadata>(error: &SdkError<E>) -> Kind {
+    match error {
+        SdkError::TimeoutError(_) | SdkError::ResponseError(_) => return Kind::Unavailable,
+        SdkError::DispatchFailure(failure) if failure.is_io() || failure.is_timeout() => return Kind::Unavailable,
+        _ => {}
+    }
+    let status = error.raw_response().map_or(0, |response| response.status().as_u16());
+    match error.code().unwrap_or_default() {
+        "ProvisionedThroughputExceededException"
+        | "ThrottlingException"
+        | "Throttling"
+        | "RequestLimitExceeded"
+        | "LimitExceededException" => Kind::Throttled,
+        "TransactionConflictException" | "ReplicatedWriteConflictException" | "TransactionInProgressException" => {
+            Kind::Unavailable
+        }
+        "AccessDeniedException"
+        | "UnrecognizedClientException"
+        | "ExpiredTokenException"
+        | "InvalidSignatureException"
+        | "MissingAuthenticationTokenException" => Kind::AccessDenied,
+        "ResourceNotFoundException" => Kind::TableNotFound,
+        _ if status >= 500 => Kind::Unavailable,
+        _ => Kind::Refused,
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Inner { kind, table, key, attempts, .. } = &*self.0;
+        match kind {
+            Kind::Held(holder) => write!(f, "key `{key}` in table `{table}` is held by {holder}")?,
+            Kind::Lost(Some(holder)) => {
+                write!(f, "the lock on key `{key}` in table `{table}` was lost to {holder}")?;
+            }
+            Kind::Lost(None) => write!(
+                f,
+                "the lock on key `{key}` in table `{table}` was lost: its lease has ended, or its row was deleted"
+            )?,
+            Kind::Throttled => write!(f, "table `{table}` throttles requests for key `{key}`")?,
+            Kind::Unavailable => write!(f, "table `{table}` gave no answer for key `{key}`")?,
+            Kind::AccessDenied => write!(
+                f,
+                "access denied to key `{key}` in table `{table}`: allow the function's role dynamodb:UpdateItem and \
+                 dynamodb:GetItem on it"
+            )?,
+            Kind::TableNotFound => write!(
+                f,
+                "table `{table}` not found in this account and region: create it with the template or with \
+                 Locks::create_table"
+            )?,
+            Kind::MalformedRow(why) => write!(
+                f,
+                "the row of key `{key}` in table `{table}` is not a lock row ({why}) and was left as it is: use another \
+                 key or key prefix, or delete the row"
+            )?,
+            Kind::Invalid(message) => f.write_str(message)?,
+            Kind::Refused => write!(f, "DynamoDB refused the request for key `{key}` in table `{table}`")?,
+        }
+        if *attempts > 1 {
+            write!(f, ", after {attempts} attempts")?;
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl StdError for Error {
+    fn source(&self) -> Option<&(dyn StdError + 'static)> {
+        self.0.source.as_deref().map(|source| source as &(dyn StdError + 'static))
+    }
+}

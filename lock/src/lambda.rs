@@ -1,0 +1,431 @@
+//! The middleware: takes a lock around a `lambda_runtime` handler and releases it afterwards. Feature `lambda`.
+
+use std::error::Error as StdError;
+use std::fmt;
+use std::marker::PhantomData;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context as TaskContext, Poll};
+use std::time::Duration;
+
+use lambda_runtime::{Context, Diagnostic, LambdaEvent};
+use tower::{Layer, Service};
+
+use crate::acquire::hold;
+use crate::backoff::Backoff;
+use crate::error::Error;
+use crate::lock::Lock;
+use crate::locks::Locks;
+
+/// Makes a handler a singleton: a tower layer that takes a lock around each invocation.
+///
+/// Put it around the handler, inside the runtime: `Runtime::new(layer.layer(service_fn(handler)))`, for `run` and
+/// `run_concurrent` alike. (`Runtime::layer` is the wrong place: it sees bytes, not events.) The handler keeps its
+/// signature; one that takes a [`LockedEvent`] in place of a `LambdaEvent` gets the lock as well.
+///
+/// | setting | default |
+/// | --- | --- |
+/// | [`key`](Self::key), [`key_from`](Self::key_from) | the function's name |
+/// | [`lease`](Self::lease) | until the invocation's deadline |
+/// | [`wait`](Self::wait) | not at all |
+/// | [`answer_when_held`](Self::answer_when_held) | the invocation fails with `LockHeld` |
+/// | [`when_unavailable`](Self::when_unavailable) | the invocation fails with `LockUnavailable` or `LockThrottled` |
+/// | [`hold_at_least`](Self::hold_at_least) | not at all |
+///
+/// A handler that returns, fails or panics releases the lock; the panic then goes on. One that is still running when
+/// the lease ends is cancelled, and the invocation fails with `LockLost`. A failed release is logged and does not
+/// replace the handler's result.
+///
+/// Two requests for an invocation that runs, one for an invocation that is refused; IAM action `dynamodb:UpdateItem`.
+///
+/// ```no_run
+/// use lambda_lock::{LockLayer, Locks};
+/// use lambda_runtime::{Error, LambdaEvent, Runtime};
+/// use tower::{Layer, service_fn};
+///
+/// async fn report(_: LambdaEvent<()>) -> Result<String, Error> {
+///     Ok("written".to_owned())
+/// }
+///
+/// #[tokio::main]
+/// async fn main() -> Result<(), Error> {
+///     let layer = LockLayer::new(Locks::from_env().await?).answer_when_held(|held| format!("skipped: {held}"));
+///     Runtime::new(layer.layer(service_fn(report))).run().await
+/// }
+/// ```
+pub struct LockLayer<I: HandlerEvent, R> {
+    settings: Arc<Settings<I, R>>,
+}
+
+struct Settings<I: HandlerEvent, R> {
+    locks: Locks,
+    key: KeyOf<I::Payload>,
+    lease: Option<Duration>,
+    wait: Option<Backoff>,
+    hold_at_least: Duration,
+    answer_when_held: Option<Answer<R>>,
+    when_unavailable: WhenUnavailable,
+    handler_event: PhantomData<fn(I)>,
+}
+
+type Answer<R> = Arc<dyn Fn(&Error) -> R + Send + Sync>;
+
+type KeyFrom<P> = Arc<dyn Fn(&LambdaEvent<P>) -> String + Send + Sync>;
+
+enum KeyOf<P> {
+    FunctionName,
+    Fixed(String),
+    Event(KeyFrom<P>),
+}
+
+/// What an invocation does when DynamoDB cannot be reached or throttles, also after waiting. An error that waiting
+/// would not mend (no table, no access, a malformed row) fails the invocation in any case.
+///
+/// ```
+/// # use lambda_lock::{LockLayer, LockedEvent, Locks, WhenUnavailable};
+/// # fn example(locks: Locks) -> LockLayer<LockedEvent<()>, ()> {
+/// LockLayer::new(locks).when_unavailable(WhenUnavailable::RunUnlocked)
+/// # }
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum WhenUnavailable {
+    /// It fails, so that Lambda tries again: safe.
+    #[default]
+    Fail,
+    /// It runs without the lock, with a warning: for work that does better twice than not at all. Its lock is not
+    /// [enforced](Lock::is_enforced) and its fence is zero.
+    RunUnlocked,
+}
+
+impl<I: HandlerEvent, R> LockLayer<I, R> {
+    /// A layer with the defaults above.
+    #[must_use]
+    pub fn new(locks: Locks) -> Self {
+        Self {
+            settings: Arc::new(Settings {
+                locks,
+                key: KeyOf::FunctionName,
+                lease: None,
+                wait: None,
+                hold_at_least: Duration::ZERO,
+                answer_when_held: None,
+                when_unavailable: WhenUnavailable::Fail,
+                handler_event: PhantomData,
+            }),
+        }
+    }
+
+    /// One key for all events.
+    #[must_use]
+    pub fn key(self, key: impl Into<String>) -> Self {
+        self.with(|settings| settings.key = KeyOf::Fixed(key.into()))
+    }
+
+    /// A key for each event: events with different keys run at the same time.
+    ///
+    /// ```
+    /// # use lambda_lock::{LockLayer, Locks};
+    /// # use lambda_runtime::LambdaEvent;
+    /// # struct Tenant { id: String }
+    /// # fn example(locks: Locks) -> LockLayer<LambdaEvent<Tenant>, ()> {
+    /// LockLayer::new(locks).key_from(|event: &LambdaEvent<Tenant>| format!("tenant#{}", event.payload.id))
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn key_from(self, key: impl Fn(&LambdaEvent<I::Payload>) -> String + Send + Sync + 'static) -> Self {
+        self.with(|settings| settings.key = KeyOf::Event(Arc::new(key)))
+    }
+
+    /// A lease shorter than the time until the invocation's deadline, from 1 ms to a day. The handler is cancelled at
+    /// its end; in return, an environment that crashes blocks the key less long.
+    #[must_use]
+    pub fn lease(self, lease: Duration) -> Self {
+        self.with(|settings| settings.lease = Some(lease))
+    }
+
+    /// Waits while the key is held, but no longer than until shortly before the invocation's deadline.
+    #[must_use]
+    pub fn wait(self, backoff: Backoff) -> Self {
+        self.with(|settings| settings.wait = Some(backoff))
+    }
+
+    /// Keeps the key for at least this long, also when the handler is done earlier: a schedule that fires twice,
+    /// seconds apart, runs a short job once. Up to a day.
+    #[must_use]
+    pub fn hold_at_least(self, hold: Duration) -> Self {
+        self.with(|settings| settings.hold_at_least = hold)
+    }
+
+    /// Answers an invocation that finds the key held, in place of failing it. The error that is handed over says by
+    /// [whom](Error::holder) and until when.
+    #[must_use]
+    pub fn answer_when_held(self, answer: impl Fn(&Error) -> R + Send + Sync + 'static) -> Self {
+        self.with(|settings| settings.answer_when_held = Some(Arc::new(answer)))
+    }
+
+    /// What to do when the table cannot be reached.
+    #[must_use]
+    pub fn when_unavailable(self, policy: WhenUnavailable) -> Self {
+        self.with(|settings| settings.when_unavailable = policy)
+    }
+
+    fn with(mut self, set: impl FnOnce(&mut Settings<I, R>)) -> Self {
+        set(Arc::make_mut(&mut self.settings));
+        self
+    }
+}
+
+impl<I: HandlerEvent, R> Settings<I, R> {
+    /// The lock for this event, or what to answer without it.
+    async fn acquire(&self, event: &LambdaEvent<I::Payload>) -> Result<Lock, Refused<R>> {
+        let context = &event.context;
+        let key = match &self.key {
+            KeyOf::FunctionName => context.env_config.function_name.clone(),
+            KeyOf::Fixed(key) => key.clone(),
+            KeyOf::Event(key) => key(event),
+        };
+        let mut acquire = self.locks.acquire(key.clone()).hold_at_least(self.hold_at_least).holder(holder(context));
+        // A context made by hand, as in tests, has no deadline.
+        if context.deadline > 0 {
+            acquire = acquire.until(context.deadline());
+        }
+        if let Some(lease) = self.lease {
+            acquire = acquire.lease(lease);
+        }
+        if let Some(backoff) = self.wait {
+            acquire = acquire.wait(backoff);
+        }
+        match acquire.send().await {
+            Ok(lock) => Ok(lock),
+            Err(error) if error.is_held() => match &self.answer_when_held {
+                Some(answer) => {
+                    tracing::info!(key, %error, "skipped: the lock is held");
+                    Err(Refused::Answer(answer(&error)))
+                }
+                None => Err(Refused::Error(error)),
+            },
+            Err(error)
+                if self.when_unavailable == WhenUnavailable::RunUnlocked
+                    && (error.is_unavailable() || error.is_throttled()) =>
+            {
+                tracing::warn!(key, %error, "running without the lock");
+                acquire.unlocked().map_err(Refused::Error)
+            }
+            Err(error) => Err(Refused::Error(error)),
+        }
+    }
+}
+
+enum Refused<R> {
+    Answer(R),
+    Error(Error),
+}
+
+/// For people: the function, the request, the log stream to look into.
+fn holder(context: &Context) -> String {
+    let config = &context.env_config;
+    [&config.function_name, &context.request_id, &config.log_stream].map(String::as_str).join(" ").trim().to_owned()
+}
+
+impl<S, I: HandlerEvent, R> Layer<S> for LockLayer<I, R> {
+    type Service = LockService<S, I, R>;
+
+    fn layer(&self, inner: S) -> Self::Service {
+        LockService { inner, settings: Arc::clone(&self.settings) }
+    }
+}
+
+/// The service that [`LockLayer`] makes of a handler.
+///
+/// The handler is cloned for every event, because the lock is taken between its being ready and its being called.
+/// Functions and closures wrapped by `service_fn` are `Clone` if what they capture is.
+pub struct LockService<S, I: HandlerEvent, R> {
+    inner: S,
+    settings: Arc<Settings<I, R>>,
+}
+
+impl<S, I, R> Service<LambdaEvent<I::Payload>> for LockService<S, I, R>
+where
+    S: Service<I, Response = R> + Clone + Send + 'static,
+    S::Future: Send,
+    S::Error: Send,
+    I: HandlerEvent + Send,
+    I::Payload: Send + Sync + 'static,
+    R: Send + 'static,
+{
+    type Response = R;
+    type Error = HandlerError<S::Error>;
+    type Future = Pin<Box<dyn Future<Output = Result<R, Self::Error>> + Send>>;
+
+    fn poll_ready(&mut self, context: &mut TaskContext<'_>) -> Poll<Result<(), Self::Error>> {
+        self.inner.poll_ready(context).map_err(HandlerError::Handler)
+    }
+
+    fn call(&mut self, event: LambdaEvent<I::Payload>) -> Self::Future {
+        // The one that was polled ready is the one to call.
+        let clone = self.inner.clone();
+        let mut inner = std::mem::replace(&mut self.inner, clone);
+        let settings = Arc::clone(&self.settings);
+        Box::pin(async move {
+            let lock = match settings.acquire(&event).await {
+                Ok(lock) => Arc::new(lock),
+                Err(Refused::Answer(answer)) => return Ok(answer),
+                Err(Refused::Error(error)) => return Err(HandlerError::Lock(error)),
+            };
+            let event = I::locked(event, &lock);
+            match hold(&lock, async { inner.call(event).await }).await {
+                Ok(result) => result.map_err(HandlerError::Handler),
+                Err(lost) => Err(HandlerError::Lock(lost)),
+            }
+        })
+    }
+}
+
+/// What a handler under a [`LockLayer`] takes: a `LambdaEvent`, or a [`LockedEvent`] to get the lock with it.
+///
+/// Cannot be implemented for other types.
+pub trait HandlerEvent: sealed::Sealed + 'static {
+    /// The type of the event's payload.
+    type Payload;
+
+    #[doc(hidden)]
+    fn locked(event: LambdaEvent<Self::Payload>, lock: &Arc<Lock>) -> Self;
+}
+
+impl<P: 'static> HandlerEvent for LambdaEvent<P> {
+    type Payload = P;
+
+    fn locked(event: LambdaEvent<P>, _: &Arc<Lock>) -> Self {
+        event
+    }
+}
+
+impl<P: 'static> HandlerEvent for LockedEvent<P> {
+    type Payload = P;
+
+    fn locked(event: LambdaEvent<P>, lock: &Arc<Lock>) -> Self {
+        let (payload, context) = event.into_parts();
+        Self { payload, context, lock: Arc::clone(lock) }
+    }
+}
+
+mod sealed {
+    pub trait Sealed {}
+    impl<P> Sealed for lambda_runtime::LambdaEvent<P> {}
+    impl<P> Sealed for super::LockedEvent<P> {}
+}
+
+/// An event together with the lock it runs under, for a handler that wants the fence, or to renew.
+///
+/// ```
+/// # use lambda_lock::LockedEvent;
+/// # use lambda_runtime::Error;
+/// async fn handler(event: LockedEvent<String>) -> Result<u64, Error> {
+///     // write(event.payload, event.lock.fence()) …
+///     Ok(event.lock.fence())
+/// }
+/// ```
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct LockedEvent<P> {
+    /// The event's payload.
+    pub payload: P,
+    /// The invocation's context.
+    pub context: Context,
+    /// The lock. The middleware releases it when the handler is done.
+    pub lock: Arc<Lock>,
+}
+
+/// Why an invocation under a [`LockLayer`] failed: because of the lock, or in the handler.
+///
+/// Lambda sees `LockHeld`, `LockLost`, `LockUnavailable`, `LockThrottled`, `LockAccessDenied`, `LockTableNotFound`,
+/// `LockMalformedRow`, `LockInvalid` or `LockRefused` as the error's type, or that of the handler's own error.
+///
+/// ```
+/// # use lambda_lock::{Error, HandlerError};
+/// # use lambda_runtime::Diagnostic;
+/// fn is_worth_a_retry(error: &HandlerError<std::io::Error>) -> bool {
+///     matches!(error, HandlerError::Lock(lock) if lock.is_held())
+/// }
+/// ```
+#[derive(Debug)]
+pub enum HandlerError<E> {
+    /// The lock could not be acquired, or was lost while the handler ran.
+    Lock(Error),
+    /// The handler's own error.
+    Handler(E),
+}
+
+impl<E: fmt::Display> fmt::Display for HandlerError<E> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Lock(error) => error.fmt(f),
+            Self::Handler(error) => error.fmt(f),
+        }
+    }
+}
+
+impl<E: StdError> StdError for HandlerError<E> {
+    fn source(&self) -> Option<&(dyn StdError + 'static)> {
+        match self {
+            Self::Lock(error) => error.source(),
+            Self::Handler(error) => error.source(),
+        }
+    }
+}
+
+impl<E: Into<Diagnostic>> From<HandlerError<E>> for Diagnostic {
+    fn from(error: HandlerError<E>) -> Self {
+        match error {
+            HandlerError::Lock(error) => error.into(),
+            HandlerError::Handler(error) => error.into(),
+        }
+    }
+}
+
+impl From<Error> for Diagnostic {
+    fn from(error: Error) -> Self {
+        Self { error_type: error.type_name().to_owned(), error_message: error.to_string() }
+    }
+}
+
+// By hand, because deriving would ask the event and the response to be `Clone` and `Debug` too.
+impl<I: HandlerEvent, R> Clone for Settings<I, R> {
+    fn clone(&self) -> Self {
+        Self {
+            locks: self.locks.clone(),
+            key: match &self.key {
+                KeyOf::FunctionName => KeyOf::FunctionName,
+                KeyOf::Fixed(key) => KeyOf::Fixed(key.clone()),
+                KeyOf::Event(key) => KeyOf::Event(Arc::clone(key)),
+            },
+            answer_when_held: self.answer_when_held.clone(),
+            ..*self
+        }
+    }
+}
+
+impl<I: HandlerEvent, R> Clone for LockLayer<I, R> {
+    fn clone(&self) -> Self {
+        Self { settings: Arc::clone(&self.settings) }
+    }
+}
+
+impl<S: Clone, I: HandlerEvent, R> Clone for LockService<S, I, R> {
+    fn clone(&self) -> Self {
+        Self { inner: self.inner.clone(), settings: Arc::clone(&self.settings) }
+    }
+}
+
+impl<I: HandlerEvent, R> fmt::Debug for LockLayer<I, R> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LockLayer").field("locks", &self.settings.locks).finish_non_exhaustive()
+    }
+}
+
+impl<S: fmt::Debug, I: HandlerEvent, R> fmt::Debug for LockService<S, I, R> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LockService").field("inner", &self.inner).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,338 @@
+//! `Lock`: a lock that is held.
+
+use std::fmt;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, SystemTime};
+
+use aws_sdk_dynamodb::types::ConditionCheck;
+use tokio::runtime::Handle;
+
+use crate::clock::Moment;
+use crate::error::{Error, Kind};
+use crate::holder::Data;
+use crate::locks::{Locks, MAX_LEASE, check_duration};
+use crate::protocol::Lease;
+
+/// A lock that was acquired.
+///
+/// [Release](Self::release) it. Dropped without that, it logs a warning and sends the release in the background if a
+/// tokio runtime is there; otherwise the key is free when the lease ends.
+///
+/// A lease cannot stop a process that is paused: before writing something that must not be written twice, take the
+/// [`fence`](Self::fence) along and let the receiver refuse a smaller one than it has seen (Kleppmann, "How to do
+/// distributed locking"), or put [`condition_check`](Self::condition_check) into the DynamoDB transaction that writes.
+///
+/// ```
+/// # use lambda_lock::{Error, Locks};
+/// # async fn example(locks: Locks) -> Result<(), Error> {
+/// let lock = locks.acquire("import").await?;
+/// let page = lock.data().and_then(|data| data.as_str()).unwrap_or("1").to_owned();
+/// // … import from that page on …
+/// lock.set_data("2"); // written by the release, for the next holder
+/// lock.release().await
+/// # }
+/// ```
+#[must_use = "a lock that is dropped at once protects nothing"]
+pub struct Lock {
+    ownership: Ownership,
+    fence: Option<u64>,
+    data: Option<Data>,
+    acquired_at: Duration,
+    hold_until: Option<Duration>,
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    lease: Lease,
+    leave: Option<Data>,
+    phase: Phase,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Phase {
+    Held,
+    /// A release was begun: from here on the lock counts as given up, even if no answer came.
+    Releasing,
+    /// Released, or known to be lost: there is nothing left to send.
+    Over,
+}
+
+impl Lock {
+    /// Without a fence, a lock that is not enforced.
+    pub(crate) fn new(
+        ownership: Ownership,
+        fence: Option<u64>,
+        data: Option<Data>,
+        acquired: Moment,
+        lease: Lease,
+        hold_at_least: Duration,
+    ) -> Self {
+        // The margin is for the others, whose clocks may be ahead.
+        let margin = ownership.locks.0.clock_skew;
+        let hold_until = acquired.wall.saturating_add(hold_at_least).saturating_add(margin);
+        Self {
+            ownership,
+            fence,
+            data,
+            acquired_at: acquired.wall,
+            hold_until: (!hold_at_least.is_zero()).then_some(hold_until),
+            state: Mutex::new(State { lease, leave: None, phase: Phase::Held }),
+        }
+    }
+
+    /// The key, without the prefix.
+    #[must_use]
+    pub fn key(&self) -> &str {
+        &self.ownership.key
+    }
+
+    /// The nonce of this acquisition: 128 bits from the operating system's generator, in hexadecimal.
+    #[must_use]
+    pub fn owner(&self) -> &str {
+        &self.ownership.owner
+    }
+
+    /// The fencing token: larger than that of every earlier acquisition of this key. Zero for a lock that is not
+    /// [enforced](Self::is_enforced), so that whoever checks fences refuses it.
+    #[must_use]
+    pub fn fence(&self) -> u64 {
+        self.fence.unwrap_or(0)
+    }
+
+    /// What the last holder left in the row, or what this acquisition stored there.
+    #[must_use]
+    pub fn data(&self) -> Option<&Data> {
+        self.data.as_ref()
+    }
+
+    /// `false` if locking is [switched off](crate::LocksBuilder::enabled), or if the middleware was told to run
+    /// without the lock because the table could not be reached: nobody else is kept out.
+    #[must_use]
+    pub fn is_enforced(&self) -> bool {
+        self.fence.is_some()
+    }
+
+    /// When the lock was acquired, by this host's clock.
+    #[must_use]
+    pub fn acquired_at(&self) -> SystemTime {
+        SystemTime::UNIX_EPOCH + self.acquired_at
+    }
+
+    /// Until when this lock may be relied on, by this host's clock. Others see the key free only later, by the clock
+    /// skew.
+    #[must_use]
+    pub fn expires_at(&self) -> SystemTime {
+        SystemTime::UNIX_EPOCH + self.state().lease.deadline.wall()
+    }
+
+    /// What is left of the lease, by the wall clock or the monotonic clock, whichever is further on. Zero once it has
+    /// ended, was lost, or a release was begun.
+    #[must_use]
+    pub fn remaining(&self) -> Duration {
+        let state = self.state();
+        match state.phase {
+            Phase::Held => state.lease.deadline.remaining(self.now()),
+            Phase::Releasing | Phase::Over => Duration::ZERO,
+        }
+    }
+
+    /// Whether the lock may still be relied on. No request: it is a question of time.
+    #[must_use]
+    pub fn is_valid(&self) -> bool {
+        !self.remaining().is_zero()
+    }
+
+    /// Ready once the lock may no longer be relied on. No request: it is a question of time.
+    ///
+    /// ```
+    /// # use lambda_lock::Lock;
+    /// # async fn example(lock: &Lock) {
+    /// tokio::select! {
+    ///     () = lock.lost() => println!("stopping"),
+    ///     () = work() => println!("done"),
+    /// }
+    /// # }
+    /// # async fn work() {}
+    /// ```
+    pub async fn lost(&self) {
+        // Looked at again every second: the lease may have been renewed, and the wall clock may run ahead of the timer.
+        loop {
+            let remaining = self.remaining();
+            if remaining.is_zero() {
+                return;
+            }
+            tokio::time::sleep(remaining.min(Duration::from_secs(1))).await;
+        }
+    }
+
+    /// Sets what the next renewal or release writes as the data for the next holder. No request.
+    pub fn set_data(&self, data: impl Into<Data>) {
+        self.state().leave = Some(data.into());
+    }
+
+    /// Makes the lease end `lease` from now, from 1 ms to a day. One request; IAM action `dynamodb:UpdateItem`.
+    ///
+    /// The error [`is_lost`](Error::is_lost) if the lease has ended, the lock was released, or someone else has the
+    /// key; the row is then left alone. After any other error the old lease goes on.
+    pub async fn renew(&self, lease: Duration) -> Result<(), Error> {
+        check_duration("lease", lease, Duration::from_millis(1), MAX_LEASE)?;
+        let settings = &self.ownership.locks.0;
+        let now = self.now();
+        let renewed = Lease::new(now.deadline_after(lease), settings.clock_skew, settings.retention);
+        let (known_end, data) = {
+            let state = self.state();
+            if state.phase != Phase::Held || state.lease.deadline.remaining(now).is_zero() {
+                drop(state);
+                return Err(self.lost_error());
+            }
+            (state.lease.end, state.leave.clone())
+        };
+        if self.is_enforced() {
+            let Ownership { key, owner, .. } = &self.ownership;
+            let answer = settings.table.renew(key, owner, known_end, now, renewed, data.as_ref()).await;
+            if let Err(error) = answer {
+                if error.is_lost() {
+                    self.state().phase = Phase::Over;
+                }
+                return Err(error);
+            }
+        }
+        self.state().lease = renewed;
+        Ok(())
+    }
+
+    /// Frees the key, or with `hold_at_least` lets it be free when that is over. One request; none the second time.
+    /// IAM action `dynamodb:UpdateItem`.
+    ///
+    /// The error [`is_lost`](Error::is_lost) if someone else has taken the key since; the row is then left alone. A
+    /// lock whose lease has ended but that nobody took is released like any other. After another error, the release
+    /// can be tried again. From the call on, the lock is no longer valid.
+    pub async fn release(&self) -> Result<(), Error> {
+        let leave = {
+            let mut state = self.state();
+            if state.phase == Phase::Over {
+                return Ok(());
+            }
+            state.phase = Phase::Releasing;
+            state.leave.clone()
+        };
+        if self.is_enforced() {
+            let answer = self.ownership.release(self.release_at(), leave.as_ref()).await;
+            if answer.as_ref().is_err_and(|error| !error.is_lost()) {
+                return answer;
+            }
+            self.state().phase = Phase::Over;
+            return answer;
+        }
+        self.state().phase = Phase::Over;
+        Ok(())
+    }
+
+    /// The `ConditionCheck` "this lock is still held" for the caller's own `TransactWriteItems`, so that a write and
+    /// the lock stand or fall together. No request by itself; in the transaction it costs one write check, and needs
+    /// the IAM action `dynamodb:ConditionCheckItem`.
+    ///
+    /// For a lock that is not [enforced](Self::is_enforced), a check that always holds.
+    ///
+    /// ```
+    /// # use aws_sdk_dynamodb::{Client, types::{Put, TransactWriteItem}};
+    /// # async fn example(client: Client, lock: &lambda_lock::Lock, put: Put) -> Result<(), Box<dyn std::error::Error>> {
+    /// client
+    ///     .transact_write_items()
+    ///     .transact_items(TransactWriteItem::builder().condition_check(lock.condition_check()?).build())
+    ///     .transact_items(TransactWriteItem::builder().put(put).build())
+    ///     .send()
+    ///     .await?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn condition_check(&self) -> Result<ConditionCheck, Error> {
+        let Ownership { locks, key, owner } = &self.ownership;
+        locks.0.table.condition_check(key, self.is_enforced().then_some(owner), self.now())
+    }
+
+    pub(crate) fn lost_error(&self) -> Error {
+        Error::new(Kind::Lost(None), &self.ownership.locks.0.table.name, &self.ownership.key)
+    }
+
+    fn now(&self) -> Moment {
+        self.ownership.locks.0.clock.now()
+    }
+
+    /// The time that a release made now gives as the lease's end.
+    fn release_at(&self) -> Duration {
+        let now = self.now().wall;
+        self.hold_until.map_or(now, |until| until.max(now))
+    }
+
+    /// The state is plain values, so a panic elsewhere cannot have left it half-written.
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl fmt::Debug for Lock {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Lock")
+            .field("key", &self.key())
+            .field("owner", &self.owner())
+            .field("fence", &self.fence)
+            .field("expires_at", &self.expires_at())
+            .finish_non_exhaustive()
+    }
+}
+
+impl Drop for Lock {
+    fn drop(&mut self) {
+        let (phase, leave) = {
+            let mut state = self.state();
+            (state.phase, state.leave.take())
+        };
+        if phase == Phase::Over || !self.is_enforced() {
+            return;
+        }
+        if phase == Phase::Held {
+            tracing::warn!(key = self.key(), fence = self.fence(), "a lock was dropped without being released");
+        }
+        self.ownership.release_in_background(self.release_at(), leave);
+    }
+}
+
+/// One acquisition's claim to a key: all that a release needs.
+#[derive(Clone, Debug)]
+pub(crate) struct Ownership {
+    pub(crate) locks: Locks,
+    pub(crate) key: String,
+    pub(crate) owner: String,
+}
+
+impl Ownership {
+    pub(crate) fn new(locks: &Locks, key: &str) -> Result<Self, Error> {
+        // From the operating system for every acquisition: a generator in this process would be cloned with a
+        // snapshot of it.
+        let mut nonce = [0; 16];
+        getrandom::fill(&mut nonce)
+            .map_err(|error| Error::new(Kind::Unavailable, &locks.0.table.name, key).with_source(error))?;
+        Ok(Self { locks: locks.clone(), key: key.to_owned(), owner: format!("{:032x}", u128::from_be_bytes(nonce)) })
+    }
+
+    /// Frees the key at `end`.
+    pub(crate) async fn release(&self, end: Duration, data: Option<&Data>) -> Result<(), Error> {
+        let settings = &self.locks.0;
+        let now = settings.clock.now();
+        settings.table.release(&self.key, &self.owner, now, end, settings.retention, data).await
+    }
+
+    /// Sends a release without waiting for it, if a runtime is there to send it.
+    pub(crate) fn release_in_background(&self, end: Duration, data: Option<Data>) {
+        if let Ok(runtime) = Handle::try_current() {
+            let ownership = self.clone();
+            runtime.spawn(async move {
+                if let Err(error) = ownership.release(end, data.as_ref()).await {
+                    tracing::debug!(key = ownership.key, %error, "a release in the background failed");
+                }
+            });
+        }
+    }
+}

@@ -1,0 +1,447 @@
+//! The protocol: what a row holds, the requests that write it, and how their refusals are read.
+//!
+//! This file alone knows the names of attributes and the expressions. Each request is one `UpdateItem`, or for
+//! reading one consistent `GetItem`.
+//!
+//! The time line of a row, by the clock of whoever looks at it:
+//!
+//! ```text
+//!   acquired_at          holder's deadline   in_progress_expiration          expiration
+//!        |------- valid for the holder ------|-- clock skew --|--- retention ----|
+//!        |---------------- held for everyone else ------------|------ free ------|-- deleted by TTL, some day
+//! ```
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use aws_sdk_dynamodb::Client;
+use aws_sdk_dynamodb::error::SdkError;
+use aws_sdk_dynamodb::operation::update_item::UpdateItemError;
+use aws_sdk_dynamodb::operation::update_item::builders::UpdateItemFluentBuilder;
+use aws_sdk_dynamodb::types::{
+    AttributeValue, ConditionCheck, ReturnValue, ReturnValuesOnConditionCheckFailure as OnRefusal,
+};
+
+use crate::clock::{Deadline, Moment, millis};
+use crate::error::{Error, Kind};
+use crate::holder::{Data, Holder};
+
+pub(crate) type Item = HashMap<String, AttributeValue>;
+
+pub(crate) const DEFAULT_PARTITION_KEY: &str = "id";
+/// `INPROGRESS` or `COMPLETED`.
+const STATUS: &str = "status";
+/// The lease's end, in milliseconds since the epoch.
+const LEASE_END: &str = "in_progress_expiration";
+/// The TTL attribute, in seconds since the epoch; for a completed row also the end of its result's window.
+pub(crate) const EXPIRATION: &str = "expiration";
+/// The nonce of the acquisition.
+const OWNER: &str = "owner";
+/// The nonce of the last acquisition that was released, by which a release whose response was lost knows itself
+/// even when the next holder was quicker than its retry.
+const RELEASED: &str = "released";
+const FENCE: &str = "fence";
+const HOLDER: &str = "holder";
+const ACQUIRED_AT: &str = "acquired_at";
+const DATA: &str = "data";
+/// Written by idempotency: the hash of the payload fields that must match.
+const VALIDATION: &str = "validation";
+
+const RESERVED: [&str; 10] =
+    [STATUS, LEASE_END, EXPIRATION, OWNER, RELEASED, FENCE, HOLDER, ACQUIRED_AT, DATA, VALIDATION];
+
+const IN_PROGRESS: &str = "INPROGRESS";
+const COMPLETED: &str = "COMPLETED";
+
+/// The largest time a row may name: the end of the year 9999, in milliseconds.
+pub(crate) const LATEST: u64 = 253_402_300_799_999;
+/// A fence beyond this was not written by us. It leaves room to count on in 64 bits.
+const MAX_FENCE: u64 = i64::MAX as u64;
+
+/// DynamoDB's limit for a partition key.
+pub(crate) const MAX_KEY_BYTES: usize = 2048;
+
+/// How long a request may take, the SDK's retries included; an acquire never longer than its lease.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
+
+pub(crate) fn is_reserved(attribute: &str) -> bool {
+    RESERVED.contains(&attribute)
+}
+
+/// Where the rows are.
+#[derive(Clone, Debug)]
+pub(crate) struct Table {
+    pub(crate) client: Client,
+    pub(crate) name: String,
+    pub(crate) partition_key: String,
+    /// The name and the fixed value of the sort key, in a table that has one.
+    pub(crate) sort_key: Option<(String, String)>,
+    pub(crate) key_prefix: String,
+}
+
+/// One attempt to acquire.
+#[derive(Debug)]
+pub(crate) struct Claim<'a> {
+    pub(crate) key: &'a str,
+    pub(crate) owner: &'a str,
+    pub(crate) holder: &'a str,
+    pub(crate) now: Moment,
+    pub(crate) lease: Lease,
+    pub(crate) data: Option<&'a Data>,
+    pub(crate) attributes: &'a [(String, AttributeValue)],
+}
+
+/// A lease as the row has it and as its holder counts it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Lease {
+    /// The holder's deadline plus the clock skew, in milliseconds since the epoch.
+    pub(crate) end: u64,
+    pub(crate) deadline: Deadline,
+    /// The TTL, in seconds since the epoch.
+    expiration: u64,
+}
+
+impl Lease {
+    pub(crate) fn new(deadline: Deadline, clock_skew: Duration, retention: Duration) -> Self {
+        let end = deadline.wall().saturating_add(clock_skew);
+        Self { end: millis(end), deadline, expiration: seconds_up(end.saturating_add(retention)) }
+    }
+}
+
+/// What became of an attempt to acquire.
+#[derive(Debug)]
+pub(crate) enum Claimed {
+    Acquired {
+        fence: u64,
+        data: Option<Data>,
+    },
+    /// The row has the very nonce of this claim: an earlier request was applied and its response lost.
+    Already(Row),
+    Held(Holder),
+}
+
+/// The condition under which a row may be taken. `<>` is true of a missing attribute.
+const FREE: &str = "attribute_not_exists(#id) OR (#owner <> :owner \
+     AND (attribute_not_exists(#fence) OR #fence BETWEEN :zero AND :max_fence) \
+     AND ((#status = :completed AND #expiration <= :now_seconds) \
+       OR (#status = :in_progress AND #lease_end <= :now) \
+       OR (#status = :in_progress AND attribute_not_exists(#lease_end) AND #expiration <= :now_seconds)))";
+
+/// A new row's fence starts at the clock in microseconds, so that a deleted row cannot rewind it.
+const TAKE: &str = "SET #status = :in_progress, #owner = :owner, #holder = :holder, #acquired_at = :now, \
+     #lease_end = :lease_end, #expiration = :expiration, #fence = if_not_exists(#fence, :now_micros) + :one";
+
+impl Table {
+    /// Takes the key if it is free. One request.
+    pub(crate) async fn acquire(&self, claim: &Claim<'_>) -> Result<Claimed, Error> {
+        let mut take = TAKE.to_owned();
+        let mut request = self
+            .update(claim.key)
+            .condition_expression(FREE)
+            .return_values(ReturnValue::AllNew)
+            .expression_attribute_names("#id", &self.partition_key)
+            .expression_attribute_names("#status", STATUS)
+            .expression_attribute_names("#owner", OWNER)
+            .expression_attribute_names("#holder", HOLDER)
+            .expression_attribute_names("#acquired_at", ACQUIRED_AT)
+            .expression_attribute_names("#lease_end", LEASE_END)
+            .expression_attribute_names("#expiration", EXPIRATION)
+            .expression_attribute_names("#fence", FENCE)
+            .expression_attribute_values(":in_progress", string(IN_PROGRESS))
+            .expression_attribute_values(":completed", string(COMPLETED))
+            .expression_attribute_values(":owner", string(claim.owner))
+            .expression_attribute_values(":holder", string(claim.holder))
+            .expression_attribute_values(":now", number(claim.now.millis()))
+            .expression_attribute_values(":now_seconds", number(claim.now.wall.as_secs()))
+            .expression_attribute_values(":now_micros", number(claim.now.wall.as_micros()))
+            .expression_attribute_values(":lease_end", number(claim.lease.end))
+            .expression_attribute_values(":expiration", number(claim.lease.expiration))
+            .expression_attribute_values(":zero", number(0))
+            .expression_attribute_values(":one", number(1))
+            .expression_attribute_values(":max_fence", number(MAX_FENCE));
+        if let Some(Data(data)) = claim.data {
+            take.push_str(", #data = :data");
+            request =
+                request.expression_attribute_names("#data", DATA).expression_attribute_values(":data", data.clone());
+        }
+        for (index, (name, value)) in claim.attributes.iter().enumerate() {
+            take.push_str(&format!(", #extra{index} = :extra{index}"));
+            request = request
+                .expression_attribute_names(format!("#extra{index}"), name)
+                .expression_attribute_values(format!(":extra{index}"), value.clone());
+        }
+        let lease = claim.lease.deadline.remaining(claim.now);
+        match in_time(REQUEST_TIMEOUT.min(lease), request.update_expression(take).send()).await {
+            Ok(output) => {
+                let mut item = output.attributes.unwrap_or_default();
+                let fence = number_at(&item, FENCE, MAX_FENCE + 1)
+                    .and_then(|fence| fence.ok_or_else(|| format!("`{FENCE}` is missing")))
+                    .map_err(|why| self.malformed(claim.key, why))?;
+                Ok(Claimed::Acquired { fence, data: item.remove(DATA).map(Data) })
+            }
+            Err(error) => match self.refusal(error, claim.key)? {
+                Some(row) if row.owner.as_deref() == Some(claim.owner) => Ok(Claimed::Already(row)),
+                Some(row) => Ok(Claimed::Held(row.into_holder(claim.now))),
+                None => Err(self.malformed(claim.key, "the refusal names no row".to_owned())),
+            },
+        }
+    }
+
+    /// Frees the key at `end`, keeping the row, if it still has this owner. One request.
+    ///
+    /// The row keeps its owner, and its end is no earlier than the release: so a duplicate of an acquire that was
+    /// sent before the release and arrives after it is refused.
+    pub(crate) async fn release(
+        &self,
+        key: &str,
+        owner: &str,
+        now: Moment,
+        end: Duration,
+        retention: Duration,
+        data: Option<&Data>,
+    ) -> Result<(), Error> {
+        let request = self
+            .update(key)
+            .condition_expression("#owner = :owner")
+            .expression_attribute_names("#owner", OWNER)
+            .expression_attribute_names("#released", RELEASED)
+            .expression_attribute_names("#lease_end", LEASE_END)
+            .expression_attribute_names("#expiration", EXPIRATION)
+            .expression_attribute_values(":owner", string(owner))
+            .expression_attribute_values(":lease_end", number(millis(end)))
+            .expression_attribute_values(":expiration", number(seconds_up(end.saturating_add(retention))));
+        let set = "SET #lease_end = :lease_end, #expiration = :expiration, #released = :owner";
+        match in_time(REQUEST_TIMEOUT, with_data(request, set, data).send()).await {
+            Ok(_) => Ok(()),
+            Err(error) => match self.refusal(error, key)? {
+                Some(row) if row.released.as_deref() == Some(owner) => Ok(()),
+                row => Err(self.lost(key, owner, row, now)),
+            },
+        }
+    }
+
+    /// Moves the lease's end, if the row has this owner and ends at `known_end`. One request; a second one when an
+    /// earlier renewal had moved the end and its response was lost.
+    ///
+    /// Naming the end that is known keeps a duplicate of this request, arriving after the release, from taking the
+    /// key again for nobody.
+    pub(crate) async fn renew(
+        &self,
+        key: &str,
+        owner: &str,
+        mut known_end: u64,
+        now: Moment,
+        lease: Lease,
+        data: Option<&Data>,
+    ) -> Result<(), Error> {
+        loop {
+            let request = self
+                .update(key)
+                .condition_expression("#owner = :owner AND #lease_end = :known_end AND #lease_end > :now")
+                .expression_attribute_names("#owner", OWNER)
+                .expression_attribute_names("#lease_end", LEASE_END)
+                .expression_attribute_names("#expiration", EXPIRATION)
+                .expression_attribute_values(":owner", string(owner))
+                .expression_attribute_values(":now", number(now.millis()))
+                .expression_attribute_values(":known_end", number(known_end))
+                .expression_attribute_values(":lease_end", number(lease.end))
+                .expression_attribute_values(":expiration", number(lease.expiration));
+            let set = "SET #lease_end = :lease_end, #expiration = :expiration";
+            let Err(error) = in_time(REQUEST_TIMEOUT, with_data(request, set, data).send()).await else {
+                return Ok(());
+            };
+            match self.refusal(error, key)? {
+                Some(row) if row.owner.as_deref() == Some(owner) && row.end == lease.end => return Ok(()),
+                Some(row) if row.owner.as_deref() == Some(owner) && row.end > now.millis() && row.end != known_end => {
+                    known_end = row.end;
+                }
+                row => return Err(self.lost(key, owner, row, now)),
+            }
+        }
+    }
+
+    /// Reads the row. One consistent read.
+    pub(crate) async fn get(&self, key: &str, now: Moment) -> Result<Option<Holder>, Error> {
+        let read = self.client.get_item().table_name(&self.name).consistent_read(true);
+        let output = in_time(REQUEST_TIMEOUT, read.set_key(Some(self.key(key))).send()).await;
+        match output.map_err(|error| Error::from_sdk(error, &self.name, key))?.item {
+            Some(item) => match Row::read(item) {
+                Ok(row) => Ok(Some(row.into_holder(now))),
+                Err(why) => Err(self.malformed(key, why)),
+            },
+            None => Ok(None),
+        }
+    }
+
+    /// "This owner still holds the key", for a transaction. `None`: a check that always holds.
+    pub(crate) fn condition_check(&self, key: &str, owner: Option<&str>, now: Moment) -> Result<ConditionCheck, Error> {
+        let check = ConditionCheck::builder().table_name(&self.name).set_key(Some(self.key(key)));
+        match owner {
+            Some(owner) => check
+                .condition_expression("#owner = :owner AND #lease_end > :now")
+                .expression_attribute_names("#owner", OWNER)
+                .expression_attribute_names("#lease_end", LEASE_END)
+                .expression_attribute_values(":owner", string(owner))
+                .expression_attribute_values(":now", number(now.millis())),
+            None => check
+                .condition_expression("attribute_exists(#id) OR attribute_not_exists(#id)")
+                .expression_attribute_names("#id", &self.partition_key),
+        }
+        .return_values_on_condition_check_failure(OnRefusal::AllOld)
+        .build()
+        .map_err(|error| Error::new(Kind::Refused, &self.name, key).with_source(error))
+    }
+
+    fn update(&self, key: &str) -> UpdateItemFluentBuilder {
+        self.client
+            .update_item()
+            .table_name(&self.name)
+            .set_key(Some(self.key(key)))
+            .return_values_on_condition_check_failure(OnRefusal::AllOld)
+    }
+
+    fn key(&self, key: &str) -> Item {
+        let mut item = Item::from([(self.partition_key.clone(), string(&format!("{}{key}", self.key_prefix)))]);
+        if let Some((name, value)) = &self.sort_key {
+            item.insert(name.clone(), string(value));
+        }
+        item
+    }
+
+    /// The row that stood in the way, or the error if the request failed for another reason.
+    fn refusal(&self, error: SdkError<UpdateItemError>, key: &str) -> Result<Option<Row>, Error> {
+        match error {
+            SdkError::ServiceError(context) if context.err().is_conditional_check_failed_exception() => {
+                let UpdateItemError::ConditionalCheckFailedException(refused) = context.into_err() else {
+                    return Ok(None);
+                };
+                match refused.item {
+                    Some(item) => Row::read(item).map(Some).map_err(|why| self.malformed(key, why)),
+                    None => Ok(None),
+                }
+            }
+            error => Err(Error::from_sdk(error, &self.name, key)),
+        }
+    }
+
+    fn lost(&self, key: &str, owner: &str, row: Option<Row>, now: Moment) -> Error {
+        let other = row.filter(|row| row.owner.as_deref() != Some(owner));
+        let holder = other.map(|row| row.into_holder(now));
+        Error::new(Kind::Lost(holder), &self.name, key)
+    }
+
+    fn malformed(&self, key: &str, why: String) -> Error {
+        Error::new(Kind::MalformedRow(why), &self.name, key)
+    }
+}
+
+/// A row, checked.
+#[derive(Debug)]
+pub(crate) struct Row {
+    pub(crate) owner: Option<String>,
+    released: Option<String>,
+    holder: Option<String>,
+    pub(crate) fence: Option<u64>,
+    acquired_at: Option<u64>,
+    /// When the row is free, in milliseconds.
+    pub(crate) end: u64,
+    pub(crate) data: Option<Data>,
+}
+
+impl Row {
+    /// Reads a row that anyone may have written; the error says what is wrong with it.
+    fn read(mut item: Item) -> Result<Self, String> {
+        let lease_end = number_at(&item, LEASE_END, LATEST)?;
+        let expiration = number_at(&item, EXPIRATION, LATEST / 1000)?.map(|seconds| seconds * 1000);
+        let end = match string_at(&mut item, STATUS)?.as_deref() {
+            Some(IN_PROGRESS) => lease_end.or(expiration),
+            Some(COMPLETED) => expiration,
+            Some(other) => return Err(format!("`{STATUS}` is `{other}`, not {IN_PROGRESS} or {COMPLETED}")),
+            None => return Err(format!("`{STATUS}` is missing")),
+        };
+        Ok(Self {
+            end: end.ok_or_else(|| format!("`{LEASE_END}` and `{EXPIRATION}` are missing"))?,
+            owner: string_at(&mut item, OWNER)?,
+            released: string_at(&mut item, RELEASED)?,
+            holder: string_at(&mut item, HOLDER)?,
+            fence: number_at(&item, FENCE, MAX_FENCE)?,
+            acquired_at: number_at(&item, ACQUIRED_AT, LATEST)?,
+            data: item.remove(DATA).map(Data),
+        })
+    }
+
+    fn into_holder(self, now: Moment) -> Holder {
+        Holder {
+            owner: self.owner,
+            name: self.holder,
+            fence: self.fence,
+            since: self.acquired_at,
+            until: self.end,
+            data: self.data,
+            current: self.end > now.millis(),
+        }
+    }
+}
+
+/// Sends a request. The SDK by itself would wait without end for an answer on a connection that is silently dead.
+async fn in_time<T, E>(
+    limit: Duration,
+    request: impl Future<Output = Result<T, SdkError<E>>>,
+) -> Result<T, SdkError<E>> {
+    tokio::time::timeout(limit, request).await.unwrap_or_else(|elapsed| Err(SdkError::timeout_error(elapsed)))
+}
+
+fn with_data(request: UpdateItemFluentBuilder, set: &str, data: Option<&Data>) -> UpdateItemFluentBuilder {
+    match data {
+        Some(Data(data)) => request
+            .update_expression(format!("{set}, #data = :data"))
+            .expression_attribute_names("#data", DATA)
+            .expression_attribute_values(":data", data.clone()),
+        None => request.update_expression(set),
+    }
+}
+
+fn string(value: &str) -> AttributeValue {
+    AttributeValue::S(value.to_owned())
+}
+
+fn number(value: impl ToString) -> AttributeValue {
+    AttributeValue::N(value.to_string())
+}
+
+/// TTL has whole seconds: up, so that no row is swept early.
+fn seconds_up(time: Duration) -> u64 {
+    time.as_secs() + u64::from(time.subsec_nanos() > 0)
+}
+
+fn string_at(item: &mut Item, name: &str) -> Result<Option<String>, String> {
+    match item.remove(name) {
+        None => Ok(None),
+        Some(AttributeValue::S(value)) => Ok(Some(value)),
+        Some(_) => Err(format!("`{name}` is not a string")),
+    }
+}
+
+/// A number between zero and `max`; a fraction is cut off.
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    clippy::cast_precision_loss,
+    reason = "the bounds are checked first"
+)]
+fn number_at(item: &Item, name: &str, max: u64) -> Result<Option<u64>, String> {
+    let text = match item.get(name) {
+        None => return Ok(None),
+        Some(AttributeValue::N(text)) => text,
+        Some(_) => return Err(format!("`{name}` is not a number")),
+    };
+    let value = match (text.parse::<u64>(), text.parse::<f64>()) {
+        (Ok(whole), _) => Some(whole),
+        (_, Ok(real)) if real >= 0.0 && real <= max as f64 => Some(real as u64),
+        _ => None,
+    };
+    match value {
+        Some(value) if value <= max => Ok(Some(value)),
+        _ => Err(format!("`{name}` is {text}, not between 0 and {max}")),
+    }
+}

@@ -1,0 +1,70 @@
+use std::env;
+
+use aws_sdk_dynamodb::Client;
+use aws_sdk_dynamodb::config::{self, Credentials, Region};
+use lambda_lock::embedded::{Engine, Host, HostBuilder};
+use lambda_lock::{Locks, LocksBuilder};
+
+/// A DynamoDB with an empty lock table: the embedded engine, or whatever `LOCK_TEST_ENDPOINT` names.
+#[derive(Debug)]
+pub struct World {
+    dynamodb: DynamoDb,
+    /// The name of the table, different for every world.
+    pub table: String,
+}
+
+#[derive(Debug)]
+enum DynamoDb {
+    Embedded(Engine),
+    Endpoint(String),
+}
+
+impl World {
+    /// A world with a table as [`Locks::create_table`] makes it.
+    pub async fn new() -> Self {
+        let world = Self::without_table();
+        world.locks(&world.host().build()).build().unwrap().create_table().await.unwrap();
+        world
+    }
+
+    /// A world in which the table has yet to be created.
+    #[must_use]
+    pub fn without_table() -> Self {
+        let dynamodb = match env::var("LOCK_TEST_ENDPOINT") {
+            Ok(endpoint) => DynamoDb::Endpoint(endpoint),
+            Err(_) => DynamoDb::Embedded(Engine::new().unwrap()),
+        };
+        Self { dynamodb, table: format!("locks-{:016x}", fastrand::u64(..)) }
+    }
+
+    /// A host of its own: a client with a clock and a network.
+    pub fn host(&self) -> HostBuilder {
+        match &self.dynamodb {
+            DynamoDb::Embedded(engine) => engine.host(),
+            DynamoDb::Endpoint(endpoint) => Host::over(
+                config::Builder::new()
+                    .endpoint_url(endpoint)
+                    .region(Region::from_static("us-east-1"))
+                    .credentials_provider(Credentials::new("local", "local", None, None, "tests")),
+                aws_smithy_http_client::Builder::new().build_http(),
+            ),
+        }
+    }
+
+    /// A client without faults and with the right time, for looking at rows and writing foreign ones.
+    #[must_use]
+    pub fn client(&self) -> Client {
+        self.host().build().client()
+    }
+
+    /// Locks in this world's table, as seen from `host`.
+    pub fn locks(&self, host: &Host) -> LocksBuilder {
+        Locks::builder(host.client(), &self.table)
+    }
+
+    /// Locks with the default settings on a host of their own.
+    #[must_use]
+    pub fn default_locks(&self) -> Locks {
+        self.locks(&self.host().build()).build().unwrap()
+    }
+}
