@@ -194,7 +194,7 @@ fn times(duration: Duration, factor: f64) -> Duration {
 mod tests {
     use super::*;
 
-    const LONG: Duration = Duration::from_secs(3600);
+    const LONG: Duration = Duration::from_hours(1);
 
     fn delays(backoff: Backoff, count: usize) -> Vec<Duration> {
         let mut delays = backoff.up_to(LONG).delays(None);

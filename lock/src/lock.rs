@@ -54,8 +54,10 @@ enum Phase {
     Held,
     /// A release was begun: from here on the lock counts as given up, even if no answer came.
     Releasing,
-    /// Released, or known to be lost: there is nothing left to send.
-    Over,
+    /// There is nothing left to send.
+    Released,
+    /// Someone else has the key: there is nothing left to send either.
+    Lost,
 }
 
 impl Lock {
@@ -133,7 +135,7 @@ impl Lock {
         let state = self.state();
         match state.phase {
             Phase::Held => state.lease.deadline.remaining(self.now()),
-            Phase::Releasing | Phase::Over => Duration::ZERO,
+            Phase::Releasing | Phase::Released | Phase::Lost => Duration::ZERO,
         }
     }
 
@@ -193,7 +195,7 @@ impl Lock {
             let answer = settings.table.renew(key, owner, known_end, now, renewed, data.as_ref()).await;
             if let Err(error) = answer {
                 if error.is_lost() {
-                    self.state().phase = Phase::Over;
+                    self.state().phase = Phase::Lost;
                 }
                 return Err(error);
             }
@@ -202,8 +204,8 @@ impl Lock {
         Ok(())
     }
 
-    /// Frees the key, or with `hold_at_least` lets it be free when that is over. One request; none the second time.
-    /// IAM action `dynamodb:UpdateItem`.
+    /// Frees the key, or with `hold_at_least` lets it be free when that is over. One request; none once it has said
+    /// whether the lock was still ours. IAM action `dynamodb:UpdateItem`.
     ///
     /// The error [`is_lost`](Error::is_lost) if someone else has taken the key since; the row is then left alone. A
     /// lock whose lease has ended but that nobody took is released like any other. After another error, the release
@@ -211,22 +213,23 @@ impl Lock {
     pub async fn release(&self) -> Result<(), Error> {
         let leave = {
             let mut state = self.state();
-            if state.phase == Phase::Over {
-                return Ok(());
+            match state.phase {
+                Phase::Released => return Ok(()),
+                Phase::Lost => return Err(self.lost_error()),
+                Phase::Held | Phase::Releasing => state.phase = Phase::Releasing,
             }
-            state.phase = Phase::Releasing;
             state.leave.clone()
         };
-        if self.is_enforced() {
-            let answer = self.ownership.release(self.release_at(), leave.as_ref()).await;
-            if answer.as_ref().is_err_and(|error| !error.is_lost()) {
-                return answer;
-            }
-            self.state().phase = Phase::Over;
-            return answer;
+        let answer = match self.fence {
+            Some(_) => self.ownership.release(self.release_at(), leave.as_ref()).await,
+            None => Ok(()),
+        };
+        match &answer {
+            Ok(()) => self.state().phase = Phase::Released,
+            Err(error) if error.is_lost() => self.state().phase = Phase::Lost,
+            Err(_) => {}
         }
-        self.state().phase = Phase::Over;
-        Ok(())
+        answer
     }
 
     /// The `ConditionCheck` "this lock is still held" for the caller's own `TransactWriteItems`, so that a write and
@@ -289,7 +292,7 @@ impl Drop for Lock {
             let mut state = self.state();
             (state.phase, state.leave.take())
         };
-        if phase == Phase::Over || !self.is_enforced() {
+        if matches!(phase, Phase::Released | Phase::Lost) || !self.is_enforced() {
             return;
         }
         if phase == Phase::Held {

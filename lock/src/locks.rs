@@ -437,7 +437,7 @@ impl CreateTable {
         }
         match create.send().await {
             Ok(_) => {}
-            Err(error) if error.as_service_error().is_some_and(|e| e.is_resource_in_use_exception()) => {}
+            Err(error) if error.code() == Some("ResourceInUseException") => {}
             Err(error) => return Err(Error::from_sdk(error, name, "")),
         }
         client
@@ -512,7 +512,7 @@ mod tests {
             Client::from_conf(aws_sdk_dynamodb::Config::builder().behavior_version(BehaviorVersion::latest()).build());
         let locks = variables.apply(client).build().unwrap();
         assert_eq!(locks.0.table.name, "jobs");
-        assert_eq!(locks.0.lease, Duration::from_secs(120));
+        assert_eq!(locks.0.lease, Duration::from_mins(2));
         assert_eq!(locks.0.clock_skew, Duration::from_millis(250));
         assert_eq!(locks.0.table.key_prefix, "app#");
         assert!(!locks.0.enabled);

@@ -156,8 +156,8 @@ impl Table {
             .expression_attribute_values(":now_micros", number(claim.now.wall.as_micros()))
             .expression_attribute_values(":lease_end", number(claim.lease.end))
             .expression_attribute_values(":expiration", number(claim.lease.expiration))
-            .expression_attribute_values(":zero", number(0))
-            .expression_attribute_values(":one", number(1))
+            .expression_attribute_values(":zero", number(0_u8))
+            .expression_attribute_values(":one", number(1_u8))
             .expression_attribute_values(":max_fence", number(MAX_FENCE));
         if let Some(Data(data)) = claim.data {
             take.push_str(", #data = :data");
@@ -165,10 +165,9 @@ impl Table {
                 request.expression_attribute_names("#data", DATA).expression_attribute_values(":data", data.clone());
         }
         for (index, (name, value)) in claim.attributes.iter().enumerate() {
-            take.push_str(&format!(", #extra{index} = :extra{index}"));
-            request = request
-                .expression_attribute_names(format!("#extra{index}"), name)
-                .expression_attribute_values(format!(":extra{index}"), value.clone());
+            let (to, from) = (format!("#extra{index}"), format!(":extra{index}"));
+            take.extend([", ", &to, " = ", &from]);
+            request = request.expression_attribute_names(to, name).expression_attribute_values(from, value.clone());
         }
         let lease = claim.lease.deadline.remaining(claim.now);
         match in_time(REQUEST_TIMEOUT.min(lease), request.update_expression(take).send()).await {
@@ -384,6 +383,7 @@ impl Row {
 }
 
 /// Sends a request. The SDK by itself would wait without end for an answer on a connection that is silently dead.
+#[expect(clippy::result_large_err, reason = "it is the SDK's error")]
 async fn in_time<T, E>(
     limit: Duration,
     request: impl Future<Output = Result<T, SdkError<E>>>,
@@ -405,8 +405,8 @@ fn string(value: &str) -> AttributeValue {
     AttributeValue::S(value.to_owned())
 }
 
-fn number(value: impl ToString) -> AttributeValue {
-    AttributeValue::N(value.to_string())
+fn number(value: impl Into<u128>) -> AttributeValue {
+    AttributeValue::N(value.into().to_string())
 }
 
 /// TTL has whole seconds: up, so that no row is swept early.

@@ -1,1 +1,268 @@
-//! Histories.
+//! Histories: several hosts with wrong clocks and bad networks contend for a few keys, crash, overstay and come back,
+//! all from a seed and in paused time. A ledger that sees every request as it is applied, and every lock as its holder
+//! sees it, says afterwards whether the guarantees held.
+
+mod ledger;
+mod mutation;
+
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use fastrand::Rng;
+use lambda_lock::embedded::{Engine, Faults, Host};
+use lambda_lock::{Acquire, Backoff, Lock, Locks};
+use tokio::time::{sleep, timeout};
+
+use ledger::{Ledger, Operation};
+pub use mutation::Mutation;
+
+const TABLE: &str = "locks";
+/// How long after it was sent a request may still arrive; less than the retention.
+const LATEST_ARRIVAL: Duration = Duration::from_secs(20);
+const LATENCY: Duration = Duration::from_millis(40);
+/// The cap of every backoff.
+const CAP: Duration = Duration::from_millis(500);
+/// What one request takes at the most: three tries of the SDK, with its delays of at most 1 and 2 s between them.
+const REQUEST: Duration = Duration::from_millis(3000 + 3 * 2 * 40 + 10);
+
+/// What happened, and what should not have.
+#[derive(Debug)]
+pub struct Outcome {
+    /// One line an event.
+    pub log: Vec<String>,
+    /// One line a guarantee that was broken.
+    pub violations: Vec<String>,
+    /// How many acquisitions, refusals, crashes and deleted rows there were, so that a test can see that the histories
+    /// get somewhere.
+    pub counts: Counts,
+}
+
+/// How often what happened.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Counts {
+    /// Locks acquired.
+    pub acquired: usize,
+    /// Acquires that ended with the key held by someone else.
+    pub held: usize,
+    /// Leases renewed.
+    pub renewed: usize,
+    /// Releases, renewals and runs that found the lock lost.
+    pub lost: usize,
+    /// Hosts that crashed while holding a key.
+    pub crashed: usize,
+    /// Rows deleted by TTL.
+    pub swept: usize,
+    /// Requests sent.
+    pub requests: usize,
+}
+
+/// Runs the history of a seed, with the protocol as it is or with a mutation of it.
+#[must_use]
+pub fn run(seed: u64, mutation: Option<Mutation>) -> Outcome {
+    // The SDK's retries and our jitter draw from the thread's generator.
+    fastrand::seed(seed);
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
+    runtime.block_on(history(seed, mutation))
+}
+
+/// The part of a history that all its tasks share.
+#[derive(Debug)]
+struct Scene {
+    engine: Engine,
+    ledger: Arc<Ledger>,
+    mutation: Option<Mutation>,
+    clock_skew: Duration,
+    keys: u64,
+}
+
+async fn history(seed: u64, mutation: Option<Mutation>) -> Outcome {
+    let mut random = Rng::with_seed(seed);
+    let engine = Engine::starting_at(SystemTime::UNIX_EPOCH + Duration::from_secs(1_800_000_000)).unwrap();
+    let clock_skew = millis(&mut random, 100..=1000);
+    let ledger = Arc::new(Ledger::new(engine.clone(), clock_skew));
+    Locks::builder(engine.client(), TABLE).build().unwrap().create_table().await.unwrap();
+    let scene = Arc::new(Scene { engine, ledger, mutation, clock_skew, keys: random.u64(1..=3) });
+
+    let sweeper = tokio::spawn(sweep(Arc::clone(&scene)));
+    let workers: Vec<_> = (0..random.usize(2..=4))
+        .map(|number| tokio::spawn(worker(Arc::clone(&scene), number, random.fork())))
+        .collect();
+    for worker in workers {
+        worker.await.unwrap();
+    }
+    // Until the last stray request has arrived and the last crashed holder's key was taken over.
+    sleep(LATEST_ARRIVAL + Duration::from_secs(20)).await;
+    sweeper.abort();
+    scene.ledger.outcome()
+}
+
+/// DynamoDB's own sweeping of expired rows.
+async fn sweep(scene: Arc<Scene>) {
+    loop {
+        sleep(Duration::from_secs(7)).await;
+        scene.ledger.swept(scene.engine.sweep_expired().unwrap());
+    }
+}
+
+impl Scene {
+    /// A host that is off by up to half the skew, and drifts within that.
+    fn host(&self, random: &mut Rng, bad_network: bool) -> Host {
+        let half = self.clock_skew / 2;
+        let off = Duration::from_micros(random.u64(0..=u64::try_from(half.as_micros()).unwrap()));
+        let host = self.engine.host().clock_drift((random.f64() - 0.5) / 25.0, half);
+        let host = if random.bool() { host.clock_ahead(off) } else { host.clock_behind(off) };
+        let mut faults = Faults::seeded(random.u64(..)).latency(Duration::from_millis(1)..LATENCY);
+        if bad_network {
+            let chance = [0.0, 0.05, 0.15][random.usize(0..3)];
+            faults = faults
+                .lose_requests(chance)
+                .lose_answers(chance)
+                .throttle(chance / 2.0)
+                .server_errors(chance / 2.0)
+                .late(chance, LATEST_ARRIVAL / 10)
+                .repeat(chance, if random.bool() { LATEST_ARRIVAL } else { LATEST_ARRIVAL / 10 });
+        }
+        let host = host.faults(faults).intercept(self.ledger.observer());
+        match self.mutation {
+            Some(mutation) => host.intercept(mutation).build(),
+            None => host.build(),
+        }
+    }
+
+    fn locks(&self, host: &Host) -> Locks {
+        Locks::builder(host.client(), TABLE)
+            .clock_skew(self.clock_skew)
+            // The shortest that is allowed, so that rows are deleted while the history goes on.
+            .retention(Duration::from_mins(1) + 2 * self.clock_skew)
+            .build()
+            .unwrap()
+    }
+}
+
+/// One host after another, doing one thing after another.
+async fn worker(scene: Arc<Scene>, number: usize, mut random: Rng) {
+    let mut host = scene.host(&mut random, true);
+    for step in 0..random.usize(3..=6) {
+        // Now and then a pause in which rows expire and are deleted.
+        let pause = if random.u8(0..10) == 0 { 60_000..=150_000 } else { 0..=300 };
+        sleep(millis(&mut random, pause)).await;
+        let operation = Operation::new(
+            format!("worker {number} step {step}"),
+            format!("key {}", random.u64(0..scene.keys)),
+            Arc::clone(&scene.ledger),
+        );
+        let work = work(&scene, &host, &operation, random.fork());
+        match random.u8(0..10) {
+            // The host crashes, wherever it is by then, and is replaced.
+            0 | 1 => {
+                let crash = timeout(millis(&mut random, 0..=2500), work);
+                let mut crash = Box::pin(crash);
+                let crashed = (&mut crash).await.is_err();
+                if crashed {
+                    host.crash();
+                    if operation.crashed() {
+                        tokio::spawn(take_over(Arc::clone(&scene), operation.key.clone(), random.fork()));
+                    }
+                    drop(crash);
+                    host = scene.host(&mut random, true);
+                }
+            }
+            // The invocation is cancelled; the host goes on.
+            2 => {
+                let _ = timeout(millis(&mut random, 0..=1500), work).await;
+                operation.ended();
+            }
+            _ => work.await,
+        }
+    }
+}
+
+/// Someone with a good network who waits for the key of a crashed holder.
+async fn take_over(scene: Arc<Scene>, key: String, mut random: Rng) {
+    let operation = Operation::new("successor".to_owned(), key, Arc::clone(&scene.ledger));
+    let locks = scene.locks(&scene.host(&mut random, false));
+    let acquire = locks.acquire(&operation.key).holder(&operation.name).wait(backoff(Duration::from_secs(120)));
+    match acquire.lease(Duration::from_secs(2)).await {
+        Ok(lock) => {
+            let lock = Arc::new(lock);
+            operation.acquired(&lock, Duration::ZERO);
+            release(&operation, &lock).await;
+        }
+        Err(error) => operation.broke("(c) a key was not taken over", &error),
+    }
+}
+
+fn backoff(budget: Duration) -> Backoff {
+    Backoff::default().base(Duration::from_millis(50)).cap(CAP).up_to(budget)
+}
+
+/// Acquires a key, holds it for a while, and gives it up in one way or another.
+async fn work(scene: &Scene, host: &Host, operation: &Operation, mut random: Rng) {
+    let locks = scene.locks(host);
+    let lease = millis(&mut random, 300..=2500);
+    let hold_at_least = if random.u8(0..6) == 0 { millis(&mut random, 1..=3000) } else { Duration::ZERO };
+    let budget = if random.bool() { millis(&mut random, 0..=6000) } else { Duration::ZERO };
+    let mut acquire =
+        locks.acquire(&operation.key).holder(&operation.name).hold_at_least(hold_at_least).wait(backoff(budget));
+    acquire =
+        if random.bool() { acquire.lease(lease) } else { acquire.lease(lease).until(host.now() + budget + lease) };
+    if random.u8(0..4) == 0 {
+        return run_under(operation, acquire, hold_at_least, random).await;
+    }
+    let started = scene.engine.now();
+    let acquired = acquire.await;
+    let waited = scene.engine.now().duration_since(started).unwrap();
+    if waited > budget + REQUEST {
+        operation.broke("(d) an acquire outlasted its budget", &format!("{waited:?} of {budget:?}"));
+    }
+    let lock = match acquired {
+        Ok(lock) => Arc::new(lock),
+        Err(error) => return operation.refused(&error),
+    };
+    operation.acquired(&lock, hold_at_least);
+    // Most holders are done in time; some stay to the end of the lease, or overstay it.
+    let work = if random.u8(0..3) == 0 { lease.mul_f64(0.8 + random.f64()) } else { lease.mul_f64(random.f64() / 2.0) };
+    sleep(work).await;
+    if random.u8(0..3) == 0 {
+        operation.renewed(&lock, lock.renew(lease).await);
+        sleep(lease.mul_f64(random.f64() * 1.2)).await;
+    }
+    match random.u8(0..10) {
+        // Dropped without a release: it is sent in the background.
+        0 => operation.ended(),
+        _ => release(operation, &lock).await,
+    }
+}
+
+async fn release(operation: &Operation, lock: &Arc<Lock>) {
+    let answer = lock.release().await;
+    operation.released(lock, answer);
+}
+
+/// The same through `run`, whose body shall not outlive the lease.
+async fn run_under(operation: &Operation, acquire: Acquire, hold_at_least: Duration, mut random: Rng) {
+    let steps = random.u32(0..150);
+    let ran = acquire.run(async |lock| {
+        let _inside = operation.entered(lock, hold_at_least);
+        let mut overstayed = Duration::ZERO;
+        for _ in 0..steps {
+            sleep(Duration::from_millis(20)).await;
+            overstayed += if lock.is_valid() { Duration::ZERO } else { Duration::from_millis(20) };
+        }
+        overstayed
+    });
+    match ran.await {
+        // A step that was due with the end of the lease may still be made.
+        Ok(overstayed) if overstayed > Duration::from_millis(60) => {
+            operation.broke("work outlived its lease", &format!("by {overstayed:?}"));
+        }
+        Ok(_) => operation.ended(),
+        Err(error) if error.is_lost() => operation.cancelled(),
+        Err(error) => operation.refused(&error),
+    }
+}
+
+fn millis(random: &mut Rng, range: std::ops::RangeInclusive<u64>) -> Duration {
+    // Not whole milliseconds, as real time is not.
+    Duration::from_micros(random.u64(range.start() * 1000..=range.end() * 1000))
+}

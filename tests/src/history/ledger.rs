@@ -1,0 +1,341 @@
+use std::collections::{HashMap, HashSet};
+use std::fmt::{self, Debug};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
+use std::time::{Duration, SystemTime};
+
+use lambda_lock::embedded::{Answer, Engine, Intercept};
+use lambda_lock::{Error, Lock};
+use serde_json::Value;
+
+use super::mutation::Kind;
+use super::{CAP, Counts, LATENCY, Outcome};
+
+/// Sees everything, and says what should not have been.
+pub(super) struct Ledger {
+    engine: Engine,
+    clock_skew: Duration,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    log: Vec<String>,
+    violations: Vec<String>,
+    counts: Counts,
+    /// By key.
+    rows: HashMap<String, Row>,
+    /// The locks that their holders have not given up.
+    holding: Vec<Holding>,
+    /// By key and fence: which operation's request was given it.
+    applied: HashMap<(String, u64), String>,
+    /// Nonces of acquisitions whose release was applied.
+    released: HashSet<String>,
+    /// By key: the nonce whose release was the last to be applied.
+    last_released: HashMap<String, String>,
+    /// By nonce: when the lease with its margin ends, if it began when its request was applied.
+    ends: HashMap<String, SystemTime>,
+    crashes: Vec<Crash>,
+    /// By key and in order: when it was taken, and by which nonce.
+    taken: Vec<(String, SystemTime, String)>,
+    /// By nonce: until when `hold_at_least` keeps the key after an early release.
+    holds: HashMap<String, SystemTime>,
+}
+
+/// What the requests that were applied have made of a row.
+#[derive(Default)]
+struct Row {
+    owner: String,
+    fence: u64,
+}
+
+struct Holding {
+    key: String,
+    operation: String,
+    valid: Valid,
+}
+
+enum Valid {
+    Ask(Weak<Lock>),
+    Until(SystemTime),
+}
+
+struct Crash {
+    key: String,
+    owner: String,
+    at: SystemTime,
+}
+
+impl Ledger {
+    pub(super) fn new(engine: Engine, clock_skew: Duration) -> Self {
+        Self { engine, clock_skew, state: Mutex::default() }
+    }
+
+    pub(super) fn observer(self: &Arc<Self>) -> impl Intercept + use<> {
+        Observer(Arc::clone(self))
+    }
+
+    pub(super) fn swept(&self, rows: usize) {
+        let mut state = self.state();
+        state.counts.swept += rows;
+        if rows > 0 {
+            self.log(&mut state, format!("{rows} rows deleted by TTL"));
+        }
+    }
+
+    /// What is left to check when all is over.
+    pub(super) fn outcome(&self) -> Outcome {
+        let mut state = std::mem::take(&mut *self.state());
+        for Crash { key, owner, at } in &state.crashes {
+            let next = state.taken.iter().find(|(taken, when, by)| taken == key && when >= at && by != owner);
+            let ends = state.ends[owner];
+            // The lease has the skew in it once; the clock of whoever comes next may be behind by it once more.
+            let latest = ends.max(*at) + self.clock_skew + CAP + 2 * LATENCY;
+            if next.is_none_or(|(_, when, _)| *when > latest) {
+                state.violations.push(format!("(c) {key}, whose holder crashed, was not taken again in time"));
+            }
+        }
+        Outcome { log: state.log, violations: state.violations, counts: state.counts }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap()
+    }
+
+    fn log(&self, state: &mut State, what: String) {
+        let now = self.engine.now().duration_since(SystemTime::UNIX_EPOCH).unwrap();
+        state.log.push(format!("{:>10.4} {what}", now.as_secs_f64() - 1_800_000_000.0));
+    }
+
+    fn broke(&self, state: &mut State, what: String) {
+        self.log(state, format!("VIOLATION {what}"));
+        state.violations.push(what);
+    }
+}
+
+impl Debug for Ledger {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Ledger")
+    }
+}
+
+#[derive(Debug)]
+struct Observer(Arc<Ledger>);
+
+impl Intercept for Observer {
+    fn answer(&self, operation: &str, request: &Value, answer: &mut Answer) {
+        let Some(kind) = Kind::of(operation, request) else { return };
+        let ledger = &self.0;
+        let mut state = ledger.state();
+        state.counts.requests += 1;
+        let text = |value: &Value| value["S"].as_str().unwrap_or_default().to_owned();
+        let number = |value: &Value| value["N"].as_str().and_then(|number| number.parse::<u64>().ok());
+        let values = &request["ExpressionAttributeValues"];
+        let (key, owner) = (text(&request["Key"]["id"]), text(&values[":owner"]));
+        let now = ledger.engine.now();
+        let short = &owner[..6];
+        if answer.status != 200 {
+            let in_the_way = &answer.body["Item"];
+            ledger.log(
+                &mut state,
+                format!(
+                    "  {kind:?} of {key} by {short} refused: {} until {}",
+                    in_the_way["holder"]["S"], in_the_way["in_progress_expiration"]["N"]
+                ),
+            );
+            return;
+        }
+        ledger.log(&mut state, format!("  {kind:?} of {key} by {short} applied: ends {}", values[":lease_end"]["N"]));
+        if let (Some(end), Some(sent)) = (number(&values[":lease_end"]), number(&values[":now"])) {
+            state.ends.insert(owner.clone(), now + Duration::from_millis(end.saturating_sub(sent)));
+        }
+        match kind {
+            Kind::Acquire => {
+                let holder = text(&values[":holder"]);
+                let fence = number(&answer.body["Attributes"]["fence"]).unwrap();
+                let before = state.rows.get(&key).map_or(0, |row| row.fence);
+                if fence <= before {
+                    ledger.broke(&mut state, format!("(b) {key}: fence {fence} after {before}"));
+                }
+                if state.released.contains(&owner) {
+                    ledger.broke(&mut state, format!("(e) {key} was taken again by {holder}, which had released it"));
+                }
+                let last = state.rows.get(&key).map(|row| &row.owner).filter(|owner| state.released.contains(*owner));
+                if last.and_then(|owner| state.holds.get(owner)).is_some_and(|until| now < *until) {
+                    ledger.broke(&mut state, format!("{key} was taken before its least hold was over"));
+                }
+                state.rows.insert(key.clone(), Row { owner: owner.clone(), fence });
+                state.applied.insert((key.clone(), fence), holder);
+                state.taken.push((key, now, owner));
+            }
+            Kind::Renew | Kind::Release => {
+                if state.rows.get(&key).is_some_and(|row| row.owner != owner) {
+                    ledger.broke(&mut state, format!("(e) {key}: a {kind:?} changed another holder's row"));
+                }
+                if kind == Kind::Release {
+                    state.released.insert(owner.clone());
+                    state.last_released.insert(key, owner);
+                }
+            }
+        }
+    }
+}
+
+/// One operation of one worker, as it tells the ledger.
+#[derive(Debug)]
+pub(super) struct Operation {
+    pub(super) name: String,
+    pub(super) key: String,
+    ledger: Arc<Ledger>,
+}
+
+impl Operation {
+    pub(super) fn new(name: String, key: String, ledger: Arc<Ledger>) -> Self {
+        // The mutation that forgets the skew reads it here.
+        let name = format!("{name}, skew {}", ledger.clock_skew.as_millis());
+        Self { name, key, ledger }
+    }
+
+    /// A lock was acquired that others can ask whether it is valid.
+    pub(super) fn acquired(&self, lock: &Arc<Lock>, hold_at_least: Duration) {
+        self.enter(lock, hold_at_least, Valid::Ask(Arc::downgrade(lock)));
+    }
+
+    /// The body of a `run` began. It ends when what this returns is dropped, also by being cancelled.
+    pub(super) fn entered(&self, lock: &Lock, hold_at_least: Duration) -> Inside<'_> {
+        let until = self.ledger.engine.now() + lock.remaining();
+        self.enter(lock, hold_at_least, Valid::Until(until));
+        Inside(self)
+    }
+
+    fn enter(&self, lock: &Lock, hold_at_least: Duration, valid: Valid) {
+        let (ledger, fence) = (&self.ledger, lock.fence());
+        let mut state = ledger.state();
+        state.counts.acquired += 1;
+        ledger.log(&mut state, format!("{} acquired {} with fence {fence}", self.name, self.key));
+        match state.applied.get(&(self.key.clone(), fence)) {
+            Some(operation) if *operation == self.name => {}
+            other => {
+                let other = format!("{other:?}");
+                ledger.broke(&mut state, format!("{} was given a lock that the table gave {other}", self.name));
+            }
+        }
+        if !hold_at_least.is_zero() {
+            // The holder's clock may be ahead by half the skew.
+            let until = lock.acquired_at() + hold_at_least - ledger.clock_skew / 2;
+            state.holds.insert(lock.owner().to_owned(), until);
+        }
+        self.alone(&mut state, lock.is_valid());
+        state.holding.push(Holding { key: self.key.clone(), operation: self.name.clone(), valid });
+    }
+
+    /// (a) Nobody else may believe to hold the key at this instant.
+    fn alone(&self, state: &mut State, valid: bool) {
+        let now = self.ledger.engine.now();
+        let other = state.holding.iter().find(|holding| {
+            holding.key == self.key
+                && holding.operation != self.name
+                && match &holding.valid {
+                    Valid::Ask(lock) => lock.upgrade().is_some_and(|lock| lock.is_valid()),
+                    Valid::Until(until) => now < *until,
+                }
+        });
+        if let (Some(other), true) = (other, valid) {
+            let what = format!("(a) {} and {} hold {} at once", self.name, other.operation, self.key);
+            self.ledger.broke(state, what);
+        }
+    }
+
+    pub(super) fn refused(&self, error: &Error) {
+        let mut state = self.ledger.state();
+        self.ledger.log(&mut state, format!("{} refused: {error}", self.name));
+        let Some(fence) = error.holder().and_then(lambda_lock::Holder::fence) else { return };
+        state.counts.held += 1;
+        if state.applied.get(&(self.key.clone(), fence)) == Some(&self.name) {
+            self.ledger.broke(&mut state, format!("(f) {} was refused by its own lost write", self.name));
+        }
+    }
+
+    pub(super) fn renewed(&self, lock: &Arc<Lock>, answer: Result<(), Error>) {
+        let mut state = self.ledger.state();
+        self.ledger.log(&mut state, format!("{} renewed {}: {}", self.name, self.key, described(&answer)));
+        match answer {
+            Ok(()) => {
+                state.counts.renewed += 1;
+                self.alone(&mut state, lock.is_valid());
+            }
+            Err(error) if error.is_lost() => state.counts.lost += 1,
+            Err(_) => {}
+        }
+    }
+
+    pub(super) fn released(&self, lock: &Arc<Lock>, answer: Result<(), Error>) {
+        let mut state = self.ledger.state();
+        self.ledger.log(&mut state, format!("{} released {}: {}", self.name, self.key, described(&answer)));
+        let applied = state.released.contains(lock.owner());
+        match answer {
+            Ok(()) if !applied => {
+                self.ledger.broke(&mut state, format!("{} was told of a release that did not happen", self.name));
+            }
+            Err(error) if error.is_lost() => {
+                state.counts.lost += 1;
+                // Once another has been released too, the row no longer tells.
+                if state.last_released.get(&self.key).is_some_and(|last| last == lock.owner()) {
+                    self.ledger.broke(&mut state, format!("(f) {} did not know its own release again", self.name));
+                }
+            }
+            _ => {}
+        }
+        self.leave(&mut state);
+    }
+
+    pub(super) fn cancelled(&self) {
+        let mut state = self.ledger.state();
+        state.counts.lost += 1;
+        self.ledger.log(&mut state, format!("{} was cancelled at the end of its lease", self.name));
+        self.leave(&mut state);
+    }
+
+    pub(super) fn ended(&self) {
+        let mut state = self.ledger.state();
+        self.ledger.log(&mut state, format!("{} ended", self.name));
+        self.leave(&mut state);
+    }
+
+    /// The host is gone. Whether it held the key.
+    pub(super) fn crashed(&self) -> bool {
+        let mut state = self.ledger.state();
+        self.ledger.log(&mut state, format!("{} crashed", self.name));
+        self.leave(&mut state);
+        let row = state.rows.get(&self.key).filter(|row| {
+            state.applied.get(&(self.key.clone(), row.fence)) == Some(&self.name)
+                && !state.released.contains(&row.owner)
+        });
+        let Some(owner) = row.map(|row| row.owner.clone()) else { return false };
+        state.counts.crashed += 1;
+        state.crashes.push(Crash { key: self.key.clone(), owner, at: self.ledger.engine.now() });
+        true
+    }
+
+    pub(super) fn broke(&self, what: &str, how: &dyn Debug) {
+        let mut state = self.ledger.state();
+        self.ledger.broke(&mut state, format!("{what}: {} {}: {how:?}", self.name, self.key));
+    }
+
+    fn leave(&self, state: &mut State) {
+        state.holding.retain(|holding| holding.operation != self.name);
+    }
+}
+
+/// Without the nonces, which are different in every run.
+fn described(answer: &Result<(), Error>) -> String {
+    answer.as_ref().map_or_else(ToString::to_string, |()| "done".to_owned())
+}
+
+/// The body of a `run`.
+pub(super) struct Inside<'a>(&'a Operation);
+
+impl Drop for Inside<'_> {
+    fn drop(&mut self) {
+        self.0.leave(&mut self.0.ledger.state());
+    }
+}

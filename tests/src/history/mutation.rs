@@ -1,0 +1,148 @@
+use std::fmt;
+
+use lambda_lock::embedded::{Answer, Intercept};
+use serde_json::{Value, json};
+
+/// A deliberate mistake in the protocol. The host's network makes it, by rewriting a request or an answer: the code
+/// under test is the code that ships, and has no switch for it.
+#[derive(Clone, Copy)]
+pub struct Mutation {
+    /// What is wrong.
+    pub name: &'static str,
+    request: fn(Kind, &mut Value),
+    answer: fn(Kind, &Value, &mut Answer),
+}
+
+impl Mutation {
+    /// All mutations.
+    pub const ALL: [Self; 10] = [
+        Self { name: "no nonce check on refusal", answer: foreign_nonce, ..Self::NONE },
+        Self { name: "release without the owner check", request: release_without_owner, ..Self::NONE },
+        Self { name: "release sets the end to zero and drops the owner", request: release_forgets, ..Self::NONE },
+        Self { name: "fence restarts at 1 after deletion", request: fence_restarts, ..Self::NONE },
+        Self { name: "acquire ignores the lease's end", request: acquire_ignores_end, ..Self::NONE },
+        Self { name: "clock skew not added", request: no_skew, ..Self::NONE },
+        Self { name: "renew without condition", request: renew_without_condition, ..Self::NONE },
+        Self { name: "a refused release is taken for success", answer: refused_release_succeeds, ..Self::NONE },
+        Self { name: "fence does not grow", request: fence_stands_still, ..Self::NONE },
+        Self { name: "TTL earlier than the lease's end", request: ttl_too_early, ..Self::NONE },
+    ];
+
+    const NONE: Self = Self { name: "", request: |_, _| {}, answer: |_, _, _| {} };
+}
+
+impl fmt::Debug for Mutation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name)
+    }
+}
+
+impl Intercept for Mutation {
+    fn request(&self, operation: &str, request: &mut Value) {
+        if let Some(kind) = Kind::of(operation, request) {
+            (self.request)(kind, request);
+        }
+    }
+
+    fn answer(&self, operation: &str, request: &Value, answer: &mut Answer) {
+        if let Some(kind) = Kind::of(operation, request) {
+            (self.answer)(kind, request, answer);
+        }
+    }
+}
+
+/// Which of the protocol's writes a request is.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum Kind {
+    Acquire,
+    Renew,
+    Release,
+}
+
+impl Kind {
+    pub(super) fn of(operation: &str, request: &Value) -> Option<Self> {
+        let values = &request["ExpressionAttributeValues"];
+        match operation {
+            "UpdateItem" if values[":now_micros"].is_object() => Some(Self::Acquire),
+            "UpdateItem" if values[":known_end"].is_object() => Some(Self::Renew),
+            "UpdateItem" => Some(Self::Release),
+            _ => None,
+        }
+    }
+}
+
+fn foreign_nonce(kind: Kind, request: &Value, answer: &mut Answer) {
+    let own = &request["ExpressionAttributeValues"][":owner"];
+    if kind == Kind::Acquire && answer.status == 400 && answer.body["Item"]["owner"] == *own {
+        answer.body["Item"]["owner"] = json!({ "S": "someone else" });
+    }
+}
+
+fn release_without_owner(kind: Kind, request: &mut Value) {
+    if kind == Kind::Release {
+        request["ConditionExpression"] = json!("attribute_exists(#owner)");
+    }
+}
+
+fn release_forgets(kind: Kind, request: &mut Value) {
+    if kind == Kind::Release {
+        request["ExpressionAttributeValues"][":lease_end"] = json!({ "N": "0" });
+        let update = format!("{} REMOVE #owner", request["UpdateExpression"].as_str().unwrap());
+        request["UpdateExpression"] = json!(update);
+    }
+}
+
+fn fence_restarts(kind: Kind, request: &mut Value) {
+    if kind == Kind::Acquire {
+        request["ExpressionAttributeValues"][":now_micros"] = json!({ "N": "0" });
+    }
+}
+
+fn acquire_ignores_end(kind: Kind, request: &mut Value) {
+    if kind == Kind::Acquire {
+        let condition = request["ConditionExpression"].as_str().unwrap();
+        let mutated = condition.replacen("#lease_end <= :now", "(#lease_end <= :now OR #lease_end > :now)", 1);
+        assert_ne!(condition, mutated);
+        request["ConditionExpression"] = json!(mutated);
+    }
+}
+
+/// The skew of a history is not known here, so all that a lease could have of it is taken away.
+fn no_skew(kind: Kind, request: &mut Value) {
+    if matches!(kind, Kind::Acquire | Kind::Renew) {
+        let values = &mut request["ExpressionAttributeValues"];
+        let skew = values[":holder"]["S"].as_str().and_then(|holder| holder.rsplit_once("skew ")?.1.parse().ok());
+        let end: u64 = values[":lease_end"]["N"].as_str().unwrap().parse().unwrap();
+        values[":lease_end"] = json!({ "N": (end - skew.unwrap_or(0)).to_string() });
+    }
+}
+
+fn renew_without_condition(kind: Kind, request: &mut Value) {
+    if kind == Kind::Renew {
+        // Every value must still be named.
+        request["ConditionExpression"] = json!(
+            "attribute_exists(#owner) AND (#owner = :owner OR #owner <> :owner) \
+             AND (#lease_end <= :known_end OR #lease_end > :known_end) AND (#lease_end <= :now OR #lease_end > :now)"
+        );
+    }
+}
+
+fn refused_release_succeeds(kind: Kind, _: &Value, answer: &mut Answer) {
+    if kind == Kind::Release && answer.status == 400 {
+        answer.status = 200;
+        answer.body = json!({});
+    }
+}
+
+fn fence_stands_still(kind: Kind, request: &mut Value) {
+    if kind == Kind::Acquire {
+        request["ExpressionAttributeValues"][":one"] = json!({ "N": "0" });
+    }
+}
+
+fn ttl_too_early(kind: Kind, request: &mut Value) {
+    if kind == Kind::Acquire {
+        let now = request["ExpressionAttributeValues"][":now_seconds"].clone();
+        request["ExpressionAttributeValues"][":expiration"] = now;
+    }
+}
