@@ -88,7 +88,9 @@ pub fn nightly_report(
     let reports = Arc::new(reports);
     LockLayer::new(locks)
         .key_from(|event: &LambdaEvent<ReportRequest>| event.payload.report.clone())
-        .answer_when_held(|held| Outcome::Skipped { reason: held.to_string() })
+        .answer_when_held(|held| Outcome::Skipped {
+            reason: held.holder().map_or_else(|| held.to_string(), |holder| format!("held by {holder}")),
+        })
         .layer(service_fn(move |event| write_report(Arc::clone(&reports), event)))
 }
 

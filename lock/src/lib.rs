@@ -1,4 +1,57 @@
 //! One AWS Lambda invocation at a time does a piece of work, on nothing but a DynamoDB table.
+//!
+//! - [`Locks`] makes named locks from a DynamoDB client. [`Locks::acquire`] takes one, [`Acquire::run`] runs work under
+//!   it, [`Lock`] is what is held.
+//! - [`LockLayer`](crate::LockLayer) (feature `lambda`) is a tower middleware that makes a `lambda_runtime` handler a
+//!   singleton, without a change to the handler.
+//! - [`embedded`](crate::embedded) (feature `embedded`) is a DynamoDB in the test's process, with faults and clocks.
+//!
+//! ```
+//! # use lambda_lock::{Error, Locks};
+//! # async fn example(locks: Locks) -> Result<(), Error> {
+//! let written = locks.acquire("nightly-report").run(async |lock| write_report(lock.fence()).await).await;
+//! match written {
+//!     Err(error) if error.is_held() => println!("skipped: {error}"),
+//!     other => other?,
+//! }
+//! # Ok(())
+//! # }
+//! # async fn write_report(_: u64) {}
+//! ```
+//!
+//! # Guarantees and limitations
+//!
+//! At most one holder believes to hold a key at any instant, as long as clocks differ by no more than
+//! [the clock skew](LocksBuilder::clock_skew). Every acquisition of a key gets a larger [fence](Lock::fence) than all
+//! earlier ones, also after the row was released, expired, or deleted by DynamoDB's TTL. A crashed holder blocks nobody
+//! past its lease, and a lost response does not block its own sender.
+//!
+//! A lease cannot stop a process that is paused, or that blocks its thread: work that must not be written twice takes
+//! the fence with it, or puts [`Lock::condition_check`] into its own transaction. Locks do not hold across the regions
+//! of an eventually consistent global table, nor when rows are deleted by hand while they are held.
+//!
+//! # Cost
+//!
+//! | | requests | IAM action |
+//! | --- | --- | --- |
+//! | acquire, also when refused | 1 `UpdateItem` for each attempt | `dynamodb:UpdateItem` |
+//! | release | 1 `UpdateItem` | `dynamodb:UpdateItem` |
+//! | renew | 1 `UpdateItem` | `dynamodb:UpdateItem` |
+//! | [`Locks::get`] | 1 consistent `GetItem` | `dynamodb:GetItem` |
+//!
+//! Between acquire and release nothing is sent. The SDK tries again by itself after a throttled or lost request (3
+//! tries by default); a request with all its tries is given up after 10 s, unless the client's own timeouts are shorter.
+//!
+//! # The protocol
+//!
+//! One row a key; each step is one conditional `UpdateItem`, and a failed condition returns the row that stood in the
+//! way. A row is free if its lease has ended by the caller's clock. The stored end is the holder's deadline plus the
+//! clock skew, so whoever sees it pass knows that the holder's own deadline has passed by the holder's own clock. A
+//! refusal that shows the caller's own nonce is a success whose response was lost. A release keeps the row and its
+//! owner, and ends the lease at the time of the release: a duplicate of an older acquire is then refused. The fence is
+//! counted in the row and starts at the clock in microseconds, so that it does not go back when the row is deleted.
+//! Fencing is Martin Kleppmann's, "How to do distributed locking"; the jitter is that of the AWS Architecture Blog,
+//! "Exponential Backoff And Jitter".
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 mod acquire;

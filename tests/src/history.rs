@@ -77,7 +77,7 @@ struct Scene {
 
 async fn history(seed: u64, mutation: Option<Mutation>) -> Outcome {
     let mut random = Rng::with_seed(seed);
-    let engine = Engine::starting_at(SystemTime::UNIX_EPOCH + Duration::from_secs(1_800_000_000)).unwrap();
+    let engine = Engine::starting_at(SystemTime::UNIX_EPOCH + Duration::from_hours(500_000)).unwrap();
     let clock_skew = millis(&mut random, 100..=1000);
     let ledger = Arc::new(Ledger::new(engine.clone(), clock_skew));
     Locks::builder(engine.client(), TABLE).build().unwrap().create_table().await.unwrap();
@@ -147,7 +147,7 @@ async fn worker(scene: Arc<Scene>, number: usize, mut random: Rng) {
         let pause = if random.u8(0..10) == 0 { 60_000..=150_000 } else { 0..=300 };
         sleep(millis(&mut random, pause)).await;
         let operation = Operation::new(
-            format!("worker {number} step {step}"),
+            &format!("worker {number} step {step}"),
             format!("key {}", random.u64(0..scene.keys)),
             Arc::clone(&scene.ledger),
         );
@@ -179,9 +179,9 @@ async fn worker(scene: Arc<Scene>, number: usize, mut random: Rng) {
 
 /// Someone with a good network who waits for the key of a crashed holder.
 async fn take_over(scene: Arc<Scene>, key: String, mut random: Rng) {
-    let operation = Operation::new("successor".to_owned(), key, Arc::clone(&scene.ledger));
+    let operation = Operation::new("successor", key, Arc::clone(&scene.ledger));
     let locks = scene.locks(&scene.host(&mut random, false));
-    let acquire = locks.acquire(&operation.key).holder(&operation.name).wait(backoff(Duration::from_secs(120)));
+    let acquire = locks.acquire(&operation.key).holder(&operation.name).wait(backoff(Duration::from_mins(2)));
     match acquire.lease(Duration::from_secs(2)).await {
         Ok(lock) => {
             let lock = Arc::new(lock);

@@ -1,6 +1,7 @@
 //! What the tests share: a DynamoDB to run on, and the histories.
+#![allow(clippy::missing_panics_doc, reason = "a test that cannot go on panics")]
 
 pub mod history;
 mod world;
 
-pub use world::World;
+pub use world::{Row, World};

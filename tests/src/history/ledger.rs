@@ -78,7 +78,7 @@ impl Ledger {
         let mut state = self.state();
         state.counts.swept += rows;
         if rows > 0 {
-            self.log(&mut state, format!("{rows} rows deleted by TTL"));
+            self.log(&mut state, &format!("{rows} rows deleted by TTL"));
         }
     }
 
@@ -101,13 +101,13 @@ impl Ledger {
         self.state.lock().unwrap()
     }
 
-    fn log(&self, state: &mut State, what: String) {
+    fn log(&self, state: &mut State, what: &str) {
         let now = self.engine.now().duration_since(SystemTime::UNIX_EPOCH).unwrap();
-        state.log.push(format!("{:>10.4} {what}", now.as_secs_f64() - 1_800_000_000.0));
+        state.log.push(format!("{:>10.4} {what}", now.as_secs_f64() - f64::from(500_000 * 3600)));
     }
 
     fn broke(&self, state: &mut State, what: String) {
-        self.log(state, format!("VIOLATION {what}"));
+        self.log(state, &format!("VIOLATION {what}"));
         state.violations.push(what);
     }
 }
@@ -137,14 +137,14 @@ impl Intercept for Observer {
             let in_the_way = &answer.body["Item"];
             ledger.log(
                 &mut state,
-                format!(
+                &format!(
                     "  {kind:?} of {key} by {short} refused: {} until {}",
                     in_the_way["holder"]["S"], in_the_way["in_progress_expiration"]["N"]
                 ),
             );
             return;
         }
-        ledger.log(&mut state, format!("  {kind:?} of {key} by {short} applied: ends {}", values[":lease_end"]["N"]));
+        ledger.log(&mut state, &format!("  {kind:?} of {key} by {short} applied: ends {}", values[":lease_end"]["N"]));
         if let (Some(end), Some(sent)) = (number(&values[":lease_end"]), number(&values[":now"])) {
             state.ends.insert(owner.clone(), now + Duration::from_millis(end.saturating_sub(sent)));
         }
@@ -189,7 +189,7 @@ pub(super) struct Operation {
 }
 
 impl Operation {
-    pub(super) fn new(name: String, key: String, ledger: Arc<Ledger>) -> Self {
+    pub(super) fn new(name: &str, key: String, ledger: Arc<Ledger>) -> Self {
         // The mutation that forgets the skew reads it here.
         let name = format!("{name}, skew {}", ledger.clock_skew.as_millis());
         Self { name, key, ledger }
@@ -211,7 +211,7 @@ impl Operation {
         let (ledger, fence) = (&self.ledger, lock.fence());
         let mut state = ledger.state();
         state.counts.acquired += 1;
-        ledger.log(&mut state, format!("{} acquired {} with fence {fence}", self.name, self.key));
+        ledger.log(&mut state, &format!("{} acquired {} with fence {fence}", self.name, self.key));
         match state.applied.get(&(self.key.clone(), fence)) {
             Some(operation) if *operation == self.name => {}
             other => {
@@ -247,7 +247,7 @@ impl Operation {
 
     pub(super) fn refused(&self, error: &Error) {
         let mut state = self.ledger.state();
-        self.ledger.log(&mut state, format!("{} refused: {error}", self.name));
+        self.ledger.log(&mut state, &format!("{} refused: {error}", self.name));
         let Some(fence) = error.holder().and_then(lambda_lock::Holder::fence) else { return };
         state.counts.held += 1;
         if state.applied.get(&(self.key.clone(), fence)) == Some(&self.name) {
@@ -257,7 +257,7 @@ impl Operation {
 
     pub(super) fn renewed(&self, lock: &Arc<Lock>, answer: Result<(), Error>) {
         let mut state = self.ledger.state();
-        self.ledger.log(&mut state, format!("{} renewed {}: {}", self.name, self.key, described(&answer)));
+        self.ledger.log(&mut state, &format!("{} renewed {}: {}", self.name, self.key, described(&answer)));
         match answer {
             Ok(()) => {
                 state.counts.renewed += 1;
@@ -270,7 +270,7 @@ impl Operation {
 
     pub(super) fn released(&self, lock: &Arc<Lock>, answer: Result<(), Error>) {
         let mut state = self.ledger.state();
-        self.ledger.log(&mut state, format!("{} released {}: {}", self.name, self.key, described(&answer)));
+        self.ledger.log(&mut state, &format!("{} released {}: {}", self.name, self.key, described(&answer)));
         let applied = state.released.contains(lock.owner());
         match answer {
             Ok(()) if !applied => {
@@ -291,20 +291,20 @@ impl Operation {
     pub(super) fn cancelled(&self) {
         let mut state = self.ledger.state();
         state.counts.lost += 1;
-        self.ledger.log(&mut state, format!("{} was cancelled at the end of its lease", self.name));
+        self.ledger.log(&mut state, &format!("{} was cancelled at the end of its lease", self.name));
         self.leave(&mut state);
     }
 
     pub(super) fn ended(&self) {
         let mut state = self.ledger.state();
-        self.ledger.log(&mut state, format!("{} ended", self.name));
+        self.ledger.log(&mut state, &format!("{} ended", self.name));
         self.leave(&mut state);
     }
 
     /// The host is gone. Whether it held the key.
     pub(super) fn crashed(&self) -> bool {
         let mut state = self.ledger.state();
-        self.ledger.log(&mut state, format!("{} crashed", self.name));
+        self.ledger.log(&mut state, &format!("{} crashed", self.name));
         self.leave(&mut state);
         let row = state.rows.get(&self.key).filter(|row| {
             state.applied.get(&(self.key.clone(), row.fence)) == Some(&self.name)
