@@ -167,12 +167,14 @@ impl Acquire {
             pending.unresolved = true;
             let error = match settings.table.acquire(&claim).await {
                 Ok(Claimed::Acquired { fence, data }) => {
+                    tracing::debug!(key, fence, "acquired");
                     return Ok(Lock::new(pending.resolve(), Some(fence), data, now, lease, *hold_at_least));
                 }
                 Ok(Claimed::Already(row)) => {
                     let ours = sent.iter().find(|lease| lease.end == row.end);
                     let live = ours.filter(|lease| !lease.deadline.remaining(settings.clock.now()).is_zero());
                     if let (Some(lease), Some(fence)) = (live, row.fence) {
+                        tracing::debug!(key, fence, "acquired by an earlier request, whose response was lost");
                         return Ok(Lock::new(pending.resolve(), Some(fence), row.data, now, *lease, *hold_at_least));
                     }
                     // Too late to be of use. Free the key and start anew, with another nonce: this one is refused.
@@ -196,6 +198,7 @@ impl Acquire {
             if !error.is_worth_waiting() {
                 return Err(error);
             }
+            tracing::debug!(key, %error, "not acquired");
             let now = settings.clock.now();
             let holder_remaining = error.holder().map(|holder| since_epoch(holder.until()).saturating_sub(now.wall));
             match delays.next(now.since(started), holder_remaining) {

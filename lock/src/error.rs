@@ -25,7 +25,8 @@ type Source = Box<dyn StdError + Send + Sync>;
 /// | [`is_malformed_row`](Self::is_malformed_row) | the row under this key is not a lock row, and was left as it is | no |
 /// | [`is_invalid`](Self::is_invalid) | a setting or an argument is out of its bounds | no |
 ///
-/// None of these: the service refused the request for another reason, which `source` names.
+/// None of these: the request could not be sent at all, for lack of credentials say, or was refused for another
+/// reason; `source` names it.
 ///
 /// ```
 /// # use lambda_lock::{Error, Locks};
@@ -58,6 +59,8 @@ pub(crate) enum Kind {
     TableNotFound,
     MalformedRow(String),
     Invalid(String),
+    /// The client could not send a request at all: no credentials, no region, a wrong certificate.
+    NotSent,
     Refused,
 }
 
@@ -176,6 +179,7 @@ impl Error {
             Kind::TableNotFound => "LockTableNotFound",
             Kind::MalformedRow(_) => "LockMalformedRow",
             Kind::Invalid(_) => "LockInvalid",
+            Kind::NotSent => "LockNotSent",
             Kind::Refused => "LockRefused",
         }
     }
@@ -191,6 +195,7 @@ fn classify<E: ProvideErrorMetadata>(error: &SdkError<E>) -> Kind {
     match error {
         SdkError::TimeoutError(_) | SdkError::ResponseError(_) => return Kind::Unavailable,
         SdkError::DispatchFailure(failure) if failure.is_io() || failure.is_timeout() => return Kind::Unavailable,
+        SdkError::DispatchFailure(_) | SdkError::ConstructionFailure(_) => return Kind::NotSent,
         _ => {}
     }
     let status = error.raw_response().map_or(0, |response| response.status().as_u16());
@@ -217,21 +222,20 @@ fn classify<E: ProvideErrorMetadata>(error: &SdkError<E>) -> Kind {
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Inner { kind, table, key, attempts, .. } = &*self.0;
+        let what = match key.as_str() {
+            "" => format!("table `{table}`"),
+            key => format!("key `{key}` in table `{table}`"),
+        };
         match kind {
-            Kind::Held(holder) => write!(f, "key `{key}` in table `{table}` is held by {holder}")?,
-            Kind::Lost(Some(holder)) => {
-                write!(f, "the lock on key `{key}` in table `{table}` was lost to {holder}")?;
-            }
-            Kind::Lost(None) => write!(
-                f,
-                "the lock on key `{key}` in table `{table}` was lost: its lease has ended, or its row was deleted"
-            )?,
-            Kind::Throttled => write!(f, "table `{table}` throttles requests for key `{key}`")?,
-            Kind::Unavailable => write!(f, "table `{table}` gave no answer for key `{key}`")?,
+            Kind::Held(holder) => write!(f, "{what} is held by {holder}")?,
+            Kind::Lost(Some(holder)) => write!(f, "the lock on {what} was lost to {holder}")?,
+            Kind::Lost(None) => write!(f, "the lock on {what} was lost: its lease has ended, or its row was deleted")?,
+            Kind::Throttled => write!(f, "requests for {what} are throttled")?,
+            Kind::Unavailable => write!(f, "no answer for {what}")?,
             Kind::AccessDenied => write!(
                 f,
-                "access denied to key `{key}` in table `{table}`: allow the function's role dynamodb:UpdateItem and \
-                 dynamodb:GetItem on it"
+                "access denied to {what}: allow dynamodb:UpdateItem, dynamodb:GetItem to read holders, and what \
+                 Locks::create_table names to create the table"
             )?,
             Kind::TableNotFound => write!(
                 f,
@@ -240,11 +244,12 @@ impl fmt::Display for Error {
             )?,
             Kind::MalformedRow(why) => write!(
                 f,
-                "the row of key `{key}` in table `{table}` is not a lock row ({why}) and was left as it is: use another \
-                 key or key prefix, or delete the row"
+                "the row of {what} is not a lock row ({why}) and was left as it is: use another key or key prefix, or \
+                 delete the row"
             )?,
             Kind::Invalid(message) => f.write_str(message)?,
-            Kind::Refused => write!(f, "DynamoDB refused the request for key `{key}` in table `{table}`")?,
+            Kind::NotSent => write!(f, "no request for {what} could be sent: check region, credentials and endpoint")?,
+            Kind::Refused => write!(f, "DynamoDB refused the request for {what}")?,
         }
         if *attempts > 1 {
             write!(f, ", after {attempts} attempts")?;

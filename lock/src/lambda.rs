@@ -340,7 +340,7 @@ pub struct LockedEvent<P> {
 /// Why an invocation under a [`LockLayer`] failed: because of the lock, or in the handler.
 ///
 /// Lambda sees `LockHeld`, `LockLost`, `LockUnavailable`, `LockThrottled`, `LockAccessDenied`, `LockTableNotFound`,
-/// `LockMalformedRow`, `LockInvalid` or `LockRefused` as the error's type, or that of the handler's own error.
+/// `LockMalformedRow`, `LockInvalid`, `LockNotSent` or `LockRefused` as the error's type, or that of the handler's own error.
 ///
 /// ```
 /// # use lambda_lock::{Error, HandlerError};

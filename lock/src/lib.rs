@@ -2,9 +2,9 @@
 //!
 //! - [`Locks`] makes named locks from a DynamoDB client. [`Locks::acquire`] takes one, [`Acquire::run`] runs work under
 //!   it, [`Lock`] is what is held.
-//! - [`LockLayer`](crate::LockLayer) (feature `lambda`) is a tower middleware that makes a `lambda_runtime` handler a
+//! - `LockLayer` (feature `lambda`) is a tower middleware that makes a `lambda_runtime` handler a
 //!   singleton, without a change to the handler.
-//! - [`embedded`](crate::embedded) (feature `embedded`) is a DynamoDB in the test's process, with faults and clocks.
+//! - `embedded` (feature `embedded`) is a DynamoDB in the test's process, with faults and clocks.
 //!
 //! ```
 //! # use lambda_lock::{Error, Locks};

@@ -5,3 +5,8 @@ pub mod history;
 mod world;
 
 pub use world::{Row, World};
+
+/// The README's snippets, compiled and run.
+#[cfg(doctest)]
+#[doc = include_str!("../../README.md")]
+pub struct Readme;

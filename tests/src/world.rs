@@ -1,7 +1,11 @@
+use std::collections::HashMap;
 use std::env;
+use std::time::Duration;
 
 use aws_sdk_dynamodb::Client;
+use aws_sdk_dynamodb::config::retry::RetryConfig;
 use aws_sdk_dynamodb::config::{self, Credentials, Region};
+use aws_sdk_dynamodb::types::AttributeValue;
 use lambda_lock::embedded::{Engine, Host, HostBuilder};
 use lambda_lock::{Locks, LocksBuilder};
 
@@ -67,4 +71,32 @@ impl World {
     pub fn default_locks(&self) -> Locks {
         self.locks(&self.host().build()).build().unwrap()
     }
+
+    /// The same through a client that the test configured: the SDK makes its three tries without a pause, which
+    /// otherwise takes up to three seconds.
+    pub fn locks_with_quick_retries(&self, host: &Host) -> LocksBuilder {
+        let retries = RetryConfig::standard().with_initial_backoff(Duration::from_millis(1));
+        let config = host.client().config().to_builder().retry_config(retries).build();
+        Locks::builder(Client::from_conf(config), &self.table)
+    }
+
+    /// The row with this partition key, as it stands in the table.
+    pub async fn row(&self, id: &str) -> Option<Row> {
+        let read = self.client().get_item().table_name(&self.table).consistent_read(true);
+        read.key("id", AttributeValue::S(id.to_owned())).send().await.unwrap().item
+    }
+
+    /// Writes a row, whatever is there already.
+    pub async fn put_row(&self, row: Row) {
+        self.client().put_item().table_name(&self.table).set_item(Some(row)).send().await.unwrap();
+    }
+
+    /// Deletes a row, as DynamoDB's TTL does one day.
+    pub async fn delete_row(&self, id: &str) {
+        let delete = self.client().delete_item().table_name(&self.table);
+        delete.key("id", AttributeValue::S(id.to_owned())).send().await.unwrap();
+    }
 }
+
+/// A row as DynamoDB has it.
+pub type Row = HashMap<String, AttributeValue>;
