@@ -146,15 +146,16 @@ impl Acquire {
         let mut pending = Pending { ownership: Ownership::new(locks, key)?, unresolved: false };
         // A request whose response was lost may be found applied by a later attempt: its lease is then the one that
         // counts.
-        let mut sent: Vec<Lease> = Vec::new();
+        let mut sent: Vec<(Moment, Lease)> = Vec::new();
+        let mut unanswered = false;
         let mut delays = self.wait.delays(
             self.until.map(|until| since_epoch(until).saturating_sub(started.wall).saturating_sub(TIME_TO_ANSWER)),
         );
         loop {
             let now = settings.clock.now();
             let lease = self.lease_from(now)?;
-            sent.retain(|lease| !lease.deadline.remaining(now).is_zero());
-            sent.push(lease);
+            sent.retain(|(_, lease)| !lease.deadline.remaining(now).is_zero());
+            sent.push((now, lease));
             let claim = Claim {
                 key,
                 owner: &pending.ownership.owner,
@@ -171,30 +172,30 @@ impl Acquire {
                     return Ok(Lock::new(pending.resolve(), Some(fence), data, now, lease, *hold_at_least));
                 }
                 Ok(Claimed::Already(row)) => {
-                    let ours = sent.iter().find(|lease| lease.end == row.end);
-                    let live = ours.filter(|lease| !lease.deadline.remaining(settings.clock.now()).is_zero());
-                    if let (Some(lease), Some(fence)) = (live, row.fence) {
+                    let ours = sent.iter().find(|(_, lease)| lease.end == row.end);
+                    let live = ours.filter(|(_, lease)| !lease.deadline.remaining(settings.clock.now()).is_zero());
+                    if let (Some((sent, lease)), Some(fence)) = (live, row.fence) {
                         tracing::debug!(key, fence, "acquired by an earlier request, whose response was lost");
-                        return Ok(Lock::new(pending.resolve(), Some(fence), row.data, now, *lease, *hold_at_least));
+                        return Ok(Lock::new(pending.resolve(), Some(fence), row.data, *sent, *lease, *hold_at_least));
                     }
-                    // Too late to be of use. Free the key and start anew, with another nonce: this one is refused.
-                    let ownership = std::mem::replace(&mut pending.ownership, Ownership::new(locks, key)?);
-                    sent.clear();
-                    match ownership.release(settings.clock.now().wall, None).await {
-                        Ok(()) => continue,
-                        Err(error) if error.is_lost() => continue,
-                        Err(error) => error,
+                    // Too late to be of use: free the key and start anew, with another nonce, for this one is refused.
+                    let stale = std::mem::replace(&mut pending.ownership, Ownership::new(locks, key)?);
+                    (unanswered, sent) = (false, Vec::new());
+                    let now = settings.clock.now();
+                    if delays.are_over(now.since(started)) {
+                        stale.release_in_background(now.wall, None);
+                    } else if let Err(error) = stale.release(now.wall, None).await {
+                        tracing::debug!(key, %error, "freeing a key that was acquired too late failed");
                     }
+                    Error::new(Kind::Unavailable, &settings.table.name, key)
                 }
-                Ok(Claimed::Held(holder)) => {
-                    pending.unresolved = false;
-                    Error::new(Kind::Held(holder), &settings.table.name, key)
-                }
+                Ok(Claimed::Held(holder)) => Error::new(Kind::Held(holder), &settings.table.name, key),
                 Err(error) => {
-                    pending.unresolved = error.is_unavailable();
+                    unanswered |= error.is_unavailable();
                     error
                 }
             };
+            pending.unresolved = unanswered;
             if !error.is_worth_waiting() {
                 return Err(error);
             }

@@ -153,7 +153,7 @@ impl Delays {
     pub(crate) fn next(&mut self, waited: Duration, holder_remaining: Option<Duration>) -> Option<Duration> {
         let backoff = self.backoff;
         self.attempts += 1;
-        if self.attempts >= backoff.max_attempts || waited >= backoff.budget {
+        if self.attempts >= backoff.max_attempts || self.are_over(waited) {
             return None;
         }
         let exponential = self.exponential.min(backoff.cap);
@@ -178,6 +178,11 @@ impl Delays {
             .map_or(Duration::MAX, |remaining| remaining.saturating_add(times(backoff.base, fastrand::f64())));
         // The last attempt falls at the end of the budget, not after it.
         Some(delay.min(past_lease).min(backoff.budget.saturating_sub(waited)))
+    }
+
+    /// Whether the budget is used up.
+    pub(crate) fn are_over(&self, waited: Duration) -> bool {
+        waited >= self.backoff.budget
     }
 
     pub(crate) fn attempts(&self) -> u32 {

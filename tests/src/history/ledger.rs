@@ -87,7 +87,9 @@ impl Ledger {
         let mut state = std::mem::take(&mut *self.state());
         for Crash { key, owner, at } in &state.crashes {
             let next = state.taken.iter().find(|(taken, when, by)| taken == key && when >= at && by != owner);
-            let ends = state.ends[owner];
+            // A release that was on its way may have kept the key for its least hold.
+            let hold = state.holds.get(owner).filter(|_| state.released.contains(owner));
+            let ends = state.ends[owner].max(hold.map_or(*at, |hold| *hold + 2 * self.clock_skew));
             // The lease has the skew in it once; the clock of whoever comes next may be behind by it once more.
             let latest = ends.max(*at) + self.clock_skew + CAP + 2 * LATENCY;
             if next.is_none_or(|(_, when, _)| *when > latest) {
