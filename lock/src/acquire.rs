@@ -202,9 +202,13 @@ impl Acquire {
             tracing::debug!(key, %error, "not acquired");
             let now = settings.clock.now();
             let holder_remaining = error.holder().map(|holder| since_epoch(holder.until()).saturating_sub(now.wall));
-            match delays.next(now.since(started), holder_remaining) {
-                Some(delay) => tokio::time::sleep(delay).await,
-                None => return Err(error.with_attempts(delays.attempts())),
+            let delay = delays.next(now.since(started), holder_remaining);
+            if let Some(delay) = delay {
+                tokio::time::sleep(delay).await;
+            }
+            // The wall clock may have passed the deadline while the timer slept.
+            if delay.is_none() || self.lease_from(settings.clock.now()).is_err() {
+                return Err(error.with_attempts(delays.attempts()));
             }
         }
     }

@@ -361,7 +361,8 @@ impl Row {
         Ok(Self {
             end: end.ok_or_else(|| format!("`{LEASE_END}` and `{EXPIRATION}` are missing"))?,
             owner: string_at(&mut item, OWNER)?,
-            released: string_at(&mut item, RELEASED)?,
+            // Acquiring leaves it as it is, so a row that was taken may have anything there.
+            released: string_at(&mut item, RELEASED).unwrap_or_default(),
             holder: string_at(&mut item, HOLDER)?,
             fence: number_at(&item, FENCE, MAX_FENCE)?,
             acquired_at: number_at(&item, ACQUIRED_AT, LATEST)?,

@@ -260,7 +260,7 @@ async fn two_iam_actions_are_enough_at_run_time() {
 async fn a_crashed_holder_blocks_the_key_for_its_lease_and_the_skew_and_no_longer() {
     let world = World::new().await;
     let (crashing, host) = (world.host().build(), world.host().build());
-    let skew = Duration::from_secs(60);
+    let skew = Duration::from_mins(1);
     let lock = world.locks(&crashing).clock_skew(skew).build().unwrap().acquire("job").await.unwrap();
     crashing.crash();
     let locks = world.locks(&host).build().unwrap();
@@ -478,24 +478,18 @@ async fn locks_live_in_a_single_table_design_and_leave_its_other_entities_alone(
     let locks = world.locks(&world.host().build()).partition_key("PK").sort_key("SK", "LOCK").key_prefix("job#");
     let locks = locks.build().unwrap();
     locks.create_table().await.unwrap();
-    let client = world.client();
-    let put = |pk: &str, sk: &str| {
-        let row = Row::from([("PK".to_owned(), text(pk)), ("SK".to_owned(), text(sk)), ("n".to_owned(), text("1"))]);
-        client.put_item().table_name(&world.table).set_item(Some(row.clone())).send().map(|sent| sent.map(|_| row))
-    };
-    let neighbours = [
-        put("job#report", "META").await.unwrap(),
-        put("report", "LOCK").await.unwrap(),
-        put("job#", "LOCK").await.unwrap(),
-    ];
+    let entity = |pk: &str, sk: &str| Row::from([("PK".to_owned(), text(pk)), ("SK".to_owned(), text(sk))]);
+    let neighbours = [entity("job#report", "META"), entity("report", "LOCK"), entity("job#", "LOCK")];
+    for neighbour in &neighbours {
+        world.put_row(neighbour.clone()).await;
+    }
     let lock = locks.acquire("report").await.unwrap();
     assert!(locks.try_acquire("report").await.unwrap().is_none());
     assert!(locks.get("report").await.unwrap().unwrap().is_current());
     lock.renew(LEASE).await.unwrap();
-    let entity = Row::from([("PK".to_owned(), text("job#report")), ("SK".to_owned(), text("RESULT"))]);
-    transact(&world, lock.condition_check().unwrap(), entity).await.unwrap();
+    transact(&world, lock.condition_check().unwrap(), entity("job#report", "RESULT")).await.unwrap();
     lock.release().await.unwrap();
-    let rows = client.scan().table_name(&world.table).send().await.unwrap().items.unwrap();
+    let rows = world.client().scan().table_name(&world.table).send().await.unwrap().items.unwrap();
     assert_eq!(rows.len(), 5);
     for neighbour in neighbours {
         assert!(rows.contains(&neighbour));
@@ -771,9 +765,9 @@ async fn a_lock_released_early_keeps_the_key_until_the_least_hold_is_over() {
     assert!(!lock.is_valid());
     let error = others.acquire("job").await.unwrap_err();
     assert_eq!(millis(error.holder().unwrap().until()), millis(lock.acquired_at() + hold + CLOCK_SKEW));
-    theirs.advance_clock(hold - LEASE);
+    theirs.advance_clock(hold / 2);
     assert!(others.try_acquire("job").await.unwrap().is_none());
-    theirs.advance_clock(LEASE + CLOCK_SKEW);
+    theirs.advance_clock(hold / 2 + CLOCK_SKEW);
     assert!(others.try_acquire("job").await.unwrap().is_some());
 }
 
@@ -1003,7 +997,7 @@ async fn a_wait_that_is_throttled_to_its_end_says_so_and_not_that_the_key_is_hel
     let error = locks.acquire("job").wait(eagerly().max_attempts(2)).await.unwrap_err();
     assert!(error.is_throttled() && !error.is_held());
     assert!(error.holder().is_none());
-    assert_contains(&error, &["throttles", "after 2 attempts"]);
+    assert_contains(&error, &["throttled", "after 2 attempts"]);
 }
 
 // behaviour 50
@@ -1123,7 +1117,7 @@ async fn a_body_that_renews_its_lock_goes_on() {
         tokio::time::sleep(ms(600)).await;
         Ok::<_, Error>("done")
     });
-    assert_eq!(running.await.unwrap().unwrap(), "done");
+    assert_eq!(Box::pin(running).await.unwrap().unwrap(), "done");
 }
 
 // behaviour 57
@@ -1298,7 +1292,7 @@ async fn locks_that_are_switched_off_run_everything_send_nothing_and_warn_once()
     let host = world.host().build();
     let locks = world.locks(&host).enabled(false).build().unwrap();
     let held = locks.acquire("job").await.unwrap();
-    assert_eq!(locks.acquire("job").run(async |lock| lock.is_enforced()).await.unwrap(), false);
+    assert!(!locks.acquire("job").run(async |lock| lock.is_enforced()).await.unwrap());
     let lock = locks.try_acquire("job").await.unwrap().unwrap();
     assert!(lock.is_valid() && !lock.is_enforced());
     assert_eq!(lock.fence(), 0);

@@ -1,0 +1,350 @@
+//! What a lock costs: against the same two requests sent with the bare SDK, and when many want it at once.
+//!
+//! After criterion's figures come two tables. The first sets `lambda-lock` against the bare SDK by ratios: the two take
+//! turns in one run, so that whatever slows the machine slows both. The second is in virtual time: with the same
+//! seeds it is the same on every machine.
+
+use std::alloc::System;
+use std::env;
+use std::hint::black_box;
+use std::time::{Duration, Instant};
+
+use aws_sdk_dynamodb::Client;
+use aws_sdk_dynamodb::config::{self, Region};
+use aws_sdk_dynamodb::operation::update_item::builders::UpdateItemFluentBuilder;
+use aws_sdk_dynamodb::types::{AttributeValue, ReturnValue, ReturnValuesOnConditionCheckFailure as OnRefusal};
+use aws_smithy_runtime_api::client::http::{
+    HttpClient, HttpConnector, HttpConnectorFuture, HttpConnectorSettings, SharedHttpConnector,
+};
+use aws_smithy_runtime_api::client::orchestrator::{HttpRequest, HttpResponse};
+use aws_smithy_runtime_api::client::runtime_components::RuntimeComponents;
+use aws_smithy_types::body::SdkBody;
+use criterion::Criterion;
+use lambda_lock::embedded::{Engine, Faults, Host};
+use lambda_lock::{Backoff, Jitter, Locks};
+use stats_alloc::{INSTRUMENTED_SYSTEM, Region as Measured, StatsAlloc};
+use tokio::runtime::{Builder, Runtime};
+use tokio::task::JoinSet;
+use tokio::time::sleep;
+
+#[global_allocator]
+static ALLOCATOR: &StatsAlloc<System> = &INSTRUMENTED_SYSTEM;
+
+const TABLE: &str = "locks";
+
+fn main() {
+    let mut criterion = Criterion::default().configure_from_args();
+    let runtime = Builder::new_current_thread().enable_all().build().unwrap();
+    let embedded = runtime.block_on(Sides::embedded());
+    let mut group = criterion.benchmark_group("acquire and release");
+    group.bench_function("lambda-lock", |bench| bench.to_async(&runtime).iter(|| embedded.acquire_and_release()));
+    group.bench_function("bare SDK", |bench| bench.to_async(&runtime).iter(|| embedded.bare_acquire_and_release()));
+    group.finish();
+    let mut group = criterion.benchmark_group("refusal");
+    group.bench_function("lambda-lock", |bench| bench.to_async(&runtime).iter(|| embedded.refusal()));
+    group.bench_function("bare SDK", |bench| bench.to_async(&runtime).iter(|| embedded.bare_refusal()));
+    group.finish();
+    criterion.final_summary();
+    // With `--test`, criterion tries each benchmark once; so do the tables.
+    let trial = env::args().any(|argument| argument == "--test");
+    print_costs(&runtime, &embedded, if trial { 2 } else { 5_000 });
+    print_contention(if trial { 1 } else { 51 });
+}
+
+/// The lock and the bare SDK, on the same client.
+struct Sides {
+    host: Host,
+    client: Client,
+    locks: Locks,
+}
+
+impl Sides {
+    async fn embedded() -> Self {
+        let sides = Self::on(Engine::new().unwrap().host().build());
+        sides.locks.create_table().await.unwrap();
+        let held = sides.locks.acquire("held").lease(Duration::from_hours(24)).await.unwrap();
+        // Not to be released.
+        Box::leak(Box::new(held));
+        sides
+    }
+
+    /// On a DynamoDB that has its answers ready: what is left is the client.
+    fn canned() -> Self {
+        let config = config::Builder::new().region(Region::from_static("us-east-1")).allow_no_auth();
+        Self::on(Host::over(config.endpoint_url("http://canned.invalid"), Canned).build())
+    }
+
+    fn on(host: Host) -> Self {
+        let locks = Locks::builder(host.client(), TABLE).holder("the benchmark").build().unwrap();
+        Self { client: host.client(), host, locks }
+    }
+
+    async fn acquire_and_release(&self) {
+        let lock = self.locks.acquire("ours").await.unwrap();
+        black_box(lock.fence());
+        lock.release().await.unwrap();
+    }
+
+    async fn refusal(&self) {
+        let error = self.locks.acquire("held").await.unwrap_err();
+        assert!(black_box(error).is_held());
+    }
+
+    async fn bare_acquire_and_release(&self) {
+        let (owner, acquire) = self.bare_acquire("bare");
+        let row = acquire.send().await.unwrap().attributes.unwrap();
+        black_box(row["fence"].as_n().unwrap().parse::<u64>().unwrap());
+        self.bare_release("bare", owner).send().await.unwrap();
+    }
+
+    async fn bare_refusal(&self) {
+        let refused = self.bare_acquire("held").1.send().await.unwrap_err();
+        assert!(black_box(refused.into_service_error()).is_conditional_check_failed_exception());
+    }
+
+    /// What `lambda-lock` sends to acquire.
+    fn bare_acquire(&self, key: &str) -> (String, UpdateItemFluentBuilder) {
+        let owner = format!("{:032x}", fastrand::u128(..));
+        let now = self.now();
+        let end = now + Duration::from_secs(31);
+        let request = self
+            .client
+            .update_item()
+            .table_name(TABLE)
+            .key("id", string(key))
+            .condition_expression(
+                "attribute_not_exists(#id) OR (#owner <> :owner \
+                 AND (attribute_not_exists(#fence) OR #fence BETWEEN :zero AND :max_fence) \
+                 AND ((#status = :completed AND #expiration <= :now_seconds) \
+                   OR (#status = :in_progress AND #lease_end <= :now) \
+                   OR (#status = :in_progress AND attribute_not_exists(#lease_end) \
+                     AND #expiration <= :now_seconds)))",
+            )
+            .update_expression(
+                "SET #status = :in_progress, #owner = :owner, #holder = :holder, #acquired_at = :now, \
+                 #lease_end = :lease_end, #expiration = :expiration, \
+                 #fence = if_not_exists(#fence, :now_micros) + :one",
+            )
+            .return_values(ReturnValue::AllNew)
+            .return_values_on_condition_check_failure(OnRefusal::AllOld)
+            .expression_attribute_names("#id", "id")
+            .expression_attribute_names("#status", "status")
+            .expression_attribute_names("#owner", "owner")
+            .expression_attribute_names("#holder", "holder")
+            .expression_attribute_names("#acquired_at", "acquired_at")
+            .expression_attribute_names("#lease_end", "in_progress_expiration")
+            .expression_attribute_names("#expiration", "expiration")
+            .expression_attribute_names("#fence", "fence")
+            .expression_attribute_values(":in_progress", string("INPROGRESS"))
+            .expression_attribute_values(":completed", string("COMPLETED"))
+            .expression_attribute_values(":owner", string(&owner))
+            .expression_attribute_values(":holder", string("the benchmark"))
+            .expression_attribute_values(":now", number(now.as_millis()))
+            .expression_attribute_values(":now_seconds", number(now.as_secs().into()))
+            .expression_attribute_values(":now_micros", number(now.as_micros()))
+            .expression_attribute_values(":lease_end", number(end.as_millis()))
+            .expression_attribute_values(":expiration", number(u128::from(end.as_secs()) + 86_400))
+            .expression_attribute_values(":zero", number(0))
+            .expression_attribute_values(":one", number(1))
+            .expression_attribute_values(":max_fence", number(u128::from(i64::MAX.unsigned_abs())));
+        (owner, request)
+    }
+
+    /// What `lambda-lock` sends to release.
+    fn bare_release(&self, key: &str, owner: String) -> UpdateItemFluentBuilder {
+        let now = self.now();
+        self.client
+            .update_item()
+            .table_name(TABLE)
+            .key("id", string(key))
+            .condition_expression("#owner = :owner")
+            .update_expression("SET #lease_end = :lease_end, #expiration = :expiration, #released = :owner")
+            .return_values_on_condition_check_failure(OnRefusal::AllOld)
+            .expression_attribute_names("#owner", "owner")
+            .expression_attribute_names("#released", "released")
+            .expression_attribute_names("#lease_end", "in_progress_expiration")
+            .expression_attribute_names("#expiration", "expiration")
+            .expression_attribute_values(":owner", AttributeValue::S(owner))
+            .expression_attribute_values(":lease_end", number(now.as_millis()))
+            .expression_attribute_values(":expiration", number(u128::from(now.as_secs()) + 86_400))
+    }
+
+    fn now(&self) -> Duration {
+        self.host.now().duration_since(std::time::UNIX_EPOCH).unwrap()
+    }
+}
+
+fn string(value: &str) -> AttributeValue {
+    AttributeValue::S(value.to_owned())
+}
+
+fn number(value: u128) -> AttributeValue {
+    AttributeValue::N(value.to_string())
+}
+
+/// Answers an acquire with a row, and a release with nothing.
+#[derive(Clone, Debug)]
+struct Canned;
+
+const ROW: &str = r#"{"Attributes":{"id":{"S":"ours"},"status":{"S":"INPROGRESS"},"holder":{"S":"the benchmark"},
+    "owner":{"S":"0123456789abcdef0123456789abcdef"},"released":{"S":"0123456789abcdef0123456789abcdef"},
+    "fence":{"N":"1790000000000000"},"acquired_at":{"N":"1790000000000"},"expiration":{"N":"1790086431"},
+    "in_progress_expiration":{"N":"1790000031000"}}}"#;
+
+impl HttpClient for Canned {
+    fn http_connector(&self, _: &HttpConnectorSettings, _: &RuntimeComponents) -> SharedHttpConnector {
+        SharedHttpConnector::new(self.clone())
+    }
+}
+
+impl HttpConnector for Canned {
+    fn call(&self, request: HttpRequest) -> HttpConnectorFuture {
+        let acquire = request.body().bytes().unwrap().windows(7).any(|text| text == b"ALL_NEW");
+        let body = SdkBody::from(if acquire { ROW } else { "{}" });
+        HttpConnectorFuture::ready(Ok(HttpResponse::new(200.try_into().unwrap(), body)))
+    }
+}
+
+/// The clock on the wall: here it is what is measured.
+#[expect(clippy::disallowed_methods, reason = "a benchmark measures real time")]
+fn clock() -> Instant {
+    Instant::now()
+}
+
+fn print_costs(runtime: &Runtime, embedded: &Sides, pairs: usize) {
+    let canned = Sides::canned();
+    println!("\n{:<44}{:>10}{:>10}{:>8}{:>14}{:>8}", "", "lock", "bare SDK", "ratio", "allocations", "ratio");
+    runtime.block_on(async {
+        let ours = async || embedded.acquire_and_release().await;
+        let bare = async || embedded.bare_acquire_and_release().await;
+        compare("acquire and release, embedded engine", ours, bare, pairs).await;
+        let ours = async || canned.acquire_and_release().await;
+        let bare = async || canned.bare_acquire_and_release().await;
+        compare("acquire and release, canned answers", ours, bare, pairs).await;
+        compare(
+            "refusal, embedded engine",
+            async || embedded.refusal().await,
+            async || embedded.bare_refusal().await,
+            pairs,
+        )
+        .await;
+    });
+}
+
+/// Prints one line: medians of time, and the median of the pairs' ratios.
+#[expect(clippy::cast_precision_loss, reason = "the counts are small")]
+async fn compare(name: &str, ours: impl AsyncFn(), bare: impl AsyncFn(), pairs: usize) {
+    let (mut our_times, mut bare_times, mut ratios) = (Vec::new(), Vec::new(), Vec::new());
+    for pair in 0..pairs {
+        // Which one goes first alternates too.
+        let (our_time, bare_time) = if pair % 2 == 0 {
+            let our_time = time(&ours).await;
+            (our_time, time(&bare).await)
+        } else {
+            let bare_time = time(&bare).await;
+            (time(&ours).await, bare_time)
+        };
+        our_times.push(our_time);
+        bare_times.push(bare_time);
+        ratios.push(our_time / bare_time);
+    }
+    let (our_allocations, bare_allocations) = (allocations(&ours).await as f64, allocations(&bare).await as f64);
+    println!(
+        "{name:<44}{:>7.1} µs{:>7.1} µs{:>8.3}{:>14}{:>8.3}",
+        median(our_times) * 1e6,
+        median(bare_times) * 1e6,
+        median(ratios),
+        format!("{our_allocations}/{bare_allocations}"),
+        our_allocations / bare_allocations
+    );
+}
+
+async fn time(work: &impl AsyncFn()) -> f64 {
+    let start = clock();
+    work().await;
+    start.elapsed().as_secs_f64()
+}
+
+/// How often memory was asked for: the median of a few turns, because a map or a buffer grows now and then.
+async fn allocations(work: &impl AsyncFn()) -> usize {
+    let mut counts = Vec::new();
+    for _ in 0..21 {
+        let measured = Measured::new(ALLOCATOR);
+        work().await;
+        let change = measured.change();
+        counts.push(change.allocations + change.reallocations);
+    }
+    counts.sort_unstable();
+    counts[counts.len() / 2]
+}
+
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_unstable_by(f64::total_cmp);
+    values[values.len() / 2]
+}
+
+const WAITERS: u32 = 32;
+const HOLD: Duration = Duration::from_millis(20);
+/// Of a request, each way.
+const LATENCY: Duration = Duration::from_micros(2_500);
+
+/// One crowd's history.
+struct Contention {
+    total: Duration,
+    longest_wait: Duration,
+    requests: u64,
+}
+
+fn print_contention(seeds: u64) {
+    // The key goes from hand to hand: nobody ever waits longer than an acquire's request takes.
+    let ideal = WAITERS * (HOLD + 4 * LATENCY);
+    println!("\n{WAITERS} waiters, one key, hold {HOLD:?}, 5 ms a request: ideal total {ideal:?} (medians of {seeds})");
+    println!("{:<44}{:>10}{:>8}{:>14}{:>22}", "backoff", "total", "ratio", "longest wait", "requests/acquisition");
+    let patient = Backoff::default().up_to(Duration::from_mins(10));
+    for (name, backoff) in [
+        ("default", patient),
+        ("base 20 ms, cap 200 ms", patient.base(Duration::from_millis(20)).cap(Duration::from_millis(200))),
+        ("base 20 ms, cap 50 ms", patient.base(Duration::from_millis(20)).cap(Duration::from_millis(50))),
+        (
+            "base 10 ms, cap 10 ms, equal jitter",
+            patient.base(Duration::from_millis(10)).cap(Duration::from_millis(10)).jitter(Jitter::Equal),
+        ),
+    ] {
+        let histories: Vec<_> = (0..seeds).map(|seed| contend(backoff, seed)).collect();
+        let median = |figure: fn(&Contention) -> f64| median(histories.iter().map(figure).collect());
+        let total = median(|history| history.total.as_secs_f64());
+        #[expect(clippy::cast_precision_loss, reason = "the counts are small")]
+        let requests = median(|history| history.requests as f64 / f64::from(WAITERS));
+        println!(
+            "{name:<44}{total:>8.2} s{:>8.2}{:>12.2} s{requests:>22.1}",
+            total / ideal.as_secs_f64(),
+            median(|history| history.longest_wait.as_secs_f64()),
+        );
+    }
+}
+
+/// All want the key at once; each holds it for a while. In virtual time.
+fn contend(backoff: Backoff, seed: u64) -> Contention {
+    fastrand::seed(seed);
+    let runtime = Builder::new_current_thread().enable_all().start_paused(true).build().unwrap();
+    runtime.block_on(async {
+        let engine = Engine::new().unwrap();
+        Locks::builder(engine.client(), TABLE).build().unwrap().create_table().await.unwrap();
+        let host = engine.host().faults(Faults::seeded(seed).latency(LATENCY..LATENCY)).build();
+        let locks = Locks::builder(host.client(), TABLE).lease(Duration::from_mins(1)).build().unwrap();
+        let start = host.now();
+        let mut waiters = JoinSet::new();
+        for _ in 0..WAITERS {
+            let (locks, host) = (locks.clone(), host.clone());
+            waiters.spawn(async move {
+                let lock = locks.acquire("job").wait(backoff).await.unwrap();
+                let waited = host.now().duration_since(start).unwrap();
+                sleep(HOLD).await;
+                lock.release().await.unwrap();
+                waited
+            });
+        }
+        let longest_wait = waiters.join_all().await.into_iter().max().unwrap_or_default();
+        Contention { total: host.now().duration_since(start).unwrap(), longest_wait, requests: host.requests() }
+    })
+}

@@ -1,0 +1,62 @@
+//! A function for the tests of the runtime: the middleware under the real `lambda_runtime`, in a process of its own,
+//! because the runtime takes its settings from the environment. It brings its own table, in which someone else holds
+//! the key `taken`.
+//!
+//! `function run` takes one invocation at a time, `function run_concurrent` several. The payload says what to do:
+//! `{"key": "…", "do": "return" | "fail" | "panic" | "hang" | "wait", "at": "address to wait at"}`.
+
+use std::env;
+use std::io;
+use std::time::Duration;
+
+use lambda_lock::{LockLayer, LockedEvent};
+use lambda_lock_tests::World;
+use lambda_runtime::{Diagnostic, Error, LambdaEvent, Runtime};
+use serde_json::{Value, json};
+use tokio::io::AsyncReadExt;
+use tokio::net::TcpStream;
+use tower::{Layer, service_fn};
+
+#[tokio::main]
+async fn main() -> Result<(), Error> {
+    let world = World::new().await;
+    let elsewhere = world.default_locks();
+    let _taken = elsewhere.acquire("taken").holder("another environment").lease(Duration::from_hours(1)).await?;
+    let layer = LockLayer::new(world.default_locks()).key_from(|event: &LambdaEvent<Value>| text(event, "key"));
+    let runtime = Runtime::new(layer.layer(service_fn(handler)));
+    match env::args().nth(1).as_deref() {
+        Some("run") => runtime.run().await,
+        Some("run_concurrent") => runtime.run_concurrent().await,
+        other => Err(format!("run or run_concurrent, not {other:?}").into()),
+    }
+}
+
+fn text(event: &LambdaEvent<Value>, field: &str) -> String {
+    event.payload[field].as_str().unwrap_or_default().to_owned()
+}
+
+async fn handler(event: LockedEvent<Value>) -> Result<Value, OutOfPaper> {
+    let LockedEvent { payload, lock, .. } = event;
+    match payload["do"].as_str() {
+        Some("return") => {}
+        Some("wait") => wait_at(payload["at"].as_str().unwrap_or_default()).await.expect("the place to wait at"),
+        Some("fail") => return Err(OutOfPaper),
+        Some("hang") => std::future::pending().await,
+        other => panic!("cannot do {other:?}"),
+    }
+    Ok(json!({ "fence": lock.fence(), "owner": lock.owner() }))
+}
+
+/// Waits until the test lets go of the connection.
+async fn wait_at(address: &str) -> io::Result<()> {
+    TcpStream::connect(address).await?.read(&mut [0]).await.map(drop)
+}
+
+#[derive(Debug)]
+struct OutOfPaper;
+
+impl From<OutOfPaper> for Diagnostic {
+    fn from(_: OutOfPaper) -> Self {
+        Self { error_type: "OutOfPaper".to_owned(), error_message: "fill the tray".to_owned() }
+    }
+}
