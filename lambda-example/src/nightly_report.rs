@@ -75,6 +75,7 @@ impl Reports {
 }
 
 /// The function: the handler under its lock.
+#[must_use]
 pub fn nightly_report(
     locks: Locks,
     reports: Reports,

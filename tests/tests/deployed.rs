@@ -80,7 +80,8 @@ async fn a_killed_invocation_blocks_its_report_until_its_lease_ends(stack: &Stac
         // kill: if it came second, try again.
         match stack.invoke("killed", Duration::ZERO).await.unwrap() {
             Outcome::Skipped { reason } => {
-                assert_eq!(failure, "Sandbox.Timedout");
+                // As the local AWS names it, depending on what it sees first: the time or the end of the process.
+                assert!(["Sandbox.Timedout", "Runtime.ExitError"].contains(&failure.as_str()), "{failure}");
                 Some((row, held_until(&reason)))
             }
             Outcome::Written { .. } => None,

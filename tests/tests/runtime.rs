@@ -23,7 +23,7 @@ use tokio::task::JoinSet;
 use tokio::time::timeout;
 
 /// Longer than anything here takes, so that a test that hangs fails.
-const TOO_LONG: Duration = Duration::from_secs(60);
+const TOO_LONG: Duration = Duration::from_mins(1);
 
 /// The Lambda service, as far as a function sees it: <https://docs.aws.amazon.com/lambda/latest/dg/runtimes-api.html>.
 struct Lambda {
@@ -105,7 +105,7 @@ impl Lambda {
     }
 
     fn send(&self, id: &str, payload: Value) {
-        self.send_with(id, payload, Duration::from_secs(60));
+        self.send_with(id, payload, Duration::from_mins(1));
     }
 
     fn send_with(&self, id: &str, payload: Value, time_left: Duration) {
