@@ -55,7 +55,7 @@ const COMPLETED: &str = "COMPLETED";
 
 /// The largest time a row may name: the end of the year 9999, in milliseconds.
 pub(crate) const LATEST: u64 = 253_402_300_799_999;
-/// A fence beyond this was not written by us. It leaves room to count on in 64 bits.
+/// A fence beyond this is not taken further. It was not written by us.
 const MAX_FENCE: u64 = i64::MAX as u64;
 
 /// DynamoDB's limit for a partition key.
@@ -180,6 +180,9 @@ impl Table {
             }
             Err(error) => match self.refusal(error, claim.key)? {
                 Some(row) if row.owner.as_deref() == Some(claim.owner) => Ok(Claimed::Already(row)),
+                Some(row) if row.end <= claim.now.millis() && row.fence > Some(MAX_FENCE) => {
+                    Err(self.malformed(claim.key, format!("`{FENCE}` has reached its largest value")))
+                }
                 Some(row) => Ok(Claimed::Held(row.into_holder(claim.now))),
                 None => Err(self.malformed(claim.key, "the refusal names no row".to_owned())),
             },
@@ -364,7 +367,7 @@ impl Row {
             // Acquiring leaves it as it is, so a row that was taken may have anything there.
             released: string_at(&mut item, RELEASED).unwrap_or_default(),
             holder: string_at(&mut item, HOLDER)?,
-            fence: number_at(&item, FENCE, MAX_FENCE)?,
+            fence: number_at(&item, FENCE, MAX_FENCE + 1)?,
             acquired_at: number_at(&item, ACQUIRED_AT, LATEST)?,
             data: item.remove(DATA).map(Data),
         })

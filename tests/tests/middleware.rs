@@ -416,14 +416,12 @@ where
 // behaviours 20, 29
 #[tokio::test]
 async fn a_handler_that_panics_releases_and_the_panic_goes_on() {
-    let (world, host, locks) = environment().await;
-    let service = LockLayer::new(locks).layer(service_fn(|_: LambdaEvent<()>| async {
+    async fn panics(_: LambdaEvent<()>) -> Result<(), Error> {
         tokio::task::yield_now().await;
-        if true {
-            panic!("in the future");
-        }
-        Ok::<_, Error>(())
-    }));
+        panic!("in the future")
+    }
+    let (world, host, locks) = environment().await;
+    let service = LockLayer::new(locks).layer(service_fn(panics));
     assert_eq!(panic_of(service.oneshot(invocation(&host, ()))).await, "in the future");
     assert!(is_free(&world, FUNCTION).await);
 }
@@ -577,19 +575,16 @@ async fn a_call_that_is_dropped_while_its_handler_runs_releases_in_the_backgroun
 #[tokio::test]
 async fn a_call_that_is_dropped_while_its_request_is_under_way_releases_in_the_background() {
     let world = World::new().await;
-    let slow = Duration::from_millis(100);
+    let slow = Duration::from_millis(500);
     let host = world.host().faults(Faults::seeded(1).latency(slow..slow)).build();
     let service = LockLayer::new(world.locks(&host).build().unwrap()).layer(service_fn(done::<()>));
     let call = tokio::spawn(service.oneshot(invocation(&host, ())));
-    while host.requests() < 1 {
-        sleep(Duration::from_millis(1)).await;
-    }
-    call.abort();
-    assert!(call.await.unwrap_err().is_cancelled());
-    // The request arrives all the same, and after it the release.
+    // The request has arrived, and its answer is under way.
     while world.default_locks().get(FUNCTION).await.unwrap().is_none() {
         sleep(Duration::from_millis(5)).await;
     }
+    call.abort();
+    assert!(call.await.unwrap_err().is_cancelled());
     assert!(becomes_free(&world, FUNCTION).await);
 }
 

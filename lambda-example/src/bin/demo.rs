@@ -121,7 +121,7 @@ struct Cloud {
 
 enum Backend {
     Embedded(Engine),
-    Real(SdkConfig),
+    Real(Box<SdkConfig>),
 }
 
 impl Cloud {
@@ -133,7 +133,7 @@ impl Cloud {
     async fn real(table: &str) -> Self {
         println!("On table {table}\n");
         let config = aws_config::load_defaults(BehaviorVersion::latest()).await;
-        Self { table: table.to_owned(), backend: Backend::Real(config) }
+        Self { table: table.to_owned(), backend: Backend::Real(Box::new(config)) }
     }
 
     /// A host of its own, as every Lambda environment is.
@@ -147,7 +147,7 @@ impl Cloud {
                 let https = aws_smithy_http_client::Builder::new()
                     .tls_provider(Provider::Rustls(CryptoMode::AwsLc))
                     .build_https();
-                Host::over(aws_sdk_dynamodb::config::Builder::from(config), https).build()
+                Host::over(aws_sdk_dynamodb::config::Builder::from(config.as_ref()), https).build()
             }
         }
     }
@@ -188,8 +188,7 @@ impl Invocation {
 }
 
 fn context(number: usize, deadline: SystemTime) -> Context {
-    let mut config = Config::default();
-    config.function_name = "nightly-report".to_owned();
+    let config = Config { function_name: "nightly-report".to_owned(), ..Config::default() };
     let mut context = Context::default();
     context.request_id = format!("delivery-{number}");
     let deadline = deadline.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
