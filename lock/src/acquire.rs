@@ -91,7 +91,8 @@ impl Acquire {
 
     /// A release before this time has passed keeps the key for the rest of it, so that two schedules that fire
     /// seconds apart run a short job once. Off by default, up to a day. A crashed holder's key is free at the lease's
-    /// end all the same.
+    /// end all the same, and that of a lock that is dropped without a release, or whose [`run`](Self::run) panicked or was
+    /// cancelled, at once.
     pub fn hold_at_least(mut self, hold: Duration) -> Self {
         self.hold_at_least = hold;
         self
@@ -118,7 +119,7 @@ impl Acquire {
     /// Runs `body` while holding the lock, and releases it whether the body returns, fails or panics.
     ///
     /// When the lease ends first, the body is cancelled at its next await point and the error
-    /// [`is_lost`](Error::is_lost). When the key cannot be acquired the body does not run. A failed release is logged
+    /// [`is_lost`](Error::is_lost); a body that blocks its thread is not cancelled. When the key cannot be acquired the body does not run. A failed release is logged
     /// and does not replace the body's result. Two requests.
     ///
     /// ```
@@ -303,6 +304,9 @@ pub(crate) async fn hold<T>(lock: &Lock, body: impl Future<Output = T>) -> Resul
     })
     .catch_unwind()
     .await;
+    if !matches!(outcome, Ok(Some(_))) {
+        lock.give_up_least_hold();
+    }
     if let Err(error) = lock.release().await {
         tracing::warn!(key = lock.key(), fence = lock.fence(), %error, "releasing a lock failed");
     }

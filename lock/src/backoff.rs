@@ -9,6 +9,9 @@ use std::time::Duration;
 /// whichever comes first; one last attempt is made when the budget ends. A delay never goes past the end of the
 /// holder's lease by more than one base delay.
 ///
+/// The defaults save requests. Where many wait for a key that is held for milliseconds, choose a base of about the hold
+/// and a cap of a few times that.
+///
 /// | setting | default |
 /// | --- | --- |
 /// | [`base`](Self::base) | 100 ms |

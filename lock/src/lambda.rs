@@ -13,9 +13,10 @@ use tower::{Layer, Service};
 
 use crate::acquire::hold;
 use crate::backoff::Backoff;
+use crate::clock::since_epoch;
 use crate::error::Error;
 use crate::lock::Lock;
-use crate::locks::Locks;
+use crate::locks::{Locks, MAX_LEASE};
 
 /// Makes a handler a singleton: a tower layer that takes a lock around each invocation.
 ///
@@ -151,7 +152,7 @@ impl<I: HandlerEvent, R> LockLayer<I, R> {
     }
 
     /// Keeps the key for at least this long, also when the handler is done earlier: a schedule that fires twice,
-    /// seconds apart, runs a short job once. Up to a day.
+    /// seconds apart, runs a short job once. Up to a day. A handler that failed frees the key at once, for the retry.
     #[must_use]
     pub fn hold_at_least(self, hold: Duration) -> Self {
         self.with(|settings| settings.hold_at_least = hold)
@@ -186,8 +187,9 @@ impl<I: HandlerEvent, R> Settings<I, R> {
             KeyOf::Event(key) => key(event),
         };
         let mut acquire = self.locks.acquire(key.clone()).hold_at_least(self.hold_at_least).holder(holder(context));
-        // A context made by hand, as in tests, has no deadline.
-        if context.deadline > 0 {
+        // Not a deadline: the zero of a context made by hand, as in tests, and the early 1970 of `cargo lambda watch`.
+        let earliest = self.locks.0.clock.now().wall.saturating_sub(MAX_LEASE);
+        if since_epoch(context.deadline()) > earliest {
             acquire = acquire.until(context.deadline());
         }
         if let Some(lease) = self.lease {
@@ -274,7 +276,14 @@ where
                 Err(Refused::Error(error)) => return Err(HandlerError::Lock(error)),
             };
             let event = I::locked(event, &lock);
-            match hold(&lock, async { inner.call(event).await }).await {
+            let work = async {
+                let result = inner.call(event).await;
+                if result.is_err() {
+                    lock.give_up_least_hold();
+                }
+                result
+            };
+            match hold(&lock, work).await {
                 Ok(result) => result.map_err(HandlerError::Handler),
                 Err(lost) => Err(HandlerError::Lock(lost)),
             }

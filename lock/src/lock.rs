@@ -38,13 +38,14 @@ pub struct Lock {
     fence: Option<u64>,
     data: Option<Data>,
     acquired_at: Duration,
-    hold_until: Option<Duration>,
     state: Mutex<State>,
 }
 
 #[derive(Debug)]
 struct State {
     lease: Lease,
+    /// Until when `hold_at_least` keeps the key after an early release.
+    hold_until: Option<Duration>,
     leave: Option<Data>,
     phase: Phase,
 }
@@ -78,8 +79,12 @@ impl Lock {
             fence,
             data,
             acquired_at: acquired.wall,
-            hold_until: (!hold_at_least.is_zero()).then_some(hold_until),
-            state: Mutex::new(State { lease, leave: None, phase: Phase::Held }),
+            state: Mutex::new(State {
+                lease,
+                hold_until: (!hold_at_least.is_zero()).then_some(hold_until),
+                leave: None,
+                phase: Phase::Held,
+            }),
         }
     }
 
@@ -255,6 +260,11 @@ impl Lock {
         locks.0.table.condition_check(key, self.is_enforced().then_some(owner), self.now())
     }
 
+    /// The work was not done, so whoever tries again shall not have to wait for the least hold.
+    pub(crate) fn give_up_least_hold(&self) {
+        self.state().hold_until = None;
+    }
+
     pub(crate) fn lost_error(&self) -> Error {
         Error::new(Kind::Lost(None), &self.ownership.locks.0.table.name, &self.ownership.key)
     }
@@ -266,7 +276,7 @@ impl Lock {
     /// The time that a release made now gives as the lease's end.
     fn release_at(&self) -> Duration {
         let now = self.now().wall;
-        self.hold_until.map_or(now, |until| until.max(now))
+        self.state().hold_until.map_or(now, |until| until.max(now))
     }
 
     /// The state is plain values, so a panic elsewhere cannot have left it half-written.
@@ -297,6 +307,7 @@ impl Drop for Lock {
         }
         if phase == Phase::Held {
             tracing::warn!(key = self.key(), fence = self.fence(), "a lock was dropped without being released");
+            self.give_up_least_hold();
         }
         self.ownership.release_in_background(self.release_at(), leave);
     }

@@ -27,17 +27,12 @@ use tokio::runtime::{Builder, Runtime};
 use tokio::task::JoinSet;
 use tokio::time::sleep;
 
+#[global_allocator]
 static ALLOCATOR: &StatsAlloc<System> = &INSTRUMENTED_SYSTEM;
 
 const TABLE: &str = "locks";
 
 fn main() {
-    if env::var("EXPERIMENT").is_ok() {
-        let runtime = Builder::new_current_thread().enable_all().build().unwrap();
-        let embedded = runtime.block_on(Sides::embedded());
-        print_costs(&runtime, &embedded, 4000);
-        return;
-    }
     let mut criterion = Criterion::default().configure_from_args();
     let runtime = Builder::new_current_thread().enable_all().build().unwrap();
     let embedded = runtime.block_on(Sides::embedded());

@@ -170,7 +170,7 @@ async fn worker(scene: Arc<Scene>, number: usize, mut random: Rng) {
             // The invocation is cancelled; the host goes on.
             2 => {
                 let _ = timeout(millis(&mut random, 0..=1500), work).await;
-                operation.ended();
+                operation.ended("was dropped, or had ended");
             }
             _ => work.await,
         }
@@ -229,7 +229,7 @@ async fn work(scene: &Scene, host: &Host, operation: &Operation, mut random: Rng
     }
     match random.u8(0..10) {
         // Dropped without a release: it is sent in the background.
-        0 => operation.ended(),
+        0 => operation.ended("dropped its lock"),
         _ => release(operation, &lock).await,
     }
 }
@@ -243,12 +243,13 @@ async fn release(operation: &Operation, lock: &Arc<Lock>) {
 async fn run_under(operation: &Operation, acquire: Acquire, hold_at_least: Duration, mut random: Rng) {
     let steps = random.u32(0..150);
     let ran = acquire.run(async |lock| {
-        let _inside = operation.entered(lock, hold_at_least);
+        let inside = operation.entered(lock, hold_at_least);
         let mut overstayed = Duration::ZERO;
         for _ in 0..steps {
             sleep(Duration::from_millis(20)).await;
             overstayed += if lock.is_valid() { Duration::ZERO } else { Duration::from_millis(20) };
         }
+        inside.done();
         overstayed
     });
     match ran.await {
@@ -256,7 +257,7 @@ async fn run_under(operation: &Operation, acquire: Acquire, hold_at_least: Durat
         Ok(overstayed) if overstayed > Duration::from_millis(60) => {
             operation.broke("work outlived its lease", &format!("by {overstayed:?}"));
         }
-        Ok(_) => operation.ended(),
+        Ok(_) => operation.completed(),
         Err(error) if error.is_lost() => operation.cancelled(),
         Err(error) => operation.refused(&error),
     }

@@ -552,6 +552,16 @@ async fn the_next_firing_after_the_least_hold_runs() {
     assert_eq!(service.oneshot(invocation(&next, ())).await.unwrap(), "done");
 }
 
+// behaviour 58
+#[tokio::test]
+async fn a_handler_that_fails_does_not_keep_its_retry_waiting_for_the_least_hold() {
+    let (world, host, locks) = environment().await;
+    let layer = LockLayer::new(locks).hold_at_least(Duration::from_mins(1));
+    let failing = |_: LambdaEvent<()>| async { Err::<(), Error>("out of paper".into()) };
+    assert!(layer.layer(service_fn(failing)).oneshot(invocation(&host, ())).await.is_err());
+    assert!(is_free(&world, FUNCTION).await);
+}
+
 // behaviour 35
 #[tokio::test]
 async fn a_call_that_is_dropped_while_its_handler_runs_releases_in_the_background() {

@@ -37,8 +37,8 @@ struct State {
     crashes: Vec<Crash>,
     /// By key and in order: when it was taken, and by which nonce.
     taken: Vec<(String, SystemTime, String)>,
-    /// By nonce: until when `hold_at_least` keeps the key after an early release.
-    holds: HashMap<String, SystemTime>,
+    /// By nonce: until when `hold_at_least` keeps the key after an early release, and for which operation.
+    holds: HashMap<String, (SystemTime, String)>,
 }
 
 /// What the requests that were applied have made of a row.
@@ -89,7 +89,7 @@ impl Ledger {
             let next = state.taken.iter().find(|(taken, when, by)| taken == key && when >= at && by != owner);
             // A release that was on its way may have kept the key for its least hold.
             let hold = state.holds.get(owner).filter(|_| state.released.contains(owner));
-            let ends = state.ends[owner].max(hold.map_or(*at, |hold| *hold + 2 * self.clock_skew));
+            let ends = state.ends[owner].max(hold.map_or(*at, |(hold, _)| *hold + 2 * self.clock_skew));
             // The lease has the skew in it once; the clock of whoever comes next may be behind by it once more.
             let latest = ends.max(*at) + self.clock_skew + CAP + 2 * LATENCY;
             if next.is_none_or(|(_, when, _)| *when > latest) {
@@ -162,7 +162,7 @@ impl Intercept for Observer {
                     ledger.broke(&mut state, format!("(e) {key} was taken again by {holder}, which had released it"));
                 }
                 let last = state.rows.get(&key).map(|row| &row.owner).filter(|owner| state.released.contains(*owner));
-                if last.and_then(|owner| state.holds.get(owner)).is_some_and(|until| now < *until) {
+                if last.and_then(|owner| state.holds.get(owner)).is_some_and(|(until, _)| now < *until) {
                     ledger.broke(&mut state, format!("{key} was taken before its least hold was over"));
                 }
                 state.rows.insert(key.clone(), Row { owner: owner.clone(), fence });
@@ -206,7 +206,7 @@ impl Operation {
     pub(super) fn entered(&self, lock: &Lock, hold_at_least: Duration) -> Inside<'_> {
         let until = self.ledger.engine.now() + lock.remaining();
         self.enter(lock, hold_at_least, Valid::Until(until));
-        Inside(self)
+        Inside { operation: self, done: false }
     }
 
     fn enter(&self, lock: &Lock, hold_at_least: Duration, valid: Valid) {
@@ -224,7 +224,7 @@ impl Operation {
         if !hold_at_least.is_zero() {
             // The holder's clock may be ahead by half the skew.
             let until = lock.acquired_at() + hold_at_least - ledger.clock_skew / 2;
-            state.holds.insert(lock.owner().to_owned(), until);
+            state.holds.insert(lock.owner().to_owned(), (until, self.name.clone()));
         }
         self.alone(&mut state, lock.is_valid());
         state.holding.push(Holding { key: self.key.clone(), operation: self.name.clone(), valid });
@@ -291,15 +291,21 @@ impl Operation {
     }
 
     pub(super) fn cancelled(&self) {
+        self.ledger.state().counts.lost += 1;
+        self.ended("was cancelled at the end of its lease");
+    }
+
+    /// The work was not done, or nobody knows whether it was: the least hold is given up.
+    pub(super) fn ended(&self, how: &str) {
         let mut state = self.ledger.state();
-        state.counts.lost += 1;
-        self.ledger.log(&mut state, &format!("{} was cancelled at the end of its lease", self.name));
+        state.holds.retain(|_, (_, operation)| *operation != self.name);
+        self.ledger.log(&mut state, &format!("{} {how}", self.name));
         self.leave(&mut state);
     }
 
-    pub(super) fn ended(&self) {
+    pub(super) fn completed(&self) {
         let mut state = self.ledger.state();
-        self.ledger.log(&mut state, &format!("{} ended", self.name));
+        self.ledger.log(&mut state, &format!("{} completed", self.name));
         self.leave(&mut state);
     }
 
@@ -334,10 +340,23 @@ fn described(answer: &Result<(), Error>) -> String {
 }
 
 /// The body of a `run`.
-pub(super) struct Inside<'a>(&'a Operation);
+pub(super) struct Inside<'a> {
+    operation: &'a Operation,
+    done: bool,
+}
+
+impl Inside<'_> {
+    pub(super) fn done(mut self) {
+        self.done = true;
+    }
+}
 
 impl Drop for Inside<'_> {
     fn drop(&mut self) {
-        self.0.leave(&mut self.0.ledger.state());
+        if self.done {
+            self.operation.leave(&mut self.operation.ledger.state());
+        } else {
+            self.operation.ended("left its work undone");
+        }
     }
 }
