@@ -1,10 +1,13 @@
 //! A scheduled singleton: writes a report each night, once, however often the schedule fires.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use aws_sdk_dynamodb::Client;
-use aws_sdk_dynamodb::types::{AttributeValue, ReturnValue};
+use aws_sdk_dynamodb::operation::update_item::UpdateItemError;
+use aws_sdk_dynamodb::types::error::ConditionalCheckFailedException;
+use aws_sdk_dynamodb::types::{AttributeValue, ReturnValue, ReturnValuesOnConditionCheckFailure};
 use lambda_lock::{HandlerError, LockLayer, LockedEvent, Locks};
 use lambda_runtime::{Error, LambdaEvent};
 use serde::{Deserialize, Serialize};
@@ -66,11 +69,22 @@ impl Reports {
             .update_expression("SET fence = :fence ADD times :one")
             .expression_attribute_values(":fence", AttributeValue::N(fence.to_string()))
             .expression_attribute_values(":one", AttributeValue::N("1".to_owned()))
-            .return_values(ReturnValue::UpdatedNew)
+            .return_values(ReturnValue::AllNew)
+            .return_values_on_condition_check_failure(ReturnValuesOnConditionCheckFailure::AllOld)
             .send()
-            .await?;
-        let times = written.attributes.as_ref().and_then(|row| row.get("times")?.as_n().ok()?.parse().ok());
-        times.ok_or_else(|| "the report's row has no count".into())
+            .await;
+        let row = match written {
+            Ok(written) => written.attributes.unwrap_or_default(),
+            Err(error) => match error.into_service_error() {
+                // Our own write, whose answer was lost and which the SDK tried again.
+                UpdateItemError::ConditionalCheckFailedException(ConditionalCheckFailedException {
+                    item: Some(row),
+                    ..
+                }) if number(&row, "fence") == Some(fence) => row,
+                error => return Err(error.into()),
+            },
+        };
+        number(&row, "times").ok_or_else(|| "the report's row has no count".into())
     }
 }
 
@@ -88,11 +102,16 @@ pub fn nightly_report(
 + Send {
     let reports = Arc::new(reports);
     LockLayer::new(locks)
-        .key_from(|event: &LambdaEvent<ReportRequest>| event.payload.report.clone())
+        // Apart from the reports' own rows.
+        .key_from(|event: &LambdaEvent<ReportRequest>| format!("lock#{}", event.payload.report))
         .answer_when_held(|held| Outcome::Skipped {
             reason: held.holder().map_or_else(|| held.to_string(), |holder| format!("held by {holder}")),
         })
         .layer(service_fn(move |event| write_report(Arc::clone(&reports), event)))
+}
+
+fn number(row: &HashMap<String, AttributeValue>, attribute: &str) -> Option<u64> {
+    row.get(attribute)?.as_n().ok()?.parse().ok()
 }
 
 async fn write_report(reports: Arc<Reports>, event: LockedEvent<ReportRequest>) -> Result<Outcome, Error> {

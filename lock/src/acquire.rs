@@ -1,5 +1,6 @@
 //! `Acquire`: one acquisition, from its options through the waiting to the lock.
 
+use std::fmt;
 use std::panic::{AssertUnwindSafe, resume_unwind};
 use std::pin::Pin;
 use std::time::{Duration, SystemTime};
@@ -13,10 +14,7 @@ use crate::error::{Error, Kind};
 use crate::holder::Data;
 use crate::lock::{Lock, Ownership};
 use crate::locks::{Locks, MAX_LEASE, check_attribute_name, check_duration};
-use crate::protocol::{Claim, Claimed, Lease};
-
-/// What a wait leaves of the time until the deadline, so that Lambda gets an answer and not a timeout.
-const TIME_TO_ANSWER: Duration = Duration::from_millis(100);
+use crate::protocol::{Claim, Claimed, Lease, TIME_TO_ANSWER, check_data};
 
 /// An acquisition that has not been sent yet: await it for a [`Lock`], or [`run`](Self::run) work under it.
 ///
@@ -25,7 +23,8 @@ const TIME_TO_ANSWER: Duration = Duration::from_millis(100);
 /// after a throttled or lost request.
 ///
 /// Dropping the future stops the waiting. If a request was under way, it may still be applied: a release is then sent
-/// in the background, and if that does not arrive the key is free when the lease ends, no later.
+/// in the background, and if that does not arrive, or arrives first, the key is free when the lease ends, no later. (A
+/// Lambda environment is frozen between invocations, and what it does in the background with it.)
 ///
 /// ```
 /// # use std::time::{Duration, SystemTime};
@@ -40,7 +39,6 @@ const TIME_TO_ANSWER: Duration = Duration::from_millis(100);
 /// lock.release().await
 /// # }
 /// ```
-#[derive(Debug)]
 #[must_use = "nothing is acquired until it is awaited"]
 pub struct Acquire {
     locks: Locks,
@@ -167,32 +165,36 @@ impl Acquire {
                 attributes: &self.attributes,
             };
             pending.unresolved = true;
-            let error = match settings.table.acquire(&claim).await {
-                Ok(Claimed::Acquired { fence, data }) => {
-                    tracing::debug!(key, fence, "acquired");
-                    return Ok(Lock::new(pending.resolve(), Some(fence), data, now, lease, *hold_at_least));
-                }
+            let taken = match settings.table.acquire(&claim).await {
+                Ok(Claimed::Acquired { fence, data }) => Ok(Some((now, lease, fence, data))),
                 Ok(Claimed::Already(row)) => {
+                    tracing::debug!(key, "acquired by an earlier request, whose response was lost");
                     let ours = sent.iter().find(|(_, lease)| lease.end == row.end);
-                    let live = ours.filter(|(_, lease)| !lease.deadline.remaining(settings.clock.now()).is_zero());
-                    if let (Some((sent, lease)), Some(fence)) = (live, row.fence) {
-                        tracing::debug!(key, fence, "acquired by an earlier request, whose response was lost");
-                        return Ok(Lock::new(pending.resolve(), Some(fence), row.data, *sent, *lease, *hold_at_least));
-                    }
+                    Ok(ours.zip(row.fence).map(|(&(sent, lease), fence)| (sent, lease, fence, row.data)))
+                }
+                Ok(Claimed::Held(holder)) => Err(Error::new(Kind::Held(holder), &settings.table.name, key)),
+                Err(error) => Err(error),
+            };
+            let answered = settings.clock.now();
+            let error = match taken {
+                Ok(Some((sent, lease, fence, data))) if !lease.deadline.remaining(answered).is_zero() => {
+                    tracing::debug!(key, fence, "acquired");
+                    return Ok(Lock::new(pending.resolve(), Some(fence), data, sent, lease, *hold_at_least));
+                }
+                Ok(_) => {
                     // Too late to be of use: free the key and start anew, with another nonce, for this one is refused.
                     let stale = std::mem::replace(&mut pending.ownership, Ownership::new(locks, key)?);
                     (unanswered, sent) = (false, Vec::new());
-                    let now = settings.clock.now();
-                    if delays.are_over(now.since(started)) {
-                        stale.release_in_background(now.wall, None);
-                    } else if let Err(error) = stale.release(now.wall, None).await {
+                    if delays.are_over(answered.since(started)) {
+                        stale.release_in_background(answered.wall, None);
+                    } else if let Err(error) = stale.release(answered.wall, None).await {
                         tracing::debug!(key, %error, "freeing a key that was acquired too late failed");
                     }
                     Error::new(Kind::Unavailable, &settings.table.name, key)
                 }
-                Ok(Claimed::Held(holder)) => Error::new(Kind::Held(holder), &settings.table.name, key),
                 Err(error) => {
-                    unanswered |= error.is_unavailable();
+                    // The SDK may have been throttled when it tried again what it had no answer to.
+                    unanswered |= error.is_unavailable() || error.is_throttled();
                     error
                 }
             };
@@ -227,6 +229,10 @@ impl Acquire {
             check_duration("lease", lease, Duration::from_millis(1), MAX_LEASE)?;
         }
         check_duration("least hold", self.hold_at_least, Duration::ZERO, MAX_LEASE)?;
+        self.wait.check()?;
+        if let Some(data) = &self.data {
+            check_data(data)?;
+        }
         let table = &self.locks.0.table;
         let sort_key = table.sort_key.as_ref().map(|(name, _)| name);
         let mut seen = vec![&table.partition_key];
@@ -258,6 +264,13 @@ impl Acquire {
         }
         check_duration("time until the deadline", lease, Duration::from_millis(1), MAX_LEASE)?;
         Ok(Lease::new(now.deadline_after(lease), settings.clock_skew, settings.retention))
+    }
+}
+
+/// Without the data and the attributes: they may be what nobody wants in a log.
+impl fmt::Debug for Acquire {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Acquire").field("key", &self.key).finish_non_exhaustive()
     }
 }
 
@@ -299,7 +312,7 @@ pub(crate) async fn hold<T>(lock: &Lock, body: impl Future<Output = T>) -> Resul
         tokio::select! {
             biased;
             value = body => Some(value),
-            () = lock.lost() => None,
+            () = lock.overrun() => None,
         }
     })
     .catch_unwind()

@@ -2,6 +2,9 @@
 
 use std::time::Duration;
 
+use crate::error::Error;
+use crate::locks::{MAX_LEASE, check_duration};
+
 /// How an acquire waits for a key that is held: exponential backoff with jitter, within a budget.
 ///
 /// The delay before attempt *n* + 1 is `base × factorⁿ⁻¹`, limited to the cap, then spread by the [`Jitter`], and
@@ -78,7 +81,7 @@ impl Default for Backoff {
 }
 
 impl Backoff {
-    /// The first delay; 100 ms by default.
+    /// The first delay; 100 ms by default, at least 1 ms.
     #[must_use]
     pub const fn base(mut self, base: Duration) -> Self {
         self.base = base;
@@ -92,7 +95,7 @@ impl Backoff {
         self
     }
 
-    /// The longest delay; 5 s by default.
+    /// The longest delay; 5 s by default, at least 1 ms.
     #[must_use]
     pub const fn cap(mut self, cap: Duration) -> Self {
         self.cap = cap;
@@ -129,6 +132,16 @@ impl Backoff {
         budget: Duration::ZERO,
         max_attempts: 1,
     };
+
+    pub(crate) fn check(&self) -> Result<(), Error> {
+        if self.budget.is_zero() {
+            return Ok(());
+        }
+        for (what, delay) in [("base of the backoff", self.base), ("cap of the backoff", self.cap)] {
+            check_duration(what, delay, Duration::from_millis(1), MAX_LEASE)?;
+        }
+        Ok(())
+    }
 
     /// Begins a wait, which ends with the budget or after `limit`.
     pub(crate) fn delays(self, limit: Option<Duration>) -> Delays {

@@ -47,7 +47,9 @@ impl Moment {
     }
 
     pub(crate) fn deadline_after(self, lease: Duration) -> Deadline {
-        Deadline { wall: self.wall.saturating_add(lease), monotonic: self.monotonic + lease }
+        // Whole milliseconds, as in the row, so that the two agree.
+        let wall = Duration::from_millis(millis(self.wall.saturating_add(lease)));
+        Deadline { wall, monotonic: self.monotonic + lease }
     }
 
     pub(crate) fn since(self, earlier: Self) -> Duration {
@@ -60,6 +62,10 @@ impl Deadline {
     pub(crate) fn remaining(self, now: Moment) -> Duration {
         let wall = self.wall.saturating_sub(now.wall);
         wall.min(self.monotonic.saturating_duration_since(now.monotonic))
+    }
+
+    pub(crate) fn earlier(self, other: Self) -> Self {
+        Self { wall: self.wall.min(other.wall), monotonic: self.monotonic.min(other.monotonic) }
     }
 
     pub(crate) fn wall(self) -> Duration {

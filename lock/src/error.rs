@@ -5,6 +5,8 @@ use std::fmt;
 
 use aws_sdk_dynamodb::error::{ProvideErrorMetadata, SdkError};
 
+use aws_smithy_types::retry::ErrorKind;
+
 use crate::holder::Holder;
 
 type Source = Box<dyn StdError + Send + Sync>;
@@ -194,7 +196,12 @@ impl Error {
 fn classify<E: ProvideErrorMetadata>(error: &SdkError<E>) -> Kind {
     match error {
         SdkError::TimeoutError(_) | SdkError::ResponseError(_) => return Kind::Unavailable,
-        SdkError::DispatchFailure(failure) if failure.is_io() || failure.is_timeout() => return Kind::Unavailable,
+        // A connection that breaks while the answer is awaited is neither I/O nor timeout, but "other, transient".
+        SdkError::DispatchFailure(failure)
+            if failure.is_io() || failure.is_timeout() || failure.as_other() == Some(ErrorKind::TransientError) =>
+        {
+            return Kind::Unavailable;
+        }
         SdkError::DispatchFailure(_) | SdkError::ConstructionFailure(_) => return Kind::NotSent,
         _ => {}
     }

@@ -97,7 +97,7 @@ fn time(millis: u64) -> SystemTime {
 /// assert_eq!(Data::from("page 12").as_str(), Some("page 12"));
 /// assert_eq!(Data::from(vec![1, 2, 3]).as_bytes(), Some(&[1, 2, 3][..]));
 /// ```
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, PartialEq)]
 pub struct Data(pub(crate) AttributeValue);
 
 impl Data {
@@ -117,6 +117,17 @@ impl Data {
     #[must_use]
     pub fn as_attribute(&self) -> &AttributeValue {
         &self.0
+    }
+}
+
+/// The size alone: data may be what nobody wants in a log.
+impl fmt::Debug for Data {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.0 {
+            AttributeValue::S(text) => write!(f, "Data({} bytes of text)", text.len()),
+            AttributeValue::B(bytes) => write!(f, "Data({} bytes)", bytes.as_ref().len()),
+            _ => f.write_str("Data(neither text nor bytes)"),
+        }
     }
 }
 

@@ -34,7 +34,8 @@ use crate::locks::{Locks, MAX_LEASE};
 /// | [`hold_at_least`](Self::hold_at_least) | not at all |
 ///
 /// A handler that returns, fails or panics releases the lock; the panic then goes on. One that is still running when
-/// the lease ends is cancelled, and the invocation fails with `LockLost`. A failed release is logged and does not
+/// the lease ends is cancelled, and the invocation fails with `LockLost`; by default Lambda's own timeout is due at the
+/// same time and usually comes first. A handler that blocks its thread is not cancelled. A failed release is logged and does not
 /// replace the handler's result.
 ///
 /// Two requests for an invocation that runs, one for an invocation that is refused; IAM action `dynamodb:UpdateItem`.
@@ -314,8 +315,7 @@ impl<P: 'static> HandlerEvent for LockedEvent<P> {
     type Payload = P;
 
     fn locked(event: LambdaEvent<P>, lock: &Arc<Lock>) -> Self {
-        let (payload, context) = event.into_parts();
-        Self { payload, context, lock: Arc::clone(lock) }
+        Self::new(event, Arc::clone(lock))
     }
 }
 
@@ -346,6 +346,15 @@ pub struct LockedEvent<P> {
     pub lock: Arc<Lock>,
 }
 
+impl<P> LockedEvent<P> {
+    /// An event with a lock, for testing a handler by itself.
+    #[must_use]
+    pub fn new(event: LambdaEvent<P>, lock: Arc<Lock>) -> Self {
+        let (payload, context) = event.into_parts();
+        Self { payload, context, lock }
+    }
+}
+
 /// Why an invocation under a [`LockLayer`] failed: because of the lock, or in the handler.
 ///
 /// Lambda sees `LockHeld`, `LockLost`, `LockUnavailable`, `LockThrottled`, `LockAccessDenied`, `LockTableNotFound`,
@@ -359,6 +368,7 @@ pub struct LockedEvent<P> {
 /// }
 /// ```
 #[derive(Debug)]
+#[non_exhaustive]
 pub enum HandlerError<E> {
     /// The lock could not be acquired, or was lost while the handler ran.
     Lock(Error),

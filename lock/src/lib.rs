@@ -48,7 +48,8 @@
 //! way. A row is free if its lease has ended by the caller's clock. The stored end is the holder's deadline plus the
 //! clock skew, so whoever sees it pass knows that the holder's own deadline has passed by the holder's own clock. A
 //! refusal that shows the caller's own nonce is a success whose response was lost. A release keeps the row and its
-//! owner, and ends the lease at the time of the release: a duplicate of an older acquire is then refused. The fence is
+//! owner, and ends the lease at the time of the release: a late duplicate of that owner's acquire is then refused, and so
+//! is anyone's that was sent more than the clock skew before the release. The fence is
 //! counted in the row and starts at the clock in microseconds, so that it does not go back when the row is deleted.
 //! Fencing is Martin Kleppmann's, "How to do distributed locking"; the jitter is that of the AWS Architecture Blog,
 //! "Exponential Backoff And Jitter".

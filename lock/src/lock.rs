@@ -6,12 +6,13 @@ use std::time::{Duration, SystemTime};
 
 use aws_sdk_dynamodb::types::ConditionCheck;
 use tokio::runtime::Handle;
+use tokio::sync::{Mutex as AsyncMutex, Notify};
 
 use crate::clock::Moment;
 use crate::error::{Error, Kind};
 use crate::holder::Data;
 use crate::locks::{Locks, MAX_LEASE, check_duration};
-use crate::protocol::Lease;
+use crate::protocol::{Lease, check_data};
 
 /// A lock that was acquired.
 ///
@@ -39,6 +40,10 @@ pub struct Lock {
     data: Option<Data>,
     acquired_at: Duration,
     state: Mutex<State>,
+    /// Told of every change of the state.
+    changed: Notify,
+    /// Taken by a renewal: of two at once, the one that is applied last must be the one that is believed.
+    renewing: AsyncMutex<()>,
 }
 
 #[derive(Debug)]
@@ -78,13 +83,16 @@ impl Lock {
             ownership,
             fence,
             data,
-            acquired_at: acquired.wall,
+            // As the row has it.
+            acquired_at: Duration::from_millis(acquired.millis()),
             state: Mutex::new(State {
                 lease,
                 hold_until: (!hold_at_least.is_zero()).then_some(hold_until),
                 leave: None,
                 phase: Phase::Held,
             }),
+            changed: Notify::new(),
+            renewing: AsyncMutex::new(()),
         }
     }
 
@@ -165,11 +173,23 @@ impl Lock {
     pub async fn lost(&self) {
         // Looked at again every second: the lease may have been renewed, and the wall clock may run ahead of the timer.
         loop {
+            let changed = self.changed.notified();
             let remaining = self.remaining();
             if remaining.is_zero() {
                 return;
             }
-            tokio::time::sleep(remaining.min(Duration::from_secs(1))).await;
+            tokio::select! {
+                () = changed => {}
+                () = tokio::time::sleep(remaining.min(Duration::from_secs(1))) => {}
+            }
+        }
+    }
+
+    /// Ready once work under this lock must stop: when the lock is lost, but not when the work released it itself.
+    pub(crate) async fn overrun(&self) {
+        self.lost().await;
+        if matches!(self.state().phase, Phase::Releasing | Phase::Released) {
+            std::future::pending::<()>().await;
         }
     }
 
@@ -181,31 +201,38 @@ impl Lock {
     /// Makes the lease end `lease` from now, from 1 ms to a day. One request; IAM action `dynamodb:UpdateItem`.
     ///
     /// The error [`is_lost`](Error::is_lost) if the lease has ended, the lock was released, or someone else has the
-    /// key; the row is then left alone. After any other error the old lease goes on.
+    /// key; the row is then left alone. After any other error, or if the future is dropped, the lock is valid until the
+    /// earlier of the old and the new end, since the request may have been applied. Not limited by the deadline that the
+    /// lock was acquired with.
     pub async fn renew(&self, lease: Duration) -> Result<(), Error> {
         check_duration("lease", lease, Duration::from_millis(1), MAX_LEASE)?;
         let settings = &self.ownership.locks.0;
+        let _alone = self.renewing.lock().await;
         let now = self.now();
         let renewed = Lease::new(now.deadline_after(lease), settings.clock_skew, settings.retention);
         let (known_end, data) = {
-            let state = self.state();
+            let mut state = self.state();
             if state.phase != Phase::Held || state.lease.deadline.remaining(now).is_zero() {
                 drop(state);
                 return Err(self.lost_error());
             }
+            state.leave.as_ref().map_or(Ok(()), check_data)?;
+            state.lease.deadline = state.lease.deadline.earlier(renewed.deadline);
             (state.lease.end, state.leave.clone())
         };
+        self.changed.notify_waiters();
         if self.is_enforced() {
             let Ownership { key, owner, .. } = &self.ownership;
             let answer = settings.table.renew(key, owner, known_end, now, renewed, data.as_ref()).await;
             if let Err(error) = answer {
                 if error.is_lost() {
-                    self.state().phase = Phase::Lost;
+                    self.enter(Phase::Lost);
                 }
                 return Err(error);
             }
         }
         self.state().lease = renewed;
+        self.changed.notify_waiters();
         Ok(())
     }
 
@@ -225,13 +252,15 @@ impl Lock {
             }
             state.leave.clone()
         };
+        self.changed.notify_waiters();
+        leave.as_ref().map_or(Ok(()), check_data)?;
         let answer = match self.fence {
             Some(_) => self.ownership.release(self.release_at(), leave.as_ref()).await,
             None => Ok(()),
         };
         match &answer {
-            Ok(()) => self.state().phase = Phase::Released,
-            Err(error) if error.is_lost() => self.state().phase = Phase::Lost,
+            Ok(()) => self.enter(Phase::Released),
+            Err(error) if error.is_lost() => self.enter(Phase::Lost),
             Err(_) => {}
         }
         answer
@@ -260,6 +289,11 @@ impl Lock {
         locks.0.table.condition_check(key, self.is_enforced().then_some(owner), self.now())
     }
 
+    fn enter(&self, phase: Phase) {
+        self.state().phase = phase;
+        self.changed.notify_waiters();
+    }
+
     /// The work was not done, so whoever tries again shall not have to wait for the least hold.
     pub(crate) fn give_up_least_hold(&self) {
         self.state().hold_until = None;
@@ -275,7 +309,8 @@ impl Lock {
 
     /// The time that a release made now gives as the lease's end.
     fn release_at(&self) -> Duration {
-        let now = self.now().wall;
+        // No earlier than the acquire, even if the clock was set back, so that duplicates of it are refused.
+        let now = self.now().wall.max(self.acquired_at);
         self.state().hold_until.map_or(now, |until| until.max(now))
     }
 
@@ -309,6 +344,8 @@ impl Drop for Lock {
             tracing::warn!(key = self.key(), fence = self.fence(), "a lock was dropped without being released");
             self.give_up_least_hold();
         }
+        // Data that is too large would keep the key from being freed.
+        let leave = leave.filter(|data| check_data(data).is_ok());
         self.ownership.release_in_background(self.release_at(), leave);
     }
 }

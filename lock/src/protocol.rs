@@ -63,6 +63,20 @@ pub(crate) const MAX_KEY_BYTES: usize = 2048;
 
 /// How long a request may take, the SDK's retries included; an acquire never longer than its lease.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
+/// What an acquire leaves of the time until the deadline, so that Lambda gets an answer and not a timeout.
+pub(crate) const TIME_TO_ANSWER: Duration = Duration::from_millis(100);
+/// What data may take of DynamoDB's 400 KiB for an item; the rest is for the key and the other attributes.
+const MAX_DATA_BYTES: usize = 390 * 1024;
+
+pub(crate) fn check_data(data: &Data) -> Result<(), Error> {
+    let bytes = data.as_str().map(str::len).or_else(|| data.as_bytes().map(<[u8]>::len)).unwrap_or_default();
+    if bytes <= MAX_DATA_BYTES {
+        return Ok(());
+    }
+    Err(Error::invalid(format!(
+        "the data has {bytes} bytes, more than {MAX_DATA_BYTES}: store it elsewhere, and its name here"
+    )))
+}
 
 pub(crate) fn is_reserved(attribute: &str) -> bool {
     RESERVED.contains(&attribute)
@@ -104,7 +118,9 @@ pub(crate) struct Lease {
 impl Lease {
     pub(crate) fn new(deadline: Deadline, clock_skew: Duration, retention: Duration) -> Self {
         let end = deadline.wall().saturating_add(clock_skew);
-        Self { end: millis(end), deadline, expiration: seconds_up(end.saturating_add(retention)) }
+        // Up, for a skew of less than a millisecond.
+        let whole = millis(end.saturating_add(Duration::from_nanos(999_999)));
+        Self { end: whole, deadline, expiration: seconds_up(end.saturating_add(retention)) }
     }
 }
 
@@ -170,6 +186,8 @@ impl Table {
             request = request.expression_attribute_names(to, name).expression_attribute_values(from, value.clone());
         }
         let lease = claim.lease.deadline.remaining(claim.now);
+        // An answer when the lease is over is of no use, nor one that leaves no time to tell Lambda of it.
+        let lease = lease.saturating_sub(TIME_TO_ANSWER).max(lease / 2);
         match in_time(REQUEST_TIMEOUT.min(lease), request.update_expression(take).send()).await {
             Ok(output) => {
                 let mut item = output.attributes.unwrap_or_default();
@@ -191,8 +209,8 @@ impl Table {
 
     /// Frees the key at `end`, keeping the row, if it still has this owner. One request.
     ///
-    /// The row keeps its owner, and its end is no earlier than the release: so a duplicate of an acquire that was
-    /// sent before the release and arrives after it is refused.
+    /// The row keeps its owner, and its end is no earlier than the release: so a duplicate of an acquire of this owner's,
+    /// or of anyone's that was sent more than the clock skew before the release, is refused when it arrives after it.
     pub(crate) async fn release(
         &self,
         key: &str,
@@ -225,8 +243,8 @@ impl Table {
     /// Moves the lease's end, if the row has this owner and ends at `known_end`. One request; a second one when an
     /// earlier renewal had moved the end and its response was lost.
     ///
-    /// Naming the end that is known keeps a duplicate of this request, arriving after the release, from taking the
-    /// key again for nobody.
+    /// A duplicate of this request that arrives after the release must not take the key again for nobody, and one that
+    /// arrives after another renewal must not shorten it: hence the condition on the last release and on the end.
     pub(crate) async fn renew(
         &self,
         key: &str,
@@ -239,8 +257,11 @@ impl Table {
         loop {
             let request = self
                 .update(key)
-                .condition_expression("#owner = :owner AND #lease_end = :known_end AND #lease_end > :now")
+                .condition_expression(
+                    "#owner = :owner AND #released <> :owner AND #lease_end = :known_end AND #lease_end > :now",
+                )
                 .expression_attribute_names("#owner", OWNER)
+                .expression_attribute_names("#released", RELEASED)
                 .expression_attribute_names("#lease_end", LEASE_END)
                 .expression_attribute_names("#expiration", EXPIRATION)
                 .expression_attribute_values(":owner", string(owner))
@@ -252,12 +273,11 @@ impl Table {
             let Err(error) = in_time(REQUEST_TIMEOUT, with_data(request, set, data).send()).await else {
                 return Ok(());
             };
-            match self.refusal(error, key)? {
-                Some(row) if row.owner.as_deref() == Some(owner) && row.end == lease.end => return Ok(()),
-                Some(row) if row.owner.as_deref() == Some(owner) && row.end > now.millis() && row.end != known_end => {
-                    known_end = row.end;
-                }
-                row => return Err(self.lost(key, owner, row, now)),
+            let row = self.refusal(error, key)?;
+            match row.as_ref().filter(|row| row.owner.as_deref() == Some(owner) && row.released != row.owner) {
+                Some(row) if row.end == lease.end => return Ok(()),
+                Some(row) if row.end > now.millis() && row.end != known_end => known_end = row.end,
+                _ => return Err(self.lost(key, owner, row, now)),
             }
         }
     }
@@ -280,8 +300,9 @@ impl Table {
         let check = ConditionCheck::builder().table_name(&self.name).set_key(Some(self.key(key)));
         match owner {
             Some(owner) => check
-                .condition_expression("#owner = :owner AND #lease_end > :now")
+                .condition_expression("#owner = :owner AND #released <> :owner AND #lease_end > :now")
                 .expression_attribute_names("#owner", OWNER)
+                .expression_attribute_names("#released", RELEASED)
                 .expression_attribute_names("#lease_end", LEASE_END)
                 .expression_attribute_values(":owner", string(owner))
                 .expression_attribute_values(":now", number(now.millis())),
@@ -386,13 +407,15 @@ impl Row {
     }
 }
 
-/// Sends a request. The SDK by itself would wait without end for an answer on a connection that is silently dead.
+/// Sends a request. The SDK by itself would wait without end for an answer on a connection that is silently dead. Its
+/// future is large, and boxed here so that ours are not.
 #[expect(clippy::result_large_err, reason = "it is the SDK's error")]
-async fn in_time<T, E>(
+fn in_time<T, E>(
     limit: Duration,
     request: impl Future<Output = Result<T, SdkError<E>>>,
-) -> Result<T, SdkError<E>> {
-    tokio::time::timeout(limit, request).await.unwrap_or_else(|elapsed| Err(SdkError::timeout_error(elapsed)))
+) -> impl Future<Output = Result<T, SdkError<E>>> {
+    let answer = tokio::time::timeout(limit, Box::pin(request));
+    async { answer.await.unwrap_or_else(|elapsed| Err(SdkError::timeout_error(elapsed))) }
 }
 
 fn with_data(request: UpdateItemFluentBuilder, set: &str, data: Option<&Data>) -> UpdateItemFluentBuilder {

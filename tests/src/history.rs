@@ -179,7 +179,7 @@ async fn worker(scene: Arc<Scene>, number: usize, mut random: Rng) {
 
 /// Someone with a good network who waits for the key of a crashed holder.
 async fn take_over(scene: Arc<Scene>, key: String, mut random: Rng) {
-    let operation = Operation::new("successor", key, Arc::clone(&scene.ledger));
+    let operation = Operation::new(&format!("successor {:08x}", random.u32(..)), key, Arc::clone(&scene.ledger));
     let locks = scene.locks(&scene.host(&mut random, false));
     let acquire = locks.acquire(&operation.key).holder(&operation.name).wait(backoff(Duration::from_mins(2)));
     match acquire.lease(Duration::from_secs(2)).await {
@@ -224,7 +224,13 @@ async fn work(scene: &Scene, host: &Host, operation: &Operation, mut random: Rng
     let work = if random.u8(0..3) == 0 { lease.mul_f64(0.8 + random.f64()) } else { lease.mul_f64(random.f64() / 2.0) };
     sleep(work).await;
     if random.u8(0..3) == 0 {
-        operation.renewed(&lock, lock.renew(lease).await);
+        let renewal = lease.mul_f64(0.2 + 1.3 * random.f64());
+        if random.u8(0..4) == 0 {
+            // A task of the holder's renews on while the lock is released.
+            let (renewed, ()) = tokio::join!(lock.renew(renewal), release(operation, &lock));
+            return operation.renewed(&lock, renewed);
+        }
+        operation.renewed(&lock, lock.renew(renewal).await);
         sleep(lease.mul_f64(random.f64() * 1.2)).await;
     }
     match random.u8(0..10) {

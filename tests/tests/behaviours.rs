@@ -205,11 +205,11 @@ async fn a_lease_is_set_for_one_acquisition_by_its_length_or_by_its_end_and_the_
     assert_eq!(lock.expires_at(), lock.acquired_at() + Duration::from_mins(2));
     let deadline = host.now() + Duration::from_mins(9);
     let lock = locks.acquire("by its end").until(deadline).await.unwrap();
-    assert_eq!(lock.expires_at(), deadline);
+    assert_eq!(millis(lock.expires_at()), millis(deadline));
     let lock = locks.acquire("by length again").until(deadline).lease(Duration::from_mins(1)).await.unwrap();
     assert_eq!(lock.expires_at(), lock.acquired_at() + Duration::from_mins(1));
     let lock = locks.acquire("by its end again").until(deadline).lease(Duration::from_hours(1)).await.unwrap();
-    assert_eq!(lock.expires_at(), deadline);
+    assert_eq!(millis(lock.expires_at()), millis(deadline));
 }
 
 // behaviours 4, 19, 29, 31, 54
@@ -640,7 +640,7 @@ async fn renewing_moves_the_end_from_now_on_for_the_holder_and_for_everyone_else
     ours.advance_clock(LEASE / 2);
     let before = ours.now();
     lock.renew(Duration::from_mins(10)).await.unwrap();
-    assert!(lock.expires_at() >= before + Duration::from_mins(10));
+    assert!(millis(lock.expires_at()) >= millis(before + Duration::from_mins(10)));
     assert!(lock.expires_at() <= ours.now() + Duration::from_mins(10));
     let row = world.row("job").await.unwrap();
     assert_eq!(number(&row, "in_progress_expiration"), millis(lock.expires_at() + CLOCK_SKEW));
@@ -1385,4 +1385,70 @@ async fn an_argument_out_of_its_bounds_is_refused_before_anything_is_sent() {
     assert_eq!(host.requests(), 1);
     assert!(lock.is_valid());
     lock.release().await.unwrap();
+}
+
+// behaviours 15, 59, 80
+#[tokio::test]
+async fn a_renewal_that_meets_the_release_does_not_take_the_key_again() {
+    let world = World::new().await;
+    let host = world.host().build();
+    let locks = world.locks(&host).build().unwrap();
+    for _ in 0..20 {
+        let lock = locks.acquire("job").await.unwrap();
+        let (_renewed, released) = tokio::join!(lock.renew(Duration::from_hours(1)), lock.release());
+        released.unwrap();
+        assert!(!world.default_locks().get("job").await.unwrap().unwrap().is_current());
+    }
+}
+
+// behaviour 80
+#[tokio::test]
+async fn a_body_that_releases_its_lock_early_goes_on() {
+    let world = World::new().await;
+    let locks = world.default_locks();
+    let ran = locks.acquire("job").run(async |lock| {
+        lock.release().await.unwrap();
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        "done"
+    });
+    assert_eq!(ran.await.unwrap(), "done");
+}
+
+// behaviours 43, 76
+#[tokio::test]
+async fn a_lock_whose_renewal_may_have_shortened_its_lease_is_valid_no_longer_than_that() {
+    let world = World::new().await;
+    let host = world.host().intercept(LoseRenewals).build();
+    let locks = world.locks_with_quick_retries(&host).build().unwrap();
+    let lock = locks.acquire("job").lease(Duration::from_mins(1)).await.unwrap();
+    assert!(lock.renew(Duration::from_secs(5)).await.unwrap_err().is_unavailable());
+    assert!(lock.remaining() <= Duration::from_secs(5));
+    lock.release().await.unwrap();
+}
+
+/// Applies every renewal, and loses its answer.
+#[derive(Debug)]
+struct LoseRenewals;
+
+impl Intercept for LoseRenewals {
+    fn answer(&self, _: &str, request: &Value, answer: &mut Answer) {
+        if request["ExpressionAttributeValues"][":known_end"].is_object() {
+            (answer.status, answer.body) = (500, json!({}));
+        }
+    }
+}
+
+// behaviour 47
+#[tokio::test]
+async fn data_that_no_row_can_hold_is_refused_and_does_not_keep_the_key() {
+    let world = World::new().await;
+    let locks = world.default_locks();
+    let lock = locks.acquire("job").await.unwrap();
+    lock.set_data("x".repeat(400 * 1024));
+    let error = lock.release().await.unwrap_err();
+    assert!(error.is_invalid() && error.to_string().contains("409600 bytes"), "{error}");
+    drop(lock);
+    while world.default_locks().get("job").await.unwrap().unwrap().is_current() {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
 }

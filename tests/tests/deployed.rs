@@ -60,7 +60,7 @@ async fn of_concurrent_invocations_one_writes_and_the_next_has_a_larger_fence(st
     let [Outcome::Written { fence: first, times: 1, .. }] = written[..] else { panic!("written: {written:?}") };
     assert_eq!(number(&stack.row("report#concurrent").await.unwrap(), "times"), 1);
     assert_eq!(skipped.len(), 4);
-    let lock = stack.row("concurrent").await.unwrap();
+    let lock = stack.row("lock#concurrent").await.unwrap();
     for outcome in skipped {
         let Outcome::Skipped { reason } = outcome else { unreachable!() };
         assert!(reason.contains(&format!("held by {} until ", lock["holder"].as_s().unwrap())), "{reason}");
@@ -75,7 +75,7 @@ async fn of_concurrent_invocations_one_writes_and_the_next_has_a_larger_fence(st
 async fn a_killed_invocation_blocks_its_report_until_its_lease_ends(stack: &Stack) {
     let (killed, until) = loop_until(Duration::from_mins(1), async || {
         let failure = stack.invoke("killed", Duration::from_mins(1)).await.unwrap_err();
-        let row = stack.row("killed").await.unwrap();
+        let row = stack.row("lock#killed").await.unwrap();
         // The kill and the middleware's own cancellation, which releases, are due at the same time. This is about the
         // kill: if it came second, try again.
         match stack.invoke("killed", Duration::ZERO).await.unwrap() {
@@ -97,14 +97,14 @@ async fn a_killed_invocation_blocks_its_report_until_its_lease_ends(stack: &Stac
     })
     .await;
     assert!(fence > number(&killed, "fence"));
-    assert!(number(&stack.row("killed").await.unwrap(), "acquired_at") >= until);
+    assert!(number(&stack.row("lock#killed").await.unwrap(), "acquired_at") >= until);
 }
 
 async fn the_schedule_writes_its_report(stack: &Stack) {
     // The schedule is for once a minute, and the local one is looked at every ten seconds.
     let report = loop_until(Duration::from_secs(90), async || stack.row("report#sales").await).await;
     assert!(number(&report, "times") >= 1);
-    let lock = stack.row("sales").await.unwrap();
+    let lock = stack.row("lock#sales").await.unwrap();
     assert_eq!(number(&lock, "fence"), number(&report, "fence"));
 }
 

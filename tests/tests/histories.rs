@@ -21,7 +21,8 @@ fn first_violation(seeds: u64, mutation: Option<Mutation>) -> Option<(u64, Outco
                 break;
             }
             let outcome = history::run(seed, mutation);
-            if !outcome.violations.is_empty() {
+            let breaks = mutation.map_or("", |mutation| mutation.breaks);
+            if outcome.violations.iter().any(|violation| violation.contains(breaks)) {
                 stop.store(true, Ordering::Relaxed);
                 return Some((seed, outcome));
             }
@@ -63,7 +64,10 @@ fn every_mutation_is_caught() {
     let mut missed = Vec::new();
     for mutation in Mutation::ALL {
         match first_violation(variable("LOCK_HISTORIES").unwrap_or(2000), Some(mutation)) {
-            Some((seed, outcome)) => println!("{mutation:?}: caught by seed {seed}: {}", outcome.violations[0]),
+            Some((seed, outcome)) => {
+                let violation = outcome.violations.iter().find(|violation| violation.contains(mutation.breaks));
+                println!("{mutation:?}: caught by seed {seed}: {}", violation.unwrap());
+            }
             None => missed.push(mutation),
         }
     }

@@ -15,6 +15,7 @@ use aws_smithy_runtime_api::client::result::ConnectorError;
 use aws_smithy_runtime_api::client::runtime_components::RuntimeComponents;
 use aws_smithy_types::body::SdkBody;
 use aws_smithy_types::byte_stream::ByteStream;
+use aws_smithy_types::retry::ErrorKind;
 use serde_json::Value;
 
 use super::engine::{Engine, TrueTime};
@@ -317,7 +318,10 @@ impl Connection {
                     }
                 });
                 match (outcome, arrival.await.map_err(|error| ConnectorError::other(error.into(), None))?) {
-                    (Outcome::AnswerLost, _) => Err(broken("the answer was lost")),
+                    // As hyper tells it when the connection closes before the answer.
+                    (Outcome::AnswerLost, _) => {
+                        Err(ConnectorError::other("the answer was lost".into(), Some(ErrorKind::TransientError)))
+                    }
                     (Outcome::ServerError { .. }, _) => refusal(500, "InternalServerError"),
                     (_, answer) => answer,
                 }

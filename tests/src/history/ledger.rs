@@ -170,6 +170,9 @@ impl Intercept for Observer {
                 state.taken.push((key, now, owner));
             }
             Kind::Renew | Kind::Release => {
+                if kind == Kind::Renew && state.released.contains(&owner) {
+                    ledger.broke(&mut state, format!("(e) {key}: a renewal took it again after its release"));
+                }
                 if state.rows.get(&key).is_some_and(|row| row.owner != owner) {
                     ledger.broke(&mut state, format!("(e) {key}: a {kind:?} changed another holder's row"));
                 }

@@ -9,6 +9,8 @@ use serde_json::{Value, json};
 pub struct Mutation {
     /// What is wrong.
     pub name: &'static str,
+    /// What a violation that it is to blame for contains.
+    pub breaks: &'static str,
     request: fn(Kind, &mut Value),
     answer: fn(Kind, &Value, &mut Answer),
 }
@@ -16,19 +18,29 @@ pub struct Mutation {
 impl Mutation {
     /// All mutations.
     pub const ALL: [Self; 10] = [
-        Self { name: "no nonce check on refusal", answer: foreign_nonce, ..Self::NONE },
-        Self { name: "release without the owner check", request: release_without_owner, ..Self::NONE },
-        Self { name: "release sets the end to zero and drops the owner", request: release_forgets, ..Self::NONE },
-        Self { name: "fence restarts at 1 after deletion", request: fence_restarts, ..Self::NONE },
-        Self { name: "acquire ignores the lease's end", request: acquire_ignores_end, ..Self::NONE },
-        Self { name: "clock skew not added", request: no_skew, ..Self::NONE },
-        Self { name: "renew without condition", request: renew_without_condition, ..Self::NONE },
-        Self { name: "a refused release is taken for success", answer: refused_release_succeeds, ..Self::NONE },
-        Self { name: "fence does not grow", request: fence_stands_still, ..Self::NONE },
-        Self { name: "TTL earlier than the lease's end", request: ttl_too_early, ..Self::NONE },
+        Self { name: "no nonce check on refusal", breaks: "(f)", answer: foreign_nonce, ..Self::NONE },
+        Self { name: "release without the owner check", breaks: "(e)", request: release_without_owner, ..Self::NONE },
+        Self {
+            name: "release sets the end to zero and drops the owner",
+            breaks: "(e)",
+            request: release_forgets,
+            ..Self::NONE
+        },
+        Self { name: "fence restarts at 1 after deletion", breaks: "(b)", request: fence_restarts, ..Self::NONE },
+        Self { name: "acquire ignores the lease's end", breaks: "(a)", request: acquire_ignores_end, ..Self::NONE },
+        Self { name: "clock skew not added", breaks: "(a)", request: no_skew, ..Self::NONE },
+        Self { name: "renew without condition", breaks: "(e)", request: renew_without_condition, ..Self::NONE },
+        Self {
+            name: "a refused release is taken for success",
+            breaks: "told of a release",
+            answer: refused_release_succeeds,
+            ..Self::NONE
+        },
+        Self { name: "fence does not grow", breaks: "(b)", request: fence_stands_still, ..Self::NONE },
+        Self { name: "TTL earlier than the lease's end", breaks: "(a)", request: ttl_too_early, ..Self::NONE },
     ];
 
-    const NONE: Self = Self { name: "", request: |_, _| {}, answer: |_, _, _| {} };
+    const NONE: Self = Self { name: "", breaks: "", request: |_, _| {}, answer: |_, _, _| {} };
 }
 
 impl fmt::Debug for Mutation {
@@ -107,9 +119,9 @@ fn acquire_ignores_end(kind: Kind, request: &mut Value) {
     }
 }
 
-/// The skew of a history is not known here, so all that a lease could have of it is taken away.
+/// The skew of the history stands in the holder's name.
 fn no_skew(kind: Kind, request: &mut Value) {
-    if matches!(kind, Kind::Acquire | Kind::Renew) {
+    if kind == Kind::Acquire {
         let values = &mut request["ExpressionAttributeValues"];
         let skew = values[":holder"]["S"].as_str().and_then(|holder| holder.rsplit_once("skew ")?.1.parse().ok());
         let end: u64 = values[":lease_end"]["N"].as_str().unwrap().parse().unwrap();
@@ -121,7 +133,7 @@ fn renew_without_condition(kind: Kind, request: &mut Value) {
     if kind == Kind::Renew {
         // Every value must still be named.
         request["ConditionExpression"] = json!(
-            "attribute_exists(#owner) AND (#owner = :owner OR #owner <> :owner) \
+            "attribute_exists(#owner) AND (#owner = :owner OR #owner <> :owner) AND (#released = :owner OR #released <> :owner) \
              AND (#lease_end <= :known_end OR #lease_end > :known_end) AND (#lease_end <= :now OR #lease_end > :now)"
         );
     }
