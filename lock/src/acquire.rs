@@ -183,12 +183,12 @@ impl Acquire {
                 }
                 Ok(_) => {
                     // Too late to be of use: free the key and start anew, with another nonce, for this one is refused.
-                    let stale = std::mem::replace(&mut pending.ownership, Ownership::new(locks, key)?);
+                    // What is not released here is released in the background, when `stale` is dropped.
+                    let fresh = Pending { ownership: Ownership::new(locks, key)?, unresolved: false };
+                    let mut stale = std::mem::replace(&mut pending, fresh);
                     (unanswered, sent) = (false, Vec::new());
-                    if delays.are_over(answered.since(started)) {
-                        stale.release_in_background(answered.wall, None);
-                    } else if let Err(error) = stale.release(answered.wall, None).await {
-                        tracing::debug!(key, %error, "freeing a key that was acquired too late failed");
+                    if !delays.are_over(answered.since(started)) {
+                        stale.unresolved = stale.ownership.release(answered.wall, None).await.is_err();
                     }
                     Error::new(Kind::Unavailable, &settings.table.name, key)
                 }
@@ -320,7 +320,14 @@ pub(crate) async fn hold<T>(lock: &Lock, body: impl Future<Output = T>) -> Resul
     if !matches!(outcome, Ok(Some(_))) {
         lock.give_up_least_hold();
     }
-    if let Err(error) = lock.release().await {
+    // The answer to Lambda shall not wait for that of a table that has fallen silent.
+    let remaining = lock.remaining();
+    let limit = match remaining {
+        Duration::ZERO => Duration::from_secs(1),
+        _ => remaining.saturating_sub(TIME_TO_ANSWER).max(remaining / 2),
+    };
+    let released = tokio::time::timeout(limit, lock.release()).await;
+    if let Err(error) = released.unwrap_or_else(|_| Err(lock.unavailable_error())) {
         tracing::warn!(key = lock.key(), fence = lock.fence(), %error, "releasing a lock failed");
     }
     match outcome {

@@ -21,7 +21,8 @@ type Source = Box<dyn StdError + Send + Sync>;
 /// | [`is_held`](Self::is_held) | someone else holds the key: [`holder`](Self::holder) says who and until when | yes |
 /// | [`is_lost`](Self::is_lost) | the lock is no longer ours: its lease ended, or someone else has the key | |
 /// | [`is_throttled`](Self::is_throttled) | DynamoDB asked for fewer requests | yes |
-/// | [`is_unavailable`](Self::is_unavailable) | no usable answer: connection, timeout, server error, conflicting transaction | yes |
+/// | [`is_unavailable`](Self::is_unavailable) | no usable answer: connection, timeout, server error | yes |
+/// | [`is_conflict`](Self::is_conflict) | the row is part of a transaction that is under way, such as its holder's | yes |
 /// | [`is_access_denied`](Self::is_access_denied) | an IAM action is missing | no |
 /// | [`is_table_not_found`](Self::is_table_not_found) | no such table in this account and region | no |
 /// | [`is_malformed_row`](Self::is_malformed_row) | the row under this key is not a lock row, and was left as it is | no |
@@ -57,6 +58,7 @@ pub(crate) enum Kind {
     Lost(Option<Holder>),
     Throttled,
     Unavailable,
+    Conflict,
     AccessDenied,
     TableNotFound,
     MalformedRow(String),
@@ -114,6 +116,14 @@ impl Error {
     #[must_use]
     pub fn is_unavailable(&self) -> bool {
         matches!(self.0.kind, Kind::Unavailable)
+    }
+
+    /// The row is part of a transaction that is under way, such as its holder's with [`condition_check`].
+    ///
+    /// [`condition_check`]: crate::Lock::condition_check
+    #[must_use]
+    pub fn is_conflict(&self) -> bool {
+        matches!(self.0.kind, Kind::Conflict)
     }
 
     /// The caller may not do this on this table or key.
@@ -177,6 +187,7 @@ impl Error {
             Kind::Lost(_) => "LockLost",
             Kind::Throttled => "LockThrottled",
             Kind::Unavailable => "LockUnavailable",
+            Kind::Conflict => "LockConflict",
             Kind::AccessDenied => "LockAccessDenied",
             Kind::TableNotFound => "LockTableNotFound",
             Kind::MalformedRow(_) => "LockMalformedRow",
@@ -188,7 +199,7 @@ impl Error {
 
     /// Whether a later attempt may succeed without anyone changing anything.
     pub(crate) fn is_worth_waiting(&self) -> bool {
-        self.is_held() || self.is_throttled() || self.is_unavailable()
+        self.is_held() || self.is_throttled() || self.is_unavailable() || self.is_conflict()
     }
 }
 
@@ -213,7 +224,7 @@ fn classify<E: ProvideErrorMetadata>(error: &SdkError<E>) -> Kind {
         | "RequestLimitExceeded"
         | "LimitExceededException" => Kind::Throttled,
         "TransactionConflictException" | "ReplicatedWriteConflictException" | "TransactionInProgressException" => {
-            Kind::Unavailable
+            Kind::Conflict
         }
         "AccessDeniedException"
         | "UnrecognizedClientException"
@@ -239,6 +250,7 @@ impl fmt::Display for Error {
             Kind::Lost(None) => write!(f, "the lock on {what} was lost: its lease has ended, or its row was deleted")?,
             Kind::Throttled => write!(f, "requests for {what} are throttled")?,
             Kind::Unavailable => write!(f, "no answer for {what}")?,
+            Kind::Conflict => write!(f, "{what} is part of a transaction that is under way: try again")?,
             Kind::AccessDenied => write!(
                 f,
                 "access denied to {what}: allow dynamodb:UpdateItem, dynamodb:GetItem to read holders, and what \

@@ -357,7 +357,7 @@ impl<P> LockedEvent<P> {
 
 /// Why an invocation under a [`LockLayer`] failed: because of the lock, or in the handler.
 ///
-/// Lambda sees `LockHeld`, `LockLost`, `LockUnavailable`, `LockThrottled`, `LockAccessDenied`, `LockTableNotFound`,
+/// Lambda sees `LockHeld`, `LockLost`, `LockUnavailable`, `LockThrottled`, `LockConflict`, `LockAccessDenied`, `LockTableNotFound`,
 /// `LockMalformedRow`, `LockInvalid`, `LockNotSent` or `LockRefused` as the error's type, or that of the handler's own error.
 ///
 /// ```

@@ -24,7 +24,7 @@
 //! At most one holder believes to hold a key at any instant, as long as clocks differ by no more than
 //! [the clock skew](LocksBuilder::clock_skew). Every acquisition of a key gets a larger [fence](Lock::fence) than all
 //! earlier ones, also after the row was released, expired, or deleted by DynamoDB's TTL. A crashed holder blocks nobody
-//! past its lease, and a lost response does not block its own sender.
+//! past its lease, and an acquire or a release whose response was lost recognises what it did.
 //!
 //! A lease cannot stop a process that is paused, or that blocks its thread: work that must not be written twice takes
 //! the fence with it, or puts [`Lock::condition_check`] into its own transaction. Locks do not hold across the regions

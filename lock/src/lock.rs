@@ -187,9 +187,13 @@ impl Lock {
 
     /// Ready once work under this lock must stop: when the lock is lost, but not when the work released it itself.
     pub(crate) async fn overrun(&self) {
-        self.lost().await;
-        if matches!(self.state().phase, Phase::Releasing | Phase::Released) {
-            std::future::pending::<()>().await;
+        loop {
+            self.lost().await;
+            let changed = self.changed.notified();
+            if matches!(self.state().phase, Phase::Held | Phase::Lost) {
+                return;
+            }
+            changed.await;
         }
     }
 
@@ -225,7 +229,8 @@ impl Lock {
             let Ownership { key, owner, .. } = &self.ownership;
             let answer = settings.table.renew(key, owner, known_end, now, renewed, data.as_ref()).await;
             if let Err(error) = answer {
-                if error.is_lost() {
+                // It may have met a release, which knows better.
+                if error.is_lost() && self.state().phase == Phase::Held {
                     self.enter(Phase::Lost);
                 }
                 return Err(error);
@@ -297,6 +302,10 @@ impl Lock {
     /// The work was not done, so whoever tries again shall not have to wait for the least hold.
     pub(crate) fn give_up_least_hold(&self) {
         self.state().hold_until = None;
+    }
+
+    pub(crate) fn unavailable_error(&self) -> Error {
+        Error::new(Kind::Unavailable, &self.ownership.locks.0.table.name, &self.ownership.key)
     }
 
     pub(crate) fn lost_error(&self) -> Error {

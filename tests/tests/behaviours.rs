@@ -966,7 +966,7 @@ async fn what_may_pass_is_tried_again_and_what_would_not_fails_after_one_attempt
         (400, "ThrottlingException", Error::is_throttled, 3),
         (500, "InternalServerError", Error::is_unavailable, 3),
         (503, "ServiceUnavailable", Error::is_unavailable, 3),
-        (400, "TransactionConflictException", Error::is_unavailable, 3),
+        (400, "TransactionConflictException", Error::is_conflict, 3),
         (400, "AccessDeniedException", Error::is_access_denied, 1),
         (400, "UnrecognizedClientException", Error::is_access_denied, 1),
         (400, "ExpiredTokenException", Error::is_access_denied, 1),

@@ -525,6 +525,24 @@ async fn after_a_failed_release_the_key_is_free_when_the_lease_ends() {
     assert!(world.locks(&later).build().unwrap().try_acquire(FUNCTION).await.unwrap().is_some());
 }
 
+// behaviour 29
+#[tokio::test]
+async fn a_release_that_nothing_answers_does_not_keep_the_answer_until_lambda_kills() {
+    let (_world, host, locks) = environment().await;
+    let service = LockLayer::new(locks).layer(service_fn({
+        let host = host.clone();
+        move |_: LambdaEvent<()>| {
+            // From here on nothing is heard.
+            host.crash();
+            async { Ok::<_, Error>("done") }
+        }
+    }));
+    let event = invocation_with(&host, (), Duration::from_secs(1));
+    let deadline = event.context.deadline;
+    assert_eq!(service.oneshot(event).await.unwrap(), "done");
+    assert!(millis(host.now()) < deadline);
+}
+
 // behaviour 58
 #[tokio::test]
 async fn with_a_least_hold_a_second_firing_seconds_later_does_not_run() {
