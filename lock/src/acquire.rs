@@ -117,8 +117,8 @@ impl Acquire {
     /// Runs `body` while holding the lock, and releases it whether the body returns, fails or panics.
     ///
     /// When the lease ends first, the body is cancelled at its next await point and the error
-    /// [`is_lost`](Error::is_lost); a body that blocks its thread is not cancelled. When the key cannot be acquired the body does not run. A failed release is logged
-    /// and does not replace the body's result. Two requests.
+    /// [`is_lost`](Error::is_lost); a body that blocks its thread is not cancelled. When the key cannot be acquired the
+    /// body does not run. A failed release is logged and does not replace the body's result. Two requests.
     ///
     /// ```
     /// # use lambda_lock::{Error, Locks};
@@ -327,12 +327,12 @@ pub(crate) async fn hold<T>(lock: &Lock, body: impl Future<Output = T>) -> Resul
         _ => remaining.saturating_sub(TIME_TO_ANSWER).max(remaining / 2),
     };
     let released = tokio::time::timeout(limit, lock.release()).await;
-    if let Err(error) = released.unwrap_or_else(|_| Err(lock.unavailable_error())) {
+    if let Err(error) = released.unwrap_or_else(|_| Err(lock.error(Kind::Unavailable))) {
         tracing::warn!(key = lock.key(), fence = lock.fence(), %error, "releasing a lock failed");
     }
     match outcome {
         Ok(Some(value)) => Ok(value),
-        Ok(None) => Err(lock.lost_error()),
+        Ok(None) => Err(lock.error(Kind::Lost(None))),
         Err(panic) => resume_unwind(panic),
     }
 }

@@ -35,8 +35,8 @@ use crate::locks::{Locks, MAX_LEASE};
 ///
 /// A handler that returns, fails or panics releases the lock; the panic then goes on. One that is still running when
 /// the lease ends is cancelled, and the invocation fails with `LockLost`; by default Lambda's own timeout is due at the
-/// same time and usually comes first. A handler that blocks its thread is not cancelled. A failed release is logged and does not
-/// replace the handler's result.
+/// same time and usually comes first. A handler that blocks its thread is not cancelled. A failed release is logged and
+/// does not replace the handler's result.
 ///
 /// Two requests for an invocation that runs, one for an invocation that is refused; IAM action `dynamodb:UpdateItem`.
 ///
@@ -357,8 +357,9 @@ impl<P> LockedEvent<P> {
 
 /// Why an invocation under a [`LockLayer`] failed: because of the lock, or in the handler.
 ///
-/// Lambda sees `LockHeld`, `LockLost`, `LockUnavailable`, `LockThrottled`, `LockConflict`, `LockAccessDenied`, `LockTableNotFound`,
-/// `LockMalformedRow`, `LockInvalid`, `LockNotSent` or `LockRefused` as the error's type, or that of the handler's own error.
+/// Lambda sees `LockHeld`, `LockLost`, `LockUnavailable`, `LockThrottled`, `LockConflict`, `LockAccessDenied`,
+/// `LockTableNotFound`, `LockMalformedRow`, `LockInvalid`, `LockNotSent` or `LockRefused` as the error's type, or that of
+/// the handler's own error.
 ///
 /// ```
 /// # use lambda_lock::{Error, HandlerError};

@@ -218,7 +218,7 @@ impl Lock {
             let mut state = self.state();
             if state.phase != Phase::Held || state.lease.deadline.remaining(now).is_zero() {
                 drop(state);
-                return Err(self.lost_error());
+                return Err(self.error(Kind::Lost(None)));
             }
             state.leave.as_ref().map_or(Ok(()), check_data)?;
             state.lease.deadline = state.lease.deadline.earlier(renewed.deadline);
@@ -252,7 +252,7 @@ impl Lock {
             let mut state = self.state();
             match state.phase {
                 Phase::Released => return Ok(()),
-                Phase::Lost => return Err(self.lost_error()),
+                Phase::Lost => return Err(self.error(Kind::Lost(None))),
                 Phase::Held | Phase::Releasing => state.phase = Phase::Releasing,
             }
             state.leave.clone()
@@ -304,12 +304,8 @@ impl Lock {
         self.state().hold_until = None;
     }
 
-    pub(crate) fn unavailable_error(&self) -> Error {
-        Error::new(Kind::Unavailable, &self.ownership.locks.0.table.name, &self.ownership.key)
-    }
-
-    pub(crate) fn lost_error(&self) -> Error {
-        Error::new(Kind::Lost(None), &self.ownership.locks.0.table.name, &self.ownership.key)
+    pub(crate) fn error(&self, kind: Kind) -> Error {
+        Error::new(kind, &self.ownership.locks.0.table.name, &self.ownership.key)
     }
 
     fn now(&self) -> Moment {

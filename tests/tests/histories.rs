@@ -11,7 +11,7 @@ fn variable(name: &str) -> Option<u64> {
     env::var(name).ok().map(|value| value.parse().unwrap_or_else(|_| panic!("{name} is `{value}`, not a number")))
 }
 
-/// Runs seeds on all cores until one breaks a guarantee; the smallest number of seeds that did it.
+/// Runs seeds on all cores until one breaks a guarantee, or with a mutation the one it is to break.
 fn first_violation(seeds: u64, mutation: Option<Mutation>) -> Option<(u64, Outcome)> {
     let (next, stop) = (AtomicU64::new(0), AtomicBool::new(false));
     let run = || {
