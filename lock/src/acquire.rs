@@ -12,9 +12,11 @@ use crate::backoff::Backoff;
 use crate::clock::{Moment, since_epoch};
 use crate::error::{Error, Kind};
 use crate::holder::Data;
+#[cfg(feature = "idempotency")]
+use crate::idempotency::Refusal;
 use crate::lock::{Lock, Ownership};
 use crate::locks::{Locks, MAX_LEASE, check_attribute_name, check_duration};
-use crate::protocol::{Claim, Claimed, Lease, TIME_TO_ANSWER, check_data};
+use crate::protocol::{Claim, Claimed, Lease, RecordClaim, TIME_TO_ANSWER, check_data};
 
 /// An acquisition that has not been sent yet: await it for a [`Lock`], or [`run`](Self::run) work under it.
 ///
@@ -50,6 +52,7 @@ pub struct Acquire {
     holder: Option<String>,
     data: Option<Data>,
     attributes: Vec<(String, AttributeValue)>,
+    record: Option<RecordClaim>,
 }
 
 impl Acquire {
@@ -64,7 +67,15 @@ impl Acquire {
             holder: None,
             data: None,
             attributes: Vec::new(),
+            record: None,
         }
+    }
+
+    /// Takes the key as a record of idempotency.
+    #[cfg(feature = "idempotency")]
+    pub(crate) fn record(mut self, record: RecordClaim) -> Self {
+        self.record = Some(record);
+        self
     }
 
     /// How long the lock is held at the most, from 1 ms to a day; the default is that of the [`Locks`].
@@ -163,6 +174,7 @@ impl Acquire {
                 lease,
                 data: self.data.as_ref(),
                 attributes: &self.attributes,
+                record: self.record.as_ref(),
             };
             pending.unresolved = true;
             let taken = match settings.table.acquire(&claim).await {
@@ -172,7 +184,14 @@ impl Acquire {
                     let ours = sent.iter().find(|(_, lease)| lease.end == row.end);
                     Ok(ours.zip(row.fence).map(|(&(sent, lease), fence)| (sent, lease, fence, row.data)))
                 }
-                Ok(Claimed::Held(holder)) => Err(Error::new(Kind::Held(holder), &settings.table.name, key)),
+                Ok(Claimed::Held(holder)) => {
+                    let kind = match &self.record {
+                        #[cfg(feature = "idempotency")]
+                        Some(record) => Kind::Idempotency(Refusal::by(holder, record.validation.as_deref())),
+                        _ => Kind::Held(holder),
+                    };
+                    Err(Error::new(kind, &settings.table.name, key))
+                }
                 Err(error) => Err(error),
             };
             let answered = settings.clock.now();
@@ -308,26 +327,11 @@ impl Drop for Pending {
 
 /// Runs `body` while `lock` is held, then releases it.
 pub(crate) async fn hold<T>(lock: &Lock, body: impl Future<Output = T>) -> Result<T, Error> {
-    let outcome = AssertUnwindSafe(async {
-        tokio::select! {
-            biased;
-            value = body => Some(value),
-            () = lock.overrun() => None,
-        }
-    })
-    .catch_unwind()
-    .await;
+    let outcome = while_held(lock, body).await;
     if !matches!(outcome, Ok(Some(_))) {
         lock.give_up_least_hold();
     }
-    // The answer to Lambda shall not wait for that of a table that has fallen silent.
-    let remaining = lock.remaining();
-    let limit = match remaining {
-        Duration::ZERO => Duration::from_secs(1),
-        _ => remaining.saturating_sub(TIME_TO_ANSWER).max(remaining / 2),
-    };
-    let released = tokio::time::timeout(limit, lock.release()).await;
-    if let Err(error) = released.unwrap_or_else(|_| Err(lock.error(Kind::Unavailable))) {
+    if let Err(error) = in_time_to_answer(lock, lock.release()).await {
         tracing::warn!(key = lock.key(), fence = lock.fence(), %error, "releasing a lock failed");
     }
     match outcome {
@@ -335,4 +339,30 @@ pub(crate) async fn hold<T>(lock: &Lock, body: impl Future<Output = T>) -> Resul
         Ok(None) => Err(lock.error(Kind::Lost(None))),
         Err(panic) => resume_unwind(panic),
     }
+}
+
+/// What `body` came to: `None` if the lock was lost first, an error if it panicked.
+pub(crate) async fn while_held<T>(lock: &Lock, body: impl Future<Output = T>) -> std::thread::Result<Option<T>> {
+    AssertUnwindSafe(async {
+        tokio::select! {
+            biased;
+            value = body => Some(value),
+            () = lock.overrun() => None,
+        }
+    })
+    .catch_unwind()
+    .await
+}
+
+/// Sends the last request under a lock. The answer to Lambda shall not wait for that of a table that has fallen silent.
+pub(crate) async fn in_time_to_answer<T>(
+    lock: &Lock,
+    request: impl Future<Output = Result<T, Error>>,
+) -> Result<T, Error> {
+    let remaining = lock.remaining();
+    let limit = match remaining {
+        Duration::ZERO => Duration::from_secs(1),
+        _ => remaining.saturating_sub(TIME_TO_ANSWER).max(remaining / 2),
+    };
+    tokio::time::timeout(limit, request).await.unwrap_or_else(|_| Err(lock.error(Kind::Unavailable)))
 }

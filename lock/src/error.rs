@@ -8,6 +8,8 @@ use aws_sdk_dynamodb::error::{ProvideErrorMetadata, SdkError};
 use aws_smithy_types::retry::ErrorKind;
 
 use crate::holder::Holder;
+#[cfg(feature = "idempotency")]
+use crate::idempotency::{Refusal, StoredError};
 
 type Source = Box<dyn StdError + Send + Sync>;
 
@@ -66,6 +68,8 @@ pub(crate) enum Kind {
     /// The client could not send a request at all: no credentials, no region, a wrong certificate.
     NotSent,
     Refused,
+    #[cfg(feature = "idempotency")]
+    Idempotency(Refusal),
 }
 
 impl Error {
@@ -169,7 +173,23 @@ impl Error {
         match &self.0.kind {
             Kind::Held(holder) => Some(holder),
             Kind::Lost(holder) => holder.as_ref(),
+            #[cfg(feature = "idempotency")]
+            Kind::Idempotency(refusal) => refusal.holder(),
             _ => None,
+        }
+    }
+
+    #[cfg(feature = "idempotency")]
+    pub(crate) fn kind(&self) -> &Kind {
+        &self.0.kind
+    }
+
+    /// The record that has the result, if that is what stood in the way.
+    #[cfg(feature = "idempotency")]
+    pub(crate) fn into_completed(self) -> Result<Holder, Self> {
+        match self.0.kind {
+            Kind::Idempotency(Refusal::Completed(record)) => Ok(record),
+            _ => Err(self),
         }
     }
 
@@ -182,7 +202,7 @@ impl Error {
     /// A stable name for Lambda's `errorType`.
     #[cfg(feature = "lambda")]
     pub(crate) fn type_name(&self) -> &'static str {
-        match self.0.kind {
+        match &self.0.kind {
             Kind::Held(_) => "LockHeld",
             Kind::Lost(_) => "LockLost",
             Kind::Throttled => "LockThrottled",
@@ -194,11 +214,16 @@ impl Error {
             Kind::Invalid(_) => "LockInvalid",
             Kind::NotSent => "LockNotSent",
             Kind::Refused => "LockRefused",
+            Kind::Idempotency(refusal) => refusal.type_name(),
         }
     }
 
     /// Whether a later attempt may succeed without anyone changing anything.
     pub(crate) fn is_worth_waiting(&self) -> bool {
+        #[cfg(feature = "idempotency")]
+        if self.is_in_progress() {
+            return true;
+        }
         self.is_held() || self.is_throttled() || self.is_unavailable() || self.is_conflict()
     }
 }
@@ -269,6 +294,8 @@ impl fmt::Display for Error {
             Kind::Invalid(message) => f.write_str(message)?,
             Kind::NotSent => write!(f, "no request for {what} could be sent: check region, credentials and endpoint")?,
             Kind::Refused => write!(f, "DynamoDB refused the request for {what}")?,
+            #[cfg(feature = "idempotency")]
+            Kind::Idempotency(refusal) => refusal.describe(&what, f)?,
         }
         if *attempts > 1 {
             write!(f, ", after {attempts} attempts")?;
@@ -286,5 +313,52 @@ impl fmt::Debug for Error {
 impl StdError for Error {
     fn source(&self) -> Option<&(dyn StdError + 'static)> {
         self.0.source.as_deref().map(|source| source as &(dyn StdError + 'static))
+    }
+}
+
+/// Why protected work failed: because of the lock or the record, or in the handler.
+///
+/// Lambda sees `LockHeld`, `LockLost`, `LockUnavailable`, `LockThrottled`, `LockConflict`, `LockAccessDenied`,
+/// `LockTableNotFound`, `LockMalformedRow`, `LockInvalid`, `LockNotSent` or `LockRefused` as the error's type, with
+/// idempotency also `IdempotencyInProgress`, `IdempotencyMismatch`, `IdempotencyUnfinished`, `IdempotencyKeyMissing` or
+/// `IdempotencyResult`, or that of the handler's own error, be it of this run or replayed.
+///
+/// ```
+/// # use lambda_lock::{Error, HandlerError};
+/// fn is_worth_a_retry(error: &HandlerError<std::io::Error>) -> bool {
+///     matches!(error, HandlerError::Lock(lock) if lock.is_held())
+/// }
+/// ```
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum HandlerError<E> {
+    /// The lock could not be acquired, or was lost while the handler ran.
+    Lock(Error),
+    /// The handler's own error.
+    Handler(E),
+    /// The error of the first run, stored then and replayed now.
+    #[cfg(feature = "idempotency")]
+    Replayed(StoredError),
+}
+
+impl<E: fmt::Display> fmt::Display for HandlerError<E> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Lock(error) => error.fmt(f),
+            Self::Handler(error) => error.fmt(f),
+            #[cfg(feature = "idempotency")]
+            Self::Replayed(error) => error.fmt(f),
+        }
+    }
+}
+
+impl<E: StdError> StdError for HandlerError<E> {
+    fn source(&self) -> Option<&(dyn StdError + 'static)> {
+        match self {
+            Self::Lock(error) => error.source(),
+            Self::Handler(error) => error.source(),
+            #[cfg(feature = "idempotency")]
+            Self::Replayed(_) => None,
+        }
     }
 }

@@ -28,6 +28,11 @@ pub struct Holder {
     pub(crate) until: u64,
     pub(crate) data: Option<Data>,
     pub(crate) current: bool,
+    pub(crate) completed: bool,
+    /// A stored error, in place of a result.
+    pub(crate) error: Option<String>,
+    /// The digest of the payload fields that must match.
+    pub(crate) validation: Option<String>,
 }
 
 impl Holder {
@@ -55,13 +60,14 @@ impl Holder {
         self.since.map(time)
     }
 
-    /// When the key is free for others at the latest; for a key that is free, when it became so.
+    /// When the key is free for others at the latest; for a key that is free, when it became so. For a
+    /// [completed](Self::is_completed) run, when the window of its result ends.
     #[must_use]
     pub fn until(&self) -> SystemTime {
         time(self.until)
     }
 
-    /// What the holder left in the row.
+    /// What the holder left in the row; for a [completed](Self::is_completed) run, its result.
     #[must_use]
     pub fn data(&self) -> Option<&Data> {
         self.data.as_ref()
@@ -71,6 +77,12 @@ impl Holder {
     #[must_use]
     pub fn is_current(&self) -> bool {
         self.current
+    }
+
+    /// Whether this is the record of a run that was completed, rather than of one that is or was in progress.
+    #[must_use]
+    pub fn is_completed(&self) -> bool {
+        self.completed
     }
 }
 

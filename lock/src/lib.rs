@@ -54,6 +54,8 @@
 //! Fencing is Martin Kleppmann's, "How to do distributed locking"; the jitter is that of the AWS Architecture Blog,
 //! "Exponential Backoff And Jitter".
 #![cfg_attr(docsrs, feature(doc_cfg))]
+// The protocol is one, also where nothing completes a record.
+#![cfg_attr(not(feature = "idempotency"), allow(dead_code))]
 
 mod acquire;
 mod backoff;
@@ -61,7 +63,11 @@ mod clock;
 #[cfg(feature = "embedded")]
 pub mod embedded;
 mod error;
+#[cfg(feature = "idempotency")]
+mod format;
 mod holder;
+#[cfg(feature = "idempotency")]
+mod idempotency;
 #[cfg(feature = "lambda")]
 mod lambda;
 mod lock;
@@ -70,9 +76,18 @@ mod protocol;
 
 pub use acquire::Acquire;
 pub use backoff::{Backoff, Jitter};
-pub use error::Error;
+pub use error::{Error, HandlerError};
+#[cfg(feature = "idempotency")]
+pub use format::RecordFormat;
 pub use holder::{Data, Holder};
+#[cfg(feature = "idempotency")]
+pub use idempotency::{
+    HandlerInput, Idempotency, OnError, OnTimeout, Run, StoredError, WhenUnstorable, WithRun, WithoutKey,
+};
 #[cfg(feature = "lambda")]
-pub use lambda::{HandlerError, HandlerEvent, LockLayer, LockService, LockedEvent, WhenUnavailable};
+pub use lambda::{
+    HandlerEvent, IdempotentLayer, IdempotentService, LockLayer, LockService, LockedEvent, Message, SqsConsumer,
+    SqsConsumerService, WhenUnavailable,
+};
 pub use lock::Lock;
 pub use locks::{CreateTable, Locks, LocksBuilder};

@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
 
-use aws_sdk_dynamodb::types::ConditionCheck;
+use aws_sdk_dynamodb::types::{ConditionCheck, TransactWriteItem};
 use tokio::runtime::Handle;
 use tokio::sync::{Mutex as AsyncMutex, Notify};
 
@@ -12,7 +12,7 @@ use crate::clock::Moment;
 use crate::error::{Error, Kind};
 use crate::holder::Data;
 use crate::locks::{Locks, MAX_LEASE, check_duration};
-use crate::protocol::{Lease, check_data};
+use crate::protocol::{Completed, Lease, Outcome, Released, check_data};
 
 /// A lock that was acquired.
 ///
@@ -248,10 +248,15 @@ impl Lock {
     /// lock whose lease has ended but that nobody took is released like any other. After another error, the release
     /// can be tried again. From the call on, the lock is no longer valid.
     pub async fn release(&self) -> Result<(), Error> {
+        self.give_up().await.map(|_| ())
+    }
+
+    /// Releases, and says if it was completed instead, in a transaction whose answer was lost.
+    pub(crate) async fn give_up(&self) -> Result<Released, Error> {
         let leave = {
             let mut state = self.state();
             match state.phase {
-                Phase::Released => return Ok(()),
+                Phase::Released => return Ok(Released::Freed),
                 Phase::Lost => return Err(self.error(Kind::Lost(None))),
                 Phase::Held | Phase::Releasing => state.phase = Phase::Releasing,
             }
@@ -261,14 +266,47 @@ impl Lock {
         leave.as_ref().map_or(Ok(()), check_data)?;
         let answer = match self.fence {
             Some(_) => self.ownership.release(self.release_at(), leave.as_ref()).await,
-            None => Ok(()),
+            None => Ok(Released::Freed),
         };
         match &answer {
-            Ok(()) => self.enter(Phase::Released),
+            Ok(_) => self.enter(Phase::Released),
             Err(error) if error.is_lost() => self.enter(Phase::Lost),
             Err(_) => {}
         }
         answer
+    }
+
+    /// Stores how the run under this lock ended, for `window` from now. One request.
+    pub(crate) async fn complete(&self, window: Duration, outcome: Outcome) -> Result<Completed, Error> {
+        {
+            let mut state = self.state();
+            if matches!(state.phase, Phase::Releasing | Phase::Released) {
+                drop(state);
+                return Err(self.error(Kind::Lost(None)));
+            }
+            // It may be applied even if no answer comes, so nothing else is sent after it.
+            state.phase = Phase::Released;
+        }
+        self.changed.notify_waiters();
+        let (Ownership { locks, key, owner }, now) = (&self.ownership, self.now());
+        locks.0.table.complete(key, owner, now, now.wall.saturating_add(window), outcome).await
+    }
+
+    /// The same as a part of the caller's transaction; for a lock that is not enforced, a check that always holds.
+    pub(crate) fn completion(&self, window: Duration, outcome: Outcome) -> Result<TransactWriteItem, Error> {
+        let item = TransactWriteItem::builder();
+        let Ownership { locks, key, owner } = &self.ownership;
+        Ok(if self.is_enforced() {
+            let end = self.now().wall.saturating_add(window);
+            item.update(locks.0.table.completion(key, owner, end, outcome)?).build()
+        } else {
+            item.condition_check(self.condition_check()?).build()
+        })
+    }
+
+    /// Leaves the row as it is, until its lease ends.
+    pub(crate) fn abandon(&self) {
+        self.enter(Phase::Released);
     }
 
     /// The `ConditionCheck` "this lock is still held" for the caller's own `TransactWriteItems`, so that a write and
@@ -374,7 +412,7 @@ impl Ownership {
     }
 
     /// Frees the key at `end`.
-    pub(crate) async fn release(&self, end: Duration, data: Option<&Data>) -> Result<(), Error> {
+    pub(crate) async fn release(&self, end: Duration, data: Option<&Data>) -> Result<Released, Error> {
         let settings = &self.locks.0;
         let now = settings.clock.now();
         settings.table.release(&self.key, &self.owner, now, end, settings.retention, data).await

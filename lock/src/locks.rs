@@ -26,7 +26,7 @@ use crate::protocol::{self, Table};
 pub(crate) const MAX_LEASE: Duration = Duration::from_hours(24);
 const MAX_CLOCK_SKEW: Duration = Duration::from_mins(5);
 const MIN_RETENTION: Duration = Duration::from_mins(1);
-const MAX_RETENTION: Duration = Duration::from_hours(366 * 24);
+pub(crate) const MAX_RETENTION: Duration = Duration::from_hours(366 * 24);
 
 /// Named locks in one DynamoDB table. Cheap to clone.
 ///

@@ -1,7 +1,7 @@
 //! The protocol: what a row holds, the requests that write it, and how their refusals are read.
 //!
 //! This file alone knows the names of attributes and the expressions. Each request is one `UpdateItem`, or for
-//! reading one consistent `GetItem`.
+//! reading one consistent `GetItem`; completing can also be part of the caller's own transaction.
 //!
 //! The time line of a row, by the clock of whoever looks at it:
 //!
@@ -9,6 +9,13 @@
 //!   acquired_at          holder's deadline   in_progress_expiration          expiration
 //!        |------- valid for the holder ------|-- clock skew --|--- retention ----|
 //!        |---------------- held for everyone else ------------|------ free ------|-- deleted by TTL, some day
+//! ```
+//!
+//! and of a record of idempotency:
+//!
+//! ```text
+//!   acquired_at                completed                                    expiration
+//!        |-------- in progress ----|------ window: its result is replayed -------|------ free ------
 //! ```
 
 use std::collections::HashMap;
@@ -19,7 +26,7 @@ use aws_sdk_dynamodb::error::SdkError;
 use aws_sdk_dynamodb::operation::update_item::UpdateItemError;
 use aws_sdk_dynamodb::operation::update_item::builders::UpdateItemFluentBuilder;
 use aws_sdk_dynamodb::types::{
-    AttributeValue, ConditionCheck, ReturnValue, ReturnValuesOnConditionCheckFailure as OnRefusal,
+    AttributeValue, ConditionCheck, ReturnValue, ReturnValuesOnConditionCheckFailure as OnRefusal, Update,
 };
 
 use crate::clock::{Deadline, Moment, millis};
@@ -44,11 +51,13 @@ const FENCE: &str = "fence";
 const HOLDER: &str = "holder";
 const ACQUIRED_AT: &str = "acquired_at";
 const DATA: &str = "data";
-/// Written by idempotency: the hash of the payload fields that must match.
+/// The digest of the payload fields that must match when a result is replayed.
 const VALIDATION: &str = "validation";
+/// A stored error, which is replayed in place of a result.
+const ERROR: &str = "error";
 
-const RESERVED: [&str; 10] =
-    [STATUS, LEASE_END, EXPIRATION, OWNER, RELEASED, FENCE, HOLDER, ACQUIRED_AT, DATA, VALIDATION];
+const RESERVED: [&str; 11] =
+    [STATUS, LEASE_END, EXPIRATION, OWNER, RELEASED, FENCE, HOLDER, ACQUIRED_AT, DATA, VALIDATION, ERROR];
 
 const IN_PROGRESS: &str = "INPROGRESS";
 const COMPLETED: &str = "COMPLETED";
@@ -68,14 +77,26 @@ pub(crate) const TIME_TO_ANSWER: Duration = Duration::from_millis(100);
 /// What data may take of DynamoDB's 400 KiB for an item; the rest is for the key and the other attributes.
 const MAX_DATA_BYTES: usize = 390 * 1024;
 
-pub(crate) fn check_data(data: &Data) -> Result<(), Error> {
-    let bytes = data.as_str().map(str::len).or_else(|| data.as_bytes().map(<[u8]>::len)).unwrap_or_default();
+pub(crate) fn check_data(Data(data): &Data) -> Result<(), Error> {
+    let bytes = size(data);
     if bytes <= MAX_DATA_BYTES {
         return Ok(());
     }
     Err(Error::invalid(format!(
         "the data has {bytes} bytes, more than {MAX_DATA_BYTES}: store it elsewhere, and its name here"
     )))
+}
+
+/// What a value counts of an item's size, at the most: "DynamoDB item sizes and formats" in the developer guide.
+fn size(value: &AttributeValue) -> usize {
+    match value {
+        AttributeValue::S(text) => text.len(),
+        AttributeValue::N(digits) => digits.len() + 1,
+        AttributeValue::B(bytes) => bytes.as_ref().len(),
+        AttributeValue::L(list) => list.iter().map(|value| size(value) + 1).sum::<usize>() + 3,
+        AttributeValue::M(map) => map.iter().map(|(name, value)| name.len() + size(value) + 1).sum::<usize>() + 3,
+        _ => 1,
+    }
 }
 
 pub(crate) fn is_reserved(attribute: &str) -> bool {
@@ -103,6 +124,26 @@ pub(crate) struct Claim<'a> {
     pub(crate) lease: Lease,
     pub(crate) data: Option<&'a Data>,
     pub(crate) attributes: &'a [(String, AttributeValue)],
+    pub(crate) record: Option<&'a RecordClaim>,
+}
+
+/// What a claim to a record of idempotency has beyond that to a lock.
+#[derive(Clone, Debug)]
+pub(crate) struct RecordClaim {
+    /// The digest to store, and to compare with a stored one.
+    pub(crate) validation: Option<String>,
+    /// For how long a record is refused whose last run began and was neither completed nor given up; `None`: it is free
+    /// when its lease has ended.
+    pub(crate) refuse_unfinished: Option<Duration>,
+}
+
+/// How a run ended, for whoever asks for the same later.
+#[derive(Clone, Debug)]
+pub(crate) enum Outcome {
+    Result(AttributeValue),
+    /// One that is too large to store.
+    WithoutResult,
+    Error(String),
 }
 
 /// A lease as the row has it and as its holder counts it.
@@ -136,12 +177,40 @@ pub(crate) enum Claimed {
     Held(Holder),
 }
 
-/// The condition under which a row may be taken. `<>` is true of a missing attribute.
-const FREE: &str = "attribute_not_exists(#id) OR (#owner <> :owner \
-     AND (attribute_not_exists(#fence) OR #fence BETWEEN :zero AND :max_fence) \
-     AND ((#status = :completed AND #expiration <= :now_seconds) \
-       OR (#status = :in_progress AND #lease_end <= :now) \
-       OR (#status = :in_progress AND attribute_not_exists(#lease_end) AND #expiration <= :now_seconds)))";
+/// What a release made of a row.
+#[derive(Debug)]
+pub(crate) enum Released {
+    Freed,
+    /// Nothing: this owner had completed it, in a transaction whose answer was lost.
+    Completed(Holder),
+}
+
+/// What a completion found.
+#[derive(Debug)]
+pub(crate) enum Completed {
+    /// The outcome was stored, until this time in milliseconds since the epoch.
+    Now { until: u64 },
+    /// This owner had stored one before, in a request or a transaction whose answer was lost.
+    Before(Holder),
+}
+
+/// The condition under which a row may be taken, given when one in progress is over. `<>` is true of a missing attribute.
+macro_rules! free {
+    ($over:literal) => {
+        concat!(
+            "attribute_not_exists(#id) OR (#owner <> :owner \
+             AND (attribute_not_exists(#fence) OR #fence BETWEEN :zero AND :max_fence) \
+             AND ((#status = :completed AND #expiration <= :now_seconds) \
+               OR (#status = :in_progress AND ",
+            $over,
+            ") OR (#status = :in_progress AND attribute_not_exists(#lease_end) AND #expiration <= :now_seconds)))"
+        )
+    };
+}
+const FREE: &str = free!("#lease_end <= :now");
+/// A record whose last run was not given up stays taken until its TTL, which is then no earlier than the window's end.
+const FREE_UNLESS_UNFINISHED: &str =
+    free!("#lease_end <= :now AND (#released = #owner OR #expiration <= :now_seconds)");
 
 /// A new row's fence starts at the clock in microseconds, so that a deleted row cannot rewind it.
 const TAKE: &str = "SET #status = :in_progress, #owner = :owner, #holder = :holder, #acquired_at = :now, \
@@ -151,9 +220,11 @@ impl Table {
     /// Takes the key if it is free. One request.
     pub(crate) async fn acquire(&self, claim: &Claim<'_>) -> Result<Claimed, Error> {
         let mut take = TAKE.to_owned();
+        let unfinished = claim.record.and_then(|record| record.refuse_unfinished);
+        let expiration = unfinished.map_or(0, |window| seconds_up(claim.now.wall.saturating_add(window)));
         let mut request = self
             .update(claim.key)
-            .condition_expression(FREE)
+            .condition_expression(if unfinished.is_some() { FREE_UNLESS_UNFINISHED } else { FREE })
             .return_values(ReturnValue::AllNew)
             .expression_attribute_names("#id", &self.partition_key)
             .expression_attribute_names("#status", STATUS)
@@ -171,7 +242,7 @@ impl Table {
             .expression_attribute_values(":now_seconds", number(claim.now.wall.as_secs()))
             .expression_attribute_values(":now_micros", number(claim.now.wall.as_micros()))
             .expression_attribute_values(":lease_end", number(claim.lease.end))
-            .expression_attribute_values(":expiration", number(claim.lease.expiration))
+            .expression_attribute_values(":expiration", number(claim.lease.expiration.max(expiration)))
             .expression_attribute_values(":zero", number(0_u8))
             .expression_attribute_values(":one", number(1_u8))
             .expression_attribute_values(":max_fence", number(MAX_FENCE));
@@ -184,6 +255,20 @@ impl Table {
             let (to, from) = (format!("#extra{index}"), format!(":extra{index}"));
             take.extend([", ", &to, " = ", &from]);
             request = request.expression_attribute_names(to, name).expression_attribute_values(from, value.clone());
+        }
+        if unfinished.is_some() {
+            request = request.expression_attribute_names("#released", RELEASED);
+        }
+        if let Some(record) = claim.record {
+            request = request.expression_attribute_names("#validation", VALIDATION);
+            // What the last run left is not the result of this one.
+            request = request.expression_attribute_names("#data", DATA).expression_attribute_names("#error", ERROR);
+            if let Some(validation) = &record.validation {
+                take.push_str(", #validation = :validation REMOVE #data, #error");
+                request = request.expression_attribute_values(":validation", string(validation));
+            } else {
+                take.push_str(" REMOVE #data, #error, #validation");
+            }
         }
         let lease = claim.lease.deadline.remaining(claim.now);
         // An answer when the lease is over is of no use, nor one that leaves no time to tell Lambda of it.
@@ -207,7 +292,7 @@ impl Table {
         }
     }
 
-    /// Frees the key at `end`, keeping the row, if it still has this owner. One request.
+    /// Frees the key at `end`, keeping the row, if it still has this owner and was not completed. One request.
     ///
     /// The row keeps its owner, and its end is no earlier than the release: so a duplicate of an acquire of this owner's,
     /// or of anyone's that was sent more than the clock skew before the release, is refused when it arrives after it.
@@ -219,11 +304,13 @@ impl Table {
         end: Duration,
         retention: Duration,
         data: Option<&Data>,
-    ) -> Result<(), Error> {
+    ) -> Result<Released, Error> {
         let request = self
             .update(key)
-            .condition_expression("#owner = :owner")
+            .condition_expression("#owner = :owner AND #status = :in_progress")
             .expression_attribute_names("#owner", OWNER)
+            .expression_attribute_names("#status", STATUS)
+            .expression_attribute_values(":in_progress", string(IN_PROGRESS))
             .expression_attribute_names("#released", RELEASED)
             .expression_attribute_names("#lease_end", LEASE_END)
             .expression_attribute_names("#expiration", EXPIRATION)
@@ -232,12 +319,58 @@ impl Table {
             .expression_attribute_values(":expiration", number(seconds_up(end.saturating_add(retention))));
         let set = "SET #lease_end = :lease_end, #expiration = :expiration, #released = :owner";
         match in_time(REQUEST_TIMEOUT, with_data(request, set, data).send()).await {
-            Ok(_) => Ok(()),
+            Ok(_) => Ok(Released::Freed),
             Err(error) => match self.refusal(error, key)? {
-                Some(row) if row.released.as_deref() == Some(owner) => Ok(()),
+                Some(row) if row.completed && row.owner.as_deref() == Some(owner) => {
+                    Ok(Released::Completed(row.into_holder(now)))
+                }
+                Some(row) if row.released.as_deref() == Some(owner) => Ok(Released::Freed),
                 row => Err(self.lost(key, owner, row, now)),
             },
         }
+    }
+
+    /// Stores how the run ended until `end`, if the row still has this owner. One request.
+    pub(crate) async fn complete(
+        &self,
+        key: &str,
+        owner: &str,
+        now: Moment,
+        end: Duration,
+        outcome: Outcome,
+    ) -> Result<Completed, Error> {
+        let until = seconds_up(end);
+        let Completion { update, names, values } = Completion::new(owner, until, outcome);
+        let request = self
+            .update(key)
+            .update_expression(update)
+            .condition_expression(Completion::CONDITION)
+            .set_expression_attribute_names(Some(names))
+            .set_expression_attribute_values(Some(values));
+        match in_time(REQUEST_TIMEOUT, request.send()).await {
+            Ok(_) => Ok(Completed::Now { until: until * 1000 }),
+            Err(error) => match self.refusal(error, key)? {
+                Some(row) if row.completed && row.owner.as_deref() == Some(owner) => {
+                    Ok(Completed::Before(row.into_holder(now)))
+                }
+                row => Err(self.lost(key, owner, row, now)),
+            },
+        }
+    }
+
+    /// The same as a part of the caller's transaction.
+    pub(crate) fn completion(&self, key: &str, owner: &str, end: Duration, outcome: Outcome) -> Result<Update, Error> {
+        let Completion { update, names, values } = Completion::new(owner, seconds_up(end), outcome);
+        Update::builder()
+            .table_name(&self.name)
+            .set_key(Some(self.key(key)))
+            .update_expression(update)
+            .condition_expression(Completion::CONDITION)
+            .set_expression_attribute_names(Some(names))
+            .set_expression_attribute_values(Some(values))
+            .return_values_on_condition_check_failure(OnRefusal::AllOld)
+            .build()
+            .map_err(|error| Error::new(Kind::Refused, &self.name, key).with_source(error))
     }
 
     /// Moves the lease's end, if the row has this owner and ends at `known_end`. One request; a second one when an
@@ -358,9 +491,48 @@ impl Table {
     }
 }
 
+/// The update that completes a row. It counts as the release too, so that no late duplicate of a renewal touches it.
+struct Completion {
+    update: String,
+    names: HashMap<String, String>,
+    values: Item,
+}
+
+impl Completion {
+    const CONDITION: &str = "#owner = :owner AND #status = :in_progress";
+
+    fn new(owner: &str, until: u64, outcome: Outcome) -> Self {
+        let set = "SET #status = :completed, #expiration = :expiration, #released = :owner";
+        let mut completion = Self {
+            update: set.to_owned(),
+            names: [("#status", STATUS), ("#expiration", EXPIRATION), ("#released", RELEASED), ("#owner", OWNER)]
+                .map(|(to, name)| (to.to_owned(), name.to_owned()))
+                .into(),
+            values: [
+                (":completed", string(COMPLETED)),
+                (":in_progress", string(IN_PROGRESS)),
+                (":expiration", number(until)),
+                (":owner", string(owner)),
+            ]
+            .map(|(to, value)| (to.to_owned(), value))
+            .into(),
+        };
+        let (name, value) = match outcome {
+            Outcome::WithoutResult => return completion,
+            Outcome::Result(data) => (DATA, data),
+            Outcome::Error(error) => (ERROR, AttributeValue::S(error)),
+        };
+        completion.update.push_str(", #outcome = :outcome");
+        completion.names.insert("#outcome".to_owned(), name.to_owned());
+        completion.values.insert(":outcome".to_owned(), value);
+        completion
+    }
+}
+
 /// A row, checked.
 #[derive(Debug)]
 pub(crate) struct Row {
+    completed: bool,
     pub(crate) owner: Option<String>,
     released: Option<String>,
     holder: Option<String>,
@@ -369,6 +541,8 @@ pub(crate) struct Row {
     /// When the row is free, in milliseconds.
     pub(crate) end: u64,
     pub(crate) data: Option<Data>,
+    error: Option<String>,
+    validation: Option<String>,
 }
 
 impl Row {
@@ -376,13 +550,14 @@ impl Row {
     fn read(mut item: Item) -> Result<Self, String> {
         let lease_end = number_at(&item, LEASE_END, LATEST)?;
         let expiration = number_at(&item, EXPIRATION, LATEST / 1000)?.map(|seconds| seconds * 1000);
-        let end = match string_at(&mut item, STATUS)?.as_deref() {
-            Some(IN_PROGRESS) => lease_end.or(expiration),
-            Some(COMPLETED) => expiration,
+        let (completed, end) = match string_at(&mut item, STATUS)?.as_deref() {
+            Some(IN_PROGRESS) => (false, lease_end.or(expiration)),
+            Some(COMPLETED) => (true, expiration),
             Some(other) => return Err(format!("`{STATUS}` is `{other}`, not {IN_PROGRESS} or {COMPLETED}")),
             None => return Err(format!("`{STATUS}` is missing")),
         };
         Ok(Self {
+            completed,
             end: end.ok_or_else(|| format!("`{LEASE_END}` and `{EXPIRATION}` are missing"))?,
             owner: string_at(&mut item, OWNER)?,
             // Acquiring leaves it as it is, so a row that was taken may have anything there.
@@ -390,6 +565,9 @@ impl Row {
             holder: string_at(&mut item, HOLDER)?,
             fence: number_at(&item, FENCE, MAX_FENCE + 1)?,
             acquired_at: number_at(&item, ACQUIRED_AT, LATEST)?,
+            error: if completed { string_at(&mut item, ERROR)? } else { None },
+            // One that is not a string matches nothing.
+            validation: string_at(&mut item, VALIDATION).unwrap_or_default(),
             data: item.remove(DATA).map(Data),
         })
     }
@@ -403,6 +581,9 @@ impl Row {
             until: self.end,
             data: self.data,
             current: self.end > now.millis(),
+            completed: self.completed,
+            error: self.error,
+            validation: self.validation,
         }
     }
 }

@@ -92,7 +92,7 @@ fn foreign_nonce(kind: Kind, request: &Value, answer: &mut Answer) {
 
 fn release_without_owner(kind: Kind, request: &mut Value) {
     if kind == Kind::Release {
-        request["ConditionExpression"] = json!("attribute_exists(#owner)");
+        request["ConditionExpression"] = json!("attribute_exists(#owner) AND #status = :in_progress");
     }
 }
 

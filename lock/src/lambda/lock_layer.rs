@@ -1,6 +1,5 @@
-//! The middleware: takes a lock around a `lambda_runtime` handler and releases it afterwards. Feature `lambda`.
+//! The middleware of singletons: takes a lock around a handler and releases it afterwards.
 
-use std::error::Error as StdError;
 use std::fmt;
 use std::marker::PhantomData;
 use std::pin::Pin;
@@ -8,15 +7,15 @@ use std::sync::Arc;
 use std::task::{Context as TaskContext, Poll};
 use std::time::Duration;
 
-use lambda_runtime::{Context, Diagnostic, LambdaEvent};
+use lambda_runtime::{Context, LambdaEvent};
 use tower::{Layer, Service};
 
+use super::{deadline, holder};
 use crate::acquire::hold;
 use crate::backoff::Backoff;
-use crate::clock::since_epoch;
-use crate::error::Error;
+use crate::error::{Error, HandlerError};
 use crate::lock::Lock;
-use crate::locks::{Locks, MAX_LEASE};
+use crate::locks::Locks;
 
 /// Makes a handler a singleton: a tower layer that takes a lock around each invocation.
 ///
@@ -188,10 +187,8 @@ impl<I: HandlerEvent, R> Settings<I, R> {
             KeyOf::Event(key) => key(event),
         };
         let mut acquire = self.locks.acquire(key.clone()).hold_at_least(self.hold_at_least).holder(holder(context));
-        // Not a deadline: the zero of a context made by hand, as in tests, and the early 1970 of `cargo lambda watch`.
-        let earliest = self.locks.0.clock.now().wall.saturating_sub(MAX_LEASE);
-        if since_epoch(context.deadline()) > earliest {
-            acquire = acquire.until(context.deadline());
+        if let Some(deadline) = deadline(context, &self.locks) {
+            acquire = acquire.until(deadline);
         }
         if let Some(lease) = self.lease {
             acquire = acquire.lease(lease);
@@ -223,12 +220,6 @@ impl<I: HandlerEvent, R> Settings<I, R> {
 enum Refused<R> {
     Answer(R),
     Error(Error),
-}
-
-/// For people: the function, the request, the log stream to look into.
-fn holder(context: &Context) -> String {
-    let config = &context.env_config;
-    [&config.function_name, &context.request_id, &config.log_stream].map(String::as_str).join(" ").trim().to_owned()
 }
 
 impl<S, I: HandlerEvent, R> Layer<S> for LockLayer<I, R> {
@@ -352,61 +343,6 @@ impl<P> LockedEvent<P> {
     pub fn new(event: LambdaEvent<P>, lock: Arc<Lock>) -> Self {
         let (payload, context) = event.into_parts();
         Self { payload, context, lock }
-    }
-}
-
-/// Why an invocation under a [`LockLayer`] failed: because of the lock, or in the handler.
-///
-/// Lambda sees `LockHeld`, `LockLost`, `LockUnavailable`, `LockThrottled`, `LockConflict`, `LockAccessDenied`,
-/// `LockTableNotFound`, `LockMalformedRow`, `LockInvalid`, `LockNotSent` or `LockRefused` as the error's type, or that of
-/// the handler's own error.
-///
-/// ```
-/// # use lambda_lock::{Error, HandlerError};
-/// # use lambda_runtime::Diagnostic;
-/// fn is_worth_a_retry(error: &HandlerError<std::io::Error>) -> bool {
-///     matches!(error, HandlerError::Lock(lock) if lock.is_held())
-/// }
-/// ```
-#[derive(Debug)]
-#[non_exhaustive]
-pub enum HandlerError<E> {
-    /// The lock could not be acquired, or was lost while the handler ran.
-    Lock(Error),
-    /// The handler's own error.
-    Handler(E),
-}
-
-impl<E: fmt::Display> fmt::Display for HandlerError<E> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Lock(error) => error.fmt(f),
-            Self::Handler(error) => error.fmt(f),
-        }
-    }
-}
-
-impl<E: StdError> StdError for HandlerError<E> {
-    fn source(&self) -> Option<&(dyn StdError + 'static)> {
-        match self {
-            Self::Lock(error) => error.source(),
-            Self::Handler(error) => error.source(),
-        }
-    }
-}
-
-impl<E: Into<Diagnostic>> From<HandlerError<E>> for Diagnostic {
-    fn from(error: HandlerError<E>) -> Self {
-        match error {
-            HandlerError::Lock(error) => error.into(),
-            HandlerError::Handler(error) => error.into(),
-        }
-    }
-}
-
-impl From<Error> for Diagnostic {
-    fn from(error: Error) -> Self {
-        Self { error_type: error.type_name().to_owned(), error_message: error.to_string() }
     }
 }
 

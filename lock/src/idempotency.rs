@@ -1,0 +1,886 @@
+//! `Idempotency`: work that is done once for each key, and answered with its first result after that.
+
+use std::fmt;
+use std::num::NonZeroUsize;
+use std::panic::resume_unwind;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, SystemTime};
+
+use aws_sdk_dynamodb::types::TransactWriteItem;
+use lru::LruCache;
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::acquire::{Acquire, in_time_to_answer, while_held};
+use crate::backoff::Backoff;
+use crate::clock::{millis, since_epoch};
+use crate::error::{Error, HandlerError, Kind};
+use crate::format::RecordFormat;
+use crate::holder::{Data, Holder};
+use crate::lock::Lock;
+use crate::locks::{Locks, MAX_RETENTION, check_duration};
+use crate::protocol::{Completed, Outcome, RecordClaim, Released, check_data};
+
+/// Does work once for each key: a duplicate gets the result of the first run, without a second one.
+///
+/// The settings, for inputs of type `I` and results of type `Result<T, E>`. [`run`](Self::run) protects any async
+/// function; with the feature `lambda`, `IdempotentLayer` protects a handler, and `SqsConsumer` the messages of a queue.
+///
+/// | the record of the key is | what happens |
+/// | --- | --- |
+/// | absent, given up, or its window has passed | the work runs, and its result is stored for the [window](Self::window) |
+/// | in progress | an error that [`is_in_progress`](Error::is_in_progress), or a [wait](Self::wait) for its result |
+/// | in progress, but its lease has ended | the work runs again, or [is refused](Self::on_timeout) |
+/// | completed | its result is returned, after the [validation](Self::validate) |
+///
+/// # What happens when
+///
+/// A record is in progress for the lease: in Lambda until the invocation's deadline, elsewhere for that of the
+/// [`Locks`] or of [`lease`](Self::lease). What a retry gets after a crash or a timeout:
+///
+/// | the first run ended | before its side effect | during it | after it, before its result was stored |
+/// | --- | --- | --- | --- |
+/// | [`OnTimeout::RunAgain`] (default) | runs, once the lease has ended | runs again: what was done half is done again | runs again: the effect is there twice |
+/// | [`OnTimeout::Refuse`] | refused for the window: the effect is not there | refused for the window | refused for the window: the effect is there once |
+/// | with [`Run::complete_in`] | runs, once the lease has ended | runs: the transaction left nothing | replayed: result and effect were committed together |
+///
+/// If the handler returns an error, [`on_error`](Self::on_error) decides; by default the record is given up, and a retry
+/// runs at once. A panic, or being cancelled at the end of the lease, is treated as an error that gives up, or with
+/// [`OnTimeout::Refuse`] as a crash. If the record was lost when the result is to be stored, because its lease had ended
+/// and another run began, the caller gets this run's result all the same, with a warning in the log.
+///
+/// # Cost
+///
+/// Two `UpdateItem`s for work that runs, one for a duplicate, none for one that the [cache](Self::cache) answers. IAM
+/// action `dynamodb:UpdateItem`.
+///
+/// ```
+/// # use std::time::Duration;
+/// # use lambda_lock::{Error, HandlerError, Idempotency, Locks, WithoutKey};
+/// # #[derive(serde::Serialize, serde::Deserialize)] struct Receipt;
+/// struct Order { id: Option<String>, amount: u32 }
+///
+/// # async fn example(locks: Locks, order: Order) -> Result<Receipt, HandlerError<std::io::Error>> {
+/// let orders = Idempotency::new(locks, WithoutKey::Refuse, |order: &Order| order.id.clone())
+///     .validate(|order| order.amount)
+///     .window(Duration::from_hours(24));
+/// let receipt = orders.run(&order, async |_| charge(&order).await).await?;
+/// # Ok(receipt)
+/// # }
+/// # async fn charge(_: &Order) -> Result<Receipt, std::io::Error> { Ok(Receipt) }
+/// ```
+pub struct Idempotency<I, T, E> {
+    settings: Arc<Settings<I, T, E>>,
+}
+
+struct Settings<I, T, E> {
+    locks: Locks,
+    key: KeyOf<I>,
+    without_key: WithoutKey,
+    prefix: Option<String>,
+    format: RecordFormat,
+    window: Duration,
+    lease: Option<Duration>,
+    wait: Option<Backoff>,
+    validate: Option<PartOf<I>>,
+    on_error: Option<Policy<E>>,
+    on_timeout: OnTimeout,
+    when_unstorable: WhenUnstorable,
+    on_replay: Option<Hook<T>>,
+    cache: Option<Arc<Cache>>,
+}
+
+type KeyOf<I> = Arc<dyn Fn(&I) -> Option<Value> + Send + Sync>;
+
+type PartOf<I> = Arc<dyn Fn(&I) -> Value + Send + Sync>;
+
+type Policy<E> = Arc<dyn Fn(&E) -> OnError + Send + Sync>;
+
+type Hook<T> = Arc<dyn Fn(&mut T, &Holder) + Send + Sync>;
+
+/// Completed records by key, the least recently used one first to go.
+type Cache = Mutex<LruCache<String, Holder>>;
+
+/// What to do with an input that has no key.
+///
+/// ```
+/// # use lambda_lock::{Idempotency, Locks, WithoutKey};
+/// # fn example(locks: Locks) -> Idempotency<Option<String>, (), ()> {
+/// Idempotency::new(locks, WithoutKey::Run, |header: &Option<String>| header.clone())
+/// # }
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WithoutKey {
+    /// The work runs without protection: a duplicate runs again.
+    Run,
+    /// The work does not run; the error [`is_key_missing`](Error::is_key_missing).
+    Refuse,
+}
+
+/// What becomes of the record when the handler returned an error.
+///
+/// ```
+/// # use lambda_lock::{Idempotency, OnError, StoredError};
+/// # enum Failure { Declined, Unreachable }
+/// # fn example(payments: Idempotency<String, (), Failure>) -> Idempotency<String, (), Failure> {
+/// payments.on_error(|error| match error {
+///     Failure::Declined => OnError::Store(StoredError::new("Declined", "the card was declined")),
+///     Failure::Unreachable => OnError::GiveUp,
+/// })
+/// # }
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum OnError {
+    /// It is given up: a retry runs again, at once. The default.
+    GiveUp,
+    /// It stays in progress until its lease ends, then as after a [timeout](OnTimeout).
+    Keep,
+    /// The error is stored as the outcome, and replayed for the window.
+    Store(StoredError),
+}
+
+/// What becomes of a record whose run began and was neither completed nor given up: it timed out, crashed, panicked, or
+/// its result could not be stored.
+///
+/// ```
+/// # use lambda_lock::{Idempotency, OnTimeout};
+/// # fn example(transfers: Idempotency<String, (), ()>) -> Idempotency<String, (), ()> {
+/// transfers.on_timeout(OnTimeout::Refuse)
+/// # }
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum OnTimeout {
+    /// The next call after the lease runs again.
+    #[default]
+    RunAgain,
+    /// Calls are refused until the window has passed since the run began, with an error that
+    /// [`is_unfinished`](Error::is_unfinished): for work that must never be done twice. That includes a run whose
+    /// request to begin got lost on the way, if it arrived after its sender had given up. Deleting the row lets it run.
+    Refuse,
+}
+
+/// What becomes of a result that cannot be stored: it has more than 390 KiB, of the 400 that DynamoDB allows for a row,
+/// or it has no form as JSON.
+///
+/// ```
+/// # use lambda_lock::{Idempotency, WhenUnstorable};
+/// # fn example(exports: Idempotency<String, (), ()>) -> Idempotency<String, (), ()> {
+/// exports.when_unstorable(WhenUnstorable::CompleteWithoutResult)
+/// # }
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum WhenUnstorable {
+    /// The call fails with an error that [`is_result`](Error::is_result); the record is left as after a
+    /// [timeout](OnTimeout).
+    #[default]
+    Fail,
+    /// The record is completed without it: the call returns the result, and a duplicate does not run. What it gets is
+    /// the result that JSON's `null` stands for (`()`, `None`), or an error that [`is_result`](Error::is_result).
+    CompleteWithoutResult,
+}
+
+/// An error as a record keeps it, to be replayed.
+///
+/// ```
+/// let declined = lambda_lock::StoredError::new("Declined", "the card was declined");
+/// assert_eq!(declined.to_string(), "Declined: the card was declined");
+/// ```
+#[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
+pub struct StoredError {
+    #[serde(rename = "type")]
+    error_type: String,
+    message: String,
+}
+
+impl StoredError {
+    /// An error of this type, as Lambda's `errorType` has it, with this message. Both are stored as they are.
+    pub fn new(error_type: impl Into<String>, message: impl Into<String>) -> Self {
+        Self { error_type: error_type.into(), message: message.into() }
+    }
+
+    /// The type.
+    #[must_use]
+    pub fn error_type(&self) -> &str {
+        &self.error_type
+    }
+
+    /// The message.
+    #[must_use]
+    pub fn message(&self) -> &str {
+        &self.message
+    }
+}
+
+impl fmt::Display for StoredError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.error_type, self.message)
+    }
+}
+
+impl<I, T, E> Idempotency<I, T, E> {
+    /// Records in the table of these locks, with the key that `key` finds in an input: a string, or with a
+    /// [format](Self::format) that hashes it any JSON value.
+    ///
+    /// The record's key begins with a [prefix](Self::prefix), so that it is not the key of a lock.
+    pub fn new<K: Into<Value>>(
+        locks: Locks,
+        without_key: WithoutKey,
+        key: impl Fn(&I) -> Option<K> + Send + Sync + 'static,
+    ) -> Self {
+        Self {
+            settings: Arc::new(Settings {
+                locks,
+                key: Arc::new(move |input| key(input).map(Into::into)),
+                without_key,
+                prefix: None,
+                format: RecordFormat::default(),
+                window: Duration::from_hours(1),
+                lease: None,
+                wait: None,
+                validate: None,
+                on_error: None,
+                on_timeout: OnTimeout::default(),
+                when_unstorable: WhenUnstorable::default(),
+                on_replay: None,
+                cache: None,
+            }),
+        }
+    }
+
+    /// What comes before the key in the record's, with a `#` between; by default the Lambda function's name, elsewhere
+    /// nothing. If it is empty, there is no `#` either. The [`Locks`]' own prefix comes before it.
+    #[must_use]
+    pub fn prefix(self, prefix: impl Into<String>) -> Self {
+        self.with(|settings| settings.prefix = Some(prefix.into()))
+    }
+
+    /// How keys and results are written; [`RecordFormat::Plain`] by default.
+    #[must_use]
+    pub fn format(self, format: RecordFormat) -> Self {
+        self.with(|settings| settings.format = format)
+    }
+
+    /// For how long a result is replayed, and with [`OnTimeout::Refuse`] an unfinished run refused; an hour by default.
+    /// At least a second more than twice the clock skew, up to 366 days; kept in whole seconds, rounded up.
+    ///
+    /// Enforced by the clock, whether or not DynamoDB's TTL has deleted the row.
+    #[must_use]
+    pub fn window(self, window: Duration) -> Self {
+        self.with(|settings| settings.window = window)
+    }
+
+    /// A lease shorter than the time until the invocation's deadline, from 1 ms to a day. The work is cancelled at its
+    /// end; in return, a crash keeps duplicates waiting less long. Outside of Lambda, the default is that of the
+    /// [`Locks`].
+    #[must_use]
+    pub fn lease(self, lease: Duration) -> Self {
+        self.with(|settings| settings.lease = Some(lease))
+    }
+
+    /// A duplicate that finds the work in progress waits for its result, and returns that. If the other gives up, or
+    /// its lease ends, the work runs here. Off by default. Each attempt is one more request.
+    #[must_use]
+    pub fn wait(self, backoff: Backoff) -> Self {
+        self.with(|settings| settings.wait = Some(backoff))
+    }
+
+    /// The part of the input that must be the same in a duplicate; a digest of it is stored. If it is not, or if the
+    /// record was written without, the error [`is_mismatch`](Error::is_mismatch). For several fields, give a list of
+    /// them: `serde_json::json!([order.amount, order.currency])`.
+    #[must_use]
+    pub fn validate<V: Into<Value>>(self, part: impl Fn(&I) -> V + Send + Sync + 'static) -> Self {
+        self.with(|settings| settings.validate = Some(Arc::new(move |input| part(input).into())))
+    }
+
+    /// What to do with the record when the handler returned this error; [`OnError::GiveUp`] by default.
+    #[must_use]
+    pub fn on_error(self, policy: impl Fn(&E) -> OnError + Send + Sync + 'static) -> Self {
+        self.with(|settings| settings.on_error = Some(Arc::new(policy)))
+    }
+
+    /// What to do with a run that did not finish; [`OnTimeout::RunAgain`] by default.
+    #[must_use]
+    pub fn on_timeout(self, policy: OnTimeout) -> Self {
+        self.with(|settings| settings.on_timeout = policy)
+    }
+
+    /// What to do with a result that cannot be stored; [`WhenUnstorable::Fail`] by default.
+    #[must_use]
+    pub fn when_unstorable(self, policy: WhenUnstorable) -> Self {
+        self.with(|settings| settings.when_unstorable = policy)
+    }
+
+    /// Sees every result that is replayed, with what the record says about the first run, before it is returned: to
+    /// mark it, or to count it.
+    #[must_use]
+    pub fn on_replay(self, hook: impl Fn(&mut T, &Holder) + Send + Sync + 'static) -> Self {
+        self.with(|settings| settings.on_replay = Some(Arc::new(hook)))
+    }
+
+    /// Keeps up to this many completed records in memory, each until its window has passed, so that a duplicate in the
+    /// same environment costs no request. Off by default; 0 turns it off. The clones of these settings share it.
+    ///
+    /// A row that is deleted or edited in the table by hand is still replayed from here.
+    #[must_use]
+    pub fn cache(self, records: usize) -> Self {
+        let cache = NonZeroUsize::new(records).map(|records| Arc::new(Mutex::new(LruCache::new(records))));
+        self.with(|settings| settings.cache = cache)
+    }
+
+    fn with(mut self, set: impl FnOnce(&mut Settings<I, T, E>)) -> Self {
+        set(Arc::make_mut(&mut self.settings));
+        self
+    }
+
+    #[cfg(feature = "lambda")]
+    pub(crate) fn locks(&self) -> &Locks {
+        &self.settings.locks
+    }
+
+    /// The record for this input; `None` for one without a key that shall run without.
+    pub(crate) fn identify(&self, input: &I, caller: &Caller) -> Result<Option<Identity>, Error> {
+        let Settings { locks, format, prefix, window, .. } = &*self.settings;
+        check_duration("window", *window, Duration::from_secs(1) + 2 * locks.0.clock_skew, MAX_RETENTION)?;
+        let refused = |why| Error::new(Kind::Idempotency(Refusal::Unusable(why)), &locks.0.table.name, "");
+        let Some(key) = (self.settings.key)(input) else {
+            return match self.settings.without_key {
+                WithoutKey::Run => Ok(None),
+                WithoutKey::Refuse => Err(Error::new(Kind::Idempotency(Refusal::NoKey), &locks.0.table.name, "")),
+            };
+        };
+        let key = format.key(&key).map_err(refused)?;
+        let validation = self.settings.validate.as_ref().map(|part| format.digest(&part(input))).transpose();
+        Ok(Some(Identity {
+            key: match prefix.as_deref().unwrap_or(&caller.function) {
+                "" => key,
+                prefix => format!("{prefix}#{key}"),
+            },
+            validation: validation.map_err(refused)?,
+        }))
+    }
+}
+
+impl<I, T, E> Idempotency<I, T, E>
+where
+    T: Serialize + DeserializeOwned,
+{
+    /// Runs `body`, or returns the result of the run that was first with this input's key.
+    ///
+    /// The body is cancelled at its next await point when the lease ends, and the error then
+    /// [`is_lost`](Error::is_lost). See the [type](Self) for what else can happen, and for what it costs.
+    pub async fn run(&self, input: &I, body: impl AsyncFnOnce(&Run) -> Result<T, E>) -> Result<T, HandlerError<E>> {
+        let caller =
+            Caller { function: std::env::var("AWS_LAMBDA_FUNCTION_NAME").unwrap_or_default(), ..Caller::default() };
+        let identity = self.identify(input, &caller).map_err(HandlerError::Lock)?;
+        match self.begin(identity, &caller).await? {
+            Begun::Replayed(result) => Ok(result),
+            Begun::Run(run) => self.finish(&run, async { body(&run).await }).await,
+        }
+    }
+
+    /// Takes the record, or returns the result it has.
+    pub(crate) async fn begin(&self, identity: Option<Identity>, caller: &Caller) -> Result<Begun<T>, HandlerError<E>> {
+        let settings = &*self.settings;
+        let Some(Identity { key, validation }) = identity else {
+            tracing::debug!("an input without a key runs without protection");
+            // A key that nobody else has, for a transaction that is to be completed in.
+            let nobodys =
+                format!("{}#{:032x}", settings.prefix.as_ref().unwrap_or(&caller.function), fastrand::u128(..));
+            let lock = settings.acquire(nobodys, caller).unlocked().map_err(HandlerError::Lock)?;
+            return Ok(Begun::Run(self.run_under(lock, None)));
+        };
+        if let Some(record) = settings.cached(&key) {
+            return self.refused(Refusal::by(record, validation.as_deref()), &key);
+        }
+        let refuse_unfinished = (settings.on_timeout == OnTimeout::Refuse).then_some(settings.window);
+        let claim = RecordClaim { validation: validation.clone(), refuse_unfinished };
+        match settings.acquire(key.clone(), caller).record(claim).send().await {
+            Ok(lock) => {
+                let record = settings.cache.is_some().then(|| Holder {
+                    owner: Some(lock.owner().to_owned()),
+                    name: Some(caller.holder.as_ref().unwrap_or(&settings.locks.0.holder).clone()),
+                    fence: Some(lock.fence()),
+                    since: Some(millis(since_epoch(lock.acquired_at()))),
+                    until: 0,
+                    data: None,
+                    current: true,
+                    completed: true,
+                    error: None,
+                    validation,
+                });
+                Ok(Begun::Run(self.run_under(lock, record)))
+            }
+            Err(error) => match error.into_completed() {
+                Ok(completed) => {
+                    settings.remember(&key, &completed);
+                    self.refused(Refusal::Completed(completed), &key)
+                }
+                Err(error) => Err(HandlerError::Lock(error)),
+            },
+        }
+    }
+
+    fn run_under(&self, lock: Lock, record: Option<Holder>) -> Run {
+        let Settings { window, format, .. } = *self.settings;
+        Run { lock: Arc::new(lock), window, format, completed_in: Arc::default(), record: record.map(Arc::new) }
+    }
+
+    fn refused(&self, refusal: Refusal, key: &str) -> Result<Begun<T>, HandlerError<E>> {
+        match refusal {
+            Refusal::Completed(record) => self.replay(&record, key).map(Begun::Replayed),
+            other => Err(HandlerError::Lock(self.settings.error(other, key))),
+        }
+    }
+
+    fn replay(&self, record: &Holder, key: &str) -> Result<T, HandlerError<E>> {
+        tracing::info!(key, "replaying the first run's result");
+        let settings = &*self.settings;
+        let unusable = |why| HandlerError::Lock(settings.error(Refusal::Unusable(why), key));
+        if let Some(error) = &record.error {
+            let stored = serde_json::from_str(error).map(HandlerError::Replayed);
+            return Err(stored.unwrap_or_else(|_| unusable("the stored error cannot be read".to_owned())));
+        }
+        let data = record.data.as_ref().map(|Data(data)| data);
+        let value = settings.format.load(data).map_err(unusable)?;
+        // Without what serde says about the value, which would carry it into a log.
+        let mut result = serde_json::from_value(value).map_err(|_| {
+            unusable(match data {
+                Some(_) => "the stored result is not of the type that is wanted now".to_owned(),
+                None => "the first run was completed without its result".to_owned(),
+            })
+        })?;
+        if let Some(hook) = &settings.on_replay {
+            hook(&mut result, record);
+        }
+        Ok(result)
+    }
+
+    /// Does the work, and settles what becomes of the record.
+    pub(crate) async fn finish(
+        &self,
+        run: &Run,
+        work: impl Future<Output = Result<T, E>>,
+    ) -> Result<T, HandlerError<E>> {
+        let (settings, lock) = (&*self.settings, &*run.lock);
+        let mut unfinished = LeaveUnfinished(Some(lock).filter(|_| settings.on_timeout == OnTimeout::Refuse));
+        let outcome = match while_held(lock, work).await {
+            Ok(Some(outcome)) => {
+                unfinished.0 = None;
+                return match outcome {
+                    Ok(result) => self.complete(run, result).await,
+                    Err(error) => self.failed(run, error).await,
+                };
+            }
+            other => other,
+        };
+        // What was not finished may have been done half. Unless that is to be refused, it is free to be done again.
+        drop(unfinished);
+        let committed = self.give_up(lock).await;
+        match outcome {
+            Err(panic) => resume_unwind(panic),
+            Ok(_) => match committed {
+                Some(record) => self.replay(&record, lock.key()),
+                None => Err(HandlerError::Lock(lock.error(Kind::Lost(None)))),
+            },
+        }
+    }
+
+    async fn complete(&self, run: &Run, result: T) -> Result<T, HandlerError<E>> {
+        let (settings, lock) = (&*self.settings, &*run.lock);
+        if run.completed_in.load(Ordering::Acquire) || !lock.is_enforced() {
+            lock.abandon();
+            return Ok(result);
+        }
+        let outcome = match (run.outcome(&result), settings.when_unstorable) {
+            (Ok(outcome), _) => outcome,
+            (Err(why), WhenUnstorable::Fail) => {
+                lock.abandon();
+                return Err(HandlerError::Lock(settings.error(Refusal::Unusable(why), lock.key())));
+            }
+            (Err(why), WhenUnstorable::CompleteWithoutResult) => {
+                tracing::warn!(key = lock.key(), why, "completed without the result");
+                Outcome::WithoutResult
+            }
+        };
+        self.store(run, outcome).await;
+        Ok(result)
+    }
+
+    async fn failed(&self, run: &Run, error: E) -> Result<T, HandlerError<E>> {
+        let (settings, lock) = (&*self.settings, &*run.lock);
+        let committed = match settings.on_error.as_ref().map_or(OnError::GiveUp, |policy| policy(&error)) {
+            OnError::GiveUp => self.give_up(lock).await,
+            OnError::Keep => {
+                lock.abandon();
+                None
+            }
+            OnError::Store(stored) => match serde_json::to_string(&stored) {
+                Ok(stored) => self.store(run, Outcome::Error(stored)).await.filter(|found| found.error.is_none()),
+                Err(_) => self.give_up(lock).await,
+            },
+        };
+        match committed {
+            // The transaction that was to complete it failed for its caller, but was committed.
+            Some(record) => self.replay(&record, lock.key()),
+            None => Err(HandlerError::Handler(error)),
+        }
+    }
+
+    /// Frees the record, unless that is left to its lease; a record that turns out to be completed is returned.
+    async fn give_up(&self, lock: &Lock) -> Option<Holder> {
+        match in_time_to_answer(lock, lock.give_up()).await {
+            Ok(Released::Freed) => None,
+            Ok(Released::Completed(record)) => Some(record),
+            Err(error) => {
+                tracing::warn!(key = lock.key(), fence = lock.fence(), %error, "giving up a record failed");
+                None
+            }
+        }
+    }
+
+    /// Completes the record; one that turns out to be completed already is returned.
+    async fn store(&self, run: &Run, outcome: Outcome) -> Option<Holder> {
+        let (settings, lock) = (&*self.settings, &*run.lock);
+        let remembered = run.record.as_ref().map(|record| (Holder::clone(record), outcome.clone()));
+        match in_time_to_answer(lock, lock.complete(settings.window, outcome)).await {
+            Ok(Completed::Now { until }) => {
+                if let Some((record, outcome)) = remembered {
+                    let (data, error) = match outcome {
+                        Outcome::Result(data) => (Some(Data(data)), None),
+                        Outcome::WithoutResult => (None, None),
+                        Outcome::Error(error) => (None, Some(error)),
+                    };
+                    settings.remember(lock.key(), &Holder { until, data, error, ..record });
+                }
+                None
+            }
+            Ok(Completed::Before(record)) => {
+                settings.remember(lock.key(), &record);
+                Some(record)
+            }
+            Err(error) => {
+                tracing::warn!(key = lock.key(), fence = lock.fence(), %error, "the outcome was not stored");
+                None
+            }
+        }
+    }
+}
+
+impl<I, T, E> Settings<I, T, E> {
+    fn acquire(&self, key: String, caller: &Caller) -> Acquire {
+        let mut acquire = self.locks.acquire(key);
+        if let Some(until) = caller.until {
+            acquire = acquire.until(until);
+        }
+        if let Some(holder) = &caller.holder {
+            acquire = acquire.holder(holder);
+        }
+        if let Some(lease) = self.lease {
+            acquire = acquire.lease(lease);
+        }
+        match self.wait {
+            Some(backoff) => acquire.wait(backoff),
+            None => acquire,
+        }
+    }
+
+    fn cached(&self, key: &str) -> Option<Holder> {
+        let mut cache = self.cache.as_ref()?.lock().unwrap_or_else(PoisonError::into_inner);
+        let now = self.locks.0.clock.now().millis();
+        match cache.get(key) {
+            Some(record) if record.until > now => Some(record.clone()),
+            Some(_) => {
+                cache.pop(key);
+                None
+            }
+            None => None,
+        }
+    }
+
+    fn remember(&self, key: &str, record: &Holder) {
+        if let Some(cache) = &self.cache {
+            cache.lock().unwrap_or_else(PoisonError::into_inner).put(key.to_owned(), record.clone());
+        }
+    }
+
+    fn error(&self, refusal: Refusal, key: &str) -> Error {
+        Error::new(Kind::Idempotency(refusal), &self.locks.0.table.name, key)
+    }
+}
+
+/// The record of one input.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Identity {
+    /// With the prefix, and hashed if that is wanted.
+    key: String,
+    validation: Option<String>,
+}
+
+/// Who asks, and until when there is time.
+#[derive(Debug, Default)]
+pub(crate) struct Caller {
+    pub(crate) function: String,
+    pub(crate) holder: Option<String>,
+    pub(crate) until: Option<SystemTime>,
+}
+
+pub(crate) enum Begun<T> {
+    Replayed(T),
+    Run(Run),
+}
+
+/// Leaves the record in progress when the work is cancelled or panics, so that it is known not to have finished.
+struct LeaveUnfinished<'a>(Option<&'a Lock>);
+
+impl Drop for LeaveUnfinished<'_> {
+    fn drop(&mut self) {
+        if let Some(lock) = self.0 {
+            lock.abandon();
+        }
+    }
+}
+
+/// A run that is under way. Cheap to clone.
+///
+/// ```
+/// # use aws_sdk_dynamodb::{Client, types::{Put, TransactWriteItem}};
+/// # use lambda_lock::{HandlerError, Idempotency};
+/// # type Failure = Box<dyn std::error::Error + Send + Sync>;
+/// # async fn example(orders: Idempotency<String, u32, Failure>, client: Client, id: String, order: Put)
+/// #     -> Result<u32, HandlerError<Failure>> {
+/// orders
+///     .run(&id, async |run| {
+///         let number = 17;
+///         client
+///             .transact_write_items()
+///             .transact_items(TransactWriteItem::builder().put(order).build())
+///             .transact_items(run.complete_in(&number)?)
+///             .send()
+///             .await?;
+///         Ok(number)
+///     })
+///     .await
+/// # }
+/// ```
+#[derive(Clone, Debug)]
+pub struct Run {
+    lock: Arc<Lock>,
+    window: Duration,
+    format: RecordFormat,
+    completed_in: Arc<AtomicBool>,
+    /// What the cache is to keep once there is an outcome.
+    record: Option<Arc<Holder>>,
+}
+
+impl Run {
+    /// The lock that the run is under: its fence, what is left of its lease, its condition check. Releasing it gives the
+    /// record up.
+    #[must_use]
+    pub fn lock(&self) -> &Lock {
+        &self.lock
+    }
+
+    /// The write that completes the record with this result, for the caller's own `TransactWriteItems`: business write
+    /// and completion are then committed together or not at all, whatever crashes when. The condition is that the
+    /// record is still this run's.
+    ///
+    /// Return the same result once the transaction was committed, and an error if it was not: from this call on, only
+    /// the transaction completes the record. If it was committed but its answer got lost, the handler's error is
+    /// replaced with the stored result. The window is counted from this call.
+    ///
+    /// No request by itself, and none after the handler; in the transaction it costs one write, with IAM action
+    /// `dynamodb:UpdateItem`. If the run is [not protected](Lock::is_enforced), it is a check that always holds, with
+    /// IAM action `dynamodb:ConditionCheckItem`. The error [`is_result`](Error::is_result) if the result cannot be
+    /// stored, whatever is set for that.
+    pub fn complete_in<T: Serialize>(&self, result: &T) -> Result<TransactWriteItem, Error> {
+        let outcome = self.outcome(result).map_err(|why| self.lock.error(Kind::Idempotency(Refusal::Unusable(why))))?;
+        let completion = self.lock.completion(self.window, outcome)?;
+        self.completed_in.store(true, Ordering::Release);
+        Ok(completion)
+    }
+
+    fn outcome<T: Serialize>(&self, result: &T) -> Result<Outcome, String> {
+        let value = serde_json::to_value(result).map_err(|why| format!("the result has no form as JSON ({why})"))?;
+        let data = self.format.store(&value)?;
+        check_data(&Data(data.clone())).map_err(|error| error.to_string())?;
+        Ok(Outcome::Result(data))
+    }
+}
+
+/// What a handler takes under idempotency: the input itself, or [`WithRun`] to get the run with it.
+///
+/// Cannot be implemented for other types.
+pub trait HandlerInput<I>: sealed::Sealed<I> {
+    #[doc(hidden)]
+    fn under(input: I, run: &Run) -> Self;
+}
+
+impl<I> HandlerInput<I> for I {
+    fn under(input: I, _: &Run) -> Self {
+        input
+    }
+}
+
+impl<I> HandlerInput<I> for WithRun<I> {
+    fn under(input: I, run: &Run) -> Self {
+        Self { input, run: run.clone() }
+    }
+}
+
+mod sealed {
+    pub trait Sealed<I> {}
+    impl<I> Sealed<I> for I {}
+    impl<I> Sealed<I> for super::WithRun<I> {}
+}
+
+/// An input together with the run it is for, for a handler that completes in its own transaction or wants the fence.
+///
+/// ```
+/// # use lambda_lock::WithRun;
+/// async fn handler(WithRun { input, run, .. }: WithRun<String>) -> Result<u64, std::io::Error> {
+///     // write(input, run.lock().fence()) …
+///     Ok(run.lock().fence())
+/// }
+/// ```
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct WithRun<I> {
+    /// The input, such as a `LambdaEvent` or a message.
+    pub input: I,
+    /// The run.
+    pub run: Run,
+}
+
+/// Why work is not done, or its result not returned.
+#[derive(Debug)]
+pub(crate) enum Refusal {
+    /// It was done before. Answered, not shown.
+    Completed(Holder),
+    InProgress(Holder),
+    Unfinished(Holder),
+    Mismatch(Holder),
+    NoKey,
+    /// Why a key, a payload or a result cannot be used.
+    Unusable(String),
+}
+
+impl Refusal {
+    /// The verdict on a record that cannot be taken.
+    pub(crate) fn by(record: Holder, validation: Option<&str>) -> Self {
+        if validation.is_some() && record.validation.as_deref() != validation {
+            Self::Mismatch(record)
+        } else if record.completed {
+            Self::Completed(record)
+        } else if record.current {
+            Self::InProgress(record)
+        } else {
+            Self::Unfinished(record)
+        }
+    }
+
+    pub(crate) fn holder(&self) -> Option<&Holder> {
+        match self {
+            Self::Completed(record) | Self::InProgress(record) | Self::Unfinished(record) | Self::Mismatch(record) => {
+                Some(record)
+            }
+            Self::NoKey | Self::Unusable(_) => None,
+        }
+    }
+
+    #[cfg(feature = "lambda")]
+    pub(crate) fn type_name(&self) -> &'static str {
+        match self {
+            Self::Completed(_) => "IdempotencyCompleted",
+            Self::InProgress(_) => "IdempotencyInProgress",
+            Self::Unfinished(_) => "IdempotencyUnfinished",
+            Self::Mismatch(_) => "IdempotencyMismatch",
+            Self::NoKey => "IdempotencyKeyMissing",
+            Self::Unusable(_) => "IdempotencyResult",
+        }
+    }
+
+    pub(crate) fn describe(&self, what: &str, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Completed(_) => write!(f, "{what} is completed"),
+            Self::InProgress(record) => write!(f, "{what} is in progress: {record}"),
+            Self::Unfinished(record) => write!(
+                f,
+                "a run for {what} did not finish and may have done its work ({}): look into it, and delete the row to \
+                 let it run again",
+                record.name().unwrap_or("by an unnamed holder"),
+            ),
+            Self::Mismatch(_) => write!(
+                f,
+                "{what} was used with another payload, by the fields that are validated: give this one a key of its own"
+            ),
+            Self::NoKey => write!(f, "the input has no idempotency key, and table `{what}` is not used without"),
+            Self::Unusable(why) => write!(f, "{what}: {why}"),
+        }
+    }
+}
+
+impl Error {
+    /// The work for this key is being done elsewhere: [`holder`](Self::holder) says by whom, and until when at the
+    /// latest. Feature `idempotency`.
+    #[must_use]
+    pub fn is_in_progress(&self) -> bool {
+        matches!(self.kind(), Kind::Idempotency(Refusal::InProgress(_)))
+    }
+
+    /// A run for this key began and did not finish, and [`OnTimeout::Refuse`] is set. Feature `idempotency`.
+    #[must_use]
+    pub fn is_unfinished(&self) -> bool {
+        matches!(self.kind(), Kind::Idempotency(Refusal::Unfinished(_)))
+    }
+
+    /// The key was used with another payload. Feature `idempotency`.
+    #[must_use]
+    pub fn is_mismatch(&self) -> bool {
+        matches!(self.kind(), Kind::Idempotency(Refusal::Mismatch(_)))
+    }
+
+    /// The input has no key, and [`WithoutKey::Refuse`] is set. Feature `idempotency`.
+    #[must_use]
+    pub fn is_key_missing(&self) -> bool {
+        matches!(self.kind(), Kind::Idempotency(Refusal::NoKey))
+    }
+
+    /// A result cannot be stored, or a stored one cannot be read. Feature `idempotency`.
+    #[must_use]
+    pub fn is_result(&self) -> bool {
+        matches!(self.kind(), Kind::Idempotency(Refusal::Unusable(_)))
+    }
+}
+
+// By hand, because deriving would ask the types of inputs, results and errors to be `Clone` and `Debug` too.
+impl<I, T, E> Clone for Idempotency<I, T, E> {
+    fn clone(&self) -> Self {
+        Self { settings: Arc::clone(&self.settings) }
+    }
+}
+
+impl<I, T, E> Clone for Settings<I, T, E> {
+    fn clone(&self) -> Self {
+        Self {
+            locks: self.locks.clone(),
+            key: Arc::clone(&self.key),
+            prefix: self.prefix.clone(),
+            validate: self.validate.clone(),
+            on_error: self.on_error.clone(),
+            on_replay: self.on_replay.clone(),
+            cache: self.cache.clone(),
+            ..*self
+        }
+    }
+}
+
+impl<I, T, E> fmt::Debug for Idempotency<I, T, E> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Idempotency").field("locks", &self.settings.locks).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,132 @@
+//! The middleware of idempotent handlers: a duplicate event gets the first run's result.
+
+use std::fmt;
+use std::marker::PhantomData;
+use std::pin::Pin;
+use std::task::{Context as TaskContext, Poll};
+
+use lambda_runtime::LambdaEvent;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use tower::{Layer, Service};
+
+use super::caller;
+use crate::error::HandlerError;
+use crate::idempotency::{Begun, HandlerInput, Idempotency};
+
+/// Makes a handler idempotent: a tower layer that answers a duplicate event with the first run's result.
+///
+/// Put it around the handler, inside the runtime: `Runtime::new(layer.layer(service_fn(handler)))`, for `run` and
+/// `run_concurrent` alike. The handler keeps its signature; one that takes a [`WithRun`](crate::WithRun) around the
+/// `LambdaEvent` gets the run as well, for the fence or to complete in its own transaction.
+///
+/// What a duplicate is, and what happens to it, is said by the [`Idempotency`]; the record's lease ends with the
+/// invocation's deadline. An invocation that does not run the handler costs one request or, with a cache, none; one that
+/// does, two; IAM action `dynamodb:UpdateItem`.
+///
+/// ```no_run
+/// use lambda_lock::{Idempotency, IdempotentLayer, Locks, WithoutKey};
+/// use lambda_runtime::{Error, LambdaEvent, Runtime};
+/// use serde_json::Value;
+/// use tower::{Layer, service_fn};
+///
+/// async fn order(event: LambdaEvent<Value>) -> Result<String, Error> {
+///     Ok(format!("order {}", event.payload["id"]))
+/// }
+///
+/// #[tokio::main]
+/// async fn main() -> Result<(), Error> {
+///     let orders = Idempotency::new(Locks::from_env().await?, WithoutKey::Refuse, |event: &LambdaEvent<Value>| {
+///         event.payload["id"].as_str().map(str::to_owned)
+///     });
+///     Runtime::new(IdempotentLayer::new(orders).layer(service_fn(order))).run().await
+/// }
+/// ```
+pub struct IdempotentLayer<H, P, T, E> {
+    idempotency: Idempotency<LambdaEvent<P>, T, E>,
+    handler_input: PhantomData<fn(H)>,
+}
+
+impl<H, P, T, E> IdempotentLayer<H, P, T, E> {
+    /// A layer with these settings.
+    #[must_use]
+    pub fn new(idempotency: Idempotency<LambdaEvent<P>, T, E>) -> Self {
+        Self { idempotency, handler_input: PhantomData }
+    }
+}
+
+impl<S, H, P, T, E> Layer<S> for IdempotentLayer<H, P, T, E> {
+    type Service = IdempotentService<S, H, P, T, E>;
+
+    fn layer(&self, inner: S) -> Self::Service {
+        IdempotentService { inner, idempotency: self.idempotency.clone(), handler_input: PhantomData }
+    }
+}
+
+/// The service that [`IdempotentLayer`] makes of a handler.
+///
+/// The handler is cloned for every event, because the record is taken between its being ready and its being called.
+/// Functions and closures wrapped by `service_fn` are `Clone` if what they capture is.
+pub struct IdempotentService<S, H, P, T, E> {
+    inner: S,
+    idempotency: Idempotency<LambdaEvent<P>, T, E>,
+    handler_input: PhantomData<fn(H)>,
+}
+
+impl<S, H, P, T, E> Service<LambdaEvent<P>> for IdempotentService<S, H, P, T, E>
+where
+    S: Service<H, Response = T, Error = E> + Clone + Send + 'static,
+    S::Future: Send,
+    H: HandlerInput<LambdaEvent<P>> + Send + 'static,
+    P: Send + 'static,
+    T: Serialize + DeserializeOwned + Send + 'static,
+    E: Send + 'static,
+{
+    type Response = T;
+    type Error = HandlerError<E>;
+    type Future = Pin<Box<dyn Future<Output = Result<T, Self::Error>> + Send>>;
+
+    fn poll_ready(&mut self, context: &mut TaskContext<'_>) -> Poll<Result<(), Self::Error>> {
+        self.inner.poll_ready(context).map_err(HandlerError::Handler)
+    }
+
+    fn call(&mut self, event: LambdaEvent<P>) -> Self::Future {
+        // The one that was polled ready is the one to call.
+        let clone = self.inner.clone();
+        let mut inner = std::mem::replace(&mut self.inner, clone);
+        let idempotency = self.idempotency.clone();
+        Box::pin(async move {
+            let caller = caller(&event.context, idempotency.locks());
+            let identity = idempotency.identify(&event, &caller).map_err(HandlerError::Lock)?;
+            match idempotency.begin(identity, &caller).await? {
+                Begun::Replayed(result) => Ok(result),
+                Begun::Run(run) => idempotency.finish(&run, async { inner.call(H::under(event, &run)).await }).await,
+            }
+        })
+    }
+}
+
+// By hand, because deriving would ask the types of events, responses and errors to be `Clone` and `Debug` too.
+impl<H, P, T, E> Clone for IdempotentLayer<H, P, T, E> {
+    fn clone(&self) -> Self {
+        Self { idempotency: self.idempotency.clone(), handler_input: PhantomData }
+    }
+}
+
+impl<S: Clone, H, P, T, E> Clone for IdempotentService<S, H, P, T, E> {
+    fn clone(&self) -> Self {
+        Self { inner: self.inner.clone(), idempotency: self.idempotency.clone(), handler_input: PhantomData }
+    }
+}
+
+impl<H, P, T, E> fmt::Debug for IdempotentLayer<H, P, T, E> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("IdempotentLayer").field("idempotency", &self.idempotency).finish_non_exhaustive()
+    }
+}
+
+impl<S: fmt::Debug, H, P, T, E> fmt::Debug for IdempotentService<S, H, P, T, E> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("IdempotentService").field("inner", &self.inner).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,547 @@
+//! The consumer of SQS batches: each message is worked on once, and exactly those that failed go back.
+
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::convert::Infallible;
+use std::fmt::{self, Display};
+use std::future::poll_fn;
+use std::marker::PhantomData;
+use std::panic::AssertUnwindSafe;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context as TaskContext, Poll};
+use std::time::{Duration, SystemTime};
+
+use aws_lambda_events::sqs::{SqsBatchResponse, SqsEvent, SqsMessage};
+use futures_util::{FutureExt, StreamExt, stream};
+use lambda_runtime::{Diagnostic, LambdaEvent};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use tower::{Layer, Service};
+
+use super::caller;
+use crate::clock::{Deadline, since_epoch};
+use crate::error::HandlerError;
+use crate::idempotency::{Begun, Caller, HandlerInput, Idempotency, Identity, WithoutKey};
+use crate::locks::Locks;
+
+/// Makes a consumer of SQS batches of a handler of one message: each message is done once, however often it is
+/// delivered, and the messages that failed go back to the queue, no others.
+///
+/// Turn `ReportBatchItemFailures` on in the event source mapping: without it, Lambda takes the answer for success and
+/// deletes the messages that failed. Put the consumer around the handler, inside the runtime. The handler takes a
+/// [`Message`], or a [`WithRun`](crate::WithRun) around it to get the run as well.
+///
+/// | a message | |
+/// | --- | --- |
+/// | whose handler returns `Ok` | is done, and recorded as done for the window |
+/// | whose handler returns an error, panics, or is not done by the end of its lease | goes back; its record is given up, or what the [`Idempotency`] says |
+/// | that was done before | is deleted without running |
+/// | that is in progress elsewhere | goes back; hidden until that lease ends with `hide_while_in_progress` (feature `sqs`) |
+/// | whose body does not parse, or that has no key | goes back, and in the end to the dead-letter queue |
+/// | that is in the batch twice | runs once; both share the outcome |
+/// | that was not started [in time](Self::least_time) | goes back |
+/// | of a FIFO queue, after one of its group that goes back | goes back, so that the group stays in order; other groups go on |
+///
+/// A message without a message id, which SQS never sends, cannot be named in the answer: it is answered by an empty
+/// name, for which Lambda puts the whole batch back. Nothing is lost, and what was done is not done again.
+///
+/// The leases of a batch end a second before the invocation's deadline, or a quarter of the time left if that is less,
+/// so that one message that takes too long does not take the answer for the others with it.
+///
+/// Two requests for each message that runs, one for a duplicate; IAM action `dynamodb:UpdateItem`. What goes back is
+/// logged, with its message id and never with its body.
+///
+/// ```no_run
+/// use lambda_lock::{Locks, Message, SqsConsumer};
+/// use lambda_runtime::{Error, Runtime};
+/// use serde::Deserialize;
+/// use tower::{Layer, service_fn};
+///
+/// #[derive(Deserialize)]
+/// struct Payment {
+///     amount: u32,
+/// }
+///
+/// async fn pay(message: Message<Payment>) -> Result<(), Error> {
+///     Ok(println!("paid {}", message.body.amount))
+/// }
+///
+/// #[tokio::main]
+/// async fn main() -> Result<(), Error> {
+///     let consumer = SqsConsumer::by_message_id(Locks::from_env().await?);
+///     Runtime::new(consumer.layer(service_fn(pay))).run().await
+/// }
+/// ```
+pub struct SqsConsumer<H, B, T, E> {
+    settings: Settings<B, T, E>,
+    handler_input: PhantomData<fn(H)>,
+}
+
+struct Settings<B, T, E> {
+    idempotency: Idempotency<Message<B>, T, E>,
+    parse: Parse<B>,
+    concurrency: usize,
+    least_time: Duration,
+    #[cfg(feature = "sqs")]
+    queues: Option<aws_sdk_sqs::Client>,
+}
+
+type Parse<B> = Arc<dyn Fn(&str) -> Result<B, String> + Send + Sync>;
+
+/// One message of a batch.
+///
+/// ```
+/// use aws_lambda_events::sqs::SqsMessage;
+/// use lambda_lock::Message;
+///
+/// let mut record = SqsMessage::default();
+/// record.message_id = Some("17".to_owned());
+/// let message = Message::new("the body", record);
+/// assert_eq!(message.message_id(), Some("17"));
+/// ```
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Message<B> {
+    /// The body, parsed.
+    pub body: B,
+    /// What SQS says about the message: attributes, receipt handle, queue. Its own body is left out.
+    pub record: SqsMessage,
+}
+
+impl<B> Message<B> {
+    /// A message, for testing a handler by itself.
+    pub fn new(body: B, record: SqsMessage) -> Self {
+        Self { body, record }
+    }
+
+    /// The id that SQS gave the message when it was sent. Each delivery of it has the same.
+    pub fn message_id(&self) -> Option<&str> {
+        self.record.message_id.as_deref()
+    }
+
+    /// The deduplication id, in a FIFO queue: what the sender gave, or with content-based deduplication the body's hash.
+    pub fn deduplication_id(&self) -> Option<&str> {
+        self.attribute("MessageDeduplicationId")
+    }
+
+    /// The group within which a FIFO queue keeps order.
+    pub fn group_id(&self) -> Option<&str> {
+        self.attribute("MessageGroupId")
+    }
+
+    fn attribute(&self, name: &str) -> Option<&str> {
+        self.record.attributes.get(name).map(String::as_str)
+    }
+}
+
+/// Longer than the longest visibility timeout, which is 12 hours.
+const WINDOW: Duration = Duration::from_hours(24);
+
+impl<H, B: DeserializeOwned + 'static, T, E> SqsConsumer<H, B, T, E> {
+    /// Each message once by its message id, which is the same in every delivery of one sending; for a day. Bodies are
+    /// JSON. A sender that sends twice gives two ids: see [`new`](Self::new).
+    pub fn by_message_id(locks: Locks) -> Self {
+        let key = |message: &Message<B>| message.message_id().map(str::to_owned);
+        Self::new(Idempotency::new(locks, WithoutKey::Refuse, key).window(WINDOW))
+    }
+
+    /// Each message once by its deduplication id, for a day, where the queue itself does so for five minutes; for FIFO
+    /// queues. Bodies are JSON.
+    pub fn by_deduplication_id(locks: Locks) -> Self {
+        let key = |message: &Message<B>| message.deduplication_id().map(str::to_owned);
+        Self::new(Idempotency::new(locks, WithoutKey::Refuse, key).window(WINDOW))
+    }
+
+    /// With settings of the caller's choice, such as a key from the body. Bodies are JSON.
+    ///
+    /// Choose a window longer than a message may come back: the queue's visibility timeout at least, up to 12 hours.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use lambda_lock::{Idempotency, Locks, Message, SqsConsumer, WithoutKey};
+    /// # use serde::Deserialize;
+    /// #[derive(Deserialize)]
+    /// struct Payment {
+    ///     id: String,
+    /// }
+    /// # fn example(locks: Locks) -> SqsConsumer<Message<Payment>, Payment, (), std::io::Error> {
+    /// let once = Idempotency::new(locks, WithoutKey::Refuse, |message: &Message<Payment>| Some(message.body.id.clone()));
+    /// SqsConsumer::new(once.window(Duration::from_hours(24 * 14))).concurrency(5)
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn new(idempotency: Idempotency<Message<B>, T, E>) -> Self {
+        // What serde says about a value would carry it into the log.
+        Self::with_parser(idempotency, |text| {
+            serde_json::from_str(text).map_err(|error| {
+                format!("{:?} error at line {} column {}", error.classify(), error.line(), error.column())
+            })
+        })
+    }
+}
+
+impl<H, B, T, E> SqsConsumer<H, B, T, E> {
+    /// For bodies that are not JSON. What the parser returns as an error is logged.
+    ///
+    /// ```
+    /// # use std::convert::Infallible;
+    /// # use lambda_lock::{Idempotency, Locks, Message, SqsConsumer, WithoutKey};
+    /// # fn example(once: Idempotency<Message<String>, (), Infallible>) -> SqsConsumer<Message<String>, String, (), Infallible> {
+    /// SqsConsumer::with_parser(once, |text| Ok::<_, Infallible>(text.to_owned()))
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn with_parser<P: Display>(
+        idempotency: Idempotency<Message<B>, T, E>,
+        parse: impl Fn(&str) -> Result<B, P> + Send + Sync + 'static,
+    ) -> Self {
+        Self {
+            settings: Settings {
+                idempotency,
+                parse: Arc::new(move |text| parse(text).map_err(|error| error.to_string())),
+                concurrency: 10,
+                least_time: Duration::from_secs(1),
+                #[cfg(feature = "sqs")]
+                queues: None,
+            },
+            handler_input: PhantomData,
+        }
+    }
+
+    /// How many messages are worked on at the same time, on the task of the invocation; 10 by default, at least 1. In a
+    /// FIFO queue, of as many groups.
+    #[must_use]
+    pub fn concurrency(mut self, messages: usize) -> Self {
+        self.settings.concurrency = messages.max(1);
+        self
+    }
+
+    /// A message is started only while this much is left of the batch's leases; 1 s by default. Choose what most
+    /// messages take: the rest goes back to the queue at once, in place of being cut off.
+    #[must_use]
+    pub fn least_time(mut self, time: Duration) -> Self {
+        self.settings.least_time = time;
+        self
+    }
+
+    /// Hides a message that is in progress elsewhere until that lease ends, in place of having it back when the queue's
+    /// visibility timeout is over. Feature `sqs`.
+    ///
+    /// One request for such a message; IAM action `sqs:ChangeMessageVisibility` on the queue. If it fails, the message
+    /// comes back when it would have without.
+    #[cfg(feature = "sqs")]
+    #[must_use]
+    pub fn hide_while_in_progress(mut self, queues: aws_sdk_sqs::Client) -> Self {
+        self.settings.queues = Some(queues);
+        self
+    }
+}
+
+impl<S, H, B, T, E> Layer<S> for SqsConsumer<H, B, T, E> {
+    type Service = SqsConsumerService<S, H, B, T, E>;
+
+    fn layer(&self, inner: S) -> Self::Service {
+        SqsConsumerService { inner, settings: self.settings.clone(), handler_input: PhantomData }
+    }
+}
+
+/// The service that [`SqsConsumer`] makes of a handler of one message.
+///
+/// The handler is cloned for every message. It never fails as a whole: each message has an outcome of its own.
+pub struct SqsConsumerService<S, H, B, T, E> {
+    inner: S,
+    settings: Settings<B, T, E>,
+    handler_input: PhantomData<fn(H)>,
+}
+
+impl<S, H, B, T, E> Service<LambdaEvent<SqsEvent>> for SqsConsumerService<S, H, B, T, E>
+where
+    S: Service<H, Response = T, Error = E> + Clone + Send + Sync + 'static,
+    S::Future: Send,
+    H: HandlerInput<Message<B>> + Send + 'static,
+    B: Send + 'static,
+    T: Serialize + DeserializeOwned + Send + 'static,
+    E: Into<Diagnostic> + Send + 'static,
+{
+    type Response = SqsBatchResponse;
+    type Error = Infallible;
+    type Future = Pin<Box<dyn Future<Output = Result<SqsBatchResponse, Infallible>> + Send>>;
+
+    /// Always: the handler is asked for every message by itself.
+    fn poll_ready(&mut self, _: &mut TaskContext<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, LambdaEvent { payload, context }: LambdaEvent<SqsEvent>) -> Self::Future {
+        let (inner, settings) = (self.inner.clone(), self.settings.clone());
+        Box::pin(async move {
+            let mut caller = caller(&context, settings.idempotency.locks());
+            let deadline = settings.limit(&mut caller);
+            let names: Vec<_> = payload.records.iter().map(|record| record.message_id.clone()).collect();
+            let lanes = settings.lanes(payload.records, &caller);
+            let batch = Arc::new(Batch { settings, inner, caller, deadline, handler_input: PhantomData });
+            let done = stream::iter(lanes).map(|lane| Arc::clone(&batch).work_through(lane)).boxed();
+            let mut is_done = vec![false; names.len()];
+            let mut done = done.buffer_unordered(batch.settings.concurrency);
+            while let Some(indices) = done.next().await {
+                for index in indices {
+                    is_done[index] = true;
+                }
+            }
+            let mut response = SqsBatchResponse::default();
+            for (name, _) in names.into_iter().zip(is_done).filter(|(_, done)| !done) {
+                response.add_failure(name.unwrap_or_default());
+            }
+            Ok(response)
+        })
+    }
+}
+
+/// Messages that are worked on one after the other: one alone, or a group of a FIFO queue.
+struct Lane<B> {
+    works: Vec<Work<B>>,
+    is_ordered: bool,
+}
+
+/// One message, and where it and its twins stand in the batch.
+struct Work<B> {
+    indices: Vec<usize>,
+    /// `None`: it cannot be worked on, and has been logged.
+    message: Option<(Message<B>, Option<Identity>)>,
+}
+
+impl<B, T, E> Settings<B, T, E> {
+    /// Lets the leases of a batch end early enough for its answer, and returns when that is.
+    fn limit(&self, caller: &mut Caller) -> Option<Deadline> {
+        let now = self.idempotency.locks().0.clock.now();
+        let left = since_epoch(caller.until?).saturating_sub(now.wall);
+        let deadline = now.deadline_after(left.saturating_sub((left / 4).min(Duration::from_secs(1))));
+        caller.until = Some(SystemTime::UNIX_EPOCH + deadline.wall());
+        Some(deadline)
+    }
+
+    fn lanes(&self, records: Vec<SqsMessage>, caller: &Caller) -> Vec<Lane<B>> {
+        let mut lanes: Vec<Lane<B>> = Vec::new();
+        let mut lane_of_group = HashMap::new();
+        let mut twins = HashMap::new();
+        for (index, record) in records.into_iter().enumerate() {
+            let is_ordered = record.event_source_arn.as_deref().is_some_and(|queue| queue.ends_with(".fifo"));
+            let group = is_ordered.then(|| {
+                (record.event_source_arn.clone(), record.attributes.get("MessageGroupId").cloned().unwrap_or_default())
+            });
+            let message = self.read(record, caller);
+            if let Some((_, Some(identity))) = &message {
+                // In another group it is another message: its outcome counts for the order there.
+                match twins.entry((group.clone(), identity.clone())) {
+                    Entry::Occupied(first) => {
+                        let (lane, work): (usize, usize) = *first.get();
+                        lanes[lane].works[work].indices.push(index);
+                        continue;
+                    }
+                    Entry::Vacant(vacant) => {
+                        let lane = group.as_ref().and_then(|group| lane_of_group.get(group).copied());
+                        vacant.insert(lane.map_or((lanes.len(), 0), |lane: usize| (lane, lanes[lane].works.len())));
+                    }
+                }
+            }
+            let work = Work { indices: vec![index], message };
+            let next = lanes.len();
+            match group.map(|group| *lane_of_group.entry(group).or_insert(next)) {
+                Some(lane) if lane < next => lanes[lane].works.push(work),
+                _ => lanes.push(Lane { works: vec![work], is_ordered }),
+            }
+        }
+        lanes
+    }
+
+    /// The message with its body parsed, and its record.
+    fn read(&self, mut record: SqsMessage, caller: &Caller) -> Option<(Message<B>, Option<Identity>)> {
+        let id = record.message_id.clone();
+        let failed =
+            |why: &dyn Display| tracing::error!(message_id = id, error = %why, "a message goes back to the queue");
+        if id.is_none() {
+            failed(&"it has no message id");
+            return None;
+        }
+        let text = record.body.take().unwrap_or_default();
+        let read = AssertUnwindSafe(|| {
+            let body = (self.parse)(&text).map_err(|why| format!("its body cannot be read: {why}"))?;
+            let message = Message { body, record };
+            let identity = self.idempotency.identify(&message, caller).map_err(|error| error.to_string())?;
+            Ok::<_, String>((message, identity))
+        });
+        match std::panic::catch_unwind(read) {
+            Ok(Ok(message)) => Some(message),
+            Ok(Err(why)) => {
+                failed(&why);
+                None
+            }
+            Err(_) => {
+                failed(&"reading it panicked");
+                None
+            }
+        }
+    }
+}
+
+struct Batch<S, H, B, T, E> {
+    settings: Settings<B, T, E>,
+    inner: S,
+    caller: Caller,
+    deadline: Option<Deadline>,
+    handler_input: PhantomData<fn(H)>,
+}
+
+impl<S, H, B, T, E> Batch<S, H, B, T, E>
+where
+    S: Service<H, Response = T, Error = E> + Clone + Send + Sync + 'static,
+    S::Future: Send,
+    H: HandlerInput<Message<B>> + Send + 'static,
+    B: Send + 'static,
+    T: Serialize + DeserializeOwned + Send + 'static,
+    E: Into<Diagnostic> + Send + 'static,
+{
+    /// The indices of the messages that are done.
+    async fn work_through(self: Arc<Self>, lane: Lane<B>) -> Vec<usize> {
+        let mut done = Vec::new();
+        for Work { indices, message } in lane.works {
+            let is_done = match message {
+                Some((message, identity)) if self.has_time() => self.work(message, identity).await,
+                Some((message, _)) => {
+                    tracing::info!(message_id = message.message_id(), "a message goes back to the queue: no time left");
+                    false
+                }
+                None => false,
+            };
+            if is_done {
+                done.extend(indices);
+            } else if lane.is_ordered {
+                break;
+            }
+        }
+        done
+    }
+
+    fn has_time(&self) -> bool {
+        let now = self.settings.idempotency.locks().0.clock.now();
+        self.deadline.is_none_or(|deadline| deadline.remaining(now) >= self.settings.least_time)
+    }
+
+    async fn work(&self, message: Message<B>, identity: Option<Identity>) -> bool {
+        let message_id = message.message_id().unwrap_or_default().to_owned();
+        match AssertUnwindSafe(self.once(message, identity)).catch_unwind().await {
+            Ok(Ok(())) => true,
+            Ok(Err(error)) => {
+                let Diagnostic { error_type, error_message } = error.into();
+                tracing::error!(message_id, error_type, error = error_message, "a message goes back to the queue");
+                false
+            }
+            Err(_) => {
+                tracing::error!(message_id, error = "its handler panicked", "a message goes back to the queue");
+                false
+            }
+        }
+    }
+
+    async fn once(&self, message: Message<B>, identity: Option<Identity>) -> Result<(), HandlerError<E>> {
+        let idempotency = &self.settings.idempotency;
+        let run = match idempotency.begin(identity, &self.caller).await {
+            Ok(Begun::Replayed(_)) => return Ok(()),
+            Ok(Begun::Run(run)) => run,
+            Err(error) => {
+                #[cfg(feature = "sqs")]
+                if let Some(request) = self.settings.hide(&message.record, &error) {
+                    request.await;
+                }
+                return Err(error);
+            }
+        };
+        let work = async {
+            let mut inner = self.inner.clone();
+            poll_fn(|context| inner.poll_ready(context)).await?;
+            inner.call(H::under(message, &run)).await
+        };
+        idempotency.finish(&run, work).await.map(drop)
+    }
+}
+
+#[cfg(feature = "sqs")]
+impl<B, T, E> Settings<B, T, E> {
+    /// The request that hides a message until the lease of whoever works on it ends.
+    fn hide<F>(
+        &self,
+        record: &SqsMessage,
+        error: &HandlerError<F>,
+    ) -> Option<impl Future<Output = ()> + use<B, T, E, F>> {
+        let (Some(queues), HandlerError::Lock(error)) = (&self.queues, error) else { return None };
+        let holder = error.holder().filter(|_| error.is_in_progress())?;
+        let now = self.idempotency.locks().0.clock.now();
+        let left = since_epoch(holder.until()).saturating_sub(now.wall);
+        // Whole seconds: the next one, when the lease has ended.
+        let seconds = i32::try_from(left.as_secs() + 1).unwrap_or(LONGEST_VISIBILITY_TIMEOUT);
+        let request = queues
+            .change_message_visibility()
+            .queue_url(queue_url(record.event_source_arn.as_deref()?)?)
+            .receipt_handle(record.receipt_handle.as_deref()?)
+            .visibility_timeout(seconds.min(LONGEST_VISIBILITY_TIMEOUT));
+        let message_id = record.message_id.clone();
+        Some(async move {
+            let answer = tokio::time::timeout(Duration::from_secs(2), Box::pin(request.send())).await;
+            if !matches!(answer, Ok(Ok(_))) {
+                tracing::warn!(message_id, "a message could not be hidden while it is in progress");
+            }
+        })
+    }
+}
+
+/// In seconds.
+#[cfg(feature = "sqs")]
+const LONGEST_VISIBILITY_TIMEOUT: i32 = 12 * 3600;
+
+/// The address of the queue with this ARN, as SQS forms it.
+#[cfg(feature = "sqs")]
+fn queue_url(arn: &str) -> Option<String> {
+    let mut parts = arn.splitn(6, ':').skip(1);
+    let (partition, _service, region, account, name) =
+        (parts.next()?, parts.next()?, parts.next()?, parts.next()?, parts.next()?);
+    let domain = if partition == "aws-cn" { "amazonaws.com.cn" } else { "amazonaws.com" };
+    Some(format!("https://sqs.{region}.{domain}/{account}/{name}"))
+}
+
+// By hand, because deriving would ask the types of bodies, results and errors to be `Clone` and `Debug` too.
+impl<B, T, E> Clone for Settings<B, T, E> {
+    fn clone(&self) -> Self {
+        Self {
+            idempotency: self.idempotency.clone(),
+            parse: Arc::clone(&self.parse),
+            #[cfg(feature = "sqs")]
+            queues: self.queues.clone(),
+            ..*self
+        }
+    }
+}
+
+impl<H, B, T, E> Clone for SqsConsumer<H, B, T, E> {
+    fn clone(&self) -> Self {
+        Self { settings: self.settings.clone(), handler_input: PhantomData }
+    }
+}
+
+impl<S: Clone, H, B, T, E> Clone for SqsConsumerService<S, H, B, T, E> {
+    fn clone(&self) -> Self {
+        Self { inner: self.inner.clone(), settings: self.settings.clone(), handler_input: PhantomData }
+    }
+}
+
+impl<H, B, T, E> fmt::Debug for SqsConsumer<H, B, T, E> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SqsConsumer").field("idempotency", &self.settings.idempotency).finish_non_exhaustive()
+    }
+}
+
+impl<S: fmt::Debug, H, B, T, E> fmt::Debug for SqsConsumerService<S, H, B, T, E> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SqsConsumerService").field("inner", &self.inner).finish_non_exhaustive()
+    }
+}
