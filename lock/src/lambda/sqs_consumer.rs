@@ -141,6 +141,7 @@ const WINDOW: Duration = Duration::from_hours(24);
 impl<H, B: DeserializeOwned + 'static, T, E> SqsConsumer<H, B, T, E> {
     /// Each message once by its message id, which is the same in every delivery of one sending; for a day. Bodies are
     /// JSON. A sender that sends twice gives two ids: see [`new`](Self::new).
+    #[must_use]
     pub fn by_message_id(locks: Locks) -> Self {
         let key = |message: &Message<B>| message.message_id().map(str::to_owned);
         Self::new(Idempotency::new(locks, WithoutKey::Refuse, key).window(WINDOW))
@@ -148,6 +149,7 @@ impl<H, B: DeserializeOwned + 'static, T, E> SqsConsumer<H, B, T, E> {
 
     /// Each message once by its deduplication id, for a day, where the queue itself does so for five minutes; for FIFO
     /// queues. Bodies are JSON.
+    #[must_use]
     pub fn by_deduplication_id(locks: Locks) -> Self {
         let key = |message: &Message<B>| message.deduplication_id().map(str::to_owned);
         Self::new(Idempotency::new(locks, WithoutKey::Refuse, key).window(WINDOW))
@@ -326,7 +328,8 @@ impl<B, T, E> Settings<B, T, E> {
         let mut lane_of_group = HashMap::new();
         let mut twins = HashMap::new();
         for (index, record) in records.into_iter().enumerate() {
-            let is_ordered = record.event_source_arn.as_deref().is_some_and(|queue| queue.ends_with(".fifo"));
+            let is_ordered =
+                record.event_source_arn.as_deref().is_some_and(|queue| queue.strip_suffix(".fifo").is_some());
             let group = is_ordered.then(|| {
                 (record.event_source_arn.clone(), record.attributes.get("MessageGroupId").cloned().unwrap_or_default())
             });

@@ -1,16 +1,19 @@
 //! `Idempotency`: work that is done once for each key, and answered with its first result after that.
 
+mod policy;
+mod refusal;
+mod run;
+
 use std::fmt;
 use std::num::NonZeroUsize;
 use std::panic::resume_unwind;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
 
-use aws_sdk_dynamodb::types::TransactWriteItem;
 use lru::LruCache;
+use serde::Serialize;
 use serde::de::DeserializeOwned;
-use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::acquire::{Acquire, in_time_to_answer, while_held};
@@ -21,7 +24,11 @@ use crate::format::RecordFormat;
 use crate::holder::{Data, Holder};
 use crate::lock::Lock;
 use crate::locks::{Locks, MAX_RETENTION, check_duration};
-use crate::protocol::{Completed, Outcome, RecordClaim, Released, check_data};
+use crate::protocol::{Completed, Outcome, RecordClaim, Released};
+
+pub use policy::{OnError, OnTimeout, StoredError, WhenUnstorable, WithoutKey};
+pub(crate) use refusal::Refusal;
+pub use run::{HandlerInput, Run, WithRun};
 
 /// Does work once for each key: a duplicate gets the result of the first run, without a second one.
 ///
@@ -102,125 +109,6 @@ type Hook<T> = Arc<dyn Fn(&mut T, &Holder) + Send + Sync>;
 
 /// Completed records by key, the least recently used one first to go.
 type Cache = Mutex<LruCache<String, Holder>>;
-
-/// What to do with an input that has no key.
-///
-/// ```
-/// # use lambda_lock::{Idempotency, Locks, WithoutKey};
-/// # fn example(locks: Locks) -> Idempotency<Option<String>, (), ()> {
-/// Idempotency::new(locks, WithoutKey::Run, |header: &Option<String>| header.clone())
-/// # }
-/// ```
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum WithoutKey {
-    /// The work runs without protection: a duplicate runs again.
-    Run,
-    /// The work does not run; the error [`is_key_missing`](Error::is_key_missing).
-    Refuse,
-}
-
-/// What becomes of the record when the handler returned an error.
-///
-/// ```
-/// # use lambda_lock::{Idempotency, OnError, StoredError};
-/// # enum Failure { Declined, Unreachable }
-/// # fn example(payments: Idempotency<String, (), Failure>) -> Idempotency<String, (), Failure> {
-/// payments.on_error(|error| match error {
-///     Failure::Declined => OnError::Store(StoredError::new("Declined", "the card was declined")),
-///     Failure::Unreachable => OnError::GiveUp,
-/// })
-/// # }
-/// ```
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum OnError {
-    /// It is given up: a retry runs again, at once. The default.
-    GiveUp,
-    /// It stays in progress until its lease ends, then as after a [timeout](OnTimeout).
-    Keep,
-    /// The error is stored as the outcome, and replayed for the window.
-    Store(StoredError),
-}
-
-/// What becomes of a record whose run began and was neither completed nor given up: it timed out, crashed, panicked, or
-/// its result could not be stored.
-///
-/// ```
-/// # use lambda_lock::{Idempotency, OnTimeout};
-/// # fn example(transfers: Idempotency<String, (), ()>) -> Idempotency<String, (), ()> {
-/// transfers.on_timeout(OnTimeout::Refuse)
-/// # }
-/// ```
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum OnTimeout {
-    /// The next call after the lease runs again.
-    #[default]
-    RunAgain,
-    /// Calls are refused until the window has passed since the run began, with an error that
-    /// [`is_unfinished`](Error::is_unfinished): for work that must never be done twice. That includes a run whose
-    /// request to begin got lost on the way, if it arrived after its sender had given up. Deleting the row lets it run.
-    Refuse,
-}
-
-/// What becomes of a result that cannot be stored: it has more than 390 KiB, of the 400 that DynamoDB allows for a row,
-/// or it has no form as JSON.
-///
-/// ```
-/// # use lambda_lock::{Idempotency, WhenUnstorable};
-/// # fn example(exports: Idempotency<String, (), ()>) -> Idempotency<String, (), ()> {
-/// exports.when_unstorable(WhenUnstorable::CompleteWithoutResult)
-/// # }
-/// ```
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum WhenUnstorable {
-    /// The call fails with an error that [`is_result`](Error::is_result); the record is left as after a
-    /// [timeout](OnTimeout).
-    #[default]
-    Fail,
-    /// The record is completed without it: the call returns the result, and a duplicate does not run. What it gets is
-    /// the result that JSON's `null` stands for (`()`, `None`), or an error that [`is_result`](Error::is_result).
-    CompleteWithoutResult,
-}
-
-/// An error as a record keeps it, to be replayed.
-///
-/// ```
-/// let declined = lambda_lock::StoredError::new("Declined", "the card was declined");
-/// assert_eq!(declined.to_string(), "Declined: the card was declined");
-/// ```
-#[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
-pub struct StoredError {
-    #[serde(rename = "type")]
-    error_type: String,
-    message: String,
-}
-
-impl StoredError {
-    /// An error of this type, as Lambda's `errorType` has it, with this message. Both are stored as they are.
-    pub fn new(error_type: impl Into<String>, message: impl Into<String>) -> Self {
-        Self { error_type: error_type.into(), message: message.into() }
-    }
-
-    /// The type.
-    #[must_use]
-    pub fn error_type(&self) -> &str {
-        &self.error_type
-    }
-
-    /// The message.
-    #[must_use]
-    pub fn message(&self) -> &str {
-        &self.message
-    }
-}
-
-impl fmt::Display for StoredError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: {}", self.error_type, self.message)
-    }
-}
 
 impl<I, T, E> Idempotency<I, T, E> {
     /// Records in the table of these locks, with the key that `key` finds in an input: a string, or with a
@@ -642,218 +530,6 @@ impl Drop for LeaveUnfinished<'_> {
         if let Some(lock) = self.0 {
             lock.abandon();
         }
-    }
-}
-
-/// A run that is under way. Cheap to clone.
-///
-/// ```
-/// # use aws_sdk_dynamodb::{Client, types::{Put, TransactWriteItem}};
-/// # use lambda_lock::{HandlerError, Idempotency};
-/// # type Failure = Box<dyn std::error::Error + Send + Sync>;
-/// # async fn example(orders: Idempotency<String, u32, Failure>, client: Client, id: String, order: Put)
-/// #     -> Result<u32, HandlerError<Failure>> {
-/// orders
-///     .run(&id, async |run| {
-///         let number = 17;
-///         client
-///             .transact_write_items()
-///             .transact_items(TransactWriteItem::builder().put(order).build())
-///             .transact_items(run.complete_in(&number)?)
-///             .send()
-///             .await?;
-///         Ok(number)
-///     })
-///     .await
-/// # }
-/// ```
-#[derive(Clone, Debug)]
-pub struct Run {
-    lock: Arc<Lock>,
-    window: Duration,
-    format: RecordFormat,
-    completed_in: Arc<AtomicBool>,
-    /// What the cache is to keep once there is an outcome.
-    record: Option<Arc<Holder>>,
-}
-
-impl Run {
-    /// The lock that the run is under: its fence, what is left of its lease, its condition check. Releasing it gives the
-    /// record up.
-    #[must_use]
-    pub fn lock(&self) -> &Lock {
-        &self.lock
-    }
-
-    /// The write that completes the record with this result, for the caller's own `TransactWriteItems`: business write
-    /// and completion are then committed together or not at all, whatever crashes when. The condition is that the
-    /// record is still this run's.
-    ///
-    /// Return the same result once the transaction was committed, and an error if it was not: from this call on, only
-    /// the transaction completes the record. If it was committed but its answer got lost, the handler's error is
-    /// replaced with the stored result. The window is counted from this call.
-    ///
-    /// No request by itself, and none after the handler; in the transaction it costs one write, with IAM action
-    /// `dynamodb:UpdateItem`. If the run is [not protected](Lock::is_enforced), it is a check that always holds, with
-    /// IAM action `dynamodb:ConditionCheckItem`. The error [`is_result`](Error::is_result) if the result cannot be
-    /// stored, whatever is set for that.
-    pub fn complete_in<T: Serialize>(&self, result: &T) -> Result<TransactWriteItem, Error> {
-        let outcome = self.outcome(result).map_err(|why| self.lock.error(Kind::Idempotency(Refusal::Unusable(why))))?;
-        let completion = self.lock.completion(self.window, outcome)?;
-        self.completed_in.store(true, Ordering::Release);
-        Ok(completion)
-    }
-
-    fn outcome<T: Serialize>(&self, result: &T) -> Result<Outcome, String> {
-        let value = serde_json::to_value(result).map_err(|why| format!("the result has no form as JSON ({why})"))?;
-        let data = self.format.store(&value)?;
-        check_data(&Data(data.clone())).map_err(|error| error.to_string())?;
-        Ok(Outcome::Result(data))
-    }
-}
-
-/// What a handler takes under idempotency: the input itself, or [`WithRun`] to get the run with it.
-///
-/// Cannot be implemented for other types.
-pub trait HandlerInput<I>: sealed::Sealed<I> {
-    #[doc(hidden)]
-    fn under(input: I, run: &Run) -> Self;
-}
-
-impl<I> HandlerInput<I> for I {
-    fn under(input: I, _: &Run) -> Self {
-        input
-    }
-}
-
-impl<I> HandlerInput<I> for WithRun<I> {
-    fn under(input: I, run: &Run) -> Self {
-        Self { input, run: run.clone() }
-    }
-}
-
-mod sealed {
-    pub trait Sealed<I> {}
-    impl<I> Sealed<I> for I {}
-    impl<I> Sealed<I> for super::WithRun<I> {}
-}
-
-/// An input together with the run it is for, for a handler that completes in its own transaction or wants the fence.
-///
-/// ```
-/// # use lambda_lock::WithRun;
-/// async fn handler(WithRun { input, run, .. }: WithRun<String>) -> Result<u64, std::io::Error> {
-///     // write(input, run.lock().fence()) …
-///     Ok(run.lock().fence())
-/// }
-/// ```
-#[derive(Clone, Debug)]
-#[non_exhaustive]
-pub struct WithRun<I> {
-    /// The input, such as a `LambdaEvent` or a message.
-    pub input: I,
-    /// The run.
-    pub run: Run,
-}
-
-/// Why work is not done, or its result not returned.
-#[derive(Debug)]
-pub(crate) enum Refusal {
-    /// It was done before. Answered, not shown.
-    Completed(Holder),
-    InProgress(Holder),
-    Unfinished(Holder),
-    Mismatch(Holder),
-    NoKey,
-    /// Why a key, a payload or a result cannot be used.
-    Unusable(String),
-}
-
-impl Refusal {
-    /// The verdict on a record that cannot be taken.
-    pub(crate) fn by(record: Holder, validation: Option<&str>) -> Self {
-        if validation.is_some() && record.validation.as_deref() != validation {
-            Self::Mismatch(record)
-        } else if record.completed {
-            Self::Completed(record)
-        } else if record.current {
-            Self::InProgress(record)
-        } else {
-            Self::Unfinished(record)
-        }
-    }
-
-    pub(crate) fn holder(&self) -> Option<&Holder> {
-        match self {
-            Self::Completed(record) | Self::InProgress(record) | Self::Unfinished(record) | Self::Mismatch(record) => {
-                Some(record)
-            }
-            Self::NoKey | Self::Unusable(_) => None,
-        }
-    }
-
-    #[cfg(feature = "lambda")]
-    pub(crate) fn type_name(&self) -> &'static str {
-        match self {
-            Self::Completed(_) => "IdempotencyCompleted",
-            Self::InProgress(_) => "IdempotencyInProgress",
-            Self::Unfinished(_) => "IdempotencyUnfinished",
-            Self::Mismatch(_) => "IdempotencyMismatch",
-            Self::NoKey => "IdempotencyKeyMissing",
-            Self::Unusable(_) => "IdempotencyResult",
-        }
-    }
-
-    pub(crate) fn describe(&self, what: &str, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Completed(_) => write!(f, "{what} is completed"),
-            Self::InProgress(record) => write!(f, "{what} is in progress: {record}"),
-            Self::Unfinished(record) => write!(
-                f,
-                "a run for {what} did not finish and may have done its work ({}): look into it, and delete the row to \
-                 let it run again",
-                record.name().unwrap_or("by an unnamed holder"),
-            ),
-            Self::Mismatch(_) => write!(
-                f,
-                "{what} was used with another payload, by the fields that are validated: give this one a key of its own"
-            ),
-            Self::NoKey => write!(f, "the input has no idempotency key, and table `{what}` is not used without"),
-            Self::Unusable(why) => write!(f, "{what}: {why}"),
-        }
-    }
-}
-
-impl Error {
-    /// The work for this key is being done elsewhere: [`holder`](Self::holder) says by whom, and until when at the
-    /// latest. Feature `idempotency`.
-    #[must_use]
-    pub fn is_in_progress(&self) -> bool {
-        matches!(self.kind(), Kind::Idempotency(Refusal::InProgress(_)))
-    }
-
-    /// A run for this key began and did not finish, and [`OnTimeout::Refuse`] is set. Feature `idempotency`.
-    #[must_use]
-    pub fn is_unfinished(&self) -> bool {
-        matches!(self.kind(), Kind::Idempotency(Refusal::Unfinished(_)))
-    }
-
-    /// The key was used with another payload. Feature `idempotency`.
-    #[must_use]
-    pub fn is_mismatch(&self) -> bool {
-        matches!(self.kind(), Kind::Idempotency(Refusal::Mismatch(_)))
-    }
-
-    /// The input has no key, and [`WithoutKey::Refuse`] is set. Feature `idempotency`.
-    #[must_use]
-    pub fn is_key_missing(&self) -> bool {
-        matches!(self.kind(), Kind::Idempotency(Refusal::NoKey))
-    }
-
-    /// A result cannot be stored, or a stored one cannot be read. Feature `idempotency`.
-    #[must_use]
-    pub fn is_result(&self) -> bool {
-        matches!(self.kind(), Kind::Idempotency(Refusal::Unusable(_)))
     }
 }
 

@@ -1,0 +1,124 @@
+//! The choices that idempotency leaves to its user.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+/// What to do with an input that has no key.
+///
+/// ```
+/// # use lambda_lock::{Idempotency, Locks, WithoutKey};
+/// # fn example(locks: Locks) -> Idempotency<Option<String>, (), ()> {
+/// Idempotency::new(locks, WithoutKey::Run, |header: &Option<String>| header.clone())
+/// # }
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WithoutKey {
+    /// The work runs without protection: a duplicate runs again.
+    Run,
+    /// The work does not run; the error [`is_key_missing`](Error::is_key_missing).
+    Refuse,
+}
+
+/// What becomes of the record when the handler returned an error.
+///
+/// ```
+/// # use lambda_lock::{Idempotency, OnError, StoredError};
+/// # enum Failure { Declined, Unreachable }
+/// # fn example(payments: Idempotency<String, (), Failure>) -> Idempotency<String, (), Failure> {
+/// payments.on_error(|error| match error {
+///     Failure::Declined => OnError::Store(StoredError::new("Declined", "the card was declined")),
+///     Failure::Unreachable => OnError::GiveUp,
+/// })
+/// # }
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum OnError {
+    /// It is given up: a retry runs again, at once. The default.
+    GiveUp,
+    /// It stays in progress until its lease ends, then as after a [timeout](OnTimeout).
+    Keep,
+    /// The error is stored as the outcome, and replayed for the window.
+    Store(StoredError),
+}
+
+/// What becomes of a record whose run began and was neither completed nor given up: it timed out, crashed, panicked, or
+/// its result could not be stored.
+///
+/// ```
+/// # use lambda_lock::{Idempotency, OnTimeout};
+/// # fn example(transfers: Idempotency<String, (), ()>) -> Idempotency<String, (), ()> {
+/// transfers.on_timeout(OnTimeout::Refuse)
+/// # }
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum OnTimeout {
+    /// The next call after the lease runs again.
+    #[default]
+    RunAgain,
+    /// Calls are refused until the window has passed since the run began, with an error that
+    /// [`is_unfinished`](Error::is_unfinished): for work that must never be done twice. That includes a run whose
+    /// request to begin got lost on the way, if it arrived after its sender had given up. Deleting the row lets it run.
+    Refuse,
+}
+
+/// What becomes of a result that cannot be stored: it has more than 390 KiB, of the 400 that DynamoDB allows for a row,
+/// or it has no form as JSON.
+///
+/// ```
+/// # use lambda_lock::{Idempotency, WhenUnstorable};
+/// # fn example(exports: Idempotency<String, (), ()>) -> Idempotency<String, (), ()> {
+/// exports.when_unstorable(WhenUnstorable::CompleteWithoutResult)
+/// # }
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum WhenUnstorable {
+    /// The call fails with an error that [`is_result`](Error::is_result); the record is left as after a
+    /// [timeout](OnTimeout).
+    #[default]
+    Fail,
+    /// The record is completed without it: the call returns the result, and a duplicate does not run. What it gets is
+    /// the result that JSON's `null` stands for (`()`, `None`), or an error that [`is_result`](Error::is_result).
+    CompleteWithoutResult,
+}
+
+/// An error as a record keeps it, to be replayed.
+///
+/// ```
+/// let declined = lambda_lock::StoredError::new("Declined", "the card was declined");
+/// assert_eq!(declined.to_string(), "Declined: the card was declined");
+/// ```
+#[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
+pub struct StoredError {
+    #[serde(rename = "type")]
+    error_type: String,
+    message: String,
+}
+
+impl StoredError {
+    /// An error of this type, as Lambda's `errorType` has it, with this message. Both are stored as they are.
+    pub fn new(error_type: impl Into<String>, message: impl Into<String>) -> Self {
+        Self { error_type: error_type.into(), message: message.into() }
+    }
+
+    /// The type.
+    #[must_use]
+    pub fn error_type(&self) -> &str {
+        &self.error_type
+    }
+
+    /// The message.
+    #[must_use]
+    pub fn message(&self) -> &str {
+        &self.message
+    }
+}
+
+impl fmt::Display for StoredError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.error_type, self.message)
+    }
+}
