@@ -112,7 +112,7 @@ type Cache = Mutex<LruCache<String, Holder>>;
 
 impl<I, T, E> Idempotency<I, T, E> {
     /// Records in the table of these locks, with the key that `key` finds in an input: a string, or with a
-    /// [format](Self::format) that hashes it any JSON value.
+    /// [format](Self::format) that hashes it any JSON value. An empty string or a `null` is no key either.
     ///
     /// The record's key begins with a [prefix](Self::prefix), so that it is not the key of a lock.
     pub fn new<K: Into<Value>>(
@@ -234,21 +234,27 @@ impl<I, T, E> Idempotency<I, T, E> {
     pub(crate) fn identify(&self, input: &I, caller: &Caller) -> Result<Option<Identity>, Error> {
         let Settings { locks, format, prefix, window, .. } = &*self.settings;
         check_duration("window", *window, Duration::from_secs(1) + 2 * locks.0.clock_skew, MAX_RETENTION)?;
-        let refused = |why| Error::new(Kind::Idempotency(Refusal::Unusable(why)), &locks.0.table.name, "");
-        let Some(key) = (self.settings.key)(input) else {
+        let key = match (self.settings.key)(input) {
+            None | Some(Value::Null) => None,
+            Some(Value::String(text)) if text.is_empty() => None,
+            key => key,
+        };
+        let Some(key) = key else {
             return match self.settings.without_key {
                 WithoutKey::Run => Ok(None),
-                WithoutKey::Refuse => Err(Error::new(Kind::Idempotency(Refusal::NoKey), &locks.0.table.name, "")),
+                WithoutKey::Refuse => Err(self.settings.error(Refusal::NoKey, "")),
             };
         };
-        let key = format.key(&key).map_err(refused)?;
+        let key =
+            format.key(&key).map_err(|why| Error::invalid(format!("the idempotency key cannot be used: {why}")))?;
         let validation = self.settings.validate.as_ref().map(|part| format.digest(&part(input))).transpose();
+        let validation = validation.map_err(|why| Error::invalid(format!("the payload cannot be validated: {why}")))?;
         Ok(Some(Identity {
             key: match prefix.as_deref().unwrap_or(&caller.function) {
                 "" => key,
                 prefix => format!("{prefix}#{key}"),
             },
-            validation: validation.map_err(refused)?,
+            validation,
         }))
     }
 }
@@ -328,7 +334,7 @@ where
     fn replay(&self, record: &Holder, key: &str) -> Result<T, HandlerError<E>> {
         tracing::info!(key, "replaying the first run's result");
         let settings = &*self.settings;
-        let unusable = |why| HandlerError::Lock(settings.error(Refusal::Unusable(why), key));
+        let unusable = |why| HandlerError::Lock(settings.error(Refusal::Result(why), key));
         if let Some(error) = &record.error {
             let stored = serde_json::from_str(error).map(HandlerError::Replayed);
             return Err(stored.unwrap_or_else(|_| unusable("the stored error cannot be read".to_owned())));
@@ -388,7 +394,7 @@ where
             (Ok(outcome), _) => outcome,
             (Err(why), WhenUnstorable::Fail) => {
                 lock.abandon();
-                return Err(HandlerError::Lock(settings.error(Refusal::Unusable(why), lock.key())));
+                return Err(HandlerError::Lock(settings.error(Refusal::Result(why), lock.key())));
             }
             (Err(why), WhenUnstorable::CompleteWithoutResult) => {
                 tracing::warn!(key = lock.key(), why, "completed without the result");

@@ -14,8 +14,8 @@ pub(crate) enum Refusal {
     Unfinished(Holder),
     Mismatch(Holder),
     NoKey,
-    /// Why a key, a payload or a result cannot be used.
-    Unusable(String),
+    /// Why a result cannot be stored, or a stored one not returned.
+    Result(String),
 }
 
 impl Refusal {
@@ -37,7 +37,7 @@ impl Refusal {
             Self::Completed(record) | Self::InProgress(record) | Self::Unfinished(record) | Self::Mismatch(record) => {
                 Some(record)
             }
-            Self::NoKey | Self::Unusable(_) => None,
+            Self::NoKey | Self::Result(_) => None,
         }
     }
 
@@ -49,7 +49,7 @@ impl Refusal {
             Self::Unfinished(_) => "IdempotencyUnfinished",
             Self::Mismatch(_) => "IdempotencyMismatch",
             Self::NoKey => "IdempotencyKeyMissing",
-            Self::Unusable(_) => "IdempotencyResult",
+            Self::Result(_) => "IdempotencyResult",
         }
     }
 
@@ -67,8 +67,8 @@ impl Refusal {
                 f,
                 "{what} was used with another payload, by the fields that are validated: give this one a key of its own"
             ),
-            Self::NoKey => write!(f, "the input has no idempotency key, and table `{what}` is not used without"),
-            Self::Unusable(why) => write!(f, "{what}: {why}"),
+            Self::NoKey => write!(f, "an input for {what} has no idempotency key: send one, or choose WithoutKey::Run"),
+            Self::Result(why) => write!(f, "{what}: {why}"),
         }
     }
 }
@@ -102,6 +102,6 @@ impl Error {
     /// A result cannot be stored, or a stored one cannot be read. Feature `idempotency`.
     #[must_use]
     pub fn is_result(&self) -> bool {
-        matches!(self.kind(), Kind::Idempotency(Refusal::Unusable(_)))
+        matches!(self.kind(), Kind::Idempotency(Refusal::Result(_)))
     }
 }

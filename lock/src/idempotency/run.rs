@@ -66,7 +66,7 @@ impl Run {
     /// IAM action `dynamodb:ConditionCheckItem`. The error [`is_result`](Error::is_result) if the result cannot be
     /// stored, whatever is set for that.
     pub fn complete_in<T: Serialize>(&self, result: &T) -> Result<TransactWriteItem, Error> {
-        let outcome = self.outcome(result).map_err(|why| self.lock.error(Kind::Idempotency(Refusal::Unusable(why))))?;
+        let outcome = self.outcome(result).map_err(|why| self.lock.error(Kind::Idempotency(Refusal::Result(why))))?;
         let completion = self.lock.completion(self.window, outcome)?;
         self.completed_in.store(true, Ordering::Release);
         Ok(completion)
