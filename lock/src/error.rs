@@ -29,6 +29,11 @@ type Source = Box<dyn StdError + Send + Sync>;
 /// | [`is_table_not_found`](Self::is_table_not_found) | no such table in this account and region | no |
 /// | [`is_malformed_row`](Self::is_malformed_row) | the row under this key is not a lock row, and was left as it is | no |
 /// | [`is_invalid`](Self::is_invalid) | a setting or an argument is out of its bounds | no |
+/// | `is_in_progress` | the work for this idempotency key is being done: [`holder`](Self::holder) says by whom | yes |
+/// | `is_unfinished` | a run for it began and did not finish, and is not to be repeated | no |
+/// | `is_mismatch` | it was used with another payload | no |
+/// | `is_key_missing` | the input has none | no |
+/// | `is_result` | a result cannot be stored, or a stored one not read | no |
 ///
 /// None of these: the request could not be sent at all, for lack of credentials say, or was refused for another
 /// reason; `source` names it.
@@ -154,7 +159,7 @@ impl Error {
         matches!(self.0.kind, Kind::Invalid(_))
     }
 
-    /// The key the operation was for, without the prefix; empty for an error in the settings.
+    /// The key the operation was for, without the prefix of the `Locks`; empty for an error in the settings.
     #[must_use]
     pub fn key(&self) -> &str {
         &self.0.key
@@ -166,8 +171,8 @@ impl Error {
         &self.0.table
     }
 
-    /// Who holds the key, for an error that [`is_held`](Self::is_held), and where known for one that
-    /// [`is_lost`](Self::is_lost).
+    /// Who holds the key, for an error that [`is_held`](Self::is_held), where known for one that
+    /// [`is_lost`](Self::is_lost), and whose run it is, for a record of idempotency that stands in the way.
     #[must_use]
     pub fn holder(&self) -> Option<&Holder> {
         match &self.0.kind {

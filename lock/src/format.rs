@@ -43,8 +43,8 @@ const DYNAMODB_MIN: f64 = 1e-130;
 /// What is hashed is JSON text, in which `5` and `5.0` may differ: take it from the event's JSON as it came, not from
 /// a struct with floats. Where the text or the key is in doubt, there is an error before any request is sent: in every
 /// format for a key that is null, empty, or has nothing but nulls in it, which unrelated events would share, and for a
-/// float of 2⁶³ or more in what is hashed, which may be what is left of a longer integer; in some for what they name. A
-/// string in place of a number is never in doubt.
+/// float of 2⁶³ or more in what is hashed, which may be what is left of a longer integer; in some for what they name.
+/// A string in place of a number is never in doubt.
 ///
 /// ```
 /// # use lambda_lock::{Idempotency, RecordFormat};
@@ -56,8 +56,8 @@ const DYNAMODB_MIN: f64 = 1e-130;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum RecordFormat {
-    /// The key is a string and stands in the table as it is, for all to read. With the prefix it has at most 2,048 bytes,
-    /// or 1,024 in a sort key.
+    /// The key is a string and stands in the table as it is, for all to read. With the prefix it has at most 2,048
+    /// bytes.
     #[default]
     Plain,
     /// The key is hashed, for its length or its privacy, and may be any JSON. The order of object keys makes no
@@ -65,15 +65,16 @@ pub enum RecordFormat {
     Hashed,
     /// As Powertools for Python with its defaults: `json.dumps(x, sort_keys=True)`.
     ///
-    /// The float `-0.0` cannot be hashed: Python may have had the integer `-0`, and writes that without its sign. Python
-    /// replays the results `0`, `false`, `""`, `[]` and `{}` as `None`.
+    /// The float `-0.0` cannot be hashed: Python may have had the integer `-0`, and writes that without its sign.
+    /// Python replays the results `0`, `false`, `""`, `[]` and `{}` as `None`.
     PowertoolsPython,
     /// As Powertools for TypeScript with its defaults: `JSON.stringify(deepSort(x))`.
     ///
-    /// Numbers beyond 2⁵³ − 1 can be neither hashed nor stored: JavaScript loses their last digits, and two keys would be
-    /// one. Nor can objects be hashed with keys that are equal when case is ignored, whose order is then that of the event,
-    /// or with the key `__proto__`, which is left out there; nor a float be stored that is nearer to zero than 10⁻¹³⁰,
-    /// DynamoDB's bound. A stored `1.0` comes back as `1`.
+    /// - Numbers beyond 2⁵³ − 1 can be neither hashed nor stored: JavaScript loses their last digits, and two keys
+    ///   would be one. A stored `1.0` comes back as `1`.
+    /// - An object cannot be hashed with two keys that are equal when case is ignored, whose order is then that of the
+    ///   event, or with the key `__proto__`, which is left out there.
+    /// - A float nearer to zero than 10⁻¹³⁰ cannot be stored, nor an object with an empty key: DynamoDB has neither.
     PowertoolsTypeScript,
 }
 
@@ -160,8 +161,8 @@ impl RecordFormat {
         Ok(())
     }
 
-    /// `serde_json` escapes what `JSON.stringify` does, and as it does. So does Python, which then leaves nothing that is
-    /// not printable ASCII.
+    /// `serde_json` escapes what `JSON.stringify` does, and as it does. So does Python, which then leaves nothing that
+    /// is not printable ASCII.
     fn write_string(self, text: &str, json: &mut String) {
         for character in Value::from(text).to_string().chars() {
             if self == Self::PowertoolsPython && character > '~' {
@@ -225,8 +226,8 @@ impl RecordFormat {
     }
 }
 
-/// In a JavaScript object the indices of arrays come first, by number. The rest is in the order that `deepSort` gives it:
-/// in lower case, by UTF-16 code units.
+/// In a JavaScript object the indices of arrays come first, by number. The rest is in the order that `deepSort` gives
+/// it: in lower case, by UTF-16 code units.
 fn javascript_order(name: &str) -> (bool, u32, Vec<u16>) {
     match name.parse::<u32>() {
         Ok(index) if index < u32::MAX && index.to_string() == name => (false, index, Vec::new()),
@@ -236,8 +237,8 @@ fn javascript_order(name: &str) -> (bool, u32, Vec<u16>) {
 
 fn javascript_number(number: &Number) -> Result<f64, String> {
     number.as_f64().filter(|float| float.abs() <= MAX_SAFE_INTEGER).ok_or_else(|| {
-        "a number beyond 2^53 - 1 loses its last digits in JavaScript, and is then the same as another one: pass it as a \
-            string"
+        "a number beyond 2^53 - 1 loses its last digits in JavaScript, and is then the same as another one: pass it as \
+            a string"
             .into()
     })
 }
@@ -287,6 +288,9 @@ fn native(value: &Value) -> Result<AttributeValue, String> {
         },
         Value::String(text) => AttributeValue::S(text.clone()),
         Value::Array(values) => AttributeValue::L(values.iter().map(native).collect::<Result<_, _>>()?),
+        Value::Object(object) if object.contains_key("") => {
+            return Err("an object has an empty key, and DynamoDB has none: rename it".into());
+        }
         Value::Object(object) => {
             let entries = object.iter().map(|(name, value)| Ok((name.clone(), native(value)?)));
             AttributeValue::M(entries.collect::<Result<HashMap<_, _>, String>>()?)
@@ -326,8 +330,8 @@ fn from_native_number(digits: &str) -> Result<Value, String> {
     // A fraction is rounded, as by every reader of JSON; an integer may be somebody's number.
     let is_kept = |float: &f64| digits.contains(['.', 'e', 'E']) || float.to_string() == digits;
     digits.parse().ok().filter(is_kept).and_then(Number::from_f64).map(Value::Number).ok_or_else(|| {
-        "the stored result has a number in it that neither 64 bits nor a float can hold: let the function that wrote it \
-            return a string"
+        "the stored result has a number in it that neither 64 bits nor a float can hold: let the function that wrote \
+            it return a string"
             .into()
     })
 }
@@ -588,7 +592,7 @@ mod tests {
             json!(-7),
             json!(0.1),
             json!(1e-7),
-            json!([[], {}, [{"a": {"": null}}]]),
+            json!([[], {}, [{"a": {"b": null}}]]),
         ] {
             for format in ALL {
                 assert_eq!(format.load(Some(&format.store(&result).unwrap())).as_ref(), Ok(&result), "{format:?}");
@@ -665,11 +669,12 @@ mod tests {
     }
 
     #[test]
-    fn numbers_that_typescript_could_not_store_are_refused() {
+    fn results_that_typescript_could_not_store_are_refused() {
         for number in [json!(9_007_199_254_740_992_u64), json!([-9_007_199_254_740_992_i64]), json!({"a": 1e16})] {
             assert_refused(PowertoolsTypeScript.store(&number), "2^53");
         }
         assert_refused(PowertoolsTypeScript.store(&json!([1e-131])), "1e-130");
+        assert_refused(PowertoolsTypeScript.store(&json!([{"a": {"": "secret"}}])), "empty key");
         assert_eq!(PowertoolsTypeScript.store(&json!(1e-130)), Ok(AttributeValue::N("1e-130".to_owned())));
     }
 }

@@ -4,6 +4,11 @@
 //!   it, [`Lock`] is what is held.
 //! - `LockLayer` (feature `lambda`) is a tower middleware that makes a `lambda_runtime` handler a
 //!   singleton, without a change to the handler.
+//! - `Idempotency` (feature `idempotency`) gives a duplicate the first run's result, for any async function;
+//!   `IdempotentLayer` (feature `lambda`) does so for a handler.
+//! - `SqsConsumer` (feature `lambda`) makes a consumer of SQS batches of a handler of one message: each message is done
+//!   once, and exactly those that failed go back. With the feature `sqs`, one that is in progress elsewhere is hidden
+//!   until that lease ends.
 //! - `embedded` (feature `embedded`) is a DynamoDB in the test's process, with faults and clocks.
 //!
 //! ```
@@ -37,6 +42,9 @@
 //! | acquire, also when refused | 1 `UpdateItem` for each attempt | `dynamodb:UpdateItem` |
 //! | release | 1 `UpdateItem` | `dynamodb:UpdateItem` |
 //! | renew | 1 `UpdateItem` | `dynamodb:UpdateItem` |
+//! | an idempotent run, a message that is done | 2 `UpdateItem` | `dynamodb:UpdateItem` |
+//! | a duplicate | 1 `UpdateItem`; none from the cache | `dynamodb:UpdateItem` |
+//! | a run that is completed in the caller's transaction | 1 `UpdateItem` and the transaction | `dynamodb:UpdateItem` |
 //! | [`Locks::get`] | 1 consistent `GetItem` | `dynamodb:GetItem` |
 //!
 //! Between acquire and release nothing is sent. The SDK tries again by itself after a throttled or lost request (3
@@ -51,6 +59,10 @@
 //! owner, and ends the lease at the time of the release: a late duplicate of that owner's acquire is then refused, and so
 //! is anyone's that was sent more than the clock skew before the release. The fence is
 //! counted in the row and starts at the clock in microseconds, so that it does not go back when the row is deleted.
+//!
+//! Idempotency is the same lock; its row is the item of Powertools for AWS Lambda's idempotency utility, and is in
+//! progress while the lock is held. To complete it is the release: one update, under the condition that the row still
+//! has this owner, that stores the result until the window ends. A refusal by a completed row carries its result.
 //! Fencing is Martin Kleppmann's, "How to do distributed locking"; the jitter is that of the AWS Architecture Blog,
 //! "Exponential Backoff And Jitter".
 #![cfg_attr(docsrs, feature(doc_cfg))]

@@ -4,10 +4,11 @@
 //! turns in one run, so that whatever slows the machine slows both. The second is in virtual time: with the same
 //! seeds it is the same on every machine.
 
-use std::alloc::System;
+mod measure;
+
 use std::env;
 use std::hint::black_box;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use aws_sdk_dynamodb::Client;
 use aws_sdk_dynamodb::config::{self, Region};
@@ -22,13 +23,11 @@ use aws_smithy_types::body::SdkBody;
 use criterion::Criterion;
 use lambda_lock::embedded::{Engine, Faults, Host};
 use lambda_lock::{Backoff, Jitter, Locks};
-use stats_alloc::{INSTRUMENTED_SYSTEM, Region as Measured, StatsAlloc};
 use tokio::runtime::{Builder, Runtime};
 use tokio::task::JoinSet;
 use tokio::time::sleep;
 
-#[global_allocator]
-static ALLOCATOR: &StatsAlloc<System> = &INSTRUMENTED_SYSTEM;
+use measure::{compare, median, print_header};
 
 const TABLE: &str = "locks";
 
@@ -207,15 +206,9 @@ impl HttpConnector for Canned {
     }
 }
 
-/// The clock on the wall: here it is what is measured.
-#[expect(clippy::disallowed_methods, reason = "a benchmark measures real time")]
-fn clock() -> Instant {
-    Instant::now()
-}
-
 fn print_costs(runtime: &Runtime, embedded: &Sides, pairs: usize) {
     let canned = Sides::canned();
-    println!("\n{:<44}{:>10}{:>10}{:>8}{:>14}{:>8}", "", "lock", "bare SDK", "ratio", "allocations", "ratio");
+    print_header();
     runtime.block_on(async {
         let ours = async || embedded.acquire_and_release().await;
         let bare = async || embedded.bare_acquire_and_release().await;
@@ -231,58 +224,6 @@ fn print_costs(runtime: &Runtime, embedded: &Sides, pairs: usize) {
         )
         .await;
     });
-}
-
-/// Prints one line: medians of time, and the median of the pairs' ratios.
-#[expect(clippy::cast_precision_loss, reason = "the counts are small")]
-async fn compare(name: &str, ours: impl AsyncFn(), bare: impl AsyncFn(), pairs: usize) {
-    let (mut our_times, mut bare_times, mut ratios) = (Vec::new(), Vec::new(), Vec::new());
-    for pair in 0..pairs {
-        // Which one goes first alternates too.
-        let (our_time, bare_time) = if pair % 2 == 0 {
-            let our_time = time(&ours).await;
-            (our_time, time(&bare).await)
-        } else {
-            let bare_time = time(&bare).await;
-            (time(&ours).await, bare_time)
-        };
-        our_times.push(our_time);
-        bare_times.push(bare_time);
-        ratios.push(our_time / bare_time);
-    }
-    let (our_allocations, bare_allocations) = (allocations(&ours).await as f64, allocations(&bare).await as f64);
-    println!(
-        "{name:<44}{:>7.1} µs{:>7.1} µs{:>8.3}{:>14}{:>8.3}",
-        median(our_times) * 1e6,
-        median(bare_times) * 1e6,
-        median(ratios),
-        format!("{our_allocations}/{bare_allocations}"),
-        our_allocations / bare_allocations
-    );
-}
-
-async fn time(work: &impl AsyncFn()) -> f64 {
-    let start = clock();
-    work().await;
-    start.elapsed().as_secs_f64()
-}
-
-/// How often memory was asked for: the median of a few turns, because a map or a buffer grows now and then.
-async fn allocations(work: &impl AsyncFn()) -> usize {
-    let mut counts = Vec::new();
-    for _ in 0..21 {
-        let measured = Measured::new(ALLOCATOR);
-        work().await;
-        let change = measured.change();
-        counts.push(change.allocations + change.reallocations);
-    }
-    counts.sort_unstable();
-    counts[counts.len() / 2]
-}
-
-fn median(mut values: Vec<f64>) -> f64 {
-    values.sort_unstable_by(f64::total_cmp);
-    values[values.len() / 2]
 }
 
 const WAITERS: u32 = 32;

@@ -2,6 +2,7 @@
 #![allow(clippy::missing_panics_doc, reason = "a test that cannot go on panics")]
 
 pub mod history;
+pub mod invocation;
 mod world;
 
 pub use world::{Row, World};
@@ -10,3 +11,8 @@ pub use world::{Row, World};
 #[cfg(doctest)]
 #[doc = include_str!("../../README.md")]
 pub struct Readme;
+
+/// The guide's snippet, compiled.
+#[cfg(doctest)]
+#[doc = include_str!("../../docs/moving-from-powertools.md")]
+pub struct MovingFromPowertools;

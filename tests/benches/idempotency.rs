@@ -1,0 +1,170 @@
+//! What idempotency costs: a replay against a bare `GetItem`, a first run against the two writes it consists of, and a
+//! batch of messages in multiples of the latency, in virtual time.
+
+mod measure;
+
+use std::collections::HashMap;
+use std::convert::Infallible;
+use std::env;
+use std::hint::black_box;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use aws_lambda_events::sqs::{SqsEvent, SqsMessage};
+use aws_sdk_dynamodb::Client;
+use aws_sdk_dynamodb::types::{AttributeValue, ReturnValue, ReturnValuesOnConditionCheckFailure as OnRefusal};
+use lambda_lock::embedded::{Engine, Faults, Intercept};
+use lambda_lock::{Idempotency, Locks, Message, SqsConsumer, WithoutKey};
+use lambda_runtime::{Context, LambdaEvent};
+use serde_json::Value;
+use tokio::runtime::Builder;
+use tower::{Layer, Service, ServiceExt, service_fn};
+
+use measure::{compare, print_header};
+
+const TABLE: &str = "locks";
+/// Of a request, there and back.
+const LATENCY: Duration = Duration::from_millis(5);
+
+fn main() {
+    // With `--test`, as `cargo test` runs benchmarks, once.
+    let pairs = if env::args().any(|argument| argument == "--test") { 2 } else { 5_000 };
+    let runtime = Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let sides = Sides::new().await;
+        print_header();
+        compare("replay, and a bare GetItem", async || sides.replay().await, async || sides.get_item().await, pairs)
+            .await;
+        compare("first run, and its two writes", async || sides.run().await, async || sides.two_writes().await, pairs)
+            .await;
+    });
+    print_batch(10);
+}
+
+/// Idempotency and the bare SDK, on the same client.
+struct Sides {
+    client: Client,
+    runs: Idempotency<String, String, Infallible>,
+    /// What a run sends.
+    writes: Vec<Value>,
+}
+
+#[derive(Clone, Debug, Default)]
+struct Sent(Arc<Mutex<Vec<Value>>>);
+
+impl Intercept for Sent {
+    fn request(&self, _: &str, request: &mut Value) {
+        self.0.lock().unwrap().push(request.clone());
+    }
+}
+
+impl Sides {
+    async fn new() -> Self {
+        let engine = Engine::new().unwrap();
+        let by = |client| {
+            let locks = Locks::builder(client, TABLE).holder("the benchmark").build().unwrap();
+            Idempotency::new(locks, WithoutKey::Refuse, |key: &String| Some(key.clone()))
+        };
+        Locks::builder(engine.client(), TABLE).build().unwrap().create_table().await.unwrap();
+        let sent = Sent::default();
+        let observed = Self {
+            client: engine.client(),
+            runs: by(engine.host().intercept(sent.clone()).build().client()),
+            writes: Vec::new(),
+        };
+        observed.once("stored").await;
+        let writes = sent.0.lock().unwrap().clone();
+        let client = engine.client();
+        Self { runs: by(client.clone()), client, writes }
+    }
+
+    async fn once(&self, key: &str) {
+        let body = async |_: &lambda_lock::Run| Ok("a result of some forty characters, in JSON".to_owned());
+        black_box(self.runs.run(&key.to_owned(), body).await.unwrap());
+    }
+
+    async fn run(&self) {
+        self.once(&format!("{:032x}", fastrand::u128(..))).await;
+    }
+
+    async fn replay(&self) {
+        self.once("stored").await;
+    }
+
+    async fn get_item(&self) {
+        let key = AttributeValue::S("stored".to_owned());
+        let read = self.client.get_item().table_name(TABLE).key("id", key).consistent_read(true).send().await.unwrap();
+        black_box(serde_json::from_str::<String>(read.item.unwrap()["data"].as_s().unwrap()).unwrap());
+    }
+
+    async fn two_writes(&self) {
+        let [key, owner] = [(); 2].map(|()| AttributeValue::S(format!("{:032x}", fastrand::u128(..))));
+        for write in &self.writes {
+            let attribute = |(name, value): (&String, &Value)| {
+                let (kind, text) = value.as_object().unwrap().iter().next().unwrap();
+                let text = text.as_str().unwrap().to_owned();
+                (name.clone(), if kind == "S" { AttributeValue::S(text) } else { AttributeValue::N(text) })
+            };
+            let mut values: HashMap<_, _> =
+                write["ExpressionAttributeValues"].as_object().unwrap().iter().map(attribute).collect();
+            values.insert(":owner".to_owned(), owner.clone());
+            let names = write["ExpressionAttributeNames"].as_object().unwrap();
+            let names = names.iter().map(|(name, to)| (name.clone(), to.as_str().unwrap().to_owned())).collect();
+            let written = self
+                .client
+                .update_item()
+                .table_name(TABLE)
+                .key("id", key.clone())
+                .condition_expression(write["ConditionExpression"].as_str().unwrap())
+                .update_expression(write["UpdateExpression"].as_str().unwrap())
+                .set_expression_attribute_names(Some(names))
+                .set_expression_attribute_values(Some(values))
+                .set_return_values(write["ReturnValues"].as_str().map(ReturnValue::from))
+                .return_values_on_condition_check_failure(OnRefusal::AllOld)
+                .send()
+                .await
+                .unwrap();
+            black_box(written);
+        }
+    }
+}
+
+/// A batch on a table that is `LATENCY` away.
+fn print_batch(messages: usize) {
+    let runtime = Builder::new_current_thread().enable_all().start_paused(true).build().unwrap();
+    runtime.block_on(async {
+        let engine = Engine::new().unwrap();
+        Locks::builder(engine.client(), TABLE).build().unwrap().create_table().await.unwrap();
+        let host = engine.host().faults(Faults::seeded(7).latency(LATENCY / 2..LATENCY / 2)).build();
+        let locks = Locks::builder(host.client(), TABLE).build().unwrap();
+        let handler = service_fn(async |_: Message<u32>| Ok::<_, Infallible>(()));
+        let mut consumer = SqsConsumer::by_message_id(locks).layer(handler);
+        println!(
+            "\nbatch of {messages} messages, {LATENCY:?} a request; one request after the other takes {} times that",
+            2 * messages
+        );
+        for delivery in ["first", "again"] {
+            let (sent, start) = (host.requests(), host.now());
+            let event = LambdaEvent::new(batch(messages), Context::default());
+            let response = consumer.ready().await.unwrap().call(event).await.unwrap();
+            assert!(response.batch_item_failures.is_empty());
+            let took = host.now().duration_since(start).unwrap();
+            println!(
+                "delivered {delivery}: {:.2} times the latency, {} requests",
+                took.as_secs_f64() / LATENCY.as_secs_f64(),
+                host.requests() - sent
+            );
+        }
+    });
+}
+
+fn batch(messages: usize) -> SqsEvent {
+    let mut event = SqsEvent::default();
+    for number in 0..messages {
+        let mut message = SqsMessage::default();
+        message.message_id = Some(format!("message {number}"));
+        message.body = Some(number.to_string());
+        event.records.push(message);
+    }
+    event
+}
