@@ -75,8 +75,6 @@ mod clock;
 #[cfg(feature = "embedded")]
 pub mod embedded;
 mod error;
-#[cfg(feature = "idempotency")]
-mod format;
 mod holder;
 #[cfg(feature = "idempotency")]
 mod idempotency;
@@ -89,12 +87,10 @@ mod protocol;
 pub use acquire::Acquire;
 pub use backoff::{Backoff, Jitter};
 pub use error::{Error, HandlerError};
-#[cfg(feature = "idempotency")]
-pub use format::RecordFormat;
 pub use holder::{Data, Holder};
 #[cfg(feature = "idempotency")]
 pub use idempotency::{
-    HandlerInput, Idempotency, OnError, OnTimeout, Run, StoredError, WhenUnstorable, WithRun, WithoutKey,
+    HandlerInput, Idempotency, OnError, OnTimeout, RecordFormat, Run, StoredError, WhenUnstorable, WithRun, WithoutKey,
 };
 #[cfg(feature = "lambda")]
 pub use lambda::{

@@ -1,5 +1,6 @@
 //! `Idempotency`: work that is done once for each key, and answered with its first result after that.
 
+mod format;
 mod policy;
 mod refusal;
 mod run;
@@ -20,12 +21,12 @@ use crate::acquire::{Acquire, in_time_to_answer, while_held};
 use crate::backoff::Backoff;
 use crate::clock::{millis, since_epoch};
 use crate::error::{Error, HandlerError, Kind};
-use crate::format::RecordFormat;
 use crate::holder::{Data, Holder};
 use crate::lock::Lock;
 use crate::locks::{Locks, MAX_RETENTION, check_duration};
 use crate::protocol::{Completed, Outcome, RecordClaim, Released};
 
+pub use format::RecordFormat;
 pub use policy::{OnError, OnTimeout, StoredError, WhenUnstorable, WithoutKey};
 pub(crate) use refusal::Refusal;
 pub use run::{HandlerInput, Run, WithRun};
@@ -112,7 +113,8 @@ type Cache = Mutex<LruCache<String, Holder>>;
 
 impl<I, T, E> Idempotency<I, T, E> {
     /// Records in the table of these locks, with the key that `key` finds in an input: a string, or with a
-    /// [format](Self::format) that hashes it any JSON value. An empty string or a `null` is no key either.
+    /// [format](Self::format) that hashes it any JSON value. What is null, empty, or has nothing but nulls in it is no key
+    /// either.
     ///
     /// The record's key begins with a [prefix](Self::prefix), so that it is not the key of a lock.
     pub fn new<K: Into<Value>>(
@@ -234,11 +236,7 @@ impl<I, T, E> Idempotency<I, T, E> {
     pub(crate) fn identify(&self, input: &I, caller: &Caller) -> Result<Option<Identity>, Error> {
         let Settings { locks, format, prefix, window, .. } = &*self.settings;
         check_duration("window", *window, Duration::from_secs(1) + 2 * locks.0.clock_skew, MAX_RETENTION)?;
-        let key = match (self.settings.key)(input) {
-            None | Some(Value::Null) => None,
-            Some(Value::String(text)) if text.is_empty() => None,
-            key => key,
-        };
+        let key = (self.settings.key)(input).filter(|key| !format::is_missing(key));
         let Some(key) = key else {
             return match self.settings.without_key {
                 WithoutKey::Run => Ok(None),

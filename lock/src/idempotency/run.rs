@@ -7,9 +7,9 @@ use std::time::Duration;
 use aws_sdk_dynamodb::types::TransactWriteItem;
 use serde::Serialize;
 
+use super::format::RecordFormat;
 use super::refusal::Refusal;
 use crate::error::{Error, Kind};
-use crate::format::RecordFormat;
 use crate::holder::{Data, Holder};
 use crate::lock::Lock;
 use crate::protocol::{Outcome, check_data};

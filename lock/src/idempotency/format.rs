@@ -27,6 +27,9 @@ const PERHAPS_AN_INTEGER: f64 = 9_223_372_036_854_775_808.0;
 /// Nearer to zero DynamoDB has zero alone.
 const DYNAMODB_MIN: f64 = 1e-130;
 
+/// Of lists and maps in each other: DynamoDB's 32 levels, the attribute itself being one.
+const MAX_DEPTH: usize = 31;
+
 /// How the key of a record is derived and its result stored.
 ///
 /// Functions that share records use one format: none finds what another wrote. A Powertools format shares them with
@@ -41,10 +44,9 @@ const DYNAMODB_MIN: f64 = 1e-130;
 /// | [`PowertoolsTypeScript`](Self::PowertoolsTypeScript) | MD5, Base64 | MD5, Base64 | DynamoDB value |
 ///
 /// What is hashed is JSON text, in which `5` and `5.0` may differ: take it from the event's JSON as it came, not from
-/// a struct with floats. Where the text or the key is in doubt, there is an error before any request is sent: in every
-/// format for a key that is null, empty, or has nothing but nulls in it, which unrelated events would share, and for a
-/// float of 2⁶³ or more in what is hashed, which may be what is left of a longer integer; in some for what they name.
-/// A string in place of a number is never in doubt.
+/// a struct with floats. Where the text is in doubt, there is an error before any request is sent: in every format for a
+/// float of 2⁶³ or more, which may be what is left of a longer integer; in some for what they name. A string in place of
+/// a number is never in doubt.
 ///
 /// ```
 /// # use lambda_lock::{Idempotency, RecordFormat};
@@ -74,24 +76,15 @@ pub enum RecordFormat {
     ///   would be one. A stored `1.0` comes back as `1`.
     /// - An object cannot be hashed with two keys that are equal when case is ignored, whose order is then that of the
     ///   event, or with the key `__proto__`, which is left out there.
-    /// - A float nearer to zero than 10⁻¹³⁰ cannot be stored, nor an object with an empty key: DynamoDB has neither.
+    /// - A float nearer to zero than 10⁻¹³⁰ cannot be stored, nor an object with an empty key, nor more than 31 levels of
+    ///   nesting: DynamoDB has none of them.
     PowertoolsTypeScript,
 }
 
 impl RecordFormat {
     /// What follows the prefix and `#` in the record's id.
     pub(crate) fn key(self, key: &Value) -> Result<String, String> {
-        let is_missing = match key {
-            Value::Null => true,
-            Value::String(text) => text.is_empty(),
-            Value::Array(values) => values.iter().all(Value::is_null),
-            Value::Object(object) => object.values().all(Value::is_null),
-            Value::Bool(_) | Value::Number(_) => false,
-        };
         match key {
-            _ if is_missing => Err("the key is null, empty, or has nothing but nulls in it, so that unrelated events \
-                would share it: return `None` for an event without a key"
-                .into()),
             Value::String(text) if self == Self::Plain => Ok(text.clone()),
             _ if self == Self::Plain => {
                 Err("a plain key must be a string: make it one, or choose `RecordFormat::Hashed`".into())
@@ -114,6 +107,9 @@ impl RecordFormat {
     /// The attribute that keeps a result.
     pub(crate) fn store(self, result: &Value) -> Result<AttributeValue, String> {
         match self {
+            Self::PowertoolsTypeScript if depth(result) > MAX_DEPTH => {
+                Err(format!("the result is nested more than {MAX_DEPTH} levels deep, and DynamoDB allows no more"))
+            }
             Self::PowertoolsTypeScript => native(result),
             _ => Ok(AttributeValue::S(result.to_string())),
         }
@@ -226,6 +222,17 @@ impl RecordFormat {
     }
 }
 
+/// Whether this is no key: null, empty, or with nothing but nulls in it, which unrelated events would share.
+pub(super) fn is_missing(key: &Value) -> bool {
+    match key {
+        Value::Null => true,
+        Value::String(text) => text.is_empty(),
+        Value::Array(values) => values.iter().all(Value::is_null),
+        Value::Object(object) => object.values().all(Value::is_null),
+        Value::Bool(_) | Value::Number(_) => false,
+    }
+}
+
 /// In a JavaScript object the indices of arrays come first, by number. The rest is in the order that `deepSort` gives
 /// it: in lower case, by UTF-16 code units.
 fn javascript_order(name: &str) -> (bool, u32, Vec<u16>) {
@@ -272,6 +279,15 @@ fn hex(bytes: &[u8]) -> String {
         .flat_map(|byte| [byte >> 4, byte & 15])
         .filter_map(|digit| char::from_digit(digit.into(), 16))
         .collect()
+}
+
+fn depth(value: &Value) -> usize {
+    let deepest = match value {
+        Value::Array(values) => values.iter().map(depth).max(),
+        Value::Object(object) => object.values().map(depth).max(),
+        _ => return 0,
+    };
+    1 + deepest.unwrap_or(0)
 }
 
 /// By hand: `serde_dynamo` reads a set as an array and bytes as numbers, rounds long integers, and makes a map of a
@@ -416,15 +432,21 @@ mod tests {
 
     // behaviour 61
     #[test]
-    fn a_key_with_nothing_in_it_is_refused_in_every_format() {
-        for format in ALL {
-            for key in [json!(null), json!(""), json!([]), json!({}), json!([null, null]), json!({"secret": null})] {
-                assert_refused(format.key(&key), "return `None`");
-            }
+    fn a_key_with_nothing_in_it_is_no_key() {
+        for key in [json!(null), json!(""), json!([]), json!({}), json!([null, null]), json!({"secret": null})] {
+            assert!(is_missing(&key), "{key}");
         }
         for key in [json!(0), json!(false), json!([0]), json!({"a": null, "b": ""})] {
-            assert!(PowertoolsPython.key(&key).is_ok(), "{key}");
+            assert!(!is_missing(&key), "{key}");
         }
+    }
+
+    #[test]
+    fn a_result_nested_deeper_than_dynamodb_allows_is_refused_where_it_is_stored_natively() {
+        let nested = |levels| (0..levels).fold(json!(1), |inner, _| json!([inner]));
+        assert!(PowertoolsTypeScript.store(&nested(31)).is_ok());
+        assert_refused(PowertoolsTypeScript.store(&nested(32)).map(|_| String::new()), "31 levels");
+        assert!(PowertoolsPython.store(&nested(32)).is_ok());
     }
 
     // behaviour 83; expected: `json.dumps` of Python 3.11
