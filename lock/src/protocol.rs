@@ -368,7 +368,6 @@ impl Table {
             .condition_expression(Completion::CONDITION)
             .set_expression_attribute_names(Some(names))
             .set_expression_attribute_values(Some(values))
-            .return_values_on_condition_check_failure(OnRefusal::AllOld)
             .build()
             .map_err(|error| Error::new(Kind::Refused, &self.name, key).with_source(error))
     }

@@ -158,7 +158,8 @@ impl<I, T, E> Idempotency<I, T, E> {
     /// For how long a result is replayed, and with [`OnTimeout::Refuse`] an unfinished run refused; an hour by default.
     /// At least a second more than twice the clock skew, up to 366 days; kept in whole seconds, rounded up.
     ///
-    /// Enforced by the clock, whether or not DynamoDB's TTL has deleted the row.
+    /// Enforced by the clock, whether or not DynamoDB's TTL has deleted the row. Choose it longer than a request may be
+    /// late on its way: a copy of the first run's that arrives after the row was deleted writes it anew.
     #[must_use]
     pub fn window(self, window: Duration) -> Self {
         self.with(|settings| settings.window = window)
