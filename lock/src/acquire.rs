@@ -282,7 +282,11 @@ impl Acquire {
             )));
         }
         check_duration("time until the deadline", lease, Duration::from_millis(1), MAX_LEASE)?;
-        Ok(Lease::new(now.deadline_after(lease), settings.clock_skew, settings.retention))
+        let lease = Lease::new(now.deadline_after(lease), settings.clock_skew, settings.retention);
+        Ok(match self.record.as_ref().and_then(|record| record.refuse_unfinished) {
+            Some(window) => lease.kept_until(now.wall.saturating_add(window)),
+            None => lease,
+        })
     }
 }
 

@@ -30,7 +30,7 @@ pub struct Holder {
     pub(crate) current: bool,
     pub(crate) completed: bool,
     /// A stored error, in place of a result.
-    pub(crate) error: Option<String>,
+    pub(crate) error: Option<Data>,
     /// The digest of the payload fields that must match.
     pub(crate) validation: Option<String>,
 }

@@ -214,7 +214,7 @@ impl Lock {
         let _alone = self.renewing.lock().await;
         let now = self.now();
         let renewed = Lease::new(now.deadline_after(lease), settings.clock_skew, settings.retention);
-        let (known_end, data) = {
+        let (lease_before, data) = {
             let mut state = self.state();
             if state.phase != Phase::Held || state.lease.deadline.remaining(now).is_zero() {
                 drop(state);
@@ -222,12 +222,14 @@ impl Lock {
             }
             state.leave.as_ref().map_or(Ok(()), check_data)?;
             state.lease.deadline = state.lease.deadline.earlier(renewed.deadline);
-            (state.lease.end, state.leave.clone())
+            (state.lease, state.leave.clone())
         };
         self.changed.notify_waiters();
+        // A record that is to be refused for longer stays for longer.
+        let renewed = renewed.following(lease_before);
         if self.is_enforced() {
             let Ownership { key, owner, .. } = &self.ownership;
-            let answer = settings.table.renew(key, owner, known_end, now, renewed, data.as_ref()).await;
+            let answer = settings.table.renew(key, owner, lease_before.end, now, renewed, data.as_ref()).await;
             if let Err(error) = answer {
                 // It may have met a release, which knows better.
                 if error.is_lost() && self.state().phase == Phase::Held {

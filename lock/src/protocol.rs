@@ -132,8 +132,8 @@ pub(crate) struct Claim<'a> {
 pub(crate) struct RecordClaim {
     /// The digest to store, and to compare with a stored one.
     pub(crate) validation: Option<String>,
-    /// For how long a record is refused whose last run began and was neither completed nor given up; `None`: it is free
-    /// when its lease has ended.
+    /// For how long after its beginning a run is refused that was neither completed nor given up; `None`: it is free when
+    /// its lease has ended.
     pub(crate) refuse_unfinished: Option<Duration>,
 }
 
@@ -163,6 +163,16 @@ impl Lease {
         let whole = millis(end.saturating_add(Duration::from_nanos(999_999)));
         Self { end: whole, deadline, expiration: seconds_up(end.saturating_add(retention)) }
     }
+
+    /// The same with a TTL that is no earlier than this.
+    pub(crate) fn kept_until(self, time: Duration) -> Self {
+        Self { expiration: self.expiration.max(seconds_up(time)), ..self }
+    }
+
+    /// The same with a TTL that is no earlier than that of the lease it follows.
+    pub(crate) fn following(self, earlier: Self) -> Self {
+        Self { expiration: self.expiration.max(earlier.expiration), ..self }
+    }
 }
 
 /// What became of an attempt to acquire.
@@ -182,7 +192,7 @@ pub(crate) enum Claimed {
 pub(crate) enum Released {
     Freed,
     /// Nothing: this owner had completed it, in a transaction whose answer was lost.
-    Completed(Holder),
+    Completed(Box<Holder>),
 }
 
 /// What a completion found.
@@ -191,7 +201,7 @@ pub(crate) enum Completed {
     /// The outcome was stored, until this time in milliseconds since the epoch.
     Now { until: u64 },
     /// This owner had stored one before, in a request or a transaction whose answer was lost.
-    Before(Holder),
+    Before(Box<Holder>),
 }
 
 /// The condition under which a row may be taken, given when one in progress is over. `<>` is true of a missing attribute.
@@ -208,9 +218,11 @@ macro_rules! free {
     };
 }
 const FREE: &str = free!("#lease_end <= :now");
-/// A record whose last run was not given up stays taken until its TTL, which is then no earlier than the window's end.
-const FREE_UNLESS_UNFINISHED: &str =
-    free!("#lease_end <= :now AND (#released = #owner OR #expiration <= :now_seconds)");
+/// A record whose last run was not given up stays taken for the window; one of Powertools' for its own.
+const FREE_UNLESS_UNFINISHED: &str = free!(
+    "#lease_end <= :now AND (#released = #owner OR #acquired_at <= :window_ago \
+     OR (attribute_not_exists(#acquired_at) AND #expiration <= :now_seconds))"
+);
 
 /// A new row's fence starts at the clock in microseconds, so that a deleted row cannot rewind it.
 const TAKE: &str = "SET #status = :in_progress, #owner = :owner, #holder = :holder, #acquired_at = :now, \
@@ -221,7 +233,6 @@ impl Table {
     pub(crate) async fn acquire(&self, claim: &Claim<'_>) -> Result<Claimed, Error> {
         let mut take = TAKE.to_owned();
         let unfinished = claim.record.and_then(|record| record.refuse_unfinished);
-        let expiration = unfinished.map_or(0, |window| seconds_up(claim.now.wall.saturating_add(window)));
         let mut request = self
             .update(claim.key)
             .condition_expression(if unfinished.is_some() { FREE_UNLESS_UNFINISHED } else { FREE })
@@ -242,7 +253,7 @@ impl Table {
             .expression_attribute_values(":now_seconds", number(claim.now.wall.as_secs()))
             .expression_attribute_values(":now_micros", number(claim.now.wall.as_micros()))
             .expression_attribute_values(":lease_end", number(claim.lease.end))
-            .expression_attribute_values(":expiration", number(claim.lease.expiration.max(expiration)))
+            .expression_attribute_values(":expiration", number(claim.lease.expiration))
             .expression_attribute_values(":zero", number(0_u8))
             .expression_attribute_values(":one", number(1_u8))
             .expression_attribute_values(":max_fence", number(MAX_FENCE));
@@ -256,8 +267,11 @@ impl Table {
             take.extend([", ", &to, " = ", &from]);
             request = request.expression_attribute_names(to, name).expression_attribute_values(from, value.clone());
         }
-        if unfinished.is_some() {
-            request = request.expression_attribute_names("#released", RELEASED);
+        if let Some(window) = unfinished {
+            let window_ago = millis(claim.now.wall.saturating_sub(window));
+            request = request
+                .expression_attribute_names("#released", RELEASED)
+                .expression_attribute_values(":window_ago", number(window_ago));
         }
         if let Some(record) = claim.record {
             request = request.expression_attribute_names("#validation", VALIDATION);
@@ -321,9 +335,7 @@ impl Table {
         match in_time(REQUEST_TIMEOUT, with_data(request, set, data).send()).await {
             Ok(_) => Ok(Released::Freed),
             Err(error) => match self.refusal(error, key)? {
-                Some(row) if row.completed && row.owner.as_deref() == Some(owner) => {
-                    Ok(Released::Completed(row.into_holder(now)))
-                }
+                Some(row) if row.is_completed_by(owner) => Ok(Released::Completed(Box::new(row.into_holder(now)))),
                 Some(row) if row.released.as_deref() == Some(owner) => Ok(Released::Freed),
                 row => Err(self.lost(key, owner, row, now)),
             },
@@ -350,9 +362,7 @@ impl Table {
         match in_time(REQUEST_TIMEOUT, request.send()).await {
             Ok(_) => Ok(Completed::Now { until: until * 1000 }),
             Err(error) => match self.refusal(error, key)? {
-                Some(row) if row.completed && row.owner.as_deref() == Some(owner) => {
-                    Ok(Completed::Before(row.into_holder(now)))
-                }
+                Some(row) if row.is_completed_by(owner) => Ok(Completed::Before(Box::new(row.into_holder(now)))),
                 row => Err(self.lost(key, owner, row, now)),
             },
         }
@@ -540,7 +550,7 @@ pub(crate) struct Row {
     /// When the row is free, in milliseconds.
     pub(crate) end: u64,
     pub(crate) data: Option<Data>,
-    error: Option<String>,
+    error: Option<Data>,
     validation: Option<String>,
 }
 
@@ -564,11 +574,16 @@ impl Row {
             holder: string_at(&mut item, HOLDER)?,
             fence: number_at(&item, FENCE, MAX_FENCE + 1)?,
             acquired_at: number_at(&item, ACQUIRED_AT, LATEST)?,
-            error: if completed { string_at(&mut item, ERROR)? } else { None },
+            error: if completed { string_at(&mut item, ERROR)?.map(Data::from) } else { None },
             // One that is not a string matches nothing.
             validation: string_at(&mut item, VALIDATION).unwrap_or_default(),
             data: item.remove(DATA).map(Data),
         })
+    }
+
+    /// Powertools may have completed it later, without a look at the owner; but that leaves `released` as it was.
+    fn is_completed_by(&self, owner: &str) -> bool {
+        self.completed && self.owner.as_deref() == Some(owner) && self.released == self.owner
     }
 
     fn into_holder(self, now: Moment) -> Holder {

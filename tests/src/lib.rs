@@ -2,7 +2,10 @@
 #![allow(clippy::missing_panics_doc, reason = "a test that cannot go on panics")]
 
 pub mod history;
+pub mod idempotency_history;
 pub mod invocation;
+pub mod queue_history;
+pub mod powertools;
 mod world;
 
 pub use world::{Row, World};

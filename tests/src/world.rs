@@ -83,18 +83,19 @@ impl World {
     /// The row with this partition key, as it stands in the table.
     pub async fn row(&self, id: &str) -> Option<Row> {
         let read = self.client().get_item().table_name(&self.table).consistent_read(true);
-        read.key("id", AttributeValue::S(id.to_owned())).send().await.unwrap().item
+        // Boxed here and below: the SDK's futures are large.
+        Box::pin(read.key("id", AttributeValue::S(id.to_owned())).send()).await.unwrap().item
     }
 
     /// Writes a row, whatever is there already.
     pub async fn put_row(&self, row: Row) {
-        self.client().put_item().table_name(&self.table).set_item(Some(row)).send().await.unwrap();
+        Box::pin(self.client().put_item().table_name(&self.table).set_item(Some(row)).send()).await.unwrap();
     }
 
     /// Deletes a row, as DynamoDB's TTL does one day.
     pub async fn delete_row(&self, id: &str) {
         let delete = self.client().delete_item().table_name(&self.table);
-        delete.key("id", AttributeValue::S(id.to_owned())).send().await.unwrap();
+        Box::pin(delete.key("id", AttributeValue::S(id.to_owned())).send()).await.unwrap();
     }
 }
 

@@ -1,5 +1,5 @@
 //! `template.yaml` as a user deploys it: built and deployed by the SAM CLI, to a local AWS (`MiniStack`) that runs the
-//! function's binary as Lambda does. The time is real.
+//! functions' binaries as Lambda does, behind a function URL, queues and a schedule. The time is real.
 //!
 //! Needs `sam`, `cargo-lambda` and `ministack` on the `PATH`, as `.ci/run` puts them there. Without them it is skipped,
 //! or with `LOCK_TEST_DEPLOYED=required` fails.
@@ -18,9 +18,19 @@ use aws_sdk_dynamodb::config::Credentials;
 use aws_sdk_dynamodb::primitives::{DateTime, DateTimeFormat};
 use aws_sdk_dynamodb::types::AttributeValue;
 use aws_sdk_lambda::primitives::Blob;
+use aws_sdk_sqs::types::{QueueAttributeName, SendMessageBatchRequestEntry};
+use aws_sigv4::http_request::{SignableBody, SignableRequest, SigningSettings, sign};
+use aws_sigv4::sign::v4::SigningParams;
+use aws_smithy_async::time::{SystemTimeSource, TimeSource};
 use futures_util::future::join_all;
-use lambda_example::{Outcome, ReportRequest};
-use serde_json::Value;
+use http::header::{CONTENT_TYPE, HOST};
+use http::{HeaderMap, Request, StatusCode};
+use http_body_util::{BodyExt, Full};
+use hyper::body::Bytes;
+use hyper_util::client::legacy::Client;
+use hyper_util::rt::TokioExecutor;
+use lambda_example::{Order, Outcome, Payment, ReportRequest};
+use serde_json::{Value, json};
 use tempfile::TempDir;
 use tokio::net::TcpStream;
 use tokio::process::{Child, Command};
@@ -28,29 +38,38 @@ use tokio::time::{sleep, timeout};
 
 const TOOLS: [&str; 3] = ["sam", "cargo-lambda", "ministack"];
 const REGION: &str = "us-east-1";
-const STACK: &str = "reports";
-const FUNCTION: &str = "reports-nightly-report";
+const STACK: &str = "example";
 
-/// The function's timeout, in seconds.
+/// The timeout of `nightly-report`, in seconds.
 const FUNCTION_TIMEOUT: u64 = 8;
 /// Less than the timeout, and longer than a few cold starts at once take on a busy machine.
 const GATHERING: Duration = Duration::from_secs(4);
+/// The timeout of `payment-queue`, in seconds.
+const PAYMENT_TIMEOUT: u64 = 6;
+/// Until a message that failed comes back: much longer than until the end of a lease, to tell them apart.
+const VISIBILITY_TIMEOUT: Duration = Duration::from_secs(16);
 /// The default of `LocksBuilder::clock_skew`, in milliseconds.
 const CLOCK_SKEW: u64 = 1000;
 
 #[tokio::test]
-async fn the_deployed_function_writes_each_report_one_at_a_time() {
+async fn the_deployed_functions_do_each_piece_of_work_once() {
     let missing: Vec<_> = TOOLS.into_iter().filter(|tool| !is_on_path(tool)).collect();
     if !missing.is_empty() {
         assert!(env::var_os("LOCK_TEST_DEPLOYED").is_none_or(|v| v != "required"), "not on the PATH: {missing:?}");
         eprintln!("skipped: not on the PATH: {missing:?}");
         return;
     }
-    // One stack for all, because it takes a while to deploy; each has a report of its own.
+    // One stack for all, because it takes a while to deploy; each has a report, an order or payments of its own.
     let stack = Stack::deploy().await;
     of_concurrent_invocations_one_writes_and_the_next_has_a_larger_fence(&stack).await;
-    a_killed_invocation_blocks_its_report_until_its_lease_ends(&stack).await;
-    the_schedule_writes_its_report(&stack).await;
+    an_order_that_is_sent_three_times_is_placed_once(&stack).await;
+    a_payment_that_is_being_made_is_hidden_until_that_lease_ends(&stack).await;
+    tokio::join!(
+        a_killed_invocation_blocks_its_report_until_its_lease_ends(&stack),
+        the_schedule_writes_its_report(&stack),
+        payments_are_made_once_and_poison_becomes_a_dead_letter(&stack),
+        payments_of_a_group_stay_in_order_when_one_fails(&stack),
+    );
 }
 
 async fn of_concurrent_invocations_one_writes_and_the_next_has_a_larger_fence(stack: &Stack) {
@@ -58,9 +77,9 @@ async fn of_concurrent_invocations_one_writes_and_the_next_has_a_larger_fence(st
     let (written, skipped): (Vec<_>, Vec<_>) =
         outcomes.into_iter().map(Result::unwrap).partition(|outcome| matches!(outcome, Outcome::Written { .. }));
     let [Outcome::Written { fence: first, times: 1, .. }] = written[..] else { panic!("written: {written:?}") };
-    assert_eq!(number(&stack.row("report#concurrent").await.unwrap(), "times"), 1);
+    assert_eq!(number(&stack.row("nightly-report", "report#concurrent").await.unwrap(), "times"), 1);
     assert_eq!(skipped.len(), 4);
-    let lock = stack.row("lock#concurrent").await.unwrap();
+    let lock = stack.row("nightly-report", "lock#concurrent").await.unwrap();
     for outcome in skipped {
         let Outcome::Skipped { reason } = outcome else { unreachable!() };
         assert!(reason.contains(&format!("held by {} until ", lock["holder"].as_s().unwrap())), "{reason}");
@@ -75,7 +94,7 @@ async fn of_concurrent_invocations_one_writes_and_the_next_has_a_larger_fence(st
 async fn a_killed_invocation_blocks_its_report_until_its_lease_ends(stack: &Stack) {
     let (killed, until) = loop_until(Duration::from_mins(1), async || {
         let failure = stack.invoke("killed", Duration::from_mins(1)).await.unwrap_err();
-        let row = stack.row("lock#killed").await.unwrap();
+        let row = stack.row("nightly-report", "lock#killed").await.unwrap();
         // The kill and the middleware's own cancellation, which releases, are due at the same time. This is about the
         // kill: if it came second, try again.
         match stack.invoke("killed", Duration::ZERO).await.unwrap() {
@@ -97,15 +116,87 @@ async fn a_killed_invocation_blocks_its_report_until_its_lease_ends(stack: &Stac
     })
     .await;
     assert!(fence > number(&killed, "fence"));
-    assert!(number(&stack.row("lock#killed").await.unwrap(), "acquired_at") >= until);
+    assert!(number(&stack.row("nightly-report", "lock#killed").await.unwrap(), "acquired_at") >= until);
 }
 
 async fn the_schedule_writes_its_report(stack: &Stack) {
     // The schedule is for once a minute, and the local one is looked at every ten seconds.
-    let report = loop_until(Duration::from_secs(90), async || stack.row("report#sales").await).await;
+    let report = loop_until(Duration::from_secs(90), async || stack.row("nightly-report", "report#sales").await).await;
     assert!(number(&report, "times") >= 1);
-    let lock = stack.row("lock#sales").await.unwrap();
+    let lock = stack.row("nightly-report", "lock#sales").await.unwrap();
     assert_eq!(number(&lock, "fence"), number(&report, "fence"));
+}
+
+// behaviours 60, 63, 66, 69
+async fn an_order_that_is_sent_three_times_is_placed_once(stack: &Stack) {
+    let body = json!({ "item": "tea", "quantity": 2, "checking_ms": GATHERING.as_millis() });
+    let (first, second) = tokio::join!(stack.order(Some("key-1"), &body), stack.order(Some("key-1"), &body));
+    let (placed, refused) = if first.status == StatusCode::CREATED { (first, second) } else { (second, first) };
+    assert_eq!((placed.status, refused.status), (StatusCode::CREATED, StatusCode::CONFLICT));
+    assert_eq!(placed.headers.get("idempotency-replayed"), None);
+    assert_eq!(refused.headers["retry-after"], "1");
+
+    let replayed = stack.order(Some("key-1"), &body).await;
+    assert_eq!((replayed.status, &replayed.body), (StatusCode::CREATED, &placed.body));
+    assert_eq!(replayed.headers["idempotency-replayed"], "true");
+
+    let other = stack.order(Some("key-1"), &json!({ "item": "tea", "quantity": 3 })).await;
+    assert_eq!(other.status, StatusCode::UNPROCESSABLE_ENTITY);
+    assert_eq!(stack.order(None, &body).await.status, StatusCode::BAD_REQUEST);
+    assert_eq!(stack.unsigned_order(&body).await.status, StatusCode::FORBIDDEN);
+
+    let order: Order = serde_json::from_slice(&placed.body).unwrap();
+    assert_eq!(stack.ids_of_orders().await, [format!("{STACK}-order-api#order#{}", order.id)]);
+}
+
+// behaviours 73, 84
+async fn a_payment_that_is_being_made_is_hidden_until_that_lease_ends(stack: &Stack) {
+    let queue = stack.queue("payments").await;
+    let payment = Payment { paying_ms: 3000, ..payment("hidden", 0) };
+    queue.send(&json!(payment)).await;
+    loop_until(Duration::from_secs(5), async || stack.row("payment-queue", "idempotency#hidden").await).await;
+    queue.send(&json!(payment)).await;
+    loop_until(VISIBILITY_TIMEOUT * 3 / 4, async || queue.is_empty().await.then_some(())).await;
+    assert_eq!(stack.times_paid("hidden").await, 1);
+}
+
+// behaviours 71, 73
+async fn payments_are_made_once_and_poison_becomes_a_dead_letter(stack: &Stack) {
+    let (queue, dead_letters) = (stack.queue("payments").await, stack.queue("payment-dead-letters").await);
+    let poison = json!(payment("poison", u64::MAX));
+    for _ in 0..4 {
+        queue.send(&json!(payment("duplicate", 0))).await;
+    }
+    queue.send(&json!(payment("fails-twice", 2))).await;
+    queue.send(&poison).await;
+    queue.send(&json!("not a payment")).await;
+
+    loop_until(VISIBILITY_TIMEOUT * 8, async || queue.is_empty().await.then_some(())).await;
+    assert_eq!(stack.times_paid("duplicate").await, 1);
+    assert_eq!(stack.times_paid("fails-twice").await, 1);
+    assert_eq!(stack.row("payment-queue", "payment#poison").await, None);
+    let mut dead = dead_letters.receive_all().await;
+    dead.sort_by_key(ToString::to_string);
+    assert_eq!(dead, [json!("not a payment"), poison]);
+}
+
+// behaviour 72
+async fn payments_of_a_group_stay_in_order_when_one_fails(stack: &Stack) {
+    let queue = stack.queue("ordered-payments.fifo").await;
+    let first_of_other = payment("b-1", 0);
+    queue.send_in_order("a", &[payment("a-1", 0), payment("a-2", 1), payment("a-3", 0)], &first_of_other).await;
+    loop_until(VISIBILITY_TIMEOUT * 3, async || queue.is_empty().await.then_some(())).await;
+
+    let mut began = Vec::new();
+    for id in ["a-1", "b-1", "a-2", "a-3"] {
+        assert_eq!(stack.times_paid(id).await, 1);
+        let record = stack.row("payment-queue", &format!("idempotency#{id}")).await.unwrap();
+        began.push(number(&record, "acquired_at"));
+    }
+    let [a1, b1, a2, a3] = began[..] else { unreachable!() };
+    // The last run's: what failed was begun again when it had come back, and until then the rest of its group waited.
+    assert!(a2 >= a1 + 1000 * (VISIBILITY_TIMEOUT.as_secs() - 1), "began: {began:?}");
+    assert!(a3 > a2 && b1 < a2, "began: {began:?}");
 }
 
 /// A local AWS with the template deployed. It is stopped when this is dropped.
@@ -115,6 +206,8 @@ struct Stack {
     table: String,
     dynamodb: aws_sdk_dynamodb::Client,
     lambda: aws_sdk_lambda::Client,
+    sqs: aws_sdk_sqs::Client,
+    endpoint: String,
 }
 
 impl Stack {
@@ -141,6 +234,8 @@ impl Stack {
                     .args(["deploy", "--template-file", "build/template.yaml", "--stack-name", STACK])
                     .args(["--resolve-s3", "--capabilities", "CAPABILITY_IAM", "--parameter-overrides", &architecture])
                     .arg(format!("FunctionTimeout={FUNCTION_TIMEOUT}"))
+                    .arg(format!("PaymentTimeout={PAYMENT_TIMEOUT}"))
+                    .arg(format!("PaymentVisibilityTimeout={}", VISIBILITY_TIMEOUT.as_secs()))
                     .args(["Schedule='rate(1 minute)'", "DeletionProtection=false"]),
             )
             .await;
@@ -148,21 +243,29 @@ impl Stack {
         let config = aws_config::defaults(BehaviorVersion::latest())
             .endpoint_url(&local.endpoint)
             .region(Region::new(REGION))
-            .credentials_provider(Credentials::new("test", "test", None, None, "tests"))
+            .credentials_provider(credentials())
             .load()
             .await;
         let dynamodb = aws_sdk_dynamodb::Client::new(&config);
         let tables = dynamodb.list_tables().send().await.unwrap();
         let [table] = tables.table_names() else { panic!("tables: {tables:?}") };
-        Self { table: table.clone(), dynamodb, lambda: aws_sdk_lambda::Client::new(&config), _local: local }
+        Self {
+            table: table.clone(),
+            dynamodb,
+            lambda: aws_sdk_lambda::Client::new(&config),
+            sqs: aws_sdk_sqs::Client::new(&config),
+            endpoint: local.endpoint.clone(),
+            _local: local,
+        }
     }
 
-    /// Invokes the function and waits for its answer, or for its error as Lambda reports it.
+    /// Invokes `nightly-report` and waits for its answer, or for its error as Lambda reports it.
     async fn invoke(&self, report: &str, gathering: Duration) -> Result<Outcome, String> {
         let gathering_ms = u64::try_from(gathering.as_millis()).unwrap();
         let request = ReportRequest { report: report.to_owned(), gathering_ms };
         let request = Blob::new(serde_json::to_vec(&request).unwrap());
-        let answer = self.lambda.invoke().function_name(FUNCTION).payload(request).send().await.unwrap();
+        let answer =
+            self.lambda.invoke().function_name(in_stack("nightly-report")).payload(request).send().await.unwrap();
         let payload: Value = serde_json::from_slice(answer.payload().unwrap().as_ref()).unwrap();
         match answer.function_error() {
             None => Ok(serde_json::from_value(payload).unwrap()),
@@ -170,11 +273,138 @@ impl Stack {
         }
     }
 
-    /// The row under this key, which is to begin with the function's prefix.
-    async fn row(&self, key: &str) -> Option<HashMap<String, AttributeValue>> {
-        let read = self.dynamodb.get_item().table_name(&self.table).consistent_read(true);
-        read.key("id", AttributeValue::S(format!("{FUNCTION}#{key}"))).send().await.unwrap().item
+    /// Posts an order with this idempotency key, signed.
+    async fn order(&self, key: Option<&str>, body: &Value) -> HttpAnswer {
+        let mut request = self.order_request(body).await;
+        if let Some(key) = key {
+            request.headers_mut().insert("idempotency-key", key.parse().unwrap());
+        }
+        let identity = credentials().into();
+        let parameters = SigningParams::builder()
+            .identity(&identity)
+            .region(REGION)
+            .name("lambda")
+            .time(SystemTimeSource::new().now())
+            .settings(SigningSettings::default())
+            .build()
+            .unwrap()
+            .into();
+        let headers = request.headers().iter().map(|(name, value)| (name.as_str(), value.to_str().unwrap()));
+        let body = body.to_string();
+        let to_sign =
+            SignableRequest::new("POST", request.uri().to_string(), headers, SignableBody::Bytes(body.as_bytes()));
+        let (signature, _) = sign(to_sign.unwrap(), &parameters).unwrap().into_parts();
+        signature.apply_to_request_http1x(&mut request);
+        self.send(request).await
     }
+
+    async fn unsigned_order(&self, body: &Value) -> HttpAnswer {
+        self.send(self.order_request(body).await).await
+    }
+
+    async fn order_request(&self, body: &Value) -> Request<Full<Bytes>> {
+        let config = self.lambda.get_function_url_config().function_name(in_stack("order-api")).send().await.unwrap();
+        Request::post(format!("{}orders", config.function_url()))
+            .header(CONTENT_TYPE, "application/json")
+            .body(body.to_string().into())
+            .unwrap()
+    }
+
+    /// Sends it to the local AWS, which tells the functions by their hosts' names.
+    async fn send(&self, mut request: Request<Full<Bytes>>) -> HttpAnswer {
+        let host = request.uri().host().unwrap().parse().unwrap();
+        request.headers_mut().insert(HOST, host);
+        *request.uri_mut() = format!("{}{}", self.endpoint, request.uri().path()).parse().unwrap();
+        let answer = Client::builder(TokioExecutor::new()).build_http().request(request).await.unwrap();
+        let (head, body) = answer.into_parts();
+        HttpAnswer { status: head.status, headers: head.headers, body: body.collect().await.unwrap().to_bytes() }
+    }
+
+    async fn ids_of_orders(&self) -> Vec<String> {
+        let scan = self.dynamodb.scan().table_name(&self.table).filter_expression("begins_with(id, :orders)");
+        let orders = AttributeValue::S(format!("{}#order#", in_stack("order-api")));
+        let rows = scan.expression_attribute_values(":orders", orders).send().await.unwrap();
+        rows.items().iter().map(|row| row["id"].as_s().unwrap().clone()).collect()
+    }
+
+    async fn queue(&self, name: &str) -> Queue {
+        let url = self.sqs.get_queue_url().queue_name(in_stack(name)).send().await.unwrap().queue_url.unwrap();
+        Queue { sqs: self.sqs.clone(), url }
+    }
+
+    async fn times_paid(&self, id: &str) -> u64 {
+        number(&self.row("payment-queue", &format!("payment#{id}")).await.unwrap(), "times")
+    }
+
+    /// The row under this key of a function.
+    async fn row(&self, of: &str, key: &str) -> Option<HashMap<String, AttributeValue>> {
+        let read = self.dynamodb.get_item().table_name(&self.table).consistent_read(true);
+        read.key("id", AttributeValue::S(format!("{}#{key}", in_stack(of)))).send().await.unwrap().item
+    }
+}
+
+struct HttpAnswer {
+    status: StatusCode,
+    headers: HeaderMap,
+    body: Bytes,
+}
+
+struct Queue {
+    sqs: aws_sdk_sqs::Client,
+    url: String,
+}
+
+impl Queue {
+    async fn send(&self, body: &Value) {
+        self.sqs.send_message().queue_url(&self.url).message_body(body.to_string()).send().await.unwrap();
+    }
+
+    /// Sends the payments of a group, and behind them one of another.
+    async fn send_in_order(&self, group: &str, payments: &[Payment], of_another: &Payment) {
+        let payments = payments.iter().map(|payment| (group, payment)).chain([("another", of_another)]);
+        let entries = payments.map(|(group, payment)| {
+            SendMessageBatchRequestEntry::builder()
+                .id(&payment.id)
+                .message_group_id(group)
+                .message_deduplication_id(&payment.id)
+                .message_body(json!(payment).to_string())
+                .build()
+                .unwrap()
+        });
+        let batch = self.sqs.send_message_batch().queue_url(&self.url).set_entries(Some(entries.collect()));
+        assert_eq!(batch.send().await.unwrap().failed(), []);
+    }
+
+    /// Whether there is nothing to be delivered, now or later.
+    async fn is_empty(&self) -> bool {
+        let read = self.sqs.get_queue_attributes().queue_url(&self.url).attribute_names(QueueAttributeName::All);
+        let attributes = read.send().await.unwrap().attributes.unwrap();
+        [
+            QueueAttributeName::ApproximateNumberOfMessages,
+            QueueAttributeName::ApproximateNumberOfMessagesNotVisible,
+            QueueAttributeName::ApproximateNumberOfMessagesDelayed,
+        ]
+        .iter()
+        .all(|count| attributes[count] == "0")
+    }
+
+    async fn receive_all(&self) -> Vec<Value> {
+        let received = self.sqs.receive_message().queue_url(&self.url).max_number_of_messages(10).send().await.unwrap();
+        received.messages().iter().map(|message| serde_json::from_str(message.body().unwrap()).unwrap()).collect()
+    }
+}
+
+fn payment(id: &str, failing_deliveries: u64) -> Payment {
+    Payment { id: id.to_owned(), account: "DE02".to_owned(), amount: 100, paying_ms: 0, failing_deliveries }
+}
+
+/// What a function or a queue is called in this stack.
+fn in_stack(name: &str) -> String {
+    format!("{STACK}-{name}")
+}
+
+fn credentials() -> Credentials {
+    Credentials::new("test", "test", None, None, "tests")
 }
 
 struct LocalAws {

@@ -104,6 +104,11 @@ impl RecordFormat {
         })
     }
 
+    /// Powertools would replay a stored error as a success.
+    pub(super) fn keeps_errors(self) -> bool {
+        matches!(self, Self::Plain | Self::Hashed)
+    }
+
     /// The attribute that keeps a result.
     pub(crate) fn store(self, result: &Value) -> Result<AttributeValue, String> {
         match self {

@@ -45,8 +45,9 @@ pub use run::{HandlerInput, Run, WithRun};
 ///
 /// # What happens when
 ///
-/// A record is in progress for the lease: in Lambda until the invocation's deadline, elsewhere for that of the
-/// [`Locks`] or of [`lease`](Self::lease). What a retry gets after a crash or a timeout:
+/// A record is in progress for the lease: under a middleware until the invocation's deadline, elsewhere until
+/// [`until`](Self::until), for [`lease`](Self::lease), or for that of the [`Locks`]. What a retry gets after a crash or a
+/// timeout:
 ///
 /// | the first run ended | before its side effect | during it | after it, before its result was stored |
 /// | --- | --- | --- | --- |
@@ -61,8 +62,8 @@ pub use run::{HandlerInput, Run, WithRun};
 ///
 /// # Cost
 ///
-/// Two `UpdateItem`s for work that runs, one for a duplicate, none for one that the [cache](Self::cache) answers. IAM
-/// action `dynamodb:UpdateItem`.
+/// Two `UpdateItem`s for work that runs, one for a duplicate, none for one that the [cache](Self::cache) answers. DynamoDB
+/// counts a write by the size of the row, also if it is refused. IAM action `dynamodb:UpdateItem`.
 ///
 /// ```
 /// # use std::time::Duration;
@@ -91,6 +92,7 @@ struct Settings<I, T, E> {
     format: RecordFormat,
     window: Duration,
     lease: Option<Duration>,
+    until: Option<SystemTime>,
     wait: Option<Backoff>,
     validate: Option<PartOf<I>>,
     on_error: Option<Policy<E>>,
@@ -116,7 +118,8 @@ impl<I, T, E> Idempotency<I, T, E> {
     /// [format](Self::format) that hashes it any JSON value. What is null, empty, or has nothing but nulls in it is no key
     /// either.
     ///
-    /// The record's key begins with a [prefix](Self::prefix), so that it is not the key of a lock.
+    /// Operations that share a [prefix](Self::prefix) share their records: where a function has two, give each its own.
+    /// Outside of Lambda there is none by default, and records share their keys with the plain locks of the table too.
     pub fn new<K: Into<Value>>(
         locks: Locks,
         without_key: WithoutKey,
@@ -131,6 +134,7 @@ impl<I, T, E> Idempotency<I, T, E> {
                 format: RecordFormat::default(),
                 window: Duration::from_hours(1),
                 lease: None,
+                until: None,
                 wait: None,
                 validate: None,
                 on_error: None,
@@ -159,7 +163,7 @@ impl<I, T, E> Idempotency<I, T, E> {
     /// At least a second more than twice the clock skew, up to 366 days; kept in whole seconds, rounded up.
     ///
     /// Enforced by the clock, whether or not DynamoDB's TTL has deleted the row. Choose it longer than a request may be
-    /// late on its way: a copy of the first run's that arrives after the row was deleted writes it anew.
+    /// late on its way: one that arrives after the row was deleted writes it anew, with the fence of its time.
     #[must_use]
     pub fn window(self, window: Duration) -> Self {
         self.with(|settings| settings.window = window)
@@ -171,6 +175,14 @@ impl<I, T, E> Idempotency<I, T, E> {
     #[must_use]
     pub fn lease(self, lease: Duration) -> Self {
         self.with(|settings| settings.lease = Some(lease))
+    }
+
+    /// The lease ends at this time by the host's clock, for work outside of the middlewares, which know the invocation's
+    /// deadline: `orders.clone().until(context.deadline()).run(…)`. With [`lease`](Self::lease) too, at whichever is
+    /// earlier.
+    #[must_use]
+    pub fn until(self, deadline: SystemTime) -> Self {
+        self.with(|settings| settings.until = Some(deadline))
     }
 
     /// A duplicate that finds the work in progress waits for its result, and returns that. If the other gives up, or
@@ -214,12 +226,18 @@ impl<I, T, E> Idempotency<I, T, E> {
     }
 
     /// Keeps up to this many completed records in memory, each until its window has passed, so that a duplicate in the
-    /// same environment costs no request. Off by default; 0 turns it off. The clones of these settings share it.
+    /// same environment costs no request. Off by default; 0 turns it off. The clones of these settings share it. A result
+    /// takes up to 390 KiB.
     ///
     /// A row that is deleted or edited in the table by hand is still replayed from here.
     #[must_use]
     pub fn cache(self, records: usize) -> Self {
-        let cache = NonZeroUsize::new(records).map(|records| Arc::new(Mutex::new(LruCache::new(records))));
+        let cache = NonZeroUsize::new(records).map(|records| {
+            // Not with room for all of them from the start.
+            let mut cache = LruCache::unbounded();
+            cache.resize(records);
+            Arc::new(Mutex::new(cache))
+        });
         self.with(|settings| settings.cache = cache)
     }
 
@@ -236,6 +254,9 @@ impl<I, T, E> Idempotency<I, T, E> {
     /// The record for this input; `None` for one without a key that shall run without.
     pub(crate) fn identify(&self, input: &I, caller: &Caller) -> Result<Option<Identity>, Error> {
         let Settings { locks, format, prefix, window, .. } = &*self.settings;
+        if !locks.0.enabled {
+            return Ok(None);
+        }
         check_duration("window", *window, Duration::from_secs(1) + 2 * locks.0.clock_skew, MAX_RETENTION)?;
         let key = (self.settings.key)(input).filter(|key| !format::is_missing(key));
         let Some(key) = key else {
@@ -267,17 +288,20 @@ where
     /// The body is cancelled at its next await point when the lease ends, and the error then
     /// [`is_lost`](Error::is_lost). See the [type](Self) for what else can happen, and for what it costs.
     pub async fn run(&self, input: &I, body: impl AsyncFnOnce(&Run) -> Result<T, E>) -> Result<T, HandlerError<E>> {
-        let caller =
-            Caller { function: std::env::var("AWS_LAMBDA_FUNCTION_NAME").unwrap_or_default(), ..Caller::default() };
+        let caller = Caller {
+            function: std::env::var("AWS_LAMBDA_FUNCTION_NAME").unwrap_or_default(),
+            until: self.settings.until,
+            ..Caller::default()
+        };
         let identity = self.identify(input, &caller).map_err(HandlerError::Lock)?;
         match self.begin(identity, &caller).await? {
-            Begun::Replayed(result) => Ok(result),
+            Begun::Completed { key, record } => self.replay(&record, &key),
             Begun::Run(run) => self.finish(&run, async { body(&run).await }).await,
         }
     }
 
-    /// Takes the record, or returns the result it has.
-    pub(crate) async fn begin(&self, identity: Option<Identity>, caller: &Caller) -> Result<Begun<T>, HandlerError<E>> {
+    /// Takes the record, or returns what it has.
+    pub(crate) async fn begin(&self, identity: Option<Identity>, caller: &Caller) -> Result<Begun, HandlerError<E>> {
         let settings = &*self.settings;
         let Some(Identity { key, validation }) = identity else {
             tracing::debug!("an input without a key runs without protection");
@@ -288,7 +312,10 @@ where
             return Ok(Begun::Run(self.run_under(lock, None)));
         };
         if let Some(record) = settings.cached(&key) {
-            return self.refused(Refusal::by(record, validation.as_deref()), &key);
+            return match Refusal::by(record, validation.as_deref()) {
+                Refusal::Completed(record) => Ok(Begun::Completed { key, record: Box::new(record) }),
+                other => Err(HandlerError::Lock(settings.error(other, &key))),
+            };
         }
         let refuse_unfinished = (settings.on_timeout == OnTimeout::Refuse).then_some(settings.window);
         let claim = RecordClaim { validation: validation.clone(), refuse_unfinished };
@@ -308,13 +335,11 @@ where
                 });
                 Ok(Begun::Run(self.run_under(lock, record)))
             }
-            Err(error) => match error.into_completed() {
-                Ok(completed) => {
-                    settings.remember(&key, &completed);
-                    self.refused(Refusal::Completed(completed), &key)
-                }
-                Err(error) => Err(HandlerError::Lock(error)),
-            },
+            Err(error) => {
+                let record = error.into_completed().map_err(HandlerError::Lock)?;
+                settings.remember(&key, &record);
+                Ok(Begun::Completed { key, record: Box::new(record) })
+            }
         }
     }
 
@@ -323,29 +348,21 @@ where
         Run { lock: Arc::new(lock), window, format, completed_in: Arc::default(), record: record.map(Arc::new) }
     }
 
-    fn refused(&self, refusal: Refusal, key: &str) -> Result<Begun<T>, HandlerError<E>> {
-        match refusal {
-            Refusal::Completed(record) => self.replay(&record, key).map(Begun::Replayed),
-            other => Err(HandlerError::Lock(self.settings.error(other, key))),
-        }
-    }
-
-    fn replay(&self, record: &Holder, key: &str) -> Result<T, HandlerError<E>> {
-        tracing::info!(key, "replaying the first run's result");
+    /// The result, or the error, that a completed record has.
+    pub(crate) fn replay(&self, record: &Holder, key: &str) -> Result<T, HandlerError<E>> {
+        tracing::info!(key, fence = record.fence, "replaying the first run's result");
         let settings = &*self.settings;
-        let unusable = |why| HandlerError::Lock(settings.error(Refusal::Result(why), key));
+        let unusable = |why: &str| HandlerError::Lock(settings.error(Refusal::Result(why.to_owned()), key));
         if let Some(error) = &record.error {
-            let stored = serde_json::from_str(error).map(HandlerError::Replayed);
-            return Err(stored.unwrap_or_else(|_| unusable("the stored error cannot be read".to_owned())));
+            let stored = error.as_str().and_then(|text| serde_json::from_str(text).ok());
+            return Err(stored.map_or_else(|| unusable("a stored error cannot be read"), HandlerError::Replayed));
         }
         let data = record.data.as_ref().map(|Data(data)| data);
-        let value = settings.format.load(data).map_err(unusable)?;
+        let value = settings.format.load(data).map_err(|why| unusable(&why))?;
         // Without what serde says about the value, which would carry it into a log.
-        let mut result = serde_json::from_value(value).map_err(|_| {
-            unusable(match data {
-                Some(_) => "the stored result is not of the type that is wanted now".to_owned(),
-                None => "the first run was completed without its result".to_owned(),
-            })
+        let mut result = serde_json::from_value(value).map_err(|_| match data {
+            Some(_) => unusable("a stored result is not of the type that is wanted now"),
+            None => unusable("the first run was completed without its result"),
         })?;
         if let Some(hook) = &settings.on_replay {
             hook(&mut result, record);
@@ -360,72 +377,84 @@ where
         work: impl Future<Output = Result<T, E>>,
     ) -> Result<T, HandlerError<E>> {
         let (settings, lock) = (&*self.settings, &*run.lock);
-        let mut unfinished = LeaveUnfinished(Some(lock).filter(|_| settings.on_timeout == OnTimeout::Refuse));
-        let outcome = match while_held(lock, work).await {
-            Ok(Some(outcome)) => {
-                unfinished.0 = None;
-                return match outcome {
-                    Ok(result) => self.complete(run, result).await,
-                    Err(error) => self.failed(run, error).await,
-                };
-            }
-            other => other,
-        };
-        // What was not finished may have been done half. Unless that is to be refused, it is free to be done again.
-        drop(unfinished);
-        let committed = self.give_up(lock).await;
-        match outcome {
-            Err(panic) => resume_unwind(panic),
-            Ok(_) => match committed {
-                Some(record) => self.replay(&record, lock.key()),
-                None => Err(HandlerError::Lock(lock.error(Kind::Lost(None)))),
-            },
+        if !lock.is_enforced() {
+            return work.await.map_err(HandlerError::Handler);
         }
-    }
-
-    async fn complete(&self, run: &Run, result: T) -> Result<T, HandlerError<E>> {
-        let (settings, lock) = (&*self.settings, &*run.lock);
-        if run.completed_in.load(Ordering::Acquire) || !lock.is_enforced() {
-            lock.abandon();
-            return Ok(result);
-        }
-        let outcome = match (run.outcome(&result), settings.when_unstorable) {
-            (Ok(outcome), _) => outcome,
-            (Err(why), WhenUnstorable::Fail) => {
-                lock.abandon();
-                return Err(HandlerError::Lock(settings.error(Refusal::Result(why), lock.key())));
+        let unfinished = LeaveUnfinished(Some(lock).filter(|_| settings.on_timeout == OnTimeout::Refuse));
+        // The user's code, with that which turns the result into JSON, is all in here: should it panic, the work counts
+        // as unfinished.
+        let done = while_held(lock, async {
+            let result = work.await;
+            let settlement = self.settlement(run, &result);
+            (result, settlement)
+        });
+        let (outcome, settlement) = match done.await {
+            Ok(Some((result, settlement))) => {
+                unfinished.disarm();
+                (Ok(result.map_err(HandlerError::Handler)), settlement)
             }
-            (Err(why), WhenUnstorable::CompleteWithoutResult) => {
-                tracing::warn!(key = lock.key(), why, "completed without the result");
-                Outcome::WithoutResult
+            // It may have been done half. Unless that is to be refused, it is free to be done again.
+            Ok(None) => {
+                drop(unfinished);
+                (Ok(Err(HandlerError::Lock(lock.error(Kind::Lost(None))))), Settlement::GiveUp)
+            }
+            Err(panic) => {
+                drop(unfinished);
+                (Err(panic), Settlement::GiveUp)
             }
         };
-        self.store(run, outcome).await;
-        Ok(result)
-    }
-
-    async fn failed(&self, run: &Run, error: E) -> Result<T, HandlerError<E>> {
-        let (settings, lock) = (&*self.settings, &*run.lock);
-        let committed = match settings.on_error.as_ref().map_or(OnError::GiveUp, |policy| policy(&error)) {
-            OnError::GiveUp => self.give_up(lock).await,
-            OnError::Keep => {
+        let found = match settlement {
+            Settlement::Leave => {
                 lock.abandon();
                 None
             }
-            OnError::Store(stored) => match serde_json::to_string(&stored) {
-                Ok(stored) => self.store(run, Outcome::Error(stored)).await.filter(|found| found.error.is_none()),
-                Err(_) => self.give_up(lock).await,
-            },
+            Settlement::Unstorable(why) => {
+                lock.abandon();
+                return Err(HandlerError::Lock(settings.error(Refusal::Result(why), lock.key())));
+            }
+            Settlement::GiveUp => self.give_up(lock).await,
+            Settlement::Store(outcome) => self.store(run, outcome).await,
         };
-        match committed {
+        match (outcome, found) {
+            (Err(panic), _) => resume_unwind(panic),
             // The transaction that was to complete it failed for its caller, but was committed.
-            Some(record) => self.replay(&record, lock.key()),
-            None => Err(HandlerError::Handler(error)),
+            (Ok(Err(_)), Some(record)) if record.error.is_none() => self.replay(&record, lock.key()),
+            (Ok(outcome), _) => outcome,
+        }
+    }
+
+    /// What is to become of the record.
+    fn settlement(&self, run: &Run, result: &Result<T, E>) -> Settlement {
+        let settings = &*self.settings;
+        let error = match result {
+            Ok(_) if run.completed_in.load(Ordering::Acquire) => return Settlement::Leave,
+            Ok(result) => {
+                return match (run.outcome(result), settings.when_unstorable) {
+                    (Ok(outcome), _) => Settlement::Store(outcome),
+                    (Err(why), WhenUnstorable::Fail) => Settlement::Unstorable(why),
+                    (Err(why), WhenUnstorable::CompleteWithoutResult) => {
+                        tracing::warn!(key = run.lock.key(), why, "completed without the result");
+                        Settlement::Store(Outcome::WithoutResult)
+                    }
+                };
+            }
+            Err(error) => error,
+        };
+        match settings.on_error.as_ref().map_or(OnError::GiveUp, |policy| policy(error)) {
+            OnError::GiveUp => Settlement::GiveUp,
+            OnError::Keep => Settlement::Leave,
+            OnError::Store(stored) if settings.format.keeps_errors() => {
+                Settlement::Store(Outcome::Error(stored.to_json()))
+            }
+            OnError::Store(_) => {
+                tracing::warn!(key = run.lock.key(), "given up: this format has no place for an error");
+                Settlement::GiveUp
+            }
         }
     }
 
     /// Frees the record, unless that is left to its lease; a record that turns out to be completed is returned.
-    async fn give_up(&self, lock: &Lock) -> Option<Holder> {
+    async fn give_up(&self, lock: &Lock) -> Option<Box<Holder>> {
         match in_time_to_answer(lock, lock.give_up()).await {
             Ok(Released::Freed) => None,
             Ok(Released::Completed(record)) => Some(record),
@@ -437,7 +466,7 @@ where
     }
 
     /// Completes the record; one that turns out to be completed already is returned.
-    async fn store(&self, run: &Run, outcome: Outcome) -> Option<Holder> {
+    async fn store(&self, run: &Run, outcome: Outcome) -> Option<Box<Holder>> {
         let (settings, lock) = (&*self.settings, &*run.lock);
         let remembered = run.record.as_ref().map(|record| (Holder::clone(record), outcome.clone()));
         match in_time_to_answer(lock, lock.complete(settings.window, outcome)).await {
@@ -446,7 +475,7 @@ where
                     let (data, error) = match outcome {
                         Outcome::Result(data) => (Some(Data(data)), None),
                         Outcome::WithoutResult => (None, None),
-                        Outcome::Error(error) => (None, Some(error)),
+                        Outcome::Error(error) => (None, Some(Data::from(error))),
                     };
                     settings.remember(lock.key(), &Holder { until, data, error, ..record });
                 }
@@ -522,13 +551,29 @@ pub(crate) struct Caller {
     pub(crate) until: Option<SystemTime>,
 }
 
-pub(crate) enum Begun<T> {
-    Replayed(T),
+pub(crate) enum Begun {
+    Completed { key: String, record: Box<Holder> },
     Run(Run),
+}
+
+/// What becomes of a record after the work.
+enum Settlement {
+    Store(Outcome),
+    GiveUp,
+    /// It is completed in a transaction, or kept until its lease ends.
+    Leave,
+    /// The same, because the result cannot be stored.
+    Unstorable(String),
 }
 
 /// Leaves the record in progress when the work is cancelled or panics, so that it is known not to have finished.
 struct LeaveUnfinished<'a>(Option<&'a Lock>);
+
+impl LeaveUnfinished<'_> {
+    fn disarm(mut self) {
+        self.0 = None;
+    }
+}
 
 impl Drop for LeaveUnfinished<'_> {
     fn drop(&mut self) {

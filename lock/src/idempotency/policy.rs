@@ -3,6 +3,7 @@
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
+use serde_json::json;
 
 /// What to do with an input that has no key.
 ///
@@ -16,7 +17,7 @@ use serde::{Deserialize, Serialize};
 pub enum WithoutKey {
     /// The work runs without protection: a duplicate runs again.
     Run,
-    /// The work does not run; the error [`is_key_missing`](Error::is_key_missing).
+    /// The work does not run; the error [`is_key_missing`](crate::Error::is_key_missing).
     Refuse,
 }
 
@@ -37,9 +38,13 @@ pub enum WithoutKey {
 pub enum OnError {
     /// It is given up: a retry runs again, at once. The default.
     GiveUp,
-    /// It stays in progress until its lease ends, then as after a [timeout](OnTimeout).
+    /// It stays in progress until its lease ends, then as after a [timeout](OnTimeout). The error is returned even if a
+    /// transaction that [completes](crate::Run::complete_in) the record was committed and its answer lost; the next call
+    /// then gets the result.
     Keep,
-    /// The error is stored as the outcome, and replayed for the window.
+    /// The error is stored as the outcome, and replayed for the window. With a Powertools
+    /// [format](crate::RecordFormat) the record is given up instead, with a warning: Powertools knows no stored errors, and
+    /// would replay it as a success.
     Store(StoredError),
 }
 
@@ -59,7 +64,7 @@ pub enum OnTimeout {
     #[default]
     RunAgain,
     /// Calls are refused until the window has passed since the run began, with an error that
-    /// [`is_unfinished`](Error::is_unfinished): for work that must never be done twice. That includes a run whose
+    /// [`is_unfinished`](crate::Error::is_unfinished): for work that must never be done twice. That includes a run whose
     /// request to begin got lost on the way, if it arrived after its sender had given up. Deleting the row lets it run.
     Refuse,
 }
@@ -76,12 +81,12 @@ pub enum OnTimeout {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum WhenUnstorable {
-    /// The call fails with an error that [`is_result`](Error::is_result); the record is left as after a
+    /// The call fails with an error that [`is_result`](crate::Error::is_result); the record is left as after a
     /// [timeout](OnTimeout).
     #[default]
     Fail,
     /// The record is completed without it: the call returns the result, and a duplicate does not run. What it gets is
-    /// the result that JSON's `null` stands for (`()`, `None`), or an error that [`is_result`](Error::is_result).
+    /// the result that JSON's `null` stands for (`()`, `None`), or an error that [`is_result`](crate::Error::is_result).
     CompleteWithoutResult,
 }
 
@@ -102,6 +107,11 @@ impl StoredError {
     /// An error of this type, as Lambda's `errorType` has it, with this message. Both are stored as they are.
     pub fn new(error_type: impl Into<String>, message: impl Into<String>) -> Self {
         Self { error_type: error_type.into(), message: message.into() }
+    }
+
+    /// As the record has it.
+    pub(super) fn to_json(&self) -> String {
+        json!({ "type": self.error_type, "message": self.message }).to_string()
     }
 
     /// The type.

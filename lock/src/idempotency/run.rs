@@ -59,7 +59,8 @@ impl Run {
     ///
     /// Return the same result once the transaction was committed, and an error if it was not: from this call on, only
     /// the transaction completes the record. If it was committed but its answer got lost, the handler's error is
-    /// replaced with the stored result. The window is counted from this call.
+    /// replaced with the stored result. If the handler returns `Ok` without a committed transaction, nothing is stored,
+    /// and the work runs again once the lease has ended. The window is counted from this call.
     ///
     /// No request by itself, and none after the handler; in the transaction it costs one write, with IAM action
     /// `dynamodb:UpdateItem`. If the run is [not protected](Lock::is_enforced), it is a check that always holds, with
@@ -88,6 +89,15 @@ pub trait HandlerInput<I>: sealed::Sealed<I> {
     fn under(input: I, run: &Run) -> Self;
 }
 
+impl<I> WithRun<I> {
+    /// An input with a run, for testing a handler by itself: [`Idempotency::run`](crate::Idempotency::run) gives one,
+    /// also where locking is switched off.
+    #[must_use]
+    pub fn new(input: I, run: Run) -> Self {
+        Self { input, run }
+    }
+}
+
 impl<I> HandlerInput<I> for I {
     fn under(input: I, _: &Run) -> Self {
         input
@@ -96,7 +106,7 @@ impl<I> HandlerInput<I> for I {
 
 impl<I> HandlerInput<I> for WithRun<I> {
     fn under(input: I, run: &Run) -> Self {
-        Self { input, run: run.clone() }
+        Self::new(input, run.clone())
     }
 }
 

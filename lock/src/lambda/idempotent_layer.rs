@@ -99,7 +99,7 @@ where
             let caller = caller(&event.context, idempotency.locks());
             let identity = idempotency.identify(&event, &caller).map_err(HandlerError::Lock)?;
             match idempotency.begin(identity, &caller).await? {
-                Begun::Replayed(result) => Ok(result),
+                Begun::Completed { key, record } => idempotency.replay(&record, &key),
                 Begun::Run(run) => idempotency.finish(&run, async { inner.call(H::under(event, &run)).await }).await,
             }
         })

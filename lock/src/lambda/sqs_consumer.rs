@@ -24,6 +24,7 @@ use crate::clock::{Deadline, since_epoch};
 use crate::error::HandlerError;
 use crate::idempotency::{Begun, Caller, HandlerInput, Idempotency, Identity, WithoutKey};
 use crate::locks::Locks;
+use crate::protocol::TIME_TO_ANSWER;
 
 /// Makes a consumer of SQS batches of a handler of one message: each message is done once, however often it is
 /// delivered, and the messages that failed go back to the queue, no others.
@@ -40,7 +41,7 @@ use crate::locks::Locks;
 /// | that is in progress elsewhere | goes back; hidden until that lease ends with `hide_while_in_progress` (feature `sqs`) |
 /// | whose body does not parse, or that has no key | goes back, and in the end to the dead-letter queue |
 /// | that is in the batch twice | runs once; both share the outcome |
-/// | that was not started [in time](Self::least_time) | goes back |
+/// | that was not started [in time](Self::least_time) | goes back without having been started |
 /// | of a FIFO queue, after one of its group that goes back | goes back, so that the group stays in order; other groups go on |
 ///
 /// A message without a message id, which SQS never sends, cannot be named in the answer: it is answered by an empty
@@ -49,8 +50,10 @@ use crate::locks::Locks;
 /// The leases of a batch end a second before the invocation's deadline, or a quarter of the time left if that is less,
 /// so that one message that takes too long does not take the answer for the others with it.
 ///
+/// What goes back is visible again when the queue's visibility timeout has passed.
+///
 /// Two requests for each message that runs, one for a duplicate; IAM action `dynamodb:UpdateItem`. What goes back is
-/// logged, with its message id and never with its body.
+/// logged, with its message id and, unless the format hashes it, its key, but not with its body.
 ///
 /// ```no_run
 /// use lambda_lock::{Locks, Message, SqsConsumer};
@@ -147,11 +150,15 @@ impl<H, B: DeserializeOwned + 'static, T, E> SqsConsumer<H, B, T, E> {
         Self::new(Idempotency::new(locks, WithoutKey::Refuse, key).window(WINDOW))
     }
 
-    /// Each message once by its deduplication id, for a day, where the queue itself does so for five minutes; for FIFO
-    /// queues. Bodies are JSON.
+    /// Each message once by its deduplication id, within its queue and group, for a day, where the queue itself does so for
+    /// five minutes; for FIFO queues. Bodies are JSON.
     #[must_use]
     pub fn by_deduplication_id(locks: Locks) -> Self {
-        let key = |message: &Message<B>| message.deduplication_id().map(str::to_owned);
+        let key = |message: &Message<B>| {
+            let queue = message.record.event_source_arn.as_deref().unwrap_or_default();
+            let group = message.group_id().unwrap_or_default();
+            message.deduplication_id().map(|id| format!("{queue}#{group}#{id}"))
+        };
         Self::new(Idempotency::new(locks, WithoutKey::Refuse, key).window(WINDOW))
     }
 
@@ -219,8 +226,9 @@ impl<H, B, T, E> SqsConsumer<H, B, T, E> {
         self
     }
 
-    /// A message is started only while this much is left of the batch's leases; 1 s by default. Choose what most
-    /// messages take: the rest goes back to the queue at once, in place of being cut off.
+    /// A message is started only while this much is left of the batch's leases; 1 s by default, and never more than nine
+    /// tenths of what they have at the start. Choose what most messages take: the rest goes back to the queue without
+    /// having been started, in place of being cut off.
     #[must_use]
     pub fn least_time(mut self, time: Duration) -> Self {
         self.settings.least_time = time;
@@ -230,7 +238,7 @@ impl<H, B, T, E> SqsConsumer<H, B, T, E> {
     /// Hides a message that is in progress elsewhere until that lease ends, in place of having it back when the queue's
     /// visibility timeout is over. Feature `sqs`.
     ///
-    /// One request for such a message; IAM action `sqs:ChangeMessageVisibility` on the queue. If it fails, the message
+    /// One request for such a message and for each of its twins in the batch; IAM action `sqs:ChangeMessageVisibility` on the queue. If it fails, the message
     /// comes back when it would have without.
     #[cfg(feature = "sqs")]
     #[must_use]
@@ -259,7 +267,7 @@ pub struct SqsConsumerService<S, H, B, T, E> {
 
 impl<S, H, B, T, E> Service<LambdaEvent<SqsEvent>> for SqsConsumerService<S, H, B, T, E>
 where
-    S: Service<H, Response = T, Error = E> + Clone + Send + Sync + 'static,
+    S: Service<H, Response = T, Error = E> + Clone + Send + 'static,
     S::Future: Send,
     H: HandlerInput<Message<B>> + Send + 'static,
     B: Send + 'static,
@@ -279,17 +287,24 @@ where
         let (inner, settings) = (self.inner.clone(), self.settings.clone());
         Box::pin(async move {
             let mut caller = caller(&context, settings.idempotency.locks());
-            let deadline = settings.limit(&mut caller);
+            let time = settings.limit(&mut caller);
             let names: Vec<_> = payload.records.iter().map(|record| record.message_id.clone()).collect();
-            let lanes = settings.lanes(payload.records, &caller);
-            let batch = Arc::new(Batch { settings, inner, caller, deadline, handler_input: PhantomData });
-            let done = stream::iter(lanes).map(|lane| Arc::clone(&batch).work_through(lane)).boxed();
             let mut is_done = vec![false; names.len()];
-            let mut done = done.buffer_unordered(batch.settings.concurrency);
-            while let Some(indices) = done.next().await {
-                for index in indices {
-                    is_done[index] = true;
+            let lanes = settings.lanes(payload.records, &caller);
+            let concurrency = settings.concurrency;
+            let batch = Arc::new(Batch { settings, caller, time, handler_input: PhantomData });
+            let works = stream::iter(lanes).map(move |lane| Arc::clone(&batch).work_through(lane, inner.clone()));
+            let mut works = works.boxed().buffer_unordered(concurrency);
+            let collect = async {
+                while let Some(indices) = works.next().await {
+                    for index in indices {
+                        is_done[index] = true;
+                    }
                 }
+            };
+            // Whatever has fallen silent: what is done is told to Lambda in time.
+            if tokio::time::timeout(time.map_or(Duration::MAX, |time| time.to_answer), collect).await.is_err() {
+                tracing::warn!("no time left: what is under way goes back to the queue");
             }
             let mut response = SqsBatchResponse::default();
             for (name, _) in names.into_iter().zip(is_done).filter(|(_, done)| !done) {
@@ -306,21 +321,34 @@ struct Lane<B> {
     is_ordered: bool,
 }
 
-/// One message, and where it and its twins stand in the batch.
+/// One message, its twins, and where they stand in the batch.
 struct Work<B> {
     indices: Vec<usize>,
     /// `None`: it cannot be worked on, and has been logged.
     message: Option<(Message<B>, Option<Identity>)>,
+    twins: Vec<SqsMessage>,
+}
+
+/// The time that a batch has.
+#[derive(Clone, Copy)]
+struct Time {
+    /// When its leases end.
+    leases: Deadline,
+    least: Duration,
+    /// From the start.
+    to_answer: Duration,
 }
 
 impl<B, T, E> Settings<B, T, E> {
-    /// Lets the leases of a batch end early enough for its answer, and returns when that is.
-    fn limit(&self, caller: &mut Caller) -> Option<Deadline> {
+    /// Lets the leases of a batch end early enough for its answer.
+    fn limit(&self, caller: &mut Caller) -> Option<Time> {
         let now = self.idempotency.locks().0.clock.now();
         let left = since_epoch(caller.until?).saturating_sub(now.wall);
-        let deadline = now.deadline_after(left.saturating_sub((left / 4).min(Duration::from_secs(1))));
-        caller.until = Some(SystemTime::UNIX_EPOCH + deadline.wall());
-        Some(deadline)
+        let of_leases = left.saturating_sub((left / 4).min(Duration::from_secs(1)));
+        let leases = now.deadline_after(of_leases);
+        caller.until = Some(SystemTime::UNIX_EPOCH + leases.wall());
+        let to_answer = left.saturating_sub(TIME_TO_ANSWER).max(left / 2);
+        Some(Time { leases, least: self.least_time.min(of_leases * 9 / 10), to_answer })
     }
 
     fn lanes(&self, records: Vec<SqsMessage>, caller: &Caller) -> Vec<Lane<B>> {
@@ -334,21 +362,24 @@ impl<B, T, E> Settings<B, T, E> {
                 (record.event_source_arn.clone(), record.attributes.get("MessageGroupId").cloned().unwrap_or_default())
             });
             let message = self.read(record, caller);
-            if let Some((_, Some(identity))) = &message {
+            let message = match message {
                 // In another group it is another message: its outcome counts for the order there.
-                match twins.entry((group.clone(), identity.clone())) {
+                Some((message, Some(identity))) => match twins.entry((group.clone(), identity.clone())) {
                     Entry::Occupied(first) => {
                         let (lane, work): (usize, usize) = *first.get();
                         lanes[lane].works[work].indices.push(index);
+                        lanes[lane].works[work].twins.push(message.record);
                         continue;
                     }
                     Entry::Vacant(vacant) => {
                         let lane = group.as_ref().and_then(|group| lane_of_group.get(group).copied());
                         vacant.insert(lane.map_or((lanes.len(), 0), |lane: usize| (lane, lanes[lane].works.len())));
+                        Some((message, Some(identity)))
                     }
-                }
-            }
-            let work = Work { indices: vec![index], message };
+                },
+                other => other,
+            };
+            let work = Work { indices: vec![index], message, twins: Vec::new() };
             let next = lanes.len();
             match group.map(|group| *lane_of_group.entry(group).or_insert(next)) {
                 Some(lane) if lane < next => lanes[lane].works.push(work),
@@ -388,31 +419,33 @@ impl<B, T, E> Settings<B, T, E> {
     }
 }
 
-struct Batch<S, H, B, T, E> {
+struct Batch<H, B, T, E> {
     settings: Settings<B, T, E>,
-    inner: S,
     caller: Caller,
-    deadline: Option<Deadline>,
+    time: Option<Time>,
     handler_input: PhantomData<fn(H)>,
 }
 
-impl<S, H, B, T, E> Batch<S, H, B, T, E>
+impl<H, B, T, E> Batch<H, B, T, E>
 where
-    S: Service<H, Response = T, Error = E> + Clone + Send + Sync + 'static,
-    S::Future: Send,
     H: HandlerInput<Message<B>> + Send + 'static,
     B: Send + 'static,
     T: Serialize + DeserializeOwned + Send + 'static,
     E: Into<Diagnostic> + Send + 'static,
 {
     /// The indices of the messages that are done.
-    async fn work_through(self: Arc<Self>, lane: Lane<B>) -> Vec<usize> {
+    async fn work_through<S>(self: Arc<Self>, lane: Lane<B>, inner: S) -> Vec<usize>
+    where
+        S: Service<H, Response = T, Error = E> + Clone,
+    {
         let mut done = Vec::new();
-        for Work { indices, message } in lane.works {
+        for Work { indices, message, twins } in lane.works {
             let is_done = match message {
-                Some((message, identity)) if self.has_time() => self.work(message, identity).await,
+                Some((message, identity)) if self.has_time() => {
+                    self.work(message, identity, &twins, inner.clone()).await
+                }
                 Some((message, _)) => {
-                    tracing::info!(message_id = message.message_id(), "a message goes back to the queue: no time left");
+                    tracing::warn!(message_id = message.message_id(), "a message goes back to the queue: no time left");
                     false
                 }
                 None => false,
@@ -428,12 +461,15 @@ where
 
     fn has_time(&self) -> bool {
         let now = self.settings.idempotency.locks().0.clock.now();
-        self.deadline.is_none_or(|deadline| deadline.remaining(now) >= self.settings.least_time)
+        self.time.is_none_or(|time| time.leases.remaining(now) >= time.least)
     }
 
-    async fn work(&self, message: Message<B>, identity: Option<Identity>) -> bool {
+    async fn work<S>(&self, message: Message<B>, identity: Option<Identity>, twins: &[SqsMessage], inner: S) -> bool
+    where
+        S: Service<H, Response = T, Error = E>,
+    {
         let message_id = message.message_id().unwrap_or_default().to_owned();
-        match AssertUnwindSafe(self.once(message, identity)).catch_unwind().await {
+        match AssertUnwindSafe(self.once(message, identity, twins, inner)).catch_unwind().await {
             Ok(Ok(())) => true,
             Ok(Err(error)) => {
                 let Diagnostic { error_type, error_message } = error.into();
@@ -447,21 +483,38 @@ where
         }
     }
 
-    async fn once(&self, message: Message<B>, identity: Option<Identity>) -> Result<(), HandlerError<E>> {
+    #[cfg_attr(not(feature = "sqs"), expect(unused_variables, reason = "twins are only there to be hidden"))]
+    async fn once<S>(
+        &self,
+        message: Message<B>,
+        identity: Option<Identity>,
+        twins: &[SqsMessage],
+        mut inner: S,
+    ) -> Result<(), HandlerError<E>>
+    where
+        S: Service<H, Response = T, Error = E>,
+    {
         let idempotency = &self.settings.idempotency;
         let run = match idempotency.begin(identity, &self.caller).await {
-            Ok(Begun::Replayed(_)) => return Ok(()),
+            Ok(Begun::Completed { key, record }) => {
+                return match idempotency.replay(&record, &key) {
+                    Err(error @ HandlerError::Replayed(_)) => Err(error),
+                    // It is done, whether or not its result is of a type that can be read today.
+                    _ => Ok(()),
+                };
+            }
             Ok(Begun::Run(run)) => run,
             Err(error) => {
                 #[cfg(feature = "sqs")]
-                if let Some(request) = self.settings.hide(&message.record, &error) {
-                    request.await;
+                for record in std::iter::once(&message.record).chain(twins) {
+                    if let Some(request) = self.settings.hide(record, &error) {
+                        request.await;
+                    }
                 }
                 return Err(error);
             }
         };
         let work = async {
-            let mut inner = self.inner.clone();
             poll_fn(|context| inner.poll_ready(context)).await?;
             inner.call(H::under(message, &run)).await
         };

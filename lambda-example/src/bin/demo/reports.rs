@@ -1,50 +1,23 @@
-//! `cargo run`: the function `nightly-report` under duplicate deliveries, a crash and an overrun, on the embedded
-//! engine; with `--table NAME` on a real table. Exits with 1 when more or fewer than one invocation ran.
+//! The function `nightly-report` under duplicate deliveries, a crash and an overrun: one invocation at a time.
 
-use std::env;
-use std::process::ExitCode;
 use std::time::{Duration, SystemTime};
 
-use aws_config::{BehaviorVersion, SdkConfig};
-use aws_smithy_http_client::tls::{Provider, rustls_provider::CryptoMode};
-use comfy_table::Table;
 use lambda_example::{Outcome, ReportRequest, Reports, nightly_report};
-use lambda_lock::embedded::{Engine, Faults, Host};
+use lambda_lock::embedded::Host;
 use lambda_lock::{HandlerError, Locks};
-use lambda_runtime::{Config, Context, Error, LambdaEvent};
+use lambda_runtime::{Error, LambdaEvent};
 use tokio::task::JoinSet;
 use tower::ServiceExt;
 
+use super::{Cloud, context, expect, table};
+
 /// How many times the one event is delivered.
 const DELIVERIES: usize = 8;
-const USAGE: &str = "usage: cargo run [-- --table NAME]";
 
-#[tokio::main]
-async fn main() -> ExitCode {
-    let arguments: Vec<String> = env::args().skip(1).collect();
-    let cloud = match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
-        [] => Cloud::embedded(),
-        ["--table", name] => Ok(Cloud::real(name).await),
-        _ => {
-            eprintln!("{USAGE}");
-            return ExitCode::from(2);
-        }
-    };
-    match run(cloud).await {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("{error}");
-            ExitCode::FAILURE
-        }
-    }
-}
-
-async fn run(cloud: Result<Cloud, Error>) -> Result<(), Error> {
-    let cloud = cloud?;
-    Locks::builder(cloud.host().client(), &cloud.table).build()?.create_table().await?;
-    duplicates(&cloud).await?;
-    crash(&cloud).await?;
-    overrun(&cloud).await
+pub(crate) async fn show(cloud: &Cloud) -> Result<(), Error> {
+    duplicates(cloud).await?;
+    crash(cloud).await?;
+    overrun(cloud).await
 }
 
 /// The same event, delivered many times at once, to one environment each.
@@ -91,9 +64,7 @@ async fn crash(cloud: &Cloud) -> Result<(), Error> {
     }
     print(&answers);
     expect_one_written(&answers)?;
-    if answers.len() < 2 {
-        return Err("the crashed holder's lock kept nobody out".into());
-    }
+    expect(answers.len() > 1, "the crashed holder's lock kept nobody out")?;
     println!("taken over {} ms after the crash", host.now().duration_since(started)?.as_millis());
     Ok(())
 }
@@ -107,50 +78,8 @@ async fn overrun(cloud: &Cloud) -> Result<(), Error> {
     let next = Invocation::new(cloud, 2, Duration::from_secs(30));
     let answers = [late, next.deliver("forecast", Duration::from_millis(50)).await];
     print(&answers);
-    if !cancelled {
-        return Err("the work was not cancelled at the end of its lease".into());
-    }
+    expect(cancelled, "the work was not cancelled at the end of its lease")?;
     expect_one_written(&answers)
-}
-
-/// Where the table is.
-struct Cloud {
-    table: String,
-    backend: Backend,
-}
-
-enum Backend {
-    Embedded(Engine),
-    Real(Box<SdkConfig>),
-}
-
-impl Cloud {
-    fn embedded() -> Result<Self, Error> {
-        println!("On the embedded engine, with 2 to 8 ms of latency each way\n");
-        Ok(Self { table: "locks".to_owned(), backend: Backend::Embedded(Engine::new()?) })
-    }
-
-    async fn real(table: &str) -> Self {
-        println!("On table {table}\n");
-        let config = aws_config::load_defaults(BehaviorVersion::latest()).await;
-        Self { table: table.to_owned(), backend: Backend::Real(Box::new(config)) }
-    }
-
-    /// A host of its own, as every Lambda environment is.
-    fn host(&self) -> Host {
-        match &self.backend {
-            Backend::Embedded(engine) => {
-                let latency = Duration::from_millis(2)..Duration::from_millis(8);
-                engine.host().faults(Faults::seeded(7).latency(latency)).build()
-            }
-            Backend::Real(config) => {
-                let https = aws_smithy_http_client::Builder::new()
-                    .tls_provider(Provider::Rustls(CryptoMode::AwsLc))
-                    .build_https();
-                Host::over(aws_sdk_dynamodb::config::Builder::from(config.as_ref()), https).build()
-            }
-        }
-    }
 }
 
 /// One delivery of an event to an environment of its own.
@@ -179,22 +108,12 @@ impl Invocation {
                 report: report.to_owned(),
                 gathering_ms: u64::try_from(gathering.as_millis()).unwrap_or(u64::MAX),
             };
-            function.oneshot(LambdaEvent::new(request, context(number, deadline))).await
+            function.oneshot(LambdaEvent::new(request, context("nightly-report", number, deadline))).await
         };
         let outcome = outcome.await;
         let took = host.now().duration_since(started).unwrap_or_default();
         Answer { number, outcome, requests: host.requests(), took }
     }
-}
-
-fn context(number: usize, deadline: SystemTime) -> Context {
-    let config = Config { function_name: "nightly-report".to_owned(), ..Config::default() };
-    let mut context = Context::default();
-    context.request_id = format!("delivery-{number}");
-    let deadline = deadline.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-    context.deadline = u64::try_from(deadline.as_millis()).unwrap_or(u64::MAX);
-    context.env_config = config.into();
-    context
 }
 
 /// What an invocation came to.
@@ -212,9 +131,7 @@ impl Answer {
 }
 
 fn print(answers: &[Answer]) {
-    let mut table = Table::new();
-    table.load_style(comfy_table::presets::UTF8_FULL_CONDENSED);
-    table.set_header(["delivery", "outcome", "fence", "requests", "ms"]);
+    let mut table = table(["delivery", "outcome", "fence", "requests", "ms"]);
     for Answer { number, outcome, requests, took } in answers {
         let (outcome, fence) = match outcome {
             Ok(Outcome::Written { fence, times, .. }) => {
@@ -229,8 +146,6 @@ fn print(answers: &[Answer]) {
 }
 
 fn expect_one_written(answers: &[Answer]) -> Result<(), Error> {
-    match answers.iter().filter(|answer| answer.written()).count() {
-        1 => Ok(()),
-        count => Err(format!("{count} invocations ran, not 1").into()),
-    }
+    let written = answers.iter().filter(|answer| answer.written()).count();
+    expect(written == 1, format!("{written} invocations ran, not 1"))
 }

@@ -1,0 +1,130 @@
+//! `cargo run`: the functions under duplicates, crashes and failures, on the embedded engine; with `--table NAME` on a
+//! real table. Exits with 1 when anything is done more or less than once.
+
+mod orders;
+mod payments;
+mod reports;
+
+use std::collections::HashMap;
+use std::env;
+use std::process::ExitCode;
+use std::time::{Duration, SystemTime};
+
+use aws_config::{BehaviorVersion, SdkConfig};
+use aws_sdk_dynamodb::types::AttributeValue;
+use aws_smithy_http_client::tls::{Provider, rustls_provider::CryptoMode};
+use comfy_table::Table;
+use lambda_lock::Locks;
+use lambda_lock::embedded::{Engine, Faults, Host, HostBuilder};
+use lambda_runtime::{Config, Context, Error};
+
+const USAGE: &str = "usage: cargo run [-- --table NAME]";
+
+#[tokio::main]
+async fn main() -> ExitCode {
+    let arguments: Vec<String> = env::args().skip(1).collect();
+    let cloud = match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
+        [] => Cloud::embedded(),
+        ["--table", name] => Ok(Cloud::real(name).await),
+        _ => {
+            eprintln!("{USAGE}");
+            return ExitCode::from(2);
+        }
+    };
+    match run(cloud).await {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("{error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+async fn run(cloud: Result<Cloud, Error>) -> Result<(), Error> {
+    let cloud = cloud?;
+    Locks::builder(cloud.host().client(), &cloud.table).build()?.create_table().await?;
+    println!("1. nightly-report, a singleton\n");
+    reports::show(&cloud).await?;
+    println!("\n2. order-api, an idempotent HTTP API\n");
+    orders::show(&cloud).await?;
+    println!("\n3. payment-queue, a consumer of a queue\n");
+    payments::show(&cloud).await
+}
+
+/// Where the table is.
+struct Cloud {
+    table: String,
+    backend: Backend,
+}
+
+enum Backend {
+    Embedded(Engine),
+    Real(Box<SdkConfig>),
+}
+
+impl Cloud {
+    fn embedded() -> Result<Self, Error> {
+        println!("On the embedded engine, with 2 to 8 ms of latency each way\n");
+        Ok(Self { table: "locks".to_owned(), backend: Backend::Embedded(Engine::new()?) })
+    }
+
+    async fn real(table: &str) -> Self {
+        println!("On table {table}, with 2 to 8 ms more of latency each way\n");
+        let config = aws_config::load_defaults(BehaviorVersion::latest()).await;
+        Self { table: table.to_owned(), backend: Backend::Real(Box::new(config)) }
+    }
+
+    /// A host of its own, as every Lambda environment is.
+    fn host(&self) -> Host {
+        self.new_host().build()
+    }
+
+    fn new_host(&self) -> HostBuilder {
+        let host = match &self.backend {
+            Backend::Embedded(engine) => engine.host(),
+            Backend::Real(config) => {
+                let https = aws_smithy_http_client::Builder::new()
+                    .tls_provider(Provider::Rustls(CryptoMode::AwsLc))
+                    .build_https();
+                Host::over(aws_sdk_dynamodb::config::Builder::from(config.as_ref()), https)
+            }
+        };
+        host.faults(Faults::seeded(7).latency(Duration::from_millis(2)..Duration::from_millis(8)))
+    }
+
+    /// A prefix that no earlier demonstration on this table has had.
+    fn new_prefix(&self, function: &str) -> String {
+        format!("{function}-{}#", since_epoch_ms(self.host().now()))
+    }
+
+    async fn row(&self, id: String) -> Result<Option<HashMap<String, AttributeValue>>, Error> {
+        let read = self.host().client().get_item().table_name(&self.table).consistent_read(true);
+        Ok(read.key("id", AttributeValue::S(id)).send().await?.item)
+    }
+}
+
+fn context(function: &str, number: usize, deadline: SystemTime) -> Context {
+    let config = Config { function_name: function.to_owned(), ..Config::default() };
+    let mut context = Context::default();
+    context.request_id = format!("delivery-{number}");
+    context.deadline = since_epoch_ms(deadline);
+    context.env_config = config.into();
+    context
+}
+
+fn since_epoch_ms(time: SystemTime) -> u64 {
+    let since_epoch = time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since_epoch.as_millis()).unwrap_or(u64::MAX)
+}
+
+fn table<const COLUMNS: usize>(header: [&str; COLUMNS]) -> Table {
+    let mut table = Table::new();
+    table.load_style(comfy_table::presets::UTF8_FULL_CONDENSED);
+    table.set_header(header);
+    table
+}
+
+/// What the demonstration is there to show.
+fn expect(holds: bool, otherwise: impl Into<Error>) -> Result<(), Error> {
+    if holds { Ok(()) } else { Err(otherwise.into()) }
+}

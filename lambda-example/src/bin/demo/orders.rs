@@ -1,0 +1,209 @@
+//! The function `order-api`: the same request twice at once and once later, and environments that crash before and
+//! after the order is written.
+
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use aws_lambda_events::lambda_function_urls::{LambdaFunctionUrlRequest, LambdaFunctionUrlResponse};
+use aws_sdk_dynamodb::types::AttributeValue;
+use lambda_example::{Orders, order_api};
+use lambda_lock::Locks;
+use lambda_lock::embedded::{Answer, Host, Intercept};
+use lambda_runtime::{Error, LambdaEvent};
+use serde_json::{Value, json};
+use tokio::sync::Notify;
+use tokio::time::sleep;
+use tower::ServiceExt;
+
+use super::{Cloud, context, expect, table};
+
+pub(crate) async fn show(cloud: &Cloud) -> Result<(), Error> {
+    let shop = Shop { cloud, prefix: cloud.new_prefix("order-api") };
+    duplicates(&shop).await?;
+    crash_before_the_write(&shop).await?;
+    crash_after_the_write(&shop).await
+}
+
+async fn duplicates(shop: &Shop<'_>) -> Result<(), Error> {
+    println!("One order, sent twice at once and once later; then its key with another order");
+    let send = |number, quantity| shop.request(number, "tea", quantity, 300).send(shop.cloud.host());
+    let (first, second) = tokio::join!(send(1, 2), send(2, 2));
+    let later = send(3, 2).await;
+    let other = send(4, 5).await;
+    let replies = [first?, second?, later?, other?];
+    print(&replies);
+
+    let mut statuses = replies.each_ref().map(|reply| reply.response.status_code);
+    statuses[..2].sort_unstable();
+    expect(statuses == [201, 409, 201, 422], format!("the answers' statuses were {statuses:?}"))?;
+    let placed: Vec<_> = replies.iter().filter(|reply| reply.response.status_code == 201).collect();
+    let replays: Vec<_> = placed.iter().map(|reply| reply.is_replay()).collect();
+    expect(replays == [false, true], "the later answer is not the only replay")?;
+    expect(placed[0].response.body == placed[1].response.body, "the replayed answer is another")?;
+    shop.expect_one_order_of("tea").await
+}
+
+async fn crash_before_the_write(shop: &Shop<'_>) -> Result<(), Error> {
+    println!(
+        "\nAn environment that crashes while it checks the stock: its deadline is 2 s away, its lease ends 1 s later"
+    );
+    let host = shop.cloud.host();
+    let doomed = shop.request(1, "coffee", 1, 60_000).timeout(Duration::from_secs(2)).send(host.clone());
+    let work = tokio::spawn(doomed);
+    sleep(Duration::from_millis(500)).await;
+    host.crash();
+    work.abort();
+
+    let mut replies = Vec::new();
+    for number in 2..20 {
+        let reply = shop.request(number, "coffee", 1, 50).send(shop.cloud.host()).await?;
+        let is_in_progress = reply.response.status_code == 409;
+        replies.push(reply);
+        if !is_in_progress {
+            break;
+        }
+        sleep(Duration::from_millis(500)).await;
+    }
+    print(&replies);
+    expect(replies.len() > 1, "the crashed environment's record kept nobody out")?;
+    expect(replies.iter().any(|reply| reply.response.status_code == 201), "the order was not placed")?;
+    shop.expect_one_order_of("coffee").await
+}
+
+async fn crash_after_the_write(shop: &Shop<'_>) -> Result<(), Error> {
+    println!("\nAn environment that crashes when the order is written, and has not answered yet");
+    let written = Arc::new(Notify::new());
+    let host = shop.cloud.new_host().intercept(Written(Arc::clone(&written))).build();
+    let work = tokio::spawn(shop.request(1, "cocoa", 3, 0).send(host.clone()));
+    written.notified().await;
+    host.crash();
+    work.abort();
+
+    let replies = [shop.request(2, "cocoa", 3, 0).send(shop.cloud.host()).await?];
+    print(&replies);
+    expect(replies[0].is_replay(), "the order was written without its answer")?;
+    shop.expect_one_order_of("cocoa").await
+}
+
+/// Tells when DynamoDB has committed a transaction.
+#[derive(Debug)]
+struct Written(Arc<Notify>);
+
+impl Intercept for Written {
+    fn answer(&self, operation: &str, _: &Value, _: &mut Answer) {
+        if operation == "TransactWriteItems" {
+            self.0.notify_one();
+        }
+    }
+}
+
+/// The function, and where its rows are.
+struct Shop<'a> {
+    cloud: &'a Cloud,
+    prefix: String,
+}
+
+impl Shop<'_> {
+    /// A request whose key is the item.
+    fn request(&self, number: usize, item: &str, quantity: u32, checking_ms: u64) -> Request {
+        Request {
+            number,
+            table: self.cloud.table.clone(),
+            prefix: self.prefix.clone(),
+            key: format!("order of {item}"),
+            body: json!({ "item": item, "quantity": quantity, "checking_ms": checking_ms }).to_string(),
+            timeout: Duration::from_secs(10),
+        }
+    }
+
+    async fn expect_one_order_of(&self, item: &str) -> Result<(), Error> {
+        let orders: Result<Vec<_>, _> = self
+            .cloud
+            .host()
+            .client()
+            .scan()
+            .table_name(&self.cloud.table)
+            .consistent_read(true)
+            .filter_expression("begins_with(id, :orders) AND #item = :item")
+            .expression_attribute_names("#item", "item")
+            .expression_attribute_values(":orders", AttributeValue::S(format!("{}order#", self.prefix)))
+            .expression_attribute_values(":item", AttributeValue::S(item.to_owned()))
+            .into_paginator()
+            .items()
+            .send()
+            .collect()
+            .await;
+        let orders = orders?.len();
+        println!("orders of {item} in the table: {orders}");
+        expect(orders == 1, format!("{orders} orders of {item} were written, not 1"))
+    }
+}
+
+/// One request, to an environment of its own.
+struct Request {
+    number: usize,
+    table: String,
+    prefix: String,
+    key: String,
+    body: String,
+    timeout: Duration,
+}
+
+impl Request {
+    fn timeout(self, timeout: Duration) -> Self {
+        Self { timeout, ..self }
+    }
+
+    async fn send(self, host: Host) -> Result<Reply, Error> {
+        let Self { number, table, prefix, key, body, timeout } = self;
+        let started = host.now();
+        let locks = Locks::builder(host.client(), &table).key_prefix(&prefix).build()?;
+        let function = order_api(locks, Orders::new(host.client(), table, prefix));
+        let request = serde_json::from_value(json!({
+            "rawPath": "/orders",
+            "headers": { "content-type": "application/json", "idempotency-key": key },
+            "requestContext": { "http": { "method": "POST" }, "timeEpoch": super::since_epoch_ms(started) },
+            "body": body,
+            "isBase64Encoded": false,
+        }));
+        let request: LambdaFunctionUrlRequest = request?;
+        let event = LambdaEvent::new(request, context("order-api", number, started + timeout));
+        let response = function.oneshot(event).await?;
+        Ok(Reply { number, response, requests: host.requests(), took: elapsed(&host, started) })
+    }
+}
+
+fn elapsed(host: &Host, since: SystemTime) -> Duration {
+    host.now().duration_since(since).unwrap_or_default()
+}
+
+/// What a request was answered.
+struct Reply {
+    number: usize,
+    response: LambdaFunctionUrlResponse,
+    requests: u64,
+    took: Duration,
+}
+
+impl Reply {
+    fn is_replay(&self) -> bool {
+        self.response.headers.contains_key("idempotency-replayed")
+    }
+}
+
+fn print(replies: &[Reply]) {
+    let mut table = table(["request", "status", "body", "replayed", "requests", "ms"]);
+    for reply in replies {
+        let Reply { number, response, requests, took } = reply;
+        let replayed = if reply.is_replay() { "yes" } else { "" };
+        table.add_row([
+            number.to_string(),
+            response.status_code.to_string(),
+            response.body.clone().unwrap_or_default(),
+            replayed.to_owned(),
+            requests.to_string(),
+            took.as_millis().to_string(),
+        ]);
+    }
+    println!("{table}");
+}

@@ -1,0 +1,221 @@
+//! An HTTP API behind a function URL, or an HTTP API with payload format 2.0: `POST /orders` places an order, once for
+//! each `Idempotency-Key`, however often the request is sent.
+
+use std::convert::Infallible;
+use std::num::NonZeroU32;
+use std::sync::Arc;
+use std::time::Duration;
+
+use aws_lambda_events::lambda_function_urls::{LambdaFunctionUrlRequest, LambdaFunctionUrlResponse};
+use aws_sdk_dynamodb::Client;
+use aws_sdk_dynamodb::types::{AttributeValue, Put, TransactWriteItem};
+use http::header::{ALLOW, CONTENT_TYPE, RETRY_AFTER};
+use http::{HeaderName, HeaderValue, StatusCode};
+use lambda_lock::{HandlerError, Idempotency, IdempotentLayer, Locks, RecordFormat, Run, WithRun, WithoutKey};
+use lambda_runtime::{Error, LambdaEvent};
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+use tower::{Layer, Service, ServiceExt, service_fn};
+
+/// The body of a request.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+pub struct NewOrder {
+    /// What is ordered.
+    pub item: String,
+    /// How many of it.
+    pub quantity: NonZeroU32,
+    /// How long the stock takes to check, in milliseconds. It is not checked here: this stands for it.
+    #[serde(default)]
+    pub checking_ms: u64,
+}
+
+/// The body of an answer, and what an order's row has.
+#[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
+pub struct Order {
+    /// New for every order.
+    pub id: String,
+    /// What was ordered.
+    pub item: String,
+    /// How many of it.
+    pub quantity: NonZeroU32,
+}
+
+/// Where the orders are kept: rows in the lock table, under the function's own prefix.
+#[derive(Clone, Debug)]
+pub struct Orders {
+    client: Client,
+    table: String,
+    prefix: String,
+}
+
+impl Orders {
+    /// Orders in `table`, in rows whose `id` begins with `prefix`.
+    pub fn new(client: Client, table: impl Into<String>, prefix: impl Into<String>) -> Self {
+        Self { client, table: table.into(), prefix: prefix.into() }
+    }
+
+    /// Writes the order and completes the run with it, in one transaction: there is no order that a retry does not know
+    /// of, and no answer without its order.
+    async fn write(&self, placed: &Placed, run: &Run) -> Result<(), Error> {
+        let Order { id, item, quantity } = &placed.order;
+        let row = Put::builder()
+            .table_name(&self.table)
+            .item("id", AttributeValue::S(format!("{}order#{id}", self.prefix)))
+            .item("item", AttributeValue::S(item.clone()))
+            .item("quantity", AttributeValue::N(quantity.to_string()))
+            .build()?;
+        self.client
+            .transact_write_items()
+            .transact_items(TransactWriteItem::builder().put(row).build())
+            .transact_items(run.complete_in(placed)?)
+            .send()
+            .await?;
+        Ok(())
+    }
+}
+
+/// A request to place an order, as it came.
+#[derive(Debug)]
+struct Request {
+    key: Option<String>,
+    order: NewOrder,
+}
+
+/// The result that is stored and replayed.
+#[derive(Debug, Deserialize, Serialize)]
+struct Placed {
+    order: Order,
+    #[serde(skip)]
+    is_replay: bool,
+}
+
+/// The function: HTTP outside, and inside the handler under its idempotency.
+///
+/// All callers share one space of keys. In front of the public, put into the key who calls.
+#[must_use]
+pub fn order_api(
+    locks: Locks,
+    orders: Orders,
+) -> impl Service<
+    LambdaEvent<LambdaFunctionUrlRequest>,
+    Response = LambdaFunctionUrlResponse,
+    Error = Infallible,
+    Future: Future<Output = Result<LambdaFunctionUrlResponse, Infallible>> + Send,
+> + Clone
++ Send {
+    let orders = Arc::new(orders);
+    let once = Idempotency::new(locks, WithoutKey::Refuse, |event: &LambdaEvent<Request>| event.payload.key.clone())
+        .prefix("idempotency")
+        // A key from outside may have any length.
+        .format(RecordFormat::Hashed)
+        .window(Duration::from_hours(24))
+        .validate(|event| json!([event.payload.order.item, event.payload.order.quantity]))
+        .on_replay(|placed: &mut Placed, _| placed.is_replay = true);
+    let place = IdempotentLayer::new(once).layer(service_fn(move |event| place(Arc::clone(&orders), event)));
+    service_fn(move |event| respond(place.clone(), event))
+}
+
+async fn respond(
+    place: impl Service<LambdaEvent<Request>, Response = Placed, Error = HandlerError<Error>>,
+    LambdaEvent { payload, context }: LambdaEvent<LambdaFunctionUrlRequest>,
+) -> Result<LambdaFunctionUrlResponse, Infallible> {
+    let answer = match read(&payload) {
+        Ok(request) => match place.oneshot(LambdaEvent::new(request, context)).await {
+            Ok(placed) => placed.into(),
+            Err(error) => refusal(&error),
+        },
+        Err(refused) => refused,
+    };
+    Ok(answer.into())
+}
+
+async fn place(
+    orders: Arc<Orders>,
+    WithRun { input, run, .. }: WithRun<LambdaEvent<Request>>,
+) -> Result<Placed, Error> {
+    let NewOrder { item, quantity, checking_ms } = input.payload.order;
+    tokio::time::sleep(Duration::from_millis(checking_ms)).await;
+    // The owner is random, and new for every run.
+    let order = Order { id: run.lock().owner().to_owned(), item, quantity };
+    let placed = Placed { order, is_replay: false };
+    orders.write(&placed, &run).await?;
+    tracing::info!(order = placed.order.id, "placed");
+    Ok(placed)
+}
+
+fn read(request: &LambdaFunctionUrlRequest) -> Result<Request, Answer> {
+    if request.raw_path.as_deref() != Some("/orders") {
+        return Err(Answer::message(StatusCode::NOT_FOUND, "there is nothing here but /orders"));
+    }
+    if request.request_context.http.method.as_deref() != Some("POST") {
+        return Err(Answer::message(StatusCode::METHOD_NOT_ALLOWED, "orders are posted").with(ALLOW, "POST"));
+    }
+    // Lambda encodes every body that is not said to be text.
+    if request.is_base64_encoded {
+        return Err(Answer::message(StatusCode::UNSUPPORTED_MEDIA_TYPE, "the order is to be application/json"));
+    }
+    let order = serde_json::from_str(request.body.as_deref().unwrap_or_default()).map_err(|_| {
+        Answer::message(StatusCode::BAD_REQUEST, r#"the order is to be {"item": "…", "quantity": …}, of one at least"#)
+    })?;
+    let key = request.headers.get("idempotency-key").and_then(|key| key.to_str().ok());
+    Ok(Request { key: key.map(str::to_owned), order })
+}
+
+/// What the client is told of an error. What is not for the client is logged.
+fn refusal(error: &HandlerError<Error>) -> Answer {
+    match error {
+        HandlerError::Lock(error) if error.is_key_missing() => {
+            Answer::message(StatusCode::BAD_REQUEST, "the order needs a key of its own, in the header Idempotency-Key")
+        }
+        HandlerError::Lock(error) if error.is_mismatch() => {
+            Answer::message(StatusCode::UNPROCESSABLE_ENTITY, "the key was used for another order")
+        }
+        HandlerError::Lock(error) if error.is_in_progress() => {
+            Answer::message(StatusCode::CONFLICT, "the order is being placed").with(RETRY_AFTER, "1")
+        }
+        HandlerError::Lock(error) if error.is_unavailable() || error.is_throttled() || error.is_conflict() => {
+            tracing::error!(%error, "the table did not answer");
+            Answer::message(StatusCode::SERVICE_UNAVAILABLE, "try again with the same key").with(RETRY_AFTER, "1")
+        }
+        error => {
+            tracing::error!(?error, "the order failed");
+            Answer::message(StatusCode::INTERNAL_SERVER_ERROR, "the order failed: try again with the same key")
+        }
+    }
+}
+
+/// An answer in HTTP, always of JSON.
+#[derive(Debug)]
+struct Answer {
+    status: StatusCode,
+    body: String,
+    header: Option<(HeaderName, &'static str)>,
+}
+
+impl Answer {
+    fn message(status: StatusCode, message: &str) -> Self {
+        Self { status, body: json!({ "message": message }).to_string(), header: None }
+    }
+
+    fn with(self, name: HeaderName, value: &'static str) -> Self {
+        Self { header: Some((name, value)), ..self }
+    }
+}
+
+impl From<Placed> for Answer {
+    fn from(Placed { order, is_replay }: Placed) -> Self {
+        let placed = Self { status: StatusCode::CREATED, body: json!(order).to_string(), header: None };
+        if is_replay { placed.with(HeaderName::from_static("idempotency-replayed"), "true") } else { placed }
+    }
+}
+
+impl From<Answer> for LambdaFunctionUrlResponse {
+    fn from(answer: Answer) -> Self {
+        let mut response = Self::default();
+        response.status_code = answer.status.as_u16().into();
+        response.headers.extend(answer.header.map(|(name, value)| (name, HeaderValue::from_static(value))));
+        response.headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+        response.body = Some(answer.body);
+        response
+    }
+}

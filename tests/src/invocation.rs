@@ -1,0 +1,116 @@
+//! Invocations as Lambda makes them, and what is seen of them.
+
+use std::io::{self, Write};
+use std::ops::RangeInclusive;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, Once};
+use std::time::{Duration, SystemTime};
+
+use lambda_lock::HandlerError;
+use lambda_lock::embedded::{Answer, Host, Intercept};
+use lambda_runtime::{Config, Context, Diagnostic, LambdaEvent};
+use serde_json::{Value, json};
+
+/// The function's name.
+pub const FUNCTION: &str = "orders";
+
+/// An invocation of the function on this host, half a minute before its deadline.
+pub fn invocation<P>(host: &Host, payload: P) -> LambdaEvent<P> {
+    invocation_with(host, payload, Duration::from_secs(30))
+}
+
+/// The same with this much time left.
+pub fn invocation_with<P>(host: &Host, payload: P, time_left: Duration) -> LambdaEvent<P> {
+    let mut context = Context::default();
+    "request-1".clone_into(&mut context.request_id);
+    context.deadline = millis(host.now() + time_left);
+    let (function_name, log_stream) = (FUNCTION.to_owned(), "stream-1".to_owned());
+    context.env_config = Arc::new(Config { function_name, log_stream, ..Config::default() });
+    LambdaEvent::new(payload, context)
+}
+
+/// Milliseconds since the epoch, as rows have them.
+#[must_use]
+pub fn millis(time: SystemTime) -> u64 {
+    time.duration_since(SystemTime::UNIX_EPOCH).unwrap().as_millis().try_into().unwrap()
+}
+
+/// What Lambda would be told: the error's type and message.
+pub fn told<E: Into<Diagnostic>>(error: HandlerError<E>) -> (String, String) {
+    let Diagnostic { error_type, error_message } = error.into();
+    (error_type, error_message)
+}
+
+/// Counts what is done. The clones count together.
+#[derive(Clone, Debug, Default)]
+pub struct Counter(Arc<AtomicU32>);
+
+impl Counter {
+    /// One more; says how many that makes.
+    #[expect(clippy::must_use_candidate, reason = "who counts need not look")]
+    pub fn count(&self) -> u32 {
+        self.0.fetch_add(1, Ordering::Relaxed) + 1
+    }
+
+    /// How many there were.
+    #[must_use]
+    pub fn get(&self) -> u32 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// Turns the answers to these requests of an operation, counted from 1, into server errors, after they were applied.
+/// The SDK then sends the request again, as after an answer that was lost.
+#[derive(Debug)]
+pub struct LoseAnswers {
+    operation: &'static str,
+    which: RangeInclusive<u32>,
+    seen: Counter,
+}
+
+impl LoseAnswers {
+    /// To this operation.
+    #[must_use]
+    pub fn to(operation: &'static str, which: RangeInclusive<u32>) -> Self {
+        Self { operation, which, seen: Counter::default() }
+    }
+}
+
+impl Intercept for LoseAnswers {
+    fn answer(&self, operation: &str, _: &Value, answer: &mut Answer) {
+        if operation == self.operation && self.which.contains(&self.seen.count()) {
+            answer.status = 500;
+            answer.body = json!({ "__type": "InternalServerError" });
+        }
+    }
+}
+
+static LOG: Mutex<Vec<u8>> = Mutex::new(Vec::new());
+
+struct Log;
+
+impl Write for Log {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        LOG.lock().unwrap().write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Begins to keep what all tests in this process log, of every level: `tracing` has one subscriber for all threads.
+pub fn keep_log() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        let ours = tracing_subscriber::EnvFilter::new("lambda_lock=trace");
+        tracing_subscriber::fmt().with_env_filter(ours).with_ansi(false).with_writer(|| Log).init();
+    });
+}
+
+/// The lines that name this, which no other test does.
+#[must_use]
+pub fn logged(name: &str) -> Vec<String> {
+    let log = String::from_utf8(LOG.lock().unwrap().clone()).unwrap();
+    log.lines().filter(|line| line.contains(name)).map(str::to_owned).collect()
+}

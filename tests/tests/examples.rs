@@ -1,0 +1,282 @@
+//! The example functions `order-api` and `payment-queue`, as they are deployed. `nightly-report` is among the tests of
+//! the middleware.
+
+use std::convert::Infallible;
+use std::time::Duration;
+
+use aws_lambda_events::lambda_function_urls::LambdaFunctionUrlResponse;
+use aws_lambda_events::sqs::{SqsBatchResponse, SqsEvent, SqsMessage};
+use aws_sdk_dynamodb::Client;
+use aws_sdk_dynamodb::config::retry::RetryConfig;
+use aws_sdk_dynamodb::types::AttributeValue;
+use aws_sdk_sqs::config::{BehaviorVersion, Region};
+use lambda_example::{Order, Orders, Payment, Payments, order_api, payment_queue};
+use lambda_lock::embedded::{Answer, Host, Intercept};
+use lambda_lock_tests::invocation::{LoseAnswers, invocation};
+use lambda_lock_tests::{Row, World};
+use serde_json::{Value, json};
+use tower::ServiceExt;
+
+const PREFIX: &str = "shop#";
+
+/// The fields of the event that a function URL sends for a posted order.
+fn posted(key: Option<&str>, body: &Value) -> Value {
+    let mut headers = json!({ "content-type": "application/json", "host": "shop.example" });
+    if let Some(key) = key {
+        headers["idempotency-key"] = key.into();
+    }
+    json!({
+        "version": "2.0",
+        "rawPath": "/orders",
+        "headers": headers,
+        "requestContext": { "http": { "method": "POST", "path": "/orders" }, "timeEpoch": 0 },
+        "body": body.to_string(),
+        "isBase64Encoded": false,
+    })
+}
+
+fn tea(quantity: u32) -> Value {
+    json!({ "item": "tea", "quantity": quantity })
+}
+
+async fn send(world: &World, host: &Host, request: Value) -> LambdaFunctionUrlResponse {
+    let locks = world.locks_with_quick_retries(host).key_prefix(PREFIX).build().unwrap();
+    let retries = RetryConfig::standard().with_initial_backoff(Duration::from_millis(1));
+    let client = Client::from_conf(host.client().config().to_builder().retry_config(retries).build());
+    let function = order_api(locks, Orders::new(client, &world.table, PREFIX));
+    let Ok::<_, Infallible>(response) =
+        function.oneshot(invocation(host, serde_json::from_value(request).unwrap())).await;
+    response
+}
+
+fn header<'a>(response: &'a LambdaFunctionUrlResponse, name: &str) -> Option<&'a str> {
+    response.headers.get(name).map(|value| value.to_str().unwrap())
+}
+
+async fn orders(world: &World) -> Vec<Row> {
+    let scan = world.client().scan().table_name(&world.table).consistent_read(true);
+    let scan = scan.filter_expression("begins_with(id, :orders)");
+    let orders = AttributeValue::S(format!("{PREFIX}order#"));
+    scan.expression_attribute_values(":orders", orders).send().await.unwrap().items.unwrap()
+}
+
+/// Refuses the transaction that would write an order, and says why with what is not for clients.
+#[derive(Debug)]
+struct NoOrders;
+
+impl Intercept for NoOrders {
+    fn request(&self, operation: &str, request: &mut Value) {
+        if operation == "TransactWriteItems" {
+            request["TransactItems"] = json!([]);
+        }
+    }
+
+    fn answer(&self, operation: &str, _: &Value, answer: &mut Answer) {
+        if operation == "TransactWriteItems" {
+            answer.status = 400;
+            answer.body = json!({ "__type": "AccessDeniedException", "message": "secret" });
+        }
+    }
+}
+
+// behaviours 60, 69
+#[tokio::test]
+async fn an_order_that_is_sent_again_is_answered_the_same_and_marked() {
+    let world = World::new().await;
+    let host = world.host().build();
+    let first = send(&world, &host, posted(Some("key-1"), &tea(2))).await;
+    assert_eq!((first.status_code, header(&first, "idempotency-replayed")), (201, None));
+    let order: Order = serde_json::from_str(first.body.as_deref().unwrap()).unwrap();
+    assert_eq!((order.item.as_str(), order.quantity.get()), ("tea", 2));
+
+    let again = send(&world, &host, posted(Some("key-1"), &tea(2))).await;
+    assert_eq!((again.status_code, header(&again, "idempotency-replayed")), (201, Some("true")));
+    assert_eq!((&again.body, header(&again, "content-type")), (&first.body, Some("application/json")));
+    let rows = orders(&world).await;
+    assert_eq!(rows.len(), 1);
+    assert_eq!(rows[0]["id"], AttributeValue::S(format!("{PREFIX}order#{}", order.id)));
+}
+
+#[tokio::test]
+async fn two_keys_are_two_orders() {
+    let world = World::new().await;
+    let host = world.host().build();
+    // Longer than a key of the table may be.
+    for key in ["key-1".to_owned(), "key".repeat(1000)] {
+        assert_eq!(send(&world, &host, posted(Some(&key), &tea(2))).await.status_code, 201);
+    }
+    assert_eq!(orders(&world).await.len(), 2);
+}
+
+// behaviour 66
+#[tokio::test]
+async fn an_order_that_is_being_placed_is_a_conflict_to_try_again_after() {
+    let world = World::new().await;
+    let host = world.host().build();
+    let mut slow = tea(2);
+    slow["checking_ms"] = 500.into();
+    let request = || send(&world, &host, posted(Some("key-1"), &slow));
+    let (first, second) = tokio::join!(request(), request());
+    let (placed, refused) = if first.status_code == 201 { (first, second) } else { (second, first) };
+    assert_eq!((placed.status_code, refused.status_code), (201, 409));
+    assert_eq!(header(&refused, "retry-after"), Some("1"));
+    assert_eq!(orders(&world).await.len(), 1);
+}
+
+// behaviour 63
+#[tokio::test]
+async fn a_key_that_was_used_for_another_order_is_unprocessable() {
+    let world = World::new().await;
+    let host = world.host().build();
+    send(&world, &host, posted(Some("key-1"), &tea(2))).await;
+    assert_eq!(send(&world, &host, posted(Some("key-1"), &tea(3))).await.status_code, 422);
+    assert_eq!(orders(&world).await.len(), 1);
+}
+
+// behaviour 61
+#[tokio::test]
+async fn an_order_without_a_key_is_a_bad_request() {
+    let world = World::new().await;
+    let host = world.host().build();
+    for key in [None, Some("")] {
+        assert_eq!(send(&world, &host, posted(key, &tea(2))).await.status_code, 400);
+    }
+    assert_eq!(host.requests(), 0);
+}
+
+#[tokio::test]
+async fn what_is_not_a_posted_order_is_refused_before_its_key_is_used() {
+    let world = World::new().await;
+    let host = world.host().build();
+    let mut elsewhere = posted(Some("key-1"), &tea(2));
+    elsewhere["rawPath"] = "/".into();
+    let mut read = posted(Some("key-1"), &tea(2));
+    read["requestContext"]["http"]["method"] = "GET".into();
+    let mut encoded = posted(Some("key-1"), &tea(2));
+    encoded["isBase64Encoded"] = true.into();
+    let bodies = [json!({ "item": "tea" }), tea(0), json!("tea")].map(|body| (posted(Some("key-1"), &body), 400));
+    for (request, status) in [(elsewhere, 404), (read, 405), (encoded, 415)].into_iter().chain(bodies) {
+        assert_eq!(send(&world, &host, request.clone()).await.status_code, status, "{request}");
+    }
+    assert_eq!(host.requests(), 0);
+    assert_eq!(send(&world, &host, posted(Some("key-1"), &tea(2))).await.status_code, 201);
+}
+
+// behaviours 76, 79
+#[tokio::test]
+async fn an_order_whose_answer_from_the_table_was_lost_is_placed() {
+    let world = World::new().await;
+    // All that the SDK gets to hear of its three tries.
+    let host = world.host().intercept(LoseAnswers::to("TransactWriteItems", 1..=3)).build();
+    let placed = send(&world, &host, posted(Some("key-1"), &tea(2))).await;
+    assert_eq!(placed.status_code, 201);
+    let order: Order = serde_json::from_str(placed.body.as_deref().unwrap()).unwrap();
+    let rows = orders(&world).await;
+    assert_eq!(rows.len(), 1);
+    assert_eq!(rows[0]["id"], AttributeValue::S(format!("{PREFIX}order#{}", order.id)));
+}
+
+// behaviour 64
+#[tokio::test]
+async fn an_order_that_failed_says_nothing_of_why_and_can_be_sent_again() {
+    let world = World::new().await;
+    let failing = world.host().intercept(NoOrders).build();
+    let failed = send(&world, &failing, posted(Some("key-1"), &tea(2))).await;
+    assert_eq!(failed.status_code, 500);
+    assert_eq!(failed.body.unwrap(), r#"{"message":"the order failed: try again with the same key"}"#);
+
+    let host = world.host().build();
+    let again = send(&world, &host, posted(Some("key-1"), &tea(2))).await;
+    assert_eq!((again.status_code, header(&again, "idempotency-replayed")), (201, None));
+}
+
+#[tokio::test]
+async fn a_table_that_does_not_answer_makes_the_service_unavailable() {
+    let world = World::new().await;
+    let host = world.host().intercept(LoseAnswers::to("UpdateItem", 1..=99)).build();
+    let unavailable = send(&world, &host, posted(Some("key-1"), &tea(2))).await;
+    assert_eq!((unavailable.status_code, header(&unavailable, "retry-after")), (503, Some("1")));
+    assert_eq!(unavailable.body.unwrap(), r#"{"message":"try again with the same key"}"#);
+}
+
+fn payment(id: &str, failing_deliveries: u64) -> Value {
+    let account = "DE02".to_owned();
+    json!(Payment { id: id.to_owned(), account, amount: 100, paying_ms: 0, failing_deliveries })
+}
+
+/// The bodies as one batch, delivered for the nth time, and the positions of those that go back.
+async fn deliver(world: &World, nth: u32, bodies: &[Value]) -> Vec<usize> {
+    let host = world.host().build();
+    let locks = world.locks(&host).key_prefix(PREFIX).build().unwrap();
+    // Nothing here is in progress elsewhere, so nothing is asked of it.
+    let queues = aws_sdk_sqs::Config::builder()
+        .behavior_version(BehaviorVersion::latest())
+        .region(Region::from_static("us-east-1"));
+    let queues = aws_sdk_sqs::Client::from_conf(queues.build());
+    let function = payment_queue(locks, Payments::new(host.client(), &world.table, PREFIX), queues);
+    let records = bodies.iter().enumerate().map(|(position, body)| {
+        let mut record = SqsMessage::default();
+        record.message_id = Some(position.to_string());
+        record.event_source_arn = Some("arn:aws:sqs:us-east-1:123456789012:payments".to_owned());
+        record.attributes.insert("ApproximateReceiveCount".to_owned(), nth.to_string());
+        record.body = Some(body.to_string());
+        record
+    });
+    let mut event = SqsEvent::default();
+    event.records = records.collect();
+    let Ok::<SqsBatchResponse, Infallible>(response) = function.oneshot(invocation(&host, event)).await;
+    response.batch_item_failures.iter().map(|failure| failure.item_identifier.parse().unwrap()).collect()
+}
+
+async fn times_paid(world: &World, id: &str) -> u32 {
+    let row = world.row(&format!("{PREFIX}payment#{id}")).await;
+    row.map_or(0, |row| row["times"].as_n().unwrap().parse().unwrap())
+}
+
+// behaviour 60
+#[tokio::test]
+async fn a_payment_in_several_messages_is_made_once() {
+    let world = World::new().await;
+    assert_eq!(deliver(&world, 1, &[payment("rent", 0), payment("rent", 0)]).await, [0_usize; 0]);
+    assert_eq!(deliver(&world, 1, &[payment("rent", 0)]).await, [0_usize; 0]);
+    assert_eq!(times_paid(&world, "rent").await, 1);
+}
+
+// behaviour 63
+#[tokio::test]
+async fn a_payment_with_the_id_of_one_over_another_amount_goes_back() {
+    let world = World::new().await;
+    let mut other = payment("rent", 0);
+    other["amount"] = 101.into();
+    deliver(&world, 1, &[payment("rent", 0)]).await;
+    assert_eq!(deliver(&world, 1, &[other]).await, [0]);
+    assert_eq!(times_paid(&world, "rent").await, 1);
+}
+
+// behaviours 64, 71
+#[tokio::test]
+async fn a_payment_that_fails_goes_back_alone_and_is_made_when_the_bank_is_there() {
+    let world = World::new().await;
+    let bodies = [payment("rent", 0), payment("power", 1), json!("not a payment"), payment("water", 0)];
+    assert_eq!(deliver(&world, 1, &bodies).await, [1, 2]);
+    assert_eq!(times_paid(&world, "power").await, 0);
+    assert_eq!(deliver(&world, 2, &bodies[1..2]).await, [0_usize; 0]);
+    for id in ["rent", "power", "water"] {
+        assert_eq!(times_paid(&world, id).await, 1, "{id}");
+    }
+}
+
+// behaviour 78
+#[tokio::test]
+async fn a_payment_is_not_made_by_an_invocation_that_was_overtaken() {
+    let world = World::new().await;
+    let later = AttributeValue::N(u64::MAX.to_string());
+    let made_later = [
+        ("id", AttributeValue::S(format!("{PREFIX}payment#rent"))),
+        ("fence", later.clone()),
+        ("times", AttributeValue::N("1".to_owned())),
+    ];
+    world.put_row(made_later.map(|(name, value)| (name.to_owned(), value)).into()).await;
+    assert_eq!(deliver(&world, 1, &[payment("rent", 0)]).await, [0]);
+    assert_eq!(times_paid(&world, "rent").await, 1);
+}
