@@ -1,5 +1,4 @@
-//! What idempotency costs: a replay against a bare `GetItem`, a first run against the two writes it consists of, and a
-//! batch of messages in multiples of the latency, in virtual time.
+//! What idempotency costs: a replay against a bare `GetItem`, and a first run against the two writes it consists of.
 
 mod measure;
 
@@ -8,23 +7,17 @@ use std::convert::Infallible;
 use std::env;
 use std::hint::black_box;
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
 
-use aws_lambda_events::sqs::{SqsEvent, SqsMessage};
 use aws_sdk_dynamodb::Client;
 use aws_sdk_dynamodb::types::{AttributeValue, ReturnValue, ReturnValuesOnConditionCheckFailure as OnRefusal};
-use lambda_lock::embedded::{Engine, Faults, Intercept};
-use lambda_lock::{Idempotency, Locks, Message, SqsConsumer, WithoutKey};
-use lambda_runtime::{Context, LambdaEvent};
+use lambda_lock::embedded::{Engine, Intercept};
+use lambda_lock::{Idempotency, Locks, WithoutKey};
 use serde_json::Value;
 use tokio::runtime::Builder;
-use tower::{Layer, Service, ServiceExt, service_fn};
 
 use measure::{compare, print_header};
 
 const TABLE: &str = "locks";
-/// Of a request, there and back: each in whole milliseconds, as tokio's timers are.
-const LATENCY: Duration = Duration::from_millis(6);
 
 fn main() {
     // With `--test`, as `cargo test` runs benchmarks, once.
@@ -38,7 +31,6 @@ fn main() {
         compare("first run, and its two writes", async || sides.run().await, async || sides.two_writes().await, pairs)
             .await;
     });
-    print_batch(10);
 }
 
 /// Idempotency and the bare SDK, on the same client.
@@ -127,44 +119,4 @@ impl Sides {
             black_box(written);
         }
     }
-}
-
-/// A batch on a table that is `LATENCY` away.
-fn print_batch(messages: usize) {
-    let runtime = Builder::new_current_thread().enable_all().start_paused(true).build().unwrap();
-    runtime.block_on(async {
-        let engine = Engine::new().unwrap();
-        Locks::builder(engine.client(), TABLE).build().unwrap().create_table().await.unwrap();
-        let host = engine.host().faults(Faults::seeded(7).latency(LATENCY / 2..LATENCY / 2)).build();
-        let locks = Locks::builder(host.client(), TABLE).build().unwrap();
-        let handler = service_fn(async |_: Message<u32>| Ok::<_, Infallible>(()));
-        let mut consumer = SqsConsumer::by_message_id(locks).layer(handler);
-        println!(
-            "\nbatch of {messages} messages, {LATENCY:?} a request; one request after the other takes {} times that",
-            2 * messages
-        );
-        for delivery in ["first", "again"] {
-            let (sent, start) = (host.requests(), host.now());
-            let event = LambdaEvent::new(batch(messages), Context::default());
-            let response = consumer.ready().await.unwrap().call(event).await.unwrap();
-            assert!(response.batch_item_failures.is_empty());
-            let took = host.now().duration_since(start).unwrap();
-            println!(
-                "delivered {delivery}: {:.2} times the latency, {} requests",
-                took.as_secs_f64() / LATENCY.as_secs_f64(),
-                host.requests() - sent
-            );
-        }
-    });
-}
-
-fn batch(messages: usize) -> SqsEvent {
-    let mut event = SqsEvent::default();
-    for number in 0..messages {
-        let mut message = SqsMessage::default();
-        message.message_id = Some(format!("message {number}"));
-        message.body = Some(number.to_string());
-        event.records.push(message);
-    }
-    event
 }

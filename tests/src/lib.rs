@@ -4,8 +4,8 @@
 pub mod history;
 pub mod idempotency_history;
 pub mod invocation;
-pub mod queue_history;
 pub mod powertools;
+pub mod queue_history;
 mod world;
 
 pub use world::{Row, World};

@@ -1,0 +1,281 @@
+//! What a batch of messages costs, each of which is to be done once, in multiples of the latency of a request: in virtual
+//! time, and beside Powertools for AWS Lambda on the DynamoDB that `LOCK_TEST_ENDPOINT` names, in real time and turn by
+//! turn. What the latter needs, and when it is skipped, is said in `tests/src/powertools.rs`.
+
+use std::convert::Infallible;
+use std::env;
+use std::process::Stdio;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use aws_lambda_events::sqs::{SqsBatchResponse, SqsEvent, SqsMessage};
+use aws_sdk_dynamodb::config::{self, Credentials, Region};
+use aws_sdk_dynamodb::types::AttributeValue;
+use lambda_lock::embedded::{Engine, Faults, Host};
+use lambda_lock::{Locks, Message, SqsConsumer};
+use lambda_lock_tests::World;
+use lambda_lock_tests::invocation::{Counter, invocation};
+use lambda_lock_tests::powertools::{Language, Powertools};
+use lambda_runtime::LambdaEvent;
+use serde_json::Value;
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader, Lines, copy};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::process::{Child, ChildStdin, ChildStdout};
+use tokio::runtime::{Builder, Runtime};
+use tokio::sync::mpsc;
+use tokio::time::sleep;
+use tower::util::BoxCloneService;
+use tower::{Layer, Service, ServiceExt, service_fn};
+
+const MESSAGES: usize = 10;
+/// That the detour adds to a request.
+const LATENCY: Duration = Duration::from_millis(5);
+const DELIVERIES: [&str; 2] = ["delivered first", "delivered again"];
+
+fn main() {
+    // With `--test`, as `cargo test` runs benchmarks, once.
+    let is_test = env::args().any(|argument| argument == "--test");
+    let (warm_up, rounds) = if is_test { (0, 1) } else { (10, 100) };
+    println!("\nbatch of {MESSAGES} messages");
+    in_virtual_time();
+    if let Some(powertools) = Powertools::find() {
+        // On a thread of its own, where the work does not hold it up.
+        let network = Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+        let runtime = Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(in_turns(&powertools, &network, warm_up, rounds));
+    }
+}
+
+/// Ours alone, on a table that takes no time but the latency.
+fn in_virtual_time() {
+    // There, and again back: whole milliseconds, as tokio's timers are.
+    let way = Duration::from_millis(3);
+    let latency = 2 * way;
+    let runtime = Builder::new_current_thread().enable_all().start_paused(true).build().unwrap();
+    runtime.block_on(async {
+        let engine = Engine::new().unwrap();
+        Locks::builder(engine.client(), "locks").build().unwrap().create_table().await.unwrap();
+        let host = engine.host().faults(Faults::seeded(7).latency(way..way)).build();
+        let mut consumer = Consumer::new(host, "locks");
+        println!("\nin virtual time; one request after the other takes {} times the latency", 2 * MESSAGES);
+        let batch = batch();
+        for delivery in DELIVERIES {
+            let sent = consumer.host.requests();
+            let (took, _) = consumer.work_on(&batch).await;
+            let (times, requests) = (took / latency.as_secs_f64(), consumer.host.requests() - sent);
+            println!("{delivery}: {times:.2} times the latency, {requests} requests");
+        }
+    });
+}
+
+/// All three, on a DynamoDB that is `LATENCY` further away than it is.
+async fn in_turns(powertools: &Powertools, network: &Runtime, warm_up: usize, rounds: usize) {
+    let world = World::new().await;
+    let detour = Detour::start(powertools.endpoint(), network).await;
+    let consumer = Consumer::new(detour.host(), &world.table);
+    let (host, client) = (consumer.host.clone(), consumer.host.client());
+    let worker = |language| Side::Theirs(Box::new(Worker::start(powertools, language, &world, &detour)));
+    let mut sides = [
+        ("SqsConsumer", Side::Ours(consumer)),
+        ("Powertools for TypeScript", worker(Language::TypeScript)),
+        ("Powertools for Python", worker(Language::Python)),
+    ];
+    let mut bare = Vec::new();
+    // By side and delivery.
+    let mut times = [(); 3].map(|()| [(); 2].map(|()| Vec::new()));
+    let mut requests = [[0; 2]; 3];
+    for round in 0..warm_up + rounds {
+        let start = host.now();
+        let read = client.get_item().table_name(&world.table).key("id", AttributeValue::S("none".to_owned()));
+        read.send().await.unwrap();
+        bare.push(host.now().duration_since(start).unwrap().as_secs_f64());
+        // Which one goes first alternates too.
+        for index in (round..round + 3).map(|index| index % 3) {
+            let (name, side) = &mut sides[index];
+            let batch = batch();
+            for (delivery, expected) in [MESSAGES, 0].into_iter().enumerate() {
+                let before = detour.requests();
+                let (took, ran) = side.work_on(&batch).await;
+                assert_eq!(ran, expected, "{name}");
+                times[index][delivery].push(took);
+                requests[index][delivery] = detour.requests() - before;
+            }
+        }
+    }
+
+    let multiple = |seconds: f64| seconds / LATENCY.as_secs_f64();
+    let bare = median(bare.split_off(warm_up));
+    println!("\nbeside Powertools, with {LATENCY:?} added to each request, turn by turn, medians of {rounds}");
+    println!("one GetItem takes {:.2} ms, {:.2} times the latency\n", bare * 1e3, multiple(bare));
+    println!("{:<26}{:^44}{:^44}", "", DELIVERIES[0], DELIVERIES[1]);
+    let columns = ["ms", "x latency", "x ours", "requests"].map(|title| format!("{title:>11}")).concat();
+    println!("{:<26}{columns}{columns}", "");
+    let times = times.map(|side| side.map(|mut times| times.split_off(warm_up)));
+    for ((name, _), (side, requests)) in sides.iter().zip(times.iter().zip(requests)) {
+        print!("{name:<26}");
+        for ((took, ours), requests) in side.iter().zip(&times[0]).zip(requests) {
+            let ratio = median(took.iter().zip(ours).map(|(took, ours)| took / ours).collect());
+            let took = median(took.clone());
+            print!("{:>11.2}{:>11.2}{ratio:>11.2}{requests:>11}", took * 1e3, multiple(took));
+        }
+        println!();
+    }
+}
+
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_unstable_by(f64::total_cmp);
+    values[values.len() / 2]
+}
+
+/// Messages that were never there before.
+fn batch() -> SqsEvent {
+    let mut event = SqsEvent::default();
+    for number in 0..MESSAGES {
+        let mut message = SqsMessage::default();
+        message.message_id = Some(format!("{:032x}", fastrand::u128(..)));
+        message.body = Some(number.to_string());
+        event.records.push(message);
+    }
+    event
+}
+
+enum Side {
+    Ours(Consumer),
+    Theirs(Box<Worker>),
+}
+
+impl Side {
+    /// How long it took, in seconds, and how many messages ran.
+    async fn work_on(&mut self, batch: &SqsEvent) -> (f64, usize) {
+        match self {
+            Self::Ours(consumer) => consumer.work_on(batch).await,
+            Self::Theirs(worker) => worker.work_on(batch).await,
+        }
+    }
+}
+
+/// Ours, with a handler that does nothing.
+struct Consumer {
+    host: Arc<Host>,
+    service: BoxCloneService<LambdaEvent<SqsEvent>, SqsBatchResponse, Infallible>,
+    ran: Counter,
+}
+
+impl Consumer {
+    fn new(host: Host, table: &str) -> Self {
+        let ran = Counter::default();
+        let counter = ran.clone();
+        let handler = service_fn(move |_: Message<u32>| {
+            counter.count();
+            async { Ok::<_, Infallible>(()) }
+        });
+        let locks = Locks::builder(host.client(), table).build().unwrap();
+        let service = BoxCloneService::new(SqsConsumer::by_message_id(locks).layer(handler));
+        Self { host: Arc::new(host), service, ran }
+    }
+
+    async fn work_on(&mut self, batch: &SqsEvent) -> (f64, usize) {
+        let event = invocation(&self.host, batch.clone());
+        let (start, before) = (self.host.now(), self.ran.get());
+        let response = self.service.ready().await.unwrap().call(event).await.unwrap();
+        let took = self.host.now().duration_since(start).unwrap();
+        assert!(response.batch_item_failures.is_empty());
+        (took.as_secs_f64(), (self.ran.get() - before) as usize)
+    }
+}
+
+/// Theirs: `tests/interop/batch.py` or `batch.mjs`, which measures for itself.
+struct Worker {
+    _process: Child,
+    batches: ChildStdin,
+    answers: Lines<BufReader<ChildStdout>>,
+}
+
+impl Worker {
+    fn start(powertools: &Powertools, language: Language, world: &World, detour: &Detour) -> Self {
+        let mut script = powertools.script(language, "batch", world);
+        script.env("AWS_ENDPOINT_URL", &detour.endpoint).stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut process = script.spawn().unwrap();
+        let (batches, answers) = (process.stdin.take().unwrap(), process.stdout.take().unwrap());
+        Self { _process: process, batches, answers: BufReader::new(answers).lines() }
+    }
+
+    async fn work_on(&mut self, batch: &SqsEvent) -> (f64, usize) {
+        let line = serde_json::to_string(batch).unwrap() + "\n";
+        self.batches.write_all(line.as_bytes()).await.unwrap();
+        let answer = self.answers.next_line().await.unwrap().expect("the script goes on");
+        let answer: Value = serde_json::from_str(&answer).unwrap();
+        (answer["ms"].as_f64().unwrap() / 1e3, answer["ran"].as_u64().unwrap().try_into().unwrap())
+    }
+}
+
+/// A way to a DynamoDB on which each request takes `LATENCY` longer.
+struct Detour {
+    endpoint: String,
+    requests: Arc<AtomicU64>,
+}
+
+impl Detour {
+    async fn start(endpoint: &str, network: &Runtime) -> Self {
+        let to = endpoint.trim_start_matches("http://").trim_end_matches('/').to_owned();
+        let requests = Arc::new(AtomicU64::new(0));
+        let counter = Arc::clone(&requests);
+        let (started, address) = tokio::sync::oneshot::channel();
+        network.spawn(async move {
+            let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+            started.send(listener.local_addr().unwrap()).unwrap();
+            loop {
+                let (from, _) = listener.accept().await.unwrap();
+                let to = TcpStream::connect(&to).await.unwrap();
+                forward(from, to, Arc::clone(&counter));
+            }
+        });
+        Self { endpoint: format!("http://{}", address.await.unwrap()), requests }
+    }
+
+    fn requests(&self) -> u64 {
+        self.requests.load(Ordering::Relaxed)
+    }
+
+    fn host(&self) -> Host {
+        Host::over(
+            config::Builder::new()
+                .endpoint_url(&self.endpoint)
+                .region(Region::from_static("us-east-1"))
+                .credentials_provider(Credentials::new("local", "local", None, None, "tests")),
+            aws_smithy_http_client::Builder::new().build_http(),
+        )
+        .build()
+    }
+}
+
+/// Passes on what the client sends when it is `LATENCY` old, and what the server answers at once.
+fn forward(client: TcpStream, server: TcpStream, requests: Arc<AtomicU64>) {
+    client.set_nodelay(true).unwrap();
+    server.set_nodelay(true).unwrap();
+    let ((mut from_client, mut to_client), (mut from_server, mut to_server)) =
+        (client.into_split(), server.into_split());
+    let (under_way, mut arriving) = mpsc::unbounded_channel();
+    tokio::spawn(async move {
+        let mut buffer = vec![0; 1 << 16];
+        while let Ok(length @ 1..) = from_client.read(&mut buffer).await {
+            // Nobody sends a request before the last one is answered, so each begins what is read at once.
+            requests.fetch_add(u64::from(buffer[..length].starts_with(b"POST ")), Ordering::Relaxed);
+            // It is over that long after it was made, not after it is waited for.
+            let arrival = sleep(LATENCY);
+            if under_way.send((arrival, buffer[..length].to_vec())).is_err() {
+                break;
+            }
+        }
+    });
+    tokio::spawn(async move {
+        while let Some((arrival, bytes)) = arriving.recv().await {
+            arrival.await;
+            if to_server.write_all(&bytes).await.is_err() {
+                break;
+            }
+        }
+    });
+    tokio::spawn(async move { copy(&mut from_server, &mut to_client).await });
+}
