@@ -143,7 +143,7 @@ pub(crate) enum Outcome {
     Result(AttributeValue),
     /// One that is too large to store.
     WithoutResult,
-    Error(String),
+    Error(Data),
 }
 
 /// A lease as the row has it and as its holder counts it.
@@ -529,7 +529,7 @@ impl Completion {
         let (name, value) = match outcome {
             Outcome::WithoutResult => return completion,
             Outcome::Result(data) => (DATA, data),
-            Outcome::Error(error) => (ERROR, AttributeValue::S(error)),
+            Outcome::Error(Data(error)) => (ERROR, error),
         };
         completion.update.push_str(", #outcome = :outcome");
         completion.names.insert("#outcome".to_owned(), name.to_owned());

@@ -24,7 +24,7 @@ use crate::error::{Error, HandlerError, Kind};
 use crate::holder::{Data, Holder};
 use crate::lock::Lock;
 use crate::locks::{Locks, MAX_RETENTION, check_duration};
-use crate::protocol::{Completed, Outcome, RecordClaim, Released};
+use crate::protocol::{Completed, Outcome, RecordClaim, Released, check_data};
 
 pub use format::RecordFormat;
 pub use policy::{OnError, OnTimeout, StoredError, WhenUnstorable, WithoutKey};
@@ -443,11 +443,15 @@ where
         match settings.on_error.as_ref().map_or(OnError::GiveUp, |policy| policy(error)) {
             OnError::GiveUp => Settlement::GiveUp,
             OnError::Keep => Settlement::Leave,
-            OnError::Store(stored) if settings.format.keeps_errors() => {
-                Settlement::Store(Outcome::Error(stored.to_json()))
-            }
-            OnError::Store(_) => {
-                tracing::warn!(key = run.lock.key(), "given up: this format has no place for an error");
+            OnError::Store(error) => {
+                let error = Data::from(error.to_json());
+                if settings.format.keeps_errors() && check_data(&error).is_ok() {
+                    return Settlement::Store(Outcome::Error(error));
+                }
+                tracing::warn!(
+                    key = run.lock.key(),
+                    "given up: the error is too large, or the format has no place for it"
+                );
                 Settlement::GiveUp
             }
         }
@@ -475,7 +479,7 @@ where
                     let (data, error) = match outcome {
                         Outcome::Result(data) => (Some(Data(data)), None),
                         Outcome::WithoutResult => (None, None),
-                        Outcome::Error(error) => (None, Some(Data::from(error))),
+                        Outcome::Error(error) => (None, Some(error)),
                     };
                     settings.remember(lock.key(), &Holder { until, data, error, ..record });
                 }

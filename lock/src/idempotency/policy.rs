@@ -42,9 +42,9 @@ pub enum OnError {
     /// transaction that [completes](crate::Run::complete_in) the record was committed and its answer lost; the next call
     /// then gets the result.
     Keep,
-    /// The error is stored as the outcome, and replayed for the window. With a Powertools
-    /// [format](crate::RecordFormat) the record is given up instead, with a warning: Powertools knows no stored errors, and
-    /// would replay it as a success.
+    /// The error is stored as the outcome, and replayed for the window. If it has more than 390 KiB, or the
+    /// [format](crate::RecordFormat) is one of Powertools', which would replay it as a success, the record is given up
+    /// instead, with a warning.
     Store(StoredError),
 }
 
