@@ -108,8 +108,9 @@ impl Lock {
         &self.ownership.owner
     }
 
-    /// The fencing token: larger than that of every earlier acquisition of this key. Zero for a lock that is not
-    /// [enforced](Self::is_enforced), so that whoever checks fences refuses it.
+    /// The fencing token: larger than that of every earlier acquisition of this key. (That of an idempotent run, provided
+    /// that no request is late by more than the window.) Zero for a lock that is not [enforced](Self::is_enforced), so
+    /// that whoever checks fences refuses it.
     #[must_use]
     pub fn fence(&self) -> u64 {
         self.fence.unwrap_or(0)

@@ -3,38 +3,30 @@
 //! sees it, says afterwards whether the guarantees held.
 
 mod ledger;
-mod mutation;
+pub(crate) mod mutation;
+pub(crate) mod stage;
 
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use fastrand::Rng;
-use lambda_lock::embedded::{Engine, Faults, Host};
-use lambda_lock::{Acquire, Backoff, Lock, Locks};
+use lambda_lock::embedded::Host;
+use lambda_lock::{Acquire, Lock};
 use tokio::time::{sleep, timeout};
 
 use ledger::{Ledger, Operation};
 pub use mutation::Mutation;
-
-const TABLE: &str = "locks";
-/// How long after it was sent a request may still arrive; less than the retention.
-const LATEST_ARRIVAL: Duration = Duration::from_secs(20);
-const LATENCY: Duration = Duration::from_millis(40);
-/// The cap of every backoff.
-const CAP: Duration = Duration::from_millis(500);
-/// What one request takes at the most: three tries of the SDK, with its delays of at most 1 and 2 s between them.
-const REQUEST: Duration = Duration::from_millis(3000 + 3 * 2 * 40 + 10);
+use stage::{LATEST_ARRIVAL, Network, REQUEST, Stage, backoff, millis};
 
 /// What happened, and what should not have.
 #[derive(Debug)]
-pub struct Outcome {
+pub struct Outcome<C = Counts> {
     /// One line an event.
     pub log: Vec<String>,
     /// One line a guarantee that was broken.
     pub violations: Vec<String>,
-    /// How many acquisitions, refusals, crashes and deleted rows there were, so that a test can see that the histories
-    /// get somewhere.
-    pub counts: Counts,
+    /// How often what happened, so that a test can see that the histories get somewhere.
+    pub counts: C,
 }
 
 /// How often what happened.
@@ -59,31 +51,27 @@ pub struct Counts {
 /// Runs the history of a seed, with the protocol as it is or with a mutation of it.
 #[must_use]
 pub fn run(seed: u64, mutation: Option<Mutation>) -> Outcome {
-    // The SDK's retries and our jitter draw from the thread's generator.
-    fastrand::seed(seed);
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
-    runtime.block_on(history(seed, mutation))
+    stage::play(seed, history(seed, mutation))
 }
 
 /// The part of a history that all its tasks share.
 #[derive(Debug)]
 struct Scene {
-    engine: Engine,
+    stage: Stage,
     ledger: Arc<Ledger>,
-    mutation: Option<Mutation>,
-    clock_skew: Duration,
     keys: u64,
 }
 
 async fn history(seed: u64, mutation: Option<Mutation>) -> Outcome {
     let mut random = Rng::with_seed(seed);
-    let engine = Engine::starting_at(SystemTime::UNIX_EPOCH + Duration::from_hours(500_000)).unwrap();
-    let clock_skew = millis(&mut random, 100..=1000);
-    let ledger = Arc::new(Ledger::new(engine.clone(), clock_skew));
-    Locks::builder(engine.client(), TABLE).build().unwrap().create_table().await.unwrap();
-    let scene = Arc::new(Scene { engine, ledger, mutation, clock_skew, keys: random.u64(1..=3) });
+    let stage = Stage::set(&mut random, mutation).await;
+    let ledger = Arc::new(Ledger::new(stage.engine.clone(), stage.clock_skew));
+    let scene = Arc::new(Scene { stage, ledger, keys: random.u64(1..=3) });
 
-    let sweeper = tokio::spawn(sweep(Arc::clone(&scene)));
+    let sweeper = tokio::spawn({
+        let scene = Arc::clone(&scene);
+        async move { scene.stage.sweep(|rows| scene.ledger.swept(rows)).await }
+    });
     let workers: Vec<_> = (0..random.usize(2..=4))
         .map(|number| tokio::spawn(worker(Arc::clone(&scene), number, random.fork())))
         .collect();
@@ -96,52 +84,15 @@ async fn history(seed: u64, mutation: Option<Mutation>) -> Outcome {
     scene.ledger.outcome()
 }
 
-/// DynamoDB's own sweeping of expired rows.
-async fn sweep(scene: Arc<Scene>) {
-    loop {
-        sleep(Duration::from_secs(7)).await;
-        scene.ledger.swept(scene.engine.sweep_expired().unwrap());
-    }
-}
-
 impl Scene {
-    /// A host that is off by up to half the skew, and drifts within that.
-    fn host(&self, random: &mut Rng, bad_network: bool) -> Host {
-        let half = self.clock_skew / 2;
-        let off = Duration::from_micros(random.u64(0..=u64::try_from(half.as_micros()).unwrap()));
-        let host = self.engine.host().clock_drift((random.f64() - 0.5) / 25.0, half);
-        let host = if random.bool() { host.clock_ahead(off) } else { host.clock_behind(off) };
-        let mut faults = Faults::seeded(random.u64(..)).latency(Duration::from_millis(1)..LATENCY);
-        if bad_network {
-            let chance = [0.0, 0.05, 0.15][random.usize(0..3)];
-            faults = faults
-                .lose_requests(chance)
-                .lose_answers(chance)
-                .throttle(chance / 2.0)
-                .server_errors(chance / 2.0)
-                .late(chance, LATEST_ARRIVAL / 10)
-                .repeat(chance, if random.bool() { LATEST_ARRIVAL } else { LATEST_ARRIVAL / 10 });
-        }
-        let host = host.faults(faults).intercept(self.ledger.observer());
-        match self.mutation {
-            Some(mutation) => host.intercept(mutation).build(),
-            None => host.build(),
-        }
-    }
-
-    fn locks(&self, host: &Host) -> Locks {
-        Locks::builder(host.client(), TABLE)
-            .clock_skew(self.clock_skew)
-            // The shortest that is allowed, so that rows are deleted while the history goes on.
-            .retention(Duration::from_mins(1) + 2 * self.clock_skew)
-            .build()
-            .unwrap()
+    fn host(&self, random: &mut Rng, network: Network) -> Host {
+        self.stage.host(random, network, self.ledger.observer())
     }
 }
 
 /// One host after another, doing one thing after another.
 async fn worker(scene: Arc<Scene>, number: usize, mut random: Rng) {
-    let mut host = scene.host(&mut random, true);
+    let mut host = scene.host(&mut random, Network::Bad);
     for step in 0..random.usize(3..=6) {
         // Now and then a pause in which rows expire and are deleted.
         let pause = if random.u8(0..10) == 0 { 60_000..=150_000 } else { 0..=300 };
@@ -164,7 +115,7 @@ async fn worker(scene: Arc<Scene>, number: usize, mut random: Rng) {
                         tokio::spawn(take_over(Arc::clone(&scene), operation.key.clone(), random.fork()));
                     }
                     drop(crash);
-                    host = scene.host(&mut random, true);
+                    host = scene.host(&mut random, Network::Bad);
                 }
             }
             // The invocation is cancelled; the host goes on.
@@ -180,7 +131,7 @@ async fn worker(scene: Arc<Scene>, number: usize, mut random: Rng) {
 /// Someone with a good network who waits for the key of a crashed holder.
 async fn take_over(scene: Arc<Scene>, key: String, mut random: Rng) {
     let operation = Operation::new(&format!("successor {:08x}", random.u32(..)), key, Arc::clone(&scene.ledger));
-    let locks = scene.locks(&scene.host(&mut random, false));
+    let locks = scene.stage.locks(&scene.host(&mut random, Network::Good));
     let acquire = locks.acquire(&operation.key).holder(&operation.name).wait(backoff(Duration::from_mins(2)));
     match acquire.lease(Duration::from_secs(2)).await {
         Ok(lock) => {
@@ -192,13 +143,9 @@ async fn take_over(scene: Arc<Scene>, key: String, mut random: Rng) {
     }
 }
 
-fn backoff(budget: Duration) -> Backoff {
-    Backoff::default().base(Duration::from_millis(50)).cap(CAP).up_to(budget)
-}
-
 /// Acquires a key, holds it for a while, and gives it up in one way or another.
 async fn work(scene: &Scene, host: &Host, operation: &Operation, mut random: Rng) {
-    let locks = scene.locks(host);
+    let locks = scene.stage.locks(host);
     let lease = millis(&mut random, 300..=2500);
     let hold_at_least = if random.u8(0..6) == 0 { millis(&mut random, 1..=3000) } else { Duration::ZERO };
     let budget = if random.bool() { millis(&mut random, 0..=6000) } else { Duration::ZERO };
@@ -209,9 +156,9 @@ async fn work(scene: &Scene, host: &Host, operation: &Operation, mut random: Rng
     if random.u8(0..4) == 0 {
         return run_under(operation, acquire, hold_at_least, random).await;
     }
-    let started = scene.engine.now();
+    let started = scene.stage.engine.now();
     let acquired = acquire.await;
-    let waited = scene.engine.now().duration_since(started).unwrap();
+    let waited = scene.stage.engine.now().duration_since(started).unwrap();
     if waited > budget + REQUEST {
         operation.broke("(d) an acquire outlasted its budget", &format!("{waited:?} of {budget:?}"));
     }
@@ -267,9 +214,4 @@ async fn run_under(operation: &Operation, acquire: Acquire, hold_at_least: Durat
         Err(error) if error.is_lost() => operation.cancelled(),
         Err(error) => operation.refused(&error),
     }
-}
-
-fn millis(random: &mut Rng, range: std::ops::RangeInclusive<u64>) -> Duration {
-    // Not whole milliseconds, as real time is not.
-    Duration::from_micros(random.u64(range.start() * 1000..=range.end() * 1000))
 }

@@ -1,18 +1,24 @@
 //! The guarantees, over thousands of histories.
 //!
-//! `LOCK_HISTORIES=100000` runs more of them; `LOCK_SEED=42` runs one alone and prints it.
+//! `LOCK_HISTORIES=100000` runs more of them; `LOCK_SEED=42` runs one of each kind alone and prints it.
 
 use std::env;
+use std::fmt::Debug;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use lambda_lock_tests::history::{self, Mutation, Outcome};
+use lambda_lock_tests::{idempotency_history, queue_history};
 
 fn variable(name: &str) -> Option<u64> {
     env::var(name).ok().map(|value| value.parse().unwrap_or_else(|_| panic!("{name} is `{value}`, not a number")))
 }
 
-/// Runs seeds on all cores until one breaks a guarantee, or with a mutation the one it is to break.
-fn first_violation(seeds: u64, mutation: Option<Mutation>) -> Option<(u64, Outcome)> {
+/// Runs seeds on all cores until one breaks a guarantee in words that contain these.
+fn first_violation<C: Send>(
+    seeds: u64,
+    breaks: &str,
+    history: impl Fn(u64) -> Outcome<C> + Sync,
+) -> Option<(u64, Outcome<C>)> {
     let (next, stop) = (AtomicU64::new(0), AtomicBool::new(false));
     let run = || {
         while !stop.load(Ordering::Relaxed) {
@@ -20,8 +26,7 @@ fn first_violation(seeds: u64, mutation: Option<Mutation>) -> Option<(u64, Outco
             if seed >= seeds {
                 break;
             }
-            let outcome = history::run(seed, mutation);
-            let breaks = mutation.map_or("", |mutation| mutation.breaks);
+            let outcome = history(seed);
             if outcome.violations.iter().any(|violation| violation.contains(breaks)) {
                 stop.store(true, Ordering::Relaxed);
                 return Some((seed, outcome));
@@ -39,31 +44,29 @@ fn cores() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }
 
-// behaviour 82; and 5, 10, 42, 43, 56, 76, 78 under faults
-#[test]
-fn the_guarantees_hold_in_every_history() {
+fn assert_guarantees_hold<C: Debug + Send>(histories: u64, history: impl Fn(u64) -> Outcome<C> + Sync) {
     let violation = match variable("LOCK_SEED") {
         Some(seed) => {
-            let outcome = history::run(seed, None);
+            let outcome = history(seed);
             println!("{}\n{:?}", outcome.log.join("\n"), outcome.counts);
             (!outcome.violations.is_empty()).then_some((seed, outcome))
         }
-        None => first_violation(variable("LOCK_HISTORIES").unwrap_or(2000), None),
+        None => first_violation(variable("LOCK_HISTORIES").unwrap_or(histories), "", history),
     };
     if let Some((seed, outcome)) = violation {
         panic!(
-            "{}\n\nseed {seed} broke a guarantee (run it alone with LOCK_SEED={seed}):\n{}",
+            "{}\n\nseed {seed} broke a guarantee (run this test alone with LOCK_SEED={seed}):\n{}",
             outcome.log.join("\n"),
             outcome.violations.join("\n")
         );
     }
 }
 
-#[test]
-fn every_mutation_is_caught() {
+fn assert_caught<C: Send>(mutations: &[Mutation], history: impl Fn(u64, Option<Mutation>) -> Outcome<C> + Sync) {
     let mut missed = Vec::new();
-    for mutation in Mutation::ALL {
-        match first_violation(variable("LOCK_HISTORIES").unwrap_or(2000), Some(mutation)) {
+    for mutation in mutations {
+        let histories = variable("LOCK_HISTORIES").unwrap_or(2000);
+        match first_violation(histories, mutation.breaks, |seed| history(seed, Some(*mutation))) {
             Some((seed, outcome)) => {
                 let violation = outcome.violations.iter().find(|violation| violation.contains(mutation.breaks));
                 println!("{mutation:?}: caught by seed {seed}: {}", violation.unwrap());
@@ -74,39 +77,135 @@ fn every_mutation_is_caught() {
     assert!(missed.is_empty(), "not caught: {missed:?}");
 }
 
+fn assert_repeatable<C>(history: impl Fn(u64) -> Outcome<C>) {
+    // The nonces are from the operating system.
+    let plain = |outcome: Outcome<C>| {
+        outcome.log.into_iter().map(|line| line.split(" by ").next().unwrap().to_owned()).collect::<Vec<_>>()
+    };
+    for seed in 0..5 {
+        assert_eq!(plain(history(seed)), plain(history(seed)));
+    }
+}
+
+fn assert_reached<const N: usize>(counted: impl Fn(u64) -> [(&'static str, usize); N]) {
+    let mut sum = counted(0);
+    for seed in 1..100 {
+        for ((_, sum), (_, count)) in sum.iter_mut().zip(counted(seed)) {
+            *sum += count;
+        }
+    }
+    println!("in 100 histories: {sum:?}");
+    for (what, count) in sum {
+        assert!(count >= 20, "only {count} {what}");
+    }
+}
+
+// behaviour 82; and 5, 10, 42, 43, 56, 76, 78 under faults
+#[test]
+fn the_guarantees_hold_in_every_history() {
+    assert_guarantees_hold(2000, |seed| history::run(seed, None));
+}
+
+#[test]
+fn every_mutation_is_caught() {
+    assert_caught(&Mutation::LOCK, history::run);
+}
+
 #[test]
 fn a_seed_gives_the_same_history_every_time() {
-    for seed in 0..5 {
-        let plain = |outcome: Outcome| {
-            // The nonces are from the operating system.
-            outcome.log.into_iter().map(|line| line.split(" by ").next().unwrap().to_owned()).collect::<Vec<_>>()
-        };
-        assert_eq!(plain(history::run(seed, None)), plain(history::run(seed, None)));
-    }
+    assert_repeatable(|seed| history::run(seed, None));
 }
 
 #[test]
 fn the_histories_reach_what_they_are_about() {
-    let mut sum = history::Counts::default();
-    for seed in 0..100 {
-        let counts = history::run(seed, None).counts;
-        sum.acquired += counts.acquired;
-        sum.held += counts.held;
-        sum.renewed += counts.renewed;
-        sum.lost += counts.lost;
-        sum.crashed += counts.crashed;
-        sum.swept += counts.swept;
-        sum.requests += counts.requests;
-    }
-    println!("in 100 histories: {sum:?}");
-    for (what, count) in [
-        ("acquired", sum.acquired),
-        ("held", sum.held),
-        ("renewed", sum.renewed),
-        ("lost", sum.lost),
-        ("crashed", sum.crashed),
-        ("swept", sum.swept),
-    ] {
-        assert!(count >= 20, "only {count} {what}");
-    }
+    assert_reached(|seed| {
+        let history::Counts { acquired, held, renewed, lost, crashed, swept, requests } =
+            history::run(seed, None).counts;
+        [
+            ("acquired", acquired),
+            ("held", held),
+            ("renewed", renewed),
+            ("lost", lost),
+            ("crashed", crashed),
+            ("swept", swept),
+            ("requests", requests),
+        ]
+    });
+}
+
+// behaviours 60, 64, 65, 66, 67, 68, 70, 76, 79, 80, 82 under faults
+#[test]
+fn the_guarantees_hold_in_every_history_of_idempotency() {
+    assert_guarantees_hold(700, |seed| idempotency_history::run(seed, None));
+}
+
+#[test]
+fn every_mutation_of_idempotency_is_caught() {
+    assert_caught(&idempotency_history::MUTATIONS, idempotency_history::run);
+}
+
+#[test]
+fn a_seed_gives_the_same_history_of_idempotency_every_time() {
+    assert_repeatable(|seed| idempotency_history::run(seed, None));
+}
+
+#[test]
+fn the_histories_of_idempotency_reach_what_they_are_about() {
+    assert_reached(|seed| {
+        let counts = idempotency_history::run(seed, None).counts;
+        [
+            ("runs", counts.runs),
+            ("taken over", counts.taken_over),
+            ("replayed", counts.replayed),
+            ("replayed errors", counts.replayed_errors),
+            ("cached", counts.cached),
+            ("in progress", counts.in_progress),
+            ("unfinished", counts.unfinished),
+            ("failed", counts.failed),
+            ("overran", counts.overran),
+            ("crashed", counts.crashed),
+            ("completed", counts.completed),
+            ("committed", counts.committed),
+            ("transactions cancelled", counts.transactions_cancelled),
+            ("windows ended", counts.windows_ended),
+            ("swept", counts.swept),
+            ("requests", counts.requests),
+        ]
+    });
+}
+
+// behaviours 64, 65, 66, 70, 71, 72, 73, 74, 82 under faults
+#[test]
+fn the_guarantees_hold_in_every_history_of_a_queue() {
+    assert_guarantees_hold(700, |seed| queue_history::run(seed, None));
+}
+
+#[test]
+fn every_mutation_of_a_consumer_is_caught() {
+    assert_caught(&queue_history::MUTATIONS, queue_history::run);
+}
+
+#[test]
+fn a_seed_gives_the_same_history_of_a_queue_every_time() {
+    assert_repeatable(|seed| queue_history::run(seed, None));
+}
+
+#[test]
+fn the_histories_of_a_queue_reach_what_they_are_about() {
+    assert_reached(|seed| {
+        let counts = queue_history::run(seed, None).counts;
+        [
+            ("runs", counts.work.runs),
+            ("taken over", counts.work.taken_over),
+            ("runs crashed", counts.work.crashed),
+            ("batches", counts.batches),
+            ("invocations crashed", counts.invocations_crashed),
+            ("redelivered", counts.redelivered),
+            ("done", counts.done),
+            ("done before", counts.done_before),
+            ("reported", counts.reported),
+            ("dead", counts.dead),
+            ("requests", counts.work.requests),
+        ]
+    });
 }

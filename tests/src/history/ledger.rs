@@ -8,7 +8,8 @@ use lambda_lock::{Error, Lock};
 use serde_json::Value;
 
 use super::mutation::Kind;
-use super::{CAP, Counts, LATENCY, Outcome};
+use super::stage::{CAP, Journal, LATENCY};
+use super::{Counts, Outcome};
 
 /// Sees everything, and says what should not have been.
 pub(super) struct Ledger {
@@ -19,8 +20,7 @@ pub(super) struct Ledger {
 
 #[derive(Default)]
 struct State {
-    log: Vec<String>,
-    violations: Vec<String>,
+    journal: Journal,
     counts: Counts,
     /// By key.
     rows: HashMap<String, Row>,
@@ -93,10 +93,11 @@ impl Ledger {
             // The lease has the skew in it once; the clock of whoever comes next may be behind by it once more.
             let latest = ends.max(*at) + self.clock_skew + CAP + 2 * LATENCY;
             if next.is_none_or(|(_, when, _)| *when > latest) {
-                state.violations.push(format!("(c) {key}, whose holder crashed, was not taken again in time"));
+                let what = format!("(c) {key}, whose holder crashed, was not taken again in time");
+                state.journal.broke(self.engine.now(), what);
             }
         }
-        Outcome { log: state.log, violations: state.violations, counts: state.counts }
+        state.journal.outcome(state.counts)
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -104,13 +105,11 @@ impl Ledger {
     }
 
     fn log(&self, state: &mut State, what: &str) {
-        let now = self.engine.now().duration_since(SystemTime::UNIX_EPOCH).unwrap();
-        state.log.push(format!("{:>10.4} {what}", now.as_secs_f64() - f64::from(500_000 * 3600)));
+        state.journal.log(self.engine.now(), what);
     }
 
     fn broke(&self, state: &mut State, what: String) {
-        self.log(state, &format!("VIOLATION {what}"));
-        state.violations.push(what);
+        state.journal.broke(self.engine.now(), what);
     }
 }
 
@@ -169,6 +168,7 @@ impl Intercept for Observer {
                 state.applied.insert((key.clone(), fence), holder);
                 state.taken.push((key, now, owner));
             }
+            Kind::Complete | Kind::Transaction => unreachable!("nothing completes a lock"),
             Kind::Renew | Kind::Release => {
                 if kind == Kind::Renew && state.released.contains(&owner) {
                     ledger.broke(&mut state, format!("(e) {key}: a renewal took it again after its release"));

@@ -1,23 +1,28 @@
 use std::fmt;
 
+use aws_lambda_events::sqs::{SqsBatchResponse, SqsEvent};
 use lambda_lock::embedded::{Answer, Intercept};
 use serde_json::{Value, json};
 
-/// A deliberate mistake in the protocol. The host's network makes it, by rewriting a request or an answer: the code
-/// under test is the code that ships, and has no switch for it.
+/// A deliberate mistake in the protocol. The host's network makes it, by rewriting a request or an answer, or Lambda, by
+/// rewriting a batch or the answer to it: the code under test is the code that ships, and has no switch for it.
 #[derive(Clone, Copy)]
 pub struct Mutation {
     /// What is wrong.
     pub name: &'static str,
     /// What a violation that it is to blame for contains.
     pub breaks: &'static str,
-    request: fn(Kind, &mut Value),
-    answer: fn(Kind, &Value, &mut Answer),
+    pub(crate) request: fn(Kind, &mut Value),
+    pub(crate) answer: fn(Kind, &Value, &mut Answer),
+    /// What Lambda hands to the consumer of a queue.
+    pub(crate) batch: fn(&mut SqsEvent),
+    /// What Lambda hears from it.
+    pub(crate) batch_answer: fn(&SqsEvent, &mut SqsBatchResponse),
 }
 
 impl Mutation {
-    /// All mutations.
-    pub const ALL: [Self; 10] = [
+    /// Those of the lock.
+    pub const LOCK: [Self; 10] = [
         Self { name: "no nonce check on refusal", breaks: "(f)", answer: foreign_nonce, ..Self::NONE },
         Self { name: "release without the owner check", breaks: "(e)", request: release_without_owner, ..Self::NONE },
         Self {
@@ -40,7 +45,8 @@ impl Mutation {
         Self { name: "TTL earlier than the lease's end", breaks: "(a)", request: ttl_too_early, ..Self::NONE },
     ];
 
-    const NONE: Self = Self { name: "", breaks: "", request: |_, _| {}, answer: |_, _, _| {} };
+    pub(crate) const NONE: Self =
+        Self { name: "", breaks: "", request: |_, _| {}, answer: |_, _, _| {}, batch: |_| {}, batch_answer: |_, _| {} };
 }
 
 impl fmt::Debug for Mutation {
@@ -65,25 +71,38 @@ impl Intercept for Mutation {
 
 /// Which of the protocol's writes a request is.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) enum Kind {
+pub(crate) enum Kind {
     Acquire,
     Renew,
     Release,
+    Complete,
+    /// The user's own, with a completion in it.
+    Transaction,
 }
 
 impl Kind {
-    pub(super) fn of(operation: &str, request: &Value) -> Option<Self> {
+    pub(crate) fn of(operation: &str, request: &Value) -> Option<Self> {
         let values = &request["ExpressionAttributeValues"];
         match operation {
             "UpdateItem" if values[":now_micros"].is_object() => Some(Self::Acquire),
             "UpdateItem" if values[":known_end"].is_object() => Some(Self::Renew),
+            "UpdateItem" if values[":completed"].is_object() => Some(Self::Complete),
             "UpdateItem" => Some(Self::Release),
+            "TransactWriteItems" => Some(Self::Transaction),
             _ => None,
         }
     }
 }
 
-fn foreign_nonce(kind: Kind, request: &Value, answer: &mut Answer) {
+/// Rewrites the condition of a request, which must have contained `from`.
+pub(crate) fn replace_in_condition(request: &mut Value, from: &str, to: &str) {
+    let condition = request["ConditionExpression"].as_str().unwrap();
+    let mutated = condition.replacen(from, to, 1);
+    assert_ne!(condition, mutated);
+    request["ConditionExpression"] = json!(mutated);
+}
+
+pub(crate) fn foreign_nonce(kind: Kind, request: &Value, answer: &mut Answer) {
     let own = &request["ExpressionAttributeValues"][":owner"];
     if kind == Kind::Acquire && answer.status == 400 && answer.body["Item"]["owner"] == *own {
         answer.body["Item"]["owner"] = json!({ "S": "someone else" });
@@ -110,12 +129,9 @@ fn fence_restarts(kind: Kind, request: &mut Value) {
     }
 }
 
-fn acquire_ignores_end(kind: Kind, request: &mut Value) {
+pub(crate) fn acquire_ignores_end(kind: Kind, request: &mut Value) {
     if kind == Kind::Acquire {
-        let condition = request["ConditionExpression"].as_str().unwrap();
-        let mutated = condition.replacen("#lease_end <= :now", "(#lease_end <= :now OR #lease_end > :now)", 1);
-        assert_ne!(condition, mutated);
-        request["ConditionExpression"] = json!(mutated);
+        replace_in_condition(request, "#lease_end <= :now", "(#lease_end <= :now OR #lease_end > :now)");
     }
 }
 

@@ -1,0 +1,140 @@
+//! What every kind of history stands on: a DynamoDB, hosts with wrong clocks and bad networks, and a journal of it all.
+
+use std::ops::RangeInclusive;
+use std::time::{Duration, SystemTime};
+
+use fastrand::Rng;
+use lambda_lock::embedded::{Engine, Faults, Host, Intercept};
+use lambda_lock::{Backoff, Locks};
+use tokio::time::sleep;
+
+use super::{Mutation, Outcome};
+
+pub(crate) const TABLE: &str = "locks";
+/// How long after it was sent a request may still arrive; less than the retention.
+pub(crate) const LATEST_ARRIVAL: Duration = Duration::from_secs(20);
+pub(crate) const LATENCY: Duration = Duration::from_millis(40);
+/// The cap of every backoff.
+pub(crate) const CAP: Duration = Duration::from_millis(500);
+/// What one request takes at the most: three tries of the SDK, with its delays of at most 1 and 2 s between them.
+pub(crate) const REQUEST: Duration = Duration::from_millis(3000 + 3 * 2 * 40 + 10);
+
+/// Runs a history in paused time. What it draws from the thread's generator, as the SDK's retries and our jitter do,
+/// is from the seed too.
+pub(crate) fn play<T>(seed: u64, history: impl Future<Output = T>) -> T {
+    fastrand::seed(seed);
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
+    runtime.block_on(history)
+}
+
+/// Where a history happens.
+#[derive(Debug)]
+pub(crate) struct Stage {
+    pub(crate) engine: Engine,
+    pub(crate) clock_skew: Duration,
+    pub(crate) mutation: Option<Mutation>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Network {
+    /// Everything arrives within the latency.
+    Good,
+    /// Requests and answers are lost, refused, late, and repeated.
+    Bad,
+    /// Bad, and what arrives in time may take as long as a lease.
+    Slow,
+}
+
+impl Network {
+    /// A bad one, or a slow one.
+    pub(crate) fn draw(random: &mut Rng) -> Self {
+        if random.u8(0..4) == 0 { Self::Slow } else { Self::Bad }
+    }
+}
+
+impl Stage {
+    /// An engine with an empty lock table, and a clock skew.
+    pub(crate) async fn set(random: &mut Rng, mutation: Option<Mutation>) -> Self {
+        let engine = Engine::starting_at(SystemTime::UNIX_EPOCH + Duration::from_hours(500_000)).unwrap();
+        let clock_skew = millis(random, 100..=1000);
+        Locks::builder(engine.client(), TABLE).build().unwrap().create_table().await.unwrap();
+        Self { engine, clock_skew, mutation }
+    }
+
+    /// A host that is off by up to half the skew, and drifts within that. The observer sees what really happens, the
+    /// host what the mutation makes of it.
+    pub(crate) fn host(&self, random: &mut Rng, network: Network, observer: impl Intercept + 'static) -> Host {
+        let half = self.clock_skew / 2;
+        let off = Duration::from_micros(random.u64(0..=u64::try_from(half.as_micros()).unwrap()));
+        let host = self.engine.host().clock_drift((random.f64() - 0.5) / 25.0, half);
+        let host = if random.bool() { host.clock_ahead(off) } else { host.clock_behind(off) };
+        let latency = if network == Network::Slow { Duration::from_millis(1500) } else { LATENCY };
+        let mut faults = Faults::seeded(random.u64(..)).latency(Duration::from_millis(1)..latency);
+        if network != Network::Good {
+            let chance = [0.0, 0.05, 0.15][random.usize(0..3)];
+            faults = faults
+                .lose_requests(chance)
+                .lose_answers(chance)
+                .throttle(chance / 2.0)
+                .server_errors(chance / 2.0)
+                .late(chance, LATEST_ARRIVAL / 10)
+                .repeat(chance, if random.bool() { LATEST_ARRIVAL } else { LATEST_ARRIVAL / 10 });
+        }
+        let host = host.faults(faults).intercept(observer);
+        match self.mutation {
+            Some(mutation) => host.intercept(mutation).build(),
+            None => host.build(),
+        }
+    }
+
+    pub(crate) fn locks(&self, host: &Host) -> Locks {
+        Locks::builder(host.client(), TABLE)
+            .clock_skew(self.clock_skew)
+            // By default it is the process id, which is another in every run.
+            .holder("a host")
+            // The shortest that is allowed, so that rows are deleted while the history goes on.
+            .retention(Duration::from_mins(1) + 2 * self.clock_skew)
+            .build()
+            .unwrap()
+    }
+
+    /// DynamoDB's own sweeping of expired rows.
+    pub(crate) async fn sweep(&self, swept: impl Fn(usize)) {
+        loop {
+            sleep(Duration::from_secs(7)).await;
+            swept(self.engine.sweep_expired().unwrap());
+        }
+    }
+}
+
+pub(crate) fn backoff(budget: Duration) -> Backoff {
+    Backoff::default().base(Duration::from_millis(50)).cap(CAP).up_to(budget)
+}
+
+pub(crate) fn millis(random: &mut Rng, range: RangeInclusive<u64>) -> Duration {
+    // Not whole milliseconds, as real time is not.
+    Duration::from_micros(random.u64(range.start() * 1000..=range.end() * 1000))
+}
+
+/// What happened, and what should not have.
+#[derive(Debug, Default)]
+pub(crate) struct Journal {
+    log: Vec<String>,
+    violations: Vec<String>,
+}
+
+impl Journal {
+    pub(crate) fn log(&mut self, now: SystemTime, what: &str) {
+        let now = now.duration_since(SystemTime::UNIX_EPOCH).unwrap();
+        self.log.push(format!("{:>10.4} {what}", now.as_secs_f64() - f64::from(500_000 * 3600)));
+    }
+
+    pub(crate) fn broke(&mut self, now: SystemTime, what: String) {
+        self.log(now, &format!("VIOLATION {what}"));
+        self.violations.push(what);
+    }
+
+    pub(crate) fn outcome<C>(self, counts: C) -> Outcome<C> {
+        Outcome { log: self.log, violations: self.violations, counts }
+    }
+}

@@ -1,0 +1,560 @@
+use std::collections::{HashMap, HashSet};
+use std::fmt::{self, Debug};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::{Duration, SystemTime};
+
+use lambda_lock::embedded::{Answer as WireAnswer, Engine, Intercept};
+use lambda_lock::{Error, HandlerError, Run};
+use serde_json::Value;
+
+use super::{Answer, Counts, Terms, Then};
+use crate::history::Outcome;
+use crate::history::mutation::Kind;
+use crate::history::stage::{CAP, Journal, LATENCY, LATEST_ARRIVAL};
+
+/// Sees everything, and says what should not have been.
+pub(crate) struct Ledger {
+    engine: Engine,
+    clock_skew: Duration,
+    /// By key.
+    terms: HashMap<String, Terms>,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    journal: Journal,
+    counts: Counts,
+    /// By number, from 1.
+    runs: Vec<Ran>,
+    /// By key: what the work counts, and what it should have.
+    counters: HashMap<String, (u64, u64)>,
+    /// Those that were committed: DynamoDB answers a duplicate like the first, and does nothing.
+    transactions: HashSet<String>,
+    /// By nonce.
+    records: HashMap<String, Record>,
+    /// By key: the nonce that the row was last taken by.
+    rows: HashMap<String, String>,
+    /// By key: the last one given.
+    fences: HashMap<String, u64>,
+    /// By key and in order: when there was something new, and by which nonce.
+    news: Vec<(String, SystemTime, String)>,
+    crashes: Vec<Crash>,
+}
+
+/// One run of the work.
+struct Ran {
+    key: String,
+    owner: String,
+    /// When its lease ends.
+    until: SystemTime,
+    ended: Option<SystemTime>,
+    how: How,
+    /// From when its window counts, if its outcome is stored.
+    outcome: Option<SystemTime>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum How {
+    /// Under way, cancelled, panicked, or crashed.
+    Unfinished,
+    Answered,
+    Failed(Then),
+}
+
+/// What the requests that were applied have made of one acquisition. It is a ghost if it was applied twice: a duplicate
+/// came after the row had been deleted.
+struct Record {
+    /// When the request was sent, by its sender's clock.
+    sent: SystemTime,
+    /// When the lease with its margin ends.
+    ends: SystemTime,
+    is_ghost: bool,
+    given_up: Option<SystemTime>,
+    completed: Option<SystemTime>,
+}
+
+struct Crash {
+    key: String,
+    owner: String,
+    at: SystemTime,
+}
+
+impl Ledger {
+    pub(crate) fn new(engine: Engine, clock_skew: Duration, terms: HashMap<String, Terms>) -> Self {
+        Self { engine, clock_skew, terms, state: Mutex::default() }
+    }
+
+    pub(crate) fn observer(self: &Arc<Self>) -> impl Intercept + use<> {
+        Observer(Arc::clone(self))
+    }
+
+    pub(crate) fn swept(&self, rows: usize) {
+        let mut state = self.state();
+        state.counts.swept += rows;
+        if rows > 0 {
+            self.log(&mut state, &format!("{rows} rows deleted by TTL"));
+        }
+    }
+
+    /// The business writes of a key are as many as there were windows with a result.
+    pub(crate) fn count_business(&self, key: &str, writes: u64) {
+        let mut state = self.state();
+        let mut ends = SystemTime::UNIX_EPOCH;
+        let (mut windows, mut is_counted) = (0, false);
+        let completed = |run: &&Ran| run.key == key && state.records[&run.owner].completed.is_some();
+        let mut completed: Vec<_> = state.runs.iter().filter(completed).collect();
+        completed.sort_by_key(|run| run.outcome);
+        for run in completed {
+            if run.outcome.is_some_and(|outcome| outcome >= ends) {
+                ends = self.window_end(&state, run).unwrap();
+                is_counted = false;
+            }
+            if !is_counted && run.how != How::Failed(Then::Store) {
+                windows += 1;
+                is_counted = true;
+            }
+        }
+        self.log(&mut state, &format!("{key}: {writes} business writes, {windows} windows with a result"));
+        if writes != windows {
+            self.broke(&mut state, format!("(iv) {key}: {writes} business writes for {windows} windows with a result"));
+        }
+    }
+
+    /// What is left to check when all is over.
+    pub(crate) fn outcome(&self) -> Outcome<Counts> {
+        let mut state = std::mem::take(&mut *self.state());
+        for (key, (count, expected)) in &state.counters {
+            if count != expected {
+                let what = format!("(ii) {key} counts {count} and was counted up {expected} times");
+                state.journal.broke(self.engine.now(), what);
+            }
+        }
+        for Crash { key, owner, at } in &state.crashes {
+            let next = state.news.iter().find(|(taken, when, by)| {
+                taken == key && when >= at && (by != owner || state.records[owner].completed.is_some())
+            });
+            // The lease has the skew in it once; the clock of whoever comes next may be behind by it once more.
+            let latest = state.records[owner].ends.max(*at) + self.clock_skew + CAP + 2 * LATENCY;
+            if next.is_none_or(|(_, when, _)| *when > latest) {
+                let what = format!("(vi) {key}, whose run crashed, was not taken again in time");
+                state.journal.broke(self.engine.now(), what);
+            }
+        }
+        state.journal.outcome(state.counts)
+    }
+
+    pub(crate) fn note(&self, what: &str) {
+        self.log(&mut self.state(), what);
+    }
+
+    pub(crate) fn violated(&self, what: String) {
+        self.broke(&mut self.state(), what);
+    }
+
+    /// Whether a run of this key came to its end.
+    pub(crate) fn is_done(&self, key: &str) -> bool {
+        self.state().runs.iter().any(|run| run.key == key && run.how == How::Answered)
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap()
+    }
+
+    fn log(&self, state: &mut State, what: &str) {
+        state.journal.log(self.engine.now(), what);
+    }
+
+    fn broke(&self, state: &mut State, what: String) {
+        state.journal.broke(self.engine.now(), what);
+    }
+
+    /// When the window of a run is over at the earliest, if its outcome was stored.
+    fn window_end(&self, state: &State, run: &Ran) -> Option<SystemTime> {
+        let outcome = run.outcome.filter(|_| state.records[&run.owner].completed.is_some())?;
+        Some(outcome + self.terms[&run.key].window - self.clock_skew)
+    }
+
+    /// Why another run of the same key may not begin now, if it may not.
+    fn obstacle(&self, state: &State, earlier: &Ran, now: SystemTime) -> Option<String> {
+        let terms = self.terms[&earlier.key];
+        let record = &state.records[&earlier.owner];
+        let given_up = record.given_up.is_some();
+        if earlier.ended.is_none() {
+            return Some("(ii) began beside".to_owned());
+        }
+        if let Some(end) = self.window_end(state, earlier) {
+            return (now < end).then(|| "(i) began within the window of".to_owned());
+        }
+        if terms.refuse_unfinished && !(matches!(earlier.how, How::Failed(_)) && given_up) {
+            let end = record.sent + terms.window - self.clock_skew;
+            return (now < end).then(|| "(iii) began in spite of the unfinished".to_owned());
+        }
+        (now < earlier.until && !given_up).then(|| "(ii) began within the lease of".to_owned())
+    }
+}
+
+impl Debug for Ledger {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Ledger")
+    }
+}
+
+#[derive(Debug)]
+struct Observer(Arc<Ledger>);
+
+impl Intercept for Observer {
+    fn answer(&self, operation: &str, request: &Value, answer: &mut WireAnswer) {
+        let Some(kind) = Kind::of(operation, request) else { return };
+        let ledger = &self.0;
+        let mut state = ledger.state();
+        state.counts.requests += 1;
+        let write = match kind {
+            Kind::Transaction => &request["TransactItems"][0]["Update"],
+            _ => request,
+        };
+        let text = |value: &Value| value["S"].as_str().unwrap_or_default().to_owned();
+        let values = &write["ExpressionAttributeValues"];
+        let (key, owner) = (text(&write["Key"]["id"]), text(&values[":owner"]));
+        let what = format!("{kind:?} of {key} by {}", owner.get(..6).unwrap_or_default());
+        if answer.status != 200 {
+            state.counts.transactions_cancelled += usize::from(kind == Kind::Transaction);
+            let row = &answer.body["Item"];
+            let why = [&row["status"]["S"], &row["in_progress_expiration"]["N"], &row["expiration"]["N"]];
+            return ledger.log(&mut state, &format!("  {what} refused: {why:?}"));
+        }
+        let token = request["ClientRequestToken"].as_str();
+        if token.is_some_and(|token| !state.transactions.insert(token.to_owned())) {
+            return ledger.log(&mut state, &format!("  {what} answered as before"));
+        }
+        ledger.log(&mut state, &format!("  {what} applied"));
+        match kind {
+            Kind::Acquire => {
+                let fence = answer.body["Attributes"]["fence"]["N"].as_str().unwrap().parse().unwrap();
+                ledger.taken(&mut state, key, owner, fence, values);
+            }
+            Kind::Renew => unreachable!("nothing renews a record"),
+            Kind::Release => ledger.given_up(&mut state, &key, &owner),
+            // The mutation that leaves the completion out.
+            Kind::Transaction if owner.is_empty() => {}
+            Kind::Complete | Kind::Transaction => ledger.completed(&mut state, key, owner, kind == Kind::Transaction),
+        }
+    }
+}
+
+impl Ledger {
+    fn taken(&self, state: &mut State, key: String, owner: String, fence: u64, values: &Value) {
+        let now = self.engine.now();
+        let others = state.runs.iter().filter(|run| run.key == key && run.owner != owner);
+        if let Some(end) = others.filter_map(|run| self.window_end(state, run)).max().filter(|end| now < *end) {
+            let early = end.duration_since(now).unwrap();
+            self.broke(state, format!("(vii) {key} was taken {early:?} before the end of a window"));
+        }
+        let number = |name: &str| Duration::from_millis(values[name]["N"].as_str().unwrap().parse().unwrap());
+        let (sent, end) = (number(":now"), number(":lease_end"));
+        if let Some(record) = state.records.get_mut(&owner) {
+            record.is_ghost = true;
+        } else {
+            let last = state.fences.insert(key.clone(), fence).filter(|last| fence <= *last);
+            // A row that was deleted can be written anew by a request that was sent before, and is late by the window.
+            if let Some(last) = last.filter(|_| self.terms[&key].window > LATEST_ARRIVAL) {
+                self.broke(state, format!("(b) {key}: fence {fence} after {last}"));
+            }
+            let record = Record {
+                sent: SystemTime::UNIX_EPOCH + sent,
+                ends: now + end.saturating_sub(sent),
+                is_ghost: false,
+                given_up: None,
+                completed: None,
+            };
+            state.records.insert(owner.clone(), record);
+        }
+        state.rows.insert(key.clone(), owner.clone());
+        state.news.push((key, now, owner));
+    }
+
+    fn given_up(&self, state: &mut State, key: &str, owner: &str) {
+        if state.rows.get(key).is_some_and(|last| last != owner) {
+            self.broke(state, format!("(ii) {key}: another run's record was given up"));
+        }
+        let run = state.runs.iter().find(|run| run.owner == owner);
+        let unfinished = run.is_some_and(|run| run.how == How::Unfinished);
+        // Only a mutation gives up what was never taken.
+        let Some(record) = state.records.get_mut(owner) else { return };
+        record.given_up.get_or_insert(self.engine.now());
+        if record.completed.is_some() && !record.is_ghost {
+            self.broke(state, format!("(v) {key}: a completed record was given up"));
+        } else if unfinished && self.terms[key].refuse_unfinished {
+            self.broke(state, format!("(iii) {key}: a run that did not finish was given up"));
+        }
+    }
+
+    fn completed(&self, state: &mut State, key: String, owner: String, in_transaction: bool) {
+        if state.rows.get(&key).is_some_and(|last| *last != owner) {
+            self.broke(state, format!("(v) {key}: a run that had lost its record completed it"));
+        }
+        let now = self.engine.now();
+        if state.records.get_mut(&owner).unwrap().completed.replace(now).is_none() {
+            state.counts.completed += 1;
+            state.counts.committed += usize::from(in_transaction);
+        }
+        state.news.push((key, now, owner));
+    }
+}
+
+/// One call, as it tells the ledger. Cheap to clone.
+#[derive(Clone, Debug)]
+pub(crate) struct Call {
+    name: String,
+    pub(crate) key: String,
+    ledger: Arc<Ledger>,
+    began: SystemTime,
+    told: Arc<Mutex<Told>>,
+}
+
+#[derive(Debug, Default)]
+struct Told {
+    /// The number of the run that this call made.
+    run: Option<u64>,
+    answered: bool,
+    unfinished: bool,
+}
+
+impl Call {
+    pub(crate) fn new(name: &str, key: String, ledger: Arc<Ledger>) -> Self {
+        let began = ledger.engine.now();
+        Self { name: name.to_owned(), key, ledger, began, told: Arc::default() }
+    }
+
+    /// The work begins. It ends when what this returns is dropped, also by being cancelled.
+    pub(crate) fn began(&self, run: &Run, lease: Duration) -> Execution {
+        let (ledger, now) = (&self.ledger, self.ledger.engine.now());
+        let mut state = ledger.state();
+        let number = state.runs.len() as u64 + 1;
+        ledger.log(&mut state, &format!("{} began run {number} of {}", self.name, self.key));
+        state.counts.runs += 1;
+        let before: Vec<_> = state.runs.iter().enumerate().filter(|(_, run)| run.key == self.key).collect();
+        let obstacles = before.iter().filter_map(|(index, run)| {
+            let what = ledger.obstacle(&state, run, now)?;
+            Some(format!("{what} run {}: run {number} of {} by {}", index + 1, self.key, self.name))
+        });
+        let obstacles: Vec<_> = obstacles.collect();
+        let last = before.last().map(|(_, run)| (run.how, state.records[&run.owner].completed));
+        let (taken_over, ended) = (matches!(last, Some((How::Unfinished, None))), matches!(last, Some((_, Some(_)))));
+        state.counts.taken_over += usize::from(taken_over);
+        state.counts.windows_ended += usize::from(ended);
+        for obstacle in obstacles {
+            ledger.broke(&mut state, obstacle);
+        }
+        let lock = run.lock();
+        if state.rows.get(&self.key).is_none_or(|owner| owner != lock.owner()) {
+            ledger.broke(&mut state, format!("(ii) run {number} of {} does not own its record", self.key));
+        }
+        if lock.remaining() > lease {
+            ledger.broke(&mut state, format!("(ii) run {number} of {} has too long a lease", self.key));
+        }
+        state.runs.push(Ran {
+            key: self.key.clone(),
+            owner: lock.owner().to_owned(),
+            until: now + lock.remaining(),
+            ended: None,
+            how: How::Unfinished,
+            outcome: None,
+        });
+        self.told.lock().unwrap().run = Some(number);
+        Execution { number, call: self.clone() }
+    }
+
+    /// What the caller was told.
+    pub(crate) fn answered(&self, answer: Answer, without_request: bool) {
+        let ledger = &self.ledger;
+        let mut state = ledger.state();
+        let run = self.told.lock().unwrap().run;
+        let (number, is_error) = match answer {
+            Ok(number) => (number, false),
+            Err(HandlerError::Replayed(error)) => (error.message().parse().unwrap(), true),
+            Err(HandlerError::Handler(failure)) => {
+                ledger.log(&mut state, &format!("{}: run {} failed", self.name, failure.execution));
+                state.counts.failed += 1;
+                if run != Some(failure.execution) {
+                    ledger.broke(&mut state, format!("(v) {} got the failure of another run", self.name));
+                }
+                // What was stored is an answer.
+                self.told.lock().unwrap().answered = failure.then == Then::Store;
+                return;
+            }
+            Err(HandlerError::Lock(error)) => return self.refused(&mut state, &error),
+            Err(_) => unreachable!("there are no other errors"),
+        };
+        self.told.lock().unwrap().answered = true;
+        ledger.log(&mut state, &format!("{} was told the answer of run {number}", self.name));
+        let index = usize::try_from(number).unwrap().wrapping_sub(1);
+        let Some(ran) = state.runs.get(index).filter(|ran| ran.key == self.key) else {
+            let what = format!("(v) {} was told of run {number}, which {} did not have", self.name, self.key);
+            return ledger.broke(&mut state, what);
+        };
+        let stored = state.records[&ran.owner].completed.is_some();
+        let right = match ran.how {
+            How::Answered => !is_error,
+            How::Failed(Then::Store) => is_error,
+            // A transaction may be committed whose handler did not learn of it.
+            How::Failed(_) | How::Unfinished => !is_error && stored,
+        };
+        let latest = ran.outcome.map(|outcome| outcome + ledger.terms[&self.key].window + ledger.clock_skew);
+        if !right {
+            ledger.broke(&mut state, format!("(v) {} was told of run {number}, which did not say that", self.name));
+        }
+        if run == Some(number) && !is_error {
+            return;
+        }
+        state.counts.replayed += 1;
+        state.counts.replayed_errors += usize::from(is_error);
+        state.counts.cached += usize::from(without_request);
+        if !stored {
+            let what = format!("(v) {} was told of run {number}, whose answer is not stored", self.name);
+            ledger.broke(&mut state, what);
+        }
+        // Whole seconds, rounded up.
+        if latest.is_some_and(|latest| self.began > latest + Duration::from_secs(1)) {
+            ledger.broke(&mut state, format!("(vii) {} was told of run {number} after its window", self.name));
+        }
+    }
+
+    fn refused(&self, state: &mut State, error: &Error) {
+        let ledger = &self.ledger;
+        ledger.log(state, &format!("{} refused: {error}", self.name));
+        if error.is_lost() {
+            state.counts.overran += 1;
+        } else if error.is_in_progress() || error.is_unfinished() {
+            // It may have ended while the refusal was on its way, or just now by a clock that is ahead of the caller's.
+            let owner = error.holder().and_then(|holder| holder.owner()).unwrap_or_default();
+            let is_true = state.records.get(owner).is_some_and(|record| {
+                let over = [record.given_up, record.completed].into_iter().flatten().min();
+                record.is_ghost || over.is_none_or(|over| over + ledger.clock_skew >= self.began)
+            });
+            if !is_true {
+                ledger.broke(state, format!("(vi) {} was refused because of nobody", self.name));
+            }
+            if error.is_in_progress() {
+                state.counts.in_progress += 1;
+            } else {
+                state.counts.unfinished += 1;
+                self.told.lock().unwrap().unfinished = true;
+                if !ledger.terms[&self.key].refuse_unfinished {
+                    ledger.broke(state, format!("(vi) {} was refused for no reason", self.name));
+                }
+            }
+        } else if !(error.is_unavailable() || error.is_throttled() || error.is_conflict() || error.is_invalid()) {
+            ledger.broke(state, format!("(v) {} got an error that nothing led to", self.name));
+        }
+    }
+
+    pub(crate) fn gone(&self, how: &str) {
+        let mut state = self.ledger.state();
+        self.ledger.log(&mut state, &format!("{} {how}", self.name));
+        state.counts.crashed += usize::from(self.unfinished(&state).is_some());
+    }
+
+    /// The host is gone. Whether it was at it.
+    pub(crate) fn crashed(&self) -> bool {
+        let mut state = self.ledger.state();
+        let Some(owner) = self.unfinished(&state) else { return false };
+        let record = &state.records[&owner];
+        let is_current = state.rows.get(&self.key).is_some_and(|current| *current == owner);
+        if !is_current || record.given_up.is_some() || record.completed.is_some() {
+            return false;
+        }
+        if !self.ledger.terms[&self.key].refuse_unfinished {
+            state.crashes.push(Crash { key: self.key.clone(), owner, at: self.ledger.engine.now() });
+        }
+        true
+    }
+
+    /// The nonce of the run that this call made, if that did not finish.
+    fn unfinished(&self, state: &State) -> Option<String> {
+        let index = usize::try_from(self.told.lock().unwrap().run?).unwrap() - 1;
+        Some(&state.runs[index]).filter(|run| run.how == How::Unfinished).map(|run| run.owner.clone())
+    }
+
+    /// Whether this call made a run, and that came to its end.
+    pub(crate) fn is_answered(&self) -> bool {
+        let state = self.ledger.state();
+        let run = self.told.lock().unwrap().run;
+        run.is_some_and(|number| state.runs[usize::try_from(number).unwrap() - 1].how == How::Answered)
+    }
+
+    pub(crate) fn was_unfinished(&self) -> bool {
+        self.told.lock().unwrap().unfinished
+    }
+
+    pub(crate) fn must_have_answered(&self, otherwise: &str) {
+        if !self.told.lock().unwrap().answered {
+            let mut state = self.ledger.state();
+            self.ledger.broke(&mut state, format!("{otherwise}: {}", self.name));
+        }
+    }
+}
+
+/// One run of the work, while it is under way.
+#[derive(Debug)]
+pub(crate) struct Execution {
+    pub(crate) number: u64,
+    call: Call,
+}
+
+impl Execution {
+    fn with<T>(&self, f: impl FnOnce(&Ledger, &mut State, usize) -> T) -> T {
+        let ledger = &self.call.ledger;
+        f(ledger, &mut ledger.state(), usize::try_from(self.number).unwrap() - 1)
+    }
+
+    pub(crate) fn read_counter(&self) -> u64 {
+        self.with(|_, state, _| state.counters.entry(self.call.key.clone()).or_default().0)
+    }
+
+    pub(crate) fn write_counter(&self, count: u64) {
+        self.with(|_, state, _| {
+            let (counter, expected) = state.counters.get_mut(&self.call.key).unwrap();
+            *counter = count;
+            *expected += 1;
+        });
+    }
+
+    /// From here the window counts, if the transaction is committed.
+    pub(crate) fn completing(&self) {
+        self.with(|ledger, state, index| state.runs[index].outcome = Some(ledger.engine.now()));
+    }
+
+    pub(crate) fn answered(self) {
+        self.end(How::Answered);
+    }
+
+    pub(crate) fn ended_with_failure(self, then: Then) {
+        self.end(How::Failed(then));
+    }
+
+    fn end(&self, how: How) {
+        self.with(|ledger, state, index| {
+            let (run, now) = (&mut state.runs[index], ledger.engine.now());
+            run.how = how;
+            run.outcome.get_or_insert(now);
+        });
+    }
+}
+
+impl Drop for Execution {
+    fn drop(&mut self) {
+        self.with(|ledger, state, index| {
+            let now = ledger.engine.now();
+            let run = &mut state.runs[index];
+            run.ended = Some(now);
+            // A step that was due with the end of the lease may still be made.
+            let overstayed = now > run.until + Duration::from_millis(60);
+            let how = run.how;
+            ledger.log(state, &format!("run {} ended: {how:?}", self.number));
+            if overstayed {
+                ledger.broke(state, format!("(ii) run {} outlived its lease", self.number));
+            }
+        });
+    }
+}

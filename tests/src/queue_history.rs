@@ -1,0 +1,364 @@
+//! Histories of a queue: several pollers hand batches of its messages to the consumer, on hosts with wrong clocks and bad
+//! networks that crash and overrun, while messages come back, come twice, fail, and end in the dead-letter queue. All
+//! from a seed and in paused time. The ledger of idempotent work checks every run; here is checked what Lambda hears,
+//! and what becomes of each message.
+
+mod mutations;
+mod queue;
+
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, SystemTime};
+
+use aws_lambda_events::sqs::{SqsBatchResponse, SqsEvent, SqsMessage};
+use fastrand::Rng;
+use lambda_lock::embedded::Host;
+use lambda_lock::{Idempotency, Message, OnTimeout, SqsConsumer, WithRun, WithoutKey};
+use serde_json::Value;
+use tokio::time::{sleep, timeout};
+use tower::{Layer, Service, service_fn};
+
+use crate::history::stage::{self, LATEST_ARRIVAL, Network, Stage, millis};
+use crate::history::{Mutation, Outcome};
+use crate::idempotency_history::ledger::{Call, Ledger};
+use crate::idempotency_history::{self, Failure, Terms, Then};
+use crate::invocation::{FUNCTION, invocation_with};
+pub use mutations::MUTATIONS;
+use queue::{FIFO_QUEUE, Place, Queue, Received, Stored};
+
+/// How often what happened.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Counts {
+    /// What happened to the records.
+    pub work: idempotency_history::Counts,
+    /// Batches that were answered.
+    pub batches: usize,
+    /// Invocations that crashed, or that Lambda ended at their deadline.
+    pub invocations_crashed: usize,
+    /// Deliveries of a message beyond the first.
+    pub redelivered: usize,
+    /// Messages that were done and deleted.
+    pub done: usize,
+    /// Deliveries that were answered as done without a run.
+    pub done_before: usize,
+    /// Messages that were reported, each time.
+    pub reported: usize,
+    /// Messages that ended in the dead-letter queue.
+    pub dead: usize,
+}
+
+/// Runs the history of a seed, with the code as it is or with a mutation of what it sends and answers.
+#[must_use]
+pub fn run(seed: u64, mutation: Option<Mutation>) -> Outcome<Counts> {
+    stage::play(seed, history(seed, mutation))
+}
+
+/// The part of a history that all its tasks share.
+#[derive(Debug)]
+struct Scene {
+    stage: Stage,
+    ledger: Arc<Ledger>,
+    queue: Queue,
+    terms: Terms,
+    key: KeyIs,
+    counts: Mutex<Counts>,
+}
+
+/// What makes a message the same as another.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum KeyIs {
+    MessageId,
+    DeduplicationId,
+    InBody,
+}
+
+type Handled = WithRun<Message<Value>>;
+type Consumer = SqsConsumer<Handled, Value, u64, Failure>;
+
+async fn history(seed: u64, mutation: Option<Mutation>) -> Outcome<Counts> {
+    let mut random = Rng::with_seed(seed);
+    let stage = Stage::set(&mut random, mutation).await;
+    let is_fifo = random.bool();
+    let key = match random.u8(0..3) {
+        0 => KeyIs::MessageId,
+        1 if is_fifo => KeyIs::DeduplicationId,
+        _ => KeyIs::InBody,
+    };
+    let refuse_unfinished = key == KeyIs::InBody && random.u8(0..3) == 0;
+    let terms = Terms { window: Duration::from_hours(24), refuse_unfinished, transactional: false };
+    let messages = messages(&mut random, key);
+    let keys = messages.iter().map(|message| (key.of(message), terms)).collect();
+    let ledger = Arc::new(Ledger::new(stage.engine.clone(), stage.clock_skew, keys));
+    let queue = Queue::draw(&mut random, is_fifo, messages);
+    let scene = Arc::new(Scene { stage, ledger, queue, terms, key, counts: Mutex::default() });
+    scene.ledger.note(&format!("{:?} {key:?} {terms:?}", scene.queue));
+
+    let pollers: Vec<_> = (0..random.usize(2..=4))
+        .map(|number| tokio::spawn(poller(Arc::clone(&scene), number, random.fork())))
+        .collect();
+    for poller in pollers {
+        poller.await.unwrap();
+    }
+    // Until the last stray request has arrived.
+    sleep(LATEST_ARRIVAL + Duration::from_secs(20)).await;
+    scene.drain(random).await;
+    let Outcome { log, violations, counts: work } = scene.ledger.outcome();
+    let counts = Counts { work, ..*scene.counts.lock().unwrap() };
+    Outcome { log, violations, counts }
+}
+
+/// What the senders have sent: now and then the same again, in the same group.
+fn messages(random: &mut Rng, key: KeyIs) -> Vec<Stored> {
+    let mut messages: Vec<Stored> = Vec::new();
+    for number in 0..random.usize(3..=14) {
+        let earlier = (key != KeyIs::MessageId && number > 0 && random.u8(0..5) == 0).then(|| random.choice(&messages));
+        let (job, group, body) = if let Some(earlier) = earlier.flatten() {
+            (earlier.job.clone(), earlier.group.clone(), earlier.body.clone())
+        } else {
+            let job = format!("job {number}");
+            let body = match random.u8(0..16) {
+                0 => format!("{{ {job}, which is not JSON"),
+                1 => serde_json::json!({ "job": job, "poison": true }).to_string(),
+                _ => serde_json::json!({ "job": job }).to_string(),
+            };
+            (job, format!("group {}", random.u8(0..3)), body)
+        };
+        messages.push(Stored::new(format!("message {number}"), job, group, body));
+    }
+    messages
+}
+
+impl KeyIs {
+    /// The key of a message's record.
+    fn of(self, message: &Stored) -> String {
+        match self {
+            Self::MessageId => format!("{FUNCTION}#{}", message.id),
+            Self::DeduplicationId => format!("{FUNCTION}#{FIFO_QUEUE}#{}#{}", message.group, message.job),
+            Self::InBody => format!("{FUNCTION}#{}", message.job),
+        }
+    }
+}
+
+/// A host with the consumer that its invocations share.
+struct Function {
+    host: Host,
+    consumer: Consumer,
+}
+
+/// What the handlers of one invocation do.
+struct Invocation {
+    name: String,
+    scene: Arc<Scene>,
+    /// Nothing but poison fails.
+    is_good: bool,
+    began: SystemTime,
+    time_left: Duration,
+    random: Mutex<Rng>,
+    /// By message id, those that were worked on.
+    calls: Mutex<Vec<(String, Call)>>,
+}
+
+impl Scene {
+    fn function(&self, random: &mut Rng, network: Network) -> Function {
+        let host = self.stage.host(random, network, self.ledger.observer());
+        let locks = self.stage.locks(&host);
+        let consumer = match self.key {
+            KeyIs::MessageId => Consumer::by_message_id(locks),
+            KeyIs::DeduplicationId => Consumer::by_deduplication_id(locks),
+            KeyIs::InBody => {
+                let job = |message: &Message<Value>| message.body["job"].as_str().map(str::to_owned);
+                let policy = if self.terms.refuse_unfinished { OnTimeout::Refuse } else { OnTimeout::RunAgain };
+                let once = Idempotency::new(locks, WithoutKey::Refuse, job).window(self.terms.window);
+                Consumer::new(once.on_timeout(policy).cache(random.usize(0..5)))
+            }
+        };
+        let least_time = Duration::from_millis(random.u64(100..1000));
+        Function { host, consumer: consumer.concurrency(random.usize(1..=10)).least_time(least_time) }
+    }
+
+    fn count(&self, count: impl FnOnce(&mut Counts)) {
+        count(&mut self.counts.lock().unwrap());
+    }
+
+    fn receive(&self, most: usize, random: &mut Rng) -> Vec<SqsMessage> {
+        let Received { messages, redelivered, dead } = self.queue.receive(self.stage.engine.now(), most, random);
+        self.count(|counts| {
+            counts.redelivered += redelivered;
+            counts.dead += dead.len();
+        });
+        for id in dead {
+            self.ledger.note(&format!("{id} is dead"));
+        }
+        messages
+    }
+
+    fn stored(&self, id: &str) -> Stored {
+        self.queue.messages().into_iter().find(|message| message.id == id).unwrap()
+    }
+
+    /// Whether what comes before a message in its group is over and done with.
+    fn check_order(&self, id: &str) {
+        if !self.queue.is_fifo {
+            return;
+        }
+        let message = self.stored(id);
+        for earlier in self.queue.messages().iter().take_while(|earlier| earlier.id != id) {
+            let is_over = earlier.place == Place::DeadLetterQueue || self.ledger.is_done(&self.key.of(earlier));
+            if earlier.group == message.group && !is_over {
+                self.ledger.violated(format!("{id} was begun out of order: before {}", earlier.id));
+            }
+        }
+    }
+
+    /// Good hosts work until nothing is left. Every message is then done and deleted, or dead.
+    async fn drain(self: &Arc<Self>, mut random: Rng) {
+        let function = self.function(&mut random, Network::Good);
+        for round in 0..200 {
+            if self.queue.is_drained() {
+                break;
+            }
+            let messages = self.receive(10, &mut random);
+            if messages.is_empty() {
+                sleep(Duration::from_secs(1)).await;
+            } else {
+                let name = format!("last poller, round {round}");
+                let invocation = Invocation::new(self, name, Duration::from_secs(10), true, random.fork());
+                let answer = function.invoke(&invocation, messages.clone()).await;
+                invocation.answered(&messages, &answer);
+            }
+        }
+        for message in self.queue.messages() {
+            let (id, is_done) = (&message.id, self.ledger.is_done(&self.key.of(&message)));
+            match message.place {
+                Place::Queue => self.ledger.violated(format!("{id} came to no end")),
+                Place::Deleted if !is_done => self.ledger.violated(format!("{id} is lost")),
+                Place::Deleted => self.count(|counts| counts.done += 1),
+                Place::DeadLetterQueue => {}
+            }
+        }
+    }
+}
+
+/// One host after another, with one batch after another.
+async fn poller(scene: Arc<Scene>, number: usize, mut random: Rng) {
+    let network = Network::draw(&mut random);
+    let mut function = scene.function(&mut random, network);
+    for step in 0..random.usize(4..=10) {
+        sleep(millis(&mut random, 0..=1500)).await;
+        let messages = scene.receive(random.usize(1..=10), &mut random);
+        if messages.is_empty() {
+            continue;
+        }
+        let time_left = millis(&mut random, 1500..=6000);
+        let name = format!("poller {number} step {step}");
+        let invocation = Invocation::new(&scene, name, time_left, false, random.fork());
+        let mut answer = Box::pin(function.invoke(&invocation, messages.clone()));
+        // Lambda ends it at its deadline; some hosts crash before.
+        let end = if random.u8(0..4) == 0 { millis(&mut random, 0..=1000) } else { time_left };
+        if let Ok(answer) = timeout(end, &mut answer).await {
+            invocation.answered(&messages, &answer);
+        } else {
+            function.host.crash();
+            drop(answer);
+            invocation.crashed();
+            function = scene.function(&mut random, network);
+        }
+    }
+}
+
+impl Function {
+    async fn invoke(&self, invocation: &Arc<Invocation>, messages: Vec<SqsMessage>) -> SqsBatchResponse {
+        let ids: Vec<_> = messages.iter().map(|message| message.message_id.as_deref().unwrap()).collect();
+        invocation.scene.ledger.note(&format!("{} receives {}", invocation.name, ids.join(", ")));
+        let mut batch = SqsEvent::default();
+        batch.records = messages;
+        let mutation = invocation.scene.stage.mutation.unwrap_or(Mutation::NONE);
+        (mutation.batch)(&mut batch);
+        let event = invocation_with(&self.host, batch.clone(), invocation.time_left);
+        let handler = service_fn({
+            let invocation = Arc::clone(invocation);
+            move |message: Handled| Arc::clone(&invocation).handle(message)
+        });
+        let Ok(mut answer) = self.consumer.layer(handler).call(event).await;
+        (mutation.batch_answer)(&batch, &mut answer);
+        answer
+    }
+}
+
+impl Invocation {
+    fn new(scene: &Arc<Scene>, name: String, time_left: Duration, is_good: bool, random: Rng) -> Arc<Self> {
+        let (scene, random, began) = (Arc::clone(scene), Mutex::new(random), scene.stage.engine.now());
+        Arc::new(Self { name, scene, is_good, began, time_left, random, calls: Mutex::default() })
+    }
+
+    /// The handler of one message.
+    async fn handle(self: Arc<Self>, WithRun { input: message, run, .. }: Handled) -> Result<u64, Failure> {
+        let id = message.message_id().unwrap().to_owned();
+        let name = format!("{}, {id}", self.name);
+        let call = Call::new(&name, run.lock().key().to_owned(), Arc::clone(&self.scene.ledger));
+        self.calls.lock().unwrap().push((id.clone(), call.clone()));
+        let execution = call.began(&run, self.time_left);
+        self.scene.check_order(&id);
+        let number = execution.number;
+        let (work, fails, panics) = {
+            let mut random = self.random.lock().unwrap();
+            // Most messages take a while; some do not come to an end in time.
+            let most = if self.is_good || random.u8(0..8) > 0 { 500 } else { 8000 };
+            let (fails, panics) = (random.u8(0..7) == 0, random.u8(0..14) == 0);
+            (millis(&mut random, 0..=most), fails && !self.is_good, panics && !self.is_good)
+        };
+        sleep(work / 2).await;
+        let count = execution.read_counter();
+        sleep(work / 2).await;
+        execution.write_counter(count + 1);
+        if fails || message.body["poison"] == true {
+            return Err(execution.failed(Then::GiveUp));
+        }
+        if panics {
+            // Without the message that `panic!` prints.
+            std::panic::resume_unwind(Box::new("the handler panics"));
+        }
+        execution.answered();
+        Ok(number)
+    }
+
+    /// Lambda heard the answer, and does with the messages what it says.
+    fn answered(&self, messages: &[SqsMessage], answer: &SqsBatchResponse) {
+        let Scene { ledger, queue, stage, key, .. } = &*self.scene;
+        let reported: Vec<_> = answer.batch_item_failures.iter().map(|failure| &failure.item_identifier).collect();
+        ledger.note(&format!("{} reports {reported:?}", self.name));
+        let calls = self.calls.lock().unwrap();
+        let now = stage.engine.now();
+        // With no time left, a message goes back whose outcome has yet to be stored.
+        let is_in_time = now + Duration::from_millis(200) < self.began + self.time_left;
+        for message in messages {
+            let id = message.message_id.as_ref().unwrap();
+            let record = key.of(&self.scene.stored(id));
+            // A twin in the batch, or in its group, shares the outcome.
+            let mut calls = calls.iter().filter(|(_, call)| call.key == record).map(|(_, call)| call.is_answered());
+            let (is_reported, was_run) = (reported.contains(&id), calls.next());
+            let what = match (is_reported, was_run) {
+                (false, Some(false)) => "failed but was not reported",
+                (false, None) if !ledger.is_done(&record) => "was reported as done but was not",
+                (true, Some(true)) if is_in_time => "was reported but is done",
+                _ => "",
+            };
+            if !what.is_empty() {
+                ledger.violated(format!("{id} {what}: {}", self.name));
+            }
+            self.scene.count(|counts| {
+                counts.reported += usize::from(is_reported);
+                counts.done_before += usize::from(!is_reported && was_run.is_none());
+            });
+        }
+        self.scene.count(|counts| counts.batches += 1);
+        queue.settle(now, messages, answer);
+    }
+
+    fn crashed(&self) {
+        self.scene.ledger.note(&format!("{} crashed", self.name));
+        self.scene.count(|counts| counts.invocations_crashed += 1);
+        for (_, call) in &*self.calls.lock().unwrap() {
+            call.gone("crashed");
+        }
+    }
+}

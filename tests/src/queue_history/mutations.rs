@@ -1,0 +1,64 @@
+use aws_lambda_events::sqs::{SqsBatchResponse, SqsEvent};
+
+use crate::history::Mutation;
+use crate::history::mutation::acquire_ignores_end;
+use crate::idempotency_history::mutations::{acquire_ignores_window, in_progress_replays};
+
+/// Deliberate mistakes of a consumer.
+pub const MUTATIONS: [Mutation; 7] = [
+    Mutation {
+        name: "acquire ignores the lease's end",
+        breaks: "(ii)",
+        request: acquire_ignores_end,
+        ..Mutation::NONE
+    },
+    Mutation {
+        name: "a message that is done is free",
+        breaks: "(i)",
+        request: acquire_ignores_window,
+        ..Mutation::NONE
+    },
+    Mutation {
+        name: "in progress is reported as done",
+        breaks: "done but",
+        answer: in_progress_replays,
+        ..Mutation::NONE
+    },
+    Mutation {
+        name: "a failed message is not reported",
+        breaks: "failed but",
+        batch_answer: forget_failure,
+        ..Mutation::NONE
+    },
+    Mutation {
+        name: "a message that is done is reported",
+        breaks: "reported but",
+        batch_answer: report_all,
+        ..Mutation::NONE
+    },
+    Mutation { name: "a group goes on after a failure", breaks: "out of order", batch: forget_order, ..Mutation::NONE },
+    Mutation { name: "nothing is reported", breaks: "is lost", batch_answer: forget_failures, ..Mutation::NONE },
+];
+
+fn forget_failure(_: &SqsEvent, answer: &mut SqsBatchResponse) {
+    answer.batch_item_failures.pop();
+}
+
+fn report_all(batch: &SqsEvent, answer: &mut SqsBatchResponse) {
+    if !answer.batch_item_failures.is_empty() {
+        answer.batch_item_failures.clear();
+        for message in &batch.records {
+            answer.add_failure(message.message_id.clone().unwrap());
+        }
+    }
+}
+
+fn forget_order(batch: &mut SqsEvent) {
+    for message in &mut batch.records {
+        message.event_source_arn = message.event_source_arn.take().map(|arn| arn.replace(".fifo", ""));
+    }
+}
+
+fn forget_failures(_: &SqsEvent, answer: &mut SqsBatchResponse) {
+    answer.batch_item_failures.clear();
+}
