@@ -2561,6 +2561,7 @@ async fn a_deadline_outside_of_the_middleware_ends_the_lease() {
 #[tokio::test]
 async fn a_handler_that_wants_the_run_can_be_tested_by_itself() {
     async fn handler(WithRun { input, run, .. }: WithRun<u32>) -> Result<u32, Declined> {
+        tokio::task::yield_now().await;
         Ok(input + u32::from(run.lock().is_enforced()))
     }
     let (_world, _host, locks) = environment().await;

@@ -296,7 +296,8 @@ where
         let identity = self.identify(input, &caller).map_err(HandlerError::Lock)?;
         match self.begin(identity, &caller).await? {
             Begun::Completed { key, record } => self.replay(&record, &key),
-            Begun::Run(run) => self.finish(&run, async { body(&run).await }).await,
+            // Boxed: the futures around it would each have room for it again.
+            Begun::Run(run) => self.finish(&run, Box::pin(body(&run))).await,
         }
     }
 
@@ -319,7 +320,7 @@ where
         }
         let refuse_unfinished = (settings.on_timeout == OnTimeout::Refuse).then_some(settings.window);
         let claim = RecordClaim { validation: validation.clone(), refuse_unfinished };
-        match settings.acquire(key.clone(), caller).record(claim).send().await {
+        match settings.acquire(key.clone(), caller).record(claim).await {
             Ok(lock) => {
                 let record = settings.cache.is_some().then(|| Holder {
                     owner: Some(lock.owner().to_owned()),
