@@ -1,6 +1,5 @@
 //! The functions, as libraries: `main`, the demonstration and the tests run the same code.
 
-mod fenced_rows;
 mod nightly_report;
 mod order_api;
 mod payment_queue;

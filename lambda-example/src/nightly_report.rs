@@ -1,15 +1,17 @@
 //! A scheduled singleton: writes a report each night, once, however often the schedule fires.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use aws_sdk_dynamodb::Client;
+use aws_sdk_dynamodb::operation::update_item::UpdateItemError;
+use aws_sdk_dynamodb::types::error::ConditionalCheckFailedException;
+use aws_sdk_dynamodb::types::{AttributeValue, ReturnValue, ReturnValuesOnConditionCheckFailure};
 use lambda_lock::{HandlerError, LockLayer, LockedEvent, Locks};
 use lambda_runtime::{Error, LambdaEvent};
 use serde::{Deserialize, Serialize};
 use tower::{Layer, Service, service_fn};
-
-use crate::fenced_rows::FencedRows;
 
 /// The input that the schedule gives.
 #[derive(Clone, Debug, Deserialize, Serialize)]
@@ -43,12 +45,46 @@ pub enum Outcome {
 
 /// Where the reports are kept: rows in the lock table, under the function's own prefix.
 #[derive(Clone, Debug)]
-pub struct Reports(FencedRows);
+pub struct Reports {
+    client: Client,
+    table: String,
+    prefix: String,
+}
 
 impl Reports {
     /// Reports in `table`, in rows whose `id` begins with `prefix`.
     pub fn new(client: Client, table: impl Into<String>, prefix: impl Into<String>) -> Self {
-        Self(FencedRows { client, table: table.into(), prefix: prefix.into() })
+        Self { client, table: table.into(), prefix: prefix.into() }
+    }
+
+    /// Writes the report and counts it. Refused if a larger fence has written before: this invocation was then paused
+    /// for longer than its lease, and another has taken over.
+    async fn write(&self, report: &str, fence: u64) -> Result<u64, Error> {
+        let written = self
+            .client
+            .update_item()
+            .table_name(&self.table)
+            .key("id", AttributeValue::S(format!("{}report#{report}", self.prefix)))
+            .condition_expression("attribute_not_exists(fence) OR fence < :fence")
+            .update_expression("SET fence = :fence ADD times :one")
+            .expression_attribute_values(":fence", AttributeValue::N(fence.to_string()))
+            .expression_attribute_values(":one", AttributeValue::N("1".to_owned()))
+            .return_values(ReturnValue::AllNew)
+            .return_values_on_condition_check_failure(ReturnValuesOnConditionCheckFailure::AllOld)
+            .send()
+            .await;
+        let row = match written {
+            Ok(written) => written.attributes.unwrap_or_default(),
+            Err(error) => match error.into_service_error() {
+                // Our own write, whose answer was lost and which the SDK tried again.
+                UpdateItemError::ConditionalCheckFailedException(ConditionalCheckFailedException {
+                    item: Some(row),
+                    ..
+                }) if number(&row, "fence") == Some(fence) => row,
+                error => return Err(error.into()),
+            },
+        };
+        number(&row, "times").ok_or_else(|| "the report's row has no count".into())
     }
 }
 
@@ -74,12 +110,16 @@ pub fn nightly_report(
         .layer(service_fn(move |event| write_report(Arc::clone(&reports), event)))
 }
 
+fn number(row: &HashMap<String, AttributeValue>, attribute: &str) -> Option<u64> {
+    row.get(attribute)?.as_n().ok()?.parse().ok()
+}
+
 async fn write_report(reports: Arc<Reports>, event: LockedEvent<ReportRequest>) -> Result<Outcome, Error> {
     let ReportRequest { report, gathering_ms } = event.payload;
     let fence = event.lock.fence();
     tracing::info!(report, fence, "gathering");
     tokio::time::sleep(Duration::from_millis(gathering_ms)).await;
-    let times = reports.0.write(&format!("report#{report}"), fence).await?;
+    let times = reports.write(&report, fence).await?;
     tracing::info!(report, fence, times, "written");
     Ok(Outcome::Written { report, fence, times })
 }

@@ -1,5 +1,5 @@
-//! An HTTP API behind a function URL, or an HTTP API with payload format 2.0: `POST /orders` places an order, once for
-//! each `Idempotency-Key`, however often the request is sent.
+//! An HTTP API behind a function URL: `POST /orders` places an order, once for each `Idempotency-Key`, however often the
+//! request is sent.
 
 use std::convert::Infallible;
 use std::num::NonZeroU32;

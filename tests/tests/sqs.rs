@@ -1194,6 +1194,17 @@ async fn a_queue_that_falls_silent_does_not_keep_the_answer_past_the_deadline() 
     assert!(millis(host.now()) < deadline, "{} ms late", millis(host.now()) - deadline);
 }
 
+// behaviours 72, 74, 84
+#[tokio::test]
+async fn what_a_group_has_done_before_a_queue_falls_silent_is_done() {
+    let queues = Queues::that(Does::FallSilent);
+    let (_world, host, consumer, till, _other) = hiding(&queues, Duration::from_secs(40)).await;
+    let messages = ["0", "1", "2"].map(|id| ordered(id, "group", "Done"));
+    let event = invocation_with(&host, batch(messages), ms(1_200));
+    assert_eq!(deliver_in(&consumer.least_time(ms(100)), &till, event).await, ["1", "2"]);
+    assert_eq!(till.ran(), ["0"]);
+}
+
 // behaviours 72, 84
 #[tokio::test]
 async fn in_a_fifo_queue_the_message_in_progress_is_hidden_and_not_the_rest_of_its_group() {

@@ -305,7 +305,7 @@ where
     pub(crate) async fn begin(&self, identity: Option<Identity>, caller: &Caller) -> Result<Begun, HandlerError<E>> {
         let settings = &*self.settings;
         let Some(Identity { key, validation }) = identity else {
-            tracing::debug!("an input without a key runs without protection");
+            tracing::debug!("an input runs without protection");
             // A key that nobody else has, for a transaction that is to be completed in.
             let nobodys =
                 format!("{}#{:032x}", settings.prefix.as_ref().unwrap_or(&caller.function), fastrand::u128(..));

@@ -9,6 +9,7 @@ use std::marker::PhantomData;
 use std::panic::AssertUnwindSafe;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context as TaskContext, Poll};
 use std::time::{Duration, SystemTime};
 
@@ -27,7 +28,7 @@ use crate::locks::Locks;
 use crate::protocol::TIME_TO_ANSWER;
 
 /// Makes a consumer of SQS batches of a handler of one message: each message is done once, however often it is
-/// delivered, and the messages that failed go back to the queue, no others.
+/// delivered, and exactly those that are not done go back to the queue.
 ///
 /// Turn `ReportBatchItemFailures` on in the event source mapping: without it, Lambda takes the answer for success and
 /// deletes the messages that failed. Put the consumer around the handler, inside the runtime. The handler takes a
@@ -289,26 +290,24 @@ where
             let mut caller = caller(&context, settings.idempotency.locks());
             let time = settings.limit(&mut caller);
             let names: Vec<_> = payload.records.iter().map(|record| record.message_id.clone()).collect();
-            let mut is_done = vec![false; names.len()];
+            let is_done = names.iter().map(|_| AtomicBool::new(false)).collect();
             let lanes = settings.lanes(payload.records, &caller);
             let concurrency = settings.concurrency;
-            let batch = Arc::new(Batch { settings, caller, time, handler_input: PhantomData });
-            let works = stream::iter(lanes).map(move |lane| Arc::clone(&batch).work_through(lane, inner.clone()));
-            let mut works = works.boxed().buffer_unordered(concurrency);
-            let collect = async {
-                while let Some(indices) = works.next().await {
-                    for index in indices {
-                        is_done[index] = true;
-                    }
-                }
-            };
+            let batch = Arc::new(Batch { settings, caller, time, is_done, handler_input: PhantomData });
+            let works = stream::iter(lanes).map({
+                let batch = Arc::clone(&batch);
+                move |lane| Arc::clone(&batch).work_through(lane, inner.clone())
+            });
+            let works = works.boxed().buffer_unordered(concurrency).collect::<()>();
             // Whatever has fallen silent: what is done is told to Lambda in time.
-            if tokio::time::timeout(time.map_or(Duration::MAX, |time| time.to_answer), collect).await.is_err() {
+            if tokio::time::timeout(time.map_or(Duration::MAX, |time| time.to_answer), works).await.is_err() {
                 tracing::warn!("no time left: what is under way goes back to the queue");
             }
             let mut response = SqsBatchResponse::default();
-            for (name, _) in names.into_iter().zip(is_done).filter(|(_, done)| !done) {
-                response.add_failure(name.unwrap_or_default());
+            for (name, is_done) in names.into_iter().zip(&batch.is_done) {
+                if !is_done.load(Ordering::Relaxed) {
+                    response.add_failure(name.unwrap_or_default());
+                }
             }
             Ok(response)
         })
@@ -423,6 +422,8 @@ struct Batch<H, B, T, E> {
     settings: Settings<B, T, E>,
     caller: Caller,
     time: Option<Time>,
+    /// By the place of the message in the batch.
+    is_done: Box<[AtomicBool]>,
     handler_input: PhantomData<fn(H)>,
 }
 
@@ -433,12 +434,10 @@ where
     T: Serialize + DeserializeOwned + Send + 'static,
     E: Into<Diagnostic> + Send + 'static,
 {
-    /// The indices of the messages that are done.
-    async fn work_through<S>(self: Arc<Self>, lane: Lane<B>, inner: S) -> Vec<usize>
+    async fn work_through<S>(self: Arc<Self>, lane: Lane<B>, inner: S)
     where
         S: Service<H, Response = T, Error = E> + Clone,
     {
-        let mut done = Vec::new();
         for Work { indices, message, twins } in lane.works {
             let is_done = match message {
                 Some((message, identity)) if self.has_time() => {
@@ -451,12 +450,13 @@ where
                 None => false,
             };
             if is_done {
-                done.extend(indices);
+                for index in indices {
+                    self.is_done[index].store(true, Ordering::Relaxed);
+                }
             } else if lane.is_ordered {
                 break;
             }
         }
-        done
     }
 
     fn has_time(&self) -> bool {
@@ -506,10 +506,10 @@ where
             Ok(Begun::Run(run)) => run,
             Err(error) => {
                 #[cfg(feature = "sqs")]
-                for record in std::iter::once(&message.record).chain(twins) {
-                    if let Some(request) = self.settings.hide(record, &error) {
-                        request.await;
-                    }
+                {
+                    let records = std::iter::once(&message.record).chain(twins);
+                    let requests: Vec<_> = records.filter_map(|record| self.settings.hide(record, &error)).collect();
+                    futures_util::future::join_all(requests).await;
                 }
                 return Err(error);
             }
