@@ -23,6 +23,7 @@ use crate::idempotency_history::ledger::{Call, Ledger};
 use crate::idempotency_history::{self, Failure, Terms, Then};
 use crate::invocation::{FUNCTION, invocation_with};
 pub use mutations::MUTATIONS;
+use mutations::{LATE, LATE_BY};
 use queue::{FIFO_QUEUE, Place, Queue, Received, Stored};
 
 /// How often what happened.
@@ -32,7 +33,7 @@ pub struct Counts {
     pub work: idempotency_history::Counts,
     /// Batches that were answered.
     pub batches: usize,
-    /// Invocations that crashed, or that Lambda ended at their deadline.
+    /// Invocations that crashed.
     pub invocations_crashed: usize,
     /// Deliveries of a message beyond the first.
     pub redelivered: usize,
@@ -211,7 +212,7 @@ impl Scene {
 
     /// Good hosts work until nothing is left. Every message is then done and deleted, or dead.
     async fn drain(self: &Arc<Self>, mut random: Rng) {
-        let function = self.function(&mut random, Network::Good);
+        let mut function = self.function(&mut random, Network::Good);
         for round in 0..200 {
             if self.queue.is_drained() {
                 break;
@@ -222,8 +223,9 @@ impl Scene {
             } else {
                 let name = format!("last poller, round {round}");
                 let invocation = Invocation::new(self, name, Duration::from_secs(10), true, random.fork());
-                let answer = function.invoke(&invocation, messages.clone()).await;
-                invocation.answered(&messages, &answer);
+                if !function.invoke(&invocation, messages, None).await {
+                    function = self.function(&mut random, Network::Good);
+                }
             }
         }
         for message in self.queue.messages() {
@@ -251,22 +253,31 @@ async fn poller(scene: Arc<Scene>, number: usize, mut random: Rng) {
         let time_left = millis(&mut random, 1500..=6000);
         let name = format!("poller {number} step {step}");
         let invocation = Invocation::new(&scene, name, time_left, false, random.fork());
-        let mut answer = Box::pin(function.invoke(&invocation, messages.clone()));
-        // Lambda ends it at its deadline; some hosts crash before.
-        let end = if random.u8(0..4) == 0 { millis(&mut random, 0..=1000) } else { time_left };
-        if let Ok(answer) = timeout(end, &mut answer).await {
-            invocation.answered(&messages, &answer);
-        } else {
-            function.host.crash();
-            drop(answer);
-            invocation.crashed();
+        let crash = (random.u8(0..4) == 0).then(|| millis(&mut random, 0..=1000));
+        if !function.invoke(&invocation, messages, crash).await {
             function = scene.function(&mut random, network);
         }
     }
 }
 
 impl Function {
-    async fn invoke(&self, invocation: &Arc<Invocation>, messages: Vec<SqsMessage>) -> SqsBatchResponse {
+    /// Waits for the answer as Lambda does: until the deadline, or until the host crashes. Whether the host lives on.
+    async fn invoke(&self, invocation: &Arc<Invocation>, messages: Vec<SqsMessage>, crash: Option<Duration>) -> bool {
+        let mut answer = Box::pin(self.answer(invocation, messages.clone()));
+        if let Ok(answer) = timeout(crash.unwrap_or(invocation.time_left), &mut answer).await {
+            invocation.answered(&messages, &answer);
+            return true;
+        }
+        if crash.is_none() {
+            invocation.scene.ledger.violated(format!("{} did not answer before its deadline", invocation.name));
+        }
+        self.host.crash();
+        drop(answer);
+        invocation.crashed();
+        false
+    }
+
+    async fn answer(&self, invocation: &Arc<Invocation>, messages: Vec<SqsMessage>) -> SqsBatchResponse {
         let ids: Vec<_> = messages.iter().map(|message| message.message_id.as_deref().unwrap()).collect();
         invocation.scene.ledger.note(&format!("{} receives {}", invocation.name, ids.join(", ")));
         let mut batch = SqsEvent::default();
@@ -280,6 +291,9 @@ impl Function {
         });
         let Ok(mut answer) = self.consumer.layer(handler).call(event).await;
         (mutation.batch_answer)(&batch, &mut answer);
+        if mutation.name == LATE {
+            sleep(LATE_BY).await;
+        }
         answer
     }
 }
@@ -330,6 +344,8 @@ impl Invocation {
         let now = stage.engine.now();
         // With no time left, a message goes back whose outcome has yet to be stored.
         let is_in_time = now + Duration::from_millis(200) < self.began + self.time_left;
+        // The leases end a second before the deadline, the least time is another, and the host's clock drifts.
+        let all_had_time = now + Duration::from_millis(2500) < self.began + self.time_left;
         for message in messages {
             let id = message.message_id.as_ref().unwrap();
             let record = key.of(&self.scene.stored(id));
@@ -340,6 +356,9 @@ impl Invocation {
                 (false, Some(false)) => "failed but was not reported",
                 (false, None) if !ledger.is_done(&record) => "was reported as done but was not",
                 (true, Some(true)) if is_in_time => "was reported but is done",
+                (true, None) if self.is_good && all_had_time && self.was_done_before(messages, &reported, &record) => {
+                    "was reported but was done before"
+                }
                 _ => "",
             };
             if !what.is_empty() {
@@ -352,6 +371,19 @@ impl Invocation {
         }
         self.scene.count(|counts| counts.batches += 1);
         queue.settle(now, messages, answer);
+    }
+
+    /// Whether a message of this record had only to be told that it is done: its result was stored before the
+    /// invocation began, and it did not go back for the sake of its group's order.
+    fn was_done_before(&self, messages: &[SqsMessage], reported: &[&String], record: &str) -> bool {
+        let Scene { ledger, queue, key, .. } = &*self.scene;
+        let stored: Vec<_> =
+            messages.iter().map(|message| self.scene.stored(message.message_id.as_ref().unwrap())).collect();
+        // Twins stand where the first of them does, and are of the same group.
+        let first = stored.iter().position(|message| key.of(message) == record).unwrap();
+        let goes_back = |earlier: &Stored| earlier.group == stored[first].group && reported.contains(&&earlier.id);
+        let is_held_back = queue.is_fifo && stored[..first].iter().any(goes_back);
+        !is_held_back && ledger.was_completed(record, self.began)
     }
 
     fn crashed(&self) {

@@ -81,7 +81,8 @@ impl Error {
         matches!(self.kind(), Kind::Idempotency(Refusal::InProgress(_)))
     }
 
-    /// A run for this key began and did not finish, and [`OnTimeout::Refuse`](crate::OnTimeout::Refuse) is set. Feature `idempotency`.
+    /// A run for this key began and did not finish, and [`OnTimeout::Refuse`](crate::OnTimeout::Refuse) is set. Feature
+    /// `idempotency`.
     #[must_use]
     pub fn is_unfinished(&self) -> bool {
         matches!(self.kind(), Kind::Idempotency(Refusal::Unfinished(_)))

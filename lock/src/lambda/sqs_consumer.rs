@@ -239,8 +239,8 @@ impl<H, B, T, E> SqsConsumer<H, B, T, E> {
     /// Hides a message that is in progress elsewhere until that lease ends, in place of having it back when the queue's
     /// visibility timeout is over. Feature `sqs`.
     ///
-    /// One request for such a message and for each of its twins in the batch; IAM action `sqs:ChangeMessageVisibility` on the queue. If it fails, the message
-    /// comes back when it would have without.
+    /// One request for such a message and for each of its twins in the batch; IAM action `sqs:ChangeMessageVisibility` on
+    /// the queue. If it fails, the message comes back when it would have without.
     #[cfg(feature = "sqs")]
     #[must_use]
     pub fn hide_while_in_progress(mut self, queues: aws_sdk_sqs::Client) -> Self {

@@ -157,6 +157,15 @@ impl Ledger {
         self.state().runs.iter().any(|run| run.key == key && run.how == How::Answered)
     }
 
+    /// Whether a result of this key was stored by then, in a window that is not over.
+    pub(crate) fn was_completed(&self, key: &str, by: SystemTime) -> bool {
+        let (state, now) = (self.state(), self.engine.now());
+        state.runs.iter().filter(|run| run.key == key && run.how != How::Failed(Then::Store)).any(|run| {
+            let is_stored = state.records[&run.owner].completed.is_some_and(|completed| completed <= by);
+            is_stored && self.window_end(&state, run).is_some_and(|end| now < end)
+        })
+    }
+
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap()
     }

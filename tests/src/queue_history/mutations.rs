@@ -1,11 +1,15 @@
+use std::time::Duration;
+
 use aws_lambda_events::sqs::{SqsBatchResponse, SqsEvent};
+use lambda_lock::embedded::Answer;
+use serde_json::{Value, json};
 
 use crate::history::Mutation;
-use crate::history::mutation::acquire_ignores_end;
+use crate::history::mutation::{Kind, acquire_ignores_end};
 use crate::idempotency_history::mutations::{acquire_ignores_window, in_progress_replays};
 
 /// Deliberate mistakes of a consumer.
-pub const MUTATIONS: [Mutation; 7] = [
+pub const MUTATIONS: [Mutation; 9] = [
     Mutation {
         name: "acquire ignores the lease's end",
         breaks: "(ii)",
@@ -32,13 +36,32 @@ pub const MUTATIONS: [Mutation; 7] = [
     },
     Mutation {
         name: "a message that is done is reported",
-        breaks: "reported but",
+        breaks: "reported but is done",
         batch_answer: report_all,
+        ..Mutation::NONE
+    },
+    Mutation {
+        name: "a message that was done before is in progress",
+        breaks: "reported but was done before",
+        answer: completed_is_in_progress,
         ..Mutation::NONE
     },
     Mutation { name: "a group goes on after a failure", breaks: "out of order", batch: forget_order, ..Mutation::NONE },
     Mutation { name: "nothing is reported", breaks: "is lost", batch_answer: forget_failures, ..Mutation::NONE },
+    Mutation { name: LATE, breaks: "did not answer before its deadline", ..Mutation::NONE },
 ];
+
+/// The mutation that holds every answer back.
+pub(super) const LATE: &str = "the answer is late";
+/// Half as long again as the consumer leaves itself: only an answer at the last moment is then too late.
+pub(super) const LATE_BY: Duration = Duration::from_millis(150);
+
+fn completed_is_in_progress(kind: Kind, _: &Value, answer: &mut Answer) {
+    let row = &mut answer.body["Item"];
+    if kind == Kind::Acquire && row["status"]["S"] == "COMPLETED" {
+        row["status"] = json!({ "S": "INPROGRESS" });
+    }
+}
 
 fn forget_failure(_: &SqsEvent, answer: &mut SqsBatchResponse) {
     answer.batch_item_failures.pop();
