@@ -23,7 +23,6 @@ use crate::idempotency_history::ledger::{Call, Ledger};
 use crate::idempotency_history::{self, Failure, Terms, Then};
 use crate::invocation::{FUNCTION, invocation_with};
 pub use mutations::MUTATIONS;
-use mutations::{LATE, LATE_BY};
 use queue::{FIFO_QUEUE, Place, Queue, Received, Stored};
 
 /// How often what happened.
@@ -291,9 +290,7 @@ impl Function {
         });
         let Ok(mut answer) = self.consumer.layer(handler).call(event).await;
         (mutation.batch_answer)(&batch, &mut answer);
-        if mutation.name == LATE {
-            sleep(LATE_BY).await;
-        }
+        sleep(mutation.answer_delay).await;
         answer
     }
 }

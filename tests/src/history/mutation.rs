@@ -1,4 +1,5 @@
 use std::fmt;
+use std::time::Duration;
 
 use aws_lambda_events::sqs::{SqsBatchResponse, SqsEvent};
 use lambda_lock::embedded::{Answer, Intercept};
@@ -18,6 +19,8 @@ pub struct Mutation {
     pub(crate) batch: fn(&mut SqsEvent),
     /// What Lambda hears from it.
     pub(crate) batch_answer: fn(&SqsEvent, &mut SqsBatchResponse),
+    /// How much later Lambda hears it.
+    pub(crate) answer_delay: Duration,
 }
 
 impl Mutation {
@@ -45,8 +48,15 @@ impl Mutation {
         Self { name: "TTL earlier than the lease's end", breaks: "(a)", request: ttl_too_early, ..Self::NONE },
     ];
 
-    pub(crate) const NONE: Self =
-        Self { name: "", breaks: "", request: |_, _| {}, answer: |_, _, _| {}, batch: |_| {}, batch_answer: |_, _| {} };
+    pub(crate) const NONE: Self = Self {
+        name: "",
+        breaks: "",
+        request: |_, _| {},
+        answer: |_, _, _| {},
+        batch: |_| {},
+        batch_answer: |_, _| {},
+        answer_delay: Duration::ZERO,
+    };
 }
 
 impl fmt::Debug for Mutation {

@@ -48,13 +48,14 @@ pub const MUTATIONS: [Mutation; 9] = [
     },
     Mutation { name: "a group goes on after a failure", breaks: "out of order", batch: forget_order, ..Mutation::NONE },
     Mutation { name: "nothing is reported", breaks: "is lost", batch_answer: forget_failures, ..Mutation::NONE },
-    Mutation { name: LATE, breaks: "did not answer before its deadline", ..Mutation::NONE },
+    Mutation {
+        name: "the answer is late",
+        breaks: "did not answer before its deadline",
+        // Half as long again as the consumer leaves itself: only an answer at the last moment is then too late.
+        answer_delay: Duration::from_millis(150),
+        ..Mutation::NONE
+    },
 ];
-
-/// The mutation that holds every answer back.
-pub(super) const LATE: &str = "the answer is late";
-/// Half as long again as the consumer leaves itself: only an answer at the last moment is then too late.
-pub(super) const LATE_BY: Duration = Duration::from_millis(150);
 
 fn completed_is_in_progress(kind: Kind, _: &Value, answer: &mut Answer) {
     let row = &mut answer.body["Item"];
