@@ -16,7 +16,7 @@ use crate::holder::Data;
 use crate::idempotency::Refusal;
 use crate::lock::{Lock, Ownership};
 use crate::locks::{Locks, MAX_LEASE, check_attribute_name, check_duration};
-use crate::protocol::{Claim, Claimed, Lease, RecordClaim, TIME_TO_ANSWER, check_data};
+use crate::protocol::{Claim, Claimed, Lease, RecordClaim, TIME_TO_ANSWER, check_data, time_to_ask};
 
 /// An acquisition that has not been sent yet: await it for a [`Lock`], or [`run`](Self::run) work under it.
 ///
@@ -363,10 +363,9 @@ pub(crate) async fn in_time_to_answer<T>(
     lock: &Lock,
     request: impl Future<Output = Result<T, Error>>,
 ) -> Result<T, Error> {
-    let remaining = lock.remaining();
-    let limit = match remaining {
+    let limit = match lock.remaining() {
         Duration::ZERO => Duration::from_secs(1),
-        _ => remaining.saturating_sub(TIME_TO_ANSWER).max(remaining / 2),
+        remaining => time_to_ask(remaining),
     };
     tokio::time::timeout(limit, request).await.unwrap_or_else(|_| Err(lock.error(Kind::Unavailable)))
 }

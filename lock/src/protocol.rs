@@ -74,6 +74,12 @@ pub(crate) const MAX_KEY_BYTES: usize = 2048;
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 /// What an acquire leaves of the time until the deadline, so that Lambda gets an answer and not a timeout.
 pub(crate) const TIME_TO_ANSWER: Duration = Duration::from_millis(100);
+
+/// How much of the time that is left may be waited for an answer: all but that, or half if there is less.
+pub(crate) fn time_to_ask(left: Duration) -> Duration {
+    left.saturating_sub(TIME_TO_ANSWER).max(left / 2)
+}
+
 /// What data may take of DynamoDB's 400 KiB for an item; the rest is for the key and the other attributes.
 const MAX_DATA_BYTES: usize = 390 * 1024;
 
@@ -284,10 +290,9 @@ impl Table {
                 take.push_str(" REMOVE #data, #error, #validation");
             }
         }
-        let lease = claim.lease.deadline.remaining(claim.now);
         // An answer when the lease is over is of no use, nor one that leaves no time to tell Lambda of it.
-        let lease = lease.saturating_sub(TIME_TO_ANSWER).max(lease / 2);
-        match in_time(REQUEST_TIMEOUT.min(lease), request.update_expression(take).send()).await {
+        let limit = REQUEST_TIMEOUT.min(time_to_ask(claim.lease.deadline.remaining(claim.now)));
+        match in_time(limit, request.update_expression(take).send()).await {
             Ok(output) => {
                 let mut item = output.attributes.unwrap_or_default();
                 let fence = number_at(&item, FENCE, MAX_FENCE + 1)

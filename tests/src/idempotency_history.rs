@@ -127,14 +127,7 @@ async fn history(seed: u64, mutation: Option<Mutation>) -> Outcome<Counts> {
         let scene = Arc::clone(&scene);
         async move { scene.stage.sweep(|rows| scene.ledger.swept(rows)).await }
     });
-    let workers: Vec<_> = (0..random.usize(2..=4))
-        .map(|number| tokio::spawn(worker(Arc::clone(&scene), number, random.fork())))
-        .collect();
-    for worker in workers {
-        worker.await.unwrap();
-    }
-    // Until the last stray request has arrived and the last crashed run's key was taken over.
-    sleep(LATEST_ARRIVAL + Duration::from_secs(20)).await;
+    stage::work(&mut random, |number, random| worker(Arc::clone(&scene), number, random)).await;
     sweeper.abort();
     scene.settle(random).await;
     scene.ledger.outcome()

@@ -21,10 +21,16 @@ pub fn invocation<P>(host: &Host, payload: P) -> LambdaEvent<P> {
 
 /// The same with this much time left.
 pub fn invocation_with<P>(host: &Host, payload: P, time_left: Duration) -> LambdaEvent<P> {
+    let mut event = invocation_without_deadline(FUNCTION, payload);
+    event.context.deadline = millis(host.now() + time_left);
+    event
+}
+
+/// An invocation of this function, with no deadline.
+pub fn invocation_without_deadline<P>(function: &str, payload: P) -> LambdaEvent<P> {
     let mut context = Context::default();
     "request-1".clone_into(&mut context.request_id);
-    context.deadline = millis(host.now() + time_left);
-    let (function_name, log_stream) = (FUNCTION.to_owned(), "stream-1".to_owned());
+    let (function_name, log_stream) = (function.to_owned(), "stream-1".to_owned());
     context.env_config = Arc::new(Config { function_name, log_stream, ..Config::default() });
     LambdaEvent::new(payload, context)
 }
@@ -99,12 +105,21 @@ impl Write for Log {
     }
 }
 
-/// Begins to keep what all tests in this process log, of every level: `tracing` has one subscriber for all threads.
+/// Begins to keep what all tests in this process log, of the crate and of every level.
 pub fn keep_log() {
+    keep("lambda_lock=trace");
+}
+
+/// The same of warnings alone, whoever gives them.
+pub fn keep_warnings() {
+    keep("warn");
+}
+
+/// `tracing` has one subscriber for all threads: the first filter is the one that counts.
+fn keep(filter: &str) {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
-        let ours = tracing_subscriber::EnvFilter::new("lambda_lock=trace");
-        tracing_subscriber::fmt().with_env_filter(ours).with_ansi(false).with_writer(|| Log).init();
+        tracing_subscriber::fmt().with_env_filter(filter).with_ansi(false).with_writer(|| Log).init();
     });
 }
 

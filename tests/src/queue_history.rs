@@ -17,7 +17,7 @@ use serde_json::Value;
 use tokio::time::{sleep, timeout};
 use tower::{Layer, Service, service_fn};
 
-use crate::history::stage::{self, LATEST_ARRIVAL, Network, Stage, millis};
+use crate::history::stage::{self, Network, Stage, millis};
 use crate::history::{Mutation, Outcome};
 use crate::idempotency_history::ledger::{Call, Ledger};
 use crate::idempotency_history::{self, Failure, Terms, Then};
@@ -86,20 +86,17 @@ async fn history(seed: u64, mutation: Option<Mutation>) -> Outcome<Counts> {
     let refuse_unfinished = key == KeyIs::InBody && random.u8(0..3) == 0;
     let terms = Terms { window: Duration::from_hours(24), refuse_unfinished, transactional: false };
     let messages = messages(&mut random, key);
-    let keys = messages.iter().map(|message| (key.of(message), terms)).collect();
-    let ledger = Arc::new(Ledger::new(stage.engine.clone(), stage.clock_skew, keys));
+    // Also as they are when a mutation hides from the consumer that the queue is in order.
+    let keys = messages.iter().flat_map(|message| {
+        let key = key.of(message);
+        [(key.replace(".fifo", ""), terms), (key, terms)]
+    });
+    let ledger = Arc::new(Ledger::new(stage.engine.clone(), stage.clock_skew, keys.collect()));
     let queue = Queue::draw(&mut random, is_fifo, messages);
     let scene = Arc::new(Scene { stage, ledger, queue, terms, key, counts: Mutex::default() });
     scene.ledger.note(&format!("{:?} {key:?} {terms:?}", scene.queue));
 
-    let pollers: Vec<_> = (0..random.usize(2..=4))
-        .map(|number| tokio::spawn(poller(Arc::clone(&scene), number, random.fork())))
-        .collect();
-    for poller in pollers {
-        poller.await.unwrap();
-    }
-    // Until the last stray request has arrived.
-    sleep(LATEST_ARRIVAL + Duration::from_secs(20)).await;
+    stage::work(&mut random, |number, random| poller(Arc::clone(&scene), number, random)).await;
     scene.drain(random).await;
     let Outcome { log, violations, counts: work } = scene.ledger.outcome();
     let counts = Counts { work, ..*scene.counts.lock().unwrap() };

@@ -2,13 +2,13 @@
 //! `LOCK_TEST_ENDPOINT` names: so time is real, and a test that needs another time sets a host's clock forward.
 
 use std::collections::HashSet;
-use std::io::{self, BufRead, BufReader, Read, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpListener;
 use std::ops::RangeInclusive;
 use std::panic::AssertUnwindSafe;
 use std::process::{Command, Stdio};
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, Once};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime};
 
 use aws_sdk_dynamodb::Client;
@@ -20,6 +20,7 @@ use futures_util::FutureExt;
 use futures_util::future::{join_all, try_join_all};
 use lambda_lock::embedded::{Answer, Faults, Intercept};
 use lambda_lock::{Backoff, Data, Error, Jitter, Lock, Locks, LocksBuilder};
+use lambda_lock_tests::invocation::{LoseAnswers, keep_warnings, logged, millis};
 use lambda_lock_tests::{Row, World};
 use serde_json::{Value, json};
 
@@ -43,10 +44,6 @@ fn text(value: &str) -> AttributeValue {
 
 fn number(row: &Row, name: &str) -> u64 {
     row[name].as_n().unwrap().parse().unwrap()
-}
-
-fn millis(time: SystemTime) -> u64 {
-    u64::try_from(time.duration_since(SystemTime::UNIX_EPOCH).unwrap().as_millis()).unwrap()
 }
 
 fn assert_contains(error: &Error, parts: &[&str]) {
@@ -76,25 +73,8 @@ impl Intercept for Recorder {
     }
 }
 
-/// Turns the answers to these writes, counted from 1, into server errors, after the writes were applied. The SDK then
-/// sends the write again, as after an answer that was lost.
-#[derive(Debug)]
-struct LoseAnswers {
-    which: RangeInclusive<u32>,
-    writes: AtomicU32,
-}
-
 fn lose_answers(which: RangeInclusive<u32>) -> LoseAnswers {
-    LoseAnswers { which, writes: AtomicU32::new(0) }
-}
-
-impl Intercept for LoseAnswers {
-    fn answer(&self, operation: &str, _: &Value, answer: &mut Answer) {
-        if operation == "UpdateItem" && self.which.contains(&(self.writes.fetch_add(1, Ordering::Relaxed) + 1)) {
-            answer.status = 500;
-            answer.body = json!({ "__type": "InternalServerError" });
-        }
-    }
+    LoseAnswers::to("UpdateItem", which)
 }
 
 /// Refuses all writes with this status and code.
@@ -115,35 +95,6 @@ impl Intercept for Refuse {
             answer.body = json!({ "__type": format!("com.amazonaws.dynamodb.v20120810#{}", self.1) });
         }
     }
-}
-
-static LOG: Mutex<Vec<u8>> = Mutex::new(Vec::new());
-
-struct Log;
-
-impl Write for Log {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        LOG.lock().unwrap().write(bytes)
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
-}
-
-/// Begins to keep the warnings of all tests in this process: `tracing` has one subscriber for all threads.
-fn keep_log() {
-    static ONCE: Once = Once::new();
-    ONCE.call_once(|| {
-        let log = tracing_subscriber::fmt().with_max_level(tracing::Level::WARN).with_ansi(false);
-        log.with_writer(|| Log).init();
-    });
-}
-
-/// The lines that name this, which no other test does.
-fn logged(name: &str) -> Vec<String> {
-    let log = String::from_utf8(LOG.lock().unwrap().clone()).unwrap();
-    log.lines().filter(|line| line.contains(name)).map(str::to_owned).collect()
 }
 
 // Acquiring and releasing
@@ -397,7 +348,7 @@ async fn one_client_gives_many_named_locks_and_a_clone_of_the_locks_is_the_same_
 // behaviours 11, 29
 #[tokio::test]
 async fn a_lock_that_is_dropped_warns_and_is_released_in_the_background() {
-    keep_log();
+    keep_warnings();
     let world = World::new().await;
     let key = format!("dropped by {}", world.table);
     let lock = world.default_locks().acquire(&key).await.unwrap();
@@ -1080,7 +1031,7 @@ async fn run_releases_when_the_body_panics_and_the_panic_goes_on() {
 // behaviours 11, 29
 #[tokio::test]
 async fn a_release_that_fails_does_not_hide_the_outcome_of_the_body() {
-    keep_log();
+    keep_warnings();
     let world = World::new().await;
     let key = format!("not released by {}", world.table);
     let host = world.host().intercept(lose_answers(2..=4)).build();
@@ -1287,7 +1238,7 @@ async fn a_release_whose_answer_was_lost_is_done_also_when_the_next_holder_was_q
 // behaviours 22, 11
 #[tokio::test]
 async fn locks_that_are_switched_off_run_everything_send_nothing_and_warn_once() {
-    keep_log();
+    keep_warnings();
     let world = World::new().await;
     let host = world.host().build();
     let locks = world.locks(&host).enabled(false).build().unwrap();

@@ -7,7 +7,7 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::task::{Context as TaskContext, Poll};
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use aws_sdk_dynamodb::types::AttributeValue;
 use futures_util::future::join_all;
@@ -15,7 +15,8 @@ use lambda_example::{Outcome, ReportRequest, Reports, nightly_report};
 use lambda_lock::embedded::{Answer, Faults, Host, Intercept};
 use lambda_lock::{Backoff, HandlerError, Lock, LockLayer, LockedEvent, Locks, WhenUnavailable};
 use lambda_lock_tests::World;
-use lambda_runtime::{Config, Context, Diagnostic, Error, LambdaEvent};
+use lambda_lock_tests::invocation::{self, millis, told};
+use lambda_runtime::{Diagnostic, Error, LambdaEvent};
 use serde_json::Value;
 use tokio::sync::{Barrier, Semaphore};
 use tokio::task::JoinSet;
@@ -40,15 +41,7 @@ fn invocation_with<P>(host: &Host, payload: P, time_left: Duration) -> LambdaEve
 }
 
 fn invocation_without_deadline<P>(payload: P) -> LambdaEvent<P> {
-    let mut context = Context::default();
-    "request-1".clone_into(&mut context.request_id);
-    let (function_name, log_stream) = (FUNCTION.to_owned(), "stream-1".to_owned());
-    context.env_config = Arc::new(Config { function_name, log_stream, ..Config::default() });
-    LambdaEvent::new(payload, context)
-}
-
-fn millis(time: SystemTime) -> u64 {
-    time.duration_since(SystemTime::UNIX_EPOCH).unwrap().as_millis().try_into().unwrap()
+    invocation::invocation_without_deadline(FUNCTION, payload)
 }
 
 /// A table, and the function's host on it.
@@ -86,12 +79,6 @@ async fn row(world: &World, key: &str) -> HashMap<String, AttributeValue> {
 
 fn number(row: &HashMap<String, AttributeValue>, attribute: &str) -> u64 {
     row[attribute].as_n().unwrap().parse().unwrap()
-}
-
-/// What Lambda would be told: the error's type and message.
-fn told<E: Into<Diagnostic>>(error: HandlerError<E>) -> (String, String) {
-    let Diagnostic { error_type, error_message } = error.into();
-    (error_type, error_message)
 }
 
 fn quick_backoff() -> Backoff {

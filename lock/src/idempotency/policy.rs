@@ -111,7 +111,7 @@ impl StoredError {
 
     /// As the record has it.
     pub(super) fn to_json(&self) -> String {
-        json!({ "type": self.error_type, "message": self.message }).to_string()
+        json!(self).to_string()
     }
 
     /// The type.

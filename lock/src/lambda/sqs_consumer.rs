@@ -1,7 +1,6 @@
 //! The consumer of SQS batches: each message is worked on once, and exactly those that failed go back.
 
 use std::collections::HashMap;
-use std::collections::hash_map::Entry;
 use std::convert::Infallible;
 use std::fmt::{self, Display};
 use std::future::poll_fn;
@@ -25,7 +24,7 @@ use crate::clock::{Deadline, since_epoch};
 use crate::error::HandlerError;
 use crate::idempotency::{Begun, Caller, HandlerInput, Idempotency, Identity, WithoutKey};
 use crate::locks::Locks;
-use crate::protocol::TIME_TO_ANSWER;
+use crate::protocol::time_to_ask;
 
 /// Makes a consumer of SQS batches of a handler of one message: each message is done once, however often it is
 /// delivered, and exactly those that are not done go back to the queue.
@@ -346,14 +345,14 @@ impl<B, T, E> Settings<B, T, E> {
         let of_leases = left.saturating_sub((left / 4).min(Duration::from_secs(1)));
         let leases = now.deadline_after(of_leases);
         caller.until = Some(SystemTime::UNIX_EPOCH + leases.wall());
-        let to_answer = left.saturating_sub(TIME_TO_ANSWER).max(left / 2);
-        Some(Time { leases, least: self.least_time.min(of_leases * 9 / 10), to_answer })
+        Some(Time { leases, least: self.least_time.min(of_leases * 9 / 10), to_answer: time_to_ask(left) })
     }
 
     fn lanes(&self, records: Vec<SqsMessage>, caller: &Caller) -> Vec<Lane<B>> {
         let mut lanes: Vec<Lane<B>> = Vec::new();
-        let mut lane_of_group = HashMap::new();
-        let mut twins = HashMap::new();
+        let mut lane_of_group: HashMap<_, usize> = HashMap::new();
+        // In another group a twin is another message: its outcome counts for the order there.
+        let mut firsts: HashMap<_, (usize, usize)> = HashMap::new();
         for (index, record) in records.into_iter().enumerate() {
             let is_ordered =
                 record.event_source_arn.as_deref().is_some_and(|queue| queue.strip_suffix(".fifo").is_some());
@@ -361,29 +360,24 @@ impl<B, T, E> Settings<B, T, E> {
                 (record.event_source_arn.clone(), record.attributes.get("MessageGroupId").cloned().unwrap_or_default())
             });
             let message = self.read(record, caller);
-            let message = match message {
-                // In another group it is another message: its outcome counts for the order there.
-                Some((message, Some(identity))) => match twins.entry((group.clone(), identity.clone())) {
-                    Entry::Occupied(first) => {
-                        let (lane, work): (usize, usize) = *first.get();
-                        lanes[lane].works[work].indices.push(index);
-                        lanes[lane].works[work].twins.push(message.record);
-                        continue;
-                    }
-                    Entry::Vacant(vacant) => {
-                        let lane = group.as_ref().and_then(|group| lane_of_group.get(group).copied());
-                        vacant.insert(lane.map_or((lanes.len(), 0), |lane: usize| (lane, lanes[lane].works.len())));
-                        Some((message, Some(identity)))
-                    }
-                },
-                other => other,
-            };
-            let work = Work { indices: vec![index], message, twins: Vec::new() };
-            let next = lanes.len();
-            match group.map(|group| *lane_of_group.entry(group).or_insert(next)) {
-                Some(lane) if lane < next => lanes[lane].works.push(work),
-                _ => lanes.push(Lane { works: vec![work], is_ordered }),
+            let identity = message.as_ref().and_then(|(_, identity)| identity.clone());
+            let place = identity.map(|identity| (group.clone(), identity));
+            if let Some(&(lane, work)) = place.as_ref().and_then(|place| firsts.get(place)) {
+                let first = &mut lanes[lane].works[work];
+                first.indices.push(index);
+                first.twins.extend(message.map(|(twin, _)| twin.record));
+                continue;
             }
+            let next = lanes.len();
+            let lane = group.map_or(next, |group| *lane_of_group.entry(group).or_insert(next));
+            if lane == next {
+                lanes.push(Lane { works: Vec::new(), is_ordered });
+            }
+            let works = &mut lanes[lane].works;
+            if let Some(place) = place {
+                firsts.insert(place, (lane, works.len()));
+            }
+            works.push(Work { indices: vec![index], message, twins: Vec::new() });
         }
         lanes
     }

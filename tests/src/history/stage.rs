@@ -107,6 +107,19 @@ impl Stage {
     }
 }
 
+/// Lets a few workers do their work, and waits until the last stray request has arrived, and the last crashed holder's
+/// key was taken over.
+pub(crate) async fn work<W>(random: &mut Rng, worker: impl Fn(usize, Rng) -> W)
+where
+    W: Future<Output = ()> + Send + 'static,
+{
+    let workers: Vec<_> = (0..random.usize(2..=4)).map(|number| tokio::spawn(worker(number, random.fork()))).collect();
+    for worker in workers {
+        worker.await.unwrap();
+    }
+    sleep(LATEST_ARRIVAL + Duration::from_secs(20)).await;
+}
+
 pub(crate) fn backoff(budget: Duration) -> Backoff {
     Backoff::default().base(Duration::from_millis(50)).cap(CAP).up_to(budget)
 }
