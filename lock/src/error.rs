@@ -11,7 +11,7 @@ use crate::holder::Holder;
 #[cfg(feature = "idempotency")]
 use crate::idempotency::{Refusal, StoredError};
 
-type Source = Box<dyn StdError + Send + Sync>;
+pub(crate) type Source = Box<dyn StdError + Send + Sync>;
 
 /// Why an operation failed.
 ///

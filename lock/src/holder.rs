@@ -29,6 +29,7 @@ pub struct Holder {
     pub(crate) data: Option<Data>,
     pub(crate) current: bool,
     pub(crate) completed: bool,
+    pub(crate) released: bool,
     /// A stored error, in place of a result.
     pub(crate) error: Option<Data>,
     /// The digest of the payload fields that must match.
@@ -77,6 +78,14 @@ impl Holder {
     #[must_use]
     pub fn is_current(&self) -> bool {
         self.current
+    }
+
+    /// Whether the holder gave the key back, or completed its run. If it did not and the key is free, its lease ended: it
+    /// crashed, or overran it. With `hold_at_least`, a key that was given back is still [held](Self::is_current) for a
+    /// while.
+    #[must_use]
+    pub fn has_released(&self) -> bool {
+        self.released
     }
 
     /// Whether this is the record of a run that was completed, rather than of one that is or was in progress.

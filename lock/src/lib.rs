@@ -71,6 +71,7 @@
 
 mod acquire;
 mod backoff;
+mod check;
 mod clock;
 #[cfg(feature = "embedded")]
 pub mod embedded;
@@ -80,12 +81,18 @@ mod holder;
 mod idempotency;
 #[cfg(feature = "lambda")]
 mod lambda;
+mod list;
 mod lock;
 mod locks;
+#[cfg(feature = "metrics")]
+pub mod metrics;
+#[cfg(not(feature = "metrics"))]
+mod metrics;
 mod protocol;
 
 pub use acquire::Acquire;
 pub use backoff::{Backoff, Jitter};
+pub use check::{Finding, Report, Verdict};
 pub use error::{Error, HandlerError};
 pub use holder::{Data, Holder};
 #[cfg(feature = "idempotency")]
@@ -97,5 +104,6 @@ pub use lambda::{
     HandlerEvent, IdempotentLayer, IdempotentService, LockLayer, LockService, LockedEvent, Message, SqsConsumer,
     SqsConsumerService, WhenUnavailable,
 };
+pub use list::List;
 pub use lock::Lock;
 pub use locks::{CreateTable, Locks, LocksBuilder};

@@ -19,7 +19,8 @@ use crate::acquire::Acquire;
 use crate::clock::Clock;
 use crate::error::{Error, Kind};
 use crate::holder::Holder;
-use crate::lock::Lock;
+use crate::list::List;
+use crate::lock::{Lock, Ownership};
 use crate::protocol::{self, Table};
 
 /// The longest lease, and the longest hold: longer than any Lambda invocation, short enough that a crash is not for ever.
@@ -133,6 +134,42 @@ impl Locks {
         let key = key.into();
         self.check_key(&key)?;
         self.0.table.get(&key, self.0.clock.now()).await
+    }
+
+    /// Reads the table's locks and records, page by page: see [`List`].
+    pub fn list(&self) -> List {
+        List::new(self.clone())
+    }
+
+    /// Frees `key` for whoever asks next, by an operator's hand: the acquisition that was `seen`, by [`get`](Self::get),
+    /// in a [list](Self::list) or in a refusal, no longer holds it, and finds it [lost](Error::is_lost) when it releases or
+    /// renews. The row then names this caller as the last holder.
+    ///
+    /// It does not stop the work of that holder: make sure that it has crashed, or that its writes are
+    /// [fenced](Lock::fence). A run of idempotent work that is refused as unfinished may then run again.
+    ///
+    /// `false` if the row is no longer as it was seen, because someone else has taken it, the run was completed, or the
+    /// row was deleted; it is then left alone. One request; IAM action `dynamodb:UpdateItem`.
+    ///
+    /// ```
+    /// # use lambda_lock::{Error, Locks};
+    /// # async fn example(locks: Locks) -> Result<(), Error> {
+    /// if let Some(holder) = locks.get("nightly-report").await?
+    ///     && holder.is_current()
+    /// {
+    ///     let freed = locks.force_release("nightly-report", &holder).await?;
+    ///     println!("{}", if freed { "freed" } else { "it has changed hands: look again" });
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub async fn force_release(&self, key: impl Into<String>, seen: &Holder) -> Result<bool, Error> {
+        let key = key.into();
+        self.check_key(&key)?;
+        let Ownership { owner, .. } = Ownership::new(self, &key)?;
+        let settings = &self.0;
+        let now = settings.clock.now();
+        settings.table.force_release((&key, &owner), &settings.holder, seen, now, settings.retention).await
     }
 
     /// Creates the table as the locks need it, if it is not there: see [`CreateTable`].

@@ -442,6 +442,104 @@ impl Table {
         }
     }
 
+    /// Reads the next rows. One consistent scan, of up to 1 MiB; `None` when there are no more.
+    pub(crate) async fn scan(&self, cursor: &Cursor, now: Moment) -> Result<Option<Scanned>, Error> {
+        let after = match cursor {
+            Cursor::Start => None,
+            Cursor::After(key) => Some(key.clone()),
+            Cursor::End => return Ok(None),
+        };
+        let mut filter = "#status IN (:in_progress, :completed)".to_owned();
+        // Without what holders left and runs returned: nobody asked for that.
+        let mut attributes =
+            "#id, #status, #owner, #released, #holder, #fence, #acquired_at, #lease_end, #expiration".to_owned();
+        let mut request = self
+            .client
+            .scan()
+            .table_name(&self.name)
+            .consistent_read(true)
+            .set_exclusive_start_key(after)
+            .expression_attribute_names("#id", &self.partition_key)
+            .expression_attribute_names("#status", STATUS)
+            .expression_attribute_names("#owner", OWNER)
+            .expression_attribute_names("#released", RELEASED)
+            .expression_attribute_names("#holder", HOLDER)
+            .expression_attribute_names("#fence", FENCE)
+            .expression_attribute_names("#acquired_at", ACQUIRED_AT)
+            .expression_attribute_names("#lease_end", LEASE_END)
+            .expression_attribute_names("#expiration", EXPIRATION)
+            .expression_attribute_values(":in_progress", string(IN_PROGRESS))
+            .expression_attribute_values(":completed", string(COMPLETED));
+        if !self.key_prefix.is_empty() {
+            filter.push_str(" AND begins_with(#id, :prefix)");
+            request = request.expression_attribute_values(":prefix", string(&self.key_prefix));
+        }
+        if let Some((name, value)) = &self.sort_key {
+            filter.push_str(" AND #sort_key = :sort_key");
+            attributes.push_str(", #sort_key");
+            request = request
+                .expression_attribute_names("#sort_key", name)
+                .expression_attribute_values(":sort_key", string(value));
+        }
+        let answer =
+            in_time(REQUEST_TIMEOUT, request.filter_expression(filter).projection_expression(attributes).send());
+        let output = answer.await.map_err(|error| Error::from_sdk(error, &self.name, ""))?;
+        let rows = output.items.unwrap_or_default().into_iter().filter_map(|mut item| {
+            let id = string_at(&mut item, &self.partition_key).ok()??;
+            let key = id.strip_prefix(&self.key_prefix)?.to_owned();
+            let row = Row::read(item).map(|row| row.into_holder(now)).map_err(|why| self.malformed(&key, why));
+            Some((key, row))
+        });
+        Ok(Some(Scanned {
+            rows: rows.collect(),
+            read: u64::try_from(output.scanned_count).unwrap_or_default(),
+            cursor: output.last_evaluated_key.map_or(Cursor::End, Cursor::After),
+        }))
+    }
+
+    /// Takes the key from the acquisition that was `seen` and releases it at once: nobody has it then, and whoever had it
+    /// finds it lost. `false` if the row is no longer as it was seen. One request.
+    pub(crate) async fn force_release(
+        &self,
+        ownership: (&str, &str),
+        holder: &str,
+        seen: &Holder,
+        now: Moment,
+        retention: Duration,
+    ) -> Result<bool, Error> {
+        let (key, owner) = ownership;
+        let mut condition = "#status = :in_progress AND ".to_owned();
+        let mut request = self
+            .update(key)
+            .update_expression(
+                "SET #owner = :owner, #released = :owner, #holder = :holder, #lease_end = :now, #expiration = :expiration",
+            )
+            .expression_attribute_names("#status", STATUS)
+            .expression_attribute_names("#owner", OWNER)
+            .expression_attribute_names("#released", RELEASED)
+            .expression_attribute_names("#holder", HOLDER)
+            .expression_attribute_names("#lease_end", LEASE_END)
+            .expression_attribute_names("#expiration", EXPIRATION)
+            .expression_attribute_values(":in_progress", string(IN_PROGRESS))
+            .expression_attribute_values(":owner", string(owner))
+            .expression_attribute_values(":holder", string(holder))
+            .expression_attribute_values(":now", number(now.millis()))
+            .expression_attribute_values(":expiration", number(seconds_up(now.wall.saturating_add(retention))));
+        // A row that another library wrote has no owner: there, its lease's end tells one acquisition from the next.
+        if let Some(owner) = &seen.owner {
+            condition.push_str("#owner = :seen");
+            request = request.expression_attribute_values(":seen", string(owner));
+        } else {
+            condition.push_str("attribute_not_exists(#owner) AND #lease_end = :seen");
+            request = request.expression_attribute_values(":seen", number(seen.until));
+        }
+        match in_time(REQUEST_TIMEOUT, request.condition_expression(condition).send()).await {
+            Ok(_) => Ok(true),
+            // Released by this request, whose response was lost, when the row says so.
+            Err(error) => Ok(self.refusal(error, key)?.is_some_and(|row| row.released.as_deref() == Some(owner))),
+        }
+    }
+
     /// "This owner still holds the key", for a transaction. `None`: a check that always holds.
     pub(crate) fn condition_check(&self, key: &str, owner: Option<&str>, now: Moment) -> Result<ConditionCheck, Error> {
         let check = ConditionCheck::builder().table_name(&self.name).set_key(Some(self.key(key)));
@@ -503,6 +601,24 @@ impl Table {
     fn malformed(&self, key: &str, why: String) -> Error {
         Error::new(Kind::MalformedRow(why), &self.name, key)
     }
+}
+
+/// How far a scan has come.
+#[derive(Debug)]
+pub(crate) enum Cursor {
+    Start,
+    After(Item),
+    End,
+}
+
+/// What a scan found.
+#[derive(Debug)]
+pub(crate) struct Scanned {
+    /// By key, without the prefix.
+    pub(crate) rows: Vec<(String, Result<Holder, Error>)>,
+    /// How many rows it read to find them.
+    pub(crate) read: u64,
+    pub(crate) cursor: Cursor,
 }
 
 /// The update that completes a row. It counts as the release too, so that no late duplicate of a renewal touches it.
@@ -593,6 +709,7 @@ impl Row {
 
     fn into_holder(self, now: Moment) -> Holder {
         Holder {
+            released: self.owner.is_some() && self.released == self.owner,
             owner: self.owner,
             name: self.holder,
             fence: self.fence,

@@ -1,4 +1,5 @@
 use std::fmt;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
@@ -10,7 +11,7 @@ use tokio::time::Instant;
 
 use super::host::HostBuilder;
 use crate::clock::{Clock, since_epoch};
-use crate::error::{Error, Kind};
+use crate::error::{Error, Kind, Source};
 
 /// A DynamoDB in this process. Cheap to clone; the clones share their tables.
 ///
@@ -35,6 +36,25 @@ impl Engine {
         let database = Database::memory_with_clock(Arc::new(time))
             .map_err(|error| Error::new(Kind::Unavailable, "embedded", "").with_source(error))?;
         Ok(Self { database, time })
+    }
+
+    /// An engine whose tables are in a file, created if it is not there: processes of this machine can share it, and it
+    /// is there again after a restart. Its time is the system's.
+    ///
+    /// ```no_run
+    /// # fn main() -> Result<(), lambda_lock::Error> {
+    /// let engine = lambda_lock::embedded::Engine::open("locks.sqlite")?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn open(file: impl AsRef<Path>) -> Result<Self, Error> {
+        let file = file.as_ref();
+        let unusable = |error: Source| {
+            Error::invalid(format!("the file `{}` cannot be used as a database: {error}", file.display()))
+        };
+        let name = file.to_str().ok_or_else(|| unusable("its name is not UTF-8".into()))?;
+        let database = Database::new(name).map_err(|error| unusable(error.into()))?;
+        Ok(Self { database, time: TrueTime::starting_at(SystemTimeSource::new().now()) })
     }
 
     /// A client with the right time and no faults.

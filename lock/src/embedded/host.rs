@@ -13,8 +13,10 @@ use aws_smithy_runtime_api::client::http::{
 use aws_smithy_runtime_api::client::orchestrator::{HttpRequest, HttpResponse};
 use aws_smithy_runtime_api::client::result::ConnectorError;
 use aws_smithy_runtime_api::client::runtime_components::RuntimeComponents;
+use aws_smithy_types::DateTime;
 use aws_smithy_types::body::SdkBody;
 use aws_smithy_types::byte_stream::ByteStream;
+use aws_smithy_types::date_time::Format;
 use aws_smithy_types::retry::ErrorKind;
 use serde_json::Value;
 
@@ -361,21 +363,23 @@ impl Connection {
         request.headers_mut().insert("content-length", bytes.len().to_string());
         *request.body_mut() = SdkBody::from(bytes);
         let response = self.apply(&operation, request).await?;
-        let status = response.status().as_u16();
+        let (status, date) = (response.status().as_u16(), response.headers().get(DATE).map(str::to_owned));
         let bytes = ByteStream::new(response.into_body()).collect().await;
         let bytes = bytes.map_err(|error| ConnectorError::io(error.into()))?.into_bytes();
         let mut answer = Answer { status, body: json(&bytes)? };
         for intercept in intercepts {
             intercept.answer(&operation, &body, &mut answer);
         }
-        response_of(answer.status, answer.body.to_string().into_bytes())
+        response_of(answer.status, answer.body.to_string().into_bytes(), date)
     }
 
     async fn apply(&self, operation: &str, request: HttpRequest) -> Result<HttpResponse, ConnectorError> {
         match (&self.machine.backend, &self.wire) {
             (Backend::Engine(engine), _) => {
                 let (status, body) = engine.execute(operation, request.body().bytes().unwrap_or_default());
-                response_of(status, body)
+                // As every server of HTTP says what time it is there.
+                let now = DateTime::from(engine.now()).fmt(Format::HttpDate);
+                response_of(status, body, now.ok())
             }
             (Backend::Http(_), Some(wire)) => wire.call(request).await,
             (Backend::Http(_), None) => Err(broken("there is no connection")),
@@ -390,12 +394,19 @@ fn json(bytes: &[u8]) -> Result<Value, ConnectorError> {
 fn refusal(status: u16, code: &str) -> Result<HttpResponse, ConnectorError> {
     let body =
         serde_json::json!({ "__type": format!("com.amazonaws.dynamodb.v20120810#{code}"), "message": "simulated" });
-    response_of(status, body.to_string().into_bytes())
+    response_of(status, body.to_string().into_bytes(), None)
 }
 
-fn response_of(status: u16, body: Vec<u8>) -> Result<HttpResponse, ConnectorError> {
+/// The header that says what time it is at the server.
+const DATE: &str = "date";
+
+fn response_of(status: u16, body: Vec<u8>, date: Option<String>) -> Result<HttpResponse, ConnectorError> {
     let status = status.try_into().map_err(|_| broken("the status is not one of HTTP"))?;
-    Ok(HttpResponse::new(status, SdkBody::from(body)))
+    let mut response = HttpResponse::new(status, SdkBody::from(body));
+    if let Some(date) = date {
+        response.headers_mut().insert(DATE, date);
+    }
+    Ok(response)
 }
 
 fn broken(why: &'static str) -> ConnectorError {

@@ -331,6 +331,7 @@ where
                     data: None,
                     current: true,
                     completed: true,
+                    released: true,
                     error: None,
                     validation,
                 });

@@ -1,0 +1,2 @@
+//! The program `lambda-lock`.
+fn main() {}
