@@ -7,16 +7,18 @@ use std::time::{Duration, SystemTime};
 
 use aws_sdk_dynamodb::types::AttributeValue;
 use futures_util::FutureExt;
+use tracing::{Instrument, Span};
 
 use crate::backoff::Backoff;
 use crate::clock::{Moment, since_epoch};
 use crate::error::{Error, Kind};
-use crate::holder::Data;
+use crate::holder::{Data, Holder};
 #[cfg(feature = "idempotency")]
 use crate::idempotency::Refusal;
 use crate::lock::{Lock, Ownership};
 use crate::locks::{Locks, MAX_LEASE, check_attribute_name, check_duration};
 use crate::protocol::{Claim, Claimed, Lease, RecordClaim, TIME_TO_ANSWER, check_data, time_to_ask};
+use crate::telemetry::{Asking, Holding};
 
 /// An acquisition that has not been sent yet: await it for a [`Lock`], or [`run`](Self::run) work under it.
 ///
@@ -146,13 +148,31 @@ impl Acquire {
     }
 
     pub(crate) async fn send(&self) -> Result<Lock, Error> {
+        let settings = &self.locks.0;
+        if !settings.enabled {
+            self.check()?;
+            return self.unlocked();
+        }
+        let mut asking = Asking::begin(&self.key, &settings.clock, self.wait.is_repeated());
+        let span = asking.span().clone();
+        match self.ask(&mut asking).instrument(span).await {
+            Ok((lock, taken_from)) => {
+                asking.acquired(&lock, taken_from.as_ref());
+                Ok(lock)
+            }
+            Err(error) => {
+                asking.refused(&error);
+                Err(error)
+            }
+        }
+    }
+
+    /// The attempts. The lock comes with the last holder, if its lease ended without a release.
+    async fn ask(&self, asking: &mut Asking) -> Result<(Lock, Option<Holder>), Error> {
         self.check()?;
         let Self { locks, key, hold_at_least, .. } = self;
         let settings = &locks.0;
         let started = settings.clock.now();
-        if !settings.enabled {
-            return self.unlocked();
-        }
         let mut pending = Pending { ownership: Ownership::new(locks, key)?, unresolved: false };
         // A request whose response was lost may be found applied by a later attempt: its lease is then the one that
         // counts.
@@ -177,12 +197,13 @@ impl Acquire {
                 record: self.record.as_ref(),
             };
             pending.unresolved = true;
+            asking.attempt();
             let taken = match settings.table.acquire(&claim).await {
-                Ok(Claimed::Acquired { fence, data }) => Ok(Some((now, lease, fence, data))),
+                Ok(Claimed::Acquired { fence, data, taken_from }) => Ok(Some((now, lease, fence, data, taken_from))),
                 Ok(Claimed::Already(row)) => {
-                    tracing::debug!(key, "acquired by an earlier request, whose response was lost");
+                    tracing::debug!("acquired by an earlier request, whose response was lost");
                     let ours = sent.iter().find(|(_, lease)| lease.end == row.end);
-                    Ok(ours.zip(row.fence).map(|(&(sent, lease), fence)| (sent, lease, fence, row.data)))
+                    Ok(ours.zip(row.fence).map(|(&(sent, lease), fence)| (sent, lease, fence, row.data, None)))
                 }
                 Ok(Claimed::Held(holder)) => {
                     let kind = match &self.record {
@@ -196,9 +217,10 @@ impl Acquire {
             };
             let answered = settings.clock.now();
             let error = match taken {
-                Ok(Some((sent, lease, fence, data))) if !lease.deadline.remaining(answered).is_zero() => {
-                    tracing::debug!(key, fence, "acquired");
-                    return Ok(Lock::new(pending.resolve(), Some(fence), data, sent, lease, *hold_at_least));
+                Ok(Some((sent, lease, fence, data, taken_from))) if !lease.deadline.remaining(answered).is_zero() => {
+                    let holding = Holding::new(asking.span().clone(), sent);
+                    let lock = Lock::new(pending.resolve(), Some(fence), data, holding, lease, *hold_at_least);
+                    return Ok((lock, taken_from));
                 }
                 Ok(_) => {
                     // Too late to be of use: free the key and start anew, with another nonce, for this one is refused.
@@ -207,7 +229,7 @@ impl Acquire {
                     let mut stale = std::mem::replace(&mut pending, fresh);
                     (unanswered, sent) = (false, Vec::new());
                     if !delays.are_over(answered.since(started)) {
-                        stale.unresolved = stale.ownership.release(answered.wall, None).await.is_err();
+                        stale.unresolved = stale.ownership.release(answered.wall, None, None).await.is_err();
                     }
                     Error::new(Kind::Unavailable, &settings.table.name, key)
                 }
@@ -221,12 +243,13 @@ impl Acquire {
             if !error.is_worth_waiting() {
                 return Err(error);
             }
-            tracing::debug!(key, %error, "not acquired");
+            tracing::debug!(%error, "refused");
             let now = settings.clock.now();
             let holder_remaining = error.holder().map(|holder| since_epoch(holder.until()).saturating_sub(now.wall));
             let delay = delays.next(now.since(started), holder_remaining);
             if let Some(delay) = delay {
                 tokio::time::sleep(delay).await;
+                asking.waited(now);
             }
             // The wall clock may have passed the deadline while the timer slept.
             if delay.is_none() || self.lease_from(settings.clock.now()).is_err() {
@@ -239,7 +262,7 @@ impl Acquire {
     pub(crate) fn unlocked(&self) -> Result<Lock, Error> {
         let now = self.locks.0.clock.now();
         let ownership = Ownership::new(&self.locks, &self.key)?;
-        Ok(Lock::new(ownership, None, None, now, self.lease_from(now)?, Duration::ZERO))
+        Ok(Lock::new(ownership, None, None, Holding::new(Span::none(), now), self.lease_from(now)?, Duration::ZERO))
     }
 
     fn check(&self) -> Result<(), Error> {
@@ -324,7 +347,7 @@ impl Drop for Pending {
     fn drop(&mut self) {
         if self.unresolved {
             let now = self.ownership.locks.0.clock.now();
-            self.ownership.release_in_background(now.wall, None);
+            self.ownership.release_in_background(now.wall, None, None);
         }
     }
 }
@@ -350,7 +373,7 @@ pub(crate) async fn while_held<T>(lock: &Lock, body: impl Future<Output = T>) ->
     AssertUnwindSafe(async {
         tokio::select! {
             biased;
-            value = body => Some(value),
+            value = body.instrument(lock.span().clone()) => Some(value),
             () = lock.overrun() => None,
         }
     })
@@ -367,5 +390,5 @@ pub(crate) async fn in_time_to_answer<T>(
         Duration::ZERO => Duration::from_secs(1),
         remaining => time_to_ask(remaining),
     };
-    tokio::time::timeout(limit, request).await.unwrap_or_else(|_| Err(lock.error(Kind::Unavailable)))
+    tokio::time::timeout(limit, request).await.unwrap_or_else(|_| Err(lock.unanswered()))
 }

@@ -133,6 +133,11 @@ impl Backoff {
         max_attempts: 1,
     };
 
+    /// Whether there is more than one attempt.
+    pub(crate) fn is_repeated(&self) -> bool {
+        !self.budget.is_zero() && self.max_attempts > 1
+    }
+
     pub(crate) fn check(&self) -> Result<(), Error> {
         if self.budget.is_zero() {
             return Ok(());

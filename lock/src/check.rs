@@ -1,8 +1,20 @@
 //! `Locks::check`: whether the table, the clock and the permissions are as the locks need them.
 
+use std::error::Error as StdError;
 use std::fmt;
+use std::time::Duration;
 
+use aws_sdk_dynamodb::config::Region;
+use aws_sdk_dynamodb::error::{ProvideErrorMetadata, SdkError};
+use aws_sdk_dynamodb::types::{KeyType, MultiRegionConsistency, TableDescription, TableStatus, TimeToLiveStatus};
+use aws_smithy_types::DateTime;
+use aws_smithy_types::date_time::Format;
+use humantime::format_duration;
+
+use crate::clock::millis;
+use crate::error::Error;
 use crate::locks::Locks;
+use crate::protocol::{EXPIRATION, REQUEST_TIMEOUT, Table, in_time};
 
 /// What [`Locks::check`] found: a line for each finding, the way out with those that are not well.
 #[derive(Clone, Debug)]
@@ -93,8 +105,262 @@ impl fmt::Display for Verdict {
 }
 
 impl Locks {
-    /// Looks at the table, its keys, its TTL, the clock and the permissions.
+    /// Looks at everything that locks depend on: the table and its state, its keys, its TTL, what the caller is allowed to
+    /// do, and this host's clock, by the `Date` of DynamoDB's answers. For the start of a program, or a person.
+    ///
+    /// What is wrong is a finding, not an error; so is a network that does not answer. It writes nothing: six requests, of
+    /// which two are writes that cannot be applied. IAM actions, each of which is reported if it is denied:
+    /// `dynamodb:DescribeTable` and `dynamodb:DescribeTimeToLive` for the check alone, `dynamodb:UpdateItem` for every
+    /// lock, `dynamodb:GetItem` for [`get`](Self::get), `dynamodb:Scan` for [`list`](Self::list) and
+    /// `dynamodb:ConditionCheckItem` for [`Lock::condition_check`](crate::Lock::condition_check). A function needs the third
+    /// alone, so a denial of the others is but a warning.
+    ///
+    /// ```
+    /// # async fn example(locks: lambda_lock::Locks) {
+    /// let report = locks.check().await;
+    /// println!("{report}");
+    /// if !report.is_healthy() {
+    ///     std::process::exit(1);
+    /// }
+    /// # }
+    /// ```
     pub async fn check(&self) -> Report {
-        Report { findings: Vec::new() }
+        let mut check = Check { locks: self, findings: Vec::new(), heard: None };
+        if check.table().await {
+            check.time_to_live().await;
+            check.permissions().await;
+        }
+        check.clock();
+        Report { findings: check.findings }
+    }
+}
+
+/// A check that is under way.
+struct Check<'a> {
+    locks: &'a Locks,
+    findings: Vec<Finding>,
+    /// The last answer that said what time it is at DynamoDB.
+    heard: Option<Heard>,
+}
+
+/// All since the Unix epoch, the first two by this host's clock.
+struct Heard {
+    sent: Duration,
+    received: Duration,
+    /// In whole seconds.
+    date: Duration,
+}
+
+/// Why a request had no result.
+struct Failure {
+    error: Error,
+    /// DynamoDB's own words.
+    said: Option<String>,
+}
+
+impl Check<'_> {
+    fn found(&mut self, subject: &str, verdict: Verdict, message: impl Into<String>) {
+        self.findings.push(Finding { subject: subject.to_owned(), verdict, message: message.into() });
+    }
+
+    /// Sends a request. The refusal of one that cannot be applied is a result too.
+    async fn ask<T, E>(&mut self, request: impl Future<Output = Result<T, SdkError<E>>>) -> Result<Option<T>, Failure>
+    where
+        E: ProvideErrorMetadata + StdError + Send + Sync + 'static,
+    {
+        let settings = &self.locks.0;
+        let sent = settings.clock.now().wall;
+        let answer = in_time(REQUEST_TIMEOUT, request).await;
+        let received = settings.clock.now().wall;
+        let error = match answer {
+            Ok(output) => return Ok(Some(output)),
+            Err(error) => error,
+        };
+        let date = error.raw_response().and_then(|response| response.headers().get("date"));
+        let date = date.and_then(|text| DateTime::from_str(text, Format::HttpDate).ok());
+        if let Some(date) = date.and_then(|date| u64::try_from(date.secs()).ok()) {
+            self.heard = Some(Heard { sent, received, date: Duration::from_secs(date) });
+        }
+        if matches!(error.code(), Some("ConditionalCheckFailedException" | "TransactionCanceledException")) {
+            return Ok(None);
+        }
+        let said = [error.code(), error.message()].into_iter().flatten().collect::<Vec<_>>().join(": ");
+        Err(Failure {
+            error: Error::from_sdk(error, &settings.table.name, ""),
+            said: Some(said).filter(|said| !said.is_empty()),
+        })
+    }
+
+    /// Whether there is a table to look at further.
+    async fn table(&mut self) -> bool {
+        let Table { client, name, .. } = &self.locks.0.table;
+        let region = client.config().region().map_or("no region", Region::as_ref).to_owned();
+        let description = match self.ask(client.describe_table().table_name(name).send()).await {
+            Ok(output) => output.and_then(|output| output.table).unwrap_or_else(|| TableDescription::builder().build()),
+            Err(failure) if failure.error.is_access_denied() => {
+                self.denied(
+                    "table",
+                    "dynamodb:DescribeTable",
+                    "its state and its keys could not be looked at",
+                    &failure,
+                );
+                return true;
+            }
+            Err(failure) => {
+                self.found("table", Verdict::Failed, failure.to_string());
+                return false;
+            }
+        };
+        match &description.table_status {
+            Some(TableStatus::Active | TableStatus::Updating) => {
+                self.found("table", Verdict::Passed, format!("`{name}` in {region} is active"));
+            }
+            status => {
+                let status = status.as_ref().map_or("unknown", TableStatus::as_str);
+                let message =
+                    format!("`{name}` in {region} is {status}: wait until it is active, or use another table");
+                self.found("table", Verdict::Failed, message);
+            }
+        }
+        self.keys(&description);
+        let is_one = matches!(description.multi_region_consistency, Some(MultiRegionConsistency::Strong));
+        if !description.replicas.unwrap_or_default().is_empty() && !is_one {
+            let message =
+                "the table has replicas in other regions, which learn of a lock late: use it in one region alone";
+            self.found("regions", Verdict::Warning, message);
+        }
+        true
+    }
+
+    fn keys(&mut self, description: &TableDescription) {
+        let Table { partition_key, sort_key, .. } = &self.locks.0.table;
+        let key = |wanted: KeyType| {
+            let element = description.key_schema().iter().find(|element| *element.key_type() == wanted)?;
+            let mut definitions = description.attribute_definitions().iter();
+            let definition = definitions.find(|definition| definition.attribute_name() == element.attribute_name());
+            let kind = definition.map_or("", |definition| definition.attribute_type().as_str());
+            Some(format!("`{}` ({kind})", element.attribute_name()))
+        };
+        let told = |partition_key: &str, sort_key: Option<String>| match sort_key {
+            Some(sort_key) => format!("partition key {partition_key}, sort key {sort_key}"),
+            None => format!("partition key {partition_key}, no sort key"),
+        };
+        let has = told(&key(KeyType::Hash).unwrap_or_default(), key(KeyType::Range));
+        let wanted =
+            told(&format!("`{partition_key}` (S)"), sort_key.as_ref().map(|(name, _)| format!("`{name}` (S)")));
+        if has == wanted {
+            self.found("keys", Verdict::Passed, has);
+        } else {
+            let message = format!(
+                "the table has {has}, the locks are set to {wanted}: set LocksBuilder::partition_key and sort_key as the \
+                 table has them, which must be strings, or use another table"
+            );
+            self.found("keys", Verdict::Failed, message);
+        }
+    }
+
+    async fn time_to_live(&mut self) {
+        let Table { client, name, .. } = &self.locks.0.table;
+        let description = match self.ask(client.describe_time_to_live().table_name(name).send()).await {
+            Ok(output) => output.and_then(|output| output.time_to_live_description),
+            Err(failure) if failure.error.is_access_denied() => {
+                return self.denied("TTL", "dynamodb:DescribeTimeToLive", "it could not be looked at", &failure);
+            }
+            Err(failure) => return self.found("TTL", Verdict::Warning, failure.to_string()),
+        };
+        let attribute = description.and_then(|ttl| match ttl.time_to_live_status {
+            Some(TimeToLiveStatus::Enabled | TimeToLiveStatus::Enabling) => ttl.attribute_name,
+            _ => None,
+        });
+        // Locks do not depend on it: rows alone do, which would stay for ever.
+        let (verdict, message) = match attribute {
+            Some(attribute) if attribute == EXPIRATION => (Verdict::Passed, format!("on, on attribute `{attribute}`")),
+            Some(attribute) => (
+                Verdict::Warning,
+                format!(
+                    "on attribute `{attribute}`, not `{EXPIRATION}`, so that old rows are never deleted: turn it off there \
+                     and on for `{EXPIRATION}`"
+                ),
+            ),
+            None => (
+                Verdict::Warning,
+                format!("off, so that old rows are never deleted: turn it on for attribute `{EXPIRATION}`"),
+            ),
+        };
+        self.found("TTL", verdict, message);
+    }
+
+    async fn permissions(&mut self) {
+        let table = &self.locks.0.table;
+        let answer = self.ask(table.probe_update().send()).await.map(drop);
+        self.permission("dynamodb:UpdateItem", answer, Verdict::Failed, "nothing can be locked");
+        let answer = self.ask(table.probe_get().send()).await.map(drop);
+        self.permission("dynamodb:GetItem", answer, Verdict::Warning, "`get` does not work");
+        let answer = self.ask(table.client.scan().table_name(&table.name).limit(1).send()).await.map(drop);
+        self.permission("dynamodb:Scan", answer, Verdict::Warning, "`list` does not work");
+        if let Ok(probe) = table.probe_condition_check() {
+            let answer = self.ask(probe.send()).await.map(drop);
+            self.permission("dynamodb:ConditionCheckItem", answer, Verdict::Warning, "`condition_check` does not work");
+        }
+    }
+
+    fn permission(&mut self, action: &str, answer: Result<(), Failure>, verdict: Verdict, without: &str) {
+        match answer {
+            Ok(()) => self.found(action, Verdict::Passed, "allowed"),
+            Err(failure) if failure.error.is_access_denied() => {
+                self.denied(action, action, without, &failure);
+                if let Some(finding) = self.findings.last_mut() {
+                    finding.verdict = verdict;
+                }
+            }
+            Err(failure) => self.found(action, verdict, failure.to_string()),
+        }
+    }
+
+    fn denied(&mut self, subject: &str, action: &str, without: &str, failure: &Failure) {
+        let Table { name, key_prefix, .. } = &self.locks.0.table;
+        let keys =
+            if key_prefix.is_empty() { String::new() } else { format!(", for keys that begin with `{key_prefix}`") };
+        let said = failure.said.as_deref().unwrap_or("access denied");
+        let message = format!("{without}: allow {action} on table `{name}`{keys} ({said})");
+        self.found(subject, Verdict::Warning, message);
+    }
+
+    fn clock(&mut self) {
+        let Some(Heard { sent, received, date }) = self.heard else {
+            return self.found("clock", Verdict::Warning, "no answer said what time it is at DynamoDB");
+        };
+        let skew = self.locks.0.clock_skew;
+        // When the answer was written, DynamoDB's clock was within the second of its date, and ours between sending and
+        // receiving: so far apart they are at least.
+        let ahead = sent.saturating_sub(date + Duration::from_secs(1));
+        let behind = date.saturating_sub(received);
+        let (apart, way) = if ahead > behind { (ahead, "ahead of") } else { (behind, "behind") };
+        let [apart_in_words, skew_in_words] = [apart, skew].map(|time| format_duration(in_millis(time)));
+        if apart > skew {
+            let message = format!(
+                "at least {apart_in_words} {way} DynamoDB's, more than the clock skew of {skew_in_words}, so that two holders \
+                 can have a key at once: let NTP set the clock, or set a larger LocksBuilder::clock_skew on every host"
+            );
+            self.found("clock", Verdict::Failed, message);
+        } else {
+            let message =
+                format!("as DynamoDB's, within the clock skew of {skew_in_words}, as far as whole seconds tell");
+            self.found("clock", Verdict::Passed, message);
+        }
+    }
+}
+
+fn in_millis(time: Duration) -> Duration {
+    Duration::from_millis(millis(time))
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.error.fmt(f)?;
+        match &self.said {
+            Some(said) => write!(f, " ({said})"),
+            None => Ok(()),
+        }
     }
 }

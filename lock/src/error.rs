@@ -223,6 +223,25 @@ impl Error {
         }
     }
 
+    /// The same for metrics and logs: the predicate's name without `is_`, where there is one.
+    pub(crate) fn reason(&self) -> &'static str {
+        match &self.0.kind {
+            Kind::Held(_) => "held",
+            Kind::Lost(_) => "lost",
+            Kind::Throttled => "throttled",
+            Kind::Unavailable => "unavailable",
+            Kind::Conflict => "conflict",
+            Kind::AccessDenied => "access_denied",
+            Kind::TableNotFound => "table_not_found",
+            Kind::MalformedRow(_) => "malformed_row",
+            Kind::Invalid(_) => "invalid",
+            Kind::NotSent => "not_sent",
+            Kind::Refused => "refused",
+            #[cfg(feature = "idempotency")]
+            Kind::Idempotency(refusal) => refusal.reason(),
+        }
+    }
+
     /// Whether a later attempt may succeed without anyone changing anything.
     pub(crate) fn is_worth_waiting(&self) -> bool {
         #[cfg(feature = "idempotency")]

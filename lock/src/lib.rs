@@ -89,6 +89,7 @@ pub mod metrics;
 #[cfg(not(feature = "metrics"))]
 mod metrics;
 mod protocol;
+mod telemetry;
 
 pub use acquire::Acquire;
 pub use backoff::{Backoff, Jitter};

@@ -1,18 +1,20 @@
 //! `Lock`: a lock that is held.
 
 use std::fmt;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use aws_sdk_dynamodb::types::{ConditionCheck, TransactWriteItem};
 use tokio::runtime::Handle;
 use tokio::sync::{Mutex as AsyncMutex, Notify};
+use tracing::{Instrument, Span};
 
 use crate::clock::Moment;
 use crate::error::{Error, Kind};
 use crate::holder::Data;
 use crate::locks::{Locks, MAX_LEASE, check_duration};
 use crate::protocol::{Completed, Lease, Outcome, Released, check_data};
+use crate::telemetry::Holding;
 
 /// A lock that was acquired.
 ///
@@ -39,6 +41,8 @@ pub struct Lock {
     fence: Option<u64>,
     data: Option<Data>,
     acquired_at: Duration,
+    /// Shared with a release in the background.
+    holding: Arc<Holding>,
     state: Mutex<State>,
     /// Told of every change of the state.
     changed: Notify,
@@ -72,12 +76,12 @@ impl Lock {
         ownership: Ownership,
         fence: Option<u64>,
         data: Option<Data>,
-        acquired: Moment,
+        holding: Holding,
         lease: Lease,
         hold_at_least: Duration,
     ) -> Self {
         // The margin is for the others, whose clocks may be ahead.
-        let margin = ownership.locks.0.clock_skew;
+        let (acquired, margin) = (holding.since(), ownership.locks.0.clock_skew);
         let hold_until = acquired.wall.saturating_add(hold_at_least).saturating_add(margin);
         Self {
             ownership,
@@ -85,6 +89,7 @@ impl Lock {
             data,
             // As the row has it.
             acquired_at: Duration::from_millis(acquired.millis()),
+            holding: Arc::new(holding),
             state: Mutex::new(State {
                 lease,
                 hold_until: (!hold_at_least.is_zero()).then_some(hold_until),
@@ -233,8 +238,10 @@ impl Lock {
             let answer = settings.table.renew(key, owner, lease_before.end, now, renewed, data.as_ref()).await;
             if let Err(error) = answer {
                 // It may have met a release, which knows better.
-                if error.is_lost() && self.state().phase == Phase::Held {
-                    self.enter(Phase::Lost);
+                let mut state = self.state();
+                if error.is_lost() && state.phase == Phase::Held {
+                    self.move_on(&mut state, Phase::Lost);
+                    self.holding.lost(error.holder());
                 }
                 return Err(error);
             }
@@ -261,16 +268,17 @@ impl Lock {
             match state.phase {
                 Phase::Released => return Ok(Released::Freed),
                 Phase::Lost => return Err(self.error(Kind::Lost(None))),
-                Phase::Held | Phase::Releasing => state.phase = Phase::Releasing,
+                Phase::Held | Phase::Releasing => self.move_on(&mut state, Phase::Releasing),
             }
             state.leave.clone()
         };
-        self.changed.notify_waiters();
         leave.as_ref().map_or(Ok(()), check_data)?;
-        let answer = match self.fence {
-            Some(_) => self.ownership.release(self.release_at(), leave.as_ref()).await,
-            None => Ok(Released::Freed),
-        };
+        if !self.is_enforced() {
+            self.enter(Phase::Released);
+            return Ok(Released::Freed);
+        }
+        let release = self.ownership.release(self.release_at(), leave.as_ref(), Some(&self.holding));
+        let answer = release.instrument(self.span().clone()).await;
         match &answer {
             Ok(_) => self.enter(Phase::Released),
             Err(error) if error.is_lost() => self.enter(Phase::Lost),
@@ -288,11 +296,16 @@ impl Lock {
                 return Err(self.error(Kind::Lost(None)));
             }
             // It may be applied even if no answer comes, so nothing else is sent after it.
-            state.phase = Phase::Released;
+            self.move_on(&mut state, Phase::Released);
         }
-        self.changed.notify_waiters();
         let (Ownership { locks, key, owner }, now) = (&self.ownership, self.now());
-        locks.0.table.complete(key, owner, now, now.wall.saturating_add(window), outcome).await
+        let complete = locks.0.table.complete(key, owner, now, now.wall.saturating_add(window), outcome);
+        let answer = complete.instrument(self.span().clone()).await;
+        match &answer {
+            Ok(_) => self.holding.released("completed", Some((now, self.now()))),
+            Err(error) => self.holding.release_failed(error),
+        }
+        answer
     }
 
     /// The same as a part of the caller's transaction; for a lock that is not enforced, a check that always holds.
@@ -309,7 +322,25 @@ impl Lock {
 
     /// Leaves the row as it is, until its lease ends.
     pub(crate) fn abandon(&self) {
+        self.holding.left();
         self.enter(Phase::Released);
+    }
+
+    /// There is nothing left to send: the caller's transaction has completed it.
+    pub(crate) fn was_completed(&self) {
+        self.enter(Phase::Released);
+        self.holding.released("completed", None);
+    }
+
+    /// The error of a release or a completion that nobody waits for any longer.
+    pub(crate) fn unanswered(&self) -> Error {
+        let error = self.error(Kind::Unavailable);
+        self.holding.release_failed(&error);
+        error
+    }
+
+    pub(crate) fn span(&self) -> &Span {
+        self.holding.span()
     }
 
     /// The `ConditionCheck` "this lock is still held" for the caller's own `TransactWriteItems`, so that a write and
@@ -336,7 +367,15 @@ impl Lock {
     }
 
     fn enter(&self, phase: Phase) {
-        self.state().phase = phase;
+        self.move_on(&mut self.state(), phase);
+    }
+
+    fn move_on(&self, state: &mut State, phase: Phase) {
+        if state.phase == Phase::Held && self.is_enforced() {
+            let now = self.now();
+            self.holding.ended(now, state.lease.deadline.remaining(now).is_zero());
+        }
+        state.phase = phase;
         self.changed.notify_waiters();
     }
 
@@ -381,18 +420,20 @@ impl Drop for Lock {
     fn drop(&mut self) {
         let (phase, leave) = {
             let mut state = self.state();
-            (state.phase, state.leave.take())
+            let phase = state.phase;
+            self.move_on(&mut state, Phase::Released);
+            (phase, state.leave.take())
         };
         if matches!(phase, Phase::Released | Phase::Lost) || !self.is_enforced() {
             return;
         }
         if phase == Phase::Held {
-            tracing::warn!(key = self.key(), fence = self.fence(), "a lock was dropped without being released");
+            tracing::warn!(parent: self.span(), "a lock was dropped without being released");
             self.give_up_least_hold();
         }
         // Data that is too large would keep the key from being freed.
         let leave = leave.filter(|data| check_data(data).is_ok());
-        self.ownership.release_in_background(self.release_at(), leave);
+        self.ownership.release_in_background(self.release_at(), leave, Some(Arc::clone(&self.holding)));
     }
 }
 
@@ -414,19 +455,33 @@ impl Ownership {
         Ok(Self { locks: locks.clone(), key: key.to_owned(), owner: format!("{:032x}", u128::from_be_bytes(nonce)) })
     }
 
-    /// Frees the key at `end`.
-    pub(crate) async fn release(&self, end: Duration, data: Option<&Data>) -> Result<Released, Error> {
+    /// Frees the key at `end`, and tells the holding.
+    pub(crate) async fn release(
+        &self,
+        end: Duration,
+        data: Option<&Data>,
+        holding: Option<&Holding>,
+    ) -> Result<Released, Error> {
         let settings = &self.locks.0;
         let now = settings.clock.now();
-        settings.table.release(&self.key, &self.owner, now, end, settings.retention, data).await
+        let answer = settings.table.release(&self.key, &self.owner, now, end, settings.retention, data).await;
+        match (holding, &answer) {
+            (Some(holding), Ok(released)) => {
+                let outcome = if matches!(released, Released::Freed) { "released" } else { "completed" };
+                holding.released(outcome, Some((now, settings.clock.now())));
+            }
+            (Some(holding), Err(error)) => holding.release_failed(error),
+            (None, _) => {}
+        }
+        answer
     }
 
     /// Sends a release without waiting for it, if a runtime is there to send it.
-    pub(crate) fn release_in_background(&self, end: Duration, data: Option<Data>) {
+    pub(crate) fn release_in_background(&self, end: Duration, data: Option<Data>, holding: Option<Arc<Holding>>) {
         if let Ok(runtime) = Handle::try_current() {
             let ownership = self.clone();
             runtime.spawn(async move {
-                if let Err(error) = ownership.release(end, data.as_ref()).await {
+                if let Err(error) = ownership.release(end, data.as_ref(), holding.as_deref()).await {
                     tracing::debug!(key = ownership.key, %error, "a release in the background failed");
                 }
             });

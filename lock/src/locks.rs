@@ -298,6 +298,8 @@ impl LocksBuilder {
         check_duration("lease", self.lease, Duration::from_millis(1), MAX_LEASE)?;
         check_duration("clock skew", self.clock_skew, Duration::ZERO, MAX_CLOCK_SKEW)?;
         check_duration("retention", self.retention, MIN_RETENTION + 2 * self.clock_skew, MAX_RETENTION)?;
+        #[cfg(feature = "metrics")]
+        crate::metrics::describe();
         if !self.enabled {
             tracing::warn!(table = name, "locking is switched off: work runs without locks");
         }

@@ -12,6 +12,9 @@
 //! assert_eq!(lambda_lock::metrics::LOST, "lambda_lock_lost");
 //! ```
 
+// Each use names what it counts, whether or not it is counted.
+#![cfg_attr(not(feature = "metrics"), allow(dead_code, unreachable_pub))]
+
 #[cfg(feature = "metrics")]
 use metrics::Unit;
 
@@ -86,3 +89,33 @@ pub fn describe() {
         metrics::describe_histogram!(name, Unit::Milliseconds, description);
     }
 }
+
+#[cfg(feature = "metrics")]
+mod record {
+    use std::time::Duration;
+
+    pub(crate) fn count(name: &'static str) {
+        metrics::counter!(name).increment(1);
+    }
+
+    pub(crate) fn count_by(name: &'static str, label: &'static str, value: &'static str) {
+        metrics::counter!(name, label => value).increment(1);
+    }
+
+    pub(crate) fn time(name: &'static str, duration: Duration) {
+        metrics::histogram!(name).record(duration.as_secs_f64() * 1000.0);
+    }
+}
+
+#[cfg(not(feature = "metrics"))]
+mod record {
+    use std::time::Duration;
+
+    pub(crate) fn count(_: &'static str) {}
+
+    pub(crate) fn count_by(_: &'static str, _: &'static str, _: &'static str) {}
+
+    pub(crate) fn time(_: &'static str, _: Duration) {}
+}
+
+pub(crate) use record::{count, count_by, time};

@@ -23,10 +23,13 @@ use std::time::Duration;
 
 use aws_sdk_dynamodb::Client;
 use aws_sdk_dynamodb::error::SdkError;
+use aws_sdk_dynamodb::operation::get_item::builders::GetItemFluentBuilder;
+use aws_sdk_dynamodb::operation::transact_write_items::builders::TransactWriteItemsFluentBuilder;
 use aws_sdk_dynamodb::operation::update_item::UpdateItemError;
 use aws_sdk_dynamodb::operation::update_item::builders::UpdateItemFluentBuilder;
 use aws_sdk_dynamodb::types::{
-    AttributeValue, ConditionCheck, ReturnValue, ReturnValuesOnConditionCheckFailure as OnRefusal, Update,
+    AttributeValue, ConditionCheck, ReturnValue, ReturnValuesOnConditionCheckFailure as OnRefusal, TransactWriteItem,
+    Update,
 };
 
 use crate::clock::{Deadline, Moment, millis};
@@ -67,11 +70,16 @@ pub(crate) const LATEST: u64 = 253_402_300_799_999;
 /// A fence beyond this is not taken further. It was not written by us.
 const MAX_FENCE: u64 = i64::MAX as u64;
 
+/// What is asked for to see what is allowed.
+const PROBE_KEY: &str = "lambda-lock-check";
+/// A condition that no row meets, nor a missing one.
+const NEVER: &str = "attribute_exists(#id) AND attribute_not_exists(#id)";
+
 /// DynamoDB's limit for a partition key.
 pub(crate) const MAX_KEY_BYTES: usize = 2048;
 
 /// How long a request may take, the SDK's retries included; an acquire never longer than its lease.
-const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
+pub(crate) const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 /// What an acquire leaves of the time until the deadline, so that Lambda gets an answer and not a timeout.
 pub(crate) const TIME_TO_ANSWER: Duration = Duration::from_millis(100);
 
@@ -187,6 +195,8 @@ pub(crate) enum Claimed {
     Acquired {
         fence: u64,
         data: Option<Data>,
+        /// The last holder, if its lease ended without a release.
+        taken_from: Option<Holder>,
     },
     /// The row has the very nonce of this claim: an earlier request was applied and its response lost.
     Already(Row),
@@ -242,7 +252,7 @@ impl Table {
         let mut request = self
             .update(claim.key)
             .condition_expression(if unfinished.is_some() { FREE_UNLESS_UNFINISHED } else { FREE })
-            .return_values(ReturnValue::AllNew)
+            .return_values(ReturnValue::AllOld)
             .expression_attribute_names("#id", &self.partition_key)
             .expression_attribute_names("#status", STATUS)
             .expression_attribute_names("#owner", OWNER)
@@ -294,11 +304,17 @@ impl Table {
         let limit = REQUEST_TIMEOUT.min(time_to_ask(claim.lease.deadline.remaining(claim.now)));
         match in_time(limit, request.update_expression(take).send()).await {
             Ok(output) => {
-                let mut item = output.attributes.unwrap_or_default();
-                let fence = number_at(&item, FENCE, MAX_FENCE + 1)
-                    .and_then(|fence| fence.ok_or_else(|| format!("`{FENCE}` is missing")))
-                    .map_err(|why| self.malformed(claim.key, why))?;
-                Ok(Claimed::Acquired { fence, data: item.remove(DATA).map(Data) })
+                // The row as it was before: who had it shows in that alone, and what is there now follows from it.
+                let mut before = output.attributes.unwrap_or_default();
+                let fence = number_at(&before, FENCE, MAX_FENCE).map_err(|why| self.malformed(claim.key, why))?;
+                let fence = fence.map_or_else(|| claim.now.wall.as_micros() + 1, |fence| u128::from(fence) + 1);
+                let left = before.remove(DATA).map(Data).filter(|_| claim.record.is_none());
+                let taken_from = Row::read(before).map(|row| row.into_holder(claim.now)).ok();
+                Ok(Claimed::Acquired {
+                    fence: u64::try_from(fence).unwrap_or(u64::MAX),
+                    data: claim.data.cloned().or(left),
+                    taken_from: taken_from.filter(|holder| !holder.completed && !holder.released),
+                })
             }
             Err(error) => match self.refusal(error, claim.key)? {
                 Some(row) if row.owner.as_deref() == Some(claim.owner) => Ok(Claimed::Already(row)),
@@ -560,6 +576,25 @@ impl Table {
         .map_err(|error| Error::new(Kind::Refused, &self.name, key).with_source(error))
     }
 
+    /// An acquire's request that is never applied: its refusal says that it is allowed.
+    pub(crate) fn probe_update(&self) -> UpdateItemFluentBuilder {
+        let probe = self.update(PROBE_KEY).condition_expression(NEVER);
+        probe.expression_attribute_names("#id", &self.partition_key)
+    }
+
+    pub(crate) fn probe_get(&self) -> GetItemFluentBuilder {
+        self.client.get_item().table_name(&self.name).set_key(Some(self.key(PROBE_KEY)))
+    }
+
+    /// The same for a condition check.
+    pub(crate) fn probe_condition_check(&self) -> Result<TransactWriteItemsFluentBuilder, Error> {
+        let check = ConditionCheck::builder().table_name(&self.name).set_key(Some(self.key(PROBE_KEY)));
+        let check = check.condition_expression(NEVER).expression_attribute_names("#id", &self.partition_key).build();
+        let check = check.map_err(|error| Error::new(Kind::Refused, &self.name, PROBE_KEY).with_source(error))?;
+        let item = TransactWriteItem::builder().condition_check(check).build();
+        Ok(self.client.transact_write_items().transact_items(item))
+    }
+
     fn update(&self, key: &str) -> UpdateItemFluentBuilder {
         self.client
             .update_item()
@@ -727,7 +762,7 @@ impl Row {
 /// Sends a request. The SDK by itself would wait without end for an answer on a connection that is silently dead. Its
 /// future is large, and boxed here so that ours are not.
 #[expect(clippy::result_large_err, reason = "it is the SDK's error")]
-fn in_time<T, E>(
+pub(crate) fn in_time<T, E>(
     limit: Duration,
     request: impl Future<Output = Result<T, SdkError<E>>>,
 ) -> impl Future<Output = Result<T, SdkError<E>>> {

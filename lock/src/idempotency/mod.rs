@@ -25,6 +25,7 @@ use crate::holder::{Data, Holder};
 use crate::lock::Lock;
 use crate::locks::{Locks, MAX_RETENTION, check_duration};
 use crate::protocol::{Completed, Outcome, RecordClaim, Released, check_data};
+use crate::{metrics, telemetry};
 
 pub use format::RecordFormat;
 pub use policy::{OnError, OnTimeout, StoredError, WhenUnstorable, WithoutKey};
@@ -262,7 +263,7 @@ impl<I, T, E> Idempotency<I, T, E> {
         let Some(key) = key else {
             return match self.settings.without_key {
                 WithoutKey::Run => Ok(None),
-                WithoutKey::Refuse => Err(self.settings.error(Refusal::NoKey, "")),
+                WithoutKey::Refuse => Err(self.settings.refused(Refusal::NoKey, "")),
             };
         };
         let key =
@@ -315,7 +316,7 @@ where
         if let Some(record) = settings.cached(&key) {
             return match Refusal::by(record, validation.as_deref()) {
                 Refusal::Completed(record) => Ok(Begun::Completed { key, record: Box::new(record) }),
-                other => Err(HandlerError::Lock(settings.error(other, &key))),
+                other => Err(HandlerError::Lock(settings.refused(other, &key))),
             };
         }
         let refuse_unfinished = (settings.on_timeout == OnTimeout::Refuse).then_some(settings.window);
@@ -352,6 +353,7 @@ where
 
     /// The result, or the error, that a completed record has.
     pub(crate) fn replay(&self, record: &Holder, key: &str) -> Result<T, HandlerError<E>> {
+        metrics::count(metrics::REPLAYS);
         tracing::info!(key, fence = record.fence, "replaying the first run's result");
         let settings = &*self.settings;
         let unusable = |why: &str| HandlerError::Lock(settings.error(Refusal::Result(why.to_owned()), key));
@@ -406,6 +408,10 @@ where
             }
         };
         let found = match settlement {
+            Settlement::Completed => {
+                lock.was_completed();
+                None
+            }
             Settlement::Leave => {
                 lock.abandon();
                 None
@@ -429,7 +435,7 @@ where
     fn settlement(&self, run: &Run, result: &Result<T, E>) -> Settlement {
         let settings = &*self.settings;
         let error = match result {
-            Ok(_) if run.completed_in.load(Ordering::Acquire) => return Settlement::Leave,
+            Ok(_) if run.completed_in.load(Ordering::Acquire) => return Settlement::Completed,
             Ok(result) => {
                 return match (run.outcome(result), settings.when_unstorable) {
                     (Ok(outcome), _) => Settlement::Store(outcome),
@@ -536,6 +542,13 @@ impl<I, T, E> Settings<I, T, E> {
         }
     }
 
+    /// An error that no request was needed for.
+    fn refused(&self, refusal: Refusal, key: &str) -> Error {
+        let error = self.error(refusal, key);
+        telemetry::refused(&error);
+        error
+    }
+
     fn error(&self, refusal: Refusal, key: &str) -> Error {
         Error::new(Kind::Idempotency(refusal), &self.locks.0.table.name, key)
     }
@@ -565,8 +578,10 @@ pub(crate) enum Begun {
 /// What becomes of a record after the work.
 enum Settlement {
     Store(Outcome),
+    /// It was, in the caller's transaction.
+    Completed,
     GiveUp,
-    /// It is completed in a transaction, or kept until its lease ends.
+    /// It is kept until its lease ends.
     Leave,
     /// The same, because the result cannot be stored.
     Unstorable(String),

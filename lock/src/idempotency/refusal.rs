@@ -41,6 +41,17 @@ impl Refusal {
         }
     }
 
+    pub(crate) fn reason(&self) -> &'static str {
+        match self {
+            Self::Completed(_) => "completed",
+            Self::InProgress(_) => "in_progress",
+            Self::Unfinished(_) => "unfinished",
+            Self::Mismatch(_) => "mismatch",
+            Self::NoKey => "key_missing",
+            Self::Result(_) => "result",
+        }
+    }
+
     #[cfg(feature = "lambda")]
     pub(crate) fn type_name(&self) -> &'static str {
         match self {

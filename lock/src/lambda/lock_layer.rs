@@ -199,10 +199,7 @@ impl<I: HandlerEvent, R> Settings<I, R> {
         match acquire.send().await {
             Ok(lock) => Ok(lock),
             Err(error) if error.is_held() => match &self.answer_when_held {
-                Some(answer) => {
-                    tracing::info!(key, %error, "skipped: the lock is held");
-                    Err(Refused::Answer(answer(&error)))
-                }
+                Some(answer) => Err(Refused::Answer(answer(&error))),
                 None => Err(Refused::Error(error)),
             },
             Err(error)

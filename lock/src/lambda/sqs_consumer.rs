@@ -7,8 +7,7 @@ use std::future::poll_fn;
 use std::marker::PhantomData;
 use std::panic::AssertUnwindSafe;
 use std::pin::Pin;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context as TaskContext, Poll};
 use std::time::{Duration, SystemTime};
 
@@ -24,6 +23,7 @@ use crate::clock::{Deadline, since_epoch};
 use crate::error::HandlerError;
 use crate::idempotency::{Begun, Caller, HandlerInput, Idempotency, Identity, WithoutKey};
 use crate::locks::Locks;
+use crate::metrics;
 use crate::protocol::time_to_ask;
 
 /// Makes a consumer of SQS batches of a handler of one message: each message is done once, however often it is
@@ -289,10 +289,10 @@ where
             let mut caller = caller(&context, settings.idempotency.locks());
             let time = settings.limit(&mut caller);
             let names: Vec<_> = payload.records.iter().map(|record| record.message_id.clone()).collect();
-            let is_done = names.iter().map(|_| AtomicBool::new(false)).collect();
+            let items = Mutex::new(vec![Item::NotStarted; names.len()]);
             let lanes = settings.lanes(payload.records, &caller);
             let concurrency = settings.concurrency;
-            let batch = Arc::new(Batch { settings, caller, time, is_done, handler_input: PhantomData });
+            let batch = Arc::new(Batch { settings, caller, time, items, handler_input: PhantomData });
             let works = stream::iter(lanes).map({
                 let batch = Arc::clone(&batch);
                 move |lane| Arc::clone(&batch).work_through(lane, inner.clone())
@@ -303,13 +303,46 @@ where
                 tracing::warn!("no time left: what is under way goes back to the queue");
             }
             let mut response = SqsBatchResponse::default();
-            for (name, is_done) in names.into_iter().zip(&batch.is_done) {
-                if !is_done.load(Ordering::Relaxed) {
+            for (name, item) in names.into_iter().zip(batch.items().iter()) {
+                metrics::count_by(metrics::BATCH_ITEMS, metrics::OUTCOME, item.name());
+                if !item.is_done() {
                     response.add_failure(name.unwrap_or_default());
                 }
             }
             Ok(response)
         })
+    }
+}
+
+/// What became of a message.
+#[derive(Clone, Copy, PartialEq)]
+enum Item {
+    NotStarted,
+    /// Begun, and not at its end when the answer had to be given.
+    CutOff,
+    Unreadable,
+    InProgress,
+    Failed,
+    Done,
+    Duplicate,
+}
+
+impl Item {
+    fn is_done(self) -> bool {
+        matches!(self, Self::Done | Self::Duplicate)
+    }
+
+    /// As the metrics have it.
+    fn name(self) -> &'static str {
+        match self {
+            Self::NotStarted => "not_started",
+            Self::CutOff => "cut_off",
+            Self::Unreadable => "unreadable",
+            Self::InProgress => "in_progress",
+            Self::Failed => "failed",
+            Self::Done => "done",
+            Self::Duplicate => "duplicate",
+        }
     }
 }
 
@@ -417,7 +450,7 @@ struct Batch<H, B, T, E> {
     caller: Caller,
     time: Option<Time>,
     /// By the place of the message in the batch.
-    is_done: Box<[AtomicBool]>,
+    items: Mutex<Vec<Item>>,
     handler_input: PhantomData<fn(H)>,
 }
 
@@ -433,23 +466,35 @@ where
         S: Service<H, Response = T, Error = E> + Clone,
     {
         for Work { indices, message, twins } in lane.works {
-            let is_done = match message {
+            let outcome = match message {
                 Some((message, identity)) if self.has_time() => {
+                    self.set(&indices, Item::CutOff);
                     self.work(message, identity, &twins, inner.clone()).await
                 }
                 Some((message, _)) => {
                     tracing::warn!(message_id = message.message_id(), "a message goes back to the queue: no time left");
-                    false
+                    Item::NotStarted
                 }
-                None => false,
+                None => Item::Unreadable,
             };
-            if is_done {
-                for index in indices {
-                    self.is_done[index].store(true, Ordering::Relaxed);
-                }
-            } else if lane.is_ordered {
+            self.set(&indices, outcome);
+            if outcome == Item::Done {
+                self.set(&indices[1..], Item::Duplicate);
+            }
+            if lane.is_ordered && !outcome.is_done() {
                 break;
             }
+        }
+    }
+
+    fn items(&self) -> MutexGuard<'_, Vec<Item>> {
+        self.items.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn set(&self, indices: &[usize], outcome: Item) {
+        let mut items = self.items();
+        for index in indices {
+            items[*index] = outcome;
         }
     }
 
@@ -458,21 +503,22 @@ where
         self.time.is_none_or(|time| time.leases.remaining(now) >= time.least)
     }
 
-    async fn work<S>(&self, message: Message<B>, identity: Option<Identity>, twins: &[SqsMessage], inner: S) -> bool
+    async fn work<S>(&self, message: Message<B>, identity: Option<Identity>, twins: &[SqsMessage], inner: S) -> Item
     where
         S: Service<H, Response = T, Error = E>,
     {
         let message_id = message.message_id().unwrap_or_default().to_owned();
         match AssertUnwindSafe(self.once(message, identity, twins, inner)).catch_unwind().await {
-            Ok(Ok(())) => true,
+            Ok(Ok(done)) => done,
             Ok(Err(error)) => {
+                let is_in_progress = matches!(&error, HandlerError::Lock(error) if error.is_in_progress());
                 let Diagnostic { error_type, error_message } = error.into();
                 tracing::error!(message_id, error_type, error = error_message, "a message goes back to the queue");
-                false
+                if is_in_progress { Item::InProgress } else { Item::Failed }
             }
             Err(_) => {
                 tracing::error!(message_id, error = "its handler panicked", "a message goes back to the queue");
-                false
+                Item::Failed
             }
         }
     }
@@ -484,7 +530,7 @@ where
         identity: Option<Identity>,
         twins: &[SqsMessage],
         mut inner: S,
-    ) -> Result<(), HandlerError<E>>
+    ) -> Result<Item, HandlerError<E>>
     where
         S: Service<H, Response = T, Error = E>,
     {
@@ -494,7 +540,7 @@ where
                 return match idempotency.replay(&record, &key) {
                     Err(error @ HandlerError::Replayed(_)) => Err(error),
                     // It is done, whether or not its result is of a type that can be read today.
-                    _ => Ok(()),
+                    _ => Ok(Item::Duplicate),
                 };
             }
             Ok(Begun::Run(run)) => run,
@@ -512,7 +558,7 @@ where
             poll_fn(|context| inner.poll_ready(context)).await?;
             inner.call(H::under(message, &run)).await
         };
-        idempotency.finish(&run, work).await.map(drop)
+        idempotency.finish(&run, work).await.map(|_| Item::Done)
     }
 }
 

@@ -1,0 +1,179 @@
+//! What a span, its events and the metrics tell of a lock, from the first attempt to acquire it to its release.
+//!
+//! One span `lock` for each acquire, at level info, in which the work runs too. Its key is the one in the row: hashed if
+//! that is. Nothing of a payload, a result or data is told.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use tracing::Span;
+use tracing::field::Empty;
+
+use crate::clock::{Clock, Moment, millis};
+use crate::error::Error;
+use crate::holder::Holder;
+use crate::lock::Lock;
+use crate::metrics;
+
+/// An acquire that is under way. Dropped without an answer, it was cancelled.
+#[derive(Debug)]
+pub(crate) struct Asking {
+    span: Span,
+    clock: Clock,
+    started: Moment,
+    /// Whether it tries again when it is refused.
+    waits: bool,
+    attempts: u32,
+    waited: Duration,
+    answered: bool,
+}
+
+impl Asking {
+    pub(crate) fn begin(key: &str, clock: &Clock, waits: bool) -> Self {
+        let span = tracing::info_span!(
+            "lock",
+            key,
+            owner = Empty,
+            fence = Empty,
+            outcome = Empty,
+            attempts = Empty,
+            waited_ms = Empty,
+            held_ms = Empty
+        );
+        let (clock, started) = (clock.clone(), clock.now());
+        Self { span, clock, started, waits, attempts: 0, waited: Duration::ZERO, answered: false }
+    }
+
+    pub(crate) fn span(&self) -> &Span {
+        &self.span
+    }
+
+    pub(crate) fn attempt(&mut self) {
+        self.attempts += 1;
+        if self.attempts > 1 {
+            metrics::count(metrics::RETRY_ATTEMPTS);
+        }
+    }
+
+    pub(crate) fn waited(&mut self, from: Moment) {
+        self.waited += self.clock.now().since(from);
+    }
+
+    pub(crate) fn acquired(mut self, lock: &Lock, taken_from: Option<&Holder>) {
+        self.span.record("owner", lock.owner()).record("fence", lock.fence());
+        self.answer("acquired");
+        metrics::count(metrics::ACQUIRED);
+        metrics::time(metrics::ACQUIRE_TIME, self.clock.now().since(self.started));
+        let _in = self.span.enter();
+        tracing::debug!("acquired");
+        if let Some(holder) = taken_from {
+            metrics::count(metrics::TAKEN_OVER);
+            tracing::warn!(from = %holder, from_fence = holder.fence(), "taken over: the last holder did not release it");
+        }
+    }
+
+    pub(crate) fn refused(mut self, error: &Error) {
+        let reason = error.reason();
+        self.answer(reason);
+        if self.waits && error.is_worth_waiting() {
+            metrics::count_by(metrics::RETRIES_EXHAUSTED, metrics::REASON, reason);
+        }
+        let _in = self.span.enter();
+        refused(error);
+    }
+
+    fn answer(&mut self, outcome: &str) {
+        self.answered = true;
+        self.span.record("outcome", outcome).record("attempts", self.attempts).record("waited_ms", millis(self.waited));
+        if self.waits && self.attempts > 1 {
+            metrics::time(metrics::WAIT_TIME, self.waited);
+        }
+    }
+}
+
+impl Drop for Asking {
+    fn drop(&mut self) {
+        if !self.answered {
+            self.answer("cancelled");
+            metrics::count_by(metrics::REFUSED, metrics::REASON, "cancelled");
+        }
+    }
+}
+
+/// Tells of an acquire that is refused, or of one that is not even sent.
+pub(crate) fn refused(error: &Error) {
+    match error.reason() {
+        // Not an error, but an answer.
+        "completed" => return,
+        "in_progress" => metrics::count(metrics::IN_PROGRESS_REFUSALS),
+        reason => metrics::count_by(metrics::REFUSED, metrics::REASON, reason),
+    }
+    tracing::info!(reason = error.reason(), %error, "not acquired");
+}
+
+/// A lock that is held, until its release is answered.
+#[derive(Debug)]
+pub(crate) struct Holding {
+    span: Span,
+    since: Moment,
+    is_lost: AtomicBool,
+}
+
+impl Holding {
+    pub(crate) fn new(span: Span, since: Moment) -> Self {
+        Self { span, since, is_lost: AtomicBool::new(false) }
+    }
+
+    pub(crate) fn span(&self) -> &Span {
+        &self.span
+    }
+
+    pub(crate) fn since(&self) -> Moment {
+        self.since
+    }
+
+    /// It is no longer relied on from here on.
+    pub(crate) fn ended(&self, now: Moment, lease_ended: bool) {
+        let held = now.since(self.since);
+        self.span.record("held_ms", millis(held));
+        metrics::time(metrics::HOLD_TIME, held);
+        if lease_ended {
+            self.lost(None);
+        }
+    }
+
+    /// Told once.
+    pub(crate) fn lost(&self, to: Option<&Holder>) {
+        if !self.is_lost.swap(true, Ordering::Relaxed) {
+            self.span.record("outcome", "lost");
+            metrics::count(metrics::LOST);
+            let _in = self.span.enter();
+            tracing::warn!(to = to.map(tracing::field::display), "lost: the lease ended, or someone else has the key");
+        }
+    }
+
+    /// Released or completed, by a request that was sent and answered at these times.
+    pub(crate) fn released(&self, outcome: &str, request: Option<(Moment, Moment)>) {
+        if !self.is_lost.load(Ordering::Relaxed) {
+            self.span.record("outcome", outcome);
+        }
+        metrics::count(metrics::RELEASED);
+        if let Some((sent, answered)) = request {
+            metrics::time(metrics::RELEASE_TIME, answered.since(sent));
+        }
+    }
+
+    pub(crate) fn release_failed(&self, error: &Error) {
+        metrics::count_by(metrics::RELEASE_FAILED, metrics::REASON, error.reason());
+        if error.is_lost() {
+            self.lost(error.holder());
+        } else if !self.is_lost.load(Ordering::Relaxed) {
+            self.span.record("outcome", "release_failed");
+        }
+    }
+
+    /// Left as it is, until its lease ends.
+    pub(crate) fn left(&self) {
+        self.span.record("outcome", "left");
+    }
+}
