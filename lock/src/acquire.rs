@@ -201,7 +201,7 @@ impl Acquire {
             let taken = match settings.table.acquire(&claim).await {
                 Ok(Claimed::Acquired { fence, data, taken_from }) => Ok(Some((now, lease, fence, data, taken_from))),
                 Ok(Claimed::Already(row)) => {
-                    tracing::debug!("acquired by an earlier request, whose response was lost");
+                    tracing::debug!(key, "acquired by an earlier request, whose response was lost");
                     let ours = sent.iter().find(|(_, lease)| lease.end == row.end);
                     Ok(ours.zip(row.fence).map(|(&(sent, lease), fence)| (sent, lease, fence, row.data, None)))
                 }
@@ -218,7 +218,7 @@ impl Acquire {
             let answered = settings.clock.now();
             let error = match taken {
                 Ok(Some((sent, lease, fence, data, taken_from))) if !lease.deadline.remaining(answered).is_zero() => {
-                    let holding = Holding::new(asking.span().clone(), sent);
+                    let holding = Holding::new(asking.span().clone(), key, sent);
                     let lock = Lock::new(pending.resolve(), Some(fence), data, holding, lease, *hold_at_least);
                     return Ok((lock, taken_from));
                 }
@@ -243,7 +243,7 @@ impl Acquire {
             if !error.is_worth_waiting() {
                 return Err(error);
             }
-            tracing::debug!(%error, "refused");
+            tracing::debug!(key, %error, "refused");
             let now = settings.clock.now();
             let holder_remaining = error.holder().map(|holder| since_epoch(holder.until()).saturating_sub(now.wall));
             let delay = delays.next(now.since(started), holder_remaining);
@@ -262,7 +262,14 @@ impl Acquire {
     pub(crate) fn unlocked(&self) -> Result<Lock, Error> {
         let now = self.locks.0.clock.now();
         let ownership = Ownership::new(&self.locks, &self.key)?;
-        Ok(Lock::new(ownership, None, None, Holding::new(Span::none(), now), self.lease_from(now)?, Duration::ZERO))
+        Ok(Lock::new(
+            ownership,
+            None,
+            None,
+            Holding::new(Span::none(), &self.key, now),
+            self.lease_from(now)?,
+            Duration::ZERO,
+        ))
     }
 
     fn check(&self) -> Result<(), Error> {
@@ -358,7 +365,10 @@ pub(crate) async fn hold<T>(lock: &Lock, body: impl Future<Output = T>) -> Resul
     if !matches!(outcome, Ok(Some(_))) {
         lock.give_up_least_hold();
     }
-    if let Err(error) = in_time_to_answer(lock, lock.release()).await {
+    // That it was lost has been told.
+    if let Err(error) = in_time_to_answer(lock, lock.release()).await
+        && !error.is_lost()
+    {
         tracing::warn!(key = lock.key(), fence = lock.fence(), %error, "releasing a lock failed");
     }
     match outcome {

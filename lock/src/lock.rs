@@ -322,8 +322,8 @@ impl Lock {
 
     /// Leaves the row as it is, until its lease ends.
     pub(crate) fn abandon(&self) {
-        self.holding.left();
         self.enter(Phase::Released);
+        self.holding.left();
     }
 
     /// There is nothing left to send: the caller's transaction has completed it.
@@ -428,7 +428,8 @@ impl Drop for Lock {
             return;
         }
         if phase == Phase::Held {
-            tracing::warn!(parent: self.span(), "a lock was dropped without being released");
+            let _in = self.span().enter();
+            tracing::warn!(key = self.key(), fence = self.fence(), "a lock was dropped without being released");
             self.give_up_least_hold();
         }
         // Data that is too large would keep the key from being freed.

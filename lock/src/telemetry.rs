@@ -1,7 +1,8 @@
 //! What a span, its events and the metrics tell of a lock, from the first attempt to acquire it to its release.
 //!
 //! One span `lock` for each acquire, at level info, in which the work runs too. Its key is the one in the row: hashed if
-//! that is. Nothing of a payload, a result or data is told.
+//! that is. Nothing of a payload, a result or data is told. Events name the key again, for a filter that leaves out the
+//! span.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -61,20 +62,22 @@ impl Asking {
 
     pub(crate) fn acquired(mut self, lock: &Lock, taken_from: Option<&Holder>) {
         self.span.record("owner", lock.owner()).record("fence", lock.fence());
-        self.answer("acquired");
+        self.answer();
         metrics::count(metrics::ACQUIRED);
         metrics::time(metrics::ACQUIRE_TIME, self.clock.now().since(self.started));
         let _in = self.span.enter();
-        tracing::debug!("acquired");
+        let (key, fence) = (lock.key(), lock.fence());
+        tracing::debug!(key, fence, "acquired");
         if let Some(holder) = taken_from {
             metrics::count(metrics::TAKEN_OVER);
-            tracing::warn!(from = %holder, from_fence = holder.fence(), "taken over: the last holder did not release it");
+            tracing::warn!(key, fence, from = %holder, "taken over: the last holder did not release it");
         }
     }
 
     pub(crate) fn refused(mut self, error: &Error) {
         let reason = error.reason();
-        self.answer(reason);
+        self.span.record("outcome", reason);
+        self.answer();
         if self.waits && error.is_worth_waiting() {
             metrics::count_by(metrics::RETRIES_EXHAUSTED, metrics::REASON, reason);
         }
@@ -82,9 +85,9 @@ impl Asking {
         refused(error);
     }
 
-    fn answer(&mut self, outcome: &str) {
+    fn answer(&mut self) {
         self.answered = true;
-        self.span.record("outcome", outcome).record("attempts", self.attempts).record("waited_ms", millis(self.waited));
+        self.span.record("attempts", self.attempts).record("waited_ms", millis(self.waited));
         if self.waits && self.attempts > 1 {
             metrics::time(metrics::WAIT_TIME, self.waited);
         }
@@ -94,7 +97,8 @@ impl Asking {
 impl Drop for Asking {
     fn drop(&mut self) {
         if !self.answered {
-            self.answer("cancelled");
+            self.span.record("outcome", "cancelled");
+            self.answer();
             metrics::count_by(metrics::REFUSED, metrics::REASON, "cancelled");
         }
     }
@@ -108,20 +112,21 @@ pub(crate) fn refused(error: &Error) {
         "in_progress" => metrics::count(metrics::IN_PROGRESS_REFUSALS),
         reason => metrics::count_by(metrics::REFUSED, metrics::REASON, reason),
     }
-    tracing::info!(reason = error.reason(), %error, "not acquired");
+    tracing::info!(key = error.key(), reason = error.reason(), %error, "not acquired");
 }
 
 /// A lock that is held, until its release is answered.
 #[derive(Debug)]
 pub(crate) struct Holding {
     span: Span,
+    key: String,
     since: Moment,
     is_lost: AtomicBool,
 }
 
 impl Holding {
-    pub(crate) fn new(span: Span, since: Moment) -> Self {
-        Self { span, since, is_lost: AtomicBool::new(false) }
+    pub(crate) fn new(span: Span, key: &str, since: Moment) -> Self {
+        Self { span, key: key.to_owned(), since, is_lost: AtomicBool::new(false) }
     }
 
     pub(crate) fn span(&self) -> &Span {
@@ -148,15 +153,14 @@ impl Holding {
             self.span.record("outcome", "lost");
             metrics::count(metrics::LOST);
             let _in = self.span.enter();
-            tracing::warn!(to = to.map(tracing::field::display), "lost: the lease ended, or someone else has the key");
+            let to = to.map(tracing::field::display);
+            tracing::warn!(key = self.key, to, "lost: the lease ended, or someone else has the key");
         }
     }
 
     /// Released or completed, by a request that was sent and answered at these times.
     pub(crate) fn released(&self, outcome: &str, request: Option<(Moment, Moment)>) {
-        if !self.is_lost.load(Ordering::Relaxed) {
-            self.span.record("outcome", outcome);
-        }
+        self.outcome(outcome);
         metrics::count(metrics::RELEASED);
         if let Some((sent, answered)) = request {
             metrics::time(metrics::RELEASE_TIME, answered.since(sent));
@@ -167,13 +171,19 @@ impl Holding {
         metrics::count_by(metrics::RELEASE_FAILED, metrics::REASON, error.reason());
         if error.is_lost() {
             self.lost(error.holder());
-        } else if !self.is_lost.load(Ordering::Relaxed) {
-            self.span.record("outcome", "release_failed");
         }
+        self.outcome("release_failed");
     }
 
     /// Left as it is, until its lease ends.
     pub(crate) fn left(&self) {
-        self.span.record("outcome", "left");
+        self.outcome("left");
+    }
+
+    /// What happens to the row of a lock that is lost does not change that it is.
+    fn outcome(&self, outcome: &str) {
+        if !self.is_lost.load(Ordering::Relaxed) {
+            self.span.record("outcome", outcome);
+        }
     }
 }

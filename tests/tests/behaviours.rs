@@ -543,6 +543,7 @@ fn the_endpoint_override_of_the_environment_is_where_requests_go() {
     assert_eq!(header("x-amz-target: "), "DynamoDB_20120810.UpdateItem");
     assert!(header("authorization: ").contains("/eu-west-1/dynamodb/"));
     assert_eq!(body["TableName"], "my-locks");
+    // The row as it was before.
     let answer = json!({ "Attributes": { "fence": { "N": "7" } } }).to_string();
     let length = answer.len();
     write!(&connection, "HTTP/1.1 200 OK\r\ncontent-type: application/x-amz-json-1.0\r\n").unwrap();
@@ -550,7 +551,7 @@ fn the_endpoint_override_of_the_environment_is_where_requests_go() {
     let said = BufReader::new(contender.stdout.take().unwrap()).lines().next();
     contender.kill().unwrap();
     contender.wait().unwrap();
-    assert_eq!(said.unwrap().unwrap(), "holding 7");
+    assert_eq!(said.unwrap().unwrap(), "holding 8");
 }
 
 // Reading, renewing, leaving data

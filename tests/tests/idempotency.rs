@@ -1433,7 +1433,7 @@ async fn a_run_that_lost_its_record_returns_its_result_and_leaves_the_row_and_wa
     assert_eq!(world.row(&id).await, theirs);
     let warnings: Vec<_> = logged(&id).into_iter().filter(|line| line.contains("WARN")).collect();
     assert_eq!(warnings.len(), 1, "{warnings:?}");
-    assert!(warnings[0].contains("was lost to another environment"), "{warnings:?}");
+    assert!(warnings[0].contains("lost: ") && warnings[0].contains("to=another environment"), "{warnings:?}");
 }
 
 // behaviour 70

@@ -470,6 +470,8 @@ where
         match in_time_to_answer(lock, lock.give_up()).await {
             Ok(Released::Freed) => None,
             Ok(Released::Completed(record)) => Some(record),
+            // That it was lost has been told, here and below.
+            Err(error) if error.is_lost() => None,
             Err(error) => {
                 tracing::warn!(key = lock.key(), fence = lock.fence(), %error, "giving up a record failed");
                 None
@@ -497,6 +499,7 @@ where
                 settings.remember(lock.key(), &record);
                 Some(record)
             }
+            Err(error) if error.is_lost() => None,
             Err(error) => {
                 tracing::warn!(key = lock.key(), fence = lock.fence(), %error, "the outcome was not stored");
                 None

@@ -1,2 +1,141 @@
-//! The program `lambda-lock`.
-fn main() {}
+//! The program `lambda-lock`: locks for shell scripts, and a look at who holds what.
+
+#[cfg(not(unix))]
+compile_error!("the program of the feature `cli` needs Unix: process groups and signals");
+
+mod arguments;
+mod command;
+mod connect;
+mod manual;
+mod operate;
+mod run;
+mod show;
+
+use std::env;
+use std::error::Error as StdError;
+use std::fmt::Display;
+use std::io::{self, ErrorKind, Write};
+use std::process::ExitCode;
+
+use clap::Parser;
+use lambda_lock::Error;
+use tracing_subscriber::EnvFilter;
+
+use crate::arguments::{Action, Arguments};
+
+fn main() -> ExitCode {
+    // What this program starts itself as stands apart from what people say to it.
+    match env::args_os().nth(1).as_deref().and_then(|first| first.to_str()) {
+        Some(command::GUARD) => return command::guard(),
+        Some(command::EXEC) => return command::exec(env::args_os().skip(2).collect()),
+        _ => {}
+    }
+    let arguments = Arguments::parse();
+    if let Ok(filter) = EnvFilter::try_from_default_env() {
+        tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr).init();
+    }
+    // In one thread: the kernel kills the command when the thread that started it has died.
+    let outcome = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(Failure::of_the_system).and_then(
+        |runtime| {
+            let outcome = runtime.block_on(act(arguments));
+            // Not held up by a name that is still being looked up.
+            runtime.shutdown_background();
+            outcome
+        },
+    );
+    match outcome {
+        Ok(code) => ExitCode::from(code),
+        Err(Failure { code, message }) => {
+            if !message.is_empty() {
+                say(message);
+            }
+            ExitCode::from(code)
+        }
+    }
+}
+
+async fn act(Arguments { table, action }: Arguments) -> Result<u8, Failure> {
+    match action {
+        Action::Run(run) => return run::run(&table, run).await,
+        Action::List { selection, json } => show::list(&table, selection, json).await?,
+        Action::Get { key, json } => show::get(&table, key, json).await?,
+        Action::Watch { keys, selection, interval } => show::watch(&table, keys, selection, interval).await?,
+        Action::Release(release) => operate::release(&table, release).await?,
+        Action::CreateTable { tags, provisioned } => operate::create_table(&table, tags, provisioned).await?,
+        Action::Check => operate::check(&table).await?,
+        Action::Completions { shell } => print(&manual::completions(shell))?,
+        Action::Man => print(&manual::page().map_err(Failure::of_the_system)?)?,
+    }
+    Ok(0)
+}
+
+/// No answer that can be used: `EX_UNAVAILABLE` of sysexits.h.
+const UNAVAILABLE: u8 = 69;
+/// `EX_IOERR`.
+const BROKEN_OUTPUT: u8 = 74;
+/// Someone else has the key: `EX_TEMPFAIL`.
+const HELD: u8 = 75;
+/// The lock was lost.
+const LOST: u8 = 76;
+/// Something has to be set right first: `EX_CONFIG`.
+const CONFIGURATION: u8 = 78;
+
+/// Why the program ends with another code than 0, in one sentence.
+#[derive(Debug)]
+struct Failure {
+    code: u8,
+    message: String,
+}
+
+impl Failure {
+    fn new(code: u8, message: impl Into<String>) -> Self {
+        Self { code, message: message.into() }
+    }
+
+    fn of_the_system(error: impl Display) -> Self {
+        Self::new(BROKEN_OUTPUT, format!("the operating system refused something that is needed: {error}"))
+    }
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Self {
+        let code = if error.is_held() {
+            HELD
+        } else if error.is_lost() {
+            LOST
+        } else if error.is_throttled() || error.is_unavailable() || error.is_conflict() {
+            UNAVAILABLE
+        } else {
+            CONFIGURATION
+        };
+        Self::new(code, sentence(&error))
+    }
+}
+
+/// The error with the cause that it does not name by itself.
+fn sentence(error: &Error) -> String {
+    let mut last: Option<&dyn StdError> = None;
+    let mut next = error.source();
+    while let Some(cause) = next {
+        last = Some(cause);
+        next = cause.source();
+    }
+    match last {
+        Some(cause) => format!("{error} ({cause})"),
+        None => error.to_string(),
+    }
+}
+
+/// One line on standard error, where nobody may be listening.
+fn say(message: impl Display) {
+    let _nobody_is_listening = writeln!(io::stderr(), "lambda-lock: {message}");
+}
+
+/// Writes to standard output. A reader that has gone, such as `head`, ends the program quietly.
+fn print(text: &[u8]) -> Result<(), Failure> {
+    let mut stdout = io::stdout().lock();
+    stdout.write_all(text).and_then(|()| stdout.flush()).map_err(|error| match error.kind() {
+        ErrorKind::BrokenPipe => Failure::new(0, ""),
+        _ => Failure::new(BROKEN_OUTPUT, format!("standard output cannot be written: {error}")),
+    })
+}
