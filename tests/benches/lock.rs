@@ -124,7 +124,7 @@ impl Sides {
                  #lease_end = :lease_end, #expiration = :expiration, \
                  #fence = if_not_exists(#fence, :now_micros) + :one",
             )
-            .return_values(ReturnValue::AllNew)
+            .return_values(ReturnValue::AllOld)
             .return_values_on_condition_check_failure(OnRefusal::AllOld)
             .expression_attribute_names("#id", "id")
             .expression_attribute_names("#status", "status")
@@ -200,7 +200,7 @@ impl HttpClient for Canned {
 
 impl HttpConnector for Canned {
     fn call(&self, request: HttpRequest) -> HttpConnectorFuture {
-        let acquire = request.body().bytes().unwrap().windows(7).any(|text| text == b"ALL_NEW");
+        let acquire = request.body().bytes().unwrap().windows(13).any(|text| text == b"if_not_exists");
         let body = SdkBody::from(if acquire { ROW } else { "{}" });
         HttpConnectorFuture::ready(Ok(HttpResponse::new(200.try_into().unwrap(), body)))
     }

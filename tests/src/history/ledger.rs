@@ -7,7 +7,7 @@ use lambda_lock::embedded::{Answer, Engine, Intercept};
 use lambda_lock::{Error, Lock};
 use serde_json::Value;
 
-use super::mutation::Kind;
+use super::mutation::{Kind, fence_written};
 use super::stage::{CAP, Journal, LATENCY};
 use super::{Counts, Outcome};
 
@@ -152,7 +152,7 @@ impl Intercept for Observer {
         match kind {
             Kind::Acquire => {
                 let holder = text(&values[":holder"]);
-                let fence = number(&answer.body["Attributes"]["fence"]).unwrap();
+                let fence = fence_written(request, answer);
                 let before = state.rows.get(&key).map_or(0, |row| row.fence);
                 if fence <= before {
                     ledger.broke(&mut state, format!("(b) {key}: fence {fence} after {before}"));

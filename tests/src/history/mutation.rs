@@ -104,6 +104,14 @@ impl Kind {
     }
 }
 
+/// The fence that an acquire has written: the answer has the row as it was before.
+pub(crate) fn fence_written(request: &Value, answer: &Answer) -> u64 {
+    let number = |value: &Value| value["N"].as_str().map(|number| number.parse::<u64>().unwrap());
+    let values = &request["ExpressionAttributeValues"];
+    let before = number(&answer.body["Attributes"]["fence"]).or_else(|| number(&values[":now_micros"]));
+    before.unwrap() + number(&values[":one"]).unwrap()
+}
+
 /// Rewrites the condition of a request, which must have contained `from`.
 pub(crate) fn replace_in_condition(request: &mut Value, from: &str, to: &str) {
     let condition = request["ConditionExpression"].as_str().unwrap();

@@ -9,7 +9,7 @@ use serde_json::Value;
 
 use super::{Answer, Counts, Terms, Then};
 use crate::history::Outcome;
-use crate::history::mutation::Kind;
+use crate::history::mutation::{Kind, fence_written};
 use crate::history::stage::{CAP, Journal, LATENCY, LATEST_ARRIVAL};
 
 /// Sees everything, and says what should not have been.
@@ -239,7 +239,7 @@ impl Intercept for Observer {
         ledger.log(&mut state, &format!("  {what} applied"));
         match kind {
             Kind::Acquire => {
-                let fence = answer.body["Attributes"]["fence"]["N"].as_str().unwrap().parse().unwrap();
+                let fence = fence_written(request, answer);
                 ledger.taken(&mut state, key, owner, fence, values);
             }
             Kind::Renew => unreachable!("nothing renews a record"),
