@@ -18,7 +18,7 @@ use crate::idempotency::Refusal;
 use crate::lock::{Lock, Ownership};
 use crate::locks::{Locks, MAX_LEASE, check_attribute_name, check_duration};
 use crate::protocol::{Claim, Claimed, Lease, RecordClaim, TIME_TO_ANSWER, check_data, time_to_ask};
-use crate::telemetry::{Asking, Holding};
+use crate::telemetry::{self, Asking, Holding};
 
 /// An acquisition that has not been sent yet: await it for a [`Lock`], or [`run`](Self::run) work under it.
 ///
@@ -149,10 +149,12 @@ impl Acquire {
 
     pub(crate) async fn send(&self) -> Result<Lock, Error> {
         let settings = &self.locks.0;
+        let checked = self.check();
         if !settings.enabled {
-            self.check()?;
-            return self.unlocked();
+            return checked.and_then(|()| self.unlocked());
         }
+        // Before the span, which shall not have a key that is too long to be one.
+        checked.inspect_err(telemetry::refused)?;
         let mut asking = Asking::begin(&self.key, &settings.clock, self.wait.is_repeated());
         let span = asking.span().clone();
         match self.ask(&mut asking).instrument(span).await {
@@ -169,7 +171,6 @@ impl Acquire {
 
     /// The attempts. The lock comes with the last holder, if its lease ended without a release.
     async fn ask(&self, asking: &mut Asking) -> Result<(Lock, Option<Holder>), Error> {
-        self.check()?;
         let Self { locks, key, hold_at_least, .. } = self;
         let settings = &locks.0;
         let started = settings.clock.now();
@@ -248,8 +249,8 @@ impl Acquire {
             let holder_remaining = error.holder().map(|holder| since_epoch(holder.until()).saturating_sub(now.wall));
             let delay = delays.next(now.since(started), holder_remaining);
             if let Some(delay) = delay {
+                asking.sleeps();
                 tokio::time::sleep(delay).await;
-                asking.waited(now);
             }
             // The wall clock may have passed the deadline while the timer slept.
             if delay.is_none() || self.lease_from(settings.clock.now()).is_err() {

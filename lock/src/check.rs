@@ -14,7 +14,7 @@ use humantime::format_duration;
 use crate::clock::millis;
 use crate::error::Error;
 use crate::locks::Locks;
-use crate::protocol::{EXPIRATION, REQUEST_TIMEOUT, Table, in_time};
+use crate::protocol::{self, EXPIRATION, REQUEST_TIMEOUT, Table, in_time};
 
 /// What [`Locks::check`] found: a line for each finding, the way out with those that are not well.
 #[derive(Clone, Debug)]
@@ -108,12 +108,13 @@ impl Locks {
     /// Looks at everything that locks depend on: the table and its state, its keys, its TTL, what the caller is allowed to
     /// do, and this host's clock, by the `Date` of DynamoDB's answers. For the start of a program, or a person.
     ///
-    /// What is wrong is a finding, not an error; so is a network that does not answer. It writes nothing: six requests, of
-    /// which two are writes that cannot be applied. IAM actions, each of which is reported if it is denied:
+    /// What is wrong is a finding, not an error; so is a network that does not answer. It writes nothing: six requests, each
+    /// of up to 10 s, two of them writes that cannot be applied. IAM actions, each of which is reported if it is denied:
     /// `dynamodb:DescribeTable` and `dynamodb:DescribeTimeToLive` for the check alone, `dynamodb:UpdateItem` for every
     /// lock, `dynamodb:GetItem` for [`get`](Self::get), `dynamodb:Scan` for [`list`](Self::list) and
     /// `dynamodb:ConditionCheckItem` for [`Lock::condition_check`](crate::Lock::condition_check). A function needs the third
-    /// alone, so a denial of the others is but a warning.
+    /// alone, so a denial of the others is but a warning. They are asked for with the key `lambda-lock-check`, after the
+    /// prefix: a policy that allows other keys alone is reported as a denial.
     ///
     /// ```
     /// # async fn example(locks: lambda_lock::Locks) {
@@ -126,9 +127,12 @@ impl Locks {
     /// ```
     pub async fn check(&self) -> Report {
         let mut check = Check { locks: self, findings: Vec::new(), heard: None };
-        if check.table().await {
-            check.time_to_live().await;
-            check.permissions().await;
+        if !self.0.enabled {
+            check.found("locking", Verdict::Warning, "switched off: work runs without locks");
+        }
+        if Box::pin(check.table()).await {
+            Box::pin(check.time_to_live()).await;
+            Box::pin(check.permissions()).await;
         }
         check.clock();
         Report { findings: check.findings }
@@ -154,8 +158,10 @@ struct Heard {
 /// Why a request had no result.
 struct Failure {
     error: Error,
-    /// DynamoDB's own words.
-    said: Option<String>,
+    /// DynamoDB's own words, or the network's.
+    cause: String,
+    /// Denied to these credentials, rather than to any that are like them.
+    is_denied: bool,
 }
 
 impl Check<'_> {
@@ -181,14 +187,26 @@ impl Check<'_> {
         if let Some(date) = date.and_then(|date| u64::try_from(date.secs()).ok()) {
             self.heard = Some(Heard { sent, received, date: Duration::from_secs(date) });
         }
-        if matches!(error.code(), Some("ConditionalCheckFailedException" | "TransactionCanceledException")) {
+        let code = error.code().unwrap_or_default();
+        if matches!(
+            code,
+            "ConditionalCheckFailedException" | "TransactionCanceledException" | "TransactionConflictException"
+        ) {
             return Ok(None);
         }
-        let said = [error.code(), error.message()].into_iter().flatten().collect::<Vec<_>>().join(": ");
-        Err(Failure {
-            error: Error::from_sdk(error, &settings.table.name, ""),
-            said: Some(said).filter(|said| !said.is_empty()),
-        })
+        let is_denied = code == "AccessDeniedException";
+        let cause = match error.message() {
+            Some(message) if !message.is_empty() => format!("{code}: {message}"),
+            _ => {
+                let (mut told, mut cause) = (error.to_string(), StdError::source(&error));
+                while let Some(next) = cause {
+                    told = format!("{told}: {next}");
+                    cause = next.source();
+                }
+                told
+            }
+        };
+        Err(Failure { error: Error::from_sdk(error, &settings.table.name, ""), cause, is_denied })
     }
 
     /// Whether there is a table to look at further.
@@ -197,31 +215,31 @@ impl Check<'_> {
         let region = client.config().region().map_or("no region", Region::as_ref).to_owned();
         let description = match self.ask(client.describe_table().table_name(name).send()).await {
             Ok(output) => output.and_then(|output| output.table).unwrap_or_else(|| TableDescription::builder().build()),
-            Err(failure) if failure.error.is_access_denied() => {
-                self.denied(
-                    "table",
-                    "dynamodb:DescribeTable",
-                    "its state and its keys could not be looked at",
-                    &failure,
-                );
+            Err(failure) if failure.is_denied => {
+                let without = "its state and its keys could not be looked at";
+                self.denied("table", Verdict::Warning, "dynamodb:DescribeTable", without, &failure);
+                return true;
+            }
+            // That of descriptions has limits of its own, which are low.
+            Err(failure) if failure.error.is_throttled() => {
+                self.found("table", Verdict::Warning, failure.to_string());
                 return true;
             }
             Err(failure) => {
-                self.found("table", Verdict::Failed, failure.to_string());
+                let subject = if failure.error.is_access_denied() { "credentials" } else { "table" };
+                self.found(subject, Verdict::Failed, format!("{failure}, region {region}"));
                 return false;
             }
         };
-        match &description.table_status {
-            Some(TableStatus::Active | TableStatus::Updating) => {
-                self.found("table", Verdict::Passed, format!("`{name}` in {region} is active"));
-            }
+        let (verdict, message) = match &description.table_status {
+            Some(TableStatus::Active | TableStatus::Updating) => (Verdict::Passed, "active".to_owned()),
+            Some(TableStatus::Creating) => (Verdict::Failed, "being created: wait until it is active".to_owned()),
             status => {
-                let status = status.as_ref().map_or("unknown", TableStatus::as_str);
-                let message =
-                    format!("`{name}` in {region} is {status}: wait until it is active, or use another table");
-                self.found("table", Verdict::Failed, message);
+                let status = status.as_ref().map_or("in no state", TableStatus::as_str);
+                (Verdict::Failed, format!("{status}: make it active again, or use another table"))
             }
-        }
+        };
+        self.found("table", verdict, format!("`{name}` in {region} is {message}"));
         self.keys(&description);
         let is_one = matches!(description.multi_region_consistency, Some(MultiRegionConsistency::Strong));
         if !description.replicas.unwrap_or_default().is_empty() && !is_one {
@@ -259,12 +277,14 @@ impl Check<'_> {
         }
     }
 
+    /// Locks do not depend on it: rows alone do, which would stay for ever.
     async fn time_to_live(&mut self) {
         let Table { client, name, .. } = &self.locks.0.table;
         let description = match self.ask(client.describe_time_to_live().table_name(name).send()).await {
             Ok(output) => output.and_then(|output| output.time_to_live_description),
-            Err(failure) if failure.error.is_access_denied() => {
-                return self.denied("TTL", "dynamodb:DescribeTimeToLive", "it could not be looked at", &failure);
+            Err(failure) if failure.is_denied => {
+                let without = "it could not be looked at";
+                return self.denied("TTL", Verdict::Warning, "dynamodb:DescribeTimeToLive", without, &failure);
             }
             Err(failure) => return self.found("TTL", Verdict::Warning, failure.to_string()),
         };
@@ -272,80 +292,92 @@ impl Check<'_> {
             Some(TimeToLiveStatus::Enabled | TimeToLiveStatus::Enabling) => ttl.attribute_name,
             _ => None,
         });
-        // Locks do not depend on it: rows alone do, which would stay for ever.
-        let (verdict, message) = match attribute {
-            Some(attribute) if attribute == EXPIRATION => (Verdict::Passed, format!("on, on attribute `{attribute}`")),
-            Some(attribute) => (
-                Verdict::Warning,
-                format!(
+        match attribute {
+            Some(attribute) if attribute == EXPIRATION => {
+                self.found("TTL", Verdict::Passed, format!("on, on attribute `{attribute}`"));
+            }
+            Some(attribute) => {
+                let message = format!(
                     "on attribute `{attribute}`, not `{EXPIRATION}`, so that old rows are never deleted: turn it off there \
                      and on for `{EXPIRATION}`"
-                ),
-            ),
-            None => (
-                Verdict::Warning,
-                format!("off, so that old rows are never deleted: turn it on for attribute `{EXPIRATION}`"),
-            ),
-        };
-        self.found("TTL", verdict, message);
+                );
+                self.found("TTL", Verdict::Warning, message);
+            }
+            None => {
+                let message =
+                    format!("off, so that old rows are never deleted: turn it on for attribute `{EXPIRATION}`");
+                self.found("TTL", Verdict::Warning, message);
+            }
+        }
     }
 
     async fn permissions(&mut self) {
         let table = &self.locks.0.table;
         let answer = self.ask(table.probe_update().send()).await.map(drop);
-        self.permission("dynamodb:UpdateItem", answer, Verdict::Failed, "nothing can be locked");
+        self.permission("dynamodb:UpdateItem", Verdict::Failed, "nothing can be locked", answer);
         let answer = self.ask(table.probe_get().send()).await.map(drop);
-        self.permission("dynamodb:GetItem", answer, Verdict::Warning, "`get` does not work");
+        self.permission("dynamodb:GetItem", Verdict::Warning, "a holder cannot be read", answer);
         let answer = self.ask(table.client.scan().table_name(&table.name).limit(1).send()).await.map(drop);
-        self.permission("dynamodb:Scan", answer, Verdict::Warning, "`list` does not work");
+        self.permission("dynamodb:Scan", Verdict::Warning, "locks cannot be listed", answer);
         if let Ok(probe) = table.probe_condition_check() {
             let answer = self.ask(probe.send()).await.map(drop);
-            self.permission("dynamodb:ConditionCheckItem", answer, Verdict::Warning, "`condition_check` does not work");
+            let without = "`condition_check` does not work";
+            self.permission("dynamodb:ConditionCheckItem", Verdict::Warning, without, answer);
         }
     }
 
-    fn permission(&mut self, action: &str, answer: Result<(), Failure>, verdict: Verdict, without: &str) {
+    fn permission(&mut self, action: &str, verdict: Verdict, without: &str, answer: Result<(), Failure>) {
         match answer {
             Ok(()) => self.found(action, Verdict::Passed, "allowed"),
-            Err(failure) if failure.error.is_access_denied() => {
-                self.denied(action, action, without, &failure);
-                if let Some(finding) = self.findings.last_mut() {
-                    finding.verdict = verdict;
-                }
+            Err(failure) if failure.is_denied => self.denied(action, verdict, action, without, &failure),
+            Err(failure) if failure.error.is_throttled() => {
+                self.found(action, Verdict::Warning, failure.to_string());
             }
             Err(failure) => self.found(action, verdict, failure.to_string()),
         }
     }
 
-    fn denied(&mut self, subject: &str, action: &str, without: &str, failure: &Failure) {
+    fn denied(&mut self, subject: &str, verdict: Verdict, action: &str, without: &str, failure: &Failure) {
         let Table { name, key_prefix, .. } = &self.locks.0.table;
-        let keys =
-            if key_prefix.is_empty() { String::new() } else { format!(", for keys that begin with `{key_prefix}`") };
-        let said = failure.said.as_deref().unwrap_or("access denied");
-        let message = format!("{without}: allow {action} on table `{name}`{keys} ({said})");
-        self.found(subject, Verdict::Warning, message);
+        let keys = if action.ends_with("Item") {
+            format!(", where keys are restricted also for `{}`", protocol::probe_key(key_prefix))
+        } else {
+            String::new()
+        };
+        let message = format!("{without}: allow {action} on table `{name}`{keys} ({})", failure.cause);
+        self.found(subject, verdict, message);
     }
 
     fn clock(&mut self) {
         let Some(Heard { sent, received, date }) = self.heard else {
-            return self.found("clock", Verdict::Warning, "no answer said what time it is at DynamoDB");
+            return self.found("clock", Verdict::Warning, "not compared: no answer said what time it is at DynamoDB");
         };
-        let skew = self.locks.0.clock_skew;
         // When the answer was written, DynamoDB's clock was within the second of its date, and ours between sending and
-        // receiving: so far apart they are at least.
-        let ahead = sent.saturating_sub(date + Duration::from_secs(1));
-        let behind = date.saturating_sub(received);
-        let (apart, way) = if ahead > behind { (ahead, "ahead of") } else { (behind, "behind") };
-        let [apart_in_words, skew_in_words] = [apart, skew].map(|time| format_duration(in_millis(time)));
-        if apart > skew {
+        // receiving.
+        let next = date + Duration::from_secs(1);
+        let (ahead, behind) = (sent.saturating_sub(next), date.saturating_sub(received));
+        let least = ahead.max(behind);
+        let most = received.saturating_sub(date).max(next.saturating_sub(sent));
+        let skew = self.locks.0.clock_skew;
+        let [at_least, at_most, allowed] = [least, most, skew].map(|time| format_duration(in_millis(time)));
+        let way = if ahead.is_zero() { "behind" } else { "ahead of" };
+        let way_out = "let NTP set the clock, or set a larger LocksBuilder::clock_skew on every host";
+        if least > skew {
             let message = format!(
-                "at least {apart_in_words} {way} DynamoDB's, more than the clock skew of {skew_in_words}, so that two holders \
-                 can have a key at once: let NTP set the clock, or set a larger LocksBuilder::clock_skew on every host"
+                "at least {at_least} {way} DynamoDB's, more than the clock skew of {allowed}, so that two holders can have a \
+                 key at once: {way_out}"
             );
             self.found("clock", Verdict::Failed, message);
+        } else if least > skew / 2 {
+            let message = format!(
+                "at least {at_least} {way} DynamoDB's: another host that is as wrong the other way would be further off than \
+                 the clock skew of {allowed}: {way_out}"
+            );
+            self.found("clock", Verdict::Warning, message);
         } else {
-            let message =
-                format!("as DynamoDB's, within the clock skew of {skew_in_words}, as far as whole seconds tell");
+            let message = format!(
+                "between {at_least} and {at_most} from DynamoDB's, which tells whole seconds; the clock skew is {allowed}"
+            );
             self.found("clock", Verdict::Passed, message);
         }
     }
@@ -355,12 +387,19 @@ fn in_millis(time: Duration) -> Duration {
     Duration::from_millis(millis(time))
 }
 
+/// With the way out that the error itself has, or one for errors that mostly pass.
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.error.fmt(f)?;
-        match &self.said {
-            Some(said) => write!(f, " ({said})"),
-            None => Ok(()),
+        if self.error.is_access_denied() && !self.is_denied {
+            return write!(f, "not accepted ({}): renew them, and set this host's clock right", self.cause);
         }
+        self.error.fmt(f)?;
+        write!(f, " ({})", self.cause)?;
+        if self.error.is_throttled() {
+            f.write_str(": check again in a minute")?;
+        } else if self.error.is_unavailable() {
+            f.write_str(": check the network between here and the endpoint, and that it is the right one")?;
+        }
+        Ok(())
     }
 }

@@ -302,8 +302,8 @@ impl fmt::Display for Error {
             Kind::Conflict => write!(f, "{what} is part of a transaction that is under way: try again")?,
             Kind::AccessDenied => write!(
                 f,
-                "access denied to {what}: allow dynamodb:UpdateItem, dynamodb:GetItem to read holders, and what \
-                 Locks::create_table names to create the table"
+                "access denied to {what}: allow dynamodb:UpdateItem, dynamodb:GetItem to read a holder, dynamodb:Scan \
+                 to list them, and what Locks::create_table names to create the table"
             )?,
             Kind::TableNotFound => write!(
                 f,

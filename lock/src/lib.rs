@@ -9,6 +9,11 @@
 //! - `SqsConsumer` (feature `lambda`) makes a consumer of SQS batches of a handler of one message: each message is done
 //!   once, and exactly those that failed go back. With the feature `sqs`, one that is in progress elsewhere is hidden
 //!   until that lease ends.
+//! - [`Locks::check`] says whether table, clock and permissions are as they shall be; [`Locks::list`] and
+//!   [`Locks::force_release`] show who holds what, and free it by hand. The program `lambda-lock` (feature `cli`) does
+//!   all this from a shell, and runs commands under a lock.
+//! - `metrics` (feature `metrics`) has the names of what is counted, for any exporter of the crate `metrics`. Each acquire
+//!   is a [`tracing`] span, up to its release.
 //! - `embedded` (feature `embedded`) is a DynamoDB in the test's process, with faults and clocks.
 //!
 //! ```
@@ -46,6 +51,8 @@
 //! | a duplicate | 1 `UpdateItem`; none from the cache | `dynamodb:UpdateItem` |
 //! | a run that is completed in the caller's transaction | 1 `UpdateItem` and the transaction | `dynamodb:UpdateItem` |
 //! | [`Locks::get`] | 1 consistent `GetItem` | `dynamodb:GetItem` |
+//! | [`Locks::list`] | 1 consistent `Scan` for each MiB of the table | `dynamodb:Scan` |
+//! | [`Locks::force_release`] | 1 `UpdateItem` | `dynamodb:UpdateItem` |
 //!
 //! Between acquire and release nothing is sent. The SDK tries again by itself after a throttled or lost request (3
 //! tries by default); a request with all its tries is given up after 10 s, unless the client's own timeouts are shorter.

@@ -235,12 +235,10 @@ impl Lock {
         let renewed = renewed.following(lease_before);
         if self.is_enforced() {
             let Ownership { key, owner, .. } = &self.ownership;
-            let answer = settings.table.renew(key, owner, lease_before.end, now, renewed, data.as_ref()).await;
-            if let Err(error) = answer {
+            let renew = settings.table.renew(key, owner, lease_before.end, now, renewed, data.as_ref());
+            if let Err(error) = renew.instrument(self.span().clone()).await {
                 // It may have met a release, which knows better.
-                let mut state = self.state();
-                if error.is_lost() && state.phase == Phase::Held {
-                    self.move_on(&mut state, Phase::Lost);
+                if error.is_lost() && self.enter_from(&[Phase::Held], Phase::Lost).is_ok() {
                     self.holding.lost(error.holder());
                 }
                 return Err(error);
@@ -263,16 +261,13 @@ impl Lock {
 
     /// Releases, and says if it was completed instead, in a transaction whose answer was lost.
     pub(crate) async fn give_up(&self) -> Result<Released, Error> {
-        let leave = {
-            let mut state = self.state();
-            match state.phase {
-                Phase::Released => return Ok(Released::Freed),
-                Phase::Lost => return Err(self.error(Kind::Lost(None))),
-                Phase::Held | Phase::Releasing => self.move_on(&mut state, Phase::Releasing),
-            }
-            state.leave.clone()
-        };
-        leave.as_ref().map_or(Ok(()), check_data)?;
+        match self.enter_from(&[Phase::Held, Phase::Releasing], Phase::Releasing) {
+            Err(Phase::Released) => return Ok(Released::Freed),
+            Err(_) => return Err(self.error(Kind::Lost(None))),
+            Ok(()) => {}
+        }
+        let leave = self.state().leave.clone();
+        leave.as_ref().map_or(Ok(()), check_data).inspect_err(|error| self.holding.release_failed(error))?;
         if !self.is_enforced() {
             self.enter(Phase::Released);
             return Ok(Released::Freed);
@@ -289,14 +284,9 @@ impl Lock {
 
     /// Stores how the run under this lock ended, for `window` from now. One request.
     pub(crate) async fn complete(&self, window: Duration, outcome: Outcome) -> Result<Completed, Error> {
-        {
-            let mut state = self.state();
-            if matches!(state.phase, Phase::Releasing | Phase::Released) {
-                drop(state);
-                return Err(self.error(Kind::Lost(None)));
-            }
-            // It may be applied even if no answer comes, so nothing else is sent after it.
-            self.move_on(&mut state, Phase::Released);
+        // It may be applied even if no answer comes, so nothing else is sent after it.
+        if self.enter_from(&[Phase::Held, Phase::Lost], Phase::Released).is_err() {
+            return Err(self.error(Kind::Lost(None)));
         }
         let (Ownership { locks, key, owner }, now) = (&self.ownership, self.now());
         let complete = locks.0.table.complete(key, owner, now, now.wall.saturating_add(window), outcome);
@@ -323,13 +313,13 @@ impl Lock {
     /// Leaves the row as it is, until its lease ends.
     pub(crate) fn abandon(&self) {
         self.enter(Phase::Released);
-        self.holding.left();
     }
 
     /// There is nothing left to send: the caller's transaction has completed it.
     pub(crate) fn was_completed(&self) {
-        self.enter(Phase::Released);
-        self.holding.released("completed", None);
+        if self.enter_from(&[Phase::Held], Phase::Released).is_ok() {
+            self.holding.released("completed", None);
+        }
     }
 
     /// The error of a release or a completion that nobody waits for any longer.
@@ -366,17 +356,30 @@ impl Lock {
         locks.0.table.condition_check(key, self.is_enforced().then_some(owner), self.now())
     }
 
-    fn enter(&self, phase: Phase) {
-        self.move_on(&mut self.state(), phase);
+    /// Whether it has been told that this lock was lost.
+    pub(crate) fn is_known_lost(&self) -> bool {
+        self.holding.is_lost()
     }
 
-    fn move_on(&self, state: &mut State, phase: Phase) {
-        if state.phase == Phase::Held && self.is_enforced() {
-            let now = self.now();
-            self.holding.ended(now, state.lease.deadline.remaining(now).is_zero());
-        }
-        state.phase = phase;
+    fn enter(&self, phase: Phase) {
+        let _from_whichever = self.enter_from(&[Phase::Held, Phase::Releasing, Phase::Released, Phase::Lost], phase);
+    }
+
+    /// Enters a phase from one of these; otherwise says which one it stays in.
+    fn enter_from(&self, from: &[Phase], phase: Phase) -> Result<(), Phase> {
+        let (before, lease) = {
+            let mut state = self.state();
+            if !from.contains(&state.phase) {
+                return Err(state.phase);
+            }
+            (std::mem::replace(&mut state.phase, phase), state.lease)
+        };
         self.changed.notify_waiters();
+        if before == Phase::Held && self.is_enforced() {
+            let now = self.now();
+            self.holding.ended(now, lease.deadline.remaining(now).is_zero());
+        }
+        Ok(())
     }
 
     /// The work was not done, so whoever tries again shall not have to wait for the least hold.
@@ -420,10 +423,9 @@ impl Drop for Lock {
     fn drop(&mut self) {
         let (phase, leave) = {
             let mut state = self.state();
-            let phase = state.phase;
-            self.move_on(&mut state, Phase::Released);
-            (phase, state.leave.take())
+            (state.phase, state.leave.take())
         };
+        self.enter(Phase::Released);
         if matches!(phase, Phase::Released | Phase::Lost) || !self.is_enforced() {
             return;
         }
@@ -481,11 +483,13 @@ impl Ownership {
     pub(crate) fn release_in_background(&self, end: Duration, data: Option<Data>, holding: Option<Arc<Holding>>) {
         if let Ok(runtime) = Handle::try_current() {
             let ownership = self.clone();
-            runtime.spawn(async move {
+            let span = holding.as_ref().map_or_else(Span::none, |holding| holding.span().clone());
+            let release = async move {
                 if let Err(error) = ownership.release(end, data.as_ref(), holding.as_deref()).await {
                     tracing::debug!(key = ownership.key, %error, "a release in the background failed");
                 }
-            });
+            };
+            runtime.spawn(release.instrument(span));
         }
     }
 }

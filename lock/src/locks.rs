@@ -148,8 +148,9 @@ impl Locks {
     /// It does not stop the work of that holder: make sure that it has crashed, or that its writes are
     /// [fenced](Lock::fence). A run of idempotent work that is refused as unfinished may then run again.
     ///
-    /// `false` if the row is no longer as it was seen, because someone else has taken it, the run was completed, or the
-    /// row was deleted; it is then left alone. One request; IAM action `dynamodb:UpdateItem`.
+    /// `true` also if that holder has released it itself. `false` if the row is no longer as it was seen, because someone
+    /// else has taken it, the run was completed, or the row was deleted; it is then left alone. One request; IAM action
+    /// `dynamodb:UpdateItem`.
     ///
     /// ```
     /// # use lambda_lock::{Error, Locks};
@@ -166,10 +167,12 @@ impl Locks {
     pub async fn force_release(&self, key: impl Into<String>, seen: &Holder) -> Result<bool, Error> {
         let key = key.into();
         self.check_key(&key)?;
-        let Ownership { owner, .. } = Ownership::new(self, &key)?;
         let settings = &self.0;
-        let now = settings.clock.now();
-        settings.table.force_release((&key, &owner), &settings.holder, seen, now, settings.retention).await
+        let (owner, now) = (Ownership::new(self, &key)?.owner, settings.clock.now());
+        let by = &settings.holder;
+        let is_free = settings.table.force_release(&key, &owner, by, seen, now, settings.retention).await?;
+        tracing::warn!(key, from = %seen, by, is_free, "released by force");
+        Ok(is_free)
     }
 
     /// Creates the table as the locks need it, if it is not there: see [`CreateTable`].
@@ -278,7 +281,7 @@ impl LocksBuilder {
         self
     }
 
-    /// Checks the settings. Sends nothing.
+    /// Checks the settings. Sends nothing. With the feature `metrics`, it describes them to the exporter.
     pub fn build(self) -> Result<Locks, Error> {
         let Table { name, partition_key, sort_key, .. } = &self.table;
         check_table_name(name)?;

@@ -5,7 +5,8 @@
 //! and descriptions; [`LocksBuilder::build`](crate::LocksBuilder::build) calls it. Keys are never labels: there may be as
 //! many of them as there are events.
 //!
-//! An acquire counts once when it ends: as acquired, as refused, as a refusal in progress, or as a replay.
+//! An acquire counts once when it ends: as acquired, as refused, as a refusal in progress, or as a replay. Replays from the
+//! cache, and inputs that are refused before anything is sent, count too.
 //!
 //! ```
 //! // As a dashboard or an alarm finds it.
@@ -20,7 +21,8 @@ use metrics::Unit;
 
 /// Counter: locks and records acquired.
 pub const ACQUIRED: &str = "lambda_lock_acquired";
-/// Counter: of those, the ones whose last lease had ended without a release, as after a crash.
+/// Counter: of those, the ones whose last lease had ended without a release: after a crash, a timeout, or a run whose record
+/// was kept on purpose. Those whose answer was lost are not among them.
 pub const TAKEN_OVER: &str = "lambda_lock_taken_over";
 /// Counter: acquires that ended without the lock, by [`REASON`].
 pub const REFUSED: &str = "lambda_lock_refused";
@@ -54,7 +56,8 @@ pub const HOLD_TIME: &str = "lambda_lock_hold_time";
 /// and `not_sent`, `refused`, or `cancelled` for an acquire that was dropped.
 pub const REASON: &str = "reason";
 /// Label: what became of a message. `done` here, `duplicate` of one that is done, `in_progress` elsewhere, `failed`,
-/// `unreadable`, `not_started` for lack of time or after a failure in its group, `cut_off` by the deadline.
+/// `unreadable`, `not_started` for lack of time or after a failure in its group, `cut_off` when its lease ended, shortly
+/// before the deadline.
 pub const OUTCOME: &str = "outcome";
 
 /// Tells the exporter that is installed the units and the descriptions. For one that is installed after the

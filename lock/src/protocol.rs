@@ -72,6 +72,11 @@ const MAX_FENCE: u64 = i64::MAX as u64;
 
 /// What is asked for to see what is allowed.
 const PROBE_KEY: &str = "lambda-lock-check";
+
+pub(crate) fn probe_key(prefix: &str) -> String {
+    format!("{prefix}{PROBE_KEY}")
+}
+
 /// A condition that no row meets, nor a missing one.
 const NEVER: &str = "attribute_exists(#id) AND attribute_not_exists(#id)";
 
@@ -465,9 +470,11 @@ impl Table {
             Cursor::After(key) => Some(key.clone()),
             Cursor::End => return Ok(None),
         };
-        let mut filter = "#status IN (:in_progress, :completed)".to_owned();
+        let mut filter = "#status IN (:in_progress, :completed) \
+             AND (attribute_exists(#lease_end) OR attribute_exists(#expiration))"
+            .to_owned();
         // Without what holders left and runs returned: nobody asked for that.
-        let mut attributes =
+        let attributes =
             "#id, #status, #owner, #released, #holder, #fence, #acquired_at, #lease_end, #expiration".to_owned();
         let mut request = self
             .client
@@ -492,7 +499,6 @@ impl Table {
         }
         if let Some((name, value)) = &self.sort_key {
             filter.push_str(" AND #sort_key = :sort_key");
-            attributes.push_str(", #sort_key");
             request = request
                 .expression_attribute_names("#sort_key", name)
                 .expression_attribute_values(":sort_key", string(value));
@@ -513,22 +519,24 @@ impl Table {
         }))
     }
 
-    /// Takes the key from the acquisition that was `seen` and releases it at once: nobody has it then, and whoever had it
-    /// finds it lost. `false` if the row is no longer as it was seen. One request.
+    /// Takes the key from the acquisition that was `seen`, for this `owner`, and releases it at once: nobody has it then, and
+    /// whoever had it finds it lost. `false` if the row is no longer as it was seen. One request.
     pub(crate) async fn force_release(
         &self,
-        ownership: (&str, &str),
+        key: &str,
+        owner: &str,
         holder: &str,
         seen: &Holder,
         now: Moment,
         retention: Duration,
     ) -> Result<bool, Error> {
-        let (key, owner) = ownership;
-        let mut condition = "#status = :in_progress AND ".to_owned();
-        let mut request = self
+        // Whatever this host's clock says, no later than the lease would have ended, and later than the request that began
+        // it, so that a duplicate of that is refused.
+        let end = now.millis().min(seen.until).max(seen.since.map_or(0, |since| since + 1));
+        let request = self
             .update(key)
             .update_expression(
-                "SET #owner = :owner, #released = :owner, #holder = :holder, #lease_end = :now, #expiration = :expiration",
+                "SET #owner = :owner, #released = :owner, #holder = :holder, #lease_end = :end, #expiration = :expiration",
             )
             .expression_attribute_names("#status", STATUS)
             .expression_attribute_names("#owner", OWNER)
@@ -539,20 +547,31 @@ impl Table {
             .expression_attribute_values(":in_progress", string(IN_PROGRESS))
             .expression_attribute_values(":owner", string(owner))
             .expression_attribute_values(":holder", string(holder))
-            .expression_attribute_values(":now", number(now.millis()))
+            .expression_attribute_values(":end", number(end))
             .expression_attribute_values(":expiration", number(seconds_up(now.wall.saturating_add(retention))));
-        // A row that another library wrote has no owner: there, its lease's end tells one acquisition from the next.
-        if let Some(owner) = &seen.owner {
-            condition.push_str("#owner = :seen");
-            request = request.expression_attribute_values(":seen", string(owner));
-        } else {
-            condition.push_str("attribute_not_exists(#owner) AND #lease_end = :seen");
-            request = request.expression_attribute_values(":seen", number(seen.until));
-        }
-        match in_time(REQUEST_TIMEOUT, request.condition_expression(condition).send()).await {
+        let request = match &seen.owner {
+            // What that owner has released itself is left as it is, so that a retry of that release knows it.
+            Some(owner) => request
+                .condition_expression(
+                    "#status = :in_progress AND #owner = :seen AND (#released <> :seen OR #lease_end > :now)",
+                )
+                .expression_attribute_values(":now", number(now.millis()))
+                .expression_attribute_values(":seen", string(owner)),
+            // A row that another library wrote has no owner: there, its end tells one acquisition from the next.
+            None => request
+                .condition_expression(
+                    "#status = :in_progress AND attribute_not_exists(#owner) AND (#lease_end = :seen \
+                     OR (attribute_not_exists(#lease_end) AND #expiration = :seen_seconds))",
+                )
+                .expression_attribute_values(":seen", number(seen.until))
+                .expression_attribute_values(":seen_seconds", number(seen.until / 1000)),
+        };
+        match in_time(REQUEST_TIMEOUT, request.send()).await {
             Ok(_) => Ok(true),
-            // Released by this request, whose response was lost, when the row says so.
-            Err(error) => Ok(self.refusal(error, key)?.is_some_and(|row| row.released.as_deref() == Some(owner))),
+            Err(error) => Ok(self.refusal(error, key)?.is_some_and(|row| {
+                // By this request, whose response was lost, or by the holder itself.
+                row.released.as_deref() == Some(owner) || (row.owner == seen.owner && row.released == row.owner)
+            })),
         }
     }
 
@@ -578,7 +597,7 @@ impl Table {
 
     /// An acquire's request that is never applied: its refusal says that it is allowed.
     pub(crate) fn probe_update(&self) -> UpdateItemFluentBuilder {
-        let probe = self.update(PROBE_KEY).condition_expression(NEVER);
+        let probe = self.update(PROBE_KEY).condition_expression(NEVER).return_values(ReturnValue::AllOld);
         probe.expression_attribute_names("#id", &self.partition_key)
     }
 
@@ -718,7 +737,10 @@ impl Row {
         let (completed, end) = match string_at(&mut item, STATUS)?.as_deref() {
             Some(IN_PROGRESS) => (false, lease_end.or(expiration)),
             Some(COMPLETED) => (true, expiration),
-            Some(other) => return Err(format!("`{STATUS}` is `{other}`, not {IN_PROGRESS} or {COMPLETED}")),
+            Some(other) => {
+                let other: String = other.chars().take(40).collect();
+                return Err(format!("`{STATUS}` is `{other}`, not {IN_PROGRESS} or {COMPLETED}"));
+            }
             None => return Err(format!("`{STATUS}` is missing")),
         };
         Ok(Self {
@@ -744,7 +766,7 @@ impl Row {
 
     fn into_holder(self, now: Moment) -> Holder {
         Holder {
-            released: self.owner.is_some() && self.released == self.owner,
+            released: self.completed || (self.owner.is_some() && self.released == self.owner),
             owner: self.owner,
             name: self.holder,
             fence: self.fence,

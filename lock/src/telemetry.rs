@@ -5,6 +5,7 @@
 //! span.
 
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use tracing::Span;
@@ -26,7 +27,8 @@ pub(crate) struct Asking {
     waits: bool,
     attempts: u32,
     waited: Duration,
-    answered: bool,
+    sleeping_since: Option<Moment>,
+    is_answered: bool,
 }
 
 impl Asking {
@@ -42,7 +44,16 @@ impl Asking {
             held_ms = Empty
         );
         let (clock, started) = (clock.clone(), clock.now());
-        Self { span, clock, started, waits, attempts: 0, waited: Duration::ZERO, answered: false }
+        Self {
+            span,
+            clock,
+            started,
+            waits,
+            attempts: 0,
+            waited: Duration::ZERO,
+            sleeping_since: None,
+            is_answered: false,
+        }
     }
 
     pub(crate) fn span(&self) -> &Span {
@@ -50,14 +61,16 @@ impl Asking {
     }
 
     pub(crate) fn attempt(&mut self) {
+        self.wake();
         self.attempts += 1;
         if self.attempts > 1 {
             metrics::count(metrics::RETRY_ATTEMPTS);
         }
     }
 
-    pub(crate) fn waited(&mut self, from: Moment) {
-        self.waited += self.clock.now().since(from);
+    /// Until the next attempt, it sleeps.
+    pub(crate) fn sleeps(&mut self) {
+        self.sleeping_since = Some(self.clock.now());
     }
 
     pub(crate) fn acquired(mut self, lock: &Lock, taken_from: Option<&Holder>) {
@@ -85,10 +98,17 @@ impl Asking {
         refused(error);
     }
 
+    fn wake(&mut self) {
+        if let Some(since) = self.sleeping_since.take() {
+            self.waited += self.clock.now().since(since);
+        }
+    }
+
     fn answer(&mut self) {
-        self.answered = true;
+        self.wake();
+        self.is_answered = true;
         self.span.record("attempts", self.attempts).record("waited_ms", millis(self.waited));
-        if self.waits && self.attempts > 1 {
+        if !self.waited.is_zero() {
             metrics::time(metrics::WAIT_TIME, self.waited);
         }
     }
@@ -96,23 +116,26 @@ impl Asking {
 
 impl Drop for Asking {
     fn drop(&mut self) {
-        if !self.answered {
+        if !self.is_answered {
             self.span.record("outcome", "cancelled");
             self.answer();
             metrics::count_by(metrics::REFUSED, metrics::REASON, "cancelled");
+            let _in = self.span.enter();
+            tracing::debug!("an acquire was cancelled");
         }
     }
 }
 
 /// Tells of an acquire that is refused, or of one that is not even sent.
 pub(crate) fn refused(error: &Error) {
-    match error.reason() {
-        // Not an error, but an answer.
-        "completed" => return,
+    let reason = error.reason();
+    match reason {
+        // An answer, not an error.
+        "replayed" => return,
         "in_progress" => metrics::count(metrics::IN_PROGRESS_REFUSALS),
-        reason => metrics::count_by(metrics::REFUSED, metrics::REASON, reason),
+        _ => metrics::count_by(metrics::REFUSED, metrics::REASON, reason),
     }
-    tracing::info!(key = error.key(), reason = error.reason(), %error, "not acquired");
+    tracing::info!(key = error.key(), reason, %error, "not acquired");
 }
 
 /// A lock that is held, until its release is answered.
@@ -121,12 +144,23 @@ pub(crate) struct Holding {
     span: Span,
     key: String,
     since: Moment,
+    /// The lease was over when the hold ended. Told with what the release finds, which may know who has the key now.
+    has_overrun: AtomicBool,
     is_lost: AtomicBool,
+    /// What happened to the row last. Told at the end, and once, because logs show each value that a span was given.
+    outcome: Mutex<&'static str>,
 }
 
 impl Holding {
     pub(crate) fn new(span: Span, key: &str, since: Moment) -> Self {
-        Self { span, key: key.to_owned(), since, is_lost: AtomicBool::new(false) }
+        Self {
+            span,
+            key: key.to_owned(),
+            since,
+            has_overrun: AtomicBool::new(false),
+            is_lost: AtomicBool::new(false),
+            outcome: Mutex::new("left"),
+        }
     }
 
     pub(crate) fn span(&self) -> &Span {
@@ -137,20 +171,21 @@ impl Holding {
         self.since
     }
 
+    pub(crate) fn is_lost(&self) -> bool {
+        self.is_lost.load(Ordering::Relaxed)
+    }
+
     /// It is no longer relied on from here on.
-    pub(crate) fn ended(&self, now: Moment, lease_ended: bool) {
+    pub(crate) fn ended(&self, now: Moment, has_overrun: bool) {
         let held = now.since(self.since);
         self.span.record("held_ms", millis(held));
         metrics::time(metrics::HOLD_TIME, held);
-        if lease_ended {
-            self.lost(None);
-        }
+        self.has_overrun.store(has_overrun, Ordering::Relaxed);
     }
 
     /// Told once.
     pub(crate) fn lost(&self, to: Option<&Holder>) {
         if !self.is_lost.swap(true, Ordering::Relaxed) {
-            self.span.record("outcome", "lost");
             metrics::count(metrics::LOST);
             let _in = self.span.enter();
             let to = to.map(tracing::field::display);
@@ -159,8 +194,8 @@ impl Holding {
     }
 
     /// Released or completed, by a request that was sent and answered at these times.
-    pub(crate) fn released(&self, outcome: &str, request: Option<(Moment, Moment)>) {
-        self.outcome(outcome);
+    pub(crate) fn released(&self, outcome: &'static str, request: Option<(Moment, Moment)>) {
+        self.came_to(outcome);
         metrics::count(metrics::RELEASED);
         if let Some((sent, answered)) = request {
             metrics::time(metrics::RELEASE_TIME, answered.since(sent));
@@ -168,22 +203,28 @@ impl Holding {
     }
 
     pub(crate) fn release_failed(&self, error: &Error) {
-        metrics::count_by(metrics::RELEASE_FAILED, metrics::REASON, error.reason());
         if error.is_lost() {
             self.lost(error.holder());
         }
-        self.outcome("release_failed");
+        self.came_to("release_failed");
+        metrics::count_by(metrics::RELEASE_FAILED, metrics::REASON, error.reason());
     }
 
-    /// Left as it is, until its lease ends.
-    pub(crate) fn left(&self) {
-        self.outcome("left");
-    }
-
-    /// What happens to the row of a lock that is lost does not change that it is.
-    fn outcome(&self, outcome: &str) {
-        if !self.is_lost.load(Ordering::Relaxed) {
-            self.span.record("outcome", outcome);
+    fn came_to(&self, outcome: &'static str) {
+        *self.outcome.lock().unwrap_or_else(PoisonError::into_inner) = outcome;
+        if self.has_overrun.load(Ordering::Relaxed) {
+            self.lost(None);
         }
+    }
+}
+
+impl Drop for Holding {
+    fn drop(&mut self) {
+        if self.has_overrun.load(Ordering::Relaxed) {
+            self.lost(None);
+        }
+        // What became of the row of a lock that is lost does not change that it is.
+        let outcome = *self.outcome.lock().unwrap_or_else(PoisonError::into_inner);
+        self.span.record("outcome", if self.is_lost() { "lost" } else { outcome });
     }
 }

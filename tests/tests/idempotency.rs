@@ -2502,7 +2502,7 @@ async fn a_record_that_powertools_completed_over_a_run_is_lost_to_it_and_left() 
     };
     assert_eq!(orders.run(&order("completed elsewhere"), mine).await.unwrap(), 17);
     assert_eq!(string_in(&world.row("completed elsewhere").await.unwrap(), "data"), "18");
-    assert!(logged("completed elsewhere").iter().any(|line| line.contains("WARN") && line.contains("not stored")));
+    assert!(logged("completed elsewhere").iter().any(|line| line.contains("WARN") && line.contains("lost: ")));
 }
 
 // behaviour 64

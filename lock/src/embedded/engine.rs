@@ -54,7 +54,7 @@ impl Engine {
         };
         let name = file.to_str().ok_or_else(|| unusable("its name is not UTF-8".into()))?;
         let database = Database::new(name).map_err(|error| unusable(error.into()))?;
-        Ok(Self { database, time: TrueTime::starting_at(SystemTimeSource::new().now()) })
+        Ok(Self { database, time: TrueTime { start: None, ..TrueTime::starting_at(SystemTime::UNIX_EPOCH) } })
     }
 
     /// A client with the right time and no faults.
@@ -132,16 +132,17 @@ impl fmt::Debug for Engine {
     }
 }
 
-/// The time that all clocks are compared with: a start, and what tokio says has passed since.
+/// The time that all clocks are compared with: a start, and what tokio says has passed since. Without a start, the
+/// system's, which goes on while the machine sleeps.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct TrueTime {
-    start: SystemTime,
+    start: Option<SystemTime>,
     since: Instant,
 }
 
 impl TrueTime {
     pub(super) fn starting_at(start: SystemTime) -> Self {
-        Self { start, since: Clock::new(None).now().monotonic }
+        Self { start: Some(start), since: Clock::new(None).now().monotonic }
     }
 
     pub(super) fn elapsed(&self) -> Duration {
@@ -149,7 +150,7 @@ impl TrueTime {
     }
 
     pub(super) fn now(&self) -> SystemTime {
-        self.start + self.elapsed()
+        self.start.map_or_else(|| SystemTimeSource::new().now(), |start| start + self.elapsed())
     }
 }
 

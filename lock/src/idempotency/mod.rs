@@ -254,6 +254,10 @@ impl<I, T, E> Idempotency<I, T, E> {
 
     /// The record for this input; `None` for one without a key that shall run without.
     pub(crate) fn identify(&self, input: &I, caller: &Caller) -> Result<Option<Identity>, Error> {
+        self.identity(input, caller).inspect_err(telemetry::refused)
+    }
+
+    fn identity(&self, input: &I, caller: &Caller) -> Result<Option<Identity>, Error> {
         let Settings { locks, format, prefix, window, .. } = &*self.settings;
         if !locks.0.enabled {
             return Ok(None);
@@ -263,7 +267,7 @@ impl<I, T, E> Idempotency<I, T, E> {
         let Some(key) = key else {
             return match self.settings.without_key {
                 WithoutKey::Run => Ok(None),
-                WithoutKey::Refuse => Err(self.settings.refused(Refusal::NoKey, "")),
+                WithoutKey::Refuse => Err(self.settings.error(Refusal::NoKey, "")),
             };
         };
         let key =
@@ -315,8 +319,12 @@ where
         };
         if let Some(record) = settings.cached(&key) {
             return match Refusal::by(record, validation.as_deref()) {
-                Refusal::Completed(record) => Ok(Begun::Completed { key, record: Box::new(record) }),
-                other => Err(HandlerError::Lock(settings.refused(other, &key))),
+                Refusal::Completed(record) => Ok(Begun::completed(key, record)),
+                other => {
+                    let error = settings.error(other, &key);
+                    telemetry::refused(&error);
+                    Err(HandlerError::Lock(error))
+                }
             };
         }
         let refuse_unfinished = (settings.on_timeout == OnTimeout::Refuse).then_some(settings.window);
@@ -341,7 +349,7 @@ where
             Err(error) => {
                 let record = error.into_completed().map_err(HandlerError::Lock)?;
                 settings.remember(&key, &record);
-                Ok(Begun::Completed { key, record: Box::new(record) })
+                Ok(Begun::completed(key, record))
             }
         }
     }
@@ -353,7 +361,6 @@ where
 
     /// The result, or the error, that a completed record has.
     pub(crate) fn replay(&self, record: &Holder, key: &str) -> Result<T, HandlerError<E>> {
-        metrics::count(metrics::REPLAYS);
         tracing::info!(key, fence = record.fence, "replaying the first run's result");
         let settings = &*self.settings;
         let unusable = |why: &str| HandlerError::Lock(settings.error(Refusal::Result(why.to_owned()), key));
@@ -470,7 +477,7 @@ where
         match in_time_to_answer(lock, lock.give_up()).await {
             Ok(Released::Freed) => None,
             Ok(Released::Completed(record)) => Some(record),
-            // That it was lost has been told, here and below.
+            // That it was lost has been told.
             Err(error) if error.is_lost() => None,
             Err(error) => {
                 tracing::warn!(key = lock.key(), fence = lock.fence(), %error, "giving up a record failed");
@@ -499,7 +506,8 @@ where
                 settings.remember(lock.key(), &record);
                 Some(record)
             }
-            Err(error) if error.is_lost() => None,
+            // Here it may have been released by the work itself.
+            Err(error) if error.is_lost() && lock.is_known_lost() => None,
             Err(error) => {
                 tracing::warn!(key = lock.key(), fence = lock.fence(), %error, "the outcome was not stored");
                 None
@@ -545,13 +553,6 @@ impl<I, T, E> Settings<I, T, E> {
         }
     }
 
-    /// An error that no request was needed for.
-    fn refused(&self, refusal: Refusal, key: &str) -> Error {
-        let error = self.error(refusal, key);
-        telemetry::refused(&error);
-        error
-    }
-
     fn error(&self, refusal: Refusal, key: &str) -> Error {
         Error::new(Kind::Idempotency(refusal), &self.locks.0.table.name, key)
     }
@@ -576,6 +577,13 @@ pub(crate) struct Caller {
 pub(crate) enum Begun {
     Completed { key: String, record: Box<Holder> },
     Run(Run),
+}
+
+impl Begun {
+    fn completed(key: String, record: Holder) -> Self {
+        metrics::count(metrics::REPLAYS);
+        Self::Completed { key, record: Box::new(record) }
+    }
 }
 
 /// What becomes of a record after the work.

@@ -43,7 +43,7 @@ impl Refusal {
 
     pub(crate) fn reason(&self) -> &'static str {
         match self {
-            Self::Completed(_) => "completed",
+            Self::Completed(_) => "replayed",
             Self::InProgress(_) => "in_progress",
             Self::Unfinished(_) => "unfinished",
             Self::Mismatch(_) => "mismatch",
@@ -70,7 +70,7 @@ impl Refusal {
             Self::InProgress(record) => write!(f, "{what} is in progress: {record}"),
             Self::Unfinished(record) => write!(
                 f,
-                "a run for {what} did not finish and may have done its work ({}): look into it, and delete the row to \
+                "a run for {what} did not finish and may have done its work ({}): look into it, and release it by force to \
                  let it run again",
                 record.name().unwrap_or("by an unnamed holder"),
             ),

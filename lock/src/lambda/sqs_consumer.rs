@@ -303,7 +303,8 @@ where
                 tracing::warn!("no time left: what is under way goes back to the queue");
             }
             let mut response = SqsBatchResponse::default();
-            for (name, item) in names.into_iter().zip(batch.items().iter()) {
+            let items = batch.items().clone();
+            for (name, item) in names.into_iter().zip(items) {
                 metrics::count_by(metrics::BATCH_ITEMS, metrics::OUTCOME, item.name());
                 if !item.is_done() {
                     response.add_failure(name.unwrap_or_default());
@@ -318,7 +319,7 @@ where
 #[derive(Clone, Copy, PartialEq)]
 enum Item {
     NotStarted,
-    /// Begun, and not at its end when the answer had to be given.
+    /// Begun, and not at its end when its lease ended, or the answer had to be given.
     CutOff,
     Unreadable,
     InProgress,
@@ -511,10 +512,14 @@ where
         match AssertUnwindSafe(self.once(message, identity, twins, inner)).catch_unwind().await {
             Ok(Ok(done)) => done,
             Ok(Err(error)) => {
-                let is_in_progress = matches!(&error, HandlerError::Lock(error) if error.is_in_progress());
+                let item = match &error {
+                    HandlerError::Lock(error) if error.is_in_progress() => Item::InProgress,
+                    HandlerError::Lock(error) if error.is_lost() => Item::CutOff,
+                    _ => Item::Failed,
+                };
                 let Diagnostic { error_type, error_message } = error.into();
                 tracing::error!(message_id, error_type, error = error_message, "a message goes back to the queue");
-                if is_in_progress { Item::InProgress } else { Item::Failed }
+                item
             }
             Err(_) => {
                 tracing::error!(message_id, error = "its handler panicked", "a message goes back to the queue");
