@@ -3,6 +3,7 @@
 mod nightly_report;
 mod order_api;
 mod payment_queue;
+pub mod telemetry;
 
 pub use nightly_report::{Outcome, ReportRequest, Reports, nightly_report};
 pub use order_api::{NewOrder, Order, Orders, order_api};

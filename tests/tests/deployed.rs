@@ -4,7 +4,7 @@
 //! Needs `sam`, `cargo-lambda` and `ministack` on the `PATH`, as `.ci/run` puts them there. Without them it is skipped,
 //! or with `LOCK_TEST_DEPLOYED=required` fails.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::env;
 use std::fs::{self, File};
 use std::net::{Ipv4Addr, TcpListener};
@@ -30,6 +30,7 @@ use hyper::body::Bytes;
 use hyper_util::client::legacy::Client;
 use hyper_util::rt::TokioExecutor;
 use lambda_example::{Order, Outcome, Payment, ReportRequest};
+use lambda_lock::metrics;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use tokio::net::TcpStream;
@@ -39,6 +40,9 @@ use tokio::time::{sleep, timeout};
 const TOOLS: [&str; 3] = ["sam", "cargo-lambda", "ministack"];
 const REGION: &str = "us-east-1";
 const STACK: &str = "example";
+const FUNCTIONS: [&str; 3] = ["nightly-report", "order-api", "payment-queue"];
+/// Nothing is sent to it here.
+const TOPIC: &str = "arn:aws:sns:us-east-1:000000000000:alarms";
 
 /// The timeout of `nightly-report`, in seconds.
 const FUNCTION_TIMEOUT: u64 = 8;
@@ -64,6 +68,7 @@ async fn the_deployed_functions_do_each_piece_of_work_once() {
     of_concurrent_invocations_one_writes_and_the_next_has_a_larger_fence(&stack).await;
     an_order_that_is_sent_three_times_is_placed_once(&stack).await;
     a_payment_that_is_being_made_is_hidden_until_that_lease_ends(&stack).await;
+    what_they_export_is_what_the_alarms_and_the_dashboard_show(&stack).await;
     tokio::join!(
         a_killed_invocation_blocks_its_report_until_its_lease_ends(&stack),
         the_schedule_writes_its_report(&stack),
@@ -147,6 +152,55 @@ async fn an_order_that_is_sent_three_times_is_placed_once(stack: &Stack) {
 
     let order: Order = serde_json::from_slice(&placed.body).unwrap();
     assert_eq!(stack.ids_of_orders().await, [format!("{STACK}-order-api#order#{}", order.id)]);
+}
+
+/// After a report and an order were refused, an order was replayed, and a payment was made.
+async fn what_they_export_is_what_the_alarms_and_the_dashboard_show(stack: &Stack) {
+    let mut exported = BTreeSet::new();
+    for (function, last) in FUNCTIONS.into_iter().zip([metrics::REFUSED, metrics::REPLAYS, metrics::BATCH_ITEMS]) {
+        // Lines come into the log a moment after the answer.
+        let of_function = loop_until(Duration::from_secs(10), async || {
+            let exported = stack.exported(function).await;
+            exported.iter().any(|metric| metric.name == last).then_some(exported)
+        })
+        .await;
+        assert!(of_function.contains(&Metric::of(function, metrics::ACQUIRED, &[])), "{of_function:?}");
+        exported.extend(of_function);
+    }
+
+    let alarms = stack.call("monitoring", "GraniteServiceVersion20100801.DescribeAlarms", &json!({})).await;
+    let alarms = alarms["MetricAlarms"].as_array().unwrap().iter().map(|alarm| {
+        assert_eq!((&alarm["TreatMissingData"], &alarm["AlarmActions"]), (&json!("notBreaching"), &json!([TOPIC])));
+        let text = |value: &Value| value.as_str().unwrap().to_owned();
+        let dimensions = alarm["Dimensions"].as_array().unwrap().iter();
+        let dimensions = dimensions.map(|dimension| (text(&dimension["Name"]), text(&dimension["Value"]))).collect();
+        Metric { namespace: text(&alarm["Namespace"]), name: text(&alarm["MetricName"]), dimensions }
+    });
+    let refused = [
+        Metric::of("nightly-report", metrics::REFUSED, &[("reason", "held")]),
+        Metric::of("order-api", metrics::IN_PROGRESS_REFUSALS, &[]),
+    ];
+    assert!(refused.iter().all(|metric| exported.contains(metric)), "{exported:?}");
+    let lost = FUNCTIONS.map(|function| Metric::of(function, metrics::LOST, &[]));
+    let dead = ["payment-dead-letters", "ordered-payment-dead-letters.fifo"].map(|queue| Metric {
+        namespace: "AWS/SQS".to_owned(),
+        name: "ApproximateNumberOfMessagesVisible".to_owned(),
+        dimensions: [("QueueName".to_owned(), in_stack(queue))].into(),
+    });
+    assert_eq!(alarms.collect::<BTreeSet<_>>(), refused.into_iter().chain(lost).chain(dead).collect());
+
+    let dashboard = json!({ "DashboardName": STACK });
+    let dashboard = stack.call("monitoring", "GraniteServiceVersion20100801.GetDashboard", &dashboard).await;
+    let dashboard: Value = serde_json::from_str(dashboard["DashboardBody"].as_str().unwrap()).unwrap();
+    let widgets = dashboard["widgets"].as_array().unwrap().iter();
+    let graphs = widgets.flat_map(|widget| widget["properties"]["metrics"].as_array().unwrap());
+    let searches: Vec<_> = graphs.filter_map(|graph| graph[0]["expression"].as_str()).collect();
+    let functions = FUNCTIONS.map(|function| format!("\"{}\"", in_stack(function))).join(" OR ");
+    for Metric { namespace, name, dimensions } in exported {
+        let schema = dimensions.into_keys().fold(namespace, |schema, dimension| format!("{schema},{dimension}"));
+        let search = format!("SEARCH('{{{schema}}} FunctionName=({functions}) MetricName=\"{name}\"', '");
+        assert!(searches.iter().any(|shown| shown.starts_with(&search)), "{search} is not among {searches:#?}");
+    }
 }
 
 // behaviours 73, 84
@@ -236,7 +290,8 @@ impl Stack {
                     .arg(format!("FunctionTimeout={FUNCTION_TIMEOUT}"))
                     .arg(format!("PaymentTimeout={PAYMENT_TIMEOUT}"))
                     .arg(format!("PaymentVisibilityTimeout={}", VISIBILITY_TIMEOUT.as_secs()))
-                    .args(["Schedule='rate(1 minute)'", "DeletionProtection=false"]),
+                    .args(["Schedule='rate(1 minute)'", "DeletionProtection=false"])
+                    .args(["Dashboard=true", "Alarms=true", &format!("AlarmTopicArn={TOPIC}")]),
             )
             .await;
 
@@ -279,23 +334,43 @@ impl Stack {
         if let Some(key) = key {
             request.headers_mut().insert("idempotency-key", key.parse().unwrap());
         }
-        let identity = credentials().into();
-        let parameters = SigningParams::builder()
-            .identity(&identity)
-            .region(REGION)
-            .name("lambda")
-            .time(SystemTimeSource::new().now())
-            .settings(SigningSettings::default())
-            .build()
-            .unwrap()
-            .into();
-        let headers = request.headers().iter().map(|(name, value)| (name.as_str(), value.to_str().unwrap()));
-        let body = body.to_string();
-        let to_sign =
-            SignableRequest::new("POST", request.uri().to_string(), headers, SignableBody::Bytes(body.as_bytes()));
-        let (signature, _) = sign(to_sign.unwrap(), &parameters).unwrap().into_parts();
-        signature.apply_to_request_http1x(&mut request);
+        sign_for("lambda", &mut request, &body.to_string());
         self.send(request).await
+    }
+
+    /// Calls an operation of a service that speaks JSON.
+    async fn call(&self, service: &str, operation: &str, body: &Value) -> Value {
+        let body = body.to_string();
+        let mut request = Request::post(format!("{}/", self.endpoint))
+            .header(CONTENT_TYPE, "application/x-amz-json-1.1")
+            .header("x-amz-target", operation)
+            .body(body.clone().into())
+            .unwrap();
+        sign_for(service, &mut request, &body);
+        let answer = self.send(request).await;
+        assert_eq!(answer.status, StatusCode::OK, "{operation}: {:?}", answer.body);
+        serde_json::from_slice(&answer.body).unwrap()
+    }
+
+    /// The metrics that `CloudWatch` makes of this function's log.
+    async fn exported(&self, function: &str) -> BTreeSet<Metric> {
+        let group = format!("/aws/lambda/{}", in_stack(function));
+        let log = self.call("logs", "Logs_20140328.FilterLogEvents", &json!({ "logGroupName": group })).await;
+        let lines = log["events"].as_array().unwrap().iter().map(|event| event["message"].as_str().unwrap());
+        let mut exported = BTreeSet::new();
+        for line in lines.filter_map(|line| serde_json::from_str::<Value>(line).ok()) {
+            for metrics in line["_aws"]["CloudWatchMetrics"].as_array().into_iter().flatten() {
+                let namespace = metrics["Namespace"].as_str().unwrap();
+                let names = metrics["Dimensions"][0].as_array().unwrap().iter().map(|name| name.as_str().unwrap());
+                let dimensions: BTreeMap<_, _> =
+                    names.map(|name| (name.to_owned(), line[name].as_str().unwrap().to_owned())).collect();
+                exported.extend(metrics["Metrics"].as_array().unwrap().iter().map(|metric| {
+                    let name = metric["Name"].as_str().unwrap().to_owned();
+                    Metric { namespace: namespace.to_owned(), name, dimensions: dimensions.clone() }
+                }));
+            }
+        }
+        exported
     }
 
     async fn unsigned_order(&self, body: &Value) -> HttpAnswer {
@@ -340,6 +415,23 @@ impl Stack {
     async fn row(&self, of: &str, key: &str) -> Option<HashMap<String, AttributeValue>> {
         let read = self.dynamodb.get_item().table_name(&self.table).consistent_read(true);
         read.key("id", AttributeValue::S(format!("{}#{key}", in_stack(of)))).send().await.unwrap().item
+    }
+}
+
+/// As `CloudWatch` tells one from another.
+#[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Metric {
+    namespace: String,
+    name: String,
+    dimensions: BTreeMap<String, String>,
+}
+
+impl Metric {
+    fn of(function: &str, name: &str, labels: &[(&str, &str)]) -> Self {
+        let function = in_stack(function);
+        let dimensions = [("FunctionName", function.as_str())].into_iter().chain(labels.iter().copied());
+        let dimensions = dimensions.map(|(name, value)| (name.to_owned(), value.to_owned())).collect();
+        Self { namespace: "LambdaLock".to_owned(), name: name.to_owned(), dimensions }
     }
 }
 
@@ -401,6 +493,24 @@ fn payment(id: &str, failing_deliveries: u64) -> Payment {
 /// What a function or a queue is called in this stack.
 fn in_stack(name: &str) -> String {
     format!("{STACK}-{name}")
+}
+
+fn sign_for(service: &str, request: &mut Request<Full<Bytes>>, body: &str) {
+    let identity = credentials().into();
+    let parameters = SigningParams::builder()
+        .identity(&identity)
+        .region(REGION)
+        .name(service)
+        .time(SystemTimeSource::new().now())
+        .settings(SigningSettings::default())
+        .build()
+        .unwrap()
+        .into();
+    let headers = request.headers().iter().map(|(name, value)| (name.as_str(), value.to_str().unwrap()));
+    let to_sign =
+        SignableRequest::new("POST", request.uri().to_string(), headers, SignableBody::Bytes(body.as_bytes()));
+    let (signature, _) = sign(to_sign.unwrap(), &parameters).unwrap().into_parts();
+    signature.apply_to_request_http1x(request);
 }
 
 fn credentials() -> Credentials {
