@@ -15,7 +15,11 @@ pub use world::{Row, World};
 #[doc = include_str!("../../README.md")]
 pub struct Readme;
 
-/// The guide's snippet, compiled.
+/// The guides' snippets, compiled.
 #[cfg(doctest)]
 #[doc = include_str!("../../docs/moving-from-powertools.md")]
 pub struct MovingFromPowertools;
+
+#[cfg(doctest)]
+#[doc = include_str!("../../docs/choosing-lease-wait-and-timeout.md")]
+pub struct ChoosingLeaseWaitAndTimeout;

@@ -1,0 +1,69 @@
+//! Exactly once, as far as DynamoDB goes: the record of a run is completed in the transaction that writes the order, so
+//! that the two are there together or not at all, whatever crashes when.
+//!
+//! Runs by itself, on an engine in its process:
+//!
+//! ```sh
+//! cargo run --package lambda-lock --example commit_with_the_business_write --features idempotency,embedded
+//! ```
+
+use std::error::Error;
+use std::io;
+
+use aws_sdk_dynamodb::Client;
+use aws_sdk_dynamodb::types::{AttributeValue, Put, TransactWriteItem};
+use lambda_lock::embedded::Engine;
+use lambda_lock::{Idempotency, Locks, Run, WithoutKey};
+
+type Failure = Box<dyn Error + Send + Sync>;
+
+/// Orders and records may as well be in two tables: DynamoDB's transactions span tables.
+const TABLE: &str = "shop";
+
+/// Writes the order and completes the run with the result, in one transaction.
+async fn place(client: &Client, id: &str, run: &Run) -> Result<u64, Failure> {
+    let number = 17;
+    let order = Put::builder()
+        .table_name(TABLE)
+        .item("id", AttributeValue::S(format!("order#{id}")))
+        .item("number", AttributeValue::N(number.to_string()))
+        .build()?;
+    client
+        .transact_write_items()
+        .transact_items(TransactWriteItem::builder().put(order).build())
+        .transact_items(run.complete_in(&number)?)
+        .send()
+        .await?;
+    Ok(number)
+}
+
+#[tokio::main(flavor = "current_thread")]
+async fn main() -> Result<(), Failure> {
+    let client = Engine::new()?.client();
+    let locks = Locks::builder(client.clone(), TABLE).key_prefix("record#").build()?;
+    locks.create_table().await?;
+    let orders =
+        Idempotency::new(locks, WithoutKey::Refuse, |id: &&str| Some(*id)).on_replay(|number: &mut u64, first| {
+            println!("replayed {number}, which {} had stored", first.name().unwrap_or("someone"));
+        });
+
+    // The transaction is committed, but whoever sent it does not hear of it. The result is found in the record.
+    let number = orders
+        .run(&"o-1", async |run| {
+            place(&client, "o-1", run).await.map_err(io::Error::other)?;
+            Err(io::Error::other("the connection was lost"))
+        })
+        .await?;
+    println!("placed, with number {number}");
+
+    // A duplicate does not run.
+    let again = orders.run(&"o-1", async |run| place(&client, "o-1", run).await.map_err(io::Error::other)).await?;
+    assert_eq!(number, again);
+
+    // Where nothing was committed, a failure leaves nothing: neither an order nor a result.
+    let failed = orders.run(&"o-2", async |_| Err(io::Error::other("no tea left"))).await;
+    println!("failed: {}", failed.map_or_else(|error| error.to_string(), |number| number.to_string()));
+    let number = orders.run(&"o-2", async |run| place(&client, "o-2", run).await.map_err(io::Error::other)).await?;
+    println!("tried again: placed, with number {number}");
+    Ok(())
+}

@@ -1,0 +1,89 @@
+//! A Lambda function whose retries get the first answer: an order that is sent twice is charged once.
+//!
+//! As the `main.rs` of a function, for the runtime `provided.al2023`: with the variable `LOCK_TABLE_NAME`, and the IAM
+//! action `dynamodb:UpdateItem` on that table. On this machine, against any DynamoDB that has the table:
+//!
+//! ```sh
+//! export LOCK_TABLE_NAME=locks RUST_LOG=info
+//! cargo lambda watch --package lambda-lock --features lambda --example idempotent_function &
+//! cargo lambda invoke --data-ascii '{"id": "o-17", "item": "tea", "amount": 200}'
+//! ```
+
+use std::fmt;
+use std::time::Duration;
+
+use lambda_lock::{Idempotency, IdempotentLayer, Locks, OnError, StoredError, WithoutKey};
+use lambda_runtime::tower::Layer;
+use lambda_runtime::{Diagnostic, Error, LambdaEvent, Runtime, service_fn};
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+use tracing_subscriber::EnvFilter;
+
+#[derive(Deserialize)]
+struct Order {
+    id: Option<String>,
+    item: String,
+    amount: u64,
+}
+
+/// What is stored, and given to every duplicate.
+#[derive(Deserialize, Serialize)]
+struct Receipt {
+    number: String,
+    amount: u64,
+    #[serde(default)]
+    replayed: bool,
+}
+
+#[derive(Debug)]
+enum Failure {
+    Declined,
+    Unreachable,
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Declined => "the card was declined",
+            Self::Unreachable => "the bank did not answer",
+        })
+    }
+}
+
+/// How Lambda is told.
+impl From<Failure> for Diagnostic {
+    fn from(failure: Failure) -> Self {
+        Self { error_type: format!("{failure:?}"), error_message: failure.to_string() }
+    }
+}
+
+/// Knows nothing of idempotency.
+async fn charge(event: LambdaEvent<Order>) -> Result<Receipt, Failure> {
+    let Order { item, amount, .. } = event.payload;
+    match amount {
+        0 => Err(Failure::Unreachable),
+        1..1_000_000 => Ok(Receipt { number: format!("{item}-{}", event.context.request_id), amount, replayed: false }),
+        _ => Err(Failure::Declined),
+    }
+}
+
+#[tokio::main(flavor = "current_thread")]
+async fn main() -> Result<(), Error> {
+    tracing_subscriber::fmt().json().with_env_filter(EnvFilter::from_default_env()).without_time().init();
+    let orders = Idempotency::new(Locks::from_env().await?, WithoutKey::Refuse, |event: &LambdaEvent<Order>| {
+        event.payload.id.clone()
+    })
+    // For as long as a client may send it again.
+    .window(Duration::from_hours(24))
+    // The same id with another order is a mistake of the client's, not a duplicate.
+    .validate(|event| json!([event.payload.item, event.payload.amount]))
+    .on_error(|failure| match failure {
+        // It will not be another answer the next time.
+        Failure::Declined => OnError::Store(StoredError::new("Declined", failure.to_string())),
+        Failure::Unreachable => OnError::GiveUp,
+    })
+    .on_replay(|receipt: &mut Receipt, _first| receipt.replayed = true)
+    // Answers repeats in this environment without a request.
+    .cache(256);
+    Runtime::new(IdempotentLayer::new(orders).layer(service_fn(charge))).run().await
+}

@@ -1,0 +1,64 @@
+//! Work that is done once for each key, outside of Lambda: in a service, a job, or a container.
+//!
+//! Runs by itself, on an engine in its process:
+//!
+//! ```sh
+//! cargo run --package lambda-lock --example idempotent_run --features idempotency,embedded
+//! ```
+
+use std::error::Error;
+use std::time::Duration;
+
+use lambda_lock::embedded::Engine;
+use lambda_lock::{Backoff, HandlerError, Idempotency, Locks, WithoutKey};
+use serde::{Deserialize, Serialize};
+
+#[derive(Clone)]
+struct Order {
+    id: &'static str,
+    amount: u64,
+}
+
+#[derive(Debug, Deserialize, Serialize)]
+struct Receipt {
+    number: u64,
+}
+
+#[tokio::main(flavor = "current_thread")]
+async fn main() -> Result<(), Box<dyn Error>> {
+    let locks = Locks::builder(Engine::new()?.client(), "records").build()?;
+    locks.create_table().await?;
+
+    let orders = Idempotency::new(locks, WithoutKey::Refuse, |order: &Order| Some(order.id))
+        .prefix("orders") // two operations that share a prefix share their records
+        .validate(|order| order.amount)
+        .window(Duration::from_hours(24))
+        .lease(Duration::from_secs(10)) // the longest that charging may take
+        .wait(Backoff::default()) // a duplicate of one that is being charged waits for its result
+        .on_replay(|receipt, _| println!("  replayed: {receipt:?}"));
+    let order = Order { id: "o-17", amount: 200 };
+
+    println!("twice at once:");
+    let (one, other) = tokio::join!(
+        orders.run(&order, async |_| charge(&order).await),
+        orders.run(&order, async |_| charge(&order).await),
+    );
+    println!("  both have number {} and {}", one?.number, other?.number);
+
+    println!("once later:");
+    orders.run(&order, async |_| charge(&order).await).await?;
+
+    println!("the same id with another amount:");
+    let changed = Order { amount: 300, ..order };
+    match orders.run(&changed, async |_| charge(&changed).await).await {
+        Err(HandlerError::Lock(error)) if error.is_mismatch() => println!("  refused: {error}"),
+        other => println!("  {other:?}"),
+    }
+    Ok(())
+}
+
+async fn charge(order: &Order) -> Result<Receipt, std::io::Error> {
+    println!("  charging {} for {}", order.amount, order.id);
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    Ok(Receipt { number: 1 })
+}

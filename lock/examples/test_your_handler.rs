@@ -1,0 +1,132 @@
+//! Testing a handler of your own, with the real client and protocol, on an engine in the test's process: duplicates,
+//! crashes, a slow run, a bad network, and no second of waiting.
+//!
+//! ```sh
+//! cargo test --package lambda-lock --example test_your_handler --features lambda,embedded
+//! ```
+//!
+//! In your function: `lambda-lock = { version = "0.1", features = ["embedded"] }` and
+//! `tokio = { version = "1", features = ["test-util"] }` among the `[dev-dependencies]`.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use lambda_lock::{HandlerError, LockLayer, Locks};
+use lambda_runtime::tower::{Layer, Service};
+use lambda_runtime::{Error, LambdaEvent, Runtime, service_fn};
+
+/// The function under test: the handler with its lock, made of what differs between production and a test.
+fn nightly_report(
+    locks: Locks,
+    written: Arc<AtomicU64>,
+) -> impl Service<
+    LambdaEvent<()>,
+    Response = &'static str,
+    Error = HandlerError<Error>,
+    Future: Future<Output = Result<&'static str, HandlerError<Error>>> + Send,
+> + Clone
++ Send {
+    let layer = LockLayer::new(locks).key("nightly-report").answer_when_held(|_| "skipped");
+    layer.layer(service_fn(move |_: LambdaEvent<()>| {
+        let written = Arc::clone(&written);
+        async move {
+            tokio::time::sleep(Duration::from_secs(20)).await; // the work
+            written.fetch_add(1, Ordering::Relaxed);
+            Ok("written")
+        }
+    }))
+}
+
+#[tokio::main(flavor = "current_thread")]
+async fn main() -> Result<(), Error> {
+    Runtime::new(nightly_report(Locks::from_env().await?, Arc::default())).run().await
+}
+
+#[cfg(test)]
+mod tests {
+    use lambda_lock::embedded::{Engine, Faults, Host};
+    use lambda_runtime::Context;
+    use lambda_runtime::tower::ServiceExt;
+
+    use super::*;
+
+    async fn engine_with_table() -> Engine {
+        let engine = Engine::new().unwrap();
+        Locks::builder(engine.client(), "locks").build().unwrap().create_table().await.unwrap();
+        engine
+    }
+
+    fn locks(host: &Host) -> Locks {
+        Locks::builder(host.client(), "locks").build().unwrap()
+    }
+
+    /// As Lambda would start it, with this much time until the deadline.
+    fn invocation(host: &Host, time_left: Duration) -> LambdaEvent<()> {
+        let deadline = (host.now() + time_left).duration_since(std::time::UNIX_EPOCH).unwrap();
+        let mut context = Context::default();
+        context.deadline = deadline.as_millis().try_into().unwrap();
+        LambdaEvent::new((), context)
+    }
+
+    const TIMEOUT: Duration = Duration::from_secs(60);
+
+    // Time is paused: the twenty seconds of work pass at once.
+    #[tokio::test(start_paused = true)]
+    async fn of_two_invocations_at_once_one_is_skipped() {
+        let (engine, written) = (engine_with_table().await, Arc::default());
+        let (one, other) = (engine.host().build(), engine.host().build());
+        let answers = tokio::join!(
+            nightly_report(locks(&one), Arc::clone(&written)).oneshot(invocation(&one, TIMEOUT)),
+            nightly_report(locks(&other), Arc::clone(&written)).oneshot(invocation(&other, TIMEOUT)),
+        );
+        assert_eq!((answers.0.unwrap(), answers.1.unwrap()), ("written", "skipped"));
+        assert_eq!(written.load(Ordering::Relaxed), 1);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn after_a_crash_the_retry_runs() {
+        let (engine, written) = (engine_with_table().await, Arc::default());
+        let (first, retry) = (engine.host().build(), engine.host().build());
+        let crashed = nightly_report(locks(&first), Arc::clone(&written)).oneshot(invocation(&first, TIMEOUT));
+        // Cut off in the middle of its work, with the lock held and nobody to release it.
+        let cut_off = tokio::time::timeout(Duration::from_secs(5), async {
+            tokio::time::sleep(Duration::from_secs(4)).await;
+            first.crash();
+            std::future::pending::<()>().await;
+        });
+        tokio::select! {
+            _ = crashed => panic!("it was to crash"),
+            _ = cut_off => {}
+        }
+        let too_early = nightly_report(locks(&retry), Arc::clone(&written)).oneshot(invocation(&retry, TIMEOUT)).await;
+        assert_eq!(too_early.unwrap(), "skipped");
+        // Lambda's own retry: by then the lease has ended.
+        tokio::time::sleep(TIMEOUT).await;
+        let answer = nightly_report(locks(&retry), Arc::clone(&written)).oneshot(invocation(&retry, TIMEOUT)).await;
+        assert_eq!(answer.unwrap(), "written");
+        assert_eq!(written.load(Ordering::Relaxed), 1);
+    }
+
+    // Another seed, another bad day; the same seed, the same one.
+    #[tokio::test(start_paused = true)]
+    async fn on_a_bad_network_it_does_not_run_twice_at_once() {
+        let mut times = 0;
+        for seed in 0..100 {
+            let (engine, written) = (engine_with_table().await, Arc::default());
+            let latency = Duration::from_millis(2)..Duration::from_millis(40);
+            let faults = |seed| Faults::seeded(seed).latency(latency.clone()).lose_answers(0.3).repeat(0.3, TIMEOUT);
+            let one = engine.host().faults(faults(seed)).clock_ahead(Duration::from_millis(400)).build();
+            let other = engine.host().faults(faults(seed + 1000)).clock_behind(Duration::from_millis(400)).build();
+            let answers = tokio::join!(
+                nightly_report(locks(&one), Arc::clone(&written)).oneshot(invocation(&one, TIMEOUT)),
+                nightly_report(locks(&other), Arc::clone(&written)).oneshot(invocation(&other, TIMEOUT)),
+            );
+            let written = written.load(Ordering::Relaxed);
+            assert!(written <= 1, "seed {seed}: {answers:?}");
+            times += written;
+        }
+        // Now and then nobody hears of having the lock; Lambda would start them again.
+        assert!(times > 90, "{times}");
+    }
+}
