@@ -1,11 +1,11 @@
 //! What can be said on the command line, and what `--help` says of it.
+#![allow(clippy::doc_markdown, reason = "clap prints these comments as they are")]
 
 use std::ffi::OsString;
-use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::builder::NonEmptyStringValueParser;
-use clap::{Args, Parser, Subcommand};
+use clap::{ArgGroup, Args, Parser, Subcommand};
 use clap_complete::Shell;
 
 use crate::manual;
@@ -51,7 +51,7 @@ pub(crate) struct TableOptions {
     /// In place of AWS, a DynamoDB in this file, for a trial on one machine: the file and the table are created
     #[cfg(feature = "embedded")]
     #[arg(long, global = true, value_name = "FILE", conflicts_with_all = ["region", "endpoint_url", "profile"])]
-    pub(crate) embedded: Option<PathBuf>,
+    pub(crate) embedded: Option<std::path::PathBuf>,
 }
 
 #[derive(Debug, Subcommand)]
@@ -143,14 +143,15 @@ pub(crate) struct Run {
 }
 
 #[derive(Args, Debug)]
+#[command(group = ArgGroup::new("whose").required(true).args(["fence", "force"]))]
 pub(crate) struct Release {
     #[arg(value_parser = NonEmptyStringValueParser::new())]
     pub(crate) key: String,
     /// The fence of the acquisition that is to be ended, as `get` shows it
-    #[arg(long, required_unless_present = "force")]
+    #[arg(long)]
     pub(crate) fence: Option<u64>,
     /// Whoever holds it: shows who does, and asks
-    #[arg(long, conflicts_with = "fence")]
+    #[arg(long)]
     pub(crate) force: bool,
     /// Do not ask
     #[arg(long, requires = "force")]

@@ -1,6 +1,6 @@
 //! The command of `run`: how it is started, told and ended, so that it does not outlive the lock.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::future::poll_fn;
 use std::io::{self, ErrorKind, IsTerminal, Write as _};
 use std::os::unix::process::CommandExt as _;
@@ -75,7 +75,11 @@ pub(crate) struct Guard {
 }
 
 impl Guard {
-    pub(crate) async fn start() -> io::Result<Self> {
+    /// None if standard input is a terminal, from which a command in a group of its own could not read.
+    pub(crate) async fn start() -> io::Result<Option<Self>> {
+        if io::stdin().is_terminal() {
+            return Ok(None);
+        }
         let mut command = myself(GUARD)?;
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null()).process_group(0).kill_on_drop(true);
         let mut process = command.spawn()?;
@@ -86,7 +90,7 @@ impl Guard {
         };
         // Before that, a signal for the group would end it.
         ready.read_u8().await.map_err(|_| gone())?;
-        Ok(Self { process, told, group })
+        Ok(Some(Self { process, told, group }))
     }
 
     /// Until when the command may run, from now on.
@@ -94,8 +98,8 @@ impl Guard {
         self.told.write_all(format!("{}\n", remaining.as_millis()).as_bytes()).await
     }
 
-    /// Ends the guard alone.
-    async fn dismiss(mut self) {
+    /// Ends the guard, and leaves alone what the command left running.
+    pub(crate) async fn dismiss(mut self) {
         let _it_may_have_ended = self.process.kill().await;
     }
 }
@@ -103,10 +107,9 @@ impl Guard {
 /// The guard's own life.
 pub(crate) fn guard() -> ExitCode {
     let live = async {
-        let _not_ended_by_them = Signals::listen()?;
+        let _they_are_for_the_command = Signals::listen()?;
         io::stdout().write_all(&[1])?;
         io::stdout().flush()?;
-        // Standard input is read by a thread of its own; what comes of it is told here.
         let mut lines = BufReader::new(tokio::io::stdin()).lines();
         let mut limit = Duration::from_hours(48);
         while let Ok(Ok(Some(line))) = tokio::time::timeout(limit, lines.next_line()).await {
@@ -116,6 +119,8 @@ pub(crate) fn guard() -> ExitCode {
     };
     if let Ok(runtime) = tokio::runtime::Builder::new_current_thread().enable_all().build() {
         let _either_way = runtime.block_on(live);
+        // Not held up by the thread that reads standard input.
+        runtime.shutdown_background();
     }
     // Itself included.
     let _nothing_to_do_about_it = rustix::process::kill_current_process_group(Signal::KILL);
@@ -125,7 +130,7 @@ pub(crate) fn guard() -> ExitCode {
 /// Becomes the command: `parent` `program` `arguments`…
 pub(crate) fn exec(mut words: Vec<OsString>) -> ExitCode {
     if words.len() < 2 {
-        return ExitCode::from(crate::CONFIGURATION);
+        return ExitCode::FAILURE;
     }
     let arguments = words.split_off(2);
     #[cfg(target_os = "linux")]
@@ -134,22 +139,22 @@ pub(crate) fn exec(mut words: Vec<OsString>) -> ExitCode {
         let set = rustix::process::set_parent_process_death_signal(Some(Signal::KILL));
         let parent = rustix::process::getppid().map(|parent| parent.as_raw_nonzero().to_string().into());
         if set.is_err() || parent.as_ref() != Some(&words[0]) {
-            return ExitCode::from(crate::LOST);
+            return ExitCode::FAILURE;
         }
     }
     let error = std::process::Command::new(&words[1]).args(arguments).exec();
-    cannot_run(&words[1], &error)
+    ExitCode::from(cannot_run(&words[1], &error))
 }
 
 /// In place of the command that could not be run, with the codes of env(1).
-pub(crate) fn cannot_run(program: &OsString, error: &io::Error) -> ExitCode {
+pub(crate) fn cannot_run(program: &OsStr, error: &io::Error) -> u8 {
     let program = program.display();
     if error.kind() == ErrorKind::NotFound {
         say(format_args!("the command `{program}` was not found: check its name and PATH"));
-        ExitCode::from(127)
+        127
     } else {
         say(format_args!("the command `{program}` cannot be run: {error}"));
-        ExitCode::from(126)
+        126
     }
 }
 
@@ -157,56 +162,55 @@ pub(crate) fn cannot_run(program: &OsString, error: &io::Error) -> ExitCode {
 #[derive(Debug)]
 pub(crate) struct Running {
     child: Child,
-    pid: Option<Pid>,
-    /// None where the command shares the terminal's foreground group.
-    pub(crate) guard: Option<Guard>,
+    target: Target,
+}
+
+/// Who gets the command's signals.
+#[derive(Clone, Copy, Debug)]
+enum Target {
+    Group(Pid),
+    /// It shares the terminal's foreground group with this process, and with others.
+    Command(Pid),
 }
 
 impl Running {
-    /// Whether the command gets a group of its own: it could not read from the terminal then.
-    pub(crate) fn has_own_group() -> bool {
-        !io::stdin().is_terminal()
-    }
-
-    pub(crate) fn start(
-        words: &[OsString],
-        variables: [(&str, &str); 3],
-        guard: Option<Guard>,
-    ) -> io::Result<Self> {
+    /// With a guard, in its group.
+    pub(crate) fn start(words: &[OsString], variables: [(&str, &str); 3], guard: Option<&Guard>) -> io::Result<Self> {
         let mut command = myself(EXEC)?;
-        command.arg(std::process::id().to_string()).args(words).envs(variables);
-        if let Some(guard) = &guard {
+        command.arg(std::process::id().to_string()).args(words).envs(variables).kill_on_drop(true);
+        if let Some(guard) = guard {
             command.process_group(guard.group.as_raw_nonzero().get());
         }
         let child = command.spawn()?;
-        Ok(Self { pid: pid(&child), child, guard })
-    }
-
-    pub(crate) async fn wait(&mut self) -> io::Result<ExitStatus> {
-        self.child.wait().await
-    }
-
-    /// To the whole group, where it has one.
-    pub(crate) fn send(&self, signal: Signal) {
-        let _it_may_have_ended = match (&self.guard, self.pid, self.child.id()) {
-            (Some(guard), ..) => rustix::process::kill_process_group(guard.group, signal),
-            (None, Some(pid), Some(_not_waited_for)) => rustix::process::kill_process(pid, signal),
-            _ => Ok(()),
+        let target = match guard {
+            Some(guard) => Target::Group(guard.group),
+            None => Target::Command(pid(&child).ok_or(ErrorKind::NotFound)?),
         };
+        Ok(Self { child, target })
     }
 
-    /// What came from outside: without a group of its own, the terminal sends some of it to the command too.
-    pub(crate) fn pass_on(&self, signal: Signal) {
-        if self.guard.is_some() || ![Signal::INT, Signal::QUIT].contains(&signal) {
-            self.send(signal);
+    /// Until it has ended; meanwhile the signals are passed on.
+    pub(crate) async fn ended(&mut self, signals: &mut Signals) -> io::Result<ExitStatus> {
+        loop {
+            tokio::select! {
+                biased;
+                status = self.child.wait() => return status,
+                signal = signals.next() => match self.target {
+                    // From the terminal: the command has it already.
+                    Target::Command(_) if [Signal::INT, Signal::QUIT].contains(&signal) => {}
+                    _ => self.send(signal),
+                }
+            }
         }
     }
 
-    /// Leaves alone what the command left running.
-    pub(crate) async fn dismiss_guard(&mut self) {
-        if let Some(guard) = self.guard.take() {
-            guard.dismiss().await;
-        }
+    pub(crate) fn send(&self, signal: Signal) {
+        let _it_may_have_ended = match self.target {
+            Target::Group(group) => rustix::process::kill_process_group(group, signal),
+            // Once it was waited for, another process may have its number.
+            Target::Command(pid) if self.child.id().is_some() => rustix::process::kill_process(pid, signal),
+            Target::Command(_) => Ok(()),
+        };
     }
 }
 

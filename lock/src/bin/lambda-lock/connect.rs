@@ -3,12 +3,14 @@
 use std::env;
 use std::time::Duration;
 
+use aws_config::profile::ProfileFileCredentialsProvider;
 use aws_config::{BehaviorVersion, Region};
 use aws_sdk_dynamodb::Client;
+use aws_sdk_dynamodb::config::ProvideCredentials as _;
 use lambda_lock::Locks;
 
 use crate::arguments::{self, TableOptions};
-use crate::{CONFIGURATION, Failure};
+use crate::{CONFIGURATION, Failure, cause};
 
 /// The locks, and the table's name for others to use.
 #[derive(Debug)]
@@ -26,9 +28,6 @@ pub(crate) async fn connect(options: &TableOptions, holder: String) -> Result<Co
         builder = builder.clock_skew(skew);
     } else if let Some(skew) = variable("LOCK_CLOCK_SKEW", arguments::clock_skew)? {
         builder = builder.clock_skew(skew);
-    }
-    if let Some(lease) = variable("LOCK_LEASE", arguments::lease)? {
-        builder = builder.lease(lease);
     }
     if let Some(prefix) = options.key_prefix.clone().or_else(|| env::var("LOCK_KEY_PREFIX").ok()) {
         builder = builder.key_prefix(prefix);
@@ -52,7 +51,7 @@ pub(crate) fn is_enabled() -> Result<bool, Failure> {
     Ok(variable("LOCK_ENABLED", read)?.unwrap_or(true))
 }
 
-/// How long `run` holds a lock that is asked for without `--lease`.
+/// The lease without `--lease`: as the library has it.
 pub(crate) fn default_lease() -> Result<Duration, Failure> {
     Ok(variable("LOCK_LEASE", arguments::lease)?.unwrap_or(Duration::from_secs(30)))
 }
@@ -81,9 +80,19 @@ async fn client(options: &TableOptions) -> Result<(Client, bool), Failure> {
     if let Some(file) = &options.embedded {
         return Ok((lambda_lock::embedded::Engine::open(file)?.client(), true));
     }
+    check_endpoint(options)?;
     let mut loader = aws_config::defaults(BehaviorVersion::latest());
     if let Some(profile) = &options.profile {
-        loader = loader.profile_name(profile);
+        // Before credentials in the environment, as the AWS command line interface has it.
+        let credentials = ProfileFileCredentialsProvider::builder().profile_name(profile).build();
+        if let Err(error) = credentials.provide_credentials().await {
+            let cause = cause(&error);
+            let message = format!(
+                "profile `{profile}` gives no credentials ({cause}): look at it in ~/.aws/config, or log in again"
+            );
+            return Err(Failure::new(CONFIGURATION, message));
+        }
+        loader = loader.profile_name(profile).credentials_provider(credentials);
     }
     if let Some(region) = &options.region {
         loader = loader.region(Region::new(region.clone()));
@@ -97,4 +106,19 @@ async fn client(options: &TableOptions) -> Result<(Client, bool), Failure> {
         return Err(Failure::new(CONFIGURATION, message));
     }
     Ok((Client::new(&config), false))
+}
+
+/// The SDK would take what it cannot use for a server that does not answer.
+fn check_endpoint(options: &TableOptions) -> Result<(), Failure> {
+    let variable = |name| env::var(name).ok().map(|url| (name, url));
+    let named = options.endpoint_url.clone().map(|url| ("--endpoint-url", url));
+    let named = named.or_else(|| variable("AWS_ENDPOINT_URL_DYNAMODB")).or_else(|| variable("AWS_ENDPOINT_URL"));
+    match named {
+        Some((name, url)) if !url.starts_with("http://") && !url.starts_with("https://") => {
+            let message =
+                format!("{name} is `{url}`, which is no URL of a server: write it like `http://localhost:8000`");
+            Err(Failure::new(CONFIGURATION, message))
+        }
+        _ => Ok(()),
+    }
 }

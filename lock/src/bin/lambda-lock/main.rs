@@ -17,6 +17,7 @@ use std::fmt::Display;
 use std::io::{self, ErrorKind, Write};
 use std::process::ExitCode;
 
+use aws_sdk_dynamodb::error::ErrorMetadata;
 use clap::Parser;
 use lambda_lock::Error;
 use tracing_subscriber::EnvFilter;
@@ -35,14 +36,15 @@ fn main() -> ExitCode {
         tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr).init();
     }
     // In one thread: the kernel kills the command when the thread that started it has died.
-    let outcome = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(Failure::of_the_system).and_then(
-        |runtime| {
-            let outcome = runtime.block_on(act(arguments));
-            // Not held up by a name that is still being looked up.
-            runtime.shutdown_background();
-            outcome
-        },
-    );
+    let outcome =
+        tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(Failure::of_the_system).and_then(
+            |runtime| {
+                let outcome = runtime.block_on(act(arguments));
+                // Not held up by a name that is still being looked up.
+                runtime.shutdown_background();
+                outcome
+            },
+        );
     match outcome {
         Ok(code) => ExitCode::from(code),
         Err(Failure { code, message }) => {
@@ -114,21 +116,45 @@ impl From<Error> for Failure {
 
 /// The error with the cause that it does not name by itself.
 fn sentence(error: &Error) -> String {
-    let mut last: Option<&dyn StdError> = None;
-    let mut next = error.source();
-    while let Some(cause) = next {
-        last = Some(cause);
-        next = cause.source();
+    if error.is_table_not_found() {
+        return format!(
+            "table `{}` not found in this account and region: create it with `lambda-lock create-table`, or look at --table, \
+             --region and --endpoint-url",
+            error.table()
+        );
     }
-    match last {
-        Some(cause) => format!("{error} ({cause})"),
+    match error.source() {
+        Some(source) => format!("{error} ({})", cause(source)),
         None => error.to_string(),
     }
 }
 
+/// What is at the bottom of an error, in a line.
+fn cause(error: &(dyn StdError + 'static)) -> String {
+    let mut last = error;
+    while let Some(cause) = last.source() {
+        last = cause;
+    }
+    let answered = last.downcast_ref::<ErrorMetadata>().and_then(ErrorMetadata::message);
+    let text = answered.map_or_else(|| last.to_string(), str::to_owned);
+    // A list of what was tried would follow.
+    text.lines().next().unwrap_or_default().trim_end_matches(" Attempted:").trim_end_matches('.').to_owned()
+}
+
 /// One line on standard error, where nobody may be listening.
 fn say(message: impl Display) {
+    let message = printable(&message.to_string());
     let _nobody_is_listening = writeln!(io::stderr(), "lambda-lock: {message}");
+}
+
+/// One line on standard output.
+fn line(text: &str) -> Result<(), Failure> {
+    print(format!("{}\n", printable(text)).as_bytes())
+}
+
+/// What others wrote shall not steer the terminal.
+fn printable(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() { char::REPLACEMENT_CHARACTER } else { c }).collect()
 }
 
 /// Writes to standard output. A reader that has gone, such as `head`, ends the program quietly.

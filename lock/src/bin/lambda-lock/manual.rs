@@ -28,20 +28,25 @@ instead, so that it can read from it: then the terminal itself sends it INT and 
 time, and the other signals and the end reach the command but not its children. Children that a command leaves behind when \
 it ends are left alone, and run without the lock.
 
-If lambda-lock itself is killed, or stopped until the lease ends, a second process of it kills the command's group. On \
-Linux the kernel kills the command too, in either case and also when both were killed. With a terminal as standard input \
-there is only this, and on other systems than Linux nothing.
+When lambda-lock itself is killed, or is stopped until the lease ends, a second process of it kills the command's whole \
+group; there is none if standard input is a terminal. On Linux the kernel, too, kills the command when lambda-lock is \
+killed, but not its children.
 
 With LOCK_ENABLED=false in the environment the command runs without a lock and LOCK_FENCE is 0; one warning says so.";
 
 pub(crate) const LIST: &str = "\
-Lists keys with their state, sorted by key. It reads the whole table up to the limit (IAM action dynamodb:Scan).
+Lists keys with their state, sorted by key. It reads the table until it has found as many as the limit (IAM action \
+dynamodb:Scan). The states:
 
-held       someone holds it, or --hold-at-least keeps it
-free       its last holder released it
-expired    its lease ended without a release: the holder crashed, or overran it
-completed  the record of an idempotent run that was completed
-malformed  the row is not one of a lock
+held: someone holds it, or --hold-at-least keeps it
+
+free: its last holder released it, or nobody has held it yet
+
+expired: its lease ended without a release, for the holder crashed or overran it
+
+completed: the record of an idempotent run that was completed
+
+malformed: the row is not one of a lock
 
 With --json, each line is an object with key and state and, where they are known, holder, fence, acquired_at and until \
 (RFC 3339), remaining_seconds of what is held, and error of what is malformed.";
@@ -72,10 +77,11 @@ Prints a line for each thing it looked at, with the way out where it is not well
 included, and with 78 if they do not.";
 
 /// The codes with their meanings.
-const EXIT_STATUS: [(&str, &str); 9] = [
+const EXIT_STATUS: [(&str, &str); 10] = [
     ("0", "done"),
     ("2", "the command line is wrong"),
     ("69", "no usable answer: DynamoDB cannot be reached, throttles, or is at a transaction on the row"),
+    ("74", "standard output, or something else of this machine, cannot be used"),
     ("75", "the key is held by someone else"),
     ("76", "the lock was lost: its lease ended and the command was ended, or someone else has the key"),
     ("78", "something has to be set right: the table, the access, credentials, region, a variable, a row"),
@@ -121,7 +127,11 @@ const EXAMPLES: [(&str, &str, &str); 13] = [
     ("get", "Who holds a key", "lambda-lock get nightly-report"),
     ("release", "Free the key of a holder that is known to be dead", "lambda-lock release nightly-report --fence 17"),
     ("watch", "Watch two keys", "lambda-lock watch nightly-report deploy --interval 1s"),
-    ("completions", "For bash", "lambda-lock completions bash > ~/.local/share/bash-completion/completions/lambda-lock"),
+    (
+        "completions",
+        "For bash",
+        "lambda-lock completions bash > ~/.local/share/bash-completion/completions/lambda-lock",
+    ),
     ("man", "Read the manual", "lambda-lock man > lambda-lock.1 && man ./lambda-lock.1"),
 ];
 
@@ -137,7 +147,7 @@ pub(crate) fn examples(command: &str) -> String {
 /// What stands at the end of the program's own help.
 pub(crate) fn after_help() -> String {
     let mut text = String::new();
-    for (heading, lines) in [("Exit status", &EXIT_STATUS), ("Environment", &ENVIRONMENT)] {
+    for (heading, lines) in [("Exit status", &EXIT_STATUS[..]), ("Environment", &ENVIRONMENT[..])] {
         let width = lines.iter().map(|(name, _)| name.len()).max().unwrap_or_default();
         let _infallible = write!(text, "{heading}:");
         for (name, meaning) in lines {
@@ -163,25 +173,24 @@ pub(crate) fn completions(shell: Shell) -> Vec<u8> {
 pub(crate) fn page() -> io::Result<Vec<u8>> {
     let mut program = Arguments::command().disable_help_subcommand(true);
     program.build();
-    let mut page = Vec::new();
-    let man = Man::new(program.clone()).manual("lambda-lock");
-    man.render_title(&mut page)?;
+    let mut page = format!(".TH LAMBDA-LOCK 1 \"\" \"lambda-lock {}\"\n", env!("CARGO_PKG_VERSION")).into_bytes();
+    let man = Man::new(program.clone());
     man.render_name_section(&mut page)?;
     man.render_synopsis_section(&mut page)?;
     man.render_description_section(&mut page)?;
     man.render_options_section(&mut page)?;
     let mut page = String::from_utf8(page).map_err(io::Error::other)?;
     page.push_str(".SH COMMANDS\n");
-    for command in program.get_subcommands() {
+    for command in program.get_subcommands_mut() {
+        let usage = command.render_usage().to_string();
+        let _infallible = writeln!(page, ".SS {}\n{}", command.get_name(), roff(usage.trim_start_matches("Usage: ")));
         let mut part = Vec::new();
         // The options for all commands stand above.
         let command = command.clone().mut_args(|argument| {
             let of_all = argument.is_global_set();
             argument.hide(of_all)
         });
-        let _infallible = writeln!(page, ".SS {}", command.get_name());
         let man = Man::new(command);
-        man.render_synopsis_section(&mut part)?;
         man.render_description_section(&mut part)?;
         man.render_options_section(&mut part)?;
         let part = String::from_utf8(part).map_err(io::Error::other)?;
@@ -190,13 +199,13 @@ pub(crate) fn page() -> io::Result<Vec<u8>> {
                 Some("OPTIONS") => page.push_str(".PP\nOptions:\n"),
                 Some(_) => page.push_str(".PP\n"),
                 None => {
-                    page.push_str(line);
+                    page.push_str(line.trim_end());
                     page.push('\n');
                 }
             }
         }
     }
-    for (heading, lines) in [("\"EXIT STATUS\"", &EXIT_STATUS), ("ENVIRONMENT", &ENVIRONMENT)] {
+    for (heading, lines) in [("\"EXIT STATUS\"", &EXIT_STATUS[..]), ("ENVIRONMENT", &ENVIRONMENT[..])] {
         let _infallible = writeln!(page, ".SH {heading}");
         for (name, meaning) in lines {
             let _infallible = writeln!(page, ".TP\n{}\n{}", roff(name), roff(meaning));

@@ -1,13 +1,12 @@
 //! `run`: the lock around a command.
 
 use std::convert::Infallible;
-use std::env;
 use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
-use std::pin::pin;
 use std::process::{self, ExitStatus};
 use std::time::Duration;
+use std::{env, io};
 
-use lambda_lock::{Backoff, Error, Lock};
+use lambda_lock::{Backoff, Error, Holder, Lock};
 use rustix::process::Signal;
 use tokio::runtime::Handle;
 use tokio::time::sleep;
@@ -15,7 +14,13 @@ use tokio::time::sleep;
 use crate::arguments::{Run, TableOptions};
 use crate::command::{Guard, Running, Signals, cannot_run};
 use crate::connect::{self, Connection};
+use crate::operate::RELEASED_BY;
 use crate::{Failure, LOST, say, sentence};
+
+/// What the command finds in its environment.
+const FENCE: &str = "LOCK_FENCE";
+const KEY: &str = "LOCK_KEY";
+const TABLE: &str = "LOCK_TABLE_NAME";
 
 /// The exit code: that of the command.
 pub(crate) async fn run(options: &TableOptions, run: Run) -> Result<u8, Failure> {
@@ -26,40 +31,49 @@ pub(crate) async fn run(options: &TableOptions, run: Run) -> Result<u8, Failure>
     let holder = run.holder.clone().unwrap_or_else(|| format!("{} {} {}", user(), process::id(), first_word(&run)));
     let Connection { locks, table } = connect::connect(options, holder).await?;
     let mut signals = Signals::listen().map_err(Failure::of_the_system)?;
-    let guard = if Running::has_own_group() { Some(Guard::start().await.map_err(Failure::of_the_system)?) } else { None };
+    let mut guard = Guard::start().await.map_err(Failure::of_the_system)?;
 
     let mut acquire = locks.acquire(&run.key).lease(lease).hold_at_least(run.hold_at_least.unwrap_or_default());
     if let Some(wait) = run.wait {
         acquire = acquire.wait(Backoff::default().up_to(wait));
     }
     let mut acquiring = acquire.into_future();
-    let lock = tokio::select! {
+    let taken = tokio::select! {
         biased;
-        signal = signals.next() => {
+        signal = signals.next() => Err(signal),
+        taken = &mut acquiring => Ok(taken),
+    };
+    let outcome = match taken {
+        Ok(Ok(lock)) => {
+            let ended = under(&lock, lease, &run, &table, guard.as_mut(), &mut signals).await;
+            // Before the release, which may take time: what the command left running is not the guard's.
+            if let Some(guard) = guard.take() {
+                guard.dismiss().await;
+            }
+            conclude(&lock, lease, ended).await
+        }
+        Ok(Err(error)) => Err(error.into()),
+        Err(signal) => {
             let before = Handle::current().metrics().num_alive_tasks();
             drop(acquiring);
             released_in_background(before).await;
-            return Ok(died_of(signal.as_raw()));
+            Ok(killed_by(signal.as_raw()))
         }
-        lock = &mut acquiring => lock?,
     };
-
-    let ended = under(&lock, lease, &run, &table, guard, &mut signals).await;
-    conclude(&lock, ended).await
+    if let Some(guard) = guard {
+        guard.dismiss().await;
+    }
+    outcome
 }
 
 /// How the command ended.
 #[derive(Debug)]
 enum Ended {
-    ByItself(ExitStatus),
-    /// Told to, because the lock was about to be lost, or was.
-    Told(Why, ExitStatus),
-}
-
-#[derive(Debug)]
-enum Why {
-    LeaseEnds,
-    Lost(Error),
+    InTime(ExitStatus),
+    /// When the lease had ended, or was about to.
+    Overrun(ExitStatus),
+    /// Told to, because someone else has the key.
+    Lost(Error, ExitStatus),
 }
 
 /// Runs the command, until it ends or has to.
@@ -68,24 +82,175 @@ async fn under(
     lease: Duration,
     run: &Run,
     table: &str,
-    mut guard: Option<Guard>,
+    mut guard: Option<&mut Guard>,
     signals: &mut Signals,
-) -> std::io::Result<Ended> {
-    // Time to clean up.
-    let grace = (lease / 10).min(Duration::from_secs(10));
+) -> io::Result<Ended> {
     if let Some(guard) = &mut guard {
         guard.allow(lock.remaining()).await?;
     }
     let fence = lock.fence().to_string();
-    let variables = [("LOCK_FENCE", fence.as_str()), ("LOCK_KEY", lock.key()), ("LOCK_TABLE_NAME", table)];
-    let mut command = Running::start(&run.command, variables, guard.as_ref())?;
-    let mut must_end = pin!(async {
-        tokio::select! {
-            biased;
-            Err(error) = renew(lock, lease, run.renew, guard.as_mut()) => Why::Lost(error),
-            () = remaining_is(lock, grace) => Why::LeaseEnds,
+    let variables = [(FENCE, fence.as_str()), (KEY, lock.key()), (TABLE, table)];
+    let mut command = Running::start(&run.command, variables, guard.as_deref())?;
+    // Time to clean up.
+    let grace = (lease / 10).min(Duration::from_secs(10));
+    let lost = tokio::select! {
+        biased;
+        status = command.ended(signals) => {
+            let status = status?;
+            // It may have ended by the guard, while this process was stopped.
+            return Ok(if lock.is_valid() { Ended::InTime(status) } else { Ended::Overrun(status) });
         }
-    });
-    let mut kill = pin!(async {});
-    todo!()
+        Err(error) = renew(lock, lease, guard), if run.renew => Some(error),
+        () = remaining_is(lock, grace) => None,
+    };
+    command.send(Signal::TERM);
+    // One that is stopped cannot heed it.
+    command.send(Signal::CONT);
+    let the_end = async {
+        match lost {
+            Some(_) => sleep(grace).await,
+            None => lock.lost().await,
+        }
+    };
+    let status = tokio::select! {
+        biased;
+        status = command.ended(signals) => Some(status?),
+        () = the_end => None,
+    };
+    // Also what is left of the group.
+    command.send(Signal::KILL);
+    let status = match status {
+        Some(status) => status,
+        None => command.ended(signals).await?,
+    };
+    Ok(match lost {
+        Some(error) => Ended::Lost(error, status),
+        None => Ended::Overrun(status),
+    })
+}
+
+/// Renews the lease as long as it is asked to, until the lock is lost.
+async fn renew(lock: &Lock, lease: Duration, mut guard: Option<&mut Guard>) -> Result<Infallible, Error> {
+    let mut pause = lease / 3;
+    loop {
+        sleep(pause).await;
+        match lock.renew(lease).await {
+            Ok(()) => {
+                pause = lease / 3;
+                if let Some(guard) = &mut guard {
+                    // One that is gone kills nobody.
+                    let _it_may_be_gone = guard.allow(lock.remaining()).await;
+                }
+            }
+            Err(error) if error.is_lost() => return Err(error),
+            Err(error) => {
+                let end = humantime::format_rfc3339_seconds(lock.expires_at());
+                say(format_args!("the lease ends at {end}, for its renewal failed: {}", sentence(&error)));
+                pause = lease / 12;
+            }
+        }
+    }
+}
+
+async fn remaining_is(lock: &Lock, grace: Duration) {
+    // Looked at again every second: the lease may have been renewed, and the wall clock may run ahead of the timer.
+    loop {
+        let left = lock.remaining().saturating_sub(grace);
+        if left.is_zero() {
+            return;
+        }
+        sleep(left.min(Duration::from_secs(1))).await;
+    }
+}
+
+/// Releases the lock, and finds the exit code.
+async fn conclude(lock: &Lock, lease: Duration, ended: io::Result<Ended>) -> Result<u8, Failure> {
+    let released = lock.release().await;
+    let key = lock.key();
+    match (ended, released) {
+        (Err(error), _) => Err(Failure::of_the_system(error)),
+        (Ok(Ended::Lost(error, status)), _) => {
+            Err(Failure::new(LOST, format!("{}, so the command was ended ({})", lost(&error), told(status))))
+        }
+        (Ok(Ended::Overrun(status)), _) => {
+            let lease = humantime::format_duration(lease);
+            let message = format!(
+                "the lease of {lease} on key `{key}` was over before the command was done ({}): give it a longer --lease, or \
+                 --renew",
+                told(status)
+            );
+            Err(Failure::new(LOST, message))
+        }
+        (Ok(Ended::InTime(status)), Err(error)) if error.is_lost() => {
+            let message =
+                format!("{}, before the command ended ({}): it may not have been alone", lost(&error), told(status));
+            Err(Failure::new(LOST, message))
+        }
+        (Ok(Ended::InTime(status)), Err(error)) => {
+            say(format_args!("the key stays held until its lease ends, for the release failed: {}", sentence(&error)));
+            Ok(code(status))
+        }
+        (Ok(Ended::InTime(status)), Ok(())) => Ok(code(status)),
+    }
+}
+
+/// By whom the lock was lost.
+fn lost(error: &Error) -> String {
+    match error.holder().and_then(Holder::name) {
+        Some(name) if name.starts_with(RELEASED_BY) => {
+            format!("the lock on key `{}` in table `{}` was {name}", error.key(), error.table())
+        }
+        _ => error.to_string(),
+    }
+}
+
+/// Waits until the release of an acquisition that was given up has been sent; nothing tells when, so until no more is
+/// under way than `before`, and not for long.
+async fn released_in_background(before: usize) {
+    for _ in 0..100 {
+        if Handle::current().metrics().num_alive_tasks() <= before {
+            return;
+        }
+        sleep(Duration::from_millis(20)).await;
+    }
+}
+
+fn without_lock(options: &TableOptions, run: &Run) -> u8 {
+    say("LOCK_ENABLED is `false`: the command runs without a lock");
+    let mut command = process::Command::new(&run.command[0]);
+    command.args(&run.command[1..]).env(FENCE, "0").env(KEY, &run.key);
+    if let Some(table) = &options.table {
+        command.env(TABLE, table);
+    }
+    let error = command.exec();
+    cannot_run(&run.command[0], &error)
+}
+
+fn code(status: ExitStatus) -> u8 {
+    status
+        .code()
+        .map_or_else(|| killed_by(status.signal().unwrap_or_default()), |code| u8::try_from(code).unwrap_or(u8::MAX))
+}
+
+fn killed_by(signal: i32) -> u8 {
+    u8::try_from(128 + signal).unwrap_or(u8::MAX)
+}
+
+fn told(status: ExitStatus) -> String {
+    match (status.code(), status.signal()) {
+        (Some(code), _) => format!("code {code}"),
+        (None, signal) => format!("signal {}", signal.unwrap_or_default()),
+    }
+}
+
+/// Who runs this program, for others to read.
+pub(crate) fn user() -> String {
+    let name = ["USER", "LOGNAME"].into_iter().find_map(|name| env::var(name).ok().filter(|name| !name.is_empty()));
+    let name = name.unwrap_or_else(|| format!("uid {}", rustix::process::getuid().as_raw()));
+    format!("{name}@{}", rustix::system::uname().nodename().to_string_lossy())
+}
+
+/// Without its arguments: they may be what nobody wants in a table.
+fn first_word(run: &Run) -> String {
+    run.command[0].display().to_string().chars().take(100).collect()
 }

@@ -1,0 +1,952 @@
+//! The program `lambda-lock`, as a shell would run it: real processes, in real time. They meet in a file of the embedded
+//! engine, or at `LOCK_TEST_ENDPOINT`.
+#![allow(clippy::disallowed_methods, reason = "processes cannot be paused like tokio's time")]
+
+use std::ffi::OsStr;
+use std::fs;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpListener;
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::mpsc::{self, Receiver};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use aws_sdk_dynamodb::Client;
+use aws_sdk_dynamodb::config::{BehaviorVersion, Credentials, Region};
+use aws_sdk_dynamodb::types::AttributeValue;
+use lambda_lock::embedded::Engine;
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+use tempfile::TempDir;
+
+/// Nothing here may take longer, however busy the machine is.
+const PATIENCE: Duration = Duration::from_secs(30);
+const PROGRAM: &str = env!("CARGO_BIN_EXE_lambda-lock");
+
+/// A table of its own, and a folder for what commands write.
+struct Place {
+    folder: TempDir,
+    endpoint: Option<String>,
+    table: String,
+}
+
+impl Place {
+    fn new() -> Self {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let table = format!("command-line-{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
+        let endpoint = std::env::var("LOCK_TEST_ENDPOINT").ok();
+        let place = Self { folder: TempDir::new().unwrap(), endpoint, table };
+        if place.endpoint.is_some() {
+            place.run(["create-table"]).expect_code(0);
+        }
+        place
+    }
+
+    fn file(&self, name: &str) -> String {
+        self.folder.path().join(name).to_str().unwrap().to_owned()
+    }
+
+    /// The program, its environment and where its table is.
+    fn command<S: AsRef<OsStr>>(&self, arguments: impl IntoIterator<Item = S>) -> Command {
+        let mut command = bare(PROGRAM);
+        self.at_home(&mut command);
+        command.args(arguments);
+        command
+    }
+
+    fn at_home(&self, command: &mut Command) {
+        command.env("LOCK_TABLE_NAME", &self.table).env("LOCK_CLOCK_SKEW", "100ms");
+        match &self.endpoint {
+            Some(endpoint) => {
+                command.env("AWS_ENDPOINT_URL", endpoint).envs(credentials());
+            }
+            None => {
+                command.args(["--embedded", &self.file("locks.sqlite")]);
+            }
+        }
+    }
+
+    fn run<S: AsRef<OsStr>>(&self, arguments: impl IntoIterator<Item = S>) -> Outcome {
+        Process::start(self.command(arguments)).outcome()
+    }
+
+    /// `run --key` … `-- sh -c` …
+    fn shell(&self, key: &str, options: &[&str], script: &str) -> Command {
+        self.command([&["run", "--key", key][..], options, &["--", "sh", "-c", script]].concat())
+    }
+
+    /// A process that holds `key` for long, and its first line.
+    fn holding(&self, key: &str, options: &[&str]) -> Process {
+        let process = Process::start(self.shell(key, options, "echo $LOCK_FENCE; sleep 100; echo done"));
+        assert!(process.line().parse::<u64>().is_ok());
+        process
+    }
+
+    fn json(&self, key: &str) -> Value {
+        serde_json::from_str(&self.run(["get", key, "--json"]).expect_code(0).stdout).unwrap()
+    }
+
+    fn fence(&self, key: &str) -> u64 {
+        self.json(key)["fence"].as_u64().unwrap()
+    }
+
+    /// Puts a row into the table, past the program.
+    fn put(&self, row: &[(&str, AttributeValue)]) {
+        let client = if let Some(endpoint) = &self.endpoint {
+            let config = aws_sdk_dynamodb::Config::builder().behavior_version(BehaviorVersion::latest());
+            let config = config.region(Region::new("us-east-1")).endpoint_url(endpoint);
+            let credentials = Credentials::new("local", "local", None, None, "test");
+            Client::from_conf(config.credentials_provider(credentials).build())
+        } else {
+            Engine::open(self.file("locks.sqlite")).unwrap().client()
+        };
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let item = row.iter().map(|(name, value)| ((*name).to_owned(), value.clone())).collect();
+        runtime.block_on(client.put_item().table_name(&self.table).set_item(Some(item)).send()).unwrap();
+    }
+}
+
+/// A program with nothing of the caller's environment but the path.
+fn bare(program: &str) -> Command {
+    let mut command = Command::new(program);
+    command.env_clear().env("PATH", std::env::var_os("PATH").unwrap()).env("HOME", "/nonexistent");
+    command.env("AWS_EC2_METADATA_DISABLED", "true").env("USER", "somebody");
+    command
+}
+
+fn credentials() -> [(&'static str, &'static str); 3] {
+    [("AWS_REGION", "us-east-1"), ("AWS_ACCESS_KEY_ID", "local"), ("AWS_SECRET_ACCESS_KEY", "local")]
+}
+
+/// A process, killed when it goes out of scope.
+struct Process {
+    child: Child,
+    lines: Receiver<String>,
+    stderr: Receiver<String>,
+}
+
+impl Process {
+    fn start(mut command: Command) -> Self {
+        command.stdin(Stdio::null());
+        Self::with_input(command)
+    }
+
+    fn with_input(mut command: Command) -> Self {
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn().unwrap();
+        let (line, lines) = mpsc::channel();
+        let stdout = BufReader::new(child.stdout.take().unwrap());
+        thread::spawn(move || stdout.lines().map_while(Result::ok).try_for_each(|text| line.send(text)));
+        let (all, stderr) = mpsc::channel();
+        let mut from = child.stderr.take().unwrap();
+        thread::spawn(move || {
+            let mut text = String::new();
+            let _what_came = from.read_to_string(&mut text);
+            all.send(text)
+        });
+        Self { child, lines, stderr }
+    }
+
+    /// The next line on its standard output.
+    fn line(&self) -> String {
+        self.lines.recv_timeout(PATIENCE).expect("another line in time")
+    }
+
+    /// Until neither it nor any of its children has standard output any more; what else they wrote there.
+    fn silence(&self) -> Vec<String> {
+        let until = Instant::now() + PATIENCE;
+        let mut lines = Vec::new();
+        loop {
+            match self.lines.recv_timeout(until.saturating_duration_since(Instant::now())) {
+                Ok(line) => lines.push(line),
+                Err(mpsc::RecvTimeoutError::Disconnected) => return lines,
+                Err(mpsc::RecvTimeoutError::Timeout) => panic!("a process still runs: {lines:?}"),
+            }
+        }
+    }
+
+    fn signal(&self, signal: Signal) {
+        kill_process(Pid::from_child(&self.child), signal).unwrap();
+    }
+
+    fn outcome(mut self) -> Outcome {
+        let until = Instant::now() + PATIENCE;
+        let code = loop {
+            if let Some(status) = self.child.try_wait().unwrap() {
+                break status.code();
+            }
+            assert!(Instant::now() < until, "a process did not end in time");
+            thread::sleep(Duration::from_millis(5));
+        };
+        let lines = self.silence();
+        let stdout = lines.iter().flat_map(|line| [line, "\n"]).collect();
+        Outcome { code, stdout, stderr: self.stderr.recv_timeout(PATIENCE).unwrap() }
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _it_may_have_ended = self.child.kill();
+        let _it_may_have_ended = self.child.wait();
+    }
+}
+
+#[derive(Debug)]
+struct Outcome {
+    code: Option<i32>,
+    stdout: String,
+    stderr: String,
+}
+
+impl Outcome {
+    #[track_caller]
+    fn expect_code(self, code: i32) -> Self {
+        assert_eq!(self.code, Some(code), "{self:?}");
+        self
+    }
+
+    /// One sentence on standard error, beside what the command itself says there, with these parts.
+    #[track_caller]
+    fn expect_sentence(self, parts: &[&str]) -> Self {
+        let sentences: Vec<_> = self.stderr.lines().filter(|line| line.starts_with("lambda-lock: ")).collect();
+        let [sentence] = sentences[..] else { panic!("not one sentence: {self:?}") };
+        for part in parts {
+            assert!(sentence.contains(part), "`{part}` is not in {self:?}");
+        }
+        self
+    }
+}
+
+/// A server that answers the requests with these bodies, the last one again and again, and with a status of 0 not at all:
+/// its address.
+fn server(answers: &'static [(u16, &'static str)]) -> String {
+    recording_server(answers).0
+}
+
+/// The same, with the requests.
+fn recording_server(answers: &'static [(u16, &'static str)]) -> (String, Receiver<String>) {
+    let (received, requests) = mpsc::channel();
+    let mut unanswered = Vec::new();
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = format!("http://{}", listener.local_addr().unwrap());
+    thread::spawn(move || {
+        let mut answers = answers.iter();
+        let mut answer = answers.next().unwrap();
+        for stream in listener.incoming() {
+            let mut stream = stream.unwrap();
+            let mut request = BufReader::new(stream.try_clone().unwrap());
+            let mut length = 0;
+            let (mut line, mut lines) = (String::new(), String::new());
+            while request.read_line(&mut line).unwrap_or(0) > 2 {
+                lines.push_str(&line);
+                if let Some(value) = line.to_lowercase().strip_prefix("content-length:") {
+                    length = value.trim().parse().unwrap();
+                }
+                line.clear();
+            }
+            let mut body = vec![0; length];
+            request.read_exact(&mut body).unwrap();
+            let _nobody_asked = received.send(lines + &String::from_utf8(body).unwrap());
+            let (status, text) = answer;
+            let start = format!("HTTP/1.1 {status} X\r\nconnection: close\r\ncontent-length: {}\r\n\r\n", text.len());
+            if *status == 0 {
+                unanswered.push(stream);
+            } else {
+                let _it_may_have_gone = stream.write_all(format!("{start}{text}").as_bytes());
+            }
+            answer = answers.next().unwrap_or(answer);
+        }
+    });
+    (address, requests)
+}
+
+const DENIED: (u16, &str) = (
+    400,
+    r#"{"__type":"com.amazon.coral.service#AccessDeniedException","Message":"User: arn:aws:iam::123456789012:user/x is not authorized to perform: dynamodb:UpdateItem on resource: arn:aws:dynamodb:us-east-1:123456789012:table/locks"}"#,
+);
+
+// behaviours 20, 78
+#[test]
+fn the_command_finds_fence_key_and_table_in_its_environment_and_its_code_is_the_exit_code() {
+    let place = Place::new();
+    let fences = [(); 2].map(|()| {
+        let script = "echo $LOCK_FENCE; echo $LOCK_KEY $LOCK_TABLE_NAME; exit 7";
+        let outcome = Process::start(place.shell("job", &[], script)).outcome().expect_code(7);
+        let (fence, rest) = outcome.stdout.split_once('\n').unwrap();
+        assert_eq!((rest, outcome.stderr.as_str()), (format!("job {}\n", place.table).as_str(), ""));
+        fence.parse::<u64>().unwrap()
+    });
+    assert_eq!(fences[1], fences[0] + 1);
+    assert_eq!(place.json("job")["state"], "free");
+}
+
+// behaviours 51, 77
+#[test]
+fn a_key_that_is_held_ends_it_with_75_and_says_by_whom_and_until_when() {
+    let place = Place::new();
+    let holder = place.holding("job", &[]);
+    let marker = place.file("marker");
+    let name = format!("somebody@{} {} sh", rustix::system::uname().nodename().to_str().unwrap(), holder.child.id());
+    let until = place.json("job")["until"].as_str().unwrap().to_owned();
+    place
+        .run(["run", "--key", "job", "--", "touch", &marker])
+        .expect_code(75)
+        .expect_sentence(&["`job`", &name, &until]);
+    assert!(!fs::exists(marker).unwrap());
+    // Nor after a wait that was too short.
+    let started = Instant::now();
+    place.run(["run", "--key", "job", "--wait", "300ms", "--", "true"]).expect_code(75).expect_sentence(&["attempts"]);
+    assert!(started.elapsed() >= Duration::from_millis(300));
+}
+
+// behaviour 50
+#[test]
+fn processes_that_wait_for_the_lock_take_turns() {
+    let place = Place::new();
+    let counter = place.file("counter");
+    fs::write(&counter, "0").unwrap();
+    let script = format!("n=$(cat {counter}); sleep 0.05; echo $((n + 1)) >{counter}");
+    let contenders =
+        [(); 6].map(|()| Process::start(place.shell("job", &["--wait", "25s", "--lease", "20s"], &script)));
+    for contender in contenders {
+        contender.outcome().expect_code(0);
+    }
+    assert_eq!(fs::read_to_string(counter).unwrap().trim(), "6");
+}
+
+// behaviour 58
+#[test]
+fn a_key_stays_held_for_as_long_as_was_asked_though_the_command_ends_earlier() {
+    let place = Place::new();
+    place.run(["run", "--key", "job", "--hold-at-least", "2s", "--", "true"]).expect_code(0);
+    let held = place.json("job");
+    assert_eq!(held["state"], "held");
+    place.run(["run", "--key", "job", "--", "true"]).expect_code(75);
+    place.run(["run", "--key", "job", "--wait", "10s", "--", "true"]).expect_code(0);
+    assert!(place.json("job")["acquired_at"].as_str() >= held["until"].as_str());
+}
+
+#[test]
+fn signals_are_passed_on_to_the_command() {
+    let place = Place::new();
+    let script =
+        "for s in INT HUP QUIT USR1 USR2; do trap \"echo $s\" $s; done; trap 'echo TERM; exit 9' TERM; echo ready
+        while :; do sleep 0.02; done";
+    let process = Process::start(place.shell("job", &[], script));
+    assert_eq!(process.line(), "ready");
+    for (signal, name) in [
+        (Signal::INT, "INT"),
+        (Signal::HUP, "HUP"),
+        (Signal::QUIT, "QUIT"),
+        (Signal::USR1, "USR1"),
+        (Signal::USR2, "USR2"),
+        (Signal::TERM, "TERM"),
+    ] {
+        process.signal(signal);
+        assert_eq!(process.line(), name);
+    }
+    process.outcome().expect_code(9);
+    assert_eq!(place.json("job")["state"], "free");
+}
+
+#[test]
+fn a_signal_that_the_caller_ignored_stays_ignored() {
+    let place = Place::new();
+    let mut command = bare("sh");
+    command.args(["-c", "trap '' HUP; exec \"$@\"", "sh", PROGRAM]);
+    place.at_home(&mut command);
+    command.args(["run", "--key", "job", "--", "sh", "-c", "echo ready; sleep 0.5; echo survived"]);
+    let process = Process::start(command);
+    assert_eq!(process.line(), "ready");
+    process.signal(Signal::HUP);
+    assert_eq!(process.line(), "survived");
+    process.outcome().expect_code(0);
+}
+
+// behaviours 20, 29
+#[test]
+fn a_command_that_died_of_a_signal_gives_128_and_its_number() {
+    let place = Place::new();
+    Process::start(place.shell("job", &[], "kill -KILL $$")).outcome().expect_code(128 + 9);
+    assert_eq!(place.json("job")["state"], "free");
+}
+
+// behaviour 35
+#[test]
+fn a_signal_ends_the_wait_for_the_lock() {
+    let place = Place::new();
+    let _holder = place.holding("job", &[]);
+    let waiting = Process::start(place.shell("job", &["--wait", "1h"], "echo ran"));
+    thread::sleep(Duration::from_millis(500));
+    waiting.signal(Signal::TERM);
+    assert_eq!(waiting.outcome().expect_code(128 + 15).stdout, "");
+}
+
+// behaviour 35
+#[test]
+fn a_signal_that_comes_before_the_answer_gives_up_the_lock_that_may_have_been_taken() {
+    let (endpoint, requests) = recording_server(&[(0, ""), (200, "{}")]);
+    let mut command = bare(PROGRAM);
+    command.args(["run", "--key", "job", "--table", "locks", "--endpoint-url", &endpoint, "--", "echo", "ran"]);
+    command.envs(credentials());
+    let process = Process::start(command);
+    assert!(requests.recv_timeout(PATIENCE).unwrap().contains("#lease_end = :lease_end"));
+    process.signal(Signal::TERM);
+    assert!(requests.recv_timeout(PATIENCE).unwrap().contains("#released = :owner"));
+    assert_eq!(process.outcome().expect_code(128 + 15).stdout, "");
+}
+
+// behaviours 57, 80
+#[test]
+fn when_the_lease_is_about_to_end_the_command_is_told_and_can_clean_up() {
+    let place = Place::new();
+    let script = "trap 'echo clean; exit 0' TERM; while :; do sleep 0.02; done";
+    let outcome = Process::start(place.shell("job", &["--lease", "2s"], script)).outcome();
+    assert_eq!(outcome.stdout, "clean\n");
+    outcome.expect_code(76).expect_sentence(&["lease of 2s", "`job`", "--renew"]);
+    assert_eq!(place.json("job")["state"], "free");
+}
+
+// behaviour 80
+#[test]
+fn when_the_lease_ends_the_command_and_its_children_are_killed() {
+    let place = Place::new();
+    let started = Instant::now();
+    // They ignore SIGTERM. The child has standard output too, so its end is seen there.
+    let process =
+        Process::start(place.shell("job", &["--lease", "1s"], "trap '' TERM; sleep 100 & echo $!; sleep 100"));
+    process.line().parse::<u32>().unwrap();
+    process.silence();
+    assert!((Duration::from_secs(1)..Duration::from_secs(15)).contains(&started.elapsed()));
+    process.outcome().expect_code(76).expect_sentence(&["signal 9"]);
+}
+
+#[test]
+fn with_renewals_the_command_may_take_longer_than_the_lease() {
+    let place = Place::new();
+    let process =
+        Process::start(place.shell("job", &["--lease", "1500ms", "--renew"], "echo on; sleep 2.5; echo done"));
+    assert_eq!(process.line(), "on");
+    thread::sleep(Duration::from_secs(2));
+    place.run(["run", "--key", "job", "--", "true"]).expect_code(75);
+    let outcome = process.outcome().expect_code(0);
+    assert_eq!((outcome.stdout.as_str(), outcome.stderr.as_str()), ("done\n", ""));
+}
+
+// behaviour 29
+#[test]
+fn a_release_that_fails_is_told_and_does_not_replace_the_commands_code() {
+    let acquired = (200, r#"{"Attributes":{"fence":{"N":"17"}}}"#);
+    let mut command = bare(PROGRAM);
+    command.args(["run", "--key", "job", "--table", "locks", "--endpoint-url"]).envs(credentials());
+    command.arg(server(Box::leak(Box::new([acquired, DENIED])))).args(["--", "sh", "-c", "exit 7"]);
+    let outcome = Process::start(command).outcome().expect_code(7);
+    outcome.expect_sentence(&["stays held until its lease ends", "dynamodb:UpdateItem"]);
+}
+
+// behaviour 24
+#[test]
+fn a_renewal_that_fails_is_told_and_the_command_is_ended_with_the_lease() {
+    let acquired = (200, r#"{"Attributes":{"fence":{"N":"17"}}}"#);
+    let endpoint = server(Box::leak(Box::new([acquired, DENIED])));
+    let mut command = bare(PROGRAM);
+    command.args(["run", "--key", "job", "--table", "locks", "--endpoint-url", &endpoint, "--lease", "1s", "--renew"]);
+    command.args(["--", "sh", "-c", "echo $LOCK_FENCE; sleep 100"]).envs(credentials());
+    let outcome = Process::start(command).outcome().expect_code(76);
+    // The answer is the row as it was before.
+    assert_eq!(outcome.stdout, "18\n");
+    assert!(outcome.stderr.contains("its renewal failed"), "{outcome:?}");
+    assert!(outcome.stderr.contains("dynamodb:UpdateItem"), "{outcome:?}");
+}
+
+#[test]
+fn a_renewal_that_finds_the_lock_lost_ends_the_command() {
+    let place = Place::new();
+    let process = place.holding("job", &["--lease", "3s", "--renew"]);
+    place.run(["release", "job", "--fence", &place.fence("job").to_string()]).expect_code(0);
+    let outcome = process.outcome().expect_code(76).expect_sentence(&["released by somebody@", "was ended"]);
+    assert_eq!(outcome.stdout, "");
+}
+
+// behaviours 42, 56
+#[test]
+fn when_it_is_killed_the_command_ends_at_once_and_the_key_is_free_when_the_lease_has_ended_and_not_before() {
+    let place = Place::new();
+    let mut process =
+        Process::start(place.shell("job", &["--lease", "2500ms"], "sleep 100 & echo $!; sleep 100; echo done"));
+    process.line();
+    let held = place.json("job");
+    process.child.kill().unwrap();
+    process.child.wait().unwrap();
+    assert_eq!(process.silence(), [""; 0]);
+    assert_eq!(place.json("job")["state"], "held");
+    place.run(["run", "--key", "job", "--wait", "20s", "--", "true"]).expect_code(0);
+    assert!(place.json("job")["acquired_at"].as_str() >= held["until"].as_str());
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn when_all_processes_of_it_are_killed_at_once_the_command_ends_too() {
+    let place = Place::new();
+    let mut process = Process::start(place.shell("job", &[], "echo on; exec sleep 100"));
+    assert_eq!(process.line(), "on");
+    let is_guard = |pid: &&str| fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap().contains("__guard");
+    let children = fs::read_to_string(format!("/proc/{0}/task/{0}/children", process.child.id())).unwrap();
+    let guard = children.split_whitespace().find(is_guard).unwrap().parse().unwrap();
+    kill_process(Pid::from_raw(guard).unwrap(), Signal::KILL).unwrap();
+    process.child.kill().unwrap();
+    process.silence();
+}
+
+#[test]
+fn when_it_is_stopped_the_command_does_not_outlive_the_lease() {
+    let place = Place::new();
+    let process = place.holding("job", &["--lease", "1500ms", "--renew"]);
+    process.signal(Signal::STOP);
+    // The program itself still has its standard output, so a look at the command's process tells.
+    let until = Instant::now() + PATIENCE;
+    let children = format!("/proc/{0}/task/{0}/children", process.child.id());
+    if fs::exists(&children).unwrap() {
+        let alive =
+            |pid: &str| fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| !stat.contains(") Z "));
+        let started = fs::read_to_string(&children).unwrap();
+        assert_eq!(started.split_whitespace().filter(|pid| alive(pid)).count(), 2, "the guard and the command");
+        while started.split_whitespace().any(alive) {
+            assert!(Instant::now() < until, "the command runs without a lock");
+            thread::sleep(Duration::from_millis(20));
+        }
+    }
+    process.signal(Signal::CONT);
+    assert_eq!(process.outcome().expect_code(76).stdout, "");
+}
+
+#[test]
+fn a_command_that_cannot_be_run_gives_126_and_one_that_is_not_found_127_and_the_key_is_free() {
+    let place = Place::new();
+    place
+        .run(["run", "--key", "job", "--", "/nonexistent/x"])
+        .expect_code(127)
+        .expect_sentence(&["`/nonexistent/x`", "PATH"]);
+    place.run(["run", "--key", "job", "--", "/etc/passwd"]).expect_code(126).expect_sentence(&["`/etc/passwd`"]);
+    assert_eq!(place.json("job")["state"], "free");
+}
+
+// behaviour 22
+#[test]
+fn switched_off_it_runs_the_command_without_a_lock_and_warns_once() {
+    let place = Place::new();
+    let _holder = place.holding("job", &[]);
+    let mut command = place.shell("job", &[], "echo fence $LOCK_FENCE; exit 4");
+    let outcome = Process::start({
+        command.env("LOCK_ENABLED", "false");
+        command
+    });
+    let outcome = outcome.outcome().expect_code(4).expect_sentence(&["LOCK_ENABLED", "without a lock"]);
+    assert_eq!(outcome.stdout, "fence 0\n");
+}
+
+// behaviours 37, 47
+#[test]
+fn a_wrong_variable_is_named_with_its_value_and_the_way_out() {
+    let place = Place::new();
+    for (name, value, way_out) in [
+        ("LOCK_ENABLED", "yes", "`true`"),
+        ("LOCK_LEASE", "soon", "30s"),
+        ("LOCK_LEASE", "25h", "1day"),
+        ("LOCK_CLOCK_SKEW", "6m", "5m"),
+        ("LOCK_TABLE_NAME", "a b", "3 to 255"),
+    ] {
+        let mut command = place.command(["run", "--key", "job", "--", "true"]);
+        command.env(name, value);
+        let outcome = Process::start(command).outcome().expect_code(78).expect_sentence(&[value, way_out]);
+        assert!(name == "LOCK_TABLE_NAME" || outcome.stderr.contains(name), "{outcome:?}");
+    }
+    let mut command = place.command(["run", "--key", "job", "--", "true"]);
+    command.env("LOCK_TABLE_NAME", "");
+    if place.endpoint.is_some() {
+        Process::start(command).outcome().expect_code(78).expect_sentence(&["--table", "LOCK_TABLE_NAME"]);
+    }
+}
+
+// behaviour 47
+#[test]
+fn a_wrong_argument_gives_2_and_names_value_and_bound() {
+    let place = Place::new();
+    for (arguments, parts) in [
+        (&["run", "--key", "job", "--lease", "25h", "--", "true"][..], ["25h", "1day"]),
+        (&["run", "--key", "job", "--lease", "0s", "--", "true"], ["0s", "1ms"]),
+        (&["run", "--key", "job", "--wait", "soon", "--", "true"], ["soon", "30s"]),
+        (&["run", "--key", "", "--", "true"], ["--key", "--help"]),
+        (&["run", "--key", "job"], ["COMMAND", "--help"]),
+        (&["create-table", "--provisioned", "0,5"], ["0,5", "from 1"]),
+        (&["create-table", "--tag", "billing"], ["billing", "name=value"]),
+        (&["list", "--limit", "0"], ["0", "1.."]),
+        (&["release", "job"], ["--fence", "--force"]),
+    ] {
+        let outcome = place.run(arguments).expect_code(2);
+        assert!(parts.iter().all(|part| outcome.stderr.contains(part)), "{outcome:?}");
+    }
+}
+
+// behaviour 25
+#[test]
+fn keys_are_listed_with_their_states_and_without_what_holders_left() {
+    let place = Place::new();
+    let text = |text: &str| AttributeValue::S(text.to_owned());
+    let number = |number: u64| AttributeValue::N(number.to_string());
+    place.run(["run", "--key", "free", "--", "true"]).expect_code(0);
+    place.holding("expired", &["--lease", "500ms"]);
+    let _holder = place.holding("held", &["--holder", "me\u{1b}[2J"]);
+    let soon = 4_102_444_800;
+    let completed = [("id", text("completed")), ("status", text("COMPLETED")), ("expiration", number(soon))];
+    place.put(&[&completed[..], &[("data", text("\"secret\""))]].concat());
+    place.put(&[("id", text("malformed")), ("status", text("INPROGRESS")), ("in_progress_expiration", text("secret"))]);
+    let until = Instant::now() + PATIENCE;
+    while place.json("expired")["state"] == "held" {
+        assert!(Instant::now() < until);
+    }
+
+    let rows = ["completed", "expired", "free", "held", "malformed"];
+    let table = place.run(["list"]).expect_code(0);
+    let first_words: Vec<Vec<_>> = table.stdout.lines().map(|line| line.split_whitespace().take(2).collect()).collect();
+    let states = rows.map(|name| vec![name, name]);
+    assert_eq!(first_words[0], ["KEY", "STATE"]);
+    assert_eq!(&first_words[1..], states);
+    assert!(table.stdout.contains("me\u{fffd}[2J"));
+
+    let lines = place.run(["list", "--json"]).expect_code(0);
+    let objects: Vec<Value> = lines.stdout.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!(objects.iter().map(|object| object["state"].as_str().unwrap()).collect::<Vec<_>>(), rows);
+    let held = &objects[3];
+    assert_eq!((held["holder"].as_str(), &held["fence"]), (Some("me\u{1b}[2J"), &place.json("held")["fence"]));
+    assert!((0.0..=30.1).contains(&held["remaining_seconds"].as_f64().unwrap()));
+    assert!(objects[4]["error"].as_str().unwrap().contains("not a lock row"));
+    assert!(!table.stdout.contains("secret") && !lines.stdout.contains("secret"));
+
+    let only_held = place.run(["list", "--held", "--json"]).expect_code(0);
+    assert_eq!((only_held.stdout.lines().count(), only_held.stderr.as_str()), (1, ""));
+    let limited =
+        place.run(["list", "--limit", "4", "--json"]).expect_code(0).expect_sentence(&["more than 4", "--limit"]);
+    assert_eq!(limited.stdout.lines().count(), 4);
+    assert_eq!(place.run(["list", "--limit", "5"]).expect_code(0).stderr, "");
+}
+
+// behaviour 26
+#[test]
+fn keys_of_another_prefix_are_not_listed() {
+    let place = Place::new();
+    for prefix in ["one#", "other#"] {
+        place.run(["run", "--key-prefix", prefix, "--key", prefix.trim_end_matches('#'), "--", "true"]).expect_code(0);
+    }
+    let mut command = place.command(["list", "--json"]);
+    command.env("LOCK_KEY_PREFIX", "one#");
+    let lines = Process::start(command).outcome().expect_code(0).stdout;
+    assert_eq!(serde_json::from_str::<Value>(lines.trim()).unwrap()["key"], "one");
+}
+
+// behaviours 25, 41
+#[test]
+fn a_key_that_nobody_has_held_is_free() {
+    let place = Place::new();
+    assert_eq!(place.json("job"), serde_json::json!({ "key": "job", "state": "free" }));
+    let table = place.run(["get", "job"]).expect_code(0).stdout;
+    assert_eq!(table.lines().nth(1).unwrap().split_whitespace().collect::<Vec<_>>(), ["job", "free"]);
+}
+
+// behaviours 44, 49
+#[test]
+fn a_key_is_released_by_its_fence_and_its_holder_learns_of_it() {
+    let place = Place::new();
+    let end = place.file("end");
+    let script = format!("echo $LOCK_FENCE; while ! [ -e {end} ]; do sleep 0.02; done; exit 3");
+    let process = Process::start(place.shell("job", &[], &script));
+    let fence: u64 = process.line().parse().unwrap();
+    let wrong = place.run(["release", "job", "--fence", &(fence - 1).to_string()]).expect_code(75);
+    wrong.expect_sentence(&[&format!("with fence {fence},"), &format!("not with fence {}", fence - 1)]);
+    assert_eq!(place.json("job")["state"], "held");
+    let released = place.run(["release", "job", "--fence", &fence.to_string()]).expect_code(0);
+    assert!(released.stdout.starts_with("released: key `job`, which was held by somebody@"), "{released:?}");
+    let row = place.json("job");
+    assert_eq!(row["state"], "free");
+    assert!(row["holder"].as_str().unwrap().starts_with("released by somebody@"));
+    fs::write(end, "").unwrap();
+    process.outcome().expect_code(76).expect_sentence(&["was released by somebody@", "code 3"]);
+    let again = place.run(["release", "job", "--fence", &fence.to_string()]).expect_code(0);
+    assert!(again.stdout.contains("free already"));
+}
+
+#[test]
+fn a_key_is_released_by_force_only_after_a_yes() {
+    let place = Place::new();
+    let _holder = place.holding("job", &[]);
+    place.run(["release", "job", "--force"]).expect_code(2).expect_sentence(&["--yes", "--fence"]);
+    assert_eq!(place.json("job")["state"], "held");
+    place.run(["release", "job", "--force", "--yes"]).expect_code(0);
+    assert_eq!(place.json("job")["state"], "free");
+    assert!(place.run(["release", "other", "--force", "--yes"]).expect_code(0).stdout.contains("free already"));
+}
+
+#[test]
+fn watching_shows_the_keys_again_and_again_until_it_is_interrupted() {
+    let place = Place::new();
+    for keys in [&["job"][..], &[]] {
+        let _holder = place.holding("job", &["--wait", "10s"]);
+        let process = Process::start(place.command([&["watch", "--interval", "200ms"], keys].concat()));
+        let mut times = Vec::new();
+        for _ in 0..2 {
+            times.push(process.line());
+            assert!(process.line().starts_with("KEY "));
+            assert!(process.line().starts_with("job  held "));
+            assert_eq!(process.line(), "");
+        }
+        assert!(times.iter().all(|time| time.starts_with("20") && time.ends_with('Z')), "{times:?}");
+        process.signal(Signal::INT);
+        assert_eq!(process.outcome().expect_code(0).stderr, "");
+        place.run(["release", "job", "--force", "--yes"]).expect_code(0);
+    }
+}
+
+/// The program at a terminal, with what is typed there.
+fn at_a_terminal(place: &Place, arguments: &[&str]) -> Option<(Process, ChildStdin)> {
+    let script = Command::new("script").arg("--version").output();
+    if !script.is_ok_and(|output| String::from_utf8_lossy(&output.stdout).contains("util-linux")) {
+        eprintln!("skipped, because there is no script(1) of util-linux, which makes a terminal");
+        return None;
+    }
+    let command = place.command(arguments);
+    let words = [command.get_program()].into_iter().chain(command.get_args());
+    let quoted: Vec<_> = words.map(|word| format!("'{}'", word.to_str().unwrap())).collect();
+    let mut terminal = bare("script");
+    terminal.envs(command.get_envs().filter_map(|(name, value)| Some((name, value?))));
+    terminal
+        .args(["--quiet", "--return", "--command", &format!("exec {}", quoted.join(" ")), "/dev/null"])
+        .stdin(Stdio::piped());
+    let mut process = Process::with_input(terminal);
+    let input = process.child.stdin.take().unwrap();
+    Some((process, input))
+}
+
+#[test]
+fn at_a_terminal_the_command_can_read_from_it_and_is_interrupted_once() {
+    let place = Place::new();
+    let script = "trap \"echo interrupted\" INT; echo ready; until read line; do :; done; echo got $line; exit 3";
+    let arguments = ["run", "--key", "job", "--", "sh", "-c", script];
+    let Some((process, mut input)) = at_a_terminal(&place, &arguments) else { return };
+    let line = || process.line().trim().replace("^C", "");
+    assert_eq!(line(), "ready");
+    // It is reading when the interruption comes, so that two would be told apart.
+    thread::sleep(Duration::from_millis(300));
+    input.write_all(b"\x03").unwrap();
+    assert_eq!(line(), "interrupted");
+    // Time for a second one, which there shall not be.
+    thread::sleep(Duration::from_millis(300));
+    input.write_all(b"hello\n").unwrap();
+    assert_eq!(line(), "hello", "the terminal's echo");
+    assert_eq!(line(), "got hello");
+    let outcome = process.outcome().expect_code(3);
+    assert!(!outcome.stdout.contains("interrupted"), "{outcome:?}");
+}
+
+#[test]
+fn at_a_terminal_too_the_command_is_killed_when_the_lease_ends() {
+    let place = Place::new();
+    let script = "trap \"\" TERM; echo on; exec sleep 100";
+    let arguments = ["run", "--key", "job", "--lease", "1s", "--", "sh", "-c", script];
+    let Some((process, _input)) = at_a_terminal(&place, &arguments) else { return };
+    assert_eq!(process.line().trim(), "on");
+    let outcome = process.outcome().expect_code(76);
+    assert!(outcome.stdout.contains("signal 9"), "{outcome:?}");
+}
+
+#[test]
+fn at_a_terminal_it_asks_before_it_releases_by_force() {
+    let place = Place::new();
+    let _holder = place.holding("job", &[]);
+    for (answer, code, state) in [("n\n", 75, "held"), ("\n", 75, "held"), ("y\n", 0, "free")] {
+        let Some((process, mut input)) = at_a_terminal(&place, &["release", "job", "--force"]) else { return };
+        assert!(process.line().contains("is held by somebody@"));
+        input.write_all(answer.as_bytes()).unwrap();
+        process.outcome().expect_code(code);
+        assert_eq!(place.json("job")["state"], state);
+    }
+}
+
+#[test]
+fn a_reader_that_has_gone_ends_it_quietly() {
+    let place = Place::new();
+    let mut command = place.command(["list"]);
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    let output = command.stdin(Stdio::null()).stdout(writer).stderr(Stdio::piped()).output().unwrap();
+    assert_eq!((output.status.code(), String::from_utf8(output.stderr).unwrap().as_str()), (Some(0), ""));
+}
+
+// behaviour 45
+#[test]
+fn a_table_can_be_created_twice() {
+    let place = Place::new();
+    for arguments in [&["create-table", "--tag", "team=billing"][..], &["create-table", "--provisioned", "1,1"]] {
+        let outcome = place.run([&["--table", &format!("{}-new", place.table)], arguments].concat()).expect_code(0);
+        assert!(outcome.stdout.contains("is ready"), "{outcome:?}");
+    }
+}
+
+// behaviour 39
+#[test]
+fn a_check_passes_on_a_table_as_it_was_created_and_fails_on_one_with_other_keys() {
+    let place = Place::new();
+    place.run(["run", "--key", "job", "--", "true"]).expect_code(0);
+    let healthy = place.run(["check"]).expect_code(0);
+    assert!(healthy.stdout.contains("passed") && !healthy.stdout.contains("failed"), "{healthy:?}");
+    let broken = place.run(["check", "--partition-key", "other"]).expect_code(78).expect_sentence(&[&place.table]);
+    assert!(broken.stdout.contains("failed"), "{broken:?}");
+}
+
+#[test]
+fn a_missing_table_gives_78_and_the_way_out() {
+    const MISSING: (u16, &str) = (
+        400,
+        r#"{"__type":"com.amazonaws.dynamodb.v20120810#ResourceNotFoundException","message":"Requested resource not found"}"#,
+    );
+    let endpoint = std::env::var("LOCK_TEST_ENDPOINT").unwrap_or_else(|_| server(&[MISSING]));
+    let mut command = bare(PROGRAM);
+    command.args(["run", "--key", "job", "--table", "nowhere", "--", "true"]).envs(credentials());
+    command.env("AWS_ENDPOINT_URL", endpoint);
+    Process::start(command).outcome().expect_code(78).expect_sentence(&["`nowhere`", "lambda-lock create-table"]);
+}
+
+#[test]
+fn denied_access_gives_78_and_names_the_action() {
+    let mut command = bare(PROGRAM);
+    command.args(["run", "--key", "job", "--table", "locks", "--endpoint-url", &server(&[DENIED]), "--", "true"]);
+    let outcome = Process::start({
+        command.envs(credentials());
+        command
+    });
+    outcome
+        .outcome()
+        .expect_code(78)
+        .expect_sentence(&["not authorized to perform: dynamodb:UpdateItem", "table/locks"]);
+}
+
+#[test]
+fn without_a_network_it_gives_69_in_bounded_time() {
+    let closed = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let mut command = bare(PROGRAM);
+    command.args(["run", "--key", "job", "--table", "locks", "--", "true"]).envs(credentials());
+    command.env("AWS_ENDPOINT_URL", format!("http://{closed}"));
+    let started = Instant::now();
+    Process::start(command).outcome().expect_code(69).expect_sentence(&["no answer", "`locks`", "refused"]);
+    assert!(started.elapsed() < Duration::from_secs(15));
+}
+
+// behaviour 37
+#[test]
+fn what_has_to_be_set_is_named() {
+    let without = |missing: &str, endpoint: &str| {
+        let mut command = bare(PROGRAM);
+        command.args(["get", "job", "--table", "locks"]).env("AWS_ENDPOINT_URL", endpoint);
+        command.envs(credentials().into_iter().filter(|(name, _)| *name != missing));
+        Process::start(command).outcome().expect_code(78)
+    };
+    without("AWS_REGION", "http://127.0.0.1:1").expect_sentence(&["no region", "--region", "AWS_REGION"]);
+    without("AWS_ACCESS_KEY_ID", "http://127.0.0.1:1").expect_sentence(&["credentials"]);
+    for endpoint in ["localhost:8000", "ftp://localhost", "nonsense"] {
+        without("", endpoint).expect_sentence(&["AWS_ENDPOINT_URL", endpoint, "http://localhost:8000"]);
+    }
+}
+
+#[test]
+fn a_profile_that_is_named_goes_before_the_credentials_in_the_environment() {
+    let place = Place::new();
+    let config = place.file("config");
+    fs::write(&config, "[profile other]\naws_access_key_id = OTHER\naws_secret_access_key = other\n").unwrap();
+    let (endpoint, requests) = recording_server(&[DENIED]);
+    let get = |profile| {
+        let mut command = bare(PROGRAM);
+        command.args(["get", "job", "--table", "locks", "--profile", profile, "--endpoint-url", &endpoint]);
+        command.envs(credentials()).env("AWS_CONFIG_FILE", &config);
+        Process::start(command).outcome().expect_code(78)
+    };
+    get("other").expect_sentence(&["access denied"]);
+    assert!(requests.recv_timeout(PATIENCE).unwrap().contains("Credential=OTHER/"));
+    get("nobody").expect_sentence(&["`nobody`", "credentials", "~/.aws/config"]);
+}
+
+#[test]
+fn completions_name_the_commands() {
+    for shell in ["bash", "elvish", "fish", "powershell", "zsh"] {
+        let script = Process::start({
+            let mut command = bare(PROGRAM);
+            command.args(["completions", shell]);
+            command
+        });
+        let script = script.outcome().expect_code(0).stdout;
+        for name in ["run", "list", "create-table", "hold-at-least"] {
+            assert!(script.contains(name), "{shell}: {name}");
+        }
+        assert!(!script.contains("__guard"));
+    }
+}
+
+#[test]
+fn the_manual_page_has_all_sections_and_no_mistakes() {
+    let place = Place::new();
+    let mut command = bare(PROGRAM);
+    command.arg("man");
+    let page = Process::start(command).outcome().expect_code(0).stdout;
+    for part in [".SH COMMANDS", ".SS create-table", ".SH \"EXIT STATUS\"", ".SH ENVIRONMENT", ".SH EXAMPLES"] {
+        assert!(page.contains(part), "{part}: {page}");
+    }
+    let file = place.file("lambda-lock.1");
+    fs::write(&file, &page).unwrap();
+    for linter in [&["mandoc", "-T", "lint", "-W", "error"][..], &["man", "--warnings", "-l", "-Tutf8"]] {
+        let Ok(output) = Command::new(linter[0]).args(&linter[1..]).arg(&file).stdin(Stdio::null()).output() else {
+            continue;
+        };
+        let found = [output.stderr, if linter[0] == "mandoc" { output.stdout } else { Vec::new() }].concat();
+        assert_eq!(String::from_utf8(found).unwrap(), "", "{}", linter[0]);
+    }
+}
+
+/// The program with a clock that is two minutes ahead, if there is something to set it with.
+fn ahead(place: &Place, arguments: &[&str]) -> Option<Command> {
+    if Command::new("faketime").arg("--version").output().is_err() {
+        assert!(std::env::var_os("LOCK_TEST_FAKETIME").is_none(), "faketime is not installed");
+        eprintln!("skipped, because faketime is not installed");
+        return None;
+    }
+    let mut command = bare("faketime");
+    command.args(["-f", "+120s", PROGRAM]).env("FAKETIME_DONT_FAKE_MONOTONIC", "1");
+    place.at_home(&mut command);
+    command.args(arguments);
+    Some(command)
+}
+
+#[test]
+fn a_wrong_clock_takes_nobodys_key_as_long_as_it_is_within_the_skew() {
+    let place = Place::new();
+    let Some(mut wary) = ahead(&place, &["run", "--key", "wary", "--", "true"]) else { return };
+    let _holder = place.holding("wary", &["--clock-skew", "3m"]);
+    wary.env("LOCK_CLOCK_SKEW", "3m");
+    Process::start(wary).outcome().expect_code(75);
+    // The clock is wrong indeed: beyond the skew, it is too late for the key.
+    let _holder = place.holding("bold", &[]);
+    let bold = ahead(&place, &["run", "--key", "bold", "--", "true"]).unwrap();
+    Process::start(bold).outcome().expect_code(0);
+}
+
+// behaviour 39
+#[test]
+fn a_check_sees_a_wrong_clock() {
+    let place = Place::new();
+    let Some(check) = ahead(&place, &["check"]) else { return };
+    if place.endpoint.is_none() {
+        // The embedded engine has the clock of the process.
+        eprintln!("skipped, because it needs a DynamoDB with a clock of its own: set LOCK_TEST_ENDPOINT");
+        return;
+    }
+    let outcome = Process::start(check).outcome().expect_code(78);
+    assert!(outcome.stdout.lines().any(|line| line.starts_with("failed  clock")), "{outcome:?}");
+}
