@@ -19,9 +19,9 @@ async fn held(locks: &Locks) -> Result<Vec<(String, Holder)>, Error> {
     let mut held = Vec::new();
     let mut list = locks.list();
     while let Some(page) = list.next_page().await? {
-        for (key, holder) in page {
-            match holder {
-                Ok(holder) if holder.is_current() => held.push((key, holder)),
+        for row in page {
+            match row.holder {
+                Ok(holder) if holder.is_current() => held.push((row.key, holder)),
                 Ok(_) => {}
                 Err(malformed) => eprintln!("{malformed}"),
             }

@@ -108,8 +108,8 @@ impl Locks {
     /// Looks at everything that locks depend on: the table and its state, its keys, its TTL, what the caller is allowed to
     /// do, and this host's clock, by the `Date` of DynamoDB's answers. For the start of a program, or a person.
     ///
-    /// What is wrong is a finding, not an error; so is a network that does not answer. It writes nothing: six requests, each
-    /// of up to 10 s, two of them writes that cannot be applied. IAM actions, each of which is reported if it is denied:
+    /// What is wrong is a finding, not an error; so is a network that does not answer. It writes nothing: six requests, with
+    /// the SDK's tries of each up to 10 s, two of them writes that cannot be applied. IAM actions, each of which is reported if it is denied:
     /// `dynamodb:DescribeTable` and `dynamodb:DescribeTimeToLive` for the check alone, `dynamodb:UpdateItem` for every
     /// lock, `dynamodb:GetItem` for [`get`](Self::get), `dynamodb:Scan` for [`list`](Self::list) and
     /// `dynamodb:ConditionCheckItem` for [`Lock::condition_check`](crate::Lock::condition_check). A function needs the third

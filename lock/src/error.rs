@@ -307,8 +307,8 @@ impl fmt::Display for Error {
             )?,
             Kind::TableNotFound => write!(
                 f,
-                "table `{table}` not found in this account and region: create it with the template or with \
-                 Locks::create_table"
+                "table `{table}` not found in this account and region: create it with the template, with \
+                 Locks::create_table or with `lambda-lock create-table`"
             )?,
             Kind::MalformedRow(why) => write!(
                 f,

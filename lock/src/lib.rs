@@ -112,6 +112,6 @@ pub use lambda::{
     HandlerEvent, IdempotentLayer, IdempotentService, LockLayer, LockService, LockedEvent, Message, SqsConsumer,
     SqsConsumerService, WhenUnavailable,
 };
-pub use list::List;
+pub use list::{List, ListedRow};
 pub use lock::Lock;
 pub use locks::{CreateTable, Locks, LocksBuilder};

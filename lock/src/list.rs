@@ -16,9 +16,9 @@ use crate::protocol::{Cursor, Scanned};
 /// # async fn example(locks: Locks) -> Result<(), Error> {
 /// let mut list = locks.list();
 /// while let Some(page) = list.next_page().await? {
-///     for (key, holder) in page {
-///         match holder {
-///             Ok(holder) if holder.is_current() => println!("{key}: {holder}"),
+///     for row in page {
+///         match row.holder {
+///             Ok(holder) if holder.is_current() => println!("{}: {holder}", row.key),
 ///             Ok(_) => {}
 ///             Err(malformed) => println!("{malformed}"),
 ///         }
@@ -40,12 +40,10 @@ impl List {
         Self { locks, cursor: Cursor::Start, read: 0 }
     }
 
-    /// The keys of the next page, without the prefix, each with what its row says, or with the error that
-    /// [`is_malformed_row`](Error::is_malformed_row). `None` after the last page; a page before that may be empty. The
-    /// holders are without [data](Holder::data).
+    /// The rows of the next page; `None` after the last one. A page before that may be empty.
     ///
     /// After an error, the same page can be asked for again. One request.
-    pub async fn next_page(&mut self) -> Result<Option<Vec<(String, Result<Holder, Error>)>>, Error> {
+    pub async fn next_page(&mut self) -> Result<Option<Vec<ListedRow>>, Error> {
         let settings = &self.locks.0;
         let Some(Scanned { rows, read, cursor }) = settings.table.scan(&self.cursor, settings.clock.now()).await?
         else {
@@ -61,4 +59,15 @@ impl List {
     pub fn rows_read(&self) -> u64 {
         self.read
     }
+}
+
+/// A row in a [`List`].
+#[derive(Debug)]
+#[non_exhaustive]
+pub struct ListedRow {
+    /// The key, without the prefix.
+    pub key: String,
+    /// Who holds it, or held it last, without their [data](Holder::data); or the error that
+    /// [`is_malformed_row`](Error::is_malformed_row).
+    pub holder: Result<Holder, Error>,
 }

@@ -35,6 +35,7 @@ use aws_sdk_dynamodb::types::{
 use crate::clock::{Deadline, Moment, millis};
 use crate::error::{Error, Kind};
 use crate::holder::{Data, Holder};
+use crate::list::ListedRow;
 
 pub(crate) type Item = HashMap<String, AttributeValue>;
 
@@ -510,7 +511,7 @@ impl Table {
             let id = string_at(&mut item, &self.partition_key).ok()??;
             let key = id.strip_prefix(&self.key_prefix)?.to_owned();
             let row = Row::read(item).map(|row| row.into_holder(now)).map_err(|why| self.malformed(&key, why));
-            Some((key, row))
+            Some(ListedRow { key, holder: row })
         });
         Ok(Some(Scanned {
             rows: rows.collect(),
@@ -570,7 +571,9 @@ impl Table {
             Ok(_) => Ok(true),
             Err(error) => Ok(self.refusal(error, key)?.is_some_and(|row| {
                 // By this request, whose response was lost, or by the holder itself.
-                row.released.as_deref() == Some(owner) || (row.owner == seen.owner && row.released == row.owner)
+                let by_holder =
+                    !row.completed && row.owner.is_some() && row.owner == seen.owner && row.released == row.owner;
+                by_holder || row.released.as_deref() == Some(owner)
             })),
         }
     }
@@ -668,8 +671,7 @@ pub(crate) enum Cursor {
 /// What a scan found.
 #[derive(Debug)]
 pub(crate) struct Scanned {
-    /// By key, without the prefix.
-    pub(crate) rows: Vec<(String, Result<Holder, Error>)>,
+    pub(crate) rows: Vec<ListedRow>,
     /// How many rows it read to find them.
     pub(crate) read: u64,
     pub(crate) cursor: Cursor,

@@ -97,7 +97,7 @@ async fn listed(locks: &Locks, selection: Selection) -> Result<Vec<Entry>, Failu
     while entries.len() <= limit
         && let Some(page) = list.next_page().await?
     {
-        let page = page.into_iter().map(|(key, row)| Entry { key, row: row.map(Some) });
+        let page = page.into_iter().map(|row| Entry { key: row.key, row: row.holder.map(Some) });
         entries.extend(page.filter(|entry| entry.is_wanted(selection)));
         progress.show(list.rows_read());
     }
