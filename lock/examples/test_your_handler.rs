@@ -69,7 +69,7 @@ mod tests {
         LambdaEvent::new((), context)
     }
 
-    const TIMEOUT: Duration = Duration::from_secs(60);
+    const TIMEOUT: Duration = Duration::from_mins(1);
 
     // Time is paused: the twenty seconds of work pass at once.
     #[tokio::test(start_paused = true)]

@@ -464,6 +464,9 @@ fn the_names_the_units_and_the_labels_are_those_that_dashboards_know() {
         assert!(description.is_some_and(|description| !description.is_empty()), "{key:?}");
     }
     assert_eq!((names::REASON, names::OUTCOME), ("reason", "outcome"));
+    let table = include_str!("../../README.md").lines().filter_map(|line| line.strip_prefix("| `lambda_lock_"));
+    let table: Vec<_> = table.map(|line| line.split_once('`').unwrap().0).collect();
+    assert_eq!(table, PINNED.map(|(_, name, _)| name.strip_prefix("lambda_lock_").unwrap()));
 }
 
 // behaviour 36
