@@ -28,7 +28,8 @@ use crate::telemetry::{self, Asking, Holding};
 ///
 /// Dropping the future stops the waiting. If a request was under way, it may still be applied: a release is then sent
 /// in the background, and if that does not arrive, or arrives first, the key is free when the lease ends, no later. (A
-/// Lambda environment is frozen between invocations, and what it does in the background with it.)
+/// Lambda environment is frozen between invocations, and what it does in the background with it. [`Locks::settle`] waits for
+/// it.)
 ///
 /// ```
 /// # use std::time::{Duration, SystemTime};
@@ -364,7 +365,7 @@ impl Drop for Pending {
 pub(crate) async fn hold<T>(lock: &Lock, body: impl Future<Output = T>) -> Result<T, Error> {
     let outcome = while_held(lock, body).await;
     if !matches!(outcome, Ok(Some(_))) {
-        lock.give_up_least_hold();
+        lock.waive_hold_at_least();
     }
     // That it was lost has been told.
     if let Err(error) = in_time_to_answer(lock, lock.release()).await

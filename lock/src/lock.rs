@@ -208,6 +208,25 @@ impl Lock {
         self.state().leave = Some(data.into());
     }
 
+    /// Lets the key be free as soon as it is released, whatever [`hold_at_least`](crate::Acquire::hold_at_least) says: for
+    /// work that was not done, so that whoever tries again need not wait. No request.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use lambda_lock::{Error, Locks};
+    /// # async fn example(locks: Locks) -> Result<(), Error> {
+    /// let lock = locks.acquire("nightly-report").hold_at_least(Duration::from_secs(30)).await?;
+    /// if write_report().await.is_err() {
+    ///     lock.waive_hold_at_least();
+    /// }
+    /// lock.release().await
+    /// # }
+    /// # async fn write_report() -> Result<(), ()> { Ok(()) }
+    /// ```
+    pub fn waive_hold_at_least(&self) {
+        self.state().hold_until = None;
+    }
+
     /// Makes the lease end `lease` from now, from 1 ms to a day. One request; IAM action `dynamodb:UpdateItem`.
     ///
     /// The error [`is_lost`](Error::is_lost) if the lease has ended, the lock was released, or someone else has the
@@ -382,11 +401,6 @@ impl Lock {
         Ok(())
     }
 
-    /// The work was not done, so whoever tries again shall not have to wait for the least hold.
-    pub(crate) fn give_up_least_hold(&self) {
-        self.state().hold_until = None;
-    }
-
     pub(crate) fn error(&self, kind: Kind) -> Error {
         Error::new(kind, &self.ownership.locks.0.table.name, &self.ownership.key)
     }
@@ -432,7 +446,7 @@ impl Drop for Lock {
         if phase == Phase::Held {
             let _in = self.span().enter();
             tracing::warn!(key = self.key(), fence = self.fence(), "a lock was dropped without being released");
-            self.give_up_least_hold();
+            self.waive_hold_at_least();
         }
         // Data that is too large would keep the key from being freed.
         let leave = leave.filter(|data| check_data(data).is_ok());
@@ -483,13 +497,32 @@ impl Ownership {
     pub(crate) fn release_in_background(&self, end: Duration, data: Option<Data>, holding: Option<Arc<Holding>>) {
         if let Ok(runtime) = Handle::try_current() {
             let ownership = self.clone();
+            let under_way = UnderWay::begin(self.locks.clone());
             let span = holding.as_ref().map_or_else(Span::none, |holding| holding.span().clone());
             let release = async move {
+                let _until_it_is_answered = under_way;
                 if let Err(error) = ownership.release(end, data.as_ref(), holding.as_deref()).await {
                     tracing::debug!(key = ownership.key, %error, "a release in the background failed");
                 }
             };
             runtime.spawn(release.instrument(span));
         }
+    }
+}
+
+/// A release in the background, for [`Locks::settle`]. Over when it is dropped, also by a runtime that ends.
+#[derive(Debug)]
+struct UnderWay(Locks);
+
+impl UnderWay {
+    fn begin(locks: Locks) -> Self {
+        locks.0.in_background.send_modify(|releases| *releases += 1);
+        Self(locks)
+    }
+}
+
+impl Drop for UnderWay {
+    fn drop(&mut self) {
+        self.0.0.in_background.send_modify(|releases| *releases -= 1);
     }
 }

@@ -15,6 +15,8 @@ use aws_sdk_dynamodb::types::{
     TimeToLiveSpecification, TimeToLiveStatus,
 };
 
+use tokio::sync::watch;
+
 use crate::acquire::Acquire;
 use crate::clock::Clock;
 use crate::error::{Error, Kind};
@@ -54,6 +56,8 @@ pub(crate) struct Settings {
     pub(crate) retention: Duration,
     pub(crate) holder: String,
     pub(crate) enabled: bool,
+    /// How many releases are under way in the background.
+    pub(crate) in_background: watch::Sender<usize>,
 }
 
 impl Locks {
@@ -173,6 +177,29 @@ impl Locks {
         let is_free = settings.table.force_release(&key, &owner, by, seen, now, settings.retention).await?;
         tracing::warn!(key, from = %seen, by, is_free, "released by force");
         Ok(is_free)
+    }
+
+    /// Waits until the releases that were sent in the background, of locks that were dropped and of acquires that ended
+    /// without an answer, are answered: before a process ends, or an environment is frozen. No request by itself; each of
+    /// those takes up to 10 s.
+    ///
+    /// ```
+    /// # use lambda_lock::{Error, Locks};
+    /// # async fn example(locks: Locks) -> Result<(), Error> {
+    /// let Err(error) = locks.acquire("nightly-report").await else { return Ok(()) };
+    /// // The request may have been applied all the same.
+    /// locks.settle().await;
+    /// Err(error)
+    /// # }
+    /// ```
+    pub async fn settle(&self) {
+        let mut releases = self.0.in_background.subscribe();
+        while *releases.borrow_and_update() > 0 {
+            // It fails if the sender is gone; that is in here.
+            if releases.changed().await.is_err() {
+                return;
+            }
+        }
     }
 
     /// Creates the table as the locks need it, if it is not there: see [`CreateTable`].
@@ -314,6 +341,7 @@ impl LocksBuilder {
             retention: self.retention,
             holder: self.holder.unwrap_or_else(default_holder),
             enabled: self.enabled,
+            in_background: watch::Sender::default(),
         })))
     }
 }

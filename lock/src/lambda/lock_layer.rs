@@ -268,7 +268,7 @@ where
             let work = async {
                 let result = inner.call(event).await;
                 if result.is_err() {
-                    lock.give_up_least_hold();
+                    lock.waive_hold_at_least();
                 }
                 result
             };
