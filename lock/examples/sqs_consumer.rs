@@ -47,7 +47,7 @@ async fn main() -> Result<(), Error> {
     let payments = Idempotency::new(Locks::from_env().await?, WithoutKey::Refuse, |message: &Message<Payment>| {
         Some(message.body.id.clone())
     })
-    // As long as SQS keeps a message at the most, in the queue or among the dead letters.
+    // As long as SQS keeps a message in a queue at the most.
     .window(Duration::from_hours(14 * 24))
     // A payment that takes longer is cancelled. A crash keeps its duplicates waiting no longer than this.
     .lease(Duration::from_secs(20));

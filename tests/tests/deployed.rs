@@ -181,7 +181,10 @@ async fn what_they_export_is_what_the_alarms_and_the_dashboard_show(stack: &Stac
         Metric::of("order-api", metrics::IN_PROGRESS_REFUSALS, &[]),
     ];
     assert!(refused.iter().all(|metric| exported.contains(metric)), "{exported:?}");
-    let lost = FUNCTIONS.map(|function| Metric::of(function, metrics::LOST, &[]));
+    // Nothing has been lost or taken over so far: the dimensions are those of every counter without a label.
+    let lost = FUNCTIONS
+        .into_iter()
+        .flat_map(|function| [metrics::LOST, metrics::TAKEN_OVER].map(|name| Metric::of(function, name, &[])));
     let dead = ["payment-dead-letters", "ordered-payment-dead-letters.fifo"].map(|queue| Metric {
         namespace: "AWS/SQS".to_owned(),
         name: "ApproximateNumberOfMessagesVisible".to_owned(),
