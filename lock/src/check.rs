@@ -270,8 +270,8 @@ impl Check<'_> {
             self.found("keys", Verdict::Passed, has);
         } else {
             let message = format!(
-                "the table has {has}, the locks are set to {wanted}: set LocksBuilder::partition_key and sort_key as the \
-                 table has them, which must be strings, or use another table"
+                "the table has {has}, the locks are set to {wanted}: set LocksBuilder::partition_key (--partition-key) and \
+                 sort_key (--sort-key) as the table has them, which must be strings, or use another table"
             );
             self.found("keys", Verdict::Failed, message);
         }
@@ -361,7 +361,7 @@ impl Check<'_> {
         let skew = self.locks.0.clock_skew;
         let [at_least, at_most, allowed] = [least, most, skew].map(|time| format_duration(in_millis(time)));
         let way = if ahead.is_zero() { "behind" } else { "ahead of" };
-        let way_out = "let NTP set the clock, or set a larger LocksBuilder::clock_skew on every host";
+        let way_out = "let NTP set the clock, or set a larger LocksBuilder::clock_skew (--clock-skew) on every host";
         if least > skew {
             let message = format!(
                 "at least {at_least} {way} DynamoDB's, more than the clock skew of {allowed}, so that two holders can have a \
