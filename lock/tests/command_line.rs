@@ -6,6 +6,7 @@ use std::ffi::OsStr;
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpListener;
+use std::os::unix::process::CommandExt as _;
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc::{self, Receiver};
@@ -115,6 +116,14 @@ fn bare(program: &str) -> Command {
     command
 }
 
+/// `run` at a server, with these options.
+fn at_a_server(endpoint: &str, options: &[&str]) -> Command {
+    let mut command = bare(PROGRAM);
+    command.args(["run", "--key", "job", "--table", "locks", "--endpoint-url", endpoint]).args(options);
+    command.envs(credentials());
+    command
+}
+
 fn credentials() -> [(&'static str, &'static str); 3] {
     [("AWS_REGION", "us-east-1"), ("AWS_ACCESS_KEY_ID", "local"), ("AWS_SECRET_ACCESS_KEY", "local")]
 }
@@ -206,6 +215,12 @@ impl Outcome {
         self
     }
 
+    #[track_caller]
+    fn expect_stdout(self, stdout: &str) -> Self {
+        assert_eq!(self.stdout, stdout, "{self:?}");
+        self
+    }
+
     /// One sentence on standard error, beside what the command itself says there, with these parts.
     #[track_caller]
     fn expect_sentence(self, parts: &[&str]) -> Self {
@@ -218,8 +233,8 @@ impl Outcome {
     }
 }
 
-/// A server that answers the requests with these bodies, the last one again and again, and with a status of 0 not at all:
-/// its address.
+/// A server that answers the requests with these bodies, the last one again and again, with a status of 0 not at all, and
+/// with one of 1 after `SLOWLY`: its address.
 fn server(answers: &'static [(u16, &'static str)]) -> String {
     recording_server(answers).0
 }
@@ -248,9 +263,13 @@ fn recording_server(answers: &'static [(u16, &'static str)]) -> (String, Receive
             let mut body = vec![0; length];
             request.read_exact(&mut body).unwrap();
             let _nobody_asked = received.send(lines + &String::from_utf8(body).unwrap());
-            let (status, text) = answer;
+            let (mut status, text) = *answer;
+            if status == 1 {
+                thread::sleep(SLOWLY);
+                status = 200;
+            }
             let start = format!("HTTP/1.1 {status} X\r\nconnection: close\r\ncontent-length: {}\r\n\r\n", text.len());
-            if *status == 0 {
+            if status == 0 {
                 unanswered.push(stream);
             } else {
                 let _it_may_have_gone = stream.write_all(format!("{start}{text}").as_bytes());
@@ -260,6 +279,8 @@ fn recording_server(answers: &'static [(u16, &'static str)]) -> (String, Receive
     });
     (address, requests)
 }
+
+const SLOWLY: Duration = Duration::from_secs(3);
 
 const DENIED: (u16, &str) = (
     400,
@@ -375,10 +396,18 @@ fn a_command_that_died_of_a_signal_gives_128_and_its_number() {
 // behaviour 35
 #[test]
 fn a_signal_ends_the_wait_for_the_lock() {
-    let place = Place::new();
-    let _holder = place.holding("job", &[]);
-    let waiting = Process::start(place.shell("job", &["--wait", "1h"], "echo ran"));
-    thread::sleep(Duration::from_millis(500));
+    const HELD: (u16, &str) = (
+        400,
+        r#"{"__type":"com.amazonaws.dynamodb.v20120810#ConditionalCheckFailedException","message":"The conditional request failed","Item":{"id":{"S":"job"},"status":{"S":"INPROGRESS"},"in_progress_expiration":{"N":"4102444800000"},"expiration":{"N":"4102444800"},"fence":{"N":"17"}}}"#,
+    );
+    let (endpoint, requests) = recording_server(&[HELD]);
+    let mut command = at_a_server(&endpoint, &["--wait", "1h"]);
+    command.args(["--", "echo", "ran"]);
+    let waiting = Process::start(command);
+    // The second attempt: it waits.
+    for _ in 0..2 {
+        requests.recv_timeout(PATIENCE).unwrap();
+    }
     waiting.signal(Signal::TERM);
     assert_eq!(waiting.outcome().expect_code(128 + 15).stdout, "");
 }
@@ -397,14 +426,140 @@ fn a_signal_that_comes_before_the_answer_gives_up_the_lock_that_may_have_been_ta
     assert_eq!(process.outcome().expect_code(128 + 15).stdout, "");
 }
 
+// behaviour 35
+#[test]
+fn it_does_not_end_before_its_release_is_answered() {
+    let (endpoint, requests) = recording_server(&[(0, ""), (1, "{}")]);
+    let mut command = at_a_server(&endpoint, &[]);
+    command.args(["--", "echo", "ran"]);
+    let process = Process::start(command);
+    requests.recv_timeout(PATIENCE).unwrap();
+    process.signal(Signal::TERM);
+    assert!(requests.recv_timeout(PATIENCE).unwrap().contains("#released = :owner"));
+    let asked = Instant::now();
+    process.outcome().expect_code(128 + 15);
+    assert!(asked.elapsed() + Duration::from_millis(200) >= SLOWLY, "{:?}", asked.elapsed());
+}
+
+// behaviour 35
+#[test]
+fn an_acquire_that_is_never_answered_is_released_before_it_ends() {
+    let (endpoint, requests) = recording_server(&[(0, ""), (1, "{}")]);
+    let mut command = at_a_server(&endpoint, &[]);
+    command.args(["--", "echo", "ran"]);
+    let process = Process::start(command);
+    assert!(requests.recv_timeout(PATIENCE).unwrap().contains("#lease_end = :lease_end"));
+    assert!(requests.recv_timeout(PATIENCE).unwrap().contains("#released = :owner"));
+    let asked = Instant::now();
+    process.outcome().expect_code(69).expect_sentence(&["no answer"]).expect_stdout("");
+    assert!(asked.elapsed() + Duration::from_millis(200) >= SLOWLY, "{:?}", asked.elapsed());
+}
+
+/// What moves the command to a group of its own.
+fn movers() -> impl Iterator<Item = &'static [&'static str]> {
+    [&["timeout", "100"][..], &["setsid"]].into_iter().filter(|mover| {
+        let is_there = Command::new(mover[0]).arg("--version").output().is_ok();
+        if !is_there {
+            eprintln!("skipped, because there is no {}", mover[0]);
+        }
+        is_there
+    })
+}
+
+// behaviour 80
+#[test]
+fn a_command_that_moves_to_another_group_is_killed_with_its_children_when_the_lease_ends() {
+    for mover in movers() {
+        let place = Place::new();
+        let script = ["sh", "-c", "trap '' TERM; echo on; sleep 100 & sleep 100"];
+        let arguments = [&["run", "--key", "job", "--lease", "5s", "--"], mover, &script].concat();
+        let process = Process::start(place.command(arguments));
+        assert_eq!(process.line(), "on");
+        process.silence();
+        process.outcome().expect_code(76).expect_sentence(&["was over"]);
+    }
+}
+
+#[test]
+fn a_command_that_moves_to_another_group_gets_its_signals() {
+    for mover in movers() {
+        let place = Place::new();
+        let script = ["sh", "-c", "trap 'echo told; exit 9' TERM; echo on; while :; do sleep 0.02; done"];
+        let process = Process::start(place.command([&["run", "--key", "job", "--"], mover, &script].concat()));
+        assert_eq!(process.line(), "on");
+        process.signal(Signal::TERM);
+        assert_eq!(process.line(), "told");
+    }
+}
+
+#[test]
+fn a_command_that_moves_to_another_group_ends_with_its_children_when_it_is_killed() {
+    for mover in movers() {
+        let place = Place::new();
+        let script = ["sh", "-c", "echo on; sleep 100 & sleep 100"];
+        let mut process = Process::start(place.command([&["run", "--key", "job", "--"], mover, &script].concat()));
+        assert_eq!(process.line(), "on");
+        process.child.kill().unwrap();
+        process.silence();
+    }
+}
+
+#[test]
+fn a_command_of_another_user_cannot_be_ended_and_that_is_told_once() {
+    if !rustix::process::getuid().is_root() {
+        eprintln!("skipped, because only root can make a program that runs as another user");
+        return;
+    }
+    let place = Place::new();
+    let nobody = 65_534;
+    let all = |mode| std::os::unix::fs::PermissionsExt::from_mode(mode);
+    fs::set_permissions(place.folder.path(), all(0o777)).unwrap();
+    // As sudo is: it gives up the user that called it. Not copied in this process: another thread's child could have the
+    // file open for writing yet when it is to be run.
+    let sudo = place.file("sudo");
+    let install = Command::new("sh").args(["-c", "install -m 4755 \"$(command -v setpriv)\" \"$0\"", &sudo]).output();
+    let as_root = ["--reuid", "0", "--"];
+    let user = install
+        .unwrap()
+        .status
+        .success()
+        .then(|| Command::new(&sudo).args(as_root).args(["id", "-ru"]).uid(nobody).output().unwrap().stdout);
+    if user.as_deref() != Some(b"0\n") || Command::new(PROGRAM).arg("--version").uid(nobody).output().is_err() {
+        eprintln!("skipped, because programs do not run as another user here");
+        return;
+    }
+    let mut command = place.command(["run", "--key", "job", "--lease", "3s", "--", &sudo]);
+    command.args(as_root).args(["sleep", "6"]).uid(nobody);
+    let outcome = Process::start(command).outcome().expect_code(76);
+    assert_eq!(outcome.stderr.matches("runs as another user").count(), 1, "{outcome:?}");
+    assert!(outcome.stderr.contains("code 0"), "{outcome:?}");
+}
+
+// behaviour 58
+#[test]
+fn a_key_does_not_stay_held_after_a_command_that_failed() {
+    let place = Place::new();
+    for (code, lease, command) in [
+        (3, "100s", &["sh", "-c", "exit 3"][..]),
+        (128 + 9, "100s", &["sh", "-c", "kill -KILL $$"]),
+        (127, "100s", &["/nonexistent/x"]),
+        (126, "100s", &["/etc/passwd"]),
+        (76, "1s", &["sleep", "100"]),
+    ] {
+        let options = ["run", "--key", "job", "--hold-at-least", "200s", "--lease", lease, "--"];
+        place.run([&options, command].concat()).expect_code(code);
+        assert_eq!(place.json("job")["state"], "free", "{command:?}");
+    }
+}
+
 // behaviours 57, 80
 #[test]
 fn when_the_lease_is_about_to_end_the_command_is_told_and_can_clean_up() {
     let place = Place::new();
     let script = "trap 'echo clean; exit 0' TERM; while :; do sleep 0.02; done";
-    let outcome = Process::start(place.shell("job", &["--lease", "2s"], script)).outcome();
+    let outcome = Process::start(place.shell("job", &["--lease", "8s"], script)).outcome();
     assert_eq!(outcome.stdout, "clean\n");
-    outcome.expect_code(76).expect_sentence(&["lease of 2s", "`job`", "--renew"]);
+    outcome.expect_code(76).expect_sentence(&["lease of 8s", "`job`", "--renew"]);
     assert_eq!(place.json("job")["state"], "free");
 }
 
@@ -415,20 +570,19 @@ fn when_the_lease_ends_the_command_and_its_children_are_killed() {
     let started = Instant::now();
     // They ignore SIGTERM. The child has standard output too, so its end is seen there.
     let process =
-        Process::start(place.shell("job", &["--lease", "1s"], "trap '' TERM; sleep 100 & echo $!; sleep 100"));
+        Process::start(place.shell("job", &["--lease", "5s"], "trap '' TERM; sleep 100 & echo $!; sleep 100"));
     process.line().parse::<u32>().unwrap();
     process.silence();
-    assert!((Duration::from_secs(1)..Duration::from_secs(15)).contains(&started.elapsed()));
+    assert!((Duration::from_secs(5)..Duration::from_secs(20)).contains(&started.elapsed()));
     process.outcome().expect_code(76).expect_sentence(&["signal 9"]);
 }
 
 #[test]
 fn with_renewals_the_command_may_take_longer_than_the_lease() {
     let place = Place::new();
-    let process =
-        Process::start(place.shell("job", &["--lease", "1500ms", "--renew"], "echo on; sleep 2.5; echo done"));
+    let process = Process::start(place.shell("job", &["--lease", "5s", "--renew"], "echo on; sleep 7; echo done"));
     assert_eq!(process.line(), "on");
-    thread::sleep(Duration::from_secs(2));
+    thread::sleep(Duration::from_millis(5500));
     place.run(["run", "--key", "job", "--", "true"]).expect_code(75);
     let outcome = process.outcome().expect_code(0);
     assert_eq!((outcome.stdout.as_str(), outcome.stderr.as_str()), ("done\n", ""));
@@ -451,7 +605,7 @@ fn a_renewal_that_fails_is_told_and_the_command_is_ended_with_the_lease() {
     let acquired = (200, r#"{"Attributes":{"fence":{"N":"17"}}}"#);
     let endpoint = server(Box::leak(Box::new([acquired, DENIED])));
     let mut command = bare(PROGRAM);
-    command.args(["run", "--key", "job", "--table", "locks", "--endpoint-url", &endpoint, "--lease", "1s", "--renew"]);
+    command.args(["run", "--key", "job", "--table", "locks", "--endpoint-url", &endpoint, "--lease", "5s", "--renew"]);
     command.args(["--", "sh", "-c", "echo $LOCK_FENCE; sleep 100"]).envs(credentials());
     let outcome = Process::start(command).outcome().expect_code(76);
     // The answer is the row as it was before.
@@ -469,12 +623,22 @@ fn a_renewal_that_finds_the_lock_lost_ends_the_command() {
     assert_eq!(outcome.stdout, "");
 }
 
+#[test]
+fn a_command_has_no_time_to_clean_up_once_someone_else_may_have_the_key() {
+    let place = Place::new();
+    let script = "trap 'echo told; sleep 1; echo late' TERM; echo on; while :; do sleep 0.02; done";
+    let process = Process::start(place.shell("job", &["--lease", "15s", "--renew"], script));
+    assert_eq!(process.line(), "on");
+    place.run(["release", "job", "--force", "--yes"]).expect_code(0);
+    process.outcome().expect_code(76).expect_sentence(&["signal 9"]).expect_stdout("told\n");
+}
+
 // behaviours 42, 56
 #[test]
 fn when_it_is_killed_the_command_ends_at_once_and_the_key_is_free_when_the_lease_has_ended_and_not_before() {
     let place = Place::new();
     let mut process =
-        Process::start(place.shell("job", &["--lease", "2500ms"], "sleep 100 & echo $!; sleep 100; echo done"));
+        Process::start(place.shell("job", &["--lease", "6s"], "sleep 100 & echo $!; sleep 100; echo done"));
     process.line();
     let held = place.json("job");
     process.child.kill().unwrap();
@@ -485,40 +649,71 @@ fn when_it_is_killed_the_command_ends_at_once_and_the_key_is_free_when_the_lease
     assert!(place.json("job")["acquired_at"].as_str() >= held["until"].as_str());
 }
 
+/// The process that guards the command.
+#[cfg(target_os = "linux")]
+fn guard_of(process: &Process) -> Pid {
+    let is_guard = |pid: &&str| fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap().contains("__guard");
+    let children = fs::read_to_string(format!("/proc/{0}/task/{0}/children", process.child.id())).unwrap();
+    Pid::from_raw(children.split_whitespace().find(is_guard).unwrap().parse().unwrap()).unwrap()
+}
+
 #[cfg(target_os = "linux")]
 #[test]
 fn when_all_processes_of_it_are_killed_at_once_the_command_ends_too() {
     let place = Place::new();
     let mut process = Process::start(place.shell("job", &[], "echo on; exec sleep 100"));
     assert_eq!(process.line(), "on");
-    let is_guard = |pid: &&str| fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap().contains("__guard");
-    let children = fs::read_to_string(format!("/proc/{0}/task/{0}/children", process.child.id())).unwrap();
-    let guard = children.split_whitespace().find(is_guard).unwrap().parse().unwrap();
-    kill_process(Pid::from_raw(guard).unwrap(), Signal::KILL).unwrap();
+    kill_process(guard_of(&process), Signal::KILL).unwrap();
     process.child.kill().unwrap();
     process.silence();
 }
 
+#[cfg(target_os = "linux")]
+#[test]
+fn when_its_guard_is_killed_the_command_is_ended() {
+    let place = Place::new();
+    let process =
+        Process::start(place.shell("job", &[], "trap 'echo told; exit 5' TERM; echo on; while :; do sleep 0.02; done"));
+    assert_eq!(process.line(), "on");
+    kill_process(guard_of(&process), Signal::KILL).unwrap();
+    process.outcome().expect_code(74).expect_sentence(&["guards", "code 5"]).expect_stdout("told\n");
+    assert_eq!(place.json("job")["state"], "free");
+}
+
 #[test]
 fn when_it_is_stopped_the_command_does_not_outlive_the_lease() {
-    let place = Place::new();
-    let process = place.holding("job", &["--lease", "1500ms", "--renew"]);
-    process.signal(Signal::STOP);
-    // The program itself still has its standard output, so a look at the command's process tells.
-    let until = Instant::now() + PATIENCE;
-    let children = format!("/proc/{0}/task/{0}/children", process.child.id());
-    if fs::exists(&children).unwrap() {
-        let alive =
-            |pid: &str| fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| !stat.contains(") Z "));
-        let started = fs::read_to_string(&children).unwrap();
-        assert_eq!(started.split_whitespace().filter(|pid| alive(pid)).count(), 2, "the guard and the command");
-        while started.split_whitespace().any(alive) {
-            assert!(Instant::now() < until, "the command runs without a lock");
-            thread::sleep(Duration::from_millis(20));
+    // Also one that stops its group, as the terminal does when it is read in the background.
+    for script in ["echo on; sleep 100", "echo on; kill -TTIN 0; sleep 100"] {
+        let place = Place::new();
+        let process = Process::start(place.shell("job", &["--lease", "5s", "--renew"], script));
+        assert_eq!(process.line(), "on");
+        process.signal(Signal::STOP);
+        // The program itself still has its standard output, so a look at the command's process tells.
+        let until = Instant::now() + PATIENCE;
+        let children = format!("/proc/{0}/task/{0}/children", process.child.id());
+        if fs::exists(&children).unwrap() {
+            let alive =
+                |pid: &str| fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| !stat.contains(") Z "));
+            let started = fs::read_to_string(&children).unwrap();
+            assert_eq!(started.split_whitespace().filter(|pid| alive(pid)).count(), 2, "the guard and the command");
+            while started.split_whitespace().any(alive) {
+                assert!(Instant::now() < until, "the command runs without a lock");
+                thread::sleep(Duration::from_millis(20));
+            }
         }
+        process.signal(Signal::CONT);
+        assert_eq!(process.outcome().expect_code(76).stdout, "");
     }
-    process.signal(Signal::CONT);
-    assert_eq!(process.outcome().expect_code(76).stdout, "");
+}
+
+#[test]
+fn a_lease_is_not_renewed_while_the_command_is_stopped() {
+    let place = Place::new();
+    let process =
+        Process::start(place.shell("job", &["--lease", "6s", "--renew"], "echo on; kill -STOP $$; sleep 100"));
+    assert_eq!(process.line(), "on");
+    let outcome = process.outcome().expect_code(76);
+    assert_eq!(outcome.stderr.matches("not renewed while the command is stopped").count(), 1, "{outcome:?}");
 }
 
 #[test]
@@ -562,11 +757,9 @@ fn a_wrong_variable_is_named_with_its_value_and_the_way_out() {
         let outcome = Process::start(command).outcome().expect_code(78).expect_sentence(&[value, way_out]);
         assert!(name == "LOCK_TABLE_NAME" || outcome.stderr.contains(name), "{outcome:?}");
     }
-    let mut command = place.command(["run", "--key", "job", "--", "true"]);
-    command.env("LOCK_TABLE_NAME", "");
-    if place.endpoint.is_some() {
-        Process::start(command).outcome().expect_code(78).expect_sentence(&["--table", "LOCK_TABLE_NAME"]);
-    }
+    let mut command = bare(PROGRAM);
+    command.args(["run", "--key", "job", "--", "true"]).env("LOCK_TABLE_NAME", "");
+    Process::start(command).outcome().expect_code(78).expect_sentence(&["--table", "LOCK_TABLE_NAME"]);
 }
 
 // behaviour 47
@@ -597,7 +790,7 @@ fn keys_are_listed_with_their_states_and_without_what_holders_left() {
     let number = |number: u64| AttributeValue::N(number.to_string());
     place.run(["run", "--key", "free", "--", "true"]).expect_code(0);
     place.holding("expired", &["--lease", "500ms"]);
-    let _holder = place.holding("held", &["--holder", "me\u{1b}[2J"]);
+    let _holder = place.holding("held", &["--holder", "me\u{1b}[2J\u{9b}\u{7f}\u{202e}\u{2066}"]);
     let soon = 4_102_444_800;
     let completed = [("id", text("completed")), ("status", text("COMPLETED")), ("expiration", number(soon))];
     place.put(&[&completed[..], &[("data", text("\"secret\""))]].concat());
@@ -613,13 +806,15 @@ fn keys_are_listed_with_their_states_and_without_what_holders_left() {
     let states = rows.map(|name| vec![name, name]);
     assert_eq!(first_words[0], ["KEY", "STATE"]);
     assert_eq!(&first_words[1..], states);
-    assert!(table.stdout.contains("me\u{fffd}[2J"));
+    assert!(table.stdout.contains("me\u{fffd}[2J\u{fffd}\u{fffd}\u{fffd}\u{fffd}"));
 
     let lines = place.run(["list", "--json"]).expect_code(0);
     let objects: Vec<Value> = lines.stdout.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     assert_eq!(objects.iter().map(|object| object["state"].as_str().unwrap()).collect::<Vec<_>>(), rows);
     let held = &objects[3];
-    assert_eq!((held["holder"].as_str(), &held["fence"]), (Some("me\u{1b}[2J"), &place.json("held")["fence"]));
+    let holder = "me\u{1b}[2J\u{9b}\u{7f}\u{202e}\u{2066}";
+    assert_eq!((held["holder"].as_str(), &held["fence"]), (Some(holder), &place.json("held")["fence"]));
+    assert!(lines.stdout.contains(r"me\u001b[2J\u009b\u007f\u202e\u2066"), "{lines:?}");
     assert!((0.0..=30.1).contains(&held["remaining_seconds"].as_f64().unwrap()));
     assert!(objects[4]["error"].as_str().unwrap().contains("not a lock row"));
     assert!(!table.stdout.contains("secret") && !lines.stdout.contains("secret"));
@@ -630,6 +825,24 @@ fn keys_are_listed_with_their_states_and_without_what_holders_left() {
         place.run(["list", "--limit", "4", "--json"]).expect_code(0).expect_sentence(&["more than 4", "--limit"]);
     assert_eq!(limited.stdout.lines().count(), 4);
     assert_eq!(place.run(["list", "--limit", "5"]).expect_code(0).stderr, "");
+}
+
+#[test]
+fn a_page_that_is_throttled_is_asked_for_again() {
+    const THROTTLED: (u16, &str) = (
+        400,
+        r#"{"__type":"com.amazonaws.dynamodb.v20120810#ProvisionedThroughputExceededException","message":"too many"}"#,
+    );
+    const PAGE: (u16, &str) = (
+        200,
+        r#"{"Items":[{"id":{"S":"job"},"status":{"S":"INPROGRESS"},"in_progress_expiration":{"N":"1"}}],"Count":1,"ScannedCount":1}"#,
+    );
+    for (answers, code) in [(&[THROTTLED, THROTTLED, THROTTLED, THROTTLED, PAGE][..], 0), (&[THROTTLED], 69)] {
+        let mut command = bare(PROGRAM);
+        command.args(["list", "--table", "locks", "--endpoint-url", &server(answers)]).envs(credentials());
+        let outcome = Process::start(command).outcome().expect_code(code);
+        assert_eq!(outcome.stdout.lines().any(|line| line.starts_with("job ")), code == 0, "{outcome:?}");
+    }
 }
 
 // behaviour 26
@@ -709,6 +922,10 @@ fn watching_shows_the_keys_again_and_again_until_it_is_interrupted() {
 
 /// The program at a terminal, with what is typed there.
 fn at_a_terminal(place: &Place, arguments: &[&str]) -> Option<(Process, ChildStdin)> {
+    at_a_terminal_with(place, arguments, "")
+}
+
+fn at_a_terminal_with(place: &Place, arguments: &[&str], redirection: &str) -> Option<(Process, ChildStdin)> {
     let script = Command::new("script").arg("--version").output();
     if !script.is_ok_and(|output| String::from_utf8_lossy(&output.stdout).contains("util-linux")) {
         eprintln!("skipped, because there is no script(1) of util-linux, which makes a terminal");
@@ -720,7 +937,7 @@ fn at_a_terminal(place: &Place, arguments: &[&str]) -> Option<(Process, ChildStd
     let mut terminal = bare("script");
     terminal.envs(command.get_envs().filter_map(|(name, value)| Some((name, value?))));
     terminal
-        .args(["--quiet", "--return", "--command", &format!("exec {}", quoted.join(" ")), "/dev/null"])
+        .args(["--quiet", "--return", "--command", &format!("exec {} {redirection}", quoted.join(" ")), "/dev/null"])
         .stdin(Stdio::piped());
     let mut process = Process::with_input(terminal);
     let input = process.child.stdin.take().unwrap();
@@ -749,14 +966,39 @@ fn at_a_terminal_the_command_can_read_from_it_and_is_interrupted_once() {
 }
 
 #[test]
+fn at_a_terminal_a_command_that_moves_to_another_group_is_interrupted_too() {
+    for mover in movers() {
+        let place = Place::new();
+        let script = ["sh", "-c", "trap \"echo interrupted; exit 3\" INT; echo on; while :; do sleep 0.02; done"];
+        let arguments = [&["run", "--key", "job", "--"], mover, &script].concat();
+        let Some((process, mut input)) = at_a_terminal(&place, &arguments) else { return };
+        assert_eq!(process.line().trim(), "on");
+        input.write_all(b"\x03").unwrap();
+        assert_eq!(process.line().trim().replace("^C", ""), "interrupted");
+    }
+}
+
+#[test]
 fn at_a_terminal_too_the_command_is_killed_when_the_lease_ends() {
     let place = Place::new();
     let script = "trap \"\" TERM; echo on; exec sleep 100";
-    let arguments = ["run", "--key", "job", "--lease", "1s", "--", "sh", "-c", script];
+    let arguments = ["run", "--key", "job", "--lease", "5s", "--", "sh", "-c", script];
     let Some((process, _input)) = at_a_terminal(&place, &arguments) else { return };
     assert_eq!(process.line().trim(), "on");
     let outcome = process.outcome().expect_code(76);
     assert!(outcome.stdout.contains("signal 9"), "{outcome:?}");
+}
+
+#[test]
+fn a_command_that_asks_at_the_terminal_in_the_background_is_ended_with_the_lease() {
+    let place = Place::new();
+    let script = "echo on; read line </dev/tty; echo never";
+    let arguments = ["run", "--key", "job", "--lease", "6s", "--renew", "--", "sh", "-c", script];
+    let Some((process, _input)) = at_a_terminal_with(&place, &arguments, "</dev/null") else { return };
+    assert_eq!(process.line().trim(), "on");
+    let outcome = process.outcome().expect_code(76);
+    assert!(outcome.stdout.contains("while the command is stopped"), "{outcome:?}");
+    assert!(!outcome.stdout.contains("never"), "{outcome:?}");
 }
 
 #[test]
@@ -886,7 +1128,6 @@ fn completions_name_the_commands() {
         for name in ["run", "list", "create-table", "hold-at-least"] {
             assert!(script.contains(name), "{shell}: {name}");
         }
-        assert!(!script.contains("__guard"));
     }
 }
 
@@ -903,6 +1144,7 @@ fn the_manual_page_has_all_sections_and_no_mistakes() {
     fs::write(&file, &page).unwrap();
     for linter in [&["mandoc", "-T", "lint", "-W", "error"][..], &["man", "--warnings", "-l", "-Tutf8"]] {
         let Ok(output) = Command::new(linter[0]).args(&linter[1..]).arg(&file).stdin(Stdio::null()).output() else {
+            eprintln!("skipped, because there is no {}", linter[0]);
             continue;
         };
         let found = [output.stderr, if linter[0] == "mandoc" { output.stdout } else { Vec::new() }].concat();

@@ -128,7 +128,8 @@ pub(crate) struct Run {
     /// How long to wait for a key that is held; without it, one attempt
     #[arg(long, value_name = "DURATION", value_parser = wait)]
     pub(crate) wait: Option<Duration>,
-    /// How long the key stays held if the command ends earlier, so that two schedules that fire seconds apart run it once
+    /// How long the key stays held if the command ends earlier with code 0, so that two schedules that fire seconds apart
+    /// run it once; after another end it is free at once
     #[arg(long, value_name = "DURATION", value_parser = hold_at_least)]
     pub(crate) hold_at_least: Option<Duration>,
     /// Renew the lease when a third of it is over, for as long as the command runs
@@ -163,7 +164,7 @@ pub(crate) struct Selection {
     /// Only keys that are held
     #[arg(long)]
     pub(crate) held: bool,
-    /// How many keys at the most; standard error says when there may be more
+    /// How many keys at the most, those that are found first; standard error says when there are more
     #[arg(long, value_name = "NUMBER", default_value = "1000", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) limit: u32,
 }

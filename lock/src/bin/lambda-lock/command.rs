@@ -1,5 +1,6 @@
 //! The command of `run`: how it is started, told and ended, so that it does not outlive the lock.
 
+use std::cell::Cell;
 use std::ffi::{OsStr, OsString};
 use std::future::poll_fn;
 use std::io::{self, ErrorKind, IsTerminal, Write as _};
@@ -9,9 +10,13 @@ use std::task::Poll;
 use std::time::Duration;
 use std::{env, fs};
 
-use rustix::process::{Pid, Signal};
+use rustix::io::Errno;
+use rustix::process::{
+    Pid, Signal, WaitId, WaitIdOptions, getpgid, getpgrp, kill_current_process_group, kill_process, kill_process_group,
+    test_kill_process, waitid,
+};
 use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader};
-use tokio::process::{Child, ChildStdin, Command};
+use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 use tokio::signal::unix;
 
 use crate::say;
@@ -23,6 +28,8 @@ pub(crate) const EXEC: &str = "__exec";
 
 /// The signals that are passed on to the command.
 const PASSED_ON: [Signal; 6] = [Signal::INT, Signal::TERM, Signal::HUP, Signal::QUIT, Signal::USR1, Signal::USR2];
+/// Those of a terminal that has another group in the foreground.
+const STOPPING: [Signal; 3] = [Signal::TTIN, Signal::TTOU, Signal::TSTP];
 
 /// The signals that come while the command runs.
 #[derive(Debug)]
@@ -32,8 +39,12 @@ impl Signals {
     /// From here on they no longer end this process, except those that it was started to ignore, by nohup for example:
     /// these the command shall ignore too.
     pub(crate) fn listen() -> io::Result<Self> {
+        Self::listen_to(&PASSED_ON)
+    }
+
+    fn listen_to(signals: &[Signal]) -> io::Result<Self> {
         let ignored = ignored();
-        let heeded = PASSED_ON.into_iter().filter(|signal| ignored & (1 << (signal.as_raw() - 1)) == 0);
+        let heeded = signals.iter().copied().filter(|signal| ignored & (1 << (signal.as_raw() - 1)) == 0);
         let streams = heeded.map(|signal| Ok((signal, unix::signal(unix::SignalKind::from_raw(signal.as_raw()))?)));
         streams.collect::<io::Result<_>>().map(Self)
     }
@@ -70,8 +81,43 @@ fn myself(task: &str) -> io::Result<Command> {
 #[derive(Debug)]
 pub(crate) struct Guard {
     process: Child,
-    told: ChildStdin,
     group: Pid,
+    pub(crate) told: Told,
+    pub(crate) life: Life,
+}
+
+/// What the guard is told.
+#[derive(Debug)]
+pub(crate) struct Told(ChildStdin);
+
+impl Told {
+    /// Until when the command may run, from now on.
+    pub(crate) async fn allow(&mut self, remaining: Duration) -> io::Result<()> {
+        self.line(&remaining.as_millis().to_string()).await
+    }
+
+    /// Whom to kill, for the command may leave the group.
+    pub(crate) async fn watch(&mut self, command: &Running) -> io::Result<()> {
+        self.line(&format!("{COMMAND}{}", command.pid)).await
+    }
+
+    async fn line(&mut self, line: &str) -> io::Result<()> {
+        self.0.write_all(format!("{line}\n").as_bytes()).await
+    }
+}
+
+/// How the line begins that names the command to the guard.
+const COMMAND: &str = "command ";
+
+/// Something that the guard has for as long as it lives.
+#[derive(Debug)]
+pub(crate) struct Life(ChildStdout);
+
+impl Life {
+    /// Until the guard has died. It is not waited for then: nobody else gets its group's number.
+    pub(crate) async fn ended(&mut self) {
+        while self.0.read_u8().await.is_ok() {}
+    }
 }
 
 impl Guard {
@@ -84,18 +130,13 @@ impl Guard {
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null()).process_group(0).kill_on_drop(true);
         let mut process = command.spawn()?;
         let gone = || io::Error::from(ErrorKind::BrokenPipe);
-        let (Some(group), Some(told), Some(mut ready)) = (pid(&process), process.stdin.take(), process.stdout.take())
+        let (Some(group), Some(told), Some(mut life)) = (pid(&process), process.stdin.take(), process.stdout.take())
         else {
             return Err(gone());
         };
         // Before that, a signal for the group would end it.
-        ready.read_u8().await.map_err(|_| gone())?;
-        Ok(Some(Self { process, told, group }))
-    }
-
-    /// Until when the command may run, from now on.
-    pub(crate) async fn allow(&mut self, remaining: Duration) -> io::Result<()> {
-        self.told.write_all(format!("{}\n", remaining.as_millis()).as_bytes()).await
+        life.read_u8().await.map_err(|_| gone())?;
+        Ok(Some(Self { process, group, told: Told(told), life: Life(life) }))
     }
 
     /// Ends the guard, and leaves alone what the command left running.
@@ -106,14 +147,20 @@ impl Guard {
 
 /// The guard's own life.
 pub(crate) fn guard() -> ExitCode {
+    let command = Cell::new(None);
     let live = async {
         let _they_are_for_the_command = Signals::listen()?;
+        // A command that is stopped at a terminal takes its group with it.
+        let _nor_these = Signals::listen_to(&STOPPING)?;
         io::stdout().write_all(&[1])?;
         io::stdout().flush()?;
         let mut lines = BufReader::new(tokio::io::stdin()).lines();
         let mut limit = Duration::from_hours(48);
         while let Ok(Ok(Some(line))) = tokio::time::timeout(limit, lines.next_line()).await {
-            limit = Duration::from_millis(line.parse().map_err(io::Error::other)?);
+            match line.strip_prefix(COMMAND) {
+                Some(pid) => command.set(pid.parse().ok().and_then(Pid::from_raw)),
+                None => limit = Duration::from_millis(line.parse().map_err(io::Error::other)?),
+            }
         }
         io::Result::Ok(())
     };
@@ -122,8 +169,14 @@ pub(crate) fn guard() -> ExitCode {
         // Not held up by the thread that reads standard input.
         runtime.shutdown_background();
     }
+    // Its number is its own still: a program that was stopped has not waited for it, one that died did so just now, and
+    // one that did wait for it ends this process at once.
+    if let Some(command) = command.get() {
+        let _it_may_lead_no_group = kill_process_group(command, Signal::KILL);
+        let _it_may_have_ended = kill_process(command, Signal::KILL);
+    }
     // Itself included.
-    let _nothing_to_do_about_it = rustix::process::kill_current_process_group(Signal::KILL);
+    let _nothing_to_do_about_it = kill_current_process_group(Signal::KILL);
     ExitCode::FAILURE
 }
 
@@ -162,15 +215,12 @@ pub(crate) fn cannot_run(program: &OsStr, error: &io::Error) -> u8 {
 #[derive(Debug)]
 pub(crate) struct Running {
     child: Child,
-    target: Target,
-}
-
-/// Who gets the command's signals.
-#[derive(Clone, Copy, Debug)]
-enum Target {
-    Group(Pid),
-    /// It shares the terminal's foreground group with this process, and with others.
-    Command(Pid),
+    pid: Pid,
+    /// The guard's. Without one, the command shares the terminal's foreground group with this process, and with others.
+    group: Option<Pid>,
+    /// Where the command went instead, as `timeout` and `setsid` do.
+    other_group: Cell<Option<Pid>>,
+    is_refusal_told: Cell<bool>,
 }
 
 impl Running {
@@ -178,15 +228,13 @@ impl Running {
     pub(crate) fn start(words: &[OsString], variables: [(&str, &str); 3], guard: Option<&Guard>) -> io::Result<Self> {
         let mut command = myself(EXEC)?;
         command.arg(std::process::id().to_string()).args(words).envs(variables).kill_on_drop(true);
-        if let Some(guard) = guard {
-            command.process_group(guard.group.as_raw_nonzero().get());
+        let group = guard.map(|guard| guard.group);
+        if let Some(group) = group {
+            command.process_group(group.as_raw_nonzero().get());
         }
         let child = command.spawn()?;
-        let target = match guard {
-            Some(guard) => Target::Group(guard.group),
-            None => Target::Command(pid(&child).ok_or(ErrorKind::NotFound)?),
-        };
-        Ok(Self { child, target })
+        let pid = pid(&child).ok_or(ErrorKind::NotFound)?;
+        Ok(Self { child, pid, group, other_group: Cell::new(None), is_refusal_told: Cell::new(false) })
     }
 
     /// Until it has ended; meanwhile the signals are passed on.
@@ -195,22 +243,55 @@ impl Running {
             tokio::select! {
                 biased;
                 status = self.child.wait() => return status,
-                signal = signals.next() => match self.target {
+                signal = signals.next() => {
                     // From the terminal: the command has it already.
-                    Target::Command(_) if [Signal::INT, Signal::QUIT].contains(&signal) => {}
-                    _ => self.send(signal),
+                    if !(self.is_in_the_foreground() && [Signal::INT, Signal::QUIT].contains(&signal)) {
+                        self.send(signal);
+                    }
                 }
             }
         }
     }
 
+    fn is_in_the_foreground(&self) -> bool {
+        self.group.is_none() && getpgid(Some(self.pid)) == Ok(getpgrp())
+    }
+
     pub(crate) fn send(&self, signal: Signal) {
-        let _it_may_have_ended = match self.target {
-            Target::Group(group) => rustix::process::kill_process_group(group, signal),
-            // Once it was waited for, another process may have its number.
-            Target::Command(pid) if self.child.id().is_some() => rustix::process::kill_process(pid, signal),
-            Target::Command(_) => Ok(()),
-        };
+        // Once it was waited for, another process may have its number.
+        let is_there = self.child.id().is_some();
+        if is_there && let Ok(group) = getpgid(Some(self.pid)) {
+            self.other_group.set(Some(group).filter(|group| Some(*group) != self.group && *group != getpgrp()));
+        }
+        for group in [self.group, self.other_group.get()].into_iter().flatten() {
+            let _it_may_have_ended = kill_process_group(group, signal);
+        }
+        if !is_there {
+            return;
+        }
+        // Once is enough, but for the one that must not be missed.
+        let has_it = self.group.or(self.other_group.get()).is_some() && signal != Signal::KILL;
+        let sent = if has_it { test_kill_process(self.pid) } else { kill_process(self.pid, signal) };
+        if sent == Err(Errno::PERM) && !self.is_refusal_told.replace(true) {
+            say("the command gets no signals and cannot be ended: it runs as another user (for sudo, write \
+                 `sudo lambda-lock …`, not `lambda-lock … sudo`)");
+        }
+    }
+
+    pub(crate) fn process(&self) -> Process {
+        Process(self.pid)
+    }
+}
+
+/// The command's process, to look at until it was waited for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Process(Pid);
+
+impl Process {
+    /// Whether it waits to be continued, for it asked in the background for what only a terminal gives, for example.
+    pub(crate) fn is_stopped(self) -> bool {
+        let only_look = WaitIdOptions::STOPPED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
+        waitid(WaitId::Pid(self.0), only_look).is_ok_and(|status| status.is_some())
     }
 }
 

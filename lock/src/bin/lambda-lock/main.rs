@@ -154,7 +154,12 @@ fn line(text: &str) -> Result<(), Failure> {
 
 /// What others wrote shall not steer the terminal.
 fn printable(text: &str) -> String {
-    text.chars().map(|c| if c.is_control() { char::REPLACEMENT_CHARACTER } else { c }).collect()
+    text.chars().map(|c| if is_steering(c) { char::REPLACEMENT_CHARACTER } else { c }).collect()
+}
+
+/// Control characters, and those that turn the direction of what follows.
+fn is_steering(c: char) -> bool {
+    c.is_control() || matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }
 
 /// Writes to standard output. A reader that has gone, such as `head`, ends the program quietly.

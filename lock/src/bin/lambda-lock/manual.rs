@@ -20,7 +20,12 @@ with code 75 and the command does not run.
 
 The command never runs longer than the lease. When a tenth of the lease is left, 10 seconds at the most, it gets SIGTERM, \
 and at the lease's end SIGKILL; the exit code is then 76. With --renew the lease is renewed each time that a third of it \
-is over; a renewal that fails is told on standard error and tried again, and one that finds the lock lost ends the command.
+is over; a renewal that fails is told on standard error and tried again. One that finds that someone else has the lock ends \
+the command with SIGTERM and, a tenth of a second later, SIGKILL. While the command is stopped, by ^Z or since it asked for \
+a password in the background, the lease is not renewed, and standard error says so.
+
+With --hold-at-least the key stays held for that long after the acquisition if the command ended with code 0. After every \
+other end, as also if it could not be run, the key is free at once, so that another attempt can follow.
 
 The command gets a process group of its own, and its signals and its end reach the whole group. INT, TERM, HUP, QUIT, \
 USR1 and USR2 are passed on to it. If standard input is a terminal, the command stays in the terminal's foreground group \
@@ -28,15 +33,26 @@ instead, so that it can read from it: then the terminal itself sends it INT and 
 time, and the other signals and the end reach the command but not its children. Children that a command leaves behind when \
 it ends are left alone, and run without the lock.
 
+A command that moves to another group, as timeout and setsid do, gets its signals and its end there, with all of that group. \
+What escapes are children of the command that change their group by themselves: a daemon, the jobs of an interactive shell, \
+or a timeout or setsid within a script. No signal and no end reaches these, and they run on without the lock. Nor does one \
+reach a command that runs as another user: write `sudo lambda-lock`, not `lambda-lock` with sudo as its command. Standard error says so when \
+a signal was refused.
+
 When lambda-lock itself is killed, or is stopped until the lease ends, a second process of it kills the command's whole \
-group; there is none if standard input is a terminal. On Linux the kernel, too, kills the command when lambda-lock is \
-killed, but not its children.
+group; there is none if standard input is a terminal. If that process is killed, the command is ended with SIGTERM and, after \
+a tenth of the lease, 10 seconds at the most, SIGKILL; the exit code is then 74. On Linux the kernel, too, kills the command \
+when lambda-lock is killed, but not its children.
+
+If standard input is no terminal, but the command asks for something at /dev/tty, it is stopped, for its group is not in the \
+foreground; it is killed when the lease ends. Leave standard input at the terminal for commands that ask.
 
 With LOCK_ENABLED=false in the environment the command runs without a lock and LOCK_FENCE is 0; one warning says so.";
 
 pub(crate) const LIST: &str = "\
-Lists keys with their state, sorted by key. It reads the table until it has found as many as the limit (IAM action \
-dynamodb:Scan). The states:
+Lists keys with their state. It reads the table until it has found as many as the limit (IAM action dynamodb:Scan), and \
+sorts those by key: of a larger table it shows the keys that were found first, not the first ones. A page that is throttled \
+is asked for again a few times. The states:
 
 held: someone holds it, or --hold-at-least keeps it
 
@@ -61,7 +77,8 @@ work: make sure that it has crashed, or that its writes are fenced. `run` report
 someone else.
 
 Give the fence that `get` showed: if another acquisition holds the key by then, it is refused with code 75. With --force \
-it is released whoever holds it, after a question, or with --yes without one. A key that is free is no error.";
+it is released whoever holds it, after a question, or with --yes without one; any other answer than yes leaves it as it is \
+and gives code 75. A key that is free is no error.";
 
 pub(crate) const WATCH: &str = "\
 Shows keys again and again, in place on a terminal, else as one table after the other, each under its time. Ends with \
@@ -81,8 +98,8 @@ const EXIT_STATUS: [(&str, &str); 10] = [
     ("0", "done"),
     ("2", "the command line is wrong"),
     ("69", "no usable answer: DynamoDB cannot be reached, throttles, or is at a transaction on the row"),
-    ("74", "standard output, or something else of this machine, cannot be used"),
-    ("75", "the key is held by someone else"),
+    ("74", "standard output, or something else of this machine, cannot be used, or what guards the command was killed"),
+    ("75", "the key is held by someone else, or release was told no and left it as it is"),
     ("76", "the lock was lost: its lease ended and the command was ended, or someone else has the key"),
     ("78", "something has to be set right: the table, the access, credentials, region, a variable, a row"),
     ("126", "the command of run cannot be run"),

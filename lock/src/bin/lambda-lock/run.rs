@@ -1,6 +1,7 @@
 //! `run`: the lock around a command.
 
 use std::convert::Infallible;
+use std::future::pending;
 use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
 use std::process::{self, ExitStatus};
 use std::time::Duration;
@@ -8,19 +9,23 @@ use std::{env, io};
 
 use lambda_lock::{Backoff, Error, Holder, Lock};
 use rustix::process::Signal;
-use tokio::runtime::Handle;
-use tokio::time::sleep;
+use tokio::time::{sleep, timeout};
 
 use crate::arguments::{Run, TableOptions};
-use crate::command::{Guard, Running, Signals, cannot_run};
+use crate::command::{Guard, Process, Running, Signals, Told, cannot_run};
 use crate::connect::{self, Connection};
 use crate::operate::RELEASED_BY;
-use crate::{Failure, LOST, say, sentence};
+use crate::{BROKEN_OUTPUT, Failure, LOST, say, sentence};
 
 /// What the command finds in its environment.
 const FENCE: &str = "LOCK_FENCE";
 const KEY: &str = "LOCK_KEY";
 const TABLE: &str = "LOCK_TABLE_NAME";
+
+/// From SIGTERM to SIGKILL, where someone else may have the key.
+const AT_ONCE: Duration = Duration::from_millis(100);
+/// For the answer to a release that was sent in the background.
+const SETTLING: Duration = Duration::from_secs(5);
 
 /// The exit code: that of the command.
 pub(crate) async fn run(options: &TableOptions, run: Run) -> Result<u8, Failure> {
@@ -54,15 +59,15 @@ pub(crate) async fn run(options: &TableOptions, run: Run) -> Result<u8, Failure>
         }
         Ok(Err(error)) => Err(error.into()),
         Err(signal) => {
-            let before = Handle::current().metrics().num_alive_tasks();
             drop(acquiring);
-            released_in_background(before).await;
             Ok(killed_by(signal.as_raw()))
         }
     };
     if let Some(guard) = guard {
         guard.dismiss().await;
     }
+    // What was not answered may have taken the lock, and is released in the background.
+    let _the_lease_ends_anyway = timeout(SETTLING, locks.settle()).await;
     outcome
 }
 
@@ -74,6 +79,18 @@ enum Ended {
     Overrun(ExitStatus),
     /// Told to, because someone else has the key.
     Lost(Error, ExitStatus),
+    /// Told to, because nobody would have ended it in place of this process.
+    Unguarded(ExitStatus),
+    /// It was not started, for the lease had ended already.
+    TooLate,
+}
+
+/// Why the command has to end.
+#[derive(Debug)]
+enum Reason {
+    LeaseEnds,
+    Lost(Error),
+    GuardDied,
 }
 
 /// Runs the command, until it ends or has to.
@@ -86,30 +103,56 @@ async fn under(
     signals: &mut Signals,
 ) -> io::Result<Ended> {
     if let Some(guard) = &mut guard {
-        guard.allow(lock.remaining()).await?;
+        guard.told.allow(lock.remaining()).await?;
+    }
+    if !lock.is_valid() {
+        return Ok(Ended::TooLate);
     }
     let fence = lock.fence().to_string();
     let variables = [(FENCE, fence.as_str()), (KEY, lock.key()), (TABLE, table)];
     let mut command = Running::start(&run.command, variables, guard.as_deref())?;
+    let (mut told, mut life) = match guard {
+        Some(Guard { told, life, .. }) => (Some(told), Some(life)),
+        None => (None, None),
+    };
+    if let Some(told) = &mut told {
+        // One that is gone is noticed below.
+        let _it_may_be_gone = told.watch(&command).await;
+    }
+    let guard_died = async {
+        match &mut life {
+            Some(life) => life.ended().await,
+            None => pending().await,
+        }
+    };
     // Time to clean up.
     let grace = (lease / 10).min(Duration::from_secs(10));
-    let lost = tokio::select! {
+    let process = command.process();
+    // It may have ended by the guard, while this process was stopped.
+    let by_itself = |status| if lock.is_valid() { Ended::InTime(status) } else { Ended::Overrun(status) };
+    let reason = tokio::select! {
         biased;
-        status = command.ended(signals) => {
-            let status = status?;
-            // It may have ended by the guard, while this process was stopped.
-            return Ok(if lock.is_valid() { Ended::InTime(status) } else { Ended::Overrun(status) });
-        }
-        Err(error) = renew(lock, lease, guard), if run.renew => Some(error),
-        () = remaining_is(lock, grace) => None,
+        status = command.ended(signals) => return Ok(by_itself(status?)),
+        () = remaining_is(lock, grace) => Reason::LeaseEnds,
+        Err(error) = renew(lock, lease, told, process), if run.renew => Reason::Lost(error),
+        () = guard_died => Reason::GuardDied,
     };
+    if matches!(reason, Reason::GuardDied)
+        // What killed it may have killed the whole group.
+        && let Ok(status) = timeout(AT_ONCE, command.ended(signals)).await
+    {
+        return Ok(by_itself(status?));
+    }
     command.send(Signal::TERM);
     // One that is stopped cannot heed it.
     command.send(Signal::CONT);
     let the_end = async {
-        match lost {
-            Some(_) => sleep(grace).await,
-            None => lock.lost().await,
+        match reason {
+            Reason::LeaseEnds => lock.lost().await,
+            Reason::Lost(_) => sleep(AT_ONCE).await,
+            Reason::GuardDied => {
+                let _either_way = timeout(grace, lock.lost()).await;
+            }
         }
     };
     let status = tokio::select! {
@@ -123,23 +166,41 @@ async fn under(
         Some(status) => status,
         None => command.ended(signals).await?,
     };
-    Ok(match lost {
-        Some(error) => Ended::Lost(error, status),
-        None => Ended::Overrun(status),
+    Ok(match reason {
+        Reason::LeaseEnds => Ended::Overrun(status),
+        Reason::Lost(error) => Ended::Lost(error, status),
+        Reason::GuardDied => Ended::Unguarded(status),
     })
 }
 
 /// Renews the lease as long as it is asked to, until the lock is lost.
-async fn renew(lock: &Lock, lease: Duration, mut guard: Option<&mut Guard>) -> Result<Infallible, Error> {
+async fn renew(
+    lock: &Lock,
+    lease: Duration,
+    mut told: Option<&mut Told>,
+    command: Process,
+) -> Result<Infallible, Error> {
     let mut pause = lease / 3;
+    let mut was_stopped = false;
     loop {
         sleep(pause).await;
+        // Nobody would end it any more, if nobody knows that it waits.
+        if command.is_stopped() {
+            if !was_stopped {
+                let end = humantime::format_rfc3339_seconds(lock.expires_at());
+                say(format_args!("the lease ends at {end}, for it is not renewed while the command is stopped"));
+            }
+            was_stopped = true;
+            pause = lease / 12;
+            continue;
+        }
+        was_stopped = false;
         match lock.renew(lease).await {
             Ok(()) => {
                 pause = lease / 3;
-                if let Some(guard) = &mut guard {
+                if let Some(told) = &mut told {
                     // One that is gone kills nobody.
-                    let _it_may_be_gone = guard.allow(lock.remaining()).await;
+                    let _it_may_be_gone = told.allow(lock.remaining()).await;
                 }
             }
             Err(error) if error.is_lost() => return Err(error),
@@ -165,32 +226,56 @@ async fn remaining_is(lock: &Lock, grace: Duration) {
 
 /// Releases the lock, and finds the exit code.
 async fn conclude(lock: &Lock, lease: Duration, ended: io::Result<Ended>) -> Result<u8, Failure> {
+    if !matches!(&ended, Ok(Ended::InTime(status)) if status.success()) {
+        // It is to be done again.
+        lock.waive_hold_at_least();
+    }
     let released = lock.release().await;
     let key = lock.key();
-    match (ended, released) {
-        (Err(error), _) => Err(Failure::of_the_system(error)),
-        (Ok(Ended::Lost(error, status)), _) => {
-            Err(Failure::new(LOST, format!("{}, so the command was ended ({})", lost(&error), told(status))))
+    let ended = match ended {
+        Ok(Ended::InTime(status)) => Ok(status),
+        Ok(Ended::Lost(error, status)) => {
+            let message = format!("{}, so the command was ended ({})", lost(&error), told(status));
+            return Err(Failure::new(LOST, message));
         }
-        (Ok(Ended::Overrun(status)), _) => {
+        Ok(Ended::Overrun(status)) => {
             let lease = humantime::format_duration(lease);
             let message = format!(
                 "the lease of {lease} on key `{key}` was over before the command was done ({}): give it a longer --lease, or \
                  --renew",
                 told(status)
             );
-            Err(Failure::new(LOST, message))
+            return Err(Failure::new(LOST, message));
         }
-        (Ok(Ended::InTime(status)), Err(error)) if error.is_lost() => {
+        Ok(Ended::TooLate) => {
+            let lease = humantime::format_duration(lease);
+            let message = format!(
+                "the lease of {lease} on key `{key}` was over before the command was started: give it a longer --lease"
+            );
+            return Err(Failure::new(LOST, message));
+        }
+        Ok(Ended::Unguarded(status)) => {
+            let message =
+                format!("the process that guards the command has died, so the command was ended ({})", told(status));
+            Err(Failure::new(BROKEN_OUTPUT, message))
+        }
+        Err(error) => Err(Failure::of_the_system(error)),
+    };
+    match (ended, released) {
+        (Ok(status), Err(error)) if error.is_lost() => {
             let message =
                 format!("{}, before the command ended ({}): it may not have been alone", lost(&error), told(status));
             Err(Failure::new(LOST, message))
         }
-        (Ok(Ended::InTime(status)), Err(error)) => {
-            say(format_args!("the key stays held until its lease ends, for the release failed: {}", sentence(&error)));
-            Ok(code(status))
+        (ended, released) => {
+            if let Err(error) = released {
+                say(format_args!(
+                    "the key stays held until its lease ends, for the release failed: {}",
+                    sentence(&error)
+                ));
+            }
+            ended.map(code)
         }
-        (Ok(Ended::InTime(status)), Ok(())) => Ok(code(status)),
     }
 }
 
@@ -201,17 +286,6 @@ fn lost(error: &Error) -> String {
             format!("the lock on key `{}` in table `{}` was {name}", error.key(), error.table())
         }
         _ => error.to_string(),
-    }
-}
-
-/// Waits until the release of an acquisition that was given up has been sent; nothing tells when, so until no more is
-/// under way than `before`, and not for long.
-async fn released_in_background(before: usize) {
-    for _ in 0..100 {
-        if Handle::current().metrics().num_alive_tasks() <= before {
-            return;
-        }
-        sleep(Duration::from_millis(20)).await;
     }
 }
 

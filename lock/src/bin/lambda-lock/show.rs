@@ -1,18 +1,19 @@
 //! Who holds what: `list`, `get`, `watch`.
 
+use std::fmt::Write as _;
 use std::io::{self, IsTerminal as _, Write as _};
 use std::time::{Duration, SystemTime};
 
 use aws_smithy_async::time::{SystemTimeSource, TimeSource as _};
 use comfy_table::{Table, presets};
-use lambda_lock::{Error, Holder, Locks};
+use lambda_lock::{Error, Holder, List, ListedRow, Locks};
 use serde_json::{Map, Value};
 use tokio::signal::unix::{SignalKind, signal};
-use tokio::time::{MissedTickBehavior, interval};
+use tokio::time::{MissedTickBehavior, interval, sleep};
 
 use crate::arguments::{Selection, TableOptions};
 use crate::connect::{Connection, connect};
-use crate::{Failure, UNAVAILABLE, print, printable, run, say, sentence};
+use crate::{Failure, UNAVAILABLE, is_steering, print, printable, run, say, sentence};
 
 pub(crate) async fn list(options: &TableOptions, selection: Selection, json: bool) -> Result<(), Failure> {
     let Connection { locks, .. } = connect(options, run::user()).await?;
@@ -95,7 +96,7 @@ async fn listed(locks: &Locks, selection: Selection) -> Result<Vec<Entry>, Failu
     let mut entries = Vec::new();
     let mut progress = Progress { shown: false };
     while entries.len() <= limit
-        && let Some(page) = list.next_page().await?
+        && let Some(page) = next_page(&mut list).await?
     {
         let page = page.into_iter().map(|row| Entry { key: row.key, row: row.holder.map(Some) });
         entries.extend(page.filter(|entry| entry.is_wanted(selection)));
@@ -108,6 +109,20 @@ async fn listed(locks: &Locks, selection: Selection) -> Result<Vec<Entry>, Failu
     }
     entries.sort_by(|one, other| one.key.cmp(&other.key));
     Ok(entries)
+}
+
+/// Asked for again where it was throttled, a few times: a long list is not to be lost for one page.
+async fn next_page(list: &mut List) -> Result<Option<Vec<ListedRow>>, Error> {
+    let mut pause = Duration::from_millis(200);
+    loop {
+        match list.next_page().await {
+            Err(error) if error.is_throttled() && pause < Duration::from_secs(3) => {
+                sleep(pause).await;
+                pause *= 2;
+            }
+            answer => return answer,
+        }
+    }
 }
 
 /// How far a long reading is, on a terminal.
@@ -197,7 +212,16 @@ impl Entry {
             ("error", self.row.as_ref().err().map(|error| sentence(error).into())),
         ];
         let known = fields.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?)));
-        format!("{}\n", Value::Object(known.collect::<Map<_, _>>()))
+        let mut text = String::new();
+        // It is only in strings that they can be.
+        for c in Value::Object(known.collect::<Map<_, _>>()).to_string().chars() {
+            if is_steering(c) {
+                let _infallible = write!(text, "\\u{:04x}", u32::from(c));
+            } else {
+                text.push(c);
+            }
+        }
+        text + "\n"
     }
 }
 
