@@ -8,6 +8,7 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpListener;
 use std::os::unix::process::CommandExt as _;
 use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::Once;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc::{self, Receiver};
 use std::thread;
@@ -20,6 +21,7 @@ use lambda_lock::embedded::Engine;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use tempfile::TempDir;
+use tokio::signal::unix::{self, SignalKind};
 
 /// Nothing here may take longer, however busy the machine is.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -128,6 +130,24 @@ fn credentials() -> [(&'static str, &'static str); 3] {
     [("AWS_REGION", "us-east-1"), ("AWS_ACCESS_KEY_ID", "local"), ("AWS_SECRET_ACCESS_KEY", "local")]
 }
 
+/// Whoever started the tests may ignore signals, as a shell does for what it runs in the background. That is inherited; a
+/// handler is not.
+fn heed_signals() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+        let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:")).unwrap_or("0").trim();
+        let ignored = u64::from_str_radix(ignored, 16).unwrap();
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let _inside = runtime.enter();
+        for signal in [Signal::INT, Signal::TERM, Signal::HUP, Signal::QUIT, Signal::USR1, Signal::USR2] {
+            if ignored & (1 << (signal.as_raw() - 1)) != 0 {
+                drop(unix::signal(SignalKind::from_raw(signal.as_raw())).unwrap());
+            }
+        }
+    });
+}
+
 /// A process, killed when it goes out of scope.
 struct Process {
     child: Child,
@@ -142,6 +162,7 @@ impl Process {
     }
 
     fn with_input(mut command: Command) -> Self {
+        heed_signals();
         command.stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn().unwrap();
         let (line, lines) = mpsc::channel();
