@@ -286,11 +286,13 @@ impl Lock {
             Ok(()) => {}
         }
         let leave = self.state().leave.clone();
-        leave.as_ref().map_or(Ok(()), check_data).inspect_err(|error| self.holding.release_failed(error))?;
+        let checked = leave.as_ref().map_or(Ok(()), check_data);
         if !self.is_enforced() {
+            checked?;
             self.enter(Phase::Released);
             return Ok(Released::Freed);
         }
+        checked.inspect_err(|error| self.holding.release_failed(error))?;
         let release = self.ownership.release(self.release_at(), leave.as_ref(), Some(&self.holding));
         let answer = release.instrument(self.span().clone()).await;
         match &answer {

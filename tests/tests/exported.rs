@@ -131,6 +131,7 @@ fn counts<const COUNTS: usize>(counts: [(&str, u64); COUNTS]) -> BTreeMap<String
 const HELD_ONCE: [(&str, u64); 5] =
     [("acquired", 1), ("acquire_time", 1), ("released", 1), ("release_time", 1), ("hold_time", 1)];
 
+// behaviour 36
 #[tokio::test]
 async fn a_report_exports_its_lock_and_one_that_is_skipped_its_refusal() {
     let stage = Stage::new().await;
@@ -148,6 +149,7 @@ async fn a_report_exports_its_lock_and_one_that_is_skipped_its_refusal() {
     assert_eq!(written, counts([("released", 1), ("release_time", 1), ("hold_time", 1)]));
 }
 
+// behaviour 36
 #[tokio::test]
 async fn an_order_exports_its_record_its_replays_and_what_is_refused_meanwhile() {
     let stage = Stage::new().await;
@@ -171,6 +173,7 @@ async fn an_order_exports_its_record_its_replays_and_what_is_refused_meanwhile()
     assert_eq!(send().await, (201, counts([("replays", 1)])));
 }
 
+// behaviour 36
 #[tokio::test]
 async fn a_batch_exports_what_became_of_each_message() {
     let stage = Stage::new().await;
@@ -204,6 +207,7 @@ async fn a_batch_exports_what_became_of_each_message() {
     assert_eq!(stage.exported(), expected);
 }
 
+// behaviour 36
 #[tokio::test]
 async fn an_invocation_that_fails_or_panics_exports_what_it_counted() {
     let stage = Stage::new().await;
