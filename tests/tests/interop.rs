@@ -476,7 +476,10 @@ async fn a_run_in_rust_whose_record_powertools_took_over_finds_it_lost_and_leave
         assert_eq!(sides.rows().await, rows);
         let warnings: Vec<_> = logged(prefix).into_iter().filter(|line| line.contains("WARN")).collect();
         assert_eq!(warnings.len(), 3, "{warnings:?}");
-        assert!(warnings.iter().all(|line| line.contains("was lost to an unnamed holder")), "{warnings:?}");
+        assert!(
+            warnings.iter().all(|line| line.contains("lost: ") && line.contains("to=an unnamed holder")),
+            "{warnings:?}"
+        );
 
         let ours = sides.ours().prefix(prefix);
         for order in &orders[..2] {
