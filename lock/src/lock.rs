@@ -40,7 +40,6 @@ pub struct Lock {
     ownership: Ownership,
     fence: Option<u64>,
     data: Option<Data>,
-    acquired_at: Duration,
     /// Shared with a release in the background.
     holding: Arc<Holding>,
     state: Mutex<State>,
@@ -87,8 +86,6 @@ impl Lock {
             ownership,
             fence,
             data,
-            // As the row has it.
-            acquired_at: Duration::from_millis(acquired.millis()),
             holding: Arc::new(holding),
             state: Mutex::new(State {
                 lease,
@@ -137,7 +134,7 @@ impl Lock {
     /// When the lock was acquired, by this host's clock.
     #[must_use]
     pub fn acquired_at(&self) -> SystemTime {
-        SystemTime::UNIX_EPOCH + self.acquired_at
+        SystemTime::UNIX_EPOCH + self.acquired()
     }
 
     /// Until when this lock may be relied on, by this host's clock. Others see the key free only later, by the clock
@@ -411,10 +408,15 @@ impl Lock {
         self.ownership.locks.0.clock.now()
     }
 
+    /// When, as the row has it.
+    fn acquired(&self) -> Duration {
+        Duration::from_millis(self.holding.since().millis())
+    }
+
     /// The time that a release made now gives as the lease's end.
     fn release_at(&self) -> Duration {
         // No earlier than the acquire, even if the clock was set back, so that duplicates of it are refused.
-        let now = self.now().wall.max(self.acquired_at);
+        let now = self.now().wall.max(self.acquired());
         self.state().hold_until.map_or(now, |until| until.max(now))
     }
 
