@@ -13,7 +13,7 @@ use crate::clock::Moment;
 use crate::error::{Error, Kind};
 use crate::holder::Data;
 use crate::locks::{Locks, MAX_LEASE, check_duration};
-use crate::protocol::{Completed, Lease, Outcome, Released, check_data};
+use crate::protocol::{Completed, Lease, Outcome, Released, Step, check_data};
 use crate::telemetry::Holding;
 
 /// A lock that was acquired.
@@ -56,6 +56,15 @@ struct State {
     hold_until: Option<Duration>,
     leave: Option<Data>,
     phase: Phase,
+    /// The number of the last request that was sent after the acquire.
+    sequence: u64,
+}
+
+impl State {
+    fn next_sequence(&mut self) -> u64 {
+        self.sequence += 1;
+        self.sequence
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -92,6 +101,7 @@ impl Lock {
                 hold_until: (!hold_at_least.is_zero()).then_some(hold_until),
                 leave: None,
                 phase: Phase::Held,
+                sequence: 0,
             }),
             changed: Notify::new(),
             renewing: AsyncMutex::new(()),
@@ -110,9 +120,12 @@ impl Lock {
         &self.ownership.owner
     }
 
-    /// The fencing token: larger than that of every earlier acquisition of this key. (That of an idempotent run, provided
-    /// that no request is late by more than the window.) Zero for a lock that is not [enforced](Self::is_enforced), so
-    /// that whoever checks fences refuses it.
+    /// The fencing token: larger than that of every earlier acquisition of this key. Zero for a lock that is not
+    /// [enforced](Self::is_enforced), so that a receiver that checks fences refuses it.
+    ///
+    /// The row counts it, and a new row starts at the clock of the acquire in microseconds. It can go back in these cases:
+    /// the row is deleted by hand, or by Powertools after a failure, and the next holder's clock is behind the last one's;
+    /// the record of an idempotent run has a window shorter than a request may be late, and is deleted at its end.
     #[must_use]
     pub fn fence(&self) -> u64 {
         self.fence.unwrap_or(0)
@@ -236,7 +249,7 @@ impl Lock {
         let _alone = self.renewing.lock().await;
         let now = self.now();
         let renewed = Lease::new(now.deadline_after(lease), settings.clock_skew, settings.retention);
-        let (lease_before, data) = {
+        let (lease_before, data, sequence) = {
             let mut state = self.state();
             if state.phase != Phase::Held || state.lease.deadline.remaining(now).is_zero() {
                 drop(state);
@@ -244,14 +257,14 @@ impl Lock {
             }
             state.leave.as_ref().map_or(Ok(()), check_data)?;
             state.lease.deadline = state.lease.deadline.earlier(renewed.deadline);
-            (state.lease, state.leave.clone())
+            (state.lease, state.leave.clone(), state.next_sequence())
         };
         self.changed.notify_waiters();
         // A record that is to be refused for longer stays for longer.
         let renewed = renewed.following(lease_before);
         if self.is_enforced() {
             let Ownership { key, owner, .. } = &self.ownership;
-            let renew = settings.table.renew(key, owner, lease_before.end, now, renewed, data.as_ref());
+            let renew = settings.table.renew(Step { key, owner, sequence, now }, renewed, data.as_ref());
             if let Err(error) = renew.instrument(self.span().clone()).await {
                 // It may have met a release, which knows better.
                 if error.is_lost() && self.enter_from(&[Phase::Held], Phase::Lost).is_ok() {
@@ -282,7 +295,10 @@ impl Lock {
             Err(_) => return Err(self.error(Kind::Lost(None))),
             Ok(()) => {}
         }
-        let leave = self.state().leave.clone();
+        let (leave, sequence) = {
+            let mut state = self.state();
+            (state.leave.clone(), state.next_sequence())
+        };
         let checked = leave.as_ref().map_or(Ok(()), check_data);
         if !self.is_enforced() {
             checked?;
@@ -290,7 +306,7 @@ impl Lock {
             return Ok(Released::Freed);
         }
         checked.inspect_err(|error| self.holding.release_failed(error))?;
-        let release = self.ownership.release(self.release_at(), leave.as_ref(), Some(&self.holding));
+        let release = self.ownership.release(sequence, self.release_at(), leave.as_ref(), Some(&self.holding));
         let answer = release.instrument(self.span().clone()).await;
         match &answer {
             Ok(_) => self.enter(Phase::Released),
@@ -439,9 +455,9 @@ impl fmt::Debug for Lock {
 
 impl Drop for Lock {
     fn drop(&mut self) {
-        let (phase, leave) = {
+        let (phase, leave, sequence) = {
             let mut state = self.state();
-            (state.phase, state.leave.take())
+            (state.phase, state.leave.take(), state.next_sequence())
         };
         self.enter(Phase::Released);
         if matches!(phase, Phase::Released | Phase::Lost) || !self.is_enforced() {
@@ -454,7 +470,11 @@ impl Drop for Lock {
         }
         // Data that is too large would keep the key from being freed.
         let leave = leave.filter(|data| check_data(data).is_ok());
-        self.ownership.release_in_background(self.release_at(), leave, Some(Arc::clone(&self.holding)));
+        let (ownership, end, holding) = (self.ownership.clone(), self.release_at(), Arc::clone(&self.holding));
+        let span = self.span().clone();
+        self.ownership.in_background(span, async move {
+            ownership.release(sequence, end, leave.as_ref(), Some(&holding)).await.map(drop)
+        });
     }
 }
 
@@ -479,13 +499,15 @@ impl Ownership {
     /// Frees the key at `end`, and tells the holding.
     pub(crate) async fn release(
         &self,
+        sequence: u64,
         end: Duration,
         data: Option<&Data>,
         holding: Option<&Holding>,
     ) -> Result<Released, Error> {
-        let settings = &self.locks.0;
+        let (Self { key, owner, .. }, settings) = (self, &self.locks.0);
         let now = settings.clock.now();
-        let answer = settings.table.release(&self.key, &self.owner, now, end, settings.retention, data).await;
+        let step = Step { key, owner, sequence, now };
+        let answer = settings.table.release(step, end, settings.retention, data).await;
         match (holding, &answer) {
             (Some(holding), Ok(released)) => {
                 let outcome = if matches!(released, Released::Freed) { "released" } else { "completed" };
@@ -497,16 +519,20 @@ impl Ownership {
         answer
     }
 
+    /// Makes sure that an acquire that ended without the key does not take it by a request that arrives late.
+    pub(crate) async fn withdraw(&self) -> Result<(), Error> {
+        let settings = &self.locks.0;
+        settings.table.withdraw(&self.key, &self.owner, settings.clock.now(), settings.retention).await
+    }
+
     /// Sends a release without waiting for it, if a runtime is there to send it.
-    pub(crate) fn release_in_background(&self, end: Duration, data: Option<Data>, holding: Option<Arc<Holding>>) {
+    pub(crate) fn in_background(&self, span: Span, release: impl Future<Output = Result<(), Error>> + Send + 'static) {
         if let Ok(runtime) = Handle::try_current() {
-            let ownership = self.clone();
-            let under_way = UnderWay::begin(self.locks.clone());
-            let span = holding.as_ref().map_or_else(Span::none, |holding| holding.span().clone());
+            let (under_way, key) = (UnderWay::begin(self.locks.clone()), self.key.clone());
             let release = async move {
                 let _until_it_is_answered = under_way;
-                if let Err(error) = ownership.release(end, data.as_ref(), holding.as_deref()).await {
-                    tracing::debug!(key = ownership.key, %error, "a release in the background failed");
+                if let Err(error) = release.await {
+                    tracing::debug!(key, %error, "a release in the background failed");
                 }
             };
             runtime.spawn(release.instrument(span));
