@@ -412,9 +412,5 @@ pub(crate) async fn in_time_to_answer<T>(
     lock: &Lock,
     request: impl Future<Output = Result<T, Error>>,
 ) -> Result<T, Error> {
-    let limit = match lock.remaining() {
-        Duration::ZERO => Duration::from_secs(1),
-        remaining => time_to_ask(remaining),
-    };
-    tokio::time::timeout(limit, request).await.unwrap_or_else(|_| Err(lock.unanswered()))
+    tokio::time::timeout(lock.time_to_answer(), request).await.unwrap_or_else(|_| Err(lock.unanswered()))
 }

@@ -9,12 +9,22 @@ use tokio::runtime::Handle;
 use tokio::sync::{Mutex as AsyncMutex, Notify};
 use tracing::{Instrument, Span};
 
+use crate::backoff::{Backoff, Jitter};
 use crate::clock::Moment;
 use crate::error::{Error, Kind};
 use crate::holder::Data;
 use crate::locks::{Locks, MAX_LEASE, check_duration};
-use crate::protocol::{Completed, Lease, Outcome, Released, Step, check_data};
+use crate::protocol::{Completed, Lease, Outcome, Released, Step, check_data, time_to_ask};
 use crate::telemetry::Holding;
+
+/// The waits between the requests of a completion that is sent again.
+const RESEND: Backoff = Backoff::NO_WAIT
+    .base(Duration::from_millis(50))
+    .factor(2.0)
+    .cap(Duration::from_secs(1))
+    .jitter(Jitter::Full)
+    .up_to(Duration::MAX)
+    .max_attempts(u32::MAX);
 
 /// A lock that was acquired.
 ///
@@ -316,20 +326,47 @@ impl Lock {
         answer
     }
 
-    /// Stores how the run under this lock ended, for `window` from now. One request.
+    /// Stores how the run under this lock ended, for `window` from now. One request, which is sent again until the lease
+    /// ends if it is throttled or not answered: otherwise the work would run again.
     pub(crate) async fn complete(&self, window: Duration, outcome: Outcome) -> Result<Completed, Error> {
+        let limit = self.time_to_answer();
         // It may be applied even if no answer comes, so nothing else is sent after it.
         if self.enter_from(&[Phase::Held, Phase::Lost], Phase::Released).is_err() {
             return Err(self.error(Kind::Lost(None)));
         }
         let (Ownership { locks, key, owner }, now) = (&self.ownership, self.now());
-        let complete = locks.0.table.complete(key, owner, now, now.wall.saturating_add(window), outcome);
-        let answer = complete.instrument(self.span().clone()).await;
+        let mut last = None;
+        let sent = async {
+            let mut delays = RESEND.delays(None);
+            loop {
+                let complete =
+                    locks.0.table.complete(key, owner, now, now.wall.saturating_add(window), outcome.clone());
+                let delay = match complete.await {
+                    Err(error) if error.is_worth_waiting() => {
+                        tracing::debug!(key, %error, "a completion is sent again");
+                        last = Some(error);
+                        delays.next(Duration::ZERO, None).unwrap_or_default()
+                    }
+                    answer => return answer,
+                };
+                tokio::time::sleep(delay).await;
+            }
+        };
+        let answer = tokio::time::timeout(limit, Box::pin(sent.instrument(self.span().clone()))).await;
+        let answer = answer.unwrap_or_else(|_| Err(last.unwrap_or_else(|| self.error(Kind::Unavailable))));
         match &answer {
             Ok(_) => self.holding.released("completed", Some((now, self.now()))),
             Err(error) => self.holding.release_failed(error),
         }
         answer
+    }
+
+    /// How long the last request under this lock may take, so that Lambda is answered in time.
+    pub(crate) fn time_to_answer(&self) -> Duration {
+        match self.remaining() {
+            Duration::ZERO => Duration::from_secs(1),
+            remaining => time_to_ask(remaining),
+        }
     }
 
     /// The same as a part of the caller's transaction; for a lock that is not enforced, a check that always holds.

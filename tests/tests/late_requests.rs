@@ -1,11 +1,15 @@
 //! Requests that arrive after their sender has stopped waiting for them. On the embedded engine, or on the DynamoDB that
 //! `LOCK_TEST_ENDPOINT` names.
 
+use std::convert::Infallible;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use lambda_lock::Data;
+use lambda_lock::embedded::{Answer, Intercept};
+use lambda_lock::{Data, Idempotency, Locks, WithoutKey};
 use lambda_lock_tests::invocation::millis;
 use lambda_lock_tests::{Late, World};
+use serde_json::{Value, json};
 
 /// The default.
 const CLOCK_SKEW: Duration = Duration::from_secs(1);
@@ -132,6 +136,60 @@ async fn a_row_that_refuses_a_late_attempt_is_kept_for_the_retention() {
     assert!(expiration * 1000 >= millis(host.now() + Duration::from_hours(23)), "{expiration}");
     assert!(!late.deliver(&world).await);
     crashed.release().await.unwrap();
+}
+
+/// Throttles the first completions.
+#[derive(Debug)]
+struct Throttle(AtomicU32);
+
+impl Intercept for Throttle {
+    fn request(&self, _: &str, request: &mut Value) {
+        if is_completion(request) && self.0.load(Ordering::Relaxed) > 0 {
+            // So that it is not applied.
+            request["TableName"] = "no-such-table".into();
+        }
+    }
+
+    fn answer(&self, _: &str, request: &Value, answer: &mut Answer) {
+        let left = |left: u32| left.checked_sub(1);
+        if is_completion(request) && self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, left).is_ok() {
+            (answer.status, answer.body) = (400, json!({ "__type": "ThrottlingException" }));
+        }
+    }
+}
+
+fn is_completion(request: &Value) -> bool {
+    request["UpdateExpression"].as_str().is_some_and(|update| update.contains("#status = :completed"))
+}
+
+fn once(locks: Locks) -> Idempotency<String, u32, Infallible> {
+    Idempotency::new(locks, WithoutKey::Refuse, |key: &String| Some(key.clone()))
+}
+
+// behaviours 60, 76
+#[tokio::test]
+async fn a_completion_that_is_throttled_is_sent_again_until_the_result_is_stored() {
+    let world = World::new().await;
+    let host = world.host().intercept(Throttle(AtomicU32::new(9))).build();
+    let locks = world.locks_with_quick_retries(&host).build().unwrap();
+    let order = "order".to_owned();
+    assert_eq!(once(locks).run(&order, async |_| Ok(1)).await.unwrap(), 1);
+    // The acquire, and three completions of three attempts each before the one that is stored.
+    assert_eq!(host.requests(), 1 + 9 + 1);
+    assert_eq!(once(world.default_locks()).run(&order, async |_| Ok(2)).await.unwrap(), 1);
+}
+
+// behaviours 65, 76
+#[tokio::test]
+async fn a_completion_is_sent_again_no_longer_than_the_lease() {
+    let world = World::new().await;
+    let host = world.host().intercept(Throttle(AtomicU32::new(u32::MAX))).build();
+    let locks = world.locks_with_quick_retries(&host).build().unwrap();
+    let started = host.now();
+    let lease = Duration::from_millis(600);
+    assert_eq!(once(locks).lease(lease).run(&"order".to_owned(), async |_| Ok(1)).await.unwrap(), 1);
+    let took = host.now().duration_since(started).unwrap();
+    assert!(took > lease / 2 && took < lease, "{took:?}");
 }
 
 // behaviours 31, 77
