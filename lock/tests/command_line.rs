@@ -46,6 +46,18 @@ impl Place {
         place
     }
 
+    /// A program that ignores SIGCHLD and then becomes the program that its arguments name. A shell cannot do this: it
+    /// needs the signal itself.
+    fn ignoring_children(&self) -> String {
+        const SOURCE: &str = "#include <signal.h>\n#include <unistd.h>\n
+            int main(int count, char **words) { signal(SIGCHLD, SIG_IGN); return execvp(words[1], words + 1); }";
+        let (source, program) = (self.file("ignoring.c"), self.file("ignoring"));
+        fs::write(&source, SOURCE).unwrap();
+        // Rust links with it too.
+        assert!(Command::new("cc").args(["-o", &program, &source]).status().unwrap().success());
+        program
+    }
+
     fn file(&self, name: &str) -> String {
         self.folder.path().join(name).to_str().unwrap().to_owned()
     }
@@ -404,6 +416,25 @@ fn a_signal_that_the_caller_ignored_stays_ignored() {
     process.signal(Signal::HUP);
     assert_eq!(process.line(), "survived");
     process.outcome().expect_code(0);
+}
+
+// behaviours 58, 78
+#[test]
+fn a_command_is_waited_for_also_if_the_caller_ignores_the_end_of_its_children() {
+    let place = Place::new();
+    let ignoring = place.ignoring_children();
+    for (enabled, state) in [("true", "held"), ("false", "free")] {
+        let mut command = bare(&ignoring);
+        command.arg(PROGRAM).env("LOCK_ENABLED", enabled);
+        place.at_home(&mut command);
+        command.args(["run", "--key", enabled, "--hold-at-least", "100s", "--"]);
+        command.args(["sh", "-c", "if test -e /proc/self/status; then exec grep SigIgn /proc/self/status; fi"]);
+        let outcome = Process::start(command).outcome().expect_code(0);
+        // The command, too, can wait for its children.
+        let ignored = outcome.stdout.trim().strip_prefix("SigIgn:").unwrap_or("0").trim();
+        assert_eq!(u64::from_str_radix(ignored, 16).unwrap() & (1 << (Signal::CHILD.as_raw() - 1)), 0, "{outcome:?}");
+        assert_eq!(place.json(enabled)["state"], state);
+    }
 }
 
 // behaviours 20, 29

@@ -12,7 +12,7 @@ use rustix::process::Signal;
 use tokio::time::{sleep, timeout};
 
 use crate::arguments::{Run, TableOptions};
-use crate::command::{Guard, Process, Running, Signals, Told, cannot_run};
+use crate::command::{Guard, Process, Running, Signals, Told, cannot_run, heed_children};
 use crate::connect::{self, Connection};
 use crate::operate::RELEASED_BY;
 use crate::{BROKEN_OUTPUT, Failure, LOST, say, sentence};
@@ -29,6 +29,7 @@ const SETTLING: Duration = Duration::from_secs(5);
 
 /// The exit code: that of the command.
 pub(crate) async fn run(options: &TableOptions, run: Run) -> Result<u8, Failure> {
+    heed_children().map_err(Failure::of_the_system)?;
     if !connect::is_enabled()? {
         return Ok(without_lock(options, &run));
     }
