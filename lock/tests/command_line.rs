@@ -335,6 +335,44 @@ fn the_command_finds_fence_key_and_table_in_its_environment_and_its_code_is_the_
     assert_eq!(place.json("job")["state"], "free");
 }
 
+/// The first request that the program sends as this user, whom the environment does not name.
+fn request_of(user: Option<u32>) -> Option<String> {
+    let (endpoint, requests) = recording_server(&[DENIED]);
+    let mut command = at_a_server(&endpoint, &["--", "true"]);
+    command.env_remove("USER");
+    if let Some(user) = user {
+        command.uid(user);
+    }
+    // Another user may not be allowed to read it.
+    command.stdin(Stdio::null()).stderr(Stdio::null()).status().ok()?;
+    Some(requests.recv_timeout(PATIENCE).unwrap())
+}
+
+#[test]
+fn a_user_whom_the_environment_does_not_name_is_looked_up() {
+    let name = Command::new("id").arg("-un").output().unwrap();
+    if !name.status.success() {
+        eprintln!("skipped, because the user who runs the tests has no name");
+        return;
+    }
+    let name = String::from_utf8(name.stdout).unwrap();
+    let request = request_of(None).unwrap();
+    assert!(request.contains(&format!("\"{}@", name.trim())), "{request}");
+}
+
+#[test]
+fn a_user_without_a_name_is_a_number() {
+    if !rustix::process::getuid().is_root() {
+        eprintln!("skipped, because only root can run a program as a user without a name");
+        return;
+    }
+    let nameless = 2_000_123_456;
+    match request_of(Some(nameless)) {
+        Some(request) => assert!(request.contains(&format!("\"uid {nameless}@")), "{request}"),
+        None => eprintln!("skipped, because another user cannot run the program here"),
+    }
+}
+
 // behaviours 51, 77
 #[test]
 fn a_key_that_is_held_ends_it_with_75_and_says_by_whom_and_until_when() {

@@ -8,6 +8,7 @@ use std::time::Duration;
 use std::{env, io};
 
 use lambda_lock::{Backoff, Error, Holder, Lock};
+use nix::unistd::{Uid, User};
 use rustix::process::Signal;
 use tokio::time::{sleep, timeout};
 
@@ -320,8 +321,11 @@ fn told(status: ExitStatus) -> String {
 
 /// Who runs this program, for others to read.
 pub(crate) fn user() -> String {
-    let name = ["USER", "LOGNAME"].into_iter().find_map(|name| env::var(name).ok().filter(|name| !name.is_empty()));
-    let name = name.unwrap_or_else(|| format!("uid {}", rustix::process::getuid().as_raw()));
+    let variable = ["USER", "LOGNAME"].into_iter().find_map(|name| env::var(name).ok().filter(|name| !name.is_empty()));
+    let id = Uid::current();
+    // Some containers and schedulers set neither variable.
+    let name = variable.or_else(|| User::from_uid(id).ok().flatten().map(|user| user.name));
+    let name = name.unwrap_or_else(|| format!("uid {id}"));
     format!("{name}@{}", rustix::system::uname().nodename().to_string_lossy())
 }
 
