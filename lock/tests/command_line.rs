@@ -130,6 +130,17 @@ fn bare(program: &str) -> Command {
     command
 }
 
+/// A name that moves the cursor, begins a line, turns the direction of what follows, and has what nobody sees.
+const DECEPTIVE: &str = concat!(
+    "me\u{1b}[2J\n\u{9b}\u{7f}\u{202e}\u{2066}\u{ad}\u{34f}\u{61c}\u{115f}\u{17b4}\u{180e}\u{200b}\u{200c}\u{200d}\u{200e}",
+    "\u{200f}\u{2028}\u{2029}\u{2060}\u{2064}\u{206f}\u{3164}\u{feff}\u{ffa0}\u{fff9}\u{1d173}\u{1bca0}\u{fe0f}\u{e0041}end"
+);
+
+/// The text, where all of that is replaced.
+fn made_visible(text: &str) -> String {
+    text.chars().map(|c| if DECEPTIVE.contains(c) && !c.is_ascii_graphic() { '\u{fffd}' } else { c }).collect()
+}
+
 /// `run` at a server, with these options.
 fn at_a_server(endpoint: &str, options: &[&str]) -> Command {
     let mut command = bare(PROGRAM);
@@ -880,7 +891,7 @@ fn keys_are_listed_with_their_states_and_without_what_holders_left() {
     let number = |number: u64| AttributeValue::N(number.to_string());
     place.run(["run", "--key", "free", "--", "true"]).expect_code(0);
     place.holding("expired", &["--lease", "500ms"]);
-    let _holder = place.holding("held", &["--holder", "me\u{1b}[2J\u{9b}\u{7f}\u{202e}\u{2066}"]);
+    let _holder = place.holding("held", &["--holder", DECEPTIVE]);
     let soon = 4_102_444_800;
     let completed = [("id", text("completed")), ("status", text("COMPLETED")), ("expiration", number(soon))];
     place.put(&[&completed[..], &[("data", text("\"secret\""))]].concat());
@@ -896,15 +907,17 @@ fn keys_are_listed_with_their_states_and_without_what_holders_left() {
     let states = rows.map(|name| vec![name, name]);
     assert_eq!(first_words[0], ["KEY", "STATE"]);
     assert_eq!(&first_words[1..], states);
-    assert!(table.stdout.contains("me\u{fffd}[2J\u{fffd}\u{fffd}\u{fffd}\u{fffd}"));
+    assert!(table.stdout.contains(&made_visible(DECEPTIVE)), "{table:?}");
 
     let lines = place.run(["list", "--json"]).expect_code(0);
     let objects: Vec<Value> = lines.stdout.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     assert_eq!(objects.iter().map(|object| object["state"].as_str().unwrap()).collect::<Vec<_>>(), rows);
     let held = &objects[3];
-    let holder = "me\u{1b}[2J\u{9b}\u{7f}\u{202e}\u{2066}";
-    assert_eq!((held["holder"].as_str(), &held["fence"]), (Some(holder), &place.json("held")["fence"]));
-    assert!(lines.stdout.contains(r"me\u001b[2J\u009b\u007f\u202e\u2066"), "{lines:?}");
+    assert_eq!((held["holder"].as_str(), &held["fence"]), (Some(DECEPTIVE), &place.json("held")["fence"]));
+    assert!(lines.stdout.contains(r"me\u001b[2J\n\u009b\u007f\u202e\u2066"), "{lines:?}");
+    // Beyond 16 bits JSON has two escapes for a character.
+    assert!(lines.stdout.contains(r"\ufe0f\udb40\udc41"), "{lines:?}");
+    assert_eq!(made_visible(&lines.stdout).replace('\u{fffd}', "\n"), lines.stdout);
     assert!((0.0..=30.1).contains(&held["remaining_seconds"].as_f64().unwrap()));
     assert!(objects[4]["error"].as_str().unwrap().contains("not a lock row"));
     assert!(!table.stdout.contains("secret") && !lines.stdout.contains("secret"));
@@ -915,6 +928,18 @@ fn keys_are_listed_with_their_states_and_without_what_holders_left() {
         place.run(["list", "--limit", "4", "--json"]).expect_code(0).expect_sentence(&["more than 4", "--limit"]);
     assert_eq!(limited.stdout.lines().count(), 4);
     assert_eq!(place.run(["list", "--limit", "5"]).expect_code(0).stderr, "");
+}
+
+#[test]
+fn what_others_wrote_does_not_steer_the_terminal_from_the_log_either() {
+    let place = Place::new();
+    let _holder = place.holding("job", &["--holder", DECEPTIVE]);
+    let mut command = place.command(["run", "--key", "job", "--", "true"]);
+    command.env("RUST_LOG", "lambda_lock=trace");
+    let log = Process::start(command).outcome().expect_code(75).stderr;
+    let mut of_the_lock = log.lines().filter(|line| line.contains(" lambda_lock::"));
+    assert!(of_the_lock.any(|line| line.contains(&made_visible(DECEPTIVE))), "{log}");
+    assert_eq!(log, log.lines().map(|line| made_visible(line) + "\n").collect::<String>());
 }
 
 #[test]
