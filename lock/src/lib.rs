@@ -79,6 +79,7 @@
 mod acquire;
 mod backoff;
 mod check;
+mod client;
 mod clock;
 #[cfg(feature = "embedded")]
 pub mod embedded;
@@ -101,6 +102,7 @@ mod telemetry;
 pub use acquire::Acquire;
 pub use backoff::{Backoff, Jitter};
 pub use check::{Finding, Report, Verdict};
+pub use client::client_config;
 pub use error::{Error, HandlerError};
 pub use holder::{Data, Holder};
 #[cfg(feature = "idempotency")]

@@ -604,6 +604,14 @@ impl Table {
         probe.expression_attribute_names("#id", &self.partition_key)
     }
 
+    /// Sends that request. Its refusal is what is expected.
+    pub(crate) async fn probe(&self, limit: Duration) -> Result<(), Error> {
+        match in_time(limit, self.probe_update().send()).await {
+            Ok(_) => Ok(()),
+            Err(error) => self.refusal(error, PROBE_KEY).map(drop),
+        }
+    }
+
     pub(crate) fn probe_get(&self) -> GetItemFluentBuilder {
         self.client.get_item().table_name(&self.name).set_key(Some(self.key(PROBE_KEY)))
     }
