@@ -450,7 +450,6 @@ impl Table {
     ) -> UpdateItemFluentBuilder {
         let request = self
             .update(key)
-            .expression_attribute_names("#id", &self.partition_key)
             .expression_attribute_names("#owner", OWNER)
             .expression_attribute_values(":owner", string(owner));
         match row {
@@ -461,20 +460,28 @@ impl Table {
                     "SET #owner = :owner, #released = :owner, #status = :in_progress, #lease_end = :lease_end, \
                      #expiration = :expiration",
                 )
+                .expression_attribute_names("#id", &self.partition_key)
                 .expression_attribute_names("#released", RELEASED)
                 .expression_attribute_names("#status", STATUS)
                 .expression_attribute_names("#lease_end", LEASE_END)
                 .expression_attribute_values(":in_progress", string(IN_PROGRESS))
                 .expression_attribute_values(":lease_end", number(now.millis())),
-            // Its TTL is due before the late request may be.
+            // Its TTL is due before the late request may be. That of a completed row is the end of its window.
             Some(row) if row.is_deleted_before(expiration) => request
-                .condition_expression("attribute_exists(#id) AND #owner <> :owner AND #expiration < :expiration")
+                .condition_expression(
+                    "#owner <> :owner AND #status = :in_progress AND attribute_exists(#lease_end) \
+                     AND #expiration < :expiration",
+                )
                 .update_expression("SET #withdrawn = :owner, #expiration = :expiration")
-                .expression_attribute_names("#withdrawn", WITHDRAWN),
+                .expression_attribute_names("#status", STATUS)
+                .expression_attribute_names("#lease_end", LEASE_END)
+                .expression_attribute_names("#withdrawn", WITHDRAWN)
+                .expression_attribute_values(":in_progress", string(IN_PROGRESS)),
             Some(_) => {
                 return request
-                    .condition_expression("attribute_exists(#id) AND #owner <> :owner")
+                    .condition_expression("attribute_exists(#status) AND #owner <> :owner")
                     .update_expression("SET #withdrawn = :owner")
+                    .expression_attribute_names("#status", STATUS)
                     .expression_attribute_names("#withdrawn", WITHDRAWN);
             }
         }
