@@ -158,8 +158,6 @@ struct Heard {
 /// Why a request had no result.
 struct Failure {
     error: Error,
-    /// DynamoDB's own words, or the network's.
-    cause: String,
     /// Denied to these credentials, rather than to any that are like them.
     is_denied: bool,
 }
@@ -195,18 +193,7 @@ impl Check<'_> {
             return Ok(None);
         }
         let is_denied = code == "AccessDeniedException";
-        let cause = match error.message() {
-            Some(message) if !message.is_empty() => format!("{code}: {message}"),
-            _ => {
-                let (mut told, mut cause) = (error.to_string(), StdError::source(&error));
-                while let Some(next) = cause {
-                    told = format!("{told}: {next}");
-                    cause = next.source();
-                }
-                told
-            }
-        };
-        Err(Failure { error: Error::from_sdk(error, &settings.table.name, ""), cause, is_denied })
+        Err(Failure { error: Error::from_sdk(error, &settings.table.name, ""), is_denied })
     }
 
     /// Whether there is a table to look at further.
@@ -344,7 +331,7 @@ impl Check<'_> {
         } else {
             String::new()
         };
-        let message = format!("{without}: allow {action} on table `{name}`{keys} ({})", failure.cause);
+        let message = format!("{without}: allow {action} on table `{name}`{keys} ({})", failure.cause());
         self.found(subject, verdict, message);
     }
 
@@ -387,14 +374,19 @@ fn in_millis(time: Duration) -> Duration {
     Duration::from_millis(millis(time))
 }
 
+impl Failure {
+    fn cause(&self) -> &str {
+        self.error.cause().unwrap_or_default()
+    }
+}
+
 /// With the way out that the error itself has, or one for errors that mostly pass.
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.error.is_access_denied() && !self.is_denied {
-            return write!(f, "not accepted ({}): renew them, and set this host's clock right", self.cause);
+            return write!(f, "not accepted ({}): renew them, and set this host's clock right", self.cause());
         }
-        self.error.fmt(f)?;
-        write!(f, " ({})", self.cause)?;
+        write!(f, "{} ({})", self.error, self.cause())?;
         if self.error.is_throttled() {
             f.write_str(": check again in a minute")?;
         } else if self.error.is_unavailable() {

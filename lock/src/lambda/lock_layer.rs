@@ -323,7 +323,7 @@ mod sealed {
 ///     Ok(event.lock.fence())
 /// }
 /// ```
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 #[non_exhaustive]
 pub struct LockedEvent<P> {
     /// The event's payload.
@@ -340,6 +340,16 @@ impl<P> LockedEvent<P> {
     pub fn new(event: LambdaEvent<P>, lock: Arc<Lock>) -> Self {
         let (payload, context) = event.into_parts();
         Self { payload, context, lock }
+    }
+}
+
+/// Without the payload, which may be what nobody wants in a log.
+impl<P> fmt::Debug for LockedEvent<P> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LockedEvent")
+            .field("request_id", &self.context.request_id)
+            .field("lock", &self.lock)
+            .finish_non_exhaustive()
     }
 }
 
