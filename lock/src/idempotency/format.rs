@@ -52,6 +52,10 @@ const JSON_LEVELS: usize = 127;
 /// float of 2⁶³ or more, which may be what is left of a longer integer; in some for what they name. A string in place of
 /// a number is never in doubt.
 ///
+/// A stored result is read as it was written. If it has an integer in it that neither 64 bits nor a float can hold, as
+/// Python and JavaScript write them, it is not rounded: the duplicate gets an error that
+/// [`is_result`](crate::Error::is_result).
+///
 /// ```
 /// # use lambda_lock::{Idempotency, RecordFormat};
 /// # fn example(orders: Idempotency<String, (), ()>) -> Idempotency<String, (), ()> {
@@ -80,8 +84,8 @@ pub enum RecordFormat {
     ///   would be one. A stored `1.0` comes back as `1`.
     /// - An object cannot be hashed with two keys that are equal when case is ignored, whose order is then that of the
     ///   event, or with the key `__proto__`, which is left out there.
-    /// - A float nearer to zero than 10⁻¹³⁰ cannot be stored, nor an object with an empty key, nor more than 31 levels of
-    ///   nesting: DynamoDB has none of them.
+    /// - A number nearer to zero than 10⁻¹³⁰ or with more than 38 digits cannot be stored, nor an object with an empty key,
+    ///   nor more than 31 levels of nesting: DynamoDB has none of them.
     PowertoolsTypeScript,
 }
 

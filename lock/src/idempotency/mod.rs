@@ -59,7 +59,7 @@ pub use run::{HandlerInput, Run, WithRun};
 ///
 /// If the handler returns an error, [`on_error`](Self::on_error) decides; by default the record is given up, and a retry
 /// runs at once. A panic, or being cancelled at the end of the lease, is treated as an error that gives up, or with
-/// [`OnTimeout::Refuse`] as a crash. If the record was lost when the result is to be stored, because its lease had ended
+/// [`OnTimeout::Refuse`] as a crash. (A panic in a program that is built with `panic = "abort"` is a crash.) If the record was lost when the result is to be stored, because its lease had ended
 /// and another run began, the caller gets this run's result all the same, with a warning in the log.
 ///
 /// # Cost

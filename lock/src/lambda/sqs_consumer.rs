@@ -24,6 +24,7 @@ use crate::error::HandlerError;
 use crate::idempotency::{Begun, Caller, HandlerInput, Idempotency, Identity, WithoutKey};
 use crate::locks::Locks;
 use crate::metrics;
+use crate::panics;
 use crate::protocol::time_to_ask;
 
 /// Makes a consumer of SQS batches of a handler of one message: each message is done once, however often it is
@@ -52,8 +53,29 @@ use crate::protocol::time_to_ask;
 ///
 /// What goes back is visible again when the queue's visibility timeout has passed.
 ///
-/// Two requests for each message that runs, one for a duplicate; IAM action `dynamodb:UpdateItem`. What goes back is
-/// logged, with its message id and, unless the format hashes it, its key, but not with its body.
+/// Two requests for each message that runs, one for a duplicate; IAM action `dynamodb:UpdateItem`.
+///
+/// What goes back is logged, with its message id and, unless the format hashes it, its key, but not with its body: at
+/// level info if it is in progress elsewhere, otherwise as an error or a warning. The line has the `error_type` of an error
+/// whose conversion to `Diagnostic` gives it one. A body that does not parse is reported without its value, in contrast to
+/// [what `lambda_runtime` does](crate::LockLayer#what-lambda_runtime-logs) with other events.
+///
+/// # The release profile
+///
+/// Set `panic = "unwind"` in the `Cargo.toml` at the root of the workspace:
+///
+/// ```toml
+/// [profile.release]
+/// panic = "unwind"
+/// ```
+///
+/// Without it, `cargo lambda build`, and with it `sam build`, builds with `panic = "abort"`. A panic then ends the
+/// process, and the whole batch goes back. The messages that were done are not done again, but each delivery counts: in
+/// the end all of them may be in the dead-letter queue, with the one that panics.
+///
+/// A layer that is built that way logs one warning when it is made, and [`Locks::check`](crate::Locks::check) reports it.
+///
+/// # Example
 ///
 /// ```no_run
 /// use lambda_lock::{Locks, Message, SqsConsumer};
@@ -221,6 +243,7 @@ impl<H, B, T, E> SqsConsumer<H, B, T, E> {
         idempotency: Idempotency<Message<B>, T, E>,
         parse: impl Fn(&str) -> Result<B, P> + Send + Sync + 'static,
     ) -> Self {
+        panics::warn_where_they_abort();
         Self {
             settings: Settings {
                 idempotency,
