@@ -440,7 +440,7 @@ mod tests {
 
     /// Whether someone else's dependency has switched it on, as `--features serde_json/arbitrary_precision` does.
     fn has_arbitrary_precision() -> bool {
-        parse("18446744073709551617").to_string() == "18446744073709551617"
+        parse("18446744073709551617").to_string().ends_with("17")
     }
 
     /// What is hashed.
