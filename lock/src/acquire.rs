@@ -136,7 +136,8 @@ impl Acquire {
         self
     }
 
-    /// Runs `body` while holding the lock, and releases it whether the body returns, fails or panics.
+    /// Runs `body` while holding the lock, and releases it whether the body returns, fails or panics. In a program that is
+    /// built with `panic = "abort"`, a panic ends the process, and the key is free when the lease ends.
     ///
     /// When the lease ends first, the body is cancelled at its next await point and the error
     /// [`is_lost`](Error::is_lost); a body that blocks its thread is not cancelled. When the key cannot be acquired the

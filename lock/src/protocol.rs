@@ -22,7 +22,7 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use aws_sdk_dynamodb::Client;
-use aws_sdk_dynamodb::error::SdkError;
+use aws_sdk_dynamodb::error::{ProvideErrorMetadata, SdkError};
 use aws_sdk_dynamodb::operation::get_item::builders::GetItemFluentBuilder;
 use aws_sdk_dynamodb::operation::transact_write_items::builders::TransactWriteItemsFluentBuilder;
 use aws_sdk_dynamodb::operation::update_item::UpdateItemError;
@@ -357,6 +357,10 @@ impl Table {
                     data: claim.data.cloned().or(left),
                     taken_from: taken_from.filter(|holder| !holder.completed && !holder.released),
                 })
+            }
+            Err(error) if error.code() == Some("ValidationException") => {
+                let error = Error::from_sdk(error, &self.name, claim.key);
+                Err(self.uncountable(claim.key).await.unwrap_or(error))
             }
             Err(error) => match self.refusal(error, claim.key)? {
                 Some(row) if row.owner.as_deref() == Some(claim.owner) => Ok(Claimed::Already(row)),
@@ -715,9 +719,26 @@ impl Table {
         .map_err(|error| Error::new(Kind::Refused, &self.name, key).with_source(error))
     }
 
+    /// The row is malformed, if it has a fence that DynamoDB cannot add 1 to within its 38 digits. It says so without the
+    /// row. One request.
+    async fn uncountable(&self, key: &str) -> Option<Error> {
+        let refusal = in_time(REQUEST_TIMEOUT, self.probe(key).send()).await.err()?;
+        let UpdateItemError::ConditionalCheckFailedException(refused) = refusal.into_service_error() else {
+            return None;
+        };
+        let row = refused.item?;
+        let fence = row.get(FENCE)?.as_n().ok()?;
+        let why = format!("`{FENCE}` is {fence}, not a whole number to count on from");
+        fence.parse::<u64>().is_err().then(|| self.malformed(key, why))
+    }
+
     /// An acquire's request that is never applied: its refusal says that it is allowed.
     pub(crate) fn probe_update(&self) -> UpdateItemFluentBuilder {
-        let probe = self.update(PROBE_KEY).condition_expression(NEVER).return_values(ReturnValue::AllOld);
+        self.probe(PROBE_KEY)
+    }
+
+    fn probe(&self, key: &str) -> UpdateItemFluentBuilder {
+        let probe = self.update(key).condition_expression(NEVER).return_values(ReturnValue::AllOld);
         probe.expression_attribute_names("#id", &self.partition_key)
     }
 
