@@ -21,6 +21,9 @@ pub struct ReportRequest {
     /// How long the figures take to gather, in milliseconds. They are not gathered here: this stands for it.
     #[serde(default)]
     pub gathering_ms: u64,
+    /// Whether the handler panics before it writes the report. It has no such bug: this stands for one.
+    #[serde(default)]
+    pub panics: bool,
 }
 
 /// What became of an invocation.
@@ -115,10 +118,11 @@ fn number(row: &HashMap<String, AttributeValue>, attribute: &str) -> Option<u64>
 }
 
 async fn write_report(reports: Arc<Reports>, event: LockedEvent<ReportRequest>) -> Result<Outcome, Error> {
-    let ReportRequest { report, gathering_ms } = event.payload;
+    let ReportRequest { report, gathering_ms, panics } = event.payload;
     let fence = event.lock.fence();
     tracing::info!(report, fence, "gathering");
     tokio::time::sleep(Duration::from_millis(gathering_ms)).await;
+    assert!(!panics, "a bug in the report");
     let times = reports.write(&report, fence).await?;
     tracing::info!(report, fence, times, "written");
     Ok(Outcome::Written { report, fence, times })

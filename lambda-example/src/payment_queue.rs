@@ -29,6 +29,9 @@ pub struct Payment {
     /// At how many deliveries of the message the bank is out of reach before it is there.
     #[serde(default)]
     pub failing_deliveries: u64,
+    /// Whether the handler panics before it makes the payment. It has no such bug: this stands for one.
+    #[serde(default)]
+    pub panics: bool,
 }
 
 /// Where the payments are kept: rows in the lock table, under the function's own prefix.
@@ -100,6 +103,7 @@ async fn pay(payments: Arc<Payments>, message: WithRun<Message<Payment>>) -> Res
         return Err("the bank is out of reach".into());
     }
     tokio::time::sleep(Duration::from_millis(payment.paying_ms)).await;
+    assert!(!payment.panics, "a bug in the payment");
     payments.make(&payment, &run).await?;
     tracing::info!(payment = payment.id, "paid");
     Ok(())

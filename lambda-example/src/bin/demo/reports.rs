@@ -107,6 +107,7 @@ impl Invocation {
             let request = ReportRequest {
                 report: report.to_owned(),
                 gathering_ms: u64::try_from(gathering.as_millis()).unwrap_or(u64::MAX),
+                panics: false,
             };
             function.oneshot(LambdaEvent::new(request, context("nightly-report", number, deadline))).await
         };
