@@ -18,6 +18,7 @@ use aws_sdk_dynamodb::types::{
 use tokio::sync::watch;
 
 use crate::acquire::Acquire;
+use crate::client::client_config;
 use crate::clock::Clock;
 use crate::error::{Error, Kind};
 use crate::holder::Holder;
@@ -28,7 +29,10 @@ use crate::protocol::{self, Table};
 /// The longest lease, and the longest hold: longer than any Lambda invocation, short enough that a crash is not for ever.
 pub(crate) const MAX_LEASE: Duration = Duration::from_hours(24);
 const MAX_CLOCK_SKEW: Duration = Duration::from_mins(5);
-const MIN_RETENTION: Duration = Duration::from_mins(1);
+/// Lambda's init phase has 10 s.
+const WARM_UP_TIMEOUT: Duration = Duration::from_secs(3);
+/// AWS refuses a request 5 minutes after it was signed (15 for some services), so that none is later than that.
+const MIN_RETENTION: Duration = Duration::from_mins(15);
 pub(crate) const MAX_RETENTION: Duration = Duration::from_hours(366 * 24);
 
 /// Named locks in one DynamoDB table. Cheap to clone.
@@ -80,7 +84,7 @@ impl Locks {
     }
 
     /// Everything from the environment: the client as the AWS SDK does it (region, credentials, `AWS_ENDPOINT_URL`,
-    /// …), the rest from these variables.
+    /// …), with the short retries and timeouts of [`client_config`], and the rest from these variables.
     ///
     /// | variable | meaning | default |
     /// | --- | --- | --- |
@@ -102,7 +106,59 @@ impl Locks {
         // The variables first: no need to look for a region when the table's name is missing.
         let settings = Variables::read(|name| env::var(name).ok())?;
         let config = aws_config::defaults(BehaviorVersion::latest()).load().await;
-        settings.apply(Client::new(&config)).build()
+        settings.apply(Client::from_conf(client_config(&config).build())).build()
+    }
+
+    /// Returns the client. Use it for your own requests too: a second client opens a second connection and looks the
+    /// credentials up again, which makes a cold start slower.
+    ///
+    /// ```
+    /// # use lambda_lock::{Error, Locks};
+    /// # async fn example() -> Result<(), Error> {
+    /// let locks = Locks::from_env().await?;
+    /// let (client, table) = (locks.client().clone(), locks.table_name().to_owned());
+    /// # let _ = (client, table);
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn client(&self) -> &Client {
+        &self.0.table.client
+    }
+
+    /// Returns the name or ARN of the table.
+    #[must_use]
+    pub fn table_name(&self) -> &str {
+        &self.0.table.name
+    }
+
+    /// Opens the connection to DynamoDB and resolves the credentials, so that the first acquire does not wait for it.
+    ///
+    /// Call it before `Runtime::run`. Lambda runs that init phase with a full CPU, whatever the function's memory is,
+    /// while the first invocation has the function's share of a CPU. The TLS handshake and its random numbers take tens
+    /// of milliseconds of CPU, which a small function spends several times over.
+    ///
+    /// It sends one `UpdateItem` that cannot be applied, which DynamoDB counts as one write. The IAM action is
+    /// `dynamodb:UpdateItem`, and the key is the prefix followed by `lambda-lock-check`. A denial warms up as well as a
+    /// refusal does. A failure is logged at level `debug`, and the first acquire then opens the connection. It takes at
+    /// most 3 s, so that it does not use up the init phase, and sends nothing if locking is
+    /// [switched off](LocksBuilder::enabled).
+    ///
+    /// ```no_run
+    /// # use lambda_lock::{Error, Locks};
+    /// # async fn example() -> Result<(), Error> {
+    /// let locks = Locks::from_env().await?;
+    /// locks.warm_up().await;
+    /// // Runtime::new(layer.layer(service_fn(handler))).run().await
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub async fn warm_up(&self) {
+        if self.0.enabled
+            && let Err(error) = self.0.table.probe(WARM_UP_TIMEOUT).await
+        {
+            tracing::debug!(%error, "warming up failed");
+        }
     }
 
     /// Asks for the lock on `key`: await the result, or set more before. Without [`Acquire::wait`], one request.
@@ -267,8 +323,12 @@ impl LocksBuilder {
 
     /// How long a row stays after its lease before DynamoDB's TTL may delete it; a day by default.
     ///
-    /// At least a minute more than twice the clock skew, so that a new row's fence, which starts at the clock, is
-    /// larger than the deleted row's; up to 366 days.
+    /// At least 15 minutes more than twice the clock skew; up to 366 days. A new row's fence starts at the clock of the
+    /// acquire, and AWS refuses a request minutes after it was signed. So with this minimum, a request that arrives after
+    /// the row was deleted was sent after the deleted row's last acquisition, and its fence is larger.
+    ///
+    /// A row that is deleted earlier, by hand or by Powertools after a failure, gives no such guarantee: the next fence is
+    /// the clock of the next holder, and may be smaller by as much as the two clocks differ.
     pub fn retention(mut self, retention: Duration) -> Self {
         self.retention = retention;
         self

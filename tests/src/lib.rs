@@ -4,10 +4,12 @@
 pub mod history;
 pub mod idempotency_history;
 pub mod invocation;
+mod late;
 pub mod powertools;
 pub mod queue_history;
 mod world;
 
+pub use late::Late;
 pub use world::{Row, World};
 
 /// The README's snippets, compiled and run.

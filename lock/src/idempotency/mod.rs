@@ -490,7 +490,7 @@ where
     async fn store(&self, run: &Run, outcome: Outcome) -> Option<Box<Holder>> {
         let (settings, lock) = (&*self.settings, &*run.lock);
         let remembered = run.record.as_ref().map(|record| (Holder::clone(record), outcome.clone()));
-        match in_time_to_answer(lock, lock.complete(settings.window, outcome)).await {
+        match lock.complete(settings.window, outcome).await {
             Ok(Completed::Now { until }) => {
                 if let Some((record, outcome)) = remembered {
                     let (data, error) = match outcome {
