@@ -194,10 +194,10 @@ async fn what_they_export_is_what_the_alarms_and_the_dashboard_show(stack: &Stac
         .into_iter()
         .flat_map(|function| [metrics::LOST, metrics::TAKEN_OVER].map(|name| Metric::of(function, name, &[])));
     let errors = FUNCTIONS.map(|function| (function, "Errors"));
-    let errors = errors.into_iter().chain([("order-api", "Url5xxCount")]).map(|(function, name)| Metric {
-        namespace: "AWS/Lambda".to_owned(),
-        ..Metric::of(function, name, &[])
-    });
+    let errors = errors
+        .into_iter()
+        .chain([("order-api", "Url5xxCount")])
+        .map(|(function, name)| Metric { namespace: "AWS/Lambda".to_owned(), ..Metric::of(function, name, &[]) });
     let dead = ["payment-dead-letters", "ordered-payment-dead-letters.fifo"].map(|queue| Metric {
         namespace: "AWS/SQS".to_owned(),
         name: "ApproximateNumberOfMessagesVisible".to_owned(),
