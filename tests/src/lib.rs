@@ -17,6 +17,11 @@ pub use world::{Row, World};
 #[doc = include_str!("../../README.md")]
 pub struct Readme;
 
+/// The same of SECURITY.md's.
+#[cfg(doctest)]
+#[doc = include_str!("../../SECURITY.md")]
+pub struct Security;
+
 /// The guides' snippets, compiled.
 #[cfg(doctest)]
 #[doc = include_str!("../../docs/moving-from-powertools.md")]
