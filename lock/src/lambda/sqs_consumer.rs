@@ -338,7 +338,7 @@ where
                     // Here, and not when the lane is begun: a handler need not be shared between threads.
                     let inner = catch_unwind(AssertUnwindSafe(|| inner.clone()));
                     let batch = Arc::clone(&batch);
-                    // Of what users give, all may panic, down to the drop of a body. It does so for the lane alone.
+                    // Whatever users give may panic, down to the drop of a body. That costs this lane alone.
                     let works = AssertUnwindSafe(async {
                         batch.work_through(lane, inner?).await;
                         Ok(())
@@ -351,8 +351,8 @@ where
                 }
             });
             let works = works.boxed().buffer_unordered(concurrency).collect::<()>();
-            // Whatever has fallen silent: what is done is told to Lambda in time. In a block of its own, which drops what
-            // is under way before the panic is caught that this may be.
+            // Whatever has fallen silent: what is done is told to Lambda in time. The block is there so that what is under
+            // way is dropped where a panic is caught.
             let in_time = AssertUnwindSafe(async {
                 tokio::time::timeout(time.map_or(Duration::MAX, |time| time.to_answer), works).await.is_ok()
             });
@@ -593,8 +593,8 @@ where
                 Item::InProgress
             }
             Ok(Err((item, Diagnostic { error_type, error_message }))) => {
-                // That begins with `&` is the name in Rust that `lambda_runtime` gives for want of another, such as
-                // `&alloc::boxed::Box<dyn core::error::Error + …>`.
+                // For want of another name, `lambda_runtime` gives that of a reference in Rust, such as
+                // `&alloc::boxed::Box<dyn core::error::Error + …>`. It helps nobody.
                 let error_type = Some(error_type).filter(|name| !name.starts_with('&'));
                 tracing::error!(message_id, error_type, error = error_message, "a message goes back to the queue");
                 item
