@@ -358,9 +358,10 @@ impl Table {
                     taken_from: taken_from.filter(|holder| !holder.completed && !holder.released),
                 })
             }
-            Err(error) if error.code() == Some("ValidationException") => {
-                let error = Error::from_sdk(error, &self.name, claim.key);
-                Err(self.uncountable(claim.key).await.unwrap_or(error))
+            // The fence alone is counted.
+            Err(error) if error.message().is_some_and(|message| message.contains("significant digits")) => {
+                let why = format!("`{FENCE}` is not a whole number to count on from");
+                Err(self.malformed(claim.key, why).with_source(error))
             }
             Err(error) => match self.refusal(error, claim.key)? {
                 Some(row) if row.owner.as_deref() == Some(claim.owner) => Ok(Claimed::Already(row)),
@@ -719,31 +720,14 @@ impl Table {
         .map_err(|error| Error::new(Kind::Refused, &self.name, key).with_source(error))
     }
 
-    /// The row is malformed, if it has a fence that DynamoDB cannot add 1 to within its 38 digits. It says so without the
-    /// row. One request.
-    async fn uncountable(&self, key: &str) -> Option<Error> {
-        let refusal = in_time(REQUEST_TIMEOUT, self.probe(key).send()).await.err()?;
-        let UpdateItemError::ConditionalCheckFailedException(refused) = refusal.into_service_error() else {
-            return None;
-        };
-        let row = refused.item?;
-        let fence = row.get(FENCE)?.as_n().ok()?;
-        let why = format!("`{FENCE}` is {fence}, not a whole number to count on from");
-        fence.parse::<u64>().is_err().then(|| self.malformed(key, why))
-    }
-
     /// An acquire's request that is never applied: its refusal says that it is allowed.
     pub(crate) fn probe_update(&self) -> UpdateItemFluentBuilder {
-        self.probe(PROBE_KEY)
-    }
-
-    fn probe(&self, key: &str) -> UpdateItemFluentBuilder {
-        let probe = self.update(key).condition_expression(NEVER).return_values(ReturnValue::AllOld);
+        let probe = self.update(PROBE_KEY).condition_expression(NEVER).return_values(ReturnValue::AllOld);
         probe.expression_attribute_names("#id", &self.partition_key)
     }
 
-    /// Sends that request. Its refusal is what is expected.
-    pub(crate) async fn probe(&self, limit: Duration) -> Result<(), Error> {
+    /// Sends that request, whose refusal shows that the table was reached.
+    pub(crate) async fn reach(&self, limit: Duration) -> Result<(), Error> {
         match in_time(limit, self.probe_update().send()).await {
             Ok(_) => Ok(()),
             Err(error) => self.refusal(error, PROBE_KEY).map(drop),
