@@ -322,7 +322,8 @@ impl Table {
                     taken_from: taken_from.filter(|holder| !holder.completed && !holder.released),
                 })
             }
-            Err(error) if error.code() == Some("ValidationException") => {
+            // "Attempting to store more than 38 significant digits in a Number": the fence's, or those of an attribute.
+            Err(error) if error.message().is_some_and(|message| message.contains("significant digits")) => {
                 let error = Error::from_sdk(error, &self.name, claim.key);
                 Err(self.uncountable(claim.key).await.unwrap_or(error))
             }
@@ -602,8 +603,8 @@ impl Table {
         .map_err(|error| Error::new(Kind::Refused, &self.name, key).with_source(error))
     }
 
-    /// The row is malformed, if it has a fence that DynamoDB cannot add 1 to within its 38 digits. It says so without the
-    /// row. One request.
+    /// That the row is malformed, if it has a fence to which DynamoDB cannot add 1 within its 38 digits. The refusal of
+    /// that does not show the row. One request.
     async fn uncountable(&self, key: &str) -> Option<Error> {
         let refusal = in_time(REQUEST_TIMEOUT, self.probe(key).send()).await.err()?;
         let UpdateItemError::ConditionalCheckFailedException(refused) = refusal.into_service_error() else {
