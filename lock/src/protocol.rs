@@ -358,8 +358,11 @@ impl Table {
                     taken_from: taken_from.filter(|holder| !holder.completed && !holder.released),
                 })
             }
-            // The fence alone is counted.
-            Err(error) if error.message().is_some_and(|message| message.contains("significant digits")) => {
+            // Of the numbers in the request, only the user's attributes and the sum for the fence can have too many.
+            Err(error)
+                if claim.attributes.is_empty()
+                    && error.message().is_some_and(|message| message.contains("significant digits")) =>
+            {
                 let why = format!("`{FENCE}` is not a whole number to count on from");
                 Err(self.malformed(claim.key, why).with_source(error))
             }
