@@ -322,8 +322,9 @@ impl Table {
                     taken_from: taken_from.filter(|holder| !holder.completed && !holder.released),
                 })
             }
-            // "Attempting to store more than 38 significant digits in a Number": the fence's, or those of an attribute.
-            Err(error) if error.message().is_some_and(|message| message.contains("significant digits")) => {
+            // "Attempting to store more than 38 significant digits in a Number", or "DynamoDB only supports precision up to 38
+            // digits" from DynamoDB Local: of the fence, or of an attribute.
+            Err(error) if error.message().is_some_and(|message| message.contains("digits")) => {
                 let error = Error::from_sdk(error, &self.name, claim.key);
                 Err(self.uncountable(claim.key).await.unwrap_or(error))
             }
