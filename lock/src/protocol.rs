@@ -358,10 +358,12 @@ impl Table {
                     taken_from: taken_from.filter(|holder| !holder.completed && !holder.released),
                 })
             }
-            // Of the numbers in the request, only the user's attributes and the sum for the fence can have too many.
+            // "Attempting to store more than 38 significant digits in a Number", or "DynamoDB only supports precision up to 38
+            // digits" from DynamoDB Local. Of what is written, only the sum for the fence and the user's attributes can have
+            // so many.
             Err(error)
                 if claim.attributes.is_empty()
-                    && error.message().is_some_and(|message| message.contains("significant digits")) =>
+                    && error.message().is_some_and(|message| message.contains("digits")) =>
             {
                 let why = format!("`{FENCE}` is not a whole number to count on from");
                 Err(self.malformed(claim.key, why).with_source(error))
