@@ -641,6 +641,7 @@ mod tests {
         let client =
             Client::from_conf(aws_sdk_dynamodb::Config::builder().behavior_version(BehaviorVersion::latest()).build());
         let locks = variables.apply(client).build().unwrap();
+        assert!(format!("{locks:?}").len() < 1000, "{locks:?}");
         assert_eq!(locks.0.table.name, "jobs");
         assert_eq!(locks.0.lease, Duration::from_mins(2));
         assert_eq!(locks.0.clock_skew, Duration::from_millis(250));

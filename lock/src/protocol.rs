@@ -19,6 +19,7 @@
 //! ```
 
 use std::collections::HashMap;
+use std::fmt;
 use std::time::Duration;
 
 use aws_sdk_dynamodb::Client;
@@ -147,7 +148,7 @@ pub(crate) fn is_reserved(attribute: &str) -> bool {
 }
 
 /// Where the rows are.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub(crate) struct Table {
     pub(crate) client: Client,
     pub(crate) name: String,
@@ -155,6 +156,19 @@ pub(crate) struct Table {
     /// The name and the fixed value of the sort key, in a table that has one.
     pub(crate) sort_key: Option<(String, String)>,
     pub(crate) key_prefix: String,
+}
+
+/// Without the client, which prints its whole configuration.
+impl fmt::Debug for Table {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { client: _, name, partition_key, sort_key, key_prefix } = self;
+        f.debug_struct("Table")
+            .field("name", name)
+            .field("partition_key", partition_key)
+            .field("sort_key", sort_key)
+            .field("key_prefix", key_prefix)
+            .finish_non_exhaustive()
+    }
 }
 
 /// One attempt to acquire.
@@ -362,8 +376,7 @@ impl Table {
             // digits" from DynamoDB Local. Of what is written, only the sum for the fence and the user's attributes can have
             // so many.
             Err(error)
-                if claim.attributes.is_empty()
-                    && error.message().is_some_and(|message| message.contains("digits")) =>
+                if claim.attributes.is_empty() && error.message().is_some_and(|message| message.contains("digits")) =>
             {
                 let why = format!("`{FENCE}` is not a whole number to count on from");
                 Err(self.malformed(claim.key, why).with_source(error))
