@@ -136,7 +136,8 @@ impl Acquire {
         self
     }
 
-    /// Runs `body` while holding the lock, and releases it whether the body returns, fails or panics.
+    /// Runs `body` while holding the lock, and releases it whether the body returns, fails or panics. In a program that is
+    /// built with `panic = "abort"`, a panic ends the process, and the key is free when the lease ends.
     ///
     /// When the lease ends first, the body is cancelled at its next await point and the error
     /// [`is_lost`](Error::is_lost); a body that blocks its thread is not cancelled. When the key cannot be acquired the
@@ -264,11 +265,9 @@ impl Acquire {
                 break error.with_attempts(delays.attempts());
             }
         };
-        // Where the table answers. Not left to the background, in which Lambda freezes the process.
-        if pending.unresolved && !error.is_unavailable() && !error.is_throttled() {
+        if !error.is_unavailable() && !error.is_throttled() {
             let left = self.until.map(|until| since_epoch(until).saturating_sub(settings.clock.now().wall));
-            let limit = left.map_or(WITHDRAWAL_TIMEOUT, |left| time_to_ask(left).min(WITHDRAWAL_TIMEOUT));
-            pending.unresolved = !matches!(timeout(limit, Box::pin(pending.ownership.withdraw())).await, Ok(Ok(())));
+            pending.withdraw(left.map_or(WITHDRAWAL_TIMEOUT, |left| time_to_ask(left).min(WITHDRAWAL_TIMEOUT))).await;
         }
         Err(error)
     }
@@ -363,6 +362,14 @@ impl Pending {
     fn resolve(mut self) -> Ownership {
         self.unresolved = false;
         self.ownership.clone()
+    }
+
+    /// Withdraws now, for at most `limit`: Lambda freezes what is left to the background.
+    async fn withdraw(mut self, limit: Duration) {
+        if self.unresolved {
+            let withdrawal = Box::pin(self.ownership.withdraw());
+            self.unresolved = !matches!(timeout(limit, withdrawal).await, Ok(Ok(())));
+        }
     }
 }
 

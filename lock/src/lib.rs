@@ -99,6 +99,7 @@ mod locks;
 pub mod metrics;
 #[cfg(not(feature = "metrics"))]
 mod metrics;
+mod panics;
 mod protocol;
 mod telemetry;
 

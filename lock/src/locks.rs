@@ -155,7 +155,7 @@ impl Locks {
     /// ```
     pub async fn warm_up(&self) {
         if self.0.enabled
-            && let Err(error) = self.0.table.probe(WARM_UP_TIMEOUT).await
+            && let Err(error) = self.0.table.reach(WARM_UP_TIMEOUT).await
         {
             tracing::debug!(%error, "warming up failed");
         }

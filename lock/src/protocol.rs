@@ -22,7 +22,7 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use aws_sdk_dynamodb::Client;
-use aws_sdk_dynamodb::error::SdkError;
+use aws_sdk_dynamodb::error::{ProvideErrorMetadata, SdkError};
 use aws_sdk_dynamodb::operation::get_item::builders::GetItemFluentBuilder;
 use aws_sdk_dynamodb::operation::transact_write_items::builders::TransactWriteItemsFluentBuilder;
 use aws_sdk_dynamodb::operation::update_item::UpdateItemError;
@@ -358,6 +358,11 @@ impl Table {
                     taken_from: taken_from.filter(|holder| !holder.completed && !holder.released),
                 })
             }
+            // The fence alone is counted.
+            Err(error) if error.message().is_some_and(|message| message.contains("significant digits")) => {
+                let why = format!("`{FENCE}` is not a whole number to count on from");
+                Err(self.malformed(claim.key, why).with_source(error))
+            }
             Err(error) => match self.refusal(error, claim.key)? {
                 Some(row) if row.owner.as_deref() == Some(claim.owner) => Ok(Claimed::Already(row)),
                 Some(row) if row.end <= claim.now.millis() && row.fence > Some(MAX_FENCE) => {
@@ -450,7 +455,6 @@ impl Table {
     ) -> UpdateItemFluentBuilder {
         let request = self
             .update(key)
-            .expression_attribute_names("#id", &self.partition_key)
             .expression_attribute_names("#owner", OWNER)
             .expression_attribute_values(":owner", string(owner));
         match row {
@@ -461,20 +465,28 @@ impl Table {
                     "SET #owner = :owner, #released = :owner, #status = :in_progress, #lease_end = :lease_end, \
                      #expiration = :expiration",
                 )
+                .expression_attribute_names("#id", &self.partition_key)
                 .expression_attribute_names("#released", RELEASED)
                 .expression_attribute_names("#status", STATUS)
                 .expression_attribute_names("#lease_end", LEASE_END)
                 .expression_attribute_values(":in_progress", string(IN_PROGRESS))
                 .expression_attribute_values(":lease_end", number(now.millis())),
-            // Its TTL is due before the late request may be.
+            // Its TTL is due before the late request may be. That of a completed row is the end of its window.
             Some(row) if row.is_deleted_before(expiration) => request
-                .condition_expression("attribute_exists(#id) AND #owner <> :owner AND #expiration < :expiration")
+                .condition_expression(
+                    "#owner <> :owner AND #status = :in_progress AND attribute_exists(#lease_end) \
+                     AND #expiration < :expiration",
+                )
                 .update_expression("SET #withdrawn = :owner, #expiration = :expiration")
-                .expression_attribute_names("#withdrawn", WITHDRAWN),
+                .expression_attribute_names("#status", STATUS)
+                .expression_attribute_names("#lease_end", LEASE_END)
+                .expression_attribute_names("#withdrawn", WITHDRAWN)
+                .expression_attribute_values(":in_progress", string(IN_PROGRESS)),
             Some(_) => {
                 return request
-                    .condition_expression("attribute_exists(#id) AND #owner <> :owner")
+                    .condition_expression("attribute_exists(#status) AND #owner <> :owner")
                     .update_expression("SET #withdrawn = :owner")
+                    .expression_attribute_names("#status", STATUS)
                     .expression_attribute_names("#withdrawn", WITHDRAWN);
             }
         }
@@ -714,8 +726,8 @@ impl Table {
         probe.expression_attribute_names("#id", &self.partition_key)
     }
 
-    /// Sends that request. Its refusal is what is expected.
-    pub(crate) async fn probe(&self, limit: Duration) -> Result<(), Error> {
+    /// Sends that request, whose refusal shows that the table was reached.
+    pub(crate) async fn reach(&self, limit: Duration) -> Result<(), Error> {
         match in_time(limit, self.probe_update().send()).await {
             Ok(_) => Ok(()),
             Err(error) => self.refusal(error, PROBE_KEY).map(drop),

@@ -46,6 +46,18 @@ impl Place {
         place
     }
 
+    /// A program that ignores SIGCHLD and then becomes the program that its arguments name. A shell cannot do this: it
+    /// needs the signal itself.
+    fn ignoring_children(&self) -> String {
+        const SOURCE: &str = "#include <signal.h>\n#include <unistd.h>\n
+            int main(int count, char **words) { signal(SIGCHLD, SIG_IGN); return execvp(words[1], words + 1); }";
+        let (source, program) = (self.file("ignoring.c"), self.file("ignoring"));
+        fs::write(&source, SOURCE).unwrap();
+        // Rust links with it too.
+        assert!(Command::new("cc").args(["-o", &program, &source]).status().unwrap().success());
+        program
+    }
+
     fn file(&self, name: &str) -> String {
         self.folder.path().join(name).to_str().unwrap().to_owned()
     }
@@ -116,6 +128,17 @@ fn bare(program: &str) -> Command {
     command.env_clear().env("PATH", std::env::var_os("PATH").unwrap()).env("HOME", "/nonexistent");
     command.env("AWS_EC2_METADATA_DISABLED", "true").env("USER", "somebody");
     command
+}
+
+/// A name that moves the cursor, begins a line, turns the direction of what follows, and has what nobody sees.
+const DECEPTIVE: &str = concat!(
+    "me\u{1b}[2J\n\u{9b}\u{7f}\u{202e}\u{2066}\u{ad}\u{34f}\u{61c}\u{115f}\u{17b4}\u{180e}\u{200b}\u{200c}\u{200d}\u{200e}",
+    "\u{200f}\u{2028}\u{2029}\u{2060}\u{2064}\u{206f}\u{3164}\u{feff}\u{ffa0}\u{fff9}\u{1d173}\u{1bca0}\u{fe0f}\u{e0041}end"
+);
+
+/// The text, where all of that is replaced.
+fn made_visible(text: &str) -> String {
+    text.chars().map(|c| if DECEPTIVE.contains(c) && !c.is_ascii_graphic() { '\u{fffd}' } else { c }).collect()
 }
 
 /// `run` at a server, with these options.
@@ -323,6 +346,44 @@ fn the_command_finds_fence_key_and_table_in_its_environment_and_its_code_is_the_
     assert_eq!(place.json("job")["state"], "free");
 }
 
+/// The first request that the program sends as this user, whom the environment does not name.
+fn request_of(user: Option<u32>) -> Option<String> {
+    let (endpoint, requests) = recording_server(&[DENIED]);
+    let mut command = at_a_server(&endpoint, &["--", "true"]);
+    command.env_remove("USER");
+    if let Some(user) = user {
+        command.uid(user);
+    }
+    // Another user may not be allowed to read it.
+    command.stdin(Stdio::null()).stderr(Stdio::null()).status().ok()?;
+    Some(requests.recv_timeout(PATIENCE).unwrap())
+}
+
+#[test]
+fn a_user_whom_the_environment_does_not_name_is_looked_up() {
+    let name = Command::new("id").arg("-un").output().unwrap();
+    if !name.status.success() {
+        eprintln!("skipped, because the user who runs the tests has no name");
+        return;
+    }
+    let name = String::from_utf8(name.stdout).unwrap();
+    let request = request_of(None).unwrap();
+    assert!(request.contains(&format!("\"{}@", name.trim())), "{request}");
+}
+
+#[test]
+fn a_user_without_a_name_is_a_number() {
+    if !rustix::process::getuid().is_root() {
+        eprintln!("skipped, because only root can run a program as a user without a name");
+        return;
+    }
+    let nameless = 2_000_123_456;
+    match request_of(Some(nameless)) {
+        Some(request) => assert!(request.contains(&format!("\"uid {nameless}@")), "{request}"),
+        None => eprintln!("skipped, because another user cannot run the program here"),
+    }
+}
+
 // behaviours 51, 77
 #[test]
 fn a_key_that_is_held_ends_it_with_75_and_says_by_whom_and_until_when() {
@@ -404,6 +465,25 @@ fn a_signal_that_the_caller_ignored_stays_ignored() {
     process.signal(Signal::HUP);
     assert_eq!(process.line(), "survived");
     process.outcome().expect_code(0);
+}
+
+// behaviours 58, 78
+#[test]
+fn a_command_is_waited_for_also_if_the_caller_ignores_the_end_of_its_children() {
+    let place = Place::new();
+    let ignoring = place.ignoring_children();
+    for (enabled, state) in [("true", "held"), ("false", "free")] {
+        let mut command = bare(&ignoring);
+        command.arg(PROGRAM).env("LOCK_ENABLED", enabled);
+        place.at_home(&mut command);
+        command.args(["run", "--key", enabled, "--hold-at-least", "100s", "--"]);
+        command.args(["sh", "-c", "if test -e /proc/self/status; then exec grep SigIgn /proc/self/status; fi"]);
+        let outcome = Process::start(command).outcome().expect_code(0);
+        // The command, too, can wait for its children.
+        let ignored = outcome.stdout.trim().strip_prefix("SigIgn:").unwrap_or("0").trim();
+        assert_eq!(u64::from_str_radix(ignored, 16).unwrap() & (1 << (Signal::CHILD.as_raw() - 1)), 0, "{outcome:?}");
+        assert_eq!(place.json(enabled)["state"], state);
+    }
 }
 
 // behaviours 20, 29
@@ -811,7 +891,7 @@ fn keys_are_listed_with_their_states_and_without_what_holders_left() {
     let number = |number: u64| AttributeValue::N(number.to_string());
     place.run(["run", "--key", "free", "--", "true"]).expect_code(0);
     place.holding("expired", &["--lease", "500ms"]);
-    let _holder = place.holding("held", &["--holder", "me\u{1b}[2J\u{9b}\u{7f}\u{202e}\u{2066}"]);
+    let _holder = place.holding("held", &["--holder", DECEPTIVE]);
     let soon = 4_102_444_800;
     let completed = [("id", text("completed")), ("status", text("COMPLETED")), ("expiration", number(soon))];
     place.put(&[&completed[..], &[("data", text("\"secret\""))]].concat());
@@ -827,15 +907,17 @@ fn keys_are_listed_with_their_states_and_without_what_holders_left() {
     let states = rows.map(|name| vec![name, name]);
     assert_eq!(first_words[0], ["KEY", "STATE"]);
     assert_eq!(&first_words[1..], states);
-    assert!(table.stdout.contains("me\u{fffd}[2J\u{fffd}\u{fffd}\u{fffd}\u{fffd}"));
+    assert!(table.stdout.contains(&made_visible(DECEPTIVE)), "{table:?}");
 
     let lines = place.run(["list", "--json"]).expect_code(0);
     let objects: Vec<Value> = lines.stdout.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     assert_eq!(objects.iter().map(|object| object["state"].as_str().unwrap()).collect::<Vec<_>>(), rows);
     let held = &objects[3];
-    let holder = "me\u{1b}[2J\u{9b}\u{7f}\u{202e}\u{2066}";
-    assert_eq!((held["holder"].as_str(), &held["fence"]), (Some(holder), &place.json("held")["fence"]));
-    assert!(lines.stdout.contains(r"me\u001b[2J\u009b\u007f\u202e\u2066"), "{lines:?}");
+    assert_eq!((held["holder"].as_str(), &held["fence"]), (Some(DECEPTIVE), &place.json("held")["fence"]));
+    assert!(lines.stdout.contains(r"me\u001b[2J\n\u009b\u007f\u202e\u2066"), "{lines:?}");
+    // Beyond 16 bits JSON has two escapes for a character.
+    assert!(lines.stdout.contains(r"\ufe0f\udb40\udc41"), "{lines:?}");
+    assert_eq!(made_visible(&lines.stdout).replace('\u{fffd}', "\n"), lines.stdout);
     assert!((0.0..=30.1).contains(&held["remaining_seconds"].as_f64().unwrap()));
     assert!(objects[4]["error"].as_str().unwrap().contains("not a lock row"));
     assert!(!table.stdout.contains("secret") && !lines.stdout.contains("secret"));
@@ -846,6 +928,18 @@ fn keys_are_listed_with_their_states_and_without_what_holders_left() {
         place.run(["list", "--limit", "4", "--json"]).expect_code(0).expect_sentence(&["more than 4", "--limit"]);
     assert_eq!(limited.stdout.lines().count(), 4);
     assert_eq!(place.run(["list", "--limit", "5"]).expect_code(0).stderr, "");
+}
+
+#[test]
+fn what_others_wrote_does_not_steer_the_terminal_from_the_log_either() {
+    let place = Place::new();
+    let _holder = place.holding("job", &["--holder", DECEPTIVE]);
+    let mut command = place.command(["run", "--key", "job", "--", "true"]);
+    command.env("RUST_LOG", "lambda_lock=trace");
+    let log = Process::start(command).outcome().expect_code(75).stderr;
+    let mut of_the_lock = log.lines().filter(|line| line.contains(" lambda_lock::"));
+    assert!(of_the_lock.any(|line| line.contains(&made_visible(DECEPTIVE))), "{log}");
+    assert_eq!(log, log.lines().map(|line| made_visible(line) + "\n").collect::<String>());
 }
 
 #[test]

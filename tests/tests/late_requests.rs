@@ -92,6 +92,21 @@ async fn an_attempt_that_arrives_after_its_acquire_was_refused_does_not_take_the
     next.release().await.unwrap();
 }
 
+// behaviours 67, 76
+#[tokio::test]
+async fn a_withdrawal_does_not_extend_the_window_of_a_result() {
+    let world = World::new().await;
+    let key = "order".to_owned();
+    assert_eq!(once(world.default_locks()).run(&key, async |_| Ok(1)).await.unwrap(), 1);
+    let expiration = world.row("order").await.unwrap()["expiration"].clone();
+    let host = world.host().intercept(Late::updates(1..=1)).build();
+    let locks = world.locks_with_quick_retries(&host).build().unwrap();
+    assert_eq!(once(locks).run(&key, async |_| Ok(2)).await.unwrap(), 1);
+    let row = world.row("order").await.unwrap();
+    assert!(row.contains_key("withdrawn"));
+    assert_eq!(row["expiration"], expiration);
+}
+
 // behaviours 31, 77
 #[tokio::test]
 async fn a_refusal_with_an_unanswered_attempt_costs_two_more_requests() {

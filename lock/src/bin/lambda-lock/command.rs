@@ -60,6 +60,13 @@ impl Signals {
     }
 }
 
+/// Replaces an inherited "ignore SIGCHLD", under which the system forgets how a child ended. The command starts with the
+/// default, because `exec` resets handlers.
+pub(crate) fn heed_children() -> io::Result<()> {
+    // The handler stays installed when the stream is dropped.
+    unix::signal(unix::SignalKind::child()).map(drop)
+}
+
 /// The signals that this process ignores, a bit each, where the system tells.
 fn ignored() -> u64 {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();

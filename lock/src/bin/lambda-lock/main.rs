@@ -33,7 +33,7 @@ fn main() -> ExitCode {
     }
     let arguments = Arguments::parse();
     if let Ok(filter) = EnvFilter::try_from_default_env() {
-        tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr).init();
+        tracing_subscriber::fmt().with_env_filter(filter).with_ansi(false).with_writer(|| Log).init();
     }
     // In one thread: the kernel kills the command when the thread that started it has died.
     let outcome =
@@ -147,19 +147,43 @@ fn say(message: impl Display) {
     let _nobody_is_listening = writeln!(io::stderr(), "lambda-lock: {message}");
 }
 
+/// Standard error for the log, which repeats what others wrote, such as the name of a holder.
+#[derive(Debug)]
+struct Log;
+
+impl Write for Log {
+    /// Takes a whole line: `tracing_subscriber` writes each event at once.
+    fn write(&mut self, line: &[u8]) -> io::Result<usize> {
+        let text = String::from_utf8_lossy(line);
+        writeln!(io::stderr(), "{}", printable(text.strip_suffix('\n').unwrap_or(&text)))?;
+        Ok(line.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
 /// One line on standard output.
 fn line(text: &str) -> Result<(), Failure> {
     print(format!("{}\n", printable(text)).as_bytes())
 }
 
-/// What others wrote shall not steer the terminal.
+/// Replaces each character that misleads the reader.
 fn printable(text: &str) -> String {
-    text.chars().map(|c| if is_steering(c) { char::REPLACEMENT_CHARACTER } else { c }).collect()
+    text.chars().map(|c| if misleads(c) { char::REPLACEMENT_CHARACTER } else { c }).collect()
 }
 
-/// Control characters, and those that turn the direction of what follows.
-fn is_steering(c: char) -> bool {
-    c.is_control() || matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+/// Whether a character steers the terminal, ends the line, turns the direction of what follows, or cannot be seen: control
+/// characters, the separators of lines and paragraphs, the annotation characters, and `Default_Ignorable_Code_Point` of
+/// Unicode 17, which has the marks of direction.
+fn misleads(c: char) -> bool {
+    c.is_control()
+        || matches!(c,
+            '\u{ad}' | '\u{34f}' | '\u{61c}' | '\u{115f}'..='\u{1160}' | '\u{17b4}'..='\u{17b5}' | '\u{180b}'..='\u{180f}'
+            | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{3164}'
+            | '\u{fe00}'..='\u{fe0f}' | '\u{feff}' | '\u{ffa0}' | '\u{fff0}'..='\u{fffb}'
+            | '\u{1bca0}'..='\u{1bca3}' | '\u{1d173}'..='\u{1d17a}' | '\u{e0000}'..='\u{e0fff}')
 }
 
 /// Writes to standard output. A reader that has gone, such as `head`, ends the program quietly.

@@ -8,11 +8,12 @@ use std::time::Duration;
 use std::{env, io};
 
 use lambda_lock::{Backoff, Error, Holder, Lock};
+use nix::unistd::{Uid, User};
 use rustix::process::Signal;
 use tokio::time::{sleep, timeout};
 
 use crate::arguments::{Run, TableOptions};
-use crate::command::{Guard, Process, Running, Signals, Told, cannot_run};
+use crate::command::{Guard, Process, Running, Signals, Told, cannot_run, heed_children};
 use crate::connect::{self, Connection};
 use crate::operate::RELEASED_BY;
 use crate::{BROKEN_OUTPUT, Failure, LOST, say, sentence};
@@ -29,6 +30,7 @@ const SETTLING: Duration = Duration::from_secs(5);
 
 /// The exit code: that of the command.
 pub(crate) async fn run(options: &TableOptions, run: Run) -> Result<u8, Failure> {
+    heed_children().map_err(Failure::of_the_system)?;
     if !connect::is_enabled()? {
         return Ok(without_lock(options, &run));
     }
@@ -319,8 +321,11 @@ fn told(status: ExitStatus) -> String {
 
 /// Who runs this program, for others to read.
 pub(crate) fn user() -> String {
-    let name = ["USER", "LOGNAME"].into_iter().find_map(|name| env::var(name).ok().filter(|name| !name.is_empty()));
-    let name = name.unwrap_or_else(|| format!("uid {}", rustix::process::getuid().as_raw()));
+    let variable = ["USER", "LOGNAME"].into_iter().find_map(|name| env::var(name).ok().filter(|name| !name.is_empty()));
+    let id = Uid::current();
+    // Some containers and schedulers set neither variable.
+    let name = variable.or_else(|| User::from_uid(id).ok().flatten().map(|user| user.name));
+    let name = name.unwrap_or_else(|| format!("uid {id}"));
     format!("{name}@{}", rustix::system::uname().nodename().to_string_lossy())
 }
 

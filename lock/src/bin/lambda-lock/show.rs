@@ -13,7 +13,7 @@ use tokio::time::{MissedTickBehavior, interval, sleep};
 
 use crate::arguments::{Selection, TableOptions};
 use crate::connect::{Connection, connect};
-use crate::{Failure, UNAVAILABLE, is_steering, print, printable, run, say, sentence};
+use crate::{Failure, UNAVAILABLE, misleads, print, printable, run, say, sentence};
 
 pub(crate) async fn list(options: &TableOptions, selection: Selection, json: bool) -> Result<(), Failure> {
     let Connection { locks, .. } = connect(options, run::user()).await?;
@@ -215,8 +215,10 @@ impl Entry {
         let mut text = String::new();
         // It is only in strings that they can be.
         for c in Value::Object(known.collect::<Map<_, _>>()).to_string().chars() {
-            if is_steering(c) {
-                let _infallible = write!(text, "\\u{:04x}", u32::from(c));
+            if misleads(c) {
+                for unit in c.encode_utf16(&mut [0; 2]) {
+                    let _infallible = write!(text, "\\u{unit:04x}");
+                }
             } else {
                 text.push(c);
             }
