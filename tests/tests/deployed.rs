@@ -646,7 +646,7 @@ impl LocalAws {
     }
 
     async fn run(&self, command: &mut Command) {
-        let output = timeout(Duration::from_mins(30), command.output()).await.unwrap().unwrap();
+        let output = timeout(Duration::from_hours(1), command.output()).await.unwrap().unwrap();
         let [stdout, stderr] = [output.stdout, output.stderr].map(|text| String::from_utf8_lossy(&text).into_owned());
         assert!(output.status.success(), "{command:?}\n{stdout}\n{stderr}");
     }
