@@ -6,9 +6,17 @@ pub mod idempotency_history;
 pub mod invocation;
 pub mod powertools;
 pub mod queue_history;
+pub mod runtime_api;
 mod world;
 
 pub use world::{Row, World};
+
+/// The one in the middle of these figures.
+#[must_use]
+pub fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_unstable_by(f64::total_cmp);
+    values[values.len() / 2]
+}
 
 /// The README's snippets, compiled and run.
 #[cfg(doctest)]
