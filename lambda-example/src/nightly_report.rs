@@ -13,6 +13,8 @@ use lambda_runtime::{Error, LambdaEvent};
 use serde::{Deserialize, Serialize};
 use tower::{Layer, Service, service_fn};
 
+use crate::failure::Failure;
+
 /// The input that the schedule gives.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 pub struct ReportRequest {
@@ -21,6 +23,9 @@ pub struct ReportRequest {
     /// How long the figures take to gather, in milliseconds. They are not gathered here: this stands for it.
     #[serde(default)]
     pub gathering_ms: u64,
+    /// Whether the handler panics before it writes the report. It has no such bug: this stands for one.
+    #[serde(default)]
+    pub panics: bool,
 }
 
 /// What became of an invocation.
@@ -59,7 +64,7 @@ impl Reports {
 
     /// Writes the report and counts it. Refused if a larger fence has written before: this invocation was then paused
     /// for longer than its lease, and another has taken over.
-    async fn write(&self, report: &str, fence: u64) -> Result<u64, Error> {
+    async fn write(&self, report: &str, fence: u64) -> Result<u64, Failure> {
         let written = self
             .client
             .update_item()
@@ -81,10 +86,10 @@ impl Reports {
                     item: Some(row),
                     ..
                 }) if number(&row, "fence") == Some(fence) => row,
-                error => return Err(error.into()),
+                error => return Err(not_written(error)),
             },
         };
-        number(&row, "times").ok_or_else(|| "the report's row has no count".into())
+        number(&row, "times").ok_or_else(|| not_written("the report's row has no count"))
     }
 }
 
@@ -96,8 +101,8 @@ pub fn nightly_report(
 ) -> impl Service<
     LambdaEvent<ReportRequest>,
     Response = Outcome,
-    Error = HandlerError<Error>,
-    Future: Future<Output = Result<Outcome, HandlerError<Error>>> + Send,
+    Error = HandlerError<Failure>,
+    Future: Future<Output = Result<Outcome, HandlerError<Failure>>> + Send,
 > + Clone
 + Send {
     let reports = Arc::new(reports);
@@ -110,15 +115,20 @@ pub fn nightly_report(
         .layer(service_fn(move |event| write_report(Arc::clone(&reports), event)))
 }
 
+fn not_written(error: impl Into<Error>) -> Failure {
+    Failure::new("ReportNotWritten", error)
+}
+
 fn number(row: &HashMap<String, AttributeValue>, attribute: &str) -> Option<u64> {
     row.get(attribute)?.as_n().ok()?.parse().ok()
 }
 
-async fn write_report(reports: Arc<Reports>, event: LockedEvent<ReportRequest>) -> Result<Outcome, Error> {
-    let ReportRequest { report, gathering_ms } = event.payload;
+async fn write_report(reports: Arc<Reports>, event: LockedEvent<ReportRequest>) -> Result<Outcome, Failure> {
+    let ReportRequest { report, gathering_ms, panics } = event.payload;
     let fence = event.lock.fence();
     tracing::info!(report, fence, "gathering");
     tokio::time::sleep(Duration::from_millis(gathering_ms)).await;
+    assert!(!panics, "a bug in the report");
     let times = reports.write(&report, fence).await?;
     tracing::info!(report, fence, times, "written");
     Ok(Outcome::Written { report, fence, times })

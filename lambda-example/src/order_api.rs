@@ -8,6 +8,8 @@ use std::time::Duration;
 
 use aws_lambda_events::lambda_function_urls::{LambdaFunctionUrlRequest, LambdaFunctionUrlResponse};
 use aws_sdk_dynamodb::Client;
+use aws_sdk_dynamodb::error::SdkError;
+use aws_sdk_dynamodb::operation::transact_write_items::TransactWriteItemsError as Refused;
 use aws_sdk_dynamodb::types::{AttributeValue, Put, TransactWriteItem};
 use http::header::{ALLOW, CONTENT_TYPE, RETRY_AFTER};
 use http::{HeaderName, HeaderValue, StatusCode};
@@ -16,6 +18,12 @@ use lambda_runtime::{Error, LambdaEvent};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 use tower::{Layer, Service, ServiceExt, service_fn};
+
+use crate::failure::{self, Failure};
+
+/// How many bytes the body of a request may have: its row and its record each hold an order, and DynamoDB takes rows of
+/// 400 KB.
+const LARGEST_ORDER: usize = 256 * 1024;
 
 /// The body of a request.
 #[derive(Clone, Debug, Deserialize, Serialize)]
@@ -56,21 +64,53 @@ impl Orders {
 
     /// Writes the order and completes the run with it, in one transaction: there is no order that a retry does not know
     /// of, and no answer without its order.
-    async fn write(&self, placed: &Placed, run: &Run) -> Result<(), Error> {
+    async fn write(&self, placed: &Placed, run: &Run) -> Result<(), Failure> {
         let Order { id, item, quantity } = &placed.order;
         let row = Put::builder()
             .table_name(&self.table)
             .item("id", AttributeValue::S(format!("{}order#{id}", self.prefix)))
             .item("item", AttributeValue::S(item.clone()))
             .item("quantity", AttributeValue::N(quantity.to_string()))
-            .build()?;
+            .build()
+            .map_err(not_placed)?;
         self.client
             .transact_write_items()
             .transact_items(TransactWriteItem::builder().put(row).build())
-            .transact_items(run.complete_in(placed)?)
+            .transact_items(run.complete_in(placed).map_err(not_placed)?)
             .send()
-            .await?;
+            .await
+            .map_err(|error| {
+                let is_temporary = is_temporary(&error);
+                not_placed(error).temporary_if(is_temporary)
+            })?;
         Ok(())
+    }
+}
+
+fn not_placed(error: impl Into<Error>) -> Failure {
+    Failure::new("OrderNotPlaced", error)
+}
+
+/// Whether the transaction can be committed later, or another run of the same order has begun.
+fn is_temporary(error: &SdkError<Refused>) -> bool {
+    let refusal = match error {
+        SdkError::ServiceError(refusal) => refusal,
+        SdkError::ConstructionFailure(_) => return false,
+        // It is not known whether it was committed.
+        _ => return true,
+    };
+    match refusal.err() {
+        Refused::TransactionCanceledException(cancelled) => {
+            cancelled.cancellation_reasons().iter().filter_map(|reason| reason.code()).any(|code| {
+                ["ConditionalCheckFailed", "ProvisionedThroughputExceeded", "ThrottlingError", "TransactionConflict"]
+                    .contains(&code)
+            })
+        }
+        Refused::ProvisionedThroughputExceededException(_)
+        | Refused::RequestLimitExceeded(_)
+        | Refused::ThrottlingException(_)
+        | Refused::TransactionInProgressException(_) => true,
+        _ => refusal.raw().status().is_server_error(),
     }
 }
 
@@ -116,7 +156,7 @@ pub fn order_api(
 }
 
 async fn respond(
-    place: impl Service<LambdaEvent<Request>, Response = Placed, Error = HandlerError<Error>>,
+    place: impl Service<LambdaEvent<Request>, Response = Placed, Error = HandlerError<Failure>>,
     LambdaEvent { payload, context }: LambdaEvent<LambdaFunctionUrlRequest>,
 ) -> Result<LambdaFunctionUrlResponse, Infallible> {
     let answer = match read(&payload) {
@@ -132,7 +172,7 @@ async fn respond(
 async fn place(
     orders: Arc<Orders>,
     WithRun { input, run, .. }: WithRun<LambdaEvent<Request>>,
-) -> Result<Placed, Error> {
+) -> Result<Placed, Failure> {
     let NewOrder { item, quantity, checking_ms } = input.payload.order;
     tokio::time::sleep(Duration::from_millis(checking_ms)).await;
     // The owner is random, and new for every run.
@@ -154,15 +194,23 @@ fn read(request: &LambdaFunctionUrlRequest) -> Result<Request, Answer> {
     if request.is_base64_encoded {
         return Err(Answer::message(StatusCode::UNSUPPORTED_MEDIA_TYPE, "the order is to be application/json"));
     }
-    let order = serde_json::from_str(request.body.as_deref().unwrap_or_default()).map_err(|_| {
+    let body = request.body.as_deref().unwrap_or_default();
+    if body.len() > LARGEST_ORDER {
+        let message = format!("the order has more than {LARGEST_ORDER} bytes");
+        return Err(Answer::message(StatusCode::PAYLOAD_TOO_LARGE, &message));
+    }
+    let order = serde_json::from_str(body).map_err(|_| {
         Answer::message(StatusCode::BAD_REQUEST, r#"the order is to be {"item": "…", "quantity": …}, of one at least"#)
     })?;
-    let key = request.headers.get("idempotency-key").and_then(|key| key.to_str().ok());
+    let key = request.headers.get("idempotency-key").map(HeaderValue::to_str).transpose().map_err(|_| {
+        let message = "the header Idempotency-Key has a character other than visible ASCII and space";
+        Answer::message(StatusCode::BAD_REQUEST, message)
+    })?;
     Ok(Request { key: key.map(str::to_owned), order })
 }
 
 /// What the client is told of an error. What is not for the client is logged.
-fn refusal(error: &HandlerError<Error>) -> Answer {
+fn refusal(error: &HandlerError<Failure>) -> Answer {
     match error {
         HandlerError::Lock(error) if error.is_key_missing() => {
             Answer::message(StatusCode::BAD_REQUEST, "the order needs a key of its own, in the header Idempotency-Key")
@@ -173,13 +221,20 @@ fn refusal(error: &HandlerError<Error>) -> Answer {
         HandlerError::Lock(error) if error.is_in_progress() => {
             Answer::message(StatusCode::CONFLICT, "the order is being placed").with(RETRY_AFTER, "1")
         }
-        HandlerError::Lock(error) if error.is_unavailable() || error.is_throttled() || error.is_conflict() => {
-            tracing::error!(%error, "the table did not answer");
-            Answer::message(StatusCode::SERVICE_UNAVAILABLE, "try again with the same key").with(RETRY_AFTER, "1")
-        }
         error => {
-            tracing::error!(?error, "the order failed");
-            Answer::message(StatusCode::INTERNAL_SERVER_ERROR, "the order failed: try again with the same key")
+            tracing::error!(error = failure::line(error), "the order failed");
+            let is_temporary = match error {
+                HandlerError::Lock(error) => {
+                    error.is_unavailable() || error.is_throttled() || error.is_conflict() || error.is_lost()
+                }
+                HandlerError::Handler(failure) => failure.is_temporary(),
+                _ => false,
+            };
+            if is_temporary {
+                Answer::message(StatusCode::SERVICE_UNAVAILABLE, "try again with the same key").with(RETRY_AFTER, "1")
+            } else {
+                Answer::message(StatusCode::INTERNAL_SERVER_ERROR, "the order failed")
+            }
         }
     }
 }

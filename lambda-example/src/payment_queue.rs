@@ -14,6 +14,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 use tower::{Layer, Service, service_fn};
 
+use crate::failure::Failure;
+
 /// The body of a message.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 pub struct Payment {
@@ -29,6 +31,9 @@ pub struct Payment {
     /// At how many deliveries of the message the bank is out of reach before it is there.
     #[serde(default)]
     pub failing_deliveries: u64,
+    /// Whether the handler panics before it makes the payment. It has no such bug: this stands for one.
+    #[serde(default)]
+    pub panics: bool,
 }
 
 /// Where the payments are kept: rows in the lock table, under the function's own prefix.
@@ -47,7 +52,7 @@ impl Payments {
 
     /// Makes the payment, counts it, and completes the run with it, in one transaction: whatever gets lost or crashes,
     /// it is not made twice.
-    async fn make(&self, payment: &Payment, run: &Run) -> Result<(), Error> {
+    async fn make(&self, payment: &Payment, run: &Run) -> Result<(), Failure> {
         let row = Update::builder()
             .table_name(&self.table)
             .key("id", AttributeValue::S(format!("{}payment#{}", self.prefix, payment.id)))
@@ -55,13 +60,15 @@ impl Payments {
             .expression_attribute_values(":account", AttributeValue::S(payment.account.clone()))
             .expression_attribute_values(":amount", AttributeValue::N(payment.amount.to_string()))
             .expression_attribute_values(":one", AttributeValue::N("1".to_owned()))
-            .build()?;
+            .build()
+            .map_err(not_made)?;
         self.client
             .transact_write_items()
             .transact_items(TransactWriteItem::builder().update(row).build())
-            .transact_items(run.complete_in(&())?)
+            .transact_items(run.complete_in(&()).map_err(not_made)?)
             .send()
-            .await?;
+            .await
+            .map_err(not_made)?;
         Ok(())
     }
 }
@@ -93,14 +100,19 @@ pub fn payment_queue(
         .layer(service_fn(move |message| pay(Arc::clone(&payments), message)))
 }
 
-async fn pay(payments: Arc<Payments>, message: WithRun<Message<Payment>>) -> Result<(), Error> {
+async fn pay(payments: Arc<Payments>, message: WithRun<Message<Payment>>) -> Result<(), Failure> {
     let WithRun { input: Message { body: payment, record, .. }, run, .. } = message;
     let deliveries = record.attributes.get("ApproximateReceiveCount").and_then(|count| count.parse().ok());
     if deliveries.unwrap_or(1) <= payment.failing_deliveries {
-        return Err("the bank is out of reach".into());
+        return Err(not_made("the bank is out of reach"));
     }
     tokio::time::sleep(Duration::from_millis(payment.paying_ms)).await;
+    assert!(!payment.panics, "a bug in the payment");
     payments.make(&payment, &run).await?;
     tracing::info!(payment = payment.id, "paid");
     Ok(())
+}
+
+fn not_made(error: impl Into<Error>) -> Failure {
+    Failure::new("PaymentNotMade", error)
 }

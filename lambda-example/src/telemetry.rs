@@ -22,7 +22,13 @@ pub const FUNCTION_NAME: &str = "FunctionName";
 /// Outside of Lambda, where the function has no name.
 pub fn start() -> Result<&'static Collector, Error> {
     // The level comes from RUST_LOG.
-    tracing_subscriber::fmt().json().with_env_filter(EnvFilter::from_default_env()).without_time().init();
+    tracing_subscriber::fmt()
+        .json()
+        // The list of spans has the current one too.
+        .with_current_span(false)
+        .with_env_filter(EnvFilter::from_default_env())
+        .without_time()
+        .init();
     exporter(env::var("AWS_LAMBDA_FUNCTION_NAME")?)
 }
 

@@ -7,9 +7,11 @@ use std::time::{Duration, SystemTime};
 
 use aws_sdk_dynamodb::types::AttributeValue;
 use futures_util::FutureExt;
+use tokio::time::timeout;
 use tracing::{Instrument, Span};
 
 use crate::backoff::Backoff;
+use crate::client::Attempts;
 use crate::clock::{Moment, since_epoch};
 use crate::error::{Error, Kind};
 use crate::holder::{Data, Holder};
@@ -20,16 +22,22 @@ use crate::locks::{Locks, MAX_LEASE, check_attribute_name, check_duration};
 use crate::protocol::{Claim, Claimed, Lease, RecordClaim, TIME_TO_ANSWER, check_data, time_to_ask};
 use crate::telemetry::{self, Asking, Holding};
 
+/// How long a refusal waits for a withdrawal.
+const WITHDRAWAL_TIMEOUT: Duration = Duration::from_secs(1);
+
 /// An acquisition that has not been sent yet: await it for a [`Lock`], or [`run`](Self::run) work under it.
 ///
 /// Without options it makes one attempt and fails with an error that [`is_held`](Error::is_held) when someone else
 /// holds the key. Each attempt is one `UpdateItem` (IAM action `dynamodb:UpdateItem`), plus the SDK's own retries
 /// after a throttled or lost request.
 ///
-/// Dropping the future stops the waiting. If a request was under way, it may still be applied: a release is then sent
-/// in the background, and if that does not arrive, or arrives first, the key is free when the lease ends, no later. (A
-/// Lambda environment is frozen between invocations, and what it does in the background with it. [`Locks::settle`] waits for
-/// it.)
+/// An acquire that ends without the lock leaves no request behind that could take the key later. If one of its attempts
+/// was not answered, up to two more requests free the key, or let the row refuse that attempt when it arrives late. A
+/// refusal waits up to 1 s for them. After any other error, and when the future is dropped, they are sent in the
+/// background; if they do not arrive, the key is free when the lease ends, no later. (Lambda freezes an environment
+/// between invocations, and what it does in the background with it. [`Locks::settle`] waits for it.)
+///
+/// Dropping the future stops the waiting.
 ///
 /// ```
 /// # use std::time::{Duration, SystemTime};
@@ -128,7 +136,8 @@ impl Acquire {
         self
     }
 
-    /// Runs `body` while holding the lock, and releases it whether the body returns, fails or panics.
+    /// Runs `body` while holding the lock, and releases it whether the body returns, fails or panics. In a program that is
+    /// built with `panic = "abort"`, a panic ends the process, and the key is free when the lease ends.
     ///
     /// When the lease ends first, the body is cancelled at its next await point and the error
     /// [`is_lost`](Error::is_lost); a body that blocks its thread is not cancelled. When the key cannot be acquired the
@@ -183,7 +192,7 @@ impl Acquire {
         let mut delays = self.wait.delays(
             self.until.map(|until| since_epoch(until).saturating_sub(started.wall).saturating_sub(TIME_TO_ANSWER)),
         );
-        loop {
+        let error = loop {
             let now = settings.clock.now();
             let lease = self.lease_from(now)?;
             sent.retain(|(_, lease)| !lease.deadline.remaining(now).is_zero());
@@ -200,7 +209,8 @@ impl Acquire {
             };
             pending.unresolved = true;
             asking.attempt();
-            let taken = match settings.table.acquire(&claim).await {
+            let attempts = Attempts::default();
+            let taken = match settings.table.acquire(&claim, &attempts).await {
                 Ok(Claimed::Acquired { fence, data, taken_from }) => Ok(Some((now, lease, fence, data, taken_from))),
                 Ok(Claimed::Already(row)) => {
                     tracing::debug!(key, "acquired by an earlier request, whose response was lost");
@@ -217,6 +227,7 @@ impl Acquire {
                 }
                 Err(error) => Err(error),
             };
+            unanswered |= attempts.is_unanswered();
             let answered = settings.clock.now();
             let error = match taken {
                 Ok(Some((sent, lease, fence, data, taken_from))) if !lease.deadline.remaining(answered).is_zero() => {
@@ -231,19 +242,15 @@ impl Acquire {
                     let mut stale = std::mem::replace(&mut pending, fresh);
                     (unanswered, sent) = (false, Vec::new());
                     if !delays.are_over(answered.since(started)) {
-                        stale.unresolved = stale.ownership.release(answered.wall, None, None).await.is_err();
+                        stale.unresolved = stale.ownership.withdraw().await.is_err();
                     }
                     Error::new(Kind::Unavailable, &settings.table.name, key)
                 }
-                Err(error) => {
-                    // The SDK may have been throttled when it tried again what it had no answer to.
-                    unanswered |= error.is_unavailable() || error.is_throttled();
-                    error
-                }
+                Err(error) => error,
             };
             pending.unresolved = unanswered;
             if !error.is_worth_waiting() {
-                return Err(error);
+                break error;
             }
             tracing::debug!(key, %error, "refused");
             let now = settings.clock.now();
@@ -255,9 +262,14 @@ impl Acquire {
             }
             // The wall clock may have passed the deadline while the timer slept.
             if delay.is_none() || self.lease_from(settings.clock.now()).is_err() {
-                return Err(error.with_attempts(delays.attempts()));
+                break error.with_attempts(delays.attempts());
             }
+        };
+        if !error.is_unavailable() && !error.is_throttled() {
+            let left = self.until.map(|until| since_epoch(until).saturating_sub(settings.clock.now().wall));
+            pending.withdraw(left.map_or(WITHDRAWAL_TIMEOUT, |left| time_to_ask(left).min(WITHDRAWAL_TIMEOUT))).await;
         }
+        Err(error)
     }
 
     /// A lock that keeps nobody out, for work that shall run all the same.
@@ -338,7 +350,8 @@ impl IntoFuture for Acquire {
     }
 }
 
-/// Sends a release in the background when an acquisition ends without knowing whether a request of its was applied.
+/// Withdraws in the background when an acquisition ends without knowing whether a request of its own was, or will be,
+/// applied.
 #[derive(Debug)]
 struct Pending {
     ownership: Ownership,
@@ -350,13 +363,21 @@ impl Pending {
         self.unresolved = false;
         self.ownership.clone()
     }
+
+    /// Withdraws now, for at most `limit`: Lambda freezes what is left to the background.
+    async fn withdraw(mut self, limit: Duration) {
+        if self.unresolved {
+            let withdrawal = Box::pin(self.ownership.withdraw());
+            self.unresolved = !matches!(timeout(limit, withdrawal).await, Ok(Ok(())));
+        }
+    }
 }
 
 impl Drop for Pending {
     fn drop(&mut self) {
         if self.unresolved {
-            let now = self.ownership.locks.0.clock.now();
-            self.ownership.release_in_background(now.wall, None, None);
+            let ownership = self.ownership.clone();
+            self.ownership.in_background(Span::none(), async move { ownership.withdraw().await });
         }
     }
 }
@@ -398,9 +419,5 @@ pub(crate) async fn in_time_to_answer<T>(
     lock: &Lock,
     request: impl Future<Output = Result<T, Error>>,
 ) -> Result<T, Error> {
-    let limit = match lock.remaining() {
-        Duration::ZERO => Duration::from_secs(1),
-        remaining => time_to_ask(remaining),
-    };
-    tokio::time::timeout(limit, request).await.unwrap_or_else(|_| Err(lock.unanswered()))
+    tokio::time::timeout(lock.time_to_answer(), request).await.unwrap_or_else(|_| Err(lock.unanswered()))
 }

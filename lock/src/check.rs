@@ -14,6 +14,7 @@ use humantime::format_duration;
 use crate::clock::millis;
 use crate::error::Error;
 use crate::locks::Locks;
+use crate::panics;
 use crate::protocol::{self, EXPIRATION, REQUEST_TIMEOUT, Table, in_time};
 
 /// What [`Locks::check`] found: a line for each finding, the way out with those that are not well.
@@ -56,7 +57,7 @@ pub struct Finding {
 }
 
 impl Finding {
-    /// What was looked at, such as `table`, `TTL`, `clock` or `dynamodb:UpdateItem`.
+    /// What was looked at, such as `table`, `TTL`, `clock`, `panics` or `dynamodb:UpdateItem`.
     #[must_use]
     pub fn subject(&self) -> &str {
         &self.subject
@@ -108,6 +109,10 @@ impl Locks {
     /// Looks at everything that locks depend on: the table and its state, its keys, its TTL, what the caller is allowed to
     /// do, and this host's clock, by the `Date` of DynamoDB's answers. For the start of a program, or a person.
     ///
+    /// If the program was built with `panic = "abort"`, a panic ends it and leaves its locks until their leases end: the
+    /// finding `panics` then warns of it. It is about the program that calls this: a function that is to be checked for
+    /// it calls this itself.
+    ///
     /// What is wrong is a finding, not an error; so is a network that does not answer. It writes nothing: six requests, with
     /// the SDK's tries of each up to 10 s, two of them writes that cannot be applied. IAM actions, each of which is reported if it is denied:
     /// `dynamodb:DescribeTable` and `dynamodb:DescribeTimeToLive` for the check alone, `dynamodb:UpdateItem` for every
@@ -130,6 +135,7 @@ impl Locks {
         if !self.0.enabled {
             check.found("locking", Verdict::Warning, "switched off: work runs without locks");
         }
+        check.panics(panics::WARNING);
         if Box::pin(check.table()).await {
             Box::pin(check.time_to_live()).await;
             Box::pin(check.permissions()).await;
@@ -158,8 +164,6 @@ struct Heard {
 /// Why a request had no result.
 struct Failure {
     error: Error,
-    /// DynamoDB's own words, or the network's.
-    cause: String,
     /// Denied to these credentials, rather than to any that are like them.
     is_denied: bool,
 }
@@ -167,6 +171,13 @@ struct Failure {
 impl Check<'_> {
     fn found(&mut self, subject: &str, verdict: Verdict, message: impl Into<String>) {
         self.findings.push(Finding { subject: subject.to_owned(), verdict, message: message.into() });
+    }
+
+    /// Of this program, and so of a function that checks itself.
+    fn panics(&mut self, warning: Option<&str>) {
+        if let Some(warning) = warning {
+            self.found("panics", Verdict::Warning, warning);
+        }
     }
 
     /// Sends a request. The refusal of one that cannot be applied is a result too.
@@ -195,18 +206,7 @@ impl Check<'_> {
             return Ok(None);
         }
         let is_denied = code == "AccessDeniedException";
-        let cause = match error.message() {
-            Some(message) if !message.is_empty() => format!("{code}: {message}"),
-            _ => {
-                let (mut told, mut cause) = (error.to_string(), StdError::source(&error));
-                while let Some(next) = cause {
-                    told = format!("{told}: {next}");
-                    cause = next.source();
-                }
-                told
-            }
-        };
-        Err(Failure { error: Error::from_sdk(error, &settings.table.name, ""), cause, is_denied })
+        Err(Failure { error: Error::from_sdk(error, &settings.table.name, ""), is_denied })
     }
 
     /// Whether there is a table to look at further.
@@ -344,7 +344,7 @@ impl Check<'_> {
         } else {
             String::new()
         };
-        let message = format!("{without}: allow {action} on table `{name}`{keys} ({})", failure.cause);
+        let message = format!("{without}: allow {action} on table `{name}`{keys} ({})", failure.cause());
         self.found(subject, verdict, message);
     }
 
@@ -387,19 +387,44 @@ fn in_millis(time: Duration) -> Duration {
     Duration::from_millis(millis(time))
 }
 
+impl Failure {
+    fn cause(&self) -> &str {
+        self.error.cause().unwrap_or_default()
+    }
+}
+
 /// With the way out that the error itself has, or one for errors that mostly pass.
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.error.is_access_denied() && !self.is_denied {
-            return write!(f, "not accepted ({}): renew them, and set this host's clock right", self.cause);
+            return write!(f, "not accepted ({}): renew them, and set this host's clock right", self.cause());
         }
-        self.error.fmt(f)?;
-        write!(f, " ({})", self.cause)?;
+        write!(f, "{} ({})", self.error, self.cause())?;
         if self.error.is_throttled() {
             f.write_str(": check again in a minute")?;
         } else if self.error.is_unavailable() {
             f.write_str(": check the network between here and the endpoint, and that it is the right one")?;
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use aws_sdk_dynamodb::Client;
+    use aws_sdk_dynamodb::config::{BehaviorVersion, Config};
+
+    use super::*;
+
+    // behaviour 20
+    #[test]
+    fn that_panics_abort_is_a_warning_and_that_they_unwind_is_none() {
+        let client = Client::from_conf(Config::builder().behavior_version(BehaviorVersion::latest()).build());
+        let locks = Locks::builder(client, "locks").build().unwrap();
+        let mut check = Check { locks: &locks, findings: Vec::new(), heard: None };
+        check.panics(None);
+        assert!(check.findings.is_empty());
+        check.panics(Some("a panic ends this process"));
+        assert_eq!(check.findings[0].to_string(), "warning panics: a panic ends this process");
     }
 }

@@ -1,9 +1,18 @@
-//! `client_config`: retries and timeouts of a DynamoDB client that suit a lock.
+//! `client_config`: retries and timeouts of a DynamoDB client that suit a lock; and what became of a request's attempts.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use aws_config::SdkConfig;
 use aws_sdk_dynamodb::config;
+use aws_smithy_runtime_api::box_error::BoxError;
+use aws_smithy_runtime_api::client::interceptors::Intercept;
+use aws_smithy_runtime_api::client::interceptors::context::{
+    BeforeDeserializationInterceptorContextRef, BeforeTransmitInterceptorContextRef,
+};
+use aws_smithy_runtime_api::client::runtime_components::RuntimeComponents;
+use aws_smithy_types::config_bag::ConfigBag;
 use aws_smithy_types::retry::RetryConfig;
 use aws_smithy_types::timeout::TimeoutConfig;
 
@@ -91,6 +100,54 @@ pub(crate) fn timeout_config(timeouts: &TimeoutConfig) -> TimeoutConfig {
         .read_timeout(timeouts.read_timeout().unwrap_or(READ_TIMEOUT))
         .operation_attempt_timeout(timeouts.operation_attempt_timeout().unwrap_or(ATTEMPT_TIMEOUT))
         .build()
+}
+
+/// Whether all attempts of a request were answered. The SDK tries again by itself and tells of the last attempt alone; an
+/// earlier one without an answer may still arrive.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Attempts(Arc<State>);
+
+#[derive(Debug, Default)]
+struct State {
+    is_under_way: AtomicBool,
+    is_unanswered: AtomicBool,
+}
+
+impl Attempts {
+    pub(crate) fn is_unanswered(&self) -> bool {
+        self.0.is_unanswered.load(Ordering::Relaxed) || self.0.is_under_way.load(Ordering::Relaxed)
+    }
+}
+
+impl Intercept for Attempts {
+    fn name(&self) -> &'static str {
+        "Attempts"
+    }
+
+    fn read_before_transmit(
+        &self,
+        _: &BeforeTransmitInterceptorContextRef<'_>,
+        _: &RuntimeComponents,
+        _: &mut ConfigBag,
+    ) -> Result<(), BoxError> {
+        if self.0.is_under_way.swap(true, Ordering::Relaxed) {
+            self.0.is_unanswered.store(true, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+
+    fn read_after_transmit(
+        &self,
+        context: &BeforeDeserializationInterceptorContextRef<'_>,
+        _: &RuntimeComponents,
+        _: &mut ConfigBag,
+    ) -> Result<(), BoxError> {
+        // A server error says nothing about whether the request was applied.
+        if !context.response().status().is_server_error() {
+            self.0.is_under_way.store(false, Ordering::Relaxed);
+        }
+        Ok(())
+    }
 }
 
 #[cfg(test)]

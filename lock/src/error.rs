@@ -16,7 +16,8 @@ pub(crate) type Source = Box<dyn StdError + Send + Sync>;
 /// Why an operation failed.
 ///
 /// The type is opaque: ask it with the `is_…` methods. [`source`](StdError::source) is the SDK's error where there is
-/// one.
+/// one. `Debug` prints the message, followed by what DynamoDB or the network said in parentheses: `lambda_runtime` logs
+/// an error that way. It never shows payloads, results or digests of them.
 ///
 /// | predicate | meaning | retried while waiting |
 /// | --- | --- | --- |
@@ -50,16 +51,16 @@ pub(crate) type Source = Box<dyn StdError + Send + Sync>;
 /// ```
 pub struct Error(Box<Inner>);
 
-#[derive(Debug)]
 struct Inner {
     kind: Kind,
     table: String,
     key: String,
     attempts: u32,
     source: Option<Source>,
+    /// What the source says, for people.
+    cause: Option<String>,
 }
 
-#[derive(Debug)]
 pub(crate) enum Kind {
     Held(Holder),
     Lost(Option<Holder>),
@@ -79,7 +80,8 @@ pub(crate) enum Kind {
 
 impl Error {
     pub(crate) fn new(kind: Kind, table: &str, key: &str) -> Self {
-        Self(Box::new(Inner { kind, table: table.to_owned(), key: key.to_owned(), attempts: 1, source: None }))
+        let (table, key) = (table.to_owned(), key.to_owned());
+        Self(Box::new(Inner { kind, table, key, attempts: 1, source: None, cause: None }))
     }
 
     pub(crate) fn invalid(message: impl Into<String>) -> Self {
@@ -87,7 +89,9 @@ impl Error {
     }
 
     pub(crate) fn with_source(mut self, source: impl Into<Source>) -> Self {
-        self.0.source = Some(source.into());
+        let source = source.into();
+        self.0.cause = Some(source.to_string());
+        self.0.source = Some(source);
         self
     }
 
@@ -100,7 +104,15 @@ impl Error {
     where
         E: ProvideErrorMetadata + StdError + Send + Sync + 'static,
     {
-        Self::new(classify(&error), table, key).with_source(error)
+        let cause = cause(&error);
+        let mut this = Self::new(classify(&error), table, key).with_source(error);
+        this.0.cause = Some(cause);
+        this
+    }
+
+    /// DynamoDB's own words, or the network's.
+    pub(crate) fn cause(&self) -> Option<&str> {
+        self.0.cause.as_deref()
     }
 
     /// Someone else holds the key.
@@ -286,6 +298,24 @@ fn classify<E: ProvideErrorMetadata>(error: &SdkError<E>) -> Kind {
     }
 }
 
+/// DynamoDB's code and message, or what the network came to.
+fn cause<E: ProvideErrorMetadata + StdError>(error: &SdkError<E>) -> String
+where
+    SdkError<E>: StdError,
+{
+    match (error.code(), error.message()) {
+        (Some(code), Some(message)) if !message.is_empty() => format!("{code}: {message}"),
+        _ => {
+            let (mut told, mut cause) = (error.to_string(), error.source());
+            while let Some(next) = cause {
+                told = format!("{told}: {next}");
+                cause = next.source();
+            }
+            told
+        }
+    }
+}
+
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Inner { kind, table, key, attempts, .. } = &*self.0;
@@ -328,9 +358,14 @@ impl fmt::Display for Error {
     }
 }
 
+/// The message and its cause, in one line: `lambda_runtime` logs the errors of handlers by their `Debug`.
 impl fmt::Debug for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
+        fmt::Display::fmt(self, f)?;
+        match self.cause() {
+            Some(cause) => write!(f, " ({cause})"),
+            None => Ok(()),
+        }
     }
 }
 
@@ -347,13 +382,15 @@ impl StdError for Error {
 /// idempotency also `IdempotencyInProgress`, `IdempotencyMismatch`, `IdempotencyUnfinished`, `IdempotencyKeyMissing` or
 /// `IdempotencyResult`, or that of the handler's own error, be it of this run or replayed.
 ///
+/// `lambda_runtime` logs the error of an invocation by its `Debug`, which is that of the error it carries: your own error
+/// is logged as your type prints itself.
+///
 /// ```
 /// # use lambda_lock::{Error, HandlerError};
 /// fn is_worth_a_retry(error: &HandlerError<std::io::Error>) -> bool {
 ///     matches!(error, HandlerError::Lock(lock) if lock.is_held())
 /// }
 /// ```
-#[derive(Debug)]
 #[non_exhaustive]
 pub enum HandlerError<E> {
     /// The lock could not be acquired, or was lost while the handler ran.
@@ -366,6 +403,17 @@ pub enum HandlerError<E> {
 }
 
 impl<E: fmt::Display> fmt::Display for HandlerError<E> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Lock(error) => error.fmt(f),
+            Self::Handler(error) => error.fmt(f),
+            #[cfg(feature = "idempotency")]
+            Self::Replayed(error) => error.fmt(f),
+        }
+    }
+}
+
+impl<E: fmt::Debug> fmt::Debug for HandlerError<E> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Lock(error) => error.fmt(f),

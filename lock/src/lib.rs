@@ -54,8 +54,9 @@
 //! | [`Locks::list`] | 1 consistent `Scan` for each MiB of the table | `dynamodb:Scan` |
 //! | [`Locks::force_release`] | 1 `UpdateItem` | `dynamodb:UpdateItem` |
 //!
-//! Between acquire and release nothing is sent. The SDK tries again by itself after a throttled or lost request (3
-//! tries by default); a request with all its tries is given up after 10 s, unless the client's own timeouts are shorter.
+//! Between acquire and release nothing is sent. The SDK repeats a throttled or lost request by itself:
+//! [`client_config`] sets how often and how soon. A request with all its attempts is given up after 10 s. An acquire that
+//! ends without the lock sends up to two more requests if one of its attempts was not answered.
 //!
 //! # The protocol
 //!
@@ -64,8 +65,10 @@
 //! clock skew, so whoever sees it pass knows that the holder's own deadline has passed by the holder's own clock. A
 //! refusal that shows the caller's own nonce is a success whose response was lost. A release keeps the row and its
 //! owner, and ends the lease at the time of the release: a late duplicate of that owner's acquire is then refused, and so
-//! is anyone's that was sent more than the clock skew before the release. The fence is
-//! counted in the row and starts at the clock in microseconds, so that it does not go back when the row is deleted.
+//! is anyone's that was sent more than the clock skew before the release. An acquire that is refused while an attempt of
+//! its own is unanswered leaves its nonce in the row, which then refuses that attempt. An owner numbers its renewals and
+//! releases, and the row refuses a number that is not larger than the last one: a late request changes nothing. The fence
+//! is counted in the row and starts at the clock in microseconds, so that it does not go back when the row is deleted.
 //!
 //! Idempotency is the same lock; its row is the item of Powertools for AWS Lambda's idempotency utility, and is in
 //! progress while the lock is held. To complete it is the release: one update, under the condition that the row still
@@ -96,6 +99,7 @@ mod locks;
 pub mod metrics;
 #[cfg(not(feature = "metrics"))]
 mod metrics;
+mod panics;
 mod protocol;
 mod telemetry;
 

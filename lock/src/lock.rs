@@ -9,12 +9,22 @@ use tokio::runtime::Handle;
 use tokio::sync::{Mutex as AsyncMutex, Notify};
 use tracing::{Instrument, Span};
 
+use crate::backoff::{Backoff, Jitter};
 use crate::clock::Moment;
 use crate::error::{Error, Kind};
 use crate::holder::Data;
 use crate::locks::{Locks, MAX_LEASE, check_duration};
-use crate::protocol::{Completed, Lease, Outcome, Released, check_data};
+use crate::protocol::{Completed, Lease, Outcome, Released, Step, check_data, time_to_ask};
 use crate::telemetry::Holding;
+
+/// The waits between the requests of a completion that is sent again.
+const RESEND: Backoff = Backoff::NO_WAIT
+    .base(Duration::from_millis(50))
+    .factor(2.0)
+    .cap(Duration::from_secs(1))
+    .jitter(Jitter::Full)
+    .up_to(Duration::MAX)
+    .max_attempts(u32::MAX);
 
 /// A lock that was acquired.
 ///
@@ -56,6 +66,15 @@ struct State {
     hold_until: Option<Duration>,
     leave: Option<Data>,
     phase: Phase,
+    /// The number of the last request that was sent after the acquire.
+    sequence: u64,
+}
+
+impl State {
+    fn next_sequence(&mut self) -> u64 {
+        self.sequence += 1;
+        self.sequence
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -92,6 +111,7 @@ impl Lock {
                 hold_until: (!hold_at_least.is_zero()).then_some(hold_until),
                 leave: None,
                 phase: Phase::Held,
+                sequence: 0,
             }),
             changed: Notify::new(),
             renewing: AsyncMutex::new(()),
@@ -110,9 +130,12 @@ impl Lock {
         &self.ownership.owner
     }
 
-    /// The fencing token: larger than that of every earlier acquisition of this key. (That of an idempotent run, provided
-    /// that no request is late by more than the window.) Zero for a lock that is not [enforced](Self::is_enforced), so
-    /// that whoever checks fences refuses it.
+    /// The fencing token: larger than that of every earlier acquisition of this key. Zero for a lock that is not
+    /// [enforced](Self::is_enforced), so that a receiver that checks fences refuses it.
+    ///
+    /// The row counts it, and a new row starts at the clock of the acquire in microseconds. It can go back in these cases:
+    /// the row is deleted by hand, or by Powertools after a failure, and the next holder's clock is behind the last one's;
+    /// the record of an idempotent run has a window shorter than a request may be late, and is deleted at its end.
     #[must_use]
     pub fn fence(&self) -> u64 {
         self.fence.unwrap_or(0)
@@ -236,7 +259,7 @@ impl Lock {
         let _alone = self.renewing.lock().await;
         let now = self.now();
         let renewed = Lease::new(now.deadline_after(lease), settings.clock_skew, settings.retention);
-        let (lease_before, data) = {
+        let (lease_before, data, sequence) = {
             let mut state = self.state();
             if state.phase != Phase::Held || state.lease.deadline.remaining(now).is_zero() {
                 drop(state);
@@ -244,14 +267,14 @@ impl Lock {
             }
             state.leave.as_ref().map_or(Ok(()), check_data)?;
             state.lease.deadline = state.lease.deadline.earlier(renewed.deadline);
-            (state.lease, state.leave.clone())
+            (state.lease, state.leave.clone(), state.next_sequence())
         };
         self.changed.notify_waiters();
         // A record that is to be refused for longer stays for longer.
         let renewed = renewed.following(lease_before);
         if self.is_enforced() {
             let Ownership { key, owner, .. } = &self.ownership;
-            let renew = settings.table.renew(key, owner, lease_before.end, now, renewed, data.as_ref());
+            let renew = settings.table.renew(Step { key, owner, sequence, now }, renewed, data.as_ref());
             if let Err(error) = renew.instrument(self.span().clone()).await {
                 // It may have met a release, which knows better.
                 if error.is_lost() && self.enter_from(&[Phase::Held], Phase::Lost).is_ok() {
@@ -282,7 +305,10 @@ impl Lock {
             Err(_) => return Err(self.error(Kind::Lost(None))),
             Ok(()) => {}
         }
-        let leave = self.state().leave.clone();
+        let (leave, sequence) = {
+            let mut state = self.state();
+            (state.leave.clone(), state.next_sequence())
+        };
         let checked = leave.as_ref().map_or(Ok(()), check_data);
         if !self.is_enforced() {
             checked?;
@@ -290,7 +316,7 @@ impl Lock {
             return Ok(Released::Freed);
         }
         checked.inspect_err(|error| self.holding.release_failed(error))?;
-        let release = self.ownership.release(self.release_at(), leave.as_ref(), Some(&self.holding));
+        let release = self.ownership.release(sequence, self.release_at(), leave.as_ref(), Some(&self.holding));
         let answer = release.instrument(self.span().clone()).await;
         match &answer {
             Ok(_) => self.enter(Phase::Released),
@@ -300,20 +326,47 @@ impl Lock {
         answer
     }
 
-    /// Stores how the run under this lock ended, for `window` from now. One request.
+    /// Stores how the run under this lock ended, for `window` from now. One request, which is sent again until the lease
+    /// ends if it is throttled or not answered: otherwise the work would run again.
     pub(crate) async fn complete(&self, window: Duration, outcome: Outcome) -> Result<Completed, Error> {
+        let limit = self.time_to_answer();
         // It may be applied even if no answer comes, so nothing else is sent after it.
         if self.enter_from(&[Phase::Held, Phase::Lost], Phase::Released).is_err() {
             return Err(self.error(Kind::Lost(None)));
         }
         let (Ownership { locks, key, owner }, now) = (&self.ownership, self.now());
-        let complete = locks.0.table.complete(key, owner, now, now.wall.saturating_add(window), outcome);
-        let answer = complete.instrument(self.span().clone()).await;
+        let mut last = None;
+        let sent = async {
+            let mut delays = RESEND.delays(None);
+            loop {
+                let complete =
+                    locks.0.table.complete(key, owner, now, now.wall.saturating_add(window), outcome.clone());
+                let delay = match complete.await {
+                    Err(error) if error.is_worth_waiting() => {
+                        tracing::debug!(key, %error, "a completion is sent again");
+                        last = Some(error);
+                        delays.next(Duration::ZERO, None).unwrap_or_default()
+                    }
+                    answer => return answer,
+                };
+                tokio::time::sleep(delay).await;
+            }
+        };
+        let answer = tokio::time::timeout(limit, Box::pin(sent.instrument(self.span().clone()))).await;
+        let answer = answer.unwrap_or_else(|_| Err(last.unwrap_or_else(|| self.error(Kind::Unavailable))));
         match &answer {
             Ok(_) => self.holding.released("completed", Some((now, self.now()))),
             Err(error) => self.holding.release_failed(error),
         }
         answer
+    }
+
+    /// How long the last request under this lock may take, so that Lambda is answered in time.
+    pub(crate) fn time_to_answer(&self) -> Duration {
+        match self.remaining() {
+            Duration::ZERO => Duration::from_secs(1),
+            remaining => time_to_ask(remaining),
+        }
     }
 
     /// The same as a part of the caller's transaction; for a lock that is not enforced, a check that always holds.
@@ -439,9 +492,9 @@ impl fmt::Debug for Lock {
 
 impl Drop for Lock {
     fn drop(&mut self) {
-        let (phase, leave) = {
+        let (phase, leave, sequence) = {
             let mut state = self.state();
-            (state.phase, state.leave.take())
+            (state.phase, state.leave.take(), state.next_sequence())
         };
         self.enter(Phase::Released);
         if matches!(phase, Phase::Released | Phase::Lost) || !self.is_enforced() {
@@ -454,7 +507,11 @@ impl Drop for Lock {
         }
         // Data that is too large would keep the key from being freed.
         let leave = leave.filter(|data| check_data(data).is_ok());
-        self.ownership.release_in_background(self.release_at(), leave, Some(Arc::clone(&self.holding)));
+        let (ownership, end, holding) = (self.ownership.clone(), self.release_at(), Arc::clone(&self.holding));
+        let span = self.span().clone();
+        self.ownership.in_background(span, async move {
+            ownership.release(sequence, end, leave.as_ref(), Some(&holding)).await.map(drop)
+        });
     }
 }
 
@@ -479,13 +536,15 @@ impl Ownership {
     /// Frees the key at `end`, and tells the holding.
     pub(crate) async fn release(
         &self,
+        sequence: u64,
         end: Duration,
         data: Option<&Data>,
         holding: Option<&Holding>,
     ) -> Result<Released, Error> {
-        let settings = &self.locks.0;
+        let (Self { key, owner, .. }, settings) = (self, &self.locks.0);
         let now = settings.clock.now();
-        let answer = settings.table.release(&self.key, &self.owner, now, end, settings.retention, data).await;
+        let step = Step { key, owner, sequence, now };
+        let answer = settings.table.release(step, end, settings.retention, data).await;
         match (holding, &answer) {
             (Some(holding), Ok(released)) => {
                 let outcome = if matches!(released, Released::Freed) { "released" } else { "completed" };
@@ -497,16 +556,20 @@ impl Ownership {
         answer
     }
 
+    /// Makes sure that an acquire that ended without the key does not take it by a request that arrives late.
+    pub(crate) async fn withdraw(&self) -> Result<(), Error> {
+        let settings = &self.locks.0;
+        settings.table.withdraw(&self.key, &self.owner, settings.clock.now(), settings.retention).await
+    }
+
     /// Sends a release without waiting for it, if a runtime is there to send it.
-    pub(crate) fn release_in_background(&self, end: Duration, data: Option<Data>, holding: Option<Arc<Holding>>) {
+    pub(crate) fn in_background(&self, span: Span, release: impl Future<Output = Result<(), Error>> + Send + 'static) {
         if let Ok(runtime) = Handle::try_current() {
-            let ownership = self.clone();
-            let under_way = UnderWay::begin(self.locks.clone());
-            let span = holding.as_ref().map_or_else(Span::none, |holding| holding.span().clone());
+            let (under_way, key) = (UnderWay::begin(self.locks.clone()), self.key.clone());
             let release = async move {
                 let _until_it_is_answered = under_way;
-                if let Err(error) = ownership.release(end, data.as_ref(), holding.as_deref()).await {
-                    tracing::debug!(key = ownership.key, %error, "a release in the background failed");
+                if let Err(error) = release.await {
+                    tracing::debug!(key, %error, "a release in the background failed");
                 }
             };
             runtime.spawn(release.instrument(span));

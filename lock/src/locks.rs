@@ -31,7 +31,8 @@ pub(crate) const MAX_LEASE: Duration = Duration::from_hours(24);
 const MAX_CLOCK_SKEW: Duration = Duration::from_mins(5);
 /// Lambda's init phase has 10 s.
 const WARM_UP_TIMEOUT: Duration = Duration::from_secs(3);
-const MIN_RETENTION: Duration = Duration::from_mins(1);
+/// AWS refuses a request 5 minutes after it was signed (15 for some services), so that none is later than that.
+const MIN_RETENTION: Duration = Duration::from_mins(15);
 pub(crate) const MAX_RETENTION: Duration = Duration::from_hours(366 * 24);
 
 /// Named locks in one DynamoDB table. Cheap to clone.
@@ -154,7 +155,7 @@ impl Locks {
     /// ```
     pub async fn warm_up(&self) {
         if self.0.enabled
-            && let Err(error) = self.0.table.probe(WARM_UP_TIMEOUT).await
+            && let Err(error) = self.0.table.reach(WARM_UP_TIMEOUT).await
         {
             tracing::debug!(%error, "warming up failed");
         }
@@ -322,8 +323,12 @@ impl LocksBuilder {
 
     /// How long a row stays after its lease before DynamoDB's TTL may delete it; a day by default.
     ///
-    /// At least a minute more than twice the clock skew, so that a new row's fence, which starts at the clock, is
-    /// larger than the deleted row's; up to 366 days.
+    /// At least 15 minutes more than twice the clock skew; up to 366 days. A new row's fence starts at the clock of the
+    /// acquire, and AWS refuses a request minutes after it was signed. So with this minimum, a request that arrives after
+    /// the row was deleted was sent after the deleted row's last acquisition, and its fence is larger.
+    ///
+    /// A row that is deleted earlier, by hand or by Powertools after a failure, gives no such guarantee: the next fence is
+    /// the clock of the next holder, and may be smaller by as much as the two clocks differ.
     pub fn retention(mut self, retention: Duration) -> Self {
         self.retention = retention;
         self

@@ -22,7 +22,7 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use aws_sdk_dynamodb::Client;
-use aws_sdk_dynamodb::error::SdkError;
+use aws_sdk_dynamodb::error::{ProvideErrorMetadata, SdkError};
 use aws_sdk_dynamodb::operation::get_item::builders::GetItemFluentBuilder;
 use aws_sdk_dynamodb::operation::transact_write_items::builders::TransactWriteItemsFluentBuilder;
 use aws_sdk_dynamodb::operation::update_item::UpdateItemError;
@@ -32,6 +32,7 @@ use aws_sdk_dynamodb::types::{
     Update,
 };
 
+use crate::client::Attempts;
 use crate::clock::{Deadline, Moment, millis};
 use crate::error::{Error, Kind};
 use crate::holder::{Data, Holder};
@@ -51,6 +52,12 @@ const OWNER: &str = "owner";
 /// The nonce of the last acquisition that was released, by which a release whose response was lost knows itself
 /// even when the next holder was quicker than its retry.
 const RELEASED: &str = "released";
+/// The number of the owner's last renewal or release, from 1; 0 after the acquire. A request that arrives after one with a
+/// larger number is late, and is refused.
+const SEQUENCE: &str = "sequence";
+/// The nonce of the last acquire that ended without the key while a request of its own was unanswered. That request is
+/// refused if it arrives after all.
+const WITHDRAWN: &str = "withdrawn";
 const FENCE: &str = "fence";
 const HOLDER: &str = "holder";
 const ACQUIRED_AT: &str = "acquired_at";
@@ -60,8 +67,21 @@ const VALIDATION: &str = "validation";
 /// A stored error, which is replayed in place of a result.
 const ERROR: &str = "error";
 
-const RESERVED: [&str; 11] =
-    [STATUS, LEASE_END, EXPIRATION, OWNER, RELEASED, FENCE, HOLDER, ACQUIRED_AT, DATA, VALIDATION, ERROR];
+const RESERVED: [&str; 13] = [
+    STATUS,
+    LEASE_END,
+    EXPIRATION,
+    OWNER,
+    RELEASED,
+    SEQUENCE,
+    WITHDRAWN,
+    FENCE,
+    HOLDER,
+    ACQUIRED_AT,
+    DATA,
+    VALIDATION,
+    ERROR,
+];
 
 const IN_PROGRESS: &str = "INPROGRESS";
 const COMPLETED: &str = "COMPLETED";
@@ -93,6 +113,9 @@ pub(crate) const TIME_TO_ANSWER: Duration = Duration::from_millis(100);
 pub(crate) fn time_to_ask(left: Duration) -> Duration {
     left.saturating_sub(TIME_TO_ANSWER).max(left / 2)
 }
+
+/// How often a withdrawal looks again at a row that has changed since.
+const WITHDRAWALS: u32 = 3;
 
 /// What data may take of DynamoDB's 400 KiB for an item; the rest is for the key and the other attributes.
 const MAX_DATA_BYTES: usize = 390 * 1024;
@@ -145,6 +168,16 @@ pub(crate) struct Claim<'a> {
     pub(crate) data: Option<&'a Data>,
     pub(crate) attributes: &'a [(String, AttributeValue)],
     pub(crate) record: Option<&'a RecordClaim>,
+}
+
+/// A request of the owner of a key, after the acquire.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Step<'a> {
+    pub(crate) key: &'a str,
+    pub(crate) owner: &'a str,
+    /// Larger than that of every request that this owner sent before.
+    pub(crate) sequence: u64,
+    pub(crate) now: Moment,
 }
 
 /// What a claim to a record of idempotency has beyond that to a lock.
@@ -230,7 +263,7 @@ pub(crate) enum Completed {
 macro_rules! free {
     ($over:literal) => {
         concat!(
-            "attribute_not_exists(#id) OR (#owner <> :owner \
+            "attribute_not_exists(#id) OR (#owner <> :owner AND #withdrawn <> :owner \
              AND (attribute_not_exists(#fence) OR #fence BETWEEN :zero AND :max_fence) \
              AND ((#status = :completed AND #expiration <= :now_seconds) \
                OR (#status = :in_progress AND ",
@@ -248,11 +281,11 @@ const FREE_UNLESS_UNFINISHED: &str = free!(
 
 /// A new row's fence starts at the clock in microseconds, so that a deleted row cannot rewind it.
 const TAKE: &str = "SET #status = :in_progress, #owner = :owner, #holder = :holder, #acquired_at = :now, \
-     #lease_end = :lease_end, #expiration = :expiration, #fence = if_not_exists(#fence, :now_micros) + :one";
+     #lease_end = :lease_end, #expiration = :expiration, #sequence = :zero, #fence = if_not_exists(#fence, :now_micros) + :one";
 
 impl Table {
-    /// Takes the key if it is free. One request.
-    pub(crate) async fn acquire(&self, claim: &Claim<'_>) -> Result<Claimed, Error> {
+    /// Takes the key if it is free. One request, whose attempts are counted in `attempts`.
+    pub(crate) async fn acquire(&self, claim: &Claim<'_>, attempts: &Attempts) -> Result<Claimed, Error> {
         let mut take = TAKE.to_owned();
         let unfinished = claim.record.and_then(|record| record.refuse_unfinished);
         let mut request = self
@@ -267,6 +300,8 @@ impl Table {
             .expression_attribute_names("#lease_end", LEASE_END)
             .expression_attribute_names("#expiration", EXPIRATION)
             .expression_attribute_names("#fence", FENCE)
+            .expression_attribute_names("#sequence", SEQUENCE)
+            .expression_attribute_names("#withdrawn", WITHDRAWN)
             .expression_attribute_values(":in_progress", string(IN_PROGRESS))
             .expression_attribute_values(":completed", string(COMPLETED))
             .expression_attribute_values(":owner", string(claim.owner))
@@ -308,7 +343,8 @@ impl Table {
         }
         // An answer when the lease is over is of no use, nor one that leaves no time to tell Lambda of it.
         let limit = REQUEST_TIMEOUT.min(time_to_ask(claim.lease.deadline.remaining(claim.now)));
-        match in_time(limit, request.update_expression(take).send()).await {
+        let request = request.update_expression(take).customize().interceptor(attempts.clone());
+        match in_time(limit, request.send()).await {
             Ok(output) => {
                 // The row as it was before: who had it shows in that alone, and what is there now follows from it.
                 let mut before = output.attributes.unwrap_or_default();
@@ -322,6 +358,11 @@ impl Table {
                     taken_from: taken_from.filter(|holder| !holder.completed && !holder.released),
                 })
             }
+            // The fence alone is counted.
+            Err(error) if error.message().is_some_and(|message| message.contains("significant digits")) => {
+                let why = format!("`{FENCE}` is not a whole number to count on from");
+                Err(self.malformed(claim.key, why).with_source(error))
+            }
             Err(error) => match self.refusal(error, claim.key)? {
                 Some(row) if row.owner.as_deref() == Some(claim.owner) => Ok(Claimed::Already(row)),
                 Some(row) if row.end <= claim.now.millis() && row.fence > Some(MAX_FENCE) => {
@@ -334,32 +375,15 @@ impl Table {
     }
 
     /// Frees the key at `end`, keeping the row, if it still has this owner and was not completed. One request.
-    ///
-    /// The row keeps its owner, and its end is no earlier than the release: so a duplicate of an acquire of this owner's,
-    /// or of anyone's that was sent more than the clock skew before the release, is refused when it arrives after it.
     pub(crate) async fn release(
         &self,
-        key: &str,
-        owner: &str,
-        now: Moment,
+        step: Step<'_>,
         end: Duration,
         retention: Duration,
         data: Option<&Data>,
     ) -> Result<Released, Error> {
-        let request = self
-            .update(key)
-            .condition_expression("#owner = :owner AND #status = :in_progress")
-            .expression_attribute_names("#owner", OWNER)
-            .expression_attribute_names("#status", STATUS)
-            .expression_attribute_values(":in_progress", string(IN_PROGRESS))
-            .expression_attribute_names("#released", RELEASED)
-            .expression_attribute_names("#lease_end", LEASE_END)
-            .expression_attribute_names("#expiration", EXPIRATION)
-            .expression_attribute_values(":owner", string(owner))
-            .expression_attribute_values(":lease_end", number(millis(end)))
-            .expression_attribute_values(":expiration", number(seconds_up(end.saturating_add(retention))));
-        let set = "SET #lease_end = :lease_end, #expiration = :expiration, #released = :owner";
-        match in_time(REQUEST_TIMEOUT, with_data(request, set, data).send()).await {
+        let Step { key, owner, now, .. } = step;
+        match in_time(REQUEST_TIMEOUT, self.release_request(step, end, retention, data).send()).await {
             Ok(_) => Ok(Released::Freed),
             Err(error) => match self.refusal(error, key)? {
                 Some(row) if row.is_completed_by(owner) => Ok(Released::Completed(Box::new(row.into_holder(now)))),
@@ -367,6 +391,107 @@ impl Table {
                 row => Err(self.lost(key, owner, row, now)),
             },
         }
+    }
+
+    /// The row keeps its owner, and its end is no earlier than the release: so a duplicate of an acquire of this owner's,
+    /// or of anyone's that was sent more than the clock skew before the release, is refused when it arrives after it. A
+    /// release that arrives after a later one of the same owner is refused too.
+    fn release_request(
+        &self,
+        Step { key, owner, sequence, .. }: Step<'_>,
+        end: Duration,
+        retention: Duration,
+        data: Option<&Data>,
+    ) -> UpdateItemFluentBuilder {
+        let request = self
+            .update(key)
+            .condition_expression("#owner = :owner AND #status = :in_progress AND #sequence < :sequence")
+            .expression_attribute_names("#owner", OWNER)
+            .expression_attribute_names("#status", STATUS)
+            .expression_attribute_values(":in_progress", string(IN_PROGRESS))
+            .expression_attribute_names("#released", RELEASED)
+            .expression_attribute_names("#sequence", SEQUENCE)
+            .expression_attribute_names("#lease_end", LEASE_END)
+            .expression_attribute_names("#expiration", EXPIRATION)
+            .expression_attribute_values(":owner", string(owner))
+            .expression_attribute_values(":sequence", number(sequence))
+            .expression_attribute_values(":lease_end", number(millis(end)))
+            .expression_attribute_values(":expiration", number(seconds_up(end.saturating_add(retention))));
+        let set = "SET #lease_end = :lease_end, #expiration = :expiration, #released = :owner, #sequence = :sequence";
+        with_data(request, set, data)
+    }
+
+    /// Makes sure that no request of an acquire that ended without the key takes it when it arrives late. Frees the key
+    /// if this owner has it after all; otherwise leaves the owner's nonce in the row, which makes the row refuse it. One
+    /// request if the owner has the key, two if it does not.
+    ///
+    /// Without it, a release by another holder does not refuse such a request where this host's clock is ahead of that
+    /// holder's. The row has one nonce of this kind: a second acquire that withdraws replaces the first one's.
+    pub(crate) async fn withdraw(&self, key: &str, owner: &str, now: Moment, retention: Duration) -> Result<(), Error> {
+        for _ in 0..WITHDRAWALS {
+            let step = Step { key, owner, sequence: 1, now };
+            let release = self.release_request(step, now.wall, retention, None);
+            let Err(error) = in_time(REQUEST_TIMEOUT, release.send()).await else { return Ok(()) };
+            let row = self.refusal(error, key)?;
+            if row.as_ref().is_some_and(|row| row.owner.as_deref() == Some(owner)) {
+                return Ok(());
+            }
+            let withdrawal = self.withdrawal(step, row, seconds_up(now.wall.saturating_add(retention)));
+            match in_time(REQUEST_TIMEOUT, withdrawal.send()).await {
+                Ok(_) => return Ok(()),
+                // The row has changed meanwhile.
+                Err(error) => self.refusal(error, key).map(drop)?,
+            }
+        }
+        Err(Error::new(Kind::Conflict, &self.name, key))
+    }
+
+    /// The request that makes a row refuse this owner, if it is as it was seen.
+    fn withdrawal(
+        &self,
+        Step { key, owner, now, .. }: Step<'_>,
+        row: Option<Row>,
+        expiration: u64,
+    ) -> UpdateItemFluentBuilder {
+        let request = self
+            .update(key)
+            .expression_attribute_names("#owner", OWNER)
+            .expression_attribute_values(":owner", string(owner));
+        match row {
+            // As if the owner had released it.
+            None => request
+                .condition_expression("attribute_not_exists(#id)")
+                .update_expression(
+                    "SET #owner = :owner, #released = :owner, #status = :in_progress, #lease_end = :lease_end, \
+                     #expiration = :expiration",
+                )
+                .expression_attribute_names("#id", &self.partition_key)
+                .expression_attribute_names("#released", RELEASED)
+                .expression_attribute_names("#status", STATUS)
+                .expression_attribute_names("#lease_end", LEASE_END)
+                .expression_attribute_values(":in_progress", string(IN_PROGRESS))
+                .expression_attribute_values(":lease_end", number(now.millis())),
+            // Its TTL is due before the late request may be. That of a completed row is the end of its window.
+            Some(row) if row.is_deleted_before(expiration) => request
+                .condition_expression(
+                    "#owner <> :owner AND #status = :in_progress AND attribute_exists(#lease_end) \
+                     AND #expiration < :expiration",
+                )
+                .update_expression("SET #withdrawn = :owner, #expiration = :expiration")
+                .expression_attribute_names("#status", STATUS)
+                .expression_attribute_names("#lease_end", LEASE_END)
+                .expression_attribute_names("#withdrawn", WITHDRAWN)
+                .expression_attribute_values(":in_progress", string(IN_PROGRESS)),
+            Some(_) => {
+                return request
+                    .condition_expression("attribute_exists(#status) AND #owner <> :owner")
+                    .update_expression("SET #withdrawn = :owner")
+                    .expression_attribute_names("#status", STATUS)
+                    .expression_attribute_names("#withdrawn", WITHDRAWN);
+            }
+        }
+        .expression_attribute_names("#expiration", EXPIRATION)
+        .expression_attribute_values(":expiration", number(expiration))
     }
 
     /// Stores how the run ended until `end`, if the row still has this owner. One request.
@@ -409,45 +534,42 @@ impl Table {
             .map_err(|error| Error::new(Kind::Refused, &self.name, key).with_source(error))
     }
 
-    /// Moves the lease's end, if the row has this owner and ends at `known_end`. One request; a second one when an
-    /// earlier renewal had moved the end and its response was lost.
+    /// Moves the lease's end, if the row has this owner and the lease has not ended. One request.
     ///
-    /// A duplicate of this request that arrives after the release must not take the key again for nobody, and one that
-    /// arrives after another renewal must not shorten it: hence the condition on the last release and on the end.
-    pub(crate) async fn renew(
-        &self,
-        key: &str,
-        owner: &str,
-        mut known_end: u64,
-        now: Moment,
-        lease: Lease,
-        data: Option<&Data>,
-    ) -> Result<(), Error> {
-        loop {
-            let request = self
-                .update(key)
-                .condition_expression(
-                    "#owner = :owner AND #released <> :owner AND #lease_end = :known_end AND #lease_end > :now",
-                )
-                .expression_attribute_names("#owner", OWNER)
-                .expression_attribute_names("#released", RELEASED)
-                .expression_attribute_names("#lease_end", LEASE_END)
-                .expression_attribute_names("#expiration", EXPIRATION)
-                .expression_attribute_values(":owner", string(owner))
-                .expression_attribute_values(":now", number(now.millis()))
-                .expression_attribute_values(":known_end", number(known_end))
-                .expression_attribute_values(":lease_end", number(lease.end))
-                .expression_attribute_values(":expiration", number(lease.expiration));
-            let set = "SET #lease_end = :lease_end, #expiration = :expiration";
-            let Err(error) = in_time(REQUEST_TIMEOUT, with_data(request, set, data).send()).await else {
-                return Ok(());
-            };
-            let row = self.refusal(error, key)?;
-            match row.as_ref().filter(|row| row.owner.as_deref() == Some(owner) && row.released != row.owner) {
-                Some(row) if row.end == lease.end => return Ok(()),
-                Some(row) if row.end > now.millis() && row.end != known_end => known_end = row.end,
-                _ => return Err(self.lost(key, owner, row, now)),
+    /// A duplicate that arrives after the release or the completion must not take the key again for nobody, and one that
+    /// arrives after a later renewal must not move the end back: hence the conditions on the last release and on the
+    /// sequence.
+    pub(crate) async fn renew(&self, step: Step<'_>, lease: Lease, data: Option<&Data>) -> Result<(), Error> {
+        let Step { key, owner, sequence, now } = step;
+        let request = self
+            .update(key)
+            .condition_expression(
+                "#owner = :owner AND #released <> :owner AND #sequence < :sequence AND #lease_end > :now",
+            )
+            .expression_attribute_names("#owner", OWNER)
+            .expression_attribute_names("#released", RELEASED)
+            .expression_attribute_names("#sequence", SEQUENCE)
+            .expression_attribute_names("#lease_end", LEASE_END)
+            .expression_attribute_names("#expiration", EXPIRATION)
+            .expression_attribute_values(":owner", string(owner))
+            .expression_attribute_values(":sequence", number(sequence))
+            .expression_attribute_values(":now", number(now.millis()))
+            .expression_attribute_values(":lease_end", number(lease.end))
+            .expression_attribute_values(":expiration", number(lease.expiration));
+        let set = "SET #lease_end = :lease_end, #expiration = :expiration, #sequence = :sequence";
+        let Err(error) = in_time(REQUEST_TIMEOUT, with_data(request, set, data).send()).await else {
+            return Ok(());
+        };
+        match self.refusal(error, key)? {
+            // By an earlier attempt of this very renewal, whose response was lost.
+            Some(row)
+                if row.owner.as_deref() == Some(owner)
+                    && row.released != row.owner
+                    && row.sequence == Some(sequence) =>
+            {
+                Ok(())
             }
+            row => Err(self.lost(key, owner, row, now)),
         }
     }
 
@@ -604,8 +726,8 @@ impl Table {
         probe.expression_attribute_names("#id", &self.partition_key)
     }
 
-    /// Sends that request. Its refusal is what is expected.
-    pub(crate) async fn probe(&self, limit: Duration) -> Result<(), Error> {
+    /// Sends that request, whose refusal shows that the table was reached.
+    pub(crate) async fn reach(&self, limit: Duration) -> Result<(), Error> {
         match in_time(limit, self.probe_update().send()).await {
             Ok(_) => Ok(()),
             Err(error) => self.refusal(error, PROBE_KEY).map(drop),
@@ -729,11 +851,14 @@ pub(crate) struct Row {
     completed: bool,
     pub(crate) owner: Option<String>,
     released: Option<String>,
+    sequence: Option<u64>,
     holder: Option<String>,
     pub(crate) fence: Option<u64>,
     acquired_at: Option<u64>,
     /// When the row is free, in milliseconds.
     pub(crate) end: u64,
+    /// The TTL of a row that has an end besides it, in milliseconds.
+    ttl: Option<u64>,
     pub(crate) data: Option<Data>,
     error: Option<Data>,
     validation: Option<String>,
@@ -756,9 +881,12 @@ impl Row {
         Ok(Self {
             completed,
             end: end.ok_or_else(|| format!("`{LEASE_END}` and `{EXPIRATION}` are missing"))?,
+            ttl: expiration.filter(|_| !completed && lease_end.is_some()),
             owner: string_at(&mut item, OWNER)?,
             // Acquiring leaves it as it is, so a row that was taken may have anything there.
             released: string_at(&mut item, RELEASED).unwrap_or_default(),
+            // One that is no number is not ours.
+            sequence: number_at(&item, SEQUENCE, u64::MAX).unwrap_or_default(),
             holder: string_at(&mut item, HOLDER)?,
             fence: number_at(&item, FENCE, MAX_FENCE + 1)?,
             acquired_at: number_at(&item, ACQUIRED_AT, LATEST)?,
@@ -772,6 +900,11 @@ impl Row {
     /// Powertools may have completed it later, without a look at the owner; but that leaves `released` as it was.
     fn is_completed_by(&self, owner: &str) -> bool {
         self.completed && self.owner.as_deref() == Some(owner) && self.released == self.owner
+    }
+
+    /// By its TTL alone, which says nothing about whether it is free.
+    fn is_deleted_before(&self, seconds: u64) -> bool {
+        self.ttl.is_some_and(|ttl| ttl < seconds.saturating_mul(1000))
     }
 
     fn into_holder(self, now: Moment) -> Holder {

@@ -132,10 +132,15 @@ pub(crate) fn refused(error: &Error) {
     match reason {
         // An answer, not an error.
         "replayed" => return,
-        "in_progress" => metrics::count(metrics::IN_PROGRESS_REFUSALS),
+        // Whoever asked tells it: the consumer of a queue names the message.
+        "in_progress" => return metrics::count(metrics::IN_PROGRESS_REFUSALS),
         _ => metrics::count_by(metrics::REFUSED, metrics::REASON, reason),
     }
-    tracing::info!(key = error.key(), reason, %error, "not acquired");
+    not_acquired(error);
+}
+
+pub(crate) fn not_acquired(error: &Error) {
+    tracing::info!(key = error.key(), reason = error.reason(), %error, "not acquired");
 }
 
 /// A lock that is held, until its release is answered.

@@ -11,12 +11,15 @@ use std::time::Duration;
 
 use fastrand::Rng;
 use lambda_lock::embedded::Host;
-use lambda_lock::{Acquire, Lock};
+use lambda_lock::{Acquire, Error, Lock};
 use tokio::time::{sleep, timeout};
 
 use ledger::{Ledger, Operation};
 pub use mutation::Mutation;
 use stage::{Network, REQUEST, Stage, backoff, millis};
+
+/// How long after it was sent a request may still arrive: for 5 minutes AWS accepts its signature.
+const LATEST_ARRIVAL: Duration = Duration::from_mins(5);
 
 /// What happened, and what should not have.
 #[derive(Debug)]
@@ -42,6 +45,8 @@ pub struct Counts {
     pub lost: usize,
     /// Hosts that crashed while holding a key.
     pub crashed: usize,
+    /// Acquires that withdrew.
+    pub withdrawn: usize,
     /// Rows deleted by TTL.
     pub swept: usize,
     /// Requests sent.
@@ -64,15 +69,15 @@ struct Scene {
 
 async fn history(seed: u64, mutation: Option<Mutation>) -> Outcome {
     let mut random = Rng::with_seed(seed);
-    let stage = Stage::set(&mut random, mutation).await;
+    let stage = Stage::set(&mut random, LATEST_ARRIVAL, mutation).await;
     let ledger = Arc::new(Ledger::new(stage.engine.clone(), stage.clock_skew));
     let scene = Arc::new(Scene { stage, ledger, keys: random.u64(1..=3) });
 
     let sweeper = tokio::spawn({
         let scene = Arc::clone(&scene);
-        async move { scene.stage.sweep(|rows| scene.ledger.swept(rows)).await }
+        async move { scene.stage.sweep(Duration::from_mins(1), |rows| scene.ledger.swept(rows)).await }
     });
-    stage::work(&mut random, |number, random| worker(Arc::clone(&scene), number, random)).await;
+    stage::work(&mut random, LATEST_ARRIVAL, |number, random| worker(Arc::clone(&scene), number, random)).await;
     sweeper.abort();
     scene.ledger.outcome()
 }
@@ -88,7 +93,7 @@ async fn worker(scene: Arc<Scene>, number: usize, mut random: Rng) {
     let mut host = scene.host(&mut random, Network::Bad);
     for step in 0..random.usize(3..=6) {
         // Now and then a pause in which rows expire and are deleted.
-        let pause = if random.u8(0..10) == 0 { 60_000..=150_000 } else { 0..=300 };
+        let pause = if random.u8(0..10) == 0 { 900_000..=1_100_000 } else { 0..=300 };
         sleep(millis(&mut random, pause)).await;
         let operation = Operation::new(
             &format!("worker {number} step {step}"),
@@ -163,15 +168,20 @@ async fn work(scene: &Scene, host: &Host, operation: &Operation, mut random: Rng
     // Most holders are done in time; some stay to the end of the lease, or overstay it.
     let work = if random.u8(0..3) == 0 { lease.mul_f64(0.8 + random.f64()) } else { lease.mul_f64(random.f64() / 2.0) };
     sleep(work).await;
-    if random.u8(0..3) == 0 {
-        let renewal = lease.mul_f64(0.2 + 1.3 * random.f64());
-        if random.u8(0..4) == 0 {
+    let deadline = lock.expires_at();
+    for _ in 0..random.usize(0..=8).saturating_sub(4) {
+        // Also to the end that the lock was acquired with, which was the row's before.
+        let back = deadline.duration_since(host.now()).ok().filter(|left| left.as_millis() > 0 && random.bool());
+        let renewal = back.unwrap_or_else(|| lease.mul_f64(0.2 + 1.3 * random.f64()));
+        if random.u8(0..8) == 0 {
             // A task of the holder's renews on while the lock is released.
             let (renewed, ()) = tokio::join!(lock.renew(renewal), release(operation, &lock));
             return operation.renewed(&lock, renewed);
         }
         operation.renewed(&lock, lock.renew(renewal).await);
-        sleep(lease.mul_f64(random.f64() * 1.2)).await;
+        if random.u8(0..3) == 0 {
+            sleep(lease.mul_f64(random.f64() * 1.2)).await;
+        }
     }
     match random.u8(0..10) {
         // Dropped without a release: it is sent in the background.
@@ -181,7 +191,11 @@ async fn work(scene: &Scene, host: &Host, operation: &Operation, mut random: Rng
 }
 
 async fn release(operation: &Operation, lock: &Arc<Lock>) {
-    let answer = lock.release().await;
+    let mut answer = lock.release().await;
+    if answer.as_ref().is_err_and(Error::is_unavailable) {
+        // It may have been applied, or may be on its way.
+        answer = lock.release().await;
+    }
     operation.released(lock, answer);
 }
 

@@ -22,11 +22,14 @@ use lambda_runtime::{Diagnostic, LambdaEvent};
 use tokio::time::{sleep, timeout};
 use tower::{Layer, Service, service_fn};
 
-use crate::history::stage::{self, LATEST_ARRIVAL, Network, Stage, TABLE, backoff, millis};
+use crate::history::stage::{self, Network, Stage, TABLE, backoff, millis};
 use crate::history::{Mutation, Outcome};
 use crate::invocation::invocation_with;
 use ledger::{Call, Execution, Ledger};
 pub use mutations::MUTATIONS;
+
+/// How long after it was sent a request may still arrive. Some windows are shorter, some longer.
+pub(crate) const LATEST_ARRIVAL: Duration = Duration::from_secs(20);
 
 /// How often what happened.
 #[derive(Clone, Copy, Debug, Default)]
@@ -114,7 +117,7 @@ fn business(key: &str) -> AttributeValue {
 
 async fn history(seed: u64, mutation: Option<Mutation>) -> Outcome<Counts> {
     let mut random = Rng::with_seed(seed);
-    let stage = Stage::set(&mut random, mutation).await;
+    let stage = Stage::set(&mut random, LATEST_ARRIVAL, mutation).await;
     let terms: Vec<_> = (0..random.usize(1..=3)).map(|_| Terms::draw(&mut random, stage.clock_skew)).collect();
     let ledger = Arc::new(Ledger::new(
         stage.engine.clone(),
@@ -125,9 +128,9 @@ async fn history(seed: u64, mutation: Option<Mutation>) -> Outcome<Counts> {
 
     let sweeper = tokio::spawn({
         let scene = Arc::clone(&scene);
-        async move { scene.stage.sweep(|rows| scene.ledger.swept(rows)).await }
+        async move { scene.stage.sweep(Duration::from_secs(7), |rows| scene.ledger.swept(rows)).await }
     });
-    stage::work(&mut random, |number, random| worker(Arc::clone(&scene), number, random)).await;
+    stage::work(&mut random, LATEST_ARRIVAL, |number, random| worker(Arc::clone(&scene), number, random)).await;
     sweeper.abort();
     scene.settle(random).await;
     scene.ledger.outcome()

@@ -4,11 +4,13 @@
 pub mod history;
 pub mod idempotency_history;
 pub mod invocation;
+mod late;
 pub mod powertools;
 pub mod queue_history;
 pub mod runtime_api;
 mod world;
 
+pub use late::Late;
 pub use world::{Row, World};
 
 /// The one in the middle of these figures.
@@ -22,6 +24,11 @@ pub fn median(mut values: Vec<f64>) -> f64 {
 #[cfg(doctest)]
 #[doc = include_str!("../../README.md")]
 pub struct Readme;
+
+/// The same of SECURITY.md's.
+#[cfg(doctest)]
+#[doc = include_str!("../../SECURITY.md")]
+pub struct Security;
 
 /// The guides' snippets, compiled.
 #[cfg(doctest)]

@@ -76,7 +76,7 @@ type Consumer = SqsConsumer<Handled, Value, u64, Failure>;
 
 async fn history(seed: u64, mutation: Option<Mutation>) -> Outcome<Counts> {
     let mut random = Rng::with_seed(seed);
-    let stage = Stage::set(&mut random, mutation).await;
+    let stage = Stage::set(&mut random, idempotency_history::LATEST_ARRIVAL, mutation).await;
     let is_fifo = random.bool();
     let key = match random.u8(0..3) {
         0 => KeyIs::MessageId,
@@ -96,7 +96,10 @@ async fn history(seed: u64, mutation: Option<Mutation>) -> Outcome<Counts> {
     let scene = Arc::new(Scene { stage, ledger, queue, terms, key, counts: Mutex::default() });
     scene.ledger.note(&format!("{:?} {key:?} {terms:?}", scene.queue));
 
-    stage::work(&mut random, |number, random| poller(Arc::clone(&scene), number, random)).await;
+    stage::work(&mut random, idempotency_history::LATEST_ARRIVAL, |number, random| {
+        poller(Arc::clone(&scene), number, random)
+    })
+    .await;
     scene.drain(random).await;
     let Outcome { log, violations, counts: work } = scene.ledger.outcome();
     let counts = Counts { work, ..*scene.counts.lock().unwrap() };

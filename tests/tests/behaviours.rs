@@ -757,7 +757,7 @@ async fn fences_grow_across_release_expiry_and_deletion_of_the_row() {
     lock.release().await.unwrap();
     // A row is deleted no earlier than its retention, here its least, after its lease; by a host that is behind.
     world.delete_row("job").await;
-    theirs.advance_clock(LEASE + CLOCK_SKEW + Duration::from_mins(1));
+    theirs.advance_clock(LEASE + CLOCK_SKEW + Duration::from_mins(15));
     let lock = others.acquire("job").await.unwrap();
     fences.push(lock.fence());
     lock.release().await.unwrap();
@@ -1282,7 +1282,7 @@ async fn a_setting_out_of_its_bounds_is_refused_with_its_value_and_the_bound() {
         (locks().lease(day + ms(1)), &["lease", "1day 1ms", "between", "1day"]),
         (locks().lease(Duration::MAX), &["lease", "1day"]),
         (locks().clock_skew(Duration::from_secs(301)), &["clock skew", "5m 1s", "5m"]),
-        (locks().retention(Duration::from_secs(61)), &["retention", "1m 1s", "1m 2s"]),
+        (locks().retention(Duration::from_secs(901)), &["retention", "15m 1s", "15m 2s"]),
         (locks().retention(Duration::MAX), &["retention", "1year"]),
         (named(""), &["table name", "``", "3 to 255"]),
         (named("ab"), &["table name", "`ab`", "3 to 255"]),
@@ -1301,9 +1301,9 @@ async fn a_setting_out_of_its_bounds_is_refused_with_its_value_and_the_bound() {
         assert!(error.is_invalid());
         assert_contains(&error, parts);
     }
-    let most = locks().lease(day).clock_skew(Duration::from_mins(5)).retention(Duration::from_mins(11)).build();
+    let most = locks().lease(day).clock_skew(Duration::from_mins(5)).retention(Duration::from_mins(25)).build();
     most.unwrap();
-    locks().lease(ms(1)).clock_skew(Duration::ZERO).retention(Duration::from_mins(1)).build().unwrap();
+    locks().lease(ms(1)).clock_skew(Duration::ZERO).retention(Duration::from_mins(15)).build().unwrap();
     named("arn:aws:dynamodb:eu-west-1:123456789012:table/locks").build().unwrap();
 }
 
@@ -1384,7 +1384,8 @@ struct LoseRenewals;
 
 impl Intercept for LoseRenewals {
     fn answer(&self, _: &str, request: &Value, answer: &mut Answer) {
-        if request["ExpressionAttributeValues"][":known_end"].is_object() {
+        let values = &request["ExpressionAttributeValues"];
+        if values[":sequence"].is_object() && values[":now"].is_object() {
             (answer.status, answer.body) = (500, json!({}));
         }
     }

@@ -4,6 +4,7 @@
 //! Needs `sam`, `cargo-lambda` and `ministack` on the `PATH`, as `.ci/run` puts them there. Without them it is skipped,
 //! or with `LOCK_TEST_DEPLOYED=required` fails.
 
+use std::array;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::env;
 use std::fs::{self, File};
@@ -18,6 +19,7 @@ use aws_sdk_dynamodb::config::Credentials;
 use aws_sdk_dynamodb::primitives::{DateTime, DateTimeFormat};
 use aws_sdk_dynamodb::types::AttributeValue;
 use aws_sdk_lambda::primitives::Blob;
+use aws_sdk_sqs::types::builders::SendMessageBatchRequestEntryBuilder;
 use aws_sdk_sqs::types::{QueueAttributeName, SendMessageBatchRequestEntry};
 use aws_sigv4::http_request::{SignableBody, SignableRequest, SigningSettings, sign};
 use aws_sigv4::sign::v4::SigningParams;
@@ -49,9 +51,9 @@ const FUNCTION_TIMEOUT: u64 = 8;
 /// Less than the timeout, and longer than a few cold starts at once take on a busy machine.
 const GATHERING: Duration = Duration::from_secs(4);
 /// The timeout of `payment-queue`, in seconds.
-const PAYMENT_TIMEOUT: u64 = 6;
-/// Until a message that failed comes back: much longer than until the end of a lease, to tell them apart.
-const VISIBILITY_TIMEOUT: Duration = Duration::from_secs(16);
+const PAYMENT_TIMEOUT: u64 = 5;
+/// Until a message that failed comes back, by the template: much longer than until the end of a lease.
+const VISIBILITY_TIMEOUT: Duration = Duration::from_secs(6 * PAYMENT_TIMEOUT);
 /// The default of `LocksBuilder::clock_skew`, in milliseconds.
 const CLOCK_SKEW: u64 = 1000;
 
@@ -69,12 +71,18 @@ async fn the_deployed_functions_do_each_piece_of_work_once() {
     an_order_that_is_sent_three_times_is_placed_once(&stack).await;
     a_payment_that_is_being_made_is_hidden_until_that_lease_ends(&stack).await;
     what_they_export_is_what_the_alarms_and_the_dashboard_show(&stack).await;
+    each_line_of_their_logs_has_the_id_of_its_request_once(&stack).await;
+    a_report_that_panics_frees_its_lock_at_once(&stack).await;
+    let panicking = of_ten_payments_the_one_that_panics_goes_back_alone(&stack).await;
     tokio::join!(
         a_killed_invocation_blocks_its_report_until_its_lease_ends(&stack),
         the_schedule_writes_its_report(&stack),
-        payments_are_made_once_and_poison_becomes_a_dead_letter(&stack),
+        payments_are_made_once_and_poison_becomes_a_dead_letter(&stack, panicking),
         payments_of_a_group_stay_in_order_when_one_fails(&stack),
+        a_protected_table_stays_when_its_stack_is_deleted(&stack),
     );
+    stack.delete(STACK).await;
+    assert_eq!(stack.tables_of(STACK).await, [""; 0]);
 }
 
 async fn of_concurrent_invocations_one_writes_and_the_next_has_a_larger_fence(stack: &Stack) {
@@ -185,12 +193,17 @@ async fn what_they_export_is_what_the_alarms_and_the_dashboard_show(stack: &Stac
     let lost = FUNCTIONS
         .into_iter()
         .flat_map(|function| [metrics::LOST, metrics::TAKEN_OVER].map(|name| Metric::of(function, name, &[])));
+    let errors = FUNCTIONS.map(|function| (function, "Errors"));
+    let errors = errors
+        .into_iter()
+        .chain([("order-api", "Url5xxCount")])
+        .map(|(function, name)| Metric { namespace: "AWS/Lambda".to_owned(), ..Metric::of(function, name, &[]) });
     let dead = ["payment-dead-letters", "ordered-payment-dead-letters.fifo"].map(|queue| Metric {
         namespace: "AWS/SQS".to_owned(),
         name: "ApproximateNumberOfMessagesVisible".to_owned(),
         dimensions: [("QueueName".to_owned(), in_stack(queue))].into(),
     });
-    assert_eq!(alarms.collect::<BTreeSet<_>>(), refused.into_iter().chain(lost).chain(dead).collect());
+    assert_eq!(alarms.collect::<BTreeSet<_>>(), refused.into_iter().chain(lost).chain(errors).chain(dead).collect());
 
     let dashboard = json!({ "DashboardName": STACK });
     let dashboard = stack.call("monitoring", "GraniteServiceVersion20100801.GetDashboard", &dashboard).await;
@@ -206,6 +219,27 @@ async fn what_they_export_is_what_the_alarms_and_the_dashboard_show(stack: &Stac
     }
 }
 
+/// After a report was written, an order placed and a payment made.
+async fn each_line_of_their_logs_has_the_id_of_its_request_once(stack: &Stack) {
+    for (function, last) in FUNCTIONS.into_iter().zip(["written", "placed", "paid"]) {
+        let lines = stack.log(function).await;
+        let mut own = lines.iter().filter(|line| line["target"].as_str().is_some_and(|of| of.starts_with("lambda_")));
+        assert!(own.clone().any(|line| line["fields"]["message"] == last), "{lines:?}");
+        assert!(own.all(|line| line["spans"][0]["requestId"].is_string() && line["span"].is_null()), "{lines:?}");
+    }
+}
+
+async fn a_protected_table_stays_when_its_stack_is_deleted(stack: &Stack) {
+    let name = "protected";
+    stack.local.deploy(name, &["ScheduleState=DISABLED"]).await;
+    let tables = stack.tables_of(name).await;
+    assert_eq!(tables.len(), 1);
+    stack.delete(name).await;
+    assert_eq!(stack.tables_of(name).await, tables);
+    let function = stack.lambda.get_function().function_name(format!("{name}-nightly-report")).send().await;
+    assert!(function.unwrap_err().into_service_error().is_resource_not_found_exception());
+}
+
 // behaviours 73, 84
 async fn a_payment_that_is_being_made_is_hidden_until_that_lease_ends(stack: &Stack) {
     let queue = stack.queue("payments").await;
@@ -217,8 +251,34 @@ async fn a_payment_that_is_being_made_is_hidden_until_that_lease_ends(stack: &St
     assert_eq!(stack.times_paid("hidden").await, 1);
 }
 
+/// In a build with `panic = "abort"` the environment dies, and the lock stays until the invocation's deadline.
+async fn a_report_that_panics_frees_its_lock_at_once(stack: &Stack) {
+    let request = ReportRequest { report: "panics".to_owned(), gathering_ms: 0, panics: true };
+    let failure = stack.report(&request).await.unwrap_err();
+    let next = stack.invoke("panics", Duration::ZERO).await;
+    assert!(matches!(next, Ok(Outcome::Written { times: 1, .. })), "after {failure}: {next:?}");
+    assert!(failure.contains("a bug in the report"), "{failure}");
+}
+
+/// Returns the payment that panics, which becomes a dead letter when it has been delivered often enough. In a build with
+/// `panic = "abort"` the whole batch does.
+async fn of_ten_payments_the_one_that_panics_goes_back_alone(stack: &Stack) -> Value {
+    let queue = stack.queue("payments").await;
+    let payments: [_; 10] =
+        array::from_fn(|index| Payment { panics: index == 4, ..payment(&format!("ten-{index}"), 0) });
+    queue.send_all(payments.iter().map(entry)).await;
+    // In the first delivery: whatever goes back is hidden for longer.
+    let made = async || {
+        let rows = join_all(payments.iter().map(|payment| stack.payment(&payment.id))).await;
+        let made: Vec<_> = rows.iter().map(Option::is_some).collect();
+        (made == payments.each_ref().map(|payment| !payment.panics)).then_some(())
+    };
+    loop_until(VISIBILITY_TIMEOUT * 3 / 4, made).await;
+    json!(payments[4])
+}
+
 // behaviours 71, 73
-async fn payments_are_made_once_and_poison_becomes_a_dead_letter(stack: &Stack) {
+async fn payments_are_made_once_and_poison_becomes_a_dead_letter(stack: &Stack, panicking: Value) {
     let (queue, dead_letters) = (stack.queue("payments").await, stack.queue("payment-dead-letters").await);
     let poison = json!(payment("poison", u64::MAX));
     for _ in 0..4 {
@@ -231,10 +291,12 @@ async fn payments_are_made_once_and_poison_becomes_a_dead_letter(stack: &Stack) 
     loop_until(VISIBILITY_TIMEOUT * 8, async || queue.is_empty().await.then_some(())).await;
     assert_eq!(stack.times_paid("duplicate").await, 1);
     assert_eq!(stack.times_paid("fails-twice").await, 1);
-    assert_eq!(stack.row("payment-queue", "payment#poison").await, None);
-    let mut dead = dead_letters.receive_all().await;
-    dead.sort_by_key(ToString::to_string);
-    assert_eq!(dead, [json!("not a payment"), poison]);
+    assert_eq!(stack.payment("poison").await, None);
+    let dead: BTreeSet<_> = dead_letters.receive_all().await.iter().map(Value::to_string).collect();
+    assert_eq!(dead, [json!("not a payment"), poison, panicking].map(|body| body.to_string()).into());
+    for index in [0, 1, 2, 3, 5, 6, 7, 8, 9] {
+        assert_eq!(stack.times_paid(&format!("ten-{index}")).await, 1);
+    }
 }
 
 // behaviour 72
@@ -258,8 +320,7 @@ async fn payments_of_a_group_stay_in_order_when_one_fails(stack: &Stack) {
 
 /// A local AWS with the template deployed. It is stopped when this is dropped.
 struct Stack {
-    /// Kept until the end.
-    _local: LocalAws,
+    local: LocalAws,
     table: String,
     dynamodb: aws_sdk_dynamodb::Client,
     lambda: aws_sdk_lambda::Client,
@@ -270,33 +331,26 @@ struct Stack {
 impl Stack {
     async fn deploy() -> Self {
         let local = LocalAws::start().await;
-        let architecture = if env::consts::ARCH == "aarch64" { "arm64" } else { env::consts::ARCH };
-        let architecture = format!("Architecture={architecture}");
         let template = Path::new(env!("CARGO_MANIFEST_DIR")).join("../template.yaml");
         local
             .run(
                 local
                     .command("sam")
-                    // A release build takes minutes longer.
-                    .env("SAM_BUILD_MODE", "debug")
                     .args(["build", "--beta-features", "--build-dir", "build", "--template"])
                     .arg(template)
-                    .args(["--parameter-overrides", &architecture]),
+                    .args(["--parameter-overrides", &architecture()]),
             )
             .await;
-        local
-            .run(
-                local
-                    .command("sam")
-                    .args(["deploy", "--template-file", "build/template.yaml", "--stack-name", STACK])
-                    .args(["--resolve-s3", "--capabilities", "CAPABILITY_IAM", "--parameter-overrides", &architecture])
-                    .arg(format!("FunctionTimeout={FUNCTION_TIMEOUT}"))
-                    .arg(format!("PaymentTimeout={PAYMENT_TIMEOUT}"))
-                    .arg(format!("PaymentVisibilityTimeout={}", VISIBILITY_TIMEOUT.as_secs()))
-                    .args(["Schedule='rate(1 minute)'", "DeletionProtection=false"])
-                    .args(["Dashboard=true", "Alarms=true", &format!("AlarmTopicArn={TOPIC}")]),
-            )
-            .await;
+        let parameters = [
+            &format!("FunctionTimeout={FUNCTION_TIMEOUT}"),
+            &format!("PaymentTimeout={PAYMENT_TIMEOUT}"),
+            "Schedule='rate(1 minute)'",
+            "DeletionProtection=false",
+            "Dashboard=true",
+            "Alarms=true",
+            &format!("AlarmTopicArn={TOPIC}"),
+        ];
+        local.deploy(STACK, &parameters).await;
 
         let config = aws_config::defaults(BehaviorVersion::latest())
             .endpoint_url(&local.endpoint)
@@ -313,15 +367,27 @@ impl Stack {
             lambda: aws_sdk_lambda::Client::new(&config),
             sqs: aws_sdk_sqs::Client::new(&config),
             endpoint: local.endpoint.clone(),
-            _local: local,
+            local,
         }
+    }
+
+    async fn delete(&self, name: &str) {
+        self.local.run(self.local.command("sam").args(["delete", "--no-prompts", "--stack-name", name])).await;
+    }
+
+    async fn tables_of(&self, name: &str) -> Vec<String> {
+        let tables = self.dynamodb.list_tables().send().await.unwrap().table_names.unwrap();
+        tables.into_iter().filter(|table| table.starts_with(&format!("{name}-"))).collect()
     }
 
     /// Invokes `nightly-report` and waits for its answer, or for its error as Lambda reports it.
     async fn invoke(&self, report: &str, gathering: Duration) -> Result<Outcome, String> {
         let gathering_ms = u64::try_from(gathering.as_millis()).unwrap();
-        let request = ReportRequest { report: report.to_owned(), gathering_ms };
-        let request = Blob::new(serde_json::to_vec(&request).unwrap());
+        self.report(&ReportRequest { report: report.to_owned(), gathering_ms, panics: false }).await
+    }
+
+    async fn report(&self, request: &ReportRequest) -> Result<Outcome, String> {
+        let request = Blob::new(serde_json::to_vec(request).unwrap());
         let answer =
             self.lambda.invoke().function_name(in_stack("nightly-report")).payload(request).send().await.unwrap();
         let payload: Value = serde_json::from_slice(answer.payload().unwrap().as_ref()).unwrap();
@@ -355,13 +421,18 @@ impl Stack {
         serde_json::from_slice(&answer.body).unwrap()
     }
 
-    /// The metrics that `CloudWatch` makes of this function's log.
-    async fn exported(&self, function: &str) -> BTreeSet<Metric> {
+    /// The lines of this function's log that are JSON.
+    async fn log(&self, function: &str) -> Vec<Value> {
         let group = format!("/aws/lambda/{}", in_stack(function));
         let log = self.call("logs", "Logs_20140328.FilterLogEvents", &json!({ "logGroupName": group })).await;
         let lines = log["events"].as_array().unwrap().iter().map(|event| event["message"].as_str().unwrap());
+        lines.filter_map(|line| serde_json::from_str(line).ok()).collect()
+    }
+
+    /// The metrics that `CloudWatch` makes of this function's log.
+    async fn exported(&self, function: &str) -> BTreeSet<Metric> {
         let mut exported = BTreeSet::new();
-        for line in lines.filter_map(|line| serde_json::from_str::<Value>(line).ok()) {
+        for line in self.log(function).await {
             for metrics in line["_aws"]["CloudWatchMetrics"].as_array().into_iter().flatten() {
                 let namespace = metrics["Namespace"].as_str().unwrap();
                 let names = metrics["Dimensions"][0].as_array().unwrap().iter().map(|name| name.as_str().unwrap());
@@ -411,7 +482,11 @@ impl Stack {
     }
 
     async fn times_paid(&self, id: &str) -> u64 {
-        number(&self.row("payment-queue", &format!("payment#{id}")).await.unwrap(), "times")
+        number(&self.payment(id).await.unwrap(), "times")
+    }
+
+    async fn payment(&self, id: &str) -> Option<HashMap<String, AttributeValue>> {
+        self.row("payment-queue", &format!("payment#{id}")).await
     }
 
     /// The row under this key of a function.
@@ -457,16 +532,16 @@ impl Queue {
     /// Sends the payments of a group, and behind them one of another.
     async fn send_in_order(&self, group: &str, payments: &[Payment], of_another: &Payment) {
         let payments = payments.iter().map(|payment| (group, payment)).chain([("another", of_another)]);
-        let entries = payments.map(|(group, payment)| {
-            SendMessageBatchRequestEntry::builder()
-                .id(&payment.id)
-                .message_group_id(group)
-                .message_deduplication_id(&payment.id)
-                .message_body(json!(payment).to_string())
-                .build()
-                .unwrap()
-        });
-        let batch = self.sqs.send_message_batch().queue_url(&self.url).set_entries(Some(entries.collect()));
+        let in_order = |(group, payment): (&str, &Payment)| {
+            entry(payment).message_group_id(group).message_deduplication_id(&payment.id)
+        };
+        self.send_all(payments.map(in_order)).await;
+    }
+
+    /// Sends them in one request.
+    async fn send_all(&self, entries: impl Iterator<Item = SendMessageBatchRequestEntryBuilder>) {
+        let entries = entries.map(|entry| entry.build().unwrap()).collect();
+        let batch = self.sqs.send_message_batch().queue_url(&self.url).set_entries(Some(entries));
         assert_eq!(batch.send().await.unwrap().failed(), []);
     }
 
@@ -490,7 +565,13 @@ impl Queue {
 }
 
 fn payment(id: &str, failing_deliveries: u64) -> Payment {
-    Payment { id: id.to_owned(), account: "DE02".to_owned(), amount: 100, paying_ms: 0, failing_deliveries }
+    let account = "DE02".to_owned();
+    Payment { id: id.to_owned(), account, amount: 100, paying_ms: 0, failing_deliveries, panics: false }
+}
+
+/// A payment as one message of several that are sent in one request.
+fn entry(payment: &Payment) -> SendMessageBatchRequestEntryBuilder {
+    SendMessageBatchRequestEntry::builder().id(&payment.id).message_body(json!(payment).to_string())
 }
 
 /// What a function or a queue is called in this stack.
@@ -553,6 +634,17 @@ impl LocalAws {
         aws_command(program, &self.endpoint, self.directory.path())
     }
 
+    /// Deploys what was built.
+    async fn deploy(&self, name: &str, parameters: &[&str]) {
+        self.run(
+            self.command("sam")
+                .args(["deploy", "--template-file", "build/template.yaml", "--stack-name", name, "--resolve-s3"])
+                .args(["--capabilities", "CAPABILITY_IAM", "--parameter-overrides", &architecture()])
+                .args(parameters),
+        )
+        .await;
+    }
+
     async fn run(&self, command: &mut Command) {
         let output = timeout(Duration::from_mins(30), command.output()).await.unwrap().unwrap();
         let [stdout, stderr] = [output.stdout, output.stderr].map(|text| String::from_utf8_lossy(&text).into_owned());
@@ -586,6 +678,12 @@ fn aws_command(program: &str, endpoint: &str, directory: &Path) -> Command {
         .env("SAM_CLI_TELEMETRY", "0")
         .stdin(Stdio::null());
     command
+}
+
+/// The template's parameter: that of this machine, which runs the functions.
+fn architecture() -> String {
+    let architecture = if env::consts::ARCH == "aarch64" { "arm64" } else { env::consts::ARCH };
+    format!("Architecture={architecture}")
 }
 
 fn is_on_path(tool: &str) -> bool {

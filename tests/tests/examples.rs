@@ -1,7 +1,9 @@
-//! The example functions `order-api` and `payment-queue`, as they are deployed. `nightly-report` is among the tests of
-//! the middleware.
+//! The example functions `order-api` and `payment-queue`, as they are deployed, and the README's policy.
+//! `nightly-report` is among the tests of the middleware.
 
+use std::collections::BTreeSet;
 use std::convert::Infallible;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use aws_lambda_events::lambda_function_urls::LambdaFunctionUrlResponse;
@@ -12,10 +14,12 @@ use aws_sdk_dynamodb::types::AttributeValue;
 use aws_sdk_sqs::config::{BehaviorVersion, Region};
 use lambda_example::{Order, Orders, Payment, Payments, order_api, payment_queue};
 use lambda_lock::embedded::{Answer, Host, Intercept};
-use lambda_lock_tests::invocation::{LoseAnswers, invocation};
+use lambda_lock::{Idempotency, IdempotentLayer, LockLayer, Message, SqsConsumer, WithoutKey};
+use lambda_lock_tests::invocation::{LoseAnswers, invocation, invocation_without_deadline};
 use lambda_lock_tests::{Row, World};
+use lambda_runtime::LambdaEvent;
 use serde_json::{Value, json};
-use tower::ServiceExt;
+use tower::{Layer, ServiceExt, service_fn};
 
 const PREFIX: &str = "shop#";
 
@@ -60,9 +64,22 @@ async fn orders(world: &World) -> Vec<Row> {
     scan.expression_attribute_values(":orders", orders).send().await.unwrap().items.unwrap()
 }
 
-/// Refuses the transaction that would write an order, and says why with what is not for clients.
+/// The message of an answer that is not an order.
+fn message(response: &LambdaFunctionUrlResponse) -> String {
+    let body: Value = serde_json::from_str(response.body.as_deref().unwrap()).unwrap();
+    body["message"].as_str().unwrap().to_owned()
+}
+
+/// Refuses the transaction that would write an order with this answer of DynamoDB's.
 #[derive(Debug)]
-struct NoOrders;
+struct NoOrders(Value);
+
+impl NoOrders {
+    /// Says why with what is not for clients.
+    fn with(error: &str) -> Self {
+        Self(json!({ "__type": error, "message": "secret" }))
+    }
+}
 
 impl Intercept for NoOrders {
     fn request(&self, operation: &str, request: &mut Value) {
@@ -74,7 +91,7 @@ impl Intercept for NoOrders {
     fn answer(&self, operation: &str, _: &Value, answer: &mut Answer) {
         if operation == "TransactWriteItems" {
             answer.status = 400;
-            answer.body = json!({ "__type": "AccessDeniedException", "message": "secret" });
+            answer.body = self.0.clone();
         }
     }
 }
@@ -145,6 +162,35 @@ async fn an_order_without_a_key_is_a_bad_request() {
 }
 
 #[tokio::test]
+async fn a_key_that_is_not_ascii_is_a_bad_request_that_says_so() {
+    let world = World::new().await;
+    let host = world.host().build();
+    let refused = send(&world, &host, posted(Some("Schlüssel"), &tea(2))).await;
+    assert_eq!(refused.status_code, 400);
+    assert_eq!(message(&refused), "the header Idempotency-Key has a character other than visible ASCII and space");
+    assert_eq!(host.requests(), 0);
+}
+
+#[tokio::test]
+async fn an_order_that_is_too_large_is_refused_before_its_key_is_used() {
+    const LARGEST: usize = 256 * 1024;
+    let world = World::new().await;
+    let host = world.host().build();
+    let of_bytes = |bytes: usize| {
+        let rest = json!({ "item": "", "quantity": 2 }).to_string().len();
+        json!({ "item": "\"".repeat((bytes - rest) / 2), "quantity": 2 })
+    };
+    for bytes in [LARGEST + 2, 1_000_000] {
+        let refused = send(&world, &host, posted(Some("key-1"), &of_bytes(bytes))).await;
+        assert_eq!(refused.status_code, 413);
+        assert_eq!(message(&refused), "the order has more than 262144 bytes");
+    }
+    assert_eq!(host.requests(), 0);
+    assert_eq!(send(&world, &host, posted(Some("key-1"), &of_bytes(LARGEST))).await.status_code, 201);
+    assert_eq!(orders(&world).await.len(), 1);
+}
+
+#[tokio::test]
 async fn what_is_not_a_posted_order_is_refused_before_its_key_is_used() {
     let world = World::new().await;
     let host = world.host().build();
@@ -180,14 +226,37 @@ async fn an_order_whose_answer_from_the_table_was_lost_is_placed() {
 #[tokio::test]
 async fn an_order_that_failed_says_nothing_of_why_and_can_be_sent_again() {
     let world = World::new().await;
-    let failing = world.host().intercept(NoOrders).build();
+    let failing = world.host().intercept(NoOrders::with("AccessDeniedException")).build();
     let failed = send(&world, &failing, posted(Some("key-1"), &tea(2))).await;
-    assert_eq!(failed.status_code, 500);
-    assert_eq!(failed.body.unwrap(), r#"{"message":"the order failed: try again with the same key"}"#);
+    assert_eq!((failed.status_code, header(&failed, "retry-after")), (500, None));
+    assert_eq!(message(&failed), "the order failed");
 
     let host = world.host().build();
     let again = send(&world, &host, posted(Some("key-1"), &tea(2))).await;
     assert_eq!((again.status_code, header(&again, "idempotency-replayed")), (201, None));
+}
+
+#[tokio::test]
+async fn an_order_that_the_table_refused_for_the_moment_is_to_be_sent_again() {
+    let world = World::new().await;
+    let cancelled = |reason: &str| {
+        let reasons = json!([{ "Code": "None" }, { "Code": reason }]);
+        NoOrders(json!({ "__type": "TransactionCanceledException", "CancellationReasons": reasons }))
+    };
+    for refusal in [
+        NoOrders::with("ThrottlingException"),
+        NoOrders::with("TransactionInProgressException"),
+        cancelled("TransactionConflict"),
+        cancelled("ThrottlingError"),
+    ] {
+        let told = format!("{refusal:?}");
+        let refused = send(&world, &world.host().intercept(refusal).build(), posted(Some("key-1"), &tea(2))).await;
+        assert_eq!((refused.status_code, header(&refused, "retry-after")), (503, Some("1")), "{told}");
+        assert_eq!(message(&refused), "try again with the same key");
+    }
+    let larger = world.host().intercept(cancelled("ValidationError")).build();
+    assert_eq!(send(&world, &larger, posted(Some("key-1"), &tea(2))).await.status_code, 500);
+    assert_eq!(send(&world, &world.host().build(), posted(Some("key-1"), &tea(2))).await.status_code, 201);
 }
 
 #[tokio::test]
@@ -201,7 +270,7 @@ async fn a_table_that_does_not_answer_makes_the_service_unavailable() {
 
 fn payment(id: &str, failing_deliveries: u64) -> Value {
     let account = "DE02".to_owned();
-    json!(Payment { id: id.to_owned(), account, amount: 100, paying_ms: 0, failing_deliveries })
+    json!(Payment { id: id.to_owned(), account, amount: 100, paying_ms: 0, failing_deliveries, panics: false })
 }
 
 /// The bodies as one batch, delivered for the nth time, and the positions of those that go back.
@@ -278,4 +347,72 @@ async fn a_payment_whose_answer_from_the_table_was_lost_is_made_once() {
     assert_eq!(deliver_to(&world, &host, 1, &[payment("rent", 0)]).await, [0_usize; 0]);
     assert_eq!(deliver(&world, 2, &[payment("rent", 0)]).await, [0_usize; 0]);
     assert_eq!(times_paid(&world, "rent").await, 1);
+}
+
+#[tokio::test]
+async fn a_payment_that_panics_goes_back_alone() {
+    let world = World::new().await;
+    let mut panicking = payment("power", 0);
+    panicking["panics"] = true.into();
+    assert_eq!(deliver(&world, 1, &[payment("rent", 0), panicking, payment("water", 0)]).await, [1]);
+    for (id, times) in [("rent", 1), ("power", 0), ("water", 1)] {
+        assert_eq!(times_paid(&world, id).await, times, "{id}");
+    }
+}
+
+/// The keys of the updates that a host sends.
+#[derive(Clone, Debug, Default)]
+struct Keys(Arc<Mutex<BTreeSet<String>>>);
+
+impl Intercept for Keys {
+    fn request(&self, operation: &str, request: &mut Value) {
+        if operation == "UpdateItem" {
+            self.0.lock().unwrap().insert(request["Key"]["id"]["S"].as_str().unwrap().to_owned());
+        }
+    }
+}
+
+/// The README's patterns for `dynamodb:LeadingKeys`.
+fn patterns_of_the_readme() -> Vec<&'static str> {
+    let (_, patterns) = include_str!("../../README.md").split_once("dynamodb:LeadingKeys:\n").unwrap();
+    let patterns = patterns.lines().map_while(|line| line.trim().strip_prefix("- "));
+    patterns.map(|pattern| pattern.split_once(" # ").map_or(pattern, |(pattern, _)| pattern)).collect()
+}
+
+/// As IAM's `StringLike` does, of patterns with no star but at the end.
+fn is_like(key: &str, pattern: &str) -> bool {
+    pattern.strip_suffix('*').map_or(key == pattern, |start| key.starts_with(start))
+}
+
+#[tokio::test]
+async fn the_policy_of_the_readme_allows_the_keys_of_its_middlewares_and_no_more() {
+    const FUNCTION: &str = "nightly-report";
+    let (world, keys) = (World::new().await, Keys::default());
+    let locks = world.locks(&world.host().intercept(keys.clone()).build()).build().unwrap();
+    locks.warm_up().await;
+    locks.check().await;
+
+    let singleton = LockLayer::new(locks.clone()).layer(service_fn(async |_: LambdaEvent<()>| Ok::<_, Infallible>(())));
+    singleton.oneshot(invocation_without_deadline(FUNCTION, ())).await.unwrap();
+
+    let key = |event: &LambdaEvent<String>| Some(event.payload.clone());
+    let once = IdempotentLayer::new(Idempotency::new(locks.clone(), WithoutKey::Refuse, key))
+        .layer(service_fn(async |_: LambdaEvent<String>| Ok::<_, Infallible>(())));
+    once.oneshot(invocation_without_deadline(FUNCTION, "order-1".to_owned())).await.unwrap();
+
+    let mut batch = SqsEvent::default();
+    let mut record = SqsMessage::default();
+    record.message_id = Some("message-1".to_owned());
+    record.body = Some("1".to_owned());
+    batch.records.push(record);
+    let consumer = SqsConsumer::by_message_id(locks).layer(service_fn(async |_: Message<u32>| Ok::<_, Infallible>(())));
+    consumer.oneshot(invocation_without_deadline(FUNCTION, batch)).await.unwrap();
+
+    let (keys, patterns) = (keys.0.lock().unwrap(), patterns_of_the_readme());
+    for key in keys.iter() {
+        assert!(patterns.iter().any(|pattern| is_like(key, pattern)), "{patterns:?} deny {key}");
+    }
+    for pattern in patterns {
+        assert!(keys.iter().any(|key| is_like(key, pattern)), "{pattern} is for none of {keys:?}");
+    }
 }

@@ -138,7 +138,7 @@ async fn a_report_exports_its_lock_and_one_that_is_skipped_its_refusal() {
     let (host, locks) = stage.environment();
     let function = stage.exporting(nightly_report(locks, Reports::new(host.client(), &stage.world.table, PREFIX)));
     let invoke = async |gathering_ms| {
-        let request = ReportRequest { report: "sales".to_owned(), gathering_ms };
+        let request = ReportRequest { report: "sales".to_owned(), gathering_ms, panics: false };
         function.clone().oneshot(invocation(&host, request)).await.unwrap();
         stage.exported()
     };
@@ -186,7 +186,8 @@ async fn a_batch_exports_what_became_of_each_message() {
     let payments = Payments::new(host.client(), &stage.world.table, PREFIX);
     let function = stage.exporting(payment_queue(locks, payments, queues));
     let payment = |id: &str, failing_deliveries| {
-        json!(Payment { id: id.to_owned(), account: "DE02".to_owned(), amount: 100, paying_ms: 0, failing_deliveries })
+        let account = "DE02".to_owned();
+        json!(Payment { id: id.to_owned(), account, amount: 100, paying_ms: 0, failing_deliveries, panics: false })
     };
     let mut event = SqsEvent::default();
     let bodies = [payment("rent", 0), payment("rent", 0), payment("power", 1), json!("not a payment")];

@@ -119,7 +119,7 @@ fn a_seed_gives_the_same_history_every_time() {
 #[test]
 fn the_histories_reach_what_they_are_about() {
     assert_reached(|seed| {
-        let history::Counts { acquired, held, renewed, lost, crashed, swept, requests } =
+        let history::Counts { acquired, held, renewed, lost, crashed, withdrawn, swept, requests } =
             history::run(seed, None).counts;
         [
             ("acquired", acquired),
@@ -127,6 +127,7 @@ fn the_histories_reach_what_they_are_about() {
             ("renewed", renewed),
             ("lost", lost),
             ("crashed", crashed),
+            ("withdrawn", withdrawn),
             ("swept", swept),
             ("requests", requests),
         ]

@@ -949,7 +949,7 @@ fn reports(world: &World, host: &Host) -> (Locks, Reports) {
 }
 
 fn report(name: &str, gathering_ms: u64) -> ReportRequest {
-    ReportRequest { report: name.to_owned(), gathering_ms }
+    ReportRequest { report: name.to_owned(), gathering_ms, panics: false }
 }
 
 #[tokio::test]

@@ -367,3 +367,21 @@ async fn an_entity_that_is_no_lock_is_not_waited_for_and_the_error_says_why_and_
         assert_eq!(world.row("job").await, before);
     }
 }
+
+// behaviours 33, 78
+#[tokio::test]
+async fn a_fence_that_dynamodb_cannot_count_on_from_is_a_malformed_row() {
+    let world = world_without_ttl().await;
+    let host = world.host().build();
+    let locks = world.locks(&host).build().unwrap();
+    // One more has more digits than the 38 that DynamoDB keeps.
+    for fence in ["1E-130", "0.00000000000000000000000000000000000001", "9.9999999999999999999999999999999999999"] {
+        let mut row = powertools("job", seconds(host.now()), "INPROGRESS", Some(-60), 60);
+        row.insert("fence".to_owned(), number(fence));
+        world.put_row(row).await;
+        let before = world.row("job").await;
+        let error = locks.acquire("job").await.unwrap_err();
+        assert!(error.is_malformed_row() && error.to_string().contains("`fence`"), "{fence}: {error:?}");
+        assert_eq!(world.row("job").await, before);
+    }
+}

@@ -2,6 +2,7 @@
 //! plays.
 
 use std::collections::HashMap;
+use std::process::Stdio;
 use std::time::Duration;
 
 use lambda_lock_tests::runtime_api::{Lambda, TOO_LONG};
@@ -158,4 +159,24 @@ async fn after_concurrent_invocations_the_key_is_free() {
     for id in ["a", "b", "c"] {
         lambda.invoke(id, returning("job")).await.answer();
     }
+}
+
+/// What a function that takes a number logs when it is given a secret in its place, and is ended.
+async fn log_of_a_payload_that_is_no_number(filter: &str) -> String {
+    let mut lambda = Lambda::start().await;
+    let mut command = function(&lambda);
+    let mut environment = command.arg("run_typed").env("RUST_LOG", filter).stderr(Stdio::piped()).spawn().unwrap();
+    let (_, message) = lambda.invoke("1", json!("the secret")).await.error();
+    assert!(message.contains("the secret"), "{message}");
+    environment.kill().await.unwrap();
+    String::from_utf8(environment.wait_with_output().await.unwrap().stderr).unwrap()
+}
+
+// The documentation of the layers says so.
+#[tokio::test]
+async fn the_runtime_logs_a_payload_that_does_not_deserialise_unless_that_line_is_filtered_out() {
+    let log = log_of_a_payload_that_is_no_number("info").await;
+    assert!(log.contains("the secret"), "{log}");
+    let log = log_of_a_payload_that_is_no_number("info,lambda_runtime::layers::api_response=off").await;
+    assert!(!log.contains("the secret"), "{log}");
 }

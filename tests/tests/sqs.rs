@@ -4,6 +4,7 @@
 use std::collections::HashMap;
 use std::convert::Infallible;
 use std::future::{Ready, pending, ready};
+use std::panic::AssertUnwindSafe;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::task::{Context as TaskContext, Poll};
@@ -19,6 +20,7 @@ use aws_smithy_runtime_api::client::http::{
 use aws_smithy_runtime_api::client::orchestrator::{HttpRequest, HttpResponse};
 use aws_smithy_runtime_api::client::runtime_components::RuntimeComponents;
 use aws_smithy_types::body::SdkBody;
+use futures_util::FutureExt;
 use lambda_lock::embedded::Host;
 use lambda_lock::{
     Backoff, Idempotency, Lock, Locks, Message, OnError, OnTimeout, SqsConsumer, StoredError, WithRun, WithoutKey,
@@ -1314,4 +1316,178 @@ async fn a_handler_need_not_be_shared_between_threads() {
         ready(Ok(()))
     });
     assert!(failures(&consumer, handler, invocation(&host, batch([message("1", "Done")]))).await.is_empty());
+}
+
+// behaviours 71, 72
+#[tokio::test]
+async fn groups_and_deduplication_ids_that_look_alike_when_joined_are_several_messages() {
+    let (world, host, _, till) = environment().await;
+    let consumer = SqsConsumer::by_deduplication_id(world.locks(&host).build().unwrap());
+    let of = |number: usize, (group, id): (&str, &str)| {
+        with_attributes(ordered(&number.to_string(), group, "Done"), [("MessageDeduplicationId", id)])
+    };
+    let pairs = [
+        ("customer", "42#refund"),
+        ("customer#42", "refund"),
+        ("customer%2342", "refund"),
+        ("a#", "b"),
+        ("a", "#b"),
+        ("", "a##b"),
+        ("%", "b"),
+        ("%25", "b"),
+    ];
+    for (number, pair) in pairs.into_iter().enumerate() {
+        assert!(deliver(&consumer, &till, &host, [of(number, pair)]).await.is_empty());
+    }
+    assert_eq!(till.ran().len(), pairs.len(), "{:?}", till.ran());
+    // What needs no escape stands as it is.
+    assert!(world.row(&format!("orders#{FIFO_QUEUE}#customer#42#refund")).await.is_some());
+}
+
+/// An error that cannot be told.
+#[derive(Debug)]
+struct Untold;
+
+impl From<Untold> for Diagnostic {
+    fn from(_: Untold) -> Self {
+        panic!("in the conversion")
+    }
+}
+
+// behaviour 71
+#[tokio::test]
+async fn a_panic_in_the_conversion_of_the_handlers_error_is_that_messages_failure_alone() {
+    keep_log();
+    let (world, host, _, _) = environment().await;
+    let locks = world.locks(&host).build().unwrap();
+    let ran = Counter::default();
+    let counter = ran.clone();
+    let handler = service_fn(move |message: Message<Payment>| {
+        counter.count();
+        ready(if message.body.then == Then::Done { Ok(()) } else { Err(Untold) })
+    });
+    let consumer: SqsConsumer<Message<Payment>, Payment, (), Untold> = SqsConsumer::by_message_id(locks);
+    let untold = format!("untold of {}", world.table);
+    let body = json!({ "id": "1", "then": "Declined" }).to_string();
+    let messages = [message("1", "Done"), message_with_body(&untold, &body), message("3", "Done")];
+    let answer = consumer.concurrency(1).layer(handler).oneshot(invocation(&host, batch(messages))).await.unwrap();
+    let failed: Vec<_> = answer.batch_item_failures.into_iter().map(|failure| failure.item_identifier).collect();
+    assert_eq!((failed, ran.get()), (vec![untold.clone()], 3));
+    let lines: Vec<_> = logged(&untold).into_iter().filter(|line| line.contains("goes back")).collect();
+    assert!(lines.len() == 1 && lines[0].contains("ERROR") && lines[0].contains("panicked"), "{lines:?}");
+}
+
+/// A body that panics when it is thrown away.
+#[derive(Debug, Deserialize)]
+struct Brittle {
+    is_brittle: bool,
+}
+
+impl Drop for Brittle {
+    fn drop(&mut self) {
+        assert!(!self.is_brittle || std::thread::panicking(), "in the drop");
+    }
+}
+
+// behaviour 71
+#[tokio::test]
+async fn a_panic_in_the_drop_of_a_body_is_that_messages_failure_alone() {
+    let world = World::new().await;
+    let host = world.host().build();
+    let consumer: SqsConsumer<Message<Brittle>, Brittle, (), Declined> =
+        SqsConsumer::by_message_id(world.locks(&host).build().unwrap());
+    let brittle = |id: &str| message_with_body(id, &json!({ "is_brittle": true }).to_string());
+    let sound = |id: &str| message_with_body(id, &json!({ "is_brittle": false }).to_string());
+    let deliver = async |event| {
+        let handler = service_fn(async |_: Message<Brittle>| Ok(()));
+        let answer = consumer.clone().concurrency(1).layer(handler).oneshot(event).await.unwrap();
+        answer.batch_item_failures.into_iter().map(|failure| failure.item_identifier).collect::<Vec<_>>()
+    };
+    // The body of a message that is handled; that of a twin, which nobody asks for; that of a message for which no time
+    // is left.
+    let event = invocation(&host, batch([sound("1"), brittle("2"), sound("3"), sound("4")]));
+    assert_eq!(deliver(event).await, ["2"]);
+    let event = invocation(&host, batch([sound("5"), sound("6"), brittle("6"), sound("7")]));
+    assert!(deliver(event).await.is_empty());
+    let event = invocation_with(&host, batch([brittle("8"), brittle("9"), sound("10"), sound("11")]), Duration::ZERO);
+    assert_eq!(deliver(event).await, ["8", "9", "10", "11"]);
+}
+
+/// A handler that panics when it is cloned for a message.
+struct Clones(Counter, u32);
+
+impl Clone for Clones {
+    fn clone(&self) -> Self {
+        assert!(self.0.count() != self.1, "in the clone");
+        Self(self.0.clone(), self.1)
+    }
+}
+
+impl Service<Message<Payment>> for Clones {
+    type Response = ();
+    type Error = Declined;
+    type Future = Ready<Result<(), Declined>>;
+
+    fn poll_ready(&mut self, _: &mut TaskContext<'_>) -> Poll<Result<(), Declined>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, _: Message<Payment>) -> Self::Future {
+        ready(Ok(()))
+    }
+}
+
+// behaviour 71
+#[tokio::test]
+async fn a_panic_in_the_clone_of_the_handler_does_not_lose_what_is_done() {
+    // Which of the clones are for a message, and for which one, is the consumer's business.
+    for which in 1..=8 {
+        let (world, host, consumer, _) = environment().await;
+        let service = consumer.concurrency(1).layer(Clones(Counter::default(), which + 1));
+        let Ok(answer) =
+            AssertUnwindSafe(service.oneshot(invocation(&host, batch(["1", "2", "3"].map(|id| message(id, "Done"))))))
+                .catch_unwind()
+                .await
+        else {
+            panic!("the panic in clone {which} escaped");
+        };
+        for id in ["1", "2", "3"] {
+            let is_failure = answer.as_ref().unwrap().batch_item_failures.iter().any(|f| f.item_identifier == id);
+            assert_eq!(world.row(&format!("orders#{id}")).await.is_none(), is_failure, "{id}, clone {which}");
+        }
+    }
+}
+
+// behaviours 66, 71
+#[tokio::test]
+async fn a_message_that_is_in_progress_elsewhere_is_told_in_one_line_that_is_no_error() {
+    keep_log();
+    let (world, host, consumer, till) = environment().await;
+    let id = format!("in progress of {}", world.table);
+    let _other = work_elsewhere(&world, &id, Duration::from_secs(30)).await;
+    let body = json!({ "id": "1" }).to_string();
+    assert_eq!(deliver(&consumer, &till, &host, [message_with_body(&id, &body)]).await.len(), 1);
+    let is_news = |line: &String| ["ERROR", "WARN", "INFO"].iter().any(|level| line.contains(level));
+    let lines: Vec<_> = logged(&id).into_iter().filter(is_news).collect();
+    let [line] = &lines[..] else { panic!("{lines:#?}") };
+    assert!(line.contains("INFO") && line.contains("message_id") && line.contains("is in progress: "), "{line}");
+}
+
+// behaviours 11, 71
+#[tokio::test]
+async fn the_type_of_an_error_is_logged_where_it_has_a_name_and_left_out_where_rust_has_none() {
+    keep_log();
+    let (world, host, _, _) = environment().await;
+    let locks = world.locks(&host).build().unwrap();
+    let [named, boxed] = ["named", "boxed"].map(|what| format!("{what} of {}", world.table));
+    let body = json!({ "id": "1", "then": "Declined" }).to_string();
+    let consumer: SqsConsumer<Message<Payment>, Payment, (), lambda_runtime::Error> =
+        SqsConsumer::by_message_id(locks.clone());
+    let handler = service_fn(async |_: Message<Payment>| Err("out of reach".into()));
+    consumer.layer(handler).oneshot(invocation(&host, batch([message_with_body(&boxed, &body)]))).await.unwrap();
+    let consumer: Consumer = SqsConsumer::by_message_id(locks);
+    deliver(&consumer, &Till::default(), &host, [message_with_body(&named, &body)]).await;
+    let line = |id: &str| logged(id).into_iter().find(|line| line.contains("goes back")).unwrap();
+    assert!(line(&named).contains("error_type=\"Declined\""), "{}", line(&named));
+    assert!(line(&boxed).contains("out of reach") && !line(&boxed).contains("error_type"), "{}", line(&boxed));
 }

@@ -1175,7 +1175,7 @@ async fn a_record_that_is_lost_is_counted_once_and_its_completion_as_failed() {
 #[tokio::test(start_paused = true)]
 async fn a_completion_that_is_not_answered_is_counted_as_failed() {
     let stage = Stage::set().await;
-    let (_, locks) = locks_on(stage.engine.host().intercept(LoseAnswers::to("UpdateItem", 2..=2)));
+    let (_, locks) = locks_on(stage.engine.host().intercept(LoseAnswers::to("UpdateItem", 2..=u32::MAX)));
     done(&orders(&locks), "17").await.unwrap();
     settle().await;
     let acquired = ["acquired 1", "acquire_time [0.0]", "hold_time [250.0]"];

@@ -3,19 +3,20 @@
 use std::env;
 use std::io;
 
-use aws_config::BehaviorVersion;
-use aws_sdk_dynamodb::Client;
 use lambda_example::{Orders, order_api, telemetry};
 use lambda_lock::Locks;
+use lambda_runtime::layers::TracingLayer;
 use lambda_runtime::{Error, Runtime};
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> Result<(), Error> {
     let metrics = telemetry::start()?;
     let locks = Locks::from_env().await?;
-    let config = aws_config::load_defaults(BehaviorVersion::latest()).await;
+    locks.warm_up().await;
     let prefix = env::var("LOCK_KEY_PREFIX").unwrap_or_default();
-    let orders = Orders::new(Client::new(&config), env::var("LOCK_TABLE_NAME")?, prefix);
+    let orders = Orders::new(locks.client().clone(), locks.table_name(), prefix);
     let function = order_api(locks, orders);
-    Runtime::new(telemetry::flush_after(function, metrics, io::stdout)).run().await
+    let function = telemetry::flush_after(function, metrics, io::stdout);
+    // Its span gives every line the request's id.
+    Runtime::new(function).layer(TracingLayer::new()).run().await
 }

@@ -18,10 +18,14 @@ use aws_smithy_types::body::SdkBody;
 use aws_smithy_types::byte_stream::ByteStream;
 use aws_smithy_types::date_time::Format;
 use aws_smithy_types::retry::ErrorKind;
+use aws_smithy_types::timeout::TimeoutConfig;
 use serde_json::Value;
+
+use tokio::time::timeout;
 
 use super::engine::{Engine, TrueTime};
 use super::faults::{Fate, Faults, Outcome};
+use crate::client;
 
 /// Sees, and may change, what a host says to DynamoDB and what it hears. Called when a request arrives, so in the order
 /// in which requests are applied, also for those whose answer is lost.
@@ -116,8 +120,8 @@ impl Host {
         self.machine.requests.load(Ordering::Relaxed)
     }
 
-    /// From now on the host sends nothing and hears nothing. What is on its way still arrives. Whoever waits for an
-    /// answer waits for ever: drop it.
+    /// From now on the host sends nothing and hears nothing. What is on its way still arrives. A request that waits for an
+    /// answer ends with a timeout of the client.
     pub fn crash(&self) {
         self.machine.crashed.store(true, Ordering::Relaxed);
     }
@@ -199,7 +203,8 @@ impl HostBuilder {
         let config = self
             .config
             .behavior_version(BehaviorVersion::latest())
-            .retry_config(RetryConfig::standard())
+            .retry_config(client::retry_config(RetryConfig::standard()))
+            .timeout_config(client::timeout_config(&TimeoutConfig::builder().build()))
             .retry_partition(tokens)
             .time_source(MachineClock(Arc::clone(&machine)))
             .http_client(MachineNetwork(Arc::clone(&machine)))
@@ -270,7 +275,8 @@ impl HttpClient for MachineNetwork {
             Backend::Engine(_) => None,
             Backend::Http(client) => Some(client.http_connector(settings, components)),
         };
-        SharedHttpConnector::new(Connection { machine: Arc::clone(&self.0), wire })
+        let read_timeout = settings.read_timeout().unwrap_or(Duration::MAX);
+        SharedHttpConnector::new(Connection { machine: Arc::clone(&self.0), wire, read_timeout })
     }
 }
 
@@ -279,11 +285,15 @@ impl HttpClient for MachineNetwork {
 struct Connection {
     machine: Arc<Machine>,
     wire: Option<SharedHttpConnector>,
+    read_timeout: Duration,
 }
 
 impl HttpConnector for Connection {
     fn call(&self, request: HttpRequest) -> HttpConnectorFuture {
-        HttpConnectorFuture::new(self.clone().send(request))
+        let answer = timeout(self.read_timeout, self.clone().send(request));
+        HttpConnectorFuture::new(async {
+            answer.await.unwrap_or_else(|elapsed| Err(ConnectorError::timeout(elapsed.into())))
+        })
     }
 }
 

@@ -26,9 +26,13 @@ const MAX_SAFE_INTEGER: f64 = 9_007_199_254_740_991.0;
 const PERHAPS_AN_INTEGER: f64 = 9_223_372_036_854_775_808.0;
 /// Nearer to zero DynamoDB has zero alone.
 const DYNAMODB_MIN: f64 = 1e-130;
+/// What DynamoDB keeps of a number.
+const DYNAMODB_DIGITS: usize = 38;
 
 /// Of lists and maps in each other: DynamoDB's 32 levels, the attribute itself being one.
-const MAX_DEPTH: usize = 31;
+const DYNAMODB_LEVELS: usize = 31;
+/// What `serde_json` reads.
+const JSON_LEVELS: usize = 127;
 
 /// How the key of a record is derived and its result stored.
 ///
@@ -47,6 +51,10 @@ const MAX_DEPTH: usize = 31;
 /// a struct with floats. Where the text is in doubt, there is an error before any request is sent: in every format for a
 /// float of 2⁶³ or more, which may be what is left of a longer integer; in some for what they name. A string in place of
 /// a number is never in doubt.
+///
+/// A stored result is read as it was written. If it has an integer in it that neither 64 bits nor a float can hold, as
+/// Python and JavaScript write them, it is not rounded: the duplicate gets an error that
+/// [`is_result`](crate::Error::is_result).
 ///
 /// ```
 /// # use lambda_lock::{Idempotency, RecordFormat};
@@ -76,8 +84,8 @@ pub enum RecordFormat {
     ///   would be one. A stored `1.0` comes back as `1`.
     /// - An object cannot be hashed with two keys that are equal when case is ignored, whose order is then that of the
     ///   event, or with the key `__proto__`, which is left out there.
-    /// - A float nearer to zero than 10⁻¹³⁰ cannot be stored, nor an object with an empty key, nor more than 31 levels of
-    ///   nesting: DynamoDB has none of them.
+    /// - A number nearer to zero than 10⁻¹³⁰ or with more than 38 digits cannot be stored, nor an object with an empty key,
+    ///   nor more than 31 levels of nesting: DynamoDB has none of them.
     PowertoolsTypeScript,
 }
 
@@ -111,10 +119,12 @@ impl RecordFormat {
 
     /// The attribute that keeps a result.
     pub(crate) fn store(self, result: &Value) -> Result<AttributeValue, String> {
+        let (most, why) = match self {
+            Self::PowertoolsTypeScript => (DYNAMODB_LEVELS, "DynamoDB allows no more"),
+            _ => (JSON_LEVELS, "it could not be read again"),
+        };
         match self {
-            Self::PowertoolsTypeScript if depth(result) > MAX_DEPTH => {
-                Err(format!("the result is nested more than {MAX_DEPTH} levels deep, and DynamoDB allows no more"))
-            }
+            _ if depth(result) > most => Err(format!("the result is nested more than {most} levels deep, and {why}")),
             Self::PowertoolsTypeScript => native(result),
             _ => Ok(AttributeValue::S(result.to_string())),
         }
@@ -125,9 +135,13 @@ impl RecordFormat {
         match data {
             None => Ok(Value::Null),
             Some(AttributeValue::S(json)) if self != Self::PowertoolsTypeScript => {
-                serde_json::from_str(json).map_err(|why| {
+                let value = serde_json::from_str(json).map_err(|why| {
                     format!("the stored result is not JSON ({why}): read it in the format it was written in")
-                })
+                })?;
+                for digits in integers(json).filter(|digits| !is_kept(digits)) {
+                    from_native_number(digits)?;
+                }
+                Ok(value)
             }
             Some(data) => from_native(data),
         }
@@ -286,6 +300,42 @@ fn hex(bytes: &[u8]) -> String {
         .collect()
 }
 
+/// Whether there is a null in it.
+pub(super) fn has_null(value: &Value) -> bool {
+    match value {
+        Value::Null => true,
+        Value::Array(values) => values.iter().any(has_null),
+        Value::Object(object) => object.values().any(has_null),
+        _ => false,
+    }
+}
+
+/// The integers in a text that is JSON, as it has them.
+fn integers(json: &str) -> impl Iterator<Item = &str> {
+    // Outside of its strings.
+    let mut is_escaped = false;
+    let mut is_in_string = false;
+    let outside = move |character: char| {
+        let is_quote = character == '"' && !is_escaped;
+        is_escaped = is_in_string && character == '\\' && !is_escaped;
+        is_in_string ^= is_quote;
+        is_in_string || !matches!(character, '0'..='9' | '+' | '-' | '.' | 'e' | 'E')
+    };
+    json.split(outside).filter(|text| text.ends_with(|last: char| last.is_ascii_digit()) && !is_fraction(text))
+}
+
+/// Whether it is written as one, or with an exponent.
+fn is_fraction(number: &str) -> bool {
+    number.contains(['.', 'e', 'E'])
+}
+
+/// Whether an integer has all its digits where `serde_json` has read it; with `arbitrary_precision` that is each.
+fn is_kept(digits: &str) -> bool {
+    digits.parse::<i64>().is_ok()
+        || digits.parse::<u64>().is_ok()
+        || digits.parse::<Number>().is_ok_and(|number| number.to_string() == digits)
+}
+
 fn depth(value: &Value) -> usize {
     let deepest = match value {
         Value::Array(values) => values.iter().map(depth).max(),
@@ -301,12 +351,23 @@ fn native(value: &Value) -> Result<AttributeValue, String> {
     Ok(match value {
         Value::Null => AttributeValue::Null(true),
         Value::Bool(value) => AttributeValue::Bool(*value),
-        Value::Number(number) => match javascript_number(number)? {
-            float if float != 0.0 && float.abs() < DYNAMODB_MIN => {
-                return Err("DynamoDB has no number that is nearer to zero than 1e-130: return 0, or a string".into());
+        Value::Number(number) => {
+            // With `arbitrary_precision` the text has more digits than the float, which may even be 0.
+            let (float, text) = (javascript_number(number)?, number.to_string());
+            match significant(&text) {
+                1.. if float.abs() < DYNAMODB_MIN => {
+                    return Err(
+                        "DynamoDB has no number that is nearer to zero than 1e-130: return 0, or a string".into()
+                    );
+                }
+                digits if digits > DYNAMODB_DIGITS => {
+                    return Err(format!(
+                        "a number has {digits} digits, and DynamoDB keeps {DYNAMODB_DIGITS}: round it, or return a string"
+                    ));
+                }
+                _ => AttributeValue::N(text),
             }
-            _ => AttributeValue::N(number.to_string()),
-        },
+        }
         Value::String(text) => AttributeValue::S(text.clone()),
         Value::Array(values) => AttributeValue::L(values.iter().map(native).collect::<Result<_, _>>()?),
         Value::Object(object) if object.contains_key("") => {
@@ -317,6 +378,13 @@ fn native(value: &Value) -> Result<AttributeValue, String> {
             AttributeValue::M(entries.collect::<Result<HashMap<_, _>, String>>()?)
         }
     })
+}
+
+/// How many digits of a number count: those between the first and the last that are not 0.
+fn significant(number: &str) -> usize {
+    let mantissa = number.split(['e', 'E']).next().unwrap_or_default();
+    let digits: String = mantissa.chars().filter(char::is_ascii_digit).collect();
+    digits.trim_matches('0').len()
 }
 
 fn from_native(data: &AttributeValue) -> Result<Value, String> {
@@ -349,7 +417,7 @@ fn from_native_number(digits: &str) -> Result<Value, String> {
         return Ok(integer.into());
     }
     // A fraction is rounded, as by every reader of JSON; an integer may be somebody's number.
-    let is_kept = |float: &f64| digits.contains(['.', 'e', 'E']) || float.to_string() == digits;
+    let is_kept = |float: &f64| is_fraction(digits) || float.to_string() == digits;
     digits.parse().ok().filter(is_kept).and_then(Number::from_f64).map(Value::Number).ok_or_else(|| {
         "the stored result has a number in it that neither 64 bits nor a float can hold: let the function that wrote \
             it return a string"
@@ -368,6 +436,11 @@ mod tests {
 
     fn parse(json: &str) -> Value {
         serde_json::from_str(json).unwrap()
+    }
+
+    /// Whether someone else's dependency has switched it on, as `--features serde_json/arbitrary_precision` does.
+    fn has_arbitrary_precision() -> bool {
+        parse("18446744073709551617").to_string().ends_with("17")
     }
 
     /// What is hashed.
@@ -446,12 +519,71 @@ mod tests {
         }
     }
 
+    // behaviour 75
     #[test]
-    fn a_result_nested_deeper_than_dynamodb_allows_is_refused_where_it_is_stored_natively() {
+    fn a_result_is_nested_as_deep_as_it_can_be_read_and_no_deeper() {
         let nested = |levels| (0..levels).fold(json!(1), |inner, _| json!([inner]));
-        assert!(PowertoolsTypeScript.store(&nested(31)).is_ok());
-        assert_refused(PowertoolsTypeScript.store(&nested(32)).map(|_| String::new()), "31 levels");
-        assert!(PowertoolsPython.store(&nested(32)).is_ok());
+        for format in ALL {
+            let most = if format == PowertoolsTypeScript { 31 } else { 127 };
+            let stored = format.store(&nested(most)).unwrap();
+            assert_eq!(format.load(Some(&stored)), Ok(nested(most)), "{format:?}");
+            assert_refused(format.store(&nested(most + 1)).map(drop), &format!("{most} levels"));
+        }
+    }
+
+    // behaviour 83
+    #[test]
+    fn text_with_an_integer_that_would_be_rounded_is_refused() {
+        let load = |format: RecordFormat, json: &str| format.load(Some(&AttributeValue::S(json.to_owned())));
+        for format in [Plain, Hashed, PowertoolsPython] {
+            for json in [
+                "18446744073709551617",
+                "-9223372036854775809",
+                "[1, {\"a\": 777777777777777777777777}]",
+                r#"{"\\": "\"", "b":123456789012345678901}"#,
+            ] {
+                if has_arbitrary_precision() {
+                    assert_eq!(load(format, json), Ok(parse(json)), "{json}");
+                } else {
+                    assert_refused(load(format, json), "64 bits");
+                }
+            }
+            for json in [
+                "18446744073709551615",
+                "-9223372036854775808",
+                // A float has this one to the last digit, and these are floats.
+                "1000000000000000000000",
+                "1e+30",
+                "123456789012345678901.0",
+                // Not a number.
+                r#"{"123456789012345678901": "123456789012345678901", "\"": "\\", "-": "\", 123456789012345678901"}"#,
+            ] {
+                assert_eq!(load(format, json), Ok(parse(json)), "{json}");
+            }
+        }
+    }
+
+    // behaviour 83
+    #[test]
+    fn a_number_that_dynamodb_could_not_keep_is_refused() {
+        for (number, digits) in [
+            ("0", 0),
+            ("-0.0", 0),
+            ("1e-400", 1),
+            ("-100", 1),
+            ("0.00120", 2),
+            ("1.7976931348623157e308", 17),
+            ("0.12345678901234567890123456789012345678", 38),
+            ("9.00000000000000000000000000000000000000000001e-7", 45),
+        ] {
+            assert_eq!(significant(number), digits, "{number}");
+        }
+        // With `arbitrary_precision` these are numbers of their own, otherwise the nearest float.
+        for json in ["0.123456789012345678901234567890123456789", "1e-400", "9.000000000000000000000000000000000000001"]
+        {
+            let is_refused = PowertoolsTypeScript.store(&parse(json)).is_err();
+            assert_eq!(is_refused, has_arbitrary_precision(), "{json}");
+        }
     }
 
     // behaviour 83; expected: `json.dumps` of Python 3.11

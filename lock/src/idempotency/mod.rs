@@ -1,5 +1,6 @@
 //! `Idempotency`: work that is done once for each key, and answered with its first result after that.
 
+mod finite;
 mod format;
 mod policy;
 mod refusal;
@@ -58,7 +59,7 @@ pub use run::{HandlerInput, Run, WithRun};
 ///
 /// If the handler returns an error, [`on_error`](Self::on_error) decides; by default the record is given up, and a retry
 /// runs at once. A panic, or being cancelled at the end of the lease, is treated as an error that gives up, or with
-/// [`OnTimeout::Refuse`] as a crash. If the record was lost when the result is to be stored, because its lease had ended
+/// [`OnTimeout::Refuse`] as a crash. (A panic in a program that is built with `panic = "abort"` is a crash.) If the record was lost when the result is to be stored, because its lease had ended
 /// and another run began, the caller gets this run's result all the same, with a warning in the log.
 ///
 /// # Cost
@@ -149,6 +150,10 @@ impl<I, T, E> Idempotency<I, T, E> {
 
     /// What comes before the key in the record's, with a `#` between; by default the Lambda function's name, elsewhere
     /// nothing. If it is empty, there is no `#` either. The [`Locks`]' own prefix comes before it.
+    ///
+    /// With [`RecordFormat::Plain`] it has no `#` of its own: the key `refunds#7` under the prefix `orders` would be the
+    /// key `7` under `orders#refunds`. Work under a prefix that has one fails with an error that
+    /// [`is_invalid`](Error::is_invalid). A hashed key has no `#` in it, and its prefix may be any.
     #[must_use]
     pub fn prefix(self, prefix: impl Into<String>) -> Self {
         self.with(|settings| settings.prefix = Some(prefix.into()))
@@ -274,13 +279,17 @@ impl<I, T, E> Idempotency<I, T, E> {
             format.key(&key).map_err(|why| Error::invalid(format!("the idempotency key cannot be used: {why}")))?;
         let validation = self.settings.validate.as_ref().map(|part| format.digest(&part(input))).transpose();
         let validation = validation.map_err(|why| Error::invalid(format!("the payload cannot be validated: {why}")))?;
-        Ok(Some(Identity {
-            key: match prefix.as_deref().unwrap_or(&caller.function) {
-                "" => key,
-                prefix => format!("{prefix}#{key}"),
-            },
-            validation,
-        }))
+        let key = match prefix.as_deref().unwrap_or(&caller.function) {
+            "" => key,
+            prefix if prefix.contains('#') && *format == RecordFormat::Plain => {
+                return Err(Error::invalid(format!(
+                    "the prefix `{prefix}` has a `#` in it, so that a key under it could be one under a shorter prefix: \
+                     choose a prefix without, or `RecordFormat::Hashed`"
+                )));
+            }
+            prefix => format!("{prefix}#{key}"),
+        };
+        Ok(Some(Identity { key, validation }))
     }
 }
 
@@ -308,6 +317,21 @@ where
 
     /// Takes the record, or returns what it has.
     pub(crate) async fn begin(&self, identity: Option<Identity>, caller: &Caller) -> Result<Begun, HandlerError<E>> {
+        let begun = self.begin_quietly(identity, caller).await;
+        if let Err(HandlerError::Lock(error)) = &begun
+            && error.is_in_progress()
+        {
+            telemetry::not_acquired(error);
+        }
+        begun
+    }
+
+    /// The same, for a caller who tells by itself that the work is in progress.
+    pub(crate) async fn begin_quietly(
+        &self,
+        identity: Option<Identity>,
+        caller: &Caller,
+    ) -> Result<Begun, HandlerError<E>> {
         let settings = &*self.settings;
         let Some(Identity { key, validation }) = identity else {
             tracing::debug!("an input runs without protection");
@@ -490,7 +514,7 @@ where
     async fn store(&self, run: &Run, outcome: Outcome) -> Option<Box<Holder>> {
         let (settings, lock) = (&*self.settings, &*run.lock);
         let remembered = run.record.as_ref().map(|record| (Holder::clone(record), outcome.clone()));
-        match in_time_to_answer(lock, lock.complete(settings.window, outcome)).await {
+        match lock.complete(settings.window, outcome).await {
             Ok(Completed::Now { until }) => {
                 if let Some((record, outcome)) = remembered {
                     let (data, error) = match outcome {

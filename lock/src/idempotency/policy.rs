@@ -69,8 +69,12 @@ pub enum OnTimeout {
     Refuse,
 }
 
-/// What becomes of a result that cannot be stored: it has more than 390 KiB, of the 400 that DynamoDB allows for a row,
-/// or it has no form as JSON.
+/// What becomes of a result that cannot be stored.
+///
+/// - It has more than 390 KiB, of the 400 that DynamoDB allows for a row.
+/// - It has no form as JSON: it has a float in it that is NaN or an infinity, say, or a map whose keys are no strings.
+/// - It is nested more than 127 levels deep, which is as deep as `serde_json` reads.
+/// - The [format](crate::RecordFormat) has no form for it.
 ///
 /// ```
 /// # use lambda_lock::{Idempotency, WhenUnstorable};
@@ -96,7 +100,7 @@ pub enum WhenUnstorable {
 /// let declined = lambda_lock::StoredError::new("Declined", "the card was declined");
 /// assert_eq!(declined.to_string(), "Declined: the card was declined");
 /// ```
-#[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
+#[derive(Clone, Deserialize, PartialEq, Eq, Serialize)]
 pub struct StoredError {
     #[serde(rename = "type")]
     error_type: String,
@@ -124,6 +128,13 @@ impl StoredError {
     #[must_use]
     pub fn message(&self) -> &str {
         &self.message
+    }
+}
+
+/// Without the message, which is stored like a result: `lambda_runtime` logs a replayed error by its `Debug`.
+impl fmt::Debug for StoredError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("StoredError").field("error_type", &self.error_type).finish_non_exhaustive()
     }
 }
 

@@ -6,7 +6,6 @@ use crate::error::{Error, Kind};
 use crate::holder::Holder;
 
 /// Why work is not done, or its result not returned.
-#[derive(Debug)]
 pub(crate) enum Refusal {
     /// It was done before. Answered, not shown.
     Completed(Holder),

@@ -1,5 +1,6 @@
 //! `Run`: a run that is under way, for a handler that wants to know of it.
 
+use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -7,7 +8,8 @@ use std::time::Duration;
 use aws_sdk_dynamodb::types::TransactWriteItem;
 use serde::Serialize;
 
-use super::format::RecordFormat;
+use super::finite::is_finite;
+use super::format::{RecordFormat, has_null};
 use super::refusal::Refusal;
 use crate::error::{Error, Kind};
 use crate::holder::{Data, Holder};
@@ -75,6 +77,14 @@ impl Run {
 
     pub(super) fn outcome<T: Serialize>(&self, result: &T) -> Result<Outcome, String> {
         let value = serde_json::to_value(result).map_err(|why| format!("the result has no form as JSON ({why})"))?;
+        // Whatever has no form in JSON became null there. Most results have none, and are not walked through again.
+        if has_null(&value) && !is_finite(result) {
+            return Err(
+                "the result has a float in it that is not finite (NaN or an infinity), and JSON has none: return \
+                        an `Option` or a string in its place"
+                    .to_owned(),
+            );
+        }
         let data = self.format.store(&value)?;
         check_data(&Data(data.clone())).map_err(|error| error.to_string())?;
         Ok(Outcome::Result(data))
@@ -125,11 +135,18 @@ mod sealed {
 ///     Ok(run.lock().fence())
 /// }
 /// ```
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 #[non_exhaustive]
 pub struct WithRun<I> {
     /// The input, such as a `LambdaEvent` or a message.
     pub input: I,
     /// The run.
     pub run: Run,
+}
+
+/// Without the input, which may be what nobody wants in a log.
+impl<I> fmt::Debug for WithRun<I> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("WithRun").field("run", &self.run).finish_non_exhaustive()
+    }
 }

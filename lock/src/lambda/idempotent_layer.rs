@@ -13,6 +13,7 @@ use tower::{Layer, Service};
 use super::caller;
 use crate::error::HandlerError;
 use crate::idempotency::{Begun, HandlerInput, Idempotency};
+use crate::panics;
 
 /// Makes a handler idempotent: a tower layer that answers a duplicate event with the first run's result.
 ///
@@ -23,6 +24,58 @@ use crate::idempotency::{Begun, HandlerInput, Idempotency};
 /// What a duplicate is, and what happens to it, is said by the [`Idempotency`]; the record's lease ends with the
 /// invocation's deadline. An invocation that does not run the handler costs one request or, with a cache, none; one that
 /// does, two; IAM action `dynamodb:UpdateItem`.
+///
+/// # What is a result
+///
+/// Whatever the handler returns as `Ok` is the result, and is replayed for the [window](Idempotency::window): also an HTTP
+/// response whose `statusCode` is 500. Return `Err` for what a retry can mend. Where the client still needs an HTTP
+/// response for it, put the layer around an inner service that returns `Err`, and turn its errors into responses in an
+/// outer one, which is not replayed:
+///
+/// ```
+/// # use lambda_lock::{HandlerError, Idempotency, IdempotentLayer};
+/// # use lambda_runtime::{Error, LambdaEvent};
+/// # use serde_json::{Value, json};
+/// # use tower::{Layer, Service, ServiceExt, service_fn};
+/// # async fn place(event: LambdaEvent<Value>) -> Result<Value, Error> { Ok(event.payload) }
+/// # fn example(orders: Idempotency<LambdaEvent<Value>, Value, Error>) -> impl Service<LambdaEvent<Value>> {
+/// let once = IdempotentLayer::new(orders).layer(service_fn(place));
+/// service_fn(move |event| {
+///     let once = once.clone();
+///     async move {
+///         Ok::<_, Error>(match once.oneshot(event).await {
+///             Ok(order) => json!({ "statusCode": 201, "body": order.to_string() }),
+///             Err(HandlerError::Lock(error)) if error.is_in_progress() => json!({ "statusCode": 409 }),
+///             Err(_) => json!({ "statusCode": 500 }),
+///         })
+///     }
+/// })
+/// # }
+/// ```
+///
+/// # The release profile
+///
+/// Set `panic = "unwind"` in the `Cargo.toml` at the root of the workspace:
+///
+/// ```toml
+/// [profile.release]
+/// panic = "unwind"
+/// ```
+///
+/// Without it, `cargo lambda build`, and with it `sam build`, builds with `panic = "abort"`. A panic then ends the
+/// process, and the record stays in progress until its lease ends: by default for the rest of the function's timeout.
+///
+/// A layer that is built that way logs one warning when it is made, and [`Locks::check`](crate::Locks::check) reports it.
+///
+/// # What `lambda_runtime` logs
+///
+/// If an event does not deserialise into the handler's payload type, `lambda_runtime` logs an error that shows the value
+/// it failed at. No layer is called then. Where that value may be a secret, take a `LambdaEvent<serde_json::Value>` and
+/// read the payload in the handler: every event is a `Value`, and the error is yours. Or leave the line out with a filter
+/// directive, as in `RUST_LOG=info,lambda_runtime::layers::api_response=off`; the answer to the invocation then still has
+/// the value in it.
+///
+/// # Example
 ///
 /// ```no_run
 /// use lambda_lock::{Idempotency, IdempotentLayer, Locks, WithoutKey};
@@ -51,6 +104,7 @@ impl<H, P, T, E> IdempotentLayer<H, P, T, E> {
     /// A layer with these settings.
     #[must_use]
     pub fn new(idempotency: Idempotency<LambdaEvent<P>, T, E>) -> Self {
+        panics::warn_where_they_abort();
         Self { idempotency, handler_input: PhantomData }
     }
 }

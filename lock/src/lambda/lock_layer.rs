@@ -16,6 +16,7 @@ use crate::backoff::Backoff;
 use crate::error::{Error, HandlerError};
 use crate::lock::Lock;
 use crate::locks::Locks;
+use crate::panics;
 
 /// Makes a handler a singleton: a tower layer that takes a lock around each invocation.
 ///
@@ -38,6 +39,30 @@ use crate::locks::Locks;
 /// does not replace the handler's result.
 ///
 /// Two requests for an invocation that runs, one for an invocation that is refused; IAM action `dynamodb:UpdateItem`.
+///
+/// # The release profile
+///
+/// Set `panic = "unwind"` in the `Cargo.toml` at the root of the workspace:
+///
+/// ```toml
+/// [profile.release]
+/// panic = "unwind"
+/// ```
+///
+/// Without it, `cargo lambda build`, and with it `sam build`, builds with `panic = "abort"`. A panic then ends the
+/// process, and the lock stays until its lease ends: by default for the rest of the function's timeout.
+///
+/// A layer that is built that way logs one warning when it is made, and [`Locks::check`](crate::Locks::check) reports it.
+///
+/// # What `lambda_runtime` logs
+///
+/// If an event does not deserialise into the handler's payload type, `lambda_runtime` logs an error that shows the value
+/// it failed at. No layer is called then. Where that value may be a secret, take a `LambdaEvent<serde_json::Value>` and
+/// read the payload in the handler: every event is a `Value`, and the error is yours. Or leave the line out with a filter
+/// directive, as in `RUST_LOG=info,lambda_runtime::layers::api_response=off`; the answer to the invocation then still has
+/// the value in it.
+///
+/// # Example
 ///
 /// ```no_run
 /// use lambda_lock::{LockLayer, Locks};
@@ -103,6 +128,7 @@ impl<I: HandlerEvent, R> LockLayer<I, R> {
     /// A layer with the defaults above.
     #[must_use]
     pub fn new(locks: Locks) -> Self {
+        panics::warn_where_they_abort();
         Self {
             settings: Arc::new(Settings {
                 locks,
@@ -323,7 +349,7 @@ mod sealed {
 ///     Ok(event.lock.fence())
 /// }
 /// ```
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 #[non_exhaustive]
 pub struct LockedEvent<P> {
     /// The event's payload.
@@ -340,6 +366,16 @@ impl<P> LockedEvent<P> {
     pub fn new(event: LambdaEvent<P>, lock: Arc<Lock>) -> Self {
         let (payload, context) = event.into_parts();
         Self { payload, context, lock }
+    }
+}
+
+/// Without the payload, which may be what nobody wants in a log.
+impl<P> fmt::Debug for LockedEvent<P> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LockedEvent")
+            .field("request_id", &self.context.request_id)
+            .field("lock", &self.lock)
+            .finish_non_exhaustive()
     }
 }
 

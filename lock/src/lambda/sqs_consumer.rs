@@ -5,7 +5,7 @@ use std::convert::Infallible;
 use std::fmt::{self, Display};
 use std::future::poll_fn;
 use std::marker::PhantomData;
-use std::panic::AssertUnwindSafe;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context as TaskContext, Poll};
@@ -24,6 +24,7 @@ use crate::error::HandlerError;
 use crate::idempotency::{Begun, Caller, HandlerInput, Idempotency, Identity, WithoutKey};
 use crate::locks::Locks;
 use crate::metrics;
+use crate::panics;
 use crate::protocol::time_to_ask;
 
 /// Makes a consumer of SQS batches of a handler of one message: each message is done once, however often it is
@@ -52,8 +53,29 @@ use crate::protocol::time_to_ask;
 ///
 /// What goes back is visible again when the queue's visibility timeout has passed.
 ///
-/// Two requests for each message that runs, one for a duplicate; IAM action `dynamodb:UpdateItem`. What goes back is
-/// logged, with its message id and, unless the format hashes it, its key, but not with its body.
+/// Two requests for each message that runs, one for a duplicate; IAM action `dynamodb:UpdateItem`.
+///
+/// What goes back is logged, with its message id and, unless the format hashes it, its key, but not with its body: at
+/// level info if it is in progress elsewhere, otherwise as an error or a warning. The line has the `error_type` of an error
+/// whose conversion to `Diagnostic` gives it one. A body that does not parse is reported without its value, in contrast to
+/// [what `lambda_runtime` does](crate::LockLayer#what-lambda_runtime-logs) with other events.
+///
+/// # The release profile
+///
+/// Set `panic = "unwind"` in the `Cargo.toml` at the root of the workspace:
+///
+/// ```toml
+/// [profile.release]
+/// panic = "unwind"
+/// ```
+///
+/// Without it, `cargo lambda build`, and with it `sam build`, builds with `panic = "abort"`. A panic then ends the
+/// process, and the whole batch goes back. The messages that were done are not done again, but each delivery counts: in
+/// the end all of them may be in the dead-letter queue, with the one that panics.
+///
+/// A layer that is built that way logs one warning when it is made, and [`Locks::check`](crate::Locks::check) reports it.
+///
+/// # Example
 ///
 /// ```no_run
 /// use lambda_lock::{Locks, Message, SqsConsumer};
@@ -103,7 +125,7 @@ type Parse<B> = Arc<dyn Fn(&str) -> Result<B, String> + Send + Sync>;
 /// let message = Message::new("the body", record);
 /// assert_eq!(message.message_id(), Some("17"));
 /// ```
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 #[non_exhaustive]
 pub struct Message<B> {
     /// The body, parsed.
@@ -138,6 +160,13 @@ impl<B> Message<B> {
     }
 }
 
+/// The message id alone: a body and its attributes may be what nobody wants in a log.
+impl<B> fmt::Debug for Message<B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Message").field("message_id", &self.message_id()).finish_non_exhaustive()
+    }
+}
+
 /// Longer than the longest visibility timeout, which is 12 hours.
 const WINDOW: Duration = Duration::from_hours(24);
 
@@ -152,11 +181,14 @@ impl<H, B: DeserializeOwned + 'static, T, E> SqsConsumer<H, B, T, E> {
 
     /// Each message once by its deduplication id, within its queue and group, for a day, where the queue itself does so for
     /// five minutes; for FIFO queues. Bodies are JSON.
+    ///
+    /// The key is `queue#group#id`: the queue's ARN, the group, in which `#` becomes `%23` and `%` becomes `%25`, and the
+    /// deduplication id as it is.
     #[must_use]
     pub fn by_deduplication_id(locks: Locks) -> Self {
         let key = |message: &Message<B>| {
-            let queue = message.record.event_source_arn.as_deref().unwrap_or_default();
-            let group = message.group_id().unwrap_or_default();
+            let queue = escape(message.record.event_source_arn.as_deref().unwrap_or_default());
+            let group = escape(message.group_id().unwrap_or_default());
             message.deduplication_id().map(|id| format!("{queue}#{group}#{id}"))
         };
         Self::new(Idempotency::new(locks, WithoutKey::Refuse, key).window(WINDOW))
@@ -190,6 +222,12 @@ impl<H, B: DeserializeOwned + 'static, T, E> SqsConsumer<H, B, T, E> {
     }
 }
 
+/// A part of a key before the last: `#` stands between parts, and SQS allows it in the names of groups. What has neither
+/// `#` nor `%` in it stands as it is.
+fn escape(part: &str) -> String {
+    part.replace('%', "%25").replace('#', "%23")
+}
+
 impl<H, B, T, E> SqsConsumer<H, B, T, E> {
     /// For bodies that are not JSON. What the parser returns as an error is logged.
     ///
@@ -205,6 +243,7 @@ impl<H, B, T, E> SqsConsumer<H, B, T, E> {
         idempotency: Idempotency<Message<B>, T, E>,
         parse: impl Fn(&str) -> Result<B, P> + Send + Sync + 'static,
     ) -> Self {
+        panics::warn_where_they_abort();
         Self {
             settings: Settings {
                 idempotency,
@@ -295,12 +334,32 @@ where
             let batch = Arc::new(Batch { settings, caller, time, items, handler_input: PhantomData });
             let works = stream::iter(lanes).map({
                 let batch = Arc::clone(&batch);
-                move |lane| Arc::clone(&batch).work_through(lane, inner.clone())
+                move |lane| {
+                    // Here, and not when the lane is begun: a handler need not be shared between threads.
+                    let inner = catch_unwind(AssertUnwindSafe(|| inner.clone()));
+                    let batch = Arc::clone(&batch);
+                    // Whatever users give may panic, down to the drop of a body. That costs this lane alone.
+                    let works = AssertUnwindSafe(async {
+                        batch.work_through(lane, inner?).await;
+                        Ok(())
+                    });
+                    works.catch_unwind().map(|worked| {
+                        if worked.flatten().is_err() {
+                            tracing::error!("a panic outside of the handler: what is not done goes back to the queue");
+                        }
+                    })
+                }
             });
             let works = works.boxed().buffer_unordered(concurrency).collect::<()>();
-            // Whatever has fallen silent: what is done is told to Lambda in time.
-            if tokio::time::timeout(time.map_or(Duration::MAX, |time| time.to_answer), works).await.is_err() {
-                tracing::warn!("no time left: what is under way goes back to the queue");
+            // Whatever has fallen silent: what is done is told to Lambda in time. The block is there so that what is under
+            // way is dropped where a panic is caught.
+            let in_time = AssertUnwindSafe(async {
+                tokio::time::timeout(time.map_or(Duration::MAX, |time| time.to_answer), works).await.is_ok()
+            });
+            match in_time.catch_unwind().await {
+                Ok(true) => {}
+                Ok(false) => tracing::warn!("no time left: what is under way goes back to the queue"),
+                Err(_) => tracing::error!("a panic outside of the handler: what is under way goes back to the queue"),
             }
             let mut response = SqsBatchResponse::default();
             let items = batch.items().clone();
@@ -399,7 +458,10 @@ impl<B, T, E> Settings<B, T, E> {
             if let Some(&(lane, work)) = place.as_ref().and_then(|place| firsts.get(place)) {
                 let first = &mut lanes[lane].works[work];
                 first.indices.push(index);
-                first.twins.extend(message.map(|(twin, _)| twin.record));
+                first.twins.extend(message.map(|(Message { body, record }, _)| {
+                    let _ = catch_unwind(AssertUnwindSafe(|| drop(body)));
+                    record
+                }));
                 continue;
             }
             let next = lanes.len();
@@ -432,7 +494,7 @@ impl<B, T, E> Settings<B, T, E> {
             let identity = self.idempotency.identify(&message, caller).map_err(|error| error.to_string())?;
             Ok::<_, String>((message, identity))
         });
-        match std::panic::catch_unwind(read) {
+        match catch_unwind(read) {
             Ok(Ok(message)) => Some(message),
             Ok(Err(why)) => {
                 failed(&why);
@@ -509,15 +571,31 @@ where
         S: Service<H, Response = T, Error = E>,
     {
         let message_id = message.message_id().unwrap_or_default().to_owned();
-        match AssertUnwindSafe(self.once(message, identity, twins, inner)).catch_unwind().await {
+        let work = AssertUnwindSafe(async {
+            let error = match self.once(message, identity, twins, inner).await {
+                Ok(done) => return Ok(done),
+                Err(error) => error,
+            };
+            let item = match &error {
+                HandlerError::Lock(error) if error.is_in_progress() => Item::InProgress,
+                HandlerError::Lock(error) if error.is_lost() => Item::CutOff,
+                _ => Item::Failed,
+            };
+            // The conversion is the user's, and is caught with the handler.
+            Err((item, error.into()))
+        });
+        match work.catch_unwind().await {
             Ok(Ok(done)) => done,
-            Ok(Err(error)) => {
-                let item = match &error {
-                    HandlerError::Lock(error) if error.is_in_progress() => Item::InProgress,
-                    HandlerError::Lock(error) if error.is_lost() => Item::CutOff,
-                    _ => Item::Failed,
-                };
-                let Diagnostic { error_type, error_message } = error.into();
+            // A duplicate came while the first one is worked on: routine, and no error.
+            Ok(Err((Item::InProgress, Diagnostic { error_message, .. }))) => {
+                let reason = "in_progress";
+                tracing::info!(message_id, reason, error = error_message, "a message goes back to the queue");
+                Item::InProgress
+            }
+            Ok(Err((item, Diagnostic { error_type, error_message }))) => {
+                // For want of another name, `lambda_runtime` gives that of a reference in Rust, such as
+                // `&alloc::boxed::Box<dyn core::error::Error + …>`. It helps nobody.
+                let error_type = Some(error_type).filter(|name| !name.starts_with('&'));
                 tracing::error!(message_id, error_type, error = error_message, "a message goes back to the queue");
                 item
             }
@@ -540,7 +618,7 @@ where
         S: Service<H, Response = T, Error = E>,
     {
         let idempotency = &self.settings.idempotency;
-        let run = match idempotency.begin(identity, &self.caller).await {
+        let run = match idempotency.begin_quietly(identity, &self.caller).await {
             Ok(Begun::Completed { key, record }) => {
                 return match idempotency.replay(&record, &key) {
                     Err(error @ HandlerError::Replayed(_)) => Err(error),

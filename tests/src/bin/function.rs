@@ -3,7 +3,8 @@
 //! the key `taken`.
 //!
 //! `function run` takes one invocation at a time, `function run_concurrent` several. The payload says what to do:
-//! `{"key": "…", "do": "return" | "fail" | "panic" | "hang" | "wait", "at": "address to wait at"}`.
+//! `{"key": "…", "do": "return" | "fail" | "panic" | "hang" | "wait", "at": "address to wait at"}`. `function run_typed`
+//! takes a number in place of that. All log to standard error what `RUST_LOG` names.
 
 use std::env;
 use std::io;
@@ -16,9 +17,11 @@ use serde_json::{Value, json};
 use tokio::io::AsyncReadExt;
 use tokio::net::TcpStream;
 use tower::{Layer, service_fn};
+use tracing_subscriber::EnvFilter;
 
 #[tokio::main]
 async fn main() -> Result<(), Error> {
+    tracing_subscriber::fmt().with_env_filter(EnvFilter::from_default_env()).with_writer(io::stderr).init();
     let world = World::new().await;
     let elsewhere = world.default_locks();
     let _taken = elsewhere.acquire("taken").holder("another environment").lease(Duration::from_hours(1)).await?;
@@ -27,7 +30,11 @@ async fn main() -> Result<(), Error> {
     match env::args().nth(1).as_deref() {
         Some("run") => runtime.run().await,
         Some("run_concurrent") => runtime.run_concurrent().await,
-        other => Err(format!("run or run_concurrent, not {other:?}").into()),
+        Some("run_typed") => {
+            let typed = async |event: LambdaEvent<u32>| Ok::<_, OutOfPaper>(event.payload);
+            Runtime::new(LockLayer::new(world.default_locks()).layer(service_fn(typed))).run().await
+        }
+        other => Err(format!("run, run_concurrent or run_typed, not {other:?}").into()),
     }
 }
 

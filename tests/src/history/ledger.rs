@@ -46,6 +46,10 @@ struct State {
 struct Row {
     owner: String,
     fence: u64,
+    /// The nonce of an acquire that withdrew.
+    withdrawn: String,
+    /// Of the owner's last request.
+    sequence: u64,
 }
 
 struct Holding {
@@ -164,17 +168,36 @@ impl Intercept for Observer {
                 if last.and_then(|owner| state.holds.get(owner)).is_some_and(|(until, _)| now < *until) {
                     ledger.broke(&mut state, format!("{key} was taken before its least hold was over"));
                 }
-                state.rows.insert(key.clone(), Row { owner: owner.clone(), fence });
+                let withdrawn = state.rows.get(&key).map(|row| row.withdrawn.clone()).unwrap_or_default();
+                if withdrawn == owner {
+                    ledger.broke(&mut state, format!("(h) {key} was taken by {holder}, which had withdrawn"));
+                }
+                state.rows.insert(key.clone(), Row { owner: owner.clone(), fence, withdrawn, sequence: 0 });
                 state.applied.insert((key.clone(), fence), holder);
                 state.taken.push((key, now, owner));
             }
             Kind::Complete | Kind::Transaction => unreachable!("nothing completes a lock"),
+            Kind::Withdraw => {
+                state.counts.withdrawn += 1;
+                let row = state.rows.entry(key).or_default();
+                if request["UpdateExpression"].as_str().unwrap().contains("#released") {
+                    row.owner.clone_from(&owner);
+                    state.released.insert(owner);
+                } else {
+                    row.withdrawn = owner;
+                }
+            }
             Kind::Renew | Kind::Release => {
                 if kind == Kind::Renew && state.released.contains(&owner) {
                     ledger.broke(&mut state, format!("(e) {key}: a renewal took it again after its release"));
                 }
                 if state.rows.get(&key).is_some_and(|row| row.owner != owner) {
                     ledger.broke(&mut state, format!("(e) {key}: a {kind:?} changed another holder's row"));
+                }
+                let sequence = number(&values[":sequence"]).unwrap();
+                let row = state.rows.entry(key.clone()).or_default();
+                if std::mem::replace(&mut row.sequence, sequence) >= sequence {
+                    ledger.broke(&mut state, format!("(g) {key}: a {kind:?} was applied after a later request"));
                 }
                 if kind == Kind::Release {
                     state.released.insert(owner.clone());

@@ -25,7 +25,7 @@ pub struct Mutation {
 
 impl Mutation {
     /// Those of the lock.
-    pub const LOCK: [Self; 10] = [
+    pub const LOCK: [Self; 13] = [
         Self { name: "no nonce check on refusal", breaks: "(f)", answer: foreign_nonce, ..Self::NONE },
         Self { name: "release without the owner check", breaks: "(e)", request: release_without_owner, ..Self::NONE },
         Self {
@@ -46,6 +46,19 @@ impl Mutation {
         },
         Self { name: "fence does not grow", breaks: "(b)", request: fence_stands_still, ..Self::NONE },
         Self { name: "TTL earlier than the lease's end", breaks: "(a)", request: ttl_too_early, ..Self::NONE },
+        Self {
+            name: "a late renewal moves the end back",
+            breaks: "(a)",
+            request: |kind, request| ignore_sequence(Kind::Renew, kind, request),
+            ..Self::NONE
+        },
+        Self {
+            name: "a late release replaces a later one",
+            breaks: "(g)",
+            request: |kind, request| ignore_sequence(Kind::Release, kind, request),
+            ..Self::NONE
+        },
+        Self { name: "acquire ignores a withdrawal", breaks: "(h)", request: withdrawal_ignored, ..Self::NONE },
     ];
 
     pub(crate) const NONE: Self = Self {
@@ -85,6 +98,8 @@ pub(crate) enum Kind {
     Acquire,
     Renew,
     Release,
+    /// The end of an acquire that was refused while an attempt was unanswered.
+    Withdraw,
     Complete,
     /// The user's own, with a completion in it.
     Transaction,
@@ -95,8 +110,9 @@ impl Kind {
         let values = &request["ExpressionAttributeValues"];
         match operation {
             "UpdateItem" if values[":now_micros"].is_object() => Some(Self::Acquire),
-            "UpdateItem" if values[":known_end"].is_object() => Some(Self::Renew),
             "UpdateItem" if values[":completed"].is_object() => Some(Self::Complete),
+            "UpdateItem" if !values[":sequence"].is_object() => Some(Self::Withdraw),
+            "UpdateItem" if values[":now"].is_object() => Some(Self::Renew),
             "UpdateItem" => Some(Self::Release),
             "TransactWriteItems" => Some(Self::Transaction),
             _ => None,
@@ -129,7 +145,9 @@ pub(crate) fn foreign_nonce(kind: Kind, request: &Value, answer: &mut Answer) {
 
 fn release_without_owner(kind: Kind, request: &mut Value) {
     if kind == Kind::Release {
-        request["ConditionExpression"] = json!("attribute_exists(#owner) AND #status = :in_progress");
+        request["ConditionExpression"] = json!(
+            "attribute_exists(#owner) AND #status = :in_progress AND (#sequence < :sequence OR #sequence >= :sequence)"
+        );
     }
 }
 
@@ -168,8 +186,20 @@ fn renew_without_condition(kind: Kind, request: &mut Value) {
         // Every value must still be named.
         request["ConditionExpression"] = json!(
             "attribute_exists(#owner) AND (#owner = :owner OR #owner <> :owner) AND (#released = :owner OR #released <> :owner) \
-             AND (#lease_end <= :known_end OR #lease_end > :known_end) AND (#lease_end <= :now OR #lease_end > :now)"
+             AND (#sequence < :sequence OR #sequence >= :sequence) AND (#lease_end <= :now OR #lease_end > :now)"
         );
+    }
+}
+
+fn ignore_sequence(of: Kind, kind: Kind, request: &mut Value) {
+    if kind == of {
+        replace_in_condition(request, "#sequence < :sequence", "(#sequence < :sequence OR #sequence >= :sequence)");
+    }
+}
+
+fn withdrawal_ignored(kind: Kind, request: &mut Value) {
+    if kind == Kind::Acquire {
+        replace_in_condition(request, "#withdrawn <> :owner", "(#withdrawn <> :owner OR #withdrawn = :owner)");
     }
 }
 

@@ -11,13 +11,15 @@ use tokio::time::sleep;
 use super::{Mutation, Outcome};
 
 pub(crate) const TABLE: &str = "locks";
-/// How long after it was sent a request may still arrive; less than the retention.
-pub(crate) const LATEST_ARRIVAL: Duration = Duration::from_secs(20);
+/// The shortest that is allowed, but for the clock skew.
+pub(crate) const RETENTION: Duration = Duration::from_mins(15);
+/// How late a request usually is that is late.
+const SOON: Duration = Duration::from_secs(2);
 pub(crate) const LATENCY: Duration = Duration::from_millis(40);
 /// The cap of every backoff.
 pub(crate) const CAP: Duration = Duration::from_millis(500);
-/// What one request takes at the most: three tries of the SDK, with its delays of at most 1 and 2 s between them.
-pub(crate) const REQUEST: Duration = Duration::from_millis(3000 + 3 * 2 * 40 + 10);
+/// What an acquire takes beyond its budget at the most: the longest lease, and 1 s for a withdrawal.
+pub(crate) const REQUEST: Duration = Duration::from_millis(2500 + 1000 + 10);
 
 /// Runs a history in paused time. What it draws from the thread's generator, as the SDK's retries and our jitter do,
 /// is from the seed too.
@@ -33,6 +35,8 @@ pub(crate) struct Stage {
     pub(crate) engine: Engine,
     pub(crate) clock_skew: Duration,
     pub(crate) mutation: Option<Mutation>,
+    /// How long after it was sent a request may still arrive.
+    latest_arrival: Duration,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -54,11 +58,11 @@ impl Network {
 
 impl Stage {
     /// An engine with an empty lock table, and a clock skew.
-    pub(crate) async fn set(random: &mut Rng, mutation: Option<Mutation>) -> Self {
+    pub(crate) async fn set(random: &mut Rng, latest_arrival: Duration, mutation: Option<Mutation>) -> Self {
         let engine = Engine::starting_at(SystemTime::UNIX_EPOCH + Duration::from_hours(500_000)).unwrap();
         let clock_skew = millis(random, 100..=1000);
         Locks::builder(engine.client(), TABLE).build().unwrap().create_table().await.unwrap();
-        Self { engine, clock_skew, mutation }
+        Self { engine, clock_skew, mutation, latest_arrival }
     }
 
     /// A host that is off by up to half the skew, and drifts within that. The observer sees what really happens, the
@@ -77,8 +81,8 @@ impl Stage {
                 .lose_answers(chance)
                 .throttle(chance / 2.0)
                 .server_errors(chance / 2.0)
-                .late(chance, LATEST_ARRIVAL / 10)
-                .repeat(chance, if random.bool() { LATEST_ARRIVAL } else { LATEST_ARRIVAL / 10 });
+                .late(chance, SOON)
+                .repeat(chance, if random.bool() { self.latest_arrival } else { SOON });
         }
         let host = host.faults(faults).intercept(observer);
         match self.mutation {
@@ -93,15 +97,15 @@ impl Stage {
             // By default it is the process id, which is another in every run.
             .holder("a host")
             // The shortest that is allowed, so that rows are deleted while the history goes on.
-            .retention(Duration::from_mins(1) + 2 * self.clock_skew)
+            .retention(RETENTION + 2 * self.clock_skew)
             .build()
             .unwrap()
     }
 
-    /// DynamoDB's own sweeping of expired rows.
-    pub(crate) async fn sweep(&self, swept: impl Fn(usize)) {
+    /// DynamoDB's own sweeping of expired rows, as often as this.
+    pub(crate) async fn sweep(&self, every: Duration, swept: impl Fn(usize)) {
         loop {
-            sleep(Duration::from_secs(7)).await;
+            sleep(every).await;
             swept(self.engine.sweep_expired().unwrap());
         }
     }
@@ -109,7 +113,7 @@ impl Stage {
 
 /// Lets a few workers do their work, and waits until the last stray request has arrived, and the last crashed holder's
 /// key was taken over.
-pub(crate) async fn work<W>(random: &mut Rng, worker: impl Fn(usize, Rng) -> W)
+pub(crate) async fn work<W>(random: &mut Rng, latest_arrival: Duration, worker: impl Fn(usize, Rng) -> W)
 where
     W: Future<Output = ()> + Send + 'static,
 {
@@ -117,7 +121,7 @@ where
     for worker in workers {
         worker.await.unwrap();
     }
-    sleep(LATEST_ARRIVAL + Duration::from_secs(20)).await;
+    sleep(latest_arrival + Duration::from_secs(20)).await;
 }
 
 pub(crate) fn backoff(budget: Duration) -> Backoff {

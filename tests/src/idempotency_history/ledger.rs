@@ -10,7 +10,7 @@ use serde_json::Value;
 use super::{Answer, Counts, Terms, Then};
 use crate::history::Outcome;
 use crate::history::mutation::{Kind, fence_written};
-use crate::history::stage::{CAP, Journal, LATENCY, LATEST_ARRIVAL};
+use crate::history::stage::{CAP, Journal, LATENCY};
 
 /// Sees everything, and says what should not have been.
 pub(crate) struct Ledger {
@@ -244,6 +244,8 @@ impl Intercept for Observer {
             }
             Kind::Renew => unreachable!("nothing renews a record"),
             Kind::Release => ledger.given_up(&mut state, &key, &owner),
+            // What it is for is checked by the histories of locks.
+            Kind::Withdraw => {}
             // The mutation that leaves the completion out.
             Kind::Transaction if owner.is_empty() => {}
             Kind::Complete | Kind::Transaction => ledger.completed(&mut state, key, owner, kind == Kind::Transaction),
@@ -266,7 +268,7 @@ impl Ledger {
         } else {
             let last = state.fences.insert(key.clone(), fence).filter(|last| fence <= *last);
             // A row that was deleted can be written anew by a request that was sent before, and is late by the window.
-            if let Some(last) = last.filter(|_| self.terms[&key].window > LATEST_ARRIVAL) {
+            if let Some(last) = last.filter(|_| self.terms[&key].window > super::LATEST_ARRIVAL) {
                 self.broke(state, format!("(b) {key}: fence {fence} after {last}"));
             }
             let record = Record {

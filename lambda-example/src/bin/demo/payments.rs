@@ -60,7 +60,8 @@ pub(crate) async fn show(cloud: &Cloud) -> Result<(), Error> {
 
 fn payment(id: &str, paying_ms: u64, failing_deliveries: u64) -> String {
     let account = "DE02 1203 0000 0000 2020 51".to_owned();
-    json!(Payment { id: id.to_owned(), account, amount: 12_345, paying_ms, failing_deliveries }).to_string()
+    json!(Payment { id: id.to_owned(), account, amount: 12_345, paying_ms, failing_deliveries, panics: false })
+        .to_string()
 }
 
 /// What of SQS is needed here. As an HTTP client it answers `ChangeMessageVisibility`.

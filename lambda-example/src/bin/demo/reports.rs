@@ -2,7 +2,7 @@
 
 use std::time::{Duration, SystemTime};
 
-use lambda_example::{Outcome, ReportRequest, Reports, nightly_report};
+use lambda_example::{Failure, Outcome, ReportRequest, Reports, nightly_report};
 use lambda_lock::embedded::Host;
 use lambda_lock::{HandlerError, Locks};
 use lambda_runtime::{Error, LambdaEvent};
@@ -107,6 +107,7 @@ impl Invocation {
             let request = ReportRequest {
                 report: report.to_owned(),
                 gathering_ms: u64::try_from(gathering.as_millis()).unwrap_or(u64::MAX),
+                panics: false,
             };
             function.oneshot(LambdaEvent::new(request, context("nightly-report", number, deadline))).await
         };
@@ -119,7 +120,7 @@ impl Invocation {
 /// What an invocation came to.
 struct Answer {
     number: usize,
-    outcome: Result<Outcome, HandlerError<Error>>,
+    outcome: Result<Outcome, HandlerError<Failure>>,
     requests: u64,
     took: Duration,
 }

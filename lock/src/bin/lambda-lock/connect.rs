@@ -7,7 +7,7 @@ use aws_config::profile::ProfileFileCredentialsProvider;
 use aws_config::{BehaviorVersion, Region};
 use aws_sdk_dynamodb::Client;
 use aws_sdk_dynamodb::config::ProvideCredentials as _;
-use lambda_lock::Locks;
+use lambda_lock::{Locks, client_config};
 
 use crate::arguments::{self, TableOptions};
 use crate::{CONFIGURATION, Failure, cause};
@@ -105,7 +105,7 @@ async fn client(options: &TableOptions) -> Result<(Client, bool), Failure> {
         let message = "there is no region: give --region, set AWS_REGION, or name one in the profile";
         return Err(Failure::new(CONFIGURATION, message));
     }
-    Ok((Client::new(&config), false))
+    Ok((Client::from_conf(client_config(&config).build()), false))
 }
 
 /// The SDK would take what it cannot use for a server that does not answer.

@@ -1,0 +1,57 @@
+//! Why a handler failed, as logs and Lambda have it.
+
+use std::error::Error as StdError;
+use std::fmt;
+use std::iter::successors;
+
+use lambda_runtime::{Diagnostic, Error};
+
+/// An error of a handler and what caused it, in one line.
+///
+/// `lambda_runtime` logs an error's `Debug` output, and names an error after its Rust type, which for a boxed one is the
+/// box. So `Debug` is the line here, and the name is given.
+pub struct Failure {
+    name: &'static str,
+    line: String,
+    is_temporary: bool,
+}
+
+impl Failure {
+    pub(crate) fn new(name: &'static str, error: impl Into<Error>) -> Self {
+        Self { name, line: line(&*error.into()), is_temporary: false }
+    }
+
+    /// The same call can succeed later, without anyone changing anything.
+    pub(crate) fn temporary_if(self, is_temporary: bool) -> Self {
+        Self { is_temporary, ..self }
+    }
+
+    pub(crate) fn is_temporary(&self) -> bool {
+        self.is_temporary
+    }
+}
+
+/// An error and what caused it. An error of the AWS SDK says nothing of its cause: "service error".
+pub(crate) fn line(error: &(dyn StdError + 'static)) -> String {
+    successors(Some(error), |&error| error.source()).map(ToString::to_string).collect::<Vec<_>>().join(": ")
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.line)
+    }
+}
+
+impl fmt::Debug for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.line)
+    }
+}
+
+impl StdError for Failure {}
+
+impl From<Failure> for Diagnostic {
+    fn from(failure: Failure) -> Self {
+        Self { error_type: failure.name.to_owned(), error_message: failure.line }
+    }
+}

@@ -1,0 +1,62 @@
+use std::ops::RangeInclusive;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
+
+use aws_sdk_dynamodb::types::AttributeValue;
+use lambda_lock::embedded::{Answer, Intercept};
+use serde_json::{Value, json};
+
+use crate::World;
+
+/// Holds some of a host's updates back: the host hears of a server error. They arrive when the test delivers them.
+#[derive(Clone, Debug)]
+pub struct Late {
+    which: RangeInclusive<u32>,
+    sent: Arc<AtomicU32>,
+    held_back: Arc<Mutex<Vec<Value>>>,
+}
+
+impl Late {
+    /// Holds back these updates of the host, counted from 1, each attempt of the SDK by itself.
+    #[must_use]
+    pub fn updates(which: RangeInclusive<u32>) -> Self {
+        Self { which, sent: Arc::default(), held_back: Arc::default() }
+    }
+
+    /// Delivers the first update that is held back. Its answer, which nobody hears, says whether it was applied.
+    pub async fn deliver(&self, world: &World) -> bool {
+        let request = self.held_back.lock().unwrap().remove(0);
+        let host = world.host().intercept(Replace(request)).build();
+        let update = host.client().update_item().table_name(&world.table);
+        Box::pin(update.key("id", AttributeValue::S("replaced".to_owned())).send()).await.is_ok()
+    }
+}
+
+/// What no row meets.
+const HELD_BACK: &str = " AND attribute_exists(#owner) AND attribute_not_exists(#owner)";
+
+impl Intercept for Late {
+    fn request(&self, operation: &str, request: &mut Value) {
+        if operation == "UpdateItem" && self.which.contains(&(self.sent.fetch_add(1, Ordering::Relaxed) + 1)) {
+            self.held_back.lock().unwrap().push(request.clone());
+            let condition = request["ConditionExpression"].as_str().unwrap();
+            request["ConditionExpression"] = json!(format!("({condition}){HELD_BACK}"));
+        }
+    }
+
+    fn answer(&self, _: &str, request: &Value, answer: &mut Answer) {
+        if request["ConditionExpression"].as_str().is_some_and(|condition| condition.ends_with(HELD_BACK)) {
+            (answer.status, answer.body) = (500, json!({}));
+        }
+    }
+}
+
+/// Sends another request in place of each.
+#[derive(Debug)]
+struct Replace(Value);
+
+impl Intercept for Replace {
+    fn request(&self, _: &str, request: &mut Value) {
+        request.clone_from(&self.0);
+    }
+}
