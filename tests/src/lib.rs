@@ -38,3 +38,7 @@ pub struct MovingFromPowertools;
 #[cfg(doctest)]
 #[doc = include_str!("../../docs/choosing-lease-wait-and-timeout.md")]
 pub struct ChoosingLeaseWaitAndTimeout;
+
+#[cfg(doctest)]
+#[doc = include_str!("../../docs/cold-starts.md")]
+pub struct ColdStarts;

@@ -5,6 +5,7 @@ use std::env;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use aws_sdk_dynamodb::Client;
+use aws_sdk_dynamodb::operation::update_item::UpdateItemError;
 use aws_sdk_dynamodb::types::{AttributeValue, ReturnValue};
 use lambda_lock_cold_start::{config, report, warms_up};
 use lambda_runtime::{Error, LambdaEvent, Runtime, service_fn};
@@ -49,7 +50,7 @@ async fn alone(client: &Client, table: &str, event: LambdaEvent<Value>) -> Resul
         .await;
     let row = match acquired {
         Ok(output) => output.attributes.unwrap_or_default(),
-        Err(error) if error.as_service_error().is_some_and(|why| why.is_conditional_check_failed_exception()) => {
+        Err(error) if error.as_service_error().is_some_and(UpdateItemError::is_conditional_check_failed_exception) => {
             return Err("someone else is at it".into());
         }
         Err(error) => return Err(error.into()),
