@@ -14,9 +14,9 @@ use aws_sdk_dynamodb::config::{self, Credentials, Region};
 use aws_sdk_dynamodb::types::AttributeValue;
 use lambda_lock::embedded::{Engine, Faults, Host};
 use lambda_lock::{Locks, Message, SqsConsumer};
-use lambda_lock_tests::World;
 use lambda_lock_tests::invocation::{Counter, invocation};
 use lambda_lock_tests::powertools::{Language, Powertools};
+use lambda_lock_tests::{World, median};
 use lambda_runtime::LambdaEvent;
 use serde_json::Value;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader, Lines, copy};
@@ -121,11 +121,6 @@ async fn in_turns(powertools: &Powertools, network: &Runtime, warm_up: usize, ro
         }
         println!();
     }
-}
-
-fn median(mut values: Vec<f64>) -> f64 {
-    values.sort_unstable_by(f64::total_cmp);
-    values[values.len() / 2]
 }
 
 /// Messages that were never there before.

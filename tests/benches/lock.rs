@@ -27,7 +27,8 @@ use tokio::runtime::{Builder, Runtime};
 use tokio::task::JoinSet;
 use tokio::time::sleep;
 
-use measure::{compare, median, print_header};
+use lambda_lock_tests::median;
+use measure::{compare, print_header};
 
 const TABLE: &str = "locks";
 

@@ -7,10 +7,18 @@ pub mod invocation;
 mod late;
 pub mod powertools;
 pub mod queue_history;
+pub mod runtime_api;
 mod world;
 
 pub use late::Late;
 pub use world::{Row, World};
+
+/// The one in the middle of these figures.
+#[must_use]
+pub fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_unstable_by(f64::total_cmp);
+    values[values.len() / 2]
+}
 
 /// The README's snippets, compiled and run.
 #[cfg(doctest)]
@@ -30,3 +38,7 @@ pub struct MovingFromPowertools;
 #[cfg(doctest)]
 #[doc = include_str!("../../docs/choosing-lease-wait-and-timeout.md")]
 pub struct ChoosingLeaseWaitAndTimeout;
+
+#[cfg(doctest)]
+#[doc = include_str!("../../docs/cold-starts.md")]
+pub struct ColdStarts;

@@ -3,6 +3,7 @@
 use std::alloc::System;
 use std::time::Instant;
 
+use lambda_lock_tests::median;
 use stats_alloc::{INSTRUMENTED_SYSTEM, Region, StatsAlloc};
 
 #[global_allocator]
@@ -63,9 +64,4 @@ async fn allocations(work: &impl AsyncFn()) -> usize {
     }
     counts.sort_unstable();
     counts[counts.len() / 2]
-}
-
-pub(crate) fn median(mut values: Vec<f64>) -> f64 {
-    values.sort_unstable_by(f64::total_cmp);
-    values[values.len() / 2]
 }

@@ -1,0 +1,331 @@
+//! What `LockLayer` adds to a cold start: a function that is its own lock by two updates written by hand, and the same
+//! function with the layer (`tests/cold-start`), as processes that start in turn, as users build them. The Runtime API and
+//! a DynamoDB that has its answers ready are played here, on loopback.
+//!
+//! `LOCK_BENCH_FEATURES=ring` builds the functions with another crypto provider, `AWS_LC_SYS_NO_JITTER_ENTROPY=1` without
+//! the entropy that aws-lc gathers from the CPU's jitter.
+
+use std::convert::Infallible;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+use std::{env, fs};
+
+use http_body_util::{BodyExt, Full};
+use hyper::body::{Bytes, Incoming};
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper::{Request, Response};
+use hyper_util::rt::TokioIo;
+use lambda_lock_tests::median;
+use lambda_lock_tests::runtime_api::Lambda;
+use nix::time::{clock_getcpuclockid, clock_gettime};
+use nix::unistd::Pid;
+use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
+use serde_json::json;
+use tempfile::TempDir;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::process::Command;
+use tokio::runtime::Builder;
+use tokio::task::JoinSet;
+use tokio_rustls::TlsAcceptor;
+use tokio_rustls::rustls::crypto::aws_lc_rs;
+use tokio_rustls::rustls::pki_types::{PrivateKeyDer, PrivatePkcs8KeyDer};
+use tokio_rustls::rustls::{ServerConfig, version};
+
+/// By the name of the binary: the bare SDK, and the layer.
+const SIDES: [&str; 2] = ["cold-start-bare", "cold-start-locked"];
+/// The functions' argument.
+const WARM_UP: &str = "warm-up";
+const FIGURES: [(&str, &str); 4] = [("init", "ms"), ("first invocation", "ms"), ("CPU", "ms"), ("peak memory", "MiB")];
+/// The share of a CPU that a function of 256 MB has: 1,769 MB have one.
+const SMALL: f64 = 256.0 / 1_769.0;
+
+fn main() {
+    // With `--test`, as `cargo test` runs benchmarks, twice.
+    let pairs = if env::args().any(|argument| argument == "--test") { 2 } else { 100 };
+    let programs = build();
+    println!("\ncold starts, in turn, {pairs} each: medians, and the medians of the pairs' ratios");
+    let sizes = programs.each_ref().map(|program| mebibytes(fs::metadata(program).unwrap().len()));
+    println!("size, stripped: {:.2} and {:.2} MiB, ratio {:.3}\n", sizes[0], sizes[1], sizes[1] / sizes[0]);
+    println!("{:<34}{}", "", FIGURES.map(|(name, unit)| format!("{:^30}", format!("{name}, {unit}"))).concat());
+    println!("{:<34}{}", "", format!("{:>10}{:>10}{:>7}   ", "bare", "layer", "ratio").repeat(FIGURES.len()));
+    let share = CpuShare::new();
+    let runtime = Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let [plain, tls] = [DynamoDb::start(false).await, DynamoDb::start(true).await];
+        for (name, dynamodb, warm_up, share) in [
+            ("HTTP", &plain, false, None),
+            ("HTTP, warm-up", &plain, true, None),
+            ("TLS", &tls, false, None),
+            ("TLS, warm-up", &tls, true, None),
+            ("TLS, 256 MB", &tls, false, Some(&share)),
+            ("TLS, warm-up, 256 MB", &tls, true, Some(&share)),
+        ] {
+            let share = match share {
+                None => None,
+                Some(Ok(share)) => Some(share),
+                Some(Err(why)) => {
+                    println!("{name:<34}skipped: {why}");
+                    continue;
+                }
+            };
+            print_row(name, &programs, &Setting { dynamodb, warm_up, share }, pairs).await;
+        }
+    });
+}
+
+/// The functions in the release profile, with no more features than a user's.
+fn build() -> [PathBuf; 2] {
+    let mut cargo = std::process::Command::new(env!("CARGO"));
+    cargo.args(["build", "--release", "--package", "lambda-lock-cold-start"]);
+    if let Ok(features) = env::var("LOCK_BENCH_FEATURES") {
+        cargo.args(["--features", &features]);
+    }
+    // `target/…/deps/cold_start-…`
+    let here = env::current_exe().unwrap();
+    let target = here.ancestors().nth(3).unwrap();
+    cargo.arg("--target-dir").arg(target);
+    assert!(cargo.status().unwrap().success());
+    SIDES.map(|side| target.join("release").join(side))
+}
+
+/// How the functions of a row start.
+struct Setting<'a> {
+    dynamodb: &'a DynamoDb,
+    warm_up: bool,
+    share: Option<&'a CpuShare>,
+}
+
+async fn print_row(name: &str, programs: &[PathBuf; 2], setting: &Setting<'_>, pairs: usize) {
+    // By figure and side.
+    let mut measured = [(); FIGURES.len()].map(|()| [(); 2].map(|()| Vec::new()));
+    for pair in 0..pairs {
+        // Which one goes first alternates too.
+        for side in [pair % 2, 1 - pair % 2] {
+            let figures = cold_start(&programs[side], SIDES[side], setting).await;
+            for (measured, figure) in measured.iter_mut().zip(figures) {
+                measured[side].push(figure);
+            }
+        }
+    }
+    print!("{name:<34}");
+    for [bare, layer] in measured {
+        let ratio = median(layer.iter().zip(&bare).map(|(layer, bare)| layer / bare).collect());
+        print!("{:>10.2}{:>10.2}{ratio:>7.3}   ", median(bare), median(layer));
+    }
+    println!();
+}
+
+/// One process, from its start to the end of its first invocation.
+async fn cold_start(program: &Path, side: &str, setting: &Setting<'_>) -> [f64; FIGURES.len()] {
+    let mut lambda = Lambda::start().await;
+    let mut command = lambda.environment(program);
+    if setting.warm_up {
+        setting.dynamodb.at_home(&mut command, &format!("{side}/{WARM_UP}"));
+        command.arg(WARM_UP);
+    } else {
+        setting.dynamodb.at_home(&mut command, side);
+    }
+    let start = clock();
+    let function = command.spawn().unwrap();
+    let id = function.id().unwrap();
+    if let Some(share) = setting.share {
+        share.add(id);
+    }
+    lambda.asked().await;
+    let init = start.elapsed();
+    if let Some(share) = setting.share {
+        share.limit(SMALL);
+    }
+    let start = clock();
+    let answer = lambda.invoke("first", json!({})).await.answer();
+    let first = start.elapsed();
+    assert!(answer.as_u64().is_some(), "{answer}");
+    let pid = Pid::from_raw(id.try_into().unwrap());
+    let cpu = Duration::from(clock_gettime(clock_getcpuclockid(pid).unwrap()).unwrap());
+    let memory = peak_memory(id);
+    if let Some(share) = setting.share {
+        share.lift();
+    }
+    let milliseconds = |time: Duration| time.as_secs_f64() * 1e3;
+    [milliseconds(init), milliseconds(first), milliseconds(cpu), memory]
+}
+
+/// In MiB.
+fn peak_memory(pid: u32) -> f64 {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
+    peak.trim().trim_end_matches(" kB").parse::<f64>().unwrap() / 1024.0
+}
+
+/// The clock on the wall: here it is what is measured.
+#[expect(clippy::disallowed_methods, reason = "a benchmark measures real time")]
+fn clock() -> Instant {
+    Instant::now()
+}
+
+#[expect(clippy::cast_precision_loss, reason = "the sizes are small")]
+fn mebibytes(bytes: u64) -> f64 {
+    bytes as f64 / f64::from(1 << 20)
+}
+
+/// Has its answers ready, so that what is measured is the client.
+struct DynamoDb {
+    endpoint: String,
+    /// The certificates that the functions trust.
+    trusted: Option<PathBuf>,
+    _folder: TempDir,
+    _server: JoinSet<()>,
+}
+
+impl DynamoDb {
+    async fn start(over_tls: bool) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let scheme = if over_tls { "https" } else { "http" };
+        let endpoint = format!("{scheme}://localhost:{}", listener.local_addr().unwrap().port());
+        let folder = TempDir::new().unwrap();
+        let (acceptor, trusted) = over_tls.then(|| authority(folder.path())).unzip();
+        let mut server = JoinSet::new();
+        server.spawn(async move {
+            let mut connections = JoinSet::new();
+            while let Ok((stream, _)) = listener.accept().await {
+                connections.spawn(converse(stream, acceptor.clone()));
+            }
+        });
+        Self { endpoint, trusted, _folder: folder, _server: server }
+    }
+
+    /// What Lambda, and the template, set for the function. The path says which answers it expects.
+    fn at_home(&self, command: &mut Command, path: &str) {
+        command.env("AWS_ENDPOINT_URL", format!("{}/{path}", self.endpoint));
+        command.env("LOCK_TABLE_NAME", "locks").env("AWS_REGION", "us-east-1");
+        let names = ["AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"];
+        command.envs(names.map(|name| (name, "AKIAIOSFODNN7EXAMPLE")));
+        if let Some(trusted) = &self.trusted {
+            command.env("SSL_CERT_FILE", trusted);
+        }
+    }
+}
+
+async fn converse(stream: TcpStream, acceptor: Option<TlsAcceptor>) {
+    stream.set_nodelay(true).unwrap();
+    let served = AtomicUsize::new(0);
+    let service = service_fn(|request| answer(request, served.fetch_add(1, Ordering::Relaxed)));
+    // The function is killed at some time.
+    let _it_has_gone = match acceptor {
+        None => http1::Builder::new().serve_connection(TokioIo::new(stream), service).await,
+        Some(acceptor) => match acceptor.accept(stream).await {
+            Ok(stream) => http1::Builder::new().serve_connection(TokioIo::new(stream), service).await,
+            Err(error) => panic!("no TLS: {error}"),
+        },
+    };
+}
+
+/// For a warm-up.
+const REFUSED: &str = r#"{"__type":"com.amazonaws.dynamodb.v20120810#ConditionalCheckFailedException",
+    "message":"The conditional request failed"}"#;
+/// The row as it was before, which the layer asks for.
+const BEFORE: &str = r#"{"Attributes":{"id":{"S":"function"},"status":{"S":"INPROGRESS"},"holder":{"S":"function 1 stream"},
+    "owner":{"S":"0123456789abcdef0123456789abcdef"},"released":{"S":"0123456789abcdef0123456789abcdef"},
+    "fence":{"N":"1790000000000000"},"acquired_at":{"N":"1790000000000"},"expiration":{"N":"1790086431"},
+    "in_progress_expiration":{"N":"1790000031000"}}}"#;
+/// What was set, which the other function asks for.
+const SET: &str = r#"{"Attributes":{"owner":{"S":"first"},"acquired_at":{"N":"1790000000000"},"fence":{"N":"17"},
+    "lease_end":{"N":"1790000031000"},"expiration":{"N":"1790086431"}}}"#;
+
+/// By the number of the request on its connection: to look for something in the request would take longer for a longer one.
+async fn answer(request: Request<Incoming>, number: usize) -> Result<Response<Full<Bytes>>, Infallible> {
+    let path = request.uri().path();
+    let (bare, warm_up) = (path.contains(SIDES[0]), path.contains(WARM_UP));
+    let _not_looked_at = request.into_body().collect().await.unwrap();
+    let (status, text) = match number.checked_sub(warm_up.into()) {
+        None => (400, REFUSED),
+        Some(0) if bare => (200, SET),
+        Some(0) => (200, BEFORE),
+        Some(_) => (200, "{}"),
+    };
+    let response = Response::builder().status(status).header("content-type", "application/x-amz-json-1.0");
+    Ok(response.body(Full::from(text)).unwrap())
+}
+
+/// A certificate for this host, and the file of what is to be trusted: that, after all that this machine trusts, because
+/// reading these is a part of a cold start.
+fn authority(folder: &Path) -> (TlsAcceptor, PathBuf) {
+    let mut authority = CertificateParams::default();
+    authority.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    let key = KeyPair::generate().unwrap();
+    let certificate = authority.self_signed(&key).unwrap();
+    let issuer = Issuer::new(authority, key);
+    let key = KeyPair::generate().unwrap();
+    let leaf = CertificateParams::new(["localhost".to_owned()]).unwrap().signed_by(&key, &issuer).unwrap();
+
+    let trusted = folder.join("trusted.pem");
+    let others = ["/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt"];
+    let others = others.iter().find_map(|file| fs::read_to_string(file).ok()).unwrap_or_default();
+    fs::write(&trusted, others + &certificate.pem()).unwrap();
+
+    let key = PrivateKeyDer::from(PrivatePkcs8KeyDer::from(key.serialize_der()));
+    let config = ServerConfig::builder_with_provider(Arc::new(aws_lc_rs::default_provider()))
+        .with_protocol_versions(&[&version::TLS13])
+        .unwrap()
+        .with_no_client_auth()
+        .with_single_cert(vec![leaf.der().clone()], key)
+        .unwrap();
+    (TlsAcceptor::from(Arc::new(config)), trusted)
+}
+
+/// A control group, in which a function gets only a share of a CPU, as on Lambda after the init phase.
+struct CpuShare {
+    folder: PathBuf,
+    is_first_version: bool,
+}
+
+/// Lambda's, as far as is known.
+const PERIOD_MICROS: u32 = 20_000;
+
+impl CpuShare {
+    fn new() -> Result<Self, String> {
+        for (root, is_first_version) in [("/sys/fs/cgroup/cpu", true), ("/sys/fs/cgroup", false)] {
+            let folder = Path::new(root).join(format!("lambda-lock-cold-start-{}", std::process::id()));
+            if fs::create_dir(&folder).is_err() {
+                continue;
+            }
+            let share = Self { folder, is_first_version };
+            if share.write(None).is_ok() {
+                return Ok(share);
+            }
+        }
+        Err("no control group can limit the CPU here; as root it may".to_owned())
+    }
+
+    fn add(&self, pid: u32) {
+        fs::write(self.folder.join("cgroup.procs"), pid.to_string()).unwrap();
+    }
+
+    fn limit(&self, share: f64) {
+        self.write(Some(share)).unwrap();
+    }
+
+    fn lift(&self) {
+        self.write(None).unwrap();
+    }
+
+    fn write(&self, share: Option<f64>) -> std::io::Result<()> {
+        let quota = share.map(|share| format!("{:.0}", share * f64::from(PERIOD_MICROS)));
+        if self.is_first_version {
+            fs::write(self.folder.join("cpu.cfs_period_us"), PERIOD_MICROS.to_string())?;
+            fs::write(self.folder.join("cpu.cfs_quota_us"), quota.as_deref().unwrap_or("-1"))
+        } else {
+            let quota = quota.as_deref().unwrap_or("max");
+            fs::write(self.folder.join("cpu.max"), format!("{quota} {PERIOD_MICROS}"))
+        }
+    }
+}
+
+impl Drop for CpuShare {
+    fn drop(&mut self) {
+        let _it_may_be_in_use = fs::remove_dir(&self.folder);
+    }
+}

@@ -1,0 +1,22 @@
+//! The same function with the middleware.
+
+use std::env;
+
+use aws_sdk_dynamodb::Client;
+use lambda_lock::{LockLayer, LockedEvent, Locks, client_config};
+use lambda_lock_cold_start::{config, report, warms_up};
+use lambda_runtime::tower::Layer;
+use lambda_runtime::{Error, Runtime, service_fn};
+use serde_json::Value;
+
+#[tokio::main(flavor = "current_thread")]
+async fn main() -> Result<(), Error> {
+    // What `Locks::from_env` does, with the configuration of both.
+    let client = Client::from_conf(client_config(&config().await).build());
+    let locks = Locks::builder(client, env::var("LOCK_TABLE_NAME")?).build()?;
+    if warms_up() {
+        locks.warm_up().await;
+    }
+    let work = async |event: LockedEvent<Value>| Ok::<_, Error>(report(&event.payload, event.lock.fence()));
+    Runtime::new(LockLayer::new(locks).layer(service_fn(work))).run().await
+}
