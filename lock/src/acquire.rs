@@ -31,11 +31,12 @@ const WITHDRAWAL_TIMEOUT: Duration = Duration::from_secs(1);
 /// holds the key. Each attempt is one `UpdateItem` (IAM action `dynamodb:UpdateItem`), plus the SDK's own retries
 /// after a throttled or lost request.
 ///
-/// An acquire that ends without the lock leaves no request behind that could take the key later. If one of its attempts
-/// was not answered, up to two more requests free the key, or let the row refuse that attempt when it arrives late. A
-/// refusal waits up to 1 s for them. After any other error, and when the future is dropped, they are sent in the
-/// background; if they do not arrive, the key is free when the lease ends, no later. (Lambda freezes an environment
-/// between invocations, and what it does in the background with it. [`Locks::settle`] waits for it.)
+/// An acquire that ends without the lock withdraws if one of its attempts was not answered: mostly two more requests free
+/// the key, or let the row refuse that attempt when it arrives late. A refusal waits up to 1 s for them. After any other
+/// error, and when the future is dropped, they are sent in the background. (Lambda freezes an environment between
+/// invocations, and what it does in the background with it. [`Locks::settle`] waits for it.) If they do not arrive, or
+/// another acquire withdraws from the same row before the late attempt arrives, that attempt may take the key for nobody:
+/// it is free when that lease ends, no later.
 ///
 /// Dropping the future stops the waiting.
 ///
@@ -237,12 +238,12 @@ impl Acquire {
                 }
                 Ok(_) => {
                     // Too late to be of use: free the key and start anew, with another nonce, for this one is refused.
-                    // What is not released here is released in the background, when `stale` is dropped.
+                    // What is not withdrawn here is withdrawn in the background, when `stale` is dropped.
                     let fresh = Pending { ownership: Ownership::new(locks, key)?, unresolved: false };
-                    let mut stale = std::mem::replace(&mut pending, fresh);
+                    let stale = std::mem::replace(&mut pending, fresh);
                     (unanswered, sent) = (false, Vec::new());
                     if !delays.are_over(answered.since(started)) {
-                        stale.unresolved = stale.ownership.withdraw().await.is_err();
+                        stale.withdraw(self.time_to_withdraw(answered)).await;
                     }
                     Error::new(Kind::Unavailable, &settings.table.name, key)
                 }
@@ -265,11 +266,15 @@ impl Acquire {
                 break error.with_attempts(delays.attempts());
             }
         };
-        if !error.is_unavailable() && !error.is_throttled() {
-            let left = self.until.map(|until| since_epoch(until).saturating_sub(settings.clock.now().wall));
-            pending.withdraw(left.map_or(WITHDRAWAL_TIMEOUT, |left| time_to_ask(left).min(WITHDRAWAL_TIMEOUT))).await;
+        if error.is_answered() {
+            pending.withdraw(self.time_to_withdraw(settings.clock.now())).await;
         }
         Err(error)
+    }
+
+    fn time_to_withdraw(&self, now: Moment) -> Duration {
+        let left = self.until.map(|until| since_epoch(until).saturating_sub(now.wall));
+        left.map_or(WITHDRAWAL_TIMEOUT, |left| time_to_ask(left).min(WITHDRAWAL_TIMEOUT))
     }
 
     /// A lock that keeps nobody out, for work that shall run all the same.

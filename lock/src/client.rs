@@ -71,7 +71,7 @@ const SDK_CONNECT_TIMEOUT: Duration = Duration::from_millis(3100);
 pub fn client_config(config: &SdkConfig) -> config::Builder {
     let retries = config.retry_config().cloned().unwrap_or_else(RetryConfig::standard);
     let timeouts = config.timeout_config().cloned().unwrap_or_else(|| TimeoutConfig::builder().build());
-    config::Builder::from(config).retry_config(retry_config(retries)).timeout_config(timeout_config(&timeouts))
+    config::Builder::from(config).retry_config(retry_config(retries)).timeout_config(timeout_config(timeouts))
 }
 
 /// These retries, with what is as in the SDK's default replaced.
@@ -92,14 +92,17 @@ pub(crate) fn retry_config(retries: RetryConfig) -> RetryConfig {
 }
 
 /// These timeouts, with what is missing added, and what is as in the SDK's default replaced.
-pub(crate) fn timeout_config(timeouts: &TimeoutConfig) -> TimeoutConfig {
-    let connect = timeouts.connect_timeout().filter(|timeout| *timeout != SDK_CONNECT_TIMEOUT);
+pub(crate) fn timeout_config(mut timeouts: TimeoutConfig) -> TimeoutConfig {
+    if timeouts.connect_timeout() == Some(SDK_CONNECT_TIMEOUT) {
+        timeouts = timeouts.into_builder().connect_timeout(CONNECT_TIMEOUT).build();
+    }
+    let ours = TimeoutConfig::builder()
+        .connect_timeout(CONNECT_TIMEOUT)
+        .read_timeout(READ_TIMEOUT)
+        .operation_attempt_timeout(ATTEMPT_TIMEOUT);
+    // Also keeps those that are disabled.
+    timeouts.take_defaults_from(&ours.build());
     timeouts
-        .to_builder()
-        .connect_timeout(connect.unwrap_or(CONNECT_TIMEOUT))
-        .read_timeout(timeouts.read_timeout().unwrap_or(READ_TIMEOUT))
-        .operation_attempt_timeout(timeouts.operation_attempt_timeout().unwrap_or(ATTEMPT_TIMEOUT))
-        .build()
 }
 
 /// Whether all attempts of a request were answered. The SDK tries again by itself and tells of the last attempt alone; an
@@ -142,8 +145,9 @@ impl Intercept for Attempts {
         _: &RuntimeComponents,
         _: &mut ConfigBag,
     ) -> Result<(), BoxError> {
-        // A server error says nothing about whether the request was applied.
-        if !context.response().status().is_server_error() {
+        // A refusal alone is an answer. A server error does not say whether the request was applied, and the body of a
+        // success may still be lost.
+        if context.response().status().is_client_error() {
             self.0.is_under_way.store(false, Ordering::Relaxed);
         }
         Ok(())
@@ -192,5 +196,11 @@ mod tests {
         let config = client_config(&config).build();
         assert_eq!(config.retry_config(), Some(&retries));
         assert_eq!(config.timeout_config(), Some(&timeouts));
+    }
+
+    #[test]
+    fn a_timeout_that_the_user_disables_stays_disabled() {
+        let config = SdkConfig::builder().timeout_config(TimeoutConfig::disabled()).build();
+        assert!(!client_config(&config).build().timeout_config().unwrap().has_timeouts());
     }
 }

@@ -254,6 +254,11 @@ impl Error {
         }
     }
 
+    /// Whether DynamoDB answers, so that another request is worth its time.
+    pub(crate) fn is_answered(&self) -> bool {
+        !matches!(self.0.kind, Kind::Throttled | Kind::Unavailable | Kind::NotSent)
+    }
+
     /// Whether a later attempt may succeed without anyone changing anything.
     pub(crate) fn is_worth_waiting(&self) -> bool {
         #[cfg(feature = "idempotency")]

@@ -569,7 +569,7 @@ impl Ownership {
             let release = async move {
                 let _until_it_is_answered = under_way;
                 if let Err(error) = release.await {
-                    tracing::debug!(key, %error, "a release in the background failed");
+                    tracing::debug!(key, %error, "a request in the background failed");
                 }
             };
             runtime.spawn(release.instrument(span));

@@ -112,6 +112,9 @@ impl Locks {
     /// Returns the client. Use it for your own requests too: a second client opens a second connection and looks the
     /// credentials up again, which makes a cold start slower.
     ///
+    /// With [`client_config`], it repeats a request that is not answered within a second, up to five times. The first one
+    /// may have been applied: give your own writes a condition or a `ClientRequestToken`, or set other timeouts.
+    ///
     /// ```
     /// # use lambda_lock::{Error, Locks};
     /// # async fn example() -> Result<(), Error> {

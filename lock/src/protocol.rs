@@ -493,11 +493,12 @@ impl Table {
             Some(row) if row.is_deleted_before(expiration) => request
                 .condition_expression(
                     "#owner <> :owner AND #status = :in_progress AND attribute_exists(#lease_end) \
-                     AND #expiration < :expiration",
+                     AND attribute_exists(#acquired_at) AND #expiration < :expiration",
                 )
                 .update_expression("SET #withdrawn = :owner, #expiration = :expiration")
                 .expression_attribute_names("#status", STATUS)
                 .expression_attribute_names("#lease_end", LEASE_END)
+                .expression_attribute_names("#acquired_at", ACQUIRED_AT)
                 .expression_attribute_names("#withdrawn", WITHDRAWN)
                 .expression_attribute_values(":in_progress", string(IN_PROGRESS)),
             Some(_) => {
@@ -875,7 +876,7 @@ pub(crate) struct Row {
     acquired_at: Option<u64>,
     /// When the row is free, in milliseconds.
     pub(crate) end: u64,
-    /// The TTL of a row that has an end besides it, in milliseconds.
+    /// The TTL of a row for which it means nothing else, in milliseconds.
     ttl: Option<u64>,
     pub(crate) data: Option<Data>,
     error: Option<Data>,
@@ -886,6 +887,7 @@ impl Row {
     /// Reads a row that anyone may have written; the error says what is wrong with it.
     fn read(mut item: Item) -> Result<Self, String> {
         let lease_end = number_at(&item, LEASE_END, LATEST)?;
+        let acquired_at = number_at(&item, ACQUIRED_AT, LATEST)?;
         let expiration = number_at(&item, EXPIRATION, LATEST / 1000)?.map(|seconds| seconds * 1000);
         let (completed, end) = match string_at(&mut item, STATUS)?.as_deref() {
             Some(IN_PROGRESS) => (false, lease_end.or(expiration)),
@@ -899,7 +901,6 @@ impl Row {
         Ok(Self {
             completed,
             end: end.ok_or_else(|| format!("`{LEASE_END}` and `{EXPIRATION}` are missing"))?,
-            ttl: expiration.filter(|_| !completed && lease_end.is_some()),
             owner: string_at(&mut item, OWNER)?,
             // Acquiring leaves it as it is, so a row that was taken may have anything there.
             released: string_at(&mut item, RELEASED).unwrap_or_default(),
@@ -907,7 +908,9 @@ impl Row {
             sequence: number_at(&item, SEQUENCE, u64::MAX).unwrap_or_default(),
             holder: string_at(&mut item, HOLDER)?,
             fence: number_at(&item, FENCE, MAX_FENCE + 1)?,
-            acquired_at: number_at(&item, ACQUIRED_AT, LATEST)?,
+            acquired_at,
+            // That of Powertools' unfinished runs is also the end of what they refuse.
+            ttl: expiration.filter(|_| !completed && lease_end.is_some() && acquired_at.is_some()),
             error: if completed { string_at(&mut item, ERROR)?.map(Data::from) } else { None },
             // One that is not a string matches nothing.
             validation: string_at(&mut item, VALIDATION).unwrap_or_default(),

@@ -2,11 +2,12 @@
 //! `LOCK_TEST_ENDPOINT` names.
 
 use std::convert::Infallible;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
+use aws_sdk_dynamodb::types::AttributeValue;
 use lambda_lock::embedded::{Answer, Intercept};
-use lambda_lock::{Data, Idempotency, Locks, WithoutKey};
+use lambda_lock::{Data, HandlerError, Idempotency, Locks, OnTimeout, WithoutKey};
 use lambda_lock_tests::invocation::millis;
 use lambda_lock_tests::{Late, World};
 use serde_json::{Value, json};
@@ -105,6 +106,52 @@ async fn a_withdrawal_does_not_extend_the_window_of_a_result() {
     let row = world.row("order").await.unwrap();
     assert!(row.contains_key("withdrawn"));
     assert_eq!(row["expiration"], expiration);
+}
+
+/// Applies the first update, and loses the body of its answer.
+#[derive(Debug, Default)]
+struct LoseBody(AtomicBool);
+
+impl Intercept for LoseBody {
+    fn answer(&self, operation: &str, _: &Value, answer: &mut Answer) {
+        if operation == "UpdateItem" && !self.0.swap(true, Ordering::Relaxed) {
+            answer.body = json!("lost");
+        }
+    }
+}
+
+// behaviours 35, 76
+#[tokio::test]
+async fn an_acquire_that_cannot_read_its_answer_does_not_keep_the_key() {
+    let world = World::new().await;
+    let host = world.host().intercept(LoseBody::default()).build();
+    let locks = world.locks(&host).build().unwrap();
+    assert!(locks.try_acquire("job").await.is_err());
+    locks.settle().await;
+    world.default_locks().try_acquire("job").await.unwrap().expect("nobody holds it").release().await.unwrap();
+}
+
+// behaviours 65, 83
+#[tokio::test]
+async fn a_withdrawal_does_not_extend_how_long_an_unfinished_run_of_powertools_is_refused() {
+    let world = World::new().await;
+    let now = millis(world.host().build().now());
+    let text = |text: &str| AttributeValue::S(text.to_owned());
+    let number = |number: u64| AttributeValue::N(number.to_string());
+    let row = [
+        ("id", text("order")),
+        ("status", text("INPROGRESS")),
+        ("in_progress_expiration", number(now - 60_000)),
+        ("expiration", number(now / 1000 + 3600)),
+    ];
+    world.put_row(row.map(|(name, value)| (name.to_owned(), value)).into()).await;
+    let host = world.host().intercept(Late::updates(1..=1)).build();
+    let locks = world.locks_with_quick_retries(&host).build().unwrap();
+    let refused = once(locks).on_timeout(OnTimeout::Refuse).run(&"order".to_owned(), async |_| Ok(1)).await;
+    assert!(matches!(refused, Err(HandlerError::Lock(error)) if error.is_unfinished()));
+    let row = world.row("order").await.unwrap();
+    assert!(row.contains_key("withdrawn"));
+    assert_eq!(row["expiration"], number(now / 1000 + 3600));
 }
 
 // behaviours 31, 77

@@ -204,7 +204,7 @@ impl HostBuilder {
             .config
             .behavior_version(BehaviorVersion::latest())
             .retry_config(client::retry_config(RetryConfig::standard()))
-            .timeout_config(client::timeout_config(&TimeoutConfig::builder().build()))
+            .timeout_config(client::timeout_config(TimeoutConfig::builder().build()))
             .retry_partition(tokens)
             .time_source(MachineClock(Arc::clone(&machine)))
             .http_client(MachineNetwork(Arc::clone(&machine)))

@@ -59,12 +59,15 @@ pub use run::{HandlerInput, Run, WithRun};
 ///
 /// If the handler returns an error, [`on_error`](Self::on_error) decides; by default the record is given up, and a retry
 /// runs at once. A panic, or being cancelled at the end of the lease, is treated as an error that gives up, or with
-/// [`OnTimeout::Refuse`] as a crash. (A panic in a program that is built with `panic = "abort"` is a crash.) If the record was lost when the result is to be stored, because its lease had ended
-/// and another run began, the caller gets this run's result all the same, with a warning in the log.
+/// [`OnTimeout::Refuse`] as a crash. (A panic in a program that is built with `panic = "abort"` is a crash.) If the
+/// record was lost when the result is to be stored, because its lease had ended and another run began, the caller gets
+/// this run's result all the same, with a warning in the log.
 ///
 /// # Cost
 ///
-/// Two `UpdateItem`s for work that runs, one for a duplicate, none for one that the [cache](Self::cache) answers. DynamoDB
+/// Two `UpdateItem`s for work that runs, one for a duplicate, none for one that the [cache](Self::cache) answers. A
+/// completion that is throttled or not answered is sent again, with pauses of up to a second, until 100 ms before the
+/// lease ends: otherwise the work would run again. A shorter [lease](Self::lease) limits that wait. DynamoDB
 /// counts a write by the size of the row, also if it is refused. IAM action `dynamodb:UpdateItem`.
 ///
 /// ```
@@ -153,7 +156,8 @@ impl<I, T, E> Idempotency<I, T, E> {
     ///
     /// With [`RecordFormat::Plain`] it has no `#` of its own: the key `refunds#7` under the prefix `orders` would be the
     /// key `7` under `orders#refunds`. Work under a prefix that has one fails with an error that
-    /// [`is_invalid`](Error::is_invalid). A hashed key has no `#` in it, and its prefix may be any.
+    /// [`is_invalid`](Error::is_invalid). A hashed key has no `#` in it, and its prefix may be any. Where one operation has
+    /// no prefix, its key `orders#7` is still the key `7` under the prefix `orders`: give each operation a prefix.
     #[must_use]
     pub fn prefix(self, prefix: impl Into<String>) -> Self {
         self.with(|settings| settings.prefix = Some(prefix.into()))
