@@ -140,7 +140,7 @@ async fn measure(server: &Server, ours: bool, operation: Operation, fault: Fault
     };
     if fault == Fault::Silence {
         // They wait, and do not keep each other from it. Not all at once: the SDK has a quota of retries for a process.
-        return stream::iter(0..runs).map(run).buffered(20).collect().await;
+        return stream::iter(0..runs).map(run).buffered(5).collect().await;
     }
     let mut times = Vec::new();
     for number in 0..runs {

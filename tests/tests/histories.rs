@@ -103,7 +103,7 @@ fn assert_reached<const N: usize>(counted: impl Fn(u64) -> [(&'static str, usize
 // behaviour 82; and 5, 10, 42, 43, 56, 76, 78 under faults
 #[test]
 fn the_guarantees_hold_in_every_history() {
-    assert_guarantees_hold(2000, |seed| history::run(seed, None));
+    assert_guarantees_hold(1000, |seed| history::run(seed, None));
 }
 
 #[test]
