@@ -439,6 +439,32 @@ async fn a_table_that_has_fallen_silent_is_asked_six_times_for_a_second_each() {
     assert_eq!(verdicts(&report), [("table", Verdict::Failed), ("clock", Verdict::Warning)], "{report}");
 }
 
+// Warming up
+
+// behaviours 22, 46
+#[tokio::test]
+async fn warming_up_sends_one_request_that_writes_nothing() {
+    let world = World::new().await;
+    let (host, locks) = locks_on(&world, world.host());
+    locks.warm_up().await;
+    assert_eq!(host.requests(), 1);
+    assert!(world.row("lambda-lock-check").await.is_none());
+
+    let host = world.host().build();
+    world.locks(&host).enabled(false).build().unwrap().warm_up().await;
+    assert_eq!(host.requests(), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn warming_up_gives_up_on_a_silent_table_after_three_seconds() {
+    let engine = Engine::new().unwrap();
+    let host = engine.host().build();
+    host.crash();
+    let before = engine.now();
+    Locks::builder(host.client(), "locks").build().unwrap().warm_up().await;
+    assert_eq!(engine.now().duration_since(before).unwrap(), s(3));
+}
+
 // List
 
 /// All keys that a list has, with what it says of them.
