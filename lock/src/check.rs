@@ -187,7 +187,7 @@ impl Check<'_> {
     {
         let settings = &self.locks.0;
         let sent = settings.clock.now().wall;
-        let answer = in_time(REQUEST_TIMEOUT, request).await;
+        let answer = in_time(REQUEST_TIMEOUT, Box::pin(request)).await;
         let received = settings.clock.now().wall;
         let error = match answer {
             Ok(output) => return Ok(Some(output)),
