@@ -109,7 +109,7 @@ pub fn nightly_report(
     LockLayer::new(locks)
         // Apart from the reports' own rows.
         .key_from(|event: &LambdaEvent<ReportRequest>| format!("lock#{}", event.payload.report))
-        .answer_when_held(|held| Outcome::Skipped {
+        .on_held(|held| Outcome::Skipped {
             reason: held.holder().map_or_else(|| held.to_string(), |holder| format!("held by {holder}")),
         })
         .layer(service_fn(move |event| write_report(Arc::clone(&reports), event)))

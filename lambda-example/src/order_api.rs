@@ -13,7 +13,7 @@ use aws_sdk_dynamodb::operation::transact_write_items::TransactWriteItemsError a
 use aws_sdk_dynamodb::types::{AttributeValue, Put, TransactWriteItem};
 use http::header::{ALLOW, CONTENT_TYPE, RETRY_AFTER};
 use http::{HeaderName, HeaderValue, StatusCode};
-use lambda_lock::{HandlerError, Idempotency, IdempotentLayer, Locks, RecordFormat, Run, WithRun, WithoutKey};
+use lambda_lock::{HandlerError, Idempotency, IdempotentLayer, Locks, OnMissingKey, RecordFormat, Run, WithRun};
 use lambda_runtime::{Error, LambdaEvent};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
@@ -144,7 +144,7 @@ pub fn order_api(
 > + Clone
 + Send {
     let orders = Arc::new(orders);
-    let once = Idempotency::new(locks, WithoutKey::Refuse, |event: &LambdaEvent<Request>| event.payload.key.clone())
+    let once = Idempotency::new(locks, OnMissingKey::Reject, |event: &LambdaEvent<Request>| event.payload.key.clone())
         .prefix("idempotency")
         // A key from outside may have any length.
         .format(RecordFormat::Hashed)

@@ -8,7 +8,7 @@ use std::time::Duration;
 use aws_lambda_events::sqs::{SqsBatchResponse, SqsEvent};
 use aws_sdk_dynamodb::Client;
 use aws_sdk_dynamodb::types::{AttributeValue, TransactWriteItem, Update};
-use lambda_lock::{Idempotency, Locks, Message, Run, SqsConsumer, WithRun, WithoutKey};
+use lambda_lock::{Idempotency, Locks, Message, OnMissingKey, Run, SqsConsumer, WithRun};
 use lambda_runtime::{Error, LambdaEvent};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
@@ -90,11 +90,12 @@ pub fn payment_queue(
 > + Clone
 + Send {
     let payments = Arc::new(payments);
-    let once = Idempotency::new(locks, WithoutKey::Refuse, |message: &Message<Payment>| Some(message.body.id.clone()))
-        .prefix("idempotency")
-        .window(LONGEST_RETENTION)
-        // An id that comes with another amount is a mistake for people to look into, among the dead letters.
-        .validate(|message| json!([message.body.account, message.body.amount]));
+    let once =
+        Idempotency::new(locks, OnMissingKey::Reject, |message: &Message<Payment>| Some(message.body.id.clone()))
+            .prefix("idempotency")
+            .window(LONGEST_RETENTION)
+            // An id that comes with another amount is a mistake for people to look into, among the dead letters.
+            .validate(|message| json!([message.body.account, message.body.amount]));
     SqsConsumer::new(once)
         .hide_while_in_progress(queues)
         .layer(service_fn(move |message| pay(Arc::clone(&payments), message)))

@@ -9,12 +9,12 @@
 
 use std::time::Duration;
 
-use lambda_lock::embedded::Engine;
+use lambda_lock::embedded::DynamoDb;
 use lambda_lock::{Backoff, Error, Locks};
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> Result<(), Error> {
-    let engine = Engine::new()?;
+    let engine = DynamoDb::new()?;
     let locks = Locks::builder(engine.client(), "locks").holder("the first process").build()?;
     let elsewhere = Locks::builder(engine.client(), "locks").holder("the second process").build()?;
     locks.create_table().await?;

@@ -12,8 +12,8 @@ use std::io;
 
 use aws_sdk_dynamodb::Client;
 use aws_sdk_dynamodb::types::{AttributeValue, Put, TransactWriteItem};
-use lambda_lock::embedded::Engine;
-use lambda_lock::{Idempotency, Locks, Run, WithoutKey};
+use lambda_lock::embedded::DynamoDb;
+use lambda_lock::{Idempotency, Locks, OnMissingKey, Run};
 
 type Failure = Box<dyn Error + Send + Sync>;
 
@@ -39,11 +39,11 @@ async fn place(client: &Client, id: &str, run: &Run) -> Result<u64, Failure> {
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> Result<(), Failure> {
-    let client = Engine::new()?.client();
+    let client = DynamoDb::new()?.client();
     let locks = Locks::builder(client.clone(), TABLE).key_prefix("record#").build()?;
     locks.create_table().await?;
     let orders =
-        Idempotency::new(locks, WithoutKey::Refuse, |id: &&str| Some(*id)).on_replay(|number: &mut u64, first| {
+        Idempotency::new(locks, OnMissingKey::Reject, |id: &&str| Some(*id)).on_replay(|number: &mut u64, first| {
             println!("replayed {number}, which {} had stored", first.name().unwrap_or("someone"));
         });
 

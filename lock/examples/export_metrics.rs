@@ -13,7 +13,7 @@
 use std::error::Error;
 use std::time::Duration;
 
-use lambda_lock::embedded::Engine;
+use lambda_lock::embedded::DynamoDb;
 use lambda_lock::{Backoff, Locks};
 
 #[tokio::main(flavor = "current_thread")]
@@ -24,7 +24,7 @@ async fn main() -> Result<(), Box<dyn Error + Send + Sync>> {
         .with_dimension("FunctionName", "nightly-report")
         .init()?;
 
-    let locks = Locks::builder(Engine::new()?.client(), "locks").build()?;
+    let locks = Locks::builder(DynamoDb::new()?.client(), "locks").build()?;
     locks.create_table().await?;
     let lock = locks.acquire("nightly-report").await?;
     let in_vain = locks.acquire("nightly-report").wait(Backoff::default().up_to(Duration::from_millis(400))).await;

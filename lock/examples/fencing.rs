@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use aws_sdk_dynamodb::Client;
 use aws_sdk_dynamodb::types::{AttributeValue, TransactWriteItem, Update};
-use lambda_lock::embedded::Engine;
+use lambda_lock::embedded::DynamoDb;
 use lambda_lock::{Lock, Locks};
 
 const TABLE: &str = "shop";
@@ -57,7 +57,7 @@ fn told(written: &Result<(), Box<dyn Error>>) -> &'static str {
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> Result<(), Box<dyn Error>> {
-    let client = Engine::new()?.client();
+    let client = DynamoDb::new()?.client();
     // One clock in this process, so no skew; a short lease, so that the pause below is short.
     let locks = Locks::builder(client.clone(), TABLE).key_prefix("lock#").clock_skew(Duration::ZERO).build()?;
     locks.create_table().await?;

@@ -9,7 +9,7 @@
 
 use std::process::ExitCode;
 
-use lambda_lock::embedded::Engine;
+use lambda_lock::embedded::DynamoDb;
 use lambda_lock::{Error, Locks, Verdict};
 
 /// What a service does before it takes its first piece of work, a deployment as its last step, a function perhaps while it
@@ -24,7 +24,7 @@ async fn is_ready(locks: &Locks) -> bool {
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> Result<ExitCode, Error> {
-    let locks = Locks::builder(Engine::new()?.client(), "locks").build()?;
+    let locks = Locks::builder(DynamoDb::new()?.client(), "locks").build()?;
     println!("without a table: {}", if is_ready(&locks).await { "ready" } else { "not ready" });
 
     locks.create_table().await?;

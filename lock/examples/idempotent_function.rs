@@ -12,7 +12,7 @@
 use std::fmt;
 use std::time::Duration;
 
-use lambda_lock::{Idempotency, IdempotentLayer, Locks, OnError, StoredError, WithoutKey};
+use lambda_lock::{Idempotency, IdempotentLayer, Locks, OnError, OnMissingKey, StoredError};
 use lambda_runtime::tower::Layer;
 use lambda_runtime::{Diagnostic, Error, LambdaEvent, Runtime, service_fn};
 use serde::{Deserialize, Serialize};
@@ -70,7 +70,7 @@ async fn charge(event: LambdaEvent<Order>) -> Result<Receipt, Failure> {
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> Result<(), Error> {
     tracing_subscriber::fmt().json().with_env_filter(EnvFilter::from_default_env()).without_time().init();
-    let orders = Idempotency::new(Locks::from_env().await?, WithoutKey::Refuse, |event: &LambdaEvent<Order>| {
+    let orders = Idempotency::new(Locks::from_env().await?, OnMissingKey::Reject, |event: &LambdaEvent<Order>| {
         event.payload.id.clone()
     })
     // For as long as a client may send it again.
@@ -80,7 +80,7 @@ async fn main() -> Result<(), Error> {
     .on_error(|failure| match failure {
         // It will not be another answer the next time.
         Failure::Declined => OnError::Store(StoredError::new("Declined", failure.to_string())),
-        Failure::Unreachable => OnError::GiveUp,
+        Failure::Unreachable => OnError::Release,
     })
     .on_replay(|receipt: &mut Receipt, _first| receipt.replayed = true)
     // Answers repeats in this environment without a request.

@@ -9,8 +9,8 @@
 use std::error::Error;
 use std::time::Duration;
 
-use lambda_lock::embedded::Engine;
-use lambda_lock::{Backoff, HandlerError, Idempotency, Locks, WithoutKey};
+use lambda_lock::embedded::DynamoDb;
+use lambda_lock::{Backoff, HandlerError, Idempotency, Locks, OnMissingKey};
 use serde::{Deserialize, Serialize};
 
 #[derive(Clone)]
@@ -26,10 +26,10 @@ struct Receipt {
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> Result<(), Box<dyn Error>> {
-    let locks = Locks::builder(Engine::new()?.client(), "records").build()?;
+    let locks = Locks::builder(DynamoDb::new()?.client(), "records").build()?;
     locks.create_table().await?;
 
-    let orders = Idempotency::new(locks, WithoutKey::Refuse, |order: &Order| Some(order.id))
+    let orders = Idempotency::new(locks, OnMissingKey::Reject, |order: &Order| Some(order.id))
         .prefix("orders") // two operations that share a prefix share their records
         .validate(|order| order.amount)
         .window(Duration::from_hours(24))

@@ -10,7 +10,7 @@
 
 use std::time::Duration;
 
-use lambda_lock::embedded::Engine;
+use lambda_lock::embedded::DynamoDb;
 use lambda_lock::{Error, Holder, Locks};
 
 /// The keys that are held now. Reads the whole table, a page at a time (IAM action `dynamodb:Scan`): for one key,
@@ -32,7 +32,7 @@ async fn held(locks: &Locks) -> Result<Vec<(String, Holder)>, Error> {
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> Result<(), Error> {
-    let engine = Engine::new()?;
+    let engine = DynamoDb::new()?;
     let locks = Locks::builder(engine.client(), "locks").holder("the operator").build()?;
     locks.create_table().await?;
 

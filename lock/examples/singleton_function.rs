@@ -47,6 +47,6 @@ async fn main() -> Result<(), Error> {
         // A schedule that fires twice, seconds apart, writes a report once that takes no longer than a moment.
         .hold_at_least(Duration::from_secs(30))
         // In place of an error, after which Lambda would try again.
-        .answer_when_held(|held| Outcome::Skipped { reason: held.to_string() });
+        .on_held(|held| Outcome::Skipped { reason: held.to_string() });
     Runtime::new(layer.layer(service_fn(write_report))).run().await
 }

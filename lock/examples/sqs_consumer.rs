@@ -17,7 +17,7 @@
 use std::time::Duration;
 
 use aws_config::BehaviorVersion;
-use lambda_lock::{Idempotency, Locks, Message, SqsConsumer, WithoutKey};
+use lambda_lock::{Idempotency, Locks, Message, OnMissingKey, SqsConsumer};
 use lambda_runtime::tower::Layer;
 use lambda_runtime::{Error, Runtime, service_fn};
 use serde::Deserialize;
@@ -44,7 +44,7 @@ async fn pay(message: Message<Payment>) -> Result<(), Error> {
 async fn main() -> Result<(), Error> {
     tracing_subscriber::fmt().json().with_env_filter(EnvFilter::from_default_env()).without_time().init();
     let config = aws_config::load_defaults(BehaviorVersion::latest()).await;
-    let payments = Idempotency::new(Locks::from_env().await?, WithoutKey::Refuse, |message: &Message<Payment>| {
+    let payments = Idempotency::new(Locks::from_env().await?, OnMissingKey::Reject, |message: &Message<Payment>| {
         Some(message.body.id.clone())
     })
     // As long as SQS keeps a message in a queue at the most.
@@ -55,7 +55,7 @@ async fn main() -> Result<(), Error> {
     let consumer = SqsConsumer::new(payments)
         .concurrency(5)
         // What a payment takes: with less time left than this, a message is not begun but goes back.
-        .least_time(Duration::from_secs(3))
+        .min_remaining_time(Duration::from_secs(3))
         .hide_while_in_progress(aws_sdk_sqs::Client::new(&config));
     Runtime::new(consumer.layer(service_fn(pay))).run().await
 }

@@ -27,7 +27,7 @@ fn nightly_report(
     Future: Future<Output = Result<&'static str, HandlerError<Error>>> + Send,
 > + Clone
 + Send {
-    let layer = LockLayer::new(locks).key("nightly-report").answer_when_held(|_| "skipped");
+    let layer = LockLayer::new(locks).key("nightly-report").on_held(|_| "skipped");
     layer.layer(service_fn(move |_: LambdaEvent<()>| {
         let written = Arc::clone(&written);
         async move {
@@ -45,14 +45,14 @@ async fn main() -> Result<(), Error> {
 
 #[cfg(test)]
 mod tests {
-    use lambda_lock::embedded::{Engine, Faults, Host};
+    use lambda_lock::embedded::{DynamoDb, Faults, Host};
     use lambda_runtime::Context;
     use lambda_runtime::tower::ServiceExt;
 
     use super::*;
 
-    async fn engine_with_table() -> Engine {
-        let engine = Engine::new().unwrap();
+    async fn engine_with_table() -> DynamoDb {
+        let engine = DynamoDb::new().unwrap();
         Locks::builder(engine.client(), "locks").build().unwrap().create_table().await.unwrap();
         engine
     }

@@ -34,7 +34,7 @@ const WITHDRAWAL_TIMEOUT: Duration = Duration::from_secs(1);
 /// An acquire that ends without the lock withdraws if one of its attempts was not answered: mostly two more requests free
 /// the key, or let the row refuse that attempt when it arrives late. A refusal waits up to 1 s for them. After any other
 /// error, and when the future is dropped, they are sent in the background. (Lambda freezes an environment between
-/// invocations, and what it does in the background with it. [`Locks::settle`] waits for it.) If they do not arrive, or
+/// invocations, and what it does in the background with it. [`Locks::flush`] waits for it.) If they do not arrive, or
 /// another acquire withdraws from the same row before the late attempt arrives, that attempt may take the key for nobody:
 /// it is free when that lease ends, no later.
 ///
@@ -391,7 +391,7 @@ impl Drop for Pending {
 pub(crate) async fn hold<T>(lock: &Lock, body: impl Future<Output = T>) -> Result<T, Error> {
     let outcome = while_held(lock, body).await;
     if !matches!(outcome, Ok(Some(_))) {
-        lock.waive_hold_at_least();
+        lock.clear_hold_at_least();
     }
     // That it was lost has been told.
     if let Err(error) = in_time_to_answer(lock, lock.release()).await

@@ -34,7 +34,7 @@ pub(crate) type Source = Box<dyn StdError + Send + Sync>;
 /// | `is_unfinished` | a run for it began and did not finish, and is not to be repeated | no |
 /// | `is_mismatch` | it was used with another payload | no |
 /// | `is_key_missing` | the input has none | no |
-/// | `is_result` | a result cannot be stored, or a stored one not read | no |
+/// | `is_unusable_result` | a result cannot be stored, or a stored one not read | no |
 ///
 /// None of these: the request could not be sent at all, for lack of credentials say, or was refused for another
 /// reason; `source` names it.
@@ -385,7 +385,7 @@ impl StdError for Error {
 /// Lambda sees `LockHeld`, `LockLost`, `LockUnavailable`, `LockThrottled`, `LockConflict`, `LockAccessDenied`,
 /// `LockTableNotFound`, `LockMalformedRow`, `LockInvalid`, `LockNotSent` or `LockRefused` as the error's type, with
 /// idempotency also `IdempotencyInProgress`, `IdempotencyMismatch`, `IdempotencyUnfinished`, `IdempotencyKeyMissing` or
-/// `IdempotencyResult`, or that of the handler's own error, be it of this run or replayed.
+/// `IdempotencyUnusableResult`, or that of the handler's own error, be it of this run or replayed.
 ///
 /// `lambda_runtime` logs the error of an invocation by its `Debug`, which is that of the error it carries: your own error
 /// is logged as your type prints itself.

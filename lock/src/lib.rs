@@ -111,12 +111,13 @@ pub use error::{Error, HandlerError};
 pub use holder::{Data, Holder};
 #[cfg(feature = "idempotency")]
 pub use idempotency::{
-    HandlerInput, Idempotency, OnError, OnTimeout, RecordFormat, Run, StoredError, WhenUnstorable, WithRun, WithoutKey,
+    HandlerInput, Idempotency, OnError, OnMissingKey, OnTimeout, OnUnstorableResult, RecordFormat, Run, StoredError,
+    WithRun,
 };
 #[cfg(feature = "lambda")]
 pub use lambda::{
-    HandlerEvent, IdempotentLayer, IdempotentService, LockLayer, LockService, LockedEvent, Message, SqsConsumer,
-    SqsConsumerService, WhenUnavailable,
+    HandlerEvent, IdempotentLayer, IdempotentService, LockLayer, LockService, LockedEvent, Message, OnUnavailable,
+    SqsConsumer, SqsConsumerService,
 };
 pub use list::{List, ListedRow};
 pub use lock::Lock;

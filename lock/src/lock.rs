@@ -237,13 +237,13 @@ impl Lock {
     /// # async fn example(locks: Locks) -> Result<(), Error> {
     /// let lock = locks.acquire("nightly-report").hold_at_least(Duration::from_secs(30)).await?;
     /// if write_report().await.is_err() {
-    ///     lock.waive_hold_at_least();
+    ///     lock.clear_hold_at_least();
     /// }
     /// lock.release().await
     /// # }
     /// # async fn write_report() -> Result<(), ()> { Ok(()) }
     /// ```
-    pub fn waive_hold_at_least(&self) {
+    pub fn clear_hold_at_least(&self) {
         self.state().hold_until = None;
     }
 
@@ -503,7 +503,7 @@ impl Drop for Lock {
         if phase == Phase::Held {
             let _in = self.span().enter();
             tracing::warn!(key = self.key(), fence = self.fence(), "a lock was dropped without being released");
-            self.waive_hold_at_least();
+            self.clear_hold_at_least();
         }
         // Data that is too large would keep the key from being freed.
         let leave = leave.filter(|data| check_data(data).is_ok());
@@ -577,7 +577,7 @@ impl Ownership {
     }
 }
 
-/// A release in the background, for [`Locks::settle`]. Over when it is dropped, also by a runtime that ends.
+/// A release in the background, for [`Locks::flush`]. Over when it is dropped, also by a runtime that ends.
 #[derive(Debug)]
 struct UnderWay(Locks);
 

@@ -247,11 +247,11 @@ impl Locks {
     /// # async fn example(locks: Locks) -> Result<(), Error> {
     /// let Err(error) = locks.acquire("nightly-report").await else { return Ok(()) };
     /// // The request may have been applied all the same.
-    /// locks.settle().await;
+    /// locks.flush().await;
     /// Err(error)
     /// # }
     /// ```
-    pub async fn settle(&self) {
+    pub async fn flush(&self) {
         let mut releases = self.0.in_background.subscribe();
         while *releases.borrow_and_update() > 0 {
             // It fails if the sender is gone; that is in here.

@@ -56,7 +56,7 @@ pub const HOLD_TIME: &str = "lambda_lock_hold_time";
 /// and `not_sent`, `refused`, or `cancelled` for an acquire that was dropped.
 pub const REASON: &str = "reason";
 /// Label: what became of a message. `done` here, `duplicate` of one that is done, `in_progress` elsewhere, `failed`,
-/// `unreadable`, `not_started` for lack of time or after a failure in its group, `cut_off` when its lease ended, shortly
+/// `unreadable`, `not_started` for lack of time or after a failure in its group, `timed_out` when its lease ended, shortly
 /// before the deadline.
 pub const OUTCOME: &str = "outcome";
 

@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use aws_sdk_dynamodb::Client;
 use aws_sdk_dynamodb::config::{BehaviorVersion, Credentials, Region};
 use aws_sdk_dynamodb::types::AttributeValue;
-use lambda_lock::embedded::Engine;
+use lambda_lock::embedded::DynamoDb;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use tempfile::TempDir;
@@ -114,7 +114,7 @@ impl Place {
             let credentials = Credentials::new("local", "local", None, None, "test");
             Client::from_conf(config.credentials_provider(credentials).build())
         } else {
-            Engine::open(self.file("locks.sqlite")).unwrap().client()
+            DynamoDb::open(self.file("locks.sqlite")).unwrap().client()
         };
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         let item = row.iter().map(|(name, value)| ((*name).to_owned(), value.clone())).collect();

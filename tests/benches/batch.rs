@@ -12,7 +12,7 @@ use std::time::Duration;
 use aws_lambda_events::sqs::{SqsBatchResponse, SqsEvent, SqsMessage};
 use aws_sdk_dynamodb::config::{self, Credentials, Region};
 use aws_sdk_dynamodb::types::AttributeValue;
-use lambda_lock::embedded::{Engine, Faults, Host};
+use lambda_lock::embedded::{DynamoDb, Faults, Host};
 use lambda_lock::{Locks, Message, SqsConsumer};
 use lambda_lock_tests::invocation::{Counter, invocation};
 use lambda_lock_tests::powertools::{Language, Powertools};
@@ -54,7 +54,7 @@ fn in_virtual_time() {
     let latency = 2 * way;
     let runtime = Builder::new_current_thread().enable_all().start_paused(true).build().unwrap();
     runtime.block_on(async {
-        let engine = Engine::new().unwrap();
+        let engine = DynamoDb::new().unwrap();
         Locks::builder(engine.client(), "locks").build().unwrap().create_table().await.unwrap();
         let host = engine.host().faults(Faults::seeded(7).latency(way..way)).build();
         let mut consumer = Consumer::new(host, "locks");

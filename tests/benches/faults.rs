@@ -26,8 +26,8 @@ use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper::{Request, Response};
 use hyper_util::rt::TokioIo;
-use lambda_lock::embedded::{Answer, Engine, Intercept};
-use lambda_lock::{Idempotency, Locks, WithoutKey, client_config};
+use lambda_lock::embedded::{Answer, DynamoDb, Intercept};
+use lambda_lock::{Idempotency, Locks, OnMissingKey, client_config};
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
 use tokio::runtime::Builder;
@@ -183,7 +183,7 @@ async fn time(server: &Server, locks: &Locks, operation: Operation, fault: Fault
             start.elapsed()
         }
         Operation::Complete => {
-            let once = Idempotency::<String, Duration, Infallible>::new(locks.clone(), WithoutKey::Refuse, |key| {
+            let once = Idempotency::<String, Duration, Infallible>::new(locks.clone(), OnMissingKey::Reject, |key| {
                 Some(key.clone())
             });
             let mut start = None;
@@ -308,7 +308,7 @@ impl Intercept for Load {
 
 impl Carrier {
     async fn new() -> Self {
-        let (engine, load) = (Engine::new().unwrap(), Load::default());
+        let (engine, load) = (DynamoDb::new().unwrap(), Load::default());
         Locks::builder(engine.client(), TABLE).build().unwrap().create_table().await.unwrap();
         let engine = engine.host().intercept(load.clone()).build().client();
         Self { engine, load, alone: tokio::sync::Mutex::default() }

@@ -10,8 +10,8 @@ use std::sync::{Arc, Mutex};
 
 use aws_sdk_dynamodb::Client;
 use aws_sdk_dynamodb::types::{AttributeValue, ReturnValue, ReturnValuesOnConditionCheckFailure as OnRefusal};
-use lambda_lock::embedded::{Engine, Intercept};
-use lambda_lock::{Idempotency, Locks, WithoutKey};
+use lambda_lock::embedded::{DynamoDb, Intercept};
+use lambda_lock::{Idempotency, Locks, OnMissingKey};
 use serde_json::Value;
 use tokio::runtime::Builder;
 
@@ -52,10 +52,10 @@ impl Intercept for Sent {
 
 impl Sides {
     async fn new() -> Self {
-        let engine = Engine::new().unwrap();
+        let engine = DynamoDb::new().unwrap();
         let by = |client| {
             let locks = Locks::builder(client, TABLE).holder("the benchmark").build().unwrap();
-            Idempotency::new(locks, WithoutKey::Refuse, |key: &String| Some(key.clone()))
+            Idempotency::new(locks, OnMissingKey::Reject, |key: &String| Some(key.clone()))
         };
         Locks::builder(engine.client(), TABLE).build().unwrap().create_table().await.unwrap();
         let sent = Sent::default();

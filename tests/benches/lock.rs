@@ -21,7 +21,7 @@ use aws_smithy_runtime_api::client::orchestrator::{HttpRequest, HttpResponse};
 use aws_smithy_runtime_api::client::runtime_components::RuntimeComponents;
 use aws_smithy_types::body::SdkBody;
 use criterion::Criterion;
-use lambda_lock::embedded::{Engine, Faults, Host};
+use lambda_lock::embedded::{DynamoDb, Faults, Host};
 use lambda_lock::{Backoff, Jitter, Locks};
 use tokio::runtime::{Builder, Runtime};
 use tokio::task::JoinSet;
@@ -60,7 +60,7 @@ struct Sides {
 
 impl Sides {
     async fn embedded() -> Self {
-        let sides = Self::on(Engine::new().unwrap().host().build());
+        let sides = Self::on(DynamoDb::new().unwrap().host().build());
         sides.locks.create_table().await.unwrap();
         let held = sides.locks.acquire("held").lease(Duration::from_hours(24)).await.unwrap();
         // Not to be released.
@@ -273,7 +273,7 @@ fn contend(backoff: Backoff, seed: u64) -> Contention {
     fastrand::seed(seed);
     let runtime = Builder::new_current_thread().enable_all().start_paused(true).build().unwrap();
     runtime.block_on(async {
-        let engine = Engine::new().unwrap();
+        let engine = DynamoDb::new().unwrap();
         Locks::builder(engine.client(), TABLE).build().unwrap().create_table().await.unwrap();
         let host = engine.host().faults(Faults::seeded(seed).latency(LATENCY..LATENCY)).build();
         let locks = Locks::builder(host.client(), TABLE).lease(Duration::from_mins(1)).build().unwrap();

@@ -16,7 +16,7 @@ use fastrand::Rng;
 use futures_util::FutureExt;
 use lambda_lock::embedded::Host;
 use lambda_lock::{
-    HandlerError, Idempotency, IdempotentLayer, OnError, OnTimeout, Run, StoredError, WithRun, WithoutKey,
+    HandlerError, Idempotency, IdempotentLayer, OnError, OnMissingKey, OnTimeout, Run, StoredError, WithRun,
 };
 use lambda_runtime::{Diagnostic, LambdaEvent};
 use tokio::time::{sleep, timeout};
@@ -145,8 +145,8 @@ impl Scene {
             let of_order = |order: &Order| Some(order.key.clone());
             let of_event = |event: &LambdaEvent<Order>| Some(event.payload.key.clone());
             Orders {
-                by_order: terms.apply(Idempotency::new(locks.clone(), WithoutKey::Refuse, of_order), cache),
-                by_event: terms.apply(Idempotency::new(locks.clone(), WithoutKey::Refuse, of_event), cache),
+                by_order: terms.apply(Idempotency::new(locks.clone(), OnMissingKey::Reject, of_order), cache),
+                by_event: terms.apply(Idempotency::new(locks.clone(), OnMissingKey::Reject, of_event), cache),
             }
         });
         Function { orders: orders.collect(), host }
@@ -221,10 +221,10 @@ impl Terms {
         idempotency
             .prefix("")
             .window(self.window)
-            .on_timeout(if self.refuse_unfinished { OnTimeout::Refuse } else { OnTimeout::RunAgain })
+            .on_timeout(if self.refuse_unfinished { OnTimeout::Reject } else { OnTimeout::RunAgain })
             .cache(cache)
             .on_error(|failure: &Failure| match failure.then {
-                Then::GiveUp => OnError::GiveUp,
+                Then::GiveUp => OnError::Release,
                 Then::Keep => OnError::Keep,
                 Then::Store => OnError::Store(StoredError::new("Failure", failure.execution.to_string())),
             })

@@ -12,7 +12,7 @@ use std::time::{Duration, SystemTime};
 use aws_lambda_events::sqs::{SqsBatchResponse, SqsEvent, SqsMessage};
 use fastrand::Rng;
 use lambda_lock::embedded::Host;
-use lambda_lock::{Idempotency, Message, OnTimeout, SqsConsumer, WithRun, WithoutKey};
+use lambda_lock::{Idempotency, Message, OnMissingKey, OnTimeout, SqsConsumer, WithRun};
 use serde_json::Value;
 use tokio::time::{sleep, timeout};
 use tower::{Layer, Service, service_fn};
@@ -166,13 +166,13 @@ impl Scene {
             KeyIs::DeduplicationId => Consumer::by_deduplication_id(locks),
             KeyIs::InBody => {
                 let job = |message: &Message<Value>| message.body["job"].as_str().map(str::to_owned);
-                let policy = if self.terms.refuse_unfinished { OnTimeout::Refuse } else { OnTimeout::RunAgain };
-                let once = Idempotency::new(locks, WithoutKey::Refuse, job).window(self.terms.window);
+                let policy = if self.terms.refuse_unfinished { OnTimeout::Reject } else { OnTimeout::RunAgain };
+                let once = Idempotency::new(locks, OnMissingKey::Reject, job).window(self.terms.window);
                 Consumer::new(once.on_timeout(policy).cache(random.usize(0..5)))
             }
         };
-        let least_time = Duration::from_millis(random.u64(100..1000));
-        Function { host, consumer: consumer.concurrency(random.usize(1..=10)).least_time(least_time) }
+        let min_remaining_time = Duration::from_millis(random.u64(100..1000));
+        Function { host, consumer: consumer.concurrency(random.usize(1..=10)).min_remaining_time(min_remaining_time) }
     }
 
     fn count(&self, count: impl FnOnce(&mut Counts)) {

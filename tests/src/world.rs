@@ -6,20 +6,20 @@ use aws_sdk_dynamodb::Client;
 use aws_sdk_dynamodb::config::retry::RetryConfig;
 use aws_sdk_dynamodb::config::{self, Credentials, Region};
 use aws_sdk_dynamodb::types::AttributeValue;
-use lambda_lock::embedded::{Engine, Host, HostBuilder};
+use lambda_lock::embedded::{DynamoDb, Host, HostBuilder};
 use lambda_lock::{Locks, LocksBuilder};
 
 /// A DynamoDB with an empty lock table: the embedded engine, or whatever `LOCK_TEST_ENDPOINT` names.
 #[derive(Debug)]
 pub struct World {
-    dynamodb: DynamoDb,
+    dynamodb: Backend,
     /// The name of the table, different for every world.
     pub table: String,
 }
 
 #[derive(Debug)]
-enum DynamoDb {
-    Embedded(Engine),
+enum Backend {
+    Embedded(DynamoDb),
     Endpoint(String),
 }
 
@@ -35,8 +35,8 @@ impl World {
     #[must_use]
     pub fn without_table() -> Self {
         let dynamodb = match env::var("LOCK_TEST_ENDPOINT") {
-            Ok(endpoint) => DynamoDb::Endpoint(endpoint),
-            Err(_) => DynamoDb::Embedded(Engine::new().unwrap()),
+            Ok(endpoint) => Backend::Endpoint(endpoint),
+            Err(_) => Backend::Embedded(DynamoDb::new().unwrap()),
         };
         Self { dynamodb, table: format!("locks-{:016x}", fastrand::u64(..)) }
     }
@@ -44,8 +44,8 @@ impl World {
     /// A host of its own: a client with a clock and a network.
     pub fn host(&self) -> HostBuilder {
         match &self.dynamodb {
-            DynamoDb::Embedded(engine) => engine.host(),
-            DynamoDb::Endpoint(endpoint) => Host::over(
+            Backend::Embedded(engine) => engine.host(),
+            Backend::Endpoint(endpoint) => Host::over(
                 config::Builder::new()
                     .endpoint_url(endpoint)
                     .region(Region::from_static("us-east-1"))

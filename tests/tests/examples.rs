@@ -14,7 +14,7 @@ use aws_sdk_dynamodb::types::AttributeValue;
 use aws_sdk_sqs::config::{BehaviorVersion, Region};
 use lambda_example::{Order, Orders, Payment, Payments, order_api, payment_queue};
 use lambda_lock::embedded::{Answer, Host, Intercept};
-use lambda_lock::{Idempotency, IdempotentLayer, LockLayer, Message, SqsConsumer, WithoutKey};
+use lambda_lock::{Idempotency, IdempotentLayer, LockLayer, Message, OnMissingKey, SqsConsumer};
 use lambda_lock_tests::invocation::{LoseAnswers, invocation, invocation_without_deadline};
 use lambda_lock_tests::{Row, World};
 use lambda_runtime::LambdaEvent;
@@ -396,7 +396,7 @@ async fn the_policy_of_the_readme_allows_the_keys_of_its_middlewares_and_no_more
     singleton.oneshot(invocation_without_deadline(FUNCTION, ())).await.unwrap();
 
     let key = |event: &LambdaEvent<String>| Some(event.payload.clone());
-    let once = IdempotentLayer::new(Idempotency::new(locks.clone(), WithoutKey::Refuse, key))
+    let once = IdempotentLayer::new(Idempotency::new(locks.clone(), OnMissingKey::Reject, key))
         .layer(service_fn(async |_: LambdaEvent<String>| Ok::<_, Infallible>(())));
     once.oneshot(invocation_without_deadline(FUNCTION, "order-1".to_owned())).await.unwrap();
 

@@ -18,8 +18,8 @@ use futures_util::FutureExt;
 use futures_util::future::{BoxFuture, join_all};
 use lambda_lock::embedded::{Host, Intercept};
 use lambda_lock::{
-    Backoff, Error, HandlerError, Idempotency, IdempotentLayer, Locks, OnError, OnTimeout, RecordFormat, Run,
-    StoredError, WhenUnstorable, WithRun, WithoutKey,
+    Backoff, Error, HandlerError, Idempotency, IdempotentLayer, Locks, OnError, OnMissingKey, OnTimeout,
+    OnUnstorableResult, RecordFormat, Run, StoredError, WithRun,
 };
 use lambda_lock_tests::invocation::{
     Counter, FUNCTION, LoseAnswers, invocation, invocation_with, keep_log, logged, millis, told,
@@ -78,7 +78,7 @@ type Orders<T> = Idempotency<Order, T, Declined>;
 
 /// Without a prefix, as it is outside of Lambda.
 fn orders<T>(locks: &Locks) -> Orders<T> {
-    Idempotency::new(locks.clone(), WithoutKey::Refuse, |order: &Order| order.id.clone())
+    Idempotency::new(locks.clone(), OnMissingKey::Reject, |order: &Order| order.id.clone())
 }
 
 /// Runs, and returns how many runs that makes.
@@ -425,7 +425,7 @@ async fn an_input_without_a_key_is_refused_and_nothing_is_sent() {
 async fn inputs_without_a_key_run_each_time_where_that_is_wanted_and_nothing_is_sent() {
     let (_world, host, locks) = environment().await;
     let orders: Orders<(u32, bool, u64)> =
-        Idempotency::new(locks, WithoutKey::Run, |order: &Order| order.id.clone()).cache(10);
+        Idempotency::new(locks, OnMissingKey::RunUnprotected, |order: &Order| order.id.clone()).cache(10);
     let runs = Counter::default();
     for index in 1..=3 {
         let body = async |run: &Run| Ok((runs.count(), run.lock().is_enforced(), run.lock().fence()));
@@ -438,8 +438,9 @@ async fn inputs_without_a_key_run_each_time_where_that_is_wanted_and_nothing_is_
 #[tokio::test]
 async fn inputs_without_a_key_send_nothing_when_they_fail_either_whatever_is_set_for_errors() {
     let (_world, host, locks) = environment().await;
-    for policy in [OnError::GiveUp, OnError::Keep, OnError::Store(StoredError::new("Declined", "no"))] {
-        let orders: Orders<u32> = Idempotency::new(locks.clone(), WithoutKey::Run, |order: &Order| order.id.clone());
+    for policy in [OnError::Release, OnError::Keep, OnError::Store(StoredError::new("Declined", "no"))] {
+        let orders: Orders<u32> =
+            Idempotency::new(locks.clone(), OnMissingKey::RunUnprotected, |order: &Order| order.id.clone());
         let orders = orders.on_error(move |_| policy.clone());
         assert!(is_declined(&decline(&orders, &order_without_id(), &Counter::default()).await));
     }
@@ -450,7 +451,7 @@ async fn inputs_without_a_key_send_nothing_when_they_fail_either_whatever_is_set
 #[tokio::test]
 async fn inputs_without_a_key_run_at_the_same_time() {
     let (_world, _host, locks) = environment().await;
-    let orders: Orders<()> = Idempotency::new(locks, WithoutKey::Run, |order: &Order| order.id.clone());
+    let orders: Orders<()> = Idempotency::new(locks, OnMissingKey::RunUnprotected, |order: &Order| order.id.clone());
     let both = Barrier::new(2);
     let calls = [0, 1].map(|_| async {
         orders
@@ -472,15 +473,15 @@ async fn a_key_that_is_null_or_empty_or_has_nothing_but_nulls_is_none() {
     let runs = Counter::default();
     for key in [json!(null), json!(""), json!([]), json!([null, null]), json!({}), json!({ "id": null })] {
         for format in [RecordFormat::Plain, RecordFormat::Hashed] {
-            let keyed = |without_key| {
+            let keyed = |on_missing_key| {
                 let key = key.clone();
-                let orders: Orders<u32> = Idempotency::new(locks.clone(), without_key, move |_| Some(key.clone()));
+                let orders: Orders<u32> = Idempotency::new(locks.clone(), on_missing_key, move |_| Some(key.clone()));
                 orders.format(format).prefix("orders")
             };
-            let error = refused(place(&keyed(WithoutKey::Refuse), &order("a"), &runs).await);
+            let error = refused(place(&keyed(OnMissingKey::Reject), &order("a"), &runs).await);
             assert!(error.is_key_missing(), "{key} {error}");
             let before = runs.get();
-            place(&keyed(WithoutKey::Run), &order("a"), &runs).await.unwrap();
+            place(&keyed(OnMissingKey::RunUnprotected), &order("a"), &runs).await.unwrap();
             assert_eq!(runs.get(), before + 1, "{key}");
         }
     }
@@ -561,7 +562,7 @@ async fn a_hashed_key_can_be_any_json_of_any_length_whatever_the_order_of_its_fi
     let long = "x".repeat(100_000);
     let keyed = |key: Value| {
         let orders: Orders<u32> =
-            Idempotency::new(locks.clone(), WithoutKey::Refuse, move |_: &Order| Some(key.clone()));
+            Idempotency::new(locks.clone(), OnMissingKey::Reject, move |_: &Order| Some(key.clone()));
         orders.format(RecordFormat::Hashed)
     };
     let parse = |text: &str| serde_json::from_str::<Value>(text).unwrap();
@@ -596,7 +597,7 @@ async fn a_plain_key_that_is_too_long_with_its_prefix_is_refused_and_nothing_is_
 async fn a_plain_key_that_is_not_a_string_is_refused_and_nothing_is_sent() {
     let (_world, host, locks) = environment().await;
     let runs = Counter::default();
-    let orders: Orders<u32> = Idempotency::new(locks, WithoutKey::Run, |order: &Order| Some(order.amount));
+    let orders: Orders<u32> = Idempotency::new(locks, OnMissingKey::RunUnprotected, |order: &Order| Some(order.amount));
     let error = refused(place(&orders, &order("a"), &runs).await);
     assert!(error.is_invalid() && error.to_string().contains("string"), "{error}");
     assert_eq!((runs.get(), host.requests()), (0, 0));
@@ -851,7 +852,7 @@ async fn after_a_crash_the_work_runs_again_when_the_lease_has_ended_and_not_befo
 }
 
 fn refusing(locks: &Locks) -> Orders<u32> {
-    orders(locks).on_timeout(OnTimeout::Refuse)
+    orders(locks).on_timeout(OnTimeout::Reject)
 }
 
 // behaviour 65
@@ -916,8 +917,8 @@ async fn work_that_must_not_repeat_is_unfinished_after_it_outlived_its_lease() {
 #[tokio::test]
 async fn work_that_must_not_repeat_is_unfinished_after_its_result_could_not_be_stored() {
     let (world, host, locks) = environment().await;
-    let orders: Orders<String> = orders(&locks).on_timeout(OnTimeout::Refuse);
-    assert!(refused(orders.run(&order("a"), async |_| Ok("x".repeat(500_000))).await).is_result());
+    let orders: Orders<String> = orders(&locks).on_timeout(OnTimeout::Reject);
+    assert!(refused(orders.run(&order("a"), async |_| Ok("x".repeat(500_000))).await).is_unusable_result());
     assert_unfinished(&world, &host).await;
 }
 
@@ -1402,7 +1403,7 @@ async fn with_locking_switched_off_everything_runs_and_nothing_is_sent_whatever_
     let locks = world.locks(&host).enabled(false).build().unwrap();
     let runs = Counter::default();
     for (index, policy) in
-        [OnError::GiveUp, OnError::Keep, OnError::Store(StoredError::new("Declined", "no"))].into_iter().enumerate()
+        [OnError::Release, OnError::Keep, OnError::Store(StoredError::new("Declined", "no"))].into_iter().enumerate()
     {
         let orders = orders(&locks).on_error(move |_| policy.clone());
         assert_eq!(place(&orders, &order("a"), &runs).await.unwrap() as usize, 2 * index + 1);
@@ -1632,7 +1633,7 @@ async fn a_result_that_is_too_large_is_an_error_and_the_record_is_left_to_its_le
             })
             .await,
     );
-    assert!(error.is_result(), "{error}");
+    assert!(error.is_unusable_result(), "{error}");
     assert!(error.to_string().contains("399361") && !error.to_string().contains("xxx"), "{error}");
     sleep(ms(50)).await;
     assert_eq!(host.requests(), 1);
@@ -1648,7 +1649,7 @@ async fn a_result_without_a_form_as_json_is_an_error_too() {
     let (_world, host, locks) = environment().await;
     let orders: Orders<HashMap<(u8, u8), u8>> = orders(&locks);
     let error = refused(orders.run(&order("a"), async |_| Ok(HashMap::from([((1, 2), 3)]))).await);
-    assert!(error.is_result() && error.to_string().contains("JSON"), "{error}");
+    assert!(error.is_unusable_result() && error.to_string().contains("JSON"), "{error}");
     assert_eq!(host.requests(), 1);
 }
 
@@ -1658,7 +1659,7 @@ async fn a_result_that_is_too_large_can_be_left_out_and_a_duplicate_then_gets_no
     for cache in [0, 10] {
         let (world, host, locks) = environment().await;
         let exports: Orders<Option<String>> =
-            orders(&locks).when_unstorable(WhenUnstorable::CompleteWithoutResult).cache(cache);
+            orders(&locks).on_unstorable_result(OnUnstorableResult::CompleteWithoutResult).cache(cache);
         let first = exports.run(&order("a"), async |_| Ok(Some(large(MOST)))).await.unwrap();
         assert_eq!(first.map(|export| export.len()), Some(MOST - 2));
         assert_eq!(
@@ -1680,10 +1681,10 @@ async fn a_duplicate_that_needs_a_result_which_was_left_out_gets_an_error_and_do
     for cache in [0, 10] {
         let (_world, _host, locks) = environment().await;
         let exports: Orders<String> =
-            orders(&locks).when_unstorable(WhenUnstorable::CompleteWithoutResult).cache(cache);
+            orders(&locks).on_unstorable_result(OnUnstorableResult::CompleteWithoutResult).cache(cache);
         exports.run(&order("a"), async |_| Ok(large(MOST + 1))).await.unwrap();
         let error = refused(exports.run(&order("a"), async |_| panic!("it runs again")).await);
-        assert!(error.is_result() && error.to_string().contains("without its result"), "{error}");
+        assert!(error.is_unusable_result() && error.to_string().contains("without its result"), "{error}");
     }
 }
 
@@ -1695,7 +1696,7 @@ async fn a_stored_result_of_another_type_is_an_error_that_does_not_show_it() {
     before.run(&order("a"), async |_| Ok("4111 1111".to_owned())).await.unwrap();
     let row = world.row("a").await;
     let error = refused(place(&orders(&locks), &order("a"), &Counter::default()).await);
-    assert!(error.is_result(), "{error}");
+    assert!(error.is_unusable_result(), "{error}");
     assert!(!format!("{error} {error:?}").contains("4111"), "{error:?}");
     assert_eq!(world.row("a").await, row);
 }
@@ -1788,7 +1789,7 @@ async fn a_stored_result_or_error_that_cannot_be_read_is_an_error_that_does_not_
         ("error", text("")),
     ] {
         let error = refused(outcome_with(&world, &orders, completed(&host, [(attribute, value)])).await);
-        assert!(error.is_result(), "{error}");
+        assert!(error.is_unusable_result(), "{error}");
         assert!(!error.to_string().contains("4111"), "{error}");
     }
 }
@@ -1975,9 +1976,9 @@ async fn a_transaction_that_completes_a_run_a_second_time_is_cancelled() {
 async fn a_transaction_of_a_run_that_is_not_protected_is_committed_all_the_same() {
     let (world, host, locks) = environment().await;
     let disabled = world.locks(&host).enabled(false).build().unwrap();
-    let without_key: Orders<u32> =
-        Idempotency::new(locks, WithoutKey::Run, |order: &Order| order.id.clone()).prefix("orders");
-    for (orders, order) in [(orders(&disabled), order("a")), (without_key, order_without_id())] {
+    let on_missing_key: Orders<u32> =
+        Idempotency::new(locks, OnMissingKey::RunUnprotected, |order: &Order| order.id.clone()).prefix("orders");
+    for (orders, order) in [(orders(&disabled), order("a")), (on_missing_key, order_without_id())] {
         for result in [17, 18] {
             let body = async |run: &Run| commit(&world, &host, run, result, None).await;
             assert_eq!(orders.run(&order, body).await.unwrap(), result);
@@ -1993,10 +1994,10 @@ async fn a_transaction_of_a_run_that_is_not_protected_is_committed_all_the_same(
 #[tokio::test]
 async fn a_result_that_is_too_large_cannot_be_completed_in_a_transaction_whatever_is_set_for_that() {
     let (_world, _host, locks) = environment().await;
-    let exports: Orders<String> = orders(&locks).when_unstorable(WhenUnstorable::CompleteWithoutResult);
+    let exports: Orders<String> = orders(&locks).on_unstorable_result(OnUnstorableResult::CompleteWithoutResult);
     let body = async |run: &Run| {
         let error = run.complete_in(&large(MOST + 1)).unwrap_err();
-        assert!(error.is_result(), "{error}");
+        assert!(error.is_unusable_result(), "{error}");
         Ok("small".to_owned())
     };
     exports.run(&order("a"), body).await.unwrap();
@@ -2138,7 +2139,7 @@ async fn a_run_whose_record_powertools_took_over_leaves_it_alone() {
 type Invocations<T> = Idempotency<LambdaEvent<Order>, T, Declined>;
 
 fn invocations<T>(locks: &Locks) -> Invocations<T> {
-    Idempotency::new(locks.clone(), WithoutKey::Refuse, |event: &LambdaEvent<Order>| event.payload.id.clone())
+    Idempotency::new(locks.clone(), OnMissingKey::Reject, |event: &LambdaEvent<Order>| event.payload.id.clone())
 }
 
 /// A handler that returns how many runs that makes.
@@ -2234,9 +2235,9 @@ async fn a_refusal_reaches_lambda_with_an_error_type_of_its_own() {
     let crashed = world.host().build();
     crash(&crashed, &refusing(&world.locks(&crashed).build().unwrap()).prefix(FUNCTION), &order("c")).await;
     host.advance_clock(AFTER_THE_LEASE);
-    assert_eq!(call(invocations(&locks).on_timeout(OnTimeout::Refuse), order("c")).await, "IdempotencyUnfinished");
+    assert_eq!(call(invocations(&locks).on_timeout(OnTimeout::Reject), order("c")).await, "IdempotencyUnfinished");
     world.put_row(completed(&host, [("id", text("orders#d")), ("data", text("\"17\""))])).await;
-    assert_eq!(call(invocations(&locks), order("d")).await, "IdempotencyResult");
+    assert_eq!(call(invocations(&locks), order("d")).await, "IdempotencyUnusableResult");
     assert_eq!(runs.get(), 1);
 }
 
@@ -2409,7 +2410,7 @@ async fn of_many_invocations_at_once_in_one_environment_one_runs_for_each_key() 
 async fn work_that_must_not_repeat_does_not_repeat_either_when_a_renewal_moved_its_lease() {
     let (world, _host, locks) = environment().await;
     let window = Duration::from_hours(14 * 24);
-    let refusing = |locks: &Locks| orders(locks).window(window).on_timeout(OnTimeout::Refuse);
+    let refusing = |locks: &Locks| orders(locks).window(window).on_timeout(OnTimeout::Reject);
     let (mine, begun) = (refusing(&locks), Notify::new());
     let input = order("a");
     let run = mine.run(&input, async |run| {
@@ -2447,13 +2448,13 @@ impl serde::Serialize for Brittle {
 #[tokio::test]
 async fn work_that_must_not_repeat_does_not_repeat_either_when_what_comes_after_it_panics() {
     let (world, _host, locks) = environment().await;
-    let brittle: Orders<Brittle> = orders(&locks).on_timeout(OnTimeout::Refuse);
+    let brittle: Orders<Brittle> = orders(&locks).on_timeout(OnTimeout::Reject);
     let run = AssertUnwindSafe(async { brittle.run(&order("a"), async |_| Ok(Brittle)).await });
     assert!(run.catch_unwind().await.is_err());
-    let policy: Orders<u32> = orders(&locks).on_timeout(OnTimeout::Refuse).on_error(|Declined| panic!("in the policy"));
+    let policy: Orders<u32> = orders(&locks).on_timeout(OnTimeout::Reject).on_error(|Declined| panic!("in the policy"));
     let run = AssertUnwindSafe(async { policy.run(&order("b"), async |_| Err(Declined)).await });
     assert!(run.catch_unwind().await.is_err());
-    let again: Orders<u32> = orders(&later(&world, AFTER_THE_LEASE)).on_timeout(OnTimeout::Refuse);
+    let again: Orders<u32> = orders(&later(&world, AFTER_THE_LEASE)).on_timeout(OnTimeout::Reject);
     for id in ["a", "b"] {
         let runs = Counter::default();
         assert!(refused(place(&again, &order(id), &runs).await).is_unfinished(), "{id}");
@@ -2535,7 +2536,7 @@ async fn a_cache_may_be_as_large_as_can_be() {
 #[tokio::test]
 async fn work_without_a_record_is_not_bound_by_a_lease() {
     let (_world, _host, locks) = environment().await;
-    let keyless: Orders<u32> = Idempotency::new(locks, WithoutKey::Run, |order: &Order| order.id.clone());
+    let keyless: Orders<u32> = Idempotency::new(locks, OnMissingKey::RunUnprotected, |order: &Order| order.id.clone());
     let slow = async |_: &Run| {
         sleep(ms(50)).await;
         Ok(17)
@@ -2613,7 +2614,10 @@ async fn a_result_with_a_float_that_is_not_finite_cannot_be_stored() {
                 number += 1;
                 let outcome = measure.run(&order(&number.to_string()), async |_| Ok(result.clone())).await;
                 let error = refused(outcome);
-                assert!(error.is_result() && error.to_string().contains("finite"), "{format:?} {result:?}: {error}");
+                assert!(
+                    error.is_unusable_result() && error.to_string().contains("finite"),
+                    "{format:?} {result:?}: {error}"
+                );
             }
         }
         // What is finite, or nothing, is stored.
@@ -2640,14 +2644,14 @@ async fn a_float_that_is_not_finite_is_no_key_of_a_map_either() {
     }
     let (_world, _host, locks) = environment().await;
     let measure: Orders<ByFloat> = orders(&locks);
-    assert!(refused(measure.run(&order("a"), async |_| Ok(ByFloat)).await).is_result());
+    assert!(refused(measure.run(&order("a"), async |_| Ok(ByFloat)).await).is_unusable_result());
 }
 
 // behaviour 75
 #[tokio::test]
 async fn a_result_with_a_float_that_is_not_finite_can_be_left_out() {
     let (world, _host, locks) = environment().await;
-    let measure: Orders<Option<f64>> = orders(&locks).when_unstorable(WhenUnstorable::CompleteWithoutResult);
+    let measure: Orders<Option<f64>> = orders(&locks).on_unstorable_result(OnUnstorableResult::CompleteWithoutResult);
     assert!(measure.run(&order("a"), async |_| Ok(Some(f64::NAN))).await.unwrap().unwrap().is_nan());
     let row = world.row("a").await.unwrap();
     assert_eq!((string_in(&row, "status"), row.contains_key("data")), ("COMPLETED", false));
@@ -2677,7 +2681,7 @@ async fn a_result_nested_deeper_than_it_could_be_read_cannot_be_stored() {
         let replayed = trees.run(&order("a"), async |_| panic!("it runs again")).await.unwrap();
         assert_eq!(replayed.levels(), most);
         let error = refused(trees.run(&order("b"), async |_| Ok(Deep::of(most + 1))).await);
-        assert!(error.is_result() && error.to_string().contains(&format!("{most} levels")), "{error}");
+        assert!(error.is_unusable_result() && error.to_string().contains(&format!("{most} levels")), "{error}");
     }
 }
 
@@ -2688,9 +2692,9 @@ async fn what_cannot_be_stored_cannot_be_completed_in_a_transaction_either() {
     let orders: Orders<u32> = orders(&locks);
     let body = async |run: &Run| {
         let why = run.complete_in(&f32::NAN).unwrap_err();
-        assert!(why.is_result() && why.to_string().contains("finite"), "{why}");
+        assert!(why.is_unusable_result() && why.to_string().contains("finite"), "{why}");
         let why = run.complete_in(&Deep::of(128)).unwrap_err();
-        assert!(why.is_result() && why.to_string().contains("127 levels"), "{why}");
+        assert!(why.is_unusable_result() && why.to_string().contains("127 levels"), "{why}");
         Ok(17)
     };
     assert_eq!(orders.run(&order("a"), body).await.unwrap(), 17);
@@ -2705,7 +2709,7 @@ async fn an_integer_of_python_that_64_bits_cannot_hold_is_not_rounded() {
     world.put_row(completed(&host, [("id", text("orders#ebd9f4c7b06cb0aaf5d13d80e49d8b90")), ("data", data)])).await;
     let orders: Orders<Value> = orders(&locks).format(RecordFormat::PowertoolsPython).prefix("orders");
     let error = refused(orders.run(&order("abc"), async |_| panic!("it runs again")).await);
-    assert!(error.is_result() && error.to_string().contains("64 bits"), "{error}");
+    assert!(error.is_unusable_result() && error.to_string().contains("64 bits"), "{error}");
     assert!(!error.to_string().contains("123456"), "{error}");
 }
 

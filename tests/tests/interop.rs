@@ -7,7 +7,7 @@ use std::future::pending;
 use std::time::Duration;
 
 use lambda_lock::embedded::Host;
-use lambda_lock::{Error, HandlerError, Idempotency, OnError, Run, StoredError, WhenUnstorable, WithoutKey};
+use lambda_lock::{Error, HandlerError, Idempotency, OnError, OnMissingKey, OnUnstorableResult, Run, StoredError};
 use lambda_lock_tests::invocation::{keep_log, logged, told};
 use lambda_lock_tests::powertools::{Language, Powertools};
 use lambda_lock_tests::{Row, World};
@@ -66,7 +66,7 @@ impl Sides {
 
     fn ours_on(&self, host: &Host) -> Orders {
         let locks = self.world.locks(host).build().unwrap();
-        Idempotency::new(locks, WithoutKey::Refuse, |order: &Value| Some(order["id"].clone()))
+        Idempotency::new(locks, OnMissingKey::Reject, |order: &Value| Some(order["id"].clone()))
             .format(self.language.format())
             .prefix("orders")
     }
@@ -252,7 +252,7 @@ async fn what_powertools_ran_is_replayed_in_rust_with_the_same_result() {
 #[tokio::test]
 async fn what_rust_completed_in_a_transaction_or_without_its_result_does_not_run_in_powertools() {
     with_each_language(async |sides| {
-        let ours = sides.ours().when_unstorable(WhenUnstorable::CompleteWithoutResult);
+        let ours = sides.ours().on_unstorable_result(OnUnstorableResult::CompleteWithoutResult);
         let client = sides.world.client();
         let result = json!({"by": "a transaction"});
         let committed = async |run: &Run| {
@@ -344,7 +344,7 @@ async fn an_event_as_a_whole_is_the_same_key_on_both_sides() {
     with_each_language(async |sides| {
         let ours = sides.ours();
         let locks = sides.world.default_locks();
-        let whole: Orders = Idempotency::new(locks, WithoutKey::Refuse, |order: &Value| Some(order.clone()))
+        let whole: Orders = Idempotency::new(locks, OnMissingKey::Reject, |order: &Value| Some(order.clone()))
             .format(sides.language.format())
             .prefix("orders");
         let (first, second) = (order("é 1", "ours"), order("é 2", "theirs"));

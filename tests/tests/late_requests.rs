@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use aws_sdk_dynamodb::types::AttributeValue;
 use lambda_lock::embedded::{Answer, Intercept};
-use lambda_lock::{Data, HandlerError, Idempotency, Locks, OnTimeout, WithoutKey};
+use lambda_lock::{Data, HandlerError, Idempotency, Locks, OnMissingKey, OnTimeout};
 use lambda_lock_tests::invocation::millis;
 use lambda_lock_tests::{Late, World};
 use serde_json::{Value, json};
@@ -46,7 +46,7 @@ async fn a_release_that_arrives_after_a_later_one_changes_nothing() {
     lock.set_data("first");
     assert!(lock.release().await.unwrap_err().is_unavailable());
     lock.set_data("second");
-    lock.waive_hold_at_least();
+    lock.clear_hold_at_least();
     lock.release().await.unwrap();
     let row = world.row("job").await;
 
@@ -69,7 +69,7 @@ async fn a_second_release_replaces_a_first_one_that_was_applied_without_an_answe
     assert!(lock.release().await.unwrap_err().is_unavailable());
     assert!(late.deliver(&world).await);
     lock.set_data("second");
-    lock.waive_hold_at_least();
+    lock.clear_hold_at_least();
     lock.release().await.unwrap();
     let next = world.default_locks().try_acquire("job").await.unwrap().unwrap();
     assert_eq!(next.data().and_then(Data::as_str), Some("second"));
@@ -127,7 +127,7 @@ async fn an_acquire_that_cannot_read_its_answer_does_not_keep_the_key() {
     let host = world.host().intercept(LoseBody::default()).build();
     let locks = world.locks(&host).build().unwrap();
     assert!(locks.try_acquire("job").await.is_err());
-    locks.settle().await;
+    locks.flush().await;
     world.default_locks().try_acquire("job").await.unwrap().expect("nobody holds it").release().await.unwrap();
 }
 
@@ -147,7 +147,7 @@ async fn a_withdrawal_does_not_extend_how_long_an_unfinished_run_of_powertools_i
     world.put_row(row.map(|(name, value)| (name.to_owned(), value)).into()).await;
     let host = world.host().intercept(Late::updates(1..=1)).build();
     let locks = world.locks_with_quick_retries(&host).build().unwrap();
-    let refused = once(locks).on_timeout(OnTimeout::Refuse).run(&"order".to_owned(), async |_| Ok(1)).await;
+    let refused = once(locks).on_timeout(OnTimeout::Reject).run(&"order".to_owned(), async |_| Ok(1)).await;
     assert!(matches!(refused, Err(HandlerError::Lock(error)) if error.is_unfinished()));
     let row = world.row("order").await.unwrap();
     assert!(row.contains_key("withdrawn"));
@@ -163,7 +163,7 @@ async fn a_refusal_with_an_unanswered_attempt_costs_two_more_requests() {
     let locks = world.locks_with_quick_retries(&host).build().unwrap();
     assert!(locks.try_acquire("job").await.unwrap().is_none());
     assert_eq!(host.requests(), 2 + 2);
-    locks.settle().await;
+    locks.flush().await;
     assert_eq!(host.requests(), 2 + 2);
     holder.release().await.unwrap();
 }
@@ -176,7 +176,7 @@ async fn an_attempt_that_arrives_after_its_acquire_gave_up_does_not_take_a_key_t
     let host = world.host().intercept(late.clone()).build();
     let locks = world.locks_with_quick_retries(&host).build().unwrap();
     assert!(locks.try_acquire("job").await.unwrap_err().is_unavailable());
-    locks.settle().await;
+    locks.flush().await;
 
     assert!(!late.deliver(&world).await);
     let next = world.default_locks().try_acquire("job").await.unwrap().expect("nobody holds it");
@@ -192,7 +192,7 @@ async fn a_row_that_refuses_a_late_attempt_is_kept_for_the_retention() {
     let host = world.host().clock_ahead(Duration::from_hours(23)).intercept(late.clone()).build();
     let locks = world.locks_with_quick_retries(&host).build().unwrap();
     assert!(locks.try_acquire("job").await.unwrap_err().is_unavailable());
-    locks.settle().await;
+    locks.flush().await;
     let row = world.row("job").await.unwrap();
     let expiration: u64 = row["expiration"].as_n().unwrap().parse().unwrap();
     assert!(expiration * 1000 >= millis(host.now() + Duration::from_hours(23)), "{expiration}");
@@ -225,7 +225,7 @@ fn is_completion(request: &Value) -> bool {
 }
 
 fn once(locks: Locks) -> Idempotency<String, u32, Infallible> {
-    Idempotency::new(locks, WithoutKey::Refuse, |key: &String| Some(key.clone()))
+    Idempotency::new(locks, OnMissingKey::Reject, |key: &String| Some(key.clone()))
 }
 
 // behaviours 60, 76
@@ -262,7 +262,7 @@ async fn a_refusal_whose_attempts_were_all_answered_is_followed_by_nothing() {
     let host = world.host().build();
     let locks = world.locks(&host).build().unwrap();
     assert!(locks.try_acquire("job").await.unwrap().is_none());
-    locks.settle().await;
+    locks.flush().await;
     assert_eq!(host.requests(), 1);
     holder.release().await.unwrap();
 }

@@ -13,7 +13,7 @@ use aws_sdk_dynamodb::types::AttributeValue;
 use futures_util::future::join_all;
 use lambda_example::{Outcome, ReportRequest, Reports, nightly_report};
 use lambda_lock::embedded::{Answer, Faults, Host, Intercept};
-use lambda_lock::{Backoff, HandlerError, Lock, LockLayer, LockedEvent, Locks, WhenUnavailable};
+use lambda_lock::{Backoff, HandlerError, Lock, LockLayer, LockedEvent, Locks, OnUnavailable};
 use lambda_lock_tests::World;
 use lambda_lock_tests::invocation::{self, millis, told};
 use lambda_runtime::{Diagnostic, Error, LambdaEvent};
@@ -185,7 +185,7 @@ async fn an_invocation_that_finds_the_key_held_can_be_answered_instead() {
     let (world, host, locks) = environment().await;
     let _other = hold_elsewhere(&world, FUNCTION).await;
     let service = LockLayer::new(locks)
-        .answer_when_held(|held| format!("skipped for {}", held.holder().unwrap().name().unwrap()))
+        .on_held(|held| format!("skipped for {}", held.holder().unwrap().name().unwrap()))
         .layer(service_fn(|_: LambdaEvent<()>| async { Ok::<_, Error>("ran".to_owned()) }));
     assert_eq!(service.oneshot(invocation(&host, ())).await.unwrap(), "skipped for another environment");
 }
@@ -630,7 +630,7 @@ async fn unlocked(event: LockedEvent<()>) -> Result<(bool, u64), Error> {
 #[tokio::test]
 async fn when_the_table_cannot_be_reached_the_invocation_can_run_unlocked() {
     let (_world, _host, locks) = environment_without_network().await;
-    let service = LockLayer::new(locks).when_unavailable(WhenUnavailable::RunUnlocked).layer(service_fn(unlocked));
+    let service = LockLayer::new(locks).on_unavailable(OnUnavailable::RunUnlocked).layer(service_fn(unlocked));
     assert_eq!(service.oneshot(invocation_without_deadline(())).await.unwrap(), (false, 0));
 }
 
@@ -648,7 +648,7 @@ async fn when_the_table_throttles_the_invocation_can_run_unlocked() {
     let world = World::new().await;
     let host = world.host().faults(Faults::seeded(1).throttle(1.0)).build();
     let service = LockLayer::new(world.locks(&host).build().unwrap())
-        .when_unavailable(WhenUnavailable::RunUnlocked)
+        .on_unavailable(OnUnavailable::RunUnlocked)
         .layer(service_fn(unlocked));
     assert_eq!(service.oneshot(invocation(&host, ())).await.unwrap(), (false, 0));
 }
@@ -657,7 +657,7 @@ async fn when_the_table_throttles_the_invocation_can_run_unlocked() {
 async fn a_held_key_is_no_reason_to_run_unlocked() {
     let (world, host, locks) = environment().await;
     let _other = hold_elsewhere(&world, FUNCTION).await;
-    let service = LockLayer::new(locks).when_unavailable(WhenUnavailable::RunUnlocked).layer(service_fn(done::<()>));
+    let service = LockLayer::new(locks).on_unavailable(OnUnavailable::RunUnlocked).layer(service_fn(done::<()>));
     assert_eq!(told(service.oneshot(invocation(&host, ())).await.unwrap_err()).0, "LockHeld");
 }
 
@@ -676,7 +676,7 @@ async fn denied_access_is_no_reason_to_run_unlocked() {
     let world = World::new().await;
     let host = world.host().intercept(DeniesAccess).build();
     let service = LockLayer::new(world.locks(&host).build().unwrap())
-        .when_unavailable(WhenUnavailable::RunUnlocked)
+        .on_unavailable(OnUnavailable::RunUnlocked)
         .layer(service_fn(done::<()>));
     let (kind, message) = told(service.oneshot(invocation(&host, ())).await.unwrap_err());
     assert_eq!(kind, "LockAccessDenied");
@@ -688,7 +688,7 @@ async fn a_missing_table_is_no_reason_to_run_unlocked() {
     let world = World::without_table();
     let host = world.host().build();
     let service = LockLayer::new(world.locks(&host).build().unwrap())
-        .when_unavailable(WhenUnavailable::RunUnlocked)
+        .on_unavailable(OnUnavailable::RunUnlocked)
         .layer(service_fn(done::<()>));
     let (kind, message) = told(service.oneshot(invocation(&host, ())).await.unwrap_err());
     assert_eq!(kind, "LockTableNotFound");
@@ -900,7 +900,7 @@ async fn of_twenty_calls_at_once_exactly_one_runs() {
             }
         }
     });
-    let service = assert_fit_for_run_concurrent(LockLayer::new(locks).answer_when_held(|_| "skipped").layer(handler));
+    let service = assert_fit_for_run_concurrent(LockLayer::new(locks).on_held(|_| "skipped").layer(handler));
     let mut calls = JoinSet::new();
     for _ in 0..20 {
         calls.spawn(service.clone().oneshot(invocation(&host, ())));

@@ -12,9 +12,9 @@ use aws_sdk_dynamodb::types::{
     AttributeDefinition, AttributeValue, BillingMode, KeySchemaElement, KeyType, ScalarAttributeType,
     TimeToLiveSpecification, TransactWriteItem,
 };
-use lambda_lock::embedded::{Answer, Engine, Faults, Host, HostBuilder, Intercept};
+use lambda_lock::embedded::{Answer, DynamoDb, Faults, Host, HostBuilder, Intercept};
 use lambda_lock::{
-    Backoff, Error, HandlerError, Holder, Idempotency, Jitter, Lock, Locks, OnTimeout, Report, Verdict, WithoutKey,
+    Backoff, Error, HandlerError, Holder, Idempotency, Jitter, Lock, Locks, OnMissingKey, OnTimeout, Report, Verdict,
 };
 use lambda_lock_tests::invocation::{LoseAnswers, millis};
 use lambda_lock_tests::{Row, World};
@@ -311,7 +311,7 @@ async fn a_larger_skew_allows_for_a_worse_clock() {
 async fn a_clock_is_never_failed_within_the_skew_and_always_beyond_it_by_more_than_a_second() {
     // DynamoDB tells whole seconds: whatever part of one has passed, and however long the request takes.
     for (part, latency) in [(0_u32, 0), (1, 0), (250, 0), (500, 40), (750, 200), (999, 0), (0, 450), (999, 450)] {
-        let engine = Engine::starting_at(SystemTime::UNIX_EPOCH + s(1_800_000_000)).unwrap();
+        let engine = DynamoDb::starting_at(SystemTime::UNIX_EPOCH + s(1_800_000_000)).unwrap();
         Locks::builder(engine.client(), "locks").build().unwrap().create_table().await.unwrap();
         for off in (-2100..=2100).step_by(100) {
             let apart = ms(u64::from(i32::unsigned_abs(off)));
@@ -428,7 +428,7 @@ async fn locking_that_is_switched_off_is_a_warning() {
 // behaviour 39
 #[tokio::test(start_paused = true)]
 async fn a_table_that_has_fallen_silent_is_asked_six_times_for_a_second_each() {
-    let engine = Engine::new().unwrap();
+    let engine = DynamoDb::new().unwrap();
     let host = engine.host().build();
     host.crash();
     let before = engine.now();
@@ -457,7 +457,7 @@ async fn warming_up_sends_one_request_that_writes_nothing() {
 
 #[tokio::test(start_paused = true)]
 async fn warming_up_gives_up_on_a_silent_table_after_three_seconds() {
-    let engine = Engine::new().unwrap();
+    let engine = DynamoDb::new().unwrap();
     let host = engine.host().build();
     host.crash();
     let before = engine.now();
@@ -480,7 +480,7 @@ async fn listed(locks: &Locks) -> BTreeMap<String, Result<Holder, Error>> {
 }
 
 fn completed(locks: &Locks) -> Idempotency<String, String, String> {
-    Idempotency::new(locks.clone(), WithoutKey::Refuse, |id: &String| Some(id.clone()))
+    Idempotency::new(locks.clone(), OnMissingKey::Reject, |id: &String| Some(id.clone()))
 }
 
 /// A row of another library's that is, or was, in progress until this time.
@@ -964,7 +964,7 @@ impl Intercept for FirstIsLost {
 #[tokio::test(start_paused = true)]
 async fn a_forced_release_whose_answer_was_lost_is_recognised_when_someone_took_the_key_in_between() {
     // Paused: the SDK's pause before its second try is random, and the other is to be quicker.
-    let engine = Engine::new().unwrap();
+    let engine = DynamoDb::new().unwrap();
     let locks = Locks::builder(engine.client(), "locks").build().unwrap();
     locks.create_table().await.unwrap();
     let _old = locks.acquire("nightly").await.unwrap();
@@ -1099,7 +1099,7 @@ async fn a_key_that_is_freed_by_a_clock_that_is_wrong_is_free_no_later_than_its_
 async fn a_run_that_is_refused_as_unfinished_may_run_again_after_an_operator_freed_it() {
     let world = World::new().await;
     let (host, locks) = locks_on(&world, world.host());
-    let transfers = completed(&locks).on_timeout(OnTimeout::Refuse).lease(s(10));
+    let transfers = completed(&locks).on_timeout(OnTimeout::Reject).lease(s(10));
     let id = "transfer".to_owned();
     let crashing = transfers.run(&id, async |_| {
         host.advance_clock(s(30));
@@ -1133,7 +1133,7 @@ async fn what_a_list_or_a_refusal_names_can_be_freed() {
 
 /// Locks in the engine in this file, as a process of its own has them.
 fn locks_in(file: &std::path::Path) -> Locks {
-    Locks::builder(Engine::open(file).unwrap().client(), "locks").build().unwrap()
+    Locks::builder(DynamoDb::open(file).unwrap().client(), "locks").build().unwrap()
 }
 
 #[tokio::test]
@@ -1221,7 +1221,7 @@ fn a_file_that_is_no_database_is_an_error_that_names_it_and_is_left_as_it_is() {
     std::fs::write(&file, &text).unwrap();
     let nowhere = folder.path().join("no such folder").join("locks.sqlite");
     for path in [&*file, folder.path(), &nowhere] {
-        let error = Engine::open(path).unwrap_err();
+        let error = DynamoDb::open(path).unwrap_err();
         assert!(error.is_invalid());
         assert!(error.to_string().contains(path.to_str().unwrap()), "{error}");
     }

@@ -23,7 +23,7 @@ use aws_smithy_types::body::SdkBody;
 use futures_util::FutureExt;
 use lambda_lock::embedded::Host;
 use lambda_lock::{
-    Backoff, Idempotency, Lock, Locks, Message, OnError, OnTimeout, SqsConsumer, StoredError, WithRun, WithoutKey,
+    Backoff, Idempotency, Lock, Locks, Message, OnError, OnMissingKey, OnTimeout, SqsConsumer, StoredError, WithRun,
 };
 use lambda_lock_tests::World;
 use lambda_lock_tests::invocation::{Counter, invocation, invocation_with, keep_log, logged, millis};
@@ -179,7 +179,7 @@ async fn environment() -> (World, Host, Consumer, Till) {
 
 /// Each payment once, by the id in the body.
 fn by_payment(locks: &Locks) -> Idempotency<Message<Payment>, (), Declined> {
-    Idempotency::new(locks.clone(), WithoutKey::Refuse, |message: &Message<Payment>| Some(message.body.id.clone()))
+    Idempotency::new(locks.clone(), OnMissingKey::Reject, |message: &Message<Payment>| Some(message.body.id.clone()))
 }
 
 /// Another environment works on the message.
@@ -303,7 +303,7 @@ async fn bodies_that_are_not_json_are_parsed_as_the_user_says() {
 async fn a_panic_in_the_parser_or_in_the_key_is_that_messages_failure_alone() {
     let (world, host, _, till) = environment().await;
     let locks = world.locks(&host).build().unwrap();
-    let once = Idempotency::new(locks, WithoutKey::Refuse, |message: &Message<Payment>| {
+    let once = Idempotency::new(locks, OnMissingKey::Reject, |message: &Message<Payment>| {
         assert!(message.body.id != "payment 2", "in the key");
         Some(message.body.id.clone())
     });
@@ -528,15 +528,15 @@ async fn by_a_key_from_the_body_a_second_sending_is_the_same_payment() {
 async fn a_message_without_a_key_goes_back_alone_or_runs_each_time_where_that_is_wanted() {
     let (world, host, _, till) = environment().await;
     let locks = world.locks(&host).build().unwrap();
-    let keyed = |without_key| {
+    let keyed = |on_missing_key| {
         let key = |message: &Message<Payment>| Some(message.body.id.clone()).filter(|id| id != "none");
-        SqsConsumer::new(Idempotency::new(locks.clone(), without_key, key))
+        SqsConsumer::new(Idempotency::new(locks.clone(), on_missing_key, key))
     };
     let keyless = |id| message_with_body(id, &json!({ "id": "none" }).to_string());
     let messages = || [keyless("1"), message("2", "Done"), keyless("3")];
-    assert_eq!(deliver(&keyed(WithoutKey::Refuse), &till, &host, messages()).await, ["1", "3"]);
+    assert_eq!(deliver(&keyed(OnMissingKey::Reject), &till, &host, messages()).await, ["1", "3"]);
     assert_eq!(till.ran(), ["2"]);
-    assert!(deliver(&keyed(WithoutKey::Run), &till, &host, messages()).await.is_empty());
+    assert!(deliver(&keyed(OnMissingKey::RunUnprotected), &till, &host, messages()).await.is_empty());
     assert_eq!(till.ran_in_any_order(), ["1", "2", "3"]);
     assert_eq!(host.requests(), 3);
 }
@@ -695,7 +695,7 @@ async fn after_a_crash_what_was_done_is_not_run_and_what_was_in_progress_goes_ba
 async fn a_message_that_must_not_run_twice_goes_back_each_time_after_it_panicked() {
     let (world, host, _, till) = environment().await;
     let locks = world.locks(&host).build().unwrap();
-    let consumer = SqsConsumer::new(by_payment(&locks).on_timeout(OnTimeout::Refuse));
+    let consumer = SqsConsumer::new(by_payment(&locks).on_timeout(OnTimeout::Reject));
     assert_eq!(deliver(&consumer, &till, &host, [message("1", "Panic")]).await, ["1"]);
     for _ in 0..2 {
         host.advance_clock(AFTER_THE_LEASE);
@@ -908,7 +908,7 @@ async fn lease_end(world: &World, id: &str) -> u64 {
 #[tokio::test]
 async fn the_leases_of_a_batch_end_a_second_before_the_deadline_or_a_quarter_of_the_time_left() {
     let (world, host, consumer, till) = environment().await;
-    let consumer = consumer.least_time(Duration::ZERO);
+    let consumer = consumer.min_remaining_time(Duration::ZERO);
     let event = invocation(&host, batch([message("1", "Done")]));
     let deadline = event.context.deadline;
     assert!(deliver_in(&consumer, &till, event).await.is_empty());
@@ -924,7 +924,7 @@ async fn the_leases_of_a_batch_end_a_second_before_the_deadline_or_a_quarter_of_
 #[tokio::test]
 async fn a_message_that_is_not_done_by_the_end_of_its_lease_is_cancelled_and_the_answer_comes_before_the_deadline() {
     let (_world, host, consumer, till) = environment().await;
-    let consumer = consumer.least_time(ms(100));
+    let consumer = consumer.min_remaining_time(ms(100));
     let messages = [message("1", "Done"), message("2", "Endless"), message("3", "Done")];
     let event = invocation_with(&host, batch(messages), ms(1_600));
     let deadline = event.context.deadline;
@@ -978,9 +978,9 @@ async fn when_the_deadline_is_near_the_rest_of_a_group_goes_back() {
 // behaviour 74
 #[tokio::test]
 async fn how_much_time_a_message_needs_to_be_started_can_be_set() {
-    for (least_time, failed) in [(ms(20_000), vec!["2", "3"]), (ms(500), vec![])] {
+    for (min_remaining_time, failed) in [(ms(20_000), vec!["2", "3"]), (ms(500), vec![])] {
         let (_world, host, consumer, till) = environment().await;
-        let consumer = consumer.concurrency(1).least_time(least_time);
+        let consumer = consumer.concurrency(1).min_remaining_time(min_remaining_time);
         let messages = ["1", "2", "3"].map(|id| message(id, "Done")).to_vec();
         assert_eq!(deliver_while_time_passes(&consumer, &till, &host, messages, ms(9_400)).await, failed);
     }
@@ -1013,7 +1013,7 @@ async fn without_a_deadline_messages_have_the_default_lease() {
 #[tokio::test]
 async fn a_table_that_falls_silent_does_not_keep_the_answer_past_the_deadline() {
     let (_world, host, consumer, till) = environment().await;
-    let consumer = consumer.least_time(ms(100));
+    let consumer = consumer.min_remaining_time(ms(100));
     let event = invocation_with(&host, batch([message("1", "Done"), message("2", "Endless")]), ms(1_200));
     let deadline = event.context.deadline;
     let handler = service_fn({
@@ -1189,7 +1189,7 @@ async fn a_message_that_cannot_be_hidden_goes_back_as_it_would_without() {
 async fn a_queue_that_falls_silent_does_not_keep_the_answer_past_the_deadline() {
     let queues = Queues::that(Does::FallSilent);
     let (_world, host, consumer, till, _other) = hiding(&queues, Duration::from_secs(40)).await;
-    let consumer = consumer.least_time(ms(100));
+    let consumer = consumer.min_remaining_time(ms(100));
     let event = invocation_with(&host, batch([message("1", "Done"), message("2", "Done")]), ms(1_200));
     let deadline = event.context.deadline;
     assert_eq!(deliver_in(&consumer, &till, event).await, ["1"]);
@@ -1203,7 +1203,7 @@ async fn what_a_group_has_done_before_a_queue_falls_silent_is_done() {
     let (_world, host, consumer, till, _other) = hiding(&queues, Duration::from_secs(40)).await;
     let messages = ["0", "1", "2"].map(|id| ordered(id, "group", "Done"));
     let event = invocation_with(&host, batch(messages), ms(1_200));
-    assert_eq!(deliver_in(&consumer.least_time(ms(100)), &till, event).await, ["1", "2"]);
+    assert_eq!(deliver_in(&consumer.min_remaining_time(ms(100)), &till, event).await, ["1", "2"]);
     assert_eq!(till.ran(), ["0"]);
 }
 
@@ -1240,7 +1240,7 @@ async fn nothing_is_hidden_that_is_done_or_fails_for_another_reason() {
     let queues = Queues::default();
     let (world, host, _, till) = environment().await;
     let locks = world.locks(&host).build().unwrap();
-    let once = by_payment(&locks).validate(|message| message.body.amount).on_timeout(OnTimeout::Refuse);
+    let once = by_payment(&locks).validate(|message| message.body.amount).on_timeout(OnTimeout::Reject);
     let consumer = SqsConsumer::new(once).hide_while_in_progress(queues.client());
     let paying = |id, amount| message_with_body(id, &json!({ "id": "17", "amount": amount }).to_string());
     let messages = [

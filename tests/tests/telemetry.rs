@@ -14,10 +14,10 @@ use aws_sdk_dynamodb::config::retry::RetryConfig;
 use aws_sdk_dynamodb::types::AttributeValue;
 use fastrand::Rng;
 use futures_util::future::join_all;
-use lambda_lock::embedded::{Answer, Engine, Faults, Host, HostBuilder, Intercept};
+use lambda_lock::embedded::{Answer, DynamoDb, Faults, Host, HostBuilder, Intercept};
 use lambda_lock::{
     Acquire, Backoff, Error, HandlerError, Idempotency, IdempotentLayer, Jitter, LockLayer, Locks, LocksBuilder,
-    Message, OnError, OnTimeout, RecordFormat, SqsConsumer, StoredError, WhenUnavailable, WithoutKey, metrics as names,
+    Message, OnError, OnMissingKey, OnTimeout, OnUnavailable, RecordFormat, SqsConsumer, StoredError, metrics as names,
 };
 use lambda_lock_tests::invocation::{Counter, LoseAnswers, invocation, invocation_with};
 use lambda_runtime::{Diagnostic, LambdaEvent};
@@ -96,7 +96,7 @@ const LABELS: [(&str, &str, &[&str]); 4] = [
     (
         names::BATCH_ITEMS,
         names::OUTCOME,
-        &["done", "duplicate", "in_progress", "failed", "unreadable", "not_started", "cut_off"],
+        &["done", "duplicate", "in_progress", "failed", "unreadable", "not_started", "timed_out"],
     ),
 ];
 
@@ -337,14 +337,14 @@ impl<S: tracing::Subscriber + for<'a> LookupSpan<'a>> Recording<S> for Recorder 
 
 /// A table, and what is counted and traced.
 struct Stage {
-    engine: Engine,
+    engine: DynamoDb,
     metrics: Metrics,
     traces: Traces,
 }
 
 impl Stage {
     async fn set() -> Self {
-        let engine = Engine::starting_at(SystemTime::UNIX_EPOCH + s(1_800_000_000)).unwrap();
+        let engine = DynamoDb::starting_at(SystemTime::UNIX_EPOCH + s(1_800_000_000)).unwrap();
         Locks::builder(engine.client(), TABLE).build().unwrap().create_table().await.unwrap();
         Self { engine, metrics: Metrics::begin(), traces: Traces::begin() }
     }
@@ -414,7 +414,9 @@ async fn settle() {
 }
 
 fn orders(locks: &Locks) -> Idempotency<String, String, String> {
-    Idempotency::new(locks.clone(), WithoutKey::Refuse, |order: &String| Some(order.clone()).filter(|id| id != "none"))
+    Idempotency::new(locks.clone(), OnMissingKey::Reject, |order: &String| {
+        Some(order.clone()).filter(|id| id != "none")
+    })
 }
 
 async fn done(orders: &Idempotency<String, String, String>, id: &str) -> Result<String, HandlerError<String>> {
@@ -447,7 +449,7 @@ async fn take_away(locks: &Locks, key: &str) {
 #[test]
 fn the_names_the_units_and_the_labels_are_those_that_dashboards_know() {
     let metrics = Metrics::begin();
-    let engine = Engine::starting_at(SystemTime::UNIX_EPOCH).unwrap();
+    let engine = DynamoDb::starting_at(SystemTime::UNIX_EPOCH).unwrap();
     let _locks = Locks::builder(engine.client(), TABLE).build().unwrap();
     for (name, pinned, unit) in PINNED {
         assert_eq!(name, pinned);
@@ -925,7 +927,7 @@ async fn what_is_switched_off_counts_and_traces_nothing() {
 async fn a_handler_that_runs_without_its_lock_is_a_refusal_and_no_lock() {
     let stage = Stage::set().await;
     let (host, locks) = locks_on(stage.engine.host().faults(Faults::seeded(1).lose_requests(1.0)));
-    let layer = LockLayer::new(locks).when_unavailable(WhenUnavailable::RunUnlocked);
+    let layer = LockLayer::new(locks).on_unavailable(OnUnavailable::RunUnlocked);
     let handler = layer.layer(service_fn(|_: LambdaEvent<()>| async { Ok::<_, String>(()) }));
     handler.oneshot(invocation(&host, ())).await.unwrap();
     settle().await;
@@ -1015,7 +1017,7 @@ async fn a_record_that_stands_in_the_way_is_a_refusal_by_its_reason() {
     let stage = Stage::set().await;
     let (host, locks) = locks_on(stage.engine.host());
     let amounts: Idempotency<(u32, u32), String, String> =
-        Idempotency::new(locks.clone(), WithoutKey::Refuse, |(id, _): &(u32, u32)| Some(id.to_string()));
+        Idempotency::new(locks.clone(), OnMissingKey::Reject, |(id, _): &(u32, u32)| Some(id.to_string()));
     let amounts = amounts.validate(|(_, amount)| *amount);
     let paid = async |orders: &Idempotency<(u32, u32), String, String>, amount: u32| {
         orders.run(&(17, amount), async |_| Ok("paid".to_owned())).await
@@ -1034,7 +1036,7 @@ async fn a_record_that_stands_in_the_way_is_a_refusal_by_its_reason() {
     stage.metrics.assert(&["refused: mismatch 1"]);
     assert_eq!((host.requests(), stage.traces.locks().len()), (requests, spans));
 
-    let orders = orders(&locks).on_timeout(OnTimeout::Refuse).lease(s(1));
+    let orders = orders(&locks).on_timeout(OnTimeout::Reject).lease(s(1));
     assert!(lock_error(done(&orders, "none").await).is_key_missing());
     stage.metrics.assert(&["refused: key_missing 1"]);
 
@@ -1094,7 +1096,7 @@ async fn what_becomes_of_a_record_after_an_error_is_what_is_counted() {
     };
     let outcome = |place: usize| stage.traces.locks()[place].fields["outcome"].clone();
 
-    fail(OnError::GiveUp).await;
+    fail(OnError::Release).await;
     stage.metrics.assert(&[&acquired[..], &released].concat());
     assert_eq!(outcome(0), "released");
 
@@ -1107,7 +1109,7 @@ async fn what_becomes_of_a_record_after_an_error_is_what_is_counted() {
     fail(OnError::Store(StoredError::new("Declined", "by the bank"))).await;
     stage.metrics.assert(&[&["taken_over 1"], &acquired[..], &released].concat());
     assert_eq!(outcome(2), "completed");
-    assert!(matches!(fail(OnError::GiveUp).await, HandlerError::Replayed(_)));
+    assert!(matches!(fail(OnError::Release).await, HandlerError::Replayed(_)));
     stage.metrics.assert(&["replays 1"]);
     assert!(stage.traces.locks().iter().all(|span| span.is_closed));
 }
@@ -1154,7 +1156,7 @@ async fn a_record_that_a_transaction_completed_is_counted_as_released_without_a_
 async fn a_record_that_is_lost_is_counted_once_and_its_completion_as_failed() {
     let stage = Stage::set().await;
     let (locks, operator) = (stage.locks(), stage.locks());
-    for policy in [None, Some(OnError::GiveUp)] {
+    for policy in [None, Some(OnError::Release)] {
         let fails = policy.is_some();
         let run = orders(&locks)
             .run(&"17".to_owned(), async |_| {
@@ -1280,7 +1282,7 @@ async fn each_message_of_a_batch_is_counted_once_by_what_became_of_it() {
     let counted = stage.metrics.take();
     let items: Vec<_> = counted.counters.iter().filter(|(name, _)| name.starts_with("batch_items")).collect();
     let expected =
-        [("cut_off", 1), ("done", 2), ("duplicate", 3), ("failed", 3), ("in_progress", 1), ("unreadable", 1)];
+        [("timed_out", 1), ("done", 2), ("duplicate", 3), ("failed", 3), ("in_progress", 1), ("unreadable", 1)];
     let expected = expected.map(|(outcome, count)| (format!("batch_items: {outcome}"), count));
     assert_eq!(items, expected.iter().map(|(name, count)| (name, count)).collect::<Vec<_>>());
     assert_eq!((counted.sum("batch_items"), failed), (11, 6));
@@ -1292,7 +1294,7 @@ async fn each_message_of_a_batch_is_counted_once_by_what_became_of_it() {
 
 // behaviours 36, 74
 #[tokio::test(start_paused = true)]
-async fn messages_that_there_is_no_time_for_are_counted_as_not_started_or_as_cut_off() {
+async fn messages_that_there_is_no_time_for_are_counted_as_not_started_or_as_timed_out() {
     let stage = Stage::set().await;
     let (host, locks) = locks_on(stage.engine.host());
     let one_by_one: Consumer = SqsConsumer::by_message_id(locks).concurrency(1);
@@ -1311,7 +1313,7 @@ async fn messages_that_there_is_no_time_for_are_counted_as_not_started_or_as_cut
     let messages = [("5", &*work), ("6", &crash), ("6", &crash), ("7", &work)];
     assert_eq!(deliver(&consumer, &host, &messages, s(4)).await, 2);
     let counted = stage.metrics.take();
-    let items = ["done", "cut_off"].map(|outcome| counted.count(&format!("batch_items: {outcome}")));
+    let items = ["done", "timed_out"].map(|outcome| counted.count(&format!("batch_items: {outcome}")));
     assert_eq!((items, counted.sum("batch_items")), ([2, 2], 4));
 }
 
@@ -1373,7 +1375,7 @@ async fn work_runs_inside_the_span_of_its_lock() {
         .await;
     idempotent.unwrap();
 
-    let orders = Idempotency::new(locks.clone(), WithoutKey::Refuse, |_: &LambdaEvent<()>| Some("event"));
+    let orders = Idempotency::new(locks.clone(), OnMissingKey::Reject, |_: &LambdaEvent<()>| Some("event"));
     let layer = IdempotentLayer::new(orders);
     let handler = layer.layer(service_fn(|_: LambdaEvent<()>| async {
         say("in an idempotent handler");
@@ -1451,12 +1453,12 @@ async fn nothing_of_what_users_store_or_send_is_told_and_no_label_is_a_key() {
     let others = orders(&locks).validate(|_| "marked payload of another");
     assert!(lock_error(done(&others, "secret-record").await).is_mismatch());
     let numbers: Idempotency<String, u32, String> =
-        Idempotency::new(locks.clone(), WithoutKey::Refuse, |id: &String| Some(id.clone()));
+        Idempotency::new(locks.clone(), OnMissingKey::Reject, |id: &String| Some(id.clone()));
     let unreadable = numbers.run(&"secret-record".to_owned(), async |_| Ok(1)).await;
-    assert!(matches!(unreadable, Err(HandlerError::Lock(error)) if error.is_result()));
+    assert!(matches!(unreadable, Err(HandlerError::Lock(error)) if error.is_unusable_result()));
     let large = orders(&locks);
     large.run(&"secret-large".to_owned(), async |_| Ok("marked ".repeat(80_000))).await.unwrap_err();
-    let large = large.when_unstorable(lambda_lock::WhenUnstorable::CompleteWithoutResult);
+    let large = large.on_unstorable_result(lambda_lock::OnUnstorableResult::CompleteWithoutResult);
     large.run(&"secret-larger".to_owned(), async |_| Ok("marked ".repeat(80_000))).await.unwrap();
     for error in ["marked stored error".to_owned(), "marked ".repeat(80_000)] {
         let stored = StoredError::new("marked type", error);

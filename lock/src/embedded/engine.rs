@@ -19,12 +19,12 @@ use crate::error::{Error, Kind, Source};
 /// [`sweep_expired`](Self::sweep_expired) is called, as DynamoDB too deletes them at some time of its own. See the
 /// [module](super) for an example.
 #[derive(Clone)]
-pub struct Engine {
+pub struct DynamoDb {
     database: Database,
     time: TrueTime,
 }
 
-impl Engine {
+impl DynamoDb {
     /// An engine without tables, whose time starts at the system's and goes on with tokio's.
     pub fn new() -> Result<Self, Error> {
         Self::starting_at(SystemTimeSource::new().now())
@@ -43,7 +43,7 @@ impl Engine {
     ///
     /// ```no_run
     /// # fn main() -> Result<(), lambda_lock::Error> {
-    /// let engine = lambda_lock::embedded::Engine::open("locks.sqlite")?;
+    /// let engine = lambda_lock::embedded::DynamoDb::open("locks.sqlite")?;
     /// # Ok(())
     /// # }
     /// ```
@@ -126,9 +126,9 @@ impl Engine {
     }
 }
 
-impl fmt::Debug for Engine {
+impl fmt::Debug for DynamoDb {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Engine").field("now", &self.now()).finish_non_exhaustive()
+        f.debug_struct("DynamoDb").field("now", &self.now()).finish_non_exhaustive()
     }
 }
 

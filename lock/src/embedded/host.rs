@@ -23,7 +23,7 @@ use serde_json::Value;
 
 use tokio::time::timeout;
 
-use super::engine::{Engine, TrueTime};
+use super::engine::{DynamoDb, TrueTime};
 use super::faults::{Fate, Faults, Outcome};
 use crate::client;
 
@@ -73,9 +73,9 @@ pub struct Answer {
 ///
 /// ```
 /// # use std::time::Duration;
-/// # use lambda_lock::embedded::Engine;
+/// # use lambda_lock::embedded::DynamoDb;
 /// # fn main() -> Result<(), lambda_lock::Error> {
-/// let engine = Engine::new()?;
+/// let engine = DynamoDb::new()?;
 /// let host = engine.host().clock_behind(Duration::from_secs(1)).build();
 /// let client = host.client();
 /// host.advance_clock(Duration::from_secs(60));
@@ -91,7 +91,7 @@ pub struct Host {
 
 impl Host {
     /// A host that speaks to a real DynamoDB or another emulator: `config` says where it is and who the caller is,
-    /// `http_client` carries the requests. Clock, faults and observers work as with an [`Engine`].
+    /// `http_client` carries the requests. Clock, faults and observers work as with an [`DynamoDb`].
     pub fn over(config: config::Builder, http_client: impl HttpClient + 'static) -> HostBuilder {
         let backend = Backend::Http(SharedHttpClient::new(http_client));
         HostBuilder { config, ..HostBuilder::new(backend, TrueTime::starting_at(SystemTimeSource::new().now())) }
@@ -139,9 +139,9 @@ pub struct HostBuilder {
 }
 
 impl HostBuilder {
-    pub(super) fn for_engine(engine: Engine) -> Self {
+    pub(super) fn for_engine(engine: DynamoDb) -> Self {
         let time = engine.time();
-        Self::new(Backend::Engine(engine), time)
+        Self::new(Backend::DynamoDb(engine), time)
     }
 
     fn new(backend: Backend, time: TrueTime) -> Self {
@@ -225,7 +225,7 @@ struct Machine {
 
 #[derive(Debug)]
 enum Backend {
-    Engine(Engine),
+    DynamoDb(DynamoDb),
     Http(SharedHttpClient),
 }
 
@@ -272,7 +272,7 @@ struct MachineNetwork(Arc<Machine>);
 impl HttpClient for MachineNetwork {
     fn http_connector(&self, settings: &HttpConnectorSettings, components: &RuntimeComponents) -> SharedHttpConnector {
         let wire = match &self.0.backend {
-            Backend::Engine(_) => None,
+            Backend::DynamoDb(_) => None,
             Backend::Http(client) => Some(client.http_connector(settings, components)),
         };
         let read_timeout = settings.read_timeout().unwrap_or(Duration::MAX);
@@ -385,7 +385,7 @@ impl Connection {
 
     async fn apply(&self, operation: &str, request: HttpRequest) -> Result<HttpResponse, ConnectorError> {
         match (&self.machine.backend, &self.wire) {
-            (Backend::Engine(engine), _) => {
+            (Backend::DynamoDb(engine), _) => {
                 let (status, body) = engine.execute(operation, request.body().bytes().unwrap_or_default());
                 // As every server of HTTP says what time it is there.
                 let now = DateTime::from(engine.now()).fmt(Format::HttpDate);

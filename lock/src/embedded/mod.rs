@@ -1,6 +1,6 @@
 //! DynamoDB in this process, for tests and demos: no socket, no JVM, no Docker. Feature `embedded`.
 //!
-//! An [`Engine`] is a DynamoDB (the crate `dynoxide-rs`, on SQLite in memory). [`Engine::client`] gives the SDK's own
+//! An [`DynamoDb`] is a DynamoDB (the crate `dynoxide-rs`, on SQLite in memory). [`DynamoDb::client`] gives the SDK's own
 //! client for it, so the code under test is the code that runs in production, from the builder of a request to the
 //! retries after a throttled one.
 //!
@@ -13,11 +13,11 @@
 //!
 //! ```
 //! use std::time::Duration;
-//! use lambda_lock::{Locks, embedded::{Engine, Faults}};
+//! use lambda_lock::{Locks, embedded::{DynamoDb, Faults}};
 //!
 //! # #[tokio::main(flavor = "current_thread")]
 //! # async fn main() -> Result<(), lambda_lock::Error> {
-//! let engine = Engine::new()?;
+//! let engine = DynamoDb::new()?;
 //! let locks = Locks::builder(engine.client(), "locks").build()?;
 //! locks.create_table().await?;
 //!
@@ -40,6 +40,6 @@ mod engine;
 mod faults;
 mod host;
 
-pub use engine::Engine;
+pub use engine::DynamoDb;
 pub use faults::Faults;
 pub use host::{Answer, Host, HostBuilder, Intercept};

@@ -54,7 +54,7 @@ const JSON_LEVELS: usize = 127;
 ///
 /// A stored result is read as it was written. If it has an integer in it that neither 64 bits nor a float can hold, as
 /// Python and JavaScript write them, it is not rounded: the duplicate gets an error that
-/// [`is_result`](crate::Error::is_result).
+/// [`is_unusable_result`](crate::Error::is_unusable_result).
 ///
 /// ```
 /// # use lambda_lock::{Idempotency, RecordFormat};

@@ -29,7 +29,7 @@ use crate::protocol::{Completed, Outcome, RecordClaim, Released, check_data};
 use crate::{metrics, telemetry};
 
 pub use format::RecordFormat;
-pub use policy::{OnError, OnTimeout, StoredError, WhenUnstorable, WithoutKey};
+pub use policy::{OnError, OnMissingKey, OnTimeout, OnUnstorableResult, StoredError};
 pub(crate) use refusal::Refusal;
 pub use run::{HandlerInput, Run, WithRun};
 
@@ -54,12 +54,12 @@ pub use run::{HandlerInput, Run, WithRun};
 /// | the first run ended | before its side effect | during it | after it, before its result was stored |
 /// | --- | --- | --- | --- |
 /// | [`OnTimeout::RunAgain`] (default) | runs, once the lease has ended | runs again: what was done half is done again | runs again: the effect is there twice |
-/// | [`OnTimeout::Refuse`] | refused for the window: the effect is not there | refused for the window | refused for the window: the effect is there once |
+/// | [`OnTimeout::Reject`] | refused for the window: the effect is not there | refused for the window | refused for the window: the effect is there once |
 /// | with [`Run::complete_in`] | runs, once the lease has ended | runs: the transaction left nothing | replayed: result and effect were committed together |
 ///
 /// If the handler returns an error, [`on_error`](Self::on_error) decides; by default the record is given up, and a retry
 /// runs at once. A panic, or being cancelled at the end of the lease, is treated as an error that gives up, or with
-/// [`OnTimeout::Refuse`] as a crash. (A panic in a program that is built with `panic = "abort"` is a crash.) If the
+/// [`OnTimeout::Reject`] as a crash. (A panic in a program that is built with `panic = "abort"` is a crash.) If the
 /// record was lost when the result is to be stored, because its lease had ended and another run began, the caller gets
 /// this run's result all the same, with a warning in the log.
 ///
@@ -72,12 +72,12 @@ pub use run::{HandlerInput, Run, WithRun};
 ///
 /// ```
 /// # use std::time::Duration;
-/// # use lambda_lock::{Error, HandlerError, Idempotency, Locks, WithoutKey};
+/// # use lambda_lock::{Error, HandlerError, Idempotency, Locks, OnMissingKey};
 /// # #[derive(serde::Serialize, serde::Deserialize)] struct Receipt;
 /// struct Order { id: Option<String>, amount: u32 }
 ///
 /// # async fn example(locks: Locks, order: Order) -> Result<Receipt, HandlerError<std::io::Error>> {
-/// let orders = Idempotency::new(locks, WithoutKey::Refuse, |order: &Order| order.id.clone())
+/// let orders = Idempotency::new(locks, OnMissingKey::Reject, |order: &Order| order.id.clone())
 ///     .validate(|order| order.amount)
 ///     .window(Duration::from_hours(24));
 /// let receipt = orders.run(&order, async |_| charge(&order).await).await?;
@@ -92,7 +92,7 @@ pub struct Idempotency<I, T, E> {
 struct Settings<I, T, E> {
     locks: Locks,
     key: KeyOf<I>,
-    without_key: WithoutKey,
+    on_missing_key: OnMissingKey,
     prefix: Option<String>,
     format: RecordFormat,
     window: Duration,
@@ -102,7 +102,7 @@ struct Settings<I, T, E> {
     validate: Option<PartOf<I>>,
     on_error: Option<Policy<E>>,
     on_timeout: OnTimeout,
-    when_unstorable: WhenUnstorable,
+    on_unstorable_result: OnUnstorableResult,
     on_replay: Option<Hook<T>>,
     cache: Option<Arc<Cache>>,
 }
@@ -127,14 +127,14 @@ impl<I, T, E> Idempotency<I, T, E> {
     /// Outside of Lambda there is none by default, and records share their keys with the plain locks of the table too.
     pub fn new<K: Into<Value>>(
         locks: Locks,
-        without_key: WithoutKey,
+        on_missing_key: OnMissingKey,
         key: impl Fn(&I) -> Option<K> + Send + Sync + 'static,
     ) -> Self {
         Self {
             settings: Arc::new(Settings {
                 locks,
                 key: Arc::new(move |input| key(input).map(Into::into)),
-                without_key,
+                on_missing_key,
                 prefix: None,
                 format: RecordFormat::default(),
                 window: Duration::from_hours(1),
@@ -144,7 +144,7 @@ impl<I, T, E> Idempotency<I, T, E> {
                 validate: None,
                 on_error: None,
                 on_timeout: OnTimeout::default(),
-                when_unstorable: WhenUnstorable::default(),
+                on_unstorable_result: OnUnstorableResult::default(),
                 on_replay: None,
                 cache: None,
             }),
@@ -169,7 +169,7 @@ impl<I, T, E> Idempotency<I, T, E> {
         self.with(|settings| settings.format = format)
     }
 
-    /// For how long a result is replayed, and with [`OnTimeout::Refuse`] an unfinished run refused; an hour by default.
+    /// For how long a result is replayed, and with [`OnTimeout::Reject`] an unfinished run refused; an hour by default.
     /// At least a second more than twice the clock skew, up to 366 days; kept in whole seconds, rounded up.
     ///
     /// Enforced by the clock, whether or not DynamoDB's TTL has deleted the row. Choose it longer than a request may be
@@ -210,7 +210,7 @@ impl<I, T, E> Idempotency<I, T, E> {
         self.with(|settings| settings.validate = Some(Arc::new(move |input| part(input).into())))
     }
 
-    /// What to do with the record when the handler returned this error; [`OnError::GiveUp`] by default.
+    /// What to do with the record when the handler returned this error; [`OnError::Release`] by default.
     #[must_use]
     pub fn on_error(self, policy: impl Fn(&E) -> OnError + Send + Sync + 'static) -> Self {
         self.with(|settings| settings.on_error = Some(Arc::new(policy)))
@@ -222,10 +222,10 @@ impl<I, T, E> Idempotency<I, T, E> {
         self.with(|settings| settings.on_timeout = policy)
     }
 
-    /// What to do with a result that cannot be stored; [`WhenUnstorable::Fail`] by default.
+    /// What to do with a result that cannot be stored; [`OnUnstorableResult::Fail`] by default.
     #[must_use]
-    pub fn when_unstorable(self, policy: WhenUnstorable) -> Self {
-        self.with(|settings| settings.when_unstorable = policy)
+    pub fn on_unstorable_result(self, policy: OnUnstorableResult) -> Self {
+        self.with(|settings| settings.on_unstorable_result = policy)
     }
 
     /// Sees every result that is replayed, with what the record says about the first run, before it is returned: to
@@ -274,9 +274,9 @@ impl<I, T, E> Idempotency<I, T, E> {
         check_duration("window", *window, Duration::from_secs(1) + 2 * locks.0.clock_skew, MAX_RETENTION)?;
         let key = (self.settings.key)(input).filter(|key| !format::is_missing(key));
         let Some(key) = key else {
-            return match self.settings.without_key {
-                WithoutKey::Run => Ok(None),
-                WithoutKey::Refuse => Err(self.settings.error(Refusal::NoKey, "")),
+            return match self.settings.on_missing_key {
+                OnMissingKey::RunUnprotected => Ok(None),
+                OnMissingKey::Reject => Err(self.settings.error(Refusal::NoKey, "")),
             };
         };
         let key =
@@ -355,7 +355,7 @@ where
                 }
             };
         }
-        let refuse_unfinished = (settings.on_timeout == OnTimeout::Refuse).then_some(settings.window);
+        let refuse_unfinished = (settings.on_timeout == OnTimeout::Reject).then_some(settings.window);
         let claim = RecordClaim { validation: validation.clone(), refuse_unfinished };
         match settings.acquire(key.clone(), caller).record(claim).await {
             Ok(lock) => {
@@ -419,7 +419,7 @@ where
         if !lock.is_enforced() {
             return work.await.map_err(HandlerError::Handler);
         }
-        let unfinished = LeaveUnfinished(Some(lock).filter(|_| settings.on_timeout == OnTimeout::Refuse));
+        let unfinished = LeaveUnfinished(Some(lock).filter(|_| settings.on_timeout == OnTimeout::Reject));
         // The user's code, with that which turns the result into JSON, is all in here: should it panic, the work counts
         // as unfinished.
         let done = while_held(lock, async {
@@ -472,10 +472,10 @@ where
         let error = match result {
             Ok(_) if run.completed_in.load(Ordering::Acquire) => return Settlement::Completed,
             Ok(result) => {
-                return match (run.outcome(result), settings.when_unstorable) {
+                return match (run.outcome(result), settings.on_unstorable_result) {
                     (Ok(outcome), _) => Settlement::Store(outcome),
-                    (Err(why), WhenUnstorable::Fail) => Settlement::Unstorable(why),
-                    (Err(why), WhenUnstorable::CompleteWithoutResult) => {
+                    (Err(why), OnUnstorableResult::Fail) => Settlement::Unstorable(why),
+                    (Err(why), OnUnstorableResult::CompleteWithoutResult) => {
                         tracing::warn!(key = run.lock.key(), why, "completed without the result");
                         Settlement::Store(Outcome::WithoutResult)
                     }
@@ -483,8 +483,8 @@ where
             }
             Err(error) => error,
         };
-        match settings.on_error.as_ref().map_or(OnError::GiveUp, |policy| policy(error)) {
-            OnError::GiveUp => Settlement::GiveUp,
+        match settings.on_error.as_ref().map_or(OnError::Release, |policy| policy(error)) {
+            OnError::Release => Settlement::GiveUp,
             OnError::Keep => Settlement::Leave,
             OnError::Store(error) => {
                 let error = Data::from(error.to_json());

@@ -8,17 +8,17 @@ use serde_json::json;
 /// What to do with an input that has no key.
 ///
 /// ```
-/// # use lambda_lock::{Idempotency, Locks, WithoutKey};
+/// # use lambda_lock::{Idempotency, Locks, OnMissingKey};
 /// # fn example(locks: Locks) -> Idempotency<Option<String>, (), ()> {
-/// Idempotency::new(locks, WithoutKey::Run, |header: &Option<String>| header.clone())
+/// Idempotency::new(locks, OnMissingKey::RunUnprotected, |header: &Option<String>| header.clone())
 /// # }
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum WithoutKey {
+pub enum OnMissingKey {
     /// The work runs without protection: a duplicate runs again.
-    Run,
+    RunUnprotected,
     /// The work does not run; the error [`is_key_missing`](crate::Error::is_key_missing).
-    Refuse,
+    Reject,
 }
 
 /// What becomes of the record when the handler returned an error.
@@ -29,7 +29,7 @@ pub enum WithoutKey {
 /// # fn example(payments: Idempotency<String, (), Failure>) -> Idempotency<String, (), Failure> {
 /// payments.on_error(|error| match error {
 ///     Failure::Declined => OnError::Store(StoredError::new("Declined", "the card was declined")),
-///     Failure::Unreachable => OnError::GiveUp,
+///     Failure::Unreachable => OnError::Release,
 /// })
 /// # }
 /// ```
@@ -37,7 +37,7 @@ pub enum WithoutKey {
 #[non_exhaustive]
 pub enum OnError {
     /// It is given up: a retry runs again, at once. The default.
-    GiveUp,
+    Release,
     /// It stays in progress until its lease ends, then as after a [timeout](OnTimeout). The error is returned even if a
     /// transaction that [completes](crate::Run::complete_in) the record was committed and its answer lost; the next call
     /// then gets the result.
@@ -54,7 +54,7 @@ pub enum OnError {
 /// ```
 /// # use lambda_lock::{Idempotency, OnTimeout};
 /// # fn example(transfers: Idempotency<String, (), ()>) -> Idempotency<String, (), ()> {
-/// transfers.on_timeout(OnTimeout::Refuse)
+/// transfers.on_timeout(OnTimeout::Reject)
 /// # }
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -66,7 +66,7 @@ pub enum OnTimeout {
     /// Calls are refused until the window has passed since the run began, with an error that
     /// [`is_unfinished`](crate::Error::is_unfinished): for work that must never be done twice. That includes a run whose
     /// request to begin got lost on the way, if it arrived after its sender had given up. Deleting the row lets it run.
-    Refuse,
+    Reject,
 }
 
 /// What becomes of a result that cannot be stored.
@@ -77,20 +77,20 @@ pub enum OnTimeout {
 /// - The [format](crate::RecordFormat) has no form for it.
 ///
 /// ```
-/// # use lambda_lock::{Idempotency, WhenUnstorable};
+/// # use lambda_lock::{Idempotency, OnUnstorableResult};
 /// # fn example(exports: Idempotency<String, (), ()>) -> Idempotency<String, (), ()> {
-/// exports.when_unstorable(WhenUnstorable::CompleteWithoutResult)
+/// exports.on_unstorable_result(OnUnstorableResult::CompleteWithoutResult)
 /// # }
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum WhenUnstorable {
-    /// The call fails with an error that [`is_result`](crate::Error::is_result); the record is left as after a
+pub enum OnUnstorableResult {
+    /// The call fails with an error that [`is_unusable_result`](crate::Error::is_unusable_result); the record is left as after a
     /// [timeout](OnTimeout).
     #[default]
     Fail,
     /// The record is completed without it: the call returns the result, and a duplicate does not run. What it gets is
-    /// the result that JSON's `null` stands for (`()`, `None`), or an error that [`is_result`](crate::Error::is_result).
+    /// the result that JSON's `null` stands for (`()`, `None`), or an error that [`is_unusable_result`](crate::Error::is_unusable_result).
     CompleteWithoutResult,
 }
 

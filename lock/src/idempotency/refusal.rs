@@ -47,7 +47,7 @@ impl Refusal {
             Self::Unfinished(_) => "unfinished",
             Self::Mismatch(_) => "mismatch",
             Self::NoKey => "key_missing",
-            Self::Result(_) => "result",
+            Self::Result(_) => "unusable_result",
         }
     }
 
@@ -59,7 +59,7 @@ impl Refusal {
             Self::Unfinished(_) => "IdempotencyUnfinished",
             Self::Mismatch(_) => "IdempotencyMismatch",
             Self::NoKey => "IdempotencyKeyMissing",
-            Self::Result(_) => "IdempotencyResult",
+            Self::Result(_) => "IdempotencyUnusableResult",
         }
     }
 
@@ -77,7 +77,10 @@ impl Refusal {
                 f,
                 "{what} was used with another payload, by the fields that are validated: give this one a key of its own"
             ),
-            Self::NoKey => write!(f, "an input for {what} has no idempotency key: send one, or choose WithoutKey::Run"),
+            Self::NoKey => write!(
+                f,
+                "an input for {what} has no idempotency key: send one, or choose OnMissingKey::RunUnprotected"
+            ),
             Self::Result(why) => write!(f, "{what}: {why}"),
         }
     }
@@ -91,7 +94,7 @@ impl Error {
         matches!(self.kind(), Kind::Idempotency(Refusal::InProgress(_)))
     }
 
-    /// A run for this key began and did not finish, and [`OnTimeout::Refuse`](crate::OnTimeout::Refuse) is set. Feature
+    /// A run for this key began and did not finish, and [`OnTimeout::Reject`](crate::OnTimeout::Reject) is set. Feature
     /// `idempotency`.
     #[must_use]
     pub fn is_unfinished(&self) -> bool {
@@ -104,7 +107,7 @@ impl Error {
         matches!(self.kind(), Kind::Idempotency(Refusal::Mismatch(_)))
     }
 
-    /// The input has no key, and [`WithoutKey::Refuse`](crate::WithoutKey::Refuse) is set. Feature `idempotency`.
+    /// The input has no key, and [`OnMissingKey::Reject`](crate::OnMissingKey::Reject) is set. Feature `idempotency`.
     #[must_use]
     pub fn is_key_missing(&self) -> bool {
         matches!(self.kind(), Kind::Idempotency(Refusal::NoKey))
@@ -112,7 +115,7 @@ impl Error {
 
     /// A result cannot be stored, or a stored one cannot be read. Feature `idempotency`.
     #[must_use]
-    pub fn is_result(&self) -> bool {
+    pub fn is_unusable_result(&self) -> bool {
         matches!(self.kind(), Kind::Idempotency(Refusal::Result(_)))
     }
 }

@@ -66,7 +66,7 @@ impl Run {
     ///
     /// No request by itself, and none after the handler; in the transaction it costs one write, with IAM action
     /// `dynamodb:UpdateItem`. If the run is [not protected](Lock::is_enforced), it is a check that always holds, with
-    /// IAM action `dynamodb:ConditionCheckItem`. The error [`is_result`](Error::is_result) if the result cannot be
+    /// IAM action `dynamodb:ConditionCheckItem`. The error [`is_unusable_result`](Error::is_unusable_result) if the result cannot be
     /// stored, whatever is set for that.
     pub fn complete_in<T: Serialize>(&self, result: &T) -> Result<TransactWriteItem, Error> {
         let outcome = self.outcome(result).map_err(|why| self.lock.error(Kind::Idempotency(Refusal::Result(why))))?;

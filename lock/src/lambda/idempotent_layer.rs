@@ -78,7 +78,7 @@ use crate::panics;
 /// # Example
 ///
 /// ```no_run
-/// use lambda_lock::{Idempotency, IdempotentLayer, Locks, WithoutKey};
+/// use lambda_lock::{Idempotency, IdempotentLayer, Locks, OnMissingKey};
 /// use lambda_runtime::{Error, LambdaEvent, Runtime};
 /// use serde_json::Value;
 /// use tower::{Layer, service_fn};
@@ -89,7 +89,7 @@ use crate::panics;
 ///
 /// #[tokio::main]
 /// async fn main() -> Result<(), Error> {
-///     let orders = Idempotency::new(Locks::from_env().await?, WithoutKey::Refuse, |event: &LambdaEvent<Value>| {
+///     let orders = Idempotency::new(Locks::from_env().await?, OnMissingKey::Reject, |event: &LambdaEvent<Value>| {
 ///         event.payload["id"].as_str().map(str::to_owned)
 ///     });
 ///     Runtime::new(IdempotentLayer::new(orders).layer(service_fn(order))).run().await

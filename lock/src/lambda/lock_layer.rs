@@ -29,8 +29,8 @@ use crate::panics;
 /// | [`key`](Self::key), [`key_from`](Self::key_from) | the function's name |
 /// | [`lease`](Self::lease) | until the invocation's deadline |
 /// | [`wait`](Self::wait) | not at all |
-/// | [`answer_when_held`](Self::answer_when_held) | the invocation fails with `LockHeld` |
-/// | [`when_unavailable`](Self::when_unavailable) | the invocation fails with `LockUnavailable` or `LockThrottled` |
+/// | [`on_held`](Self::on_held) | the invocation fails with `LockHeld` |
+/// | [`on_unavailable`](Self::on_unavailable) | the invocation fails with `LockUnavailable` or `LockThrottled` |
 /// | [`hold_at_least`](Self::hold_at_least) | not at all |
 ///
 /// A handler that returns, fails or panics releases the lock; the panic then goes on. One that is still running when
@@ -75,7 +75,7 @@ use crate::panics;
 ///
 /// #[tokio::main]
 /// async fn main() -> Result<(), Error> {
-///     let layer = LockLayer::new(Locks::from_env().await?).answer_when_held(|held| format!("skipped: {held}"));
+///     let layer = LockLayer::new(Locks::from_env().await?).on_held(|held| format!("skipped: {held}"));
 ///     Runtime::new(layer.layer(service_fn(report))).run().await
 /// }
 /// ```
@@ -89,8 +89,8 @@ struct Settings<I: HandlerEvent, R> {
     lease: Option<Duration>,
     wait: Option<Backoff>,
     hold_at_least: Duration,
-    answer_when_held: Option<Answer<R>>,
-    when_unavailable: WhenUnavailable,
+    on_held: Option<Answer<R>>,
+    on_unavailable: OnUnavailable,
     handler_event: PhantomData<fn(I)>,
 }
 
@@ -108,14 +108,14 @@ enum KeyOf<P> {
 /// would not mend (no table, no access, a malformed row) fails the invocation in any case.
 ///
 /// ```
-/// # use lambda_lock::{LockLayer, LockedEvent, Locks, WhenUnavailable};
+/// # use lambda_lock::{LockLayer, LockedEvent, Locks, OnUnavailable};
 /// # fn example(locks: Locks) -> LockLayer<LockedEvent<()>, ()> {
-/// LockLayer::new(locks).when_unavailable(WhenUnavailable::RunUnlocked)
+/// LockLayer::new(locks).on_unavailable(OnUnavailable::RunUnlocked)
 /// # }
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum WhenUnavailable {
+pub enum OnUnavailable {
     /// It fails, so that Lambda tries again: safe.
     #[default]
     Fail,
@@ -136,8 +136,8 @@ impl<I: HandlerEvent, R> LockLayer<I, R> {
                 lease: None,
                 wait: None,
                 hold_at_least: Duration::ZERO,
-                answer_when_held: None,
-                when_unavailable: WhenUnavailable::Fail,
+                on_held: None,
+                on_unavailable: OnUnavailable::Fail,
                 handler_event: PhantomData,
             }),
         }
@@ -187,14 +187,14 @@ impl<I: HandlerEvent, R> LockLayer<I, R> {
     /// Answers an invocation that finds the key held, in place of failing it. The error that is handed over says by
     /// [whom](Error::holder) and until when.
     #[must_use]
-    pub fn answer_when_held(self, answer: impl Fn(&Error) -> R + Send + Sync + 'static) -> Self {
-        self.with(|settings| settings.answer_when_held = Some(Arc::new(answer)))
+    pub fn on_held(self, answer: impl Fn(&Error) -> R + Send + Sync + 'static) -> Self {
+        self.with(|settings| settings.on_held = Some(Arc::new(answer)))
     }
 
     /// What to do when the table cannot be reached.
     #[must_use]
-    pub fn when_unavailable(self, policy: WhenUnavailable) -> Self {
-        self.with(|settings| settings.when_unavailable = policy)
+    pub fn on_unavailable(self, policy: OnUnavailable) -> Self {
+        self.with(|settings| settings.on_unavailable = policy)
     }
 
     fn with(mut self, set: impl FnOnce(&mut Settings<I, R>)) -> Self {
@@ -224,12 +224,12 @@ impl<I: HandlerEvent, R> Settings<I, R> {
         }
         match acquire.send().await {
             Ok(lock) => Ok(lock),
-            Err(error) if error.is_held() => match &self.answer_when_held {
+            Err(error) if error.is_held() => match &self.on_held {
                 Some(answer) => Err(Refused::Answer(answer(&error))),
                 None => Err(Refused::Error(error)),
             },
             Err(error)
-                if self.when_unavailable == WhenUnavailable::RunUnlocked
+                if self.on_unavailable == OnUnavailable::RunUnlocked
                     && (error.is_unavailable() || error.is_throttled()) =>
             {
                 tracing::warn!(key, %error, "running without the lock");
@@ -294,7 +294,7 @@ where
             let work = async {
                 let result = inner.call(event).await;
                 if result.is_err() {
-                    lock.waive_hold_at_least();
+                    lock.clear_hold_at_least();
                 }
                 result
             };
@@ -389,7 +389,7 @@ impl<I: HandlerEvent, R> Clone for Settings<I, R> {
                 KeyOf::Fixed(key) => KeyOf::Fixed(key.clone()),
                 KeyOf::Event(key) => KeyOf::Event(Arc::clone(key)),
             },
-            answer_when_held: self.answer_when_held.clone(),
+            on_held: self.on_held.clone(),
             ..*self
         }
     }

@@ -14,7 +14,7 @@ use crate::idempotency::Caller;
 use crate::locks::{Locks, MAX_LEASE};
 
 pub use idempotent_layer::{IdempotentLayer, IdempotentService};
-pub use lock_layer::{HandlerEvent, LockLayer, LockService, LockedEvent, WhenUnavailable};
+pub use lock_layer::{HandlerEvent, LockLayer, LockService, LockedEvent, OnUnavailable};
 pub use sqs_consumer::{Message, SqsConsumer, SqsConsumerService};
 
 /// For people: the function, the request, the log stream to look into.

@@ -21,7 +21,7 @@ use tower::{Layer, Service};
 use super::caller;
 use crate::clock::{Deadline, since_epoch};
 use crate::error::HandlerError;
-use crate::idempotency::{Begun, Caller, HandlerInput, Idempotency, Identity, WithoutKey};
+use crate::idempotency::{Begun, Caller, HandlerInput, Idempotency, Identity, OnMissingKey};
 use crate::locks::Locks;
 use crate::metrics;
 use crate::panics;
@@ -42,7 +42,7 @@ use crate::protocol::time_to_ask;
 /// | that is in progress elsewhere | goes back; hidden until that lease ends with `hide_while_in_progress` (feature `sqs`) |
 /// | whose body does not parse, or that has no key | goes back, and in the end to the dead-letter queue |
 /// | that is in the batch twice | runs once; both share the outcome |
-/// | that was not started [in time](Self::least_time) | goes back without having been started |
+/// | that was not started [in time](Self::min_remaining_time) | goes back without having been started |
 /// | of a FIFO queue, after one of its group that goes back | goes back, so that the group stays in order; other groups go on |
 ///
 /// A message without a message id, which SQS never sends, cannot be named in the answer: it is answered by an empty
@@ -107,7 +107,7 @@ struct Settings<B, T, E> {
     idempotency: Idempotency<Message<B>, T, E>,
     parse: Parse<B>,
     concurrency: usize,
-    least_time: Duration,
+    min_remaining_time: Duration,
     #[cfg(feature = "sqs")]
     queues: Option<aws_sdk_sqs::Client>,
 }
@@ -176,7 +176,7 @@ impl<H, B: DeserializeOwned + 'static, T, E> SqsConsumer<H, B, T, E> {
     #[must_use]
     pub fn by_message_id(locks: Locks) -> Self {
         let key = |message: &Message<B>| message.message_id().map(str::to_owned);
-        Self::new(Idempotency::new(locks, WithoutKey::Refuse, key).window(WINDOW))
+        Self::new(Idempotency::new(locks, OnMissingKey::Reject, key).window(WINDOW))
     }
 
     /// Each message once by its deduplication id, within its queue and group, for a day, where the queue itself does so for
@@ -191,7 +191,7 @@ impl<H, B: DeserializeOwned + 'static, T, E> SqsConsumer<H, B, T, E> {
             let group = escape(message.group_id().unwrap_or_default());
             message.deduplication_id().map(|id| format!("{queue}#{group}#{id}"))
         };
-        Self::new(Idempotency::new(locks, WithoutKey::Refuse, key).window(WINDOW))
+        Self::new(Idempotency::new(locks, OnMissingKey::Reject, key).window(WINDOW))
     }
 
     /// With settings of the caller's choice, such as a key from the body. Bodies are JSON.
@@ -200,14 +200,14 @@ impl<H, B: DeserializeOwned + 'static, T, E> SqsConsumer<H, B, T, E> {
     ///
     /// ```
     /// # use std::time::Duration;
-    /// # use lambda_lock::{Idempotency, Locks, Message, SqsConsumer, WithoutKey};
+    /// # use lambda_lock::{Idempotency, Locks, Message, SqsConsumer, OnMissingKey};
     /// # use serde::Deserialize;
     /// #[derive(Deserialize)]
     /// struct Payment {
     ///     id: String,
     /// }
     /// # fn example(locks: Locks) -> SqsConsumer<Message<Payment>, Payment, (), std::io::Error> {
-    /// let once = Idempotency::new(locks, WithoutKey::Refuse, |message: &Message<Payment>| Some(message.body.id.clone()));
+    /// let once = Idempotency::new(locks, OnMissingKey::Reject, |message: &Message<Payment>| Some(message.body.id.clone()));
     /// SqsConsumer::new(once.window(Duration::from_hours(24 * 14))).concurrency(5)
     /// # }
     /// ```
@@ -233,7 +233,7 @@ impl<H, B, T, E> SqsConsumer<H, B, T, E> {
     ///
     /// ```
     /// # use std::convert::Infallible;
-    /// # use lambda_lock::{Idempotency, Locks, Message, SqsConsumer, WithoutKey};
+    /// # use lambda_lock::{Idempotency, Locks, Message, SqsConsumer, OnMissingKey};
     /// # fn example(once: Idempotency<Message<String>, (), Infallible>) -> SqsConsumer<Message<String>, String, (), Infallible> {
     /// SqsConsumer::with_parser(once, |text| Ok::<_, Infallible>(text.to_owned()))
     /// # }
@@ -249,7 +249,7 @@ impl<H, B, T, E> SqsConsumer<H, B, T, E> {
                 idempotency,
                 parse: Arc::new(move |text| parse(text).map_err(|error| error.to_string())),
                 concurrency: 10,
-                least_time: Duration::from_secs(1),
+                min_remaining_time: Duration::from_secs(1),
                 #[cfg(feature = "sqs")]
                 queues: None,
             },
@@ -269,8 +269,8 @@ impl<H, B, T, E> SqsConsumer<H, B, T, E> {
     /// tenths of what they have at the start. Choose what most messages take: the rest goes back to the queue without
     /// having been started, in place of being cut off.
     #[must_use]
-    pub fn least_time(mut self, time: Duration) -> Self {
-        self.settings.least_time = time;
+    pub fn min_remaining_time(mut self, time: Duration) -> Self {
+        self.settings.min_remaining_time = time;
         self
     }
 
@@ -379,7 +379,7 @@ where
 enum Item {
     NotStarted,
     /// Begun, and not at its end when its lease ended, or the answer had to be given.
-    CutOff,
+    TimedOut,
     Unreadable,
     InProgress,
     Failed,
@@ -396,7 +396,7 @@ impl Item {
     fn name(self) -> &'static str {
         match self {
             Self::NotStarted => "not_started",
-            Self::CutOff => "cut_off",
+            Self::TimedOut => "timed_out",
             Self::Unreadable => "unreadable",
             Self::InProgress => "in_progress",
             Self::Failed => "failed",
@@ -438,7 +438,7 @@ impl<B, T, E> Settings<B, T, E> {
         let of_leases = left.saturating_sub((left / 4).min(Duration::from_secs(1)));
         let leases = now.deadline_after(of_leases);
         caller.until = Some(SystemTime::UNIX_EPOCH + leases.wall());
-        Some(Time { leases, least: self.least_time.min(of_leases * 9 / 10), to_answer: time_to_ask(left) })
+        Some(Time { leases, least: self.min_remaining_time.min(of_leases * 9 / 10), to_answer: time_to_ask(left) })
     }
 
     fn lanes(&self, records: Vec<SqsMessage>, caller: &Caller) -> Vec<Lane<B>> {
@@ -531,7 +531,7 @@ where
         for Work { indices, message, twins } in lane.works {
             let outcome = match message {
                 Some((message, identity)) if self.has_time() => {
-                    self.set(&indices, Item::CutOff);
+                    self.set(&indices, Item::TimedOut);
                     self.work(message, identity, &twins, inner.clone()).await
                 }
                 Some((message, _)) => {
@@ -578,7 +578,7 @@ where
             };
             let item = match &error {
                 HandlerError::Lock(error) if error.is_in_progress() => Item::InProgress,
-                HandlerError::Lock(error) if error.is_lost() => Item::CutOff,
+                HandlerError::Lock(error) if error.is_lost() => Item::TimedOut,
                 _ => Item::Failed,
             };
             // The conversion is the user's, and is caught with the handler.

@@ -3,7 +3,7 @@ use std::fmt::{self, Debug};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::{Duration, SystemTime};
 
-use lambda_lock::embedded::{Answer, Engine, Intercept};
+use lambda_lock::embedded::{Answer, DynamoDb, Intercept};
 use lambda_lock::{Error, Lock};
 use serde_json::Value;
 
@@ -13,7 +13,7 @@ use super::{Counts, Outcome};
 
 /// Sees everything, and says what should not have been.
 pub(super) struct Ledger {
-    engine: Engine,
+    engine: DynamoDb,
     clock_skew: Duration,
     state: Mutex<State>,
 }
@@ -70,7 +70,7 @@ struct Crash {
 }
 
 impl Ledger {
-    pub(super) fn new(engine: Engine, clock_skew: Duration) -> Self {
+    pub(super) fn new(engine: DynamoDb, clock_skew: Duration) -> Self {
         Self { engine, clock_skew, state: Mutex::default() }
     }
 

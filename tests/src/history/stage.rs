@@ -4,7 +4,7 @@ use std::ops::RangeInclusive;
 use std::time::{Duration, SystemTime};
 
 use fastrand::Rng;
-use lambda_lock::embedded::{Engine, Faults, Host, Intercept};
+use lambda_lock::embedded::{DynamoDb, Faults, Host, Intercept};
 use lambda_lock::{Backoff, Locks};
 use tokio::time::sleep;
 
@@ -32,7 +32,7 @@ pub(crate) fn play<T>(seed: u64, history: impl Future<Output = T>) -> T {
 /// Where a history happens.
 #[derive(Debug)]
 pub(crate) struct Stage {
-    pub(crate) engine: Engine,
+    pub(crate) engine: DynamoDb,
     pub(crate) clock_skew: Duration,
     pub(crate) mutation: Option<Mutation>,
     /// How long after it was sent a request may still arrive.
@@ -59,7 +59,7 @@ impl Network {
 impl Stage {
     /// An engine with an empty lock table, and a clock skew.
     pub(crate) async fn set(random: &mut Rng, latest_arrival: Duration, mutation: Option<Mutation>) -> Self {
-        let engine = Engine::starting_at(SystemTime::UNIX_EPOCH + Duration::from_hours(500_000)).unwrap();
+        let engine = DynamoDb::starting_at(SystemTime::UNIX_EPOCH + Duration::from_hours(500_000)).unwrap();
         let clock_skew = millis(random, 100..=1000);
         Locks::builder(engine.client(), TABLE).build().unwrap().create_table().await.unwrap();
         Self { engine, clock_skew, mutation, latest_arrival }

@@ -3,7 +3,7 @@ use std::fmt::{self, Debug};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, SystemTime};
 
-use lambda_lock::embedded::{Answer as WireAnswer, Engine, Intercept};
+use lambda_lock::embedded::{Answer as WireAnswer, DynamoDb, Intercept};
 use lambda_lock::{Error, HandlerError, Run};
 use serde_json::Value;
 
@@ -14,7 +14,7 @@ use crate::history::stage::{CAP, Journal, LATENCY};
 
 /// Sees everything, and says what should not have been.
 pub(crate) struct Ledger {
-    engine: Engine,
+    engine: DynamoDb,
     clock_skew: Duration,
     /// By key.
     terms: HashMap<String, Terms>,
@@ -81,7 +81,7 @@ struct Crash {
 }
 
 impl Ledger {
-    pub(crate) fn new(engine: Engine, clock_skew: Duration, terms: HashMap<String, Terms>) -> Self {
+    pub(crate) fn new(engine: DynamoDb, clock_skew: Duration, terms: HashMap<String, Terms>) -> Self {
         Self { engine, clock_skew, terms, state: Mutex::default() }
     }
 

@@ -15,7 +15,7 @@ use aws_sdk_dynamodb::types::AttributeValue;
 use aws_smithy_http_client::tls::{Provider, rustls_provider::CryptoMode};
 use comfy_table::Table;
 use lambda_lock::Locks;
-use lambda_lock::embedded::{Engine, Faults, Host, HostBuilder};
+use lambda_lock::embedded::{DynamoDb, Faults, Host, HostBuilder};
 use lambda_runtime::{Config, Context, Error};
 
 const USAGE: &str = "usage: cargo run [-- --table NAME]";
@@ -58,14 +58,14 @@ struct Cloud {
 }
 
 enum Backend {
-    Embedded(Engine),
+    Embedded(DynamoDb),
     Real(Box<SdkConfig>),
 }
 
 impl Cloud {
     fn embedded() -> Result<Self, Error> {
         println!("On the embedded engine, with 2 to 8 ms of latency each way\n");
-        Ok(Self { table: "locks".to_owned(), backend: Backend::Embedded(Engine::new()?) })
+        Ok(Self { table: "locks".to_owned(), backend: Backend::Embedded(DynamoDb::new()?) })
     }
 
     async fn real(table: &str) -> Self {

@@ -78,7 +78,7 @@ fn table(options: &TableOptions) -> Result<String, Failure> {
 async fn client(options: &TableOptions) -> Result<(Client, bool), Failure> {
     #[cfg(feature = "embedded")]
     if let Some(file) = &options.embedded {
-        return Ok((lambda_lock::embedded::Engine::open(file)?.client(), true));
+        return Ok((lambda_lock::embedded::DynamoDb::open(file)?.client(), true));
     }
     check_endpoint(options)?;
     let mut loader = aws_config::defaults(BehaviorVersion::latest());

@@ -26,7 +26,7 @@ const TABLE: &str = "LOCK_TABLE_NAME";
 /// From SIGTERM to SIGKILL, where someone else may have the key.
 const AT_ONCE: Duration = Duration::from_millis(100);
 /// For the answer to a release that was sent in the background.
-const SETTLING: Duration = Duration::from_secs(5);
+const FLUSH_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The exit code: that of the command.
 pub(crate) async fn run(options: &TableOptions, run: Run) -> Result<u8, Failure> {
@@ -69,7 +69,7 @@ pub(crate) async fn run(options: &TableOptions, run: Run) -> Result<u8, Failure>
         guard.dismiss().await;
     }
     // What was not answered may have taken the lock, and is released in the background.
-    let _the_lease_ends_anyway = timeout(SETTLING, locks.settle()).await;
+    let _the_lease_ends_anyway = timeout(FLUSH_TIMEOUT, locks.flush()).await;
     outcome
 }
 
@@ -230,7 +230,7 @@ async fn remaining_is(lock: &Lock, grace: Duration) {
 async fn conclude(lock: &Lock, lease: Duration, ended: io::Result<Ended>) -> Result<u8, Failure> {
     if !matches!(&ended, Ok(Ended::InTime(status)) if status.success()) {
         // It is to be done again.
-        lock.waive_hold_at_least();
+        lock.clear_hold_at_least();
     }
     let released = lock.release().await;
     let key = lock.key();
