@@ -1,10 +1,12 @@
+//! `Faults`: what the network does to each request.
+
 use std::ops::Range;
 use std::time::Duration;
 
-/// What a host's network does to its requests, drawn from a seed.
+/// The faults of a host's network, drawn from a seed.
 ///
-/// Each chance is between 0 and 1 and is drawn for every request by itself; all are 0 to begin with. What a client
-/// sees of a lost request or answer is a connection that breaks, which the SDK retries.
+/// Each chance is between 0 and 1, is 0 by default, and is drawn for each request independently. To a client, a lost
+/// request or answer is a broken connection, which the SDK retries.
 ///
 /// ```
 /// use std::time::Duration;
@@ -31,7 +33,7 @@ pub struct Faults {
 }
 
 impl Faults {
-    /// No faults and no latency yet; the same seed draws the same ones.
+    /// Creates a network without faults or latency. The same seed draws the same faults.
     pub fn seeded(seed: u64) -> Self {
         Self {
             random: fastrand::Rng::with_seed(seed),
@@ -45,43 +47,43 @@ impl Faults {
         }
     }
 
-    /// How long a request takes to arrive, and an answer to come back.
+    /// Sets the time that a request takes to arrive, and its answer to return.
     pub fn latency(mut self, each_way: Range<Duration>) -> Self {
         self.latency = each_way;
         self
     }
 
-    /// The chance that a request never arrives.
+    /// Sets the chance that a request never arrives.
     pub fn lose_requests(mut self, chance: f64) -> Self {
         self.lose_requests = chance;
         self
     }
 
-    /// The chance that a request is applied and its answer lost.
+    /// Sets the chance that a request is applied and its answer is lost.
     pub fn lose_answers(mut self, chance: f64) -> Self {
         self.lose_answers = chance;
         self
     }
 
-    /// The chance that a request is throttled, by the table or by the account.
+    /// Sets the chance that a request is throttled, by the table or by the account.
     pub fn throttle(mut self, chance: f64) -> Self {
         self.throttle = chance;
         self
     }
 
-    /// The chance of a server error; half of them come after the request was applied.
+    /// Sets the chance of a server error. Half of these errors occur after the request was applied.
     pub fn server_errors(mut self, chance: f64) -> Self {
         self.server_errors = chance;
         self
     }
 
-    /// The chance that a request that was answered arrives once more, up to `later`.
+    /// Sets the chance that an answered request arrives again, up to `later` afterwards.
     pub fn repeat(mut self, chance: f64, later: Duration) -> Self {
         self.repeat = (chance, later);
         self
     }
 
-    /// The chance that a request seems lost and arrives after all, up to `later`.
+    /// Sets the chance that a request seems lost but arrives up to `later` afterwards.
     pub fn late(mut self, chance: f64, later: Duration) -> Self {
         self.late = (chance, later);
         self
@@ -91,11 +93,11 @@ impl Faults {
     pub(super) fn draw(&mut self) -> Fate {
         let there = self.time_up_to(self.latency.end.saturating_sub(self.latency.start)) + self.latency.start;
         let back = self.time_up_to(self.latency.end.saturating_sub(self.latency.start)) + self.latency.start;
-        // One throw for all that exclude each other, so that the chances add up as they were given.
-        let mut throw = self.random.f64();
+        // One draw for all outcomes that exclude each other, so that each has the chance it was given.
+        let mut draw = self.random.f64();
         let mut hit = |chance: f64| {
-            throw -= chance;
-            throw < 0.0
+            draw -= chance;
+            draw < 0.0
         };
         let outcome = if hit(self.lose_requests) {
             Outcome::Lost
@@ -116,18 +118,17 @@ impl Faults {
     }
 
     fn time_up_to(&mut self, most: Duration) -> Duration {
-        // Whole microseconds; time on a wire is never nothing when there is any latency.
         Duration::from_micros(self.random.u64(0..=u64::try_from(most.as_micros()).unwrap_or(u64::MAX - 1)))
     }
 }
 
-/// What becomes of one request.
+/// The fate of one request.
 #[derive(Debug)]
 pub(super) struct Fate {
     pub(super) there: Duration,
     pub(super) back: Duration,
     pub(super) outcome: Outcome,
-    /// It arrives once more, this much later.
+    /// The request arrives again, this much later.
     pub(super) repeat: Option<Duration>,
 }
 

@@ -1,11 +1,11 @@
 //! DynamoDB in this process, for tests and demos: no socket, no JVM, no Docker. Feature `embedded`.
 //!
-//! An [`DynamoDb`] is a DynamoDB (the crate `dynoxide-rs`, on SQLite in memory). [`DynamoDb::client`] gives the SDK's own
-//! client for it, so the code under test is the code that runs in production, from the builder of a request to the
-//! retries after a throttled one.
+//! A [`DynamoDb`] is a DynamoDB (the crate `dynoxide-rs`, on SQLite in memory). [`DynamoDb::client`] returns the SDK's own
+//! client for it. The code under test is therefore the code that runs in production, from the request builder to the
+//! retries after throttling.
 //!
-//! A [`Host`] is a machine with a client: it can have a clock that is wrong, a network that loses, delays, repeats and
-//! refuses requests ([`Faults`], from a seed), an observer of its traffic ([`Intercept`]), and it can
+//! A [`Host`] is a machine with a client. It can have a wrong clock, a network that loses, delays, repeats and refuses
+//! requests ([`Faults`], drawn from a seed) and an observer of its traffic ([`Intercept`]). It can also
 //! [crash](Host::crash).
 //!
 //! Time is tokio's. Under `#[tokio::test(start_paused = true)]` (tokio's feature `test-util`) nothing waits: an hour of
@@ -17,12 +17,12 @@
 //!
 //! # #[tokio::main(flavor = "current_thread")]
 //! # async fn main() -> Result<(), lambda_lock::Error> {
-//! let engine = DynamoDb::new()?;
-//! let locks = Locks::builder(engine.client(), "locks").build()?;
+//! let dynamodb = DynamoDb::new()?;
+//! let locks = Locks::builder(dynamodb.client(), "locks").build()?;
 //! locks.create_table().await?;
 //!
-//! // Another host, half a second ahead, that loses an answer now and then.
-//! let host = engine
+//! // Another host, half a second ahead, that loses some answers.
+//! let host = dynamodb
 //!     .host()
 //!     .clock_ahead(Duration::from_millis(500))
 //!     .faults(Faults::seeded(7).lose_answers(0.1))
@@ -36,10 +36,13 @@
 //! # }
 //! ```
 
-mod engine;
+mod dynamodb;
 mod faults;
 mod host;
+mod network;
+mod time;
 
-pub use engine::DynamoDb;
+pub use dynamodb::DynamoDb;
 pub use faults::Faults;
-pub use host::{Answer, Host, HostBuilder, Intercept};
+pub use host::{Host, HostBuilder};
+pub use network::{Answer, Intercept};

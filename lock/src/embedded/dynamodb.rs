@@ -1,22 +1,20 @@
+//! `DynamoDb`: the tables, and the requests that they answer.
+
 use std::fmt;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::SystemTime;
 
-use aws_sdk_dynamodb::Client;
 use aws_smithy_async::time::{SystemTimeSource, TimeSource};
-use dynoxide::storage_backend::Clock as EngineClock;
 use dynoxide::{Database, DynoxideError};
-use tokio::time::Instant;
 
-use super::host::HostBuilder;
-use crate::clock::{Clock, since_epoch};
+use super::time::TrueTime;
 use crate::error::{Error, Kind, Source};
 
-/// A DynamoDB in this process. Cheap to clone; the clones share their tables.
+/// A DynamoDB in this process. Cheap to clone; clones share their tables.
 ///
-/// It speaks the operations on items, transactions, tables, tags and TTL. Expired rows stay until
-/// [`sweep_expired`](Self::sweep_expired) is called, as DynamoDB too deletes them at some time of its own. See the
+/// It supports the operations on items, transactions, tables, tags and TTL. Expired rows stay until
+/// [`sweep_expired`](Self::sweep_expired) is called; DynamoDB also deletes them some time after they expire. See the
 /// [module](super) for an example.
 #[derive(Clone)]
 pub struct DynamoDb {
@@ -25,12 +23,12 @@ pub struct DynamoDb {
 }
 
 impl DynamoDb {
-    /// An engine without tables, whose time starts at the system's and goes on with tokio's.
+    /// Creates a DynamoDB without tables. Its time starts at the system's time and advances with tokio's.
     pub fn new() -> Result<Self, Error> {
         Self::starting_at(SystemTimeSource::new().now())
     }
 
-    /// The same with a start of the caller's choice, for a history that shall be the same in every run.
+    /// Creates a DynamoDB without tables whose time starts at `start`, for tests that repeat exactly.
     pub fn starting_at(start: SystemTime) -> Result<Self, Error> {
         let time = TrueTime::starting_at(start);
         let database = Database::memory_with_clock(Arc::new(time))
@@ -38,43 +36,31 @@ impl DynamoDb {
         Ok(Self { database, time })
     }
 
-    /// An engine whose tables are in a file, created if it is not there: processes of this machine can share it, and it
-    /// is there again after a restart. Its time is the system's.
+    /// Opens a DynamoDB whose tables are in a file, which is created if it does not exist. Processes on this machine can
+    /// share the file, and it survives a restart. Its time is the system's time.
     ///
     /// ```no_run
     /// # fn main() -> Result<(), lambda_lock::Error> {
-    /// let engine = lambda_lock::embedded::DynamoDb::open("locks.sqlite")?;
+    /// let dynamodb = lambda_lock::embedded::DynamoDb::open("locks.sqlite")?;
     /// # Ok(())
     /// # }
     /// ```
     pub fn open(file: impl AsRef<Path>) -> Result<Self, Error> {
         let file = file.as_ref();
-        let unusable = |error: Source| {
-            Error::invalid(format!("the file `{}` cannot be used as a database: {error}", file.display()))
-        };
+        let unusable =
+            |error: Source| Error::invalid(format!("cannot open the file `{}` as a database: {error}", file.display()));
         let name = file.to_str().ok_or_else(|| unusable("its name is not UTF-8".into()))?;
         let database = Database::new(name).map_err(|error| unusable(error.into()))?;
-        Ok(Self { database, time: TrueTime { start: None, ..TrueTime::starting_at(SystemTime::UNIX_EPOCH) } })
+        Ok(Self { database, time: TrueTime::of_system() })
     }
 
-    /// A client with the right time and no faults.
-    #[must_use]
-    pub fn client(&self) -> Client {
-        self.host().build().client()
-    }
-
-    /// A host of its own, with its own clock and network.
-    pub fn host(&self) -> HostBuilder {
-        HostBuilder::for_engine(self.clone())
-    }
-
-    /// The engine's time.
+    /// Returns the current time in this DynamoDB.
     #[must_use]
     pub fn now(&self) -> SystemTime {
         self.time.now()
     }
 
-    /// Deletes the rows whose TTL has passed, as DynamoDB does at some time; returns how many.
+    /// Deletes the rows whose TTL has passed, as DynamoDB does some time later. Returns the number of deleted rows.
     pub fn sweep_expired(&self) -> Result<usize, Error> {
         self.database.sweep_ttl().map_err(|error| Error::new(Kind::Unavailable, "embedded", "").with_source(error))
     }
@@ -83,10 +69,10 @@ impl DynamoDb {
         self.time
     }
 
-    /// Carries out one request: the HTTP status and the body of the answer.
+    /// Executes one request. Returns the HTTP status and the body of the response.
     pub(super) fn execute(&self, operation: &str, body: &[u8]) -> (u16, Vec<u8>) {
         match self.dispatch(operation, body) {
-            Ok(answer) => (200, answer),
+            Ok(body) => (200, body),
             Err(error) => (error.status_code(), error.to_json().into_bytes()),
         }
     }
@@ -121,7 +107,9 @@ impl DynamoDb {
             "UpdateItem" => run!(update_item),
             "UpdateTable" => run!(update_table),
             "UpdateTimeToLive" => run!(update_time_to_live),
-            _ => Err(DynoxideError::ValidationException(format!("the embedded engine does not speak `{operation}`"))),
+            _ => {
+                Err(DynoxideError::ValidationException(format!("the embedded DynamoDB does not support `{operation}`")))
+            }
         }
     }
 }
@@ -129,37 +117,5 @@ impl DynamoDb {
 impl fmt::Debug for DynamoDb {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("DynamoDb").field("now", &self.now()).finish_non_exhaustive()
-    }
-}
-
-/// The time that all clocks are compared with: a start, and what tokio says has passed since. Without a start, the
-/// system's, which goes on while the machine sleeps.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct TrueTime {
-    start: Option<SystemTime>,
-    since: Instant,
-}
-
-impl TrueTime {
-    pub(super) fn starting_at(start: SystemTime) -> Self {
-        Self { start: Some(start), since: Clock::new(None).now().monotonic }
-    }
-
-    pub(super) fn elapsed(&self) -> Duration {
-        Clock::new(None).now().monotonic.saturating_duration_since(self.since)
-    }
-
-    pub(super) fn now(&self) -> SystemTime {
-        self.start.map_or_else(|| SystemTimeSource::new().now(), |start| start + self.elapsed())
-    }
-}
-
-impl EngineClock for TrueTime {
-    fn now_unix_secs(&self) -> u64 {
-        since_epoch(self.now()).as_secs()
-    }
-
-    fn now_unix_secs_f64(&self) -> f64 {
-        since_epoch(self.now()).as_secs_f64()
     }
 }

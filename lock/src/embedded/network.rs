@@ -1,0 +1,265 @@
+//! The network between a host and its DynamoDB: faults, observers and crashes.
+
+use std::fmt;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use aws_smithy_runtime_api::client::http::{
+    HttpClient, HttpConnector, HttpConnectorFuture, HttpConnectorSettings, SharedHttpClient, SharedHttpConnector,
+};
+use aws_smithy_runtime_api::client::orchestrator::{HttpRequest, HttpResponse};
+use aws_smithy_runtime_api::client::result::ConnectorError;
+use aws_smithy_runtime_api::client::runtime_components::RuntimeComponents;
+use aws_smithy_types::DateTime;
+use aws_smithy_types::body::SdkBody;
+use aws_smithy_types::byte_stream::ByteStream;
+use aws_smithy_types::date_time::Format;
+use aws_smithy_types::retry::ErrorKind;
+use serde_json::Value;
+use tokio::time::timeout;
+
+use super::dynamodb::DynamoDb;
+use super::faults::{Fate, Faults, Outcome};
+
+/// An observer of a host's traffic, which may change requests and answers.
+///
+/// It is called when a request arrives, which is the order in which requests are applied. It also sees requests whose
+/// answer is lost.
+///
+/// ```
+/// use lambda_lock::embedded::{Answer, Intercept};
+/// use serde_json::Value;
+///
+/// /// Refuses every write.
+/// #[derive(Debug)]
+/// struct ReadOnly;
+///
+/// impl Intercept for ReadOnly {
+///     fn answer(&self, operation: &str, _: &Value, answer: &mut Answer) {
+///         if operation == "UpdateItem" {
+///             answer.status = 400;
+///             answer.body = serde_json::json!({ "__type": "AccessDeniedException" });
+///         }
+///     }
+/// }
+/// ```
+pub trait Intercept: fmt::Debug + Send + Sync {
+    /// Is called before the request is applied. `operation` is a name such as `UpdateItem`, `request` the JSON body.
+    fn request(&self, operation: &str, request: &mut Value) {
+        let _ = (operation, request);
+    }
+
+    /// Is called after the request was applied. `request` is the body that was applied.
+    fn answer(&self, operation: &str, request: &Value, answer: &mut Answer) {
+        let _ = (operation, request, answer);
+    }
+}
+
+/// An answer from DynamoDB.
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub struct Answer {
+    /// The HTTP status.
+    pub status: u16,
+    /// The JSON body.
+    pub body: Value,
+}
+
+/// A host's connections to its DynamoDB.
+#[derive(Debug)]
+pub(super) struct Network {
+    backend: Backend,
+    faults: Option<Mutex<Faults>>,
+    intercepts: Vec<Box<dyn Intercept>>,
+    requests: AtomicU64,
+    crashed: AtomicBool,
+}
+
+#[derive(Debug)]
+pub(super) enum Backend {
+    Embedded(DynamoDb),
+    Http(SharedHttpClient),
+}
+
+impl Network {
+    pub(super) fn new(backend: Backend, faults: Option<Faults>, intercepts: Vec<Box<dyn Intercept>>) -> Self {
+        Self {
+            backend,
+            faults: faults.map(Mutex::new),
+            intercepts,
+            requests: AtomicU64::new(0),
+            crashed: AtomicBool::new(false),
+        }
+    }
+
+    pub(super) fn requests(&self) -> u64 {
+        self.requests.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn crash(&self) {
+        self.crashed.store(true, Ordering::Relaxed);
+    }
+
+    fn has_crashed(&self) -> bool {
+        self.crashed.load(Ordering::Relaxed)
+    }
+}
+
+/// The network as the SDK's HTTP client.
+#[derive(Debug)]
+pub(super) struct NetworkClient(pub(super) Arc<Network>);
+
+impl HttpClient for NetworkClient {
+    fn http_connector(&self, settings: &HttpConnectorSettings, components: &RuntimeComponents) -> SharedHttpConnector {
+        let wire = match &self.0.backend {
+            Backend::Embedded(_) => None,
+            Backend::Http(client) => Some(client.http_connector(settings, components)),
+        };
+        let read_timeout = settings.read_timeout().unwrap_or(Duration::MAX);
+        SharedHttpConnector::new(Connection { network: Arc::clone(&self.0), wire, read_timeout })
+    }
+}
+
+#[derive(Clone, Debug)]
+struct Connection {
+    network: Arc<Network>,
+    /// The connector to a backend outside this process.
+    wire: Option<SharedHttpConnector>,
+    read_timeout: Duration,
+}
+
+impl HttpConnector for Connection {
+    fn call(&self, request: HttpRequest) -> HttpConnectorFuture {
+        let answer = timeout(self.read_timeout, self.clone().send(request));
+        HttpConnectorFuture::new(async {
+            answer.await.unwrap_or_else(|elapsed| Err(ConnectorError::timeout(elapsed.into())))
+        })
+    }
+}
+
+impl Connection {
+    async fn send(self, request: HttpRequest) -> Result<HttpResponse, ConnectorError> {
+        let network = &self.network;
+        if network.has_crashed() {
+            return std::future::pending().await;
+        }
+        network.requests.fetch_add(1, Ordering::Relaxed);
+        let Some(faults) = &network.faults else {
+            return self.deliver(request).await;
+        };
+        let Fate { there, back, outcome, repeat } = faults.lock().unwrap_or_else(PoisonError::into_inner).draw();
+        if let Some(later) = repeat {
+            self.deliver_later(&request, there + later);
+        }
+        let answer = match outcome {
+            Outcome::Lost => Err(broken("the request was lost")),
+            Outcome::Late(later) => {
+                self.deliver_later(&request, there + later);
+                Err(broken("the request was lost"))
+            }
+            Outcome::Throttled { by_account: true } => refusal(400, "RequestLimitExceeded"),
+            Outcome::Throttled { by_account: false } => refusal(400, "ProvisionedThroughputExceededException"),
+            Outcome::ServerError { applied: false } => refusal(500, "InternalServerError"),
+            // A task of its own, because a request on its way arrives even if its sender stops waiting.
+            Outcome::Answered | Outcome::AnswerLost | Outcome::ServerError { applied: true } => {
+                let arrival = tokio::spawn({
+                    let connection = self.clone();
+                    async move {
+                        tokio::time::sleep(there).await;
+                        connection.deliver(request).await
+                    }
+                });
+                match (outcome, arrival.await.map_err(|error| ConnectorError::other(error.into(), None))?) {
+                    // The error of hyper when the connection closes before the answer.
+                    (Outcome::AnswerLost, _) => {
+                        Err(ConnectorError::other("the answer was lost".into(), Some(ErrorKind::TransientError)))
+                    }
+                    (Outcome::ServerError { .. }, _) => refusal(500, "InternalServerError"),
+                    (_, answer) => answer,
+                }
+            }
+        };
+        tokio::time::sleep(back).await;
+        if network.has_crashed() {
+            return std::future::pending().await;
+        }
+        answer
+    }
+
+    fn deliver_later(&self, request: &HttpRequest, later: Duration) {
+        // The body of a DynamoDB request is in memory, so `try_clone` succeeds.
+        if let Some(copy) = request.try_clone() {
+            let connection = self.clone();
+            tokio::spawn(async move {
+                tokio::time::sleep(later).await;
+                let _answer = connection.deliver(copy).await;
+            });
+        }
+    }
+
+    /// Lets the request arrive: observers see it, the backend applies it, observers see the answer.
+    async fn deliver(&self, mut request: HttpRequest) -> Result<HttpResponse, ConnectorError> {
+        let target = request.headers().get("x-amz-target").unwrap_or_default();
+        let operation = target.rsplit('.').next().unwrap_or_default().to_owned();
+        let intercepts = &self.network.intercepts;
+        if intercepts.is_empty() {
+            return self.apply(&operation, request).await;
+        }
+        let mut body: Value = json(request.body().bytes().unwrap_or_default())?;
+        for intercept in intercepts {
+            intercept.request(&operation, &mut body);
+        }
+        let bytes = body.to_string();
+        request.headers_mut().insert("content-length", bytes.len().to_string());
+        *request.body_mut() = SdkBody::from(bytes);
+        let response = self.apply(&operation, request).await?;
+        let (status, date) = (response.status().as_u16(), response.headers().get(DATE).map(str::to_owned));
+        let bytes = ByteStream::new(response.into_body()).collect().await;
+        let bytes = bytes.map_err(|error| ConnectorError::io(error.into()))?.into_bytes();
+        let mut answer = Answer { status, body: json(&bytes)? };
+        for intercept in intercepts {
+            intercept.answer(&operation, &body, &mut answer);
+        }
+        response_of(answer.status, answer.body.to_string().into_bytes(), date)
+    }
+
+    async fn apply(&self, operation: &str, request: HttpRequest) -> Result<HttpResponse, ConnectorError> {
+        match (&self.network.backend, &self.wire) {
+            (Backend::Embedded(dynamodb), _) => {
+                let (status, body) = dynamodb.execute(operation, request.body().bytes().unwrap_or_default());
+                // An HTTP server sends its time with each response.
+                let now = DateTime::from(dynamodb.now()).fmt(Format::HttpDate);
+                response_of(status, body, now.ok())
+            }
+            (Backend::Http(_), Some(wire)) => wire.call(request).await,
+            (Backend::Http(_), None) => Err(broken("there is no connection")),
+        }
+    }
+}
+
+fn json(bytes: &[u8]) -> Result<Value, ConnectorError> {
+    serde_json::from_slice(bytes).map_err(|error| ConnectorError::other(error.into(), None))
+}
+
+fn refusal(status: u16, code: &str) -> Result<HttpResponse, ConnectorError> {
+    let body =
+        serde_json::json!({ "__type": format!("com.amazonaws.dynamodb.v20120810#{code}"), "message": "simulated" });
+    response_of(status, body.to_string().into_bytes(), None)
+}
+
+/// The header with the server's time.
+const DATE: &str = "date";
+
+fn response_of(status: u16, body: Vec<u8>, date: Option<String>) -> Result<HttpResponse, ConnectorError> {
+    let status = status.try_into().map_err(|_| broken("the status is not an HTTP status"))?;
+    let mut response = HttpResponse::new(status, SdkBody::from(body));
+    if let Some(date) = date {
+        response.headers_mut().insert(DATE, date);
+    }
+    Ok(response)
+}
+
+fn broken(why: &'static str) -> ConnectorError {
+    ConnectorError::io(why.into())
+}
