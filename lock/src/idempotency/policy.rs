@@ -1,11 +1,11 @@
-//! The choices that idempotency leaves to its user.
+//! The policies that a user of idempotency chooses.
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
-/// What to do with an input that has no key.
+/// The policy for an input without a key.
 ///
 /// ```
 /// # use lambda_lock::{Idempotency, Locks, OnMissingKey};
@@ -21,7 +21,7 @@ pub enum OnMissingKey {
     Reject,
 }
 
-/// What becomes of the record when the handler returned an error.
+/// The policy for the record after the handler returned an error.
 ///
 /// ```
 /// # use lambda_lock::{Idempotency, OnError, StoredError};
@@ -36,20 +36,20 @@ pub enum OnMissingKey {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum OnError {
-    /// It is given up: a retry runs again, at once. The default.
+    /// The record is released: a retry runs at once. The default.
     Release,
-    /// It stays in progress until its lease ends, then as after a [timeout](OnTimeout). The error is returned even if a
-    /// transaction that [completes](crate::Run::complete_in) the record was committed and its answer lost; the next call
-    /// then gets the result.
+    /// The record stays in progress until its lease ends; then [`OnTimeout`] applies. The error is returned even if a
+    /// transaction that [completes](crate::Run::complete_in) the record was committed and its answer was lost. The next
+    /// call then gets the result.
     Keep,
-    /// The error is stored as the outcome, and replayed for the window. If it has more than 390 KiB, or the
-    /// [format](crate::RecordFormat) is one of Powertools', which would replay it as a success, the record is given up
-    /// instead, with a warning.
+    /// The error is stored as the outcome, and replayed for the window. If it has more than 390 KiB, the record is
+    /// released instead, with a warning. The same applies to the [formats](crate::RecordFormat) of Powertools, which
+    /// would replay the error as a success.
     Store(StoredError),
 }
 
-/// What becomes of a record whose run began and was neither completed nor given up: it timed out, crashed, panicked, or
-/// its result could not be stored.
+/// The policy for an unfinished run, which neither completed nor released its record: it timed out, crashed or panicked,
+/// or its result could not be stored.
 ///
 /// ```
 /// # use lambda_lock::{Idempotency, OnTimeout};
@@ -63,18 +63,19 @@ pub enum OnTimeout {
     /// The next call after the lease runs again.
     #[default]
     RunAgain,
-    /// Calls are refused until the window has passed since the run began, with an error that
-    /// [`is_unfinished`](crate::Error::is_unfinished): for work that must never be done twice. That includes a run whose
-    /// request to begin got lost on the way, if it arrived after its sender had given up. Deleting the row lets it run.
+    /// Calls fail until the window has passed since the run began, with an error that
+    /// [`is_unfinished`](crate::Error::is_unfinished): for work that must never run twice. A run also counts as begun if
+    /// its request arrived after the sender had stopped waiting. Deleting the row lets the work run.
     Reject,
 }
 
-/// What becomes of a result that cannot be stored.
+/// The policy for a result that cannot be stored. Such a result
 ///
-/// - It has more than 390 KiB, of the 400 that DynamoDB allows for a row.
-/// - It has no form as JSON: it has a float in it that is NaN or an infinity, say, or a map whose keys are no strings.
-/// - It is nested more than 127 levels deep, which is as deep as `serde_json` reads.
-/// - The [format](crate::RecordFormat) has no form for it.
+/// - has more than 390 KiB, of the 400 that DynamoDB allows for a row,
+/// - cannot be written as JSON: for example, it contains a float that is NaN or infinite, or a map whose keys are not
+///   strings,
+/// - is nested more than 127 levels deep, the most that `serde_json` reads,
+/// - or cannot be stored in the [format](crate::RecordFormat).
 ///
 /// ```
 /// # use lambda_lock::{Idempotency, OnUnstorableResult};
@@ -85,16 +86,17 @@ pub enum OnTimeout {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum OnUnstorableResult {
-    /// The call fails with an error that [`is_unusable_result`](crate::Error::is_unusable_result); the record is left as after a
-    /// [timeout](OnTimeout).
+    /// The call fails with an error that [`is_unusable_result`](crate::Error::is_unusable_result). The run counts as
+    /// [unfinished](OnTimeout).
     #[default]
     Fail,
-    /// The record is completed without it: the call returns the result, and a duplicate does not run. What it gets is
-    /// the result that JSON's `null` stands for (`()`, `None`), or an error that [`is_unusable_result`](crate::Error::is_unusable_result).
+    /// The record is completed without the result. The call returns the result, and a duplicate does not run. A duplicate
+    /// gets the result that JSON's `null` stands for (`()`, `None`), or an error that
+    /// [`is_unusable_result`](crate::Error::is_unusable_result).
     CompleteWithoutResult,
 }
 
-/// An error as a record keeps it, to be replayed.
+/// An error that a record stores and replays.
 ///
 /// ```
 /// let declined = lambda_lock::StoredError::new("Declined", "the card was declined");
@@ -108,30 +110,30 @@ pub struct StoredError {
 }
 
 impl StoredError {
-    /// An error of this type, as Lambda's `errorType` has it, with this message. Both are stored as they are.
+    /// Creates an error with this type, which becomes Lambda's `errorType`, and this message. Both are stored unchanged.
     pub fn new(error_type: impl Into<String>, message: impl Into<String>) -> Self {
         Self { error_type: error_type.into(), message: message.into() }
     }
 
-    /// As the record has it.
+    /// Returns the JSON text that the record stores.
     pub(super) fn to_json(&self) -> String {
         json!(self).to_string()
     }
 
-    /// The type.
+    /// Returns the type.
     #[must_use]
     pub fn error_type(&self) -> &str {
         &self.error_type
     }
 
-    /// The message.
+    /// Returns the message.
     #[must_use]
     pub fn message(&self) -> &str {
         &self.message
     }
 }
 
-/// Without the message, which is stored like a result: `lambda_runtime` logs a replayed error by its `Debug`.
+/// Omits the message, which may be confidential: `lambda_runtime` logs the `Debug` form of a replayed error.
 impl fmt::Debug for StoredError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("StoredError").field("error_type", &self.error_type).finish_non_exhaustive()

@@ -1,4 +1,4 @@
-//! `Run`: a run that is under way, for a handler that wants to know of it.
+//! `Run`: a run in progress, as its handler sees it.
 
 use std::fmt;
 use std::sync::Arc;
@@ -8,15 +8,14 @@ use std::time::Duration;
 use aws_sdk_dynamodb::types::TransactWriteItem;
 use serde::Serialize;
 
-use super::finite::is_finite;
-use super::format::{RecordFormat, has_null};
+use super::format::{RecordFormat, to_json};
 use super::refusal::Refusal;
 use crate::error::{Error, Kind};
 use crate::holder::{Data, Holder};
 use crate::lock::Lock;
 use crate::protocol::{Outcome, check_data};
 
-/// A run that is under way. Cheap to clone.
+/// A run in progress. Cheap to clone.
 ///
 /// ```
 /// # use aws_sdk_dynamodb::{Client, types::{Put, TransactWriteItem}};
@@ -43,65 +42,59 @@ pub struct Run {
     pub(super) lock: Arc<Lock>,
     pub(super) window: Duration,
     pub(super) format: RecordFormat,
-    pub(super) completed_in: Arc<AtomicBool>,
-    /// What the cache is to keep once there is an outcome.
-    pub(super) record: Option<Arc<Holder>>,
+    /// Whether the caller's transaction completes the record.
+    pub(super) completes_in_transaction: Arc<AtomicBool>,
+    /// The record for the cache, without its outcome.
+    pub(super) cache_entry: Option<Arc<Holder>>,
 }
 
 impl Run {
-    /// The lock that the run is under: its fence, what is left of its lease, its condition check. Releasing it gives the
-    /// record up.
+    /// Returns the lock of the run, with its fence, its remaining lease and its condition check. Releasing the lock
+    /// releases the record.
     pub fn lock(&self) -> &Lock {
         &self.lock
     }
 
-    /// The write that completes the record with this result, for the caller's own `TransactWriteItems`: business write
-    /// and completion are then committed together or not at all, whatever crashes when. The condition is that the
-    /// record is still this run's.
+    /// Returns the write that completes the record with this result, for the caller's own `TransactWriteItems`. The
+    /// business write and the completion are then committed together or not at all, also if a process crashes. The write
+    /// has the condition that this run still owns the record.
     ///
-    /// Return the same result once the transaction was committed, and an error if it was not: from this call on, only
-    /// the transaction completes the record. If it was committed but its answer got lost, the handler's error is
-    /// replaced with the stored result. If the handler returns `Ok` without a committed transaction, nothing is stored,
-    /// and the work runs again once the lease has ended. The window is counted from this call.
+    /// After this call, only the transaction completes the record. Return the same result from the handler if the
+    /// transaction was committed, and an error if it was not. If it was committed but its answer was lost, the stored
+    /// result replaces the handler's error. If the handler returns `Ok` without a committed transaction, nothing is
+    /// stored, and the work runs again after the lease. The window starts at this call.
     ///
-    /// No request by itself, and none after the handler; in the transaction it costs one write, with IAM action
-    /// `dynamodb:UpdateItem`. If the run is [not protected](Lock::is_enforced), it is a check that always holds, with
-    /// IAM action `dynamodb:ConditionCheckItem`. The error [`is_unusable_result`](Error::is_unusable_result) if the result cannot be
-    /// stored, whatever is set for that.
+    /// Sends no request, and the run sends none after the handler. The write costs one write in the transaction; IAM
+    /// action `dynamodb:UpdateItem`. If the run is [not enforced](Lock::is_enforced), the returned item is a check that
+    /// always holds; IAM action `dynamodb:ConditionCheckItem`. If the result cannot be stored, the error
+    /// [`is_unusable_result`](Error::is_unusable_result), also with
+    /// [`OnUnstorableResult::CompleteWithoutResult`](crate::OnUnstorableResult::CompleteWithoutResult).
     pub fn complete_in<T: Serialize>(&self, result: &T) -> Result<TransactWriteItem, Error> {
         let outcome = self.outcome(result).map_err(|why| self.lock.error(Kind::Idempotency(Refusal::Result(why))))?;
         let completion = self.lock.completion(self.window, outcome)?;
-        self.completed_in.store(true, Ordering::Release);
+        self.completes_in_transaction.store(true, Ordering::Release);
         Ok(completion)
     }
 
+    /// Returns the outcome that stores this result, or why it cannot be stored.
     pub(super) fn outcome<T: Serialize>(&self, result: &T) -> Result<Outcome, String> {
-        let value = serde_json::to_value(result).map_err(|why| format!("the result has no form as JSON ({why})"))?;
-        // Whatever has no form in JSON became null there. Most results have none, and are not walked through again.
-        if has_null(&value) && !is_finite(result) {
-            return Err(
-                "the result has a float in it that is not finite (NaN or an infinity), and JSON has none: return \
-                        an `Option` or a string in its place"
-                    .to_owned(),
-            );
-        }
-        let data = self.format.store(&value)?;
+        let data = self.format.store(&to_json(result)?)?;
         check_data(&Data(data.clone())).map_err(|error| error.to_string())?;
         Ok(Outcome::Result(data))
     }
 }
 
-/// What a handler takes under idempotency: the input itself, or [`WithRun`] to get the run with it.
+/// The input of an idempotent handler: the input itself, or [`WithRun`] to get the run as well.
 ///
-/// Cannot be implemented for other types.
+/// This trait is sealed.
 pub trait HandlerInput<I>: sealed::Sealed<I> {
     #[doc(hidden)]
     fn under(input: I, run: &Run) -> Self;
 }
 
 impl<I> WithRun<I> {
-    /// An input with a run, for testing a handler by itself: [`Idempotency::run`](crate::Idempotency::run) gives one,
-    /// also where locking is switched off.
+    /// Creates an input with a run, for testing a handler alone. [`Idempotency::run`](crate::Idempotency::run) provides
+    /// a run, also when locking is switched off.
     #[must_use]
     pub fn new(input: I, run: Run) -> Self {
         Self { input, run }
@@ -126,7 +119,7 @@ mod sealed {
     impl<I> Sealed<I> for super::WithRun<I> {}
 }
 
-/// An input together with the run it is for, for a handler that completes in its own transaction or wants the fence.
+/// An input and its run, for a handler that completes in its own transaction or needs the fence.
 ///
 /// ```
 /// # use lambda_lock::WithRun;
@@ -144,7 +137,7 @@ pub struct WithRun<I> {
     pub run: Run,
 }
 
-/// Without the input, which may be what nobody wants in a log.
+/// Omits the input, which may be confidential.
 impl<I> fmt::Debug for WithRun<I> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("WithRun").field("run", &self.run).finish_non_exhaustive()

@@ -12,7 +12,7 @@ use tower::{Layer, Service};
 
 use super::caller;
 use crate::error::HandlerError;
-use crate::idempotency::{Begun, HandlerInput, Idempotency};
+use crate::idempotency::{HandlerInput, Idempotency, NextStep};
 use crate::panics;
 
 /// Makes a handler idempotent: a tower layer that answers a duplicate event with the first run's result.
@@ -153,8 +153,10 @@ where
             let caller = caller(&event.context, idempotency.locks());
             let identity = idempotency.identify(&event, &caller).map_err(HandlerError::Lock)?;
             match idempotency.begin(identity, &caller).await? {
-                Begun::Completed { key, record } => idempotency.replay(&record, &key),
-                Begun::Run(run) => idempotency.finish(&run, async { inner.call(H::under(event, &run)).await }).await,
+                NextStep::Replay { key, record } => idempotency.replay(&record, &key),
+                NextStep::Run(run) => {
+                    idempotency.execute(&run, async { inner.call(H::under(event, &run)).await }).await
+                }
             }
         })
     }

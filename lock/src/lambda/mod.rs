@@ -10,7 +10,7 @@ use lambda_runtime::{Context, Diagnostic};
 
 use crate::clock::since_epoch;
 use crate::error::{Error, HandlerError};
-use crate::idempotency::Caller;
+use crate::idempotency::Invocation;
 use crate::locks::{Locks, MAX_LEASE};
 
 pub use idempotent_layer::{IdempotentLayer, IdempotentService};
@@ -30,11 +30,11 @@ fn deadline(context: &Context, locks: &Locks) -> Option<SystemTime> {
     Some(context.deadline()).filter(|deadline| since_epoch(*deadline) > earliest)
 }
 
-fn caller(context: &Context, locks: &Locks) -> Caller {
-    Caller {
+fn caller(context: &Context, locks: &Locks) -> Invocation {
+    Invocation {
         function: context.env_config.function_name.clone(),
         holder: Some(holder(context)),
-        until: deadline(context, locks),
+        deadline: deadline(context, locks),
     }
 }
 

@@ -21,7 +21,7 @@ use tower::{Layer, Service};
 use super::caller;
 use crate::clock::{Deadline, since_epoch};
 use crate::error::HandlerError;
-use crate::idempotency::{Begun, Caller, HandlerInput, Idempotency, Identity, OnMissingKey};
+use crate::idempotency::{HandlerInput, Idempotency, Identity, Invocation, NextStep, OnMissingKey};
 use crate::locks::Locks;
 use crate::metrics;
 use crate::panics;
@@ -432,16 +432,16 @@ struct Time {
 
 impl<B, T, E> Settings<B, T, E> {
     /// Lets the leases of a batch end early enough for its answer.
-    fn limit(&self, caller: &mut Caller) -> Option<Time> {
+    fn limit(&self, caller: &mut Invocation) -> Option<Time> {
         let now = self.idempotency.locks().0.clock.now();
-        let left = since_epoch(caller.until?).saturating_sub(now.wall);
+        let left = since_epoch(caller.deadline?).saturating_sub(now.wall);
         let of_leases = left.saturating_sub((left / 4).min(Duration::from_secs(1)));
         let leases = now.deadline_after(of_leases);
-        caller.until = Some(SystemTime::UNIX_EPOCH + leases.wall());
+        caller.deadline = Some(SystemTime::UNIX_EPOCH + leases.wall());
         Some(Time { leases, least: self.min_remaining_time.min(of_leases * 9 / 10), to_answer: time_to_ask(left) })
     }
 
-    fn lanes(&self, records: Vec<SqsMessage>, caller: &Caller) -> Vec<Lane<B>> {
+    fn lanes(&self, records: Vec<SqsMessage>, caller: &Invocation) -> Vec<Lane<B>> {
         let mut lanes: Vec<Lane<B>> = Vec::new();
         let mut lane_of_group: HashMap<_, usize> = HashMap::new();
         // In another group a twin is another message: its outcome counts for the order there.
@@ -479,7 +479,7 @@ impl<B, T, E> Settings<B, T, E> {
     }
 
     /// The message with its body parsed, and its record.
-    fn read(&self, mut record: SqsMessage, caller: &Caller) -> Option<(Message<B>, Option<Identity>)> {
+    fn read(&self, mut record: SqsMessage, caller: &Invocation) -> Option<(Message<B>, Option<Identity>)> {
         let id = record.message_id.clone();
         let failed =
             |why: &dyn Display| tracing::error!(message_id = id, error = %why, "a message goes back to the queue");
@@ -510,7 +510,7 @@ impl<B, T, E> Settings<B, T, E> {
 
 struct Batch<H, B, T, E> {
     settings: Settings<B, T, E>,
-    caller: Caller,
+    caller: Invocation,
     time: Option<Time>,
     /// By the place of the message in the batch.
     items: Mutex<Vec<Item>>,
@@ -618,15 +618,15 @@ where
         S: Service<H, Response = T, Error = E>,
     {
         let idempotency = &self.settings.idempotency;
-        let run = match idempotency.begin_quietly(identity, &self.caller).await {
-            Ok(Begun::Completed { key, record }) => {
+        let run = match idempotency.begin_unlogged(identity, &self.caller).await {
+            Ok(NextStep::Replay { key, record }) => {
                 return match idempotency.replay(&record, &key) {
                     Err(error @ HandlerError::Replayed(_)) => Err(error),
                     // It is done, whether or not its result is of a type that can be read today.
                     _ => Ok(Item::Duplicate),
                 };
             }
-            Ok(Begun::Run(run)) => run,
+            Ok(NextStep::Run(run)) => run,
             Err(error) => {
                 #[cfg(feature = "sqs")]
                 {
@@ -641,7 +641,7 @@ where
             poll_fn(|context| inner.poll_ready(context)).await?;
             inner.call(H::under(message, &run)).await
         };
-        idempotency.finish(&run, work).await.map(|_| Item::Done)
+        idempotency.execute(&run, work).await.map(|_| Item::Done)
     }
 }
 

@@ -1,4 +1,5 @@
-//! Whether all floats of a value are finite. JSON has no others: `serde_json` writes null in their place and says nothing.
+//! Results as JSON values. A float that is not finite is an error: JSON has none, and `serde_json` silently writes null
+//! instead.
 
 use std::fmt;
 
@@ -6,13 +7,32 @@ use serde::ser::{
     Error, Serialize, SerializeMap, SerializeSeq, SerializeStruct, SerializeStructVariant, SerializeTuple,
     SerializeTupleStruct, SerializeTupleVariant, Serializer,
 };
+use serde_json::Value;
 
-/// For a value that has a form as JSON otherwise. Walks through it once and writes nothing.
-pub(super) fn is_finite<T: Serialize>(value: &T) -> bool {
-    value.serialize(Finite).is_ok()
+/// Returns a result as JSON.
+pub(crate) fn to_json<T: Serialize>(result: &T) -> Result<Value, String> {
+    let value = serde_json::to_value(result).map_err(|why| format!("the result cannot be written as JSON ({why})"))?;
+    // A float that is not finite became null. Most results have no null and are not serialized a second time.
+    if has_null(&value) && result.serialize(Finite).is_err() {
+        return Err(
+            "the result has a float that is not finite (NaN or an infinity), which JSON lacks: return an `Option` \
+                    or a string instead"
+                .to_owned(),
+        );
+    }
+    Ok(value)
 }
 
-/// Fails at the first float that is not finite.
+fn has_null(value: &Value) -> bool {
+    match value {
+        Value::Null => true,
+        Value::Array(values) => values.iter().any(has_null),
+        Value::Object(object) => object.values().any(has_null),
+        _ => false,
+    }
+}
+
+/// A serializer that writes nothing and fails at the first float that is not finite.
 #[derive(Clone, Copy)]
 struct Finite;
 
@@ -30,20 +50,20 @@ impl fmt::Display for NotFinite {
 impl std::error::Error for NotFinite {}
 
 impl Error for NotFinite {
-    /// Where an adapter wraps the error.
+    /// Is called by an adapter that wraps the error.
     fn custom<T: fmt::Display>(_: T) -> Self {
         Self
     }
 }
 
-/// What has no floats in it.
+/// Methods for values without floats.
 macro_rules! without_floats {
     ($($method:ident($($type:ty),*))*) => {
         $(fn $method(self, $(_: $type),*) -> Checked { Ok(()) })*
     };
 }
 
-/// What has values in it.
+/// Methods for values that contain values.
 macro_rules! of_values {
     ($($method:ident($($type:ty),*) -> $compound:ident)*) => {
         $(

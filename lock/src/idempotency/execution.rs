@@ -1,0 +1,348 @@
+//! One execution: acquire the record, run the work, store or replay its result.
+
+use std::panic::resume_unwind;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use super::policy::{OnError, OnTimeout, OnUnstorableResult};
+use super::refusal::Refusal;
+use super::run::Run;
+use super::settings::{Idempotency, Identity, Invocation, Settings};
+use crate::acquire::{Acquire, in_time_to_answer, while_held};
+use crate::clock::{millis, since_epoch};
+use crate::error::{HandlerError, Kind};
+use crate::holder::{Data, Holder};
+use crate::lock::Lock;
+use crate::protocol::{Completed, Outcome, RecordClaim, Released, check_data};
+use crate::{metrics, telemetry};
+
+/// What follows from the record of an input.
+pub(crate) enum NextStep {
+    /// The work was done before.
+    Replay { key: String, record: Box<Holder> },
+    /// The work runs under this run's lock.
+    Run(Run),
+}
+
+/// What happens to the record after the work.
+enum RecordUpdate {
+    Store(Outcome),
+    /// Nothing: the caller's transaction has completed the record.
+    Completed,
+    Release,
+    /// Nothing: the record stays in progress until its lease ends.
+    Keep,
+    /// Nothing, as with `Keep`, because the result cannot be stored.
+    Unstorable(String),
+}
+
+impl<I, T, E> Idempotency<I, T, E>
+where
+    T: Serialize + DeserializeOwned,
+{
+    /// Runs `body`, or returns the result of the first run with this input's key.
+    ///
+    /// When the lease ends, the body is cancelled at its next await point, and the error
+    /// [`is_lost`](crate::Error::is_lost). The [type](Self) describes the other outcomes, and the cost.
+    pub async fn run(&self, input: &I, body: impl AsyncFnOnce(&Run) -> Result<T, E>) -> Result<T, HandlerError<E>> {
+        let invocation = Invocation {
+            function: std::env::var("AWS_LAMBDA_FUNCTION_NAME").unwrap_or_default(),
+            deadline: self.settings.until,
+            holder: None,
+        };
+        let identity = self.identify(input, &invocation).map_err(HandlerError::Lock)?;
+        match self.begin(identity, &invocation).await? {
+            NextStep::Replay { key, record } => self.replay(&record, &key),
+            // Boxed: without, each of the futures around it reserves room for it.
+            NextStep::Run(run) => self.execute(&run, Box::pin(body(&run))).await,
+        }
+    }
+
+    /// Acquires the record, or returns a completed one.
+    pub(crate) async fn begin(
+        &self,
+        identity: Option<Identity>,
+        invocation: &Invocation,
+    ) -> Result<NextStep, HandlerError<E>> {
+        let next = self.begin_unlogged(identity, invocation).await;
+        if let Err(HandlerError::Lock(error)) = &next
+            && error.is_in_progress()
+        {
+            telemetry::not_acquired(error);
+        }
+        next
+    }
+
+    /// Like [`begin`](Self::begin), for a caller that logs work in progress itself.
+    pub(crate) async fn begin_unlogged(
+        &self,
+        identity: Option<Identity>,
+        invocation: &Invocation,
+    ) -> Result<NextStep, HandlerError<E>> {
+        let settings = &*self.settings;
+        let Some(Identity { key, validation }) = identity else {
+            tracing::debug!("the input has no key: running without protection");
+            // A unique key, for a handler that completes in its own transaction.
+            let prefix = settings.prefix.as_ref().unwrap_or(&invocation.function);
+            let unique = format!("{prefix}#{:032x}", fastrand::u128(..));
+            let lock = settings.acquire(unique, invocation).unlocked().map_err(HandlerError::Lock)?;
+            return Ok(NextStep::Run(self.new_run(lock, None)));
+        };
+        if let Some(record) = settings.cached(&key) {
+            return match Refusal::by(record, validation.as_deref()) {
+                Refusal::Completed(record) => Ok(NextStep::replay(key, record)),
+                refusal => {
+                    let error = settings.error(refusal, &key);
+                    telemetry::refused(&error);
+                    Err(HandlerError::Lock(error))
+                }
+            };
+        }
+        let refuse_unfinished = (settings.on_timeout == OnTimeout::Reject).then_some(settings.window);
+        let claim = RecordClaim { validation: validation.clone(), refuse_unfinished };
+        match settings.acquire(key.clone(), invocation).record(claim).await {
+            Ok(lock) => {
+                let cache_entry = settings.cache.is_some().then(|| Holder {
+                    owner: Some(lock.owner().to_owned()),
+                    name: Some(invocation.holder.as_ref().unwrap_or(&settings.locks.0.holder).clone()),
+                    fence: Some(lock.fence()),
+                    since: Some(millis(since_epoch(lock.acquired_at()))),
+                    until: 0,
+                    data: None,
+                    current: true,
+                    completed: true,
+                    released: true,
+                    error: None,
+                    validation,
+                });
+                Ok(NextStep::Run(self.new_run(lock, cache_entry)))
+            }
+            Err(error) => {
+                let record = error.into_completed().map_err(HandlerError::Lock)?;
+                settings.remember(&key, &record);
+                Ok(NextStep::replay(key, record))
+            }
+        }
+    }
+
+    fn new_run(&self, lock: Lock, cache_entry: Option<Holder>) -> Run {
+        let Settings { window, format, .. } = *self.settings;
+        Run {
+            lock: Arc::new(lock),
+            window,
+            format,
+            completes_in_transaction: Arc::default(),
+            cache_entry: cache_entry.map(Arc::new),
+        }
+    }
+
+    /// Returns the result or the error of a completed record.
+    pub(crate) fn replay(&self, record: &Holder, key: &str) -> Result<T, HandlerError<E>> {
+        tracing::info!(key, fence = record.fence, "replaying the first run's result");
+        let settings = &*self.settings;
+        let unusable = |why: &str| HandlerError::Lock(settings.error(Refusal::Result(why.to_owned()), key));
+        if let Some(error) = &record.error {
+            let stored = error.as_str().and_then(|text| serde_json::from_str(text).ok());
+            return Err(stored.map_or_else(|| unusable("the stored error cannot be read"), HandlerError::Replayed));
+        }
+        let data = record.data.as_ref().map(|Data(data)| data);
+        let value = settings.format.load(data).map_err(|why| unusable(&why))?;
+        // Without serde's message, which would show the value in a log.
+        let mut result = serde_json::from_value(value).map_err(|_| match data {
+            Some(_) => unusable("the stored result is not of the handler's result type"),
+            None => unusable("the first run was completed without its result"),
+        })?;
+        if let Some(hook) = &settings.on_replay {
+            hook(&mut result, record);
+        }
+        Ok(result)
+    }
+
+    /// Runs the work under the record's lock, then updates the record.
+    pub(crate) async fn execute(
+        &self,
+        run: &Run,
+        work: impl Future<Output = Result<T, E>>,
+    ) -> Result<T, HandlerError<E>> {
+        let (settings, lock) = (&*self.settings, &*run.lock);
+        if !lock.is_enforced() {
+            return work.await.map_err(HandlerError::Handler);
+        }
+        let unfinished = AbandonOnDrop(Some(lock).filter(|_| settings.on_timeout == OnTimeout::Reject));
+        // All code of the user runs in here, also the serialization of the result. If it panics, the run is unfinished.
+        let done = while_held(lock, async {
+            let result = work.await;
+            let update = self.record_update(run, &result);
+            (result, update)
+        });
+        let (outcome, update) = match done.await {
+            Ok(Some((result, update))) => {
+                unfinished.disarm();
+                (Ok(result.map_err(HandlerError::Handler)), update)
+            }
+            // The lease ended with the work half done. The record is released, unless `unfinished` has abandoned it.
+            Ok(None) => {
+                drop(unfinished);
+                (Ok(Err(HandlerError::Lock(lock.error(Kind::Lost(None))))), RecordUpdate::Release)
+            }
+            Err(panic) => {
+                drop(unfinished);
+                (Err(panic), RecordUpdate::Release)
+            }
+        };
+        let found = match update {
+            RecordUpdate::Completed => {
+                lock.was_completed();
+                None
+            }
+            RecordUpdate::Keep => {
+                lock.abandon();
+                None
+            }
+            RecordUpdate::Unstorable(why) => {
+                lock.abandon();
+                return Err(HandlerError::Lock(settings.error(Refusal::Result(why), lock.key())));
+            }
+            RecordUpdate::Release => self.release(lock).await,
+            RecordUpdate::Store(outcome) => self.store(run, outcome).await,
+        };
+        match (outcome, found) {
+            (Err(panic), _) => resume_unwind(panic),
+            // The transaction that completes the record seemed to fail but was committed.
+            (Ok(Err(_)), Some(record)) if record.error.is_none() => self.replay(&record, lock.key()),
+            (Ok(outcome), _) => outcome,
+        }
+    }
+
+    fn record_update(&self, run: &Run, result: &Result<T, E>) -> RecordUpdate {
+        let settings = &*self.settings;
+        let error = match result {
+            Ok(_) if run.completes_in_transaction.load(Ordering::Acquire) => return RecordUpdate::Completed,
+            Ok(result) => {
+                return match (run.outcome(result), settings.on_unstorable_result) {
+                    (Ok(outcome), _) => RecordUpdate::Store(outcome),
+                    (Err(why), OnUnstorableResult::Fail) => RecordUpdate::Unstorable(why),
+                    (Err(why), OnUnstorableResult::CompleteWithoutResult) => {
+                        tracing::warn!(key = run.lock.key(), why, "record completed without its result");
+                        RecordUpdate::Store(Outcome::WithoutResult)
+                    }
+                };
+            }
+            Err(error) => error,
+        };
+        match settings.on_error.as_ref().map_or(OnError::Release, |policy| policy(error)) {
+            OnError::Release => RecordUpdate::Release,
+            OnError::Keep => RecordUpdate::Keep,
+            OnError::Store(error) => {
+                let error = Data::from(error.to_json());
+                if settings.format.stores_errors() && check_data(&error).is_ok() {
+                    return RecordUpdate::Store(Outcome::Error(error));
+                }
+                tracing::warn!(
+                    key = run.lock.key(),
+                    "record released: the error is too large, or the format cannot store errors"
+                );
+                RecordUpdate::Release
+            }
+        }
+    }
+
+    /// Releases the record unless it was abandoned. Returns the record if it is already completed.
+    async fn release(&self, lock: &Lock) -> Option<Box<Holder>> {
+        match in_time_to_answer(lock, lock.give_up()).await {
+            Ok(Released::Freed) => None,
+            Ok(Released::Completed(record)) => Some(record),
+            // Telemetry has logged the loss.
+            Err(error) if error.is_lost() => None,
+            Err(error) => {
+                tracing::warn!(key = lock.key(), fence = lock.fence(), %error, "record not released");
+                None
+            }
+        }
+    }
+
+    /// Completes the record. Returns the record if it was completed before.
+    async fn store(&self, run: &Run, outcome: Outcome) -> Option<Box<Holder>> {
+        let (settings, lock) = (&*self.settings, &*run.lock);
+        let cached = run.cache_entry.as_ref().map(|record| (Holder::clone(record), outcome.clone()));
+        match lock.complete(settings.window, outcome).await {
+            Ok(Completed::Now { until }) => {
+                if let Some((record, outcome)) = cached {
+                    let (data, error) = match outcome {
+                        Outcome::Result(data) => (Some(Data(data)), None),
+                        Outcome::WithoutResult => (None, None),
+                        Outcome::Error(error) => (None, Some(error)),
+                    };
+                    settings.remember(lock.key(), &Holder { until, data, error, ..record });
+                }
+                None
+            }
+            Ok(Completed::Before(record)) => {
+                settings.remember(lock.key(), &record);
+                Some(record)
+            }
+            // Telemetry has logged the loss. If the work itself released the lock, there is no such loss, but a warning.
+            Err(error) if error.is_lost() && lock.is_known_lost() => None,
+            Err(error) => {
+                tracing::warn!(key = lock.key(), fence = lock.fence(), %error, "outcome not stored");
+                None
+            }
+        }
+    }
+}
+
+impl<I, T, E> Settings<I, T, E> {
+    fn acquire(&self, key: String, invocation: &Invocation) -> Acquire {
+        let mut acquire = self.locks.acquire(key);
+        if let Some(deadline) = invocation.deadline {
+            acquire = acquire.until(deadline);
+        }
+        if let Some(holder) = &invocation.holder {
+            acquire = acquire.holder(holder);
+        }
+        if let Some(lease) = self.lease {
+            acquire = acquire.lease(lease);
+        }
+        match self.wait {
+            Some(backoff) => acquire.wait(backoff),
+            None => acquire,
+        }
+    }
+
+    fn cached(&self, key: &str) -> Option<Holder> {
+        self.cache.as_ref()?.get(key, self.locks.0.clock.now().millis())
+    }
+
+    fn remember(&self, key: &str, record: &Holder) {
+        if let Some(cache) = &self.cache {
+            cache.put(key, record.clone());
+        }
+    }
+}
+
+impl NextStep {
+    fn replay(key: String, record: Holder) -> Self {
+        metrics::count(metrics::REPLAYS);
+        Self::Replay { key, record: Box::new(record) }
+    }
+}
+
+/// Abandons the lock when the work panics or is cancelled, so that the record shows an unfinished run.
+struct AbandonOnDrop<'a>(Option<&'a Lock>);
+
+impl AbandonOnDrop<'_> {
+    fn disarm(mut self) {
+        self.0 = None;
+    }
+}
+
+impl Drop for AbandonOnDrop<'_> {
+    fn drop(&mut self) {
+        if let Some(lock) = self.0 {
+            lock.abandon();
+        }
+    }
+}

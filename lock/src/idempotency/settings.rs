@@ -1,0 +1,332 @@
+//! `Idempotency`: its settings, and the record that an input has under them.
+
+use std::fmt;
+use std::num::NonZeroUsize;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use serde_json::Value;
+
+use super::cache::Cache;
+use super::format::{RecordFormat, is_missing};
+use super::policy::{OnError, OnMissingKey, OnTimeout, OnUnstorableResult};
+use super::refusal::Refusal;
+use crate::backoff::Backoff;
+use crate::error::{Error, Kind};
+use crate::holder::Holder;
+use crate::locks::{Locks, MAX_RETENTION, check_duration};
+use crate::telemetry;
+
+/// Runs work once for each key: a duplicate gets the result of the first run without a second one.
+///
+/// This type holds the settings, for inputs of type `I` and results of type `Result<T, E>`. [`run`](Self::run) protects
+/// any async function. With the feature `lambda`, `IdempotentLayer` protects a handler and `SqsConsumer` the messages of a
+/// queue.
+///
+/// | the record of the key | what happens |
+/// | --- | --- |
+/// | is absent, was released, or its window has passed | the work runs, and its result is stored for the [window](Self::window) |
+/// | is in progress | an error that [`is_in_progress`](Error::is_in_progress), or a [wait](Self::wait) for the result |
+/// | is in progress, but its lease has ended | the work runs again, or [is rejected](Self::on_timeout) |
+/// | is completed | its result is returned, after [validation](Self::validate) |
+///
+/// # Failures
+///
+/// A record is in progress until it is completed or released, or its lease ends. Under a middleware, the lease ends at the
+/// invocation's deadline. Elsewhere, [`until`](Self::until), [`lease`](Self::lease) or the lease of the [`Locks`] sets its
+/// end. The table shows what a retry gets after a crash or a timeout:
+///
+/// | the first run ended | before its side effect | during it | after it, before its result was stored |
+/// | --- | --- | --- | --- |
+/// | [`OnTimeout::RunAgain`] (default) | runs after the lease | runs again: half-done work is repeated | runs again: the effect occurs twice |
+/// | [`OnTimeout::Reject`] | rejected for the window: no effect | rejected for the window | rejected for the window: the effect occurred once |
+/// | with [`Run::complete_in`](crate::Run::complete_in) | runs after the lease | runs: the transaction left nothing | replayed: result and effect were committed together |
+///
+/// If the handler returns an error, [`on_error`](Self::on_error) decides. By default the record is released, and a retry
+/// runs at once. A panic, or cancellation at the end of the lease, releases the record like an error, or counts as a crash
+/// with [`OnTimeout::Reject`]. In a program built with `panic = "abort"`, a panic is a crash.
+///
+/// If the lease ended and another run took the record, this run's result cannot be stored. The caller gets it
+/// nevertheless, and a warning is logged.
+///
+/// # Cost
+///
+/// Two `UpdateItem`s for work that runs, one for a duplicate, none for a duplicate answered from the
+/// [cache](Self::cache). A completion that is throttled or not answered is sent again, with pauses of up to a second,
+/// until 100 ms before the lease ends; otherwise the work would run again. A shorter [lease](Self::lease) limits that
+/// wait. DynamoDB counts a write by the size of the row, also when the write is refused. IAM action
+/// `dynamodb:UpdateItem`.
+///
+/// ```
+/// # use std::time::Duration;
+/// # use lambda_lock::{Error, HandlerError, Idempotency, Locks, OnMissingKey};
+/// # #[derive(serde::Serialize, serde::Deserialize)] struct Receipt;
+/// struct Order { id: Option<String>, amount: u32 }
+///
+/// # async fn example(locks: Locks, order: Order) -> Result<Receipt, HandlerError<std::io::Error>> {
+/// let orders = Idempotency::new(locks, OnMissingKey::Reject, |order: &Order| order.id.clone())
+///     .validate(|order| order.amount)
+///     .window(Duration::from_hours(24));
+/// let receipt = orders.run(&order, async |_| charge(&order).await).await?;
+/// # Ok(receipt)
+/// # }
+/// # async fn charge(_: &Order) -> Result<Receipt, std::io::Error> { Ok(Receipt) }
+/// ```
+pub struct Idempotency<I, T, E> {
+    pub(super) settings: Arc<Settings<I, T, E>>,
+}
+
+pub(super) struct Settings<I, T, E> {
+    pub(super) locks: Locks,
+    key: KeyOf<I>,
+    on_missing_key: OnMissingKey,
+    pub(super) prefix: Option<String>,
+    pub(super) format: RecordFormat,
+    pub(super) window: Duration,
+    pub(super) lease: Option<Duration>,
+    pub(super) until: Option<SystemTime>,
+    pub(super) wait: Option<Backoff>,
+    validate: Option<PartOf<I>>,
+    pub(super) on_error: Option<Policy<E>>,
+    pub(super) on_timeout: OnTimeout,
+    pub(super) on_unstorable_result: OnUnstorableResult,
+    pub(super) on_replay: Option<Hook<T>>,
+    pub(super) cache: Option<Arc<Cache>>,
+}
+
+type KeyOf<I> = Arc<dyn Fn(&I) -> Option<Value> + Send + Sync>;
+
+type PartOf<I> = Arc<dyn Fn(&I) -> Value + Send + Sync>;
+
+type Policy<E> = Arc<dyn Fn(&E) -> OnError + Send + Sync>;
+
+type Hook<T> = Arc<dyn Fn(&mut T, &Holder) + Send + Sync>;
+
+impl<I, T, E> Idempotency<I, T, E> {
+    /// Creates settings with records in the table of these locks.
+    ///
+    /// `key` returns the key of an input: a string, or any JSON value with a [format](Self::format) that hashes it. A key
+    /// that is null, empty, or contains nothing but nulls counts as missing.
+    ///
+    /// Operations with the same [prefix](Self::prefix) share their records: if a function has two operations, give each
+    /// its own prefix. Outside of Lambda there is no prefix by default, and records also share their keys with the plain
+    /// locks of the table.
+    pub fn new<K: Into<Value>>(
+        locks: Locks,
+        on_missing_key: OnMissingKey,
+        key: impl Fn(&I) -> Option<K> + Send + Sync + 'static,
+    ) -> Self {
+        Self {
+            settings: Arc::new(Settings {
+                locks,
+                key: Arc::new(move |input| key(input).map(Into::into)),
+                on_missing_key,
+                prefix: None,
+                format: RecordFormat::default(),
+                window: Duration::from_hours(1),
+                lease: None,
+                until: None,
+                wait: None,
+                validate: None,
+                on_error: None,
+                on_timeout: OnTimeout::default(),
+                on_unstorable_result: OnUnstorableResult::default(),
+                on_replay: None,
+                cache: None,
+            }),
+        }
+    }
+
+    /// Sets the prefix of record keys, which a `#` separates from the input's key. The default is the Lambda function's
+    /// name, and no prefix outside of Lambda. An empty prefix adds no `#`. The prefix of the [`Locks`] comes first.
+    ///
+    /// With [`RecordFormat::Plain`] a prefix must not contain a `#`: the key `refunds#7` under the prefix `orders` would
+    /// equal the key `7` under `orders#refunds`. The error [`is_invalid`](Error::is_invalid). Hashed keys contain no `#`,
+    /// so their prefix may be any string. An operation without a prefix can still have the key `orders#7`, which equals
+    /// the key `7` under the prefix `orders`: give each operation a prefix.
+    #[must_use]
+    pub fn prefix(self, prefix: impl Into<String>) -> Self {
+        self.with(|settings| settings.prefix = Some(prefix.into()))
+    }
+
+    /// Sets the format of keys and results; [`RecordFormat::Plain`] by default.
+    #[must_use]
+    pub fn format(self, format: RecordFormat) -> Self {
+        self.with(|settings| settings.format = format)
+    }
+
+    /// Sets for how long a result is replayed and, with [`OnTimeout::Reject`], an unfinished run is rejected; an hour by
+    /// default. At least a second more than twice the clock skew, at most 366 days. Stored in whole seconds, rounded up.
+    ///
+    /// The clock enforces the window, whether or not DynamoDB's TTL has deleted the row. Choose it longer than a request
+    /// may be delayed on its way: a request that arrives after the row was deleted writes the row again, with its own
+    /// fence.
+    #[must_use]
+    pub fn window(self, window: Duration) -> Self {
+        self.with(|settings| settings.window = window)
+    }
+
+    /// Sets a lease shorter than the time until the invocation's deadline, from 1 ms to a day. The work is cancelled when
+    /// the lease ends, and a crash delays duplicates for less time. Outside of Lambda, the default is the lease of the
+    /// [`Locks`].
+    #[must_use]
+    pub fn lease(self, lease: Duration) -> Self {
+        self.with(|settings| settings.lease = Some(lease))
+    }
+
+    /// Ends the lease at this time by the host's clock, or earlier if [`lease`](Self::lease) is shorter.
+    ///
+    /// For work outside of the middlewares, which use the invocation's deadline:
+    /// `orders.clone().until(context.deadline()).run(…)`.
+    #[must_use]
+    pub fn until(self, deadline: SystemTime) -> Self {
+        self.with(|settings| settings.until = Some(deadline))
+    }
+
+    /// Lets a duplicate that finds the work in progress wait for its result. If the other run releases the record or its
+    /// lease ends, the work runs here. Off by default. Each attempt is one more request.
+    #[must_use]
+    pub fn wait(self, backoff: Backoff) -> Self {
+        self.with(|settings| settings.wait = Some(backoff))
+    }
+
+    /// Sets the part of the input that must be equal in a duplicate. The record stores its digest. If the part differs, or
+    /// if the record has no digest, the error [`is_mismatch`](Error::is_mismatch).
+    ///
+    /// For several fields, return a list: `serde_json::json!([order.amount, order.currency])`.
+    #[must_use]
+    pub fn validate<V: Into<Value>>(self, part: impl Fn(&I) -> V + Send + Sync + 'static) -> Self {
+        self.with(|settings| settings.validate = Some(Arc::new(move |input| part(input).into())))
+    }
+
+    /// Sets what happens to the record when the handler returns an error; [`OnError::Release`] by default.
+    #[must_use]
+    pub fn on_error(self, policy: impl Fn(&E) -> OnError + Send + Sync + 'static) -> Self {
+        self.with(|settings| settings.on_error = Some(Arc::new(policy)))
+    }
+
+    /// Sets what happens after a run that did not finish; [`OnTimeout::RunAgain`] by default.
+    #[must_use]
+    pub fn on_timeout(self, policy: OnTimeout) -> Self {
+        self.with(|settings| settings.on_timeout = policy)
+    }
+
+    /// Sets what happens if a result cannot be stored; [`OnUnstorableResult::Fail`] by default.
+    #[must_use]
+    pub fn on_unstorable_result(self, policy: OnUnstorableResult) -> Self {
+        self.with(|settings| settings.on_unstorable_result = policy)
+    }
+
+    /// Calls `hook` with each replayed result before it is returned, and with the record of the first run: to mark the
+    /// result, or to count it.
+    #[must_use]
+    pub fn on_replay(self, hook: impl Fn(&mut T, &Holder) + Send + Sync + 'static) -> Self {
+        self.with(|settings| settings.on_replay = Some(Arc::new(hook)))
+    }
+
+    /// Keeps up to this many completed records in memory, each until its window has passed. A duplicate in the same
+    /// environment then costs no request. Off by default; 0 turns it off. Clones of these settings share the cache. A
+    /// result takes up to 390 KiB.
+    ///
+    /// A row that is deleted or edited by hand is still replayed from the cache.
+    #[must_use]
+    pub fn cache(self, records: usize) -> Self {
+        let cache = NonZeroUsize::new(records).map(|records| Arc::new(Cache::new(records)));
+        self.with(|settings| settings.cache = cache)
+    }
+
+    fn with(mut self, set: impl FnOnce(&mut Settings<I, T, E>)) -> Self {
+        set(Arc::make_mut(&mut self.settings));
+        self
+    }
+
+    #[cfg(feature = "lambda")]
+    pub(crate) fn locks(&self) -> &Locks {
+        &self.settings.locks
+    }
+
+    /// Returns the record of this input, or `None` if it runs unprotected.
+    pub(crate) fn identify(&self, input: &I, invocation: &Invocation) -> Result<Option<Identity>, Error> {
+        self.settings.identity(input, invocation).inspect_err(telemetry::refused)
+    }
+}
+
+impl<I, T, E> Settings<I, T, E> {
+    fn identity(&self, input: &I, invocation: &Invocation) -> Result<Option<Identity>, Error> {
+        let Self { locks, format, prefix, window, .. } = self;
+        if !locks.0.enabled {
+            return Ok(None);
+        }
+        check_duration("window", *window, Duration::from_secs(1) + 2 * locks.0.clock_skew, MAX_RETENTION)?;
+        let Some(key) = (self.key)(input).filter(|key| !is_missing(key)) else {
+            return match self.on_missing_key {
+                OnMissingKey::RunUnprotected => Ok(None),
+                OnMissingKey::Reject => Err(self.error(Refusal::NoKey, "")),
+            };
+        };
+        let key = format.key(&key).map_err(|why| Error::invalid(format!("cannot use the idempotency key: {why}")))?;
+        let validation = self.validate.as_ref().map(|part| format.digest(&part(input))).transpose();
+        let validation = validation.map_err(|why| Error::invalid(format!("cannot validate the payload: {why}")))?;
+        let key = match prefix.as_deref().unwrap_or(&invocation.function) {
+            "" => key,
+            prefix if prefix.contains('#') && *format == RecordFormat::Plain => {
+                return Err(Error::invalid(format!(
+                    "the prefix `{prefix}` contains a `#`, so a key under it could equal a key under a shorter prefix: \
+                     choose a prefix without `#`, or `RecordFormat::Hashed`"
+                )));
+            }
+            prefix => format!("{prefix}#{key}"),
+        };
+        Ok(Some(Identity { key, validation }))
+    }
+
+    pub(super) fn error(&self, refusal: Refusal, key: &str) -> Error {
+        Error::new(Kind::Idempotency(refusal), &self.locks.0.table.name, key)
+    }
+}
+
+/// The key of an input's record, and the digest of the payload that a duplicate must have.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Identity {
+    /// With the prefix; hashed if the format hashes keys.
+    pub(super) key: String,
+    pub(super) validation: Option<String>,
+}
+
+/// The invocation that the work is part of.
+#[derive(Debug, Default)]
+pub(crate) struct Invocation {
+    /// The function's name, which is the default prefix; empty outside of Lambda.
+    pub(crate) function: String,
+    /// The holder's name; by default that of the [`Locks`].
+    pub(crate) holder: Option<String>,
+    pub(crate) deadline: Option<SystemTime>,
+}
+
+// By hand, because a derive would require the types of inputs, results and errors to be `Clone` and `Debug`.
+impl<I, T, E> Clone for Idempotency<I, T, E> {
+    fn clone(&self) -> Self {
+        Self { settings: Arc::clone(&self.settings) }
+    }
+}
+
+impl<I, T, E> Clone for Settings<I, T, E> {
+    fn clone(&self) -> Self {
+        Self {
+            locks: self.locks.clone(),
+            key: Arc::clone(&self.key),
+            prefix: self.prefix.clone(),
+            validate: self.validate.clone(),
+            on_error: self.on_error.clone(),
+            on_replay: self.on_replay.clone(),
+            cache: self.cache.clone(),
+            ..*self
+        }
+    }
+}
+
+impl<I, T, E> fmt::Debug for Idempotency<I, T, E> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Idempotency").field("locks", &self.settings.locks).finish_non_exhaustive()
+    }
+}
