@@ -1,4 +1,4 @@
-//! `client_config`: retries and timeouts of a DynamoDB client that suit a lock; and what became of a request's attempts.
+//! `client_config`: the retries and timeouts of a DynamoDB client for locks. `Attempts`: which attempts were answered.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -28,25 +28,24 @@ const SDK_CONNECT_TIMEOUT: Duration = Duration::from_millis(3100);
 
 /// Returns the configuration of a DynamoDB client with short retries and timeouts.
 ///
-/// The SDK's own settings suit a service that answers in seconds: the first retry waits up to 1 s, and an answer that
-/// never comes is awaited for ever. DynamoDB answers in milliseconds, and a lock's requests recognise themselves when
-/// they are repeated, so a repeated request is safe. [`Locks::from_env`](crate::Locks::from_env) uses this
-/// configuration.
+/// The SDK's defaults suit a service that answers in seconds: the first retry waits up to 1 s, and no timeout ends a read.
+/// DynamoDB answers in milliseconds, and every request of a lock is safe to repeat.
+/// [`Locks::from_env`](crate::Locks::from_env) uses this configuration.
 ///
-/// | setting | value here | default of the SDK |
+/// | setting | value | default of the SDK |
 /// | --- | --- | --- |
 /// | attempts | 6 | 3 |
-/// | wait before the first retry, at most (random from zero; doubles with each retry) | 25 ms | 1 s |
-/// | longest wait before a retry | 1 s | 20 s |
+/// | longest wait before the first retry (random from zero; doubles with each retry) | 25 ms | 1 s |
+/// | longest wait before any retry | 1 s | 20 s |
 /// | connect timeout (TCP and TLS) | 1 s | 3.1 s |
-/// | read timeout: from the start of an attempt, with its connect, to the first byte of the answer | 1 s | none |
-/// | attempt timeout: the same, with looking up the credentials and reading the answer | 5 s | none |
+/// | read timeout: from the start of an attempt, including its connect, to the first byte of the answer | 1 s | none |
+/// | attempt timeout: the same, plus resolving the credentials and reading the answer | 5 s | none |
 ///
-/// So a lost answer, a broken connection, a server error or a throttle costs milliseconds, and a silent connection
-/// costs a second. All attempts together take at most 0.8 s of waiting.
+/// A lost answer, a broken connection, a server error or a throttle costs milliseconds. A silent connection costs a
+/// second. All retries of a request wait 0.8 s at most in total.
 ///
-/// A value that `config` sets to something other than the SDK's default is kept: `AWS_MAX_ATTEMPTS`, for example. To
-/// override any other value, set it on the builder that is returned. No request.
+/// A value in `config` that differs from the SDK's default is kept, such as one from `AWS_MAX_ATTEMPTS`. To override
+/// another value, set it on the returned builder. Sends no request.
 ///
 /// ```no_run
 /// use std::time::Duration;
@@ -74,7 +73,7 @@ pub fn client_config(config: &SdkConfig) -> config::Builder {
     config::Builder::from(config).retry_config(retry_config(retries)).timeout_config(timeout_config(timeouts))
 }
 
-/// These retries, with what is as in the SDK's default replaced.
+/// Replaces the values that are the SDK's defaults.
 pub(crate) fn retry_config(retries: RetryConfig) -> RetryConfig {
     let default = RetryConfig::standard();
     let retries = match retries.max_attempts() {
@@ -91,7 +90,7 @@ pub(crate) fn retry_config(retries: RetryConfig) -> RetryConfig {
     }
 }
 
-/// These timeouts, with what is missing added, and what is as in the SDK's default replaced.
+/// Adds the missing timeouts and replaces the SDK's default.
 pub(crate) fn timeout_config(mut timeouts: TimeoutConfig) -> TimeoutConfig {
     if timeouts.connect_timeout() == Some(SDK_CONNECT_TIMEOUT) {
         timeouts = timeouts.into_builder().connect_timeout(CONNECT_TIMEOUT).build();
@@ -100,13 +99,13 @@ pub(crate) fn timeout_config(mut timeouts: TimeoutConfig) -> TimeoutConfig {
         .connect_timeout(CONNECT_TIMEOUT)
         .read_timeout(READ_TIMEOUT)
         .operation_attempt_timeout(ATTEMPT_TIMEOUT);
-    // Also keeps those that are disabled.
+    // Keeps timeouts that the user disabled.
     timeouts.take_defaults_from(&ours.build());
     timeouts
 }
 
-/// Whether all attempts of a request were answered. The SDK tries again by itself and tells of the last attempt alone; an
-/// earlier one without an answer may still arrive.
+/// Records whether DynamoDB answered all attempts of a request. The SDK retries internally and only reports the last
+/// attempt, but an earlier, unanswered attempt can still arrive.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Attempts(Arc<State>);
 
@@ -145,8 +144,8 @@ impl Intercept for Attempts {
         _: &RuntimeComponents,
         _: &mut ConfigBag,
     ) -> Result<(), BoxError> {
-        // A refusal alone is an answer. A server error does not say whether the request was applied, and the body of a
-        // success may still be lost.
+        // Only a refusal counts. After a server error the request may have been applied, and the body of a success can
+        // still be lost.
         if context.response().status().is_client_error() {
             self.0.is_under_way.store(false, Ordering::Relaxed);
         }
@@ -170,7 +169,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_defaults_of_the_sdk_are_replaced() {
+    async fn defaults_of_the_sdk_are_replaced() {
         // As `aws_config` loads them, with its own connect timeout.
         let loaded = aws_config::defaults(aws_config::BehaviorVersion::latest())
             .region(aws_config::Region::new("us-east-1"))
@@ -182,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_user_sets_is_kept() {
+    fn values_of_the_user_are_kept() {
         let second = Duration::from_secs(2);
         let timeouts = TimeoutConfig::builder()
             .connect_timeout(second)
@@ -199,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn a_timeout_that_the_user_disables_stays_disabled() {
+    fn disabled_timeouts_stay_disabled() {
         let config = SdkConfig::builder().timeout_config(TimeoutConfig::disabled()).build();
         assert!(!client_config(&config).build().timeout_config().unwrap().has_timeouts());
     }

@@ -1,8 +1,8 @@
-//! The two clocks a lease is counted by.
+//! The two clocks that count a lease, and the lease itself.
 //!
-//! The wall clock is the SDK client's time source, so that whoever builds the client owns the time. The
-//! monotonic clock is tokio's, so that a paused runtime owns it. A lease ends when either says so: the wall clock
-//! can be set back, and the monotonic clock may stand still while a Lambda sandbox is frozen.
+//! The wall clock is the SDK client's time source, so the code that builds the client controls it. The monotonic clock is
+//! tokio's, so a paused runtime controls it. A lease ends when either clock says so: the wall clock can be set back, and
+//! the monotonic clock can stand still while Lambda freezes the environment.
 
 use std::time::{Duration, SystemTime};
 
@@ -15,16 +15,26 @@ pub(crate) struct Clock(SharedTimeSource);
 /// One reading of both clocks.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Moment {
-    /// Since the Unix epoch.
+    /// The time since the Unix epoch.
     pub(crate) wall: Duration,
     pub(crate) monotonic: Instant,
 }
 
-/// When a lease ends for its holder.
+/// The end of a lease for its holder.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Deadline {
     wall: Duration,
     monotonic: Instant,
+}
+
+/// A lease as its holder counts it and as the row stores it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Lease {
+    pub(crate) deadline: Deadline,
+    /// The end for other hosts: the deadline plus the clock skew, in milliseconds since the epoch.
+    pub(crate) end: u64,
+    /// The TTL, in seconds since the epoch.
+    pub(crate) expiration: u64,
 }
 
 impl Clock {
@@ -35,7 +45,7 @@ impl Clock {
     pub(crate) fn now(&self) -> Moment {
         Moment {
             wall: since_epoch(self.0.now()),
-            #[expect(clippy::disallowed_methods, reason = "the one reading of the monotonic clock")]
+            #[expect(clippy::disallowed_methods, reason = "this is the only reading of the monotonic clock")]
             monotonic: Instant::now(),
         }
     }
@@ -47,7 +57,7 @@ impl Moment {
     }
 
     pub(crate) fn deadline_after(self, lease: Duration) -> Deadline {
-        // Whole milliseconds, as in the row, so that the two agree.
+        // The row stores whole milliseconds; the holder counts the same ones.
         let wall = Duration::from_millis(millis(self.wall.saturating_add(lease)));
         Deadline { wall, monotonic: self.monotonic + lease }
     }
@@ -58,10 +68,14 @@ impl Moment {
 }
 
 impl Deadline {
-    /// What is left of the lease by the clock that is further on.
+    /// Returns the time that is left, by the clock that is further ahead.
     pub(crate) fn remaining(self, now: Moment) -> Duration {
         let wall = self.wall.saturating_sub(now.wall);
         wall.min(self.monotonic.saturating_duration_since(now.monotonic))
+    }
+
+    pub(crate) fn has_passed(self, now: Moment) -> bool {
+        self.remaining(now).is_zero()
     }
 
     pub(crate) fn earlier(self, other: Self) -> Self {
@@ -73,11 +87,38 @@ impl Deadline {
     }
 }
 
+impl Lease {
+    pub(crate) fn new(deadline: Deadline, clock_skew: Duration, retention: Duration) -> Self {
+        let end = deadline.wall().saturating_add(clock_skew);
+        Self { deadline, end: millis_up(end), expiration: seconds_up(end.saturating_add(retention)) }
+    }
+
+    /// Extends the TTL to at least `time`.
+    pub(crate) fn kept_until(self, time: Duration) -> Self {
+        Self { expiration: self.expiration.max(seconds_up(time)), ..self }
+    }
+
+    /// Extends the TTL to at least that of `earlier`, the lease that this one renews.
+    pub(crate) fn following(self, earlier: Self) -> Self {
+        Self { expiration: self.expiration.max(earlier.expiration), ..self }
+    }
+}
+
 pub(crate) fn since_epoch(time: SystemTime) -> Duration {
     time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default()
 }
 
-/// Whole milliseconds, for the row.
+/// Returns whole milliseconds, rounded down.
 pub(crate) fn millis(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}
+
+/// Returns whole milliseconds, rounded up: a clock skew can be shorter than a millisecond.
+fn millis_up(duration: Duration) -> u64 {
+    millis(duration.saturating_add(Duration::from_nanos(999_999)))
+}
+
+/// Returns whole seconds, rounded up: a TTL must not be early.
+pub(crate) fn seconds_up(time: Duration) -> u64 {
+    time.as_secs() + u64::from(time.subsec_nanos() > 0)
 }

@@ -1,43 +1,40 @@
-//! The one error type.
+//! The error type of all operations.
 
 use std::error::Error as StdError;
 use std::fmt;
 
 use aws_sdk_dynamodb::error::{ProvideErrorMetadata, SdkError};
-
 use aws_smithy_types::retry::ErrorKind;
 
 use crate::holder::Holder;
-#[cfg(feature = "idempotency")]
-use crate::idempotency::{Refusal, StoredError};
 
 pub(crate) type Source = Box<dyn StdError + Send + Sync>;
 
 /// Why an operation failed.
 ///
-/// The type is opaque: ask it with the `is_…` methods. [`source`](StdError::source) is the SDK's error where there is
-/// one. `Debug` prints the message, followed by what DynamoDB or the network said in parentheses: `lambda_runtime` logs
-/// an error that way. It never shows payloads, results or digests of them.
+/// The type is opaque; its `is_…` methods tell errors apart. [`source`](StdError::source) returns the SDK's error, if the
+/// SDK caused it. `Debug` prints the message and, in parentheses, the message of DynamoDB or of the network, because
+/// `lambda_runtime` logs errors with `Debug`. No text contains a payload, a result or a digest.
 ///
-/// | predicate | meaning | retried while waiting |
+/// | predicate | meaning | a wait retries it |
 /// | --- | --- | --- |
-/// | [`is_held`](Self::is_held) | someone else holds the key: [`holder`](Self::holder) says who and until when | yes |
-/// | [`is_lost`](Self::is_lost) | the lock is no longer ours: its lease ended, or someone else has the key | |
-/// | [`is_throttled`](Self::is_throttled) | DynamoDB asked for fewer requests | yes |
+/// | [`is_held`](Self::is_held) | another holder has the key: [`holder`](Self::holder) says who and until when | yes |
+/// | [`is_lost`](Self::is_lost) | this lock no longer holds its key | |
+/// | [`is_throttled`](Self::is_throttled) | DynamoDB throttles requests | yes |
 /// | [`is_unavailable`](Self::is_unavailable) | no usable answer: connection, timeout, server error | yes |
-/// | [`is_conflict`](Self::is_conflict) | the row is part of a transaction that is under way, such as its holder's | yes |
+/// | [`is_conflict`](Self::is_conflict) | a transaction on the row is in progress | yes |
 /// | [`is_access_denied`](Self::is_access_denied) | an IAM action is missing | no |
-/// | [`is_table_not_found`](Self::is_table_not_found) | no such table in this account and region | no |
-/// | [`is_malformed_row`](Self::is_malformed_row) | the row under this key is not a lock row, and was left as it is | no |
-/// | [`is_invalid`](Self::is_invalid) | a setting or an argument is out of its bounds | no |
-/// | `is_in_progress` | the work for this idempotency key is being done: [`holder`](Self::holder) says by whom | yes |
-/// | `is_unfinished` | a run for it began and did not finish, and is not to be repeated | no |
-/// | `is_mismatch` | it was used with another payload | no |
-/// | `is_key_missing` | the input has none | no |
-/// | `is_unusable_result` | a result cannot be stored, or a stored one not read | no |
+/// | [`is_table_not_found`](Self::is_table_not_found) | the table does not exist in this account and region | no |
+/// | [`is_malformed_row`](Self::is_malformed_row) | the row under this key is not a lock row; it was not modified | no |
+/// | [`is_invalid`](Self::is_invalid) | a setting or an argument is out of bounds | no |
+/// | `is_in_progress` | a run for this idempotency key is in progress: [`holder`](Self::holder) says whose | yes |
+/// | `is_unfinished` | a run for this idempotency key started but did not finish, and must not run again | no |
+/// | `is_mismatch` | the idempotency key was used with another payload | no |
+/// | `is_key_missing` | the input has no idempotency key | no |
+/// | `is_unusable_result` | a result cannot be stored, or a stored result cannot be read | no |
 ///
-/// None of these: the request could not be sent at all, for lack of credentials say, or was refused for another
-/// reason; `source` names it.
+/// If no predicate is true, the client could not send the request (it has no credentials, for example), or DynamoDB
+/// rejected it for another reason. `source` has the cause.
 ///
 /// ```
 /// # use lambda_lock::{Error, Locks};
@@ -57,7 +54,7 @@ struct Inner {
     key: String,
     attempts: u32,
     source: Option<Source>,
-    /// What the source says, for people.
+    /// The message of the source, for people.
     cause: Option<String>,
 }
 
@@ -73,9 +70,20 @@ pub(crate) enum Kind {
     Invalid(String),
     /// The client could not send a request at all: no credentials, no region, a wrong certificate.
     NotSent,
-    Refused,
+    Rejected,
+    /// Not an error for the caller, who gets the stored result.
     #[cfg(feature = "idempotency")]
-    Idempotency(Refusal),
+    Completed(Holder),
+    #[cfg(feature = "idempotency")]
+    InProgress(Holder),
+    #[cfg(feature = "idempotency")]
+    Unfinished(Holder),
+    #[cfg(feature = "idempotency")]
+    Mismatch(Holder),
+    #[cfg(feature = "idempotency")]
+    KeyMissing,
+    #[cfg(feature = "idempotency")]
+    UnusableResult(String),
 }
 
 impl Error {
@@ -110,36 +118,31 @@ impl Error {
         this
     }
 
-    /// DynamoDB's own words, or the network's.
-    pub(crate) fn cause(&self) -> Option<&str> {
-        self.0.cause.as_deref()
-    }
-
-    /// Someone else holds the key.
+    /// Returns `true` if another holder has the key.
     #[must_use]
     pub fn is_held(&self) -> bool {
         matches!(self.0.kind, Kind::Held(_))
     }
 
-    /// The lock is no longer ours.
+    /// Returns `true` if this lock no longer holds its key: its lease ended, or another holder has the key.
     #[must_use]
     pub fn is_lost(&self) -> bool {
         matches!(self.0.kind, Kind::Lost(_))
     }
 
-    /// DynamoDB asked for fewer requests, also after the SDK's own retries.
+    /// Returns `true` if DynamoDB throttled the request and all retries of the SDK.
     #[must_use]
     pub fn is_throttled(&self) -> bool {
         matches!(self.0.kind, Kind::Throttled)
     }
 
-    /// DynamoDB gave no usable answer, also after the SDK's own retries.
+    /// Returns `true` if neither the request nor a retry of the SDK got a usable answer.
     #[must_use]
     pub fn is_unavailable(&self) -> bool {
         matches!(self.0.kind, Kind::Unavailable)
     }
 
-    /// The row is part of a transaction that is under way, such as its holder's with [`condition_check`].
+    /// Returns `true` if a transaction on the row is in progress, such as the holder's with [`condition_check`].
     ///
     /// [`condition_check`]: crate::Lock::condition_check
     #[must_use]
@@ -147,95 +150,74 @@ impl Error {
         matches!(self.0.kind, Kind::Conflict)
     }
 
-    /// The caller may not do this on this table or key.
+    /// Returns `true` if the caller lacks an IAM action for this table or key.
     #[must_use]
     pub fn is_access_denied(&self) -> bool {
         matches!(self.0.kind, Kind::AccessDenied)
     }
 
-    /// The table does not exist in this account and region.
+    /// Returns `true` if the table does not exist in this account and region.
     #[must_use]
     pub fn is_table_not_found(&self) -> bool {
         matches!(self.0.kind, Kind::TableNotFound)
     }
 
-    /// The row under this key is not a lock row.
+    /// Returns `true` if the row under this key is not a lock row.
     #[must_use]
     pub fn is_malformed_row(&self) -> bool {
         matches!(self.0.kind, Kind::MalformedRow(_))
     }
 
-    /// A setting or an argument is out of its bounds; nothing was sent.
+    /// Returns `true` if a setting or an argument is out of bounds. Nothing was sent.
     #[must_use]
     pub fn is_invalid(&self) -> bool {
         matches!(self.0.kind, Kind::Invalid(_))
     }
 
-    /// The key the operation was for, without the prefix of the `Locks`; empty for an error in the settings.
+    /// Returns the key of the operation, without the prefix of the `Locks`. Empty for an error in the settings.
     #[must_use]
     pub fn key(&self) -> &str {
         &self.0.key
     }
 
-    /// The table's name; empty for an error in the settings.
+    /// Returns the name of the table. Empty for an error in the settings.
     #[must_use]
     pub fn table(&self) -> &str {
         &self.0.table
     }
 
-    /// Who holds the key, for an error that [`is_held`](Self::is_held), where known for one that
-    /// [`is_lost`](Self::is_lost), and whose run it is, for a record of idempotency that stands in the way.
+    /// Returns who holds the key, for an error that [`is_held`](Self::is_held); who holds it now, if known, for an error
+    /// that [`is_lost`](Self::is_lost); and whose run it is, for a record of idempotency that refuses this run.
     #[must_use]
     pub fn holder(&self) -> Option<&Holder> {
         match &self.0.kind {
             Kind::Held(holder) => Some(holder),
             Kind::Lost(holder) => holder.as_ref(),
             #[cfg(feature = "idempotency")]
-            Kind::Idempotency(refusal) => refusal.holder(),
+            Kind::Completed(holder) | Kind::InProgress(holder) | Kind::Unfinished(holder) | Kind::Mismatch(holder) => {
+                Some(holder)
+            }
             _ => None,
         }
     }
 
-    #[cfg(feature = "idempotency")]
-    pub(crate) fn kind(&self) -> &Kind {
-        &self.0.kind
-    }
-
-    /// The record that has the result, if that is what stood in the way.
-    #[cfg(feature = "idempotency")]
-    pub(crate) fn into_completed(self) -> Result<Holder, Self> {
-        match self.0.kind {
-            Kind::Idempotency(Refusal::Completed(record)) => Ok(record),
-            _ => Err(self),
-        }
-    }
-
-    /// How many attempts the acquire made, not counting the SDK's own retries.
+    /// Returns how many attempts the acquire made, without the retries of the SDK.
     #[must_use]
     pub fn attempts(&self) -> u32 {
         self.0.attempts
     }
 
-    /// A stable name for Lambda's `errorType`.
     #[cfg(feature = "lambda")]
-    pub(crate) fn type_name(&self) -> &'static str {
-        match &self.0.kind {
-            Kind::Held(_) => "LockHeld",
-            Kind::Lost(_) => "LockLost",
-            Kind::Throttled => "LockThrottled",
-            Kind::Unavailable => "LockUnavailable",
-            Kind::Conflict => "LockConflict",
-            Kind::AccessDenied => "LockAccessDenied",
-            Kind::TableNotFound => "LockTableNotFound",
-            Kind::MalformedRow(_) => "LockMalformedRow",
-            Kind::Invalid(_) => "LockInvalid",
-            Kind::NotSent => "LockNotSent",
-            Kind::Refused => "LockRefused",
-            Kind::Idempotency(refusal) => refusal.type_name(),
-        }
+    pub(crate) fn kind(&self) -> &Kind {
+        &self.0.kind
     }
 
-    /// The same for metrics and logs: the predicate's name without `is_`, where there is one.
+    /// Returns the message of DynamoDB or of the network.
+    pub(crate) fn cause(&self) -> Option<&str> {
+        self.0.cause.as_deref()
+    }
+
+    /// Returns the stable name for metrics and logs: the predicate's name without `is_`, if there is a predicate.
     pub(crate) fn reason(&self) -> &'static str {
         match &self.0.kind {
             Kind::Held(_) => "held",
@@ -248,32 +230,88 @@ impl Error {
             Kind::MalformedRow(_) => "malformed_row",
             Kind::Invalid(_) => "invalid",
             Kind::NotSent => "not_sent",
-            Kind::Refused => "refused",
+            Kind::Rejected => "refused",
             #[cfg(feature = "idempotency")]
-            Kind::Idempotency(refusal) => refusal.reason(),
+            Kind::Completed(_) => "replayed",
+            #[cfg(feature = "idempotency")]
+            Kind::InProgress(_) => "in_progress",
+            #[cfg(feature = "idempotency")]
+            Kind::Unfinished(_) => "unfinished",
+            #[cfg(feature = "idempotency")]
+            Kind::Mismatch(_) => "mismatch",
+            #[cfg(feature = "idempotency")]
+            Kind::KeyMissing => "key_missing",
+            #[cfg(feature = "idempotency")]
+            Kind::UnusableResult(_) => "unusable_result",
         }
     }
 
-    /// Whether DynamoDB answers, so that another request is worth its time.
+    /// Returns `true` if DynamoDB answers requests, so that another request is likely to succeed.
     pub(crate) fn is_answered(&self) -> bool {
         !matches!(self.0.kind, Kind::Throttled | Kind::Unavailable | Kind::NotSent)
     }
 
-    /// Whether a later attempt may succeed without anyone changing anything.
-    pub(crate) fn is_worth_waiting(&self) -> bool {
-        #[cfg(feature = "idempotency")]
-        if self.is_in_progress() {
-            return true;
+    /// Returns `true` if a later attempt can succeed without a change by the user.
+    pub(crate) fn is_retryable(&self) -> bool {
+        match self.0.kind {
+            Kind::Held(_) | Kind::Throttled | Kind::Unavailable | Kind::Conflict => true,
+            #[cfg(feature = "idempotency")]
+            Kind::InProgress(_) => true,
+            _ => false,
         }
-        self.is_held() || self.is_throttled() || self.is_unavailable() || self.is_conflict()
     }
 }
 
-/// Throttling and conflicts as the SDK's retry classifier and the DynamoDB developer guide list them.
+/// The errors of idempotent runs.
+#[cfg(feature = "idempotency")]
+impl Error {
+    /// Returns `true` if a run for this key is in progress. [`holder`](Self::holder) says whose it is, and until when it
+    /// can take. Feature `idempotency`.
+    #[must_use]
+    pub fn is_in_progress(&self) -> bool {
+        matches!(self.0.kind, Kind::InProgress(_))
+    }
+
+    /// Returns `true` if a run for this key started but did not finish, and
+    /// [`OnTimeout::Reject`](crate::OnTimeout::Reject) is set. Feature `idempotency`.
+    #[must_use]
+    pub fn is_unfinished(&self) -> bool {
+        matches!(self.0.kind, Kind::Unfinished(_))
+    }
+
+    /// Returns `true` if the key was used with another payload. Feature `idempotency`.
+    #[must_use]
+    pub fn is_mismatch(&self) -> bool {
+        matches!(self.0.kind, Kind::Mismatch(_))
+    }
+
+    /// Returns `true` if the input has no key, and [`OnMissingKey::Reject`](crate::OnMissingKey::Reject) is set. Feature
+    /// `idempotency`.
+    #[must_use]
+    pub fn is_key_missing(&self) -> bool {
+        matches!(self.0.kind, Kind::KeyMissing)
+    }
+
+    /// Returns `true` if a result cannot be stored, or a stored result cannot be read. Feature `idempotency`.
+    #[must_use]
+    pub fn is_unusable_result(&self) -> bool {
+        matches!(self.0.kind, Kind::UnusableResult(_))
+    }
+
+    /// Returns the record that has the result, or the error if no completed record caused it.
+    pub(crate) fn into_completed(self) -> Result<Holder, Self> {
+        match self.0.kind {
+            Kind::Completed(record) => Ok(record),
+            _ => Err(self),
+        }
+    }
+}
+
+/// Classifies throttling and conflicts as the SDK's retry classifier and the DynamoDB developer guide do.
 fn classify<E: ProvideErrorMetadata>(error: &SdkError<E>) -> Kind {
     match error {
         SdkError::TimeoutError(_) | SdkError::ResponseError(_) => return Kind::Unavailable,
-        // A connection that breaks while the answer is awaited is neither I/O nor timeout, but "other, transient".
+        // A connection that breaks while the client waits for the answer is "other, transient", not I/O or timeout.
         SdkError::DispatchFailure(failure)
             if failure.is_io() || failure.is_timeout() || failure.as_other() == Some(ErrorKind::TransientError) =>
         {
@@ -299,11 +337,11 @@ fn classify<E: ProvideErrorMetadata>(error: &SdkError<E>) -> Kind {
         | "MissingAuthenticationTokenException" => Kind::AccessDenied,
         "ResourceNotFoundException" => Kind::TableNotFound,
         _ if status >= 500 => Kind::Unavailable,
-        _ => Kind::Refused,
+        _ => Kind::Rejected,
     }
 }
 
-/// DynamoDB's code and message, or what the network came to.
+/// Returns DynamoDB's code and message, or the chain of errors that ends with the network's.
 fn cause<E: ProvideErrorMetadata + StdError>(error: &SdkError<E>) -> String
 where
     SdkError<E>: StdError,
@@ -311,16 +349,17 @@ where
     match (error.code(), error.message()) {
         (Some(code), Some(message)) if !message.is_empty() => format!("{code}: {message}"),
         _ => {
-            let (mut told, mut cause) = (error.to_string(), error.source());
-            while let Some(next) = cause {
-                told = format!("{told}: {next}");
-                cause = next.source();
+            let (mut chain, mut source) = (error.to_string(), error.source());
+            while let Some(next) = source {
+                chain = format!("{chain}: {next}");
+                source = next.source();
             }
-            told
+            chain
         }
     }
 }
 
+/// What failed, on which key and table, why, and what to do.
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Inner { kind, table, key, attempts, .. } = &*self.0;
@@ -331,14 +370,14 @@ impl fmt::Display for Error {
         match kind {
             Kind::Held(holder) => write!(f, "{what} is held by {holder}")?,
             Kind::Lost(Some(holder)) => write!(f, "the lock on {what} was lost to {holder}")?,
-            Kind::Lost(None) => write!(f, "the lock on {what} was lost: its lease has ended, or its row was deleted")?,
+            Kind::Lost(None) => write!(f, "the lock on {what} was lost: its lease ended, or its row was deleted")?,
             Kind::Throttled => write!(f, "requests for {what} are throttled")?,
             Kind::Unavailable => write!(f, "no answer for {what}")?,
-            Kind::Conflict => write!(f, "{what} is part of a transaction that is under way: try again")?,
+            Kind::Conflict => write!(f, "{what} is part of a transaction in progress: try again")?,
             Kind::AccessDenied => write!(
                 f,
-                "access denied to {what}: allow dynamodb:UpdateItem, dynamodb:GetItem to read a holder, dynamodb:Scan \
-                 to list them, and what Locks::create_table names to create the table"
+                "access denied to {what}: allow dynamodb:UpdateItem (and dynamodb:GetItem to read a holder, \
+                 dynamodb:Scan to list holders, the actions of Locks::create_table to create the table)"
             )?,
             Kind::TableNotFound => write!(
                 f,
@@ -347,14 +386,34 @@ impl fmt::Display for Error {
             )?,
             Kind::MalformedRow(why) => write!(
                 f,
-                "the row of {what} is not a lock row ({why}) and was left as it is: use another key or key prefix, or \
+                "the row under {what} is not a lock row ({why}); it was not modified: use another key or key prefix, or \
                  delete the row"
             )?,
             Kind::Invalid(message) => f.write_str(message)?,
-            Kind::NotSent => write!(f, "no request for {what} could be sent: check region, credentials and endpoint")?,
-            Kind::Refused => write!(f, "DynamoDB refused the request for {what}")?,
+            Kind::NotSent => write!(f, "no request for {what} was sent: check region, credentials and endpoint")?,
+            Kind::Rejected => write!(f, "DynamoDB rejected the request for {what}")?,
             #[cfg(feature = "idempotency")]
-            Kind::Idempotency(refusal) => refusal.describe(&what, f)?,
+            Kind::Completed(_) => write!(f, "{what} is completed")?,
+            #[cfg(feature = "idempotency")]
+            Kind::InProgress(holder) => write!(f, "{what} is in progress: {holder}")?,
+            #[cfg(feature = "idempotency")]
+            Kind::Unfinished(holder) => write!(
+                f,
+                "a run for {what} did not finish and may have done its work ({}): check its effect, then release the key \
+                 by force to allow another run",
+                holder.name().unwrap_or("by an unnamed holder"),
+            )?,
+            #[cfg(feature = "idempotency")]
+            Kind::Mismatch(_) => write!(
+                f,
+                "{what} was used with another payload (the validated fields differ): use another key for this payload"
+            )?,
+            #[cfg(feature = "idempotency")]
+            Kind::KeyMissing => {
+                write!(f, "an input for {what} has no idempotency key: send one, or use OnMissingKey::RunUnprotected")?;
+            }
+            #[cfg(feature = "idempotency")]
+            Kind::UnusableResult(why) => write!(f, "{what}: {why}")?,
         }
         if *attempts > 1 {
             write!(f, ", after {attempts} attempts")?;
@@ -363,7 +422,7 @@ impl fmt::Display for Error {
     }
 }
 
-/// The message and its cause, in one line: `lambda_runtime` logs the errors of handlers by their `Debug`.
+/// Prints the message and its cause in one line, because `lambda_runtime` logs the errors of handlers with `Debug`.
 impl fmt::Debug for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)?;
@@ -377,65 +436,5 @@ impl fmt::Debug for Error {
 impl StdError for Error {
     fn source(&self) -> Option<&(dyn StdError + 'static)> {
         self.0.source.as_deref().map(|source| source as &(dyn StdError + 'static))
-    }
-}
-
-/// Why protected work failed: because of the lock or the record, or in the handler.
-///
-/// Lambda sees `LockHeld`, `LockLost`, `LockUnavailable`, `LockThrottled`, `LockConflict`, `LockAccessDenied`,
-/// `LockTableNotFound`, `LockMalformedRow`, `LockInvalid`, `LockNotSent` or `LockRefused` as the error's type, with
-/// idempotency also `IdempotencyInProgress`, `IdempotencyMismatch`, `IdempotencyUnfinished`, `IdempotencyKeyMissing` or
-/// `IdempotencyUnusableResult`, or that of the handler's own error, be it of this run or replayed.
-///
-/// `lambda_runtime` logs the error of an invocation by its `Debug`, which is that of the error it carries: your own error
-/// is logged as your type prints itself.
-///
-/// ```
-/// # use lambda_lock::{Error, HandlerError};
-/// fn is_worth_a_retry(error: &HandlerError<std::io::Error>) -> bool {
-///     matches!(error, HandlerError::Lock(lock) if lock.is_held())
-/// }
-/// ```
-#[non_exhaustive]
-pub enum HandlerError<E> {
-    /// The lock could not be acquired, or was lost while the handler ran.
-    Lock(Error),
-    /// The handler's own error.
-    Handler(E),
-    /// The error of the first run, stored then and replayed now.
-    #[cfg(feature = "idempotency")]
-    Replayed(StoredError),
-}
-
-impl<E: fmt::Display> fmt::Display for HandlerError<E> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Lock(error) => error.fmt(f),
-            Self::Handler(error) => error.fmt(f),
-            #[cfg(feature = "idempotency")]
-            Self::Replayed(error) => error.fmt(f),
-        }
-    }
-}
-
-impl<E: fmt::Debug> fmt::Debug for HandlerError<E> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Lock(error) => error.fmt(f),
-            Self::Handler(error) => error.fmt(f),
-            #[cfg(feature = "idempotency")]
-            Self::Replayed(error) => error.fmt(f),
-        }
-    }
-}
-
-impl<E: StdError> StdError for HandlerError<E> {
-    fn source(&self) -> Option<&(dyn StdError + 'static)> {
-        match self {
-            Self::Lock(error) => error.source(),
-            Self::Handler(error) => error.source(),
-            #[cfg(feature = "idempotency")]
-            Self::Replayed(_) => None,
-        }
     }
 }

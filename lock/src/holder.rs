@@ -1,11 +1,11 @@
-//! What a row says about the one who holds, or last held, its key.
+//! The holder of a key, as a row describes it, and the data that it leaves.
 
 use std::fmt;
 use std::time::{Duration, SystemTime};
 
 use aws_sdk_dynamodb::types::AttributeValue;
 
-/// Who holds a key, or held it last: what a refusal names and what [`Locks::get`](crate::Locks::get) reads.
+/// The current or last holder of a key, as a refusal names it and [`Locks::get`](crate::Locks::get) reads it.
 ///
 /// ```
 /// # use lambda_lock::{Error, Locks};
@@ -30,86 +30,86 @@ pub struct Holder {
     pub(crate) current: bool,
     pub(crate) completed: bool,
     pub(crate) released: bool,
-    /// A stored error, in place of a result.
+    /// The stored error of a completed record.
+    #[cfg(feature = "idempotency")]
     pub(crate) error: Option<Data>,
     /// The digest of the payload fields that must match.
+    #[cfg(feature = "idempotency")]
     pub(crate) validation: Option<String>,
 }
 
 impl Holder {
-    /// For people: what the holder gave as its name; inside Lambda the function, the request and the log stream.
+    /// Returns the holder's name, for people: on Lambda the function, the request id and the log stream.
     #[must_use]
     pub fn name(&self) -> Option<&str> {
         self.name.as_deref()
     }
 
-    /// The nonce of the acquisition. A row written by another library has none.
+    /// Returns the nonce of the acquisition. A row that another library wrote has none.
     #[must_use]
     pub fn owner(&self) -> Option<&str> {
         self.owner.as_deref()
     }
 
-    /// The fence of the acquisition. A row written by another library has none.
+    /// Returns the fence of the acquisition. A row that another library wrote has none.
     #[must_use]
     pub fn fence(&self) -> Option<u64> {
         self.fence
     }
 
-    /// When the key was acquired, by the holder's clock.
+    /// Returns when the key was acquired, by the holder's clock.
     #[must_use]
     pub fn since(&self) -> Option<SystemTime> {
         self.since.map(time)
     }
 
-    /// When the key is free for others at the latest; for a key that is free, when it became so. For a
-    /// [completed](Self::is_completed) run, when the window of its result ends.
+    /// Returns when the key becomes free at the latest. For a free key, returns when it became free. For a
+    /// [completed](Self::is_completed) run, returns when the window of its result ends.
     #[must_use]
     pub fn until(&self) -> SystemTime {
         time(self.until)
     }
 
-    /// What the holder left in the row; for a [completed](Self::is_completed) run, its result.
+    /// Returns the data that the holder left in the row. For a [completed](Self::is_completed) run, this is the result.
     #[must_use]
     pub fn data(&self) -> Option<&Data> {
         self.data.as_ref()
     }
 
-    /// Whether the key was held when the row was read, by the reader's clock.
+    /// Returns `true` if the key was held when the row was read, by the reader's clock.
     #[must_use]
     pub fn is_current(&self) -> bool {
         self.current
     }
 
-    /// Whether the holder gave the key back, or completed its run. If it did not and the key is free, its lease ended: it
-    /// crashed, or overran it. With `hold_at_least`, a key that was given back is still [held](Self::is_current) for a
-    /// while.
+    /// Returns `true` if the holder released the key or completed its run. If this is `false` and the key is free, the lease
+    /// ended first: the holder crashed, or its work took too long. With `hold_at_least`, a released key stays
+    /// [held](Self::is_current) for a while.
     #[must_use]
     pub fn has_released(&self) -> bool {
         self.released
     }
 
-    /// Whether this is the record of a run that was completed, rather than of one that is or was in progress.
+    /// Returns `true` if this is the record of a completed run.
     #[must_use]
     pub fn is_completed(&self) -> bool {
         self.completed
     }
 }
 
-/// Without the digest of the payload: what it is of can be guessed.
+/// Omits the digest of the payload, from which a short payload can be guessed.
 impl fmt::Debug for Holder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { owner, name, fence, since, until, data, current, completed, released, error, validation: _ } = self;
         f.debug_struct("Holder")
-            .field("owner", owner)
-            .field("name", name)
-            .field("fence", fence)
-            .field("since", since)
-            .field("until", until)
-            .field("data", data)
-            .field("current", current)
-            .field("completed", completed)
-            .field("released", released)
-            .field("error", error)
+            .field("owner", &self.owner)
+            .field("name", &self.name)
+            .field("fence", &self.fence)
+            .field("since", &self.since)
+            .field("until", &self.until)
+            .field("data", &self.data)
+            .field("current", &self.current)
+            .field("completed", &self.completed)
+            .field("released", &self.released)
             .finish_non_exhaustive()
     }
 }
@@ -122,14 +122,14 @@ impl fmt::Display for Holder {
     }
 }
 
-/// The row's milliseconds are at most [`crate::protocol::LATEST`], so this cannot overflow.
+/// Cannot overflow: a row's milliseconds end with the year 9999.
 fn time(millis: u64) -> SystemTime {
     SystemTime::UNIX_EPOCH + Duration::from_millis(millis)
 }
 
-/// What a holder leaves in the row for the next one: text or bytes.
+/// The data that a holder leaves in the row for the next one: text or bytes.
 ///
-/// Another library may have left a value of another type, which [`as_attribute`](Self::as_attribute) still shows.
+/// Another library may have written a value of another type. [`as_attribute`](Self::as_attribute) returns any type.
 ///
 /// ```
 /// use lambda_lock::Data;
@@ -141,26 +141,26 @@ fn time(millis: u64) -> SystemTime {
 pub struct Data(pub(crate) AttributeValue);
 
 impl Data {
-    /// The text, if it is text.
+    /// Returns the text, or `None` if the data is not text.
     #[must_use]
     pub fn as_str(&self) -> Option<&str> {
         self.0.as_s().ok().map(String::as_str)
     }
 
-    /// The bytes, if it is binary.
+    /// Returns the bytes, or `None` if the data is not binary.
     #[must_use]
     pub fn as_bytes(&self) -> Option<&[u8]> {
         self.0.as_b().ok().map(AsRef::as_ref)
     }
 
-    /// The attribute as it stands in the row.
+    /// Returns the attribute as the row has it.
     #[must_use]
     pub fn as_attribute(&self) -> &AttributeValue {
         &self.0
     }
 }
 
-/// The size alone: data may be what nobody wants in a log.
+/// Shows only the size, because data may be confidential.
 impl fmt::Debug for Data {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.0 {

@@ -1,31 +1,31 @@
-//! What becomes of a lock when the work under it panics: it is released while the panic unwinds. Where panics abort,
-//! nothing runs after them.
+//! A warning for programs whose panics abort: only a panic that unwinds lets a lock be released.
 
+#[cfg(any(feature = "lambda", test))]
 use std::sync::Once;
 
-/// What there is to know of this build; `None` if its panics unwind.
+/// The warning for this build, or `None` if its panics unwind.
 pub(crate) const WARNING: Option<&str> = warning(cfg!(panic = "abort"));
 
 const fn warning(aborts: bool) -> Option<&'static str> {
     if aborts {
         Some(
-            "a panic ends this process (`panic = \"abort\"`): its lock stays until the lease ends, and a batch goes back as \
-             a whole: set `panic = \"unwind\"` in `[profile.release]` of the workspace's Cargo.toml; without it, \
-             cargo-lambda and `sam build` set \"abort\"",
+            "a panic ends this process (`panic = \"abort\"`): its locks stay until their leases end, and its whole batch \
+             returns to the queue: set `panic = \"unwind\"` in `[profile.release]` of the workspace's Cargo.toml, because \
+             cargo-lambda and `sam build` default to \"abort\"",
         )
     } else {
         None
     }
 }
 
-/// Warns once in a process, however many layers it has.
+/// Warns once per process, even if it has several layers.
 #[cfg(feature = "lambda")]
-pub(crate) fn warn_where_they_abort() {
+pub(crate) fn warn_if_they_abort() {
     static ONCE: Once = Once::new();
     warn(&ONCE, WARNING);
 }
 
-#[cfg_attr(not(feature = "lambda"), expect(dead_code, reason = "layers alone warn"))]
+#[cfg(any(feature = "lambda", test))]
 fn warn(once: &Once, warning: Option<&str>) {
     if let Some(warning) = warning {
         once.call_once(|| tracing::warn!("{warning}"));
@@ -52,7 +52,7 @@ mod tests {
         }
     }
 
-    /// What is logged when this many layers are made.
+    /// Returns the log of the creation of this many layers.
     fn logged(layers: u32, aborts: bool) -> String {
         let log = Log::default();
         let writer = log.clone();
@@ -65,7 +65,7 @@ mod tests {
 
     // behaviour 20
     #[test]
-    fn where_panics_abort_the_first_layer_warns_and_says_the_way_out() {
+    fn the_first_layer_warns_if_panics_abort_and_names_the_remedy() {
         let log = logged(3, true);
         assert_eq!(log.lines().count(), 1, "{log}");
         for part in ["WARN", "`panic = \"unwind\"`", "`[profile.release]`", "cargo-lambda"] {
@@ -75,7 +75,7 @@ mod tests {
 
     // behaviour 20
     #[test]
-    fn where_panics_unwind_no_layer_warns() {
+    fn no_layer_warns_if_panics_unwind() {
         assert_eq!(logged(3, false), "");
         assert_eq!(WARNING, warning(cfg!(panic = "abort")));
     }

@@ -7,17 +7,17 @@ use std::sync::atomic::Ordering;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
+use super::error::HandlerError;
 use super::policy::{OnError, OnTimeout, OnUnstorableResult};
-use super::refusal::Refusal;
 use super::run::Run;
 use super::settings::{Idempotency, Identity, Invocation, Settings};
-use crate::acquire::{Acquire, in_time_to_answer, while_held};
 use crate::clock::{millis, since_epoch};
-use crate::error::{HandlerError, Kind};
+use crate::error::Kind;
 use crate::holder::{Data, Holder};
 use crate::lock::Lock;
-use crate::protocol::{Completed, Outcome, RecordClaim, Released, check_data};
-use crate::{metrics, telemetry};
+use crate::lock::{Acquire, in_time_to_answer, while_held};
+use crate::row::{ClaimExtension as _, Completed, Outcome, RecordClaim, Released, check_data};
+use crate::{lock, metrics};
 
 /// What follows from the record of an input.
 pub(crate) enum NextStep {
@@ -71,7 +71,7 @@ where
         if let Err(HandlerError::Lock(error)) = &next
             && error.is_in_progress()
         {
-            telemetry::not_acquired(error);
+            lock::log_refusal(error);
         }
         next
     }
@@ -91,19 +91,19 @@ where
             let lock = settings.acquire(unique, invocation).unlocked().map_err(HandlerError::Lock)?;
             return Ok(NextStep::Run(self.new_run(lock, None)));
         };
+        let reject_unfinished = (settings.on_timeout == OnTimeout::Reject).then_some(settings.window);
+        let claim = RecordClaim { validation: validation.clone(), reject_unfinished };
         if let Some(record) = settings.cached(&key) {
-            return match Refusal::by(record, validation.as_deref()) {
-                Refusal::Completed(record) => Ok(NextStep::replay(key, record)),
+            return match claim.refusal(record) {
+                Kind::Completed(record) => Ok(NextStep::replay(key, record)),
                 refusal => {
                     let error = settings.error(refusal, &key);
-                    telemetry::refused(&error);
+                    lock::refused(&error);
                     Err(HandlerError::Lock(error))
                 }
             };
         }
-        let refuse_unfinished = (settings.on_timeout == OnTimeout::Reject).then_some(settings.window);
-        let claim = RecordClaim { validation: validation.clone(), refuse_unfinished };
-        match settings.acquire(key.clone(), invocation).record(claim).await {
+        match settings.acquire(key.clone(), invocation).extension(claim).await {
             Ok(lock) => {
                 let cache_entry = settings.cache.is_some().then(|| Holder {
                     owner: Some(lock.owner().to_owned()),
@@ -143,7 +143,7 @@ where
     pub(crate) fn replay(&self, record: &Holder, key: &str) -> Result<T, HandlerError<E>> {
         tracing::info!(key, fence = record.fence, "replaying the first run's result");
         let settings = &*self.settings;
-        let unusable = |why: &str| HandlerError::Lock(settings.error(Refusal::Result(why.to_owned()), key));
+        let unusable = |why: &str| HandlerError::Lock(settings.error(Kind::UnusableResult(why.to_owned()), key));
         if let Some(error) = &record.error {
             let stored = error.as_str().and_then(|text| serde_json::from_str(text).ok());
             return Err(stored.map_or_else(|| unusable("the stored error cannot be read"), HandlerError::Replayed));
@@ -204,7 +204,7 @@ where
             }
             RecordUpdate::Unstorable(why) => {
                 lock.abandon();
-                return Err(HandlerError::Lock(settings.error(Refusal::Result(why), lock.key())));
+                return Err(HandlerError::Lock(settings.error(Kind::UnusableResult(why), lock.key())));
             }
             RecordUpdate::Release => self.release(lock).await,
             RecordUpdate::Store(outcome) => self.store(run, outcome).await,
@@ -252,9 +252,8 @@ where
 
     /// Releases the record unless it was abandoned. Returns the record if it is already completed.
     async fn release(&self, lock: &Lock) -> Option<Box<Holder>> {
-        match in_time_to_answer(lock, lock.give_up()).await {
-            Ok(Released::Freed) => None,
-            Ok(Released::Completed(record)) => Some(record),
+        match in_time_to_answer(lock, lock.release_or_completed()).await {
+            Ok(Released { completed }) => completed,
             // Telemetry has logged the loss.
             Err(error) if error.is_lost() => None,
             Err(error) => {

@@ -9,11 +9,10 @@ use aws_sdk_dynamodb::types::TransactWriteItem;
 use serde::Serialize;
 
 use super::format::{RecordFormat, to_json};
-use super::refusal::Refusal;
 use crate::error::{Error, Kind};
 use crate::holder::{Data, Holder};
 use crate::lock::Lock;
-use crate::protocol::{Outcome, check_data};
+use crate::row::{Outcome, check_data};
 
 /// A run in progress. Cheap to clone.
 ///
@@ -70,7 +69,7 @@ impl Run {
     /// [`is_unusable_result`](Error::is_unusable_result), also with
     /// [`OnUnstorableResult::CompleteWithoutResult`](crate::OnUnstorableResult::CompleteWithoutResult).
     pub fn complete_in<T: Serialize>(&self, result: &T) -> Result<TransactWriteItem, Error> {
-        let outcome = self.outcome(result).map_err(|why| self.lock.error(Kind::Idempotency(Refusal::Result(why))))?;
+        let outcome = self.outcome(result).map_err(|why| self.lock.error(Kind::UnusableResult(why)))?;
         let completion = self.lock.completion(self.window, outcome)?;
         self.completes_in_transaction.store(true, Ordering::Release);
         Ok(completion)

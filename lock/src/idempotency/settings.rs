@@ -10,12 +10,12 @@ use serde_json::Value;
 use super::cache::Cache;
 use super::format::{RecordFormat, is_missing};
 use super::policy::{OnError, OnMissingKey, OnTimeout, OnUnstorableResult};
-use super::refusal::Refusal;
-use crate::backoff::Backoff;
 use crate::error::{Error, Kind};
 use crate::holder::Holder;
-use crate::locks::{Locks, MAX_RETENTION, check_duration};
-use crate::telemetry;
+use crate::limits::{MAX_RETENTION, check_duration};
+use crate::lock;
+use crate::lock::Backoff;
+use crate::lock::Locks;
 
 /// Runs work once for each key: a duplicate gets the result of the first run without a second one.
 ///
@@ -247,7 +247,7 @@ impl<I, T, E> Idempotency<I, T, E> {
 
     /// Returns the record of this input, or `None` if it runs unprotected.
     pub(crate) fn identify(&self, input: &I, invocation: &Invocation) -> Result<Option<Identity>, Error> {
-        self.settings.identity(input, invocation).inspect_err(telemetry::refused)
+        self.settings.identity(input, invocation).inspect_err(lock::refused)
     }
 }
 
@@ -261,7 +261,7 @@ impl<I, T, E> Settings<I, T, E> {
         let Some(key) = (self.key)(input).filter(|key| !is_missing(key)) else {
             return match self.on_missing_key {
                 OnMissingKey::RunUnprotected => Ok(None),
-                OnMissingKey::Reject => Err(self.error(Refusal::NoKey, "")),
+                OnMissingKey::Reject => Err(self.error(Kind::KeyMissing, "")),
             };
         };
         let key = format.key(&key).map_err(|why| Error::invalid(format!("cannot use the idempotency key: {why}")))?;
@@ -280,8 +280,8 @@ impl<I, T, E> Settings<I, T, E> {
         Ok(Some(Identity { key, validation }))
     }
 
-    pub(super) fn error(&self, refusal: Refusal, key: &str) -> Error {
-        Error::new(Kind::Idempotency(refusal), &self.locks.0.table.name, key)
+    pub(super) fn error(&self, kind: Kind, key: &str) -> Error {
+        Error::new(kind, &self.locks.0.table.name, key)
     }
 }
 

@@ -11,7 +11,7 @@ use serde::de::DeserializeOwned;
 use tower::{Layer, Service};
 
 use super::caller;
-use crate::error::HandlerError;
+use crate::idempotency::HandlerError;
 use crate::idempotency::{HandlerInput, Idempotency, NextStep};
 use crate::panics;
 
@@ -104,7 +104,7 @@ impl<H, P, T, E> IdempotentLayer<H, P, T, E> {
     /// A layer with these settings.
     #[must_use]
     pub fn new(idempotency: Idempotency<LambdaEvent<P>, T, E>) -> Self {
-        panics::warn_where_they_abort();
+        panics::warn_if_they_abort();
         Self { idempotency, handler_input: PhantomData }
     }
 }

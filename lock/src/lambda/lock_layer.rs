@@ -11,11 +11,12 @@ use lambda_runtime::{Context, LambdaEvent};
 use tower::{Layer, Service};
 
 use super::{deadline, holder};
-use crate::acquire::hold;
-use crate::backoff::Backoff;
-use crate::error::{Error, HandlerError};
+use crate::error::Error;
+use crate::idempotency::HandlerError;
+use crate::lock::Backoff;
 use crate::lock::Lock;
-use crate::locks::Locks;
+use crate::lock::Locks;
+use crate::lock::hold;
 use crate::panics;
 
 /// Makes a handler a singleton: a tower layer that takes a lock around each invocation.
@@ -128,7 +129,7 @@ impl<I: HandlerEvent, R> LockLayer<I, R> {
     /// A layer with the defaults above.
     #[must_use]
     pub fn new(locks: Locks) -> Self {
-        panics::warn_where_they_abort();
+        panics::warn_if_they_abort();
         Self {
             settings: Arc::new(Settings {
                 locks,

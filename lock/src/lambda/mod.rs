@@ -9,9 +9,11 @@ use std::time::SystemTime;
 use lambda_runtime::{Context, Diagnostic};
 
 use crate::clock::since_epoch;
-use crate::error::{Error, HandlerError};
+use crate::error::{Error, Kind};
+use crate::idempotency::HandlerError;
 use crate::idempotency::Invocation;
-use crate::locks::{Locks, MAX_LEASE};
+use crate::limits::MAX_LEASE;
+use crate::lock::Locks;
 
 pub use idempotent_layer::{IdempotentLayer, IdempotentService};
 pub use lock_layer::{HandlerEvent, LockLayer, LockService, LockedEvent, OnUnavailable};
@@ -52,6 +54,29 @@ impl<E: Into<Diagnostic>> From<HandlerError<E>> for Diagnostic {
 
 impl From<Error> for Diagnostic {
     fn from(error: Error) -> Self {
-        Self { error_type: error.type_name().to_owned(), error_message: error.to_string() }
+        Self { error_type: error_type(&error).to_owned(), error_message: error.to_string() }
+    }
+}
+
+/// Returns the stable name that Lambda reports as `errorType`.
+fn error_type(error: &Error) -> &'static str {
+    match error.kind() {
+        Kind::Held(_) => "LockHeld",
+        Kind::Lost(_) => "LockLost",
+        Kind::Throttled => "LockThrottled",
+        Kind::Unavailable => "LockUnavailable",
+        Kind::Conflict => "LockConflict",
+        Kind::AccessDenied => "LockAccessDenied",
+        Kind::TableNotFound => "LockTableNotFound",
+        Kind::MalformedRow(_) => "LockMalformedRow",
+        Kind::Invalid(_) => "LockInvalid",
+        Kind::NotSent => "LockNotSent",
+        Kind::Rejected => "LockRefused",
+        Kind::Completed(_) => "IdempotencyCompleted",
+        Kind::InProgress(_) => "IdempotencyInProgress",
+        Kind::Unfinished(_) => "IdempotencyUnfinished",
+        Kind::Mismatch(_) => "IdempotencyMismatch",
+        Kind::KeyMissing => "IdempotencyKeyMissing",
+        Kind::UnusableResult(_) => "IdempotencyUnusableResult",
     }
 }

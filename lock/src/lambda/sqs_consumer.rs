@@ -20,12 +20,12 @@ use tower::{Layer, Service};
 
 use super::caller;
 use crate::clock::{Deadline, since_epoch};
-use crate::error::HandlerError;
+use crate::idempotency::HandlerError;
 use crate::idempotency::{HandlerInput, Idempotency, Identity, Invocation, NextStep, OnMissingKey};
-use crate::locks::Locks;
+use crate::limits::time_to_ask;
+use crate::lock::Locks;
 use crate::metrics;
 use crate::panics;
-use crate::protocol::time_to_ask;
 
 /// Makes a consumer of SQS batches of a handler of one message: each message is done once, however often it is
 /// delivered, and exactly those that are not done go back to the queue.
@@ -243,7 +243,7 @@ impl<H, B, T, E> SqsConsumer<H, B, T, E> {
         idempotency: Idempotency<Message<B>, T, E>,
         parse: impl Fn(&str) -> Result<B, P> + Send + Sync + 'static,
     ) -> Self {
-        panics::warn_where_they_abort();
+        panics::warn_if_they_abort();
         Self {
             settings: Settings {
                 idempotency,

@@ -1,19 +1,18 @@
-//! How long to wait between attempts, and for how many of them.
+//! The waits between attempts to acquire a key.
 
 use std::time::Duration;
 
 use crate::error::Error;
-use crate::locks::{MAX_LEASE, check_duration};
+use crate::limits::{MAX_LEASE, check_duration};
 
-/// How an acquire waits for a key that is held: exponential backoff with jitter, within a budget.
+/// The waits of an acquire for a contended key: exponential backoff with jitter, within a budget.
 ///
-/// The delay before attempt *n* + 1 is `base × factorⁿ⁻¹`, limited to the cap, then spread by the [`Jitter`], and
-/// never longer than the cap. The wait ends with the budget, with the attempts, or with the deadline of the acquire,
-/// whichever comes first; one last attempt is made when the budget ends. A delay never goes past the end of the
-/// holder's lease by more than one base delay.
+/// The delay before attempt *n* + 1 is `base × factorⁿ⁻¹`, limited to the cap and then spread by the [`Jitter`]. The wait
+/// ends with the budget, the number of attempts, or the deadline of the acquire, whichever comes first. The last attempt
+/// is made when the budget ends. A delay ends at most one base delay after the end of the holder's lease.
 ///
-/// The defaults save requests. Where many wait for a key that is held for milliseconds, choose a base of about the hold
-/// and a cap of a few times that.
+/// The defaults save requests. If many callers wait for a key that is held for milliseconds, set the base to about the
+/// duration of the hold and the cap to a few times that.
 ///
 /// | setting | default |
 /// | --- | --- |
@@ -41,16 +40,16 @@ pub struct Backoff {
     max_attempts: u32,
 }
 
-/// How the delays of [`Backoff`] are spread, so that waiters do not come back all at once.
+/// The random spread of the delays of [`Backoff`], so that waiters do not all retry at once.
 ///
-/// Full, equal and decorrelated jitter are those of the AWS Architecture Blog, "Exponential Backoff And Jitter".
-/// With *d* the exponential delay:
+/// Full, equal and decorrelated jitter follow the AWS Architecture Blog, "Exponential Backoff And Jitter". *d* is the
+/// exponential delay.
 ///
 /// ```
 /// use lambda_lock::{Backoff, Jitter};
 ///
-/// let a_tenth_either_way = Backoff::default().jitter(Jitter::Factor(0.1));
-/// # let _ = a_tenth_either_way;
+/// let ten_percent = Backoff::default().jitter(Jitter::Factor(0.1));
+/// # let _ = ten_percent;
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
@@ -59,9 +58,9 @@ pub enum Jitter {
     Full,
     /// Between half of *d* and *d*.
     Equal,
-    /// Between the base and three times the delay before.
+    /// Between the base and three times the previous delay.
     Decorrelated,
-    /// *d* plus or minus this part of it; limited to between 0 and 1.
+    /// *d* plus or minus this fraction of it, from 0 to 1.
     Factor(f64),
     /// Exactly *d*.
     None,
@@ -81,49 +80,49 @@ impl Default for Backoff {
 }
 
 impl Backoff {
-    /// The first delay; 100 ms by default, at least 1 ms.
+    /// Sets the first delay: 100 ms by default, at least 1 ms.
     #[must_use]
     pub const fn base(mut self, base: Duration) -> Self {
         self.base = base;
         self
     }
 
-    /// What each delay is multiplied by to give the next; 2 by default, at least 1.
+    /// Sets the factor from one delay to the next: 2 by default, at least 1.
     #[must_use]
     pub const fn factor(mut self, factor: f64) -> Self {
         self.factor = factor;
         self
     }
 
-    /// The longest delay; 5 s by default, at least 1 ms.
+    /// Sets the longest delay: 5 s by default, at least 1 ms.
     #[must_use]
     pub const fn cap(mut self, cap: Duration) -> Self {
         self.cap = cap;
         self
     }
 
-    /// How the delays are spread; [`Jitter::Full`] by default.
+    /// Sets the spread of the delays: [`Jitter::Full`] by default.
     #[must_use]
     pub const fn jitter(mut self, jitter: Jitter) -> Self {
         self.jitter = jitter;
         self
     }
 
-    /// How long to wait in all; 10 s by default. Zero makes one attempt.
+    /// Sets the budget, the longest total wait: 10 s by default. Zero makes one attempt.
     #[must_use]
     pub const fn up_to(mut self, budget: Duration) -> Self {
         self.budget = budget;
         self
     }
 
-    /// How many attempts to make at the most; no limit by default. Zero counts as one.
+    /// Sets the largest number of attempts: no limit by default. Zero counts as one.
     #[must_use]
     pub const fn max_attempts(mut self, attempts: u32) -> Self {
         self.max_attempts = attempts;
         self
     }
 
-    /// One attempt.
+    /// A single attempt.
     pub(crate) const NO_WAIT: Self = Self {
         base: Duration::ZERO,
         factor: 1.0,
@@ -133,7 +132,7 @@ impl Backoff {
         max_attempts: 1,
     };
 
-    /// Whether there is more than one attempt.
+    /// Returns `true` if there can be more than one attempt.
     pub(crate) fn is_repeated(&self) -> bool {
         !self.budget.is_zero() && self.max_attempts > 1
     }
@@ -148,7 +147,7 @@ impl Backoff {
         Ok(())
     }
 
-    /// Begins a wait, which ends with the budget or after `limit`.
+    /// Starts a wait that ends with the budget, or after `limit` if that is earlier.
     pub(crate) fn delays(self, limit: Option<Duration>) -> Delays {
         Delays {
             backoff: Self { budget: limit.map_or(self.budget, |limit| self.budget.min(limit)), ..self },
@@ -169,8 +168,8 @@ pub(crate) struct Delays {
 }
 
 impl Delays {
-    /// The delay before the next attempt, or `None` when there shall be none. `waited` is the time since the first
-    /// attempt began; `holder_remaining` what is left of the holder's lease, where there is a holder.
+    /// Returns the delay before the next attempt, or `None` if there is no next attempt. `waited` is the time since the
+    /// first attempt started. `holder_remaining` is the time that is left of the holder's lease, if there is a holder.
     pub(crate) fn next(&mut self, waited: Duration, holder_remaining: Option<Duration>) -> Option<Duration> {
         let backoff = self.backoff;
         self.attempts += 1;
@@ -186,22 +185,22 @@ impl Delays {
                 let spread = times(self.previous, 3.0).saturating_sub(backoff.base);
                 backoff.base.saturating_add(times(spread, fastrand::f64()))
             }
-            Jitter::Factor(part) => {
-                let part = part.clamp(0.0, 1.0);
-                times(exponential, 1.0 - part + 2.0 * part * fastrand::f64())
+            Jitter::Factor(fraction) => {
+                let fraction = fraction.clamp(0.0, 1.0);
+                times(exponential, 1.0 - fraction + 2.0 * fraction * fastrand::f64())
             }
             Jitter::None => exponential,
         }
         .min(backoff.cap);
         self.previous = delay;
-        // The holder may well release earlier, so this only shortens a delay.
+        // The holder usually releases before its lease ends, so this only shortens a delay.
         let past_lease = holder_remaining
             .map_or(Duration::MAX, |remaining| remaining.saturating_add(times(backoff.base, fastrand::f64())));
-        // The last attempt falls at the end of the budget, not after it.
+        // The last attempt comes when the budget ends, not after it.
         Some(delay.min(past_lease).min(backoff.budget.saturating_sub(waited)))
     }
 
-    /// Whether the budget is used up.
+    /// Returns `true` if the budget is used up.
     pub(crate) fn are_over(&self, waited: Duration) -> bool {
         waited >= self.backoff.budget
     }
@@ -211,7 +210,7 @@ impl Delays {
     }
 }
 
-/// `Duration::mul_f64` without its panics.
+/// Multiplies like `Duration::mul_f64`, but saturates instead of panicking.
 fn times(duration: Duration, factor: f64) -> Duration {
     Duration::try_from_secs_f64(duration.as_secs_f64() * factor).unwrap_or(Duration::MAX)
 }
@@ -274,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_attempt_falls_at_the_end_of_the_budget() {
+    fn the_last_attempt_is_made_when_the_budget_ends() {
         let mut delays = Backoff::default().jitter(Jitter::None).up_to(Duration::from_millis(150)).delays(None);
         assert_eq!(delays.next(Duration::ZERO, None), Some(Duration::from_millis(100)));
         assert_eq!(delays.next(Duration::from_millis(100), None), Some(Duration::from_millis(50)));
@@ -283,7 +282,7 @@ mod tests {
 
     // behaviour 77
     #[test]
-    fn a_delay_ends_with_the_holders_lease_and_at_most_one_base_delay_more() {
+    fn a_delay_ends_at_most_one_base_delay_after_the_holders_lease() {
         for _ in 0..100 {
             let mut delays = Backoff::default().jitter(Jitter::None).base(LONG).cap(LONG).up_to(LONG).delays(None);
             let delay = delays.next(Duration::ZERO, Some(Duration::ZERO)).unwrap();

@@ -1,4 +1,4 @@
-//! `Locks::check`: whether the table, the clock and the permissions are as the locks need them.
+//! `Locks::check`: checks the table, the clock and the permissions.
 
 use std::error::Error as StdError;
 use std::fmt;
@@ -13,31 +13,32 @@ use humantime::format_duration;
 
 use crate::clock::millis;
 use crate::error::Error;
-use crate::locks::Locks;
+use crate::limits::REQUEST_TIMEOUT;
+use crate::lock::Locks;
 use crate::panics;
-use crate::protocol::{self, EXPIRATION, REQUEST_TIMEOUT, Table, in_time};
+use crate::row::{EXPIRATION, Table, in_time, probe_key};
 
-/// What [`Locks::check`] found: a line for each finding, the way out with those that are not well.
+/// The report of [`Locks::check`]: one line for each finding, with the remedy for a problem.
 #[derive(Clone, Debug)]
 pub struct Report {
     findings: Vec<Finding>,
 }
 
 impl Report {
-    /// Whether locks work: nothing [failed](Verdict::Failed).
+    /// Returns `true` if locks work: no finding [failed](Verdict::Failed).
     #[must_use]
     pub fn is_healthy(&self) -> bool {
         self.findings.iter().all(|finding| finding.verdict != Verdict::Failed)
     }
 
-    /// Each finding, in the order in which they were looked at.
+    /// Returns the findings, in the order of the checks.
     #[must_use]
     pub fn findings(&self) -> &[Finding] {
         &self.findings
     }
 }
 
-/// A line for each finding.
+/// Prints one line for each finding.
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (index, finding) in self.findings.iter().enumerate() {
@@ -57,19 +58,19 @@ pub struct Finding {
 }
 
 impl Finding {
-    /// What was looked at, such as `table`, `TTL`, `clock`, `panics` or `dynamodb:UpdateItem`.
+    /// Returns what was checked, such as `table`, `TTL`, `clock`, `panics` or `dynamodb:UpdateItem`.
     #[must_use]
     pub fn subject(&self) -> &str {
         &self.subject
     }
 
-    /// How it is.
+    /// Returns the verdict.
     #[must_use]
     pub fn verdict(&self) -> Verdict {
         self.verdict
     }
 
-    /// What was found, and the way out where it is not well.
+    /// Returns what was found, with the remedy for a problem.
     #[must_use]
     pub fn message(&self) -> &str {
         &self.message
@@ -83,13 +84,13 @@ impl fmt::Display for Finding {
     }
 }
 
-/// How a [`Finding`] is.
+/// The verdict of a [`Finding`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Verdict {
-    /// As it shall be.
+    /// No problem.
     Passed,
-    /// Locks work, but something is missing, or could not be looked at.
+    /// Locks work, but something is missing or could not be checked.
     Warning,
     /// Locks do not work, or are not safe.
     Failed,
@@ -106,20 +107,26 @@ impl fmt::Display for Verdict {
 }
 
 impl Locks {
-    /// Looks at everything that locks depend on: the table and its state, its keys, its TTL, what the caller is allowed to
-    /// do, and this host's clock, by the `Date` of DynamoDB's answers. For the start of a program, or a person.
+    /// Checks everything that locks depend on: the table with its state, keys and TTL, the caller's permissions, and this
+    /// host's clock, which it compares with the `Date` of DynamoDB's answers. Call it when a program starts.
     ///
-    /// If the program was built with `panic = "abort"`, a panic ends it and leaves its locks until their leases end: the
-    /// finding `panics` then warns of it. It is about the program that calls this: a function that is to be checked for
-    /// it calls this itself.
+    /// The finding `panics` warns if the calling program was built with `panic = "abort"`: a panic then ends the process and
+    /// leaves its locks until their leases end. To check a function for it, call this in the function.
     ///
-    /// What is wrong is a finding, not an error; so is a network that does not answer. It writes nothing: six requests, with
-    /// the SDK's tries of each up to 10 s, two of them writes that cannot be applied. IAM actions, each of which is reported if it is denied:
-    /// `dynamodb:DescribeTable` and `dynamodb:DescribeTimeToLive` for the check alone, `dynamodb:UpdateItem` for every
-    /// lock, `dynamodb:GetItem` for [`get`](Self::get), `dynamodb:Scan` for [`list`](Self::list) and
-    /// `dynamodb:ConditionCheckItem` for [`Lock::condition_check`](crate::Lock::condition_check). A function needs the third
-    /// alone, so a denial of the others is but a warning. They are asked for with the key `lambda-lock-check`, after the
-    /// prefix: a policy that allows other keys alone is reported as a denial.
+    /// A problem is a finding, not an error, even if the network does not answer. Changes nothing. Sends six requests, two
+    /// of them writes that are never applied; each takes up to 10 s with the SDK's retries. It needs these IAM actions, and
+    /// reports each one that is denied:
+    ///
+    /// | IAM action | needed for | if denied |
+    /// | --- | --- | --- |
+    /// | `dynamodb:UpdateItem` | every lock | failed |
+    /// | `dynamodb:GetItem` | [`get`](Self::get) | warning |
+    /// | `dynamodb:Scan` | [`list`](Self::list) | warning |
+    /// | `dynamodb:ConditionCheckItem` | [`Lock::condition_check`](crate::Lock::condition_check) | warning |
+    /// | `dynamodb:DescribeTable`, `dynamodb:DescribeTimeToLive` | this check | warning |
+    ///
+    /// The requests use the key `lambda-lock-check`, after the prefix. If a policy only allows other keys, the check reports a
+    /// denial.
     ///
     /// ```
     /// # async fn example(locks: lambda_lock::Locks) {
@@ -131,9 +138,9 @@ impl Locks {
     /// # }
     /// ```
     pub async fn check(&self) -> Report {
-        let mut check = Check { locks: self, findings: Vec::new(), heard: None };
+        let mut check = Check { locks: self, findings: Vec::new(), server_time: None };
         if !self.0.enabled {
-            check.found("locking", Verdict::Warning, "switched off: work runs without locks");
+            check.found("locking", Verdict::Warning, "disabled: work runs without locks");
         }
         check.panics(panics::WARNING);
         if Box::pin(check.table()).await {
@@ -145,26 +152,26 @@ impl Locks {
     }
 }
 
-/// A check that is under way.
+/// A check in progress.
 struct Check<'a> {
     locks: &'a Locks,
     findings: Vec<Finding>,
-    /// The last answer that said what time it is at DynamoDB.
-    heard: Option<Heard>,
+    /// The last answer that had the time at DynamoDB.
+    server_time: Option<ServerTime>,
 }
 
-/// All since the Unix epoch, the first two by this host's clock.
-struct Heard {
+/// The time at DynamoDB, between two times by this host's clock. All are since the Unix epoch.
+struct ServerTime {
     sent: Duration,
     received: Duration,
-    /// In whole seconds.
+    /// Whole seconds.
     date: Duration,
 }
 
-/// Why a request had no result.
+/// A request without a result.
 struct Failure {
     error: Error,
-    /// Denied to these credentials, rather than to any that are like them.
+    /// The credentials are valid, but lack the permission.
     is_denied: bool,
 }
 
@@ -173,14 +180,13 @@ impl Check<'_> {
         self.findings.push(Finding { subject: subject.to_owned(), verdict, message: message.into() });
     }
 
-    /// Of this program, and so of a function that checks itself.
     fn panics(&mut self, warning: Option<&str>) {
         if let Some(warning) = warning {
             self.found("panics", Verdict::Warning, warning);
         }
     }
 
-    /// Sends a request. The refusal of one that cannot be applied is a result too.
+    /// Sends a request. The refusal of a request that is never applied is a result too.
     async fn ask<T, E>(&mut self, request: impl Future<Output = Result<T, SdkError<E>>>) -> Result<Option<T>, Failure>
     where
         E: ProvideErrorMetadata + StdError + Send + Sync + 'static,
@@ -196,7 +202,7 @@ impl Check<'_> {
         let date = error.raw_response().and_then(|response| response.headers().get("date"));
         let date = date.and_then(|text| DateTime::from_str(text, Format::HttpDate).ok());
         if let Some(date) = date.and_then(|date| u64::try_from(date.secs()).ok()) {
-            self.heard = Some(Heard { sent, received, date: Duration::from_secs(date) });
+            self.server_time = Some(ServerTime { sent, received, date: Duration::from_secs(date) });
         }
         let code = error.code().unwrap_or_default();
         if matches!(
@@ -209,18 +215,18 @@ impl Check<'_> {
         Err(Failure { error: Error::from_sdk(error, &settings.table.name, ""), is_denied })
     }
 
-    /// Whether there is a table to look at further.
+    /// Returns `true` if there is a table to check further.
     async fn table(&mut self) -> bool {
         let Table { client, name, .. } = &self.locks.0.table;
         let region = client.config().region().map_or("no region", Region::as_ref).to_owned();
         let description = match self.ask(client.describe_table().table_name(name).send()).await {
             Ok(output) => output.and_then(|output| output.table).unwrap_or_else(|| TableDescription::builder().build()),
             Err(failure) if failure.is_denied => {
-                let without = "its state and its keys could not be looked at";
+                let without = "its state and its keys were not checked";
                 self.denied("table", Verdict::Warning, "dynamodb:DescribeTable", without, &failure);
                 return true;
             }
-            // That of descriptions has limits of its own, which are low.
+            // DescribeTable has low limits of its own.
             Err(failure) if failure.error.is_throttled() => {
                 self.found("table", Verdict::Warning, failure.to_string());
                 return true;
@@ -244,7 +250,7 @@ impl Check<'_> {
         let is_one = matches!(description.multi_region_consistency, Some(MultiRegionConsistency::Strong));
         if !description.replicas.unwrap_or_default().is_empty() && !is_one {
             let message =
-                "the table has replicas in other regions, which learn of a lock late: use it in one region alone";
+                "the table has replicas in other regions, which see a lock late: use the locks in one region only";
             self.found("regions", Verdict::Warning, message);
         }
         true
@@ -259,31 +265,31 @@ impl Check<'_> {
             let kind = definition.map_or("", |definition| definition.attribute_type().as_str());
             Some(format!("`{}` ({kind})", element.attribute_name()))
         };
-        let told = |partition_key: &str, sort_key: Option<String>| match sort_key {
+        let keys = |partition_key: &str, sort_key: Option<String>| match sort_key {
             Some(sort_key) => format!("partition key {partition_key}, sort key {sort_key}"),
             None => format!("partition key {partition_key}, no sort key"),
         };
-        let has = told(&key(KeyType::Hash).unwrap_or_default(), key(KeyType::Range));
+        let has = keys(&key(KeyType::Hash).unwrap_or_default(), key(KeyType::Range));
         let wanted =
-            told(&format!("`{partition_key}` (S)"), sort_key.as_ref().map(|(name, _)| format!("`{name}` (S)")));
+            keys(&format!("`{partition_key}` (S)"), sort_key.as_ref().map(|(name, _)| format!("`{name}` (S)")));
         if has == wanted {
             self.found("keys", Verdict::Passed, has);
         } else {
             let message = format!(
-                "the table has {has}, the locks are set to {wanted}: set LocksBuilder::partition_key (--partition-key) and \
-                 sort_key (--sort-key) as the table has them, which must be strings, or use another table"
+                "the table has {has}, but the locks expect {wanted}: set LocksBuilder::partition_key (--partition-key) and \
+                 sort_key (--sort-key) to the keys of the table, which must be strings, or use another table"
             );
             self.found("keys", Verdict::Failed, message);
         }
     }
 
-    /// Locks do not depend on it: rows alone do, which would stay for ever.
+    /// Locks work without TTL, but old rows stay in the table.
     async fn time_to_live(&mut self) {
         let Table { client, name, .. } = &self.locks.0.table;
         let description = match self.ask(client.describe_time_to_live().table_name(name).send()).await {
             Ok(output) => output.and_then(|output| output.time_to_live_description),
             Err(failure) if failure.is_denied => {
-                let without = "it could not be looked at";
+                let without = "TTL was not checked";
                 return self.denied("TTL", Verdict::Warning, "dynamodb:DescribeTimeToLive", without, &failure);
             }
             Err(failure) => return self.found("TTL", Verdict::Warning, failure.to_string()),
@@ -294,18 +300,17 @@ impl Check<'_> {
         });
         match attribute {
             Some(attribute) if attribute == EXPIRATION => {
-                self.found("TTL", Verdict::Passed, format!("on, on attribute `{attribute}`"));
+                self.found("TTL", Verdict::Passed, format!("on for attribute `{attribute}`"));
             }
             Some(attribute) => {
                 let message = format!(
-                    "on attribute `{attribute}`, not `{EXPIRATION}`, so that old rows are never deleted: turn it off there \
-                     and on for `{EXPIRATION}`"
+                    "on for attribute `{attribute}`, not `{EXPIRATION}`, so old rows are never deleted: turn it off there, and \
+                     on for `{EXPIRATION}`"
                 );
                 self.found("TTL", Verdict::Warning, message);
             }
             None => {
-                let message =
-                    format!("off, so that old rows are never deleted: turn it on for attribute `{EXPIRATION}`");
+                let message = format!("off, so old rows are never deleted: turn it on for attribute `{EXPIRATION}`");
                 self.found("TTL", Verdict::Warning, message);
             }
         }
@@ -321,7 +326,7 @@ impl Check<'_> {
         self.permission("dynamodb:Scan", Verdict::Warning, "locks cannot be listed", answer);
         if let Ok(probe) = table.probe_condition_check() {
             let answer = self.ask(probe.send()).await.map(drop);
-            let without = "`condition_check` does not work";
+            let without = "`condition_check` fails";
             self.permission("dynamodb:ConditionCheckItem", Verdict::Warning, without, answer);
         }
     }
@@ -340,7 +345,7 @@ impl Check<'_> {
     fn denied(&mut self, subject: &str, verdict: Verdict, action: &str, without: &str, failure: &Failure) {
         let Table { name, key_prefix, .. } = &self.locks.0.table;
         let keys = if action.ends_with("Item") {
-            format!(", where keys are restricted also for `{}`", protocol::probe_key(key_prefix))
+            format!(" (a policy that restricts keys must also allow `{}`)", probe_key(key_prefix))
         } else {
             String::new()
         };
@@ -349,34 +354,34 @@ impl Check<'_> {
     }
 
     fn clock(&mut self) {
-        let Some(Heard { sent, received, date }) = self.heard else {
-            return self.found("clock", Verdict::Warning, "not compared: no answer said what time it is at DynamoDB");
+        let Some(ServerTime { sent, received, date }) = self.server_time else {
+            return self.found("clock", Verdict::Warning, "not checked: no answer had a date");
         };
-        // When the answer was written, DynamoDB's clock was within the second of its date, and ours between sending and
-        // receiving.
+        // When DynamoDB wrote the answer, its clock was within the second of the date, and ours between `sent` and `received`.
         let next = date + Duration::from_secs(1);
         let (ahead, behind) = (sent.saturating_sub(next), date.saturating_sub(received));
         let least = ahead.max(behind);
         let most = received.saturating_sub(date).max(next.saturating_sub(sent));
         let skew = self.locks.0.clock_skew;
         let [at_least, at_most, allowed] = [least, most, skew].map(|time| format_duration(in_millis(time)));
-        let way = if ahead.is_zero() { "behind" } else { "ahead of" };
-        let way_out = "let NTP set the clock, or set a larger LocksBuilder::clock_skew (--clock-skew) on every host";
+        let direction = if ahead.is_zero() { "behind" } else { "ahead of" };
+        let remedy =
+            "synchronize the clock with NTP, or set a larger LocksBuilder::clock_skew (--clock-skew) on every host";
         if least > skew {
             let message = format!(
-                "at least {at_least} {way} DynamoDB's, more than the clock skew of {allowed}, so that two holders can have a \
-                 key at once: {way_out}"
+                "at least {at_least} {direction} DynamoDB's, more than the clock skew of {allowed}, so two holders can have a \
+                 key at once: {remedy}"
             );
             self.found("clock", Verdict::Failed, message);
         } else if least > skew / 2 {
             let message = format!(
-                "at least {at_least} {way} DynamoDB's: another host that is as wrong the other way would be further off than \
-                 the clock skew of {allowed}: {way_out}"
+                "at least {at_least} {direction} DynamoDB's, more than half of the clock skew of {allowed}: another host can be \
+                 as far off in the other direction: {remedy}"
             );
             self.found("clock", Verdict::Warning, message);
         } else {
             let message = format!(
-                "between {at_least} and {at_most} from DynamoDB's, which tells whole seconds; the clock skew is {allowed}"
+                "between {at_least} and {at_most} from DynamoDB's (a date has whole seconds); the clock skew is {allowed}"
             );
             self.found("clock", Verdict::Passed, message);
         }
@@ -393,17 +398,17 @@ impl Failure {
     }
 }
 
-/// With the way out that the error itself has, or one for errors that mostly pass.
+/// Prints the error with its remedy, and adds a remedy for errors that usually pass.
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.error.is_access_denied() && !self.is_denied {
-            return write!(f, "not accepted ({}): renew them, and set this host's clock right", self.cause());
+            return write!(f, "not accepted ({}): renew them, and check this host's clock", self.cause());
         }
         write!(f, "{} ({})", self.error, self.cause())?;
         if self.error.is_throttled() {
             f.write_str(": check again in a minute")?;
         } else if self.error.is_unavailable() {
-            f.write_str(": check the network between here and the endpoint, and that it is the right one")?;
+            f.write_str(": check the endpoint, and the network to it")?;
         }
         Ok(())
     }
@@ -418,10 +423,10 @@ mod tests {
 
     // behaviour 20
     #[test]
-    fn that_panics_abort_is_a_warning_and_that_they_unwind_is_none() {
+    fn a_build_whose_panics_abort_gets_a_warning() {
         let client = Client::from_conf(Config::builder().behavior_version(BehaviorVersion::latest()).build());
         let locks = Locks::builder(client, "locks").build().unwrap();
-        let mut check = Check { locks: &locks, findings: Vec::new(), heard: None };
+        let mut check = Check { locks: &locks, findings: Vec::new(), server_time: None };
         check.panics(None);
         assert!(check.findings.is_empty());
         check.panics(Some("a panic ends this process"));

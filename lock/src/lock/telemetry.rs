@@ -1,38 +1,36 @@
-//! What a span, its events and the metrics tell of a lock, from the first attempt to acquire it to its release.
+//! Spans, events and metrics of a lock, from the first attempt to the release.
 //!
-//! One span `lock` for each acquire, at level info, in which the work runs too. Its key is the one in the row: hashed if
-//! that is. Nothing of a payload, a result or data is told. Events name the key again, for a filter that leaves out the
-//! span.
+//! Each acquire has one span `lock`, at level info, in which the work also runs. Its key is the row's key, so it is hashed
+//! if that is. No payload, result or data is recorded. Events repeat the key, for filters that leave out the span.
 
+use std::fmt::Display;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use tracing::Span;
-use tracing::field::Empty;
+use tracing::field::{Empty, display};
 
 use crate::clock::{Clock, Moment, millis};
 use crate::error::Error;
-use crate::holder::Holder;
-use crate::lock::Lock;
 use crate::metrics;
 
-/// An acquire that is under way. Dropped without an answer, it was cancelled.
+/// An acquire in progress. An acquire that is dropped before its end was cancelled.
 #[derive(Debug)]
-pub(crate) struct Asking {
+pub(super) struct AcquireSpan {
     span: Span,
     clock: Clock,
     started: Moment,
-    /// Whether it tries again when it is refused.
+    /// Whether the acquire retries when it is refused.
     waits: bool,
     attempts: u32,
     waited: Duration,
     sleeping_since: Option<Moment>,
-    is_answered: bool,
+    has_ended: bool,
 }
 
-impl Asking {
-    pub(crate) fn begin(key: &str, clock: &Clock, waits: bool) -> Self {
+impl AcquireSpan {
+    pub(super) fn start(key: &str, clock: &Clock, waits: bool) -> Self {
         let span = tracing::info_span!(
             "lock",
             key,
@@ -43,24 +41,24 @@ impl Asking {
             waited_ms = Empty,
             held_ms = Empty
         );
-        let (clock, started) = (clock.clone(), clock.now());
         Self {
             span,
-            clock,
-            started,
+            clock: clock.clone(),
+            started: clock.now(),
             waits,
             attempts: 0,
             waited: Duration::ZERO,
             sleeping_since: None,
-            is_answered: false,
+            has_ended: false,
         }
     }
 
-    pub(crate) fn span(&self) -> &Span {
+    pub(super) fn span(&self) -> &Span {
         &self.span
     }
 
-    pub(crate) fn attempt(&mut self) {
+    /// An attempt starts.
+    pub(super) fn attempt(&mut self) {
         self.wake();
         self.attempts += 1;
         if self.attempts > 1 {
@@ -68,30 +66,31 @@ impl Asking {
         }
     }
 
-    /// Until the next attempt, it sleeps.
-    pub(crate) fn sleeps(&mut self) {
+    /// The acquire sleeps until its next attempt.
+    pub(super) fn sleep(&mut self) {
         self.sleeping_since = Some(self.clock.now());
     }
 
-    pub(crate) fn acquired(mut self, lock: &Lock, taken_from: Option<&Holder>) {
-        self.span.record("owner", lock.owner()).record("fence", lock.fence());
-        self.answer();
+    /// The acquire succeeded. `taken_from` is the last holder, if its lease ended without a release.
+    pub(super) fn acquired(mut self, key: &str, owner: &str, fence: u64, taken_from: Option<&dyn Display>) {
+        self.span.record("owner", owner).record("fence", fence);
+        self.end();
         metrics::count(metrics::ACQUIRED);
         metrics::time(metrics::ACQUIRE_TIME, self.clock.now().since(self.started));
         let _in = self.span.enter();
-        let (key, fence) = (lock.key(), lock.fence());
         tracing::debug!(key, fence, "acquired");
         if let Some(holder) = taken_from {
             metrics::count(metrics::TAKEN_OVER);
-            tracing::warn!(key, fence, from = %holder, "taken over: the last holder did not release it");
+            tracing::warn!(key, fence, from = %holder, "taken over: the last holder did not release the key");
         }
     }
 
-    pub(crate) fn refused(mut self, error: &Error) {
+    /// The acquire failed.
+    pub(super) fn refused(mut self, error: &Error) {
         let reason = error.reason();
         self.span.record("outcome", reason);
-        self.answer();
-        if self.waits && error.is_worth_waiting() {
+        self.end();
+        if self.waits && error.is_retryable() {
             metrics::count_by(metrics::RETRIES_EXHAUSTED, metrics::REASON, reason);
         }
         let _in = self.span.enter();
@@ -104,9 +103,9 @@ impl Asking {
         }
     }
 
-    fn answer(&mut self) {
+    fn end(&mut self) {
         self.wake();
-        self.is_answered = true;
+        self.has_ended = true;
         self.span.record("attempts", self.attempts).record("waited_ms", millis(self.waited));
         if !self.waited.is_zero() {
             metrics::time(metrics::WAIT_TIME, self.waited);
@@ -114,50 +113,50 @@ impl Asking {
     }
 }
 
-impl Drop for Asking {
+impl Drop for AcquireSpan {
     fn drop(&mut self) {
-        if !self.is_answered {
+        if !self.has_ended {
             self.span.record("outcome", "cancelled");
-            self.answer();
+            self.end();
             metrics::count_by(metrics::REFUSED, metrics::REASON, "cancelled");
             let _in = self.span.enter();
-            tracing::debug!("an acquire was cancelled");
+            tracing::debug!("acquire cancelled");
         }
     }
 }
 
-/// Tells of an acquire that is refused, or of one that is not even sent.
+/// Records a refused acquire, or one that failed before a request was sent.
 pub(crate) fn refused(error: &Error) {
     let reason = error.reason();
     match reason {
-        // An answer, not an error.
+        // The caller gets the stored result, not an error.
         "replayed" => return,
-        // Whoever asked tells it: the consumer of a queue names the message.
+        // The caller logs these: the consumer of a queue also names the message.
         "in_progress" => return metrics::count(metrics::IN_PROGRESS_REFUSALS),
         _ => metrics::count_by(metrics::REFUSED, metrics::REASON, reason),
     }
-    not_acquired(error);
+    log_refusal(error);
 }
 
-pub(crate) fn not_acquired(error: &Error) {
+pub(crate) fn log_refusal(error: &Error) {
     tracing::info!(key = error.key(), reason = error.reason(), %error, "not acquired");
 }
 
 /// A lock that is held, until its release is answered.
 #[derive(Debug)]
-pub(crate) struct Holding {
+pub(super) struct HoldSpan {
     span: Span,
     key: String,
     since: Moment,
-    /// The lease was over when the hold ended. Told with what the release finds, which may know who has the key now.
+    /// The lease was over when the hold ended. This is reported after the release, which may name the next holder.
     has_overrun: AtomicBool,
     is_lost: AtomicBool,
-    /// What happened to the row last. Told at the end, and once, because logs show each value that a span was given.
+    /// What happened to the row last. Recorded once, at the end, because logs show every value that a span was given.
     outcome: Mutex<&'static str>,
 }
 
-impl Holding {
-    pub(crate) fn new(span: Span, key: &str, since: Moment) -> Self {
+impl HoldSpan {
+    pub(super) fn new(span: Span, key: &str, since: Moment) -> Self {
         Self {
             span,
             key: key.to_owned(),
@@ -168,54 +167,56 @@ impl Holding {
         }
     }
 
-    pub(crate) fn span(&self) -> &Span {
+    pub(super) fn span(&self) -> &Span {
         &self.span
     }
 
-    pub(crate) fn since(&self) -> Moment {
+    /// Returns when the lock was acquired.
+    pub(super) fn since(&self) -> Moment {
         self.since
     }
 
-    pub(crate) fn is_lost(&self) -> bool {
+    #[cfg(feature = "idempotency")]
+    pub(super) fn is_lost(&self) -> bool {
         self.is_lost.load(Ordering::Relaxed)
     }
 
-    /// It is no longer relied on from here on.
-    pub(crate) fn ended(&self, now: Moment, has_overrun: bool) {
+    /// The holder no longer relies on the lock.
+    pub(super) fn ended(&self, now: Moment, has_overrun: bool) {
         let held = now.since(self.since);
         self.span.record("held_ms", millis(held));
         metrics::time(metrics::HOLD_TIME, held);
         self.has_overrun.store(has_overrun, Ordering::Relaxed);
     }
 
-    /// Told once.
-    pub(crate) fn lost(&self, to: Option<&Holder>) {
+    /// The lock was lost. Only the first call is recorded.
+    pub(super) fn lost(&self, to: Option<&dyn Display>) {
         if !self.is_lost.swap(true, Ordering::Relaxed) {
             metrics::count(metrics::LOST);
             let _in = self.span.enter();
-            let to = to.map(tracing::field::display);
-            tracing::warn!(key = self.key, to, "lost: the lease ended, or someone else has the key");
+            let to = to.map(display);
+            tracing::warn!(key = self.key, to, "lost: the lease ended, or another holder has the key");
         }
     }
 
-    /// Released or completed, by a request that was sent and answered at these times.
-    pub(crate) fn released(&self, outcome: &'static str, request: Option<(Moment, Moment)>) {
-        self.came_to(outcome);
+    /// The lock was released or completed, by a request that was sent and answered at these times.
+    pub(super) fn released(&self, outcome: &'static str, request: Option<(Moment, Moment)>) {
+        self.end_with(outcome);
         metrics::count(metrics::RELEASED);
         if let Some((sent, answered)) = request {
             metrics::time(metrics::RELEASE_TIME, answered.since(sent));
         }
     }
 
-    pub(crate) fn release_failed(&self, error: &Error) {
+    pub(super) fn release_failed(&self, error: &Error) {
         if error.is_lost() {
-            self.lost(error.holder());
+            self.lost(error.holder().map(|holder| holder as &dyn Display));
         }
-        self.came_to("release_failed");
+        self.end_with("release_failed");
         metrics::count_by(metrics::RELEASE_FAILED, metrics::REASON, error.reason());
     }
 
-    fn came_to(&self, outcome: &'static str) {
+    fn end_with(&self, outcome: &'static str) {
         *self.outcome.lock().unwrap_or_else(PoisonError::into_inner) = outcome;
         if self.has_overrun.load(Ordering::Relaxed) {
             self.lost(None);
@@ -223,13 +224,13 @@ impl Holding {
     }
 }
 
-impl Drop for Holding {
+impl Drop for HoldSpan {
     fn drop(&mut self) {
         if self.has_overrun.load(Ordering::Relaxed) {
             self.lost(None);
         }
-        // What became of the row of a lock that is lost does not change that it is.
+        // A lost lock stays lost, whatever its release found.
         let outcome = *self.outcome.lock().unwrap_or_else(PoisonError::into_inner);
-        self.span.record("outcome", if self.is_lost() { "lost" } else { outcome });
+        self.span.record("outcome", if *self.is_lost.get_mut() { "lost" } else { outcome });
     }
 }

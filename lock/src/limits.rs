@@ -1,0 +1,64 @@
+//! Bounds of settings, keys and requests, and the checks that enforce them.
+
+use std::time::Duration;
+
+use crate::error::Error;
+
+/// The longest lease and the longest hold: longer than any Lambda invocation, short enough that a crash is temporary.
+pub(crate) const MAX_LEASE: Duration = Duration::from_hours(24);
+pub(crate) const MIN_LEASE: Duration = Duration::from_millis(1);
+pub(crate) const MAX_CLOCK_SKEW: Duration = Duration::from_mins(5);
+/// AWS refuses a request 5 minutes after it was signed (15 for some services), so no request arrives later than this.
+pub(crate) const MIN_RETENTION: Duration = Duration::from_mins(15);
+pub(crate) const MAX_RETENTION: Duration = Duration::from_hours(366 * 24);
+
+/// DynamoDB's limit for a partition key.
+pub(crate) const MAX_KEY_BYTES: usize = 2048;
+/// DynamoDB's limit for a sort key.
+pub(crate) const MAX_SORT_KEY_BYTES: usize = 1024;
+/// The largest value of data: DynamoDB allows 400 KiB for an item, and the key and the other attributes need some of it.
+pub(crate) const MAX_DATA_BYTES: usize = 390 * 1024;
+
+/// The longest time for a request, including the SDK's retries. An acquire is also limited by its lease.
+pub(crate) const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
+/// The time before the deadline that an acquire leaves, so that Lambda gets an answer instead of a timeout.
+pub(crate) const TIME_TO_ANSWER: Duration = Duration::from_millis(100);
+
+/// Returns how much of the time that is left may be spent on waiting for DynamoDB: all but [`TIME_TO_ANSWER`], or half if
+/// that is more.
+pub(crate) fn time_to_ask(left: Duration) -> Duration {
+    left.saturating_sub(TIME_TO_ANSWER).max(left / 2)
+}
+
+pub(crate) fn check_duration(what: &str, value: Duration, min: Duration, max: Duration) -> Result<(), Error> {
+    if (min..=max).contains(&value) {
+        return Ok(());
+    }
+    let [value, min, max] = [value, min, max].map(humantime::format_duration);
+    Err(Error::invalid(format!("the {what} is {value}, not between {min} and {max}")))
+}
+
+pub(crate) fn check_key(prefix: &str, key: &str) -> Result<(), Error> {
+    let bytes = prefix.len() + key.len();
+    if key.is_empty() {
+        Err(Error::invalid("the key is empty: name the work to lock"))
+    } else if bytes > MAX_KEY_BYTES {
+        let start: String = key.chars().take(40).collect();
+        Err(Error::invalid(format!(
+            "the key with its prefix has {bytes} bytes, more than DynamoDB's {MAX_KEY_BYTES}: hash it (it begins with \
+             `{start}`)"
+        )))
+    } else {
+        Ok(())
+    }
+}
+
+pub(crate) fn check_table_name(name: &str) -> Result<(), Error> {
+    let allowed = |c: char| c.is_ascii_alphanumeric() || "_-.".contains(c);
+    if name.starts_with("arn:") || ((3..=255).contains(&name.len()) && name.chars().all(allowed)) {
+        return Ok(());
+    }
+    Err(Error::invalid(format!(
+        "the table name `{name}` is neither an ARN nor 3 to 255 letters, digits, `_`, `-` and `.`"
+    )))
+}

@@ -1,0 +1,498 @@
+//! `Acquire`: one acquisition, from its options through its attempts to the lock.
+
+use std::fmt;
+use std::panic::{AssertUnwindSafe, resume_unwind};
+use std::pin::Pin;
+use std::time::{Duration, SystemTime};
+
+use aws_sdk_dynamodb::types::AttributeValue;
+use futures_util::FutureExt;
+use tokio::time::timeout;
+use tracing::{Instrument, Span};
+
+use super::backoff::{Backoff, Delays};
+use super::held::{Lock, Ownership};
+use super::locks::{Locks, check_attribute_name};
+use super::telemetry::{self, AcquireSpan, HoldSpan};
+use crate::client::Attempts;
+use crate::clock::{Lease, Moment, since_epoch};
+use crate::error::{Error, Kind};
+use crate::holder::{Data, Holder};
+use crate::limits::{MAX_LEASE, MIN_LEASE, TIME_TO_ANSWER, check_duration, time_to_ask};
+use crate::row::{Claim, ClaimExtension, Claimed, check_data};
+
+/// How long a refusal waits for a withdrawal.
+const WITHDRAWAL_TIMEOUT: Duration = Duration::from_secs(1);
+
+impl Locks {
+    /// Prepares an acquire of the lock on `key`. Await it, or set options first. Without [`Acquire::wait`], one request;
+    /// IAM action `dynamodb:UpdateItem`.
+    pub fn acquire(&self, key: impl Into<String>) -> Acquire {
+        Acquire {
+            locks: self.clone(),
+            key: key.into(),
+            lease: None,
+            until: None,
+            wait: Backoff::NO_WAIT,
+            hold_at_least: Duration::ZERO,
+            holder: None,
+            data: None,
+            attributes: Vec::new(),
+            extension: None,
+        }
+    }
+
+    /// Acquires the lock on `key`, or returns `None` if another holder has it. One request; IAM action
+    /// `dynamodb:UpdateItem`.
+    pub async fn try_acquire(&self, key: impl Into<String>) -> Result<Option<Lock>, Error> {
+        match self.acquire(key).await {
+            Ok(lock) => Ok(Some(lock)),
+            Err(error) if error.is_held() => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+}
+
+/// An acquire that was not sent yet. Await it to get a [`Lock`], or [`run`](Self::run) work under the lock.
+///
+/// Without options it makes one attempt, and fails with an error that [`is_held`](Error::is_held) if another holder has the
+/// key. Each attempt is one `UpdateItem` (IAM action `dynamodb:UpdateItem`), plus the SDK's retries after a throttled or
+/// lost request. Dropping the future ends the wait.
+///
+/// # Withdrawal
+///
+/// An unanswered attempt can still arrive. So if an acquire ends without the lock while one of its attempts is unanswered,
+/// it withdraws: usually two more requests free the key, or make the row refuse that attempt. A refusal waits up to 1 s for
+/// the withdrawal. After any other error, and when the future is dropped, the withdrawal is sent in the background. Lambda
+/// freezes the environment between invocations, and background requests with it; [`Locks::flush`] waits for them.
+///
+/// If the withdrawal does not arrive, or if another acquire withdraws from the same row before the late attempt arrives, the
+/// late attempt can take the key without a holder. The key is free when that lease ends.
+///
+/// # Example
+///
+/// ```
+/// # use std::time::{Duration, SystemTime};
+/// # use lambda_lock::{Backoff, Error, Locks};
+/// # async fn example(locks: Locks, deadline: SystemTime) -> Result<(), Error> {
+/// let lock = locks
+///     .acquire("nightly-report")
+///     .until(deadline)
+///     .wait(Backoff::default().up_to(Duration::from_secs(5)))
+///     .await?;
+/// println!("acquired with fence {}", lock.fence());
+/// lock.release().await
+/// # }
+/// ```
+#[must_use = "an acquire does nothing unless it is awaited"]
+pub struct Acquire {
+    locks: Locks,
+    key: String,
+    lease: Option<Duration>,
+    until: Option<SystemTime>,
+    wait: Backoff,
+    hold_at_least: Duration,
+    holder: Option<String>,
+    data: Option<Data>,
+    attributes: Vec<(String, AttributeValue)>,
+    extension: Option<Box<dyn ClaimExtension>>,
+}
+
+impl Acquire {
+    /// Sets the lease, the longest time that the lock is held: from 1 ms to a day; by default that of the [`Locks`].
+    pub fn lease(mut self, lease: Duration) -> Self {
+        self.lease = Some(lease);
+        self
+    }
+
+    /// Ends the lease at this time by the host's clock, such as the deadline of the Lambda invocation. With
+    /// [`lease`](Self::lease) too, the earlier end counts. A wait ends 100 ms before the deadline, so that there is time to
+    /// answer.
+    pub fn until(mut self, deadline: SystemTime) -> Self {
+        self.until = Some(deadline);
+        self
+    }
+
+    /// Waits while the key is held, and retries after throttling and server errors. Off by default.
+    pub fn wait(mut self, backoff: Backoff) -> Self {
+        self.wait = backoff;
+        self
+    }
+
+    /// Keeps the key held for at least this long after the acquire, even if the lock is released earlier. A schedule that
+    /// fires twice, seconds apart, then runs a short job once. Off by default; up to a day.
+    ///
+    /// It does not extend the lease of a holder that crashed. The key is free at once if the lock is dropped without a
+    /// release, or if its [`run`](Self::run) panics or is cancelled.
+    pub fn hold_at_least(mut self, hold: Duration) -> Self {
+        self.hold_at_least = hold;
+        self
+    }
+
+    /// Sets the holder's name that others read: by default that of the [`Locks`].
+    pub fn holder(mut self, holder: impl Into<String>) -> Self {
+        self.holder = Some(holder.into());
+        self
+    }
+
+    /// Stores data with the lock, and replaces the data of the last holder. By default, that data is kept and handed over.
+    pub fn data(mut self, data: impl Into<Data>) -> Self {
+        self.data = Some(data.into());
+        self
+    }
+
+    /// Writes another attribute to the lock row. It stays there until another acquire overwrites it.
+    pub fn attribute(mut self, name: impl Into<String>, value: AttributeValue) -> Self {
+        self.attributes.push((name.into(), value));
+        self
+    }
+
+    /// Claims a row with a meaning of its own, such as a record of idempotency.
+    #[cfg(feature = "idempotency")]
+    pub(crate) fn extension(mut self, extension: impl ClaimExtension + 'static) -> Self {
+        self.extension = Some(Box::new(extension));
+        self
+    }
+
+    /// Runs `body` under the lock, and releases the lock when the body returns, fails or panics. In a program that is built
+    /// with `panic = "abort"`, a panic ends the process instead, and the key is free when the lease ends.
+    ///
+    /// When the lease ends first, the body is cancelled at its next await point, and the error
+    /// [`is_lost`](Error::is_lost). A body that blocks its thread is not cancelled. If the key cannot be acquired, the body
+    /// does not run. A failed release is logged and does not replace the body's result. Two requests.
+    ///
+    /// ```
+    /// # use lambda_lock::{Error, Locks};
+    /// # async fn example(locks: Locks) -> Result<(), Error> {
+    /// let rows = locks.acquire("nightly-report").run(async |lock| write_report(lock.fence()).await).await?;
+    /// # let _: u32 = rows;
+    /// # Ok(())
+    /// # }
+    /// # async fn write_report(_: u64) -> u32 { 0 }
+    /// ```
+    pub async fn run<T>(self, body: impl AsyncFnOnce(&Lock) -> T) -> Result<T, Error> {
+        let lock = self.await?;
+        hold(&lock, async { body(&lock).await }).await
+    }
+
+    /// Acquires the lock. Borrows the options, so that a caller can fall back to [`unlocked`](Self::unlocked).
+    pub(crate) async fn send(&self) -> Result<Lock, Error> {
+        let settings = &self.locks.0;
+        let checked = self.check();
+        if !settings.enabled {
+            return checked.and_then(|()| self.unlocked());
+        }
+        // Validate first: the span must not carry an oversized key.
+        checked.inspect_err(telemetry::refused)?;
+        let mut telemetry = AcquireSpan::start(&self.key, &settings.clock, self.wait.is_repeated());
+        let span = telemetry.span().clone();
+        match self.ask(&mut telemetry).instrument(span).await {
+            Ok((lock, taken_from)) => {
+                let taken_from = taken_from.as_ref().map(|holder| holder as _);
+                telemetry.acquired(lock.key(), lock.owner(), lock.fence(), taken_from);
+                Ok(lock)
+            }
+            Err(error) => {
+                telemetry.refused(&error);
+                Err(error)
+            }
+        }
+    }
+
+    /// Makes attempts until one succeeds or the wait ends. The last holder comes with the lock if its lease ended without a
+    /// release.
+    async fn ask(&self, telemetry: &mut AcquireSpan) -> Result<(Lock, Option<Holder>), Error> {
+        let mut attempts = AcquireAttempts::start(self)?;
+        let error = loop {
+            let error = match attempts.next(telemetry).await {
+                Ok(Some(taken)) if taken.is_valid(self.locks.0.clock.now()) => {
+                    return Ok(attempts.into_lock(taken, telemetry.span()));
+                }
+                Ok(_) => attempts.start_anew().await?,
+                Err(error) => error,
+            };
+            if !error.is_retryable() {
+                break error;
+            }
+            tracing::debug!(key = self.key, %error, "refused");
+            if !attempts.pause(&error, telemetry).await {
+                break error.with_attempts(attempts.delays.attempts());
+            }
+        };
+        attempts.give_up(&error).await;
+        Err(error)
+    }
+
+    /// Returns a lock that is not enforced, for work that runs without protection.
+    pub(crate) fn unlocked(&self) -> Result<Lock, Error> {
+        let now = self.locks.0.clock.now();
+        let ownership = Ownership::new(&self.locks, &self.key)?;
+        let telemetry = HoldSpan::new(Span::none(), &self.key, now);
+        Ok(Lock::new(ownership, None, None, telemetry, self.lease_from(now)?, Duration::ZERO))
+    }
+
+    fn check(&self) -> Result<(), Error> {
+        self.locks.check_key(&self.key)?;
+        if let Some(lease) = self.lease {
+            check_duration("lease", lease, MIN_LEASE, MAX_LEASE)?;
+        }
+        check_duration("least hold", self.hold_at_least, Duration::ZERO, MAX_LEASE)?;
+        self.wait.check()?;
+        if let Some(data) = &self.data {
+            check_data(data)?;
+        }
+        let table = &self.locks.0.table;
+        let sort_key = table.sort_key.as_ref().map(|(name, _)| name);
+        let mut seen = vec![&table.partition_key];
+        seen.extend(sort_key);
+        for (name, _) in &self.attributes {
+            check_attribute_name("attribute", name)?;
+            if seen.contains(&name) {
+                return Err(Error::invalid(format!("the attribute `{name}` is set twice, or is a key of the table")));
+            }
+            seen.push(name);
+        }
+        Ok(())
+    }
+
+    /// Returns the lease of an attempt at this moment.
+    fn lease_from(&self, now: Moment) -> Result<Lease, Error> {
+        let settings = &self.locks.0;
+        let lease = match (self.lease, self.time_left(now)) {
+            (Some(lease), Some(left)) => lease.min(left),
+            (None, Some(left)) => left,
+            (lease, None) => lease.unwrap_or(settings.lease),
+        };
+        if lease < MIN_LEASE {
+            return Err(Error::invalid(format!(
+                "the deadline for key `{}` has passed: there is no time left to hold it",
+                self.key
+            )));
+        }
+        check_duration("time until the deadline", lease, MIN_LEASE, MAX_LEASE)?;
+        let lease = Lease::new(now.deadline_after(lease), settings.clock_skew, settings.retention);
+        let keep_until = self.extension.as_ref().and_then(|extension| extension.keep_until(now));
+        Ok(keep_until.map_or(lease, |time| lease.kept_until(time)))
+    }
+
+    /// Returns the time until the deadline, if there is one.
+    fn time_left(&self, now: Moment) -> Option<Duration> {
+        self.until.map(|until| since_epoch(until).saturating_sub(now.wall))
+    }
+
+    fn time_to_withdraw(&self, now: Moment) -> Duration {
+        self.time_left(now).map_or(WITHDRAWAL_TIMEOUT, |left| time_to_ask(left).min(WITHDRAWAL_TIMEOUT))
+    }
+}
+
+/// Omits data and attributes, which may be confidential.
+impl fmt::Debug for Acquire {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Acquire").field("key", &self.key).finish_non_exhaustive()
+    }
+}
+
+impl IntoFuture for Acquire {
+    type Output = Result<Lock, Error>;
+    type IntoFuture = Pin<Box<dyn Future<Output = Self::Output> + Send>>;
+
+    fn into_future(self) -> Self::IntoFuture {
+        Box::pin(async move { self.send().await })
+    }
+}
+
+/// The attempts of one acquire.
+struct AcquireAttempts<'a> {
+    acquire: &'a Acquire,
+    started: Moment,
+    pending: Pending,
+    /// The leases of the attempts. A later attempt may find that an earlier one was applied and its answer lost. The lease
+    /// of that earlier attempt counts then.
+    sent: Vec<(Moment, Lease)>,
+    unanswered: bool,
+    delays: Delays,
+}
+
+/// A key that an attempt has taken.
+struct Taken {
+    sent: Moment,
+    lease: Lease,
+    fence: u64,
+    data: Option<Data>,
+    /// The last holder, if its lease ended without a release.
+    from: Option<Holder>,
+}
+
+impl Taken {
+    /// Returns `false` if the answer came after the lease.
+    fn is_valid(&self, now: Moment) -> bool {
+        !self.lease.deadline.has_passed(now)
+    }
+}
+
+impl<'a> AcquireAttempts<'a> {
+    fn start(acquire: &'a Acquire) -> Result<Self, Error> {
+        let started = acquire.locks.0.clock.now();
+        let limit = acquire.time_left(started).map(|left| left.saturating_sub(TIME_TO_ANSWER));
+        Ok(Self {
+            acquire,
+            started,
+            pending: Pending::new(acquire)?,
+            sent: Vec::new(),
+            unanswered: false,
+            delays: acquire.wait.delays(limit),
+        })
+    }
+
+    /// Sends one attempt. Returns `None` if the key was taken by an attempt whose lease has ended.
+    async fn next(&mut self, telemetry: &mut AcquireSpan) -> Result<Option<Taken>, Error> {
+        let Acquire { locks, key, holder, data, attributes, extension, .. } = self.acquire;
+        let settings = &locks.0;
+        let now = settings.clock.now();
+        let lease = self.acquire.lease_from(now)?;
+        self.sent.retain(|(_, lease)| !lease.deadline.has_passed(now));
+        self.sent.push((now, lease));
+        let claim = Claim {
+            key,
+            owner: &self.pending.ownership.owner,
+            holder: holder.as_deref().unwrap_or(&settings.holder),
+            now,
+            lease,
+            data: data.as_ref(),
+            attributes,
+            extension: extension.as_deref(),
+        };
+        self.pending.unresolved = true;
+        telemetry.attempt();
+        let attempts = Attempts::default();
+        let claimed = settings.table.acquire(&claim, &attempts).await;
+        self.unanswered |= attempts.is_unanswered();
+        // A success is resolved by the lock.
+        self.pending.unresolved = claimed.is_ok() || self.unanswered;
+        match claimed? {
+            Claimed::Acquired { fence, data, taken_from } => {
+                Ok(Some(Taken { sent: now, lease, fence, data, from: taken_from }))
+            }
+            Claimed::Already { fence, data, end } => {
+                tracing::debug!(key, "acquired by an earlier attempt, whose answer was lost");
+                let ours = self.sent.iter().find(|(_, lease)| lease.end == end);
+                Ok(ours.zip(fence).map(|(&(sent, lease), fence)| Taken { sent, lease, fence, data, from: None }))
+            }
+        }
+    }
+
+    fn into_lock(self, taken: Taken, span: &Span) -> (Lock, Option<Holder>) {
+        let Taken { sent, lease, fence, data, from } = taken;
+        let telemetry = HoldSpan::new(span.clone(), &self.acquire.key, sent);
+        let ownership = self.pending.resolve();
+        (Lock::new(ownership, Some(fence), data, telemetry, lease, self.acquire.hold_at_least), from)
+    }
+
+    /// The key was taken, but the answer is too late. Frees the key, and starts again with another nonce, because the row
+    /// refuses the present one. What is not freed here is freed in the background.
+    async fn start_anew(&mut self) -> Result<Error, Error> {
+        let settings = &self.acquire.locks.0;
+        let stale = std::mem::replace(&mut self.pending, Pending::new(self.acquire)?);
+        self.unanswered = false;
+        self.sent.clear();
+        let now = settings.clock.now();
+        if !self.delays.are_over(now.since(self.started)) {
+            stale.withdraw(self.acquire.time_to_withdraw(now)).await;
+        }
+        Ok(Error::new(Kind::Unavailable, &settings.table.name, &self.acquire.key))
+    }
+
+    /// Sleeps until the next attempt. Returns `false` if there is none.
+    async fn pause(&mut self, error: &Error, telemetry: &mut AcquireSpan) -> bool {
+        let clock = &self.acquire.locks.0.clock;
+        let now = clock.now();
+        let holder_remaining = error.holder().map(|holder| since_epoch(holder.until()).saturating_sub(now.wall));
+        let Some(delay) = self.delays.next(now.since(self.started), holder_remaining) else { return false };
+        telemetry.sleep();
+        tokio::time::sleep(delay).await;
+        // The wall clock may have passed the deadline while the timer slept.
+        self.acquire.lease_from(clock.now()).is_ok()
+    }
+
+    /// Ends without the lock. Withdraws now if DynamoDB answers, and otherwise in the background.
+    async fn give_up(self, error: &Error) {
+        if error.is_answered() {
+            self.pending.withdraw(self.acquire.time_to_withdraw(self.acquire.locks.0.clock.now())).await;
+        }
+    }
+}
+
+/// Withdraws in the background if an acquire ends without knowing whether one of its attempts was, or will be, applied.
+#[derive(Debug)]
+struct Pending {
+    ownership: Ownership,
+    unresolved: bool,
+}
+
+impl Pending {
+    fn new(Acquire { locks, key, .. }: &Acquire) -> Result<Self, Error> {
+        Ok(Self { ownership: Ownership::new(locks, key)?, unresolved: false })
+    }
+
+    fn resolve(mut self) -> Ownership {
+        self.unresolved = false;
+        self.ownership.clone()
+    }
+
+    /// Withdraws now, for at most `limit`, because Lambda freezes background requests.
+    async fn withdraw(mut self, limit: Duration) {
+        if self.unresolved {
+            let withdrawal = Box::pin(self.ownership.withdraw());
+            self.unresolved = !matches!(timeout(limit, withdrawal).await, Ok(Ok(())));
+        }
+    }
+}
+
+impl Drop for Pending {
+    fn drop(&mut self) {
+        if self.unresolved {
+            let ownership = self.ownership.clone();
+            self.ownership.in_background(Span::none(), async move { ownership.withdraw().await });
+        }
+    }
+}
+
+/// Runs `body` while `lock` is held, then releases the lock.
+pub(crate) async fn hold<T>(lock: &Lock, body: impl Future<Output = T>) -> Result<T, Error> {
+    let outcome = while_held(lock, body).await;
+    if !matches!(outcome, Ok(Some(_))) {
+        lock.clear_hold_at_least();
+    }
+    // A loss was logged before.
+    if let Err(error) = in_time_to_answer(lock, lock.release()).await
+        && !error.is_lost()
+    {
+        tracing::warn!(key = lock.key(), fence = lock.fence(), %error, "release failed");
+    }
+    match outcome {
+        Ok(Some(value)) => Ok(value),
+        Ok(None) => Err(lock.error(Kind::Lost(None))),
+        Err(panic) => resume_unwind(panic),
+    }
+}
+
+/// Runs `body` while `lock` is held. Returns `None` if the lock was lost first, and an error if the body panicked.
+pub(crate) async fn while_held<T>(lock: &Lock, body: impl Future<Output = T>) -> std::thread::Result<Option<T>> {
+    AssertUnwindSafe(async {
+        tokio::select! {
+            biased;
+            value = body.instrument(lock.span().clone()) => Some(value),
+            () = lock.overrun() => None,
+        }
+    })
+    .catch_unwind()
+    .await
+}
+
+/// Limits the last request under a lock, so that the answer to Lambda does not wait for a table that does not answer.
+pub(crate) async fn in_time_to_answer<T>(
+    lock: &Lock,
+    request: impl Future<Output = Result<T, Error>>,
+) -> Result<T, Error> {
+    tokio::time::timeout(lock.time_to_answer(), request).await.unwrap_or_else(|_| Err(lock.unanswered()))
+}

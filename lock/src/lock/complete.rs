@@ -1,0 +1,86 @@
+//! The end of a run of idempotent work: its lock is completed instead of released.
+
+use std::time::Duration;
+
+use aws_sdk_dynamodb::types::TransactWriteItem;
+use tracing::Instrument;
+
+use super::backoff::{Backoff, Jitter};
+use super::held::{Lock, Ownership, Phase};
+use crate::error::{Error, Kind};
+use crate::row::{Completed, Outcome};
+
+/// The waits before a completion is sent again.
+const RESEND: Backoff = Backoff::NO_WAIT
+    .base(Duration::from_millis(50))
+    .factor(2.0)
+    .cap(Duration::from_secs(1))
+    .jitter(Jitter::Full)
+    .up_to(Duration::MAX)
+    .max_attempts(u32::MAX);
+
+impl Lock {
+    /// Stores the outcome of the run for `window` from now. One request, which is repeated until the lease ends while it is
+    /// throttled or not answered: otherwise the work would run again.
+    pub(crate) async fn complete(&self, window: Duration, outcome: Outcome) -> Result<Completed, Error> {
+        let limit = self.time_to_answer();
+        // An unanswered completion may have been applied, so no release may follow it.
+        if self.enter_from(&[Phase::Held, Phase::Lost], Phase::Released).is_err() {
+            return Err(self.error(Kind::Lost(None)));
+        }
+        let (Ownership { locks, key, owner }, now) = (&self.ownership, self.now());
+        let end = now.wall.saturating_add(window);
+        let mut last_error = None;
+        let sent = async {
+            let mut delays = RESEND.delays(None);
+            loop {
+                let delay = match locks.0.table.complete(key, owner, now, end, outcome.clone()).await {
+                    Err(error) if error.is_retryable() => {
+                        tracing::debug!(key, %error, "repeating a completion");
+                        last_error = Some(error);
+                        delays.next(Duration::ZERO, None).unwrap_or_default()
+                    }
+                    answer => return answer,
+                };
+                tokio::time::sleep(delay).await;
+            }
+        };
+        let answer = tokio::time::timeout(limit, Box::pin(sent.instrument(self.span().clone()))).await;
+        let answer = answer.unwrap_or_else(|_| Err(last_error.unwrap_or_else(|| self.error(Kind::Unavailable))));
+        match &answer {
+            Ok(_) => self.telemetry.released("completed", Some((now, self.now()))),
+            Err(error) => self.telemetry.release_failed(error),
+        }
+        answer
+    }
+
+    /// Returns the same completion as a part of the caller's transaction. For a lock that is not enforced, returns a check
+    /// that always holds.
+    pub(crate) fn completion(&self, window: Duration, outcome: Outcome) -> Result<TransactWriteItem, Error> {
+        let item = TransactWriteItem::builder();
+        let Ownership { locks, key, owner } = &self.ownership;
+        Ok(if self.is_enforced() {
+            let end = self.now().wall.saturating_add(window);
+            item.update(locks.0.table.completion(key, owner, end, outcome)?).build()
+        } else {
+            item.condition_check(self.condition_check()?).build()
+        })
+    }
+
+    /// The caller's transaction has completed the record: no request is left to send.
+    pub(crate) fn was_completed(&self) {
+        if self.enter_from(&[Phase::Held], Phase::Released).is_ok() {
+            self.telemetry.released("completed", None);
+        }
+    }
+
+    /// Keeps the row unchanged until its lease ends.
+    pub(crate) fn abandon(&self) {
+        self.enter(Phase::Released);
+    }
+
+    /// Returns `true` if the loss of this lock was already reported.
+    pub(crate) fn is_known_lost(&self) -> bool {
+        self.telemetry.is_lost()
+    }
+}

@@ -1,0 +1,523 @@
+//! `Lock`: a lock that is held, until its release.
+
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, SystemTime};
+
+use aws_sdk_dynamodb::types::ConditionCheck;
+use tokio::runtime::Handle;
+use tokio::sync::{Mutex as AsyncMutex, Notify};
+use tracing::{Instrument, Span};
+
+use super::locks::Locks;
+use super::telemetry::HoldSpan;
+use crate::clock::{Lease, Moment};
+use crate::error::{Error, Kind};
+use crate::holder::Data;
+use crate::limits::{MAX_LEASE, MIN_LEASE, check_duration, time_to_ask};
+use crate::row::{Released, Step, check_data};
+
+/// A lock that was acquired.
+///
+/// [Release](Self::release) it. A lock that is dropped without a release logs a warning and sends the release in the
+/// background, if there is a tokio runtime. Without a runtime, the key is free when the lease ends.
+///
+/// A lease cannot stop a process that is paused. Before a write that must not happen twice, take the [`fence`](Self::fence)
+/// along, and let the receiver reject a fence that is smaller than the largest one it has seen (Kleppmann, "How to do
+/// distributed locking"). Or put [`condition_check`](Self::condition_check) into the DynamoDB transaction that writes.
+///
+/// ```
+/// # use lambda_lock::{Error, Locks};
+/// # async fn example(locks: Locks) -> Result<(), Error> {
+/// let lock = locks.acquire("import").await?;
+/// let page = lock.data().and_then(|data| data.as_str()).unwrap_or("1").to_owned();
+/// // … import from that page on …
+/// lock.set_data("2"); // written by the release, for the next holder
+/// lock.release().await
+/// # }
+/// ```
+#[must_use = "a lock that is dropped at once protects nothing"]
+pub struct Lock {
+    pub(super) ownership: Ownership,
+    fence: Option<u64>,
+    data: Option<Data>,
+    /// Shared with a release in the background.
+    pub(super) telemetry: Arc<HoldSpan>,
+    state: Mutex<State>,
+    /// Notified of every change of the state.
+    changed: Notify,
+    /// Locked by a renewal: of two concurrent ones, the one that the row applies last must also be the one that counts here.
+    renewing: AsyncMutex<()>,
+}
+
+#[derive(Debug)]
+struct State {
+    lease: Lease,
+    /// Until when `hold_at_least` keeps the key after an early release.
+    hold_until: Option<Duration>,
+    /// The data that the next renewal or release writes.
+    new_data: Option<Data>,
+    phase: Phase,
+    /// The number of the last request that was sent after the acquire.
+    sequence: u64,
+}
+
+impl State {
+    fn next_sequence(&mut self) -> u64 {
+        self.sequence += 1;
+        self.sequence
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum Phase {
+    Held,
+    /// A release was started. The lock is no longer valid, even if the release was not answered.
+    Releasing,
+    /// No request is left to send.
+    Released,
+    /// Another holder has the key, so no request is left to send either.
+    Lost,
+}
+
+impl Lock {
+    /// Without a fence, the lock is not enforced.
+    pub(super) fn new(
+        ownership: Ownership,
+        fence: Option<u64>,
+        data: Option<Data>,
+        telemetry: HoldSpan,
+        lease: Lease,
+        hold_at_least: Duration,
+    ) -> Self {
+        // The skew is added because the clocks of other hosts can be ahead.
+        let (acquired, skew) = (telemetry.since(), ownership.locks.0.clock_skew);
+        let hold_until = acquired.wall.saturating_add(hold_at_least).saturating_add(skew);
+        Self {
+            ownership,
+            fence,
+            data,
+            telemetry: Arc::new(telemetry),
+            state: Mutex::new(State {
+                lease,
+                hold_until: (!hold_at_least.is_zero()).then_some(hold_until),
+                new_data: None,
+                phase: Phase::Held,
+                sequence: 0,
+            }),
+            changed: Notify::new(),
+            renewing: AsyncMutex::new(()),
+        }
+    }
+
+    /// Returns the key, without the prefix.
+    #[must_use]
+    pub fn key(&self) -> &str {
+        &self.ownership.key
+    }
+
+    /// Returns the nonce of this acquisition: 128 bits from the operating system's generator, in hexadecimal.
+    #[must_use]
+    pub fn owner(&self) -> &str {
+        &self.ownership.owner
+    }
+
+    /// Returns the fencing token, which is larger than that of every earlier acquisition of this key. Zero if the lock is
+    /// not [enforced](Self::is_enforced), so that a receiver that checks fences rejects it.
+    ///
+    /// The row counts the fence, and a new row starts at the clock of the acquire in microseconds. The fence can go back in
+    /// two cases. First, the row is deleted by hand, or by Powertools after a failure, and the clock of the next holder is
+    /// behind that of the last one. Second, the record of an idempotent run has a window that is shorter than a request
+    /// can be late, and TTL deletes it at the end of the window.
+    #[must_use]
+    pub fn fence(&self) -> u64 {
+        self.fence.unwrap_or(0)
+    }
+
+    /// Returns the data that the last holder left in the row, or the data that this acquire stored.
+    #[must_use]
+    pub fn data(&self) -> Option<&Data> {
+        self.data.as_ref()
+    }
+
+    /// Returns `false` if the lock does not exclude others: locking is [disabled](crate::LocksBuilder::enabled), or the
+    /// middleware runs without the lock because the table cannot be reached.
+    #[must_use]
+    pub fn is_enforced(&self) -> bool {
+        self.fence.is_some()
+    }
+
+    /// Returns when the lock was acquired, by this host's clock.
+    #[must_use]
+    pub fn acquired_at(&self) -> SystemTime {
+        SystemTime::UNIX_EPOCH + self.acquired()
+    }
+
+    /// Returns until when this lock is valid, by this host's clock. Other hosts see the key as free later, by the clock
+    /// skew.
+    #[must_use]
+    pub fn expires_at(&self) -> SystemTime {
+        SystemTime::UNIX_EPOCH + self.state().lease.deadline.wall()
+    }
+
+    /// Returns the time that is left of the lease, by the wall clock or the monotonic clock, whichever is further ahead.
+    /// Zero after the lease ended, after the lock was lost, and after a release was started.
+    #[must_use]
+    pub fn remaining(&self) -> Duration {
+        let state = self.state();
+        match state.phase {
+            Phase::Held => state.lease.deadline.remaining(self.now()),
+            Phase::Releasing | Phase::Released | Phase::Lost => Duration::ZERO,
+        }
+    }
+
+    /// Returns `true` while the lock is valid. Compares clocks; sends no request.
+    #[must_use]
+    pub fn is_valid(&self) -> bool {
+        !self.remaining().is_zero()
+    }
+
+    /// Waits until the lock is no longer valid. Compares clocks; sends no request.
+    ///
+    /// ```
+    /// # use lambda_lock::Lock;
+    /// # async fn example(lock: &Lock) {
+    /// tokio::select! {
+    ///     () = lock.lost() => println!("stopping"),
+    ///     () = work() => println!("done"),
+    /// }
+    /// # }
+    /// # async fn work() {}
+    /// ```
+    pub async fn lost(&self) {
+        // Check every second: the lease may have been renewed, and the wall clock can run ahead of the timer.
+        loop {
+            let changed = self.changed.notified();
+            let remaining = self.remaining();
+            if remaining.is_zero() {
+                return;
+            }
+            tokio::select! {
+                () = changed => {}
+                () = tokio::time::sleep(remaining.min(Duration::from_secs(1))) => {}
+            }
+        }
+    }
+
+    /// Waits until work under this lock must stop: until the lock is lost, but not if the work itself released it.
+    pub(super) async fn overrun(&self) {
+        loop {
+            self.lost().await;
+            let changed = self.changed.notified();
+            if matches!(self.state().phase, Phase::Held | Phase::Lost) {
+                return;
+            }
+            changed.await;
+        }
+    }
+
+    /// Sets the data that the next renewal or release writes for the next holder. Sends no request.
+    pub fn set_data(&self, data: impl Into<Data>) {
+        self.state().new_data = Some(data.into());
+    }
+
+    /// Clears [`hold_at_least`](crate::Acquire::hold_at_least), so that the release frees the key at once. Use it when the
+    /// work was not done, so that the next attempt need not wait. Sends no request.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use lambda_lock::{Error, Locks};
+    /// # async fn example(locks: Locks) -> Result<(), Error> {
+    /// let lock = locks.acquire("nightly-report").hold_at_least(Duration::from_secs(30)).await?;
+    /// if write_report().await.is_err() {
+    ///     lock.clear_hold_at_least();
+    /// }
+    /// lock.release().await
+    /// # }
+    /// # async fn write_report() -> Result<(), ()> { Ok(()) }
+    /// ```
+    pub fn clear_hold_at_least(&self) {
+        self.state().hold_until = None;
+    }
+
+    /// Renews the lease, so that it ends `lease` from now: from 1 ms to a day. One request; IAM action
+    /// `dynamodb:UpdateItem`. The deadline of the acquire does not limit the new lease.
+    ///
+    /// Fails with an error that [`is_lost`](Error::is_lost) if the lease has ended, the lock was released, or another holder
+    /// has the key. The row is not modified then. After any other error, and if the future is dropped, the request may have
+    /// been applied, so the lock is valid until the earlier of the old and the new end.
+    pub async fn renew(&self, lease: Duration) -> Result<(), Error> {
+        check_duration("lease", lease, MIN_LEASE, MAX_LEASE)?;
+        let settings = &self.ownership.locks.0;
+        let _one_at_a_time = self.renewing.lock().await;
+        let now = self.now();
+        let renewed = Lease::new(now.deadline_after(lease), settings.clock_skew, settings.retention);
+        let (lease_before, data, sequence) = {
+            let mut state = self.state();
+            if state.phase != Phase::Held || state.lease.deadline.has_passed(now) {
+                drop(state);
+                return Err(self.error(Kind::Lost(None)));
+            }
+            state.new_data.as_ref().map_or(Ok(()), check_data)?;
+            state.lease.deadline = state.lease.deadline.earlier(renewed.deadline);
+            (state.lease, state.new_data.clone(), state.next_sequence())
+        };
+        self.changed.notify_waiters();
+        // A record that rejects unfinished runs has a later TTL than a lock, and keeps it.
+        let renewed = renewed.following(lease_before);
+        if self.is_enforced() {
+            let Ownership { key, owner, .. } = &self.ownership;
+            let renew = settings.table.renew(Step { key, owner, sequence, now }, renewed, data.as_ref());
+            if let Err(error) = renew.instrument(self.span().clone()).await {
+                // A concurrent release may have caused it, and reports its own outcome.
+                if error.is_lost() && self.enter_from(&[Phase::Held], Phase::Lost).is_ok() {
+                    self.telemetry.lost(error.holder().map(|holder| holder as _));
+                }
+                return Err(error);
+            }
+        }
+        self.state().lease = renewed;
+        self.changed.notify_waiters();
+        Ok(())
+    }
+
+    /// Releases the lock, which frees the key at once or, with `hold_at_least`, when that time is over. One request, unless
+    /// an earlier release was answered; IAM action `dynamodb:UpdateItem`.
+    ///
+    /// Fails with an error that [`is_lost`](Error::is_lost) if another holder has taken the key. The row is not modified
+    /// then. If the lease has ended but no other holder has the key, the release succeeds. After any other error, the
+    /// release can be repeated. The lock is no longer valid as soon as this method is called.
+    pub async fn release(&self) -> Result<(), Error> {
+        self.release_or_completed().await.map(drop)
+    }
+
+    /// Releases the lock. The answer has the record if a transaction whose answer was lost had completed it.
+    pub(crate) async fn release_or_completed(&self) -> Result<Released, Error> {
+        match self.enter_from(&[Phase::Held, Phase::Releasing], Phase::Releasing) {
+            Err(Phase::Released) => return Ok(Released::FREED),
+            Err(_) => return Err(self.error(Kind::Lost(None))),
+            Ok(()) => {}
+        }
+        let (data, sequence) = {
+            let mut state = self.state();
+            (state.new_data.clone(), state.next_sequence())
+        };
+        let checked = data.as_ref().map_or(Ok(()), check_data);
+        if !self.is_enforced() {
+            checked?;
+            self.enter(Phase::Released);
+            return Ok(Released::FREED);
+        }
+        checked.inspect_err(|error| self.telemetry.release_failed(error))?;
+        let release = self.ownership.release(sequence, self.release_at(), data.as_ref(), &self.telemetry);
+        let answer = release.instrument(self.span().clone()).await;
+        match &answer {
+            Ok(_) => self.enter(Phase::Released),
+            Err(error) if error.is_lost() => self.enter(Phase::Lost),
+            Err(_) => {}
+        }
+        answer
+    }
+
+    /// Returns the `ConditionCheck` "this lock is still held" for your own `TransactWriteItems`, so that your write only
+    /// succeeds while the lock is held.
+    ///
+    /// Sends no request. In the transaction it costs one write check, and needs the IAM action
+    /// `dynamodb:ConditionCheckItem`. For a lock that is not [enforced](Self::is_enforced), the check always holds.
+    ///
+    /// ```
+    /// # use aws_sdk_dynamodb::{Client, types::{Put, TransactWriteItem}};
+    /// # async fn example(client: Client, lock: &lambda_lock::Lock, put: Put) -> Result<(), Box<dyn std::error::Error>> {
+    /// client
+    ///     .transact_write_items()
+    ///     .transact_items(TransactWriteItem::builder().condition_check(lock.condition_check()?).build())
+    ///     .transact_items(TransactWriteItem::builder().put(put).build())
+    ///     .send()
+    ///     .await?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn condition_check(&self) -> Result<ConditionCheck, Error> {
+        let Ownership { locks, key, owner } = &self.ownership;
+        locks.0.table.condition_check(key, self.is_enforced().then_some(owner), self.now())
+    }
+
+    /// Returns how long the last request under this lock may take, so that Lambda is answered in time.
+    pub(super) fn time_to_answer(&self) -> Duration {
+        match self.remaining() {
+            Duration::ZERO => Duration::from_secs(1),
+            remaining => time_to_ask(remaining),
+        }
+    }
+
+    /// Returns the error of a release or a completion that timed out.
+    pub(super) fn unanswered(&self) -> Error {
+        let error = self.error(Kind::Unavailable);
+        self.telemetry.release_failed(&error);
+        error
+    }
+
+    pub(crate) fn error(&self, kind: Kind) -> Error {
+        Error::new(kind, &self.ownership.locks.0.table.name, &self.ownership.key)
+    }
+
+    pub(super) fn span(&self) -> &Span {
+        self.telemetry.span()
+    }
+
+    pub(super) fn enter(&self, phase: Phase) {
+        let _always_allowed = self.enter_from(&[Phase::Held, Phase::Releasing, Phase::Released, Phase::Lost], phase);
+    }
+
+    /// Enters a phase if the present one is in `from`. Otherwise returns the present one.
+    pub(super) fn enter_from(&self, from: &[Phase], phase: Phase) -> Result<(), Phase> {
+        let (before, lease) = {
+            let mut state = self.state();
+            if !from.contains(&state.phase) {
+                return Err(state.phase);
+            }
+            (std::mem::replace(&mut state.phase, phase), state.lease)
+        };
+        self.changed.notify_waiters();
+        if before == Phase::Held && self.is_enforced() {
+            let now = self.now();
+            self.telemetry.ended(now, lease.deadline.has_passed(now));
+        }
+        Ok(())
+    }
+
+    pub(super) fn now(&self) -> Moment {
+        self.ownership.locks.0.clock.now()
+    }
+
+    /// Returns when the lock was acquired, in the whole milliseconds of the row.
+    fn acquired(&self) -> Duration {
+        Duration::from_millis(self.telemetry.since().millis())
+    }
+
+    /// Returns the time that a release stores as the end of the lease.
+    fn release_at(&self) -> Duration {
+        // Not before the acquire, even if the clock was set back, so that the row refuses duplicates of the acquire.
+        let now = self.now().wall.max(self.acquired());
+        self.state().hold_until.map_or(now, |until| until.max(now))
+    }
+
+    /// The state is plain values, so a panic cannot leave it half-written.
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl fmt::Debug for Lock {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Lock")
+            .field("key", &self.key())
+            .field("owner", &self.owner())
+            .field("fence", &self.fence)
+            .field("expires_at", &self.expires_at())
+            .finish_non_exhaustive()
+    }
+}
+
+impl Drop for Lock {
+    fn drop(&mut self) {
+        let (phase, data, sequence) = {
+            let mut state = self.state();
+            (state.phase, state.new_data.take(), state.next_sequence())
+        };
+        self.enter(Phase::Released);
+        if matches!(phase, Phase::Released | Phase::Lost) || !self.is_enforced() {
+            return;
+        }
+        if phase == Phase::Held {
+            let _in = self.span().enter();
+            tracing::warn!(key = self.key(), fence = self.fence(), "a lock was dropped without a release");
+            self.clear_hold_at_least();
+        }
+        // Oversized data would make the release fail, and keep the key held.
+        let data = data.filter(|data| check_data(data).is_ok());
+        let (ownership, end, telemetry) = (self.ownership.clone(), self.release_at(), Arc::clone(&self.telemetry));
+        let span = self.span().clone();
+        self.ownership.in_background(span, async move {
+            ownership.release(sequence, end, data.as_ref(), &telemetry).await.map(drop)
+        });
+    }
+}
+
+/// One acquisition's claim to a key: everything that a release needs.
+#[derive(Clone, Debug)]
+pub(crate) struct Ownership {
+    pub(crate) locks: Locks,
+    pub(crate) key: String,
+    pub(crate) owner: String,
+}
+
+impl Ownership {
+    /// Draws a new nonce for this key.
+    pub(crate) fn new(locks: &Locks, key: &str) -> Result<Self, Error> {
+        // From the operating system every time: a snapshot of this process would clone a generator inside it.
+        let mut nonce = [0; 16];
+        getrandom::fill(&mut nonce)
+            .map_err(|error| Error::new(Kind::Unavailable, &locks.0.table.name, key).with_source(error))?;
+        Ok(Self { locks: locks.clone(), key: key.to_owned(), owner: format!("{:032x}", u128::from_be_bytes(nonce)) })
+    }
+
+    /// Frees the key at `end`.
+    async fn release(
+        &self,
+        sequence: u64,
+        end: Duration,
+        data: Option<&Data>,
+        telemetry: &HoldSpan,
+    ) -> Result<Released, Error> {
+        let (Self { key, owner, .. }, settings) = (self, &self.locks.0);
+        let now = settings.clock.now();
+        let answer = settings.table.release(Step { key, owner, sequence, now }, end, settings.retention, data).await;
+        match &answer {
+            Ok(Released { completed }) => {
+                let outcome = if completed.is_some() { "completed" } else { "released" };
+                telemetry.released(outcome, Some((now, settings.clock.now())));
+            }
+            Err(error) => telemetry.release_failed(error),
+        }
+        answer
+    }
+
+    /// Makes sure that a late attempt of an acquire that ended without the key does not take it.
+    pub(super) async fn withdraw(&self) -> Result<(), Error> {
+        let settings = &self.locks.0;
+        settings.table.withdraw(&self.key, &self.owner, settings.clock.now(), settings.retention).await
+    }
+
+    /// Sends a request without waiting for its answer, if there is a runtime to send it.
+    pub(super) fn in_background(&self, span: Span, request: impl Future<Output = Result<(), Error>> + Send + 'static) {
+        if let Ok(runtime) = Handle::try_current() {
+            let (pending, key) = (BackgroundRequest::start(self.locks.clone()), self.key.clone());
+            let request = async move {
+                let _until_it_is_answered = pending;
+                if let Err(error) = request.await {
+                    tracing::debug!(key, %error, "a background request failed");
+                }
+            };
+            runtime.spawn(request.instrument(span));
+        }
+    }
+}
+
+/// A background request in progress, for [`Locks::flush`]. It ends when it is dropped, which a runtime that shuts down
+/// also does.
+#[derive(Debug)]
+struct BackgroundRequest(Locks);
+
+impl BackgroundRequest {
+    fn start(locks: Locks) -> Self {
+        locks.0.in_background.send_modify(|requests| *requests += 1);
+        Self(locks)
+    }
+}
+
+impl Drop for BackgroundRequest {
+    fn drop(&mut self) {
+        self.0.0.in_background.send_modify(|requests| *requests -= 1);
+    }
+}

@@ -1,0 +1,442 @@
+//! `Locks`: the table and the settings of its locks.
+
+use std::env;
+use std::fmt::Display;
+use std::sync::Arc;
+use std::time::Duration;
+
+use aws_config::BehaviorVersion;
+use aws_sdk_dynamodb::Client;
+use tokio::sync::watch;
+
+use crate::client::client_config;
+use crate::clock::Clock;
+use crate::error::Error;
+use crate::limits::{
+    MAX_CLOCK_SKEW, MAX_LEASE, MAX_RETENTION, MAX_SORT_KEY_BYTES, MIN_LEASE, MIN_RETENTION, check_duration, check_key,
+    check_table_name,
+};
+use crate::row::{self, Table};
+
+/// The limit of a warm-up: Lambda's init phase has 10 s.
+const WARM_UP_TIMEOUT: Duration = Duration::from_secs(3);
+
+/// The locks of one DynamoDB table. Cheap to clone.
+///
+/// ```
+/// # use lambda_lock::{Error, Locks};
+/// # async fn example(client: aws_sdk_dynamodb::Client) -> Result<(), Error> {
+/// let locks = Locks::builder(client, "locks").build()?;
+/// let Some(lock) = locks.try_acquire("nightly-report").await? else {
+///     return Ok(()); // another invocation does the work
+/// };
+/// // … the work …
+/// lock.release().await
+/// # }
+/// ```
+#[derive(Clone, Debug)]
+pub struct Locks(pub(crate) Arc<Settings>);
+
+#[derive(Debug)]
+pub(crate) struct Settings {
+    pub(crate) table: Table,
+    pub(crate) clock: Clock,
+    pub(crate) lease: Duration,
+    pub(crate) clock_skew: Duration,
+    pub(crate) retention: Duration,
+    pub(crate) holder: String,
+    pub(crate) enabled: bool,
+    /// The number of background requests in progress.
+    pub(crate) in_background: watch::Sender<usize>,
+}
+
+impl Locks {
+    /// Returns the default settings for this client and this table, given by its name or ARN.
+    pub fn builder(client: Client, table: impl Into<String>) -> LocksBuilder {
+        LocksBuilder {
+            table: Table {
+                client,
+                name: table.into(),
+                partition_key: row::DEFAULT_PARTITION_KEY.to_owned(),
+                sort_key: None,
+                key_prefix: String::new(),
+            },
+            lease: Duration::from_secs(30),
+            clock_skew: Duration::from_secs(1),
+            retention: Duration::from_hours(24),
+            holder: None,
+            enabled: true,
+        }
+    }
+
+    /// Reads all settings from the environment. The AWS SDK finds region, credentials and endpoint as usual, and the
+    /// client has the short retries and timeouts of [`client_config`]. These variables set the rest:
+    ///
+    /// | variable | meaning | default |
+    /// | --- | --- | --- |
+    /// | `LOCK_TABLE_NAME` | the table's name or ARN | required |
+    /// | `LOCK_LEASE` | [`LocksBuilder::lease`], such as `30s`, `2m` or `500ms` | `30s` |
+    /// | `LOCK_CLOCK_SKEW` | [`LocksBuilder::clock_skew`], in the same form | `1s` |
+    /// | `LOCK_KEY_PREFIX` | [`LocksBuilder::key_prefix`] | empty |
+    /// | `LOCK_ENABLED` | [`LocksBuilder::enabled`], `true` or `false` | `true` |
+    ///
+    /// Sends no request. An error names the variable and its value.
+    ///
+    /// ```no_run
+    /// # async fn example() -> Result<(), lambda_lock::Error> {
+    /// let locks = lambda_lock::Locks::from_env().await?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub async fn from_env() -> Result<Self, Error> {
+        // Check the variables first: without a table, it is no use to search for a region.
+        let settings = Variables::read(|name| env::var(name).ok())?;
+        let config = aws_config::defaults(BehaviorVersion::latest()).load().await;
+        settings.apply(Client::from_conf(client_config(&config).build())).build()
+    }
+
+    /// Returns the client. Use it for your own requests too: a second client opens a second connection and resolves the
+    /// credentials again, which makes a cold start slower.
+    ///
+    /// With [`client_config`], the client repeats a request that is not answered within a second, up to five times. An
+    /// unanswered attempt may have been applied, so give your own writes a condition or a `ClientRequestToken`, or set
+    /// other timeouts.
+    ///
+    /// ```
+    /// # use lambda_lock::{Error, Locks};
+    /// # async fn example() -> Result<(), Error> {
+    /// let locks = Locks::from_env().await?;
+    /// let (client, table) = (locks.client().clone(), locks.table_name().to_owned());
+    /// # let _ = (client, table);
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn client(&self) -> &Client {
+        &self.0.table.client
+    }
+
+    /// Returns the name or ARN of the table.
+    #[must_use]
+    pub fn table_name(&self) -> &str {
+        &self.0.table.name
+    }
+
+    /// Opens the connection to DynamoDB and resolves the credentials, so that the first acquire need not.
+    ///
+    /// Call it before `Runtime::run`. Lambda runs the init phase with a full CPU, but the first invocation only with the
+    /// function's share of a CPU. A TLS handshake takes tens of milliseconds of a full CPU, and several times as long on a
+    /// small function.
+    ///
+    /// One `UpdateItem` that is never applied, which DynamoDB counts as one write. The IAM action is
+    /// `dynamodb:UpdateItem`, and the key is the prefix followed by `lambda-lock-check`; a denial warms up just as well. A
+    /// failure is logged at level `debug`, and the first acquire then opens the connection. Takes at most 3 s, to leave
+    /// time in the init phase. Sends nothing if locking is [disabled](LocksBuilder::enabled).
+    ///
+    /// ```no_run
+    /// # use lambda_lock::{Error, Locks};
+    /// # async fn example() -> Result<(), Error> {
+    /// let locks = Locks::from_env().await?;
+    /// locks.warm_up().await;
+    /// // Runtime::new(layer.layer(service_fn(handler))).run().await
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub async fn warm_up(&self) {
+        if self.0.enabled
+            && let Err(error) = self.0.table.reach(WARM_UP_TIMEOUT).await
+        {
+            tracing::debug!(%error, "warm-up failed");
+        }
+    }
+
+    /// Waits until all background requests are answered: the releases of dropped locks, and the withdrawals of acquires that
+    /// ended without an answer. Call it before a process ends, or before Lambda freezes the environment.
+    ///
+    /// Sends no request. Each background request takes up to 10 s.
+    ///
+    /// ```
+    /// # use lambda_lock::{Error, Locks};
+    /// # async fn example(locks: Locks) -> Result<(), Error> {
+    /// let Err(error) = locks.acquire("nightly-report").await else { return Ok(()) };
+    /// // The request may have been applied, even though it was not answered.
+    /// locks.flush().await;
+    /// Err(error)
+    /// # }
+    /// ```
+    pub async fn flush(&self) {
+        let mut releases = self.0.in_background.subscribe();
+        while *releases.borrow_and_update() > 0 {
+            // Fails only if the sender is gone, and `self` has the sender.
+            if releases.changed().await.is_err() {
+                return;
+            }
+        }
+    }
+
+    pub(crate) fn check_key(&self, key: &str) -> Result<(), Error> {
+        check_key(&self.0.table.key_prefix, key)
+    }
+}
+
+/// The settings of [`Locks`]. [`build`](Self::build) checks them.
+///
+/// ```
+/// # use std::time::Duration;
+/// # use lambda_lock::{Error, Locks};
+/// # fn example(client: aws_sdk_dynamodb::Client) -> Result<(), Error> {
+/// let locks = Locks::builder(client, "app")
+///     .partition_key("PK")
+///     .sort_key("SK", "LOCK")
+///     .key_prefix("lock#")
+///     .lease(Duration::from_mins(1))
+///     .build()?;
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug)]
+#[must_use = "settings have no effect until `build`"]
+pub struct LocksBuilder {
+    table: Table,
+    lease: Duration,
+    clock_skew: Duration,
+    retention: Duration,
+    holder: Option<String>,
+    enabled: bool,
+}
+
+impl LocksBuilder {
+    /// Sets the default lease, the longest time that a lock is held: 30 s by default, from 1 ms to a day.
+    pub fn lease(mut self, lease: Duration) -> Self {
+        self.lease = lease;
+        self
+    }
+
+    /// Sets how far the clocks of two hosts may differ: 1 s by default, up to 5 minutes. All hosts must use the same value.
+    ///
+    /// Other hosts see the key as free this long after the holder's own deadline. If clocks differ by more, two holders can
+    /// consider themselves valid at once.
+    pub fn clock_skew(mut self, clock_skew: Duration) -> Self {
+        self.clock_skew = clock_skew;
+        self
+    }
+
+    /// Sets how long a row stays after its lease before DynamoDB's TTL may delete it: a day by default, up to 366 days, and
+    /// at least 15 minutes plus twice the clock skew.
+    ///
+    /// The fence of a new row starts at the clock of its acquire, and AWS rejects a request some minutes after it was
+    /// signed. So a request that arrives after TTL deleted the row was sent after the last acquisition of that row, and
+    /// its fence is larger.
+    ///
+    /// A row that is deleted earlier, by hand or by Powertools after a failure, has no such guarantee. The next fence is
+    /// then the clock of the next holder, and can be smaller by as much as the two clocks differ.
+    pub fn retention(mut self, retention: Duration) -> Self {
+        self.retention = retention;
+        self
+    }
+
+    /// Sets the prefix of every key: empty by default.
+    ///
+    /// Nothing is inserted between prefix and key, so end the prefix with a separator such as `#`.
+    pub fn key_prefix(mut self, prefix: impl Into<String>) -> Self {
+        self.table.key_prefix = prefix.into();
+        self
+    }
+
+    /// Sets the name of the table's partition key, an attribute of type string: `id` by default.
+    pub fn partition_key(mut self, name: impl Into<String>) -> Self {
+        self.table.partition_key = name.into();
+        self
+    }
+
+    /// Sets the name of the table's sort key, an attribute of type string, and its value in lock rows: none by default.
+    pub fn sort_key(mut self, name: impl Into<String>, value: impl Into<String>) -> Self {
+        self.table.sort_key = Some((name.into(), value.into()));
+        self
+    }
+
+    /// Sets the holder's name that others read: by default the function's name and log stream on Lambda, and the process id
+    /// elsewhere.
+    pub fn holder(mut self, holder: impl Into<String>) -> Self {
+        self.holder = Some(holder.into());
+        self
+    }
+
+    /// Enables or disables locking. Without locking, every acquire succeeds at once, sends nothing, and returns a lock that is
+    /// not [enforced](crate::Lock::is_enforced); `build` logs one warning. Enabled by default.
+    pub fn enabled(mut self, enabled: bool) -> Self {
+        self.enabled = enabled;
+        self
+    }
+
+    /// Checks the settings and returns the locks. Sends nothing. With the feature `metrics`, gives the exporter the units and
+    /// descriptions of the metrics.
+    pub fn build(self) -> Result<Locks, Error> {
+        let Table { name, partition_key, sort_key, .. } = &self.table;
+        check_table_name(name)?;
+        check_attribute_name("partition key attribute", partition_key)?;
+        if let Some((name, value)) = sort_key {
+            check_attribute_name("sort key attribute", name)?;
+            if name == partition_key {
+                return Err(Error::invalid(format!(
+                    "the partition key and the sort key are both `{name}`: name two attributes"
+                )));
+            }
+            if value.is_empty() || value.len() > MAX_SORT_KEY_BYTES {
+                let bytes = value.len();
+                return Err(Error::invalid(format!(
+                    "the value of the sort key has {bytes} bytes, not 1 to {MAX_SORT_KEY_BYTES}"
+                )));
+            }
+        }
+        check_duration("lease", self.lease, MIN_LEASE, MAX_LEASE)?;
+        check_duration("clock skew", self.clock_skew, Duration::ZERO, MAX_CLOCK_SKEW)?;
+        check_duration("retention", self.retention, MIN_RETENTION + 2 * self.clock_skew, MAX_RETENTION)?;
+        #[cfg(feature = "metrics")]
+        crate::metrics::describe();
+        if !self.enabled {
+            tracing::warn!(table = name, "locking is disabled: work runs without locks");
+        }
+        Ok(Locks(Arc::new(Settings {
+            clock: Clock::new(self.table.client.config().time_source()),
+            table: self.table,
+            lease: self.lease,
+            clock_skew: self.clock_skew,
+            retention: self.retention,
+            holder: self.holder.unwrap_or_else(default_holder),
+            enabled: self.enabled,
+            in_background: watch::Sender::default(),
+        })))
+    }
+}
+
+fn default_holder() -> String {
+    match (env::var("AWS_LAMBDA_FUNCTION_NAME"), env::var("AWS_LAMBDA_LOG_STREAM_NAME")) {
+        (Ok(function), Ok(stream)) => format!("{function} {stream}"),
+        (Ok(function), Err(_)) => function,
+        (Err(_), _) => format!("process {}", std::process::id()),
+    }
+}
+
+pub(crate) fn check_attribute_name(what: &str, name: &str) -> Result<(), Error> {
+    if name.is_empty() || name.len() > 255 {
+        return Err(Error::invalid(format!("the {what} `{name}` has {} bytes, not 1 to 255", name.len())));
+    }
+    if row::is_reserved(name) {
+        return Err(Error::invalid(format!("the {what} `{name}` is an attribute of the lock row: use another name")));
+    }
+    Ok(())
+}
+
+/// The settings that [`Locks::from_env`] reads.
+#[derive(Debug)]
+struct Variables {
+    table: String,
+    lease: Option<Duration>,
+    clock_skew: Option<Duration>,
+    key_prefix: Option<String>,
+    enabled: Option<bool>,
+}
+
+impl Variables {
+    fn read(lookup: impl Fn(&str) -> Option<String>) -> Result<Self, Error> {
+        fn parsed<T, E: Display>(
+            name: &str,
+            value: Option<String>,
+            parse: impl Fn(&str) -> Result<T, E>,
+            like: &str,
+        ) -> Result<Option<T>, Error> {
+            let Some(value) = value else { return Ok(None) };
+            match parse(value.trim()) {
+                Ok(parsed) => Ok(Some(parsed)),
+                Err(why) => Err(Error::invalid(format!(
+                    "the environment variable {name} is `{value}`, which is invalid ({why}): write {like}"
+                ))),
+            }
+        }
+        let table = lookup("LOCK_TABLE_NAME").filter(|name| !name.is_empty()).ok_or_else(|| {
+            Error::invalid("the environment variable LOCK_TABLE_NAME is not set: set it to the name of the lock table")
+        })?;
+        let duration = |name| parsed(name, lookup(name), humantime::parse_duration, "a duration like `30s` or `500ms`");
+        let variables = Self {
+            table,
+            lease: duration("LOCK_LEASE")?,
+            clock_skew: duration("LOCK_CLOCK_SKEW")?,
+            key_prefix: lookup("LOCK_KEY_PREFIX"),
+            enabled: parsed("LOCK_ENABLED", lookup("LOCK_ENABLED"), str::parse::<bool>, "`true` or `false`")?,
+        };
+        let named = |name: &str, checked: Result<(), Error>| {
+            checked.map_err(|error| Error::invalid(format!("the environment variable {name}: {error}")))
+        };
+        named("LOCK_TABLE_NAME", check_table_name(&variables.table))?;
+        if let Some(lease) = variables.lease {
+            named("LOCK_LEASE", check_duration("lease", lease, MIN_LEASE, MAX_LEASE))?;
+        }
+        if let Some(skew) = variables.clock_skew {
+            named("LOCK_CLOCK_SKEW", check_duration("clock skew", skew, Duration::ZERO, MAX_CLOCK_SKEW))?;
+        }
+        Ok(variables)
+    }
+
+    fn apply(self, client: Client) -> LocksBuilder {
+        let mut builder = Locks::builder(client, self.table);
+        builder.lease = self.lease.unwrap_or(builder.lease);
+        builder.clock_skew = self.clock_skew.unwrap_or(builder.clock_skew);
+        builder.enabled = self.enabled.unwrap_or(builder.enabled);
+        builder.table.key_prefix = self.key_prefix.unwrap_or_default();
+        builder
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(variables: &[(&str, &str)]) -> Result<Variables, Error> {
+        Variables::read(|name| {
+            let found = variables.iter().find(|(variable, _)| *variable == name);
+            found.map(|(_, value)| (*value).to_owned())
+        })
+    }
+
+    // behaviour 37
+    #[test]
+    fn settings_come_from_the_environment() {
+        let variables = read(&[
+            ("LOCK_TABLE_NAME", "jobs"),
+            ("LOCK_LEASE", "2m"),
+            ("LOCK_CLOCK_SKEW", "250ms"),
+            ("LOCK_KEY_PREFIX", "app#"),
+            ("LOCK_ENABLED", "false"),
+        ])
+        .unwrap();
+        let client =
+            Client::from_conf(aws_sdk_dynamodb::Config::builder().behavior_version(BehaviorVersion::latest()).build());
+        let locks = variables.apply(client).build().unwrap();
+        assert!(format!("{locks:?}").len() < 1000, "{locks:?}");
+        assert_eq!(locks.0.table.name, "jobs");
+        assert_eq!(locks.0.lease, Duration::from_mins(2));
+        assert_eq!(locks.0.clock_skew, Duration::from_millis(250));
+        assert_eq!(locks.0.table.key_prefix, "app#");
+        assert!(!locks.0.enabled);
+    }
+
+    // behaviours 37, 47
+    #[test]
+    fn a_wrong_variable_is_named_with_its_value() {
+        for (variables, expected) in [
+            (&[][..], vec!["LOCK_TABLE_NAME", "not set"]),
+            (&[("LOCK_TABLE_NAME", "a b")], vec!["LOCK_TABLE_NAME", "`a b`", "3 to 255"]),
+            (&[("LOCK_TABLE_NAME", "jobs"), ("LOCK_LEASE", "soon")], vec!["LOCK_LEASE", "`soon`", "30s"]),
+            (&[("LOCK_TABLE_NAME", "jobs"), ("LOCK_LEASE", "0s")], vec!["LOCK_LEASE", "0s", "1ms", "1day"]),
+            (&[("LOCK_TABLE_NAME", "jobs"), ("LOCK_CLOCK_SKEW", "1h")], vec!["LOCK_CLOCK_SKEW", "1h", "5m"]),
+            (&[("LOCK_TABLE_NAME", "jobs"), ("LOCK_ENABLED", "yes")], vec!["LOCK_ENABLED", "`yes`", "`true`"]),
+        ] {
+            let error = read(variables).unwrap_err();
+            assert!(error.is_invalid());
+            for part in expected {
+                assert!(error.to_string().contains(part), "`{error}` lacks `{part}`");
+            }
+        }
+    }
+}

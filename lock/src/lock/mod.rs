@@ -1,0 +1,20 @@
+//! The lock: its settings, the acquire with its waiting, and the lock that is held.
+
+mod acquire;
+mod backoff;
+#[cfg(feature = "idempotency")]
+mod complete;
+mod held;
+mod locks;
+mod telemetry;
+
+pub use acquire::Acquire;
+pub(crate) use acquire::hold;
+#[cfg(feature = "idempotency")]
+pub(crate) use acquire::{in_time_to_answer, while_held};
+pub use backoff::{Backoff, Jitter};
+pub use held::Lock;
+pub(crate) use held::Ownership;
+pub use locks::{Locks, LocksBuilder};
+#[cfg(feature = "idempotency")]
+pub(crate) use telemetry::{log_refusal, refused};

@@ -1,0 +1,130 @@
+//! Who holds what: one key, the whole table, and the release of a key by force.
+
+use crate::error::Error;
+use crate::holder::Holder;
+use crate::lock::{Locks, Ownership};
+use crate::row::{Cursor, Page};
+
+impl Locks {
+    /// Returns the current or last holder of `key` ([`Holder::is_current`] tells which), or `None` if there is no row.
+    ///
+    /// One consistent read; IAM action `dynamodb:GetItem`. The answer can be outdated by the time it arrives: to act on it,
+    /// acquire the lock.
+    ///
+    /// ```
+    /// # use lambda_lock::{Error, Locks};
+    /// # async fn example(locks: Locks) -> Result<(), Error> {
+    /// match locks.get("nightly-report").await? {
+    ///     Some(holder) if holder.is_current() => println!("held by {holder}"),
+    ///     _ => println!("free"),
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub async fn get(&self, key: impl Into<String>) -> Result<Option<Holder>, Error> {
+        let key = key.into();
+        self.check_key(&key)?;
+        self.0.table.get(&key, self.0.clock.now()).await
+    }
+
+    /// Lists the locks and records of the table, page by page: see [`List`].
+    pub fn list(&self) -> List {
+        List { locks: self.clone(), cursor: Cursor::Start, read: 0 }
+    }
+
+    /// Frees `key` by force, if the acquisition that was `seen` still has it. `seen` comes from [`get`](Self::get), from a
+    /// [list](Self::list) or from a refusal.
+    ///
+    /// The holder finds its lock [lost](Error::is_lost) when it renews or releases, and the row names this caller as the
+    /// last holder. The holder's work goes on: make sure that the holder has crashed, or that its writes are
+    /// [fenced](crate::Lock::fence). An idempotent run that was refused as unfinished can run again.
+    ///
+    /// Returns `true` if the key was freed, or if the holder had released it. Returns `false` if the row has changed since
+    /// it was seen: another holder has the key, the run was completed, or the row was deleted. The row is not modified
+    /// then. One request; IAM action `dynamodb:UpdateItem`.
+    ///
+    /// ```
+    /// # use lambda_lock::{Error, Locks};
+    /// # async fn example(locks: Locks) -> Result<(), Error> {
+    /// if let Some(holder) = locks.get("nightly-report").await?
+    ///     && holder.is_current()
+    /// {
+    ///     let freed = locks.force_release("nightly-report", &holder).await?;
+    ///     println!("{}", if freed { "freed" } else { "another holder has the key: look again" });
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub async fn force_release(&self, key: impl Into<String>, seen: &Holder) -> Result<bool, Error> {
+        let key = key.into();
+        self.check_key(&key)?;
+        let settings = &self.0;
+        let (owner, now) = (Ownership::new(self, &key)?.owner, settings.clock.now());
+        let by = &settings.holder;
+        let is_free = settings.table.force_release(&key, &owner, by, seen, now, settings.retention).await?;
+        tracing::warn!(key, from = %seen, by, is_free, "released by force");
+        Ok(is_free)
+    }
+}
+
+/// A list of the lock rows of a table, held or free, in no order. It has the rows with the key prefix of the [`Locks`] and,
+/// if they have a sort key, with its value. It skips rows of other kinds.
+///
+/// A list reads the whole table. Each page is one consistent `Scan` of up to 1 MiB; IAM action `dynamodb:Scan`. DynamoDB
+/// bills the rows that it reads, not the rows that it returns. For one key, use [`Locks::get`].
+///
+/// ```
+/// # use lambda_lock::{Error, Locks};
+/// # async fn example(locks: Locks) -> Result<(), Error> {
+/// let mut list = locks.list();
+/// while let Some(page) = list.next_page().await? {
+///     for row in page {
+///         match row.holder {
+///             Ok(holder) if holder.is_current() => println!("{}: {holder}", row.key),
+///             Ok(_) => {}
+///             Err(malformed) => println!("{malformed}"),
+///         }
+///     }
+/// }
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug)]
+#[must_use = "a list reads nothing until a page is requested"]
+pub struct List {
+    locks: Locks,
+    cursor: Cursor,
+    read: u64,
+}
+
+impl List {
+    /// Reads the next page. Returns `None` after the last page. A page can be empty even if others follow.
+    ///
+    /// After an error, the next call reads the same page. One request.
+    pub async fn next_page(&mut self) -> Result<Option<Vec<ListedRow>>, Error> {
+        let settings = &self.locks.0;
+        let Some(Page { rows, read, next }) = settings.table.scan(&self.cursor, settings.clock.now()).await? else {
+            return Ok(None);
+        };
+        self.cursor = next;
+        self.read += read;
+        Ok(Some(rows.into_iter().map(|(key, holder)| ListedRow { key, holder }).collect()))
+    }
+
+    /// Returns how many rows of the table were read so far, including rows of other kinds.
+    #[must_use]
+    pub fn rows_read(&self) -> u64 {
+        self.read
+    }
+}
+
+/// A row in a [`List`].
+#[derive(Debug)]
+#[non_exhaustive]
+pub struct ListedRow {
+    /// The key, without the prefix.
+    pub key: String,
+    /// The current or last holder, without its [data](Holder::data), or an error that
+    /// [`is_malformed_row`](Error::is_malformed_row).
+    pub holder: Result<Holder, Error>,
+}

@@ -1,0 +1,210 @@
+//! The acquire: one request that takes a free key, and the reading of its answer.
+
+use std::fmt;
+use std::time::Duration;
+
+use aws_sdk_dynamodb::error::{ProvideErrorMetadata as _, SdkError};
+use aws_sdk_dynamodb::operation::update_item::UpdateItemError;
+use aws_sdk_dynamodb::operation::update_item::builders::UpdateItemFluentBuilder;
+use aws_sdk_dynamodb::types::{AttributeValue, ReturnValue};
+
+use super::names::{
+    ACQUIRED_AT, COMPLETED, DATA, EXPIRATION, FENCE, HOLDER, IN_PROGRESS, LEASE_END, MAX_FENCE, OWNER, SEQUENCE,
+    STATUS, WITHDRAWN,
+};
+use super::read::{Row, number_at};
+use super::table::{Expression as _, Item, Table, in_time, number, send_counted, string};
+use crate::client::Attempts;
+use crate::clock::{Lease, Moment};
+use crate::error::{Error, Kind};
+use crate::holder::{Data, Holder};
+use crate::limits::{MAX_DATA_BYTES, REQUEST_TIMEOUT, time_to_ask};
+
+/// One attempt to acquire.
+#[derive(Debug)]
+pub(crate) struct Claim<'a> {
+    pub(crate) key: &'a str,
+    pub(crate) owner: &'a str,
+    pub(crate) holder: &'a str,
+    pub(crate) now: Moment,
+    pub(crate) lease: Lease,
+    pub(crate) data: Option<&'a Data>,
+    pub(crate) attributes: &'a [(String, AttributeValue)],
+    pub(crate) extension: Option<&'a dyn ClaimExtension>,
+}
+
+/// The parts of a claim that differ between a lock and a row with a meaning of its own, such as a record of idempotency.
+pub(crate) trait ClaimExtension: fmt::Debug + Send + Sync {
+    /// The condition under which the row is free. It may use the names and values of [`FREE`].
+    fn condition(&self) -> &'static str;
+
+    /// Adds to the update: to its text `set`, which begins with `SET`, and to its names and values.
+    fn extend(&self, set: &mut String, request: UpdateItemFluentBuilder, now: Moment) -> UpdateItemFluentBuilder;
+
+    /// The earliest time at which TTL may delete the row, if that can be later than for a lock.
+    fn keep_until(&self, now: Moment) -> Option<Duration>;
+
+    /// The error that a refusal by this row means.
+    fn refusal(&self, row: Holder) -> Kind;
+}
+
+/// The answer to an attempt to acquire.
+#[derive(Debug)]
+pub(crate) enum Claimed {
+    Acquired {
+        fence: u64,
+        data: Option<Data>,
+        /// The last holder, if its lease ended without a release.
+        taken_from: Option<Holder>,
+    },
+    /// The row has the nonce of this claim: an earlier attempt was applied, and its answer was lost.
+    Already {
+        fence: Option<u64>,
+        data: Option<Data>,
+        /// The end of the lease, as in [`Lease::end`].
+        end: u64,
+    },
+}
+
+/// The condition under which a row is free, with the condition for a row in progress. `<>` is true of a missing attribute.
+macro_rules! free {
+    ($over:literal) => {
+        concat!(
+            "attribute_not_exists(#id) OR (#owner <> :owner AND #withdrawn <> :owner \
+             AND (attribute_not_exists(#fence) OR #fence BETWEEN :zero AND :max_fence) \
+             AND ((#status = :completed AND #expiration <= :now_seconds) \
+               OR (#status = :in_progress AND ",
+            $over,
+            ") OR (#status = :in_progress AND attribute_not_exists(#lease_end) AND #expiration <= :now_seconds)))"
+        )
+    };
+}
+#[cfg(feature = "idempotency")]
+pub(super) use free;
+
+pub(super) const FREE: &str = free!("#lease_end <= :now");
+
+/// The fence of a new row starts at the clock in microseconds, so that a deletion of the row does not set it back.
+const TAKE: &str = "SET #status = :in_progress, #owner = :owner, #holder = :holder, #acquired_at = :now, \
+     #lease_end = :lease_end, #expiration = :expiration, #sequence = :zero, #fence = if_not_exists(#fence, :now_micros) + :one";
+
+impl Table {
+    /// Takes the key if it is free. One request. `attempts` records which of its attempts were answered.
+    pub(crate) async fn acquire(&self, claim: &Claim<'_>, attempts: &Attempts) -> Result<Claimed, Error> {
+        // An answer after the lease is useless, and so is one that leaves no time to answer Lambda.
+        let limit = REQUEST_TIMEOUT.min(time_to_ask(claim.lease.deadline.remaining(claim.now)));
+        match in_time(limit, send_counted(self.claim_request(claim), attempts.clone())).await {
+            Ok(output) => self.claimed(claim, output.attributes.unwrap_or_default()),
+            Err(error) => self.refused(claim, error),
+        }
+    }
+
+    fn claim_request(&self, claim: &Claim<'_>) -> UpdateItemFluentBuilder {
+        let mut take = TAKE.to_owned();
+        let mut request = self
+            .update(claim.key)
+            .condition_expression(claim.extension.map_or(FREE, ClaimExtension::condition))
+            .return_values(ReturnValue::AllOld)
+            .names([
+                ("#id", &self.partition_key),
+                ("#status", STATUS),
+                ("#owner", OWNER),
+                ("#holder", HOLDER),
+                ("#acquired_at", ACQUIRED_AT),
+                ("#lease_end", LEASE_END),
+                ("#expiration", EXPIRATION),
+                ("#fence", FENCE),
+                ("#sequence", SEQUENCE),
+                ("#withdrawn", WITHDRAWN),
+            ])
+            .values([
+                (":in_progress", string(IN_PROGRESS)),
+                (":completed", string(COMPLETED)),
+                (":owner", string(claim.owner)),
+                (":holder", string(claim.holder)),
+                (":now", number(claim.now.millis())),
+                (":now_seconds", number(claim.now.wall.as_secs())),
+                (":now_micros", number(claim.now.wall.as_micros())),
+                (":lease_end", number(claim.lease.end)),
+                (":expiration", number(claim.lease.expiration)),
+                (":zero", number(0_u8)),
+                (":one", number(1_u8)),
+                (":max_fence", number(MAX_FENCE)),
+            ]);
+        if let Some(Data(data)) = claim.data {
+            take.push_str(", #data = :data");
+            request = request.name("#data", DATA).value(":data", data.clone());
+        }
+        for (index, (name, value)) in claim.attributes.iter().enumerate() {
+            let (to, from) = (format!("#extra{index}"), format!(":extra{index}"));
+            take.extend([", ", &to, " = ", &from]);
+            request = request.name(&to, name).value(&from, value.clone());
+        }
+        if let Some(extension) = claim.extension {
+            request = extension.extend(&mut take, request, claim.now);
+        }
+        request.update_expression(take)
+    }
+
+    /// Reads the row as it was before the acquire. Only it shows the last holder, and the present row follows from it.
+    fn claimed(&self, claim: &Claim<'_>, mut before: Item) -> Result<Claimed, Error> {
+        let fence = number_at(&before, FENCE, MAX_FENCE).map_err(|why| self.malformed(claim.key, why))?;
+        let fence = fence.map_or_else(|| claim.now.wall.as_micros() + 1, |fence| u128::from(fence) + 1);
+        let left = before.remove(DATA).map(Data).filter(|_| claim.extension.is_none());
+        let last = Row::read(before).map(|row| row.into_holder(claim.now)).ok();
+        Ok(Claimed::Acquired {
+            fence: u64::try_from(fence).unwrap_or(u64::MAX),
+            data: claim.data.cloned().or(left),
+            taken_from: last.filter(|holder| !holder.completed && !holder.released),
+        })
+    }
+
+    fn refused(&self, claim: &Claim<'_>, error: SdkError<UpdateItemError>) -> Result<Claimed, Error> {
+        let Claim { key, owner, now, .. } = *claim;
+        // "Attempting to store more than 38 significant digits in a Number", or "DynamoDB only supports precision up to
+        // 38 digits" from DynamoDB Local. Only the new fence and the user's attributes can have so many digits.
+        if claim.attributes.is_empty() && error.message().is_some_and(|message| message.contains("digits")) {
+            let why = format!("`{FENCE}` is not a whole number to count on from");
+            return Err(self.malformed(key, why).with_source(error));
+        }
+        match self.refusal(error, key)? {
+            Some(row) if row.is_owned_by(owner) => {
+                Ok(Claimed::Already { fence: row.fence, end: row.end, data: row.data })
+            }
+            Some(row) if row.end <= now.millis() && row.fence > Some(MAX_FENCE) => {
+                Err(self.malformed(key, format!("`{FENCE}` has reached its largest value")))
+            }
+            Some(row) => {
+                let holder = row.into_holder(now);
+                let kind = match claim.extension {
+                    Some(extension) => extension.refusal(holder),
+                    None => Kind::Held(holder),
+                };
+                Err(Error::new(kind, &self.name, key))
+            }
+            None => Err(self.malformed(key, "the refusal names no row")),
+        }
+    }
+}
+
+pub(crate) fn check_data(Data(data): &Data) -> Result<(), Error> {
+    let bytes = size(data);
+    if bytes <= MAX_DATA_BYTES {
+        return Ok(());
+    }
+    Err(Error::invalid(format!(
+        "the data has {bytes} bytes, more than {MAX_DATA_BYTES}: store it elsewhere, and its location here"
+    )))
+}
+
+/// Returns the largest size that DynamoDB counts for a value ("DynamoDB item sizes and formats" in the developer guide).
+fn size(value: &AttributeValue) -> usize {
+    match value {
+        AttributeValue::S(text) => text.len(),
+        AttributeValue::N(digits) => digits.len() + 1,
+        AttributeValue::B(bytes) => bytes.as_ref().len(),
+        AttributeValue::L(list) => list.iter().map(|value| size(value) + 1).sum::<usize>() + 3,
+        AttributeValue::M(map) => map.iter().map(|(name, value)| name.len() + size(value) + 1).sum::<usize>() + 3,
+        _ => 1,
+    }
+}

@@ -1,0 +1,38 @@
+//! The row: its attributes, the requests that write it, and how a refused request is read.
+//!
+//! Only this folder knows attributes and expressions. Each write is one conditional `UpdateItem`; a failed condition
+//! returns the row. A run can also be completed in the caller's own transaction.
+//!
+//! The times of a lock's row, by the clock of each reader:
+//!
+//! ```text
+//!   acquired_at          holder's deadline   in_progress_expiration          expiration
+//!        |------- valid for the holder ------|-- clock skew --|--- retention ----|
+//!        |------------------ held for everyone else ----------|------ free ------|-- deleted by TTL, some time later
+//! ```
+//!
+//! The times of an idempotency record:
+//!
+//! ```text
+//!   acquired_at                completed                                    expiration
+//!        |-------- in progress ----|------ window: its result is replayed -------|------ free ------
+//! ```
+
+mod claim;
+mod names;
+mod probe;
+mod read;
+#[cfg(feature = "idempotency")]
+mod record;
+mod release;
+mod table;
+mod withdraw;
+
+pub(crate) use claim::{Claim, ClaimExtension, Claimed, check_data};
+pub(crate) use names::{DEFAULT_PARTITION_KEY, EXPIRATION, is_reserved};
+pub(crate) use probe::probe_key;
+pub(crate) use read::{Cursor, Page};
+#[cfg(feature = "idempotency")]
+pub(crate) use record::{Completed, Outcome, RecordClaim};
+pub(crate) use release::{Released, Step};
+pub(crate) use table::{Table, in_time};

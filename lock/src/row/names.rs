@@ -1,0 +1,56 @@
+//! The names of a row's attributes, and their fixed values.
+
+pub(crate) const DEFAULT_PARTITION_KEY: &str = "id";
+/// [`IN_PROGRESS`] or [`COMPLETED`].
+pub(super) const STATUS: &str = "status";
+/// The end of the lease, in milliseconds since the epoch.
+pub(super) const LEASE_END: &str = "in_progress_expiration";
+/// The TTL attribute, in seconds since the epoch. For a completed row, this is also the end of the result's window.
+pub(crate) const EXPIRATION: &str = "expiration";
+/// The nonce of the acquisition.
+pub(super) const OWNER: &str = "owner";
+/// The owner of the last release. A release whose answer was lost recognises itself by it, even if the next holder was
+/// faster than its retry.
+pub(super) const RELEASED: &str = "released";
+/// The number of the owner's last renewal or release: 0 after the acquire, then from 1. A request that arrives after one
+/// with a larger number is late, and is refused.
+pub(super) const SEQUENCE: &str = "sequence";
+/// The owner of the last acquire that ended without the key while one of its attempts was unanswered. The row refuses
+/// that attempt if it arrives later.
+pub(super) const WITHDRAWN: &str = "withdrawn";
+pub(super) const FENCE: &str = "fence";
+pub(super) const HOLDER: &str = "holder";
+pub(super) const ACQUIRED_AT: &str = "acquired_at";
+pub(super) const DATA: &str = "data";
+/// The digest of the payload fields that must match when a result is replayed.
+pub(super) const VALIDATION: &str = "validation";
+/// A stored error, which is replayed instead of a result.
+pub(super) const ERROR: &str = "error";
+
+const RESERVED: [&str; 13] = [
+    STATUS,
+    LEASE_END,
+    EXPIRATION,
+    OWNER,
+    RELEASED,
+    SEQUENCE,
+    WITHDRAWN,
+    FENCE,
+    HOLDER,
+    ACQUIRED_AT,
+    DATA,
+    VALIDATION,
+    ERROR,
+];
+
+pub(super) const IN_PROGRESS: &str = "INPROGRESS";
+pub(super) const COMPLETED: &str = "COMPLETED";
+
+/// The largest time in a row: the end of the year 9999, in milliseconds.
+pub(super) const LATEST: u64 = 253_402_300_799_999;
+/// The largest fence that an acquire counts on from. Another program wrote a larger one.
+pub(super) const MAX_FENCE: u64 = i64::MAX as u64;
+
+pub(crate) fn is_reserved(attribute: &str) -> bool {
+    RESERVED.contains(&attribute)
+}

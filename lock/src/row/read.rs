@@ -1,0 +1,255 @@
+//! Reading a row: from a refusal, by its key, or by a scan of the table.
+
+use aws_sdk_dynamodb::error::SdkError;
+use aws_sdk_dynamodb::operation::update_item::UpdateItemError;
+use aws_sdk_dynamodb::types::AttributeValue;
+
+use super::names::{
+    ACQUIRED_AT, COMPLETED, DATA, EXPIRATION, FENCE, HOLDER, IN_PROGRESS, LATEST, LEASE_END, MAX_FENCE, OWNER,
+    RELEASED, SEQUENCE, STATUS,
+};
+#[cfg(feature = "idempotency")]
+use super::names::{ERROR, VALIDATION};
+use super::table::{Expression as _, Item, Table, in_time, string};
+use crate::clock::Moment;
+use crate::error::{Error, Kind};
+use crate::holder::{Data, Holder};
+use crate::limits::REQUEST_TIMEOUT;
+
+/// A row whose attributes were checked.
+#[derive(Debug)]
+pub(crate) struct Row {
+    completed: bool,
+    pub(crate) owner: Option<String>,
+    pub(super) released: Option<String>,
+    pub(super) sequence: Option<u64>,
+    holder: Option<String>,
+    pub(crate) fence: Option<u64>,
+    acquired_at: Option<u64>,
+    /// When the row becomes free, in milliseconds.
+    pub(crate) end: u64,
+    /// The TTL of a row that does not use it for anything else, in milliseconds.
+    ttl: Option<u64>,
+    pub(crate) data: Option<Data>,
+    #[cfg(feature = "idempotency")]
+    error: Option<Data>,
+    #[cfg(feature = "idempotency")]
+    validation: Option<String>,
+}
+
+impl Row {
+    /// Reads a row that any program may have written. The error says what is wrong with it.
+    pub(super) fn read(mut item: Item) -> Result<Self, String> {
+        let lease_end = number_at(&item, LEASE_END, LATEST)?;
+        let acquired_at = number_at(&item, ACQUIRED_AT, LATEST)?;
+        let expiration = number_at(&item, EXPIRATION, LATEST / 1000)?.map(|seconds| seconds * 1000);
+        let (completed, end) = match string_at(&mut item, STATUS)?.as_deref() {
+            Some(IN_PROGRESS) => (false, lease_end.or(expiration)),
+            Some(COMPLETED) => (true, expiration),
+            Some(other) => {
+                let other: String = other.chars().take(40).collect();
+                return Err(format!("`{STATUS}` is `{other}`, not {IN_PROGRESS} or {COMPLETED}"));
+            }
+            None => return Err(format!("`{STATUS}` is missing")),
+        };
+        Ok(Self {
+            completed,
+            end: end.ok_or_else(|| format!("`{LEASE_END}` and `{EXPIRATION}` are missing"))?,
+            owner: string_at(&mut item, OWNER)?,
+            // An acquire does not write these two, so a taken row can have any value there.
+            released: string_at(&mut item, RELEASED).unwrap_or_default(),
+            sequence: number_at(&item, SEQUENCE, u64::MAX).unwrap_or_default(),
+            holder: string_at(&mut item, HOLDER)?,
+            fence: number_at(&item, FENCE, MAX_FENCE + 1)?,
+            acquired_at,
+            // The TTL of an unfinished run of Powertools is also the end of the time in which it is refused.
+            ttl: expiration.filter(|_| !completed && lease_end.is_some() && acquired_at.is_some()),
+            #[cfg(feature = "idempotency")]
+            error: if completed { string_at(&mut item, ERROR)?.map(Data::from) } else { None },
+            // A value that is not a string matches no digest.
+            #[cfg(feature = "idempotency")]
+            validation: string_at(&mut item, VALIDATION).unwrap_or_default(),
+            data: item.remove(DATA).map(Data),
+        })
+    }
+
+    pub(super) fn is_owned_by(&self, owner: &str) -> bool {
+        self.owner.as_deref() == Some(owner)
+    }
+
+    pub(super) fn is_released_by(&self, owner: &str) -> bool {
+        self.released.as_deref() == Some(owner)
+    }
+
+    /// Returns `true` if this owner completed the row. Powertools completes a row without checking its owner, but it
+    /// leaves `released` unchanged.
+    pub(super) fn is_completed_by(&self, owner: &str) -> bool {
+        self.completed && self.is_owned_by(owner) && self.is_released_by(owner)
+    }
+
+    /// Returns `true` if TTL may delete the row before this time, in seconds.
+    pub(super) fn is_deleted_before(&self, seconds: u64) -> bool {
+        self.ttl.is_some_and(|ttl| ttl < seconds.saturating_mul(1000))
+    }
+
+    pub(super) fn into_holder(self, now: Moment) -> Holder {
+        Holder {
+            released: self.completed || (self.owner.is_some() && self.released == self.owner),
+            owner: self.owner,
+            name: self.holder,
+            fence: self.fence,
+            since: self.acquired_at,
+            until: self.end,
+            data: self.data,
+            current: self.end > now.millis(),
+            completed: self.completed,
+            #[cfg(feature = "idempotency")]
+            error: self.error,
+            #[cfg(feature = "idempotency")]
+            validation: self.validation,
+        }
+    }
+}
+
+impl Table {
+    /// Returns the row that refused a request, or the error if the request failed for another reason.
+    pub(super) fn refusal(&self, error: SdkError<UpdateItemError>, key: &str) -> Result<Option<Row>, Error> {
+        match error {
+            SdkError::ServiceError(context) if context.err().is_conditional_check_failed_exception() => {
+                let UpdateItemError::ConditionalCheckFailedException(refused) = context.into_err() else {
+                    return Ok(None);
+                };
+                match refused.item {
+                    Some(item) => Row::read(item).map(Some).map_err(|why| self.malformed(key, why)),
+                    None => Ok(None),
+                }
+            }
+            error => Err(Error::from_sdk(error, &self.name, key)),
+        }
+    }
+
+    /// Returns the error of a lock that no longer holds its key, with the current holder if it is another one.
+    pub(super) fn lost(&self, key: &str, owner: &str, row: Option<Row>, now: Moment) -> Error {
+        let other = row.filter(|row| !row.is_owned_by(owner));
+        let holder = other.map(|row| row.into_holder(now));
+        Error::new(Kind::Lost(holder), &self.name, key)
+    }
+
+    /// Reads the row of a key. One consistent read.
+    pub(crate) async fn get(&self, key: &str, now: Moment) -> Result<Option<Holder>, Error> {
+        let read = self.client.get_item().table_name(&self.name).consistent_read(true);
+        let output = in_time(REQUEST_TIMEOUT, Box::pin(read.set_key(Some(self.key(key))).send())).await;
+        match output.map_err(|error| Error::from_sdk(error, &self.name, key))?.item {
+            Some(item) => match Row::read(item) {
+                Ok(row) => Ok(Some(row.into_holder(now))),
+                Err(why) => Err(self.malformed(key, why)),
+            },
+            None => Ok(None),
+        }
+    }
+
+    /// Reads the next rows, or returns `None` after the last ones. One consistent scan of up to 1 MiB.
+    pub(crate) async fn scan(&self, cursor: &Cursor, now: Moment) -> Result<Option<Page>, Error> {
+        let after = match cursor {
+            Cursor::Start => None,
+            Cursor::After(key) => Some(key.clone()),
+            Cursor::End => return Ok(None),
+        };
+        let mut filter = "#status IN (:in_progress, :completed) \
+             AND (attribute_exists(#lease_end) OR attribute_exists(#expiration))"
+            .to_owned();
+        // Data and results are left out: they can be large and confidential.
+        let attributes = "#id, #status, #owner, #released, #holder, #fence, #acquired_at, #lease_end, #expiration";
+        let mut request = self
+            .client
+            .scan()
+            .table_name(&self.name)
+            .consistent_read(true)
+            .set_exclusive_start_key(after)
+            .projection_expression(attributes)
+            .names([
+                ("#id", &self.partition_key),
+                ("#status", STATUS),
+                ("#owner", OWNER),
+                ("#released", RELEASED),
+                ("#holder", HOLDER),
+                ("#fence", FENCE),
+                ("#acquired_at", ACQUIRED_AT),
+                ("#lease_end", LEASE_END),
+                ("#expiration", EXPIRATION),
+            ])
+            .values([(":in_progress", string(IN_PROGRESS)), (":completed", string(COMPLETED))]);
+        if !self.key_prefix.is_empty() {
+            filter.push_str(" AND begins_with(#id, :prefix)");
+            request = request.value(":prefix", string(&self.key_prefix));
+        }
+        if let Some((name, value)) = &self.sort_key {
+            filter.push_str(" AND #sort_key = :sort_key");
+            request = request.name("#sort_key", name).value(":sort_key", string(value));
+        }
+        let output = in_time(REQUEST_TIMEOUT, Box::pin(request.filter_expression(filter).send()))
+            .await
+            .map_err(|error| Error::from_sdk(error, &self.name, ""))?;
+        let rows = output.items.unwrap_or_default().into_iter().filter_map(|mut item| {
+            let id = string_at(&mut item, &self.partition_key).ok()??;
+            let key = id.strip_prefix(&self.key_prefix)?.to_owned();
+            let row = Row::read(item).map(|row| row.into_holder(now)).map_err(|why| self.malformed(&key, why));
+            Some((key, row))
+        });
+        Ok(Some(Page {
+            rows: rows.collect(),
+            read: u64::try_from(output.scanned_count).unwrap_or_default(),
+            next: output.last_evaluated_key.map_or(Cursor::End, Cursor::After),
+        }))
+    }
+}
+
+/// The position of a scan.
+#[derive(Debug)]
+pub(crate) enum Cursor {
+    Start,
+    After(Item),
+    End,
+}
+
+/// The rows that one request of a scan found.
+#[derive(Debug)]
+pub(crate) struct Page {
+    /// By their keys, without the prefix.
+    pub(crate) rows: Vec<(String, Result<Holder, Error>)>,
+    /// How many rows the request read to find these.
+    pub(crate) read: u64,
+    pub(crate) next: Cursor,
+}
+
+pub(super) fn string_at(item: &mut Item, name: &str) -> Result<Option<String>, String> {
+    match item.remove(name) {
+        None => Ok(None),
+        Some(AttributeValue::S(value)) => Ok(Some(value)),
+        Some(_) => Err(format!("`{name}` is not a string")),
+    }
+}
+
+/// Returns a number between 0 and `max`, without its fraction.
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    clippy::cast_precision_loss,
+    reason = "the bounds are checked first"
+)]
+pub(super) fn number_at(item: &Item, name: &str, max: u64) -> Result<Option<u64>, String> {
+    let text = match item.get(name) {
+        None => return Ok(None),
+        Some(AttributeValue::N(text)) => text,
+        Some(_) => return Err(format!("`{name}` is not a number")),
+    };
+    let value = match (text.parse::<u64>(), text.parse::<f64>()) {
+        (Ok(whole), _) => Some(whole),
+        (_, Ok(real)) if real >= 0.0 && real <= max as f64 => Some(real as u64),
+        _ => None,
+    };
+    match value {
+        Some(value) if value <= max => Ok(Some(value)),
+        _ => Err(format!("`{name}` is {text}, not between 0 and {max}")),
+    }
+}

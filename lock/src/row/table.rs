@@ -1,0 +1,140 @@
+//! The table, and how a request to it is built and sent.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::time::Duration;
+
+use aws_sdk_dynamodb::Client;
+use aws_sdk_dynamodb::error::SdkError;
+use aws_sdk_dynamodb::operation::scan::builders::ScanFluentBuilder;
+use aws_sdk_dynamodb::operation::update_item::builders::UpdateItemFluentBuilder;
+use aws_sdk_dynamodb::operation::update_item::{UpdateItemError, UpdateItemOutput};
+use aws_sdk_dynamodb::types::builders::ConditionCheckBuilder;
+use aws_sdk_dynamodb::types::{AttributeValue, ReturnValuesOnConditionCheckFailure as OnRefusal};
+use futures_util::future::BoxFuture;
+
+use super::names::DATA;
+use crate::client::Attempts;
+use crate::error::{Error, Kind};
+use crate::holder::Data;
+
+pub(super) type Item = HashMap<String, AttributeValue>;
+
+/// Where the rows are.
+#[derive(Clone)]
+pub(crate) struct Table {
+    pub(crate) client: Client,
+    pub(crate) name: String,
+    pub(crate) partition_key: String,
+    /// The name and the fixed value of the sort key, if the table has one.
+    pub(crate) sort_key: Option<(String, String)>,
+    pub(crate) key_prefix: String,
+}
+
+/// Omits the client, which prints its whole configuration.
+impl fmt::Debug for Table {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { client: _, name, partition_key, sort_key, key_prefix } = self;
+        f.debug_struct("Table")
+            .field("name", name)
+            .field("partition_key", partition_key)
+            .field("sort_key", sort_key)
+            .field("key_prefix", key_prefix)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Table {
+    /// Starts an update of the row of `key`. A refusal returns the row.
+    pub(super) fn update(&self, key: &str) -> UpdateItemFluentBuilder {
+        self.client
+            .update_item()
+            .table_name(&self.name)
+            .set_key(Some(self.key(key)))
+            .return_values_on_condition_check_failure(OnRefusal::AllOld)
+    }
+
+    pub(super) fn key(&self, key: &str) -> Item {
+        let mut item = Item::from([(self.partition_key.clone(), string(&format!("{}{key}", self.key_prefix)))]);
+        if let Some((name, value)) = &self.sort_key {
+            item.insert(name.clone(), string(value));
+        }
+        item
+    }
+
+    pub(super) fn malformed(&self, key: &str, why: impl Into<String>) -> Error {
+        Error::new(Kind::MalformedRow(why.into()), &self.name, key)
+    }
+}
+
+/// Adds several names or values to an expression at once.
+pub(super) trait Expression: Sized {
+    fn name(self, placeholder: &str, attribute: &str) -> Self;
+    fn value(self, placeholder: &str, value: AttributeValue) -> Self;
+
+    fn names<const N: usize>(self, names: [(&str, &str); N]) -> Self {
+        names.into_iter().fold(self, |request, (placeholder, name)| request.name(placeholder, name))
+    }
+
+    fn values<const N: usize>(self, values: [(&str, AttributeValue); N]) -> Self {
+        values.into_iter().fold(self, |request, (placeholder, value)| request.value(placeholder, value))
+    }
+}
+
+macro_rules! expression {
+    ($($builder:ty)*) => {
+        $(impl Expression for $builder {
+            fn name(self, placeholder: &str, attribute: &str) -> Self {
+                self.expression_attribute_names(placeholder, attribute)
+            }
+
+            fn value(self, placeholder: &str, value: AttributeValue) -> Self {
+                self.expression_attribute_values(placeholder, value)
+            }
+        })*
+    };
+}
+
+expression! { UpdateItemFluentBuilder ConditionCheckBuilder ScanFluentBuilder }
+
+/// Sets the update expression, and the data if there is any.
+pub(super) fn with_data(request: UpdateItemFluentBuilder, set: &str, data: Option<&Data>) -> UpdateItemFluentBuilder {
+    match data {
+        Some(Data(data)) => {
+            request.update_expression(format!("{set}, #data = :data")).name("#data", DATA).value(":data", data.clone())
+        }
+        None => request.update_expression(set),
+    }
+}
+
+pub(super) fn string(value: &str) -> AttributeValue {
+    AttributeValue::S(value.to_owned())
+}
+
+pub(super) fn number(value: impl Into<u128>) -> AttributeValue {
+    AttributeValue::N(value.into().to_string())
+}
+
+/// Limits the time of a request. Without a limit, the SDK can wait forever for an answer on a dead connection. The
+/// future of an SDK request is large, so the caller boxes it.
+#[expect(clippy::result_large_err, reason = "this is the SDK's error")]
+pub(crate) fn in_time<T, E>(
+    limit: Duration,
+    request: impl Future<Output = Result<T, SdkError<E>>> + Unpin,
+) -> impl Future<Output = Result<T, SdkError<E>>> {
+    let answer = tokio::time::timeout(limit, request);
+    async { answer.await.unwrap_or_else(|elapsed| Err(SdkError::timeout_error(elapsed))) }
+}
+
+type Sent = BoxFuture<'static, Result<UpdateItemOutput, SdkError<UpdateItemError>>>;
+
+/// Sends an update. The type of the future is hidden: otherwise every crate that polls one of our futures compiles the
+/// SDK's request loop again, 150 KB of machine code.
+pub(super) fn send(request: UpdateItemFluentBuilder) -> Sent {
+    Box::pin(request.send())
+}
+
+/// Sends an update and records which of its attempts were answered.
+pub(super) fn send_counted(request: UpdateItemFluentBuilder, attempts: Attempts) -> Sent {
+    Box::pin(request.customize().interceptor(attempts).send())
+}

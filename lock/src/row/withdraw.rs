@@ -1,0 +1,91 @@
+//! The withdrawal: an acquire that ends without the key makes sure that none of its attempts takes the key later.
+
+use std::time::Duration;
+
+use aws_sdk_dynamodb::operation::update_item::builders::UpdateItemFluentBuilder;
+
+use super::names::{ACQUIRED_AT, EXPIRATION, IN_PROGRESS, LEASE_END, OWNER, RELEASED, STATUS, WITHDRAWN};
+use super::read::Row;
+use super::release::Step;
+use super::table::{Expression as _, Table, in_time, number, send, string};
+use crate::clock::{Moment, seconds_up};
+use crate::error::{Error, Kind};
+use crate::limits::REQUEST_TIMEOUT;
+
+/// How often a withdrawal looks again at a row that changed meanwhile.
+const TRIES: u32 = 3;
+
+impl Table {
+    /// Frees the key if this owner has it after all. Otherwise stores the owner's nonce in the row, which then refuses an
+    /// attempt that arrives late. One request if the owner has the key, two if not.
+    ///
+    /// Without a withdrawal, the row refuses such an attempt only if this host's clock is not ahead of the clock of the
+    /// last holder to release. The row has one nonce of this kind: a second withdrawal replaces the first.
+    pub(crate) async fn withdraw(&self, key: &str, owner: &str, now: Moment, retention: Duration) -> Result<(), Error> {
+        for _ in 0..TRIES {
+            let step = Step { key, owner, sequence: 1, now };
+            let release = self.release_request(step, now.wall, retention, None);
+            let Err(error) = in_time(REQUEST_TIMEOUT, send(release)).await else { return Ok(()) };
+            let row = self.refusal(error, key)?;
+            if row.as_ref().is_some_and(|row| row.is_owned_by(owner)) {
+                return Ok(());
+            }
+            let withdrawal = self.withdrawal(step, row, seconds_up(now.wall.saturating_add(retention)));
+            match in_time(REQUEST_TIMEOUT, send(withdrawal)).await {
+                Ok(_) => return Ok(()),
+                // The row has changed meanwhile.
+                Err(error) => self.refusal(error, key).map(drop)?,
+            }
+        }
+        Err(Error::new(Kind::Conflict, &self.name, key))
+    }
+
+    /// Builds the request that makes the row refuse this owner, if the row is unchanged.
+    fn withdrawal(
+        &self,
+        Step { key, owner, now, .. }: Step<'_>,
+        row: Option<Row>,
+        expiration: u64,
+    ) -> UpdateItemFluentBuilder {
+        let request = self.update(key).name("#owner", OWNER).value(":owner", string(owner));
+        match row {
+            // The new row looks as if the owner had released it.
+            None => request
+                .condition_expression("attribute_not_exists(#id)")
+                .update_expression(
+                    "SET #owner = :owner, #released = :owner, #status = :in_progress, #lease_end = :lease_end, \
+                     #expiration = :expiration",
+                )
+                .names([
+                    ("#id", &self.partition_key),
+                    ("#released", RELEASED),
+                    ("#status", STATUS),
+                    ("#lease_end", LEASE_END),
+                ])
+                .values([(":in_progress", string(IN_PROGRESS)), (":lease_end", number(now.millis()))]),
+            // TTL could delete this row before the late attempt arrives. (The TTL of a completed row is the end of its
+            // window, and stays.)
+            Some(row) if row.is_deleted_before(expiration) => request
+                .condition_expression(
+                    "#owner <> :owner AND #status = :in_progress AND attribute_exists(#lease_end) \
+                     AND attribute_exists(#acquired_at) AND #expiration < :expiration",
+                )
+                .update_expression("SET #withdrawn = :owner, #expiration = :expiration")
+                .names([
+                    ("#status", STATUS),
+                    ("#lease_end", LEASE_END),
+                    ("#acquired_at", ACQUIRED_AT),
+                    ("#withdrawn", WITHDRAWN),
+                ])
+                .value(":in_progress", string(IN_PROGRESS)),
+            Some(_) => {
+                return request
+                    .condition_expression("attribute_exists(#status) AND #owner <> :owner")
+                    .update_expression("SET #withdrawn = :owner")
+                    .names([("#status", STATUS), ("#withdrawn", WITHDRAWN)]);
+            }
+        }
+        .name("#expiration", EXPIRATION)
+        .value(":expiration", number(expiration))
+    }
+}
