@@ -20,25 +20,12 @@ pub fn median(mut values: Vec<f64>) -> f64 {
     values[values.len() / 2]
 }
 
-/// The README's snippets, compiled and run.
+/// Compiles and runs the README's snippets.
 #[cfg(doctest)]
 #[doc = include_str!("../../README.md")]
 pub struct Readme;
 
-/// The same of SECURITY.md's.
+/// Compiles and runs the snippets of SECURITY.md.
 #[cfg(doctest)]
 #[doc = include_str!("../../SECURITY.md")]
 pub struct Security;
-
-/// The guides' snippets, compiled.
-#[cfg(doctest)]
-#[doc = include_str!("../../docs/moving-from-powertools.md")]
-pub struct MovingFromPowertools;
-
-#[cfg(doctest)]
-#[doc = include_str!("../../docs/choosing-lease-wait-and-timeout.md")]
-pub struct ChoosingLeaseWaitAndTimeout;
-
-#[cfg(doctest)]
-#[doc = include_str!("../../docs/cold-starts.md")]
-pub struct ColdStarts;
