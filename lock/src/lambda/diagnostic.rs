@@ -1,0 +1,23 @@
+//! Errors as Lambda reports them: with a stable `errorType`.
+
+use lambda_runtime::Diagnostic;
+
+use crate::error::{Error, HandlerError};
+
+impl<E: Into<Diagnostic>> From<HandlerError<E>> for Diagnostic {
+    fn from(error: HandlerError<E>) -> Self {
+        match error {
+            HandlerError::Lock(error) => error.into(),
+            HandlerError::Handler(error) => error.into(),
+            HandlerError::Replayed(error) => {
+                Self { error_type: error.error_type().to_owned(), error_message: error.message().to_owned() }
+            }
+        }
+    }
+}
+
+impl From<Error> for Diagnostic {
+    fn from(error: Error) -> Self {
+        Self { error_type: error.type_name().to_owned(), error_message: error.to_string() }
+    }
+}
