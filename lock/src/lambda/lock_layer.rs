@@ -7,10 +7,11 @@ use std::sync::Arc;
 use std::task::{Context as TaskContext, Poll};
 use std::time::Duration;
 
-use lambda_runtime::{Context, LambdaEvent};
+use lambda_runtime::LambdaEvent;
 use tower::{Layer, Service};
 
 use super::invocation::{deadline, holder};
+use super::locked_event::HandlerEvent;
 use crate::acquire::hold;
 use crate::backoff::Backoff;
 use crate::error::{Error, HandlerError};
@@ -22,7 +23,7 @@ use crate::panics;
 ///
 /// Put it around the handler, inside the runtime: `Runtime::new(layer.layer(service_fn(handler)))`, for `run` and
 /// `run_concurrent` alike. (`Runtime::layer` is the wrong place: it sees bytes, not events.) The handler keeps its
-/// signature. A handler that takes a [`LockedEvent`] instead of a `LambdaEvent` gets the lock as well.
+/// signature. A handler that takes a [`LockedEvent`](crate::LockedEvent) instead of a `LambdaEvent` gets the lock as well.
 ///
 /// | setting | default |
 /// | --- | --- |
@@ -304,79 +305,6 @@ where
                 Err(lost) => Err(HandlerError::Lock(lost)),
             }
         })
-    }
-}
-
-/// The event of a handler under a [`LockLayer`]: a `LambdaEvent`, or a [`LockedEvent`] to get the lock as well.
-///
-/// This trait is sealed.
-pub trait HandlerEvent: sealed::Sealed + 'static {
-    /// The type of the event's payload.
-    type Payload;
-
-    #[doc(hidden)]
-    fn locked(event: LambdaEvent<Self::Payload>, lock: &Arc<Lock>) -> Self;
-}
-
-impl<P: 'static> HandlerEvent for LambdaEvent<P> {
-    type Payload = P;
-
-    fn locked(event: LambdaEvent<P>, _: &Arc<Lock>) -> Self {
-        event
-    }
-}
-
-impl<P: 'static> HandlerEvent for LockedEvent<P> {
-    type Payload = P;
-
-    fn locked(event: LambdaEvent<P>, lock: &Arc<Lock>) -> Self {
-        Self::new(event, Arc::clone(lock))
-    }
-}
-
-mod sealed {
-    pub trait Sealed {}
-    impl<P> Sealed for lambda_runtime::LambdaEvent<P> {}
-    impl<P> Sealed for super::LockedEvent<P> {}
-}
-
-/// An event and its lock, for a handler that needs the fence or renews the lease.
-///
-/// ```
-/// # use lambda_lock::LockedEvent;
-/// # use lambda_runtime::Error;
-/// async fn handler(event: LockedEvent<String>) -> Result<u64, Error> {
-///     // write(event.payload, event.lock.fence()) …
-///     Ok(event.lock.fence())
-/// }
-/// ```
-#[derive(Clone)]
-#[non_exhaustive]
-pub struct LockedEvent<P> {
-    /// The event's payload.
-    pub payload: P,
-    /// The invocation's context.
-    pub context: Context,
-    /// The lock. The middleware releases it after the handler.
-    pub lock: Arc<Lock>,
-}
-
-impl<P> LockedEvent<P> {
-    /// Creates an event with a lock, for testing a handler alone.
-    #[must_use]
-    pub fn new(event: LambdaEvent<P>, lock: Arc<Lock>) -> Self {
-        let (payload, context) = event.into_parts();
-        Self { payload, context, lock }
-    }
-}
-
-/// Omits the payload, which may be confidential.
-impl<P> fmt::Debug for LockedEvent<P> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("LockedEvent")
-            .field("request_id", &self.context.request_id)
-            .field("lock", &self.lock)
-            .finish_non_exhaustive()
     }
 }
 

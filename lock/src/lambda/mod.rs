@@ -4,8 +4,10 @@ mod diagnostic;
 mod idempotent_layer;
 mod invocation;
 mod lock_layer;
+mod locked_event;
 mod sqs;
 
 pub use idempotent_layer::{IdempotentLayer, IdempotentService};
-pub use lock_layer::{HandlerEvent, LockLayer, LockService, LockedEvent, OnUnavailable};
+pub use lock_layer::{LockLayer, LockService, OnUnavailable};
+pub use locked_event::{HandlerEvent, LockedEvent};
 pub use sqs::{Message, SqsConsumer, SqsConsumerService};

@@ -20,7 +20,8 @@ use aws_lambda_events::sqs::SqsMessage;
 pub struct Message<B> {
     /// The parsed body.
     pub body: B,
-    /// The other fields of the SQS message: attributes, receipt handle, queue. The record's own body is empty.
+    /// The other fields of the SQS message: attributes, receipt handle, queue. The consumer removes the
+    /// record's own body.
     pub record: SqsMessage,
 }
 
