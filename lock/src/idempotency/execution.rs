@@ -283,7 +283,8 @@ where
                 settings.remember(lock.key(), &record);
                 Some(record)
             }
-            // Telemetry has logged the loss. If the work itself released the lock, there is no such loss, but a warning.
+            // Telemetry has logged this loss. A lock that the work itself released is not known as lost: it is logged
+            // below.
             Err(error) if error.is_lost() && lock.is_known_lost() => None,
             Err(error) => {
                 tracing::warn!(key = lock.key(), fence = lock.fence(), %error, "outcome not stored");

@@ -1,4 +1,4 @@
-//! The middleware of idempotent handlers: a duplicate event gets the first run's result.
+//! The middleware for idempotent handlers: a duplicate event gets the first run's result.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -10,27 +10,27 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tower::{Layer, Service};
 
-use super::caller;
+use super::invocation::invocation;
 use crate::idempotency::HandlerError;
 use crate::idempotency::{HandlerInput, Idempotency, NextStep};
 use crate::panics;
 
-/// Makes a handler idempotent: a tower layer that answers a duplicate event with the first run's result.
+/// A tower layer that makes a handler idempotent: a duplicate event gets the first run's result.
 ///
 /// Put it around the handler, inside the runtime: `Runtime::new(layer.layer(service_fn(handler)))`, for `run` and
-/// `run_concurrent` alike. The handler keeps its signature; one that takes a [`WithRun`](crate::WithRun) around the
+/// `run_concurrent` alike. The handler keeps its signature. A handler that takes a [`WithRun`](crate::WithRun) around the
 /// `LambdaEvent` gets the run as well, for the fence or to complete in its own transaction.
 ///
-/// What a duplicate is, and what happens to it, is said by the [`Idempotency`]; the record's lease ends with the
-/// invocation's deadline. An invocation that does not run the handler costs one request or, with a cache, none; one that
-/// does, two; IAM action `dynamodb:UpdateItem`.
+/// [`Idempotency`] defines what a duplicate is and what happens to it. The record's lease ends at the invocation's
+/// deadline. An invocation that runs the handler costs two requests. One that does not costs one request, or none with a
+/// cache. IAM action `dynamodb:UpdateItem`.
 ///
-/// # What is a result
+/// # Results and errors
 ///
-/// Whatever the handler returns as `Ok` is the result, and is replayed for the [window](Idempotency::window): also an HTTP
-/// response whose `statusCode` is 500. Return `Err` for what a retry can mend. Where the client still needs an HTTP
-/// response for it, put the layer around an inner service that returns `Err`, and turn its errors into responses in an
-/// outer one, which is not replayed:
+/// A result is any value that the handler returns as `Ok`. It is replayed for the [window](Idempotency::window), even if it
+/// is an HTTP response whose `statusCode` is 500. Return `Err` for failures that a retry may resolve. If the client needs
+/// an HTTP response for such a failure, put the layer around an inner service that returns `Err`, and map its errors to
+/// responses in an outer service, which is not replayed:
 ///
 /// ```
 /// # use lambda_lock::{HandlerError, Idempotency, IdempotentLayer};
@@ -62,18 +62,18 @@ use crate::panics;
 /// panic = "unwind"
 /// ```
 ///
-/// Without it, `cargo lambda build`, and with it `sam build`, builds with `panic = "abort"`. A panic then ends the
-/// process, and the record stays in progress until its lease ends: by default for the rest of the function's timeout.
+/// Without it, `cargo lambda build`, which `sam build` uses, builds with `panic = "abort"`. A panic then ends the process,
+/// and the record stays in progress until its lease ends: by default for the rest of the function's timeout.
 ///
-/// A layer that is built that way logs one warning when it is made, and [`Locks::check`](crate::Locks::check) reports it.
+/// A layer built that way logs one warning when it is created, and [`Locks::check`](crate::Locks::check) reports it.
 ///
 /// # What `lambda_runtime` logs
 ///
-/// If an event does not deserialise into the handler's payload type, `lambda_runtime` logs an error that shows the value
-/// it failed at. No layer is called then. Where that value may be a secret, take a `LambdaEvent<serde_json::Value>` and
-/// read the payload in the handler: every event is a `Value`, and the error is yours. Or leave the line out with a filter
-/// directive, as in `RUST_LOG=info,lambda_runtime::layers::api_response=off`; the answer to the invocation then still has
-/// the value in it.
+/// If an event does not deserialise into the handler's payload type, `lambda_runtime` calls no layer and logs an error that
+/// shows the offending value. If that value may be secret, take a `LambdaEvent<serde_json::Value>` and read the payload in
+/// the handler: every event is a `Value`, and the error is your own. Alternatively, suppress the line with a filter
+/// directive, as in `RUST_LOG=info,lambda_runtime::layers::api_response=off`. The response to the invocation then still
+/// contains the value.
 ///
 /// # Example
 ///
@@ -101,7 +101,7 @@ pub struct IdempotentLayer<H, P, T, E> {
 }
 
 impl<H, P, T, E> IdempotentLayer<H, P, T, E> {
-    /// A layer with these settings.
+    /// Creates a layer with these settings.
     #[must_use]
     pub fn new(idempotency: Idempotency<LambdaEvent<P>, T, E>) -> Self {
         panics::warn_if_they_abort();
@@ -117,10 +117,10 @@ impl<S, H, P, T, E> Layer<S> for IdempotentLayer<H, P, T, E> {
     }
 }
 
-/// The service that [`IdempotentLayer`] makes of a handler.
+/// The service that [`IdempotentLayer`] makes from a handler.
 ///
-/// The handler is cloned for every event, because the record is taken between its being ready and its being called.
-/// Functions and closures wrapped by `service_fn` are `Clone` if what they capture is.
+/// The handler is cloned for each event, because the record is acquired after the handler is ready and before it is
+/// called. A function or closure in `service_fn` is `Clone` if its captures are.
 pub struct IdempotentService<S, H, P, T, E> {
     inner: S,
     idempotency: Idempotency<LambdaEvent<P>, T, E>,
@@ -145,14 +145,14 @@ where
     }
 
     fn call(&mut self, event: LambdaEvent<P>) -> Self::Future {
-        // The one that was polled ready is the one to call.
+        // The instance that was polled ready is the one to call.
         let clone = self.inner.clone();
         let mut inner = std::mem::replace(&mut self.inner, clone);
         let idempotency = self.idempotency.clone();
         Box::pin(async move {
-            let caller = caller(&event.context, idempotency.locks());
-            let identity = idempotency.identify(&event, &caller).map_err(HandlerError::Lock)?;
-            match idempotency.begin(identity, &caller).await? {
+            let invocation = invocation(&event.context, idempotency.locks());
+            let identity = idempotency.identify(&event, &invocation).map_err(HandlerError::Lock)?;
+            match idempotency.begin(identity, &invocation).await? {
                 NextStep::Replay { key, record } => idempotency.replay(&record, &key),
                 NextStep::Run(run) => {
                     idempotency.execute(&run, async { inner.call(H::under(event, &run)).await }).await
@@ -162,7 +162,7 @@ where
     }
 }
 
-// By hand, because deriving would ask the types of events, responses and errors to be `Clone` and `Debug` too.
+// By hand, because a derive would require the types of events, responses and errors to be `Clone` and `Debug`.
 impl<H, P, T, E> Clone for IdempotentLayer<H, P, T, E> {
     fn clone(&self) -> Self {
         Self { idempotency: self.idempotency.clone(), handler_input: PhantomData }

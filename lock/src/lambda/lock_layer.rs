@@ -1,4 +1,4 @@
-//! The middleware of singletons: takes a lock around a handler and releases it afterwards.
+//! The middleware for singletons: acquires a lock before the handler runs and releases it afterwards.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -7,10 +7,11 @@ use std::sync::Arc;
 use std::task::{Context as TaskContext, Poll};
 use std::time::Duration;
 
-use lambda_runtime::{Context, LambdaEvent};
+use lambda_runtime::LambdaEvent;
 use tower::{Layer, Service};
 
-use super::{deadline, holder};
+use super::invocation::{deadline, holder};
+use super::locked_event::HandlerEvent;
 use crate::error::Error;
 use crate::idempotency::HandlerError;
 use crate::lock::Backoff;
@@ -19,27 +20,28 @@ use crate::lock::Locks;
 use crate::lock::hold;
 use crate::panics;
 
-/// Makes a handler a singleton: a tower layer that takes a lock around each invocation.
+/// A tower layer that makes a handler a singleton: each invocation runs under a lock.
 ///
 /// Put it around the handler, inside the runtime: `Runtime::new(layer.layer(service_fn(handler)))`, for `run` and
 /// `run_concurrent` alike. (`Runtime::layer` is the wrong place: it sees bytes, not events.) The handler keeps its
-/// signature; one that takes a [`LockedEvent`] in place of a `LambdaEvent` gets the lock as well.
+/// signature. A handler that takes a [`LockedEvent`](crate::LockedEvent) instead of a `LambdaEvent` gets the lock as well.
 ///
 /// | setting | default |
 /// | --- | --- |
 /// | [`key`](Self::key), [`key_from`](Self::key_from) | the function's name |
 /// | [`lease`](Self::lease) | until the invocation's deadline |
-/// | [`wait`](Self::wait) | not at all |
+/// | [`wait`](Self::wait) | off |
 /// | [`on_held`](Self::on_held) | the invocation fails with `LockHeld` |
 /// | [`on_unavailable`](Self::on_unavailable) | the invocation fails with `LockUnavailable` or `LockThrottled` |
-/// | [`hold_at_least`](Self::hold_at_least) | not at all |
+/// | [`hold_at_least`](Self::hold_at_least) | off |
 ///
-/// A handler that returns, fails or panics releases the lock; the panic then goes on. One that is still running when
-/// the lease ends is cancelled, and the invocation fails with `LockLost`; by default Lambda's own timeout is due at the
-/// same time and usually comes first. A handler that blocks its thread is not cancelled. A failed release is logged and
-/// does not replace the handler's result.
+/// The lock is released when the handler returns, fails or panics; the panic then continues. A handler that is still
+/// running when the lease ends is cancelled, and the invocation fails with `LockLost`. By default Lambda's own timeout is
+/// due at the same time and usually comes first. A handler that blocks its thread is not cancelled. A failed release is
+/// logged and does not replace the handler's result.
 ///
-/// Two requests for an invocation that runs, one for an invocation that is refused; IAM action `dynamodb:UpdateItem`.
+/// Two requests for an invocation that runs the handler, one for an invocation that finds the key held; IAM action
+/// `dynamodb:UpdateItem`.
 ///
 /// # The release profile
 ///
@@ -50,18 +52,18 @@ use crate::panics;
 /// panic = "unwind"
 /// ```
 ///
-/// Without it, `cargo lambda build`, and with it `sam build`, builds with `panic = "abort"`. A panic then ends the
-/// process, and the lock stays until its lease ends: by default for the rest of the function's timeout.
+/// Without it, `cargo lambda build`, which `sam build` uses, builds with `panic = "abort"`. A panic then ends the process,
+/// and the lock stays held until its lease ends: by default for the rest of the function's timeout.
 ///
-/// A layer that is built that way logs one warning when it is made, and [`Locks::check`](crate::Locks::check) reports it.
+/// A layer built that way logs one warning when it is created, and [`Locks::check`](crate::Locks::check) reports it.
 ///
 /// # What `lambda_runtime` logs
 ///
-/// If an event does not deserialise into the handler's payload type, `lambda_runtime` logs an error that shows the value
-/// it failed at. No layer is called then. Where that value may be a secret, take a `LambdaEvent<serde_json::Value>` and
-/// read the payload in the handler: every event is a `Value`, and the error is yours. Or leave the line out with a filter
-/// directive, as in `RUST_LOG=info,lambda_runtime::layers::api_response=off`; the answer to the invocation then still has
-/// the value in it.
+/// If an event does not deserialise into the handler's payload type, `lambda_runtime` calls no layer and logs an error that
+/// shows the offending value. If that value may be secret, take a `LambdaEvent<serde_json::Value>` and read the payload in
+/// the handler: every event is a `Value`, and the error is your own. Alternatively, suppress the line with a filter
+/// directive, as in `RUST_LOG=info,lambda_runtime::layers::api_response=off`. The response to the invocation then still
+/// contains the value.
 ///
 /// # Example
 ///
@@ -105,8 +107,8 @@ enum KeyOf<P> {
     Event(KeyFrom<P>),
 }
 
-/// What an invocation does when DynamoDB cannot be reached or throttles, also after waiting. An error that waiting
-/// would not mend (no table, no access, a malformed row) fails the invocation in any case.
+/// The policy for an invocation when DynamoDB cannot be reached or throttles, also after waiting. An error that waiting
+/// does not resolve (no table, no access, a malformed row) always fails the invocation.
 ///
 /// ```
 /// # use lambda_lock::{LockLayer, LockedEvent, Locks, OnUnavailable};
@@ -117,16 +119,16 @@ enum KeyOf<P> {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum OnUnavailable {
-    /// It fails, so that Lambda tries again: safe.
+    /// The invocation fails, and Lambda retries it. Safe.
     #[default]
     Fail,
-    /// It runs without the lock, with a warning: for work that does better twice than not at all. Its lock is not
-    /// [enforced](Lock::is_enforced) and its fence is zero.
+    /// The invocation runs without the lock, with a warning: for work that may rather run twice than not at all. Its lock
+    /// is not [enforced](Lock::is_enforced), and its fence is zero.
     RunUnlocked,
 }
 
 impl<I: HandlerEvent, R> LockLayer<I, R> {
-    /// A layer with the defaults above.
+    /// Creates a layer with the defaults above.
     #[must_use]
     pub fn new(locks: Locks) -> Self {
         panics::warn_if_they_abort();
@@ -144,13 +146,13 @@ impl<I: HandlerEvent, R> LockLayer<I, R> {
         }
     }
 
-    /// One key for all events.
+    /// Sets one key for all events.
     #[must_use]
     pub fn key(self, key: impl Into<String>) -> Self {
         self.with(|settings| settings.key = KeyOf::Fixed(key.into()))
     }
 
-    /// A key for each event: events with different keys run at the same time.
+    /// Sets a key for each event. Events with different keys run concurrently.
     ///
     /// ```
     /// # use lambda_lock::{LockLayer, Locks};
@@ -165,34 +167,34 @@ impl<I: HandlerEvent, R> LockLayer<I, R> {
         self.with(|settings| settings.key = KeyOf::Event(Arc::new(key)))
     }
 
-    /// A lease shorter than the time until the invocation's deadline, from 1 ms to a day. The handler is cancelled at
-    /// its end; in return, an environment that crashes blocks the key less long.
+    /// Sets a lease shorter than the time until the invocation's deadline, from 1 ms to a day. The handler is cancelled
+    /// when the lease ends, and a crashed environment blocks the key for less time.
     #[must_use]
     pub fn lease(self, lease: Duration) -> Self {
         self.with(|settings| settings.lease = Some(lease))
     }
 
-    /// Waits while the key is held, but no longer than until shortly before the invocation's deadline.
+    /// Waits while the key is held, at most until shortly before the invocation's deadline. Off by default.
     #[must_use]
     pub fn wait(self, backoff: Backoff) -> Self {
         self.with(|settings| settings.wait = Some(backoff))
     }
 
-    /// Keeps the key for at least this long, also when the handler is done earlier: a schedule that fires twice,
-    /// seconds apart, runs a short job once. Up to a day. A handler that failed frees the key at once, for the retry.
+    /// Holds the key for at least this long, even if the handler finishes earlier; up to a day. A schedule that fires
+    /// twice, seconds apart, then runs a short job once. A handler that fails frees the key at once, for the retry.
     #[must_use]
     pub fn hold_at_least(self, hold: Duration) -> Self {
         self.with(|settings| settings.hold_at_least = hold)
     }
 
-    /// Answers an invocation that finds the key held, in place of failing it. The error that is handed over says by
-    /// [whom](Error::holder) and until when.
+    /// Answers an invocation that finds the key held, instead of failing it. The error names the
+    /// [holder](Error::holder), and until when the key is held.
     #[must_use]
     pub fn on_held(self, answer: impl Fn(&Error) -> R + Send + Sync + 'static) -> Self {
         self.with(|settings| settings.on_held = Some(Arc::new(answer)))
     }
 
-    /// What to do when the table cannot be reached.
+    /// Sets what happens if DynamoDB cannot be reached or throttles; [`OnUnavailable::Fail`] by default.
     #[must_use]
     pub fn on_unavailable(self, policy: OnUnavailable) -> Self {
         self.with(|settings| settings.on_unavailable = policy)
@@ -205,7 +207,7 @@ impl<I: HandlerEvent, R> LockLayer<I, R> {
 }
 
 impl<I: HandlerEvent, R> Settings<I, R> {
-    /// The lock for this event, or what to answer without it.
+    /// Acquires the lock for this event, or returns the answer or error for an invocation without it.
     async fn acquire(&self, event: &LambdaEvent<I::Payload>) -> Result<Lock, Refused<R>> {
         let context = &event.context;
         let key = match &self.key {
@@ -254,10 +256,10 @@ impl<S, I: HandlerEvent, R> Layer<S> for LockLayer<I, R> {
     }
 }
 
-/// The service that [`LockLayer`] makes of a handler.
+/// The service that [`LockLayer`] makes from a handler.
 ///
-/// The handler is cloned for every event, because the lock is taken between its being ready and its being called.
-/// Functions and closures wrapped by `service_fn` are `Clone` if what they capture is.
+/// The handler is cloned for each event, because the lock is acquired after the handler is ready and before it is called.
+/// A function or closure in `service_fn` is `Clone` if its captures are.
 pub struct LockService<S, I: HandlerEvent, R> {
     inner: S,
     settings: Arc<Settings<I, R>>,
@@ -281,7 +283,7 @@ where
     }
 
     fn call(&mut self, event: LambdaEvent<I::Payload>) -> Self::Future {
-        // The one that was polled ready is the one to call.
+        // The instance that was polled ready is the one to call.
         let clone = self.inner.clone();
         let mut inner = std::mem::replace(&mut self.inner, clone);
         let settings = Arc::clone(&self.settings);
@@ -307,80 +309,7 @@ where
     }
 }
 
-/// What a handler under a [`LockLayer`] takes: a `LambdaEvent`, or a [`LockedEvent`] to get the lock with it.
-///
-/// Cannot be implemented for other types.
-pub trait HandlerEvent: sealed::Sealed + 'static {
-    /// The type of the event's payload.
-    type Payload;
-
-    #[doc(hidden)]
-    fn locked(event: LambdaEvent<Self::Payload>, lock: &Arc<Lock>) -> Self;
-}
-
-impl<P: 'static> HandlerEvent for LambdaEvent<P> {
-    type Payload = P;
-
-    fn locked(event: LambdaEvent<P>, _: &Arc<Lock>) -> Self {
-        event
-    }
-}
-
-impl<P: 'static> HandlerEvent for LockedEvent<P> {
-    type Payload = P;
-
-    fn locked(event: LambdaEvent<P>, lock: &Arc<Lock>) -> Self {
-        Self::new(event, Arc::clone(lock))
-    }
-}
-
-mod sealed {
-    pub trait Sealed {}
-    impl<P> Sealed for lambda_runtime::LambdaEvent<P> {}
-    impl<P> Sealed for super::LockedEvent<P> {}
-}
-
-/// An event together with the lock it runs under, for a handler that wants the fence, or to renew.
-///
-/// ```
-/// # use lambda_lock::LockedEvent;
-/// # use lambda_runtime::Error;
-/// async fn handler(event: LockedEvent<String>) -> Result<u64, Error> {
-///     // write(event.payload, event.lock.fence()) …
-///     Ok(event.lock.fence())
-/// }
-/// ```
-#[derive(Clone)]
-#[non_exhaustive]
-pub struct LockedEvent<P> {
-    /// The event's payload.
-    pub payload: P,
-    /// The invocation's context.
-    pub context: Context,
-    /// The lock. The middleware releases it when the handler is done.
-    pub lock: Arc<Lock>,
-}
-
-impl<P> LockedEvent<P> {
-    /// An event with a lock, for testing a handler by itself.
-    #[must_use]
-    pub fn new(event: LambdaEvent<P>, lock: Arc<Lock>) -> Self {
-        let (payload, context) = event.into_parts();
-        Self { payload, context, lock }
-    }
-}
-
-/// Without the payload, which may be what nobody wants in a log.
-impl<P> fmt::Debug for LockedEvent<P> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("LockedEvent")
-            .field("request_id", &self.context.request_id)
-            .field("lock", &self.lock)
-            .finish_non_exhaustive()
-    }
-}
-
-// By hand, because deriving would ask the event and the response to be `Clone` and `Debug` too.
+// By hand, because a derive would require the event and the response to be `Clone` and `Debug`.
 impl<I: HandlerEvent, R> Clone for Settings<I, R> {
     fn clone(&self) -> Self {
         Self {

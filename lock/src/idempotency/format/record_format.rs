@@ -29,9 +29,9 @@ const JSON_LEVELS: usize = 127;
 /// | [`PowertoolsTypeScript`](Self::PowertoolsTypeScript) | MD5, Base64 | MD5, Base64 | DynamoDB value |
 ///
 /// The hash is of JSON text, in which `5` and `5.0` may differ: take keys from the event's JSON, not from a struct with
-/// floats. If the text is ambiguous, the call fails before any request is sent. In every format that is so for a float of
-/// 2⁶³ or more, which may have been a longer integer. The formats name further cases. A string instead of a number is
-/// never ambiguous.
+/// floats. If the text is ambiguous, the call fails before any request is sent. Every format rejects a float of 2⁶³ or
+/// more, which may have been a longer integer. Some formats reject further values, listed below. A string instead of a
+/// number is never ambiguous.
 ///
 /// A stored result is loaded as it was written. An integer that neither 64 bits nor a float can hold, as Python and
 /// JavaScript may write one, is not rounded: the duplicate gets an error that

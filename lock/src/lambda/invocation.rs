@@ -1,0 +1,31 @@
+//! What a middleware reads from the invocation's `Context`.
+
+use std::time::SystemTime;
+
+use lambda_runtime::Context;
+
+use crate::clock::since_epoch;
+use crate::idempotency::Invocation;
+use crate::limits::MAX_LEASE;
+use crate::lock::Locks;
+
+/// Returns the holder's name: the function, the request id and the log stream to look into.
+pub(super) fn holder(context: &Context) -> String {
+    let config = &context.env_config;
+    [&config.function_name, &context.request_id, &config.log_stream].map(String::as_str).join(" ").trim().to_owned()
+}
+
+/// Returns the invocation's deadline, unless it is more than [`MAX_LEASE`] ago: the deadline is zero in a context made by
+/// hand, as in tests, and early in 1970 under `cargo lambda watch`.
+pub(super) fn deadline(context: &Context, locks: &Locks) -> Option<SystemTime> {
+    let earliest = locks.0.clock.now().wall.saturating_sub(MAX_LEASE);
+    Some(context.deadline()).filter(|deadline| since_epoch(*deadline) > earliest)
+}
+
+pub(super) fn invocation(context: &Context, locks: &Locks) -> Invocation {
+    Invocation {
+        function: context.env_config.function_name.clone(),
+        holder: Some(holder(context)),
+        deadline: deadline(context, locks),
+    }
+}

@@ -1,0 +1,251 @@
+//! `SqsConsumer`: its settings.
+
+use std::fmt::{self, Display};
+use std::marker::PhantomData;
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde::de::DeserializeOwned;
+
+use super::message::Message;
+use crate::idempotency::{Idempotency, OnMissingKey};
+use crate::lock::Locks;
+use crate::panics;
+
+/// A tower layer that makes a consumer of SQS batches from a handler of one message. Each message runs once, however often
+/// it is delivered, and only messages that are not done return to the queue.
+///
+/// Enable `ReportBatchItemFailures` in the event source mapping. Without it, Lambda takes the answer as success and deletes
+/// the messages that failed. Put the consumer around the handler, inside the runtime. The handler takes a [`Message`], or
+/// a [`WithRun`](crate::WithRun) around it to get the run as well.
+///
+/// | a message | |
+/// | --- | --- |
+/// | whose handler returns `Ok` | is done, and recorded as done for the window |
+/// | whose handler returns an error, panics, or is unfinished when its lease ends | returns to the queue; its record is released, unless the [`Idempotency`] says otherwise |
+/// | that was done before | is deleted without running |
+/// | that is in progress elsewhere | returns to the queue; with `hide_while_in_progress` (feature `sqs`) hidden until that lease ends |
+/// | whose body does not parse, or that has no key | returns to the queue, and finally moves to the dead-letter queue |
+/// | that is in the batch twice | runs once; both share the outcome |
+/// | that was not started [in time](Self::min_remaining_time) | returns to the queue without having started |
+/// | of a FIFO queue, after a message of its group that returns to the queue | returns to the queue, so that the group stays in order; other groups continue |
+///
+/// A message without a message id, which SQS never sends, cannot be named in the answer. It is answered with an empty
+/// name, for which Lambda returns the whole batch. Nothing is lost, and messages that are done do not run again.
+///
+/// The leases of a batch end a second before the invocation's deadline, or a quarter of the remaining time before it if
+/// that is less. A message that takes too long therefore does not delay the answer for the others.
+///
+/// A message that returns to the queue is visible again after the queue's visibility timeout.
+///
+/// Two requests for each message that runs, one for a duplicate; IAM action `dynamodb:UpdateItem`.
+///
+/// # Log
+///
+/// A message that returns to the queue is logged with its message id and its key, unless the format hashes the key, but
+/// without its body. The level is info for a message in progress elsewhere, otherwise error or warning. The line has the
+/// `error_type` of an error whose conversion to `Diagnostic` sets one. A body that does not parse is reported without its
+/// value, in contrast to [what `lambda_runtime` logs](crate::LockLayer#what-lambda_runtime-logs) for other events.
+///
+/// # The release profile
+///
+/// Set `panic = "unwind"` in the `Cargo.toml` at the root of the workspace:
+///
+/// ```toml
+/// [profile.release]
+/// panic = "unwind"
+/// ```
+///
+/// Without it, `cargo lambda build`, which `sam build` uses, builds with `panic = "abort"`. A panic then ends the process,
+/// and the whole batch returns to the queue. Messages that are done do not run again, but each delivery counts: finally all
+/// of them may be in the dead-letter queue, together with the message that panics.
+///
+/// A consumer built that way logs one warning when it is created, and [`Locks::check`](crate::Locks::check) reports it.
+///
+/// # Example
+///
+/// ```no_run
+/// use lambda_lock::{Locks, Message, SqsConsumer};
+/// use lambda_runtime::{Error, Runtime};
+/// use serde::Deserialize;
+/// use tower::{Layer, service_fn};
+///
+/// #[derive(Deserialize)]
+/// struct Payment {
+///     amount: u32,
+/// }
+///
+/// async fn pay(message: Message<Payment>) -> Result<(), Error> {
+///     Ok(println!("paid {}", message.body.amount))
+/// }
+///
+/// #[tokio::main]
+/// async fn main() -> Result<(), Error> {
+///     let consumer = SqsConsumer::by_message_id(Locks::from_env().await?);
+///     Runtime::new(consumer.layer(service_fn(pay))).run().await
+/// }
+/// ```
+pub struct SqsConsumer<H, B, T, E> {
+    pub(super) settings: Settings<B, T, E>,
+    handler_input: PhantomData<fn(H)>,
+}
+
+pub(super) struct Settings<B, T, E> {
+    pub(super) idempotency: Idempotency<Message<B>, T, E>,
+    pub(super) parse: Parse<B>,
+    pub(super) concurrency: usize,
+    pub(super) min_remaining_time: Duration,
+    #[cfg(feature = "sqs")]
+    pub(super) queues: Option<aws_sdk_sqs::Client>,
+}
+
+type Parse<B> = Arc<dyn Fn(&str) -> Result<B, String> + Send + Sync>;
+
+/// Longer than the longest visibility timeout, which is 12 hours.
+const WINDOW: Duration = Duration::from_hours(24);
+
+impl<H, B: DeserializeOwned + 'static, T, E> SqsConsumer<H, B, T, E> {
+    /// Creates a consumer that runs each message once by its message id, for a day. Bodies are JSON.
+    ///
+    /// All deliveries of a message have the same id. A sender that sends twice creates two ids: see [`new`](Self::new).
+    #[must_use]
+    pub fn by_message_id(locks: Locks) -> Self {
+        let key = |message: &Message<B>| message.message_id().map(str::to_owned);
+        Self::new(Idempotency::new(locks, OnMissingKey::Reject, key).window(WINDOW))
+    }
+
+    /// Creates a consumer for FIFO queues that runs each message once by its deduplication id, within its queue and group,
+    /// for a day. The queue itself deduplicates for five minutes. Bodies are JSON.
+    ///
+    /// The key is `queue#group#id`: the queue's ARN, the group and the unchanged deduplication id. In ARN and group, `#`
+    /// becomes `%23` and `%` becomes `%25`.
+    #[must_use]
+    pub fn by_deduplication_id(locks: Locks) -> Self {
+        let key = |message: &Message<B>| {
+            let queue = escape(message.record.event_source_arn.as_deref().unwrap_or_default());
+            let group = escape(message.group_id().unwrap_or_default());
+            message.deduplication_id().map(|id| format!("{queue}#{group}#{id}"))
+        };
+        Self::new(Idempotency::new(locks, OnMissingKey::Reject, key).window(WINDOW))
+    }
+
+    /// Creates a consumer with custom settings, such as a key from the body. Bodies are JSON.
+    ///
+    /// Choose a window longer than the time after which a message may be delivered again: at least the queue's visibility
+    /// timeout, which is up to 12 hours.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use lambda_lock::{Idempotency, Locks, Message, SqsConsumer, OnMissingKey};
+    /// # use serde::Deserialize;
+    /// #[derive(Deserialize)]
+    /// struct Payment {
+    ///     id: String,
+    /// }
+    /// # fn example(locks: Locks) -> SqsConsumer<Message<Payment>, Payment, (), std::io::Error> {
+    /// let once = Idempotency::new(locks, OnMissingKey::Reject, |message: &Message<Payment>| Some(message.body.id.clone()));
+    /// SqsConsumer::new(once.window(Duration::from_hours(24 * 14))).concurrency(5)
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn new(idempotency: Idempotency<Message<B>, T, E>) -> Self {
+        // Without serde's message, which would show the value in the log.
+        Self::with_parser(idempotency, |text| {
+            serde_json::from_str(text).map_err(|error| {
+                format!("{:?} error at line {} column {}", error.classify(), error.line(), error.column())
+            })
+        })
+    }
+}
+
+/// Escapes `#`, which separates the parts of a key and is allowed in the names of groups.
+fn escape(part: &str) -> String {
+    part.replace('%', "%25").replace('#', "%23")
+}
+
+impl<H, B, T, E> SqsConsumer<H, B, T, E> {
+    /// Creates a consumer for bodies that are not JSON. The parser's errors are logged.
+    ///
+    /// ```
+    /// # use std::convert::Infallible;
+    /// # use lambda_lock::{Idempotency, Locks, Message, SqsConsumer, OnMissingKey};
+    /// # fn example(once: Idempotency<Message<String>, (), Infallible>) -> SqsConsumer<Message<String>, String, (), Infallible> {
+    /// SqsConsumer::with_parser(once, |text| Ok::<_, Infallible>(text.to_owned()))
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn with_parser<P: Display>(
+        idempotency: Idempotency<Message<B>, T, E>,
+        parse: impl Fn(&str) -> Result<B, P> + Send + Sync + 'static,
+    ) -> Self {
+        panics::warn_if_they_abort();
+        Self {
+            settings: Settings {
+                idempotency,
+                parse: Arc::new(move |text| parse(text).map_err(|error| error.to_string())),
+                concurrency: 10,
+                min_remaining_time: Duration::from_secs(1),
+                #[cfg(feature = "sqs")]
+                queues: None,
+            },
+            handler_input: PhantomData,
+        }
+    }
+
+    /// Sets how many messages run concurrently, on the task of the invocation; 10 by default, at least 1. In a FIFO
+    /// queue, the number of groups.
+    #[must_use]
+    pub fn concurrency(mut self, messages: usize) -> Self {
+        self.settings.concurrency = messages.max(1);
+        self
+    }
+
+    /// Sets the remaining lease of the batch that a message needs to start; 1 s by default, and at most nine tenths of the
+    /// lease at the start of the batch.
+    ///
+    /// Choose the time that most messages take. The others return to the queue without having started, instead of being
+    /// cancelled.
+    #[must_use]
+    pub fn min_remaining_time(mut self, time: Duration) -> Self {
+        self.settings.min_remaining_time = time;
+        self
+    }
+
+    /// Hides a message in progress elsewhere until that lease ends. Otherwise the message is visible again after the
+    /// queue's visibility timeout. Feature `sqs`.
+    ///
+    /// One request for such a message, and one for each of its copies in the batch; IAM action
+    /// `sqs:ChangeMessageVisibility` on the queue. If the request fails, the message is visible again after the queue's
+    /// visibility timeout.
+    #[cfg(feature = "sqs")]
+    #[must_use]
+    pub fn hide_while_in_progress(mut self, queues: aws_sdk_sqs::Client) -> Self {
+        self.settings.queues = Some(queues);
+        self
+    }
+}
+
+// By hand, because a derive would require the types of bodies, results and errors to be `Clone` and `Debug`.
+impl<B, T, E> Clone for Settings<B, T, E> {
+    fn clone(&self) -> Self {
+        Self {
+            idempotency: self.idempotency.clone(),
+            parse: Arc::clone(&self.parse),
+            #[cfg(feature = "sqs")]
+            queues: self.queues.clone(),
+            ..*self
+        }
+    }
+}
+
+impl<H, B, T, E> Clone for SqsConsumer<H, B, T, E> {
+    fn clone(&self) -> Self {
+        Self { settings: self.settings.clone(), handler_input: PhantomData }
+    }
+}
+
+impl<H, B, T, E> fmt::Debug for SqsConsumer<H, B, T, E> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SqsConsumer").field("idempotency", &self.settings.idempotency).finish_non_exhaustive()
+    }
+}
