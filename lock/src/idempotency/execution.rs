@@ -14,10 +14,9 @@ use super::settings::{Idempotency, Identity, Invocation, Settings};
 use crate::clock::{millis, since_epoch};
 use crate::error::Kind;
 use crate::holder::{Data, Holder};
-use crate::lock::Lock;
-use crate::lock::{Acquire, in_time_to_answer, while_held};
+use crate::lock::{self, Acquire, Lock, in_time_to_answer, while_held};
+use crate::metrics;
 use crate::row::{ClaimExtension as _, Completed, Outcome, RecordClaim, Released, check_data};
-use crate::{lock, metrics};
 
 /// What follows from the record of an input.
 pub(crate) enum NextStep {

@@ -13,9 +13,7 @@ use super::policy::{OnError, OnMissingKey, OnTimeout, OnUnstorableResult};
 use crate::error::{Error, Kind};
 use crate::holder::Holder;
 use crate::limits::{MAX_RETENTION, check_duration};
-use crate::lock;
-use crate::lock::Backoff;
-use crate::lock::Locks;
+use crate::lock::{self, Backoff, Locks};
 
 /// Runs work once for each key: a duplicate gets the result of the first run without a second one.
 ///

@@ -11,8 +11,7 @@ use serde::de::DeserializeOwned;
 use tower::{Layer, Service};
 
 use super::invocation::invocation;
-use crate::idempotency::HandlerError;
-use crate::idempotency::{HandlerInput, Idempotency, NextStep};
+use crate::idempotency::{HandlerError, HandlerInput, Idempotency, NextStep};
 use crate::panics;
 
 /// A tower layer that makes a handler idempotent: a duplicate event gets the first run's result.

@@ -14,10 +14,7 @@ use super::invocation::{deadline, holder};
 use super::locked_event::HandlerEvent;
 use crate::error::Error;
 use crate::idempotency::HandlerError;
-use crate::lock::Backoff;
-use crate::lock::Lock;
-use crate::lock::Locks;
-use crate::lock::hold;
+use crate::lock::{Backoff, Lock, Locks, hold};
 use crate::panics;
 
 /// A tower layer that makes a handler a singleton: each invocation runs under a lock.

@@ -188,7 +188,7 @@ impl Acquire {
         let span = telemetry.span().clone();
         match self.ask(&mut telemetry).instrument(span).await {
             Ok((lock, taken_from)) => {
-                let taken_from = taken_from.as_ref().map(|holder| holder as _);
+                let taken_from = taken_from.as_deref().map(|holder| holder as _);
                 telemetry.acquired(lock.key(), lock.owner(), lock.fence(), taken_from);
                 Ok(lock)
             }
@@ -201,7 +201,7 @@ impl Acquire {
 
     /// Makes attempts until one succeeds or the wait ends. The last holder comes with the lock if its lease ended without a
     /// release.
-    async fn ask(&self, telemetry: &mut AcquireSpan) -> Result<(Lock, Option<Holder>), Error> {
+    async fn ask(&self, telemetry: &mut AcquireSpan) -> Result<(Lock, Option<Box<Holder>>), Error> {
         let mut attempts = AcquireAttempts::start(self)?;
         let error = loop {
             let error = match attempts.next(telemetry).await {
@@ -320,7 +320,7 @@ struct Taken {
     fence: u64,
     data: Option<Data>,
     /// The last holder, if its lease ended without a release.
-    from: Option<Holder>,
+    from: Option<Box<Holder>>,
 }
 
 impl Taken {
@@ -381,7 +381,7 @@ impl<'a> AcquireAttempts<'a> {
         }
     }
 
-    fn into_lock(self, taken: Taken, span: &Span) -> (Lock, Option<Holder>) {
+    fn into_lock(self, taken: Taken, span: &Span) -> (Lock, Option<Box<Holder>>) {
         let Taken { sent, lease, fence, data, from } = taken;
         let telemetry = HoldSpan::new(span.clone(), &self.acquire.key, sent);
         let ownership = self.pending.resolve();

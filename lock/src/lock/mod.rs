@@ -9,6 +9,7 @@ mod locks;
 mod telemetry;
 
 pub use acquire::Acquire;
+#[cfg(feature = "lambda")]
 pub(crate) use acquire::hold;
 #[cfg(feature = "idempotency")]
 pub(crate) use acquire::{in_time_to_answer, while_held};

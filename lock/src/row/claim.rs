@@ -55,7 +55,7 @@ pub(crate) enum Claimed {
         fence: u64,
         data: Option<Data>,
         /// The last holder, if its lease ended without a release.
-        taken_from: Option<Holder>,
+        taken_from: Option<Box<Holder>>,
     },
     /// The row has the nonce of this claim: an earlier attempt was applied, and its answer was lost.
     Already {
@@ -155,7 +155,7 @@ impl Table {
         Ok(Claimed::Acquired {
             fence: u64::try_from(fence).unwrap_or(u64::MAX),
             data: claim.data.cloned().or(left),
-            taken_from: last.filter(|holder| !holder.completed && !holder.released),
+            taken_from: last.filter(|holder| !holder.completed && !holder.released).map(Box::new),
         })
     }
 

@@ -41,15 +41,12 @@ impl ClaimExtension for RecordClaim {
             let window_ago = millis(now.wall.saturating_sub(window));
             request = request.name("#released", RELEASED).value(":window_ago", number(window_ago));
         }
-        match &self.validation {
-            Some(validation) => {
-                set.push_str(", #validation = :validation REMOVE #data, #error");
-                request.value(":validation", string(validation))
-            }
-            None => {
-                set.push_str(" REMOVE #data, #error, #validation");
-                request
-            }
+        if let Some(validation) = &self.validation {
+            set.push_str(", #validation = :validation REMOVE #data, #error");
+            request.value(":validation", string(validation))
+        } else {
+            set.push_str(" REMOVE #data, #error, #validation");
+            request
         }
     }
 

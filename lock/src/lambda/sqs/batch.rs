@@ -22,8 +22,7 @@ use super::consumer::{Settings, SqsConsumer};
 use super::message::Message;
 use super::sequence::{Entry, Sequence};
 use crate::clock::{Deadline, since_epoch};
-use crate::idempotency::HandlerError;
-use crate::idempotency::{HandlerInput, Identity, Invocation, NextStep};
+use crate::idempotency::{HandlerError, HandlerInput, Identity, Invocation, NextStep};
 use crate::limits::time_to_ask;
 use crate::metrics;
 
