@@ -83,7 +83,7 @@ where
     ) -> Result<NextStep, HandlerError<E>> {
         let settings = &*self.settings;
         let Some(Identity { key, validation }) = identity else {
-            tracing::debug!("the input has no key: running without protection");
+            tracing::debug!("running without protection");
             // A unique key, for a handler that completes in its own transaction.
             let prefix = settings.prefix.as_ref().unwrap_or(&invocation.function);
             let unique = format!("{prefix}#{:032x}", fastrand::u128(..));
