@@ -1,4 +1,4 @@
-//! One process among those that contend for a lock in the tests of `tests/processes.rs`. Everything it needs to know
+//! One process among those that contend for a lock in the tests of `tests/lock/processes.rs`. Everything it needs to know
 //! is in its environment, as for a function.
 
 use std::env;
