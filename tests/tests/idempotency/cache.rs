@@ -11,7 +11,7 @@ use crate::{
 
 // behaviour 68
 #[tokio::test]
-async fn a_cached_result_costs_no_request_and_without_a_cache_each_duplicate_one() {
+async fn a_cached_result_sends_no_request() {
     let (_world, host, locks) = environment().await;
     let (cached, runs) = (orders(&locks).cache(10), Counter::default());
     for _ in 0..5 {
@@ -27,7 +27,7 @@ async fn a_cached_result_costs_no_request_and_without_a_cache_each_duplicate_one
 
 // behaviour 68
 #[tokio::test]
-async fn the_result_of_a_run_elsewhere_is_cached_when_it_was_replayed_once() {
+async fn a_replayed_result_of_another_environment_is_cached() {
     let (world, host, locks) = environment().await;
     let runs = Counter::default();
     place(&orders(&later(&world, Duration::ZERO)), &order("a"), &runs).await.unwrap();
@@ -40,7 +40,7 @@ async fn the_result_of_a_run_elsewhere_is_cached_when_it_was_replayed_once() {
 
 // behaviour 68
 #[tokio::test]
-async fn the_cache_is_bounded_and_the_least_recently_used_record_goes_first() {
+async fn the_cache_evicts_the_least_recently_used_record() {
     let (_world, host, locks) = environment().await;
     let (orders, runs) = (orders(&locks).cache(2), Counter::default());
     let requests_for = async |id: &str| {
@@ -58,7 +58,7 @@ async fn the_cache_is_bounded_and_the_least_recently_used_record_goes_first() {
 
 // behaviour 68
 #[tokio::test]
-async fn what_is_in_progress_or_was_given_up_is_never_served_from_the_cache() {
+async fn the_cache_serves_no_record_in_progress_released_or_lost() {
     let (world, host, locks) = environment().await;
     let (orders, runs) = (orders(&locks).cache(10), Counter::default());
     orders
@@ -123,7 +123,7 @@ async fn clones_share_the_cache() {
 
 // behaviours 68, 76
 #[tokio::test]
-async fn a_result_whose_completion_lost_its_answer_is_cached_too() {
+async fn a_result_with_a_lost_answer_is_cached() {
     let world = World::new().await;
     let host = world.host().intercept(LoseAnswers::to("UpdateItem", 2..=2)).build();
     let (orders, runs) =
@@ -136,7 +136,7 @@ async fn a_result_whose_completion_lost_its_answer_is_cached_too() {
 
 // behaviour 68
 #[tokio::test]
-async fn a_cache_may_be_as_large_as_can_be() {
+async fn a_cache_of_usize_max_records_works() {
     let (_world, host, locks) = environment().await;
     let (orders, runs) = (orders(&locks).cache(usize::MAX), Counter::default());
     for _ in 0..2 {

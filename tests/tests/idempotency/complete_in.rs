@@ -20,7 +20,7 @@ use crate::{
 
 // behaviour 79
 #[tokio::test]
-async fn result_and_business_write_are_committed_together_and_nothing_is_sent_after() {
+async fn a_transaction_commits_the_result_and_the_business_write_together() {
     let (world, host, locks) = environment().await;
     let (orders, runs) = (orders(&locks), Counter::default());
     let before = millis(host.now() + WINDOW);
@@ -38,7 +38,7 @@ async fn result_and_business_write_are_committed_together_and_nothing_is_sent_af
 
 // behaviour 79
 #[tokio::test]
-async fn a_transaction_that_is_cancelled_writes_neither_and_a_retry_runs_at_once() {
+async fn a_cancelled_transaction_writes_neither_and_a_retry_runs_at_once() {
     let (world, host, locks) = environment().await;
     let (orders, runs) = (orders(&locks), Counter::default());
     let body = async |run: &Run| commit(&world, &host, run, runs.count(), Some("attribute_exists(id)")).await;
@@ -59,7 +59,7 @@ fn host_without_answers(world: &World) -> (Host, Locks) {
 
 // behaviours 76, 79
 #[tokio::test]
-async fn a_transaction_that_was_committed_without_an_answer_gives_its_result_in_place_of_the_handlers_error() {
+async fn a_committed_transaction_without_an_answer_returns_its_result() {
     let world = World::new().await;
     let (host, locks) = host_without_answers(&world);
     for (id, settings) in [("a", orders(&locks)), ("b", storing(&locks)), ("c", refusing(&locks))] {
@@ -75,7 +75,7 @@ async fn a_transaction_that_was_committed_without_an_answer_gives_its_result_in_
 
 // behaviours 76, 79
 #[tokio::test]
-async fn where_errors_keep_the_record_the_call_after_a_transaction_without_an_answer_gets_its_result() {
+async fn a_committed_transaction_without_an_answer_is_replayed_when_errors_keep() {
     let world = World::new().await;
     let (host, locks) = host_without_answers(&world);
     let (orders, runs) = (orders(&locks).on_error(|_| OnError::Keep), Counter::default());
@@ -87,7 +87,7 @@ async fn where_errors_keep_the_record_the_call_after_a_transaction_without_an_an
 
 // behaviours 76, 79, 80
 #[tokio::test]
-async fn a_transaction_that_was_committed_before_the_work_outlived_its_lease_gives_its_result() {
+async fn a_transaction_committed_before_the_lease_ended_returns_its_result() {
     let (world, host, locks) = environment().await;
     let orders: Orders<u32> = orders(&locks).lease(ms(500));
     let body = async |run: &Run| {
@@ -99,7 +99,7 @@ async fn a_transaction_that_was_committed_before_the_work_outlived_its_lease_giv
 
 // behaviours 64, 79
 #[tokio::test]
-async fn a_panic_after_the_transaction_was_committed_leaves_the_record_completed() {
+async fn a_panic_after_the_commit_leaves_the_record_completed() {
     let (world, host, locks) = environment().await;
     let (orders, runs) = (orders(&locks), Counter::default());
     let order = order("a");
@@ -114,7 +114,7 @@ async fn a_panic_after_the_transaction_was_committed_leaves_the_record_completed
 
 // behaviours 65, 79
 #[tokio::test]
-async fn a_crash_after_the_transaction_was_committed_is_replayed_and_one_before_it_runs_again() {
+async fn a_crash_after_the_commit_is_replayed_and_a_crash_before_it_runs_again() {
     let (world, host, locks) = environment().await;
     let (orders, order, runs) = (orders(&locks), order("a"), Counter::default());
     crash(&host, &orders, &order).await;
@@ -137,7 +137,7 @@ async fn a_crash_after_the_transaction_was_committed_is_replayed_and_one_before_
 
 // behaviours 70, 79
 #[tokio::test]
-async fn a_transaction_of_a_run_that_lost_its_record_is_cancelled() {
+async fn a_transaction_of_a_run_without_its_record_is_cancelled() {
     let (world, host, locks) = environment().await;
     let mut theirs = None;
     let body = async |run: &Run| {
@@ -151,7 +151,7 @@ async fn a_transaction_of_a_run_that_lost_its_record_is_cancelled() {
 
 // behaviours 60, 79
 #[tokio::test]
-async fn a_transaction_that_completes_a_run_a_second_time_is_cancelled() {
+async fn a_second_completion_of_a_run_is_cancelled() {
     let (world, host, locks) = environment().await;
     let body = async |run: &Run| {
         commit(&world, &host, run, 17, None).await.unwrap();
@@ -164,7 +164,7 @@ async fn a_transaction_that_completes_a_run_a_second_time_is_cancelled() {
 
 // behaviours 22, 61, 79
 #[tokio::test]
-async fn a_transaction_of_a_run_that_is_not_protected_is_committed_all_the_same() {
+async fn a_transaction_of_an_unprotected_run_is_committed() {
     let (world, host, locks) = environment().await;
     let disabled = world.locks(&host).enabled(false).build().unwrap();
     let on_missing_key: Orders<u32> =
@@ -183,7 +183,7 @@ async fn a_transaction_of_a_run_that_is_not_protected_is_committed_all_the_same(
 
 // behaviours 75, 79
 #[tokio::test]
-async fn a_result_that_is_too_large_cannot_be_completed_in_a_transaction_whatever_is_set_for_that() {
+async fn complete_in_rejects_an_oversized_result() {
     let (_world, _host, locks) = environment().await;
     let exports: Orders<String> = orders(&locks).on_unstorable_result(OnUnstorableResult::CompleteWithoutResult);
     let body = async |run: &Run| {
@@ -198,7 +198,7 @@ async fn a_result_that_is_too_large_cannot_be_completed_in_a_transaction_whateve
 
 // behaviours 75, 79
 #[tokio::test]
-async fn what_cannot_be_stored_cannot_be_completed_in_a_transaction_either() {
+async fn complete_in_rejects_a_result_that_cannot_be_stored() {
     let (_world, _host, locks) = environment().await;
     let orders: Orders<u32> = orders(&locks);
     let body = async |run: &Run| {

@@ -15,7 +15,7 @@ use crate::{
 
 // behaviour 70
 #[tokio::test]
-async fn a_run_that_lost_its_record_returns_its_result_and_leaves_the_row_and_warns() {
+async fn a_run_that_loses_its_record_returns_its_result_and_warns() {
     keep_log();
     let (world, host, locks) = environment().await;
     let mut theirs = None;
@@ -36,7 +36,7 @@ async fn a_run_that_lost_its_record_returns_its_result_and_leaves_the_row_and_wa
 
 // behaviour 70
 #[tokio::test]
-async fn a_run_that_fails_after_it_lost_its_record_leaves_the_row() {
+async fn a_failed_run_that_loses_its_record_does_not_modify_the_row() {
     let (world, _host, locks) = environment().await;
     for settings in [orders(&locks), storing(&locks)] {
         let mut theirs = None;
@@ -54,7 +54,7 @@ async fn a_run_that_fails_after_it_lost_its_record_leaves_the_row() {
 
 // behaviours 70, 80
 #[tokio::test]
-async fn a_run_whose_lease_had_ended_for_others_returns_its_result_and_duplicates_get_that_of_the_one_that_took_over() {
+async fn duplicates_of_a_run_that_was_taken_over_get_the_result_of_the_new_run() {
     let (world, _host, locks) = environment().await;
     let runs = Counter::default();
     let mine = orders(&locks);
@@ -71,7 +71,7 @@ async fn a_run_whose_lease_had_ended_for_others_returns_its_result_and_duplicate
 
 // behaviours 68, 70
 #[tokio::test]
-async fn a_run_that_completes_a_row_that_was_deleted_meanwhile_returns_its_result_and_writes_nothing() {
+async fn a_run_whose_row_is_deleted_returns_its_result_and_writes_nothing() {
     let (world, _host, locks) = environment().await;
     let outcome = orders(&locks)
         .run(&order("a"), async |_| {
@@ -97,7 +97,7 @@ impl Intercept for MisplacesCompletions {
 
 // behaviour 70
 #[tokio::test]
-async fn a_completion_that_fails_returns_the_result_and_leaves_the_record_in_progress() {
+async fn a_failed_completion_returns_the_result_and_leaves_the_record_in_progress() {
     let world = World::new().await;
     let host = world.host().intercept(MisplacesCompletions).build();
     let (mine, runs) = (orders(&world.locks(&host).build().unwrap()), Counter::default());

@@ -14,7 +14,7 @@ use crate::{
 
 // behaviour 64
 #[tokio::test]
-async fn a_panic_gives_the_record_up_and_goes_on() {
+async fn a_panic_releases_the_record_and_is_resumed() {
     let (_world, host, locks) = environment().await;
     let (orders, runs) = (orders(&locks), Counter::default());
     assert_eq!(panic_of(&orders, &order("a")).await, "the work's own");
@@ -24,7 +24,7 @@ async fn a_panic_gives_the_record_up_and_goes_on() {
 
 // behaviours 35, 64
 #[tokio::test]
-async fn a_run_that_is_dropped_gives_the_record_up_in_the_background() {
+async fn a_dropped_run_releases_the_record_in_the_background() {
     let (_world, _host, locks) = environment().await;
     let orders = orders(&locks);
     drop_midway(&orders, &order("a")).await;
@@ -34,7 +34,7 @@ async fn a_run_that_is_dropped_gives_the_record_up_in_the_background() {
 
 // behaviours 64, 80
 #[tokio::test]
-async fn a_run_that_outlives_its_lease_is_cancelled_and_a_retry_runs_at_once() {
+async fn a_run_that_outlives_its_lease_is_cancelled_and_can_be_retried() {
     let (_world, host, locks) = environment().await;
     let (orders, runs) = (orders(&locks).lease(ms(300)), Counter::default());
     let overrun = timeout(TOO_LONG, orders.run(&order("a"), async |_| pending().await)).await.expect("it is cancelled");
@@ -45,7 +45,7 @@ async fn a_run_that_outlives_its_lease_is_cancelled_and_a_retry_runs_at_once() {
 
 // behaviour 80
 #[tokio::test]
-async fn a_run_that_renews_its_lock_goes_on_and_its_result_is_stored() {
+async fn a_run_that_renews_its_lock_stores_its_result() {
     let (_world, _host, locks) = environment().await;
     let (orders, runs) = (orders(&locks).lease(ms(300)), Counter::default());
     let outcome = orders
@@ -61,7 +61,7 @@ async fn a_run_that_renews_its_lock_goes_on_and_its_result_is_stored() {
 
 // behaviour 65
 #[tokio::test]
-async fn after_a_crash_the_work_runs_again_when_the_lease_has_ended_and_not_before() {
+async fn a_crashed_run_runs_again_when_its_lease_has_ended() {
     let (world, host, locks) = environment().await;
     let runs = Counter::default();
     crash(&host, &orders(&locks), &order("a")).await;
@@ -74,7 +74,7 @@ async fn after_a_crash_the_work_runs_again_when_the_lease_has_ended_and_not_befo
 
 // behaviour 65
 #[tokio::test]
-async fn a_deadline_outside_of_the_middleware_ends_the_lease() {
+async fn until_sets_the_end_of_the_lease() {
     let (world, host, locks) = environment().await;
     let deadline = host.now() + Duration::from_secs(10);
     let orders: Orders<u32> = orders(&locks).until(deadline);

@@ -13,7 +13,7 @@ use crate::{
 
 // behaviour 64
 #[tokio::test]
-async fn a_stored_error_is_not_shown_when_the_record_is_printed() {
+async fn debug_output_does_not_show_a_stored_error() {
     let (_world, _host, locks) = environment().await;
     let secret: Orders<u32> = validated(&locks).on_error(|Declined| OnError::Store(StoredError::new("T", "card 4242")));
     assert!(is_declined(&decline(&secret, &order("a"), &Counter::default()).await));
@@ -27,7 +27,7 @@ async fn a_stored_error_is_not_shown_when_the_record_is_printed() {
 
 // behaviour 11
 #[tokio::test]
-async fn nothing_that_is_printed_for_debugging_has_a_payload_a_result_or_a_digest_in_it() {
+async fn debug_output_shows_no_payload_result_or_digest() {
     let (world, host, locks) = environment().await;
     let printed = Mutex::new(Vec::new());
     let print = |what: &dyn Debug| printed.lock().unwrap().extend([format!("{what:?}"), format!("{what:#?}")]);
@@ -97,7 +97,7 @@ async fn nothing_that_is_printed_for_debugging_has_a_payload_a_result_or_a_diges
 
 // behaviour 11
 #[tokio::test]
-async fn an_error_that_is_printed_for_debugging_is_its_message_and_what_dynamodb_said() {
+async fn the_debug_output_of_an_error_is_its_message_and_its_source() {
     let (world, _host, locks) = environment().await;
     let _held = locks.acquire("a").await.unwrap();
     let held = locks.acquire("a").await.unwrap_err();

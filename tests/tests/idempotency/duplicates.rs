@@ -16,7 +16,7 @@ use crate::{
 
 // behaviours 66, 77
 #[tokio::test]
-async fn a_duplicate_of_work_in_progress_is_refused_with_who_does_it_and_until_when() {
+async fn a_duplicate_of_a_run_in_progress_is_refused_and_names_the_holder() {
     let (world, host, _) = environment().await;
     let locks = world.locks(&host).holder("the first").build().unwrap();
     let other = world.host().build();
@@ -40,7 +40,7 @@ async fn a_duplicate_of_work_in_progress_is_refused_with_who_does_it_and_until_w
 
 // behaviours 66, 81
 #[tokio::test]
-async fn of_many_at_once_one_runs_and_the_others_are_refused() {
+async fn one_of_fifty_duplicates_runs_and_the_others_are_refused() {
     let (_world, _host, locks) = environment().await;
     let (orders, runs) = (orders(&locks), Counter::default());
     let all_refused = Notify::new();
@@ -68,7 +68,7 @@ async fn of_many_at_once_one_runs_and_the_others_are_refused() {
 
 // behaviours 66, 81
 #[tokio::test]
-async fn of_many_at_once_that_wait_one_runs_and_all_get_its_result() {
+async fn one_of_sixty_waiting_duplicates_runs_and_all_get_its_result() {
     let (world, _host, locks) = environment().await;
     let runs = Counter::default();
     let settings: Vec<_> =
@@ -92,7 +92,7 @@ async fn of_many_at_once_that_wait_one_runs_and_all_get_its_result() {
 
 // behaviour 81
 #[tokio::test]
-async fn many_at_once_with_keys_of_their_own_all_run_each_with_an_owner_of_its_own() {
+async fn concurrent_runs_of_different_keys_have_unique_owners() {
     let (_world, host, locks) = environment().await;
     let orders: Orders<String> = orders(&locks);
     let all = Barrier::new(40);
@@ -116,7 +116,7 @@ async fn many_at_once_with_keys_of_their_own_all_run_each_with_an_owner_of_its_o
 
 // behaviour 66
 #[tokio::test]
-async fn a_duplicate_that_waits_runs_when_the_other_gives_up() {
+async fn a_waiting_duplicate_runs_when_the_first_run_fails() {
     let (world, _host, locks) = environment().await;
     let other = world.host().build();
     let waiting = orders(&world.locks(&other).build().unwrap()).wait(eagerly());
@@ -127,7 +127,7 @@ async fn a_duplicate_that_waits_runs_when_the_other_gives_up() {
 
 // behaviours 65, 66
 #[tokio::test]
-async fn a_duplicate_that_waits_runs_when_the_lease_of_the_other_which_crashed_ends() {
+async fn a_waiting_duplicate_runs_when_the_lease_of_a_crashed_run_ends() {
     let (world, host, _) = environment().await;
     let locks = world.locks(&host).clock_skew(Duration::ZERO).build().unwrap();
     crash(&host, &orders(&locks).lease(ms(300)), &order("a")).await;
@@ -142,7 +142,7 @@ async fn a_duplicate_that_waits_runs_when_the_lease_of_the_other_which_crashed_e
 
 // behaviours 64, 66
 #[tokio::test]
-async fn a_duplicate_that_waits_gets_the_error_that_the_other_stored() {
+async fn a_waiting_duplicate_gets_the_stored_error_of_the_first_run() {
     let (world, _host, locks) = environment().await;
     let other = world.host().build();
     let waiting = orders(&world.locks(&other).build().unwrap()).wait(eagerly());
@@ -153,7 +153,7 @@ async fn a_duplicate_that_waits_gets_the_error_that_the_other_stored() {
 
 // behaviours 34, 66
 #[tokio::test]
-async fn a_duplicate_that_waited_in_vain_is_refused_with_how_often_it_asked() {
+async fn a_duplicate_whose_wait_ends_is_refused_with_its_attempts() {
     let (_world, _host, locks) = environment().await;
     let runs = Counter::default();
     orders(&locks)

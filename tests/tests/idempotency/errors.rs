@@ -13,7 +13,7 @@ use crate::{
 
 // behaviour 64
 #[tokio::test]
-async fn after_an_error_the_record_is_given_up_and_a_retry_runs_at_once() {
+async fn an_error_releases_the_record_and_a_retry_runs_at_once() {
     let (world, host, locks) = environment().await;
     let (mine, runs) = (orders(&locks), Counter::default());
     assert!(is_declined(&decline(&mine, &order("a"), &runs).await));
@@ -25,7 +25,7 @@ async fn after_an_error_the_record_is_given_up_and_a_retry_runs_at_once() {
 
 // behaviour 64
 #[tokio::test]
-async fn an_error_that_keeps_the_record_lets_a_retry_run_when_the_lease_has_ended() {
+async fn an_error_that_keeps_the_record_delays_a_retry_until_the_lease_ends() {
     let (world, host, locks) = environment().await;
     let (mine, runs) = (orders(&locks).on_error(|_| OnError::Keep), Counter::default());
     assert!(is_declined(&decline(&mine, &order("a"), &runs).await));
@@ -37,7 +37,7 @@ async fn an_error_that_keeps_the_record_lets_a_retry_run_when_the_lease_has_ende
 
 // behaviour 64
 #[tokio::test]
-async fn an_error_that_is_stored_is_replayed_with_its_type_and_message() {
+async fn a_stored_error_is_replayed_with_its_type_and_message() {
     let (world, host, locks) = environment().await;
     let (mine, runs) = (storing(&locks), Counter::default());
     assert!(is_declined(&decline(&mine, &order("a"), &runs).await), "the first caller gets the handler's own");
@@ -54,7 +54,7 @@ async fn an_error_that_is_stored_is_replayed_with_its_type_and_message() {
 
 // behaviour 64
 #[tokio::test]
-async fn a_stored_error_is_replayed_until_its_window_has_passed() {
+async fn a_stored_error_is_replayed_until_its_window_ends() {
     let (world, _host, locks) = environment().await;
     let runs = Counter::default();
     decline(&storing(&locks), &order("a"), &runs).await.unwrap_err();
@@ -75,7 +75,7 @@ async fn a_stored_error_is_validated_like_a_result() {
 
 // behaviours 64, 68
 #[tokio::test]
-async fn a_stored_error_is_replayed_from_the_cache_too() {
+async fn a_stored_error_is_replayed_from_the_cache() {
     let (_world, host, locks) = environment().await;
     let (orders, runs) = (storing(&locks).cache(10), Counter::default());
     decline(&orders, &order("a"), &runs).await.unwrap_err();
@@ -86,7 +86,7 @@ async fn a_stored_error_is_replayed_from_the_cache_too() {
 
 // behaviours 64, 75
 #[tokio::test]
-async fn an_error_that_is_too_large_to_be_stored_gives_the_record_up() {
+async fn an_oversized_error_releases_the_record() {
     let (_world, _host, locks) = environment().await;
     let orders = orders(&locks).on_error(|_| OnError::Store(StoredError::new("Declined", "x".repeat(500_000))));
     let runs = Counter::default();

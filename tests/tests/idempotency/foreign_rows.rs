@@ -16,7 +16,7 @@ async fn outcome_with(world: &World, orders: &Orders<u32>, foreign: Row) -> Resu
 
 // behaviour 70
 #[tokio::test]
-async fn a_row_that_is_not_a_record_is_an_error_and_stays_as_it_is() {
+async fn a_malformed_record_is_an_error_and_is_not_modified() {
     let (world, host, locks) = environment().await;
     let orders = orders(&locks);
     let soon = number((seconds(&host) + 60) * 1000);
@@ -52,7 +52,7 @@ async fn a_row_that_is_not_a_record_is_an_error_and_stays_as_it_is() {
 
 // behaviour 70
 #[tokio::test]
-async fn a_row_that_is_not_a_record_is_not_taken_when_its_time_is_over_either() {
+async fn an_expired_malformed_record_is_not_taken_over() {
     let (world, host, locks) = environment().await;
     let orders = orders(&locks);
     let over = number(seconds(&host) - 60);
@@ -66,7 +66,7 @@ async fn a_row_that_is_not_a_record_is_not_taken_when_its_time_is_over_either() 
 
 // behaviours 64, 75
 #[tokio::test]
-async fn a_stored_result_or_error_that_cannot_be_read_is_an_error_that_does_not_show_it() {
+async fn an_unreadable_result_or_error_is_an_error_without_its_content() {
     let (world, host, locks) = environment().await;
     let orders = orders(&locks);
     for (attribute, value) in [
@@ -87,7 +87,7 @@ async fn a_stored_result_or_error_that_cannot_be_read_is_an_error_that_does_not_
 
 // behaviour 63
 #[tokio::test]
-async fn a_stored_validation_that_is_not_a_string_matches_nothing() {
+async fn a_stored_validation_that_is_not_a_string_is_a_mismatch() {
     let (world, host, locks) = environment().await;
     let foreign = completed(&host, [("validation", number(5))]);
     assert!(refused(outcome_with(&world, &validated(&locks), foreign.clone()).await).is_mismatch());

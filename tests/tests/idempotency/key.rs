@@ -17,7 +17,7 @@ use crate::{
 
 // behaviour 61
 #[tokio::test]
-async fn an_input_without_a_key_is_refused_and_nothing_is_sent() {
+async fn rejects_an_input_without_a_key_without_a_request() {
     let (_world, host, locks) = environment().await;
     let runs = Counter::default();
     let error = refused(place(&orders(&locks), &order_without_id(), &runs).await);
@@ -28,7 +28,7 @@ async fn an_input_without_a_key_is_refused_and_nothing_is_sent() {
 
 // behaviour 61
 #[tokio::test]
-async fn inputs_without_a_key_run_each_time_where_that_is_wanted_and_nothing_is_sent() {
+async fn run_unprotected_runs_each_input_without_a_key_without_a_request() {
     let (_world, host, locks) = environment().await;
     let orders: Orders<(u32, bool, u64)> =
         Idempotency::new(locks, OnMissingKey::RunUnprotected, |order: &Order| order.id.clone()).cache(10);
@@ -42,7 +42,7 @@ async fn inputs_without_a_key_run_each_time_where_that_is_wanted_and_nothing_is_
 
 // behaviour 61
 #[tokio::test]
-async fn inputs_without_a_key_send_nothing_when_they_fail_either_whatever_is_set_for_errors() {
+async fn an_unprotected_run_that_fails_sends_nothing() {
     let (_world, host, locks) = environment().await;
     for policy in [OnError::Release, OnError::Keep, OnError::Store(StoredError::new("Declined", "no"))] {
         let orders: Orders<u32> =
@@ -55,7 +55,7 @@ async fn inputs_without_a_key_send_nothing_when_they_fail_either_whatever_is_set
 
 // behaviour 61
 #[tokio::test]
-async fn inputs_without_a_key_run_at_the_same_time() {
+async fn unprotected_runs_run_at_the_same_time() {
     let (_world, _host, locks) = environment().await;
     let orders: Orders<()> = Idempotency::new(locks, OnMissingKey::RunUnprotected, |order: &Order| order.id.clone());
     let both = Barrier::new(2);
@@ -74,7 +74,7 @@ async fn inputs_without_a_key_run_at_the_same_time() {
 
 // behaviour 61
 #[tokio::test]
-async fn a_key_that_is_null_or_empty_or_has_nothing_but_nulls_is_none() {
+async fn a_key_that_is_empty_or_consists_of_nulls_is_missing() {
     let (_world, host, locks) = environment().await;
     let runs = Counter::default();
     for key in [json!(null), json!(""), json!([]), json!([null, null]), json!({}), json!({ "id": null })] {
@@ -96,7 +96,7 @@ async fn a_key_that_is_null_or_empty_or_has_nothing_but_nulls_is_none() {
 
 // behaviour 62
 #[tokio::test]
-async fn a_prefix_comes_before_the_key_with_a_number_sign_between_and_an_empty_one_without() {
+async fn a_prefix_precedes_the_key_and_a_number_sign() {
     let (world, _host, locks) = environment().await;
     let runs = Counter::default();
     place(&orders(&locks).prefix("orders"), &order("a"), &runs).await.unwrap();
@@ -109,7 +109,7 @@ async fn a_prefix_comes_before_the_key_with_a_number_sign_between_and_an_empty_o
 
 // behaviours 26, 62
 #[tokio::test]
-async fn the_prefix_of_the_locks_comes_before_that_of_the_record() {
+async fn the_prefix_of_the_locks_precedes_the_prefix_of_the_record() {
     let (world, host, _) = environment().await;
     let locks = world.locks(&host).key_prefix("app/").build().unwrap();
     place(&orders(&locks).prefix("orders"), &order("a"), &Counter::default()).await.unwrap();
@@ -118,7 +118,7 @@ async fn the_prefix_of_the_locks_comes_before_that_of_the_record() {
 
 // behaviour 62
 #[tokio::test]
-async fn outside_of_lambda_there_is_no_prefix() {
+async fn outside_lambda_the_prefix_is_empty() {
     let (world, _host, locks) = environment().await;
     place(&orders(&locks), &order("a"), &Counter::default()).await.unwrap();
     assert!(world.row("a").await.is_some());
@@ -143,7 +143,7 @@ async fn inside_lambda_the_prefix_is_the_functions_name() {
 
 // behaviour 62
 #[tokio::test]
-async fn a_hashed_key_stands_in_the_row_as_its_digest_alone() {
+async fn a_row_stores_a_hashed_key_only_as_its_digest() {
     let (world, _host, locks) = environment().await;
     let runs = Counter::default();
     let orders = orders(&locks)
@@ -162,7 +162,7 @@ async fn a_hashed_key_stands_in_the_row_as_its_digest_alone() {
 
 // behaviour 62
 #[tokio::test]
-async fn a_hashed_key_can_be_any_json_of_any_length_whatever_the_order_of_its_fields() {
+async fn a_hashed_key_is_any_json_of_any_length_in_any_order_of_fields() {
     let (world, _host, locks) = environment().await;
     let runs = Counter::default();
     let long = "x".repeat(100_000);
@@ -185,7 +185,7 @@ async fn a_hashed_key_can_be_any_json_of_any_length_whatever_the_order_of_its_fi
 
 // behaviours 47, 62
 #[tokio::test]
-async fn a_plain_key_that_is_too_long_with_its_prefix_is_refused_and_nothing_is_sent() {
+async fn rejects_a_plain_key_above_2048_bytes_without_a_request() {
     let (_world, host, locks) = environment().await;
     let runs = Counter::default();
     let orders = orders(&locks).prefix("orders");
@@ -200,7 +200,7 @@ async fn a_plain_key_that_is_too_long_with_its_prefix_is_refused_and_nothing_is_
 
 // behaviour 62
 #[tokio::test]
-async fn a_plain_key_that_is_not_a_string_is_refused_and_nothing_is_sent() {
+async fn rejects_a_plain_key_that_is_not_a_string_without_a_request() {
     let (_world, host, locks) = environment().await;
     let runs = Counter::default();
     let orders: Orders<u32> = Idempotency::new(locks, OnMissingKey::RunUnprotected, |order: &Order| Some(order.amount));
@@ -211,7 +211,7 @@ async fn a_plain_key_that_is_not_a_string_is_refused_and_nothing_is_sent() {
 
 // behaviour 61
 #[tokio::test]
-async fn work_without_a_record_is_not_bound_by_a_lease() {
+async fn an_unprotected_run_has_no_lease() {
     let (_world, _host, locks) = environment().await;
     let keyless: Orders<u32> = Idempotency::new(locks, OnMissingKey::RunUnprotected, |order: &Order| order.id.clone());
     let slow = async |_: &Run| {
@@ -223,7 +223,7 @@ async fn work_without_a_record_is_not_bound_by_a_lease() {
 
 // behaviour 61
 #[tokio::test]
-async fn a_prefix_with_a_number_sign_is_refused_where_a_key_could_be_that_of_another_prefix() {
+async fn rejects_a_number_sign_in_the_prefix_of_plain_keys() {
     let (_world, host, locks) = environment().await;
     let error = refused(place(&orders(&locks).prefix("orders#refunds"), &order("7"), &Counter::default()).await);
     assert!(error.is_invalid(), "{error}");

@@ -39,7 +39,7 @@ fn counting(
 
 // behaviour 60
 #[tokio::test]
-async fn a_duplicate_event_gets_the_first_invocations_answer_for_one_request() {
+async fn a_duplicate_event_gets_the_first_answer_for_one_request() {
     let (_world, host, locks) = environment().await;
     let runs = Counter::default();
     let service = IdempotentLayer::new(invocations(&locks)).layer(counting(&runs));
@@ -52,7 +52,7 @@ async fn a_duplicate_event_gets_the_first_invocations_answer_for_one_request() {
 
 // behaviour 68
 #[tokio::test]
-async fn invocations_of_one_environment_share_the_cache() {
+async fn invocations_in_one_environment_share_the_cache() {
     let (_world, host, locks) = environment().await;
     let runs = Counter::default();
     let layer = IdempotentLayer::new(invocations(&locks).cache(10));
@@ -66,7 +66,7 @@ async fn invocations_of_one_environment_share_the_cache() {
 
 // behaviour 62
 #[tokio::test]
-async fn the_prefix_of_a_handler_is_the_name_of_the_function_in_its_context_unless_another_is_set() {
+async fn the_default_prefix_is_the_name_of_the_function() {
     let (world, host, locks) = environment().await;
     let runs = Counter::default();
     for settings in [invocations(&locks), invocations(&locks).prefix("shared"), invocations(&locks).prefix("")] {
@@ -81,7 +81,7 @@ async fn the_prefix_of_a_handler_is_the_name_of_the_function_in_its_context_unle
 
 // behaviours 3, 65, 83
 #[tokio::test]
-async fn the_record_is_in_progress_until_the_invocations_deadline_and_names_function_request_and_log_stream() {
+async fn the_record_ends_at_the_deadline_and_names_the_invocation() {
     let (world, host, locks) = environment().await;
     let event = invocation_with(&host, order("a"), Duration::from_mins(14));
     let deadline = event.context.deadline;
@@ -102,7 +102,7 @@ async fn the_record_is_in_progress_until_the_invocations_deadline_and_names_func
 
 // behaviours 61, 63, 65, 66, 75
 #[tokio::test]
-async fn a_refusal_reaches_lambda_with_an_error_type_of_its_own() {
+async fn each_refusal_has_its_own_error_type() {
     let (world, host, locks) = environment().await;
     let runs = Counter::default();
     let call = async |settings: Invocations<u32>, order: Order| {
@@ -127,7 +127,7 @@ async fn a_refusal_reaches_lambda_with_an_error_type_of_its_own() {
 
 // behaviour 64
 #[tokio::test]
-async fn a_handlers_own_error_reaches_lambda_as_it_is_and_a_stored_one_as_it_was_stored() {
+async fn an_error_reaches_lambda_unchanged_and_a_replayed_one_as_stored() {
     let (_world, host, locks) = environment().await;
     let settings: Invocations<u32> =
         invocations(&locks).on_error(|Declined| OnError::Store(StoredError::new("CardDeclined", "by the bank")));
@@ -144,7 +144,7 @@ async fn a_handlers_own_error_reaches_lambda_as_it_is_and_a_stored_one_as_it_was
 
 // behaviours 60, 79
 #[tokio::test]
-async fn a_handler_that_asks_for_the_run_gets_it_with_the_event() {
+async fn a_handler_of_with_run_gets_the_run() {
     let (world, host, locks) = environment().await;
     let service = IdempotentLayer::new(invocations(&locks)).layer(service_fn(
         async |WithRun { input, run, .. }: WithRun<LambdaEvent<Order>>| {
@@ -158,7 +158,7 @@ async fn a_handler_that_asks_for_the_run_gets_it_with_the_event() {
 
 // behaviour 79
 #[tokio::test]
-async fn a_handler_can_complete_its_run_in_a_transaction_of_its_own() {
+async fn a_handler_can_complete_its_run_in_a_transaction() {
     let (world, host, locks) = environment().await;
     let world = Arc::new(world);
     let service = IdempotentLayer::new(invocations(&locks)).layer(service_fn({
@@ -177,7 +177,7 @@ async fn a_handler_can_complete_its_run_in_a_transaction_of_its_own() {
 
 // behaviour 64
 #[tokio::test]
-async fn a_handler_that_panics_gives_the_record_up_and_the_panic_goes_on() {
+async fn a_handler_that_panics_releases_the_record() {
     let (_world, host, locks) = environment().await;
     let layer = IdempotentLayer::new(invocations(&locks));
     let panicking = layer.layer(service_fn(|_: LambdaEvent<Order>| -> BoxFuture<'static, Result<u32, Declined>> {
@@ -201,7 +201,7 @@ async fn a_handler_is_cancelled_when_its_lease_ends() {
 
 // behaviour 65
 #[tokio::test]
-async fn an_invocation_past_its_deadline_fails_and_sends_nothing() {
+async fn an_invocation_past_its_deadline_fails_without_a_request() {
     let (_world, host, locks) = environment().await;
     let event = invocation(&host, order("a"));
     host.advance_clock(LEASE);
@@ -241,7 +241,7 @@ impl Service<LambdaEvent<Order>> for OneByOne {
 }
 
 #[tokio::test]
-async fn the_handler_that_was_asked_whether_it_is_ready_is_the_one_that_is_called() {
+async fn the_service_calls_the_handler_that_it_polled_ready() {
     let (_world, host, locks) = environment().await;
     let mut service = IdempotentLayer::new(invocations(&locks)).layer(OneByOne::default());
     for id in ["a", "b"] {
@@ -251,7 +251,7 @@ async fn the_handler_that_was_asked_whether_it_is_ready_is_the_one_that_is_calle
 }
 
 #[tokio::test]
-async fn a_handler_that_is_not_ready_fails_with_its_own_error_and_nothing_is_sent() {
+async fn the_error_of_a_handler_that_is_not_ready_is_returned_without_a_request() {
     let (_world, host, locks) = environment().await;
     let broken = OneByOne { is_broken: true, is_ready: false };
     let service = IdempotentLayer::new(invocations(&locks)).layer(broken);
@@ -261,7 +261,7 @@ async fn a_handler_that_is_not_ready_fails_with_its_own_error_and_nothing_is_sen
 
 // behaviours 66, 81
 #[tokio::test(flavor = "multi_thread")]
-async fn of_many_invocations_at_once_in_one_environment_one_runs_for_each_key() {
+async fn one_of_ten_concurrent_invocations_of_each_key_runs() {
     let (_world, host, locks) = environment().await;
     let runs = Counter::default();
     let service = IdempotentLayer::new(invocations(&locks).wait(eagerly())).layer(service_fn({
@@ -288,7 +288,7 @@ async fn of_many_invocations_at_once_in_one_environment_one_runs_for_each_key() 
 }
 
 #[tokio::test]
-async fn a_handler_that_wants_the_run_can_be_tested_by_itself() {
+async fn a_handler_of_with_run_can_be_tested_alone() {
     async fn handler(WithRun { input, run, .. }: WithRun<u32>) -> Result<u32, Declined> {
         tokio::task::yield_now().await;
         Ok(input + u32::from(run.lock().is_enforced()))

@@ -14,7 +14,7 @@ use crate::{
 
 // behaviour 76
 #[tokio::test]
-async fn a_run_whose_first_answer_was_lost_runs_once() {
+async fn a_run_whose_first_answer_is_lost_runs_once() {
     let world = World::new().await;
     let host = world.host().intercept(LoseAnswers::to("UpdateItem", 1..=1)).build();
     let (orders, runs) = (orders(&world.locks_with_quick_retries(&host).build().unwrap()), Counter::default());
@@ -25,7 +25,7 @@ async fn a_run_whose_first_answer_was_lost_runs_once() {
 
 // behaviour 76
 #[tokio::test]
-async fn work_that_must_not_repeat_and_got_no_answer_at_all_to_its_beginning_runs_when_it_is_tried_again() {
+async fn a_rejecting_run_that_begins_without_an_answer_can_be_retried() {
     let world = World::new().await;
     let host = world.host().intercept(LoseAnswers::to("UpdateItem", 1..=3)).build();
     let (orders, runs) = (refusing(&world.locks_with_quick_retries(&host).build().unwrap()), Counter::default());
@@ -38,7 +38,7 @@ async fn work_that_must_not_repeat_and_got_no_answer_at_all_to_its_beginning_run
 
 // behaviour 76
 #[tokio::test]
-async fn a_completion_whose_answer_was_lost_is_recognised() {
+async fn a_completion_with_a_lost_answer_succeeds() {
     keep_log();
     let world = World::new().await;
     let host = world.host().intercept(LoseAnswers::to("UpdateItem", 2..=2)).build();
@@ -52,7 +52,7 @@ async fn a_completion_whose_answer_was_lost_is_recognised() {
 
 // behaviours 64, 76
 #[tokio::test]
-async fn a_stored_error_whose_answer_was_lost_is_recognised() {
+async fn a_stored_error_with_a_lost_answer_succeeds() {
     let world = World::new().await;
     let host = world.host().intercept(LoseAnswers::to("UpdateItem", 2..=2)).build();
     let (orders, runs) = (storing(&world.locks_with_quick_retries(&host).build().unwrap()), Counter::default());
@@ -62,7 +62,7 @@ async fn a_stored_error_whose_answer_was_lost_is_recognised() {
 
 // behaviour 76
 #[tokio::test]
-async fn a_completion_that_gets_no_answer_returns_the_result_and_nothing_is_sent_after_it() {
+async fn an_unanswered_completion_returns_the_result_and_sends_no_release() {
     let world = World::new().await;
     let host = world.host().intercept(LoseAnswers::to("UpdateItem", 2..=u32::MAX)).build();
     let (mine, runs) = (orders(&world.locks_with_quick_retries(&host).build().unwrap()), Counter::default());
@@ -76,7 +76,7 @@ async fn a_completion_that_gets_no_answer_returns_the_result_and_nothing_is_sent
 
 // behaviour 76
 #[tokio::test]
-async fn a_table_that_falls_silent_while_the_work_runs_does_not_keep_its_result_past_the_lease() {
+async fn a_silent_table_does_not_delay_the_result_past_the_lease() {
     let (_world, host, locks) = environment().await;
     let orders = orders(&locks).lease(ms(600));
     let outcome = orders

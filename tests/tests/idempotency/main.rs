@@ -9,6 +9,7 @@ mod duplicates;
 mod errors;
 mod foreign_rows;
 mod key;
+mod late_requests;
 mod layer;
 mod lost_answers;
 mod on_replay;

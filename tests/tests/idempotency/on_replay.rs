@@ -9,7 +9,7 @@ use crate::{Orders, eagerly, environment, number_in, order, orders, run_while_wa
 
 // behaviour 69
 #[tokio::test]
-async fn a_hook_sees_every_replayed_result_with_its_record_and_may_change_it() {
+async fn on_replay_gets_each_replayed_result_and_its_record_and_can_change_it() {
     for cache in [0, 10] {
         let (world, host, _) = environment().await;
         let locks = world.locks(&host).holder("the first").build().unwrap();
@@ -49,7 +49,7 @@ async fn a_hook_sees_every_replayed_result_with_its_record_and_may_change_it() {
 
 // behaviours 66, 69
 #[tokio::test]
-async fn a_hook_sees_a_result_that_was_waited_for() {
+async fn on_replay_gets_a_result_after_a_wait() {
     let (world, _host, locks) = environment().await;
     let other = world.host().build();
     let waiting: Orders<u32> =

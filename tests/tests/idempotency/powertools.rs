@@ -21,7 +21,7 @@ fn result_in_powertools() -> Value {
 
 // behaviour 83
 #[tokio::test]
-async fn a_record_has_the_attributes_that_powertools_for_python_writes() {
+async fn a_record_has_the_attributes_of_powertools_for_python() {
     let (world, host, locks) = environment().await;
     let orders = as_powertools(&locks, RecordFormat::PowertoolsPython);
     orders.run(&order("abc"), async |_| Ok(result_in_powertools())).await.unwrap();
@@ -35,7 +35,7 @@ async fn a_record_has_the_attributes_that_powertools_for_python_writes() {
 
 // behaviour 83
 #[tokio::test]
-async fn a_record_has_the_attributes_that_powertools_for_typescript_writes() {
+async fn a_record_has_the_attributes_of_powertools_for_typescript() {
     let (world, _host, locks) = environment().await;
     let orders = as_powertools(&locks, RecordFormat::PowertoolsTypeScript);
     orders.run(&order("abc"), async |_| Ok(result_in_powertools())).await.unwrap();
@@ -85,7 +85,7 @@ async fn a_completed_record_of_powertools_is_replayed() {
 
 // behaviours 65, 83
 #[tokio::test]
-async fn a_record_that_powertools_left_in_progress_is_so_until_its_end_and_is_then_taken_over() {
+async fn a_record_that_powertools_left_in_progress_is_taken_over_after_its_end() {
     let (world, host, locks) = environment().await;
     let id = "orders#ebd9f4c7b06cb0aaf5d13d80e49d8b90";
     let now = seconds(&host);
@@ -110,7 +110,7 @@ async fn a_record_that_powertools_left_in_progress_is_so_until_its_end_and_is_th
 
 // behaviours 65, 83
 #[tokio::test]
-async fn work_that_must_not_repeat_is_unfinished_also_if_powertools_left_it_in_progress() {
+async fn a_run_that_powertools_left_in_progress_is_unfinished() {
     let (world, host, locks) = environment().await;
     let now = seconds(&host);
     let end = ("in_progress_expiration", number((now - 10) * 1000));
@@ -122,7 +122,7 @@ async fn work_that_must_not_repeat_is_unfinished_also_if_powertools_left_it_in_p
 
 // behaviours 70, 83
 #[tokio::test]
-async fn a_run_whose_record_powertools_took_over_leaves_it_alone() {
+async fn a_run_does_not_modify_a_record_that_powertools_took_over() {
     let (world, host, locks) = environment().await;
     let theirs = of_powertools("a", "INPROGRESS", seconds(&host) + 3600, []);
     for fails in [false, true] {
@@ -140,7 +140,7 @@ async fn a_run_whose_record_powertools_took_over_leaves_it_alone() {
 
 // behaviour 83
 #[tokio::test]
-async fn an_error_is_not_stored_where_powertools_would_replay_it_as_a_success() {
+async fn the_powertools_formats_store_no_errors() {
     let (world, _host, locks) = environment().await;
     for format in [RecordFormat::PowertoolsPython, RecordFormat::PowertoolsTypeScript] {
         let (orders, runs) = (storing(&locks).format(format), Counter::default());
@@ -154,7 +154,7 @@ async fn an_error_is_not_stored_where_powertools_would_replay_it_as_a_success() 
 
 // behaviours 70, 83
 #[tokio::test]
-async fn a_record_that_powertools_completed_over_a_run_is_lost_to_it_and_left() {
+async fn a_run_does_not_modify_a_record_that_powertools_completed() {
     let (world, host, locks) = environment().await;
     keep_log();
     let orders: Orders<u32> = orders(&locks);
@@ -173,7 +173,7 @@ async fn a_record_that_powertools_completed_over_a_run_is_lost_to_it_and_left() 
 
 // behaviour 83
 #[tokio::test]
-async fn an_integer_of_python_that_64_bits_cannot_hold_is_not_rounded() {
+async fn rejects_an_integer_of_python_above_64_bits() {
     let (world, host, locks) = environment().await;
     let data = text(r#"{"id": 123456789012345678901}"#);
     world.put_row(completed(&host, [("id", text("orders#ebd9f4c7b06cb0aaf5d13d80e49d8b90")), ("data", data)])).await;

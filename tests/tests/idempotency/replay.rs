@@ -14,7 +14,7 @@ use crate::{
 
 // behaviour 60
 #[tokio::test]
-async fn a_duplicate_gets_the_first_runs_result_without_a_run() {
+async fn a_duplicate_gets_the_result_of_the_first_run() {
     let (world, _host, locks) = environment().await;
     let (orders, runs) = (orders(&locks), Counter::default());
     assert_eq!(place(&orders, &order("a"), &runs).await.unwrap(), 1);
@@ -26,7 +26,7 @@ async fn a_duplicate_gets_the_first_runs_result_without_a_run() {
 
 // behaviour 60
 #[tokio::test]
-async fn inputs_with_other_keys_run_by_themselves() {
+async fn inputs_with_different_keys_all_run() {
     let (_world, _host, locks) = environment().await;
     let (orders, runs) = (orders(&locks), Counter::default());
     for (index, id) in ["a", "A", "ab", "a#", "é"].into_iter().enumerate() {
@@ -36,7 +36,7 @@ async fn inputs_with_other_keys_run_by_themselves() {
 
 // behaviour 60
 #[tokio::test]
-async fn a_result_comes_back_as_it_was() {
+async fn a_replayed_result_equals_the_first() {
     type Receipt = (String, Vec<Option<i64>>, HashMap<String, f64>, u64);
     let (_world, _host, locks) = environment().await;
     let receipts: Orders<Receipt> = orders(&locks);
@@ -53,7 +53,7 @@ async fn a_result_comes_back_as_it_was() {
 
 // behaviour 60
 #[tokio::test]
-async fn a_result_of_nothing_is_replayed_too() {
+async fn a_unit_result_is_replayed() {
     let (_world, _host, locks) = environment().await;
     let (orders, runs) = (orders::<()>(&locks), Counter::default());
     for _ in 0..2 {
@@ -64,7 +64,7 @@ async fn a_result_of_nothing_is_replayed_too() {
 
 // behaviour 60
 #[tokio::test]
-async fn a_run_costs_two_requests_and_a_duplicate_one() {
+async fn a_run_sends_two_requests_and_a_duplicate_sends_one() {
     let (world, host, locks) = environment().await;
     let (mine, runs) = (orders(&locks), Counter::default());
     place(&mine, &order("a"), &runs).await.unwrap();
@@ -79,7 +79,7 @@ async fn a_run_costs_two_requests_and_a_duplicate_one() {
 
 // behaviours 60, 83
 #[tokio::test]
-async fn the_record_is_in_progress_while_the_work_runs_and_then_completed_with_the_result() {
+async fn the_record_is_in_progress_during_the_run_and_completed_after_it() {
     let (world, host, locks) = environment().await;
     let mut during = None;
     let orders: Orders<u32> = orders(&locks);
@@ -103,7 +103,7 @@ async fn the_record_is_in_progress_while_the_work_runs_and_then_completed_with_t
 
 // behaviours 60, 78
 #[tokio::test]
-async fn fences_grow_from_run_to_run_of_a_key_also_when_its_row_was_deleted() {
+async fn fences_grow_from_run_to_run_and_across_deletion_of_the_row() {
     let (world, host, locks) = environment().await;
     let orders = orders::<u64>(&locks);
     let mut last = 0;
@@ -120,7 +120,7 @@ async fn fences_grow_from_run_to_run_of_a_key_also_when_its_row_was_deleted() {
 
 // behaviours 60, 83
 #[tokio::test]
-async fn a_run_after_the_window_leaves_nothing_of_the_old_outcome_and_all_that_others_wrote() {
+async fn a_run_after_the_window_removes_the_old_outcome_and_keeps_other_attributes() {
     let (world, host, locks) = environment().await;
     let expired = seconds(&host) - 10;
     world
@@ -150,7 +150,7 @@ async fn a_run_after_the_window_leaves_nothing_of_the_old_outcome_and_all_that_o
 
 // behaviour 60
 #[tokio::test]
-async fn a_plain_lock_on_the_key_of_a_completed_record_is_held_until_the_window_ends() {
+async fn a_completed_record_blocks_a_plain_lock_until_its_window_ends() {
     let (world, _host, locks) = environment().await;
     place(&orders(&locks), &order("a"), &Counter::default()).await.unwrap();
     let error = locks.acquire("a").await.unwrap_err();
@@ -161,7 +161,7 @@ async fn a_plain_lock_on_the_key_of_a_completed_record_is_held_until_the_window_
 
 // behaviour 66
 #[tokio::test]
-async fn a_key_that_a_plain_lock_holds_is_in_progress() {
+async fn a_plain_lock_makes_its_key_in_progress() {
     let (_world, _host, locks) = environment().await;
     let lock = locks.acquire("a").data("not a result").await.unwrap();
     let runs = Counter::default();
@@ -172,7 +172,7 @@ async fn a_key_that_a_plain_lock_holds_is_in_progress() {
 
 // behaviour 60
 #[tokio::test]
-async fn a_run_whose_lock_the_work_released_is_given_up() {
+async fn a_run_whose_work_releases_the_lock_stores_no_result() {
     let (_world, host, locks) = environment().await;
     let (orders, runs) = (orders(&locks), Counter::default());
     let outcome = orders
@@ -188,7 +188,7 @@ async fn a_run_whose_lock_the_work_released_is_given_up() {
 
 // behaviour 1
 #[tokio::test]
-async fn a_table_that_is_missing_is_an_error_and_nothing_runs() {
+async fn a_missing_table_is_an_error_and_nothing_runs() {
     let world = World::without_table();
     let runs = Counter::default();
     let error = refused(place(&orders(&world.default_locks()), &order("a"), &runs).await);

@@ -14,7 +14,7 @@ use crate::{
 
 // behaviour 75
 #[tokio::test]
-async fn the_largest_result_that_can_be_stored_comes_back() {
+async fn the_largest_storable_result_is_replayed() {
     let (_world, _host, locks) = environment().await;
     let exports: Orders<String> = orders(&locks);
     // With the longest key that there can be.
@@ -26,7 +26,7 @@ async fn the_largest_result_that_can_be_stored_comes_back() {
 
 // behaviour 75
 #[tokio::test]
-async fn a_result_that_is_too_large_is_an_error_and_the_record_is_left_to_its_lease() {
+async fn an_oversized_result_is_an_error_and_keeps_the_record_for_its_lease() {
     let (world, host, locks) = environment().await;
     let (exports, runs) = (orders::<String>(&locks), Counter::default());
     let error = refused(
@@ -49,7 +49,7 @@ async fn a_result_that_is_too_large_is_an_error_and_the_record_is_left_to_its_le
 
 // behaviour 75
 #[tokio::test]
-async fn a_result_without_a_form_as_json_is_an_error_too() {
+async fn a_result_that_json_cannot_represent_is_an_error() {
     let (_world, host, locks) = environment().await;
     let orders: Orders<HashMap<(u8, u8), u8>> = orders(&locks);
     let error = refused(orders.run(&order("a"), async |_| Ok(HashMap::from([((1, 2), 3)]))).await);
@@ -59,7 +59,7 @@ async fn a_result_without_a_form_as_json_is_an_error_too() {
 
 // behaviour 75
 #[tokio::test]
-async fn a_result_that_is_too_large_can_be_left_out_and_a_duplicate_then_gets_none() {
+async fn an_oversized_result_can_be_left_out_and_is_replayed_as_none() {
     for cache in [0, 10] {
         let (world, host, locks) = environment().await;
         let exports: Orders<Option<String>> =
@@ -81,7 +81,7 @@ async fn a_result_that_is_too_large_can_be_left_out_and_a_duplicate_then_gets_no
 
 // behaviour 75
 #[tokio::test]
-async fn a_duplicate_that_needs_a_result_which_was_left_out_gets_an_error_and_does_not_run() {
+async fn a_duplicate_of_a_run_without_its_result_is_an_error() {
     for cache in [0, 10] {
         let (_world, _host, locks) = environment().await;
         let exports: Orders<String> =
@@ -94,7 +94,7 @@ async fn a_duplicate_that_needs_a_result_which_was_left_out_gets_an_error_and_do
 
 // behaviour 75
 #[tokio::test]
-async fn a_stored_result_of_another_type_is_an_error_that_does_not_show_it() {
+async fn a_stored_result_of_another_type_is_an_error_without_the_result() {
     let (world, _host, locks) = environment().await;
     let before: Orders<String> = orders(&locks);
     before.run(&order("a"), async |_| Ok("4111 1111".to_owned())).await.unwrap();
@@ -135,7 +135,7 @@ fn measurements(float: f64) -> Vec<Measured> {
 
 // behaviour 75
 #[tokio::test]
-async fn a_result_with_a_float_that_is_not_finite_cannot_be_stored() {
+async fn rejects_a_result_with_a_float_that_is_not_finite() {
     for format in FORMATS {
         let (_world, _host, locks) = environment().await;
         let measure: Orders<Measured> = orders(&locks).format(format);
@@ -163,7 +163,7 @@ async fn a_result_with_a_float_that_is_not_finite_cannot_be_stored() {
 
 // behaviour 75
 #[tokio::test]
-async fn a_float_that_is_not_finite_is_no_key_of_a_map_either() {
+async fn rejects_a_float_that_is_not_finite_as_a_map_key() {
     #[derive(Debug, serde::Deserialize)]
     struct ByFloat;
     impl serde::Serialize for ByFloat {
@@ -190,7 +190,7 @@ async fn a_result_with_a_float_that_is_not_finite_can_be_left_out() {
 
 // behaviour 75
 #[tokio::test]
-async fn a_result_nested_deeper_than_it_could_be_read_cannot_be_stored() {
+async fn rejects_a_result_nested_too_deep_to_be_read() {
     for (format, most) in FORMATS.into_iter().zip([127, 127, 127, 31]) {
         let (_world, _host, locks) = environment().await;
         let trees: Orders<Deep> = orders(&locks).format(format);

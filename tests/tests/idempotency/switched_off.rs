@@ -11,7 +11,7 @@ use crate::{decline, environment, is_declined, ms, order, order_without_id, orde
 
 // behaviours 22, 68
 #[tokio::test]
-async fn the_cache_is_not_used_when_locking_is_switched_off() {
+async fn disabled_locks_do_not_use_the_cache() {
     let (world, host, _) = environment().await;
     let locks = world.locks(&host).enabled(false).build().unwrap();
     let (orders, runs) = (orders(&locks).cache(10), Counter::default());
@@ -22,7 +22,7 @@ async fn the_cache_is_not_used_when_locking_is_switched_off() {
 
 // behaviours 22, 69
 #[tokio::test]
-async fn with_locking_switched_off_everything_runs_and_nothing_is_sent_whatever_becomes_of_it() {
+async fn disabled_locks_run_every_input_without_a_request() {
     let (world, host, _) = environment().await;
     let locks = world.locks(&host).enabled(false).build().unwrap();
     let runs = Counter::default();
@@ -40,7 +40,7 @@ async fn with_locking_switched_off_everything_runs_and_nothing_is_sent_whatever_
 
 // behaviour 69
 #[tokio::test]
-async fn with_locking_switched_off_nothing_about_the_record_stands_in_the_way() {
+async fn disabled_locks_check_neither_key_nor_window() {
     let world = World::new().await;
     let host = world.host().build();
     let locks = world.locks(&host).enabled(false).build().unwrap();

@@ -21,7 +21,7 @@ use crate::{
 
 // behaviour 65
 #[tokio::test]
-async fn after_a_crash_of_work_that_must_not_repeat_it_is_in_progress_and_then_unfinished_for_the_window() {
+async fn a_crashed_run_is_in_progress_until_its_lease_ends_and_then_unfinished() {
     let (world, host, locks) = environment().await;
     // Longer than the row stays for the lock's sake.
     let window = Duration::from_hours(48);
@@ -42,7 +42,7 @@ async fn after_a_crash_of_work_that_must_not_repeat_it_is_in_progress_and_then_u
 
 // behaviour 65
 #[tokio::test]
-async fn an_unfinished_run_is_refused_for_the_window_and_no_longer_also_when_the_row_stays_longer() {
+async fn an_unfinished_run_runs_again_after_the_window_although_its_row_remains() {
     let (world, host, locks) = environment().await;
     let runs = Counter::default();
     crash(&host, &refusing(&locks), &order("a")).await;
@@ -53,7 +53,7 @@ async fn an_unfinished_run_is_refused_for_the_window_and_no_longer_also_when_the
 
 // behaviour 65
 #[tokio::test]
-async fn work_that_must_not_repeat_is_unfinished_after_a_panic() {
+async fn a_run_is_unfinished_after_a_panic() {
     let (world, host, locks) = environment().await;
     assert_eq!(panic_of(&refusing(&locks), &order("a")).await, "the work's own");
     assert_unfinished(&world, &host).await;
@@ -61,7 +61,7 @@ async fn work_that_must_not_repeat_is_unfinished_after_a_panic() {
 
 // behaviour 65
 #[tokio::test]
-async fn work_that_must_not_repeat_is_unfinished_after_it_was_dropped() {
+async fn a_run_is_unfinished_after_a_drop() {
     let (world, host, locks) = environment().await;
     drop_midway(&refusing(&locks), &order("a")).await;
     assert_unfinished(&world, &host).await;
@@ -69,7 +69,7 @@ async fn work_that_must_not_repeat_is_unfinished_after_it_was_dropped() {
 
 // behaviours 65, 80
 #[tokio::test]
-async fn work_that_must_not_repeat_is_unfinished_after_it_outlived_its_lease() {
+async fn a_run_is_unfinished_after_it_outlives_its_lease() {
     let (world, host, locks) = environment().await;
     let orders = refusing(&locks).lease(ms(300));
     let overrun = timeout(TOO_LONG, orders.run(&order("a"), async |_| pending().await)).await.expect("it is cancelled");
@@ -79,7 +79,7 @@ async fn work_that_must_not_repeat_is_unfinished_after_it_outlived_its_lease() {
 
 // behaviours 65, 75
 #[tokio::test]
-async fn work_that_must_not_repeat_is_unfinished_after_its_result_could_not_be_stored() {
+async fn a_run_is_unfinished_after_an_unstorable_result() {
     let (world, host, locks) = environment().await;
     let orders: Orders<String> = orders(&locks).on_timeout(OnTimeout::Reject);
     assert!(refused(orders.run(&order("a"), async |_| Ok("x".repeat(500_000))).await).is_unusable_result());
@@ -88,7 +88,7 @@ async fn work_that_must_not_repeat_is_unfinished_after_its_result_could_not_be_s
 
 // behaviours 64, 65
 #[tokio::test]
-async fn work_that_must_not_repeat_is_unfinished_after_an_error_that_keeps_the_record() {
+async fn a_run_is_unfinished_after_an_error_that_keeps_the_record() {
     let (world, host, locks) = environment().await;
     let orders = refusing(&locks).on_error(|_| OnError::Keep);
     assert!(is_declined(&decline(&orders, &order("a"), &Counter::default()).await));
@@ -106,7 +106,7 @@ async fn assert_unfinished(world: &World, host: &Host) {
 
 // behaviours 64, 65
 #[tokio::test]
-async fn work_that_must_not_repeat_runs_again_after_an_error_that_gave_up() {
+async fn a_run_is_retried_after_an_error_that_releases_the_record() {
     let (world, _host, locks) = environment().await;
     let runs = Counter::default();
     assert!(is_declined(&decline(&refusing(&locks), &order("a"), &runs).await));
@@ -117,7 +117,7 @@ async fn work_that_must_not_repeat_runs_again_after_an_error_that_gave_up() {
 
 // behaviour 65
 #[tokio::test]
-async fn work_that_must_not_repeat_is_replayed_once_it_is_completed_and_runs_after_the_window() {
+async fn a_completed_run_is_replayed_and_runs_again_after_the_window() {
     let (world, _host, locks) = environment().await;
     let runs = Counter::default();
     place(&refusing(&locks), &order("a"), &runs).await.unwrap();
@@ -127,7 +127,7 @@ async fn work_that_must_not_repeat_is_replayed_once_it_is_completed_and_runs_aft
 
 // behaviour 65
 #[tokio::test]
-async fn deleting_the_row_of_an_unfinished_run_lets_it_run_again() {
+async fn an_unfinished_run_runs_again_when_its_row_is_deleted() {
     let (world, host, locks) = environment().await;
     crash(&host, &refusing(&locks), &order("a")).await;
     world.delete_row("a").await;
@@ -136,7 +136,7 @@ async fn deleting_the_row_of_an_unfinished_run_lets_it_run_again() {
 
 // behaviours 65, 66
 #[tokio::test]
-async fn a_wait_for_work_that_must_not_repeat_ends_when_it_turns_out_to_be_unfinished() {
+async fn a_wait_ends_when_the_run_becomes_unfinished() {
     let (world, host, _) = environment().await;
     let locks = world.locks(&host).clock_skew(Duration::ZERO).build().unwrap();
     crash(&host, &refusing(&locks).lease(ms(300)), &order("a")).await;
@@ -150,7 +150,7 @@ async fn a_wait_for_work_that_must_not_repeat_ends_when_it_turns_out_to_be_unfin
 
 // behaviour 65
 #[tokio::test]
-async fn work_that_must_not_repeat_does_not_repeat_either_when_a_renewal_moved_its_lease() {
+async fn a_renewed_run_stays_unfinished_for_the_window() {
     let (world, _host, locks) = environment().await;
     let window = Duration::from_hours(14 * 24);
     let refusing = |locks: &Locks| orders(locks).window(window).on_timeout(OnTimeout::Reject);
@@ -189,7 +189,7 @@ impl serde::Serialize for Brittle {
 
 // behaviour 65
 #[tokio::test]
-async fn work_that_must_not_repeat_does_not_repeat_either_when_what_comes_after_it_panics() {
+async fn a_run_is_unfinished_after_a_panic_in_its_completion() {
     let (world, _host, locks) = environment().await;
     let brittle: Orders<Brittle> = orders(&locks).on_timeout(OnTimeout::Reject);
     let run = AssertUnwindSafe(async { brittle.run(&order("a"), async |_| Ok(Brittle)).await });

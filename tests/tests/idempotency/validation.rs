@@ -9,7 +9,7 @@ use crate::{
 
 // behaviour 63
 #[tokio::test]
-async fn a_duplicate_whose_validated_fields_match_gets_the_result() {
+async fn a_duplicate_with_matching_fields_gets_the_result() {
     let (world, _host, locks) = environment().await;
     let runs = Counter::default();
     for _ in 0..2 {
@@ -20,7 +20,7 @@ async fn a_duplicate_whose_validated_fields_match_gets_the_result() {
 
 // behaviour 63
 #[tokio::test]
-async fn a_duplicate_whose_validated_fields_differ_is_a_mismatch_and_leaves_the_record() {
+async fn a_duplicate_with_different_fields_is_a_mismatch() {
     let (world, host, locks) = environment().await;
     let runs = Counter::default();
     place(&validated(&locks), &order("a"), &runs).await.unwrap();
@@ -34,7 +34,7 @@ async fn a_duplicate_whose_validated_fields_differ_is_a_mismatch_and_leaves_the_
 
 // behaviour 63
 #[tokio::test]
-async fn a_duplicate_whose_validated_fields_differ_is_a_mismatch_also_while_the_first_is_in_progress() {
+async fn a_duplicate_with_different_fields_is_a_mismatch_during_the_first_run() {
     let (_world, host, locks) = environment().await;
     let runs = Counter::default();
     validated(&locks)
@@ -53,7 +53,7 @@ async fn a_duplicate_whose_validated_fields_differ_is_a_mismatch_also_while_the_
 
 // behaviour 63
 #[tokio::test]
-async fn a_record_without_validation_is_a_mismatch_for_whoever_validates() {
+async fn a_record_without_validation_is_a_mismatch_for_a_validating_caller() {
     let (_world, _host, locks) = environment().await;
     let runs = Counter::default();
     place(&orders(&locks), &order("a"), &runs).await.unwrap();
@@ -63,7 +63,7 @@ async fn a_record_without_validation_is_a_mismatch_for_whoever_validates() {
 
 // behaviour 63
 #[tokio::test]
-async fn a_record_with_validation_is_replayed_for_whoever_does_not_validate() {
+async fn a_record_with_validation_is_replayed_to_a_caller_that_does_not_validate() {
     let (_world, _host, locks) = environment().await;
     let runs = Counter::default();
     place(&validated(&locks), &order("a"), &runs).await.unwrap();
@@ -72,7 +72,7 @@ async fn a_record_with_validation_is_replayed_for_whoever_does_not_validate() {
 
 // behaviour 63
 #[tokio::test]
-async fn after_the_window_or_a_failure_other_fields_may_be_used_with_the_key() {
+async fn a_key_accepts_different_fields_after_its_window_or_a_failure() {
     let (world, host, locks) = environment().await;
     let (orders, runs) = (validated(&locks), Counter::default());
     decline(&orders, &order("a"), &runs).await.unwrap_err();
@@ -87,7 +87,7 @@ async fn after_the_window_or_a_failure_other_fields_may_be_used_with_the_key() {
 
 // behaviour 63
 #[tokio::test]
-async fn several_fields_are_validated_as_a_list() {
+async fn several_fields_can_be_validated() {
     let (_world, _host, locks) = environment().await;
     let runs = Counter::default();
     let with = |currency: &'static str| orders(&locks).validate(move |order| json!([order.amount, currency]));

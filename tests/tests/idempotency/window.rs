@@ -10,7 +10,7 @@ use crate::{
 
 // behaviour 67
 #[tokio::test]
-async fn a_result_is_kept_for_an_hour_in_whole_seconds_rounded_up() {
+async fn a_result_is_kept_for_an_hour_rounded_up_to_seconds() {
     let (world, host, locks) = environment().await;
     let before = millis(host.now() + WINDOW);
     place(&orders(&locks), &order("a"), &Counter::default()).await.unwrap();
@@ -21,7 +21,7 @@ async fn a_result_is_kept_for_an_hour_in_whole_seconds_rounded_up() {
 
 // behaviour 67
 #[tokio::test]
-async fn a_result_is_kept_for_the_window_that_was_set_counted_from_the_end_of_the_run() {
+async fn the_window_begins_when_the_run_ends() {
     let (world, host, locks) = environment().await;
     let window = Duration::from_secs(90);
     orders(&locks)
@@ -39,7 +39,7 @@ async fn a_result_is_kept_for_the_window_that_was_set_counted_from_the_end_of_th
 
 // behaviour 67
 #[tokio::test]
-async fn the_window_is_enforced_by_the_clock_while_the_row_is_still_there() {
+async fn the_window_ends_by_the_clock_while_the_row_remains() {
     let (world, _host, locks) = environment().await;
     let runs = Counter::default();
     place(&orders(&locks), &order("a"), &runs).await.unwrap();
@@ -51,7 +51,7 @@ async fn the_window_is_enforced_by_the_clock_while_the_row_is_still_there() {
 
 // behaviours 47, 67
 #[tokio::test]
-async fn a_window_out_of_its_bounds_is_refused_and_nothing_is_sent() {
+async fn rejects_a_window_outside_its_bounds_without_a_request() {
     let (world, host, locks) = environment().await;
     let runs = Counter::default();
     let longest = Duration::from_hours(366 * 24);

@@ -15,7 +15,7 @@ use crate::{CLOCK_SKEW, LEASE, assert_contains, eagerly, ms, number, text};
 
 // behaviours 1, 6, 14
 #[tokio::test]
-async fn a_free_key_is_acquired_and_a_held_one_is_not_until_its_release() {
+async fn a_held_key_cannot_be_acquired_until_its_release() {
     let world = World::new().await;
     let (ours, theirs) = (world.default_locks(), world.default_locks());
     let lock = ours.try_acquire("job").await.unwrap().unwrap();
@@ -29,7 +29,7 @@ async fn a_free_key_is_acquired_and_a_held_one_is_not_until_its_release() {
 
 // behaviours 2, 10, 27, 43
 #[tokio::test]
-async fn the_row_has_the_owner_and_the_end_of_the_lease_which_is_the_deadline_plus_the_clock_skew() {
+async fn the_row_stores_the_owner_and_the_deadline_plus_the_clock_skew() {
     let world = World::new().await;
     let locks = world.locks(&world.host().build()).holder("reporter").build().unwrap();
     let lock = locks.acquire("job").await.unwrap();
@@ -46,7 +46,7 @@ async fn the_row_has_the_owner_and_the_end_of_the_lease_which_is_the_deadline_pl
 
 // behaviours 4, 19, 29, 31, 54
 #[tokio::test]
-async fn every_call_costs_one_request_and_holding_a_lock_none() {
+async fn each_call_sends_one_request_and_holding_a_lock_sends_none() {
     let world = World::new().await;
     let (ours, theirs) = (world.host().build(), world.host().build());
     let (locks, others) = (world.locks(&ours).build().unwrap(), world.locks(&theirs).build().unwrap());
@@ -84,7 +84,7 @@ impl Intercept for Operations {
 
 // behaviour 46
 #[tokio::test]
-async fn two_iam_actions_are_enough_at_run_time() {
+async fn two_iam_actions_suffice_at_run_time() {
     let world = World::new().await;
     let sent = Operations::default();
     let locks = world.locks(&world.host().intercept(sent.clone()).build()).build().unwrap();
@@ -98,7 +98,7 @@ async fn two_iam_actions_are_enough_at_run_time() {
 
 // behaviour 28
 #[tokio::test]
-async fn a_lock_shows_its_key_its_owner_and_its_end_and_is_valid_until_then_or_until_its_release() {
+async fn a_lock_is_valid_until_its_lease_ends_or_it_is_released() {
     let world = World::new().await;
     let host = world.host().build();
     let locks = world.locks(&host).key_prefix("app#").build().unwrap();
@@ -117,7 +117,7 @@ async fn a_lock_shows_its_key_its_owner_and_its_end_and_is_valid_until_then_or_u
 
 // behaviour 81
 #[tokio::test]
-async fn every_acquisition_has_an_owner_of_its_own_also_of_many_at_once_and_in_one_process() {
+async fn each_acquisition_has_a_unique_owner() {
     let world = World::new().await;
     let locks = world.default_locks();
     let held = try_join_all((0..50).map(|key| locks.acquire(format!("job {key}")).into_future())).await.unwrap();
@@ -130,7 +130,7 @@ async fn every_acquisition_has_an_owner_of_its_own_also_of_many_at_once_and_in_o
 
 // behaviour 52
 #[tokio::test]
-async fn one_client_gives_many_named_locks_and_a_clone_of_the_locks_is_the_same_locks() {
+async fn one_client_holds_many_keys_and_clones_exclude_each_other() {
     let world = World::new().await;
     let locks = world.default_locks();
     let clone = locks.clone();
@@ -143,7 +143,7 @@ async fn one_client_gives_many_named_locks_and_a_clone_of_the_locks_is_the_same_
 
 // behaviours 25, 41
 #[tokio::test]
-async fn who_holds_a_key_can_be_read_by_anyone() {
+async fn get_reads_the_holder_of_a_key() {
     let world = World::new().await;
     let host = world.host().build();
     let readers = world.locks(&host).build().unwrap();
@@ -170,7 +170,7 @@ async fn who_holds_a_key_can_be_read_by_anyone() {
 
 // behaviours 8, 19
 #[tokio::test]
-async fn an_acquire_does_not_create_the_table_and_says_what_is_missing() {
+async fn an_acquire_without_a_table_fails_and_does_not_create_it() {
     let world = World::without_table();
     let host = world.host().build();
     let error = world.locks(&host).build().unwrap().acquire("job").wait(eagerly()).await.unwrap_err();

@@ -9,7 +9,7 @@ use crate::{LEASE, assert_contains, text};
 
 // behaviour 40
 #[tokio::test]
-async fn data_is_handed_to_the_next_holder_and_kept_until_it_is_replaced() {
+async fn data_passes_to_the_next_holder_until_it_is_replaced() {
     let world = World::new().await;
     let locks = world.default_locks();
     let lock = locks.acquire("job").await.unwrap();
@@ -28,7 +28,7 @@ async fn data_is_handed_to_the_next_holder_and_kept_until_it_is_replaced() {
 
 // behaviour 40
 #[tokio::test]
-async fn data_can_be_written_by_a_renewal_and_by_the_release() {
+async fn a_renewal_and_a_release_write_data() {
     let world = World::new().await;
     let locks = world.default_locks();
     let lock = locks.acquire("job").data("page 1").await.unwrap();
@@ -43,7 +43,7 @@ async fn data_can_be_written_by_a_renewal_and_by_the_release() {
 
 // behaviour 48
 #[tokio::test]
-async fn other_attributes_can_be_written_with_the_lock_row_but_not_over_its_own() {
+async fn an_acquire_writes_other_attributes_but_not_those_of_the_lock() {
     let world = World::new().await;
     let host = world.host().build();
     let locks = world.locks(&host).build().unwrap();
@@ -66,7 +66,7 @@ async fn other_attributes_can_be_written_with_the_lock_row_but_not_over_its_own(
 
 // behaviour 47
 #[tokio::test]
-async fn data_that_no_row_can_hold_is_refused_and_does_not_keep_the_key() {
+async fn rejects_oversized_data_and_releases_the_key() {
     let world = World::new().await;
     let locks = world.default_locks();
     let lock = locks.acquire("job").await.unwrap();

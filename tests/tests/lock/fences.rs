@@ -50,7 +50,7 @@ async fn a_transaction_with_the_condition_check_commits_while_the_lock_is_held()
 
 // behaviour 79
 #[tokio::test]
-async fn a_transaction_with_the_condition_check_writes_nothing_once_the_lock_is_expired_released_or_anothers() {
+async fn a_transaction_with_the_condition_check_of_a_lost_lock_writes_nothing() {
     let world = World::new().await;
     let (ours, theirs) = (world.host().build(), world.host().build());
     let (locks, others) = (world.locks(&ours).build().unwrap(), world.locks(&theirs).build().unwrap());
@@ -71,7 +71,7 @@ async fn a_transaction_with_the_condition_check_writes_nothing_once_the_lock_is_
 
 // behaviours 22, 79
 #[tokio::test]
-async fn the_condition_check_of_locks_that_are_switched_off_always_holds() {
+async fn the_condition_check_of_disabled_locks_always_holds() {
     let world = World::new().await;
     let lock = world.locks(&world.host().build()).enabled(false).build().unwrap().acquire("job").await.unwrap();
     transact(&world, lock.condition_check().unwrap(), report()).await.unwrap();

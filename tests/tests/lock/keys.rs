@@ -8,7 +8,7 @@ use crate::{LEASE, assert_contains, text, transact};
 
 // behaviour 12
 #[tokio::test]
-async fn distinct_keys_never_interfere_however_alike_they_are() {
+async fn similar_keys_do_not_interfere() {
     let world = World::new().await;
     let (plain, prefixed) = (world.default_locks(), world.locks(&world.host().build()));
     let prefixed = prefixed.key_prefix("prefix#").build().unwrap();
@@ -30,7 +30,7 @@ async fn distinct_keys_never_interfere_however_alike_they_are() {
 
 // behaviours 12, 47
 #[tokio::test]
-async fn an_empty_key_and_one_longer_than_dynamodb_allows_are_refused_before_anything_is_sent() {
+async fn rejects_an_empty_key_and_a_key_above_2048_bytes_without_a_request() {
     let world = World::new().await;
     let host = world.host().build();
     let locks = world.locks(&host).key_prefix("app#").build().unwrap();
@@ -52,7 +52,7 @@ async fn an_empty_key_and_one_longer_than_dynamodb_allows_are_refused_before_any
 
 // behaviours 18, 26
 #[tokio::test]
-async fn locks_live_in_a_single_table_design_and_leave_its_other_entities_alone() {
+async fn locks_in_a_single_table_design_do_not_modify_other_entities() {
     let world = World::without_table();
     let locks = world.locks(&world.host().build()).partition_key("PK").sort_key("SK", "LOCK").key_prefix("job#");
     let locks = locks.build().unwrap();

@@ -9,7 +9,7 @@ use crate::{CLOCK_SKEW, LEASE, RETENTION, ms, number};
 
 // behaviours 9, 17
 #[tokio::test]
-async fn the_ttl_attribute_is_a_number_of_seconds_and_later_than_the_lease_by_the_retention() {
+async fn the_ttl_is_the_end_of_the_lease_plus_the_retention_in_seconds() {
     let world = World::new().await;
     let lock = world.default_locks().acquire("job").await.unwrap();
     let row = world.row("job").await.unwrap();
@@ -23,7 +23,7 @@ async fn the_ttl_attribute_is_a_number_of_seconds_and_later_than_the_lease_by_th
 
 // behaviours 3, 13
 #[tokio::test]
-async fn a_lease_is_set_for_one_acquisition_by_its_length_or_by_its_end_and_the_earlier_counts() {
+async fn the_lease_of_an_acquire_ends_after_its_length_or_at_its_deadline() {
     let world = World::new().await;
     let host = world.host().build();
     let locks = world.locks(&host).lease(Duration::from_mins(5)).build().unwrap();
@@ -42,7 +42,7 @@ async fn a_lease_is_set_for_one_acquisition_by_its_length_or_by_its_end_and_the_
 
 // behaviours 5, 17, 42, 56
 #[tokio::test]
-async fn a_crashed_holder_blocks_the_key_for_its_lease_and_the_skew_and_no_longer() {
+async fn a_crashed_holder_blocks_the_key_for_its_lease_plus_the_clock_skew() {
     let world = World::new().await;
     let (crashing, host) = (world.host().build(), world.host().build());
     let skew = Duration::from_mins(1);
@@ -60,7 +60,7 @@ async fn a_crashed_holder_blocks_the_key_for_its_lease_and_the_skew_and_no_longe
 
 // behaviour 57
 #[tokio::test]
-async fn a_holder_learns_when_its_lock_is_lost_and_not_earlier() {
+async fn lost_resolves_when_the_lease_ends_and_not_earlier() {
     let world = World::new().await;
     let host = world.host().build();
     let locks = world.locks(&host).build().unwrap();

@@ -10,7 +10,7 @@ use crate::{CLOCK_SKEW, LEASE, eagerly, lose_answers, number, text};
 
 // behaviour 76
 #[tokio::test]
-async fn an_acquire_whose_answer_was_lost_is_acquired() {
+async fn an_acquire_with_a_lost_answer_succeeds() {
     let world = World::new().await;
     let host = world.host().intercept(lose_answers(1..=1)).build();
     let lock = world.locks_with_quick_retries(&host).build().unwrap().acquire("job").data("page 1").await.unwrap();
@@ -25,7 +25,7 @@ async fn an_acquire_whose_answer_was_lost_is_acquired() {
 
 // behaviour 76
 #[tokio::test]
-async fn an_acquire_that_lost_all_answers_of_one_attempt_is_acquired_by_the_next() {
+async fn an_acquire_without_any_answer_succeeds_at_the_next_attempt() {
     let world = World::new().await;
     let host = world.host().intercept(lose_answers(1..=3)).build();
     let locks = world.locks_with_quick_retries(&host).build().unwrap();
@@ -40,7 +40,7 @@ async fn an_acquire_that_lost_all_answers_of_one_attempt_is_acquired_by_the_next
 
 // behaviour 76
 #[tokio::test]
-async fn an_acquire_that_gave_up_without_an_answer_does_not_leave_the_key_locked() {
+async fn an_acquire_that_fails_without_an_answer_releases_the_key() {
     let world = World::new().await;
     let host = world.host().intercept(lose_answers(1..=3)).build();
     let error = world.locks_with_quick_retries(&host).build().unwrap().acquire("job").await.unwrap_err();
@@ -51,7 +51,7 @@ async fn an_acquire_that_gave_up_without_an_answer_does_not_leave_the_key_locked
 
 // behaviour 76
 #[tokio::test]
-async fn a_renewal_whose_answer_was_lost_is_done() {
+async fn a_renewal_with_a_lost_answer_succeeds() {
     let world = World::new().await;
     let host = world.host().intercept(lose_answers(2..=2)).build();
     let lock = world.locks_with_quick_retries(&host).build().unwrap().acquire("job").await.unwrap();
@@ -65,7 +65,7 @@ async fn a_renewal_whose_answer_was_lost_is_done() {
 
 // behaviour 76
 #[tokio::test]
-async fn a_renewal_after_one_that_lost_all_its_answers_is_done() {
+async fn a_renewal_after_an_unanswered_renewal_succeeds() {
     let world = World::new().await;
     let host = world.host().intercept(lose_answers(2..=4)).build();
     let lock = world.locks_with_quick_retries(&host).build().unwrap().acquire("job").await.unwrap();
@@ -78,7 +78,7 @@ async fn a_renewal_after_one_that_lost_all_its_answers_is_done() {
 
 // behaviour 76
 #[tokio::test]
-async fn a_release_whose_answer_was_lost_is_done() {
+async fn a_release_with_a_lost_answer_succeeds() {
     let world = World::new().await;
     let host = world.host().intercept(lose_answers(2..=2)).build();
     let lock = world.locks_with_quick_retries(&host).build().unwrap().acquire("job").await.unwrap();
@@ -89,7 +89,7 @@ async fn a_release_whose_answer_was_lost_is_done() {
 
 // behaviour 76
 #[tokio::test]
-async fn a_release_whose_answer_was_lost_is_done_also_when_the_next_holder_was_quicker_than_its_retry() {
+async fn a_release_with_a_lost_answer_succeeds_after_the_next_acquire() {
     let world = World::new().await;
     let host = world.host().intercept(lose_answers(2..=4)).build();
     let lock = world.locks_with_quick_retries(&host).build().unwrap().acquire("job").await.unwrap();

@@ -75,8 +75,8 @@ async fn bounded(test: impl Future<Output = ()>) {
 
 // behaviours 1, 6, 50, 56
 #[tokio::test]
-async fn processes_that_count_under_the_lock_lose_no_count_though_some_are_killed_while_they_hold_it() {
-    let Some(endpoint) = endpoint("processes_that_count") else { return };
+async fn processes_under_one_lock_lose_no_count_when_holders_are_killed() {
+    let Some(endpoint) = endpoint("processes_under_one_lock") else { return };
     let world = World::new().await;
     let (counters, rounds, killed) = (8, 25, 3);
     Box::pin(bounded(async {
@@ -103,7 +103,7 @@ async fn processes_that_count_under_the_lock_lose_no_count_though_some_are_kille
 
 // behaviours 5, 42, 56, 78
 #[tokio::test]
-async fn the_key_of_a_killed_process_is_taken_over_when_its_lease_has_ended_and_not_before() {
+async fn the_key_of_a_killed_process_is_free_when_its_lease_has_ended() {
     let Some(endpoint) = endpoint("the_key_of_a_killed_process") else { return };
     let world = World::new().await;
     let host = world.host().build();

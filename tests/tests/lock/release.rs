@@ -10,7 +10,7 @@ use crate::{CLOCK_SKEW, LEASE, assert_contains, eagerly, lose_answers};
 
 // behaviours 6, 44, 49
 #[tokio::test]
-async fn a_stale_holders_release_says_who_has_the_lock_now_and_leaves_the_row_alone() {
+async fn a_stale_release_names_the_new_holder_and_does_not_modify_the_row() {
     let world = World::new().await;
     let theirs = world.host().build();
     let lock = world.default_locks().acquire("job").await.unwrap();
@@ -28,7 +28,7 @@ async fn a_stale_holders_release_says_who_has_the_lock_now_and_leaves_the_row_al
 
 // behaviours 16, 44, 49
 #[tokio::test]
-async fn an_expired_lock_that_nobody_took_can_still_be_released() {
+async fn an_expired_lock_that_was_not_taken_over_can_be_released() {
     let world = World::new().await;
     let host = world.host().build();
     let locks = world.locks(&host).build().unwrap();
@@ -42,7 +42,7 @@ async fn an_expired_lock_that_nobody_took_can_still_be_released() {
 
 // behaviours 16, 30
 #[tokio::test]
-async fn releasing_a_lock_whose_row_is_gone_is_reported() {
+async fn releasing_a_lock_without_a_row_fails() {
     let world = World::new().await;
     let lock = world.default_locks().acquire("job").await.unwrap();
     world.delete_row("job").await;
@@ -54,7 +54,7 @@ async fn releasing_a_lock_whose_row_is_gone_is_reported() {
 
 // behaviour 30
 #[tokio::test]
-async fn a_release_that_fails_is_an_error_of_its_own_and_can_be_tried_again() {
+async fn a_failed_release_can_be_retried() {
     let world = World::new().await;
     let host = world.host().intercept(lose_answers(2..=4)).build();
     let lock = world.locks_with_quick_retries(&host).build().unwrap().acquire("job").await.unwrap();
@@ -67,7 +67,7 @@ async fn a_release_that_fails_is_an_error_of_its_own_and_can_be_tried_again() {
 
 // behaviours 11, 29
 #[tokio::test]
-async fn a_lock_that_is_dropped_warns_and_is_released_in_the_background() {
+async fn a_dropped_lock_warns_and_is_released_in_the_background() {
     keep_warnings();
     let world = World::new().await;
     let key = format!("dropped by {}", world.table);
@@ -85,7 +85,7 @@ async fn a_lock_that_is_dropped_warns_and_is_released_in_the_background() {
 
 // behaviours 5, 29
 #[tokio::test]
-async fn a_lock_that_is_dropped_where_no_runtime_is_stays_until_its_lease_ends() {
+async fn a_lock_dropped_outside_a_runtime_stays_until_its_lease_ends() {
     let world = World::new().await;
     let host = world.host().build();
     let lock = world.default_locks().acquire("job").await.unwrap();
@@ -98,7 +98,7 @@ async fn a_lock_that_is_dropped_where_no_runtime_is_stays_until_its_lease_ends()
 
 // behaviour 58
 #[tokio::test]
-async fn a_lock_released_early_keeps_the_key_until_the_least_hold_is_over() {
+async fn a_lock_released_early_keeps_the_key_for_its_minimum_hold() {
     let world = World::new().await;
     let theirs = world.host().build();
     let others = world.locks(&theirs).build().unwrap();
@@ -116,7 +116,7 @@ async fn a_lock_released_early_keeps_the_key_until_the_least_hold_is_over() {
 
 // behaviour 58
 #[tokio::test]
-async fn a_least_hold_that_is_over_or_whose_holder_crashed_does_not_keep_the_key() {
+async fn a_minimum_hold_ends_by_itself_and_does_not_outlive_a_crash() {
     let world = World::new().await;
     let (ours, theirs) = (world.host().build(), world.host().build());
     let (locks, others) = (world.locks(&ours).build().unwrap(), world.locks(&theirs).build().unwrap());

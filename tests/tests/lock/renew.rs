@@ -11,7 +11,7 @@ use crate::{CLOCK_SKEW, LEASE, RETENTION, lose_answers, number};
 
 // behaviours 15, 24, 44
 #[tokio::test]
-async fn a_stale_holders_renewal_says_who_has_the_lock_now_and_leaves_the_row_alone() {
+async fn a_stale_renewal_names_the_new_holder_and_does_not_modify_the_row() {
     let world = World::new().await;
     let theirs = world.host().build();
     let lock = world.default_locks().acquire("job").await.unwrap();
@@ -30,7 +30,7 @@ async fn a_stale_holders_renewal_says_who_has_the_lock_now_and_leaves_the_row_al
 
 // behaviour 15
 #[tokio::test]
-async fn renewing_moves_the_end_from_now_on_for_the_holder_and_for_everyone_else() {
+async fn a_renewal_moves_the_end_of_the_lease_for_the_holder_and_for_others() {
     let world = World::new().await;
     let (ours, theirs) = (world.host().build(), world.host().build());
     let lock = world.locks(&ours).build().unwrap().acquire("job").await.unwrap();
@@ -53,7 +53,7 @@ async fn renewing_moves_the_end_from_now_on_for_the_holder_and_for_everyone_else
 
 // behaviours 15, 24, 59
 #[tokio::test]
-async fn an_expired_and_a_released_lock_cannot_be_renewed() {
+async fn an_expired_or_released_lock_cannot_be_renewed() {
     let world = World::new().await;
     let host = world.host().build();
     let locks = world.locks(&host).build().unwrap();
@@ -83,7 +83,7 @@ async fn a_renewed_lock_can_be_released() {
 
 // behaviour 24
 #[tokio::test]
-async fn a_renewal_that_fails_is_an_error_and_the_old_lease_goes_on() {
+async fn a_failed_renewal_keeps_the_old_lease() {
     let world = World::new().await;
     let host = world.host().intercept(lose_answers(2..=4)).build();
     let lock = world.locks_with_quick_retries(&host).build().unwrap().acquire("job").await.unwrap();
@@ -95,7 +95,7 @@ async fn a_renewal_that_fails_is_an_error_and_the_old_lease_goes_on() {
 
 // behaviours 15, 59, 80
 #[tokio::test]
-async fn a_renewal_that_meets_the_release_does_not_take_the_key_again() {
+async fn a_renewal_during_the_release_does_not_reacquire_the_key() {
     let world = World::new().await;
     let host = world.host().build();
     let locks = world.locks(&host).build().unwrap();
@@ -109,7 +109,7 @@ async fn a_renewal_that_meets_the_release_does_not_take_the_key_again() {
 
 // behaviours 43, 76
 #[tokio::test]
-async fn a_lock_whose_renewal_may_have_shortened_its_lease_is_valid_no_longer_than_that() {
+async fn an_unanswered_renewal_to_a_shorter_lease_shortens_the_lock() {
     let world = World::new().await;
     let host = world.host().intercept(LoseRenewals).build();
     let locks = world.locks_with_quick_retries(&host).build().unwrap();

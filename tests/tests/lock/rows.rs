@@ -180,7 +180,7 @@ impl Stage {
 
 // behaviours 33, 41
 #[test]
-fn a_row_that_is_not_free_is_left_as_it_is_and_said_to_be_held_or_malformed_and_a_free_one_is_taken() {
+fn an_acquire_takes_free_rows_and_modifies_no_held_or_malformed_row() {
     let stage = Stage::new();
     let (world, locks) = (&stage.world, &stage.locks);
     stage.for_rows(&async |key, row| {
@@ -221,7 +221,7 @@ fn a_row_that_is_not_free_is_left_as_it_is_and_said_to_be_held_or_malformed_and_
 
 // behaviours 15, 44, 79
 #[test]
-fn a_holder_whose_row_was_overwritten_is_told_and_leaves_it_as_it_is() {
+fn an_overwritten_lock_is_lost_and_its_row_is_not_modified() {
     let stage = Stage::new();
     let (world, locks) = (&stage.world, &stage.locks);
     stage.for_rows(&async |key, row| {
@@ -263,7 +263,7 @@ fn powertools(key: &str, now: u64, status: &str, lease: Option<i64>, window: i64
 
 // behaviours 5, 67, 77
 #[tokio::test]
-async fn a_row_of_powertools_is_free_when_its_lease_or_its_window_has_ended() {
+async fn a_powertools_row_is_free_after_its_lease_or_window() {
     let world = world_without_ttl().await;
     let host = world.host().build();
     let (locks, now) = (world.locks(&host).build().unwrap(), seconds(host.now()));
@@ -286,7 +286,7 @@ async fn a_row_of_powertools_is_free_when_its_lease_or_its_window_has_ended() {
 
 // behaviours 1, 67, 77
 #[tokio::test]
-async fn a_row_of_powertools_is_held_until_its_lease_or_its_window_ends() {
+async fn a_powertools_row_is_held_until_its_lease_or_window_ends() {
     let world = world_without_ttl().await;
     let host = world.host().build();
     let (locks, now) = (world.locks(&host).build().unwrap(), seconds(host.now()));
@@ -311,7 +311,7 @@ async fn a_row_of_powertools_is_held_until_its_lease_or_its_window_ends() {
 
 // behaviour 40
 #[tokio::test]
-async fn data_of_a_type_that_only_others_write_is_handed_over_as_it_is() {
+async fn data_of_a_foreign_type_is_passed_on_unchanged() {
     let world = world_without_ttl().await;
     let host = world.host().build();
     let mut row = powertools("job", seconds(host.now()), "COMPLETED", None, -60);
@@ -327,7 +327,7 @@ async fn data_of_a_type_that_only_others_write_is_handed_over_as_it_is() {
 
 // behaviours 26, 33
 #[tokio::test]
-async fn an_entity_that_is_no_lock_is_not_waited_for_and_the_error_says_why_and_what_to_do() {
+async fn an_acquire_of_a_foreign_entity_fails_at_once_and_says_why() {
     let world = world_without_ttl().await;
     let host = world.host().build();
     let locks = world.locks(&host).build().unwrap();
@@ -370,7 +370,7 @@ async fn an_entity_that_is_no_lock_is_not_waited_for_and_the_error_says_why_and_
 
 // behaviours 33, 78
 #[tokio::test]
-async fn a_fence_that_dynamodb_cannot_count_on_from_is_a_malformed_row() {
+async fn a_fence_that_dynamodb_cannot_increment_is_a_malformed_row() {
     let world = world_without_ttl().await;
     let host = world.host().build();
     let locks = world.locks(&host).build().unwrap();

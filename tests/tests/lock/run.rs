@@ -25,7 +25,7 @@ async fn run_skips_the_body_when_the_key_is_held() {
 
 // behaviours 20, 29
 #[tokio::test]
-async fn run_releases_when_the_body_returns_and_when_it_fails() {
+async fn run_releases_when_the_body_returns_or_fails() {
     let world = World::new().await;
     let host = world.host().build();
     let locks = world.locks(&host).build().unwrap();
@@ -39,7 +39,7 @@ async fn run_releases_when_the_body_returns_and_when_it_fails() {
 
 // behaviours 20, 29
 #[tokio::test]
-async fn run_releases_when_the_body_panics_and_the_panic_goes_on() {
+async fn run_releases_when_the_body_panics_and_resumes_the_panic() {
     let world = World::new().await;
     let locks = world.default_locks();
     let panicking = locks.acquire("job").run(async |_| panic!("on purpose"));
@@ -50,7 +50,7 @@ async fn run_releases_when_the_body_panics_and_the_panic_goes_on() {
 
 // behaviours 11, 29
 #[tokio::test]
-async fn a_release_that_fails_does_not_hide_the_outcome_of_the_body() {
+async fn a_failed_release_does_not_hide_the_result_of_the_body() {
     keep_warnings();
     let world = World::new().await;
     let key = format!("not released by {}", world.table);
@@ -63,7 +63,7 @@ async fn a_release_that_fails_does_not_hide_the_outcome_of_the_body() {
 
 // behaviours 3, 80
 #[tokio::test]
-async fn run_cancels_a_body_that_outlives_the_lease_and_frees_the_key() {
+async fn run_cancels_a_body_that_outlives_the_lease_and_releases() {
     let world = World::new().await;
     let locks = world.default_locks();
     let outlived = AtomicBool::new(false);
@@ -81,7 +81,7 @@ async fn run_cancels_a_body_that_outlives_the_lease_and_frees_the_key() {
 
 // behaviour 80
 #[tokio::test]
-async fn a_body_that_renews_its_lock_goes_on() {
+async fn a_body_that_renews_its_lock_is_not_cancelled() {
     let world = World::new().await;
     let running = world.default_locks().acquire("job").lease(ms(400)).run(async |lock| {
         lock.renew(LEASE).await?;
@@ -93,7 +93,7 @@ async fn a_body_that_renews_its_lock_goes_on() {
 
 // behaviour 80
 #[tokio::test]
-async fn a_body_that_releases_its_lock_early_goes_on() {
+async fn a_body_that_releases_its_lock_is_not_cancelled() {
     let world = World::new().await;
     let locks = world.default_locks();
     let ran = locks.acquire("job").run(async |lock| {

@@ -15,7 +15,7 @@ use crate::{LEASE, assert_contains, eagerly, ms};
 
 // behaviour 7
 #[tokio::test]
-async fn a_client_that_the_user_built_is_used_as_it_is() {
+async fn the_callers_client_is_used_unchanged() {
     let world = World::new().await;
     let host = world.host().build();
     let config =
@@ -27,7 +27,7 @@ async fn a_client_that_the_user_built_is_used_as_it_is() {
 
 // behaviour 38
 #[test]
-fn the_endpoint_override_of_the_environment_is_where_requests_go() {
+fn requests_go_to_the_endpoint_that_the_environment_names() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let endpoint = format!("http://{}", listener.local_addr().unwrap());
     let mut contender = Command::new(env!("CARGO_BIN_EXE_contender"))
@@ -61,7 +61,7 @@ fn the_endpoint_override_of_the_environment_is_where_requests_go() {
 
 // behaviours 22, 11
 #[tokio::test]
-async fn locks_that_are_switched_off_run_everything_send_nothing_and_warn_once() {
+async fn disabled_locks_send_nothing_and_warn_once() {
     keep_warnings();
     let world = World::new().await;
     let host = world.host().build();
@@ -85,7 +85,7 @@ async fn locks_that_are_switched_off_run_everything_send_nothing_and_warn_once()
 
 // behaviours 47, 53
 #[tokio::test]
-async fn a_setting_out_of_its_bounds_is_refused_with_its_value_and_the_bound() {
+async fn rejects_settings_outside_their_bounds() {
     let world = World::without_table();
     let host = world.host().build();
     let named = |name: &str| Locks::builder(host.client(), name);
@@ -123,7 +123,7 @@ async fn a_setting_out_of_its_bounds_is_refused_with_its_value_and_the_bound() {
 
 // behaviours 47, 53
 #[tokio::test]
-async fn an_argument_out_of_its_bounds_is_refused_before_anything_is_sent() {
+async fn rejects_arguments_outside_their_bounds_without_a_request() {
     let world = World::new().await;
     let host = world.host().build();
     let locks = world.locks(&host).build().unwrap();

@@ -36,7 +36,7 @@ impl Intercept for Refuse {
 
 // behaviour 77
 #[tokio::test]
-async fn a_refusal_costs_one_request_and_names_the_holder_and_the_end_of_its_lease() {
+async fn a_refusal_sends_one_request_and_names_the_holder_and_its_lease() {
     let world = World::new().await;
     let lock = world.default_locks().acquire("job").holder("reporter 17").await.unwrap();
     let host = world.host().build();
@@ -83,7 +83,7 @@ async fn a_wait_ends_when_the_key_is_released() {
 
 // behaviours 34, 51
 #[tokio::test]
-async fn a_wait_that_passes_its_time_makes_a_last_attempt_and_fails_with_who_holds_the_key() {
+async fn a_wait_makes_a_last_attempt_at_its_end_and_names_the_holder() {
     let world = World::new().await;
     let lock = world.default_locks().acquire("job").await.unwrap();
     let host = world.host().build();
@@ -102,7 +102,7 @@ async fn a_wait_that_passes_its_time_makes_a_last_attempt_and_fails_with_who_hol
 
 // behaviours 31, 51
 #[tokio::test]
-async fn a_wait_of_no_time_sends_one_request() {
+async fn a_wait_of_zero_sends_one_request() {
     let world = World::new().await;
     let lock = world.default_locks().acquire("job").await.unwrap();
     let host = world.host().build();
@@ -115,7 +115,7 @@ async fn a_wait_of_no_time_sends_one_request() {
 
 // behaviour 32
 #[tokio::test]
-async fn attempts_bound_a_wait() {
+async fn max_attempts_bounds_a_wait() {
     let world = World::new().await;
     let lock = world.default_locks().acquire("job").await.unwrap();
     let host = world.host().build();
@@ -127,7 +127,7 @@ async fn attempts_bound_a_wait() {
 
 // behaviours 3, 51
 #[tokio::test]
-async fn a_wait_ends_early_enough_before_the_deadline_to_answer() {
+async fn a_wait_ends_shortly_before_the_deadline() {
     let world = World::new().await;
     let lock = world.default_locks().acquire("job").await.unwrap();
     let host = world.host().build();
@@ -141,7 +141,7 @@ async fn a_wait_ends_early_enough_before_the_deadline_to_answer() {
 
 // behaviour 35
 #[tokio::test]
-async fn dropping_the_future_stops_the_waiting() {
+async fn dropping_the_future_stops_the_wait() {
     let world = World::new().await;
     let lock = world.default_locks().acquire("job").await.unwrap();
     let host = world.host().build();
@@ -160,7 +160,7 @@ async fn dropping_the_future_stops_the_waiting() {
 
 // behaviour 35
 #[tokio::test]
-async fn a_future_dropped_while_its_request_is_under_way_does_not_leave_the_key_locked() {
+async fn a_future_dropped_during_its_request_releases_the_key() {
     let world = World::new().await;
     let slow = world.host().faults(Faults::seeded(1).latency(ms(100)..ms(100))).build();
     let acquiring = world.locks(&slow).build().unwrap().acquire("job");
@@ -173,7 +173,7 @@ async fn a_future_dropped_while_its_request_is_under_way_does_not_leave_the_key_
 
 // behaviours 33, 34
 #[tokio::test]
-async fn what_may_pass_is_tried_again_and_what_would_not_fails_after_one_attempt() {
+async fn a_wait_retries_transient_errors_and_no_others() {
     type Is = fn(&Error) -> bool;
     let world = World::new().await;
     let other: Is = |error| !error.is_throttled() && !error.is_unavailable() && !error.is_held() && !error.is_invalid();
@@ -207,7 +207,7 @@ async fn what_may_pass_is_tried_again_and_what_would_not_fails_after_one_attempt
 
 // behaviour 34
 #[tokio::test]
-async fn a_wait_that_is_throttled_to_its_end_says_so_and_not_that_the_key_is_held() {
+async fn a_wait_that_is_throttled_to_its_end_fails_as_throttled() {
     let world = World::new().await;
     let host = world.host().faults(Faults::seeded(1).throttle(1.0)).build();
     let locks = world.locks_with_quick_retries(&host).build().unwrap();
@@ -219,7 +219,7 @@ async fn a_wait_that_is_throttled_to_its_end_says_so_and_not_that_the_key_is_hel
 
 // behaviour 50
 #[tokio::test]
-async fn a_hundred_waiters_on_one_key_are_all_served() {
+async fn a_hundred_waiters_all_acquire_one_key() {
     let world = World::new().await;
     let locks = world.default_locks();
     let waiters = (0..100).map(|_| {
@@ -236,7 +236,7 @@ async fn a_hundred_waiters_on_one_key_are_all_served() {
 
 // behaviour 50
 #[tokio::test]
-async fn an_unsynchronised_counter_that_fifty_workers_count_up_ten_times_each_is_exact() {
+async fn fifty_workers_under_one_lock_lose_no_count() {
     let world = World::new().await;
     let counter = Arc::new(AtomicU64::new(0));
     let workers = (0..50).map(|_| {

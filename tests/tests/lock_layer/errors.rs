@@ -10,7 +10,7 @@ use tower::{Layer, ServiceExt, service_fn};
 use crate::{FUNCTION, OutOfPaper, environment, hold_elsewhere, invocation};
 
 #[tokio::test]
-async fn a_handlers_own_error_keeps_its_type_and_message() {
+async fn the_error_of_a_handler_keeps_its_type_and_message() {
     let (_world, host, locks) = environment().await;
     let service = LockLayer::new(locks).layer(service_fn(|_: LambdaEvent<()>| async { Err::<(), _>(OutOfPaper) }));
     let error = service.oneshot(invocation(&host, ())).await.unwrap_err();
@@ -18,7 +18,7 @@ async fn a_handlers_own_error_keeps_its_type_and_message() {
 }
 
 #[tokio::test]
-async fn an_invocations_error_shows_itself_as_the_one_it_carries() {
+async fn a_handler_error_displays_the_error_that_it_wraps() {
     let (world, host, locks) = environment().await;
     let own = HandlerError::Handler(io::Error::other("fill the tray"));
     assert_eq!(own.to_string(), "fill the tray");

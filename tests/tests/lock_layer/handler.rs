@@ -11,7 +11,7 @@ use crate::{FUNCTION, environment, invocation, is_free, lease_millis, number, ro
 
 // behaviour 28
 #[tokio::test]
-async fn a_handler_that_asks_for_it_gets_the_lock_with_its_event() {
+async fn a_handler_of_locked_events_gets_the_lock() {
     let (world, host, locks) = environment().await;
     let world = Arc::new(world);
     let service = LockLayer::new(locks).layer(service_fn({
@@ -33,7 +33,7 @@ async fn a_handler_that_asks_for_it_gets_the_lock_with_its_event() {
 
 // behaviours 78, 81
 #[tokio::test]
-async fn each_run_in_a_reused_environment_has_a_nonce_of_its_own_and_a_larger_fence() {
+async fn each_run_in_an_environment_has_a_new_owner_and_a_larger_fence() {
     let (_world, host, locks) = environment().await;
     let mut service = LockLayer::new(locks).layer(service_fn(async |event: LockedEvent<()>| {
         Ok::<_, Error>((event.lock.fence(), event.lock.owner().to_owned()))
@@ -68,7 +68,7 @@ async fn a_handler_can_renew_its_lock() {
 
 // behaviours 15, 24
 #[tokio::test]
-async fn a_handler_that_renews_too_late_is_told() {
+async fn a_renewal_by_a_handler_after_its_lease_fails() {
     let (_world, host, locks) = environment().await;
     let service = LockLayer::new(locks).layer(service_fn({
         let host = host.clone();
@@ -85,7 +85,7 @@ async fn a_handler_that_renews_too_late_is_told() {
 
 // behaviour 40
 #[tokio::test]
-async fn what_a_handler_leaves_is_there_for_the_next_run() {
+async fn data_of_a_handler_passes_to_the_next_run() {
     let (_world, host, locks) = environment().await;
     let service = LockLayer::new(locks).layer(service_fn(async |event: LockedEvent<()>| {
         let page = event.lock.data().and_then(|data| data.as_str()).map_or(0, |page| page.parse().unwrap());
@@ -99,7 +99,7 @@ async fn what_a_handler_leaves_is_there_for_the_next_run() {
 
 // behaviour 25
 #[tokio::test]
-async fn the_row_names_function_request_and_log_stream_for_people() {
+async fn the_row_names_the_function_the_request_and_the_log_stream() {
     let (world, host, locks) = environment().await;
     let row = row_during(world, LockLayer::new(locks), invocation(&host, ())).await;
     assert_eq!(row["holder"].as_s().unwrap(), "report request-1 stream-1");

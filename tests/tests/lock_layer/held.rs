@@ -14,7 +14,7 @@ use crate::{FUNCTION, TOO_LONG, done, environment, hold_elsewhere, invocation, i
 
 // behaviours 20, 77
 #[tokio::test]
-async fn an_invocation_that_finds_the_key_held_fails_with_the_holders_name() {
+async fn an_invocation_with_a_held_key_fails_and_names_the_holder() {
     let (world, host, locks) = environment().await;
     let _other = hold_elsewhere(&world, FUNCTION).await;
     let ran = Arc::new(AtomicBool::new(false));
@@ -33,7 +33,7 @@ async fn an_invocation_that_finds_the_key_held_fails_with_the_holders_name() {
 
 // behaviours 20, 21
 #[tokio::test]
-async fn an_invocation_that_finds_the_key_held_can_be_answered_instead() {
+async fn on_held_answers_an_invocation_with_a_held_key() {
     let (world, host, locks) = environment().await;
     let _other = hold_elsewhere(&world, FUNCTION).await;
     let service = LockLayer::new(locks)
@@ -43,7 +43,7 @@ async fn an_invocation_that_finds_the_key_held_can_be_answered_instead() {
 }
 
 #[tokio::test]
-async fn a_waiting_invocation_runs_once_the_key_is_released() {
+async fn a_waiting_invocation_runs_after_the_release() {
     let (world, host, locks) = environment().await;
     let other = hold_elsewhere(&world, FUNCTION).await;
     let service = LockLayer::new(locks).wait(quick_backoff()).layer(service_fn(done::<()>));
@@ -58,7 +58,7 @@ async fn a_waiting_invocation_runs_once_the_key_is_released() {
 
 // behaviour 34
 #[tokio::test]
-async fn an_invocation_that_waited_in_vain_says_that_the_key_was_held() {
+async fn an_invocation_whose_wait_ends_fails_as_held() {
     let (world, host, locks) = environment().await;
     let _other = hold_elsewhere(&world, FUNCTION).await;
     let service =
@@ -81,7 +81,7 @@ async fn a_wait_ends_before_the_invocations_deadline() {
 
 // behaviour 34
 #[tokio::test]
-async fn a_wait_in_which_the_clock_passes_the_deadline_says_that_the_key_was_held() {
+async fn a_wait_that_is_frozen_past_the_deadline_fails_as_held() {
     let (world, host, locks) = environment().await;
     let _other = hold_elsewhere(&world, FUNCTION).await;
     let service = LockLayer::new(locks).wait(quick_backoff()).layer(service_fn(done::<()>));

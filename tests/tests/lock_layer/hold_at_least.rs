@@ -11,7 +11,7 @@ use crate::{FUNCTION, done, environment, invocation, is_free};
 
 // behaviour 58
 #[tokio::test]
-async fn with_a_least_hold_a_second_firing_seconds_later_does_not_run() {
+async fn a_second_firing_within_the_minimum_hold_does_not_run() {
     let (world, host, locks) = environment().await;
     let hold = Duration::from_mins(1);
     let service = LockLayer::new(locks).hold_at_least(hold).layer(service_fn(done::<()>));
@@ -24,7 +24,7 @@ async fn with_a_least_hold_a_second_firing_seconds_later_does_not_run() {
 
 // behaviour 58
 #[tokio::test]
-async fn the_next_firing_after_the_least_hold_runs() {
+async fn a_firing_after_the_minimum_hold_runs() {
     let (world, host, locks) = environment().await;
     let hold = Duration::from_mins(1);
     let service = LockLayer::new(locks).hold_at_least(hold).layer(service_fn(done::<()>));
@@ -38,7 +38,7 @@ async fn the_next_firing_after_the_least_hold_runs() {
 
 // behaviour 58
 #[tokio::test]
-async fn a_handler_that_fails_does_not_keep_its_retry_waiting_for_the_least_hold() {
+async fn a_failed_handler_does_not_keep_the_key_for_the_minimum_hold() {
     let (world, host, locks) = environment().await;
     let layer = LockLayer::new(locks).hold_at_least(Duration::from_mins(1));
     let failing = |_: LambdaEvent<()>| async { Err::<(), Error>("out of paper".into()) };

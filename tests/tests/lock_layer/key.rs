@@ -14,7 +14,7 @@ use crate::{FUNCTION, TOO_LONG, done, environment, hold_elsewhere, invocation};
 
 // behaviour 23
 #[tokio::test]
-async fn without_a_key_the_functions_name_is_the_key() {
+async fn the_default_key_is_the_name_of_the_function() {
     let (world, host, locks) = environment().await;
     let other = hold_elsewhere(&world, FUNCTION).await;
     let service = LockLayer::new(locks).layer(service_fn(done));
@@ -54,7 +54,7 @@ async fn events_with_different_keys_run_at_the_same_time() {
 }
 
 #[tokio::test]
-async fn an_event_with_the_key_of_a_running_one_is_refused() {
+async fn an_event_with_a_held_key_is_refused() {
     let (world, host, locks) = environment().await;
     let _other = hold_elsewhere(&world, "a").await;
     let service = LockLayer::new(locks)
@@ -66,7 +66,7 @@ async fn an_event_with_the_key_of_a_running_one_is_refused() {
 
 // behaviour 47
 #[tokio::test]
-async fn an_event_that_gives_an_empty_key_fails_and_sends_nothing() {
+async fn rejects_an_empty_key_without_a_request() {
     let (_world, host, locks) = environment().await;
     let service = LockLayer::new(locks).key_from(|_| String::new()).layer(service_fn(done::<()>));
     let (kind, message) = told(service.oneshot(invocation(&host, ())).await.unwrap_err());

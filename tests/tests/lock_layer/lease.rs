@@ -19,7 +19,7 @@ use crate::{
 
 // behaviours 3, 10
 #[tokio::test]
-async fn the_row_says_that_the_lease_ends_with_the_deadline_plus_the_clock_skew() {
+async fn the_row_stores_the_deadline_plus_the_clock_skew() {
     let (world, host, locks) = environment().await;
     let event = invocation_with(&host, (), Duration::from_mins(14));
     let end = event.context.deadline + 1_000;
@@ -30,7 +30,7 @@ async fn the_row_says_that_the_lease_ends_with_the_deadline_plus_the_clock_skew(
 
 // behaviour 3
 #[tokio::test]
-async fn the_holder_counts_on_the_lock_until_the_deadline_and_no_longer() {
+async fn the_lock_expires_at_the_deadline() {
     let (_world, host, locks) = environment().await;
     let service = LockLayer::new(locks).layer(service_fn(async |event: LockedEvent<()>| {
         Ok::<_, Error>((event.lock.expires_at(), event.context.deadline()))
@@ -41,7 +41,7 @@ async fn the_holder_counts_on_the_lock_until_the_deadline_and_no_longer() {
 
 // behaviours 3, 13
 #[tokio::test]
-async fn a_lease_shorter_than_the_time_left_is_the_one_that_counts() {
+async fn a_lease_shorter_than_the_time_left_is_used() {
     let (world, host, locks) = environment().await;
     let layer = LockLayer::new(locks).lease(Duration::from_secs(5));
     assert_eq!(lease_millis(&row_during(world, layer, invocation(&host, ())).await), 5_000 + 1_000);
@@ -49,7 +49,7 @@ async fn a_lease_shorter_than_the_time_left_is_the_one_that_counts() {
 
 // behaviour 3
 #[tokio::test]
-async fn a_lease_longer_than_the_time_left_ends_with_the_deadline() {
+async fn a_lease_longer_than_the_time_left_ends_at_the_deadline() {
     let (world, host, locks) = environment().await;
     let event = invocation(&host, ());
     let end = event.context.deadline + 1_000;
@@ -66,7 +66,7 @@ async fn a_context_without_a_deadline_gets_the_default_lease() {
 }
 
 #[tokio::test]
-async fn an_invocation_past_its_deadline_says_so_and_sends_nothing() {
+async fn an_invocation_past_its_deadline_fails_without_a_request() {
     let (_world, host, locks) = environment().await;
     let event = invocation(&host, ());
     host.advance_clock(Duration::from_secs(31));
@@ -88,7 +88,7 @@ impl Drop for NoteOnDrop {
 
 // behaviours 3, 80
 #[tokio::test]
-async fn a_handler_that_outlives_its_lease_is_cancelled_and_then_the_key_is_released() {
+async fn a_handler_that_outlives_its_lease_is_cancelled_before_the_release() {
     let (world, host, locks) = environment().await;
     let requests_when_cancelled = Arc::new(AtomicU64::new(0));
     let service = LockLayer::new(locks).lease(Duration::from_millis(300)).layer(service_fn({

@@ -21,7 +21,7 @@ fn report(name: &str, gathering_ms: u64) -> ReportRequest {
 }
 
 #[tokio::test]
-async fn a_nightly_report_that_is_delivered_five_times_at_once_is_written_once() {
+async fn a_report_delivered_five_times_at_once_is_written_once() {
     let world = World::new().await;
     let host = world.host().build();
     let (locks, reports) = reports(&world, &host);
@@ -38,7 +38,7 @@ async fn a_nightly_report_that_is_delivered_five_times_at_once_is_written_once()
 }
 
 #[tokio::test]
-async fn a_nightly_report_is_written_again_the_next_night_under_a_larger_fence() {
+async fn a_report_is_written_again_the_next_night_under_a_larger_fence() {
     let world = World::new().await;
     let host = world.host().build();
     let (locks, reports) = reports(&world, &host);
@@ -54,7 +54,7 @@ async fn a_nightly_report_is_written_again_the_next_night_under_a_larger_fence()
 }
 
 #[tokio::test]
-async fn two_nightly_reports_are_written_at_the_same_time() {
+async fn two_reports_are_written_at_the_same_time() {
     let world = World::new().await;
     let host = world.host().build();
     let (locks, reports) = reports(&world, &host);
@@ -68,7 +68,7 @@ async fn two_nightly_reports_are_written_at_the_same_time() {
 
 // behaviour 78
 #[tokio::test]
-async fn a_nightly_report_is_not_written_with_a_fence_that_has_been_passed() {
+async fn a_report_with_an_outdated_fence_is_not_written() {
     let world = World::new().await;
     let host = world.host().build();
     // A later holder has written already, while this one was paused.

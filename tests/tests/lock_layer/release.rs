@@ -28,7 +28,7 @@ async fn becomes_free(world: &World, key: &str) -> bool {
 
 // behaviours 20, 29
 #[tokio::test]
-async fn a_handler_that_returns_releases() {
+async fn the_lock_is_released_when_the_handler_returns() {
     let (world, host, locks) = environment().await;
     let service = LockLayer::new(locks).layer(service_fn(done::<()>));
     assert_eq!(service.oneshot(invocation(&host, ())).await.unwrap(), "done");
@@ -37,7 +37,7 @@ async fn a_handler_that_returns_releases() {
 
 // behaviours 20, 29
 #[tokio::test]
-async fn a_handler_that_fails_releases() {
+async fn the_lock_is_released_when_the_handler_fails() {
     let (world, host, locks) = environment().await;
     let service = LockLayer::new(locks).layer(service_fn(|_: LambdaEvent<()>| async { Err::<(), Error>("no".into()) }));
     assert_eq!(told(service.oneshot(invocation(&host, ())).await.unwrap_err()).1, "no");
@@ -55,7 +55,7 @@ where
 
 // behaviours 20, 29
 #[tokio::test]
-async fn a_handler_that_panics_releases_and_the_panic_goes_on() {
+async fn the_lock_is_released_when_the_handler_panics_in_its_future() {
     async fn panics(_: LambdaEvent<()>) -> Result<(), Error> {
         tokio::task::yield_now().await;
         panic!("in the future")
@@ -68,7 +68,7 @@ async fn a_handler_that_panics_releases_and_the_panic_goes_on() {
 
 // behaviours 20, 29
 #[tokio::test]
-async fn a_handler_that_panics_in_its_call_releases_and_the_panic_goes_on() {
+async fn the_lock_is_released_when_the_handler_panics_in_its_call() {
     let (world, host, locks) = environment().await;
     let service = LockLayer::new(locks)
         .layer(service_fn(|_: LambdaEvent<()>| -> Ready<Result<(), Error>> { panic!("in the call") }));
@@ -126,7 +126,7 @@ async fn a_failed_release_does_not_replace_the_handlers_panic() {
 
 // behaviour 5
 #[tokio::test]
-async fn after_a_failed_release_the_key_is_free_when_the_lease_ends() {
+async fn the_key_of_a_failed_release_is_free_when_the_lease_ends() {
     let (world, host, locks) = environment_without_release().await;
     let service = LockLayer::new(locks).layer(service_fn(done::<()>));
     service.oneshot(invocation(&host, ())).await.unwrap();
@@ -136,7 +136,7 @@ async fn after_a_failed_release_the_key_is_free_when_the_lease_ends() {
 
 // behaviour 29
 #[tokio::test]
-async fn a_release_that_nothing_answers_does_not_keep_the_answer_until_lambda_kills() {
+async fn an_unanswered_release_does_not_delay_the_answer_past_the_deadline() {
     let (_world, host, locks) = environment().await;
     let service = LockLayer::new(locks).layer(service_fn({
         let host = host.clone();
@@ -154,7 +154,7 @@ async fn a_release_that_nothing_answers_does_not_keep_the_answer_until_lambda_ki
 
 // behaviour 35
 #[tokio::test]
-async fn a_call_that_is_dropped_while_its_handler_runs_releases_in_the_background() {
+async fn a_call_dropped_while_its_handler_runs_releases_in_the_background() {
     let (world, host, locks) = environment().await;
     let started = Arc::new(Semaphore::new(0));
     let service = LockLayer::new(locks).layer(service_fn({
@@ -173,7 +173,7 @@ async fn a_call_that_is_dropped_while_its_handler_runs_releases_in_the_backgroun
 
 // behaviour 35
 #[tokio::test]
-async fn a_call_that_is_dropped_while_its_request_is_under_way_releases_in_the_background() {
+async fn a_call_dropped_during_its_request_releases_in_the_background() {
     let world = World::new().await;
     let slow = Duration::from_millis(500);
     let host = world.host().faults(Faults::seeded(1).latency(slow..slow)).build();

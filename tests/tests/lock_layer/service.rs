@@ -23,7 +23,7 @@ async fn fence(event: LockedEvent<()>) -> Result<u64, Error> {
 
 // behaviours 4, 31
 #[tokio::test]
-async fn a_run_costs_two_requests() {
+async fn a_run_sends_two_requests() {
     let (_world, host, locks) = environment().await;
     let service = LockLayer::new(locks).layer(service_fn(done::<()>));
     service.oneshot(invocation(&host, ())).await.unwrap();
@@ -32,7 +32,7 @@ async fn a_run_costs_two_requests() {
 
 // behaviours 31, 77
 #[tokio::test]
-async fn a_refusal_costs_one_request() {
+async fn a_refusal_sends_one_request() {
     let (world, host, locks) = environment().await;
     let _other = hold_elsewhere(&world, FUNCTION).await;
     let service = LockLayer::new(locks).layer(service_fn(done::<()>));
@@ -41,7 +41,7 @@ async fn a_refusal_costs_one_request() {
 }
 
 #[tokio::test]
-async fn a_service_that_is_ready_has_not_asked_for_the_lock_yet() {
+async fn polling_readiness_does_not_acquire_the_lock() {
     let (world, host, locks) = environment().await;
     let mut service = LockLayer::new(locks).layer(service_fn(fence));
     let ready = service.ready().await.unwrap();
@@ -81,7 +81,7 @@ impl Service<LambdaEvent<()>> for NeedsReadiness {
 }
 
 #[tokio::test]
-async fn the_handler_that_was_ready_is_the_one_that_is_called() {
+async fn the_service_calls_the_handler_that_it_polled_ready() {
     let (_world, host, locks) = environment().await;
     let mut service = LockLayer::new(locks).layer(NeedsReadiness::default());
     for _ in 0..2 {
@@ -99,7 +99,7 @@ where
 
 // behaviours 50, 81
 #[tokio::test(flavor = "multi_thread")]
-async fn of_twenty_calls_at_once_exactly_one_runs() {
+async fn exactly_one_of_twenty_concurrent_calls_runs() {
     let (_world, host, locks) = environment().await;
     let (go, runs) = (Arc::new(Semaphore::new(0)), Arc::new(AtomicU32::new(0)));
     let handler = service_fn({

@@ -21,7 +21,7 @@ async fn environment_without_network() -> (World, Host, Locks) {
 }
 
 #[tokio::test]
-async fn when_the_table_cannot_be_reached_the_invocation_fails() {
+async fn an_invocation_fails_when_the_table_is_unreachable() {
     let (world, _host, locks) = environment_without_network().await;
     let service = LockLayer::new(locks).layer(service_fn(done::<()>));
     let (kind, message) = told(service.oneshot(invocation_without_deadline(())).await.unwrap_err());
@@ -35,14 +35,14 @@ async fn unlocked(event: LockedEvent<()>) -> Result<(bool, u64), Error> {
 
 // behaviour 21
 #[tokio::test]
-async fn when_the_table_cannot_be_reached_the_invocation_can_run_unlocked() {
+async fn an_invocation_can_run_unlocked_when_the_table_is_unreachable() {
     let (_world, _host, locks) = environment_without_network().await;
     let service = LockLayer::new(locks).on_unavailable(OnUnavailable::RunUnlocked).layer(service_fn(unlocked));
     assert_eq!(service.oneshot(invocation_without_deadline(())).await.unwrap(), (false, 0));
 }
 
 #[tokio::test]
-async fn when_the_table_throttles_the_invocation_fails() {
+async fn an_invocation_fails_when_the_table_throttles() {
     let world = World::new().await;
     let host = world.host().faults(Faults::seeded(1).throttle(1.0)).build();
     let service = LockLayer::new(world.locks(&host).build().unwrap()).layer(service_fn(done::<()>));
@@ -51,7 +51,7 @@ async fn when_the_table_throttles_the_invocation_fails() {
 
 // behaviour 21
 #[tokio::test]
-async fn when_the_table_throttles_the_invocation_can_run_unlocked() {
+async fn an_invocation_can_run_unlocked_when_the_table_throttles() {
     let world = World::new().await;
     let host = world.host().faults(Faults::seeded(1).throttle(1.0)).build();
     let service = LockLayer::new(world.locks(&host).build().unwrap())
@@ -61,7 +61,7 @@ async fn when_the_table_throttles_the_invocation_can_run_unlocked() {
 }
 
 #[tokio::test]
-async fn a_held_key_is_no_reason_to_run_unlocked() {
+async fn an_invocation_does_not_run_unlocked_when_the_key_is_held() {
     let (world, host, locks) = environment().await;
     let _other = hold_elsewhere(&world, FUNCTION).await;
     let service = LockLayer::new(locks).on_unavailable(OnUnavailable::RunUnlocked).layer(service_fn(done::<()>));
@@ -79,7 +79,7 @@ impl Intercept for DeniesAccess {
 }
 
 #[tokio::test]
-async fn denied_access_is_no_reason_to_run_unlocked() {
+async fn an_invocation_does_not_run_unlocked_when_access_is_denied() {
     let world = World::new().await;
     let host = world.host().intercept(DeniesAccess).build();
     let service = LockLayer::new(world.locks(&host).build().unwrap())
@@ -91,7 +91,7 @@ async fn denied_access_is_no_reason_to_run_unlocked() {
 }
 
 #[tokio::test]
-async fn a_missing_table_is_no_reason_to_run_unlocked() {
+async fn an_invocation_does_not_run_unlocked_when_the_table_is_missing() {
     let world = World::without_table();
     let host = world.host().build();
     let service = LockLayer::new(world.locks(&host).build().unwrap())
@@ -104,7 +104,7 @@ async fn a_missing_table_is_no_reason_to_run_unlocked() {
 
 // behaviour 22
 #[tokio::test]
-async fn with_locking_switched_off_the_handler_runs_without_a_lock_or_a_request() {
+async fn a_handler_with_disabled_locks_runs_without_a_request() {
     let (world, host, _locks) = environment().await;
     let _other = hold_elsewhere(&world, FUNCTION).await;
     let locks = world.locks(&host).enabled(false).build().unwrap();

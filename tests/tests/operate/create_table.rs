@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 // behaviours 8, 9
 #[tokio::test]
-async fn a_table_is_created_on_demand_with_ttl_on_and_creating_it_again_is_harmless() {
+async fn a_table_is_created_on_demand_with_ttl_and_can_be_created_again() {
     let world = World::without_table();
     let locks = world.default_locks();
     locks.create_table().await.unwrap();
@@ -30,7 +30,7 @@ async fn a_table_is_created_on_demand_with_ttl_on_and_creating_it_again_is_harml
 
 // behaviour 8
 #[tokio::test]
-async fn two_that_create_the_table_at_once_both_succeed() {
+async fn two_concurrent_creations_both_succeed() {
     let world = World::without_table();
     let (ours, theirs) = (world.default_locks(), world.default_locks());
     let (ours, theirs) = tokio::join!(ours.create_table().into_future(), theirs.create_table().into_future());
@@ -52,7 +52,7 @@ impl Intercept for CreateRequest {
 
 // behaviour 45
 #[tokio::test]
-async fn a_table_is_created_with_the_billing_mode_the_key_names_and_the_tags_that_were_asked_for() {
+async fn a_table_is_created_with_the_requested_billing_mode_keys_and_tags() {
     let world = World::without_table();
     let sent = CreateRequest::default();
     let host = world.host().intercept(sent.clone()).build();
