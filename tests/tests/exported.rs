@@ -133,7 +133,7 @@ const HELD_ONCE: [(&str, u64); 5] =
 
 // behaviour 36
 #[tokio::test]
-async fn a_report_exports_its_lock_and_one_that_is_skipped_its_refusal() {
+async fn a_report_exports_its_lock_and_a_skipped_report_its_refusal() {
     let stage = Stage::new().await;
     let (host, locks) = stage.environment();
     let function = stage.exporting(nightly_report(locks, Reports::new(host.client(), &stage.world.table, PREFIX)));
@@ -151,7 +151,7 @@ async fn a_report_exports_its_lock_and_one_that_is_skipped_its_refusal() {
 
 // behaviour 36
 #[tokio::test]
-async fn an_order_exports_its_record_its_replays_and_what_is_refused_meanwhile() {
+async fn an_order_exports_its_record_its_replays_and_its_refusals() {
     let stage = Stage::new().await;
     let (host, locks) = stage.environment();
     let function = stage.exporting(order_api(locks, Orders::new(host.client(), &stage.world.table, PREFIX)));
@@ -175,7 +175,7 @@ async fn an_order_exports_its_record_its_replays_and_what_is_refused_meanwhile()
 
 // behaviour 36
 #[tokio::test]
-async fn a_batch_exports_what_became_of_each_message() {
+async fn a_batch_exports_the_outcome_of_each_message() {
     let stage = Stage::new().await;
     let (host, locks) = stage.environment();
     // Nothing here is in progress elsewhere, so nothing is asked of it.
@@ -210,7 +210,7 @@ async fn a_batch_exports_what_became_of_each_message() {
 
 // behaviour 36
 #[tokio::test]
-async fn an_invocation_that_fails_or_panics_exports_what_it_counted() {
+async fn an_invocation_that_fails_or_panics_exports_its_metrics() {
     let stage = Stage::new().await;
     let (_, locks) = stage.environment();
     let function = stage.exporting(service_fn(move |event: LambdaEvent<bool>| {

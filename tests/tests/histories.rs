@@ -117,7 +117,7 @@ fn a_seed_gives_the_same_history_every_time() {
 }
 
 #[test]
-fn the_histories_reach_what_they_are_about() {
+fn the_histories_reach_every_outcome() {
     assert_reached(|seed| {
         let history::Counts { acquired, held, renewed, lost, crashed, withdrawn, swept, requests } =
             history::run(seed, None).counts;
@@ -151,7 +151,7 @@ fn a_seed_gives_the_same_history_of_idempotency_every_time() {
 }
 
 #[test]
-fn the_histories_of_idempotency_reach_what_they_are_about() {
+fn the_histories_of_idempotency_reach_every_outcome() {
     assert_reached(|seed| {
         let counts = idempotency_history::run(seed, None).counts;
         [
@@ -192,7 +192,7 @@ fn a_seed_gives_the_same_history_of_a_queue_every_time() {
 }
 
 #[test]
-fn the_histories_of_a_queue_reach_what_they_are_about() {
+fn the_histories_of_a_queue_reach_every_outcome() {
     assert_reached(|seed| {
         let counts = queue_history::run(seed, None).counts;
         [

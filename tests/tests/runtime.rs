@@ -49,7 +49,7 @@ fn returning(key: &str) -> Value {
 }
 
 #[tokio::test]
-async fn under_run_each_invocation_gets_the_lock_with_a_larger_fence() {
+async fn each_invocation_gets_the_lock_with_a_larger_fence() {
     let mut lambda = Lambda::start().await;
     let _environment = environment(&lambda);
     let mut fences = Vec::new();
@@ -60,7 +60,7 @@ async fn under_run_each_invocation_gets_the_lock_with_a_larger_fence() {
 }
 
 #[tokio::test]
-async fn an_invocation_that_finds_the_key_held_fails_as_lock_held_and_the_runtime_goes_on() {
+async fn an_invocation_with_a_held_key_fails_and_the_runtime_continues() {
     let mut lambda = Lambda::start().await;
     let _environment = environment(&lambda);
     let (kind, message) = lambda.invoke("refused", returning("taken")).await.error();
@@ -70,7 +70,7 @@ async fn an_invocation_that_finds_the_key_held_fails_as_lock_held_and_the_runtim
 }
 
 #[tokio::test]
-async fn a_handlers_error_reaches_lambda_as_it_is_and_the_key_is_free() {
+async fn the_error_of_a_handler_reaches_lambda_and_releases_the_key() {
     let mut lambda = Lambda::start().await;
     let _environment = environment(&lambda);
     let error = lambda.invoke("failing", json!({ "key": "job", "do": "fail" })).await.error();
@@ -79,7 +79,7 @@ async fn a_handlers_error_reaches_lambda_as_it_is_and_the_key_is_free() {
 }
 
 #[tokio::test]
-async fn a_panic_reaches_lambda_as_one_and_the_key_is_free() {
+async fn a_panic_reaches_lambda_and_releases_the_key() {
     let mut lambda = Lambda::start().await;
     let _environment = environment(&lambda);
     let (_, message) = lambda.invoke("panicking", json!({ "key": "job", "do": "dance" })).await.error();
@@ -89,7 +89,7 @@ async fn a_panic_reaches_lambda_as_one_and_the_key_is_free() {
 
 // behaviours 3, 80
 #[tokio::test]
-async fn a_handler_is_cancelled_at_the_deadline_that_lambda_gave() {
+async fn a_handler_is_cancelled_at_the_deadline_of_the_invocation() {
     let mut lambda = Lambda::start().await;
     let _environment = environment(&lambda);
     // The deadline counts from here, so the environment shall be up.
@@ -102,7 +102,7 @@ async fn a_handler_is_cancelled_at_the_deadline_that_lambda_gave() {
 
 // behaviour 81
 #[tokio::test]
-async fn of_four_concurrent_invocations_in_one_environment_one_runs_and_three_are_refused() {
+async fn one_of_four_concurrent_invocations_runs() {
     let mut lambda = Lambda::start().await;
     let _environment = concurrent_environment(&lambda);
     let gate = Gate::new().await;
@@ -129,7 +129,7 @@ async fn of_four_concurrent_invocations_in_one_environment_one_runs_and_three_ar
 
 // behaviours 12, 81
 #[tokio::test]
-async fn concurrent_invocations_with_different_keys_run_at_the_same_time() {
+async fn concurrent_invocations_with_different_keys_all_run() {
     let mut lambda = Lambda::start().await;
     let _environment = concurrent_environment(&lambda);
     let gate = Gate::new().await;
@@ -153,7 +153,7 @@ async fn concurrent_invocations_with_different_keys_run_at_the_same_time() {
 }
 
 #[tokio::test]
-async fn after_concurrent_invocations_the_key_is_free() {
+async fn the_key_is_free_after_a_concurrent_invocation() {
     let mut lambda = Lambda::start().await;
     let _environment = concurrent_environment(&lambda);
     for id in ["a", "b", "c"] {
@@ -174,7 +174,7 @@ async fn log_of_a_payload_that_is_no_number(filter: &str) -> String {
 
 // The documentation of the layers says so.
 #[tokio::test]
-async fn the_runtime_logs_a_payload_that_does_not_deserialise_unless_that_line_is_filtered_out() {
+async fn the_runtime_logs_an_unreadable_payload_unless_that_target_is_off() {
     let log = log_of_a_payload_that_is_no_number("info").await;
     assert!(log.contains("the secret"), "{log}");
     let log = log_of_a_payload_that_is_no_number("info,lambda_runtime::layers::api_response=off").await;

@@ -19,7 +19,7 @@ fn ahead(place: &Place, arguments: &[&str]) -> Option<Command> {
 }
 
 #[test]
-fn a_wrong_clock_takes_nobodys_key_as_long_as_it_is_within_the_skew() {
+fn a_wrong_clock_within_the_skew_does_not_take_a_held_key() {
     let place = Place::new();
     let Some(mut wary) = ahead(&place, &["run", "--key", "wary", "--", "true"]) else { return };
     let _holder = place.holding("wary", &["--clock-skew", "3m"]);
@@ -33,7 +33,7 @@ fn a_wrong_clock_takes_nobodys_key_as_long_as_it_is_within_the_skew() {
 
 // behaviour 39
 #[test]
-fn a_check_sees_a_wrong_clock() {
+fn a_check_reports_a_wrong_clock() {
     let place = Place::new();
     let Some(check) = ahead(&place, &["check"]) else { return };
     if place.endpoint.is_none() {

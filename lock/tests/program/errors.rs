@@ -9,7 +9,7 @@ use crate::{PATIENCE, PROGRAM, Place, Process, bare, credentials};
 
 // behaviours 37, 47
 #[test]
-fn a_wrong_variable_is_named_with_its_value_and_the_way_out() {
+fn an_invalid_variable_exits_with_78_and_names_value_and_remedy() {
     let place = Place::new();
     for (name, value, way_out) in [
         ("LOCK_ENABLED", "yes", "`true`"),
@@ -30,7 +30,7 @@ fn a_wrong_variable_is_named_with_its_value_and_the_way_out() {
 
 // behaviour 47
 #[test]
-fn a_wrong_argument_gives_2_and_names_value_and_bound() {
+fn an_invalid_argument_exits_with_2_and_names_value_and_bound() {
     let place = Place::new();
     for (arguments, parts) in [
         (&["run", "--key", "job", "--lease", "25h", "--", "true"][..], ["25h", "1day"]),
@@ -49,7 +49,7 @@ fn a_wrong_argument_gives_2_and_names_value_and_bound() {
 }
 
 #[test]
-fn a_missing_table_gives_78_and_the_way_out() {
+fn a_missing_table_exits_with_78_and_names_the_remedy() {
     const MISSING: (u16, &str) = (
         400,
         r#"{"__type":"com.amazonaws.dynamodb.v20120810#ResourceNotFoundException","message":"Requested resource not found"}"#,
@@ -62,7 +62,7 @@ fn a_missing_table_gives_78_and_the_way_out() {
 }
 
 #[test]
-fn denied_access_gives_78_and_names_the_action() {
+fn denied_access_exits_with_78_and_names_the_action() {
     let mut command = bare(PROGRAM);
     command.args(["run", "--key", "job", "--table", "locks", "--endpoint-url", &server(&[DENIED]), "--", "true"]);
     let outcome = Process::start({
@@ -76,7 +76,7 @@ fn denied_access_gives_78_and_names_the_action() {
 }
 
 #[test]
-fn without_a_network_it_gives_69_in_bounded_time() {
+fn an_unreachable_network_exits_with_69_in_bounded_time() {
     let closed = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let mut command = bare(PROGRAM);
     command.args(["run", "--key", "job", "--table", "locks", "--", "true"]).envs(credentials());
@@ -88,7 +88,7 @@ fn without_a_network_it_gives_69_in_bounded_time() {
 
 // behaviour 37
 #[test]
-fn what_has_to_be_set_is_named() {
+fn missing_settings_are_named() {
     let without = |missing: &str, endpoint: &str| {
         let mut command = bare(PROGRAM);
         command.args(["get", "job", "--table", "locks"]).env("AWS_ENDPOINT_URL", endpoint);
@@ -103,7 +103,7 @@ fn what_has_to_be_set_is_named() {
 }
 
 #[test]
-fn a_profile_that_is_named_goes_before_the_credentials_in_the_environment() {
+fn a_named_profile_overrides_the_credentials_of_the_environment() {
     let place = Place::new();
     let config = place.file("config");
     fs::write(&config, "[profile other]\naws_access_key_id = OTHER\naws_secret_access_key = other\n").unwrap();

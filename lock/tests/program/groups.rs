@@ -10,7 +10,7 @@ use crate::{PROGRAM, Place, Process, movers};
 
 // behaviour 80
 #[test]
-fn a_command_that_moves_to_another_group_is_killed_with_its_children_when_the_lease_ends() {
+fn a_command_in_another_group_is_killed_with_its_children() {
     for mover in movers() {
         let place = Place::new();
         let script = ["sh", "-c", "trap '' TERM; echo on; sleep 100 & sleep 100"];
@@ -23,7 +23,7 @@ fn a_command_that_moves_to_another_group_is_killed_with_its_children_when_the_le
 }
 
 #[test]
-fn a_command_that_moves_to_another_group_gets_its_signals() {
+fn a_command_in_another_group_gets_signals() {
     for mover in movers() {
         let place = Place::new();
         let script = ["sh", "-c", "trap 'echo told; exit 9' TERM; echo on; while :; do sleep 0.02; done"];
@@ -35,7 +35,7 @@ fn a_command_that_moves_to_another_group_gets_its_signals() {
 }
 
 #[test]
-fn a_command_that_moves_to_another_group_ends_with_its_children_when_it_is_killed() {
+fn a_command_in_another_group_ends_when_the_program_is_killed() {
     for mover in movers() {
         let place = Place::new();
         let script = ["sh", "-c", "echo on; sleep 100 & sleep 100"];
@@ -47,7 +47,7 @@ fn a_command_that_moves_to_another_group_ends_with_its_children_when_it_is_kille
 }
 
 #[test]
-fn a_command_of_another_user_cannot_be_ended_and_that_is_told_once() {
+fn a_command_of_another_user_is_reported_once_and_not_ended() {
     if !rustix::process::getuid().is_root() {
         eprintln!("skipped, because only root can make a program that runs as another user");
         return;

@@ -14,7 +14,7 @@ fn guard_of(process: &Process) -> Pid {
 }
 
 #[test]
-fn when_all_processes_of_it_are_killed_at_once_the_command_ends_too() {
+fn the_command_ends_when_the_program_and_its_guard_are_killed() {
     let place = Place::new();
     let mut process = Process::start(place.shell("job", &[], "echo on; exec sleep 100"));
     assert_eq!(process.line(), "on");
@@ -24,7 +24,7 @@ fn when_all_processes_of_it_are_killed_at_once_the_command_ends_too() {
 }
 
 #[test]
-fn when_its_guard_is_killed_the_command_is_ended() {
+fn the_command_is_ended_when_the_guard_is_killed() {
     let place = Place::new();
     let process =
         Process::start(place.shell("job", &[], "trap 'echo told; exit 5' TERM; echo on; while :; do sleep 0.02; done"));

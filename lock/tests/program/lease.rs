@@ -10,7 +10,7 @@ use crate::{PATIENCE, PROGRAM, Place, Process, bare, credentials};
 
 // behaviours 57, 80
 #[test]
-fn when_the_lease_is_about_to_end_the_command_is_told_and_can_clean_up() {
+fn the_command_gets_sigterm_before_the_lease_ends() {
     let place = Place::new();
     let script = "trap 'echo clean; exit 0' TERM; while :; do sleep 0.02; done";
     let outcome = Process::start(place.shell("job", &["--lease", "8s"], script)).outcome();
@@ -21,7 +21,7 @@ fn when_the_lease_is_about_to_end_the_command_is_told_and_can_clean_up() {
 
 // behaviour 80
 #[test]
-fn when_the_lease_ends_the_command_and_its_children_are_killed() {
+fn the_command_and_its_children_are_killed_when_the_lease_ends() {
     let place = Place::new();
     let started = Instant::now();
     // They ignore SIGTERM. The child has standard output too, so its end is seen there.
@@ -34,7 +34,7 @@ fn when_the_lease_ends_the_command_and_its_children_are_killed() {
 }
 
 #[test]
-fn with_renewals_the_command_may_take_longer_than_the_lease() {
+fn a_renewed_lock_lets_the_command_outlive_the_lease() {
     let place = Place::new();
     let process = Process::start(place.shell("job", &["--lease", "5s", "--renew"], "echo on; sleep 7; echo done"));
     assert_eq!(process.line(), "on");
@@ -46,7 +46,7 @@ fn with_renewals_the_command_may_take_longer_than_the_lease() {
 
 // behaviour 24
 #[test]
-fn a_renewal_that_fails_is_told_and_the_command_is_ended_with_the_lease() {
+fn a_failed_renewal_is_reported_and_ends_the_command_with_the_lease() {
     let acquired = (200, r#"{"Attributes":{"fence":{"N":"17"}}}"#);
     let endpoint = server(Box::leak(Box::new([acquired, DENIED])));
     let mut command = bare(PROGRAM);
@@ -69,7 +69,7 @@ fn a_renewal_that_finds_the_lock_lost_ends_the_command() {
 }
 
 #[test]
-fn a_command_has_no_time_to_clean_up_once_someone_else_may_have_the_key() {
+fn a_command_without_its_lock_is_killed_before_it_cleans_up() {
     let place = Place::new();
     let script = "trap 'echo told; sleep 1; echo late' TERM; echo on; while :; do sleep 0.02; done";
     let process = Process::start(place.shell("job", &["--lease", "15s", "--renew"], script));
@@ -80,7 +80,7 @@ fn a_command_has_no_time_to_clean_up_once_someone_else_may_have_the_key() {
 
 // behaviours 42, 56
 #[test]
-fn when_it_is_killed_the_command_ends_at_once_and_the_key_is_free_when_the_lease_has_ended_and_not_before() {
+fn a_killed_program_ends_its_command_and_keeps_the_key_for_its_lease() {
     let place = Place::new();
     let mut process =
         Process::start(place.shell("job", &["--lease", "6s"], "sleep 100 & echo $!; sleep 100; echo done"));
@@ -95,7 +95,7 @@ fn when_it_is_killed_the_command_ends_at_once_and_the_key_is_free_when_the_lease
 }
 
 #[test]
-fn when_it_is_stopped_the_command_does_not_outlive_the_lease() {
+fn the_command_of_a_stopped_program_does_not_outlive_the_lease() {
     // Also one that stops its group, as the terminal does when it is read in the background.
     for script in ["echo on; sleep 100", "echo on; kill -TTIN 0; sleep 100"] {
         let place = Place::new();

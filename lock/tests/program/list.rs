@@ -23,7 +23,7 @@ fn made_visible(text: &str) -> String {
 
 // behaviour 25
 #[test]
-fn keys_are_listed_with_their_states_and_without_what_holders_left() {
+fn list_shows_keys_and_states_without_data() {
     let place = Place::new();
     let text = |text: &str| AttributeValue::S(text.to_owned());
     let number = |number: u64| AttributeValue::N(number.to_string());
@@ -69,7 +69,7 @@ fn keys_are_listed_with_their_states_and_without_what_holders_left() {
 }
 
 #[test]
-fn what_others_wrote_does_not_steer_the_terminal_from_the_log_either() {
+fn the_log_does_not_pass_control_characters_to_the_terminal() {
     let place = Place::new();
     let _holder = place.holding("job", &["--holder", DECEPTIVE]);
     let mut command = place.command(["run", "--key", "job", "--", "true"]);
@@ -81,7 +81,7 @@ fn what_others_wrote_does_not_steer_the_terminal_from_the_log_either() {
 }
 
 #[test]
-fn a_page_that_is_throttled_is_asked_for_again() {
+fn list_requests_a_throttled_page_again() {
     const THROTTLED: (u16, &str) = (
         400,
         r#"{"__type":"com.amazonaws.dynamodb.v20120810#ProvisionedThroughputExceededException","message":"too many"}"#,
@@ -100,7 +100,7 @@ fn a_page_that_is_throttled_is_asked_for_again() {
 
 // behaviour 26
 #[test]
-fn keys_of_another_prefix_are_not_listed() {
+fn list_omits_keys_of_another_prefix() {
     let place = Place::new();
     for prefix in ["one#", "other#"] {
         place.run(["run", "--key-prefix", prefix, "--key", prefix.trim_end_matches('#'), "--", "true"]).expect_code(0);
@@ -113,7 +113,7 @@ fn keys_of_another_prefix_are_not_listed() {
 
 // behaviours 25, 41
 #[test]
-fn a_key_that_nobody_has_held_is_free() {
+fn get_shows_an_unknown_key_as_free() {
     let place = Place::new();
     assert_eq!(place.json("job"), serde_json::json!({ "key": "job", "state": "free" }));
     let table = place.run(["get", "job"]).expect_code(0).stdout;
@@ -121,7 +121,7 @@ fn a_key_that_nobody_has_held_is_free() {
 }
 
 #[test]
-fn watching_shows_the_keys_again_and_again_until_it_is_interrupted() {
+fn watch_shows_the_keys_until_it_is_interrupted() {
     let place = Place::new();
     for keys in [&["job"][..], &[]] {
         let _holder = place.holding("job", &["--wait", "10s"]);
@@ -141,7 +141,7 @@ fn watching_shows_the_keys_again_and_again_until_it_is_interrupted() {
 }
 
 #[test]
-fn a_reader_that_has_gone_ends_it_quietly() {
+fn a_closed_pipe_ends_the_program_quietly() {
     let place = Place::new();
     let mut command = place.command(["list"]);
     let (reader, writer) = std::io::pipe().unwrap();

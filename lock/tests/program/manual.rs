@@ -21,7 +21,7 @@ fn completions_name_the_commands() {
 }
 
 #[test]
-fn the_manual_page_has_all_sections_and_no_mistakes() {
+fn the_manual_page_has_all_sections_and_no_lint() {
     let place = Place::new();
     let mut command = bare(PROGRAM);
     command.arg("man");

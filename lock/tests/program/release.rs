@@ -6,7 +6,7 @@ use crate::{Place, Process};
 
 // behaviours 44, 49
 #[test]
-fn a_key_is_released_by_its_fence_and_its_holder_learns_of_it() {
+fn a_key_is_released_by_its_fence_and_lost_for_its_holder() {
     let place = Place::new();
     let end = place.file("end");
     let script = format!("echo $LOCK_FENCE; while ! [ -e {end} ]; do sleep 0.02; done; exit 3");
@@ -27,7 +27,7 @@ fn a_key_is_released_by_its_fence_and_its_holder_learns_of_it() {
 }
 
 #[test]
-fn a_key_is_released_by_force_only_after_a_yes() {
+fn a_release_by_force_needs_a_confirmation() {
     let place = Place::new();
     let _holder = place.holding("job", &[]);
     place.run(["release", "job", "--force"]).expect_code(2).expect_sentence(&["--yes", "--fence"]);

@@ -10,7 +10,7 @@ use crate::{PATIENCE, PROGRAM, Place, Process, bare, credentials};
 
 // behaviours 20, 78
 #[test]
-fn the_command_finds_fence_key_and_table_in_its_environment_and_its_code_is_the_exit_code() {
+fn the_command_gets_fence_key_and_table_and_its_code_is_the_exit_code() {
     let place = Place::new();
     let fences = [(); 2].map(|()| {
         let script = "echo $LOCK_FENCE; echo $LOCK_KEY $LOCK_TABLE_NAME; exit 7";
@@ -37,7 +37,7 @@ fn request_of(user: Option<u32>) -> Option<String> {
 }
 
 #[test]
-fn a_user_whom_the_environment_does_not_name_is_looked_up() {
+fn a_user_missing_in_the_environment_is_looked_up() {
     let name = Command::new("id").arg("-un").output().unwrap();
     if !name.status.success() {
         eprintln!("skipped, because the user who runs the tests has no name");
@@ -49,7 +49,7 @@ fn a_user_whom_the_environment_does_not_name_is_looked_up() {
 }
 
 #[test]
-fn a_user_without_a_name_is_a_number() {
+fn a_user_without_a_name_is_shown_as_a_number() {
     if !rustix::process::getuid().is_root() {
         eprintln!("skipped, because only root can run a program as a user without a name");
         return;
@@ -63,7 +63,7 @@ fn a_user_without_a_name_is_a_number() {
 
 // behaviours 51, 77
 #[test]
-fn a_key_that_is_held_ends_it_with_75_and_says_by_whom_and_until_when() {
+fn a_held_key_exits_with_75_and_names_the_holder() {
     let place = Place::new();
     let holder = place.holding("job", &[]);
     let marker = place.file("marker");
@@ -82,7 +82,7 @@ fn a_key_that_is_held_ends_it_with_75_and_says_by_whom_and_until_when() {
 
 // behaviour 50
 #[test]
-fn processes_that_wait_for_the_lock_take_turns() {
+fn waiting_processes_take_turns() {
     let place = Place::new();
     let counter = place.file("counter");
     fs::write(&counter, "0").unwrap();
@@ -97,7 +97,7 @@ fn processes_that_wait_for_the_lock_take_turns() {
 
 // behaviour 58
 #[test]
-fn a_key_stays_held_for_as_long_as_was_asked_though_the_command_ends_earlier() {
+fn hold_at_least_keeps_the_key_after_the_command() {
     let place = Place::new();
     place.run(["run", "--key", "job", "--hold-at-least", "2s", "--", "true"]).expect_code(0);
     let held = place.json("job");
@@ -109,7 +109,7 @@ fn a_key_stays_held_for_as_long_as_was_asked_though_the_command_ends_earlier() {
 
 // behaviour 58
 #[test]
-fn a_key_does_not_stay_held_after_a_command_that_failed() {
+fn hold_at_least_does_not_keep_the_key_of_a_failed_command() {
     let place = Place::new();
     for (code, lease, command) in [
         (3, "100s", &["sh", "-c", "exit 3"][..]),
@@ -126,7 +126,7 @@ fn a_key_does_not_stay_held_after_a_command_that_failed() {
 
 // behaviour 29
 #[test]
-fn a_release_that_fails_is_told_and_does_not_replace_the_commands_code() {
+fn a_failed_release_is_reported_and_keeps_the_code_of_the_command() {
     let acquired = (200, r#"{"Attributes":{"fence":{"N":"17"}}}"#);
     let mut command = bare(PROGRAM);
     command.args(["run", "--key", "job", "--table", "locks", "--endpoint-url"]).envs(credentials());
@@ -136,7 +136,7 @@ fn a_release_that_fails_is_told_and_does_not_replace_the_commands_code() {
 }
 
 #[test]
-fn a_command_that_cannot_be_run_gives_126_and_one_that_is_not_found_127_and_the_key_is_free() {
+fn a_command_that_cannot_run_exits_with_126_and_a_missing_one_with_127() {
     let place = Place::new();
     place
         .run(["run", "--key", "job", "--", "/nonexistent/x"])
@@ -148,7 +148,7 @@ fn a_command_that_cannot_be_run_gives_126_and_one_that_is_not_found_127_and_the_
 
 // behaviour 22
 #[test]
-fn switched_off_it_runs_the_command_without_a_lock_and_warns_once() {
+fn disabled_locks_run_the_command_and_warn_once() {
     let place = Place::new();
     let _holder = place.holding("job", &[]);
     let mut command = place.shell("job", &[], "echo fence $LOCK_FENCE; exit 4");

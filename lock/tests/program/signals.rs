@@ -8,7 +8,7 @@ use crate::server::{SLOWLY, at_a_server, recording_server};
 use crate::{PATIENCE, PROGRAM, Place, Process, bare, credentials};
 
 #[test]
-fn signals_are_passed_on_to_the_command() {
+fn signals_reach_the_command() {
     let place = Place::new();
     let script =
         "for s in INT HUP QUIT USR1 USR2; do trap \"echo $s\" $s; done; trap 'echo TERM; exit 9' TERM; echo ready
@@ -31,7 +31,7 @@ fn signals_are_passed_on_to_the_command() {
 }
 
 #[test]
-fn a_signal_that_the_caller_ignored_stays_ignored() {
+fn a_signal_ignored_by_the_caller_stays_ignored() {
     let place = Place::new();
     let mut command = bare("sh");
     command.args(["-c", "trap '' HUP; exec \"$@\"", "sh", PROGRAM]);
@@ -46,7 +46,7 @@ fn a_signal_that_the_caller_ignored_stays_ignored() {
 
 // behaviours 58, 78
 #[test]
-fn a_command_is_waited_for_also_if_the_caller_ignores_the_end_of_its_children() {
+fn the_command_is_awaited_when_the_caller_ignores_sigchld() {
     let place = Place::new();
     let ignoring = place.ignoring_children();
     for (enabled, state) in [("true", "held"), ("false", "free")] {
@@ -65,7 +65,7 @@ fn a_command_is_waited_for_also_if_the_caller_ignores_the_end_of_its_children() 
 
 // behaviours 20, 29
 #[test]
-fn a_command_that_died_of_a_signal_gives_128_and_its_number() {
+fn a_command_killed_by_a_signal_exits_with_128_plus_its_number() {
     let place = Place::new();
     Process::start(place.shell("job", &[], "kill -KILL $$")).outcome().expect_code(128 + 9);
     assert_eq!(place.json("job")["state"], "free");
@@ -92,7 +92,7 @@ fn a_signal_ends_the_wait_for_the_lock() {
 
 // behaviour 35
 #[test]
-fn a_signal_that_comes_before_the_answer_gives_up_the_lock_that_may_have_been_taken() {
+fn a_signal_before_the_answer_releases_the_lock() {
     let (endpoint, requests) = recording_server(&[(0, ""), (200, "{}")]);
     let mut command = bare(PROGRAM);
     command.args(["run", "--key", "job", "--table", "locks", "--endpoint-url", &endpoint, "--", "echo", "ran"]);
@@ -106,7 +106,7 @@ fn a_signal_that_comes_before_the_answer_gives_up_the_lock_that_may_have_been_ta
 
 // behaviour 35
 #[test]
-fn it_does_not_end_before_its_release_is_answered() {
+fn the_program_waits_for_the_answer_to_its_release() {
     let (endpoint, requests) = recording_server(&[(0, ""), (1, "{}")]);
     let mut command = at_a_server(&endpoint, &[]);
     command.args(["--", "echo", "ran"]);
@@ -121,7 +121,7 @@ fn it_does_not_end_before_its_release_is_answered() {
 
 // behaviour 35
 #[test]
-fn an_acquire_that_is_never_answered_is_released_before_it_ends() {
+fn an_unanswered_acquire_is_released_before_the_end() {
     const SILENCE: (u16, &str) = (0, "");
     let (endpoint, requests) = recording_server(&[SILENCE, SILENCE, SILENCE, SILENCE, SILENCE, SILENCE, (1, "{}")]);
     let mut command = at_a_server(&endpoint, &[]);

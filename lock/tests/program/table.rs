@@ -14,7 +14,7 @@ fn a_table_can_be_created_twice() {
 
 // behaviour 39
 #[test]
-fn a_check_passes_on_a_table_as_it_was_created_and_fails_on_one_with_other_keys() {
+fn a_check_passes_on_a_created_table_and_fails_on_other_keys() {
     let place = Place::new();
     place.run(["run", "--key", "job", "--", "true"]).expect_code(0);
     let healthy = place.run(["check"]).expect_code(0);

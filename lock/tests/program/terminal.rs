@@ -32,7 +32,7 @@ fn at_a_terminal_with(place: &Place, arguments: &[&str], redirection: &str) -> O
 }
 
 #[test]
-fn at_a_terminal_the_command_can_read_from_it_and_is_interrupted_once() {
+fn the_command_reads_from_the_terminal_and_is_interrupted_once() {
     let place = Place::new();
     let script = "trap \"echo interrupted\" INT; echo ready; until read line; do :; done; echo got $line; exit 3";
     let arguments = ["run", "--key", "job", "--", "sh", "-c", script];
@@ -53,7 +53,7 @@ fn at_a_terminal_the_command_can_read_from_it_and_is_interrupted_once() {
 }
 
 #[test]
-fn at_a_terminal_a_command_that_moves_to_another_group_is_interrupted_too() {
+fn a_command_in_another_group_is_interrupted_by_the_terminal() {
     for mover in movers() {
         let place = Place::new();
         let script = ["sh", "-c", "trap \"echo interrupted; exit 3\" INT; echo on; while :; do sleep 0.02; done"];
@@ -66,7 +66,7 @@ fn at_a_terminal_a_command_that_moves_to_another_group_is_interrupted_too() {
 }
 
 #[test]
-fn at_a_terminal_too_the_command_is_killed_when_the_lease_ends() {
+fn the_command_at_a_terminal_is_killed_when_the_lease_ends() {
     let place = Place::new();
     let script = "trap \"\" TERM; echo on; exec sleep 100";
     let arguments = ["run", "--key", "job", "--lease", "5s", "--", "sh", "-c", script];
@@ -77,7 +77,7 @@ fn at_a_terminal_too_the_command_is_killed_when_the_lease_ends() {
 }
 
 #[test]
-fn a_command_that_asks_at_the_terminal_in_the_background_is_ended_with_the_lease() {
+fn a_background_command_that_reads_the_terminal_ends_with_the_lease() {
     let place = Place::new();
     let script = "echo on; read line </dev/tty; echo never";
     let arguments = ["run", "--key", "job", "--lease", "6s", "--renew", "--", "sh", "-c", script];
@@ -89,7 +89,7 @@ fn a_command_that_asks_at_the_terminal_in_the_background_is_ended_with_the_lease
 }
 
 #[test]
-fn at_a_terminal_it_asks_before_it_releases_by_force() {
+fn a_release_by_force_asks_at_a_terminal() {
     let place = Place::new();
     let _holder = place.holding("job", &[]);
     for (answer, code, state) in [("n\n", 75, "held"), ("\n", 75, "held"), ("y\n", 0, "free")] {

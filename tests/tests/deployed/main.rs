@@ -19,16 +19,16 @@ use aws_sdk_dynamodb::types::AttributeValue;
 use tokio::time::{sleep, timeout};
 
 use crate::observability::{
-    each_line_of_their_logs_has_the_id_of_its_request_once, what_they_export_is_what_the_alarms_and_the_dashboard_show,
+    alarms_and_dashboard_show_the_exported_metrics, each_log_line_has_the_id_of_its_request_once,
 };
-use crate::orders::an_order_that_is_sent_three_times_is_placed_once;
+use crate::orders::an_order_sent_three_times_is_placed_once;
 use crate::payments::{
-    a_payment_that_is_being_made_is_hidden_until_that_lease_ends, of_ten_payments_the_one_that_panics_goes_back_alone,
-    payments_are_made_once_and_poison_becomes_a_dead_letter, payments_of_a_group_stay_in_order_when_one_fails,
+    a_payment_in_progress_is_hidden_until_its_lease_ends, only_the_payment_that_panics_goes_back,
+    payments_are_made_once_and_poison_becomes_dead_letters, payments_of_a_group_stay_in_order_after_a_failure,
 };
 use crate::reports::{
-    a_killed_invocation_blocks_its_report_until_its_lease_ends, a_report_that_panics_frees_its_lock_at_once,
-    of_concurrent_invocations_one_writes_and_the_next_has_a_larger_fence, the_schedule_writes_its_report,
+    a_killed_invocation_blocks_its_report_for_its_lease, a_report_that_panics_releases_its_lock_at_once,
+    one_of_five_concurrent_invocations_writes, the_schedule_writes_its_report,
 };
 use crate::stack::Stack;
 
@@ -51,7 +51,7 @@ const VISIBILITY_TIMEOUT: Duration = Duration::from_secs(6 * PAYMENT_TIMEOUT);
 const CLOCK_SKEW: u64 = 1000;
 
 #[tokio::test]
-async fn the_deployed_functions_do_each_piece_of_work_once() {
+async fn the_deployed_functions_do_each_job_once() {
     let missing: Vec<_> = TOOLS.into_iter().filter(|tool| !is_on_path(tool)).collect();
     if !missing.is_empty() {
         assert!(env::var_os("LOCK_TEST_DEPLOYED").is_none_or(|v| v != "required"), "not on the PATH: {missing:?}");
@@ -60,25 +60,25 @@ async fn the_deployed_functions_do_each_piece_of_work_once() {
     }
     // One stack for all, because it takes a while to deploy; each has a report, an order or payments of its own.
     let stack = Stack::deploy().await;
-    of_concurrent_invocations_one_writes_and_the_next_has_a_larger_fence(&stack).await;
-    an_order_that_is_sent_three_times_is_placed_once(&stack).await;
-    a_payment_that_is_being_made_is_hidden_until_that_lease_ends(&stack).await;
-    what_they_export_is_what_the_alarms_and_the_dashboard_show(&stack).await;
-    each_line_of_their_logs_has_the_id_of_its_request_once(&stack).await;
-    a_report_that_panics_frees_its_lock_at_once(&stack).await;
-    let panicking = of_ten_payments_the_one_that_panics_goes_back_alone(&stack).await;
+    one_of_five_concurrent_invocations_writes(&stack).await;
+    an_order_sent_three_times_is_placed_once(&stack).await;
+    a_payment_in_progress_is_hidden_until_its_lease_ends(&stack).await;
+    alarms_and_dashboard_show_the_exported_metrics(&stack).await;
+    each_log_line_has_the_id_of_its_request_once(&stack).await;
+    a_report_that_panics_releases_its_lock_at_once(&stack).await;
+    let panicking = only_the_payment_that_panics_goes_back(&stack).await;
     tokio::join!(
-        a_killed_invocation_blocks_its_report_until_its_lease_ends(&stack),
+        a_killed_invocation_blocks_its_report_for_its_lease(&stack),
         the_schedule_writes_its_report(&stack),
-        payments_are_made_once_and_poison_becomes_a_dead_letter(&stack, panicking),
-        payments_of_a_group_stay_in_order_when_one_fails(&stack),
-        a_protected_table_stays_when_its_stack_is_deleted(&stack),
+        payments_are_made_once_and_poison_becomes_dead_letters(&stack, panicking),
+        payments_of_a_group_stay_in_order_after_a_failure(&stack),
+        a_protected_table_outlives_its_stack(&stack),
     );
     stack.delete(STACK).await;
     assert_eq!(stack.tables_of(STACK).await, [""; 0]);
 }
 
-async fn a_protected_table_stays_when_its_stack_is_deleted(stack: &Stack) {
+async fn a_protected_table_outlives_its_stack(stack: &Stack) {
     let name = "protected";
     stack.local.deploy(name, &["ScheduleState=DISABLED"]).await;
     let tables = stack.tables_of(name).await;

@@ -10,7 +10,7 @@ use crate::stack::{Metric, Stack, in_stack};
 use crate::{FUNCTIONS, STACK, TOPIC, loop_until};
 
 /// After a report and an order were refused, an order was replayed, and a payment was made.
-pub(crate) async fn what_they_export_is_what_the_alarms_and_the_dashboard_show(stack: &Stack) {
+pub(crate) async fn alarms_and_dashboard_show_the_exported_metrics(stack: &Stack) {
     let mut exported = BTreeSet::new();
     for (function, last) in FUNCTIONS.into_iter().zip([metrics::REFUSED, metrics::REPLAYS, metrics::BATCH_ITEMS]) {
         // Lines come into the log a moment after the answer.
@@ -67,7 +67,7 @@ pub(crate) async fn what_they_export_is_what_the_alarms_and_the_dashboard_show(s
 }
 
 /// After a report was written, an order placed and a payment made.
-pub(crate) async fn each_line_of_their_logs_has_the_id_of_its_request_once(stack: &Stack) {
+pub(crate) async fn each_log_line_has_the_id_of_its_request_once(stack: &Stack) {
     for (function, last) in FUNCTIONS.into_iter().zip(["written", "placed", "paid"]) {
         let lines = stack.log(function).await;
         let mut own = lines.iter().filter(|line| line["target"].as_str().is_some_and(|of| of.starts_with("lambda_")));

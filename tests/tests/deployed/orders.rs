@@ -8,7 +8,7 @@ use crate::stack::Stack;
 use crate::{GATHERING, STACK};
 
 // behaviours 60, 63, 66, 69
-pub(crate) async fn an_order_that_is_sent_three_times_is_placed_once(stack: &Stack) {
+pub(crate) async fn an_order_sent_three_times_is_placed_once(stack: &Stack) {
     let body = json!({ "item": "tea", "quantity": 2, "checking_ms": GATHERING.as_millis() });
     let (first, second) = tokio::join!(stack.order(Some("key-1"), &body), stack.order(Some("key-1"), &body));
     let (placed, refused) = if first.status == StatusCode::CREATED { (first, second) } else { (second, first) };

@@ -12,7 +12,7 @@ use crate::stack::{Stack, entry, payment};
 use crate::{VISIBILITY_TIMEOUT, loop_until, number};
 
 // behaviours 73, 84
-pub(crate) async fn a_payment_that_is_being_made_is_hidden_until_that_lease_ends(stack: &Stack) {
+pub(crate) async fn a_payment_in_progress_is_hidden_until_its_lease_ends(stack: &Stack) {
     let queue = stack.queue("payments").await;
     let payment = Payment { paying_ms: 3000, ..payment("hidden", 0) };
     queue.send(&json!(payment)).await;
@@ -24,7 +24,7 @@ pub(crate) async fn a_payment_that_is_being_made_is_hidden_until_that_lease_ends
 
 /// Returns the payment that panics, which becomes a dead letter when it has been delivered often enough. In a build with
 /// `panic = "abort"` the whole batch does.
-pub(crate) async fn of_ten_payments_the_one_that_panics_goes_back_alone(stack: &Stack) -> Value {
+pub(crate) async fn only_the_payment_that_panics_goes_back(stack: &Stack) -> Value {
     let queue = stack.queue("payments").await;
     let payments: [_; 10] =
         array::from_fn(|index| Payment { panics: index == 4, ..payment(&format!("ten-{index}"), 0) });
@@ -40,7 +40,7 @@ pub(crate) async fn of_ten_payments_the_one_that_panics_goes_back_alone(stack: &
 }
 
 // behaviours 71, 73
-pub(crate) async fn payments_are_made_once_and_poison_becomes_a_dead_letter(stack: &Stack, panicking: Value) {
+pub(crate) async fn payments_are_made_once_and_poison_becomes_dead_letters(stack: &Stack, panicking: Value) {
     let (queue, dead_letters) = (stack.queue("payments").await, stack.queue("payment-dead-letters").await);
     let poison = json!(payment("poison", u64::MAX));
     for _ in 0..4 {
@@ -62,7 +62,7 @@ pub(crate) async fn payments_are_made_once_and_poison_becomes_a_dead_letter(stac
 }
 
 // behaviour 72
-pub(crate) async fn payments_of_a_group_stay_in_order_when_one_fails(stack: &Stack) {
+pub(crate) async fn payments_of_a_group_stay_in_order_after_a_failure(stack: &Stack) {
     let queue = stack.queue("ordered-payments.fifo").await;
     let first_of_other = payment("b-1", 0);
     queue.send_in_order("a", &[payment("a-1", 0), payment("a-2", 1), payment("a-3", 0)], &first_of_other).await;

@@ -9,7 +9,7 @@ use lambda_example::{Outcome, ReportRequest};
 use crate::stack::Stack;
 use crate::{CLOCK_SKEW, FUNCTION_TIMEOUT, GATHERING, loop_until, number};
 
-pub(crate) async fn of_concurrent_invocations_one_writes_and_the_next_has_a_larger_fence(stack: &Stack) {
+pub(crate) async fn one_of_five_concurrent_invocations_writes(stack: &Stack) {
     let outcomes = join_all((0..5).map(|_| stack.invoke("concurrent", GATHERING))).await;
     let (written, skipped): (Vec<_>, Vec<_>) =
         outcomes.into_iter().map(Result::unwrap).partition(|outcome| matches!(outcome, Outcome::Written { .. }));
@@ -28,7 +28,7 @@ pub(crate) async fn of_concurrent_invocations_one_writes_and_the_next_has_a_larg
     assert!(fence > first, "{fence} is not larger than {first}");
 }
 
-pub(crate) async fn a_killed_invocation_blocks_its_report_until_its_lease_ends(stack: &Stack) {
+pub(crate) async fn a_killed_invocation_blocks_its_report_for_its_lease(stack: &Stack) {
     let (killed, until) = loop_until(Duration::from_mins(1), async || {
         let failure = stack.invoke("killed", Duration::from_mins(1)).await.unwrap_err();
         let row = stack.row("nightly-report", "lock#killed").await.unwrap();
@@ -65,7 +65,7 @@ pub(crate) async fn the_schedule_writes_its_report(stack: &Stack) {
 }
 
 /// In a build with `panic = "abort"` the environment dies, and the lock stays until the invocation's deadline.
-pub(crate) async fn a_report_that_panics_frees_its_lock_at_once(stack: &Stack) {
+pub(crate) async fn a_report_that_panics_releases_its_lock_at_once(stack: &Stack) {
     let request = ReportRequest { report: "panics".to_owned(), gathering_ms: 0, panics: true };
     let failure = stack.report(&request).await.unwrap_err();
     let next = stack.invoke("panics", Duration::ZERO).await;

@@ -9,7 +9,7 @@ use crate::{
 
 // behaviours 64, 83
 #[tokio::test]
-async fn what_failed_on_one_side_runs_on_the_other_at_once() {
+async fn a_run_that_fails_on_one_side_runs_at_once_on_the_other() {
     with_each_language(async |sides| {
         let ours = sides.ours();
         let fails = |id: &str| json!({"id": id, "fail": true});
@@ -25,7 +25,7 @@ async fn what_failed_on_one_side_runs_on_the_other_at_once() {
 
 // behaviours 64, 83
 #[tokio::test]
-async fn what_failed_in_rust_with_an_error_that_is_to_be_stored_runs_in_powertools_which_has_no_stored_errors() {
+async fn a_stored_error_of_rust_does_not_stop_powertools() {
     with_each_language(async |sides| {
         let ours = sides.ours().on_error(|Failed| OnError::Store(StoredError::new("OrderFailed", "for good")));
         let failed = json!({"id": "failed", "fail": true});
@@ -37,7 +37,7 @@ async fn what_failed_in_rust_with_an_error_that_is_to_be_stored_runs_in_powertoo
 
 // behaviours 67, 83
 #[tokio::test]
-async fn what_ran_on_one_side_runs_on_the_other_when_its_window_has_passed_and_not_before() {
+async fn a_run_of_one_side_runs_again_on_the_other_after_its_window() {
     with_each_language(async |sides| {
         place(&sides.ours_earlier(WITHIN_THE_WINDOW), &order("within", "ours")).await;
         place(&sides.ours_earlier(AFTER_THE_WINDOW), &order("after", "ours")).await;

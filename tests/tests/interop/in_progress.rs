@@ -56,7 +56,7 @@ fn number_in(row: &Row, name: &str) -> Option<u64> {
 
 // behaviours 66, 77, 83
 #[tokio::test]
-async fn what_powertools_has_in_progress_is_refused_in_rust_until_its_lease_ends_and_then_runs() {
+async fn rust_refuses_a_run_of_powertools_until_its_lease_ends() {
     with_each_language(async |sides| {
         let started = sides.world.host().build().now();
         sides.crash_theirs(&LEASE_IN_CONTEXT, "crashed").await;
@@ -76,7 +76,7 @@ async fn what_powertools_has_in_progress_is_refused_in_rust_until_its_lease_ends
 
 // behaviours 66, 83
 #[tokio::test]
-async fn what_powertools_has_in_progress_without_a_lease_is_refused_in_rust_until_its_window_ends_and_then_runs() {
+async fn rust_refuses_a_run_of_powertools_without_a_lease_until_its_window_ends() {
     with_each_language(async |sides| {
         sides.crash_theirs(&[], "crashed").await;
         assert_eq!(number_in(sides.rows().await.values().next().unwrap(), "in_progress_expiration"), None);
@@ -92,7 +92,7 @@ async fn what_powertools_has_in_progress_without_a_lease_is_refused_in_rust_unti
 
 // behaviours 66, 83
 #[tokio::test]
-async fn what_rust_has_in_progress_is_refused_by_powertools_and_its_result_is_stored_all_the_same() {
+async fn powertools_refuses_a_run_in_progress_in_rust() {
     with_each_language(async |sides| {
         let ours = sides.ours();
         let order = order("under way", "ours");
@@ -111,7 +111,7 @@ async fn what_rust_has_in_progress_is_refused_by_powertools_and_its_result_is_st
 
 // behaviours 42, 56, 83
 #[tokio::test]
-async fn what_rust_left_in_progress_is_refused_by_powertools_until_its_lease_ends_and_then_runs() {
+async fn powertools_refuses_a_crashed_run_of_rust_until_its_lease_ends() {
     with_each_language(async |sides| {
         for (id, ago) in
             [("crashed now", Duration::ZERO), ("lease not over", WITHIN_THE_LEASE), ("lease over", AFTER_THE_LEASE)]
@@ -132,7 +132,7 @@ async fn what_rust_left_in_progress_is_refused_by_powertools_until_its_lease_end
 
 // behaviours 70, 83
 #[tokio::test]
-async fn a_run_in_rust_whose_record_powertools_took_over_finds_it_lost_and_leaves_the_row() {
+async fn a_run_of_rust_that_powertools_took_over_is_lost() {
     keep_log();
     with_each_language(async |sides| {
         // The lease of this host ended for everyone else while its work goes on. The key is in the log.

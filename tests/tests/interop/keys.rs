@@ -32,7 +32,7 @@ fn keys(language: Language) -> Vec<Value> {
 
 // behaviours 62, 83
 #[tokio::test]
-async fn each_key_is_the_same_on_both_sides_and_no_other_one() {
+async fn each_key_is_the_same_on_both_sides() {
     with_each_language(async |sides| {
         let orders: Vec<_> =
             keys(sides.language).into_iter().map(|key| json!({"id": key, "result": {"of": key}})).collect();

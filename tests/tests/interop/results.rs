@@ -39,7 +39,7 @@ fn orders_with_results(language: Language) -> Vec<Value> {
 
 // behaviours 60, 63, 83
 #[tokio::test]
-async fn what_ran_in_rust_is_replayed_by_powertools_with_the_same_result() {
+async fn powertools_replays_the_results_of_rust() {
     with_each_language(async |sides| {
         let orders = orders_with_results(sides.language);
         let ours = sides.ours().validate(|order| order["amount"].clone());
@@ -62,7 +62,7 @@ async fn what_ran_in_rust_is_replayed_by_powertools_with_the_same_result() {
 
 // behaviours 60, 63, 83
 #[tokio::test]
-async fn what_powertools_ran_is_replayed_in_rust_with_the_same_result() {
+async fn rust_replays_the_results_of_powertools() {
     with_each_language(async |sides| {
         let orders = orders_with_results(sides.language);
         let expected: Vec<_> = orders.iter().map(|order| ran(&order["result"])).collect();
@@ -78,7 +78,7 @@ async fn what_powertools_ran_is_replayed_in_rust_with_the_same_result() {
 
 // behaviours 75, 79, 83
 #[tokio::test]
-async fn what_rust_completed_in_a_transaction_or_without_its_result_does_not_run_in_powertools() {
+async fn powertools_replays_runs_that_rust_committed_or_completed_without_result() {
     with_each_language(async |sides| {
         let ours = sides.ours().on_unstorable_result(OnUnstorableResult::CompleteWithoutResult);
         let client = sides.world.client();
@@ -100,7 +100,7 @@ async fn what_rust_completed_in_a_transaction_or_without_its_result_does_not_run
 
 // behaviours 63, 83
 #[tokio::test]
-async fn another_payload_than_that_of_the_first_run_is_a_mismatch_on_both_sides() {
+async fn a_different_payload_is_a_mismatch_on_both_sides() {
     with_each_language(async |sides| {
         let ours = sides.ours().validate(|order| order["amount"].clone());
         let (first, second) = (order("ours first", "ours"), order("theirs first", "theirs"));

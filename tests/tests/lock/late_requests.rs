@@ -4,8 +4,8 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use lambda_lock::embedded::{Answer, Intercept};
 use lambda_lock::Data;
+use lambda_lock::embedded::{Answer, Intercept};
 use lambda_lock_tests::invocation::millis;
 use lambda_lock_tests::{Late, World};
 use serde_json::{Value, json};

@@ -72,7 +72,7 @@ fn denied(operation: &'static str) -> impl Intercept {
 
 // behaviour 39
 #[tokio::test]
-async fn a_healthy_table_passes_in_six_requests_and_nothing_is_written() {
+async fn a_healthy_table_passes_in_six_requests_without_a_write() {
     let world = World::new().await;
     let (host, locks) = locks_on(&world, world.host());
     let report = locks.check().await;
@@ -104,7 +104,7 @@ async fn a_report_has_one_line_for_each_finding() {
 
 // behaviour 39
 #[tokio::test]
-async fn a_check_leaves_rows_alone_also_one_with_the_key_that_it_asks_for() {
+async fn a_check_does_not_modify_a_row_under_its_own_key() {
     let world = World::new().await;
     let (host, locks) = locks_on(&world, world.host());
     let lock = locks.acquire("lambda-lock-check").data("kept").await.unwrap();
@@ -118,7 +118,7 @@ async fn a_check_leaves_rows_alone_also_one_with_the_key_that_it_asks_for() {
 
 // behaviours 26, 39
 #[tokio::test]
-async fn a_table_with_keys_of_other_names_passes_for_locks_that_know_them() {
+async fn a_table_with_custom_key_names_passes() {
     let world = world_with_keys(&[("PK", ScalarAttributeType::S), ("SK", ScalarAttributeType::S)]).await;
     let locks = world.locks(&world.host().build()).partition_key("PK").sort_key("SK", "LOCK").key_prefix("lock#");
     let report = locks.build().unwrap().check().await;
@@ -129,7 +129,7 @@ async fn a_table_with_keys_of_other_names_passes_for_locks_that_know_them() {
 
 // behaviour 39
 #[tokio::test]
-async fn a_table_that_is_not_there_is_the_one_finding_and_names_the_way_out() {
+async fn a_missing_table_is_the_only_failure() {
     let world = World::without_table();
     let (host, locks) = locks_on(&world, world.host());
     let report = locks.check().await;
@@ -144,7 +144,7 @@ async fn a_table_that_is_not_there_is_the_one_finding_and_names_the_way_out() {
 
 // behaviours 9, 39
 #[tokio::test]
-async fn ttl_that_is_off_or_on_another_attribute_is_a_warning_that_names_the_right_one() {
+async fn ttl_that_is_off_or_on_another_attribute_is_a_warning() {
     let world = world_without_ttl().await;
     let report = world.default_locks().check().await;
     assert!(report.is_healthy());
@@ -160,7 +160,7 @@ async fn ttl_that_is_off_or_on_another_attribute_is_a_warning_that_names_the_rig
 
 // behaviours 26, 39
 #[tokio::test]
-async fn keys_that_are_not_as_the_locks_have_them_fail_and_both_are_named() {
+async fn keys_that_differ_from_the_settings_fail_and_are_named() {
     use ScalarAttributeType::{N, S};
     type Keys<'a> = &'a [(&'a str, ScalarAttributeType)];
     let cases: [(Keys<'_>, &str, Option<&str>, &[&str]); 5] = [
@@ -189,7 +189,7 @@ async fn keys_that_are_not_as_the_locks_have_them_fail_and_both_are_named() {
 
 // behaviours 39, 46
 #[tokio::test]
-async fn each_action_that_is_denied_is_named_and_only_that_of_acquiring_fails_the_report() {
+async fn a_denied_action_is_named_and_only_update_item_fails_the_report() {
     let world = World::new().await;
     for (operation, subject, action, verdict) in [
         ("DescribeTable", "table", "dynamodb:DescribeTable", Verdict::Warning),
@@ -219,7 +219,7 @@ async fn each_action_that_is_denied_is_named_and_only_that_of_acquiring_fails_th
 
 // behaviours 10, 39
 #[tokio::test]
-async fn a_clock_that_is_wrong_by_more_than_the_skew_fails_and_is_told_by_how_much() {
+async fn a_clock_that_is_wrong_by_more_than_the_skew_fails() {
     let world = World::new().await;
     for (host, way) in [(world.host().clock_ahead(s(10)), "ahead of"), (world.host().clock_behind(s(10)), "behind")] {
         let (_, locks) = locks_on(&world, host);
@@ -251,7 +251,7 @@ async fn a_larger_skew_allows_for_a_worse_clock() {
 
 // behaviours 10, 39
 #[tokio::test(start_paused = true)]
-async fn a_clock_is_never_failed_within_the_skew_and_always_beyond_it_by_more_than_a_second() {
+async fn a_clock_passes_within_the_skew_and_fails_beyond_it() {
     // DynamoDB tells whole seconds: whatever part of one has passed, and however long the request takes.
     for (part, latency) in [(0_u32, 0), (1, 0), (250, 0), (500, 40), (750, 200), (999, 0), (0, 450), (999, 450)] {
         let engine = DynamoDb::starting_at(SystemTime::UNIX_EPOCH + s(1_800_000_000)).unwrap();
@@ -283,7 +283,7 @@ async fn a_clock_is_never_failed_within_the_skew_and_always_beyond_it_by_more_th
 
 // behaviour 39
 #[tokio::test]
-async fn a_table_that_is_being_made_fails_and_one_with_replicas_is_a_warning() {
+async fn a_table_that_is_not_active_fails_and_replicas_are_a_warning() {
     let world = World::new().await;
     for (status, says) in [
         ("CREATING", "being created: wait until it is active"),
@@ -318,7 +318,7 @@ async fn a_table_that_is_being_made_fails_and_one_with_replicas_is_a_warning() {
 
 // behaviours 33, 39
 #[tokio::test]
-async fn a_network_that_does_not_answer_is_a_finding_and_not_an_error() {
+async fn a_network_without_an_answer_is_a_finding() {
     let world = World::new().await;
     for faults in [Faults::seeded(1).lose_requests(1.0), Faults::seeded(1).server_errors(1.0)] {
         let (host, locks) = locks_on(&world, world.host().faults(faults));
@@ -341,7 +341,7 @@ async fn a_network_that_does_not_answer_is_a_finding_and_not_an_error() {
 
 // behaviour 39
 #[tokio::test]
-async fn credentials_that_are_not_accepted_are_the_finding_rather_than_what_they_may_do() {
+async fn rejected_credentials_are_a_finding_of_their_own() {
     let world = World::new().await;
     for code in ["UnrecognizedClientException", "ExpiredTokenException", "InvalidSignatureException"] {
         let retold = Retold("DescribeTable", move |answer: &mut Answer| {
@@ -360,7 +360,7 @@ async fn credentials_that_are_not_accepted_are_the_finding_rather_than_what_they
 
 // behaviours 22, 39
 #[tokio::test]
-async fn locking_that_is_switched_off_is_a_warning() {
+async fn disabled_locks_are_a_warning() {
     let world = World::new().await;
     let report = world.locks(&world.host().build()).enabled(false).build().unwrap().check().await;
     assert!(report.is_healthy());
@@ -370,7 +370,7 @@ async fn locking_that_is_switched_off_is_a_warning() {
 
 // behaviour 39
 #[tokio::test(start_paused = true)]
-async fn a_table_that_has_fallen_silent_is_asked_six_times_for_a_second_each() {
+async fn a_silent_table_is_asked_six_times_for_a_second_each() {
     let engine = DynamoDb::new().unwrap();
     let host = engine.host().build();
     host.crash();

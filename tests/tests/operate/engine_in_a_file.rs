@@ -16,7 +16,7 @@ fn locks_in(file: &std::path::Path) -> Locks {
 }
 
 #[tokio::test]
-async fn two_engines_in_one_file_see_each_others_rows_and_exclude_each_other() {
+async fn two_engines_on_one_file_exclude_each_other() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("locks.sqlite");
     let (here, there) = (locks_in(&file), locks_in(&file));
@@ -35,7 +35,7 @@ async fn two_engines_in_one_file_see_each_others_rows_and_exclude_each_other() {
 }
 
 #[tokio::test]
-async fn an_engine_that_is_opened_again_has_its_rows() {
+async fn a_reopened_engine_keeps_its_rows() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("locks.sqlite");
     let (fence, owner) = {
@@ -54,7 +54,7 @@ async fn an_engine_that_is_opened_again_has_its_rows() {
 }
 
 #[test]
-fn threads_with_engines_of_their_own_in_one_file_are_never_in_at_once() {
+fn threads_with_engines_on_one_file_exclude_each_other() {
     const THREADS: u32 = 4;
     const TIMES: u32 = 15;
     let folder = tempfile::tempdir().unwrap();
@@ -93,7 +93,7 @@ fn threads_with_engines_of_their_own_in_one_file_are_never_in_at_once() {
 }
 
 #[test]
-fn a_file_that_is_no_database_is_an_error_that_names_it_and_is_left_as_it_is() {
+fn rejects_a_file_that_is_no_database_and_does_not_modify_it() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("notes.txt");
     let text = "not a database, but something that someone may still want\n".repeat(100);

@@ -21,7 +21,7 @@ async fn check_in_a_transaction(host: &Host, lock: &Lock) -> bool {
 
 // behaviours 25, 39
 #[tokio::test]
-async fn a_key_that_an_operator_frees_can_be_acquired_at_once_and_its_old_holder_finds_it_lost() {
+async fn a_key_released_by_force_is_free_at_once_and_lost_for_its_holder() {
     let world = World::new().await;
     let (worker, locks) = locks_on(&world, world.host());
     let (operator, tools) = locks_on(&world, world.host());
@@ -54,7 +54,7 @@ async fn a_key_that_an_operator_frees_can_be_acquired_at_once_and_its_old_holder
 
 // behaviours 6, 39
 #[tokio::test]
-async fn the_release_of_a_lock_that_was_freed_by_hand_is_lost_and_changes_nothing() {
+async fn a_release_after_a_release_by_force_is_lost_and_changes_nothing() {
     let world = World::new().await;
     let locks = world.default_locks();
     let old = locks.acquire("nightly").await.unwrap();
@@ -69,7 +69,7 @@ async fn the_release_of_a_lock_that_was_freed_by_hand_is_lost_and_changes_nothin
 
 // behaviour 39
 #[tokio::test]
-async fn a_key_that_has_changed_hands_since_it_was_seen_is_left_alone() {
+async fn a_key_with_a_new_holder_is_not_released() {
     let world = World::new().await;
     let locks = world.default_locks();
     let first = locks.acquire("nightly").await.unwrap();
@@ -91,7 +91,7 @@ async fn a_key_that_has_changed_hands_since_it_was_seen_is_left_alone() {
 
 // behaviour 39
 #[tokio::test]
-async fn a_renewed_lock_is_still_the_one_that_was_seen() {
+async fn a_lock_renewed_since_it_was_seen_is_released() {
     let world = World::new().await;
     let locks = world.default_locks();
     let lock = locks.acquire("nightly").lease(s(5)).await.unwrap();
@@ -135,7 +135,7 @@ async fn a_key_that_is_free_already_stays_free() {
 
 // behaviour 39
 #[tokio::test]
-async fn a_completed_run_is_not_freed() {
+async fn a_completed_run_is_not_released() {
     let world = World::new().await;
     let locks = world.default_locks();
     let orders = completed(&locks);
@@ -150,7 +150,7 @@ async fn a_completed_run_is_not_freed() {
 
 // behaviour 39
 #[tokio::test]
-async fn a_run_that_completes_while_an_operator_looks_stays_completed() {
+async fn a_run_that_completes_after_it_was_seen_stays_completed() {
     let world = World::new().await;
     let locks = world.default_locks();
     let orders = completed(&locks);
@@ -166,7 +166,7 @@ async fn a_run_that_completes_while_an_operator_looks_stays_completed() {
 
 // behaviours 39, 76
 #[tokio::test]
-async fn a_forced_release_whose_answer_was_lost_is_recognised() {
+async fn a_release_by_force_with_a_lost_answer_succeeds() {
     let world = World::new().await;
     let locks = world.default_locks();
     let _lock = locks.acquire("nightly").await.unwrap();
@@ -197,7 +197,7 @@ impl Intercept for FirstIsLost {
 
 // behaviours 39, 76
 #[tokio::test(start_paused = true)]
-async fn a_forced_release_whose_answer_was_lost_is_recognised_when_someone_took_the_key_in_between() {
+async fn a_release_by_force_with_a_lost_answer_succeeds_after_the_next_acquire() {
     // Paused: the SDK's pause before its second try is random, and the other is to be quicker.
     let engine = DynamoDb::new().unwrap();
     let locks = Locks::builder(engine.client(), "locks").build().unwrap();
@@ -221,7 +221,7 @@ async fn a_forced_release_whose_answer_was_lost_is_recognised_when_someone_took_
 
 // behaviours 33, 39
 #[tokio::test]
-async fn a_forced_release_that_fails_is_an_error_and_an_empty_key_is_refused() {
+async fn a_release_by_force_returns_errors_and_rejects_an_empty_key() {
     let world = World::new().await;
     let locks = world.default_locks();
     let lock = locks.acquire("nightly").await.unwrap();
@@ -236,7 +236,7 @@ async fn a_forced_release_that_fails_is_an_error_and_an_empty_key_is_refused() {
 
 // behaviours 39, 83
 #[tokio::test]
-async fn a_row_without_an_owner_is_freed_while_its_lease_is_the_one_that_was_seen() {
+async fn a_row_without_an_owner_is_released_while_its_lease_is_unchanged() {
     let world = World::new().await;
     let (host, locks) = locks_on(&world, world.host());
     let end = millis(host.now() + s(60));
@@ -255,7 +255,7 @@ async fn a_row_without_an_owner_is_freed_while_its_lease_is_the_one_that_was_see
 
 // behaviours 39, 83
 #[tokio::test]
-async fn a_row_without_an_owner_and_without_a_lease_is_freed_too() {
+async fn a_row_without_an_owner_and_a_lease_is_released() {
     let world = world_without_ttl().await;
     let (host, locks) = locks_on(&world, world.host());
     // As Powertools writes it where it has no context: the window's end, in seconds, is all there is.
@@ -289,7 +289,7 @@ impl Intercept for Late {
 
 // behaviours 39, 76
 #[tokio::test]
-async fn a_late_duplicate_of_the_old_holders_acquire_does_not_take_a_key_that_was_freed_by_hand() {
+async fn a_late_duplicate_of_the_old_acquire_does_not_take_a_released_key() {
     // The operator's clock is behind by as much as it may, and the acquire older than that.
     for (behind, frees) in [(Duration::ZERO, "right"), (ms(900), "behind")] {
         let world = World::new().await;
@@ -311,7 +311,7 @@ async fn a_late_duplicate_of_the_old_holders_acquire_does_not_take_a_key_that_wa
 
 // behaviours 10, 39
 #[tokio::test]
-async fn a_key_that_is_freed_by_a_clock_that_is_wrong_is_free_no_later_than_its_lease_would_have_ended() {
+async fn a_key_released_by_a_wrong_clock_is_free_when_its_lease_would_have_ended() {
     let world = World::new().await;
     let (_, locks) = locks_on(&world, world.host());
     for (key, operator, waits) in
@@ -331,7 +331,7 @@ async fn a_key_that_is_freed_by_a_clock_that_is_wrong_is_free_no_later_than_its_
 
 // behaviours 39, 65
 #[tokio::test]
-async fn a_run_that_is_refused_as_unfinished_may_run_again_after_an_operator_freed_it() {
+async fn an_unfinished_run_runs_again_after_a_release_by_force() {
     let world = World::new().await;
     let (host, locks) = locks_on(&world, world.host());
     let transfers = completed(&locks).on_timeout(OnTimeout::Reject).lease(s(10));
@@ -352,7 +352,7 @@ async fn a_run_that_is_refused_as_unfinished_may_run_again_after_an_operator_fre
 
 // behaviours 39, 66
 #[tokio::test]
-async fn what_a_list_or_a_refusal_names_can_be_freed() {
+async fn a_holder_from_a_list_or_a_refusal_can_be_released() {
     let world = World::new().await;
     let locks = world.locks(&world.host().build()).key_prefix("app#").build().unwrap();
     let _first = locks.acquire("first").await.unwrap();

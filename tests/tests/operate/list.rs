@@ -13,7 +13,7 @@ use crate::{completed, in_progress, listed, locks_on, number, s, text, world_wit
 
 // behaviours 25, 39
 #[tokio::test]
-async fn a_list_shows_what_is_held_released_left_by_a_crash_and_completed() {
+async fn a_list_has_rows_that_are_held_released_crashed_or_completed() {
     let world = world_without_ttl().await;
     let (host, locks) = locks_on(&world, world.host());
     let held = locks.acquire("held").holder("a holder").data("not read").await.unwrap();
@@ -55,7 +55,7 @@ async fn a_list_shows_what_is_held_released_left_by_a_crash_and_completed() {
 
 // behaviours 26, 39
 #[tokio::test]
-async fn a_list_has_the_rows_of_its_locks_alone_in_a_table_with_other_entities() {
+async fn a_list_has_only_the_rows_of_its_locks() {
     let world = world_with_keys(&[("PK", ScalarAttributeType::S), ("SK", ScalarAttributeType::S)]).await;
     let host = world.host().build();
     let settings = || world.locks(&host).partition_key("PK").sort_key("SK", "LOCK").key_prefix("app#");
@@ -88,7 +88,7 @@ async fn a_list_has_the_rows_of_its_locks_alone_in_a_table_with_other_entities()
 
 // behaviour 39
 #[tokio::test]
-async fn a_malformed_row_is_an_error_in_its_place_and_the_others_are_listed() {
+async fn a_malformed_row_is_listed_as_an_error() {
     let world = world_without_ttl().await;
     let locks = world.default_locks();
     let _lock = locks.acquire("well").await.unwrap();
@@ -132,7 +132,7 @@ fn counted_twice(pages: usize) -> u64 {
 
 // behaviour 39
 #[tokio::test]
-async fn a_list_goes_on_over_several_pages_and_does_not_bring_the_data_along() {
+async fn a_list_spans_several_pages_and_does_not_read_data() {
     let world = world_without_ttl().await;
     let scans = Scans::default();
     let (_, locks) = locks_on(&world, world.host().intercept(scans.clone()));
@@ -178,7 +178,7 @@ impl Intercept for Outage {
 
 // behaviour 39
 #[tokio::test]
-async fn after_an_error_the_same_page_can_be_asked_for_again() {
+async fn a_page_can_be_requested_again_after_an_error() {
     let world = world_without_ttl().await;
     let outage = Outage::default();
     let (_, locks) = locks_on(&world, world.host().intercept(outage.clone()));
@@ -207,7 +207,7 @@ async fn after_an_error_the_same_page_can_be_asked_for_again() {
 
 // behaviour 39
 #[tokio::test]
-async fn a_list_of_an_empty_table_has_a_page_without_rows_and_one_of_a_missing_table_is_an_error() {
+async fn a_list_of_an_empty_table_is_empty_and_of_a_missing_table_an_error() {
     let world = World::new().await;
     assert!(listed(&world.default_locks()).await.is_empty());
     let missing = World::without_table();
@@ -216,7 +216,7 @@ async fn a_list_of_an_empty_table_has_a_page_without_rows_and_one_of_a_missing_t
 
 // behaviours 40, 49
 #[tokio::test]
-async fn a_holder_that_gave_the_key_back_is_told_from_one_that_crashed() {
+async fn has_released_tells_a_release_from_a_crash() {
     let world = World::new().await;
     let (host, locks) = locks_on(&world, world.host());
     let has_released = async |key: &str| locks.get(key).await.unwrap().unwrap().has_released();

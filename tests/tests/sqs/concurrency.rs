@@ -37,7 +37,7 @@ async fn most_at_once(concurrency: impl Fn(Consumer) -> Consumer, messages: Vec<
 
 // behaviour 73
 #[tokio::test]
-async fn ten_messages_are_worked_on_at_the_same_time_or_as_many_as_are_set_but_one_at_least() {
+async fn concurrency_limits_messages_to_ten_by_default_and_to_one_at_least() {
     let messages = |count: u32| (0..count).map(|id| message(&id.to_string(), "Done")).collect::<Vec<_>>();
     assert_eq!(most_at_once(|consumer| consumer, messages(25)).await, 10);
     assert_eq!(most_at_once(|consumer| consumer.concurrency(3), messages(7)).await, 3);
@@ -48,14 +48,14 @@ async fn ten_messages_are_worked_on_at_the_same_time_or_as_many_as_are_set_but_o
 
 // behaviours 72, 73
 #[tokio::test]
-async fn of_a_fifo_queue_as_many_groups_are_worked_on_at_the_same_time() {
+async fn concurrency_limits_the_groups_of_a_fifo_queue() {
     let messages = (0..8).map(|id| ordered(&id.to_string(), &(id / 2).to_string(), "Done")).collect();
     assert_eq!(most_at_once(|consumer| consumer.concurrency(3), messages).await, 3);
 }
 
 // behaviours 71, 73
 #[tokio::test]
-async fn the_largest_batch_that_lambda_delivers_is_worked_through() {
+async fn a_batch_of_ten_thousand_messages_is_done() {
     let (world, host, _, till) = environment().await;
     let consumer = SqsConsumer::new(by_payment(&world.locks(&host).build().unwrap()));
     // Ten thousand messages, of a thousand payments.

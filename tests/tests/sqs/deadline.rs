@@ -19,7 +19,7 @@ async fn lease_end(world: &World, id: &str) -> u64 {
 
 // behaviours 3, 74
 #[tokio::test]
-async fn the_leases_of_a_batch_end_a_second_before_the_deadline_or_a_quarter_of_the_time_left() {
+async fn leases_end_a_second_or_a_quarter_of_the_time_before_the_deadline() {
     let (world, host, consumer, till) = environment().await;
     let consumer = consumer.min_remaining_time(Duration::ZERO);
     let event = invocation(&host, batch([message("1", "Done")]));
@@ -35,7 +35,7 @@ async fn the_leases_of_a_batch_end_a_second_before_the_deadline_or_a_quarter_of_
 
 // behaviour 74
 #[tokio::test]
-async fn a_message_that_is_not_done_by_the_end_of_its_lease_is_cancelled_and_the_answer_comes_before_the_deadline() {
+async fn a_message_that_outlives_its_lease_is_cancelled_before_the_deadline() {
     let (_world, host, consumer, till) = environment().await;
     let consumer = consumer.min_remaining_time(ms(100));
     let messages = [message("1", "Done"), message("2", "Endless"), message("3", "Done")];
@@ -67,7 +67,7 @@ async fn deliver_while_time_passes(
 
 // behaviour 74
 #[tokio::test]
-async fn when_the_deadline_is_near_messages_that_were_not_started_go_back_without_a_run_or_a_request() {
+async fn messages_not_started_near_the_deadline_go_back_without_a_request() {
     let (_world, host, consumer, till) = environment().await;
     let consumer = consumer.concurrency(1);
     let messages = ["1", "2", "3", "4"].map(|id| message(id, "Done")).to_vec();
@@ -80,7 +80,7 @@ async fn when_the_deadline_is_near_messages_that_were_not_started_go_back_withou
 
 // behaviours 72, 74
 #[tokio::test]
-async fn when_the_deadline_is_near_the_rest_of_a_group_goes_back() {
+async fn the_rest_of_a_group_goes_back_near_the_deadline() {
     let (_world, host, consumer, till) = environment().await;
     let messages = ["1", "2", "3", "4"].map(|id| ordered(id, "group", "Done")).to_vec();
     let failed = deliver_while_time_passes(&consumer, &till, &host, messages, ms(14_200)).await;
@@ -90,7 +90,7 @@ async fn when_the_deadline_is_near_the_rest_of_a_group_goes_back() {
 
 // behaviour 74
 #[tokio::test]
-async fn how_much_time_a_message_needs_to_be_started_can_be_set() {
+async fn min_remaining_time_sets_when_no_message_is_started() {
     for (min_remaining_time, failed) in [(ms(20_000), vec!["2", "3"]), (ms(500), vec![])] {
         let (_world, host, consumer, till) = environment().await;
         let consumer = consumer.concurrency(1).min_remaining_time(min_remaining_time);
@@ -101,7 +101,7 @@ async fn how_much_time_a_message_needs_to_be_started_can_be_set() {
 
 // behaviour 74
 #[tokio::test]
-async fn past_the_deadline_everything_goes_back_and_nothing_is_sent() {
+async fn every_message_past_the_deadline_goes_back_without_a_request() {
     let (_world, host, consumer, till) = environment().await;
     let event = invocation(&host, batch([message("1", "Done"), ordered("2", "a", "Done")]));
     host.advance_clock(Duration::from_secs(31));
@@ -112,7 +112,7 @@ async fn past_the_deadline_everything_goes_back_and_nothing_is_sent() {
 
 // behaviours 27, 74
 #[tokio::test]
-async fn without_a_deadline_messages_have_the_default_lease() {
+async fn messages_without_a_deadline_have_the_default_lease() {
     let (world, host, consumer, till) = environment().await;
     let mut event = invocation(&host, batch([message("1", "Done")]));
     event.context.deadline = 0;
@@ -124,7 +124,7 @@ async fn without_a_deadline_messages_have_the_default_lease() {
 
 // behaviours 74, 76
 #[tokio::test]
-async fn a_table_that_falls_silent_does_not_keep_the_answer_past_the_deadline() {
+async fn a_silent_table_does_not_delay_the_answer_past_the_deadline() {
     let (_world, host, consumer, till) = environment().await;
     let consumer = consumer.min_remaining_time(ms(100));
     let event = invocation_with(&host, batch([message("1", "Done"), message("2", "Endless")]), ms(1_200));
@@ -145,7 +145,7 @@ async fn a_table_that_falls_silent_does_not_keep_the_answer_past_the_deadline() 
 
 // behaviour 74
 #[tokio::test]
-async fn a_function_with_a_timeout_shorter_than_the_least_time_still_works() {
+async fn a_timeout_below_min_remaining_time_still_runs_messages() {
     let (_world, host, consumer, till) = environment().await;
     let event = invocation_with(&host, batch([message("1", "Done")]), ms(900));
     assert!(deliver_in(&consumer, &till, event).await.is_empty());

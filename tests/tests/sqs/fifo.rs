@@ -16,7 +16,7 @@ use crate::{
 
 // behaviour 72
 #[tokio::test]
-async fn the_messages_of_a_group_run_one_after_the_other_in_their_order() {
+async fn the_messages_of_a_group_run_in_order() {
     let (_world, host, consumer, _) = environment().await;
     let log = Arc::new(Mutex::new(Vec::new()));
     let handler = service_fn({
@@ -40,7 +40,7 @@ async fn the_messages_of_a_group_run_one_after_the_other_in_their_order() {
 
 // behaviour 72
 #[tokio::test]
-async fn after_a_failure_the_rest_of_the_group_goes_back_and_other_groups_go_on() {
+async fn a_failure_returns_the_rest_of_its_group_and_no_other_group() {
     for failing in ["Declined", "Panic"] {
         let (_world, host, consumer, till) = environment().await;
         let messages = || {
@@ -65,7 +65,7 @@ async fn after_a_failure_the_rest_of_the_group_goes_back_and_other_groups_go_on(
 
 // behaviour 72
 #[tokio::test]
-async fn a_message_that_cannot_be_read_sends_the_rest_of_its_group_back_too() {
+async fn an_unreadable_message_returns_the_rest_of_its_group() {
     let (_world, host, consumer, till) = environment().await;
     let mut unreadable = ordered("2", "a", "Done");
     unreadable.body = Some("{".to_owned());
@@ -85,7 +85,7 @@ async fn a_message_that_cannot_be_read_sends_the_rest_of_its_group_back_too() {
 
 // behaviours 72, 73
 #[tokio::test]
-async fn a_message_that_is_in_progress_elsewhere_stops_its_group() {
+async fn a_message_in_progress_elsewhere_returns_the_rest_of_its_group() {
     let (world, host, consumer, till) = environment().await;
     let _other = work_elsewhere(&world, "2", Duration::from_secs(30)).await;
     let messages =
@@ -96,7 +96,7 @@ async fn a_message_that_is_in_progress_elsewhere_stops_its_group() {
 
 // behaviours 60, 72
 #[tokio::test]
-async fn a_message_that_was_done_before_does_not_stop_its_group() {
+async fn a_message_that_is_done_does_not_stop_its_group() {
     let (_world, host, consumer, till) = environment().await;
     assert!(deliver(&consumer, &till, &host, [ordered("1", "a", "Done")]).await.is_empty());
     let messages = ["1", "2"].map(|id| ordered(id, "a", "Done"));
@@ -117,14 +117,14 @@ async fn run_at_the_same_time(messages: Vec<SqsMessage>) -> bool {
 
 // behaviours 72, 73
 #[tokio::test]
-async fn messages_of_several_groups_run_at_the_same_time_and_those_of_one_do_not() {
+async fn messages_of_different_groups_run_at_the_same_time() {
     assert!(run_at_the_same_time(vec![ordered("1", "a", "Done"), ordered("2", "b", "Done")]).await);
     assert!(!run_at_the_same_time(vec![ordered("1", "a", "Done"), ordered("2", "a", "Done")]).await);
 }
 
 // behaviour 72
 #[tokio::test]
-async fn a_group_of_one_queue_is_not_that_of_another() {
+async fn groups_of_different_queues_are_different() {
     let (_world, host, consumer, till) = environment().await;
     let of_another_queue = |id| {
         let mut message = ordered(id, "a", "Done");
@@ -139,7 +139,7 @@ async fn a_group_of_one_queue_is_not_that_of_another() {
 
 // behaviour 72
 #[tokio::test]
-async fn in_a_standard_queue_the_messages_of_a_group_have_no_order() {
+async fn the_messages_of_a_group_in_a_standard_queue_have_no_order() {
     let grouped = |id, then| with_attributes(message(id, then), [("MessageGroupId", "tenant")]);
     let (_world, host, consumer, till) = environment().await;
     let messages = [grouped("1", "Declined"), grouped("2", "Done")];

@@ -30,7 +30,7 @@ impl Service<Message<Payment>> for Closed {
 
 // behaviour 71
 #[tokio::test]
-async fn a_handler_that_is_not_ready_fails_for_the_message_and_another_one_may_do_it_at_once() {
+async fn a_message_of_a_handler_that_is_not_ready_can_be_retried_at_once() {
     let (_world, host, consumer, till) = environment().await;
     let event = invocation(&host, batch([message("1", "Done")]));
     assert_eq!(failures(&consumer, Closed, event).await, ["1"]);
@@ -40,7 +40,7 @@ async fn a_handler_that_is_not_ready_fails_for_the_message_and_another_one_may_d
 
 // behaviour 71
 #[tokio::test]
-async fn the_handler_gets_the_body_and_what_sqs_says_about_the_message() {
+async fn a_handler_gets_the_body_and_the_record_of_a_message() {
     let (_world, host, consumer, _) = environment().await;
     let seen = Arc::new(Mutex::new(Vec::new()));
     let handler = service_fn({
@@ -68,7 +68,7 @@ async fn the_handler_gets_the_body_and_what_sqs_says_about_the_message() {
 
 // behaviours 71, 78
 #[tokio::test]
-async fn a_handler_that_asks_for_the_run_gets_its_fence() {
+async fn a_handler_of_with_run_gets_the_fence() {
     let (world, host, _, _) = environment().await;
     let locks = world.locks(&host).build().unwrap();
     let consumer: SqsConsumer<WithRun<Message<Payment>>, Payment, u64, Declined> = SqsConsumer::by_message_id(locks);
@@ -85,7 +85,7 @@ async fn a_handler_that_asks_for_the_run_gets_its_fence() {
 
 // behaviour 71
 #[tokio::test]
-async fn a_handler_need_not_be_shared_between_threads() {
+async fn a_handler_need_not_be_sync() {
     let (_world, host, consumer, _) = environment().await;
     let count = std::cell::Cell::new(0);
     let handler = service_fn(move |_: Message<Payment>| {

@@ -94,7 +94,7 @@ async fn hiding(queues: &Queues, lease: Duration) -> (World, Host, Consumer, Til
 
 // behaviour 84
 #[tokio::test]
-async fn a_message_that_is_in_progress_elsewhere_is_hidden_until_that_lease_ends() {
+async fn a_message_in_progress_elsewhere_is_hidden_until_that_lease_ends() {
     let queues = Queues::default();
     let (_world, host, consumer, till, _other) = hiding(&queues, Duration::from_secs(40)).await;
     assert_eq!(deliver(&consumer, &till, &host, [message("1", "Done"), message("2", "Done")]).await, ["1"]);
@@ -110,7 +110,7 @@ async fn a_message_that_is_in_progress_elsewhere_is_hidden_until_that_lease_ends
 
 // behaviour 84
 #[tokio::test]
-async fn a_hidden_message_comes_back_when_the_lease_has_ended_and_not_a_moment_before() {
+async fn a_hidden_message_comes_back_when_the_lease_has_ended() {
     // Leases of part of a second, too.
     for lease in [ms(10_000), ms(10_250), ms(10_999)] {
         let queues = Queues::default();
@@ -125,7 +125,7 @@ async fn a_hidden_message_comes_back_when_the_lease_has_ended_and_not_a_moment_b
 
 // behaviour 84
 #[tokio::test]
-async fn a_message_is_hidden_for_twelve_hours_at_the_most() {
+async fn a_message_is_hidden_for_at_most_twelve_hours() {
     let queues = Queues::default();
     let (_world, host, consumer, till, _other) = hiding(&queues, Duration::from_hours(24)).await;
     deliver(&consumer, &till, &host, [message("1", "Done")]).await;
@@ -134,7 +134,7 @@ async fn a_message_is_hidden_for_twelve_hours_at_the_most() {
 
 // behaviour 84
 #[tokio::test]
-async fn the_queue_is_found_by_its_arn_in_every_partition() {
+async fn the_url_of_a_queue_follows_from_its_arn_in_every_partition() {
     for (arn, url) in [
         (FIFO_QUEUE, "https://sqs.eu-west-1.amazonaws.com/123456789012/payments.fifo"),
         ("arn:aws-cn:sqs:cn-north-1:1:q", "https://sqs.cn-north-1.amazonaws.com.cn/1/q"),
@@ -151,7 +151,7 @@ async fn the_queue_is_found_by_its_arn_in_every_partition() {
 
 // behaviour 84
 #[tokio::test]
-async fn a_message_whose_queue_or_receipt_is_not_known_is_not_hidden() {
+async fn a_message_without_a_queue_or_a_receipt_is_not_hidden() {
     let queues = Queues::default();
     let (_world, host, consumer, till, _other) = hiding(&queues, Duration::from_secs(40)).await;
     for arn in [None, Some(""), Some("arn:aws:sqs:eu-west-1"), Some("payments")] {
@@ -167,7 +167,7 @@ async fn a_message_whose_queue_or_receipt_is_not_known_is_not_hidden() {
 
 // behaviour 84
 #[tokio::test]
-async fn a_message_that_cannot_be_hidden_goes_back_as_it_would_without() {
+async fn a_message_that_cannot_be_hidden_goes_back() {
     for does in [Does::Refuse, Does::Fail, Does::FallSilent] {
         let queues = Queues::that(does);
         let (_world, host, consumer, till, _other) = hiding(&queues, Duration::from_secs(40)).await;
@@ -179,7 +179,7 @@ async fn a_message_that_cannot_be_hidden_goes_back_as_it_would_without() {
 
 // behaviours 74, 84
 #[tokio::test]
-async fn a_queue_that_falls_silent_does_not_keep_the_answer_past_the_deadline() {
+async fn a_silent_queue_does_not_delay_the_answer_past_the_deadline() {
     let queues = Queues::that(Does::FallSilent);
     let (_world, host, consumer, till, _other) = hiding(&queues, Duration::from_secs(40)).await;
     let consumer = consumer.min_remaining_time(ms(100));
@@ -191,7 +191,7 @@ async fn a_queue_that_falls_silent_does_not_keep_the_answer_past_the_deadline() 
 
 // behaviours 72, 74, 84
 #[tokio::test]
-async fn what_a_group_has_done_before_a_queue_falls_silent_is_done() {
+async fn a_silent_queue_does_not_return_the_messages_that_are_done() {
     let queues = Queues::that(Does::FallSilent);
     let (_world, host, consumer, till, _other) = hiding(&queues, Duration::from_secs(40)).await;
     let messages = ["0", "1", "2"].map(|id| ordered(id, "group", "Done"));
@@ -202,7 +202,7 @@ async fn what_a_group_has_done_before_a_queue_falls_silent_is_done() {
 
 // behaviours 72, 84
 #[tokio::test]
-async fn in_a_fifo_queue_the_message_in_progress_is_hidden_and_not_the_rest_of_its_group() {
+async fn the_rest_of_the_group_of_a_hidden_message_is_not_hidden() {
     let queues = Queues::default();
     let (_world, host, consumer, till, _other) = hiding(&queues, Duration::from_secs(40)).await;
     let messages = ["1", "2"].map(|id| ordered(id, "group", "Done"));
@@ -213,7 +213,7 @@ async fn in_a_fifo_queue_the_message_in_progress_is_hidden_and_not_the_rest_of_i
 
 // behaviours 73, 84
 #[tokio::test]
-async fn of_twins_that_are_in_progress_elsewhere_each_is_hidden() {
+async fn twins_in_progress_elsewhere_are_all_hidden() {
     let (world, host, _, till) = environment().await;
     let queues = Queues::default();
     let consumer =
@@ -229,7 +229,7 @@ async fn of_twins_that_are_in_progress_elsewhere_each_is_hidden() {
 
 // behaviour 84
 #[tokio::test]
-async fn nothing_is_hidden_that_is_done_or_fails_for_another_reason() {
+async fn a_message_that_is_done_or_fails_is_not_hidden() {
     let queues = Queues::default();
     let (world, host, _, till) = environment().await;
     let locks = world.locks(&host).build().unwrap();

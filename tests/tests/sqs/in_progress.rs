@@ -15,7 +15,7 @@ use crate::{
 
 // behaviour 73
 #[tokio::test]
-async fn a_message_that_is_in_progress_elsewhere_goes_back_and_is_done_when_it_comes_again() {
+async fn a_message_in_progress_elsewhere_goes_back_until_it_can_run() {
     let (world, host, consumer, till) = environment().await;
     let other = work_elsewhere(&world, "1", Duration::from_secs(30)).await;
     let messages = || [message("1", "Done"), message("2", "Done")];
@@ -28,7 +28,7 @@ async fn a_message_that_is_in_progress_elsewhere_goes_back_and_is_done_when_it_c
 
 // behaviours 66, 73
 #[tokio::test]
-async fn a_message_that_is_in_progress_elsewhere_can_be_waited_for() {
+async fn a_consumer_can_wait_for_a_message_in_progress_elsewhere() {
     let (world, host, _, till) = environment().await;
     let locks = world.locks(&host).build().unwrap();
     let consumer = SqsConsumer::new(by_payment(&locks).wait(Backoff::default().base(ms(2)).cap(ms(20))));
@@ -46,7 +46,7 @@ async fn a_message_that_is_in_progress_elsewhere_can_be_waited_for() {
 
 // behaviours 65, 71
 #[tokio::test]
-async fn after_a_crash_what_was_done_is_not_run_and_what_was_in_progress_goes_back_until_its_lease_has_ended() {
+async fn a_message_in_progress_at_a_crash_goes_back_until_its_lease_ends() {
     let (world, host, consumer, till) = environment().await;
     let hangs = Arc::new(Notify::new());
     let handler = service_fn({
@@ -79,7 +79,7 @@ async fn after_a_crash_what_was_done_is_not_run_and_what_was_in_progress_goes_ba
 
 // behaviours 65, 71
 #[tokio::test]
-async fn a_message_that_must_not_run_twice_goes_back_each_time_after_it_panicked() {
+async fn an_unfinished_message_goes_back_each_time() {
     let (world, host, _, till) = environment().await;
     let locks = world.locks(&host).build().unwrap();
     let consumer = SqsConsumer::new(by_payment(&locks).on_timeout(OnTimeout::Reject));

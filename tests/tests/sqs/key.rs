@@ -11,7 +11,7 @@ use crate::{
 
 // behaviour 71
 #[tokio::test]
-async fn by_message_id_a_second_sending_is_another_message() {
+async fn by_message_id_runs_a_message_that_is_sent_twice_twice() {
     let (world, host, consumer, till) = environment().await;
     let body = json!({ "id": "17" }).to_string();
     let messages = ["1", "2"].map(|id| message_with_body(id, &body));
@@ -22,7 +22,7 @@ async fn by_message_id_a_second_sending_is_another_message() {
 
 // behaviour 71
 #[tokio::test]
-async fn by_deduplication_id_a_second_sending_is_the_same_message_and_one_without_goes_back() {
+async fn by_deduplication_id_runs_a_message_that_is_sent_twice_once() {
     let (world, host, _, till) = environment().await;
     let consumer = SqsConsumer::by_deduplication_id(world.locks(&host).build().unwrap());
     let deduplicated =
@@ -35,7 +35,7 @@ async fn by_deduplication_id_a_second_sending_is_the_same_message_and_one_withou
 
 // behaviours 61, 71
 #[tokio::test]
-async fn by_a_key_from_the_body_a_second_sending_is_the_same_payment() {
+async fn a_key_from_the_body_runs_a_payment_that_is_sent_twice_once() {
     let (world, host, _, till) = environment().await;
     let consumer = SqsConsumer::new(by_payment(&world.locks(&host).build().unwrap()));
     let body = json!({ "id": "17" }).to_string();
@@ -48,7 +48,7 @@ async fn by_a_key_from_the_body_a_second_sending_is_the_same_payment() {
 
 // behaviours 61, 71
 #[tokio::test]
-async fn a_message_without_a_key_goes_back_alone_or_runs_each_time_where_that_is_wanted() {
+async fn a_message_without_a_key_goes_back_or_runs_unprotected() {
     let (world, host, _, till) = environment().await;
     let locks = world.locks(&host).build().unwrap();
     let keyed = |on_missing_key| {
@@ -66,7 +66,7 @@ async fn a_message_without_a_key_goes_back_alone_or_runs_each_time_where_that_is
 
 // behaviours 63, 71
 #[tokio::test]
-async fn a_message_with_the_key_of_another_and_other_fields_goes_back_alone() {
+async fn a_message_with_a_used_key_and_different_fields_goes_back() {
     let (world, host, _, till) = environment().await;
     let once = by_payment(&world.locks(&host).build().unwrap()).validate(|message| message.body.amount);
     let consumer = SqsConsumer::new(once);
@@ -79,7 +79,7 @@ async fn a_message_with_the_key_of_another_and_other_fields_goes_back_alone() {
 
 // behaviours 71, 72
 #[tokio::test]
-async fn one_deduplication_id_in_two_groups_or_two_queues_is_several_messages() {
+async fn a_deduplication_id_belongs_to_one_group_of_one_queue() {
     let world = World::new().await;
     let host = world.host().build();
     let consumer: Consumer = SqsConsumer::by_deduplication_id(world.locks(&host).build().unwrap());
@@ -97,7 +97,7 @@ async fn one_deduplication_id_in_two_groups_or_two_queues_is_several_messages() 
 
 // behaviours 71, 72
 #[tokio::test]
-async fn groups_and_deduplication_ids_that_look_alike_when_joined_are_several_messages() {
+async fn similar_groups_and_deduplication_ids_do_not_collide() {
     let (world, host, _, till) = environment().await;
     let consumer = SqsConsumer::by_deduplication_id(world.locks(&host).build().unwrap());
     let of = |number: usize, (group, id): (&str, &str)| {

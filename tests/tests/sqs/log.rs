@@ -11,7 +11,7 @@ use crate::{Consumer, Payment, Till, batch, deliver, environment, message_with_b
 
 // behaviour 71
 #[tokio::test]
-async fn what_goes_back_is_logged_with_its_id_and_never_with_its_body() {
+async fn the_log_shows_the_id_of_a_failed_message_and_not_its_body() {
     keep_log();
     let (world, host, _, till) = environment().await;
     let consumer = SqsConsumer::by_message_id(world.locks(&host).build().unwrap());
@@ -37,7 +37,7 @@ async fn what_goes_back_is_logged_with_its_id_and_never_with_its_body() {
 
 // behaviours 66, 71
 #[tokio::test]
-async fn a_message_that_is_in_progress_elsewhere_is_told_in_one_line_that_is_no_error() {
+async fn a_message_in_progress_elsewhere_is_logged_once_at_info() {
     keep_log();
     let (world, host, consumer, till) = environment().await;
     let id = format!("in progress of {}", world.table);
@@ -52,7 +52,7 @@ async fn a_message_that_is_in_progress_elsewhere_is_told_in_one_line_that_is_no_
 
 // behaviours 11, 71
 #[tokio::test]
-async fn the_type_of_an_error_is_logged_where_it_has_a_name_and_left_out_where_rust_has_none() {
+async fn the_log_shows_the_type_of_an_error_if_it_has_a_name() {
     keep_log();
     let (world, host, _, _) = environment().await;
     let locks = world.locks(&host).build().unwrap();

@@ -15,7 +15,7 @@ use crate::{
 
 // behaviour 71
 #[tokio::test]
-async fn an_empty_batch_has_no_failures_and_sends_nothing() {
+async fn an_empty_batch_sends_nothing() {
     let (_world, host, consumer, till) = environment().await;
     assert!(deliver(&consumer, &till, &host, []).await.is_empty());
     assert_eq!(host.requests(), 0);
@@ -23,7 +23,7 @@ async fn an_empty_batch_has_no_failures_and_sends_nothing() {
 
 // behaviour 71
 #[tokio::test]
-async fn a_batch_that_is_done_has_no_failures_and_costs_two_requests_for_each_message() {
+async fn a_batch_sends_two_requests_for_each_message() {
     let (_world, host, consumer, till) = environment().await;
     assert!(deliver(&consumer, &till, &host, ["1", "2", "3"].map(|id| message(id, "Done"))).await.is_empty());
     assert_eq!(till.ran_in_any_order(), ["1", "2", "3"]);
@@ -32,7 +32,7 @@ async fn a_batch_that_is_done_has_no_failures_and_costs_two_requests_for_each_me
 
 // behaviour 71
 #[tokio::test]
-async fn only_the_messages_that_failed_go_back_in_the_order_of_the_batch() {
+async fn only_failed_messages_go_back_in_the_order_of_the_batch() {
     let (_world, host, consumer, till) = environment().await;
     let thens = ["Declined", "Done", "Panic", "Done", "Declined"];
     let messages = thens.into_iter().zip('1'..).map(|(then, id)| message(&id.to_string(), then));
@@ -53,7 +53,7 @@ async fn the_answer_has_the_form_that_lambda_expects() {
 
 // behaviours 60, 71
 #[tokio::test]
-async fn a_message_that_was_done_is_not_run_when_it_comes_again_and_costs_one_request() {
+async fn a_message_that_is_done_does_not_run_again_and_sends_one_request() {
     let (world, host, consumer, till) = environment().await;
     let messages = || [message("1", "Done"), message("2", "Declined")];
     assert_eq!(deliver(&consumer, &till, &host, messages()).await, ["2"]);
@@ -66,7 +66,7 @@ async fn a_message_that_was_done_is_not_run_when_it_comes_again_and_costs_one_re
 
 // behaviour 64
 #[tokio::test]
-async fn a_message_that_failed_runs_again_when_it_comes_again() {
+async fn a_failed_message_runs_again() {
     let (_world, host, consumer, till) = environment().await;
     for then in ["Declined", "Panic"] {
         assert_eq!(deliver(&consumer, &till, &host, [message("1", then)]).await, ["1"]);
@@ -78,7 +78,7 @@ async fn a_message_that_failed_runs_again_when_it_comes_again() {
 
 // behaviour 64
 #[tokio::test]
-async fn a_message_whose_error_is_stored_goes_back_each_time_without_a_run() {
+async fn a_message_with_a_stored_error_goes_back_without_a_run() {
     let (world, host, _, till) = environment().await;
     let locks = world.locks(&host).build().unwrap();
     let once = by_payment(&locks).on_error(|Declined| OnError::Store(StoredError::new("Declined", "for good")));
@@ -91,7 +91,7 @@ async fn a_message_whose_error_is_stored_goes_back_each_time_without_a_run() {
 
 // behaviour 71
 #[tokio::test]
-async fn a_body_that_does_not_parse_is_that_messages_failure_alone() {
+async fn only_messages_with_an_unreadable_body_go_back() {
     let (_world, host, consumer, till) = environment().await;
     let mut without_body = message("4", "Done");
     without_body.body = None;
@@ -110,7 +110,7 @@ async fn a_body_that_does_not_parse_is_that_messages_failure_alone() {
 
 // behaviour 71
 #[tokio::test]
-async fn bodies_that_are_not_json_are_parsed_as_the_user_says() {
+async fn with_parser_parses_bodies_that_are_not_json() {
     let (world, host, _, till) = environment().await;
     let locks = world.locks(&host).build().unwrap();
     let consumer: Consumer = SqsConsumer::with_parser(by_payment(&locks), |text| match text.strip_prefix("pay ") {
@@ -124,7 +124,7 @@ async fn bodies_that_are_not_json_are_parsed_as_the_user_says() {
 
 // behaviour 71
 #[tokio::test]
-async fn a_message_without_an_id_is_answered_by_an_empty_name_and_the_others_are_done() {
+async fn a_message_without_an_id_goes_back_under_an_empty_id() {
     let (_world, host, consumer, till) = environment().await;
     let mut nameless = message("1", "Done");
     nameless.message_id = None;
@@ -135,7 +135,7 @@ async fn a_message_without_an_id_is_answered_by_an_empty_name_and_the_others_are
 
 // behaviour 71
 #[tokio::test]
-async fn without_a_table_every_message_goes_back() {
+async fn every_message_goes_back_without_a_table() {
     let world = World::without_table();
     let host = world.host().build();
     let consumer = SqsConsumer::by_message_id(world.locks(&host).build().unwrap());
@@ -147,7 +147,7 @@ async fn without_a_table_every_message_goes_back() {
 
 // behaviours 22, 69
 #[tokio::test]
-async fn with_locking_switched_off_every_message_runs_and_nothing_is_sent() {
+async fn disabled_locks_run_every_message_without_a_request() {
     let (world, host, _, till) = environment().await;
     let consumer = SqsConsumer::by_message_id(world.locks(&host).enabled(false).build().unwrap());
     for _ in 0..2 {
@@ -160,7 +160,7 @@ async fn with_locking_switched_off_every_message_runs_and_nothing_is_sent() {
 
 // behaviours 47, 71
 #[tokio::test]
-async fn settings_out_of_their_bounds_send_every_message_back_and_nothing_else() {
+async fn settings_outside_their_bounds_return_every_message_without_a_request() {
     let (world, host, _, till) = environment().await;
     let locks = world.locks(&host).build().unwrap();
     let consumer = SqsConsumer::new(by_payment(&locks).window(Duration::ZERO));
@@ -171,7 +171,7 @@ async fn settings_out_of_their_bounds_send_every_message_back_and_nothing_else()
 
 // behaviours 60, 71
 #[tokio::test]
-async fn a_message_that_was_done_is_deleted_even_if_its_result_cannot_be_read_today() {
+async fn a_message_that_is_done_with_an_unreadable_result_is_deleted() {
     let world = World::new().await;
     let host = world.host().build();
     let locks = world.locks(&host).build().unwrap();

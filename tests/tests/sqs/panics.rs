@@ -20,7 +20,7 @@ use crate::{
 
 // behaviour 71
 #[tokio::test]
-async fn a_panic_in_the_parser_or_in_the_key_is_that_messages_failure_alone() {
+async fn a_panic_in_the_parser_or_the_key_fails_one_message() {
     let (world, host, _, till) = environment().await;
     let locks = world.locks(&host).build().unwrap();
     let once = Idempotency::new(locks, OnMissingKey::Reject, |message: &Message<Payment>| {
@@ -42,7 +42,7 @@ async fn a_panic_in_the_parser_or_in_the_key_is_that_messages_failure_alone() {
 
 // behaviour 71
 #[tokio::test]
-async fn a_panic_in_the_call_of_the_handler_or_in_what_is_set_for_errors_is_that_messages_failure_alone() {
+async fn a_panic_in_the_call_of_the_handler_or_in_on_error_fails_one_message() {
     let (world, host, _, _) = environment().await;
     let locks = world.locks(&host).build().unwrap();
     let once = by_payment(&locks).on_error(|Declined| panic!("in the policy"));
@@ -68,7 +68,7 @@ impl From<Untold> for Diagnostic {
 
 // behaviour 71
 #[tokio::test]
-async fn a_panic_in_the_conversion_of_the_handlers_error_is_that_messages_failure_alone() {
+async fn a_panic_in_the_conversion_of_an_error_fails_one_message() {
     keep_log();
     let (world, host, _, _) = environment().await;
     let locks = world.locks(&host).build().unwrap();
@@ -103,7 +103,7 @@ impl Drop for Brittle {
 
 // behaviour 71
 #[tokio::test]
-async fn a_panic_in_the_drop_of_a_body_is_that_messages_failure_alone() {
+async fn a_panic_in_the_drop_of_a_body_fails_one_message() {
     let world = World::new().await;
     let host = world.host().build();
     let consumer: SqsConsumer<Message<Brittle>, Brittle, (), Declined> =
@@ -151,7 +151,7 @@ impl Service<Message<Payment>> for Clones {
 
 // behaviour 71
 #[tokio::test]
-async fn a_panic_in_the_clone_of_the_handler_does_not_lose_what_is_done() {
+async fn a_panic_in_the_clone_of_the_handler_keeps_the_messages_that_are_done() {
     // Which of the clones are for a message, and for which one, is the consumer's business.
     for which in 1..=8 {
         let (world, host, consumer, _) = environment().await;

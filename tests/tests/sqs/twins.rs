@@ -7,7 +7,7 @@ use crate::{by_payment, deliver, environment, message, message_with_body, ordere
 
 // behaviours 63, 73
 #[tokio::test]
-async fn two_messages_of_a_batch_with_one_key_and_other_fields_are_no_twins() {
+async fn messages_with_one_key_and_different_fields_are_no_twins() {
     let (world, host, _, till) = environment().await;
     let once = by_payment(&world.locks(&host).build().unwrap()).validate(|message| message.body.amount);
     let consumer = SqsConsumer::new(once).concurrency(1);
@@ -19,7 +19,7 @@ async fn two_messages_of_a_batch_with_one_key_and_other_fields_are_no_twins() {
 
 // behaviour 73
 #[tokio::test]
-async fn a_message_that_is_in_the_batch_twice_runs_once_and_both_are_done() {
+async fn twins_run_once_and_are_all_done() {
     let (world, host, _, till) = environment().await;
     let consumer = SqsConsumer::new(by_payment(&world.locks(&host).build().unwrap()));
     let twin = |id| message_with_body(id, &json!({ "id": "17" }).to_string());
@@ -31,7 +31,7 @@ async fn a_message_that_is_in_the_batch_twice_runs_once_and_both_are_done() {
 
 // behaviour 73
 #[tokio::test]
-async fn a_message_that_is_in_the_batch_twice_and_fails_goes_back_twice() {
+async fn twins_that_fail_all_go_back() {
     let (world, host, _, till) = environment().await;
     let consumer = SqsConsumer::new(by_payment(&world.locks(&host).build().unwrap()));
     let twin = |id| message_with_body(id, &json!({ "id": "17", "then": "Declined" }).to_string());
@@ -58,7 +58,7 @@ async fn twins_in_a_group_run_once_at_the_place_of_the_first() {
 
 // behaviours 72, 73
 #[tokio::test]
-async fn twins_in_two_groups_never_run_twice_and_neither_is_lost() {
+async fn twins_in_two_groups_run_once() {
     let (world, host, _, till) = environment().await;
     let consumer = SqsConsumer::new(by_payment(&world.locks(&host).build().unwrap()));
     let of = |id, group| {

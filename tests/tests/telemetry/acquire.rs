@@ -50,7 +50,7 @@ impl Intercept for Refusing {
 
 // behaviours 11, 36
 #[tokio::test(start_paused = true)]
-async fn a_lock_that_is_acquired_held_and_released_is_counted_and_timed_and_has_one_span() {
+async fn a_lock_is_counted_and_timed_and_has_one_span() {
     let stage = Stage::set().await;
     let locks = stage.on_network(slow(ms(20)));
     let lock = locks.acquire("nightly").await.unwrap();
@@ -75,7 +75,7 @@ async fn a_lock_that_is_acquired_held_and_released_is_counted_and_timed_and_has_
 
 // behaviours 1, 36
 #[tokio::test(start_paused = true)]
-async fn a_refusal_is_counted_by_its_reason_and_told_once() {
+async fn a_refusal_is_counted_by_its_reason_and_logged_once() {
     let stage = Stage::set().await;
     let holder = stage.locks().acquire("nightly").holder("the first").await.unwrap();
     stage.metrics.take();
@@ -91,7 +91,7 @@ async fn a_refusal_is_counted_by_its_reason_and_told_once() {
 
 // behaviours 32, 36
 #[tokio::test(start_paused = true)]
-async fn a_wait_that_succeeds_counts_its_attempts_but_the_first_and_what_it_waited() {
+async fn a_successful_wait_counts_its_retries_and_its_time() {
     let stage = Stage::set().await;
     let holder = stage.locks().acquire("nightly").await.unwrap();
     stage.metrics.take();
@@ -118,7 +118,7 @@ async fn a_wait_that_succeeds_counts_its_attempts_but_the_first_and_what_it_wait
 
 // behaviours 34, 36
 #[tokio::test(start_paused = true)]
-async fn a_wait_in_vain_is_exhausted_for_the_reason_that_it_ended_with() {
+async fn a_failed_wait_is_exhausted_for_the_reason_of_its_end() {
     let stage = Stage::set().await;
     let holder = stage.locks().acquire("nightly").await.unwrap();
     stage.metrics.take();
@@ -178,7 +178,7 @@ async fn an_acquire_without_a_wait_is_never_exhausted() {
 
 // behaviours 35, 36
 #[tokio::test(start_paused = true)]
-async fn an_acquire_that_is_dropped_is_counted_as_cancelled() {
+async fn a_dropped_acquire_is_counted_as_cancelled() {
     let stage = Stage::set().await;
     let holder = stage.locks().acquire("nightly").await.unwrap();
     stage.metrics.take();
@@ -201,7 +201,7 @@ async fn an_acquire_that_is_dropped_is_counted_as_cancelled() {
 
 // behaviours 33, 36
 #[tokio::test(start_paused = true)]
-async fn what_is_refused_for_another_reason_is_counted_by_it() {
+async fn a_refusal_for_any_other_reason_is_counted_by_that_reason() {
     let stage = Stage::set().await;
     let (host, locks) = locks_on(stage.engine.host());
     let elsewhere = Locks::builder(without_retries(&host), "elsewhere").build().unwrap();
@@ -232,7 +232,7 @@ async fn what_is_refused_for_another_reason_is_counted_by_it() {
 
 // behaviours 5, 36
 #[tokio::test(start_paused = true)]
-async fn only_an_acquire_after_a_lease_that_ended_without_a_release_is_a_takeover() {
+async fn only_an_acquire_after_an_unreleased_lease_is_a_takeover() {
     let stage = Stage::set().await;
     let taken_over = || stage.metrics.take().count("taken_over");
     let locks = stage.locks();
@@ -282,7 +282,7 @@ async fn only_an_acquire_after_a_lease_that_ended_without_a_release_is_a_takeove
 
 // behaviour 36
 #[tokio::test(start_paused = true)]
-async fn a_renewed_lock_is_one_lock() {
+async fn a_renewed_lock_is_counted_once() {
     let stage = Stage::set().await;
     let lock = stage.locks().acquire("nightly").lease(s(1)).await.unwrap();
     stage.metrics.take();
@@ -298,7 +298,7 @@ async fn a_renewed_lock_is_one_lock() {
 
 // behaviours 36, 76
 #[tokio::test(start_paused = true)]
-async fn an_acquire_whose_answer_was_lost_is_acquired_once_and_held_from_its_first_request() {
+async fn an_acquire_with_a_lost_answer_is_held_from_its_first_request() {
     let stage = Stage::set().await;
     let (_, locks) = locks_on(stage.engine.host().intercept(LoseAnswers::to("UpdateItem", 1..=1)));
     let lock = locks.acquire("nightly").wait(without_jitter()).await.unwrap();
@@ -309,7 +309,7 @@ async fn an_acquire_whose_answer_was_lost_is_acquired_once_and_held_from_its_fir
 
 // behaviours 22, 36
 #[tokio::test(start_paused = true)]
-async fn what_is_switched_off_counts_and_traces_nothing() {
+async fn disabled_locks_count_and_trace_nothing() {
     let stage = Stage::set().await;
     let (host, _) = locks_on(stage.engine.host());
     let locks = locks_of(&host).enabled(false).build().unwrap();
@@ -329,7 +329,7 @@ async fn what_is_switched_off_counts_and_traces_nothing() {
 
 // behaviours 20, 36
 #[tokio::test(start_paused = true)]
-async fn a_handler_that_runs_without_its_lock_is_a_refusal_and_no_lock() {
+async fn a_handler_that_runs_unlocked_is_counted_as_a_refusal() {
     let stage = Stage::set().await;
     let (host, locks) = locks_on(stage.engine.host().faults(Faults::seeded(1).lose_requests(1.0)));
     let layer = LockLayer::new(locks).on_unavailable(OnUnavailable::RunUnlocked);

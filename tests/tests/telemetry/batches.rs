@@ -10,7 +10,7 @@ use crate::{Consumer, Failure, Stage, deliver, locks_on, message, s};
 
 // behaviours 36, 71, 73
 #[tokio::test(start_paused = true)]
-async fn each_message_of_a_batch_is_counted_once_by_what_became_of_it() {
+async fn each_message_of_a_batch_is_counted_once_by_its_outcome() {
     let stage = Stage::set().await;
     let (host, locks) = locks_on(stage.engine.host());
     let consumer: Consumer = SqsConsumer::by_message_id(locks.clone());
@@ -52,7 +52,7 @@ async fn each_message_of_a_batch_is_counted_once_by_what_became_of_it() {
 
 // behaviours 36, 74
 #[tokio::test(start_paused = true)]
-async fn messages_that_there_is_no_time_for_are_counted_as_not_started_or_as_timed_out() {
+async fn messages_without_time_are_counted_as_not_started_or_timed_out() {
     let stage = Stage::set().await;
     let (host, locks) = locks_on(stage.engine.host());
     let one_by_one: Consumer = SqsConsumer::by_message_id(locks).concurrency(1);
@@ -77,7 +77,7 @@ async fn messages_that_there_is_no_time_for_are_counted_as_not_started_or_as_tim
 
 // behaviours 36, 72
 #[tokio::test(start_paused = true)]
-async fn what_a_failure_keeps_back_in_its_group_is_counted_as_not_started() {
+async fn the_rest_of_a_group_after_a_failure_is_counted_as_not_started() {
     let stage = Stage::set().await;
     let (host, locks) = locks_on(stage.engine.host());
     let consumer: Consumer = SqsConsumer::by_message_id(locks);

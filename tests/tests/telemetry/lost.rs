@@ -9,7 +9,7 @@ use crate::{Stage, ms, s, settle, take_away};
 
 // behaviours 24, 36
 #[tokio::test(start_paused = true)]
-async fn a_lock_that_a_renewal_finds_lost_is_counted_and_told_once() {
+async fn a_loss_found_by_a_renewal_is_counted_and_logged_once() {
     let stage = Stage::set().await;
     let lock = stage.locks().acquire("nightly").await.unwrap();
     take_away(&stage.locks(), "nightly").await;
@@ -34,7 +34,7 @@ async fn a_lock_that_a_renewal_finds_lost_is_counted_and_told_once() {
 
 // behaviours 36, 80
 #[tokio::test(start_paused = true)]
-async fn work_that_outlives_its_lease_is_counted_as_lost_once_and_as_released() {
+async fn work_that_outlives_its_lease_is_counted_as_lost_and_released() {
     let stage = Stage::set().await;
     let outcome = stage.locks().acquire("nightly").lease(s(3)).run(async |_| pending::<()>().await).await;
     assert!(outcome.unwrap_err().is_lost());
@@ -48,7 +48,7 @@ async fn work_that_outlives_its_lease_is_counted_as_lost_once_and_as_released() 
 
 // behaviours 36, 49
 #[tokio::test(start_paused = true)]
-async fn a_lock_that_someone_else_took_after_its_lease_is_counted_as_lost_once_and_as_taken_over() {
+async fn a_lock_taken_over_after_its_lease_is_counted_as_lost_once() {
     let stage = Stage::set().await;
     let lock = stage.locks().acquire("nightly").lease(s(1)).holder("the first").await.unwrap();
     sleep(ms(2500)).await;
@@ -73,7 +73,7 @@ async fn a_lock_that_someone_else_took_after_its_lease_is_counted_as_lost_once_a
 
 // behaviours 36, 44
 #[tokio::test(start_paused = true)]
-async fn a_lock_that_is_found_lost_by_its_release_names_who_has_it() {
+async fn a_loss_found_by_a_release_names_the_new_holder() {
     let stage = Stage::set().await;
     let lock = stage.locks().acquire("nightly").await.unwrap();
     take_away(&stage.locks(), "nightly").await;
@@ -90,7 +90,7 @@ async fn a_lock_that_is_found_lost_by_its_release_names_who_has_it() {
 
 // behaviours 36, 49
 #[tokio::test(start_paused = true)]
-async fn a_lock_that_is_released_after_its_lease_is_counted_as_lost_and_as_released() {
+async fn a_lock_released_after_its_lease_is_counted_as_lost_and_released() {
     let stage = Stage::set().await;
     let lock = stage.locks().acquire("nightly").lease(s(1)).await.unwrap();
     sleep(s(2)).await;

@@ -11,7 +11,7 @@ use crate::recorder::{Metrics, PINNED};
 
 // behaviour 36
 #[test]
-fn the_names_the_units_and_the_labels_are_those_that_dashboards_know() {
+fn names_units_and_labels_are_pinned() {
     let metrics = Metrics::begin();
     let engine = DynamoDb::starting_at(SystemTime::UNIX_EPOCH).unwrap();
     let _locks = Locks::builder(engine.client(), TABLE).build().unwrap();
@@ -37,7 +37,7 @@ fn the_names_the_units_and_the_labels_are_those_that_dashboards_know() {
 
 // behaviour 36
 #[test]
-fn an_exporter_that_comes_later_can_be_told_the_units_too() {
+fn a_later_recorder_can_be_given_the_units() {
     let metrics = Metrics::begin();
     metrics::counter!(names::LOST).increment(1);
     let units = |metrics: &Metrics| metrics.snapshotter.snapshot().into_vec().into_iter().map(|(_, unit, ..)| unit);

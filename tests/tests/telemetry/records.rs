@@ -11,7 +11,7 @@ use crate::{Stage, done, lock_error, locks_on, ms, orders, s, settle, take_away,
 
 // behaviours 36, 60
 #[tokio::test(start_paused = true)]
-async fn a_first_run_is_acquired_and_released_and_a_duplicate_is_a_replay() {
+async fn a_first_run_is_counted_as_a_lock_and_a_duplicate_as_a_replay() {
     let stage = Stage::set().await;
     let orders = orders(&stage.locks());
     done(&orders, "17").await.unwrap();
@@ -29,7 +29,7 @@ async fn a_first_run_is_acquired_and_released_and_a_duplicate_is_a_replay() {
 
 // behaviours 36, 68
 #[tokio::test(start_paused = true)]
-async fn a_replay_from_the_cache_is_a_replay_without_a_span() {
+async fn a_replay_from_the_cache_has_no_span() {
     let stage = Stage::set().await;
     let (host, locks) = locks_on(stage.engine.host());
     let orders = orders(&locks).cache(10).validate(|order: &String| order.clone());
@@ -43,7 +43,7 @@ async fn a_replay_from_the_cache_is_a_replay_without_a_span() {
 
 // behaviours 36, 66
 #[tokio::test(start_paused = true)]
-async fn a_duplicate_of_work_in_progress_is_a_refusal_of_its_own_kind() {
+async fn a_duplicate_of_a_run_in_progress_is_counted_as_in_progress() {
     let stage = Stage::set().await;
     let locks = stage.locks();
     let orders = orders(&locks);
@@ -70,7 +70,7 @@ async fn a_duplicate_of_work_in_progress_is_a_refusal_of_its_own_kind() {
 
 // behaviours 36, 66
 #[tokio::test(start_paused = true)]
-async fn a_duplicate_that_waits_and_gets_the_result_is_a_replay() {
+async fn a_duplicate_that_waits_for_the_result_is_counted_as_a_replay() {
     let stage = Stage::set().await;
     let orders = orders(&stage.locks()).wait(without_jitter());
     let (run, duplicate) = tokio::join!(done(&orders, "17"), done(&orders, "17"));
@@ -85,7 +85,7 @@ async fn a_duplicate_that_waits_and_gets_the_result_is_a_replay() {
 
 // behaviours 36, 61, 63, 65
 #[tokio::test(start_paused = true)]
-async fn a_record_that_stands_in_the_way_is_a_refusal_by_its_reason() {
+async fn a_refusal_by_a_record_is_counted_by_its_reason() {
     let stage = Stage::set().await;
     let (host, locks) = locks_on(stage.engine.host());
     let amounts: Idempotency<(u32, u32), String, String> =
@@ -123,7 +123,7 @@ async fn a_record_that_stands_in_the_way_is_a_refusal_by_its_reason() {
 
 // behaviours 36, 47
 #[tokio::test(start_paused = true)]
-async fn an_input_that_cannot_be_identified_is_a_refusal_without_a_span() {
+async fn an_input_with_an_invalid_key_is_a_refusal_without_a_span() {
     let stage = Stage::set().await;
     let orders = orders(&stage.locks());
     assert!(lock_error(done(&orders.clone().window(s(1)), "17").await).is_invalid());
@@ -138,7 +138,7 @@ async fn an_input_that_cannot_be_identified_is_a_refusal_without_a_span() {
 
 // behaviours 36, 64
 #[tokio::test(start_paused = true)]
-async fn a_record_that_the_work_releases_itself_is_counted_as_released_once_and_not_as_lost() {
+async fn a_record_released_by_its_work_is_counted_as_released_once() {
     let stage = Stage::set().await;
     let orders = orders(&stage.locks());
     let run = orders
@@ -157,7 +157,7 @@ async fn a_record_that_the_work_releases_itself_is_counted_as_released_once_and_
 
 // behaviours 36, 64
 #[tokio::test(start_paused = true)]
-async fn what_becomes_of_a_record_after_an_error_is_what_is_counted() {
+async fn a_record_after_an_error_is_counted_by_its_outcome() {
     let stage = Stage::set().await;
     let locks = stage.locks();
     let acquired = ["acquired 1", "acquire_time [0.0]", "hold_time [0.0]"];
@@ -188,7 +188,7 @@ async fn what_becomes_of_a_record_after_an_error_is_what_is_counted() {
 
 // behaviours 36, 79
 #[tokio::test(start_paused = true)]
-async fn a_record_that_a_transaction_completed_is_counted_as_released_without_a_time() {
+async fn a_record_completed_by_a_transaction_has_no_release_time() {
     let stage = Stage::set().await;
     let (host, locks) = locks_on(stage.engine.host());
     let orders = orders(&locks);
@@ -225,7 +225,7 @@ async fn a_record_that_a_transaction_completed_is_counted_as_released_without_a_
 
 // behaviours 36, 70
 #[tokio::test(start_paused = true)]
-async fn a_record_that_is_lost_is_counted_once_and_its_completion_as_failed() {
+async fn a_lost_record_is_counted_once_and_its_completion_as_failed() {
     let stage = Stage::set().await;
     let (locks, operator) = (stage.locks(), stage.locks());
     for policy in [None, Some(OnError::Release)] {
@@ -247,7 +247,7 @@ async fn a_record_that_is_lost_is_counted_once_and_its_completion_as_failed() {
 
 // behaviour 36
 #[tokio::test(start_paused = true)]
-async fn a_completion_that_is_not_answered_is_counted_as_failed() {
+async fn an_unanswered_completion_is_counted_as_failed() {
     let stage = Stage::set().await;
     let (_, locks) = locks_on(stage.engine.host().intercept(LoseAnswers::to("UpdateItem", 2..=u32::MAX)));
     done(&orders(&locks), "17").await.unwrap();

@@ -8,7 +8,7 @@ use crate::{Stage, locks_on, ms, settle, slow};
 
 // behaviours 30, 36
 #[tokio::test(start_paused = true)]
-async fn a_release_that_fails_is_counted_by_its_reason_and_the_one_that_succeeds_after_it_as_released() {
+async fn a_failed_release_is_counted_by_its_reason_and_its_retry_as_released() {
     let stage = Stage::set().await;
     let (_, locks) = locks_on(stage.engine.host().intercept(LoseAnswers::to("UpdateItem", 2..=2)));
     let lock = locks.acquire("nightly").await.unwrap();
@@ -28,7 +28,7 @@ async fn a_release_that_fails_is_counted_by_its_reason_and_the_one_that_succeeds
 
 // behaviours 36, 47
 #[tokio::test(start_paused = true)]
-async fn a_release_with_data_that_is_too_large_is_counted_as_failed_and_the_one_without_it_as_released() {
+async fn a_release_with_oversized_data_is_counted_as_failed() {
     let stage = Stage::set().await;
     let lock = stage.locks().acquire("nightly").await.unwrap();
     stage.metrics.take();
@@ -43,7 +43,7 @@ async fn a_release_with_data_that_is_too_large_is_counted_as_failed_and_the_one_
 
 // behaviours 29, 36
 #[tokio::test(start_paused = true)]
-async fn a_lock_that_is_dropped_is_counted_as_released_by_the_release_in_the_background_once() {
+async fn a_dropped_lock_is_counted_when_its_background_release_ends() {
     let stage = Stage::set().await;
     let locks = stage.on_network(slow(ms(20)));
     let lock = locks.acquire("nightly").await.unwrap();

@@ -74,7 +74,7 @@ async fn work_runs_inside_the_span_of_its_lock() {
 
 // behaviours 11, 62
 #[tokio::test(start_paused = true)]
-async fn a_key_that_is_hashed_in_the_row_is_hashed_in_the_span_and_occurs_nowhere_in_plain() {
+async fn a_hashed_key_is_never_traced_in_plain() {
     let stage = Stage::set().await;
     let (host, locks) = locks_on(stage.engine.host());
     let orders = orders(&locks).format(RecordFormat::Hashed).prefix("orders");
@@ -101,7 +101,7 @@ async fn a_key_that_is_hashed_in_the_row_is_hashed_in_the_span_and_occurs_nowher
 
 // behaviours 11, 36
 #[tokio::test(start_paused = true)]
-async fn nothing_of_what_users_store_or_send_is_told_and_no_label_is_a_key() {
+async fn no_trace_shows_user_data_and_no_label_is_a_key() {
     let stage = Stage::set().await;
     let (host, locks) = locks_on(stage.engine.host());
     let client = host.client();
@@ -185,7 +185,7 @@ async fn nothing_of_what_users_store_or_send_is_told_and_no_label_is_a_key() {
 
 // behaviour 11
 #[tokio::test(start_paused = true)]
-async fn a_loss_names_its_key_also_where_the_span_is_filtered_out() {
+async fn a_loss_names_its_key_when_the_span_is_filtered_out() {
     let stage = Stage::set().await;
     let traces = Traces::filtered(Targets::new().with_default(Level::WARN));
     let lock = stage.locks().acquire("nightly").lease(s(1)).await.unwrap();

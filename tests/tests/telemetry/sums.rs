@@ -165,7 +165,7 @@ async fn history(seed: u64) {
 
 // behaviour 36
 #[test]
-fn whatever_happens_the_numbers_add_up() {
+fn the_metrics_of_random_histories_add_up() {
     for seed in 0..60 {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build().unwrap();
         fastrand::seed(seed);
