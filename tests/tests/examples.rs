@@ -1,5 +1,5 @@
-//! The example functions `order-api` and `payment-queue`, as they are deployed, and the README's policy.
-//! `nightly-report` is among the tests of the middleware.
+//! The example functions `order-api` and `payment-queue`, and the README's policy. The tests of `LockLayer` have
+//! `nightly-report`.
 
 use std::collections::BTreeSet;
 use std::convert::Infallible;
@@ -64,18 +64,18 @@ async fn orders(world: &World) -> Vec<Row> {
     scan.expression_attribute_values(":orders", orders).send().await.unwrap().items.unwrap()
 }
 
-/// The message of an answer that is not an order.
+/// The message of an answer without an order.
 fn message(response: &LambdaFunctionUrlResponse) -> String {
     let body: Value = serde_json::from_str(response.body.as_deref().unwrap()).unwrap();
     body["message"].as_str().unwrap().to_owned()
 }
 
-/// Refuses the transaction that would write an order with this answer of DynamoDB's.
+/// Rejects the transaction that writes an order, with this answer of DynamoDB.
 #[derive(Debug)]
 struct NoOrders(Value);
 
 impl NoOrders {
-    /// Says why with what is not for clients.
+    /// An answer with this error, and a message that clients must not see.
     fn with(error: &str) -> Self {
         Self(json!({ "__type": error, "message": "secret" }))
     }
@@ -118,7 +118,7 @@ async fn an_order_sent_again_gets_the_same_answer_marked_as_replayed() {
 async fn two_keys_are_two_orders() {
     let world = World::new().await;
     let host = world.host().build();
-    // Longer than a key of the table may be.
+    // The second is longer than a key of the table can be.
     for key in ["key-1".to_owned(), "key".repeat(1000)] {
         assert_eq!(send(&world, &host, posted(Some(&key), &tea(2))).await.status_code, 201);
     }
@@ -212,7 +212,7 @@ async fn rejects_what_is_no_posted_order_before_its_key_is_used() {
 #[tokio::test]
 async fn an_order_with_a_lost_answer_of_the_table_is_placed() {
     let world = World::new().await;
-    // All that the SDK gets to hear of its three tries.
+    // All answers to the three tries of the SDK.
     let host = world.host().intercept(LoseAnswers::to("TransactWriteItems", 1..=3)).build();
     let placed = send(&world, &host, posted(Some("key-1"), &tea(2))).await;
     assert_eq!(placed.status_code, 201);
@@ -273,14 +273,14 @@ fn payment(id: &str, failing_deliveries: u64) -> Value {
     json!(Payment { id: id.to_owned(), account, amount: 100, paying_ms: 0, failing_deliveries, panics: false })
 }
 
-/// The bodies as one batch, delivered for the nth time, and the positions of those that go back.
+/// Delivers the bodies as one batch for the nth time, and returns the positions of the messages that go back.
 async fn deliver(world: &World, nth: u32, bodies: &[Value]) -> Vec<usize> {
     deliver_to(world, &world.host().build(), nth, bodies).await
 }
 
 async fn deliver_to(world: &World, host: &Host, nth: u32, bodies: &[Value]) -> Vec<usize> {
     let locks = world.locks(host).key_prefix(PREFIX).build().unwrap();
-    // Nothing here is in progress elsewhere, so nothing is asked of it.
+    // No message is in progress elsewhere, so nothing is sent to SQS.
     let queues = aws_sdk_sqs::Config::builder()
         .behavior_version(BehaviorVersion::latest())
         .region(Region::from_static("us-east-1"));
@@ -342,7 +342,7 @@ async fn only_a_failed_payment_goes_back_and_is_made_later() {
 #[tokio::test]
 async fn a_payment_with_a_lost_answer_of_the_table_is_made_once() {
     let world = World::new().await;
-    // All that the SDK gets to hear of its three tries.
+    // All answers to the three tries of the SDK.
     let host = world.host().intercept(LoseAnswers::to("TransactWriteItems", 1..=3)).build();
     assert_eq!(deliver_to(&world, &host, 1, &[payment("rent", 0)]).await, [0_usize; 0]);
     assert_eq!(deliver(&world, 2, &[payment("rent", 0)]).await, [0_usize; 0]);
@@ -379,7 +379,7 @@ fn patterns_of_the_readme() -> Vec<&'static str> {
     patterns.map(|pattern| pattern.split_once(" # ").map_or(pattern, |(pattern, _)| pattern)).collect()
 }
 
-/// As IAM's `StringLike` does, of patterns with no star but at the end.
+/// Whether a key matches a pattern of IAM's `StringLike` that has no star but a last one.
 fn is_like(key: &str, pattern: &str) -> bool {
     pattern.strip_suffix('*').map_or(key == pattern, |start| key.starts_with(start))
 }

@@ -1,6 +1,6 @@
-//! The guarantees, over thousands of histories.
+//! The guarantees hold over thousands of random histories.
 //!
-//! `LOCK_HISTORIES=100000` runs more of them; `LOCK_SEED=42` runs one of each kind alone and prints it.
+//! `LOCK_HISTORIES=100000` runs more of them. `LOCK_SEED=42` runs one of each kind and prints it.
 
 use std::env;
 use std::fmt::Debug;
@@ -13,7 +13,7 @@ fn variable(name: &str) -> Option<u64> {
     env::var(name).ok().map(|value| value.parse().unwrap_or_else(|_| panic!("{name} is `{value}`, not a number")))
 }
 
-/// Runs seeds on all cores until one breaks a guarantee in words that contain these.
+/// Runs seeds on all cores until a violation contains `breaks`.
 fn first_violation<C: Send>(
     seeds: u64,
     breaks: &str,
@@ -78,7 +78,7 @@ fn assert_caught<C: Send>(mutations: &[Mutation], history: impl Fn(u64, Option<M
 }
 
 fn assert_repeatable<C>(history: impl Fn(u64) -> Outcome<C>) {
-    // The nonces are from the operating system.
+    // Without the owners, which come from the operating system.
     let plain = |outcome: Outcome<C>| {
         outcome.log.into_iter().map(|line| line.split(" by ").next().unwrap().to_owned()).collect::<Vec<_>>()
     };

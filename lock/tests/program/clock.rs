@@ -1,10 +1,10 @@
-//! A clock that is wrong.
+//! Wrong clocks.
 
 use std::process::Command;
 
 use crate::{PROGRAM, Place, Process, bare};
 
-/// The program with a clock that is two minutes ahead, if there is something to set it with.
+/// The program with a clock that is two minutes ahead, if faketime is installed.
 fn ahead(place: &Place, arguments: &[&str]) -> Option<Command> {
     if Command::new("faketime").arg("--version").output().is_err() {
         assert!(std::env::var_os("LOCK_TEST_FAKETIME").is_none(), "faketime is not installed");
@@ -25,7 +25,7 @@ fn a_wrong_clock_within_the_skew_does_not_take_a_held_key() {
     let _holder = place.holding("wary", &["--clock-skew", "3m"]);
     wary.env("LOCK_CLOCK_SKEW", "3m");
     Process::start(wary).outcome().expect_code(75);
-    // The clock is wrong indeed: beyond the skew, it is too late for the key.
+    // Beyond the skew, the wrong clock takes the key: it is really wrong.
     let _holder = place.holding("bold", &[]);
     let bold = ahead(&place, &["run", "--key", "bold", "--", "true"]).unwrap();
     Process::start(bold).outcome().expect_code(0);

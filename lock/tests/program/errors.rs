@@ -1,4 +1,4 @@
-//! Mistakes of the user and of the environment: the exit code, and what to do.
+//! Errors of the user and of the environment: the exit code and the remedy.
 
 use std::fs;
 use std::net::TcpListener;

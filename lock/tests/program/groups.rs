@@ -56,8 +56,8 @@ fn a_command_of_another_user_is_reported_once_and_not_ended() {
     let nobody = 65_534;
     let all = |mode| std::os::unix::fs::PermissionsExt::from_mode(mode);
     fs::set_permissions(place.folder.path(), all(0o777)).unwrap();
-    // As sudo is: it gives up the user that called it. Not copied in this process: another thread's child could have the
-    // file open for writing yet when it is to be run.
+    // Like sudo, it runs as root. `install` copies it in another process: a child of another thread of this one could
+    // still have the file open for writing.
     let sudo = place.file("sudo");
     let install = Command::new("sh").args(["-c", "install -m 4755 \"$(command -v setpriv)\" \"$0\"", &sudo]).output();
     let as_root = ["--reuid", "0", "--"];

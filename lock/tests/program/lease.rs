@@ -24,7 +24,7 @@ fn the_command_gets_sigterm_before_the_lease_ends() {
 fn the_command_and_its_children_are_killed_when_the_lease_ends() {
     let place = Place::new();
     let started = Instant::now();
-    // They ignore SIGTERM. The child has standard output too, so its end is seen there.
+    // They ignore SIGTERM. The child shares standard output, so the output shows its end.
     let process =
         Process::start(place.shell("job", &["--lease", "5s"], "trap '' TERM; sleep 100 & echo $!; sleep 100"));
     process.line().parse::<u32>().unwrap();
@@ -96,13 +96,13 @@ fn a_killed_program_ends_its_command_and_keeps_the_key_for_its_lease() {
 
 #[test]
 fn the_command_of_a_stopped_program_does_not_outlive_the_lease() {
-    // Also one that stops its group, as the terminal does when it is read in the background.
+    // The second script stops its group, as a terminal does when a background job reads from it.
     for script in ["echo on; sleep 100", "echo on; kill -TTIN 0; sleep 100"] {
         let place = Place::new();
         let process = Process::start(place.shell("job", &["--lease", "5s", "--renew"], script));
         assert_eq!(process.line(), "on");
         process.signal(Signal::STOP);
-        // The program itself still has its standard output, so a look at the command's process tells.
+        // The stopped program keeps standard output open, so the test looks at the processes.
         let until = Instant::now() + PATIENCE;
         let children = format!("/proc/{0}/task/{0}/children", process.child.id());
         if fs::exists(&children).unwrap() {

@@ -10,13 +10,13 @@ use serde_json::Value;
 use crate::server::server;
 use crate::{PATIENCE, PROGRAM, Place, Process, bare, credentials};
 
-/// A name that moves the cursor, begins a line, turns the direction of what follows, and has what nobody sees.
+/// A name that moves the cursor, begins a line, reverses the direction of text, and has invisible characters.
 const DECEPTIVE: &str = concat!(
     "me\u{1b}[2J\n\u{9b}\u{7f}\u{202e}\u{2066}\u{ad}\u{34f}\u{61c}\u{115f}\u{17b4}\u{180e}\u{200b}\u{200c}\u{200d}\u{200e}",
     "\u{200f}\u{2028}\u{2029}\u{2060}\u{2064}\u{206f}\u{3164}\u{feff}\u{ffa0}\u{fff9}\u{1d173}\u{1bca0}\u{fe0f}\u{e0041}end"
 );
 
-/// The text, where all of that is replaced.
+/// The text with these characters replaced.
 fn made_visible(text: &str) -> String {
     text.chars().map(|c| if DECEPTIVE.contains(c) && !c.is_ascii_graphic() { '\u{fffd}' } else { c }).collect()
 }
@@ -53,7 +53,7 @@ fn list_shows_keys_and_states_without_data() {
     let held = &objects[3];
     assert_eq!((held["holder"].as_str(), &held["fence"]), (Some(DECEPTIVE), &place.json("held")["fence"]));
     assert!(lines.stdout.contains(r"me\u001b[2J\n\u009b\u007f\u202e\u2066"), "{lines:?}");
-    // Beyond 16 bits JSON has two escapes for a character.
+    // JSON has two escapes for a character above 16 bits.
     assert!(lines.stdout.contains(r"\ufe0f\udb40\udc41"), "{lines:?}");
     assert_eq!(made_visible(&lines.stdout).replace('\u{fffd}', "\n"), lines.stdout);
     assert!((0.0..=30.1).contains(&held["remaining_seconds"].as_f64().unwrap()));

@@ -1,5 +1,5 @@
-//! The program `lambda-lock`, as a shell runs it: real processes, in real time. They meet in a file of the embedded engine,
-//! or at `LOCK_TEST_ENDPOINT`.
+//! The program `lambda-lock`, as a shell runs it: real processes in real time. They share a file of the embedded
+//! engine, or the DynamoDB at `LOCK_TEST_ENDPOINT`.
 #![allow(clippy::disallowed_methods, reason = "processes cannot be paused like tokio's time")]
 
 mod clock;
@@ -35,11 +35,11 @@ use serde_json::Value;
 use tempfile::TempDir;
 use tokio::signal::unix::{self, SignalKind};
 
-/// Nothing here may take longer, however busy the machine is.
+/// A timeout that no test reaches, however busy the machine is.
 const PATIENCE: Duration = Duration::from_secs(30);
 const PROGRAM: &str = env!("CARGO_BIN_EXE_lambda-lock");
 
-/// A table of its own, and a folder for what commands write.
+/// A table, and a folder for the files of commands.
 struct Place {
     folder: TempDir,
     endpoint: Option<String>,
@@ -58,14 +58,14 @@ impl Place {
         place
     }
 
-    /// A program that ignores SIGCHLD and then becomes the program that its arguments name. A shell cannot do this: it
-    /// needs the signal itself.
+    /// Compiles a program that ignores SIGCHLD and then becomes the program in its arguments. A shell cannot do this,
+    /// because it needs the signal.
     fn ignoring_children(&self) -> String {
         const SOURCE: &str = "#include <signal.h>\n#include <unistd.h>\n
             int main(int count, char **words) { signal(SIGCHLD, SIG_IGN); return execvp(words[1], words + 1); }";
         let (source, program) = (self.file("ignoring.c"), self.file("ignoring"));
         fs::write(&source, SOURCE).unwrap();
-        // Rust links with it too.
+        // Rust uses this linker too.
         assert!(Command::new("cc").args(["-o", &program, &source]).status().unwrap().success());
         program
     }
@@ -74,7 +74,7 @@ impl Place {
         self.folder.path().join(name).to_str().unwrap().to_owned()
     }
 
-    /// The program, its environment and where its table is.
+    /// The program with its environment and its table.
     fn command<S: AsRef<OsStr>>(&self, arguments: impl IntoIterator<Item = S>) -> Command {
         let mut command = bare(PROGRAM);
         self.at_home(&mut command);
@@ -98,12 +98,12 @@ impl Place {
         Process::start(self.command(arguments)).outcome()
     }
 
-    /// `run --key` … `-- sh -c` …
+    /// The command `run --key` … `-- sh -c` …
     fn shell(&self, key: &str, options: &[&str], script: &str) -> Command {
         self.command([&["run", "--key", key][..], options, &["--", "sh", "-c", script]].concat())
     }
 
-    /// A process that holds `key` for long, and its first line.
+    /// Starts a process that holds `key`, and waits until it does.
     fn holding(&self, key: &str, options: &[&str]) -> Process {
         let process = Process::start(self.shell(key, options, "echo $LOCK_FENCE; sleep 100; echo done"));
         assert!(process.line().parse::<u64>().is_ok());
@@ -118,7 +118,7 @@ impl Place {
         self.json(key)["fence"].as_u64().unwrap()
     }
 
-    /// Puts a row into the table, past the program.
+    /// Writes a row into the table, without the program.
     fn put(&self, row: &[(&str, AttributeValue)]) {
         let client = if let Some(endpoint) = &self.endpoint {
             let config = aws_sdk_dynamodb::Config::builder().behavior_version(BehaviorVersion::latest());
@@ -134,7 +134,7 @@ impl Place {
     }
 }
 
-/// A program with nothing of the caller's environment but the path.
+/// A program that inherits only the path.
 fn bare(program: &str) -> Command {
     let mut command = Command::new(program);
     command.env_clear().env("PATH", std::env::var_os("PATH").unwrap()).env("HOME", "/nonexistent");
@@ -146,8 +146,8 @@ fn credentials() -> [(&'static str, &'static str); 3] {
     [("AWS_REGION", "us-east-1"), ("AWS_ACCESS_KEY_ID", "local"), ("AWS_SECRET_ACCESS_KEY", "local")]
 }
 
-/// Whoever started the tests may ignore signals, as a shell does for what it runs in the background. That is inherited; a
-/// handler is not.
+/// Installs handlers for signals that the caller of the tests ignores, as a shell does for background jobs. Children
+/// inherit an ignored signal, but no handler.
 fn heed_signals() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
@@ -199,7 +199,7 @@ impl Process {
         self.lines.recv_timeout(PATIENCE).expect("another line in time")
     }
 
-    /// Until neither it nor any of its children has standard output any more; what else they wrote there.
+    /// Waits until the process and its children have closed standard output, and returns their remaining lines.
     fn silence(&self) -> Vec<String> {
         let until = Instant::now() + PATIENCE;
         let mut lines = Vec::new();
@@ -258,7 +258,7 @@ impl Outcome {
         self
     }
 
-    /// One sentence on standard error, beside what the command itself says there, with these parts.
+    /// Asserts that the program wrote one sentence to standard error, with these parts.
     #[track_caller]
     fn expect_sentence(self, parts: &[&str]) -> Self {
         let sentences: Vec<_> = self.stderr.lines().filter(|line| line.starts_with("lambda-lock: ")).collect();
@@ -270,7 +270,7 @@ impl Outcome {
     }
 }
 
-/// What moves the command to a group of its own.
+/// Programs that move the command to another process group.
 fn movers() -> impl Iterator<Item = &'static [&'static str]> {
     [&["timeout", "100"][..], &["setsid"]].into_iter().filter(|mover| {
         let is_there = Command::new(mover[0]).arg("--version").output().is_ok();

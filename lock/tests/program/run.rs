@@ -23,7 +23,7 @@ fn the_command_gets_fence_key_and_table_and_its_code_is_the_exit_code() {
     assert_eq!(place.json("job")["state"], "free");
 }
 
-/// The first request that the program sends as this user, whom the environment does not name.
+/// The first request of the program as this user, whom the environment does not name.
 fn request_of(user: Option<u32>) -> Option<String> {
     let (endpoint, requests) = recording_server(&[DENIED]);
     let mut command = at_a_server(&endpoint, &["--", "true"]);
@@ -31,7 +31,7 @@ fn request_of(user: Option<u32>) -> Option<String> {
     if let Some(user) = user {
         command.uid(user);
     }
-    // Another user may not be allowed to read it.
+    // Another user may lack the permission to run the program.
     command.stdin(Stdio::null()).stderr(Stdio::null()).status().ok()?;
     Some(requests.recv_timeout(PATIENCE).unwrap())
 }
@@ -74,7 +74,7 @@ fn a_held_key_exits_with_75_and_names_the_holder() {
         .expect_code(75)
         .expect_sentence(&["`job`", &name, &until]);
     assert!(!fs::exists(marker).unwrap());
-    // Nor after a wait that was too short.
+    // Nor does the command run after a wait that is too short.
     let started = Instant::now();
     place.run(["run", "--key", "job", "--wait", "300ms", "--", "true"]).expect_code(75).expect_sentence(&["attempts"]);
     assert!(started.elapsed() >= Duration::from_millis(300));

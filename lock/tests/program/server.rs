@@ -1,4 +1,4 @@
-//! A server that answers as a test says.
+//! A server with scripted answers.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpListener;
@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use crate::{PROGRAM, bare, credentials};
 
-/// `run` at a server, with these options.
+/// The command `run` on a server, with these options.
 pub(crate) fn at_a_server(endpoint: &str, options: &[&str]) -> Command {
     let mut command = bare(PROGRAM);
     command.args(["run", "--key", "job", "--table", "locks", "--endpoint-url", endpoint]).args(options);
@@ -17,13 +17,13 @@ pub(crate) fn at_a_server(endpoint: &str, options: &[&str]) -> Command {
     command
 }
 
-/// A server that answers the requests with these bodies, the last one again and again, with a status of 0 not at all, and
-/// with one of 1 after `SLOWLY`: its address.
+/// Starts a server, and returns its address. It answers with these statuses and bodies, and repeats the last one. It
+/// never answers for a status of 0, and answers 200 after `SLOWLY` for a status of 1.
 pub(crate) fn server(answers: &'static [(u16, &'static str)]) -> String {
     recording_server(answers).0
 }
 
-/// The same, with the requests.
+/// Starts a server like [`server`], and also returns its requests.
 pub(crate) fn recording_server(answers: &'static [(u16, &'static str)]) -> (String, Receiver<String>) {
     let (received, requests) = mpsc::channel();
     let mut unanswered = Vec::new();
@@ -64,7 +64,7 @@ pub(crate) fn recording_server(answers: &'static [(u16, &'static str)]) -> (Stri
     (address, requests)
 }
 
-/// Within the second after which the client asks again.
+/// Less than the second after which the client retries.
 pub(crate) const SLOWLY: Duration = Duration::from_millis(700);
 
 pub(crate) const DENIED: (u16, &str) = (

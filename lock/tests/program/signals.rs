@@ -56,7 +56,7 @@ fn the_command_is_awaited_when_the_caller_ignores_sigchld() {
         command.args(["run", "--key", enabled, "--hold-at-least", "100s", "--"]);
         command.args(["sh", "-c", "if test -e /proc/self/status; then exec grep SigIgn /proc/self/status; fi"]);
         let outcome = Process::start(command).outcome().expect_code(0);
-        // The command, too, can wait for its children.
+        // The command can wait for its own children.
         let ignored = outcome.stdout.trim().strip_prefix("SigIgn:").unwrap_or("0").trim();
         assert_eq!(u64::from_str_radix(ignored, 16).unwrap() & (1 << (Signal::CHILD.as_raw() - 1)), 0, "{outcome:?}");
         assert_eq!(place.json(enabled)["state"], state);
@@ -82,7 +82,7 @@ fn a_signal_ends_the_wait_for_the_lock() {
     let mut command = at_a_server(&endpoint, &["--wait", "1h"]);
     command.args(["--", "echo", "ran"]);
     let waiting = Process::start(command);
-    // The second attempt: it waits.
+    // It waits after the second attempt.
     for _ in 0..2 {
         requests.recv_timeout(PATIENCE).unwrap();
     }
@@ -127,7 +127,7 @@ fn an_unanswered_acquire_is_released_before_the_end() {
     let mut command = at_a_server(&endpoint, &[]);
     command.args(["--", "echo", "ran"]);
     let process = Process::start(command);
-    // The attempts of the client.
+    // The client's attempts.
     for _ in 0..6 {
         assert!(requests.recv_timeout(PATIENCE).unwrap().contains("#fence = if_not_exists(#fence, :now_micros)"));
     }

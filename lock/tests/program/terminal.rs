@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use crate::{Place, Process, bare, movers};
 
-/// The program at a terminal, with what is typed there.
+/// The program at a terminal, and the input of that terminal. `None` without script(1).
 fn at_a_terminal(place: &Place, arguments: &[&str]) -> Option<(Process, ChildStdin)> {
     at_a_terminal_with(place, arguments, "")
 }
@@ -39,11 +39,11 @@ fn the_command_reads_from_the_terminal_and_is_interrupted_once() {
     let Some((process, mut input)) = at_a_terminal(&place, &arguments) else { return };
     let line = || process.line().trim().replace("^C", "");
     assert_eq!(line(), "ready");
-    // It is reading when the interruption comes, so that two would be told apart.
+    // The command is reading when the interrupt arrives, so that the test could tell two interrupts apart.
     thread::sleep(Duration::from_millis(300));
     input.write_all(b"\x03").unwrap();
     assert_eq!(line(), "interrupted");
-    // Time for a second one, which there shall not be.
+    // Time for a second interrupt, which must not arrive.
     thread::sleep(Duration::from_millis(300));
     input.write_all(b"hello\n").unwrap();
     assert_eq!(line(), "hello", "the terminal's echo");

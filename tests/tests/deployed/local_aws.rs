@@ -34,9 +34,9 @@ impl LocalAws {
         let server = aws_command("ministack", &endpoint, directory.path())
             .env("BIND_HOST", "127.0.0.1")
             .env("GATEWAY_PORT", port.to_string())
-            // It is held to the policies of the function's role, but for the condition on keys.
+            // Enforces the policies of the functions' roles, without their conditions on keys.
             .env("AUTH", "true")
-            // A second listener, on a port of its own.
+            // Disables a second listener on another port.
             .env("IOT_MTLS_ENABLED", "0")
             .stdout(log.try_clone().unwrap())
             .stderr(log)
@@ -52,7 +52,7 @@ impl LocalAws {
         aws_command(program, &self.endpoint, self.directory.path())
     }
 
-    /// Deploys what was built.
+    /// Deploys the build.
     pub(crate) async fn deploy(&self, name: &str, parameters: &[&str]) {
         self.run(
             self.command("sam")
@@ -75,12 +75,12 @@ impl Drop for LocalAws {
         if thread::panicking() {
             eprintln!("{}", fs::read_to_string(self.directory.path().join("ministack.log")).unwrap_or_default());
         }
-        // The functions' processes end by themselves when they cannot reach it.
+        // The functions' processes end when they cannot reach it.
         drop(self.server.start_kill());
     }
 }
 
-/// A command that knows of this AWS and no other, and leaves its files in `directory`.
+/// A command that reaches only this AWS, and leaves its files in `directory`.
 fn aws_command(program: &str, endpoint: &str, directory: &Path) -> Command {
     let mut command = Command::new(program);
     for (name, _) in env::vars_os().filter(|(name, _)| name.as_encoded_bytes().starts_with(b"AWS_")) {
@@ -98,7 +98,7 @@ fn aws_command(program: &str, endpoint: &str, directory: &Path) -> Command {
     command
 }
 
-/// The template's parameter: that of this machine, which runs the functions.
+/// The parameter for the architecture of this machine, which runs the functions.
 pub(crate) fn architecture() -> String {
     let architecture = if env::consts::ARCH == "aarch64" { "arm64" } else { env::consts::ARCH };
     format!("Architecture={architecture}")

@@ -36,16 +36,16 @@ const TOOLS: [&str; 3] = ["sam", "cargo-lambda", "ministack"];
 const REGION: &str = "us-east-1";
 const STACK: &str = "example";
 const FUNCTIONS: [&str; 3] = ["nightly-report", "order-api", "payment-queue"];
-/// Nothing is sent to it here.
+/// The test sends nothing to it.
 const TOPIC: &str = "arn:aws:sns:us-east-1:000000000000:alarms";
 
 /// The timeout of `nightly-report`, in seconds.
 const FUNCTION_TIMEOUT: u64 = 8;
-/// Less than the timeout, and longer than a few cold starts at once take on a busy machine.
+/// Less than the timeout, and longer than a few concurrent cold starts on a busy machine.
 const GATHERING: Duration = Duration::from_secs(4);
 /// The timeout of `payment-queue`, in seconds.
 const PAYMENT_TIMEOUT: u64 = 5;
-/// Until a message that failed comes back, by the template: much longer than until the end of a lease.
+/// The time until a failed message comes back, which the template sets. It is much longer than a lease.
 const VISIBILITY_TIMEOUT: Duration = Duration::from_secs(6 * PAYMENT_TIMEOUT);
 /// The default of `LocksBuilder::clock_skew`, in milliseconds.
 const CLOCK_SKEW: u64 = 1000;
@@ -58,7 +58,7 @@ async fn the_deployed_functions_do_each_job_once() {
         eprintln!("skipped: not on the PATH: {missing:?}");
         return;
     }
-    // One stack for all, because it takes a while to deploy; each has a report, an order or payments of its own.
+    // One stack for all checks, because a deployment takes a while. Each check has its own report, order or payments.
     let stack = Stack::deploy().await;
     one_of_five_concurrent_invocations_writes(&stack).await;
     an_order_sent_three_times_is_placed_once(&stack).await;
@@ -93,7 +93,7 @@ fn is_on_path(tool: &str) -> bool {
     env::var_os("PATH").is_some_and(|path| env::split_paths(&path).any(|folder| folder.join(tool).is_file()))
 }
 
-/// Tries until there is something, for `limit` at the most.
+/// Retries until there is a value, for at most `limit`.
 async fn loop_until<T>(limit: Duration, attempt: impl AsyncFn() -> Option<T>) -> T {
     let found = timeout(limit, async {
         loop {

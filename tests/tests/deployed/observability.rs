@@ -9,11 +9,11 @@ use serde_json::{Value, json};
 use crate::stack::{Metric, Stack, in_stack};
 use crate::{FUNCTIONS, STACK, TOPIC, loop_until};
 
-/// After a report and an order were refused, an order was replayed, and a payment was made.
+/// Needs a refused report, a refused order, a replayed order and a payment.
 pub(crate) async fn alarms_and_dashboard_show_the_exported_metrics(stack: &Stack) {
     let mut exported = BTreeSet::new();
     for (function, last) in FUNCTIONS.into_iter().zip([metrics::REFUSED, metrics::REPLAYS, metrics::BATCH_ITEMS]) {
-        // Lines come into the log a moment after the answer.
+        // The log has its lines a moment after the answer.
         let of_function = loop_until(Duration::from_secs(10), async || {
             let exported = stack.exported(function).await;
             exported.iter().any(|metric| metric.name == last).then_some(exported)
@@ -36,7 +36,7 @@ pub(crate) async fn alarms_and_dashboard_show_the_exported_metrics(stack: &Stack
         Metric::of("order-api", metrics::IN_PROGRESS_REFUSALS, &[]),
     ];
     assert!(refused.iter().all(|metric| exported.contains(metric)), "{exported:?}");
-    // Nothing has been lost or taken over so far: the dimensions are those of every counter without a label.
+    // Nothing has been lost or taken over so far. These metrics have the dimensions of every counter without a label.
     let lost = FUNCTIONS
         .into_iter()
         .flat_map(|function| [metrics::LOST, metrics::TAKEN_OVER].map(|name| Metric::of(function, name, &[])));
@@ -66,7 +66,7 @@ pub(crate) async fn alarms_and_dashboard_show_the_exported_metrics(stack: &Stack
     }
 }
 
-/// After a report was written, an order placed and a payment made.
+/// Needs a written report, a placed order and a payment.
 pub(crate) async fn each_log_line_has_the_id_of_its_request_once(stack: &Stack) {
     for (function, last) in FUNCTIONS.into_iter().zip(["written", "placed", "paid"]) {
         let lines = stack.log(function).await;

@@ -22,14 +22,14 @@ pub(crate) async fn a_payment_in_progress_is_hidden_until_its_lease_ends(stack: 
     assert_eq!(stack.times_paid("hidden").await, 1);
 }
 
-/// Returns the payment that panics, which becomes a dead letter when it has been delivered often enough. In a build with
-/// `panic = "abort"` the whole batch does.
+/// Returns the payment that panics. It becomes a dead letter after enough deliveries. With `panic = "abort"`, the whole
+/// batch becomes dead letters.
 pub(crate) async fn only_the_payment_that_panics_goes_back(stack: &Stack) -> Value {
     let queue = stack.queue("payments").await;
     let payments: [_; 10] =
         array::from_fn(|index| Payment { panics: index == 4, ..payment(&format!("ten-{index}"), 0) });
     queue.send_all(payments.iter().map(entry)).await;
-    // In the first delivery: whatever goes back is hidden for longer.
+    // Within the first delivery: a message that goes back is hidden for longer.
     let made = async || {
         let rows = join_all(payments.iter().map(|payment| stack.payment(&payment.id))).await;
         let made: Vec<_> = rows.iter().map(Option::is_some).collect();
@@ -75,7 +75,8 @@ pub(crate) async fn payments_of_a_group_stay_in_order_after_a_failure(stack: &St
         began.push(number(&record, "acquired_at"));
     }
     let [a1, b1, a2, a3] = began[..] else { unreachable!() };
-    // The last run's: what failed was begun again when it had come back, and until then the rest of its group waited.
+    // These are the times of the last runs. The failed payment ran again after its return, and the rest of its group
+    // waited.
     assert!(a2 >= a1 + 1000 * (VISIBILITY_TIMEOUT.as_secs() - 1), "began: {began:?}");
     assert!(a3 > a2 && b1 < a2, "began: {began:?}");
 }

@@ -32,8 +32,8 @@ pub(crate) async fn a_killed_invocation_blocks_its_report_for_its_lease(stack: &
     let (killed, until) = loop_until(Duration::from_mins(1), async || {
         let failure = stack.invoke("killed", Duration::from_mins(1)).await.unwrap_err();
         let row = stack.row("nightly-report", "lock#killed").await.unwrap();
-        // The kill and the middleware's own cancellation, which releases, are due at the same time. This is about the
-        // kill: if it came second, try again.
+        // Lambda kills the process when the layer cancels the handler and releases. This test needs a kill that comes
+        // first: it retries otherwise.
         match stack.invoke("killed", Duration::ZERO).await.unwrap() {
             Outcome::Skipped { reason } => {
                 assert!(failure.contains(&format!("timed out after {FUNCTION_TIMEOUT}")), "{failure}");
@@ -57,14 +57,14 @@ pub(crate) async fn a_killed_invocation_blocks_its_report_for_its_lease(stack: &
 }
 
 pub(crate) async fn the_schedule_writes_its_report(stack: &Stack) {
-    // The schedule is for once a minute, and the local one is looked at every ten seconds.
+    // The schedule fires once a minute, and the local AWS looks at it every ten seconds.
     let report = loop_until(Duration::from_secs(90), async || stack.row("nightly-report", "report#sales").await).await;
     assert!(number(&report, "times") >= 1);
     let lock = stack.row("nightly-report", "lock#sales").await.unwrap();
     assert_eq!(number(&lock, "fence"), number(&report, "fence"));
 }
 
-/// In a build with `panic = "abort"` the environment dies, and the lock stays until the invocation's deadline.
+/// With `panic = "abort"`, the environment dies, and the lock stays until the invocation's deadline.
 pub(crate) async fn a_report_that_panics_releases_its_lock_at_once(stack: &Stack) {
     let request = ReportRequest { report: "panics".to_owned(), gathering_ms: 0, panics: true };
     let failure = stack.report(&request).await.unwrap_err();
@@ -73,7 +73,7 @@ pub(crate) async fn a_report_that_panics_releases_its_lock_at_once(stack: &Stack
     assert!(failure.contains("a bug in the report"), "{failure}");
 }
 
-/// The time at the end of a reason for skipping, in milliseconds since the epoch.
+/// The time at the end of a skip reason, in milliseconds since the epoch.
 fn held_until(reason: &str) -> u64 {
     let (_, until) = reason.rsplit_once(" until ").unwrap();
     let until = DateTime::from_str(until, DateTimeFormat::DateTime).unwrap();

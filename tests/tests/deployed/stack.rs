@@ -166,7 +166,7 @@ impl Stack {
             .unwrap()
     }
 
-    /// Sends it to the local AWS, which tells the functions by their hosts' names.
+    /// Sends a request to the local AWS, which finds the function by the host name.
     pub(crate) async fn send(&self, mut request: Request<Full<Bytes>>) -> HttpAnswer {
         let host = request.uri().host().unwrap().parse().unwrap();
         request.headers_mut().insert(HOST, host);
@@ -203,7 +203,7 @@ impl Stack {
     }
 }
 
-/// As `CloudWatch` tells one from another.
+/// The identity of a metric in `CloudWatch`.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Metric {
     pub(crate) namespace: String,
@@ -236,7 +236,7 @@ impl Queue {
         self.sqs.send_message().queue_url(&self.url).message_body(body.to_string()).send().await.unwrap();
     }
 
-    /// Sends the payments of a group, and behind them one of another.
+    /// Sends the payments of a group, followed by one of another group.
     pub(crate) async fn send_in_order(&self, group: &str, payments: &[Payment], of_another: &Payment) {
         let payments = payments.iter().map(|payment| (group, payment)).chain([("another", of_another)]);
         let in_order = |(group, payment): (&str, &Payment)| {
@@ -252,7 +252,7 @@ impl Queue {
         assert_eq!(batch.send().await.unwrap().failed(), []);
     }
 
-    /// Whether there is nothing to be delivered, now or later.
+    /// Whether the queue has no message, visible or not.
     pub(crate) async fn is_empty(&self) -> bool {
         let read = self.sqs.get_queue_attributes().queue_url(&self.url).attribute_names(QueueAttributeName::All);
         let attributes = read.send().await.unwrap().attributes.unwrap();
@@ -276,12 +276,12 @@ pub(crate) fn payment(id: &str, failing_deliveries: u64) -> Payment {
     Payment { id: id.to_owned(), account, amount: 100, paying_ms: 0, failing_deliveries, panics: false }
 }
 
-/// A payment as one message of several that are sent in one request.
+/// A payment as one message of a request with several.
 pub(crate) fn entry(payment: &Payment) -> SendMessageBatchRequestEntryBuilder {
     SendMessageBatchRequestEntry::builder().id(&payment.id).message_body(json!(payment).to_string())
 }
 
-/// What a function or a queue is called in this stack.
+/// The name of a function or a queue in this stack.
 pub(crate) fn in_stack(name: &str) -> String {
     format!("{STACK}-{name}")
 }

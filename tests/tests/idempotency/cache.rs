@@ -72,7 +72,7 @@ async fn the_cache_serves_no_record_in_progress_released_or_lost() {
         .await
         .unwrap_err();
     assert_eq!(place(&orders, &order("a"), &runs).await.unwrap(), 1);
-    // Nor is a result that was not stored.
+    // A result that was not stored is not cached.
     let lost = orders
         .run(&order("b"), async |_| {
             give_to_another(&world, "b").await;

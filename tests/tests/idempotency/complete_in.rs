@@ -50,7 +50,7 @@ async fn a_cancelled_transaction_writes_neither_and_a_retry_runs_at_once() {
     assert!(is_committed(&world).await);
 }
 
-/// A host that hears no answer to a transaction.
+/// A host that receives no answer to a transaction.
 fn host_without_answers(world: &World) -> (Host, Locks) {
     let host = world.host().intercept(LoseAnswers::to("TransactWriteItems", 1..=u32::MAX)).build();
     let locks = world.locks_with_quick_retries(&host).build().unwrap();
@@ -192,7 +192,7 @@ async fn complete_in_rejects_an_oversized_result() {
         Ok("small".to_owned())
     };
     exports.run(&order("a"), body).await.unwrap();
-    // That attempt does not count: the run was completed as usual.
+    // The failed attempt has no effect: the run completes as usual.
     assert_eq!(exports.run(&order("a"), async |_| panic!("it runs again")).await.unwrap(), "small");
 }
 

@@ -83,7 +83,7 @@ async fn a_run_whose_row_is_deleted_returns_its_result_and_writes_nothing() {
     assert!(world.row("a").await.is_none());
 }
 
-/// Sends the completions elsewhere, where they are refused.
+/// Sends completions to a table that does not exist.
 #[derive(Debug)]
 struct MisplacesCompletions;
 

@@ -89,7 +89,7 @@ async fn debug_output_shows_no_payload_result_or_digest() {
     for text in &printed {
         assert!(!text.contains("4111 1111") && !text.contains(&digest), "{text}");
     }
-    // They say something all the same.
+    // The output still identifies each value.
     for what in ["message 1", "request-1", "Declined", "another payload", "stored result"] {
         assert!(printed.iter().any(|text| text.contains(what)), "{what}");
     }

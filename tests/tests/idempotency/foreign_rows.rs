@@ -1,4 +1,4 @@
-//! Rows that are not a record.
+//! Rows that are no record of this crate.
 
 use aws_sdk_dynamodb::types::AttributeValue;
 use lambda_lock::HandlerError;
@@ -6,7 +6,7 @@ use lambda_lock_tests::{Row, World};
 
 use crate::{Declined, Orders, completed, environment, number, order, orders, refused, row, seconds, text, validated};
 
-/// What comes of this row, which stays as it is.
+/// The outcome of a run on this row, which the run does not modify.
 async fn outcome_with(world: &World, orders: &Orders<u32>, foreign: Row) -> Result<u32, HandlerError<Declined>> {
     world.put_row(foreign.clone()).await;
     let outcome = orders.run(&order("a"), async |_| panic!("it runs")).await;

@@ -128,7 +128,7 @@ async fn outside_lambda_the_prefix_is_empty() {
 #[tokio::test]
 async fn inside_lambda_the_prefix_is_the_functions_name() {
     if env::var_os("AWS_LAMBDA_FUNCTION_NAME").is_none() {
-        // This test again, in a process that is a function.
+        // Runs this test again, in a process with the variables of Lambda.
         let mut test = Command::new(env::current_exe().unwrap());
         test.args(["--exact", "key::inside_lambda_the_prefix_is_the_functions_name"]);
         let output = test.env("AWS_LAMBDA_FUNCTION_NAME", FUNCTION).output().unwrap();

@@ -60,7 +60,7 @@ struct Throttle(AtomicU32);
 impl Intercept for Throttle {
     fn request(&self, _: &str, request: &mut Value) {
         if is_completion(request) && self.0.load(Ordering::Relaxed) > 0 {
-            // So that it is not applied.
+            // The table does not apply it.
             request["TableName"] = "no-such-table".into();
         }
     }
@@ -85,7 +85,7 @@ async fn a_throttled_completion_is_retried_until_the_result_is_stored() {
     let locks = world.locks_with_quick_retries(&host).build().unwrap();
     let order = "order".to_owned();
     assert_eq!(once(locks).run(&order, async |_| Ok(1)).await.unwrap(), 1);
-    // The acquire, and three completions of three attempts each before the one that is stored.
+    // The acquire, then three completions of three attempts each, then the completion that is stored.
     assert_eq!(host.requests(), 1 + 9 + 1);
     assert_eq!(once(world.default_locks()).run(&order, async |_| Ok(2)).await.unwrap(), 1);
 }

@@ -26,7 +26,7 @@ fn invocations<T>(locks: &Locks) -> Invocations<T> {
     Idempotency::new(locks.clone(), OnMissingKey::Reject, |event: &LambdaEvent<Order>| event.payload.id.clone())
 }
 
-/// A handler that returns how many runs that makes.
+/// A handler that returns the number of its runs.
 fn counting(
     runs: &Counter,
 ) -> impl Service<LambdaEvent<Order>, Response = u32, Error = Declined, Future: Send> + Clone + Send + 'static {
@@ -56,7 +56,7 @@ async fn invocations_in_one_environment_share_the_cache() {
     let (_world, host, locks) = environment().await;
     let runs = Counter::default();
     let layer = IdempotentLayer::new(invocations(&locks).cache(10));
-    // The runtime clones the service for invocations that run at the same time.
+    // The runtime clones the service for concurrent invocations.
     for service in [layer.layer(counting(&runs)), layer.clone().layer(counting(&runs))] {
         assert_eq!(service.clone().oneshot(invocation(&host, order("a"))).await.unwrap(), 1);
         assert_eq!(service.oneshot(invocation(&host, order("a"))).await.unwrap(), 1);
@@ -210,7 +210,7 @@ async fn an_invocation_past_its_deadline_fails_without_a_request() {
     assert_eq!(host.requests(), 0);
 }
 
-/// Is ready for one call at a time, and for none if it is broken.
+/// A service that is ready for one call at a time, or never if it is broken.
 #[derive(Debug, Default)]
 struct OneByOne {
     is_broken: bool,
@@ -218,7 +218,7 @@ struct OneByOne {
 }
 
 impl Clone for OneByOne {
-    /// A clone has to be asked by itself.
+    /// A clone needs its own readiness.
     fn clone(&self) -> Self {
         Self { is_broken: self.is_broken, is_ready: false }
     }

@@ -31,7 +31,7 @@ async fn a_rejecting_run_that_begins_without_an_answer_can_be_retried() {
     let (orders, runs) = (refusing(&world.locks_with_quick_retries(&host).build().unwrap()), Counter::default());
     let error = refused(place(&orders, &order("a"), &runs).await);
     assert!(error.is_unavailable(), "{error}");
-    // It is released in the background.
+    // A release in the background frees the key.
     let waiting = orders.wait(eagerly().up_to(LEASE / 3));
     assert_eq!(place(&waiting, &order("a"), &runs).await.unwrap(), 1);
 }
@@ -70,7 +70,7 @@ async fn an_unanswered_completion_returns_the_result_and_sends_no_release() {
     let sent = host.requests();
     sleep(ms(50)).await;
     assert_eq!(host.requests(), sent, "no release");
-    // It was applied after all.
+    // The completion was applied.
     assert_eq!(place(&orders(&later(&world, Duration::ZERO)), &order("a"), &runs).await.unwrap(), 1);
 }
 

@@ -1,4 +1,4 @@
-//! Idempotency, of any async function and of a handler.
+//! Idempotency of async functions and of handlers.
 
 mod cache;
 mod complete_in;
@@ -45,20 +45,20 @@ const LEASE: Duration = Duration::from_secs(30);
 const CLOCK_SKEW: Duration = Duration::from_secs(1);
 const WINDOW: Duration = Duration::from_hours(1);
 
-/// When everyone sees that the lease of a crashed run has ended.
+/// When every clock shows that the lease of a crashed run has ended.
 const AFTER_THE_LEASE: Duration = LEASE.saturating_add(CLOCK_SKEW).saturating_add(ms(100));
 const ALMOST_THE_WINDOW: Duration = Duration::from_mins(59);
-/// When everyone sees that the window of a result has passed: it is kept in whole seconds.
+/// When every clock shows that the window of a result has ended. Windows end at whole seconds.
 const AFTER_THE_WINDOW: Duration = WINDOW.saturating_add(Duration::from_secs(2));
 
-/// Longer than anything here takes, so that a test that hangs fails.
+/// A timeout that no test reaches unless it hangs.
 const TOO_LONG: Duration = Duration::from_secs(30);
 
 const fn ms(millis: u64) -> Duration {
     Duration::from_millis(millis)
 }
 
-/// The input.
+/// The input of a run.
 #[derive(Clone, Debug)]
 struct Order {
     id: Option<String>,
@@ -85,17 +85,17 @@ impl From<Declined> for Diagnostic {
 
 type Orders<T> = Idempotency<Order, T, Declined>;
 
-/// Without a prefix, as it is outside of Lambda.
+/// Without a prefix, as outside Lambda.
 fn orders<T>(locks: &Locks) -> Orders<T> {
     Idempotency::new(locks.clone(), OnMissingKey::Reject, |order: &Order| order.id.clone())
 }
 
-/// Runs, and returns how many runs that makes.
+/// Runs the work, whose result is the number of runs.
 async fn place(orders: &Orders<u32>, order: &Order, runs: &Counter) -> Result<u32, HandlerError<Declined>> {
     orders.run(order, async |_| Ok(runs.count())).await
 }
 
-/// Fails, and counts that.
+/// Runs work that fails, and counts the run.
 async fn decline(orders: &Orders<u32>, order: &Order, runs: &Counter) -> Result<u32, HandlerError<Declined>> {
     orders
         .run(order, async |_| {
@@ -105,7 +105,7 @@ async fn decline(orders: &Orders<u32>, order: &Order, runs: &Counter) -> Result<
         .await
 }
 
-/// Why the work was not done, or its result not returned.
+/// The error of a run that was refused. Panics for any other outcome.
 fn refused<T: Debug, E: Debug>(outcome: Result<T, HandlerError<E>>) -> Error {
     match outcome {
         Err(HandlerError::Lock(error)) => error,
@@ -131,7 +131,7 @@ async fn environment() -> (World, Host, Locks) {
     (world, host, locks)
 }
 
-/// Another environment, whose clock is ahead by this much: what is seen that much later.
+/// Locks of another environment, at this time from now: its clock is ahead.
 fn later(world: &World, by: Duration) -> Locks {
     world.locks(&world.host().clock_ahead(by).build()).holder("another environment").build().unwrap()
 }
@@ -161,7 +161,7 @@ fn seconds(host: &Host) -> u64 {
     millis(host.now()) / 1000
 }
 
-/// Runs until the body has begun and its host crashes.
+/// Begins a run, and crashes its host.
 async fn crash(host: &Host, orders: &Orders<u32>, order: &Order) {
     let begun = Notify::new();
     let run = orders.run(order, async |_| {
@@ -175,7 +175,7 @@ async fn crash(host: &Host, orders: &Orders<u32>, order: &Order) {
     }
 }
 
-/// Drops a run while its work is under way.
+/// Begins a run, and drops it.
 async fn drop_midway(orders: &Orders<u32>, order: &Order) {
     let begun = Notify::new();
     let run = orders.run(order, async |_| {
@@ -188,7 +188,7 @@ async fn drop_midway(orders: &Orders<u32>, order: &Order) {
     }
 }
 
-/// What the panic of the work said to whoever called.
+/// The message of a panic in the work, as the caller receives it.
 async fn panic_of(orders: &Orders<u32>, order: &Order) -> &'static str {
     let run = orders.run(order, async |_| {
         tokio::task::yield_now().await;
@@ -198,7 +198,8 @@ async fn panic_of(orders: &Orders<u32>, order: &Order) -> &'static str {
     panic.downcast_ref::<&str>().unwrap()
 }
 
-/// A run with this outcome, and the one of a duplicate that asked on `other` while it was in progress, twice at least.
+/// The outcomes of a first run and of a duplicate. The duplicate asks on `other` at least twice while the run is in
+/// progress.
 async fn run_while_waited_for(
     orders: &Orders<u32>,
     outcome: Result<u32, Declined>,
@@ -220,7 +221,7 @@ async fn run_while_waited_for(
     timeout(TOO_LONG, async { tokio::join!(first, second) }).await.expect("the wait ends")
 }
 
-/// The row is now another run's.
+/// Gives the row to another run.
 async fn give_to_another(world: &World, id: &str) -> Row {
     let now = seconds(&world.host().build());
     let theirs = row([
@@ -259,7 +260,7 @@ fn large(bytes: usize) -> String {
     "x".repeat(bytes - "\"\"".len())
 }
 
-/// A completed record, with these attributes in place of its own.
+/// A completed record, with these attributes instead of its own.
 fn completed<const N: usize>(host: &Host, attributes: [(&str, AttributeValue); N]) -> Row {
     let mut completed = row([
         ("id", text("a")),
@@ -275,7 +276,7 @@ fn business_row() -> Row {
     row([("id", text("the order itself")), ("amount", number(5))])
 }
 
-/// A transaction that writes the business row, under this condition if there is one, and completes the run.
+/// Writes the business row and completes the run, in one transaction. The business row may have a condition.
 async fn commit(world: &World, host: &Host, run: &Run, result: u32, condition: Option<&str>) -> Result<u32, Declined> {
     let put = Put::builder().table_name(&world.table).set_item(Some(business_row()));
     let put = put.set_condition_expression(condition.map(str::to_owned)).build().unwrap();
@@ -296,7 +297,7 @@ async fn is_committed(world: &World) -> bool {
 const FORMATS: [RecordFormat; 4] =
     [RecordFormat::Plain, RecordFormat::Hashed, RecordFormat::PowertoolsPython, RecordFormat::PowertoolsTypeScript];
 
-/// Lists in each other.
+/// Nested lists.
 #[derive(Clone, Debug, serde::Deserialize, serde::Serialize)]
 struct Deep(Vec<Deep>);
 

@@ -46,7 +46,7 @@ async fn a_record_has_the_attributes_of_powertools_for_typescript() {
     assert_eq!(stored["data"], AttributeValue::M(expected));
 }
 
-/// What Powertools wrote: it knows neither owner nor fence nor holder.
+/// A row as Powertools writes it: without owner, fence and holder.
 fn of_powertools<const N: usize>(
     id: &str,
     status: &str,
@@ -96,7 +96,7 @@ async fn a_record_that_powertools_left_in_progress_is_taken_over_after_its_end()
     let error = refused(place(&orders, &order("abc"), &runs).await);
     assert!(error.is_in_progress() && error.holder().unwrap().name().is_none(), "{error}");
     assert_eq!(world.row(id).await, Some(running));
-    // Of a function without a Lambda context: until its expiration.
+    // Without a Lambda context, it is in progress until its expiration.
     world.put_row(of_powertools(id, "INPROGRESS", now + 60, [])).await;
     assert!(refused(place(&orders, &order("abc"), &runs).await).is_in_progress());
     for over in [of_powertools(id, "INPROGRESS", now + 3600, [end(-10)]), of_powertools(id, "INPROGRESS", now - 10, [])]
@@ -127,7 +127,7 @@ async fn a_run_does_not_modify_a_record_that_powertools_took_over() {
     let theirs = of_powertools("a", "INPROGRESS", seconds(&host) + 3600, []);
     for fails in [false, true] {
         let body = async |_: &Run| {
-            // It puts the whole item.
+            // Powertools puts the whole item.
             world.put_row(theirs.clone()).await;
             if fails { Err(Declined) } else { Ok(17) }
         };

@@ -17,7 +17,7 @@ use crate::{
 async fn the_largest_storable_result_is_replayed() {
     let (_world, _host, locks) = environment().await;
     let exports: Orders<String> = orders(&locks);
-    // With the longest key that there can be.
+    // With the longest valid key.
     let order = order(&"k".repeat(2048));
     assert_eq!(exports.run(&order, async |_| Ok(large(MOST))).await.unwrap().len(), MOST - 2);
     let replayed = exports.run(&order, async |_| panic!("it runs again")).await.unwrap();
@@ -105,7 +105,7 @@ async fn a_stored_result_of_another_type_is_an_error_without_the_result() {
     assert_eq!(world.row("a").await, row);
 }
 
-/// A result with a float, wherever a float can be.
+/// A result with a float in each place that serde knows.
 #[derive(Clone, Debug, PartialEq, serde::Deserialize, serde::Serialize)]
 enum Measured {
     Single(f32),
@@ -151,7 +151,7 @@ async fn rejects_a_result_with_a_float_that_is_not_finite() {
                 );
             }
         }
-        // What is finite, or nothing, is stored.
+        // Finite floats and empty values are stored.
         for result in measurements(0.5).into_iter().chain([Measured::Named { value: None }, Measured::Nothing]) {
             number += 1;
             let first = measure.run(&order(&number.to_string()), async |_| Ok(result)).await.unwrap();

@@ -1,4 +1,4 @@
-//! Idempotency with locking switched off.
+//! Idempotency with disabled locks.
 
 use std::time::Duration;
 

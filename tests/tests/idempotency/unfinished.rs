@@ -23,7 +23,7 @@ use crate::{
 #[tokio::test]
 async fn a_crashed_run_is_in_progress_until_its_lease_ends_and_then_unfinished() {
     let (world, host, locks) = environment().await;
-    // Longer than the row stays for the lock's sake.
+    // Longer than the retention of a lock's row.
     let window = Duration::from_hours(48);
     let (settings, runs) = (|locks: &Locks| refusing(locks).window(window), Counter::default());
     crash(&host, &settings(&locks), &order("a")).await;
@@ -95,9 +95,9 @@ async fn a_run_is_unfinished_after_an_error_that_keeps_the_record() {
     assert_unfinished(&world, &host).await;
 }
 
-/// One request was sent, and whoever comes when the lease is over is told that the run did not finish.
+/// Asserts that one request was sent, and that the run is unfinished after its lease.
 async fn assert_unfinished(world: &World, host: &Host) {
-    // What is sent in the background had time to be.
+    // Leaves time for requests in the background.
     sleep(ms(50)).await;
     assert_eq!(host.requests(), 1);
     let error = refused(place(&refusing(&later(world, AFTER_THE_LEASE)), &order("a"), &Counter::default()).await);
@@ -177,7 +177,7 @@ fn millis_of(duration: Duration) -> u64 {
     duration.as_millis().try_into().unwrap()
 }
 
-/// A result that panics when it is turned into JSON.
+/// A result whose serialisation panics.
 #[derive(Debug, serde::Deserialize)]
 struct Brittle;
 

@@ -39,7 +39,7 @@ async fn a_duplicate_with_different_fields_is_a_mismatch_during_the_first_run() 
     let runs = Counter::default();
     validated(&locks)
         .run(&order("a"), async |_| {
-            // It would wait for its whole budget, if it waited.
+            // If it waited, it would use its whole budget.
             let waiting = validated(&locks).wait(eagerly());
             let error = refused(place(&waiting, &Order { amount: 6, ..order("a") }, &runs).await);
             assert!(error.is_mismatch(), "{error}");

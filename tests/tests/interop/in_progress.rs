@@ -15,7 +15,7 @@ use crate::{
     replayed, with_each_language,
 };
 
-/// The defaults on our side.
+/// The defaults of this crate.
 const LEASE: Duration = Duration::from_secs(30);
 const CLOCK_SKEW: Duration = Duration::from_secs(1);
 
@@ -23,7 +23,7 @@ const AFTER_THE_LEASE: Duration = LEASE.saturating_add(CLOCK_SKEW);
 
 const WITHIN_THE_LEASE: Duration = LEASE.saturating_sub(MARGIN);
 
-/// Leaves a record in progress: ours, whose host crashed.
+/// Leaves a record of ours in progress, whose host crashed.
 async fn crash(host: &Host, orders: &Orders, id: &str) {
     let begun = Notify::new();
     let order = json!({"id": id});
@@ -42,7 +42,7 @@ fn refused_here() -> Value {
     refused("IdempotencyInProgress")
 }
 
-/// Why ours did not run.
+/// The error of our function. Panics if it runs.
 async fn refusal(orders: &Orders, id: &str) -> Error {
     match orders.run(&json!({"id": id}), async |_| panic!("it ran")).await {
         Err(HandlerError::Lock(error)) => error,
@@ -135,7 +135,7 @@ async fn powertools_refuses_a_crashed_run_of_rust_until_its_lease_ends() {
 async fn a_run_of_rust_that_powertools_took_over_is_lost() {
     keep_log();
     with_each_language(async |sides| {
-        // The lease of this host ended for everyone else while its work goes on. The key is in the log.
+        // The lease of this host has ended for all others while its work goes on. The log has the key.
         let prefix = &*sides.world.table;
         let ours = sides.ours_earlier(AFTER_THE_LEASE).prefix(prefix);
         let orders = [order("completes", "theirs"), order("fails", "theirs"), json!({"id": "again", "crash": true})];

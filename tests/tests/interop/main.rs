@@ -1,7 +1,7 @@
 //! One table, three languages: the same function in Rust and in Powertools for AWS Lambda, for Python and for TypeScript.
 //!
-//! `tests/src/powertools.rs` says what these tests need, and when they are skipped. The time is real: a test that needs the
-//! end of a lease or of a window has a host whose clock is wrong.
+//! `tests/src/powertools.rs` says what these tests need, and when they are skipped. Time is real: a test that needs the
+//! end of a lease or of a window uses a host with a wrong clock.
 
 mod ended;
 mod in_progress;
@@ -19,27 +19,28 @@ use lambda_lock_tests::{Row, World};
 use lambda_runtime::Diagnostic;
 use serde_json::{Value, json};
 
-/// The default on both sides, and for Powertools also what stands for a lease where there is no Lambda context.
+/// The default on both sides. For Powertools without a Lambda context, it is also the lease.
 const WINDOW: Duration = Duration::from_hours(1);
-/// When everyone sees that it is over: it is kept in whole seconds, rounded up, and Powertools wants it to be before now.
+/// When every clock shows that the window has ended. It ends at a whole second, rounded up, and Powertools wants it to
+/// be before now.
 const AFTER_THE_WINDOW: Duration = WINDOW.saturating_add(Duration::from_secs(2));
 
-/// When nobody does, however long the machine takes for the rest of a test.
+/// When no clock shows that yet, however slow the machine is.
 const WITHIN_THE_WINDOW: Duration = WINDOW.saturating_sub(MARGIN);
 
 const MARGIN: Duration = Duration::from_secs(20);
 
-/// What Powertools is told about its Lambda context, so that its lease is as long as ours.
+/// The Lambda context of Powertools, for a lease as long as ours.
 const LEASE_IN_CONTEXT: [&str; 2] = ["--remaining-ms", "30000"];
 
-/// The two functions, on a table of their own.
+/// The two functions, on their own table.
 struct Sides {
     powertools: Powertools,
     language: Language,
     world: World,
 }
 
-/// An order says what the function is to do with it. This is what it does in Rust; `tests/interop` has the others.
+/// The function in Rust. An order says what to do with it. `tests/interop` has the functions in the other languages.
 type Orders = Idempotency<Value, Value, Failed>;
 
 #[derive(Debug)]
@@ -71,27 +72,27 @@ impl Sides {
             .prefix("orders")
     }
 
-    /// Ours as it is on a host whose clock is ahead: what it does that much later.
+    /// Our function at a later time, on a host whose clock is ahead.
     fn ours_later(&self, by: Duration) -> Orders {
         self.ours_on(&self.world.host().clock_ahead(by).build())
     }
 
-    /// Ours as it was on a host whose clock is behind: what it did that long ago.
+    /// Our function at an earlier time, on a host whose clock is behind.
     fn ours_earlier(&self, by: Duration) -> Orders {
         self.ours_on(&self.world.host().clock_behind(by).build())
     }
 
-    /// Has Powertools place these orders.
+    /// Places these orders with Powertools.
     async fn theirs(&self, options: &[&str], orders: &[Value]) -> Vec<Value> {
         self.powertools.place(self.language, &self.world, options, orders).await
     }
 
-    /// Leaves a record in progress: theirs, whose process ended.
+    /// Leaves a record of Powertools in progress, whose process ended.
     async fn crash_theirs(&self, options: &[&str], id: &str) {
         assert_eq!(self.theirs(options, &[json!({"id": id, "crash": true})]).await, [json!({"ran": true})]);
     }
 
-    /// All there is in the table.
+    /// All rows of the table, by their keys.
     async fn rows(&self) -> BTreeMap<String, Row> {
         let scan = self.world.client().scan().table_name(&self.world.table).consistent_read(true);
         let rows = scan.send().await.unwrap().items.unwrap();
@@ -99,7 +100,7 @@ impl Sides {
     }
 }
 
-/// Has our function place an order.
+/// Places an order with our function.
 async fn place(orders: &Orders, order: &Value) -> Value {
     let mut ran = false;
     let outcome = orders
@@ -138,7 +139,7 @@ fn refused(error: &str) -> Value {
     json!({"ran": false, "error": error})
 }
 
-/// The same orders, whose result would be another one.
+/// The same orders, with another result.
 fn again(orders: &[Value]) -> Vec<Value> {
     let mut orders = orders.to_vec();
     for order in &mut orders {

@@ -8,7 +8,7 @@ use crate::{again, order, place, place_all, ran, refused, replayed, with_each_la
 
 const VALIDATE_AMOUNT: [&str; 2] = ["--validate", "amount"];
 
-/// Orders with results of all kinds, and with a payload of all kinds to validate.
+/// Orders with all kinds of results, and all kinds of payloads to validate.
 fn orders_with_results(language: Language) -> Vec<Value> {
     let mut results = vec![
         json!({"b": 1, "a": [1, 2.5, "é", {"c": [[], {}]}], "z": null, "y": true}),
@@ -50,7 +50,7 @@ async fn powertools_replays_the_results_of_rust() {
         assert_eq!(answers.len(), orders.len());
         for (order, answer) in orders.iter().zip(answers) {
             let result = &order["result"];
-            // Python takes these for no result.
+            // Powertools for Python takes these for no result.
             let is_nothing = [json!(false), json!(0), json!(""), json!([]), json!({})].contains(result);
             let seen = if sides.language == Language::Python && is_nothing { &Value::Null } else { result };
             assert_eq!(answer, replayed(seen));

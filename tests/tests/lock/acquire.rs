@@ -1,4 +1,4 @@
-//! Acquiring a key: who gets it, what its row has, what it costs, and who can read it.
+//! Acquiring a key: who gets it, what its row stores, what it costs, and how others read it.
 
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex};
@@ -72,7 +72,7 @@ async fn each_call_sends_one_request_and_holding_a_lock_sends_none() {
     lock.release().await.unwrap();
 }
 
-/// Keeps the names of the operations that were sent.
+/// Keeps the names of the operations that are sent.
 #[derive(Clone, Debug, Default)]
 struct Operations(Arc<Mutex<HashSet<String>>>);
 

@@ -22,7 +22,8 @@ async fn fences_grow_across_release_expiry_and_deletion_of_the_row() {
     let lock = locks.acquire("job").await.unwrap();
     fences.push(lock.fence());
     lock.release().await.unwrap();
-    // A row is deleted no earlier than its retention, here its least, after its lease; by a host that is behind.
+    // DynamoDB deletes a row no earlier than its retention after its lease. This is the shortest retention, and a host
+    // whose clock is behind.
     world.delete_row("job").await;
     theirs.advance_clock(LEASE + CLOCK_SKEW + Duration::from_mins(15));
     let lock = others.acquire("job").await.unwrap();

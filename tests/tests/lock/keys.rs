@@ -14,7 +14,8 @@ async fn similar_keys_do_not_interfere() {
     let prefixed = prefixed.key_prefix("prefix#").build().unwrap();
     let long = "k".repeat(2047);
     let long = [format!("{long}1"), format!("{long}2")];
-    // Alike but for case, blanks, where a separator stands, how é is composed, or the last of 2,048 bytes.
+    // They differ in case, in blanks, in the place of a separator, in the composition of é, or in the last of 2,048
+    // bytes.
     let keys = ["job", "Job", "JOB", " job", "job ", "a#bc", "a#b#c", "ab#c", "é", "e\u{301}", "\0", "🔒"];
     let keys = keys.into_iter().chain(long.iter().map(String::as_str));
     let mut held = Vec::new();

@@ -1,5 +1,4 @@
-//! Requests that arrive after their sender has stopped waiting for them. On the embedded engine, or on the DynamoDB that
-//! `LOCK_TEST_ENDPOINT` names.
+//! Requests that arrive after their sender has stopped waiting for them.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -79,7 +78,7 @@ async fn a_second_release_replaces_an_unanswered_first_release() {
 async fn a_late_attempt_of_a_refused_acquire_does_not_take_the_key() {
     let world = World::new().await;
     let holder = world.default_locks().acquire("job").await.unwrap();
-    // Its clock is ahead, so that the release below seems to be earlier than its request.
+    // The clock is ahead: the release below seems to be earlier than the request.
     let late = Late::updates(1..=1);
     let host = world.host().clock_ahead(Duration::from_millis(900)).intercept(late.clone()).build();
     let locks = world.locks_with_quick_retries(&host).build().unwrap();

@@ -54,7 +54,7 @@ async fn a_crashed_holder_blocks_the_key_for_its_lease_plus_the_clock_skew() {
     assert!(locks.try_acquire("job").await.unwrap().is_none(), "the holder's clock may be behind");
     host.advance_clock(skew);
     let next = locks.try_acquire("job").await.unwrap().unwrap();
-    // The old row is taken over as it is.
+    // The acquire takes the old row over.
     assert_eq!(next.fence(), lock.fence() + 1);
 }
 
@@ -71,7 +71,7 @@ async fn lost_resolves_when_the_lease_ends_and_not_earlier() {
     let lock = locks.acquire("another job").await.unwrap();
     tokio::time::timeout(ms(100), lock.lost()).await.unwrap_err();
     assert_eq!(host.requests(), 2, "it is a question of time");
-    // As a sandbox that was frozen finds out.
+    // The same happens after a sandbox was frozen.
     host.advance_clock(LEASE);
     tokio::time::timeout(Duration::from_secs(5), lock.lost()).await.unwrap();
 }

@@ -33,7 +33,7 @@ async fn an_acquire_without_any_answer_succeeds_at_the_next_attempt() {
     assert_eq!(host.requests(), 4);
     let row = world.row("job").await.unwrap();
     assert_eq!((&row["owner"], number(&row, "fence")), (&text(lock.owner()), lock.fence()));
-    // The lease that counts is the one that the first request wrote.
+    // The lease is the one that the first request wrote.
     assert_eq!(number(&row, "in_progress_expiration"), millis(lock.expires_at() + CLOCK_SKEW));
     lock.release().await.unwrap();
 }

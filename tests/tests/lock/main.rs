@@ -1,4 +1,4 @@
-//! The locks: one acquires, renews, reads and releases them, waits for them, and works under them.
+//! Locks: acquiring, waiting, renewing, releasing and reading them.
 
 mod acquire;
 mod data;
@@ -33,7 +33,7 @@ const fn ms(millis: u64) -> Duration {
     Duration::from_millis(millis)
 }
 
-/// Asks often and for long.
+/// Asks often, for up to two minutes.
 fn eagerly() -> Backoff {
     Backoff::default().base(ms(2)).cap(ms(200)).up_to(Duration::from_mins(2))
 }
@@ -56,7 +56,7 @@ fn lose_answers(which: RangeInclusive<u32>) -> LoseAnswers {
     LoseAnswers::to("UpdateItem", which)
 }
 
-/// Writes `row` in a transaction with `check`. An error says why the check failed.
+/// Writes `row` in a transaction with `check`. The error is the code of the failed check.
 async fn transact(world: &World, check: ConditionCheck, row: Row) -> Result<(), Option<String>> {
     let put = Put::builder().table_name(&world.table).set_item(Some(row)).build().unwrap();
     let transaction = world.client().transact_write_items();

@@ -1,4 +1,4 @@
-//! Real processes on one DynamoDB: what threads in one process cannot show, above all a death without a farewell.
+//! Several processes on one DynamoDB. They show what threads cannot: a death without a destructor.
 
 use std::env;
 use std::io::{BufRead, BufReader};
@@ -29,14 +29,14 @@ impl Contender {
         Self(command.spawn().unwrap())
     }
 
-    /// The fence that the process holds, as soon as it holds one.
+    /// Waits until the process holds the lock, and returns the fence.
     async fn holding(&mut self) -> u64 {
         let stdout = self.0.stdout.take().unwrap();
         let line = tokio::task::spawn_blocking(|| BufReader::new(stdout).lines().next()).await.unwrap();
         line.unwrap().unwrap().strip_prefix("holding ").unwrap().parse().unwrap()
     }
 
-    /// SIGKILL: no destructor runs, no release is sent.
+    /// Sends SIGKILL: no destructor runs, and no release is sent.
     fn kill(&mut self) {
         self.0.kill().unwrap();
         self.0.wait().unwrap();
@@ -59,7 +59,7 @@ impl Drop for Contender {
     }
 }
 
-/// Where the processes meet. The embedded engine is inside this one, so without an endpoint there is nothing to show.
+/// The DynamoDB of all processes. The embedded engine lives in this process alone, so the test needs an endpoint.
 fn endpoint(test: &str) -> Option<String> {
     let endpoint = env::var("LOCK_TEST_ENDPOINT").ok();
     if endpoint.is_none() {
@@ -68,7 +68,7 @@ fn endpoint(test: &str) -> Option<String> {
     endpoint
 }
 
-/// No test here may hang, whatever a process does.
+/// Fails a test that hangs.
 async fn bounded(test: impl Future<Output = ()>) {
     tokio::time::timeout(Duration::from_mins(2), test).await.expect("done within two minutes");
 }
@@ -93,7 +93,7 @@ async fn processes_under_one_lock_lose_no_count_when_holders_are_killed() {
         }
         let counter = world.row("counter").await.unwrap();
         assert_eq!(counter["value"].as_n().unwrap(), &(counters * rounds).to_string());
-        // Each acquisition, of whichever process, got the next fence.
+        // Each acquisition of any process got the next fence.
         let last = world.default_locks().get("job").await.unwrap().unwrap().fence().unwrap();
         assert!(fences.is_sorted());
         assert!(last - fences[0] < counters * rounds + killed);

@@ -36,7 +36,7 @@ async fn an_expired_lock_that_was_not_taken_over_can_be_released() {
     host.advance_clock(LEASE);
     assert!(!lock.is_valid());
     lock.release().await.unwrap();
-    // By the clock of the releaser, and not only by that of one a minute on.
+    // The key is free by the clock of the releaser too.
     assert!(locks.try_acquire("job").await.unwrap().is_some());
 }
 

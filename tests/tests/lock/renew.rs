@@ -45,7 +45,7 @@ async fn a_renewal_moves_the_end_of_the_lease_for_the_holder_and_for_others() {
     assert_eq!(number(&row, "fence"), lock.fence());
     theirs.advance_clock(Duration::from_mins(5));
     assert!(world.locks(&theirs).build().unwrap().try_acquire("job").await.unwrap().is_none());
-    // It can be shortened, too.
+    // A renewal can also shorten the lease.
     lock.renew(Duration::from_secs(5)).await.unwrap();
     assert!(lock.remaining() <= Duration::from_secs(5));
     assert!(world.locks(&theirs).build().unwrap().try_acquire("job").await.unwrap().is_some());

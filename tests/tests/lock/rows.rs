@@ -1,4 +1,4 @@
-//! Rows that someone else wrote under our key, whether they make sense or not.
+//! Rows that others wrote under the key of a lock, well-formed or not.
 
 use std::time::{Duration, SystemTime};
 
@@ -31,7 +31,7 @@ fn seconds(time: SystemTime) -> u64 {
     time.duration_since(SystemTime::UNIX_EPOCH).unwrap().as_secs()
 }
 
-/// A table without TTL, so that DynamoDB does not delete a row that a test has yet to look at.
+/// A table without TTL: DynamoDB does not delete rows before a test reads them.
 async fn world_without_ttl() -> World {
     let world = World::without_table();
     let key = KeySchemaElement::builder().attribute_name("id").key_type(KeyType::Hash).build().unwrap();
@@ -43,12 +43,12 @@ async fn world_without_ttl() -> World {
 
 // Rows at random
 
-/// Times around now, in seconds and in milliseconds, and numbers such as nobody should write. None so close to now
-/// that the time a test takes would matter.
+/// Times around now, in seconds and in milliseconds, and invalid numbers. None is so close to now that the duration of
+/// the test matters.
 fn any_number(now: u64) -> impl Strategy<Value = AttributeValue> + Clone {
     let times = prop_oneof![now - 500..now - 200, now + 200..now + 500];
     let odd = ["0", "-0", "-1", "0.5", "-0.5", "1e3", "1.5E+12", "9.9e125", "-9.9e125", "1e-30"];
-    // At the bounds of what is read.
+    // Around the bounds of valid numbers.
     let bounds = ["253402300799999", "253402300800000", "253402300799", "253402300800", "18446744073709551616"];
     let bounds = bounds.into_iter().chain(["9223372036854775806", "9223372036854775807", "9223372036854775808"]);
     prop_oneof![
@@ -80,7 +80,7 @@ fn any_value(now: u64) -> impl Strategy<Value = AttributeValue> + Clone {
     })
 }
 
-/// The attributes of a row without its key: each is mostly there, and mostly what it should be.
+/// The attributes of a row without its key. Most are present and valid.
 fn any_row(now: u64) -> impl Strategy<Value = Row> {
     let mostly = move |name: &'static str, usual: BoxedStrategy<AttributeValue>| {
         let value = prop_oneof![12 => usual.prop_map(Some), 3 => Just(None), 1 => any_value(now).prop_map(Some)];
@@ -109,10 +109,10 @@ enum Verdict {
     Malformed,
 }
 
-/// What a row means, told a second time and in another way than the condition and its reading tell it.
+/// What a row means: a second implementation, independent of the one under test.
 #[expect(clippy::cast_precision_loss, reason = "what is not whole is not near a bound")]
 fn verdict(row: &Row, now: u64) -> Verdict {
-    // Whether an attribute is a number no greater than this; none for an attribute that is missing.
+    // Whether an attribute is a number of at most `most`; `None` if it is missing.
     let is_at_most = |name: &str, most: i128| {
         row.get(name).map(|value| match value.as_n().map(|text| (text.parse::<i128>(), text.parse::<f64>())) {
             Ok((Ok(whole), _)) => whole <= most,
@@ -131,11 +131,11 @@ fn verdict(row: &Row, now: u64) -> Verdict {
         ("INPROGRESS", false) | ("COMPLETED", _) => ("expiration", 1000),
         _ => return Verdict::Malformed,
     };
-    // The fence of a row that is free still counts; nothing else of it does.
+    // Of a free row, only the fence matters.
     if is_at_most(end, millis / unit) == Some(true) {
         return if is_within("fence", i64::MAX.into()) { Verdict::Free } else { Verdict::Malformed };
     }
-    // The largest fence was given, and no larger one can be.
+    // A held row may have a fence of 2^63, which no larger fence can follow.
     let fence = is_within("fence", i128::from(i64::MAX) + 1);
     let strings = ["owner", "holder"].iter().all(|name| row.get(*name).is_none_or(AttributeValue::is_s));
     let times = [("in_progress_expiration", LATEST), ("acquired_at", LATEST), ("expiration", LATEST / 1000)];
@@ -143,7 +143,7 @@ fn verdict(row: &Row, now: u64) -> Verdict {
     if fence && strings && times && row.contains_key(end) { Verdict::Held } else { Verdict::Malformed }
 }
 
-/// A table to put rows at random into, each under a key of its own.
+/// A table for random rows, each under its own key.
 struct Stage {
     runtime: Runtime,
     world: World,
@@ -170,7 +170,7 @@ impl Stage {
             .unwrap();
     }
 
-    /// Puts the row there, and returns it as it then stands.
+    /// Writes the row, and returns what the table stores.
     async fn put(&self, key: &str, mut row: Row) -> Option<Row> {
         row.insert("id".to_owned(), text(key));
         self.world.put_row(row).await;
@@ -235,7 +235,7 @@ fn an_overwritten_lock_is_lost_and_its_row_is_not_modified() {
             .transact_items(TransactWriteItem::builder().condition_check(check).build())
             .transact_items(TransactWriteItem::builder().put(put).build());
         assert!(transaction.send().await.unwrap_err().into_service_error().is_transaction_canceled_exception());
-        // One that has been told at a renewal does not ask again at the release.
+        // After a failed renewal, the release sends no request.
         let told = if fastrand::bool() { lock.renew(Duration::from_secs(5)).await } else { lock.release().await };
         let error = told.unwrap_err();
         assert!(error.is_lost() || error.is_malformed_row(), "{error:?}");
@@ -247,7 +247,7 @@ fn an_overwritten_lock_is_lost_and_its_row_is_not_modified() {
 
 // Rows as others write them
 
-/// A row as Powertools writes it: the end of the lease in seconds from now, and that of the window.
+/// A row as Powertools writes it. The ends of the lease and of the window are in seconds from now.
 fn powertools(key: &str, now: u64, status: &str, lease: Option<i64>, window: i64) -> Row {
     let from_now = |by: i64| now.checked_add_signed(by).unwrap();
     let mut row = Row::from([
@@ -277,7 +277,7 @@ async fn a_powertools_row_is_free_after_its_lease_or_window() {
         world.put_row(powertools(key, now, status, lease, window)).await;
         let before = host.now();
         let lock = locks.try_acquire(key).await.unwrap().expect(key);
-        // Its first fence starts at the clock, as with a new row.
+        // The first fence starts at the clock, as in a new row.
         let micros = |time: SystemTime| time.duration_since(SystemTime::UNIX_EPOCH).unwrap().as_micros();
         assert!((micros(before)..=micros(host.now()) + 1).contains(&u128::from(lock.fence())), "{key}");
         lock.release().await.unwrap();
@@ -374,7 +374,7 @@ async fn a_fence_that_dynamodb_cannot_increment_is_a_malformed_row() {
     let world = world_without_ttl().await;
     let host = world.host().build();
     let locks = world.locks(&host).build().unwrap();
-    // One more has more digits than the 38 that DynamoDB keeps.
+    // Adding one needs more than the 38 digits that DynamoDB keeps.
     for fence in ["1E-130", "0.00000000000000000000000000000000000001", "9.9999999999999999999999999999999999999"] {
         let mut row = powertools("job", seconds(host.now()), "INPROGRESS", Some(-60), 60);
         row.insert("fence".to_owned(), number(fence));

@@ -69,13 +69,13 @@ async fn run_cancels_a_body_that_outlives_the_lease_and_releases() {
     let outlived = AtomicBool::new(false);
     let running = locks.acquire("job").lease(ms(100)).run(async |lock| {
         lock.lost().await;
-        // The lease is over, so this is not reached in time.
+        // The lease has ended: the body is cancelled during this sleep.
         tokio::time::sleep(ms(200)).await;
         outlived.store(true, Ordering::Relaxed);
     });
     assert!(running.await.unwrap_err().is_lost());
     assert!(!outlived.into_inner());
-    // Freed by the release: the skew, of a second, is not over yet.
+    // The release freed the key: the clock skew of a second is not over yet.
     assert!(locks.try_acquire("job").await.unwrap().is_some());
 }
 

@@ -48,7 +48,7 @@ fn requests_go_to_the_endpoint_that_the_environment_names() {
     assert_eq!(header("x-amz-target: "), "DynamoDB_20120810.UpdateItem");
     assert!(header("authorization: ").contains("/eu-west-1/dynamodb/"));
     assert_eq!(body["TableName"], "my-locks");
-    // The row as it was before.
+    // The answer is the row before the update.
     let answer = json!({ "Attributes": { "fence": { "N": "7" } } }).to_string();
     let length = answer.len();
     write!(&connection, "HTTP/1.1 200 OK\r\ncontent-type: application/x-amz-json-1.0\r\n").unwrap();

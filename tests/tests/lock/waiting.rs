@@ -14,14 +14,14 @@ use serde_json::{Value, json};
 
 use crate::{CLOCK_SKEW, assert_contains, eagerly, ms, number, text};
 
-/// Refuses all writes with this status and code.
+/// Rejects all writes with this status and code.
 #[derive(Debug)]
 struct Refuse(u16, &'static str);
 
 impl Intercept for Refuse {
     fn request(&self, operation: &str, request: &mut Value) {
         if operation == "UpdateItem" {
-            // So that it is not applied.
+            // The table does not apply it.
             request["TableName"] = "no-such-table".into();
         }
     }
@@ -59,7 +59,7 @@ async fn a_wait_does_not_sleep_past_the_end_of_the_holders_lease() {
     let locks = world.locks(&ours).clock_skew(Duration::ZERO).build().unwrap();
     let _crashed = locks.acquire("job").lease(ms(500)).await.unwrap();
     let host = world.host().build();
-    // By itself it would wait for an hour after the second attempt.
+    // Without the end of the lease it would sleep for an hour after the second attempt.
     let hours = Backoff::default().base(ms(20)).factor(1e9).cap(Duration::from_hours(1)).jitter(Jitter::None);
     let next = world.locks(&host).build().unwrap().acquire("job").wait(hours.up_to(Duration::from_hours(1)));
     let next = tokio::time::timeout(Duration::from_secs(10), next.into_future()).await.unwrap().unwrap();
@@ -148,7 +148,7 @@ async fn dropping_the_future_stops_the_wait() {
     let waiting = world.locks(&host).build().unwrap().acquire("job").wait(eagerly().cap(ms(5)));
     tokio::time::timeout(ms(100), waiting.into_future()).await.unwrap_err();
     assert!(host.requests() > 2);
-    // A request that was under way is followed by a release.
+    // A release follows a request that was under way.
     tokio::time::sleep(ms(150)).await;
     let sent = host.requests();
     tokio::time::sleep(ms(150)).await;

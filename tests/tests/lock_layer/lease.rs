@@ -77,7 +77,7 @@ async fn an_invocation_past_its_deadline_fails_without_a_request() {
     assert_eq!(host.requests(), 0);
 }
 
-/// Notes when it is dropped: what a cancelled handler does.
+/// Stores how many requests were sent when it is dropped.
 struct NoteOnDrop(Arc<AtomicU64>, Host);
 
 impl Drop for NoteOnDrop {
@@ -116,7 +116,7 @@ async fn a_handler_is_cancelled_when_the_wall_clock_jumps_past_the_lease() {
     let service = LockLayer::new(locks).layer(service_fn({
         let host = host.clone();
         move |_: LambdaEvent<()>| {
-            // The environment was frozen: only the wall clock went on.
+            // The environment was frozen: only the wall clock advanced.
             host.advance_clock(Duration::from_mins(1));
             pending::<Result<(), Error>>()
         }

@@ -1,4 +1,4 @@
-//! `LockLayer`, driven as what it is: a tower service around a handler.
+//! `LockLayer` as a tower service around a handler.
 
 mod errors;
 mod handler;
@@ -23,13 +23,13 @@ use lambda_lock_tests::invocation::{self, millis};
 use lambda_runtime::{Diagnostic, Error, LambdaEvent};
 use tower::{Layer, ServiceExt, service_fn};
 
-/// Longer than anything here takes, so that a test that hangs fails.
+/// A timeout that no test reaches unless it hangs.
 const TOO_LONG: Duration = Duration::from_secs(30);
 
-/// The function's name, and so its key where nothing else is said.
+/// The name of the function, which is also the default key.
 const FUNCTION: &str = "report";
 
-/// An invocation of the function on this host, half a minute before its deadline.
+/// An invocation of the function on this host, 30 seconds before its deadline.
 fn invocation<P>(host: &Host, payload: P) -> LambdaEvent<P> {
     invocation_with(host, payload, Duration::from_secs(30))
 }
@@ -44,7 +44,7 @@ fn invocation_without_deadline<P>(payload: P) -> LambdaEvent<P> {
     invocation::invocation_without_deadline(FUNCTION, payload)
 }
 
-/// A table, and the function's host on it.
+/// A table, and a host of the function.
 async fn environment() -> (World, Host, Locks) {
     let world = World::new().await;
     let host = world.host().build();
@@ -80,7 +80,7 @@ async fn done<P>(_: LambdaEvent<P>) -> Result<&'static str, Error> {
     Ok("done")
 }
 
-/// The row as it is while the handler runs.
+/// The row while the handler runs.
 async fn row_during(
     world: World,
     layer: LockLayer<LambdaEvent<()>, HashMap<String, AttributeValue>>,
@@ -98,7 +98,7 @@ fn lease_millis(row: &HashMap<String, AttributeValue>) -> u64 {
     number(row, "in_progress_expiration") - number(row, "acquired_at")
 }
 
-/// A handler's own error, with a name of its own.
+/// The error of a handler, with its own error type.
 #[derive(Debug)]
 struct OutOfPaper;
 

@@ -10,7 +10,7 @@ use tower::ServiceExt;
 
 use crate::{invocation, row};
 
-/// The example function, whose locks and reports are rows of one table.
+/// The example function. Its locks and reports are rows of one table.
 fn reports(world: &World, host: &Host) -> (Locks, Reports) {
     let locks = world.locks(host).key_prefix("lock#").build().unwrap();
     (locks, Reports::new(host.client(), &world.table, "written#"))
@@ -71,7 +71,7 @@ async fn two_reports_are_written_at_the_same_time() {
 async fn a_report_with_an_outdated_fence_is_not_written() {
     let world = World::new().await;
     let host = world.host().build();
-    // A later holder has written already, while this one was paused.
+    // A later holder wrote while this one was paused.
     let later = u64::MAX.to_string();
     let put = world.client().put_item().table_name(&world.table);
     put.item("id", AttributeValue::S("written#report#sales".to_owned()))

@@ -44,7 +44,7 @@ async fn the_lock_is_released_when_the_handler_fails() {
     assert!(is_free(&world, FUNCTION).await);
 }
 
-/// What a call that panicked said.
+/// The message of a call that panics.
 async fn panic_of<T>(call: impl Future<Output = T> + Send + 'static) -> &'static str
 where
     T: Send + 'static,
@@ -76,7 +76,7 @@ async fn the_lock_is_released_when_the_handler_panics_in_its_call() {
     assert!(is_free(&world, FUNCTION).await);
 }
 
-/// Sends every write after the first to a table that is not there.
+/// Sends every write after the first to a table that does not exist.
 #[derive(Debug, Default)]
 struct MisplacesReleases(AtomicU32);
 
@@ -141,7 +141,7 @@ async fn an_unanswered_release_does_not_delay_the_answer_past_the_deadline() {
     let service = LockLayer::new(locks).layer(service_fn({
         let host = host.clone();
         move |_: LambdaEvent<()>| {
-            // From here on nothing is heard.
+            // From here on, no request is answered.
             host.crash();
             async { Ok::<_, Error>("done") }
         }

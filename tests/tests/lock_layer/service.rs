@@ -51,7 +51,7 @@ async fn polling_readiness_does_not_acquire_the_lock() {
     assert!(ready.call(invocation(&host, ())).await.unwrap() > 0);
 }
 
-/// Only the very service that was polled ready may be called.
+/// A service that panics if it is called without having been polled ready.
 #[derive(Debug, Default)]
 struct NeedsReadiness {
     ready: bool,
@@ -89,7 +89,7 @@ async fn the_service_calls_the_handler_that_it_polled_ready() {
     }
 }
 
-/// What `Runtime::run_concurrent` asks of a service.
+/// The bounds of `Runtime::run_concurrent`.
 fn assert_fit_for_run_concurrent<P, S>(service: S) -> S
 where
     S: Service<LambdaEvent<P>, Future: Send, Error: Into<Diagnostic>> + Clone + Send + 'static,
@@ -107,7 +107,7 @@ async fn exactly_one_of_twenty_concurrent_calls_runs() {
         move |_: LambdaEvent<()>| {
             let (go, runs) = (Arc::clone(&go), Arc::clone(&runs));
             async move {
-                // Not an atomic addition: two at once could count as one, or both be seen.
+                // Not an atomic addition: two concurrent runs could count as one.
                 let before = runs.load(Ordering::Relaxed);
                 go.acquire().await.unwrap().forget();
                 runs.store(before + 1, Ordering::Relaxed);
@@ -139,7 +139,7 @@ async fn twenty_waiting_calls_run_one_after_the_other() {
         move |_: LambdaEvent<()>| {
             let runs = Arc::clone(&runs);
             async move {
-                // Not an atomic addition: two at once would count as one.
+                // Not an atomic addition: two concurrent runs would count as one.
                 let before = runs.load(Ordering::Relaxed);
                 sleep(Duration::from_millis(2)).await;
                 runs.store(before + 1, Ordering::Relaxed);

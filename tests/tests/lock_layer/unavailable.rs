@@ -1,4 +1,4 @@
-//! A handler that may run without its lock: the table cannot be reached, or locking is switched off.
+//! A handler that may run without its lock: the table is unreachable, or the locks are disabled.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use tower::{Layer, ServiceExt, service_fn};
 
 use crate::{FUNCTION, done, environment, hold_elsewhere, invocation, invocation_without_deadline};
 
-/// A function that nothing answers, with a lease that ends soon so that it notices soon.
+/// A function without a network. Its lease is short, so that it fails soon.
 async fn environment_without_network() -> (World, Host, Locks) {
     let world = World::new().await;
     let host = world.host().faults(Faults::seeded(1).lose_requests(1.0)).build();

@@ -16,12 +16,12 @@ async fn rows(world: &World) -> Vec<Row> {
     world.client().scan().table_name(&world.table).consistent_read(true).send().await.unwrap().items.unwrap()
 }
 
-/// What was looked at, and how it is.
+/// The subject and the verdict of each finding.
 fn verdicts(report: &Report) -> Vec<(&str, Verdict)> {
     report.findings().iter().map(|finding| (finding.subject(), finding.verdict())).collect()
 }
 
-/// The finding on this, which is so and says all of that.
+/// Asserts that a finding on `subject` has this verdict, and a message with these parts.
 #[track_caller]
 fn assert_found(report: &Report, subject: &str, verdict: Verdict, parts: &[&str]) {
     let finding = report.findings().iter().find(|finding| finding.subject() == subject);
@@ -43,7 +43,7 @@ const ALL_WELL: [(&str, Verdict); 8] = [
     ("clock", Verdict::Passed),
 ];
 
-/// Changes what an operation is told, or leaves it as it is.
+/// Changes the answers to one operation.
 struct Retold<F>(&'static str, F);
 
 impl<F> std::fmt::Debug for Retold<F> {
@@ -138,7 +138,7 @@ async fn a_missing_table_is_the_only_failure() {
     assert_eq!(failed.len(), 1, "{report}");
     assert_found(&report, "table", Verdict::Failed, &[&world.table, "not found", "create"]);
     assert_eq!(host.requests(), 1);
-    // Its answer says what time it is all the same.
+    // The error answer has the time, too.
     assert_eq!(verdicts(&report), [("table", Verdict::Failed), ("clock", Verdict::Passed)]);
 }
 
@@ -208,7 +208,7 @@ async fn a_denied_action_is_named_and_only_update_item_fails_the_report() {
             assert_found(&report, subject, verdict, &["`app#lambda-lock-check`"]);
         }
         assert_eq!(report.is_healthy(), verdict != Verdict::Failed, "{report}");
-        // Everything else is as it was; without the description, the keys are not known.
+        // All other findings are unchanged. Without the description, there is no finding on the keys.
         let others: Vec<_> = verdicts(&report).into_iter().filter(|(other, _)| *other != subject).collect();
         let expected = ALL_WELL.into_iter().filter(|(other, _)| *other != subject);
         let expected: Vec<_> = expected.filter(|(other, _)| operation != "DescribeTable" || *other != "keys").collect();
@@ -228,7 +228,7 @@ async fn a_clock_that_is_wrong_by_more_than_the_skew_fails() {
         assert_found(&report, "clock", Verdict::Failed, &["at least", way, "clock skew of 1s", "NTP"]);
         let message = report.findings().last().unwrap().message();
         let apart = message.split(' ').nth(2).unwrap();
-        // As far as whole seconds tell, and the time that a request takes.
+        // To whole seconds, and without the duration of a request.
         assert!(["8s", "9s", "10s"].contains(&apart), "{message}");
         let others: Vec<_> = verdicts(&report).into_iter().filter(|(_, verdict)| *verdict != Verdict::Passed).collect();
         assert_eq!(others, [("clock", Verdict::Failed)]);
@@ -243,7 +243,7 @@ async fn a_larger_skew_allows_for_a_worse_clock() {
     let check = async |skew| world.locks(&host).clock_skew(skew).build().unwrap().check().await;
     let report = check(s(25)).await;
     assert_eq!(verdicts(&report), ALL_WELL, "{report}");
-    // Another host may be as wrong the other way.
+    // Another host may be wrong by as much in the other direction.
     let report = check(s(12)).await;
     assert!(report.is_healthy());
     assert_found(&report, "clock", Verdict::Warning, &["behind", "another host", "clock skew of 12s"]);
@@ -252,7 +252,7 @@ async fn a_larger_skew_allows_for_a_worse_clock() {
 // behaviours 10, 39
 #[tokio::test(start_paused = true)]
 async fn a_clock_passes_within_the_skew_and_fails_beyond_it() {
-    // DynamoDB tells whole seconds: whatever part of one has passed, and however long the request takes.
+    // DynamoDB answers with whole seconds. The cases cover fractions of a second and durations of a request.
     for (part, latency) in [(0_u32, 0), (1, 0), (250, 0), (500, 40), (750, 200), (999, 0), (0, 450), (999, 450)] {
         let engine = DynamoDb::starting_at(SystemTime::UNIX_EPOCH + s(1_800_000_000)).unwrap();
         Locks::builder(engine.client(), "locks").build().unwrap().create_table().await.unwrap();
@@ -260,7 +260,7 @@ async fn a_clock_passes_within_the_skew_and_fails_beyond_it() {
             let apart = ms(u64::from(i32::unsigned_abs(off)));
             let host = if off < 0 { engine.host().clock_behind(apart) } else { engine.host().clock_ahead(apart) };
             let host = host.faults(Faults::seeded(1).latency(ms(latency)..ms(latency))).build();
-            // DynamoDB answers the last request when six have been there, and five back.
+            // DynamoDB answers the last request after six ways there and five ways back.
             let answered = engine.now().duration_since(SystemTime::UNIX_EPOCH).unwrap() + 11 * ms(latency);
             let wait = (u128::from(1000 + part) - answered.as_millis() % 1000) % 1000;
             sleep(ms(wait.try_into().unwrap())).await;
@@ -272,7 +272,7 @@ async fn a_clock_passes_within_the_skew_and_fails_beyond_it() {
             if apart <= ms(500) {
                 assert_found(&report, "clock", Verdict::Passed, &["clock skew is 1s"]);
             }
-            // What part of a second has passed there is not told, nor how long the answer was on its way.
+            // The fraction of the second and the way back of the answer are unknown.
             if apart > s(2) + ms(latency) {
                 assert!(!report.is_healthy(), "{context}");
                 assert_found(&report, "clock", Verdict::Failed, &[if off < 0 { "behind" } else { "ahead of" }]);
@@ -325,10 +325,10 @@ async fn a_network_without_an_answer_is_a_finding() {
         let report = locks.check().await;
         assert_eq!(verdicts(&report), [("table", Verdict::Failed), ("clock", Verdict::Warning)], "{report}");
         assert_found(&report, "table", Verdict::Failed, &["no answer", "check the network"]);
-        // With the SDK's own retries.
+        // One request, with the retries of the SDK.
         assert_eq!(host.requests(), 3);
     }
-    // A table that is busy is not broken.
+    // A throttled table is only a warning.
     let (host, locks) = locks_on(&world, world.host().faults(Faults::seeded(1).throttle(1.0)));
     let report = locks.check().await;
     assert!(report.is_healthy());

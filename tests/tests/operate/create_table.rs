@@ -58,7 +58,7 @@ async fn a_table_is_created_with_the_requested_billing_mode_keys_and_tags() {
     let host = world.host().intercept(sent.clone()).build();
     let locks = world.locks(&host).partition_key("PK").sort_key("SK", "LOCK").build().unwrap();
     locks.create_table().provisioned(3, 4).tag("team", "billing").tag("stage", "test").await.unwrap();
-    // Emulators do not all keep tags: what was sent is what counts.
+    // Some emulators do not keep tags: the test reads the request.
     let tags = sent.0.lock().unwrap()["Tags"].clone();
     assert_eq!(tags, json!([{ "Key": "team", "Value": "billing" }, { "Key": "stage", "Value": "test" }]));
     let table = world.client().describe_table().table_name(&world.table).send().await.unwrap().table.unwrap();

@@ -10,7 +10,7 @@ use tokio::time::sleep;
 
 use crate::{ms, s, seen};
 
-/// Locks in the engine in this file, as a process of its own has them.
+/// Locks in an engine on this file, as another process opens it.
 fn locks_in(file: &std::path::Path) -> Locks {
     Locks::builder(DynamoDb::open(file).unwrap().client(), "locks").build().unwrap()
 }
@@ -61,7 +61,7 @@ fn threads_with_engines_on_one_file_exclude_each_other() {
     let file = folder.path().join("locks.sqlite");
     let runtime = || Builder::new_current_thread().enable_all().build().unwrap();
     runtime().block_on(async { locks_in(&file).create_table().await.unwrap() });
-    // Not synchronised by anything but the lock: who reads before another has written loses that.
+    // Only the lock synchronises this count: without it, counts get lost.
     let count = folder.path().join("count");
     std::fs::write(&count, "0").unwrap();
     let (failed, failures) = mpsc::channel();

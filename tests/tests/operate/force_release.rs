@@ -1,4 +1,4 @@
-//! `Locks::force_release`: an operator frees a key.
+//! `Locks::force_release`: an operator releases a key.
 
 use std::future::pending;
 use std::sync::{Arc, Mutex};
@@ -36,7 +36,7 @@ async fn a_key_released_by_force_is_free_at_once_and_lost_for_its_holder() {
     assert_ne!(freed.owner(), Some(old.owner()));
     assert_eq!(freed.name(), Some(&*format!("process {}", std::process::id())));
 
-    // The old holder cannot know by itself, and finds it out with whatever it does.
+    // The old holder does not know yet. Each of its requests tells it.
     assert!(old.is_valid());
     assert!(!check_in_a_transaction(&worker, &old).await);
     let next = tools.acquire("nightly").await.unwrap();
@@ -82,7 +82,7 @@ async fn a_key_with_a_new_holder_is_not_released() {
     next.renew(s(30)).await.unwrap();
     next.release().await.unwrap();
 
-    // Nor is a row made that is not there any more.
+    // A release does not create a row that was deleted.
     let stale = seen(&locks, "nightly").await;
     world.delete_row("nightly").await;
     assert!(!locks.force_release("nightly", &stale).await.unwrap());
@@ -111,7 +111,8 @@ async fn a_key_that_is_free_already_stays_free() {
     let stale = seen(&locks, "released").await;
     released.release().await.unwrap();
     let row = world.row("released").await;
-    // Its holder was quicker, or had been: that the release can be tried again, it is left as it is.
+    // Its holder released it first. The release by force succeeds and does not modify the row, so that it can be
+    // retried.
     assert!(locks.force_release("released", &stale).await.unwrap());
     assert!(locks.force_release("released", &seen(&locks, "released").await).await.unwrap());
     assert_eq!(world.row("released").await, row);
@@ -126,7 +127,7 @@ async fn a_key_that_is_free_already_stays_free() {
     }
     assert!(expired.release().await.unwrap_err().is_lost());
 
-    // A key that is kept by its least hold is freed too.
+    // A key that is kept by its minimum hold is released too.
     locks.acquire("kept").hold_at_least(s(60)).await.unwrap().release().await.unwrap();
     assert!(locks.try_acquire("kept").await.unwrap().is_none());
     assert!(locks.force_release("kept", &seen(&locks, "kept").await).await.unwrap());
@@ -177,7 +178,7 @@ async fn a_release_by_force_with_a_lost_answer_succeeds() {
     locks.acquire("nightly").await.unwrap().release().await.unwrap();
 }
 
-/// Loses the answer to the first update, and tells of it.
+/// Loses the answer to the first update, and notifies the test.
 #[derive(Clone, Debug, Default)]
 struct FirstIsLost(Arc<Notify>, Arc<Mutex<u32>>);
 
@@ -198,7 +199,7 @@ impl Intercept for FirstIsLost {
 // behaviours 39, 76
 #[tokio::test(start_paused = true)]
 async fn a_release_by_force_with_a_lost_answer_succeeds_after_the_next_acquire() {
-    // Paused: the SDK's pause before its second try is random, and the other is to be quicker.
+    // In paused time: the SDK's pause before its second try is random, and the taker must be faster.
     let engine = DynamoDb::new().unwrap();
     let locks = Locks::builder(engine.client(), "locks").build().unwrap();
     locks.create_table().await.unwrap();
@@ -214,7 +215,7 @@ async fn a_release_by_force_with_a_lost_answer_succeeds_after_the_next_acquire()
     let (freed, next) = tokio::join!(tools.force_release("nightly", &holder), taker);
     assert!(freed.unwrap());
     assert_eq!(host.requests(), 3);
-    // And left to the one who took it.
+    // The new holder keeps the key.
     next.renew(s(30)).await.unwrap();
     next.release().await.unwrap();
 }
@@ -248,7 +249,7 @@ async fn a_row_without_an_owner_is_released_while_its_lease_is_unchanged() {
     let holder = seen(&locks, "theirs").await;
     assert!(locks.force_release("theirs", &holder).await.unwrap());
     let lock = locks.acquire("theirs").await.unwrap();
-    // It was seen without an owner, and has one now.
+    // The row had no owner when it was seen, and has one now.
     assert!(!locks.force_release("theirs", &holder).await.unwrap());
     lock.release().await.unwrap();
 }
@@ -258,7 +259,7 @@ async fn a_row_without_an_owner_is_released_while_its_lease_is_unchanged() {
 async fn a_row_without_an_owner_and_a_lease_is_released() {
     let world = world_without_ttl().await;
     let (host, locks) = locks_on(&world, world.host());
-    // As Powertools writes it where it has no context: the window's end, in seconds, is all there is.
+    // As Powertools writes it without a Lambda context: the end of the window, in seconds, is its only time.
     let mut row = in_progress("theirs", 0);
     row.remove("in_progress_expiration");
     row.insert("expiration".to_owned(), number(millis(host.now() + s(3600)) / 1000));
@@ -270,7 +271,7 @@ async fn a_row_without_an_owner_and_a_lease_is_released() {
     locks.acquire("theirs").await.unwrap().release().await.unwrap();
 }
 
-/// Keeps the first update, and sends it again in place of the last.
+/// Keeps the first update, and sends it again instead of the one for the key `late`.
 #[derive(Clone, Debug, Default)]
 struct Late(Arc<Mutex<Option<Value>>>);
 
@@ -290,7 +291,7 @@ impl Intercept for Late {
 // behaviours 39, 76
 #[tokio::test]
 async fn a_late_duplicate_of_the_old_acquire_does_not_take_a_released_key() {
-    // The operator's clock is behind by as much as it may, and the acquire older than that.
+    // The operator's clock is behind by almost the clock skew, and the acquire is older than that.
     for (behind, frees) in [(Duration::ZERO, "right"), (ms(900), "behind")] {
         let world = World::new().await;
         let (worker, locks) = locks_on(&world, world.host().clock_behind(ms(1100)).intercept(Late::default()));
@@ -344,7 +345,7 @@ async fn an_unfinished_run_runs_again_after_a_release_by_force() {
     let refused = transfers.run(&id, async |_| Ok("again".to_owned())).await;
     let HandlerError::Lock(error) = refused.unwrap_err() else { panic!("not run") };
     assert!(error.is_unfinished());
-    // The refusal names it as well as a look at the row does.
+    // The holder in the refusal suffices for the release.
     assert!(locks.force_release("transfer", error.holder().unwrap()).await.unwrap());
     assert_eq!(transfers.run(&id, async |_| Ok("again".to_owned())).await.unwrap(), "again");
     assert_eq!(transfers.run(&id, async |_| Ok("a third time".to_owned())).await.unwrap(), "again");

@@ -43,7 +43,7 @@ async fn a_list_has_rows_that_are_held_released_crashed_or_completed() {
     assert_eq!((holder.fence(), holder.since()), (Some(held.fence()), Some(held.acquired_at())));
     assert_eq!(holder.until(), held.expires_at() + s(1));
     assert!(listed.values().all(|holder| holder.as_ref().unwrap().data().is_none()));
-    // The same as reading each.
+    // `get` agrees on each row.
     for (key, listed) in &listed {
         let (listed, read) = (listed.as_ref().unwrap(), locks.get(key).await.unwrap().unwrap());
         let of = |holder: &Holder| (holder.owner().map(str::to_owned), holder.until(), holder.has_released());
@@ -70,7 +70,7 @@ async fn a_list_has_only_the_rows_of_its_locks() {
         let keys = Row::from([("PK".to_owned(), text(pk)), ("SK".to_owned(), text(sk))]);
         keys.into_iter().chain(status.map(|status| ("status".to_owned(), status))).collect::<Row>()
     };
-    // An order without a status, with one of its own, and one that is a number.
+    // Orders without a status, with a status of their own, and with a number as status.
     world.put_row(foreign("app#order", "LOCK", None)).await;
     world.put_row(foreign("app#shipped", "LOCK", Some(text("SHIPPED")))).await;
     world.put_row(foreign("app#counted", "LOCK", Some(number(1)))).await;
@@ -98,7 +98,7 @@ async fn a_malformed_row_is_listed_as_an_error() {
     let mut endless = in_progress("endless", 1);
     endless.insert("status".to_owned(), text("COMPLETED"));
     world.put_row(endless).await;
-    // Nor is a job that is in progress a lock, where it has no end.
+    // A row in progress without an end is no lock row.
     let job = Row::from([("id".to_owned(), text("job")), ("status".to_owned(), text("INPROGRESS"))]);
     world.put_row(job).await;
     let listed = listed(&locks).await;
@@ -112,7 +112,7 @@ async fn a_malformed_row_is_listed_as_an_error() {
     }
 }
 
-/// Keeps the size of each scan's answer, and what was asked for.
+/// Keeps each scan, and the size of its answer.
 #[derive(Clone, Debug, Default)]
 struct Scans(Arc<Mutex<Vec<(Value, usize)>>>);
 
@@ -124,7 +124,7 @@ impl Intercept for Scans {
     }
 }
 
-/// The embedded engine counts a row that no longer fits into a page with that page too.
+/// How many rows are read twice: the embedded engine also counts the row that no longer fits into a page.
 fn counted_twice(pages: usize) -> u64 {
     let is_embedded = std::env::var("LOCK_TEST_ENDPOINT").is_err();
     if is_embedded { pages as u64 - 1 } else { 0 }
@@ -136,7 +136,7 @@ async fn a_list_spans_several_pages_and_does_not_read_data() {
     let world = world_without_ttl().await;
     let scans = Scans::default();
     let (_, locks) = locks_on(&world, world.host().intercept(scans.clone()));
-    // 2.5 MiB, of which a page reads one.
+    // 2.5 MiB in total; a page reads 1 MiB.
     let large = "x".repeat(256 * 1024);
     for index in 0..10 {
         locks.acquire(format!("large {index}")).data(large.clone()).await.unwrap().release().await.unwrap();
@@ -159,7 +159,7 @@ async fn a_list_spans_several_pages_and_does_not_read_data() {
     }
 }
 
-/// Fails the second scan and all after it until it is told otherwise.
+/// Fails all scans after the first until its flag is set.
 #[derive(Clone, Debug, Default)]
 struct Outage(Arc<Mutex<(u32, bool)>>);
 
@@ -228,7 +228,7 @@ async fn has_released_tells_a_release_from_a_crash() {
     assert!(has_released("nightly").await, "after its release");
     let next = locks.acquire("nightly").await.unwrap();
     assert!(!has_released("nightly").await, "by the next holder");
-    // A refusal says it too.
+    // A refusal has the same information.
     let error = locks.acquire("nightly").await.unwrap_err();
     assert!(!error.holder().unwrap().has_released());
     next.release().await.unwrap();

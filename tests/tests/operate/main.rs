@@ -1,4 +1,5 @@
-//! Operating locks: checking a table, listing its rows, releasing by force, warming up, and the embedded engine in a file.
+//! Operating locks: creating and checking a table, listing its rows, releasing by force, warming up, and the embedded
+//! engine in a file.
 
 mod check;
 mod create_table;
@@ -35,7 +36,7 @@ fn number(value: u64) -> AttributeValue {
     AttributeValue::N(value.to_string())
 }
 
-/// Its table has these keys, each with its type, and no TTL.
+/// A world whose table has these keys with their types, and no TTL.
 async fn world_with_keys(keys: &[(&str, ScalarAttributeType)]) -> World {
     let world = World::without_table();
     let mut create = world.client().create_table().table_name(&world.table).billing_mode(BillingMode::PayPerRequest);
@@ -58,7 +59,7 @@ fn locks_on(world: &World, host: HostBuilder) -> (Host, Locks) {
     (host, locks)
 }
 
-/// All keys that a list has, with what it says of them.
+/// All rows of a list, by their keys.
 async fn listed(locks: &Locks) -> BTreeMap<String, Result<Holder, Error>> {
     let (mut list, mut listed) = (locks.list(), BTreeMap::new());
     while let Some(page) = list.next_page().await.unwrap() {
@@ -74,7 +75,7 @@ fn completed(locks: &Locks) -> Idempotency<String, String, String> {
     Idempotency::new(locks.clone(), OnMissingKey::Reject, |id: &String| Some(id.clone()))
 }
 
-/// A row of another library's that is, or was, in progress until this time.
+/// A row of another library, in progress until this time.
 fn in_progress(id: &str, end: u64) -> Row {
     Row::from([
         ("id".to_owned(), text(id)),
@@ -83,7 +84,7 @@ fn in_progress(id: &str, end: u64) -> Row {
     ])
 }
 
-/// Who has the key, as an operator sees it, who is no quicker than the milliseconds of a row.
+/// Reads the holder a millisecond later, because rows have times in milliseconds.
 async fn seen(locks: &Locks, key: &str) -> Holder {
     sleep(ms(1)).await;
     locks.get(key).await.unwrap().unwrap()

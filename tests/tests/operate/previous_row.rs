@@ -40,7 +40,7 @@ async fn an_acquire_knows_its_fence_and_data_whatever_the_previous_row_was() {
     assert_eq!(acquired(Some("page 2"), Some("page 2")).await, first + 3);
     world.delete_row("nightly").await;
     assert!(acquired(None, None).await > first + 3);
-    // Powertools' row, which has no fence and no owner.
+    // A row of Powertools has no fence and no owner.
     let mut row = in_progress("nightly", 1);
     row.insert("data".to_owned(), text("theirs"));
     world.put_row(row.clone()).await;

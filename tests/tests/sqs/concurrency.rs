@@ -15,7 +15,7 @@ use crate::{
     ordered,
 };
 
-/// How many of these messages were worked on at the same time, at the most.
+/// How many of these messages ran at the same time, at most.
 async fn most_at_once(concurrency: impl Fn(Consumer) -> Consumer, messages: Vec<SqsMessage>) -> u32 {
     let (_world, host, consumer, _) = environment().await;
     let (begun, ended, most) = (Counter::default(), Counter::default(), Arc::new(AtomicU32::new(0)));

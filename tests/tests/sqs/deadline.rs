@@ -44,11 +44,11 @@ async fn a_message_that_outlives_its_lease_is_cancelled_before_the_deadline() {
     assert_eq!(deliver_in(&consumer, &till, event).await, ["2"]);
     assert!(millis(host.now()) < deadline);
     assert_eq!(till.ran_in_any_order(), ["1", "2", "3"]);
-    // It was given up, and runs again at once.
+    // Its record was released: it runs again at once.
     assert!(deliver(&consumer, &till, &host, [message("2", "Done")]).await.is_empty());
 }
 
-/// A handler during which the clock goes on, alone: the environment was frozen.
+/// Delivers a batch to a handler during which only the clock advances: the environment was frozen.
 async fn deliver_while_time_passes(
     consumer: &Consumer,
     till: &Till,
@@ -71,7 +71,7 @@ async fn messages_not_started_near_the_deadline_go_back_without_a_request() {
     let (_world, host, consumer, till) = environment().await;
     let consumer = consumer.concurrency(1);
     let messages = ["1", "2", "3", "4"].map(|id| message(id, "Done")).to_vec();
-    // The leases end after 29 s; after the second message there is less than a second left of that.
+    // The leases end after 29 s. After the second message, less than a second is left.
     let failed = deliver_while_time_passes(&consumer, &till, &host, messages, ms(14_200)).await;
     assert_eq!(failed, ["3", "4"]);
     assert_eq!(till.ran(), ["1", "2"]);

@@ -56,7 +56,7 @@ async fn a_failure_returns_the_rest_of_its_group_and_no_other_group() {
         };
         assert_eq!(deliver(&consumer, &till, &host, messages()).await, ["a2", "a3", "a4"]);
         assert_eq!(till.ran_in_any_order(), ["a1", "a2", "b1", "b2", "b3"]);
-        // And when the rest comes again.
+        // The rest is delivered again.
         let rest = ["a2", "a3", "a4"].map(|id| ordered(id, "a", "Done"));
         assert!(deliver(&consumer, &till, &host, rest).await.is_empty());
         assert_eq!(till.ran()[5..], ["a2", "a3", "a4"]);
@@ -104,7 +104,7 @@ async fn a_message_that_is_done_does_not_stop_its_group() {
     assert_eq!(till.ran(), ["1", "2"]);
 }
 
-/// A handler whose messages all wait for each other.
+/// Whether these messages run at the same time: each waits for all others.
 async fn run_at_the_same_time(messages: Vec<SqsMessage>) -> bool {
     let (_world, host, consumer, _) = environment().await;
     let all = Arc::new(Barrier::new(messages.len()));

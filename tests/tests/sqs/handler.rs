@@ -1,4 +1,4 @@
-//! What a handler gets of a message.
+//! What a handler receives of a message.
 
 use std::future::{Ready, ready};
 use std::sync::{Arc, Mutex};

@@ -25,7 +25,7 @@ use crate::{
     message_with_body, ms, ordered, work_elsewhere,
 };
 
-/// An SQS that keeps what is sent to it.
+/// An SQS that keeps its requests.
 #[derive(Clone, Debug, Default)]
 struct Queues {
     requests: Arc<Mutex<Vec<(String, Value)>>>,
@@ -85,7 +85,7 @@ impl HttpConnector for Queues {
     }
 }
 
-/// A consumer that hides, and a message `1` that is in progress elsewhere for this long.
+/// A consumer that hides messages, and a message `1` that is in progress elsewhere for this long.
 async fn hiding(queues: &Queues, lease: Duration) -> (World, Host, Consumer, Till, Lock) {
     let (world, host, consumer, till) = environment().await;
     let other = work_elsewhere(&world, "1", lease).await;
@@ -103,7 +103,7 @@ async fn a_message_in_progress_elsewhere_is_hidden_until_that_lease_ends() {
     let [request] = requests.as_slice() else { panic!("{requests:?}") };
     assert_eq!(request["QueueUrl"], "https://sqs.eu-west-1.amazonaws.com/123456789012/payments");
     assert_eq!(request["ReceiptHandle"], "receipt of 1");
-    // With the clock skew 41 s, less what has passed, up to whole seconds.
+    // 41 s with the clock skew, minus the time that has passed, rounded up to whole seconds.
     let seconds = request["VisibilityTimeout"].as_i64().unwrap();
     assert!((39..=41).contains(&seconds), "{seconds}");
 }
@@ -111,7 +111,7 @@ async fn a_message_in_progress_elsewhere_is_hidden_until_that_lease_ends() {
 // behaviour 84
 #[tokio::test]
 async fn a_hidden_message_comes_back_when_the_lease_has_ended() {
-    // Leases of part of a second, too.
+    // Leases with fractions of a second too.
     for lease in [ms(10_000), ms(10_250), ms(10_999)] {
         let queues = Queues::default();
         let (_world, host, consumer, till, other) = hiding(&queues, lease).await;
@@ -245,7 +245,7 @@ async fn a_message_that_is_done_or_fails_is_not_hidden() {
     ];
     assert_eq!(deliver(&consumer, &till, &host, messages).await, ["2", "3", "4"]);
     host.advance_clock(AFTER_THE_LEASE);
-    // Done, unfinished, and with other fields.
+    // Done, unfinished, and with different fields.
     let messages = [message("1", "Done"), message("3", "Done"), paying("6", 6)];
     assert_eq!(deliver(&consumer, &till, &host, messages).await, ["3", "6"]);
     world.put_row(HashMap::from([("id".to_owned(), AttributeValue::S("orders#payment 7".to_owned()))])).await;

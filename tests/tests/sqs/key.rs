@@ -117,6 +117,6 @@ async fn similar_groups_and_deduplication_ids_do_not_collide() {
         assert!(deliver(&consumer, &till, &host, [of(number, pair)]).await.is_empty());
     }
     assert_eq!(till.ran().len(), pairs.len(), "{:?}", till.ran());
-    // What needs no escape stands as it is.
+    // Characters that need no escape are stored unchanged.
     assert!(world.row(&format!("orders#{FIFO_QUEUE}#customer#42#refund")).await.is_some());
 }

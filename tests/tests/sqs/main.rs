@@ -1,4 +1,4 @@
-//! `SqsConsumer`: each message of a batch is done once.
+//! `SqsConsumer`: each message of a batch runs once.
 
 mod concurrency;
 mod deadline;
@@ -31,23 +31,23 @@ use tower::{Layer, Service, ServiceExt, service_fn};
 const QUEUE: &str = "arn:aws:sqs:eu-west-1:123456789012:payments";
 const FIFO_QUEUE: &str = "arn:aws:sqs:eu-west-1:123456789012:payments.fifo";
 
-/// Longer than anything here takes, so that a test that hangs fails.
+/// A timeout that no test reaches unless it hangs.
 const TOO_LONG: Duration = Duration::from_mins(1);
 
-/// When everyone sees that the lease of a crashed invocation has ended.
+/// When every clock shows that the lease of a crashed invocation has ended.
 const AFTER_THE_LEASE: Duration = Duration::from_secs(32);
 
 const fn ms(millis: u64) -> Duration {
     Duration::from_millis(millis)
 }
 
-/// What a message asks for.
+/// The body of a message.
 #[derive(Clone, Debug, Deserialize)]
 struct Payment {
     id: String,
     #[serde(default)]
     amount: u32,
-    /// What comes of it; nothing bad by default.
+    /// What the handler does with it.
     #[serde(default)]
     then: Then,
 }
@@ -73,7 +73,7 @@ impl From<Declined> for Diagnostic {
 
 type Consumer<T = ()> = SqsConsumer<Message<Payment>, Payment, T, Declined>;
 
-/// The handler: does what the message asks for, and keeps the ids of the messages it was given.
+/// A handler that does what the body says, and keeps the ids of its messages.
 #[derive(Clone, Debug, Default)]
 struct Till(Arc<Mutex<Vec<String>>>);
 
@@ -82,7 +82,7 @@ impl Till {
         self.0.lock().unwrap().clone()
     }
 
-    /// Without their order, for messages that run at the same time.
+    /// The ids in sorted order, for messages that run at the same time.
     fn ran_in_any_order(&self) -> Vec<String> {
         let mut ran = self.ran();
         ran.sort();
@@ -101,7 +101,7 @@ impl Till {
     }
 }
 
-/// A message of a standard queue that pays this.
+/// A message of a standard queue.
 fn message(id: &str, then: &str) -> SqsMessage {
     message_with_body(id, &json!({ "id": format!("payment {id}"), "then": then }).to_string())
 }
@@ -133,7 +133,7 @@ fn batch(messages: impl IntoIterator<Item = SqsMessage>) -> SqsEvent {
     event
 }
 
-/// The names of the messages that go back.
+/// The ids of the messages that go back.
 async fn failures<S, H, T>(
     consumer: &SqsConsumer<H, Payment, T, Declined>,
     handler: S,
@@ -148,7 +148,7 @@ where
     answer.unwrap().batch_item_failures.into_iter().map(|failure| failure.item_identifier).collect()
 }
 
-/// Delivers a batch half a minute before the deadline, and returns the names of the messages that go back.
+/// Delivers a batch 30 seconds before the deadline, and returns the ids of the messages that go back.
 async fn deliver(
     consumer: &Consumer,
     till: &Till,
@@ -163,7 +163,7 @@ async fn deliver_in(consumer: &Consumer, till: &Till, event: LambdaEvent<SqsEven
     failures(consumer, service_fn(move |message| till.clone().pay(message)), event).await
 }
 
-/// A table, and a consumer of messages by their ids on a host of its own.
+/// A table, and a consumer by message id on its own host.
 async fn environment() -> (World, Host, Consumer, Till) {
     let world = World::new().await;
     let host = world.host().build();
@@ -171,12 +171,12 @@ async fn environment() -> (World, Host, Consumer, Till) {
     (world, host, consumer, Till::default())
 }
 
-/// Each payment once, by the id in the body.
+/// Keys each payment by the id in its body.
 fn by_payment(locks: &Locks) -> Idempotency<Message<Payment>, (), Declined> {
     Idempotency::new(locks.clone(), OnMissingKey::Reject, |message: &Message<Payment>| Some(message.body.id.clone()))
 }
 
-/// Another environment works on the message.
+/// Makes a message in progress in another environment.
 async fn work_elsewhere(world: &World, message: &str, lease: Duration) -> Lock {
     world.default_locks().acquire(format!("orders#{message}")).lease(lease).await.unwrap()
 }

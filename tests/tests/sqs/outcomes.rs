@@ -1,4 +1,4 @@
-//! What goes back to the queue, and what is done.
+//! Which messages go back to the queue, and which are done.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! A panic in any code of the user is the failure of one message.
+//! A panic in the caller's code fails one message.
 
 use std::future::{Ready, ready};
 use std::panic::AssertUnwindSafe;
@@ -56,7 +56,7 @@ async fn a_panic_in_the_call_of_the_handler_or_in_on_error_fails_one_message() {
     assert_eq!(failures(&consumer, handler, invocation(&host, batch(messages))).await, ["1", "2"]);
 }
 
-/// An error that cannot be told.
+/// An error whose conversion panics.
 #[derive(Debug)]
 struct Untold;
 
@@ -89,7 +89,7 @@ async fn a_panic_in_the_conversion_of_an_error_fails_one_message() {
     assert!(lines.len() == 1 && lines[0].contains("ERROR") && lines[0].contains("panicked"), "{lines:?}");
 }
 
-/// A body that panics when it is thrown away.
+/// A body that panics when it is dropped.
 #[derive(Debug, Deserialize)]
 struct Brittle {
     is_brittle: bool,
@@ -115,8 +115,7 @@ async fn a_panic_in_the_drop_of_a_body_fails_one_message() {
         let answer = consumer.clone().concurrency(1).layer(handler).oneshot(event).await.unwrap();
         answer.batch_item_failures.into_iter().map(|failure| failure.item_identifier).collect::<Vec<_>>()
     };
-    // The body of a message that is handled; that of a twin, which nobody asks for; that of a message for which no time
-    // is left.
+    // The body of a message that runs, then of a twin, then of a message without time.
     let event = invocation(&host, batch([sound("1"), brittle("2"), sound("3"), sound("4")]));
     assert_eq!(deliver(event).await, ["2"]);
     let event = invocation(&host, batch([sound("5"), sound("6"), brittle("6"), sound("7")]));
@@ -152,7 +151,7 @@ impl Service<Message<Payment>> for Clones {
 // behaviour 71
 #[tokio::test]
 async fn a_panic_in_the_clone_of_the_handler_keeps_the_messages_that_are_done() {
-    // Which of the clones are for a message, and for which one, is the consumer's business.
+    // The test does not depend on which clone is for which message.
     for which in 1..=8 {
         let (world, host, consumer, _) = environment().await;
         let service = consumer.concurrency(1).layer(Clones(Counter::default(), which + 1));

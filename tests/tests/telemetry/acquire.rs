@@ -1,4 +1,4 @@
-//! What an acquire, a refusal and a wait tell.
+//! Metrics, spans and events of acquires, refusals and waits.
 
 use std::fmt::Debug;
 use std::ops::RangeInclusive;
@@ -18,7 +18,7 @@ use crate::{
     Stage, TABLE, done, locks_of, locks_on, ms, orders, s, settle, slow, take_away, without_jitter, without_retries,
 };
 
-/// Answers these of the requests of an operation, counted from 1, with an error, without applying them.
+/// Rejects these requests of an operation, counted from 1, with an error.
 #[derive(Debug)]
 struct Refusing {
     operation: &'static str,
@@ -59,7 +59,7 @@ async fn a_lock_is_counted_and_timed_and_has_one_span() {
     sleep(ms(250)).await;
     assert_eq!(stage.traces.lock_lines(), ["attempts=1 fence=… key=nightly owner=… waited_ms=0 open"]);
     lock.release().await.unwrap();
-    // From the sending of the acquire to that of the release.
+    // From the sending of the acquire to the sending of the release.
     stage.metrics.assert(&["released 1", "hold_time [290.0]", "release_time [40.0]"]);
     drop(lock);
     settle().await;
@@ -110,7 +110,7 @@ async fn a_successful_wait_counts_its_retries_and_its_time() {
     stage.metrics.assert(&["released 1", "hold_time [10.0]", "release_time [0.0]"]);
     let line = "attempts=3 fence=… held_ms=10 key=nightly outcome=released owner=… waited_ms=300 closed";
     assert_eq!(stage.traces.lock_lines()[1], line);
-    // Not in order to tell everyone of each attempt.
+    // Attempts are not logged at INFO or above.
     assert_eq!(stage.traces.told_to_all(), [""; 0]);
     let refused = stage.traces.told("refused");
     assert_eq!(refused.iter().map(|event| (event.level, event.lock)).collect::<Vec<_>>(), [(Level::DEBUG, Some(1)); 2]);
@@ -132,7 +132,7 @@ async fn a_failed_wait_is_exhausted_for_the_reason_of_its_end() {
     for (faults, reason) in [
         (Faults::seeded(1).throttle(1.0), "throttled"),
         (Faults::seeded(1).lose_requests(1.0), "unavailable"),
-        // The release in the background that follows an answer that was lost is no release of a lock.
+        // The background release after a lost answer is not counted as the release of a lock.
         (Faults::seeded(1).lose_answers(1.0), "unavailable"),
     ] {
         let locks = stage.on_network(faults);
@@ -182,7 +182,7 @@ async fn a_dropped_acquire_is_counted_as_cancelled() {
     let stage = Stage::set().await;
     let holder = stage.locks().acquire("nightly").await.unwrap();
     stage.metrics.take();
-    // While it sleeps, after the attempts at 0, 100 and 300 ms.
+    // During its sleep, after the attempts at 0, 100 and 300 ms.
     let locks = stage.locks();
     assert!(timeout(ms(650), locks.acquire("nightly").wait(without_jitter()).into_future()).await.is_err());
     stage.metrics.assert(&["refused: cancelled 1", "retry_attempts 2", "wait_time [650.0]"]);
@@ -190,7 +190,7 @@ async fn a_dropped_acquire_is_counted_as_cancelled() {
     holder.release().await.unwrap();
     stage.metrics.take();
 
-    // While its request is under way, which is applied and then taken back.
+    // During its request, which is applied and then released.
     let locks = stage.on_network(slow(ms(20)));
     assert!(timeout(ms(10), locks.acquire("daily").into_future()).await.is_err());
     settle().await;
@@ -225,7 +225,7 @@ async fn a_refusal_for_any_other_reason_is_counted_by_that_reason() {
         stage.metrics.assert(&[&format!("refused: {reason} 1")]);
     }
     assert_eq!(stage.traces.told_to_all(), ["INFO not acquired"; 7]);
-    // What cannot be a key has no span. Nor was any of the three sent.
+    // An invalid key has no span. None of the three requests was sent.
     let invalid = stage.traces.locks().into_iter().filter(|span| span.fields["outcome"] == "invalid");
     assert_eq!(invalid.map(|span| span.fields["attempts"].clone()).collect::<Vec<_>>(), ["0"]);
 }

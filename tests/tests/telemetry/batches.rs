@@ -1,4 +1,4 @@
-//! What a batch of messages tells.
+//! Metrics of a batch of messages.
 
 use aws_lambda_events::sqs::SqsEvent;
 use lambda_lock::{Message, SqsConsumer};
@@ -57,14 +57,14 @@ async fn messages_without_time_are_counted_as_not_started_or_timed_out() {
     let (host, locks) = locks_on(stage.engine.host());
     let one_by_one: Consumer = SqsConsumer::by_message_id(locks).concurrency(1);
     let slow = json!("slow").to_string();
-    // The leases end after 3 s, so that a third one has no second left.
+    // The leases end after 3 s: less than a second is left for the third message.
     let messages = [("1", &*slow), ("2", &slow), ("3", &slow), ("4", &slow)];
     assert_eq!(deliver(&one_by_one, &host, &messages, s(4)).await, 2);
     let counted = stage.metrics.take();
     let items = ["done", "not_started"].map(|outcome| counted.count(&format!("batch_items: {outcome}")));
     assert_eq!((items, counted.sum("batch_items")), ([2, 2], 4));
 
-    // The network falls silent: at the end of the leases, nothing can be given up in time to answer.
+    // The network falls silent: no record can be released before the answer is due.
     let (host, locks) = locks_on(stage.engine.host());
     let consumer: Consumer = SqsConsumer::by_message_id(locks);
     let (work, crash) = (json!("work").to_string(), json!("crash").to_string());

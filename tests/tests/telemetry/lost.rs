@@ -1,4 +1,4 @@
-//! What the loss of a lock tells.
+//! Metrics, spans and events of lost locks.
 
 use std::future::pending;
 

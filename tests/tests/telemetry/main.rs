@@ -1,6 +1,6 @@
-//! Metrics, spans and events, as numbers after histories that are known.
+//! Telemetry: the metrics, spans and events of known histories.
 //!
-//! All run in paused time on the embedded engine, each on one thread: a recorder and a subscriber belong to a thread.
+//! The tests run in paused time on the embedded engine. Each runs on one thread, with its own recorder and subscriber.
 
 mod acquire;
 mod batches;
@@ -47,7 +47,7 @@ fn without_jitter() -> Backoff {
     Backoff::default().jitter(Jitter::None)
 }
 
-/// A table, and what is counted and traced.
+/// A table, and its metrics and traces.
 struct Stage {
     engine: DynamoDb,
     metrics: Metrics,
@@ -76,7 +76,7 @@ fn locks_on(host: HostBuilder) -> (Host, Locks) {
     (host, locks)
 }
 
-/// Without the SDK's own retries, whose pauses are random.
+/// Locks without the SDK's retries, whose pauses are random.
 fn locks_of(host: &Host) -> LocksBuilder {
     Locks::builder(without_retries(host), TABLE)
 }
@@ -85,12 +85,12 @@ fn without_retries(host: &Host) -> Client {
     Client::from_conf(host.client().config().to_builder().retry_config(RetryConfig::disabled()).build())
 }
 
-/// Every request and every answer takes this long.
+/// A network on which each request and each answer takes this long.
 fn slow(each_way: Duration) -> Faults {
     Faults::seeded(1).latency(each_way..each_way)
 }
 
-/// Lets background tasks come to their end.
+/// Waits until background tasks have ended.
 async fn settle() {
     sleep(Duration::from_mins(1)).await;
 }
@@ -117,9 +117,9 @@ fn lock_error<T: Debug>(result: Result<T, HandlerError<String>>) -> Error {
     }
 }
 
-/// Frees the key by an operator's hand.
+/// Releases the key by force.
 async fn take_away(locks: &Locks, key: &str) {
-    // Rows tell milliseconds, and what was acquired in this one is not freed in it.
+    // Rows have times in milliseconds: a lock is not released by force in the millisecond of its acquire.
     sleep(ms(1)).await;
     let holder = locks.get(key).await.unwrap().unwrap();
     assert!(locks.force_release(key, &holder).await.unwrap());
@@ -144,7 +144,8 @@ fn message(id: &str, body: &str) -> SqsMessage {
     message
 }
 
-/// Delivers a batch with this much time to the deadline; the bodies say what is to happen. How many go back.
+/// Delivers a batch with this much time left, and returns how many messages go back. The bodies say what the handler
+/// does.
 async fn deliver(consumer: &Consumer, host: &Host, messages: &[(&str, &str)], left: Duration) -> usize {
     let mut batch = SqsEvent::default();
     batch.records = messages.iter().map(|(id, body)| message(id, body)).collect();

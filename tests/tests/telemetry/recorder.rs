@@ -7,7 +7,7 @@ use lambda_lock::metrics as names;
 use metrics::{LocalRecorderGuard, Unit, set_default_local_recorder};
 use metrics_util::debugging::{DebugValue, DebuggingRecorder, Snapshotter};
 
-/// Every metric, as a dashboard names it.
+/// The names of the metrics, which dashboards use.
 pub(crate) const PINNED: [(&str, &str, Unit); 15] = [
     (names::ACQUIRED, "lambda_lock_acquired", Unit::Count),
     (names::TAKEN_OVER, "lambda_lock_taken_over", Unit::Count),
@@ -26,7 +26,7 @@ pub(crate) const PINNED: [(&str, &str, Unit); 15] = [
     (names::HOLD_TIME, "lambda_lock_hold_time", Unit::Milliseconds),
 ];
 
-/// What may be said of a metric beyond its name.
+/// The labels of each metric, and their values.
 const LABELS: [(&str, &str, &[&str]); 4] = [
     (
         names::REFUSED,
@@ -57,13 +57,13 @@ const LABELS: [(&str, &str, &[&str]); 4] = [
     ),
 ];
 
-/// Counts and measures what happens on this thread while it lives.
+/// Records the metrics of this thread until it is dropped.
 pub(crate) struct Metrics {
     pub(crate) snapshotter: Snapshotter,
     pub(crate) _guard: LocalRecorderGuard<'static>,
 }
 
-/// What was counted, and each value that was measured, by the metric's name without `lambda_lock_`.
+/// The counts and the measured values, by the name of the metric without `lambda_lock_`.
 #[derive(Debug, Default)]
 pub(crate) struct Counted {
     pub(crate) counters: BTreeMap<String, u64>,
@@ -72,12 +72,13 @@ pub(crate) struct Counted {
 
 impl Metrics {
     pub(crate) fn begin() -> Self {
-        // The guard borrows it; a test's process is short.
+        // Leaked because the guard borrows it.
         let recorder = Box::leak(Box::new(DebuggingRecorder::new()));
         Self { snapshotter: recorder.snapshotter(), _guard: set_default_local_recorder(recorder) }
     }
 
-    /// What there was since the last look. Each of it is described, and no label is of anyone's own words.
+    /// The metrics since the last call. Panics for a metric without a description, and for an unknown name, unit or
+    /// label.
     pub(crate) fn take(&self) -> Counted {
         let mut counted = Counted::default();
         for (key, unit, description, value) in self.snapshotter.snapshot().into_vec() {
@@ -109,8 +110,8 @@ impl Metrics {
         counted
     }
 
-    /// That this and nothing else was counted and measured since the last look: each counter with its count, each
-    /// histogram with its values in milliseconds.
+    /// Asserts the metrics since the last call: each counter with its count, each histogram with its values in
+    /// milliseconds.
     #[track_caller]
     pub(crate) fn assert(&self, expected: &[&str]) {
         let Counted { counters, histograms } = self.take();
@@ -128,7 +129,7 @@ impl Counted {
         self.counters.get(name).copied().unwrap_or_default()
     }
 
-    /// Over all labels.
+    /// The count over all labels.
     pub(crate) fn sum(&self, name: &str) -> u64 {
         let labelled = format!("{name}: ");
         self.counters.iter().filter(|(each, _)| each.starts_with(&labelled)).map(|(_, count)| count).sum()

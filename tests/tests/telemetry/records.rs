@@ -1,4 +1,4 @@
-//! What a run and its duplicates tell.
+//! Metrics, spans and events of runs and their duplicates.
 
 use std::future::pending;
 
@@ -99,7 +99,7 @@ async fn a_refusal_by_a_record_is_counted_by_its_reason() {
     assert!(lock_error(paid(&amounts, 2).await).is_mismatch());
     stage.metrics.assert(&["refused: mismatch 1"]);
 
-    // The same from the cache, without a request and so without a span.
+    // A refusal by the cache sends no request, and has no span.
     let cached = amounts.cache(1);
     paid(&cached, 1).await.unwrap();
     stage.metrics.assert(&["replays 1"]);
@@ -128,7 +128,7 @@ async fn an_input_with_an_invalid_key_is_a_refusal_without_a_span() {
     let orders = orders(&stage.locks());
     assert!(lock_error(done(&orders.clone().window(s(1)), "17").await).is_invalid());
     stage.metrics.assert(&["refused: invalid 1"]);
-    // Too long for DynamoDB.
+    // The key is too long for DynamoDB.
     assert!(lock_error(done(&orders, &"x".repeat(3000)).await).is_invalid());
     stage.metrics.assert(&["refused: invalid 1"]);
     assert_eq!(stage.traces.lock_lines(), [""; 0]);
@@ -172,7 +172,7 @@ async fn a_record_after_an_error_is_counted_by_its_outcome() {
     stage.metrics.assert(&[&acquired[..], &released].concat());
     assert_eq!(outcome(0), "released");
 
-    // Not released, but left until its lease ends; so whoever comes next takes it over.
+    // The record is not released: the next run takes it over after its lease.
     fail(OnError::Keep).await;
     settle().await;
     stage.metrics.assert(&acquired);
@@ -207,8 +207,8 @@ async fn a_record_completed_by_a_transaction_has_no_release_time() {
     done(&orders, "17").await.unwrap();
     stage.metrics.assert(&["replays 1"]);
 
-    // Committed, and its answer lost: the handler's error is replaced with what was stored. That is told as a replay, but
-    // counted as the run that it is.
+    // The transaction commits, and its answer is lost: the stored result replaces the handler's error. The log calls
+    // that a replay, and the metrics count a run.
     let run = orders
         .run(&"18".to_owned(), async |run| {
             let done = "done".to_owned();
@@ -256,7 +256,7 @@ async fn an_unanswered_completion_is_counted_as_failed() {
     stage.metrics.assert(&[&["release_failed: unavailable 1"], &acquired[..]].concat());
     assert_eq!(stage.traces.told_to_all(), ["WARN the outcome was not stored"]);
 
-    // Nor one that takes longer than there is time for an answer.
+    // A completion that takes too long fails, too.
     let (host, locks) = locks_on(stage.engine.host());
     let orders = orders(&locks).until(host.now() + s(3));
     let crashing = orders

@@ -1,4 +1,4 @@
-//! What a release tells.
+//! Metrics, spans and events of releases.
 
 use lambda_lock_tests::invocation::LoseAnswers;
 use tokio::time::sleep;

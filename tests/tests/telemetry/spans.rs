@@ -1,4 +1,4 @@
-//! The span of a lock: what runs in it, and what it does not say.
+//! The span of a lock: what runs in it, and what it does not show.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
@@ -121,7 +121,7 @@ async fn no_trace_shows_user_data_and_no_label_is_a_key() {
     settle().await;
     locks.acquire("secret-lock").data("marked ".repeat(80_000)).await.unwrap_err();
 
-    // Records: results, stored errors, payloads that do not match, results that cannot be stored or read.
+    // Records: results, stored errors, mismatched payloads, results that cannot be stored or read.
     let results = orders(&locks).validate(|_| "marked payload");
     let run = async |result: Result<String, String>| results.run(&"secret-record".to_owned(), async |_| result).await;
     run(Err("marked error".to_owned())).await.unwrap_err();
@@ -153,7 +153,7 @@ async fn no_trace_shows_user_data_and_no_label_is_a_key() {
             .unwrap();
     }
 
-    // A row that makes no sense.
+    // A malformed row.
     let put = client.put_item().table_name(TABLE).item("id", AttributeValue::S("secret-row".to_owned()));
     let put = put.item("status", AttributeValue::S("INPROGRESS".to_owned()));
     let put = put.item("in_progress_expiration", AttributeValue::N("1".to_owned()));
@@ -174,10 +174,10 @@ async fn no_trace_shows_user_data_and_no_label_is_a_key() {
     settle().await;
 
     stage.traces.assert_not_said("marked");
-    // That keys are told shows that what is told was looked at.
+    // The traces have keys, so the check above looked at something.
     let said = stage.traces.record.lock().unwrap().words.iter().filter(|words| words.contains("secret-")).count();
     assert!(said > 50, "{said}");
-    // `take` knows every label, and none is a key.
+    // `take` panics for unknown labels. No label is a key.
     let counted = stage.metrics.take();
     assert!(counted.count("acquired") > 5 && counted.sum("refused") > 3, "{counted:?}");
     assert!(counted.counters.keys().all(|name| !name.contains("secret")), "{counted:?}");

@@ -15,7 +15,7 @@ use tokio::time::{sleep, timeout};
 use crate::traces::Span;
 use crate::{Stage, lock_error, locks_on, ms, orders, s, settle};
 
-/// What the tasks of a history saw for themselves.
+/// What the tasks of a history observed.
 #[derive(Debug, Default)]
 struct Seen {
     acquires: u64,
@@ -23,7 +23,7 @@ struct Seen {
     refused: BTreeMap<&'static str, u64>,
     in_progress: u64,
     completed: u64,
-    /// Releases that said yes, without those in the background.
+    /// Releases that returned `Ok`, without those in the background.
     released: u64,
 }
 
@@ -122,7 +122,7 @@ async fn history(seed: u64) {
     let count = |name: &str| counted.count(name);
     let measured = |name: &str| counted.values(name).len() as u64;
 
-    // Every acquire ends once: with the lock, refused, refused as in progress, or with a result.
+    // Every acquire ends once: with a lock, a refusal, a refusal as in progress, or a result.
     let ends = count("acquired") + counted.sum("refused") + count("in_progress_refusals") + count("replays");
     assert_eq!(ends, tally.acquires, "{context}");
     assert_eq!((count("acquired"), count("replays")), (tally.locks, tally.completed), "{context}");
@@ -130,11 +130,11 @@ async fn history(seed: u64) {
     for (reason, &refused) in &tally.refused {
         assert_eq!(count(&format!("refused: {reason}")), refused, "{context}");
     }
-    // Every lock took its time to be acquired and was held for a time, and none is released twice.
+    // Every lock has an acquire time and a hold time, and none is released twice.
     assert_eq!((measured("acquire_time"), measured("hold_time")), (tally.locks, tally.locks), "{context}");
     assert_eq!(measured("release_time"), count("released"), "{context}");
     assert!((tally.released..=tally.locks).contains(&count("released")), "{context}");
-    // One span for every acquire, and how those of locks end is what was counted.
+    // Every acquire has one span. The outcomes of the spans match the counts.
     assert_eq!(spans.len() as u64, tally.acquires, "{context}");
     assert!(spans.iter().all(|span| span.is_closed), "{context}");
     let number = |span: &Span, name: &str| span.fields[name].parse::<u64>().unwrap();
@@ -151,7 +151,7 @@ async fn history(seed: u64) {
     assert_eq!(ended(&["released", "completed", "release_failed", "lost"]), tally.locks, "{context}");
     assert_eq!(ended(&["lost"]), count("lost"), "{context}");
     assert_eq!(stage.traces.told("lost").len() as u64, count("lost"), "{context}");
-    // What is neither lost nor failed was released; of the lost ones some were all the same.
+    // A lock that is neither lost nor failed was released. Some lost locks were released too.
     let released = ended(&["released", "completed"]);
     assert!((released..=released + count("lost")).contains(&count("released")), "{context}");
     assert!(ended(&["release_failed"]) <= counted.sum("release_failed"), "{context}");

@@ -22,7 +22,7 @@ pub(crate) struct Event {
     pub(crate) level: Level,
     pub(crate) message: String,
     pub(crate) fields: BTreeMap<String, String>,
-    /// The innermost span `lock` that it is in, by its place among them.
+    /// The index of the innermost span `lock` around it.
     pub(crate) lock: Option<usize>,
 }
 
@@ -31,18 +31,18 @@ pub(crate) struct Record {
     /// The spans `lock`, in the order in which they began.
     pub(crate) locks: Vec<Span>,
     pub(crate) events: Vec<Event>,
-    /// Everything that was said in any field of any span or event.
+    /// All fields of all spans and events.
     pub(crate) words: Vec<String>,
 }
 
-/// Keeps what the crate and this file trace on this thread while it lives.
+/// Keeps the spans and events of the crate and of these tests on this thread until it is dropped.
 pub(crate) struct Traces {
     pub(crate) record: Arc<Mutex<Record>>,
     pub(crate) _guard: DefaultGuard,
 }
 
 impl Traces {
-    /// All levels.
+    /// Keeps all levels.
     pub(crate) fn begin() -> Self {
         Self::filtered(Targets::new().with_target("lambda_lock", Level::TRACE).with_target("telemetry", Level::TRACE))
     }
@@ -57,7 +57,7 @@ impl Traces {
         self.record.lock().unwrap().locks.clone()
     }
 
-    /// Each span as one line; an owner is given as `…`, and so is a fence.
+    /// Each span as one line, with `…` as owner and as fence.
     pub(crate) fn lock_lines(&self) -> Vec<String> {
         let line = |span: &Span| {
             let fields = span.fields.iter().map(|(name, value)| match name.as_str() {
@@ -74,12 +74,12 @@ impl Traces {
         self.record.lock().unwrap().events.clone()
     }
 
-    /// The events that begin so.
+    /// The events whose message begins so.
     pub(crate) fn told(&self, message: &str) -> Vec<Event> {
         self.events().into_iter().filter(|event| event.message.starts_with(message)).collect()
     }
 
-    /// The level and the beginning of every event that is for whoever looks at the log, without the details.
+    /// The level and the beginning of the message of each event at INFO or above.
     pub(crate) fn told_to_all(&self) -> Vec<String> {
         let events = self.events().into_iter().filter(|event| event.level <= Level::INFO);
         events.map(|event| format!("{} {}", event.level, event.message.split(':').next().unwrap())).collect()
@@ -95,7 +95,7 @@ impl Traces {
 
 struct Recorder(Arc<Mutex<Record>>);
 
-/// The place of a span `lock` among them.
+/// The index of a span `lock`.
 struct Place(usize);
 
 #[derive(Default)]
@@ -136,7 +136,7 @@ impl<S: tracing::Subscriber + for<'a> LookupSpan<'a>> Recording<S> for Recorder 
         let fields = record.keep(fields);
         if let Some(&Place(place)) = context.span(id).unwrap().extensions().get() {
             for (name, value) in fields {
-                // A subscriber that writes a field down when it is recorded would have it twice.
+                // A subscriber that writes fields as they are recorded would write it twice.
                 let before = record.locks[place].fields.insert(name, value.clone());
                 assert_eq!(before, None, "recorded again, as {value}");
             }
