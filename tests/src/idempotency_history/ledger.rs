@@ -12,7 +12,7 @@ use crate::history::Outcome;
 use crate::history::mutation::{Kind, fence_written};
 use crate::history::stage::{CAP, Journal, LATENCY};
 
-/// Sees everything, and says what should not have been.
+/// Records everything, and reports violations of the guarantees.
 pub(crate) struct Ledger {
     engine: DynamoDb,
     clock_skew: Duration,
@@ -27,17 +27,17 @@ struct State {
     counts: Counts,
     /// By number, from 1.
     runs: Vec<Ran>,
-    /// By key: what the work counts, and what it should have.
+    /// By key: the count of the work, and the expected count.
     counters: HashMap<String, (u64, u64)>,
-    /// Those that were committed: DynamoDB answers a duplicate like the first, and does nothing.
+    /// Committed transactions: DynamoDB answers a duplicate like the first, and applies nothing.
     transactions: HashSet<String>,
     /// By nonce.
     records: HashMap<String, Record>,
-    /// By key: the nonce that the row was last taken by.
+    /// By key: the nonce of the last acquire.
     rows: HashMap<String, String>,
-    /// By key: the last one given.
+    /// By key: the last fence.
     fences: HashMap<String, u64>,
-    /// By key and in order: when there was something new, and by which nonce.
+    /// By key and in order: the times and nonces of new runs.
     news: Vec<(String, SystemTime, String)>,
     crashes: Vec<Crash>,
 }
@@ -50,20 +50,20 @@ struct Ran {
     until: SystemTime,
     ended: Option<SystemTime>,
     how: How,
-    /// From when its window counts, if its outcome is stored.
+    /// When its window begins, if its outcome is stored.
     outcome: Option<SystemTime>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum How {
-    /// Under way, cancelled, panicked, or crashed.
+    /// In progress, cancelled, panicked or crashed.
     Unfinished,
     Answered,
     Failed(Then),
 }
 
-/// What the requests that were applied have made of one acquisition. It is a ghost if it was applied twice: a duplicate
-/// came after the row had been deleted.
+/// The state of one acquisition after the applied requests. It is a ghost if it was applied twice: a duplicate arrived
+/// after the row was deleted.
 struct Record {
     /// When the request was sent, by its sender's clock.
     sent: SystemTime,
@@ -97,7 +97,7 @@ impl Ledger {
         }
     }
 
-    /// The business writes of a key are as many as there were windows with a result.
+    /// Each window with a result has one business write.
     pub(crate) fn count_business(&self, key: &str, writes: u64) {
         let mut state = self.state();
         let mut ends = SystemTime::UNIX_EPOCH;
@@ -121,7 +121,7 @@ impl Ledger {
         }
     }
 
-    /// What is left to check when all is over.
+    /// The checks at the end of a history.
     pub(crate) fn outcome(&self) -> Outcome<Counts> {
         let mut state = std::mem::take(&mut *self.state());
         for (key, (count, expected)) in &state.counters {
@@ -134,7 +134,7 @@ impl Ledger {
             let next = state.news.iter().find(|(taken, when, by)| {
                 taken == key && when >= at && (by != owner || state.records[owner].completed.is_some())
             });
-            // The lease has the skew in it once; the clock of whoever comes next may be behind by it once more.
+            // The end of the lease includes the skew once. The clock of the next holder may be behind by it once more.
             let latest = state.records[owner].ends.max(*at) + self.clock_skew + CAP + 2 * LATENCY;
             if next.is_none_or(|(_, when, _)| *when > latest) {
                 let what = format!("(vi) {key}, whose run crashed, was not taken again in time");
@@ -152,12 +152,12 @@ impl Ledger {
         self.broke(&mut self.state(), what);
     }
 
-    /// Whether a run of this key came to its end.
+    /// Whether a run of this key finished.
     pub(crate) fn is_done(&self, key: &str) -> bool {
         self.state().runs.iter().any(|run| run.key == key && run.how == How::Answered)
     }
 
-    /// Whether a result of this key was stored by then, in a window that is not over.
+    /// Whether a result of this key was stored by this time, in a window that has not ended.
     pub(crate) fn was_completed(&self, key: &str, by: SystemTime) -> bool {
         let (state, now) = (self.state(), self.engine.now());
         state.runs.iter().filter(|run| run.key == key && run.how != How::Failed(Then::Store)).any(|run| {
@@ -178,13 +178,13 @@ impl Ledger {
         state.journal.broke(self.engine.now(), what);
     }
 
-    /// When the window of a run is over at the earliest, if its outcome was stored.
+    /// The earliest end of the window of a run, if its outcome was stored.
     fn window_end(&self, state: &State, run: &Ran) -> Option<SystemTime> {
         let outcome = run.outcome.filter(|_| state.records[&run.owner].completed.is_some())?;
         Some(outcome + self.terms[&run.key].window - self.clock_skew)
     }
 
-    /// Why another run of the same key may not begin now, if it may not.
+    /// Why another run of this key must not begin now, if it must not.
     fn obstacle(&self, state: &State, earlier: &Ran, now: SystemTime) -> Option<String> {
         let terms = self.terms[&earlier.key];
         let record = &state.records[&earlier.owner];
@@ -244,9 +244,9 @@ impl Intercept for Observer {
             }
             Kind::Renew => unreachable!("nothing renews a record"),
             Kind::Release => ledger.given_up(&mut state, &key, &owner),
-            // What it is for is checked by the histories of locks.
+            // The histories of locks check the purpose of this request.
             Kind::Withdraw => {}
-            // The mutation that leaves the completion out.
+            // A mutation omits the completion.
             Kind::Transaction if owner.is_empty() => {}
             Kind::Complete | Kind::Transaction => ledger.completed(&mut state, key, owner, kind == Kind::Transaction),
         }
@@ -267,7 +267,7 @@ impl Ledger {
             record.is_ghost = true;
         } else {
             let last = state.fences.insert(key.clone(), fence).filter(|last| fence <= *last);
-            // A row that was deleted can be written anew by a request that was sent before, and is late by the window.
+            // A request that is late by the whole window can write a deleted row again.
             if let Some(last) = last.filter(|_| self.terms[&key].window > super::LATEST_ARRIVAL) {
                 self.broke(state, format!("(b) {key}: fence {fence} after {last}"));
             }
@@ -290,7 +290,7 @@ impl Ledger {
         }
         let run = state.runs.iter().find(|run| run.owner == owner);
         let unfinished = run.is_some_and(|run| run.how == How::Unfinished);
-        // Only a mutation gives up what was never taken.
+        // Only a mutation releases what was never acquired.
         let Some(record) = state.records.get_mut(owner) else { return };
         record.given_up.get_or_insert(self.engine.now());
         if record.completed.is_some() && !record.is_ghost {
@@ -313,7 +313,7 @@ impl Ledger {
     }
 }
 
-/// One call, as it tells the ledger. Cheap to clone.
+/// One call, which reports to the ledger. Cheap to clone.
 #[derive(Clone, Debug)]
 pub(crate) struct Call {
     name: String,
@@ -325,7 +325,7 @@ pub(crate) struct Call {
 
 #[derive(Debug, Default)]
 struct Told {
-    /// The number of the run that this call made.
+    /// The number of the run of this call.
     run: Option<u64>,
     answered: bool,
     unfinished: bool,
@@ -337,7 +337,7 @@ impl Call {
         Self { name: name.to_owned(), key, ledger, began, told: Arc::default() }
     }
 
-    /// The work begins. It ends when what this returns is dropped, also by being cancelled.
+    /// Begins the work. It ends when the returned value is dropped, which a cancellation does too.
     pub(crate) fn began(&self, run: &Run, lease: Duration) -> Execution {
         let (ledger, now) = (&self.ledger, self.ledger.engine.now());
         let mut state = ledger.state();
@@ -376,7 +376,7 @@ impl Call {
         Execution { number, call: self.clone() }
     }
 
-    /// What the caller was told.
+    /// The outcome of the call.
     pub(crate) fn answered(&self, answer: Answer, without_request: bool) {
         let ledger = &self.ledger;
         let mut state = ledger.state();
@@ -390,7 +390,7 @@ impl Call {
                 if run != Some(failure.execution) {
                     ledger.broke(&mut state, format!("(v) {} got the failure of another run", self.name));
                 }
-                // What was stored is an answer.
+                // A stored error is an answer.
                 self.told.lock().unwrap().answered = failure.then == Then::Store;
                 return;
             }
@@ -408,7 +408,7 @@ impl Call {
         let right = match ran.how {
             How::Answered => !is_error,
             How::Failed(Then::Store) => is_error,
-            // A transaction may be committed whose handler did not learn of it.
+            // A transaction may be committed although its handler got no answer.
             How::Failed(_) | How::Unfinished => !is_error && stored,
         };
         let latest = ran.outcome.map(|outcome| outcome + ledger.terms[&self.key].window + ledger.clock_skew);
@@ -437,7 +437,7 @@ impl Call {
         if error.is_lost() {
             state.counts.overran += 1;
         } else if error.is_in_progress() || error.is_unfinished() {
-            // It may have ended while the refusal was on its way, or just now by a clock that is ahead of the caller's.
+            // The run may have ended before the refusal arrived, or just now by a clock that is ahead of the caller's.
             let owner = error.holder().and_then(|holder| holder.owner()).unwrap_or_default();
             let is_true = state.records.get(owner).is_some_and(|record| {
                 let over = [record.given_up, record.completed].into_iter().flatten().min();
@@ -466,7 +466,7 @@ impl Call {
         state.counts.crashed += usize::from(self.unfinished(&state).is_some());
     }
 
-    /// The host is gone. Whether it was at it.
+    /// The host crashed. Returns whether this call was in progress.
     pub(crate) fn crashed(&self) -> bool {
         let mut state = self.ledger.state();
         let Some(owner) = self.unfinished(&state) else { return false };
@@ -481,13 +481,13 @@ impl Call {
         true
     }
 
-    /// The nonce of the run that this call made, if that did not finish.
+    /// The nonce of the run of this call, if it did not finish.
     fn unfinished(&self, state: &State) -> Option<String> {
         let index = usize::try_from(self.told.lock().unwrap().run?).unwrap() - 1;
         Some(&state.runs[index]).filter(|run| run.how == How::Unfinished).map(|run| run.owner.clone())
     }
 
-    /// Whether this call made a run, and that came to its end.
+    /// Whether this call made a run that finished.
     pub(crate) fn is_answered(&self) -> bool {
         let state = self.ledger.state();
         let run = self.told.lock().unwrap().run;
@@ -506,7 +506,7 @@ impl Call {
     }
 }
 
-/// One run of the work, while it is under way.
+/// One run of the work, while it is in progress.
 #[derive(Debug)]
 pub(crate) struct Execution {
     pub(crate) number: u64,
@@ -531,7 +531,7 @@ impl Execution {
         });
     }
 
-    /// From here the window counts, if the transaction is committed.
+    /// Begins the window, if the transaction is committed.
     pub(crate) fn completing(&self) {
         self.with(|ledger, state, index| state.runs[index].outcome = Some(ledger.engine.now()));
     }
@@ -559,7 +559,7 @@ impl Drop for Execution {
             let now = ledger.engine.now();
             let run = &mut state.runs[index];
             run.ended = Some(now);
-            // A step that was due with the end of the lease may still be made.
+            // A step that is due at the end of the lease may still happen.
             let overstayed = now > run.until + Duration::from_millis(60);
             let how = run.how;
             ledger.log(state, &format!("run {} ended: {how:?}", self.number));

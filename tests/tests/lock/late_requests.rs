@@ -86,7 +86,7 @@ async fn a_late_attempt_of_a_refused_acquire_does_not_take_the_key() {
     holder.release().await.unwrap();
 
     assert!(!late.deliver(&world).await);
-    let next = world.default_locks().try_acquire("job").await.unwrap().expect("nobody holds it");
+    let next = world.default_locks().try_acquire("job").await.unwrap().expect("the key is free");
     next.release().await.unwrap();
 }
 
@@ -110,7 +110,7 @@ async fn an_acquire_with_an_unreadable_answer_releases_the_key() {
     let locks = world.locks(&host).build().unwrap();
     assert!(locks.try_acquire("job").await.is_err());
     locks.flush().await;
-    world.default_locks().try_acquire("job").await.unwrap().expect("nobody holds it").release().await.unwrap();
+    world.default_locks().try_acquire("job").await.unwrap().expect("the key is free").release().await.unwrap();
 }
 
 // behaviours 31, 77
@@ -138,7 +138,7 @@ async fn a_late_attempt_of_a_failed_acquire_does_not_take_a_key_without_a_row() 
     locks.flush().await;
 
     assert!(!late.deliver(&world).await);
-    let next = world.default_locks().try_acquire("job").await.unwrap().expect("nobody holds it");
+    let next = world.default_locks().try_acquire("job").await.unwrap().expect("the key is free");
     next.release().await.unwrap();
 }
 

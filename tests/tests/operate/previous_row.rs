@@ -13,7 +13,7 @@ fn fence(row: &Row) -> u64 {
 
 // behaviours 40, 78, 83
 #[tokio::test]
-async fn an_acquire_knows_its_fence_and_data_whatever_the_previous_row_was() {
+async fn an_acquire_knows_its_fence_and_data_after_any_previous_row() {
     let world = world_without_ttl().await;
     let (host, locks) = locks_on(&world, world.host());
     let acquired = async |data: Option<&str>, expected: Option<&str>| {
