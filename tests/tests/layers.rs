@@ -62,7 +62,7 @@ fn assert_layered(folder: &str, layers: &[&str]) {
     assert!(complaints.is_empty(), "{folder}:\n{}", complaints.join("\n"));
 }
 
-/// Reads the sources below `folder`, by their paths without `.rs`. A folder `bin` is another crate's.
+/// Reads the sources below `folder`, by their paths without `.rs`. The folder `bin` belongs to another crate.
 fn read(folder: &Path, prefix: &str, files: &mut BTreeMap<String, String>) {
     for entry in fs::read_dir(folder).unwrap() {
         let path = entry.unwrap().path();
@@ -75,8 +75,8 @@ fn read(folder: &Path, prefix: &str, files: &mut BTreeMap<String, String>) {
     }
 }
 
-/// Where the files are not layered: one line for each import from a file that is not below, and for each difference
-/// between the files and the list of layers.
+/// Returns one line for each import from a file that is not below, and for each difference between the files and the
+/// list of layers.
 fn complaints(files: &BTreeMap<String, String>, layers: &[&str]) -> Vec<String> {
     let height = |file: &str| layers.iter().position(|layer| *layer == file);
     let modules: BTreeMap<_, _> = files.keys().map(|file| (module(file), file)).collect();
@@ -106,14 +106,14 @@ fn complaints(files: &BTreeMap<String, String>, layers: &[&str]) -> Vec<String> 
     complaints
 }
 
-/// The module of a file: `["a", "b"]` for `a/b` and for `a/b/mod`, and `[]` for the root of the crate.
+/// Returns the module of a file: `["a", "b"]` for `a/b` and `a/b/mod`, and `[]` for the root of the crate.
 fn module(file: &str) -> Vec<String> {
     let file = file.strip_suffix("/mod").unwrap_or(file);
     if ["lib", "main"].contains(&file) { Vec::new() } else { file.split('/').map(str::to_owned).collect() }
 }
 
-/// What a file imports from its own crate, as paths from the root of the crate: by `use`, and by paths in its code.
-/// Modules for tests do not count.
+/// Returns what a file imports from its own crate, by `use` and by paths in its code. The paths begin at the root of the
+/// crate. Modules for tests do not count.
 fn imports(source: &str, module: &[String]) -> BTreeSet<Vec<String>> {
     let tokens = tokens(&mut &*source);
     let mut imports = BTreeSet::new();
@@ -121,16 +121,16 @@ fn imports(source: &str, module: &[String]) -> BTreeSet<Vec<String>> {
     imports
 }
 
-/// A token of Rust, as far as imports need it: literals and comments are none.
+/// A token of Rust that matters to imports: no literal, and no comment.
 #[derive(Debug, PartialEq)]
 enum Token {
     Word(String),
     Punctuation(char),
-    /// The tokens between brackets, and the one that opens them.
+    /// The opening bracket, and the tokens between the brackets.
     Group(char, Vec<Token>),
 }
 
-/// Takes tokens from the source until the end of the group that it is in.
+/// Takes tokens from the source until its end, or until a closing bracket.
 fn tokens(source: &mut &str) -> Vec<Token> {
     let mut tokens = Vec::new();
     while let Some(first) = source.chars().next() {
@@ -157,7 +157,7 @@ fn tokens(source: &mut &str) -> Vec<Token> {
     tokens
 }
 
-/// How long the comment is that the source begins with.
+/// Returns the length of the comment at the beginning of the source.
 fn comment(source: &str) -> Option<usize> {
     if source.starts_with("//") {
         return Some(source.find('\n').unwrap_or(source.len()));
@@ -175,7 +175,7 @@ fn comment(source: &str) -> Option<usize> {
     None
 }
 
-/// How long the string or character is that the source begins with. The quote of a lifetime is one, too.
+/// Returns the length of the string or character at the beginning of the source. The quote of a lifetime counts as one.
 fn literal(source: &str) -> Option<usize> {
     let raw = source.trim_start_matches(['b', 'c']);
     if let Some(raw) = raw.strip_prefix('r')
@@ -227,7 +227,7 @@ impl Scope {
                 // `pub(super)` is no import.
                 [Token::Word(word), Token::Group('(', _), ..] if word == "pub" => 2,
                 [Token::Word(word), Token::Word(name), Token::Group('{', body), ..] if word == "mod" => {
-                    let path = [&self.path[..], &[name.clone()]].concat();
+                    let path = [&self.path[..], std::slice::from_ref(name)].concat();
                     Self::of(body, path).collect(body, imports);
                     3
                 }
@@ -241,7 +241,7 @@ impl Scope {
                 [Token::Word(_), ..] => {
                     let (path, length) = path(rest);
                     if path.len() > 1 {
-                        imports.extend(self.from_root(&path));
+                        imports.extend(self.resolve(&path));
                     }
                     length
                 }
@@ -254,7 +254,7 @@ impl Scope {
         }
     }
 
-    /// Collects the paths of a tree as it follows `use`, or stands in the braces of one.
+    /// Collects the paths of a tree after `use`, or of a subtree.
     fn collect_tree(&self, tree: &[Token], prefix: &[String], imports: &mut BTreeSet<Vec<String>>) {
         let (path, length) = path(tree);
         let path = [prefix, &path].concat();
@@ -264,14 +264,14 @@ impl Scope {
                     self.collect_tree(tree, &path, imports);
                 }
             }
-            _ => imports.extend(self.from_root(&path)),
+            _ => imports.extend(self.resolve(&path)),
         }
     }
 
-    /// The path from the root of the crate. `None` for a path into another crate.
-    fn from_root(&self, path: &[String]) -> Option<Vec<String>> {
+    /// Returns the path from the root of the crate, or `None` for a path into another crate.
+    fn resolve(&self, path: &[String]) -> Option<Vec<String>> {
         let (first, mut rest) = path.split_first()?;
-        let mut from_root = match first.as_str() {
+        let mut path_from_root = match first.as_str() {
             "crate" => Vec::new(),
             "self" => self.path.clone(),
             "super" => self.path[..self.path.len() - 1].to_vec(),
@@ -279,16 +279,16 @@ impl Scope {
             _ => return None,
         };
         while rest.first().is_some_and(|segment| segment == "super") {
-            from_root.pop();
+            path_from_root.pop();
             rest = &rest[1..];
         }
         // As in `use crate::a::{self, B}`.
-        from_root.extend(rest.iter().filter(|segment| *segment != "self").cloned());
-        Some(from_root)
+        path_from_root.extend(rest.iter().filter(|segment| *segment != "self").cloned());
+        Some(path_from_root)
     }
 }
 
-/// The path at the beginning of the tokens, and how many tokens it takes, with a `::` behind it.
+/// Returns the path at the beginning of the tokens, and its length in tokens with a trailing `::`.
 fn path(tokens: &[Token]) -> (Vec<String>, usize) {
     let (mut path, mut length) = (Vec::new(), 0);
     while let Some(Token::Word(segment)) = tokens.get(length) {
@@ -302,7 +302,8 @@ fn path(tokens: &[Token]) -> (Vec<String>, usize) {
     (path, length)
 }
 
-/// How many tokens an item takes, which ends with a semicolon or a body in braces. Those in a `use` are no body.
+/// Returns the length of an item in tokens. It ends with a semicolon or a body in braces. The braces in a `use` are no
+/// body.
 fn item_length(item: &[Token]) -> usize {
     let is_use = item[0] == Token::Word("use".to_owned());
     let is_end = |token: &Token| match token {
@@ -312,7 +313,7 @@ fn item_length(item: &[Token]) -> usize {
     item.iter().position(is_end).map_or(item.len(), |end| end + 1)
 }
 
-/// Whether this attribute is `cfg(test)`.
+/// Returns whether this attribute is `cfg(test)`.
 fn is_for_tests(attribute: &[Token]) -> bool {
     let word = |word: &str| Token::Word(word.to_owned());
     attribute == [word("cfg"), Token::Group('(', vec![word("test")])]
@@ -322,7 +323,7 @@ fn files<const N: usize>(files: [(&str, &str); N]) -> BTreeMap<String, String> {
     files.map(|(file, source)| (file.to_owned(), source.to_owned())).into()
 }
 
-/// The imports of a file `a/b` with this source, in the order of their names.
+/// Returns the imports of a file `a/b` with this source, in alphabetical order.
 fn imported(source: &str) -> Vec<String> {
     imports(source, &module("a/b")).iter().map(|path| path.join("::")).collect()
 }
