@@ -1,6 +1,6 @@
-//! Histories: several hosts with wrong clocks and bad networks contend for a few keys, crash, overstay and come back,
-//! all from a seed and in paused time. A ledger that sees every request as it is applied, and every lock as its holder
-//! sees it, says afterwards whether the guarantees held.
+//! Histories of locks: several hosts with wrong clocks and bad networks contend for a few keys, crash, overstay and
+//! come back. A seed determines each history, which runs in paused time. A ledger sees every request as it is applied,
+//! and every lock as its holder sees it. It reports at the end whether the guarantees held.
 
 mod ledger;
 pub(crate) mod mutation;
@@ -18,32 +18,32 @@ use ledger::{Ledger, Operation};
 pub use mutation::Mutation;
 use stage::{Network, REQUEST, Stage, backoff, millis};
 
-/// How long after it was sent a request may still arrive: for 5 minutes AWS accepts its signature.
+/// How late a request can arrive: AWS accepts its signature for 5 minutes.
 const LATEST_ARRIVAL: Duration = Duration::from_mins(5);
 
-/// What happened, and what should not have.
+/// The events of a history, and its violations.
 #[derive(Debug)]
 pub struct Outcome<C = Counts> {
-    /// One line an event.
+    /// One line for each event.
     pub log: Vec<String>,
-    /// One line a guarantee that was broken.
+    /// One line for each violation.
     pub violations: Vec<String>,
-    /// How often what happened, so that a test can see that the histories get somewhere.
+    /// How often each outcome occurred, so that a test can see that the histories reach it.
     pub counts: C,
 }
 
-/// How often what happened.
+/// How often each outcome occurred.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Counts {
     /// Locks acquired.
     pub acquired: usize,
-    /// Acquires that ended with the key held by someone else.
+    /// Acquires that were refused because the key was held.
     pub held: usize,
     /// Leases renewed.
     pub renewed: usize,
     /// Releases, renewals and runs that found the lock lost.
     pub lost: usize,
-    /// Hosts that crashed while holding a key.
+    /// Hosts that crashed while they held a key.
     pub crashed: usize,
     /// Acquires that withdrew.
     pub withdrawn: usize,
@@ -53,7 +53,7 @@ pub struct Counts {
     pub requests: usize,
 }
 
-/// Runs the history of a seed, with the protocol as it is or with a mutation of it.
+/// Runs the history of a seed, with the protocol or with a mutation of it.
 #[must_use]
 pub fn run(seed: u64, mutation: Option<Mutation>) -> Outcome {
     stage::play(seed, history(seed, mutation))
@@ -88,11 +88,11 @@ impl Scene {
     }
 }
 
-/// One host after another, doing one thing after another.
+/// A worker: one host after another, with one operation after another.
 async fn worker(scene: Arc<Scene>, number: usize, mut random: Rng) {
     let mut host = scene.host(&mut random, Network::Bad);
     for step in 0..random.usize(3..=6) {
-        // Now and then a pause in which rows expire and are deleted.
+        // Occasional pauses let rows expire and be deleted.
         let pause = if random.u8(0..10) == 0 { 900_000..=1_100_000 } else { 0..=300 };
         sleep(millis(&mut random, pause)).await;
         let operation = Operation::new(
@@ -102,7 +102,7 @@ async fn worker(scene: Arc<Scene>, number: usize, mut random: Rng) {
         );
         let work = work(&scene, &host, &operation, random.fork());
         match random.u8(0..10) {
-            // The host crashes, wherever it is by then, and is replaced.
+            // The host crashes at this point, and another one replaces it.
             0 | 1 => {
                 let crash = timeout(millis(&mut random, 0..=2500), work);
                 let mut crash = Box::pin(crash);
@@ -116,7 +116,7 @@ async fn worker(scene: Arc<Scene>, number: usize, mut random: Rng) {
                     host = scene.host(&mut random, Network::Bad);
                 }
             }
-            // The invocation is cancelled; the host goes on.
+            // The invocation is cancelled, and the host continues.
             2 => {
                 let _ = timeout(millis(&mut random, 0..=1500), work).await;
                 operation.ended("was dropped, or had ended");
@@ -126,7 +126,7 @@ async fn worker(scene: Arc<Scene>, number: usize, mut random: Rng) {
     }
 }
 
-/// Someone with a good network who waits for the key of a crashed holder.
+/// A host with a good network that waits for the key of a crashed holder.
 async fn take_over(scene: Arc<Scene>, key: String, mut random: Rng) {
     let operation = Operation::new(&format!("successor {:08x}", random.u32(..)), key, Arc::clone(&scene.ledger));
     let locks = scene.stage.locks(&scene.host(&mut random, Network::Good));
@@ -141,7 +141,7 @@ async fn take_over(scene: Arc<Scene>, key: String, mut random: Rng) {
     }
 }
 
-/// Acquires a key, holds it for a while, and gives it up in one way or another.
+/// Acquires a key, holds it for a while, and releases it in one of several ways.
 async fn work(scene: &Scene, host: &Host, operation: &Operation, mut random: Rng) {
     let locks = scene.stage.locks(host);
     let lease = millis(&mut random, 300..=2500);
@@ -165,16 +165,16 @@ async fn work(scene: &Scene, host: &Host, operation: &Operation, mut random: Rng
         Err(error) => return operation.refused(&error),
     };
     operation.acquired(&lock, hold_at_least);
-    // Most holders are done in time; some stay to the end of the lease, or overstay it.
+    // Most holders finish in time. Some stay until the end of the lease, or overstay it.
     let work = if random.u8(0..3) == 0 { lease.mul_f64(0.8 + random.f64()) } else { lease.mul_f64(random.f64() / 2.0) };
     sleep(work).await;
     let deadline = lock.expires_at();
     for _ in 0..random.usize(0..=8).saturating_sub(4) {
-        // Also to the end that the lock was acquired with, which was the row's before.
+        // Some renewals restore the end from the acquire, which the row had before.
         let back = deadline.duration_since(host.now()).ok().filter(|left| left.as_millis() > 0 && random.bool());
         let renewal = back.unwrap_or_else(|| lease.mul_f64(0.2 + 1.3 * random.f64()));
         if random.u8(0..8) == 0 {
-            // A task of the holder's renews on while the lock is released.
+            // A task of the holder keeps renewing during the release.
             let (renewed, ()) = tokio::join!(lock.renew(renewal), release(operation, &lock));
             return operation.renewed(&lock, renewed);
         }
@@ -184,7 +184,7 @@ async fn work(scene: &Scene, host: &Host, operation: &Operation, mut random: Rng
         }
     }
     match random.u8(0..10) {
-        // Dropped without a release: it is sent in the background.
+        // A drop without a release sends the release in the background.
         0 => operation.ended("dropped its lock"),
         _ => release(operation, &lock).await,
     }
@@ -193,13 +193,13 @@ async fn work(scene: &Scene, host: &Host, operation: &Operation, mut random: Rng
 async fn release(operation: &Operation, lock: &Arc<Lock>) {
     let mut answer = lock.release().await;
     if answer.as_ref().is_err_and(Error::is_unavailable) {
-        // It may have been applied, or may be on its way.
+        // The release may have been applied, or may arrive later.
         answer = lock.release().await;
     }
     operation.released(lock, answer);
 }
 
-/// The same through `run`, whose body shall not outlive the lease.
+/// Does the same with `run`, whose body must not outlive the lease.
 async fn run_under(operation: &Operation, acquire: Acquire, hold_at_least: Duration, mut random: Rng) {
     let steps = random.u32(0..150);
     let ran = acquire.run(async |lock| {
@@ -213,7 +213,7 @@ async fn run_under(operation: &Operation, acquire: Acquire, hold_at_least: Durat
         overstayed
     });
     match ran.await {
-        // A step that was due with the end of the lease may still be made.
+        // A step that is due at the end of the lease may still happen.
         Ok(overstayed) if overstayed > Duration::from_millis(60) => {
             operation.broke("work outlived its lease", &format!("by {overstayed:?}"));
         }

@@ -1,6 +1,7 @@
-//! Histories of idempotent work: several hosts with wrong clocks and bad networks are asked for the same few things
-//! again and again, crash, overrun, are cancelled and come back, all from a seed and in paused time. A ledger that sees
-//! every request as it is applied, every run of the work and every answer, says afterwards whether the guarantees held.
+//! Histories of idempotent work: several hosts with wrong clocks and bad networks get the same few inputs again and
+//! again, crash, overrun, are cancelled and come back. A seed determines each history, which runs in paused time. A
+//! ledger sees every request as it is applied, every run of the work and every answer. It reports at the end whether
+//! the guarantees held.
 
 pub(crate) mod ledger;
 pub(crate) mod mutations;
@@ -28,21 +29,21 @@ use crate::invocation::invocation_with;
 use ledger::{Call, Execution, Ledger};
 pub use mutations::MUTATIONS;
 
-/// How long after it was sent a request may still arrive. Some windows are shorter, some longer.
+/// How late a request can arrive. Some windows are shorter, some longer.
 pub(crate) const LATEST_ARRIVAL: Duration = Duration::from_secs(20);
 
-/// How often what happened.
+/// How often each outcome occurred.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Counts {
     /// Runs of the work.
     pub runs: usize,
-    /// Runs after one of the same key that did not finish.
+    /// Runs after an unfinished run of the same key.
     pub taken_over: usize,
-    /// Answers that were those of another run.
+    /// Answers that came from another run.
     pub replayed: usize,
-    /// Those of them that were stored errors.
+    /// Answers from another run that were stored errors.
     pub replayed_errors: usize,
-    /// Those of them that cost no request.
+    /// Answers from another run that sent no request.
     pub cached: usize,
     /// Refusals because of a run in progress.
     pub in_progress: usize,
@@ -56,7 +57,7 @@ pub struct Counts {
     pub crashed: usize,
     /// Outcomes stored.
     pub completed: usize,
-    /// Outcomes stored in a transaction of the handler's.
+    /// Outcomes stored in a transaction of the handler.
     pub committed: usize,
     /// Transactions that DynamoDB cancelled.
     pub transactions_cancelled: usize,
@@ -68,7 +69,7 @@ pub struct Counts {
     pub requests: usize,
 }
 
-/// Runs the history of a seed, with the code as it is or with a mutation of its protocol.
+/// Runs the history of a seed, with the protocol or with a mutation of it.
 #[must_use]
 pub fn run(seed: u64, mutation: Option<Mutation>) -> Outcome<Counts> {
     stage::play(seed, history(seed, mutation))
@@ -83,12 +84,12 @@ struct Scene {
     terms: Vec<Terms>,
 }
 
-/// What holds for all calls with a key.
+/// Settings of all calls with a key.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Terms {
     pub(crate) window: Duration,
     pub(crate) refuse_unfinished: bool,
-    /// The work is a write in the same table, committed together with its result.
+    /// The work is a write into the same table, committed together with the result.
     pub(crate) transactional: bool,
 }
 
@@ -152,7 +153,7 @@ impl Scene {
         Function { orders: orders.collect(), host }
     }
 
-    /// After everything, hosts with good networks get an answer for each key, and the business writes are counted.
+    /// At the end, hosts with good networks get an answer for each key, and the business writes are counted.
     async fn settle(self: &Arc<Self>, mut random: Rng) {
         let mut unfinished = Vec::new();
         for (number, terms) in self.terms.iter().enumerate() {
@@ -173,7 +174,7 @@ impl Scene {
                 self.ledger.count_business(&key(number), self.business_writes(number).await);
             }
         }
-        // What was refused because it may have been done is not refused for ever.
+        // An unfinished run is not refused forever.
         sleep(Duration::from_hours(2)).await;
         for number in unfinished {
             let call =
@@ -190,7 +191,7 @@ impl Scene {
     }
 }
 
-/// What is asked for.
+/// The input of a call.
 #[derive(Clone, Debug)]
 struct Order {
     key: String,
@@ -231,7 +232,7 @@ impl Terms {
     }
 }
 
-/// A host with the settings, and the caches, that its invocations share.
+/// A host with the settings and caches that its invocations share.
 #[derive(Debug)]
 struct Function {
     host: Host,
@@ -245,16 +246,16 @@ struct Orders {
     by_event: Idempotency<LambdaEvent<Order>, u64, Failure>,
 }
 
-/// What one run of the work is like.
+/// The plan of one run of the work.
 #[derive(Clone, Copy, Debug)]
 struct Plan {
     before: Duration,
     during: Duration,
     after: Duration,
     ending: Ending,
-    /// The transaction fails, by a condition of its own.
+    /// The transaction fails because of its own condition.
     declined: bool,
-    /// The process stands still before it sends the transaction, and sends it even if its time is over.
+    /// The process is frozen before it sends the transaction, and sends it even after its lease.
     frozen: Option<Duration>,
     lease: Duration,
     /// How long to wait for a run in progress.
@@ -282,7 +283,7 @@ impl Plan {
 
     fn draw(random: &mut Rng) -> Self {
         let lease = millis(random, 300..=2500);
-        // Most runs are done in time; some stay to the end of the lease, or overrun it.
+        // Most runs finish in time. Some last until the end of the lease, or overrun it.
         let work = lease.mul_f64(if random.u8(0..4) == 0 { 0.7 + random.f64() } else { random.f64() / 2.0 });
         let (one, other) = (random.f64(), random.f64());
         Self {
@@ -303,12 +304,12 @@ impl Plan {
     }
 }
 
-/// One host after another, called for one thing after another.
+/// A worker: one host after another, with one call after another.
 async fn worker(scene: Arc<Scene>, number: usize, mut random: Rng) {
     let network = Network::draw(&mut random);
     let mut function = scene.function(&mut random, network);
     for step in 0..random.usize(3..=7) {
-        // Now and then a pause in which windows end, and rows expire and are deleted.
+        // Occasional pauses let windows end, and let rows expire and be deleted.
         let pause = match random.u8(0..20) {
             0 => 60_000..=150_000,
             1..=4 => 1000..=8000,
@@ -318,7 +319,7 @@ async fn worker(scene: Arc<Scene>, number: usize, mut random: Rng) {
         let key_number = random.usize(0..scene.terms.len());
         let call = |name: String| Call::new(&name, key(key_number), Arc::clone(&scene.ledger));
         let first = call(format!("worker {number} step {step}"));
-        // Now and then a duplicate in the same environment, at the same time.
+        // Occasionally a concurrent duplicate in the same environment.
         let twin = (random.u8(0..5) == 0).then(|| call(format!("worker {number} step {step} twin")));
         let (plan, twins_plan) = (Plan::draw(&mut random), Plan::draw(&mut random));
         let (seed, twins_seed) = (random.fork(), random.fork());
@@ -332,9 +333,9 @@ async fn worker(scene: Arc<Scene>, number: usize, mut random: Rng) {
         };
         let mut calls = Box::pin(calls);
         let (is_crash, limit) = match random.u8(0..10) {
-            // The host crashes, wherever it is by then, and is replaced.
+            // The host crashes at this point, and another one replaces it.
             0 | 1 => (true, millis(&mut random, 0..=2500)),
-            // The invocation is cancelled; the host goes on.
+            // The invocation is cancelled, and the host continues.
             2 => (false, millis(&mut random, 0..=1500)),
             _ => {
                 calls.await;
@@ -362,7 +363,7 @@ async fn worker(scene: Arc<Scene>, number: usize, mut random: Rng) {
     }
 }
 
-/// Someone with a good network who asks for what a crashed host had begun.
+/// A host with a good network that repeats the call of a crashed host.
 async fn successor(scene: Arc<Scene>, key_number: usize, mut random: Rng) {
     let function = scene.function(&mut random, Network::Good);
     let name = format!("successor {:08x}", random.u32(..));
@@ -374,12 +375,12 @@ async fn successor(scene: Arc<Scene>, key_number: usize, mut random: Rng) {
 }
 
 impl Function {
-    /// Asks for the work and tells the ledger of the answer: through `run`, or through the middleware.
+    /// Calls the work through `run` or through the layer, and reports the answer to the ledger.
     async fn call(&self, scene: &Arc<Scene>, key_number: usize, call: &Call, plan: Plan, mut random: Rng) {
         let (order, orders) = (Order { key: key(key_number) }, &self.orders[key_number]);
         let (requests, client) = (self.host.requests(), self.host.client());
         let terms = scene.terms[key_number];
-        // Boxed: what is inside is large.
+        // Boxed because the future is large.
         let answer: Pin<Box<dyn Future<Output = Answer> + Send>> = if random.bool() {
             let (call, orders) = (call.clone(), orders.by_order.clone().lease(plan.lease).wait(backoff(plan.wait)));
             Box::pin(
@@ -387,7 +388,7 @@ impl Function {
             )
         } else {
             let orders = orders.by_event.clone().wait(backoff(plan.wait));
-            // Lambda's deadline is the end of the lease, or leaves time to wait before it.
+            // Lambda's deadline is the end of the lease, or leaves time for a wait before it.
             let (time_left, orders) = match plan.wait {
                 Duration::ZERO => (plan.lease, orders),
                 wait => (wait + plan.lease, orders.lease(plan.lease)),
@@ -408,7 +409,7 @@ impl Function {
     }
 }
 
-/// The work: a counter that nothing protects goes up by one, and in a transaction one that DynamoDB keeps.
+/// The work: increments an unprotected counter, and in a transaction another one in DynamoDB.
 async fn work(call: Call, client: Client, run: Run, terms: Terms, plan: Plan) -> Result<u64, Failure> {
     let execution = call.began(&run, plan.lease);
     let number = execution.number;
@@ -462,7 +463,7 @@ async fn commit(client: Client, key: String, completion: TransactWriteItem, decl
     transaction.send().await.map(drop).map_err(drop)
 }
 
-/// What a caller is told.
+/// The outcome of a call.
 pub(crate) type Answer = Result<u64, HandlerError<Failure>>;
 
 impl Execution {

@@ -1,4 +1,4 @@
-//! Invocations as Lambda makes them, and what is seen of them.
+//! Invocations as Lambda makes them, and what tests observe of them.
 
 use std::io::{self, Write};
 use std::ops::RangeInclusive;
@@ -11,22 +11,22 @@ use lambda_lock::embedded::{Answer, Host, Intercept};
 use lambda_runtime::{Config, Context, Diagnostic, LambdaEvent};
 use serde_json::{Value, json};
 
-/// The function's name.
+/// The name of the function.
 pub const FUNCTION: &str = "orders";
 
-/// An invocation of the function on this host, half a minute before its deadline.
+/// Returns an invocation of the function on this host, 30 seconds before its deadline.
 pub fn invocation<P>(host: &Host, payload: P) -> LambdaEvent<P> {
     invocation_with(host, payload, Duration::from_secs(30))
 }
 
-/// The same with this much time left.
+/// Returns an invocation of the function on this host, this long before its deadline.
 pub fn invocation_with<P>(host: &Host, payload: P, time_left: Duration) -> LambdaEvent<P> {
     let mut event = invocation_without_deadline(FUNCTION, payload);
     event.context.deadline = millis(host.now() + time_left);
     event
 }
 
-/// An invocation of this function, with no deadline.
+/// Returns an invocation of this function without a deadline.
 pub fn invocation_without_deadline<P>(function: &str, payload: P) -> LambdaEvent<P> {
     let mut context = Context::default();
     "request-1".clone_into(&mut context.request_id);
@@ -35,38 +35,38 @@ pub fn invocation_without_deadline<P>(function: &str, payload: P) -> LambdaEvent
     LambdaEvent::new(payload, context)
 }
 
-/// Milliseconds since the epoch, as rows have them.
+/// Returns the milliseconds since the epoch, as in rows.
 #[must_use]
 pub fn millis(time: SystemTime) -> u64 {
     time.duration_since(SystemTime::UNIX_EPOCH).unwrap().as_millis().try_into().unwrap()
 }
 
-/// What Lambda would be told: the error's type and message.
+/// Returns what Lambda receives: the error's type and message.
 pub fn told<E: Into<Diagnostic>>(error: HandlerError<E>) -> (String, String) {
     let Diagnostic { error_type, error_message } = error.into();
     (error_type, error_message)
 }
 
-/// Counts what is done. The clones count together.
+/// A counter that its clones share.
 #[derive(Clone, Debug, Default)]
 pub struct Counter(Arc<AtomicU32>);
 
 impl Counter {
-    /// One more; says how many that makes.
+    /// Adds one, and returns the new count.
     #[expect(clippy::must_use_candidate, reason = "who counts need not look")]
     pub fn count(&self) -> u32 {
         self.0.fetch_add(1, Ordering::Relaxed) + 1
     }
 
-    /// How many there were.
+    /// Returns the count.
     #[must_use]
     pub fn get(&self) -> u32 {
         self.0.load(Ordering::Relaxed)
     }
 }
 
-/// Turns the answers to these requests of an operation, counted from 1, into server errors, after they were applied.
-/// The SDK then sends the request again, as after an answer that was lost.
+/// Turns the answers to these requests of an operation, counted from 1, into server errors after they were applied. The
+/// SDK then retries the request, as after a lost answer.
 #[derive(Debug)]
 pub struct LoseAnswers {
     operation: &'static str,
@@ -75,7 +75,7 @@ pub struct LoseAnswers {
 }
 
 impl LoseAnswers {
-    /// To this operation.
+    /// Loses the answers to these requests of this operation.
     #[must_use]
     pub fn to(operation: &'static str, which: RangeInclusive<u32>) -> Self {
         Self { operation, which, seen: Counter::default() }
@@ -105,17 +105,17 @@ impl Write for Log {
     }
 }
 
-/// Begins to keep what all tests in this process log, of the crate and of every level.
+/// Starts to keep the log of all tests in this process: all levels of the crate.
 pub fn keep_log() {
     keep("lambda_lock=trace");
 }
 
-/// The same of warnings alone, whoever gives them.
+/// Starts to keep the warnings of all tests in this process, of all crates.
 pub fn keep_warnings() {
     keep("warn");
 }
 
-/// `tracing` has one subscriber for all threads: the first filter is the one that counts.
+/// `tracing` has one subscriber for all threads: the first filter wins.
 fn keep(filter: &str) {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
@@ -123,7 +123,7 @@ fn keep(filter: &str) {
     });
 }
 
-/// The lines that name this, which no other test does.
+/// Returns the lines that contain `name`, which must be unique to the test.
 #[must_use]
 pub fn logged(name: &str) -> Vec<String> {
     let log = String::from_utf8(LOG.lock().unwrap().clone()).unwrap();

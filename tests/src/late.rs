@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use crate::World;
 
-/// Holds some of a host's updates back: the host hears of a server error. They arrive when the test delivers them.
+/// Holds back some of a host's updates, which the host sees as server errors. They arrive when the test delivers them.
 #[derive(Clone, Debug)]
 pub struct Late {
     which: RangeInclusive<u32>,
@@ -17,13 +17,13 @@ pub struct Late {
 }
 
 impl Late {
-    /// Holds back these updates of the host, counted from 1, each attempt of the SDK by itself.
+    /// Holds back these updates of the host, counted from 1. Each attempt of the SDK counts.
     #[must_use]
     pub fn updates(which: RangeInclusive<u32>) -> Self {
         Self { which, sent: Arc::default(), held_back: Arc::default() }
     }
 
-    /// Delivers the first update that is held back. Its answer, which nobody hears, says whether it was applied.
+    /// Delivers the first update that is held back, and returns whether it was applied.
     pub async fn deliver(&self, world: &World) -> bool {
         let request = self.held_back.lock().unwrap().remove(0);
         let host = world.host().intercept(Replace(request)).build();
@@ -32,7 +32,7 @@ impl Late {
     }
 }
 
-/// What no row meets.
+/// A condition that no row meets.
 const HELD_BACK: &str = " AND attribute_exists(#owner) AND attribute_not_exists(#owner)";
 
 impl Intercept for Late {
@@ -51,7 +51,7 @@ impl Intercept for Late {
     }
 }
 
-/// Sends another request in place of each.
+/// Replaces each request with another one.
 #[derive(Debug)]
 struct Replace(Value);
 

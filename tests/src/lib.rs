@@ -1,4 +1,4 @@
-//! What the tests share: a DynamoDB to run on, and the histories.
+//! Code that the tests share: a DynamoDB to run on, and the histories.
 #![allow(clippy::missing_panics_doc, reason = "a test that cannot go on panics")]
 
 pub mod history;
@@ -13,7 +13,7 @@ mod world;
 pub use late::Late;
 pub use world::{Row, World};
 
-/// The one in the middle of these figures.
+/// Returns the median of these values.
 #[must_use]
 pub fn median(mut values: Vec<f64>) -> f64 {
     values.sort_unstable_by(f64::total_cmp);

@@ -1,7 +1,6 @@
-//! Powertools for AWS Lambda itself: the scripts in `tests/interop`, in processes of their own, on the table of a
-//! [`World`].
+//! The real Powertools for AWS Lambda: runs the scripts in `tests/interop` as processes on the table of a [`World`].
 //!
-//! It is where these variables say; what is to be there is pinned in `tests/interop`, and `.ci/run` installs it.
+//! These variables say where it is installed. `tests/interop` pins its packages, and `.ci/run` installs them.
 //!
 //! | variable | |
 //! | --- | --- |
@@ -38,7 +37,7 @@ pub enum Language {
 }
 
 impl Language {
-    /// All that a [`RecordFormat`] is there for.
+    /// All languages with a [`RecordFormat`].
     pub const ALL: [Self; 2] = [Self::Python, Self::TypeScript];
 
     /// Its format.
@@ -52,7 +51,7 @@ impl Language {
 }
 
 impl Powertools {
-    /// `None`, and a word of what is missing, where it is not installed.
+    /// Finds the installation. Returns `None` and prints what is missing if it is not installed.
     #[must_use]
     pub fn find() -> Option<Self> {
         let [endpoint, python, node_modules] = ["LOCK_TEST_ENDPOINT", "LOCK_TEST_PYTHON", "LOCK_TEST_NODE_MODULES"]
@@ -70,13 +69,13 @@ impl Powertools {
         }
     }
 
-    /// The DynamoDB.
+    /// The endpoint of the DynamoDB.
     #[must_use]
     pub fn endpoint(&self) -> &str {
         &self.endpoint
     }
 
-    /// A script in this language, by its name without the ending.
+    /// Returns the command that runs a script in this language. The name has no extension.
     #[must_use]
     pub fn script(&self, language: Language, name: &str, world: &World) -> Command {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("interop");
@@ -87,8 +86,8 @@ impl Powertools {
                 command
             }
             Language::TypeScript => {
-                // Node looks for packages beside a script, but beside the working directory for what is on the command
-                // line.
+                // Node looks for packages beside a script file, but in the working directory for a script on the
+                // command line.
                 let script = std::fs::read_to_string(folder.join(name).with_extension("mjs")).unwrap();
                 let mut command = Command::new("node");
                 command.current_dir(&self.node_modules).args(["--input-type=module", "--eval", &script, "--"]);
@@ -101,13 +100,13 @@ impl Powertools {
             ("AWS_ACCESS_KEY_ID", "local"),
             ("AWS_SECRET_ACCESS_KEY", "local"),
             ("LOCK_TABLE_NAME", &world.table),
-            // Of what later versions will need.
+            // Node warns about requirements of later versions.
             ("NODE_NO_WARNINGS", "1"),
         ]);
         command
     }
 
-    /// Has the function `orders` place these orders, one after the other, and returns what it said to each.
+    /// Places these orders with the function `orders`, one after the other, and returns its answers.
     pub async fn place(&self, language: Language, world: &World, options: &[&str], orders: &[Value]) -> Vec<Value> {
         let mut script = self.script(language, "orders", world);
         script.args(options).args(orders.iter().map(Value::to_string)).stdin(Stdio::null());

@@ -1,7 +1,7 @@
-//! Histories of a queue: several pollers hand batches of its messages to the consumer, on hosts with wrong clocks and bad
-//! networks that crash and overrun, while messages come back, come twice, fail, and end in the dead-letter queue. All
-//! from a seed and in paused time. The ledger of idempotent work checks every run; here is checked what Lambda hears,
-//! and what becomes of each message.
+//! Histories of a queue: several pollers deliver batches to the consumer, on hosts with wrong clocks and bad networks
+//! that crash and overrun. Messages come back, arrive twice, fail, and end in the dead-letter queue. A seed determines
+//! each history, which runs in paused time. The ledger of idempotent work checks every run. This module checks the
+//! answers to Lambda, and the fate of each message.
 
 mod mutations;
 mod queue;
@@ -25,10 +25,10 @@ use crate::invocation::{FUNCTION, invocation_with};
 pub use mutations::MUTATIONS;
 use queue::{FIFO_QUEUE, Place, Queue, Received, Stored};
 
-/// How often what happened.
+/// How often each outcome occurred.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Counts {
-    /// What happened to the records.
+    /// The counts of the records.
     pub work: idempotency_history::Counts,
     /// Batches that were answered.
     pub batches: usize,
@@ -40,13 +40,13 @@ pub struct Counts {
     pub done: usize,
     /// Deliveries that were answered as done without a run.
     pub done_before: usize,
-    /// Messages that were reported, each time.
+    /// Reports of failed messages.
     pub reported: usize,
     /// Messages that ended in the dead-letter queue.
     pub dead: usize,
 }
 
-/// Runs the history of a seed, with the code as it is or with a mutation of what it sends and answers.
+/// Runs the history of a seed, with the protocol or with a mutation of it.
 #[must_use]
 pub fn run(seed: u64, mutation: Option<Mutation>) -> Outcome<Counts> {
     stage::play(seed, history(seed, mutation))
@@ -63,7 +63,7 @@ struct Scene {
     counts: Mutex<Counts>,
 }
 
-/// What makes a message the same as another.
+/// The key of a message.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum KeyIs {
     MessageId,
@@ -86,7 +86,7 @@ async fn history(seed: u64, mutation: Option<Mutation>) -> Outcome<Counts> {
     let refuse_unfinished = key == KeyIs::InBody && random.u8(0..3) == 0;
     let terms = Terms { window: Duration::from_hours(24), refuse_unfinished, transactional: false };
     let messages = messages(&mut random, key);
-    // Also as they are when a mutation hides from the consumer that the queue is in order.
+    // Also with a mutation that hides from the consumer that the queue is FIFO.
     let keys = messages.iter().flat_map(|message| {
         let key = key.of(message);
         [(key.replace(".fifo", ""), terms), (key, terms)]
@@ -106,7 +106,7 @@ async fn history(seed: u64, mutation: Option<Mutation>) -> Outcome<Counts> {
     Outcome { log, violations, counts }
 }
 
-/// What the senders have sent: now and then the same again, in the same group.
+/// The messages of the senders, with occasional duplicates in the same group.
 fn messages(random: &mut Rng, key: KeyIs) -> Vec<Stored> {
     let mut messages: Vec<Stored> = Vec::new();
     for number in 0..random.usize(3..=14) {
@@ -144,16 +144,16 @@ struct Function {
     consumer: Consumer,
 }
 
-/// What the handlers of one invocation do.
+/// The handlers of one invocation.
 struct Invocation {
     name: String,
     scene: Arc<Scene>,
-    /// Nothing but poison fails.
+    /// Only poison fails.
     is_good: bool,
     began: SystemTime,
     time_left: Duration,
     random: Mutex<Rng>,
-    /// By message id, those that were worked on.
+    /// The ids of the messages that ran.
     calls: Mutex<Vec<(String, Call)>>,
 }
 
@@ -195,7 +195,7 @@ impl Scene {
         self.queue.messages().into_iter().find(|message| message.id == id).unwrap()
     }
 
-    /// Whether what comes before a message in its group is over and done with.
+    /// Whether all messages before a message in its group have ended.
     fn check_order(&self, id: &str) {
         if !self.queue.is_fifo {
             return;
@@ -209,7 +209,7 @@ impl Scene {
         }
     }
 
-    /// Good hosts work until nothing is left. Every message is then done and deleted, or dead.
+    /// Good hosts work until the queue is empty. Every message is then done and deleted, or dead.
     async fn drain(self: &Arc<Self>, mut random: Rng) {
         let mut function = self.function(&mut random, Network::Good);
         for round in 0..200 {
@@ -239,7 +239,7 @@ impl Scene {
     }
 }
 
-/// One host after another, with one batch after another.
+/// A poller: one host after another, with one batch after another.
 async fn poller(scene: Arc<Scene>, number: usize, mut random: Rng) {
     let network = Network::draw(&mut random);
     let mut function = scene.function(&mut random, network);
@@ -260,7 +260,8 @@ async fn poller(scene: Arc<Scene>, number: usize, mut random: Rng) {
 }
 
 impl Function {
-    /// Waits for the answer as Lambda does: until the deadline, or until the host crashes. Whether the host lives on.
+    /// Waits for the answer as Lambda does: until the deadline, or until the host crashes. Returns whether the host
+    /// continues.
     async fn invoke(&self, invocation: &Arc<Invocation>, messages: Vec<SqsMessage>, crash: Option<Duration>) -> bool {
         let mut answer = Box::pin(self.answer(invocation, messages.clone()));
         if let Ok(answer) = timeout(crash.unwrap_or(invocation.time_left), &mut answer).await {
@@ -312,7 +313,7 @@ impl Invocation {
         let number = execution.number;
         let (work, fails, panics) = {
             let mut random = self.random.lock().unwrap();
-            // Most messages take a while; some do not come to an end in time.
+            // Most messages take a while. Some do not end in time.
             let most = if self.is_good || random.u8(0..8) > 0 { 500 } else { 8000 };
             let (fails, panics) = (random.u8(0..7) == 0, random.u8(0..14) == 0);
             (millis(&mut random, 0..=most), fails && !self.is_good, panics && !self.is_good)
@@ -332,21 +333,22 @@ impl Invocation {
         Ok(number)
     }
 
-    /// Lambda heard the answer, and does with the messages what it says.
+    /// Lambda received the answer, and applies it to the messages.
     fn answered(&self, messages: &[SqsMessage], answer: &SqsBatchResponse) {
         let Scene { ledger, queue, stage, key, .. } = &*self.scene;
         let reported: Vec<_> = answer.batch_item_failures.iter().map(|failure| &failure.item_identifier).collect();
         ledger.note(&format!("{} reports {reported:?}", self.name));
         let calls = self.calls.lock().unwrap();
         let now = stage.engine.now();
-        // With no time left, a message goes back whose outcome has yet to be stored.
+        // Without time, a message goes back before its outcome is stored.
         let is_in_time = now + Duration::from_millis(200) < self.began + self.time_left;
-        // The leases end a second before the deadline, the least time is another, and the host's clock drifts.
+        // The leases end a second before the deadline, `min_remaining_time` is another second, and the host's clock
+        // drifts.
         let all_had_time = now + Duration::from_millis(2500) < self.began + self.time_left;
         for message in messages {
             let id = message.message_id.as_ref().unwrap();
             let record = key.of(&self.scene.stored(id));
-            // A twin in the batch, or in its group, shares the outcome.
+            // Twins in the batch or in its group share the outcome.
             let mut calls = calls.iter().filter(|(_, call)| call.key == record).map(|(_, call)| call.is_answered());
             let (is_reported, was_run) = (reported.contains(&id), calls.next());
             let what = match (is_reported, was_run) {
@@ -370,13 +372,13 @@ impl Invocation {
         queue.settle(now, messages, answer);
     }
 
-    /// Whether a message of this record had only to be told that it is done: its result was stored before the
-    /// invocation began, and it did not go back for the sake of its group's order.
+    /// Whether a message of this record needs no run: its result was stored before the invocation began, and it did not
+    /// go back because of the order of its group.
     fn was_done_before(&self, messages: &[SqsMessage], reported: &[&String], record: &str) -> bool {
         let Scene { ledger, queue, key, .. } = &*self.scene;
         let stored: Vec<_> =
             messages.iter().map(|message| self.scene.stored(message.message_id.as_ref().unwrap())).collect();
-        // Twins stand where the first of them does, and are of the same group.
+        // Twins take the place of the first of them, in the same group.
         let first = stored.iter().position(|message| key.of(message) == record).unwrap();
         let goes_back = |earlier: &Stored| earlier.group == stored[first].group && reported.contains(&&earlier.id);
         let is_held_back = queue.is_fifo && stored[..first].iter().any(goes_back);

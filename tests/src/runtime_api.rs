@@ -1,4 +1,4 @@
-//! The Lambda service, as far as a function sees it: a Runtime API that tests play, for a function in a process of its own.
+//! The Lambda service as a function sees it: a Runtime API for a function in another process.
 //! <https://docs.aws.amazon.com/lambda/latest/dg/runtimes-api.html>
 
 use std::convert::Infallible;
@@ -26,7 +26,7 @@ use crate::invocation::millis;
 /// Longer than anything here takes, so that a test that hangs fails.
 pub const TOO_LONG: Duration = Duration::from_mins(1);
 
-/// The service, which ends with the test.
+/// The service. It ends when it is dropped.
 #[derive(Debug)]
 pub struct Lambda {
     address: SocketAddr,
@@ -77,7 +77,7 @@ impl Outcome {
     }
 }
 
-/// Where the connections find what to do, and what they tell.
+/// The ends of the channels that connections use.
 #[derive(Clone, Debug)]
 struct Ends {
     queue: Arc<Mutex<mpsc::UnboundedReceiver<Event>>>,
@@ -86,7 +86,7 @@ struct Ends {
 }
 
 impl Lambda {
-    /// Starts the service on a port of its own.
+    /// Starts the service on a free port.
     pub async fn start() -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
@@ -106,7 +106,7 @@ impl Lambda {
         Self { address, events, asked, outcomes, _server: server }
     }
 
-    /// A process of this function, with the variables that the runtime needs. It is killed when it is dropped.
+    /// Returns a command that runs this function with the variables of the runtime. Its process is killed on drop.
     pub fn environment(&self, program: impl AsRef<OsStr>) -> Command {
         let mut command = Command::new(program);
         command
@@ -119,28 +119,28 @@ impl Lambda {
         command
     }
 
-    /// An invocation with a minute until its deadline.
+    /// Sends an invocation, a minute before its deadline.
     pub fn send(&self, id: &str, payload: Value) {
         self.send_with(id, payload, Duration::from_mins(1));
     }
 
-    /// The same with this much time left.
+    /// Sends an invocation, this long before its deadline.
     pub fn send_with(&self, id: &str, payload: Value, time_left: Duration) {
         let deadline = SystemTimeSource::new().now() + time_left;
         assert!(self.events.send(Event { id: id.to_owned(), payload, deadline }).is_ok());
     }
 
-    /// Until the function asks for an invocation once more: the first time, its init phase is over.
+    /// Waits until the function asks for an invocation. The first time, its init phase has ended.
     pub async fn asked(&mut self) {
         timeout(TOO_LONG, self.asked.recv()).await.expect("the function asks").expect("the service runs");
     }
 
-    /// The next invocation to end, and how.
+    /// Waits for the next invocation to end, and returns its id and outcome.
     pub async fn next_outcome(&mut self) -> (String, Outcome) {
         timeout(TOO_LONG, self.outcomes.recv()).await.expect("an invocation ends").expect("the service runs")
     }
 
-    /// One invocation, to its end.
+    /// Sends an invocation, and waits for its outcome.
     pub async fn invoke(&mut self, id: &str, payload: Value) -> Outcome {
         self.send(id, payload);
         let (of, outcome) = self.next_outcome().await;
@@ -152,9 +152,9 @@ impl Lambda {
 async fn serve(request: Request<Incoming>, ends: Ends) -> Result<Response<Full<Bytes>>, Infallible> {
     let path = request.uri().path().strip_prefix("/2018-06-01/runtime/invocation/").unwrap_or_default().to_owned();
     if path == "next" {
-        // The test may be over, here and below.
+        // The test may have ended, here and below.
         let _ = ends.asks.send(());
-        // Lambda too lets the function wait here until there is something to do.
+        // Lambda too keeps the function waiting here for an invocation.
         let Some(Event { id, payload, deadline }) = ends.queue.lock().await.recv().await else {
             return Ok(answer(StatusCode::GONE, String::new()));
         };

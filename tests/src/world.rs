@@ -9,7 +9,7 @@ use aws_sdk_dynamodb::types::AttributeValue;
 use lambda_lock::embedded::{DynamoDb, Host, HostBuilder};
 use lambda_lock::{Locks, LocksBuilder};
 
-/// A DynamoDB with an empty lock table: the embedded engine, or whatever `LOCK_TEST_ENDPOINT` names.
+/// A DynamoDB with an empty lock table: the embedded engine, or the one at `LOCK_TEST_ENDPOINT`.
 #[derive(Debug)]
 pub struct World {
     dynamodb: Backend,
@@ -24,14 +24,14 @@ enum Backend {
 }
 
 impl World {
-    /// A world with a table as [`Locks::create_table`] makes it.
+    /// Returns a world with a table from [`Locks::create_table`].
     pub async fn new() -> Self {
         let world = Self::without_table();
         world.locks(&world.host().build()).build().unwrap().create_table().await.unwrap();
         world
     }
 
-    /// A world in which the table has yet to be created.
+    /// Returns a world without its table.
     #[must_use]
     pub fn without_table() -> Self {
         let dynamodb = match env::var("LOCK_TEST_ENDPOINT") {
@@ -41,7 +41,7 @@ impl World {
         Self { dynamodb, table: format!("locks-{:016x}", fastrand::u64(..)) }
     }
 
-    /// A host of its own: a client with a clock and a network.
+    /// Builds a new host: a client with its own clock and network.
     pub fn host(&self) -> HostBuilder {
         match &self.dynamodb {
             Backend::Embedded(engine) => engine.host(),
@@ -55,44 +55,44 @@ impl World {
         }
     }
 
-    /// A client without faults and with the right time, for looking at rows and writing foreign ones.
+    /// Returns a client without faults and with the right time, to read rows and to write foreign ones.
     #[must_use]
     pub fn client(&self) -> Client {
         self.host().build().client()
     }
 
-    /// Locks in this world's table, as seen from `host`.
+    /// Builds locks in this world's table on `host`.
     pub fn locks(&self, host: &Host) -> LocksBuilder {
         Locks::builder(host.client(), &self.table)
     }
 
-    /// Locks with the default settings on a host of their own.
+    /// Returns locks with the default settings on a new host.
     #[must_use]
     pub fn default_locks(&self) -> Locks {
         self.locks(&self.host().build()).build().unwrap()
     }
 
-    /// The same through a client that the test configured: the SDK makes its three tries without a pause, which
-    /// otherwise takes up to three seconds.
+    /// Builds locks on `host` whose SDK makes its three tries almost without a pause. With the default pauses, they
+    /// take up to three seconds.
     pub fn locks_with_quick_retries(&self, host: &Host) -> LocksBuilder {
         let retries = RetryConfig::standard().with_initial_backoff(Duration::from_millis(1));
         let config = host.client().config().to_builder().retry_config(retries).build();
         Locks::builder(Client::from_conf(config), &self.table)
     }
 
-    /// The row with this partition key, as it stands in the table.
+    /// Reads the row with this partition key.
     pub async fn row(&self, id: &str) -> Option<Row> {
         let read = self.client().get_item().table_name(&self.table).consistent_read(true);
         // Boxed here and below: the SDK's futures are large.
         Box::pin(read.key("id", AttributeValue::S(id.to_owned())).send()).await.unwrap().item
     }
 
-    /// Writes a row, whatever is there already.
+    /// Writes a row, and replaces an existing one.
     pub async fn put_row(&self, row: Row) {
         Box::pin(self.client().put_item().table_name(&self.table).set_item(Some(row)).send()).await.unwrap();
     }
 
-    /// Deletes a row, as DynamoDB's TTL does one day.
+    /// Deletes a row, as DynamoDB's TTL does.
     pub async fn delete_row(&self, id: &str) {
         let delete = self.client().delete_item().table_name(&self.table);
         Box::pin(delete.key("id", AttributeValue::S(id.to_owned())).send()).await.unwrap();

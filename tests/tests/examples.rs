@@ -1,5 +1,5 @@
-//! The example functions `order-api` and `payment-queue`, as they are deployed, and the README's policy.
-//! `nightly-report` is among the tests of the middleware.
+//! The example functions `order-api` and `payment-queue`, and the README's policy. The tests of `LockLayer` have
+//! `nightly-report`.
 
 use std::collections::BTreeSet;
 use std::convert::Infallible;
@@ -64,18 +64,18 @@ async fn orders(world: &World) -> Vec<Row> {
     scan.expression_attribute_values(":orders", orders).send().await.unwrap().items.unwrap()
 }
 
-/// The message of an answer that is not an order.
+/// The message of an answer without an order.
 fn message(response: &LambdaFunctionUrlResponse) -> String {
     let body: Value = serde_json::from_str(response.body.as_deref().unwrap()).unwrap();
     body["message"].as_str().unwrap().to_owned()
 }
 
-/// Refuses the transaction that would write an order with this answer of DynamoDB's.
+/// Rejects the transaction that writes an order, with this answer of DynamoDB.
 #[derive(Debug)]
 struct NoOrders(Value);
 
 impl NoOrders {
-    /// Says why with what is not for clients.
+    /// An answer with this error, and a message that clients must not see.
     fn with(error: &str) -> Self {
         Self(json!({ "__type": error, "message": "secret" }))
     }
@@ -98,7 +98,7 @@ impl Intercept for NoOrders {
 
 // behaviours 60, 69
 #[tokio::test]
-async fn an_order_that_is_sent_again_is_answered_the_same_and_marked() {
+async fn an_order_sent_again_gets_the_same_answer_marked_as_replayed() {
     let world = World::new().await;
     let host = world.host().build();
     let first = send(&world, &host, posted(Some("key-1"), &tea(2))).await;
@@ -118,7 +118,7 @@ async fn an_order_that_is_sent_again_is_answered_the_same_and_marked() {
 async fn two_keys_are_two_orders() {
     let world = World::new().await;
     let host = world.host().build();
-    // Longer than a key of the table may be.
+    // The second is longer than a key of the table can be.
     for key in ["key-1".to_owned(), "key".repeat(1000)] {
         assert_eq!(send(&world, &host, posted(Some(&key), &tea(2))).await.status_code, 201);
     }
@@ -127,7 +127,7 @@ async fn two_keys_are_two_orders() {
 
 // behaviour 66
 #[tokio::test]
-async fn an_order_that_is_being_placed_is_a_conflict_to_try_again_after() {
+async fn an_order_in_progress_is_a_conflict_with_retry_after() {
     let world = World::new().await;
     let host = world.host().build();
     let mut slow = tea(2);
@@ -142,7 +142,7 @@ async fn an_order_that_is_being_placed_is_a_conflict_to_try_again_after() {
 
 // behaviour 63
 #[tokio::test]
-async fn a_key_that_was_used_for_another_order_is_unprocessable() {
+async fn a_key_of_another_order_is_unprocessable() {
     let world = World::new().await;
     let host = world.host().build();
     send(&world, &host, posted(Some("key-1"), &tea(2))).await;
@@ -162,7 +162,7 @@ async fn an_order_without_a_key_is_a_bad_request() {
 }
 
 #[tokio::test]
-async fn a_key_that_is_not_ascii_is_a_bad_request_that_says_so() {
+async fn a_key_that_is_not_ascii_is_a_bad_request() {
     let world = World::new().await;
     let host = world.host().build();
     let refused = send(&world, &host, posted(Some("Schlüssel"), &tea(2))).await;
@@ -172,7 +172,7 @@ async fn a_key_that_is_not_ascii_is_a_bad_request_that_says_so() {
 }
 
 #[tokio::test]
-async fn an_order_that_is_too_large_is_refused_before_its_key_is_used() {
+async fn rejects_an_oversized_order_before_its_key_is_used() {
     const LARGEST: usize = 256 * 1024;
     let world = World::new().await;
     let host = world.host().build();
@@ -191,7 +191,7 @@ async fn an_order_that_is_too_large_is_refused_before_its_key_is_used() {
 }
 
 #[tokio::test]
-async fn what_is_not_a_posted_order_is_refused_before_its_key_is_used() {
+async fn rejects_what_is_no_posted_order_before_its_key_is_used() {
     let world = World::new().await;
     let host = world.host().build();
     let mut elsewhere = posted(Some("key-1"), &tea(2));
@@ -210,9 +210,9 @@ async fn what_is_not_a_posted_order_is_refused_before_its_key_is_used() {
 
 // behaviours 76, 79
 #[tokio::test]
-async fn an_order_whose_answer_from_the_table_was_lost_is_placed() {
+async fn an_order_with_a_lost_answer_of_the_table_is_placed() {
     let world = World::new().await;
-    // All that the SDK gets to hear of its three tries.
+    // All answers to the three tries of the SDK.
     let host = world.host().intercept(LoseAnswers::to("TransactWriteItems", 1..=3)).build();
     let placed = send(&world, &host, posted(Some("key-1"), &tea(2))).await;
     assert_eq!(placed.status_code, 201);
@@ -224,7 +224,7 @@ async fn an_order_whose_answer_from_the_table_was_lost_is_placed() {
 
 // behaviour 64
 #[tokio::test]
-async fn an_order_that_failed_says_nothing_of_why_and_can_be_sent_again() {
+async fn a_failed_order_does_not_show_its_cause_and_can_be_sent_again() {
     let world = World::new().await;
     let failing = world.host().intercept(NoOrders::with("AccessDeniedException")).build();
     let failed = send(&world, &failing, posted(Some("key-1"), &tea(2))).await;
@@ -237,7 +237,7 @@ async fn an_order_that_failed_says_nothing_of_why_and_can_be_sent_again() {
 }
 
 #[tokio::test]
-async fn an_order_that_the_table_refused_for_the_moment_is_to_be_sent_again() {
+async fn an_order_that_the_table_throttles_can_be_sent_again() {
     let world = World::new().await;
     let cancelled = |reason: &str| {
         let reasons = json!([{ "Code": "None" }, { "Code": reason }]);
@@ -260,7 +260,7 @@ async fn an_order_that_the_table_refused_for_the_moment_is_to_be_sent_again() {
 }
 
 #[tokio::test]
-async fn a_table_that_does_not_answer_makes_the_service_unavailable() {
+async fn an_order_is_unavailable_when_the_table_does_not_answer() {
     let world = World::new().await;
     let host = world.host().intercept(LoseAnswers::to("UpdateItem", 1..=99)).build();
     let unavailable = send(&world, &host, posted(Some("key-1"), &tea(2))).await;
@@ -273,14 +273,14 @@ fn payment(id: &str, failing_deliveries: u64) -> Value {
     json!(Payment { id: id.to_owned(), account, amount: 100, paying_ms: 0, failing_deliveries, panics: false })
 }
 
-/// The bodies as one batch, delivered for the nth time, and the positions of those that go back.
+/// Delivers the bodies as one batch for the nth time, and returns the positions of the messages that go back.
 async fn deliver(world: &World, nth: u32, bodies: &[Value]) -> Vec<usize> {
     deliver_to(world, &world.host().build(), nth, bodies).await
 }
 
 async fn deliver_to(world: &World, host: &Host, nth: u32, bodies: &[Value]) -> Vec<usize> {
     let locks = world.locks(host).key_prefix(PREFIX).build().unwrap();
-    // Nothing here is in progress elsewhere, so nothing is asked of it.
+    // No message is in progress elsewhere, so nothing is sent to SQS.
     let queues = aws_sdk_sqs::Config::builder()
         .behavior_version(BehaviorVersion::latest())
         .region(Region::from_static("us-east-1"));
@@ -316,7 +316,7 @@ async fn a_payment_in_several_messages_is_made_once() {
 
 // behaviour 63
 #[tokio::test]
-async fn a_payment_with_the_id_of_one_over_another_amount_goes_back() {
+async fn a_payment_with_a_used_id_and_another_amount_goes_back() {
     let world = World::new().await;
     let mut other = payment("rent", 0);
     other["amount"] = 101.into();
@@ -327,7 +327,7 @@ async fn a_payment_with_the_id_of_one_over_another_amount_goes_back() {
 
 // behaviours 64, 71
 #[tokio::test]
-async fn a_payment_that_fails_goes_back_alone_and_is_made_when_the_bank_is_there() {
+async fn only_a_failed_payment_goes_back_and_is_made_later() {
     let world = World::new().await;
     let bodies = [payment("rent", 0), payment("power", 1), json!("not a payment"), payment("water", 0)];
     assert_eq!(deliver(&world, 1, &bodies).await, [1, 2]);
@@ -340,9 +340,9 @@ async fn a_payment_that_fails_goes_back_alone_and_is_made_when_the_bank_is_there
 
 // behaviours 76, 79
 #[tokio::test]
-async fn a_payment_whose_answer_from_the_table_was_lost_is_made_once() {
+async fn a_payment_with_a_lost_answer_of_the_table_is_made_once() {
     let world = World::new().await;
-    // All that the SDK gets to hear of its three tries.
+    // All answers to the three tries of the SDK.
     let host = world.host().intercept(LoseAnswers::to("TransactWriteItems", 1..=3)).build();
     assert_eq!(deliver_to(&world, &host, 1, &[payment("rent", 0)]).await, [0_usize; 0]);
     assert_eq!(deliver(&world, 2, &[payment("rent", 0)]).await, [0_usize; 0]);
@@ -350,7 +350,7 @@ async fn a_payment_whose_answer_from_the_table_was_lost_is_made_once() {
 }
 
 #[tokio::test]
-async fn a_payment_that_panics_goes_back_alone() {
+async fn only_a_payment_that_panics_goes_back() {
     let world = World::new().await;
     let mut panicking = payment("power", 0);
     panicking["panics"] = true.into();
@@ -372,20 +372,20 @@ impl Intercept for Keys {
     }
 }
 
-/// The README's patterns for `dynamodb:LeadingKeys`.
-fn patterns_of_the_readme() -> Vec<&'static str> {
-    let (_, patterns) = include_str!("../../README.md").split_once("dynamodb:LeadingKeys:\n").unwrap();
+/// The guide's patterns for `dynamodb:LeadingKeys`.
+fn patterns_of_the_guide() -> Vec<&'static str> {
+    let (_, patterns) = include_str!("../../lock/docs/deploying.md").split_once("dynamodb:LeadingKeys:\n").unwrap();
     let patterns = patterns.lines().map_while(|line| line.trim().strip_prefix("- "));
     patterns.map(|pattern| pattern.split_once(" # ").map_or(pattern, |(pattern, _)| pattern)).collect()
 }
 
-/// As IAM's `StringLike` does, of patterns with no star but at the end.
+/// Whether a key matches a pattern of IAM's `StringLike` that has no star but a last one.
 fn is_like(key: &str, pattern: &str) -> bool {
     pattern.strip_suffix('*').map_or(key == pattern, |start| key.starts_with(start))
 }
 
 #[tokio::test]
-async fn the_policy_of_the_readme_allows_the_keys_of_its_middlewares_and_no_more() {
+async fn the_policy_of_the_guide_allows_exactly_the_keys_of_the_layers() {
     const FUNCTION: &str = "nightly-report";
     let (world, keys) = (World::new().await, Keys::default());
     let locks = world.locks(&world.host().intercept(keys.clone()).build()).build().unwrap();
@@ -408,7 +408,7 @@ async fn the_policy_of_the_readme_allows_the_keys_of_its_middlewares_and_no_more
     let consumer = SqsConsumer::by_message_id(locks).layer(service_fn(async |_: Message<u32>| Ok::<_, Infallible>(())));
     consumer.oneshot(invocation_without_deadline(FUNCTION, batch)).await.unwrap();
 
-    let (keys, patterns) = (keys.0.lock().unwrap(), patterns_of_the_readme());
+    let (keys, patterns) = (keys.0.lock().unwrap(), patterns_of_the_guide());
     for key in keys.iter() {
         assert!(patterns.iter().any(|pattern| is_like(key, pattern)), "{patterns:?} deny {key}");
     }

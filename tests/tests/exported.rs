@@ -1,5 +1,5 @@
-//! What the example functions export to `CloudWatch`. A process has one exporter, so the tests here run one at a time
-//! and have a process of their own.
+//! What the example functions export to `CloudWatch`. A process has one exporter, so these tests run one at a time and
+//! in their own process.
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -27,7 +27,7 @@ const PREFIX: &str = "shop#";
 
 static COLLECTOR: LazyLock<&'static Collector> = LazyLock::new(|| telemetry::exporter(FUNCTION.to_owned()).unwrap());
 
-/// What has been written to standard output, in the tests' place of it.
+/// Collects what the functions write instead of standard output.
 #[derive(Clone, Debug, Default)]
 struct Output(Arc<Mutex<Vec<u8>>>);
 
@@ -41,7 +41,7 @@ impl Write for Output {
     }
 }
 
-/// A function that exports, a world for it, and what it has exported.
+/// A world for a function that exports, and its output.
 struct Stage {
     world: World,
     output: Output,
@@ -53,12 +53,12 @@ impl Stage {
         static ALONE: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
         let alone = ALONE.lock().await;
         let world = World::new().await;
-        // What a test that failed has left.
+        // Discards what a failed test has left.
         COLLECTOR.flush(io::sink()).unwrap();
         Self { world, output: Output::default(), _alone: alone }
     }
 
-    /// A host, with locks on it that are built when there is an exporter.
+    /// A host and its locks, which are built after the exporter.
     fn environment(&self) -> (Host, Locks) {
         let host = self.world.host().build();
         let locks = self.world.locks(&host).key_prefix(PREFIX).build().unwrap();
@@ -73,7 +73,7 @@ impl Stage {
         telemetry::flush_after(function, *COLLECTOR, move || output.clone())
     }
 
-    /// What has been written since the last time: of counters the sums, of histograms how many values.
+    /// What was written since the last call: the sums of counters, and the number of values of histograms.
     fn exported(&self) -> BTreeMap<String, u64> {
         let written = String::from_utf8(std::mem::take(&mut *self.output.0.lock().unwrap())).unwrap();
         assert!(written.is_empty() || written.ends_with('\n'), "{written}");
@@ -88,7 +88,7 @@ impl Stage {
     }
 }
 
-/// Reads a line as `CloudWatch` does: what it does not name is not there.
+/// Reads a line as `CloudWatch` does: only the metrics that its directive names exist.
 fn read(mut line: Map<String, Value>, exported: &mut BTreeMap<String, u64>) {
     let mut directive = line.remove("_aws").unwrap();
     assert!(directive["Timestamp"].is_u64());
@@ -133,7 +133,7 @@ const HELD_ONCE: [(&str, u64); 5] =
 
 // behaviour 36
 #[tokio::test]
-async fn a_report_exports_its_lock_and_one_that_is_skipped_its_refusal() {
+async fn a_report_exports_its_lock_and_a_skipped_report_its_refusal() {
     let stage = Stage::new().await;
     let (host, locks) = stage.environment();
     let function = stage.exporting(nightly_report(locks, Reports::new(host.client(), &stage.world.table, PREFIX)));
@@ -151,7 +151,7 @@ async fn a_report_exports_its_lock_and_one_that_is_skipped_its_refusal() {
 
 // behaviour 36
 #[tokio::test]
-async fn an_order_exports_its_record_its_replays_and_what_is_refused_meanwhile() {
+async fn an_order_exports_its_record_its_replays_and_its_refusals() {
     let stage = Stage::new().await;
     let (host, locks) = stage.environment();
     let function = stage.exporting(order_api(locks, Orders::new(host.client(), &stage.world.table, PREFIX)));
@@ -175,10 +175,10 @@ async fn an_order_exports_its_record_its_replays_and_what_is_refused_meanwhile()
 
 // behaviour 36
 #[tokio::test]
-async fn a_batch_exports_what_became_of_each_message() {
+async fn a_batch_exports_the_outcome_of_each_message() {
     let stage = Stage::new().await;
     let (host, locks) = stage.environment();
-    // Nothing here is in progress elsewhere, so nothing is asked of it.
+    // No message is in progress elsewhere, so nothing is sent to SQS.
     let queues = aws_sdk_sqs::Config::builder()
         .behavior_version(BehaviorVersion::latest())
         .region(Region::from_static("us-east-1"));
@@ -202,7 +202,7 @@ async fn a_batch_exports_what_became_of_each_message() {
     let outcomes =
         ["done", "duplicate", "failed", "unreadable"].map(|outcome| format!("batch_items outcome={outcome}"));
     let mut expected = counts([("acquired", 2), ("acquire_time", 2), ("released", 2), ("hold_time", 2)]);
-    // The other record is completed with the payment, and so takes no request of its own.
+    // The other record is completed with the payment, without a request of its own.
     expected.insert("release_time".to_owned(), 1);
     expected.extend(outcomes.map(|outcome| (outcome, 1)));
     assert_eq!(stage.exported(), expected);
@@ -210,7 +210,7 @@ async fn a_batch_exports_what_became_of_each_message() {
 
 // behaviour 36
 #[tokio::test]
-async fn an_invocation_that_fails_or_panics_exports_what_it_counted() {
+async fn an_invocation_that_fails_or_panics_exports_its_metrics() {
     let stage = Stage::new().await;
     let (_, locks) = stage.environment();
     let function = stage.exporting(service_fn(move |event: LambdaEvent<bool>| {

@@ -1,6 +1,6 @@
-//! The guarantees, over thousands of histories.
+//! The guarantees hold over thousands of random histories.
 //!
-//! `LOCK_HISTORIES=100000` runs more of them; `LOCK_SEED=42` runs one of each kind alone and prints it.
+//! `LOCK_HISTORIES=100000` runs more of them. `LOCK_SEED=42` runs one of each kind and prints it.
 
 use std::env;
 use std::fmt::Debug;
@@ -13,7 +13,7 @@ fn variable(name: &str) -> Option<u64> {
     env::var(name).ok().map(|value| value.parse().unwrap_or_else(|_| panic!("{name} is `{value}`, not a number")))
 }
 
-/// Runs seeds on all cores until one breaks a guarantee in words that contain these.
+/// Runs seeds on all cores until a violation contains `breaks`.
 fn first_violation<C: Send>(
     seeds: u64,
     breaks: &str,
@@ -78,7 +78,7 @@ fn assert_caught<C: Send>(mutations: &[Mutation], history: impl Fn(u64, Option<M
 }
 
 fn assert_repeatable<C>(history: impl Fn(u64) -> Outcome<C>) {
-    // The nonces are from the operating system.
+    // Without the owners, which come from the operating system.
     let plain = |outcome: Outcome<C>| {
         outcome.log.into_iter().map(|line| line.split(" by ").next().unwrap().to_owned()).collect::<Vec<_>>()
     };
@@ -117,7 +117,7 @@ fn a_seed_gives_the_same_history_every_time() {
 }
 
 #[test]
-fn the_histories_reach_what_they_are_about() {
+fn the_histories_reach_every_outcome() {
     assert_reached(|seed| {
         let history::Counts { acquired, held, renewed, lost, crashed, withdrawn, swept, requests } =
             history::run(seed, None).counts;
@@ -151,7 +151,7 @@ fn a_seed_gives_the_same_history_of_idempotency_every_time() {
 }
 
 #[test]
-fn the_histories_of_idempotency_reach_what_they_are_about() {
+fn the_histories_of_idempotency_reach_every_outcome() {
     assert_reached(|seed| {
         let counts = idempotency_history::run(seed, None).counts;
         [
@@ -192,7 +192,7 @@ fn a_seed_gives_the_same_history_of_a_queue_every_time() {
 }
 
 #[test]
-fn the_histories_of_a_queue_reach_what_they_are_about() {
+fn the_histories_of_a_queue_reach_every_outcome() {
     assert_reached(|seed| {
         let counts = queue_history::run(seed, None).counts;
         [

@@ -1,5 +1,4 @@
-//! The middleware under the real `lambda_runtime`, in a process of its own, against a Lambda Runtime API that the test
-//! plays.
+//! `LockLayer` under the real `lambda_runtime`, in another process, against a Lambda Runtime API that the test plays.
 
 use std::collections::HashMap;
 use std::process::Stdio;
@@ -12,12 +11,12 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::process::{Child, Command};
 use tokio::time::timeout;
 
-/// An environment of the function, which takes one invocation at a time and ends with the test.
+/// An environment of the function for one invocation at a time. It ends with the test.
 fn environment(lambda: &Lambda) -> Child {
     function(lambda).arg("run").spawn().unwrap()
 }
 
-/// The same for several invocations at a time.
+/// An environment of the function for four invocations at a time.
 fn concurrent_environment(lambda: &Lambda) -> Child {
     function(lambda).arg("run_concurrent").env("AWS_LAMBDA_MAX_CONCURRENCY", "4").spawn().unwrap()
 }
@@ -26,7 +25,7 @@ fn function(lambda: &Lambda) -> Command {
     lambda.environment(env!("CARGO_BIN_EXE_function"))
 }
 
-/// Where handlers wait until the test lets them go.
+/// Where handlers wait until the test lets them continue.
 struct Gate(TcpListener);
 
 impl Gate {
@@ -38,7 +37,7 @@ impl Gate {
         json!({ "key": key, "do": "wait", "at": self.0.local_addr().unwrap().to_string() })
     }
 
-    /// The next handler to come; it goes on when this is dropped.
+    /// Waits for the next handler, which continues when the stream is dropped.
     async fn arrival(&self) -> TcpStream {
         timeout(TOO_LONG, self.0.accept()).await.expect("a handler comes").unwrap().0
     }
@@ -49,7 +48,7 @@ fn returning(key: &str) -> Value {
 }
 
 #[tokio::test]
-async fn under_run_each_invocation_gets_the_lock_with_a_larger_fence() {
+async fn each_invocation_gets_the_lock_with_a_larger_fence() {
     let mut lambda = Lambda::start().await;
     let _environment = environment(&lambda);
     let mut fences = Vec::new();
@@ -60,7 +59,7 @@ async fn under_run_each_invocation_gets_the_lock_with_a_larger_fence() {
 }
 
 #[tokio::test]
-async fn an_invocation_that_finds_the_key_held_fails_as_lock_held_and_the_runtime_goes_on() {
+async fn an_invocation_with_a_held_key_fails_and_the_runtime_continues() {
     let mut lambda = Lambda::start().await;
     let _environment = environment(&lambda);
     let (kind, message) = lambda.invoke("refused", returning("taken")).await.error();
@@ -70,7 +69,7 @@ async fn an_invocation_that_finds_the_key_held_fails_as_lock_held_and_the_runtim
 }
 
 #[tokio::test]
-async fn a_handlers_error_reaches_lambda_as_it_is_and_the_key_is_free() {
+async fn the_error_of_a_handler_reaches_lambda_and_releases_the_key() {
     let mut lambda = Lambda::start().await;
     let _environment = environment(&lambda);
     let error = lambda.invoke("failing", json!({ "key": "job", "do": "fail" })).await.error();
@@ -79,7 +78,7 @@ async fn a_handlers_error_reaches_lambda_as_it_is_and_the_key_is_free() {
 }
 
 #[tokio::test]
-async fn a_panic_reaches_lambda_as_one_and_the_key_is_free() {
+async fn a_panic_reaches_lambda_and_releases_the_key() {
     let mut lambda = Lambda::start().await;
     let _environment = environment(&lambda);
     let (_, message) = lambda.invoke("panicking", json!({ "key": "job", "do": "dance" })).await.error();
@@ -89,10 +88,10 @@ async fn a_panic_reaches_lambda_as_one_and_the_key_is_free() {
 
 // behaviours 3, 80
 #[tokio::test]
-async fn a_handler_is_cancelled_at_the_deadline_that_lambda_gave() {
+async fn a_handler_is_cancelled_at_the_deadline_of_the_invocation() {
     let mut lambda = Lambda::start().await;
     let _environment = environment(&lambda);
-    // The deadline counts from here, so the environment shall be up.
+    // The deadline counts from here: the environment must be up.
     lambda.invoke("first", returning("job")).await.answer();
     lambda.send_with("hanging", json!({ "key": "job", "do": "hang" }), Duration::from_secs(1));
     let (id, outcome) = lambda.next_outcome().await;
@@ -102,7 +101,7 @@ async fn a_handler_is_cancelled_at_the_deadline_that_lambda_gave() {
 
 // behaviour 81
 #[tokio::test]
-async fn of_four_concurrent_invocations_in_one_environment_one_runs_and_three_are_refused() {
+async fn one_of_four_concurrent_invocations_runs() {
     let mut lambda = Lambda::start().await;
     let _environment = concurrent_environment(&lambda);
     let gate = Gate::new().await;
@@ -122,14 +121,14 @@ async fn of_four_concurrent_invocations_in_one_environment_one_runs_and_three_ar
     outcome.answer();
     assert!(!outcomes.contains_key(&winner));
     assert_eq!(outcomes.len(), 3);
-    // Each was told which of its twins it was.
+    // Each refusal names the invocation that holds the key.
     let holder = format!("held by function {winner} stream until");
     assert!(outcomes.values().all(|message| message.contains(&holder)), "{outcomes:?}");
 }
 
 // behaviours 12, 81
 #[tokio::test]
-async fn concurrent_invocations_with_different_keys_run_at_the_same_time() {
+async fn concurrent_invocations_with_different_keys_all_run() {
     let mut lambda = Lambda::start().await;
     let _environment = concurrent_environment(&lambda);
     let gate = Gate::new().await;
@@ -153,7 +152,7 @@ async fn concurrent_invocations_with_different_keys_run_at_the_same_time() {
 }
 
 #[tokio::test]
-async fn after_concurrent_invocations_the_key_is_free() {
+async fn the_key_is_free_after_a_concurrent_invocation() {
     let mut lambda = Lambda::start().await;
     let _environment = concurrent_environment(&lambda);
     for id in ["a", "b", "c"] {
@@ -161,7 +160,7 @@ async fn after_concurrent_invocations_the_key_is_free() {
     }
 }
 
-/// What a function that takes a number logs when it is given a secret in its place, and is ended.
+/// The log of a function that takes a number and gets a secret.
 async fn log_of_a_payload_that_is_no_number(filter: &str) -> String {
     let mut lambda = Lambda::start().await;
     let mut command = function(&lambda);
@@ -172,9 +171,9 @@ async fn log_of_a_payload_that_is_no_number(filter: &str) -> String {
     String::from_utf8(environment.wait_with_output().await.unwrap().stderr).unwrap()
 }
 
-// The documentation of the layers says so.
+// As the documentation of the layers says.
 #[tokio::test]
-async fn the_runtime_logs_a_payload_that_does_not_deserialise_unless_that_line_is_filtered_out() {
+async fn the_runtime_logs_an_unreadable_payload_unless_that_target_is_off() {
     let log = log_of_a_payload_that_is_no_number("info").await;
     assert!(log.contains("the secret"), "{log}");
     let log = log_of_a_payload_that_is_no_number("info,lambda_runtime::layers::api_response=off").await;

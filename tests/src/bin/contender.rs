@@ -1,5 +1,5 @@
-//! One process among those that contend for a lock in the tests of `tests/processes.rs`. Everything it needs to know
-//! is in its environment, as for a function.
+//! A process that contends for a lock in `tests/lock/processes.rs`. Its settings are in its environment, as for a
+//! function.
 
 use std::env;
 use std::time::Duration;
@@ -32,7 +32,7 @@ async fn main() {
     }
 }
 
-/// Reads, then writes what it read plus one: right only if nobody else does so in between.
+/// Reads the counter, then writes it plus one. That is right only if no other process writes in between.
 async fn count_up(client: &Client, table: &str) {
     let id = ("id", AttributeValue::S("counter".to_owned()));
     let read = client.get_item().table_name(table).consistent_read(true).key(id.0, id.1.clone()).send().await.unwrap();

@@ -1,10 +1,9 @@
-//! A function for the tests of the runtime: the middleware under the real `lambda_runtime`, in a process of its own,
-//! because the runtime takes its settings from the environment. It brings its own table, in which someone else holds
-//! the key `taken`.
+//! A function for the tests of the runtime: `LockLayer` under the real `lambda_runtime`. It is a process because the
+//! runtime reads its settings from the environment. It has its own table, in which another holder has the key `taken`.
 //!
 //! `function run` takes one invocation at a time, `function run_concurrent` several. The payload says what to do:
-//! `{"key": "…", "do": "return" | "fail" | "panic" | "hang" | "wait", "at": "address to wait at"}`. `function run_typed`
-//! takes a number in place of that. All log to standard error what `RUST_LOG` names.
+//! `{"key": "…", "do": "return" | "fail" | "panic" | "hang" | "wait", "at": "address to wait at"}`. The payload of
+//! `function run_typed` is a number. All log to standard error, filtered by `RUST_LOG`.
 
 use std::env;
 use std::io;
@@ -54,7 +53,7 @@ async fn handler(event: LockedEvent<Value>) -> Result<Value, OutOfPaper> {
     Ok(json!({ "fence": lock.fence(), "owner": lock.owner() }))
 }
 
-/// Waits until the test lets go of the connection.
+/// Waits until the test closes the connection.
 async fn wait_at(address: &str) -> io::Result<()> {
     TcpStream::connect(address).await?.read(&mut [0]).await.map(drop)
 }

@@ -11,7 +11,7 @@ use super::mutation::{Kind, fence_written};
 use super::stage::{CAP, Journal, LATENCY};
 use super::{Counts, Outcome};
 
-/// Sees everything, and says what should not have been.
+/// Records everything, and reports violations of the guarantees.
 pub(super) struct Ledger {
     engine: DynamoDb,
     clock_skew: Duration,
@@ -24,31 +24,31 @@ struct State {
     counts: Counts,
     /// By key.
     rows: HashMap<String, Row>,
-    /// The locks that their holders have not given up.
+    /// The locks that their holders have not released.
     holding: Vec<Holding>,
-    /// By key and fence: which operation's request was given it.
+    /// By key and fence: the operation that got the fence.
     applied: HashMap<(String, u64), String>,
     /// Nonces of acquisitions whose release was applied.
     released: HashSet<String>,
-    /// By key: the nonce whose release was the last to be applied.
+    /// By key: the nonce of the last applied release.
     last_released: HashMap<String, String>,
-    /// By nonce: when the lease with its margin ends, if it began when its request was applied.
+    /// By nonce: the end of the lease with its margin, counted from when its request was applied.
     ends: HashMap<String, SystemTime>,
     crashes: Vec<Crash>,
-    /// By key and in order: when it was taken, and by which nonce.
+    /// By key and in order: the times and nonces of acquires.
     taken: Vec<(String, SystemTime, String)>,
-    /// By nonce: until when `hold_at_least` keeps the key after an early release, and for which operation.
+    /// By nonce: the end of the minimum hold after an early release, and its operation.
     holds: HashMap<String, (SystemTime, String)>,
 }
 
-/// What the requests that were applied have made of a row.
+/// The state of a row after the applied requests.
 #[derive(Default)]
 struct Row {
     owner: String,
     fence: u64,
     /// The nonce of an acquire that withdrew.
     withdrawn: String,
-    /// Of the owner's last request.
+    /// The sequence number of the owner's last request.
     sequence: u64,
 }
 
@@ -86,15 +86,15 @@ impl Ledger {
         }
     }
 
-    /// What is left to check when all is over.
+    /// The checks at the end of a history.
     pub(super) fn outcome(&self) -> Outcome {
         let mut state = std::mem::take(&mut *self.state());
         for Crash { key, owner, at } in &state.crashes {
             let next = state.taken.iter().find(|(taken, when, by)| taken == key && when >= at && by != owner);
-            // A release that was on its way may have kept the key for its least hold.
+            // A late release may have kept the key for its minimum hold.
             let hold = state.holds.get(owner).filter(|_| state.released.contains(owner));
             let ends = state.ends[owner].max(hold.map_or(*at, |(hold, _)| *hold + 2 * self.clock_skew));
-            // The lease has the skew in it once; the clock of whoever comes next may be behind by it once more.
+            // The end of the lease includes the skew once. The clock of the next holder may be behind by it once more.
             let latest = ends.max(*at) + self.clock_skew + CAP + 2 * LATENCY;
             if next.is_none_or(|(_, when, _)| *when > latest) {
                 let what = format!("(c) {key}, whose holder crashed, was not taken again in time");
@@ -208,7 +208,7 @@ impl Intercept for Observer {
     }
 }
 
-/// One operation of one worker, as it tells the ledger.
+/// One operation of one worker, which reports to the ledger.
 #[derive(Debug)]
 pub(super) struct Operation {
     pub(super) name: String,
@@ -218,17 +218,17 @@ pub(super) struct Operation {
 
 impl Operation {
     pub(super) fn new(name: &str, key: String, ledger: Arc<Ledger>) -> Self {
-        // The mutation that forgets the skew reads it here.
+        // The mutation that forgets the skew reads the skew here.
         let name = format!("{name}, skew {}", ledger.clock_skew.as_millis());
         Self { name, key, ledger }
     }
 
-    /// A lock was acquired that others can ask whether it is valid.
+    /// Records an acquired lock, whose validity others can query.
     pub(super) fn acquired(&self, lock: &Arc<Lock>, hold_at_least: Duration) {
         self.enter(lock, hold_at_least, Valid::Ask(Arc::downgrade(lock)));
     }
 
-    /// The body of a `run` began. It ends when what this returns is dropped, also by being cancelled.
+    /// Begins the body of a `run`. It ends when the returned value is dropped, which a cancellation does too.
     pub(super) fn entered(&self, lock: &Lock, hold_at_least: Duration) -> Inside<'_> {
         let until = self.ledger.engine.now() + lock.remaining();
         self.enter(lock, hold_at_least, Valid::Until(until));
@@ -256,7 +256,7 @@ impl Operation {
         state.holding.push(Holding { key: self.key.clone(), operation: self.name.clone(), valid });
     }
 
-    /// (a) Nobody else may believe to hold the key at this instant.
+    /// (a) No other holder may consider itself valid at this instant.
     fn alone(&self, state: &mut State, valid: bool) {
         let now = self.ledger.engine.now();
         let other = state.holding.iter().find(|holding| {
@@ -306,7 +306,7 @@ impl Operation {
             }
             Err(error) if error.is_lost() => {
                 state.counts.lost += 1;
-                // Once another has been released too, the row no longer tells.
+                // After the release of another lock, the row no longer shows it.
                 if state.last_released.get(&self.key).is_some_and(|last| last == lock.owner()) {
                     self.ledger.broke(&mut state, format!("(f) {} did not know its own release again", self.name));
                 }
@@ -321,7 +321,7 @@ impl Operation {
         self.ended("was cancelled at the end of its lease");
     }
 
-    /// The work was not done, or nobody knows whether it was: the least hold is given up.
+    /// The work was not done, or its outcome is unknown: clears the minimum hold.
     pub(super) fn ended(&self, how: &str) {
         let mut state = self.ledger.state();
         state.holds.retain(|_, (_, operation)| *operation != self.name);
@@ -335,7 +335,7 @@ impl Operation {
         self.leave(&mut state);
     }
 
-    /// The host is gone. Whether it held the key.
+    /// The host crashed. Returns whether it held the key.
     pub(super) fn crashed(&self) -> bool {
         let mut state = self.ledger.state();
         self.ledger.log(&mut state, &format!("{} crashed", self.name));
@@ -360,7 +360,7 @@ impl Operation {
     }
 }
 
-/// Without the nonces, which are different in every run.
+/// Without the nonces, which differ in every run.
 fn described(answer: &Result<(), Error>) -> String {
     answer.as_ref().map_or_else(ToString::to_string, |()| "done".to_owned())
 }

@@ -5,26 +5,26 @@ use aws_lambda_events::sqs::{SqsBatchResponse, SqsEvent};
 use lambda_lock::embedded::{Answer, Intercept};
 use serde_json::{Value, json};
 
-/// A deliberate mistake in the protocol. The host's network makes it, by rewriting a request or an answer, or Lambda, by
-/// rewriting a batch or the answer to it: the code under test is the code that ships, and has no switch for it.
+/// A deliberate mistake in the protocol. The host's network makes it by rewriting a request or an answer, or Lambda by
+/// rewriting a batch or its answer. The code under test has no switch for it: it is the code that ships.
 #[derive(Clone, Copy)]
 pub struct Mutation {
-    /// What is wrong.
+    /// The mistake.
     pub name: &'static str,
-    /// What a violation that it is to blame for contains.
+    /// A part of the violation that it causes.
     pub breaks: &'static str,
     pub(crate) request: fn(Kind, &mut Value),
     pub(crate) answer: fn(Kind, &Value, &mut Answer),
-    /// What Lambda hands to the consumer of a queue.
+    /// The batch that Lambda delivers to the consumer of a queue.
     pub(crate) batch: fn(&mut SqsEvent),
-    /// What Lambda hears from it.
+    /// The answer that Lambda receives.
     pub(crate) batch_answer: fn(&SqsEvent, &mut SqsBatchResponse),
-    /// How much later Lambda hears it.
+    /// How much later Lambda receives it.
     pub(crate) answer_delay: Duration,
 }
 
 impl Mutation {
-    /// Those of the lock.
+    /// The mistakes in the protocol of the lock.
     pub const LOCK: [Self; 13] = [
         Self { name: "no nonce check on refusal", breaks: "(f)", answer: foreign_nonce, ..Self::NONE },
         Self { name: "release without the owner check", breaks: "(e)", request: release_without_owner, ..Self::NONE },
@@ -92,16 +92,16 @@ impl Intercept for Mutation {
     }
 }
 
-/// Which of the protocol's writes a request is.
+/// The writes of the protocol.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Kind {
     Acquire,
     Renew,
     Release,
-    /// The end of an acquire that was refused while an attempt was unanswered.
+    /// The end of a refused acquire with an unanswered attempt.
     Withdraw,
     Complete,
-    /// The user's own, with a completion in it.
+    /// The caller's own transaction with a completion.
     Transaction,
 }
 
@@ -120,7 +120,7 @@ impl Kind {
     }
 }
 
-/// The fence that an acquire has written: the answer has the row as it was before.
+/// The fence that an acquire wrote. The answer has the row before the update.
 pub(crate) fn fence_written(request: &Value, answer: &Answer) -> u64 {
     let number = |value: &Value| value["N"].as_str().map(|number| number.parse::<u64>().unwrap());
     let values = &request["ExpressionAttributeValues"];
@@ -128,7 +128,7 @@ pub(crate) fn fence_written(request: &Value, answer: &Answer) -> u64 {
     before.unwrap() + number(&values[":one"]).unwrap()
 }
 
-/// Rewrites the condition of a request, which must have contained `from`.
+/// Rewrites the condition of a request. Panics if it does not contain `from`.
 pub(crate) fn replace_in_condition(request: &mut Value, from: &str, to: &str) {
     let condition = request["ConditionExpression"].as_str().unwrap();
     let mutated = condition.replacen(from, to, 1);
@@ -171,7 +171,7 @@ pub(crate) fn acquire_ignores_end(kind: Kind, request: &mut Value) {
     }
 }
 
-/// The skew of the history stands in the holder's name.
+/// The holder's name has the skew of the history.
 fn no_skew(kind: Kind, request: &mut Value) {
     if kind == Kind::Acquire {
         let values = &mut request["ExpressionAttributeValues"];
@@ -183,7 +183,7 @@ fn no_skew(kind: Kind, request: &mut Value) {
 
 fn renew_without_condition(kind: Kind, request: &mut Value) {
     if kind == Kind::Renew {
-        // Every value must still be named.
+        // DynamoDB rejects a request with an unused value.
         request["ConditionExpression"] = json!(
             "attribute_exists(#owner) AND (#owner = :owner OR #owner <> :owner) AND (#released = :owner OR #released <> :owner) \
              AND (#sequence < :sequence OR #sequence >= :sequence) AND (#lease_end <= :now OR #lease_end > :now)"

@@ -1,4 +1,4 @@
-//! What every kind of history stands on: a DynamoDB, hosts with wrong clocks and bad networks, and a journal of it all.
+//! The stage of every history: a DynamoDB, hosts with wrong clocks and bad networks, and a journal.
 
 use std::ops::RangeInclusive;
 use std::time::{Duration, SystemTime};
@@ -11,31 +11,31 @@ use tokio::time::sleep;
 use super::{Mutation, Outcome};
 
 pub(crate) const TABLE: &str = "locks";
-/// The shortest that is allowed, but for the clock skew.
+/// The shortest valid retention without the clock skew.
 pub(crate) const RETENTION: Duration = Duration::from_mins(15);
-/// How late a request usually is that is late.
+/// The usual delay of a late request.
 const SOON: Duration = Duration::from_secs(2);
 pub(crate) const LATENCY: Duration = Duration::from_millis(40);
 /// The cap of every backoff.
 pub(crate) const CAP: Duration = Duration::from_millis(500);
-/// What an acquire takes beyond its budget at the most: the longest lease, and 1 s for a withdrawal.
+/// How much longer than its budget an acquire takes at most: the longest lease, and 1 s for a withdrawal.
 pub(crate) const REQUEST: Duration = Duration::from_millis(2500 + 1000 + 10);
 
-/// Runs a history in paused time. What it draws from the thread's generator, as the SDK's retries and our jitter do,
-/// is from the seed too.
+/// Runs a history in paused time. The seed also determines the thread's generator, which the SDK's retries and our
+/// jitter use.
 pub(crate) fn play<T>(seed: u64, history: impl Future<Output = T>) -> T {
     fastrand::seed(seed);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
     runtime.block_on(history)
 }
 
-/// Where a history happens.
+/// The DynamoDB and the settings of a history.
 #[derive(Debug)]
 pub(crate) struct Stage {
     pub(crate) engine: DynamoDb,
     pub(crate) clock_skew: Duration,
     pub(crate) mutation: Option<Mutation>,
-    /// How long after it was sent a request may still arrive.
+    /// How late a request can arrive.
     latest_arrival: Duration,
 }
 
@@ -43,14 +43,14 @@ pub(crate) struct Stage {
 pub(crate) enum Network {
     /// Everything arrives within the latency.
     Good,
-    /// Requests and answers are lost, refused, late, and repeated.
+    /// Requests and answers are lost, refused, delayed and repeated.
     Bad,
-    /// Bad, and what arrives in time may take as long as a lease.
+    /// Like the bad one, and a request can take as long as a lease.
     Slow,
 }
 
 impl Network {
-    /// A bad one, or a slow one.
+    /// Returns a bad or a slow network.
     pub(crate) fn draw(random: &mut Rng) -> Self {
         if random.u8(0..4) == 0 { Self::Slow } else { Self::Bad }
     }
@@ -65,8 +65,8 @@ impl Stage {
         Self { engine, clock_skew, mutation, latest_arrival }
     }
 
-    /// A host that is off by up to half the skew, and drifts within that. The observer sees what really happens, the
-    /// host what the mutation makes of it.
+    /// A host whose clock is wrong by up to half the skew, and drifts within that. The observer sees what really
+    /// happens. The host sees what the mutation makes of it.
     pub(crate) fn host(&self, random: &mut Rng, network: Network, observer: impl Intercept + 'static) -> Host {
         let half = self.clock_skew / 2;
         let off = Duration::from_micros(random.u64(0..=u64::try_from(half.as_micros()).unwrap()));
@@ -94,15 +94,15 @@ impl Stage {
     pub(crate) fn locks(&self, host: &Host) -> Locks {
         Locks::builder(host.client(), TABLE)
             .clock_skew(self.clock_skew)
-            // By default it is the process id, which is another in every run.
+            // The default has the process id, which differs in every run.
             .holder("a host")
-            // The shortest that is allowed, so that rows are deleted while the history goes on.
+            // The shortest valid retention, so that rows are deleted during the history.
             .retention(RETENTION + 2 * self.clock_skew)
             .build()
             .unwrap()
     }
 
-    /// DynamoDB's own sweeping of expired rows, as often as this.
+    /// Deletes expired rows as DynamoDB does, at this interval.
     pub(crate) async fn sweep(&self, every: Duration, swept: impl Fn(usize)) {
         loop {
             sleep(every).await;
@@ -111,8 +111,8 @@ impl Stage {
     }
 }
 
-/// Lets a few workers do their work, and waits until the last stray request has arrived, and the last crashed holder's
-/// key was taken over.
+/// Runs a few workers, and waits until the last late request has arrived and the key of the last crashed holder was
+/// taken over.
 pub(crate) async fn work<W>(random: &mut Rng, latest_arrival: Duration, worker: impl Fn(usize, Rng) -> W)
 where
     W: Future<Output = ()> + Send + 'static,
@@ -129,11 +129,11 @@ pub(crate) fn backoff(budget: Duration) -> Backoff {
 }
 
 pub(crate) fn millis(random: &mut Rng, range: RangeInclusive<u64>) -> Duration {
-    // Not whole milliseconds, as real time is not.
+    // Real time does not consist of whole milliseconds.
     Duration::from_micros(random.u64(range.start() * 1000..=range.end() * 1000))
 }
 
-/// What happened, and what should not have.
+/// The events of a history, and its violations.
 #[derive(Debug, Default)]
 pub(crate) struct Journal {
     log: Vec<String>,

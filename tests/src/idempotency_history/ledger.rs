@@ -1,18 +1,21 @@
+mod call;
+
 use std::collections::{HashMap, HashSet};
 use std::fmt::{self, Debug};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, SystemTime};
 
 use lambda_lock::embedded::{Answer as WireAnswer, DynamoDb, Intercept};
-use lambda_lock::{Error, HandlerError, Run};
 use serde_json::Value;
 
-use super::{Answer, Counts, Terms, Then};
+use super::{Counts, Terms, Then};
 use crate::history::Outcome;
 use crate::history::mutation::{Kind, fence_written};
 use crate::history::stage::{CAP, Journal, LATENCY};
 
-/// Sees everything, and says what should not have been.
+pub(crate) use call::{Call, Execution};
+
+/// Records everything, and reports violations of the guarantees.
 pub(crate) struct Ledger {
     engine: DynamoDb,
     clock_skew: Duration,
@@ -27,17 +30,17 @@ struct State {
     counts: Counts,
     /// By number, from 1.
     runs: Vec<Ran>,
-    /// By key: what the work counts, and what it should have.
+    /// By key: the count of the work, and the expected count.
     counters: HashMap<String, (u64, u64)>,
-    /// Those that were committed: DynamoDB answers a duplicate like the first, and does nothing.
+    /// Committed transactions: DynamoDB answers a duplicate like the first, and applies nothing.
     transactions: HashSet<String>,
     /// By nonce.
     records: HashMap<String, Record>,
-    /// By key: the nonce that the row was last taken by.
+    /// By key: the nonce of the last acquire.
     rows: HashMap<String, String>,
-    /// By key: the last one given.
+    /// By key: the last fence.
     fences: HashMap<String, u64>,
-    /// By key and in order: when there was something new, and by which nonce.
+    /// By key and in order: the times and nonces of new runs.
     news: Vec<(String, SystemTime, String)>,
     crashes: Vec<Crash>,
 }
@@ -50,20 +53,20 @@ struct Ran {
     until: SystemTime,
     ended: Option<SystemTime>,
     how: How,
-    /// From when its window counts, if its outcome is stored.
+    /// When its window begins, if its outcome is stored.
     outcome: Option<SystemTime>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum How {
-    /// Under way, cancelled, panicked, or crashed.
+    /// In progress, cancelled, panicked or crashed.
     Unfinished,
     Answered,
     Failed(Then),
 }
 
-/// What the requests that were applied have made of one acquisition. It is a ghost if it was applied twice: a duplicate
-/// came after the row had been deleted.
+/// The state of one acquisition after the applied requests. It is a ghost if it was applied twice: a duplicate arrived
+/// after the row was deleted.
 struct Record {
     /// When the request was sent, by its sender's clock.
     sent: SystemTime,
@@ -97,7 +100,7 @@ impl Ledger {
         }
     }
 
-    /// The business writes of a key are as many as there were windows with a result.
+    /// Each window with a result has one business write.
     pub(crate) fn count_business(&self, key: &str, writes: u64) {
         let mut state = self.state();
         let mut ends = SystemTime::UNIX_EPOCH;
@@ -121,7 +124,7 @@ impl Ledger {
         }
     }
 
-    /// What is left to check when all is over.
+    /// The checks at the end of a history.
     pub(crate) fn outcome(&self) -> Outcome<Counts> {
         let mut state = std::mem::take(&mut *self.state());
         for (key, (count, expected)) in &state.counters {
@@ -134,7 +137,7 @@ impl Ledger {
             let next = state.news.iter().find(|(taken, when, by)| {
                 taken == key && when >= at && (by != owner || state.records[owner].completed.is_some())
             });
-            // The lease has the skew in it once; the clock of whoever comes next may be behind by it once more.
+            // The end of the lease includes the skew once. The clock of the next holder may be behind by it once more.
             let latest = state.records[owner].ends.max(*at) + self.clock_skew + CAP + 2 * LATENCY;
             if next.is_none_or(|(_, when, _)| *when > latest) {
                 let what = format!("(vi) {key}, whose run crashed, was not taken again in time");
@@ -152,12 +155,12 @@ impl Ledger {
         self.broke(&mut self.state(), what);
     }
 
-    /// Whether a run of this key came to its end.
+    /// Whether a run of this key finished.
     pub(crate) fn is_done(&self, key: &str) -> bool {
         self.state().runs.iter().any(|run| run.key == key && run.how == How::Answered)
     }
 
-    /// Whether a result of this key was stored by then, in a window that is not over.
+    /// Whether a result of this key was stored by this time, in a window that has not ended.
     pub(crate) fn was_completed(&self, key: &str, by: SystemTime) -> bool {
         let (state, now) = (self.state(), self.engine.now());
         state.runs.iter().filter(|run| run.key == key && run.how != How::Failed(Then::Store)).any(|run| {
@@ -178,13 +181,13 @@ impl Ledger {
         state.journal.broke(self.engine.now(), what);
     }
 
-    /// When the window of a run is over at the earliest, if its outcome was stored.
+    /// The earliest end of the window of a run, if its outcome was stored.
     fn window_end(&self, state: &State, run: &Ran) -> Option<SystemTime> {
         let outcome = run.outcome.filter(|_| state.records[&run.owner].completed.is_some())?;
         Some(outcome + self.terms[&run.key].window - self.clock_skew)
     }
 
-    /// Why another run of the same key may not begin now, if it may not.
+    /// Why another run of this key must not begin now, if it must not.
     fn obstacle(&self, state: &State, earlier: &Ran, now: SystemTime) -> Option<String> {
         let terms = self.terms[&earlier.key];
         let record = &state.records[&earlier.owner];
@@ -244,9 +247,9 @@ impl Intercept for Observer {
             }
             Kind::Renew => unreachable!("nothing renews a record"),
             Kind::Release => ledger.given_up(&mut state, &key, &owner),
-            // What it is for is checked by the histories of locks.
+            // The histories of locks check the purpose of this request.
             Kind::Withdraw => {}
-            // The mutation that leaves the completion out.
+            // A mutation omits the completion.
             Kind::Transaction if owner.is_empty() => {}
             Kind::Complete | Kind::Transaction => ledger.completed(&mut state, key, owner, kind == Kind::Transaction),
         }
@@ -267,7 +270,7 @@ impl Ledger {
             record.is_ghost = true;
         } else {
             let last = state.fences.insert(key.clone(), fence).filter(|last| fence <= *last);
-            // A row that was deleted can be written anew by a request that was sent before, and is late by the window.
+            // A request that is late by the whole window can write a deleted row again.
             if let Some(last) = last.filter(|_| self.terms[&key].window > super::LATEST_ARRIVAL) {
                 self.broke(state, format!("(b) {key}: fence {fence} after {last}"));
             }
@@ -290,7 +293,7 @@ impl Ledger {
         }
         let run = state.runs.iter().find(|run| run.owner == owner);
         let unfinished = run.is_some_and(|run| run.how == How::Unfinished);
-        // Only a mutation gives up what was never taken.
+        // Only a mutation releases what was never acquired.
         let Some(record) = state.records.get_mut(owner) else { return };
         record.given_up.get_or_insert(self.engine.now());
         if record.completed.is_some() && !record.is_ghost {
@@ -310,262 +313,5 @@ impl Ledger {
             state.counts.committed += usize::from(in_transaction);
         }
         state.news.push((key, now, owner));
-    }
-}
-
-/// One call, as it tells the ledger. Cheap to clone.
-#[derive(Clone, Debug)]
-pub(crate) struct Call {
-    name: String,
-    pub(crate) key: String,
-    ledger: Arc<Ledger>,
-    began: SystemTime,
-    told: Arc<Mutex<Told>>,
-}
-
-#[derive(Debug, Default)]
-struct Told {
-    /// The number of the run that this call made.
-    run: Option<u64>,
-    answered: bool,
-    unfinished: bool,
-}
-
-impl Call {
-    pub(crate) fn new(name: &str, key: String, ledger: Arc<Ledger>) -> Self {
-        let began = ledger.engine.now();
-        Self { name: name.to_owned(), key, ledger, began, told: Arc::default() }
-    }
-
-    /// The work begins. It ends when what this returns is dropped, also by being cancelled.
-    pub(crate) fn began(&self, run: &Run, lease: Duration) -> Execution {
-        let (ledger, now) = (&self.ledger, self.ledger.engine.now());
-        let mut state = ledger.state();
-        let number = state.runs.len() as u64 + 1;
-        ledger.log(&mut state, &format!("{} began run {number} of {}", self.name, self.key));
-        state.counts.runs += 1;
-        let before: Vec<_> = state.runs.iter().enumerate().filter(|(_, run)| run.key == self.key).collect();
-        let obstacles = before.iter().filter_map(|(index, run)| {
-            let what = ledger.obstacle(&state, run, now)?;
-            Some(format!("{what} run {}: run {number} of {} by {}", index + 1, self.key, self.name))
-        });
-        let obstacles: Vec<_> = obstacles.collect();
-        let last = before.last().map(|(_, run)| (run.how, state.records[&run.owner].completed));
-        let (taken_over, ended) = (matches!(last, Some((How::Unfinished, None))), matches!(last, Some((_, Some(_)))));
-        state.counts.taken_over += usize::from(taken_over);
-        state.counts.windows_ended += usize::from(ended);
-        for obstacle in obstacles {
-            ledger.broke(&mut state, obstacle);
-        }
-        let lock = run.lock();
-        if state.rows.get(&self.key).is_none_or(|owner| owner != lock.owner()) {
-            ledger.broke(&mut state, format!("(ii) run {number} of {} does not own its record", self.key));
-        }
-        if lock.remaining() > lease {
-            ledger.broke(&mut state, format!("(ii) run {number} of {} has too long a lease", self.key));
-        }
-        state.runs.push(Ran {
-            key: self.key.clone(),
-            owner: lock.owner().to_owned(),
-            until: now + lock.remaining(),
-            ended: None,
-            how: How::Unfinished,
-            outcome: None,
-        });
-        self.told.lock().unwrap().run = Some(number);
-        Execution { number, call: self.clone() }
-    }
-
-    /// What the caller was told.
-    pub(crate) fn answered(&self, answer: Answer, without_request: bool) {
-        let ledger = &self.ledger;
-        let mut state = ledger.state();
-        let run = self.told.lock().unwrap().run;
-        let (number, is_error) = match answer {
-            Ok(number) => (number, false),
-            Err(HandlerError::Replayed(error)) => (error.message().parse().unwrap(), true),
-            Err(HandlerError::Handler(failure)) => {
-                ledger.log(&mut state, &format!("{}: run {} failed", self.name, failure.execution));
-                state.counts.failed += 1;
-                if run != Some(failure.execution) {
-                    ledger.broke(&mut state, format!("(v) {} got the failure of another run", self.name));
-                }
-                // What was stored is an answer.
-                self.told.lock().unwrap().answered = failure.then == Then::Store;
-                return;
-            }
-            Err(HandlerError::Lock(error)) => return self.refused(&mut state, &error),
-            Err(_) => unreachable!("there are no other errors"),
-        };
-        self.told.lock().unwrap().answered = true;
-        ledger.log(&mut state, &format!("{} was told the answer of run {number}", self.name));
-        let index = usize::try_from(number).unwrap().wrapping_sub(1);
-        let Some(ran) = state.runs.get(index).filter(|ran| ran.key == self.key) else {
-            let what = format!("(v) {} was told of run {number}, which {} did not have", self.name, self.key);
-            return ledger.broke(&mut state, what);
-        };
-        let stored = state.records[&ran.owner].completed.is_some();
-        let right = match ran.how {
-            How::Answered => !is_error,
-            How::Failed(Then::Store) => is_error,
-            // A transaction may be committed whose handler did not learn of it.
-            How::Failed(_) | How::Unfinished => !is_error && stored,
-        };
-        let latest = ran.outcome.map(|outcome| outcome + ledger.terms[&self.key].window + ledger.clock_skew);
-        if !right {
-            ledger.broke(&mut state, format!("(v) {} was told of run {number}, which did not say that", self.name));
-        }
-        if run == Some(number) && !is_error {
-            return;
-        }
-        state.counts.replayed += 1;
-        state.counts.replayed_errors += usize::from(is_error);
-        state.counts.cached += usize::from(without_request);
-        if !stored {
-            let what = format!("(v) {} was told of run {number}, whose answer is not stored", self.name);
-            ledger.broke(&mut state, what);
-        }
-        // Whole seconds, rounded up.
-        if latest.is_some_and(|latest| self.began > latest + Duration::from_secs(1)) {
-            ledger.broke(&mut state, format!("(vii) {} was told of run {number} after its window", self.name));
-        }
-    }
-
-    fn refused(&self, state: &mut State, error: &Error) {
-        let ledger = &self.ledger;
-        ledger.log(state, &format!("{} refused: {error}", self.name));
-        if error.is_lost() {
-            state.counts.overran += 1;
-        } else if error.is_in_progress() || error.is_unfinished() {
-            // It may have ended while the refusal was on its way, or just now by a clock that is ahead of the caller's.
-            let owner = error.holder().and_then(|holder| holder.owner()).unwrap_or_default();
-            let is_true = state.records.get(owner).is_some_and(|record| {
-                let over = [record.given_up, record.completed].into_iter().flatten().min();
-                record.is_ghost || over.is_none_or(|over| over + ledger.clock_skew >= self.began)
-            });
-            if !is_true {
-                ledger.broke(state, format!("(vi) {} was refused because of nobody", self.name));
-            }
-            if error.is_in_progress() {
-                state.counts.in_progress += 1;
-            } else {
-                state.counts.unfinished += 1;
-                self.told.lock().unwrap().unfinished = true;
-                if !ledger.terms[&self.key].refuse_unfinished {
-                    ledger.broke(state, format!("(vi) {} was refused for no reason", self.name));
-                }
-            }
-        } else if !(error.is_unavailable() || error.is_throttled() || error.is_conflict() || error.is_invalid()) {
-            ledger.broke(state, format!("(v) {} got an error that nothing led to", self.name));
-        }
-    }
-
-    pub(crate) fn gone(&self, how: &str) {
-        let mut state = self.ledger.state();
-        self.ledger.log(&mut state, &format!("{} {how}", self.name));
-        state.counts.crashed += usize::from(self.unfinished(&state).is_some());
-    }
-
-    /// The host is gone. Whether it was at it.
-    pub(crate) fn crashed(&self) -> bool {
-        let mut state = self.ledger.state();
-        let Some(owner) = self.unfinished(&state) else { return false };
-        let record = &state.records[&owner];
-        let is_current = state.rows.get(&self.key).is_some_and(|current| *current == owner);
-        if !is_current || record.given_up.is_some() || record.completed.is_some() {
-            return false;
-        }
-        if !self.ledger.terms[&self.key].refuse_unfinished {
-            state.crashes.push(Crash { key: self.key.clone(), owner, at: self.ledger.engine.now() });
-        }
-        true
-    }
-
-    /// The nonce of the run that this call made, if that did not finish.
-    fn unfinished(&self, state: &State) -> Option<String> {
-        let index = usize::try_from(self.told.lock().unwrap().run?).unwrap() - 1;
-        Some(&state.runs[index]).filter(|run| run.how == How::Unfinished).map(|run| run.owner.clone())
-    }
-
-    /// Whether this call made a run, and that came to its end.
-    pub(crate) fn is_answered(&self) -> bool {
-        let state = self.ledger.state();
-        let run = self.told.lock().unwrap().run;
-        run.is_some_and(|number| state.runs[usize::try_from(number).unwrap() - 1].how == How::Answered)
-    }
-
-    pub(crate) fn was_unfinished(&self) -> bool {
-        self.told.lock().unwrap().unfinished
-    }
-
-    pub(crate) fn must_have_answered(&self, otherwise: &str) {
-        if !self.told.lock().unwrap().answered {
-            let mut state = self.ledger.state();
-            self.ledger.broke(&mut state, format!("{otherwise}: {}", self.name));
-        }
-    }
-}
-
-/// One run of the work, while it is under way.
-#[derive(Debug)]
-pub(crate) struct Execution {
-    pub(crate) number: u64,
-    call: Call,
-}
-
-impl Execution {
-    fn with<T>(&self, f: impl FnOnce(&Ledger, &mut State, usize) -> T) -> T {
-        let ledger = &self.call.ledger;
-        f(ledger, &mut ledger.state(), usize::try_from(self.number).unwrap() - 1)
-    }
-
-    pub(crate) fn read_counter(&self) -> u64 {
-        self.with(|_, state, _| state.counters.entry(self.call.key.clone()).or_default().0)
-    }
-
-    pub(crate) fn write_counter(&self, count: u64) {
-        self.with(|_, state, _| {
-            let (counter, expected) = state.counters.get_mut(&self.call.key).unwrap();
-            *counter = count;
-            *expected += 1;
-        });
-    }
-
-    /// From here the window counts, if the transaction is committed.
-    pub(crate) fn completing(&self) {
-        self.with(|ledger, state, index| state.runs[index].outcome = Some(ledger.engine.now()));
-    }
-
-    pub(crate) fn answered(self) {
-        self.end(How::Answered);
-    }
-
-    pub(crate) fn ended_with_failure(self, then: Then) {
-        self.end(How::Failed(then));
-    }
-
-    fn end(&self, how: How) {
-        self.with(|ledger, state, index| {
-            let (run, now) = (&mut state.runs[index], ledger.engine.now());
-            run.how = how;
-            run.outcome.get_or_insert(now);
-        });
-    }
-}
-
-impl Drop for Execution {
-    fn drop(&mut self) {
-        self.with(|ledger, state, index| {
-            let now = ledger.engine.now();
-            let run = &mut state.runs[index];
-            run.ended = Some(now);
-            // A step that was due with the end of the lease may still be made.
-            let overstayed = now > run.until + Duration::from_millis(60);
-            let how = run.how;
-            ledger.log(state, &format!("run {} ended: {how:?}", self.number));
-            if overstayed {
-                ledger.broke(state, format!("(ii) run {} outlived its lease", self.number));
-            }
-        });
     }
 }

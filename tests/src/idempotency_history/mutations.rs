@@ -4,7 +4,7 @@ use crate::history::Mutation;
 use crate::history::mutation::{Kind, acquire_ignores_end, foreign_nonce, replace_in_condition};
 use lambda_lock::embedded::Answer;
 
-/// Deliberate mistakes in the protocol of idempotency.
+/// Deliberate mistakes in the protocol of idempotency, which the histories must catch.
 pub const MUTATIONS: [Mutation; 13] = [
     Mutation {
         name: "acquire ignores the lease's end",
@@ -66,7 +66,7 @@ pub const MUTATIONS: [Mutation; 13] = [
     },
 ];
 
-/// Always true. DynamoDB wants every value to be named still.
+/// Always true. DynamoDB rejects a request with an unused value.
 const ANY_OWNER: &str = "(#owner = :owner OR attribute_exists(#owner))";
 const ANY_STATUS: &str = "(#status = :in_progress OR attribute_exists(#status))";
 

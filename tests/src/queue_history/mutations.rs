@@ -8,7 +8,7 @@ use crate::history::Mutation;
 use crate::history::mutation::{Kind, acquire_ignores_end};
 use crate::idempotency_history::mutations::{acquire_ignores_window, in_progress_replays};
 
-/// Deliberate mistakes of a consumer.
+/// Deliberate mistakes of a consumer, which the histories must catch.
 pub const MUTATIONS: [Mutation; 9] = [
     Mutation {
         name: "acquire ignores the lease's end",
@@ -51,7 +51,7 @@ pub const MUTATIONS: [Mutation; 9] = [
     Mutation {
         name: "the answer is late",
         breaks: "did not answer before its deadline",
-        // Half as long again as the consumer leaves itself: only an answer at the last moment is then too late.
+        // One and a half times the reserve of the consumer: only an answer at the last moment is too late.
         answer_delay: Duration::from_millis(150),
         ..Mutation::NONE
     },

@@ -23,7 +23,7 @@ pub(super) struct Queue {
 #[derive(Clone, Debug)]
 pub(super) struct Stored {
     pub(super) id: String,
-    /// The same in messages that ask for the same.
+    /// Equal in messages with the same work.
     pub(super) job: String,
     pub(super) group: String,
     pub(super) body: String,
@@ -63,12 +63,12 @@ impl Stored {
     }
 }
 
-/// What was received at once.
+/// The messages of one receive.
 #[derive(Debug, Default)]
 pub(super) struct Received {
     pub(super) messages: Vec<SqsMessage>,
     pub(super) redelivered: usize,
-    /// The ids of those that were moved to the dead-letter queue in place of being received.
+    /// The ids of the messages that were moved to the dead-letter queue instead.
     pub(super) dead: Vec<String>,
 }
 
@@ -91,14 +91,14 @@ impl Queue {
         self.messages().iter().all(|message| message.place != Place::Queue)
     }
 
-    /// Up to `most` messages. In a FIFO queue those of a group in order, and none of a group with one in flight;
-    /// otherwise in any order, and now and then one that is in flight, or one twice.
+    /// Receives up to `most` messages. A FIFO queue delivers a group in order, and none of a group with a message in
+    /// flight. A standard queue delivers in any order, and occasionally a message in flight or a message twice.
     pub(super) fn receive(&self, now: SystemTime, most: usize, random: &mut Rng) -> Received {
         let mut stored = self.messages.lock().unwrap();
         let mut received = Received::default();
         let mut order: Vec<_> = (0..stored.len()).collect();
         if self.is_fifo {
-            // Groups in any order, messages of a group in theirs.
+            // Groups in any order, and the messages of a group in theirs.
             let mut rank = HashMap::new();
             for message in stored.iter() {
                 rank.entry(message.group.clone()).or_insert_with(|| random.u64(..));
@@ -134,13 +134,13 @@ impl Queue {
         received
     }
 
-    /// What Lambda does when a batch was answered: it deletes what is not reported.
+    /// Applies the answer to a batch as Lambda does: deletes the messages that are not reported.
     pub(super) fn settle(&self, now: SystemTime, batch: &[SqsMessage], answer: &SqsBatchResponse) {
         let failed: HashSet<_> = answer.batch_item_failures.iter().map(|failure| &failure.item_identifier).collect();
         let mut stored = self.messages.lock().unwrap();
         let known = |id: &&&String| batch.iter().any(|message| message.message_id.as_ref() == Some(**id));
         if !failed.iter().all(|id| known(&id)) {
-            // Lambda takes it for the failure of all.
+            // Lambda treats it as the failure of all messages.
             return;
         }
         for message in batch {

@@ -1,0 +1,151 @@
+//! `list`, `get` and `watch`.
+
+use std::process::Stdio;
+use std::time::Instant;
+
+use aws_sdk_dynamodb::types::AttributeValue;
+use rustix::process::Signal;
+use serde_json::Value;
+
+use crate::server::server;
+use crate::{PATIENCE, PROGRAM, Place, Process, bare, credentials};
+
+/// A name that moves the cursor, begins a line, reverses the direction of text, and has invisible characters.
+const DECEPTIVE: &str = concat!(
+    "me\u{1b}[2J\n\u{9b}\u{7f}\u{202e}\u{2066}\u{ad}\u{34f}\u{61c}\u{115f}\u{17b4}\u{180e}\u{200b}\u{200c}\u{200d}\u{200e}",
+    "\u{200f}\u{2028}\u{2029}\u{2060}\u{2064}\u{206f}\u{3164}\u{feff}\u{ffa0}\u{fff9}\u{1d173}\u{1bca0}\u{fe0f}\u{e0041}end"
+);
+
+/// The text with these characters replaced.
+fn made_visible(text: &str) -> String {
+    text.chars().map(|c| if DECEPTIVE.contains(c) && !c.is_ascii_graphic() { '\u{fffd}' } else { c }).collect()
+}
+
+// behaviour 25
+#[test]
+fn list_shows_keys_and_states_without_data() {
+    let place = Place::new();
+    let text = |text: &str| AttributeValue::S(text.to_owned());
+    let number = |number: u64| AttributeValue::N(number.to_string());
+    place.run(["run", "--key", "free", "--", "true"]).expect_code(0);
+    place.holding("expired", &["--lease", "500ms"]);
+    let _holder = place.holding("held", &["--holder", DECEPTIVE]);
+    let soon = 4_102_444_800;
+    let completed = [("id", text("completed")), ("status", text("COMPLETED")), ("expiration", number(soon))];
+    place.put(&[&completed[..], &[("data", text("\"secret\""))]].concat());
+    place.put(&[("id", text("malformed")), ("status", text("INPROGRESS")), ("in_progress_expiration", text("secret"))]);
+    let until = Instant::now() + PATIENCE;
+    while place.json("expired")["state"] == "held" {
+        assert!(Instant::now() < until);
+    }
+
+    let rows = ["completed", "expired", "free", "held", "malformed"];
+    let table = place.run(["list"]).expect_code(0);
+    let first_words: Vec<Vec<_>> = table.stdout.lines().map(|line| line.split_whitespace().take(2).collect()).collect();
+    let states = rows.map(|name| vec![name, name]);
+    assert_eq!(first_words[0], ["KEY", "STATE"]);
+    assert_eq!(&first_words[1..], states);
+    assert!(table.stdout.contains(&made_visible(DECEPTIVE)), "{table:?}");
+
+    let lines = place.run(["list", "--json"]).expect_code(0);
+    let objects: Vec<Value> = lines.stdout.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!(objects.iter().map(|object| object["state"].as_str().unwrap()).collect::<Vec<_>>(), rows);
+    let held = &objects[3];
+    assert_eq!((held["holder"].as_str(), &held["fence"]), (Some(DECEPTIVE), &place.json("held")["fence"]));
+    assert!(lines.stdout.contains(r"me\u001b[2J\n\u009b\u007f\u202e\u2066"), "{lines:?}");
+    // JSON has two escapes for a character above 16 bits.
+    assert!(lines.stdout.contains(r"\ufe0f\udb40\udc41"), "{lines:?}");
+    assert_eq!(made_visible(&lines.stdout).replace('\u{fffd}', "\n"), lines.stdout);
+    assert!((0.0..=30.1).contains(&held["remaining_seconds"].as_f64().unwrap()));
+    assert!(objects[4]["error"].as_str().unwrap().contains("not a lock row"));
+    assert!(!table.stdout.contains("secret") && !lines.stdout.contains("secret"));
+
+    let only_held = place.run(["list", "--held", "--json"]).expect_code(0);
+    assert_eq!((only_held.stdout.lines().count(), only_held.stderr.as_str()), (1, ""));
+    let limited =
+        place.run(["list", "--limit", "4", "--json"]).expect_code(0).expect_sentence(&["more than 4", "--limit"]);
+    assert_eq!(limited.stdout.lines().count(), 4);
+    assert_eq!(place.run(["list", "--limit", "5"]).expect_code(0).stderr, "");
+}
+
+#[test]
+fn the_log_does_not_pass_control_characters_to_the_terminal() {
+    let place = Place::new();
+    let _holder = place.holding("job", &["--holder", DECEPTIVE]);
+    let mut command = place.command(["run", "--key", "job", "--", "true"]);
+    command.env("RUST_LOG", "lambda_lock=trace");
+    let log = Process::start(command).outcome().expect_code(75).stderr;
+    let mut of_the_lock = log.lines().filter(|line| line.contains(" lambda_lock::"));
+    assert!(of_the_lock.any(|line| line.contains(&made_visible(DECEPTIVE))), "{log}");
+    assert_eq!(log, log.lines().map(|line| made_visible(line) + "\n").collect::<String>());
+}
+
+#[test]
+fn list_requests_a_throttled_page_again() {
+    const THROTTLED: (u16, &str) = (
+        400,
+        r#"{"__type":"com.amazonaws.dynamodb.v20120810#ProvisionedThroughputExceededException","message":"too many"}"#,
+    );
+    const PAGE: (u16, &str) = (
+        200,
+        r#"{"Items":[{"id":{"S":"job"},"status":{"S":"INPROGRESS"},"in_progress_expiration":{"N":"1"}}],"Count":1,"ScannedCount":1}"#,
+    );
+    for (answers, code) in [(&[THROTTLED, THROTTLED, THROTTLED, THROTTLED, PAGE][..], 0), (&[THROTTLED], 69)] {
+        let mut command = bare(PROGRAM);
+        command.args(["list", "--table", "locks", "--endpoint-url", &server(answers)]).envs(credentials());
+        let outcome = Process::start(command).outcome().expect_code(code);
+        assert_eq!(outcome.stdout.lines().any(|line| line.starts_with("job ")), code == 0, "{outcome:?}");
+    }
+}
+
+// behaviour 26
+#[test]
+fn list_omits_keys_of_another_prefix() {
+    let place = Place::new();
+    for prefix in ["one#", "other#"] {
+        place.run(["run", "--key-prefix", prefix, "--key", prefix.trim_end_matches('#'), "--", "true"]).expect_code(0);
+    }
+    let mut command = place.command(["list", "--json"]);
+    command.env("LOCK_KEY_PREFIX", "one#");
+    let lines = Process::start(command).outcome().expect_code(0).stdout;
+    assert_eq!(serde_json::from_str::<Value>(lines.trim()).unwrap()["key"], "one");
+}
+
+// behaviours 25, 41
+#[test]
+fn get_shows_an_unknown_key_as_free() {
+    let place = Place::new();
+    assert_eq!(place.json("job"), serde_json::json!({ "key": "job", "state": "free" }));
+    let table = place.run(["get", "job"]).expect_code(0).stdout;
+    assert_eq!(table.lines().nth(1).unwrap().split_whitespace().collect::<Vec<_>>(), ["job", "free"]);
+}
+
+#[test]
+fn watch_shows_the_keys_until_it_is_interrupted() {
+    let place = Place::new();
+    for keys in [&["job"][..], &[]] {
+        let _holder = place.holding("job", &["--wait", "10s"]);
+        let process = Process::start(place.command([&["watch", "--interval", "200ms"], keys].concat()));
+        let mut times = Vec::new();
+        for _ in 0..2 {
+            times.push(process.line());
+            assert!(process.line().starts_with("KEY "));
+            assert!(process.line().starts_with("job  held "));
+            assert_eq!(process.line(), "");
+        }
+        assert!(times.iter().all(|time| time.starts_with("20") && time.ends_with('Z')), "{times:?}");
+        process.signal(Signal::INT);
+        assert_eq!(process.outcome().expect_code(0).stderr, "");
+        place.run(["release", "job", "--force", "--yes"]).expect_code(0);
+    }
+}
+
+#[test]
+fn a_closed_pipe_ends_the_program_quietly() {
+    let place = Place::new();
+    let mut command = place.command(["list"]);
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    let output = command.stdin(Stdio::null()).stdout(writer).stderr(Stdio::piped()).output().unwrap();
+    assert_eq!((output.status.code(), String::from_utf8(output.stderr).unwrap().as_str()), (Some(0), ""));
+}

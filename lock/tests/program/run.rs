@@ -1,0 +1,161 @@
+//! `run`: the command, its environment, its exit code and its lock.
+
+use std::fs;
+use std::os::unix::process::CommandExt as _;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use crate::server::{DENIED, at_a_server, recording_server, server};
+use crate::{PATIENCE, PROGRAM, Place, Process, bare, credentials};
+
+// behaviours 20, 78
+#[test]
+fn the_command_gets_fence_key_and_table_and_its_code_is_the_exit_code() {
+    let place = Place::new();
+    let fences = [(); 2].map(|()| {
+        let script = "echo $LOCK_FENCE; echo $LOCK_KEY $LOCK_TABLE_NAME; exit 7";
+        let outcome = Process::start(place.shell("job", &[], script)).outcome().expect_code(7);
+        let (fence, rest) = outcome.stdout.split_once('\n').unwrap();
+        assert_eq!((rest, outcome.stderr.as_str()), (format!("job {}\n", place.table).as_str(), ""));
+        fence.parse::<u64>().unwrap()
+    });
+    assert_eq!(fences[1], fences[0] + 1);
+    assert_eq!(place.json("job")["state"], "free");
+}
+
+/// The first request of the program as this user, whom the environment does not name.
+fn request_of(user: Option<u32>) -> Option<String> {
+    let (endpoint, requests) = recording_server(&[DENIED]);
+    let mut command = at_a_server(&endpoint, &["--", "true"]);
+    command.env_remove("USER");
+    if let Some(user) = user {
+        command.uid(user);
+    }
+    // Another user may lack the permission to run the program.
+    command.stdin(Stdio::null()).stderr(Stdio::null()).status().ok()?;
+    Some(requests.recv_timeout(PATIENCE).unwrap())
+}
+
+#[test]
+fn a_user_missing_in_the_environment_is_looked_up() {
+    let name = Command::new("id").arg("-un").output().unwrap();
+    if !name.status.success() {
+        eprintln!("skipped, because the user who runs the tests has no name");
+        return;
+    }
+    let name = String::from_utf8(name.stdout).unwrap();
+    let request = request_of(None).unwrap();
+    assert!(request.contains(&format!("\"{}@", name.trim())), "{request}");
+}
+
+#[test]
+fn a_user_without_a_name_is_shown_as_a_number() {
+    if !rustix::process::getuid().is_root() {
+        eprintln!("skipped, because only root can run a program as a user without a name");
+        return;
+    }
+    let nameless = 2_000_123_456;
+    match request_of(Some(nameless)) {
+        Some(request) => assert!(request.contains(&format!("\"uid {nameless}@")), "{request}"),
+        None => eprintln!("skipped, because another user cannot run the program here"),
+    }
+}
+
+// behaviours 51, 77
+#[test]
+fn a_held_key_exits_with_75_and_names_the_holder() {
+    let place = Place::new();
+    let holder = place.holding("job", &[]);
+    let marker = place.file("marker");
+    let name = format!("somebody@{} {} sh", rustix::system::uname().nodename().to_str().unwrap(), holder.child.id());
+    let until = place.json("job")["until"].as_str().unwrap().to_owned();
+    place
+        .run(["run", "--key", "job", "--", "touch", &marker])
+        .expect_code(75)
+        .expect_sentence(&["`job`", &name, &until]);
+    assert!(!fs::exists(marker).unwrap());
+    // Nor does the command run after a wait that is too short.
+    let started = Instant::now();
+    place.run(["run", "--key", "job", "--wait", "300ms", "--", "true"]).expect_code(75).expect_sentence(&["attempts"]);
+    assert!(started.elapsed() >= Duration::from_millis(300));
+}
+
+// behaviour 50
+#[test]
+fn waiting_processes_take_turns() {
+    let place = Place::new();
+    let counter = place.file("counter");
+    fs::write(&counter, "0").unwrap();
+    let script = format!("n=$(cat {counter}); sleep 0.05; echo $((n + 1)) >{counter}");
+    let contenders =
+        [(); 6].map(|()| Process::start(place.shell("job", &["--wait", "25s", "--lease", "20s"], &script)));
+    for contender in contenders {
+        contender.outcome().expect_code(0);
+    }
+    assert_eq!(fs::read_to_string(counter).unwrap().trim(), "6");
+}
+
+// behaviour 58
+#[test]
+fn hold_at_least_keeps_the_key_after_the_command() {
+    let place = Place::new();
+    place.run(["run", "--key", "job", "--hold-at-least", "2s", "--", "true"]).expect_code(0);
+    let held = place.json("job");
+    assert_eq!(held["state"], "held");
+    place.run(["run", "--key", "job", "--", "true"]).expect_code(75);
+    place.run(["run", "--key", "job", "--wait", "10s", "--", "true"]).expect_code(0);
+    assert!(place.json("job")["acquired_at"].as_str() >= held["until"].as_str());
+}
+
+// behaviour 58
+#[test]
+fn hold_at_least_does_not_keep_the_key_of_a_failed_command() {
+    let place = Place::new();
+    for (code, lease, command) in [
+        (3, "100s", &["sh", "-c", "exit 3"][..]),
+        (128 + 9, "100s", &["sh", "-c", "kill -KILL $$"]),
+        (127, "100s", &["/nonexistent/x"]),
+        (126, "100s", &["/etc/passwd"]),
+        (76, "1s", &["sleep", "100"]),
+    ] {
+        let options = ["run", "--key", "job", "--hold-at-least", "200s", "--lease", lease, "--"];
+        place.run([&options, command].concat()).expect_code(code);
+        assert_eq!(place.json("job")["state"], "free", "{command:?}");
+    }
+}
+
+// behaviour 29
+#[test]
+fn a_failed_release_is_reported_and_keeps_the_code_of_the_command() {
+    let acquired = (200, r#"{"Attributes":{"fence":{"N":"17"}}}"#);
+    let mut command = bare(PROGRAM);
+    command.args(["run", "--key", "job", "--table", "locks", "--endpoint-url"]).envs(credentials());
+    command.arg(server(Box::leak(Box::new([acquired, DENIED])))).args(["--", "sh", "-c", "exit 7"]);
+    let outcome = Process::start(command).outcome().expect_code(7);
+    outcome.expect_sentence(&["stays held until its lease ends", "dynamodb:UpdateItem"]);
+}
+
+#[test]
+fn a_command_that_cannot_run_exits_with_126_and_a_missing_one_with_127() {
+    let place = Place::new();
+    place
+        .run(["run", "--key", "job", "--", "/nonexistent/x"])
+        .expect_code(127)
+        .expect_sentence(&["`/nonexistent/x`", "PATH"]);
+    place.run(["run", "--key", "job", "--", "/etc/passwd"]).expect_code(126).expect_sentence(&["`/etc/passwd`"]);
+    assert_eq!(place.json("job")["state"], "free");
+}
+
+// behaviour 22
+#[test]
+fn disabled_locks_run_the_command_and_warn_once() {
+    let place = Place::new();
+    let _holder = place.holding("job", &[]);
+    let mut command = place.shell("job", &[], "echo fence $LOCK_FENCE; exit 4");
+    let outcome = Process::start({
+        command.env("LOCK_ENABLED", "false");
+        command
+    });
+    let outcome = outcome.outcome().expect_code(4).expect_sentence(&["LOCK_ENABLED", "without a lock"]);
+    assert_eq!(outcome.stdout, "fence 0\n");
+}

@@ -1,0 +1,111 @@
+//! `template.yaml` as a user deploys it: built and deployed by the SAM CLI, to a local AWS (`MiniStack`) that runs the
+//! functions' binaries as Lambda does, behind a function URL, queues and a schedule. The time is real.
+//!
+//! Needs `sam`, `cargo-lambda` and `ministack` on the `PATH`, as `.ci/run` puts them there. Without them the test is skipped,
+//! or fails if `LOCK_TEST_DEPLOYED` is `required`.
+
+mod local_aws;
+mod observability;
+mod orders;
+mod payments;
+mod reports;
+mod stack;
+
+use std::collections::HashMap;
+use std::env;
+use std::time::Duration;
+
+use aws_sdk_dynamodb::types::AttributeValue;
+use tokio::time::{sleep, timeout};
+
+use crate::observability::{
+    alarms_and_dashboard_show_the_exported_metrics, each_log_line_has_the_id_of_its_request_once,
+};
+use crate::orders::an_order_sent_three_times_is_placed_once;
+use crate::payments::{
+    a_payment_in_progress_is_hidden_until_its_lease_ends, only_the_payment_that_panics_goes_back,
+    payments_are_made_once_and_poison_becomes_dead_letters, payments_of_a_group_stay_in_order_after_a_failure,
+};
+use crate::reports::{
+    a_killed_invocation_blocks_its_report_for_its_lease, a_report_that_panics_releases_its_lock_at_once,
+    one_of_five_concurrent_invocations_writes, the_schedule_writes_its_report,
+};
+use crate::stack::Stack;
+
+const TOOLS: [&str; 3] = ["sam", "cargo-lambda", "ministack"];
+const REGION: &str = "us-east-1";
+const STACK: &str = "example";
+const FUNCTIONS: [&str; 3] = ["nightly-report", "order-api", "payment-queue"];
+/// The test sends nothing to it.
+const TOPIC: &str = "arn:aws:sns:us-east-1:000000000000:alarms";
+
+/// The timeout of `nightly-report`, in seconds.
+const FUNCTION_TIMEOUT: u64 = 8;
+/// Less than the timeout, and longer than a few concurrent cold starts on a busy machine.
+const GATHERING: Duration = Duration::from_secs(4);
+/// The timeout of `payment-queue`, in seconds.
+const PAYMENT_TIMEOUT: u64 = 5;
+/// The time until a failed message comes back, which the template sets. It is much longer than a lease.
+const VISIBILITY_TIMEOUT: Duration = Duration::from_secs(6 * PAYMENT_TIMEOUT);
+/// The default of `LocksBuilder::clock_skew`, in milliseconds.
+const CLOCK_SKEW: u64 = 1000;
+
+#[tokio::test]
+async fn the_deployed_functions_do_each_job_once() {
+    let missing: Vec<_> = TOOLS.into_iter().filter(|tool| !is_on_path(tool)).collect();
+    if !missing.is_empty() {
+        assert!(env::var_os("LOCK_TEST_DEPLOYED").is_none_or(|v| v != "required"), "not on the PATH: {missing:?}");
+        eprintln!("skipped: not on the PATH: {missing:?}");
+        return;
+    }
+    // One stack for all checks, because a deployment takes a while. Each check has its own report, order or payments.
+    let stack = Stack::deploy().await;
+    one_of_five_concurrent_invocations_writes(&stack).await;
+    an_order_sent_three_times_is_placed_once(&stack).await;
+    a_payment_in_progress_is_hidden_until_its_lease_ends(&stack).await;
+    alarms_and_dashboard_show_the_exported_metrics(&stack).await;
+    each_log_line_has_the_id_of_its_request_once(&stack).await;
+    a_report_that_panics_releases_its_lock_at_once(&stack).await;
+    let panicking = only_the_payment_that_panics_goes_back(&stack).await;
+    tokio::join!(
+        a_killed_invocation_blocks_its_report_for_its_lease(&stack),
+        the_schedule_writes_its_report(&stack),
+        payments_are_made_once_and_poison_becomes_dead_letters(&stack, panicking),
+        payments_of_a_group_stay_in_order_after_a_failure(&stack),
+        a_protected_table_outlives_its_stack(&stack),
+    );
+    stack.delete(STACK).await;
+    assert_eq!(stack.tables_of(STACK).await, [""; 0]);
+}
+
+async fn a_protected_table_outlives_its_stack(stack: &Stack) {
+    let name = "protected";
+    stack.local.deploy(name, &["ScheduleState=DISABLED"]).await;
+    let tables = stack.tables_of(name).await;
+    assert_eq!(tables.len(), 1);
+    stack.delete(name).await;
+    assert_eq!(stack.tables_of(name).await, tables);
+    let function = stack.lambda.get_function().function_name(format!("{name}-nightly-report")).send().await;
+    assert!(function.unwrap_err().into_service_error().is_resource_not_found_exception());
+}
+
+fn is_on_path(tool: &str) -> bool {
+    env::var_os("PATH").is_some_and(|path| env::split_paths(&path).any(|folder| folder.join(tool).is_file()))
+}
+
+/// Retries until there is a value, for at most `limit`.
+async fn loop_until<T>(limit: Duration, attempt: impl AsyncFn() -> Option<T>) -> T {
+    let found = timeout(limit, async {
+        loop {
+            if let Some(found) = attempt().await {
+                return found;
+            }
+            sleep(Duration::from_millis(100)).await;
+        }
+    });
+    found.await.unwrap_or_else(|_| panic!("nothing after {limit:?}"))
+}
+
+fn number(row: &HashMap<String, AttributeValue>, attribute: &str) -> u64 {
+    row[attribute].as_n().unwrap().parse().unwrap()
+}

@@ -1,0 +1,77 @@
+//! The metrics and logs that the functions export.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use lambda_lock::metrics;
+use serde_json::{Value, json};
+
+use crate::stack::{Metric, Stack, in_stack};
+use crate::{FUNCTIONS, STACK, TOPIC, loop_until};
+
+/// Needs a refused report, a refused order, a replayed order and a payment.
+pub(crate) async fn alarms_and_dashboard_show_the_exported_metrics(stack: &Stack) {
+    let mut exported = BTreeSet::new();
+    for (function, last) in FUNCTIONS.into_iter().zip([metrics::REFUSED, metrics::REPLAYS, metrics::BATCH_ITEMS]) {
+        // The log has its lines a moment after the answer.
+        let of_function = loop_until(Duration::from_secs(10), async || {
+            let exported = stack.exported(function).await;
+            exported.iter().any(|metric| metric.name == last).then_some(exported)
+        })
+        .await;
+        assert!(of_function.contains(&Metric::of(function, metrics::ACQUIRED, &[])), "{of_function:?}");
+        exported.extend(of_function);
+    }
+
+    let alarms = stack.call("monitoring", "GraniteServiceVersion20100801.DescribeAlarms", &json!({})).await;
+    let alarms = alarms["MetricAlarms"].as_array().unwrap().iter().map(|alarm| {
+        assert_eq!((&alarm["TreatMissingData"], &alarm["AlarmActions"]), (&json!("notBreaching"), &json!([TOPIC])));
+        let text = |value: &Value| value.as_str().unwrap().to_owned();
+        let dimensions = alarm["Dimensions"].as_array().unwrap().iter();
+        let dimensions = dimensions.map(|dimension| (text(&dimension["Name"]), text(&dimension["Value"]))).collect();
+        Metric { namespace: text(&alarm["Namespace"]), name: text(&alarm["MetricName"]), dimensions }
+    });
+    let refused = [
+        Metric::of("nightly-report", metrics::REFUSED, &[("reason", "held")]),
+        Metric::of("order-api", metrics::IN_PROGRESS_REFUSALS, &[]),
+    ];
+    assert!(refused.iter().all(|metric| exported.contains(metric)), "{exported:?}");
+    // Nothing has been lost or taken over so far. These metrics have the dimensions of every counter without a label.
+    let lost = FUNCTIONS
+        .into_iter()
+        .flat_map(|function| [metrics::LOST, metrics::TAKEN_OVER].map(|name| Metric::of(function, name, &[])));
+    let errors = FUNCTIONS.map(|function| (function, "Errors"));
+    let errors = errors
+        .into_iter()
+        .chain([("order-api", "Url5xxCount")])
+        .map(|(function, name)| Metric { namespace: "AWS/Lambda".to_owned(), ..Metric::of(function, name, &[]) });
+    let dead = ["payment-dead-letters", "ordered-payment-dead-letters.fifo"].map(|queue| Metric {
+        namespace: "AWS/SQS".to_owned(),
+        name: "ApproximateNumberOfMessagesVisible".to_owned(),
+        dimensions: [("QueueName".to_owned(), in_stack(queue))].into(),
+    });
+    assert_eq!(alarms.collect::<BTreeSet<_>>(), refused.into_iter().chain(lost).chain(errors).chain(dead).collect());
+
+    let dashboard = json!({ "DashboardName": STACK });
+    let dashboard = stack.call("monitoring", "GraniteServiceVersion20100801.GetDashboard", &dashboard).await;
+    let dashboard: Value = serde_json::from_str(dashboard["DashboardBody"].as_str().unwrap()).unwrap();
+    let widgets = dashboard["widgets"].as_array().unwrap().iter();
+    let graphs = widgets.flat_map(|widget| widget["properties"]["metrics"].as_array().unwrap());
+    let searches: Vec<_> = graphs.filter_map(|graph| graph[0]["expression"].as_str()).collect();
+    let functions = FUNCTIONS.map(|function| format!("\"{}\"", in_stack(function))).join(" OR ");
+    for Metric { namespace, name, dimensions } in exported {
+        let schema = dimensions.into_keys().fold(namespace, |schema, dimension| format!("{schema},{dimension}"));
+        let search = format!("SEARCH('{{{schema}}} FunctionName=({functions}) MetricName=\"{name}\"', '");
+        assert!(searches.iter().any(|shown| shown.starts_with(&search)), "{search} is not among {searches:#?}");
+    }
+}
+
+/// Needs a written report, a placed order and a payment.
+pub(crate) async fn each_log_line_has_the_id_of_its_request_once(stack: &Stack) {
+    for (function, last) in FUNCTIONS.into_iter().zip(["written", "placed", "paid"]) {
+        let lines = stack.log(function).await;
+        let mut own = lines.iter().filter(|line| line["target"].as_str().is_some_and(|of| of.starts_with("lambda_")));
+        assert!(own.clone().any(|line| line["fields"]["message"] == last), "{lines:?}");
+        assert!(own.all(|line| line["spans"][0]["requestId"].is_string() && line["span"].is_null()), "{lines:?}");
+    }
+}

@@ -1,0 +1,305 @@
+//! The deployed stack, and how a test calls it.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::env;
+use std::path::Path;
+use std::time::Duration;
+
+use aws_config::{BehaviorVersion, Region};
+use aws_sdk_dynamodb::types::AttributeValue;
+use aws_sdk_lambda::primitives::Blob;
+use aws_sdk_sqs::types::builders::SendMessageBatchRequestEntryBuilder;
+use aws_sdk_sqs::types::{QueueAttributeName, SendMessageBatchRequestEntry};
+use aws_sigv4::http_request::{SignableBody, SignableRequest, SigningSettings, sign};
+use aws_sigv4::sign::v4::SigningParams;
+use aws_smithy_async::time::{SystemTimeSource, TimeSource};
+use http::header::{CONTENT_TYPE, HOST};
+use http::{HeaderMap, Request, StatusCode};
+use http_body_util::{BodyExt, Full};
+use hyper::body::Bytes;
+use hyper_util::client::legacy::Client;
+use hyper_util::rt::TokioExecutor;
+use lambda_example::{Outcome, Payment, ReportRequest};
+use serde_json::{Value, json};
+
+use crate::local_aws::{LocalAws, architecture, credentials};
+use crate::{FUNCTION_TIMEOUT, PAYMENT_TIMEOUT, REGION, STACK, TOPIC, number};
+
+/// A local AWS with the template deployed. It is stopped when this is dropped.
+pub(crate) struct Stack {
+    pub(crate) local: LocalAws,
+    pub(crate) table: String,
+    pub(crate) dynamodb: aws_sdk_dynamodb::Client,
+    pub(crate) lambda: aws_sdk_lambda::Client,
+    pub(crate) sqs: aws_sdk_sqs::Client,
+    pub(crate) endpoint: String,
+}
+
+impl Stack {
+    pub(crate) async fn deploy() -> Self {
+        let local = LocalAws::start().await;
+        let template = Path::new(env!("CARGO_MANIFEST_DIR")).join("../template.yaml");
+        local
+            .run(
+                local
+                    .command("sam")
+                    .args(["build", "--beta-features", "--build-dir", "build", "--template"])
+                    .arg(template)
+                    .args(["--parameter-overrides", &architecture()]),
+            )
+            .await;
+        let parameters = [
+            &format!("FunctionTimeout={FUNCTION_TIMEOUT}"),
+            &format!("PaymentTimeout={PAYMENT_TIMEOUT}"),
+            "Schedule='rate(1 minute)'",
+            "DeletionProtection=false",
+            "Dashboard=true",
+            "Alarms=true",
+            &format!("AlarmTopicArn={TOPIC}"),
+        ];
+        local.deploy(STACK, &parameters).await;
+
+        let config = aws_config::defaults(BehaviorVersion::latest())
+            .endpoint_url(&local.endpoint)
+            .region(Region::new(REGION))
+            .credentials_provider(credentials())
+            .load()
+            .await;
+        let dynamodb = aws_sdk_dynamodb::Client::new(&config);
+        let tables = dynamodb.list_tables().send().await.unwrap();
+        let [table] = tables.table_names() else { panic!("tables: {tables:?}") };
+        Self {
+            table: table.clone(),
+            dynamodb,
+            lambda: aws_sdk_lambda::Client::new(&config),
+            sqs: aws_sdk_sqs::Client::new(&config),
+            endpoint: local.endpoint.clone(),
+            local,
+        }
+    }
+
+    pub(crate) async fn delete(&self, name: &str) {
+        self.local.run(self.local.command("sam").args(["delete", "--no-prompts", "--stack-name", name])).await;
+    }
+
+    pub(crate) async fn tables_of(&self, name: &str) -> Vec<String> {
+        let tables = self.dynamodb.list_tables().send().await.unwrap().table_names.unwrap();
+        tables.into_iter().filter(|table| table.starts_with(&format!("{name}-"))).collect()
+    }
+
+    /// Invokes `nightly-report` and waits for its answer, or for its error as Lambda reports it.
+    pub(crate) async fn invoke(&self, report: &str, gathering: Duration) -> Result<Outcome, String> {
+        let gathering_ms = u64::try_from(gathering.as_millis()).unwrap();
+        self.report(&ReportRequest { report: report.to_owned(), gathering_ms, panics: false }).await
+    }
+
+    pub(crate) async fn report(&self, request: &ReportRequest) -> Result<Outcome, String> {
+        let request = Blob::new(serde_json::to_vec(request).unwrap());
+        let answer =
+            self.lambda.invoke().function_name(in_stack("nightly-report")).payload(request).send().await.unwrap();
+        let payload: Value = serde_json::from_slice(answer.payload().unwrap().as_ref()).unwrap();
+        match answer.function_error() {
+            None => Ok(serde_json::from_value(payload).unwrap()),
+            Some(_) => Err(payload.to_string()),
+        }
+    }
+
+    /// Posts an order with this idempotency key, signed.
+    pub(crate) async fn order(&self, key: Option<&str>, body: &Value) -> HttpAnswer {
+        let mut request = self.order_request(body).await;
+        if let Some(key) = key {
+            request.headers_mut().insert("idempotency-key", key.parse().unwrap());
+        }
+        sign_for("lambda", &mut request, &body.to_string());
+        self.send(request).await
+    }
+
+    /// Calls an operation of a service that speaks JSON.
+    pub(crate) async fn call(&self, service: &str, operation: &str, body: &Value) -> Value {
+        let body = body.to_string();
+        let mut request = Request::post(format!("{}/", self.endpoint))
+            .header(CONTENT_TYPE, "application/x-amz-json-1.1")
+            .header("x-amz-target", operation)
+            .body(body.clone().into())
+            .unwrap();
+        sign_for(service, &mut request, &body);
+        let answer = self.send(request).await;
+        assert_eq!(answer.status, StatusCode::OK, "{operation}: {:?}", answer.body);
+        serde_json::from_slice(&answer.body).unwrap()
+    }
+
+    /// The lines of this function's log that are JSON.
+    pub(crate) async fn log(&self, function: &str) -> Vec<Value> {
+        let group = format!("/aws/lambda/{}", in_stack(function));
+        let log = self.call("logs", "Logs_20140328.FilterLogEvents", &json!({ "logGroupName": group })).await;
+        let lines = log["events"].as_array().unwrap().iter().map(|event| event["message"].as_str().unwrap());
+        lines.filter_map(|line| serde_json::from_str(line).ok()).collect()
+    }
+
+    /// The metrics that `CloudWatch` makes of this function's log.
+    pub(crate) async fn exported(&self, function: &str) -> BTreeSet<Metric> {
+        let mut exported = BTreeSet::new();
+        for line in self.log(function).await {
+            for metrics in line["_aws"]["CloudWatchMetrics"].as_array().into_iter().flatten() {
+                let namespace = metrics["Namespace"].as_str().unwrap();
+                let names = metrics["Dimensions"][0].as_array().unwrap().iter().map(|name| name.as_str().unwrap());
+                let dimensions: BTreeMap<_, _> =
+                    names.map(|name| (name.to_owned(), line[name].as_str().unwrap().to_owned())).collect();
+                exported.extend(metrics["Metrics"].as_array().unwrap().iter().map(|metric| {
+                    let name = metric["Name"].as_str().unwrap().to_owned();
+                    Metric { namespace: namespace.to_owned(), name, dimensions: dimensions.clone() }
+                }));
+            }
+        }
+        exported
+    }
+
+    pub(crate) async fn unsigned_order(&self, body: &Value) -> HttpAnswer {
+        self.send(self.order_request(body).await).await
+    }
+
+    pub(crate) async fn order_request(&self, body: &Value) -> Request<Full<Bytes>> {
+        let config = self.lambda.get_function_url_config().function_name(in_stack("order-api")).send().await.unwrap();
+        Request::post(format!("{}orders", config.function_url()))
+            .header(CONTENT_TYPE, "application/json")
+            .body(body.to_string().into())
+            .unwrap()
+    }
+
+    /// Sends a request to the local AWS, which finds the function by the host name.
+    pub(crate) async fn send(&self, mut request: Request<Full<Bytes>>) -> HttpAnswer {
+        let host = request.uri().host().unwrap().parse().unwrap();
+        request.headers_mut().insert(HOST, host);
+        *request.uri_mut() = format!("{}{}", self.endpoint, request.uri().path()).parse().unwrap();
+        let answer = Client::builder(TokioExecutor::new()).build_http().request(request).await.unwrap();
+        let (head, body) = answer.into_parts();
+        HttpAnswer { status: head.status, headers: head.headers, body: body.collect().await.unwrap().to_bytes() }
+    }
+
+    pub(crate) async fn ids_of_orders(&self) -> Vec<String> {
+        let scan = self.dynamodb.scan().table_name(&self.table).filter_expression("begins_with(id, :orders)");
+        let orders = AttributeValue::S(format!("{}#order#", in_stack("order-api")));
+        let rows = scan.expression_attribute_values(":orders", orders).send().await.unwrap();
+        rows.items().iter().map(|row| row["id"].as_s().unwrap().clone()).collect()
+    }
+
+    pub(crate) async fn queue(&self, name: &str) -> Queue {
+        let url = self.sqs.get_queue_url().queue_name(in_stack(name)).send().await.unwrap().queue_url.unwrap();
+        Queue { sqs: self.sqs.clone(), url }
+    }
+
+    pub(crate) async fn times_paid(&self, id: &str) -> u64 {
+        number(&self.payment(id).await.unwrap(), "times")
+    }
+
+    pub(crate) async fn payment(&self, id: &str) -> Option<HashMap<String, AttributeValue>> {
+        self.row("payment-queue", &format!("payment#{id}")).await
+    }
+
+    /// The row under this key of a function.
+    pub(crate) async fn row(&self, of: &str, key: &str) -> Option<HashMap<String, AttributeValue>> {
+        let read = self.dynamodb.get_item().table_name(&self.table).consistent_read(true);
+        read.key("id", AttributeValue::S(format!("{}#{key}", in_stack(of)))).send().await.unwrap().item
+    }
+}
+
+/// The identity of a metric in `CloudWatch`.
+#[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Metric {
+    pub(crate) namespace: String,
+    pub(crate) name: String,
+    pub(crate) dimensions: BTreeMap<String, String>,
+}
+
+impl Metric {
+    pub(crate) fn of(function: &str, name: &str, labels: &[(&str, &str)]) -> Self {
+        let function = in_stack(function);
+        let dimensions = [("FunctionName", function.as_str())].into_iter().chain(labels.iter().copied());
+        let dimensions = dimensions.map(|(name, value)| (name.to_owned(), value.to_owned())).collect();
+        Self { namespace: "LambdaLock".to_owned(), name: name.to_owned(), dimensions }
+    }
+}
+
+pub(crate) struct HttpAnswer {
+    pub(crate) status: StatusCode,
+    pub(crate) headers: HeaderMap,
+    pub(crate) body: Bytes,
+}
+
+pub(crate) struct Queue {
+    pub(crate) sqs: aws_sdk_sqs::Client,
+    pub(crate) url: String,
+}
+
+impl Queue {
+    pub(crate) async fn send(&self, body: &Value) {
+        self.sqs.send_message().queue_url(&self.url).message_body(body.to_string()).send().await.unwrap();
+    }
+
+    /// Sends the payments of a group, followed by one of another group.
+    pub(crate) async fn send_in_order(&self, group: &str, payments: &[Payment], of_another: &Payment) {
+        let payments = payments.iter().map(|payment| (group, payment)).chain([("another", of_another)]);
+        let in_order = |(group, payment): (&str, &Payment)| {
+            entry(payment).message_group_id(group).message_deduplication_id(&payment.id)
+        };
+        self.send_all(payments.map(in_order)).await;
+    }
+
+    /// Sends them in one request.
+    pub(crate) async fn send_all(&self, entries: impl Iterator<Item = SendMessageBatchRequestEntryBuilder>) {
+        let entries = entries.map(|entry| entry.build().unwrap()).collect();
+        let batch = self.sqs.send_message_batch().queue_url(&self.url).set_entries(Some(entries));
+        assert_eq!(batch.send().await.unwrap().failed(), []);
+    }
+
+    /// Whether the queue has no message, visible or not.
+    pub(crate) async fn is_empty(&self) -> bool {
+        let read = self.sqs.get_queue_attributes().queue_url(&self.url).attribute_names(QueueAttributeName::All);
+        let attributes = read.send().await.unwrap().attributes.unwrap();
+        [
+            QueueAttributeName::ApproximateNumberOfMessages,
+            QueueAttributeName::ApproximateNumberOfMessagesNotVisible,
+            QueueAttributeName::ApproximateNumberOfMessagesDelayed,
+        ]
+        .iter()
+        .all(|count| attributes[count] == "0")
+    }
+
+    pub(crate) async fn receive_all(&self) -> Vec<Value> {
+        let received = self.sqs.receive_message().queue_url(&self.url).max_number_of_messages(10).send().await.unwrap();
+        received.messages().iter().map(|message| serde_json::from_str(message.body().unwrap()).unwrap()).collect()
+    }
+}
+
+pub(crate) fn payment(id: &str, failing_deliveries: u64) -> Payment {
+    let account = "DE02".to_owned();
+    Payment { id: id.to_owned(), account, amount: 100, paying_ms: 0, failing_deliveries, panics: false }
+}
+
+/// A payment as one message of a request with several.
+pub(crate) fn entry(payment: &Payment) -> SendMessageBatchRequestEntryBuilder {
+    SendMessageBatchRequestEntry::builder().id(&payment.id).message_body(json!(payment).to_string())
+}
+
+/// The name of a function or a queue in this stack.
+pub(crate) fn in_stack(name: &str) -> String {
+    format!("{STACK}-{name}")
+}
+
+fn sign_for(service: &str, request: &mut Request<Full<Bytes>>, body: &str) {
+    let identity = credentials().into();
+    let parameters = SigningParams::builder()
+        .identity(&identity)
+        .region(REGION)
+        .name(service)
+        .time(SystemTimeSource::new().now())
+        .settings(SigningSettings::default())
+        .build()
+        .unwrap()
+        .into();
+    let headers = request.headers().iter().map(|(name, value)| (name.as_str(), value.to_str().unwrap()));
+    let to_sign =
+        SignableRequest::new("POST", request.uri().to_string(), headers, SignableBody::Bytes(body.as_bytes()));
+    let (signature, _) = sign(to_sign.unwrap(), &parameters).unwrap().into_parts();
+    signature.apply_to_request_http1x(request);
+}

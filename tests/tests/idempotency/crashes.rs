@@ -1,0 +1,89 @@
+//! Runs that crash, panic, are dropped, or outlive their lease.
+
+use std::future::pending;
+use std::time::Duration;
+
+use lambda_lock::Run;
+use lambda_lock_tests::invocation::{Counter, millis};
+use tokio::time::{sleep, timeout};
+
+use crate::{
+    AFTER_THE_LEASE, CLOCK_SKEW, LEASE, Orders, TOO_LONG, crash, drop_midway, eagerly, environment, later, ms,
+    number_in, order, orders, panic_of, place, refused,
+};
+
+// behaviour 64
+#[tokio::test]
+async fn a_panic_releases_the_record_and_is_resumed() {
+    let (_world, host, locks) = environment().await;
+    let (orders, runs) = (orders(&locks), Counter::default());
+    assert_eq!(panic_of(&orders, &order("a")).await, "the work's own");
+    assert_eq!(host.requests(), 2);
+    assert_eq!(place(&orders, &order("a"), &runs).await.unwrap(), 1);
+}
+
+// behaviours 35, 64
+#[tokio::test]
+async fn a_dropped_run_releases_the_record_in_the_background() {
+    let (_world, _host, locks) = environment().await;
+    let orders = orders(&locks);
+    drop_midway(&orders, &order("a")).await;
+    let waiting = orders.wait(eagerly().up_to(LEASE / 3));
+    assert_eq!(place(&waiting, &order("a"), &Counter::default()).await.unwrap(), 1);
+}
+
+// behaviours 64, 80
+#[tokio::test]
+async fn a_run_that_outlives_its_lease_is_cancelled_and_can_be_retried() {
+    let (_world, host, locks) = environment().await;
+    let (orders, runs) = (orders(&locks).lease(ms(300)), Counter::default());
+    let overrun = timeout(TOO_LONG, orders.run(&order("a"), async |_| pending().await)).await.expect("it is cancelled");
+    assert!(refused(overrun).is_lost());
+    assert_eq!(host.requests(), 2);
+    assert_eq!(place(&orders, &order("a"), &runs).await.unwrap(), 1);
+}
+
+// behaviour 80
+#[tokio::test]
+async fn a_run_that_renews_its_lock_stores_its_result() {
+    let (_world, _host, locks) = environment().await;
+    let (orders, runs) = (orders(&locks).lease(ms(300)), Counter::default());
+    let outcome = orders
+        .run(&order("a"), async |run: &Run| {
+            run.lock().renew(LEASE).await.unwrap();
+            sleep(ms(400)).await;
+            Ok(runs.count())
+        })
+        .await;
+    assert_eq!(outcome.unwrap(), 1);
+    assert_eq!(place(&orders, &order("a"), &runs).await.unwrap(), 1);
+}
+
+// behaviour 65
+#[tokio::test]
+async fn a_crashed_run_runs_again_when_its_lease_has_ended() {
+    let (world, host, locks) = environment().await;
+    let runs = Counter::default();
+    crash(&host, &orders(&locks), &order("a")).await;
+    for early in [Duration::ZERO, LEASE + CLOCK_SKEW / 2] {
+        let error = refused(place(&orders(&later(&world, early)), &order("a"), &runs).await);
+        assert!(error.is_in_progress(), "{error}");
+    }
+    assert_eq!(place(&orders(&later(&world, AFTER_THE_LEASE)), &order("a"), &runs).await.unwrap(), 1);
+}
+
+// behaviour 65
+#[tokio::test]
+async fn until_sets_the_end_of_the_lease() {
+    let (world, host, locks) = environment().await;
+    let deadline = host.now() + Duration::from_secs(10);
+    let orders: Orders<u32> = orders(&locks).until(deadline);
+    let mut end = 0;
+    let body = async |_: &Run| {
+        end = number_in(&world.row("a").await.unwrap(), "in_progress_expiration");
+        Ok(17)
+    };
+    orders.run(&order("a"), body).await.unwrap();
+    let expected = millis(deadline + CLOCK_SKEW);
+    assert!((expected..=expected + 1).contains(&end), "{end} is not {expected}");
+}

@@ -1,0 +1,184 @@
+//! The formats of Powertools for AWS Lambda.
+
+use aws_sdk_dynamodb::types::AttributeValue;
+use lambda_lock::{Locks, RecordFormat, Run};
+use lambda_lock_tests::Row;
+use lambda_lock_tests::invocation::{Counter, keep_log, logged, millis};
+use serde_json::{Value, json};
+
+use crate::{
+    AFTER_THE_WINDOW, Declined, Order, Orders, completed, decline, environment, is_declined, later, number, number_in,
+    order, orders, place, refused, refusing, row, seconds, storing, string_in, text,
+};
+
+fn as_powertools(locks: &Locks, format: RecordFormat) -> Orders<Value> {
+    orders(locks).format(format).prefix("orders").validate(|order| order.amount)
+}
+
+fn result_in_powertools() -> Value {
+    json!({ "b": 1, "a": [1, 2.5, "é"], "z": null })
+}
+
+// behaviour 83
+#[tokio::test]
+async fn a_record_has_the_attributes_of_powertools_for_python() {
+    let (world, host, locks) = environment().await;
+    let orders = as_powertools(&locks, RecordFormat::PowertoolsPython);
+    orders.run(&order("abc"), async |_| Ok(result_in_powertools())).await.unwrap();
+    let row = world.row("orders#ebd9f4c7b06cb0aaf5d13d80e49d8b90").await.unwrap();
+    assert_eq!(string_in(&row, "status"), "COMPLETED");
+    assert_eq!(string_in(&row, "validation"), "e4da3b7fbbce2345d7772b0674a318d5");
+    assert_eq!(serde_json::from_str::<Value>(string_in(&row, "data")).unwrap(), result_in_powertools());
+    assert!(number_in(&row, "expiration") > seconds(&host));
+    assert!(number_in(&row, "in_progress_expiration") > millis(host.now()));
+}
+
+// behaviour 83
+#[tokio::test]
+async fn a_record_has_the_attributes_of_powertools_for_typescript() {
+    let (world, _host, locks) = environment().await;
+    let orders = as_powertools(&locks, RecordFormat::PowertoolsTypeScript);
+    orders.run(&order("abc"), async |_| Ok(result_in_powertools())).await.unwrap();
+    let stored = world.row("orders#69n0x7BssKr10T2A5J2LkA==").await.unwrap();
+    assert_eq!(string_in(&stored, "status"), "COMPLETED");
+    let list = AttributeValue::L(vec![number(1), AttributeValue::N("2.5".to_owned()), text("é")]);
+    let expected = row([("a", list), ("b", number(1)), ("z", AttributeValue::Null(true))]);
+    assert_eq!(stored["data"], AttributeValue::M(expected));
+}
+
+/// A row as Powertools writes it: without owner, fence and holder.
+fn of_powertools<const N: usize>(
+    id: &str,
+    status: &str,
+    expiration: u64,
+    attributes: [(&str, AttributeValue); N],
+) -> Row {
+    let mut theirs = row([("id", text(id)), ("status", text(status)), ("expiration", number(expiration))]);
+    theirs.extend(row(attributes));
+    theirs
+}
+
+// behaviour 83
+#[tokio::test]
+async fn a_completed_record_of_powertools_is_replayed() {
+    let (world, host, locks) = environment().await;
+    let expiration = seconds(&host) + 600;
+    let python = "orders#ebd9f4c7b06cb0aaf5d13d80e49d8b90";
+    let data = text(r#"{"a": [1, 2.5, "\u00e9"], "b": 1, "z": null}"#);
+    let validation = text("e4da3b7fbbce2345d7772b0674a318d5");
+    let theirs = of_powertools(python, "COMPLETED", expiration, [("data", data), ("validation", validation)]);
+    world.put_row(theirs.clone()).await;
+    let orders = as_powertools(&locks, RecordFormat::PowertoolsPython);
+    let replayed = orders.run(&order("abc"), async |_| panic!("it runs again")).await.unwrap();
+    assert_eq!(replayed, result_in_powertools());
+    let other = Order { amount: 6, ..order("abc") };
+    assert!(refused(orders.run(&other, async |_| panic!("it runs again")).await).is_mismatch());
+    assert_eq!(world.row(python).await, Some(theirs));
+
+    let typescript = "orders#69n0x7BssKr10T2A5J2LkA==";
+    let data = AttributeValue::M(row([("sum", number(5)), ("paid", AttributeValue::Bool(true))]));
+    world.put_row(of_powertools(typescript, "COMPLETED", expiration, [("data", data)])).await;
+    let orders: Orders<Value> = self::orders(&locks).format(RecordFormat::PowertoolsTypeScript).prefix("orders");
+    let replayed = orders.run(&order("abc"), async |_| panic!("it runs again")).await.unwrap();
+    assert_eq!(replayed, json!({ "sum": 5, "paid": true }));
+}
+
+// behaviours 65, 83
+#[tokio::test]
+async fn a_record_that_powertools_left_in_progress_is_taken_over_after_its_end() {
+    let (world, host, locks) = environment().await;
+    let id = "orders#ebd9f4c7b06cb0aaf5d13d80e49d8b90";
+    let now = seconds(&host);
+    let (runs, orders) = (Counter::default(), orders(&locks).format(RecordFormat::PowertoolsPython).prefix("orders"));
+    let end = |by: i64| ("in_progress_expiration", number((now.cast_signed() + by) * 1000));
+    let running = of_powertools(id, "INPROGRESS", now + 3600, [end(10)]);
+    world.put_row(running.clone()).await;
+    let error = refused(place(&orders, &order("abc"), &runs).await);
+    assert!(error.is_in_progress() && error.holder().unwrap().name().is_none(), "{error}");
+    assert_eq!(world.row(id).await, Some(running));
+    // Without a Lambda context, it is in progress until its expiration.
+    world.put_row(of_powertools(id, "INPROGRESS", now + 60, [])).await;
+    assert!(refused(place(&orders, &order("abc"), &runs).await).is_in_progress());
+    for over in [of_powertools(id, "INPROGRESS", now + 3600, [end(-10)]), of_powertools(id, "INPROGRESS", now - 10, [])]
+    {
+        world.put_row(over).await;
+        let before = runs.get();
+        assert_eq!(place(&orders, &order("abc"), &runs).await.unwrap(), before + 1);
+        assert!(number_in(&world.row(id).await.unwrap(), "fence") > 0);
+    }
+}
+
+// behaviours 65, 83
+#[tokio::test]
+async fn a_run_that_powertools_left_in_progress_is_unfinished() {
+    let (world, host, locks) = environment().await;
+    let now = seconds(&host);
+    let end = ("in_progress_expiration", number((now - 10) * 1000));
+    world.put_row(of_powertools("a", "INPROGRESS", now + 3600, [end])).await;
+    let runs = Counter::default();
+    assert!(refused(place(&refusing(&locks), &order("a"), &runs).await).is_unfinished());
+    assert_eq!(place(&refusing(&later(&world, AFTER_THE_WINDOW)), &order("a"), &runs).await.unwrap(), 1);
+}
+
+// behaviours 70, 83
+#[tokio::test]
+async fn a_run_does_not_modify_a_record_that_powertools_took_over() {
+    let (world, host, locks) = environment().await;
+    let theirs = of_powertools("a", "INPROGRESS", seconds(&host) + 3600, []);
+    for fails in [false, true] {
+        let body = async |_: &Run| {
+            // Powertools puts the whole item.
+            world.put_row(theirs.clone()).await;
+            if fails { Err(Declined) } else { Ok(17) }
+        };
+        let outcome = orders::<u32>(&locks).run(&order("a"), body).await;
+        assert_eq!(outcome.is_err(), fails);
+        assert_eq!(world.row("a").await.as_ref(), Some(&theirs));
+        world.delete_row("a").await;
+    }
+}
+
+// behaviour 83
+#[tokio::test]
+async fn the_powertools_formats_store_no_errors() {
+    let (world, _host, locks) = environment().await;
+    for format in [RecordFormat::PowertoolsPython, RecordFormat::PowertoolsTypeScript] {
+        let (orders, runs) = (storing(&locks).format(format), Counter::default());
+        for _ in 0..2 {
+            assert!(is_declined(&decline(&orders, &order("a"), &runs).await));
+        }
+        assert_eq!(runs.get(), 2);
+    }
+    drop(world);
+}
+
+// behaviours 70, 83
+#[tokio::test]
+async fn a_run_does_not_modify_a_record_that_powertools_completed() {
+    let (world, host, locks) = environment().await;
+    keep_log();
+    let orders: Orders<u32> = orders(&locks);
+    let mine = async |_: &Run| {
+        let mut theirs = world.row("completed elsewhere").await.unwrap();
+        theirs.insert("status".to_owned(), text("COMPLETED"));
+        theirs.insert("data".to_owned(), text("18"));
+        theirs.insert("expiration".to_owned(), number(seconds(&host) + 3600));
+        world.put_row(theirs).await;
+        Ok(17)
+    };
+    assert_eq!(orders.run(&order("completed elsewhere"), mine).await.unwrap(), 17);
+    assert_eq!(string_in(&world.row("completed elsewhere").await.unwrap(), "data"), "18");
+    assert!(logged("completed elsewhere").iter().any(|line| line.contains("WARN") && line.contains("lost: ")));
+}
+
+// behaviour 83
+#[tokio::test]
+async fn rejects_an_integer_of_python_above_64_bits() {
+    let (world, host, locks) = environment().await;
+    let data = text(r#"{"id": 123456789012345678901}"#);
+    world.put_row(completed(&host, [("id", text("orders#ebd9f4c7b06cb0aaf5d13d80e49d8b90")), ("data", data)])).await;
+    let orders: Orders<Value> = orders(&locks).format(RecordFormat::PowertoolsPython).prefix("orders");
+    let error = refused(orders.run(&order("abc"), async |_| panic!("it runs again")).await);
+    assert!(error.is_unusable_result() && error.to_string().contains("64 bits"), "{error}");
+    assert!(!error.to_string().contains("123456"), "{error}");
+}

@@ -1,0 +1,205 @@
+//! Work that must not repeat: `OnTimeout::Reject`.
+
+use std::fmt::Debug;
+use std::future::pending;
+use std::panic::AssertUnwindSafe;
+use std::time::Duration;
+
+use futures_util::FutureExt;
+use lambda_lock::embedded::Host;
+use lambda_lock::{Locks, OnError, OnTimeout};
+use lambda_lock_tests::World;
+use lambda_lock_tests::invocation::Counter;
+use tokio::sync::Notify;
+use tokio::time::{sleep, timeout};
+
+use crate::{
+    AFTER_THE_LEASE, AFTER_THE_WINDOW, ALMOST_THE_WINDOW, Declined, LEASE, Orders, TOO_LONG, crash, decline,
+    drop_midway, eagerly, environment, is_declined, later, ms, number_in, order, orders, panic_of, place, refused,
+    refusing,
+};
+
+// behaviour 65
+#[tokio::test]
+async fn a_crashed_run_is_in_progress_until_its_lease_ends_and_then_unfinished() {
+    let (world, host, locks) = environment().await;
+    // Longer than the retention of a lock's row.
+    let window = Duration::from_hours(48);
+    let (settings, runs) = (|locks: &Locks| refusing(locks).window(window), Counter::default());
+    crash(&host, &settings(&locks), &order("a")).await;
+    assert!(refused(place(&settings(&later(&world, LEASE)), &order("a"), &runs).await).is_in_progress());
+    let crashed = world.row("a").await;
+    for unfinished in [AFTER_THE_LEASE, Duration::from_hours(25), Duration::from_hours(47)] {
+        let error = refused(place(&settings(&later(&world, unfinished)), &order("a"), &runs).await);
+        assert!(error.is_unfinished() && !error.is_in_progress(), "{error}");
+        let holder = error.holder().unwrap();
+        assert_eq!(holder.name(), Some(format!("process {}", std::process::id()).as_str()));
+        assert!(error.to_string().contains("may have done its work"), "{error}");
+    }
+    assert_eq!((world.row("a").await, runs.get()), (crashed, 0));
+    assert_eq!(place(&settings(&later(&world, window + ms(1_100))), &order("a"), &runs).await.unwrap(), 1);
+}
+
+// behaviour 65
+#[tokio::test]
+async fn an_unfinished_run_runs_again_after_the_window_although_its_row_remains() {
+    let (world, host, locks) = environment().await;
+    let runs = Counter::default();
+    crash(&host, &refusing(&locks), &order("a")).await;
+    let error = refused(place(&refusing(&later(&world, ALMOST_THE_WINDOW)), &order("a"), &runs).await);
+    assert!(error.is_unfinished(), "{error}");
+    assert_eq!(place(&refusing(&later(&world, AFTER_THE_WINDOW)), &order("a"), &runs).await.unwrap(), 1);
+}
+
+// behaviour 65
+#[tokio::test]
+async fn a_run_is_unfinished_after_a_panic() {
+    let (world, host, locks) = environment().await;
+    assert_eq!(panic_of(&refusing(&locks), &order("a")).await, "the work's own");
+    assert_unfinished(&world, &host).await;
+}
+
+// behaviour 65
+#[tokio::test]
+async fn a_run_is_unfinished_after_a_drop() {
+    let (world, host, locks) = environment().await;
+    drop_midway(&refusing(&locks), &order("a")).await;
+    assert_unfinished(&world, &host).await;
+}
+
+// behaviours 65, 80
+#[tokio::test]
+async fn a_run_is_unfinished_after_it_outlives_its_lease() {
+    let (world, host, locks) = environment().await;
+    let orders = refusing(&locks).lease(ms(300));
+    let overrun = timeout(TOO_LONG, orders.run(&order("a"), async |_| pending().await)).await.expect("it is cancelled");
+    assert!(refused(overrun).is_lost());
+    assert_unfinished(&world, &host).await;
+}
+
+// behaviours 65, 75
+#[tokio::test]
+async fn a_run_is_unfinished_after_an_unstorable_result() {
+    let (world, host, locks) = environment().await;
+    let orders: Orders<String> = orders(&locks).on_timeout(OnTimeout::Reject);
+    assert!(refused(orders.run(&order("a"), async |_| Ok("x".repeat(500_000))).await).is_unusable_result());
+    assert_unfinished(&world, &host).await;
+}
+
+// behaviours 64, 65
+#[tokio::test]
+async fn a_run_is_unfinished_after_an_error_that_keeps_the_record() {
+    let (world, host, locks) = environment().await;
+    let orders = refusing(&locks).on_error(|_| OnError::Keep);
+    assert!(is_declined(&decline(&orders, &order("a"), &Counter::default()).await));
+    assert_unfinished(&world, &host).await;
+}
+
+/// Asserts that one request was sent, and that the run is unfinished after its lease.
+async fn assert_unfinished(world: &World, host: &Host) {
+    // Leaves time for requests in the background.
+    sleep(ms(50)).await;
+    assert_eq!(host.requests(), 1);
+    let error = refused(place(&refusing(&later(world, AFTER_THE_LEASE)), &order("a"), &Counter::default()).await);
+    assert!(error.is_unfinished(), "{error}");
+}
+
+// behaviours 64, 65
+#[tokio::test]
+async fn a_run_is_retried_after_an_error_that_releases_the_record() {
+    let (world, _host, locks) = environment().await;
+    let runs = Counter::default();
+    assert!(is_declined(&decline(&refusing(&locks), &order("a"), &runs).await));
+    assert_eq!(place(&refusing(&locks), &order("a"), &runs).await.unwrap(), 2);
+    decline(&refusing(&locks), &order("b"), &runs).await.unwrap_err();
+    assert_eq!(place(&refusing(&later(&world, AFTER_THE_LEASE)), &order("b"), &runs).await.unwrap(), 4);
+}
+
+// behaviour 65
+#[tokio::test]
+async fn a_completed_run_is_replayed_and_runs_again_after_the_window() {
+    let (world, _host, locks) = environment().await;
+    let runs = Counter::default();
+    place(&refusing(&locks), &order("a"), &runs).await.unwrap();
+    assert_eq!(place(&refusing(&later(&world, AFTER_THE_LEASE)), &order("a"), &runs).await.unwrap(), 1);
+    assert_eq!(place(&refusing(&later(&world, AFTER_THE_WINDOW)), &order("a"), &runs).await.unwrap(), 2);
+}
+
+// behaviour 65
+#[tokio::test]
+async fn an_unfinished_run_runs_again_when_its_row_is_deleted() {
+    let (world, host, locks) = environment().await;
+    crash(&host, &refusing(&locks), &order("a")).await;
+    world.delete_row("a").await;
+    assert_eq!(place(&refusing(&later(&world, Duration::ZERO)), &order("a"), &Counter::default()).await.unwrap(), 1);
+}
+
+// behaviours 65, 66
+#[tokio::test]
+async fn a_wait_ends_when_the_run_becomes_unfinished() {
+    let (world, host, _) = environment().await;
+    let locks = world.locks(&host).clock_skew(Duration::ZERO).build().unwrap();
+    crash(&host, &refusing(&locks).lease(ms(300)), &order("a")).await;
+    let other = world.locks(&world.host().build()).clock_skew(Duration::ZERO).build().unwrap();
+    let runs = Counter::default();
+    let waiting = refusing(&other).wait(eagerly());
+    let error = refused(timeout(TOO_LONG / 2, place(&waiting, &order("a"), &runs)).await.expect("the wait ends"));
+    assert!(error.is_unfinished(), "{error}");
+    assert_eq!(runs.get(), 0);
+}
+
+// behaviour 65
+#[tokio::test]
+async fn a_renewed_run_stays_unfinished_for_the_window() {
+    let (world, _host, locks) = environment().await;
+    let window = Duration::from_hours(14 * 24);
+    let refusing = |locks: &Locks| orders(locks).window(window).on_timeout(OnTimeout::Reject);
+    let (mine, begun) = (refusing(&locks), Notify::new());
+    let input = order("a");
+    let run = mine.run(&input, async |run| {
+        run.lock().renew(Duration::from_mins(1)).await.unwrap();
+        begun.notify_one();
+        pending().await
+    });
+    tokio::select! {
+        outcome = run => panic!("{outcome:?}"),
+        () = begun.notified() => {}
+    }
+    let row = world.row("a").await.unwrap();
+    assert!(number_in(&row, "expiration") * 1000 >= number_in(&row, "acquired_at") + millis_of(window));
+    let runs = Counter::default();
+    let in_two_days = refusing(&later(&world, Duration::from_hours(48)));
+    assert!(refused(place(&in_two_days, &order("a"), &runs).await).is_unfinished());
+    assert_eq!(runs.get(), 0);
+}
+
+fn millis_of(duration: Duration) -> u64 {
+    duration.as_millis().try_into().unwrap()
+}
+
+/// A result whose serialisation panics.
+#[derive(Debug, serde::Deserialize)]
+struct Brittle;
+
+impl serde::Serialize for Brittle {
+    fn serialize<S: serde::Serializer>(&self, _: S) -> Result<S::Ok, S::Error> {
+        panic!("in the result")
+    }
+}
+
+// behaviour 65
+#[tokio::test]
+async fn a_run_is_unfinished_after_a_panic_in_its_completion() {
+    let (world, _host, locks) = environment().await;
+    let brittle: Orders<Brittle> = orders(&locks).on_timeout(OnTimeout::Reject);
+    let run = AssertUnwindSafe(async { brittle.run(&order("a"), async |_| Ok(Brittle)).await });
+    assert!(run.catch_unwind().await.is_err());
+    let policy: Orders<u32> = orders(&locks).on_timeout(OnTimeout::Reject).on_error(|Declined| panic!("in the policy"));
+    let run = AssertUnwindSafe(async { policy.run(&order("b"), async |_| Err(Declined)).await });
+    assert!(run.catch_unwind().await.is_err());
+    let again: Orders<u32> = orders(&later(&world, AFTER_THE_LEASE)).on_timeout(OnTimeout::Reject);
+    for id in ["a", "b"] {
+        let runs = Counter::default();
+        assert!(refused(place(&again, &order(id), &runs).await).is_unfinished(), "{id}");
+    }
+}

@@ -1,0 +1,180 @@
+//! Acquiring a key: who gets it, what its row stores, what it costs, and how others read it.
+
+use std::collections::HashSet;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use futures_util::future::try_join_all;
+use lambda_lock::Data;
+use lambda_lock::embedded::Intercept;
+use lambda_lock_tests::World;
+use lambda_lock_tests::invocation::millis;
+use serde_json::Value;
+
+use crate::{CLOCK_SKEW, LEASE, assert_contains, eagerly, ms, number, text};
+
+// behaviours 1, 6, 14
+#[tokio::test]
+async fn a_held_key_cannot_be_acquired_until_its_release() {
+    let world = World::new().await;
+    let (ours, theirs) = (world.default_locks(), world.default_locks());
+    let lock = ours.try_acquire("job").await.unwrap().unwrap();
+    assert!(theirs.try_acquire("job").await.unwrap().is_none());
+    assert!(theirs.acquire("job").await.unwrap_err().is_held());
+    lock.release().await.unwrap();
+    let next = theirs.try_acquire("job").await.unwrap().unwrap();
+    assert_eq!(next.fence(), lock.fence() + 1);
+    next.release().await.unwrap();
+}
+
+// behaviours 2, 10, 27, 43
+#[tokio::test]
+async fn the_row_stores_the_owner_and_the_deadline_plus_the_clock_skew() {
+    let world = World::new().await;
+    let locks = world.locks(&world.host().build()).holder("reporter").build().unwrap();
+    let lock = locks.acquire("job").await.unwrap();
+    assert_eq!(lock.expires_at(), lock.acquired_at() + LEASE);
+    let row = world.row("job").await.unwrap();
+    assert_eq!(row["status"], text("INPROGRESS"));
+    assert_eq!(row["owner"], text(lock.owner()));
+    assert_eq!(row["holder"], text("reporter"));
+    assert_eq!(number(&row, "fence"), lock.fence());
+    assert_eq!(number(&row, "acquired_at"), millis(lock.acquired_at()));
+    assert_eq!(number(&row, "in_progress_expiration"), millis(lock.expires_at() + CLOCK_SKEW));
+    lock.release().await.unwrap();
+}
+
+// behaviours 4, 19, 29, 31, 54
+#[tokio::test]
+async fn each_call_sends_one_request_and_holding_a_lock_sends_none() {
+    let world = World::new().await;
+    let (ours, theirs) = (world.host().build(), world.host().build());
+    let (locks, others) = (world.locks(&ours).build().unwrap(), world.locks(&theirs).build().unwrap());
+    assert_eq!(ours.requests(), 0);
+    let lock = locks.acquire("job").await.unwrap();
+    assert_eq!(ours.requests(), 1, "acquire");
+    others.acquire("job").await.unwrap_err();
+    assert_eq!(theirs.requests(), 1, "a refused acquire");
+    assert!(others.try_acquire("job").await.unwrap().is_none());
+    assert_eq!(theirs.requests(), 2, "a refused try_acquire");
+    lock.renew(ms(50)).await.unwrap();
+    assert_eq!(ours.requests(), 2, "renew");
+    tokio::time::timeout(Duration::from_secs(5), lock.lost()).await.unwrap();
+    assert_eq!(ours.requests(), 2, "a whole lease");
+    lock.release().await.unwrap();
+    assert_eq!(ours.requests(), 3, "release");
+    lock.release().await.unwrap();
+    assert_eq!(ours.requests(), 3, "a second release");
+    locks.get("job").await.unwrap().unwrap();
+    assert_eq!(ours.requests(), 4, "get");
+    let lock = locks.try_acquire("job").await.unwrap().unwrap();
+    assert_eq!(ours.requests(), 5, "try_acquire");
+    lock.release().await.unwrap();
+}
+
+/// Keeps the names of the operations that are sent.
+#[derive(Clone, Debug, Default)]
+struct Operations(Arc<Mutex<HashSet<String>>>);
+
+impl Intercept for Operations {
+    fn request(&self, operation: &str, _: &mut Value) {
+        self.0.lock().unwrap().insert(operation.to_owned());
+    }
+}
+
+// behaviour 46
+#[tokio::test]
+async fn two_iam_actions_suffice_at_run_time() {
+    let world = World::new().await;
+    let sent = Operations::default();
+    let locks = world.locks(&world.host().intercept(sent.clone()).build()).build().unwrap();
+    let lock = locks.acquire("job").await.unwrap();
+    locks.acquire("job").await.unwrap_err();
+    locks.get("job").await.unwrap();
+    lock.renew(LEASE).await.unwrap();
+    lock.release().await.unwrap();
+    assert_eq!(*sent.0.lock().unwrap(), HashSet::from(["UpdateItem".to_owned(), "GetItem".to_owned()]));
+}
+
+// behaviour 28
+#[tokio::test]
+async fn a_lock_is_valid_until_its_lease_ends_or_it_is_released() {
+    let world = World::new().await;
+    let host = world.host().build();
+    let locks = world.locks(&host).key_prefix("app#").build().unwrap();
+    let lock = locks.acquire("job").await.unwrap();
+    assert_eq!(lock.key(), "job");
+    assert_eq!(lock.expires_at(), lock.acquired_at() + LEASE);
+    assert!(lock.owner().len() == 32 && lock.owner().chars().all(|c| c.is_ascii_hexdigit()));
+    assert!(lock.is_valid() && lock.is_enforced());
+    assert!(lock.remaining() > LEASE / 2 && lock.remaining() <= LEASE);
+    host.advance_clock(LEASE);
+    assert!(!lock.is_valid() && lock.remaining().is_zero());
+    let lock = locks.acquire("another").await.unwrap();
+    lock.release().await.unwrap();
+    assert!(!lock.is_valid() && lock.remaining().is_zero());
+}
+
+// behaviour 81
+#[tokio::test]
+async fn each_acquisition_has_a_unique_owner() {
+    let world = World::new().await;
+    let locks = world.default_locks();
+    let held = try_join_all((0..50).map(|key| locks.acquire(format!("job {key}")).into_future())).await.unwrap();
+    let mut owners: HashSet<String> = held.iter().map(|lock| lock.owner().to_owned()).collect();
+    held[0].release().await.unwrap();
+    let again = locks.acquire("job 0").await.unwrap();
+    owners.insert(again.owner().to_owned());
+    assert_eq!(owners.len(), 51);
+}
+
+// behaviour 52
+#[tokio::test]
+async fn one_client_holds_many_keys_and_clones_exclude_each_other() {
+    let world = World::new().await;
+    let locks = world.default_locks();
+    let clone = locks.clone();
+    let report = locks.acquire("report").await.unwrap();
+    let import = clone.acquire("import").await.unwrap();
+    assert!(clone.try_acquire("report").await.unwrap().is_none());
+    report.release().await.unwrap();
+    import.release().await.unwrap();
+}
+
+// behaviours 25, 41
+#[tokio::test]
+async fn get_reads_the_holder_of_a_key() {
+    let world = World::new().await;
+    let host = world.host().build();
+    let readers = world.locks(&host).build().unwrap();
+    assert!(readers.get("job").await.unwrap().is_none(), "a missing row reads as free");
+    let locks = world.default_locks();
+    let lock = locks.acquire("job").holder("reporter 17").data("page 3").await.unwrap();
+    let holder = readers.get("job").await.unwrap().unwrap();
+    assert!(holder.is_current());
+    assert_eq!(holder.name(), Some("reporter 17"));
+    assert_eq!(holder.owner(), Some(lock.owner()));
+    assert_eq!(holder.fence(), Some(lock.fence()));
+    assert_eq!(holder.data().and_then(Data::as_str), Some("page 3"));
+    assert_eq!(millis(holder.since().unwrap()), millis(lock.acquired_at()));
+    assert_eq!(millis(holder.until()), millis(lock.expires_at() + CLOCK_SKEW));
+    lock.release().await.unwrap();
+    let holder = readers.get("job").await.unwrap().unwrap();
+    assert!(!holder.is_current());
+    assert_eq!(holder.owner(), Some(lock.owner()), "who was the last");
+    let lock = locks.acquire("job").await.unwrap();
+    host.advance_clock(LEASE + CLOCK_SKEW);
+    assert!(!readers.get("job").await.unwrap().unwrap().is_current(), "the lease has ended");
+    drop(lock);
+}
+
+// behaviours 8, 19
+#[tokio::test]
+async fn an_acquire_without_a_table_fails_and_does_not_create_it() {
+    let world = World::without_table();
+    let host = world.host().build();
+    let error = world.locks(&host).build().unwrap().acquire("job").wait(eagerly()).await.unwrap_err();
+    assert!(error.is_table_not_found());
+    assert_contains(&error, &[&world.table, "create"]);
+    assert_eq!(host.requests(), 1);
+}

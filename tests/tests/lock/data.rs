@@ -1,0 +1,80 @@
+//! Data and attributes that a holder writes into the row.
+
+use std::time::Duration;
+
+use lambda_lock::Data;
+use lambda_lock_tests::World;
+
+use crate::{LEASE, assert_contains, text};
+
+// behaviour 40
+#[tokio::test]
+async fn data_passes_to_the_next_holder_until_it_is_replaced() {
+    let world = World::new().await;
+    let locks = world.default_locks();
+    let lock = locks.acquire("job").await.unwrap();
+    assert_eq!(lock.data(), None);
+    lock.release().await.unwrap();
+    let lock = locks.acquire("job").data("page 1").await.unwrap();
+    assert_eq!(lock.data().and_then(Data::as_str), Some("page 1"));
+    lock.release().await.unwrap();
+    let lock = locks.acquire("job").await.unwrap();
+    assert_eq!(lock.data().and_then(Data::as_str), Some("page 1"), "kept");
+    lock.release().await.unwrap();
+    let lock = locks.acquire("job").data(vec![1, 2, 3]).await.unwrap();
+    assert_eq!(lock.data().and_then(Data::as_bytes), Some(&[1, 2, 3][..]), "replaced");
+    lock.release().await.unwrap();
+}
+
+// behaviour 40
+#[tokio::test]
+async fn a_renewal_and_a_release_write_data() {
+    let world = World::new().await;
+    let locks = world.default_locks();
+    let lock = locks.acquire("job").data("page 1").await.unwrap();
+    lock.set_data("page 2");
+    assert_eq!(world.row("job").await.unwrap()["data"], text("page 1"), "nothing is sent yet");
+    lock.renew(LEASE).await.unwrap();
+    assert_eq!(world.row("job").await.unwrap()["data"], text("page 2"));
+    lock.set_data("page 3");
+    lock.release().await.unwrap();
+    assert_eq!(locks.acquire("job").await.unwrap().data().and_then(Data::as_str), Some("page 3"));
+}
+
+// behaviour 48
+#[tokio::test]
+async fn an_acquire_writes_other_attributes_but_not_those_of_the_lock() {
+    let world = World::new().await;
+    let host = world.host().build();
+    let locks = world.locks(&host).build().unwrap();
+    let lock = locks.acquire("job").attribute("tenant", text("a")).attribute("size of it", text("7")).await.unwrap();
+    lock.release().await.unwrap();
+    let lock = locks.acquire("job").attribute("tenant", text("b")).await.unwrap();
+    let row = world.row("job").await.unwrap();
+    assert_eq!((&row["tenant"], &row["size of it"]), (&text("b"), &text("7")));
+    let sent = host.requests();
+    for name in ["status", "owner", "fence", "expiration", "in_progress_expiration", "data", "id", ""] {
+        let error = locks.acquire("job").attribute(name, text("x")).await.unwrap_err();
+        assert!(error.is_invalid());
+        assert_contains(&error, &["attribute", &format!("`{name}`")]);
+    }
+    let twice = locks.acquire("job").attribute("tenant", text("a")).attribute("tenant", text("b"));
+    assert_contains(&twice.await.unwrap_err(), &["`tenant`", "twice"]);
+    assert_eq!(host.requests(), sent);
+    lock.release().await.unwrap();
+}
+
+// behaviour 47
+#[tokio::test]
+async fn rejects_oversized_data_and_releases_the_key() {
+    let world = World::new().await;
+    let locks = world.default_locks();
+    let lock = locks.acquire("job").await.unwrap();
+    lock.set_data("x".repeat(400 * 1024));
+    let error = lock.release().await.unwrap_err();
+    assert!(error.is_invalid() && error.to_string().contains("409600 bytes"), "{error}");
+    drop(lock);
+    while world.default_locks().get("job").await.unwrap().unwrap().is_current() {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}

@@ -1,0 +1,80 @@
+//! Fences, and the condition check that protects a transaction.
+
+use std::time::Duration;
+
+use lambda_lock_tests::{Row, World};
+
+use crate::{CLOCK_SKEW, LEASE, ms, text, transact};
+
+// behaviour 78
+#[tokio::test]
+async fn fences_grow_across_release_expiry_and_deletion_of_the_row() {
+    let world = World::new().await;
+    let (ours, theirs) = (world.host().build(), world.host().clock_behind(ms(400)).build());
+    let (locks, others) = (world.locks(&ours).build().unwrap(), world.locks(&theirs).build().unwrap());
+    let mut fences = Vec::new();
+    let lock = locks.acquire("job").await.unwrap();
+    lock.release().await.unwrap();
+    fences.push(lock.fence());
+    let crashed = locks.acquire("job").await.unwrap();
+    fences.push(crashed.fence());
+    ours.advance_clock(LEASE + CLOCK_SKEW);
+    let lock = locks.acquire("job").await.unwrap();
+    fences.push(lock.fence());
+    lock.release().await.unwrap();
+    // DynamoDB deletes a row no earlier than its retention after its lease. This is the shortest retention, and a host
+    // whose clock is behind.
+    world.delete_row("job").await;
+    theirs.advance_clock(LEASE + CLOCK_SKEW + Duration::from_mins(15));
+    let lock = others.acquire("job").await.unwrap();
+    fences.push(lock.fence());
+    lock.release().await.unwrap();
+    let lock = others.acquire("job").await.unwrap();
+    fences.push(lock.fence());
+    lock.release().await.unwrap();
+    assert!(fences.windows(2).all(|pair| pair[0] < pair[1]), "{fences:?}");
+}
+
+fn report() -> Row {
+    Row::from([("id".to_owned(), text("report")), ("text".to_owned(), text("all is well"))])
+}
+
+// behaviour 79
+#[tokio::test]
+async fn a_transaction_with_the_condition_check_commits_while_the_lock_is_held() {
+    let world = World::new().await;
+    let lock = world.default_locks().acquire("job").await.unwrap();
+    transact(&world, lock.condition_check().unwrap(), report()).await.unwrap();
+    assert_eq!(world.row("report").await, Some(report()));
+    lock.release().await.unwrap();
+}
+
+// behaviour 79
+#[tokio::test]
+async fn a_transaction_with_the_condition_check_of_a_lost_lock_writes_nothing() {
+    let world = World::new().await;
+    let (ours, theirs) = (world.host().build(), world.host().build());
+    let (locks, others) = (world.locks(&ours).build().unwrap(), world.locks(&theirs).build().unwrap());
+    let released = locks.acquire("released").await.unwrap();
+    released.release().await.unwrap();
+    let taken = locks.acquire("taken").await.unwrap();
+    theirs.advance_clock(LEASE + CLOCK_SKEW);
+    let _next = others.acquire("taken").await.unwrap();
+    let taken_check = taken.condition_check().unwrap();
+    let expired = locks.acquire("expired").await.unwrap();
+    ours.advance_clock(LEASE + CLOCK_SKEW);
+    for check in [released.condition_check().unwrap(), taken_check, expired.condition_check().unwrap()] {
+        let refused = transact(&world, check, report()).await;
+        assert_eq!(refused, Err(Some("ConditionalCheckFailed".to_owned())));
+        assert!(world.row("report").await.is_none());
+    }
+}
+
+// behaviours 22, 79
+#[tokio::test]
+async fn the_condition_check_of_disabled_locks_always_holds() {
+    let world = World::new().await;
+    let lock = world.locks(&world.host().build()).enabled(false).build().unwrap().acquire("job").await.unwrap();
+    transact(&world, lock.condition_check().unwrap(), report()).await.unwrap();
+    assert!(world.row("report").await.is_some());
+}

@@ -1,0 +1,173 @@
+//! Requests that arrive after their sender has stopped waiting for them.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use lambda_lock::Data;
+use lambda_lock::embedded::{Answer, Intercept};
+use lambda_lock_tests::invocation::millis;
+use lambda_lock_tests::{Late, World};
+use serde_json::{Value, json};
+
+/// The default.
+const CLOCK_SKEW: Duration = Duration::from_secs(1);
+
+// behaviours 15, 76
+#[tokio::test]
+async fn a_late_renewal_does_not_move_the_end_of_the_lease() {
+    let world = World::new().await;
+    let late = Late::updates(2..=2);
+    let host = world.host().intercept(late.clone()).build();
+    let lock = world.locks_with_quick_retries(&host).build().unwrap();
+    let lock = lock.acquire("job").lease(Duration::from_mins(1)).await.unwrap();
+    let deadline = lock.expires_at();
+    lock.renew(Duration::from_secs(5)).await.unwrap();
+    while lock.expires_at() != deadline {
+        lock.renew(deadline.duration_since(host.now()).unwrap()).await.unwrap();
+    }
+
+    assert!(!late.deliver(&world).await);
+    let row = world.row("job").await.unwrap();
+    assert_eq!(row["in_progress_expiration"].as_n().unwrap(), &millis(deadline + CLOCK_SKEW).to_string());
+    lock.release().await.unwrap();
+}
+
+// behaviours 40, 58, 76
+#[tokio::test]
+async fn a_late_release_changes_nothing() {
+    let world = World::new().await;
+    let late = Late::updates(2..=4);
+    let host = world.host().intercept(late.clone()).build();
+    let lock = world.locks_with_quick_retries(&host).build().unwrap();
+    let lock = lock.acquire("job").hold_at_least(Duration::from_hours(1)).await.unwrap();
+    lock.set_data("first");
+    assert!(lock.release().await.unwrap_err().is_unavailable());
+    lock.set_data("second");
+    lock.clear_hold_at_least();
+    lock.release().await.unwrap();
+    let row = world.row("job").await;
+
+    assert!(!late.deliver(&world).await);
+    assert_eq!(world.row("job").await, row);
+    let next = world.default_locks().try_acquire("job").await.unwrap().unwrap();
+    assert_eq!(next.data().and_then(Data::as_str), Some("second"));
+    next.release().await.unwrap();
+}
+
+// behaviours 40, 58, 76
+#[tokio::test]
+async fn a_second_release_replaces_an_unanswered_first_release() {
+    let world = World::new().await;
+    let late = Late::updates(2..=4);
+    let host = world.host().intercept(late.clone()).build();
+    let lock = world.locks_with_quick_retries(&host).build().unwrap();
+    let lock = lock.acquire("job").hold_at_least(Duration::from_hours(1)).await.unwrap();
+    lock.set_data("first");
+    assert!(lock.release().await.unwrap_err().is_unavailable());
+    assert!(late.deliver(&world).await);
+    lock.set_data("second");
+    lock.clear_hold_at_least();
+    lock.release().await.unwrap();
+    let next = world.default_locks().try_acquire("job").await.unwrap().unwrap();
+    assert_eq!(next.data().and_then(Data::as_str), Some("second"));
+    next.release().await.unwrap();
+}
+
+// behaviours 35, 76
+#[tokio::test]
+async fn a_late_attempt_of_a_refused_acquire_does_not_take_the_key() {
+    let world = World::new().await;
+    let holder = world.default_locks().acquire("job").await.unwrap();
+    // The clock is ahead: the release below seems to be earlier than the request.
+    let late = Late::updates(1..=1);
+    let host = world.host().clock_ahead(Duration::from_millis(900)).intercept(late.clone()).build();
+    let locks = world.locks_with_quick_retries(&host).build().unwrap();
+    assert!(locks.try_acquire("job").await.unwrap().is_none());
+    holder.release().await.unwrap();
+
+    assert!(!late.deliver(&world).await);
+    let next = world.default_locks().try_acquire("job").await.unwrap().expect("the key is free");
+    next.release().await.unwrap();
+}
+
+/// Applies the first update, and loses the body of its answer.
+#[derive(Debug, Default)]
+struct LoseBody(AtomicBool);
+
+impl Intercept for LoseBody {
+    fn answer(&self, operation: &str, _: &Value, answer: &mut Answer) {
+        if operation == "UpdateItem" && !self.0.swap(true, Ordering::Relaxed) {
+            answer.body = json!("lost");
+        }
+    }
+}
+
+// behaviours 35, 76
+#[tokio::test]
+async fn an_acquire_with_an_unreadable_answer_releases_the_key() {
+    let world = World::new().await;
+    let host = world.host().intercept(LoseBody::default()).build();
+    let locks = world.locks(&host).build().unwrap();
+    assert!(locks.try_acquire("job").await.is_err());
+    locks.flush().await;
+    world.default_locks().try_acquire("job").await.unwrap().expect("the key is free").release().await.unwrap();
+}
+
+// behaviours 31, 77
+#[tokio::test]
+async fn a_refusal_after_an_unanswered_attempt_sends_two_more_requests() {
+    let world = World::new().await;
+    let holder = world.default_locks().acquire("job").await.unwrap();
+    let host = world.host().intercept(Late::updates(1..=1)).build();
+    let locks = world.locks_with_quick_retries(&host).build().unwrap();
+    assert!(locks.try_acquire("job").await.unwrap().is_none());
+    assert_eq!(host.requests(), 2 + 2);
+    locks.flush().await;
+    assert_eq!(host.requests(), 2 + 2);
+    holder.release().await.unwrap();
+}
+
+// behaviours 35, 76
+#[tokio::test]
+async fn a_late_attempt_of_a_failed_acquire_does_not_take_a_key_without_a_row() {
+    let world = World::new().await;
+    let late = Late::updates(1..=3);
+    let host = world.host().intercept(late.clone()).build();
+    let locks = world.locks_with_quick_retries(&host).build().unwrap();
+    assert!(locks.try_acquire("job").await.unwrap_err().is_unavailable());
+    locks.flush().await;
+
+    assert!(!late.deliver(&world).await);
+    let next = world.default_locks().try_acquire("job").await.unwrap().expect("the key is free");
+    next.release().await.unwrap();
+}
+
+// behaviours 9, 35
+#[tokio::test]
+async fn a_row_that_rejects_a_late_attempt_is_kept_for_the_retention() {
+    let world = World::new().await;
+    let crashed = world.default_locks().acquire("job").await.unwrap();
+    let late = Late::updates(1..=3);
+    let host = world.host().clock_ahead(Duration::from_hours(23)).intercept(late.clone()).build();
+    let locks = world.locks_with_quick_retries(&host).build().unwrap();
+    assert!(locks.try_acquire("job").await.unwrap_err().is_unavailable());
+    locks.flush().await;
+    let row = world.row("job").await.unwrap();
+    let expiration: u64 = row["expiration"].as_n().unwrap().parse().unwrap();
+    assert!(expiration * 1000 >= millis(host.now() + Duration::from_hours(23)), "{expiration}");
+    assert!(!late.deliver(&world).await);
+    crashed.release().await.unwrap();
+}
+
+// behaviours 31, 77
+#[tokio::test]
+async fn a_refusal_with_every_attempt_answered_sends_nothing_more() {
+    let world = World::new().await;
+    let holder = world.default_locks().acquire("job").await.unwrap();
+    let host = world.host().build();
+    let locks = world.locks(&host).build().unwrap();
+    assert!(locks.try_acquire("job").await.unwrap().is_none());
+    locks.flush().await;
+    assert_eq!(host.requests(), 1);
+    holder.release().await.unwrap();
+}

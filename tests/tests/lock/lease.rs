@@ -1,0 +1,77 @@
+//! The lease: its length, its end, and what a crashed holder leaves.
+
+use std::time::Duration;
+
+use lambda_lock_tests::World;
+use lambda_lock_tests::invocation::millis;
+
+use crate::{CLOCK_SKEW, LEASE, RETENTION, ms, number};
+
+// behaviours 9, 17
+#[tokio::test]
+async fn the_ttl_is_the_end_of_the_lease_plus_the_retention_in_seconds() {
+    let world = World::new().await;
+    let lock = world.default_locks().acquire("job").await.unwrap();
+    let row = world.row("job").await.unwrap();
+    let ttl = lock.expires_at() + CLOCK_SKEW + RETENTION;
+    assert_eq!(number(&row, "expiration"), millis(ttl).div_ceil(1000));
+    lock.release().await.unwrap();
+    let row = world.row("job").await.unwrap();
+    let ttl = number(&row, "in_progress_expiration") + 24 * 3_600_000;
+    assert!((ttl..=ttl + 1000).contains(&(number(&row, "expiration") * 1000)));
+}
+
+// behaviours 3, 13
+#[tokio::test]
+async fn the_lease_of_an_acquire_ends_after_its_length_or_at_its_deadline() {
+    let world = World::new().await;
+    let host = world.host().build();
+    let locks = world.locks(&host).lease(Duration::from_mins(5)).build().unwrap();
+    let lock = locks.acquire("by default").await.unwrap();
+    assert_eq!(lock.expires_at(), lock.acquired_at() + Duration::from_mins(5));
+    let lock = locks.acquire("by length").lease(Duration::from_mins(2)).await.unwrap();
+    assert_eq!(lock.expires_at(), lock.acquired_at() + Duration::from_mins(2));
+    let deadline = host.now() + Duration::from_mins(9);
+    let lock = locks.acquire("by its end").until(deadline).await.unwrap();
+    assert_eq!(millis(lock.expires_at()), millis(deadline));
+    let lock = locks.acquire("by length again").until(deadline).lease(Duration::from_mins(1)).await.unwrap();
+    assert_eq!(lock.expires_at(), lock.acquired_at() + Duration::from_mins(1));
+    let lock = locks.acquire("by its end again").until(deadline).lease(Duration::from_hours(1)).await.unwrap();
+    assert_eq!(millis(lock.expires_at()), millis(deadline));
+}
+
+// behaviours 5, 17, 42, 56
+#[tokio::test]
+async fn a_crashed_holder_blocks_the_key_for_its_lease_plus_the_clock_skew() {
+    let world = World::new().await;
+    let (crashing, host) = (world.host().build(), world.host().build());
+    let skew = Duration::from_mins(1);
+    let lock = world.locks(&crashing).clock_skew(skew).build().unwrap().acquire("job").await.unwrap();
+    crashing.crash();
+    let locks = world.locks(&host).build().unwrap();
+    assert!(locks.try_acquire("job").await.unwrap().is_none());
+    host.advance_clock(LEASE);
+    assert!(locks.try_acquire("job").await.unwrap().is_none(), "the holder's clock may be behind");
+    host.advance_clock(skew);
+    let next = locks.try_acquire("job").await.unwrap().unwrap();
+    // The acquire takes the old row over.
+    assert_eq!(next.fence(), lock.fence() + 1);
+}
+
+// behaviour 57
+#[tokio::test]
+async fn lost_resolves_when_the_lease_ends_and_not_earlier() {
+    let world = World::new().await;
+    let host = world.host().build();
+    let locks = world.locks(&host).build().unwrap();
+    let lock = locks.acquire("job").lease(ms(100)).await.unwrap();
+    tokio::time::timeout(Duration::from_secs(5), lock.lost()).await.unwrap();
+    assert!(host.now() >= lock.expires_at());
+    assert!(!lock.is_valid());
+    let lock = locks.acquire("another job").await.unwrap();
+    tokio::time::timeout(ms(100), lock.lost()).await.unwrap_err();
+    assert_eq!(host.requests(), 2, "it is a question of time");
+    // The same happens after a sandbox was frozen.
+    host.advance_clock(LEASE);
+    tokio::time::timeout(Duration::from_secs(5), lock.lost()).await.unwrap();
+}

@@ -1,0 +1,71 @@
+//! Locks: acquiring, waiting, renewing, releasing and reading them.
+
+mod acquire;
+mod data;
+mod fences;
+mod keys;
+mod late_requests;
+mod lease;
+mod lost_answers;
+mod processes;
+mod release;
+mod renew;
+mod rows;
+mod run;
+mod settings;
+mod waiting;
+
+use std::ops::RangeInclusive;
+use std::time::Duration;
+
+use aws_sdk_dynamodb::operation::transact_write_items::TransactWriteItemsError;
+use aws_sdk_dynamodb::types::{AttributeValue, ConditionCheck, Put, TransactWriteItem};
+use lambda_lock::{Backoff, Error};
+use lambda_lock_tests::invocation::LoseAnswers;
+use lambda_lock_tests::{Row, World};
+
+/// The defaults.
+const LEASE: Duration = Duration::from_secs(30);
+const CLOCK_SKEW: Duration = Duration::from_secs(1);
+const RETENTION: Duration = Duration::from_hours(24);
+
+const fn ms(millis: u64) -> Duration {
+    Duration::from_millis(millis)
+}
+
+/// Asks often, for up to two minutes.
+fn eagerly() -> Backoff {
+    Backoff::default().base(ms(2)).cap(ms(200)).up_to(Duration::from_mins(2))
+}
+
+fn text(value: &str) -> AttributeValue {
+    AttributeValue::S(value.to_owned())
+}
+
+fn number(row: &Row, name: &str) -> u64 {
+    row[name].as_n().unwrap().parse().unwrap()
+}
+
+fn assert_contains(error: &Error, parts: &[&str]) {
+    for part in parts {
+        assert!(error.to_string().contains(part), "`{error}` lacks `{part}`");
+    }
+}
+
+fn lose_answers(which: RangeInclusive<u32>) -> LoseAnswers {
+    LoseAnswers::to("UpdateItem", which)
+}
+
+/// Writes `row` in a transaction with `check`. The error is the code of the failed check.
+async fn transact(world: &World, check: ConditionCheck, row: Row) -> Result<(), Option<String>> {
+    let put = Put::builder().table_name(&world.table).set_item(Some(row)).build().unwrap();
+    let transaction = world.client().transact_write_items();
+    let sent = transaction
+        .transact_items(TransactWriteItem::builder().condition_check(check).build())
+        .transact_items(TransactWriteItem::builder().put(put).build())
+        .send();
+    sent.await.map(drop).map_err(|error| match error.into_service_error() {
+        TransactWriteItemsError::TransactionCanceledException(why) => why.cancellation_reasons()[0].code.clone(),
+        other => panic!("{other:?}"),
+    })
+}

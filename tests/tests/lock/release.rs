@@ -1,0 +1,131 @@
+//! Releasing a lock: on time, late, by a drop, and with a minimum hold.
+
+use std::time::Duration;
+
+use lambda_lock::Data;
+use lambda_lock_tests::World;
+use lambda_lock_tests::invocation::{keep_warnings, logged, millis};
+
+use crate::{CLOCK_SKEW, LEASE, assert_contains, eagerly, lose_answers};
+
+// behaviours 6, 44, 49
+#[tokio::test]
+async fn a_stale_release_names_the_new_holder_and_does_not_modify_the_row() {
+    let world = World::new().await;
+    let theirs = world.host().build();
+    let lock = world.default_locks().acquire("job").await.unwrap();
+    theirs.advance_clock(LEASE + CLOCK_SKEW);
+    let next = world.locks(&theirs).holder("the next").build().unwrap().acquire("job").await.unwrap();
+    let row = world.row("job").await;
+    lock.set_data("too late");
+    let error = lock.release().await.unwrap_err();
+    assert!(error.is_lost());
+    assert_eq!(error.holder().unwrap().owner(), Some(next.owner()));
+    assert_contains(&error, &["`job`", &world.table, "lost to the next"]);
+    assert_eq!(world.row("job").await, row);
+    next.release().await.unwrap();
+}
+
+// behaviours 16, 44, 49
+#[tokio::test]
+async fn an_expired_lock_that_was_not_taken_over_can_be_released() {
+    let world = World::new().await;
+    let host = world.host().build();
+    let locks = world.locks(&host).build().unwrap();
+    let lock = locks.acquire("job").await.unwrap();
+    host.advance_clock(LEASE);
+    assert!(!lock.is_valid());
+    lock.release().await.unwrap();
+    // The key is free by the clock of the releaser too.
+    assert!(locks.try_acquire("job").await.unwrap().is_some());
+}
+
+// behaviours 16, 30
+#[tokio::test]
+async fn releasing_a_lock_without_a_row_fails() {
+    let world = World::new().await;
+    let lock = world.default_locks().acquire("job").await.unwrap();
+    world.delete_row("job").await;
+    let error = lock.release().await.unwrap_err();
+    assert!(error.is_lost());
+    assert!(error.holder().is_none());
+    assert!(world.row("job").await.is_none());
+}
+
+// behaviour 30
+#[tokio::test]
+async fn a_failed_release_can_be_retried() {
+    let world = World::new().await;
+    let host = world.host().intercept(lose_answers(2..=4)).build();
+    let lock = world.locks_with_quick_retries(&host).build().unwrap().acquire("job").await.unwrap();
+    let error = lock.release().await.unwrap_err();
+    assert!(error.is_unavailable() && !error.is_lost());
+    assert!(!lock.is_valid());
+    lock.release().await.unwrap();
+    assert_eq!(host.requests(), 5);
+}
+
+// behaviours 11, 29
+#[tokio::test]
+async fn a_dropped_lock_warns_and_is_released_in_the_background() {
+    keep_warnings();
+    let world = World::new().await;
+    let key = format!("dropped by {}", world.table);
+    let lock = world.default_locks().acquire(&key).await.unwrap();
+    lock.set_data("page 7");
+    drop(lock);
+    let next = world.default_locks().acquire(&key).wait(eagerly().up_to(LEASE / 3)).await.unwrap();
+    assert_eq!(next.data(), Some(&Data::from("page 7")));
+    next.release().await.unwrap();
+    drop(next);
+    let warnings = logged(&key);
+    assert_eq!(warnings.len(), 1, "{warnings:?}");
+    assert!(warnings[0].contains("WARN") && warnings[0].contains("dropped without a release"));
+}
+
+// behaviours 5, 29
+#[tokio::test]
+async fn a_lock_dropped_outside_a_runtime_stays_until_its_lease_ends() {
+    let world = World::new().await;
+    let host = world.host().build();
+    let lock = world.default_locks().acquire("job").await.unwrap();
+    std::thread::spawn(move || drop(lock)).join().unwrap();
+    let locks = world.locks(&host).build().unwrap();
+    assert!(locks.try_acquire("job").await.unwrap().is_none());
+    host.advance_clock(LEASE + CLOCK_SKEW);
+    assert!(locks.try_acquire("job").await.unwrap().is_some());
+}
+
+// behaviour 58
+#[tokio::test]
+async fn a_lock_released_early_keeps_the_key_for_its_minimum_hold() {
+    let world = World::new().await;
+    let theirs = world.host().build();
+    let others = world.locks(&theirs).build().unwrap();
+    let hold = Duration::from_mins(10);
+    let lock = world.default_locks().acquire("job").hold_at_least(hold).await.unwrap();
+    lock.release().await.unwrap();
+    assert!(!lock.is_valid());
+    let error = others.acquire("job").await.unwrap_err();
+    assert_eq!(millis(error.holder().unwrap().until()), millis(lock.acquired_at() + hold + CLOCK_SKEW));
+    theirs.advance_clock(hold / 2);
+    assert!(others.try_acquire("job").await.unwrap().is_none());
+    theirs.advance_clock(hold / 2 + CLOCK_SKEW);
+    assert!(others.try_acquire("job").await.unwrap().is_some());
+}
+
+// behaviour 58
+#[tokio::test]
+async fn a_minimum_hold_ends_by_itself_and_does_not_outlive_a_crash() {
+    let world = World::new().await;
+    let (ours, theirs) = (world.host().build(), world.host().build());
+    let (locks, others) = (world.locks(&ours).build().unwrap(), world.locks(&theirs).build().unwrap());
+    let lock = locks.acquire("over").hold_at_least(Duration::from_secs(10)).await.unwrap();
+    ours.advance_clock(Duration::from_secs(11));
+    theirs.advance_clock(Duration::from_secs(12));
+    lock.release().await.unwrap();
+    assert!(others.try_acquire("over").await.unwrap().is_some());
+    let _crashed = locks.acquire("crashed").hold_at_least(Duration::from_hours(1)).await.unwrap();
+    theirs.advance_clock(LEASE + CLOCK_SKEW);
+    assert!(others.try_acquire("crashed").await.unwrap().is_some());
+}

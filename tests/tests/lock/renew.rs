@@ -1,0 +1,133 @@
+//! Renewing a lease.
+
+use std::time::Duration;
+
+use lambda_lock::embedded::{Answer, Intercept};
+use lambda_lock_tests::World;
+use lambda_lock_tests::invocation::millis;
+use serde_json::{Value, json};
+
+use crate::{CLOCK_SKEW, LEASE, RETENTION, lose_answers, number};
+
+// behaviours 15, 24, 44
+#[tokio::test]
+async fn a_stale_renewal_names_the_new_holder_and_does_not_modify_the_row() {
+    let world = World::new().await;
+    let theirs = world.host().build();
+    let lock = world.default_locks().acquire("job").await.unwrap();
+    theirs.advance_clock(LEASE + CLOCK_SKEW);
+    let next = world.locks(&theirs).build().unwrap().acquire("job").await.unwrap();
+    let row = world.row("job").await;
+    assert!(lock.is_valid(), "it does not know yet: their clock is wrong");
+    let error = lock.renew(LEASE).await.unwrap_err();
+    assert!(error.is_lost());
+    assert_eq!(error.holder().unwrap().owner(), Some(next.owner()));
+    assert!(!lock.is_valid());
+    assert!(lock.release().await.unwrap_err().is_lost());
+    assert_eq!(world.row("job").await, row);
+    next.release().await.unwrap();
+}
+
+// behaviour 15
+#[tokio::test]
+async fn a_renewal_moves_the_end_of_the_lease_for_the_holder_and_for_others() {
+    let world = World::new().await;
+    let (ours, theirs) = (world.host().build(), world.host().build());
+    let lock = world.locks(&ours).build().unwrap().acquire("job").await.unwrap();
+    ours.advance_clock(LEASE / 2);
+    let before = ours.now();
+    lock.renew(Duration::from_mins(10)).await.unwrap();
+    assert!(millis(lock.expires_at()) >= millis(before + Duration::from_mins(10)));
+    assert!(lock.expires_at() <= ours.now() + Duration::from_mins(10));
+    let row = world.row("job").await.unwrap();
+    assert_eq!(number(&row, "in_progress_expiration"), millis(lock.expires_at() + CLOCK_SKEW));
+    assert!(number(&row, "expiration") * 1000 >= millis(lock.expires_at() + CLOCK_SKEW + RETENTION));
+    assert_eq!(number(&row, "fence"), lock.fence());
+    theirs.advance_clock(Duration::from_mins(5));
+    assert!(world.locks(&theirs).build().unwrap().try_acquire("job").await.unwrap().is_none());
+    // A renewal can also shorten the lease.
+    lock.renew(Duration::from_secs(5)).await.unwrap();
+    assert!(lock.remaining() <= Duration::from_secs(5));
+    assert!(world.locks(&theirs).build().unwrap().try_acquire("job").await.unwrap().is_some());
+}
+
+// behaviours 15, 24, 59
+#[tokio::test]
+async fn an_expired_or_released_lock_cannot_be_renewed() {
+    let world = World::new().await;
+    let host = world.host().build();
+    let locks = world.locks(&host).build().unwrap();
+    let expired = locks.acquire("expired").await.unwrap();
+    host.advance_clock(LEASE);
+    let released = locks.acquire("released").await.unwrap();
+    released.release().await.unwrap();
+    for lock in [&expired, &released] {
+        let row = world.row(lock.key()).await;
+        assert!(lock.renew(LEASE).await.unwrap_err().is_lost());
+        assert_eq!(world.row(lock.key()).await, row);
+        assert!(!lock.is_valid());
+    }
+}
+
+// behaviour 59
+#[tokio::test]
+async fn a_renewed_lock_can_be_released() {
+    let world = World::new().await;
+    let locks = world.default_locks();
+    let lock = locks.acquire("job").await.unwrap();
+    lock.renew(Duration::from_hours(1)).await.unwrap();
+    lock.renew(Duration::from_hours(2)).await.unwrap();
+    lock.release().await.unwrap();
+    assert!(locks.try_acquire("job").await.unwrap().is_some());
+}
+
+// behaviour 24
+#[tokio::test]
+async fn a_failed_renewal_keeps_the_old_lease() {
+    let world = World::new().await;
+    let host = world.host().intercept(lose_answers(2..=4)).build();
+    let lock = world.locks_with_quick_retries(&host).build().unwrap().acquire("job").await.unwrap();
+    let end = lock.expires_at();
+    assert!(lock.renew(Duration::from_mins(10)).await.unwrap_err().is_unavailable());
+    assert_eq!(lock.expires_at(), end);
+    assert!(lock.is_valid());
+}
+
+// behaviours 15, 59, 80
+#[tokio::test]
+async fn a_renewal_during_the_release_does_not_reacquire_the_key() {
+    let world = World::new().await;
+    let host = world.host().build();
+    let locks = world.locks(&host).build().unwrap();
+    for _ in 0..20 {
+        let lock = locks.acquire("job").await.unwrap();
+        let (_renewed, released) = tokio::join!(lock.renew(Duration::from_hours(1)), lock.release());
+        released.unwrap();
+        assert!(!world.default_locks().get("job").await.unwrap().unwrap().is_current());
+    }
+}
+
+// behaviours 43, 76
+#[tokio::test]
+async fn an_unanswered_renewal_to_a_shorter_lease_shortens_the_lock() {
+    let world = World::new().await;
+    let host = world.host().intercept(LoseRenewals).build();
+    let locks = world.locks_with_quick_retries(&host).build().unwrap();
+    let lock = locks.acquire("job").lease(Duration::from_mins(1)).await.unwrap();
+    assert!(lock.renew(Duration::from_secs(5)).await.unwrap_err().is_unavailable());
+    assert!(lock.remaining() <= Duration::from_secs(5));
+    lock.release().await.unwrap();
+}
+
+/// Applies every renewal, and loses its answer.
+#[derive(Debug)]
+struct LoseRenewals;
+
+impl Intercept for LoseRenewals {
+    fn answer(&self, _: &str, request: &Value, answer: &mut Answer) {
+        let values = &request["ExpressionAttributeValues"];
+        if values[":sequence"].is_object() && values[":now"].is_object() {
+            (answer.status, answer.body) = (500, json!({}));
+        }
+    }
+}

@@ -1,0 +1,105 @@
+//! Work that runs under a lock.
+
+use std::panic::AssertUnwindSafe;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use futures_util::FutureExt;
+use lambda_lock::Error;
+use lambda_lock_tests::World;
+use lambda_lock_tests::invocation::{keep_warnings, logged};
+
+use crate::{LEASE, lose_answers, ms};
+
+// behaviour 20
+#[tokio::test]
+async fn run_skips_the_body_when_the_key_is_held() {
+    let world = World::new().await;
+    let lock = world.default_locks().acquire("job").await.unwrap();
+    let ran = AtomicBool::new(false);
+    let error = world.default_locks().acquire("job").run(async |_| ran.store(true, Ordering::Relaxed)).await;
+    assert!(error.unwrap_err().is_held());
+    assert!(!ran.into_inner());
+    lock.release().await.unwrap();
+}
+
+// behaviours 20, 29
+#[tokio::test]
+async fn run_releases_when_the_body_returns_or_fails() {
+    let world = World::new().await;
+    let host = world.host().build();
+    let locks = world.locks(&host).build().unwrap();
+    let fence = locks.acquire("job").run(async |lock| lock.fence()).await.unwrap();
+    assert_eq!(host.requests(), 2);
+    let failed: Result<(), &str> = locks.acquire("job").run(async |_| Err("broken")).await.unwrap();
+    assert_eq!(failed, Err("broken"));
+    assert_eq!(host.requests(), 4);
+    assert_eq!(locks.acquire("job").await.unwrap().fence(), fence + 2);
+}
+
+// behaviours 20, 29
+#[tokio::test]
+async fn run_releases_when_the_body_panics_and_resumes_the_panic() {
+    let world = World::new().await;
+    let locks = world.default_locks();
+    let panicking = locks.acquire("job").run(async |_| panic!("on purpose"));
+    let panic = AssertUnwindSafe(panicking).catch_unwind().await.unwrap_err();
+    assert_eq!(panic.downcast_ref(), Some(&"on purpose"));
+    assert!(locks.try_acquire("job").await.unwrap().is_some());
+}
+
+// behaviours 11, 29
+#[tokio::test]
+async fn a_failed_release_does_not_hide_the_result_of_the_body() {
+    keep_warnings();
+    let world = World::new().await;
+    let key = format!("not released by {}", world.table);
+    let host = world.host().intercept(lose_answers(2..=4)).build();
+    let locks = world.locks_with_quick_retries(&host).build().unwrap();
+    assert_eq!(locks.acquire(&key).run(async |_| "done").await.unwrap(), "done");
+    let warnings = logged(&key);
+    assert!(warnings.iter().any(|line| line.contains("release failed")), "{warnings:?}");
+}
+
+// behaviours 3, 80
+#[tokio::test]
+async fn run_cancels_a_body_that_outlives_the_lease_and_releases() {
+    let world = World::new().await;
+    let locks = world.default_locks();
+    let outlived = AtomicBool::new(false);
+    let running = locks.acquire("job").lease(ms(100)).run(async |lock| {
+        lock.lost().await;
+        // The lease has ended: the body is cancelled during this sleep.
+        tokio::time::sleep(ms(200)).await;
+        outlived.store(true, Ordering::Relaxed);
+    });
+    assert!(running.await.unwrap_err().is_lost());
+    assert!(!outlived.into_inner());
+    // The release freed the key: the clock skew of a second is not over yet.
+    assert!(locks.try_acquire("job").await.unwrap().is_some());
+}
+
+// behaviour 80
+#[tokio::test]
+async fn a_body_that_renews_its_lock_is_not_cancelled() {
+    let world = World::new().await;
+    let running = world.default_locks().acquire("job").lease(ms(400)).run(async |lock| {
+        lock.renew(LEASE).await?;
+        tokio::time::sleep(ms(600)).await;
+        Ok::<_, Error>("done")
+    });
+    assert_eq!(Box::pin(running).await.unwrap().unwrap(), "done");
+}
+
+// behaviour 80
+#[tokio::test]
+async fn a_body_that_releases_its_lock_is_not_cancelled() {
+    let world = World::new().await;
+    let locks = world.default_locks();
+    let ran = locks.acquire("job").run(async |lock| {
+        lock.release().await.unwrap();
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        "done"
+    });
+    assert_eq!(ran.await.unwrap(), "done");
+}

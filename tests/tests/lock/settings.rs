@@ -1,0 +1,154 @@
+//! Settings: their bounds, the switch that turns locking off, the client and the endpoint.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpListener;
+use std::process::{Command, Stdio};
+use std::time::{Duration, SystemTime};
+
+use aws_sdk_dynamodb::Client;
+use lambda_lock::{Locks, LocksBuilder};
+use lambda_lock_tests::World;
+use lambda_lock_tests::invocation::{keep_warnings, logged};
+use serde_json::{Value, json};
+
+use crate::{LEASE, assert_contains, eagerly, ms};
+
+// behaviour 7
+#[tokio::test]
+async fn the_callers_client_is_used_unchanged() {
+    let world = World::new().await;
+    let host = world.host().build();
+    let config =
+        host.client().config().to_builder().app_name(aws_sdk_dynamodb::config::AppName::new("theirs").unwrap());
+    let locks = Locks::builder(Client::from_conf(config.build()), &world.table).build().unwrap();
+    locks.acquire("job").await.unwrap().release().await.unwrap();
+    assert_eq!(host.requests(), 2);
+}
+
+// behaviour 38
+#[test]
+fn requests_go_to_the_endpoint_that_the_environment_names() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let endpoint = format!("http://{}", listener.local_addr().unwrap());
+    let mut contender = Command::new(env!("CARGO_BIN_EXE_contender"))
+        .arg("hold")
+        .env_clear()
+        .envs([("AWS_ENDPOINT_URL", endpoint.as_str()), ("AWS_REGION", "eu-west-1"), ("LOCK_TABLE_NAME", "my-locks")])
+        .envs([("AWS_ACCESS_KEY_ID", "someone"), ("AWS_SECRET_ACCESS_KEY", "secret")])
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let (connection, _) = listener.accept().unwrap();
+    let mut reader = BufReader::new(&connection);
+    let head: Vec<String> = reader.by_ref().lines().map(Result::unwrap).take_while(|line| !line.is_empty()).collect();
+    let header = |name| head.iter().find_map(|line| line.strip_prefix(name)).unwrap();
+    let mut body = vec![0; header("content-length: ").parse().unwrap()];
+    reader.read_exact(&mut body).unwrap();
+    let body: Value = serde_json::from_slice(&body).unwrap();
+    assert_eq!(header("x-amz-target: "), "DynamoDB_20120810.UpdateItem");
+    assert!(header("authorization: ").contains("/eu-west-1/dynamodb/"));
+    assert_eq!(body["TableName"], "my-locks");
+    // The answer is the row before the update.
+    let answer = json!({ "Attributes": { "fence": { "N": "7" } } }).to_string();
+    let length = answer.len();
+    write!(&connection, "HTTP/1.1 200 OK\r\ncontent-type: application/x-amz-json-1.0\r\n").unwrap();
+    write!(&connection, "content-length: {length}\r\n\r\n{answer}").unwrap();
+    let said = BufReader::new(contender.stdout.take().unwrap()).lines().next();
+    contender.kill().unwrap();
+    contender.wait().unwrap();
+    assert_eq!(said.unwrap().unwrap(), "holding 8");
+}
+
+// behaviours 22, 11
+#[tokio::test]
+async fn disabled_locks_send_nothing_and_warn_once() {
+    keep_warnings();
+    let world = World::new().await;
+    let host = world.host().build();
+    let locks = world.locks(&host).enabled(false).build().unwrap();
+    let held = locks.acquire("job").await.unwrap();
+    assert!(!locks.acquire("job").run(async |lock| lock.is_enforced()).await.unwrap());
+    let lock = locks.try_acquire("job").await.unwrap().unwrap();
+    assert!(lock.is_valid() && !lock.is_enforced());
+    assert_eq!(lock.fence(), 0);
+    lock.renew(LEASE).await.unwrap();
+    lock.release().await.unwrap();
+    assert!(!lock.is_valid());
+    drop(held);
+    tokio::time::sleep(ms(50)).await;
+    assert_eq!(host.requests(), 0);
+    assert!(world.row("job").await.is_none());
+    let warnings = logged(&world.table);
+    assert_eq!(warnings.len(), 1, "{warnings:?}");
+    assert!(warnings[0].contains("WARN") && warnings[0].contains("disabled"));
+}
+
+// behaviours 47, 53
+#[tokio::test]
+async fn rejects_settings_outside_their_bounds() {
+    let world = World::without_table();
+    let host = world.host().build();
+    let named = |name: &str| Locks::builder(host.client(), name);
+    let locks = || named("locks");
+    let day = Duration::from_hours(24);
+    let refused: [(LocksBuilder, &[&str]); 17] = [
+        (locks().lease(Duration::ZERO), &["lease", "0s", "1ms", "1day"]),
+        (locks().lease(day + ms(1)), &["lease", "1day 1ms", "between", "1day"]),
+        (locks().lease(Duration::MAX), &["lease", "1day"]),
+        (locks().clock_skew(Duration::from_secs(301)), &["clock skew", "5m 1s", "5m"]),
+        (locks().retention(Duration::from_secs(901)), &["retention", "15m 1s", "15m 2s"]),
+        (locks().retention(Duration::MAX), &["retention", "1year"]),
+        (named(""), &["table name", "``", "3 to 255"]),
+        (named("ab"), &["table name", "`ab`", "3 to 255"]),
+        (named("my locks"), &["table name", "`my locks`", "letters"]),
+        (named(&"n".repeat(256)), &["table name", "nnn", "255"]),
+        (locks().partition_key(""), &["partition key", "0 bytes", "1 to 255"]),
+        (locks().partition_key("p".repeat(256)), &["partition key", "256 bytes", "1 to 255"]),
+        (locks().partition_key("owner"), &["partition key", "`owner`", "another"]),
+        (locks().sort_key("fence", "LOCK"), &["sort key", "`fence`", "another"]),
+        (locks().sort_key("id", "LOCK"), &["partition key", "sort key", "`id`"]),
+        (locks().sort_key("SK", ""), &["sort key", "0 bytes", "1 to 1024"]),
+        (locks().sort_key("SK", "s".repeat(1025)), &["sort key", "1025 bytes", "1 to 1024"]),
+    ];
+    for (builder, parts) in refused {
+        let error = builder.build().unwrap_err();
+        assert!(error.is_invalid());
+        assert_contains(&error, parts);
+    }
+    let most = locks().lease(day).clock_skew(Duration::from_mins(5)).retention(Duration::from_mins(25)).build();
+    most.unwrap();
+    locks().lease(ms(1)).clock_skew(Duration::ZERO).retention(Duration::from_mins(15)).build().unwrap();
+    named("arn:aws:dynamodb:eu-west-1:123456789012:table/locks").build().unwrap();
+}
+
+// behaviours 47, 53
+#[tokio::test]
+async fn rejects_arguments_outside_their_bounds_without_a_request() {
+    let world = World::new().await;
+    let host = world.host().build();
+    let locks = world.locks(&host).build().unwrap();
+    let day = Duration::from_hours(24);
+    let acquire = || locks.acquire("job");
+    for (acquire, parts) in [
+        (acquire().lease(Duration::ZERO), &["lease", "0s", "1ms"][..]),
+        (acquire().lease(Duration::MAX), &["lease", "1day"]),
+        (acquire().hold_at_least(day + ms(1)), &["hold", "1day 1ms", "1day"]),
+        (acquire().until(host.now() + 2 * day), &["deadline", "1day"]),
+        (acquire().until(host.now() - ms(1)), &["deadline", "`job`", "passed"]),
+        (acquire().until(SystemTime::UNIX_EPOCH - day), &["deadline", "`job`", "passed"]),
+    ] {
+        let error = acquire.wait(eagerly()).await.unwrap_err();
+        assert!(error.is_invalid());
+        assert_contains(&error, parts);
+    }
+    assert_eq!(host.requests(), 0);
+    let lock = acquire().await.unwrap();
+    for (lease, parts) in [(Duration::ZERO, ["0s", "1ms"]), (day + ms(1), ["1day 1ms", "1day"])] {
+        let error = lock.renew(lease).await.unwrap_err();
+        assert!(error.is_invalid());
+        assert_contains(&error, &parts);
+    }
+    assert_eq!(host.requests(), 1);
+    assert!(lock.is_valid());
+    lock.release().await.unwrap();
+}

@@ -1,0 +1,256 @@
+//! Waiting for a key that another holds.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use lambda_lock::embedded::{Answer, Faults, Intercept};
+use lambda_lock::{Backoff, Error, Jitter};
+use lambda_lock_tests::World;
+use lambda_lock_tests::invocation::millis;
+use serde_json::{Value, json};
+
+use crate::{CLOCK_SKEW, assert_contains, eagerly, ms, number, text};
+
+/// Rejects all writes with this status and code.
+#[derive(Debug)]
+struct Refuse(u16, &'static str);
+
+impl Intercept for Refuse {
+    fn request(&self, operation: &str, request: &mut Value) {
+        if operation == "UpdateItem" {
+            // The table does not apply it.
+            request["TableName"] = "no-such-table".into();
+        }
+    }
+
+    fn answer(&self, operation: &str, _: &Value, answer: &mut Answer) {
+        if operation == "UpdateItem" {
+            answer.status = self.0;
+            answer.body = json!({ "__type": format!("com.amazonaws.dynamodb.v20120810#{}", self.1) });
+        }
+    }
+}
+
+// behaviour 77
+#[tokio::test]
+async fn a_refusal_sends_one_request_and_names_the_holder_and_its_lease() {
+    let world = World::new().await;
+    let lock = world.default_locks().acquire("job").holder("reporter 17").await.unwrap();
+    let host = world.host().build();
+    let error = world.locks(&host).build().unwrap().acquire("job").await.unwrap_err();
+    assert_eq!(host.requests(), 1);
+    let holder = error.holder().unwrap();
+    assert!(holder.is_current());
+    assert_eq!((holder.name(), holder.fence()), (Some("reporter 17"), Some(lock.fence())));
+    assert_eq!(millis(holder.until()), millis(lock.expires_at() + CLOCK_SKEW));
+    assert_eq!((error.key(), error.table()), ("job", world.table.as_str()));
+    assert_contains(&error, &["`job`", &world.table, "reporter 17", "until 20"]);
+    lock.release().await.unwrap();
+}
+
+// behaviour 77
+#[tokio::test]
+async fn a_wait_does_not_sleep_past_the_end_of_the_holders_lease() {
+    let world = World::new().await;
+    let ours = world.host().build();
+    let locks = world.locks(&ours).clock_skew(Duration::ZERO).build().unwrap();
+    let _crashed = locks.acquire("job").lease(ms(500)).await.unwrap();
+    let host = world.host().build();
+    // Without the end of the lease it would sleep for an hour after the second attempt.
+    let hours = Backoff::default().base(ms(20)).factor(1e9).cap(Duration::from_hours(1)).jitter(Jitter::None);
+    let next = world.locks(&host).build().unwrap().acquire("job").wait(hours.up_to(Duration::from_hours(1)));
+    let next = tokio::time::timeout(Duration::from_secs(10), next.into_future()).await.unwrap().unwrap();
+    assert!(host.requests() <= 3);
+    next.release().await.unwrap();
+}
+
+// behaviours 1, 51
+#[tokio::test]
+async fn a_wait_ends_when_the_key_is_released() {
+    let world = World::new().await;
+    let (ours, theirs) = (world.default_locks(), world.default_locks());
+    let lock = ours.acquire("job").await.unwrap();
+    let waiting = tokio::spawn(theirs.acquire("job").wait(eagerly()).into_future());
+    tokio::time::sleep(ms(50)).await;
+    assert!(!waiting.is_finished());
+    lock.release().await.unwrap();
+    let next = waiting.await.unwrap().unwrap();
+    assert_eq!(next.fence(), lock.fence() + 1);
+}
+
+// behaviours 34, 51
+#[tokio::test]
+async fn a_wait_makes_a_last_attempt_at_its_end_and_names_the_holder() {
+    let world = World::new().await;
+    let lock = world.default_locks().acquire("job").await.unwrap();
+    let host = world.host().build();
+    let started = host.now();
+    let slowly = Backoff::default().base(Duration::from_secs(5)).jitter(Jitter::None).up_to(ms(400));
+    let error = world.locks(&host).build().unwrap().acquire("job").wait(slowly).await.unwrap_err();
+    let took = host.now().duration_since(started).unwrap();
+    assert!(error.is_held());
+    assert_eq!(error.holder().unwrap().owner(), Some(lock.owner()));
+    assert_eq!(error.attempts(), 2, "the first, and the last when the time is up");
+    assert_eq!(host.requests(), 2);
+    assert_contains(&error, &["after 2 attempts"]);
+    assert!((ms(400)..Duration::from_secs(4)).contains(&took), "{took:?}");
+    lock.release().await.unwrap();
+}
+
+// behaviours 31, 51
+#[tokio::test]
+async fn a_wait_of_zero_sends_one_request() {
+    let world = World::new().await;
+    let lock = world.default_locks().acquire("job").await.unwrap();
+    let host = world.host().build();
+    let not_at_all = Backoff::default().up_to(Duration::ZERO);
+    let error = world.locks(&host).build().unwrap().acquire("job").wait(not_at_all).await.unwrap_err();
+    assert!(error.is_held());
+    assert_eq!((error.attempts(), host.requests()), (1, 1));
+    lock.release().await.unwrap();
+}
+
+// behaviour 32
+#[tokio::test]
+async fn max_attempts_bounds_a_wait() {
+    let world = World::new().await;
+    let lock = world.default_locks().acquire("job").await.unwrap();
+    let host = world.host().build();
+    let error = world.locks(&host).build().unwrap().acquire("job").wait(eagerly().max_attempts(4)).await.unwrap_err();
+    assert!(error.is_held());
+    assert_eq!((error.attempts(), host.requests()), (4, 4));
+    lock.release().await.unwrap();
+}
+
+// behaviours 3, 51
+#[tokio::test]
+async fn a_wait_ends_shortly_before_the_deadline() {
+    let world = World::new().await;
+    let lock = world.default_locks().acquire("job").await.unwrap();
+    let host = world.host().build();
+    let deadline = host.now() + Duration::from_secs(1);
+    let locks = world.locks(&host).build().unwrap();
+    let error = locks.acquire("job").until(deadline).wait(eagerly()).await.unwrap_err();
+    assert!(error.is_held());
+    assert!((deadline - ms(100)..deadline).contains(&host.now()));
+    lock.release().await.unwrap();
+}
+
+// behaviour 35
+#[tokio::test]
+async fn dropping_the_future_stops_the_wait() {
+    let world = World::new().await;
+    let lock = world.default_locks().acquire("job").await.unwrap();
+    let host = world.host().build();
+    let waiting = world.locks(&host).build().unwrap().acquire("job").wait(eagerly().cap(ms(5)));
+    tokio::time::timeout(ms(100), waiting.into_future()).await.unwrap_err();
+    assert!(host.requests() > 2);
+    // A release follows a request that was under way.
+    tokio::time::sleep(ms(150)).await;
+    let sent = host.requests();
+    tokio::time::sleep(ms(150)).await;
+    assert_eq!(host.requests(), sent);
+    assert!(lock.is_valid());
+    assert_eq!(world.row("job").await.unwrap()["owner"], text(lock.owner()));
+    lock.release().await.unwrap();
+}
+
+// behaviour 35
+#[tokio::test]
+async fn a_future_dropped_during_its_request_releases_the_key() {
+    let world = World::new().await;
+    let slow = world.host().faults(Faults::seeded(1).latency(ms(100)..ms(100))).build();
+    let acquiring = world.locks(&slow).build().unwrap().acquire("job");
+    tokio::time::timeout(ms(50), acquiring.into_future()).await.unwrap_err();
+    tokio::time::sleep(ms(500)).await;
+    let row = world.row("job").await.expect("the request arrived after all");
+    let next = world.default_locks().try_acquire("job").await.unwrap().unwrap();
+    assert_eq!(next.fence(), number(&row, "fence") + 1);
+}
+
+// behaviours 33, 34
+#[tokio::test]
+async fn a_wait_retries_transient_errors_and_no_others() {
+    type Is = fn(&Error) -> bool;
+    let world = World::new().await;
+    let other: Is = |error| !error.is_throttled() && !error.is_unavailable() && !error.is_held() && !error.is_invalid();
+    let cases: [(u16, &str, Is, u32); 13] = [
+        (400, "ProvisionedThroughputExceededException", Error::is_throttled, 3),
+        (400, "RequestLimitExceeded", Error::is_throttled, 3),
+        (400, "ThrottlingException", Error::is_throttled, 3),
+        (500, "InternalServerError", Error::is_unavailable, 3),
+        (503, "ServiceUnavailable", Error::is_unavailable, 3),
+        (400, "TransactionConflictException", Error::is_conflict, 3),
+        (400, "AccessDeniedException", Error::is_access_denied, 1),
+        (400, "UnrecognizedClientException", Error::is_access_denied, 1),
+        (400, "ExpiredTokenException", Error::is_access_denied, 1),
+        (400, "ResourceNotFoundException", Error::is_table_not_found, 1),
+        (400, "ValidationException", other, 1),
+        (400, "ItemCollectionSizeLimitExceededException", other, 1),
+        (400, "SomethingNew", other, 1),
+    ];
+    for (status, code, is, attempts) in cases {
+        let host = world.host().intercept(Refuse(status, code)).build();
+        let locks = world.locks_with_quick_retries(&host).build().unwrap();
+        let error = locks.acquire("job").wait(eagerly().max_attempts(3)).await.unwrap_err();
+        assert!(is(&error), "{code}: {error:?}");
+        assert_eq!(error.attempts(), attempts, "{code}");
+        assert!(std::error::Error::source(&error).is_some(), "{code}");
+        if attempts == 1 {
+            assert_eq!(host.requests(), 1, "{code}");
+        }
+    }
+}
+
+// behaviour 34
+#[tokio::test]
+async fn a_wait_that_is_throttled_to_its_end_fails_as_throttled() {
+    let world = World::new().await;
+    let host = world.host().faults(Faults::seeded(1).throttle(1.0)).build();
+    let locks = world.locks_with_quick_retries(&host).build().unwrap();
+    let error = locks.acquire("job").wait(eagerly().max_attempts(2)).await.unwrap_err();
+    assert!(error.is_throttled() && !error.is_held());
+    assert!(error.holder().is_none());
+    assert_contains(&error, &["throttled", "after 2 attempts"]);
+}
+
+// behaviour 50
+#[tokio::test]
+async fn a_hundred_waiters_all_acquire_one_key() {
+    let world = World::new().await;
+    let locks = world.default_locks();
+    let waiters = (0..100).map(|_| {
+        let acquire = locks.acquire("job").wait(eagerly());
+        tokio::spawn(async move {
+            let lock = acquire.await?;
+            lock.release().await?;
+            Ok::<_, Error>(lock.fence())
+        })
+    });
+    let served = join_all(waiters).await.into_iter().map(|waiter| waiter.unwrap().unwrap());
+    assert_eq!(served.collect::<HashSet<u64>>().len(), 100);
+}
+
+// behaviour 50
+#[tokio::test]
+async fn fifty_workers_under_one_lock_lose_no_count() {
+    let world = World::new().await;
+    let counter = Arc::new(AtomicU64::new(0));
+    let workers = (0..50).map(|_| {
+        let (locks, counter) = (world.default_locks(), Arc::clone(&counter));
+        tokio::spawn(async move {
+            for _ in 0..10 {
+                let lock = locks.acquire("counter").wait(eagerly()).await.unwrap();
+                let seen = counter.load(Ordering::Relaxed);
+                tokio::time::sleep(ms(1)).await;
+                counter.store(seen + 1, Ordering::Relaxed);
+                lock.release().await.unwrap();
+            }
+        })
+    });
+    join_all(workers).await.into_iter().for_each(Result::unwrap);
+    assert_eq!(counter.load(Ordering::Relaxed), 500);
+}

@@ -1,0 +1,106 @@
+//! The lock that a handler gets with its event.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use lambda_lock::{LockLayer, LockedEvent};
+use lambda_runtime::Error;
+use tower::{Layer, Service, ServiceExt, service_fn};
+
+use crate::{FUNCTION, environment, invocation, is_free, lease_millis, number, row, row_during};
+
+// behaviour 28
+#[tokio::test]
+async fn a_handler_of_locked_events_gets_the_lock() {
+    let (world, host, locks) = environment().await;
+    let world = Arc::new(world);
+    let service = LockLayer::new(locks).layer(service_fn({
+        let world = Arc::clone(&world);
+        move |event: LockedEvent<&'static str>| {
+            let world = Arc::clone(&world);
+            async move {
+                let row = row(&world, FUNCTION).await;
+                assert_eq!(event.lock.owner(), row["owner"].as_s().unwrap());
+                assert_eq!(event.lock.fence(), number(&row, "fence"));
+                assert_eq!(event.lock.key(), FUNCTION);
+                assert!(event.lock.is_valid() && event.lock.is_enforced());
+                Ok::<_, Error>(format!("{} of {}", event.payload, event.context.request_id))
+            }
+        }
+    }));
+    assert_eq!(service.oneshot(invocation(&host, "payload")).await.unwrap(), "payload of request-1");
+}
+
+// behaviours 78, 81
+#[tokio::test]
+async fn each_run_in_an_environment_has_a_new_owner_and_a_larger_fence() {
+    let (_world, host, locks) = environment().await;
+    let mut service = LockLayer::new(locks).layer(service_fn(async |event: LockedEvent<()>| {
+        Ok::<_, Error>((event.lock.fence(), event.lock.owner().to_owned()))
+    }));
+    let mut runs = Vec::new();
+    for _ in 0..3 {
+        runs.push(service.ready().await.unwrap().call(invocation(&host, ())).await.unwrap());
+    }
+    assert!(runs.is_sorted_by(|(fence, owner), (next, next_owner)| fence < next && owner != next_owner), "{runs:?}");
+}
+
+// behaviours 4, 15
+#[tokio::test]
+async fn a_handler_can_renew_its_lock() {
+    let (world, host, locks) = environment().await;
+    let world = Arc::new(world);
+    let service = LockLayer::new(locks).lease(Duration::from_secs(5)).layer(service_fn({
+        let world = Arc::clone(&world);
+        move |event: LockedEvent<()>| {
+            let world = Arc::clone(&world);
+            async move {
+                event.lock.renew(Duration::from_secs(20)).await.unwrap();
+                Ok::<_, Error>((event.lock.remaining(), lease_millis(&row(&world, FUNCTION).await)))
+            }
+        }
+    }));
+    let (remaining, lease) = service.oneshot(invocation(&host, ())).await.unwrap();
+    assert!(remaining > Duration::from_secs(10), "{remaining:?}");
+    assert!(lease >= 20_000 + 1_000, "{lease}");
+    assert!(is_free(&world, FUNCTION).await);
+}
+
+// behaviours 15, 24
+#[tokio::test]
+async fn a_renewal_by_a_handler_after_its_lease_fails() {
+    let (_world, host, locks) = environment().await;
+    let service = LockLayer::new(locks).layer(service_fn({
+        let host = host.clone();
+        move |event: LockedEvent<()>| {
+            let host = host.clone();
+            async move {
+                host.advance_clock(Duration::from_secs(31));
+                Ok::<_, Error>(event.lock.renew(Duration::from_secs(20)).await.unwrap_err().is_lost())
+            }
+        }
+    }));
+    assert!(service.oneshot(invocation(&host, ())).await.unwrap());
+}
+
+// behaviour 40
+#[tokio::test]
+async fn data_of_a_handler_passes_to_the_next_run() {
+    let (_world, host, locks) = environment().await;
+    let service = LockLayer::new(locks).layer(service_fn(async |event: LockedEvent<()>| {
+        let page = event.lock.data().and_then(|data| data.as_str()).map_or(0, |page| page.parse().unwrap());
+        event.lock.set_data((page + 1).to_string());
+        Ok::<u32, Error>(page)
+    }));
+    for expected in 0..3 {
+        assert_eq!(service.clone().oneshot(invocation(&host, ())).await.unwrap(), expected);
+    }
+}
+
+// behaviour 25
+#[tokio::test]
+async fn the_row_names_the_function_the_request_and_the_log_stream() {
+    let (world, host, locks) = environment().await;
+    let row = row_during(world, LockLayer::new(locks), invocation(&host, ())).await;
+    assert_eq!(row["holder"].as_s().unwrap(), "report request-1 stream-1");
+}

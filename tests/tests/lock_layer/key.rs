@@ -1,0 +1,76 @@
+//! The key of an event.
+
+use std::sync::Arc;
+
+use futures_util::future::join_all;
+use lambda_lock::LockLayer;
+use lambda_lock_tests::invocation::told;
+use lambda_runtime::{Error, LambdaEvent};
+use tokio::sync::Barrier;
+use tokio::time::timeout;
+use tower::{Layer, ServiceExt, service_fn};
+
+use crate::{FUNCTION, TOO_LONG, done, environment, hold_elsewhere, invocation};
+
+// behaviour 23
+#[tokio::test]
+async fn the_default_key_is_the_name_of_the_function() {
+    let (world, host, locks) = environment().await;
+    let other = hold_elsewhere(&world, FUNCTION).await;
+    let service = LockLayer::new(locks).layer(service_fn(done));
+    assert_eq!(told(service.clone().oneshot(invocation(&host, ())).await.unwrap_err()).0, "LockHeld");
+    other.release().await.unwrap();
+    assert_eq!(service.oneshot(invocation(&host, ())).await.unwrap(), "done");
+}
+
+#[tokio::test]
+async fn a_constant_key_is_the_same_for_all_events() {
+    let (world, host, locks) = environment().await;
+    let _other = hold_elsewhere(&world, "constant").await;
+    let service = LockLayer::new(locks).key("constant").layer(service_fn(done));
+    for payload in ["a", "b"] {
+        assert_eq!(told(service.clone().oneshot(invocation(&host, payload)).await.unwrap_err()).0, "LockHeld");
+    }
+}
+
+// behaviour 12
+#[tokio::test]
+async fn events_with_different_keys_run_at_the_same_time() {
+    let (_world, host, locks) = environment().await;
+    // Both handlers wait for each other.
+    let both = Arc::new(Barrier::new(2));
+    let service = LockLayer::new(locks).key_from(|event: &LambdaEvent<&str>| event.payload.to_owned()).layer(
+        service_fn(move |event: LambdaEvent<&'static str>| {
+            let both = Arc::clone(&both);
+            async move {
+                both.wait().await;
+                Ok::<_, Error>(event.payload)
+            }
+        }),
+    );
+    let calls = ["a", "A"].map(|key| service.clone().oneshot(invocation(&host, key)));
+    let answers = timeout(TOO_LONG, join_all(calls)).await.expect("they ran at the same time");
+    assert_eq!(answers.into_iter().map(Result::unwrap).collect::<Vec<_>>(), ["a", "A"]);
+}
+
+#[tokio::test]
+async fn an_event_with_a_held_key_is_refused() {
+    let (world, host, locks) = environment().await;
+    let _other = hold_elsewhere(&world, "a").await;
+    let service = LockLayer::new(locks)
+        .key_from(|event: &LambdaEvent<&str>| event.payload.to_owned())
+        .layer(service_fn(done::<&'static str>));
+    assert_eq!(told(service.clone().oneshot(invocation(&host, "a")).await.unwrap_err()).0, "LockHeld");
+    assert_eq!(service.oneshot(invocation(&host, "b")).await.unwrap(), "done");
+}
+
+// behaviour 47
+#[tokio::test]
+async fn rejects_an_empty_key_without_a_request() {
+    let (_world, host, locks) = environment().await;
+    let service = LockLayer::new(locks).key_from(|_| String::new()).layer(service_fn(done::<()>));
+    let (kind, message) = told(service.oneshot(invocation(&host, ())).await.unwrap_err());
+    assert_eq!(kind, "LockInvalid");
+    assert!(message.contains("the key is empty"), "{message}");
+    assert_eq!(host.requests(), 0);
+}

@@ -1,0 +1,366 @@
+//! `Locks::force_release`: an operator releases a key.
+
+use std::future::pending;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use aws_sdk_dynamodb::types::TransactWriteItem;
+use lambda_lock::embedded::{Answer, DynamoDb, Faults, Host, Intercept};
+use lambda_lock::{HandlerError, Lock, Locks, OnTimeout};
+use lambda_lock_tests::World;
+use lambda_lock_tests::invocation::{LoseAnswers, millis};
+use serde_json::{Value, json};
+use tokio::sync::Notify;
+
+use crate::{completed, in_progress, listed, locks_on, ms, number, s, seen, world_without_ttl};
+
+async fn check_in_a_transaction(host: &Host, lock: &Lock) -> bool {
+    let check = TransactWriteItem::builder().condition_check(lock.condition_check().unwrap()).build();
+    host.client().transact_write_items().transact_items(check).send().await.is_ok()
+}
+
+// behaviours 25, 39
+#[tokio::test]
+async fn a_key_released_by_force_is_free_at_once_and_lost_for_its_holder() {
+    let world = World::new().await;
+    let (worker, locks) = locks_on(&world, world.host());
+    let (operator, tools) = locks_on(&world, world.host());
+    let old = locks.acquire("nightly").data("page 7").await.unwrap();
+    assert!(check_in_a_transaction(&worker, &old).await);
+    let holder = seen(&tools, "nightly").await;
+    let requests = operator.requests();
+    assert!(tools.force_release("nightly", &holder).await.unwrap());
+    assert_eq!(operator.requests() - requests, 1);
+    let freed = seen(&tools, "nightly").await;
+    assert!(!freed.is_current() && freed.has_released() && !freed.is_completed());
+    assert_ne!(freed.owner(), Some(old.owner()));
+    assert_eq!(freed.name(), Some(&*format!("process {}", std::process::id())));
+
+    // The old holder does not know yet. Each of its requests tells it.
+    assert!(old.is_valid());
+    assert!(!check_in_a_transaction(&worker, &old).await);
+    let next = tools.acquire("nightly").await.unwrap();
+    assert_eq!(next.fence(), old.fence() + 1);
+    assert_eq!(next.data().unwrap().as_str(), Some("page 7"));
+    assert!(!check_in_a_transaction(&worker, &old).await);
+    let error = old.renew(s(30)).await.unwrap_err();
+    assert!(error.is_lost());
+    assert_eq!(error.holder().unwrap().owner(), Some(next.owner()));
+    assert!(!old.is_valid());
+    assert!(old.release().await.unwrap_err().is_lost());
+    assert!(check_in_a_transaction(&operator, &next).await);
+    next.release().await.unwrap();
+}
+
+// behaviours 6, 39
+#[tokio::test]
+async fn a_release_after_a_release_by_force_is_lost_and_changes_nothing() {
+    let world = World::new().await;
+    let locks = world.default_locks();
+    let old = locks.acquire("nightly").await.unwrap();
+    assert!(locks.force_release("nightly", &seen(&locks, "nightly").await).await.unwrap());
+    let row = world.row("nightly").await;
+    assert!(old.release().await.unwrap_err().is_lost());
+    assert_eq!(world.row("nightly").await, row);
+    let other = locks.acquire("another").await.unwrap();
+    assert!(locks.force_release("another", &seen(&locks, "another").await).await.unwrap());
+    assert!(other.renew(s(30)).await.unwrap_err().is_lost());
+}
+
+// behaviour 39
+#[tokio::test]
+async fn a_key_with_a_new_holder_is_not_released() {
+    let world = World::new().await;
+    let locks = world.default_locks();
+    let first = locks.acquire("nightly").await.unwrap();
+    let stale = seen(&locks, "nightly").await;
+    first.release().await.unwrap();
+    let next = locks.acquire("nightly").await.unwrap();
+    let row = world.row("nightly").await;
+    assert!(!locks.force_release("nightly", &stale).await.unwrap());
+    assert_eq!(world.row("nightly").await, row);
+    next.renew(s(30)).await.unwrap();
+    next.release().await.unwrap();
+
+    // A release does not create a row that was deleted.
+    let stale = seen(&locks, "nightly").await;
+    world.delete_row("nightly").await;
+    assert!(!locks.force_release("nightly", &stale).await.unwrap());
+    assert_eq!(world.row("nightly").await, None);
+}
+
+// behaviour 39
+#[tokio::test]
+async fn a_lock_renewed_since_it_was_seen_is_released() {
+    let world = World::new().await;
+    let locks = world.default_locks();
+    let lock = locks.acquire("nightly").lease(s(5)).await.unwrap();
+    let holder = seen(&locks, "nightly").await;
+    lock.renew(s(60)).await.unwrap();
+    assert!(locks.force_release("nightly", &holder).await.unwrap());
+    locks.acquire("nightly").await.unwrap().release().await.unwrap();
+    assert!(lock.release().await.unwrap_err().is_lost());
+}
+
+// behaviour 39
+#[tokio::test]
+async fn a_key_that_is_free_already_stays_free() {
+    let world = World::new().await;
+    let (host, locks) = locks_on(&world, world.host());
+    let released = locks.acquire("released").await.unwrap();
+    let stale = seen(&locks, "released").await;
+    released.release().await.unwrap();
+    let row = world.row("released").await;
+    // Its holder released it first. The release by force succeeds and does not modify the row, so that it can be
+    // retried.
+    assert!(locks.force_release("released", &stale).await.unwrap());
+    assert!(locks.force_release("released", &seen(&locks, "released").await).await.unwrap());
+    assert_eq!(world.row("released").await, row);
+    let expired = locks.acquire("expired").lease(s(10)).await.unwrap();
+    host.advance_clock(s(20));
+    assert!(locks.force_release("expired", &seen(&locks, "expired").await).await.unwrap());
+    for (key, fence) in [("released", released.fence()), ("expired", expired.fence())] {
+        assert!(!seen(&locks, key).await.is_current());
+        let next = locks.acquire(key).await.unwrap();
+        assert_eq!(next.fence(), fence + 1);
+        next.release().await.unwrap();
+    }
+    assert!(expired.release().await.unwrap_err().is_lost());
+
+    // A key that is kept by its minimum hold is released too.
+    locks.acquire("kept").hold_at_least(s(60)).await.unwrap().release().await.unwrap();
+    assert!(locks.try_acquire("kept").await.unwrap().is_none());
+    assert!(locks.force_release("kept", &seen(&locks, "kept").await).await.unwrap());
+    locks.acquire("kept").await.unwrap().release().await.unwrap();
+}
+
+// behaviour 39
+#[tokio::test]
+async fn a_completed_run_is_not_released() {
+    let world = World::new().await;
+    let locks = world.default_locks();
+    let orders = completed(&locks);
+    let id = "order".to_owned();
+    orders.run(&id, async |_| Ok("first".to_owned())).await.unwrap();
+    let row = world.row("order").await;
+    let freed = locks.force_release("order", &seen(&locks, "order").await).await.unwrap();
+    assert_eq!(world.row("order").await, row);
+    assert_eq!(orders.run(&id, async |_| Ok("second".to_owned())).await.unwrap(), "first");
+    assert!(!freed);
+}
+
+// behaviour 39
+#[tokio::test]
+async fn a_run_that_completes_after_it_was_seen_stays_completed() {
+    let world = World::new().await;
+    let locks = world.default_locks();
+    let orders = completed(&locks);
+    let (id, mut holder) = ("order".to_owned(), None);
+    let run = orders.run(&id, async |_| {
+        holder = Some(seen(&locks, "order").await);
+        Ok("first".to_owned())
+    });
+    run.await.unwrap();
+    assert!(!locks.force_release("order", &holder.unwrap()).await.unwrap());
+    assert_eq!(orders.run(&id, async |_| Ok("second".to_owned())).await.unwrap(), "first");
+}
+
+// behaviours 39, 76
+#[tokio::test]
+async fn a_release_by_force_with_a_lost_answer_succeeds() {
+    let world = World::new().await;
+    let locks = world.default_locks();
+    let _lock = locks.acquire("nightly").await.unwrap();
+    let (host, tools) = locks_on(&world, world.host().intercept(LoseAnswers::to("UpdateItem", 1..=1)));
+    let holder = seen(&tools, "nightly").await;
+    assert!(tools.force_release("nightly", &holder).await.unwrap());
+    assert_eq!(host.requests(), 3, "a read, the release, and the SDK's second try");
+    locks.acquire("nightly").await.unwrap().release().await.unwrap();
+}
+
+/// Loses the answer to the first update, and notifies the test.
+#[derive(Clone, Debug, Default)]
+struct FirstIsLost(Arc<Notify>, Arc<Mutex<u32>>);
+
+impl Intercept for FirstIsLost {
+    fn answer(&self, operation: &str, _: &Value, answer: &mut Answer) {
+        let mut updates = self.1.lock().unwrap();
+        if operation == "UpdateItem" {
+            *updates += 1;
+            if *updates == 1 {
+                answer.status = 500;
+                answer.body = json!({ "__type": "InternalServerError" });
+                self.0.notify_one();
+            }
+        }
+    }
+}
+
+// behaviours 39, 76
+#[tokio::test(start_paused = true)]
+async fn a_release_by_force_with_a_lost_answer_succeeds_after_the_next_acquire() {
+    // In paused time: the SDK's pause before its second try is random, and the taker must be faster.
+    let engine = DynamoDb::new().unwrap();
+    let locks = Locks::builder(engine.client(), "locks").build().unwrap();
+    locks.create_table().await.unwrap();
+    let _old = locks.acquire("nightly").await.unwrap();
+    let lost = FirstIsLost::default();
+    let host = engine.host().intercept(lost.clone()).build();
+    let tools = Locks::builder(host.client(), "locks").build().unwrap();
+    let holder = seen(&tools, "nightly").await;
+    let taker = async {
+        lost.0.notified().await;
+        locks.acquire("nightly").await.unwrap()
+    };
+    let (freed, next) = tokio::join!(tools.force_release("nightly", &holder), taker);
+    assert!(freed.unwrap());
+    assert_eq!(host.requests(), 3);
+    // The new holder keeps the key.
+    next.renew(s(30)).await.unwrap();
+    next.release().await.unwrap();
+}
+
+// behaviours 33, 39
+#[tokio::test]
+async fn a_release_by_force_returns_errors_and_rejects_an_empty_key() {
+    let world = World::new().await;
+    let locks = world.default_locks();
+    let lock = locks.acquire("nightly").await.unwrap();
+    let holder = seen(&locks, "nightly").await;
+    let (_, tools) = locks_on(&world, world.host().faults(Faults::seeded(1).throttle(1.0)));
+    assert!(tools.force_release("nightly", &holder).await.unwrap_err().is_throttled());
+    let (host, tools) = locks_on(&world, world.host());
+    assert!(tools.force_release("", &holder).await.unwrap_err().is_invalid());
+    assert_eq!(host.requests(), 0);
+    lock.release().await.unwrap();
+}
+
+// behaviours 39, 83
+#[tokio::test]
+async fn a_row_without_an_owner_is_released_while_its_lease_is_unchanged() {
+    let world = World::new().await;
+    let (host, locks) = locks_on(&world, world.host());
+    let end = millis(host.now() + s(60));
+    world.put_row(in_progress("theirs", end)).await;
+    assert!(locks.try_acquire("theirs").await.unwrap().is_none());
+    let holder = seen(&locks, "theirs").await;
+    world.put_row(in_progress("theirs", end + 1)).await;
+    assert!(!locks.force_release("theirs", &holder).await.unwrap(), "another run of theirs");
+    let holder = seen(&locks, "theirs").await;
+    assert!(locks.force_release("theirs", &holder).await.unwrap());
+    let lock = locks.acquire("theirs").await.unwrap();
+    // The row had no owner when it was seen, and has one now.
+    assert!(!locks.force_release("theirs", &holder).await.unwrap());
+    lock.release().await.unwrap();
+}
+
+// behaviours 39, 83
+#[tokio::test]
+async fn a_row_without_an_owner_and_a_lease_is_released() {
+    let world = world_without_ttl().await;
+    let (host, locks) = locks_on(&world, world.host());
+    // As Powertools writes it without a Lambda context: the end of the window, in seconds, is its only time.
+    let mut row = in_progress("theirs", 0);
+    row.remove("in_progress_expiration");
+    row.insert("expiration".to_owned(), number(millis(host.now() + s(3600)) / 1000));
+    world.put_row(row).await;
+    let holder = seen(&locks, "theirs").await;
+    assert!(holder.is_current() && holder.owner().is_none());
+    assert!(locks.try_acquire("theirs").await.unwrap().is_none());
+    assert!(locks.force_release("theirs", &holder).await.unwrap());
+    locks.acquire("theirs").await.unwrap().release().await.unwrap();
+}
+
+/// Keeps the first update, and sends it again instead of the one for the key `late`.
+#[derive(Clone, Debug, Default)]
+struct Late(Arc<Mutex<Option<Value>>>);
+
+impl Intercept for Late {
+    fn request(&self, operation: &str, request: &mut Value) {
+        if operation == "UpdateItem" {
+            let mut first = self.0.lock().unwrap();
+            match &*first {
+                None => *first = Some(request.clone()),
+                Some(first) if request["Key"]["id"]["S"] == "late" => *request = first.clone(),
+                Some(_) => {}
+            }
+        }
+    }
+}
+
+// behaviours 39, 76
+#[tokio::test]
+async fn a_late_duplicate_of_the_old_acquire_does_not_take_a_released_key() {
+    // The operator's clock is behind by almost the clock skew, and the acquire is older than that.
+    for (behind, frees) in [(Duration::ZERO, "right"), (ms(900), "behind")] {
+        let world = World::new().await;
+        let (worker, locks) = locks_on(&world, world.host().clock_behind(ms(1100)).intercept(Late::default()));
+        let old = locks.acquire("nightly").await.unwrap();
+        let (_, tools) = locks_on(&world, world.host().clock_behind(behind));
+        assert!(tools.force_release("nightly", &seen(&tools, "nightly").await).await.unwrap());
+        let row = world.row("nightly").await.unwrap();
+        let requests = worker.requests();
+        locks.acquire("late").await.unwrap_err();
+        assert_eq!(worker.requests() - requests, 1);
+        assert_eq!(world.row("nightly").await.unwrap(), row, "freed by a clock that is {frees}");
+        assert_eq!(world.row("late").await, None, "what arrived was the duplicate");
+        let next = world.default_locks().acquire("nightly").await.unwrap();
+        assert_eq!(next.fence(), old.fence() + 1);
+        next.release().await.unwrap();
+    }
+}
+
+// behaviours 10, 39
+#[tokio::test]
+async fn a_key_released_by_a_wrong_clock_is_free_when_its_lease_would_have_ended() {
+    let world = World::new().await;
+    let (_, locks) = locks_on(&world, world.host());
+    for (key, operator, waits) in
+        [("behind", world.host().clock_behind(s(3600)), false), ("ahead", world.host().clock_ahead(s(3600)), true)]
+    {
+        let old = locks.acquire(key).lease(s(30)).await.unwrap();
+        let (_, tools) = locks_on(&world, operator);
+        assert!(tools.force_release(key, &seen(&locks, key).await).await.unwrap());
+        let freed = seen(&locks, key).await;
+        assert!(freed.until() > old.acquired_at() && freed.until() <= old.expires_at() + s(1));
+        assert_eq!(locks.try_acquire(key).await.unwrap().is_none(), waits);
+        let (_, later) = locks_on(&world, world.host().clock_ahead(ms(31_100)));
+        assert!(later.acquire(key).await.unwrap().fence() > old.fence());
+        assert!(old.release().await.unwrap_err().is_lost());
+    }
+}
+
+// behaviours 39, 65
+#[tokio::test]
+async fn an_unfinished_run_runs_again_after_a_release_by_force() {
+    let world = World::new().await;
+    let (host, locks) = locks_on(&world, world.host());
+    let transfers = completed(&locks).on_timeout(OnTimeout::Reject).lease(s(10));
+    let id = "transfer".to_owned();
+    let crashing = transfers.run(&id, async |_| {
+        host.advance_clock(s(30));
+        pending().await
+    });
+    assert!(matches!(crashing.await.unwrap_err(), HandlerError::Lock(error) if error.is_lost()));
+    let refused = transfers.run(&id, async |_| Ok("again".to_owned())).await;
+    let HandlerError::Lock(error) = refused.unwrap_err() else { panic!("not run") };
+    assert!(error.is_unfinished());
+    // The holder in the refusal suffices for the release.
+    assert!(locks.force_release("transfer", error.holder().unwrap()).await.unwrap());
+    assert_eq!(transfers.run(&id, async |_| Ok("again".to_owned())).await.unwrap(), "again");
+    assert_eq!(transfers.run(&id, async |_| Ok("a third time".to_owned())).await.unwrap(), "again");
+}
+
+// behaviours 39, 66
+#[tokio::test]
+async fn a_holder_from_a_list_or_a_refusal_can_be_released() {
+    let world = World::new().await;
+    let locks = world.locks(&world.host().build()).key_prefix("app#").build().unwrap();
+    let _first = locks.acquire("first").await.unwrap();
+    let mut listed = listed(&locks).await;
+    assert!(locks.force_release("first", &listed.remove("first").unwrap().unwrap()).await.unwrap());
+    let _second = locks.acquire("first").await.unwrap();
+    let error = locks.acquire("first").await.unwrap_err();
+    assert!(locks.force_release("first", error.holder().unwrap()).await.unwrap());
+    locks.acquire("first").await.unwrap().release().await.unwrap();
+}

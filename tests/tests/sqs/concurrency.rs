@@ -1,0 +1,70 @@
+//! How many messages run at the same time.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use aws_lambda_events::sqs::SqsMessage;
+use lambda_lock::{Message, SqsConsumer};
+use lambda_lock_tests::invocation::{Counter, invocation};
+use serde_json::json;
+use tokio::time::sleep;
+use tower::service_fn;
+
+use crate::{
+    Consumer, Declined, Payment, batch, by_payment, deliver, environment, failures, message, message_with_body, ms,
+    ordered,
+};
+
+/// How many of these messages ran at the same time, at most.
+async fn most_at_once(concurrency: impl Fn(Consumer) -> Consumer, messages: Vec<SqsMessage>) -> u32 {
+    let (_world, host, consumer, _) = environment().await;
+    let (begun, ended, most) = (Counter::default(), Counter::default(), Arc::new(AtomicU32::new(0)));
+    let handler = service_fn({
+        let most = Arc::clone(&most);
+        move |_: Message<Payment>| {
+            let (begun, ended, most) = (begun.clone(), ended.clone(), Arc::clone(&most));
+            async move {
+                most.fetch_max(begun.count() - ended.get(), Ordering::Relaxed);
+                sleep(ms(100)).await;
+                ended.count();
+                Ok::<_, Declined>(())
+            }
+        }
+    });
+    assert!(failures(&concurrency(consumer), handler, invocation(&host, batch(messages))).await.is_empty());
+    most.load(Ordering::Relaxed)
+}
+
+// behaviour 73
+#[tokio::test]
+async fn concurrency_limits_messages_to_ten_by_default_and_to_one_at_least() {
+    let messages = |count: u32| (0..count).map(|id| message(&id.to_string(), "Done")).collect::<Vec<_>>();
+    assert_eq!(most_at_once(|consumer| consumer, messages(25)).await, 10);
+    assert_eq!(most_at_once(|consumer| consumer.concurrency(3), messages(7)).await, 3);
+    assert_eq!(most_at_once(|consumer| consumer.concurrency(1), messages(3)).await, 1);
+    assert_eq!(most_at_once(|consumer| consumer.concurrency(0), messages(3)).await, 1);
+    assert_eq!(most_at_once(|consumer| consumer.concurrency(usize::MAX), messages(30)).await, 30);
+}
+
+// behaviours 72, 73
+#[tokio::test]
+async fn concurrency_limits_the_groups_of_a_fifo_queue() {
+    let messages = (0..8).map(|id| ordered(&id.to_string(), &(id / 2).to_string(), "Done")).collect();
+    assert_eq!(most_at_once(|consumer| consumer.concurrency(3), messages).await, 3);
+}
+
+// behaviours 71, 73
+#[tokio::test]
+async fn a_batch_of_ten_thousand_messages_is_done() {
+    let (world, host, _, till) = environment().await;
+    let consumer = SqsConsumer::new(by_payment(&world.locks(&host).build().unwrap()));
+    // Ten thousand messages, of a thousand payments.
+    let messages = (0..10_000).map(|id| {
+        let then = if id % 1_000 == 7 { "Declined" } else { "Done" };
+        message_with_body(&id.to_string(), &json!({ "id": (id % 1_000).to_string(), "then": then }).to_string())
+    });
+    let failed = deliver(&consumer, &till, &host, messages).await;
+    assert_eq!(failed, (0..10).map(|thousand| (thousand * 1_000 + 7).to_string()).collect::<Vec<_>>());
+    assert_eq!(till.ran().len(), 1_000);
+    assert_eq!(host.requests(), 2_000);
+}

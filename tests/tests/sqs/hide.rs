@@ -1,0 +1,257 @@
+//! Messages that are in progress elsewhere are hidden until that lease ends.
+
+use std::collections::HashMap;
+use std::future::pending;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use aws_sdk_dynamodb::types::AttributeValue;
+use aws_sdk_sqs::config::retry::RetryConfig;
+use aws_sdk_sqs::config::{BehaviorVersion, Region};
+use aws_smithy_runtime_api::client::http::{
+    HttpClient, HttpConnector, HttpConnectorFuture, HttpConnectorSettings, SharedHttpConnector,
+};
+use aws_smithy_runtime_api::client::orchestrator::{HttpRequest, HttpResponse};
+use aws_smithy_runtime_api::client::runtime_components::RuntimeComponents;
+use aws_smithy_types::body::SdkBody;
+use lambda_lock::embedded::Host;
+use lambda_lock::{Lock, OnTimeout, SqsConsumer};
+use lambda_lock_tests::World;
+use lambda_lock_tests::invocation::{invocation, invocation_with, millis};
+use serde_json::{Value, json};
+
+use crate::{
+    AFTER_THE_LEASE, Consumer, FIFO_QUEUE, Till, batch, by_payment, deliver, deliver_in, environment, message,
+    message_with_body, ms, ordered, work_elsewhere,
+};
+
+/// An SQS that keeps its requests.
+#[derive(Clone, Debug, Default)]
+struct Queues {
+    requests: Arc<Mutex<Vec<(String, Value)>>>,
+    does: Does,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+enum Does {
+    #[default]
+    Answer,
+    Refuse,
+    Fail,
+    FallSilent,
+}
+
+impl Queues {
+    fn that(does: Does) -> Self {
+        Self { does, ..Self::default() }
+    }
+
+    fn client(&self) -> aws_sdk_sqs::Client {
+        let retries = RetryConfig::standard().with_initial_backoff(ms(1));
+        let config = aws_sdk_sqs::Config::builder()
+            .behavior_version(BehaviorVersion::latest())
+            .region(Region::from_static("eu-west-1"))
+            .allow_no_auth()
+            .retry_config(retries)
+            .http_client(self.clone());
+        aws_sdk_sqs::Client::from_conf(config.build())
+    }
+
+    fn requests(&self) -> Vec<Value> {
+        let requests = self.requests.lock().unwrap();
+        assert!(requests.iter().all(|(operation, _)| operation == "AmazonSQS.ChangeMessageVisibility"), "{requests:?}");
+        requests.iter().map(|(_, request)| request.clone()).collect()
+    }
+}
+
+impl HttpClient for Queues {
+    fn http_connector(&self, _: &HttpConnectorSettings, _: &RuntimeComponents) -> SharedHttpConnector {
+        SharedHttpConnector::new(self.clone())
+    }
+}
+
+impl HttpConnector for Queues {
+    fn call(&self, request: HttpRequest) -> HttpConnectorFuture {
+        let operation = request.headers().get("x-amz-target").unwrap().to_owned();
+        let body = serde_json::from_slice(request.body().bytes().unwrap()).unwrap();
+        self.requests.lock().unwrap().push((operation, body));
+        let (status, body) = match self.does {
+            Does::Answer => (200, "{}"),
+            Does::Refuse => (403, r#"{"__type": "AccessDeniedException", "message": "no"}"#),
+            Does::Fail => (500, "{}"),
+            Does::FallSilent => return HttpConnectorFuture::new(pending()),
+        };
+        HttpConnectorFuture::ready(Ok(HttpResponse::new(status.try_into().unwrap(), SdkBody::from(body))))
+    }
+}
+
+/// A consumer that hides messages, and a message `1` that is in progress elsewhere for this long.
+async fn hiding(queues: &Queues, lease: Duration) -> (World, Host, Consumer, Till, Lock) {
+    let (world, host, consumer, till) = environment().await;
+    let other = work_elsewhere(&world, "1", lease).await;
+    (world, host, consumer.hide_while_in_progress(queues.client()), till, other)
+}
+
+// behaviour 84
+#[tokio::test]
+async fn a_message_in_progress_elsewhere_is_hidden_until_that_lease_ends() {
+    let queues = Queues::default();
+    let (_world, host, consumer, till, _other) = hiding(&queues, Duration::from_secs(40)).await;
+    assert_eq!(deliver(&consumer, &till, &host, [message("1", "Done"), message("2", "Done")]).await, ["1"]);
+    assert_eq!(till.ran(), ["2"]);
+    let requests = queues.requests();
+    let [request] = requests.as_slice() else { panic!("{requests:?}") };
+    assert_eq!(request["QueueUrl"], "https://sqs.eu-west-1.amazonaws.com/123456789012/payments");
+    assert_eq!(request["ReceiptHandle"], "receipt of 1");
+    // 41 s with the clock skew, minus the time that has passed, rounded up to whole seconds.
+    let seconds = request["VisibilityTimeout"].as_i64().unwrap();
+    assert!((39..=41).contains(&seconds), "{seconds}");
+}
+
+// behaviour 84
+#[tokio::test]
+async fn a_hidden_message_comes_back_when_the_lease_has_ended() {
+    // Leases with fractions of a second too.
+    for lease in [ms(10_000), ms(10_250), ms(10_999)] {
+        let queues = Queues::default();
+        let (_world, host, consumer, till, other) = hiding(&queues, lease).await;
+        assert_eq!(deliver(&consumer, &till, &host, [message("1", "Done")]).await, ["1"]);
+        let hidden = Duration::from_secs(queues.requests()[0]["VisibilityTimeout"].as_u64().unwrap());
+        let end = other.expires_at() + Duration::from_secs(1);
+        let back = host.now() + hidden;
+        assert!(back >= end && back < end + ms(1_100), "{:?}", back.duration_since(end));
+    }
+}
+
+// behaviour 84
+#[tokio::test]
+async fn a_message_is_hidden_for_at_most_twelve_hours() {
+    let queues = Queues::default();
+    let (_world, host, consumer, till, _other) = hiding(&queues, Duration::from_hours(24)).await;
+    deliver(&consumer, &till, &host, [message("1", "Done")]).await;
+    assert_eq!(queues.requests()[0]["VisibilityTimeout"], 43_200);
+}
+
+// behaviour 84
+#[tokio::test]
+async fn the_url_of_a_queue_follows_from_its_arn_in_every_partition() {
+    for (arn, url) in [
+        (FIFO_QUEUE, "https://sqs.eu-west-1.amazonaws.com/123456789012/payments.fifo"),
+        ("arn:aws-cn:sqs:cn-north-1:1:q", "https://sqs.cn-north-1.amazonaws.com.cn/1/q"),
+        ("arn:aws-us-gov:sqs:us-gov-west-1:1:q", "https://sqs.us-gov-west-1.amazonaws.com/1/q"),
+    ] {
+        let queues = Queues::default();
+        let (_world, host, consumer, till, _other) = hiding(&queues, Duration::from_secs(40)).await;
+        let mut message = message("1", "Done");
+        message.event_source_arn = Some(arn.to_owned());
+        assert_eq!(deliver(&consumer, &till, &host, [message]).await, ["1"]);
+        assert_eq!(queues.requests()[0]["QueueUrl"], url);
+    }
+}
+
+// behaviour 84
+#[tokio::test]
+async fn a_message_without_a_queue_or_a_receipt_is_not_hidden() {
+    let queues = Queues::default();
+    let (_world, host, consumer, till, _other) = hiding(&queues, Duration::from_secs(40)).await;
+    for arn in [None, Some(""), Some("arn:aws:sqs:eu-west-1"), Some("payments")] {
+        let mut message = message("1", "Done");
+        message.event_source_arn = arn.map(str::to_owned);
+        assert_eq!(deliver(&consumer, &till, &host, [message]).await, ["1"]);
+    }
+    let mut message = message("1", "Done");
+    message.receipt_handle = None;
+    assert_eq!(deliver(&consumer, &till, &host, [message]).await, ["1"]);
+    assert!(queues.requests().is_empty());
+}
+
+// behaviour 84
+#[tokio::test]
+async fn a_message_that_cannot_be_hidden_goes_back() {
+    for does in [Does::Refuse, Does::Fail, Does::FallSilent] {
+        let queues = Queues::that(does);
+        let (_world, host, consumer, till, _other) = hiding(&queues, Duration::from_secs(40)).await;
+        assert_eq!(deliver(&consumer, &till, &host, [message("1", "Done"), message("2", "Done")]).await, ["1"]);
+        assert_eq!(till.ran(), ["2"]);
+        assert!(!queues.requests().is_empty());
+    }
+}
+
+// behaviours 74, 84
+#[tokio::test]
+async fn a_silent_queue_does_not_delay_the_answer_past_the_deadline() {
+    let queues = Queues::that(Does::FallSilent);
+    let (_world, host, consumer, till, _other) = hiding(&queues, Duration::from_secs(40)).await;
+    let consumer = consumer.min_remaining_time(ms(100));
+    let event = invocation_with(&host, batch([message("1", "Done"), message("2", "Done")]), ms(1_200));
+    let deadline = event.context.deadline;
+    assert_eq!(deliver_in(&consumer, &till, event).await, ["1"]);
+    assert!(millis(host.now()) < deadline, "{} ms late", millis(host.now()) - deadline);
+}
+
+// behaviours 72, 74, 84
+#[tokio::test]
+async fn a_silent_queue_does_not_return_the_messages_that_are_done() {
+    let queues = Queues::that(Does::FallSilent);
+    let (_world, host, consumer, till, _other) = hiding(&queues, Duration::from_secs(40)).await;
+    let messages = ["0", "1", "2"].map(|id| ordered(id, "group", "Done"));
+    let event = invocation_with(&host, batch(messages), ms(1_200));
+    assert_eq!(deliver_in(&consumer.min_remaining_time(ms(100)), &till, event).await, ["1", "2"]);
+    assert_eq!(till.ran(), ["0"]);
+}
+
+// behaviours 72, 84
+#[tokio::test]
+async fn the_rest_of_the_group_of_a_hidden_message_is_not_hidden() {
+    let queues = Queues::default();
+    let (_world, host, consumer, till, _other) = hiding(&queues, Duration::from_secs(40)).await;
+    let messages = ["1", "2"].map(|id| ordered(id, "group", "Done"));
+    assert_eq!(deliver(&consumer, &till, &host, messages).await, ["1", "2"]);
+    let requests = queues.requests();
+    assert_eq!(requests.iter().map(|request| &request["ReceiptHandle"]).collect::<Vec<_>>(), ["receipt of 1"]);
+}
+
+// behaviours 73, 84
+#[tokio::test]
+async fn twins_in_progress_elsewhere_are_all_hidden() {
+    let (world, host, _, till) = environment().await;
+    let queues = Queues::default();
+    let consumer =
+        SqsConsumer::new(by_payment(&world.locks(&host).build().unwrap())).hide_while_in_progress(queues.client());
+    let _other = work_elsewhere(&world, "17", Duration::from_secs(40)).await;
+    let twins = ["1", "2"].map(|id| message_with_body(id, &json!({ "id": "17" }).to_string()));
+    assert_eq!(deliver(&consumer, &till, &host, twins).await, ["1", "2"]);
+    let mut hidden: Vec<_> =
+        queues.requests().iter().map(|request| request["ReceiptHandle"].as_str().unwrap().to_owned()).collect();
+    hidden.sort();
+    assert_eq!(hidden, ["receipt of 1", "receipt of 2"]);
+}
+
+// behaviour 84
+#[tokio::test]
+async fn a_message_that_is_done_or_fails_is_not_hidden() {
+    let queues = Queues::default();
+    let (world, host, _, till) = environment().await;
+    let locks = world.locks(&host).build().unwrap();
+    let once = by_payment(&locks).validate(|message| message.body.amount).on_timeout(OnTimeout::Reject);
+    let consumer = SqsConsumer::new(once).hide_while_in_progress(queues.client());
+    let paying = |id, amount| message_with_body(id, &json!({ "id": "17", "amount": amount }).to_string());
+    let messages = [
+        message("1", "Done"),
+        message("2", "Declined"),
+        message("3", "Panic"),
+        message_with_body("4", "{"),
+        paying("5", 5),
+    ];
+    assert_eq!(deliver(&consumer, &till, &host, messages).await, ["2", "3", "4"]);
+    host.advance_clock(AFTER_THE_LEASE);
+    // Done, unfinished, and with different fields.
+    let messages = [message("1", "Done"), message("3", "Done"), paying("6", 6)];
+    assert_eq!(deliver(&consumer, &till, &host, messages).await, ["3", "6"]);
+    world.put_row(HashMap::from([("id".to_owned(), AttributeValue::S("orders#payment 7".to_owned()))])).await;
+    assert_eq!(deliver(&consumer, &till, &host, [message("7", "Done")]).await, ["7"]);
+    let event = invocation(&host, batch([message("8", "Done")]));
+    host.advance_clock(AFTER_THE_LEASE);
+    assert_eq!(deliver_in(&consumer, &till, event).await, ["8"]);
+    assert!(queues.requests().is_empty());
+}

@@ -1,0 +1,122 @@
+//! The key of a message.
+
+use lambda_lock::{Idempotency, Message, OnMissingKey, SqsConsumer};
+use lambda_lock_tests::World;
+use serde_json::json;
+
+use crate::{
+    Consumer, FIFO_QUEUE, Payment, Till, by_payment, deliver, environment, message, message_with_body, ordered,
+    with_attributes,
+};
+
+// behaviour 71
+#[tokio::test]
+async fn by_message_id_runs_a_message_that_is_sent_twice_twice() {
+    let (world, host, consumer, till) = environment().await;
+    let body = json!({ "id": "17" }).to_string();
+    let messages = ["1", "2"].map(|id| message_with_body(id, &body));
+    assert!(deliver(&consumer, &till, &host, messages).await.is_empty());
+    assert_eq!(till.ran_in_any_order(), ["1", "2"]);
+    assert!(world.row("orders#1").await.is_some());
+}
+
+// behaviour 71
+#[tokio::test]
+async fn by_deduplication_id_runs_a_message_that_is_sent_twice_once() {
+    let (world, host, _, till) = environment().await;
+    let consumer = SqsConsumer::by_deduplication_id(world.locks(&host).build().unwrap());
+    let deduplicated =
+        |id: &str| with_attributes(ordered(id, "group", "Done"), [("MessageDeduplicationId", "the same")]);
+    assert!(deliver(&consumer, &till, &host, [deduplicated("1")]).await.is_empty());
+    let failed = deliver(&consumer, &till, &host, [deduplicated("2"), ordered("3", "other group", "Done")]).await;
+    assert_eq!(failed, ["3"]);
+    assert_eq!(till.ran(), ["1"]);
+}
+
+// behaviours 61, 71
+#[tokio::test]
+async fn a_key_from_the_body_runs_a_payment_that_is_sent_twice_once() {
+    let (world, host, _, till) = environment().await;
+    let consumer = SqsConsumer::new(by_payment(&world.locks(&host).build().unwrap()));
+    let body = json!({ "id": "17" }).to_string();
+    for id in ["1", "2"] {
+        assert!(deliver(&consumer, &till, &host, [message_with_body(id, &body)]).await.is_empty());
+    }
+    assert_eq!(till.ran(), ["1"]);
+    assert!(world.row("orders#17").await.is_some());
+}
+
+// behaviours 61, 71
+#[tokio::test]
+async fn a_message_without_a_key_goes_back_or_runs_unprotected() {
+    let (world, host, _, till) = environment().await;
+    let locks = world.locks(&host).build().unwrap();
+    let keyed = |on_missing_key| {
+        let key = |message: &Message<Payment>| Some(message.body.id.clone()).filter(|id| id != "none");
+        SqsConsumer::new(Idempotency::new(locks.clone(), on_missing_key, key))
+    };
+    let keyless = |id| message_with_body(id, &json!({ "id": "none" }).to_string());
+    let messages = || [keyless("1"), message("2", "Done"), keyless("3")];
+    assert_eq!(deliver(&keyed(OnMissingKey::Reject), &till, &host, messages()).await, ["1", "3"]);
+    assert_eq!(till.ran(), ["2"]);
+    assert!(deliver(&keyed(OnMissingKey::RunUnprotected), &till, &host, messages()).await.is_empty());
+    assert_eq!(till.ran_in_any_order(), ["1", "2", "3"]);
+    assert_eq!(host.requests(), 3);
+}
+
+// behaviours 63, 71
+#[tokio::test]
+async fn a_message_with_a_used_key_and_different_fields_goes_back() {
+    let (world, host, _, till) = environment().await;
+    let once = by_payment(&world.locks(&host).build().unwrap()).validate(|message| message.body.amount);
+    let consumer = SqsConsumer::new(once);
+    let paying = |id, amount| message_with_body(id, &json!({ "id": "17", "amount": amount }).to_string());
+    assert!(deliver(&consumer, &till, &host, [paying("1", 5)]).await.is_empty());
+    let messages = [paying("2", 6), paying("3", 5), message("4", "Done")];
+    assert_eq!(deliver(&consumer, &till, &host, messages).await, ["2"]);
+    assert_eq!(till.ran_in_any_order(), ["1", "4"]);
+}
+
+// behaviours 71, 72
+#[tokio::test]
+async fn a_deduplication_id_belongs_to_one_group_of_one_queue() {
+    let world = World::new().await;
+    let host = world.host().build();
+    let consumer: Consumer = SqsConsumer::by_deduplication_id(world.locks(&host).build().unwrap());
+    let till = Till::default();
+    let of = |id: &str, group: &str, queue: &str| {
+        let mut message = with_attributes(ordered(id, group, "Done"), [("MessageDeduplicationId", "d")]);
+        message.event_source_arn = Some(queue.to_owned());
+        message
+    };
+    let messages = [of("1", "A", FIFO_QUEUE), of("2", "B", FIFO_QUEUE), of("3", "A", "arn:aws:sqs:x:1:other.fifo")];
+    assert!(deliver(&consumer, &till, &host, messages.clone()).await.is_empty());
+    assert!(deliver(&consumer, &till, &host, messages).await.is_empty());
+    assert_eq!(till.ran_in_any_order(), ["1", "2", "3"]);
+}
+
+// behaviours 71, 72
+#[tokio::test]
+async fn similar_groups_and_deduplication_ids_do_not_collide() {
+    let (world, host, _, till) = environment().await;
+    let consumer = SqsConsumer::by_deduplication_id(world.locks(&host).build().unwrap());
+    let of = |number: usize, (group, id): (&str, &str)| {
+        with_attributes(ordered(&number.to_string(), group, "Done"), [("MessageDeduplicationId", id)])
+    };
+    let pairs = [
+        ("customer", "42#refund"),
+        ("customer#42", "refund"),
+        ("customer%2342", "refund"),
+        ("a#", "b"),
+        ("a", "#b"),
+        ("", "a##b"),
+        ("%", "b"),
+        ("%25", "b"),
+    ];
+    for (number, pair) in pairs.into_iter().enumerate() {
+        assert!(deliver(&consumer, &till, &host, [of(number, pair)]).await.is_empty());
+    }
+    assert_eq!(till.ran().len(), pairs.len(), "{:?}", till.ran());
+    // Characters that need no escape are stored unchanged.
+    assert!(world.row(&format!("orders#{FIFO_QUEUE}#customer#42#refund")).await.is_some());
+}

@@ -1,0 +1,71 @@
+//! What a consumer logs.
+
+use std::time::Duration;
+
+use lambda_lock::{Message, SqsConsumer};
+use lambda_lock_tests::invocation::{invocation, keep_log, logged};
+use serde_json::json;
+use tower::{Layer, ServiceExt, service_fn};
+
+use crate::{Consumer, Payment, Till, batch, deliver, environment, message_with_body, work_elsewhere};
+
+// behaviour 71
+#[tokio::test]
+async fn the_log_shows_the_id_of_a_failed_message_and_not_its_body() {
+    keep_log();
+    let (world, host, _, till) = environment().await;
+    let consumer = SqsConsumer::by_message_id(world.locks(&host).build().unwrap());
+    let id = |what: &str| format!("{what} of {}", world.table);
+    let secret = format!("secret-of-{}", world.table);
+    let body = |then: &str| json!({ "id": secret, "then": then }).to_string();
+    let messages = [
+        message_with_body(&id("unreadable"), &format!("{{\"id\": \"{secret}")),
+        message_with_body(&id("mistyped"), &json!({ "id": "1", "amount": secret }).to_string()),
+        message_with_body(&id("unknown"), &json!({ "id": "1", "then": secret }).to_string()),
+        message_with_body(&id("declined"), &body("Declined")),
+        message_with_body(&id("panicking"), &body("Panic")),
+        message_with_body(&id("done"), &body("Done")),
+    ];
+    assert_eq!(deliver(&consumer, &till, &host, messages).await.len(), 5);
+    for what in ["unreadable", "mistyped", "unknown", "declined", "panicking"] {
+        let lines: Vec<_> =
+            logged(&id(what)).into_iter().filter(|line| line.contains("message returned to the queue")).collect();
+        assert!(lines.len() == 1 && lines[0].contains("ERROR"), "{lines:?}");
+    }
+    assert!(logged(&id("declined")).iter().any(|line| line.contains("by the bank")));
+    assert_eq!(logged(&secret), Vec::<String>::new());
+}
+
+// behaviours 66, 71
+#[tokio::test]
+async fn a_message_in_progress_elsewhere_is_logged_once_at_info() {
+    keep_log();
+    let (world, host, consumer, till) = environment().await;
+    let id = format!("in progress of {}", world.table);
+    let _other = work_elsewhere(&world, &id, Duration::from_secs(30)).await;
+    let body = json!({ "id": "1" }).to_string();
+    assert_eq!(deliver(&consumer, &till, &host, [message_with_body(&id, &body)]).await.len(), 1);
+    let is_news = |line: &String| ["ERROR", "WARN", "INFO"].iter().any(|level| line.contains(level));
+    let lines: Vec<_> = logged(&id).into_iter().filter(is_news).collect();
+    let [line] = &lines[..] else { panic!("{lines:#?}") };
+    assert!(line.contains("INFO") && line.contains("message_id") && line.contains("is in progress: "), "{line}");
+}
+
+// behaviours 11, 71
+#[tokio::test]
+async fn the_log_shows_the_type_of_an_error_if_it_has_a_name() {
+    keep_log();
+    let (world, host, _, _) = environment().await;
+    let locks = world.locks(&host).build().unwrap();
+    let [named, boxed] = ["named", "boxed"].map(|what| format!("{what} of {}", world.table));
+    let body = json!({ "id": "1", "then": "Declined" }).to_string();
+    let consumer: SqsConsumer<Message<Payment>, Payment, (), lambda_runtime::Error> =
+        SqsConsumer::by_message_id(locks.clone());
+    let handler = service_fn(async |_: Message<Payment>| Err("out of reach".into()));
+    consumer.layer(handler).oneshot(invocation(&host, batch([message_with_body(&boxed, &body)]))).await.unwrap();
+    let consumer: Consumer = SqsConsumer::by_message_id(locks);
+    deliver(&consumer, &Till::default(), &host, [message_with_body(&named, &body)]).await;
+    let line = |id: &str| logged(id).into_iter().find(|line| line.contains("message returned to the queue")).unwrap();
+    assert!(line(&named).contains("error_type=\"Declined\""), "{}", line(&named));
+    assert!(line(&boxed).contains("out of reach") && !line(&boxed).contains("error_type"), "{}", line(&boxed));
+}

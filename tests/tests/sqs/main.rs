@@ -1,0 +1,182 @@
+//! `SqsConsumer`: each message of a batch runs once.
+
+mod concurrency;
+mod deadline;
+mod fifo;
+mod handler;
+mod hide;
+mod in_progress;
+mod key;
+mod log;
+mod outcomes;
+mod panics;
+mod twins;
+
+use std::convert::Infallible;
+use std::future::pending;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use aws_lambda_events::sqs::{SqsBatchResponse, SqsEvent, SqsMessage};
+use lambda_lock::embedded::Host;
+use lambda_lock::{Idempotency, Lock, Locks, Message, OnMissingKey, SqsConsumer};
+use lambda_lock_tests::World;
+use lambda_lock_tests::invocation::invocation;
+use lambda_runtime::{Diagnostic, LambdaEvent};
+use serde::Deserialize;
+use serde_json::json;
+use tokio::time::timeout;
+use tower::{Layer, Service, ServiceExt, service_fn};
+
+const QUEUE: &str = "arn:aws:sqs:eu-west-1:123456789012:payments";
+const FIFO_QUEUE: &str = "arn:aws:sqs:eu-west-1:123456789012:payments.fifo";
+
+/// A timeout that no test reaches unless it hangs.
+const TOO_LONG: Duration = Duration::from_mins(1);
+
+/// When every clock shows that the lease of a crashed invocation has ended.
+const AFTER_THE_LEASE: Duration = Duration::from_secs(32);
+
+const fn ms(millis: u64) -> Duration {
+    Duration::from_millis(millis)
+}
+
+/// The body of a message.
+#[derive(Clone, Debug, Deserialize)]
+struct Payment {
+    id: String,
+    #[serde(default)]
+    amount: u32,
+    /// What the handler does with it.
+    #[serde(default)]
+    then: Then,
+}
+
+#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq)]
+enum Then {
+    #[default]
+    Done,
+    Declined,
+    Panic,
+    Endless,
+}
+
+/// The handler's error.
+#[derive(Debug)]
+struct Declined;
+
+impl From<Declined> for Diagnostic {
+    fn from(_: Declined) -> Self {
+        Self { error_type: "Declined".to_owned(), error_message: "by the bank".to_owned() }
+    }
+}
+
+type Consumer<T = ()> = SqsConsumer<Message<Payment>, Payment, T, Declined>;
+
+/// A handler that does what the body says, and keeps the ids of its messages.
+#[derive(Clone, Debug, Default)]
+struct Till(Arc<Mutex<Vec<String>>>);
+
+impl Till {
+    fn ran(&self) -> Vec<String> {
+        self.0.lock().unwrap().clone()
+    }
+
+    /// The ids in sorted order, for messages that run at the same time.
+    fn ran_in_any_order(&self) -> Vec<String> {
+        let mut ran = self.ran();
+        ran.sort();
+        ran
+    }
+
+    async fn pay(self, message: Message<Payment>) -> Result<(), Declined> {
+        self.0.lock().unwrap().push(message.message_id().unwrap().to_owned());
+        tokio::task::yield_now().await;
+        match message.body.then {
+            Then::Done => Ok(()),
+            Then::Declined => Err(Declined),
+            Then::Panic => panic!("in the handler"),
+            Then::Endless => pending().await,
+        }
+    }
+}
+
+/// A message of a standard queue.
+fn message(id: &str, then: &str) -> SqsMessage {
+    message_with_body(id, &json!({ "id": format!("payment {id}"), "then": then }).to_string())
+}
+
+fn message_with_body(id: &str, body: &str) -> SqsMessage {
+    let mut message = SqsMessage::default();
+    message.message_id = Some(id.to_owned());
+    message.receipt_handle = Some(format!("receipt of {id}"));
+    message.body = Some(body.to_owned());
+    message.event_source_arn = Some(QUEUE.to_owned());
+    message
+}
+
+fn with_attributes<const N: usize>(mut message: SqsMessage, attributes: [(&str, &str); N]) -> SqsMessage {
+    message.attributes.extend(attributes.map(|(name, value)| (name.to_owned(), value.to_owned())));
+    message
+}
+
+/// A message of a FIFO queue.
+fn ordered(id: &str, group: &str, then: &str) -> SqsMessage {
+    let mut message = with_attributes(message(id, then), [("MessageGroupId", group)]);
+    message.event_source_arn = Some(FIFO_QUEUE.to_owned());
+    message
+}
+
+fn batch(messages: impl IntoIterator<Item = SqsMessage>) -> SqsEvent {
+    let mut event = SqsEvent::default();
+    event.records = messages.into_iter().collect();
+    event
+}
+
+/// The ids of the messages that go back.
+async fn failures<S, H, T>(
+    consumer: &SqsConsumer<H, Payment, T, Declined>,
+    handler: S,
+    event: LambdaEvent<SqsEvent>,
+) -> Vec<String>
+where
+    SqsConsumer<H, Payment, T, Declined>: Layer<S>,
+    <SqsConsumer<H, Payment, T, Declined> as Layer<S>>::Service:
+        Service<LambdaEvent<SqsEvent>, Response = SqsBatchResponse, Error = Infallible>,
+{
+    let answer = timeout(TOO_LONG, consumer.layer(handler).oneshot(event)).await.expect("there is an answer");
+    answer.unwrap().batch_item_failures.into_iter().map(|failure| failure.item_identifier).collect()
+}
+
+/// Delivers a batch 30 seconds before the deadline, and returns the ids of the messages that go back.
+async fn deliver(
+    consumer: &Consumer,
+    till: &Till,
+    host: &Host,
+    messages: impl IntoIterator<Item = SqsMessage>,
+) -> Vec<String> {
+    deliver_in(consumer, till, invocation(host, batch(messages))).await
+}
+
+async fn deliver_in(consumer: &Consumer, till: &Till, event: LambdaEvent<SqsEvent>) -> Vec<String> {
+    let till = till.clone();
+    failures(consumer, service_fn(move |message| till.clone().pay(message)), event).await
+}
+
+/// A table, and a consumer by message id on its own host.
+async fn environment() -> (World, Host, Consumer, Till) {
+    let world = World::new().await;
+    let host = world.host().build();
+    let consumer = SqsConsumer::by_message_id(world.locks(&host).build().unwrap());
+    (world, host, consumer, Till::default())
+}
+
+/// Keys each payment by the id in its body.
+fn by_payment(locks: &Locks) -> Idempotency<Message<Payment>, (), Declined> {
+    Idempotency::new(locks.clone(), OnMissingKey::Reject, |message: &Message<Payment>| Some(message.body.id.clone()))
+}
+
+/// Makes a message in progress in another environment.
+async fn work_elsewhere(world: &World, message: &str, lease: Duration) -> Lock {
+    world.default_locks().acquire(format!("orders#{message}")).lease(lease).await.unwrap()
+}

@@ -1,0 +1,171 @@
+//! A panic in the caller's code fails one message.
+
+use std::future::{Ready, ready};
+use std::panic::AssertUnwindSafe;
+use std::task::{Context as TaskContext, Poll};
+use std::time::Duration;
+
+use futures_util::FutureExt;
+use lambda_lock::{Idempotency, Message, OnMissingKey, SqsConsumer};
+use lambda_lock_tests::World;
+use lambda_lock_tests::invocation::{Counter, invocation, invocation_with, keep_log, logged};
+use lambda_runtime::Diagnostic;
+use serde::Deserialize;
+use serde_json::json;
+use tower::{Layer, Service, ServiceExt, service_fn};
+
+use crate::{
+    Consumer, Declined, Payment, Then, batch, by_payment, deliver, environment, failures, message, message_with_body,
+};
+
+// behaviour 71
+#[tokio::test]
+async fn a_panic_in_the_parser_or_the_key_fails_one_message() {
+    let (world, host, _, till) = environment().await;
+    let locks = world.locks(&host).build().unwrap();
+    let once = Idempotency::new(locks, OnMissingKey::Reject, |message: &Message<Payment>| {
+        assert!(message.body.id != "payment 2", "in the key");
+        Some(message.body.id.clone())
+    });
+    let once = once.validate(|message| {
+        assert!(message.body.id != "payment 3", "in the validation");
+        message.body.amount
+    });
+    let consumer: Consumer = SqsConsumer::with_parser(once, |text| {
+        assert!(text != "panic", "in the parser");
+        serde_json::from_str(text)
+    });
+    let messages = [message_with_body("1", "panic"), message("2", "Done"), message("3", "Done"), message("4", "Done")];
+    assert_eq!(deliver(&consumer, &till, &host, messages).await, ["1", "2", "3"]);
+    assert_eq!(till.ran(), ["4"]);
+}
+
+// behaviour 71
+#[tokio::test]
+async fn a_panic_in_the_call_of_the_handler_or_in_on_error_fails_one_message() {
+    let (world, host, _, _) = environment().await;
+    let locks = world.locks(&host).build().unwrap();
+    let once = by_payment(&locks).on_error(|Declined| panic!("in the policy"));
+    let consumer: Consumer = SqsConsumer::new(once);
+    let handler = service_fn(|message: Message<Payment>| match message.body.then {
+        Then::Panic => panic!("in the call"),
+        Then::Declined => ready(Err(Declined)),
+        _ => ready(Ok(())),
+    });
+    let messages = [message("1", "Panic"), message("2", "Declined"), message("3", "Done")];
+    assert_eq!(failures(&consumer, handler, invocation(&host, batch(messages))).await, ["1", "2"]);
+}
+
+/// An error whose conversion panics.
+#[derive(Debug)]
+struct Untold;
+
+impl From<Untold> for Diagnostic {
+    fn from(_: Untold) -> Self {
+        panic!("in the conversion")
+    }
+}
+
+// behaviour 71
+#[tokio::test]
+async fn a_panic_in_the_conversion_of_an_error_fails_one_message() {
+    keep_log();
+    let (world, host, _, _) = environment().await;
+    let locks = world.locks(&host).build().unwrap();
+    let ran = Counter::default();
+    let counter = ran.clone();
+    let handler = service_fn(move |message: Message<Payment>| {
+        counter.count();
+        ready(if message.body.then == Then::Done { Ok(()) } else { Err(Untold) })
+    });
+    let consumer: SqsConsumer<Message<Payment>, Payment, (), Untold> = SqsConsumer::by_message_id(locks);
+    let untold = format!("untold of {}", world.table);
+    let body = json!({ "id": "1", "then": "Declined" }).to_string();
+    let messages = [message("1", "Done"), message_with_body(&untold, &body), message("3", "Done")];
+    let answer = consumer.concurrency(1).layer(handler).oneshot(invocation(&host, batch(messages))).await.unwrap();
+    let failed: Vec<_> = answer.batch_item_failures.into_iter().map(|failure| failure.item_identifier).collect();
+    assert_eq!((failed, ran.get()), (vec![untold.clone()], 3));
+    let lines: Vec<_> =
+        logged(&untold).into_iter().filter(|line| line.contains("message returned to the queue")).collect();
+    assert!(lines.len() == 1 && lines[0].contains("ERROR") && lines[0].contains("panicked"), "{lines:?}");
+}
+
+/// A body that panics when it is dropped.
+#[derive(Debug, Deserialize)]
+struct Brittle {
+    is_brittle: bool,
+}
+
+impl Drop for Brittle {
+    fn drop(&mut self) {
+        assert!(!self.is_brittle || std::thread::panicking(), "in the drop");
+    }
+}
+
+// behaviour 71
+#[tokio::test]
+async fn a_panic_in_the_drop_of_a_body_fails_one_message() {
+    let world = World::new().await;
+    let host = world.host().build();
+    let consumer: SqsConsumer<Message<Brittle>, Brittle, (), Declined> =
+        SqsConsumer::by_message_id(world.locks(&host).build().unwrap());
+    let brittle = |id: &str| message_with_body(id, &json!({ "is_brittle": true }).to_string());
+    let sound = |id: &str| message_with_body(id, &json!({ "is_brittle": false }).to_string());
+    let deliver = async |event| {
+        let handler = service_fn(async |_: Message<Brittle>| Ok(()));
+        let answer = consumer.clone().concurrency(1).layer(handler).oneshot(event).await.unwrap();
+        answer.batch_item_failures.into_iter().map(|failure| failure.item_identifier).collect::<Vec<_>>()
+    };
+    // The body of a message that runs, then of a twin, then of a message without time.
+    let event = invocation(&host, batch([sound("1"), brittle("2"), sound("3"), sound("4")]));
+    assert_eq!(deliver(event).await, ["2"]);
+    let event = invocation(&host, batch([sound("5"), sound("6"), brittle("6"), sound("7")]));
+    assert!(deliver(event).await.is_empty());
+    let event = invocation_with(&host, batch([brittle("8"), brittle("9"), sound("10"), sound("11")]), Duration::ZERO);
+    assert_eq!(deliver(event).await, ["8", "9", "10", "11"]);
+}
+
+/// A handler that panics when it is cloned for a message.
+struct Clones(Counter, u32);
+
+impl Clone for Clones {
+    fn clone(&self) -> Self {
+        assert!(self.0.count() != self.1, "in the clone");
+        Self(self.0.clone(), self.1)
+    }
+}
+
+impl Service<Message<Payment>> for Clones {
+    type Response = ();
+    type Error = Declined;
+    type Future = Ready<Result<(), Declined>>;
+
+    fn poll_ready(&mut self, _: &mut TaskContext<'_>) -> Poll<Result<(), Declined>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, _: Message<Payment>) -> Self::Future {
+        ready(Ok(()))
+    }
+}
+
+// behaviour 71
+#[tokio::test]
+async fn a_panic_in_the_clone_of_the_handler_keeps_the_messages_that_are_done() {
+    // The test does not depend on which clone is for which message.
+    for which in 1..=8 {
+        let (world, host, consumer, _) = environment().await;
+        let service = consumer.concurrency(1).layer(Clones(Counter::default(), which + 1));
+        let Ok(answer) =
+            AssertUnwindSafe(service.oneshot(invocation(&host, batch(["1", "2", "3"].map(|id| message(id, "Done"))))))
+                .catch_unwind()
+                .await
+        else {
+            panic!("the panic in clone {which} escaped");
+        };
+        for id in ["1", "2", "3"] {
+            let is_failure = answer.as_ref().unwrap().batch_item_failures.iter().any(|f| f.item_identifier == id);
+            assert_eq!(world.row(&format!("orders#{id}")).await.is_none(), is_failure, "{id}, clone {which}");
+        }
+    }
+}

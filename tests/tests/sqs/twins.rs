@@ -1,0 +1,74 @@
+//! Messages of one batch with the same key.
+
+use lambda_lock::SqsConsumer;
+use serde_json::json;
+
+use crate::{by_payment, deliver, environment, message, message_with_body, ordered, with_attributes};
+
+// behaviours 63, 73
+#[tokio::test]
+async fn messages_with_one_key_and_different_fields_are_no_twins() {
+    let (world, host, _, till) = environment().await;
+    let once = by_payment(&world.locks(&host).build().unwrap()).validate(|message| message.body.amount);
+    let consumer = SqsConsumer::new(once).concurrency(1);
+    let paying = |id, amount| message_with_body(id, &json!({ "id": "17", "amount": amount }).to_string());
+    let messages = [paying("1", 5), paying("2", 6), paying("3", 5)];
+    assert_eq!(deliver(&consumer, &till, &host, messages).await, ["2"]);
+    assert_eq!(till.ran(), ["1"]);
+}
+
+// behaviour 73
+#[tokio::test]
+async fn twins_run_once_and_are_all_done() {
+    let (world, host, _, till) = environment().await;
+    let consumer = SqsConsumer::new(by_payment(&world.locks(&host).build().unwrap()));
+    let twin = |id| message_with_body(id, &json!({ "id": "17" }).to_string());
+    let messages = [twin("1"), message("2", "Done"), twin("3"), twin("4")];
+    assert!(deliver(&consumer, &till, &host, messages).await.is_empty());
+    assert_eq!(till.ran_in_any_order(), ["1", "2"]);
+    assert_eq!(host.requests(), 4);
+}
+
+// behaviour 73
+#[tokio::test]
+async fn twins_that_fail_all_go_back() {
+    let (world, host, _, till) = environment().await;
+    let consumer = SqsConsumer::new(by_payment(&world.locks(&host).build().unwrap()));
+    let twin = |id| message_with_body(id, &json!({ "id": "17", "then": "Declined" }).to_string());
+    let messages = [message("0", "Done"), twin("1"), message("2", "Done"), twin("3")];
+    assert_eq!(deliver(&consumer, &till, &host, messages).await, ["1", "3"]);
+    assert_eq!(till.ran_in_any_order(), ["0", "1", "2"]);
+}
+
+// behaviours 72, 73
+#[tokio::test]
+async fn twins_in_a_group_run_once_at_the_place_of_the_first() {
+    let (world, host, _, till) = environment().await;
+    let consumer = SqsConsumer::by_deduplication_id(world.locks(&host).build().unwrap());
+    let of = |id, deduplication, then| {
+        with_attributes(ordered(id, "group", then), [("MessageDeduplicationId", deduplication)])
+    };
+    let messages = [of("1", "x", "Done"), of("2", "y", "Done"), of("3", "x", "Done"), of("4", "z", "Done")];
+    assert!(deliver(&consumer, &till, &host, messages).await.is_empty());
+    assert_eq!(till.ran(), ["1", "2", "4"]);
+    let messages = [of("5", "v", "Declined"), of("6", "w", "Done"), of("7", "v", "Done")];
+    assert_eq!(deliver(&consumer, &till, &host, messages).await, ["5", "6", "7"]);
+    assert_eq!(till.ran(), ["1", "2", "4", "5"]);
+}
+
+// behaviours 72, 73
+#[tokio::test]
+async fn twins_in_two_groups_run_once() {
+    let (world, host, _, till) = environment().await;
+    let consumer = SqsConsumer::new(by_payment(&world.locks(&host).build().unwrap()));
+    let of = |id, group| {
+        let mut message = ordered(id, group, "Done");
+        message.body = Some(json!({ "id": "17" }).to_string());
+        message
+    };
+    let failed = deliver(&consumer, &till, &host, [of("1", "a"), of("2", "b")]).await;
+    assert_eq!(till.ran().len(), 1);
+    assert!(!failed.contains(&till.ran()[0]), "{failed:?}");
+    assert!(deliver(&consumer, &till, &host, [of("1", "a"), of("2", "b")]).await.is_empty());
+    assert_eq!(till.ran().len(), 1);
+}

@@ -1,0 +1,106 @@
+//! Metrics, spans and events of lost locks.
+
+use std::future::pending;
+
+use tokio::time::sleep;
+use tracing::Level;
+
+use crate::{Stage, ms, s, settle, take_away};
+
+// behaviours 24, 36
+#[tokio::test(start_paused = true)]
+async fn a_loss_found_by_a_renewal_is_counted_and_logged_once() {
+    let stage = Stage::set().await;
+    let lock = stage.locks().acquire("nightly").await.unwrap();
+    take_away(&stage.locks(), "nightly").await;
+    let next = stage.locks().acquire("nightly").holder("the next").await.unwrap();
+    sleep(ms(250)).await;
+    stage.metrics.take();
+    assert!(lock.renew(s(30)).await.unwrap_err().is_lost());
+    stage.metrics.assert(&["lost 1", "hold_time [251.0]"]);
+    assert!(lock.renew(s(30)).await.unwrap_err().is_lost());
+    assert!(lock.release().await.unwrap_err().is_lost());
+    drop(lock);
+    settle().await;
+    stage.metrics.assert(&[]);
+    let line = "attempts=1 fence=… held_ms=251 key=nightly outcome=lost owner=… waited_ms=0 closed";
+    assert_eq!(stage.traces.lock_lines()[0], line);
+    let [loss] = &stage.traces.told("lost")[..] else { panic!("once") };
+    assert_eq!((loss.level, loss.lock, &*loss.fields["key"]), (Level::WARN, Some(0), "nightly"));
+    assert!(loss.fields["to"].contains("the next"), "{loss:?}");
+    assert_eq!(stage.traces.told_to_all(), ["WARN released by force", "WARN lost"]);
+    drop(next);
+}
+
+// behaviours 36, 80
+#[tokio::test(start_paused = true)]
+async fn work_that_outlives_its_lease_is_counted_as_lost_and_released() {
+    let stage = Stage::set().await;
+    let outcome = stage.locks().acquire("nightly").lease(s(3)).run(async |_| pending::<()>().await).await;
+    assert!(outcome.unwrap_err().is_lost());
+    settle().await;
+    let acquired = ["acquired 1", "acquire_time [0.0]", "lost 1", "hold_time [3000.0]"];
+    stage.metrics.assert(&[&acquired[..], &["released 1", "release_time [0.0]"]].concat());
+    let line = "attempts=1 fence=… held_ms=3000 key=nightly outcome=lost owner=… waited_ms=0 closed";
+    assert_eq!(stage.traces.lock_lines(), [line]);
+    assert_eq!(stage.traces.told_to_all(), ["WARN lost"]);
+}
+
+// behaviours 36, 49
+#[tokio::test(start_paused = true)]
+async fn a_lock_taken_over_after_its_lease_is_counted_as_lost_once() {
+    let stage = Stage::set().await;
+    let lock = stage.locks().acquire("nightly").lease(s(1)).holder("the first").await.unwrap();
+    sleep(ms(2500)).await;
+    stage.metrics.take();
+    let next = stage.locks().acquire("nightly").holder("the next").await.unwrap();
+    stage.metrics.assert(&["acquired 1", "taken_over 1", "acquire_time [0.0]"]);
+    assert!(lock.release().await.unwrap_err().is_lost());
+    stage.metrics.assert(&["lost 1", "hold_time [2500.0]", "release_failed: lost 1"]);
+    assert!(lock.release().await.unwrap_err().is_lost());
+    let [loss] = &stage.traces.told("lost")[..] else { panic!("once") };
+    assert!(loss.fields["to"].contains("the next"), "{loss:?}");
+    drop(lock);
+    settle().await;
+    stage.metrics.assert(&[]);
+    assert_eq!(stage.traces.locks()[0].fields["outcome"], "lost");
+    let [takeover] = &stage.traces.told("taken over")[..] else { panic!("once") };
+    assert_eq!((takeover.level, takeover.lock, &*takeover.fields["key"]), (Level::WARN, Some(1), "nightly"));
+    assert!(takeover.fields["from"].contains("the first"), "{takeover:?}");
+    assert_eq!(stage.traces.told_to_all(), ["WARN taken over", "WARN lost"]);
+    drop(next);
+}
+
+// behaviours 36, 44
+#[tokio::test(start_paused = true)]
+async fn a_loss_found_by_a_release_names_the_new_holder() {
+    let stage = Stage::set().await;
+    let lock = stage.locks().acquire("nightly").await.unwrap();
+    take_away(&stage.locks(), "nightly").await;
+    let _next = stage.locks().acquire("nightly").holder("the next").await.unwrap();
+    sleep(ms(250)).await;
+    stage.metrics.take();
+    assert!(lock.release().await.unwrap_err().is_lost());
+    stage.metrics.assert(&["lost 1", "hold_time [251.0]", "release_failed: lost 1"]);
+    let [loss] = &stage.traces.told("lost")[..] else { panic!("once") };
+    assert!(loss.fields["to"].contains("the next"), "{loss:?}");
+    drop(lock);
+    assert!(stage.traces.locks()[0].is_closed);
+}
+
+// behaviours 36, 49
+#[tokio::test(start_paused = true)]
+async fn a_lock_released_after_its_lease_is_counted_as_lost_and_released() {
+    let stage = Stage::set().await;
+    let lock = stage.locks().acquire("nightly").lease(s(1)).await.unwrap();
+    sleep(s(2)).await;
+    stage.metrics.take();
+    lock.release().await.unwrap();
+    stage.metrics.assert(&["lost 1", "released 1", "hold_time [2000.0]", "release_time [0.0]"]);
+    drop(lock);
+    settle().await;
+    stage.metrics.assert(&[]);
+    let line = "attempts=1 fence=… held_ms=2000 key=nightly outcome=lost owner=… waited_ms=0 closed";
+    assert_eq!(stage.traces.lock_lines(), [line]);
+    assert_eq!(stage.traces.told_to_all(), ["WARN lost"]);
+}
