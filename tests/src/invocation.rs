@@ -53,7 +53,7 @@ pub struct Counter(Arc<AtomicU32>);
 
 impl Counter {
     /// Adds one, and returns the new count.
-    #[expect(clippy::must_use_candidate, reason = "who counts need not look")]
+    #[expect(clippy::must_use_candidate, reason = "callers may ignore the count")]
     pub fn count(&self) -> u32 {
         self.0.fetch_add(1, Ordering::Relaxed) + 1
     }

@@ -1,5 +1,5 @@
 //! Code that the tests share: a DynamoDB to run on, and the histories.
-#![allow(clippy::missing_panics_doc, reason = "a test that cannot go on panics")]
+#![allow(clippy::missing_panics_doc, reason = "a test panics when it cannot continue")]
 
 pub mod history;
 pub mod idempotency_history;

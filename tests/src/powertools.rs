@@ -63,7 +63,9 @@ impl Powertools {
             (endpoint, python, node_modules) => {
                 let missing: Vec<_> = [endpoint, python, node_modules].into_iter().filter_map(Result::err).collect();
                 assert!(env::var_os("LOCK_TEST_INTEROP").is_none_or(|v| v != "required"), "not set: {missing:?}");
-                eprintln!("skipped, because Powertools is needed, and a DynamoDB outside: set {missing:?}");
+                eprintln!(
+                    "skipped, because the test needs Powertools and a DynamoDB outside this process: set {missing:?}"
+                );
                 None
             }
         }

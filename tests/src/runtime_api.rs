@@ -59,7 +59,7 @@ pub enum Outcome {
 
 impl Outcome {
     /// The answer. Panics if it is an error.
-    #[expect(clippy::must_use_candidate, reason = "that it is one may be all that is asked")]
+    #[expect(clippy::must_use_candidate, reason = "callers may only check that it is an answer")]
     pub fn answer(self) -> Value {
         match self {
             Self::Answer(answer) => answer,

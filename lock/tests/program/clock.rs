@@ -38,7 +38,7 @@ fn a_check_reports_a_wrong_clock() {
     let Some(check) = ahead(&place, &["check"]) else { return };
     if place.endpoint.is_none() {
         // The embedded engine has the clock of the process.
-        eprintln!("skipped, because it needs a DynamoDB with a clock of its own: set LOCK_TEST_ENDPOINT");
+        eprintln!("skipped, because it needs a DynamoDB with its own clock: set LOCK_TEST_ENDPOINT");
         return;
     }
     let outcome = Process::start(check).outcome().expect_code(78);

@@ -96,7 +96,7 @@ async fn a_key_that_is_empty_or_consists_of_nulls_is_missing() {
 
 // behaviour 62
 #[tokio::test]
-async fn a_prefix_precedes_the_key_and_a_number_sign() {
+async fn a_number_sign_separates_the_prefix_from_the_key() {
     let (world, _host, locks) = environment().await;
     let runs = Counter::default();
     place(&orders(&locks).prefix("orders"), &order("a"), &runs).await.unwrap();

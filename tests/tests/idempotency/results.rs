@@ -119,7 +119,7 @@ enum Measured {
 }
 
 fn measurements(float: f64) -> Vec<Measured> {
-    #[expect(clippy::cast_possible_truncation, reason = "none of them is anything but a special value")]
+    #[expect(clippy::cast_possible_truncation, reason = "each value is exact as `f32`")]
     let single = float as f32;
     let map = |float| HashMap::from([("a".to_owned(), 1.0), ("b".to_owned(), float)]);
     vec![

@@ -8,7 +8,8 @@ use std::time::Duration;
 use lambda_lock::Backoff;
 use lambda_lock_tests::World;
 
-const LEASE: Duration = Duration::from_secs(1);
+/// Long enough for the update of the counter on a machine that runs all other tests at the same time.
+const LEASE: Duration = Duration::from_secs(3);
 const CLOCK_SKEW: Duration = Duration::from_millis(200);
 
 /// A process, killed when it goes out of scope.
@@ -63,7 +64,7 @@ impl Drop for Contender {
 fn endpoint(test: &str) -> Option<String> {
     let endpoint = env::var("LOCK_TEST_ENDPOINT").ok();
     if endpoint.is_none() {
-        eprintln!("{test}: skipped, because processes need a DynamoDB outside: set LOCK_TEST_ENDPOINT");
+        eprintln!("{test}: skipped, because processes need a DynamoDB outside this one: set LOCK_TEST_ENDPOINT");
     }
     endpoint
 }

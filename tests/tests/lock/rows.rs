@@ -21,7 +21,7 @@ fn text(value: &str) -> AttributeValue {
     AttributeValue::S(value.to_owned())
 }
 
-#[expect(clippy::needless_pass_by_value, reason = "so that it can be mapped over")]
+#[expect(clippy::needless_pass_by_value, reason = "`map` passes values")]
 fn number(value: impl ToString) -> AttributeValue {
     AttributeValue::N(value.to_string())
 }
@@ -110,7 +110,7 @@ enum Verdict {
 }
 
 /// What a row means: a second implementation, independent of the one under test.
-#[expect(clippy::cast_precision_loss, reason = "what is not whole is not near a bound")]
+#[expect(clippy::cast_precision_loss, reason = "values with a fraction are not near a bound")]
 fn verdict(row: &Row, now: u64) -> Verdict {
     // Whether an attribute is a number of at most `most`; `None` if it is missing.
     let is_at_most = |name: &str, most: i128| {
@@ -198,7 +198,7 @@ fn an_acquire_takes_free_rows_and_modifies_no_held_or_malformed_row() {
             Verdict::Free => {
                 let lock = attempt.unwrap().expect("the row is free");
                 let old = before.unwrap().get("fence").map_or(0.0, |fence| fence.as_n().unwrap().parse().unwrap());
-                #[expect(clippy::cast_precision_loss, reason = "a larger float is a larger number")]
+                #[expect(clippy::cast_precision_loss, reason = "the conversion keeps the order")]
                 let grown = lock.fence() as f64 >= f64::trunc(old);
                 assert!(grown && lock.fence() > 0);
                 let held = locks.try_acquire(key).await;

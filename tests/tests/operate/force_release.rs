@@ -256,7 +256,7 @@ async fn a_row_without_an_owner_is_released_while_its_lease_is_unchanged() {
 
 // behaviours 39, 83
 #[tokio::test]
-async fn a_row_without_an_owner_and_a_lease_is_released() {
+async fn a_row_without_owner_and_lease_is_released() {
     let world = world_without_ttl().await;
     let (host, locks) = locks_on(&world, world.host());
     // As Powertools writes it without a Lambda context: the end of the window, in seconds, is its only time.

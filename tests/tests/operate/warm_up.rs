@@ -21,7 +21,7 @@ async fn warming_up_sends_one_request_that_writes_nothing() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn warming_up_a_silent_table_takes_three_seconds() {
+async fn warming_up_a_silent_table_ends_after_three_seconds() {
     let engine = DynamoDb::new().unwrap();
     let host = engine.host().build();
     host.crash();

@@ -11,7 +11,7 @@ use crate::{
 
 // behaviour 71
 #[tokio::test]
-async fn by_message_id_runs_a_message_that_is_sent_twice_twice() {
+async fn by_message_id_treats_a_resent_message_as_new() {
     let (world, host, consumer, till) = environment().await;
     let body = json!({ "id": "17" }).to_string();
     let messages = ["1", "2"].map(|id| message_with_body(id, &body));
@@ -22,7 +22,7 @@ async fn by_message_id_runs_a_message_that_is_sent_twice_twice() {
 
 // behaviour 71
 #[tokio::test]
-async fn by_deduplication_id_runs_a_message_that_is_sent_twice_once() {
+async fn by_deduplication_id_treats_a_resent_message_as_a_duplicate() {
     let (world, host, _, till) = environment().await;
     let consumer = SqsConsumer::by_deduplication_id(world.locks(&host).build().unwrap());
     let deduplicated =
@@ -35,7 +35,7 @@ async fn by_deduplication_id_runs_a_message_that_is_sent_twice_once() {
 
 // behaviours 61, 71
 #[tokio::test]
-async fn a_key_from_the_body_runs_a_payment_that_is_sent_twice_once() {
+async fn a_key_from_the_body_makes_a_resent_payment_a_duplicate() {
     let (world, host, _, till) = environment().await;
     let consumer = SqsConsumer::new(by_payment(&world.locks(&host).build().unwrap()));
     let body = json!({ "id": "17" }).to_string();
