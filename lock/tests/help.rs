@@ -1,0 +1,1 @@
+//! What the program prints: its help, its manual page and its tables, as snapshots.
