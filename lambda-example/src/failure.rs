@@ -8,8 +8,8 @@ use lambda_runtime::{Diagnostic, Error};
 
 /// An error of a handler with its causes, in one line.
 ///
-/// `lambda_runtime` logs an error's `Debug` output, and names the error after its Rust type. A boxed error would have the
-/// name of the box. So `Debug` prints the line, and the name is explicit.
+/// `lambda_runtime` logs an error's `Debug` output, and names the error after its Rust type. A boxed error would have
+/// the name of the box. So `Debug` prints the line, and the name is explicit.
 pub struct Failure {
     name: &'static str,
     line: String,

@@ -62,8 +62,8 @@ impl Reports {
         Self { client, table: table.into(), prefix: prefix.into() }
     }
 
-    /// Writes the report and counts it. The write is refused if a holder with a larger fence has written: this invocation
-    /// was then paused for longer than its lease, and another has taken over.
+    /// Writes the report and counts it. The write is refused if a holder with a larger fence has written: this
+    /// invocation was then paused for longer than its lease, and another has taken over.
     async fn write(&self, report: &str, fence: u64) -> Result<u64, Failure> {
         let written = self
             .client

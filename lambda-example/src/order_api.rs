@@ -1,5 +1,5 @@
-//! An HTTP API behind a function URL. `POST /orders` places an order once for each `Idempotency-Key`, no matter how often
-//! the client sends the request.
+//! An HTTP API behind a function URL. `POST /orders` places an order once for each `Idempotency-Key`, no matter how
+//! often the client sends the request.
 
 use std::convert::Infallible;
 use std::num::NonZeroU32;
@@ -21,8 +21,8 @@ use tower::{Layer, Service, ServiceExt, service_fn};
 
 use crate::failure::{self, Failure};
 
-/// The maximum size of a request body, in bytes. The order's row and its record each hold the order, and a DynamoDB row is
-/// at most 400 KB.
+/// The maximum size of a request body, in bytes. The order's row and its record each hold the order, and a DynamoDB row
+/// is at most 400 KB.
 const LARGEST_ORDER: usize = 256 * 1024;
 
 /// The body of a request.

@@ -1,5 +1,6 @@
-//! A consumer of queues. It makes each payment once, by the payment's id, no matter how often and in how many messages the
-//! payment arrives. The payment is a row of the table, so one transaction commits it together with the record of the run.
+//! A consumer of queues. It makes each payment once, by the payment's id, no matter how often and in how many messages
+//! the payment arrives. The payment is a row of the table, so one transaction commits it together with the record of
+//! the run.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -50,8 +51,8 @@ impl Payments {
         Self { client, table: table.into(), prefix: prefix.into() }
     }
 
-    /// Makes the payment, counts it and completes the run, in one transaction. So a lost answer or a crash cannot make it
-    /// twice.
+    /// Makes the payment, counts it and completes the run, in one transaction. So a lost answer or a crash cannot make
+    /// it twice.
     async fn make(&self, payment: &Payment, run: &Run) -> Result<(), Failure> {
         let row = Update::builder()
             .table_name(&self.table)

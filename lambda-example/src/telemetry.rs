@@ -1,5 +1,5 @@
-//! Logs and metrics of the functions, as lines of JSON on standard output. The metrics are in the embedded metric format,
-//! which `CloudWatch` reads from the function's log group.
+//! Logs and metrics of the functions, as lines of JSON on standard output. The metrics are in the embedded metric
+//! format, which `CloudWatch` reads from the function's log group.
 
 use std::env;
 use std::io::{self, Write};
@@ -43,8 +43,8 @@ pub fn exporter(function_name: String) -> Result<&'static Collector, Error> {
 }
 
 /// Wraps a function so that each invocation writes its metrics before it answers, because Lambda may freeze the process
-/// after the answer. An invocation that fails or panics writes them too. An invocation that is killed writes none. Work that
-/// ends in the background, such as a release after a panic, is in the metrics of the next invocation.
+/// after the answer. An invocation that fails or panics writes them too. An invocation that is killed writes none. Work
+/// that ends in the background, such as a release after a panic, is in the metrics of the next invocation.
 pub fn flush_after<Event, S, W>(
     function: S,
     metrics: &'static Collector,

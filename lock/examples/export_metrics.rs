@@ -1,8 +1,8 @@
 //! Metrics need only an exporter.
 //!
-//! This exporter writes Amazon's embedded metric format, which a Lambda function writes to its log. It needs no agent and no
-//! request. A function flushes it after each invocation, as `lambda-example/src/telemetry.rs` does. Any other exporter of the
-//! crate `metrics` works too.
+//! This exporter writes Amazon's embedded metric format, which a Lambda function writes to its log. It needs no agent
+//! and no request. A function flushes it after each invocation, as `lambda-example/src/telemetry.rs` does. Any other
+//! exporter of the crate `metrics` works too.
 //!
 //! The example needs no AWS: its engine is in the process.
 //!

@@ -1,5 +1,5 @@
-//! Fencing: a holder is paused for longer than its lease, resumes, and writes as if it still held the lock. Its write is
-//! refused.
+//! Fencing: a holder is paused for longer than its lease, resumes, and writes as if it still held the lock. Its write
+//! is refused.
 //!
 //! The example needs no AWS: its engine is in the process.
 //!
@@ -17,8 +17,8 @@ use lambda_lock::{Lock, Locks};
 
 const TABLE: &str = "shop";
 
-/// Writes within DynamoDB, only if the lock is still held at the time of the write. The clock of the paused process does not
-/// matter, because the row names another owner by then.
+/// Writes within DynamoDB, only if the lock is still held at the time of the write. The clock of the paused process
+/// does not matter, because the row names another owner by then.
 async fn write_in_a_transaction(client: &Client, lock: &Lock, text: &str) -> Result<(), Box<dyn Error>> {
     let report = Update::builder()
         .table_name(TABLE)
@@ -35,8 +35,8 @@ async fn write_in_a_transaction(client: &Client, lock: &Lock, text: &str) -> Res
     Ok(())
 }
 
-/// Writes anywhere else: the receiver keeps the largest fence that it has seen, and refuses a smaller one. Here the receiver
-/// is a row and the rule is its condition. In SQL the rule is `… WHERE fence <= $1`.
+/// Writes anywhere else: the receiver keeps the largest fence that it has seen, and refuses a smaller one. Here the
+/// receiver is a row and the rule is its condition. In SQL the rule is `… WHERE fence <= $1`.
 async fn write_with_the_fence(client: &Client, lock: &Lock, text: &str) -> Result<(), Box<dyn Error>> {
     client
         .update_item()

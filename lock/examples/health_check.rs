@@ -12,8 +12,8 @@ use std::process::ExitCode;
 use lambda_lock::embedded::DynamoDb;
 use lambda_lock::{Error, Locks, Verdict};
 
-/// Returns whether locks work, and prints what does not. Call it in a service before the first piece of work, as the last
-/// step of a deployment, or in a function's initialisation.
+/// Returns whether locks work, and prints what does not. Call it in a service before the first piece of work, as the
+/// last step of a deployment, or in a function's initialisation.
 async fn is_ready(locks: &Locks) -> bool {
     let report = locks.check().await;
     for finding in report.findings().iter().filter(|finding| finding.verdict() != Verdict::Passed) {

@@ -1,7 +1,8 @@
 //! A Lambda function whose retries get the first answer. An order that is sent twice is charged once.
 //!
-//! Use it as the `main.rs` of a function for the runtime `provided.al2023`. It needs the variable `LOCK_TABLE_NAME`, and the
-//! IAM action `dynamodb:UpdateItem` on that table. On your machine it runs with any DynamoDB that has the table:
+//! Use it as the `main.rs` of a function for the runtime `provided.al2023`. It needs the variable `LOCK_TABLE_NAME`,
+//! and the IAM action `dynamodb:UpdateItem` on that table. On your machine it runs with any DynamoDB that has the
+//! table:
 //!
 //! ```sh
 //! export LOCK_TABLE_NAME=locks RUST_LOG=info

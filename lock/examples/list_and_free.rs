@@ -1,7 +1,7 @@
 //! Lists who holds which keys, and frees a key by hand: its holder has crashed, and its lease would end too late.
 //!
-//! The example needs no AWS: its engine is in the process. For your own table use the program: `lambda-lock list --held` and
-//! `lambda-lock release --force`.
+//! The example needs no AWS: its engine is in the process. For your own table use the program: `lambda-lock list
+//! --held` and `lambda-lock release --force`.
 //!
 //! ```sh
 //! cargo run --package lambda-lock --example list_and_free --features embedded
@@ -12,8 +12,8 @@ use std::time::Duration;
 use lambda_lock::embedded::DynamoDb;
 use lambda_lock::{Error, Holder, Locks};
 
-/// Returns the keys that are held now. It reads the whole table, a page at a time (IAM action `dynamodb:Scan`). For one key,
-/// `Locks::get` costs one read.
+/// Returns the keys that are held now. It reads the whole table, a page at a time (IAM action `dynamodb:Scan`). For one
+/// key, `Locks::get` costs one read.
 async fn held(locks: &Locks) -> Result<Vec<(String, Holder)>, Error> {
     let mut held = Vec::new();
     let mut list = locks.list();
@@ -41,7 +41,8 @@ async fn main() -> Result<(), Error> {
 
     for (key, holder) in held(&locks).await? {
         println!("{key}: {holder}");
-        // A release does not stop the holder's work. Make sure that the holder has crashed, or that its writes are fenced.
+        // A release does not stop the holder's work. Make sure that the holder has crashed, or that its writes are
+        // fenced.
         let freed = locks.force_release(&key, &holder).await?;
         println!("{}", if freed { "freed" } else { "not freed: its holder has changed since; look again" });
     }

@@ -1,8 +1,9 @@
-//! A Lambda function in which one invocation at a time works on a report, although a schedule, an event bus and a person may
-//! all start it.
+//! A Lambda function in which one invocation at a time works on a report, although a schedule, an event bus and a
+//! person may all start it.
 //!
-//! Use it as the `main.rs` of a function for the runtime `provided.al2023`. It needs the variable `LOCK_TABLE_NAME`, and the
-//! IAM action `dynamodb:UpdateItem` on that table. On your machine it runs with any DynamoDB that has the table:
+//! Use it as the `main.rs` of a function for the runtime `provided.al2023`. It needs the variable `LOCK_TABLE_NAME`,
+//! and the IAM action `dynamodb:UpdateItem` on that table. On your machine it runs with any DynamoDB that has the
+//! table:
 //!
 //! ```sh
 //! export LOCK_TABLE_NAME=locks RUST_LOG=info

@@ -1,10 +1,10 @@
-//! A Lambda function that consumes an SQS queue, standard or FIFO. It makes each payment once, no matter how often and in how
-//! many messages the payment arrives. Only the messages that failed return to the queue.
+//! A Lambda function that consumes an SQS queue, standard or FIFO. It makes each payment once, no matter how often and
+//! in how many messages the payment arrives. Only the messages that failed return to the queue.
 //!
-//! Use it as the `main.rs` of a function for the runtime `provided.al2023`. It needs the variable `LOCK_TABLE_NAME`, the IAM
-//! action `dynamodb:UpdateItem` on that table and, besides the actions that every consumer needs,
-//! `sqs:ChangeMessageVisibility` on the queue. Turn `ReportBatchItemFailures` on in the event source mapping, and give the
-//! queue a dead-letter queue. On your machine it runs with any DynamoDB that has the table:
+//! Use it as the `main.rs` of a function for the runtime `provided.al2023`. It needs the variable `LOCK_TABLE_NAME`,
+//! the IAM action `dynamodb:UpdateItem` on that table and, besides the actions that every consumer needs,
+//! `sqs:ChangeMessageVisibility` on the queue. Turn `ReportBatchItemFailures` on in the event source mapping, and give
+//! the queue a dead-letter queue. On your machine it runs with any DynamoDB that has the table:
 //!
 //! ```sh
 //! export LOCK_TABLE_NAME=locks RUST_LOG=info

@@ -1,5 +1,5 @@
-//! Tests of your own handler, with the real client and protocol, on an engine in the test's process: duplicates, crashes, a
-//! slow run and a bad network, without waiting.
+//! Tests of your own handler, with the real client and protocol, on an engine in the test's process: duplicates,
+//! crashes, a slow run and a bad network, without waiting.
 //!
 //! ```sh
 //! cargo test --package lambda-lock --example test_your_handler --features lambda,embedded

@@ -1,7 +1,9 @@
 //! What the program prints, as snapshots: its help, its manual page, its tables.
 //!
-//! `INSTA_UPDATE=always cargo test --workspace --test help` accepts what has changed. Review the difference of `snapshots/`.
+//! `INSTA_UPDATE=always cargo test --workspace --test help` accepts what has changed. Review the difference of
+//! `snapshots/`.
 
+use std::borrow::BorrowMut;
 use std::io::{BufRead as _, BufReader};
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
@@ -37,7 +39,8 @@ fn check(name: &str, text: &str, filters: &[(&str, &str)]) {
 /// The program, with nothing of the caller's environment.
 fn program(arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_lambda-lock"));
-    command.env_clear().env("PATH", std::env::var_os("PATH").unwrap()).env("USER", "somebody");
+    command.env_clear().env("PATH", std::env::var_os("PATH").unwrap()).env("HOME", "/nonexistent");
+    command.env("AWS_EC2_METADATA_DISABLED", "true").env("USER", "somebody");
     command.args(arguments).stdin(Stdio::null());
     command
 }
@@ -171,4 +174,48 @@ fn a_check_prints_a_line_for_each_finding() {
     let table = Table::new();
     check("check", &output(table.program(&["check"]), 0), &VARIABLE);
     check("check-failed", &output(table.program(&["check", "--partition-key", "other"]), 78), &VARIABLE);
+}
+
+#[test]
+fn a_message_says_what_failed_why_and_what_to_do() {
+    let table = Table::new();
+    let mut text = String::new();
+    for words in [
+        "run --key held -- true",
+        "run --key job -- /nonexistent",
+        "run --key job --lease 3s -- sleep 100",
+        "run --key job --lease soon -- true",
+        "run --key job --lease 25h -- true",
+        "run --key malformed -- true",
+        "list --limit 2",
+        "release held --fence 1",
+        "release held --force",
+        "release completed --force --yes",
+        "release free --force --yes",
+        "create-table --provisioned 0,5",
+        "create-table --tag billing",
+        "check --partition-key other",
+    ] {
+        text += &said(words, table.program(&words.split(' ').collect::<Vec<_>>()));
+    }
+    for (variable, value) in
+        [("LOCK_LEASE", "soon"), ("LOCK_CLOCK_SKEW", "6m"), ("LOCK_ENABLED", "yes"), ("LOCK_ENABLED", "false")]
+    {
+        let mut command = table.program(&["run", "--key", "job", "--", "true"]);
+        text += &said(&format!("{variable}={value} run --key job -- true"), command.env(variable, value));
+    }
+    text += &said("get job, without --embedded", program(&["get", "job"]));
+    text += &said("get job --table locks, without --embedded", program(&["get", "job", "--table", "locks"]));
+    let endpoint = ["get", "job", "--table", "locks", "--endpoint-url", "localhost:8000"];
+    text += &said(&endpoint.join(" "), program(&endpoint).env("AWS_REGION", "us-east-1"));
+    // A busy machine may be too late for the first signal.
+    let filters = [VARIABLE[0], VARIABLE[2], (r"\(signal \d+\)", "(signal [number])")];
+    check("messages", &text, &filters);
+}
+
+/// What the program says on standard error, under the command, and with the exit code.
+fn said(words: &str, mut command: impl BorrowMut<Command>) -> String {
+    let output = command.borrow_mut().output().unwrap();
+    let message = String::from_utf8(output.stderr).unwrap();
+    format!("$ {words}\n{message}= {}\n\n", output.status.code().unwrap())
 }

@@ -1,5 +1,5 @@
-//! The demonstration that `cargo run` starts: the functions under duplicates, crashes and failures, on the embedded engine,
-//! or with `--table NAME` on a real table. The exit code is 1 if any work is done more or less than once.
+//! The demonstration that `cargo run` starts: the functions under duplicates, crashes and failures, on the embedded
+//! engine, or with `--table NAME` on a real table. The exit code is 1 if any work is done more or less than once.
 
 mod orders;
 mod payments;

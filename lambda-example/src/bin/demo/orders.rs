@@ -1,4 +1,5 @@
-//! The function `order-api` under duplicate requests, and in environments that crash before and after the order is written.
+//! The function `order-api` under duplicate requests, and in environments that crash before and after the order is
+//! written.
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};

@@ -1,5 +1,5 @@
-//! The function `payment-queue` at a queue in this process: a payment in several messages, a payment that fails twice, and
-//! two messages that always fail.
+//! The function `payment-queue` at a queue in this process: a payment in several messages, a payment that fails twice,
+//! and two messages that always fail.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};

@@ -38,8 +38,8 @@ pub(crate) struct TableOptions {
     /// Prefix of every key [environment: LOCK_KEY_PREFIX]
     #[arg(long, global = true, value_name = "PREFIX")]
     pub(crate) key_prefix: Option<String>,
-    /// How much the clocks of two hosts may differ, up to 5m; use the same value for all users of the table [default: 1s]
-    /// [environment: LOCK_CLOCK_SKEW]
+    /// How much the clocks of two hosts may differ, up to 5m; use the same value for all users of the table [default:
+    /// 1s] [environment: LOCK_CLOCK_SKEW]
     #[arg(long, global = true, value_name = "DURATION", value_parser = clock_skew)]
     pub(crate) clock_skew: Option<Duration>,
     /// Name of the table's partition key [default: id]
@@ -128,8 +128,8 @@ pub(crate) struct Run {
     /// Longest time to wait for a key that is held; by default there is one attempt
     #[arg(long, value_name = "DURATION", value_parser = wait)]
     pub(crate) wait: Option<Duration>,
-    /// Shortest time for which the key stays held if the command ends with code 0, so that two schedules that fire seconds
-    /// apart run it once; after any other end the key is free at once
+    /// Shortest time for which the key stays held if the command ends with code 0, so that two schedules that fire
+    /// seconds apart run it once; after any other end the key is free at once
     #[arg(long, value_name = "DURATION", value_parser = hold_at_least)]
     pub(crate) hold_at_least: Option<Duration>,
     /// Renew the lease each time a third of it is over, for as long as the command runs

@@ -19,8 +19,8 @@ const COMMAND: &str = "command ";
 
 /// A process that leads the command's group.
 ///
-/// It kills the group when this process dies, or is stopped and does not renew the lease in time. While the guard exists,
-/// no other group can get the group's id.
+/// It kills the group when this process dies, or is stopped and does not renew the lease in time. While the guard
+/// exists, no other group can get the group's id.
 #[derive(Debug)]
 pub(crate) struct Guard {
     process: Child,
@@ -110,8 +110,8 @@ pub(crate) fn main() -> ExitCode {
         // The thread that reads standard input must not delay the kill.
         runtime.shutdown_background();
     }
-    // The id still belongs to the command. A first process that was stopped has not waited for the command, one that died
-    // did so just now, and one that has waited for the command ends this process at once.
+    // The id still belongs to the command. A first process that was stopped has not waited for the command, one that
+    // died did so just now, and one that has waited for the command ends this process at once.
     if let Some(command) = command.get() {
         let _it_may_lead_no_group = kill_process_group(command, Signal::KILL);
         let _it_may_have_ended = kill_process(command, Signal::KILL);

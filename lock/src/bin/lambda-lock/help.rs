@@ -3,56 +3,58 @@
 use std::fmt::Write as _;
 
 pub(crate) const DESCRIPTION: &str = "\
-Locks on a DynamoDB table, for shell scripts and operators. One process at a time runs a command, on any number of machines. \
-No server is needed. Lambda functions use the same locks, through the Rust crate lambda-lock.";
+Locks on a DynamoDB table, for shell scripts and operators. One process at a time runs a command, on any number of \
+machines. No server is needed. Lambda functions use the same locks, through the Rust crate lambda-lock.";
 
 pub(crate) const RUN: &str = "\
-Runs a command while holding a lock. The exit code is that of the command, or 128 plus the number of the signal that killed \
-it. If the key is held, the command does not run and the exit code is 75.
+Runs a command while holding a lock. The exit code is that of the command, or 128 plus the number of the signal that \
+killed it. If the key is held, the command does not run and the exit code is 75.
 
-The command finds LOCK_FENCE, LOCK_KEY and LOCK_TABLE_NAME in its environment. The lock is released when the command ends.
+The command finds LOCK_FENCE, LOCK_KEY and LOCK_TABLE_NAME in its environment. The lock is released when the command \
+ends.
 
-The command never runs longer than the lease. It gets SIGTERM when a tenth of the lease is left, at most 10 seconds, and \
-SIGKILL when the lease ends. The exit code is then 76.
+The command never runs longer than the lease. It gets SIGTERM when a tenth of the lease is left, at most 10 seconds, \
+and SIGKILL when the lease ends. The exit code is then 76.
 
-With --renew the lease is renewed each time a third of it is over. If a renewal fails, standard error says so and the renewal \
-is tried again. If a renewal finds that another holder has the lock, the command gets SIGTERM and, a tenth of a second later, \
-SIGKILL. The lease is not renewed while the command is stopped, by ^Z or because it asked for a password in the background; \
-standard error says so.
+With --renew the lease is renewed each time a third of it is over. If a renewal fails, standard error says so and the \
+renewal is tried again. If a renewal finds that another holder has the lock, the command gets SIGTERM and, a tenth of \
+a second later, SIGKILL. The lease is not renewed while the command is stopped, by ^Z or because it asked for a \
+password in the background; standard error says so.
 
-With --hold-at-least the key stays held for that long after the acquisition, if the command ends with code 0. After any other \
-end, and if the command cannot be run, the key is free at once, so that another attempt can follow.
+With --hold-at-least the key stays held for that long after the acquisition, if the command ends with code 0. After \
+any other end, and if the command cannot be run, the key is free at once, so that another attempt can follow.
 
-The command runs in a process group of its own. Its signals and its end reach the whole group. INT, TERM, HUP, QUIT, USR1 and \
-USR2 are passed on to it.
+The command runs in a process group of its own. Its signals and its end reach the whole group. INT, TERM, HUP, QUIT, \
+USR1 and USR2 are passed on to it.
 
-If standard input is a terminal, the command stays in the terminal's foreground group instead, so that it can read from the \
-terminal. The terminal itself then sends INT and QUIT to the command, and they are not passed on again. Other signals and the \
-end reach the command but not its children.
+If standard input is a terminal, the command stays in the terminal's foreground group instead, so that it can read \
+from the terminal. The terminal itself then sends INT and QUIT to the command, and they are not passed on again. \
+Other signals and the end reach the command but not its children.
 
 Children that the command leaves behind when it ends are not ended. They run on without the lock.
 
-A command that moves to another group, as timeout and setsid do, gets its signals and its end there, together with that group. \
-Children that change their group themselves escape: a daemon, the jobs of an interactive shell, a timeout or setsid within a \
-script. No signal and no end reaches them, and they run on without the lock.
+A command that moves to another group, as timeout and setsid do, gets its signals and its end there, together with \
+that group. Children that change their group themselves escape: a daemon, the jobs of an interactive shell, a timeout \
+or setsid within a script. No signal and no end reaches them, and they run on without the lock.
 
-A command that runs as another user gets no signals and cannot be ended. Write `sudo lambda-lock`, not `lambda-lock` with sudo \
-as its command. Standard error says when a signal was refused.
+A command that runs as another user gets no signals and cannot be ended. Write `sudo lambda-lock`, not `lambda-lock` \
+with sudo as its command. Standard error says when a signal was refused.
 
-A second process of lambda-lock guards the command. It kills the command's whole group when lambda-lock itself is killed, or \
-is stopped until the lease ends. There is no guard if standard input is a terminal. If the guard is killed, the command gets \
-SIGTERM and, after a tenth of the lease, at most 10 seconds, SIGKILL. The exit code is then 74. On Linux the kernel also kills \
-the command, but not its children, when lambda-lock is killed.
+A second process of lambda-lock guards the command. It kills the command's whole group when lambda-lock itself is \
+killed, or is stopped until the lease ends. There is no guard if standard input is a terminal. If the guard is \
+killed, the command gets SIGTERM and, after a tenth of the lease, at most 10 seconds, SIGKILL. The exit code is then \
+74. On Linux the kernel also kills the command, but not its children, when lambda-lock is killed.
 
-If standard input is not a terminal and the command asks for something at /dev/tty, the command is stopped, because its group \
-is not in the foreground. It is killed when the lease ends. Leave standard input at the terminal for commands that ask.
+If standard input is not a terminal and the command asks for something at /dev/tty, the command is stopped, because \
+its group is not in the foreground. It is killed when the lease ends. Leave standard input at the terminal for \
+commands that ask.
 
 With LOCK_ENABLED=false in the environment, the command runs without a lock and LOCK_FENCE is 0. One warning says so.";
 
 pub(crate) const LIST: &str = "\
-Lists keys with their state, sorted by key. It reads the table until it has found as many keys as the limit (IAM action \
-dynamodb:Scan). Of a larger table it therefore shows the keys that it found first, not the first ones of the sorted table. A \
-page that is throttled is read again a few times. The states:
+Lists keys with their state, sorted by key. It reads the table until it has found as many keys as the limit (IAM \
+action dynamodb:Scan). Of a larger table it therefore shows the keys that it found first, not the first ones of the \
+sorted table. A page that is throttled is read again a few times. The states:
 
 held: a holder has the key, or --hold-at-least keeps it
 
@@ -64,34 +66,35 @@ completed: the record of an idempotent run that was completed
 
 malformed: the row is not a lock row
 
-With --json, each line is an object with key and state. It also has, where they are known, holder, fence, acquired_at and until \
-(RFC 3339), remaining_seconds if the key is held, and error if the row is malformed.";
+With --json, each line is an object with key and state. It also has, where they are known, holder, fence, acquired_at \
+and until (RFC 3339), remaining_seconds if the key is held, and error if the row is malformed.";
 
 pub(crate) const GET: &str = "\
-Shows who holds a key, or held it last. It sends one consistent read (IAM action dynamodb:GetItem). The exit code is 0 in every \
-state. The columns and the JSON are those of list.";
+Shows who holds a key, or held it last. It sends one consistent read (IAM action dynamodb:GetItem). The exit code is \
+0 in every state. The columns and the JSON are those of list.";
 
 pub(crate) const RELEASE: &str = "\
-Frees a key (IAM actions dynamodb:GetItem and dynamodb:UpdateItem). This does not stop the holder's work: make sure that the \
-holder has crashed, or that its writes are fenced. `run` ends with code 76 when someone else has released its lock.
+Frees a key (IAM actions dynamodb:GetItem and dynamodb:UpdateItem). This does not stop the holder's work: make sure \
+that the holder has crashed, or that its writes are fenced. `run` ends with code 76 when someone else has released \
+its lock.
 
 Give the fence that `get` showed. If another acquisition holds the key by then, the release is refused with code 75.
 
-With --force the key is released no matter who holds it, after a question. With --yes there is no question. Any answer other \
-than yes leaves the key unchanged and gives code 75. A key that is already free is no error.";
+With --force the key is released no matter who holds it, after a question. With --yes there is no question. Any \
+answer other than yes leaves the key unchanged and gives code 75. A key that is already free is no error.";
 
 pub(crate) const WATCH: &str = "\
-Shows keys again and again. On a terminal each table replaces the one before; elsewhere the tables follow each other, each under \
-its time. The command ends with code 0 on INT or TERM. Without keys it reads the whole table each time.";
+Shows keys again and again. On a terminal each table replaces the one before; elsewhere the tables follow each other, \
+each under its time. The command ends with code 0 on INT or TERM. Without keys it reads the whole table each time.";
 
 pub(crate) const CREATE_TABLE: &str = "\
-Creates the table if it does not exist, and turns its TTL on. The default is on-demand billing. The command waits until the \
-table can be used. IAM actions: dynamodb:CreateTable, dynamodb:DescribeTable, dynamodb:DescribeTimeToLive, \
+Creates the table if it does not exist, and turns its TTL on. The default is on-demand billing. The command waits \
+until the table can be used. IAM actions: dynamodb:CreateTable, dynamodb:DescribeTable, dynamodb:DescribeTimeToLive, \
 dynamodb:UpdateTimeToLive, and with tags dynamodb:TagResource.";
 
 pub(crate) const CHECK: &str = "\
-Checks the table, its TTL, the clock and the permissions. It prints a line for each, and what to do where something is wrong. \
-The exit code is 0 if locks work, even with warnings, and 78 if they do not.";
+Checks the table, its TTL, the clock and the permissions. It prints a line for each, and what to do where something \
+is wrong. The exit code is 0 if locks work, even with warnings, and 78 if they do not.";
 
 /// The exit codes with their meanings.
 pub(crate) const EXIT_STATUS: [(&str, &str); 10] = [

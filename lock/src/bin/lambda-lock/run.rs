@@ -47,7 +47,8 @@ pub(crate) async fn run(options: &TableOptions, run: Run) -> Result<u8, Failure>
         Ok(Ok(lock)) => {
             let job = Job { lock: &lock, table: &table, words: &run.command, lease, renew: run.renew };
             let ended = job.run(guard.as_mut(), &mut signals).await;
-            // Before the release, which may take time: the guard must not kill the children that the command left behind.
+            // Before the release, which may take time: the guard must not kill the children that the command left
+            // behind.
             if let Some(guard) = guard.take() {
                 guard.dismiss().await;
             }

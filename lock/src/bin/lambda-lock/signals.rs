@@ -19,8 +19,8 @@ pub(crate) struct Signals(Vec<(Signal, unix::Signal)>);
 impl Signals {
     /// Listens to the signals that are passed on.
     ///
-    /// A signal that this process inherited as ignored, from nohup for example, stays ignored: the command must ignore it
-    /// too.
+    /// A signal that this process inherited as ignored, from nohup for example, stays ignored: the command must ignore
+    /// it too.
     pub(crate) fn passed_on() -> io::Result<Self> {
         Self::listen(&PASSED_ON)
     }
@@ -49,8 +49,8 @@ impl Signals {
     }
 }
 
-/// Replaces an inherited "ignore SIGCHLD", under which the system discards the exit status of a child. The command starts
-/// with the default, because `exec` resets handlers.
+/// Replaces an inherited "ignore SIGCHLD", under which the system discards the exit status of a child. The command
+/// starts with the default, because `exec` resets handlers.
 pub(crate) fn heed_children() -> io::Result<()> {
     // The handler stays installed when the stream is dropped.
     unix::signal(unix::SignalKind::child()).map(drop)
