@@ -157,7 +157,7 @@ fn watching_prints_the_time_a_table_and_an_empty_line() {
         // Twice.
         for _ in 0..2 {
             while let Some(Ok(line)) = lines.next() {
-                text += &format!("{line}\n");
+                text.extend([line.as_str(), "\n"]);
                 if line.is_empty() {
                     break;
                 }
