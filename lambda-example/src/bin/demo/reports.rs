@@ -136,7 +136,7 @@ fn print(answers: &[Answer]) {
     for Answer { number, outcome, requests, took } in answers {
         let (outcome, fence) = match outcome {
             Ok(Outcome::Written { fence, times, .. }) => {
-                (format!("ran; written {times} times in total"), fence.to_string())
+                (format!("ran; times written so far: {times}"), fence.to_string())
             }
             Ok(Outcome::Skipped { reason }) => (format!("skipped: {reason}"), String::new()),
             Err(error) => (format!("failed: {error}"), String::new()),
