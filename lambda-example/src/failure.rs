@@ -1,4 +1,4 @@
-//! Why a handler failed, as logs and Lambda have it.
+//! Why a handler failed, for logs and for Lambda.
 
 use std::error::Error as StdError;
 use std::fmt;
@@ -6,10 +6,10 @@ use std::iter::successors;
 
 use lambda_runtime::{Diagnostic, Error};
 
-/// An error of a handler and what caused it, in one line.
+/// An error of a handler with its causes, in one line.
 ///
-/// `lambda_runtime` logs an error's `Debug` output, and names an error after its Rust type, which for a boxed one is the
-/// box. So `Debug` is the line here, and the name is given.
+/// `lambda_runtime` logs an error's `Debug` output, and names the error after its Rust type. A boxed error would have
+/// the name of the box. So `Debug` prints the line, and the name is explicit.
 pub struct Failure {
     name: &'static str,
     line: String,
@@ -21,7 +21,7 @@ impl Failure {
         Self { name, line: line(&*error.into()), is_temporary: false }
     }
 
-    /// The same call can succeed later, without anyone changing anything.
+    /// Marks a failure after which the same call can succeed without a change.
     pub(crate) fn temporary_if(self, is_temporary: bool) -> Self {
         Self { is_temporary, ..self }
     }
@@ -31,7 +31,7 @@ impl Failure {
     }
 }
 
-/// An error and what caused it. An error of the AWS SDK says nothing of its cause: "service error".
+/// Returns an error with its causes, in one line. An error of the AWS SDK leaves out its cause: "service error".
 pub(crate) fn line(error: &(dyn StdError + 'static)) -> String {
     successors(Some(error), |&error| error.source()).map(ToString::to_string).collect::<Vec<_>>().join(": ")
 }

@@ -1,4 +1,4 @@
-//! The functions, as libraries: `main`, the demonstration and the tests run the same code.
+//! The functions, as a library, so that `main`, the demonstration and the tests run the same code.
 
 mod failure;
 mod nightly_report;

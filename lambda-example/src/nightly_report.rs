@@ -1,4 +1,4 @@
-//! A scheduled singleton: writes a report each night, once, however often the schedule fires.
+//! A scheduled singleton. It writes one report each night, no matter how often the schedule fires.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -15,20 +15,20 @@ use tower::{Layer, Service, service_fn};
 
 use crate::failure::Failure;
 
-/// The input that the schedule gives.
+/// The input from the schedule.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 pub struct ReportRequest {
-    /// Which report to write.
+    /// The report to write.
     pub report: String,
-    /// How long the figures take to gather, in milliseconds. They are not gathered here: this stands for it.
+    /// The time to gather the figures, in milliseconds. The example only waits that long.
     #[serde(default)]
     pub gathering_ms: u64,
-    /// Whether the handler panics before it writes the report. It has no such bug: this stands for one.
+    /// Whether the handler panics before it writes the report, to simulate a bug.
     #[serde(default)]
     pub panics: bool,
 }
 
-/// What became of an invocation.
+/// The outcome of an invocation.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase", tag = "outcome")]
 pub enum Outcome {
@@ -36,19 +36,19 @@ pub enum Outcome {
     Written {
         /// The report.
         report: String,
-        /// The fence it was written under.
+        /// The fence of the lock.
         fence: u64,
-        /// How many times it has been written in all, this time included.
+        /// How many times the report has been written, this time included.
         times: u64,
     },
-    /// Another invocation was at it.
+    /// Another invocation held the lock.
     Skipped {
-        /// By whom the lock was held, and until when.
+        /// Who held the lock, and until when.
         reason: String,
     },
 }
 
-/// Where the reports are kept: rows in the lock table, under the function's own prefix.
+/// The store of reports: rows in the lock table, under the function's own prefix.
 #[derive(Clone, Debug)]
 pub struct Reports {
     client: Client,
@@ -57,13 +57,13 @@ pub struct Reports {
 }
 
 impl Reports {
-    /// Reports in `table`, in rows whose `id` begins with `prefix`.
+    /// Creates a store in `table`, in rows whose `id` begins with `prefix`.
     pub fn new(client: Client, table: impl Into<String>, prefix: impl Into<String>) -> Self {
         Self { client, table: table.into(), prefix: prefix.into() }
     }
 
-    /// Writes the report and counts it. Refused if a larger fence has written before: this invocation was then paused
-    /// for longer than its lease, and another has taken over.
+    /// Writes the report and counts it. The write is refused if a holder with a larger fence has written: this
+    /// invocation was then paused for longer than its lease, and another has taken over.
     async fn write(&self, report: &str, fence: u64) -> Result<u64, Failure> {
         let written = self
             .client
@@ -81,7 +81,7 @@ impl Reports {
         let row = match written {
             Ok(written) => written.attributes.unwrap_or_default(),
             Err(error) => match error.into_service_error() {
-                // Our own write, whose answer was lost and which the SDK tried again.
+                // The SDK retried the write after its answer was lost, and found the report written.
                 UpdateItemError::ConditionalCheckFailedException(ConditionalCheckFailedException {
                     item: Some(row),
                     ..
@@ -89,11 +89,11 @@ impl Reports {
                 error => return Err(not_written(error)),
             },
         };
-        number(&row, "times").ok_or_else(|| not_written("the report's row has no count"))
+        number(&row, "times").ok_or_else(|| not_written("the report's row has no attribute `times`"))
     }
 }
 
-/// The function: the handler under its lock.
+/// Returns the function: the handler under its lock.
 #[must_use]
 pub fn nightly_report(
     locks: Locks,
@@ -107,7 +107,7 @@ pub fn nightly_report(
 + Send {
     let reports = Arc::new(reports);
     LockLayer::new(locks)
-        // Apart from the reports' own rows.
+        // The prefix keeps lock rows apart from the rows of reports.
         .key_from(|event: &LambdaEvent<ReportRequest>| format!("lock#{}", event.payload.report))
         .on_held(|held| Outcome::Skipped {
             reason: held.holder().map_or_else(|| held.to_string(), |holder| format!("held by {holder}")),

@@ -1,5 +1,5 @@
-//! An HTTP API behind a function URL: `POST /orders` places an order, once for each `Idempotency-Key`, however often the
-//! request is sent.
+//! An HTTP API behind a function URL. `POST /orders` places an order once for each `Idempotency-Key`, no matter how
+//! often the client sends the request.
 
 use std::convert::Infallible;
 use std::num::NonZeroU32;
@@ -21,8 +21,8 @@ use tower::{Layer, Service, ServiceExt, service_fn};
 
 use crate::failure::{self, Failure};
 
-/// How many bytes the body of a request may have: its row and its record each hold an order, and DynamoDB takes rows of
-/// 400 KB.
+/// The maximum size of a request body, in bytes. The order's row and its record each hold the order, and a DynamoDB row
+/// is at most 400 KB.
 const LARGEST_ORDER: usize = 256 * 1024;
 
 /// The body of a request.
@@ -30,25 +30,25 @@ const LARGEST_ORDER: usize = 256 * 1024;
 pub struct NewOrder {
     /// What is ordered.
     pub item: String,
-    /// How many of it.
+    /// How many items.
     pub quantity: NonZeroU32,
-    /// How long the stock takes to check, in milliseconds. It is not checked here: this stands for it.
+    /// The time to check the stock, in milliseconds. The example only waits that long.
     #[serde(default)]
     pub checking_ms: u64,
 }
 
-/// The body of an answer, and what an order's row has.
+/// The body of a response, and the content of an order's row.
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
 pub struct Order {
-    /// New for every order.
+    /// Unique to the order.
     pub id: String,
     /// What was ordered.
     pub item: String,
-    /// How many of it.
+    /// How many items.
     pub quantity: NonZeroU32,
 }
 
-/// Where the orders are kept: rows in the lock table, under the function's own prefix.
+/// The store of orders: rows in the lock table, under the function's own prefix.
 #[derive(Clone, Debug)]
 pub struct Orders {
     client: Client,
@@ -57,13 +57,13 @@ pub struct Orders {
 }
 
 impl Orders {
-    /// Orders in `table`, in rows whose `id` begins with `prefix`.
+    /// Creates a store in `table`, in rows whose `id` begins with `prefix`.
     pub fn new(client: Client, table: impl Into<String>, prefix: impl Into<String>) -> Self {
         Self { client, table: table.into(), prefix: prefix.into() }
     }
 
-    /// Writes the order and completes the run with it, in one transaction: there is no order that a retry does not know
-    /// of, and no answer without its order.
+    /// Writes the order and completes the run in one transaction. So every order has a stored answer, and every stored
+    /// answer has an order.
     async fn write(&self, placed: &Placed, run: &Run) -> Result<(), Failure> {
         let Order { id, item, quantity } = &placed.order;
         let row = Put::builder()
@@ -91,12 +91,12 @@ fn not_placed(error: impl Into<Error>) -> Failure {
     Failure::new("OrderNotPlaced", error)
 }
 
-/// Whether the transaction can be committed later, or another run of the same order has begun.
+/// Returns whether a later transaction can succeed, or another run of the same order has begun.
 fn is_temporary(error: &SdkError<Refused>) -> bool {
     let refusal = match error {
         SdkError::ServiceError(refusal) => refusal,
         SdkError::ConstructionFailure(_) => return false,
-        // It is not known whether it was committed.
+        // The transaction may have been committed.
         _ => return true,
     };
     match refusal.err() {
@@ -114,7 +114,7 @@ fn is_temporary(error: &SdkError<Refused>) -> bool {
     }
 }
 
-/// A request to place an order, as it came.
+/// A request to place an order.
 #[derive(Debug)]
 struct Request {
     key: Option<String>,
@@ -129,9 +129,9 @@ struct Placed {
     is_replay: bool,
 }
 
-/// The function: HTTP outside, and inside the handler under its idempotency.
+/// Returns the function: HTTP on the outside, the idempotent handler on the inside.
 ///
-/// All callers share one space of keys. In front of the public, put into the key who calls.
+/// All callers share one space of keys. For a public API, make the caller part of the key.
 #[must_use]
 pub fn order_api(
     locks: Locks,
@@ -146,7 +146,7 @@ pub fn order_api(
     let orders = Arc::new(orders);
     let once = Idempotency::new(locks, OnMissingKey::Reject, |event: &LambdaEvent<Request>| event.payload.key.clone())
         .prefix("idempotency")
-        // A key from outside may have any length.
+        // A client's key may have any length.
         .format(RecordFormat::Hashed)
         .window(Duration::from_hours(24))
         .validate(|event| json!([event.payload.order.item, event.payload.order.quantity]))
@@ -175,7 +175,7 @@ async fn place(
 ) -> Result<Placed, Failure> {
     let NewOrder { item, quantity, checking_ms } = input.payload.order;
     tokio::time::sleep(Duration::from_millis(checking_ms)).await;
-    // The owner is random, and new for every run.
+    // The owner is random and unique to the run.
     let order = Order { id: run.lock().owner().to_owned(), item, quantity };
     let placed = Placed { order, is_replay: false };
     orders.write(&placed, &run).await?;
@@ -185,14 +185,14 @@ async fn place(
 
 fn read(request: &LambdaFunctionUrlRequest) -> Result<Request, Answer> {
     if request.raw_path.as_deref() != Some("/orders") {
-        return Err(Answer::message(StatusCode::NOT_FOUND, "there is nothing here but /orders"));
+        return Err(Answer::message(StatusCode::NOT_FOUND, "the only path is /orders"));
     }
     if request.request_context.http.method.as_deref() != Some("POST") {
-        return Err(Answer::message(StatusCode::METHOD_NOT_ALLOWED, "orders are posted").with(ALLOW, "POST"));
+        return Err(Answer::message(StatusCode::METHOD_NOT_ALLOWED, "the only method is POST").with(ALLOW, "POST"));
     }
-    // Lambda encodes every body that is not said to be text.
+    // Lambda encodes every body whose Content-Type is not text.
     if request.is_base64_encoded {
-        return Err(Answer::message(StatusCode::UNSUPPORTED_MEDIA_TYPE, "the order is to be application/json"));
+        return Err(Answer::message(StatusCode::UNSUPPORTED_MEDIA_TYPE, "Content-Type must be application/json"));
     }
     let body = request.body.as_deref().unwrap_or_default();
     if body.len() > LARGEST_ORDER {
@@ -200,7 +200,10 @@ fn read(request: &LambdaFunctionUrlRequest) -> Result<Request, Answer> {
         return Err(Answer::message(StatusCode::PAYLOAD_TOO_LARGE, &message));
     }
     let order = serde_json::from_str(body).map_err(|_| {
-        Answer::message(StatusCode::BAD_REQUEST, r#"the order is to be {"item": "…", "quantity": …}, of one at least"#)
+        Answer::message(
+            StatusCode::BAD_REQUEST,
+            r#"the body must be {"item": "…", "quantity": …}, with a quantity of at least 1"#,
+        )
     })?;
     let key = request.headers.get("idempotency-key").map(HeaderValue::to_str).transpose().map_err(|_| {
         let message = "the header Idempotency-Key has a character other than visible ASCII and space";
@@ -209,17 +212,19 @@ fn read(request: &LambdaFunctionUrlRequest) -> Result<Request, Answer> {
     Ok(Request { key: key.map(str::to_owned), order })
 }
 
-/// What the client is told of an error. What is not for the client is logged.
+/// Returns the answer to an error. The log has the details that the client must not see.
 fn refusal(error: &HandlerError<Failure>) -> Answer {
     match error {
-        HandlerError::Lock(error) if error.is_key_missing() => {
-            Answer::message(StatusCode::BAD_REQUEST, "the order needs a key of its own, in the header Idempotency-Key")
-        }
+        HandlerError::Lock(error) if error.is_key_missing() => Answer::message(
+            StatusCode::BAD_REQUEST,
+            "the header Idempotency-Key is missing or empty: send a key that is unique to the order",
+        ),
         HandlerError::Lock(error) if error.is_mismatch() => {
-            Answer::message(StatusCode::UNPROCESSABLE_ENTITY, "the key was used for another order")
+            Answer::message(StatusCode::UNPROCESSABLE_ENTITY, "the Idempotency-Key was used for a different order")
         }
         HandlerError::Lock(error) if error.is_in_progress() => {
-            Answer::message(StatusCode::CONFLICT, "the order is being placed").with(RETRY_AFTER, "1")
+            Answer::message(StatusCode::CONFLICT, "another request with this key is placing the order")
+                .with(RETRY_AFTER, "1")
         }
         error => {
             tracing::error!(error = failure::line(error), "the order failed");
@@ -239,7 +244,7 @@ fn refusal(error: &HandlerError<Failure>) -> Answer {
     }
 }
 
-/// An answer in HTTP, always of JSON.
+/// An HTTP response with a JSON body.
 #[derive(Debug)]
 struct Answer {
     status: StatusCode,

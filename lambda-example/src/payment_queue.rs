@@ -1,5 +1,6 @@
-//! A consumer of queues: makes each payment once, by its own id, however often and in however many messages it comes. The
-//! payment is a row here, and so it is committed together with the record that it was made.
+//! A consumer of queues. It makes each payment once, by the payment's id, no matter how often and in how many messages
+//! the payment arrives. The payment is a row of the table, so one transaction commits it together with the record of
+//! the run.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -19,24 +20,24 @@ use crate::failure::Failure;
 /// The body of a message.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 pub struct Payment {
-    /// Which payment it is. Another message with the same id is the same payment.
+    /// The payment's id. Another message with the same id is the same payment.
     pub id: String,
-    /// Who is paid.
+    /// The account that receives the payment.
     pub account: String,
-    /// How much, in the smallest unit of the currency.
+    /// The amount, in the smallest unit of the currency.
     pub amount: u64,
-    /// How long the bank takes, in milliseconds. There is none here: this stands for it.
+    /// The time that the bank takes, in milliseconds. The example only waits that long.
     #[serde(default)]
     pub paying_ms: u64,
-    /// At how many deliveries of the message the bank is out of reach before it is there.
+    /// The number of deliveries of the message at which the bank is unreachable, before it is reachable.
     #[serde(default)]
     pub failing_deliveries: u64,
-    /// Whether the handler panics before it makes the payment. It has no such bug: this stands for one.
+    /// Whether the handler panics before it makes the payment, to simulate a bug.
     #[serde(default)]
     pub panics: bool,
 }
 
-/// Where the payments are kept: rows in the lock table, under the function's own prefix.
+/// The store of payments: rows in the lock table, under the function's own prefix.
 #[derive(Clone, Debug)]
 pub struct Payments {
     client: Client,
@@ -45,13 +46,13 @@ pub struct Payments {
 }
 
 impl Payments {
-    /// Payments in `table`, in rows whose `id` begins with `prefix`.
+    /// Creates a store in `table`, in rows whose `id` begins with `prefix`.
     pub fn new(client: Client, table: impl Into<String>, prefix: impl Into<String>) -> Self {
         Self { client, table: table.into(), prefix: prefix.into() }
     }
 
-    /// Makes the payment, counts it, and completes the run with it, in one transaction: whatever gets lost or crashes,
-    /// it is not made twice.
+    /// Makes the payment, counts it and completes the run, in one transaction. So a lost answer or a crash cannot make
+    /// it twice.
     async fn make(&self, payment: &Payment, run: &Run) -> Result<(), Failure> {
         let row = Update::builder()
             .table_name(&self.table)
@@ -73,10 +74,10 @@ impl Payments {
     }
 }
 
-/// The longest that SQS keeps a message, be it in the queue or among its dead letters.
+/// The longest time that SQS keeps a message, in a queue or in a dead-letter queue.
 const LONGEST_RETENTION: Duration = Duration::from_hours(14 * 24);
 
-/// The function: the handler of one payment under its consumer.
+/// Returns the function: the consumer, with the handler of one payment.
 #[must_use]
 pub fn payment_queue(
     locks: Locks,
@@ -94,7 +95,7 @@ pub fn payment_queue(
         Idempotency::new(locks, OnMissingKey::Reject, |message: &Message<Payment>| Some(message.body.id.clone()))
             .prefix("idempotency")
             .window(LONGEST_RETENTION)
-            // An id that comes with another amount is a mistake for people to look into, among the dead letters.
+            // The same id with another amount is a mistake. It becomes a dead letter, for a person to look into.
             .validate(|message| json!([message.body.account, message.body.amount]));
     SqsConsumer::new(once)
         .hide_while_in_progress(queues)
@@ -105,7 +106,7 @@ async fn pay(payments: Arc<Payments>, message: WithRun<Message<Payment>>) -> Res
     let WithRun { input: Message { body: payment, record, .. }, run, .. } = message;
     let deliveries = record.attributes.get("ApproximateReceiveCount").and_then(|count| count.parse().ok());
     if deliveries.unwrap_or(1) <= payment.failing_deliveries {
-        return Err(not_made("the bank is out of reach"));
+        return Err(not_made("the bank is unreachable"));
     }
     tokio::time::sleep(Duration::from_millis(payment.paying_ms)).await;
     assert!(!payment.panics, "a bug in the payment");

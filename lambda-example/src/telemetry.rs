@@ -1,5 +1,5 @@
-//! What the functions tell of themselves on standard output, as lines of JSON: logs, and metrics in the embedded metric
-//! format, which `CloudWatch` finds in the function's log group.
+//! Logs and metrics of the functions, as lines of JSON on standard output. The metrics are in the embedded metric
+//! format, which `CloudWatch` reads from the function's log group.
 
 use std::env;
 use std::io::{self, Write};
@@ -12,19 +12,19 @@ use tracing_subscriber::EnvFilter;
 
 /// The namespace of the metrics in `CloudWatch`.
 pub const NAMESPACE: &str = "LambdaLock";
-/// The dimension of every metric, to which its labels are added.
+/// The dimension of every metric. The metric's labels are further dimensions.
 pub const FUNCTION_NAME: &str = "FunctionName";
 
-/// Starts the logs and, before there are locks to be counted, the metrics.
+/// Starts the logs and the metrics. Call it before you create locks, so that their metrics are counted.
 ///
 /// # Errors
 ///
-/// Outside of Lambda, where the function has no name.
+/// Returns an error outside of Lambda, where the function has no name.
 pub fn start() -> Result<&'static Collector, Error> {
     // The level comes from RUST_LOG.
     tracing_subscriber::fmt()
         .json()
-        // The list of spans has the current one too.
+        // The list of spans includes the current span.
         .with_current_span(false)
         .with_env_filter(EnvFilter::from_default_env())
         .without_time()
@@ -32,19 +32,19 @@ pub fn start() -> Result<&'static Collector, Error> {
     exporter(env::var("AWS_LAMBDA_FUNCTION_NAME")?)
 }
 
-/// Counts and measures for the function of this name, in the whole process, until it is flushed. Of each time it keeps a
-/// hundred measurements until then: enough for a batch of that many messages.
+/// Installs the exporter for the function of this name, in the whole process. It keeps a hundred measurements of each
+/// histogram until it is flushed: enough for a batch of that many messages.
 ///
 /// # Errors
 ///
-/// If there is an exporter already.
+/// Returns an error if an exporter is already installed.
 pub fn exporter(function_name: String) -> Result<&'static Collector, Error> {
     Builder::new().cloudwatch_namespace(NAMESPACE).with_dimension(FUNCTION_NAME, function_name).init()
 }
 
-/// The function, which then writes what was counted: before its answer, because Lambda may freeze the process after that,
-/// and also when it fails or panics. Of an invocation that is killed nothing is written, and what ends in the background,
-/// such as a release after a panic, is written by the next one.
+/// Wraps a function so that each invocation writes its metrics before it answers, because Lambda may freeze the process
+/// after the answer. An invocation that fails or panics writes them too. An invocation that is killed writes none. Work
+/// that ends in the background, such as a release after a panic, is in the metrics of the next invocation.
 pub fn flush_after<Event, S, W>(
     function: S,
     metrics: &'static Collector,
@@ -75,7 +75,7 @@ struct Flush<W: Write, F: Fn() -> W> {
 }
 
 impl<W: Write, F: Fn() -> W> Flush<W, F> {
-    /// In one piece, or a line of the log could come in between.
+    /// Writes in one piece, so that no line of the log comes in between.
     fn write(&self) -> io::Result<()> {
         let mut lines = Vec::new();
         self.metrics.flush(&mut lines)?;
@@ -86,7 +86,7 @@ impl<W: Write, F: Fn() -> W> Flush<W, F> {
 impl<W: Write, F: Fn() -> W> Drop for Flush<W, F> {
     fn drop(&mut self) {
         if let Err(error) = self.write() {
-            tracing::error!(%error, "the metrics were not written");
+            tracing::error!(%error, "failed to write the metrics");
         }
     }
 }

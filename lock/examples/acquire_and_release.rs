@@ -1,7 +1,7 @@
-//! A lock by hand: tried, waited for, and held around a piece of work.
+//! Three ways to use a lock: try to acquire it, wait for it, and run work under it.
 //!
-//! Runs by itself, on an engine in its process; `Locks::from_env()` in place of the first lines of `main` takes a table
-//! of yours:
+//! The example needs no AWS: its engine is in the process. For your own table, replace the first lines of `main` with
+//! `Locks::from_env()`.
 //!
 //! ```sh
 //! cargo run --package lambda-lock --example acquire_and_release --features embedded
@@ -19,20 +19,20 @@ async fn main() -> Result<(), Error> {
     let elsewhere = Locks::builder(engine.client(), "locks").holder("the second process").build()?;
     locks.create_table().await?;
 
-    // Try: one request, and nothing but a yes or a no.
+    // Try: one request, whose answer is yes or no.
     let Some(lock) = locks.try_acquire("nightly-report").await? else {
-        println!("someone else is at it");
+        println!("another holder has the lock");
         return Ok(());
     };
-    println!("acquired `{}` with fence {}, for {:?} at the most", lock.key(), lock.fence(), lock.remaining());
+    println!("acquired `{}` with fence {}, for at most {:?}", lock.key(), lock.fence(), lock.remaining());
 
-    // Whoever is refused is told by whom, and until when at the latest.
+    // A refusal names the holder, and the latest end of its lease.
     match elsewhere.acquire("nightly-report").await {
         Err(error) if error.is_held() => println!("refused: {error}"),
         other => return other.map(drop),
     }
 
-    // Wait: the release below lets the waiter in, long before the lease would have ended.
+    // Wait: the waiter gets the lock at the release below, long before the lease would have ended.
     let (waited, released) = tokio::join!(
         elsewhere.acquire("nightly-report").wait(Backoff::default().up_to(Duration::from_secs(5))).into_future(),
         async {
@@ -43,10 +43,14 @@ async fn main() -> Result<(), Error> {
     );
     released?;
     let lock = waited?;
-    println!("the waiter has it, with fence {}, and was left {:?}", lock.fence(), lock.data().and_then(|d| d.as_str()));
+    println!(
+        "the waiter has the lock with fence {} and the data {:?}",
+        lock.fence(),
+        lock.data().and_then(|d| d.as_str())
+    );
     lock.release().await?;
 
-    // Run: released when the work returns, fails or panics; cancelled when the lease ends.
+    // Run: the lock is released when the work returns, fails or panics. The work is cancelled when the lease ends.
     let rows = locks
         .acquire("nightly-report")
         .lease(Duration::from_secs(10))

@@ -1,7 +1,7 @@
-//! Exactly once, as far as DynamoDB goes: the record of a run is completed in the transaction that writes the order, so
-//! that the two are there together or not at all, whatever crashes when.
+//! Exactly once within DynamoDB: one transaction writes the order and completes the record of the run. Both exist or
+//! neither does, no matter when a process crashes.
 //!
-//! Runs by itself, on an engine in its process:
+//! The example needs no AWS: its engine is in the process.
 //!
 //! ```sh
 //! cargo run --package lambda-lock --example commit_with_the_business_write --features idempotency,embedded
@@ -17,7 +17,7 @@ use lambda_lock::{Idempotency, Locks, OnMissingKey, Run};
 
 type Failure = Box<dyn Error + Send + Sync>;
 
-/// Orders and records may as well be in two tables: DynamoDB's transactions span tables.
+/// The table of orders and records. They can also be in two tables, because a DynamoDB transaction can span tables.
 const TABLE: &str = "shop";
 
 /// Writes the order and completes the run with the result, in one transaction.
@@ -44,10 +44,10 @@ async fn main() -> Result<(), Failure> {
     locks.create_table().await?;
     let orders =
         Idempotency::new(locks, OnMissingKey::Reject, |id: &&str| Some(*id)).on_replay(|number: &mut u64, first| {
-            println!("replayed {number}, which {} had stored", first.name().unwrap_or("someone"));
+            println!("replayed {number}, stored by {}", first.name().unwrap_or("someone"));
         });
 
-    // The transaction is committed, but whoever sent it does not hear of it. The result is found in the record.
+    // The transaction is committed, but its answer is lost. The record has the result.
     let number = orders
         .run(&"o-1", async |run| {
             place(&client, "o-1", run).await.map_err(io::Error::other)?;
@@ -60,7 +60,7 @@ async fn main() -> Result<(), Failure> {
     let again = orders.run(&"o-1", async |run| place(&client, "o-1", run).await.map_err(io::Error::other)).await?;
     assert_eq!(number, again);
 
-    // Where nothing was committed, a failure leaves nothing: neither an order nor a result.
+    // If nothing was committed, a failure leaves neither an order nor a result.
     let failed = orders.run(&"o-2", async |_| Err(io::Error::other("no tea left"))).await;
     println!("failed: {}", failed.map_or_else(|error| error.to_string(), |number| number.to_string()));
     let number = orders.run(&"o-2", async |run| place(&client, "o-2", run).await.map_err(io::Error::other)).await?;

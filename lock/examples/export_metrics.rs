@@ -1,10 +1,10 @@
-//! Metrics: installing an exporter is all there is to it.
+//! Metrics need only an exporter.
 //!
-//! Here it is that of Amazon's embedded metric format, which a Lambda function writes to its log: no agent, no
-//! request. A function flushes it after each invocation, as `lambda-example/src/telemetry.rs` does; any other exporter of the
-//! crate `metrics` works as well.
+//! This exporter writes Amazon's embedded metric format, which a Lambda function writes to its log. It needs no agent
+//! and no request. A function flushes it after each invocation, as `lambda-example/src/telemetry.rs` does. Any other
+//! exporter of the crate `metrics` works too.
 //!
-//! Runs by itself, on an engine in its process:
+//! The example needs no AWS: its engine is in the process.
 //!
 //! ```sh
 //! cargo run --package lambda-lock --example export_metrics --features metrics,embedded
@@ -18,7 +18,7 @@ use lambda_lock::{Backoff, Locks};
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> Result<(), Box<dyn Error + Send + Sync>> {
-    // Before the locks are built, so that it learns the units.
+    // Install the exporter before you build the locks, so that it learns the units.
     let exporter = metrics_cloudwatch_embedded::Builder::new()
         .cloudwatch_namespace("Reports")
         .with_dimension("FunctionName", "nightly-report")
@@ -27,8 +27,8 @@ async fn main() -> Result<(), Box<dyn Error + Send + Sync>> {
     let locks = Locks::builder(DynamoDb::new()?.client(), "locks").build()?;
     locks.create_table().await?;
     let lock = locks.acquire("nightly-report").await?;
-    let in_vain = locks.acquire("nightly-report").wait(Backoff::default().up_to(Duration::from_millis(400))).await;
-    println!("{}", in_vain.map_or_else(|error| error.to_string(), |lock| format!("{lock:?}")));
+    let refused = locks.acquire("nightly-report").wait(Backoff::default().up_to(Duration::from_millis(400))).await;
+    println!("{}", refused.map_or_else(|error| error.to_string(), |lock| format!("{lock:?}")));
     lock.release().await?;
 
     exporter.flush(std::io::stdout())?;

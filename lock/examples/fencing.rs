@@ -1,7 +1,7 @@
-//! Fencing: a holder that was paused for longer than its lease wakes up, believes that it still holds the lock, and
-//! writes. Its write is refused.
+//! Fencing: a holder is paused for longer than its lease, resumes, and writes as if it still held the lock. Its write
+//! is refused.
 //!
-//! Runs by itself, on an engine in its process:
+//! The example needs no AWS: its engine is in the process.
 //!
 //! ```sh
 //! cargo run --package lambda-lock --example fencing --features embedded
@@ -17,8 +17,8 @@ use lambda_lock::{Lock, Locks};
 
 const TABLE: &str = "shop";
 
-/// Inside DynamoDB: the report is written only if the lock is still held when it is. No clock of a paused process comes
-/// into it, because the row then names another owner.
+/// Writes within DynamoDB, only if the lock is still held at the time of the write. The clock of the paused process
+/// does not matter, because the row names another owner by then.
 async fn write_in_a_transaction(client: &Client, lock: &Lock, text: &str) -> Result<(), Box<dyn Error>> {
     let report = Update::builder()
         .table_name(TABLE)
@@ -35,8 +35,8 @@ async fn write_in_a_transaction(client: &Client, lock: &Lock, text: &str) -> Res
     Ok(())
 }
 
-/// Anywhere else: the receiver keeps the largest fence that it has seen and refuses a smaller one. Here the receiver is
-/// a row, and the rule its condition; in SQL it is `… WHERE fence <= $1`.
+/// Writes anywhere else: the receiver keeps the largest fence that it has seen, and refuses a smaller one. Here the
+/// receiver is a row and the rule is its condition. In SQL the rule is `… WHERE fence <= $1`.
 async fn write_with_the_fence(client: &Client, lock: &Lock, text: &str) -> Result<(), Box<dyn Error>> {
     client
         .update_item()
@@ -51,29 +51,29 @@ async fn write_with_the_fence(client: &Client, lock: &Lock, text: &str) -> Resul
     Ok(())
 }
 
-fn told(written: &Result<(), Box<dyn Error>>) -> &'static str {
+fn describe(written: &Result<(), Box<dyn Error>>) -> &'static str {
     if written.is_ok() { "written" } else { "refused" }
 }
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> Result<(), Box<dyn Error>> {
     let client = DynamoDb::new()?.client();
-    // One clock in this process, so no skew; a short lease, so that the pause below is short.
+    // There is one clock in this process, so the skew is 0. The lease below is short, so that the pause is short too.
     let locks = Locks::builder(client.clone(), TABLE).key_prefix("lock#").clock_skew(Duration::ZERO).build()?;
     locks.create_table().await?;
 
     let paused = locks.acquire("reports").lease(Duration::from_millis(100)).await?;
-    println!("one holder has fence {}, and is paused for longer than its lease", paused.fence());
+    println!("one holder has fence {} and is paused for longer than its lease", paused.fence());
     tokio::time::sleep(Duration::from_millis(150)).await;
 
     let next = locks.acquire("reports").await?;
-    println!("another has fence {}", next.fence());
-    println!("  in a transaction: {}", told(&write_in_a_transaction(&client, &next, "new").await));
-    println!("  with the fence:   {}", told(&write_with_the_fence(&client, &next, "new").await));
+    println!("another holder has fence {}", next.fence());
+    println!("  in a transaction: {}", describe(&write_in_a_transaction(&client, &next, "new").await));
+    println!("  with the fence:   {}", describe(&write_with_the_fence(&client, &next, "new").await));
 
-    println!("the first one wakes up");
-    println!("  in a transaction: {}", told(&write_in_a_transaction(&client, &paused, "old").await));
-    println!("  with the fence:   {}", told(&write_with_the_fence(&client, &paused, "old").await));
+    println!("the first holder resumes");
+    println!("  in a transaction: {}", describe(&write_in_a_transaction(&client, &paused, "old").await));
+    println!("  with the fence:   {}", describe(&write_with_the_fence(&client, &paused, "old").await));
     match paused.release().await {
         Err(error) if error.is_lost() => println!("  its release: {error}"),
         other => other?,

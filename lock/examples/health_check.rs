@@ -1,6 +1,6 @@
-//! A health check at start-up: is the table there, are its keys and its TTL right, is the clock, may we write?
+//! A health check at start-up, of the table, its keys, its TTL, the clock and the permissions.
 //!
-//! Runs by itself, on an engine in its process; on a table of yours with `Locks::from_env()`, as the program does it:
+//! The example needs no AWS: its engine is in the process. For your own table use `Locks::from_env()`, or the program:
 //! `lambda-lock check`.
 //!
 //! ```sh
@@ -12,8 +12,8 @@ use std::process::ExitCode;
 use lambda_lock::embedded::DynamoDb;
 use lambda_lock::{Error, Locks, Verdict};
 
-/// What a service does before it takes its first piece of work, a deployment as its last step, a function perhaps while it
-/// is initialised: `false`, and why, if locks do not work.
+/// Returns whether locks work, and prints what does not. Call it in a service before the first piece of work, as the
+/// last step of a deployment, or in a function's initialisation.
 async fn is_ready(locks: &Locks) -> bool {
     let report = locks.check().await;
     for finding in report.findings().iter().filter(|finding| finding.verdict() != Verdict::Passed) {
@@ -28,6 +28,6 @@ async fn main() -> Result<ExitCode, Error> {
     println!("without a table: {}", if is_ready(&locks).await { "ready" } else { "not ready" });
 
     locks.create_table().await?;
-    println!("with one:\n{}", locks.check().await);
+    println!("with a table:\n{}", locks.check().await);
     Ok(if is_ready(&locks).await { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }

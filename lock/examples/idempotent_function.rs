@@ -1,7 +1,8 @@
-//! A Lambda function whose retries get the first answer: an order that is sent twice is charged once.
+//! A Lambda function whose retries get the first answer. An order that is sent twice is charged once.
 //!
-//! As the `main.rs` of a function, for the runtime `provided.al2023`: with the variable `LOCK_TABLE_NAME`, and the IAM
-//! action `dynamodb:UpdateItem` on that table. On this machine, against any DynamoDB that has the table:
+//! Use it as the `main.rs` of a function for the runtime `provided.al2023`. It needs the variable `LOCK_TABLE_NAME`,
+//! and the IAM action `dynamodb:UpdateItem` on that table. On your machine it runs with any DynamoDB that has the
+//! table:
 //!
 //! ```sh
 //! export LOCK_TABLE_NAME=locks RUST_LOG=info
@@ -26,7 +27,7 @@ struct Order {
     amount: u64,
 }
 
-/// What is stored, and given to every duplicate.
+/// The result that is stored, and replayed to every duplicate.
 #[derive(Deserialize, Serialize)]
 struct Receipt {
     number: String,
@@ -50,14 +51,14 @@ impl fmt::Display for Failure {
     }
 }
 
-/// How Lambda is told.
+/// The error that Lambda reports.
 impl From<Failure> for Diagnostic {
     fn from(failure: Failure) -> Self {
         Self { error_type: format!("{failure:?}"), error_message: failure.to_string() }
     }
 }
 
-/// Knows nothing of idempotency.
+/// Charges the order. The handler needs no code for idempotency.
 async fn charge(event: LambdaEvent<Order>) -> Result<Receipt, Failure> {
     let Order { item, amount, .. } = event.payload;
     match amount {
@@ -73,17 +74,17 @@ async fn main() -> Result<(), Error> {
     let orders = Idempotency::new(Locks::from_env().await?, OnMissingKey::Reject, |event: &LambdaEvent<Order>| {
         event.payload.id.clone()
     })
-    // For as long as a client may send it again.
+    // The time in which a client may send the order again.
     .window(Duration::from_hours(24))
-    // The same id with another order is a mistake of the client's, not a duplicate.
+    // The same id with a different order is a mistake of the client, not a duplicate.
     .validate(|event| json!([event.payload.item, event.payload.amount]))
     .on_error(|failure| match failure {
-        // It will not be another answer the next time.
+        // A retry would get the same answer.
         Failure::Declined => OnError::Store(StoredError::new("Declined", failure.to_string())),
         Failure::Unreachable => OnError::Release,
     })
     .on_replay(|receipt: &mut Receipt, _first| receipt.replayed = true)
-    // Answers repeats in this environment without a request.
+    // Answers duplicates in the same environment without a request.
     .cache(256);
     Runtime::new(IdempotentLayer::new(orders).layer(service_fn(charge))).run().await
 }

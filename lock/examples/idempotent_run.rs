@@ -1,6 +1,6 @@
 //! Work that is done once for each key, outside of Lambda: in a service, a job, or a container.
 //!
-//! Runs by itself, on an engine in its process:
+//! The example needs no AWS: its engine is in the process.
 //!
 //! ```sh
 //! cargo run --package lambda-lock --example idempotent_run --features idempotency,embedded
@@ -33,8 +33,8 @@ async fn main() -> Result<(), Box<dyn Error>> {
         .prefix("orders") // two operations that share a prefix share their records
         .validate(|order| order.amount)
         .window(Duration::from_hours(24))
-        .lease(Duration::from_secs(10)) // the longest that charging may take
-        .wait(Backoff::default()) // a duplicate of one that is being charged waits for its result
+        .lease(Duration::from_secs(10)) // the longest time to charge an order
+        .wait(Backoff::default()) // a duplicate waits for the result of a charge in progress
         .on_replay(|receipt, _| println!("  replayed: {receipt:?}"));
     let order = Order { id: "o-17", amount: 200 };
 
@@ -48,7 +48,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     println!("once later:");
     orders.run(&order, async |_| charge(&order).await).await?;
 
-    println!("the same id with another amount:");
+    println!("the same id with a different amount:");
     let changed = Order { amount: 300, ..order };
     match orders.run(&changed, async |_| charge(&changed).await).await {
         Err(HandlerError::Lock(error)) if error.is_mismatch() => println!("  refused: {error}"),

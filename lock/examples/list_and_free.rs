@@ -1,8 +1,7 @@
-//! Who holds what? And freeing a key by hand, when its holder is known to be dead and nobody wants to wait for the end of
-//! its lease.
+//! Lists who holds which keys, and frees a key by hand: its holder has crashed, and its lease would end too late.
 //!
-//! Runs by itself, on an engine in its process; for a table of yours there is the program, `lambda-lock list --held` and
-//! `lambda-lock release --force`.
+//! The example needs no AWS: its engine is in the process. For your own table use the program: `lambda-lock list
+//! --held` and `lambda-lock release --force`.
 //!
 //! ```sh
 //! cargo run --package lambda-lock --example list_and_free --features embedded
@@ -13,8 +12,8 @@ use std::time::Duration;
 use lambda_lock::embedded::DynamoDb;
 use lambda_lock::{Error, Holder, Locks};
 
-/// The keys that are held now. Reads the whole table, a page at a time (IAM action `dynamodb:Scan`): for one key,
-/// `Locks::get` costs one read.
+/// Returns the keys that are held now. It reads the whole table, a page at a time (IAM action `dynamodb:Scan`). For one
+/// key, `Locks::get` costs one read.
 async fn held(locks: &Locks) -> Result<Vec<(String, Holder)>, Error> {
     let mut held = Vec::new();
     let mut list = locks.list();
@@ -42,16 +41,17 @@ async fn main() -> Result<(), Error> {
 
     for (key, holder) in held(&locks).await? {
         println!("{key}: {holder}");
-        // It does not stop the holder's work: be sure that it is dead, or that what it writes is fenced.
+        // A release does not stop the holder's work. Make sure that the holder has crashed, or that its writes are
+        // fenced.
         let freed = locks.force_release(&key, &holder).await?;
-        println!("{}", if freed { "freed" } else { "it has changed hands since: look again" });
+        println!("{}", if freed { "freed" } else { "not freed: its holder has changed since; look again" });
     }
 
     let lock = locks.acquire("import").await?;
     println!("acquired, with a larger fence: {}", lock.fence() > crashed.fence());
     lock.release().await?;
     match crashed.release().await {
-        Err(error) if error.is_lost() => println!("had it been alive: {error}"),
+        Err(error) if error.is_lost() => println!("a holder that is still alive gets: {error}"),
         other => other?,
     }
     Ok(())

@@ -1,8 +1,9 @@
-//! A Lambda function of which one invocation at a time works on a report: a schedule, an event bus and a person may all
-//! start it, and it still does not run twice at once.
+//! A Lambda function in which one invocation at a time works on a report, although a schedule, an event bus and a
+//! person may all start it.
 //!
-//! As the `main.rs` of a function, for the runtime `provided.al2023`: with the variable `LOCK_TABLE_NAME`, and the IAM
-//! action `dynamodb:UpdateItem` on that table. On this machine, against any DynamoDB that has the table:
+//! Use it as the `main.rs` of a function for the runtime `provided.al2023`. It needs the variable `LOCK_TABLE_NAME`,
+//! and the IAM action `dynamodb:UpdateItem` on that table. On your machine it runs with any DynamoDB that has the
+//! table:
 //!
 //! ```sh
 //! export LOCK_TABLE_NAME=locks RUST_LOG=info
@@ -30,10 +31,10 @@ enum Outcome {
     Skipped { reason: String },
 }
 
-/// Takes the event with the lock. One that takes a plain `LambdaEvent<Request>` works as well.
+/// Takes the event with the lock. A handler of a plain `LambdaEvent<Request>` works too.
 async fn write_report(event: LockedEvent<Request>) -> Result<Outcome, Error> {
     let LockedEvent { payload, lock, .. } = event;
-    // Where it is written, a smaller fence than the last one is refused: see the example `fencing`.
+    // The store of reports refuses a smaller fence than the last one: see the example `fencing`.
     tracing::info!(report = payload.report, fence = lock.fence(), left = ?lock.remaining(), "writing");
     Ok(Outcome::Written { fence: lock.fence() })
 }
@@ -42,11 +43,11 @@ async fn write_report(event: LockedEvent<Request>) -> Result<Outcome, Error> {
 async fn main() -> Result<(), Error> {
     tracing_subscriber::fmt().json().with_env_filter(EnvFilter::from_default_env()).without_time().init();
     let layer = LockLayer::new(Locks::from_env().await?)
-        // Different reports at the same time. Without a key of its own, the function's name is the key.
+        // Different reports can run at the same time. The default key is the function's name.
         .key_from(|event: &LambdaEvent<Request>| format!("report#{}", event.payload.report))
-        // A schedule that fires twice, seconds apart, writes a report once that takes no longer than a moment.
+        // A schedule that fires twice, seconds apart, writes even a very short report once.
         .hold_at_least(Duration::from_secs(30))
-        // In place of an error, after which Lambda would try again.
+        // An answer instead of an error, after which Lambda would retry.
         .on_held(|held| Outcome::Skipped { reason: held.to_string() });
     Runtime::new(layer.layer(service_fn(write_report))).run().await
 }

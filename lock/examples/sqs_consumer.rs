@@ -1,10 +1,10 @@
-//! A Lambda function that consumes an SQS queue, standard or FIFO: each payment is made once, however often and in
-//! however many messages it comes, and exactly the messages that failed go back.
+//! A Lambda function that consumes an SQS queue, standard or FIFO. It makes each payment once, no matter how often and
+//! in how many messages the payment arrives. Only the messages that failed return to the queue.
 //!
-//! As the `main.rs` of a function, for the runtime `provided.al2023`: with the variable `LOCK_TABLE_NAME`, the IAM actions
-//! `dynamodb:UpdateItem` on that table and, beside those that every consumer needs, `sqs:ChangeMessageVisibility` on the
-//! queue. Turn `ReportBatchItemFailures` on in the event source mapping, and give the queue a dead-letter queue. On this
-//! machine, against any DynamoDB that has the table:
+//! Use it as the `main.rs` of a function for the runtime `provided.al2023`. It needs the variable `LOCK_TABLE_NAME`,
+//! the IAM action `dynamodb:UpdateItem` on that table and, besides the actions that every consumer needs,
+//! `sqs:ChangeMessageVisibility` on the queue. Turn `ReportBatchItemFailures` on in the event source mapping, and give
+//! the queue a dead-letter queue. On your machine it runs with any DynamoDB that has the table:
 //!
 //! ```sh
 //! export LOCK_TABLE_NAME=locks RUST_LOG=info
@@ -30,7 +30,7 @@ struct Payment {
     amount: u64,
 }
 
-/// An error sends this message back, and no other.
+/// Makes a payment. An error returns this message to the queue, and no other.
 async fn pay(message: Message<Payment>) -> Result<(), Error> {
     let Payment { id, amount } = &message.body;
     if *amount == 0 {
@@ -47,14 +47,14 @@ async fn main() -> Result<(), Error> {
     let payments = Idempotency::new(Locks::from_env().await?, OnMissingKey::Reject, |message: &Message<Payment>| {
         Some(message.body.id.clone())
     })
-    // As long as SQS keeps a message in a queue at the most.
+    // The longest time that SQS keeps a message in a queue.
     .window(Duration::from_hours(14 * 24))
-    // A payment that takes longer is cancelled. A crash keeps its duplicates waiting no longer than this.
+    // A payment that takes longer is cancelled. After a crash, duplicates wait at most this long.
     .lease(Duration::from_secs(20));
-    // For the ids that SQS gives: `SqsConsumer::by_message_id`, or in a FIFO queue `by_deduplication_id`.
+    // To use the ids of SQS: `SqsConsumer::by_message_id`, or `by_deduplication_id` for a FIFO queue.
     let consumer = SqsConsumer::new(payments)
         .concurrency(5)
-        // What a payment takes: with less time left than this, a message is not begun but goes back.
+        // The time that a payment takes. With less time left, a message is not started and returns to the queue.
         .min_remaining_time(Duration::from_secs(3))
         .hide_while_in_progress(aws_sdk_sqs::Client::new(&config));
     Runtime::new(consumer.layer(service_fn(pay))).run().await

@@ -1,11 +1,11 @@
-//! Testing a handler of your own, with the real client and protocol, on an engine in the test's process: duplicates,
-//! crashes, a slow run, a bad network, and no second of waiting.
+//! Tests of your own handler, with the real client and protocol, on an engine in the test's process: duplicates,
+//! crashes, a slow run and a bad network, without waiting.
 //!
 //! ```sh
 //! cargo test --package lambda-lock --example test_your_handler --features lambda,embedded
 //! ```
 //!
-//! In your function: `lambda-lock = { version = "0.1", features = ["embedded"] }` and
+//! Your function needs `lambda-lock = { version = "0.1", features = ["embedded"] }` and
 //! `tokio = { version = "1", features = ["test-util"] }` among the `[dev-dependencies]`.
 
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use lambda_lock::{HandlerError, LockLayer, Locks};
 use lambda_runtime::tower::{Layer, Service};
 use lambda_runtime::{Error, LambdaEvent, Runtime, service_fn};
 
-/// The function under test: the handler with its lock, made of what differs between production and a test.
+/// Returns the function under test: the handler with its lock. The parameters differ between production and a test.
 fn nightly_report(
     locks: Locks,
     written: Arc<AtomicU64>,
@@ -61,7 +61,7 @@ mod tests {
         Locks::builder(host.client(), "locks").build().unwrap()
     }
 
-    /// As Lambda would start it, with this much time until the deadline.
+    /// Returns an invocation as Lambda starts it, with this much time until the deadline.
     fn invocation(host: &Host, time_left: Duration) -> LambdaEvent<()> {
         let deadline = (host.now() + time_left).duration_since(std::time::UNIX_EPOCH).unwrap();
         let mut context = Context::default();
@@ -71,9 +71,9 @@ mod tests {
 
     const TIMEOUT: Duration = Duration::from_mins(1);
 
-    // Time is paused: the twenty seconds of work pass at once.
+    // Time is paused, so the twenty seconds of work take no real time.
     #[tokio::test(start_paused = true)]
-    async fn of_two_invocations_at_once_one_is_skipped() {
+    async fn one_of_two_concurrent_invocations_is_skipped() {
         let (engine, written) = (engine_with_table().await, Arc::default());
         let (one, other) = (engine.host().build(), engine.host().build());
         let answers = tokio::join!(
@@ -85,32 +85,32 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn after_a_crash_the_retry_runs() {
+    async fn the_retry_after_a_crash_runs() {
         let (engine, written) = (engine_with_table().await, Arc::default());
         let (first, retry) = (engine.host().build(), engine.host().build());
         let crashed = nightly_report(locks(&first), Arc::clone(&written)).oneshot(invocation(&first, TIMEOUT));
-        // Cut off in the middle of its work, with the lock held and nobody to release it.
-        let cut_off = tokio::time::timeout(Duration::from_secs(5), async {
+        // The host crashes in the middle of its work, and never releases the lock.
+        let crash = tokio::time::timeout(Duration::from_secs(5), async {
             tokio::time::sleep(Duration::from_secs(4)).await;
             first.crash();
             std::future::pending::<()>().await;
         });
         tokio::select! {
-            _ = crashed => panic!("it was to crash"),
-            _ = cut_off => {}
+            _ = crashed => panic!("the invocation ended before the crash"),
+            _ = crash => {}
         }
         let too_early = nightly_report(locks(&retry), Arc::clone(&written)).oneshot(invocation(&retry, TIMEOUT)).await;
         assert_eq!(too_early.unwrap(), "skipped");
-        // Lambda's own retry: by then the lease has ended.
+        // The lease has ended by the time of Lambda's own retry.
         tokio::time::sleep(TIMEOUT).await;
         let answer = nightly_report(locks(&retry), Arc::clone(&written)).oneshot(invocation(&retry, TIMEOUT)).await;
         assert_eq!(answer.unwrap(), "written");
         assert_eq!(written.load(Ordering::Relaxed), 1);
     }
 
-    // Another seed, another bad day; the same seed, the same one.
+    // The same seed gives the same faults.
     #[tokio::test(start_paused = true)]
-    async fn on_a_bad_network_it_does_not_run_twice_at_once() {
+    async fn a_bad_network_does_not_cause_two_runs_at_once() {
         let mut times = 0;
         for seed in 0..100 {
             let (engine, written) = (engine_with_table().await, Arc::default());
@@ -126,7 +126,7 @@ mod tests {
             assert!(written <= 1, "seed {seed}: {answers:?}");
             times += written;
         }
-        // Now and then nobody hears of having the lock; Lambda would start them again.
+        // Sometimes both invocations lose the answer that gives them the lock. Lambda would retry them.
         assert!(times > 90, "{times}");
     }
 }

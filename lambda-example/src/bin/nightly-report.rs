@@ -17,6 +17,6 @@ async fn main() -> Result<(), Error> {
     let reports = Reports::new(locks.client().clone(), locks.table_name(), prefix);
     let function = nightly_report(locks, reports);
     let function = telemetry::flush_after(function, metrics, io::stdout);
-    // Its span gives every line the request's id.
+    // The span adds the request id to every line.
     Runtime::new(function).layer(TracingLayer::new()).run().await
 }

@@ -17,6 +17,6 @@ async fn main() -> Result<(), Error> {
     let orders = Orders::new(locks.client().clone(), locks.table_name(), prefix);
     let function = order_api(locks, orders);
     let function = telemetry::flush_after(function, metrics, io::stdout);
-    // Its span gives every line the request's id.
+    // The span adds the request id to every line.
     Runtime::new(function).layer(TracingLayer::new()).run().await
 }

@@ -19,6 +19,6 @@ async fn main() -> Result<(), Error> {
     let queues = aws_sdk_sqs::Client::new(&aws_config::load_defaults(BehaviorVersion::latest()).await);
     let function = payment_queue(locks, payments, queues);
     let function = telemetry::flush_after(function, metrics, io::stdout);
-    // Its span gives every line the request's id.
+    // The span adds the request id to every line.
     Runtime::new(function).layer(TracingLayer::new()).run().await
 }

@@ -18,7 +18,7 @@ fn a_command_in_another_group_is_killed_with_its_children() {
         let process = Process::start(place.command(arguments));
         assert_eq!(process.line(), "on");
         process.silence();
-        process.outcome().expect_code(76).expect_sentence(&["was over"]);
+        process.outcome().expect_code(76).expect_sentence(&["lease of 5s ended before the command"]);
     }
 }
 

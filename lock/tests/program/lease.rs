@@ -55,7 +55,7 @@ fn a_failed_renewal_is_reported_and_ends_the_command_with_the_lease() {
     let outcome = Process::start(command).outcome().expect_code(76);
     // The answer is the row as it was before.
     assert_eq!(outcome.stdout, "18\n");
-    assert!(outcome.stderr.contains("its renewal failed"), "{outcome:?}");
+    assert!(outcome.stderr.contains("the renewal failed"), "{outcome:?}");
     assert!(outcome.stderr.contains("dynamodb:UpdateItem"), "{outcome:?}");
 }
 

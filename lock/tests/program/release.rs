@@ -23,7 +23,7 @@ fn a_key_is_released_by_its_fence_and_lost_for_its_holder() {
     fs::write(end, "").unwrap();
     process.outcome().expect_code(76).expect_sentence(&["was released by somebody@", "code 3"]);
     let again = place.run(["release", "job", "--fence", &fence.to_string()]).expect_code(0);
-    assert!(again.stdout.contains("free already"));
+    assert!(again.stdout.contains("already free"));
 }
 
 #[test]
@@ -34,5 +34,5 @@ fn a_release_by_force_needs_a_confirmation() {
     assert_eq!(place.json("job")["state"], "held");
     place.run(["release", "job", "--force", "--yes"]).expect_code(0);
     assert_eq!(place.json("job")["state"], "free");
-    assert!(place.run(["release", "other", "--force", "--yes"]).expect_code(0).stdout.contains("free already"));
+    assert!(place.run(["release", "other", "--force", "--yes"]).expect_code(0).stdout.contains("already free"));
 }

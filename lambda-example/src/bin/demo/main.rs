@@ -1,5 +1,5 @@
-//! `cargo run`: the functions under duplicates, crashes and failures, on the embedded engine; with `--table NAME` on a
-//! real table. Exits with 1 when anything is done more or less than once.
+//! The demonstration that `cargo run` starts: the functions under duplicates, crashes and failures, on the embedded
+//! engine, or with `--table NAME` on a real table. The exit code is 1 if any work is done more or less than once.
 
 mod orders;
 mod payments;
@@ -47,11 +47,11 @@ async fn run(cloud: Result<Cloud, Error>) -> Result<(), Error> {
     reports::show(&cloud).await?;
     println!("\n2. order-api, an idempotent HTTP API\n");
     orders::show(&cloud).await?;
-    println!("\n3. payment-queue, a consumer of a queue\n");
+    println!("\n3. payment-queue, a queue consumer\n");
     payments::show(&cloud).await
 }
 
-/// Where the table is.
+/// The table, and the engine that has it.
 struct Cloud {
     table: String,
     backend: Backend,
@@ -69,12 +69,12 @@ impl Cloud {
     }
 
     async fn real(table: &str) -> Self {
-        println!("On table {table}, with 2 to 8 ms more of latency each way\n");
+        println!("On table {table}, with 2 to 8 ms of added latency each way\n");
         let config = aws_config::load_defaults(BehaviorVersion::latest()).await;
         Self { table: table.to_owned(), backend: Backend::Real(Box::new(config)) }
     }
 
-    /// A host of its own, as every Lambda environment is.
+    /// Creates a host, which stands for one Lambda environment.
     fn host(&self) -> Host {
         self.new_host().build()
     }
@@ -92,7 +92,7 @@ impl Cloud {
         host.faults(Faults::seeded(7).latency(Duration::from_millis(2)..Duration::from_millis(8)))
     }
 
-    /// A prefix that no earlier demonstration on this table has had.
+    /// Returns a prefix that no earlier demonstration has used on this table.
     fn new_prefix(&self, function: &str) -> String {
         format!("{function}-{}#", since_epoch_ms(self.host().now()))
     }
@@ -124,7 +124,7 @@ fn table<const COLUMNS: usize>(header: [&str; COLUMNS]) -> Table {
     table
 }
 
-/// What the demonstration is there to show.
+/// Fails the demonstration unless `holds`.
 fn expect(holds: bool, otherwise: impl Into<Error>) -> Result<(), Error> {
     if holds { Ok(()) } else { Err(otherwise.into()) }
 }

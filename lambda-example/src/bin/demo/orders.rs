@@ -1,5 +1,5 @@
-//! The function `order-api`: the same request twice at once and once later, and environments that crash before and
-//! after the order is written.
+//! The function `order-api` under duplicate requests, and in environments that crash before and after the order is
+//! written.
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -25,7 +25,7 @@ pub(crate) async fn show(cloud: &Cloud) -> Result<(), Error> {
 }
 
 async fn duplicates(shop: &Shop<'_>) -> Result<(), Error> {
-    println!("One order, sent twice at once and once later; then its key with another order");
+    println!("One order, sent twice at once and once later; then its key with a different order");
     let send = |number, quantity| shop.request(number, "tea", quantity, 300).send(shop.cloud.host());
     let (first, second) = tokio::join!(send(1, 2), send(2, 2));
     let later = send(3, 2).await;
@@ -39,13 +39,13 @@ async fn duplicates(shop: &Shop<'_>) -> Result<(), Error> {
     let placed: Vec<_> = replies.iter().filter(|reply| reply.response.status_code == 201).collect();
     let replays: Vec<_> = placed.iter().map(|reply| reply.is_replay()).collect();
     expect(replays == [false, true], "the later answer is not the only replay")?;
-    expect(placed[0].response.body == placed[1].response.body, "the replayed answer is another")?;
+    expect(placed[0].response.body == placed[1].response.body, "the replayed answer differs from the first")?;
     shop.expect_one_order_of("tea").await
 }
 
 async fn crash_before_the_write(shop: &Shop<'_>) -> Result<(), Error> {
     println!(
-        "\nAn environment that crashes while it checks the stock: its deadline is 2 s away, its lease ends 1 s later"
+        "\nAn environment crashes while it checks the stock; its deadline is 2 s away and its lease ends 1 s later"
     );
     let host = shop.cloud.host();
     let doomed = shop.request(1, "coffee", 1, 60_000).timeout(Duration::from_secs(2)).send(host.clone());
@@ -65,13 +65,13 @@ async fn crash_before_the_write(shop: &Shop<'_>) -> Result<(), Error> {
         sleep(Duration::from_millis(500)).await;
     }
     print(&replies);
-    expect(replies.len() > 1, "the crashed environment's record kept nobody out")?;
+    expect(replies.len() > 1, "the record of the crashed environment refused no request")?;
     expect(replies.iter().any(|reply| reply.response.status_code == 201), "the order was not placed")?;
     shop.expect_one_order_of("coffee").await
 }
 
 async fn crash_after_the_write(shop: &Shop<'_>) -> Result<(), Error> {
-    println!("\nAn environment that crashes when the order is written, and has not answered yet");
+    println!("\nAn environment crashes after the order is written and before it answers");
     let written = Arc::new(Notify::new());
     let host = shop.cloud.new_host().intercept(Written(Arc::clone(&written))).build();
     let work = tokio::spawn(shop.request(1, "cocoa", 3, 0).send(host.clone()));
@@ -85,7 +85,7 @@ async fn crash_after_the_write(shop: &Shop<'_>) -> Result<(), Error> {
     shop.expect_one_order_of("cocoa").await
 }
 
-/// Tells when DynamoDB has committed a transaction.
+/// Notifies when DynamoDB has committed a transaction.
 #[derive(Debug)]
 struct Written(Arc<Notify>);
 
@@ -97,14 +97,14 @@ impl Intercept for Written {
     }
 }
 
-/// The function, and where its rows are.
+/// The function's table and the prefix of its rows.
 struct Shop<'a> {
     cloud: &'a Cloud,
     prefix: String,
 }
 
 impl Shop<'_> {
-    /// A request whose key is the item.
+    /// Returns a request whose key is the item.
     fn request(&self, number: usize, item: &str, quantity: u32, checking_ms: u64) -> Request {
         Request {
             number,
@@ -139,7 +139,7 @@ impl Shop<'_> {
     }
 }
 
-/// One request, to an environment of its own.
+/// One request to an environment of its own.
 struct Request {
     number: usize,
     table: String,
@@ -177,7 +177,7 @@ fn elapsed(host: &Host, since: SystemTime) -> Duration {
     host.now().duration_since(since).unwrap_or_default()
 }
 
-/// What a request was answered.
+/// The answer to a request.
 struct Reply {
     number: usize,
     response: LambdaFunctionUrlResponse,

@@ -1,5 +1,5 @@
-//! The function `payment-queue` at a queue in this process: one payment in several messages, one that fails twice, and
-//! two messages that fail for ever.
+//! The function `payment-queue` at a queue in this process: a payment in several messages, a payment that fails twice,
+//! and two messages that always fail.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
@@ -25,13 +25,13 @@ use super::{Cloud, context, expect, table};
 
 /// The queue's visibility timeout.
 const VISIBILITY_TIMEOUT: Duration = Duration::from_millis(200);
-/// The function's.
+/// The function's timeout.
 const TIMEOUT: Duration = Duration::from_secs(2);
-/// How often a message is delivered before it is a dead letter.
+/// The number of deliveries before a message becomes a dead letter.
 const MAX_RECEIVE_COUNT: u32 = 5;
 
 pub(crate) async fn show(cloud: &Cloud) -> Result<(), Error> {
-    println!("Messages in two batches at once, to an environment each; what fails comes back after 200 ms");
+    println!("Messages in two batches at once, each to its own environment; failed messages come back after 200 ms");
     let queue = Queue::new(cloud.host());
     let prefix = cloud.new_prefix("payment-queue");
     let rent = payment("rent", 300, 0);
@@ -39,7 +39,7 @@ pub(crate) async fn show(cloud: &Cloud) -> Result<(), Error> {
         queue.send(body);
     }
     queue.work_off(cloud, &prefix).await?;
-    // After all is done.
+    // After all messages are done.
     queue.send(&rent);
     queue.work_off(cloud, &prefix).await?;
     queue.print();
@@ -64,7 +64,7 @@ fn payment(id: &str, paying_ms: u64, failing_deliveries: u64) -> String {
         .to_string()
 }
 
-/// What of SQS is needed here. As an HTTP client it answers `ChangeMessageVisibility`.
+/// A queue in memory. As an HTTP client, it answers `ChangeMessageVisibility`.
 #[derive(Clone, Debug)]
 struct Queue {
     messages: Arc<Mutex<Vec<Queued>>>,
@@ -76,7 +76,7 @@ struct Queued {
     body: String,
     deliveries: u32,
     visible_from: SystemTime,
-    /// In seconds, at the function's request.
+    /// How long the function hid the message, in seconds.
     hidden: Option<u64>,
     fate: Fate,
 }
@@ -102,7 +102,7 @@ impl Queue {
         self.messages().push(Queued { body, deliveries: 0, visible_from, hidden: None, fate: Fate::Queued });
     }
 
-    /// Delivers until every message is done or a dead letter.
+    /// Delivers messages until each one is done or is a dead letter.
     async fn work_off(&self, cloud: &Cloud, prefix: &str) -> Result<(), Error> {
         while self.messages().iter().any(|message| message.fate == Fate::Queued) {
             let received = self.receive();
@@ -137,7 +137,7 @@ impl Queue {
         received
     }
 
-    /// One batch, to an environment of its own, and what its answer makes of the messages.
+    /// Delivers one batch to an environment of its own, and deletes the messages that succeeded.
     async fn deliver(&self, batch: Vec<(usize, SqsMessage)>, cloud: &Cloud, prefix: &str) -> Result<(), Error> {
         if batch.is_empty() {
             return Ok(());
@@ -181,7 +181,7 @@ impl Queue {
     }
 
     fn print(&self) {
-        let mut table = table(["message", "body", "deliveries", "hidden", "in the end"]);
+        let mut table = table(["message", "body", "deliveries", "hidden", "outcome"]);
         for (number, message) in self.messages().iter().enumerate() {
             let body: Value = serde_json::from_str(&message.body).unwrap_or_default();
             let hidden =
@@ -211,7 +211,7 @@ impl HttpConnector for Queue {
                 let ok = 200.try_into().map_err(|error| ConnectorError::other(Box::new(error), None));
                 ok.map(|ok| HttpResponse::new(ok, SdkBody::from("{}")))
             }
-            None => Err(ConnectorError::user("the queue knows nothing but ChangeMessageVisibility".into())),
+            None => Err(ConnectorError::user("the queue supports only ChangeMessageVisibility".into())),
         })
     }
 }

@@ -1,4 +1,4 @@
-//! The function `nightly-report` under duplicate deliveries, a crash and an overrun: one invocation at a time.
+//! The function `nightly-report` under duplicate deliveries, a crash and an overrun. One invocation at a time writes.
 
 use std::time::{Duration, SystemTime};
 
@@ -11,7 +11,7 @@ use tower::ServiceExt;
 
 use super::{Cloud, context, expect, table};
 
-/// How many times the one event is delivered.
+/// The number of deliveries of one event.
 const DELIVERIES: usize = 8;
 
 pub(crate) async fn show(cloud: &Cloud) -> Result<(), Error> {
@@ -20,7 +20,7 @@ pub(crate) async fn show(cloud: &Cloud) -> Result<(), Error> {
     overrun(cloud).await
 }
 
-/// The same event, delivered many times at once, to one environment each.
+/// Delivers the same event many times at once, each time to its own environment.
 async fn duplicates(cloud: &Cloud) -> Result<(), Error> {
     println!("One scheduled event, delivered {DELIVERIES} times at once");
     let mut answers = JoinSet::new();
@@ -33,16 +33,16 @@ async fn duplicates(cloud: &Cloud) -> Result<(), Error> {
     print(&answers);
     expect_one_written(&answers)?;
 
-    println!("\nThe next night: the key is free, the fence larger");
+    println!("\nThe next night: the key is free, and the fence is larger");
     let next = Invocation::new(cloud, DELIVERIES + 1, Duration::from_secs(30));
     let next = [next.deliver("sales", Duration::from_millis(300)).await];
     print(&next);
     expect_one_written(&next)
 }
 
-/// An environment that dies while it holds the lock, and is not there to release it.
+/// Crashes an environment that holds the lock and cannot release it.
 async fn crash(cloud: &Cloud) -> Result<(), Error> {
-    println!("\nA holder that crashes: its deadline is 2 s away, its lease ends 1 s of clock skew later");
+    println!("\nA holder crashes; its deadline is 2 s away and its lease ends 1 s of clock skew later");
     let doomed = Invocation::new(cloud, 1, Duration::from_secs(2));
     let host = doomed.host.clone();
     let work = tokio::spawn(async move { doomed.deliver("inventory", Duration::from_mins(1)).await });
@@ -64,21 +64,21 @@ async fn crash(cloud: &Cloud) -> Result<(), Error> {
     }
     print(&answers);
     expect_one_written(&answers)?;
-    expect(answers.len() > 1, "the crashed holder's lock kept nobody out")?;
+    expect(answers.len() > 1, "the lock of the crashed holder refused no invocation")?;
     println!("taken over {} ms after the crash", host.now().duration_since(started)?.as_millis());
     Ok(())
 }
 
-/// A handler that is not done by its deadline.
+/// Runs a handler that does not finish by its deadline.
 async fn overrun(cloud: &Cloud) -> Result<(), Error> {
-    println!("\nA holder that overruns: the work takes a minute, the deadline is 1 s away");
+    println!("\nA holder overruns; its work takes a minute and its deadline is 1 s away");
     let late = Invocation::new(cloud, 1, Duration::from_secs(1));
     let late = late.deliver("forecast", Duration::from_mins(1)).await;
     let cancelled = matches!(&late.outcome, Err(HandlerError::Lock(error)) if error.is_lost());
     let next = Invocation::new(cloud, 2, Duration::from_secs(30));
     let answers = [late, next.deliver("forecast", Duration::from_millis(50)).await];
     print(&answers);
-    expect(cancelled, "the work was not cancelled at the end of its lease")?;
+    expect(cancelled, "the work was not cancelled at the end of the lease")?;
     expect_one_written(&answers)
 }
 
@@ -117,7 +117,7 @@ impl Invocation {
     }
 }
 
-/// What an invocation came to.
+/// The answer of an invocation.
 struct Answer {
     number: usize,
     outcome: Result<Outcome, HandlerError<Failure>>,
@@ -136,7 +136,7 @@ fn print(answers: &[Answer]) {
     for Answer { number, outcome, requests, took } in answers {
         let (outcome, fence) = match outcome {
             Ok(Outcome::Written { fence, times, .. }) => {
-                (format!("ran; written {times} times in all"), fence.to_string())
+                (format!("ran; times written so far: {times}"), fence.to_string())
             }
             Ok(Outcome::Skipped { reason }) => (format!("skipped: {reason}"), String::new()),
             Err(error) => (format!("failed: {error}"), String::new()),

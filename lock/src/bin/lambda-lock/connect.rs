@@ -1,4 +1,4 @@
-//! From options and environment to `Locks`.
+//! `Locks` from the options and the environment.
 
 use std::env;
 use std::time::Duration;
@@ -10,16 +10,16 @@ use aws_sdk_dynamodb::config::ProvideCredentials as _;
 use lambda_lock::{Locks, client_config};
 
 use crate::arguments::{self, TableOptions};
-use crate::{CONFIGURATION, Failure, cause};
+use crate::failure::{CONFIGURATION, Failure, cause};
 
-/// The locks, and the table's name for others to use.
+/// The locks, and the name of their table.
 #[derive(Debug)]
 pub(crate) struct Connection {
     pub(crate) locks: Locks,
     pub(crate) table: String,
 }
 
-/// Sends no request to the table, unless there is none yet in the file of `--embedded`.
+/// Connects without a request to the table. In the file of `--embedded`, it creates the table if there is none.
 pub(crate) async fn connect(options: &TableOptions, holder: String) -> Result<Connection, Failure> {
     let table = table(options)?;
     let (client, in_file) = client(options).await?;
@@ -45,13 +45,13 @@ pub(crate) async fn connect(options: &TableOptions, holder: String) -> Result<Co
     Ok(Connection { locks, table })
 }
 
-/// Whether `LOCK_ENABLED` leaves locking on.
+/// Returns whether `LOCK_ENABLED` leaves locking on.
 pub(crate) fn is_enabled() -> Result<bool, Failure> {
-    let read = |text: &str| text.trim().parse().map_err(|_| "it is neither `true` nor `false`".to_owned());
+    let read = |text: &str| text.trim().parse().map_err(|_| "must be `true` or `false`".to_owned());
     Ok(variable("LOCK_ENABLED", read)?.unwrap_or(true))
 }
 
-/// The lease without `--lease`: as the library has it.
+/// Returns the lease without `--lease`, which defaults to that of the library.
 pub(crate) fn default_lease() -> Result<Duration, Failure> {
     Ok(variable("LOCK_LEASE", arguments::lease)?.unwrap_or(Duration::from_secs(30)))
 }
@@ -59,7 +59,8 @@ pub(crate) fn default_lease() -> Result<Duration, Failure> {
 fn variable<T>(name: &str, read: impl Fn(&str) -> Result<T, String>) -> Result<Option<T>, Failure> {
     let Ok(value) = env::var(name) else { return Ok(None) };
     read(&value).map(Some).map_err(|why| {
-        let message = format!("the environment variable {name} is `{value}`: {why}, so set it right or unset it");
+        let message =
+            format!("invalid value `{value}` of the environment variable {name}: {why}; correct it or unset it");
         Failure::new(CONFIGURATION, message)
     })
 }
@@ -69,12 +70,12 @@ fn table(options: &TableOptions) -> Result<String, Failure> {
     #[cfg(feature = "embedded")]
     let named = named.or_else(|| options.embedded.as_ref().map(|_| "locks".to_owned()));
     named.ok_or_else(|| {
-        let message = "there is no table to use: name it with --table or in the environment variable LOCK_TABLE_NAME";
+        let message = "no table is given: set --table or the environment variable LOCK_TABLE_NAME";
         Failure::new(CONFIGURATION, message)
     })
 }
 
-/// The client, and whether its tables are in a file.
+/// Returns the client, and whether its tables are in a file.
 async fn client(options: &TableOptions) -> Result<(Client, bool), Failure> {
     #[cfg(feature = "embedded")]
     if let Some(file) = &options.embedded {
@@ -83,12 +84,12 @@ async fn client(options: &TableOptions) -> Result<(Client, bool), Failure> {
     check_endpoint(options)?;
     let mut loader = aws_config::defaults(BehaviorVersion::latest());
     if let Some(profile) = &options.profile {
-        // Before credentials in the environment, as the AWS command line interface has it.
+        // A profile goes before the credentials in the environment, as in the AWS command line interface.
         let credentials = ProfileFileCredentialsProvider::builder().profile_name(profile).build();
         if let Err(error) = credentials.provide_credentials().await {
             let cause = cause(&error);
             let message = format!(
-                "profile `{profile}` gives no credentials ({cause}): look at it in ~/.aws/config, or log in again"
+                "no credentials from the profile `{profile}` ({cause}): check it in ~/.aws/config, or log in again"
             );
             return Err(Failure::new(CONFIGURATION, message));
         }
@@ -102,13 +103,13 @@ async fn client(options: &TableOptions) -> Result<(Client, bool), Failure> {
     }
     let config = loader.load().await;
     if config.region().is_none() {
-        let message = "there is no region: give --region, set AWS_REGION, or name one in the profile";
+        let message = "no region is given: set --region, AWS_REGION or the region of the profile";
         return Err(Failure::new(CONFIGURATION, message));
     }
     Ok((Client::from_conf(client_config(&config).build()), false))
 }
 
-/// The SDK would take what it cannot use for a server that does not answer.
+/// Rejects an endpoint that is not a URL. The SDK would report it as a server that does not answer.
 fn check_endpoint(options: &TableOptions) -> Result<(), Failure> {
     let variable = |name| env::var(name).ok().map(|url| (name, url));
     let named = options.endpoint_url.clone().map(|url| ("--endpoint-url", url));
@@ -116,7 +117,7 @@ fn check_endpoint(options: &TableOptions) -> Result<(), Failure> {
     match named {
         Some((name, url)) if !url.starts_with("http://") && !url.starts_with("https://") => {
             let message =
-                format!("{name} is `{url}`, which is no URL of a server: write it like `http://localhost:8000`");
+                format!("invalid endpoint `{url}` of {name}: it is not a URL; write it like `http://localhost:8000`");
             Err(Failure::new(CONFIGURATION, message))
         }
         _ => Ok(()),

@@ -1,4 +1,4 @@
-//! What operators do to the table: `release`, `create-table`, `check`.
+//! The commands `release`, `create-table` and `check`.
 
 use std::io::{self, IsTerminal as _, Write as _};
 
@@ -6,50 +6,42 @@ use lambda_lock::Holder;
 
 use crate::arguments::{Release, TableOptions};
 use crate::connect::{Connection, connect};
-use crate::{CONFIGURATION, Failure, HELD, line, run, say};
-
-/// As clap has it.
-const USAGE: u8 = 2;
-/// How a row says that its last holder was not the one who released it.
-pub(crate) const RELEASED_BY: &str = "released by ";
+use crate::failure::{CONFIGURATION, Failure, HELD, USAGE};
+use crate::identity;
+use crate::output::{line, say};
 
 pub(crate) async fn release(options: &TableOptions, release: Release) -> Result<(), Failure> {
     let Release { key, fence, force, yes } = release;
     if force && !yes && !io::stdin().is_terminal() {
-        let message = "--force asks before it releases, and there is no terminal to ask at: add --yes, or give --fence";
+        let message = "--force asks for confirmation, and standard input is not a terminal: add --yes, or give --fence";
         return Err(Failure::new(USAGE, message));
     }
-    let Connection { locks, .. } = connect(options, format!("{RELEASED_BY}{}", run::user())).await?;
+    let Connection { locks, table } = connect(options, identity::releaser()).await?;
     let Some(holder) = locks.get(&key).await?.filter(Holder::is_current) else {
-        return line(&format!("key `{key}` is free already"));
+        return line(&format!("key `{key}` is already free"));
     };
+    let refused =
+        |code, why: &str| Err(Failure::new(code, format!("key `{key}` in table `{table}` was not released: {why}")));
     if holder.is_completed() {
-        let message =
-            format!("key `{key}` is the record of a run that was completed, not a lock: it was left as it is");
-        return Err(Failure::new(CONFIGURATION, message));
+        return refused(CONFIGURATION, "it is the record of a completed run, not a lock");
     }
     let there = holder.fence().map_or_else(|| "no fence".to_owned(), |fence| format!("fence {fence}"));
     let by = format!("held by {holder} with {there}");
-    let held = format!("key `{key}` is {by}");
     if let Some(fence) = fence
         && holder.fence() != Some(fence)
     {
-        let message = format!("{held}, not with fence {fence}: look again before you release it");
-        return Err(Failure::new(HELD, message));
+        return refused(HELD, &format!("it is {by}, not with fence {fence}; look again with `get`"));
     }
     if force && !yes {
-        say(format_args!("{held}. Its work is not stopped by this."));
+        say(format_args!("key `{key}` is {by}. Releasing the key does not stop its work."));
         if !is_confirmed("Release it? [y/N] ").map_err(Failure::of_the_system)? {
-            return Err(Failure::new(HELD, format!("key `{key}` was left as it is")));
+            return refused(HELD, "the answer was not `yes`");
         }
     }
     if locks.force_release(&key, &holder).await? {
         line(&format!("released: key `{key}`, which was {by}"))
     } else {
-        Err(Failure::new(
-            HELD,
-            format!("key `{key}` has changed hands in the meantime and was left as it is: look again"),
-        ))
+        refused(HELD, "its holder has changed since it was read; look again with `get`")
     }
 }
 
@@ -65,7 +57,7 @@ pub(crate) async fn create_table(
     tags: Vec<(String, String)>,
     provisioned: Option<(i64, i64)>,
 ) -> Result<(), Failure> {
-    let Connection { locks, table } = connect(options, run::user()).await?;
+    let Connection { locks, table } = connect(options, identity::user()).await?;
     let mut create = locks.create_table();
     for (key, value) in tags {
         create = create.tag(key, value);
@@ -78,14 +70,12 @@ pub(crate) async fn create_table(
 }
 
 pub(crate) async fn check(options: &TableOptions) -> Result<(), Failure> {
-    let Connection { locks, table } = connect(options, run::user()).await?;
+    let Connection { locks, table } = connect(options, identity::user()).await?;
     let report = locks.check().await;
     report.to_string().lines().try_for_each(line)?;
     if report.is_healthy() {
         return Ok(());
     }
-    Err(Failure::new(
-        CONFIGURATION,
-        format!("locks in table `{table}` do not work or are not safe: see what failed above"),
-    ))
+    let message = format!("table `{table}` failed the check: locks do not work or are not safe; see the lines above");
+    Err(Failure::new(CONFIGURATION, message))
 }

@@ -1,0 +1,44 @@
+# Daily commands, for `just` (https://just.systems): `just test`, `just seed 42`. Without `just`, type the commands themselves.
+
+export CARGO_INCREMENTAL := "0"
+
+# List the recipes
+_default:
+    @just --list --unsorted
+
+# Run all tests on the embedded engine, or those that match: `just test --test sqs`
+test *ARGUMENTS:
+    cargo test --workspace {{ ARGUMENTS }}
+
+# Format, then check formatting and lints as CI does
+lint:
+    cargo fmt --all
+    .ci/run format lint spelling links
+
+# Build the documentation, with warnings as errors
+docs:
+    .ci/run documentation
+
+# Accept changed snapshots of what the program prints; review them with `git diff`
+snapshots:
+    INSTA_UPDATE=always cargo test --workspace --test help
+
+# Repeat the history of one seed
+seed N:
+    LOCK_SEED={{ N }} cargo test --workspace --test histories the_guarantees -- --nocapture
+
+# Run this many histories
+histories N:
+    LOCK_HISTORIES={{ N }} cargo test --workspace --test histories
+
+# Run the tests of behaviours on DynamoDB Local; needs Java
+dynamodb-local:
+    .ci/run dynamodb_local
+
+# Compare with the bare SDK: `just bench`, `just bench faults`
+bench NAME="lock":
+    cargo bench --bench {{ NAME }}
+
+# Run all checks of CI, or the named steps: `just ci template deployed`
+ci *STEPS:
+    .ci/run {{ STEPS }}

@@ -1,0 +1,110 @@
+//! A key and its row, as a line of a table or a JSON object.
+
+use std::fmt::Write as _;
+use std::time::{Duration, SystemTime};
+
+use comfy_table::{Table, presets};
+use lambda_lock::{Error, Holder, ListedRow};
+use serde_json::{Map, Value};
+
+use crate::arguments::Selection;
+use crate::failure::sentence;
+use crate::output::{misleads, printable};
+
+/// A key with its row, if it has one, or the reason why its row cannot be read.
+#[derive(Debug)]
+pub(crate) struct Entry {
+    pub(crate) key: String,
+    pub(crate) row: Result<Option<Holder>, Error>,
+}
+
+impl From<ListedRow> for Entry {
+    fn from(row: ListedRow) -> Self {
+        Self { key: row.key, row: row.holder.map(Some) }
+    }
+}
+
+impl Entry {
+    pub(crate) fn is_selected(&self, selection: Selection) -> bool {
+        !selection.held || self.state() == "held"
+    }
+
+    fn state(&self) -> &'static str {
+        match &self.row {
+            Err(_) => "malformed",
+            Ok(Some(row)) if row.is_completed() => "completed",
+            Ok(Some(row)) if row.is_current() => "held",
+            Ok(Some(row)) if !row.has_released() => "expired",
+            Ok(_) => "free",
+        }
+    }
+
+    fn holder(&self) -> Option<&Holder> {
+        self.row.as_ref().ok().and_then(Option::as_ref)
+    }
+
+    fn remaining(&self, now: SystemTime) -> Option<Duration> {
+        let until = self.holder().filter(|_| self.state() == "held")?.until();
+        Some(until.duration_since(now).unwrap_or_default())
+    }
+
+    fn columns(&self, now: SystemTime) -> [String; 6] {
+        let holder = self.holder();
+        let since = holder.and_then(Holder::since);
+        // The time that remains is rounded up, because a held key never has 0 s left.
+        let seconds = |duration: Duration, extra: u64| {
+            humantime::format_duration(Duration::from_secs(duration.as_secs() + extra)).to_string()
+        };
+        [
+            printable(&self.key),
+            self.state().to_owned(),
+            printable(holder.and_then(Holder::name).unwrap_or_default()),
+            since.map(|since| seconds(now.duration_since(since).unwrap_or_default(), 0)).unwrap_or_default(),
+            self.remaining(now).map(|remaining| seconds(remaining, 1)).unwrap_or_default(),
+            holder.and_then(Holder::fence).map(|fence| fence.to_string()).unwrap_or_default(),
+        ]
+    }
+
+    /// Returns the entry as a JSON object, with a newline at the end.
+    pub(crate) fn json(&self, now: SystemTime) -> String {
+        let holder = self.holder();
+        let time = |time| humantime::format_rfc3339_millis(time).to_string();
+        let fields = [
+            ("key", Some(self.key.as_str().into())),
+            ("state", Some(self.state().into())),
+            ("holder", holder.and_then(Holder::name).map(Value::from)),
+            ("fence", holder.and_then(Holder::fence).map(Value::from)),
+            ("acquired_at", holder.and_then(Holder::since).map(|since| time(since).into())),
+            ("until", holder.map(|holder| time(holder.until()).into())),
+            ("remaining_seconds", self.remaining(now).map(|remaining| remaining.as_secs_f64().into())),
+            ("error", self.row.as_ref().err().map(|error| sentence(error).into())),
+        ];
+        let known = fields.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?)));
+        let mut text = String::new();
+        // Misleading characters occur only within strings, where JSON has an escape for each.
+        for c in Value::Object(known.collect::<Map<_, _>>()).to_string().chars() {
+            if misleads(c) {
+                for unit in c.encode_utf16(&mut [0; 2]) {
+                    let _infallible = write!(text, "\\u{unit:04x}");
+                }
+            } else {
+                text.push(c);
+            }
+        }
+        text + "\n"
+    }
+}
+
+/// Returns the entries as a table with a header.
+pub(crate) fn table(entries: &[Entry], now: SystemTime) -> String {
+    let mut table = Table::new();
+    table.load_style(presets::NOTHING);
+    table.set_header(["KEY", "STATE", "HOLDER", "AGE", "REMAINING", "FENCE"]);
+    table.add_rows(entries.iter().map(|entry| entry.columns(now)));
+    let mut text = String::new();
+    for line in table.to_string().lines() {
+        text.push_str(line.trim());
+        text.push('\n');
+    }
+    text
+}

@@ -1,0 +1,188 @@
+//! The long texts of the help and the manual page: what the commands do, exit codes, the environment, examples.
+
+use std::fmt::Write as _;
+
+pub(crate) const DESCRIPTION: &str = "\
+Locks on a DynamoDB table, for shell scripts and operators. One process at a time runs a command, on any number of \
+machines. No server is needed. Lambda functions use the same locks, through the Rust crate lambda-lock.";
+
+pub(crate) const RUN: &str = "\
+Runs a command while holding a lock. The exit code is that of the command, or 128 plus the number of the signal that \
+killed it. If the key is held, the command does not run and the exit code is 75.
+
+The command finds LOCK_FENCE, LOCK_KEY and LOCK_TABLE_NAME in its environment. The lock is released when the command \
+ends.
+
+The command never runs longer than the lease. It gets SIGTERM when a tenth of the lease is left, at most 10 seconds, \
+and SIGKILL when the lease ends. The exit code is then 76.
+
+With --renew the lease is renewed each time a third of it is over. If a renewal fails, standard error says so and the \
+renewal is tried again. If a renewal finds that another holder has the lock, the command gets SIGTERM and, a tenth of \
+a second later, SIGKILL. The lease is not renewed while the command is stopped, by ^Z or because it asked for a \
+password in the background; standard error says so.
+
+With --hold-at-least the key stays held for that long after the acquisition, if the command ends with code 0. After \
+any other end, and if the command cannot be run, the key is free at once, so that another attempt can follow.
+
+The command runs in a process group of its own. Its signals and its end reach the whole group. INT, TERM, HUP, QUIT, \
+USR1 and USR2 are passed on to it.
+
+If standard input is a terminal, the command stays in the terminal's foreground group instead, so that it can read \
+from the terminal. The terminal itself then sends INT and QUIT to the command, and they are not passed on again. \
+Other signals and the end reach the command but not its children.
+
+Children that the command leaves behind when it ends are not ended. They run on without the lock.
+
+A command that moves to another group, as timeout and setsid do, gets its signals and its end there, together with \
+that group. Children that change their group themselves escape: a daemon, the jobs of an interactive shell, a timeout \
+or setsid within a script. No signal and no end reaches them, and they run on without the lock.
+
+A command that runs as another user gets no signals and cannot be ended. Write `sudo lambda-lock`, not `lambda-lock` \
+with sudo as its command. Standard error says when a signal was refused.
+
+A second process of lambda-lock guards the command. It kills the command's whole group when lambda-lock itself is \
+killed, or is stopped until the lease ends. There is no guard if standard input is a terminal. If the guard is \
+killed, the command gets SIGTERM and, after a tenth of the lease, at most 10 seconds, SIGKILL. The exit code is then \
+74. On Linux the kernel also kills the command, but not its children, when lambda-lock is killed.
+
+If standard input is not a terminal and the command asks for something at /dev/tty, the command is stopped, because \
+its group is not in the foreground. It is killed when the lease ends. Leave standard input at the terminal for \
+commands that ask.
+
+With LOCK_ENABLED=false in the environment, the command runs without a lock and LOCK_FENCE is 0. One warning says so.";
+
+pub(crate) const LIST: &str = "\
+Lists keys with their state, sorted by key. It reads the table until it has found as many keys as the limit (IAM \
+action dynamodb:Scan). Of a larger table it therefore shows the keys that it found first, not the first ones of the \
+sorted table. A page that is throttled is read again a few times. The states:
+
+held: a holder has the key, or --hold-at-least keeps it
+
+free: the last holder released it, or no one has held it yet
+
+expired: the lease ended without a release, because the holder crashed or overran it
+
+completed: the record of an idempotent run that was completed
+
+malformed: the row is not a lock row
+
+With --json, each line is an object with key and state. It also has, where they are known, holder, fence, acquired_at \
+and until (RFC 3339), remaining_seconds if the key is held, and error if the row is malformed.";
+
+pub(crate) const GET: &str = "\
+Shows who holds a key, or held it last. It sends one consistent read (IAM action dynamodb:GetItem). The exit code is \
+0 in every state. The columns and the JSON are those of list.";
+
+pub(crate) const RELEASE: &str = "\
+Frees a key (IAM actions dynamodb:GetItem and dynamodb:UpdateItem). This does not stop the holder's work: make sure \
+that the holder has crashed, or that its writes are fenced. `run` ends with code 76 when someone else has released \
+its lock.
+
+Give the fence that `get` showed. If another acquisition holds the key by then, the release is refused with code 75.
+
+With --force the key is released no matter who holds it, after a question. With --yes there is no question. Any \
+answer other than yes leaves the key unchanged and gives code 75. A key that is already free is no error.";
+
+pub(crate) const WATCH: &str = "\
+Shows keys again and again. On a terminal each table replaces the one before; elsewhere the tables follow each other, \
+each under its time. The command ends with code 0 on INT or TERM. Without keys it reads the whole table each time.";
+
+pub(crate) const CREATE_TABLE: &str = "\
+Creates the table if it does not exist, and turns its TTL on. The default is on-demand billing. The command waits \
+until the table can be used. IAM actions: dynamodb:CreateTable, dynamodb:DescribeTable, dynamodb:DescribeTimeToLive, \
+dynamodb:UpdateTimeToLive, and with tags dynamodb:TagResource.";
+
+pub(crate) const CHECK: &str = "\
+Checks the table, its TTL, the clock and the permissions. It prints a line for each, and what to do where something \
+is wrong. The exit code is 0 if locks work, even with warnings, and 78 if they do not.";
+
+/// The exit codes with their meanings.
+pub(crate) const EXIT_STATUS: [(&str, &str); 10] = [
+    ("0", "done"),
+    ("2", "the command line is wrong"),
+    ("69", "no usable answer: DynamoDB is unreachable, throttles, or runs a transaction on the row"),
+    ("74", "standard output or another part of this machine failed, or the guard was killed"),
+    ("75", "another holder has the key, or release was not confirmed"),
+    ("76", "the lock was lost: its lease ended and the command was ended, or another holder has the key"),
+    ("78", "something must be corrected: the table, access, credentials, region, a variable, a row"),
+    ("126", "the command of run cannot be run"),
+    ("127", "the command of run was not found"),
+    ("128+N", "signal N killed the command of run, or ended the wait for the lock"),
+];
+
+/// The environment variables with their meanings.
+pub(crate) const ENVIRONMENT: [(&str, &str); 9] = [
+    ("LOCK_TABLE_NAME", "the table, without --table"),
+    ("LOCK_KEY_PREFIX", "the prefix of every key, without --key-prefix"),
+    ("LOCK_CLOCK_SKEW", "the clock skew, without --clock-skew"),
+    ("LOCK_LEASE", "the lease of run, without --lease"),
+    ("LOCK_ENABLED", "`false` makes run execute the command without a lock"),
+    ("LOCK_FENCE, LOCK_KEY", "set by run: the number that grows with each acquisition, and the key"),
+    ("AWS_PROFILE, AWS_REGION", "and the other variables that the AWS command line interface reads"),
+    ("AWS_ENDPOINT_URL", "the URL of DynamoDB, if it is not at AWS; also AWS_ENDPOINT_URL_DYNAMODB"),
+    ("RUST_LOG", "logs on standard error, for example `lambda_lock=debug`; none by default"),
+];
+
+/// A command, what the example does, and its command line.
+pub(crate) const EXAMPLES: [(&str, &str, &str); 13] = [
+    ("create-table", "Create the table", "lambda-lock create-table --table locks --tag team=billing"),
+    ("check", "Check that everything is in order", "lambda-lock check --table locks"),
+    ("run", "Skip a run while another is running", "lambda-lock run --key nightly-report --lease 15m -- ./report.sh"),
+    (
+        "run",
+        "Wait for the lock, and keep it for as long as the work takes",
+        "lambda-lock run --key deploy --wait 5m --renew -- make deploy",
+    ),
+    (
+        "run",
+        "Run once a minute, although cron runs on two machines",
+        "lambda-lock run --key minutely --hold-at-least 50s -- ./job",
+    ),
+    (
+        "run",
+        "Try it without AWS",
+        "lambda-lock run --embedded /tmp/locks.sqlite --key job -- sh -c 'echo \"fence $LOCK_FENCE\"'",
+    ),
+    ("list", "Show who holds which keys", "lambda-lock list --held"),
+    (
+        "list",
+        "Show the keys that a crash left behind",
+        "lambda-lock list --json | jq 'select(.state == \"expired\").key'",
+    ),
+    ("get", "Show who holds a key", "lambda-lock get nightly-report"),
+    ("release", "Free the key of a holder that has crashed", "lambda-lock release nightly-report --fence 17"),
+    ("watch", "Watch two keys", "lambda-lock watch nightly-report deploy --interval 1s"),
+    (
+        "completions",
+        "Install the completions for bash",
+        "lambda-lock completions bash > ~/.local/share/bash-completion/completions/lambda-lock",
+    ),
+    ("man", "Read the manual", "lambda-lock man > lambda-lock.1 && man ./lambda-lock.1"),
+];
+
+/// Returns the examples of one command.
+pub(crate) fn examples(command: &str) -> String {
+    let mut text = "Examples:".to_owned();
+    for (_, what, line) in EXAMPLES.iter().filter(|(of, ..)| *of == command) {
+        let _infallible = write!(text, "\n  # {what}\n  {line}");
+    }
+    text
+}
+
+/// Returns the end of the program's own help.
+pub(crate) fn after_help() -> String {
+    let mut text = String::new();
+    for (heading, lines) in [("Exit status", &EXIT_STATUS[..]), ("Environment", &ENVIRONMENT[..])] {
+        let width = lines.iter().map(|(name, _)| name.len()).max().unwrap_or_default();
+        let _infallible = write!(text, "{heading}:");
+        for (name, meaning) in lines {
+            let _infallible = write!(text, "\n  {name:width$}  {meaning}");
+        }
+        text.push_str("\n\n");
+    }
+    text.push_str("Examples:");
+    for (_, what, line) in EXAMPLES {
+        let _infallible = write!(text, "\n  # {what}\n  {line}");
+    }
+    text
+}
