@@ -21,7 +21,7 @@ docs:
 
 # Accept changed snapshots of what the program prints; review them with `git diff`
 snapshots:
-    INSTA_UPDATE=always cargo test --workspace --test help
+    INSTA_UPDATE=always cargo test --workspace --test output
 
 # Repeat the history of one seed
 seed N:
