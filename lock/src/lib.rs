@@ -58,8 +58,9 @@
 //! | [`Locks::force_release`] | 1 `UpdateItem` | `dynamodb:UpdateItem` |
 //!
 //! Nothing is sent between acquire and release. The SDK retries throttled and lost requests; [`client_config`] sets how
-//! often and how soon. A request with all its retries ends after 10 s. An acquire that ends without the lock sends up to
-//! two more requests if one of its attempts was not answered.
+//! often and how soon. A request with all its retries ends after 10 s. An acquire that ends without the lock sends more
+//! requests if one of its attempts was not answered: mostly one or two, and at most six while other requests change the
+//! row.
 //!
 //! # Sources
 //!
