@@ -72,7 +72,25 @@ const CRATE: &[&str] = &[
 ];
 
 /// The files of `lock/src/bin/lambda-lock`, likewise.
-const PROGRAM: &[&str] = &["arguments", "manual", "connect", "command", "run", "operate", "show", "main"];
+const PROGRAM: &[&str] = &[
+    "failure",
+    "output",
+    "help",
+    "arguments",
+    "manual",
+    "identity",
+    "connect",
+    "process",
+    "signals",
+    "guard",
+    "command",
+    "supervise",
+    "run",
+    "entry",
+    "show",
+    "operate",
+    "main",
+];
 
 #[test]
 fn the_crate_imports_only_from_below() {
@@ -80,7 +98,6 @@ fn the_crate_imports_only_from_below() {
 }
 
 #[test]
-#[ignore = "until the layers are merged"]
 fn the_program_imports_only_from_below() {
     assert_layered("lock/src/bin/lambda-lock", PROGRAM);
 }
