@@ -1,4 +1,4 @@
-//! `client_config`: the retries and timeouts of a DynamoDB client for locks. `Attempts`: which attempts were answered.
+//! `client_config`: the retries and timeouts of a DynamoDB client for locks. `SdkAttempts`: which attempts were answered.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -107,7 +107,7 @@ pub(crate) fn timeout_config(mut timeouts: TimeoutConfig) -> TimeoutConfig {
 /// Records whether DynamoDB answered all attempts of a request. The SDK retries internally and only reports the last
 /// attempt, but an earlier, unanswered attempt can still arrive.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Attempts(Arc<State>);
+pub(crate) struct SdkAttempts(Arc<State>);
 
 #[derive(Debug, Default)]
 struct State {
@@ -115,15 +115,15 @@ struct State {
     is_unanswered: AtomicBool,
 }
 
-impl Attempts {
+impl SdkAttempts {
     pub(crate) fn is_unanswered(&self) -> bool {
         self.0.is_unanswered.load(Ordering::Relaxed) || self.0.is_under_way.load(Ordering::Relaxed)
     }
 }
 
-impl Intercept for Attempts {
+impl Intercept for SdkAttempts {
     fn name(&self) -> &'static str {
-        "Attempts"
+        "SdkAttempts"
     }
 
     fn read_before_transmit(

@@ -1,4 +1,5 @@
-//! One AWS Lambda invocation at a time does a piece of work, on nothing but a DynamoDB table.
+//! Locks, idempotency and SQS deduplication for AWS Lambda. One invocation at a time does a piece of work, and all that it
+//! needs is a DynamoDB table.
 //!
 //! | task | use | feature |
 //! | --- | --- | --- |
@@ -32,8 +33,8 @@
 //! - At most one holder considers itself valid at any instant, if the clocks of hosts differ by no more than
 //!   [the clock skew](LocksBuilder::clock_skew).
 //! - Every acquisition of a key has a larger [fence](Lock::fence) than all earlier ones, also after its row was released,
-//!   expired, or deleted by DynamoDB's TTL.
-//! - A crashed holder blocks no one after its lease.
+//!   expired, or deleted by DynamoDB's TTL. [`Lock::fence`] names two exceptions.
+//! - A crashed holder blocks no one after its lease and the clock skew.
 //! - An acquire or a release whose answer was lost recognises its own effect.
 //!
 //! # Limits
@@ -56,11 +57,12 @@
 //! | [`Locks::get`] | 1 consistent `GetItem` | `dynamodb:GetItem` |
 //! | [`Locks::list`] | 1 consistent `Scan` for each MiB of the table | `dynamodb:Scan` |
 //! | [`Locks::force_release`] | 1 `UpdateItem` | `dynamodb:UpdateItem` |
+//! | [`Lock::condition_check`] in your transaction | 1 write check | `dynamodb:ConditionCheckItem` |
+//! | [`Locks::check`] | 6 | see there |
 //!
 //! Nothing is sent between acquire and release. The SDK retries throttled and lost requests; [`client_config`] sets how
-//! often and how soon. A request with all its retries ends after 10 s. An acquire that ends without the lock sends more
-//! requests if one of its attempts was not answered: mostly one or two, and at most six while other requests change the
-//! row.
+//! often and how soon. A request with all its retries ends after 10 s. An acquire that ends without the lock
+//! [withdraws](Acquire#withdrawal) if one of its requests was not answered: mostly one or two more requests.
 //!
 //! # Sources
 //!
@@ -69,7 +71,7 @@
 //! attributes. [`docs::concepts`] explains the protocol, [`docs::design`] its decisions.
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
-// From the bottom up: each module uses only the modules above it.
+// Each module uses only modules that are listed before it.
 mod clock;
 mod holder;
 

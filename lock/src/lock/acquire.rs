@@ -14,7 +14,7 @@ use super::backoff::{Backoff, Delays};
 use super::held::{Lock, Ownership};
 use super::locks::{Locks, check_attribute_name};
 use super::telemetry::{self, AcquireSpan, HoldSpan};
-use crate::client::Attempts;
+use crate::client::SdkAttempts;
 use crate::clock::{Lease, Moment, since_epoch};
 use crate::error::{Error, Kind};
 use crate::holder::{Data, Holder};
@@ -59,15 +59,21 @@ impl Locks {
 /// key. Each attempt is one `UpdateItem` (IAM action `dynamodb:UpdateItem`), plus the SDK's retries after a throttled or
 /// lost request. Dropping the future ends the wait.
 ///
+/// An answer that comes after the end of the lease is no lock: the acquire frees the key, and the attempt fails with an
+/// error that [`is_unavailable`](Error::is_unavailable).
+///
 /// # Withdrawal
 ///
-/// An unanswered attempt can still arrive. So if an acquire ends without the lock while one of its attempts is unanswered,
-/// it withdraws: usually two more requests free the key, or make the row refuse that attempt. A refusal waits up to 1 s for
-/// the withdrawal. After any other error, and when the future is dropped, the withdrawal is sent in the background. Lambda
-/// freezes the environment between invocations, and background requests with it; [`Locks::flush`] waits for them.
+/// An unanswered request can still arrive. So if an acquire ends without the lock while one of its requests is unanswered,
+/// it withdraws: more requests free the key, or make the row refuse the late request. Mostly it is one or two requests; at
+/// most six, while others change the row.
 ///
-/// If the withdrawal does not arrive, or if another acquire withdraws from the same row before the late attempt arrives, the
-/// late attempt can take the key without a holder. The key is free when that lease ends.
+/// If DynamoDB answered the last attempt, the acquire waits for the withdrawal: up to 1 s, and not past the deadline.
+/// Otherwise, and if that time runs out or the future is dropped, the withdrawal is sent in the background. Lambda freezes
+/// the environment between invocations, and background requests with it. [`Locks::flush`] waits for them.
+///
+/// If the withdrawal does not arrive, or if another acquire withdraws from the same row before the late request arrives, the
+/// late request can take the key without a holder. The key is free when that lease ends.
 ///
 /// # Example
 ///
@@ -99,15 +105,16 @@ pub struct Acquire {
 }
 
 impl Acquire {
-    /// Sets the lease, the longest time that the lock is held: from 1 ms to a day; by default that of the [`Locks`].
+    /// Sets the lease, the time after which the lock ends unless it is renewed: from 1 ms to a day. The default is the time
+    /// until the deadline if [`until`](Self::until) is set, and otherwise the lease of the [`Locks`].
     pub fn lease(mut self, lease: Duration) -> Self {
         self.lease = Some(lease);
         self
     }
 
-    /// Ends the lease at this time by the host's clock, such as the deadline of the Lambda invocation. With
-    /// [`lease`](Self::lease) too, the earlier end counts. A wait ends 100 ms before the deadline, so that there is time to
-    /// answer.
+    /// Ends the lease at this time by the host's clock, such as the deadline of the Lambda invocation: at most a day from
+    /// now. With [`lease`](Self::lease) too, the earlier end counts. A wait ends 100 ms before the deadline, so that there is
+    /// time to answer.
     pub fn until(mut self, deadline: SystemTime) -> Self {
         self.until = Some(deadline);
         self
@@ -157,9 +164,13 @@ impl Acquire {
     /// Runs `body` under the lock, and releases the lock when the body returns, fails or panics. In a program that is built
     /// with `panic = "abort"`, a panic ends the process instead, and the key is free when the lease ends.
     ///
-    /// When the lease ends first, the body is cancelled at its next await point, and the error
-    /// [`is_lost`](Error::is_lost). A body that blocks its thread is not cancelled. If the key cannot be acquired, the body
-    /// does not run. A failed release is logged and does not replace the body's result. Two requests.
+    /// Returns what the body returns, a `Result` of its own included. When the lease ends first, the body is cancelled at its
+    /// next await point, and the error [`is_lost`](Error::is_lost). A body that blocks its thread is not cancelled. If the
+    /// key cannot be acquired, the body does not run. A failed release is logged and does not replace the body's result.
+    /// Two requests.
+    ///
+    /// A body that returns counts as done, so [`hold_at_least`](Self::hold_at_least) applies: call
+    /// [`Lock::clear_hold_at_least`] in a body that failed.
     ///
     /// ```
     /// # use lambda_lock::{Error, Locks};
@@ -208,7 +219,10 @@ impl Acquire {
                 Ok(Some(taken)) if taken.is_valid(self.locks.0.clock.now()) => {
                     return Ok(attempts.into_lock(taken, telemetry.span()));
                 }
-                Ok(_) => attempts.start_anew().await?,
+                Ok(_) => {
+                    attempts.discard_late_grant().await?;
+                    Error::new(Kind::Unavailable, &self.locks.0.table.name, &self.key)
+                }
                 Err(error) => error,
             };
             if !error.is_retryable() {
@@ -228,7 +242,7 @@ impl Acquire {
         let now = self.locks.0.clock.now();
         let ownership = Ownership::new(&self.locks, &self.key)?;
         let telemetry = HoldSpan::new(Span::none(), &self.key, now);
-        Ok(Lock::new(ownership, None, None, telemetry, self.lease_from(now)?, Duration::ZERO))
+        Ok(Lock::new(ownership, None, None, telemetry, now, self.lease_from(now)?, Duration::ZERO))
     }
 
     fn check(&self) -> Result<(), Error> {
@@ -319,7 +333,7 @@ struct Taken {
     lease: Lease,
     fence: u64,
     data: Option<Data>,
-    /// The last holder, if its lease ended without a release.
+    /// The last holder, if its lease ended without a release. Unknown after a lost answer.
     from: Option<Box<Holder>>,
 }
 
@@ -344,7 +358,7 @@ impl<'a> AcquireAttempts<'a> {
         })
     }
 
-    /// Sends one attempt. Returns `None` if the key was taken by an attempt whose lease has ended.
+    /// Sends one attempt. Returns `None` if an earlier attempt took the key, and its lease is no longer known.
     async fn next(&mut self, telemetry: &mut AcquireSpan) -> Result<Option<Taken>, Error> {
         let Acquire { locks, key, holder, data, attributes, extension, .. } = self.acquire;
         let settings = &locks.0;
@@ -362,13 +376,13 @@ impl<'a> AcquireAttempts<'a> {
             attributes,
             extension: extension.as_deref(),
         };
-        self.pending.unresolved = true;
+        self.pending.may_have_key = true;
         telemetry.attempt();
-        let attempts = Attempts::default();
-        let claimed = settings.table.acquire(&claim, &attempts).await;
-        self.unanswered |= attempts.is_unanswered();
-        // A success is resolved by the lock.
-        self.pending.unresolved = claimed.is_ok() || self.unanswered;
+        let sdk_attempts = SdkAttempts::default();
+        let claimed = settings.table.acquire(&claim, &sdk_attempts).await;
+        self.unanswered |= sdk_attempts.is_unanswered();
+        // A key that was taken is freed if this future is dropped before `into_lock`.
+        self.pending.may_have_key = claimed.is_ok() || self.unanswered;
         match claimed? {
             Claimed::Acquired { fence, data, taken_from } => {
                 Ok(Some(Taken { sent: now, lease, fence, data, from: taken_from }))
@@ -384,22 +398,21 @@ impl<'a> AcquireAttempts<'a> {
     fn into_lock(self, taken: Taken, span: &Span) -> (Lock, Option<Box<Holder>>) {
         let Taken { sent, lease, fence, data, from } = taken;
         let telemetry = HoldSpan::new(span.clone(), &self.acquire.key, sent);
-        let ownership = self.pending.resolve();
-        (Lock::new(ownership, Some(fence), data, telemetry, lease, self.acquire.hold_at_least), from)
+        let ownership = self.pending.into_ownership();
+        (Lock::new(ownership, Some(fence), data, telemetry, sent, lease, self.acquire.hold_at_least), from)
     }
 
-    /// The key was taken, but the answer is too late. Frees the key, and starts again with another nonce, because the row
-    /// refuses the present one. What is not freed here is freed in the background.
-    async fn start_anew(&mut self) -> Result<Error, Error> {
-        let settings = &self.acquire.locks.0;
+    /// Frees a key whose grant was answered after the end of its lease. The next attempt has another nonce, because the row
+    /// refuses this one. If the time runs out, the key is freed in the background.
+    async fn discard_late_grant(&mut self) -> Result<(), Error> {
         let stale = std::mem::replace(&mut self.pending, Pending::new(self.acquire)?);
         self.unanswered = false;
         self.sent.clear();
-        let now = settings.clock.now();
+        let now = self.acquire.locks.0.clock.now();
         if !self.delays.are_over(now.since(self.started)) {
             stale.withdraw(self.acquire.time_to_withdraw(now)).await;
         }
-        Ok(Error::new(Kind::Unavailable, &settings.table.name, &self.acquire.key))
+        Ok(())
     }
 
     /// Sleeps until the next attempt. Returns `false` if there is none.
@@ -422,35 +435,36 @@ impl<'a> AcquireAttempts<'a> {
     }
 }
 
-/// Withdraws in the background if an acquire ends without knowing whether one of its attempts was, or will be, applied.
+/// The nonce of the present attempts. Withdraws it in the background if one of them may take the key without a holder.
 #[derive(Debug)]
 struct Pending {
     ownership: Ownership,
-    unresolved: bool,
+    /// An attempt may have taken the key, or may still take it.
+    may_have_key: bool,
 }
 
 impl Pending {
     fn new(Acquire { locks, key, .. }: &Acquire) -> Result<Self, Error> {
-        Ok(Self { ownership: Ownership::new(locks, key)?, unresolved: false })
+        Ok(Self { ownership: Ownership::new(locks, key)?, may_have_key: false })
     }
 
-    fn resolve(mut self) -> Ownership {
-        self.unresolved = false;
+    fn into_ownership(mut self) -> Ownership {
+        self.may_have_key = false;
         self.ownership.clone()
     }
 
     /// Withdraws now, for at most `limit`, because Lambda freezes background requests.
     async fn withdraw(mut self, limit: Duration) {
-        if self.unresolved {
+        if self.may_have_key {
             let withdrawal = Box::pin(self.ownership.withdraw());
-            self.unresolved = !matches!(timeout(limit, withdrawal).await, Ok(Ok(())));
+            self.may_have_key = !matches!(timeout(limit, withdrawal).await, Ok(Ok(())));
         }
     }
 }
 
 impl Drop for Pending {
     fn drop(&mut self) {
-        if self.unresolved {
+        if self.may_have_key {
             let ownership = self.ownership.clone();
             self.ownership.in_background(Span::none(), async move { ownership.withdraw().await });
         }

@@ -43,6 +43,8 @@ pub struct Lock {
     data: Option<Data>,
     /// Shared with a release in the background.
     pub(super) telemetry: Arc<HoldSpan>,
+    /// When the request that took the key was sent.
+    sent: Moment,
     state: Mutex<State>,
     /// Notified of every change of the state.
     changed: Notify,
@@ -76,7 +78,7 @@ pub(super) enum Phase {
     Releasing,
     /// No request is left to send.
     Released,
-    /// Another holder has the key, so no request is left to send either.
+    /// The row refused this owner, so no request is left to send either.
     Lost,
 }
 
@@ -87,17 +89,18 @@ impl Lock {
         fence: Option<u64>,
         data: Option<Data>,
         telemetry: HoldSpan,
+        sent: Moment,
         lease: Lease,
         hold_at_least: Duration,
     ) -> Self {
         // The skew is added because the clocks of other hosts can be ahead.
-        let (acquired, skew) = (telemetry.since(), ownership.locks.0.clock_skew);
-        let hold_until = acquired.wall.saturating_add(hold_at_least).saturating_add(skew);
+        let hold_until = sent.wall.saturating_add(hold_at_least).saturating_add(ownership.locks.0.clock_skew);
         Self {
             ownership,
             fence,
             data,
             telemetry: Arc::new(telemetry),
+            sent,
             state: Mutex::new(State {
                 lease,
                 hold_until: (!hold_at_least.is_zero()).then_some(hold_until),
@@ -147,7 +150,7 @@ impl Lock {
         self.fence.is_some()
     }
 
-    /// Returns when the lock was acquired, by this host's clock.
+    /// Returns when the request that acquired the lock was sent, by this host's clock.
     #[must_use]
     pub fn acquired_at(&self) -> SystemTime {
         SystemTime::UNIX_EPOCH + self.acquired()
@@ -177,7 +180,8 @@ impl Lock {
         !self.remaining().is_zero()
     }
 
-    /// Waits until the lock is no longer valid. Compares clocks; sends no request.
+    /// Waits until the lock is no longer valid: its lease ended, it was lost, or a release was started. Compares clocks;
+    /// sends no request.
     ///
     /// ```
     /// # use lambda_lock::Lock;
@@ -190,7 +194,7 @@ impl Lock {
     /// # async fn work() {}
     /// ```
     pub async fn lost(&self) {
-        // Check every second: the lease may have been renewed, and the wall clock can run ahead of the timer.
+        // Check every second, because the wall clock can run ahead of the timer.
         loop {
             let changed = self.changed.notified();
             let remaining = self.remaining();
@@ -281,12 +285,15 @@ impl Lock {
         Ok(())
     }
 
-    /// Releases the lock, which frees the key at once or, with `hold_at_least`, when that time is over. One request, unless
-    /// an earlier release was answered; IAM action `dynamodb:UpdateItem`.
+    /// Releases the lock, which frees the key at once or, with `hold_at_least`, when that time is over. A host whose clock is
+    /// behind sees it as free later, by the difference. One request, unless a request has already shown the lock released or
+    /// lost; IAM action `dynamodb:UpdateItem`.
     ///
-    /// Fails with an error that [`is_lost`](Error::is_lost) if another holder has taken the key. The row is not modified
-    /// then. If the lease has ended but no other holder has the key, the release succeeds. After any other error, the
-    /// release can be repeated. The lock is no longer valid as soon as this method is called.
+    /// Fails with an error that [`is_lost`](Error::is_lost) if another holder has taken the key, or an operator has
+    /// [released it by force](crate::Locks::force_release). The row is not modified then. If the lease has ended but no other
+    /// holder has the key, the release succeeds. After any other error, the release can be repeated; dropping the lock
+    /// repeats it in the background. The lock is no longer valid as soon as the future is first polled, even if the release
+    /// fails.
     pub async fn release(&self) -> Result<(), Error> {
         self.release_or_completed().await.map(drop)
     }
@@ -342,7 +349,8 @@ impl Lock {
         locks.0.table.condition_check(key, self.is_enforced().then_some(owner), self.now())
     }
 
-    /// Returns how long the last request under this lock may take, so that Lambda is answered in time.
+    /// Returns how long the last request under this lock may take, so that Lambda is answered in time. Call it before that
+    /// request is started, because a release ends the lock.
     pub(super) fn time_to_answer(&self) -> Duration {
         match self.remaining() {
             Duration::ZERO => Duration::from_secs(1),
@@ -390,14 +398,15 @@ impl Lock {
         self.ownership.locks.0.clock.now()
     }
 
-    /// Returns when the lock was acquired, in the whole milliseconds of the row.
+    /// Returns `acquired_at` in the whole milliseconds of the row.
     fn acquired(&self) -> Duration {
-        Duration::from_millis(self.telemetry.since().millis())
+        Duration::from_millis(self.sent.millis())
     }
 
     /// Returns the time that a release stores as the end of the lease.
     fn release_at(&self) -> Duration {
-        // Not before the acquire, even if the clock was set back, so that the row refuses duplicates of the acquire.
+        // Not before the acquire, even if the clock was set back. Each end is then after its acquire, and each acquire after
+        // the previous end. So the row refuses a late duplicate of an acquire, even when another owner has replaced it.
         let now = self.now().wall.max(self.acquired());
         self.state().hold_until.map_or(now, |until| until.max(now))
     }

@@ -171,11 +171,6 @@ impl HoldSpan {
         &self.span
     }
 
-    /// Returns when the lock was acquired.
-    pub(super) fn since(&self) -> Moment {
-        self.since
-    }
-
     #[cfg(feature = "idempotency")]
     pub(super) fn is_lost(&self) -> bool {
         self.is_lost.load(Ordering::Relaxed)

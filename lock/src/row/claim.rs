@@ -14,7 +14,7 @@ use super::names::{
 };
 use super::read::{Row, number_at};
 use super::table::{Expression as _, Item, Table, in_time, number, send_counted, string};
-use crate::client::Attempts;
+use crate::client::SdkAttempts;
 use crate::clock::{Lease, Moment};
 use crate::error::{Error, Kind};
 use crate::holder::{Data, Holder};
@@ -45,7 +45,7 @@ pub(crate) trait ClaimExtension: fmt::Debug + Send + Sync {
     fn keep_until(&self, now: Moment) -> Option<Duration>;
 
     /// The error that a refusal by this row means.
-    fn refusal(&self, row: Holder) -> Kind;
+    fn refusal(&self, holder: Holder) -> Kind;
 }
 
 /// The answer to an attempt to acquire.
@@ -57,7 +57,7 @@ pub(crate) enum Claimed {
         /// The last holder, if its lease ended without a release.
         taken_from: Option<Box<Holder>>,
     },
-    /// The row has the nonce of this claim: an earlier attempt was applied, and its answer was lost.
+    /// The row has the nonce of this acquire: an earlier attempt was applied, and its answer was lost.
     Already {
         fence: Option<u64>,
         data: Option<Data>,
@@ -66,7 +66,8 @@ pub(crate) enum Claimed {
     },
 }
 
-/// The condition under which a row is free, with the condition for a row in progress. `<>` is true of a missing attribute.
+/// The condition of an acquire: the key is free, this nonce has not been used, and the fence can grow. The argument says
+/// when a row in progress has ended. `<>` is true if the attribute is missing.
 macro_rules! free {
     ($over:literal) => {
         concat!(
@@ -89,8 +90,8 @@ const TAKE: &str = "SET #status = :in_progress, #owner = :owner, #holder = :hold
      #lease_end = :lease_end, #expiration = :expiration, #sequence = :zero, #fence = if_not_exists(#fence, :now_micros) + :one";
 
 impl Table {
-    /// Takes the key if it is free. One request. `attempts` records which of its attempts were answered.
-    pub(crate) async fn acquire(&self, claim: &Claim<'_>, attempts: &Attempts) -> Result<Claimed, Error> {
+    /// Takes the key if it is free. One request. `attempts` records which of the SDK's attempts were answered.
+    pub(crate) async fn acquire(&self, claim: &Claim<'_>, attempts: &SdkAttempts) -> Result<Claimed, Error> {
         // An answer after the lease is useless, and so is one that leaves no time to answer Lambda.
         let limit = REQUEST_TIMEOUT.min(time_to_ask(claim.lease.deadline.remaining(claim.now)));
         match in_time(limit, send_counted(self.claim_request(claim), attempts.clone())).await {
@@ -146,7 +147,7 @@ impl Table {
         request.update_expression(take)
     }
 
-    /// Reads the row as it was before the acquire. Only it shows the last holder, and the present row follows from it.
+    /// Reads the answer, which is the row as it was before. It shows the last holder, and the present row follows from it.
     fn claimed(&self, claim: &Claim<'_>, mut before: Item) -> Result<Claimed, Error> {
         let fence = number_at(&before, FENCE, MAX_FENCE).map_err(|why| self.malformed(claim.key, why))?;
         let fence = fence.map_or_else(|| claim.now.wall.as_micros() + 1, |fence| u128::from(fence) + 1);

@@ -48,7 +48,7 @@ pub(super) const COMPLETED: &str = "COMPLETED";
 
 /// The largest time in a row: the end of the year 9999, in milliseconds.
 pub(super) const LATEST: u64 = 253_402_300_799_999;
-/// The largest fence that an acquire counts on from. Another program wrote a larger one.
+/// The largest fence that an acquire increments.
 pub(super) const MAX_FENCE: u64 = i64::MAX as u64;
 
 pub(crate) fn is_reserved(attribute: &str) -> bool {

@@ -14,7 +14,7 @@ use aws_sdk_dynamodb::types::{AttributeValue, ReturnValuesOnConditionCheckFailur
 use futures_util::future::BoxFuture;
 
 use super::names::DATA;
-use crate::client::Attempts;
+use crate::client::SdkAttempts;
 use crate::error::{Error, Kind};
 use crate::holder::Data;
 
@@ -134,7 +134,7 @@ pub(super) fn send(request: UpdateItemFluentBuilder) -> Sent {
     Box::pin(request.send())
 }
 
-/// Sends an update and records which of its attempts were answered.
-pub(super) fn send_counted(request: UpdateItemFluentBuilder, attempts: Attempts) -> Sent {
+/// Sends an update and records which of the SDK's attempts were answered.
+pub(super) fn send_counted(request: UpdateItemFluentBuilder, attempts: SdkAttempts) -> Sent {
     Box::pin(request.customize().interceptor(attempts).send())
 }
