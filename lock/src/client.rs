@@ -42,7 +42,7 @@ const SDK_CONNECT_TIMEOUT: Duration = Duration::from_millis(3100);
 /// | attempt timeout: the same, plus resolving the credentials and reading the answer | 5 s | none |
 ///
 /// A lost answer, a broken connection, a server error or a throttle costs milliseconds. A silent connection costs a
-/// second. All retries of a request wait 0.8 s at most in total.
+/// second. The waits between all attempts of a request add up to at most 0.8 s.
 ///
 /// A value in `config` that differs from the SDK's default is kept, such as one from `AWS_MAX_ATTEMPTS`. To override
 /// another value, set it on the returned builder. Sends no request.

@@ -19,7 +19,7 @@ pub(crate) type Source = Box<dyn StdError + Send + Sync>;
 /// | predicate | meaning | a wait retries it |
 /// | --- | --- | --- |
 /// | [`is_held`](Self::is_held) | another holder has the key: [`holder`](Self::holder) says who and until when | yes |
-/// | [`is_lost`](Self::is_lost) | this lock no longer holds its key | |
+/// | [`is_lost`](Self::is_lost) | this lock no longer holds its key | no |
 /// | [`is_throttled`](Self::is_throttled) | DynamoDB throttles requests | yes |
 /// | [`is_unavailable`](Self::is_unavailable) | no usable answer: connection, timeout, server error | yes |
 /// | [`is_conflict`](Self::is_conflict) | a transaction on the row is in progress | yes |
@@ -265,8 +265,8 @@ impl Error {
 /// The errors of idempotent runs.
 #[cfg(feature = "idempotency")]
 impl Error {
-    /// Returns `true` if a run for this key is in progress. [`holder`](Self::holder) says whose it is, and until when it
-    /// can take. Feature `idempotency`.
+    /// Returns `true` if a run for this key is in progress. [`holder`](Self::holder) says whose it is, and when its
+    /// lease ends at the latest. Feature `idempotency`.
     #[must_use]
     pub fn is_in_progress(&self) -> bool {
         matches!(self.0.kind, Kind::InProgress(_))

@@ -31,15 +31,14 @@ pub struct Holder {
     pub(crate) completed: bool,
     pub(crate) released: bool,
     /// The stored error of a completed record.
-    #[cfg(feature = "idempotency")]
     pub(crate) error: Option<Data>,
     /// The digest of the payload fields that must match.
-    #[cfg(feature = "idempotency")]
     pub(crate) validation: Option<String>,
 }
 
 impl Holder {
-    /// Returns the holder's name, for people: on Lambda the function, the request id and the log stream.
+    /// Returns the holder's name, for people. By default it is the function and the log stream on Lambda, with the request
+    /// id under a middleware, and the process id elsewhere.
     #[must_use]
     pub fn name(&self) -> Option<&str> {
         self.name.as_deref()
@@ -97,20 +96,24 @@ impl Holder {
     }
 }
 
-/// Omits the digest of the payload, from which a short payload can be guessed.
+/// Hides the digest of the payload, from which a short payload can be guessed.
 impl fmt::Debug for Holder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { owner, name, fence, since, until, data, current, completed, released, error, validation } = self;
+        let validation = validation.as_ref().map(|_| "…");
         f.debug_struct("Holder")
-            .field("owner", &self.owner)
-            .field("name", &self.name)
-            .field("fence", &self.fence)
-            .field("since", &self.since)
-            .field("until", &self.until)
-            .field("data", &self.data)
-            .field("current", &self.current)
-            .field("completed", &self.completed)
-            .field("released", &self.released)
-            .finish_non_exhaustive()
+            .field("owner", owner)
+            .field("name", name)
+            .field("fence", fence)
+            .field("since", since)
+            .field("until", until)
+            .field("data", data)
+            .field("current", current)
+            .field("completed", completed)
+            .field("released", released)
+            .field("error", error)
+            .field("validation", &validation)
+            .finish()
     }
 }
 

@@ -2,7 +2,10 @@
 
 use std::time::Duration;
 
+use aws_sdk_dynamodb::types::AttributeValue;
+
 use crate::error::Error;
+use crate::holder::Data;
 
 /// The longest lease and the longest hold: longer than any Lambda invocation, short enough that a crash is temporary.
 pub(crate) const MAX_LEASE: Duration = Duration::from_hours(24);
@@ -14,6 +17,8 @@ pub(crate) const MAX_RETENTION: Duration = Duration::from_hours(366 * 24);
 
 /// DynamoDB's limit for a partition key.
 pub(crate) const MAX_KEY_BYTES: usize = 2048;
+/// DynamoDB's limit for the name of an attribute that is a key; this crate uses it for all names.
+pub(crate) const MAX_NAME_BYTES: usize = 255;
 /// DynamoDB's limit for a sort key.
 pub(crate) const MAX_SORT_KEY_BYTES: usize = 1024;
 /// The largest value of data: DynamoDB allows 400 KiB for an item, and the key and the other attributes need some of it.
@@ -61,4 +66,26 @@ pub(crate) fn check_table_name(name: &str) -> Result<(), Error> {
     Err(Error::invalid(format!(
         "the table name `{name}` is neither an ARN nor 3 to 255 letters, digits, `_`, `-` and `.`"
     )))
+}
+
+pub(crate) fn check_data(Data(data): &Data) -> Result<(), Error> {
+    let bytes = size(data);
+    if bytes <= MAX_DATA_BYTES {
+        return Ok(());
+    }
+    Err(Error::invalid(format!(
+        "the data has {bytes} bytes, more than {MAX_DATA_BYTES}: store it elsewhere, and its location here"
+    )))
+}
+
+/// Returns the largest size that DynamoDB counts for a value ("DynamoDB item sizes and formats" in the developer guide).
+fn size(value: &AttributeValue) -> usize {
+    match value {
+        AttributeValue::S(text) => text.len(),
+        AttributeValue::N(digits) => digits.len() + 1,
+        AttributeValue::B(bytes) => bytes.as_ref().len(),
+        AttributeValue::L(list) => list.iter().map(|value| size(value) + 1).sum::<usize>() + 3,
+        AttributeValue::M(map) => map.iter().map(|(name, value)| name.len() + size(value) + 1).sum::<usize>() + 3,
+        _ => 1,
+    }
 }

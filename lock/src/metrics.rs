@@ -42,7 +42,7 @@ pub const BATCH_ITEMS: &str = "lambda_lock_batch_items";
 
 /// Histogram, milliseconds: duration of successful acquires, including their waits.
 pub const ACQUIRE_TIME: &str = "lambda_lock_acquire_time";
-/// Histogram, milliseconds: how long acquires waited, with or without success.
+/// Histogram, milliseconds: how long acquires waited, with or without success. Only acquires that waited are recorded.
 pub const WAIT_TIME: &str = "lambda_lock_wait_time";
 /// Histogram, milliseconds: duration of releases and completions.
 pub const RELEASE_TIME: &str = "lambda_lock_release_time";

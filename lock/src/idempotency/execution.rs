@@ -14,9 +14,10 @@ use super::settings::{Idempotency, Identity, Invocation, Settings};
 use crate::clock::{millis, since_epoch};
 use crate::error::Kind;
 use crate::holder::{Data, Holder};
+use crate::limits::check_data;
 use crate::lock::{self, Acquire, Lock, in_time_to_answer, while_held};
 use crate::metrics;
-use crate::row::{ClaimExtension as _, Completed, Outcome, RecordClaim, Released, check_data};
+use crate::row::{ClaimExtension as _, Completed, Outcome, RecordClaim};
 
 /// What follows from the record of an input.
 pub(crate) enum NextStep {
@@ -97,7 +98,7 @@ where
                 Kind::Completed(record) => Ok(NextStep::replay(key, record)),
                 refusal => {
                     let error = settings.error(refusal, &key);
-                    lock::refused(&error);
+                    lock::record_refusal(&error);
                     Err(HandlerError::Lock(error))
                 }
             };
@@ -251,8 +252,8 @@ where
 
     /// Releases the record unless it was abandoned. Returns the record if it is already completed.
     async fn release(&self, lock: &Lock) -> Option<Box<Holder>> {
-        match in_time_to_answer(lock, lock.release_or_completed()).await {
-            Ok(Released { completed }) => completed,
+        match in_time_to_answer(lock, lock.release_unless_completed()).await {
+            Ok(completed) => completed,
             // Telemetry has logged the loss.
             Err(error) if error.is_lost() => None,
             Err(error) => {

@@ -11,8 +11,9 @@ use serde::Serialize;
 use super::format::{RecordFormat, to_json};
 use crate::error::{Error, Kind};
 use crate::holder::{Data, Holder};
+use crate::limits::check_data;
 use crate::lock::Lock;
-use crate::row::{Outcome, check_data};
+use crate::row::Outcome;
 
 /// A run in progress. Cheap to clone.
 ///

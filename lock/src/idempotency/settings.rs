@@ -245,7 +245,7 @@ impl<I, T, E> Idempotency<I, T, E> {
 
     /// Returns the record of this input, or `None` if it runs unprotected.
     pub(crate) fn identify(&self, input: &I, invocation: &Invocation) -> Result<Option<Identity>, Error> {
-        self.settings.identity(input, invocation).inspect_err(lock::refused)
+        self.settings.identity(input, invocation).inspect_err(lock::record_refusal)
     }
 }
 

@@ -18,8 +18,8 @@ use crate::client::SdkAttempts;
 use crate::clock::{Lease, Moment, since_epoch};
 use crate::error::{Error, Kind};
 use crate::holder::{Data, Holder};
-use crate::limits::{MAX_LEASE, MIN_LEASE, TIME_TO_ANSWER, check_duration, time_to_ask};
-use crate::row::{Claim, ClaimExtension, Claimed, check_data};
+use crate::limits::{MAX_LEASE, MIN_LEASE, TIME_TO_ANSWER, check_data, check_duration, time_to_ask};
+use crate::row::{Claim, ClaimExtension, Claimed};
 
 /// How long a refusal waits for a withdrawal.
 const WITHDRAWAL_TIMEOUT: Duration = Duration::from_secs(1);
@@ -154,7 +154,7 @@ impl Acquire {
         self
     }
 
-    /// Claims a row with a meaning of its own, such as a record of idempotency.
+    /// Claims the row as more than a lock, such as a record of idempotency.
     #[cfg(feature = "idempotency")]
     pub(crate) fn extension(mut self, extension: impl ClaimExtension + 'static) -> Self {
         self.extension = Some(Box::new(extension));
@@ -194,13 +194,12 @@ impl Acquire {
             return checked.and_then(|()| self.unlocked());
         }
         // Validate first: the span must not carry an oversized key.
-        checked.inspect_err(telemetry::refused)?;
+        checked.inspect_err(telemetry::record_refusal)?;
         let mut telemetry = AcquireSpan::start(&self.key, &settings.clock, self.wait.is_repeated());
         let span = telemetry.span().clone();
         match self.ask(&mut telemetry).instrument(span).await {
             Ok((lock, taken_from)) => {
-                let taken_from = taken_from.as_deref().map(|holder| holder as _);
-                telemetry.acquired(lock.key(), lock.owner(), lock.fence(), taken_from);
+                telemetry.acquired(lock.key(), lock.owner(), lock.fence(), taken_from.as_deref());
                 Ok(lock)
             }
             Err(error) => {
@@ -427,9 +426,9 @@ impl<'a> AcquireAttempts<'a> {
         self.acquire.lease_from(clock.now()).is_ok()
     }
 
-    /// Ends without the lock. Withdraws now if DynamoDB answers, and otherwise in the background.
+    /// Ends without the lock. Withdraws now if DynamoDB answered the last attempt, and otherwise in the background.
     async fn give_up(self, error: &Error) {
-        if error.is_answered() {
+        if error.is_answered() && !error.is_invalid() {
             self.pending.withdraw(self.acquire.time_to_withdraw(self.acquire.locks.0.clock.now())).await;
         }
     }

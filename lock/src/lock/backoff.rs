@@ -7,8 +7,8 @@ use crate::limits::{MAX_LEASE, check_duration};
 
 /// The waits of an acquire for a contended key: exponential backoff with jitter, within a budget.
 ///
-/// The delay before attempt *n* + 1 is `base × factorⁿ⁻¹`, limited to the cap and then spread by the [`Jitter`]. The wait
-/// ends with the budget, the number of attempts, or the deadline of the acquire, whichever comes first. The last attempt
+/// The delay before attempt *n* + 1 is `base × factorⁿ⁻¹`, limited to the cap, then spread by the [`Jitter`], and
+/// never longer than the cap. The wait ends with the budget, the number of attempts, or the deadline of the acquire, whichever comes first. The last attempt
 /// is made when the budget ends. A delay ends at most one base delay after the end of the holder's lease.
 ///
 /// The defaults save requests. If many callers wait for a key that is held for milliseconds, set the base to about the

@@ -13,9 +13,9 @@ use super::locks::Locks;
 use super::telemetry::HoldSpan;
 use crate::clock::{Lease, Moment};
 use crate::error::{Error, Kind};
-use crate::holder::Data;
-use crate::limits::{MAX_LEASE, MIN_LEASE, check_duration, time_to_ask};
-use crate::row::{Released, Step, check_data};
+use crate::holder::{Data, Holder};
+use crate::limits::{MAX_LEASE, MIN_LEASE, check_data, check_duration, time_to_ask};
+use crate::row::Step;
 
 /// A lock that was acquired.
 ///
@@ -48,7 +48,7 @@ pub struct Lock {
     state: Mutex<State>,
     /// Notified of every change of the state.
     changed: Notify,
-    /// Locked by a renewal: of two concurrent ones, the one that the row applies last must also be the one that counts here.
+    /// Serializes renewals, so that the lease here is that of the renewal which the row applied last.
     renewing: AsyncMutex<()>,
 }
 
@@ -275,7 +275,7 @@ impl Lock {
             if let Err(error) = renew.instrument(self.span().clone()).await {
                 // A concurrent release may have caused it, and reports its own outcome.
                 if error.is_lost() && self.enter_from(&[Phase::Held], Phase::Lost).is_ok() {
-                    self.telemetry.lost(error.holder().map(|holder| holder as _));
+                    self.telemetry.lost(error.holder());
                 }
                 return Err(error);
             }
@@ -295,13 +295,13 @@ impl Lock {
     /// repeats it in the background. The lock is no longer valid as soon as the future is first polled, even if the release
     /// fails.
     pub async fn release(&self) -> Result<(), Error> {
-        self.release_or_completed().await.map(drop)
+        self.release_unless_completed().await.map(drop)
     }
 
-    /// Releases the lock. The answer has the record if a transaction whose answer was lost had completed it.
-    pub(crate) async fn release_or_completed(&self) -> Result<Released, Error> {
+    /// Releases the lock. Returns the record if a transaction whose answer was lost has completed it.
+    pub(crate) async fn release_unless_completed(&self) -> Result<Option<Box<Holder>>, Error> {
         match self.enter_from(&[Phase::Held, Phase::Releasing], Phase::Releasing) {
-            Err(Phase::Released) => return Ok(Released::FREED),
+            Err(Phase::Released) => return Ok(None),
             Err(_) => return Err(self.error(Kind::Lost(None))),
             Ok(()) => {}
         }
@@ -313,7 +313,7 @@ impl Lock {
         if !self.is_enforced() {
             checked?;
             self.enter(Phase::Released);
-            return Ok(Released::FREED);
+            return Ok(None);
         }
         checked.inspect_err(|error| self.telemetry.release_failed(error))?;
         let release = self.ownership.release(sequence, self.release_at(), data.as_ref(), &self.telemetry);
@@ -478,12 +478,12 @@ impl Ownership {
         end: Duration,
         data: Option<&Data>,
         telemetry: &HoldSpan,
-    ) -> Result<Released, Error> {
+    ) -> Result<Option<Box<Holder>>, Error> {
         let (Self { key, owner, .. }, settings) = (self, &self.locks.0);
         let now = settings.clock.now();
         let answer = settings.table.release(Step { key, owner, sequence, now }, end, settings.retention, data).await;
         match &answer {
-            Ok(Released { completed }) => {
+            Ok(completed) => {
                 let outcome = if completed.is_some() { "completed" } else { "released" };
                 telemetry.released(outcome, Some((now, settings.clock.now())));
             }

@@ -13,8 +13,8 @@ use crate::client::client_config;
 use crate::clock::Clock;
 use crate::error::Error;
 use crate::limits::{
-    MAX_CLOCK_SKEW, MAX_LEASE, MAX_RETENTION, MAX_SORT_KEY_BYTES, MIN_LEASE, MIN_RETENTION, check_duration, check_key,
-    check_table_name,
+    MAX_CLOCK_SKEW, MAX_LEASE, MAX_NAME_BYTES, MAX_RETENTION, MAX_SORT_KEY_BYTES, MIN_LEASE, MIN_RETENTION,
+    check_duration, check_key, check_table_name,
 };
 use crate::row::{self, Table};
 
@@ -89,7 +89,7 @@ impl Locks {
     /// # }
     /// ```
     pub async fn from_env() -> Result<Self, Error> {
-        // Check the variables first: without a table, it is no use to search for a region.
+        // Check the variables first: without a table, there is no point in looking up a region.
         let settings = Variables::read(|name| env::var(name).ok())?;
         let config = aws_config::defaults(BehaviorVersion::latest()).load().await;
         settings.apply(Client::from_conf(client_config(&config).build())).build()
@@ -153,7 +153,7 @@ impl Locks {
     /// Waits until all background requests are answered: the releases of dropped locks, and the withdrawals of acquires that
     /// ended without an answer. Call it before a process ends, or before Lambda freezes the environment.
     ///
-    /// Sends no request. Each background request takes up to 10 s.
+    /// Sends no request. Each background request takes up to 10 s, and a withdrawal usually sends one or two.
     ///
     /// ```
     /// # use lambda_lock::{Error, Locks};
@@ -319,8 +319,9 @@ fn default_holder() -> String {
 }
 
 pub(crate) fn check_attribute_name(what: &str, name: &str) -> Result<(), Error> {
-    if name.is_empty() || name.len() > 255 {
-        return Err(Error::invalid(format!("the {what} `{name}` has {} bytes, not 1 to 255", name.len())));
+    if name.is_empty() || name.len() > MAX_NAME_BYTES {
+        let bytes = name.len();
+        return Err(Error::invalid(format!("the {what} `{name}` has {bytes} bytes, not 1 to {MAX_NAME_BYTES}")));
     }
     if row::is_reserved(name) {
         return Err(Error::invalid(format!("the {what} `{name}` is an attribute of the lock row: use another name")));

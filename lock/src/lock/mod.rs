@@ -18,4 +18,4 @@ pub use held::Lock;
 pub(crate) use held::Ownership;
 pub use locks::{Locks, LocksBuilder};
 #[cfg(feature = "idempotency")]
-pub(crate) use telemetry::{log_refusal, refused};
+pub(crate) use telemetry::{log_refusal, record_refusal};

@@ -3,7 +3,6 @@
 //! Each acquire has one span `lock`, at level info, in which the work also runs. Its key is the row's key, so it is hashed
 //! if that is. No payload, result or data is recorded. Events repeat the key, for filters that leave out the span.
 
-use std::fmt::Display;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
@@ -13,6 +12,7 @@ use tracing::field::{Empty, display};
 
 use crate::clock::{Clock, Moment, millis};
 use crate::error::Error;
+use crate::holder::Holder;
 use crate::metrics;
 
 /// An acquire in progress. An acquire that is dropped before its end was cancelled.
@@ -72,7 +72,7 @@ impl AcquireSpan {
     }
 
     /// The acquire succeeded. `taken_from` is the last holder, if its lease ended without a release.
-    pub(super) fn acquired(mut self, key: &str, owner: &str, fence: u64, taken_from: Option<&dyn Display>) {
+    pub(super) fn acquired(mut self, key: &str, owner: &str, fence: u64, taken_from: Option<&Holder>) {
         self.span.record("owner", owner).record("fence", fence);
         self.end();
         metrics::count(metrics::ACQUIRED);
@@ -94,7 +94,7 @@ impl AcquireSpan {
             metrics::count_by(metrics::RETRIES_EXHAUSTED, metrics::REASON, reason);
         }
         let _in = self.span.enter();
-        refused(error);
+        record_refusal(error);
     }
 
     fn wake(&mut self) {
@@ -126,7 +126,7 @@ impl Drop for AcquireSpan {
 }
 
 /// Records a refused acquire, or one that failed before a request was sent.
-pub(crate) fn refused(error: &Error) {
+pub(crate) fn record_refusal(error: &Error) {
     let reason = error.reason();
     match reason {
         // The caller gets the stored result, not an error.
@@ -185,7 +185,7 @@ impl HoldSpan {
     }
 
     /// The lock was lost. Only the first call is recorded.
-    pub(super) fn lost(&self, to: Option<&dyn Display>) {
+    pub(super) fn lost(&self, to: Option<&Holder>) {
         if !self.is_lost.swap(true, Ordering::Relaxed) {
             metrics::count(metrics::LOST);
             let _in = self.span.enter();
@@ -205,7 +205,7 @@ impl HoldSpan {
 
     pub(super) fn release_failed(&self, error: &Error) {
         if error.is_lost() {
-            self.lost(error.holder().map(|holder| holder as &dyn Display));
+            self.lost(error.holder());
         }
         self.end_with("release_failed");
         metrics::count_by(metrics::RELEASE_FAILED, metrics::REASON, error.reason());
@@ -224,7 +224,7 @@ impl Drop for HoldSpan {
         if self.has_overrun.load(Ordering::Relaxed) {
             self.lost(None);
         }
-        // A lost lock stays lost, whatever its release found.
+        // A lost lock stays lost, even if its release succeeds.
         let outcome = *self.outcome.lock().unwrap_or_else(PoisonError::into_inner);
         self.span.record("outcome", if *self.is_lost.get_mut() { "lost" } else { outcome });
     }

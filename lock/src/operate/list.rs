@@ -1,4 +1,4 @@
-//! Who holds what: one key, the whole table, and the release of a key by force.
+//! Reading the holders of a key and of the whole table, and releasing a key by force.
 
 use crate::error::Error;
 use crate::holder::Holder;

@@ -1,4 +1,4 @@
-//! What operators do: create and check the table, see who holds what, and free a key by force.
+//! Operations on the table: create it, check it, list its holders, and release a key by force.
 
 mod check;
 mod create_table;

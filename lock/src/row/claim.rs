@@ -18,7 +18,7 @@ use crate::client::SdkAttempts;
 use crate::clock::{Lease, Moment};
 use crate::error::{Error, Kind};
 use crate::holder::{Data, Holder};
-use crate::limits::{MAX_DATA_BYTES, REQUEST_TIMEOUT, time_to_ask};
+use crate::limits::{REQUEST_TIMEOUT, time_to_ask};
 
 /// One attempt to acquire.
 #[derive(Debug)]
@@ -33,7 +33,7 @@ pub(crate) struct Claim<'a> {
     pub(crate) extension: Option<&'a dyn ClaimExtension>,
 }
 
-/// The parts of a claim that differ between a lock and a row with a meaning of its own, such as a record of idempotency.
+/// What a claim to more than a lock, such as a record of idempotency, adds to the acquire.
 pub(crate) trait ClaimExtension: fmt::Debug + Send + Sync {
     /// The condition under which the row is free. It may use the names and values of [`FREE`].
     fn condition(&self) -> &'static str;
@@ -165,7 +165,7 @@ impl Table {
         // "Attempting to store more than 38 significant digits in a Number", or "DynamoDB only supports precision up to
         // 38 digits" from DynamoDB Local. Only the new fence and the user's attributes can have so many digits.
         if claim.attributes.is_empty() && error.message().is_some_and(|message| message.contains("digits")) {
-            let why = format!("`{FENCE}` is not a whole number to count on from");
+            let why = format!("`{FENCE}` is not a whole number that can be incremented");
             return Err(self.malformed(key, why).with_source(error));
         }
         match self.refusal(error, key)? {
@@ -185,27 +185,5 @@ impl Table {
             }
             None => Err(self.malformed(key, "the refusal names no row")),
         }
-    }
-}
-
-pub(crate) fn check_data(Data(data): &Data) -> Result<(), Error> {
-    let bytes = size(data);
-    if bytes <= MAX_DATA_BYTES {
-        return Ok(());
-    }
-    Err(Error::invalid(format!(
-        "the data has {bytes} bytes, more than {MAX_DATA_BYTES}: store it elsewhere, and its location here"
-    )))
-}
-
-/// Returns the largest size that DynamoDB counts for a value ("DynamoDB item sizes and formats" in the developer guide).
-fn size(value: &AttributeValue) -> usize {
-    match value {
-        AttributeValue::S(text) => text.len(),
-        AttributeValue::N(digits) => digits.len() + 1,
-        AttributeValue::B(bytes) => bytes.as_ref().len(),
-        AttributeValue::L(list) => list.iter().map(|value| size(value) + 1).sum::<usize>() + 3,
-        AttributeValue::M(map) => map.iter().map(|(name, value)| name.len() + size(value) + 1).sum::<usize>() + 3,
-        _ => 1,
     }
 }

@@ -28,11 +28,11 @@ mod release;
 mod table;
 mod withdraw;
 
-pub(crate) use claim::{Claim, ClaimExtension, Claimed, check_data};
+pub(crate) use claim::{Claim, ClaimExtension, Claimed};
 pub(crate) use names::{DEFAULT_PARTITION_KEY, EXPIRATION, is_reserved};
 pub(crate) use probe::probe_key;
 pub(crate) use read::{Cursor, Page};
 #[cfg(feature = "idempotency")]
 pub(crate) use record::{Completed, Outcome, RecordClaim};
-pub(crate) use release::{Released, Step};
+pub(crate) use release::Step;
 pub(crate) use table::{Table, in_time};

@@ -5,11 +5,9 @@ use aws_sdk_dynamodb::operation::update_item::UpdateItemError;
 use aws_sdk_dynamodb::types::AttributeValue;
 
 use super::names::{
-    ACQUIRED_AT, COMPLETED, DATA, EXPIRATION, FENCE, HOLDER, IN_PROGRESS, LATEST, LEASE_END, MAX_FENCE, OWNER,
-    RELEASED, SEQUENCE, STATUS,
+    ACQUIRED_AT, COMPLETED, DATA, ERROR, EXPIRATION, FENCE, HOLDER, IN_PROGRESS, LATEST, LEASE_END, MAX_FENCE, OWNER,
+    RELEASED, SEQUENCE, STATUS, VALIDATION,
 };
-#[cfg(feature = "idempotency")]
-use super::names::{ERROR, VALIDATION};
 use super::table::{Expression as _, Item, Table, in_time, string};
 use crate::clock::Moment;
 use crate::error::{Error, Kind};
@@ -31,9 +29,7 @@ pub(crate) struct Row {
     /// The TTL of a row that does not use it for anything else, in milliseconds.
     ttl: Option<u64>,
     pub(crate) data: Option<Data>,
-    #[cfg(feature = "idempotency")]
     error: Option<Data>,
-    #[cfg(feature = "idempotency")]
     validation: Option<String>,
 }
 
@@ -56,18 +52,17 @@ impl Row {
             completed,
             end: end.ok_or_else(|| format!("`{LEASE_END}` and `{EXPIRATION}` are missing"))?,
             owner: string_at(&mut item, OWNER)?,
-            // An acquire does not write these two, so a taken row can have any value there.
+            // An acquire does not write it, so a row that it took from another program can have any value.
             released: string_at(&mut item, RELEASED).unwrap_or_default(),
+            // Another program wrote a value that is not a number.
             sequence: number_at(&item, SEQUENCE, u64::MAX).unwrap_or_default(),
             holder: string_at(&mut item, HOLDER)?,
             fence: number_at(&item, FENCE, MAX_FENCE + 1)?,
             acquired_at,
             // The TTL of an unfinished run of Powertools is also the end of the time in which it is refused.
             ttl: expiration.filter(|_| !completed && lease_end.is_some() && acquired_at.is_some()),
-            #[cfg(feature = "idempotency")]
             error: if completed { string_at(&mut item, ERROR)?.map(Data::from) } else { None },
             // A value that is not a string matches no digest.
-            #[cfg(feature = "idempotency")]
             validation: string_at(&mut item, VALIDATION).unwrap_or_default(),
             data: item.remove(DATA).map(Data),
         })
@@ -103,9 +98,7 @@ impl Row {
             data: self.data,
             current: self.end > now.millis(),
             completed: self.completed,
-            #[cfg(feature = "idempotency")]
             error: self.error,
-            #[cfg(feature = "idempotency")]
             validation: self.validation,
         }
     }
@@ -215,7 +208,7 @@ pub(crate) enum Cursor {
 /// The rows that one request of a scan found.
 #[derive(Debug)]
 pub(crate) struct Page {
-    /// By their keys, without the prefix.
+    /// The rows with their keys, without the prefix.
     pub(crate) rows: Vec<(String, Result<Holder, Error>)>,
     /// How many rows the request read to find these.
     pub(crate) read: u64,

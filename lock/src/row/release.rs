@@ -22,17 +22,6 @@ pub(crate) struct Step<'a> {
     pub(crate) now: Moment,
 }
 
-/// The effect of a release.
-#[derive(Debug)]
-pub(crate) struct Released {
-    /// The record, if this owner had completed it in a transaction whose answer was lost. The row was not modified then.
-    pub(crate) completed: Option<Box<Holder>>,
-}
-
-impl Released {
-    pub(crate) const FREED: Self = Self { completed: None };
-}
-
 impl Table {
     /// Moves the end of the lease, if this owner holds the row and the lease has not ended. One request.
     ///
@@ -72,21 +61,22 @@ impl Table {
         }
     }
 
-    /// Frees the key at `end` and keeps the row, if this owner holds it and has not completed it. One request.
+    /// Frees the key at `end` and keeps the row, if this owner holds it. Returns the record, unmodified, if this owner has
+    /// completed it in a transaction whose answer was lost. One request.
     pub(crate) async fn release(
         &self,
         step: Step<'_>,
         end: Duration,
         retention: Duration,
         data: Option<&Data>,
-    ) -> Result<Released, Error> {
+    ) -> Result<Option<Box<Holder>>, Error> {
         let Step { key, owner, now, .. } = step;
         let Err(error) = in_time(REQUEST_TIMEOUT, send(self.release_request(step, end, retention, data))).await else {
-            return Ok(Released::FREED);
+            return Ok(None);
         };
         match self.refusal(error, key)? {
-            Some(row) if row.is_completed_by(owner) => Ok(Released { completed: Some(Box::new(row.into_holder(now))) }),
-            Some(row) if row.is_released_by(owner) => Ok(Released::FREED),
+            Some(row) if row.is_completed_by(owner) => Ok(Some(Box::new(row.into_holder(now)))),
+            Some(row) if row.is_released_by(owner) => Ok(None),
             row => Err(self.lost(key, owner, row, now)),
         }
     }

@@ -17,7 +17,7 @@ const TRIES: u32 = 3;
 
 impl Table {
     /// Frees the key if this owner has it after all. Otherwise stores the owner's nonce in the row, which then refuses an
-    /// attempt that arrives late. One request if the owner has the key, two if not.
+    /// attempt that arrives late. One request if the owner has the key, two if not; up to six if others change the row.
     ///
     /// Without a withdrawal, the row refuses such an attempt only if this host's clock is not ahead of the clock of the
     /// last holder to release. The row has one nonce of this kind: a second withdrawal replaces the first.
