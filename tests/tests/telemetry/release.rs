@@ -63,6 +63,6 @@ async fn a_dropped_lock_is_counted_when_its_background_release_ends() {
     settle().await;
     stage.metrics.assert(&["acquired 1", "acquire_time [0.0]", "hold_time [0.0]", "release_failed: unavailable 1"]);
     assert_eq!(stage.traces.locks()[1].fields["outcome"], "release_failed");
-    let [failure] = &stage.traces.told("a request in the background failed")[..] else { panic!("once") };
+    let [failure] = &stage.traces.told("a background request failed")[..] else { panic!("once") };
     assert_eq!((failure.level, failure.lock, &*failure.fields["key"]), (Level::DEBUG, Some(1), "nightly"));
 }
