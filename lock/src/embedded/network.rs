@@ -45,12 +45,12 @@ use super::faults::{Fate, Faults, Outcome};
 /// }
 /// ```
 pub trait Intercept: fmt::Debug + Send + Sync {
-    /// Is called before the request is applied. `operation` is a name such as `UpdateItem`, `request` the JSON body.
+    /// Called before the request is applied. `operation` is a name such as `UpdateItem`, `request` the JSON body.
     fn request(&self, operation: &str, request: &mut Value) {
         let _ = (operation, request);
     }
 
-    /// Is called after the request was applied. `request` is the body that was applied.
+    /// Called after the request was applied. `request` is the body that was applied.
     fn answer(&self, operation: &str, request: &Value, answer: &mut Answer) {
         let _ = (operation, request, answer);
     }

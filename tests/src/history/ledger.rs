@@ -302,7 +302,7 @@ impl Operation {
         let applied = state.released.contains(lock.owner());
         match answer {
             Ok(()) if !applied => {
-                self.ledger.broke(&mut state, format!("{} was told of a release that did not happen", self.name));
+                self.ledger.broke(&mut state, format!("{} reported a release that did not happen", self.name));
             }
             Err(error) if error.is_lost() => {
                 state.counts.lost += 1;

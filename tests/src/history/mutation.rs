@@ -40,7 +40,7 @@ impl Mutation {
         Self { name: "renew without condition", breaks: "(e)", request: renew_without_condition, ..Self::NONE },
         Self {
             name: "a refused release is taken for success",
-            breaks: "told of a release",
+            breaks: "reported a release",
             answer: refused_release_succeeds,
             ..Self::NONE
         },

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use lambda_lock::embedded::Host;
 use lambda_lock::{Idempotency, OnMissingKey};
-use lambda_lock_tests::invocation::told;
+use lambda_lock_tests::invocation::reported;
 use lambda_lock_tests::powertools::{Language, Powertools};
 use lambda_lock_tests::{Row, World};
 use lambda_runtime::Diagnostic;
@@ -111,7 +111,7 @@ async fn place(orders: &Orders, order: &Value) -> Value {
         .await;
     match outcome {
         Ok(result) => json!({"ran": ran, "result": result}),
-        Err(error) => json!({"ran": ran, "error": told(error).0}),
+        Err(error) => json!({"ran": ran, "error": reported(error).0}),
     }
 }
 

@@ -236,8 +236,8 @@ fn an_overwritten_lock_is_lost_and_its_row_is_not_modified() {
             .transact_items(TransactWriteItem::builder().put(put).build());
         assert!(transaction.send().await.unwrap_err().into_service_error().is_transaction_canceled_exception());
         // After a failed renewal, the release sends no request.
-        let told = if fastrand::bool() { lock.renew(Duration::from_secs(5)).await } else { lock.release().await };
-        let error = told.unwrap_err();
+        let answer = if fastrand::bool() { lock.renew(Duration::from_secs(5)).await } else { lock.release().await };
+        let error = answer.unwrap_err();
         assert!(error.is_lost() || error.is_malformed_row(), "{error:?}");
         let _told_again = lock.release().await.unwrap_err();
         assert_eq!(world.row(key).await, foreign);

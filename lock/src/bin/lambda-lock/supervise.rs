@@ -131,7 +131,7 @@ impl Job<'_> {
             status = command.ended(signals) => Some(status?),
             () = time_is_over => None,
         };
-        // Even after the command has ended: others of its group may not have.
+        // Other processes of the group may outlive the command.
         command.send(Signal::KILL);
         match status {
             Some(status) => Ok(status),
