@@ -161,7 +161,7 @@ impl Connection {
             Outcome::Throttled { by_account: true } => refusal(400, "RequestLimitExceeded"),
             Outcome::Throttled { by_account: false } => refusal(400, "ProvisionedThroughputExceededException"),
             Outcome::ServerError { applied: false } => refusal(500, "InternalServerError"),
-            // A task of its own, because a request on its way arrives even if its sender stops waiting.
+            // A separate task, because a request on its way arrives even if its sender stops waiting.
             Outcome::Answered | Outcome::AnswerLost | Outcome::ServerError { applied: true } => {
                 let arrival = tokio::spawn({
                     let connection = self.clone();

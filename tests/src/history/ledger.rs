@@ -308,7 +308,7 @@ impl Operation {
                 state.counts.lost += 1;
                 // After the release of another lock, the row no longer shows it.
                 if state.last_released.get(&self.key).is_some_and(|last| last == lock.owner()) {
-                    self.ledger.broke(&mut state, format!("(f) {} did not know its own release again", self.name));
+                    self.ledger.broke(&mut state, format!("(f) {} did not recognise its own release", self.name));
                 }
             }
             _ => {}

@@ -200,7 +200,7 @@ impl Ledger {
         }
         if terms.reject_unfinished && !(matches!(earlier.how, How::Failed(_)) && released) {
             let end = record.sent + terms.window - self.clock_skew;
-            return (now < end).then(|| "(iii) began in spite of the unfinished".to_owned());
+            return (now < end).then(|| "(iii) began despite the unfinished".to_owned());
         }
         (now < earlier.until && !released).then(|| "(ii) began within the lease of".to_owned())
     }

@@ -1,4 +1,4 @@
-//! What an error of the work does to the record: it is released, kept or stored.
+//! The effect of an error on the record: the record is released, is kept, or stores the error.
 
 use std::time::Duration;
 

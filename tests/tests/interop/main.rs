@@ -25,7 +25,7 @@ const WINDOW: Duration = Duration::from_hours(1);
 /// be before now.
 const AFTER_THE_WINDOW: Duration = WINDOW.saturating_add(Duration::from_secs(2));
 
-/// When no clock shows that yet, however slow the machine is.
+/// When no clock shows that the window has ended, even on a slow machine.
 const WITHIN_THE_WINDOW: Duration = WINDOW.saturating_sub(MARGIN);
 
 const MARGIN: Duration = Duration::from_secs(20);

@@ -109,7 +109,7 @@ enum Verdict {
     Malformed,
 }
 
-/// What a row means: a second implementation, independent of the one under test.
+/// The meaning of a row: a second implementation, independent of the one under test.
 #[expect(clippy::cast_precision_loss, reason = "values with a fraction are not near a bound")]
 fn verdict(row: &Row, now: u64) -> Verdict {
     // Whether an attribute is a number of at most `most`; `None` if it is missing.
@@ -202,7 +202,7 @@ fn an_acquire_takes_free_rows_and_modifies_no_held_or_malformed_row() {
                 let grown = lock.fence() as f64 >= f64::trunc(old);
                 assert!(grown && lock.fence() > 0);
                 let held = locks.try_acquire(key).await;
-                assert!(held.unwrap().is_none(), "and it is then held");
+                assert!(held.unwrap().is_none(), "the key is then held");
                 lock.release().await.unwrap();
                 assert!(!locks.get(key).await.unwrap().unwrap().is_current());
             }

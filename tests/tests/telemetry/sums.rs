@@ -15,7 +15,7 @@ use tokio::time::{sleep, timeout};
 use crate::traces::Span;
 use crate::{Stage, lock_error, locks_on, ms, orders, s, settle};
 
-/// What the tasks of a history observed.
+/// The observations of the tasks of a history.
 #[derive(Debug, Default)]
 struct Seen {
     acquires: u64,

@@ -30,7 +30,7 @@ pub(crate) struct Guard {
 }
 
 impl Guard {
-    /// Starts the guard. Returns `None` if standard input is a terminal: a command in a group of its own could not read
+    /// Starts the guard. Returns `None` if standard input is a terminal: a command in its own group could not read
     /// from it.
     pub(crate) async fn start() -> io::Result<Option<Self>> {
         if io::stdin().is_terminal() {

@@ -2,8 +2,8 @@
 //!
 //! The key is all that finds a record. Rust therefore shares records with a function in Python or TypeScript only if both
 //! hash the same bytes: the text of `json.dumps(x, sort_keys=True)`, or of `JSON.stringify(deepSort(x))`. A text that
-//! differs in one byte gives another key, and the work is done twice. Where a [`Value`] does not determine the text that
-//! the other language writes, the result is an error instead of a hash.
+//! differs in one byte gives another key, and the work is done twice. If a [`Value`] does not determine the text that the
+//! other language writes, the result is an error instead of a hash.
 //!
 //! The references are `_generate_hash` in Powertools for Python 3.37 (`utilities/idempotency/persistence/base.py`), and
 //! `getHashedIdempotencyKey` and `deepSort` in Powertools for TypeScript 2.35 (`packages/idempotency`).
