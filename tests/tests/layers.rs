@@ -71,7 +71,7 @@ const CRATE: &[&str] = &[
     "lib",
 ];
 
-/// The files of `lock/src/bin/lambda-lock`, likewise.
+/// The files of `lock/src/bin/lambda-lock`, in the same order.
 const PROGRAM: &[&str] = &[
     "failure",
     "output",

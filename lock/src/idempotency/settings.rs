@@ -104,7 +104,7 @@ impl<I, T, E> Idempotency<I, T, E> {
     /// Creates settings with records in the table of these locks.
     ///
     /// `key` returns the key of an input: a string, or any JSON value with a [format](Self::format) that hashes it. A key
-    /// that is null, empty, or contains nothing but nulls counts as missing.
+    /// that is null, empty, or contains only nulls counts as missing.
     ///
     /// Operations with the same [prefix](Self::prefix) share their records: if a function has two operations, give each
     /// its own prefix. Outside of Lambda there is no prefix by default, and records also share their keys with the plain
