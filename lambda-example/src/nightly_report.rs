@@ -43,7 +43,7 @@ pub enum Outcome {
     },
     /// Another invocation held the lock.
     Skipped {
-        /// Who held the lock, and until when.
+        /// The holder and the end of its lease.
         reason: String,
     },
 }

@@ -28,9 +28,9 @@ const LARGEST_ORDER: usize = 256 * 1024;
 /// The body of a request.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 pub struct NewOrder {
-    /// What is ordered.
+    /// The ordered item.
     pub item: String,
-    /// How many items.
+    /// The number of items.
     pub quantity: NonZeroU32,
     /// The time to check the stock, in milliseconds. The example only waits that long.
     #[serde(default)]
@@ -42,9 +42,9 @@ pub struct NewOrder {
 pub struct Order {
     /// Unique to the order.
     pub id: String,
-    /// What was ordered.
+    /// The ordered item.
     pub item: String,
-    /// How many items.
+    /// The number of items.
     pub quantity: NonZeroU32,
 }
 

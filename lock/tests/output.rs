@@ -1,4 +1,4 @@
-//! What the program prints, as snapshots: its help, its manual page, its tables.
+//! The output of the program, as snapshots: help, manual page, tables, messages.
 //!
 //! `INSTA_UPDATE=always cargo test --workspace --test output` accepts the changes. Review the diff of
 //! `snapshots/`.
@@ -213,7 +213,7 @@ fn a_message_says_what_failed_why_and_what_to_do() {
     check("messages", &text, &filters);
 }
 
-/// What the program says on standard error, under the command, and with the exit code.
+/// Returns the command, its message on standard error, and its exit code.
 fn said(words: &str, mut command: impl BorrowMut<Command>) -> String {
     let output = command.borrow_mut().output().unwrap();
     let message = String::from_utf8(output.stderr).unwrap();

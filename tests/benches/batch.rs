@@ -1,6 +1,8 @@
-//! What a batch of messages costs, each of which is to be done once, in multiples of the latency of a request: in virtual
-//! time, and beside Powertools for AWS Lambda on the DynamoDB that `LOCK_TEST_ENDPOINT` names, in real time and turn by
-//! turn. What the latter needs, and when it is skipped, is said in `tests/src/powertools.rs`.
+//! The time to process a batch in which each message runs once, in multiples of a request's latency.
+//!
+//! The first part runs in virtual time. The second part compares with Powertools for AWS Lambda, in real time, on the
+//! DynamoDB that `LOCK_TEST_ENDPOINT` names; the sides take turns. `tests/src/powertools.rs` says what the second part
+//! needs, and when it is skipped.
 
 use std::convert::Infallible;
 use std::env;
@@ -29,27 +31,27 @@ use tower::util::BoxCloneService;
 use tower::{Layer, Service, ServiceExt, service_fn};
 
 const MESSAGES: usize = 10;
-/// That the detour adds to a request.
+/// The latency that the detour adds to a request.
 const LATENCY: Duration = Duration::from_millis(5);
 const DELIVERIES: [&str; 2] = ["delivered first", "delivered again"];
 
 fn main() {
-    // With `--test`, as `cargo test` runs benchmarks, once.
+    // `cargo test` runs benchmarks with `--test`: then one round is enough.
     let is_test = env::args().any(|argument| argument == "--test");
     let (warm_up, rounds) = if is_test { (0, 1) } else { (10, 100) };
     println!("\nbatch of {MESSAGES} messages");
     in_virtual_time();
     if let Some(powertools) = Powertools::find() {
-        // On a thread of its own, where the work does not hold it up.
+        // On a separate thread, so that the work does not delay it.
         let network = Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
         let runtime = Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(in_turns(&powertools, &network, warm_up, rounds));
     }
 }
 
-/// Ours alone, on a table that takes no time but the latency.
+/// Only ours, on a table whose only cost is the latency.
 fn in_virtual_time() {
-    // There, and again back: whole milliseconds, as tokio's timers are.
+    // One way, in whole milliseconds, because tokio's timers round to them.
     let way = Duration::from_millis(3);
     let latency = 2 * way;
     let runtime = Builder::new_current_thread().enable_all().start_paused(true).build().unwrap();
@@ -69,7 +71,7 @@ fn in_virtual_time() {
     });
 }
 
-/// All three, on a DynamoDB that is `LATENCY` further away than it is.
+/// All three sides, on a DynamoDB with an additional latency of `LATENCY`.
 async fn in_turns(powertools: &Powertools, network: &Runtime, warm_up: usize, rounds: usize) {
     let world = World::new().await;
     let detour = Detour::start(powertools.endpoint(), network).await;
@@ -90,7 +92,7 @@ async fn in_turns(powertools: &Powertools, network: &Runtime, warm_up: usize, ro
         let read = client.get_item().table_name(&world.table).key("id", AttributeValue::S("none".to_owned()));
         read.send().await.unwrap();
         bare.push(host.now().duration_since(start).unwrap().as_secs_f64());
-        // Which one goes first alternates too.
+        // The side that goes first alternates too.
         for index in (round..round + 3).map(|index| index % 3) {
             let (name, side) = &mut sides[index];
             let batch = batch();
@@ -106,7 +108,7 @@ async fn in_turns(powertools: &Powertools, network: &Runtime, warm_up: usize, ro
 
     let multiple = |seconds: f64| seconds / LATENCY.as_secs_f64();
     let bare = median(bare.split_off(warm_up));
-    println!("\nbeside Powertools, with {LATENCY:?} added to each request, turn by turn, medians of {rounds}");
+    println!("\nbeside Powertools, with {LATENCY:?} added to each request, in turns, medians of {rounds}");
     println!("one GetItem takes {:.2} ms, {:.2} times the latency\n", bare * 1e3, multiple(bare));
     println!("{:<26}{:^44}{:^44}", "", DELIVERIES[0], DELIVERIES[1]);
     let columns = ["ms", "x latency", "x ours", "requests"].map(|title| format!("{title:>11}")).concat();
@@ -123,7 +125,7 @@ async fn in_turns(powertools: &Powertools, network: &Runtime, warm_up: usize, ro
     }
 }
 
-/// Messages that were never there before.
+/// Returns a batch of new messages.
 fn batch() -> SqsEvent {
     let mut event = SqsEvent::default();
     for number in 0..MESSAGES {
@@ -141,7 +143,7 @@ enum Side {
 }
 
 impl Side {
-    /// How long it took, in seconds, and how many messages ran.
+    /// Returns the time in seconds, and the number of messages that ran.
     async fn work_on(&mut self, batch: &SqsEvent) -> (f64, usize) {
         match self {
             Self::Ours(consumer) => consumer.work_on(batch).await,
@@ -150,7 +152,7 @@ impl Side {
     }
 }
 
-/// Ours, with a handler that does nothing.
+/// Our consumer, with a handler that does nothing.
 struct Consumer {
     host: Arc<Host>,
     service: BoxCloneService<LambdaEvent<SqsEvent>, SqsBatchResponse, Infallible>,
@@ -180,7 +182,7 @@ impl Consumer {
     }
 }
 
-/// Theirs: `tests/interop/batch.py` or `batch.mjs`, which measures for itself.
+/// Powertools: `tests/interop/batch.py` or `batch.mjs`, which measures its own time.
 struct Worker {
     _process: Child,
     batches: ChildStdin,
@@ -199,13 +201,13 @@ impl Worker {
     async fn work_on(&mut self, batch: &SqsEvent) -> (f64, usize) {
         let line = serde_json::to_string(batch).unwrap() + "\n";
         self.batches.write_all(line.as_bytes()).await.unwrap();
-        let answer = self.answers.next_line().await.unwrap().expect("the script goes on");
+        let answer = self.answers.next_line().await.unwrap().expect("the script still runs");
         let answer: Value = serde_json::from_str(&answer).unwrap();
         (answer["ms"].as_f64().unwrap() / 1e3, answer["ran"].as_u64().unwrap().try_into().unwrap())
     }
 }
 
-/// A way to a DynamoDB on which each request takes `LATENCY` longer.
+/// A proxy for a DynamoDB that adds `LATENCY` to each request.
 struct Detour {
     endpoint: String,
     requests: Arc<AtomicU64>,
@@ -245,7 +247,7 @@ impl Detour {
     }
 }
 
-/// Passes on what the client sends when it is `LATENCY` old, and what the server answers at once.
+/// Forwards the client's bytes after `LATENCY`, and the server's answers at once.
 fn forward(client: TcpStream, server: TcpStream, requests: Arc<AtomicU64>) {
     client.set_nodelay(true).unwrap();
     server.set_nodelay(true).unwrap();
@@ -255,9 +257,9 @@ fn forward(client: TcpStream, server: TcpStream, requests: Arc<AtomicU64>) {
     tokio::spawn(async move {
         let mut buffer = vec![0; 1 << 16];
         while let Ok(length @ 1..) = from_client.read(&mut buffer).await {
-            // Nobody sends a request before the last one is answered, so each begins what is read at once.
+            // The client sends a request only after the previous answer, so each request starts a read.
             requests.fetch_add(u64::from(buffer[..length].starts_with(b"POST ")), Ordering::Relaxed);
-            // It is over that long after it was made, not after it is waited for.
+            // The delay starts now, not at the first poll.
             let arrival = sleep(LATENCY);
             if under_way.send((arrival, buffer[..length].to_vec())).is_err() {
                 break;

@@ -1,9 +1,11 @@
-//! What `LockLayer` adds to a cold start: a function that is its own lock by two updates written by hand, and the same
-//! function with the layer (`tests/cold-start`), as processes that start in turn, as users build them. The Runtime API and
-//! a DynamoDB that has its answers ready are played here, on loopback.
+//! The time that `LockLayer` adds to a cold start.
 //!
-//! `LOCK_BENCH_FEATURES=ring` builds the functions with another crypto provider, `AWS_LC_SYS_NO_JITTER_ENTROPY=1` without
-//! the entropy that aws-lc gathers from the CPU's jitter.
+//! Compares two functions of `tests/cold-start`: one locks with two hand-written updates, the other with the layer. They
+//! are built as users build them, and start in turns as processes. The benchmark itself serves the Runtime API, and a
+//! DynamoDB with prepared answers, on loopback.
+//!
+//! `LOCK_BENCH_FEATURES=ring` builds the functions with another crypto provider. `AWS_LC_SYS_NO_JITTER_ENTROPY=1` builds
+//! them without the entropy that aws-lc gathers from the CPU's jitter.
 
 use std::convert::Infallible;
 use std::path::{Path, PathBuf};
@@ -34,19 +36,19 @@ use tokio_rustls::rustls::crypto::aws_lc_rs;
 use tokio_rustls::rustls::pki_types::{PrivateKeyDer, PrivatePkcs8KeyDer};
 use tokio_rustls::rustls::{ServerConfig, version};
 
-/// By the name of the binary: the bare SDK, and the layer.
+/// The names of the binaries: the bare SDK, and the layer.
 const SIDES: [&str; 2] = ["cold-start-bare", "cold-start-locked"];
-/// The functions' argument.
+/// The argument that makes a function warm up.
 const WARM_UP: &str = "warm-up";
 const FIGURES: [(&str, &str); 4] = [("init", "ms"), ("first invocation", "ms"), ("CPU", "ms"), ("peak memory", "MiB")];
-/// The share of a CPU that a function of 256 MB has: 1,769 MB have one.
+/// The share of a CPU that a function with 256 MB gets. A function with 1,769 MB gets one CPU.
 const SMALL: f64 = 256.0 / 1_769.0;
 
 fn main() {
-    // With `--test`, as `cargo test` runs benchmarks, twice.
+    // `cargo test` runs benchmarks with `--test`: then two pairs are enough.
     let pairs = if env::args().any(|argument| argument == "--test") { 2 } else { 100 };
     let programs = build();
-    println!("\ncold starts, in turn, {pairs} each: medians, and the medians of the pairs' ratios");
+    println!("\ncold starts, in turns, {pairs} each: medians, and the medians of the pairs' ratios");
     let sizes = programs.each_ref().map(|program| mebibytes(fs::metadata(program).unwrap().len()));
     println!("size, stripped: {:.2} and {:.2} MiB, ratio {:.3}\n", sizes[0], sizes[1], sizes[1] / sizes[0]);
     println!("{:<34}{}", "", FIGURES.map(|(name, unit)| format!("{:^30}", format!("{name}, {unit}"))).concat());
@@ -76,7 +78,7 @@ fn main() {
     });
 }
 
-/// The functions in the release profile, with no more features than a user's.
+/// Builds the functions in the release profile, with only the features that a user enables.
 fn build() -> [PathBuf; 2] {
     let mut cargo = std::process::Command::new(env!("CARGO"));
     cargo.args(["build", "--release", "--package", "lambda-lock-cold-start"]);
@@ -91,7 +93,7 @@ fn build() -> [PathBuf; 2] {
     SIDES.map(|side| target.join("release").join(side))
 }
 
-/// How the functions of a row start.
+/// The conditions under which the functions of a row start.
 struct Setting<'a> {
     dynamodb: &'a DynamoDb,
     warm_up: bool,
@@ -102,7 +104,7 @@ async fn print_row(name: &str, programs: &[PathBuf; 2], setting: &Setting<'_>, p
     // By figure and side.
     let mut measured = [(); FIGURES.len()].map(|()| [(); 2].map(|()| Vec::new()));
     for pair in 0..pairs {
-        // Which one goes first alternates too.
+        // The side that goes first alternates too.
         for side in [pair % 2, 1 - pair % 2] {
             let figures = cold_start(&programs[side], SIDES[side], setting).await;
             for (measured, figure) in measured.iter_mut().zip(figures) {
@@ -153,14 +155,14 @@ async fn cold_start(program: &Path, side: &str, setting: &Setting<'_>) -> [f64; 
     [milliseconds(init), milliseconds(first), milliseconds(cpu), memory]
 }
 
-/// In MiB.
+/// Returns the peak memory of a process, in MiB.
 fn peak_memory(pid: u32) -> f64 {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
     let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
     peak.trim().trim_end_matches(" kB").parse::<f64>().unwrap() / 1024.0
 }
 
-/// The clock on the wall: here it is what is measured.
+/// Returns the real time, which this benchmark measures.
 #[expect(clippy::disallowed_methods, reason = "a benchmark measures real time")]
 fn clock() -> Instant {
     Instant::now()
@@ -171,7 +173,7 @@ fn mebibytes(bytes: u64) -> f64 {
     bytes as f64 / f64::from(1 << 20)
 }
 
-/// Has its answers ready, so that what is measured is the client.
+/// A DynamoDB with prepared answers, so that the benchmark measures the client.
 struct DynamoDb {
     endpoint: String,
     /// The certificates that the functions trust.
@@ -197,7 +199,7 @@ impl DynamoDb {
         Self { endpoint, trusted, _folder: folder, _server: server }
     }
 
-    /// What Lambda, and the template, set for the function. The path says which answers it expects.
+    /// Sets the variables that Lambda and the template set. The path selects the answers.
     fn at_home(&self, command: &mut Command, path: &str) {
         command.env("AWS_ENDPOINT_URL", format!("{}/{path}", self.endpoint));
         command.env("LOCK_TABLE_NAME", "locks").env("AWS_REGION", "us-east-1");
@@ -213,7 +215,7 @@ async fn converse(stream: TcpStream, acceptor: Option<TlsAcceptor>) {
     stream.set_nodelay(true).unwrap();
     let served = AtomicUsize::new(0);
     let service = service_fn(|request| answer(request, served.fetch_add(1, Ordering::Relaxed)));
-    // The function is killed at some time.
+    // The benchmark kills the function, which breaks the connection.
     let _it_has_gone = match acceptor {
         None => http1::Builder::new().serve_connection(TokioIo::new(stream), service).await,
         Some(acceptor) => match acceptor.accept(stream).await {
@@ -223,19 +225,20 @@ async fn converse(stream: TcpStream, acceptor: Option<TlsAcceptor>) {
     };
 }
 
-/// For a warm-up.
+/// The answer to a warm-up.
 const REFUSED: &str = r#"{"__type":"com.amazonaws.dynamodb.v20120810#ConditionalCheckFailedException",
     "message":"The conditional request failed"}"#;
-/// The row as it was before, which the layer asks for.
+/// The row before the update, which the layer requests.
 const BEFORE: &str = r#"{"Attributes":{"id":{"S":"function"},"status":{"S":"INPROGRESS"},"holder":{"S":"function 1 stream"},
     "owner":{"S":"0123456789abcdef0123456789abcdef"},"released":{"S":"0123456789abcdef0123456789abcdef"},
     "fence":{"N":"1790000000000000"},"acquired_at":{"N":"1790000000000"},"expiration":{"N":"1790086431"},
     "in_progress_expiration":{"N":"1790000031000"}}}"#;
-/// What was set, which the other function asks for.
+/// The updated attributes, which the other function requests.
 const SET: &str = r#"{"Attributes":{"owner":{"S":"first"},"acquired_at":{"N":"1790000000000"},"fence":{"N":"17"},
     "lease_end":{"N":"1790000031000"},"expiration":{"N":"1790086431"}}}"#;
 
-/// By the number of the request on its connection: to look for something in the request would take longer for a longer one.
+/// Chooses the answer by the number of the request on its connection. A search in the request would take longer for a
+/// longer request.
 async fn answer(request: Request<Incoming>, number: usize) -> Result<Response<Full<Bytes>>, Infallible> {
     let path = request.uri().path();
     let (bare, warm_up) = (path.contains(SIDES[0]), path.contains(WARM_UP));
@@ -250,8 +253,8 @@ async fn answer(request: Request<Incoming>, number: usize) -> Result<Response<Fu
     Ok(response.body(Full::from(text)).unwrap())
 }
 
-/// A certificate for this host, and the file of what is to be trusted: that, after all that this machine trusts, because
-/// reading these is a part of a cold start.
+/// Creates a certificate for this host, and the file of trusted certificates. The file also has all certificates that this
+/// machine trusts, because reading them is a part of a cold start.
 fn authority(folder: &Path) -> (TlsAcceptor, PathBuf) {
     let mut authority = CertificateParams::default();
     authority.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
@@ -276,13 +279,13 @@ fn authority(folder: &Path) -> (TlsAcceptor, PathBuf) {
     (TlsAcceptor::from(Arc::new(config)), trusted)
 }
 
-/// A control group, in which a function gets only a share of a CPU, as on Lambda after the init phase.
+/// A control group that limits a function to a share of a CPU, as Lambda does after the init phase.
 struct CpuShare {
     folder: PathBuf,
     is_first_version: bool,
 }
 
-/// Lambda's, as far as is known.
+/// Lambda's period, as far as is known.
 const PERIOD_MICROS: u32 = 20_000;
 
 impl CpuShare {
@@ -297,7 +300,7 @@ impl CpuShare {
                 return Ok(share);
             }
         }
-        Err("no control group can limit the CPU here; as root it may".to_owned())
+        Err("no control group can limit the CPU here; try again as root".to_owned())
     }
 
     fn add(&self, pid: u32) {

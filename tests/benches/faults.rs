@@ -1,8 +1,10 @@
-//! What a fault costs a caller: the SDK's default client with the settings of `client_config`, over a socket, and a server
-//! that drops, refuses or never answers one request of each operation. Beside it the SDK's own settings, by ratio.
+//! The time that a fault costs a caller.
 //!
-//! Exits with 1 if a target is missed. `--test` makes few runs and looks at no target. A name, such as `throttled` or
-//! `Renew`, leaves the others out.
+//! Measures the SDK's default HTTP client with the settings of `client_config`, over a socket. The server drops, refuses or
+//! never answers one request of each operation. A ratio compares with the SDK's own settings.
+//!
+//! Exits with 1 if a target is missed. `--test` makes few runs and checks no target. A name, such as `throttled` or
+//! `Renew`, selects the rows to measure.
 
 use std::collections::HashMap;
 use std::convert::Infallible;
@@ -34,26 +36,26 @@ use tokio::runtime::Builder;
 use tokio::time::sleep;
 
 const TABLE: &str = "locks";
-/// Of each request, there and back.
+/// The latency of each request, there and back.
 const LATENCY: Duration = Duration::from_millis(5);
 
-/// What becomes of one request.
+/// The fate of one request.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Fault {
-    /// It is applied, and the connection breaks before the answer.
+    /// The request is applied, and the connection breaks before the answer.
     AnswerLost,
     /// The connection breaks, and the request is not applied.
     Reset,
     ServerError,
     Throttle,
-    /// It is applied, and the answer never comes.
+    /// The request is applied, and the answer never comes.
     Silence,
 }
 
 impl Fault {
     const ALL: [Self; 5] = [Self::AnswerLost, Self::Reset, Self::ServerError, Self::Throttle, Self::Silence];
 
-    /// What 95 of 100 runs may take at the most.
+    /// The limit for 95 of 100 runs.
     fn target(self) -> Duration {
         match self {
             Self::AnswerLost | Self::Reset | Self::ServerError => Duration::from_millis(100),
@@ -105,7 +107,7 @@ fn main() -> ExitCode {
             }
             let mut ours = runtime.block_on(measure(&server, true, operation, fault, runs));
             ours.sort_unstable();
-            // The SDK's default waits for ever.
+            // With its default settings, the SDK waits forever.
             let ratio = (fault != Fault::Silence).then(|| {
                 let mut theirs = runtime.block_on(measure(&server, false, operation, fault, runs / 2));
                 theirs.sort_unstable();
@@ -120,7 +122,7 @@ fn main() -> ExitCode {
                 in_ms(within),
                 in_ms(ours[runs - 1]),
                 in_ms(target),
-                ratio.map_or_else(|| "waits for ever".to_owned(), |ratio| format!("{ratio:.1}")),
+                ratio.map_or_else(|| "waits forever".to_owned(), |ratio| format!("{ratio:.1}")),
                 if within > target { "  missed" } else { "" }
             );
         }
@@ -136,7 +138,7 @@ fn in_ms(time: Duration) -> String {
     format!("{:.0} ms", time.as_secs_f64() * 1e3)
 }
 
-/// The times that an operation with this fault took, without what comes before and after it.
+/// Returns the times of an operation with this fault, without the requests before and after it.
 async fn measure(server: &Server, ours: bool, operation: Operation, fault: Fault, runs: usize) -> Vec<Duration> {
     let run = async |number: usize| {
         let locks = Locks::builder(server.client(ours).await, TABLE).holder("the benchmark").build().unwrap();
@@ -144,7 +146,7 @@ async fn measure(server: &Server, ours: bool, operation: Operation, fault: Fault
         time(server, &locks, operation, fault, key).await
     };
     if fault == Fault::Silence {
-        // They wait, and do not keep each other from it. Not all at once: the SDK has a quota of retries for a process.
+        // These runs only wait, so several run at once. Not all: the SDK limits the retries of a process.
         return stream::iter(0..runs).map(run).buffered(5).collect().await;
     }
     let mut times = Vec::new();
@@ -155,7 +157,7 @@ async fn measure(server: &Server, ours: bool, operation: Operation, fault: Fault
 }
 
 async fn time(server: &Server, locks: &Locks, operation: Operation, fault: Fault, key: String) -> Duration {
-    // The connection is there, as in a warm environment.
+    // Opens the connection, as in a warm environment.
     locks.warm_up().await;
     match operation {
         Operation::Acquire => {
@@ -198,25 +200,25 @@ async fn time(server: &Server, locks: &Locks, operation: Operation, fault: Fault
     }
 }
 
-/// The clock on the wall: here it is what is measured.
+/// Returns the real time, which this benchmark measures.
 #[expect(clippy::disallowed_methods, reason = "a benchmark measures real time")]
 fn clock() -> Instant {
     Instant::now()
 }
 
-/// The embedded engine behind a socket, in a thread of its own.
+/// The embedded engine behind a socket, on a separate thread.
 struct Server {
     address: SocketAddr,
     faults: Faults,
 }
 
-/// By key: what becomes of the next update.
+/// The fate of the next update, by key.
 type Faults = Arc<Mutex<HashMap<String, Fault>>>;
 
 impl Server {
     fn start() -> Self {
         let faults = Faults::default();
-        let (tell, told) = mpsc::channel();
+        let (sender, address) = mpsc::channel();
         thread::spawn({
             let faults = Arc::clone(&faults);
             move || {
@@ -224,7 +226,7 @@ impl Server {
                 runtime.block_on(async {
                     let engine = Arc::new(Carrier::new().await);
                     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-                    tell.send(listener.local_addr().unwrap()).unwrap();
+                    sender.send(listener.local_addr().unwrap()).unwrap();
                     loop {
                         let (stream, _) = listener.accept().await.unwrap();
                         let (engine, faults) = (Arc::clone(&engine), Arc::clone(&faults));
@@ -235,14 +237,14 @@ impl Server {
                 });
             }
         });
-        Self { address: told.recv().unwrap(), faults }
+        Self { address: address.recv().unwrap(), faults }
     }
 
     fn fail(&self, key: &str, fault: Fault) {
         self.faults.lock().unwrap().insert(key.to_owned(), fault);
     }
 
-    /// The default client: ours by its configuration, or as the SDK has it.
+    /// Returns the SDK's default client, with our configuration or with the SDK's.
     async fn client(&self, ours: bool) -> Client {
         let config = aws_config::defaults(BehaviorVersion::latest())
             .endpoint_url(format!("http://{}", self.address))
@@ -254,7 +256,7 @@ impl Server {
     }
 }
 
-/// Answers one request; an error breaks the connection.
+/// Answers one request. An error breaks the connection.
 async fn answer(engine: Arc<Carrier>, faults: Faults, request: Request<Incoming>) -> io::Result<Response<Full<Bytes>>> {
     let broken = || io::Error::other("a fault of the benchmark");
     let body = request.into_body().collect().await.map_err(|_| broken())?.to_bytes();
@@ -284,7 +286,7 @@ async fn answer(engine: Arc<Carrier>, faults: Faults, request: Request<Incoming>
     answer
 }
 
-/// Carries updates to the embedded engine as they came from the socket.
+/// Passes updates from the socket to the embedded engine.
 #[derive(Debug)]
 struct Carrier {
     engine: Client,
@@ -292,7 +294,7 @@ struct Carrier {
     alone: tokio::sync::Mutex<()>,
 }
 
-/// The update that is carried, and then its answer.
+/// The update, then its answer.
 #[derive(Clone, Debug, Default)]
 struct Load(Arc<Mutex<(Value, u16)>>);
 
@@ -317,7 +319,7 @@ impl Carrier {
     async fn update(&self, update: Value) -> (u16, Value) {
         let _alone = self.alone.lock().await;
         self.load.0.lock().unwrap().0 = update;
-        // What is sent in place of this.
+        // The hand-written request, which `Load` replaces with the update.
         let request = self.engine.update_item().table_name(TABLE);
         let _answer = request.key("id", AttributeValue::S("replaced".to_owned())).send().await;
         let (body, status) = self.load.0.lock().unwrap().clone();

@@ -1,4 +1,4 @@
-//! What idempotency costs: a replay against a bare `GetItem`, and a first run against the two writes it consists of.
+//! The cost of idempotency: a replay compared with a bare `GetItem`, and a first run compared with its two writes.
 
 mod measure;
 
@@ -20,7 +20,7 @@ use measure::{compare, print_header};
 const TABLE: &str = "locks";
 
 fn main() {
-    // With `--test`, as `cargo test` runs benchmarks, once.
+    // `cargo test` runs benchmarks with `--test`: then two pairs are enough.
     let pairs = if env::args().any(|argument| argument == "--test") { 2 } else { 5_000 };
     let runtime = Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
@@ -37,7 +37,7 @@ fn main() {
 struct Sides {
     client: Client,
     runs: Idempotency<String, String, Infallible>,
-    /// What a run sends.
+    /// The requests of a run.
     writes: Vec<Value>,
 }
 

@@ -1,8 +1,8 @@
-//! What a lock costs: against the same two requests sent with the bare SDK, and when many want it at once.
+//! The cost of a lock: compared with the same two requests from the bare SDK, and under contention.
 //!
-//! After criterion's figures come two tables. The first sets `lambda-lock` against the bare SDK by ratios: the two take
-//! turns in one run, so that whatever slows the machine slows both. The second is in virtual time: with the same
-//! seeds it is the same on every machine.
+//! Two tables follow criterion's figures. The first has the ratios of `lambda-lock` to the bare SDK. The two take turns in
+//! one run, so that load on the machine slows both. The second runs in virtual time: the same seeds give the same table on
+//! every machine.
 
 mod measure;
 
@@ -45,7 +45,7 @@ fn main() {
     group.bench_function("bare SDK", |bench| bench.to_async(&runtime).iter(|| embedded.bare_refusal()));
     group.finish();
     criterion.final_summary();
-    // With `--test`, criterion tries each benchmark once; so do the tables.
+    // With `--test`, criterion runs each benchmark once. The tables are then short too.
     let trial = env::args().any(|argument| argument == "--test");
     print_costs(&runtime, &embedded, if trial { 2 } else { 5_000 });
     print_contention(if trial { 1 } else { 51 });
@@ -63,12 +63,12 @@ impl Sides {
         let sides = Self::on(DynamoDb::new().unwrap().host().build());
         sides.locks.create_table().await.unwrap();
         let held = sides.locks.acquire("held").lease(Duration::from_hours(24)).await.unwrap();
-        // Not to be released.
+        // Leaked, so that it is not released.
         Box::leak(Box::new(held));
         sides
     }
 
-    /// On a DynamoDB that has its answers ready: what is left is the client.
+    /// Uses a DynamoDB with prepared answers, so that the benchmark measures the client.
     fn canned() -> Self {
         let config = config::Builder::new().region(Region::from_static("us-east-1")).allow_no_auth();
         Self::on(Host::over(config.endpoint_url("http://canned.invalid"), Canned).build())
@@ -102,7 +102,7 @@ impl Sides {
         assert!(black_box(refused.into_service_error()).is_conditional_check_failed_exception());
     }
 
-    /// What `lambda-lock` sends to acquire.
+    /// The request of `lambda-lock` to acquire.
     fn bare_acquire(&self, key: &str) -> (String, UpdateItemFluentBuilder) {
         let owner = format!("{:032x}", fastrand::u128(..));
         let now = self.now();
@@ -150,7 +150,7 @@ impl Sides {
         (owner, request)
     }
 
-    /// What `lambda-lock` sends to release.
+    /// The request of `lambda-lock` to release.
     fn bare_release(&self, key: &str, owner: String) -> UpdateItemFluentBuilder {
         let now = self.now();
         self.client
@@ -184,7 +184,7 @@ fn number(value: u128) -> AttributeValue {
     AttributeValue::N(value.to_string())
 }
 
-/// Answers an acquire with a row, and a release with nothing.
+/// Answers an acquire with a row, and a release with an empty body.
 #[derive(Clone, Debug)]
 struct Canned;
 
@@ -229,10 +229,10 @@ fn print_costs(runtime: &Runtime, embedded: &Sides, pairs: usize) {
 
 const WAITERS: u32 = 32;
 const HOLD: Duration = Duration::from_millis(20);
-/// Of a request, each way.
+/// The latency of a request, each way.
 const LATENCY: Duration = Duration::from_micros(2_500);
 
-/// One crowd's history.
+/// The figures of one run with many waiters.
 struct Contention {
     total: Duration,
     longest_wait: Duration,
@@ -240,8 +240,8 @@ struct Contention {
 }
 
 fn print_contention(seeds: u64) {
-    // What one task alone takes to do it all in turn. A crowd can be quicker: the next one's request may arrive while
-    // the answer to the last one's release is on its way back.
+    // The time of one task that takes all turns itself. Several tasks can be faster: a waiter's request may arrive while
+    // the answer to the previous holder's release is on its way.
     let in_turn = WAITERS * (HOLD + 4 * LATENCY);
     println!("\n{WAITERS} waiters, one key, hold {HOLD:?}, 5 ms a request: in turn {in_turn:?} (medians of {seeds})");
     println!("{:<44}{:>10}{:>8}{:>14}{:>22}", "backoff", "total", "ratio", "longest wait", "requests/acquisition");
@@ -268,7 +268,7 @@ fn print_contention(seeds: u64) {
     }
 }
 
-/// All want the key at once; each holds it for a while. In virtual time.
+/// Lets all waiters acquire the key at once, in virtual time. Each holds it for `HOLD`.
 fn contend(backoff: Backoff, seed: u64) -> Contention {
     fastrand::seed(seed);
     let runtime = Builder::new_current_thread().enable_all().start_paused(true).build().unwrap();

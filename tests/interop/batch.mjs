@@ -1,5 +1,5 @@
-// Works on a batch of SQS messages, each once, as Powertools for AWS Lambda (TypeScript) has it: `BatchProcessor` with
-// `makeIdempotent`. The same as `batch.py`, which says more.
+// Processes batches of SQS messages, each message once, with Powertools for AWS Lambda (TypeScript): `BatchProcessor` with
+// `makeIdempotent`. See `batch.py` for details.
 import assert from 'node:assert';
 import { writeSync } from 'node:fs';
 import { createInterface } from 'node:readline';

@@ -1,8 +1,8 @@
-"""Works on a batch of SQS messages, each once, as Powertools for AWS Lambda (Python) has it: `BatchProcessor` with an
-idempotent function. `batch.mjs` is the same in TypeScript's Powertools.
+"""Processes batches of SQS messages, each message once, with Powertools for AWS Lambda (Python): `BatchProcessor` with an
+idempotent function. `batch.mjs` does the same with Powertools for TypeScript.
 
-A line in is an event as Lambda has it, `{"Records": [...]}`; the line out says how long it took and how many messages
-ran: `{"ms": 12.5, "ran": 10}`. The environment is that of `orders.py`.
+Each line of the input is an event as Lambda sends it, `{"Records": [...]}`. Each line of the output has the time and the
+number of messages that ran: `{"ms": 12.5, "ran": 10}`. The environment variables are those of `orders.py`.
 """
 
 import json

@@ -3,7 +3,7 @@
 //
 //     orders.mjs [--prefix P] [--event-key PATH] [--validate PATH] [--remaining-ms N] EVENT...
 //
-// The same as `orders.py`, which says more.
+// See `orders.py` for details.
 import { writeSync } from 'node:fs';
 import { parseArgs } from 'node:util';
 

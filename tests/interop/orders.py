@@ -3,7 +3,7 @@
     orders.py [--prefix P] [--event-key PATH] [--validate PATH] [--remaining-ms N] EVENT...
 
 The paths are JMESPath. The table is LOCK_TABLE_NAME; endpoint, region and credentials are in the variables of the AWS
-SDKs. `orders.mjs` is the same in TypeScript's Powertools. What the function does stands in the event:
+SDKs. `orders.mjs` does the same with Powertools for TypeScript. The event says what the function does:
 `{"result": …}` returns that, `{"fail": true}` raises, `{"crash": true}` ends the process and leaves the record.
 """
 

@@ -199,7 +199,7 @@ async fn release(operation: &Operation, lock: &Arc<Lock>) {
     operation.released(lock, answer);
 }
 
-/// Does the same with `run`, whose body must not outlive the lease.
+/// Acquires the key and holds it with `run`, whose body must not outlive the lease.
 async fn run_under(operation: &Operation, acquire: Acquire, hold_at_least: Duration, mut random: Rng) {
     let steps = random.u32(0..150);
     let ran = acquire.run(async |lock| {

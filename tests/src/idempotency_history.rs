@@ -88,7 +88,7 @@ struct Scene {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Terms {
     pub(crate) window: Duration,
-    pub(crate) refuse_unfinished: bool,
+    pub(crate) reject_unfinished: bool,
     /// The work is a write into the same table, committed together with the result.
     pub(crate) transactional: bool,
 }
@@ -102,7 +102,7 @@ impl Terms {
                 2 => LATEST_ARRIVAL + millis(random, 1000..=20_000),
                 _ => Duration::from_hours(1),
             },
-            refuse_unfinished: random.u8(0..3) == 0,
+            reject_unfinished: random.u8(0..3) == 0,
             transactional: random.bool(),
         }
     }
@@ -222,7 +222,7 @@ impl Terms {
         idempotency
             .prefix("")
             .window(self.window)
-            .on_timeout(if self.refuse_unfinished { OnTimeout::Reject } else { OnTimeout::RunAgain })
+            .on_timeout(if self.reject_unfinished { OnTimeout::Reject } else { OnTimeout::RunAgain })
             .cache(cache)
             .on_error(|failure: &Failure| match failure.then {
                 Then::GiveUp => OnError::Release,

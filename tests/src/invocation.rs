@@ -42,7 +42,7 @@ pub fn millis(time: SystemTime) -> u64 {
 }
 
 /// Returns what Lambda receives: the error's type and message.
-pub fn told<E: Into<Diagnostic>>(error: HandlerError<E>) -> (String, String) {
+pub fn reported<E: Into<Diagnostic>>(error: HandlerError<E>) -> (String, String) {
     let Diagnostic { error_type, error_message } = error.into();
     (error_type, error_message)
 }

@@ -7,7 +7,7 @@
 //! | `LOCK_TEST_ENDPOINT` | a DynamoDB outside this process, which both can reach |
 //! | `LOCK_TEST_PYTHON` | a Python with the packages of `requirements.txt` |
 //! | `LOCK_TEST_NODE_MODULES` | the folder that has the packages of `package-lock.json` in its `node_modules`; `node`, 20 or later, is on the `PATH` |
-//! | `LOCK_TEST_INTEROP` | `required`: what is missing is a failure, and nothing is skipped |
+//! | `LOCK_TEST_INTEROP` | `required`: a missing installation is a failure, and no test is skipped |
 
 use std::env;
 use std::path::{Path, PathBuf};

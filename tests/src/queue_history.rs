@@ -83,8 +83,8 @@ async fn history(seed: u64, mutation: Option<Mutation>) -> Outcome<Counts> {
         1 if is_fifo => KeyIs::DeduplicationId,
         _ => KeyIs::InBody,
     };
-    let refuse_unfinished = key == KeyIs::InBody && random.u8(0..3) == 0;
-    let terms = Terms { window: Duration::from_hours(24), refuse_unfinished, transactional: false };
+    let reject_unfinished = key == KeyIs::InBody && random.u8(0..3) == 0;
+    let terms = Terms { window: Duration::from_hours(24), reject_unfinished, transactional: false };
     let messages = messages(&mut random, key);
     // Also with a mutation that hides from the consumer that the queue is FIFO.
     let keys = messages.iter().flat_map(|message| {
@@ -166,7 +166,7 @@ impl Scene {
             KeyIs::DeduplicationId => Consumer::by_deduplication_id(locks),
             KeyIs::InBody => {
                 let job = |message: &Message<Value>| message.body["job"].as_str().map(str::to_owned);
-                let policy = if self.terms.refuse_unfinished { OnTimeout::Reject } else { OnTimeout::RunAgain };
+                let policy = if self.terms.reject_unfinished { OnTimeout::Reject } else { OnTimeout::RunAgain };
                 let once = Idempotency::new(locks, OnMissingKey::Reject, job).window(self.terms.window);
                 Consumer::new(once.on_timeout(policy).cache(random.usize(0..5)))
             }

@@ -43,7 +43,7 @@ struct Event {
     deadline: SystemTime,
 }
 
-/// What the function reported for an invocation.
+/// The function's report for an invocation.
 #[derive(Debug)]
 pub enum Outcome {
     /// Its answer.

@@ -99,5 +99,5 @@ impl World {
     }
 }
 
-/// A row as DynamoDB has it.
+/// The attributes of a row.
 pub type Row = HashMap<String, AttributeValue>;

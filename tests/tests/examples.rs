@@ -249,9 +249,9 @@ async fn an_order_that_the_table_throttles_can_be_sent_again() {
         cancelled("TransactionConflict"),
         cancelled("ThrottlingError"),
     ] {
-        let told = format!("{refusal:?}");
+        let printed = format!("{refusal:?}");
         let refused = send(&world, &world.host().intercept(refusal).build(), posted(Some("key-1"), &tea(2))).await;
-        assert_eq!((refused.status_code, header(&refused, "retry-after")), (503, Some("1")), "{told}");
+        assert_eq!((refused.status_code, header(&refused, "retry-after")), (503, Some("1")), "{printed}");
         assert_eq!(message(&refused), "try again with the same key");
     }
     let larger = world.host().intercept(cancelled("ValidationError")).build();

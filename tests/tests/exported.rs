@@ -1,4 +1,4 @@
-//! What the example functions export to `CloudWatch`. A process has one exporter, so these tests run one at a time and
+//! The metrics and logs that the example functions export to `CloudWatch`. A process has one exporter, so these tests run one at a time and
 //! in their own process.
 
 use std::collections::BTreeMap;
@@ -73,7 +73,7 @@ impl Stage {
         telemetry::flush_after(function, *COLLECTOR, move || output.clone())
     }
 
-    /// What was written since the last call: the sums of counters, and the number of values of histograms.
+    /// Returns the metrics since the last call: the sums of counters, and the number of values of histograms.
     fn exported(&self) -> BTreeMap<String, u64> {
         let written = String::from_utf8(std::mem::take(&mut *self.output.0.lock().unwrap())).unwrap();
         assert!(written.is_empty() || written.ends_with('\n'), "{written}");
@@ -202,7 +202,7 @@ async fn a_batch_exports_the_outcome_of_each_message() {
     let outcomes =
         ["done", "duplicate", "failed", "unreadable"].map(|outcome| format!("batch_items outcome={outcome}"));
     let mut expected = counts([("acquired", 2), ("acquire_time", 2), ("released", 2), ("hold_time", 2)]);
-    // The other record is completed with the payment, without a request of its own.
+    // The other record is completed with the payment, without a separate request.
     expected.insert("release_time".to_owned(), 1);
     expected.extend(outcomes.map(|outcome| (outcome, 1)));
     assert_eq!(stage.exported(), expected);

@@ -1,4 +1,4 @@
-//! The files of the crate form layers: each imports only from files below it.
+//! The files of the crate form layers: each file imports only from lower layers.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -6,8 +6,8 @@ use std::path::Path;
 
 use proc_macro2::{Delimiter, TokenStream, TokenTree};
 
-/// The files of `lock/src` without `.rs`, from the bottom up. A `mod.rs` stands above its children, which do not import
-/// from it.
+/// The files of `lock/src` without `.rs`, from the lowest layer up. A `mod.rs` is a higher layer than its children. They
+/// do not import from it.
 const CRATE: &[&str] = &[
     "clock",
     "holder",
@@ -71,7 +71,7 @@ const CRATE: &[&str] = &[
     "lib",
 ];
 
-/// The files of `lock/src/bin/lambda-lock`, likewise.
+/// The files of `lock/src/bin/lambda-lock`, in the same order.
 const PROGRAM: &[&str] = &[
     "failure",
     "output",
@@ -93,12 +93,12 @@ const PROGRAM: &[&str] = &[
 ];
 
 #[test]
-fn the_crate_imports_only_from_below() {
+fn the_crate_imports_only_from_lower_layers() {
     assert_layered("lock/src", CRATE);
 }
 
 #[test]
-fn the_program_imports_only_from_below() {
+fn the_program_imports_only_from_lower_layers() {
     assert_layered("lock/src/bin/lambda-lock", PROGRAM);
 }
 
@@ -111,7 +111,8 @@ fn assert_layered(folder: &str, layers: &[&str]) {
     assert!(complaints.is_empty(), "{folder}:\n{}", complaints.join("\n"));
 }
 
-/// Reads the sources below `folder`, by their paths without `.rs`. The folder `bin` belongs to another crate.
+/// Reads the sources in `folder` and its subfolders, by their paths without `.rs`. The folder `bin` belongs to another
+/// crate.
 fn read(folder: &Path, prefix: &str, files: &mut BTreeMap<String, String>) {
     for entry in fs::read_dir(folder).unwrap() {
         let path = entry.unwrap().path();
@@ -124,8 +125,8 @@ fn read(folder: &Path, prefix: &str, files: &mut BTreeMap<String, String>) {
     }
 }
 
-/// Returns one line for each import from a file that is not below, and for each difference between the files and the
-/// list of layers.
+/// Returns one line for each import from a higher layer, and for each difference between the files and the list of
+/// layers.
 fn complaints(files: &BTreeMap<String, String>, layers: &[&str]) -> Vec<String> {
     let height = |file: &str| layers.iter().position(|layer| *layer == file);
     let modules: BTreeMap<_, _> = files.keys().map(|file| (module(file), file)).collect();
@@ -140,15 +141,17 @@ fn complaints(files: &BTreeMap<String, String>, layers: &[&str]) -> Vec<String> 
     }
     for (file, source) in files {
         let Some(own) = height(file) else {
-            complaints.push(format!("`{file}` is not in the list: insert it above the files that it imports from"));
+            complaints.push(format!("`{file}` is not in the list: insert it after the files that it imports from"));
             continue;
         };
         for path in imports(source, &module(file)) {
             let prefixes = (0..=path.len()).rev().filter_map(|length| modules.get(&path[..length]));
             let Some(&from) = prefixes.into_iter().next() else { continue };
             if from != file && height(from).is_some_and(|height| height > own) {
-                complaints
-                    .push(format!("`{file}` imports `crate::{}` from `{from}`, which is above it", path.join("::")));
+                complaints.push(format!(
+                    "`{file}` imports `crate::{}` from `{from}`, which is a higher layer",
+                    path.join("::")
+                ));
             }
         }
     }
@@ -319,7 +322,7 @@ fn imported(source: &str) -> Vec<String> {
 }
 
 #[test]
-fn an_import_from_below_is_accepted() {
+fn an_import_from_a_lower_layer_is_accepted() {
     let files = files([("a", "pub struct A;"), ("b", "use crate::a::A;"), ("lib", "mod a; mod b; pub use a::A;")]);
     assert_eq!(complaints(&files, &["a", "b", "lib"]), [""; 0]);
 }
@@ -327,8 +330,8 @@ fn an_import_from_below_is_accepted() {
 #[test]
 fn a_circle_is_found() {
     let files = files([("a", "use crate::b::B;"), ("b", "use crate::a::A;"), ("lib", "mod a; mod b;")]);
-    assert_eq!(complaints(&files, &["a", "b", "lib"]), ["`a` imports `crate::b::B` from `b`, which is above it"]);
-    assert_eq!(complaints(&files, &["b", "a", "lib"]), ["`b` imports `crate::a::A` from `a`, which is above it"]);
+    assert_eq!(complaints(&files, &["a", "b", "lib"]), ["`a` imports `crate::b::B` from `b`, which is a higher layer"]);
+    assert_eq!(complaints(&files, &["b", "a", "lib"]), ["`b` imports `crate::a::A` from `a`, which is a higher layer"]);
 }
 
 #[test]
@@ -337,7 +340,7 @@ fn a_missing_a_vanished_and_a_repeated_file_are_found() {
     let expected = [
         "`gone` is in the list, but there is no such file",
         "`a` is in the list twice",
-        "`b` is not in the list: insert it above the files that it imports from",
+        "`b` is not in the list: insert it after the files that it imports from",
     ];
     assert_eq!(complaints(&files, &["a", "gone", "a", "lib"]), expected);
 }
@@ -351,19 +354,19 @@ fn a_path_belongs_to_the_deepest_file_on_it() {
         ("lib", "mod a; mod c;"),
     ]);
     let expected = [
-        "`a/mod` imports `crate::a::b::B` from `a/b`, which is above it",
-        "`a/mod` imports `crate::a::b::C` from `a/b`, which is above it",
-        "`c` imports `crate::a::b::B` from `a/b`, which is above it",
+        "`a/mod` imports `crate::a::b::B` from `a/b`, which is a higher layer",
+        "`a/mod` imports `crate::a::b::C` from `a/b`, which is a higher layer",
+        "`c` imports `crate::a::b::B` from `a/b`, which is a higher layer",
     ];
     assert_eq!(complaints(&files, &["a/mod", "c", "a/b", "lib"]), expected);
-    let expected = ["`a/b` imports `crate::a::A` from `a/mod`, which is above it"];
+    let expected = ["`a/b` imports `crate::a::A` from `a/mod`, which is a higher layer"];
     assert_eq!(complaints(&files, &["a/b", "a/mod", "c", "lib"]), expected);
 }
 
 #[test]
 fn an_import_through_the_root_is_found() {
     let files = files([("a", "pub struct A;"), ("b", "use crate::A;"), ("lib", "mod a; mod b; pub use a::A;")]);
-    assert_eq!(complaints(&files, &["a", "b", "lib"]), ["`b` imports `crate::A` from `lib`, which is above it"]);
+    assert_eq!(complaints(&files, &["a", "b", "lib"]), ["`b` imports `crate::A` from `lib`, which is a higher layer"]);
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! `Faults`: what the network does to each request.
+//! `Faults`: the fate of each request on the network.
 
 use std::ops::Range;
 use std::time::Duration;

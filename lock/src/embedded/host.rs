@@ -1,4 +1,4 @@
-//! `Host`: a client with a clock and a network of its own.
+//! `Host`: a client with its own clock and network.
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};

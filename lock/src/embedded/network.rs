@@ -45,12 +45,12 @@ use super::faults::{Fate, Faults, Outcome};
 /// }
 /// ```
 pub trait Intercept: fmt::Debug + Send + Sync {
-    /// Is called before the request is applied. `operation` is a name such as `UpdateItem`, `request` the JSON body.
+    /// Called before the request is applied. `operation` is a name such as `UpdateItem`, `request` the JSON body.
     fn request(&self, operation: &str, request: &mut Value) {
         let _ = (operation, request);
     }
 
-    /// Is called after the request was applied. `request` is the body that was applied.
+    /// Called after the request was applied. `request` is the body that was applied.
     fn answer(&self, operation: &str, request: &Value, answer: &mut Answer) {
         let _ = (operation, request, answer);
     }
@@ -161,7 +161,7 @@ impl Connection {
             Outcome::Throttled { by_account: true } => refusal(400, "RequestLimitExceeded"),
             Outcome::Throttled { by_account: false } => refusal(400, "ProvisionedThroughputExceededException"),
             Outcome::ServerError { applied: false } => refusal(500, "InternalServerError"),
-            // A task of its own, because a request on its way arrives even if its sender stops waiting.
+            // A separate task, because a request on its way arrives even if its sender stops waiting.
             Outcome::Answered | Outcome::AnswerLost | Outcome::ServerError { applied: true } => {
                 let arrival = tokio::spawn({
                     let connection = self.clone();

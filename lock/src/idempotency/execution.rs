@@ -19,7 +19,7 @@ use crate::lock::{self, Acquire, Lock, in_time_to_answer, while_held};
 use crate::metrics;
 use crate::row::{ClaimExtension as _, Completed, Outcome, RecordClaim};
 
-/// What follows from the record of an input.
+/// What to do with an input: replay or run.
 pub(crate) enum NextStep {
     /// The work was done before.
     Replay { key: String, record: Box<Holder> },
@@ -45,7 +45,7 @@ where
 {
     /// Runs `body`, or returns the result of the first run with this input's key.
     ///
-    /// When the lease ends, the body is cancelled at its next await point, and the error
+    /// When the lease ends, the body is cancelled at its next await point, and the call fails with an error that
     /// [`is_lost`](crate::Error::is_lost). The [type](Self) describes the other outcomes, and the cost.
     pub async fn run(&self, input: &I, body: impl AsyncFnOnce(&Run) -> Result<T, E>) -> Result<T, HandlerError<E>> {
         let invocation = Invocation {
@@ -56,7 +56,7 @@ where
         let identity = self.identify(input, &invocation).map_err(HandlerError::Lock)?;
         match self.begin(identity, &invocation).await? {
             NextStep::Replay { key, record } => self.replay(&record, &key),
-            // Boxed: without, each of the futures around it reserves room for it.
+            // Boxed: otherwise each of the futures around it reserves space for it.
             NextStep::Run(run) => self.execute(&run, Box::pin(body(&run))).await,
         }
     }
@@ -172,7 +172,7 @@ where
             return work.await.map_err(HandlerError::Handler);
         }
         let unfinished = AbandonOnDrop(Some(lock).filter(|_| settings.on_timeout == OnTimeout::Reject));
-        // All code of the user runs in here, also the serialization of the result. If it panics, the run is unfinished.
+        // All code of the user runs here, including the serialization of the result. If it panics, the run is unfinished.
         let done = while_held(lock, async {
             let result = work.await;
             let update = self.record_update(run, &result);

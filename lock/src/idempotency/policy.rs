@@ -17,7 +17,8 @@ use serde_json::json;
 pub enum OnMissingKey {
     /// The work runs without protection: a duplicate runs again.
     RunUnprotected,
-    /// The work does not run; the error [`is_key_missing`](crate::Error::is_key_missing).
+    /// The work does not run, and the call fails with an error that
+    /// [`is_key_missing`](crate::Error::is_key_missing).
     Reject,
 }
 
@@ -69,7 +70,9 @@ pub enum OnTimeout {
     Reject,
 }
 
-/// The policy for a result that cannot be stored. Such a result
+/// The policy for a result that cannot be stored.
+///
+/// A result cannot be stored if it
 ///
 /// - has more than 390 KiB, of the 400 that DynamoDB allows for a row,
 /// - cannot be written as JSON: for example, it contains a float that is NaN or infinite, or a map whose keys are not

@@ -66,8 +66,8 @@ impl Run {
     ///
     /// Sends no request, and the run sends none after the handler. The write costs one write in the transaction; IAM
     /// action `dynamodb:UpdateItem`. If the run is [not enforced](Lock::is_enforced), the returned item is a check that
-    /// always holds; IAM action `dynamodb:ConditionCheckItem`. If the result cannot be stored, the error
-    /// [`is_unusable_result`](Error::is_unusable_result), also with
+    /// always holds; IAM action `dynamodb:ConditionCheckItem`. If the result cannot be stored, the call fails with an error
+    /// that [`is_unusable_result`](Error::is_unusable_result), also with
     /// [`OnUnstorableResult::CompleteWithoutResult`](crate::OnUnstorableResult::CompleteWithoutResult).
     pub fn complete_in<T: Serialize>(&self, result: &T) -> Result<TransactWriteItem, Error> {
         let outcome = self.outcome(result).map_err(|why| self.lock.error(Kind::UnusableResult(why)))?;

@@ -104,7 +104,7 @@ impl<I, T, E> Idempotency<I, T, E> {
     /// Creates settings with records in the table of these locks.
     ///
     /// `key` returns the key of an input: a string, or any JSON value with a [format](Self::format) that hashes it. A key
-    /// that is null, empty, or contains nothing but nulls counts as missing.
+    /// that is null, empty, or contains only nulls counts as missing.
     ///
     /// Operations with the same [prefix](Self::prefix) share their records: if a function has two operations, give each
     /// its own prefix. Outside of Lambda there is no prefix by default, and records also share their keys with the plain
@@ -139,9 +139,10 @@ impl<I, T, E> Idempotency<I, T, E> {
     /// name, and no prefix outside of Lambda. An empty prefix adds no `#`. The prefix of the [`Locks`] comes first.
     ///
     /// With [`RecordFormat::Plain`] a prefix must not contain a `#`: the key `refunds#7` under the prefix `orders` would
-    /// equal the key `7` under `orders#refunds`. The error [`is_invalid`](Error::is_invalid). Hashed keys contain no `#`,
-    /// so their prefix may be any string. An operation without a prefix can still have the key `orders#7`, which equals
-    /// the key `7` under the prefix `orders`: give each operation a prefix.
+    /// equal the key `7` under `orders#refunds`. Otherwise each run fails with an error that
+    /// [`is_invalid`](Error::is_invalid). Hashed keys contain no `#`, so their prefix may be any string. An operation
+    /// without a prefix can still have the key `orders#7`, which equals the key `7` under the prefix `orders`: give each
+    /// operation a prefix.
     #[must_use]
     pub fn prefix(self, prefix: impl Into<String>) -> Self {
         self.with(|settings| settings.prefix = Some(prefix.into()))
@@ -189,7 +190,7 @@ impl<I, T, E> Idempotency<I, T, E> {
     }
 
     /// Sets the part of the input that must be equal in a duplicate. The record stores its digest. If the part differs, or
-    /// if the record has no digest, the error [`is_mismatch`](Error::is_mismatch).
+    /// if the record has no digest, the duplicate fails with an error that [`is_mismatch`](Error::is_mismatch).
     ///
     /// For several fields, return a list: `serde_json::json!([order.amount, order.currency])`.
     #[must_use]

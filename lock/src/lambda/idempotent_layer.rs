@@ -10,7 +10,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tower::{Layer, Service};
 
-use super::invocation::invocation;
+use super::invocation::invocation_of;
 use crate::idempotency::{HandlerError, HandlerInput, Idempotency, NextStep};
 use crate::panics;
 
@@ -23,6 +23,12 @@ use crate::panics;
 /// [`Idempotency`] defines what a duplicate is and what happens to it. The record's lease ends at the invocation's
 /// deadline. An invocation that runs the handler costs two requests. One that does not costs one request, or none with a
 /// cache. IAM action `dynamodb:UpdateItem`.
+///
+/// Without the [release profile](crate::LockLayer#the-release-profile), a panic ends the process, and the record stays in
+/// progress until its lease ends: by default for the rest of the function's timeout.
+///
+/// For an event that does not fit the handler's payload type, see
+/// [what `lambda_runtime` logs](crate::LockLayer#what-lambda_runtime-logs).
 ///
 /// # Results and errors
 ///
@@ -51,28 +57,6 @@ use crate::panics;
 /// })
 /// # }
 /// ```
-///
-/// # The release profile
-///
-/// Set `panic = "unwind"` in the `Cargo.toml` at the root of the workspace:
-///
-/// ```toml
-/// [profile.release]
-/// panic = "unwind"
-/// ```
-///
-/// Without it, `cargo lambda build`, which `sam build` uses, builds with `panic = "abort"`. A panic then ends the process,
-/// and the record stays in progress until its lease ends: by default for the rest of the function's timeout.
-///
-/// A layer built that way logs one warning when it is created, and [`Locks::check`](crate::Locks::check) reports it.
-///
-/// # What `lambda_runtime` logs
-///
-/// If an event does not deserialise into the handler's payload type, `lambda_runtime` calls no layer and logs an error that
-/// shows the offending value. If that value may be secret, take a `LambdaEvent<serde_json::Value>` and read the payload in
-/// the handler: every event is a `Value`, and the error is your own. Alternatively, suppress the line with a filter
-/// directive, as in `RUST_LOG=info,lambda_runtime::layers::api_response=off`. The response to the invocation then still
-/// contains the value.
 ///
 /// # Example
 ///
@@ -149,7 +133,7 @@ where
         let mut inner = std::mem::replace(&mut self.inner, clone);
         let idempotency = self.idempotency.clone();
         Box::pin(async move {
-            let invocation = invocation(&event.context, idempotency.locks());
+            let invocation = invocation_of(&event.context, idempotency.locks());
             let identity = idempotency.identify(&event, &invocation).map_err(HandlerError::Lock)?;
             match idempotency.begin(identity, &invocation).await? {
                 NextStep::Replay { key, record } => idempotency.replay(&record, &key),

@@ -1,4 +1,4 @@
-//! What a middleware reads from the invocation's `Context`.
+//! The function, holder and deadline of an invocation.
 
 use std::time::SystemTime;
 
@@ -22,7 +22,8 @@ pub(super) fn deadline(context: &Context, locks: &Locks) -> Option<SystemTime> {
     Some(context.deadline()).filter(|deadline| since_epoch(*deadline) > earliest)
 }
 
-pub(super) fn invocation(context: &Context, locks: &Locks) -> Invocation {
+/// Returns the invocation of this context.
+pub(super) fn invocation_of(context: &Context, locks: &Locks) -> Invocation {
     Invocation {
         function: context.env_config.function_name.clone(),
         holder: Some(holder(context)),

@@ -52,7 +52,8 @@ use crate::panics;
 /// Without it, `cargo lambda build`, which `sam build` uses, builds with `panic = "abort"`. A panic then ends the process,
 /// and the lock stays held until its lease ends: by default for the rest of the function's timeout.
 ///
-/// A layer built that way logs one warning when it is created, and [`Locks::check`](crate::Locks::check) reports it.
+/// A layer or consumer built that way logs one warning when it is created, and [`Locks::check`](crate::Locks::check)
+/// reports it.
 ///
 /// # What `lambda_runtime` logs
 ///
@@ -119,7 +120,7 @@ pub enum OnUnavailable {
     /// The invocation fails, and Lambda retries it. Safe.
     #[default]
     Fail,
-    /// The invocation runs without the lock, with a warning: for work that may rather run twice than not at all. Its lock
+    /// The invocation runs without the lock, with a warning. Use it if running twice is better than not running. Its lock
     /// is not [enforced](Lock::is_enforced), and its fence is zero.
     RunUnlocked,
 }

@@ -27,9 +27,9 @@ fn the_command_ends_when_the_program_and_its_guard_are_killed() {
 fn the_command_is_ended_when_the_guard_is_killed() {
     let place = Place::new();
     let process =
-        Process::start(place.shell("job", &[], "trap 'echo told; exit 5' TERM; echo on; while :; do sleep 0.02; done"));
+        Process::start(place.shell("job", &[], "trap 'echo term; exit 5' TERM; echo on; while :; do sleep 0.02; done"));
     assert_eq!(process.line(), "on");
     kill_process(guard_of(&process), Signal::KILL).unwrap();
-    process.outcome().expect_code(74).expect_sentence(&["guards", "code 5"]).expect_stdout("told\n");
+    process.outcome().expect_code(74).expect_sentence(&["guards", "code 5"]).expect_stdout("term\n");
     assert_eq!(place.json("job")["state"], "free");
 }

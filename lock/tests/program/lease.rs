@@ -71,11 +71,11 @@ fn a_renewal_that_finds_the_lock_lost_ends_the_command() {
 #[test]
 fn a_command_without_its_lock_is_killed_before_it_cleans_up() {
     let place = Place::new();
-    let script = "trap 'echo told; sleep 1; echo late' TERM; echo on; while :; do sleep 0.02; done";
+    let script = "trap 'echo term; sleep 1; echo late' TERM; echo on; while :; do sleep 0.02; done";
     let process = Process::start(place.shell("job", &["--lease", "15s", "--renew"], script));
     assert_eq!(process.line(), "on");
     place.run(["release", "job", "--force", "--yes"]).expect_code(0);
-    process.outcome().expect_code(76).expect_sentence(&["signal 9"]).expect_stdout("told\n");
+    process.outcome().expect_code(76).expect_sentence(&["signal 9"]).expect_stdout("term\n");
 }
 
 // behaviours 42, 56

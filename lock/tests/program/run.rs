@@ -23,7 +23,7 @@ fn the_command_gets_fence_key_and_table_and_its_code_is_the_exit_code() {
     assert_eq!(place.json("job")["state"], "free");
 }
 
-/// The first request of the program as this user, whom the environment does not name.
+/// The first request of the program as this user, whose name is not in the environment.
 fn request_of(user: Option<u32>) -> Option<String> {
     let (endpoint, requests) = recording_server(&[DENIED]);
     let mut command = at_a_server(&endpoint, &["--", "true"]);

@@ -1,4 +1,4 @@
-//! Ratios: ours and the bare SDK take turns in one run, so that whatever slows the machine slows both.
+//! Ratios to the bare SDK. The two sides take turns in one run, so that load on the machine slows both.
 
 use std::alloc::System;
 use std::time::Instant;
@@ -9,7 +9,7 @@ use stats_alloc::{INSTRUMENTED_SYSTEM, Region, StatsAlloc};
 #[global_allocator]
 static ALLOCATOR: &StatsAlloc<System> = &INSTRUMENTED_SYSTEM;
 
-/// The clock on the wall: here it is what is measured.
+/// Returns the real time, which the benchmarks measure.
 #[expect(clippy::disallowed_methods, reason = "a benchmark measures real time")]
 fn clock() -> Instant {
     Instant::now()
@@ -24,7 +24,7 @@ pub(crate) fn print_header() {
 pub(crate) async fn compare(name: &str, ours: impl AsyncFn(), bare: impl AsyncFn(), pairs: usize) {
     let (mut our_times, mut bare_times, mut ratios) = (Vec::new(), Vec::new(), Vec::new());
     for pair in 0..pairs {
-        // Which one goes first alternates too.
+        // The side that goes first alternates too.
         let (our_time, bare_time) = if pair % 2 == 0 {
             let our_time = time(&ours).await;
             (our_time, time(&bare).await)
@@ -53,7 +53,7 @@ async fn time(work: &impl AsyncFn()) -> f64 {
     start.elapsed().as_secs_f64()
 }
 
-/// How often memory was asked for: the median of a few turns, because a map or a buffer grows now and then.
+/// Returns the number of allocations: the median of some runs, because a map or a buffer grows occasionally.
 async fn allocations(work: &impl AsyncFn()) -> usize {
     let mut counts = Vec::new();
     for _ in 0..21 {

@@ -1,9 +1,9 @@
-//! What both functions have in common.
+//! The code that both functions share.
 
 use aws_config::{BehaviorVersion, SdkConfig};
 use serde_json::Value;
 
-/// The configuration of the SDK, from the environment.
+/// Loads the configuration of the SDK from the environment.
 pub async fn config() -> SdkConfig {
     let config = aws_config::defaults(BehaviorVersion::latest());
     #[cfg(feature = "ring")]
@@ -15,13 +15,13 @@ pub async fn config() -> SdkConfig {
     config.load().await
 }
 
-/// Whether the function is to warm up in its init phase.
+/// Returns whether the function warms up in its init phase.
 #[must_use]
 pub fn warms_up() -> bool {
     std::env::args().nth(1).as_deref() == Some("warm-up")
 }
 
-/// The work. The benchmark measures what is around it.
+/// The work. The benchmark measures the code around it.
 #[must_use]
 pub fn report(_: &Value, fence: u64) -> u64 {
     fence

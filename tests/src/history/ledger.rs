@@ -302,13 +302,13 @@ impl Operation {
         let applied = state.released.contains(lock.owner());
         match answer {
             Ok(()) if !applied => {
-                self.ledger.broke(&mut state, format!("{} was told of a release that did not happen", self.name));
+                self.ledger.broke(&mut state, format!("{} reported a release that did not happen", self.name));
             }
             Err(error) if error.is_lost() => {
                 state.counts.lost += 1;
                 // After the release of another lock, the row no longer shows it.
                 if state.last_released.get(&self.key).is_some_and(|last| last == lock.owner()) {
-                    self.ledger.broke(&mut state, format!("(f) {} did not know its own release again", self.name));
+                    self.ledger.broke(&mut state, format!("(f) {} did not recognise its own release", self.name));
                 }
             }
             _ => {}

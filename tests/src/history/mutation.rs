@@ -39,8 +39,8 @@ impl Mutation {
         Self { name: "clock skew not added", breaks: "(a)", request: no_skew, ..Self::NONE },
         Self { name: "renew without condition", breaks: "(e)", request: renew_without_condition, ..Self::NONE },
         Self {
-            name: "a refused release is taken for success",
-            breaks: "told of a release",
+            name: "a refused release counts as success",
+            breaks: "reported a release",
             answer: refused_release_succeeds,
             ..Self::NONE
         },

@@ -73,7 +73,7 @@ struct Record {
     /// When the lease with its margin ends.
     ends: SystemTime,
     is_ghost: bool,
-    given_up: Option<SystemTime>,
+    released: Option<SystemTime>,
     completed: Option<SystemTime>,
 }
 
@@ -191,18 +191,18 @@ impl Ledger {
     fn obstacle(&self, state: &State, earlier: &Ran, now: SystemTime) -> Option<String> {
         let terms = self.terms[&earlier.key];
         let record = &state.records[&earlier.owner];
-        let given_up = record.given_up.is_some();
+        let released = record.released.is_some();
         if earlier.ended.is_none() {
             return Some("(ii) began beside".to_owned());
         }
         if let Some(end) = self.window_end(state, earlier) {
             return (now < end).then(|| "(i) began within the window of".to_owned());
         }
-        if terms.refuse_unfinished && !(matches!(earlier.how, How::Failed(_)) && given_up) {
+        if terms.reject_unfinished && !(matches!(earlier.how, How::Failed(_)) && released) {
             let end = record.sent + terms.window - self.clock_skew;
-            return (now < end).then(|| "(iii) began in spite of the unfinished".to_owned());
+            return (now < end).then(|| "(iii) began despite the unfinished".to_owned());
         }
-        (now < earlier.until && !given_up).then(|| "(ii) began within the lease of".to_owned())
+        (now < earlier.until && !released).then(|| "(ii) began within the lease of".to_owned())
     }
 }
 
@@ -246,7 +246,7 @@ impl Intercept for Observer {
                 ledger.taken(&mut state, key, owner, fence, values);
             }
             Kind::Renew => unreachable!("nothing renews a record"),
-            Kind::Release => ledger.given_up(&mut state, &key, &owner),
+            Kind::Release => ledger.released(&mut state, &key, &owner),
             // The histories of locks check the purpose of this request.
             Kind::Withdraw => {}
             // A mutation omits the completion.
@@ -278,7 +278,7 @@ impl Ledger {
                 sent: SystemTime::UNIX_EPOCH + sent,
                 ends: now + end.saturating_sub(sent),
                 is_ghost: false,
-                given_up: None,
+                released: None,
                 completed: None,
             };
             state.records.insert(owner.clone(), record);
@@ -287,19 +287,19 @@ impl Ledger {
         state.news.push((key, now, owner));
     }
 
-    fn given_up(&self, state: &mut State, key: &str, owner: &str) {
+    fn released(&self, state: &mut State, key: &str, owner: &str) {
         if state.rows.get(key).is_some_and(|last| last != owner) {
-            self.broke(state, format!("(ii) {key}: another run's record was given up"));
+            self.broke(state, format!("(ii) {key}: another run's record was released"));
         }
         let run = state.runs.iter().find(|run| run.owner == owner);
         let unfinished = run.is_some_and(|run| run.how == How::Unfinished);
         // Only a mutation releases what was never acquired.
         let Some(record) = state.records.get_mut(owner) else { return };
-        record.given_up.get_or_insert(self.engine.now());
+        record.released.get_or_insert(self.engine.now());
         if record.completed.is_some() && !record.is_ghost {
-            self.broke(state, format!("(v) {key}: a completed record was given up"));
-        } else if unfinished && self.terms[key].refuse_unfinished {
-            self.broke(state, format!("(iii) {key}: a run that did not finish was given up"));
+            self.broke(state, format!("(v) {key}: a completed record was released"));
+        } else if unfinished && self.terms[key].reject_unfinished {
+            self.broke(state, format!("(iii) {key}: a run that did not finish was released"));
         }
     }
 

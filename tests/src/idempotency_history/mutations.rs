@@ -20,22 +20,22 @@ pub const MUTATIONS: [Mutation; 13] = [
         ..Mutation::NONE
     },
     Mutation {
-        name: "give up without the owner check",
+        name: "release without the owner check",
         breaks: "(ii)",
-        request: give_up_without_owner,
+        request: release_without_owner,
         ..Mutation::NONE
     },
     Mutation {
-        name: "give up without the status check",
+        name: "release without the status check",
         breaks: "(v)",
-        request: give_up_without_status,
+        request: release_without_status,
         ..Mutation::NONE
     },
     Mutation { name: "replay while in progress", breaks: "(v)", answer: in_progress_replays, ..Mutation::NONE },
     Mutation {
-        name: "unfinished records given up under Refuse",
+        name: "unfinished records released under Reject",
         breaks: "(iii)",
-        request: refuse_forgets_unfinished,
+        request: reject_forgets_unfinished,
         ..Mutation::NONE
     },
     Mutation {
@@ -83,13 +83,13 @@ fn complete_without_owner(kind: Kind, request: &mut Value) {
     }
 }
 
-fn give_up_without_owner(kind: Kind, request: &mut Value) {
+fn release_without_owner(kind: Kind, request: &mut Value) {
     if kind == Kind::Release {
         replace_in_condition(request, "#owner = :owner", ANY_OWNER);
     }
 }
 
-fn give_up_without_status(kind: Kind, request: &mut Value) {
+fn release_without_status(kind: Kind, request: &mut Value) {
     if kind == Kind::Release {
         replace_in_condition(request, "#status = :in_progress", ANY_STATUS);
     }
@@ -103,7 +103,7 @@ pub(crate) fn in_progress_replays(kind: Kind, _: &Value, answer: &mut Answer) {
     }
 }
 
-fn refuse_forgets_unfinished(kind: Kind, request: &mut Value) {
+fn reject_forgets_unfinished(kind: Kind, request: &mut Value) {
     if kind == Kind::Acquire && request["ConditionExpression"].as_str().unwrap().contains("#released") {
         replace_in_condition(request, "#released = #owner", "(#released = #owner OR attribute_exists(#owner))");
     }

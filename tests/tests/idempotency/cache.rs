@@ -49,7 +49,7 @@ async fn the_cache_evicts_the_least_recently_used_record() {
         host.requests() - before
     };
     assert_eq!((requests_for("a").await, requests_for("b").await), (2, 2));
-    assert_eq!(requests_for("a").await, 0, "and now `b` is the one that was not used for longest");
+    assert_eq!(requests_for("a").await, 0, "`b` is now the least recently used");
     assert_eq!(requests_for("c").await, 2);
     assert_eq!(requests_for("a").await, 0);
     assert_eq!(requests_for("b").await, 1);

@@ -103,7 +103,7 @@ async fn a_failed_completion_returns_the_result_and_leaves_the_record_in_progres
     let (mine, runs) = (orders(&world.locks(&host).build().unwrap()), Counter::default());
     assert_eq!(place(&mine, &order("a"), &runs).await.unwrap(), 1);
     sleep(ms(50)).await;
-    assert_eq!(host.requests(), 2, "no release, for the work was done");
+    assert_eq!(host.requests(), 2, "no release: the work is done");
     assert!(refused(place(&mine, &order("a"), &runs).await).is_in_progress());
     let after = orders(&later(&world, AFTER_THE_LEASE));
     assert_eq!(place(&after, &order("a"), &runs).await.unwrap(), 2);

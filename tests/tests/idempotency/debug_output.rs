@@ -102,8 +102,8 @@ async fn the_debug_output_of_an_error_is_its_message_and_its_source() {
     let _held = locks.acquire("a").await.unwrap();
     let held = locks.acquire("a").await.unwrap_err();
     assert_eq!(format!("{held:?}"), held.to_string());
-    let told = held.to_string();
-    assert_eq!(format!("{:?}", HandlerError::<Declined>::Lock(held)), told);
+    let message = held.to_string();
+    assert_eq!(format!("{:?}", HandlerError::<Declined>::Lock(held)), message);
     assert_eq!(format!("{:?}", HandlerError::Handler(Declined)), "Declined");
     let elsewhere = Locks::builder(world.client(), "no-such-table").build().unwrap();
     let missing = elsewhere.acquire("a").await.unwrap_err();

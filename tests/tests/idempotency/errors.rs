@@ -1,9 +1,9 @@
-//! What an error of the work does to the record: it is released, kept or stored.
+//! The effect of an error on the record: the record is released, is kept, or stores the error.
 
 use std::time::Duration;
 
 use lambda_lock::{OnError, StoredError};
-use lambda_lock_tests::invocation::{Counter, told};
+use lambda_lock_tests::invocation::{Counter, reported};
 use tokio::time::sleep;
 
 use crate::{
@@ -47,7 +47,7 @@ async fn a_stored_error_is_replayed_with_its_type_and_message() {
         let outcome = place(orders, &order("a"), &runs).await;
         let Err(error) = outcome else { panic!("{outcome:?}") };
         let expected = ("CardDeclined".to_owned(), "the card \"x\" was declined".to_owned());
-        assert_eq!(told(error), expected);
+        assert_eq!(reported(error), expected);
     }
     assert_eq!((runs.get(), host.requests()), (1, 3));
 }

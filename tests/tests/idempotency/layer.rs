@@ -10,7 +10,7 @@ use std::time::Duration;
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use lambda_lock::{Idempotency, IdempotentLayer, Locks, OnError, OnMissingKey, OnTimeout, StoredError, WithRun};
-use lambda_lock_tests::invocation::{Counter, FUNCTION, invocation, invocation_with, told};
+use lambda_lock_tests::invocation::{Counter, FUNCTION, invocation, invocation_with, reported};
 use lambda_runtime::LambdaEvent;
 use tokio::time::{sleep, timeout};
 use tower::{Layer, Service, ServiceExt, service_fn};
@@ -107,7 +107,7 @@ async fn each_refusal_has_its_own_error_type() {
     let runs = Counter::default();
     let call = async |settings: Invocations<u32>, order: Order| {
         let service = IdempotentLayer::new(settings).layer(counting(&runs));
-        told(service.oneshot(invocation(&host, order)).await.unwrap_err()).0
+        reported(service.oneshot(invocation(&host, order)).await.unwrap_err()).0
     };
     let validating = |locks: &Locks| invocations::<u32>(locks).validate(|event| event.payload.amount);
     assert_eq!(call(invocations(&locks), order_without_id()).await, "IdempotencyKeyMissing");
@@ -135,7 +135,7 @@ async fn an_error_reaches_lambda_unchanged_and_a_replayed_one_as_stored() {
         IdempotentLayer::new(settings).layer(service_fn(async |_: LambdaEvent<Order>| Err::<u32, _>(Declined)));
     let mut types = Vec::new();
     for _ in 0..2 {
-        types.push(told(service.clone().oneshot(invocation(&host, order("a"))).await.unwrap_err()));
+        types.push(reported(service.clone().oneshot(invocation(&host, order("a"))).await.unwrap_err()));
     }
     let [first, second] = [("Declined", "by the handler itself"), ("CardDeclined", "by the bank")]
         .map(|(error_type, message)| (error_type.to_owned(), message.to_owned()));
@@ -196,7 +196,7 @@ async fn a_handler_is_cancelled_when_its_lease_ends() {
     let service = IdempotentLayer::new(invocations(&locks).lease(ms(300)))
         .layer(service_fn(|_: LambdaEvent<Order>| pending::<Result<u32, Declined>>()));
     let call = timeout(TOO_LONG, service.oneshot(invocation(&host, order("a")))).await.expect("it is cancelled");
-    assert_eq!(told(call.unwrap_err()).0, "LockLost");
+    assert_eq!(reported(call.unwrap_err()).0, "LockLost");
 }
 
 // behaviour 65
@@ -206,7 +206,7 @@ async fn an_invocation_past_its_deadline_fails_without_a_request() {
     let event = invocation(&host, order("a"));
     host.advance_clock(LEASE);
     let service = IdempotentLayer::new(invocations(&locks)).layer(counting(&Counter::default()));
-    assert_eq!(told(service.oneshot(event).await.unwrap_err()).0, "LockInvalid");
+    assert_eq!(reported(service.oneshot(event).await.unwrap_err()).0, "LockInvalid");
     assert_eq!(host.requests(), 0);
 }
 

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use lambda_lock::embedded::Host;
 use lambda_lock::{Idempotency, OnMissingKey};
-use lambda_lock_tests::invocation::told;
+use lambda_lock_tests::invocation::reported;
 use lambda_lock_tests::powertools::{Language, Powertools};
 use lambda_lock_tests::{Row, World};
 use lambda_runtime::Diagnostic;
@@ -25,7 +25,7 @@ const WINDOW: Duration = Duration::from_hours(1);
 /// be before now.
 const AFTER_THE_WINDOW: Duration = WINDOW.saturating_add(Duration::from_secs(2));
 
-/// When no clock shows that yet, however slow the machine is.
+/// When no clock shows that the window has ended, even on a slow machine.
 const WITHIN_THE_WINDOW: Duration = WINDOW.saturating_sub(MARGIN);
 
 const MARGIN: Duration = Duration::from_secs(20);
@@ -111,7 +111,7 @@ async fn place(orders: &Orders, order: &Value) -> Value {
         .await;
     match outcome {
         Ok(result) => json!({"ran": ran, "result": result}),
-        Err(error) => json!({"ran": ran, "error": told(error).0}),
+        Err(error) => json!({"ran": ran, "error": reported(error).0}),
     }
 }
 

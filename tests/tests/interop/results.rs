@@ -50,7 +50,7 @@ async fn powertools_replays_the_results_of_rust() {
         assert_eq!(answers.len(), orders.len());
         for (order, answer) in orders.iter().zip(answers) {
             let result = &order["result"];
-            // Powertools for Python takes these for no result.
+            // Powertools for Python treats these as no result.
             let is_nothing = [json!(false), json!(0), json!(""), json!([]), json!({})].contains(result);
             let seen = if sides.language == Language::Python && is_nothing { &Value::Null } else { result };
             assert_eq!(answer, replayed(seen));

@@ -161,7 +161,7 @@ async fn get_reads_the_holder_of_a_key() {
     lock.release().await.unwrap();
     let holder = readers.get("job").await.unwrap().unwrap();
     assert!(!holder.is_current());
-    assert_eq!(holder.owner(), Some(lock.owner()), "who was the last");
+    assert_eq!(holder.owner(), Some(lock.owner()), "the last holder");
     let lock = locks.acquire("job").await.unwrap();
     host.advance_clock(LEASE + CLOCK_SKEW);
     assert!(!readers.get("job").await.unwrap().unwrap().is_current(), "the lease has ended");

@@ -109,7 +109,7 @@ enum Verdict {
     Malformed,
 }
 
-/// What a row means: a second implementation, independent of the one under test.
+/// The meaning of a row: a second implementation, independent of the one under test.
 #[expect(clippy::cast_precision_loss, reason = "values with a fraction are not near a bound")]
 fn verdict(row: &Row, now: u64) -> Verdict {
     // Whether an attribute is a number of at most `most`; `None` if it is missing.
@@ -202,7 +202,7 @@ fn an_acquire_takes_free_rows_and_modifies_no_held_or_malformed_row() {
                 let grown = lock.fence() as f64 >= f64::trunc(old);
                 assert!(grown && lock.fence() > 0);
                 let held = locks.try_acquire(key).await;
-                assert!(held.unwrap().is_none(), "and it is then held");
+                assert!(held.unwrap().is_none(), "the key is then held");
                 lock.release().await.unwrap();
                 assert!(!locks.get(key).await.unwrap().unwrap().is_current());
             }
@@ -236,8 +236,8 @@ fn an_overwritten_lock_is_lost_and_its_row_is_not_modified() {
             .transact_items(TransactWriteItem::builder().put(put).build());
         assert!(transaction.send().await.unwrap_err().into_service_error().is_transaction_canceled_exception());
         // After a failed renewal, the release sends no request.
-        let told = if fastrand::bool() { lock.renew(Duration::from_secs(5)).await } else { lock.release().await };
-        let error = told.unwrap_err();
+        let answer = if fastrand::bool() { lock.renew(Duration::from_secs(5)).await } else { lock.release().await };
+        let error = answer.unwrap_err();
         assert!(error.is_lost() || error.is_malformed_row(), "{error:?}");
         let _told_again = lock.release().await.unwrap_err();
         assert_eq!(world.row(key).await, foreign);

@@ -3,7 +3,7 @@
 use std::io;
 
 use lambda_lock::{HandlerError, LockLayer};
-use lambda_lock_tests::invocation::told;
+use lambda_lock_tests::invocation::reported;
 use lambda_runtime::LambdaEvent;
 use tower::{Layer, ServiceExt, service_fn};
 
@@ -14,7 +14,7 @@ async fn the_error_of_a_handler_keeps_its_type_and_message() {
     let (_world, host, locks) = environment().await;
     let service = LockLayer::new(locks).layer(service_fn(|_: LambdaEvent<()>| async { Err::<(), _>(OutOfPaper) }));
     let error = service.oneshot(invocation(&host, ())).await.unwrap_err();
-    assert_eq!(told(error), ("OutOfPaper".to_owned(), "fill the tray".to_owned()));
+    assert_eq!(reported(error), ("OutOfPaper".to_owned(), "fill the tray".to_owned()));
 }
 
 #[tokio::test]

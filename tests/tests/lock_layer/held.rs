@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use lambda_lock::LockLayer;
-use lambda_lock_tests::invocation::told;
+use lambda_lock_tests::invocation::reported;
 use lambda_runtime::{Error, LambdaEvent};
 use tokio::time::{sleep, timeout};
 use tower::{Layer, ServiceExt, service_fn};
@@ -25,7 +25,7 @@ async fn an_invocation_with_a_held_key_fails_and_names_the_holder() {
             async { Ok::<_, Error>(()) }
         }
     }));
-    let (kind, message) = told(service.oneshot(invocation(&host, ())).await.unwrap_err());
+    let (kind, message) = reported(service.oneshot(invocation(&host, ())).await.unwrap_err());
     assert_eq!(kind, "LockHeld");
     assert!(message.contains("another environment"), "{message}");
     assert!(!ran.load(Ordering::Relaxed));
@@ -63,7 +63,7 @@ async fn an_invocation_whose_wait_ends_fails_as_held() {
     let _other = hold_elsewhere(&world, FUNCTION).await;
     let service =
         LockLayer::new(locks).wait(quick_backoff().up_to(Duration::from_millis(100))).layer(service_fn(done::<()>));
-    let (kind, message) = told(service.oneshot(invocation(&host, ())).await.unwrap_err());
+    let (kind, message) = reported(service.oneshot(invocation(&host, ())).await.unwrap_err());
     assert_eq!(kind, "LockHeld");
     assert!(message.contains("another environment") && message.contains("attempts"), "{message}");
 }
@@ -76,7 +76,7 @@ async fn a_wait_ends_before_the_invocations_deadline() {
         LockLayer::new(locks).wait(quick_backoff().up_to(Duration::from_hours(1))).layer(service_fn(done::<()>));
     let call = service.oneshot(invocation_with(&host, (), Duration::from_millis(500)));
     let error = timeout(TOO_LONG, call).await.expect("the wait ended").unwrap_err();
-    assert_eq!(told(error).0, "LockHeld");
+    assert_eq!(reported(error).0, "LockHeld");
 }
 
 // behaviour 34
@@ -91,6 +91,6 @@ async fn a_wait_that_is_frozen_past_the_deadline_fails_as_held() {
     }
     // The environment was frozen.
     host.advance_clock(Duration::from_secs(31));
-    let (kind, message) = told(timeout(TOO_LONG, call).await.unwrap().unwrap().unwrap_err());
+    let (kind, message) = reported(timeout(TOO_LONG, call).await.unwrap().unwrap().unwrap_err());
     assert_eq!(kind, "LockHeld", "{message}");
 }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use lambda_lock::LockLayer;
-use lambda_lock_tests::invocation::told;
+use lambda_lock_tests::invocation::reported;
 use lambda_runtime::{Error, LambdaEvent};
 use tower::{Layer, ServiceExt, service_fn};
 
@@ -19,7 +19,7 @@ async fn a_second_firing_within_the_minimum_hold_does_not_run() {
     let second = world.host().clock_ahead(Duration::from_secs(5)).build();
     let elsewhere = world.locks(&second).build().unwrap();
     let service = LockLayer::new(elsewhere).hold_at_least(hold).layer(service_fn(done::<()>));
-    assert_eq!(told(service.oneshot(invocation(&second, ())).await.unwrap_err()).0, "LockHeld");
+    assert_eq!(reported(service.oneshot(invocation(&second, ())).await.unwrap_err()).0, "LockHeld");
 }
 
 // behaviour 58

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use futures_util::future::join_all;
 use lambda_lock::LockLayer;
-use lambda_lock_tests::invocation::told;
+use lambda_lock_tests::invocation::reported;
 use lambda_runtime::{Error, LambdaEvent};
 use tokio::sync::Barrier;
 use tokio::time::timeout;
@@ -18,7 +18,7 @@ async fn the_default_key_is_the_name_of_the_function() {
     let (world, host, locks) = environment().await;
     let other = hold_elsewhere(&world, FUNCTION).await;
     let service = LockLayer::new(locks).layer(service_fn(done));
-    assert_eq!(told(service.clone().oneshot(invocation(&host, ())).await.unwrap_err()).0, "LockHeld");
+    assert_eq!(reported(service.clone().oneshot(invocation(&host, ())).await.unwrap_err()).0, "LockHeld");
     other.release().await.unwrap();
     assert_eq!(service.oneshot(invocation(&host, ())).await.unwrap(), "done");
 }
@@ -29,7 +29,7 @@ async fn a_constant_key_is_the_same_for_all_events() {
     let _other = hold_elsewhere(&world, "constant").await;
     let service = LockLayer::new(locks).key("constant").layer(service_fn(done));
     for payload in ["a", "b"] {
-        assert_eq!(told(service.clone().oneshot(invocation(&host, payload)).await.unwrap_err()).0, "LockHeld");
+        assert_eq!(reported(service.clone().oneshot(invocation(&host, payload)).await.unwrap_err()).0, "LockHeld");
     }
 }
 
@@ -60,7 +60,7 @@ async fn an_event_with_a_held_key_is_refused() {
     let service = LockLayer::new(locks)
         .key_from(|event: &LambdaEvent<&str>| event.payload.to_owned())
         .layer(service_fn(done::<&'static str>));
-    assert_eq!(told(service.clone().oneshot(invocation(&host, "a")).await.unwrap_err()).0, "LockHeld");
+    assert_eq!(reported(service.clone().oneshot(invocation(&host, "a")).await.unwrap_err()).0, "LockHeld");
     assert_eq!(service.oneshot(invocation(&host, "b")).await.unwrap(), "done");
 }
 
@@ -69,7 +69,7 @@ async fn an_event_with_a_held_key_is_refused() {
 async fn rejects_an_empty_key_without_a_request() {
     let (_world, host, locks) = environment().await;
     let service = LockLayer::new(locks).key_from(|_| String::new()).layer(service_fn(done::<()>));
-    let (kind, message) = told(service.oneshot(invocation(&host, ())).await.unwrap_err());
+    let (kind, message) = reported(service.oneshot(invocation(&host, ())).await.unwrap_err());
     assert_eq!(kind, "LockInvalid");
     assert!(message.contains("the key is empty"), "{message}");
     assert_eq!(host.requests(), 0);

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use lambda_lock::embedded::Host;
 use lambda_lock::{LockLayer, LockedEvent};
-use lambda_lock_tests::invocation::told;
+use lambda_lock_tests::invocation::reported;
 use lambda_runtime::{Error, LambdaEvent};
 use tokio::time::timeout;
 use tower::{Layer, ServiceExt, service_fn};
@@ -71,7 +71,7 @@ async fn an_invocation_past_its_deadline_fails_without_a_request() {
     let event = invocation(&host, ());
     host.advance_clock(Duration::from_secs(31));
     let service = LockLayer::new(locks).layer(service_fn(done::<()>));
-    let (kind, message) = told(service.oneshot(event).await.unwrap_err());
+    let (kind, message) = reported(service.oneshot(event).await.unwrap_err());
     assert_eq!(kind, "LockInvalid");
     assert!(message.contains("deadline") && message.contains("has passed"), "{message}");
     assert_eq!(host.requests(), 0);
@@ -103,7 +103,7 @@ async fn a_handler_that_outlives_its_lease_is_cancelled_before_the_release() {
         }
     }));
     let call = timeout(TOO_LONG, service.oneshot(invocation(&host, ())));
-    assert_eq!(told(call.await.expect("it was cancelled").unwrap_err()).0, "LockLost");
+    assert_eq!(reported(call.await.expect("it was cancelled").unwrap_err()).0, "LockLost");
     assert_eq!(requests_when_cancelled.load(Ordering::Relaxed), 1, "cancelled after the acquire, before the release");
     assert_eq!(host.requests(), 2);
     assert!(is_free(&world, FUNCTION).await);
@@ -122,5 +122,5 @@ async fn a_handler_is_cancelled_when_the_wall_clock_jumps_past_the_lease() {
         }
     }));
     let call = timeout(TOO_LONG / 2, service.oneshot(invocation(&host, ())));
-    assert_eq!(told(call.await.expect("it was cancelled").unwrap_err()).0, "LockLost");
+    assert_eq!(reported(call.await.expect("it was cancelled").unwrap_err()).0, "LockLost");
 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 use lambda_lock::embedded::{Faults, Host, Intercept};
 use lambda_lock::{LockLayer, Locks};
 use lambda_lock_tests::World;
-use lambda_lock_tests::invocation::{millis, told};
+use lambda_lock_tests::invocation::{millis, reported};
 use lambda_runtime::{Error, LambdaEvent};
 use serde_json::Value;
 use tokio::sync::Semaphore;
@@ -40,7 +40,7 @@ async fn the_lock_is_released_when_the_handler_returns() {
 async fn the_lock_is_released_when_the_handler_fails() {
     let (world, host, locks) = environment().await;
     let service = LockLayer::new(locks).layer(service_fn(|_: LambdaEvent<()>| async { Err::<(), Error>("no".into()) }));
-    assert_eq!(told(service.oneshot(invocation(&host, ())).await.unwrap_err()).1, "no");
+    assert_eq!(reported(service.oneshot(invocation(&host, ())).await.unwrap_err()).1, "no");
     assert!(is_free(&world, FUNCTION).await);
 }
 
@@ -110,7 +110,7 @@ async fn a_failed_release_does_not_replace_the_handlers_answer() {
 async fn a_failed_release_does_not_replace_the_handlers_error() {
     let (world, host, locks) = environment_without_release().await;
     let service = LockLayer::new(locks).layer(service_fn(|_: LambdaEvent<()>| async { Err::<(), _>(OutOfPaper) }));
-    assert_eq!(told(service.oneshot(invocation(&host, ())).await.unwrap_err()).0, "OutOfPaper");
+    assert_eq!(reported(service.oneshot(invocation(&host, ())).await.unwrap_err()).0, "OutOfPaper");
     assert!(!is_free(&world, FUNCTION).await, "the release did fail");
 }
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 use lambda_lock::embedded::{Answer, Faults, Host, Intercept};
 use lambda_lock::{LockLayer, LockedEvent, Locks, OnUnavailable};
 use lambda_lock_tests::World;
-use lambda_lock_tests::invocation::told;
+use lambda_lock_tests::invocation::reported;
 use lambda_runtime::Error;
 use serde_json::Value;
 use tower::{Layer, ServiceExt, service_fn};
@@ -24,7 +24,7 @@ async fn environment_without_network() -> (World, Host, Locks) {
 async fn an_invocation_fails_when_the_table_is_unreachable() {
     let (world, _host, locks) = environment_without_network().await;
     let service = LockLayer::new(locks).layer(service_fn(done::<()>));
-    let (kind, message) = told(service.oneshot(invocation_without_deadline(())).await.unwrap_err());
+    let (kind, message) = reported(service.oneshot(invocation_without_deadline(())).await.unwrap_err());
     assert_eq!(kind, "LockUnavailable");
     assert!(message.contains(&world.table), "{message}");
 }
@@ -46,7 +46,7 @@ async fn an_invocation_fails_when_the_table_throttles() {
     let world = World::new().await;
     let host = world.host().faults(Faults::seeded(1).throttle(1.0)).build();
     let service = LockLayer::new(world.locks(&host).build().unwrap()).layer(service_fn(done::<()>));
-    assert_eq!(told(service.oneshot(invocation(&host, ())).await.unwrap_err()).0, "LockThrottled");
+    assert_eq!(reported(service.oneshot(invocation(&host, ())).await.unwrap_err()).0, "LockThrottled");
 }
 
 // behaviour 21
@@ -65,7 +65,7 @@ async fn an_invocation_does_not_run_unlocked_when_the_key_is_held() {
     let (world, host, locks) = environment().await;
     let _other = hold_elsewhere(&world, FUNCTION).await;
     let service = LockLayer::new(locks).on_unavailable(OnUnavailable::RunUnlocked).layer(service_fn(done::<()>));
-    assert_eq!(told(service.oneshot(invocation(&host, ())).await.unwrap_err()).0, "LockHeld");
+    assert_eq!(reported(service.oneshot(invocation(&host, ())).await.unwrap_err()).0, "LockHeld");
 }
 
 #[derive(Debug)]
@@ -85,7 +85,7 @@ async fn an_invocation_does_not_run_unlocked_when_access_is_denied() {
     let service = LockLayer::new(world.locks(&host).build().unwrap())
         .on_unavailable(OnUnavailable::RunUnlocked)
         .layer(service_fn(done::<()>));
-    let (kind, message) = told(service.oneshot(invocation(&host, ())).await.unwrap_err());
+    let (kind, message) = reported(service.oneshot(invocation(&host, ())).await.unwrap_err());
     assert_eq!(kind, "LockAccessDenied");
     assert!(message.contains("dynamodb:UpdateItem"), "{message}");
 }
@@ -97,7 +97,7 @@ async fn an_invocation_does_not_run_unlocked_when_the_table_is_missing() {
     let service = LockLayer::new(world.locks(&host).build().unwrap())
         .on_unavailable(OnUnavailable::RunUnlocked)
         .layer(service_fn(done::<()>));
-    let (kind, message) = told(service.oneshot(invocation(&host, ())).await.unwrap_err());
+    let (kind, message) = reported(service.oneshot(invocation(&host, ())).await.unwrap_err());
     assert_eq!(kind, "LockTableNotFound");
     assert!(message.contains(&world.table), "{message}");
 }

@@ -237,7 +237,7 @@ async fn has_released_tells_a_release_from_a_crash() {
     orders.run(&"done".to_owned(), async |_| Ok("done".to_owned())).await.unwrap();
     assert!(has_released("done").await, "a completed run");
     orders.run(&"declined".to_owned(), async |_| Err("declined".to_owned())).await.unwrap_err();
-    assert!(has_released("declined").await, "a run that was given up");
+    assert!(has_released("declined").await, "a run that was released");
     world.put_row(in_progress("of another library", 1)).await;
     assert!(!has_released("of another library").await, "a row without an owner");
 }

@@ -1,4 +1,4 @@
-//! What an acquire knows about the row that it replaced.
+//! The row that an acquire replaced.
 
 use std::time::SystemTime;
 
@@ -51,6 +51,6 @@ async fn an_acquire_knows_its_fence_and_data_after_any_previous_row() {
     row.insert("fence".to_owned(), AttributeValue::N("17.5".to_owned()));
     world.put_row(row).await;
     let lock = locks.acquire("nightly").await.unwrap();
-    assert_eq!(lock.fence(), 18, "the whole part of what is in the row");
+    assert_eq!(lock.fence(), 18, "the integer part of the fence in the row");
     lock.release().await.unwrap();
 }

@@ -1,4 +1,4 @@
-//! What a handler receives of a message.
+//! The message that a handler receives.
 
 use std::future::{Ready, ready};
 use std::sync::{Arc, Mutex};

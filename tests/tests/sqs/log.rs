@@ -1,4 +1,4 @@
-//! What a consumer logs.
+//! The log of a consumer.
 
 use std::time::Duration;
 

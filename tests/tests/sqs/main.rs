@@ -47,7 +47,7 @@ struct Payment {
     id: String,
     #[serde(default)]
     amount: u32,
-    /// What the handler does with it.
+    /// The behaviour of the handler.
     #[serde(default)]
     then: Then,
 }

@@ -58,10 +58,10 @@ async fn a_panic_in_the_call_of_the_handler_or_in_on_error_fails_one_message() {
 
 /// An error whose conversion panics.
 #[derive(Debug)]
-struct Untold;
+struct Unconvertible;
 
-impl From<Untold> for Diagnostic {
-    fn from(_: Untold) -> Self {
+impl From<Unconvertible> for Diagnostic {
+    fn from(_: Unconvertible) -> Self {
         panic!("in the conversion")
     }
 }
@@ -76,17 +76,17 @@ async fn a_panic_in_the_conversion_of_an_error_fails_one_message() {
     let counter = ran.clone();
     let handler = service_fn(move |message: Message<Payment>| {
         counter.count();
-        ready(if message.body.then == Then::Done { Ok(()) } else { Err(Untold) })
+        ready(if message.body.then == Then::Done { Ok(()) } else { Err(Unconvertible) })
     });
-    let consumer: SqsConsumer<Message<Payment>, Payment, (), Untold> = SqsConsumer::by_message_id(locks);
-    let untold = format!("untold of {}", world.table);
+    let consumer: SqsConsumer<Message<Payment>, Payment, (), Unconvertible> = SqsConsumer::by_message_id(locks);
+    let unconvertible = format!("unconvertible of {}", world.table);
     let body = json!({ "id": "1", "then": "Declined" }).to_string();
-    let messages = [message("1", "Done"), message_with_body(&untold, &body), message("3", "Done")];
+    let messages = [message("1", "Done"), message_with_body(&unconvertible, &body), message("3", "Done")];
     let answer = consumer.concurrency(1).layer(handler).oneshot(invocation(&host, batch(messages))).await.unwrap();
     let failed: Vec<_> = answer.batch_item_failures.into_iter().map(|failure| failure.item_identifier).collect();
-    assert_eq!((failed, ran.get()), (vec![untold.clone()], 3));
+    assert_eq!((failed, ran.get()), (vec![unconvertible.clone()], 3));
     let lines: Vec<_> =
-        logged(&untold).into_iter().filter(|line| line.contains("message returned to the queue")).collect();
+        logged(&unconvertible).into_iter().filter(|line| line.contains("message returned to the queue")).collect();
     assert!(lines.len() == 1 && lines[0].contains("ERROR") && lines[0].contains("panicked"), "{lines:?}");
 }
 

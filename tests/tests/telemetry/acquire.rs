@@ -82,7 +82,7 @@ async fn a_refusal_is_counted_by_its_reason_and_logged_once() {
     assert!(stage.locks().try_acquire("nightly").await.unwrap().is_none());
     stage.metrics.assert(&["refused: held 1"]);
     assert_eq!(stage.traces.lock_lines()[1], "attempts=1 key=nightly outcome=held waited_ms=0 closed");
-    let [refusal] = &stage.traces.told("not acquired")[..] else { panic!("once") };
+    let [refusal] = &stage.traces.logged("not acquired")[..] else { panic!("once") };
     assert_eq!((refusal.level, refusal.lock), (Level::INFO, Some(1)));
     assert_eq!((&*refusal.fields["key"], &*refusal.fields["reason"]), ("nightly", "held"));
     assert!(refusal.fields["error"].contains("the first"), "{refusal:?}");
@@ -111,8 +111,8 @@ async fn a_successful_wait_counts_its_retries_and_its_time() {
     let line = "attempts=3 fence=… held_ms=10 key=nightly outcome=released owner=… waited_ms=300 closed";
     assert_eq!(stage.traces.lock_lines()[1], line);
     // Attempts are not logged at INFO or above.
-    assert_eq!(stage.traces.told_to_all(), [""; 0]);
-    let refused = stage.traces.told("refused");
+    assert_eq!(stage.traces.logged_at_info(), [""; 0]);
+    let refused = stage.traces.logged("refused");
     assert_eq!(refused.iter().map(|event| (event.level, event.lock)).collect::<Vec<_>>(), [(Level::DEBUG, Some(1)); 2]);
 }
 
@@ -144,8 +144,8 @@ async fn a_failed_wait_is_exhausted_for_the_reason_of_its_end() {
         let line = format!("attempts=3 key=a {reason} one outcome={reason} waited_ms=300 closed");
         assert_eq!(stage.traces.lock_lines().last(), Some(&line));
     }
-    let told = stage.traces.told_to_all();
-    assert_eq!(told, ["INFO not acquired"; 4]);
+    let logged = stage.traces.logged_at_info();
+    assert_eq!(logged, ["INFO not acquired"; 4]);
 }
 
 // behaviours 33, 36
@@ -196,7 +196,7 @@ async fn a_dropped_acquire_is_counted_as_cancelled() {
     settle().await;
     stage.metrics.assert(&["refused: cancelled 1"]);
     assert_eq!(stage.traces.lock_lines()[2], "attempts=1 key=daily outcome=cancelled waited_ms=0 closed");
-    assert_eq!(stage.traces.told_to_all(), [""; 0]);
+    assert_eq!(stage.traces.logged_at_info(), [""; 0]);
 }
 
 // behaviours 33, 36
@@ -224,7 +224,7 @@ async fn a_refusal_for_any_other_reason_is_counted_by_that_reason() {
         locks.acquire("nightly").await.unwrap_err();
         stage.metrics.assert(&[&format!("refused: {reason} 1")]);
     }
-    assert_eq!(stage.traces.told_to_all(), ["INFO not acquired"; 7]);
+    assert_eq!(stage.traces.logged_at_info(), ["INFO not acquired"; 7]);
     // An invalid key has no span. None of the three requests was sent.
     let invalid = stage.traces.locks().into_iter().filter(|span| span.fields["outcome"] == "invalid");
     assert_eq!(invalid.map(|span| span.fields["attempts"].clone()).collect::<Vec<_>>(), ["0"]);
@@ -277,7 +277,7 @@ async fn only_an_acquire_after_an_unreleased_lease_is_a_takeover() {
     sleep(s(11)).await;
     done(&orders, "order").await.unwrap();
     assert_eq!(taken_over(), 0, "after a record whose window has passed");
-    assert_eq!(stage.traces.told("taken over").len(), 1);
+    assert_eq!(stage.traces.logged("taken over").len(), 1);
 }
 
 // behaviour 36
@@ -323,7 +323,7 @@ async fn disabled_locks_count_and_trace_nothing() {
     done(&orders, "none").await.unwrap();
     stage.metrics.assert(&[]);
     assert_eq!(stage.traces.lock_lines(), [""; 0]);
-    assert_eq!(stage.traces.told_to_all(), ["WARN locking is disabled"]);
+    assert_eq!(stage.traces.logged_at_info(), ["WARN locking is disabled"]);
     assert_eq!(host.requests(), 0);
 }
 

@@ -25,10 +25,10 @@ async fn a_loss_found_by_a_renewal_is_counted_and_logged_once() {
     stage.metrics.assert(&[]);
     let line = "attempts=1 fence=… held_ms=251 key=nightly outcome=lost owner=… waited_ms=0 closed";
     assert_eq!(stage.traces.lock_lines()[0], line);
-    let [loss] = &stage.traces.told("lost")[..] else { panic!("once") };
+    let [loss] = &stage.traces.logged("lost")[..] else { panic!("once") };
     assert_eq!((loss.level, loss.lock, &*loss.fields["key"]), (Level::WARN, Some(0), "nightly"));
     assert!(loss.fields["to"].contains("the next"), "{loss:?}");
-    assert_eq!(stage.traces.told_to_all(), ["WARN released by force", "WARN lost"]);
+    assert_eq!(stage.traces.logged_at_info(), ["WARN released by force", "WARN lost"]);
     drop(next);
 }
 
@@ -43,7 +43,7 @@ async fn work_that_outlives_its_lease_is_counted_as_lost_and_released() {
     stage.metrics.assert(&[&acquired[..], &["released 1", "release_time [0.0]"]].concat());
     let line = "attempts=1 fence=… held_ms=3000 key=nightly outcome=lost owner=… waited_ms=0 closed";
     assert_eq!(stage.traces.lock_lines(), [line]);
-    assert_eq!(stage.traces.told_to_all(), ["WARN lost"]);
+    assert_eq!(stage.traces.logged_at_info(), ["WARN lost"]);
 }
 
 // behaviours 36, 49
@@ -58,16 +58,16 @@ async fn a_lock_taken_over_after_its_lease_is_counted_as_lost_once() {
     assert!(lock.release().await.unwrap_err().is_lost());
     stage.metrics.assert(&["lost 1", "hold_time [2500.0]", "release_failed: lost 1"]);
     assert!(lock.release().await.unwrap_err().is_lost());
-    let [loss] = &stage.traces.told("lost")[..] else { panic!("once") };
+    let [loss] = &stage.traces.logged("lost")[..] else { panic!("once") };
     assert!(loss.fields["to"].contains("the next"), "{loss:?}");
     drop(lock);
     settle().await;
     stage.metrics.assert(&[]);
     assert_eq!(stage.traces.locks()[0].fields["outcome"], "lost");
-    let [takeover] = &stage.traces.told("taken over")[..] else { panic!("once") };
+    let [takeover] = &stage.traces.logged("taken over")[..] else { panic!("once") };
     assert_eq!((takeover.level, takeover.lock, &*takeover.fields["key"]), (Level::WARN, Some(1), "nightly"));
     assert!(takeover.fields["from"].contains("the first"), "{takeover:?}");
-    assert_eq!(stage.traces.told_to_all(), ["WARN taken over", "WARN lost"]);
+    assert_eq!(stage.traces.logged_at_info(), ["WARN taken over", "WARN lost"]);
     drop(next);
 }
 
@@ -82,7 +82,7 @@ async fn a_loss_found_by_a_release_names_the_new_holder() {
     stage.metrics.take();
     assert!(lock.release().await.unwrap_err().is_lost());
     stage.metrics.assert(&["lost 1", "hold_time [251.0]", "release_failed: lost 1"]);
-    let [loss] = &stage.traces.told("lost")[..] else { panic!("once") };
+    let [loss] = &stage.traces.logged("lost")[..] else { panic!("once") };
     assert!(loss.fields["to"].contains("the next"), "{loss:?}");
     drop(lock);
     assert!(stage.traces.locks()[0].is_closed);
@@ -102,5 +102,5 @@ async fn a_lock_released_after_its_lease_is_counted_as_lost_and_released() {
     stage.metrics.assert(&[]);
     let line = "attempts=1 fence=… held_ms=2000 key=nightly outcome=lost owner=… waited_ms=0 closed";
     assert_eq!(stage.traces.lock_lines(), [line]);
-    assert_eq!(stage.traces.told_to_all(), ["WARN lost"]);
+    assert_eq!(stage.traces.logged_at_info(), ["WARN lost"]);
 }

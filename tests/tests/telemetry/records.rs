@@ -21,10 +21,10 @@ async fn a_first_run_is_counted_as_a_lock_and_a_duplicate_as_a_replay() {
     stage.metrics.assert(&["replays 1"]);
     let run = "attempts=1 fence=… held_ms=250 key=17 outcome=completed owner=… waited_ms=0 closed";
     assert_eq!(stage.traces.lock_lines(), [run, "attempts=1 key=17 outcome=replayed waited_ms=0 closed"]);
-    let [replay] = &stage.traces.told("replaying")[..] else { panic!("once") };
+    let [replay] = &stage.traces.logged("replaying")[..] else { panic!("once") };
     assert_eq!((replay.level, &*replay.fields["key"]), (Level::INFO, "17"));
     assert_eq!(replay.fields["fence"], stage.traces.locks()[0].fields["fence"]);
-    assert_eq!(stage.traces.told_to_all(), ["INFO replaying the first run's result"]);
+    assert_eq!(stage.traces.logged_at_info(), ["INFO replaying the first run's result"]);
 }
 
 // behaviours 36, 68
@@ -38,7 +38,7 @@ async fn a_replay_from_the_cache_has_no_span() {
     done(&orders, "17").await.unwrap();
     stage.metrics.assert(&["replays 1"]);
     assert_eq!((host.requests(), stage.traces.locks().len()), (2, 1));
-    assert_eq!(stage.traces.told("replaying").len(), 1);
+    assert_eq!(stage.traces.logged("replaying").len(), 1);
 }
 
 // behaviours 36, 66
@@ -64,8 +64,8 @@ async fn a_duplicate_of_a_run_in_progress_is_counted_as_in_progress() {
     let first = ["acquired 1", "released 1", "acquire_time [0.0]", "hold_time [250.0]", "release_time [0.0]"];
     stage.metrics.assert(&[&["retries_exhausted: in_progress 1"], &refused[..], &first].concat());
     assert_eq!(stage.traces.locks()[1].fields["outcome"], "in_progress");
-    let told = stage.traces.told("not acquired");
-    assert_eq!(told.iter().map(|event| &*event.fields["reason"]).collect::<Vec<_>>(), ["in_progress"; 2]);
+    let logged = stage.traces.logged("not acquired");
+    assert_eq!(logged.iter().map(|event| &*event.fields["reason"]).collect::<Vec<_>>(), ["in_progress"; 2]);
 }
 
 // behaviours 36, 66
@@ -80,7 +80,7 @@ async fn a_duplicate_that_waits_for_the_result_is_counted_as_a_replay() {
     let first = ["acquired 1", "released 1", "acquire_time [0.0]", "hold_time [250.0]", "release_time [0.0]"];
     stage.metrics.assert(&[&waited[..], &first].concat());
     assert_eq!(stage.traces.lock_lines()[1], "attempts=3 key=17 outcome=replayed waited_ms=300 closed");
-    assert_eq!(stage.traces.told_to_all(), ["INFO replaying the first run's result"]);
+    assert_eq!(stage.traces.logged_at_info(), ["INFO replaying the first run's result"]);
 }
 
 // behaviours 36, 61, 63, 65
@@ -118,7 +118,7 @@ async fn a_refusal_by_a_record_is_counted_by_its_reason() {
     sleep(s(2)).await;
     assert!(lock_error(done(&orders, "18").await).is_unfinished());
     stage.metrics.assert(&["refused: unfinished 1"]);
-    assert_eq!(stage.traces.told("not acquired").len(), 4);
+    assert_eq!(stage.traces.logged("not acquired").len(), 4);
 }
 
 // behaviours 36, 47
@@ -132,8 +132,8 @@ async fn an_input_with_an_invalid_key_is_a_refusal_without_a_span() {
     assert!(lock_error(done(&orders, &"x".repeat(3000)).await).is_invalid());
     stage.metrics.assert(&["refused: invalid 1"]);
     assert_eq!(stage.traces.lock_lines(), [""; 0]);
-    assert_eq!(stage.traces.told_to_all(), ["INFO not acquired"; 2]);
-    stage.traces.assert_not_said(&"x".repeat(1000));
+    assert_eq!(stage.traces.logged_at_info(), ["INFO not acquired"; 2]);
+    stage.traces.assert_not_logged(&"x".repeat(1000));
 }
 
 // behaviours 36, 64
@@ -151,7 +151,7 @@ async fn a_record_released_by_its_work_is_counted_as_released_once() {
     settle().await;
     let times = ["acquire_time [0.0]", "hold_time [0.0]", "release_time [0.0]"];
     stage.metrics.assert(&[&["acquired 1", "released 1"], &times[..]].concat());
-    assert_eq!(stage.traces.told_to_all(), ["WARN outcome not stored"]);
+    assert_eq!(stage.traces.logged_at_info(), ["WARN outcome not stored"]);
     assert_eq!(stage.traces.locks()[0].fields["outcome"], "released");
 }
 
@@ -241,7 +241,7 @@ async fn a_lost_record_is_counted_once_and_its_completion_as_failed() {
         let lost = ["lost 1", "release_failed: lost 1"];
         stage.metrics.assert(&[&["acquired 1", "acquire_time [0.0]", "hold_time [1.0]"], &lost[..]].concat());
     }
-    assert_eq!(stage.traces.told_to_all(), ["WARN released by force", "WARN lost"].repeat(2));
+    assert_eq!(stage.traces.logged_at_info(), ["WARN released by force", "WARN lost"].repeat(2));
     assert!(stage.traces.locks().iter().all(|span| span.is_closed && span.fields["outcome"] == "lost"));
 }
 
@@ -254,7 +254,7 @@ async fn an_unanswered_completion_is_counted_as_failed() {
     settle().await;
     let acquired = ["acquired 1", "acquire_time [0.0]", "hold_time [250.0]"];
     stage.metrics.assert(&[&["release_failed: unavailable 1"], &acquired[..]].concat());
-    assert_eq!(stage.traces.told_to_all(), ["WARN outcome not stored"]);
+    assert_eq!(stage.traces.logged_at_info(), ["WARN outcome not stored"]);
 
     // A completion that takes too long fails, too.
     let (host, locks) = locks_on(stage.engine.host());

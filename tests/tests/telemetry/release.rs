@@ -56,13 +56,13 @@ async fn a_dropped_lock_is_counted_when_its_background_release_ends() {
     stage.metrics.assert(&["released 1", "release_time [40.0]"]);
     let line = "attempts=1 fence=… held_ms=290 key=nightly outcome=released owner=… waited_ms=0 closed";
     assert_eq!(stage.traces.lock_lines(), [line]);
-    assert_eq!(stage.traces.told_to_all(), ["WARN a lock was dropped without a release"]);
+    assert_eq!(stage.traces.logged_at_info(), ["WARN a lock was dropped without a release"]);
 
     let (_, locks) = locks_on(stage.engine.host().intercept(LoseAnswers::to("UpdateItem", 2..=2)));
     drop(locks.acquire("nightly").await.unwrap());
     settle().await;
     stage.metrics.assert(&["acquired 1", "acquire_time [0.0]", "hold_time [0.0]", "release_failed: unavailable 1"]);
     assert_eq!(stage.traces.locks()[1].fields["outcome"], "release_failed");
-    let [failure] = &stage.traces.told("a background request failed")[..] else { panic!("once") };
+    let [failure] = &stage.traces.logged("a background request failed")[..] else { panic!("once") };
     assert_eq!((failure.level, failure.lock, &*failure.fields["key"]), (Level::DEBUG, Some(1), "nightly"));
 }

@@ -63,12 +63,12 @@ async fn work_runs_inside_the_span_of_its_lock() {
     let said = ["in run", "in a handler", "in a run", "in an idempotent handler"];
     let keys = ["run", "layer", "record", "orders#event"];
     for ((place, said), key) in said.into_iter().enumerate().zip(keys) {
-        let [event] = &stage.traces.told(said)[..] else { panic!("`{said}` once") };
+        let [event] = &stage.traces.logged(said)[..] else { panic!("`{said}` once") };
         assert_eq!(event.lock, Some(place), "`{said}`");
         assert_eq!(stage.traces.locks()[place].fields["key"], key);
     }
     say("after it");
-    assert_eq!(stage.traces.told("after it")[0].lock, None);
+    assert_eq!(stage.traces.logged("after it")[0].lock, None);
     assert!(stage.traces.locks().iter().all(|span| span.is_closed));
 }
 
@@ -95,8 +95,8 @@ async fn a_hashed_key_is_never_traced_in_plain() {
     let keys: BTreeSet<_> = stage.traces.locks().into_iter().map(|span| span.fields["key"].clone()).collect();
     assert_eq!(keys, rows);
     assert_eq!(keys.len(), 2);
-    assert_eq!(stage.traces.told("lost").len(), 1);
-    stage.traces.assert_not_said("secret");
+    assert_eq!(stage.traces.logged("lost").len(), 1);
+    stage.traces.assert_not_logged("secret");
 }
 
 // behaviours 11, 36
@@ -173,7 +173,7 @@ async fn no_trace_shows_user_data_and_no_label_is_a_key() {
     deliver(&consumer, &host, &messages, s(30)).await;
     settle().await;
 
-    stage.traces.assert_not_said("marked");
+    stage.traces.assert_not_logged("marked");
     // The traces have keys, so the check above looked at something.
     let said = stage.traces.record.lock().unwrap().words.iter().filter(|words| words.contains("secret-")).count();
     assert!(said > 50, "{said}");
@@ -193,7 +193,7 @@ async fn a_loss_names_its_key_when_the_span_is_filtered_out() {
     let next = stage.locks().acquire("nightly").await.unwrap();
     assert!(lock.release().await.unwrap_err().is_lost());
     assert_eq!(traces.lock_lines(), [""; 0]);
-    assert_eq!(traces.told_to_all(), ["WARN taken over", "WARN lost"]);
+    assert_eq!(traces.logged_at_info(), ["WARN taken over", "WARN lost"]);
     assert!(traces.events().iter().all(|event| event.fields["key"] == "nightly"), "{:?}", traces.events());
     next.release().await.unwrap();
 }

@@ -15,7 +15,7 @@ use tokio::time::{sleep, timeout};
 use crate::traces::Span;
 use crate::{Stage, lock_error, locks_on, ms, orders, s, settle};
 
-/// What the tasks of a history observed.
+/// The observations of the tasks of a history.
 #[derive(Debug, Default)]
 struct Seen {
     acquires: u64,
@@ -150,14 +150,14 @@ async fn history(seed: u64) {
     };
     assert_eq!(ended(&["released", "completed", "release_failed", "lost"]), tally.locks, "{context}");
     assert_eq!(ended(&["lost"]), count("lost"), "{context}");
-    assert_eq!(stage.traces.told("lost").len() as u64, count("lost"), "{context}");
+    assert_eq!(stage.traces.logged("lost").len() as u64, count("lost"), "{context}");
     // A lock that is neither lost nor failed was released. Some lost locks were released too.
     let released = ended(&["released", "completed"]);
     assert!((released..=released + count("lost")).contains(&count("released")), "{context}");
     assert!(ended(&["release_failed"]) <= counted.sum("release_failed"), "{context}");
-    assert_eq!(stage.traces.told("taken over").len() as u64, count("taken_over"), "{context}");
+    assert_eq!(stage.traces.logged("taken over").len() as u64, count("taken_over"), "{context}");
     assert_eq!(
-        stage.traces.told("not acquired").len() as u64,
+        stage.traces.logged("not acquired").len() as u64,
         { counted.sum("refused") - count("refused: cancelled") + count("in_progress_refusals") },
         "{context}"
     );

@@ -74,21 +74,21 @@ impl Traces {
         self.record.lock().unwrap().events.clone()
     }
 
-    /// The events whose message begins so.
-    pub(crate) fn told(&self, message: &str) -> Vec<Event> {
+    /// The events whose message begins with `message`.
+    pub(crate) fn logged(&self, message: &str) -> Vec<Event> {
         self.events().into_iter().filter(|event| event.message.starts_with(message)).collect()
     }
 
     /// The level and the beginning of the message of each event at INFO or above.
-    pub(crate) fn told_to_all(&self) -> Vec<String> {
+    pub(crate) fn logged_at_info(&self) -> Vec<String> {
         let events = self.events().into_iter().filter(|event| event.level <= Level::INFO);
         events.map(|event| format!("{} {}", event.level, event.message.split(':').next().unwrap())).collect()
     }
 
-    pub(crate) fn assert_not_said(&self, secret: &str) {
+    pub(crate) fn assert_not_logged(&self, secret: &str) {
         let record = self.record.lock().unwrap();
         for words in &record.words {
-            assert!(!words.contains(secret), "`{secret}` was said: {words}");
+            assert!(!words.contains(secret), "`{secret}` was logged: {words}");
         }
     }
 }

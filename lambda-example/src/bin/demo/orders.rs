@@ -139,7 +139,7 @@ impl Shop<'_> {
     }
 }
 
-/// One request to an environment of its own.
+/// One request to its own environment.
 struct Request {
     number: usize,
     table: String,

@@ -137,7 +137,7 @@ impl Queue {
         received
     }
 
-    /// Delivers one batch to an environment of its own, and deletes the messages that succeeded.
+    /// Delivers one batch to its own environment, and deletes the messages that succeeded.
     async fn deliver(&self, batch: Vec<(usize, SqsMessage)>, cloud: &Cloud, prefix: &str) -> Result<(), Error> {
         if batch.is_empty() {
             return Ok(());

@@ -82,7 +82,7 @@ async fn overrun(cloud: &Cloud) -> Result<(), Error> {
     expect_one_written(&answers)
 }
 
-/// One delivery of an event to an environment of its own.
+/// One delivery of an event to its own environment.
 struct Invocation {
     number: usize,
     host: Host,

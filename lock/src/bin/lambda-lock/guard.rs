@@ -30,7 +30,7 @@ pub(crate) struct Guard {
 }
 
 impl Guard {
-    /// Starts the guard. Returns `None` if standard input is a terminal: a command in a group of its own could not read
+    /// Starts the guard. Returns `None` if standard input is a terminal: a command in its own group could not read
     /// from it.
     pub(crate) async fn start() -> io::Result<Option<Self>> {
         if io::stdin().is_terminal() {
@@ -110,8 +110,8 @@ pub(crate) fn main() -> ExitCode {
         // The thread that reads standard input must not delay the kill.
         runtime.shutdown_background();
     }
-    // The id still belongs to the command. A first process that was stopped has not waited for the command, one that
-    // died did so just now, and one that has waited for the command ends this process at once.
+    // The id still belongs to the command. If the first process was stopped, it has not waited for the command. If it
+    // died, it died just now. Once it has waited for the command, it ends this process at once.
     if let Some(command) = command.get() {
         let _it_may_lead_no_group = kill_process_group(command, Signal::KILL);
         let _it_may_have_ended = kill_process(command, Signal::KILL);

@@ -75,7 +75,7 @@ Shows who holds a key, or held it last. It sends one consistent read (IAM action
 
 pub(crate) const RELEASE: &str = "\
 Frees a key (IAM actions dynamodb:GetItem and dynamodb:UpdateItem). This does not stop the holder's work: make sure \
-that the holder has crashed, or that its writes are fenced. `run` ends with code 76 when someone else has released \
+that the holder has crashed, or that its writes are fenced. `run` ends with code 76 when an operator has released \
 its lock.
 
 Give the fence that `get` showed. If another acquisition holds the key by then, the release is refused with code 75.
@@ -112,10 +112,10 @@ pub(crate) const EXIT_STATUS: [(&str, &str); 10] = [
 
 /// The environment variables with their meanings.
 pub(crate) const ENVIRONMENT: [(&str, &str); 9] = [
-    ("LOCK_TABLE_NAME", "the table, without --table"),
-    ("LOCK_KEY_PREFIX", "the prefix of every key, without --key-prefix"),
-    ("LOCK_CLOCK_SKEW", "the clock skew, without --clock-skew"),
-    ("LOCK_LEASE", "the lease of run, without --lease"),
+    ("LOCK_TABLE_NAME", "the table, unless --table is given"),
+    ("LOCK_KEY_PREFIX", "the prefix of every key, unless --key-prefix is given"),
+    ("LOCK_CLOCK_SKEW", "the clock skew, unless --clock-skew is given"),
+    ("LOCK_LEASE", "the lease of run, unless --lease is given"),
     ("LOCK_ENABLED", "`false` makes run execute the command without a lock"),
     ("LOCK_FENCE, LOCK_KEY", "set by run: the number that grows with each acquisition, and the key"),
     ("AWS_PROFILE, AWS_REGION", "and the other variables that the AWS command line interface reads"),

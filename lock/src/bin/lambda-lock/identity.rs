@@ -5,7 +5,7 @@ use std::{env, process};
 
 use nix::unistd::{Uid, User};
 
-/// The start of the holder's name in a row that someone else released.
+/// The start of the holder's name in a row that an operator released.
 const RELEASED_BY: &str = "released by ";
 
 /// Returns the user and host of this process, `user@host`.

@@ -3,7 +3,7 @@
 #[cfg(not(unix))]
 compile_error!("the program of the feature `cli` needs Unix: process groups and signals");
 
-// From the bottom up: a file imports only from its own group and from the groups above it, and there is no circle.
+// From the lowest layer up: a file imports only from its own group and from lower layers, and there is no circle.
 mod failure;
 mod output;
 

@@ -105,7 +105,7 @@ async fn conclude(lock: &Lock, table: &str, lease: Duration, ended: io::Result<E
     };
     match (ended, released) {
         (Ok(status), Err(error)) if error.is_lost() => lost(format!(
-            "{}; the command ended only then ({}), and another holder may have run at the same time",
+            "{}; the command ended after that ({}), and another holder may have run at the same time",
             loss(&error),
             describe(status)
         )),
@@ -119,7 +119,7 @@ async fn conclude(lock: &Lock, table: &str, lease: Duration, ended: io::Result<E
     }
 }
 
-/// Describes how the lock was lost. A holder's name can say that someone released the lock.
+/// Describes how the lock was lost. A holder's name can say that an operator released the lock.
 fn loss(error: &Error) -> String {
     match error.holder().and_then(Holder::name) {
         Some(name) if identity::is_releaser(name) => {

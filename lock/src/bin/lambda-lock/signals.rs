@@ -9,7 +9,7 @@ use tokio::signal::unix;
 
 /// The signals that are passed on to the command.
 const PASSED_ON: [Signal; 6] = [Signal::INT, Signal::TERM, Signal::HUP, Signal::QUIT, Signal::USR1, Signal::USR2];
-/// The signals of a terminal whose foreground group is another.
+/// The signals by which a terminal stops a background process.
 const STOPPING: [Signal; 3] = [Signal::TTIN, Signal::TTOU, Signal::TSTP];
 
 /// Signals that no longer end or stop this process.

@@ -131,7 +131,7 @@ impl Job<'_> {
             status = command.ended(signals) => Some(status?),
             () = time_is_over => None,
         };
-        // Even after the command has ended: others of its group may not have.
+        // Other processes of the group may outlive the command.
         command.send(Signal::KILL);
         match status {
             Some(status) => Ok(status),
@@ -164,7 +164,7 @@ impl Job<'_> {
         let mut was_stopped = false;
         loop {
             sleep(pause).await;
-            // A command that waits unnoticed would keep its lease for ever.
+            // A command that waits unnoticed would keep its lease forever.
             if is_stopped(command) {
                 if !was_stopped {
                     let end = humantime::format_rfc3339_seconds(lock.expires_at());
@@ -197,7 +197,7 @@ impl Job<'_> {
     }
 }
 
-/// Waits until the guard has died: for ever if there is none.
+/// Waits until the guard has died, or forever without a guard.
 async fn ended(guard: Option<&mut Life>) {
     match guard {
         Some(life) => life.ended().await,

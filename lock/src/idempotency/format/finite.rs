@@ -50,7 +50,7 @@ impl fmt::Display for NotFinite {
 impl std::error::Error for NotFinite {}
 
 impl Error for NotFinite {
-    /// Is called by an adapter that wraps the error.
+    /// Called by an adapter that wraps the error.
     fn custom<T: fmt::Display>(_: T) -> Self {
         Self
     }

@@ -2,8 +2,8 @@
 //!
 //! The key is all that finds a record. Rust therefore shares records with a function in Python or TypeScript only if both
 //! hash the same bytes: the text of `json.dumps(x, sort_keys=True)`, or of `JSON.stringify(deepSort(x))`. A text that
-//! differs in one byte gives another key, and the work is done twice. Where a [`Value`] does not determine the text that
-//! the other language writes, the result is an error instead of a hash.
+//! differs in one byte gives another key, and the work is done twice. If a [`Value`] does not determine the text that the
+//! other language writes, the result is an error instead of a hash.
 //!
 //! The references are `_generate_hash` in Powertools for Python 3.37 (`utilities/idempotency/persistence/base.py`), and
 //! `getHashedIdempotencyKey` and `deepSort` in Powertools for TypeScript 2.35 (`packages/idempotency`).
@@ -178,11 +178,6 @@ mod tests {
 
     use super::super::testing::{assert_refused, parse};
     use super::Dialect::{Compact, JavaScript, Python};
-    use super::*;
-
-    fn text(dialect: Dialect, value: &Value) -> Result<String, String> {
-        dialect.text(value)
-    }
 
     // behaviour 83; expected: `json.dumps` of Python 3.11
     #[test]
@@ -207,8 +202,8 @@ mod tests {
             (2f64.powi(-25), "2.9802322387695312e-08"),
             (2f64.powi(-44), "5.684341886080802e-14"),
         ] {
-            assert_eq!(text(Python, &json!(float)).as_deref(), Ok(expected));
-            assert_eq!(text(Compact, &json!(float)).as_deref(), Ok(expected));
+            assert_eq!(Python.text(&json!(float)).as_deref(), Ok(expected));
+            assert_eq!(Compact.text(&json!(float)).as_deref(), Ok(expected));
         }
     }
 
@@ -232,7 +227,7 @@ mod tests {
             (json!(2f64.powi(-25)), "2.9802322387695312e-8"),
             (json!(2f64.powi(-44)), "5.684341886080802e-14"),
         ] {
-            assert_eq!(text(JavaScript, &number).as_deref(), Ok(expected));
+            assert_eq!(JavaScript.text(&number).as_deref(), Ok(expected));
         }
     }
 
@@ -240,17 +235,17 @@ mod tests {
     fn an_integer_keeps_all_its_digits_or_is_rejected() {
         for dialect in [Compact, Python] {
             for digits in ["18446744073709551615", "-9223372036854775808", "9007199254740993"] {
-                assert_eq!(text(dialect, &parse(digits)).as_deref(), Ok(digits));
+                assert_eq!(dialect.text(&parse(digits)).as_deref(), Ok(digits));
             }
             for digits in ["18446744073709551616", "-9223372036854775809", "1e19", "[{\"a\":77777777777777777777777}]"]
             {
-                assert_refused(text(dialect, &parse(digits)), "pass it as a string");
+                assert_refused(dialect.text(&parse(digits)), "pass it as a string");
             }
         }
         for digits in
             ["9007199254740992", "-9007199254740992", "18446744073709551615", "1e19", "77777777777777777777777"]
         {
-            assert_refused(text(JavaScript, &parse(digits)), "pass it as a string");
+            assert_refused(JavaScript.text(&parse(digits)), "pass it as a string");
         }
     }
 
@@ -259,7 +254,7 @@ mod tests {
         for zero in ["-0", "-0.0"] {
             // With `arbitrary_precision`, serde_json distinguishes the integer from the float.
             if parse(zero).as_i64().is_none() {
-                assert_refused(text(Python, &parse(zero)), "pass 0");
+                assert_refused(Python.text(&parse(zero)), "pass 0");
             }
         }
     }
@@ -278,9 +273,9 @@ mod tests {
         let string = json!("\"\\/\u{8}\u{c}\n\r\t\0\u{1f} ~\u{7f}\u{80}é\u{2028}\u{ffff}😀");
         let python = r#""\"\\/\b\f\n\r\t\u0000\u001f ~\u007f\u0080\u00e9\u2028\uffff\ud83d\ude00""#;
         let javascript = "\"\\\"\\\\/\\b\\f\\n\\r\\t\\u0000\\u001f ~\u{7f}\u{80}é\u{2028}\u{ffff}😀\"";
-        assert_eq!(text(Python, &string).as_deref(), Ok(python));
-        assert_eq!(text(JavaScript, &string).as_deref(), Ok(javascript));
-        assert_eq!(text(Compact, &string).as_deref(), Ok(javascript));
+        assert_eq!(Python.text(&string).as_deref(), Ok(python));
+        assert_eq!(JavaScript.text(&string).as_deref(), Ok(javascript));
+        assert_eq!(Compact.text(&string).as_deref(), Ok(javascript));
     }
 
     // behaviour 83; expected: both languages
@@ -289,29 +284,29 @@ mod tests {
         let object = parse(r#"{"é":1,"\uffff":2,"😀":3,"a":4,"Z":5,"_":6,"10":7,"9":8,"":9}"#);
         let python = r#"{"": 9, "10": 7, "9": 8, "Z": 5, "_": 6, "a": 4, "\u00e9": 1, "\uffff": 2, "\ud83d\ude00": 3}"#;
         let javascript = "{\"9\":8,\"10\":7,\"\":9,\"_\":6,\"a\":4,\"Z\":5,\"é\":1,\"😀\":3,\"\u{ffff}\":2}";
-        assert_eq!(text(Python, &object).as_deref(), Ok(python));
-        assert_eq!(text(JavaScript, &object).as_deref(), Ok(javascript));
+        assert_eq!(Python.text(&object).as_deref(), Ok(python));
+        assert_eq!(JavaScript.text(&object).as_deref(), Ok(javascript));
         let object =
             parse(r#"{"b":1,"10":2,"9":3,"09":4,"-1":5,"4294967294":6,"4294967295":7,"A":8,"ΑΣΑ":10,"ας":11,"+1":12}"#);
         let javascript =
             r#"{"9":3,"10":2,"4294967294":6,"+1":12,"-1":5,"09":4,"4294967295":7,"A":8,"b":1,"ας":11,"ΑΣΑ":10}"#;
-        assert_eq!(text(JavaScript, &object).as_deref(), Ok(javascript));
+        assert_eq!(JavaScript.text(&object).as_deref(), Ok(javascript));
     }
 
     // behaviour 83; expected: both languages
     #[test]
     fn containers_are_spaced_as_in_each_language() {
         let nested = parse(r#"[[],{},[[{}]],{"b":[true,null],"a":[]}]"#);
-        assert_eq!(text(Python, &nested).as_deref(), Ok(r#"[[], {}, [[{}]], {"a": [], "b": [true, null]}]"#));
-        assert_eq!(text(JavaScript, &nested).as_deref(), Ok(r#"[[],{},[[{}]],{"a":[],"b":[true,null]}]"#));
+        assert_eq!(Python.text(&nested).as_deref(), Ok(r#"[[], {}, [[{}]], {"a": [], "b": [true, null]}]"#));
+        assert_eq!(JavaScript.text(&nested).as_deref(), Ok(r#"[[],{},[[{}]],{"a":[],"b":[true,null]}]"#));
     }
 
     #[test]
     fn javascript_rejects_keys_whose_order_depends_on_the_event() {
         for object in [json!({"secret": 1, "SECRET": 2}), json!([{"ÉA": 1, "z": 2, "éa": 3}])] {
-            assert_refused(text(JavaScript, &object), "case is ignored");
-            assert!(text(Python, &object).is_ok() && text(Compact, &object).is_ok());
+            assert_refused(JavaScript.text(&object), "case is ignored");
+            assert!(Python.text(&object).is_ok() && Compact.text(&object).is_ok());
         }
-        assert_refused(text(JavaScript, &json!({"a": {"__proto__": {"secret": 1}}})), "`__proto__`");
+        assert_refused(JavaScript.text(&json!({"a": {"__proto__": {"secret": 1}}})), "`__proto__`");
     }
 }

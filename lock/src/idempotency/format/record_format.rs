@@ -127,8 +127,8 @@ impl RecordFormat {
     }
 }
 
-/// Whether a key counts as missing: null, empty, or with nothing but nulls in it, which unrelated events would share. As
-/// `is_missing_idempotency_key` in Powertools for Python.
+/// Returns whether a key counts as missing: it is null or empty, or contains only nulls. Unrelated events would share such
+/// a key. Like `is_missing_idempotency_key` in Powertools for Python.
 pub(crate) fn is_missing(key: &Value) -> bool {
     match key {
         Value::Null => true,

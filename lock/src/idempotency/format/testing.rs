@@ -1,4 +1,4 @@
-//! What the tests of the formats share.
+//! Helpers for the format tests.
 
 use std::fmt::Debug;
 

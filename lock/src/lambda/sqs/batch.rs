@@ -17,7 +17,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tower::{Layer, Service};
 
-use super::super::invocation::invocation;
+use super::super::invocation::invocation_of;
 use super::consumer::{Settings, SqsConsumer};
 use super::message::Message;
 use super::sequence::{Entry, Sequence};
@@ -64,7 +64,7 @@ where
     fn call(&mut self, LambdaEvent { payload, context }: LambdaEvent<SqsEvent>) -> Self::Future {
         let (inner, settings) = (self.inner.clone(), self.settings.clone());
         Box::pin(async move {
-            let mut invocation = invocation(&context, settings.idempotency.locks());
+            let mut invocation = invocation_of(&context, settings.idempotency.locks());
             let time = settings.limit(&mut invocation);
             let message_ids: Vec<_> = payload.records.iter().map(|record| record.message_id.clone()).collect();
             let outcomes = Mutex::new(vec![Outcome::NotStarted; message_ids.len()]);
@@ -80,7 +80,7 @@ struct Batch<H, B, T, E> {
     settings: Settings<B, T, E>,
     invocation: Invocation,
     time: Option<BatchTime>,
-    /// By the message's position in the batch.
+    /// The outcome at each position of the batch.
     outcomes: Mutex<Vec<Outcome>>,
     handler_input: PhantomData<fn(H)>,
 }
@@ -137,7 +137,7 @@ where
         let (concurrency, to_answer) =
             (self.settings.concurrency, self.time.map_or(Duration::MAX, |time| time.to_answer));
         let runs = stream::iter(sequences).map(move |sequence| {
-            // Cloned here and not inside of the future: a handler need not be `Sync`.
+            // Cloned outside of the future, because a handler need not be `Sync`.
             let inner = catch_unwind(AssertUnwindSafe(|| inner.clone()));
             let batch = Arc::clone(&self);
             // All code of the user may panic, even the drop of a body. A panic ends this sequence only.
@@ -210,7 +210,7 @@ where
                 HandlerError::Lock(error) if error.is_lost() => Outcome::TimedOut,
                 _ => Outcome::Failed,
             };
-            // Converted in here, because the conversion is the user's code and may panic.
+            // Converted here, because the conversion is the user's code and may panic.
             Err((outcome, error.into()))
         });
         match run.catch_unwind().await {

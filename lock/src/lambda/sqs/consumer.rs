@@ -34,11 +34,15 @@ use crate::panics;
 /// name, for which Lambda returns the whole batch. Nothing is lost, and messages that are done do not run again.
 ///
 /// The leases of a batch end a second before the invocation's deadline, or a quarter of the remaining time before it if
-/// that is less. A message that takes too long therefore does not delay the answer for the others.
+/// that is less. A message that takes too long therefore does not cost the others their answer.
 ///
 /// A message that returns to the queue is visible again after the queue's visibility timeout.
 ///
 /// Two requests for each message that runs, one for a duplicate; IAM action `dynamodb:UpdateItem`.
+///
+/// Without the [release profile](crate::LockLayer#the-release-profile), a panic ends the process, and the whole batch
+/// returns to the queue. Messages that are done do not run again, but each delivery counts: finally all of them may be in
+/// the dead-letter queue, together with the message that panics.
 ///
 /// # Log
 ///
@@ -46,21 +50,6 @@ use crate::panics;
 /// without its body. The level is info for a message in progress elsewhere, otherwise error or warning. The line has the
 /// `error_type` of an error whose conversion to `Diagnostic` sets one. A body that does not parse is reported without its
 /// value, in contrast to [what `lambda_runtime` logs](crate::LockLayer#what-lambda_runtime-logs) for other events.
-///
-/// # The release profile
-///
-/// Set `panic = "unwind"` in the `Cargo.toml` at the root of the workspace:
-///
-/// ```toml
-/// [profile.release]
-/// panic = "unwind"
-/// ```
-///
-/// Without it, `cargo lambda build`, which `sam build` uses, builds with `panic = "abort"`. A panic then ends the process,
-/// and the whole batch returns to the queue. Messages that are done do not run again, but each delivery counts: finally all
-/// of them may be in the dead-letter queue, together with the message that panics.
-///
-/// A consumer built that way logs one warning when it is created, and [`Locks::check`](crate::Locks::check) reports it.
 ///
 /// # Example
 ///

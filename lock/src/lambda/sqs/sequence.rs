@@ -31,7 +31,7 @@ impl<B, T, E> Settings<B, T, E> {
     pub(super) fn sequences(&self, records: Vec<SqsMessage>, invocation: &Invocation) -> Vec<Sequence<B>> {
         let mut sequences: Vec<Sequence<B>> = Vec::new();
         let mut sequence_of_group: HashMap<_, usize> = HashMap::new();
-        // By group, because a copy in another group is a message of its own: its outcome counts for the order there.
+        // Per group: a copy in another group is a separate message, and its outcome affects the order there.
         let mut firsts: HashMap<_, (usize, usize)> = HashMap::new();
         for (position, record) in records.into_iter().enumerate() {
             let is_ordered =

@@ -1,5 +1,5 @@
-//! A function that is its own lock: the SDK, and two conditional updates that are written by hand. It waits for nobody,
-//! notices no lost answer, and does not stop when the lease ends.
+//! A function that locks with the SDK and two hand-written conditional updates. It does not wait, does not recognise a lost
+//! answer, and does not stop when the lease ends.
 
 use std::env;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -18,13 +18,13 @@ async fn main() -> Result<(), Error> {
     if warms_up() {
         let never = "attribute_exists(id) AND attribute_not_exists(id)";
         let request = client.update_item().table_name(&table).key("id", string("warm-up")).condition_expression(never);
-        // Its refusal is what is expected.
+        // The condition never holds, so DynamoDB refuses the request.
         let _warm = request.send().await;
     }
     Runtime::new(service_fn(|event| alone(&client, &table, event))).run().await
 }
 
-/// Does the work if nobody else is at it.
+/// Does the work, unless another invocation holds the key.
 async fn alone(client: &Client, table: &str, event: LambdaEvent<Value>) -> Result<u64, Error> {
     let key = event.context.env_config.function_name.clone();
     let owner = event.context.request_id.clone();
@@ -51,7 +51,7 @@ async fn alone(client: &Client, table: &str, event: LambdaEvent<Value>) -> Resul
     let row = match acquired {
         Ok(output) => output.attributes.unwrap_or_default(),
         Err(error) if error.as_service_error().is_some_and(UpdateItemError::is_conditional_check_failed_exception) => {
-            return Err("someone else is at it".into());
+            return Err("another invocation holds the key".into());
         }
         Err(error) => return Err(error.into()),
     };
@@ -71,8 +71,8 @@ async fn alone(client: &Client, table: &str, event: LambdaEvent<Value>) -> Resul
     Ok(answer)
 }
 
-/// In milliseconds since the epoch.
-#[expect(clippy::disallowed_methods, reason = "as one writes it by hand")]
+/// Returns the milliseconds since the epoch.
+#[expect(clippy::disallowed_methods, reason = "as hand-written code does")]
 fn now() -> Result<u64, Error> {
     Ok(u64::try_from(SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO).as_millis())?)
 }

@@ -1,4 +1,4 @@
-//! The same function with the middleware.
+//! The function with the middleware.
 
 use std::env;
 
@@ -11,7 +11,7 @@ use serde_json::Value;
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> Result<(), Error> {
-    // What `Locks::from_env` does, with the configuration of both.
+    // Like `Locks::from_env`, with the configuration that both functions use.
     let client = Client::from_conf(client_config(&config().await).build());
     let locks = Locks::builder(client, env::var("LOCK_TABLE_NAME")?).build()?;
     if warms_up() {

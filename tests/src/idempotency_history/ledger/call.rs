@@ -14,11 +14,12 @@ pub(crate) struct Call {
     pub(crate) key: String,
     ledger: Arc<Ledger>,
     began: SystemTime,
-    told: Arc<Mutex<Told>>,
+    reported: Arc<Mutex<Reported>>,
 }
 
+/// The reports of a call so far.
 #[derive(Debug, Default)]
-struct Told {
+struct Reported {
     /// The number of the run of this call.
     run: Option<u64>,
     answered: bool,
@@ -28,7 +29,7 @@ struct Told {
 impl Call {
     pub(crate) fn new(name: &str, key: String, ledger: Arc<Ledger>) -> Self {
         let began = ledger.engine.now();
-        Self { name: name.to_owned(), key, ledger, began, told: Arc::default() }
+        Self { name: name.to_owned(), key, ledger, began, reported: Arc::default() }
     }
 
     /// Begins the work. It ends when the returned value is dropped, which a cancellation does too.
@@ -66,7 +67,7 @@ impl Call {
             how: How::Unfinished,
             outcome: None,
         });
-        self.told.lock().unwrap().run = Some(number);
+        self.reported.lock().unwrap().run = Some(number);
         Execution { number, call: self.clone() }
     }
 
@@ -74,7 +75,7 @@ impl Call {
     pub(crate) fn answered(&self, answer: Answer, without_request: bool) {
         let ledger = &self.ledger;
         let mut state = ledger.state();
-        let run = self.told.lock().unwrap().run;
+        let run = self.reported.lock().unwrap().run;
         let (number, is_error) = match answer {
             Ok(number) => (number, false),
             Err(HandlerError::Replayed(error)) => (error.message().parse().unwrap(), true),
@@ -85,17 +86,17 @@ impl Call {
                     ledger.broke(&mut state, format!("(v) {} got the failure of another run", self.name));
                 }
                 // A stored error is an answer.
-                self.told.lock().unwrap().answered = failure.then == Then::Store;
+                self.reported.lock().unwrap().answered = failure.then == Then::Store;
                 return;
             }
             Err(HandlerError::Lock(error)) => return self.refused(&mut state, &error),
             Err(_) => unreachable!("there are no other errors"),
         };
-        self.told.lock().unwrap().answered = true;
-        ledger.log(&mut state, &format!("{} was told the answer of run {number}", self.name));
+        self.reported.lock().unwrap().answered = true;
+        ledger.log(&mut state, &format!("{} got the answer of run {number}", self.name));
         let index = usize::try_from(number).unwrap().wrapping_sub(1);
         let Some(ran) = state.runs.get(index).filter(|ran| ran.key == self.key) else {
-            let what = format!("(v) {} was told of run {number}, which {} did not have", self.name, self.key);
+            let what = format!("(v) {} got the result of run {number}, which {} did not have", self.name, self.key);
             return ledger.broke(&mut state, what);
         };
         let stored = state.records[&ran.owner].completed.is_some();
@@ -107,7 +108,8 @@ impl Call {
         };
         let latest = ran.outcome.map(|outcome| outcome + ledger.terms[&self.key].window + ledger.clock_skew);
         if !right {
-            ledger.broke(&mut state, format!("(v) {} was told of run {number}, which did not say that", self.name));
+            ledger
+                .broke(&mut state, format!("(v) {} got the result of run {number}, which had another one", self.name));
         }
         if run == Some(number) && !is_error {
             return;
@@ -116,12 +118,12 @@ impl Call {
         state.counts.replayed_errors += usize::from(is_error);
         state.counts.cached += usize::from(without_request);
         if !stored {
-            let what = format!("(v) {} was told of run {number}, whose answer is not stored", self.name);
+            let what = format!("(v) {} got the result of run {number}, which is not stored", self.name);
             ledger.broke(&mut state, what);
         }
         // Whole seconds, rounded up.
         if latest.is_some_and(|latest| self.began > latest + Duration::from_secs(1)) {
-            ledger.broke(&mut state, format!("(vii) {} was told of run {number} after its window", self.name));
+            ledger.broke(&mut state, format!("(vii) {} got the result of run {number} after its window", self.name));
         }
     }
 
@@ -134,23 +136,23 @@ impl Call {
             // The run may have ended before the refusal arrived, or just now by a clock that is ahead of the caller's.
             let owner = error.holder().and_then(|holder| holder.owner()).unwrap_or_default();
             let is_true = state.records.get(owner).is_some_and(|record| {
-                let over = [record.given_up, record.completed].into_iter().flatten().min();
+                let over = [record.released, record.completed].into_iter().flatten().min();
                 record.is_ghost || over.is_none_or(|over| over + ledger.clock_skew >= self.began)
             });
             if !is_true {
-                ledger.broke(state, format!("(vi) {} was refused because of nobody", self.name));
+                ledger.broke(state, format!("(vi) {} was refused without a holder", self.name));
             }
             if error.is_in_progress() {
                 state.counts.in_progress += 1;
             } else {
                 state.counts.unfinished += 1;
-                self.told.lock().unwrap().unfinished = true;
-                if !ledger.terms[&self.key].refuse_unfinished {
+                self.reported.lock().unwrap().unfinished = true;
+                if !ledger.terms[&self.key].reject_unfinished {
                     ledger.broke(state, format!("(vi) {} was refused for no reason", self.name));
                 }
             }
         } else if !(error.is_unavailable() || error.is_throttled() || error.is_conflict() || error.is_invalid()) {
-            ledger.broke(state, format!("(v) {} got an error that nothing led to", self.name));
+            ledger.broke(state, format!("(v) {} got an error without a cause", self.name));
         }
     }
 
@@ -166,10 +168,10 @@ impl Call {
         let Some(owner) = self.unfinished(&state) else { return false };
         let record = &state.records[&owner];
         let is_current = state.rows.get(&self.key).is_some_and(|current| *current == owner);
-        if !is_current || record.given_up.is_some() || record.completed.is_some() {
+        if !is_current || record.released.is_some() || record.completed.is_some() {
             return false;
         }
-        if !self.ledger.terms[&self.key].refuse_unfinished {
+        if !self.ledger.terms[&self.key].reject_unfinished {
             state.crashes.push(Crash { key: self.key.clone(), owner, at: self.ledger.engine.now() });
         }
         true
@@ -177,23 +179,23 @@ impl Call {
 
     /// The nonce of the run of this call, if it did not finish.
     fn unfinished(&self, state: &State) -> Option<String> {
-        let index = usize::try_from(self.told.lock().unwrap().run?).unwrap() - 1;
+        let index = usize::try_from(self.reported.lock().unwrap().run?).unwrap() - 1;
         Some(&state.runs[index]).filter(|run| run.how == How::Unfinished).map(|run| run.owner.clone())
     }
 
     /// Whether this call made a run that finished.
     pub(crate) fn is_answered(&self) -> bool {
         let state = self.ledger.state();
-        let run = self.told.lock().unwrap().run;
+        let run = self.reported.lock().unwrap().run;
         run.is_some_and(|number| state.runs[usize::try_from(number).unwrap() - 1].how == How::Answered)
     }
 
     pub(crate) fn was_unfinished(&self) -> bool {
-        self.told.lock().unwrap().unfinished
+        self.reported.lock().unwrap().unfinished
     }
 
     pub(crate) fn must_have_answered(&self, otherwise: &str) {
-        if !self.told.lock().unwrap().answered {
+        if !self.reported.lock().unwrap().answered {
             let mut state = self.ledger.state();
             self.ledger.broke(&mut state, format!("{otherwise}: {}", self.name));
         }
