@@ -10,8 +10,34 @@ pub mod queue_history;
 pub mod runtime_api;
 mod world;
 
+use std::fmt::Debug;
+use std::future::pending;
+
+use lambda_lock::Idempotency;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use tokio::sync::Notify;
+
 pub use late::Late;
 pub use world::{Row, World};
+
+/// Begins a run, calls `begun` in it, and drops the run.
+pub async fn drop_midway<I, T, E>(work: &Idempotency<I, T, E>, input: &I, begun: impl FnOnce())
+where
+    T: Serialize + DeserializeOwned + Debug,
+    E: Debug,
+{
+    let has_begun = Notify::new();
+    let run = work.run(input, async |_| {
+        begun();
+        has_begun.notify_one();
+        pending().await
+    });
+    tokio::select! {
+        outcome = run => panic!("{outcome:?}"),
+        () = has_begun.notified() => {}
+    }
+}
 
 /// Returns the median of these values.
 #[must_use]

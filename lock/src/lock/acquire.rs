@@ -240,7 +240,7 @@ impl Acquire {
     pub(crate) fn unlocked(&self) -> Result<Lock, Error> {
         let now = self.locks.0.clock.now();
         let ownership = Ownership::new(&self.locks, &self.key)?;
-        let telemetry = HoldSpan::new(Span::none(), &self.key, now);
+        let telemetry = HoldSpan::new(Span::none(), &self.key);
         Ok(Lock::new(ownership, None, None, telemetry, now, self.lease_from(now)?, Duration::ZERO))
     }
 
@@ -396,7 +396,7 @@ impl<'a> AcquireAttempts<'a> {
 
     fn into_lock(self, taken: Taken, span: &Span) -> (Lock, Option<Box<Holder>>) {
         let Taken { sent, lease, fence, data, from } = taken;
-        let telemetry = HoldSpan::new(span.clone(), &self.acquire.key, sent);
+        let telemetry = HoldSpan::new(span.clone(), &self.acquire.key);
         let ownership = self.pending.into_ownership();
         (Lock::new(ownership, Some(fence), data, telemetry, sent, lease, self.acquire.hold_at_least), from)
     }

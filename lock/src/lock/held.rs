@@ -389,7 +389,7 @@ impl Lock {
         self.changed.notify_waiters();
         if before == Phase::Held && self.is_enforced() {
             let now = self.now();
-            self.telemetry.ended(now, lease.deadline.has_passed(now));
+            self.telemetry.ended(now.since(self.sent), lease.deadline.has_passed(now));
         }
         Ok(())
     }

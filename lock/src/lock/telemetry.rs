@@ -147,7 +147,6 @@ pub(crate) fn log_refusal(error: &Error) {
 pub(super) struct HoldSpan {
     span: Span,
     key: String,
-    since: Moment,
     /// The lease was over when the hold ended. This is reported after the release, which may name the next holder.
     has_overrun: AtomicBool,
     is_lost: AtomicBool,
@@ -156,11 +155,10 @@ pub(super) struct HoldSpan {
 }
 
 impl HoldSpan {
-    pub(super) fn new(span: Span, key: &str, since: Moment) -> Self {
+    pub(super) fn new(span: Span, key: &str) -> Self {
         Self {
             span,
             key: key.to_owned(),
-            since,
             has_overrun: AtomicBool::new(false),
             is_lost: AtomicBool::new(false),
             outcome: Mutex::new("left"),
@@ -176,9 +174,8 @@ impl HoldSpan {
         self.is_lost.load(Ordering::Relaxed)
     }
 
-    /// The holder no longer relies on the lock.
-    pub(super) fn ended(&self, now: Moment, has_overrun: bool) {
-        let held = now.since(self.since);
+    /// The holder no longer relies on the lock, after it held it for this long.
+    pub(super) fn ended(&self, held: Duration, has_overrun: bool) {
         self.span.record("held_ms", millis(held));
         metrics::time(metrics::HOLD_TIME, held);
         self.has_overrun.store(has_overrun, Ordering::Relaxed);

@@ -17,7 +17,7 @@ use crate::limits::REQUEST_TIMEOUT;
 /// A row whose attributes were checked.
 #[derive(Debug)]
 pub(crate) struct Row {
-    completed: bool,
+    pub(super) completed: bool,
     pub(crate) owner: Option<String>,
     pub(super) released: Option<String>,
     pub(super) sequence: Option<u64>,

@@ -181,10 +181,8 @@ impl Table {
         };
         let Err(error) = in_time(REQUEST_TIMEOUT, send(request)).await else { return Ok(true) };
         Ok(self.refusal(error, key)?.is_some_and(|row| {
-            let by_holder = seen
-                .owner
-                .as_deref()
-                .is_some_and(|seen| row.is_owned_by(seen) && row.is_released_by(seen) && !row.is_completed_by(seen));
+            let is_released = |owner: &str| row.is_owned_by(owner) && row.is_released_by(owner);
+            let by_holder = !row.completed && seen.owner.as_deref().is_some_and(is_released);
             // An earlier attempt of this request was applied; its answer was lost.
             let by_this_request = row.is_released_by(owner);
             by_holder || by_this_request

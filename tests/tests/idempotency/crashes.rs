@@ -4,12 +4,13 @@ use std::future::pending;
 use std::time::Duration;
 
 use lambda_lock::Run;
+use lambda_lock_tests::drop_midway;
 use lambda_lock_tests::invocation::{Counter, millis};
 use tokio::time::{sleep, timeout};
 
 use crate::{
-    AFTER_THE_LEASE, CLOCK_SKEW, LEASE, Orders, TOO_LONG, crash, drop_midway, eagerly, environment, later, ms,
-    number_in, order, orders, panic_of, place, refused,
+    AFTER_THE_LEASE, CLOCK_SKEW, LEASE, Orders, TOO_LONG, crash, eagerly, environment, later, ms, number_in, order,
+    orders, panic_of, place, refused,
 };
 
 // behaviour 64
@@ -27,7 +28,7 @@ async fn a_panic_releases_the_record_and_is_resumed() {
 async fn a_dropped_run_releases_the_record_in_the_background() {
     let (_world, _host, locks) = environment().await;
     let orders = orders(&locks);
-    drop_midway(&orders, &order("a")).await;
+    drop_midway(&orders, &order("a"), || {}).await;
     let waiting = orders.wait(eagerly().up_to(LEASE / 3));
     assert_eq!(place(&waiting, &order("a"), &Counter::default()).await.unwrap(), 1);
 }

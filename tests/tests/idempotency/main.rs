@@ -22,7 +22,6 @@ mod validation;
 mod window;
 
 use std::fmt::Debug;
-use std::future::pending;
 use std::panic::AssertUnwindSafe;
 use std::time::Duration;
 
@@ -35,7 +34,7 @@ use lambda_lock::{
     Backoff, Error, HandlerError, Idempotency, Locks, OnError, OnMissingKey, OnTimeout, RecordFormat, Run, StoredError,
 };
 use lambda_lock_tests::invocation::{Counter, millis};
-use lambda_lock_tests::{Row, World};
+use lambda_lock_tests::{Row, World, drop_midway};
 use lambda_runtime::Diagnostic;
 use tokio::sync::Notify;
 use tokio::time::{sleep, timeout};
@@ -163,29 +162,7 @@ fn seconds(host: &Host) -> u64 {
 
 /// Begins a run, and crashes its host.
 async fn crash(host: &Host, orders: &Orders<u32>, order: &Order) {
-    let begun = Notify::new();
-    let run = orders.run(order, async |_| {
-        host.crash();
-        begun.notify_one();
-        pending().await
-    });
-    tokio::select! {
-        outcome = run => panic!("{outcome:?}"),
-        () = begun.notified() => {}
-    }
-}
-
-/// Begins a run, and drops it.
-async fn drop_midway(orders: &Orders<u32>, order: &Order) {
-    let begun = Notify::new();
-    let run = orders.run(order, async |_| {
-        begun.notify_one();
-        pending().await
-    });
-    tokio::select! {
-        outcome = run => panic!("{outcome:?}"),
-        () = begun.notified() => {}
-    }
+    drop_midway(orders, order, || host.crash()).await;
 }
 
 /// The message of a panic in the work, as the caller receives it.

@@ -8,15 +8,14 @@ use std::time::Duration;
 use futures_util::FutureExt;
 use lambda_lock::embedded::Host;
 use lambda_lock::{Locks, OnError, OnTimeout};
-use lambda_lock_tests::World;
 use lambda_lock_tests::invocation::Counter;
+use lambda_lock_tests::{World, drop_midway};
 use tokio::sync::Notify;
 use tokio::time::{sleep, timeout};
 
 use crate::{
-    AFTER_THE_LEASE, AFTER_THE_WINDOW, ALMOST_THE_WINDOW, Declined, LEASE, Orders, TOO_LONG, crash, decline,
-    drop_midway, eagerly, environment, is_declined, later, ms, number_in, order, orders, panic_of, place, refused,
-    refusing,
+    AFTER_THE_LEASE, AFTER_THE_WINDOW, ALMOST_THE_WINDOW, Declined, LEASE, Orders, TOO_LONG, crash, decline, eagerly,
+    environment, is_declined, later, ms, number_in, order, orders, panic_of, place, refused, refusing,
 };
 
 // behaviour 65
@@ -63,7 +62,7 @@ async fn a_run_is_unfinished_after_a_panic() {
 #[tokio::test]
 async fn a_run_is_unfinished_after_a_drop() {
     let (world, host, locks) = environment().await;
-    drop_midway(&refusing(&locks), &order("a")).await;
+    drop_midway(&refusing(&locks), &order("a"), || {}).await;
     assert_unfinished(&world, &host).await;
 }
 

@@ -1,14 +1,13 @@
 //! Work in progress on one side is refused by the other.
 
-use std::future::pending;
 use std::time::Duration;
 
 use lambda_lock::embedded::Host;
 use lambda_lock::{Error, HandlerError, Run};
-use lambda_lock_tests::Row;
 use lambda_lock_tests::invocation::{keep_log, logged};
+use lambda_lock_tests::{Row, drop_midway};
 use serde_json::{Value, json};
-use tokio::sync::{Barrier, Notify};
+use tokio::sync::Barrier;
 
 use crate::{
     AFTER_THE_WINDOW, Failed, LEASE_IN_CONTEXT, MARGIN, Orders, WITHIN_THE_WINDOW, again, order, place, ran, refused,
@@ -25,17 +24,7 @@ const WITHIN_THE_LEASE: Duration = LEASE.saturating_sub(MARGIN);
 
 /// Leaves a record of ours in progress, whose host crashed.
 async fn crash(host: &Host, orders: &Orders, id: &str) {
-    let begun = Notify::new();
-    let order = json!({"id": id});
-    let run = orders.run(&order, async |_| {
-        host.crash();
-        begun.notify_one();
-        pending().await
-    });
-    tokio::select! {
-        outcome = run => panic!("{outcome:?}"),
-        () = begun.notified() => {}
-    }
+    drop_midway(orders, &json!({"id": id}), || host.crash()).await;
 }
 
 fn refused_here() -> Value {

@@ -3,8 +3,8 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use lambda_lock::Data;
 use lambda_lock::embedded::{Answer, Intercept};
+use lambda_lock::{Data, Lock};
 use lambda_lock_tests::invocation::millis;
 use lambda_lock_tests::{Late, World};
 use serde_json::{Value, json};
@@ -32,16 +32,22 @@ async fn a_late_renewal_does_not_move_the_end_of_the_lease() {
     lock.release().await.unwrap();
 }
 
-// behaviours 40, 58, 76
-#[tokio::test]
-async fn a_late_release_changes_nothing() {
-    let world = World::new().await;
+/// Returns a lock whose first release, with data and a minimum hold, was not answered and has not arrived.
+async fn released_without_an_answer(world: &World) -> (Lock, Late) {
     let late = Late::updates(2..=4);
     let host = world.host().intercept(late.clone()).build();
     let lock = world.locks_with_quick_retries(&host).build().unwrap();
     let lock = lock.acquire("job").hold_at_least(Duration::from_hours(1)).await.unwrap();
     lock.set_data("first");
     assert!(lock.release().await.unwrap_err().is_unavailable());
+    (lock, late)
+}
+
+// behaviours 40, 58, 76
+#[tokio::test]
+async fn a_late_release_changes_nothing() {
+    let world = World::new().await;
+    let (lock, late) = released_without_an_answer(&world).await;
     lock.set_data("second");
     lock.clear_hold_at_least();
     lock.release().await.unwrap();
@@ -58,12 +64,7 @@ async fn a_late_release_changes_nothing() {
 #[tokio::test]
 async fn a_second_release_replaces_an_unanswered_first_release() {
     let world = World::new().await;
-    let late = Late::updates(2..=4);
-    let host = world.host().intercept(late.clone()).build();
-    let lock = world.locks_with_quick_retries(&host).build().unwrap();
-    let lock = lock.acquire("job").hold_at_least(Duration::from_hours(1)).await.unwrap();
-    lock.set_data("first");
-    assert!(lock.release().await.unwrap_err().is_unavailable());
+    let (lock, late) = released_without_an_answer(&world).await;
     assert!(late.deliver(&world).await);
     lock.set_data("second");
     lock.clear_hold_at_least();
