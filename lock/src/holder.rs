@@ -5,6 +5,8 @@ use std::time::{Duration, SystemTime};
 
 use aws_sdk_dynamodb::types::AttributeValue;
 
+use crate::queue::Queue;
+
 /// The current or last holder of a key, as a refusal names it and [`Locks::get`](crate::Locks::get) reads it.
 ///
 /// ```
@@ -34,6 +36,8 @@ pub struct Holder {
     pub(crate) error: Option<Data>,
     /// The digest of the payload fields that must match.
     pub(crate) validation: Option<String>,
+    pub(crate) waiters: u64,
+    pub(crate) queue: Queue,
 }
 
 impl Holder {
@@ -89,6 +93,14 @@ impl Holder {
         self.released
     }
 
+    /// Returns the length of the key's queue when the row was read: the places that were given to waiters and not served. A
+    /// waiter that gave up counts until a waiter behind it acquires the key, or until the last one has stopped waiting.
+    /// Waiters with an explicit backoff take no place, and waiters for a record of idempotency neither.
+    #[must_use]
+    pub fn waiters(&self) -> u64 {
+        self.waiters
+    }
+
     /// Returns `true` if this is the record of a completed run.
     #[must_use]
     pub fn is_completed(&self) -> bool {
@@ -99,7 +111,21 @@ impl Holder {
 /// Hides the digest of the payload, from which a short payload can be guessed.
 impl fmt::Debug for Holder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { owner, name, fence, since, until, data, current, completed, released, error, validation } = self;
+        let Self {
+            owner,
+            name,
+            fence,
+            since,
+            until,
+            data,
+            current,
+            completed,
+            released,
+            error,
+            validation,
+            waiters,
+            queue: _,
+        } = self;
         let validation = validation.as_ref().map(|_| "…");
         f.debug_struct("Holder")
             .field("owner", owner)
@@ -113,7 +139,8 @@ impl fmt::Debug for Holder {
             .field("released", released)
             .field("error", error)
             .field("validation", &validation)
-            .finish()
+            .field("waiters", waiters)
+            .finish_non_exhaustive()
     }
 }
 

@@ -79,6 +79,7 @@ mod error;
 mod limits;
 pub mod metrics;
 mod panics;
+mod queue;
 
 mod client;
 mod row;

@@ -49,6 +49,9 @@ pub const RELEASE_TIME: &str = "lambda_lock_release_time";
 /// Histogram, milliseconds: how long locks were held.
 pub const HOLD_TIME: &str = "lambda_lock_hold_time";
 
+/// Histogram, count: how many waiters were ahead of an acquire that took a place in the queue.
+pub const WAITERS_AHEAD: &str = "lambda_lock_waiters_ahead";
+
 /// Label: the cause, such as `held`, `throttled` or `access_denied`. The values are the predicates of
 /// [`Error`](crate::Error) without `is_`, plus `not_sent`, `refused` (rejected by DynamoDB for another reason), and
 /// `cancelled` for an acquire that was dropped.
@@ -90,6 +93,7 @@ pub fn describe() {
     ] {
         metrics::describe_histogram!(name, Unit::Milliseconds, description);
     }
+    metrics::describe_histogram!(WAITERS_AHEAD, Unit::Count, "Waiters ahead of one that took a place in the queue");
 }
 
 #[cfg(feature = "metrics")]
@@ -107,6 +111,11 @@ mod record {
     pub(crate) fn time(name: &'static str, duration: Duration) {
         metrics::histogram!(name).record(duration.as_secs_f64() * 1000.0);
     }
+
+    #[expect(clippy::cast_precision_loss, reason = "the counts are small")]
+    pub(crate) fn measure(name: &'static str, count: u64) {
+        metrics::histogram!(name).record(count as f64);
+    }
 }
 
 #[cfg(not(feature = "metrics"))]
@@ -118,6 +127,8 @@ mod record {
     pub(crate) fn count_by(_: &'static str, _: &'static str, _: &'static str) {}
 
     pub(crate) fn time(_: &'static str, _: Duration) {}
+
+    pub(crate) fn measure(_: &'static str, _: u64) {}
 }
 
-pub(crate) use record::{count, count_by, time};
+pub(crate) use record::{count, count_by, measure, time};

@@ -16,7 +16,7 @@ use tokio::time::{sleep, timeout};
 
 use ledger::{Ledger, Operation};
 pub use mutation::Mutation;
-use stage::{Network, REQUEST, Stage, backoff, millis};
+use stage::{Network, REQUEST, Stage, Waiting, millis};
 
 /// How late a request can arrive: AWS accepts its signature for 5 minutes.
 const LATEST_ARRIVAL: Duration = Duration::from_mins(5);
@@ -45,6 +45,8 @@ pub struct Counts {
     pub lost: usize,
     /// Hosts that crashed while they held a key.
     pub crashed: usize,
+    /// Places in the queue that were given.
+    pub joined: usize,
     /// Acquires that withdrew.
     pub withdrawn: usize,
     /// Rows deleted by TTL.
@@ -109,8 +111,9 @@ async fn worker(scene: Arc<Scene>, number: usize, mut random: Rng) {
                 let crashed = (&mut crash).await.is_err();
                 if crashed {
                     host.crash();
-                    if operation.crashed() {
-                        tokio::spawn(take_over(Arc::clone(&scene), operation.key.clone(), random.fork()));
+                    let waiting = Waiting::draw(&mut random);
+                    if operation.crashed(waiting) {
+                        tokio::spawn(take_over(Arc::clone(&scene), operation.key.clone(), waiting, random.fork()));
                     }
                     drop(crash);
                     host = scene.host(&mut random, Network::Bad);
@@ -127,10 +130,10 @@ async fn worker(scene: Arc<Scene>, number: usize, mut random: Rng) {
 }
 
 /// A host with a good network that waits for the key of a crashed holder.
-async fn take_over(scene: Arc<Scene>, key: String, mut random: Rng) {
+async fn take_over(scene: Arc<Scene>, key: String, waiting: Waiting, mut random: Rng) {
     let operation = Operation::new(&format!("successor {:08x}", random.u32(..)), key, Arc::clone(&scene.ledger));
     let locks = scene.stage.locks(&scene.host(&mut random, Network::Good));
-    let acquire = locks.acquire(&operation.key).holder(&operation.name).wait(backoff(Duration::from_mins(2)));
+    let acquire = locks.acquire(&operation.key).holder(&operation.name).wait(waiting.up_to(Duration::from_mins(2)));
     match acquire.lease(Duration::from_secs(2)).await {
         Ok(lock) => {
             let lock = Arc::new(lock);
@@ -147,8 +150,8 @@ async fn work(scene: &Scene, host: &Host, operation: &Operation, mut random: Rng
     let lease = millis(&mut random, 300..=2500);
     let hold_at_least = if random.u8(0..6) == 0 { millis(&mut random, 1..=3000) } else { Duration::ZERO };
     let budget = if random.bool() { millis(&mut random, 0..=6000) } else { Duration::ZERO };
-    let mut acquire =
-        locks.acquire(&operation.key).holder(&operation.name).hold_at_least(hold_at_least).wait(backoff(budget));
+    let wait = Waiting::draw(&mut random).up_to(budget);
+    let mut acquire = locks.acquire(&operation.key).holder(&operation.name).hold_at_least(hold_at_least).wait(wait);
     acquire =
         if random.bool() { acquire.lease(lease) } else { acquire.lease(lease).until(host.now() + budget + lease) };
     if random.u8(0..4) == 0 {

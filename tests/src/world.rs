@@ -1,6 +1,6 @@
 use std::collections::HashMap;
 use std::env;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use aws_sdk_dynamodb::Client;
 use aws_sdk_dynamodb::config::retry::RetryConfig;
@@ -27,7 +27,21 @@ impl World {
     /// Returns a world with a table from [`Locks::create_table`].
     pub async fn new() -> Self {
         let world = Self::without_table();
-        world.locks(&world.host().build()).build().unwrap().create_table().await.unwrap();
+        world.create_table().await;
+        world
+    }
+
+    async fn create_table(&self) {
+        self.default_locks().create_table().await.unwrap();
+    }
+
+    /// Returns a world in which it is this time, with a table. On an endpoint, it is the time there.
+    pub async fn starting_at(start: SystemTime) -> Self {
+        let mut world = Self::without_table();
+        if let Backend::Embedded(engine) = &mut world.dynamodb {
+            *engine = DynamoDb::starting_at(start).unwrap();
+        }
+        world.create_table().await;
         world
     }
 

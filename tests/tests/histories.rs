@@ -112,6 +112,14 @@ fn every_mutation_is_caught() {
 }
 
 #[test]
+fn no_mistake_in_the_queue_breaks_a_guarantee() {
+    for mutation in Mutation::QUEUE {
+        println!("{mutation:?}");
+        assert_guarantees_hold(300, |seed| history::run(seed, Some(mutation)));
+    }
+}
+
+#[test]
 fn a_seed_gives_the_same_history_every_time() {
     assert_repeatable(|seed| history::run(seed, None));
 }
@@ -119,7 +127,7 @@ fn a_seed_gives_the_same_history_every_time() {
 #[test]
 fn the_histories_reach_every_outcome() {
     assert_reached(|seed| {
-        let history::Counts { acquired, held, renewed, lost, crashed, withdrawn, swept, requests } =
+        let history::Counts { acquired, held, renewed, lost, crashed, withdrawn, swept, requests, joined } =
             history::run(seed, None).counts;
         [
             ("acquired", acquired),
@@ -128,6 +136,7 @@ fn the_histories_reach_every_outcome() {
             ("lost", lost),
             ("crashed", crashed),
             ("withdrawn", withdrawn),
+            ("joined", joined),
             ("swept", swept),
             ("requests", requests),
         ]

@@ -10,6 +10,7 @@ use proc_macro2::{Delimiter, TokenStream, TokenTree};
 /// do not import from it.
 const CRATE: &[&str] = &[
     "clock",
+    "queue",
     "holder",
     "error",
     "limits",
@@ -22,10 +23,12 @@ const CRATE: &[&str] = &[
     "row/release",
     "row/withdraw",
     "row/claim",
+    "row/join",
     "row/record",
     "row/probe",
     "row/mod",
     "lock/backoff",
+    "lock/turn",
     "lock/telemetry",
     "lock/locks",
     "lock/held",

@@ -17,10 +17,11 @@ use aws_smithy_types::byte_stream::ByteStream;
 use aws_smithy_types::date_time::Format;
 use aws_smithy_types::retry::ErrorKind;
 use serde_json::Value;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 
 use super::dynamodb::DynamoDb;
 use super::faults::{Fate, Faults, Outcome};
+use crate::clock::Clock;
 
 /// An observer of a host's traffic, which may change requests and answers.
 ///
@@ -152,6 +153,7 @@ impl Connection {
         if let Some(later) = repeat {
             self.deliver_later(&request, there + later);
         }
+        let mut back = back;
         let answer = match outcome {
             Outcome::Lost => Err(broken("the request was lost")),
             Outcome::Late(later) => {
@@ -166,11 +168,16 @@ impl Connection {
                 let arrival = tokio::spawn({
                     let connection = self.clone();
                     async move {
+                        let sent = now();
                         tokio::time::sleep(there).await;
-                        connection.deliver(request).await
+                        // Timers round up to whole milliseconds. The way back makes up for it.
+                        let late = now().saturating_duration_since(sent).saturating_sub(there);
+                        (connection.deliver(request).await, late)
                     }
                 });
-                match (outcome, arrival.await.map_err(|error| ConnectorError::other(error.into(), None))?) {
+                let (answer, late) = arrival.await.map_err(|error| ConnectorError::other(error.into(), None))?;
+                back = back.saturating_sub(late);
+                match (outcome, answer) {
                     // The error of hyper when the connection closes before the answer.
                     (Outcome::AnswerLost, _) => {
                         Err(ConnectorError::other("the answer was lost".into(), Some(ErrorKind::TransientError)))
@@ -236,6 +243,10 @@ impl Connection {
             (Backend::Http(_), None) => Err(broken("there is no connection")),
         }
     }
+}
+
+fn now() -> Instant {
+    Clock::new(None).now().monotonic
 }
 
 fn json(bytes: &[u8]) -> Result<Value, ConnectorError> {

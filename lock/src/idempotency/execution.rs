@@ -17,6 +17,7 @@ use crate::holder::{Data, Holder};
 use crate::limits::check_data;
 use crate::lock::{self, Acquire, Lock, in_time_to_answer, while_held};
 use crate::metrics;
+use crate::queue::Queue;
 use crate::row::{ClaimExtension as _, Completed, Outcome, RecordClaim};
 
 /// What to do with an input: replay or run.
@@ -117,6 +118,8 @@ where
                     released: true,
                     error: None,
                     validation,
+                    waiters: 0,
+                    queue: Queue::default(),
                 });
                 Ok(NextStep::Run(self.new_run(lock, cache_entry)))
             }

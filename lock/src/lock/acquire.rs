@@ -11,18 +11,22 @@ use tokio::time::timeout;
 use tracing::{Instrument, Span};
 
 use super::backoff::{Backoff, Delays};
-use super::held::{Lock, Ownership};
+use super::held::{Grant, Lock, Ownership};
 use super::locks::{Locks, check_attribute_name};
 use super::telemetry::{self, AcquireSpan, HoldSpan};
+use super::turn::{Action, Turn};
 use crate::client::SdkAttempts;
-use crate::clock::{Lease, Moment, since_epoch};
+use crate::clock::{Lease, Moment, millis, since_epoch};
 use crate::error::{Error, Kind};
 use crate::holder::{Data, Holder};
 use crate::limits::{MAX_LEASE, MIN_LEASE, TIME_TO_ANSWER, check_data, check_duration, time_to_ask};
-use crate::row::{Claim, ClaimExtension, Claimed};
+use crate::row::{Claim, ClaimExtension, Claimed, Courtesy, Joined};
 
 /// How long a refusal waits for a withdrawal.
 const WITHDRAWAL_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// How long a waiter waits for its place.
+const JOIN_TIMEOUT: Duration = Duration::from_secs(1);
 
 impl Locks {
     /// Prepares an acquire of the lock on `key`. Await it, or set options first. Without [`Acquire::wait`], one request;
@@ -241,7 +245,8 @@ impl Acquire {
         let now = self.locks.0.clock.now();
         let ownership = Ownership::new(&self.locks, &self.key)?;
         let telemetry = HoldSpan::new(Span::none(), &self.key);
-        Ok(Lock::new(ownership, None, None, telemetry, now, self.lease_from(now)?, Duration::ZERO))
+        let grant = Grant { fence: None, data: None, sent: now, lease: self.lease_from(now)?, hold_time: None };
+        Ok(Lock::new(ownership, grant, telemetry, Duration::ZERO))
     }
 
     fn check(&self) -> Result<(), Error> {
@@ -324,14 +329,14 @@ struct AcquireAttempts<'a> {
     sent: Vec<(Moment, Lease)>,
     unanswered: bool,
     delays: Delays,
+    /// The place of this waiter, if waiters take turns.
+    turn: Option<Turn>,
+    is_last: bool,
 }
 
 /// A key that an attempt has taken.
 struct Taken {
-    sent: Moment,
-    lease: Lease,
-    fence: u64,
-    data: Option<Data>,
+    grant: Grant,
     /// The last holder, if its lease ended without a release. Unknown after a lost answer.
     from: Option<Box<Holder>>,
 }
@@ -339,7 +344,7 @@ struct Taken {
 impl Taken {
     /// Returns `false` if the answer came after the lease.
     fn is_valid(&self, now: Moment) -> bool {
-        !self.lease.deadline.has_passed(now)
+        !self.grant.lease.deadline.has_passed(now)
     }
 }
 
@@ -354,6 +359,8 @@ impl<'a> AcquireAttempts<'a> {
             sent: Vec::new(),
             unanswered: false,
             delays: acquire.wait.delays(limit),
+            turn: acquire.wait.takes_turns().then(Turn::default),
+            is_last: false,
         })
     }
 
@@ -374,31 +381,41 @@ impl<'a> AcquireAttempts<'a> {
             data: data.as_ref(),
             attributes,
             extension: extension.as_deref(),
+            courtesy: self.courtesy(),
+            place: self.turn.as_ref().and_then(Turn::served),
         };
         self.pending.may_have_key = true;
         telemetry.attempt();
         let sdk_attempts = SdkAttempts::default();
         let claimed = settings.table.acquire(&claim, &sdk_attempts).await;
         self.unanswered |= sdk_attempts.is_unanswered();
+        let answered = settings.clock.now();
+        if let (Some(turn), Err(error)) = (&mut self.turn, &claimed)
+            && let Some(holder) = error.holder()
+        {
+            turn.see(holder, answered, answered.since(now));
+        }
         // A key that was taken is freed if this future is dropped before `into_lock`.
         self.pending.may_have_key = claimed.is_ok() || self.unanswered;
         match claimed? {
-            Claimed::Acquired { fence, data, taken_from } => {
-                Ok(Some(Taken { sent: now, lease, fence, data, from: taken_from }))
+            Claimed::Acquired { fence, data, taken_from, hold_time } => {
+                let grant = Grant { fence: Some(fence), data, sent: now, lease, hold_time };
+                Ok(Some(Taken { grant, from: taken_from }))
             }
-            Claimed::Already { fence, data, end } => {
+            Claimed::Already { fence, data, end, hold_time } => {
                 tracing::debug!(key, "acquired by an earlier attempt, whose answer was lost");
                 let ours = self.sent.iter().find(|(_, lease)| lease.end == end);
-                Ok(ours.zip(fence).map(|(&(sent, lease), fence)| Taken { sent, lease, fence, data, from: None }))
+                Ok(ours
+                    .filter(|_| fence.is_some())
+                    .map(|&(sent, lease)| Taken { grant: Grant { fence, data, sent, lease, hold_time }, from: None }))
             }
         }
     }
 
     fn into_lock(self, taken: Taken, span: &Span) -> (Lock, Option<Box<Holder>>) {
-        let Taken { sent, lease, fence, data, from } = taken;
         let telemetry = HoldSpan::new(span.clone(), &self.acquire.key);
         let ownership = self.pending.into_ownership();
-        (Lock::new(ownership, Some(fence), data, telemetry, sent, lease, self.acquire.hold_at_least), from)
+        (Lock::new(ownership, taken.grant, telemetry, self.acquire.hold_at_least), taken.from)
     }
 
     /// Frees a key whose grant was answered after the end of its lease. The next attempt has another nonce, because the row
@@ -414,16 +431,79 @@ impl<'a> AcquireAttempts<'a> {
         Ok(())
     }
 
+    /// Returns what the next attempt leaves to other waiters. The last attempt leaves nothing, and neither does one for a
+    /// record, because the outcome of its run is for all.
+    fn courtesy(&self) -> Option<Courtesy> {
+        self.turn.as_ref().filter(|_| !self.is_last && self.takes_place()).and_then(Turn::courtesy)
+    }
+
+    fn takes_place(&self) -> bool {
+        self.acquire.extension.is_none()
+    }
+
     /// Sleeps until the next attempt. Returns `false` if there is none.
     async fn pause(&mut self, error: &Error, telemetry: &mut AcquireSpan) -> bool {
         let clock = &self.acquire.locks.0.clock;
-        let now = clock.now();
-        let holder_remaining = error.holder().map(|holder| since_epoch(holder.until()).saturating_sub(now.wall));
-        let Some(delay) = self.delays.next(now.since(self.started), holder_remaining) else { return false };
+        let was_courteous = self.courtesy().is_some();
+        if !self.delays.count(clock.now().since(self.started)) {
+            // The wait may not end with a refusal by a free key.
+            self.is_last = true;
+            return was_courteous && error.holder().is_some_and(|holder| !holder.is_current());
+        }
         telemetry.sleep();
+        let delay = self.next_delay(error, telemetry).await;
+        let (delay, is_last) = self.delays.limit(delay, clock.now().since(self.started));
+        self.is_last = is_last;
         tokio::time::sleep(delay).await;
         // The wall clock may have passed the deadline while the timer slept.
         self.acquire.lease_from(clock.now()).is_ok()
+    }
+
+    /// Returns the delay before the next attempt: until this waiter's turn, or that of the backoff. Takes a place in the
+    /// queue if there is none yet.
+    async fn next_delay(&mut self, error: &Error, telemetry: &mut AcquireSpan) -> Duration {
+        let clock = &self.acquire.locks.0.clock;
+        while let (Some(turn), Some(holder)) = (&self.turn, error.holder()) {
+            match turn.next(clock.now(), self.takes_place(), fastrand::f64()) {
+                (Action::BackOff, _) => break,
+                (Action::Ask, delay) => return delay,
+                (Action::Join, delay) => {
+                    let (delay, is_last) = self.delays.limit(delay, clock.now().since(self.started));
+                    tokio::time::sleep(delay).await;
+                    if is_last || !self.join(holder, telemetry).await {
+                        return Duration::ZERO;
+                    }
+                }
+            }
+        }
+        let now = clock.now();
+        let remaining = error.holder().map(|holder| since_epoch(holder.until()).saturating_sub(now.wall));
+        self.delays.next(remaining)
+    }
+
+    /// Takes a place in the queue. Returns `false` if the row is gone. Without an answer, this waiter does without a place.
+    async fn join(&mut self, holder: &Holder, telemetry: &mut AcquireSpan) -> bool {
+        let (settings, key) = (&self.acquire.locks.0, &self.acquire.key);
+        let now = settings.clock.now();
+        let left = self.delays.left(now.since(self.started)).min(MAX_LEASE);
+        let until = millis(now.wall.saturating_add(left));
+        match settings.table.join(key, holder.queue, until, now, left.min(JOIN_TIMEOUT)).await {
+            Ok(Some(Joined { place, holder })) => {
+                if let Some(turn) = &mut self.turn {
+                    let answered = settings.clock.now();
+                    turn.joined(place);
+                    turn.see(&holder, answered, answered.since(now));
+                    telemetry.joined(key, turn.ahead());
+                }
+                true
+            }
+            Ok(None) => false,
+            Err(error) => {
+                tracing::debug!(key, %error, "no place in the queue");
+                self.turn = None;
+                true
+            }
+        }
     }
 
     /// Ends without the lock. Withdraws now if DynamoDB answered the last attempt, and otherwise in the background.

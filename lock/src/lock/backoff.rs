@@ -38,6 +38,8 @@ pub struct Backoff {
     jitter: Jitter,
     budget: Duration,
     max_attempts: u32,
+    /// No delay was chosen, so waiters take turns.
+    takes_turns: bool,
 }
 
 /// The random spread of the delays of [`Backoff`], so that waiters do not all retry at once.
@@ -75,6 +77,7 @@ impl Default for Backoff {
             jitter: Jitter::Full,
             budget: Duration::from_secs(10),
             max_attempts: u32::MAX,
+            takes_turns: true,
         }
     }
 }
@@ -84,6 +87,7 @@ impl Backoff {
     #[must_use]
     pub const fn base(mut self, base: Duration) -> Self {
         self.base = base;
+        self.takes_turns = false;
         self
     }
 
@@ -91,6 +95,7 @@ impl Backoff {
     #[must_use]
     pub const fn factor(mut self, factor: f64) -> Self {
         self.factor = factor;
+        self.takes_turns = false;
         self
     }
 
@@ -98,6 +103,7 @@ impl Backoff {
     #[must_use]
     pub const fn cap(mut self, cap: Duration) -> Self {
         self.cap = cap;
+        self.takes_turns = false;
         self
     }
 
@@ -105,6 +111,7 @@ impl Backoff {
     #[must_use]
     pub const fn jitter(mut self, jitter: Jitter) -> Self {
         self.jitter = jitter;
+        self.takes_turns = false;
         self
     }
 
@@ -130,11 +137,16 @@ impl Backoff {
         jitter: Jitter::None,
         budget: Duration::ZERO,
         max_attempts: 1,
+        takes_turns: false,
     };
 
     /// Returns `true` if there can be more than one attempt.
     pub(crate) fn is_repeated(&self) -> bool {
         !self.budget.is_zero() && self.max_attempts > 1
+    }
+
+    pub(crate) fn takes_turns(&self) -> bool {
+        self.takes_turns && self.is_repeated()
     }
 
     pub(crate) fn check(&self) -> Result<(), Error> {
@@ -168,14 +180,16 @@ pub(crate) struct Delays {
 }
 
 impl Delays {
-    /// Returns the delay before the next attempt, or `None` if there is no next attempt. `waited` is the time since the
-    /// first attempt started. `holder_remaining` is the time that is left of the holder's lease, if there is a holder.
-    pub(crate) fn next(&mut self, waited: Duration, holder_remaining: Option<Duration>) -> Option<Duration> {
-        let backoff = self.backoff;
+    /// Counts an attempt. Returns `false` if it was the last one. `waited` is the time since the first attempt started.
+    pub(crate) fn count(&mut self, waited: Duration) -> bool {
         self.attempts += 1;
-        if self.attempts >= backoff.max_attempts || self.are_over(waited) {
-            return None;
-        }
+        self.attempts < self.backoff.max_attempts && !self.are_over(waited)
+    }
+
+    /// Returns the delay before the next attempt. `holder_remaining` is the time that is left of the holder's lease, if
+    /// there is a holder.
+    pub(crate) fn next(&mut self, holder_remaining: Option<Duration>) -> Duration {
+        let backoff = self.backoff;
         let exponential = self.exponential.min(backoff.cap);
         self.exponential = times(exponential, backoff.factor.max(1.0));
         let delay = match backoff.jitter {
@@ -196,13 +210,24 @@ impl Delays {
         // The holder usually releases before its lease ends, so this only shortens a delay.
         let past_lease = holder_remaining
             .map_or(Duration::MAX, |remaining| remaining.saturating_add(times(backoff.base, fastrand::f64())));
-        // The last attempt comes when the budget ends, not after it.
-        Some(delay.min(past_lease).min(backoff.budget.saturating_sub(waited)))
+        delay.min(past_lease)
+    }
+
+    /// Limits a delay, so that the last attempt comes when the budget ends, not after it. Returns `true` if the next attempt
+    /// is the last one.
+    pub(crate) fn limit(&self, delay: Duration, waited: Duration) -> (Duration, bool) {
+        let left = self.left(waited);
+        (delay.min(left), delay >= left || self.attempts + 1 >= self.backoff.max_attempts)
     }
 
     /// Returns `true` if the budget is used up.
     pub(crate) fn are_over(&self, waited: Duration) -> bool {
-        waited >= self.backoff.budget
+        self.left(waited).is_zero()
+    }
+
+    /// Returns what is left of the budget.
+    pub(crate) fn left(&self, waited: Duration) -> Duration {
+        self.backoff.budget.saturating_sub(waited)
     }
 
     pub(crate) fn attempts(&self) -> u32 {
@@ -223,7 +248,7 @@ mod tests {
 
     fn delays(backoff: Backoff, count: usize) -> Vec<Duration> {
         let mut delays = backoff.up_to(LONG).delays(None);
-        (0..count).map_while(|_| delays.next(Duration::ZERO, None)).collect()
+        (0..count).map_while(|_| delays.count(Duration::ZERO).then(|| delays.next(None))).collect()
     }
 
     // behaviour 32
@@ -274,10 +299,12 @@ mod tests {
 
     #[test]
     fn the_last_attempt_is_made_when_the_budget_ends() {
-        let mut delays = Backoff::default().jitter(Jitter::None).up_to(Duration::from_millis(150)).delays(None);
-        assert_eq!(delays.next(Duration::ZERO, None), Some(Duration::from_millis(100)));
-        assert_eq!(delays.next(Duration::from_millis(100), None), Some(Duration::from_millis(50)));
-        assert_eq!(delays.next(Duration::from_millis(150), None), None);
+        let ms = Duration::from_millis;
+        let mut delays = Backoff::default().up_to(ms(150)).delays(None);
+        assert_eq!(delays.limit(ms(100), ms(0)), (ms(100), false));
+        assert_eq!(delays.limit(ms(200), ms(100)), (ms(50), true));
+        assert!(delays.count(ms(149)));
+        assert!(!delays.count(ms(150)));
     }
 
     // behaviour 77
@@ -285,10 +312,10 @@ mod tests {
     fn a_delay_ends_at_most_one_base_delay_after_the_holders_lease() {
         for _ in 0..100 {
             let mut delays = Backoff::default().jitter(Jitter::None).base(LONG).cap(LONG).up_to(LONG).delays(None);
-            let delay = delays.next(Duration::ZERO, Some(Duration::ZERO)).unwrap();
+            let delay = delays.next(Some(Duration::ZERO));
             assert!(delay < LONG);
             let mut delays = Backoff::default().jitter(Jitter::None).up_to(LONG).delays(None);
-            let delay = delays.next(Duration::ZERO, Some(Duration::from_millis(7))).unwrap();
+            let delay = delays.next(Some(Duration::from_millis(7)));
             assert!((7..=107).contains(&delay.as_millis()), "{delay:?}");
         }
     }

@@ -38,7 +38,7 @@ impl Lock {
                     Err(error) if error.is_retryable() => {
                         tracing::debug!(key, %error, "repeating a completion");
                         last_error = Some(error);
-                        delays.next(Duration::ZERO, None).unwrap_or_default()
+                        delays.next(None)
                     }
                     answer => return answer,
                 };

@@ -15,6 +15,7 @@ use crate::clock::{Lease, Moment};
 use crate::error::{Error, Kind};
 use crate::holder::{Data, Holder};
 use crate::limits::{MAX_LEASE, MIN_LEASE, check_data, check_duration, time_to_ask};
+use crate::queue::HoldTime;
 use crate::row::Step;
 
 /// A lock that was acquired.
@@ -45,11 +46,26 @@ pub struct Lock {
     pub(super) telemetry: Arc<HoldSpan>,
     /// When the request that took the key was sent.
     sent: Moment,
+    /// How long the holds before this one took.
+    hold_time: Option<HoldTime>,
     state: Mutex<State>,
     /// Notified of every change of the state.
     changed: Notify,
     /// Serializes renewals, so that the lease here is that of the renewal which the row applied last.
     renewing: AsyncMutex<()>,
+}
+
+/// What the row granted to an acquire.
+#[derive(Debug)]
+pub(super) struct Grant {
+    /// Without a fence, the lock is not enforced.
+    pub(super) fence: Option<u64>,
+    pub(super) data: Option<Data>,
+    /// When the request that took the key was sent.
+    pub(super) sent: Moment,
+    pub(super) lease: Lease,
+    /// How long the holds before this one took.
+    pub(super) hold_time: Option<HoldTime>,
 }
 
 #[derive(Debug)]
@@ -83,16 +99,8 @@ pub(super) enum Phase {
 }
 
 impl Lock {
-    /// Without a fence, the lock is not enforced.
-    pub(super) fn new(
-        ownership: Ownership,
-        fence: Option<u64>,
-        data: Option<Data>,
-        telemetry: HoldSpan,
-        sent: Moment,
-        lease: Lease,
-        hold_at_least: Duration,
-    ) -> Self {
+    pub(super) fn new(ownership: Ownership, grant: Grant, telemetry: HoldSpan, hold_at_least: Duration) -> Self {
+        let Grant { fence, data, sent, lease, hold_time } = grant;
         // The skew is added because the clocks of other hosts can be ahead.
         let hold_until = sent.wall.saturating_add(hold_at_least).saturating_add(ownership.locks.0.clock_skew);
         Self {
@@ -101,6 +109,7 @@ impl Lock {
             data,
             telemetry: Arc::new(telemetry),
             sent,
+            hold_time,
             state: Mutex::new(State {
                 lease,
                 hold_until: (!hold_at_least.is_zero()).then_some(hold_until),
@@ -316,7 +325,8 @@ impl Lock {
             return Ok(None);
         }
         checked.inspect_err(|error| self.telemetry.release_failed(error))?;
-        let release = self.ownership.release(sequence, self.release_at(), data.as_ref(), &self.telemetry);
+        let end = self.release_at();
+        let release = self.ownership.release(sequence, end, data.as_ref(), self.hold_time_until(end), &self.telemetry);
         let answer = release.instrument(self.span().clone()).await;
         match &answer {
             Ok(_) => self.enter(Phase::Released),
@@ -411,6 +421,11 @@ impl Lock {
         self.state().hold_until.map_or(now, |until| until.max(now))
     }
 
+    /// Returns the hold time for waiters, after a hold that ends at this time.
+    fn hold_time_until(&self, end: Duration) -> HoldTime {
+        HoldTime::after(self.hold_time, end.saturating_sub(self.acquired()))
+    }
+
     /// The state is plain values, so a panic cannot leave it half-written.
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
@@ -446,9 +461,9 @@ impl Drop for Lock {
         // Oversized data would make the release fail, and keep the key held.
         let data = data.filter(|data| check_data(data).is_ok());
         let (ownership, end, telemetry) = (self.ownership.clone(), self.release_at(), Arc::clone(&self.telemetry));
-        let span = self.span().clone();
+        let (hold_time, span) = (self.hold_time_until(end), self.span().clone());
         self.ownership.in_background(span, async move {
-            ownership.release(sequence, end, data.as_ref(), &telemetry).await.map(drop)
+            ownership.release(sequence, end, data.as_ref(), hold_time, &telemetry).await.map(drop)
         });
     }
 }
@@ -477,11 +492,13 @@ impl Ownership {
         sequence: u64,
         end: Duration,
         data: Option<&Data>,
+        hold_time: HoldTime,
         telemetry: &HoldSpan,
     ) -> Result<Option<Box<Holder>>, Error> {
         let (Self { key, owner, .. }, settings) = (self, &self.locks.0);
         let now = settings.clock.now();
-        let answer = settings.table.release(Step { key, owner, sequence, now }, end, settings.retention, data).await;
+        let step = Step { key, owner, sequence, now };
+        let answer = settings.table.release(step, end, settings.retention, data, hold_time).await;
         match &answer {
             Ok(completed) => {
                 let outcome = if completed.is_some() { "completed" } else { "released" };

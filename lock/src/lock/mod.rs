@@ -7,6 +7,7 @@ mod complete;
 mod held;
 mod locks;
 mod telemetry;
+mod turn;
 
 pub use acquire::Acquire;
 #[cfg(feature = "lambda")]

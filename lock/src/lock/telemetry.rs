@@ -71,6 +71,12 @@ impl AcquireSpan {
         self.sleeping_since = Some(self.clock.now());
     }
 
+    /// The acquire took a place in the queue, with so many waiters ahead.
+    pub(super) fn joined(&mut self, key: &str, ahead: u64) {
+        metrics::measure(metrics::WAITERS_AHEAD, ahead);
+        tracing::debug!(key, ahead, "took a place in the queue");
+    }
+
     /// The acquire succeeded. `taken_from` is the last holder, if its lease ended without a release.
     pub(super) fn acquired(mut self, key: &str, owner: &str, fence: u64, taken_from: Option<&Holder>) {
         self.span.record("owner", owner).record("fence", fence);

@@ -9,16 +9,17 @@ use aws_sdk_dynamodb::operation::update_item::builders::UpdateItemFluentBuilder;
 use aws_sdk_dynamodb::types::{AttributeValue, ReturnValue};
 
 use super::names::{
-    ACQUIRED_AT, COMPLETED, DATA, EXPIRATION, FENCE, HOLDER, IN_PROGRESS, LEASE_END, MAX_FENCE, OWNER, SEQUENCE,
-    STATUS, WITHDRAWN,
+    ACQUIRED_AT, COMPLETED, DATA, EXPIRATION, FENCE, HEAD, HOLDER, IN_PROGRESS, LEASE_END, MAX_FENCE, OWNER, SEQUENCE,
+    STATUS, TAIL, TAIL_UNTIL, WITHDRAWN,
 };
 use super::read::{Row, number_at};
 use super::table::{Expression as _, Item, Table, in_time, number, send_counted, string};
 use crate::client::SdkAttempts;
-use crate::clock::{Lease, Moment};
+use crate::clock::{Lease, Moment, millis};
 use crate::error::{Error, Kind};
 use crate::holder::{Data, Holder};
 use crate::limits::{REQUEST_TIMEOUT, time_to_ask};
+use crate::queue::HoldTime;
 
 /// One attempt to acquire.
 #[derive(Debug)]
@@ -31,6 +32,18 @@ pub(crate) struct Claim<'a> {
     pub(crate) data: Option<&'a Data>,
     pub(crate) attributes: &'a [(String, AttributeValue)],
     pub(crate) extension: Option<&'a dyn ClaimExtension>,
+    pub(crate) courtesy: Option<Courtesy>,
+    /// The place in the queue that is served if this attempt succeeds.
+    pub(crate) place: Option<u64>,
+}
+
+/// Leaves a key that was released a moment ago to the waiters ahead. A key that is still free after that moment goes to
+/// anyone who asks.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Courtesy {
+    /// The place of this waiter, or `None` behind all places.
+    pub(crate) place: Option<u64>,
+    pub(crate) moment: Duration,
 }
 
 /// What a claim to more than a lock, such as a record of idempotency, adds to the acquire.
@@ -56,6 +69,7 @@ pub(crate) enum Claimed {
         data: Option<Data>,
         /// The last holder, if its lease ended without a release.
         taken_from: Option<Box<Holder>>,
+        hold_time: Option<HoldTime>,
     },
     /// The row has the nonce of this acquire: an earlier attempt was applied, and its answer was lost.
     Already {
@@ -63,6 +77,7 @@ pub(crate) enum Claimed {
         data: Option<Data>,
         /// The end of the lease, as in [`Lease::end`].
         end: u64,
+        hold_time: Option<HoldTime>,
     },
 }
 
@@ -84,6 +99,11 @@ macro_rules! free {
 pub(super) use free;
 
 pub(super) const FREE: &str = free!("#lease_end <= :now");
+/// Free for a waiter without a place. `NOT` is true if an attribute is missing.
+const FREE_BEHIND_ALL: &str =
+    free!("(#lease_end <= :moment_ago OR (#lease_end <= :now AND (NOT #head < #tail OR #tail_until <= :now)))");
+/// Free for a waiter with a place.
+const FREE_IN_TURN: &str = free!("(#lease_end <= :moment_ago OR (#lease_end <= :now AND NOT #head < :place_ahead))");
 
 /// The fence of a new row starts at the clock in microseconds, so that a deletion of the row does not set it back.
 const TAKE: &str = "SET #status = :in_progress, #owner = :owner, #holder = :holder, #acquired_at = :now, \
@@ -141,6 +161,22 @@ impl Table {
             take.extend([", ", &to, " = ", &from]);
             request = request.name(&to, name).value(&from, value.clone());
         }
+        if let Some(Courtesy { place, moment }) = claim.courtesy {
+            let moment_ago = number(millis(claim.now.wall.saturating_sub(moment)));
+            request = request.name("#head", HEAD).value(":moment_ago", moment_ago);
+            request = match place {
+                Some(place) => {
+                    request.condition_expression(FREE_IN_TURN).value(":place_ahead", number(place.saturating_sub(1)))
+                }
+                None => {
+                    request.condition_expression(FREE_BEHIND_ALL).names([("#tail", TAIL), ("#tail_until", TAIL_UNTIL)])
+                }
+            };
+        }
+        if let Some(place) = claim.place {
+            take.push_str(", #head = :place");
+            request = request.name("#head", HEAD).value(":place", number(place));
+        }
         if let Some(extension) = claim.extension {
             request = extension.extend(&mut take, request, claim.now);
         }
@@ -156,6 +192,7 @@ impl Table {
         Ok(Claimed::Acquired {
             fence: u64::try_from(fence).unwrap_or(u64::MAX),
             data: claim.data.cloned().or(left),
+            hold_time: last.as_ref().and_then(|holder| holder.queue.hold_time),
             taken_from: last.filter(|holder| !holder.completed && !holder.released).map(Box::new),
         })
     }
@@ -170,7 +207,7 @@ impl Table {
         }
         match self.refusal(error, key)? {
             Some(row) if row.is_owned_by(owner) => {
-                Ok(Claimed::Already { fence: row.fence, end: row.end, data: row.data })
+                Ok(Claimed::Already { fence: row.fence, end: row.end, hold_time: row.queue.hold_time, data: row.data })
             }
             Some(row) if row.end <= now.millis() && row.fence > Some(MAX_FENCE) => {
                 Err(self.malformed(key, format!("`{FENCE}` has reached its largest value")))

@@ -19,6 +19,7 @@
 //! ```
 
 mod claim;
+mod join;
 mod names;
 mod probe;
 mod read;
@@ -28,7 +29,8 @@ mod release;
 mod table;
 mod withdraw;
 
-pub(crate) use claim::{Claim, ClaimExtension, Claimed};
+pub(crate) use claim::{Claim, ClaimExtension, Claimed, Courtesy};
+pub(crate) use join::Joined;
 pub(crate) use names::{DEFAULT_PARTITION_KEY, EXPIRATION, is_reserved};
 pub(crate) use probe::probe_key;
 pub(crate) use read::{Cursor, Page};

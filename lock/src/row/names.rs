@@ -26,8 +26,18 @@ pub(super) const DATA: &str = "data";
 pub(super) const VALIDATION: &str = "validation";
 /// A stored error, which is replayed instead of a result.
 pub(super) const ERROR: &str = "error";
+/// The mean time of recent holds, in milliseconds with a fraction.
+pub(super) const HOLD: &str = "hold";
+/// The mean deviation of recent holds from [`HOLD`], in milliseconds with a fraction.
+pub(super) const HOLD_DEVIATION: &str = "hold_deviation";
+/// The last place in the queue that was given to a waiter.
+pub(super) const TAIL: &str = "tail";
+/// The place of the last waiter that acquired the key in its turn.
+pub(super) const HEAD: &str = "head";
+/// Until when the waiter in the last place waits, in milliseconds since the epoch.
+pub(super) const TAIL_UNTIL: &str = "tail_until";
 
-const RESERVED: [&str; 13] = [
+const RESERVED: [&str; 18] = [
     STATUS,
     LEASE_END,
     EXPIRATION,
@@ -41,6 +51,11 @@ const RESERVED: [&str; 13] = [
     DATA,
     VALIDATION,
     ERROR,
+    HOLD,
+    HOLD_DEVIATION,
+    TAIL,
+    HEAD,
+    TAIL_UNTIL,
 ];
 
 pub(super) const IN_PROGRESS: &str = "INPROGRESS";
@@ -50,6 +65,8 @@ pub(super) const COMPLETED: &str = "COMPLETED";
 pub(super) const LATEST: u64 = 253_402_300_799_999;
 /// The largest fence that an acquire increments.
 pub(super) const MAX_FENCE: u64 = i64::MAX as u64;
+/// The largest place in the queue.
+pub(super) const MAX_PLACE: u64 = i64::MAX as u64;
 
 pub(crate) fn is_reserved(attribute: &str) -> bool {
     RESERVED.contains(&attribute)

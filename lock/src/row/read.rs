@@ -1,18 +1,21 @@
 //! Reading a row: from a refusal, by its key, or by a scan of the table.
 
+use std::time::Duration;
+
 use aws_sdk_dynamodb::error::SdkError;
 use aws_sdk_dynamodb::operation::update_item::UpdateItemError;
 use aws_sdk_dynamodb::types::AttributeValue;
 
 use super::names::{
-    ACQUIRED_AT, COMPLETED, DATA, ERROR, EXPIRATION, FENCE, HOLDER, IN_PROGRESS, LATEST, LEASE_END, MAX_FENCE, OWNER,
-    RELEASED, SEQUENCE, STATUS, VALIDATION,
+    ACQUIRED_AT, COMPLETED, DATA, ERROR, EXPIRATION, FENCE, HEAD, HOLD, HOLD_DEVIATION, HOLDER, IN_PROGRESS, LATEST,
+    LEASE_END, MAX_FENCE, MAX_PLACE, OWNER, RELEASED, SEQUENCE, STATUS, TAIL, TAIL_UNTIL, VALIDATION,
 };
 use super::table::{Expression as _, Item, Table, in_time, string};
 use crate::clock::Moment;
 use crate::error::{Error, Kind};
 use crate::holder::{Data, Holder};
-use crate::limits::REQUEST_TIMEOUT;
+use crate::limits::{MAX_LEASE, REQUEST_TIMEOUT};
+use crate::queue::{HoldTime, Queue};
 
 /// A row whose attributes were checked.
 #[derive(Debug)]
@@ -31,6 +34,7 @@ pub(crate) struct Row {
     pub(crate) data: Option<Data>,
     error: Option<Data>,
     validation: Option<String>,
+    pub(super) queue: Queue,
 }
 
 impl Row {
@@ -64,6 +68,7 @@ impl Row {
             error: if completed { string_at(&mut item, ERROR)?.map(Data::from) } else { None },
             // A value that is not a string matches no digest.
             validation: string_at(&mut item, VALIDATION).unwrap_or_default(),
+            queue: queue(&item),
             data: item.remove(DATA).map(Data),
         })
     }
@@ -99,6 +104,8 @@ impl Row {
             current: self.end > now.millis(),
             completed: self.completed,
             error: self.error,
+            waiters: self.queue.waiters(now),
+            queue: self.queue,
             validation: self.validation,
         }
     }
@@ -152,7 +159,8 @@ impl Table {
              AND (attribute_exists(#lease_end) OR attribute_exists(#expiration))"
             .to_owned();
         // Data and results are left out: they can be large and confidential.
-        let attributes = "#id, #status, #owner, #released, #holder, #fence, #acquired_at, #lease_end, #expiration";
+        let attributes = "#id, #status, #owner, #released, #holder, #fence, #acquired_at, #lease_end, #expiration, \
+             #tail, #head, #tail_until";
         let mut request = self
             .client
             .scan()
@@ -170,6 +178,9 @@ impl Table {
                 ("#acquired_at", ACQUIRED_AT),
                 ("#lease_end", LEASE_END),
                 ("#expiration", EXPIRATION),
+                ("#tail", TAIL),
+                ("#head", HEAD),
+                ("#tail_until", TAIL_UNTIL),
             ])
             .values([(":in_progress", string(IN_PROGRESS)), (":completed", string(COMPLETED))]);
         if !self.key_prefix.is_empty() {
@@ -213,6 +224,28 @@ pub(crate) struct Page {
     /// How many rows the request read to find these.
     pub(crate) read: u64,
     pub(crate) next: Cursor,
+}
+
+/// Reads the queue. A value that no join and no release writes counts as none: it is a hint.
+fn queue(item: &Item) -> Queue {
+    let (tail, head) = (number_at(item, TAIL, MAX_PLACE), number_at(item, HEAD, MAX_PLACE));
+    Queue {
+        is_malformed: tail.is_err() || head.is_err(),
+        tail: tail.ok().flatten().unwrap_or_default(),
+        head: head.ok().flatten().unwrap_or_default(),
+        until: number_at(item, TAIL_UNTIL, LATEST).ok().flatten().unwrap_or_default(),
+        hold_time: duration_at(item, HOLD).map(|mean| HoldTime {
+            mean,
+            deviation: duration_at(item, HOLD_DEVIATION).unwrap_or(mean / 5).min(mean * 2),
+        }),
+    }
+}
+
+/// Returns a time of a hold, which is in milliseconds with a fraction.
+fn duration_at(item: &Item, name: &str) -> Option<Duration> {
+    let Some(AttributeValue::N(text)) = item.get(name) else { return None };
+    let duration = Duration::try_from_secs_f64(text.parse::<f64>().ok()? / 1000.0).ok()?;
+    (duration <= MAX_LEASE).then_some(duration)
 }
 
 pub(super) fn string_at(item: &mut Item, name: &str) -> Result<Option<String>, String> {

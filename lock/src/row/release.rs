@@ -5,12 +5,15 @@ use std::time::Duration;
 use aws_sdk_dynamodb::operation::update_item::builders::UpdateItemFluentBuilder;
 use aws_sdk_dynamodb::types::{ConditionCheck, ReturnValuesOnConditionCheckFailure as OnRefusal};
 
-use super::names::{EXPIRATION, HOLDER, IN_PROGRESS, LEASE_END, OWNER, RELEASED, SEQUENCE, STATUS};
-use super::table::{Expression as _, Table, in_time, number, send, string, with_data};
+use super::names::{
+    EXPIRATION, HOLD, HOLD_DEVIATION, HOLDER, IN_PROGRESS, LEASE_END, OWNER, RELEASED, SEQUENCE, STATUS,
+};
+use super::table::{Expression as _, Table, hold_number, in_time, number, send, string, with_data};
 use crate::clock::{Lease, Moment, millis, seconds_up};
 use crate::error::{Error, Kind};
 use crate::holder::{Data, Holder};
 use crate::limits::REQUEST_TIMEOUT;
+use crate::queue::HoldTime;
 
 /// A request of the owner of a key, after the acquire.
 #[derive(Clone, Copy, Debug)]
@@ -21,6 +24,9 @@ pub(crate) struct Step<'a> {
     pub(crate) sequence: u64,
     pub(crate) now: Moment,
 }
+
+const RELEASE: &str =
+    "SET #lease_end = :lease_end, #expiration = :expiration, #released = :owner, #sequence = :sequence";
 
 impl Table {
     /// Moves the end of the lease, if this owner holds the row and the lease has not ended. One request.
@@ -61,7 +67,7 @@ impl Table {
         }
     }
 
-    /// Frees the key at `end` and keeps the row, if this owner holds it. Returns the record, unmodified, if this owner has
+    /// Frees the key at `end` and keeps the row, if this owner holds it. Stores the hold time for waiters. Returns the record, unmodified, if this owner has
     /// completed it in a transaction whose answer was lost. One request.
     pub(crate) async fn release(
         &self,
@@ -69,9 +75,15 @@ impl Table {
         end: Duration,
         retention: Duration,
         data: Option<&Data>,
+        hold_time: HoldTime,
     ) -> Result<Option<Box<Holder>>, Error> {
         let Step { key, owner, now, .. } = step;
-        let Err(error) = in_time(REQUEST_TIMEOUT, send(self.release_request(step, end, retention, data))).await else {
+        let set = format!("{RELEASE}, #hold = :hold, #hold_deviation = :hold_deviation");
+        let request = self
+            .release_request(step, end, retention)
+            .names([("#hold", HOLD), ("#hold_deviation", HOLD_DEVIATION)])
+            .values([(":hold", hold_number(hold_time.mean)), (":hold_deviation", hold_number(hold_time.deviation))]);
+        let Err(error) = in_time(REQUEST_TIMEOUT, send(with_data(request, &set, data))).await else {
             return Ok(None);
         };
         match self.refusal(error, key)? {
@@ -89,10 +101,9 @@ impl Table {
         Step { key, owner, sequence, .. }: Step<'_>,
         end: Duration,
         retention: Duration,
-        data: Option<&Data>,
     ) -> UpdateItemFluentBuilder {
-        let request = self
-            .update(key)
+        self.update(key)
+            .update_expression(RELEASE)
             .condition_expression("#owner = :owner AND #status = :in_progress AND #sequence < :sequence")
             .names([
                 ("#owner", OWNER),
@@ -108,9 +119,7 @@ impl Table {
                 (":sequence", number(sequence)),
                 (":lease_end", number(millis(end))),
                 (":expiration", number(seconds_up(end.saturating_add(retention)))),
-            ]);
-        let set = "SET #lease_end = :lease_end, #expiration = :expiration, #released = :owner, #sequence = :sequence";
-        with_data(request, set, data)
+            ])
     }
 
     /// Builds the check "this owner still holds the key" for a transaction. Without an owner, the check always holds.

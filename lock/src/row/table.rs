@@ -115,6 +115,11 @@ pub(super) fn number(value: impl Into<u128>) -> AttributeValue {
     AttributeValue::N(value.into().to_string())
 }
 
+/// A time of a hold, in milliseconds with a fraction.
+pub(super) fn hold_number(duration: Duration) -> AttributeValue {
+    AttributeValue::N(format!("{:.3}", duration.as_secs_f64() * 1000.0))
+}
+
 /// Limits the time of a request. Without a limit, the SDK can wait forever for an answer on a dead connection. The
 /// future of an SDK request is large, so the caller boxes it.
 #[expect(clippy::result_large_err, reason = "this is the SDK's error")]

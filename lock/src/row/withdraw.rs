@@ -24,7 +24,7 @@ impl Table {
     pub(crate) async fn withdraw(&self, key: &str, owner: &str, now: Moment, retention: Duration) -> Result<(), Error> {
         for _ in 0..TRIES {
             let step = Step { key, owner, sequence: 1, now };
-            let release = self.release_request(step, now.wall, retention, None);
+            let release = self.release_request(step, now.wall, retention);
             let Err(error) = in_time(REQUEST_TIMEOUT, send(release)).await else { return Ok(()) };
             let row = self.refusal(error, key)?;
             if row.as_ref().is_some_and(|row| row.is_owned_by(owner)) {

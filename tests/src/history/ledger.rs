@@ -8,7 +8,7 @@ use lambda_lock::{Error, Lock};
 use serde_json::Value;
 
 use super::mutation::{Kind, fence_written};
-use super::stage::{CAP, Journal, LATENCY};
+use super::stage::{Journal, LATENCY, Waiting};
 use super::{Counts, Outcome};
 
 /// Records everything, and reports violations of the guarantees.
@@ -67,6 +67,8 @@ struct Crash {
     key: String,
     owner: String,
     at: SystemTime,
+    /// The longest delay of the waiter that comes for the key.
+    cap: Duration,
 }
 
 impl Ledger {
@@ -89,13 +91,13 @@ impl Ledger {
     /// The checks at the end of a history.
     pub(super) fn outcome(&self) -> Outcome {
         let mut state = std::mem::take(&mut *self.state());
-        for Crash { key, owner, at } in &state.crashes {
+        for Crash { key, owner, at, cap } in &state.crashes {
             let next = state.taken.iter().find(|(taken, when, by)| taken == key && when >= at && by != owner);
             // A late release may have kept the key for its minimum hold.
             let hold = state.holds.get(owner).filter(|_| state.released.contains(owner));
             let ends = state.ends[owner].max(hold.map_or(*at, |(hold, _)| *hold + 2 * self.clock_skew));
             // The end of the lease includes the skew once. The clock of the next holder may be behind by it once more.
-            let latest = ends.max(*at) + self.clock_skew + CAP + 2 * LATENCY;
+            let latest = ends.max(*at) + self.clock_skew + *cap + 2 * LATENCY;
             if next.is_none_or(|(_, when, _)| *when > latest) {
                 let what = format!("(c) {key}, whose holder crashed, was not taken again in time");
                 state.journal.broke(self.engine.now(), what);
@@ -137,7 +139,7 @@ impl Intercept for Observer {
         let values = &request["ExpressionAttributeValues"];
         let (key, owner) = (text(&request["Key"]["id"]), text(&values[":owner"]));
         let now = ledger.engine.now();
-        let short = &owner[..6];
+        let short = owner.get(..6).unwrap_or("a waiter");
         if answer.status != 200 {
             let in_the_way = &answer.body["Item"];
             ledger.log(
@@ -176,6 +178,7 @@ impl Intercept for Observer {
                 state.applied.insert((key.clone(), fence), holder);
                 state.taken.push((key, now, owner));
             }
+            Kind::Join => state.counts.joined += 1,
             Kind::Complete | Kind::Transaction => unreachable!("nothing completes a lock"),
             Kind::Withdraw => {
                 state.counts.withdrawn += 1;
@@ -335,8 +338,8 @@ impl Operation {
         self.leave(&mut state);
     }
 
-    /// The host crashed. Returns whether it held the key.
-    pub(super) fn crashed(&self) -> bool {
+    /// The host crashed, and another one waits for its key. Returns whether it held the key.
+    pub(super) fn crashed(&self, successor: Waiting) -> bool {
         let mut state = self.ledger.state();
         self.ledger.log(&mut state, &format!("{} crashed", self.name));
         self.leave(&mut state);
@@ -346,7 +349,8 @@ impl Operation {
         });
         let Some(owner) = row.map(|row| row.owner.clone()) else { return false };
         state.counts.crashed += 1;
-        state.crashes.push(Crash { key: self.key.clone(), owner, at: self.ledger.engine.now() });
+        let (at, cap) = (self.ledger.engine.now(), successor.cap());
+        state.crashes.push(Crash { key: self.key.clone(), owner, at, cap });
         true
     }
 

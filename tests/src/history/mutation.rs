@@ -25,7 +25,7 @@ pub struct Mutation {
 
 impl Mutation {
     /// The mistakes in the protocol of the lock.
-    pub const LOCK: [Self; 13] = [
+    pub const LOCK: [Self; 14] = [
         Self { name: "no nonce check on refusal", breaks: "(f)", answer: foreign_nonce, ..Self::NONE },
         Self { name: "release without the owner check", breaks: "(e)", request: release_without_owner, ..Self::NONE },
         Self {
@@ -59,6 +59,16 @@ impl Mutation {
             ..Self::NONE
         },
         Self { name: "acquire ignores a withdrawal", breaks: "(h)", request: withdrawal_ignored, ..Self::NONE },
+        Self { name: "the next in line takes a held key", breaks: "(a)", request: turn_without_release, ..Self::NONE },
+    ];
+
+    /// The mistakes in the queue. They cost waiters time, and break no guarantee.
+    pub const QUEUE: [Self; 5] = [
+        Self { name: "a place is answered like an acquired lock", answer: place_as_lock, ..Self::NONE },
+        Self { name: "a place is never given up", request: place_kept, ..Self::NONE },
+        Self { name: "the tail goes back behind the head", request: tail_rewound, ..Self::NONE },
+        Self { name: "holds take no time", request: |kind, request| hold_time(kind, request, "0"), ..Self::NONE },
+        Self { name: "holds take a day", request: |kind, request| hold_time(kind, request, "86400000"), ..Self::NONE },
     ];
 
     pub(crate) const NONE: Self = Self {
@@ -98,6 +108,8 @@ pub(crate) enum Kind {
     Acquire,
     Renew,
     Release,
+    /// The place in the queue of a refused acquire.
+    Join,
     /// The end of a refused acquire with an unanswered attempt.
     Withdraw,
     Complete,
@@ -111,6 +123,7 @@ impl Kind {
         match operation {
             "UpdateItem" if values[":now_micros"].is_object() => Some(Self::Acquire),
             "UpdateItem" if values[":completed"].is_object() => Some(Self::Complete),
+            "UpdateItem" if values[":until"].is_object() => Some(Self::Join),
             "UpdateItem" if !values[":sequence"].is_object() => Some(Self::Withdraw),
             "UpdateItem" if values[":now"].is_object() => Some(Self::Renew),
             "UpdateItem" => Some(Self::Release),
@@ -200,6 +213,46 @@ fn ignore_sequence(of: Kind, kind: Kind, request: &mut Value) {
 fn withdrawal_ignored(kind: Kind, request: &mut Value) {
     if kind == Kind::Acquire {
         replace_in_condition(request, "#withdrawn <> :owner", "(#withdrawn <> :owner OR #withdrawn = :owner)");
+    }
+}
+
+fn turn_without_release(kind: Kind, request: &mut Value) {
+    let is_in_turn = request["ExpressionAttributeValues"][":place_ahead"].is_object();
+    if kind == Kind::Acquire && is_in_turn {
+        replace_in_condition(
+            request,
+            "(#lease_end <= :now AND NOT",
+            "((#lease_end <= :now OR #lease_end > :now) AND NOT",
+        );
+    }
+}
+
+fn place_as_lock(kind: Kind, _: &Value, answer: &mut Answer) {
+    if kind == Kind::Join && answer.status == 200 {
+        // An acquire of a new row has this answer.
+        answer.body = json!({});
+    }
+}
+
+fn place_kept(kind: Kind, request: &mut Value) {
+    let update = request["UpdateExpression"].as_str().unwrap_or_default();
+    if kind == Kind::Acquire && update.contains("#head = :place") {
+        let update = update.replace("#head = :place", "#head = if_not_exists(#head, :place)");
+        request["UpdateExpression"] = json!(update);
+    }
+}
+
+fn tail_rewound(kind: Kind, request: &mut Value) {
+    if kind == Kind::Join {
+        request["UpdateExpression"] =
+            json!("SET #tail = :one, #head = if_not_exists(#head, :head), #tail_until = :until");
+    }
+}
+
+fn hold_time(kind: Kind, request: &mut Value, milliseconds: &str) {
+    let values = &mut request["ExpressionAttributeValues"];
+    if kind == Kind::Release && values[":hold"].is_object() {
+        values[":hold"] = json!({ "N": milliseconds });
     }
 }
 

@@ -125,7 +125,35 @@ where
 }
 
 pub(crate) fn backoff(budget: Duration) -> Backoff {
-    Backoff::default().base(Duration::from_millis(50)).cap(CAP).up_to(budget)
+    Waiting::Backoff.up_to(budget)
+}
+
+/// How an acquire waits.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Waiting {
+    InTurn,
+    Backoff,
+}
+
+impl Waiting {
+    pub(crate) fn draw(random: &mut Rng) -> Self {
+        if random.bool() { Self::InTurn } else { Self::Backoff }
+    }
+
+    pub(crate) fn up_to(self, budget: Duration) -> Backoff {
+        match self {
+            Self::InTurn => Backoff::default().up_to(budget),
+            Self::Backoff => Backoff::default().base(Duration::from_millis(50)).cap(CAP).up_to(budget),
+        }
+    }
+
+    /// The longest delay.
+    pub(crate) fn cap(self) -> Duration {
+        match self {
+            Self::InTurn => Duration::from_secs(5),
+            Self::Backoff => CAP,
+        }
+    }
 }
 
 pub(crate) fn millis(random: &mut Rng, range: RangeInclusive<u64>) -> Duration {

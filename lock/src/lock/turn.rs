@@ -1,0 +1,247 @@
+//! When a waiter asks for a contended key: it predicts its turn.
+//!
+//! A refused waiter takes a place in the row's queue. From then on, each refusal tells it how many waiters are ahead, since
+//! when the key is held, and how long holds take. So the next in line asks when the hold should end, and again until it
+//! does. The one behind it asks a moment later, in case the next in line is gone. The others sleep through the turns ahead.
+//!
+//! The prediction can fail: a hold takes much longer than the last ones, a clock is wrong, a waiter dies. Then the delays
+//! grow with the age of the hold, which is an exponential backoff.
+//!
+//! The constants are the result of a search by simulation, for the holds and the faults of the benchmark `contention`.
+
+use std::time::Duration;
+
+use crate::clock::Moment;
+use crate::holder::Holder;
+use crate::queue::{HoldTime, Queue};
+use crate::row::Courtesy;
+
+/// How long the first waiter of a key whose holds are unknown sleeps before it joins: most holds are that short.
+const FIRST_DELAY: Duration = Duration::from_millis(25);
+/// How long a newcomer leaves a released key to the queue.
+const NEWCOMER_COURTESY: Duration = Duration::from_millis(20);
+/// The longest delay.
+const CAP: f64 = 5000.0;
+/// How often a waiter takes a place: again after its row was deleted.
+const MAX_JOINS: u32 = 3;
+
+/// A moment, in round trips.
+const MOMENT: f64 = 0.85;
+/// The time from the end of a hold to the start of the next, in round trips.
+const HANDOVER: f64 = 0.9;
+/// How much earlier than the mean hold the next in line asks first, in deviations.
+const EARLY: f64 = 0.8;
+/// The time until it asks again, in deviations, and how much shorter that is for holds that vary much.
+const STEP: f64 = 0.72;
+const STEP_SHORTER: f64 = 1.15;
+/// How much later than the mean hold the second in line asks, in deviations.
+const SECOND: f64 = 1.15;
+/// How much earlier than two mean holds it asks at least, in deviations. The hold of the next in line may be short.
+const SECOND_EARLY: f64 = 1.3;
+/// How much earlier than its turn a waiter farther back asks, in deviations of the holds ahead.
+const WAKE_EARLY: f64 = 0.8;
+/// The delay in ages of a hold that cannot be predicted, and how much longer it is for each waiter ahead.
+const GROWTH: f64 = 1.5;
+const GROWTH_PER_WAITER: f64 = 0.8;
+
+/// A waiter's knowledge of the key.
+#[derive(Debug, Default)]
+pub(super) struct Turn {
+    place: Option<u64>,
+    joins: u32,
+    /// The shortest time of a request.
+    round_trip: Option<Duration>,
+    seen: Option<Seen>,
+}
+
+/// What the last answer told.
+#[derive(Clone, Copy, Debug)]
+struct Seen {
+    at: Moment,
+    fence: Option<u64>,
+    /// When this acquisition was first seen, and when the one before it was last seen.
+    first: Moment,
+    other: Option<Moment>,
+    since: Option<u64>,
+    until: u64,
+    released: bool,
+    waiters: u64,
+    queue: Queue,
+}
+
+/// The next step of a waiter.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum Action {
+    Ask,
+    Join,
+    /// Nothing can be predicted.
+    BackOff,
+}
+
+impl Turn {
+    /// Takes note of an answer to a request that took `round_trip`.
+    pub(super) fn see(&mut self, holder: &Holder, now: Moment, round_trip: Duration) {
+        self.round_trip = Some(self.round_trip.map_or(round_trip, |shortest| shortest.min(round_trip)));
+        let (first, other) = match self.seen {
+            Some(seen) if seen.fence == holder.fence => (seen.first, seen.other),
+            Some(seen) => (now, Some(seen.at)),
+            None => (now, None),
+        };
+        // The row was deleted, and the places began anew.
+        if self.place > Some(holder.queue.tail) {
+            self.place = None;
+        }
+        self.seen = Some(Seen {
+            at: now,
+            fence: holder.fence,
+            first,
+            other,
+            since: holder.since,
+            until: holder.until,
+            released: holder.released,
+            waiters: holder.waiters,
+            queue: holder.queue,
+        });
+    }
+
+    /// Takes note of a place that this waiter was given.
+    pub(super) fn joined(&mut self, place: u64) {
+        self.place = Some(place);
+        self.joins += 1;
+    }
+
+    /// Returns how many waiters are ahead of this one.
+    pub(super) fn ahead(&self) -> u64 {
+        let head = self.seen.map_or(0, |seen| seen.queue.head);
+        self.place.map_or(0, |place| place.saturating_sub(head).saturating_sub(1))
+    }
+
+    /// Returns the next step, and the delay before it. `random` is between 0 and 1.
+    pub(super) fn next(&self, now: Moment, takes_place: bool, random: f64) -> (Action, Duration) {
+        let Some(seen) = &self.seen else { return (Action::BackOff, Duration::ZERO) };
+        let is_known = seen.queue.hold_time.is_some();
+        if self.place.is_none() && takes_place {
+            return match self.joins {
+                MAX_JOINS.. => (Action::BackOff, Duration::ZERO),
+                0 if !is_known && seen.waiters == 0 => (Action::Join, FIRST_DELAY),
+                _ => (Action::Join, Duration::ZERO),
+            };
+        }
+        if self.place.is_none() && !is_known {
+            return (Action::BackOff, Duration::ZERO);
+        }
+        let delay = self.delay(seen, now, random);
+        (Action::Ask, Duration::try_from_secs_f64(delay / 1000.0).unwrap_or_default())
+    }
+
+    /// Returns what the next attempt leaves to others.
+    pub(super) fn courtesy(&self) -> Option<Courtesy> {
+        if self.place.is_none() {
+            return Some(Courtesy { place: None, moment: NEWCOMER_COURTESY });
+        }
+        let moment = Duration::from_secs_f64(self.courtesy_time() / 1000.0);
+        (self.ahead() > 0).then_some(Courtesy { place: self.place, moment })
+    }
+
+    /// Returns the place that the next attempt serves if it succeeds. A place ahead of it that was not served is then given
+    /// up: its waiter is gone. But as long as holds are unknown, waiters ahead may be asleep.
+    pub(super) fn served(&self) -> Option<u64> {
+        let queue = self.seen?.queue;
+        let place = self.place.filter(|place| *place > queue.head)?;
+        (queue.hold_time.is_some() || self.ahead() <= 1).then_some(place)
+    }
+
+    /// Returns the delay before the next attempt in milliseconds.
+    fn delay(&self, seen: &Seen, now: Moment, random: f64) -> f64 {
+        let (ahead, moment) = (count(self.ahead()), self.moment());
+        let behind = self.behind(seen.queue.hold_time);
+        let left_of_lease = count(seen.until) - ms(now.wall);
+        if left_of_lease <= 0.0 {
+            // The next in line may be about to ask.
+            return if ahead == 1.0 { (left_of_lease + self.courtesy_time()).max(1.0) } else { behind };
+        }
+        if seen.released {
+            // This clock is behind the holder's, or the key is held for its least hold.
+            return left_of_lease.min(CAP) + behind;
+        }
+        let age = self.age(seen, now);
+        let delay = match seen.queue.hold_time.map(in_ms) {
+            Some((mean, deviation)) if age <= 2.0 * mean + 4.0 * deviation => {
+                let again = step(mean, deviation).max(moment / 2.0);
+                let delay = if ahead == 0.0 {
+                    until(mean - EARLY * deviation, age).unwrap_or(again)
+                } else if ahead == 1.0 {
+                    let check = (mean + SECOND * deviation).min(2.0 * mean - SECOND_EARLY * deviation);
+                    until(check, age).unwrap_or(again) + moment
+                } else {
+                    until(mean, age).unwrap_or((age - mean).max(moment)) + behind
+                };
+                (delay + 0.1 * random * self.round_trip()).max(1.0)
+            }
+            // Alone, and the lease ends soon: at most two attempts before it.
+            _ if seen.waiters <= 1 && left_of_lease <= CAP => {
+                let end = age + left_of_lease;
+                let next = if age < end / 20.0 { (age * end).sqrt() } else { end };
+                (next - age).max(moment)
+            }
+            _ => (age * (GROWTH + GROWTH_PER_WAITER * ahead) * (0.85 + 0.3 * random)).max(moment),
+        };
+        delay.min(CAP).min(left_of_lease + behind + random)
+    }
+
+    /// Returns how much later than the end of the present hold this waiter asks.
+    fn behind(&self, hold_time: Option<HoldTime>) -> f64 {
+        let (mean, deviation) = hold_time.map_or((0.0, 0.0), in_ms);
+        let (ahead, moment) = (count(self.ahead()), self.moment());
+        if ahead <= 1.0 {
+            return ahead * moment;
+        }
+        let turns = (ahead - 1.0) * (mean + HANDOVER * self.round_trip());
+        (moment + turns - WAKE_EARLY * ahead.sqrt() * deviation).max(2.0 * moment)
+    }
+
+    /// Returns the age of the hold. The clock of its host may be wrong, so what this waiter has seen limits it.
+    fn age(&self, seen: &Seen, now: Moment) -> f64 {
+        let at_least = ms(now.since(seen.first)) + self.round_trip() / 2.0;
+        let at_most = seen.other.map_or(f64::MAX, |other| ms(now.since(other)));
+        seen.since.map_or(at_least, |since| ms(now.wall) - count(since)).min(at_most).max(at_least)
+    }
+
+    /// Returns how long the next in line may take to ask.
+    fn courtesy_time(&self) -> f64 {
+        let hold_time = self.seen.and_then(|seen| seen.queue.hold_time).map(in_ms);
+        let step = hold_time.map_or(0.0, |(mean, deviation)| step(mean, deviation));
+        (step + 2.0 * self.moment()).max(4.0 * self.moment()).min(CAP)
+    }
+
+    fn moment(&self) -> f64 {
+        (MOMENT * self.round_trip()).max(1.0)
+    }
+
+    fn round_trip(&self) -> f64 {
+        self.round_trip.map_or(1.0, ms).clamp(1.0, 1000.0)
+    }
+}
+
+/// Returns the time between two attempts of the next in line.
+fn step(mean: f64, deviation: f64) -> f64 {
+    STEP * deviation * (1.0 - STEP_SHORTER * deviation / mean.max(1.0)).max(0.2)
+}
+
+/// Returns the time from `age` until a hold of this age, if that is ahead.
+fn until(later: f64, age: f64) -> Option<f64> {
+    (later > age).then_some(later - age)
+}
+
+fn in_ms(hold_time: HoldTime) -> (f64, f64) {
+    (ms(hold_time.mean), ms(hold_time.deviation))
+}
+
+fn ms(duration: Duration) -> f64 {
+    duration.as_secs_f64() * 1000.0
+}
+
+#[expect(clippy::cast_precision_loss, reason = "a count of waiters, or of milliseconds until the year 9999, is exact")]
+fn count(number: u64) -> f64 {
+    number as f64
+}

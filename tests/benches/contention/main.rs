@@ -1,0 +1,243 @@
+//! Waiters of one key: how fast and with how many requests they share it, and in which order.
+//!
+//! Compares waiters that take turns (the default), plain backoff, and a hand-written lock that polls with the bare SDK. Runs
+//! in virtual time: the same seeds give the same table on every machine. With `LOCK_TEST_ENDPOINT`, runs on the DynamoDB
+//! there in real time, with 5 ms added to each request.
+//!
+//! Exits with 1 if a target is missed in virtual time. `--test` makes few runs. `--svg FILE` draws who holds the key when.
+
+mod scene;
+
+use std::env;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use lambda_lock::Backoff;
+use lambda_lock_tests::median;
+
+use scene::{Fault, Hold, REQUEST, Scene, Shares, Way};
+
+const MS: fn(u64) -> Duration = Duration::from_millis;
+
+/// A line of the table, with its targets: the total as a multiple of waiters × (hold + 2 requests), and the requests of each
+/// acquisition with its release. `None` for targets: no worse than plain backoff.
+struct Line {
+    name: &'static str,
+    scene: Scene,
+    targets: Option<(f64, f64)>,
+}
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = env::args().collect();
+    let trial = arguments.iter().any(|argument| argument == "--test");
+    let is_virtual = env::var_os("LOCK_TEST_ENDPOINT").is_none();
+    let runs = if trial {
+        1
+    } else if is_virtual {
+        41
+    } else {
+        5
+    };
+    if let Ok(which) = env::var("DBG") {
+        let scene = match which.as_str() {
+            "order" => Scene { apart: MS(10), ..Scene::at_once(32, Hold::Steady(MS(20))) },
+            n => lines()[n.parse::<usize>().unwrap()].scene,
+        };
+        let s = scene.play(turns(), 0);
+        println!(
+            "{:?} {}",
+            s.turns.iter().map(|t| (t.0, t.1.as_millis(), t.2.as_millis())).collect::<Vec<_>>(),
+            s.requests
+        );
+        return ExitCode::SUCCESS;
+    }
+    let mut targets = Targets { missed: 0, count: !trial && is_virtual };
+    print_table(runs, &mut targets);
+    print_two(runs, &mut targets);
+    print_order(if trial { 1 } else { runs.max(100) }, is_virtual, &mut targets);
+    print_faults(runs, &mut targets);
+    print_dead_holder(runs, &mut targets);
+    if targets.missed > 0 {
+        println!("\n{} targets missed", targets.missed);
+        return ExitCode::FAILURE;
+    }
+    ExitCode::SUCCESS
+}
+
+/// Counts the targets that were missed.
+struct Targets {
+    missed: u32,
+    count: bool,
+}
+
+impl Targets {
+    /// Returns the target as a text.
+    fn compare(&mut self, value: f64, limit: f64) -> String {
+        let is_missed = value > limit;
+        self.missed += u32::from(is_missed && self.count);
+        format!("≤ {limit:.2}{}", if is_missed { " missed" } else { "" })
+    }
+}
+
+fn lines() -> [Line; 5] {
+    let at_once = Scene::at_once;
+    [
+        Line { name: "32, 20 ms steady", scene: at_once(32, Hold::Steady(MS(20))), targets: Some((1.15, 6.5)) },
+        Line { name: "32, 20 ms ± 20 %", scene: at_once(32, Hold::About(MS(20))), targets: Some((1.2, 8.0)) },
+        Line { name: "32, 20 ms exponential", scene: at_once(32, Hold::Exponential(MS(20))), targets: None },
+        Line { name: "100, 20 ms steady", scene: at_once(100, Hold::Steady(MS(20))), targets: Some((1.15, 7.5)) },
+        Line { name: "8, 200 ms ± 20 %", scene: at_once(8, Hold::About(MS(200))), targets: Some((1.15, 6.5)) },
+    ]
+}
+
+fn turns() -> Way {
+    Way::Lock(Backoff::default())
+}
+
+fn plain() -> Way {
+    Way::Lock(Backoff::default().base(MS(20)).cap(MS(200)))
+}
+
+fn print_table(runs: u64, targets: &mut Targets) {
+    println!(
+        "\n{:<24}{:<18}{:>9}{:>8}{:>18}{:>10}{:>18}{:>9}{:>16}",
+        "waiters, hold", "way", "total", "ratio", "target", "requests", "target", "longest", "target"
+    );
+    for Line { name, scene, targets: limits } in lines() {
+        let plain = measure(scene, plain(), runs);
+        let polling = measure(scene, Way::Polling, runs);
+        let default = measure(scene, Way::Lock(Backoff::default().jitter(lambda_lock::Jitter::Full)), runs);
+        let turns = measure(scene, turns(), runs);
+        let (total, requests) = limits.unwrap_or((plain.ratio, plain.requests));
+        let longest = if name == "32, 20 ms steady" { targets.compare(turns.longest, 1.1) } else { String::new() };
+        print_line(
+            name,
+            "in turn",
+            &turns,
+            &targets.compare(turns.ratio, total),
+            &targets.compare(turns.requests, requests),
+            &longest,
+        );
+        print_line("", "backoff 20–200 ms", &plain, "", "", "");
+        print_line("", "backoff default", &default, "", "", "");
+        print_line("", "bare SDK, 50 ms", &polling, "", "", "");
+    }
+}
+
+fn print_line(name: &str, way: &str, figures: &Figures, total: &str, requests: &str, longest: &str) {
+    println!(
+        "{name:<24}{way:<18}{:>6.0} ms{:>8.2}{total:>18}{:>10.1}{requests:>18}{:>9.2}{longest:>16}",
+        figures.total, figures.ratio, figures.requests, figures.longest
+    );
+}
+
+/// Two waiters with long holds that are known.
+fn print_two(runs: u64, targets: &mut Targets) {
+    let scene = Scene { is_known: true, ..Scene::at_once(2, Hold::About(MS(2000))) };
+    println!(
+        "\n{:<24}{:<18}{:>18}{:>18}{:>10}{:>18}",
+        "waiters, hold", "way", "handover gap", "target", "requests", "target"
+    );
+    for (name, way) in [("in turn", turns()), ("backoff 20–200 ms", plain()), ("bare SDK, 50 ms", Way::Polling)] {
+        let figures = measure(scene, way, runs * 3);
+        let (gap, requests) = if name == "in turn" {
+            (targets.compare(figures.gap, 100.0), targets.compare(figures.requests, 4.0))
+        } else {
+            Default::default()
+        };
+        println!(
+            "{:<24}{name:<18}{:>15.1} ms{gap:>18}{:>10.1}{requests:>18}",
+            "2, 2 s ± 20 %", figures.gap, figures.requests
+        );
+    }
+}
+
+/// 32 waiters that arrive one after the other.
+fn print_order(runs: u64, is_virtual: bool, targets: &mut Targets) {
+    let scene = Scene { apart: MS(10), ..Scene::at_once(32, Hold::Steady(MS(20))) };
+    println!("\nruns of {runs} in which each of 32 waiters, 10 ms apart, is served at most two places from its own");
+    for (name, way) in [("in turn", turns()), ("backoff 20–200 ms", plain())] {
+        let runs = if is_virtual { runs } else { runs.min(20) };
+        let in_order = (0..runs).filter(|seed| scene.play(way, *seed).displacement() <= 2).count();
+        #[expect(clippy::cast_precision_loss, reason = "the counts are small")]
+        let share = 100.0 * in_order as f64 / runs as f64;
+        let target = if name == "in turn" {
+            targets.compare(100.0 - share, 5.0).replace("≤ 5.00", "≥ 95")
+        } else {
+            String::new()
+        };
+        println!("{name:<24}{share:>5.0} in 100{target:>18}");
+    }
+}
+
+/// The same table with faults. A stall is a time in which the key is free and somebody waits for it.
+fn print_faults(runs: u64, targets: &mut Targets) {
+    println!(
+        "\n{:<24}{:<24}{:>8}{:>10}{:>9}{:>12}{:>18}",
+        "waiters, hold", "fault", "ratio", "requests", "longest", "worst stall", "target"
+    );
+    for Line { name, scene, .. } in lines() {
+        for (fault_name, fault) in [
+            ("1 in 8 killed", Fault::Killed),
+            ("clocks off by 50 ms", Fault::Clocks(MS(50))),
+            ("clocks off by 500 ms", Fault::Clocks(MS(500))),
+            ("1 answer in 50 lost", Fault::AnswersLost),
+            ("newcomers", Fault::Newcomers),
+        ] {
+            let figures = measure(Scene { fault, ..scene }, turns(), runs / 4 + 1);
+            let limit = (scene.hold.mean() + 2 * REQUEST + MS(5000)).as_secs_f64() * 1e3;
+            let target = targets.compare(figures.stall, limit);
+            println!(
+                "{name:<24}{fault_name:<24}{:>8.2}{:>10.1}{:>9.2}{:>9.0} ms{target:>18}",
+                figures.ratio, figures.requests, figures.longest, figures.stall
+            );
+        }
+    }
+}
+
+/// A holder that died, with a lease of 2 s, and one waiter.
+fn print_dead_holder(runs: u64, targets: &mut Targets) {
+    println!("\n{:<24}{:>18}{:>18}{:>10}{:>18}", "dead holder", "after lease + skew", "target", "requests", "target");
+    for (name, way, known) in [
+        ("in turn", turns(), false),
+        ("in turn, hold known", turns(), true),
+        ("backoff default", Way::Lock(Backoff::default().jitter(lambda_lock::Jitter::Full)), false),
+        ("bare SDK, 50 ms", Way::Polling, false),
+    ] {
+        let deaths: Vec<_> = (0..runs).map(|seed| scene::die(way, known, seed)).collect();
+        let late = deaths.iter().map(|(late, _)| late.as_secs_f64() * 1e3).fold(0.0, f64::max);
+        #[expect(clippy::cast_precision_loss, reason = "the counts are small")]
+        let requests = deaths.iter().map(|(_, requests)| *requests as f64).fold(0.0, f64::max);
+        let (time, count) = match (name, known) {
+            ("in turn", _) => (targets.compare(late, 50.0), targets.compare(requests, 5.0)),
+            _ => Default::default(),
+        };
+        println!("{name:<24}{late:>15.1} ms{time:>18}{requests:>10.0}{count:>18}");
+    }
+}
+
+/// The medians of some runs; the mean of the gaps, and the longest stall.
+struct Figures {
+    total: f64,
+    ratio: f64,
+    requests: f64,
+    longest: f64,
+    gap: f64,
+    stall: f64,
+}
+
+fn measure(scene: Scene, way: Way, runs: u64) -> Figures {
+    let shares: Vec<Shares> = (0..runs).map(|seed| scene.play(way, seed)).collect();
+    let median = |figure: &dyn Fn(&Shares) -> f64| median(shares.iter().map(figure).collect());
+    let ms = |duration: Duration| duration.as_secs_f64() * 1e3;
+    let ideal = |shares: &Shares| ms(scene.hold.mean() + 2 * REQUEST) * f64::from(shares.served);
+    #[expect(clippy::cast_precision_loss, reason = "the counts are small")]
+    Figures {
+        total: median(&|shares| ms(shares.total)),
+        ratio: median(&|shares| ms(shares.total) / ideal(shares)),
+        requests: median(&|shares| shares.requests as f64 / f64::from(shares.served)),
+        longest: median(&|shares| ms(shares.longest_wait) / ideal(shares)),
+        gap: shares.iter().map(|shares| ms(shares.mean_gap)).sum::<f64>() / runs as f64,
+        stall: shares.iter().map(|shares| ms(shares.stall)).fold(0.0, f64::max),
+    }
+}

@@ -1,0 +1,373 @@
+//! One run: waiters, their holds, and what goes wrong.
+
+use std::env;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, SystemTime};
+
+use aws_sdk_dynamodb::Client;
+use aws_sdk_dynamodb::types::AttributeValue;
+use fastrand::Rng;
+use lambda_lock::embedded::{Answer, Faults, Host, Intercept};
+use lambda_lock::{Backoff, Lock, Locks};
+use lambda_lock_tests::World;
+use serde_json::Value;
+use tokio::runtime::{Builder, Runtime};
+use tokio::task::JoinSet;
+use tokio::time::{sleep, timeout};
+
+/// The latency of a request, there and back.
+pub(crate) const REQUEST: Duration = Duration::from_millis(5);
+const PATIENCE: Duration = Duration::from_mins(5);
+const KEY: &str = "job";
+
+/// How waiters wait.
+#[derive(Clone, Copy)]
+pub(crate) enum Way {
+    Lock(Backoff),
+    /// A conditional write with the bare SDK, every 50 ms.
+    Polling,
+}
+
+#[derive(Clone, Copy)]
+pub(crate) enum Hold {
+    Steady(Duration),
+    /// Uniform, 20 % shorter to 20 % longer.
+    About(Duration),
+    Exponential(Duration),
+}
+
+impl Hold {
+    pub(crate) fn mean(self) -> Duration {
+        let (Self::Steady(mean) | Self::About(mean) | Self::Exponential(mean)) = self;
+        mean
+    }
+
+    fn draw(self, random: &mut Rng) -> Duration {
+        match self {
+            Self::Steady(mean) => mean,
+            Self::About(mean) => mean.mul_f64(0.8 + 0.4 * random.f64()),
+            Self::Exponential(mean) => mean.mul_f64(-(1.0 - random.f64()).ln()),
+        }
+    }
+}
+
+#[derive(Clone, Copy, PartialEq)]
+pub(crate) enum Fault {
+    None,
+    /// One waiter in eight dies while it waits.
+    Killed,
+    /// Each host's clock is wrong by up to so much.
+    Clocks(Duration),
+    /// One answer in fifty is lost.
+    AnswersLost,
+    /// Others ask once and do not wait, every 100 ms on average.
+    Newcomers,
+}
+
+/// A run's setting.
+#[derive(Clone, Copy)]
+pub(crate) struct Scene {
+    pub(crate) waiters: u32,
+    pub(crate) hold: Hold,
+    /// The time between two arrivals.
+    pub(crate) apart: Duration,
+    /// Others have held the key before.
+    pub(crate) is_known: bool,
+    pub(crate) fault: Fault,
+}
+
+impl Scene {
+    pub(crate) const fn at_once(waiters: u32, hold: Hold) -> Self {
+        Self { waiters, hold, apart: Duration::ZERO, is_known: false, fault: Fault::None }
+    }
+
+    pub(crate) fn play(self, way: Way, seed: u64) -> Shares {
+        fastrand::seed(seed);
+        runtime().block_on(self.contend(way, Rng::with_seed(seed)))
+    }
+
+    async fn contend(self, way: Way, mut random: Rng) -> Shares {
+        let stage = Stage::set(LEASE).await;
+        if self.is_known {
+            let first = stage.contender(way, Fault::None, &mut random, None);
+            for _ in 0..20 {
+                first.work(self.hold.draw(&mut random)).await;
+            }
+        }
+        let newcomers = (self.fault == Fault::Newcomers).then(|| {
+            let newcomer = stage.contender(way, self.fault, &mut random, Some(Waiter::NEWCOMER));
+            tokio::spawn(newcomer.barge(self.hold, random.fork()))
+        });
+        let start = stage.now();
+        let mut waiters = JoinSet::new();
+        for number in 0..self.waiters {
+            let waiter = stage.contender(way, self.fault, &mut random, Some(Waiter(number)));
+            let (hold, arrival) =
+                (self.hold.draw(&mut random), self.apart * number + self.apart.mul_f64(0.1 * random.f64()));
+            let death = self.hold.mean().mul_f64(0.5 + 2.0 * random.f64());
+            let dies = self.fault == Fault::Killed && random.u8(0..8) == 0;
+            waiters.spawn(async move {
+                sleep(arrival).await;
+                if dies {
+                    waiter.die_waiting(death, hold).await
+                } else {
+                    waiter.work(hold).await
+                };
+                waiter.host.requests()
+            });
+        }
+        let requests = waiters.join_all().await.into_iter().sum();
+        if let Some(newcomers) = newcomers {
+            newcomers.abort();
+        }
+        Shares::of(&stage.journal.0.lock().unwrap(), start, self.apart, requests)
+    }
+}
+
+const LEASE: Duration = Duration::from_mins(1);
+
+/// A single thread, in virtual time on the embedded engine.
+fn runtime() -> Runtime {
+    let is_virtual = env::var_os("LOCK_TEST_ENDPOINT").is_none();
+    Builder::new_current_thread().enable_all().start_paused(is_virtual).build().unwrap()
+}
+
+/// The table, and a clock that is right.
+struct Stage {
+    world: World,
+    journal: Arc<Journal>,
+    clock: Host,
+    lease: Duration,
+}
+
+impl Stage {
+    async fn set(lease: Duration) -> Self {
+        let world = World::starting_at(SystemTime::UNIX_EPOCH + Duration::from_hours(500_000)).await;
+        let clock = world.host().build();
+        Self { journal: Arc::new(Journal::default()), world, clock, lease }
+    }
+
+    fn now(&self) -> SystemTime {
+        self.clock.now()
+    }
+
+    fn contender(&self, way: Way, fault: Fault, random: &mut Rng, waiter: Option<Waiter>) -> Contender {
+        let mut faults = Faults::seeded(random.u64(..)).latency(REQUEST / 2..REQUEST / 2);
+        if fault == Fault::AnswersLost {
+            faults = faults.lose_answers(0.02);
+        }
+        let mut host = self.world.host().faults(faults);
+        if let Some(waiter) = waiter {
+            let observer = Observer { waiter, journal: Arc::clone(&self.journal), clock: self.clock.clone() };
+            host = host.intercept(observer);
+        }
+        if let Fault::Clocks(most) = fault {
+            let off = most.mul_f64(random.f64());
+            host = if random.bool() { host.clock_ahead(off) } else { host.clock_behind(off) };
+        }
+        let host = host.build();
+        let locks = self.world.locks(&host).lease(self.lease).build().unwrap();
+        Contender { way, table: self.world.table.clone(), client: host.client(), host, locks }
+    }
+}
+
+/// One that wants the key, on a host of its own.
+struct Contender {
+    way: Way,
+    host: Host,
+    table: String,
+    client: Client,
+    locks: Locks,
+}
+
+/// A key that is held.
+enum Held {
+    Lock(Lock),
+    Bare,
+}
+
+impl Contender {
+    async fn work(&self, hold: Duration) {
+        let held = self.acquire().await;
+        self.finish(held, hold).await;
+    }
+
+    /// Dies after this time if it still waits then.
+    async fn die_waiting(&self, death: Duration, hold: Duration) {
+        match timeout(death, self.acquire()).await {
+            Ok(held) => self.finish(held, hold).await,
+            Err(_) => self.host.crash(),
+        }
+    }
+
+    /// Asks again and again, and never waits.
+    async fn barge(self, hold: Hold, mut random: Rng) {
+        loop {
+            sleep(Hold::Exponential(Duration::from_millis(100)).draw(&mut random)).await;
+            if let Ok(lock) = self.locks.acquire(KEY).await {
+                self.finish(Held::Lock(lock), hold.draw(&mut random)).await;
+            }
+        }
+    }
+
+    async fn acquire(&self) -> Held {
+        match self.way {
+            Way::Lock(backoff) => Held::Lock(self.locks.acquire(KEY).wait(backoff.up_to(PATIENCE)).await.unwrap()),
+            Way::Polling => {
+                while !self.try_bare().await {
+                    sleep(Duration::from_millis(50)).await;
+                }
+                Held::Bare
+            }
+        }
+    }
+
+    async fn finish(&self, held: Held, hold: Duration) {
+        sleep(hold).await;
+        match held {
+            // If the next holder has released the key too, a release whose answer was lost does not know itself.
+            Held::Lock(lock) => match lock.release().await {
+                Err(error) if !error.is_lost() => panic!("{error}"),
+                _ => {}
+            },
+            Held::Bare => {
+                let request = self.client.update_item().table_name(&self.table).key("id", string(KEY));
+                let request =
+                    request.update_expression("SET #end = :released").expression_attribute_names("#end", "end");
+                request.expression_attribute_values(":released", number(Duration::ZERO)).send().await.unwrap();
+            }
+        }
+    }
+
+    /// One attempt of a lock that is written by hand.
+    async fn try_bare(&self) -> bool {
+        let now = self.host.now().duration_since(SystemTime::UNIX_EPOCH).unwrap();
+        let request = self.client.update_item().table_name(&self.table).key("id", string(KEY));
+        let answer = request
+            .condition_expression("attribute_not_exists(#end) OR #end <= :now")
+            .update_expression("SET #end = :bare_end")
+            .expression_attribute_names("#end", "end")
+            .expression_attribute_values(":now", number(now))
+            .expression_attribute_values(":bare_end", number(now + Duration::from_secs(3)))
+            .send();
+        match answer.await {
+            Ok(_) => true,
+            Err(error)
+                if error.as_service_error().is_some_and(|error| error.is_conditional_check_failed_exception()) =>
+            {
+                false
+            }
+            Err(error) => panic!("{error:?}"),
+        }
+    }
+}
+
+fn string(value: &str) -> AttributeValue {
+    AttributeValue::S(value.to_owned())
+}
+
+fn number(time: Duration) -> AttributeValue {
+    AttributeValue::N(time.as_millis().to_string())
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Waiter(u32);
+
+impl Waiter {
+    const NEWCOMER: Self = Self(u32::MAX);
+}
+
+/// The times at which the table applied acquires and releases.
+#[derive(Debug, Default)]
+struct Journal(Mutex<Vec<(SystemTime, Waiter, bool)>>);
+
+#[derive(Debug)]
+struct Observer {
+    waiter: Waiter,
+    journal: Arc<Journal>,
+    clock: Host,
+}
+
+impl Intercept for Observer {
+    fn answer(&self, _: &str, request: &Value, answer: &mut Answer) {
+        let values = &request["ExpressionAttributeValues"];
+        let has = |name: &str| values[name].is_object();
+        let is_acquire = has(":now_micros") || has(":bare_end");
+        let is_release = has(":hold") || has(":released");
+        if answer.status == 200 && (is_acquire || is_release) {
+            self.journal.0.lock().unwrap().push((self.clock.now(), self.waiter, is_acquire));
+        }
+    }
+}
+
+/// How the waiters of a run shared the key.
+pub(crate) struct Shares {
+    pub(crate) served: u32,
+    pub(crate) total: Duration,
+    pub(crate) longest_wait: Duration,
+    pub(crate) requests: u64,
+    /// The mean and the longest time in which the key was free and somebody waited.
+    pub(crate) mean_gap: Duration,
+    pub(crate) stall: Duration,
+    /// The waiters in the order in which they held the key, and when, counted from the start.
+    pub(crate) turns: Vec<(u32, Duration, Duration)>,
+}
+
+impl Shares {
+    fn of(journal: &[(SystemTime, Waiter, bool)], start: SystemTime, apart: Duration, requests: u64) -> Self {
+        let (mut turns, mut gaps) = (Vec::new(), Vec::new());
+        let (mut acquired, mut released) = (Duration::ZERO, None);
+        for (at, Waiter(number), is_acquire) in journal {
+            let at = at.duration_since(start).unwrap_or_default();
+            if *is_acquire {
+                acquired = at;
+                gaps.extend(released.map(|released| at - released));
+            } else {
+                turns.push((*number, acquired, at));
+                released = Some(at);
+            }
+        }
+        let waits = turns.iter().map(|(number, from, _)| from.saturating_sub(apart * *number));
+        Self {
+            served: u32::try_from(turns.len()).unwrap(),
+            total: released.unwrap_or_default(),
+            longest_wait: waits.max().unwrap_or_default(),
+            requests,
+            mean_gap: gaps.iter().sum::<Duration>() / u32::try_from(gaps.len().max(1)).unwrap(),
+            stall: gaps.iter().max().copied().unwrap_or_default(),
+            turns,
+        }
+    }
+
+    /// Returns how far from its own place a waiter was served at most.
+    pub(crate) fn displacement(&self) -> usize {
+        let off = |(place, (number, ..)): (usize, &(u32, _, _))| place.abs_diff(*number as usize);
+        self.turns.iter().enumerate().map(off).max().unwrap_or_default()
+    }
+}
+
+/// A holder with a lease of 2 s dies, and one waiter comes. Returns how long after the end of the lease, with the clock skew,
+/// the waiter has the key, and its requests.
+pub(crate) fn die(way: Way, is_known: bool, seed: u64) -> (Duration, u64) {
+    fastrand::seed(seed);
+    let mut random = Rng::with_seed(seed);
+    runtime().block_on(async {
+        let stage = Stage::set(Duration::from_secs(2)).await;
+        let holder = stage.contender(way, Fault::None, &mut random, None);
+        if is_known {
+            for _ in 0..20 {
+                holder.work(Duration::from_millis(20)).await;
+            }
+        }
+        let end = stage.now() + Duration::from_secs(3);
+        let held = holder.acquire().await;
+        holder.host.crash();
+        sleep(Duration::from_millis(random.u64(0..100))).await;
+        let waiter = stage.contender(way, Fault::None, &mut random, None);
+        let acquired = waiter.acquire().await;
+        let late = stage.now().duration_since(end).unwrap_or_default();
+        waiter.finish(acquired, Duration::from_millis(20)).await;
+        drop(held);
+        (late, waiter.host.requests())
+    })
+}
