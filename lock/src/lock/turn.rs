@@ -130,7 +130,7 @@ impl Turn {
         if self.place.is_none() && !is_known {
             return (Action::BackOff, Duration::ZERO);
         }
-        let delay = self.delay(seen, now, random);
+        let delay = self.delay(seen, now, random).min(CAP);
         (Action::Ask, Duration::try_from_secs_f64(delay / 1000.0).unwrap_or_default())
     }
 
@@ -157,20 +157,21 @@ impl Turn {
         let behind = self.behind(seen.queue.hold_time);
         let left_of_lease = count(seen.until) - ms(now.wall);
         if left_of_lease <= 0.0 {
-            // The next in line may be about to ask.
-            return if ahead == 1.0 { (left_of_lease + self.courtesy_time()).max(1.0) } else { behind };
+            // The key is left to the next in line, which may be about to ask.
+            let after_courtesy = (left_of_lease + self.courtesy_time()).max(1.0);
+            return if self.ahead() == 1 { after_courtesy } else { behind.min(CAP / 2.0) };
         }
         if seen.released {
             // This clock is behind the holder's, or the key is held for its least hold.
-            return left_of_lease.min(CAP) + behind;
+            return left_of_lease + behind;
         }
         let age = self.age(seen, now);
         let delay = match seen.queue.hold_time.map(in_ms) {
             Some((mean, deviation)) if age <= 2.0 * mean + 4.0 * deviation => {
                 let again = step(mean, deviation).max(moment / 2.0);
-                let delay = if ahead == 0.0 {
+                let delay = if self.ahead() == 0 {
                     until(mean - EARLY * deviation, age).unwrap_or(again)
-                } else if ahead == 1.0 {
+                } else if self.ahead() == 1 {
                     let check = (mean + SECOND * deviation).min(2.0 * mean - SECOND_EARLY * deviation);
                     until(check, age).unwrap_or(again) + moment
                 } else {
@@ -186,7 +187,7 @@ impl Turn {
             }
             _ => (age * (GROWTH + GROWTH_PER_WAITER * ahead) * (0.85 + 0.3 * random)).max(moment),
         };
-        delay.min(CAP).min(left_of_lease + behind + random)
+        delay.min(left_of_lease + behind + random)
     }
 
     /// Returns how much later than the end of the present hold this waiter asks.
@@ -211,7 +212,7 @@ impl Turn {
     fn courtesy_time(&self) -> f64 {
         let hold_time = self.seen.and_then(|seen| seen.queue.hold_time).map(in_ms);
         let step = hold_time.map_or(0.0, |(mean, deviation)| step(mean, deviation));
-        (step + 2.0 * self.moment()).max(4.0 * self.moment()).min(CAP)
+        (step + 2.0 * self.moment()).max(4.0 * self.moment()).min(CAP / 2.0)
     }
 
     fn moment(&self) -> f64 {

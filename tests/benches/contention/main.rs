@@ -6,9 +6,11 @@
 //!
 //! Exits with 1 if a target is missed in virtual time. `--test` makes few runs. `--svg FILE` draws who holds the key when.
 
+mod picture;
 mod scene;
 
 use std::env;
+use std::fs;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -38,17 +40,9 @@ fn main() -> ExitCode {
     } else {
         5
     };
-    if let Ok(which) = env::var("DBG") {
-        let scene = match which.as_str() {
-            "order" => Scene { apart: MS(10), ..Scene::at_once(32, Hold::Steady(MS(20))) },
-            n => lines()[n.parse::<usize>().unwrap()].scene,
-        };
-        let s = scene.play(turns(), 0);
-        println!(
-            "{:?} {}",
-            s.turns.iter().map(|t| (t.0, t.1.as_millis(), t.2.as_millis())).collect::<Vec<_>>(),
-            s.requests
-        );
+    if let Some(file) = arguments.iter().skip_while(|argument| *argument != "--svg").nth(1) {
+        let picture = picture::draw([("Plain backoff, 20 to 200 ms", plain()), ("In turn, the default", turns())]);
+        fs::write(file, picture).unwrap();
         return ExitCode::SUCCESS;
     }
     let mut targets = Targets { missed: 0, count: !trial && is_virtual };
@@ -235,7 +229,7 @@ fn measure(scene: Scene, way: Way, runs: u64) -> Figures {
     Figures {
         total: median(&|shares| ms(shares.total)),
         ratio: median(&|shares| ms(shares.total) / ideal(shares)),
-        requests: median(&|shares| shares.requests as f64 / f64::from(shares.served)),
+        requests: median(&Shares::requests_each),
         longest: median(&|shares| ms(shares.longest_wait) / ideal(shares)),
         gap: shares.iter().map(|shares| ms(shares.mean_gap)).sum::<f64>() / runs as f64,
         stall: shares.iter().map(|shares| ms(shares.stall)).fold(0.0, f64::max),

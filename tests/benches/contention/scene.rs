@@ -109,10 +109,10 @@ impl Scene {
             waiters.spawn(async move {
                 sleep(arrival).await;
                 if dies {
-                    waiter.die_waiting(death, hold).await
+                    waiter.die_waiting(death, hold).await;
                 } else {
-                    waiter.work(hold).await
-                };
+                    waiter.work(hold).await;
+                }
                 waiter.host.requests()
             });
         }
@@ -182,20 +182,19 @@ struct Contender {
 
 /// A key that is held.
 enum Held {
-    Lock(Lock),
+    Lock(Box<Lock>),
     Bare,
 }
 
 impl Contender {
     async fn work(&self, hold: Duration) {
-        let held = self.acquire().await;
-        self.finish(held, hold).await;
+        self.finish(self.acquire().await, hold).await;
     }
 
     /// Dies after this time if it still waits then.
     async fn die_waiting(&self, death: Duration, hold: Duration) {
         match timeout(death, self.acquire()).await {
-            Ok(held) => self.finish(held, hold).await,
+            Ok(key) => self.finish(key, hold).await,
             Err(_) => self.host.crash(),
         }
     }
@@ -205,7 +204,7 @@ impl Contender {
         loop {
             sleep(Hold::Exponential(Duration::from_millis(100)).draw(&mut random)).await;
             if let Ok(lock) = self.locks.acquire(KEY).await {
-                self.finish(Held::Lock(lock), hold.draw(&mut random)).await;
+                self.finish(Held::Lock(Box::new(lock)), hold.draw(&mut random)).await;
             }
         }
     }
@@ -222,9 +221,9 @@ impl Contender {
         }
     }
 
-    async fn finish(&self, held: Held, hold: Duration) {
+    async fn finish(&self, key: Held, hold: Duration) {
         sleep(hold).await;
-        match held {
+        match key {
             // If the next holder has released the key too, a release whose answer was lost does not know itself.
             Held::Lock(lock) => match lock.release().await {
                 Err(error) if !error.is_lost() => panic!("{error}"),
@@ -337,6 +336,12 @@ impl Shares {
             stall: gaps.iter().max().copied().unwrap_or_default(),
             turns,
         }
+    }
+
+    /// Returns the requests for each acquisition, with its release.
+    #[expect(clippy::cast_precision_loss, reason = "the counts are small")]
+    pub(crate) fn requests_each(&self) -> f64 {
+        self.requests as f64 / f64::from(self.served)
     }
 
     /// Returns how far from its own place a waiter was served at most.

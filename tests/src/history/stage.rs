@@ -137,7 +137,7 @@ pub(crate) enum Waiting {
 
 impl Waiting {
     pub(crate) fn draw(random: &mut Rng) -> Self {
-        if random.bool() { Self::InTurn } else { Self::Backoff }
+        if random.u8(0..3) == 0 { Self::InTurn } else { Self::Backoff }
     }
 
     pub(crate) fn up_to(self, budget: Duration) -> Backoff {

@@ -13,6 +13,7 @@ mod renew;
 mod rows;
 mod run;
 mod settings;
+mod turns;
 mod waiting;
 
 use std::ops::RangeInclusive;

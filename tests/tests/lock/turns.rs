@@ -1,0 +1,322 @@
+//! Waiters take turns.
+
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, SystemTime};
+
+use aws_sdk_dynamodb::types::AttributeValue;
+use lambda_lock::embedded::{DynamoDb, Faults, Host};
+use lambda_lock::{Backoff, Error, Idempotency, Jitter, Lock, Locks, OnMissingKey};
+use lambda_lock_tests::World;
+use lambda_lock_tests::history::Mutation;
+use tokio::task::{JoinHandle, JoinSet};
+use tokio::time::{sleep, timeout};
+
+use crate::{lose_answers, ms, number, text};
+
+const ENOUGH: Duration = Duration::from_secs(30);
+
+fn in_turn() -> Backoff {
+    Backoff::default().up_to(ENOUGH)
+}
+
+fn wait(locks: &Locks) -> JoinHandle<Result<Lock, Error>> {
+    tokio::spawn(locks.acquire("job").wait(in_turn()).into_future())
+}
+
+/// Waits until this many places were given.
+async fn places_given(world: &World, places: u64) {
+    let given = async {
+        while world.row("job").await.is_none_or(|row| !row.contains_key("tail") || number(&row, "tail") < places) {
+            sleep(ms(2)).await;
+        }
+    };
+    timeout(ENOUGH, given).await.unwrap();
+}
+
+fn in_ms(value: &AttributeValue) -> f64 {
+    value.as_n().unwrap().parse().unwrap()
+}
+
+#[tokio::test]
+async fn an_acquire_of_a_free_key_takes_no_place() {
+    let world = World::new().await;
+    let host = world.host().build();
+    let lock = world.locks(&host).build().unwrap().acquire("job").wait(in_turn()).await.unwrap();
+    lock.release().await.unwrap();
+    assert_eq!(host.requests(), 2);
+    assert!(!world.row("job").await.unwrap().contains_key("tail"));
+}
+
+#[tokio::test]
+async fn a_refused_waiter_takes_a_place_until_it_is_served() {
+    let world = World::new().await;
+    let (ours, theirs) = (world.default_locks(), world.default_locks());
+    let lock = ours.acquire("job").await.unwrap();
+    let waiting = wait(&theirs);
+    places_given(&world, 1).await;
+    assert_eq!(ours.get("job").await.unwrap().unwrap().waiters(), 1);
+    lock.release().await.unwrap();
+    let next = waiting.await.unwrap().unwrap();
+    assert_eq!(next.fence(), lock.fence() + 1);
+    let row = world.row("job").await.unwrap();
+    assert_eq!((number(&row, "tail"), number(&row, "head")), (1, 1));
+    assert_eq!(ours.get("job").await.unwrap().unwrap().waiters(), 0);
+}
+
+#[tokio::test]
+async fn waiters_are_served_in_the_order_of_their_places() {
+    let world = World::new().await;
+    let lock = world.default_locks().acquire("job").await.unwrap();
+    let served = Arc::new(Mutex::new(Vec::new()));
+    let mut waiters = JoinSet::new();
+    for number in 0..8 {
+        let (locks, served) = (world.default_locks(), Arc::clone(&served));
+        waiters.spawn(async move {
+            let lock = locks.acquire("job").wait(in_turn()).await.unwrap();
+            served.lock().unwrap().push(number);
+            sleep(ms(30)).await;
+            lock.release().await.unwrap();
+        });
+        places_given(&world, number + 1).await;
+    }
+    lock.release().await.unwrap();
+    waiters.join_all().await;
+    let served = served.lock().unwrap();
+    assert!((0..8).zip(served.iter()).all(|(place, number)| u64::abs_diff(place, *number) <= 2), "{served:?}");
+}
+
+#[tokio::test]
+async fn explicit_delays_take_no_place() {
+    let world = World::new().await;
+    let lock = world.default_locks().acquire("job").lease(ENOUGH).await.unwrap();
+    let backoff = Backoff::default().up_to(ms(100));
+    for plain in [backoff.base(ms(10)), backoff.factor(1.5), backoff.cap(ms(20)), backoff.jitter(Jitter::Full)] {
+        let error = world.default_locks().acquire("job").wait(plain).await.unwrap_err();
+        assert!(error.is_held());
+        assert!(!world.row("job").await.unwrap().contains_key("tail"), "{plain:?}");
+    }
+    lock.release().await.unwrap();
+}
+
+#[tokio::test]
+async fn malformed_hints_count_as_none() {
+    let world = World::new().await;
+    let (ours, theirs) = (world.default_locks(), world.default_locks());
+    for name in ["tail", "head", "tail_until", "hold", "hold_deviation"] {
+        for value in [
+            AttributeValue::N("-1".to_owned()),
+            AttributeValue::N("9e125".to_owned()),
+            AttributeValue::N("0.5".to_owned()),
+            text("soon"),
+            AttributeValue::L(vec![]),
+        ] {
+            ours.acquire("job").await.unwrap().release().await.unwrap();
+            let mut row = world.row("job").await.unwrap();
+            row.insert(name.to_owned(), value.clone());
+            world.put_row(row).await;
+            let lock = ours.acquire("job").await.unwrap();
+            let waiting = wait(&theirs);
+            sleep(ms(20)).await;
+            lock.release().await.unwrap();
+            let next = timeout(Duration::from_secs(10), waiting).await;
+            let next = next.unwrap_or_else(|_| panic!("waits too long for {name} = {value:?}")).unwrap().unwrap();
+            next.release().await.unwrap();
+            let row = world.row("job").await.unwrap();
+            assert!(in_ms(&row["hold"]) < 20_000.0, "{name} = {value:?}: {:?}", row["hold"]);
+        }
+        world.delete_row("job").await;
+    }
+}
+
+#[tokio::test]
+async fn a_place_that_nobody_fills_is_passed_over() {
+    let world = World::new().await;
+    let lock = world.default_locks().acquire("job").await.unwrap();
+    let dead = world.host().build();
+    let dying = wait(&world.locks(&dead).build().unwrap());
+    places_given(&world, 1).await;
+    dead.crash();
+    dying.abort();
+    let waiting = wait(&world.default_locks());
+    places_given(&world, 2).await;
+    lock.release().await.unwrap();
+    let next = timeout(Duration::from_secs(10), waiting).await.unwrap().unwrap().unwrap();
+    let row = world.row("job").await.unwrap();
+    assert_eq!((number(&row, "tail"), number(&row, "head")), (2, 2));
+    next.release().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_place_whose_answer_was_lost_does_not_stop_its_waiter() {
+    let world = World::new().await;
+    let lock = world.default_locks().acquire("job").await.unwrap();
+    // The second request takes the place. The SDK repeats it.
+    let host = world.host().intercept(lose_answers(2..=2)).build();
+    let waiting = wait(&world.locks_with_quick_retries(&host).build().unwrap());
+    places_given(&world, 2).await;
+    lock.release().await.unwrap();
+    let next = timeout(Duration::from_secs(10), waiting).await.unwrap().unwrap().unwrap();
+    next.release().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_waiter_whose_row_is_deleted_gets_the_key() {
+    let world = World::new().await;
+    let lock = world.default_locks().acquire("job").await.unwrap();
+    let waiting = wait(&world.default_locks());
+    places_given(&world, 1).await;
+    world.delete_row("job").await;
+    let next = timeout(Duration::from_secs(10), waiting).await.unwrap().unwrap().unwrap();
+    assert!(lock.release().await.unwrap_err().is_lost());
+    next.release().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_waiter_for_a_result_takes_no_place() {
+    let world = World::new().await;
+    let once =
+        |locks: Locks| Idempotency::new(locks, OnMissingKey::Reject, |key: &String| Some(key.clone())).wait(in_turn());
+    let (ours, theirs) = (once(world.default_locks()), once(world.default_locks()));
+    let host = world.host().build();
+    let third = once(world.locks(&host).build().unwrap());
+    let key = "order 7".to_owned();
+    let work = async |_: &lambda_lock::Run| {
+        sleep(ms(200)).await;
+        Ok::<_, std::io::Error>(7)
+    };
+    let (first, second, third) = tokio::join!(ours.run(&key, work), theirs.run(&key, work), third.run(&key, work));
+    assert_eq!((first.unwrap(), second.unwrap(), third.unwrap()), (7, 7, 7));
+    let rows = world.client().scan().table_name(&world.table).send().await.unwrap().items.unwrap();
+    assert!(rows.iter().all(|row| !row.contains_key("tail")));
+}
+
+/// A DynamoDB in paused time, a host, and locks whose row was released now and has this queue.
+async fn released_with_queue(tail: u32, tail_until: Duration) -> (DynamoDb, Host, Locks) {
+    let engine = DynamoDb::starting_at(SystemTime::UNIX_EPOCH + Duration::from_hours(500_000)).unwrap();
+    let host = engine.host().build();
+    let locks = Locks::builder(host.client(), "locks").build().unwrap();
+    locks.create_table().await.unwrap();
+    locks.acquire("job").await.unwrap().release().await.unwrap();
+    let until = host.now().duration_since(SystemTime::UNIX_EPOCH).unwrap() + tail_until;
+    let number = |number: u128| AttributeValue::N(number.to_string());
+    let queue = engine.client().update_item().table_name("locks").key("id", text("job"));
+    let queue = queue.update_expression("SET tail = :tail, head = :head, tail_until = :until");
+    queue
+        .expression_attribute_values(":tail", number(tail.into()))
+        .expression_attribute_values(":head", number(0))
+        .expression_attribute_values(":until", number(until.as_millis()))
+        .send()
+        .await
+        .unwrap();
+    (engine, host, locks)
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_newcomer_that_waits_leaves_a_released_key_to_the_queue_for_a_moment() {
+    let (_engine, host, locks) = released_with_queue(1, ENOUGH).await;
+    let (sent, started) = (host.requests(), host.now());
+    let lock = locks.acquire("job").wait(in_turn()).await.unwrap();
+    let waited = host.now().duration_since(started).unwrap();
+    assert!(waited > Duration::ZERO && waited <= ms(30), "{waited:?}");
+    assert_eq!(host.requests() - sent, 3, "an attempt, a place, and an attempt");
+    lock.release().await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_acquire_that_does_not_wait_takes_a_free_key_at_once() {
+    let (_engine, host, locks) = released_with_queue(1, ENOUGH).await;
+    let sent = host.requests();
+    locks.try_acquire("job").await.unwrap().unwrap().release().await.unwrap();
+    assert_eq!(host.requests() - sent, 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_wait_does_not_end_without_a_key_that_is_free() {
+    let (_engine, host, locks) = released_with_queue(9, ENOUGH).await;
+    let started = host.now();
+    let lock = locks.acquire("job").wait(Backoff::default().up_to(ms(5))).await.unwrap();
+    assert!(host.now().duration_since(started).unwrap() <= ms(6));
+    lock.release().await.unwrap();
+    locks.acquire("job").wait(Backoff::default().max_attempts(2)).await.unwrap().release().await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_queue_whose_waiters_have_stopped_waiting_counts_as_empty() {
+    let (_engine, host, locks) = released_with_queue(9, Duration::ZERO).await;
+    assert_eq!(locks.get("job").await.unwrap().unwrap().waiters(), 0);
+    let sent = host.requests();
+    let lock = locks.acquire("job").wait(in_turn()).await.unwrap();
+    assert_eq!(host.requests() - sent, 1);
+    // The next waiter is the first of a new queue.
+    let waiting = wait(&locks);
+    sleep(ms(100)).await;
+    assert_eq!(locks.get("job").await.unwrap().unwrap().waiters(), 1);
+    lock.release().await.unwrap();
+    waiting.await.unwrap().unwrap().release().await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_release_stores_the_mean_hold_and_its_deviation() {
+    let engine = DynamoDb::starting_at(SystemTime::UNIX_EPOCH + Duration::from_hours(500_000)).unwrap();
+    let locks = Locks::builder(engine.client(), "locks").build().unwrap();
+    locks.create_table().await.unwrap();
+    for (hold, mean, deviation) in [(100, 100.0, 20.0), (200, 112.5, 30.0), (4, 64.0, 39.8125)] {
+        let lock = locks.acquire("job").await.unwrap();
+        sleep(ms(hold)).await;
+        lock.release().await.unwrap();
+        let row = engine.client().get_item().table_name("locks").key("id", text("job")).send().await.unwrap();
+        let row = row.item.unwrap();
+        let close = |name: &str, expected: f64| (in_ms(&row[name]) - expected).abs() < 0.01;
+        assert!(close("hold", mean) && close("hold_deviation", deviation), "{row:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_waiter_of_a_dead_holder_has_the_key_when_the_lease_ends() {
+    for seed in 0..20 {
+        fastrand::seed(seed);
+        let engine = DynamoDb::starting_at(SystemTime::UNIX_EPOCH + Duration::from_hours(500_000)).unwrap();
+        let network = Faults::seeded(seed).latency(Duration::from_micros(2500)..Duration::from_micros(2500));
+        let (dead, host) = (engine.host().build(), engine.host().faults(network).build());
+        let locks = |host: &Host| Locks::builder(host.client(), "locks").lease(Duration::from_secs(2)).build().unwrap();
+        locks(&host).create_table().await.unwrap();
+        let sent = host.requests();
+        let _held = locks(&dead).acquire("job").await.unwrap();
+        dead.crash();
+        let started = host.now();
+        let lock = locks(&host).acquire("job").wait(in_turn()).await.unwrap();
+        let waited = host.now().duration_since(started).unwrap();
+        lock.release().await.unwrap();
+        assert!(waited <= Duration::from_millis(3050), "{waited:?}");
+        assert!(host.requests() - sent <= 5, "{} requests", host.requests() - sent);
+    }
+}
+
+#[test]
+fn a_mistake_in_the_queue_costs_each_waiter_at_most_a_longest_delay() {
+    for mutation in Mutation::QUEUE {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build().unwrap();
+        fastrand::seed(7);
+        let total = runtime.block_on(async {
+            let engine = DynamoDb::starting_at(SystemTime::UNIX_EPOCH + Duration::from_hours(500_000)).unwrap();
+            let network = Faults::seeded(7).latency(Duration::from_micros(2500)..Duration::from_micros(2500));
+            let host = engine.host().faults(network).intercept(mutation).build();
+            let locks = Locks::builder(host.client(), "locks").lease(Duration::from_mins(2)).build().unwrap();
+            locks.create_table().await.unwrap();
+            let started = host.now();
+            let mut waiters = JoinSet::new();
+            for _ in 0..8 {
+                let waiting = locks.acquire("job").wait(Backoff::default().up_to(Duration::from_mins(2)));
+                waiters.spawn(async move {
+                    let lock = waiting.await.unwrap();
+                    sleep(ms(20)).await;
+                    lock.release().await.unwrap();
+                });
+            }
+            waiters.join_all().await;
+            host.now().duration_since(started).unwrap()
+        });
+        println!("{mutation:?}: {total:?}");
+        assert!(total <= 8 * (ms(30) + Duration::from_secs(5)), "{mutation:?}: {total:?}");
+    }
+}
