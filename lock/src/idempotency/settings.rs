@@ -184,6 +184,10 @@ impl<I, T, E> Idempotency<I, T, E> {
 
     /// Lets a duplicate that finds the work in progress wait for its result. If the other run releases the record or its
     /// lease ends, the work runs here. Off by default. Each attempt is one more request.
+    ///
+    /// Duplicates take no place in a queue, because a completed record has the result for all of them. With
+    /// [`Backoff::default`], they ask when the run should end, if the record has the time of recent holds. Otherwise, and with
+    /// an explicit backoff, they use [plain backoff](Backoff#plain-backoff).
     #[must_use]
     pub fn wait(self, backoff: Backoff) -> Self {
         self.with(|settings| settings.wait = Some(backoff))

@@ -37,8 +37,8 @@ use crate::panics;
 /// due at the same time and usually comes first. A handler that blocks its thread is not cancelled. A failed release is
 /// logged and does not replace the handler's result.
 ///
-/// Two requests for an invocation that runs the handler, one for an invocation that finds the key held; IAM action
-/// `dynamodb:UpdateItem`.
+/// Two requests for an invocation that runs the handler, one for an invocation that finds the key held; more for one that
+/// [waits](Self::wait). IAM action `dynamodb:UpdateItem`.
 ///
 /// # The release profile
 ///
@@ -172,7 +172,10 @@ impl<I: HandlerEvent, R> LockLayer<I, R> {
         self.with(|settings| settings.lease = Some(lease))
     }
 
-    /// Waits while the key is held, at most until shortly before the invocation's deadline. Off by default.
+    /// Waits while the key is held, at most until 100 ms before the invocation's deadline. Off by default.
+    ///
+    /// With [`Backoff::default`], invocations take turns in the order of arrival, which is not guaranteed. One that is refused
+    /// sends one more request to take a place: see [`Acquire::wait`](crate::Acquire::wait).
     #[must_use]
     pub fn wait(self, backoff: Backoff) -> Self {
         self.with(|settings| settings.wait = Some(backoff))

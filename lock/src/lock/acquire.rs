@@ -61,7 +61,8 @@ impl Locks {
 ///
 /// Without options it makes one attempt, and fails with an error that [`is_held`](Error::is_held) if another holder has the
 /// key. Each attempt is one `UpdateItem` (IAM action `dynamodb:UpdateItem`), plus the SDK's retries after a throttled or
-/// lost request. Dropping the future ends the wait.
+/// lost request. With [`wait`](Self::wait), a refused acquire also takes a place in the key's queue, which is one more
+/// `UpdateItem`. Dropping the future ends the wait.
 ///
 /// An answer that comes after the end of the lease is no lock: the acquire frees the key, and the attempt fails with an
 /// error that [`is_unavailable`](Error::is_unavailable).
@@ -125,6 +126,11 @@ impl Acquire {
     }
 
     /// Waits while the key is held, and retries after throttling and server errors. Off by default.
+    ///
+    /// With [`Backoff::default`], waiters take turns in the order of arrival, which is not guaranteed. A free key without
+    /// waiters costs one request, as without a wait. A waiter that is refused sends one request to take a place and one for
+    /// each attempt: about six in all, with its release. IAM action `dynamodb:UpdateItem`. With an explicit base, factor, cap
+    /// or jitter, it takes no place.
     pub fn wait(mut self, backoff: Backoff) -> Self {
         self.wait = backoff;
         self

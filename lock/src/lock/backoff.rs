@@ -5,31 +5,47 @@ use std::time::Duration;
 use crate::error::Error;
 use crate::limits::{MAX_LEASE, check_duration};
 
-/// The waits of an acquire for a contended key: exponential backoff with jitter, within a budget.
+/// The waits of an acquire for a contended key, within a budget: waiters take turns, or use plain exponential backoff.
 ///
-/// The delay before attempt *n* + 1 is `base × factorⁿ⁻¹`, limited to the cap, then spread by the [`Jitter`], and
-/// never longer than the cap. The wait ends with the budget, the number of attempts, or the deadline of the acquire, whichever comes first. The last attempt
-/// is made when the budget ends. A delay ends at most one base delay after the end of the holder's lease.
+/// The wait ends with the budget, the number of attempts, or the deadline of the acquire, whichever comes first. The last
+/// attempt is made when the budget ends.
 ///
-/// The defaults save requests. If many callers wait for a key that is held for milliseconds, set the base to about the
-/// duration of the hold and the cap to a few times that.
-///
-/// | setting | default |
-/// | --- | --- |
-/// | [`base`](Self::base) | 100 ms |
-/// | [`factor`](Self::factor) | 2 |
-/// | [`cap`](Self::cap) | 5 s |
-/// | [`jitter`](Self::jitter) | [`Jitter::Full`] |
-/// | [`up_to`](Self::up_to) | 10 s |
-/// | [`max_attempts`](Self::max_attempts) | no limit |
+/// | setting | default | switches to plain backoff |
+/// | --- | --- | --- |
+/// | [`up_to`](Self::up_to) | 10 s | no |
+/// | [`max_attempts`](Self::max_attempts) | no limit | no |
+/// | [`base`](Self::base) | 100 ms | yes |
+/// | [`factor`](Self::factor) | 2 | yes |
+/// | [`cap`](Self::cap) | 5 s | yes |
+/// | [`jitter`](Self::jitter) | [`Jitter::Full`] | yes |
 ///
 /// ```
 /// use std::time::Duration;
 /// use lambda_lock::{Backoff, Jitter};
 ///
-/// let patient = Backoff::default().up_to(Duration::from_secs(60)).jitter(Jitter::Equal);
-/// # let _ = patient;
+/// let in_turn = Backoff::default().up_to(Duration::from_secs(60));
+/// let plain = Backoff::default().cap(Duration::from_secs(30)).jitter(Jitter::Equal).up_to(Duration::from_mins(10));
+/// # let _ = (in_turn, plain);
 /// ```
+///
+/// # In turn
+///
+/// By default, waiters take turns in the order of arrival. A refused waiter takes a place in the key's queue. It computes
+/// from its place and from the time of recent holds when its turn comes, and asks then. A place is a hint: whether an
+/// acquire succeeds depends only on its condition, and the order is not guaranteed. [Concepts](crate::docs::concepts#wait)
+/// describes who asks when.
+///
+/// A place costs one `UpdateItem` (IAM action `dynamodb:UpdateItem`), and does not count as an attempt. A waiter sends about
+/// six requests, from its first attempt to its release. If a hold takes much longer than recent ones, or none is known, the
+/// delays grow with the age of the hold. A delay is at most 5 s, and ends with the holder's lease at the latest. The turns of
+/// the waiters ahead can add to both. If a request is throttled or not answered, the next delay is that of plain backoff with
+/// the defaults above.
+///
+/// # Plain backoff
+///
+/// With an explicit base, factor, cap or jitter, a waiter takes no place. The delay before attempt *n* + 1 is
+/// `base × factorⁿ⁻¹`, limited to the cap, then spread by the [`Jitter`], and never longer than the cap. A delay ends at
+/// most one base delay after the end of the holder's lease. Each attempt is one `UpdateItem`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Backoff {
     base: Duration,
@@ -42,7 +58,7 @@ pub struct Backoff {
     takes_turns: bool,
 }
 
-/// The random spread of the delays of [`Backoff`], so that waiters do not all retry at once.
+/// The random spread of the delays of plain [`Backoff`], so that waiters do not all retry at once.
 ///
 /// Full, equal and decorrelated jitter follow the AWS Architecture Blog, "Exponential Backoff And Jitter". *d* is the
 /// exponential delay.
@@ -83,7 +99,7 @@ impl Default for Backoff {
 }
 
 impl Backoff {
-    /// Sets the first delay: 100 ms by default, at least 1 ms.
+    /// Sets the first delay, from 1 ms to a day, and switches to [plain backoff](Self#plain-backoff); 100 ms by default.
     #[must_use]
     pub const fn base(mut self, base: Duration) -> Self {
         self.base = base;
@@ -91,7 +107,8 @@ impl Backoff {
         self
     }
 
-    /// Sets the factor from one delay to the next: 2 by default, at least 1.
+    /// Sets the factor from one delay to the next, at least 1, and switches to [plain backoff](Self#plain-backoff); 2 by
+    /// default.
     #[must_use]
     pub const fn factor(mut self, factor: f64) -> Self {
         self.factor = factor;
@@ -99,7 +116,7 @@ impl Backoff {
         self
     }
 
-    /// Sets the longest delay: 5 s by default, at least 1 ms.
+    /// Sets the longest delay, from 1 ms to a day, and switches to [plain backoff](Self#plain-backoff); 5 s by default.
     #[must_use]
     pub const fn cap(mut self, cap: Duration) -> Self {
         self.cap = cap;
@@ -107,7 +124,7 @@ impl Backoff {
         self
     }
 
-    /// Sets the spread of the delays: [`Jitter::Full`] by default.
+    /// Sets the spread of the delays, and switches to [plain backoff](Self#plain-backoff); [`Jitter::Full`] by default.
     #[must_use]
     pub const fn jitter(mut self, jitter: Jitter) -> Self {
         self.jitter = jitter;
@@ -122,7 +139,7 @@ impl Backoff {
         self
     }
 
-    /// Sets the largest number of attempts: no limit by default. Zero counts as one.
+    /// Sets the largest number of attempts: no limit by default. Zero counts as one. Taking a place is not an attempt.
     #[must_use]
     pub const fn max_attempts(mut self, attempts: u32) -> Self {
         self.max_attempts = attempts;
