@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime};
 
 use aws_sdk_dynamodb::Client;
+use aws_sdk_dynamodb::operation::update_item::UpdateItemError;
 use aws_sdk_dynamodb::types::AttributeValue;
 use fastrand::Rng;
 use lambda_lock::embedded::{Answer, Faults, Host, Intercept};
@@ -180,12 +181,6 @@ struct Contender {
     locks: Locks,
 }
 
-/// A key that is held.
-enum Held {
-    Lock(Box<Lock>),
-    Bare,
-}
-
 impl Contender {
     async fn work(&self, hold: Duration) {
         self.finish(self.acquire().await, hold).await;
@@ -204,38 +199,38 @@ impl Contender {
         loop {
             sleep(Hold::Exponential(Duration::from_millis(100)).draw(&mut random)).await;
             if let Ok(lock) = self.locks.acquire(KEY).await {
-                self.finish(Held::Lock(Box::new(lock)), hold.draw(&mut random)).await;
+                self.finish(Some(lock), hold.draw(&mut random)).await;
             }
         }
     }
 
-    async fn acquire(&self) -> Held {
+    /// Acquires the key. With the bare SDK, there is nothing to return.
+    async fn acquire(&self) -> Option<Lock> {
         match self.way {
-            Way::Lock(backoff) => Held::Lock(self.locks.acquire(KEY).wait(backoff.up_to(PATIENCE)).await.unwrap()),
+            Way::Lock(backoff) => Some(self.locks.acquire(KEY).wait(backoff.up_to(PATIENCE)).await.unwrap()),
             Way::Polling => {
                 while !self.try_bare().await {
                     sleep(Duration::from_millis(50)).await;
                 }
-                Held::Bare
+                None
             }
         }
     }
 
-    async fn finish(&self, key: Held, hold: Duration) {
+    async fn finish(&self, key: Option<Lock>, hold: Duration) {
         sleep(hold).await;
-        match key {
+        let Some(lock) = key else { return self.release_bare().await };
+        match lock.release().await {
             // If the next holder has released the key too, a release whose answer was lost does not know itself.
-            Held::Lock(lock) => match lock.release().await {
-                Err(error) if !error.is_lost() => panic!("{error}"),
-                _ => {}
-            },
-            Held::Bare => {
-                let request = self.client.update_item().table_name(&self.table).key("id", string(KEY));
-                let request =
-                    request.update_expression("SET #end = :released").expression_attribute_names("#end", "end");
-                request.expression_attribute_values(":released", number(Duration::ZERO)).send().await.unwrap();
-            }
+            Err(error) if !error.is_lost() => panic!("{error}"),
+            _ => {}
         }
+    }
+
+    async fn release_bare(&self) {
+        let request = self.client.update_item().table_name(&self.table).key("id", string(KEY));
+        let request = request.update_expression("SET #end = :released").expression_attribute_names("#end", "end");
+        request.expression_attribute_values(":released", number(Duration::ZERO)).send().await.unwrap();
     }
 
     /// One attempt of a lock that is written by hand.
@@ -252,7 +247,7 @@ impl Contender {
         match answer.await {
             Ok(_) => true,
             Err(error)
-                if error.as_service_error().is_some_and(|error| error.is_conditional_check_failed_exception()) =>
+                if error.as_service_error().is_some_and(UpdateItemError::is_conditional_check_failed_exception) =>
             {
                 false
             }
@@ -320,7 +315,7 @@ impl Shares {
             let at = at.duration_since(start).unwrap_or_default();
             if *is_acquire {
                 acquired = at;
-                gaps.extend(released.map(|released| at - released));
+                gaps.extend(released.map(|released| at.saturating_sub(released)));
             } else {
                 turns.push((*number, acquired, at));
                 released = Some(at);
