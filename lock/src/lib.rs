@@ -49,6 +49,7 @@
 //! | operation | requests | IAM action |
 //! | --- | --- | --- |
 //! | acquire, granted or refused | 1 `UpdateItem` for each attempt | `dynamodb:UpdateItem` |
+//! | a place in the queue, for an acquire that [waits](Acquire::wait) | 1 `UpdateItem` | `dynamodb:UpdateItem` |
 //! | release | 1 `UpdateItem` | `dynamodb:UpdateItem` |
 //! | renew | 1 `UpdateItem` | `dynamodb:UpdateItem` |
 //! | an idempotent run, a message that is done | 2 `UpdateItem` | `dynamodb:UpdateItem` |

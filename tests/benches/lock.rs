@@ -1,8 +1,7 @@
-//! The cost of a lock: compared with the same two requests from the bare SDK, and under contention.
+//! The cost of a lock, compared with the same two requests from the bare SDK.
 //!
-//! Two tables follow criterion's figures. The first has the ratios of `lambda-lock` to the bare SDK. The two take turns in
-//! one run, so that load on the machine slows both. The second runs in virtual time: the same seeds give the same table on
-//! every machine.
+//! A table follows criterion's figures, with the ratios of `lambda-lock` to the bare SDK. The two take turns in one run, so
+//! that load on the machine slows both.
 
 mod measure;
 
@@ -21,13 +20,10 @@ use aws_smithy_runtime_api::client::orchestrator::{HttpRequest, HttpResponse};
 use aws_smithy_runtime_api::client::runtime_components::RuntimeComponents;
 use aws_smithy_types::body::SdkBody;
 use criterion::Criterion;
-use lambda_lock::embedded::{DynamoDb, Faults, Host};
-use lambda_lock::{Backoff, Jitter, Locks};
+use lambda_lock::Locks;
+use lambda_lock::embedded::{DynamoDb, Host};
 use tokio::runtime::{Builder, Runtime};
-use tokio::task::JoinSet;
-use tokio::time::sleep;
 
-use lambda_lock_tests::median;
 use measure::{compare, print_header};
 
 const TABLE: &str = "locks";
@@ -45,10 +41,9 @@ fn main() {
     group.bench_function("bare SDK", |bench| bench.to_async(&runtime).iter(|| embedded.bare_refusal()));
     group.finish();
     criterion.final_summary();
-    // With `--test`, criterion runs each benchmark once. The tables are then short too.
+    // With `--test`, criterion runs each benchmark once. The table is then short too.
     let trial = env::args().any(|argument| argument == "--test");
     print_costs(&runtime, &embedded, if trial { 2 } else { 5_000 });
-    print_contention(if trial { 1 } else { 51 });
 }
 
 /// The lock and the bare SDK, on the same client.
@@ -162,7 +157,8 @@ impl Sides {
             .key("id", string(key))
             .condition_expression("#owner = :owner AND #status = :in_progress AND #sequence < :sequence")
             .update_expression(
-                "SET #lease_end = :lease_end, #expiration = :expiration, #released = :owner, #sequence = :sequence",
+                "SET #lease_end = :lease_end, #expiration = :expiration, #released = :owner, #sequence = :sequence, \
+                 #hold = :hold, #hold_deviation = :hold_deviation",
             )
             .return_values_on_condition_check_failure(OnRefusal::AllOld)
             .expression_attribute_names("#owner", "owner")
@@ -171,6 +167,10 @@ impl Sides {
             .expression_attribute_names("#sequence", "sequence")
             .expression_attribute_names("#lease_end", "in_progress_expiration")
             .expression_attribute_names("#expiration", "expiration")
+            .expression_attribute_names("#hold", "hold")
+            .expression_attribute_names("#hold_deviation", "hold_deviation")
+            .expression_attribute_values(":hold", AttributeValue::N("5.250".to_owned()))
+            .expression_attribute_values(":hold_deviation", AttributeValue::N("1.050".to_owned()))
             .expression_attribute_values(":owner", AttributeValue::S(owner))
             .expression_attribute_values(":sequence", number(1))
             .expression_attribute_values(":in_progress", string("INPROGRESS"))
@@ -198,7 +198,7 @@ struct Canned;
 const ROW: &str = r#"{"Attributes":{"id":{"S":"ours"},"status":{"S":"INPROGRESS"},"holder":{"S":"the benchmark"},
     "owner":{"S":"0123456789abcdef0123456789abcdef"},"released":{"S":"0123456789abcdef0123456789abcdef"},
     "fence":{"N":"1790000000000000"},"acquired_at":{"N":"1790000000000"},"expiration":{"N":"1790086431"},
-    "in_progress_expiration":{"N":"1790000031000"}}}"#;
+    "in_progress_expiration":{"N":"1790000031000"},"hold":{"N":"5.250"},"hold_deviation":{"N":"1.050"}}}"#;
 
 impl HttpClient for Canned {
     fn http_connector(&self, _: &HttpConnectorSettings, _: &RuntimeComponents) -> SharedHttpConnector {
@@ -232,71 +232,4 @@ fn print_costs(runtime: &Runtime, embedded: &Sides, pairs: usize) {
         )
         .await;
     });
-}
-
-const WAITERS: u32 = 32;
-const HOLD: Duration = Duration::from_millis(20);
-/// The latency of a request, each way.
-const LATENCY: Duration = Duration::from_micros(2_500);
-
-/// The figures of one run with many waiters.
-struct Contention {
-    total: Duration,
-    longest_wait: Duration,
-    requests: u64,
-}
-
-fn print_contention(seeds: u64) {
-    // The time of one task that takes all turns itself. Several tasks can be faster: a waiter's request may arrive while
-    // the answer to the previous holder's release is on its way.
-    let in_turn = WAITERS * (HOLD + 4 * LATENCY);
-    println!("\n{WAITERS} waiters, one key, hold {HOLD:?}, 5 ms a request: in turn {in_turn:?} (medians of {seeds})");
-    println!("{:<44}{:>10}{:>8}{:>14}{:>22}", "backoff", "total", "ratio", "longest wait", "requests/acquisition");
-    let patient = Backoff::default().up_to(Duration::from_mins(10));
-    for (name, backoff) in [
-        ("default", patient),
-        ("base 20 ms, cap 200 ms", patient.base(Duration::from_millis(20)).cap(Duration::from_millis(200))),
-        ("base 20 ms, cap 50 ms", patient.base(Duration::from_millis(20)).cap(Duration::from_millis(50))),
-        (
-            "base 10 ms, cap 10 ms, equal jitter",
-            patient.base(Duration::from_millis(10)).cap(Duration::from_millis(10)).jitter(Jitter::Equal),
-        ),
-    ] {
-        let histories: Vec<_> = (0..seeds).map(|seed| contend(backoff, seed)).collect();
-        let median = |figure: fn(&Contention) -> f64| median(histories.iter().map(figure).collect());
-        let total = median(|history| history.total.as_secs_f64());
-        #[expect(clippy::cast_precision_loss, reason = "the counts are small")]
-        let requests = median(|history| history.requests as f64 / f64::from(WAITERS));
-        println!(
-            "{name:<44}{total:>8.2} s{:>8.2}{:>12.2} s{requests:>22.1}",
-            total / in_turn.as_secs_f64(),
-            median(|history| history.longest_wait.as_secs_f64()),
-        );
-    }
-}
-
-/// Lets all waiters acquire the key at once, in virtual time. Each holds it for `HOLD`.
-fn contend(backoff: Backoff, seed: u64) -> Contention {
-    fastrand::seed(seed);
-    let runtime = Builder::new_current_thread().enable_all().start_paused(true).build().unwrap();
-    runtime.block_on(async {
-        let engine = DynamoDb::new().unwrap();
-        Locks::builder(engine.client(), TABLE).build().unwrap().create_table().await.unwrap();
-        let host = engine.host().faults(Faults::seeded(seed).latency(LATENCY..LATENCY)).build();
-        let locks = Locks::builder(host.client(), TABLE).lease(Duration::from_mins(1)).build().unwrap();
-        let start = host.now();
-        let mut waiters = JoinSet::new();
-        for _ in 0..WAITERS {
-            let (locks, host) = (locks.clone(), host.clone());
-            waiters.spawn(async move {
-                let lock = locks.acquire("job").wait(backoff).await.unwrap();
-                let waited = host.now().duration_since(start).unwrap();
-                sleep(HOLD).await;
-                lock.release().await.unwrap();
-                waited
-            });
-        }
-        let longest_wait = waiters.join_all().await.into_iter().max().unwrap_or_default();
-        Contention { total: host.now().duration_since(start).unwrap(), longest_wait, requests: host.requests() }
-    })
 }

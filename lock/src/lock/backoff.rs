@@ -37,8 +37,8 @@ use crate::limits::{MAX_LEASE, check_duration};
 ///
 /// A place costs one `UpdateItem` (IAM action `dynamodb:UpdateItem`), and does not count as an attempt. A waiter sends about
 /// six requests, from its first attempt to its release. If a hold takes much longer than recent ones, or none is known, the
-/// delays grow with the age of the hold. A delay is at most 5 s, and ends with the holder's lease at the latest. The turns of
-/// the waiters ahead can add to both. If a request is throttled or not answered, the next delay is that of plain backoff with
+/// delays grow with the age of the hold. A delay is at most 5 s. It ends with the holder's lease at the latest, or later by
+/// the turns of the waiters ahead. If a request is throttled or not answered, the next delay is that of plain backoff with
 /// the defaults above.
 ///
 /// # Plain backoff

@@ -4,7 +4,8 @@
 //! in virtual time: the same seeds give the same table on every machine. With `LOCK_TEST_ENDPOINT`, runs on the DynamoDB
 //! there in real time, with 5 ms added to each request.
 //!
-//! Exits with 1 if a target is missed in virtual time. `--test` makes few runs. `--svg FILE` draws who holds the key when.
+//! Exits with 1 if a target is missed in virtual time. `--test` makes few runs. `--svg` draws who holds the key when,
+//! into the guides.
 
 mod picture;
 mod scene;
@@ -14,11 +15,12 @@ use std::fs;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use lambda_lock::Backoff;
+use lambda_lock::{Backoff, Jitter};
 use lambda_lock_tests::median;
 
 use scene::{Fault, Hold, REQUEST, Scene, Shares, Way};
 
+const PICTURE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../lock/docs/contention.svg");
 const MS: fn(u64) -> Duration = Duration::from_millis;
 
 /// A line of the table, with its targets: the total as a multiple of waiters × (hold + 2 requests), and the requests of each
@@ -33,16 +35,14 @@ fn main() -> ExitCode {
     let arguments: Vec<String> = env::args().collect();
     let trial = arguments.iter().any(|argument| argument == "--test");
     let is_virtual = env::var_os("LOCK_TEST_ENDPOINT").is_none();
-    let runs = if trial {
-        1
-    } else if is_virtual {
-        41
-    } else {
-        5
+    let runs = match (trial, is_virtual) {
+        (true, _) => 1,
+        (false, true) => 21,
+        (false, false) => 5,
     };
-    if let Some(file) = arguments.iter().skip_while(|argument| *argument != "--svg").nth(1) {
+    if arguments.iter().any(|argument| argument == "--svg") {
         let picture = picture::draw([("Plain backoff, 20 to 200 ms", plain()), ("In turn, the default", turns())]);
-        fs::write(file, picture).unwrap();
+        fs::write(PICTURE, picture).unwrap();
         return ExitCode::SUCCESS;
     }
     let mut targets = Targets { missed: 0, count: !trial && is_virtual };
@@ -99,8 +99,8 @@ fn print_table(runs: u64, targets: &mut Targets) {
     );
     for Line { name, scene, targets: limits } in lines() {
         let plain = measure(scene, plain(), runs);
-        let polling = measure(scene, Way::Polling, runs);
-        let default = measure(scene, Way::Lock(Backoff::default().jitter(lambda_lock::Jitter::Full)), runs);
+        let polling = measure(scene, Way::Polling, runs.min(5));
+        let default = measure(scene, Way::Lock(Backoff::default().jitter(Jitter::Full)), runs.min(11));
         let turns = measure(scene, turns(), runs);
         let (total, requests) = limits.unwrap_or((plain.ratio, plain.requests));
         let longest = if name == "32, 20 ms steady" { targets.compare(turns.longest, 1.1) } else { String::new() };
@@ -195,7 +195,7 @@ fn print_dead_holder(runs: u64, targets: &mut Targets) {
     for (name, way, known) in [
         ("in turn", turns(), false),
         ("in turn, hold known", turns(), true),
-        ("backoff default", Way::Lock(Backoff::default().jitter(lambda_lock::Jitter::Full)), false),
+        ("backoff default", Way::Lock(Backoff::default().jitter(Jitter::Full)), false),
         ("bare SDK, 50 ms", Way::Polling, false),
     ] {
         let deaths: Vec<_> = (0..runs).map(|seed| scene::die(way, known, seed)).collect();
