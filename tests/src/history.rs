@@ -77,7 +77,7 @@ async fn history(seed: u64, mutation: Option<Mutation>) -> Outcome {
 
     let sweeper = tokio::spawn({
         let scene = Arc::clone(&scene);
-        async move { scene.stage.sweep(Duration::from_mins(1), |rows| scene.ledger.swept(rows)).await }
+        async move { scene.stage.sweep(Duration::from_secs(5), |rows| scene.ledger.swept(rows)).await }
     });
     stage::work(&mut random, LATEST_ARRIVAL, |number, random| worker(Arc::clone(&scene), number, random)).await;
     sweeper.abort();
