@@ -98,6 +98,10 @@ impl Table {
             ("acquired_at", number(past * 1000)),
             ("fence", number(17)),
             ("holder", text("crashed")),
+            // Two waiters.
+            ("tail", number(3)),
+            ("head", number(1)),
+            ("tail_until", number(future * 1000)),
         ];
         let completed = [
             ("id", text("completed")),

@@ -6,6 +6,7 @@ use std::convert::Infallible;
 use std::io::{self, Write};
 use std::panic::AssertUnwindSafe;
 use std::sync::{Arc, LazyLock, Mutex};
+use std::time::Duration;
 
 use aws_lambda_events::lambda_function_urls::LambdaFunctionUrlRequest;
 use aws_lambda_events::sqs::{SqsEvent, SqsMessage};
@@ -13,13 +14,14 @@ use aws_sdk_sqs::config::{BehaviorVersion, Region};
 use futures_util::FutureExt;
 use lambda_example::telemetry::{self, Collector};
 use lambda_example::{Orders, Payment, Payments, ReportRequest, Reports, nightly_report, order_api, payment_queue};
-use lambda_lock::Locks;
 use lambda_lock::embedded::Host;
+use lambda_lock::{Backoff, Locks, metrics};
 use lambda_lock_tests::World;
 use lambda_lock_tests::invocation::invocation;
 use lambda_runtime::LambdaEvent;
 use serde_json::{Map, Value, json};
 use tokio::sync::MutexGuard;
+use tokio::time::sleep;
 use tower::{Service, ServiceExt, service_fn};
 
 const FUNCTION: &str = "shop-function";
@@ -112,8 +114,9 @@ fn read(mut line: Map<String, Value>, exported: &mut BTreeMap<String, u64>) {
         let (value, unit) = match line.remove(name).unwrap() {
             Value::Number(sum) => (sum.as_u64().unwrap(), "Count"),
             Value::Array(values) => {
-                assert!(values.iter().all(|value| value.as_f64().is_some_and(|ms| (0.0..60_000.0).contains(&ms))));
-                (values.len().try_into().unwrap(), "Milliseconds")
+                assert!(values.iter().all(|value| value.as_f64().is_some_and(|each| (0.0..60_000.0).contains(&each))));
+                let unit = if name == metrics::WAITERS_AHEAD { "Count" } else { "Milliseconds" };
+                (values.len().try_into().unwrap(), unit)
             }
             value => panic!("{name}: {value}"),
         };
@@ -225,4 +228,31 @@ async fn an_invocation_that_fails_or_panics_exports_its_metrics() {
     assert_eq!(stage.exported(), counts(HELD_ONCE));
     AssertUnwindSafe(invoke(true)).catch_unwind().await.unwrap_err();
     assert_eq!(stage.exported(), counts(HELD_ONCE));
+}
+
+// behaviour 36
+#[tokio::test]
+async fn a_waiter_exports_its_place() {
+    let stage = Stage::new().await;
+    let (_, locks) = stage.environment();
+    let lock = locks.acquire("sales").await.unwrap();
+    let waiting = locks.clone();
+    let function = stage.exporting(service_fn(move |_: LambdaEvent<()>| {
+        let acquire = waiting.acquire("sales").wait(Backoff::default().up_to(Duration::from_secs(30)));
+        async { acquire.await?.release().await }
+    }));
+    let release = async {
+        while locks.get("sales").await.unwrap().unwrap().waiters() == 0 {
+            sleep(Duration::from_millis(1)).await;
+        }
+        lock.release().await.unwrap();
+    };
+    let event = LambdaEvent::new((), lambda_runtime::Context::default());
+    let (waited, ()) = tokio::join!(function.oneshot(event), release);
+    waited.unwrap();
+    let mut exported = stage.exported();
+    assert!(exported.remove("retry_attempts") > Some(0), "{exported:?}");
+    let mut expected = counts(HELD_ONCE.map(|(name, count)| (name, 2 * count)));
+    expected.extend(counts([("wait_time", 1), ("waiters_ahead", 1)]));
+    assert_eq!(exported, expected);
 }

@@ -26,6 +26,7 @@ pub(super) struct AcquireSpan {
     attempts: u32,
     waited: Duration,
     sleeping_since: Option<Moment>,
+    has_joined: bool,
     has_ended: bool,
 }
 
@@ -38,6 +39,7 @@ impl AcquireSpan {
             fence = Empty,
             outcome = Empty,
             attempts = Empty,
+            ahead = Empty,
             waited_ms = Empty,
             held_ms = Empty
         );
@@ -49,6 +51,7 @@ impl AcquireSpan {
             attempts: 0,
             waited: Duration::ZERO,
             sleeping_since: None,
+            has_joined: false,
             has_ended: false,
         }
     }
@@ -71,9 +74,14 @@ impl AcquireSpan {
         self.sleeping_since = Some(self.clock.now());
     }
 
-    /// The acquire took a place in the queue, with so many waiters ahead.
+    /// The acquire took a place in the queue, with so many waiters ahead. The span keeps its first place, because logs show
+    /// every value that a span was given.
     pub(super) fn joined(&mut self, key: &str, ahead: u64) {
         metrics::measure(metrics::WAITERS_AHEAD, ahead);
+        if !self.has_joined {
+            self.has_joined = true;
+            self.span.record("ahead", ahead);
+        }
         tracing::debug!(key, ahead, "took a place in the queue");
     }
 

@@ -140,6 +140,32 @@ fn watch_shows_the_keys_until_it_is_interrupted() {
     }
 }
 
+// behaviour 25
+#[test]
+fn get_list_and_watch_show_how_many_wait() {
+    let place = Place::new();
+    let _holder = place.holding("job", &[]);
+    assert_eq!(place.json("job")["waiting"], 0);
+    let fence = place.fence("job").to_string();
+    let get = place.run(["get", "job"]).expect_code(0).stdout;
+    assert!(get.ends_with(&format!("{fence}\n")), "{get}");
+
+    let _waiter = Process::start(place.shell("job", &["--wait", "100s"], "true"));
+    let until = Instant::now() + PATIENCE;
+    while place.json("job")["waiting"] != 1 {
+        assert!(Instant::now() < until);
+    }
+    let list = place.run(["list", "--json"]).expect_code(0).stdout;
+    assert_eq!(serde_json::from_str::<Value>(list.trim()).unwrap()["waiting"], 1);
+    let watch = Process::start(place.command(["watch", "job"]));
+    let _time = watch.line();
+    let watched = [watch.line(), watch.line()].join("\n");
+    for table in [place.run(["get", "job"]).stdout, place.run(["list"]).stdout, watched] {
+        let words: Vec<_> = table.lines().flat_map(|line| line.split_whitespace().rev().take(2)).collect();
+        assert_eq!(words, ["WAITING", "FENCE", "1", &fence], "{table}");
+    }
+}
+
 #[test]
 fn a_closed_pipe_ends_the_program_quietly() {
     let place = Place::new();

@@ -17,6 +17,7 @@ mod signals;
 mod table;
 mod terminal;
 
+use std::collections::HashMap;
 use std::ffi::OsStr;
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Child, Command, Stdio};
@@ -118,19 +119,29 @@ impl Place {
         self.json(key)["fence"].as_u64().unwrap()
     }
 
-    /// Writes a row into the table, without the program.
-    fn put(&self, row: &[(&str, AttributeValue)]) {
-        let client = if let Some(endpoint) = &self.endpoint {
+    fn client(&self) -> Client {
+        if let Some(endpoint) = &self.endpoint {
             let config = aws_sdk_dynamodb::Config::builder().behavior_version(BehaviorVersion::latest());
             let config = config.region(Region::new("us-east-1")).endpoint_url(endpoint);
             let credentials = Credentials::new("local", "local", None, None, "test");
             Client::from_conf(config.credentials_provider(credentials).build())
         } else {
             DynamoDb::open(self.file("locks.sqlite")).unwrap().client()
-        };
+        }
+    }
+
+    /// Writes a row into the table, without the program.
+    fn put(&self, row: &[(&str, AttributeValue)]) {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         let item = row.iter().map(|(name, value)| ((*name).to_owned(), value.clone())).collect();
-        runtime.block_on(client.put_item().table_name(&self.table).set_item(Some(item)).send()).unwrap();
+        runtime.block_on(self.client().put_item().table_name(&self.table).set_item(Some(item)).send()).unwrap();
+    }
+
+    /// Reads a row of the table, without the program.
+    fn row(&self, key: &str) -> HashMap<String, AttributeValue> {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let read = self.client().get_item().table_name(&self.table).consistent_read(true);
+        runtime.block_on(read.key("id", AttributeValue::S(key.to_owned())).send()).unwrap().item.unwrap()
     }
 }
 

@@ -5,6 +5,8 @@ use std::os::unix::process::CommandExt as _;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
+use rustix::process::Signal;
+
 use crate::server::{DENIED, at_a_server, recording_server, server};
 use crate::{PATIENCE, PROGRAM, Place, Process, bare, credentials};
 
@@ -93,6 +95,24 @@ fn waiting_processes_take_turns() {
         contender.outcome().expect_code(0);
     }
     assert_eq!(fs::read_to_string(counter).unwrap().trim(), "6");
+}
+
+// behaviours 50, 51
+#[test]
+fn a_run_that_waits_takes_a_place() {
+    let place = Place::new();
+    let holder = place.holding("job", &[]);
+    let number = |name: &str| place.row("job").get(name).map(|value| value.as_n().unwrap().parse::<u64>().unwrap());
+    assert_eq!((number("tail"), number("head")), (None, None));
+    let waiter = Process::start(place.shell("job", &["--wait", "25s"], "true"));
+    let until = Instant::now() + PATIENCE;
+    while number("tail") != Some(1) {
+        assert!(Instant::now() < until);
+    }
+    assert_eq!(number("head"), Some(0));
+    holder.signal(Signal::TERM);
+    waiter.outcome().expect_code(0);
+    assert_eq!((number("tail"), number("head")), (Some(1), Some(1)));
 }
 
 // behaviour 58

@@ -3,13 +3,15 @@
 use std::sync::{Arc, Mutex};
 
 use aws_sdk_dynamodb::types::{AttributeValue, ScalarAttributeType};
-use lambda_lock::Holder;
 use lambda_lock::embedded::{Answer, Intercept};
+use lambda_lock::{Backoff, Holder, Jitter, Locks};
 use lambda_lock_tests::invocation::millis;
 use lambda_lock_tests::{Row, World};
 use serde_json::{Value, json};
 
-use crate::{completed, in_progress, listed, locks_on, number, s, text, world_with_keys, world_without_ttl};
+use tokio::time::sleep;
+
+use crate::{completed, in_progress, listed, locks_on, ms, number, s, text, world_with_keys, world_without_ttl};
 
 // behaviours 25, 39
 #[tokio::test]
@@ -51,6 +53,44 @@ async fn a_list_has_rows_that_are_held_released_crashed_or_completed() {
     }
     held.release().await.unwrap();
     drop(crashed);
+}
+
+// behaviours 25, 39
+#[tokio::test]
+async fn get_and_list_return_the_length_of_the_queue() {
+    let world = World::new().await;
+    let locks = world.default_locks();
+    let read = async || locks.get("nightly").await.unwrap().unwrap().waiters();
+    let waiters = async || (read().await, listed(&locks).await["nightly"].as_ref().unwrap().waiters());
+    let wait = |locks: &Locks, backoff: Backoff| {
+        let acquire = locks.acquire("nightly").wait(backoff.up_to(s(30)));
+        tokio::spawn(async { acquire.await?.release().await })
+    };
+    let lock = locks.acquire("nightly").await.unwrap();
+    let (host, others) = locks_on(&world, world.host());
+    let quiet = wait(&others, Backoff::default().base(ms(5)).cap(ms(50)).jitter(Jitter::None));
+    while host.requests() < 3 {
+        sleep(ms(1)).await;
+    }
+    assert_eq!(waiters().await, (0, 0), "a waiter with a backoff of its own takes no place");
+    quiet.abort();
+    assert!(quiet.await.unwrap_err().is_cancelled());
+
+    let mut waiting = Vec::new();
+    for length in 1..=2 {
+        waiting.push(wait(&locks, Backoff::default()));
+        while read().await < length {
+            sleep(ms(1)).await;
+        }
+    }
+    assert_eq!(waiters().await, (2, 2));
+    let error = locks.acquire("nightly").await.unwrap_err();
+    assert_eq!(error.holder().unwrap().waiters(), 2, "as a refusal says");
+    lock.release().await.unwrap();
+    for waiter in waiting {
+        waiter.await.unwrap().unwrap();
+    }
+    assert_eq!(waiters().await, (0, 0), "all have been served");
 }
 
 // behaviours 26, 39

@@ -6,6 +6,7 @@ mod acquire;
 mod batches;
 mod lost;
 mod names;
+mod queue;
 mod recorder;
 mod records;
 mod release;

@@ -18,7 +18,7 @@ fn names_units_and_labels_are_pinned() {
     for (name, pinned, unit) in PINNED {
         assert_eq!(name, pinned);
         match unit {
-            Unit::Count => metrics::counter!(name).increment(1),
+            Unit::Count if name != names::WAITERS_AHEAD => metrics::counter!(name).increment(1),
             _ => metrics::histogram!(name).record(1.0),
         }
     }

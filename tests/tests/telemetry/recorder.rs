@@ -8,7 +8,7 @@ use metrics::{LocalRecorderGuard, Unit, set_default_local_recorder};
 use metrics_util::debugging::{DebugValue, DebuggingRecorder, Snapshotter};
 
 /// The names of the metrics, which dashboards use.
-pub(crate) const PINNED: [(&str, &str, Unit); 15] = [
+pub(crate) const PINNED: [(&str, &str, Unit); 16] = [
     (names::ACQUIRED, "lambda_lock_acquired", Unit::Count),
     (names::TAKEN_OVER, "lambda_lock_taken_over", Unit::Count),
     (names::REFUSED, "lambda_lock_refused", Unit::Count),
@@ -24,6 +24,7 @@ pub(crate) const PINNED: [(&str, &str, Unit); 15] = [
     (names::WAIT_TIME, "lambda_lock_wait_time", Unit::Milliseconds),
     (names::RELEASE_TIME, "lambda_lock_release_time", Unit::Milliseconds),
     (names::HOLD_TIME, "lambda_lock_hold_time", Unit::Milliseconds),
+    (names::WAITERS_AHEAD, "lambda_lock_waiters_ahead", Unit::Count),
 ];
 
 /// The labels of each metric, and their values.
@@ -110,8 +111,7 @@ impl Metrics {
         counted
     }
 
-    /// Asserts the metrics since the last call: each counter with its count, each histogram with its values in
-    /// milliseconds.
+    /// Asserts the metrics since the last call: each counter with its count, each histogram with its values.
     #[track_caller]
     pub(crate) fn assert(&self, expected: &[&str]) {
         let Counted { counters, histograms } = self.take();

@@ -52,7 +52,8 @@ async fn worker(locks: Locks, seed: u64, tally: Arc<Mutex<Seen>>) {
     let mut random = Rng::with_seed(seed);
     for _ in 0..6 {
         let key = format!("key {}", random.u8(..2));
-        let wait = Backoff::default().base(ms(20)).up_to(ms(random.u64(0..2000)));
+        let wait = Backoff::default().up_to(ms(random.u64(0..2000)));
+        let wait = if random.bool() { wait } else { wait.base(ms(20)) };
         let lease = ms(random.u64(200..3000));
         let hold = ms(random.u64(0..4000));
         tally.lock().unwrap().acquires += 1;
@@ -105,7 +106,8 @@ async fn worker(locks: Locks, seed: u64, tally: Arc<Mutex<Seen>>) {
     }
 }
 
-async fn history(seed: u64) {
+/// Returns how many acquires took a place in the queue.
+async fn history(seed: u64) -> usize {
     let stage = Stage::set().await;
     let tally = Arc::new(Mutex::new(Seen::default()));
     let workers = (0..4).map(|number| {
@@ -142,6 +144,9 @@ async fn history(seed: u64) {
     assert_eq!(count("retry_attempts"), retries, "{context}");
     let waited = spans.iter().filter(|span| number(span, "waited_ms") > 0).count() as u64;
     assert_eq!(measured("wait_time"), waited, "{context}");
+    assert_eq!(measured("waiters_ahead"), stage.traces.logged("took a place").len() as u64, "{context}");
+    let in_the_queue = spans.iter().filter(|span| span.fields.contains_key("ahead")).count();
+    assert!(in_the_queue <= counted.values("waiters_ahead").len(), "{context}");
     assert!(counted.sum("retries_exhausted") <= counted.sum("refused") + count("in_progress_refusals"), "{context}");
     let held: Vec<_> = spans.iter().filter(|span| span.fields.contains_key("held_ms")).collect();
     assert_eq!(held.len() as u64, tally.locks, "{context}");
@@ -161,14 +166,17 @@ async fn history(seed: u64) {
         { counted.sum("refused") - count("refused: cancelled") + count("in_progress_refusals") },
         "{context}"
     );
+    in_the_queue
 }
 
 // behaviour 36
 #[test]
 fn the_metrics_of_random_histories_add_up() {
+    let mut in_the_queue = 0;
     for seed in 0..60 {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build().unwrap();
         fastrand::seed(seed);
-        runtime.block_on(history(seed));
+        in_the_queue += runtime.block_on(history(seed));
     }
+    assert!(in_the_queue > 100, "{in_the_queue}");
 }

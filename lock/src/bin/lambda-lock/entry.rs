@@ -48,20 +48,22 @@ impl Entry {
         Some(until.duration_since(now).unwrap_or_default())
     }
 
-    fn columns(&self, now: SystemTime) -> [String; 6] {
+    fn columns(&self, now: SystemTime) -> [String; 7] {
         let holder = self.holder();
         let since = holder.and_then(Holder::since);
         // The time that remains is rounded up, because a held key never has 0 s left.
         let seconds = |duration: Duration, extra: u64| {
             humantime::format_duration(Duration::from_secs(duration.as_secs() + extra)).to_string()
         };
+        let number = |number: Option<u64>| number.map(|number| number.to_string()).unwrap_or_default();
         [
             printable(&self.key),
             self.state().to_owned(),
             printable(holder.and_then(Holder::name).unwrap_or_default()),
             since.map(|since| seconds(now.duration_since(since).unwrap_or_default(), 0)).unwrap_or_default(),
             self.remaining(now).map(|remaining| seconds(remaining, 1)).unwrap_or_default(),
-            holder.and_then(Holder::fence).map(|fence| fence.to_string()).unwrap_or_default(),
+            number(holder.and_then(Holder::fence)),
+            number(holder.map(Holder::waiters).filter(|waiters| *waiters > 0)),
         ]
     }
 
@@ -77,6 +79,7 @@ impl Entry {
             ("acquired_at", holder.and_then(Holder::since).map(|since| time(since).into())),
             ("until", holder.map(|holder| time(holder.until()).into())),
             ("remaining_seconds", self.remaining(now).map(|remaining| remaining.as_secs_f64().into())),
+            ("waiting", holder.map(|holder| holder.waiters().into())),
             ("error", self.row.as_ref().err().map(|error| sentence(error).into())),
         ];
         let known = fields.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?)));
@@ -99,7 +102,7 @@ impl Entry {
 pub(crate) fn table(entries: &[Entry], now: SystemTime) -> String {
     let mut table = Table::new();
     table.load_style(presets::NOTHING);
-    table.set_header(["KEY", "STATE", "HOLDER", "AGE", "REMAINING", "FENCE"]);
+    table.set_header(["KEY", "STATE", "HOLDER", "AGE", "REMAINING", "FENCE", "WAITING"]);
     table.add_rows(entries.iter().map(|entry| entry.columns(now)));
     let mut text = String::new();
     for line in table.to_string().lines() {

@@ -66,8 +66,13 @@ completed: the record of an idempotent run that was completed
 
 malformed: the row is not a lock row
 
+WAITING is the number of waiters in the key's queue. A waiter that gave up counts until a waiter behind it acquires \
+the key, or until the last waiter has stopped waiting. Waiters for the record of an idempotent run, and waiters with \
+an explicit backoff, are not in the queue.
+
 With --json, each line is an object with key and state. It also has, where they are known, holder, fence, acquired_at \
-and until (RFC 3339), remaining_seconds if the key is held, and error if the row is malformed.";
+and until (RFC 3339), remaining_seconds if the key is held, waiting if the key has a row, and error if the row is \
+malformed.";
 
 pub(crate) const GET: &str = "\
 Shows who holds a key, or held it last. It sends one consistent read (IAM action dynamodb:GetItem). The exit code is \
