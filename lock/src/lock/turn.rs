@@ -29,8 +29,11 @@ const MAX_JOINS: u32 = 3;
 const MOMENT: f64 = 0.85;
 /// The time from the end of a hold to the start of the next, in round trips.
 const HANDOVER: f64 = 0.9;
-/// How much earlier than the mean hold the next in line asks first, in deviations.
-const EARLY: f64 = 0.8;
+/// How much earlier than the mean hold the next in line asks first, in deviations: with nobody behind it, and otherwise for
+/// holds that do not vary, and how much more for those that do.
+const EARLY_ALONE: f64 = 0.8;
+const EARLY: f64 = 0.3;
+const EARLY_IF_VARIABLE: f64 = 0.7;
 /// The time until it asks again, in deviations, and how much shorter that is for holds that vary much.
 const STEP: f64 = 0.72;
 const STEP_SHORTER: f64 = 1.15;
@@ -38,8 +41,10 @@ const STEP_SHORTER: f64 = 1.15;
 const SECOND: f64 = 1.15;
 /// How much earlier than two mean holds it asks at least, in deviations. The hold of the next in line may be short.
 const SECOND_EARLY: f64 = 1.3;
-/// How much earlier than its turn a waiter farther back asks, in deviations of the holds ahead.
+/// How much earlier than its turn a waiter farther back asks, in deviations of the holds ahead: for holds that vary much, and
+/// how much less for others.
 const WAKE_EARLY: f64 = 0.8;
+const WAKE_EARLY_IF_VARIABLE: f64 = 1.2;
 /// The delay in ages of a hold that cannot be predicted, and how much longer it is for each waiter ahead.
 const GROWTH: f64 = 1.5;
 const GROWTH_PER_WAITER: f64 = 0.8;
@@ -169,8 +174,10 @@ impl Turn {
         let delay = match seen.queue.hold_time.map(in_ms) {
             Some((mean, deviation)) if age <= 2.0 * mean + 4.0 * deviation => {
                 let again = step(mean, deviation).max(moment / 2.0);
+                let early = EARLY + EARLY_IF_VARIABLE * deviation / mean.max(1.0);
+                let early = if seen.waiters <= 1 { EARLY_ALONE } else { early.min(EARLY_ALONE) };
                 let delay = if self.ahead() == 0 {
-                    until(mean - EARLY * deviation, age).unwrap_or(again)
+                    until(mean - early * deviation, age).unwrap_or(again)
                 } else if self.ahead() == 1 {
                     let check = (mean + SECOND * deviation).min(2.0 * mean - SECOND_EARLY * deviation);
                     until(check, age).unwrap_or(again) + moment
@@ -198,7 +205,8 @@ impl Turn {
             return ahead * moment;
         }
         let turns = (ahead - 1.0) * (mean + HANDOVER * self.round_trip());
-        (moment + turns - WAKE_EARLY * ahead.sqrt() * deviation).max(2.0 * moment)
+        let early = WAKE_EARLY.min(WAKE_EARLY_IF_VARIABLE * deviation / mean.max(1.0));
+        (moment + turns - early * ahead.sqrt() * deviation).max(2.0 * moment)
     }
 
     /// Returns the age of the hold. The clock of its host may be wrong, so what this waiter has seen limits it.

@@ -7,9 +7,10 @@ use aws_sdk_dynamodb::types::ReturnValue;
 use super::names::{HEAD, STATUS, TAIL, TAIL_UNTIL};
 use super::read::{Row, number_at};
 use super::table::{Expression as _, Table, in_time, number, send};
-use crate::clock::Moment;
+use crate::clock::{Moment, millis};
 use crate::error::Error;
 use crate::holder::Holder;
+use crate::limits::MAX_LEASE;
 use crate::queue::Queue;
 
 /// A place in the queue, and the row when it was given.
@@ -34,6 +35,8 @@ impl Table {
         let head = if seen.waiters(now) == 0 { seen.tail.max(seen.head) } else { seen.head };
         let tail = if seen.is_malformed || seen.tail < seen.head { ":head" } else { "if_not_exists(#tail, :head)" };
         let served = if seen.is_malformed || seen.waiters(now) == 0 { ":head" } else { "if_not_exists(#head, :head)" };
+        // The waiter in front of this one may wait for longer.
+        let until = until.max(seen.until.min(now.millis().saturating_add(millis(MAX_LEASE))));
         let update = format!("SET #tail = {tail} + :one, #head = {served}, #tail_until = :until");
         let request = self
             .update(key)

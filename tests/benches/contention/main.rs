@@ -4,7 +4,8 @@
 //! in virtual time: the same seeds give the same table on every machine. With `LOCK_TEST_ENDPOINT`, runs on the DynamoDB
 //! there in real time, with 5 ms added to each request.
 //!
-//! Exits with 1 if a target is missed in virtual time. `--test` makes few runs. `--svg` draws who holds the key when,
+//! Exits with 1 if a target is missed in virtual time. `--test` makes few runs. A name, such as `32` or `± 20`, selects lines
+//! of the first table. `--svg` draws who holds the key when,
 //! into the guides.
 
 mod picture;
@@ -46,11 +47,15 @@ fn main() -> ExitCode {
         return ExitCode::SUCCESS;
     }
     let mut targets = Targets { missed: 0, count: !trial && is_virtual };
-    print_table(runs, &mut targets);
-    print_two(runs, &mut targets);
-    print_order(if trial { 1 } else { runs.max(100) }, is_virtual, &mut targets);
-    print_faults(runs, &mut targets);
-    print_dead_holder(runs, &mut targets);
+    let wanted = arguments.iter().skip(1).find(|argument| !argument.starts_with("--")).map_or("", String::as_str);
+    let lines: Vec<_> = lines().into_iter().filter(|line| line.name.contains(wanted)).collect();
+    print_table(&lines, runs, &mut targets);
+    if wanted.is_empty() {
+        print_two(runs, &mut targets);
+        print_order(if trial { 1 } else { runs.max(100) }, is_virtual, &mut targets);
+        print_faults(&lines, runs / 4 + 1, &mut targets);
+        print_dead_holder(runs, &mut targets);
+    }
     if targets.missed > 0 {
         println!("\n{} targets missed", targets.missed);
         return ExitCode::FAILURE;
@@ -92,12 +97,12 @@ fn plain() -> Way {
     Way::Lock(Backoff::default().base(MS(20)).cap(MS(200)))
 }
 
-fn print_table(runs: u64, targets: &mut Targets) {
+fn print_table(lines: &[Line], runs: u64, targets: &mut Targets) {
     println!(
         "\n{:<24}{:<18}{:>9}{:>8}{:>18}{:>10}{:>18}{:>9}{:>16}",
         "waiters, hold", "way", "total", "ratio", "target", "requests", "target", "longest", "target"
     );
-    for Line { name, scene, targets: limits } in lines() {
+    for &Line { name, scene, targets: limits } in lines {
         let plain = measure(scene, plain(), runs);
         let polling = measure(scene, Way::Polling, runs.min(5));
         let default = measure(scene, Way::Lock(Backoff::default().jitter(Jitter::Full)), runs.min(11));
@@ -165,12 +170,12 @@ fn print_order(runs: u64, is_virtual: bool, targets: &mut Targets) {
 }
 
 /// The same table with faults. A stall is a time in which the key is free and somebody waits for it.
-fn print_faults(runs: u64, targets: &mut Targets) {
+fn print_faults(lines: &[Line], runs: u64, targets: &mut Targets) {
     println!(
         "\n{:<24}{:<24}{:>8}{:>10}{:>9}{:>12}{:>18}",
         "waiters, hold", "fault", "ratio", "requests", "longest", "worst stall", "target"
     );
-    for Line { name, scene, .. } in lines() {
+    for &Line { name, scene, .. } in lines {
         for (fault_name, fault) in [
             ("1 in 8 killed", Fault::Killed),
             ("clocks off by 50 ms", Fault::Clocks(MS(50))),
@@ -178,7 +183,7 @@ fn print_faults(runs: u64, targets: &mut Targets) {
             ("1 answer in 50 lost", Fault::AnswersLost),
             ("newcomers", Fault::Newcomers),
         ] {
-            let figures = measure(Scene { fault, ..scene }, turns(), runs / 4 + 1);
+            let figures = measure(Scene { fault, ..scene }, turns(), runs);
             let limit = (scene.hold.mean() + 2 * REQUEST + MS(5000)).as_secs_f64() * 1e3;
             let target = targets.compare(figures.stall, limit);
             println!(

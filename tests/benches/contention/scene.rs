@@ -88,7 +88,9 @@ impl Scene {
     }
 
     async fn contend(self, way: Way, mut random: Rng) -> Shares {
-        let stage = Stage::set(LEASE).await;
+        // A waiter may die after its request has taken the key. The lease is then a stall.
+        let lease = if self.fault == Fault::Killed { Duration::from_secs(1) } else { Duration::from_mins(1) };
+        let stage = Stage::set(lease).await;
         if self.is_known {
             let first = stage.contender(way, Fault::None, &mut random, None);
             for _ in 0..20 {
@@ -124,8 +126,6 @@ impl Scene {
         Shares::of(&stage.journal.0.lock().unwrap(), start, self.apart, requests)
     }
 }
-
-const LEASE: Duration = Duration::from_mins(1);
 
 /// A single thread, in virtual time on the embedded engine.
 fn runtime() -> Runtime {

@@ -66,7 +66,10 @@ async fn a_refused_waiter_takes_a_place_until_it_is_served() {
 #[tokio::test]
 async fn waiters_are_served_in_the_order_of_their_places() {
     let world = World::new().await;
-    let lock = world.default_locks().acquire("job").await.unwrap();
+    let locks = world.default_locks();
+    // From here on, the time of a hold is known.
+    locks.acquire("job").run(async |_| sleep(ms(30)).await).await.unwrap();
+    let lock = locks.acquire("job").await.unwrap();
     let served = Arc::new(Mutex::new(Vec::new()));
     let mut waiters = JoinSet::new();
     for number in 0..8 {
