@@ -440,7 +440,8 @@ impl<'a> AcquireAttempts<'a> {
     /// Returns what the next attempt leaves to other waiters. The last attempt leaves nothing, and neither does one for a
     /// record, because the outcome of its run is for all.
     fn courtesy(&self) -> Option<Courtesy> {
-        self.turn.as_ref().filter(|_| !self.is_last && self.takes_place()).and_then(Turn::courtesy)
+        let now = self.acquire.locks.0.clock.now();
+        self.turn.as_ref().filter(|_| !self.is_last && self.takes_place())?.courtesy(now)
     }
 
     fn takes_place(&self) -> bool {

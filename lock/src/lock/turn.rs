@@ -48,6 +48,10 @@ const WAKE_EARLY_IF_VARIABLE: f64 = 1.2;
 /// The delay in ages of a hold that cannot be predicted, and how much longer it is for each waiter ahead.
 const GROWTH: f64 = 1.5;
 const GROWTH_PER_WAITER: f64 = 0.8;
+/// The delay of the next in line in ages of a hold that takes much longer than recent ones. The others leave the key to it
+/// for longer than that.
+const GROWTH_IF_LATE: f64 = 0.5;
+const COURTESY_IF_LATE: f64 = 0.6;
 
 /// A waiter's knowledge of the key.
 #[derive(Debug, Default)]
@@ -140,11 +144,11 @@ impl Turn {
     }
 
     /// Returns what the next attempt leaves to others.
-    pub(super) fn courtesy(&self) -> Option<Courtesy> {
+    pub(super) fn courtesy(&self, now: Moment) -> Option<Courtesy> {
         if self.place.is_none() {
             return Some(Courtesy { place: None, moment: NEWCOMER_COURTESY });
         }
-        let moment = Duration::from_secs_f64(self.courtesy_time() / 1000.0);
+        let moment = Duration::from_secs_f64(self.courtesy_time(now) / 1000.0);
         (self.ahead() > 0).then_some(Courtesy { place: self.place, moment })
     }
 
@@ -163,7 +167,7 @@ impl Turn {
         let left_of_lease = count(seen.until) - ms(now.wall);
         if left_of_lease <= 0.0 {
             // The key is left to the next in line, which may be about to ask.
-            let after_courtesy = (left_of_lease + self.courtesy_time()).max(1.0);
+            let after_courtesy = (left_of_lease + self.courtesy_time(now)).max(1.0);
             return if self.ahead() == 1 { after_courtesy } else { behind.min(CAP / 2.0) };
         }
         if seen.released {
@@ -172,7 +176,7 @@ impl Turn {
         }
         let age = self.age(seen, now);
         let delay = match seen.queue.hold_time.map(in_ms) {
-            Some((mean, deviation)) if age <= 2.0 * mean + 4.0 * deviation => {
+            Some((mean, deviation)) if !is_late(age, mean, deviation) => {
                 let again = step(mean, deviation).max(moment / 2.0);
                 let early = EARLY + EARLY_IF_VARIABLE * deviation / mean.max(1.0);
                 let early = if seen.waiters <= 1 { EARLY_ALONE } else { early.min(EARLY_ALONE) };
@@ -192,7 +196,11 @@ impl Turn {
                 let next = if age < end / 20.0 { (age * end).sqrt() } else { end };
                 (next - age).max(moment)
             }
-            _ => (age * (GROWTH + GROWTH_PER_WAITER * ahead) * (0.85 + 0.3 * random)).max(moment),
+            hold_time => {
+                let is_next = self.ahead() == 0 && hold_time.is_some();
+                let growth = if is_next { GROWTH_IF_LATE } else { GROWTH + GROWTH_PER_WAITER * ahead };
+                (age * growth * (0.85 + 0.3 * random)).max(moment)
+            }
         };
         delay.min(left_of_lease + behind + random)
     }
@@ -217,10 +225,14 @@ impl Turn {
     }
 
     /// Returns how long the next in line may take to ask.
-    fn courtesy_time(&self) -> f64 {
-        let hold_time = self.seen.and_then(|seen| seen.queue.hold_time).map(in_ms);
-        let step = hold_time.map_or(0.0, |(mean, deviation)| step(mean, deviation));
-        (step + 2.0 * self.moment()).max(4.0 * self.moment()).min(CAP / 2.0)
+    fn courtesy_time(&self, now: Moment) -> f64 {
+        let courtesy = self.seen.and_then(|seen| {
+            let (mean, deviation) = seen.queue.hold_time.map(in_ms)?;
+            let age = self.age(&seen, now);
+            let late = if is_late(age, mean, deviation) { COURTESY_IF_LATE * age } else { 0.0 };
+            Some(late.max(step(mean, deviation) + 2.0 * self.moment()))
+        });
+        courtesy.unwrap_or_default().max(4.0 * self.moment()).min(CAP / 2.0)
     }
 
     fn moment(&self) -> f64 {
@@ -230,6 +242,11 @@ impl Turn {
     fn round_trip(&self) -> f64 {
         self.round_trip.map_or(1.0, ms).clamp(1.0, 1000.0)
     }
+}
+
+/// Returns `true` if a hold of this age takes too long to predict its end.
+fn is_late(age: f64, mean: f64, deviation: f64) -> bool {
+    age > 2.0 * mean + 4.0 * deviation
 }
 
 /// Returns the time between two attempts of the next in line.
