@@ -28,12 +28,15 @@ const MAX_JOINS: u32 = 3;
 /// A moment, in round trips.
 const MOMENT: f64 = 0.85;
 /// The time from the end of a hold to the start of the next, in round trips.
-const HANDOVER: f64 = 0.9;
+const HANDOVER: f64 = 0.35;
 /// How much earlier than the mean hold the next in line asks first, in deviations: with nobody behind it, and otherwise for
 /// holds that do not vary, and how much more for those that do.
 const EARLY_ALONE: f64 = 0.8;
 const EARLY: f64 = 0.3;
 const EARLY_IF_VARIABLE: f64 = 0.7;
+/// How much later it asks for each round trip in a deviation, down to one deviation after the mean: an attempt that is too
+/// early costs a round trip.
+const LATER: f64 = 0.5;
 /// The time until it asks again, in deviations, and how much shorter that is for holds that vary much.
 const STEP: f64 = 0.72;
 const STEP_SHORTER: f64 = 1.15;
@@ -180,6 +183,7 @@ impl Turn {
                 let again = step(mean, deviation).max(moment / 2.0);
                 let early = EARLY + EARLY_IF_VARIABLE * deviation / mean.max(1.0);
                 let early = if seen.waiters <= 1 { EARLY_ALONE } else { early.min(EARLY_ALONE) };
+                let early = (early - LATER * self.round_trip() / deviation.max(0.01)).max(-1.0);
                 let delay = if self.ahead() == 0 {
                     until(mean - early * deviation, age).unwrap_or(again)
                 } else if self.ahead() == 1 {

@@ -19,7 +19,7 @@ use std::time::Duration;
 use lambda_lock::{Backoff, Jitter};
 use lambda_lock_tests::median;
 
-use scene::{Fault, Hold, REQUEST, Scene, Shares, Way};
+use scene::{Fault, Hold, REQUEST, Scene, Shares, Way, is_virtual};
 
 const PICTURE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../lock/docs/contention.svg");
 const MS: fn(u64) -> Duration = Duration::from_millis;
@@ -35,7 +35,7 @@ struct Line {
 fn main() -> ExitCode {
     let arguments: Vec<String> = env::args().collect();
     let trial = arguments.iter().any(|argument| argument == "--test");
-    let is_virtual = env::var_os("LOCK_TEST_ENDPOINT").is_none();
+    let is_virtual = is_virtual();
     let runs = match (trial, is_virtual) {
         (true, _) => 1,
         (false, true) => 21,
