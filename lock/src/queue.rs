@@ -44,7 +44,9 @@ impl HoldTime {
 
     /// Returns the hold time after one more hold.
     pub(crate) fn after(before: Option<Self>, hold: Duration) -> Self {
-        let Some(Self { mean, deviation }) = before else {
+        // Much shorter than recent holds: those were exceptional, such as the first ones of a cold start.
+        let is_usual = |before: &Self| hold >= before.mean / 2 || hold + 3 * before.deviation >= before.mean;
+        let Some(Self { mean, deviation }) = before.filter(is_usual) else {
             return Self { mean: hold, deviation: hold / 5 };
         };
         let limit = hold.saturating_mul(Self::LONGER);

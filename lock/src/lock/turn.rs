@@ -243,8 +243,11 @@ impl Turn {
         (MOMENT * self.round_trip()).max(1.0)
     }
 
+    /// Returns the time of a request. When many waiters come at once, their first requests take long: a part of the hold,
+    /// which includes a request, limits it.
     fn round_trip(&self) -> f64 {
-        self.round_trip.map_or(1.0, ms).clamp(1.0, 1000.0)
+        let hold_time = self.seen.and_then(|seen| seen.queue.hold_time).map_or(f64::MAX, |hold| in_ms(hold).0);
+        self.round_trip.map_or(1.0, ms).min(0.3 * hold_time).clamp(1.0, 1000.0)
     }
 }
 
