@@ -33,7 +33,8 @@ impl Queue {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct HoldTime {
     pub(crate) mean: Duration,
-    pub(crate) deviation: Duration,
+    /// `None` after the first hold.
+    pub(crate) deviation: Option<Duration>,
 }
 
 impl HoldTime {
@@ -44,16 +45,30 @@ impl HoldTime {
 
     /// Returns the hold time after one more hold.
     pub(crate) fn after(before: Option<Self>, hold: Duration) -> Self {
-        // Much shorter than recent holds: those were exceptional, such as the first ones of a cold start.
-        let is_usual = |before: &Self| hold >= before.mean / 2 || hold + 3 * before.deviation >= before.mean;
-        let Some(Self { mean, deviation }) = before.filter(is_usual) else {
-            return Self { mean: hold, deviation: hold / 5 };
-        };
+        match before {
+            None => Self { mean: hold, deviation: None },
+            Some(Self { mean, deviation: None }) => {
+                Self { mean: blend(mean, hold, 0.5), deviation: Some(mean.abs_diff(hold) / 2) }.limited(hold)
+            }
+            Some(Self { mean, deviation: Some(deviation) }) => Self {
+                mean: blend(mean, hold, Self::WEIGHT),
+                deviation: Some(blend(deviation, mean.abs_diff(hold), Self::WEIGHT)),
+            }
+            .limited(hold),
+        }
+    }
+
+    /// Returns the deviation, or a guess after the first hold.
+    pub(crate) fn deviation(self) -> Duration {
+        self.deviation.unwrap_or(self.mean / 5)
+    }
+
+    fn limited(self, hold: Duration) -> Self {
         let limit = hold.saturating_mul(Self::LONGER);
-        Self { mean: blend(mean, hold).min(limit), deviation: blend(deviation, mean.abs_diff(hold)).min(limit) }
+        Self { mean: self.mean.min(limit), deviation: self.deviation.map(|deviation| deviation.min(limit)) }
     }
 }
 
-fn blend(mean: Duration, last: Duration) -> Duration {
-    mean.mul_f64(1.0 - HoldTime::WEIGHT).saturating_add(last.mul_f64(HoldTime::WEIGHT))
+fn blend(mean: Duration, last: Duration, weight: f64) -> Duration {
+    mean.mul_f64(1.0 - weight).saturating_add(last.mul_f64(weight))
 }

@@ -251,7 +251,14 @@ impl Acquire {
         let now = self.locks.0.clock.now();
         let ownership = Ownership::new(&self.locks, &self.key)?;
         let telemetry = HoldSpan::new(Span::none(), &self.key);
-        let grant = Grant { fence: None, data: None, sent: now, lease: self.lease_from(now)?, hold_time: None };
+        let grant = Grant {
+            fence: None,
+            data: None,
+            sent: now,
+            lease: self.lease_from(now)?,
+            hold_time: None,
+            excess: Duration::ZERO,
+        };
         Ok(Lock::new(ownership, grant, telemetry, Duration::ZERO))
     }
 
@@ -405,15 +412,17 @@ impl<'a> AcquireAttempts<'a> {
         self.pending.may_have_key = claimed.is_ok() || self.unanswered;
         match claimed? {
             Claimed::Acquired { fence, data, taken_from, hold_time } => {
-                let grant = Grant { fence: Some(fence), data, sent: now, lease, hold_time };
+                let excess = self.turn.as_ref().map(|turn| turn.excess(answered.since(now))).unwrap_or_default();
+                let grant = Grant { fence: Some(fence), data, sent: now, lease, hold_time, excess };
                 Ok(Some(Taken { grant, from: taken_from }))
             }
             Claimed::Already { fence, data, end, hold_time } => {
                 tracing::debug!(key, "acquired by an earlier attempt, whose answer was lost");
                 let ours = self.sent.iter().find(|(_, lease)| lease.end == end);
-                Ok(ours
-                    .filter(|_| fence.is_some())
-                    .map(|&(sent, lease)| Taken { grant: Grant { fence, data, sent, lease, hold_time }, from: None }))
+                Ok(ours.filter(|_| fence.is_some()).map(|&(sent, lease)| Taken {
+                    grant: Grant { fence, data, sent, lease, hold_time, excess: Duration::ZERO },
+                    from: None,
+                }))
             }
         }
     }
@@ -440,8 +449,7 @@ impl<'a> AcquireAttempts<'a> {
     /// Returns what the next attempt leaves to other waiters. The last attempt leaves nothing, and neither does one for a
     /// record, because the outcome of its run is for all.
     fn courtesy(&self) -> Option<Courtesy> {
-        let now = self.acquire.locks.0.clock.now();
-        self.turn.as_ref().filter(|_| !self.is_last && self.takes_place())?.courtesy(now)
+        self.turn.as_ref().filter(|_| !self.is_last && self.takes_place())?.courtesy()
     }
 
     fn takes_place(&self) -> bool {

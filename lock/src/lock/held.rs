@@ -48,6 +48,8 @@ pub struct Lock {
     sent: Moment,
     /// How long the holds before this one took.
     hold_time: Option<HoldTime>,
+    /// How much longer that request took than other ones.
+    excess: Duration,
     state: Mutex<State>,
     /// Notified of every change of the state.
     changed: Notify,
@@ -66,6 +68,8 @@ pub(super) struct Grant {
     pub(super) lease: Lease,
     /// How long the holds before this one took.
     pub(super) hold_time: Option<HoldTime>,
+    /// How much longer the request took than other ones. It does not count as a part of the hold.
+    pub(super) excess: Duration,
 }
 
 #[derive(Debug)]
@@ -100,7 +104,7 @@ pub(super) enum Phase {
 
 impl Lock {
     pub(super) fn new(ownership: Ownership, grant: Grant, telemetry: HoldSpan, hold_at_least: Duration) -> Self {
-        let Grant { fence, data, sent, lease, hold_time } = grant;
+        let Grant { fence, data, sent, lease, hold_time, excess } = grant;
         // The skew is added because the clocks of other hosts can be ahead.
         let hold_until = sent.wall.saturating_add(hold_at_least).saturating_add(ownership.locks.0.clock_skew);
         Self {
@@ -110,6 +114,7 @@ impl Lock {
             telemetry: Arc::new(telemetry),
             sent,
             hold_time,
+            excess,
             state: Mutex::new(State {
                 lease,
                 hold_until: (!hold_at_least.is_zero()).then_some(hold_until),
@@ -423,7 +428,7 @@ impl Lock {
 
     /// Returns the hold time for waiters, after a hold that ends at this time.
     fn hold_time_until(&self, end: Duration) -> HoldTime {
-        HoldTime::after(self.hold_time, end.saturating_sub(self.acquired()))
+        HoldTime::after(self.hold_time, end.saturating_sub(self.acquired() + self.excess))
     }
 
     /// The state is plain values, so a panic cannot leave it half-written.

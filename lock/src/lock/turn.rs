@@ -48,6 +48,9 @@ const SECOND_EARLY: f64 = 1.3;
 /// how much less for others.
 const WAKE_EARLY: f64 = 0.8;
 const WAKE_EARLY_IF_VARIABLE: f64 = 1.2;
+/// How early a waiter with so many ahead looks again after the first hold, as a share of the turns ahead.
+const FIRST_LOOK: f64 = 0.25;
+const FAR: f64 = 6.0;
 /// The delay in ages of a hold that cannot be predicted, and how much longer it is for each waiter ahead.
 const GROWTH: f64 = 1.5;
 const GROWTH_PER_WAITER: f64 = 0.8;
@@ -116,6 +119,11 @@ impl Turn {
         });
     }
 
+    /// Returns by how much a request of this time took longer than the fastest one.
+    pub(super) fn excess(&self, round_trip: Duration) -> Duration {
+        self.round_trip.map_or(Duration::ZERO, |shortest| round_trip.saturating_sub(shortest))
+    }
+
     /// Takes note of a place that this waiter was given.
     pub(super) fn joined(&mut self, place: u64) {
         self.place = Some(place);
@@ -147,11 +155,11 @@ impl Turn {
     }
 
     /// Returns what the next attempt leaves to others.
-    pub(super) fn courtesy(&self, now: Moment) -> Option<Courtesy> {
+    pub(super) fn courtesy(&self) -> Option<Courtesy> {
         if self.place.is_none() {
             return Some(Courtesy { place: None, moment: NEWCOMER_COURTESY });
         }
-        let moment = Duration::from_secs_f64(self.courtesy_time(now) / 1000.0);
+        let moment = Duration::from_secs_f64(self.courtesy_time() / 1000.0);
         (self.ahead() > 0).then_some(Courtesy { place: self.place, moment })
     }
 
@@ -170,7 +178,7 @@ impl Turn {
         let left_of_lease = count(seen.until) - ms(now.wall);
         if left_of_lease <= 0.0 {
             // The key is left to the next in line, which may be about to ask.
-            let after_courtesy = (left_of_lease + self.courtesy_time(now)).max(1.0);
+            let after_courtesy = (left_of_lease + self.courtesy_time()).max(1.0);
             return if self.ahead() == 1 { after_courtesy } else { behind.min(CAP / 2.0) };
         }
         if seen.released {
@@ -217,6 +225,10 @@ impl Turn {
             return ahead * moment;
         }
         let turns = (ahead - 1.0) * (mean + HANDOVER * self.round_trip());
+        // One hold may have been exceptional, such as that of a cold start.
+        if hold_time.is_some_and(|hold| hold.deviation.is_none()) && ahead >= FAR {
+            return moment + turns * FIRST_LOOK;
+        }
         let early = WAKE_EARLY.min(WAKE_EARLY_IF_VARIABLE * deviation / mean.max(1.0));
         (moment + turns - early * ahead.sqrt() * deviation).max(2.0 * moment)
     }
@@ -229,10 +241,11 @@ impl Turn {
     }
 
     /// Returns how long the next in line may take to ask.
-    fn courtesy_time(&self, now: Moment) -> f64 {
+    fn courtesy_time(&self) -> f64 {
         let courtesy = self.seen.and_then(|seen| {
             let (mean, deviation) = seen.queue.hold_time.map(in_ms)?;
-            let age = self.age(&seen, now);
+            // The hold of now may be another one.
+            let age = self.age(&seen, seen.at);
             let late = if is_late(age, mean, deviation) { COURTESY_IF_LATE * age } else { 0.0 };
             Some(late.max(step(mean, deviation) + 2.0 * self.moment()))
         });
@@ -267,7 +280,7 @@ fn until(later: f64, age: f64) -> Option<f64> {
 }
 
 fn in_ms(hold_time: HoldTime) -> (f64, f64) {
-    (ms(hold_time.mean), ms(hold_time.deviation))
+    (ms(hold_time.mean), ms(hold_time.deviation()))
 }
 
 fn ms(duration: Duration) -> f64 {

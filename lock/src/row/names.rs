@@ -28,7 +28,7 @@ pub(super) const VALIDATION: &str = "validation";
 pub(super) const ERROR: &str = "error";
 /// The mean time of recent holds, in milliseconds with a fraction.
 pub(super) const HOLD: &str = "hold";
-/// The mean deviation of recent holds from [`HOLD`], in milliseconds with a fraction.
+/// The mean deviation of recent holds from [`HOLD`], in milliseconds with a fraction. 0 after the first hold.
 pub(super) const HOLD_DEVIATION: &str = "hold_deviation";
 /// The last place in the queue that was given to a waiter.
 pub(super) const TAIL: &str = "tail";

@@ -236,7 +236,9 @@ fn queue(item: &Item) -> Queue {
         until: number_at(item, TAIL_UNTIL, LATEST).ok().flatten().unwrap_or_default(),
         hold_time: duration_at(item, HOLD).map(|mean| HoldTime {
             mean,
-            deviation: duration_at(item, HOLD_DEVIATION).unwrap_or(mean / 5).min(mean * 2),
+            deviation: duration_at(item, HOLD_DEVIATION)
+                .filter(|deviation| !deviation.is_zero())
+                .map(|deviation| deviation.min(mean * 2)),
         }),
     }
 }

@@ -25,6 +25,9 @@ pub(crate) struct Step<'a> {
     pub(crate) now: Moment,
 }
 
+/// The smallest deviation in a row: 0 means that it is unknown.
+const RESOLUTION: Duration = Duration::from_micros(1);
+
 const RELEASE: &str =
     "SET #lease_end = :lease_end, #expiration = :expiration, #released = :owner, #sequence = :sequence";
 
@@ -82,7 +85,13 @@ impl Table {
         let request = self
             .release_request(step, end, retention)
             .names([("#hold", HOLD), ("#hold_deviation", HOLD_DEVIATION)])
-            .values([(":hold", hold_number(hold_time.mean)), (":hold_deviation", hold_number(hold_time.deviation))]);
+            .values([
+                (":hold", hold_number(hold_time.mean)),
+                (
+                    ":hold_deviation",
+                    hold_number(hold_time.deviation.map_or(Duration::ZERO, |known| known.max(RESOLUTION))),
+                ),
+            ]);
         let Err(error) = in_time(REQUEST_TIMEOUT, send(with_data(request, &set, data))).await else {
             return Ok(None);
         };

@@ -263,7 +263,7 @@ async fn a_release_stores_the_mean_hold_and_its_deviation() {
     let engine = DynamoDb::starting_at(SystemTime::UNIX_EPOCH + Duration::from_hours(500_000)).unwrap();
     let locks = Locks::builder(engine.client(), "locks").build().unwrap();
     locks.create_table().await.unwrap();
-    for (hold, mean, deviation) in [(100, 100.0, 20.0), (200, 112.5, 30.0), (60, 105.9375, 32.8125), (4, 4.0, 0.8)] {
+    for (hold, mean, deviation) in [(100, 100.0, 0.0), (200, 150.0, 50.0), (60, 138.75, 55.0), (4, 64.0, 64.0)] {
         let lock = locks.acquire("job").await.unwrap();
         sleep(ms(hold)).await;
         lock.release().await.unwrap();
