@@ -51,11 +51,11 @@ const WAKE_EARLY_IF_VARIABLE: f64 = 1.2;
 /// How early a waiter with so many ahead looks again after the first hold, as a share of the turns ahead.
 const FIRST_LOOK: f64 = 0.25;
 const FAR: f64 = 6.0;
-/// The delay in ages of a hold that cannot be predicted, and how much longer it is for each waiter ahead.
+/// The delay in ages of a hold if no hold time is known, and how much longer it is for each waiter ahead.
 const GROWTH: f64 = 1.5;
 const GROWTH_PER_WAITER: f64 = 0.8;
-/// The delay of the next in line in ages of a hold that takes much longer than recent ones. The others leave the key to it
-/// for longer than that.
+/// The delay of the next in line in ages of a hold that takes much longer than recent ones. The waiters behind it leave the
+/// key to it for longer than that.
 const GROWTH_IF_LATE: f64 = 0.5;
 const COURTESY_IF_LATE: f64 = 0.6;
 
@@ -208,11 +208,8 @@ impl Turn {
                 let next = if age < end / 20.0 { (age * end).sqrt() } else { end };
                 (next - age).max(moment)
             }
-            hold_time => {
-                let is_next = self.ahead() == 0 && hold_time.is_some();
-                let growth = if is_next { GROWTH_IF_LATE } else { GROWTH + GROWTH_PER_WAITER * ahead };
-                (age * growth * (0.85 + 0.3 * random)).max(moment)
-            }
+            Some(_) => (age * GROWTH_IF_LATE * (0.85 + 0.3 * random)).max(moment) + behind,
+            None => (age * (GROWTH + GROWTH_PER_WAITER * ahead) * (0.85 + 0.3 * random)).max(moment),
         };
         delay.min(left_of_lease + behind + random)
     }

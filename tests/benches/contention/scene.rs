@@ -83,7 +83,7 @@ impl Scene {
     }
 
     pub(crate) fn play(self, way: Way, seed: u64) -> Shares {
-        fastrand::seed(seed);
+        seed_thread(seed);
         runtime().block_on(self.contend(way, Rng::with_seed(seed)))
     }
 
@@ -129,6 +129,13 @@ impl Scene {
 
 pub(crate) fn is_virtual() -> bool {
     env::var_os("LOCK_TEST_ENDPOINT").is_none()
+}
+
+/// Sets the seed of the thread's generator, which also draws the name of the table. In real time, each run has a new table.
+fn seed_thread(seed: u64) {
+    if is_virtual() {
+        fastrand::seed(seed);
+    }
 }
 
 /// A single thread, in virtual time on the embedded engine.
@@ -354,7 +361,7 @@ impl Shares {
 /// A holder with a lease of 2 s dies, and one waiter comes. Returns how long after the end of the lease, with the clock skew,
 /// the waiter has the key, and its requests.
 pub(crate) fn die(way: Way, is_known: bool, seed: u64) -> (Duration, u64) {
-    fastrand::seed(seed);
+    seed_thread(seed);
     let mut random = Rng::with_seed(seed);
     runtime().block_on(async {
         let stage = Stage::set(Duration::from_secs(2)).await;
