@@ -27,8 +27,9 @@ const MAX_JOINS: u32 = 3;
 
 /// A moment, in round trips.
 const MOMENT: f64 = 0.85;
-/// The time from the end of a hold to the start of the next, in round trips.
+/// The time from the end of a hold to the start of the next, in round trips, and how much longer it is for variable holds.
 const HANDOVER: f64 = 0.35;
+const HANDOVER_IF_VARIABLE: f64 = 1.2;
 /// How much earlier than the mean hold the next in line asks first, in deviations: with nobody behind it, and otherwise for
 /// holds that do not vary, and how much more for those that do.
 const EARLY_ALONE: f64 = 0.8;
@@ -46,7 +47,7 @@ const SECOND: f64 = 1.15;
 const SECOND_EARLY: f64 = 1.3;
 /// How much earlier than its turn a waiter farther back asks, in deviations of the holds ahead: for holds that vary much, and
 /// how much less for others.
-const WAKE_EARLY: f64 = 0.8;
+const WAKE_EARLY: f64 = 0.4;
 const WAKE_EARLY_IF_VARIABLE: f64 = 1.2;
 /// How early a waiter with so many ahead looks again after the first hold, as a share of the turns ahead.
 const FIRST_LOOK: f64 = 0.25;
@@ -221,12 +222,14 @@ impl Turn {
         if ahead <= 1.0 {
             return ahead * moment;
         }
-        let turns = (ahead - 1.0) * (mean + HANDOVER * self.round_trip());
+        let variability = deviation / mean.max(1.0);
+        let handover = (HANDOVER + HANDOVER_IF_VARIABLE * variability) * self.round_trip();
+        let turns = (ahead - 1.0) * (mean + handover);
         // One hold may have been exceptional, such as that of a cold start.
         if hold_time.is_some_and(|hold| hold.deviation.is_none()) && ahead >= FAR {
             return moment + turns * FIRST_LOOK;
         }
-        let early = WAKE_EARLY.min(WAKE_EARLY_IF_VARIABLE * deviation / mean.max(1.0));
+        let early = WAKE_EARLY.min(WAKE_EARLY_IF_VARIABLE * variability);
         (moment + turns - early * ahead.sqrt() * deviation).max(2.0 * moment)
     }
 
@@ -257,7 +260,7 @@ impl Turn {
     /// which includes a request, limits it.
     fn round_trip(&self) -> f64 {
         let hold_time = self.seen.and_then(|seen| seen.queue.hold_time).map_or(f64::MAX, |hold| in_ms(hold).0);
-        self.round_trip.map_or(1.0, ms).min(0.3 * hold_time).clamp(1.0, 1000.0)
+        self.round_trip.map_or(1.0, ms).min((0.3 * hold_time).max(4.0)).clamp(1.0, 1000.0)
     }
 }
 
@@ -268,7 +271,7 @@ fn is_late(age: f64, mean: f64, deviation: f64) -> bool {
 
 /// Returns the time between two attempts of the next in line.
 fn step(mean: f64, deviation: f64) -> f64 {
-    STEP * deviation * (1.0 - STEP_SHORTER * deviation / mean.max(1.0)).max(0.2)
+    STEP * deviation * (1.0 - STEP_SHORTER * deviation / mean.max(1.0)).max(0.6)
 }
 
 /// Returns the time from `age` until a hold of this age, if that is ahead.
