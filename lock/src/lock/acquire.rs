@@ -463,7 +463,9 @@ impl<'a> AcquireAttempts<'a> {
         if !self.delays.count(clock.now().since(self.started)) {
             // The wait may not end with a refusal by a free key.
             self.is_last = true;
-            return was_courteous && error.holder().is_some_and(|holder| !holder.is_current());
+            return was_courteous
+                && error.holder().is_some_and(|holder| !holder.is_current())
+                && self.acquire.lease_from(clock.now()).is_ok();
         }
         telemetry.sleep();
         let delay = self.next_delay(error, telemetry).await;
@@ -483,9 +485,8 @@ impl<'a> AcquireAttempts<'a> {
                 (Action::BackOff, _) => break,
                 (Action::Ask, delay) => return delay,
                 (Action::Join, delay) => {
-                    let (delay, is_last) = self.delays.limit(delay, clock.now().since(self.started));
-                    tokio::time::sleep(delay).await;
-                    if is_last || !self.join(holder, telemetry).await {
+                    tokio::time::sleep(delay.min(self.delays.left(clock.now().since(self.started)))).await;
+                    if self.delays.are_over(clock.now().since(self.started)) || !self.join(holder, telemetry).await {
                         return Duration::ZERO;
                     }
                 }

@@ -41,6 +41,8 @@ const LATER: f64 = 0.5;
 /// The time until it asks again, in deviations, and how much shorter that is for holds that vary much.
 const STEP: f64 = 0.72;
 const STEP_SHORTER: f64 = 1.15;
+/// How much of the time since the mean hold it lets pass at least: a hold that is late by more is asked for less often.
+const LATENESS: f64 = 0.2;
 /// How much later than the mean hold the second in line asks, in deviations.
 const SECOND: f64 = 1.15;
 /// How much earlier than two mean holds it asks at least, in deviations. The hold of the next in line may be short.
@@ -59,6 +61,8 @@ const GROWTH_PER_WAITER: f64 = 0.8;
 /// key to it for longer than that.
 const GROWTH_IF_LATE: f64 = 0.5;
 const COURTESY_IF_LATE: f64 = 0.6;
+/// In milliseconds.
+const LONGEST_COURTESY_IF_LATE: f64 = 1000.0;
 
 /// A waiter's knowledge of the key.
 #[derive(Debug, Default)]
@@ -180,7 +184,11 @@ impl Turn {
         if left_of_lease <= 0.0 {
             // The key is left to the next in line, which may be about to ask.
             let after_courtesy = (left_of_lease + self.courtesy_time()).max(1.0);
-            return if self.ahead() == 1 { after_courtesy } else { behind.min(CAP / 2.0) };
+            return match self.ahead() {
+                0 => 0.0,
+                1 => after_courtesy,
+                _ => behind.max(after_courtesy).min(CAP / 2.0),
+            };
         }
         if seen.released {
             // This clock is behind the holder's, or the key is held for its least hold.
@@ -189,7 +197,7 @@ impl Turn {
         let age = self.age(seen, now);
         let delay = match seen.queue.hold_time.map(in_ms) {
             Some((mean, deviation)) if !is_late(age, mean, deviation) => {
-                let again = step(mean, deviation).max(moment / 2.0);
+                let again = step(mean, deviation).max(moment / 2.0).max(LATENESS * (age - mean));
                 let early = EARLY + EARLY_IF_VARIABLE * deviation / mean.max(1.0);
                 let early = if seen.waiters <= 1 { EARLY_ALONE } else { early.min(EARLY_ALONE) };
                 let early = (early - LATER * self.round_trip() / deviation.max(0.01)).max(-1.0);
@@ -247,6 +255,7 @@ impl Turn {
             // The hold of now may be another one.
             let age = self.age(&seen, seen.at);
             let late = if is_late(age, mean, deviation) { COURTESY_IF_LATE * age } else { 0.0 };
+            let late = late.min(LONGEST_COURTESY_IF_LATE);
             Some(late.max(step(mean, deviation) + 2.0 * self.moment()))
         });
         courtesy.unwrap_or_default().max(4.0 * self.moment()).min(CAP / 2.0)

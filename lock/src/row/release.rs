@@ -70,8 +70,8 @@ impl Table {
         }
     }
 
-    /// Frees the key at `end` and keeps the row, if this owner holds it. Stores the hold time for waiters. Returns the record, unmodified, if this owner has
-    /// completed it in a transaction whose answer was lost. One request.
+    /// Frees the key at `end`, stores the hold time, and keeps the row, if this owner holds it. Returns the record,
+    /// unmodified, if this owner has completed it in a transaction whose answer was lost. One request.
     pub(crate) async fn release(
         &self,
         step: Step<'_>,

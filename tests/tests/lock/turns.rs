@@ -244,6 +244,35 @@ async fn a_wait_does_not_end_without_a_key_that_is_free() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn the_last_of_two_attempts_is_made_in_turn() {
+    let (_engine, _host, locks) = released_with_queue(0, Duration::ZERO).await;
+    for _ in 0..20 {
+        locks.acquire("job").run(async |_| sleep(ms(100)).await).await.unwrap();
+    }
+    let lock = locks.acquire("job").await.unwrap();
+    let waiting = tokio::spawn(locks.acquire("job").wait(in_turn().max_attempts(2)).into_future());
+    sleep(ms(40)).await;
+    lock.release().await.unwrap();
+    waiting.await.unwrap().unwrap().release().await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_hold_that_takes_longer_than_usual_is_asked_for_less_and_less_often() {
+    let (_engine, host, locks) = released_with_queue(0, Duration::ZERO).await;
+    for _ in 0..40 {
+        locks.acquire("job").run(async |_| sleep(Duration::from_secs(10)).await).await.unwrap();
+    }
+    let lock = locks.acquire("job").lease(Duration::from_mins(1)).await.unwrap();
+    let waiting = wait(&locks);
+    let sent = host.requests();
+    sleep(Duration::from_secs(19)).await;
+    let asked = host.requests() - sent;
+    lock.release().await.unwrap();
+    waiting.await.unwrap().unwrap().release().await.unwrap();
+    assert!(asked < 60, "{asked} requests");
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_queue_whose_waiters_have_stopped_waiting_counts_as_empty() {
     let (_engine, host, locks) = released_with_queue(9, Duration::ZERO).await;
     assert_eq!(locks.get("job").await.unwrap().unwrap().waiters(), 0);
