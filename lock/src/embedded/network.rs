@@ -17,11 +17,11 @@ use aws_smithy_types::byte_stream::ByteStream;
 use aws_smithy_types::date_time::Format;
 use aws_smithy_types::retry::ErrorKind;
 use serde_json::Value;
-use tokio::time::{Instant, timeout};
+use tokio::time::timeout;
 
 use super::dynamodb::DynamoDb;
 use super::faults::{Fate, Faults, Outcome};
-use crate::clock::Clock;
+use super::time::monotonic;
 
 /// An observer of a host's traffic, which may change requests and answers.
 ///
@@ -149,11 +149,10 @@ impl Connection {
         let Some(faults) = &network.faults else {
             return self.deliver(request).await;
         };
-        let Fate { there, back, outcome, repeat } = faults.lock().unwrap_or_else(PoisonError::into_inner).draw();
+        let Fate { there, mut back, outcome, repeat } = faults.lock().unwrap_or_else(PoisonError::into_inner).draw();
         if let Some(later) = repeat {
             self.deliver_later(&request, there + later);
         }
-        let mut back = back;
         let answer = match outcome {
             Outcome::Lost => Err(broken("the request was lost")),
             Outcome::Late(later) => {
@@ -168,10 +167,10 @@ impl Connection {
                 let arrival = tokio::spawn({
                     let connection = self.clone();
                     async move {
-                        let sent = now();
+                        let sent = monotonic();
                         tokio::time::sleep(there).await;
                         // Timers round up to whole milliseconds. The way back makes up for it.
-                        let late = now().saturating_duration_since(sent).saturating_sub(there);
+                        let late = monotonic().saturating_duration_since(sent).saturating_sub(there);
                         (connection.deliver(request).await, late)
                     }
                 });
@@ -243,10 +242,6 @@ impl Connection {
             (Backend::Http(_), None) => Err(broken("there is no connection")),
         }
     }
-}
-
-fn now() -> Instant {
-    Clock::new(None).now().monotonic
 }
 
 fn json(bytes: &[u8]) -> Result<Value, ConnectorError> {

@@ -24,7 +24,7 @@ impl TrueTime {
     }
 
     pub(super) fn of_system() -> Self {
-        Self { start: None, since: Clock::new(None).now().monotonic }
+        Self { start: None, since: monotonic() }
     }
 
     pub(super) fn now(&self) -> SystemTime {
@@ -32,7 +32,7 @@ impl TrueTime {
     }
 
     fn elapsed(&self) -> Duration {
-        Clock::new(None).now().monotonic.saturating_duration_since(self.since)
+        monotonic().saturating_duration_since(self.since)
     }
 }
 
@@ -87,6 +87,11 @@ impl HostClock {
         let by = Duration::from_micros(ahead.unsigned_abs());
         if ahead < 0 { self.time.now() - by } else { self.time.now() + by }
     }
+}
+
+/// Returns the time by tokio's clock.
+pub(super) fn monotonic() -> Instant {
+    Clock::new(None).now().monotonic
 }
 
 fn micros(duration: Duration) -> i64 {
