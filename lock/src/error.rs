@@ -117,11 +117,7 @@ impl Error {
         Self::of_holders(Kind::Lost, holders, table)
     }
 
-    fn of_holders(
-        kind: fn(Option<Holder>) -> Kind,
-        mut holders: Vec<(String, Option<Holder>)>,
-        table: &str,
-    ) -> Self {
+    fn of_holders(kind: fn(Option<Holder>) -> Kind, mut holders: Vec<(String, Option<Holder>)>, table: &str) -> Self {
         holders.sort_by_key(|(_, holder)| Reverse(holder.as_ref().map(|holder| holder.until)));
         let mut holders = holders.into_iter();
         let (key, holder) = holders.next().unwrap_or_default();

@@ -18,7 +18,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::sync::Notify;
 
-pub use late::Late;
+pub use late::{Late, Repeats};
 pub use world::{Row, World};
 
 /// Begins a run, calls `begun` in it, and drops the run.

@@ -510,9 +510,7 @@ impl Ownership {
     pub(super) fn error(&self, kind: Kind) -> Error {
         let table = &self.locks.0.table.name;
         match self.keys.as_deref() {
-            Some([first, others @ ..]) => {
-                Error::new(kind, table, first).with_others(others.iter().map(String::as_str))
-            }
+            Some([first, others @ ..]) => Error::new(kind, table, first).with_others(others.iter().map(String::as_str)),
             _ => Error::new(kind, table, &self.key),
         }
     }

@@ -46,8 +46,8 @@ impl Locks {
 /// # Cost
 ///
 /// Each attempt is one `TransactWriteItems` with one update for each key (IAM action `dynamodb:UpdateItem` on each key). It
-/// costs two write units for each key, also when it is refused. If the clock of the last holder of a key was ahead of this
-/// host's clock, an attempt sends up to three more.
+/// costs two write units for each key, also when it is refused. If another program or a wrong clock has left a fence in a
+/// free row that is ahead of this host's clock, an attempt sends another one, up to four in all.
 ///
 /// DynamoDB cancels a transaction if another request or transaction on one of its rows is in progress. The attempt then
 /// fails with an error that [`is_conflict`](Error::is_conflict); a wait tries again. A plain acquire, renewal or release of

@@ -70,8 +70,8 @@ struct Cancelled<'a> {
 }
 
 impl Table {
-    /// Takes all keys if all are free, and otherwise none. One request, plus one for each time that a free row has a fence
-    /// that is not smaller than the proposed one: then the clock of its last holder was ahead.
+    /// Takes all keys if all are free, and otherwise none. One request. Another one if a free row has a fence that is not
+    /// smaller than the proposed one, which only a wrong clock or another program writes; up to four in all.
     ///
     /// The condition on the fence also refuses a late duplicate after a later acquisition.
     pub(crate) async fn acquire_all(
@@ -92,7 +92,8 @@ impl Table {
             let updates = self.items(updates, claim.key)?;
             let keys: Vec<_> = keys.iter().map(String::as_str).collect();
             let token = token(claim.owner, "t", fences.sent);
-            let Err(cancelled) = self.transact(&keys, updates, token, claim.time_limit(), attempts.clone()).await? else {
+            let Err(cancelled) = self.transact(&keys, updates, token, claim.time_limit(), attempts.clone()).await?
+            else {
                 let fence = fences.written.first().copied();
                 return Ok(Claimed::Acquired {
                     fence: fence.unwrap_or_default(),
