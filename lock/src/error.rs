@@ -176,7 +176,8 @@ impl Error {
         matches!(self.0.kind, Kind::Unavailable)
     }
 
-    /// Returns `true` if a transaction on the row is in progress, such as the holder's with [`condition_check`].
+    /// Returns `true` if a transaction on the row is in progress, such as the holder's with [`condition_check`] or an
+    /// acquire of [several keys](crate::Locks::acquire_all).
     ///
     /// [`condition_check`]: crate::Lock::condition_check
     #[must_use]
@@ -426,8 +427,8 @@ impl fmt::Display for Error {
             (key, []) => format!("key `{key}` in table `{table}`"),
             (key, _) if names_holders => format!("key `{key}` in table `{table}`"),
             (key, others) => {
-                let others: String = others.iter().map(|(key, _)| format!(", `{key}`")).collect();
-                format!("keys `{key}`{others} in table `{table}`")
+                let keys: Vec<_> = others.iter().map(|(other, _)| format!("`{other}`")).collect();
+                format!("keys `{key}`, {} in table `{table}`", keys.join(", "))
             }
         };
         match kind {

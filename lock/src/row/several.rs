@@ -218,8 +218,10 @@ impl Table {
         retention: Duration,
     ) -> Result<(), Error> {
         let step = Step { key: "", owner, sequence: 1, now };
-        for round in 0..TRIES {
-            let lost = self.release_held(step, keys, now.wall, retention, &format!("w{round}-")).await?;
+        // A second withdrawal has another time, so its token must differ.
+        let purpose = format!("w{:x}-", now.millis());
+        for _ in 0..TRIES {
+            let lost = self.release_held(step, keys, now.wall, retention, &purpose).await?;
             let was_applied = lost.len() < keys.len()
                 || lost.iter().any(|(_, row)| row.as_ref().is_some_and(|row| row.is_owned_by(owner)));
             let Some((key, row)) = lost.into_iter().next().filter(|_| !was_applied) else { return Ok(()) };
@@ -364,5 +366,5 @@ fn first<'a>(keys: &[&'a str]) -> (&'a str, impl Iterator<Item = &'a str>) {
 
 /// Returns the token of a request: the same only for a repetition of the same request. At most 36 characters.
 fn token(owner: &str, purpose: &str, number: u64) -> String {
-    format!("{owner:.20}{purpose}{:x}", number & 0xfff_ffff)
+    format!("{owner:.16}{purpose}{:x}", number & 0xfff_ffff)
 }

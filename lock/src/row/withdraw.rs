@@ -13,7 +13,7 @@ use crate::error::{Error, Kind};
 use crate::limits::REQUEST_TIMEOUT;
 
 /// How often a withdrawal looks again at a row that changed meanwhile.
-pub(super) const TRIES: u64 = 3;
+pub(super) const TRIES: u32 = 3;
 
 impl Table {
     /// Frees the key if this owner has it after all. Otherwise stores the owner's nonce in the row, which then refuses an

@@ -102,13 +102,13 @@ async fn is_written(world: &World, set: &LockSet) -> bool {
     let checks = set.condition_checks().unwrap().into_iter();
     let checks = checks.map(|check| TransactWriteItem::builder().condition_check(check).build());
     let put = Put::builder().table_name(&world.table).set_item(Some(report())).build().unwrap();
-    let sent = world
+    let transaction = world
         .client()
         .transact_write_items()
         .set_transact_items(Some(checks.collect()))
         .transact_items(TransactWriteItem::builder().put(put).build())
         .send();
-    Box::pin(sent).await.is_ok()
+    Box::pin(transaction).await.is_ok()
 }
 
 // behaviours 79, 87
