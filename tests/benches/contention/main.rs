@@ -5,8 +5,7 @@
 //! there in real time, with 5 ms added to each request.
 //!
 //! Exits with 1 if a target is missed in virtual time. `--test` makes few runs. A name, such as `32` or `± 20`, selects lines
-//! of the first table. `--svg` draws who holds the key when,
-//! into the guides.
+//! of the first table. `--svg` draws who holds the key when, into the guides.
 
 mod picture;
 mod scene;
