@@ -412,7 +412,7 @@ impl<'a> AcquireAttempts<'a> {
             attributes,
             extension: extension.as_deref(),
             courtesy: self.courtesy(),
-            place: self.turn.as_ref().and_then(Turn::served),
+            place: self.turn.as_ref().filter(|_| !self.is_last).and_then(Turn::served),
         };
         self.pending.may_have_key = true;
         telemetry.attempt();
@@ -524,7 +524,7 @@ impl<'a> AcquireAttempts<'a> {
         let now = settings.clock.now();
         let left = self.delays.left(now.since(self.started)).min(MAX_LEASE);
         let until = millis(now.wall.saturating_add(left));
-        match settings.table.join(key, holder.queue, until, now, left.min(JOIN_TIMEOUT)).await {
+        match settings.table.join(key, holder.queue, until, now, settings.clock_skew, left.min(JOIN_TIMEOUT)).await {
             Ok(Some(Joined { place, holder })) => {
                 if let Some(turn) = &mut self.turn {
                     let answered = settings.clock.now();

@@ -159,9 +159,9 @@ impl Table {
 
     fn claim_request(&self, claim: &Claim<'_>) -> UpdateItemFluentBuilder {
         let mut take = format!("{TAKE}{NEXT_FENCE}");
+        let mut condition = claim.extension.map_or(FREE, ClaimExtension::condition).to_owned();
         let mut request = self
             .take_request(claim)
-            .condition_expression(claim.extension.map_or(FREE, ClaimExtension::condition))
             .return_values(ReturnValue::AllOld)
             .values([(":now_micros", number(claim.now.wall.as_micros())), (":one", number(1_u8))]);
         if let Some(Data(data)) = claim.data {
@@ -176,23 +176,23 @@ impl Table {
         if let Some(Courtesy { place, moment }) = claim.courtesy {
             let moment_ago = number(millis(claim.now.wall.saturating_sub(moment)));
             request = request.name("#head", HEAD).value(":moment_ago", moment_ago);
-            request = match place {
+            (condition, request) = match place {
                 Some(place) => {
-                    request.condition_expression(FREE_IN_TURN).value(":place_ahead", number(place.saturating_sub(1)))
+                    (FREE_IN_TURN.to_owned(), request.value(":place_ahead", number(place.saturating_sub(1))))
                 }
-                None => {
-                    request.condition_expression(FREE_BEHIND_ALL).names([("#tail", TAIL), ("#tail_until", TAIL_UNTIL)])
-                }
+                None => (FREE_BEHIND_ALL.to_owned(), request.names([("#tail", TAIL), ("#tail_until", TAIL_UNTIL)])),
             };
         }
         if let Some(place) = claim.place {
+            // A waiter that was paused while others were served may not set the queue back. It asks again without its place.
+            condition = format!("({condition}) AND NOT #head > :place");
             take.push_str(", #head = :place");
             request = request.name("#head", HEAD).value(":place", number(place));
         }
         if let Some(extension) = claim.extension {
             request = extension.extend(&mut take, request, claim.now);
         }
-        request.update_expression(take)
+        request.update_expression(take).condition_expression(condition)
     }
 
     /// Reads the answer, which is the row as it was before. It shows the last holder, and the present row follows from it.
