@@ -4,6 +4,7 @@
 //! | task | use | feature |
 //! | --- | --- | --- |
 //! | run work under a lock | [`Locks::acquire`], [`Acquire::run`], [`Lock`] | |
+//! | hold several keys, all or none | [`Locks::acquire_all`], [`LockSet`] | |
 //! | make a Lambda handler a singleton | `LockLayer` | `lambda` |
 //! | return the first run's result to a duplicate | `Idempotency` for a function, `IdempotentLayer` for a handler | `idempotency`, `lambda` |
 //! | do each message of an SQS queue once | `SqsConsumer` | `lambda`; `sqs` to hide messages in progress |
@@ -52,13 +53,14 @@
 //! | a place in the queue, for an acquire that [waits](Acquire::wait) | 1 `UpdateItem` | `dynamodb:UpdateItem` |
 //! | release | 1 `UpdateItem` | `dynamodb:UpdateItem` |
 //! | renew | 1 `UpdateItem` | `dynamodb:UpdateItem` |
+//! | acquire, renew or release [several keys](Locks::acquire_all) | 1 `TransactWriteItems` each | `dynamodb:UpdateItem` |
 //! | an idempotent run, a message that is done | 2 `UpdateItem` | `dynamodb:UpdateItem` |
 //! | a duplicate | 1 `UpdateItem`; none from the cache | `dynamodb:UpdateItem` |
 //! | a run that is completed in the caller's transaction | 1 `UpdateItem` and the transaction | `dynamodb:UpdateItem` |
 //! | [`Locks::get`] | 1 consistent `GetItem` | `dynamodb:GetItem` |
 //! | [`Locks::list`] | 1 consistent `Scan` for each MiB of the table | `dynamodb:Scan` |
 //! | [`Locks::force_release`] | 1 `UpdateItem` | `dynamodb:UpdateItem` |
-//! | [`Lock::condition_check`] in your transaction | 1 write check | `dynamodb:ConditionCheckItem` |
+//! | [`Lock::condition_check`], or one of [`LockSet::condition_checks`], in your transaction | 1 write check | `dynamodb:ConditionCheckItem` |
 //! | [`Locks::check`] | 6 | see there |
 //!
 //! Nothing is sent between acquire and release. The SDK retries throttled and lost requests; [`client_config`] sets how

@@ -37,7 +37,8 @@ impl Locks {
 /// locks.
 ///
 /// Each key has the row of an ordinary lock. While the set is held, an [`acquire`](Locks::acquire) of one of its keys is
-/// refused, and the set is refused while one of its keys is held. [`Locks::get`] and [`Locks::list`] show each key.
+/// refused, and the set is refused while one of its keys is held. [`Locks::get`] and [`Locks::list`] show each key. The data
+/// that a holder left in a row stays there.
 ///
 /// Without options it makes one attempt. If others hold some of the keys, it fails with an error that
 /// [`is_held`](Error::is_held), which names every key in the way, its holder and until when
@@ -47,7 +48,8 @@ impl Locks {
 ///
 /// Each attempt is one `TransactWriteItems` with one update for each key (IAM action `dynamodb:UpdateItem` on each key). It
 /// costs two write units for each key, also when it is refused. If another program or a wrong clock has left a fence in a
-/// free row that is ahead of this host's clock, an attempt sends another one, up to four in all.
+/// free row that is ahead of this host's clock, an attempt sends another one, up to four in all. DynamoDB's limit for the
+/// rows of a transaction, with the data in them, is 4 MB in all.
 ///
 /// DynamoDB cancels a transaction if another request or transaction on one of its rows is in progress. The attempt then
 /// fails with an error that [`is_conflict`](Error::is_conflict); a wait tries again. A plain acquire, renewal or release of
