@@ -7,6 +7,7 @@ mod complete;
 mod held;
 mod locks;
 mod telemetry;
+mod ticket;
 mod turn;
 
 pub use acquire::Acquire;
@@ -20,3 +21,4 @@ pub(crate) use held::Ownership;
 pub use locks::{Locks, LocksBuilder};
 #[cfg(feature = "idempotency")]
 pub(crate) use telemetry::{log_refusal, record_refusal};
+pub use ticket::Ticket;

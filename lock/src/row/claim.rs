@@ -9,8 +9,8 @@ use aws_sdk_dynamodb::operation::update_item::builders::UpdateItemFluentBuilder;
 use aws_sdk_dynamodb::types::{AttributeValue, ReturnValue};
 
 use super::names::{
-    ACQUIRED_AT, COMPLETED, DATA, EXPIRATION, FENCE, HEAD, HOLDER, IN_PROGRESS, LEASE_END, MAX_FENCE, OWNER, SEQUENCE,
-    STATUS, TAIL, TAIL_UNTIL, WITHDRAWN,
+    ACQUIRED_AT, COMPLETED, DATA, EXPIRATION, FENCE, HEAD, HOLDER, IN_PROGRESS, LEASE_END, MAX_FENCE, OWNER, RELEASED,
+    SEQUENCE, STATUS, TAIL, TAIL_UNTIL, WITHDRAWN,
 };
 use super::read::{Row, number_at};
 use super::table::{Expression as _, Item, Table, in_time, number, send_counted, string};
@@ -33,6 +33,8 @@ pub(crate) struct Claim<'a> {
     pub(crate) attributes: &'a [(String, AttributeValue)],
     pub(crate) extension: Option<&'a dyn ClaimExtension>,
     pub(crate) courtesy: Option<Courtesy>,
+    /// The start of the owners whose lock this attempt may take over.
+    pub(crate) identity: Option<&'a str>,
     /// The place in the queue that is served if this attempt succeeds.
     pub(crate) place: Option<u64>,
 }
@@ -67,7 +69,8 @@ pub(crate) enum Claimed {
     Acquired {
         fence: u64,
         data: Option<Data>,
-        /// The last holder, if its lease ended without a release.
+        /// The last holder, if it did not release the key: its lease ended, or it is an earlier acquire of the same
+        /// identity.
         taken_from: Option<Box<Holder>>,
         hold_time: Option<HoldTime>,
     },
@@ -105,6 +108,11 @@ const FREE_BEHIND_ALL: &str =
 /// Free for a waiter with a place.
 const FREE_IN_TURN: &str = free!("(#lease_end <= :moment_ago OR (#lease_end <= :now AND NOT #head < :place_ahead))");
 
+/// Held by an earlier acquire of the same identity. A late duplicate of that acquire must not take the key back.
+const HELD_BY_IDENTITY: &str = " OR (#status = :in_progress AND #owner <> :owner AND #withdrawn <> :owner \
+     AND begins_with(#owner, :identity) AND #released <> #owner AND #lease_end > :now AND #acquired_at < :now \
+     AND #fence BETWEEN :zero AND :max_fence)";
+
 /// The fence of a new row starts at the clock in microseconds, so that a deletion of the row does not set it back.
 const TAKE: &str = "SET #status = :in_progress, #owner = :owner, #holder = :holder, #acquired_at = :now, \
      #lease_end = :lease_end, #expiration = :expiration, #sequence = :zero, #fence = if_not_exists(#fence, :now_micros) + :one";
@@ -122,9 +130,9 @@ impl Table {
 
     fn claim_request(&self, claim: &Claim<'_>) -> UpdateItemFluentBuilder {
         let mut take = TAKE.to_owned();
+        let mut condition = claim.extension.map_or(FREE, ClaimExtension::condition).to_owned();
         let mut request = self
             .update(claim.key)
-            .condition_expression(claim.extension.map_or(FREE, ClaimExtension::condition))
             .return_values(ReturnValue::AllOld)
             .names([
                 ("#id", &self.partition_key),
@@ -166,12 +174,18 @@ impl Table {
             request = request.name("#head", HEAD).value(":moment_ago", moment_ago);
             request = match place {
                 Some(place) => {
-                    request.condition_expression(FREE_IN_TURN).value(":place_ahead", number(place.saturating_sub(1)))
+                    FREE_IN_TURN.clone_into(&mut condition);
+                    request.value(":place_ahead", number(place.saturating_sub(1)))
                 }
                 None => {
-                    request.condition_expression(FREE_BEHIND_ALL).names([("#tail", TAIL), ("#tail_until", TAIL_UNTIL)])
+                    FREE_BEHIND_ALL.clone_into(&mut condition);
+                    request.names([("#tail", TAIL), ("#tail_until", TAIL_UNTIL)])
                 }
             };
+        }
+        if let Some(identity) = claim.identity {
+            condition.push_str(HELD_BY_IDENTITY);
+            request = request.name("#released", RELEASED).value(":identity", string(identity));
         }
         if let Some(place) = claim.place {
             take.push_str(", #head = :place");
@@ -180,7 +194,7 @@ impl Table {
         if let Some(extension) = claim.extension {
             request = extension.extend(&mut take, request, claim.now);
         }
-        request.update_expression(take)
+        request.condition_expression(condition).update_expression(take)
     }
 
     /// Reads the answer, which is the row as it was before. It shows the last holder, and the present row follows from it.
