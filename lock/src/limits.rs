@@ -45,7 +45,12 @@ pub(crate) fn check_duration(what: &str, value: Duration, min: Duration, max: Du
     if (min..=max).contains(&value) {
         return Ok(());
     }
-    let [value, min, max] = [value, min, max].map(humantime::format_duration);
+    // In days, because `humantime` has years of 365 days and a quarter.
+    let text = |time: Duration| match (time.as_secs() / DAY.as_secs(), time.as_secs() % DAY.as_secs()) {
+        (days @ 2.., 0) if time.subsec_nanos() == 0 => format!("{days}days"),
+        _ => humantime::format_duration(time).to_string(),
+    };
+    let [value, min, max] = [value, min, max].map(text);
     Err(Error::invalid(format!("the {what} is {value}, not between {min} and {max}")))
 }
 

@@ -91,6 +91,7 @@ const PROGRAM: &[&str] = &[
     "command",
     "supervise",
     "run",
+    "ticket",
     "entry",
     "show",
     "operate",
