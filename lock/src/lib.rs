@@ -4,6 +4,7 @@
 //! | task | use | feature |
 //! | --- | --- | --- |
 //! | run work under a lock | [`Locks::acquire`], [`Acquire::run`], [`Lock`] | |
+//! | hold a lock in several processes, one after the other | [`Lock::into_ticket`], [`Locks::resume`], [`Ticket`] | `serde` |
 //! | make a Lambda handler a singleton | `LockLayer` | `lambda` |
 //! | return the first run's result to a duplicate | `Idempotency` for a function, `IdempotentLayer` for a handler | `idempotency`, `lambda` |
 //! | do each message of an SQS queue once | `SqsConsumer` | `lambda`; `sqs` to hide messages in progress |
@@ -31,7 +32,8 @@
 //! # Guarantees
 //!
 //! - At most one holder considers itself valid at any instant, if the clocks of hosts differ by no more than
-//!   [the clock skew](LocksBuilder::clock_skew).
+//!   [the clock skew](LocksBuilder::clock_skew). A lock that a [`Ticket`] hands over counts as one holder.
+//!   [`Acquire::owner_from`] gives this guarantee up for acquires of the same identity.
 //! - Every acquisition of a key has a larger [fence](Lock::fence) than all earlier ones, also after its row was released,
 //!   expired, or deleted by DynamoDB's TTL. [`Lock::fence`] names two exceptions.
 //! - A crashed holder blocks no one after its lease and the clock skew.
@@ -52,6 +54,7 @@
 //! | a place in the queue, for an acquire that [waits](Acquire::wait) | 1 `UpdateItem` | `dynamodb:UpdateItem` |
 //! | release | 1 `UpdateItem` | `dynamodb:UpdateItem` |
 //! | renew | 1 `UpdateItem` | `dynamodb:UpdateItem` |
+//! | [`Locks::resume`], [`Locks::renew_ticket`], [`Locks::release_ticket`] | 1 `UpdateItem` | `dynamodb:UpdateItem` |
 //! | an idempotent run, a message that is done | 2 `UpdateItem` | `dynamodb:UpdateItem` |
 //! | a duplicate | 1 `UpdateItem`; none from the cache | `dynamodb:UpdateItem` |
 //! | a run that is completed in the caller's transaction | 1 `UpdateItem` and the transaction | `dynamodb:UpdateItem` |

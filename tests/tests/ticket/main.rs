@@ -7,6 +7,7 @@ mod identity;
 mod late_requests;
 mod lease;
 mod serialised;
+mod state_machine;
 
 use std::time::Duration;
 
