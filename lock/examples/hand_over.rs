@@ -48,7 +48,9 @@ async fn guarded_step(locks: Locks, json: &str) -> Result<String, Box<dyn Error>
     Ok(serde_json::to_string(&lock.into_ticket())?)
 }
 
-async fn migrate() {}
+async fn migrate() {
+    tokio::time::sleep(Duration::from_millis(10)).await;
+}
 
 /// Frees the key. This step can be repeated, too.
 async fn last_step(locks: Locks, json: &str) -> Result<(), Box<dyn Error>> {

@@ -130,7 +130,7 @@ impl Table {
 
     fn claim_request(&self, claim: &Claim<'_>) -> UpdateItemFluentBuilder {
         let mut take = TAKE.to_owned();
-        let mut condition = claim.extension.map_or(FREE, ClaimExtension::condition).to_owned();
+        let mut condition = claim.extension.map_or(FREE, ClaimExtension::condition);
         let mut request = self
             .update(claim.key)
             .return_values(ReturnValue::AllOld)
@@ -172,17 +172,15 @@ impl Table {
         if let Some(Courtesy { place, moment }) = claim.courtesy {
             let moment_ago = number(millis(claim.now.wall.saturating_sub(moment)));
             request = request.name("#head", HEAD).value(":moment_ago", moment_ago);
-            request = match place {
-                Some(place) => {
-                    FREE_IN_TURN.clone_into(&mut condition);
-                    request.value(":place_ahead", number(place.saturating_sub(1)))
-                }
-                None => {
-                    FREE_BEHIND_ALL.clone_into(&mut condition);
-                    request.names([("#tail", TAIL), ("#tail_until", TAIL_UNTIL)])
-                }
-            };
+            if let Some(place) = place {
+                condition = FREE_IN_TURN;
+                request = request.value(":place_ahead", number(place.saturating_sub(1)));
+            } else {
+                condition = FREE_BEHIND_ALL;
+                request = request.names([("#tail", TAIL), ("#tail_until", TAIL_UNTIL)]);
+            }
         }
+        let mut condition = condition.to_owned();
         if let Some(identity) = claim.identity {
             condition.push_str(HELD_BY_IDENTITY);
             request = request.name("#released", RELEASED).value(":identity", string(identity));

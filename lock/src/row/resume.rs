@@ -162,10 +162,9 @@ impl Table {
             Some(row) if row.fence > Some(fence) || (row.fence == Some(fence) && row.released == row.owner) => {
                 return Error::new(Kind::Lost(Some(row.into_holder(now))), &self.name, key);
             }
-            Some(_) => TicketFault::Unknown,
             // TTL deletes the row some time after the lease.
             None if expires_at <= now.wall => TicketFault::Ended,
-            None => TicketFault::Unknown,
+            _ => TicketFault::Unknown,
         };
         self.ticket_fault(key, fault)
     }

@@ -55,8 +55,8 @@ async fn a_resumed_lock_ends_with_the_lease_by_the_new_hosts_clock() {
     let ticket = first.acquire("job").lease(LEASE).await.unwrap().into_ticket();
     let lock = locks.resume(&ticket).await.unwrap();
     assert_eq!(millis(lock.expires_at()), millis(ticket.expires_at()));
-    assert!(lock.remaining() <= LEASE - ms(700));
-    second.advance_clock(LEASE - ms(700));
+    assert!(lock.remaining() <= ms(19_300));
+    second.advance_clock(ms(19_300));
     assert!(!lock.is_valid());
 }
 
@@ -69,10 +69,9 @@ async fn the_work_of_a_resumed_lock_is_cancelled_at_the_end_of_the_lease() {
     let ticket = locks().acquire("job").lease(LEASE).await.unwrap().into_ticket();
     tokio::time::sleep(LEASE / 2).await;
     let lock = locks().resume(&ticket).await.unwrap();
-    let started = tokio::time::Instant::now();
-    lock.lost().await;
-    let waited = started.elapsed();
-    assert!((LEASE / 2 - ms(20)..=LEASE / 2 + ms(20)).contains(&waited), "{waited:?}");
+    assert!(tokio::time::timeout(ms(9_900), lock.lost()).await.is_err(), "too early");
+    assert!(lock.is_valid());
+    assert!(tokio::time::timeout(ms(200), lock.lost()).await.is_ok(), "too late");
 }
 
 // behaviour 98

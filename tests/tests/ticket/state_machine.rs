@@ -121,13 +121,11 @@ async fn execute(machine: &Value, functions: &Functions<'_>, id: &str) -> Result
         if let Some(path) = path.as_str() {
             data[path.strip_prefix("$.").unwrap()] = result;
         }
-        match next {
-            Some(next) => name = next,
-            None => {
-                assert_eq!(state["End"], true);
-                return Ok(data);
-            }
-        }
+        let Some(next) = next else {
+            assert_eq!(state["End"], true);
+            return Ok(data);
+        };
+        name = next;
     }
 }
 
