@@ -3,6 +3,7 @@
 use std::fmt;
 use std::panic::{AssertUnwindSafe, resume_unwind};
 use std::pin::Pin;
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use aws_sdk_dynamodb::types::AttributeValue;
@@ -20,9 +21,9 @@ use crate::clock::{Lease, Moment, millis, since_epoch};
 use crate::error::{Error, Kind};
 use crate::holder::{Data, Holder};
 use crate::limits::{
-    DAY, MAX_IDENTITY_BYTES, MAX_LEASE, MIN_LEASE, TIME_TO_ANSWER, check_data, check_duration, time_to_ask,
+    DAY, MAX_IDENTITY_BYTES, MAX_LEASE, MIN_LEASE, TIME_TO_ANSWER, check_data, check_duration, check_keys, time_to_ask,
 };
-use crate::row::{Claim, ClaimExtension, Claimed, Courtesy, Joined};
+use crate::row::{Claim, ClaimExtension, Claimed, Courtesy, Fences, Joined};
 
 /// How long a refusal waits for a withdrawal.
 const WITHDRAWAL_TIMEOUT: Duration = Duration::from_secs(1);
@@ -37,6 +38,7 @@ impl Locks {
         Acquire {
             locks: self.clone(),
             key: key.into(),
+            keys: None,
             lease: None,
             until: None,
             wait: Backoff::NO_WAIT,
@@ -102,6 +104,8 @@ impl Locks {
 pub struct Acquire {
     locks: Locks,
     key: String,
+    /// Several keys, which are acquired together. They are sorted.
+    pub(super) keys: Option<Arc<[String]>>,
     lease: Option<Duration>,
     until: Option<SystemTime>,
     wait: Backoff,
@@ -276,7 +280,7 @@ impl Acquire {
                 }
                 Ok(_) => {
                     attempts.discard_late_grant().await?;
-                    Error::new(Kind::Unavailable, &self.locks.0.table.name, &self.key)
+                    attempts.pending.ownership.error(Kind::Unavailable)
                 }
                 Err(error) => error,
             };
@@ -295,10 +299,11 @@ impl Acquire {
     /// Returns a lock that is not enforced, for work that runs without protection.
     pub(crate) fn unlocked(&self) -> Result<Lock, Error> {
         let now = self.locks.0.clock.now();
-        let ownership = Ownership::new(&self.locks, &self.key)?;
+        let ownership = self.ownership()?;
         let telemetry = HoldSpan::new(Span::none(), &self.key);
         let grant = Grant {
             fence: None,
+            fences: Vec::new(),
             data: None,
             sent: now,
             lease: self.lease_from(now)?,
@@ -308,8 +313,20 @@ impl Acquire {
         Ok(Lock::new(ownership, grant, telemetry, Duration::ZERO))
     }
 
+    /// Draws a new nonce.
+    fn ownership(&self) -> Result<Ownership, Error> {
+        let mut ownership = Ownership { keys: self.keys.clone(), ..Ownership::new(&self.locks, &self.key)? };
+        if let Some(identity) = self.identity() {
+            ownership.owner.insert_str(0, &identity);
+        }
+        Ok(ownership)
+    }
+
     fn check(&self) -> Result<(), Error> {
-        self.locks.check_key(&self.key)?;
+        match &self.keys {
+            None => self.locks.check_key(&self.key)?,
+            Some(keys) => check_keys(&self.locks.0.table.key_prefix, keys)?,
+        }
         if let Some(lease) = self.lease {
             check_duration("lease", lease, MIN_LEASE, self.longest_lease())?;
         }
@@ -340,9 +357,11 @@ impl Acquire {
         Ok(())
     }
 
-    /// Returns the longest lease: a lock with a deadline ends with its invocation, and so does a record.
+    /// Returns the longest lease: a lock with a deadline ends with its invocation, and so does a record. Locks on several
+    /// keys have no ticket.
     fn longest_lease(&self) -> Duration {
-        if self.until.is_none() && self.extension.is_none() { MAX_LEASE } else { DAY }
+        let ends_soon = self.until.is_some() || self.extension.is_some() || self.keys.is_some();
+        if ends_soon { DAY } else { MAX_LEASE }
     }
 
     /// Returns the start of the owners of this identity. The length comes first, so that no identity is the start of
@@ -410,6 +429,8 @@ struct AcquireAttempts<'a> {
     /// The place of this waiter, if waiters take turns.
     turn: Option<Turn>,
     is_last: bool,
+    /// The fences of several keys.
+    fences: Fences,
 }
 
 /// A key that an attempt has taken.
@@ -437,14 +458,16 @@ impl<'a> AcquireAttempts<'a> {
             sent: Vec::new(),
             unanswered: false,
             delays: acquire.wait.delays(limit),
-            turn: acquire.wait.takes_turns().then(Turn::default),
+            // A place in one queue says nothing about the others.
+            turn: (acquire.keys.is_none() && acquire.wait.takes_turns()).then(Turn::default),
             is_last: false,
+            fences: Fences::new(acquire.keys.as_ref().map_or(0, |keys| keys.len())),
         })
     }
 
     /// Sends one attempt. Returns `None` if an earlier attempt took the key, and its lease is no longer known.
     async fn next(&mut self, telemetry: &mut AcquireSpan) -> Result<Option<Taken>, Error> {
-        let Acquire { locks, key, holder, data, attributes, extension, .. } = self.acquire;
+        let Acquire { locks, key, keys, holder, data, attributes, extension, .. } = self.acquire;
         let (settings, identity) = (&locks.0, self.acquire.identity());
         let now = settings.clock.now();
         let lease = self.acquire.lease_from(now)?;
@@ -461,12 +484,15 @@ impl<'a> AcquireAttempts<'a> {
             extension: extension.as_deref(),
             courtesy: self.courtesy(),
             identity: identity.as_deref(),
-            place: self.turn.as_ref().and_then(Turn::served),
+            place: self.turn.as_ref().filter(|_| !self.is_last).and_then(Turn::served),
         };
         self.pending.may_have_key = true;
         telemetry.attempt();
         let sdk_attempts = SdkAttempts::default();
-        let claimed = settings.table.acquire(&claim, &sdk_attempts).await;
+        let claimed = match keys {
+            None => settings.table.acquire(&claim, &sdk_attempts).await,
+            Some(keys) => settings.table.acquire_all(&claim, keys, &mut self.fences, &sdk_attempts).await,
+        };
         self.unanswered |= sdk_attempts.is_unanswered();
         let answered = settings.clock.now();
         if let (Some(turn), Err(error)) = (&mut self.turn, &claimed)
@@ -476,17 +502,18 @@ impl<'a> AcquireAttempts<'a> {
         }
         // A key that was taken is freed if this future is dropped before `into_lock`.
         self.pending.may_have_key = claimed.is_ok() || self.unanswered;
+        let fences = self.fences.written().to_vec();
         match claimed? {
             Claimed::Acquired { fence, data, taken_from, hold_time } => {
                 let excess = self.turn.as_ref().map(|turn| turn.excess(answered.since(now))).unwrap_or_default();
-                let grant = Grant { fence: Some(fence), data, sent: now, lease, hold_time, excess };
+                let grant = Grant { fence: Some(fence), fences, data, sent: now, lease, hold_time, excess };
                 Ok(Some(Taken { grant, from: taken_from }))
             }
             Claimed::Already { fence, data, end, hold_time } => {
                 tracing::debug!(key, "acquired by an earlier attempt, whose answer was lost");
                 let ours = self.sent.iter().find(|(_, lease)| lease.end == end);
                 Ok(ours.filter(|_| fence.is_some()).map(|&(sent, lease)| Taken {
-                    grant: Grant { fence, data, sent, lease, hold_time, excess: Duration::ZERO },
+                    grant: Grant { fence, fences, data, sent, lease, hold_time, excess: Duration::ZERO },
                     from: None,
                 }))
             }
@@ -569,7 +596,7 @@ impl<'a> AcquireAttempts<'a> {
         let now = settings.clock.now();
         let left = self.delays.left(now.since(self.started)).min(DAY);
         let until = millis(now.wall.saturating_add(left));
-        match settings.table.join(key, holder.queue, until, now, left.min(JOIN_TIMEOUT)).await {
+        match settings.table.join(key, holder.queue, until, now, settings.clock_skew, left.min(JOIN_TIMEOUT)).await {
             Ok(Some(Joined { place, holder })) => {
                 if let Some(turn) = &mut self.turn {
                     let answered = settings.clock.now();
@@ -606,11 +633,7 @@ struct Pending {
 
 impl Pending {
     fn new(acquire: &Acquire) -> Result<Self, Error> {
-        let mut ownership = Ownership::new(&acquire.locks, &acquire.key)?;
-        if let Some(identity) = acquire.identity() {
-            ownership.owner.insert_str(0, &identity);
-        }
-        Ok(Self { ownership, may_have_key: false })
+        Ok(Self { ownership: acquire.ownership()?, may_have_key: false })
     }
 
     fn into_ownership(mut self) -> Ownership {

@@ -6,6 +6,7 @@ mod backoff;
 mod complete;
 mod held;
 mod locks;
+mod set;
 mod telemetry;
 mod ticket;
 mod turn;
@@ -19,6 +20,7 @@ pub use backoff::{Backoff, Jitter};
 pub use held::Lock;
 pub(crate) use held::Ownership;
 pub use locks::{Locks, LocksBuilder};
+pub use set::{AcquireAll, LockSet};
 #[cfg(feature = "idempotency")]
 pub(crate) use telemetry::{log_refusal, record_refusal};
 pub use ticket::Ticket;

@@ -188,7 +188,7 @@ impl Lock {
     pub fn into_ticket(self) -> Ticket {
         let expires_at = millis(since_epoch(self.expires_at()));
         let Continuation { hold_until, sequence } = self.hand_over();
-        let Ownership { locks, key, owner } = &self.ownership;
+        let Ownership { locks, key, owner, .. } = &self.ownership;
         let table = &locks.0.table;
         Ticket {
             table: table.name.clone(),
@@ -240,6 +240,7 @@ impl Locks {
             let end = millis_up(Duration::from_millis(ticket.expires_at).saturating_add(skew));
             let grant = Grant {
                 fence: None,
+                fences: Vec::new(),
                 data: None,
                 sent: now,
                 lease: lease(end),
@@ -254,7 +255,15 @@ impl Locks {
         let resumed = settings.table.resume(step, &nonce, valid_from).await.inspect_err(log_refusal)?;
         let Resumed { fence, data, end, acquired_at, hold_time } = resumed;
         let sent = Moment { wall: Duration::from_millis(acquired_at), ..now };
-        let grant = Grant { fence: Some(fence), data, sent, lease: lease(end), hold_time, excess: Duration::ZERO };
+        let grant = Grant {
+            fence: Some(fence),
+            fences: Vec::new(),
+            data,
+            sent,
+            lease: lease(end),
+            hold_time,
+            excess: Duration::ZERO,
+        };
         self.resumed(ticket, grant, HoldSpan::resumed(&ticket.key, &ticket.owner, fence))
     }
 
@@ -263,7 +272,8 @@ impl Locks {
         if grant.lease.deadline.has_passed(self.0.clock.now()) {
             return Err(self.ticket_fault(ticket, TicketFault::Ended));
         }
-        let ownership = Ownership { locks: self.clone(), key: ticket.key.clone(), owner: ticket.owner.clone() };
+        let ownership =
+            Ownership { locks: self.clone(), key: ticket.key.clone(), keys: None, owner: ticket.owner.clone() };
         let continuation = ticket.continuation(ticket.step(grant.sent).next_sequence());
         Ok(Lock::new(ownership, grant, telemetry, Duration::ZERO).continuing(continuation))
     }
