@@ -27,6 +27,11 @@ pub(crate) type Source = Box<dyn StdError + Send + Sync>;
 /// | [`is_access_denied`](Self::is_access_denied) | an IAM action is missing | no |
 /// | [`is_table_not_found`](Self::is_table_not_found) | the table does not exist in this account and region | no |
 /// | [`is_malformed_row`](Self::is_malformed_row) | the row under this key is not a lock row; it was not modified | no |
+/// | [`is_ticket_foreign`](Self::is_ticket_foreign) | the ticket belongs to another table, key prefix or sort key; nothing was sent | no |
+/// | [`is_ticket_ended`](Self::is_ticket_ended) | the lease of the ticket's lock has ended; also [`is_lost`](Self::is_lost) | no |
+/// | [`is_ticket_released`](Self::is_ticket_released) | the ticket's lock was released; also [`is_lost`](Self::is_lost) | no |
+/// | [`is_ticket_used`](Self::is_ticket_used) | the ticket's lock was resumed before | no |
+/// | [`is_ticket_unknown`](Self::is_ticket_unknown) | no acquisition matches the ticket: it is forged, or its row was deleted | no |
 /// | [`is_invalid`](Self::is_invalid) | a setting or an argument is out of bounds | no |
 /// | `is_in_progress` | a run for this idempotency key is in progress: [`holder`](Self::holder) says whose | yes |
 /// | `is_unfinished` | a run for this idempotency key started but did not finish, and must not run again | no |
@@ -61,9 +66,20 @@ struct Inner {
     others: Vec<(String, Option<Holder>)>,
 }
 
+/// Why a ticket was refused.
+pub(crate) enum TicketFault {
+    /// The table, key prefix or sort key that the ticket names, and the one of the `Locks`.
+    Foreign(String),
+    Ended,
+    Released,
+    Used,
+    Unknown,
+}
+
 pub(crate) enum Kind {
     Held(Holder),
     Lost(Option<Holder>),
+    Ticket(TicketFault),
     Throttled,
     Unavailable,
     Conflict,
@@ -158,10 +174,42 @@ impl Error {
         matches!(self.0.kind, Kind::Held(_))
     }
 
-    /// Returns `true` if this lock no longer holds its key: its lease ended, or another holder has the key.
+    /// Returns `true` if this lock no longer holds its key: its lease ended, or another holder has the key. For a
+    /// [`Ticket`](crate::Ticket), also if its lock was released.
     #[must_use]
     pub fn is_lost(&self) -> bool {
-        matches!(self.0.kind, Kind::Lost(_))
+        matches!(self.0.kind, Kind::Lost(_) | Kind::Ticket(TicketFault::Ended | TicketFault::Released))
+    }
+
+    /// Returns `true` if the ticket belongs to another table, key prefix or sort key than these `Locks`. Nothing was sent.
+    #[must_use]
+    pub fn is_ticket_foreign(&self) -> bool {
+        matches!(self.0.kind, Kind::Ticket(TicketFault::Foreign(_)))
+    }
+
+    /// Returns `true` if the lease of the ticket's lock has ended and no other holder has the key.
+    #[must_use]
+    pub fn is_ticket_ended(&self) -> bool {
+        matches!(self.0.kind, Kind::Ticket(TicketFault::Ended))
+    }
+
+    /// Returns `true` if the ticket's lock was released.
+    #[must_use]
+    pub fn is_ticket_released(&self) -> bool {
+        matches!(self.0.kind, Kind::Ticket(TicketFault::Released))
+    }
+
+    /// Returns `true` if the ticket's lock was resumed before. It may still be held.
+    #[must_use]
+    pub fn is_ticket_used(&self) -> bool {
+        matches!(self.0.kind, Kind::Ticket(TicketFault::Used))
+    }
+
+    /// Returns `true` if no acquisition of the key matches the ticket: the ticket is forged, its row was deleted, or it is
+    /// from a table of the same name in another account or region.
+    #[must_use]
+    pub fn is_ticket_unknown(&self) -> bool {
+        matches!(self.0.kind, Kind::Ticket(TicketFault::Unknown))
     }
 
     /// Returns `true` if DynamoDB throttled the request and all retries of the SDK.
@@ -280,6 +328,11 @@ impl Error {
         match &self.0.kind {
             Kind::Held(_) => "held",
             Kind::Lost(_) => "lost",
+            Kind::Ticket(TicketFault::Foreign(_)) => "ticket_foreign",
+            Kind::Ticket(TicketFault::Ended) => "ticket_ended",
+            Kind::Ticket(TicketFault::Released) => "ticket_released",
+            Kind::Ticket(TicketFault::Used) => "ticket_used",
+            Kind::Ticket(TicketFault::Unknown) => "ticket_unknown",
             Kind::Throttled => "throttled",
             Kind::Unavailable => "unavailable",
             Kind::Conflict => "conflict",
@@ -435,6 +488,21 @@ impl fmt::Display for Error {
             Kind::Held(holder) => write!(f, "{what} is held by {holder}")?,
             Kind::Lost(Some(holder)) => write!(f, "the lock on {what} was lost to {holder}")?,
             Kind::Lost(None) => write!(f, "the lock on {what} was lost: its lease ended, or its row was deleted")?,
+            Kind::Ticket(fault) => {
+                write!(f, "the ticket for {what} was refused: ")?;
+                match fault {
+                    TicketFault::Foreign(why) => f.write_str(why)?,
+                    TicketFault::Ended => f.write_str("its lease has ended: acquire the key again")?,
+                    TicketFault::Released => f.write_str("its lock was released: acquire the key again")?,
+                    TicketFault::Used => f.write_str(
+                        "it was used before: take the ticket of the lock that was resumed, or wait until the lease ends",
+                    )?,
+                    TicketFault::Unknown => f.write_str(
+                        "no acquisition of the key matches it, because it is forged, its row was deleted, or it is from \
+                         another account or region: acquire the key again",
+                    )?,
+                }
+            }
             Kind::Throttled => write!(f, "requests for {what} are throttled")?,
             Kind::Unavailable => write!(f, "no answer for {what}")?,
             Kind::Conflict if others.is_empty() => write!(f, "{what} is part of a transaction in progress: try again")?,

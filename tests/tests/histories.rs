@@ -127,12 +127,14 @@ fn a_seed_gives_the_same_history_every_time() {
 #[test]
 fn the_histories_reach_every_outcome() {
     assert_reached(|seed| {
-        let history::Counts { acquired, held, renewed, lost, crashed, withdrawn, swept, requests, joined } =
-            history::run(seed, None).counts;
+        let counts = history::run(seed, None).counts;
+        let history::Counts { acquired, held, renewed, lost, crashed, withdrawn, swept, requests, joined, .. } = counts;
         [
             ("acquired", acquired),
             ("held", held),
             ("renewed", renewed),
+            ("resumed", counts.resumed),
+            ("tickets refused", counts.tickets_refused),
             ("lost", lost),
             ("crashed", crashed),
             ("withdrawn", withdrawn),

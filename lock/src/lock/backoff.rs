@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::error::Error;
-use crate::limits::{MAX_LEASE, check_duration};
+use crate::limits::{DAY, check_duration};
 
 /// The waits of an acquire for a contended key, within a budget: waiters take turns, or use plain exponential backoff.
 ///
@@ -172,7 +172,7 @@ impl Backoff {
             return Ok(());
         }
         for (what, delay) in [("base of the backoff", self.base), ("cap of the backoff", self.cap)] {
-            check_duration(what, delay, Duration::from_millis(1), MAX_LEASE)?;
+            check_duration(what, delay, Duration::from_millis(1), DAY)?;
         }
         Ok(())
     }

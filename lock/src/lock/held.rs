@@ -14,7 +14,7 @@ use super::telemetry::HoldSpan;
 use crate::clock::{Lease, Moment};
 use crate::error::{Error, Kind};
 use crate::holder::{Data, Holder};
-use crate::limits::{MAX_LEASE, MIN_LEASE, check_data, check_duration, time_to_ask};
+use crate::limits::{DAY, MAX_LEASE, MIN_LEASE, check_data, check_duration, time_to_ask};
 use crate::queue::HoldTime;
 use crate::row::Step;
 
@@ -88,6 +88,15 @@ struct State {
     sequence: u64,
 }
 
+/// What a lock that is resumed takes over from the one that was handed over.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Continuation {
+    /// Until when `hold_at_least` keeps the key.
+    pub(super) hold_until: Option<Duration>,
+    /// The number of the last request that was sent after the acquire.
+    pub(super) sequence: u64,
+}
+
 impl State {
     fn next_sequence(&mut self) -> u64 {
         self.sequence += 1;
@@ -134,13 +143,36 @@ impl Lock {
         }
     }
 
+    /// Continues a lock that another process has handed over.
+    pub(super) fn continuing(self, Continuation { hold_until, sequence }: Continuation) -> Self {
+        {
+            let mut state = self.state();
+            state.hold_until = hold_until;
+            state.sequence = sequence;
+        }
+        self
+    }
+
+    /// Ends this lock without a request, for another process. None of its requests follows.
+    pub(super) fn hand_over(&self) -> Continuation {
+        let continuation = {
+            let state = self.state();
+            Continuation { hold_until: state.hold_until, sequence: state.sequence }
+        };
+        self.enter(Phase::Released);
+        self.telemetry.handed_over();
+        continuation
+    }
+
     /// Returns the key, without the prefix.
     #[must_use]
     pub fn key(&self) -> &str {
         &self.ownership.key
     }
 
-    /// Returns the nonce of this acquisition: 128 bits from the operating system's generator, in hexadecimal.
+    /// Returns the nonce of this acquisition: 128 bits from the operating system's generator, in hexadecimal. With
+    /// [`owner_from`](crate::Acquire::owner_from), the length of the identity and the identity precede it, as in
+    /// `5#order#0f…`.
     #[must_use]
     pub fn owner(&self) -> &str {
         &self.ownership.owner
@@ -265,14 +297,16 @@ impl Lock {
         self.state().hold_until = None;
     }
 
-    /// Renews the lease, so that it ends `lease` from now: from 1 ms to a day. One request; IAM action
-    /// `dynamodb:UpdateItem`. The deadline of the acquire does not limit the new lease.
+    /// Renews the lease, so that it ends `lease` from now: from 1 ms to 366 days. One request; IAM action
+    /// `dynamodb:UpdateItem`. The deadline of the acquire does not limit the new lease. After a crash, the key stays held
+    /// until this lease ends or an operator [frees](crate::Locks::force_release) it.
     ///
     /// Fails with an error that [`is_lost`](Error::is_lost) if the lease has ended, the lock was released, or another holder
     /// has the key. The row is not modified then. After any other error, and if the future is dropped, the request may have
     /// been applied, so the lock is valid until the earlier of the old and the new end.
     pub async fn renew(&self, lease: Duration) -> Result<(), Error> {
-        check_duration("lease", lease, MIN_LEASE, MAX_LEASE)?;
+        let longest = if self.ownership.keys.is_some() { DAY } else { MAX_LEASE };
+        check_duration("lease", lease, MIN_LEASE, longest)?;
         let settings = &self.ownership.locks.0;
         let _one_at_a_time = self.renewing.lock().await;
         let now = self.now();
@@ -499,12 +533,7 @@ pub(crate) struct Ownership {
 impl Ownership {
     /// Draws a new nonce for this key.
     pub(crate) fn new(locks: &Locks, key: &str) -> Result<Self, Error> {
-        // From the operating system every time: a snapshot of this process would clone a generator inside it.
-        let mut nonce = [0; 16];
-        getrandom::fill(&mut nonce)
-            .map_err(|error| Error::new(Kind::Unavailable, &locks.0.table.name, key).with_source(error))?;
-        let owner = format!("{:032x}", u128::from_be_bytes(nonce));
-        Ok(Self { locks: locks.clone(), key: key.to_owned(), keys: None, owner })
+        Ok(Self { locks: locks.clone(), key: key.to_owned(), keys: None, owner: nonce(locks, key)? })
     }
 
     pub(super) fn error(&self, kind: Kind) -> Error {
@@ -574,6 +603,15 @@ impl Ownership {
             runtime.spawn(request.instrument(span));
         }
     }
+}
+
+/// Draws a nonce: 128 bits in hexadecimal.
+pub(super) fn nonce(locks: &Locks, key: &str) -> Result<String, Error> {
+    // From the operating system every time: a snapshot of this process would clone a generator inside it.
+    let mut nonce = [0; 16];
+    getrandom::fill(&mut nonce)
+        .map_err(|error| Error::new(Kind::Unavailable, &locks.0.table.name, key).with_source(error))?;
+    Ok(format!("{:032x}", u128::from_be_bytes(nonce)))
 }
 
 /// A background request in progress, for [`Locks::flush`]. It ends when it is dropped, which a runtime that shuts down

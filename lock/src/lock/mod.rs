@@ -8,6 +8,7 @@ mod held;
 mod locks;
 mod set;
 mod telemetry;
+mod ticket;
 mod turn;
 
 pub use acquire::Acquire;
@@ -22,3 +23,4 @@ pub use locks::{Locks, LocksBuilder};
 pub use set::{AcquireAll, LockSet};
 #[cfg(feature = "idempotency")]
 pub(crate) use telemetry::{log_refusal, record_refusal};
+pub use ticket::Ticket;

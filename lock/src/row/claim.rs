@@ -9,8 +9,8 @@ use aws_sdk_dynamodb::operation::update_item::builders::UpdateItemFluentBuilder;
 use aws_sdk_dynamodb::types::{AttributeValue, ReturnValue};
 
 use super::names::{
-    ACQUIRED_AT, COMPLETED, DATA, EXPIRATION, FENCE, HEAD, HOLDER, IN_PROGRESS, LEASE_END, MAX_FENCE, OWNER, SEQUENCE,
-    STATUS, TAIL, TAIL_UNTIL, WITHDRAWN,
+    ACQUIRED_AT, COMPLETED, DATA, EXPIRATION, FENCE, HEAD, HOLDER, IN_PROGRESS, LEASE_END, MAX_FENCE, OWNER, RELEASED,
+    SEQUENCE, STATUS, TAIL, TAIL_UNTIL, WITHDRAWN,
 };
 use super::read::{Row, number_at};
 use super::table::{Expression as _, Item, Table, in_time, number, send_counted, string};
@@ -33,6 +33,8 @@ pub(crate) struct Claim<'a> {
     pub(crate) attributes: &'a [(String, AttributeValue)],
     pub(crate) extension: Option<&'a dyn ClaimExtension>,
     pub(crate) courtesy: Option<Courtesy>,
+    /// The start of the owners whose lock this attempt may take over.
+    pub(crate) identity: Option<&'a str>,
     /// The place in the queue that is served if this attempt succeeds.
     pub(crate) place: Option<u64>,
 }
@@ -67,7 +69,8 @@ pub(crate) enum Claimed {
     Acquired {
         fence: u64,
         data: Option<Data>,
-        /// The last holder, if its lease ended without a release.
+        /// The last holder, if it did not release the key: its lease ended, or it is an earlier acquire of the same
+        /// identity.
         taken_from: Option<Box<Holder>>,
         hold_time: Option<HoldTime>,
     },
@@ -104,6 +107,11 @@ const FREE_BEHIND_ALL: &str =
     free!("(#lease_end <= :moment_ago OR (#lease_end <= :now AND (NOT #head < #tail OR #tail_until <= :now)))");
 /// Free for a waiter with a place.
 const FREE_IN_TURN: &str = free!("(#lease_end <= :moment_ago OR (#lease_end <= :now AND NOT #head < :place_ahead))");
+
+/// Held by an earlier acquire of the same identity. A late duplicate of that acquire must not take the key back.
+const HELD_BY_IDENTITY: &str = " OR (#status = :in_progress AND #owner <> :owner AND #withdrawn <> :owner \
+     AND begins_with(#owner, :identity) AND #released <> #owner AND #lease_end > :now AND #acquired_at < :now \
+     AND #fence BETWEEN :zero AND :max_fence)";
 
 /// Ends with the fence.
 pub(super) const TAKE: &str = "SET #status = :in_progress, #owner = :owner, #holder = :holder, #acquired_at = :now, \
@@ -182,6 +190,10 @@ impl Table {
                 }
                 None => (FREE_BEHIND_ALL.to_owned(), request.names([("#tail", TAIL), ("#tail_until", TAIL_UNTIL)])),
             };
+        }
+        if let Some(identity) = claim.identity {
+            condition.push_str(HELD_BY_IDENTITY);
+            request = request.name("#released", RELEASED).value(":identity", string(identity));
         }
         if let Some(place) = claim.place {
             // A waiter that was paused while others were served may not set the queue back. It asks again without its place.

@@ -10,7 +10,7 @@ use super::table::{Expression as _, Table, in_time, number, send};
 use crate::clock::{Moment, millis};
 use crate::error::Error;
 use crate::holder::Holder;
-use crate::limits::MAX_LEASE;
+use crate::limits::DAY;
 use crate::queue::Queue;
 
 /// A place in the queue, and the row when it was given.
@@ -38,7 +38,7 @@ impl Table {
         let tail = if seen.is_malformed || seen.tail < seen.head { ":head" } else { "if_not_exists(#tail, :head)" };
         let served = if seen.is_malformed || is_empty { ":head" } else { "if_not_exists(#head, :head)" };
         // The waiter in front of this one may wait for longer.
-        let until = until.max(seen.until.min(now.millis().saturating_add(millis(MAX_LEASE))));
+        let until = until.max(seen.until.min(now.millis().saturating_add(millis(DAY))));
         let update = format!("SET #tail = {tail} + :one, #head = {served}, #tail_until = :until");
         let request = self
             .update(key)

@@ -26,6 +26,7 @@ mod read;
 #[cfg(feature = "idempotency")]
 mod record;
 mod release;
+mod resume;
 mod several;
 mod table;
 mod withdraw;
@@ -38,5 +39,6 @@ pub(crate) use read::{Cursor, Page};
 #[cfg(feature = "idempotency")]
 pub(crate) use record::{Completed, Outcome, RecordClaim};
 pub(crate) use release::Step;
+pub(crate) use resume::{Resumed, TicketStep};
 pub(crate) use several::Fences;
 pub(crate) use table::{Table, in_time};

@@ -8,13 +8,13 @@ use aws_sdk_dynamodb::types::AttributeValue;
 
 use super::names::{
     ACQUIRED_AT, COMPLETED, DATA, ERROR, EXPIRATION, FENCE, HEAD, HOLD, HOLD_DEVIATION, HOLDER, IN_PROGRESS, LATEST,
-    LEASE_END, MAX_FENCE, MAX_PLACE, OWNER, RELEASED, SEQUENCE, STATUS, TAIL, TAIL_UNTIL, VALIDATION,
+    LEASE_END, MAX_FENCE, MAX_PLACE, OWNER, RELEASED, RESUMED, SEQUENCE, STATUS, TAIL, TAIL_UNTIL, VALIDATION,
 };
 use super::table::{Expression as _, Item, Table, in_time, string};
 use crate::clock::Moment;
 use crate::error::Error;
 use crate::holder::{Data, Holder};
-use crate::limits::{MAX_LEASE, REQUEST_TIMEOUT};
+use crate::limits::{DAY, REQUEST_TIMEOUT};
 use crate::queue::{HoldTime, Queue};
 
 /// A row whose attributes were checked.
@@ -23,10 +23,11 @@ pub(crate) struct Row {
     pub(super) completed: bool,
     pub(crate) owner: Option<String>,
     pub(super) released: Option<String>,
-    sequence: Option<u64>,
+    pub(super) sequence: Option<u64>,
+    pub(super) resumed: Option<String>,
     holder: Option<String>,
     pub(crate) fence: Option<u64>,
-    acquired_at: Option<u64>,
+    pub(super) acquired_at: Option<u64>,
     /// When the row becomes free, in milliseconds.
     pub(crate) end: u64,
     /// The TTL of a row that does not use it for anything else, in milliseconds.
@@ -60,6 +61,8 @@ impl Row {
             released: string_at(&mut item, RELEASED).unwrap_or_default(),
             // Another program wrote a value that is not a number.
             sequence: number_at(&item, SEQUENCE, u64::MAX).unwrap_or_default(),
+            // Only this crate's own nonce is looked for.
+            resumed: string_at(&mut item, RESUMED).unwrap_or_default(),
             holder: string_at(&mut item, HOLDER)?,
             fence: number_at(&item, FENCE, MAX_FENCE + 1)?,
             acquired_at,
@@ -255,7 +258,7 @@ fn queue(item: &Item) -> Queue {
 fn duration_at(item: &Item, name: &str) -> Option<Duration> {
     let Some(AttributeValue::N(text)) = item.get(name) else { return None };
     let duration = Duration::try_from_secs_f64(text.parse::<f64>().ok()? / 1000.0).ok()?;
-    (duration <= MAX_LEASE).then_some(duration)
+    (duration <= DAY).then_some(duration)
 }
 
 pub(super) fn string_at(item: &mut Item, name: &str) -> Result<Option<String>, String> {

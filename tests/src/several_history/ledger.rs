@@ -157,7 +157,9 @@ impl Ledger {
                 state.applied.insert((key, fence), holder);
             }
             Kind::Join => {}
-            Kind::Complete | Kind::Transaction => unreachable!("nothing completes a lock"),
+            Kind::Complete | Kind::Transaction | Kind::Resume | Kind::RenewTicket => {
+                unreachable!("nothing completes several locks or hands them over")
+            }
             Kind::Withdraw => {
                 state.counts.withdrawn += 1;
                 let row = state.rows.entry(key.clone()).or_default();
