@@ -2,6 +2,7 @@
 //! engine, or with `--table NAME` on a real table. The exit code is 1 if any work is done more or less than once.
 
 mod accounts;
+mod execution;
 mod orders;
 mod payments;
 mod reports;
@@ -51,7 +52,9 @@ async fn run(cloud: Result<Cloud, Error>) -> Result<(), Error> {
     println!("\n3. payment-queue, a queue consumer\n");
     payments::show(&cloud).await?;
     println!("\n4. Transfers, which lock two accounts each\n");
-    accounts::show(&cloud).await
+    accounts::show(&cloud).await?;
+    println!("\n5. A workflow, whose steps hold one lock\n");
+    execution::show(&cloud).await
 }
 
 /// The table, and the engine that has it.
