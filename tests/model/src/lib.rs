@@ -2,8 +2,9 @@
 //!
 //! The histories in `tests/src` run the code that ships, in random situations. This model runs no code of the product. It
 //! states the protocols again, as small functions, and the checker tries every situation within the bounds. `row.rs` has
-//! the conditions and updates, with the names of the product's attributes, constants and functions, so that a reader can
-//! lay both side by side. `lock.rs` has the decisions of a client.
+//! the conditions and updates of a lock and a record, with the names of the product's attributes, constants and functions, so that a reader can
+//! lay both side by side. `lock.rs` has the decisions of a client. `several.rs` and `semaphore.rs` have both for
+//! several keys and for a semaphore.
 //!
 //! # The world
 //!
@@ -47,6 +48,7 @@
 
 mod lock;
 mod row;
+mod semaphore;
 mod several;
 mod world;
 
@@ -58,6 +60,7 @@ use stateright::{Checker, HasDiscoveries, Model, Property};
 
 use lock::Lock;
 use row::{Conditions, Record};
+use semaphore::Semaphore;
 use several::Several;
 use world::{Protocol, SKEW, StateOf, World};
 
@@ -72,6 +75,8 @@ pub enum Subject {
     RejectingRecord,
     /// Several keys, all or none.
     Several,
+    /// A semaphore with two permits.
+    Semaphore,
 }
 
 /// The bounds of a check.
@@ -124,7 +129,7 @@ macro_rules! breaches {
 }
 
 breaches! {
-    Exclusion = "at most one client considers itself valid by its own clock",
+    Exclusion = "at most one client considers itself valid by its own clock, or N of a semaphore",
     FenceStoodStill = "the fences of successive acquisitions grow",
     RefusedByItself = "no acquire is refused by itself",
     TakenAfterItsEnd = "an acquisition that was released or withdrawn does not take the key again",
@@ -137,6 +142,7 @@ breaches! {
     UnfinishedRunAgain = "a run that did not finish is not repeated in its window, if unfinished runs are rejected",
     OutcomeChanged = "no request changes an outcome",
     ReplayedUnfinished = "only an outcome is replayed",
+    WrongCount = "a semaphore's counter is the number of its permits",
     Half = "a client that considers itself valid has all its keys",
     WrittenTwice = "the write in a transaction with the completion happens once in a window",
 }
@@ -205,6 +211,13 @@ mutations! {
     HalfReleased = "half of the keys are released",
     CancelledReleaseSucceeds = "a cancelled release counts as applied",
     RenewWithoutOwner = "renew without the owner check",
+    OneMore = "N + 1 permits",
+    ReplacedUnchecked = "a permit is replaced without checking whose it is",
+    AnotherReleased = "another's permit is released",
+    CountedTwice = "a release lowers the count twice",
+    TombstoneIgnored = "acquire ignores a release",
+    NoTombstone = "a release leaves no trace",
+    TtlTooEarlyForPermits = "TTL earlier than the leases' end",
 }
 
 /// The mutations of the histories that the model does not express, and why.
@@ -218,7 +231,7 @@ pub const NOT_EXPRESSED: &[(&str, &str)] = &[
 
 impl Subject {
     /// All subjects.
-    pub const ALL: [Self; 4] = [Self::Lock, Self::Record, Self::RejectingRecord, Self::Several];
+    pub const ALL: [Self; 5] = [Self::Lock, Self::Record, Self::RejectingRecord, Self::Several, Self::Semaphore];
 
     /// Returns the bounds of a level, from 1. Each level adds a tick and a fault to each bound.
     #[must_use]
@@ -228,6 +241,7 @@ impl Subject {
             Self::Record => &[Bounds::new(4, 1, 1, 1), Bounds::new(9, 1, 0, 1)],
             Self::RejectingRecord => &[Bounds::new(4, 1, 1, 0), Bounds::new(9, 1, 0, 1)],
             Self::Several => &[Bounds::new(4, 1, 1, 1), Bounds::new(8, 1, 0, 0)],
+            Self::Semaphore => &[Bounds::new(4, 1, 1, 1), Bounds::new(8, 1, 0, 0)],
         };
         let more = level.saturating_sub(1);
         bounds.iter().map(|bounds| Bounds { ticks: bounds.ticks + more, faults: bounds.faults + more, ..*bounds }).collect()
@@ -278,6 +292,20 @@ impl Subject {
                 (Mutation::ReleaseWithoutOwner, Breach::ForeignRow),
                 (Mutation::RenewWithoutOwner, Breach::ForeignRow),
             ],
+            Self::Semaphore => &[
+                (Mutation::OneMore, Breach::Exclusion),
+                (Mutation::ReplacedUnchecked, Breach::Exclusion),
+                (Mutation::AnotherReleased, Breach::ForeignRow),
+                (Mutation::FenceRepeats, Breach::FenceStoodStill),
+                (Mutation::NoSkew, Breach::Exclusion),
+                (Mutation::ForeignNonce, Breach::RefusedByItself),
+                (Mutation::CountedTwice, Breach::WrongCount),
+                (Mutation::TombstoneIgnored, Breach::TakenAfterItsEnd),
+                (Mutation::NoTombstone, Breach::TakenAfterItsEnd),
+                (Mutation::LateRenewal, Breach::OutOfOrder),
+                (Mutation::RefusedReleaseSucceeds, Breach::ReleaseNotDone),
+                (Mutation::TtlTooEarlyForPermits, Breach::Exclusion),
+            ],
             Self::RejectingRecord => &[(Mutation::UnfinishedReleased, Breach::UnfinishedRunAgain)],
         }
     }
@@ -292,6 +320,10 @@ impl Subject {
         match self {
             Self::Lock => check(Lock { conditions: conditions(None), bounds }, bounds, breaks),
             Self::Record => check(Lock { conditions: conditions(record(None)), bounds }, bounds, breaks),
+            Self::Semaphore => {
+                let mutation = mutation.map(|(mutation, _)| mutation);
+                check(Semaphore { bounds, retention: bounds.retention(), mutation }, bounds, breaks)
+            }
             Self::Several => check(Several { conditions: conditions(None), bounds }, bounds, breaks),
             Self::RejectingRecord => check(Lock { conditions: conditions(record(Some(5))), bounds }, bounds, breaks),
         }
