@@ -93,6 +93,14 @@ impl Lease {
         Self { deadline, end: millis_up(end), expiration: seconds_up(end.saturating_add(retention)) }
     }
 
+    /// Returns the lease with the end that a row stores, as a holder on this host counts it from now on. The deadline is
+    /// before that end by the clock skew: a host that sees the end pass is ahead of this one by no more than the skew.
+    pub(crate) fn stored(end: u64, now: Moment, clock_skew: Duration, retention: Duration) -> Self {
+        let stored = Duration::from_millis(end);
+        let left = stored.saturating_sub(clock_skew).saturating_sub(now.wall);
+        Self { deadline: now.deadline_after(left), end, expiration: seconds_up(stored.saturating_add(retention)) }
+    }
+
     /// Extends the TTL to at least `time`.
     pub(crate) fn kept_until(self, time: Duration) -> Self {
         Self { expiration: self.expiration.max(seconds_up(time)), ..self }
@@ -114,7 +122,7 @@ pub(crate) fn millis(duration: Duration) -> u64 {
 }
 
 /// Returns whole milliseconds, rounded up: a clock skew can be shorter than a millisecond.
-fn millis_up(duration: Duration) -> u64 {
+pub(crate) fn millis_up(duration: Duration) -> u64 {
     millis(duration.saturating_add(Duration::from_nanos(999_999)))
 }
 

@@ -4,6 +4,7 @@
 //! | --- | --- |
 //! | understand how a lock works, and what a holder may not rely on | [Concepts and protocol](self::concepts) |
 //! | choose lease, wait, timeout, window and visibility timeout | [Choosing times](self::choosing_times) |
+//! | hold a lock across processes, in a state machine or a pipeline | [Locks across processes](self::tickets) |
 //! | test my handler with crashes, wrong clocks and a bad network | [Testing](self::testing) |
 //! | deploy: release profile, IAM policy, table, example stack | [Deploying and permissions](self::deploying) |
 //! | make cold starts short | [Cold starts](self::cold_starts) |
@@ -28,7 +29,8 @@ macro_rules! guide {
             "[operating]: crate::docs::operating\n",
             "[performance]: crate::docs::performance\n",
             "[powertools]: crate::docs::powertools\n",
-            "[testing]: crate::docs::testing\n\n",
+            "[testing]: crate::docs::testing\n",
+            "[tickets]: crate::docs::tickets\n\n",
             include_str!($file)
         )
     };
@@ -39,6 +41,9 @@ pub mod concepts {}
 
 #[doc = guide!("../docs/choosing_times.md")]
 pub mod choosing_times {}
+
+#[doc = guide!("../docs/tickets.md")]
+pub mod tickets {}
 
 #[doc = guide!("../docs/testing.md")]
 pub mod testing {}

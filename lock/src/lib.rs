@@ -4,6 +4,8 @@
 //! | task | use | feature |
 //! | --- | --- | --- |
 //! | run work under a lock | [`Locks::acquire`], [`Acquire::run`], [`Lock`] | |
+//! | hold several keys, all or none | [`Locks::acquire_all`], [`LockSet`] | |
+//! | hold a lock in several processes, one after the other | [`Lock::into_ticket`], [`Locks::resume`], [`Ticket`] | `serde` |
 //! | make a Lambda handler a singleton | `LockLayer` | `lambda` |
 //! | return the first run's result to a duplicate | `Idempotency` for a function, `IdempotentLayer` for a handler | `idempotency`, `lambda` |
 //! | do each message of an SQS queue once | `SqsConsumer` | `lambda`; `sqs` to hide messages in progress |
@@ -31,7 +33,8 @@
 //! # Guarantees
 //!
 //! - At most one holder considers itself valid at any instant, if the clocks of hosts differ by no more than
-//!   [the clock skew](LocksBuilder::clock_skew).
+//!   [the clock skew](LocksBuilder::clock_skew). A lock that a [`Ticket`] hands over counts as one holder.
+//!   [`Acquire::owner_from`] gives this guarantee up for acquires of the same identity.
 //! - Every acquisition of a key has a larger [fence](Lock::fence) than all earlier ones, also after its row was released,
 //!   expired, or deleted by DynamoDB's TTL. [`Lock::fence`] names two exceptions.
 //! - A crashed holder blocks no one after its lease and the clock skew.
@@ -52,13 +55,15 @@
 //! | a place in the queue, for an acquire that [waits](Acquire::wait) | 1 `UpdateItem` | `dynamodb:UpdateItem` |
 //! | release | 1 `UpdateItem` | `dynamodb:UpdateItem` |
 //! | renew | 1 `UpdateItem` | `dynamodb:UpdateItem` |
+//! | acquire, renew or release [several keys](Locks::acquire_all) | 1 `TransactWriteItems` each | `dynamodb:UpdateItem` |
+//! | [`Locks::resume`], [`Locks::renew_ticket`], [`Locks::release_ticket`] | 1 `UpdateItem` | `dynamodb:UpdateItem` |
 //! | an idempotent run, a message that is done | 2 `UpdateItem` | `dynamodb:UpdateItem` |
 //! | a duplicate | 1 `UpdateItem`; none from the cache | `dynamodb:UpdateItem` |
 //! | a run that is completed in the caller's transaction | 1 `UpdateItem` and the transaction | `dynamodb:UpdateItem` |
 //! | [`Locks::get`] | 1 consistent `GetItem` | `dynamodb:GetItem` |
 //! | [`Locks::list`] | 1 consistent `Scan` for each MiB of the table | `dynamodb:Scan` |
 //! | [`Locks::force_release`] | 1 `UpdateItem` | `dynamodb:UpdateItem` |
-//! | [`Lock::condition_check`] in your transaction | 1 write check | `dynamodb:ConditionCheckItem` |
+//! | [`Lock::condition_check`], or one of [`LockSet::condition_checks`], in your transaction | 1 write check | `dynamodb:ConditionCheckItem` |
 //! | [`Locks::check`] | 6 | see there |
 //!
 //! Nothing is sent between acquire and release. The SDK retries throttled and lost requests; [`client_config`] sets how
@@ -104,7 +109,7 @@ pub mod docs;
 pub use client::client_config;
 pub use error::Error;
 pub use holder::{Data, Holder};
-pub use lock::{Acquire, Backoff, Jitter, Lock, Locks, LocksBuilder};
+pub use lock::{Acquire, AcquireAll, Backoff, Jitter, Lock, LockSet, Locks, LocksBuilder, Ticket};
 
 // Idempotency, for any async function.
 #[cfg(feature = "idempotency")]

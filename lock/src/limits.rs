@@ -7,8 +7,12 @@ use aws_sdk_dynamodb::types::AttributeValue;
 use crate::error::Error;
 use crate::holder::Data;
 
-/// The longest lease and the longest hold: longer than any Lambda invocation, short enough that a crash is temporary.
-pub(crate) const MAX_LEASE: Duration = Duration::from_hours(24);
+/// The longest lease, for a lock that outlives its invocation. After a crash, the key stays held until the lease ends or an
+/// operator frees it.
+pub(crate) const MAX_LEASE: Duration = Duration::from_hours(366 * 24);
+/// The longest lease by default and until a deadline, the longest minimum hold, and the longest delay: longer than any
+/// Lambda invocation, short enough that a crash is temporary.
+pub(crate) const DAY: Duration = Duration::from_hours(24);
 pub(crate) const MIN_LEASE: Duration = Duration::from_millis(1);
 pub(crate) const MAX_CLOCK_SKEW: Duration = Duration::from_mins(5);
 /// AWS refuses a request 5 minutes after it was signed (15 for some services), so no request arrives later than this.
@@ -17,8 +21,12 @@ pub(crate) const MAX_RETENTION: Duration = Duration::from_hours(366 * 24);
 
 /// DynamoDB's limit for a partition key.
 pub(crate) const MAX_KEY_BYTES: usize = 2048;
+/// DynamoDB's limit for the items of a transaction.
+const MAX_KEYS: usize = 100;
 /// DynamoDB's limit for the name of an attribute that is a key; this crate uses it for all names.
 pub(crate) const MAX_NAME_BYTES: usize = 255;
+/// The longest identity of an owner, so that a row has room for data.
+pub(crate) const MAX_IDENTITY_BYTES: usize = 512;
 /// DynamoDB's limit for a sort key.
 pub(crate) const MAX_SORT_KEY_BYTES: usize = 1024;
 /// The largest value of data: DynamoDB allows 400 KiB for an item, and the key and the other attributes need some of it.
@@ -39,7 +47,12 @@ pub(crate) fn check_duration(what: &str, value: Duration, min: Duration, max: Du
     if (min..=max).contains(&value) {
         return Ok(());
     }
-    let [value, min, max] = [value, min, max].map(humantime::format_duration);
+    // In days, because `humantime` has years of 365 days and a quarter.
+    let text = |time: Duration| match (time.as_secs() / DAY.as_secs(), time.as_secs() % DAY.as_secs()) {
+        (days @ 2.., 0) if time.subsec_nanos() == 0 => format!("{days}days"),
+        _ => humantime::format_duration(time).to_string(),
+    };
+    let [value, min, max] = [value, min, max].map(text);
     Err(Error::invalid(format!("the {what} is {value}, not between {min} and {max}")))
 }
 
@@ -55,6 +68,19 @@ pub(crate) fn check_key(prefix: &str, key: &str) -> Result<(), Error> {
         )))
     } else {
         Ok(())
+    }
+}
+
+/// Checks the keys of one acquire, which are sorted.
+pub(crate) fn check_keys(prefix: &str, keys: &[String]) -> Result<(), Error> {
+    let count = keys.len();
+    if !(1..=MAX_KEYS).contains(&count) {
+        return Err(Error::invalid(format!("the number of keys is {count}, not between 1 and {MAX_KEYS}")));
+    }
+    keys.iter().try_for_each(|key| check_key(prefix, key))?;
+    match keys.windows(2).find(|pair| pair[0] == pair[1]) {
+        Some(twice) => Err(Error::invalid(format!("the key `{}` is named twice: name each key once", twice[0]))),
+        None => Ok(()),
     }
 }
 

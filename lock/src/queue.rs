@@ -42,9 +42,12 @@ impl HoldTime {
     const WEIGHT: f64 = 0.125;
     /// How much longer than the last hold the mean may be. An absurd value in a row does not outlast the next release.
     const LONGER: u32 = 16;
+    /// The shortest hold that counts. A shorter one is the effect of a clock that was set back.
+    const SHORTEST: Duration = Duration::from_micros(100);
 
     /// Returns the hold time after one more hold.
     pub(crate) fn after(before: Option<Self>, hold: Duration) -> Self {
+        let hold = hold.max(Self::SHORTEST);
         match before {
             None => Self { mean: hold, deviation: None },
             Some(Self { mean, deviation: None }) => {

@@ -66,7 +66,7 @@ fn the_program_and_each_command_have_help() {
         check(&format!("help-{command}"), &output(program(&[command, "--help"]), 0), &[]);
         count += 1;
     }
-    assert_eq!(count, 9);
+    assert_eq!(count, 11);
 }
 
 #[test]
@@ -191,6 +191,10 @@ fn a_message_says_what_failed_why_and_what_to_do() {
         "run --key job --lease soon -- true",
         "run --key job --lease 25h -- true",
         "run --key malformed -- true",
+        "acquire --key held",
+        "acquire --key job --lease 367days",
+        "renew",
+        "release",
         "list --limit 2",
         "release held --fence 1",
         "release held --force",

@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use fastrand::Rng;
+use futures_util::future::join_all;
 use lambda_lock::embedded::Host;
 use lambda_lock::{Acquire, Error, Lock};
 use tokio::time::{sleep, timeout};
@@ -41,6 +42,10 @@ pub struct Counts {
     pub held: usize,
     /// Leases renewed.
     pub renewed: usize,
+    /// Locks resumed with a ticket.
+    pub resumed: usize,
+    /// Tickets that were used before, or whose lock was lost.
+    pub tickets_refused: usize,
     /// Releases, renewals and runs that found the lock lost.
     pub lost: usize,
     /// Hosts that crashed while they held a key.
@@ -186,10 +191,62 @@ async fn work(scene: &Scene, host: &Host, operation: &Operation, mut random: Rng
             sleep(lease.mul_f64(random.f64() * 1.2)).await;
         }
     }
+    // The ledger does not follow a minimum hold across hosts.
+    if hold_at_least.is_zero() && random.u8(0..4) == 0 {
+        // The answer to the last request of this process may be lost, or the request late.
+        let last_request = lock.renew(lease.mul_f64(0.5 + random.f64()));
+        let _ = timeout(millis(&mut random, 0..=200), last_request).await;
+        return hand_over(scene, operation, lock, lease, random).await;
+    }
     match random.u8(0..10) {
         // A drop without a release sends the release in the background.
         0 => operation.ended("dropped its lock"),
         _ => release(operation, &lock).await,
+    }
+}
+
+/// Makes a ticket of the lock, for one or two hosts. One of them resumes it at most.
+async fn hand_over(scene: &Scene, operation: &Operation, lock: Arc<Lock>, lease: Duration, mut random: Rng) {
+    // The ledger borrows the lock only for a moment.
+    let ticket = Arc::into_inner(lock).unwrap().into_ticket();
+    operation.ended("handed its lock over");
+    let json = serde_json::to_string(&ticket).unwrap();
+    let heirs = (0..random.u8(1..=2)).map(|number| heir(scene, operation, number, &json, lease, random.fork()));
+    join_all(heirs).await;
+}
+
+/// A host that has a ticket: it renews the lease, resumes the lock, or releases it.
+async fn heir(scene: &Scene, from: &Operation, number: u8, json: &str, lease: Duration, mut random: Rng) {
+    let operation = from.heir(number);
+    let host = scene.host(&mut random, Network::Bad);
+    let locks = scene.stage.locks(&host);
+    let ticket = serde_json::from_str(json).unwrap();
+    sleep(lease.mul_f64(random.f64() * random.f64())).await;
+    for _ in 0..random.u8(0..=2) {
+        let renewal = lease.mul_f64(0.2 + 1.3 * random.f64());
+        if let Err(error) = locks.renew_ticket(&ticket, renewal).await {
+            operation.ticket_refused(&error);
+        }
+    }
+    if random.u8(0..6) == 0 {
+        if let Err(error) = locks.release_ticket(&ticket).await {
+            operation.ticket_refused(&error);
+        }
+        return;
+    }
+    let lock = match locks.resume(&ticket).await {
+        Ok(lock) => Arc::new(lock),
+        Err(error) => return operation.ticket_refused(&error),
+    };
+    operation.resumed(&lock, from);
+    sleep(lease.mul_f64(random.f64() * 1.2)).await;
+    if random.bool() {
+        operation.renewed(&lock, lock.renew(lease.mul_f64(0.2 + random.f64())).await);
+        sleep(lease.mul_f64(random.f64())).await;
+    }
+    match random.u8(0..10) {
+        0 => operation.ended("dropped its lock"),
+        _ => release(&operation, &lock).await,
     }
 }
 

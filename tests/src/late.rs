@@ -2,15 +2,16 @@ use std::ops::RangeInclusive;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 
-use aws_sdk_dynamodb::types::AttributeValue;
+use aws_sdk_dynamodb::types::{AttributeValue, ConditionCheck, TransactWriteItem};
 use lambda_lock::embedded::{Answer, Intercept};
 use serde_json::{Value, json};
 
 use crate::World;
 
-/// Holds back some of a host's updates, which the host sees as server errors. They arrive when the test delivers them.
+/// Holds back some of a host's writes, which the host sees as server errors. They arrive when the test delivers them.
 #[derive(Clone, Debug)]
 pub struct Late {
+    operation: &'static str,
     which: RangeInclusive<u32>,
     sent: Arc<AtomicU32>,
     held_back: Arc<Mutex<Vec<Value>>>,
@@ -20,32 +21,85 @@ impl Late {
     /// Holds back these updates of the host, counted from 1. Each attempt of the SDK counts.
     #[must_use]
     pub fn updates(which: RangeInclusive<u32>) -> Self {
-        Self { which, sent: Arc::default(), held_back: Arc::default() }
+        Self::of("UpdateItem", which)
     }
 
-    /// Delivers the first update that is held back, and returns whether it was applied.
+    /// Holds back these transactions of the host, counted in the same way.
+    #[must_use]
+    pub fn transactions(which: RangeInclusive<u32>) -> Self {
+        Self::of(TRANSACTION, which)
+    }
+
+    fn of(operation: &'static str, which: RangeInclusive<u32>) -> Self {
+        Self { operation, which, sent: Arc::default(), held_back: Arc::default() }
+    }
+
+    /// Delivers the first write that is held back, and returns whether it was applied.
     pub async fn deliver(&self, world: &World) -> bool {
         let request = self.held_back.lock().unwrap().remove(0);
-        let host = world.host().intercept(Replace(request)).build();
-        let update = host.client().update_item().table_name(&world.table);
-        Box::pin(update.key("id", AttributeValue::S("replaced".to_owned())).send()).await.is_ok()
+        deliver(world, self.operation, request).await
+    }
+}
+
+/// Keeps a host's transactions, so that a test can deliver them again.
+#[derive(Clone, Debug, Default)]
+pub struct Repeats(Arc<Mutex<Vec<Value>>>);
+
+impl Repeats {
+    /// Delivers the transaction with this index again, and returns whether it was applied. DynamoDB does not recognise it
+    /// by its token.
+    pub async fn deliver(&self, world: &World, index: usize) -> bool {
+        let request = self.0.lock().unwrap()[index].clone();
+        deliver(world, TRANSACTION, request).await
+    }
+}
+
+impl Intercept for Repeats {
+    fn request(&self, operation: &str, request: &mut Value) {
+        if operation == TRANSACTION {
+            self.0.lock().unwrap().push(request.clone());
+        }
+    }
+}
+
+const TRANSACTION: &str = "TransactWriteItems";
+
+async fn deliver(world: &World, operation: &str, mut request: Value) -> bool {
+    request.as_object_mut().unwrap().remove("ClientRequestToken");
+    let client = world.host().intercept(Replace(request)).build().client();
+    let key = AttributeValue::S("replaced".to_owned());
+    if operation == TRANSACTION {
+        let check = ConditionCheck::builder().table_name(&world.table).key("id", key).condition_expression("replaced");
+        let item = TransactWriteItem::builder().condition_check(check.build().unwrap()).build();
+        Box::pin(client.transact_write_items().transact_items(item).send()).await.is_ok()
+    } else {
+        Box::pin(client.update_item().table_name(&world.table).key("id", key).send()).await.is_ok()
     }
 }
 
 /// A condition that no row meets.
 const HELD_BACK: &str = " AND attribute_exists(#owner) AND attribute_not_exists(#owner)";
 
+/// The condition of an update, or of the first update of a transaction.
+fn condition(request: &Value) -> Option<&str> {
+    let update = request.pointer("/TransactItems/0/Update").unwrap_or(request);
+    update["ConditionExpression"].as_str()
+}
+
 impl Intercept for Late {
     fn request(&self, operation: &str, request: &mut Value) {
-        if operation == "UpdateItem" && self.which.contains(&(self.sent.fetch_add(1, Ordering::Relaxed) + 1)) {
+        if operation == self.operation && self.which.contains(&(self.sent.fetch_add(1, Ordering::Relaxed) + 1)) {
             self.held_back.lock().unwrap().push(request.clone());
-            let condition = request["ConditionExpression"].as_str().unwrap();
-            request["ConditionExpression"] = json!(format!("({condition}){HELD_BACK}"));
+            let condition = format!("({}){HELD_BACK}", condition(request).unwrap());
+            match request.pointer_mut("/TransactItems/0/Update") {
+                Some(update) => update["ConditionExpression"] = json!(condition),
+                None => request["ConditionExpression"] = json!(condition),
+            }
         }
     }
 
     fn answer(&self, _: &str, request: &Value, answer: &mut Answer) {
-        if request["ConditionExpression"].as_str().is_some_and(|condition| condition.ends_with(HELD_BACK)) {
+        if condition(request).is_some_and(|condition| condition.ends_with(HELD_BACK)) {
             (answer.status, answer.body) = (500, json!({}));
         }
     }

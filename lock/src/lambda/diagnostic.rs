@@ -28,6 +28,7 @@ fn error_type(error: &Error) -> &'static str {
     match error.kind() {
         Kind::Held(_) => "LockHeld",
         Kind::Lost(_) => "LockLost",
+        Kind::Ticket(_) => "LockTicketRefused",
         Kind::Throttled => "LockThrottled",
         Kind::Unavailable => "LockUnavailable",
         Kind::Conflict => "LockConflict",

@@ -6,7 +6,7 @@ use lambda_runtime::Context;
 
 use crate::clock::since_epoch;
 use crate::idempotency::Invocation;
-use crate::limits::MAX_LEASE;
+use crate::limits::DAY;
 use crate::lock::Locks;
 
 /// Returns the holder's name: the function, the request id and the log stream to look into.
@@ -15,10 +15,10 @@ pub(super) fn holder(context: &Context) -> String {
     [&config.function_name, &context.request_id, &config.log_stream].map(String::as_str).join(" ").trim().to_owned()
 }
 
-/// Returns the invocation's deadline, unless it is more than [`MAX_LEASE`] ago: the deadline is zero in a context made by
+/// Returns the invocation's deadline, unless it is more than [`DAY`] ago: the deadline is zero in a context made by
 /// hand, as in tests, and early in 1970 under `cargo lambda watch`.
 pub(super) fn deadline(context: &Context, locks: &Locks) -> Option<SystemTime> {
-    let earliest = locks.0.clock.now().wall.saturating_sub(MAX_LEASE);
+    let earliest = locks.0.clock.now().wall.saturating_sub(DAY);
     Some(context.deadline()).filter(|deadline| since_epoch(*deadline) > earliest)
 }
 

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::panic::{AssertUnwindSafe, resume_unwind};
 use std::pin::Pin;
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use aws_sdk_dynamodb::types::AttributeValue;
@@ -19,8 +20,10 @@ use crate::client::SdkAttempts;
 use crate::clock::{Lease, Moment, millis, since_epoch};
 use crate::error::{Error, Kind};
 use crate::holder::{Data, Holder};
-use crate::limits::{MAX_LEASE, MIN_LEASE, TIME_TO_ANSWER, check_data, check_duration, time_to_ask};
-use crate::row::{Claim, ClaimExtension, Claimed, Courtesy, Joined};
+use crate::limits::{
+    DAY, MAX_IDENTITY_BYTES, MAX_LEASE, MIN_LEASE, TIME_TO_ANSWER, check_data, check_duration, check_keys, time_to_ask,
+};
+use crate::row::{Claim, ClaimExtension, Claimed, Courtesy, Fences, Joined};
 
 /// How long a refusal waits for a withdrawal.
 const WITHDRAWAL_TIMEOUT: Duration = Duration::from_secs(1);
@@ -35,11 +38,13 @@ impl Locks {
         Acquire {
             locks: self.clone(),
             key: key.into(),
+            keys: None,
             lease: None,
             until: None,
             wait: Backoff::NO_WAIT,
             hold_at_least: Duration::ZERO,
             holder: None,
+            identity: None,
             data: None,
             attributes: Vec::new(),
             extension: None,
@@ -99,19 +104,27 @@ impl Locks {
 pub struct Acquire {
     locks: Locks,
     key: String,
+    /// Several keys, which are acquired together. They are sorted.
+    pub(super) keys: Option<Arc<[String]>>,
     lease: Option<Duration>,
     until: Option<SystemTime>,
     wait: Backoff,
     hold_at_least: Duration,
     holder: Option<String>,
+    identity: Option<String>,
     data: Option<Data>,
     attributes: Vec<(String, AttributeValue)>,
     extension: Option<Box<dyn ClaimExtension>>,
 }
 
 impl Acquire {
-    /// Sets the lease, the time after which the lock ends unless it is renewed: from 1 ms to a day. The default is the time
-    /// until the deadline if [`until`](Self::until) is set, and otherwise the lease of the [`Locks`].
+    /// Sets the lease, the time after which the lock ends unless it is renewed: from 1 ms to 366 days, and with
+    /// [`until`](Self::until) to a day. The default is the time until the deadline if `until` is set, and otherwise the lease
+    /// of the [`Locks`].
+    ///
+    /// A lease of more than a day is for a lock that outlives its invocation ([`Lock::into_ticket`]). If its process or its
+    /// ticket is lost, the key stays held until the lease ends, or until an operator [frees](Locks::force_release) it. A
+    /// shorter lease that is renewed costs a request each time, and ends soon after a crash.
     pub fn lease(mut self, lease: Duration) -> Self {
         self.lease = Some(lease);
         self
@@ -149,6 +162,43 @@ impl Acquire {
     /// Sets the holder's name that others read: by default that of the [`Locks`].
     pub fn holder(mut self, holder: impl Into<String>) -> Self {
         self.holder = Some(holder.into());
+        self
+    }
+
+    /// Acquires the lock for an identity of the caller, such as the ARN of an execution or the id of a message: 1 to 512
+    /// bytes. A later acquire of the same identity takes the lock over instead of being refused, so that a retry finds the
+    /// lock of an attempt that crashed. Without [`wait`](Self::wait), one request; IAM action `dynamodb:UpdateItem`.
+    ///
+    /// The identity must be unique to one piece of work. It is a part of the [owner](Lock::owner) in the row, so others can
+    /// read it.
+    ///
+    /// # Two invocations of one identity
+    ///
+    /// The later acquire gets a larger [fence](Lock::fence). From then on only the later holder may rely on the lock. The
+    /// earlier holder learns of it from its next request: a renewal, a release or a [condition
+    /// check](Lock::condition_check) fails as [lost](Error::is_lost). Without a request, its lock stays valid on its own host
+    /// until its lease ends, even after the later holder has released the key and another identity has acquired it.
+    ///
+    /// So this option gives up the guarantee that one holder at a time considers itself valid. Use it if the earlier
+    /// invocation has ended, or if a receiver rejects its smaller fence, or with the condition check in the transaction.
+    ///
+    /// A lock that was released is not taken over. If the clock of the earlier acquire was ahead, a later acquire is refused
+    /// as held until its own clock has passed that time, at most for the clock skew: let it wait.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use lambda_lock::{Backoff, Error, Locks};
+    /// # async fn example(locks: Locks, execution_arn: &str) -> Result<(), Error> {
+    /// let lock = locks
+    ///     .acquire("nightly-report")
+    ///     .owner_from(execution_arn)
+    ///     .wait(Backoff::default().up_to(Duration::from_secs(5)))
+    ///     .await?;
+    /// # lock.release().await
+    /// # }
+    /// ```
+    pub fn owner_from(mut self, identity: impl Into<String>) -> Self {
+        self.identity = Some(identity.into());
         self
     }
 
@@ -219,8 +269,8 @@ impl Acquire {
         }
     }
 
-    /// Makes attempts until one succeeds or the wait ends. The last holder comes with the lock if its lease ended without a
-    /// release.
+    /// Makes attempts until one succeeds or the wait ends. The last holder comes with the lock if it did not release the
+    /// key.
     async fn ask(&self, telemetry: &mut AcquireSpan) -> Result<(Lock, Option<Box<Holder>>), Error> {
         let mut attempts = AcquireAttempts::start(self)?;
         let error = loop {
@@ -230,7 +280,7 @@ impl Acquire {
                 }
                 Ok(_) => {
                     attempts.discard_late_grant().await?;
-                    Error::new(Kind::Unavailable, &self.locks.0.table.name, &self.key)
+                    attempts.pending.ownership.error(Kind::Unavailable)
                 }
                 Err(error) => error,
             };
@@ -249,10 +299,11 @@ impl Acquire {
     /// Returns a lock that is not enforced, for work that runs without protection.
     pub(crate) fn unlocked(&self) -> Result<Lock, Error> {
         let now = self.locks.0.clock.now();
-        let ownership = Ownership::new(&self.locks, &self.key)?;
+        let ownership = self.ownership()?;
         let telemetry = HoldSpan::new(Span::none(), &self.key);
         let grant = Grant {
             fence: None,
+            fences: Vec::new(),
             data: None,
             sent: now,
             lease: self.lease_from(now)?,
@@ -262,12 +313,32 @@ impl Acquire {
         Ok(Lock::new(ownership, grant, telemetry, Duration::ZERO))
     }
 
-    fn check(&self) -> Result<(), Error> {
-        self.locks.check_key(&self.key)?;
-        if let Some(lease) = self.lease {
-            check_duration("lease", lease, MIN_LEASE, MAX_LEASE)?;
+    /// Draws a new nonce.
+    fn ownership(&self) -> Result<Ownership, Error> {
+        let mut ownership = Ownership { keys: self.keys.clone(), ..Ownership::new(&self.locks, &self.key)? };
+        if let Some(identity) = self.identity() {
+            ownership.owner.insert_str(0, &identity);
         }
-        check_duration("least hold", self.hold_at_least, Duration::ZERO, MAX_LEASE)?;
+        Ok(ownership)
+    }
+
+    fn check(&self) -> Result<(), Error> {
+        match &self.keys {
+            None => self.locks.check_key(&self.key)?,
+            Some(keys) => check_keys(&self.locks.0.table.key_prefix, keys)?,
+        }
+        if let Some(lease) = self.lease {
+            check_duration("lease", lease, MIN_LEASE, self.longest_lease())?;
+        }
+        if let Some(identity) = &self.identity
+            && !(1..=MAX_IDENTITY_BYTES).contains(&identity.len())
+        {
+            let bytes = identity.len();
+            return Err(Error::invalid(format!(
+                "the identity of the owner has {bytes} bytes, not 1 to {MAX_IDENTITY_BYTES}: hash it"
+            )));
+        }
+        check_duration("least hold", self.hold_at_least, Duration::ZERO, DAY)?;
         self.wait.check()?;
         if let Some(data) = &self.data {
             check_data(data)?;
@@ -286,6 +357,19 @@ impl Acquire {
         Ok(())
     }
 
+    /// Returns the longest lease: a lock with a deadline ends with its invocation, and so does a record. Locks on several
+    /// keys have no ticket.
+    fn longest_lease(&self) -> Duration {
+        let ends_soon = self.until.is_some() || self.extension.is_some() || self.keys.is_some();
+        if ends_soon { DAY } else { MAX_LEASE }
+    }
+
+    /// Returns the start of the owners of this identity. The length comes first, so that no identity is the start of
+    /// another one.
+    fn identity(&self) -> Option<String> {
+        self.identity.as_ref().map(|identity| format!("{}#{identity}#", identity.len()))
+    }
+
     /// Returns the lease of an attempt at this moment.
     fn lease_from(&self, now: Moment) -> Result<Lease, Error> {
         let settings = &self.locks.0;
@@ -300,7 +384,7 @@ impl Acquire {
                 self.key
             )));
         }
-        check_duration("time until the deadline", lease, MIN_LEASE, MAX_LEASE)?;
+        check_duration("time until the deadline", lease, MIN_LEASE, self.longest_lease())?;
         let lease = Lease::new(now.deadline_after(lease), settings.clock_skew, settings.retention);
         let keep_until = self.extension.as_ref().and_then(|extension| extension.keep_until(now));
         Ok(keep_until.map_or(lease, |time| lease.kept_until(time)))
@@ -345,12 +429,14 @@ struct AcquireAttempts<'a> {
     /// The place of this waiter, if waiters take turns.
     turn: Option<Turn>,
     is_last: bool,
+    /// The fences of several keys.
+    fences: Fences,
 }
 
 /// A key that an attempt has taken.
 struct Taken {
     grant: Grant,
-    /// The last holder, if its lease ended without a release. Unknown after a lost answer.
+    /// The last holder, if it did not release the key. Unknown after a lost answer.
     from: Option<Box<Holder>>,
 }
 
@@ -372,15 +458,17 @@ impl<'a> AcquireAttempts<'a> {
             sent: Vec::new(),
             unanswered: false,
             delays: acquire.wait.delays(limit),
-            turn: acquire.wait.takes_turns().then(Turn::default),
+            // A place in one queue says nothing about the others.
+            turn: (acquire.keys.is_none() && acquire.wait.takes_turns()).then(Turn::default),
             is_last: false,
+            fences: Fences::new(acquire.keys.as_ref().map_or(0, |keys| keys.len())),
         })
     }
 
     /// Sends one attempt. Returns `None` if an earlier attempt took the key, and its lease is no longer known.
     async fn next(&mut self, telemetry: &mut AcquireSpan) -> Result<Option<Taken>, Error> {
-        let Acquire { locks, key, holder, data, attributes, extension, .. } = self.acquire;
-        let settings = &locks.0;
+        let Acquire { locks, key, keys, holder, data, attributes, extension, .. } = self.acquire;
+        let (settings, identity) = (&locks.0, self.acquire.identity());
         let now = settings.clock.now();
         let lease = self.acquire.lease_from(now)?;
         self.sent.retain(|(_, lease)| !lease.deadline.has_passed(now));
@@ -395,12 +483,16 @@ impl<'a> AcquireAttempts<'a> {
             attributes,
             extension: extension.as_deref(),
             courtesy: self.courtesy(),
-            place: self.turn.as_ref().and_then(Turn::served),
+            identity: identity.as_deref(),
+            place: self.turn.as_ref().filter(|_| !self.is_last).and_then(Turn::served),
         };
         self.pending.may_have_key = true;
         telemetry.attempt();
         let sdk_attempts = SdkAttempts::default();
-        let claimed = settings.table.acquire(&claim, &sdk_attempts).await;
+        let claimed = match keys {
+            None => settings.table.acquire(&claim, &sdk_attempts).await,
+            Some(keys) => settings.table.acquire_all(&claim, keys, &mut self.fences, &sdk_attempts).await,
+        };
         self.unanswered |= sdk_attempts.is_unanswered();
         let answered = settings.clock.now();
         if let (Some(turn), Err(error)) = (&mut self.turn, &claimed)
@@ -410,17 +502,18 @@ impl<'a> AcquireAttempts<'a> {
         }
         // A key that was taken is freed if this future is dropped before `into_lock`.
         self.pending.may_have_key = claimed.is_ok() || self.unanswered;
+        let fences = self.fences.written().to_vec();
         match claimed? {
             Claimed::Acquired { fence, data, taken_from, hold_time } => {
                 let excess = self.turn.as_ref().map(|turn| turn.excess(answered.since(now))).unwrap_or_default();
-                let grant = Grant { fence: Some(fence), data, sent: now, lease, hold_time, excess };
+                let grant = Grant { fence: Some(fence), fences, data, sent: now, lease, hold_time, excess };
                 Ok(Some(Taken { grant, from: taken_from }))
             }
             Claimed::Already { fence, data, end, hold_time } => {
                 tracing::debug!(key, "acquired by an earlier attempt, whose answer was lost");
                 let ours = self.sent.iter().find(|(_, lease)| lease.end == end);
                 Ok(ours.filter(|_| fence.is_some()).map(|&(sent, lease)| Taken {
-                    grant: Grant { fence, data, sent, lease, hold_time, excess: Duration::ZERO },
+                    grant: Grant { fence, fences, data, sent, lease, hold_time, excess: Duration::ZERO },
                     from: None,
                 }))
             }
@@ -501,9 +594,9 @@ impl<'a> AcquireAttempts<'a> {
     async fn join(&mut self, holder: &Holder, telemetry: &mut AcquireSpan) -> bool {
         let (settings, key) = (&self.acquire.locks.0, &self.acquire.key);
         let now = settings.clock.now();
-        let left = self.delays.left(now.since(self.started)).min(MAX_LEASE);
+        let left = self.delays.left(now.since(self.started)).min(DAY);
         let until = millis(now.wall.saturating_add(left));
-        match settings.table.join(key, holder.queue, until, now, left.min(JOIN_TIMEOUT)).await {
+        match settings.table.join(key, holder.queue, until, now, settings.clock_skew, left.min(JOIN_TIMEOUT)).await {
             Ok(Some(Joined { place, holder })) => {
                 if let Some(turn) = &mut self.turn {
                     let answered = settings.clock.now();
@@ -539,8 +632,8 @@ struct Pending {
 }
 
 impl Pending {
-    fn new(Acquire { locks, key, .. }: &Acquire) -> Result<Self, Error> {
-        Ok(Self { ownership: Ownership::new(locks, key)?, may_have_key: false })
+    fn new(acquire: &Acquire) -> Result<Self, Error> {
+        Ok(Self { ownership: acquire.ownership()?, may_have_key: false })
     }
 
     fn into_ownership(mut self) -> Ownership {

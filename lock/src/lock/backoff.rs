@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::error::Error;
-use crate::limits::{MAX_LEASE, check_duration};
+use crate::limits::{DAY, check_duration};
 
 /// The waits of an acquire for a contended key, within a budget: waiters take turns, or use plain exponential backoff.
 ///
@@ -43,9 +43,10 @@ use crate::limits::{MAX_LEASE, check_duration};
 ///
 /// # Plain backoff
 ///
-/// With an explicit base, factor, cap or jitter, a waiter takes no place. The delay before attempt *n* + 1 is
-/// `base × factorⁿ⁻¹`, limited to the cap, then spread by the [`Jitter`], and never longer than the cap. A delay ends at
-/// most one base delay after the end of the holder's lease. Each attempt is one `UpdateItem`.
+/// With an explicit base, factor, cap or jitter, a waiter takes no place. Neither does a waiter for [several
+/// keys](crate::Locks::acquire_all). The delay before attempt *n* + 1 is `base × factorⁿ⁻¹`, limited to the cap, then spread
+/// by the [`Jitter`], and never longer than the cap. A delay ends at most one base delay after the end of the holder's lease.
+/// Each attempt is one `UpdateItem`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Backoff {
     base: Duration,
@@ -171,7 +172,7 @@ impl Backoff {
             return Ok(());
         }
         for (what, delay) in [("base of the backoff", self.base), ("cap of the backoff", self.cap)] {
-            check_duration(what, delay, Duration::from_millis(1), MAX_LEASE)?;
+            check_duration(what, delay, Duration::from_millis(1), DAY)?;
         }
         Ok(())
     }

@@ -14,7 +14,7 @@ use super::telemetry::HoldSpan;
 use crate::clock::{Lease, Moment};
 use crate::error::{Error, Kind};
 use crate::holder::{Data, Holder};
-use crate::limits::{MAX_LEASE, MIN_LEASE, check_data, check_duration, time_to_ask};
+use crate::limits::{DAY, MAX_LEASE, MIN_LEASE, check_data, check_duration, time_to_ask};
 use crate::queue::HoldTime;
 use crate::row::Step;
 
@@ -41,6 +41,8 @@ use crate::row::Step;
 pub struct Lock {
     pub(super) ownership: Ownership,
     fence: Option<u64>,
+    /// The fences of several keys, in their order.
+    pub(super) fences: Vec<u64>,
     data: Option<Data>,
     /// Shared with a release in the background.
     pub(super) telemetry: Arc<HoldSpan>,
@@ -62,6 +64,8 @@ pub struct Lock {
 pub(super) struct Grant {
     /// Without a fence, the lock is not enforced.
     pub(super) fence: Option<u64>,
+    /// The fences of several keys, in their order.
+    pub(super) fences: Vec<u64>,
     pub(super) data: Option<Data>,
     /// When the request that took the key was sent.
     pub(super) sent: Moment,
@@ -84,6 +88,15 @@ struct State {
     sequence: u64,
 }
 
+/// What a lock that is resumed takes over from the one that was handed over.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Continuation {
+    /// Until when `hold_at_least` keeps the key.
+    pub(super) hold_until: Option<Duration>,
+    /// The number of the last request that was sent after the acquire.
+    pub(super) sequence: u64,
+}
+
 impl State {
     fn next_sequence(&mut self) -> u64 {
         self.sequence += 1;
@@ -100,16 +113,19 @@ pub(super) enum Phase {
     Released,
     /// The row refused this owner, so no request is left to send either.
     Lost,
+    /// The row of one of several keys refused a renewal. The others are still to be released.
+    PartlyLost,
 }
 
 impl Lock {
     pub(super) fn new(ownership: Ownership, grant: Grant, telemetry: HoldSpan, hold_at_least: Duration) -> Self {
-        let Grant { fence, data, sent, lease, hold_time, excess } = grant;
+        let Grant { fence, fences, data, sent, lease, hold_time, excess } = grant;
         // The skew is added because the clocks of other hosts can be ahead.
         let hold_until = sent.wall.saturating_add(hold_at_least).saturating_add(ownership.locks.0.clock_skew);
         Self {
             ownership,
             fence,
+            fences,
             data,
             telemetry: Arc::new(telemetry),
             sent,
@@ -127,13 +143,36 @@ impl Lock {
         }
     }
 
+    /// Continues a lock that another process has handed over.
+    pub(super) fn continuing(self, Continuation { hold_until, sequence }: Continuation) -> Self {
+        {
+            let mut state = self.state();
+            state.hold_until = hold_until;
+            state.sequence = sequence;
+        }
+        self
+    }
+
+    /// Ends this lock without a request, for another process. None of its requests follows.
+    pub(super) fn hand_over(&self) -> Continuation {
+        let continuation = {
+            let state = self.state();
+            Continuation { hold_until: state.hold_until, sequence: state.sequence }
+        };
+        self.enter(Phase::Released);
+        self.telemetry.handed_over();
+        continuation
+    }
+
     /// Returns the key, without the prefix.
     #[must_use]
     pub fn key(&self) -> &str {
         &self.ownership.key
     }
 
-    /// Returns the nonce of this acquisition: 128 bits from the operating system's generator, in hexadecimal.
+    /// Returns the nonce of this acquisition: 128 bits from the operating system's generator, in hexadecimal. With
+    /// [`owner_from`](crate::Acquire::owner_from), the length of the identity and the identity precede it, as in
+    /// `5#order#0f…`.
     #[must_use]
     pub fn owner(&self) -> &str {
         &self.ownership.owner
@@ -184,7 +223,7 @@ impl Lock {
         let state = self.state();
         match state.phase {
             Phase::Held => state.lease.deadline.remaining(self.now()),
-            Phase::Releasing | Phase::Released | Phase::Lost => Duration::ZERO,
+            Phase::Releasing | Phase::Released | Phase::Lost | Phase::PartlyLost => Duration::ZERO,
         }
     }
 
@@ -227,7 +266,7 @@ impl Lock {
         loop {
             self.lost().await;
             let changed = self.changed.notified();
-            if matches!(self.state().phase, Phase::Held | Phase::Lost) {
+            if matches!(self.state().phase, Phase::Held | Phase::Lost | Phase::PartlyLost) {
                 return;
             }
             changed.await;
@@ -258,14 +297,16 @@ impl Lock {
         self.state().hold_until = None;
     }
 
-    /// Renews the lease, so that it ends `lease` from now: from 1 ms to a day. One request; IAM action
-    /// `dynamodb:UpdateItem`. The deadline of the acquire does not limit the new lease.
+    /// Renews the lease, so that it ends `lease` from now: from 1 ms to 366 days. One request; IAM action
+    /// `dynamodb:UpdateItem`. The deadline of the acquire does not limit the new lease. After a crash, the key stays held
+    /// until this lease ends or an operator [frees](crate::Locks::force_release) it.
     ///
     /// Fails with an error that [`is_lost`](Error::is_lost) if the lease has ended, the lock was released, or another holder
     /// has the key. The row is not modified then. After any other error, and if the future is dropped, the request may have
     /// been applied, so the lock is valid until the earlier of the old and the new end.
     pub async fn renew(&self, lease: Duration) -> Result<(), Error> {
-        check_duration("lease", lease, MIN_LEASE, MAX_LEASE)?;
+        let longest = if self.ownership.keys.is_some() { DAY } else { MAX_LEASE };
+        check_duration("lease", lease, MIN_LEASE, longest)?;
         let settings = &self.ownership.locks.0;
         let _one_at_a_time = self.renewing.lock().await;
         let now = self.now();
@@ -284,11 +325,11 @@ impl Lock {
         // A record that rejects unfinished runs has a later TTL than a lock, and keeps it.
         let renewed = renewed.following(lease_before);
         if self.is_enforced() {
-            let Ownership { key, owner, .. } = &self.ownership;
-            let renew = settings.table.renew(Step { key, owner, sequence, now }, renewed, data.as_ref());
+            let renew = self.ownership.renew(sequence, now, renewed, data.as_ref());
             if let Err(error) = renew.instrument(self.span().clone()).await {
+                let phase = if self.ownership.keys.is_some() { Phase::PartlyLost } else { Phase::Lost };
                 // A concurrent release may have caused it, and reports its own outcome.
-                if error.is_lost() && self.enter_from(&[Phase::Held], Phase::Lost).is_ok() {
+                if error.is_lost() && self.enter_from(&[Phase::Held], phase).is_ok() {
                     self.telemetry.lost(error.holder());
                 }
                 return Err(error);
@@ -314,7 +355,7 @@ impl Lock {
 
     /// Releases the lock. Returns the record if a transaction whose answer was lost has completed it.
     pub(crate) async fn release_unless_completed(&self) -> Result<Option<Box<Holder>>, Error> {
-        match self.enter_from(&[Phase::Held, Phase::Releasing], Phase::Releasing) {
+        match self.enter_from(&[Phase::Held, Phase::PartlyLost, Phase::Releasing], Phase::Releasing) {
             Err(Phase::Released) => return Ok(None),
             Err(_) => return Err(self.error(Kind::Lost(None))),
             Ok(()) => {}
@@ -360,7 +401,11 @@ impl Lock {
     /// # }
     /// ```
     pub fn condition_check(&self) -> Result<ConditionCheck, Error> {
-        let Ownership { locks, key, owner } = &self.ownership;
+        self.condition_check_of(&self.ownership.key)
+    }
+
+    pub(super) fn condition_check_of(&self, key: &str) -> Result<ConditionCheck, Error> {
+        let Ownership { locks, owner, .. } = &self.ownership;
         locks.0.table.condition_check(key, self.is_enforced().then_some(owner), self.now())
     }
 
@@ -381,7 +426,7 @@ impl Lock {
     }
 
     pub(crate) fn error(&self, kind: Kind) -> Error {
-        Error::new(kind, &self.ownership.locks.0.table.name, &self.ownership.key)
+        self.ownership.error(kind)
     }
 
     pub(super) fn span(&self) -> &Span {
@@ -389,7 +434,8 @@ impl Lock {
     }
 
     pub(super) fn enter(&self, phase: Phase) {
-        let _always_allowed = self.enter_from(&[Phase::Held, Phase::Releasing, Phase::Released, Phase::Lost], phase);
+        let all = [Phase::Held, Phase::Releasing, Phase::Released, Phase::Lost, Phase::PartlyLost];
+        let _always_allowed = self.enter_from(&all, phase);
     }
 
     /// Enters a phase if the present one is in `from`. Otherwise returns the present one.
@@ -477,18 +523,35 @@ impl Drop for Lock {
 #[derive(Clone, Debug)]
 pub(crate) struct Ownership {
     pub(crate) locks: Locks,
+    /// The key, or the names of several keys for people.
     pub(crate) key: String,
+    /// Several keys, which are held and released together.
+    pub(super) keys: Option<Arc<[String]>>,
     pub(crate) owner: String,
 }
 
 impl Ownership {
     /// Draws a new nonce for this key.
     pub(crate) fn new(locks: &Locks, key: &str) -> Result<Self, Error> {
-        // From the operating system every time: a snapshot of this process would clone a generator inside it.
-        let mut nonce = [0; 16];
-        getrandom::fill(&mut nonce)
-            .map_err(|error| Error::new(Kind::Unavailable, &locks.0.table.name, key).with_source(error))?;
-        Ok(Self { locks: locks.clone(), key: key.to_owned(), owner: format!("{:032x}", u128::from_be_bytes(nonce)) })
+        Ok(Self { locks: locks.clone(), key: key.to_owned(), keys: None, owner: nonce(locks, key)? })
+    }
+
+    pub(super) fn error(&self, kind: Kind) -> Error {
+        let table = &self.locks.0.table.name;
+        match self.keys.as_deref() {
+            Some([first, others @ ..]) => Error::new(kind, table, first).with_others(others.iter().map(String::as_str)),
+            _ => Error::new(kind, table, &self.key),
+        }
+    }
+
+    /// Moves the end of the lease.
+    async fn renew(&self, sequence: u64, now: Moment, lease: Lease, data: Option<&Data>) -> Result<(), Error> {
+        let Self { locks, key, keys, owner } = self;
+        let (table, step) = (&locks.0.table, Step { key, owner, sequence, now });
+        match keys {
+            None => table.renew(step, lease, data).await,
+            Some(keys) => table.renew_all(step, keys, lease).await,
+        }
     }
 
     /// Frees the key at `end`.
@@ -500,10 +563,13 @@ impl Ownership {
         hold_time: HoldTime,
         telemetry: &HoldSpan,
     ) -> Result<Option<Box<Holder>>, Error> {
-        let (Self { key, owner, .. }, settings) = (self, &self.locks.0);
+        let (Self { key, keys, owner, .. }, settings) = (self, &self.locks.0);
         let now = settings.clock.now();
         let step = Step { key, owner, sequence, now };
-        let answer = settings.table.release(step, end, settings.retention, data, hold_time).await;
+        let answer = match keys {
+            None => settings.table.release(step, end, settings.retention, data, hold_time).await,
+            Some(keys) => settings.table.release_all(step, keys, end, settings.retention).await.map(|()| None),
+        };
         match &answer {
             Ok(completed) => {
                 let outcome = if completed.is_some() { "completed" } else { "released" };
@@ -516,8 +582,12 @@ impl Ownership {
 
     /// Makes sure that a late attempt of an acquire that ended without the key does not take it.
     pub(super) async fn withdraw(&self) -> Result<(), Error> {
-        let settings = &self.locks.0;
-        settings.table.withdraw(&self.key, &self.owner, settings.clock.now(), settings.retention).await
+        let (Self { key, keys, owner, .. }, settings) = (self, &self.locks.0);
+        let (table, now) = (&settings.table, settings.clock.now());
+        match keys {
+            None => table.withdraw(key, owner, now, settings.retention).await,
+            Some(keys) => table.withdraw_all(keys, owner, now, settings.retention).await,
+        }
     }
 
     /// Sends a request without waiting for its answer, if there is a runtime to send it.
@@ -533,6 +603,15 @@ impl Ownership {
             runtime.spawn(request.instrument(span));
         }
     }
+}
+
+/// Draws a nonce: 128 bits in hexadecimal.
+pub(super) fn nonce(locks: &Locks, key: &str) -> Result<String, Error> {
+    // From the operating system every time: a snapshot of this process would clone a generator inside it.
+    let mut nonce = [0; 16];
+    getrandom::fill(&mut nonce)
+        .map_err(|error| Error::new(Kind::Unavailable, &locks.0.table.name, key).with_source(error))?;
+    Ok(format!("{:032x}", u128::from_be_bytes(nonce)))
 }
 
 /// A background request in progress, for [`Locks::flush`]. It ends when it is dropped, which a runtime that shuts down

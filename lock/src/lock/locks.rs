@@ -13,8 +13,8 @@ use crate::client::client_config;
 use crate::clock::Clock;
 use crate::error::Error;
 use crate::limits::{
-    MAX_CLOCK_SKEW, MAX_LEASE, MAX_NAME_BYTES, MAX_RETENTION, MAX_SORT_KEY_BYTES, MIN_LEASE, MIN_RETENTION,
-    check_duration, check_key, check_table_name,
+    DAY, MAX_CLOCK_SKEW, MAX_NAME_BYTES, MAX_RETENTION, MAX_SORT_KEY_BYTES, MIN_LEASE, MIN_RETENTION, check_duration,
+    check_key, check_table_name,
 };
 use crate::row::{self, Table};
 
@@ -289,7 +289,7 @@ impl LocksBuilder {
                 )));
             }
         }
-        check_duration("lease", self.lease, MIN_LEASE, MAX_LEASE)?;
+        check_duration("lease", self.lease, MIN_LEASE, DAY)?;
         check_duration("clock skew", self.clock_skew, Duration::ZERO, MAX_CLOCK_SKEW)?;
         check_duration("retention", self.retention, MIN_RETENTION + 2 * self.clock_skew, MAX_RETENTION)?;
         #[cfg(feature = "metrics")]
@@ -371,7 +371,7 @@ impl Variables {
         };
         named("LOCK_TABLE_NAME", check_table_name(&variables.table))?;
         if let Some(lease) = variables.lease {
-            named("LOCK_LEASE", check_duration("lease", lease, MIN_LEASE, MAX_LEASE))?;
+            named("LOCK_LEASE", check_duration("lease", lease, MIN_LEASE, DAY))?;
         }
         if let Some(skew) = variables.clock_skew {
             named("LOCK_CLOCK_SKEW", check_duration("clock skew", skew, Duration::ZERO, MAX_CLOCK_SKEW))?;

@@ -6,7 +6,9 @@ mod backoff;
 mod complete;
 mod held;
 mod locks;
+mod set;
 mod telemetry;
+mod ticket;
 mod turn;
 
 pub use acquire::Acquire;
@@ -18,5 +20,7 @@ pub use backoff::{Backoff, Jitter};
 pub use held::Lock;
 pub(crate) use held::Ownership;
 pub use locks::{Locks, LocksBuilder};
+pub use set::{AcquireAll, LockSet};
 #[cfg(feature = "idempotency")]
 pub(crate) use telemetry::{log_refusal, record_refusal};
+pub use ticket::Ticket;

@@ -85,7 +85,8 @@ impl AcquireSpan {
         tracing::debug!(key, ahead, "took a place in the queue");
     }
 
-    /// The acquire succeeded. `taken_from` is the last holder, if its lease ended without a release.
+    /// The acquire succeeded. `taken_from` is the last holder, if it did not release the key. It is
+    /// [current](Holder::is_current) if it is an earlier acquire of the same identity.
     pub(super) fn acquired(mut self, key: &str, owner: &str, fence: u64, taken_from: Option<&Holder>) {
         self.span.record("owner", owner).record("fence", fence);
         self.end();
@@ -93,7 +94,9 @@ impl AcquireSpan {
         metrics::time(metrics::ACQUIRE_TIME, self.clock.now().since(self.started));
         let _in = self.span.enter();
         tracing::debug!(key, fence, "acquired");
-        if let Some(holder) = taken_from {
+        if let Some(holder) = taken_from.filter(|holder| holder.is_current()) {
+            tracing::debug!(key, fence, from = %holder, "taken from an earlier acquire of the same identity");
+        } else if let Some(holder) = taken_from {
             metrics::count(metrics::TAKEN_OVER);
             tracing::warn!(key, fence, from = %holder, "taken over: the last holder did not release the key");
         }
@@ -179,6 +182,13 @@ impl HoldSpan {
         }
     }
 
+    /// Starts the span of a lock that another process has handed over.
+    pub(super) fn resumed(key: &str, owner: &str, fence: u64) -> Self {
+        let span = tracing::info_span!("lock", key, owner, fence, outcome = Empty, held_ms = Empty);
+        span.in_scope(|| tracing::debug!(key, fence, "resumed"));
+        Self::new(span, key)
+    }
+
     pub(super) fn span(&self) -> &Span {
         &self.span
     }
@@ -193,6 +203,13 @@ impl HoldSpan {
         self.span.record("held_ms", millis(held));
         metrics::time(metrics::HOLD_TIME, held);
         self.has_overrun.store(has_overrun, Ordering::Relaxed);
+    }
+
+    /// The lock became a ticket.
+    pub(super) fn handed_over(&self) {
+        self.end_with("handed_over");
+        let _in = self.span.enter();
+        tracing::debug!(key = self.key, "handed over");
     }
 
     /// The lock was lost. Only the first call is recorded.

@@ -173,7 +173,7 @@ impl Turn {
     pub(super) fn served(&self) -> Option<u64> {
         let queue = self.seen?.queue;
         let place = self.place.filter(|place| *place > queue.head)?;
-        (queue.hold_time.is_some() || self.ahead() <= 1).then_some(place)
+        (!queue.is_malformed && (queue.hold_time.is_some() || self.ahead() <= 1)).then_some(place)
     }
 
     /// Returns the delay before the next attempt in milliseconds.
@@ -185,7 +185,10 @@ impl Turn {
             // The key is left to the next in line, which may be about to ask.
             let after_courtesy = (left_of_lease + self.courtesy_time()).max(1.0);
             return match self.ahead() {
-                0 => 0.0,
+                0 if seen.until > seen.at.millis() => 0.0,
+                // The free row refused this waiter: its place was passed, or the end in the row has a fraction.
+                0 if self.place <= Some(seen.queue.head) => 1.0,
+                0 => moment,
                 1 => after_courtesy,
                 _ => behind.max(after_courtesy).min(CAP / 2.0),
             };

@@ -9,8 +9,8 @@ use aws_sdk_dynamodb::operation::update_item::builders::UpdateItemFluentBuilder;
 use aws_sdk_dynamodb::types::{AttributeValue, ReturnValue};
 
 use super::names::{
-    ACQUIRED_AT, COMPLETED, DATA, EXPIRATION, FENCE, HEAD, HOLDER, IN_PROGRESS, LEASE_END, MAX_FENCE, OWNER, SEQUENCE,
-    STATUS, TAIL, TAIL_UNTIL, WITHDRAWN,
+    ACQUIRED_AT, COMPLETED, DATA, EXPIRATION, FENCE, HEAD, HOLDER, IN_PROGRESS, LEASE_END, MAX_FENCE, OWNER, RELEASED,
+    SEQUENCE, STATUS, TAIL, TAIL_UNTIL, WITHDRAWN,
 };
 use super::read::{Row, number_at};
 use super::table::{Expression as _, Item, Table, in_time, number, send_counted, string};
@@ -22,7 +22,7 @@ use crate::limits::{REQUEST_TIMEOUT, time_to_ask};
 use crate::queue::HoldTime;
 
 /// One attempt to acquire.
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 pub(crate) struct Claim<'a> {
     pub(crate) key: &'a str,
     pub(crate) owner: &'a str,
@@ -33,6 +33,8 @@ pub(crate) struct Claim<'a> {
     pub(crate) attributes: &'a [(String, AttributeValue)],
     pub(crate) extension: Option<&'a dyn ClaimExtension>,
     pub(crate) courtesy: Option<Courtesy>,
+    /// The start of the owners whose lock this attempt may take over.
+    pub(crate) identity: Option<&'a str>,
     /// The place in the queue that is served if this attempt succeeds.
     pub(crate) place: Option<u64>,
 }
@@ -67,7 +69,8 @@ pub(crate) enum Claimed {
     Acquired {
         fence: u64,
         data: Option<Data>,
-        /// The last holder, if its lease ended without a release.
+        /// The last holder, if it did not release the key: its lease ended, or it is an earlier acquire of the same
+        /// identity.
         taken_from: Option<Box<Holder>>,
         hold_time: Option<HoldTime>,
     },
@@ -105,27 +108,37 @@ const FREE_BEHIND_ALL: &str =
 /// Free for a waiter with a place.
 const FREE_IN_TURN: &str = free!("(#lease_end <= :moment_ago OR (#lease_end <= :now AND NOT #head < :place_ahead))");
 
+/// Held by an earlier acquire of the same identity. A late duplicate of that acquire must not take the key back.
+const HELD_BY_IDENTITY: &str = " OR (#status = :in_progress AND #owner <> :owner AND #withdrawn <> :owner \
+     AND begins_with(#owner, :identity) AND #released <> #owner AND #lease_end > :now AND #acquired_at < :now \
+     AND #fence BETWEEN :zero AND :max_fence)";
+
+/// Ends with the fence.
+pub(super) const TAKE: &str = "SET #status = :in_progress, #owner = :owner, #holder = :holder, #acquired_at = :now, \
+     #lease_end = :lease_end, #expiration = :expiration, #sequence = :zero, #fence = ";
 /// The fence of a new row starts at the clock in microseconds, so that a deletion of the row does not set it back.
-const TAKE: &str = "SET #status = :in_progress, #owner = :owner, #holder = :holder, #acquired_at = :now, \
-     #lease_end = :lease_end, #expiration = :expiration, #sequence = :zero, #fence = if_not_exists(#fence, :now_micros) + :one";
+const NEXT_FENCE: &str = "if_not_exists(#fence, :now_micros) + :one";
+
+impl Claim<'_> {
+    /// Returns how long the request may take. An answer after the lease is useless, and so is one that leaves no time to
+    /// answer Lambda.
+    pub(super) fn time_limit(&self) -> Duration {
+        REQUEST_TIMEOUT.min(time_to_ask(self.lease.deadline.remaining(self.now)))
+    }
+}
 
 impl Table {
     /// Takes the key if it is free. One request. `attempts` records which of the SDK's attempts were answered.
     pub(crate) async fn acquire(&self, claim: &Claim<'_>, attempts: &SdkAttempts) -> Result<Claimed, Error> {
-        // An answer after the lease is useless, and so is one that leaves no time to answer Lambda.
-        let limit = REQUEST_TIMEOUT.min(time_to_ask(claim.lease.deadline.remaining(claim.now)));
-        match in_time(limit, send_counted(self.claim_request(claim), attempts.clone())).await {
+        match in_time(claim.time_limit(), send_counted(self.claim_request(claim), attempts.clone())).await {
             Ok(output) => self.claimed(claim, output.attributes.unwrap_or_default()),
             Err(error) => self.refused(claim, error),
         }
     }
 
-    fn claim_request(&self, claim: &Claim<'_>) -> UpdateItemFluentBuilder {
-        let mut take = TAKE.to_owned();
-        let mut request = self
-            .update(claim.key)
-            .condition_expression(claim.extension.map_or(FREE, ClaimExtension::condition))
-            .return_values(ReturnValue::AllOld)
+    /// Builds the request without its expressions, with the names and values of [`FREE`] and [`TAKE`].
+    pub(super) fn take_request(&self, claim: &Claim<'_>) -> UpdateItemFluentBuilder {
+        self.update(claim.key)
             .names([
                 ("#id", &self.partition_key),
                 ("#status", STATUS),
@@ -145,13 +158,20 @@ impl Table {
                 (":holder", string(claim.holder)),
                 (":now", number(claim.now.millis())),
                 (":now_seconds", number(claim.now.wall.as_secs())),
-                (":now_micros", number(claim.now.wall.as_micros())),
                 (":lease_end", number(claim.lease.end)),
                 (":expiration", number(claim.lease.expiration)),
                 (":zero", number(0_u8)),
-                (":one", number(1_u8)),
                 (":max_fence", number(MAX_FENCE)),
-            ]);
+            ])
+    }
+
+    fn claim_request(&self, claim: &Claim<'_>) -> UpdateItemFluentBuilder {
+        let mut take = format!("{TAKE}{NEXT_FENCE}");
+        let mut condition = claim.extension.map_or(FREE, ClaimExtension::condition).to_owned();
+        let mut request = self
+            .take_request(claim)
+            .return_values(ReturnValue::AllOld)
+            .values([(":now_micros", number(claim.now.wall.as_micros())), (":one", number(1_u8))]);
         if let Some(Data(data)) = claim.data {
             take.push_str(", #data = :data");
             request = request.name("#data", DATA).value(":data", data.clone());
@@ -164,23 +184,27 @@ impl Table {
         if let Some(Courtesy { place, moment }) = claim.courtesy {
             let moment_ago = number(millis(claim.now.wall.saturating_sub(moment)));
             request = request.name("#head", HEAD).value(":moment_ago", moment_ago);
-            request = match place {
+            (condition, request) = match place {
                 Some(place) => {
-                    request.condition_expression(FREE_IN_TURN).value(":place_ahead", number(place.saturating_sub(1)))
+                    (FREE_IN_TURN.to_owned(), request.value(":place_ahead", number(place.saturating_sub(1))))
                 }
-                None => {
-                    request.condition_expression(FREE_BEHIND_ALL).names([("#tail", TAIL), ("#tail_until", TAIL_UNTIL)])
-                }
+                None => (FREE_BEHIND_ALL.to_owned(), request.names([("#tail", TAIL), ("#tail_until", TAIL_UNTIL)])),
             };
         }
+        if let Some(identity) = claim.identity {
+            condition.push_str(HELD_BY_IDENTITY);
+            request = request.name("#released", RELEASED).value(":identity", string(identity));
+        }
         if let Some(place) = claim.place {
+            // A waiter that was paused while others were served may not set the queue back. It asks again without its place.
+            condition = format!("({condition}) AND NOT #head > :place");
             take.push_str(", #head = :place");
             request = request.name("#head", HEAD).value(":place", number(place));
         }
         if let Some(extension) = claim.extension {
             request = extension.extend(&mut take, request, claim.now);
         }
-        request.update_expression(take)
+        request.update_expression(take).condition_expression(condition)
     }
 
     /// Reads the answer, which is the row as it was before. It shows the last holder, and the present row follows from it.

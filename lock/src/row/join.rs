@@ -10,7 +10,7 @@ use super::table::{Expression as _, Table, in_time, number, send};
 use crate::clock::{Moment, millis};
 use crate::error::Error;
 use crate::holder::Holder;
-use crate::limits::MAX_LEASE;
+use crate::limits::DAY;
 use crate::queue::Queue;
 
 /// A place in the queue, and the row when it was given.
@@ -29,14 +29,16 @@ impl Table {
         seen: Queue,
         until: u64,
         now: Moment,
+        skew: Duration,
         limit: Duration,
     ) -> Result<Option<Joined>, Error> {
-        // If nobody waits any more, the queue begins behind the places that were given.
-        let head = if seen.waiters(now) == 0 { seen.tail.max(seen.head) } else { seen.head };
+        // If nobody waits any more by any clock, the queue begins behind the places that were given.
+        let is_empty = seen.tail <= seen.head || seen.until.saturating_add(millis(skew)) <= now.millis();
+        let head = if is_empty { seen.tail.max(seen.head) } else { seen.head };
         let tail = if seen.is_malformed || seen.tail < seen.head { ":head" } else { "if_not_exists(#tail, :head)" };
-        let served = if seen.is_malformed || seen.waiters(now) == 0 { ":head" } else { "if_not_exists(#head, :head)" };
+        let served = if seen.is_malformed || is_empty { ":head" } else { "if_not_exists(#head, :head)" };
         // The waiter in front of this one may wait for longer.
-        let until = until.max(seen.until.min(now.millis().saturating_add(millis(MAX_LEASE))));
+        let until = until.max(seen.until.min(now.millis().saturating_add(millis(DAY))));
         let update = format!("SET #tail = {tail} + :one, #head = {served}, #tail_until = :until");
         let request = self
             .update(key)

@@ -1,7 +1,7 @@
 //! The row: its attributes, the requests that write it, and how a refused request is read.
 //!
-//! Only this folder knows attributes and expressions. Each write is one conditional `UpdateItem`; a failed condition
-//! returns the row. A run can also be completed in the caller's own transaction.
+//! Only this folder knows attributes and expressions. Each write is one conditional `UpdateItem`, or one transaction for
+//! several keys; a failed condition returns the row. A run can also be completed in the caller's own transaction.
 //!
 //! The times of a lock's row, by the clock of each reader:
 //!
@@ -26,6 +26,8 @@ mod read;
 #[cfg(feature = "idempotency")]
 mod record;
 mod release;
+mod resume;
+mod several;
 mod table;
 mod withdraw;
 
@@ -37,4 +39,6 @@ pub(crate) use read::{Cursor, Page};
 #[cfg(feature = "idempotency")]
 pub(crate) use record::{Completed, Outcome, RecordClaim};
 pub(crate) use release::Step;
+pub(crate) use resume::{Resumed, TicketStep};
+pub(crate) use several::Fences;
 pub(crate) use table::{Table, in_time};

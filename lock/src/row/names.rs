@@ -18,6 +18,8 @@ pub(super) const SEQUENCE: &str = "sequence";
 /// The owner of the last acquire that ended without the key while one of its attempts was unanswered. The row refuses
 /// that attempt if it arrives later.
 pub(super) const WITHDRAWN: &str = "withdrawn";
+/// The nonce of the last resumption by a ticket. A resumption whose answer was lost recognises itself by it.
+pub(super) const RESUMED: &str = "resumed";
 pub(super) const FENCE: &str = "fence";
 pub(super) const HOLDER: &str = "holder";
 pub(super) const ACQUIRED_AT: &str = "acquired_at";
@@ -37,7 +39,7 @@ pub(super) const HEAD: &str = "head";
 /// Until when the waiter in the last place waits, in milliseconds since the epoch.
 pub(super) const TAIL_UNTIL: &str = "tail_until";
 
-const RESERVED: [&str; 18] = [
+const RESERVED: [&str; 19] = [
     STATUS,
     LEASE_END,
     EXPIRATION,
@@ -45,6 +47,7 @@ const RESERVED: [&str; 18] = [
     RELEASED,
     SEQUENCE,
     WITHDRAWN,
+    RESUMED,
     FENCE,
     HOLDER,
     ACQUIRED_AT,

@@ -8,13 +8,13 @@ use aws_sdk_dynamodb::types::AttributeValue;
 
 use super::names::{
     ACQUIRED_AT, COMPLETED, DATA, ERROR, EXPIRATION, FENCE, HEAD, HOLD, HOLD_DEVIATION, HOLDER, IN_PROGRESS, LATEST,
-    LEASE_END, MAX_FENCE, MAX_PLACE, OWNER, RELEASED, SEQUENCE, STATUS, TAIL, TAIL_UNTIL, VALIDATION,
+    LEASE_END, MAX_FENCE, MAX_PLACE, OWNER, RELEASED, RESUMED, SEQUENCE, STATUS, TAIL, TAIL_UNTIL, VALIDATION,
 };
 use super::table::{Expression as _, Item, Table, in_time, string};
 use crate::clock::Moment;
-use crate::error::{Error, Kind};
+use crate::error::Error;
 use crate::holder::{Data, Holder};
-use crate::limits::{MAX_LEASE, REQUEST_TIMEOUT};
+use crate::limits::{DAY, REQUEST_TIMEOUT};
 use crate::queue::{HoldTime, Queue};
 
 /// A row whose attributes were checked.
@@ -24,9 +24,10 @@ pub(crate) struct Row {
     pub(crate) owner: Option<String>,
     pub(super) released: Option<String>,
     pub(super) sequence: Option<u64>,
+    pub(super) resumed: Option<String>,
     holder: Option<String>,
     pub(crate) fence: Option<u64>,
-    acquired_at: Option<u64>,
+    pub(super) acquired_at: Option<u64>,
     /// When the row becomes free, in milliseconds.
     pub(crate) end: u64,
     /// The TTL of a row that does not use it for anything else, in milliseconds.
@@ -60,6 +61,8 @@ impl Row {
             released: string_at(&mut item, RELEASED).unwrap_or_default(),
             // Another program wrote a value that is not a number.
             sequence: number_at(&item, SEQUENCE, u64::MAX).unwrap_or_default(),
+            // Only this crate's own nonce is looked for.
+            resumed: string_at(&mut item, RESUMED).unwrap_or_default(),
             holder: string_at(&mut item, HOLDER)?,
             fence: number_at(&item, FENCE, MAX_FENCE + 1)?,
             acquired_at,
@@ -81,6 +84,11 @@ impl Row {
         self.released.as_deref() == Some(owner)
     }
 
+    /// Returns `true` if the renewal with this number was the owner's last request.
+    pub(super) fn is_renewed_by(&self, owner: &str, sequence: u64) -> bool {
+        self.is_owned_by(owner) && !self.is_released_by(owner) && self.sequence == Some(sequence)
+    }
+
     /// Returns `true` if this owner completed the row. Powertools completes a row without checking its owner, but it
     /// leaves `released` unchanged.
     pub(super) fn is_completed_by(&self, owner: &str) -> bool {
@@ -90,6 +98,11 @@ impl Row {
     /// Returns `true` if TTL may delete the row before this time, in seconds.
     pub(super) fn is_deleted_before(&self, seconds: u64) -> bool {
         self.ttl.is_some_and(|ttl| ttl < seconds.saturating_mul(1000))
+    }
+
+    /// Returns the holder, if it is not this owner.
+    pub(super) fn into_other_holder(self, owner: &str, now: Moment) -> Option<Holder> {
+        (!self.is_owned_by(owner)).then(|| self.into_holder(now))
     }
 
     pub(super) fn into_holder(self, now: Moment) -> Holder {
@@ -130,9 +143,7 @@ impl Table {
 
     /// Returns the error of a lock that no longer holds its key, with the current holder if it is another one.
     pub(super) fn lost(&self, key: &str, owner: &str, row: Option<Row>, now: Moment) -> Error {
-        let other = row.filter(|row| !row.is_owned_by(owner));
-        let holder = other.map(|row| row.into_holder(now));
-        Error::new(Kind::Lost(holder), &self.name, key)
+        Error::lost_to(vec![(key.to_owned(), row.and_then(|row| row.into_other_holder(owner, now)))], &self.name)
     }
 
     /// Reads the row of a key. One consistent read.
@@ -247,7 +258,7 @@ fn queue(item: &Item) -> Queue {
 fn duration_at(item: &Item, name: &str) -> Option<Duration> {
     let Some(AttributeValue::N(text)) = item.get(name) else { return None };
     let duration = Duration::try_from_secs_f64(text.parse::<f64>().ok()? / 1000.0).ok()?;
-    (duration <= MAX_LEASE).then_some(duration)
+    (duration <= DAY).then_some(duration)
 }
 
 pub(super) fn string_at(item: &mut Item, name: &str) -> Result<Option<String>, String> {

@@ -42,6 +42,12 @@ fn an_invalid_argument_exits_with_2_and_names_value_and_bound() {
         (&["create-table", "--tag", "billing"], ["billing", "name=value"]),
         (&["list", "--limit", "0"], ["0", "1.."]),
         (&["release", "job"], ["--fence", "--force"]),
+        (&["release", "--fence", "1"], ["<KEY>", "--help"]),
+        (&["release", "--force", "--yes"], ["<KEY>", "--help"]),
+        (&["acquire", "--lease", "30m"], ["--key", "--help"]),
+        (&["acquire", "--key", "job", "--lease", "367days"], ["367days", "1ms and 366days"]),
+        (&["acquire", "--key", "job", "--owner-from", ""], ["--owner-from", "--help"]),
+        (&["renew", "--lease", "0s"], ["0s", "1ms and 366days"]),
     ] {
         let outcome = place.run(arguments).expect_code(2);
         assert!(parts.iter().all(|part| outcome.stderr.contains(part)), "{outcome:?}");

@@ -16,6 +16,7 @@ mod server;
 mod signals;
 mod table;
 mod terminal;
+mod ticket;
 
 use std::collections::HashMap;
 use std::ffi::OsStr;

@@ -50,6 +50,8 @@ struct Row {
     withdrawn: String,
     /// The sequence number of the owner's last request.
     sequence: u64,
+    /// The end of the lease, as stored.
+    end: u64,
 }
 
 struct Holding {
@@ -174,7 +176,8 @@ impl Intercept for Observer {
                 if withdrawn == owner {
                     ledger.broke(&mut state, format!("(h) {key} was taken by {holder}, which had withdrawn"));
                 }
-                state.rows.insert(key.clone(), Row { owner: owner.clone(), fence, withdrawn, sequence: 0 });
+                let end = number(&values[":lease_end"]).unwrap();
+                state.rows.insert(key.clone(), Row { owner: owner.clone(), fence, withdrawn, sequence: 0, end });
                 state.applied.insert((key.clone(), fence), holder);
                 state.taken.push((key, now, owner));
             }
@@ -190,6 +193,21 @@ impl Intercept for Observer {
                     row.withdrawn = owner;
                 }
             }
+            Kind::Resume => {
+                let next = number(&values[":next"]).unwrap();
+                let row = state.rows.entry(key).or_default();
+                row.sequence = next;
+            }
+            Kind::RenewTicket => {
+                let end = number(&values[":lease_end"]).unwrap();
+                let row = state.rows.entry(key.clone()).or_default();
+                let before = std::mem::replace(&mut row.end, end);
+                if row.owner != owner || state.released.contains(&owner) {
+                    ledger.broke(&mut state, format!("(e) {key}: a ticket changed a row that is not its own"));
+                } else if end < before {
+                    ledger.broke(&mut state, format!("(g) {key}: a ticket shortened the lease"));
+                }
+            }
             Kind::Renew | Kind::Release => {
                 if kind == Kind::Renew && state.released.contains(&owner) {
                     ledger.broke(&mut state, format!("(e) {key}: a renewal took it again after its release"));
@@ -199,7 +217,9 @@ impl Intercept for Observer {
                 }
                 let sequence = number(&values[":sequence"]).unwrap();
                 let row = state.rows.entry(key.clone()).or_default();
-                if std::mem::replace(&mut row.sequence, sequence) >= sequence {
+                let before = std::mem::replace(&mut row.sequence, sequence);
+                row.end = number(&values[":lease_end"]).unwrap();
+                if before >= sequence {
                     ledger.broke(&mut state, format!("(g) {key}: a {kind:?} was applied after a later request"));
                 }
                 if kind == Kind::Release {
@@ -226,9 +246,37 @@ impl Operation {
         Self { name, key, ledger }
     }
 
+    /// Another host that gets the ticket of this operation's lock.
+    pub(super) fn heir(&self, number: u8) -> Self {
+        Self { name: format!("{}, heir {number}", self.name), key: self.key.clone(), ledger: Arc::clone(&self.ledger) }
+    }
+
     /// Records an acquired lock, whose validity others can query.
     pub(super) fn acquired(&self, lock: &Arc<Lock>, hold_at_least: Duration) {
         self.enter(lock, hold_at_least, Valid::Ask(Arc::downgrade(lock)));
+    }
+
+    /// Records a lock that was resumed with the ticket of another operation.
+    pub(super) fn resumed(&self, lock: &Arc<Lock>, from: &Self) {
+        let mut state = self.ledger.state();
+        state.counts.resumed += 1;
+        self.ledger.log(&mut state, &format!("{} resumed {} with fence {}", self.name, self.key, lock.fence()));
+        if state.applied.get(&(self.key.clone(), lock.fence())) != Some(&from.name) {
+            self.ledger.broke(&mut state, format!("{} resumed a lock that {} did not have", self.name, from.name));
+        }
+        self.alone(&mut state, lock.is_valid());
+        let valid = Valid::Ask(Arc::downgrade(lock));
+        state.holding.push(Holding { key: self.key.clone(), operation: self.name.clone(), valid });
+    }
+
+    /// Records why a ticket was refused.
+    pub(super) fn ticket_refused(&self, error: &Error) {
+        let mut state = self.ledger.state();
+        self.ledger.log(&mut state, &format!("{} has a ticket that was refused: {error}", self.name));
+        state.counts.tickets_refused += 1;
+        if error.is_ticket_unknown() || error.is_ticket_foreign() {
+            self.ledger.broke(&mut state, format!("(f) {} has a ticket that no acquisition matches", self.name));
+        }
     }
 
     /// Begins the body of a `run`. It ends when the returned value is dropped, which a cancellation does too.

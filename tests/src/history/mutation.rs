@@ -25,7 +25,7 @@ pub struct Mutation {
 
 impl Mutation {
     /// The mistakes in the protocol of the lock.
-    pub const LOCK: [Self; 14] = [
+    pub const LOCK: [Self; 19] = [
         Self { name: "no nonce check on refusal", breaks: "(f)", answer: foreign_nonce, ..Self::NONE },
         Self { name: "release without the owner check", breaks: "(e)", request: release_without_owner, ..Self::NONE },
         Self {
@@ -60,6 +60,31 @@ impl Mutation {
         },
         Self { name: "acquire ignores a withdrawal", breaks: "(h)", request: withdrawal_ignored, ..Self::NONE },
         Self { name: "the next in line takes a held key", breaks: "(a)", request: turn_without_release, ..Self::NONE },
+        Self { name: "a ticket works twice", breaks: "(a)", request: ticket_works_twice, ..Self::NONE },
+        Self {
+            name: "a resumption does not use up the ticket",
+            breaks: "(a)",
+            request: resumption_leaves_number,
+            ..Self::NONE
+        },
+        Self {
+            name: "a resumption does not read whose row it is",
+            breaks: "(a)",
+            request: resumption_without_owner,
+            ..Self::NONE
+        },
+        Self {
+            name: "a resumed lock counts its lease from the resumption",
+            breaks: "(a)",
+            answer: resumption_with_new_lease,
+            ..Self::NONE
+        },
+        Self {
+            name: "a late renewal by a ticket shortens the lease",
+            breaks: "(g)",
+            request: ticket_shortens,
+            ..Self::NONE
+        },
     ];
 
     /// The mistakes in the queue. They cost waiters time, and break no guarantee.
@@ -108,6 +133,10 @@ pub(crate) enum Kind {
     Acquire,
     Renew,
     Release,
+    /// The resumption of a lock by its ticket.
+    Resume,
+    /// A renewal by a ticket, which leaves the sequence number unchanged.
+    RenewTicket,
     /// The place in the queue of a refused acquire.
     Join,
     /// The end of a refused acquire with an unanswered attempt.
@@ -124,6 +153,8 @@ impl Kind {
             "UpdateItem" if values[":now_micros"].is_object() => Some(Self::Acquire),
             "UpdateItem" if values[":completed"].is_object() => Some(Self::Complete),
             "UpdateItem" if values[":until"].is_object() => Some(Self::Join),
+            "UpdateItem" if values[":nonce"].is_object() => Some(Self::Resume),
+            "UpdateItem" if is_by_ticket(request) => Some(Self::RenewTicket),
             "UpdateItem" if !values[":sequence"].is_object() => Some(Self::Withdraw),
             "UpdateItem" if values[":now"].is_object() => Some(Self::Renew),
             "UpdateItem" => Some(Self::Release),
@@ -131,6 +162,11 @@ impl Kind {
             _ => None,
         }
     }
+}
+
+/// A ticket may have sent nothing before, so the number in the row may be that of the ticket.
+fn is_by_ticket(request: &Value) -> bool {
+    request["ConditionExpression"].as_str().is_some_and(|condition| condition.contains("#sequence <= :sequence"))
 }
 
 /// The fence that an acquire wrote. The answer has the row before the update.
@@ -223,6 +259,43 @@ fn turn_without_release(kind: Kind, request: &mut Value) {
             request,
             "(#lease_end <= :now AND NOT",
             "((#lease_end <= :now OR #lease_end > :now) AND NOT",
+        );
+    }
+}
+
+fn ticket_works_twice(kind: Kind, request: &mut Value) {
+    if kind == Kind::Resume {
+        replace_in_condition(request, "#sequence <= :sequence", "(#sequence <= :sequence OR #sequence > :sequence)");
+    }
+}
+
+fn resumption_leaves_number(kind: Kind, request: &mut Value) {
+    if kind == Kind::Resume {
+        let values = &mut request["ExpressionAttributeValues"];
+        values[":next"] = values[":sequence"].clone();
+    }
+}
+
+fn resumption_without_owner(kind: Kind, request: &mut Value) {
+    if kind == Kind::Resume {
+        replace_in_condition(request, "#owner = :owner", "(#owner = :owner OR #owner <> :owner)");
+    }
+}
+
+fn resumption_with_new_lease(kind: Kind, _: &Value, answer: &mut Answer) {
+    let end = &mut answer.body["Attributes"]["in_progress_expiration"];
+    if kind == Kind::Resume && answer.status == 200 {
+        let stored: u64 = end["N"].as_str().unwrap().parse().unwrap();
+        *end = json!({ "N": (stored + 2500).to_string() });
+    }
+}
+
+fn ticket_shortens(kind: Kind, request: &mut Value) {
+    if kind == Kind::RenewTicket {
+        replace_in_condition(
+            request,
+            "#lease_end < :lease_end",
+            "(#lease_end < :lease_end OR #lease_end >= :lease_end)",
         );
     }
 }

@@ -245,7 +245,9 @@ impl Intercept for Observer {
                 let fence = fence_written(request, answer);
                 ledger.taken(&mut state, key, owner, fence, values);
             }
-            Kind::Renew | Kind::Join => unreachable!("nothing renews a record or queues for it"),
+            Kind::Renew | Kind::Resume | Kind::RenewTicket | Kind::Join => {
+                unreachable!("nothing renews a record, hands it over or queues for it")
+            }
             Kind::Release => ledger.released(&mut state, &key, &owner),
             // The histories of locks check the purpose of this request.
             Kind::Withdraw => {}

@@ -25,8 +25,9 @@ use lambda_lock::{Backoff, Error};
 use lambda_lock_tests::invocation::LoseAnswers;
 use lambda_lock_tests::{Row, World};
 
-/// The defaults.
+/// The defaults, and the bound of 366 days.
 const LEASE: Duration = Duration::from_secs(30);
+const LONGEST_LEASE: Duration = Duration::from_hours(366 * 24);
 const CLOCK_SKEW: Duration = Duration::from_secs(1);
 const RETENTION: Duration = Duration::from_hours(24);
 

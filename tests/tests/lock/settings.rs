@@ -11,7 +11,7 @@ use lambda_lock_tests::World;
 use lambda_lock_tests::invocation::{keep_warnings, logged};
 use serde_json::{Value, json};
 
-use crate::{LEASE, assert_contains, eagerly, ms};
+use crate::{LEASE, LONGEST_LEASE, assert_contains, eagerly, ms};
 
 // behaviour 7
 #[tokio::test]
@@ -97,7 +97,7 @@ async fn rejects_settings_outside_their_bounds() {
         (locks().lease(Duration::MAX), &["lease", "1day"]),
         (locks().clock_skew(Duration::from_secs(301)), &["clock skew", "5m 1s", "5m"]),
         (locks().retention(Duration::from_secs(901)), &["retention", "15m 1s", "15m 2s"]),
-        (locks().retention(Duration::MAX), &["retention", "1year"]),
+        (locks().retention(Duration::MAX), &["retention", "15m 2s and 366days"]),
         (named(""), &["table name", "``", "3 to 255"]),
         (named("ab"), &["table name", "`ab`", "3 to 255"]),
         (named("my locks"), &["table name", "`my locks`", "letters"]),
@@ -131,7 +131,11 @@ async fn rejects_arguments_outside_their_bounds_without_a_request() {
     let acquire = || locks.acquire("job");
     for (acquire, parts) in [
         (acquire().lease(Duration::ZERO), &["lease", "0s", "1ms"][..]),
-        (acquire().lease(Duration::MAX), &["lease", "1day"]),
+        (acquire().lease(LONGEST_LEASE + ms(1)), &["lease", "1year 18h 1ms", "1ms and 366days"]),
+        (acquire().lease(Duration::MAX), &["lease", "1ms and 366days"]),
+        (acquire().lease(day + ms(1)).until(host.now() + day / 2), &["lease", "1day 1ms", "1ms and 1day"]),
+        (acquire().owner_from(""), &["identity", "0 bytes", "1 to 512"]),
+        (acquire().owner_from("i".repeat(513)), &["identity", "513 bytes", "1 to 512"]),
         (acquire().hold_at_least(day + ms(1)), &["hold", "1day 1ms", "1day"]),
         (acquire().until(host.now() + 2 * day), &["deadline", "1day"]),
         (acquire().until(host.now() - ms(1)), &["deadline", "`job`", "passed"]),
@@ -143,7 +147,8 @@ async fn rejects_arguments_outside_their_bounds_without_a_request() {
     }
     assert_eq!(host.requests(), 0);
     let lock = acquire().await.unwrap();
-    for (lease, parts) in [(Duration::ZERO, ["0s", "1ms"]), (day + ms(1), ["1day 1ms", "1day"])] {
+    let longer = (LONGEST_LEASE + ms(1), ["1year 18h 1ms", "1ms and 366days"]);
+    for (lease, parts) in [(Duration::ZERO, ["0s", "1ms"]), longer] {
         let error = lock.renew(lease).await.unwrap_err();
         assert!(error.is_invalid());
         assert_contains(&error, &parts);

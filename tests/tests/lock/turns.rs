@@ -1,5 +1,6 @@
 //! Waiters take turns.
 
+use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime};
 
@@ -201,18 +202,27 @@ async fn released_with_queue(tail: u32, tail_until: Duration) -> (DynamoDb, Host
     let locks = Locks::builder(host.client(), "locks").build().unwrap();
     locks.create_table().await.unwrap();
     locks.acquire("job").await.unwrap().release().await.unwrap();
-    let until = host.now().duration_since(SystemTime::UNIX_EPOCH).unwrap() + tail_until;
+    set_queue(&engine, tail, 0, tail_until).await;
+    (engine, host, locks)
+}
+
+async fn set_queue(engine: &DynamoDb, tail: u32, head: u32, tail_until: Duration) {
+    let now = engine.host().build().now().duration_since(SystemTime::UNIX_EPOCH).unwrap();
     let number = |number: u128| AttributeValue::N(number.to_string());
     let queue = engine.client().update_item().table_name("locks").key("id", text("job"));
     let queue = queue.update_expression("SET tail = :tail, head = :head, tail_until = :until");
     queue
         .expression_attribute_values(":tail", number(tail.into()))
-        .expression_attribute_values(":head", number(0))
-        .expression_attribute_values(":until", number(until.as_millis()))
+        .expression_attribute_values(":head", number(head.into()))
+        .expression_attribute_values(":until", number((now + tail_until).as_millis()))
         .send()
         .await
         .unwrap();
-    (engine, host, locks)
+}
+
+async fn row(engine: &DynamoDb) -> HashMap<String, AttributeValue> {
+    let row = engine.client().get_item().table_name("locks").key("id", text("job")).send().await.unwrap();
+    row.item.unwrap()
 }
 
 #[tokio::test(start_paused = true)]
@@ -280,12 +290,39 @@ async fn a_queue_whose_waiters_have_stopped_waiting_counts_as_empty() {
     let sent = host.requests();
     let lock = locks.acquire("job").wait(in_turn()).await.unwrap();
     assert_eq!(host.requests() - sent, 1);
-    // The next waiter is the first of a new queue.
+    // By then, it is over by all clocks. The next waiter is the first of a new queue.
+    sleep(Duration::from_secs(1)).await;
     let waiting = wait(&locks);
     sleep(ms(100)).await;
     assert_eq!(locks.get("job").await.unwrap().unwrap().waiters(), 1);
     lock.release().await.unwrap();
     waiting.await.unwrap().unwrap().release().await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_waiter_whose_place_was_passed_does_not_set_the_queue_back() {
+    let (engine, _host, locks) = released_with_queue(0, ENOUGH).await;
+    let lock = locks.acquire("job").await.unwrap();
+    let waiting = wait(&locks);
+    sleep(ms(40)).await;
+    set_queue(&engine, 5, 5, ENOUGH).await;
+    lock.release().await.unwrap();
+    waiting.await.unwrap().unwrap().release().await.unwrap();
+    let row = row(&engine).await;
+    assert_eq!((number(&row, "tail"), number(&row, "head")), (5, 5));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_host_whose_clock_is_ahead_by_less_than_the_skew_joins_the_queue_of_others() {
+    let (engine, _host, locks) = released_with_queue(0, ENOUGH).await;
+    let _lock = locks.acquire("job").await.unwrap();
+    set_queue(&engine, 3, 1, ms(500)).await;
+    let ahead = engine.host().clock_ahead(ms(900)).build();
+    let waiting = wait(&Locks::builder(ahead.client(), "locks").build().unwrap());
+    sleep(ms(100)).await;
+    let row = row(&engine).await;
+    assert_eq!((number(&row, "tail"), number(&row, "head")), (4, 1));
+    waiting.abort();
 }
 
 #[tokio::test(start_paused = true)]
@@ -297,8 +334,7 @@ async fn a_release_stores_the_mean_hold_and_its_deviation() {
         let lock = locks.acquire("job").await.unwrap();
         sleep(ms(hold)).await;
         lock.release().await.unwrap();
-        let row = engine.client().get_item().table_name("locks").key("id", text("job")).send().await.unwrap();
-        let row = row.item.unwrap();
+        let row = row(&engine).await;
         let close = |name: &str, expected: f64| (in_ms(&row[name]) - expected).abs() < 0.01;
         assert!(close("hold", mean) && close("hold_deviation", deviation), "{row:?}");
     }

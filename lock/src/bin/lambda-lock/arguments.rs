@@ -20,7 +20,7 @@ pub(crate) struct Arguments {
     pub(crate) action: Action,
 }
 
-#[derive(Args, Debug)]
+#[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Table and connection")]
 pub(crate) struct TableOptions {
     /// Name or ARN of the table [environment: LOCK_TABLE_NAME]
@@ -59,6 +59,17 @@ pub(crate) enum Action {
     /// Run a command while holding a lock
     #[command(long_about = help::RUN, after_help = help::examples("run"))]
     Run(Run),
+    /// Acquire a lock for several processes, and print its ticket
+    #[command(long_about = help::ACQUIRE, after_help = help::examples("acquire"))]
+    Acquire(Acquire),
+    /// Renew the lock of the ticket on standard input
+    #[command(long_about = help::RENEW, after_help = help::examples("renew"))]
+    Renew {
+        /// Time for which the lock is held at least, from now on, from 1ms to 366days [default: 30s] [environment:
+        /// LOCK_LEASE]
+        #[arg(long, value_name = "DURATION", value_parser = long_lease)]
+        lease: Option<Duration>,
+    },
     /// List the keys of the table; reads the whole table
     #[command(long_about = help::LIST, after_help = help::examples("list"))]
     List {
@@ -77,7 +88,7 @@ pub(crate) enum Action {
         #[arg(long)]
         json: bool,
     },
-    /// Free a key that a holder left behind
+    /// Release the lock of a ticket, or free a key that a holder left behind
     #[command(long_about = help::RELEASE, after_help = help::examples("release"))]
     Release(Release),
     /// Show keys repeatedly
@@ -144,15 +155,40 @@ pub(crate) struct Run {
 }
 
 #[derive(Args, Debug)]
-#[command(group = ArgGroup::new("whose").required(true).args(["fence", "force"]))]
-pub(crate) struct Release {
-    #[arg(value_parser = NonEmptyStringValueParser::new())]
+pub(crate) struct Acquire {
+    /// Key to lock
+    #[arg(long, value_parser = NonEmptyStringValueParser::new())]
     pub(crate) key: String,
+    /// Time for which the lock is held unless its ticket renews or releases it, from 1ms to 366days [default: 30s]
+    /// [environment: LOCK_LEASE]
+    #[arg(long, value_name = "DURATION", value_parser = long_lease)]
+    pub(crate) lease: Option<Duration>,
+    /// Longest time to wait for a key that is held; by default there is one attempt
+    #[arg(long, value_name = "DURATION", value_parser = wait)]
+    pub(crate) wait: Option<Duration>,
+    /// Shortest time for which the key stays held, even if it is released earlier
+    #[arg(long, value_name = "DURATION", value_parser = hold_at_least)]
+    pub(crate) hold_at_least: Option<Duration>,
+    /// Identity of the work, such as the id of the pipeline's run, up to 512 bytes; another acquire with the same
+    /// identity takes the lock over
+    #[arg(long, value_name = "IDENTITY", value_parser = NonEmptyStringValueParser::new())]
+    pub(crate) owner_from: Option<String>,
+    /// Name of the holder, for others to read [default: user@host]
+    #[arg(long, value_name = "NAME")]
+    pub(crate) holder: Option<String>,
+}
+
+#[derive(Args, Debug)]
+#[command(group = ArgGroup::new("whose").args(["fence", "force"]))]
+pub(crate) struct Release {
+    /// Key to free; without a key, the ticket on standard input says which lock to release
+    #[arg(value_parser = NonEmptyStringValueParser::new(), requires = "whose")]
+    pub(crate) key: Option<String>,
     /// Fence of the acquisition to end, as `get` shows it
-    #[arg(long)]
+    #[arg(long, requires = "key")]
     pub(crate) fence: Option<u64>,
     /// Release the key no matter who holds it; shows the holder and asks first
-    #[arg(long)]
+    #[arg(long, requires = "key")]
     pub(crate) force: bool,
     /// Do not ask
     #[arg(long, requires = "force")]
@@ -170,6 +206,8 @@ pub(crate) struct Selection {
 }
 
 const DAY: Duration = Duration::from_hours(24);
+/// The longest lease of a lock that outlives its process.
+const LONGEST_LEASE: Duration = Duration::from_hours(366 * 24);
 
 fn duration(text: &str, least: Duration, most: Duration) -> Result<Duration, String> {
     let value =
@@ -177,12 +215,19 @@ fn duration(text: &str, least: Duration, most: Duration) -> Result<Duration, Str
     if (least..=most).contains(&value) {
         return Ok(value);
     }
-    let [least, most] = [least, most].map(humantime::format_duration);
-    Err(format!("must be between {least} and {most}"))
+    let least = humantime::format_duration(least);
+    if most == LONGEST_LEASE {
+        return Err(format!("must be between {least} and 366days"));
+    }
+    Err(format!("must be between {least} and {}", humantime::format_duration(most)))
 }
 
 pub(crate) fn lease(text: &str) -> Result<Duration, String> {
     duration(text, Duration::from_millis(1), DAY)
+}
+
+fn long_lease(text: &str) -> Result<Duration, String> {
+    duration(text, Duration::from_millis(1), LONGEST_LEASE)
 }
 
 pub(crate) fn clock_skew(text: &str) -> Result<Duration, String> {

@@ -7,7 +7,7 @@ use aws_config::profile::ProfileFileCredentialsProvider;
 use aws_config::{BehaviorVersion, Region};
 use aws_sdk_dynamodb::Client;
 use aws_sdk_dynamodb::config::ProvideCredentials as _;
-use lambda_lock::{Locks, client_config};
+use lambda_lock::{Locks, Ticket, client_config};
 
 use crate::arguments::{self, TableOptions};
 use crate::failure::{CONFIGURATION, Failure, cause};
@@ -21,15 +21,32 @@ pub(crate) struct Connection {
 
 /// Connects without a request to the table. In the file of `--embedded`, it creates the table if there is none.
 pub(crate) async fn connect(options: &TableOptions, holder: String) -> Result<Connection, Failure> {
+    connect_if(true, options, holder).await
+}
+
+/// Connects to the table and the key prefix of the ticket, unless others are given.
+pub(crate) async fn connect_for(
+    ticket: &Ticket,
+    options: &TableOptions,
+    holder: String,
+) -> Result<Connection, Failure> {
+    let mut options = options.clone();
+    options.table = named_table(&options).or_else(|| Some(ticket.table().to_owned()));
+    options.key_prefix = key_prefix(&options).or_else(|| Some(ticket.key_prefix().to_owned()));
+    connect(&options, holder).await
+}
+
+/// Connects to locks that exclude others only if they are enabled.
+pub(crate) async fn connect_if(enabled: bool, options: &TableOptions, holder: String) -> Result<Connection, Failure> {
     let table = table(options)?;
     let (client, in_file) = client(options).await?;
-    let mut builder = Locks::builder(client, &table).holder(holder);
+    let mut builder = Locks::builder(client, &table).holder(holder).enabled(enabled);
     if let Some(skew) = options.clock_skew {
         builder = builder.clock_skew(skew);
     } else if let Some(skew) = variable("LOCK_CLOCK_SKEW", arguments::clock_skew)? {
         builder = builder.clock_skew(skew);
     }
-    if let Some(prefix) = options.key_prefix.clone().or_else(|| env::var("LOCK_KEY_PREFIX").ok()) {
+    if let Some(prefix) = key_prefix(options) {
         builder = builder.key_prefix(prefix);
     }
     if let Some(name) = &options.partition_key {
@@ -65,8 +82,16 @@ fn variable<T>(name: &str, read: impl Fn(&str) -> Result<T, String>) -> Result<O
     })
 }
 
+fn named_table(options: &TableOptions) -> Option<String> {
+    options.table.clone().or_else(|| env::var("LOCK_TABLE_NAME").ok().filter(|name| !name.is_empty()))
+}
+
+fn key_prefix(options: &TableOptions) -> Option<String> {
+    options.key_prefix.clone().or_else(|| env::var("LOCK_KEY_PREFIX").ok())
+}
+
 fn table(options: &TableOptions) -> Result<String, Failure> {
-    let named = options.table.clone().or_else(|| env::var("LOCK_TABLE_NAME").ok().filter(|name| !name.is_empty()));
+    let named = named_table(options);
     #[cfg(feature = "embedded")]
     let named = named.or_else(|| options.embedded.as_ref().map(|_| "locks".to_owned()));
     named.ok_or_else(|| {

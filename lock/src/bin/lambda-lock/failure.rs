@@ -40,7 +40,7 @@ impl From<Error> for Failure {
     fn from(error: Error) -> Self {
         let code = if error.is_held() {
             HELD
-        } else if error.is_lost() {
+        } else if error.is_lost() || error.is_ticket_used() {
             LOST
         } else if error.is_throttled() || error.is_unavailable() || error.is_conflict() {
             UNAVAILABLE

@@ -51,6 +51,33 @@ commands that ask.
 
 With LOCK_ENABLED=false in the environment, the command runs without a lock and LOCK_FENCE is 0. One warning says so.";
 
+pub(crate) const ACQUIRE: &str = "\
+Acquires a lock for a pipeline whose steps are separate processes, and prints its ticket, a line of JSON. The lock \
+outlives this process: it is held until the lease ends, or until release with the ticket. If the key is held, nothing \
+is printed and the exit code is 75. If the ticket cannot be written, the key is released and the exit code is 74.
+
+Anyone who has the ticket and may write to the table can renew, release and resume the lock: keep the ticket like a \
+password. In the Rust crate, Locks::resume takes it.
+
+The lease should be a little longer than the work takes, or than the time between two renewals. After a crash the key \
+stays held until the lease ends; `release KEY --fence` frees it earlier.
+
+With --owner-from, another acquire with the same identity takes the lock over, with a larger fence, instead of being \
+refused. A step that is repeated then finds its own lock. The ticket of the earlier acquire is refused from then on.
+
+With LOCK_ENABLED=false in the environment, the ticket does not hold a lock. One warning says so.";
+
+pub(crate) const RENEW: &str = "\
+Renews the lock of the ticket on standard input, so that it is held for at least the lease from now on. A lease that \
+ends later stays. The ticket does not change, and the command can be repeated. One request (IAM action \
+dynamodb:UpdateItem).
+
+Table and key prefix are those of the ticket, unless others are given. Give the other options for the table as for \
+acquire.
+
+The exit code is 76 if the lease has ended, the lock was released or resumed, or another holder has the key; and 78 \
+if the ticket belongs to another table or key prefix, or is not valid.";
+
 pub(crate) const LIST: &str = "\
 Lists keys with their state, sorted by key. It reads the table until it has found as many keys as the limit (IAM \
 action dynamodb:Scan). Of a larger table it therefore shows the keys that it found first, not the first ones of the \
@@ -79,7 +106,11 @@ Shows who holds a key, or held it last. It sends one consistent read (IAM action
 0 in every state. The columns and the JSON are those of list.";
 
 pub(crate) const RELEASE: &str = "\
-Frees a key (IAM actions dynamodb:GetItem and dynamodb:UpdateItem). This does not stop the holder's work: make sure \
+Without a key, releases the lock of the ticket on standard input (IAM action dynamodb:UpdateItem). The command can be \
+repeated. Table and key prefix are those of the ticket, unless others are given. The exit code is 76 if the lock was \
+resumed or another holder has the key.
+
+With a key, frees it for an operator (IAM actions dynamodb:GetItem and dynamodb:UpdateItem). This does not stop the holder's work: make sure \
 that the holder has crashed, or that its writes are fenced. `run` ends with code 76 when an operator has released \
 its lock.
 
@@ -108,8 +139,11 @@ pub(crate) const EXIT_STATUS: [(&str, &str); 10] = [
     ("69", "no usable answer: DynamoDB is unreachable, throttles, or runs a transaction on the row"),
     ("74", "standard output or another part of this machine failed, or the guard was killed"),
     ("75", "another holder has the key, or release was not confirmed"),
-    ("76", "the lock was lost: its lease ended and the command was ended, or another holder has the key"),
-    ("78", "something must be corrected: the table, access, credentials, region, a variable, a row"),
+    (
+        "76",
+        "the lock was lost: its lease ended and the command was ended, another holder has the key, or its ticket is used",
+    ),
+    ("78", "something must be corrected: the table, access, credentials, region, a variable, a row, a ticket"),
     ("126", "the command of run cannot be run"),
     ("127", "the command of run was not found"),
     ("128+N", "signal N killed the command of run, or ended the wait for the lock"),
@@ -120,8 +154,8 @@ pub(crate) const ENVIRONMENT: [(&str, &str); 9] = [
     ("LOCK_TABLE_NAME", "the table, unless --table is given"),
     ("LOCK_KEY_PREFIX", "the prefix of every key, unless --key-prefix is given"),
     ("LOCK_CLOCK_SKEW", "the clock skew, unless --clock-skew is given"),
-    ("LOCK_LEASE", "the lease of run, unless --lease is given"),
-    ("LOCK_ENABLED", "`false` makes run execute the command without a lock"),
+    ("LOCK_LEASE", "the lease of run, acquire and renew, unless --lease is given"),
+    ("LOCK_ENABLED", "`false` makes run execute the command, and acquire print a ticket, without a lock"),
     ("LOCK_FENCE, LOCK_KEY", "set by run: the number that grows with each acquisition, and the key"),
     ("AWS_PROFILE, AWS_REGION", "and the other variables that the AWS command line interface reads"),
     ("AWS_ENDPOINT_URL", "the URL of DynamoDB, if it is not at AWS; also AWS_ENDPOINT_URL_DYNAMODB"),
@@ -129,7 +163,7 @@ pub(crate) const ENVIRONMENT: [(&str, &str); 9] = [
 ];
 
 /// A command, what the example does, and its command line.
-pub(crate) const EXAMPLES: [(&str, &str, &str); 13] = [
+pub(crate) const EXAMPLES: [(&str, &str, &str); 17] = [
     ("create-table", "Create the table", "lambda-lock create-table --table locks --tag team=billing"),
     ("check", "Check that everything is in order", "lambda-lock check --table locks"),
     ("run", "Skip a run while another is running", "lambda-lock run --key nightly-report --lease 15m -- ./report.sh"),
@@ -148,6 +182,17 @@ pub(crate) const EXAMPLES: [(&str, &str, &str); 13] = [
         "Try it without AWS",
         "lambda-lock run --embedded /tmp/locks.sqlite --key job -- sh -c 'echo \"fence $LOCK_FENCE\"'",
     ),
+    (
+        "acquire",
+        "Hold a lock from the first step of a pipeline to its last",
+        "lambda-lock acquire --key deploy --lease 30m > ticket.json",
+    ),
+    (
+        "acquire",
+        "Find the lock of an earlier attempt of this run",
+        "lambda-lock acquire --key deploy --lease 30m --owner-from \"$RUN_ID\" > ticket.json",
+    ),
+    ("renew", "Hold the lock for half an hour more", "lambda-lock renew --lease 30m < ticket.json"),
     ("list", "Show who holds which keys", "lambda-lock list --held"),
     (
         "list",
@@ -155,6 +200,7 @@ pub(crate) const EXAMPLES: [(&str, &str, &str); 13] = [
         "lambda-lock list --json | jq 'select(.state == \"expired\").key'",
     ),
     ("get", "Show who holds a key", "lambda-lock get nightly-report"),
+    ("release", "Release the lock in the last step of a pipeline", "lambda-lock release < ticket.json"),
     ("release", "Free the key of a holder that has crashed", "lambda-lock release nightly-report --fence 17"),
     ("watch", "Watch two keys", "lambda-lock watch nightly-report deploy --interval 1s"),
     (

@@ -20,6 +20,7 @@ mod process;
 mod run;
 mod signals;
 mod supervise;
+mod ticket;
 
 mod entry;
 mod operate;
@@ -31,7 +32,7 @@ use std::process::ExitCode;
 use clap::Parser;
 use tracing_subscriber::EnvFilter;
 
-use crate::arguments::{Action, Arguments};
+use crate::arguments::{Action, Arguments, Release};
 use crate::failure::Failure;
 use crate::output::{Log, print, say};
 
@@ -70,10 +71,16 @@ fn main() -> ExitCode {
 async fn act(Arguments { table, action }: Arguments) -> Result<u8, Failure> {
     match action {
         Action::Run(run) => return run::run(&table, run).await,
+        Action::Acquire(acquire) => return ticket::acquire(&table, acquire).await,
+        Action::Renew { lease } => ticket::renew(&table, lease).await?,
         Action::List { selection, json } => show::list(&table, selection, json).await?,
         Action::Get { key, json } => show::get(&table, key, json).await?,
         Action::Watch { keys, selection, interval } => show::watch(&table, keys, selection, interval).await?,
-        Action::Release(release) => operate::release(&table, release).await?,
+        Action::Release(Release { key: None, .. }) => ticket::release(&table).await?,
+        Action::Release(mut release) => {
+            let key = release.key.take().unwrap_or_default();
+            operate::release(&table, key, release).await?;
+        }
         Action::CreateTable { tags, provisioned } => operate::create_table(&table, tags, provisioned).await?,
         Action::Check => operate::check(&table).await?,
         Action::Completions { shell } => print(&manual::completions(shell))?,

@@ -10,8 +10,9 @@ use crate::failure::{CONFIGURATION, Failure, HELD, USAGE};
 use crate::identity;
 use crate::output::{line, say};
 
-pub(crate) async fn release(options: &TableOptions, release: Release) -> Result<(), Failure> {
-    let Release { key, fence, force, yes } = release;
+/// Frees the key of another holder.
+pub(crate) async fn release(options: &TableOptions, key: String, release: Release) -> Result<(), Failure> {
+    let Release { fence, force, yes, .. } = release;
     if force && !yes && !io::stdin().is_terminal() {
         let message = "--force asks for confirmation, and standard input is not a terminal: add --yes, or give --fence";
         return Err(Failure::new(USAGE, message));

@@ -19,7 +19,7 @@ use crate::signals::{Signals, heed_children};
 use crate::supervise::{Ended, FENCE, Job, KEY, TABLE};
 
 /// How long the program waits for the answer to a release that was sent in the background.
-const FLUSH_TIMEOUT: Duration = Duration::from_secs(5);
+pub(crate) const FLUSH_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Returns the exit code, which is that of the command.
 pub(crate) async fn run(options: &TableOptions, run: Run) -> Result<u8, Failure> {
@@ -146,7 +146,7 @@ fn code(status: ExitStatus) -> u8 {
         .map_or_else(|| killed_by(status.signal().unwrap_or_default()), |code| u8::try_from(code).unwrap_or(u8::MAX))
 }
 
-fn killed_by(signal: i32) -> u8 {
+pub(crate) fn killed_by(signal: i32) -> u8 {
     u8::try_from(128 + signal).unwrap_or(u8::MAX)
 }
 

@@ -1,0 +1,108 @@
+//! The commands `acquire`, and `renew` and `release` with a ticket: a lock for steps that are separate processes.
+
+use std::io::{self, IsTerminal as _, Read as _};
+use std::time::{Duration, SystemTime};
+
+use lambda_lock::{Backoff, Lock, Locks, Ticket};
+use tokio::time::timeout;
+
+use crate::arguments::{Acquire, TableOptions};
+use crate::connect::{self, Connection};
+use crate::failure::{BROKEN_OUTPUT, CONFIGURATION, Failure, USAGE, sentence};
+use crate::identity;
+use crate::output::{line, print, say};
+use crate::run::{FLUSH_TIMEOUT, killed_by};
+use crate::signals::Signals;
+
+/// More than any ticket has.
+const MAX_TICKET_BYTES: u64 = 64 * 1024;
+
+/// Prints the ticket. Returns the exit code.
+pub(crate) async fn acquire(options: &TableOptions, acquire: Acquire) -> Result<u8, Failure> {
+    let is_enabled = connect::is_enabled()?;
+    let lease = acquire.lease.map_or_else(connect::default_lease, Ok)?;
+    let holder = acquire.holder.unwrap_or_else(identity::user);
+    let Connection { locks, .. } = connect::connect_if(is_enabled, options, holder).await?;
+    let mut attempt = locks.acquire(acquire.key).lease(lease).hold_at_least(acquire.hold_at_least.unwrap_or_default());
+    if let Some(identity) = acquire.owner_from {
+        attempt = attempt.owner_from(identity);
+    }
+    if let Some(wait) = acquire.wait {
+        attempt = attempt.wait(Backoff::default().up_to(wait));
+    }
+    let mut signals = Signals::passed_on().map_err(Failure::of_the_system)?;
+    let mut acquiring = attempt.into_future();
+    let acquired = tokio::select! {
+        biased;
+        signal = signals.next() => Err(signal),
+        acquired = &mut acquiring => Ok(acquired),
+    };
+    let outcome = match acquired {
+        Ok(Ok(lock)) => hand_over(&locks, lock).await.map(|()| 0),
+        Ok(Err(error)) => Err(error.into()),
+        Err(signal) => {
+            drop(acquiring);
+            Ok(killed_by(signal.as_raw()))
+        }
+    };
+    // An acquire without an answer may have taken the lock. Its release runs in the background.
+    let _the_lease_ends_anyway = timeout(FLUSH_TIMEOUT, locks.flush()).await;
+    outcome
+}
+
+async fn hand_over(locks: &Locks, lock: Lock) -> Result<(), Failure> {
+    let ticket = lock.into_ticket();
+    if !ticket.is_enforced() {
+        say("LOCK_ENABLED is `false`: the ticket does not hold a lock");
+    }
+    let written = match serde_json::to_string(&ticket) {
+        Ok(json) => print(format!("{json}\n").as_bytes()).map_err(|failure| failure.message),
+        Err(error) => Err(error.to_string()),
+    };
+    let Err(why) = written else { return Ok(()) };
+    // No other process has the ticket, so none could release the key.
+    let key = ticket.key();
+    let then = match locks.release_ticket(&ticket).await {
+        Ok(()) => "was released".to_owned(),
+        Err(error) => format!("stays held until the lease ends, because the release failed: {}", sentence(&error)),
+    };
+    let why = if why.is_empty() { "standard output is closed".to_owned() } else { why };
+    Err(Failure::new(BROKEN_OUTPUT, format!("the ticket was not written ({why}); key `{key}` {then}")))
+}
+
+pub(crate) async fn renew(options: &TableOptions, lease: Option<Duration>) -> Result<(), Failure> {
+    let lease = lease.map_or_else(connect::default_lease, Ok)?;
+    let ticket = read("renew")?;
+    let Connection { locks, table } = connect::connect_for(&ticket, options, identity::user()).await?;
+    let end: SystemTime = locks.renew_ticket(&ticket, lease).await?;
+    let end = humantime::format_rfc3339_millis(end);
+    line(&format!("renewed: key `{}` in table `{table}` until {end}", ticket.key()))
+}
+
+pub(crate) async fn release(options: &TableOptions) -> Result<(), Failure> {
+    let ticket = read("release")?;
+    let Connection { locks, table } = connect::connect_for(&ticket, options, identity::user()).await?;
+    locks.release_ticket(&ticket).await?;
+    line(&format!("released: key `{}` in table `{table}`", ticket.key()))
+}
+
+/// Reads the ticket from standard input.
+fn read(command: &str) -> Result<Ticket, Failure> {
+    if io::stdin().is_terminal() {
+        let message = format!(
+            "no ticket is given: write `lambda-lock {command} < ticket.json`, with the ticket that `acquire` printed"
+        );
+        return Err(Failure::new(USAGE, message));
+    }
+    let mut json = Vec::new();
+    io::stdin().lock().take(MAX_TICKET_BYTES).read_to_end(&mut json).map_err(Failure::of_the_system)?;
+    let ticket = if json.trim_ascii().is_empty() {
+        Err("it is empty".to_owned())
+    } else {
+        serde_json::from_slice::<Ticket>(&json).map_err(|error| error.to_string())
+    };
+    ticket.map_err(|why| {
+        let message = format!("the ticket on standard input is not valid: {why}; give the line that `acquire` printed");
+        Failure::new(CONFIGURATION, message)
+    })
+}

@@ -1,0 +1,473 @@
+//! `Ticket`: a lock that is handed over to another process.
+
+use std::fmt;
+use std::time::{Duration, SystemTime};
+
+use super::held::{Continuation, Grant, Lock, Ownership, nonce};
+use super::locks::Locks;
+use super::telemetry::HoldSpan;
+use crate::clock::{Lease, Moment, millis, millis_up, since_epoch};
+use crate::error::{Error, Kind, TicketFault};
+use crate::limits::{MAX_CLOCK_SKEW, MAX_LEASE, MIN_LEASE, check_duration};
+use crate::row::{Resumed, TicketStep};
+
+/// A lock that outlives its process: a small value that another process [resumes](Locks::resume),
+/// [renews](Locks::renew_ticket) or [releases](Locks::release_ticket).
+///
+/// [`Lock::into_ticket`] makes it. A Step Functions execution or a pipeline takes a lock in its first step, passes the ticket
+/// on as JSON, and frees the key in its last step. With the feature `serde` the ticket is serialisable. The features
+/// `idempotency`, `lambda` and `cli` turn it on. The guide "Locks across processes" ([`docs`](crate::docs)) has a
+/// state machine.
+///
+/// # Which request to use
+///
+/// | | requests | uses up the ticket | retry after a crash |
+/// | --- | --- | --- | --- |
+/// | [`Locks::renew_ticket`] | 1 | no | repeat it with the same ticket |
+/// | [`Locks::release_ticket`] | 1 | yes | repeat it with the same ticket |
+/// | [`Locks::resume`] | 1 | yes | none: the key is held until the lease ends |
+///
+/// Resume the lock for work that must be cancelled at the end of the lease, or that needs the [`Lock`]. Make a new ticket at
+/// its end. For steps that can be retried, renew and release with the ticket itself.
+///
+/// # What the possessor of a ticket can do
+///
+/// A ticket is a capability: it has the nonce of the acquisition. With it and with the IAM action `dynamodb:UpdateItem` on
+/// the key, anyone can renew, release or resume the lock, and read the data that was stored with the lock. Without the IAM
+/// action, a ticket is worth nothing. It opens no other key, and ends with the acquisition. The nonce is also in the row, and
+/// in the span `lock`. `Debug` does not print it.
+///
+/// # Format
+///
+/// ```json
+/// {"version":1,"table":"locks","key_prefix":"","key":"deploy","enforced":true,"owner":"9f…","fence":1795254763639420,
+/// "sequence":0,"acquired_at":1795254763639,"expires_at":1795256563639}
+/// ```
+///
+/// Times are in milliseconds since the Unix epoch. `sort_key` and `hold_until` are there if the lock has them. Unknown fields
+/// are ignored. An unknown version, or a field that is missing or out of bounds, is an error that says so.
+///
+/// ```
+/// # use lambda_lock::{Error, Locks, Ticket};
+/// # async fn first_step(locks: Locks) -> Result<Ticket, Error> {
+/// let lock = locks.acquire("deploy").await?;
+/// # Ok(
+/// lock.into_ticket() // the last request of this process was the acquire
+/// # )
+/// # }
+/// # async fn last_step(locks: Locks, ticket: Ticket) -> Result<(), Error> {
+/// let lock = locks.resume(&ticket).await?;
+/// println!("resumed with fence {}", lock.fence());
+/// lock.release().await
+/// # }
+/// ```
+#[derive(Clone, PartialEq, Eq)]
+#[cfg_attr(
+    feature = "serde",
+    derive(serde::Deserialize, serde::Serialize),
+    serde(try_from = "format::Written", into = "format::Written")
+)]
+#[must_use = "without the ticket, the key is held until the lease ends"]
+pub struct Ticket {
+    table: String,
+    key_prefix: String,
+    key: String,
+    /// The value of the sort key in lock rows.
+    sort_key: Option<String>,
+    enforced: bool,
+    owner: String,
+    fence: u64,
+    /// The number of the last request of the lock that was handed over.
+    sequence: u64,
+    /// These times are in milliseconds since the epoch, by the clock of the process that made the ticket.
+    acquired_at: u64,
+    expires_at: u64,
+    /// Until when `hold_at_least` keeps the key.
+    hold_until: Option<u64>,
+}
+
+impl Ticket {
+    /// Returns the name or ARN of the table.
+    #[must_use]
+    pub fn table(&self) -> &str {
+        &self.table
+    }
+
+    /// Returns the prefix of the key.
+    #[must_use]
+    pub fn key_prefix(&self) -> &str {
+        &self.key_prefix
+    }
+
+    /// Returns the key, without the prefix.
+    #[must_use]
+    pub fn key(&self) -> &str {
+        &self.key
+    }
+
+    /// Returns the fencing token of the lock, as [`Lock::fence`] does. Zero if the lock is not
+    /// [enforced](Self::is_enforced).
+    #[must_use]
+    pub fn fence(&self) -> u64 {
+        self.fence
+    }
+
+    /// Returns until when the lock was valid when the ticket was made, by the clock of that host. A
+    /// [renewal](Locks::renew_ticket) with the ticket does not change it.
+    #[must_use]
+    pub fn expires_at(&self) -> SystemTime {
+        SystemTime::UNIX_EPOCH + Duration::from_millis(self.expires_at)
+    }
+
+    /// Returns `false` if the lock does not exclude others, as [`Lock::is_enforced`] does.
+    #[must_use]
+    pub fn is_enforced(&self) -> bool {
+        self.enforced
+    }
+
+    fn step(&self, now: Moment) -> TicketStep<'_> {
+        TicketStep {
+            key: &self.key,
+            owner: &self.owner,
+            fence: self.fence,
+            sequence: self.sequence,
+            expires_at: Duration::from_millis(self.expires_at),
+            now,
+        }
+    }
+
+    fn continuation(&self, sequence: u64) -> Continuation {
+        Continuation { hold_until: self.hold_until.map(Duration::from_millis), sequence }
+    }
+
+    /// Returns the time that a release stores as the end of the lease: not before the acquire, as in a release of the lock.
+    fn release_at(&self, now: Moment) -> Duration {
+        let acquired = Duration::from_millis(self.acquired_at).min(now.wall.saturating_add(MAX_CLOCK_SKEW));
+        now.wall.max(acquired).max(Duration::from_millis(self.hold_until.unwrap_or_default()))
+    }
+}
+
+/// Omits the owner, which is the secret of the ticket.
+impl fmt::Debug for Ticket {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            table,
+            key_prefix,
+            key,
+            sort_key,
+            enforced,
+            owner: _,
+            fence,
+            sequence,
+            acquired_at,
+            expires_at,
+            hold_until,
+        } = self;
+        f.debug_struct("Ticket")
+            .field("table", table)
+            .field("key_prefix", key_prefix)
+            .field("key", key)
+            .field("sort_key", sort_key)
+            .field("enforced", enforced)
+            .field("fence", fence)
+            .field("sequence", sequence)
+            .field("acquired_at", acquired_at)
+            .field("expires_at", expires_at)
+            .field("hold_until", hold_until)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Lock {
+    /// Turns the lock into a [`Ticket`] for another process, which holds the key from then on. Sends no request and releases
+    /// nothing: without a use of the ticket, the key is held until the lease ends.
+    ///
+    /// Data that was [set](Self::set_data) and not written by a renewal is dropped. The
+    /// [minimum hold](crate::Acquire::hold_at_least) goes with the ticket. A lock that was lost or released gives a ticket
+    /// that is refused. A lock that is not [enforced](Self::is_enforced) gives a ticket that says so.
+    pub fn into_ticket(self) -> Ticket {
+        let expires_at = millis(since_epoch(self.expires_at()));
+        let Continuation { hold_until, sequence } = self.hand_over();
+        let Ownership { locks, key, owner, .. } = &self.ownership;
+        let table = &locks.0.table;
+        Ticket {
+            table: table.name.clone(),
+            key_prefix: table.key_prefix.clone(),
+            key: key.clone(),
+            sort_key: table.sort_key.as_ref().map(|(_, value)| value.clone()),
+            enforced: self.is_enforced(),
+            owner: owner.clone(),
+            fence: self.fence(),
+            sequence,
+            acquired_at: millis(since_epoch(self.acquired_at())),
+            expires_at,
+            hold_until: hold_until.map(millis_up),
+        }
+    }
+}
+
+impl Locks {
+    /// Resumes the lock of a ticket, in any process. Uses up the ticket. One request; IAM action `dynamodb:UpdateItem`.
+    ///
+    /// The lock has the fence, the data and the lease of the row. It is valid until that lease ends by this host's clocks,
+    /// which is at most the clock skew apart from the end by other clocks. It can be renewed, released, checked, and turned
+    /// into another ticket. A copy of the ticket, and late requests of the process that made it, are refused from now on.
+    ///
+    /// Fails with an error that
+    ///
+    /// - [`is_ticket_foreign`](Error::is_ticket_foreign) if the ticket belongs to another table, key prefix or sort key;
+    ///   nothing is sent then;
+    /// - [`is_ticket_ended`](Error::is_ticket_ended) if the lease has ended, and
+    ///   [`is_ticket_released`](Error::is_ticket_released) if the lock was released; both are also
+    ///   [lost](Error::is_lost);
+    /// - [`is_lost`](Error::is_lost), with the [holder](Error::holder), if another holder has taken the key or an operator
+    ///   has released it by force;
+    /// - [`is_ticket_used`](Error::is_ticket_used) if the ticket was used before;
+    /// - [`is_ticket_unknown`](Error::is_ticket_unknown) if no acquisition matches the ticket, because it is forged or the
+    ///   row was deleted.
+    ///
+    /// A retry of the SDK recognises a resumption whose answer was lost. After an error that
+    /// [`is_unavailable`](Error::is_unavailable), the ticket may be used up. The key is then held until the lease ends.
+    ///
+    /// If locking is [disabled](crate::LocksBuilder::enabled) here, or the lock of the ticket is not enforced, nothing is sent.
+    /// The lock is then not [enforced](Lock::is_enforced), and valid until the end that the ticket names.
+    pub async fn resume(&self, ticket: &Ticket) -> Result<Lock, Error> {
+        self.check_ticket(ticket)?;
+        let settings = &self.0;
+        let (now, skew) = (settings.clock.now(), settings.clock_skew);
+        let lease = |end| Lease::stored(end, now, skew, settings.retention);
+        if !self.is_enforced(ticket) {
+            let end = millis_up(Duration::from_millis(ticket.expires_at).saturating_add(skew));
+            let grant = Grant {
+                fence: None,
+                fences: Vec::new(),
+                data: None,
+                sent: now,
+                lease: lease(end),
+                hold_time: None,
+                excess: Duration::ZERO,
+            };
+            return self.resumed(ticket, grant, HoldSpan::new(tracing::Span::none(), &ticket.key));
+        }
+        let (step, nonce) = (ticket.step(now), nonce(self, &ticket.key)?);
+        // This host's lease ends before the end in the row, by the skew.
+        let valid_from = millis_up(now.wall.saturating_add(skew));
+        let resumed = settings.table.resume(step, &nonce, valid_from).await.inspect_err(log_refusal)?;
+        let Resumed { fence, data, end, acquired_at, hold_time } = resumed;
+        let sent = Moment { wall: Duration::from_millis(acquired_at), ..now };
+        let grant = Grant {
+            fence: Some(fence),
+            fences: Vec::new(),
+            data,
+            sent,
+            lease: lease(end),
+            hold_time,
+            excess: Duration::ZERO,
+        };
+        self.resumed(ticket, grant, HoldSpan::resumed(&ticket.key, &ticket.owner, fence))
+    }
+
+    /// Returns the lock of this grant, unless its lease has ended by now.
+    fn resumed(&self, ticket: &Ticket, grant: Grant, telemetry: HoldSpan) -> Result<Lock, Error> {
+        if grant.lease.deadline.has_passed(self.0.clock.now()) {
+            return Err(self.ticket_fault(ticket, TicketFault::Ended));
+        }
+        let ownership =
+            Ownership { locks: self.clone(), key: ticket.key.clone(), keys: None, owner: ticket.owner.clone() };
+        let continuation = ticket.continuation(ticket.step(grant.sent).next_sequence());
+        Ok(Lock::new(ownership, grant, telemetry, Duration::ZERO).continuing(continuation))
+    }
+
+    /// Renews the lease of the ticket's lock without using up the ticket, so that it ends at least `lease` from now: from 1 ms
+    /// to 366 days. Returns when the lease ends, by this host's clock. One request; IAM action `dynamodb:UpdateItem`.
+    ///
+    /// The lease is never shortened. After a crash, the key stays held until it ends or an operator
+    /// [frees](Self::force_release) it. Can be repeated after any error. Fails as [`resume`](Self::resume) does, but succeeds
+    /// until the lease has ended for all hosts. Work that relies on the returned time is not cancelled by this crate.
+    ///
+    /// If the lock is not enforced, nothing is sent, and the lease ends `lease` from now.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use lambda_lock::{Error, Locks, Ticket};
+    /// # async fn step(locks: Locks, ticket: Ticket) -> Result<(), Error> {
+    /// locks.renew_ticket(&ticket, Duration::from_mins(30)).await?;
+    /// // … the work of this step, with `ticket.fence()` …
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub async fn renew_ticket(&self, ticket: &Ticket, lease: Duration) -> Result<SystemTime, Error> {
+        check_duration("lease", lease, MIN_LEASE, MAX_LEASE)?;
+        self.check_ticket(ticket)?;
+        let settings = &self.0;
+        let now = settings.clock.now();
+        let lease = Lease::new(now.deadline_after(lease), settings.clock_skew, settings.retention);
+        let mut end = lease.end;
+        if self.is_enforced(ticket) {
+            end = settings.table.renew_ticket(ticket.step(now), lease).await.inspect_err(log_refusal)?;
+        }
+        Ok(SystemTime::UNIX_EPOCH + Duration::from_millis(end).saturating_sub(settings.clock_skew))
+    }
+
+    /// Releases the ticket's lock, which frees the key at once or, with `hold_at_least`, when that time is over. Uses up the
+    /// ticket. One request; IAM action `dynamodb:UpdateItem`.
+    ///
+    /// Can be repeated after any error, also in another process: it succeeds if the lock was released before. If the lease
+    /// has ended but no other holder has the key, the release succeeds. Fails with an error that
+    /// [`is_ticket_used`](Error::is_ticket_used) if the lock was resumed, because the work of that process may still run.
+    /// Its other errors are those of [`resume`](Self::resume). If the lock is not enforced, nothing is sent.
+    pub async fn release_ticket(&self, ticket: &Ticket) -> Result<(), Error> {
+        self.check_ticket(ticket)?;
+        if !self.is_enforced(ticket) {
+            return Ok(());
+        }
+        let settings = &self.0;
+        let now = settings.clock.now();
+        let release = settings.table.release_ticket(ticket.step(now), ticket.release_at(now), settings.retention);
+        release.await.inspect_err(log_refusal)
+    }
+
+    fn is_enforced(&self, ticket: &Ticket) -> bool {
+        self.0.enabled && ticket.enforced
+    }
+
+    /// Checks that the ticket belongs to the rows of these locks.
+    fn check_ticket(&self, ticket: &Ticket) -> Result<(), Error> {
+        self.check_key(&ticket.key)?;
+        let table = &self.0.table;
+        let sort_key = table.sort_key.as_ref().map(|(_, value)| value.as_str());
+        let name = |value: Option<&str>| value.map_or_else(|| "none".to_owned(), |value| format!("`{value}`"));
+        for (what, theirs, ours) in [
+            ("key prefix", Some(ticket.key_prefix.as_str()), Some(table.key_prefix.as_str())),
+            ("sort key", ticket.sort_key.as_deref(), sort_key),
+        ] {
+            if theirs != ours {
+                let why = format!("its {what} is {}, not {}: use the {what} of the ticket", name(theirs), name(ours));
+                return Err(self.ticket_fault(ticket, TicketFault::Foreign(why)));
+            }
+        }
+        if !is_same_table(&ticket.table, &table.name) {
+            let why = format!("it belongs to table `{}`: use that table", ticket.table);
+            return Err(self.ticket_fault(ticket, TicketFault::Foreign(why)));
+        }
+        Ok(())
+    }
+
+    fn ticket_fault(&self, ticket: &Ticket, fault: TicketFault) -> Error {
+        Error::new(Kind::Ticket(fault), &self.0.table.name, &ticket.key)
+    }
+}
+
+/// Compares two names or ARNs of tables. A name matches an ARN that ends with it.
+fn is_same_table(one: &str, other: &str) -> bool {
+    let name = |table: &str| table.rsplit_once(":table/").map_or_else(|| table.to_owned(), |(_, name)| name.to_owned());
+    let is_arn = |table: &str| table.starts_with("arn:");
+    one == other || (is_arn(one) != is_arn(other) && name(one) == name(other))
+}
+
+fn log_refusal(error: &Error) {
+    tracing::info!(key = error.key(), reason = error.reason(), %error, "ticket refused");
+}
+
+/// The serialised form.
+#[cfg(feature = "serde")]
+mod format {
+    use serde::{Deserialize, Serialize};
+
+    use super::Ticket;
+
+    const VERSION: u64 = 1;
+    /// Leaves room for the numbers of later requests.
+    const MAX_SEQUENCE: u64 = i64::MAX as u64;
+    /// The end of the year 9999.
+    const LATEST: u64 = 253_402_300_799_999;
+
+    /// The fields are optional, so that the version is looked at first.
+    #[derive(Deserialize, Serialize)]
+    pub(super) struct Written {
+        version: Option<u64>,
+        table: Option<String>,
+        key_prefix: Option<String>,
+        key: Option<String>,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        sort_key: Option<String>,
+        enforced: Option<bool>,
+        owner: Option<String>,
+        fence: Option<u64>,
+        sequence: Option<u64>,
+        acquired_at: Option<u64>,
+        expires_at: Option<u64>,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        hold_until: Option<u64>,
+    }
+
+    impl From<Ticket> for Written {
+        fn from(ticket: Ticket) -> Self {
+            let Ticket {
+                table,
+                key_prefix,
+                key,
+                sort_key,
+                enforced,
+                owner,
+                fence,
+                sequence,
+                acquired_at,
+                expires_at,
+                hold_until,
+            } = ticket;
+            Self {
+                version: Some(VERSION),
+                table: Some(table),
+                key_prefix: Some(key_prefix),
+                key: Some(key),
+                sort_key,
+                enforced: Some(enforced),
+                owner: Some(owner),
+                fence: Some(fence),
+                sequence: Some(sequence),
+                acquired_at: Some(acquired_at),
+                expires_at: Some(expires_at),
+                hold_until,
+            }
+        }
+    }
+
+    impl TryFrom<Written> for Ticket {
+        type Error = String;
+
+        fn try_from(written: Written) -> Result<Self, String> {
+            fn field<T>(name: &str, value: Option<T>) -> Result<T, String> {
+                value.ok_or_else(|| format!("the ticket has no field `{name}`: pass on the whole ticket"))
+            }
+            fn number(name: &str, value: Option<u64>, most: u64) -> Result<u64, String> {
+                let value = field(name, value)?;
+                if value <= most {
+                    return Ok(value);
+                }
+                Err(format!("the field `{name}` of the ticket is {value}, not between 0 and {most}"))
+            }
+            let version = field("version", written.version)?;
+            if version != VERSION {
+                return Err(format!(
+                    "the ticket has version {version}, and this program reads version {VERSION}: use the same version of \
+                     lambda-lock in all steps"
+                ));
+            }
+            let hold_until = written.hold_until.map(|time| number("hold_until", Some(time), LATEST)).transpose()?;
+            Ok(Self {
+                table: field("table", written.table)?,
+                key_prefix: field("key_prefix", written.key_prefix)?,
+                key: field("key", written.key)?,
+                sort_key: written.sort_key,
+                enforced: field("enforced", written.enforced)?,
+                owner: field("owner", written.owner)?,
+                fence: number("fence", written.fence, u64::MAX)?,
+                sequence: number("sequence", written.sequence, MAX_SEQUENCE)?,
+                acquired_at: number("acquired_at", written.acquired_at, LATEST)?,
+                expires_at: number("expires_at", written.expires_at, LATEST)?,
+                hold_until,
+            })
+        }
+    }
+}

@@ -1,0 +1,185 @@
+//! The requests of a ticket: resume, renew and release the lock of another process.
+//!
+//! A resumption increases `sequence`. So the row refuses the same ticket a second time, and the late requests of the
+//! process that made the ticket.
+
+use std::time::Duration;
+
+use aws_sdk_dynamodb::types::ReturnValue;
+
+use super::names::{EXPIRATION, IN_PROGRESS, LEASE_END, OWNER, RELEASED, RESUMED, SEQUENCE, STATUS};
+use super::read::Row;
+use super::release::Step;
+use super::table::{Expression as _, Table, in_time, number, send, string};
+use crate::clock::{Lease, Moment};
+use crate::error::{Error, Kind, TicketFault};
+use crate::holder::Data;
+use crate::limits::REQUEST_TIMEOUT;
+use crate::queue::HoldTime;
+
+/// A request of a ticket.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct TicketStep<'a> {
+    pub(crate) key: &'a str,
+    pub(crate) owner: &'a str,
+    pub(crate) fence: u64,
+    /// The number of the last request that the owner sent before it made the ticket. The row may have a smaller one,
+    /// because that request may have been lost.
+    pub(crate) sequence: u64,
+    /// The end of the lease when the ticket was made.
+    pub(crate) expires_at: Duration,
+    pub(crate) now: Moment,
+}
+
+impl TicketStep<'_> {
+    /// Returns the number of the request that uses up the ticket.
+    pub(crate) fn next_sequence(&self) -> u64 {
+        self.sequence.saturating_add(1)
+    }
+}
+
+/// The lock of a row that was resumed.
+#[derive(Debug)]
+pub(crate) struct Resumed {
+    pub(crate) fence: u64,
+    pub(crate) data: Option<Data>,
+    /// The end of the lease, as in [`Lease::end`].
+    pub(crate) end: u64,
+    /// When the key was acquired, in milliseconds since the epoch.
+    pub(crate) acquired_at: u64,
+    pub(crate) hold_time: Option<HoldTime>,
+}
+
+/// The ticket's owner has the key, and the ticket was not used.
+const UNUSED: &str = "#owner = :owner AND #status = :in_progress AND #released <> :owner AND #sequence <= :sequence AND #lease_end > :now";
+
+impl Table {
+    /// Uses up the ticket, if its lease ends later than `valid_from`, in milliseconds since the epoch. One request. The
+    /// nonce tells a retry of this request from another resumption.
+    pub(crate) async fn resume(&self, step: TicketStep<'_>, nonce: &str, valid_from: u64) -> Result<Resumed, Error> {
+        let TicketStep { key, owner, sequence, .. } = step;
+        let request = self
+            .update(key)
+            .condition_expression(UNUSED)
+            .update_expression("SET #sequence = :next, #resumed = :nonce")
+            .return_values(ReturnValue::AllNew)
+            .names([
+                ("#owner", OWNER),
+                ("#status", STATUS),
+                ("#released", RELEASED),
+                ("#sequence", SEQUENCE),
+                ("#lease_end", LEASE_END),
+                ("#resumed", RESUMED),
+            ])
+            .values([
+                (":owner", string(owner)),
+                (":in_progress", string(IN_PROGRESS)),
+                (":sequence", number(sequence)),
+                (":now", number(valid_from)),
+                (":next", number(step.next_sequence())),
+                (":nonce", string(nonce)),
+            ]);
+        let row = match in_time(REQUEST_TIMEOUT, send(request)).await {
+            Ok(output) => {
+                let row = output.attributes.unwrap_or_default();
+                Row::read(row).map_err(|why| self.malformed(key, why))?
+            }
+            Err(error) => match self.refusal(error, key)? {
+                // An earlier attempt of this resumption was applied; its answer was lost.
+                Some(row) if row.is_owned_by(owner) && row.resumed.as_deref() == Some(nonce) => row,
+                row => return Err(self.ticket_refused(step, row)),
+            },
+        };
+        if row.is_released_by(owner) {
+            return Err(self.ticket_fault(key, TicketFault::Released));
+        }
+        Ok(Resumed {
+            fence: row.fence.unwrap_or(step.fence),
+            end: row.end,
+            acquired_at: row.acquired_at.unwrap_or_default(),
+            hold_time: row.queue.hold_time,
+            data: row.data,
+        })
+    }
+
+    /// Extends the lease if it ends earlier than this one, and leaves the ticket unused. Returns the end of the lease. One
+    /// request. A duplicate that arrives late cannot shorten the lease.
+    pub(crate) async fn renew_ticket(&self, step: TicketStep<'_>, lease: Lease) -> Result<u64, Error> {
+        let TicketStep { key, owner, sequence, now, .. } = step;
+        let request = self
+            .update(key)
+            .condition_expression(format!("{UNUSED} AND #lease_end < :lease_end"))
+            .update_expression("SET #lease_end = :lease_end, #expiration = :expiration")
+            .names([
+                ("#owner", OWNER),
+                ("#status", STATUS),
+                ("#released", RELEASED),
+                ("#sequence", SEQUENCE),
+                ("#lease_end", LEASE_END),
+                ("#expiration", EXPIRATION),
+            ])
+            .values([
+                (":owner", string(owner)),
+                (":in_progress", string(IN_PROGRESS)),
+                (":sequence", number(sequence)),
+                (":now", number(now.millis())),
+                (":lease_end", number(lease.end)),
+                (":expiration", number(lease.expiration)),
+            ]);
+        let Err(error) = in_time(REQUEST_TIMEOUT, send(request)).await else { return Ok(lease.end) };
+        match self.refusal(error, key)? {
+            // The lease ends later already. An earlier attempt of this renewal may have been applied.
+            Some(row) if step.is_unused(&row) && row.end >= lease.end => Ok(row.end),
+            row => Err(self.ticket_refused(step, row)),
+        }
+    }
+
+    /// Frees the key at `end` if the ticket was not used. One request. Succeeds if this owner has released the key before.
+    pub(crate) async fn release_ticket(
+        &self,
+        step: TicketStep<'_>,
+        end: Duration,
+        retention: Duration,
+    ) -> Result<(), Error> {
+        let TicketStep { key, owner, now, .. } = step;
+        let release = Step { key, owner, sequence: step.next_sequence(), now };
+        let request = self.release_request(release, end, retention);
+        let Err(error) = in_time(REQUEST_TIMEOUT, send(request)).await else { return Ok(()) };
+        match self.refusal(error, key)? {
+            Some(row) if row.is_released_by(owner) => Ok(()),
+            row => Err(self.ticket_refused(step, row)),
+        }
+    }
+
+    /// Returns why this row refused a request of the ticket.
+    fn ticket_refused(&self, step: TicketStep<'_>, row: Option<Row>) -> Error {
+        let TicketStep { key, owner, fence, sequence, expires_at, now } = step;
+        let fault = match row {
+            Some(row) if row.is_owned_by(owner) && row.is_released_by(owner) => TicketFault::Released,
+            Some(row) if row.is_owned_by(owner) && row.sequence > Some(sequence) => TicketFault::Used,
+            Some(row) if row.is_owned_by(owner) => TicketFault::Ended,
+            // An operator who releases a key by force leaves its fence unchanged.
+            Some(row) if row.fence > Some(fence) || (row.fence == Some(fence) && row.released == row.owner) => {
+                return Error::new(Kind::Lost(Some(row.into_holder(now))), &self.name, key);
+            }
+            // TTL deletes the row some time after the lease.
+            None if expires_at <= now.wall => TicketFault::Ended,
+            _ => TicketFault::Unknown,
+        };
+        self.ticket_fault(key, fault)
+    }
+
+    fn ticket_fault(&self, key: &str, fault: TicketFault) -> Error {
+        Error::new(Kind::Ticket(fault), &self.name, key)
+    }
+}
+
+impl TicketStep<'_> {
+    /// Returns `true` if the ticket can still be used, by the row that refused it.
+    fn is_unused(&self, row: &Row) -> bool {
+        row.is_owned_by(self.owner)
+            && !row.is_released_by(self.owner)
+            && row.sequence.is_some_and(|sequence| sequence <= self.sequence)
+            && row.end > self.now.millis()
+    }
+}

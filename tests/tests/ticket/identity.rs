@@ -1,0 +1,225 @@
+//! `owner_from`: a later acquire of the same identity takes the lock over.
+
+use std::time::Duration;
+
+use aws_sdk_dynamodb::types::TransactWriteItem;
+use lambda_lock::embedded::Host;
+use lambda_lock::{Acquire, Backoff, Data, Lock, Locks};
+use lambda_lock_tests::invocation::{LoseAnswers, keep_log, logged};
+use lambda_lock_tests::{Late, World};
+
+use crate::{CLOCK_SKEW, LEASE, host, ms};
+
+const ARN: &str = "arn:aws:states:eu-west-1:123456789012:execution:deploy:1";
+
+fn by(locks: &Locks, identity: &str) -> Acquire {
+    locks.acquire("job").lease(LEASE).owner_from(identity)
+}
+
+/// A host whose clock is a moment ahead of the one before, so that its acquire is later.
+fn later(world: &World, millis: u64) -> (Host, Locks) {
+    let host = world.host().clock_ahead(ms(millis)).build();
+    let locks = world.locks(&host).build().unwrap();
+    (host, locks)
+}
+
+async fn checked(host: &Host, lock: &Lock) -> bool {
+    let check = TransactWriteItem::builder().condition_check(lock.condition_check().unwrap()).build();
+    host.client().transact_write_items().transact_items(check).send().await.is_ok()
+}
+
+// behaviour 101
+#[tokio::test]
+async fn a_second_acquire_of_an_identity_takes_the_lock_over() {
+    let world = World::new().await;
+    let (_, first) = host(&world);
+    let crashed = by(&first, ARN).data("page 7").await.unwrap();
+    let (second, locks) = later(&world, 100);
+    let lock = by(&locks, ARN).await.unwrap();
+    assert_eq!(second.requests(), 1);
+    assert_eq!(lock.fence(), crashed.fence() + 1);
+    assert_eq!(lock.data().and_then(Data::as_str), Some("page 7"));
+    assert_ne!(lock.owner(), crashed.owner());
+    for owner in [lock.owner(), crashed.owner()] {
+        assert!(owner.starts_with(&format!("{}#{ARN}#", ARN.len())), "{owner}");
+    }
+    lock.renew(LEASE).await.unwrap();
+    lock.release().await.unwrap();
+    assert!(crashed.release().await.unwrap_err().is_lost());
+}
+
+// behaviour 101
+#[tokio::test]
+async fn the_earlier_of_two_live_invocations_finds_its_lock_lost_at_its_next_request() {
+    let world = World::new().await;
+    let (first, earlier) = host(&world);
+    let (second, locks) = later(&world, 100);
+    let old = by(&earlier, ARN).await.unwrap();
+    let new = by(&locks, ARN).await.unwrap();
+    // Nothing tells the earlier one.
+    assert!(old.is_valid() && new.is_valid());
+    assert!(old.fence() < new.fence());
+    assert!(!checked(&first, &old).await);
+    assert!(checked(&second, &new).await);
+    let error = old.renew(LEASE).await.unwrap_err();
+    assert!(error.is_lost());
+    assert_eq!(error.holder().unwrap().owner(), Some(new.owner()));
+    assert!(!old.is_valid());
+    let row = world.row("job").await;
+    assert!(old.release().await.unwrap_err().is_lost());
+    drop(old);
+    earlier.flush().await;
+    assert_eq!(world.row("job").await, row);
+    new.release().await.unwrap();
+}
+
+// behaviour 101
+#[tokio::test]
+async fn another_identity_is_refused_even_if_it_is_a_prefix() {
+    let world = World::new().await;
+    let (_, locks) = host(&world);
+    let (_, others) = later(&world, 100);
+    for (held, asks) in [
+        ("a", "b"),
+        ("a#b", "a"),
+        ("a", "a#b"),
+        ("ab", "a"),
+        ("a", "ab"),
+        ("1#a", "a"),
+        ("a", "1#a"),
+        ("a#", "a"),
+        ("a", "a#"),
+        ("ä", "a"),
+    ] {
+        let lock = by(&locks, held).await.unwrap();
+        assert!(by(&others, asks).await.unwrap_err().is_held(), "{asks} of {held}");
+        assert!(others.try_acquire("job").await.unwrap().is_none());
+        lock.release().await.unwrap();
+        let lock = locks.acquire("job").await.unwrap();
+        assert!(by(&others, held).await.unwrap_err().is_held());
+        lock.release().await.unwrap();
+    }
+}
+
+// behaviour 101
+#[tokio::test]
+async fn a_free_or_expired_key_is_acquired_as_without_an_identity() {
+    let world = World::new().await;
+    let (first, locks) = host(&world);
+    let lock = by(&locks, ARN).await.unwrap();
+    lock.release().await.unwrap();
+    let other = locks.acquire("job").lease(LEASE).await.unwrap();
+    first.advance_clock(LEASE + CLOCK_SKEW);
+    let lock = by(&locks, ARN).await.unwrap();
+    assert_eq!(lock.fence(), other.fence() + 1);
+    lock.release().await.unwrap();
+    assert_eq!(first.requests(), 5);
+}
+
+// behaviour 101
+#[tokio::test]
+async fn a_lock_that_was_released_early_is_not_taken_over() {
+    let world = World::new().await;
+    let (_, locks) = host(&world);
+    by(&locks, ARN).hold_at_least(LEASE).await.unwrap().release().await.unwrap();
+    assert!(by(&later(&world, 100).1, ARN).await.unwrap_err().is_held());
+}
+
+// behaviour 101
+#[tokio::test]
+async fn an_identity_finds_its_lock_with_its_first_attempt_while_it_waits() {
+    let world = World::new().await;
+    let (_, locks) = host(&world);
+    let crashed = by(&locks, ARN).await.unwrap();
+    let (second, others) = later(&world, 100);
+    let lock = by(&others, ARN).wait(Backoff::default()).await.unwrap();
+    assert_eq!((second.requests(), lock.fence()), (1, crashed.fence() + 1));
+    lock.release().await.unwrap();
+    drop(crashed);
+}
+
+// behaviour 101
+#[tokio::test]
+async fn an_acquire_by_a_clock_that_is_behind_waits_for_the_skew() {
+    let world = World::new().await;
+    let (_, locks) = later(&world, 300);
+    let crashed = by(&locks, ARN).await.unwrap();
+    let (_, others) = host(&world);
+    assert!(by(&others, ARN).await.unwrap_err().is_held());
+    let lock = by(&others, ARN).wait(Backoff::default().base(ms(20)).cap(ms(50))).await.unwrap();
+    assert_eq!(lock.fence(), crashed.fence() + 1);
+    lock.release().await.unwrap();
+    drop(crashed);
+}
+
+// behaviours 76, 101
+#[tokio::test]
+async fn a_late_duplicate_of_an_earlier_acquire_does_not_take_the_lock_back() {
+    let world = World::new().await;
+    let late = Late::updates(1..=1);
+    let first = world.host().intercept(late.clone()).build();
+    let earlier = by(&world.locks_with_quick_retries(&first).build().unwrap(), ARN).await.unwrap();
+    let (_, locks) = later(&world, 100);
+    let lock = by(&locks, ARN).await.unwrap();
+    let row = world.row("job").await;
+    assert!(!late.deliver(&world).await);
+    assert_eq!(world.row("job").await, row);
+    lock.release().await.unwrap();
+    drop(earlier);
+}
+
+// behaviours 76, 101
+#[tokio::test]
+async fn a_take_over_with_a_lost_answer_succeeds() {
+    let world = World::new().await;
+    let (_, locks) = host(&world);
+    let crashed = by(&locks, ARN).await.unwrap();
+    let second = world.host().clock_ahead(ms(100)).intercept(LoseAnswers::to("UpdateItem", 1..=1)).build();
+    let lock = by(&world.locks_with_quick_retries(&second).build().unwrap(), ARN).await.unwrap();
+    assert_eq!((second.requests(), lock.fence()), (2, crashed.fence() + 1));
+    lock.release().await.unwrap();
+    drop(crashed);
+}
+
+// behaviours 92, 101
+#[tokio::test]
+async fn a_take_over_by_the_identity_ends_the_ticket_of_the_earlier_lock() {
+    let world = World::new().await;
+    let (_, locks) = host(&world);
+    let ticket = by(&locks, ARN).await.unwrap().into_ticket();
+    let lock = by(&later(&world, 100).1, ARN).await.unwrap();
+    let error = locks.resume(&ticket).await.unwrap_err();
+    assert!(error.is_lost());
+    assert_eq!(error.holder().unwrap().owner(), Some(lock.owner()));
+    let ticket = lock.into_ticket();
+    assert_eq!(ticket.fence(), locks.resume(&ticket).await.unwrap().fence());
+}
+
+// behaviours 36, 101
+#[tokio::test]
+async fn a_take_over_by_the_identity_is_no_warning() {
+    keep_log();
+    let world = World::new().await;
+    let (_, locks) = host(&world);
+    let (_, others) = later(&world, 100);
+    let key = format!("key-{:016x}", fastrand::u64(..));
+    let acquire = |locks: &Locks| locks.acquire(&key).lease(LEASE).owner_from(ARN);
+    let old = acquire(&locks).await.unwrap();
+    let new = acquire(&others).await.unwrap();
+    let lines = logged(&key);
+    assert!(lines.iter().any(|line| line.contains("DEBUG") && line.contains("same identity")), "{lines:?}");
+    assert!(!lines.iter().any(|line| line.contains("WARN") || line.contains("taken over")), "{lines:?}");
+    new.release().await.unwrap();
+    drop(old);
+}
+
+// behaviours 53, 101
+#[tokio::test]
+async fn an_identity_can_have_512_bytes() {
+    let world = World::new().await;
+    let (_, locks) = host(&world);
+    let identity = "i".repeat(512);
+    let lock = by(&locks, &identity).data("d".repeat(390 * 1024)).await.unwrap();
+    lock.renew(Duration::from_mins(40)).await.unwrap();
+    lock.release().await.unwrap();
+}

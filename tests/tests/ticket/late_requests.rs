@@ -1,0 +1,127 @@
+//! Requests of a ticket, and of the lock that became a ticket, that arrive late.
+
+use lambda_lock_tests::{Late, World};
+
+use crate::{LEASE, acquired, host, number, passed_on, ticket};
+
+// behaviours 76, 97
+#[tokio::test]
+async fn a_late_renewal_of_the_original_does_not_change_a_resumed_lock() {
+    let world = World::new().await;
+    let late = Late::updates(2..=4);
+    let first = world.host().intercept(late.clone()).build();
+    let lock = world.locks_with_quick_retries(&first).build().unwrap().acquire("job").lease(LEASE).await.unwrap();
+    assert!(lock.renew(3 * LEASE).await.unwrap_err().is_unavailable());
+    let ticket = passed_on(&lock.into_ticket());
+    // The row has a smaller number than the ticket, because the renewal has not arrived.
+    assert_eq!(number(&world.row("job").await.unwrap(), "sequence"), 0);
+    let resumed = world.default_locks().resume(&ticket).await.unwrap();
+    let row = world.row("job").await;
+    assert!(!late.deliver(&world).await);
+    assert_eq!(world.row("job").await, row);
+    resumed.release().await.unwrap();
+    assert!(!late.deliver(&world).await);
+}
+
+// behaviours 76, 97
+#[tokio::test]
+async fn a_renewal_of_the_original_that_arrives_before_the_resumption_counts() {
+    let world = World::new().await;
+    let late = Late::updates(2..=4);
+    let first = world.host().intercept(late.clone()).build();
+    let lock = world.locks_with_quick_retries(&first).build().unwrap().acquire("job").lease(LEASE).await.unwrap();
+    assert!(lock.renew(LEASE / 2).await.unwrap_err().is_unavailable());
+    let ticket = passed_on(&lock.into_ticket());
+    assert!(late.deliver(&world).await);
+    let resumed = world.default_locks().resume(&ticket).await.unwrap();
+    assert!(resumed.remaining() <= LEASE / 2);
+    resumed.release().await.unwrap();
+}
+
+// behaviours 76, 97
+#[tokio::test]
+async fn a_late_release_of_the_original_does_not_free_a_resumed_lock() {
+    let world = World::new().await;
+    let late = Late::updates(2..=4);
+    let first = world.host().intercept(late.clone()).build();
+    let lock = world.locks_with_quick_retries(&first).build().unwrap().acquire("job").lease(LEASE).await.unwrap();
+    assert!(lock.release().await.unwrap_err().is_unavailable());
+    let resumed = world.default_locks().resume(&lock.into_ticket()).await.unwrap();
+    assert!(!late.deliver(&world).await);
+    assert!(world.default_locks().try_acquire("job").await.unwrap().is_none());
+    resumed.release().await.unwrap();
+}
+
+// behaviours 76, 97
+#[tokio::test]
+async fn a_late_resumption_does_not_take_the_lock_from_an_earlier_one() {
+    let world = World::new().await;
+    let ticket = ticket(&world).await;
+    let late = Late::updates(1..=3);
+    let second = world.host().intercept(late.clone()).build();
+    let locks = world.locks_with_quick_retries(&second).build().unwrap();
+    assert!(locks.resume(&ticket).await.unwrap_err().is_unavailable());
+    let resumed = world.default_locks().resume(&ticket).await.unwrap();
+    assert!(!late.deliver(&world).await);
+    resumed.renew(LEASE).await.unwrap();
+    resumed.release().await.unwrap();
+    assert!(!late.deliver(&world).await);
+}
+
+// behaviours 76, 97
+#[tokio::test]
+async fn a_late_renewal_of_the_ticket_does_not_shorten_the_lease() {
+    let world = World::new().await;
+    let ticket = ticket(&world).await;
+    let late = Late::updates(1..=3);
+    let second = world.host().intercept(late.clone()).build();
+    let locks = world.locks_with_quick_retries(&second).build().unwrap();
+    assert!(locks.renew_ticket(&ticket, 2 * LEASE).await.unwrap_err().is_unavailable());
+    let (_, others) = host(&world);
+    others.renew_ticket(&ticket, 3 * LEASE).await.unwrap();
+    let row = world.row("job").await;
+    assert!(!late.deliver(&world).await);
+    assert_eq!(world.row("job").await, row);
+    // The resumed lock may shorten it.
+    let lock = others.resume(&ticket).await.unwrap();
+    lock.renew(LEASE).await.unwrap();
+    let row = world.row("job").await;
+    assert!(!late.deliver(&world).await);
+    assert_eq!(world.row("job").await, row);
+    lock.release().await.unwrap();
+    let row = world.row("job").await;
+    assert!(!late.deliver(&world).await);
+    assert_eq!(world.row("job").await, row);
+}
+
+// behaviours 76, 97
+#[tokio::test]
+async fn a_late_release_of_the_ticket_does_not_free_a_resumed_lock() {
+    let world = World::new().await;
+    let ticket = ticket(&world).await;
+    let late = Late::updates(1..=3);
+    let second = world.host().intercept(late.clone()).build();
+    let locks = world.locks_with_quick_retries(&second).build().unwrap();
+    assert!(locks.release_ticket(&ticket).await.unwrap_err().is_unavailable());
+    let lock = world.default_locks().resume(&ticket).await.unwrap();
+    assert!(!late.deliver(&world).await);
+    lock.renew(LEASE).await.unwrap();
+    lock.release().await.unwrap();
+}
+
+// behaviours 76, 97
+#[tokio::test]
+async fn a_late_acquire_does_not_undo_a_resumption() {
+    let world = World::new().await;
+    let late = Late::updates(1..=1);
+    let first = world.host().intercept(late.clone()).build();
+    let lock = world.locks_with_quick_retries(&first).build().unwrap().acquire("job").lease(LEASE).await.unwrap();
+    let resumed = world.default_locks().resume(&lock.into_ticket()).await.unwrap();
+    let row = world.row("job").await;
+    assert!(!late.deliver(&world).await);
+    assert_eq!(world.row("job").await, row);
+    resumed.release().await.unwrap();
+    let lock = acquired(&world).await;
+    assert_eq!(lock.fence(), resumed.fence() + 1);
+    lock.release().await.unwrap();
+}

@@ -1,0 +1,177 @@
+//! The state machine of the guide, executed on the embedded engine.
+
+use std::fs;
+use std::path::Path;
+use std::time::Duration;
+
+use lambda_lock::{Error, Locks, Ticket};
+use lambda_lock_tests::World;
+use serde_json::{Value, json};
+
+use crate::ms;
+
+const LEASE: Duration = Duration::from_hours(2);
+
+/// The machine in `lock/docs/tickets.md`.
+fn machine() -> Value {
+    let guide = Path::new(env!("CARGO_MANIFEST_DIR")).join("../lock/docs/tickets.md");
+    let guide = fs::read_to_string(guide).unwrap();
+    let (_, rest) = guide.split_once("```json\n").unwrap();
+    serde_json::from_str(rest.split_once("```").unwrap().0).unwrap()
+}
+
+/// A failed task: its error type and its message.
+type Failure = (String, String);
+
+/// The functions of the guide, and what goes wrong in them.
+struct Functions<'a> {
+    world: &'a World,
+    work: &'a dyn Fn() -> Result<(), Failure>,
+    /// How many invocations of each function crash after their request.
+    crashes: u32,
+}
+
+impl Functions<'_> {
+    /// Each invocation is a process of its own.
+    fn locks(&self, attempt: u32) -> Locks {
+        self.world.locks(&self.world.host().clock_ahead(ms(10 * u64::from(attempt))).build()).build().unwrap()
+    }
+
+    async fn invoke(&self, resource: &str, input: &Value, attempt: u32) -> Result<Value, Failure> {
+        let locks = self.locks(attempt);
+        let ticket = || serde_json::from_value::<Ticket>(input["ticket"].clone()).unwrap();
+        let text = |name: &str| input[name].as_str().unwrap().to_owned();
+        let result = match resource {
+            "${TakeLockFunctionArn}" => {
+                let acquire = locks.acquire(text("key")).owner_from(text("execution")).lease(LEASE);
+                let ticket = acquire.await.map(lambda_lock::Lock::into_ticket);
+                ticket.map(|ticket| serde_json::to_value(ticket).unwrap())
+            }
+            "${WorkFunctionArn}" => match locks.renew_ticket(&ticket(), LEASE).await {
+                Ok(_) => return (self.work)().map(|()| json!("deployed")),
+                Err(error) => Err(error),
+            },
+            "${FreeLockFunctionArn}" => locks.release_ticket(&ticket()).await.map(|()| Value::Null),
+            other => panic!("{other}"),
+        };
+        if attempt < self.crashes {
+            return Err(("Runtime.ExitError".to_owned(), "crashed".to_owned()));
+        }
+        result.map_err(reported)
+    }
+}
+
+/// As Lambda reports an error.
+fn reported(error: Error) -> Failure {
+    let lambda_runtime::Diagnostic { error_type, error_message } = error.into();
+    (error_type, error_message)
+}
+
+/// Returns the value at a path such as `$.ticket` or `$$.Execution.Id`.
+fn at(path: &str, state: &Value, context: &Value) -> Value {
+    let (root, path) = path.strip_prefix("$$").map_or((state, &path[1..]), |path| (context, path));
+    root.pointer(&path.replace('.', "/")).unwrap_or_else(|| panic!("no {path} in {root}")).clone()
+}
+
+/// Executes a machine of tasks, without the pauses of its retries. Returns its output, or the error of its `Fail` state.
+async fn execute(machine: &Value, functions: &Functions<'_>, id: &str) -> Result<Value, Failure> {
+    let context = json!({ "Execution": { "Id": id } });
+    let mut data = json!({ "key": "deploy" });
+    let mut name = machine["StartAt"].as_str().unwrap();
+    loop {
+        let state = &machine["States"][name];
+        if state["Type"] == "Fail" {
+            let text = |path: &str| at(state[path].as_str().unwrap(), &data, &context).as_str().unwrap().to_owned();
+            return Err((text("ErrorPath"), text("CausePath")));
+        }
+        assert_eq!(state["Type"], "Task");
+        let parameters = state["Parameters"].as_object().unwrap().iter().map(|(name, path)| {
+            let name = name.strip_suffix(".$").unwrap();
+            (name.to_owned(), at(path.as_str().unwrap(), &data, &context))
+        });
+        let input = Value::Object(parameters.collect());
+        let catches = |rule: &Value, error: &str| {
+            rule["ErrorEquals"].as_array().unwrap().iter().any(|name| name == error || name == "States.ALL")
+        };
+        let rules = |kind: &str| state[kind].as_array().cloned().unwrap_or_default();
+        let mut attempt = 0;
+        let result = loop {
+            match functions.invoke(state["Resource"].as_str().unwrap(), &input, attempt).await {
+                Err((error, _))
+                    if rules("Retry")
+                        .iter()
+                        .find(|rule| catches(rule, &error))
+                        .is_some_and(|rule| u64::from(attempt) < rule["MaxAttempts"].as_u64().unwrap().min(4)) =>
+                {
+                    attempt += 1;
+                }
+                result => break result,
+            }
+        };
+        let (result, path, next) = match result {
+            Ok(result) => (result, &state["ResultPath"], state["Next"].as_str()),
+            Err((error, cause)) => {
+                let rule = rules("Catch").into_iter().find(|rule| catches(rule, &error));
+                let Some(rule) = rule else { return Err((error, cause)) };
+                assert_eq!(rule["ResultPath"], "$.error");
+                data["error"] = json!({ "Error": error, "Cause": cause });
+                (Value::Null, &Value::Null, state["Catch"][0]["Next"].as_str())
+            }
+        };
+        if let Some(path) = path.as_str() {
+            data[path.strip_prefix("$.").unwrap()] = result;
+        }
+        let Some(next) = next else {
+            assert_eq!(state["End"], true);
+            return Ok(data);
+        };
+        name = next;
+    }
+}
+
+async fn is_free(world: &World) -> bool {
+    !world.default_locks().get("deploy").await.unwrap().unwrap().is_current()
+}
+
+// behaviour 103
+#[tokio::test]
+async fn the_state_machine_of_the_guide_holds_the_lock_from_its_first_state_to_its_last() {
+    let world = World::new().await;
+    let locks = world.default_locks();
+    let work = || Ok(());
+    let output = execute(&machine(), &Functions { world: &world, work: &work, crashes: 0 }, "1").await.unwrap();
+    assert_eq!(output["result"], "deployed");
+    assert!(is_free(&world).await);
+
+    // While another execution has the lock, this one fails in its first state.
+    let other = locks.acquire("deploy").owner_from("2").await.unwrap();
+    let functions = Functions { world: &world, work: &work, crashes: 0 };
+    let (error, cause) = execute(&machine(), &functions, "1").await.unwrap_err();
+    assert_eq!(error, "LockHeld");
+    assert!(cause.contains("`deploy`"), "{cause}");
+    other.release().await.unwrap();
+}
+
+// behaviour 103
+#[tokio::test]
+async fn the_state_machine_of_the_guide_frees_the_lock_after_a_failure() {
+    let world = World::new().await;
+    let failing = || Err(("DeploymentFailed".to_owned(), "no space".to_owned()));
+    let functions = Functions { world: &world, work: &failing, crashes: 0 };
+    let failure = execute(&machine(), &functions, "1").await.unwrap_err();
+    assert_eq!(failure, ("DeploymentFailed".to_owned(), "no space".to_owned()));
+    assert!(is_free(&world).await);
+}
+
+// behaviour 103
+#[tokio::test]
+async fn the_state_machine_of_the_guide_survives_crashes_after_each_request() {
+    let world = World::new().await;
+    let work = || Ok(());
+    let functions = Functions { world: &world, work: &work, crashes: 2 };
+    let output = execute(&machine(), &functions, "1").await.unwrap();
+    assert!(is_free(&world).await);
+    let row = world.row("deploy").await.unwrap();
+    // The third attempt to take the lock has the third fence.
+    assert_eq!(output["ticket"]["fence"], crate::number(&row, "fence"));
+}
