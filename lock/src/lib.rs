@@ -4,6 +4,7 @@
 //! | task | use | feature |
 //! | --- | --- | --- |
 //! | run work under a lock | [`Locks::acquire`], [`Acquire::run`], [`Lock`] | |
+//! | run up to N pieces of work at a time | [`Locks::semaphore`], [`Semaphore`] | |
 //! | make a Lambda handler a singleton | `LockLayer` | `lambda` |
 //! | return the first run's result to a duplicate | `Idempotency` for a function, `IdempotentLayer` for a handler | `idempotency`, `lambda` |
 //! | do each message of an SQS queue once | `SqsConsumer` | `lambda`; `sqs` to hide messages in progress |
@@ -32,6 +33,7 @@
 //!
 //! - At most one holder considers itself valid at any instant, if the clocks of hosts differ by no more than
 //!   [the clock skew](LocksBuilder::clock_skew).
+//! - At most N permits of a [semaphore](Locks::semaphore) are valid at any instant, under the same condition.
 //! - Every acquisition of a key has a larger [fence](Lock::fence) than all earlier ones, also after its row was released,
 //!   expired, or deleted by DynamoDB's TTL. [`Lock::fence`] names two exceptions.
 //! - A crashed holder blocks no one after its lease and the clock skew.
@@ -52,11 +54,12 @@
 //! | a place in the queue, for an acquire that [waits](Acquire::wait) | 1 `UpdateItem` | `dynamodb:UpdateItem` |
 //! | release | 1 `UpdateItem` | `dynamodb:UpdateItem` |
 //! | renew | 1 `UpdateItem` | `dynamodb:UpdateItem` |
+//! | a permit of a [semaphore](Locks::semaphore): acquire, release, renew | 1 `UpdateItem` each; 2 to replace a permit whose lease has ended | `dynamodb:UpdateItem` |
 //! | an idempotent run, a message that is done | 2 `UpdateItem` | `dynamodb:UpdateItem` |
 //! | a duplicate | 1 `UpdateItem`; none from the cache | `dynamodb:UpdateItem` |
 //! | a run that is completed in the caller's transaction | 1 `UpdateItem` and the transaction | `dynamodb:UpdateItem` |
 //! | [`Locks::get`] | 1 consistent `GetItem` | `dynamodb:GetItem` |
-//! | [`Locks::list`] | 1 consistent `Scan` for each MiB of the table | `dynamodb:Scan` |
+//! | [`Locks::list`] | 1 consistent `Scan` for each MiB of the table, 1 consistent `GetItem` for each semaphore | `dynamodb:Scan`, `dynamodb:GetItem` |
 //! | [`Locks::force_release`] | 1 `UpdateItem` | `dynamodb:UpdateItem` |
 //! | [`Lock::condition_check`] in your transaction | 1 write check | `dynamodb:ConditionCheckItem` |
 //! | [`Locks::check`] | 6 | see there |
@@ -104,7 +107,7 @@ pub mod docs;
 pub use client::client_config;
 pub use error::Error;
 pub use holder::{Data, Holder};
-pub use lock::{Acquire, Backoff, Jitter, Lock, Locks, LocksBuilder};
+pub use lock::{Acquire, Backoff, Jitter, Lock, Locks, LocksBuilder, Semaphore};
 
 // Idempotency, for any async function.
 #[cfg(feature = "idempotency")]

@@ -19,7 +19,9 @@ use crate::client::SdkAttempts;
 use crate::clock::{Lease, Moment, millis, since_epoch};
 use crate::error::{Error, Kind};
 use crate::holder::{Data, Holder};
-use crate::limits::{MAX_LEASE, MIN_LEASE, TIME_TO_ANSWER, check_data, check_duration, time_to_ask};
+use crate::limits::{
+    MAX_LEASE, MIN_LEASE, TIME_TO_ANSWER, check_data, check_duration, check_permit, check_permit_data, time_to_ask,
+};
 use crate::row::{Claim, ClaimExtension, Claimed, Courtesy, Joined};
 
 /// How long a refusal waits for a withdrawal.
@@ -43,6 +45,7 @@ impl Locks {
             data: None,
             attributes: Vec::new(),
             extension: None,
+            permits: None,
         }
     }
 
@@ -107,6 +110,8 @@ pub struct Acquire {
     data: Option<Data>,
     attributes: Vec<(String, AttributeValue)>,
     extension: Option<Box<dyn ClaimExtension>>,
+    /// How many permits a semaphore has. `None` for a lock.
+    permits: Option<u32>,
 }
 
 impl Acquire {
@@ -168,6 +173,12 @@ impl Acquire {
     #[cfg(feature = "idempotency")]
     pub(crate) fn extension(mut self, extension: impl ClaimExtension + 'static) -> Self {
         self.extension = Some(Box::new(extension));
+        self
+    }
+
+    /// Acquires one of so many permits of a semaphore instead of a lock.
+    pub(crate) fn at_most(mut self, permits: u32) -> Self {
+        self.permits = Some(permits);
         self
     }
 
@@ -270,7 +281,10 @@ impl Acquire {
         check_duration("least hold", self.hold_at_least, Duration::ZERO, MAX_LEASE)?;
         self.wait.check()?;
         if let Some(data) = &self.data {
-            check_data(data)?;
+            if self.permits.is_some() { check_permit_data(data) } else { check_data(data) }?;
+        }
+        if let Some(permits) = self.permits {
+            check_permit(&self.key, permits, self.holder_name())?;
         }
         let table = &self.locks.0.table;
         let sort_key = table.sort_key.as_ref().map(|(name, _)| name);
@@ -302,8 +316,15 @@ impl Acquire {
         }
         check_duration("time until the deadline", lease, MIN_LEASE, MAX_LEASE)?;
         let lease = Lease::new(now.deadline_after(lease), settings.clock_skew, settings.retention);
-        let keep_until = self.extension.as_ref().and_then(|extension| extension.keep_until(now));
+        let keep_until = match &self.extension {
+            Some(extension) => extension.keep_until(now),
+            None => self.permits.map(|_| settings.keep_permits_until(now)),
+        };
         Ok(keep_until.map_or(lease, |time| lease.kept_until(time)))
+    }
+
+    fn holder_name(&self) -> &str {
+        self.holder.as_deref().unwrap_or(&self.locks.0.holder)
     }
 
     /// Returns the time until the deadline, if there is one.
@@ -372,14 +393,14 @@ impl<'a> AcquireAttempts<'a> {
             sent: Vec::new(),
             unanswered: false,
             delays: acquire.wait.delays(limit),
-            turn: acquire.wait.takes_turns().then(Turn::default),
+            turn: (acquire.wait.takes_turns() && acquire.permits.is_none()).then(Turn::default),
             is_last: false,
         })
     }
 
     /// Sends one attempt. Returns `None` if an earlier attempt took the key, and its lease is no longer known.
     async fn next(&mut self, telemetry: &mut AcquireSpan) -> Result<Option<Taken>, Error> {
-        let Acquire { locks, key, holder, data, attributes, extension, .. } = self.acquire;
+        let Acquire { locks, key, data, attributes, extension, .. } = self.acquire;
         let settings = &locks.0;
         let now = settings.clock.now();
         let lease = self.acquire.lease_from(now)?;
@@ -388,7 +409,7 @@ impl<'a> AcquireAttempts<'a> {
         let claim = Claim {
             key,
             owner: &self.pending.ownership.owner,
-            holder: holder.as_deref().unwrap_or(&settings.holder),
+            holder: self.acquire.holder_name(),
             now,
             lease,
             data: data.as_ref(),
@@ -400,7 +421,15 @@ impl<'a> AcquireAttempts<'a> {
         self.pending.may_have_key = true;
         telemetry.attempt();
         let sdk_attempts = SdkAttempts::default();
-        let claimed = settings.table.acquire(&claim, &sdk_attempts).await;
+        let claimed = match self.acquire.permits {
+            None => settings.table.acquire(&claim, &sdk_attempts).await,
+            Some(permits) => {
+                settings.table.acquire_permit(&claim, permits, &sdk_attempts).await.map(|(claimed, seen)| {
+                    self.pending.ownership.permit = Some(seen);
+                    claimed
+                })
+            }
+        };
         self.unanswered |= sdk_attempts.is_unanswered();
         let answered = settings.clock.now();
         if let (Some(turn), Err(error)) = (&mut self.turn, &claimed)
@@ -539,8 +568,9 @@ struct Pending {
 }
 
 impl Pending {
-    fn new(Acquire { locks, key, .. }: &Acquire) -> Result<Self, Error> {
-        Ok(Self { ownership: Ownership::new(locks, key)?, may_have_key: false })
+    fn new(Acquire { locks, key, permits, .. }: &Acquire) -> Result<Self, Error> {
+        let permit = permits.map(|_| Vec::new());
+        Ok(Self { ownership: Ownership { permit, ..Ownership::new(locks, key)? }, may_have_key: false })
     }
 
     fn into_ownership(mut self) -> Ownership {

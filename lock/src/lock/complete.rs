@@ -28,7 +28,7 @@ impl Lock {
         if self.enter_from(&[Phase::Held, Phase::Lost], Phase::Released).is_err() {
             return Err(self.error(Kind::Lost(None)));
         }
-        let (Ownership { locks, key, owner }, now) = (&self.ownership, self.now());
+        let (Ownership { locks, key, owner, .. }, now) = (&self.ownership, self.now());
         let end = now.wall.saturating_add(window);
         let mut last_error = None;
         let sent = async {
@@ -58,7 +58,7 @@ impl Lock {
     /// that always holds.
     pub(crate) fn completion(&self, window: Duration, outcome: Outcome) -> Result<TransactWriteItem, Error> {
         let item = TransactWriteItem::builder();
-        let Ownership { locks, key, owner } = &self.ownership;
+        let Ownership { locks, key, owner, .. } = &self.ownership;
         Ok(if self.is_enforced() {
             let end = self.now().wall.saturating_add(window);
             item.update(locks.0.table.completion(key, owner, end, outcome)?).build()

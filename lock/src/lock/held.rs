@@ -11,12 +11,12 @@ use tracing::{Instrument, Span};
 
 use super::locks::Locks;
 use super::telemetry::HoldSpan;
-use crate::clock::{Lease, Moment};
+use crate::clock::{Lease, Moment, seconds_up};
 use crate::error::{Error, Kind};
 use crate::holder::{Data, Holder};
-use crate::limits::{MAX_LEASE, MIN_LEASE, check_data, check_duration, time_to_ask};
+use crate::limits::{MAX_LEASE, MIN_LEASE, check_data, check_duration, check_permit_data, time_to_ask};
 use crate::queue::HoldTime;
-use crate::row::Step;
+use crate::row::{Step, Tombstone};
 
 /// A lock that was acquired.
 ///
@@ -276,16 +276,25 @@ impl Lock {
                 drop(state);
                 return Err(self.error(Kind::Lost(None)));
             }
-            state.new_data.as_ref().map_or(Ok(()), check_data)?;
+            state.new_data.as_ref().map_or(Ok(()), |data| self.ownership.check_data(data))?;
             state.lease.deadline = state.lease.deadline.earlier(renewed.deadline);
             (state.lease, state.new_data.clone(), state.next_sequence())
         };
         self.changed.notify_waiters();
         // A record that rejects unfinished runs has a later TTL than a lock, and keeps it.
-        let renewed = renewed.following(lease_before);
+        let mut renewed = renewed.following(lease_before);
+        if self.ownership.permit.is_some() {
+            renewed = renewed.kept_until(settings.keep_permits_until(now));
+        }
         if self.is_enforced() {
-            let Ownership { key, owner, .. } = &self.ownership;
-            let renew = settings.table.renew(Step { key, owner, sequence, now }, renewed, data.as_ref());
+            let Ownership { key, owner, permit, .. } = &self.ownership;
+            let (step, data) = (Step { key, owner, sequence, now }, data.as_ref());
+            let renew = async {
+                match permit {
+                    None => settings.table.renew(step, renewed, data).await,
+                    Some(_) => settings.table.renew_permit(step, renewed, data).await,
+                }
+            };
             if let Err(error) = renew.instrument(self.span().clone()).await {
                 // A concurrent release may have caused it, and reports its own outcome.
                 if error.is_lost() && self.enter_from(&[Phase::Held], Phase::Lost).is_ok() {
@@ -323,7 +332,7 @@ impl Lock {
             let mut state = self.state();
             (state.new_data.clone(), state.next_sequence())
         };
-        let checked = data.as_ref().map_or(Ok(()), check_data);
+        let checked = data.as_ref().map_or(Ok(()), |data| self.ownership.check_data(data));
         if !self.is_enforced() {
             checked?;
             self.enter(Phase::Released);
@@ -360,7 +369,10 @@ impl Lock {
     /// # }
     /// ```
     pub fn condition_check(&self) -> Result<ConditionCheck, Error> {
-        let Ownership { locks, key, owner } = &self.ownership;
+        let Ownership { locks, key, owner, permit } = &self.ownership;
+        if permit.is_some() && self.is_enforced() {
+            return locks.0.table.permit_check(key, owner, self.now());
+        }
         locks.0.table.condition_check(key, self.is_enforced().then_some(owner), self.now())
     }
 
@@ -420,6 +432,11 @@ impl Lock {
 
     /// Returns the time that a release stores as the end of the lease.
     fn release_at(&self) -> Duration {
+        // A permit leaves a tombstone instead, which does not compare times.
+        if self.ownership.permit.is_some() {
+            let now = self.now().wall;
+            return self.state().hold_until.map_or(now, |until| until.max(now));
+        }
         // Not before the acquire, even if the clock was set back. Each end is then after its acquire, and each acquire after
         // the previous end. So the row refuses a late duplicate of an acquire, even when another owner has replaced it.
         let now = self.now().wall.max(self.acquired());
@@ -464,7 +481,7 @@ impl Drop for Lock {
             self.clear_hold_at_least();
         }
         // Oversized data would make the release fail, and keep the key held.
-        let data = data.filter(|data| check_data(data).is_ok());
+        let data = data.filter(|data| self.ownership.check_data(data).is_ok());
         let (ownership, end, telemetry) = (self.ownership.clone(), self.release_at(), Arc::clone(&self.telemetry));
         let (hold_time, span) = (self.hold_time_until(end), self.span().clone());
         self.ownership.in_background(span, async move {
@@ -479,6 +496,8 @@ pub(crate) struct Ownership {
     pub(crate) locks: Locks,
     pub(crate) key: String,
     pub(crate) owner: String,
+    /// For a permit of a semaphore: the tombstones that its acquire saw, of which the release removes old ones.
+    pub(crate) permit: Option<Vec<Tombstone>>,
 }
 
 impl Ownership {
@@ -488,7 +507,12 @@ impl Ownership {
         let mut nonce = [0; 16];
         getrandom::fill(&mut nonce)
             .map_err(|error| Error::new(Kind::Unavailable, &locks.0.table.name, key).with_source(error))?;
-        Ok(Self { locks: locks.clone(), key: key.to_owned(), owner: format!("{:032x}", u128::from_be_bytes(nonce)) })
+        let owner = format!("{:032x}", u128::from_be_bytes(nonce));
+        Ok(Self { locks: locks.clone(), key: key.to_owned(), owner, permit: None })
+    }
+
+    fn check_data(&self, data: &Data) -> Result<(), Error> {
+        if self.permit.is_some() { check_permit_data(data) } else { check_data(data) }
     }
 
     /// Frees the key at `end`.
@@ -500,10 +524,16 @@ impl Ownership {
         hold_time: HoldTime,
         telemetry: &HoldSpan,
     ) -> Result<Option<Box<Holder>>, Error> {
-        let (Self { key, owner, .. }, settings) = (self, &self.locks.0);
+        let (Self { key, owner, permit, .. }, settings) = (self, &self.locks.0);
         let now = settings.clock.now();
         let step = Step { key, owner, sequence, now };
-        let answer = settings.table.release(step, end, settings.retention, data, hold_time).await;
+        let answer = match permit {
+            None => settings.table.release(step, end, settings.retention, data, hold_time).await,
+            Some(seen) => {
+                let expiration = seconds_up(settings.keep_permits_until(now));
+                settings.table.release_permit(step, end, expiration, data, seen).await.map(|()| None)
+            }
+        };
         match &answer {
             Ok(completed) => {
                 let outcome = if completed.is_some() { "completed" } else { "released" };
@@ -516,8 +546,13 @@ impl Ownership {
 
     /// Makes sure that a late attempt of an acquire that ended without the key does not take it.
     pub(super) async fn withdraw(&self) -> Result<(), Error> {
-        let settings = &self.locks.0;
-        settings.table.withdraw(&self.key, &self.owner, settings.clock.now(), settings.retention).await
+        let (Self { key, owner, .. }, settings) = (self, &self.locks.0);
+        let now = settings.clock.now();
+        if self.permit.is_some() {
+            let expiration = seconds_up(settings.keep_permits_until(now));
+            return settings.table.withdraw_permit(key, owner, now, expiration).await;
+        }
+        settings.table.withdraw(key, owner, now, settings.retention).await
     }
 
     /// Sends a request without waiting for its answer, if there is a runtime to send it.

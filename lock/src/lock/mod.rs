@@ -6,6 +6,7 @@ mod backoff;
 mod complete;
 mod held;
 mod locks;
+mod semaphore;
 mod telemetry;
 mod turn;
 
@@ -18,5 +19,6 @@ pub use backoff::{Backoff, Jitter};
 pub use held::Lock;
 pub(crate) use held::Ownership;
 pub use locks::{Locks, LocksBuilder};
+pub use semaphore::Semaphore;
 #[cfg(feature = "idempotency")]
 pub(crate) use telemetry::{log_refusal, record_refusal};

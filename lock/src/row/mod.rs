@@ -18,14 +18,17 @@
 //!        |-------- in progress ----|------ window: its result is replayed -------|------ free ------
 //! ```
 
+mod attribute;
 mod claim;
 mod join;
 mod names;
+mod permit;
 mod probe;
 mod read;
 #[cfg(feature = "idempotency")]
 mod record;
 mod release;
+mod semaphore;
 mod table;
 mod withdraw;
 
@@ -37,4 +40,5 @@ pub(crate) use read::{Cursor, Page};
 #[cfg(feature = "idempotency")]
 pub(crate) use record::{Completed, Outcome, RecordClaim};
 pub(crate) use release::Step;
+pub(crate) use semaphore::Tombstone;
 pub(crate) use table::{Table, in_time};
