@@ -32,20 +32,28 @@ impl Late {
     }
 }
 
-/// A condition that no row meets.
-const HELD_BACK: &str = " AND attribute_exists(#owner) AND attribute_not_exists(#owner)";
+/// The end of a condition that no row meets.
+fn held_back(name: &str) -> String {
+    format!(" AND attribute_exists({name}) AND attribute_not_exists({name})")
+}
+
+/// Returns a name that the expressions of the request define.
+fn a_name(request: &Value) -> String {
+    request["ExpressionAttributeNames"].as_object().unwrap().keys().next().unwrap().clone()
+}
 
 impl Intercept for Late {
     fn request(&self, operation: &str, request: &mut Value) {
         if operation == "UpdateItem" && self.which.contains(&(self.sent.fetch_add(1, Ordering::Relaxed) + 1)) {
             self.held_back.lock().unwrap().push(request.clone());
             let condition = request["ConditionExpression"].as_str().unwrap();
-            request["ConditionExpression"] = json!(format!("({condition}){HELD_BACK}"));
+            request["ConditionExpression"] = json!(format!("({condition}){}", held_back(&a_name(request))));
         }
     }
 
     fn answer(&self, _: &str, request: &Value, answer: &mut Answer) {
-        if request["ConditionExpression"].as_str().is_some_and(|condition| condition.ends_with(HELD_BACK)) {
+        let is_held_back = |condition: &str| condition.ends_with(&held_back(&a_name(request)));
+        if request["ConditionExpression"].as_str().is_some_and(is_held_back) {
             (answer.status, answer.body) = (500, json!({}));
         }
     }

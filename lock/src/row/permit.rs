@@ -155,11 +155,13 @@ impl Table {
                 "attribute_not_exists(#id) OR ({NEW} AND #permits BETWEEN :zero AND :most)"
             ));
         }
-        set.push_str(", #permits = #permits - :ended + :one");
+        set.push_str(", #permits = #permits - :fewer");
         let mut condition = format!("{NEW} AND #permits BETWEEN :ended AND :most");
-        request = request
-            .name("#lease_end", permit::LEASE_END)
-            .values([(":ended", number(ended.len() as u128)), (":now", number(claim.now.millis()))]);
+        request = request.name("#lease_end", permit::LEASE_END).values([
+            (":ended", number(ended.len() as u128)),
+            (":fewer", number(ended.len() as u128 - 1)),
+            (":now", number(claim.now.millis())),
+        ]);
         let mut remove = String::new();
         for (index, permit) in ended.iter().enumerate() {
             let (name, fence_name) = names_of(&permit.owner);

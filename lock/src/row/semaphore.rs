@@ -58,7 +58,7 @@ impl Semaphore {
             semaphore.add(owner, fence, map).map_err(|why| format!("{why} in `{}`", shortened(&name)))?;
         }
         if semaphore.permits.len() as u64 != count {
-            return Err(format!("`{PERMITS}` is {count}, and the row has {} permits", semaphore.permits.len()));
+            return Err(format!("`{PERMITS}` is {count}, but the row has {} of them", semaphore.permits.len()));
         }
         semaphore.permits.sort_by(|one, other| (one.lease_end, &one.owner).cmp(&(other.lease_end, &other.owner)));
         semaphore.tombstones.sort_by_key(|tombstone| Reverse(tombstone.released_at));
