@@ -69,7 +69,7 @@ pub(crate) enum Kind {
     TableNotFound,
     MalformedRow(String),
     /// The row belongs to a lock or a record, and the request was for a semaphore, or the reverse.
-    WrongKind {
+    WrongUse {
         is: &'static str,
         not: &'static str,
     },
@@ -178,7 +178,7 @@ impl Error {
     /// or the reverse. The row was not modified. It keeps its kind until DynamoDB's TTL deletes it.
     #[must_use]
     pub fn is_wrong_kind(&self) -> bool {
-        matches!(self.0.kind, Kind::WrongKind { .. })
+        matches!(self.0.kind, Kind::WrongUse { .. })
     }
 
     /// Returns `true` if a setting or an argument is out of bounds. Nothing was sent.
@@ -241,7 +241,7 @@ impl Error {
             Kind::AccessDenied => "access_denied",
             Kind::TableNotFound => "table_not_found",
             Kind::MalformedRow(_) => "malformed_row",
-            Kind::WrongKind { .. } => "wrong_kind",
+            Kind::WrongUse { .. } => "wrong_kind",
             Kind::Invalid(_) => "invalid",
             Kind::NotSent => "not_sent",
             Kind::Rejected => "refused",
@@ -403,7 +403,7 @@ impl fmt::Display for Error {
                 "the row under {what} is not a lock row ({why}); it was not modified: use another key or key prefix, or \
                  delete the row"
             )?,
-            Kind::WrongKind { is, not } => write!(f, "{what} is {is}, not {not}: use another key")?,
+            Kind::WrongUse { is, not } => write!(f, "{what} is {is}, not {not}: use another key")?,
             Kind::Invalid(message) => f.write_str(message)?,
             Kind::NotSent => write!(f, "no request for {what} was sent: check region, credentials and endpoint")?,
             Kind::Rejected => write!(f, "DynamoDB rejected the request for {what}")?,

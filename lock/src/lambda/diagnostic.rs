@@ -34,7 +34,7 @@ fn error_type(error: &Error) -> &'static str {
         Kind::AccessDenied => "LockAccessDenied",
         Kind::TableNotFound => "LockTableNotFound",
         Kind::MalformedRow(_) => "LockMalformedRow",
-        Kind::WrongKind { .. } => "LockWrongKind",
+        Kind::WrongUse { .. } => "LockWrongKind",
         Kind::Invalid(_) => "LockInvalid",
         Kind::NotSent => "LockNotSent",
         Kind::Rejected => "LockRefused",

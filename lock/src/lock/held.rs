@@ -11,7 +11,7 @@ use tracing::{Instrument, Span};
 
 use super::locks::Locks;
 use super::telemetry::HoldSpan;
-use crate::clock::{Lease, Moment, seconds_up};
+use crate::clock::{Deadline, Lease, Moment, seconds_up};
 use crate::error::{Error, Kind};
 use crate::holder::{Data, Holder};
 use crate::limits::{MAX_LEASE, MIN_LEASE, check_data, check_duration, check_permit_data, time_to_ask};
@@ -340,7 +340,8 @@ impl Lock {
         }
         checked.inspect_err(|error| self.telemetry.release_failed(error))?;
         let end = self.release_at();
-        let release = self.ownership.release(sequence, end, data.as_ref(), self.hold_time_until(end), &self.telemetry);
+        let (hold_time, deadline) = (self.hold_time_until(end), self.state().lease.deadline);
+        let release = self.ownership.release(sequence, end, deadline, data.as_ref(), hold_time, &self.telemetry);
         let answer = release.instrument(self.span().clone()).await;
         match &answer {
             Ok(_) => self.enter(Phase::Released),
@@ -484,8 +485,9 @@ impl Drop for Lock {
         let data = data.filter(|data| self.ownership.check_data(data).is_ok());
         let (ownership, end, telemetry) = (self.ownership.clone(), self.release_at(), Arc::clone(&self.telemetry));
         let (hold_time, span) = (self.hold_time_until(end), self.span().clone());
+        let deadline = self.state().lease.deadline;
         self.ownership.in_background(span, async move {
-            ownership.release(sequence, end, data.as_ref(), hold_time, &telemetry).await.map(drop)
+            ownership.release(sequence, end, deadline, data.as_ref(), hold_time, &telemetry).await.map(drop)
         });
     }
 }
@@ -515,11 +517,12 @@ impl Ownership {
         if self.permit.is_some() { check_permit_data(data) } else { check_data(data) }
     }
 
-    /// Frees the key at `end`.
+    /// Frees the key at `end`. `deadline` is the end of the lease for its holder.
     async fn release(
         &self,
         sequence: u64,
         end: Duration,
+        deadline: Deadline,
         data: Option<&Data>,
         hold_time: HoldTime,
         telemetry: &HoldSpan,
@@ -531,7 +534,12 @@ impl Ownership {
             None => settings.table.release(step, end, settings.retention, data, hold_time).await,
             Some(seen) => {
                 let expiration = seconds_up(settings.keep_permits_until(now));
-                settings.table.release_permit(step, end, expiration, data, seen).await.map(|()| None)
+                match settings.table.release_permit(step, end, expiration, data, seen).await {
+                    // Nothing replaces a permit before its lease has ended, so the release was applied.
+                    Ok(is_certain) if is_certain || !deadline.has_passed(settings.clock.now()) => Ok(None),
+                    Ok(_) => Err(Error::new(Kind::Lost(None), &settings.table.name, key)),
+                    Err(error) => Err(error),
+                }
             }
         };
         match &answer {

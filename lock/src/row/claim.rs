@@ -224,7 +224,7 @@ impl Table {
             }
             Some(row) if row.semaphore.is_some() => {
                 let kind = if claim.extension.is_some() { "a record of idempotency" } else { "a lock" };
-                Err(Error::new(Kind::WrongKind { is: "a semaphore", not: kind }, &self.name, key))
+                Err(Error::new(Kind::WrongUse { is: "a semaphore", not: kind }, &self.name, key))
             }
             Some(row) if row.end <= now.millis() && row.fence > Some(MAX_FENCE) => {
                 Err(self.malformed(key, format!("`{FENCE}` has reached its largest value")))

@@ -93,7 +93,7 @@ impl Table {
                 continue;
             };
             let Some(semaphore) = row.semaphore.take() else {
-                let kind = Kind::WrongKind { is: "a lock or a record of idempotency", not: "a semaphore" };
+                let kind = Kind::WrongUse { is: "a lock or a record of idempotency", not: "a semaphore" };
                 return Err(Error::new(kind, &self.name, key));
             };
             if let Some(permit) = semaphore.permit(owner) {
@@ -146,7 +146,7 @@ impl Table {
                 (":zero", number(0_u8)),
                 (":one", number(1_u8)),
                 (":max_fence", number(MAX_FENCE)),
-                (":most", number((limit - 1) as u128 + ended.len() as u128)),
+                (":most", number(u128::from(limit - 1) + ended.len() as u128)),
             ]);
         request = claim.extras(&mut set, request);
         if ended.is_empty() {
@@ -230,12 +230,15 @@ impl Table {
         match semaphore.as_ref().and_then(|semaphore| semaphore.permit(owner)) {
             // An earlier attempt of this renewal was applied; its answer was lost.
             Some(permit) if !permit.released && permit.sequence == sequence => Ok(()),
-            _ => Err(self.permit_lost(key, owner, semaphore)),
+            _ => Err(self.permit_lost(key, owner, semaphore.as_ref())),
         }
     }
 
     /// Frees a permit, or keeps it until `end` if that is later than now. Also removes old tombstones of those that were
     /// `seen`. One request; two if one of these has become a permit again.
+    ///
+    /// Returns `false` if there is no trace of the permit after an earlier attempt that was not answered. Either that
+    /// attempt was applied, and later releases have removed its tombstone, or the permit was replaced after its lease.
     pub(crate) async fn release_permit(
         &self,
         step: Step<'_>,
@@ -243,14 +246,14 @@ impl Table {
         expiration: u64,
         data: Option<&Data>,
         seen: &[Tombstone],
-    ) -> Result<(), Error> {
+    ) -> Result<bool, Error> {
         let Step { key, owner, sequence, now } = step;
         let attempts = SdkAttempts::default();
         let mut old = obsolete(seen, now);
         loop {
             let request = self.permit_release(step, end, expiration, data, &old);
             let Err(error) = in_time(REQUEST_TIMEOUT, send_counted(request, attempts.clone())).await else {
-                return Ok(());
+                return Ok(true);
             };
             let semaphore = self.refusal(error, key)?.and_then(|row| row.semaphore);
             let (permit, tombstone) = match &semaphore {
@@ -259,11 +262,10 @@ impl Table {
             };
             match (permit, tombstone) {
                 (Some(permit), _) if permit.sequence < sequence && !old.is_empty() => old.clear(),
-                (Some(permit), _) if permit.released => return Ok(()),
-                (None, Some(tombstone)) if tombstone.forced_by.is_none() => return Ok(()),
-                // An earlier attempt was applied, and later releases have removed its tombstone.
-                (None, None) if semaphore.is_some() && attempts.is_unanswered() => return Ok(()),
-                _ => return Err(self.permit_lost(key, owner, semaphore)),
+                (Some(permit), _) if permit.released => return Ok(true),
+                (None, Some(tombstone)) if tombstone.forced_by.is_none() => return Ok(true),
+                (None, None) if semaphore.is_some() && attempts.is_unanswered() => return Ok(false),
+                _ => return Err(self.permit_lost(key, owner, semaphore.as_ref())),
             }
         }
     }
@@ -465,8 +467,8 @@ impl Table {
     }
 
     /// Returns the error of a permit that is no longer held, with the operator that released it by force.
-    fn permit_lost(&self, key: &str, owner: &str, semaphore: Option<Semaphore>) -> Error {
-        let tombstone = semaphore.as_ref().and_then(|semaphore| semaphore.tombstone(owner));
+    fn permit_lost(&self, key: &str, owner: &str, semaphore: Option<&Semaphore>) -> Error {
+        let tombstone = semaphore.and_then(|semaphore| semaphore.tombstone(owner));
         let forced = tombstone.filter(|tombstone| tombstone.forced_by.is_some()).cloned();
         Error::new(Kind::Lost(forced.map(Tombstone::into_holder)), &self.name, key)
     }

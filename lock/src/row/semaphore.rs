@@ -96,7 +96,7 @@ impl Semaphore {
     /// Describes the semaphore by the lease that ends first. If all leases have ended, that is the one that ended last.
     pub(super) fn into_holder(self, fence: Option<u64>, data: Option<Data>, now: Moment) -> Holder {
         let permits: Vec<Holder> = self.permits.into_iter().map(|permit| permit.into_holder(now)).collect();
-        let last = self.tombstones.into_iter().next().map(|tombstone| tombstone.into_holder());
+        let last = self.tombstones.into_iter().next().map(Tombstone::into_holder);
         let first = permits.iter().find(|permit| permit.current).or_else(|| permits.last()).cloned();
         let first = first.unwrap_or_else(|| Holder {
             owner: None,
