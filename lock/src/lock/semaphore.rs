@@ -74,8 +74,8 @@ impl Locks {
 /// # Late requests
 ///
 /// A released permit leaves its nonce in the row, which then refuses a late duplicate of its acquire. The row keeps the
-/// nonces of the last minute, up to about 16 of them. A duplicate that arrives later still can take a free permit,
-/// uses, until the lease that it asks for has ended. It never takes more than N.
+/// nonces of the last minute, up to about 16 of them. A duplicate that arrives after that can take a free permit until the
+/// lease that it asks for has ended. It counts as one of the N.
 ///
 /// A [`release`](Lock::release) of a permit that was replaced after its lease fails with an error that
 /// [`is_lost`](Error::is_lost).

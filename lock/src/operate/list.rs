@@ -9,6 +9,8 @@ use crate::row::{Cursor, Page};
 impl Locks {
     /// Returns the current or last holder of `key` ([`Holder::is_current`] tells which), or `None` if there is no row.
     ///
+    /// For a [semaphore](Self::semaphore), [`Holder::permits`] has all holders.
+    ///
     /// One consistent read; IAM action `dynamodb:GetItem`. The answer can be outdated by the time it arrives: to act on it,
     /// acquire the lock.
     ///

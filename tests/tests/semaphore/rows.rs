@@ -3,7 +3,9 @@
 use std::collections::HashMap;
 
 use aws_sdk_dynamodb::types::AttributeValue;
+use lambda_lock::embedded::Intercept;
 use lambda_lock_tests::{Row, World};
+use serde_json::Value;
 
 use crate::{DAY, KEY, LEASE, acquire_all, after_the_lease, digits, owners, permits, row, text};
 
@@ -20,6 +22,23 @@ fn size(value: &AttributeValue) -> usize {
 
 fn size_of_all(values: &HashMap<String, AttributeValue>) -> usize {
     values.iter().map(|(name, value)| name.len() + size(value)).sum()
+}
+
+/// Asserts DynamoDB's limits for expressions: 4 KB, and 300 operators and functions.
+#[derive(Debug)]
+struct WithinLimits;
+
+impl Intercept for WithinLimits {
+    fn request(&self, _: &str, request: &mut Value) {
+        for name in ["ConditionExpression", "UpdateExpression"] {
+            let expression = request[name].as_str().unwrap_or_default();
+            assert!(expression.len() <= 4096, "{name} has {} bytes", expression.len());
+            let operators =
+                [" AND ", " OR ", "NOT ", " <= ", " >= ", " < ", " > ", " = ", " + ", " - ", " BETWEEN ", "("];
+            let operators = operators.iter().map(|operator| expression.matches(operator).count()).sum::<usize>();
+            assert!(operators <= 300, "{name} has {operators} operators");
+        }
+    }
 }
 
 // behaviours 430, 447
@@ -39,7 +58,7 @@ async fn a_hundred_permits_with_the_longest_names_fit_into_the_row_and_are_repla
     assert_eq!(error.holder().unwrap().permits().len(), 100);
     assert!(error.to_string().contains(" and 95 more; "));
 
-    let host = world.host().clock_ahead(LEASE * 3).build();
+    let host = world.host().clock_ahead(LEASE * 3).intercept(WithinLimits).build();
     let later = world.locks(&host).build().unwrap();
     let next = later.semaphore(KEY, 100).acquire().await.unwrap();
     assert_eq!(host.requests(), 2);
@@ -55,6 +74,8 @@ async fn a_hundred_permits_with_short_names_need_about_200_bytes_each() {
     let held = acquire_all(&locks, 100).await;
     let bytes = size_of_all(&row(&world).await);
     assert!((15_000..25_000).contains(&bytes), "{bytes} bytes");
+    let host = world.host().intercept(WithinLimits).build();
+    let locks = world.locks(&host).build().unwrap();
     let holder = locks.get(KEY).await.unwrap().unwrap();
     assert!(locks.force_release(KEY, &holder).await.unwrap());
     assert!(permits(&row(&world).await).is_empty());
