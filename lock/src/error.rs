@@ -1,5 +1,6 @@
 //! The error type of all operations.
 
+use std::cmp::Reverse;
 use std::error::Error as StdError;
 use std::fmt;
 
@@ -18,7 +19,7 @@ pub(crate) type Source = Box<dyn StdError + Send + Sync>;
 ///
 /// | predicate | meaning | a wait retries it |
 /// | --- | --- | --- |
-/// | [`is_held`](Self::is_held) | another holder has the key: [`holder`](Self::holder) says who and until when | yes |
+/// | [`is_held`](Self::is_held) | another holder has the key: [`holder`](Self::holder) says who and until when ([`holders`](Self::holders) for several keys) | yes |
 /// | [`is_lost`](Self::is_lost) | this lock no longer holds its key | no |
 /// | [`is_throttled`](Self::is_throttled) | DynamoDB throttles requests | yes |
 /// | [`is_unavailable`](Self::is_unavailable) | no usable answer: connection, timeout, server error | yes |
@@ -57,6 +58,8 @@ struct Inner {
     source: Option<Source>,
     /// The message of the source, for people.
     cause: Option<String>,
+    /// The other keys of the operation, with their holders if they are known.
+    others: Vec<(String, Option<Holder>)>,
 }
 
 pub(crate) enum Kind {
@@ -95,7 +98,7 @@ pub(crate) enum Kind {
 impl Error {
     pub(crate) fn new(kind: Kind, table: &str, key: &str) -> Self {
         let (table, key) = (table.to_owned(), key.to_owned());
-        Self(Box::new(Inner { kind, table, key, attempts: 1, source: None, cause: None }))
+        Self(Box::new(Inner { kind, table, key, attempts: 1, source: None, cause: None, others: Vec::new() }))
     }
 
     pub(crate) fn invalid(message: impl Into<String>) -> Self {
@@ -106,6 +109,37 @@ impl Error {
         let source = source.into();
         self.0.cause = Some(source.to_string());
         self.0.source = Some(source);
+        self
+    }
+
+    /// Creates the error of keys that others hold. The one whose lease ends last comes first.
+    pub(crate) fn held_by(holders: Vec<(String, Holder)>, table: &str) -> Self {
+        let holders = holders.into_iter().map(|(key, holder)| (key, Some(holder))).collect();
+        Self::of_holders(|holder| holder.map_or(Kind::Conflict, Kind::Held), holders, table)
+    }
+
+    /// Creates the error of keys that were lost, with their present holders if others hold them.
+    pub(crate) fn lost_to(holders: Vec<(String, Option<Holder>)>, table: &str) -> Self {
+        Self::of_holders(Kind::Lost, holders, table)
+    }
+
+    fn of_holders(kind: fn(Option<Holder>) -> Kind, mut holders: Vec<(String, Option<Holder>)>, table: &str) -> Self {
+        holders.sort_by_key(|(_, holder)| Reverse(holder.as_ref().map(|holder| holder.until)));
+        let mut holders = holders.into_iter();
+        let (key, holder) = holders.next().unwrap_or_default();
+        let mut this = Self::new(kind(holder), table, &key);
+        this.0.others = holders.collect();
+        this
+    }
+
+    pub(crate) fn with_kind(mut self, kind: Kind) -> Self {
+        self.0.kind = kind;
+        self
+    }
+
+    /// Adds the other keys of an operation on several keys.
+    pub(crate) fn with_others<'a>(mut self, keys: impl IntoIterator<Item = &'a str>) -> Self {
+        self.0.others = keys.into_iter().map(|key| (key.to_owned(), None)).collect();
         self
     }
 
@@ -148,7 +182,8 @@ impl Error {
         matches!(self.0.kind, Kind::Unavailable)
     }
 
-    /// Returns `true` if a transaction on the row is in progress, such as the holder's with [`condition_check`].
+    /// Returns `true` if a transaction on the row is in progress, such as the holder's with [`condition_check`] or an
+    /// acquire of [several keys](crate::Locks::acquire_all).
     ///
     /// [`condition_check`]: crate::Lock::condition_check
     #[must_use]
@@ -187,7 +222,9 @@ impl Error {
         matches!(self.0.kind, Kind::Invalid(_))
     }
 
-    /// Returns the key of the operation, without the prefix of the `Locks`. Empty for an error in the settings.
+    /// Returns the key of the operation, without the prefix of the `Locks`. Empty for an error in the settings. Of
+    /// [several keys](crate::Locks::acquire_all), returns the one with the [`holder`](Self::holder), or the first one that
+    /// failed; the message names all.
     #[must_use]
     pub fn key(&self) -> &str {
         &self.0.key
@@ -212,6 +249,27 @@ impl Error {
             }
             _ => None,
         }
+    }
+
+    /// Returns the keys that are in the way with their holders, for an error that [`is_held`](Self::is_held), and the keys
+    /// that others hold now, for an error that [`is_lost`](Self::is_lost). The one whose lease ends last comes first: it is
+    /// that of [`key`](Self::key) and [`holder`](Self::holder). [Several keys](crate::Locks::acquire_all) can have more
+    /// than one.
+    ///
+    /// ```
+    /// # use lambda_lock::{Error, Locks};
+    /// # async fn example(locks: Locks) -> Result<(), Error> {
+    /// if let Err(error) = locks.acquire_all(["account#1", "account#2"]).await {
+    ///     for (key, holder) in error.holders() {
+    ///         println!("{key} is held by {holder}");
+    ///     }
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn holders(&self) -> impl Iterator<Item = (&str, &Holder)> {
+        let others = self.0.others.iter().filter_map(|(key, holder)| Some((key.as_str(), holder.as_ref()?)));
+        self.holder().map(|holder| (self.key(), holder)).into_iter().chain(others)
     }
 
     /// Returns how many attempts the acquire made, without the retries of the SDK.
@@ -376,10 +434,16 @@ where
 /// What failed, on which key and table, why, and what to do.
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Inner { kind, table, key, attempts, .. } = &*self.0;
-        let what = match key.as_str() {
-            "" => format!("table `{table}`"),
-            key => format!("key `{key}` in table `{table}`"),
+        let Inner { kind, table, key, attempts, others, .. } = &*self.0;
+        let names_holders = self.holder().is_some();
+        let what = match (key.as_str(), others.as_slice()) {
+            ("", _) => format!("table `{table}`"),
+            (key, []) => format!("key `{key}` in table `{table}`"),
+            (key, _) if names_holders => format!("key `{key}` in table `{table}`"),
+            (key, others) => {
+                let keys: Vec<_> = others.iter().map(|(other, _)| format!("`{other}`")).collect();
+                format!("keys `{key}`, {} in table `{table}`", keys.join(", "))
+            }
         };
         match kind {
             Kind::Held(holder) => write!(f, "{what} is held by {holder}")?,
@@ -387,7 +451,8 @@ impl fmt::Display for Error {
             Kind::Lost(None) => write!(f, "the lock on {what} was lost: its lease ended, or its row was deleted")?,
             Kind::Throttled => write!(f, "requests for {what} are throttled")?,
             Kind::Unavailable => write!(f, "no answer for {what}")?,
-            Kind::Conflict => write!(f, "{what} is part of a transaction in progress: try again")?,
+            Kind::Conflict if others.is_empty() => write!(f, "{what} is part of a transaction in progress: try again")?,
+            Kind::Conflict => write!(f, "{what} are part of a transaction in progress: try again")?,
             Kind::AccessDenied => write!(
                 f,
                 "access denied to {what}: allow dynamodb:UpdateItem (and dynamodb:GetItem to read a holder, \
@@ -429,6 +494,13 @@ impl fmt::Display for Error {
             }
             #[cfg(feature = "idempotency")]
             Kind::UnusableResult(why) => write!(f, "{what}: {why}")?,
+        }
+        for (key, holder) in others.iter().filter(|_| names_holders) {
+            match holder {
+                Some(holder) if self.is_held() => write!(f, "; key `{key}` is held by {holder}")?,
+                Some(holder) => write!(f, "; the lock on key `{key}` was lost to {holder}")?,
+                None => write!(f, "; the lock on key `{key}` was lost")?,
+            }
         }
         if *attempts > 1 {
             write!(f, ", after {attempts} attempts")?;

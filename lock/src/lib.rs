@@ -107,7 +107,7 @@ pub mod docs;
 pub use client::client_config;
 pub use error::Error;
 pub use holder::{Data, Holder};
-pub use lock::{Acquire, Backoff, Jitter, Lock, Locks, LocksBuilder, Semaphore};
+pub use lock::{Acquire, AcquireAll, Backoff, Jitter, Lock, LockSet, Locks, LocksBuilder, Semaphore};
 
 // Idempotency, for any async function.
 #[cfg(feature = "idempotency")]

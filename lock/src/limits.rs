@@ -17,6 +17,8 @@ pub(crate) const MAX_RETENTION: Duration = Duration::from_hours(366 * 24);
 
 /// DynamoDB's limit for a partition key.
 pub(crate) const MAX_KEY_BYTES: usize = 2048;
+/// DynamoDB's limit for the items of a transaction.
+const MAX_KEYS: usize = 100;
 /// DynamoDB's limit for the name of an attribute that is a key; this crate uses it for all names.
 pub(crate) const MAX_NAME_BYTES: usize = 255;
 /// DynamoDB's limit for a sort key.
@@ -62,6 +64,19 @@ pub(crate) fn check_key(prefix: &str, key: &str) -> Result<(), Error> {
         )))
     } else {
         Ok(())
+    }
+}
+
+/// Checks the keys of one acquire, which are sorted.
+pub(crate) fn check_keys(prefix: &str, keys: &[String]) -> Result<(), Error> {
+    let count = keys.len();
+    if !(1..=MAX_KEYS).contains(&count) {
+        return Err(Error::invalid(format!("the number of keys is {count}, not between 1 and {MAX_KEYS}")));
+    }
+    keys.iter().try_for_each(|key| check_key(prefix, key))?;
+    match keys.windows(2).find(|pair| pair[0] == pair[1]) {
+        Some(twice) => Err(Error::invalid(format!("the key `{}` is named twice: name each key once", twice[0]))),
+        None => Ok(()),
     }
 }
 

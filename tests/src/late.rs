@@ -2,15 +2,16 @@ use std::ops::RangeInclusive;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 
-use aws_sdk_dynamodb::types::AttributeValue;
+use aws_sdk_dynamodb::types::{AttributeValue, ConditionCheck, TransactWriteItem};
 use lambda_lock::embedded::{Answer, Intercept};
 use serde_json::{Value, json};
 
 use crate::World;
 
-/// Holds back some of a host's updates, which the host sees as server errors. They arrive when the test delivers them.
+/// Holds back some of a host's writes, which the host sees as server errors. They arrive when the test delivers them.
 #[derive(Clone, Debug)]
 pub struct Late {
+    operation: &'static str,
     which: RangeInclusive<u32>,
     sent: Arc<AtomicU32>,
     held_back: Arc<Mutex<Vec<Value>>>,
@@ -20,40 +21,91 @@ impl Late {
     /// Holds back these updates of the host, counted from 1. Each attempt of the SDK counts.
     #[must_use]
     pub fn updates(which: RangeInclusive<u32>) -> Self {
-        Self { which, sent: Arc::default(), held_back: Arc::default() }
+        Self::of("UpdateItem", which)
     }
 
-    /// Delivers the first update that is held back, and returns whether it was applied.
+    /// Holds back these transactions of the host, counted in the same way.
+    #[must_use]
+    pub fn transactions(which: RangeInclusive<u32>) -> Self {
+        Self::of(TRANSACTION, which)
+    }
+
+    fn of(operation: &'static str, which: RangeInclusive<u32>) -> Self {
+        Self { operation, which, sent: Arc::default(), held_back: Arc::default() }
+    }
+
+    /// Delivers the first write that is held back, and returns whether it was applied.
     pub async fn deliver(&self, world: &World) -> bool {
         let request = self.held_back.lock().unwrap().remove(0);
-        let host = world.host().intercept(Replace(request)).build();
-        let update = host.client().update_item().table_name(&world.table);
-        Box::pin(update.key("id", AttributeValue::S("replaced".to_owned())).send()).await.is_ok()
+        deliver(world, self.operation, request).await
     }
 }
 
-/// The end of a condition that no row meets.
-fn held_back(name: &str) -> String {
-    format!(" AND attribute_exists({name}) AND attribute_not_exists({name})")
+/// Keeps a host's transactions, so that a test can deliver them again.
+#[derive(Clone, Debug, Default)]
+pub struct Repeats(Arc<Mutex<Vec<Value>>>);
+
+impl Repeats {
+    /// Delivers the transaction with this index again, and returns whether it was applied. DynamoDB does not recognise it
+    /// by its token.
+    pub async fn deliver(&self, world: &World, index: usize) -> bool {
+        let request = self.0.lock().unwrap()[index].clone();
+        deliver(world, TRANSACTION, request).await
+    }
 }
 
-/// Returns a name that the expressions of the request define.
-fn a_name(request: &Value) -> String {
-    request["ExpressionAttributeNames"].as_object().unwrap().keys().next().unwrap().clone()
+impl Intercept for Repeats {
+    fn request(&self, operation: &str, request: &mut Value) {
+        if operation == TRANSACTION {
+            self.0.lock().unwrap().push(request.clone());
+        }
+    }
+}
+
+const TRANSACTION: &str = "TransactWriteItems";
+
+async fn deliver(world: &World, operation: &str, mut request: Value) -> bool {
+    request.as_object_mut().unwrap().remove("ClientRequestToken");
+    let client = world.host().intercept(Replace(request)).build().client();
+    let key = AttributeValue::S("replaced".to_owned());
+    if operation == TRANSACTION {
+        let check = ConditionCheck::builder().table_name(&world.table).key("id", key).condition_expression("replaced");
+        let item = TransactWriteItem::builder().condition_check(check.build().unwrap()).build();
+        Box::pin(client.transact_write_items().transact_items(item).send()).await.is_ok()
+    } else {
+        Box::pin(client.update_item().table_name(&world.table).key("id", key).send()).await.is_ok()
+    }
+}
+
+/// The update of a request, or the first update of a transaction.
+fn update(request: &Value) -> &Value {
+    request.pointer("/TransactItems/0/Update").unwrap_or(request)
+}
+
+/// The end of a condition that no row meets. It uses a name that the expressions of the update define.
+fn held_back(update: &Value) -> String {
+    let names = update["ExpressionAttributeNames"].as_object().unwrap();
+    let name = names.keys().next().unwrap();
+    format!(" AND attribute_exists({name}) AND attribute_not_exists({name})")
 }
 
 impl Intercept for Late {
     fn request(&self, operation: &str, request: &mut Value) {
-        if operation == "UpdateItem" && self.which.contains(&(self.sent.fetch_add(1, Ordering::Relaxed) + 1)) {
+        if operation == self.operation && self.which.contains(&(self.sent.fetch_add(1, Ordering::Relaxed) + 1)) {
             self.held_back.lock().unwrap().push(request.clone());
-            let condition = request["ConditionExpression"].as_str().unwrap();
-            request["ConditionExpression"] = json!(format!("({condition}){}", held_back(&a_name(request))));
+            let update = update(request);
+            let condition = update["ConditionExpression"].as_str().unwrap();
+            let condition = json!(format!("({condition}){}", held_back(update)));
+            match request.pointer_mut("/TransactItems/0/Update") {
+                Some(update) => update["ConditionExpression"] = condition,
+                None => request["ConditionExpression"] = condition,
+            }
         }
     }
 
     fn answer(&self, _: &str, request: &Value, answer: &mut Answer) {
-        let is_held_back = |condition: &str| condition.ends_with(&held_back(&a_name(request)));
-        if request["ConditionExpression"].as_str().is_some_and(is_held_back) {
+        let update = update(request);
+        if update["ConditionExpression"].as_str().is_some_and(|condition| condition.ends_with(&held_back(update))) {
             (answer.status, answer.body) = (500, json!({}));
         }
     }

@@ -9,6 +9,7 @@ pub mod powertools;
 pub mod queue_history;
 pub mod runtime_api;
 pub mod semaphore_history;
+pub mod several_history;
 mod world;
 
 use std::fmt::Debug;
@@ -19,7 +20,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::sync::Notify;
 
-pub use late::Late;
+pub use late::{Late, Repeats};
 pub use world::{Row, World};
 
 /// Begins a run, calls `begun` in it, and drops the run.

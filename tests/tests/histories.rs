@@ -7,7 +7,7 @@ use std::fmt::Debug;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use lambda_lock_tests::history::{self, Mutation, Outcome};
-use lambda_lock_tests::{idempotency_history, queue_history, semaphore_history};
+use lambda_lock_tests::{idempotency_history, queue_history, semaphore_history, several_history};
 
 fn variable(name: &str) -> Option<u64> {
     env::var(name).ok().map(|value| value.parse().unwrap_or_else(|_| panic!("{name} is `{value}`, not a number")))
@@ -251,6 +251,43 @@ fn the_histories_of_a_semaphore_reach_every_outcome() {
             ("withdrawn", withdrawn),
             ("swept", swept),
             ("requests", requests),
+        ]
+    });
+}
+
+// behaviours 5, 42, 76, 78, 82, 87 under faults
+#[test]
+fn the_guarantees_hold_in_every_history_of_several_keys() {
+    assert_guarantees_hold(500, |seed| several_history::run(seed, None));
+}
+
+#[test]
+fn every_mutation_of_several_keys_is_caught() {
+    assert_caught(&several_history::MUTATIONS, several_history::run);
+}
+
+#[test]
+fn a_seed_gives_the_same_history_of_several_keys_every_time() {
+    assert_repeatable(|seed| several_history::run(seed, None));
+}
+
+#[test]
+fn the_histories_of_several_keys_reach_every_outcome() {
+    assert_reached(|seed| {
+        let counts = several_history::run(seed, None).counts;
+        [
+            ("sets", counts.sets),
+            ("locks", counts.locks),
+            ("held", counts.held),
+            ("held in part", counts.held_in_part),
+            ("renewed", counts.renewed),
+            ("lost", counts.lost),
+            ("crashed", counts.crashed),
+            ("withdrawn", counts.withdrawn),
+            ("conflicts", counts.conflicts),
+            ("recognised", counts.recognised),
+            ("swept", counts.swept),
+            ("requests", counts.requests),
         ]
     });
 }

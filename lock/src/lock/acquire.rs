@@ -3,6 +3,7 @@
 use std::fmt;
 use std::panic::{AssertUnwindSafe, resume_unwind};
 use std::pin::Pin;
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use aws_sdk_dynamodb::types::AttributeValue;
@@ -20,9 +21,10 @@ use crate::clock::{Lease, Moment, millis, since_epoch};
 use crate::error::{Error, Kind};
 use crate::holder::{Data, Holder};
 use crate::limits::{
-    MAX_LEASE, MIN_LEASE, TIME_TO_ANSWER, check_data, check_duration, check_permit, check_permit_data, time_to_ask,
+    MAX_LEASE, MIN_LEASE, TIME_TO_ANSWER, check_data, check_duration, check_keys, check_permit, check_permit_data,
+    time_to_ask,
 };
-use crate::row::{Claim, ClaimExtension, Claimed, Courtesy, Joined};
+use crate::row::{Claim, ClaimExtension, Claimed, Courtesy, Fences, Joined};
 
 /// How long a refusal waits for a withdrawal.
 const WITHDRAWAL_TIMEOUT: Duration = Duration::from_secs(1);
@@ -37,6 +39,7 @@ impl Locks {
         Acquire {
             locks: self.clone(),
             key: key.into(),
+            keys: None,
             lease: None,
             until: None,
             wait: Backoff::NO_WAIT,
@@ -102,6 +105,8 @@ impl Locks {
 pub struct Acquire {
     locks: Locks,
     key: String,
+    /// Several keys, which are acquired together. They are sorted.
+    pub(super) keys: Option<Arc<[String]>>,
     lease: Option<Duration>,
     until: Option<SystemTime>,
     wait: Backoff,
@@ -241,7 +246,7 @@ impl Acquire {
                 }
                 Ok(_) => {
                     attempts.discard_late_grant().await?;
-                    Error::new(Kind::Unavailable, &self.locks.0.table.name, &self.key)
+                    attempts.pending.ownership.error(Kind::Unavailable)
                 }
                 Err(error) => error,
             };
@@ -260,10 +265,11 @@ impl Acquire {
     /// Returns a lock that is not enforced, for work that runs without protection.
     pub(crate) fn unlocked(&self) -> Result<Lock, Error> {
         let now = self.locks.0.clock.now();
-        let ownership = Ownership::new(&self.locks, &self.key)?;
+        let ownership = self.ownership()?;
         let telemetry = HoldSpan::new(Span::none(), &self.key);
         let grant = Grant {
             fence: None,
+            fences: Vec::new(),
             data: None,
             sent: now,
             lease: self.lease_from(now)?,
@@ -273,8 +279,17 @@ impl Acquire {
         Ok(Lock::new(ownership, grant, telemetry, Duration::ZERO))
     }
 
+    /// Draws a new nonce.
+    fn ownership(&self) -> Result<Ownership, Error> {
+        let permit = self.permits.map(|_| Vec::new());
+        Ok(Ownership { keys: self.keys.clone(), permit, ..Ownership::new(&self.locks, &self.key)? })
+    }
+
     fn check(&self) -> Result<(), Error> {
-        self.locks.check_key(&self.key)?;
+        match &self.keys {
+            None => self.locks.check_key(&self.key)?,
+            Some(keys) => check_keys(&self.locks.0.table.key_prefix, keys)?,
+        }
         if let Some(lease) = self.lease {
             check_duration("lease", lease, MIN_LEASE, MAX_LEASE)?;
         }
@@ -366,6 +381,8 @@ struct AcquireAttempts<'a> {
     /// The place of this waiter, if waiters take turns.
     turn: Option<Turn>,
     is_last: bool,
+    /// The fences of several keys.
+    fences: Fences,
 }
 
 /// A key that an attempt has taken.
@@ -393,14 +410,17 @@ impl<'a> AcquireAttempts<'a> {
             sent: Vec::new(),
             unanswered: false,
             delays: acquire.wait.delays(limit),
-            turn: (acquire.wait.takes_turns() && acquire.permits.is_none()).then(Turn::default),
+            // A place in one queue says nothing about the others, and a semaphore has no queue.
+            turn: (acquire.keys.is_none() && acquire.permits.is_none() && acquire.wait.takes_turns())
+                .then(Turn::default),
             is_last: false,
+            fences: Fences::new(acquire.keys.as_ref().map_or(0, |keys| keys.len())),
         })
     }
 
     /// Sends one attempt. Returns `None` if an earlier attempt took the key, and its lease is no longer known.
     async fn next(&mut self, telemetry: &mut AcquireSpan) -> Result<Option<Taken>, Error> {
-        let Acquire { locks, key, data, attributes, extension, .. } = self.acquire;
+        let Acquire { locks, key, keys, data, attributes, extension, .. } = self.acquire;
         let settings = &locks.0;
         let now = settings.clock.now();
         let lease = self.acquire.lease_from(now)?;
@@ -421,9 +441,10 @@ impl<'a> AcquireAttempts<'a> {
         self.pending.may_have_key = true;
         telemetry.attempt();
         let sdk_attempts = SdkAttempts::default();
-        let claimed = match self.acquire.permits {
-            None => settings.table.acquire(&claim, &sdk_attempts).await,
-            Some(permits) => {
+        let claimed = match (keys, self.acquire.permits) {
+            (None, None) => settings.table.acquire(&claim, &sdk_attempts).await,
+            (Some(keys), _) => settings.table.acquire_all(&claim, keys, &mut self.fences, &sdk_attempts).await,
+            (None, Some(permits)) => {
                 settings.table.acquire_permit(&claim, permits, &sdk_attempts).await.map(|(claimed, seen)| {
                     self.pending.ownership.permit = Some(seen);
                     claimed
@@ -439,17 +460,18 @@ impl<'a> AcquireAttempts<'a> {
         }
         // A key that was taken is freed if this future is dropped before `into_lock`.
         self.pending.may_have_key = claimed.is_ok() || self.unanswered;
+        let fences = self.fences.written().to_vec();
         match claimed? {
             Claimed::Acquired { fence, data, taken_from, hold_time } => {
                 let excess = self.turn.as_ref().map(|turn| turn.excess(answered.since(now))).unwrap_or_default();
-                let grant = Grant { fence: Some(fence), data, sent: now, lease, hold_time, excess };
+                let grant = Grant { fence: Some(fence), fences, data, sent: now, lease, hold_time, excess };
                 Ok(Some(Taken { grant, from: taken_from }))
             }
             Claimed::Already { fence, data, end, hold_time } => {
                 tracing::debug!(key, "acquired by an earlier attempt, whose answer was lost");
                 let ours = self.sent.iter().find(|(_, lease)| lease.end == end);
                 Ok(ours.filter(|_| fence.is_some()).map(|&(sent, lease)| Taken {
-                    grant: Grant { fence, data, sent, lease, hold_time, excess: Duration::ZERO },
+                    grant: Grant { fence, fences, data, sent, lease, hold_time, excess: Duration::ZERO },
                     from: None,
                 }))
             }
@@ -568,9 +590,8 @@ struct Pending {
 }
 
 impl Pending {
-    fn new(Acquire { locks, key, permits, .. }: &Acquire) -> Result<Self, Error> {
-        let permit = permits.map(|_| Vec::new());
-        Ok(Self { ownership: Ownership { permit, ..Ownership::new(locks, key)? }, may_have_key: false })
+    fn new(acquire: &Acquire) -> Result<Self, Error> {
+        Ok(Self { ownership: acquire.ownership()?, may_have_key: false })
     }
 
     fn into_ownership(mut self) -> Ownership {

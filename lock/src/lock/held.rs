@@ -41,6 +41,8 @@ use crate::row::{Step, Tombstone};
 pub struct Lock {
     pub(super) ownership: Ownership,
     fence: Option<u64>,
+    /// The fences of several keys, in their order.
+    pub(super) fences: Vec<u64>,
     data: Option<Data>,
     /// Shared with a release in the background.
     pub(super) telemetry: Arc<HoldSpan>,
@@ -62,6 +64,8 @@ pub struct Lock {
 pub(super) struct Grant {
     /// Without a fence, the lock is not enforced.
     pub(super) fence: Option<u64>,
+    /// The fences of several keys, in their order.
+    pub(super) fences: Vec<u64>,
     pub(super) data: Option<Data>,
     /// When the request that took the key was sent.
     pub(super) sent: Moment,
@@ -100,16 +104,19 @@ pub(super) enum Phase {
     Released,
     /// The row refused this owner, so no request is left to send either.
     Lost,
+    /// The row of one of several keys refused a renewal. The others are still to be released.
+    PartlyLost,
 }
 
 impl Lock {
     pub(super) fn new(ownership: Ownership, grant: Grant, telemetry: HoldSpan, hold_at_least: Duration) -> Self {
-        let Grant { fence, data, sent, lease, hold_time, excess } = grant;
+        let Grant { fence, fences, data, sent, lease, hold_time, excess } = grant;
         // The skew is added because the clocks of other hosts can be ahead.
         let hold_until = sent.wall.saturating_add(hold_at_least).saturating_add(ownership.locks.0.clock_skew);
         Self {
             ownership,
             fence,
+            fences,
             data,
             telemetry: Arc::new(telemetry),
             sent,
@@ -184,7 +191,7 @@ impl Lock {
         let state = self.state();
         match state.phase {
             Phase::Held => state.lease.deadline.remaining(self.now()),
-            Phase::Releasing | Phase::Released | Phase::Lost => Duration::ZERO,
+            Phase::Releasing | Phase::Released | Phase::Lost | Phase::PartlyLost => Duration::ZERO,
         }
     }
 
@@ -227,7 +234,7 @@ impl Lock {
         loop {
             self.lost().await;
             let changed = self.changed.notified();
-            if matches!(self.state().phase, Phase::Held | Phase::Lost) {
+            if matches!(self.state().phase, Phase::Held | Phase::Lost | Phase::PartlyLost) {
                 return;
             }
             changed.await;
@@ -287,17 +294,11 @@ impl Lock {
             renewed = renewed.kept_until(settings.keep_permits_until(now));
         }
         if self.is_enforced() {
-            let Ownership { key, owner, permit, .. } = &self.ownership;
-            let (step, data) = (Step { key, owner, sequence, now }, data.as_ref());
-            let renew = async {
-                match permit {
-                    None => settings.table.renew(step, renewed, data).await,
-                    Some(_) => settings.table.renew_permit(step, renewed, data).await,
-                }
-            };
+            let renew = self.ownership.renew(sequence, now, renewed, data.as_ref());
             if let Err(error) = renew.instrument(self.span().clone()).await {
+                let phase = if self.ownership.keys.is_some() { Phase::PartlyLost } else { Phase::Lost };
                 // A concurrent release may have caused it, and reports its own outcome.
-                if error.is_lost() && self.enter_from(&[Phase::Held], Phase::Lost).is_ok() {
+                if error.is_lost() && self.enter_from(&[Phase::Held], phase).is_ok() {
                     self.telemetry.lost(error.holder());
                 }
                 return Err(error);
@@ -323,7 +324,7 @@ impl Lock {
 
     /// Releases the lock. Returns the record if a transaction whose answer was lost has completed it.
     pub(crate) async fn release_unless_completed(&self) -> Result<Option<Box<Holder>>, Error> {
-        match self.enter_from(&[Phase::Held, Phase::Releasing], Phase::Releasing) {
+        match self.enter_from(&[Phase::Held, Phase::PartlyLost, Phase::Releasing], Phase::Releasing) {
             Err(Phase::Released) => return Ok(None),
             Err(_) => return Err(self.error(Kind::Lost(None))),
             Ok(()) => {}
@@ -370,10 +371,15 @@ impl Lock {
     /// # }
     /// ```
     pub fn condition_check(&self) -> Result<ConditionCheck, Error> {
-        let Ownership { locks, key, owner, permit } = &self.ownership;
-        if permit.is_some() && self.is_enforced() {
+        if self.ownership.permit.is_some() && self.is_enforced() {
+            let Ownership { locks, key, owner, .. } = &self.ownership;
             return locks.0.table.permit_check(key, owner, self.now());
         }
+        self.condition_check_of(&self.ownership.key)
+    }
+
+    pub(super) fn condition_check_of(&self, key: &str) -> Result<ConditionCheck, Error> {
+        let Ownership { locks, owner, .. } = &self.ownership;
         locks.0.table.condition_check(key, self.is_enforced().then_some(owner), self.now())
     }
 
@@ -394,7 +400,7 @@ impl Lock {
     }
 
     pub(crate) fn error(&self, kind: Kind) -> Error {
-        Error::new(kind, &self.ownership.locks.0.table.name, &self.ownership.key)
+        self.ownership.error(kind)
     }
 
     pub(super) fn span(&self) -> &Span {
@@ -402,7 +408,8 @@ impl Lock {
     }
 
     pub(super) fn enter(&self, phase: Phase) {
-        let _always_allowed = self.enter_from(&[Phase::Held, Phase::Releasing, Phase::Released, Phase::Lost], phase);
+        let all = [Phase::Held, Phase::Releasing, Phase::Released, Phase::Lost, Phase::PartlyLost];
+        let _always_allowed = self.enter_from(&all, phase);
     }
 
     /// Enters a phase if the present one is in `from`. Otherwise returns the present one.
@@ -496,7 +503,10 @@ impl Drop for Lock {
 #[derive(Clone, Debug)]
 pub(crate) struct Ownership {
     pub(crate) locks: Locks,
+    /// The key, or the names of several keys for people.
     pub(crate) key: String,
+    /// Several keys, which are held and released together.
+    pub(super) keys: Option<Arc<[String]>>,
     pub(crate) owner: String,
     /// For a permit of a semaphore: the tombstones that its acquire saw, of which the release removes old ones.
     pub(crate) permit: Option<Vec<Tombstone>>,
@@ -510,7 +520,26 @@ impl Ownership {
         getrandom::fill(&mut nonce)
             .map_err(|error| Error::new(Kind::Unavailable, &locks.0.table.name, key).with_source(error))?;
         let owner = format!("{:032x}", u128::from_be_bytes(nonce));
-        Ok(Self { locks: locks.clone(), key: key.to_owned(), owner, permit: None })
+        Ok(Self { locks: locks.clone(), key: key.to_owned(), keys: None, owner, permit: None })
+    }
+
+    pub(super) fn error(&self, kind: Kind) -> Error {
+        let table = &self.locks.0.table.name;
+        match self.keys.as_deref() {
+            Some([first, others @ ..]) => Error::new(kind, table, first).with_others(others.iter().map(String::as_str)),
+            _ => Error::new(kind, table, &self.key),
+        }
+    }
+
+    /// Moves the end of the lease.
+    async fn renew(&self, sequence: u64, now: Moment, lease: Lease, data: Option<&Data>) -> Result<(), Error> {
+        let Self { locks, key, keys, owner, permit } = self;
+        let (table, step) = (&locks.0.table, Step { key, owner, sequence, now });
+        match (keys, permit) {
+            (None, None) => table.renew(step, lease, data).await,
+            (Some(keys), _) => table.renew_all(step, keys, lease).await,
+            (None, Some(_)) => table.renew_permit(step, lease, data).await,
+        }
     }
 
     fn check_data(&self, data: &Data) -> Result<(), Error> {
@@ -527,17 +556,18 @@ impl Ownership {
         hold_time: HoldTime,
         telemetry: &HoldSpan,
     ) -> Result<Option<Box<Holder>>, Error> {
-        let (Self { key, owner, permit, .. }, settings) = (self, &self.locks.0);
+        let (Self { key, keys, owner, permit, .. }, settings) = (self, &self.locks.0);
         let now = settings.clock.now();
         let step = Step { key, owner, sequence, now };
-        let answer = match permit {
-            None => settings.table.release(step, end, settings.retention, data, hold_time).await,
-            Some(seen) => {
+        let answer = match (keys, permit) {
+            (None, None) => settings.table.release(step, end, settings.retention, data, hold_time).await,
+            (Some(keys), _) => settings.table.release_all(step, keys, end, settings.retention).await.map(|()| None),
+            (None, Some(seen)) => {
                 let expiration = seconds_up(settings.keep_permits_until(now));
                 match settings.table.release_permit(step, end, expiration, data, seen).await {
                     // Nothing replaces a permit before its lease has ended, so the release was applied.
                     Ok(is_certain) if is_certain || !deadline.has_passed(settings.clock.now()) => Ok(None),
-                    Ok(_) => Err(Error::new(Kind::Lost(None), &settings.table.name, key)),
+                    Ok(_) => Err(self.error(Kind::Lost(None))),
                     Err(error) => Err(error),
                 }
             }
@@ -554,13 +584,16 @@ impl Ownership {
 
     /// Makes sure that a late attempt of an acquire that ended without the key does not take it.
     pub(super) async fn withdraw(&self) -> Result<(), Error> {
-        let (Self { key, owner, .. }, settings) = (self, &self.locks.0);
-        let now = settings.clock.now();
-        if self.permit.is_some() {
-            let expiration = seconds_up(settings.keep_permits_until(now));
-            return settings.table.withdraw_permit(key, owner, now, expiration).await;
+        let (Self { key, keys, owner, permit, .. }, settings) = (self, &self.locks.0);
+        let (table, now) = (&settings.table, settings.clock.now());
+        match (keys, permit) {
+            (None, None) => table.withdraw(key, owner, now, settings.retention).await,
+            (Some(keys), _) => table.withdraw_all(keys, owner, now, settings.retention).await,
+            (None, Some(_)) => {
+                let expiration = seconds_up(settings.keep_permits_until(now));
+                table.withdraw_permit(key, owner, now, expiration).await
+            }
         }
-        settings.table.withdraw(key, owner, now, settings.retention).await
     }
 
     /// Sends a request without waiting for its answer, if there is a runtime to send it.

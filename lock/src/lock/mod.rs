@@ -7,6 +7,7 @@ mod complete;
 mod held;
 mod locks;
 mod semaphore;
+mod set;
 mod telemetry;
 mod turn;
 
@@ -20,5 +21,6 @@ pub use held::Lock;
 pub(crate) use held::Ownership;
 pub use locks::{Locks, LocksBuilder};
 pub use semaphore::Semaphore;
+pub use set::{AcquireAll, LockSet};
 #[cfg(feature = "idempotency")]
 pub(crate) use telemetry::{log_refusal, record_refusal};

@@ -186,7 +186,8 @@ impl Turn {
             let after_courtesy = (left_of_lease + self.courtesy_time()).max(1.0);
             return match self.ahead() {
                 0 if seen.until > seen.at.millis() => 0.0,
-                // The free row refused this waiter: its end has a fraction, or the place was passed.
+                // The free row refused this waiter: its place was passed, or the end in the row has a fraction.
+                0 if self.place <= Some(seen.queue.head) => 1.0,
                 0 => moment,
                 1 => after_courtesy,
                 _ => behind.max(after_courtesy).min(CAP / 2.0),

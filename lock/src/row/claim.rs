@@ -22,7 +22,7 @@ use crate::limits::{REQUEST_TIMEOUT, time_to_ask};
 use crate::queue::HoldTime;
 
 /// One attempt to acquire.
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 pub(crate) struct Claim<'a> {
     pub(crate) key: &'a str,
     pub(crate) owner: &'a str,
@@ -128,27 +128,32 @@ const FREE_BEHIND_ALL: &str =
 /// Free for a waiter with a place.
 const FREE_IN_TURN: &str = free!("(#lease_end <= :moment_ago OR (#lease_end <= :now AND NOT #head < :place_ahead))");
 
+/// Ends with the fence.
+pub(super) const TAKE: &str = "SET #status = :in_progress, #owner = :owner, #holder = :holder, #acquired_at = :now, \
+     #lease_end = :lease_end, #expiration = :expiration, #sequence = :zero, #fence = ";
 /// The fence of a new row starts at the clock in microseconds, so that a deletion of the row does not set it back.
-const TAKE: &str = "SET #status = :in_progress, #owner = :owner, #holder = :holder, #acquired_at = :now, \
-     #lease_end = :lease_end, #expiration = :expiration, #sequence = :zero, #fence = if_not_exists(#fence, :now_micros) + :one";
+const NEXT_FENCE: &str = "if_not_exists(#fence, :now_micros) + :one";
+
+impl Claim<'_> {
+    /// Returns how long the request may take. An answer after the lease is useless, and so is one that leaves no time to
+    /// answer Lambda.
+    pub(super) fn time_limit(&self) -> Duration {
+        REQUEST_TIMEOUT.min(time_to_ask(self.lease.deadline.remaining(self.now)))
+    }
+}
 
 impl Table {
     /// Takes the key if it is free. One request. `attempts` records which of the SDK's attempts were answered.
     pub(crate) async fn acquire(&self, claim: &Claim<'_>, attempts: &SdkAttempts) -> Result<Claimed, Error> {
-        // An answer after the lease is useless, and so is one that leaves no time to answer Lambda.
-        let limit = REQUEST_TIMEOUT.min(time_to_ask(claim.lease.deadline.remaining(claim.now)));
-        match in_time(limit, send_counted(self.claim_request(claim), attempts.clone())).await {
+        match in_time(claim.time_limit(), send_counted(self.claim_request(claim), attempts.clone())).await {
             Ok(output) => self.claimed(claim, output.attributes.unwrap_or_default()),
             Err(error) => self.refused(claim, error),
         }
     }
 
-    fn claim_request(&self, claim: &Claim<'_>) -> UpdateItemFluentBuilder {
-        let mut take = TAKE.to_owned();
-        let mut condition = claim.extension.map_or(FREE, ClaimExtension::condition).to_owned();
-        let mut request = self
-            .update(claim.key)
-            .return_values(ReturnValue::AllOld)
+    /// Builds the request without its expressions, with the names and values of [`FREE`] and [`TAKE`].
+    pub(super) fn take_request(&self, claim: &Claim<'_>) -> UpdateItemFluentBuilder {
+        self.update(claim.key)
             .names([
                 ("#id", &self.partition_key),
                 ("#status", STATUS),
@@ -168,14 +173,21 @@ impl Table {
                 (":holder", string(claim.holder)),
                 (":now", number(claim.now.millis())),
                 (":now_seconds", number(claim.now.wall.as_secs())),
-                (":now_micros", number(claim.now.wall.as_micros())),
                 (":lease_end", number(claim.lease.end)),
                 (":expiration", number(claim.lease.expiration)),
                 (":zero", number(0_u8)),
-                (":one", number(1_u8)),
                 (":max_fence", number(MAX_FENCE)),
-            ]);
-        request = claim.extras(&mut take, request);
+            ])
+    }
+
+    fn claim_request(&self, claim: &Claim<'_>) -> UpdateItemFluentBuilder {
+        let mut take = format!("{TAKE}{NEXT_FENCE}");
+        let mut condition = claim.extension.map_or(FREE, ClaimExtension::condition).to_owned();
+        let request = self
+            .take_request(claim)
+            .return_values(ReturnValue::AllOld)
+            .values([(":now_micros", number(claim.now.wall.as_micros())), (":one", number(1_u8))]);
+        let mut request = claim.extras(&mut take, request);
         if let Some(Courtesy { place, moment }) = claim.courtesy {
             let moment_ago = number(millis(claim.now.wall.saturating_sub(moment)));
             request = request.name("#head", HEAD).value(":moment_ago", moment_ago);

@@ -1,7 +1,7 @@
 //! The row: its attributes, the requests that write it, and how a refused request is read.
 //!
-//! Only this folder knows attributes and expressions. Each write is one conditional `UpdateItem`; a failed condition
-//! returns the row. A run can also be completed in the caller's own transaction.
+//! Only this folder knows attributes and expressions. Each write is one conditional `UpdateItem`, or one transaction for
+//! several keys; a failed condition returns the row. A run can also be completed in the caller's own transaction.
 //!
 //! The times of a lock's row, by the clock of each reader:
 //!
@@ -29,6 +29,7 @@ mod read;
 mod record;
 mod release;
 mod semaphore;
+mod several;
 mod table;
 mod withdraw;
 
@@ -41,4 +42,5 @@ pub(crate) use read::{Cursor, Page};
 pub(crate) use record::{Completed, Outcome, RecordClaim};
 pub(crate) use release::Step;
 pub(crate) use semaphore::Tombstone;
+pub(crate) use several::Fences;
 pub(crate) use table::{Table, in_time};

@@ -32,7 +32,7 @@ use crate::client::SdkAttempts;
 use crate::clock::{Lease, Moment, millis};
 use crate::error::{Error, Kind};
 use crate::holder::{Data, Holder, HolderKind};
-use crate::limits::{MAX_PERMITS, REQUEST_TIMEOUT, time_to_ask};
+use crate::limits::{MAX_PERMITS, REQUEST_TIMEOUT};
 
 /// How often a request is adapted to a row that others change meanwhile.
 const TRIES: u32 = 4;
@@ -64,8 +64,7 @@ impl Table {
         limit: u32,
         attempts: &SdkAttempts,
     ) -> Result<(Claimed, Vec<Tombstone>), Error> {
-        let time = REQUEST_TIMEOUT.min(time_to_ask(claim.lease.deadline.remaining(claim.now)));
-        let taken = tokio::time::timeout(time, Box::pin(self.take_permit(claim, limit, attempts))).await;
+        let taken = tokio::time::timeout(claim.time_limit(), Box::pin(self.take_permit(claim, limit, attempts))).await;
         taken.unwrap_or_else(|elapsed| Err(Error::new(Kind::Unavailable, &self.name, claim.key).with_source(elapsed)))
     }
 

@@ -15,7 +15,7 @@ use super::names::{
 use super::semaphore::Semaphore;
 use super::table::{Expression as _, Item, Table, in_time, string};
 use crate::clock::Moment;
-use crate::error::{Error, Kind};
+use crate::error::Error;
 use crate::holder::{Data, Holder, HolderKind};
 use crate::limits::{MAX_LEASE, REQUEST_TIMEOUT};
 use crate::queue::{HoldTime, Queue};
@@ -26,7 +26,7 @@ pub(crate) struct Row {
     pub(super) completed: bool,
     pub(crate) owner: Option<String>,
     pub(super) released: Option<String>,
-    pub(super) sequence: Option<u64>,
+    sequence: Option<u64>,
     holder: Option<String>,
     pub(crate) fence: Option<u64>,
     acquired_at: Option<u64>,
@@ -109,6 +109,11 @@ impl Row {
         self.released.as_deref() == Some(owner)
     }
 
+    /// Returns `true` if the renewal with this number was the owner's last request.
+    pub(super) fn is_renewed_by(&self, owner: &str, sequence: u64) -> bool {
+        self.is_owned_by(owner) && !self.is_released_by(owner) && self.sequence == Some(sequence)
+    }
+
     /// Returns `true` if this owner completed the row. Powertools completes a row without checking its owner, but it
     /// leaves `released` unchanged.
     pub(super) fn is_completed_by(&self, owner: &str) -> bool {
@@ -118,6 +123,11 @@ impl Row {
     /// Returns `true` if TTL may delete the row before this time, in seconds.
     pub(super) fn is_deleted_before(&self, seconds: u64) -> bool {
         self.ttl.is_some_and(|ttl| ttl < seconds.saturating_mul(1000))
+    }
+
+    /// Returns the holder, if it is not this owner.
+    pub(super) fn into_other_holder(self, owner: &str, now: Moment) -> Option<Holder> {
+        (!self.is_owned_by(owner)).then(|| self.into_holder(now))
     }
 
     pub(super) fn into_holder(self, now: Moment) -> Holder {
@@ -163,9 +173,7 @@ impl Table {
 
     /// Returns the error of a lock that no longer holds its key, with the current holder if it is another one.
     pub(super) fn lost(&self, key: &str, owner: &str, row: Option<Row>, now: Moment) -> Error {
-        let other = row.filter(|row| !row.is_owned_by(owner));
-        let holder = other.map(|row| row.into_holder(now));
-        Error::new(Kind::Lost(holder), &self.name, key)
+        Error::lost_to(vec![(key.to_owned(), row.and_then(|row| row.into_other_holder(owner, now)))], &self.name)
     }
 
     /// Reads the row of a key. One consistent read.

@@ -28,6 +28,8 @@ pub(crate) struct Step<'a> {
 /// The smallest deviation in a row: 0 means that it is unknown.
 const RESOLUTION: Duration = Duration::from_micros(1);
 
+pub(super) const RENEW: &str = "SET #lease_end = :lease_end, #expiration = :expiration, #sequence = :sequence";
+
 const RELEASE: &str =
     "SET #lease_end = :lease_end, #expiration = :expiration, #released = :owner, #sequence = :sequence";
 
@@ -38,8 +40,24 @@ impl Table {
     /// after a later renewal must not move the end back. The conditions on `released` and `sequence` refuse both.
     pub(crate) async fn renew(&self, step: Step<'_>, lease: Lease, data: Option<&Data>) -> Result<(), Error> {
         let Step { key, owner, sequence, now } = step;
-        let request = self
-            .update(key)
+        let request = with_data(self.renew_request(step, lease), RENEW, data);
+        let Err(error) = in_time(REQUEST_TIMEOUT, send(request)).await else {
+            return Ok(());
+        };
+        match self.refusal(error, key)? {
+            // An earlier attempt of this renewal was applied; its answer was lost.
+            Some(row) if row.is_renewed_by(owner, sequence) => Ok(()),
+            row => Err(self.lost(key, owner, row, now)),
+        }
+    }
+
+    /// Builds the renewal without its update expression.
+    pub(super) fn renew_request(
+        &self,
+        Step { key, owner, sequence, now }: Step<'_>,
+        lease: Lease,
+    ) -> UpdateItemFluentBuilder {
+        self.update(key)
             .condition_expression(
                 "#owner = :owner AND #released <> :owner AND #sequence < :sequence AND #lease_end > :now",
             )
@@ -56,18 +74,7 @@ impl Table {
                 (":now", number(now.millis())),
                 (":lease_end", number(lease.end)),
                 (":expiration", number(lease.expiration)),
-            ]);
-        let set = "SET #lease_end = :lease_end, #expiration = :expiration, #sequence = :sequence";
-        let Err(error) = in_time(REQUEST_TIMEOUT, send(with_data(request, set, data))).await else {
-            return Ok(());
-        };
-        match self.refusal(error, key)? {
-            // An earlier attempt of this renewal was applied; its answer was lost.
-            Some(row) if row.is_owned_by(owner) && !row.is_released_by(owner) && row.sequence == Some(sequence) => {
-                Ok(())
-            }
-            row => Err(self.lost(key, owner, row, now)),
-        }
+            ])
     }
 
     /// Frees the key at `end`, stores the hold time, and keeps the row, if this owner holds it. Returns the record,

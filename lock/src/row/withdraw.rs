@@ -13,7 +13,7 @@ use crate::error::{Error, Kind};
 use crate::limits::REQUEST_TIMEOUT;
 
 /// How often a withdrawal looks again at a row that changed meanwhile.
-const TRIES: u32 = 3;
+pub(super) const TRIES: u32 = 3;
 
 impl Table {
     /// Frees the key if this owner has it after all. Otherwise stores the owner's nonce in the row, which then refuses an
@@ -30,14 +30,25 @@ impl Table {
             if row.as_ref().is_some_and(|row| row.is_owned_by(owner)) {
                 return Ok(());
             }
-            let withdrawal = self.withdrawal(step, row, seconds_up(now.wall.saturating_add(retention)));
-            match in_time(REQUEST_TIMEOUT, send(withdrawal)).await {
-                Ok(_) => return Ok(()),
-                // The row has changed meanwhile.
-                Err(error) => self.refusal(error, key).map(drop)?,
+            if self.refuse_later(step, row, retention).await? {
+                return Ok(());
             }
         }
         Err(Error::new(Kind::Conflict, &self.name, key))
+    }
+
+    /// Makes the row refuse this owner. Returns `false` if the row has changed since it was read.
+    pub(super) async fn refuse_later(
+        &self,
+        step: Step<'_>,
+        row: Option<Row>,
+        retention: Duration,
+    ) -> Result<bool, Error> {
+        let withdrawal = self.withdrawal(step, row, seconds_up(step.now.wall.saturating_add(retention)));
+        match in_time(REQUEST_TIMEOUT, send(withdrawal)).await {
+            Ok(_) => Ok(true),
+            Err(error) => self.refusal(error, step.key).map(|_| false),
+        }
     }
 
     /// Builds the request that makes the row refuse this owner, if the row is unchanged.

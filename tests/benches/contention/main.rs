@@ -2,7 +2,7 @@
 //!
 //! Compares waiters that take turns (the default), plain backoff, and a hand-written lock that polls with the bare SDK. Runs
 //! in virtual time: the same seeds give the same table on every machine. With `LOCK_TEST_ENDPOINT`, runs on the DynamoDB
-//! there in real time, with 5 ms added to each request.
+//! there in real time, with 5 ms added to each request. The multiples then count the time of a request without contention.
 //!
 //! Exits with 1 if a target is missed in virtual time. `--test` makes few runs. A name, such as `32` or `± 20`, selects lines
 //! of the first table. `--svg` draws who holds the key when, into the guides.
@@ -18,7 +18,7 @@ use std::time::Duration;
 use lambda_lock::{Backoff, Jitter};
 use lambda_lock_tests::median;
 
-use scene::{Fault, Hold, REQUEST, Scene, Shares, Way, is_virtual};
+use scene::{Fault, Hold, Scene, Shares, Way, is_virtual, request_time};
 
 const PICTURE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../lock/docs/contention.svg");
 const MS: fn(u64) -> Duration = Duration::from_millis;
@@ -45,6 +45,7 @@ fn main() -> ExitCode {
         fs::write(PICTURE, picture).unwrap();
         return ExitCode::SUCCESS;
     }
+    println!("A request without contention takes {:.1} ms.", request_time().as_secs_f64() * 1e3);
     let mut targets = Targets { missed: 0, count: !trial && is_virtual };
     let wanted = arguments.iter().skip(1).find(|argument| !argument.starts_with("--")).map_or("", String::as_str);
     let lines: Vec<_> = lines().into_iter().filter(|line| line.name.contains(wanted)).collect();
@@ -184,7 +185,7 @@ fn print_faults(lines: &[Line], runs: u64, targets: &mut Targets) {
             ("newcomers", Fault::Newcomers),
         ] {
             let figures = measure(Scene { fault, ..scene }, turns(), runs);
-            let limit = (scene.hold.mean() + 2 * REQUEST + MS(5000)).as_secs_f64() * 1e3;
+            let limit = (scene.hold.mean() + 2 * request_time() + MS(5000)).as_secs_f64() * 1e3;
             let target = targets.compare(figures.stall, limit);
             println!(
                 "{name:<24}{fault_name:<24}{:>8.2}{:>10.1}{:>9.2}{:>9.0} ms{target:>18}",
@@ -229,7 +230,7 @@ fn measure(scene: Scene, way: Way, runs: u64) -> Figures {
     let shares: Vec<Shares> = (0..runs).map(|seed| scene.play(way, seed)).collect();
     let median = |figure: &dyn Fn(&Shares) -> f64| median(shares.iter().map(figure).collect());
     let ms = |duration: Duration| duration.as_secs_f64() * 1e3;
-    let ideal = |shares: &Shares| ms(scene.hold.mean() + 2 * REQUEST) * f64::from(shares.served);
+    let ideal = |shares: &Shares| ms(scene.hold.mean() + 2 * request_time()) * f64::from(shares.served);
     #[expect(clippy::cast_precision_loss, reason = "the counts are small")]
     Figures {
         total: median(&|shares| ms(shares.total)),

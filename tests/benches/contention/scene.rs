@@ -1,8 +1,8 @@
 //! One run: waiters, their holds, and what goes wrong.
 
 use std::env;
-use std::sync::{Arc, Mutex};
-use std::time::{Duration, SystemTime};
+use std::sync::{Arc, LazyLock, Mutex};
+use std::time::{Duration, Instant, SystemTime};
 
 use aws_sdk_dynamodb::Client;
 use aws_sdk_dynamodb::operation::update_item::UpdateItemError;
@@ -10,14 +10,14 @@ use aws_sdk_dynamodb::types::AttributeValue;
 use fastrand::Rng;
 use lambda_lock::embedded::{Answer, Faults, Host, Intercept};
 use lambda_lock::{Backoff, Lock, Locks};
-use lambda_lock_tests::World;
+use lambda_lock_tests::{World, median};
 use serde_json::Value;
 use tokio::runtime::{Builder, Runtime};
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
-/// The latency of a request, there and back.
-pub(crate) const REQUEST: Duration = Duration::from_millis(5);
+/// The latency of a request, there and back, without the time that the table takes.
+const REQUEST: Duration = Duration::from_millis(5);
 const PATIENCE: Duration = Duration::from_mins(5);
 const KEY: &str = "job";
 
@@ -129,6 +129,24 @@ impl Scene {
 
 pub(crate) fn is_virtual() -> bool {
     env::var_os("LOCK_TEST_ENDPOINT").is_none()
+}
+
+/// Returns the time of a request without contention: half of an acquire and a release, as the median of some.
+pub(crate) fn request_time() -> Duration {
+    static MEASURED: LazyLock<Duration> = LazyLock::new(|| {
+        runtime().block_on(async {
+            let stage = Stage::set(Duration::from_mins(1)).await;
+            let contender = stage.contender(Way::Lock(Backoff::default()), Fault::None, &mut Rng::with_seed(0), None);
+            let mut times = Vec::new();
+            for _ in 0..50 {
+                let started = Instant::now();
+                contender.locks.acquire(KEY).await.unwrap().release().await.unwrap();
+                times.push(started.elapsed().as_secs_f64() / 2.0);
+            }
+            Duration::from_secs_f64(median(times))
+        })
+    });
+    if is_virtual() { REQUEST } else { *MEASURED }
 }
 
 /// Sets the seed of the thread's generator, which also draws the name of the table. In real time, each run has a new table.

@@ -173,11 +173,11 @@ async fn a_repeated_release_with_a_least_hold_is_done() {
 }
 
 /// A released permit whose first release, with a least hold, was not answered and has not arrived.
-async fn released_late(world: &World, hold: Duration) -> (lambda_lock::Lock, Late) {
+async fn released_late(world: &World, least: Duration) -> (lambda_lock::Lock, Late) {
     let late = Late::updates(2..=4);
     let host = world.host().intercept(late.clone()).build();
     let locks = world.locks_with_quick_retries(&host).build().unwrap();
-    let held = locks.semaphore(KEY, 1).acquire().hold_at_least(hold).await.unwrap();
+    let held = locks.semaphore(KEY, 1).acquire().hold_at_least(least).await.unwrap();
     assert!(held.release().await.unwrap_err().is_unavailable());
     (held, late)
 }

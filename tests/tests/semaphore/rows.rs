@@ -86,8 +86,11 @@ fn map(values: &[(&str, AttributeValue)]) -> AttributeValue {
     AttributeValue::M(values.iter().map(|(name, value)| ((*name).to_owned(), value.clone())).collect())
 }
 
+/// Another value of an attribute, or none.
+type Change<'a> = (&'a str, Option<AttributeValue>);
+
 /// A full semaphore with one permit, with other values of these attributes.
-fn with(values: &[(&str, Option<AttributeValue>)]) -> Row {
+fn with(values: &[Change]) -> Row {
     let permit = map(&[("holder", text("one")), ("lease_end", digits(4_102_444_800_000)), ("sequence", digits(0))]);
     let mut row = Row::from(
         [
@@ -117,7 +120,7 @@ async fn a_malformed_row_is_an_error_and_stays_unmodified() {
     assert!(locks.semaphore(KEY, 1).acquire().await.unwrap_err().is_held());
     let end = ("lease_end", digits(4_102_444_800_000));
     let long_name = format!("permit:{}", "é".repeat(100));
-    let wrong: [(&str, &[(&str, Option<AttributeValue>)]); 14] = [
+    let wrong: [(&str, &[Change]); 14] = [
         ("`permits` is missing", &[("permits", None)]),
         ("`permits` is not a number", &[("permits", Some(text("1")))]),
         ("`permits` is -1", &[("permits", Some(AttributeValue::N("-1".to_owned())))]),
@@ -127,7 +130,7 @@ async fn a_malformed_row_is_an_error_and_stays_unmodified() {
         ("is not a map", &[(&long_name, Some(text("one")))]),
         ("`lease_end` is missing in `permit:one`", &[("permit:one", Some(map(&[("sequence", digits(0))])))]),
         ("`lease_end` is not a number", &[("permit:one", Some(map(&[("lease_end", text("x"))])))]),
-        ("`sequence` is missing", &[("permit:one", Some(map(&[end.clone()])))]),
+        ("`sequence` is missing", &[("permit:one", Some(map(std::slice::from_ref(&end))))]),
         (
             "`holder` is not a string",
             &[("permit:one", Some(map(&[end.clone(), ("sequence", digits(0)), ("holder", digits(1))])))],

@@ -1,6 +1,7 @@
 //! The demonstration that `cargo run` starts: the functions under duplicates, crashes and failures, on the embedded
 //! engine, or with `--table NAME` on a real table. The exit code is 1 if any work is done more or less than once.
 
+mod accounts;
 mod orders;
 mod payments;
 mod reports;
@@ -48,7 +49,9 @@ async fn run(cloud: Result<Cloud, Error>) -> Result<(), Error> {
     println!("\n2. order-api, an idempotent HTTP API\n");
     orders::show(&cloud).await?;
     println!("\n3. payment-queue, a queue consumer\n");
-    payments::show(&cloud).await
+    payments::show(&cloud).await?;
+    println!("\n4. Transfers, which lock two accounts each\n");
+    accounts::show(&cloud).await
 }
 
 /// The table, and the engine that has it.

@@ -1,0 +1,269 @@
+//! `AcquireAll` and `LockSet`: several keys, all or none.
+
+use std::fmt;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use aws_sdk_dynamodb::types::ConditionCheck;
+
+use super::acquire::{Acquire, hold};
+use super::backoff::Backoff;
+use super::held::Lock;
+use super::locks::Locks;
+use crate::error::Error;
+
+/// How many keys a span and a log line name.
+const NAMED: usize = 3;
+
+impl Locks {
+    /// Prepares an acquire of the locks on 1 to 100 different keys: all of them or none. Their order does not matter, so two
+    /// callers cannot deadlock. Await it, or set options first. Without [`AcquireAll::wait`], one `TransactWriteItems`; IAM
+    /// action `dynamodb:UpdateItem`.
+    pub fn acquire_all(&self, keys: impl IntoIterator<Item = impl Into<String>>) -> AcquireAll {
+        let mut keys: Vec<String> = keys.into_iter().map(Into::into).collect();
+        keys.sort_unstable();
+        let mut names = keys.iter().take(NAMED).map(String::as_str).collect::<Vec<_>>().join(", ");
+        if keys.len() > NAMED {
+            names = format!("{names} and {} more", keys.len() - NAMED);
+        }
+        let mut acquire = self.acquire(names);
+        acquire.keys = Some(Arc::from(keys));
+        AcquireAll { acquire }
+    }
+}
+
+/// An acquire of several keys that was not sent yet. Await it to get a [`LockSet`], or [`run`](Self::run) work under the
+/// locks.
+///
+/// Each key has the row of an ordinary lock. While the set is held, an [`acquire`](Locks::acquire) of one of its keys is
+/// refused, and the set is refused while one of its keys is held. [`Locks::get`] and [`Locks::list`] show each key.
+///
+/// Without options it makes one attempt. If others hold some of the keys, it fails with an error that
+/// [`is_held`](Error::is_held), which names every key in the way, its holder and until when
+/// ([`holders`](Error::holders)).
+///
+/// # Cost
+///
+/// Each attempt is one `TransactWriteItems` with one update for each key (IAM action `dynamodb:UpdateItem` on each key). It
+/// costs two write units for each key, also when it is refused. If another program or a wrong clock has left a fence in a
+/// free row that is ahead of this host's clock, an attempt sends another one, up to four in all.
+///
+/// DynamoDB cancels a transaction if another request or transaction on one of its rows is in progress. The attempt then
+/// fails with an error that [`is_conflict`](Error::is_conflict); a wait tries again. A plain acquire, renewal or release of
+/// one of the keys at the same moment can fail in the same way.
+///
+/// # Withdrawal
+///
+/// If it ends without the locks while one of its requests is unanswered, it withdraws as [`Acquire`] does: mostly one or
+/// two requests, at most six while others change the rows.
+///
+/// ```
+/// # use std::time::Duration;
+/// # use lambda_lock::{Backoff, Error, Locks};
+/// # async fn example(locks: Locks) -> Result<(), Error> {
+/// let accounts = locks
+///     .acquire_all(["account#1", "account#2"])
+///     .lease(Duration::from_secs(10))
+///     .wait(Backoff::default().up_to(Duration::from_secs(5)))
+///     .await?;
+/// transfer(accounts.fence("account#1"), accounts.fence("account#2")).await;
+/// accounts.release().await
+/// # }
+/// # async fn transfer(_: Option<u64>, _: Option<u64>) {}
+/// ```
+#[must_use = "an acquire does nothing unless it is awaited"]
+#[derive(Debug)]
+pub struct AcquireAll {
+    acquire: Acquire,
+}
+
+impl AcquireAll {
+    /// Sets the lease, the time after which the locks end unless they are renewed: from 1 ms to a day. The default is that
+    /// of [`Acquire::lease`].
+    pub fn lease(mut self, lease: Duration) -> Self {
+        self.acquire = self.acquire.lease(lease);
+        self
+    }
+
+    /// Ends the lease at this time by the host's clock, as [`Acquire::until`] does: at most a day from now.
+    pub fn until(mut self, deadline: SystemTime) -> Self {
+        self.acquire = self.acquire.until(deadline);
+        self
+    }
+
+    /// Waits while a key is held, and retries after conflicts, throttling and server errors. Off by default.
+    ///
+    /// Waiters for several keys use [plain backoff](Backoff#plain-backoff): they take no place in the queue of a key, also
+    /// with [`Backoff::default`]. A delay ends at most one base delay after the lease that ends last. Each attempt is one
+    /// `TransactWriteItems`.
+    pub fn wait(mut self, backoff: Backoff) -> Self {
+        self.acquire = self.acquire.wait(backoff);
+        self
+    }
+
+    /// Sets the holder's name that others read: by default that of the [`Locks`].
+    pub fn holder(mut self, holder: impl Into<String>) -> Self {
+        self.acquire = self.acquire.holder(holder);
+        self
+    }
+
+    /// Runs `body` under the locks, and releases them when the body returns, fails or panics, as [`Acquire::run`] does. The
+    /// body is cancelled at its next await point when the lease ends or a renewal finds a key lost; the error then
+    /// [`is_lost`](Error::is_lost). Two requests.
+    ///
+    /// ```
+    /// # use lambda_lock::{Error, Locks};
+    /// # async fn example(locks: Locks) -> Result<(), Error> {
+    /// locks.acquire_all(["account#1", "account#2"]).run(async |accounts| transfer(accounts.keys()).await).await
+    /// # }
+    /// # async fn transfer(_: &[String]) {}
+    /// ```
+    pub async fn run<T>(self, body: impl AsyncFnOnce(&LockSet) -> T) -> Result<T, Error> {
+        let set = self.await?;
+        hold(&set.lock, async { body(&set).await }).await
+    }
+}
+
+impl IntoFuture for AcquireAll {
+    type Output = Result<LockSet, Error>;
+    type IntoFuture = Pin<Box<dyn Future<Output = Self::Output> + Send>>;
+
+    fn into_future(self) -> Self::IntoFuture {
+        Box::pin(async move {
+            let keys = self.acquire.keys.clone().unwrap_or_default();
+            Ok(LockSet { lock: self.acquire.send().await?, keys })
+        })
+    }
+}
+
+/// The locks on several keys, which were acquired together and are released together.
+///
+/// [Release](Self::release) them. A set that is dropped without a release logs a warning and sends the release in the
+/// background, if there is a tokio runtime. Without a runtime, the keys are free when the lease ends.
+///
+/// All keys have one lease. What [`Lock`] says about a paused process applies: take the [`fence`](Self::fence) of a key
+/// along with each write, or put the [`condition_checks`](Self::condition_checks) into the transaction that writes.
+#[must_use = "locks that are dropped at once protect nothing"]
+pub struct LockSet {
+    lock: Lock,
+    keys: Arc<[String]>,
+}
+
+impl LockSet {
+    /// Returns the keys in alphabetical order, without the prefix.
+    #[must_use]
+    pub fn keys(&self) -> &[String] {
+        &self.keys
+    }
+
+    /// Returns the nonce of this acquisition, which all rows have: 128 bits from the operating system's generator, in
+    /// hexadecimal.
+    #[must_use]
+    pub fn owner(&self) -> &str {
+        self.lock.owner()
+    }
+
+    /// Returns the fencing token of this key, which is larger than that of every earlier acquisition of the key, or `None`
+    /// if the set does not have the key. Zero if the locks are not [enforced](Self::is_enforced).
+    ///
+    /// It is the clock of the acquire in microseconds, or one more than the fence that a refusal showed if that is larger.
+    /// [`Lock::fence`] names two cases in which a fence can go back.
+    #[must_use]
+    pub fn fence(&self, key: &str) -> Option<u64> {
+        let index = self.keys.iter().position(|other| other == key)?;
+        Some(self.lock.fences.get(index).copied().unwrap_or(0))
+    }
+
+    /// Returns `false` if the locks do not exclude others, because locking is [disabled](crate::LocksBuilder::enabled).
+    #[must_use]
+    pub fn is_enforced(&self) -> bool {
+        self.lock.is_enforced()
+    }
+
+    /// Returns when the request that acquired the locks was sent, by this host's clock.
+    #[must_use]
+    pub fn acquired_at(&self) -> SystemTime {
+        self.lock.acquired_at()
+    }
+
+    /// Returns until when the locks are valid, by this host's clock. Other hosts see the keys as free later, by the clock
+    /// skew.
+    #[must_use]
+    pub fn expires_at(&self) -> SystemTime {
+        self.lock.expires_at()
+    }
+
+    /// Returns the time that is left of the lease, as [`Lock::remaining`] does.
+    #[must_use]
+    pub fn remaining(&self) -> Duration {
+        self.lock.remaining()
+    }
+
+    /// Returns `true` while the locks are valid. Compares clocks; sends no request.
+    #[must_use]
+    pub fn is_valid(&self) -> bool {
+        self.lock.is_valid()
+    }
+
+    /// Waits until the locks are no longer valid: their lease ended, one was lost, or a release was started. Compares
+    /// clocks; sends no request.
+    pub async fn lost(&self) {
+        self.lock.lost().await;
+    }
+
+    /// Renews the lease of all keys, so that it ends `lease` from now: from 1 ms to a day. One `TransactWriteItems`, which
+    /// is repeated for up to 10 s while it conflicts with another one; IAM action `dynamodb:UpdateItem`.
+    ///
+    /// Fails with an error that [`is_lost`](Error::is_lost) if the lease has ended, the locks were released, or a key is
+    /// lost: the error names those keys. No row is modified then, and the whole set is lost. Release it to free the other
+    /// keys. After any other error, and if the future is dropped, the request may have been applied, so the locks are valid
+    /// until the earlier of the old and the new end.
+    pub async fn renew(&self, lease: Duration) -> Result<(), Error> {
+        self.lock.renew(lease).await
+    }
+
+    /// Releases all locks. One `TransactWriteItems`, unless a request has already shown the locks released or lost. It is
+    /// repeated for up to 10 s while it conflicts with another one. IAM action `dynamodb:UpdateItem`.
+    ///
+    /// If others have taken some of the keys, a second transaction releases the remaining ones. The error then
+    /// [`is_lost`](Error::is_lost) and names the keys that were lost; their rows are not modified. Otherwise, what
+    /// [`Lock::release`] says about errors applies.
+    pub async fn release(&self) -> Result<(), Error> {
+        self.lock.release().await
+    }
+
+    /// Returns the `ConditionCheck` "this key is still held" of each key, for your own `TransactWriteItems`.
+    ///
+    /// Sends no request. In the transaction each costs one write check, and needs the IAM action
+    /// `dynamodb:ConditionCheckItem`. A transaction has at most 100 items.
+    ///
+    /// ```
+    /// # use aws_sdk_dynamodb::{Client, types::{Put, TransactWriteItem}};
+    /// # async fn example(client: Client, set: &lambda_lock::LockSet, put: Put) -> Result<(), Box<dyn std::error::Error>> {
+    /// let checks = set.condition_checks()?.into_iter();
+    /// let checks = checks.map(|check| TransactWriteItem::builder().condition_check(check).build());
+    /// client
+    ///     .transact_write_items()
+    ///     .set_transact_items(Some(checks.collect()))
+    ///     .transact_items(TransactWriteItem::builder().put(put).build())
+    ///     .send()
+    ///     .await?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn condition_checks(&self) -> Result<Vec<ConditionCheck>, Error> {
+        self.keys.iter().map(|key| self.lock.condition_check_of(key)).collect()
+    }
+}
+
+impl fmt::Debug for LockSet {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LockSet")
+            .field("keys", &self.keys)
+            .field("owner", &self.owner())
+            .field("fences", &self.lock.fences)
+            .field("expires_at", &self.expires_at())
+            .finish_non_exhaustive()
+    }
+}

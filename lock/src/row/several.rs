@@ -1,0 +1,373 @@
+//! The requests for several keys: one transaction of one update for each key, applied to all rows or to none.
+//!
+//! The rows are those of ordinary locks. A transaction returns no values, so an acquire proposes the fences.
+
+use std::time::Duration;
+
+use aws_sdk_dynamodb::error::SdkError;
+use aws_sdk_dynamodb::operation::transact_write_items::TransactWriteItemsError;
+use aws_sdk_dynamodb::operation::update_item::builders::UpdateItemFluentBuilder;
+use aws_sdk_dynamodb::types::{CancellationReason, TransactWriteItem, Update};
+use futures_util::future::BoxFuture;
+use tokio::time::{sleep, timeout};
+
+use super::claim::{Claim, Claimed, FREE, TAKE};
+use super::names::MAX_FENCE;
+use super::read::Row;
+use super::release::{RENEW, Step};
+use super::table::{Expression as _, Table, in_time, number};
+use super::withdraw::TRIES;
+use crate::client::SdkAttempts;
+use crate::clock::{Lease, Moment};
+use crate::error::{Error, Kind};
+use crate::limits::REQUEST_TIMEOUT;
+
+/// How often one attempt proposes fences.
+const PROPOSALS: u32 = 4;
+
+/// The longest delay before a transaction of the holder that conflicted with another one is sent again. It doubles each
+/// time.
+const FIRST_DELAY: Duration = Duration::from_millis(20);
+const LONGEST_DELAY: Duration = Duration::from_millis(500);
+
+/// The fences of one acquire of several keys, in the order of the keys.
+#[derive(Debug)]
+pub(crate) struct Fences {
+    /// The fences that the last attempt has written. After a lost answer, those that the rows have.
+    written: Vec<u64>,
+    /// The largest fences that refusals have shown.
+    seen: Vec<u64>,
+    /// The number of transactions.
+    sent: u64,
+}
+
+impl Fences {
+    pub(crate) fn new(keys: usize) -> Self {
+        Self { written: vec![0; keys], seen: vec![0; keys], sent: 0 }
+    }
+
+    pub(crate) fn written(&self) -> &[u64] {
+        &self.written
+    }
+
+    /// Proposes fences that are larger than all that were seen. As with a lock, the fence of a new row starts at the clock
+    /// in microseconds, so that a deletion of the row does not set it back.
+    fn propose(&mut self, now: Moment) {
+        let clock = u64::try_from(now.wall.as_micros()).unwrap_or(u64::MAX);
+        self.written = self.seen.iter().map(|seen| clock.max(seen.saturating_add(1)).min(MAX_FENCE)).collect();
+        self.sent += 1;
+    }
+}
+
+/// Why a transaction was cancelled.
+struct Cancelled<'a> {
+    /// The keys whose condition failed, with their rows.
+    refused: Vec<(&'a str, Option<Row>)>,
+    /// The keys whose condition was met.
+    willing: Vec<&'a str>,
+    /// The error of the other keys, such as a conflict with another transaction.
+    prevented: Option<Error>,
+}
+
+impl Table {
+    /// Takes all keys if all are free, and otherwise none. One request. Another one if a free row has a fence that is not
+    /// smaller than the proposed one, which only a wrong clock or another program writes; up to four in all.
+    ///
+    /// The condition on the fence also refuses a late duplicate after a later acquisition.
+    pub(crate) async fn acquire_all(
+        &self,
+        claim: &Claim<'_>,
+        keys: &[String],
+        fences: &mut Fences,
+        attempts: &SdkAttempts,
+    ) -> Result<Claimed, Error> {
+        for _ in 0..PROPOSALS {
+            fences.propose(claim.now);
+            let updates = keys.iter().zip(&fences.written).map(|(key, &fence)| {
+                let take = self.take_request(&Claim { key, ..*claim });
+                take.condition_expression(format!("({FREE}) AND (attribute_not_exists(#fence) OR #fence < :fence)"))
+                    .update_expression(format!("{TAKE}:fence"))
+                    .value(":fence", number(fence))
+            });
+            let updates = self.items(updates, claim.key)?;
+            let keys: Vec<_> = keys.iter().map(String::as_str).collect();
+            let token = token(claim.owner, "t", fences.sent);
+            let Err(cancelled) = self.transact(&keys, updates, token, claim.time_limit(), attempts.clone()).await?
+            else {
+                let fence = fences.written.first().copied();
+                return Ok(Claimed::Acquired {
+                    fence: fence.unwrap_or_default(),
+                    data: None,
+                    taken_from: None,
+                    hold_time: None,
+                });
+            };
+            if let Some(claimed) = self.refused_all(claim, &keys, cancelled, fences)? {
+                return Ok(claimed);
+            }
+        }
+        Err(Error::new(Kind::Conflict, &self.name, claim.key))
+    }
+
+    /// Reads a refusal. Returns `None` if only the fences were too small.
+    fn refused_all(
+        &self,
+        claim: &Claim<'_>,
+        keys: &[&str],
+        Cancelled { refused, prevented, .. }: Cancelled<'_>,
+        fences: &mut Fences,
+    ) -> Result<Option<Claimed>, Error> {
+        let Claim { owner, now, .. } = *claim;
+        let (mut own, mut held, mut is_behind) = (Vec::new(), Vec::new(), false);
+        for (key, row) in refused {
+            let row = row.ok_or_else(|| self.malformed(key, "the refusal names no row"))?;
+            if row.semaphore.is_some() {
+                return Err(Error::new(Kind::WrongUse { is: "a semaphore", not: "a lock" }, &self.name, key));
+            }
+            if row.is_owned_by(owner) {
+                own.push(row);
+                continue;
+            }
+            let Some(index) = keys.iter().position(|other| *other == key) else { continue };
+            fences.seen[index] = fences.seen[index].max(row.fence.unwrap_or_default());
+            let is_free = row.end <= now.millis();
+            if is_free && row.fence >= Some(MAX_FENCE) {
+                return Err(self.malformed(key, "`fence` has reached its largest value"));
+            }
+            if is_free && row.fence >= Some(fences.written[index]) {
+                is_behind = true;
+            } else {
+                held.push((key.to_owned(), row.into_holder(now)));
+            }
+        }
+        let already = |fence, end| Claimed::Already { fence, data: None, end, hold_time: None };
+        match (own.first(), prevented) {
+            // An earlier attempt was applied, to all rows.
+            (Some(first), _) if own.len() == keys.len() && own.iter().all(|row| row.end == first.end) => {
+                fences.written = own.iter().map(|row| row.fence.unwrap_or_default()).collect();
+                Ok(Some(already(first.fence, first.end)))
+            }
+            (_, None) if own.is_empty() && held.is_empty() && is_behind => Ok(None),
+            (_, Some(error)) if held.is_empty() => Err(error),
+            // An earlier attempt was applied, and some keys were lost since.
+            (Some(_), _) => Ok(Some(already(None, 0))),
+            (None, _) => Err(Error::held_by(held, &self.name)),
+        }
+    }
+
+    /// Moves the end of the leases of all keys, if this owner holds all of them and the lease has not ended. One request,
+    /// which is repeated while it conflicts with another transaction.
+    pub(crate) async fn renew_all(&self, step: Step<'_>, keys: &[String], lease: Lease) -> Result<(), Error> {
+        let Step { owner, sequence, now, .. } = step;
+        let updates = keys.iter().map(|key| self.renew_request(Step { key, ..step }, lease).update_expression(RENEW));
+        let updates = self.items(updates, step.key)?;
+        let keys: Vec<_> = keys.iter().map(String::as_str).collect();
+        let Err(cancelled) = self.insist(&keys, updates, token(owner, "n", sequence)).await? else {
+            return Ok(());
+        };
+        // An earlier attempt of this renewal was applied to the others; its answer was lost.
+        let is_lost = |row: &Option<Row>| !row.as_ref().is_some_and(|row| row.is_renewed_by(owner, sequence));
+        let lost: Vec<_> = cancelled.refused.into_iter().filter(|(_, row)| is_lost(row)).collect();
+        if lost.is_empty() { Ok(()) } else { Err(self.lost_all(lost, owner, now)) }
+    }
+
+    /// Frees all keys at `end` that this owner holds, and keeps their rows. One request, or two if some keys were lost: the
+    /// error names them. Each is repeated while it conflicts with another transaction.
+    pub(crate) async fn release_all(
+        &self,
+        step: Step<'_>,
+        keys: &[String],
+        end: Duration,
+        retention: Duration,
+    ) -> Result<(), Error> {
+        let lost = self.release_held(step, keys, end, retention, "r").await?;
+        if lost.is_empty() { Ok(()) } else { Err(self.lost_all(lost, step.owner, step.now)) }
+    }
+
+    /// Releases the keys that this owner holds, and returns the others with their rows.
+    async fn release_held<'a>(
+        &self,
+        step: Step<'_>,
+        keys: &'a [String],
+        end: Duration,
+        retention: Duration,
+        purpose: &str,
+    ) -> Result<Vec<(&'a str, Option<Row>)>, Error> {
+        let Step { owner, sequence, .. } = step;
+        let mut keys: Vec<_> = keys.iter().map(String::as_str).collect();
+        let mut lost = Vec::new();
+        while !keys.is_empty() {
+            let updates = keys.iter().map(|key| self.release_request(Step { key, ..step }, end, retention));
+            let updates = self.items(updates, step.key)?;
+            // The token of a smaller transaction must differ.
+            let purpose = format!("{purpose}{}-", keys.len());
+            let Err(cancelled) = self.insist(&keys, updates, token(owner, &purpose, sequence)).await? else { break };
+            // An earlier attempt of this release was applied to the others; its answer was lost.
+            let is_lost = |row: &Option<Row>| !row.as_ref().is_some_and(|row| row.is_released_by(owner));
+            lost.extend(cancelled.refused.into_iter().filter(|(_, row)| is_lost(row)));
+            keys = cancelled.willing;
+        }
+        Ok(lost)
+    }
+
+    /// Frees the keys if this owner has them after all. Otherwise stores the owner's nonce in the row of one key, which then
+    /// refuses an attempt that arrives late, and so the whole transaction. One request if the owner has the keys, two if
+    /// not; up to six if others change the rows.
+    pub(crate) async fn withdraw_all(
+        &self,
+        keys: &[String],
+        owner: &str,
+        now: Moment,
+        retention: Duration,
+    ) -> Result<(), Error> {
+        let step = Step { key: "", owner, sequence: 1, now };
+        // A second withdrawal has another time, so its token must differ.
+        let purpose = format!("w{:x}-", now.millis());
+        for _ in 0..TRIES {
+            let lost = self.release_held(step, keys, now.wall, retention, &purpose).await?;
+            let was_applied = lost.len() < keys.len()
+                || lost.iter().any(|(_, row)| row.as_ref().is_some_and(|row| row.is_owned_by(owner)));
+            let Some((key, row)) = lost.into_iter().next().filter(|_| !was_applied) else { return Ok(()) };
+            if self.refuse_later(Step { key, ..step }, row, retention).await? {
+                return Ok(());
+            }
+        }
+        Err(Error::new(Kind::Conflict, &self.name, keys.first().map_or("", String::as_str)))
+    }
+
+    fn lost_all(&self, lost: Vec<(&str, Option<Row>)>, owner: &str, now: Moment) -> Error {
+        let holder = |row: Option<Row>| row.and_then(|row| row.into_other_holder(owner, now));
+        Error::lost_to(lost.into_iter().map(|(key, row)| (key.to_owned(), holder(row))).collect(), &self.name)
+    }
+
+    /// Converts updates of single rows into the items of a transaction.
+    fn items(
+        &self,
+        updates: impl Iterator<Item = UpdateItemFluentBuilder>,
+        key: &str,
+    ) -> Result<Vec<TransactWriteItem>, Error> {
+        let item = |update: UpdateItemFluentBuilder| {
+            let update = update.as_input();
+            let update = Update::builder()
+                .set_table_name(update.get_table_name().clone())
+                .set_key(update.get_key().clone())
+                .set_update_expression(update.get_update_expression().clone())
+                .set_condition_expression(update.get_condition_expression().clone())
+                .set_expression_attribute_names(update.get_expression_attribute_names().clone())
+                .set_expression_attribute_values(update.get_expression_attribute_values().clone())
+                .set_return_values_on_condition_check_failure(
+                    update.get_return_values_on_condition_check_failure().clone(),
+                )
+                .build()
+                .map_err(|error| Error::new(Kind::Rejected, &self.name, key).with_source(error))?;
+            Ok(TransactWriteItem::builder().update(update).build())
+        };
+        updates.map(item).collect()
+    }
+
+    /// Sends a transaction of the holder. Sends it again while it conflicts with another transaction, for up to 10 s in all:
+    /// the conflict may be with an acquire that will be refused.
+    async fn insist<'a>(
+        &self,
+        keys: &[&'a str],
+        updates: Vec<TransactWriteItem>,
+        token: String,
+    ) -> Result<Result<(), Cancelled<'a>>, Error> {
+        let mut conflict = None;
+        let sent = async {
+            let mut delay = FIRST_DELAY;
+            loop {
+                let attempts = SdkAttempts::default();
+                let sent = self.transact(keys, updates.clone(), token.clone(), REQUEST_TIMEOUT, attempts).await;
+                let error = match sent {
+                    Ok(Err(Cancelled { prevented: Some(error), .. })) | Err(error) => error,
+                    answer => return answer,
+                };
+                if !error.is_conflict() {
+                    return Err(error);
+                }
+                conflict = Some(error);
+                sleep(delay.mul_f64(fastrand::f64())).await;
+                delay = (delay * 2).min(LONGEST_DELAY);
+            }
+        };
+        let answer = timeout(REQUEST_TIMEOUT, Box::pin(sent)).await;
+        answer.unwrap_or_else(|_| {
+            Err(conflict.unwrap_or_else(|| {
+                let (key, others) = first(keys);
+                Error::new(Kind::Unavailable, &self.name, key).with_others(others)
+            }))
+        })
+    }
+
+    /// Sends one transaction. DynamoDB recognises a repetition by its token for ten minutes.
+    async fn transact<'a>(
+        &self,
+        keys: &[&'a str],
+        updates: Vec<TransactWriteItem>,
+        token: String,
+        limit: Duration,
+        attempts: SdkAttempts,
+    ) -> Result<Result<(), Cancelled<'a>>, Error> {
+        let request = self.client.transact_write_items().set_transact_items(Some(updates)).client_request_token(token);
+        // The type of the future is hidden, as for an update.
+        let sent: BoxFuture<'static, _> = Box::pin(request.customize().interceptor(attempts).send());
+        match in_time(limit, sent).await {
+            Ok(_) => Ok(Ok(())),
+            Err(error) => self.cancelled(keys, error).map(Err),
+        }
+    }
+
+    /// Reads why a transaction was cancelled. DynamoDB gives one reason for each key, in their order.
+    fn cancelled<'a>(
+        &self,
+        keys: &[&'a str],
+        error: SdkError<TransactWriteItemsError>,
+    ) -> Result<Cancelled<'a>, Error> {
+        let reasons = match &error {
+            SdkError::ServiceError(context) => match context.err() {
+                TransactWriteItemsError::TransactionCanceledException(why) => why.cancellation_reasons().to_vec(),
+                _ => Vec::new(),
+            },
+            _ => Vec::new(),
+        };
+        let mut cancelled = Cancelled { refused: Vec::new(), willing: Vec::new(), prevented: None };
+        let mut preventing = Vec::new();
+        let is_for_all = reasons.is_empty();
+        for (&key, CancellationReason { item, code, .. }) in keys.iter().zip(reasons) {
+            match code.as_deref() {
+                None | Some("None") => cancelled.willing.push(key),
+                Some("ConditionalCheckFailed") => {
+                    let row = item.map(Row::read).transpose().map_err(|why| self.malformed(key, why))?;
+                    cancelled.refused.push((key, row));
+                }
+                Some("TransactionConflict") => preventing.push((key, Kind::Conflict)),
+                Some("ThrottlingError" | "ProvisionedThroughputExceeded") => preventing.push((key, Kind::Throttled)),
+                Some(_) => preventing.insert(0, (key, Kind::Rejected)),
+            }
+        }
+        let mut preventing = preventing.into_iter();
+        match preventing.next() {
+            Some((key, kind)) => {
+                let error = Error::from_sdk(error, &self.name, key).with_kind(kind);
+                cancelled.prevented = Some(error.with_others(preventing.map(|(key, _)| key)));
+                Ok(cancelled)
+            }
+            None if is_for_all => {
+                let (key, others) = first(keys);
+                Err(Error::from_sdk(error, &self.name, key).with_others(others))
+            }
+            None => Ok(cancelled),
+        }
+    }
+}
+
+/// Returns the first key and the others.
+fn first<'a>(keys: &[&'a str]) -> (&'a str, impl Iterator<Item = &'a str>) {
+    (keys.first().copied().unwrap_or_default(), keys.iter().copied().skip(1))
+}
+
+/// Returns the token of a request: the same only for a repetition of the same request. At most 36 characters.
+fn token(owner: &str, purpose: &str, number: u64) -> String {
+    format!("{owner:.16}{purpose}{:x}", number & 0xfff_ffff)
+}

@@ -1,0 +1,182 @@
+//! Histories of several keys: hosts with wrong clocks and bad networks acquire overlapping sets of a few keys, and now and
+//! then a lock on one of them. Some transactions conflict. In half of the histories, DynamoDB has forgotten the tokens of
+//! transactions when they are repeated. A ledger sees every request as it is applied, and every set as its holder sees it.
+
+mod ledger;
+mod mutations;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use fastrand::Rng;
+use lambda_lock::Error;
+use tokio::time::{sleep, timeout};
+
+use crate::history::stage::{self, Network, REQUEST, Stage, Waiting, millis};
+use crate::history::{Mutation, Outcome};
+use ledger::{Held, Ledger, Operation};
+pub use mutations::MUTATIONS;
+
+/// How late a request can arrive: AWS accepts its signature for 5 minutes.
+const LATEST_ARRIVAL: Duration = Duration::from_mins(5);
+
+/// How often each outcome occurred.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Counts {
+    /// Sets acquired.
+    pub sets: usize,
+    /// Locks on one key acquired.
+    pub locks: usize,
+    /// Acquires that were refused because a key was held.
+    pub held: usize,
+    /// Acquires that were refused because several keys were held.
+    pub held_in_part: usize,
+    /// Leases renewed.
+    pub renewed: usize,
+    /// Releases and renewals that found a key lost.
+    pub lost: usize,
+    /// Hosts that crashed while they held keys.
+    pub crashed: usize,
+    /// Acquires that withdrew.
+    pub withdrawn: usize,
+    /// Requests cancelled by a conflict.
+    pub conflicts: usize,
+    /// Transactions recognised by their token.
+    pub recognised: usize,
+    /// Rows deleted by TTL.
+    pub swept: usize,
+    /// Requests sent.
+    pub requests: usize,
+}
+
+/// Runs the history of a seed, with the protocol or with a mutation of it.
+#[must_use]
+pub fn run(seed: u64, mutation: Option<Mutation>) -> Outcome<Counts> {
+    stage::play(seed, history(seed, mutation))
+}
+
+#[derive(Debug)]
+struct Scene {
+    stage: Stage,
+    ledger: Arc<Ledger>,
+    keys: usize,
+}
+
+async fn history(seed: u64, mutation: Option<Mutation>) -> Outcome<Counts> {
+    let mut random = Rng::with_seed(seed);
+    let stage = Stage::set(&mut random, LATEST_ARRIVAL, mutation).await;
+    let ledger = Arc::new(Ledger::new(stage.engine.clone(), random.fork()));
+    let scene = Arc::new(Scene { stage, ledger, keys: random.usize(2..=4) });
+
+    let sweeper = tokio::spawn({
+        let scene = Arc::clone(&scene);
+        async move { scene.stage.sweep(Duration::from_secs(5), |rows| scene.ledger.swept(rows)).await }
+    });
+    stage::work(&mut random, LATEST_ARRIVAL, |number, random| worker(Arc::clone(&scene), number, random)).await;
+    sweeper.abort();
+    scene.ledger.outcome()
+}
+
+/// A worker: one host after another, with one operation after another.
+async fn worker(scene: Arc<Scene>, number: usize, mut random: Rng) {
+    let host = |random: &mut Rng| scene.stage.host(random, Network::Bad, scene.ledger.observer());
+    let mut at = host(&mut random);
+    for step in 0..random.usize(3..=6) {
+        // Occasional pauses let rows expire and be deleted.
+        let pause = if random.u8(0..10) == 0 { 900_000..=1_100_000 } else { 0..=300 };
+        sleep(millis(&mut random, pause)).await;
+        let name = format!("worker {number} step {step}, skew {}", scene.stage.clock_skew.as_millis());
+        let most = if random.u8(0..4) == 0 { 1 } else { 3 };
+        let operation = Operation::new(name, keys(&mut random, scene.keys, most), Arc::clone(&scene.ledger));
+        let work = work(&scene, scene.stage.locks(&at), &operation, random.fork());
+        match random.u8(0..10) {
+            // The host crashes at this point, and another one replaces it.
+            0 | 1 => {
+                let mut crash = Box::pin(timeout(millis(&mut random, 0..=2500), work));
+                if (&mut crash).await.is_err() {
+                    at.crash();
+                    if operation.crashed() {
+                        tokio::spawn(take_over(Arc::clone(&scene), operation.keys.clone(), random.fork()));
+                    }
+                    drop(crash);
+                    at = host(&mut random);
+                }
+            }
+            // The invocation is cancelled, and the host continues.
+            2 => {
+                let _ = timeout(millis(&mut random, 0..=1500), work).await;
+                operation.left("was dropped, or had ended");
+            }
+            _ => work.await,
+        }
+    }
+}
+
+/// Draws up to this many keys.
+fn keys(random: &mut Rng, of: usize, most: usize) -> Vec<String> {
+    let mut keys: Vec<_> = (0..of).map(|key| format!("key {key}")).collect();
+    random.shuffle(&mut keys);
+    keys.truncate(random.usize(1..=most));
+    keys
+}
+
+/// A host with a good network that waits for the keys of a crashed holder.
+async fn take_over(scene: Arc<Scene>, keys: Vec<String>, mut random: Rng) {
+    let operation = Operation::new(format!("successor {:08x}", random.u32(..)), keys, Arc::clone(&scene.ledger));
+    let locks = scene.stage.locks(&scene.stage.host(&mut random, Network::Good, scene.ledger.observer()));
+    let acquire = locks.acquire_all(&operation.keys).holder(&operation.name).lease(Duration::from_secs(2));
+    match acquire.wait(Waiting::Backoff.up_to(Duration::from_mins(2))).await {
+        Ok(set) => {
+            let held = Arc::new(Held::Set(set));
+            operation.acquired(&held);
+            release(&operation, &held).await;
+        }
+        Err(error) => operation.broke("(c) keys were not taken over", &error),
+    }
+}
+
+/// Acquires the keys, holds them for a while, and releases them in one of several ways.
+async fn work(scene: &Scene, locks: lambda_lock::Locks, operation: &Operation, mut random: Rng) {
+    let lease = millis(&mut random, 300..=2500);
+    let budget = if random.bool() { millis(&mut random, 0..=6000) } else { Duration::ZERO };
+    let wait = Waiting::draw(&mut random).up_to(budget);
+    let started = scene.stage.engine.now();
+    let acquired = match operation.keys.as_slice() {
+        [key] if random.bool() => {
+            locks.acquire(key).holder(&operation.name).wait(wait).lease(lease).await.map(Held::Lock)
+        }
+        keys => locks.acquire_all(keys).holder(&operation.name).wait(wait).lease(lease).await.map(Held::Set),
+    };
+    let waited = scene.stage.engine.now().duration_since(started).unwrap();
+    if waited > budget + REQUEST {
+        operation.broke("(d) an acquire outlasted its budget", &format!("{waited:?} of {budget:?}"));
+    }
+    let held = match acquired {
+        Ok(held) => Arc::new(held),
+        Err(error) => return operation.refused(&error),
+    };
+    operation.acquired(&held);
+    // Most holders finish in time. Some stay until the end of the lease, or overstay it.
+    let work = if random.u8(0..3) == 0 { lease.mul_f64(0.8 + random.f64()) } else { lease.mul_f64(random.f64() / 2.0) };
+    sleep(work).await;
+    for _ in 0..random.usize(0..=6).saturating_sub(3) {
+        operation.renewed(&held, held.renew(lease.mul_f64(0.2 + 1.3 * random.f64())).await);
+        if random.u8(0..3) == 0 {
+            sleep(lease.mul_f64(random.f64() * 1.2)).await;
+        }
+    }
+    match random.u8(0..10) {
+        // A drop without a release sends the release in the background.
+        0 => operation.left("dropped its locks"),
+        _ => release(operation, &held).await,
+    }
+}
+
+async fn release(operation: &Operation, held: &Arc<Held>) {
+    let mut answer = held.release().await;
+    if answer.as_ref().is_err_and(Error::is_unavailable) {
+        // The release may have been applied, or may arrive later.
+        answer = held.release().await;
+    }
+    operation.released(held, answer);
+}

@@ -1,0 +1,386 @@
+use std::collections::{HashMap, HashSet};
+use std::fmt::{self, Debug};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
+use std::time::Duration;
+
+use fastrand::Rng;
+use lambda_lock::embedded::{Answer, DynamoDb, Intercept};
+use lambda_lock::{Error, Lock, LockSet};
+use serde_json::{Value, json};
+
+use super::Counts;
+use super::mutations::updates;
+use crate::history::Outcome;
+use crate::history::mutation::{Kind, fence_written};
+use crate::history::stage::Journal;
+
+/// Records everything, and reports violations of the guarantees.
+pub(super) struct Ledger {
+    engine: DynamoDb,
+    /// In this history, DynamoDB recognises transactions by their tokens.
+    has_tokens: bool,
+    /// The chance that a request conflicts with a transaction.
+    conflicts: f64,
+    random: Mutex<Rng>,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    journal: Journal,
+    counts: Counts,
+    /// By key.
+    rows: HashMap<String, Row>,
+    /// The keys of each operation that is under way.
+    wanted: HashMap<String, Vec<String>>,
+    holding: Vec<(String, Vec<String>, Weak<Held>)>,
+    /// By key and fence: the operation that got the fence.
+    applied: HashMap<(String, u64), String>,
+    /// Keys and nonces whose release was applied.
+    released: HashSet<(String, String)>,
+    /// The tokens of applied transactions.
+    tokens: HashSet<String>,
+}
+
+#[derive(Default)]
+struct Row {
+    owner: String,
+    fence: u64,
+    /// The nonce of an acquire that withdrew.
+    withdrawn: String,
+}
+
+/// What an operation holds.
+#[derive(Debug)]
+pub(super) enum Held {
+    Lock(Lock),
+    Set(LockSet),
+}
+
+impl Held {
+    fn is_valid(&self) -> bool {
+        match self {
+            Self::Lock(lock) => lock.is_valid(),
+            Self::Set(set) => set.is_valid(),
+        }
+    }
+
+    fn owner(&self) -> &str {
+        match self {
+            Self::Lock(lock) => lock.owner(),
+            Self::Set(set) => set.owner(),
+        }
+    }
+
+    fn fence(&self, key: &str) -> u64 {
+        match self {
+            Self::Lock(lock) => lock.fence(),
+            Self::Set(set) => set.fence(key).unwrap(),
+        }
+    }
+
+    pub(super) async fn renew(&self, lease: Duration) -> Result<(), Error> {
+        match self {
+            Self::Lock(lock) => lock.renew(lease).await,
+            Self::Set(set) => set.renew(lease).await,
+        }
+    }
+
+    pub(super) async fn release(&self) -> Result<(), Error> {
+        match self {
+            Self::Lock(lock) => lock.release().await,
+            Self::Set(set) => set.release().await,
+        }
+    }
+}
+
+impl Ledger {
+    pub(super) fn new(engine: DynamoDb, mut random: Rng) -> Self {
+        let (has_tokens, conflicts) = (random.bool(), [0.0, 0.1][random.usize(0..2)]);
+        Self { engine, has_tokens, conflicts, random: Mutex::new(random), state: Mutex::default() }
+    }
+
+    pub(super) fn observer(self: &Arc<Self>) -> impl Intercept + use<> {
+        Observer(Arc::clone(self))
+    }
+
+    pub(super) fn swept(&self, rows: usize) {
+        let mut state = self.state();
+        state.counts.swept += rows;
+        if rows > 0 {
+            self.log(&mut state, &format!("{rows} rows deleted by TTL"));
+        }
+    }
+
+    pub(super) fn outcome(&self) -> Outcome<Counts> {
+        let state = std::mem::take(&mut *self.state());
+        state.journal.outcome(state.counts)
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap()
+    }
+
+    fn log(&self, state: &mut State, what: &str) {
+        state.journal.log(self.engine.now(), what);
+    }
+
+    fn broke(&self, state: &mut State, what: String) {
+        state.journal.broke(self.engine.now(), what);
+    }
+
+    /// One update was applied, alone or as a part of a transaction.
+    fn applied(&self, state: &mut State, kind: Kind, update: &Value, answer: &Answer) {
+        let text = |value: &Value| value["S"].as_str().unwrap_or_default().to_owned();
+        let values = &update["ExpressionAttributeValues"];
+        let (key, owner) = (text(&update["Key"]["id"]), text(&values[":owner"]));
+        let short = owner.get(..6).unwrap_or("a waiter");
+        self.log(state, &format!("  {kind:?} of {key} by {short} applied: ends {}", values[":lease_end"]["N"]));
+        let was_released = state.released.contains(&(key.clone(), owner.clone()));
+        match kind {
+            Kind::Acquire => {
+                let holder = text(&values[":holder"]);
+                let proposed = values[":fence"]["N"].as_str().map(|fence| fence.parse::<u64>().unwrap());
+                let fence = proposed.unwrap_or_else(|| fence_written(update, answer));
+                let row = state.rows.entry(key.clone()).or_default();
+                let (before, withdrawn) = (row.fence, row.withdrawn == owner);
+                (row.owner, row.fence) = (owner, fence);
+                if fence <= before {
+                    self.broke(state, format!("(b) {key}: fence {fence} after {before}"));
+                }
+                if was_released {
+                    self.broke(state, format!("(e) {key} was taken again by {holder}, which had released it"));
+                }
+                if withdrawn {
+                    self.broke(state, format!("(h) {key} was taken by {holder}, which had withdrawn"));
+                }
+                state.applied.insert((key, fence), holder);
+            }
+            Kind::Join => {}
+            Kind::Complete | Kind::Transaction => unreachable!("nothing completes a lock"),
+            Kind::Withdraw => {
+                state.counts.withdrawn += 1;
+                let row = state.rows.entry(key.clone()).or_default();
+                if update["UpdateExpression"].as_str().unwrap().contains("#released") {
+                    row.owner.clone_from(&owner);
+                    state.released.insert((key, owner));
+                } else {
+                    row.withdrawn = owner;
+                }
+            }
+            Kind::Renew | Kind::Release => {
+                if kind == Kind::Renew && was_released {
+                    self.broke(state, format!("(e) {key}: a renewal took it again after its release"));
+                }
+                if state.rows.get(&key).is_some_and(|row| row.owner != owner) {
+                    self.broke(state, format!("(e) {key}: a {kind:?} changed another holder's row"));
+                }
+                if kind == Kind::Release {
+                    state.released.insert((key, owner));
+                }
+            }
+        }
+    }
+
+    /// All keys or none: a transaction that takes keys takes all keys of its operation.
+    fn all_or_none(&self, state: &mut State, taken: &[&Value]) {
+        let text = |value: &Value| value["S"].as_str().unwrap_or_default().to_owned();
+        let Some(first) = taken.first() else { return };
+        let holder = text(&first["ExpressionAttributeValues"][":holder"]);
+        let mut keys: Vec<_> = taken.iter().map(|update| text(&update["Key"]["id"])).collect();
+        keys.sort_unstable();
+        if state.wanted.get(&holder).is_some_and(|wanted| *wanted != keys) {
+            self.broke(state, format!("(i) {holder} took {keys:?} only"));
+        }
+    }
+}
+
+impl Debug for Ledger {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Ledger")
+    }
+}
+
+#[derive(Debug)]
+struct Observer(Arc<Ledger>);
+
+/// The table of a request that conflicts with a transaction: it is not applied.
+const CONFLICT: &str = "conflict";
+
+impl Intercept for Observer {
+    fn request(&self, _: &str, request: &mut Value) {
+        if !self.0.has_tokens {
+            request.as_object_mut().unwrap().remove("ClientRequestToken");
+        }
+        if self.0.random.lock().unwrap().f64() < self.0.conflicts {
+            match request.pointer_mut("/TransactItems/0/Update") {
+                Some(update) => update["TableName"] = CONFLICT.into(),
+                None => request["TableName"] = CONFLICT.into(),
+            }
+        }
+    }
+
+    fn answer(&self, operation: &str, request: &Value, answer: &mut Answer) {
+        let ledger = &self.0;
+        let mut state = ledger.state();
+        state.counts.requests += 1;
+        let updates: Vec<_> = updates(operation, request).collect();
+        if updates.iter().any(|(_, update)| update["TableName"] == CONFLICT) {
+            state.counts.conflicts += 1;
+            answer.status = 400;
+            let code = |number| if number == 0 { "TransactionConflict" } else { "None" };
+            let reasons: Vec<_> = (0..updates.len()).map(|number| json!({ "Code": code(number) })).collect();
+            let is_transaction = operation == "TransactWriteItems";
+            let exception =
+                if is_transaction { "TransactionCanceledException" } else { "TransactionConflictException" };
+            answer.body = json!({
+                "__type": format!("com.amazonaws.dynamodb.v20120810#{exception}"),
+                "Message": "simulated",
+                "CancellationReasons": reasons,
+            });
+        }
+        if answer.status != 200 {
+            let kinds: Vec<_> = updates.iter().map(|(kind, _)| kind).collect();
+            return ledger.log(&mut state, &format!("  {kinds:?} refused"));
+        }
+        if let Some(token) = request["ClientRequestToken"].as_str()
+            && !state.tokens.insert(token.to_owned())
+        {
+            state.counts.recognised += 1;
+            return ledger.log(&mut state, "  a repetition was recognised");
+        }
+        for (kind, update) in &updates {
+            ledger.applied(&mut state, *kind, update, answer);
+        }
+        let taken: Vec<_> =
+            updates.iter().filter(|(kind, _)| *kind == Kind::Acquire).map(|(_, update)| *update).collect();
+        ledger.all_or_none(&mut state, &taken);
+    }
+}
+
+/// One operation of one worker, which reports to the ledger.
+#[derive(Debug)]
+pub(super) struct Operation {
+    pub(super) name: String,
+    pub(super) keys: Vec<String>,
+    ledger: Arc<Ledger>,
+}
+
+impl Operation {
+    pub(super) fn new(name: String, mut keys: Vec<String>, ledger: Arc<Ledger>) -> Self {
+        keys.sort_unstable();
+        ledger.state().wanted.insert(name.clone(), keys.clone());
+        Self { name, keys, ledger }
+    }
+
+    pub(super) fn acquired(&self, held: &Arc<Held>) {
+        let mut state = self.ledger.state();
+        match **held {
+            Held::Lock(_) => state.counts.locks += 1,
+            Held::Set(_) => state.counts.sets += 1,
+        }
+        self.ledger.log(&mut state, &format!("{} acquired {:?}", self.name, self.keys));
+        for key in &self.keys {
+            let by = state.applied.get(&(key.clone(), held.fence(key)));
+            if by != Some(&self.name) {
+                let by = format!("{by:?}");
+                self.ledger.broke(&mut state, format!("{} was given {key}, which the table gave {by}", self.name));
+            }
+        }
+        self.alone(&mut state, held);
+        state.holding.push((self.name.clone(), self.keys.clone(), Arc::downgrade(held)));
+    }
+
+    /// (a) No other holder may consider itself valid at this instant.
+    fn alone(&self, state: &mut State, held: &Held) {
+        let other = state.holding.iter().find(|(name, keys, other)| {
+            *name != self.name
+                && keys.iter().any(|key| self.keys.contains(key))
+                && other.upgrade().is_some_and(|other| other.is_valid())
+        });
+        if let (Some((other, ..)), true) = (other, held.is_valid()) {
+            let what = format!("(a) {} and {other} hold one of {:?} at once", self.name, self.keys);
+            self.ledger.broke(state, what);
+        }
+    }
+
+    pub(super) fn refused(&self, error: &Error) {
+        let mut state = self.ledger.state();
+        self.ledger.log(&mut state, &format!("{} refused: {error}", self.name));
+        let holders: Vec<_> =
+            error.holders().filter_map(|(key, holder)| Some((key.to_owned(), holder.fence()?))).collect();
+        state.counts.held += usize::from(!holders.is_empty());
+        state.counts.held_in_part += usize::from(holders.len() > 1);
+        for (key, fence) in holders {
+            if !self.keys.contains(&key) {
+                self.ledger.broke(&mut state, format!("{} was refused by {key}", self.name));
+            }
+            if state.applied.get(&(key, fence)) == Some(&self.name) {
+                self.ledger.broke(&mut state, format!("(f) {} was refused by its own lost write", self.name));
+            }
+        }
+    }
+
+    pub(super) fn renewed(&self, held: &Held, answer: Result<(), Error>) {
+        let mut state = self.ledger.state();
+        self.ledger.log(&mut state, &format!("{} renewed {:?}: {}", self.name, self.keys, described(&answer)));
+        match answer {
+            Ok(()) => {
+                state.counts.renewed += 1;
+                self.alone(&mut state, held);
+            }
+            Err(error) if error.is_lost() => state.counts.lost += 1,
+            Err(_) => {}
+        }
+    }
+
+    pub(super) fn released(&self, held: &Held, answer: Result<(), Error>) {
+        let mut state = self.ledger.state();
+        self.ledger.log(&mut state, &format!("{} released {:?}: {}", self.name, self.keys, described(&answer)));
+        match answer {
+            Ok(()) => {
+                let owner = held.owner().to_owned();
+                if !self.keys.iter().all(|key| state.released.contains(&(key.clone(), owner.clone()))) {
+                    self.ledger.broke(&mut state, format!("{} reported a release that did not happen", self.name));
+                }
+            }
+            Err(error) if error.is_lost() => state.counts.lost += 1,
+            Err(_) => {}
+        }
+        self.leave(&mut state);
+    }
+
+    pub(super) fn left(&self, how: &str) {
+        let mut state = self.ledger.state();
+        self.ledger.log(&mut state, &format!("{} {how}", self.name));
+        self.leave(&mut state);
+    }
+
+    /// The host crashed, and another one waits for its keys. Returns whether it held them.
+    pub(super) fn crashed(&self) -> bool {
+        let mut state = self.ledger.state();
+        self.ledger.log(&mut state, &format!("{} crashed", self.name));
+        self.leave(&mut state);
+        let held = self.keys.iter().all(|key| {
+            state.rows.get(key).is_some_and(|row| {
+                state.applied.get(&(key.clone(), row.fence)) == Some(&self.name)
+                    && !state.released.contains(&(key.clone(), row.owner.clone()))
+            })
+        });
+        state.counts.crashed += usize::from(held);
+        held
+    }
+
+    pub(super) fn broke(&self, what: &str, how: &dyn Debug) {
+        let mut state = self.ledger.state();
+        self.ledger.broke(&mut state, format!("{what}: {} {:?}: {how:?}", self.name, self.keys));
+    }
+
+    fn leave(&self, state: &mut State) {
+        state.holding.retain(|(name, ..)| *name != self.name);
+    }
+}
+
+fn described(answer: &Result<(), Error>) -> String {
+    answer.as_ref().map_or_else(ToString::to_string, |()| "done".to_owned())
+}

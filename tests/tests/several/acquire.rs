@@ -1,0 +1,236 @@
+//! Acquiring several keys: requests, refusals, and the rows.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, Ordering};
+
+use futures_util::future::join_all;
+use lambda_lock_tests::World;
+use lambda_lock_tests::invocation::{keep_warnings, millis};
+
+use crate::{CLOCK_SKEW, KEYS, LEASE, assert_contains, assert_free, assert_held_by, eagerly, ms, number, rows, text};
+
+// behaviours 31, 54, 87
+#[tokio::test]
+async fn an_acquire_is_one_request_and_so_is_the_release() {
+    let world = World::new().await;
+    let host = world.host().build();
+    let locks = world.locks(&host).holder("transfer 17").build().unwrap();
+    let set = locks.acquire_all(KEYS).await.unwrap();
+    assert_eq!(host.requests(), 1);
+    assert!(set.is_valid() && set.is_enforced());
+    assert!(set.remaining() > LEASE / 2 && set.remaining() <= LEASE);
+    assert_eq!(set.expires_at(), set.acquired_at() + LEASE);
+    assert_held_by(&world, &set).await;
+    for row in rows(&world).await.map(Option::unwrap) {
+        assert_eq!((&row["status"], &row["holder"]), (&text("INPROGRESS"), &text("transfer 17")));
+        assert_eq!(number(&row, "acquired_at"), millis(set.acquired_at()));
+        assert_eq!(number(&row, "in_progress_expiration"), millis(set.expires_at() + CLOCK_SKEW));
+    }
+    set.release().await.unwrap();
+    assert_eq!(host.requests(), 2);
+    assert!(!set.is_valid());
+    set.release().await.unwrap();
+    assert_eq!(host.requests(), 2, "a second release");
+    assert_free(&world).await;
+}
+
+// behaviours 31, 77, 87
+#[tokio::test]
+async fn a_refusal_takes_no_key_and_names_every_key_in_the_way() {
+    let world = World::new().await;
+    let (locks, host) = (world.default_locks(), world.host().build());
+    let first = locks.acquire("a").holder("importer").lease(LEASE).await.unwrap();
+    let last = locks.acquire("c").holder("reporter").lease(2 * LEASE).await.unwrap();
+    let error = world.locks(&host).build().unwrap().acquire_all(["a", "b", "c"]).await.unwrap_err();
+    assert_eq!(host.requests(), 1);
+    assert!(error.is_held());
+    // The caller has to wait for the lease that ends last.
+    assert_eq!((error.key(), error.table()), ("c", world.table.as_str()));
+    assert_eq!(error.holder().unwrap().owner(), Some(last.owner()));
+    let holders: Vec<_> = error.holders().map(|(key, holder)| (key, holder.owner(), millis(holder.until()))).collect();
+    let held_by = |lock: &lambda_lock::Lock| millis(lock.expires_at() + CLOCK_SKEW);
+    assert_eq!(holders, [("c", Some(last.owner()), held_by(&last)), ("a", Some(first.owner()), held_by(&first))]);
+    assert_contains(
+        &error,
+        &["key `c` in table", &world.table, "is held by reporter until 20", "key `a` is held by importer until 20"],
+    );
+    assert!(world.row("b").await.is_none());
+    first.release().await.unwrap();
+    last.release().await.unwrap();
+}
+
+// behaviours 77, 87
+#[tokio::test]
+async fn a_refusal_by_another_set_names_all_its_keys() {
+    let world = World::new().await;
+    let set = world.default_locks().acquire_all(["a", "b", "c"]).await.unwrap();
+    let error = world.default_locks().acquire_all(["b", "c", "d"]).await.unwrap_err();
+    let mut keys: Vec<_> = error.holders().map(|(key, holder)| (key, holder.owner().unwrap())).collect();
+    keys.sort_unstable();
+    assert_eq!(keys, [("b", set.owner()), ("c", set.owner())]);
+    assert!(world.row("d").await.is_none());
+    set.release().await.unwrap();
+}
+
+// behaviours 1, 25, 87
+#[tokio::test]
+async fn each_key_of_a_set_is_an_ordinary_lock_for_others() {
+    let world = World::new().await;
+    let (ours, others) = (world.default_locks(), world.default_locks());
+    let set = ours.acquire_all(KEYS).holder("transfer").await.unwrap();
+    for key in KEYS {
+        let error = others.acquire(key).await.unwrap_err();
+        assert_eq!(error.holder().unwrap().owner(), Some(set.owner()));
+        assert_eq!(error.holders().count(), 1);
+        let holder = others.get(key).await.unwrap().unwrap();
+        assert!(holder.is_current());
+        assert_eq!((holder.name(), holder.fence()), (Some("transfer"), set.fence(key)));
+    }
+    set.release().await.unwrap();
+    for key in KEYS {
+        let lock = others.try_acquire(key).await.unwrap().unwrap();
+        assert_eq!(Some(lock.fence()), set.fence(key).map(|fence| fence + 1));
+        lock.release().await.unwrap();
+        assert!(others.get(key).await.unwrap().unwrap().has_released());
+    }
+}
+
+// behaviour 87
+#[tokio::test]
+async fn the_order_of_keys_does_not_matter() {
+    let world = World::new().await;
+    let set = world.default_locks().acquire_all(["b", "c", "a"]).await.unwrap();
+    assert_eq!(set.keys(), ["a", "b", "c"]);
+    assert_held_by(&world, &set).await;
+    assert_eq!(set.fence("d"), None);
+    assert_contains(&world.default_locks().acquire_all(["c", "a"]).await.unwrap_err(), &["`a`", "`c`"]);
+    set.release().await.unwrap();
+}
+
+// behaviours 5, 87
+#[tokio::test]
+async fn the_keys_of_a_crashed_holder_are_free_after_its_lease_and_the_skew() {
+    let world = World::new().await;
+    let host = world.host().build();
+    let locks = world.locks(&host).build().unwrap();
+    let crashed = world.default_locks().acquire_all(KEYS).await.unwrap();
+    host.advance_clock(LEASE);
+    assert!(locks.acquire_all(KEYS).await.unwrap_err().is_held());
+    host.advance_clock(CLOCK_SKEW);
+    let set = locks.acquire_all(KEYS).await.unwrap();
+    assert!(KEYS.iter().all(|key| set.fence(key) > crashed.fence(key)));
+    set.release().await.unwrap();
+}
+
+// behaviour 87
+#[tokio::test]
+async fn a_hundred_keys_are_acquired_with_one_request() {
+    let world = World::new().await;
+    let host = world.host().build();
+    let keys: Vec<_> = (0..100).map(|number| format!("{number:0>2000}")).collect();
+    let locks = world.locks(&host).build().unwrap();
+    let set = locks.acquire_all(&keys).await.unwrap();
+    assert_eq!(host.requests(), 1);
+    assert_eq!(set.keys().len(), 100);
+    let error = locks.acquire_all(&keys).await.unwrap_err();
+    assert_eq!(error.holders().count(), 100);
+    set.renew(LEASE).await.unwrap();
+    set.release().await.unwrap();
+    assert_eq!(host.requests(), 4);
+}
+
+// behaviours 47, 87
+#[tokio::test]
+async fn rejects_keys_outside_their_bounds_without_a_request() {
+    let world = World::new().await;
+    let host = world.host().build();
+    let locks = world.locks(&host).key_prefix("app#").build().unwrap();
+    let many: Vec<_> = (0..101).map(|number| number.to_string()).collect();
+    let none = Vec::<String>::new();
+    for (keys, expected) in [
+        (none, &["number of keys is 0", "between 1 and 100"][..]),
+        (many, &["number of keys is 101", "between 1 and 100"]),
+        (vec!["a".to_owned(), "b".to_owned(), "a".to_owned()], &["`a`", "twice"]),
+        (vec!["a".to_owned(), String::new()], &["the key is empty"]),
+        (vec!["a".to_owned(), "b".repeat(2045)], &["2049 bytes", "2048"]),
+    ] {
+        let error = locks.acquire_all(keys).await.unwrap_err();
+        assert!(error.is_invalid(), "{error}");
+        assert_contains(&error, expected);
+    }
+    let error = locks.acquire_all(KEYS).lease(ms(0)).await.unwrap_err();
+    assert!(error.is_invalid());
+    assert_contains(&error, &["lease is 0s"]);
+    assert_eq!(host.requests(), 0);
+}
+
+// behaviours 21, 87
+#[tokio::test]
+async fn a_set_of_one_key_is_a_lock() {
+    let world = World::new().await;
+    let locks = world.locks(&world.host().build()).key_prefix("app#").build().unwrap();
+    let set = locks.acquire_all(["job"]).await.unwrap();
+    assert_eq!(world.row("app#job").await.unwrap()["owner"], text(set.owner()));
+    assert_contains(&locks.acquire("job").await.unwrap_err(), &["key `job` in table", "is held by"]);
+    set.release().await.unwrap();
+    assert!(locks.try_acquire("job").await.unwrap().is_some());
+}
+
+// behaviours 7, 87
+#[tokio::test]
+async fn a_malformed_row_fails_the_acquire_and_is_named() {
+    let world = World::new().await;
+    world.put_row([("id".to_owned(), text(KEYS[1])), ("status".to_owned(), text("busy"))].into()).await;
+    let row = world.row(KEYS[1]).await;
+    let error = world.default_locks().acquire_all(KEYS).await.unwrap_err();
+    assert!(error.is_malformed_row());
+    assert_eq!(error.key(), KEYS[1]);
+    assert_eq!(rows(&world).await, [None, row]);
+}
+
+// behaviours 22, 87
+#[tokio::test]
+async fn disabled_locks_send_nothing() {
+    keep_warnings();
+    let world = World::new().await;
+    let host = world.host().build();
+    let locks = world.locks(&host).enabled(false).build().unwrap();
+    let set = locks.acquire_all(KEYS).await.unwrap();
+    assert!(set.is_valid() && !set.is_enforced());
+    assert_eq!((set.fence(KEYS[0]), set.fence("another")), (Some(0), None));
+    set.renew(LEASE).await.unwrap();
+    set.release().await.unwrap();
+    assert_eq!(host.requests(), 0);
+}
+
+// behaviours 8, 87
+#[tokio::test]
+async fn an_acquire_without_a_table_fails() {
+    let world = World::without_table();
+    let error = world.default_locks().acquire_all(KEYS).await.unwrap_err();
+    assert!(error.is_table_not_found(), "{error:?}");
+}
+
+// behaviours 50, 87
+#[tokio::test]
+async fn transfers_between_accounts_in_both_directions_lose_nothing() {
+    let world = World::new().await;
+    let balances: Arc<[AtomicI64; 3]> = Arc::default();
+    let transfers = (0..30).map(|number| {
+        let (locks, balances) = (world.default_locks(), Arc::clone(&balances));
+        tokio::spawn(async move {
+            let (from, to) = (number % 3, (number + 1 + number / 3 % 2) % 3);
+            let set = locks.acquire_all([from, to].map(|account| format!("account {account}"))).wait(eagerly());
+            let set = set.await.unwrap();
+            let read = |account: usize| balances[account].load(Ordering::Relaxed);
+            let seen = (read(from), read(to));
+            tokio::time::sleep(ms(1)).await;
+            balances[from].store(seen.0 - 10, Ordering::Relaxed);
+            balances[to].store(seen.1 + 10, Ordering::Relaxed);
+            set.release().await.unwrap();
+        })
+    });
+    join_all(transfers).await.into_iter().for_each(Result::unwrap);
+    let sum: i64 = balances.iter().map(|balance| balance.load(Ordering::Relaxed)).sum();
+    assert_eq!(sum, 0);
+}

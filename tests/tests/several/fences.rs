@@ -1,0 +1,128 @@
+//! The fences of several keys, and the condition checks that protect a transaction.
+
+use std::time::Duration;
+
+use aws_sdk_dynamodb::types::{AttributeValue, Put, TransactWriteItem};
+use lambda_lock::LockSet;
+use lambda_lock_tests::{Row, World};
+
+use crate::{CLOCK_SKEW, KEYS, LEASE, assert_contains, assert_held_by, ms, text};
+
+// behaviours 78, 87
+#[tokio::test]
+async fn the_fence_of_each_key_is_larger_than_all_before() {
+    let world = World::new().await;
+    let (ours, theirs) = (world.host().build(), world.host().clock_behind(ms(400)).build());
+    let (locks, others) = (world.locks(&ours).build().unwrap(), world.locks(&theirs).build().unwrap());
+    let mut fences: [Vec<u64>; 2] = Default::default();
+    let mut keep = |set: &LockSet| {
+        for (fences, key) in fences.iter_mut().zip(KEYS) {
+            assert!(fences.last().is_none_or(|last| *last < set.fence(key).unwrap()), "{fences:?} {set:?}");
+            fences.push(set.fence(key).unwrap());
+        }
+    };
+    for _ in 0..2 {
+        // One key is acquired more often.
+        for _ in 0..5 {
+            locks.acquire(KEYS[0]).await.unwrap().release().await.unwrap();
+        }
+        let set = locks.acquire_all(KEYS).await.unwrap();
+        keep(&set);
+        set.release().await.unwrap();
+        // A clock that is behind sees the keys as free later.
+        theirs.advance_clock(ms(500));
+        let set = others.acquire_all(KEYS).await.unwrap();
+        keep(&set);
+        set.release().await.unwrap();
+        ours.advance_clock(CLOCK_SKEW);
+        let crashed = locks.acquire_all(KEYS).await.unwrap();
+        keep(&crashed);
+        theirs.advance_clock(LEASE + 2 * CLOCK_SKEW);
+        let set = others.acquire_all(KEYS).await.unwrap();
+        keep(&set);
+        set.release().await.unwrap();
+        // DynamoDB deletes a row no earlier than its retention after its lease.
+        world.delete_row(KEYS[0]).await;
+        ours.advance_clock(LEASE + 2 * CLOCK_SKEW + Duration::from_mins(15));
+        let set = locks.acquire_all(KEYS).await.unwrap();
+        keep(&set);
+        set.release().await.unwrap();
+        theirs.advance_clock(Duration::from_mins(15) + ms(500));
+    }
+}
+
+/// Writes a free row with this fence, as another program can.
+async fn put_fence(world: &World, key: &str, fence: u64) {
+    let number = |value: u64| AttributeValue::N(value.to_string());
+    let row = [
+        ("id", text(key)),
+        ("status", text("INPROGRESS")),
+        ("owner", text("another")),
+        ("in_progress_expiration", number(1)),
+        ("expiration", number(1)),
+        ("fence", number(fence)),
+    ];
+    world.put_row(row.map(|(name, value)| (name.to_owned(), value)).into()).await;
+}
+
+// behaviours 78, 87
+#[tokio::test]
+async fn a_fence_ahead_of_the_clock_costs_one_more_request() {
+    let world = World::new().await;
+    let ahead = u64::try_from(i64::MAX).unwrap() / 2;
+    put_fence(&world, KEYS[1], ahead).await;
+    let host = world.host().build();
+    let set = world.locks(&host).build().unwrap().acquire_all(KEYS).await.unwrap();
+    assert_eq!(host.requests(), 2);
+    assert_eq!(set.fence(KEYS[1]), Some(ahead + 1));
+    assert!(set.fence(KEYS[0]).unwrap() < ahead);
+    assert_held_by(&world, &set).await;
+    set.release().await.unwrap();
+}
+
+// behaviours 7, 78, 87
+#[tokio::test]
+async fn rejects_a_fence_that_cannot_grow() {
+    let world = World::new().await;
+    for fence in [0, 1] {
+        put_fence(&world, KEYS[0], u64::try_from(i64::MAX).unwrap() + fence).await;
+        let error = world.default_locks().acquire_all(KEYS).await.unwrap_err();
+        assert!(error.is_malformed_row(), "{error}");
+        assert_contains(&error, &[KEYS[0], "`fence` has reached its largest value"]);
+        assert!(world.row(KEYS[1]).await.is_none());
+    }
+}
+
+fn report() -> Row {
+    Row::from([("id".to_owned(), text("report"))])
+}
+
+/// Writes a row in a transaction with the checks of the set. Returns whether it was applied.
+async fn is_written(world: &World, set: &LockSet) -> bool {
+    let checks = set.condition_checks().unwrap().into_iter();
+    let checks = checks.map(|check| TransactWriteItem::builder().condition_check(check).build());
+    let put = Put::builder().table_name(&world.table).set_item(Some(report())).build().unwrap();
+    let transaction = world
+        .client()
+        .transact_write_items()
+        .set_transact_items(Some(checks.collect()))
+        .transact_items(TransactWriteItem::builder().put(put).build())
+        .send();
+    Box::pin(transaction).await.is_ok()
+}
+
+// behaviours 79, 87
+#[tokio::test]
+async fn a_transaction_with_the_condition_checks_is_applied_only_while_every_key_is_held() {
+    let world = World::new().await;
+    let theirs = world.host().build();
+    let set = world.default_locks().acquire_all(KEYS).await.unwrap();
+    assert_eq!(set.condition_checks().unwrap().len(), 2);
+    assert!(is_written(&world, &set).await);
+    world.delete_row("report").await;
+    theirs.advance_clock(LEASE + CLOCK_SKEW);
+    let taken = world.locks(&theirs).build().unwrap().acquire(KEYS[1]).await.unwrap();
+    assert!(!is_written(&world, &set).await);
+    assert!(world.row("report").await.is_none());
+    taken.release().await.unwrap();
+}

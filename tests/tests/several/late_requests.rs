@@ -1,0 +1,145 @@
+//! Transactions that arrive after their sender has stopped waiting for them, or twice.
+
+use std::time::Duration;
+
+use aws_sdk_dynamodb::types::AttributeValue;
+use lambda_lock::embedded::Faults;
+use lambda_lock_tests::invocation::millis;
+use lambda_lock_tests::{Late, Repeats, World};
+
+use crate::{CLOCK_SKEW, KEYS, LEASE, assert_free, ms, number, rows, text};
+
+// behaviours 76, 87
+#[tokio::test]
+async fn a_late_duplicate_of_an_acquire_takes_no_key() {
+    let world = World::new().await;
+    let repeats = Repeats::default();
+    // The clock is ahead: later requests of others seem to be earlier.
+    let host = world.host().clock_ahead(ms(900)).intercept(repeats.clone()).build();
+    let set = world.locks(&host).build().unwrap().acquire_all(KEYS).await.unwrap();
+    assert!(!repeats.deliver(&world, 0).await, "while it is held");
+    set.release().await.unwrap();
+    assert!(!repeats.deliver(&world, 0).await, "after its release");
+    let theirs = world.host().clock_ahead(ms(950)).build();
+    let next = world.locks(&theirs).build().unwrap().acquire(KEYS[0]).await.unwrap();
+    next.release().await.unwrap();
+    assert!(!repeats.deliver(&world, 0).await, "after the release of another holder");
+}
+
+// behaviours 76, 78, 87
+#[tokio::test]
+async fn a_late_duplicate_is_refused_by_its_fence_alone() {
+    let world = World::new().await;
+    let repeats = Repeats::default();
+    let host = world.host().intercept(repeats.clone()).build();
+    let set = world.locks(&host).build().unwrap().acquire_all(KEYS).await.unwrap();
+    set.release().await.unwrap();
+    // Only the fences are left of the acquisition.
+    for row in rows(&world).await.map(Option::unwrap) {
+        let mut row = row;
+        row.insert("owner".to_owned(), text("another"));
+        row.insert("in_progress_expiration".to_owned(), AttributeValue::N("1".to_owned()));
+        world.put_row(row).await;
+    }
+    assert!(!repeats.deliver(&world, 0).await);
+    world.delete_row(KEYS[0]).await;
+    assert!(!repeats.deliver(&world, 0).await, "one fence is left");
+    world.delete_row(KEYS[1]).await;
+    assert!(repeats.deliver(&world, 0).await, "no fence is left");
+}
+
+// behaviours 31, 35, 76, 87
+#[tokio::test]
+async fn a_late_attempt_of_a_refused_acquire_takes_no_key() {
+    let world = World::new().await;
+    for key in KEYS {
+        let holder = world.default_locks().acquire(key).await.unwrap();
+        // The clock is ahead: the release below seems to be earlier than the request.
+        let late = Late::transactions(1..=1);
+        let host = world.host().clock_ahead(ms(900)).intercept(late.clone()).build();
+        let locks = world.locks_with_quick_retries(&host).build().unwrap();
+        assert!(locks.acquire_all(KEYS).await.unwrap_err().is_held());
+        assert_eq!(host.requests(), 2 + 2);
+        holder.release().await.unwrap();
+
+        assert!(!late.deliver(&world).await, "{key}");
+        locks.flush().await;
+        assert_eq!(host.requests(), 2 + 2);
+        assert_free(&world).await;
+    }
+}
+
+// behaviours 35, 76, 87
+#[tokio::test]
+async fn a_late_attempt_of_an_unanswered_acquire_takes_no_key() {
+    let world = World::new().await;
+    let late = Late::transactions(1..=3);
+    let host = world.host().intercept(late.clone()).build();
+    let locks = world.locks_with_quick_retries(&host).build().unwrap();
+    assert!(locks.acquire_all(KEYS).await.unwrap_err().is_unavailable());
+    locks.flush().await;
+    assert_eq!(host.requests(), 3 + 2);
+
+    assert!(!late.deliver(&world).await);
+    assert_free(&world).await;
+}
+
+// behaviours 35, 76, 87
+#[tokio::test]
+async fn a_withdrawal_after_a_late_attempt_was_applied_releases_every_key() {
+    let world = World::new().await;
+    let late = Late::transactions(1..=3);
+    // The attempt arrives while the withdrawal is under way.
+    let slow = Faults::seeded(1).latency(ms(100)..ms(100));
+    let host = world.host().intercept(late.clone()).faults(slow).build();
+    let locks = world.locks_with_quick_retries(&host).build().unwrap();
+    assert!(locks.acquire_all(KEYS).await.unwrap_err().is_unavailable());
+    assert!(late.deliver(&world).await);
+    locks.flush().await;
+    assert_free(&world).await;
+}
+
+// behaviours 31, 87
+#[tokio::test]
+async fn a_refusal_with_every_attempt_answered_sends_nothing_more() {
+    let world = World::new().await;
+    let holder = world.default_locks().acquire(KEYS[0]).await.unwrap();
+    let host = world.host().build();
+    let locks = world.locks(&host).build().unwrap();
+    assert!(locks.acquire_all(KEYS).await.unwrap_err().is_held());
+    locks.flush().await;
+    assert_eq!(host.requests(), 1);
+    holder.release().await.unwrap();
+}
+
+// behaviours 15, 76, 87
+#[tokio::test]
+async fn a_late_renewal_does_not_move_the_end_of_the_lease() {
+    let world = World::new().await;
+    let repeats = Repeats::default();
+    let host = world.host().intercept(repeats.clone()).build();
+    let set = world.locks(&host).build().unwrap().acquire_all(KEYS).await.unwrap();
+    set.renew(Duration::from_secs(5)).await.unwrap();
+    set.renew(Duration::from_mins(1)).await.unwrap();
+    assert!(!repeats.deliver(&world, 1).await);
+    for row in rows(&world).await.map(Option::unwrap) {
+        assert_eq!(number(&row, "in_progress_expiration"), millis(set.expires_at() + CLOCK_SKEW));
+    }
+    set.release().await.unwrap();
+    assert!(!repeats.deliver(&world, 2).await, "after the release");
+    assert_free(&world).await;
+}
+
+// behaviours 40, 76, 87
+#[tokio::test]
+async fn a_late_release_does_not_free_a_key_of_the_next_holder() {
+    let world = World::new().await;
+    let repeats = Repeats::default();
+    let host = world.host().intercept(repeats.clone()).build();
+    world.locks(&host).build().unwrap().acquire_all(KEYS).await.unwrap().release().await.unwrap();
+    let next = world.default_locks().acquire_all(KEYS).lease(LEASE).await.unwrap();
+    let before = rows(&world).await;
+    assert!(!repeats.deliver(&world, 1).await);
+    assert_eq!(rows(&world).await, before);
+    next.release().await.unwrap();
+}

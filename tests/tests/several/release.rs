@@ -1,0 +1,86 @@
+//! Releasing several keys: all of them, those that are left, and by a drop.
+
+use lambda_lock_tests::World;
+use lambda_lock_tests::invocation::{keep_warnings, logged};
+
+use crate::{CLOCK_SKEW, Cancel, KEYS, LEASE, assert_contains, assert_free, eagerly};
+
+// behaviours 6, 44, 49, 87
+#[tokio::test]
+async fn a_release_with_one_key_lost_names_it_and_frees_the_others() {
+    let world = World::new().await;
+    let (ours, theirs) = (world.host().build(), world.host().build());
+    let set = world.locks(&ours).build().unwrap().acquire_all(["a", "b", "c"]).await.unwrap();
+    theirs.advance_clock(LEASE + CLOCK_SKEW);
+    let next = world.locks(&theirs).holder("the next").build().unwrap().acquire("b").await.unwrap();
+    let row = world.row("b").await;
+    let error = set.release().await.unwrap_err();
+    assert_eq!(ours.requests(), 3);
+    assert!(error.is_lost());
+    assert_eq!(
+        error.holders().map(|(key, holder)| (key, holder.owner())).collect::<Vec<_>>(),
+        [("b", Some(next.owner()))]
+    );
+    assert_contains(&error, &["the lock on key `b`", &world.table, "was lost to the next"]);
+    assert_eq!(world.row("b").await, row);
+    // The other keys are free before the lease ends.
+    world.default_locks().acquire_all(["a", "c"]).await.unwrap().release().await.unwrap();
+    assert!(set.release().await.unwrap_err().is_lost());
+    assert_eq!(ours.requests(), 3);
+    next.release().await.unwrap();
+}
+
+// behaviours 16, 30, 87
+#[tokio::test]
+async fn a_release_with_every_key_lost_names_all() {
+    let world = World::new().await;
+    let host = world.host().build();
+    let set = world.locks(&host).build().unwrap().acquire_all(KEYS).await.unwrap();
+    for key in KEYS {
+        world.delete_row(key).await;
+    }
+    let error = set.release().await.unwrap_err();
+    assert_eq!(host.requests(), 2);
+    assert!(error.is_lost() && error.holders().count() == 0);
+    assert_contains(&error, &["the lock on keys `account#1`, `account#2` in table", "was lost"]);
+}
+
+// behaviours 16, 44, 49, 87
+#[tokio::test]
+async fn an_expired_set_that_was_not_taken_over_can_be_released() {
+    let world = World::new().await;
+    let host = world.host().build();
+    let locks = world.locks(&host).build().unwrap();
+    let set = locks.acquire_all(KEYS).await.unwrap();
+    host.advance_clock(LEASE);
+    assert!(!set.is_valid());
+    set.release().await.unwrap();
+    locks.acquire_all(KEYS).await.unwrap().release().await.unwrap();
+}
+
+// behaviours 30, 87
+#[tokio::test]
+async fn a_release_that_conflicts_with_another_transaction_is_repeated() {
+    let world = World::new().await;
+    let host = world.host().intercept(Cancel::with("TransactionConflict", 2..=4)).build();
+    let set = world.locks(&host).build().unwrap().acquire_all(KEYS).await.unwrap();
+    set.release().await.unwrap();
+    assert_eq!(host.requests(), 5);
+    assert_free(&world).await;
+}
+
+// behaviours 11, 29, 87
+#[tokio::test]
+async fn a_dropped_set_warns_and_is_released_in_the_background() {
+    keep_warnings();
+    let world = World::new().await;
+    let key = format!("dropped by {}", world.table);
+    let set = world.default_locks().acquire_all([&key, "another"]).await.unwrap();
+    drop(set);
+    let next = world.default_locks().acquire_all([&key, "another"]).wait(eagerly().up_to(LEASE / 3)).await.unwrap();
+    next.release().await.unwrap();
+    drop(next);
+    let warnings = logged(&key);
+    assert_eq!(warnings.len(), 1, "{warnings:?}");
+    assert!(warnings[0].contains("WARN") && warnings[0].contains("dropped without a release"));
+}

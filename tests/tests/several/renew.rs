@@ -1,0 +1,96 @@
+//! Renewing the lease of several keys.
+
+use std::time::Duration;
+
+use lambda_lock::LockSet;
+use lambda_lock::embedded::Host;
+use lambda_lock_tests::World;
+use lambda_lock_tests::invocation::millis;
+
+use crate::{CLOCK_SKEW, Cancel, KEYS, LEASE, assert_contains, assert_free, eagerly, number, rows};
+
+// behaviours 15, 87
+#[tokio::test]
+async fn a_renewal_moves_the_end_of_the_lease_of_every_key() {
+    let world = World::new().await;
+    let host = world.host().build();
+    let set = world.locks(&host).build().unwrap().acquire_all(KEYS).await.unwrap();
+    set.renew(Duration::from_mins(10)).await.unwrap();
+    assert_eq!(host.requests(), 2);
+    assert!(set.remaining() > Duration::from_mins(9));
+    for row in rows(&world).await.map(Option::unwrap) {
+        assert_eq!(number(&row, "in_progress_expiration"), millis(set.expires_at() + CLOCK_SKEW));
+    }
+    set.release().await.unwrap();
+}
+
+/// Returns a set whose second key was given to another holder, and its host.
+async fn partly_lost(world: &World) -> (Host, LockSet) {
+    let (ours, theirs) = (world.host().build(), world.host().build());
+    let set = world.locks(&ours).build().unwrap().acquire_all(KEYS).await.unwrap();
+    theirs.advance_clock(LEASE + CLOCK_SKEW);
+    let next = world.locks(&theirs).holder("the next").build().unwrap().acquire(KEYS[1]).await.unwrap();
+    let before = rows(world).await;
+    let error = set.renew(LEASE).await.unwrap_err();
+    assert!(error.is_lost());
+    assert_eq!(error.holder().unwrap().owner(), Some(next.owner()));
+    assert_contains(&error, &["the lock on key `account#2`", "was lost to the next"]);
+    assert_eq!(rows(world).await, before);
+    assert!(!set.is_valid());
+    set.lost().await;
+    assert!(set.renew(LEASE).await.unwrap_err().is_lost());
+    assert_eq!(ours.requests(), 2);
+    next.release().await.unwrap();
+    (ours, set)
+}
+
+// behaviours 15, 24, 44, 87
+#[tokio::test]
+async fn a_renewal_with_one_key_lost_loses_the_set_and_the_release_frees_the_rest() {
+    let world = World::new().await;
+    let (host, set) = partly_lost(&world).await;
+    assert!(set.release().await.unwrap_err().is_lost());
+    assert_eq!(host.requests(), 4);
+    assert!(world.default_locks().try_acquire(KEYS[0]).await.unwrap().is_some());
+}
+
+// behaviours 29, 44, 87
+#[tokio::test]
+async fn a_set_that_was_lost_in_part_is_released_when_it_is_dropped() {
+    let world = World::new().await;
+    let (host, set) = partly_lost(&world).await;
+    drop(set);
+    let waiting = world.default_locks().acquire(KEYS[0]).wait(eagerly().up_to(LEASE / 3));
+    waiting.await.unwrap().release().await.unwrap();
+    assert_eq!(host.requests(), 4);
+}
+
+// behaviours 15, 24, 87
+#[tokio::test]
+async fn an_expired_or_released_set_cannot_be_renewed() {
+    let world = World::new().await;
+    let host = world.host().build();
+    let locks = world.locks(&host).build().unwrap();
+    let set = locks.acquire_all(KEYS).await.unwrap();
+    set.release().await.unwrap();
+    let error = set.renew(LEASE).await.unwrap_err();
+    assert!(error.is_lost());
+    assert_contains(&error, &["keys `account#1`, `account#2`"]);
+    let set = locks.acquire_all(KEYS).await.unwrap();
+    host.advance_clock(LEASE);
+    assert!(set.renew(LEASE).await.unwrap_err().is_lost());
+    assert!(set.renew(Duration::ZERO).await.unwrap_err().is_invalid());
+    assert_eq!(host.requests(), 3);
+}
+
+// behaviours 15, 87
+#[tokio::test]
+async fn a_renewal_that_conflicts_with_another_transaction_is_repeated() {
+    let world = World::new().await;
+    let host = world.host().intercept(Cancel::with("TransactionConflict", 2..=3)).build();
+    let set = world.locks(&host).build().unwrap().acquire_all(KEYS).await.unwrap();
+    set.renew(2 * LEASE).await.unwrap();
+    assert_eq!(host.requests(), 4);
+    set.release().await.unwrap();
+    assert_free(&world).await;
+}

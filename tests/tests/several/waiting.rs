@@ -1,0 +1,108 @@
+//! Waiting for several keys, and conflicts with other transactions.
+
+use std::time::Duration;
+
+use lambda_lock::embedded::Faults;
+use lambda_lock::{Backoff, Error};
+use lambda_lock_tests::World;
+
+use crate::{Cancel, KEYS, assert_contains, assert_free, assert_held_by, eagerly, ms, rows};
+
+// behaviours 51, 87
+#[tokio::test]
+async fn a_wait_ends_when_every_key_is_released() {
+    let world = World::new().await;
+    let [first, second] = KEYS.map(|key| world.default_locks().acquire(key).into_future());
+    let (first, second) = (first.await.unwrap(), second.await.unwrap());
+    let waiting = tokio::spawn(world.default_locks().acquire_all(KEYS).wait(eagerly()).into_future());
+    tokio::time::sleep(ms(50)).await;
+    first.release().await.unwrap();
+    tokio::time::sleep(ms(50)).await;
+    assert!(!waiting.is_finished());
+    // It holds neither key meanwhile.
+    world.default_locks().try_acquire(KEYS[0]).await.unwrap().unwrap().release().await.unwrap();
+    second.release().await.unwrap();
+    let set = waiting.await.unwrap().unwrap();
+    assert_held_by(&world, &set).await;
+    set.release().await.unwrap();
+}
+
+// behaviours 34, 51, 87
+#[tokio::test]
+async fn a_wait_by_default_takes_no_place_in_a_queue() {
+    let world = World::new().await;
+    let holder = world.default_locks().acquire_all(KEYS).await.unwrap();
+    let host = world.host().build();
+    let locks = world.locks(&host).build().unwrap();
+    let error = locks.acquire_all(KEYS).wait(Backoff::default().up_to(ms(300))).await.unwrap_err();
+    assert!(error.is_held());
+    assert_eq!(error.holders().count(), 2);
+    assert!(error.attempts() > 1 && u64::from(error.attempts()) == host.requests());
+    assert_contains(&error, &["`account#1`", "`account#2`", &format!("after {} attempts", error.attempts())]);
+    assert!(rows(&world).await.iter().flatten().all(|row| !row.contains_key("tail")));
+    holder.release().await.unwrap();
+}
+
+// behaviours 3, 51, 87
+#[tokio::test]
+async fn a_wait_ends_shortly_before_the_deadline_and_so_does_the_lease() {
+    let world = World::new().await;
+    let holder = world.default_locks().acquire(KEYS[0]).await.unwrap();
+    let host = world.host().build();
+    let locks = world.locks(&host).build().unwrap();
+    let deadline = host.now() + Duration::from_secs(1);
+    let error = locks.acquire_all(KEYS).until(deadline).wait(eagerly()).await.unwrap_err();
+    assert!(error.is_held());
+    assert!((deadline - ms(100)..deadline).contains(&host.now()));
+    holder.release().await.unwrap();
+    let deadline = host.now() + Duration::from_secs(20);
+    let set = locks.acquire_all(KEYS).until(deadline).await.unwrap();
+    assert!(set.expires_at() <= deadline && set.expires_at() > deadline - ms(2));
+    set.release().await.unwrap();
+    assert!(locks.acquire_all(KEYS).until(host.now()).await.unwrap_err().is_invalid());
+}
+
+// behaviours 33, 34, 87
+#[tokio::test]
+async fn a_wait_retries_transient_reasons_and_no_others() {
+    type Is = fn(&Error) -> bool;
+    let other: Is = |error| !error.is_conflict() && !error.is_throttled() && !error.is_unavailable();
+    let cases: [(&str, Is, bool); 5] = [
+        ("TransactionConflict", Error::is_conflict, true),
+        ("ThrottlingError", Error::is_throttled, true),
+        ("ProvisionedThroughputExceeded", Error::is_throttled, true),
+        ("ValidationError", other, false),
+        ("ItemCollectionSizeLimitExceeded", other, false),
+    ];
+    for (code, is, is_retried) in cases {
+        let world = World::new().await;
+        let host = world.host().intercept(Cancel::with(code, 1..=1)).build();
+        let error = world.locks(&host).build().unwrap().acquire_all(KEYS).await.unwrap_err();
+        assert!(is(&error), "{code}: {error:?}");
+        assert_eq!((error.key(), host.requests()), (KEYS[1], 1), "{code}");
+        assert!(std::error::Error::source(&error).is_some(), "{code}");
+
+        let host = world.host().intercept(Cancel::with(code, 1..=3)).build();
+        let waited = world.locks(&host).build().unwrap().acquire_all(KEYS).wait(eagerly()).await;
+        match waited {
+            Ok(set) => {
+                assert!(is_retried, "{code}");
+                assert_eq!(host.requests(), 4, "{code}");
+                set.release().await.unwrap();
+            }
+            Err(error) => assert!(!is_retried && is(&error), "{code}: {error:?}"),
+        }
+    }
+}
+
+// behaviours 35, 87
+#[tokio::test]
+async fn a_future_dropped_during_its_request_releases_the_keys() {
+    let world = World::new().await;
+    let slow = world.host().faults(Faults::seeded(1).latency(ms(100)..ms(100))).build();
+    let acquiring = world.locks(&slow).build().unwrap().acquire_all(KEYS);
+    tokio::time::timeout(ms(50), acquiring.into_future()).await.unwrap_err();
+    tokio::time::sleep(ms(700)).await;
+    assert!(rows(&world).await.iter().all(Option::is_some), "the request arrived after all");
+    assert_free(&world).await;
+}
