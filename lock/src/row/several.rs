@@ -121,6 +121,9 @@ impl Table {
         let (mut own, mut held, mut is_behind) = (Vec::new(), Vec::new(), false);
         for (key, row) in refused {
             let row = row.ok_or_else(|| self.malformed(key, "the refusal names no row"))?;
+            if row.semaphore.is_some() {
+                return Err(Error::new(Kind::WrongUse { is: "a semaphore", not: "a lock" }, &self.name, key));
+            }
             if row.is_owned_by(owner) {
                 own.push(row);
                 continue;

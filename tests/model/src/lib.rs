@@ -244,7 +244,10 @@ impl Subject {
             Self::Semaphore => &[Bounds::new(4, 1, 1, 1), Bounds::new(8, 1, 0, 0)],
         };
         let more = level.saturating_sub(1);
-        bounds.iter().map(|bounds| Bounds { ticks: bounds.ticks + more, faults: bounds.faults + more, ..*bounds }).collect()
+        bounds
+            .iter()
+            .map(|bounds| Bounds { ticks: bounds.ticks + more, faults: bounds.faults + more, ..*bounds })
+            .collect()
     }
 
     /// Returns the mutations, with the property that each breaks.
@@ -314,8 +317,11 @@ impl Subject {
     #[must_use]
     pub fn check(self, bounds: Bounds, mutation: Option<(Mutation, Breach)>) -> Report {
         let breaks = mutation.map(|(_, breaks)| breaks);
-        let conditions =
-            |record| Conditions { record, retention: bounds.retention(), mutation: mutation.map(|(mutation, _)| mutation) };
+        let conditions = |record| Conditions {
+            record,
+            retention: bounds.retention(),
+            mutation: mutation.map(|(mutation, _)| mutation),
+        };
         let record = |reject_unfinished| Some(Record { window: 4, reject_unfinished });
         match self {
             Self::Lock => check(Lock { conditions: conditions(None), bounds }, bounds, breaks),
