@@ -96,9 +96,9 @@ async fn a_release_with_the_ticket_of_a_permit_frees_it_and_can_be_repeated() {
 #[tokio::test]
 async fn the_ticket_of_a_permit_that_was_replaced_or_freed_is_refused() {
     let world = World::new().await;
-    let (replaced, two) = (ticket(&world, ms(1)).await, ticket(&world, MINUTE).await);
+    let (replaced, two) = (ticket(&world, MINUTE / 2).await, ticket(&world, MINUTE).await);
     let (later, locks) = host(&world);
-    later.advance_clock(CLOCK_SKEW + ms(1));
+    later.advance_clock(MINUTE / 2 + CLOCK_SKEW + ms(1));
     let one = locks.semaphore("bank", 2).acquire().await.unwrap();
     assert!(locks.resume(&replaced).await.unwrap_err().is_ticket_ended());
     let seen = locks.get("bank").await.unwrap().unwrap();
