@@ -82,3 +82,14 @@ async fn a_lock_whose_key_became_a_semaphore_is_lost() {
     let _lock = locks.acquire(KEY).await.unwrap();
     assert!(held[0].renew(Duration::from_secs(5)).await.unwrap_err().is_lost());
 }
+
+// behaviour 444
+#[tokio::test]
+async fn several_keys_of_which_one_is_a_semaphore_are_refused() {
+    let world = World::new().await;
+    let locks = world.default_locks();
+    release_all(acquire_all(&locks, 1).await).await;
+    let error = locks.acquire_all(["account", KEY]).await.unwrap_err();
+    assert_wrong_kind(&error, "a semaphore", "a lock");
+    assert!(world.row("account").await.is_none());
+}

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use lambda_lock::embedded::{Answer, Intercept};
-use lambda_lock_tests::invocation::LoseAnswers;
+use lambda_lock_tests::invocation::{LoseAnswers, millis};
 use lambda_lock_tests::{Late, World};
 use serde_json::Value;
 
@@ -84,13 +84,14 @@ async fn a_late_attempt_finds_the_withdrawal_in_a_new_row() {
     // Three tries of the acquire.
     let late = Late::updates(1..=3);
     let host = world.host().intercept(late.clone()).build();
+    let started = host.now();
     let locks = world.locks_with_quick_retries(&host).build().unwrap();
     assert!(locks.semaphore(KEY, 1).acquire().await.unwrap_err().is_unavailable());
     locks.flush().await;
     assert_eq!(host.requests(), 5, "three tries, a refused release and the withdrawal");
     let withdrawn = row(&world).await;
     assert!(permits(&withdrawn).is_empty());
-    assert!(number(&withdrawn, "expiration") > (RETENTION + DAY).as_secs());
+    assert!(number(&withdrawn, "expiration") * 1000 >= millis(started + DAY + RETENTION));
     assert!(!late.deliver(&world).await);
 
     let next = world.default_locks().semaphore(KEY, 1).acquire().await.unwrap();
