@@ -227,7 +227,14 @@ pub const NOT_EXPRESSED: &[(&str, &str)] = &[
         "the model has no queue: `FREE_BEHIND_ALL` and `FREE_IN_TURN` imply `FREE`, and a client may wait at any time anyway",
     ),
     ("the cache serves an expired result", "the model has no cache: a client keeps no outcome"),
+    ("a ticket works twice", TICKETS),
+    ("a resumption does not use up the ticket", TICKETS),
+    ("a resumption does not read whose row it is", TICKETS),
+    ("a resumed lock counts its lease from the resumption", TICKETS),
+    ("a late renewal by a ticket shortens the lease", TICKETS),
 ];
+
+const TICKETS: &str = "the model has no tickets: each lock stays with the client that acquired it";
 
 impl Subject {
     /// All subjects.
@@ -244,7 +251,10 @@ impl Subject {
             Self::Semaphore => &[Bounds::new(4, 1, 1, 1), Bounds::new(8, 1, 0, 0)],
         };
         let more = level.saturating_sub(1);
-        bounds.iter().map(|bounds| Bounds { ticks: bounds.ticks + more, faults: bounds.faults + more, ..*bounds }).collect()
+        bounds
+            .iter()
+            .map(|bounds| Bounds { ticks: bounds.ticks + more, faults: bounds.faults + more, ..*bounds })
+            .collect()
     }
 
     /// Returns the mutations, with the property that each breaks.
@@ -314,8 +324,11 @@ impl Subject {
     #[must_use]
     pub fn check(self, bounds: Bounds, mutation: Option<(Mutation, Breach)>) -> Report {
         let breaks = mutation.map(|(_, breaks)| breaks);
-        let conditions =
-            |record| Conditions { record, retention: bounds.retention(), mutation: mutation.map(|(mutation, _)| mutation) };
+        let conditions = |record| Conditions {
+            record,
+            retention: bounds.retention(),
+            mutation: mutation.map(|(mutation, _)| mutation),
+        };
         let record = |reject_unfinished| Some(Record { window: 4, reject_unfinished });
         match self {
             Self::Lock => check(Lock { conditions: conditions(None), bounds }, bounds, breaks),

@@ -57,7 +57,14 @@ impl Past {
     }
 
     /// Sees a request that was applied.
-    pub(crate) fn applied(&mut self, before: Option<&Row>, after: &Row, request: Request, log: &mut Log, record: Option<Record>) {
+    pub(crate) fn applied(
+        &mut self,
+        before: Option<&Row>,
+        after: &Row,
+        request: Request,
+        log: &mut Log,
+        record: Option<Record>,
+    ) {
         let Request { kind, owner, sequence, asked, .. } = request;
         let furthest = log.true_time + SKEW;
         match kind {
@@ -234,13 +241,8 @@ impl Lock {
     ) -> Option<Request> {
         if let Some(now) = sent.filter(|now| now + LEASE > clock) {
             log.saw(Event::Acquired);
-            *client = Client {
-                phase: Phase::Held,
-                deadline: now + LEASE,
-                acquired_at: now,
-                expiration,
-                ..Client::default()
-            };
+            *client =
+                Client { phase: Phase::Held, deadline: now + LEASE, acquired_at: now, expiration, ..Client::default() };
             return None;
         }
         log.saw(Event::GrantedTooLate);
@@ -259,7 +261,11 @@ impl Lock {
         };
         // `Lock::release_at`
         let end = now.max(client.acquired_at);
-        let request = Request { lease_end: end, expiration: end + self.conditions.retention, ..self.request(Kind::Release, id, &client, now) };
+        let request = Request {
+            lease_end: end,
+            expiration: end + self.conditions.retention,
+            ..self.request(Kind::Release, id, &client, now)
+        };
         (client, request)
     }
 }
@@ -371,8 +377,12 @@ impl Protocol for Lock {
         let is_own = |row: &Row| row.owner == request.owner;
         let is_released = |row: &Row| row.released == request.owner;
         match (request.kind, answer) {
-            (Kind::Acquire, Answer::Applied) => self.granted(id, client, Some(request.now), request.expiration, clock, log),
-            (Kind::Acquire, Answer::Refused(Some(row))) if is_own(row) && !self.conditions.is(Mutation::ForeignNonce) => {
+            (Kind::Acquire, Answer::Applied) => {
+                self.granted(id, client, Some(request.now), request.expiration, clock, log)
+            }
+            (Kind::Acquire, Answer::Refused(Some(row)))
+                if is_own(row) && !self.conditions.is(Mutation::ForeignNonce) =>
+            {
                 log.saw(Event::OwnRowRecognised);
                 let ours = client.sent.into_iter().filter(|sent| *sent > 0).map(|sent| sent - 1);
                 let now = ours.into_iter().find(|now| now + LEASE + SKEW == row.lease_end);
@@ -427,7 +437,8 @@ impl Protocol for Lock {
                 None
             }
             (Kind::Release, Answer::Refused(row)) => {
-                let done = row.as_ref().is_some_and(is_released) || self.conditions.is(Mutation::RefusedReleaseSucceeds);
+                let done =
+                    row.as_ref().is_some_and(is_released) || self.conditions.is(Mutation::RefusedReleaseSucceeds);
                 *client = Client::ended(if done { End::Released } else { End::Lost });
                 None
             }

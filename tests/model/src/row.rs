@@ -135,8 +135,7 @@ impl Conditions {
             || self.is(Mutation::ReleaseWithoutOwner)
             || self.is(Mutation::ReleaseWithoutStatus);
         let after = Row { released: owner, sequence: Some(sequence), lease_end, expiration, ..*row };
-        let after =
-            if self.is(Mutation::ReleaseForgets) { Row { owner: 0, lease_end: 0, ..after } } else { after };
+        let after = if self.is(Mutation::ReleaseForgets) { Row { owner: 0, lease_end: 0, ..after } } else { after };
         (own && open && in_order).then_some(after)
     }
 
@@ -155,17 +154,16 @@ impl Conditions {
                 expiration,
                 fence: None,
             }),
-            (Kind::WithdrawLonger, Some(row)) => (row.owner != owner
-                && !row.completed
-                && row.acquired_at.is_some()
-                && row.expiration < expiration)
-                .then_some(Row { withdrawn: owner, expiration, ..*row }),
+            (Kind::WithdrawLonger, Some(row)) => {
+                (row.owner != owner && !row.completed && row.acquired_at.is_some() && row.expiration < expiration)
+                    .then_some(Row { withdrawn: owner, expiration, ..*row })
+            }
             (Kind::Withdraw, Some(row)) => (row.owner != owner).then_some(Row { withdrawn: owner, ..*row }),
             _ => None,
         }
     }
 
-/// The second request of `Table::withdraw`, by the row that the first one showed.
+    /// The second request of `Table::withdraw`, by the row that the first one showed.
     pub(crate) fn withdrawal(self, row: Option<&Row>, first: Request) -> Request {
         let expiration = first.now + self.retention;
         let kind = match row {

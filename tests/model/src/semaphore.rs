@@ -226,7 +226,11 @@ impl Semaphore {
         log: &mut Log,
     ) -> Option<Request> {
         let again = |replaced| {
-            (request.tries > 1).then_some(Request { kind: Kind::Acquire(replaced), tries: request.tries - 1, ..*request })
+            (request.tries > 1).then_some(Request {
+                kind: Kind::Acquire(replaced),
+                tries: request.tries - 1,
+                ..*request
+            })
         };
         let next = match row {
             None => again([false; CLIENTS]),

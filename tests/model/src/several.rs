@@ -184,13 +184,20 @@ impl Several {
     }
 
     /// `Table::release_held`: releases the keys that were not lost. Returns the lost keys at the end.
-    fn refused_release(&self, client: &mut Client, request: &Request, answer: &Answer) -> Result<[Option<Option<Row>>; KEYS], Request> {
+    fn refused_release(
+        &self,
+        client: &mut Client,
+        request: &Request,
+        answer: &Answer,
+    ) -> Result<[Option<Option<Row>>; KEYS], Request> {
         let mut lost = [None; KEYS];
         let mut willing = [false; KEYS];
         for key in 0..KEYS {
             let Err(refusals) = answer else { break };
             match refusals[key] {
-                Some((true, row)) if !row.is_some_and(|row| row.released == request.update.owner) => lost[key] = Some(row),
+                Some((true, row)) if !row.is_some_and(|row| row.released == request.update.owner) => {
+                    lost[key] = Some(row)
+                }
                 Some((false, _)) => willing[key] = true,
                 _ => {}
             }
@@ -411,7 +418,8 @@ impl Protocol for Several {
             if valid > 1 {
                 log.broke(Breach::Exclusion);
             }
-            if rows[key].is_some_and(|row| row.is_in_progress_at(state.time + SKEW) && row.lease_end > pasts[key].asked) {
+            if rows[key].is_some_and(|row| row.is_in_progress_at(state.time + SKEW) && row.lease_end > pasts[key].asked)
+            {
                 log.broke(Breach::HeldByNobody);
             }
         }

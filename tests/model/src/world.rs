@@ -62,8 +62,7 @@ pub(crate) trait Protocol: Send + Sync + 'static {
     fn inspect(&self, state: &StateOf<Self>, log: &mut Log);
 }
 
-pub(crate) type StateOf<P> =
-    State<<P as Protocol>::Table, <P as Protocol>::Client, <P as Protocol>::Request>;
+pub(crate) type StateOf<P> = State<<P as Protocol>::Table, <P as Protocol>::Client, <P as Protocol>::Request>;
 
 /// What a client can do next.
 pub(crate) struct Decision<P: Protocol + ?Sized> {
@@ -122,7 +121,6 @@ impl<T, C, R> State<T, C, R> {
         self.flights[client].is_some()
     }
 }
-
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Action {
@@ -237,8 +235,9 @@ impl<P: Protocol> Model for World<P> {
         let mut clocks = Vec::new();
         for number in 0..1_u8 << CLIENTS {
             let ahead = std::array::from_fn(|client| (number >> client) & SKEW);
-            let is_sorted = (1..CLIENTS)
-                .all(|client| self.protocol.role(client - 1) != self.protocol.role(client) || ahead[client - 1] <= ahead[client]);
+            let is_sorted = (1..CLIENTS).all(|client| {
+                self.protocol.role(client - 1) != self.protocol.role(client) || ahead[client - 1] <= ahead[client]
+            });
             if is_sorted {
                 clocks.push(ahead);
             }
@@ -260,9 +259,8 @@ impl<P: Protocol> Model for World<P> {
     }
 
     fn actions(&self, state: &Self::State, actions: &mut Vec<Self::Action>) {
-        let allowed = |fate: Fate| {
-            (!fate.is_fault() || state.faults_left > 0) && (!fate.needs_late() || state.late.is_none())
-        };
+        let allowed =
+            |fate: Fate| (!fate.is_fault() || state.faults_left > 0) && (!fate.needs_late() || state.late.is_none());
         // Times count from the first request on.
         let has_begun = state.fresh.contains(&false);
         let mut may_tick = state.time < self.bounds.ticks && has_begun;

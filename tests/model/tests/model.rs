@@ -9,9 +9,8 @@ use std::{env, fs};
 use lambda_lock_model::{Bounds, Event, NOT_EXPRESSED, Subject};
 
 fn bounds(subject: Subject) -> Vec<Bounds> {
-    let level = env::var("LOCK_MODEL").map_or(1, |level| {
-        level.parse().unwrap_or_else(|_| panic!("LOCK_MODEL is `{level}`, not a number from 1"))
-    });
+    let level = env::var("LOCK_MODEL")
+        .map_or(1, |level| level.parse().unwrap_or_else(|_| panic!("LOCK_MODEL is `{level}`, not a number from 1")));
     subject.bounds(level)
 }
 
