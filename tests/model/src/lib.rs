@@ -227,7 +227,14 @@ pub const NOT_EXPRESSED: &[(&str, &str)] = &[
         "the model has no queue: `FREE_BEHIND_ALL` and `FREE_IN_TURN` imply `FREE`, and a client may wait at any time anyway",
     ),
     ("the cache serves an expired result", "the model has no cache: a client keeps no outcome"),
+    ("a ticket works twice", TICKETS),
+    ("a resumption does not use up the ticket", TICKETS),
+    ("a resumption does not read whose row it is", TICKETS),
+    ("a resumed lock counts its lease from the resumption", TICKETS),
+    ("a late renewal by a ticket shortens the lease", TICKETS),
 ];
+
+const TICKETS: &str = "the model has no tickets: each lock stays with the client that acquired it";
 
 impl Subject {
     /// All subjects.
