@@ -1,0 +1,474 @@
+//! A semaphore: at most [`PERMITS`] of three clients at a time, in one row. The conditions and the client follow
+//! `row/permit.rs`. The permits and tombstones, which the product stores as `permit:<owner>`, are an array by client.
+//!
+//! The model keeps all tombstones. The product removes them when they are a minute old. A duplicate that is later takes a
+//! permit, if there is room, until the lease of the duplicate ends.
+
+use crate::lock::{End, LEASE, Phase, bit, owner};
+use crate::row::FENCES_IN_A_TICK;
+use crate::world::{CLIENTS, Decision, Log, Protocol, SKEW, StateOf};
+use crate::{Bounds, Breach, Event, Mutation};
+
+/// The N of the semaphore.
+const PERMITS: u8 = 2;
+
+/// How often a request is adapted to a row that others change meanwhile (`TRIES`).
+const TRIES: u8 = 4;
+
+#[derive(Debug)]
+pub(crate) struct Semaphore {
+    pub(crate) bounds: Bounds,
+    pub(crate) retention: u8,
+    pub(crate) mutation: Option<Mutation>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Hash)]
+pub(crate) struct Row {
+    /// The counter.
+    permits: u8,
+    permit: [Option<Permit>; CLIENTS],
+    fence: Option<u16>,
+    expiration: u8,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Hash)]
+enum Permit {
+    Held { lease_end: u8, sequence: u8 },
+    Tombstone,
+}
+
+/// The row, and what the proof remembers of it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Hash)]
+pub(crate) struct Table {
+    row: Option<Row>,
+    /// The largest fence of an acquisition.
+    fence: u16,
+    /// The owners whose release or withdrawal was applied.
+    released: u8,
+    /// Those of them that the row still shows.
+    shown: u8,
+    /// The end that each owner asked for.
+    asked: [u8; CLIENTS],
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Hash)]
+pub(crate) struct Request {
+    kind: Kind,
+    id: usize,
+    now: u8,
+    sequence: u8,
+    lease_end: u8,
+    asked: u8,
+    expiration: u8,
+    tries: u8,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Hash)]
+enum Kind {
+    /// Replaces these permits.
+    Acquire([bool; CLIENTS]),
+    Renew,
+    Release,
+    ReleaseToWithdraw,
+    /// `permit_withdrawal`, and whether the row is there.
+    Withdraw(bool),
+}
+
+/// `Ok`, or the row that refused the request.
+type Answer = Result<(), Option<Row>>;
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Hash)]
+pub(crate) struct Client {
+    phase: Phase,
+    attempts: u8,
+    /// One more than the times of the attempts whose leases have not ended.
+    sent: [u8; 2],
+    /// An attempt was not answered. In a release: one of the SDK's.
+    doubtful: bool,
+    deadline: u8,
+    sequence: u8,
+}
+
+fn ended(end: End) -> Client {
+    Client { phase: Phase::Ended(end), ..Client::default() }
+}
+
+impl Row {
+    fn held(&self, id: usize) -> Option<(u8, u8)> {
+        match self.permit[id] {
+            Some(Permit::Held { lease_end, sequence }) => Some((lease_end, sequence)),
+            _ => None,
+        }
+    }
+}
+
+impl Semaphore {
+    fn is(&self, mutation: Mutation) -> bool {
+        self.mutation == Some(mutation)
+    }
+
+    /// `claim_permit`: the condition and the update.
+    fn acquire(&self, row: Option<&Row>, request: &Request, replaced: [bool; CLIENTS]) -> Option<Row> {
+        let Request { id, now, lease_end, expiration, .. } = *request;
+        let ended = u8::try_from(replaced.into_iter().filter(|is| *is).count()).unwrap_or(u8::MAX);
+        // `#permits BETWEEN :ended AND :most`
+        let most = PERMITS - 1 + ended + u8::from(self.is(Mutation::OneMore));
+        let empty = Row { permits: 0, permit: [None; CLIENTS], fence: None, expiration: 0 };
+        let before = match row {
+            None if ended == 0 => &empty,
+            None => return None,
+            Some(row) => row,
+        };
+        // `NEW`
+        let new = match before.permit[id] {
+            None => true,
+            Some(Permit::Tombstone) => self.is(Mutation::TombstoneIgnored),
+            Some(Permit::Held { .. }) => false,
+        };
+        let is_over = |other: usize| {
+            before.held(other).is_some_and(|(lease_end, _)| lease_end <= now || self.is(Mutation::ReplacedUnchecked))
+        };
+        let condition = new
+            && (ended..=most).contains(&before.permits)
+            && (0..CLIENTS).filter(|other| replaced[*other]).all(is_over);
+        if !condition {
+            return None;
+        }
+        // `TAKE`
+        let one = u16::from(!self.is(Mutation::FenceRepeats));
+        let mut after = Row {
+            permits: before.permits + 1 - ended,
+            fence: Some(before.fence.unwrap_or(u16::from(now) * FENCES_IN_A_TICK) + one),
+            expiration,
+            ..*before
+        };
+        for other in (0..CLIENTS).filter(|other| replaced[*other]) {
+            after.permit[other] = None;
+        }
+        after.permit[id] = Some(Permit::Held { lease_end, sequence: 0 });
+        Some(after)
+    }
+
+    /// `renew_permit`, whose condition is `HELD` and the sequence.
+    fn renew(&self, row: &Row, Request { id, now, sequence, lease_end, expiration, .. }: Request) -> Option<Row> {
+        let (end, last) = row.held(id)?;
+        let mut after = Row { expiration, ..*row };
+        after.permit[id] = Some(Permit::Held { lease_end, sequence });
+        (end > now && (last < sequence || self.is(Mutation::LateRenewal))).then_some(after)
+    }
+
+    /// `permit_release`
+    fn release(&self, row: &Row, Request { id, sequence, expiration, .. }: Request) -> Option<Row> {
+        let other = (0..CLIENTS).find(|other| *other != id && row.held(*other).is_some());
+        let id = other.filter(|_| self.is(Mutation::AnotherReleased)).unwrap_or(id);
+        let (_, last) = row.held(id)?;
+        let fewer = if self.is(Mutation::CountedTwice) { 2 } else { 1 };
+        let mut after = Row { permits: row.permits.saturating_sub(fewer), expiration, ..*row };
+        after.permit[id] = (!self.is(Mutation::NoTombstone)).then_some(Permit::Tombstone);
+        (last < sequence && row.permits >= 1).then_some(after)
+    }
+
+    /// `permit_withdrawal`
+    fn withdraw(row: Option<&Row>, Request { id, expiration, .. }: Request, is_there: bool) -> Option<Row> {
+        let mut after = match row {
+            None if !is_there => Row { permits: 0, permit: [None; CLIENTS], fence: None, expiration },
+            Some(row) if is_there && row.permit[id].is_none() => Row { expiration, ..*row },
+            _ => return None,
+        };
+        after.permit[id] = Some(Permit::Tombstone);
+        Some(after)
+    }
+
+    fn request(&self, kind: Kind, id: usize, client: &Client, now: u8, lease: u8) -> Request {
+        let asked = now + lease + SKEW;
+        let is_acquire = matches!(kind, Kind::Acquire(_));
+        // Not before the end of the longest lease of another permit.
+        let mut expiration = now + LEASE + SKEW + self.retention;
+        if is_acquire && self.is(Mutation::TtlTooEarlyForPermits) {
+            expiration = now;
+        }
+        Request {
+            kind,
+            id,
+            now,
+            sequence: client.sequence,
+            lease_end: if is_acquire && self.is(Mutation::NoSkew) { asked - SKEW } else { asked },
+            asked,
+            expiration,
+            tries: TRIES,
+        }
+    }
+
+    fn withdrawal(&self, id: usize, now: u8) -> (Client, Request) {
+        let client = Client { phase: Phase::Withdrawing, sequence: 1, ..Client::default() };
+        (client, self.request(Kind::ReleaseToWithdraw, id, &client, now, 0))
+    }
+
+    fn granted(&self, client: &mut Client, id: usize, sent: Option<u8>, clock: u8, log: &mut Log) -> Option<Request> {
+        if let Some(now) = sent.filter(|now| now + LEASE > clock) {
+            log.saw(Event::Acquired);
+            *client = Client { phase: Phase::Held, deadline: now + LEASE, ..Client::default() };
+            return None;
+        }
+        log.saw(Event::GrantedTooLate);
+        let (withdrawing, request) = self.withdrawal(id, clock);
+        *client = withdrawing;
+        Some(request)
+    }
+
+    /// `take_permit`, from a refusal on.
+    fn refused(
+        &self,
+        client: &mut Client,
+        request: &Request,
+        row: Option<Row>,
+        clock: u8,
+        log: &mut Log,
+    ) -> Option<Request> {
+        let again = |replaced| {
+            (request.tries > 1).then_some(Request {
+                kind: Kind::Acquire(replaced),
+                tries: request.tries - 1,
+                ..*request
+            })
+        };
+        let next = match row {
+            None => again([false; CLIENTS]),
+            Some(row) => {
+                if let Some((end, _)) = row.held(request.id) {
+                    if !self.is(Mutation::ForeignNonce) {
+                        log.saw(Event::OwnRowRecognised);
+                        let mut sent = client.sent.into_iter().filter(|sent| *sent > 0).map(|sent| sent - 1);
+                        let sent = sent.find(|now| now + LEASE + SKEW == end);
+                        return self.granted(client, request.id, sent, clock, log);
+                    }
+                    log.broke(Breach::RefusedByItself);
+                }
+                let is_over = |other: usize| {
+                    other != request.id
+                        && row.held(other).is_some_and(|(lease_end, _)| {
+                            lease_end <= request.now || self.is(Mutation::ReplacedUnchecked)
+                        })
+                };
+                let replaced: [bool; CLIENTS] = std::array::from_fn(is_over);
+                let held = (0..CLIENTS).filter(|other| row.held(*other).is_some() && !replaced[*other]).count();
+                if held >= usize::from(PERMITS) { None } else { again(replaced) }
+            }
+        };
+        if next.is_none() {
+            log.saw(Event::Refused);
+            if !client.doubtful {
+                *client = Client::default();
+            }
+        }
+        next
+    }
+}
+
+impl Protocol for Semaphore {
+    type Table = Table;
+    type Request = Request;
+    type Answer = Answer;
+    type Client = Client;
+
+    fn decisions(&self, id: usize, client: &Client, now: u8, decisions: &mut Vec<Decision<Self>>) {
+        let mut decide = |client, request, is_renewal| {
+            decisions.push(Decision { client, request: Some(request), is_renewal });
+        };
+        match client.phase {
+            Phase::Asking => {
+                if client.attempts < self.bounds.attempts {
+                    let mut sent = client.sent.into_iter().filter(|sent| sent + LEASE > now + 1 && *sent > 0);
+                    let sent = [sent.next().unwrap_or(0), now + 1];
+                    let asking = Client { attempts: client.attempts + 1, sent, ..*client };
+                    decide(asking, self.request(Kind::Acquire([false; CLIENTS]), id, client, now, LEASE), false);
+                }
+                if client.doubtful {
+                    let (client, request) = self.withdrawal(id, now);
+                    decide(client, request, false);
+                }
+            }
+            Phase::Held | Phase::Releasing if client.sequence <= self.bounds.renewals + 1 => {
+                let sequence = client.sequence + 1;
+                let releasing = Client { phase: Phase::Releasing, sequence, ..Client::default() };
+                decide(releasing, self.request(Kind::Release, id, &releasing, now, 0), false);
+                if client.phase == Phase::Held && client.deadline > now {
+                    for lease in [1, LEASE] {
+                        let deadline = client.deadline.min(now + lease);
+                        let renewing = Client { sequence, deadline, ..*client };
+                        decide(renewing, self.request(Kind::Renew, id, &renewing, now, lease), true);
+                    }
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn apply(&self, table: &mut Table, request: &Request, log: &mut Log) -> Answer {
+        let (id, before, own) = (request.id, table.row, bit(owner(request.id)));
+        let after = match request.kind {
+            Kind::Acquire(replaced) => self.acquire(before.as_ref(), request, replaced),
+            Kind::Renew => before.and_then(|row| self.renew(&row, *request)),
+            Kind::Release | Kind::ReleaseToWithdraw => before.and_then(|row| self.release(&row, *request)),
+            Kind::Withdraw(is_there) => Self::withdraw(before.as_ref(), *request, is_there),
+        };
+        let Some(after) = after else { return Err(before) };
+        table.row = Some(after);
+        let is_replaced = |other: usize| matches!(request.kind, Kind::Acquire(replaced) if replaced[other]);
+        for other in (0..CLIENTS).filter(|other| *other != id && !is_replaced(*other)) {
+            if before.is_some_and(|row| row.permit[other] != after.permit[other]) {
+                log.broke(Breach::ForeignRow);
+            }
+        }
+        if matches!(request.kind, Kind::Renew | Kind::Release)
+            && before.and_then(|row| row.held(id)).is_some_and(|(_, last)| last >= request.sequence)
+        {
+            log.broke(Breach::OutOfOrder);
+        }
+        match request.kind {
+            Kind::Acquire(replaced) => {
+                let fence = after.fence.unwrap_or_default();
+                if fence <= table.fence {
+                    log.broke(Breach::FenceStoodStill);
+                }
+                if table.released & own != 0 {
+                    log.broke(Breach::TakenAfterItsEnd);
+                }
+                if replaced.contains(&true) {
+                    log.saw(Event::TakenOver);
+                }
+                table.fence = table.fence.max(fence);
+                table.asked[id] = request.asked;
+            }
+            Kind::Renew => table.asked[id] = request.asked,
+            Kind::Release | Kind::ReleaseToWithdraw | Kind::Withdraw(_) => {
+                if matches!(request.kind, Kind::Withdraw(_)) {
+                    log.saw(Event::Withdrawn);
+                }
+                // The proof counts what the row shows, because a mutation releases another permit.
+                if before.is_none_or(|row| row.permit[id] != after.permit[id]) {
+                    table.released |= own;
+                    table.shown |= own;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn answered(
+        &self,
+        id: usize,
+        client: &mut Client,
+        request: &Request,
+        answer: &Answer,
+        clock: u8,
+        log: &mut Log,
+    ) -> Option<Request> {
+        match (request.kind, *answer) {
+            (Kind::Acquire(_), Ok(())) => self.granted(client, id, Some(request.now), clock, log),
+            (Kind::Acquire(_), Err(row)) => self.refused(client, request, row, clock, log),
+            (Kind::Renew, answer) => {
+                // An earlier attempt of this renewal may have been applied.
+                let is_renewed = |row: Row| row.held(id).is_some_and(|(_, last)| last == request.sequence);
+                if answer.is_ok() || answer.is_err_and(|row| row.is_some_and(is_renewed)) {
+                    client.deadline = request.asked - SKEW;
+                    log.saw(Event::Renewed);
+                } else {
+                    log.saw(Event::Lost);
+                    *client = ended(End::Lost);
+                }
+                None
+            }
+            (Kind::Release, Ok(())) => {
+                log.saw(Event::Released);
+                *client = ended(End::Released);
+                None
+            }
+            (Kind::Release, Err(row)) => {
+                let end = match row.map(|row| row.permit[id]) {
+                    _ if self.is(Mutation::RefusedReleaseSucceeds) => End::Released,
+                    Some(Some(Permit::Tombstone)) => End::Released,
+                    // There is no trace after an unanswered attempt.
+                    Some(None) if client.doubtful => End::Unknown,
+                    _ => End::Lost,
+                };
+                if end == End::Lost {
+                    log.saw(Event::Lost);
+                }
+                *client = ended(end);
+                None
+            }
+            // `withdraw_permit`
+            (Kind::ReleaseToWithdraw, Err(row)) if row.is_none_or(|row| row.permit[id].is_none()) => {
+                Some(Request { kind: Kind::Withdraw(row.is_some()), ..*request })
+            }
+            (Kind::Withdraw(_), Err(_)) if request.tries > 1 => {
+                Some(Request { kind: Kind::ReleaseToWithdraw, tries: request.tries - 1, ..*request })
+            }
+            (Kind::Withdraw(_), Err(_)) => {
+                *client = ended(End::Unknown);
+                None
+            }
+            (Kind::ReleaseToWithdraw | Kind::Withdraw(_), _) => {
+                *client = ended(End::WithoutKey);
+                None
+            }
+        }
+    }
+
+    fn unanswered(&self, client: &mut Client, request: &Request) {
+        match request.kind {
+            Kind::Acquire(_) => client.doubtful = true,
+            Kind::Renew | Kind::Release => {}
+            _ => *client = ended(End::Unknown),
+        }
+    }
+
+    fn sent_again(&self, client: &mut Client, request: &Request) {
+        client.doubtful |= matches!(request.kind, Kind::Acquire(_) | Kind::Release);
+    }
+
+    fn expired(&self, table: &Table, now: u8) -> Vec<usize> {
+        table.row.filter(|row| row.expiration <= now).map(|_| 0).into_iter().collect()
+    }
+
+    fn delete(&self, table: &mut Table, _: usize) {
+        table.row = None;
+        table.shown = 0;
+    }
+
+    fn inspect(&self, state: &StateOf<Self>, log: &mut Log) {
+        let is_valid = |id: usize| {
+            let client = &state.clients[id];
+            client.phase == Phase::Held && client.deadline > state.clock(id)
+        };
+        if (0..CLIENTS).filter(|id| is_valid(*id)).count() > usize::from(PERMITS) {
+            log.broke(Breach::Exclusion);
+        }
+        let Table { row, asked, released, shown, .. } = &state.table;
+        let count = |row: &Row| (0..CLIENTS).filter(|id| row.held(*id).is_some()).count();
+        if row.is_some_and(|row| count(&row) != usize::from(row.permits)) {
+            log.broke(Breach::WrongCount);
+        }
+        for (id, client) in state.clients.iter().enumerate() {
+            let end = row.and_then(|row| row.held(id)).map(|(lease_end, _)| lease_end);
+            let is_held = end.is_some_and(|end| end > state.time + SKEW);
+            if is_held && end > Some(asked[id]) {
+                log.broke(Breach::HeldByNobody);
+            }
+            let ended = match client.phase {
+                Phase::Asking if !client.doubtful && !state.is_waiting(id) => End::WithoutKey,
+                Phase::Ended(end) => end,
+                _ => continue,
+            };
+            match ended {
+                End::Released if released & bit(owner(id)) == 0 => log.broke(Breach::ReleaseNotDone),
+                End::Lost if shown & bit(owner(id)) != 0 => log.broke(Breach::ReleaseNotRecognised),
+                _ => {}
+            }
+            if is_held && ended != End::Unknown {
+                log.broke(Breach::HeldByNobody);
+            }
+        }
+    }
+}
