@@ -32,6 +32,7 @@ pub(crate) type Source = Box<dyn StdError + Send + Sync>;
 /// | [`is_ticket_released`](Self::is_ticket_released) | the ticket's lock was released; also [`is_lost`](Self::is_lost) | no |
 /// | [`is_ticket_used`](Self::is_ticket_used) | the ticket's lock was resumed before | no |
 /// | [`is_ticket_unknown`](Self::is_ticket_unknown) | no acquisition matches the ticket: it is forged, or its row was deleted | no |
+/// | [`is_wrong_kind`](Self::is_wrong_kind) | the key is a semaphore instead of a lock, or the reverse | no |
 /// | [`is_invalid`](Self::is_invalid) | a setting or an argument is out of bounds | no |
 /// | `is_in_progress` | a run for this idempotency key is in progress: [`holder`](Self::holder) says whose | yes |
 /// | `is_unfinished` | a run for this idempotency key started but did not finish, and must not run again | no |
@@ -86,6 +87,11 @@ pub(crate) enum Kind {
     AccessDenied,
     TableNotFound,
     MalformedRow(String),
+    /// The row belongs to a lock or a record, and the request was for a semaphore, or the reverse.
+    WrongUse {
+        is: &'static str,
+        not: &'static str,
+    },
     Invalid(String),
     /// The client could not send a request at all: no credentials, no region, a wrong certificate.
     NotSent,
@@ -251,6 +257,13 @@ impl Error {
         matches!(self.0.kind, Kind::MalformedRow(_))
     }
 
+    /// Returns `true` if the key is that of a [semaphore](crate::Locks::semaphore) and a lock or a record was to be acquired,
+    /// or the reverse. The row was not modified. It keeps its kind until DynamoDB's TTL deletes it.
+    #[must_use]
+    pub fn is_wrong_kind(&self) -> bool {
+        matches!(self.0.kind, Kind::WrongUse { .. })
+    }
+
     /// Returns `true` if a setting or an argument is out of bounds. Nothing was sent.
     #[must_use]
     pub fn is_invalid(&self) -> bool {
@@ -339,6 +352,7 @@ impl Error {
             Kind::AccessDenied => "access_denied",
             Kind::TableNotFound => "table_not_found",
             Kind::MalformedRow(_) => "malformed_row",
+            Kind::WrongUse { .. } => "wrong_kind",
             Kind::Invalid(_) => "invalid",
             Kind::NotSent => "not_sent",
             Kind::Rejected => "refused",
@@ -522,6 +536,7 @@ impl fmt::Display for Error {
                 "the row under {what} is not a lock row ({why}); it was not modified: use another key or key prefix, or \
                  delete the row"
             )?,
+            Kind::WrongUse { is, not } => write!(f, "{what} is {is}, not {not}: use another key")?,
             Kind::Invalid(message) => f.write_str(message)?,
             Kind::NotSent => write!(f, "no request for {what} was sent: check region, credentials and endpoint")?,
             Kind::Rejected => write!(f, "DynamoDB rejected the request for {what}")?,

@@ -38,6 +38,20 @@ pub struct Holder {
     pub(crate) validation: Option<String>,
     pub(crate) waiters: u64,
     pub(crate) queue: Queue,
+    pub(crate) kind: HolderKind,
+    /// The permits of a semaphore.
+    pub(crate) permits: Vec<Holder>,
+}
+
+/// What a [`Holder`] describes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum HolderKind {
+    /// The holder of a lock, or the run of a record.
+    Key,
+    /// All permits of a semaphore.
+    Semaphore,
+    /// One permit of a semaphore.
+    Permit,
 }
 
 impl Holder {
@@ -46,6 +60,10 @@ impl Holder {
     #[must_use]
     pub fn name(&self) -> Option<&str> {
         self.name.as_deref()
+    }
+
+    fn name_or_default(&self) -> &str {
+        self.name().unwrap_or("an unnamed holder")
     }
 
     /// Returns the nonce of the acquisition. A row that another library wrote has none.
@@ -101,6 +119,28 @@ impl Holder {
         self.waiters
     }
 
+    /// Returns the permits in the row of a [semaphore](crate::Locks::semaphore), the lease that ends first first. Empty for a
+    /// lock, for a record of idempotency, for a permit, and if no permit is in the row.
+    ///
+    /// The other methods of a semaphore's holder describe the permit whose lease ends first. A permit whose holder crashed
+    /// stays in the row until another acquire needs its place; it is not [current](Self::is_current) after its lease.
+    ///
+    /// ```
+    /// # use lambda_lock::{Error, Locks};
+    /// # async fn example(locks: Locks) -> Result<(), Error> {
+    /// if let Some(semaphore) = locks.get("bank-api").await? {
+    ///     for permit in semaphore.permits().iter().filter(|permit| permit.is_current()) {
+    ///         println!("{} with fence {:?}", permit.name().unwrap_or("someone"), permit.fence());
+    ///     }
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn permits(&self) -> &[Self] {
+        &self.permits
+    }
+
     /// Returns `true` if this is the record of a completed run.
     #[must_use]
     pub fn is_completed(&self) -> bool {
@@ -125,6 +165,8 @@ impl fmt::Debug for Holder {
             validation,
             waiters,
             queue: _,
+            kind,
+            permits,
         } = self;
         let validation = validation.as_ref().map(|_| "…");
         f.debug_struct("Holder")
@@ -140,15 +182,30 @@ impl fmt::Debug for Holder {
             .field("error", error)
             .field("validation", &validation)
             .field("waiters", waiters)
+            .field("kind", kind)
+            .field("permits", permits)
             .finish_non_exhaustive()
     }
 }
 
-/// `someone until 2026-11-21T02:53:00.000Z`
+/// How many holders of permits a text names.
+const NAMED: usize = 5;
+
+/// `someone until 2026-11-21T02:53:00.000Z`, or `someone, another; the first lease ends at …` for a semaphore.
 impl fmt::Display for Holder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let until = humantime::format_rfc3339_millis(self.until());
-        write!(f, "{} until {until}", self.name().unwrap_or("an unnamed holder"))
+        let mut permits = self.permits.iter().filter(|permit| permit.current == self.current);
+        let Some(first) = permits.next() else { return write!(f, "{} until {until}", self.name_or_default()) };
+        f.write_str(first.name_or_default())?;
+        for permit in permits.by_ref().take(NAMED - 1) {
+            write!(f, ", {}", permit.name_or_default())?;
+        }
+        match permits.count() {
+            0 => {}
+            more => write!(f, " and {more} more")?,
+        }
+        write!(f, "; the first lease ends at {until}")
     }
 }
 

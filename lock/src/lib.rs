@@ -6,6 +6,7 @@
 //! | run work under a lock | [`Locks::acquire`], [`Acquire::run`], [`Lock`] | |
 //! | hold several keys, all or none | [`Locks::acquire_all`], [`LockSet`] | |
 //! | hold a lock in several processes, one after the other | [`Lock::into_ticket`], [`Locks::resume`], [`Ticket`] | `serde` |
+//! | run up to N pieces of work at a time | [`Locks::semaphore`], [`Semaphore`] | |
 //! | make a Lambda handler a singleton | `LockLayer` | `lambda` |
 //! | return the first run's result to a duplicate | `Idempotency` for a function, `IdempotentLayer` for a handler | `idempotency`, `lambda` |
 //! | do each message of an SQS queue once | `SqsConsumer` | `lambda`; `sqs` to hide messages in progress |
@@ -35,6 +36,7 @@
 //! - At most one holder considers itself valid at any instant, if the clocks of hosts differ by no more than
 //!   [the clock skew](LocksBuilder::clock_skew). A lock that a [`Ticket`] hands over counts as one holder.
 //!   [`Acquire::owner_from`] gives this guarantee up for acquires of the same identity.
+//! - At most N permits of a [semaphore](Locks::semaphore) are valid at any instant, under the same condition.
 //! - Every acquisition of a key has a larger [fence](Lock::fence) than all earlier ones, also after its row was released,
 //!   expired, or deleted by DynamoDB's TTL. [`Lock::fence`] names two exceptions.
 //! - A crashed holder blocks no one after its lease and the clock skew.
@@ -57,11 +59,12 @@
 //! | renew | 1 `UpdateItem` | `dynamodb:UpdateItem` |
 //! | acquire, renew or release [several keys](Locks::acquire_all) | 1 `TransactWriteItems` each | `dynamodb:UpdateItem` |
 //! | [`Locks::resume`], [`Locks::renew_ticket`], [`Locks::release_ticket`] | 1 `UpdateItem` | `dynamodb:UpdateItem` |
+//! | a permit of a [semaphore](Locks::semaphore): acquire, release, renew | 1 `UpdateItem` each; 2 to replace a permit whose lease has ended | `dynamodb:UpdateItem` |
 //! | an idempotent run, a message that is done | 2 `UpdateItem` | `dynamodb:UpdateItem` |
 //! | a duplicate | 1 `UpdateItem`; none from the cache | `dynamodb:UpdateItem` |
 //! | a run that is completed in the caller's transaction | 1 `UpdateItem` and the transaction | `dynamodb:UpdateItem` |
 //! | [`Locks::get`] | 1 consistent `GetItem` | `dynamodb:GetItem` |
-//! | [`Locks::list`] | 1 consistent `Scan` for each MiB of the table | `dynamodb:Scan` |
+//! | [`Locks::list`] | 1 consistent `Scan` for each MiB of the table, 1 consistent `GetItem` for each semaphore | `dynamodb:Scan`, `dynamodb:GetItem` |
 //! | [`Locks::force_release`] | 1 `UpdateItem` | `dynamodb:UpdateItem` |
 //! | [`Lock::condition_check`], or one of [`LockSet::condition_checks`], in your transaction | 1 write check | `dynamodb:ConditionCheckItem` |
 //! | [`Locks::check`] | 6 | see there |
@@ -109,7 +112,7 @@ pub mod docs;
 pub use client::client_config;
 pub use error::Error;
 pub use holder::{Data, Holder};
-pub use lock::{Acquire, AcquireAll, Backoff, Jitter, Lock, LockSet, Locks, LocksBuilder, Ticket};
+pub use lock::{Acquire, AcquireAll, Backoff, Jitter, Lock, LockSet, Locks, LocksBuilder, Semaphore, Ticket};
 
 // Idempotency, for any async function.
 #[cfg(feature = "idempotency")]

@@ -32,6 +32,13 @@ pub(crate) const MAX_SORT_KEY_BYTES: usize = 1024;
 /// The largest value of data: DynamoDB allows 400 KiB for an item, and the key and the other attributes need some of it.
 pub(crate) const MAX_DATA_BYTES: usize = 390 * 1024;
 
+/// The most permits of a semaphore. One update cannot name many more permits to replace.
+pub(crate) const MAX_PERMITS: u32 = 100;
+/// The longest name of the holder of a permit. A row has many of them, and needs to stay below 400 KiB.
+pub(crate) const MAX_PERMIT_HOLDER_BYTES: usize = 1024;
+/// The largest value of a semaphore's data, for the same reason.
+pub(crate) const MAX_PERMIT_DATA_BYTES: usize = 200 * 1024;
+
 /// The longest time for a request, including the SDK's retries. An acquire is also limited by its lease.
 pub(crate) const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 /// The time before the deadline that an acquire leaves, so that Lambda gets an answer instead of a timeout.
@@ -94,14 +101,39 @@ pub(crate) fn check_table_name(name: &str) -> Result<(), Error> {
     )))
 }
 
-pub(crate) fn check_data(Data(data): &Data) -> Result<(), Error> {
+pub(crate) fn check_data(data: &Data) -> Result<(), Error> {
+    check_data_size(data, MAX_DATA_BYTES)
+}
+
+pub(crate) fn check_permit_data(data: &Data) -> Result<(), Error> {
+    check_data_size(data, MAX_PERMIT_DATA_BYTES)
+}
+
+fn check_data_size(Data(data): &Data, most: usize) -> Result<(), Error> {
     let bytes = size(data);
-    if bytes <= MAX_DATA_BYTES {
+    if bytes <= most {
         return Ok(());
     }
     Err(Error::invalid(format!(
-        "the data has {bytes} bytes, more than {MAX_DATA_BYTES}: store it elsewhere, and its location here"
+        "the data has {bytes} bytes, more than {most}: store it elsewhere, and its location here"
     )))
+}
+
+/// Checks the number of permits of a semaphore, and the name of the holder of one.
+pub(crate) fn check_permit(key: &str, permits: u32, holder: &str) -> Result<(), Error> {
+    if !(1..=MAX_PERMITS).contains(&permits) {
+        return Err(Error::invalid(format!(
+            "the semaphore on key `{key}` has {permits} permits, not 1 to {MAX_PERMITS}"
+        )));
+    }
+    if holder.len() > MAX_PERMIT_HOLDER_BYTES {
+        let (bytes, start) = (holder.len(), holder.chars().take(40).collect::<String>());
+        return Err(Error::invalid(format!(
+            "the holder of a permit has a name of {bytes} bytes, more than {MAX_PERMIT_HOLDER_BYTES}: shorten it (it \
+             begins with `{start}`)"
+        )));
+    }
+    Ok(())
 }
 
 /// Returns the largest size that DynamoDB counts for a value ("DynamoDB item sizes and formats" in the developer guide).

@@ -46,7 +46,7 @@ pub const ACQUIRE_TIME: &str = "lambda_lock_acquire_time";
 pub const WAIT_TIME: &str = "lambda_lock_wait_time";
 /// Histogram, milliseconds: duration of releases and completions.
 pub const RELEASE_TIME: &str = "lambda_lock_release_time";
-/// Histogram, milliseconds: how long locks were held.
+/// Histogram, milliseconds: how long locks were held. A lock that a ticket hands over counts in each process.
 pub const HOLD_TIME: &str = "lambda_lock_hold_time";
 
 /// Histogram, count: how many waiters were ahead of an acquire that took a place in the queue.

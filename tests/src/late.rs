@@ -77,29 +77,35 @@ async fn deliver(world: &World, operation: &str, mut request: Value) -> bool {
     }
 }
 
-/// A condition that no row meets.
-const HELD_BACK: &str = " AND attribute_exists(#owner) AND attribute_not_exists(#owner)";
+/// The update of a request, or the first update of a transaction.
+fn update(request: &Value) -> &Value {
+    request.pointer("/TransactItems/0/Update").unwrap_or(request)
+}
 
-/// The condition of an update, or of the first update of a transaction.
-fn condition(request: &Value) -> Option<&str> {
-    let update = request.pointer("/TransactItems/0/Update").unwrap_or(request);
-    update["ConditionExpression"].as_str()
+/// The end of a condition that no row meets. It uses a name that the expressions of the update define.
+fn held_back(update: &Value) -> String {
+    let names = update["ExpressionAttributeNames"].as_object().unwrap();
+    let name = names.keys().next().unwrap();
+    format!(" AND attribute_exists({name}) AND attribute_not_exists({name})")
 }
 
 impl Intercept for Late {
     fn request(&self, operation: &str, request: &mut Value) {
         if operation == self.operation && self.which.contains(&(self.sent.fetch_add(1, Ordering::Relaxed) + 1)) {
             self.held_back.lock().unwrap().push(request.clone());
-            let condition = format!("({}){HELD_BACK}", condition(request).unwrap());
+            let update = update(request);
+            let condition = update["ConditionExpression"].as_str().unwrap();
+            let condition = json!(format!("({condition}){}", held_back(update)));
             match request.pointer_mut("/TransactItems/0/Update") {
-                Some(update) => update["ConditionExpression"] = json!(condition),
-                None => request["ConditionExpression"] = json!(condition),
+                Some(update) => update["ConditionExpression"] = condition,
+                None => request["ConditionExpression"] = condition,
             }
         }
     }
 
     fn answer(&self, _: &str, request: &Value, answer: &mut Answer) {
-        if condition(request).is_some_and(|condition| condition.ends_with(HELD_BACK)) {
+        let update = update(request);
+        if update["ConditionExpression"].as_str().is_some_and(|condition| condition.ends_with(&held_back(update))) {
             (answer.status, answer.body) = (500, json!({}));
         }
     }

@@ -8,6 +8,7 @@ mod late;
 pub mod powertools;
 pub mod queue_history;
 pub mod runtime_api;
+pub mod semaphore_history;
 pub mod several_history;
 mod world;
 

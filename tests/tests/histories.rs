@@ -7,7 +7,7 @@ use std::fmt::Debug;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use lambda_lock_tests::history::{self, Mutation, Outcome};
-use lambda_lock_tests::{idempotency_history, queue_history, several_history};
+use lambda_lock_tests::{idempotency_history, queue_history, semaphore_history, several_history};
 
 fn variable(name: &str) -> Option<u64> {
     env::var(name).ok().map(|value| value.parse().unwrap_or_else(|_| panic!("{name} is `{value}`, not a number")))
@@ -218,6 +218,41 @@ fn the_histories_of_a_queue_reach_every_outcome() {
             ("reported", counts.reported),
             ("dead", counts.dead),
             ("requests", counts.work.requests),
+        ]
+    });
+}
+
+// behaviours 426, 429, 434, 435, 437, 438, 439, 442, 443 under faults
+#[test]
+fn the_guarantees_hold_in_every_history_of_a_semaphore() {
+    assert_guarantees_hold(500, |seed| semaphore_history::run(seed, None));
+}
+
+#[test]
+fn every_mutation_of_a_semaphore_is_caught() {
+    assert_caught(&semaphore_history::MUTATIONS, semaphore_history::run);
+}
+
+#[test]
+fn a_seed_gives_the_same_history_of_a_semaphore_every_time() {
+    assert_repeatable(|seed| semaphore_history::run(seed, None));
+}
+
+#[test]
+fn the_histories_of_a_semaphore_reach_every_outcome() {
+    assert_reached(|seed| {
+        let semaphore_history::Counts { acquired, replaced, held, renewed, lost, crashed, withdrawn, swept, requests } =
+            semaphore_history::run(seed, None).counts;
+        [
+            ("acquired", acquired),
+            ("replaced", replaced),
+            ("held", held),
+            ("renewed", renewed),
+            ("lost", lost),
+            ("crashed", crashed),
+            ("withdrawn", withdrawn),
+            ("swept", swept),
+            ("requests", requests),
         ]
     });
 }

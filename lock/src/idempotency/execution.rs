@@ -13,7 +13,7 @@ use super::run::Run;
 use super::settings::{Idempotency, Identity, Invocation, Settings};
 use crate::clock::{millis, since_epoch};
 use crate::error::Kind;
-use crate::holder::{Data, Holder};
+use crate::holder::{Data, Holder, HolderKind};
 use crate::limits::check_data;
 use crate::lock::{self, Acquire, Lock, in_time_to_answer, while_held};
 use crate::metrics;
@@ -120,6 +120,8 @@ where
                     validation,
                     waiters: 0,
                     queue: Queue::default(),
+                    kind: HolderKind::Key,
+                    permits: Vec::new(),
                 });
                 Ok(NextStep::Run(self.new_run(lock, cache_entry)))
             }

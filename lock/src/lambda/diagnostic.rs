@@ -35,6 +35,7 @@ fn error_type(error: &Error) -> &'static str {
         Kind::AccessDenied => "LockAccessDenied",
         Kind::TableNotFound => "LockTableNotFound",
         Kind::MalformedRow(_) => "LockMalformedRow",
+        Kind::WrongUse { .. } => "LockWrongKind",
         Kind::Invalid(_) => "LockInvalid",
         Kind::NotSent => "LockNotSent",
         Kind::Rejected => "LockRefused",

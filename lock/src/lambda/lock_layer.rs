@@ -31,6 +31,7 @@ use crate::panics;
 /// | [`on_held`](Self::on_held) | the invocation fails with `LockHeld` |
 /// | [`on_unavailable`](Self::on_unavailable) | the invocation fails with `LockUnavailable` or `LockThrottled` |
 /// | [`hold_at_least`](Self::hold_at_least) | off |
+/// | [`at_most`](Self::at_most) | one invocation at a time |
 ///
 /// The lock is released when the handler returns, fails or panics; the panic then continues. A handler that is still
 /// running when the lease ends is cancelled, and the invocation fails with `LockLost`. By default Lambda's own timeout is
@@ -89,6 +90,7 @@ struct Settings<I: HandlerEvent, R> {
     key: KeyOf<I::Payload>,
     lease: Option<Duration>,
     wait: Option<Backoff>,
+    at_most: Option<u32>,
     hold_at_least: Duration,
     on_held: Option<Answer<R>>,
     on_unavailable: OnUnavailable,
@@ -136,6 +138,7 @@ impl<I: HandlerEvent, R> LockLayer<I, R> {
                 key: KeyOf::FunctionName,
                 lease: None,
                 wait: None,
+                at_most: None,
                 hold_at_least: Duration::ZERO,
                 on_held: None,
                 on_unavailable: OnUnavailable::Fail,
@@ -188,6 +191,27 @@ impl<I: HandlerEvent, R> LockLayer<I, R> {
         self.with(|settings| settings.hold_at_least = hold)
     }
 
+    /// Runs up to `permits` invocations of a key at a time, instead of one: each acquires a permit of the key's
+    /// [semaphore](Locks::semaphore). From 1 to 100; another number fails every invocation with `LockInvalid`.
+    ///
+    /// A key is either a lock or a semaphore: the first deployment with this setting needs another key than a layer without
+    /// it. Waiting invocations do not take turns.
+    ///
+    /// ```
+    /// # use lambda_lock::{LockLayer, Locks};
+    /// # use lambda_runtime::LambdaEvent;
+    /// # struct Payment { bank: String }
+    /// # fn example(locks: Locks) -> LockLayer<LambdaEvent<Payment>, ()> {
+    /// LockLayer::new(locks)
+    ///     .key_from(|event: &LambdaEvent<Payment>| format!("calls#{}", event.payload.bank))
+    ///     .at_most(5)
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn at_most(self, permits: u32) -> Self {
+        self.with(|settings| settings.at_most = Some(permits))
+    }
+
     /// Answers an invocation that finds the key held, instead of failing it. The error names the
     /// [holder](Error::holder), and until when the key is held.
     #[must_use]
@@ -225,6 +249,9 @@ impl<I: HandlerEvent, R> Settings<I, R> {
         }
         if let Some(backoff) = self.wait {
             acquire = acquire.wait(backoff);
+        }
+        if let Some(permits) = self.at_most {
+            acquire = acquire.at_most(permits);
         }
         match acquire.send().await {
             Ok(lock) => Ok(lock),

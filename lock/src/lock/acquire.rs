@@ -21,7 +21,8 @@ use crate::clock::{Lease, Moment, millis, since_epoch};
 use crate::error::{Error, Kind};
 use crate::holder::{Data, Holder};
 use crate::limits::{
-    DAY, MAX_IDENTITY_BYTES, MAX_LEASE, MIN_LEASE, TIME_TO_ANSWER, check_data, check_duration, check_keys, time_to_ask,
+    DAY, MAX_IDENTITY_BYTES, MAX_LEASE, MIN_LEASE, TIME_TO_ANSWER, check_data, check_duration, check_keys,
+    check_permit, check_permit_data, time_to_ask,
 };
 use crate::row::{Claim, ClaimExtension, Claimed, Courtesy, Fences, Joined};
 
@@ -48,6 +49,7 @@ impl Locks {
             data: None,
             attributes: Vec::new(),
             extension: None,
+            permits: None,
         }
     }
 
@@ -115,6 +117,8 @@ pub struct Acquire {
     data: Option<Data>,
     attributes: Vec<(String, AttributeValue)>,
     extension: Option<Box<dyn ClaimExtension>>,
+    /// How many permits a semaphore has. `None` for a lock.
+    permits: Option<u32>,
 }
 
 impl Acquire {
@@ -221,6 +225,12 @@ impl Acquire {
         self
     }
 
+    /// Acquires one of so many permits of a semaphore instead of a lock.
+    pub(crate) fn at_most(mut self, permits: u32) -> Self {
+        self.permits = Some(permits);
+        self
+    }
+
     /// Runs `body` under the lock, and releases the lock when the body returns, fails or panics. In a program that is built
     /// with `panic = "abort"`, a panic ends the process instead, and the key is free when the lease ends.
     ///
@@ -315,7 +325,8 @@ impl Acquire {
 
     /// Draws a new nonce.
     fn ownership(&self) -> Result<Ownership, Error> {
-        let mut ownership = Ownership { keys: self.keys.clone(), ..Ownership::new(&self.locks, &self.key)? };
+        let (keys, permit) = (self.keys.clone(), self.permits.map(|_| Vec::new()));
+        let mut ownership = Ownership { keys, permit, ..Ownership::new(&self.locks, &self.key)? };
         if let Some(identity) = self.identity() {
             ownership.owner.insert_str(0, &identity);
         }
@@ -341,7 +352,16 @@ impl Acquire {
         check_duration("least hold", self.hold_at_least, Duration::ZERO, DAY)?;
         self.wait.check()?;
         if let Some(data) = &self.data {
-            check_data(data)?;
+            if self.permits.is_some() { check_permit_data(data) } else { check_data(data) }?;
+        }
+        if let Some(permits) = self.permits {
+            check_permit(&self.key, permits, self.holder_name())?;
+            if self.identity.is_some() {
+                return Err(Error::invalid(format!(
+                    "the semaphore on key `{}` does not know identities: acquire its permits without `owner_from`",
+                    self.key
+                )));
+            }
         }
         let table = &self.locks.0.table;
         let sort_key = table.sort_key.as_ref().map(|(name, _)| name);
@@ -358,9 +378,10 @@ impl Acquire {
     }
 
     /// Returns the longest lease: a lock with a deadline ends with its invocation, and so does a record. Locks on several
-    /// keys have no ticket.
+    /// keys have no ticket. The TTL of a semaphore follows the longest lease of a permit.
     fn longest_lease(&self) -> Duration {
-        let ends_soon = self.until.is_some() || self.extension.is_some() || self.keys.is_some();
+        let ends_soon =
+            self.until.is_some() || self.extension.is_some() || self.keys.is_some() || self.permits.is_some();
         if ends_soon { DAY } else { MAX_LEASE }
     }
 
@@ -386,8 +407,15 @@ impl Acquire {
         }
         check_duration("time until the deadline", lease, MIN_LEASE, self.longest_lease())?;
         let lease = Lease::new(now.deadline_after(lease), settings.clock_skew, settings.retention);
-        let keep_until = self.extension.as_ref().and_then(|extension| extension.keep_until(now));
+        let keep_until = match &self.extension {
+            Some(extension) => extension.keep_until(now),
+            None => self.permits.map(|_| settings.keep_permits_until(now)),
+        };
         Ok(keep_until.map_or(lease, |time| lease.kept_until(time)))
+    }
+
+    fn holder_name(&self) -> &str {
+        self.holder.as_deref().unwrap_or(&self.locks.0.holder)
     }
 
     /// Returns the time until the deadline, if there is one.
@@ -458,8 +486,9 @@ impl<'a> AcquireAttempts<'a> {
             sent: Vec::new(),
             unanswered: false,
             delays: acquire.wait.delays(limit),
-            // A place in one queue says nothing about the others.
-            turn: (acquire.keys.is_none() && acquire.wait.takes_turns()).then(Turn::default),
+            // A place in one queue says nothing about the others, and a semaphore has no queue.
+            turn: (acquire.keys.is_none() && acquire.permits.is_none() && acquire.wait.takes_turns())
+                .then(Turn::default),
             is_last: false,
             fences: Fences::new(acquire.keys.as_ref().map_or(0, |keys| keys.len())),
         })
@@ -467,7 +496,7 @@ impl<'a> AcquireAttempts<'a> {
 
     /// Sends one attempt. Returns `None` if an earlier attempt took the key, and its lease is no longer known.
     async fn next(&mut self, telemetry: &mut AcquireSpan) -> Result<Option<Taken>, Error> {
-        let Acquire { locks, key, keys, holder, data, attributes, extension, .. } = self.acquire;
+        let Acquire { locks, key, keys, data, attributes, extension, .. } = self.acquire;
         let (settings, identity) = (&locks.0, self.acquire.identity());
         let now = settings.clock.now();
         let lease = self.acquire.lease_from(now)?;
@@ -476,7 +505,7 @@ impl<'a> AcquireAttempts<'a> {
         let claim = Claim {
             key,
             owner: &self.pending.ownership.owner,
-            holder: holder.as_deref().unwrap_or(&settings.holder),
+            holder: self.acquire.holder_name(),
             now,
             lease,
             data: data.as_ref(),
@@ -489,9 +518,15 @@ impl<'a> AcquireAttempts<'a> {
         self.pending.may_have_key = true;
         telemetry.attempt();
         let sdk_attempts = SdkAttempts::default();
-        let claimed = match keys {
-            None => settings.table.acquire(&claim, &sdk_attempts).await,
-            Some(keys) => settings.table.acquire_all(&claim, keys, &mut self.fences, &sdk_attempts).await,
+        let claimed = match (keys, self.acquire.permits) {
+            (None, None) => settings.table.acquire(&claim, &sdk_attempts).await,
+            (Some(keys), _) => settings.table.acquire_all(&claim, keys, &mut self.fences, &sdk_attempts).await,
+            (None, Some(permits)) => {
+                settings.table.acquire_permit(&claim, permits, &sdk_attempts).await.map(|(claimed, seen)| {
+                    self.pending.ownership.permit = Some(seen);
+                    claimed
+                })
+            }
         };
         self.unanswered |= sdk_attempts.is_unanswered();
         let answered = settings.clock.now();

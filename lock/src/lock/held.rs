@@ -11,12 +11,12 @@ use tracing::{Instrument, Span};
 
 use super::locks::Locks;
 use super::telemetry::HoldSpan;
-use crate::clock::{Lease, Moment};
+use crate::clock::{Deadline, Lease, Moment, seconds_up};
 use crate::error::{Error, Kind};
 use crate::holder::{Data, Holder};
-use crate::limits::{DAY, MAX_LEASE, MIN_LEASE, check_data, check_duration, time_to_ask};
+use crate::limits::{DAY, MAX_LEASE, MIN_LEASE, check_data, check_duration, check_permit_data, time_to_ask};
 use crate::queue::HoldTime;
-use crate::row::Step;
+use crate::row::{Step, Tombstone};
 
 /// A lock that was acquired.
 ///
@@ -305,7 +305,7 @@ impl Lock {
     /// has the key. The row is not modified then. After any other error, and if the future is dropped, the request may have
     /// been applied, so the lock is valid until the earlier of the old and the new end.
     pub async fn renew(&self, lease: Duration) -> Result<(), Error> {
-        let longest = if self.ownership.keys.is_some() { DAY } else { MAX_LEASE };
+        let longest = if self.ownership.keys.is_some() || self.ownership.permit.is_some() { DAY } else { MAX_LEASE };
         check_duration("lease", lease, MIN_LEASE, longest)?;
         let settings = &self.ownership.locks.0;
         let _one_at_a_time = self.renewing.lock().await;
@@ -317,13 +317,16 @@ impl Lock {
                 drop(state);
                 return Err(self.error(Kind::Lost(None)));
             }
-            state.new_data.as_ref().map_or(Ok(()), check_data)?;
+            state.new_data.as_ref().map_or(Ok(()), |data| self.ownership.check_data(data))?;
             state.lease.deadline = state.lease.deadline.earlier(renewed.deadline);
             (state.lease, state.new_data.clone(), state.next_sequence())
         };
         self.changed.notify_waiters();
         // A record that rejects unfinished runs has a later TTL than a lock, and keeps it.
-        let renewed = renewed.following(lease_before);
+        let mut renewed = renewed.following(lease_before);
+        if self.ownership.permit.is_some() {
+            renewed = renewed.kept_until(settings.keep_permits_until(now));
+        }
         if self.is_enforced() {
             let renew = self.ownership.renew(sequence, now, renewed, data.as_ref());
             if let Err(error) = renew.instrument(self.span().clone()).await {
@@ -364,7 +367,7 @@ impl Lock {
             let mut state = self.state();
             (state.new_data.clone(), state.next_sequence())
         };
-        let checked = data.as_ref().map_or(Ok(()), check_data);
+        let checked = data.as_ref().map_or(Ok(()), |data| self.ownership.check_data(data));
         if !self.is_enforced() {
             checked?;
             self.enter(Phase::Released);
@@ -372,7 +375,8 @@ impl Lock {
         }
         checked.inspect_err(|error| self.telemetry.release_failed(error))?;
         let end = self.release_at();
-        let release = self.ownership.release(sequence, end, data.as_ref(), self.hold_time_until(end), &self.telemetry);
+        let (hold_time, deadline) = (self.hold_time_until(end), self.state().lease.deadline);
+        let release = self.ownership.release(sequence, end, deadline, data.as_ref(), hold_time, &self.telemetry);
         let answer = release.instrument(self.span().clone()).await;
         match &answer {
             Ok(_) => self.enter(Phase::Released),
@@ -401,6 +405,10 @@ impl Lock {
     /// # }
     /// ```
     pub fn condition_check(&self) -> Result<ConditionCheck, Error> {
+        if self.ownership.permit.is_some() && self.is_enforced() {
+            let Ownership { locks, key, owner, .. } = &self.ownership;
+            return locks.0.table.permit_check(key, owner, self.now());
+        }
         self.condition_check_of(&self.ownership.key)
     }
 
@@ -466,6 +474,11 @@ impl Lock {
 
     /// Returns the time that a release stores as the end of the lease.
     fn release_at(&self) -> Duration {
+        // A permit leaves a tombstone instead, which does not compare times.
+        if self.ownership.permit.is_some() {
+            let now = self.now().wall;
+            return self.state().hold_until.map_or(now, |until| until.max(now));
+        }
         // Not before the acquire, even if the clock was set back. Each end is then after its acquire, and each acquire after
         // the previous end. So the row refuses a late duplicate of an acquire, even when another owner has replaced it.
         let now = self.now().wall.max(self.acquired());
@@ -510,11 +523,12 @@ impl Drop for Lock {
             self.clear_hold_at_least();
         }
         // Oversized data would make the release fail, and keep the key held.
-        let data = data.filter(|data| check_data(data).is_ok());
+        let data = data.filter(|data| self.ownership.check_data(data).is_ok());
         let (ownership, end, telemetry) = (self.ownership.clone(), self.release_at(), Arc::clone(&self.telemetry));
         let (hold_time, span) = (self.hold_time_until(end), self.span().clone());
+        let deadline = self.state().lease.deadline;
         self.ownership.in_background(span, async move {
-            ownership.release(sequence, end, data.as_ref(), hold_time, &telemetry).await.map(drop)
+            ownership.release(sequence, end, deadline, data.as_ref(), hold_time, &telemetry).await.map(drop)
         });
     }
 }
@@ -528,12 +542,14 @@ pub(crate) struct Ownership {
     /// Several keys, which are held and released together.
     pub(super) keys: Option<Arc<[String]>>,
     pub(crate) owner: String,
+    /// For a permit of a semaphore: the tombstones that its acquire saw, of which the release removes old ones.
+    pub(crate) permit: Option<Vec<Tombstone>>,
 }
 
 impl Ownership {
     /// Draws a new nonce for this key.
     pub(crate) fn new(locks: &Locks, key: &str) -> Result<Self, Error> {
-        Ok(Self { locks: locks.clone(), key: key.to_owned(), keys: None, owner: nonce(locks, key)? })
+        Ok(Self { locks: locks.clone(), key: key.to_owned(), keys: None, owner: nonce(locks, key)?, permit: None })
     }
 
     pub(super) fn error(&self, kind: Kind) -> Error {
@@ -546,29 +562,44 @@ impl Ownership {
 
     /// Moves the end of the lease.
     async fn renew(&self, sequence: u64, now: Moment, lease: Lease, data: Option<&Data>) -> Result<(), Error> {
-        let Self { locks, key, keys, owner } = self;
+        let Self { locks, key, keys, owner, permit } = self;
         let (table, step) = (&locks.0.table, Step { key, owner, sequence, now });
-        match keys {
-            None => table.renew(step, lease, data).await,
-            Some(keys) => table.renew_all(step, keys, lease).await,
+        match (keys, permit) {
+            (None, None) => table.renew(step, lease, data).await,
+            (Some(keys), _) => table.renew_all(step, keys, lease).await,
+            (None, Some(_)) => table.renew_permit(step, lease, data).await,
         }
     }
 
-    /// Frees the key at `end`.
+    fn check_data(&self, data: &Data) -> Result<(), Error> {
+        if self.permit.is_some() { check_permit_data(data) } else { check_data(data) }
+    }
+
+    /// Frees the key at `end`. `deadline` is the end of the lease for its holder.
     async fn release(
         &self,
         sequence: u64,
         end: Duration,
+        deadline: Deadline,
         data: Option<&Data>,
         hold_time: HoldTime,
         telemetry: &HoldSpan,
     ) -> Result<Option<Box<Holder>>, Error> {
-        let (Self { key, keys, owner, .. }, settings) = (self, &self.locks.0);
+        let (Self { key, keys, owner, permit, .. }, settings) = (self, &self.locks.0);
         let now = settings.clock.now();
         let step = Step { key, owner, sequence, now };
-        let answer = match keys {
-            None => settings.table.release(step, end, settings.retention, data, hold_time).await,
-            Some(keys) => settings.table.release_all(step, keys, end, settings.retention).await.map(|()| None),
+        let answer = match (keys, permit) {
+            (None, None) => settings.table.release(step, end, settings.retention, data, hold_time).await,
+            (Some(keys), _) => settings.table.release_all(step, keys, end, settings.retention).await.map(|()| None),
+            (None, Some(seen)) => {
+                let expiration = seconds_up(settings.keep_permits_until(now));
+                match settings.table.release_permit(step, end, expiration, data, seen).await {
+                    // Nothing replaces a permit before its lease has ended, so the release was applied.
+                    Ok(is_certain) if is_certain || !deadline.has_passed(settings.clock.now()) => Ok(None),
+                    Ok(_) => Err(self.error(Kind::Lost(None))),
+                    Err(error) => Err(error),
+                }
+            }
         };
         match &answer {
             Ok(completed) => {
@@ -582,11 +613,15 @@ impl Ownership {
 
     /// Makes sure that a late attempt of an acquire that ended without the key does not take it.
     pub(super) async fn withdraw(&self) -> Result<(), Error> {
-        let (Self { key, keys, owner, .. }, settings) = (self, &self.locks.0);
+        let (Self { key, keys, owner, permit, .. }, settings) = (self, &self.locks.0);
         let (table, now) = (&settings.table, settings.clock.now());
-        match keys {
-            None => table.withdraw(key, owner, now, settings.retention).await,
-            Some(keys) => table.withdraw_all(keys, owner, now, settings.retention).await,
+        match (keys, permit) {
+            (None, None) => table.withdraw(key, owner, now, settings.retention).await,
+            (Some(keys), _) => table.withdraw_all(keys, owner, now, settings.retention).await,
+            (None, Some(_)) => {
+                let expiration = seconds_up(settings.keep_permits_until(now));
+                table.withdraw_permit(key, owner, now, expiration).await
+            }
         }
     }
 

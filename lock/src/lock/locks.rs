@@ -10,7 +10,7 @@ use aws_sdk_dynamodb::Client;
 use tokio::sync::watch;
 
 use crate::client::client_config;
-use crate::clock::Clock;
+use crate::clock::{Clock, Moment};
 use crate::error::Error;
 use crate::limits::{
     DAY, MAX_CLOCK_SKEW, MAX_NAME_BYTES, MAX_RETENTION, MAX_SORT_KEY_BYTES, MIN_LEASE, MIN_RETENTION, check_duration,
@@ -48,6 +48,14 @@ pub(crate) struct Settings {
     pub(crate) enabled: bool,
     /// The number of background requests in progress.
     pub(crate) in_background: watch::Sender<usize>,
+}
+
+impl Settings {
+    /// Returns the earliest time at which TTL may delete the row of a semaphore. Other permits may have a later lease than
+    /// the one that is written, up to the longest lease.
+    pub(crate) fn keep_permits_until(&self, now: Moment) -> Duration {
+        now.wall.saturating_add(DAY).saturating_add(self.clock_skew).saturating_add(self.retention)
+    }
 }
 
 impl Locks {

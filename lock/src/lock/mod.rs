@@ -6,6 +6,7 @@ mod backoff;
 mod complete;
 mod held;
 mod locks;
+mod semaphore;
 mod set;
 mod telemetry;
 mod ticket;
@@ -20,6 +21,7 @@ pub use backoff::{Backoff, Jitter};
 pub use held::Lock;
 pub(crate) use held::Ownership;
 pub use locks::{Locks, LocksBuilder};
+pub use semaphore::Semaphore;
 pub use set::{AcquireAll, LockSet};
 #[cfg(feature = "idempotency")]
 pub(crate) use telemetry::{log_refusal, record_refusal};

@@ -6,10 +6,10 @@ use std::time::{Duration, SystemTime};
 use super::held::{Continuation, Grant, Lock, Ownership, nonce};
 use super::locks::Locks;
 use super::telemetry::HoldSpan;
-use crate::clock::{Lease, Moment, millis, millis_up, since_epoch};
+use crate::clock::{Lease, Moment, millis, millis_up, seconds_up, since_epoch};
 use crate::error::{Error, Kind, TicketFault};
-use crate::limits::{MAX_CLOCK_SKEW, MAX_LEASE, MIN_LEASE, check_duration};
-use crate::row::{Resumed, TicketStep};
+use crate::limits::{DAY, MAX_CLOCK_SKEW, MAX_LEASE, MIN_LEASE, check_duration};
+use crate::row::{Resumed, TicketStep, Tombstone};
 
 /// A lock that outlives its process: a small value that another process [resumes](Locks::resume),
 /// [renews](Locks::renew_ticket) or [releases](Locks::release_ticket).
@@ -44,7 +44,7 @@ use crate::row::{Resumed, TicketStep};
 /// "sequence":0,"acquired_at":1795254763639,"expires_at":1795256563639}
 /// ```
 ///
-/// Times are in milliseconds since the Unix epoch. `sort_key` and `hold_until` are there if the lock has them. Unknown fields
+/// Times are in milliseconds since the Unix epoch. `sort_key` and `hold_until` are there if the lock has them, and `permit` if it is a permit of a semaphore. Unknown fields
 /// are ignored. An unknown version, or a field that is missing or out of bounds, is an error that says so.
 ///
 /// ```
@@ -84,6 +84,8 @@ pub struct Ticket {
     expires_at: u64,
     /// Until when `hold_at_least` keeps the key.
     hold_until: Option<u64>,
+    /// The lock is a permit of a semaphore.
+    permit: bool,
 }
 
 impl Ticket {
@@ -162,6 +164,7 @@ impl fmt::Debug for Ticket {
             acquired_at,
             expires_at,
             hold_until,
+            permit,
         } = self;
         f.debug_struct("Ticket")
             .field("table", table)
@@ -174,6 +177,7 @@ impl fmt::Debug for Ticket {
             .field("acquired_at", acquired_at)
             .field("expires_at", expires_at)
             .field("hold_until", hold_until)
+            .field("permit", permit)
             .finish_non_exhaustive()
     }
 }
@@ -188,7 +192,7 @@ impl Lock {
     pub fn into_ticket(self) -> Ticket {
         let expires_at = millis(since_epoch(self.expires_at()));
         let Continuation { hold_until, sequence } = self.hand_over();
-        let Ownership { locks, key, owner, .. } = &self.ownership;
+        let Ownership { locks, key, owner, permit, .. } = &self.ownership;
         let table = &locks.0.table;
         Ticket {
             table: table.name.clone(),
@@ -202,6 +206,7 @@ impl Lock {
             acquired_at: millis(since_epoch(self.acquired_at())),
             expires_at,
             hold_until: hold_until.map(millis_up),
+            permit: permit.is_some(),
         }
     }
 }
@@ -247,13 +252,17 @@ impl Locks {
                 hold_time: None,
                 excess: Duration::ZERO,
             };
-            return self.resumed(ticket, grant, HoldSpan::new(tracing::Span::none(), &ticket.key));
+            return self.resumed(ticket, None, grant, HoldSpan::new(tracing::Span::none(), &ticket.key));
         }
         let (step, nonce) = (ticket.step(now), nonce(self, &ticket.key)?);
         // This host's lease ends before the end in the row, by the skew.
         let valid_from = millis_up(now.wall.saturating_add(skew));
-        let resumed = settings.table.resume(step, &nonce, valid_from).await.inspect_err(log_refusal)?;
-        let Resumed { fence, data, end, acquired_at, hold_time } = resumed;
+        let resumed = if ticket.permit {
+            settings.table.resume_permit(step, &nonce, valid_from).await
+        } else {
+            settings.table.resume(step, &nonce, valid_from).await
+        };
+        let Resumed { fence, data, end, acquired_at, hold_time, permit } = resumed.inspect_err(log_refusal)?;
         let sent = Moment { wall: Duration::from_millis(acquired_at), ..now };
         let grant = Grant {
             fence: Some(fence),
@@ -264,22 +273,28 @@ impl Locks {
             hold_time,
             excess: Duration::ZERO,
         };
-        self.resumed(ticket, grant, HoldSpan::resumed(&ticket.key, &ticket.owner, fence))
+        self.resumed(ticket, permit, grant, HoldSpan::resumed(&ticket.key, &ticket.owner, fence))
     }
 
     /// Returns the lock of this grant, unless its lease has ended by now.
-    fn resumed(&self, ticket: &Ticket, grant: Grant, telemetry: HoldSpan) -> Result<Lock, Error> {
+    fn resumed(
+        &self,
+        ticket: &Ticket,
+        permit: Option<Vec<Tombstone>>,
+        grant: Grant,
+        telemetry: HoldSpan,
+    ) -> Result<Lock, Error> {
         if grant.lease.deadline.has_passed(self.0.clock.now()) {
             return Err(self.ticket_fault(ticket, TicketFault::Ended));
         }
-        let ownership =
-            Ownership { locks: self.clone(), key: ticket.key.clone(), keys: None, owner: ticket.owner.clone() };
+        let (key, owner) = (ticket.key.clone(), ticket.owner.clone());
+        let ownership = Ownership { locks: self.clone(), key, keys: None, owner, permit };
         let continuation = ticket.continuation(ticket.step(grant.sent).next_sequence());
         Ok(Lock::new(ownership, grant, telemetry, Duration::ZERO).continuing(continuation))
     }
 
     /// Renews the lease of the ticket's lock without using up the ticket, so that it ends at least `lease` from now: from 1 ms
-    /// to 366 days. Returns when the lease ends, by this host's clock. One request; IAM action `dynamodb:UpdateItem`.
+    /// to 366 days, and for a permit of a semaphore to a day. Returns when the lease ends, by this host's clock. One request; IAM action `dynamodb:UpdateItem`.
     ///
     /// The lease is never shortened. After a crash, the key stays held until it ends or an operator
     /// [frees](Self::force_release) it. Can be repeated after any error. Fails as [`resume`](Self::resume) does, but succeeds
@@ -297,14 +312,20 @@ impl Locks {
     /// # }
     /// ```
     pub async fn renew_ticket(&self, ticket: &Ticket, lease: Duration) -> Result<SystemTime, Error> {
-        check_duration("lease", lease, MIN_LEASE, MAX_LEASE)?;
+        check_duration("lease", lease, MIN_LEASE, if ticket.permit { DAY } else { MAX_LEASE })?;
         self.check_ticket(ticket)?;
         let settings = &self.0;
         let now = settings.clock.now();
         let lease = Lease::new(now.deadline_after(lease), settings.clock_skew, settings.retention);
         let mut end = lease.end;
         if self.is_enforced(ticket) {
-            end = settings.table.renew_ticket(ticket.step(now), lease).await.inspect_err(log_refusal)?;
+            let renewed = if ticket.permit {
+                let lease = lease.kept_until(settings.keep_permits_until(now));
+                settings.table.renew_permit_ticket(ticket.step(now), lease).await
+            } else {
+                settings.table.renew_ticket(ticket.step(now), lease).await
+            };
+            end = renewed.inspect_err(log_refusal)?;
         }
         Ok(SystemTime::UNIX_EPOCH + Duration::from_millis(end).saturating_sub(settings.clock_skew))
     }
@@ -323,8 +344,16 @@ impl Locks {
         }
         let settings = &self.0;
         let now = settings.clock.now();
-        let release = settings.table.release_ticket(ticket.step(now), ticket.release_at(now), settings.retention);
-        release.await.inspect_err(log_refusal)
+        let step = ticket.step(now);
+        let released = if ticket.permit {
+            // A tombstone does not compare times.
+            let end = ticket.hold_until.map_or(now.wall, Duration::from_millis);
+            let expiration = seconds_up(settings.keep_permits_until(now));
+            settings.table.release_permit_ticket(step, end, expiration).await
+        } else {
+            settings.table.release_ticket(step, ticket.release_at(now), settings.retention).await
+        };
+        released.inspect_err(log_refusal)
     }
 
     fn is_enforced(&self, ticket: &Ticket) -> bool {
@@ -399,6 +428,8 @@ mod format {
         expires_at: Option<u64>,
         #[serde(skip_serializing_if = "Option::is_none")]
         hold_until: Option<u64>,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        permit: Option<bool>,
     }
 
     impl From<Ticket> for Written {
@@ -415,6 +446,7 @@ mod format {
                 acquired_at,
                 expires_at,
                 hold_until,
+                permit,
             } = ticket;
             Self {
                 version: Some(VERSION),
@@ -429,6 +461,7 @@ mod format {
                 acquired_at: Some(acquired_at),
                 expires_at: Some(expires_at),
                 hold_until,
+                permit: permit.then_some(true),
             }
         }
     }
@@ -467,6 +500,7 @@ mod format {
                 acquired_at: number("acquired_at", written.acquired_at, LATEST)?,
                 expires_at: number("expires_at", written.expires_at, LATEST)?,
                 hold_until,
+                permit: written.permit.unwrap_or_default(),
             })
         }
     }

@@ -1,12 +1,15 @@
 //! Reading the holders of a key and of the whole table, and releasing a key by force.
 
+use crate::clock::seconds_up;
 use crate::error::Error;
-use crate::holder::Holder;
+use crate::holder::{Holder, HolderKind};
 use crate::lock::{Locks, Ownership};
 use crate::row::{Cursor, Page};
 
 impl Locks {
     /// Returns the current or last holder of `key` ([`Holder::is_current`] tells which), or `None` if there is no row.
+    ///
+    /// For a [semaphore](Self::semaphore), [`Holder::permits`] has all holders.
     ///
     /// One consistent read; IAM action `dynamodb:GetItem`. The answer can be outdated by the time it arrives: to act on it,
     /// acquire the lock.
@@ -39,6 +42,9 @@ impl Locks {
     /// last holder. The holder's work goes on: make sure that the holder has crashed, or that its writes are
     /// [fenced](crate::Lock::fence). An idempotent run that was refused as unfinished can run again.
     ///
+    /// For a [semaphore](Self::semaphore), all permits that were `seen` are released. To release one of them, give that one of
+    /// the [permits](Holder::permits). One more request each time that a permit of those is released meanwhile.
+    ///
     /// Returns `true` if the key was freed, or if the holder had released it. Returns `false` if the row has changed since
     /// it was seen: another holder has the key, the run was completed, or the row was deleted. The row is not modified
     /// then. One request; IAM action `dynamodb:UpdateItem`.
@@ -61,7 +67,12 @@ impl Locks {
         let settings = &self.0;
         let (owner, now) = (Ownership::new(self, &key)?.owner, settings.clock.now());
         let by = &settings.holder;
-        let is_free = settings.table.force_release(&key, &owner, by, seen, now, settings.retention).await?;
+        let is_free = if seen.kind == HolderKind::Key {
+            settings.table.force_release(&key, &owner, by, seen, now, settings.retention).await?
+        } else {
+            let expiration = seconds_up(settings.keep_permits_until(now));
+            settings.table.force_release_permits(&key, by, seen, now, expiration).await?
+        };
         tracing::warn!(key, from = %seen, by, is_free, "released by force");
         Ok(is_free)
     }
@@ -71,7 +82,8 @@ impl Locks {
 /// if they have a sort key, with its value. It skips rows of other kinds.
 ///
 /// A list reads the whole table. Each page is one consistent `Scan` of up to 1 MiB; IAM action `dynamodb:Scan`. DynamoDB
-/// bills the rows that it reads, not the rows that it returns. For one key, use [`Locks::get`].
+/// bills the rows that it reads, not the rows that it returns. Each [semaphore](Locks::semaphore) costs one more read, a
+/// consistent `GetItem`; IAM action `dynamodb:GetItem`. For one key, use [`Locks::get`].
 ///
 /// ```
 /// # use lambda_lock::{Error, Locks};

@@ -39,6 +39,29 @@ pub(crate) struct Claim<'a> {
     pub(crate) place: Option<u64>,
 }
 
+impl Claim<'_> {
+    /// Adds the user's data and attributes to an update.
+    pub(super) fn extras(&self, set: &mut String, mut request: UpdateItemFluentBuilder) -> UpdateItemFluentBuilder {
+        if let Some(Data(data)) = self.data {
+            set.push_str(", #data = :data");
+            request = request.name("#data", DATA).value(":data", data.clone());
+        }
+        for (index, (name, value)) in self.attributes.iter().enumerate() {
+            let (to, from) = (format!("#extra{index}"), format!(":extra{index}"));
+            set.extend([", ", &to, " = ", &from]);
+            request = request.name(&to, name).value(&from, value.clone());
+        }
+        request
+    }
+
+    /// Returns `true` if this error says that the fence in the row cannot be incremented.
+    pub(super) fn has_endless_fence(&self, error: &SdkError<UpdateItemError>) -> bool {
+        // "Attempting to store more than 38 significant digits in a Number", or "DynamoDB only supports precision up to
+        // 38 digits" from DynamoDB Local. Only the new fence and the user's attributes can have so many digits.
+        self.attributes.is_empty() && error.message().is_some_and(|message| message.contains("digits"))
+    }
+}
+
 /// Leaves a key that was released a moment ago to the waiters ahead. A key that is still free after that moment goes to
 /// anyone who asks.
 #[derive(Clone, Copy, Debug)]
@@ -168,19 +191,11 @@ impl Table {
     fn claim_request(&self, claim: &Claim<'_>) -> UpdateItemFluentBuilder {
         let mut take = format!("{TAKE}{NEXT_FENCE}");
         let mut condition = claim.extension.map_or(FREE, ClaimExtension::condition).to_owned();
-        let mut request = self
+        let request = self
             .take_request(claim)
             .return_values(ReturnValue::AllOld)
             .values([(":now_micros", number(claim.now.wall.as_micros())), (":one", number(1_u8))]);
-        if let Some(Data(data)) = claim.data {
-            take.push_str(", #data = :data");
-            request = request.name("#data", DATA).value(":data", data.clone());
-        }
-        for (index, (name, value)) in claim.attributes.iter().enumerate() {
-            let (to, from) = (format!("#extra{index}"), format!(":extra{index}"));
-            take.extend([", ", &to, " = ", &from]);
-            request = request.name(&to, name).value(&from, value.clone());
-        }
+        let mut request = claim.extras(&mut take, request);
         if let Some(Courtesy { place, moment }) = claim.courtesy {
             let moment_ago = number(millis(claim.now.wall.saturating_sub(moment)));
             request = request.name("#head", HEAD).value(":moment_ago", moment_ago);
@@ -223,15 +238,17 @@ impl Table {
 
     fn refused(&self, claim: &Claim<'_>, error: SdkError<UpdateItemError>) -> Result<Claimed, Error> {
         let Claim { key, owner, now, .. } = *claim;
-        // "Attempting to store more than 38 significant digits in a Number", or "DynamoDB only supports precision up to
-        // 38 digits" from DynamoDB Local. Only the new fence and the user's attributes can have so many digits.
-        if claim.attributes.is_empty() && error.message().is_some_and(|message| message.contains("digits")) {
+        if claim.has_endless_fence(&error) {
             let why = format!("`{FENCE}` is not a whole number that can be incremented");
             return Err(self.malformed(key, why).with_source(error));
         }
         match self.refusal(error, key)? {
             Some(row) if row.is_owned_by(owner) => {
                 Ok(Claimed::Already { fence: row.fence, end: row.end, hold_time: row.queue.hold_time, data: row.data })
+            }
+            Some(row) if row.semaphore.is_some() => {
+                let kind = if claim.extension.is_some() { "a record of idempotency" } else { "a lock" };
+                Err(Error::new(Kind::WrongUse { is: "a semaphore", not: kind }, &self.name, key))
             }
             Some(row) if row.end <= now.millis() && row.fence > Some(MAX_FENCE) => {
                 Err(self.malformed(key, format!("`{FENCE}` has reached its largest value")))

@@ -18,15 +18,18 @@
 //!        |-------- in progress ----|------ window: its result is replayed -------|------ free ------
 //! ```
 
+mod attribute;
 mod claim;
 mod join;
 mod names;
+mod permit;
 mod probe;
 mod read;
 #[cfg(feature = "idempotency")]
 mod record;
 mod release;
 mod resume;
+mod semaphore;
 mod several;
 mod table;
 mod withdraw;
@@ -40,5 +43,6 @@ pub(crate) use read::{Cursor, Page};
 pub(crate) use record::{Completed, Outcome, RecordClaim};
 pub(crate) use release::Step;
 pub(crate) use resume::{Resumed, TicketStep};
+pub(crate) use semaphore::Tombstone;
 pub(crate) use several::Fences;
 pub(crate) use table::{Table, in_time};

@@ -1,7 +1,7 @@
 //! The names of a row's attributes, and their fixed values.
 
 pub(crate) const DEFAULT_PARTITION_KEY: &str = "id";
-/// [`IN_PROGRESS`] or [`COMPLETED`].
+/// [`IN_PROGRESS`], [`COMPLETED`] or [`SEMAPHORE`].
 pub(super) const STATUS: &str = "status";
 /// The end of the lease, in milliseconds since the epoch.
 pub(super) const LEASE_END: &str = "in_progress_expiration";
@@ -39,7 +39,35 @@ pub(super) const HEAD: &str = "head";
 /// Until when the waiter in the last place waits, in milliseconds since the epoch.
 pub(super) const TAIL_UNTIL: &str = "tail_until";
 
-const RESERVED: [&str; 19] = [
+/// The number of permits in the row of a semaphore.
+pub(super) const PERMITS: &str = "permits";
+/// The attributes of a semaphore that belong to one owner have names that begin with these, and end with the owner's nonce.
+/// Each permit is a map with the names of [`permit`]. After its release, the map has those of [`tombstone`] instead.
+pub(super) const PERMIT_PREFIX: &str = "permit:";
+/// The fence of a permit: a number that the acquire counts, which a map in the same update cannot refer to.
+pub(super) const PERMIT_FENCE_PREFIX: &str = "permit_fence:";
+
+/// The names within the map of a permit.
+pub(super) mod permit {
+    pub(crate) const HOLDER: &str = "holder";
+    /// In milliseconds since the epoch, as is the end of the lease.
+    pub(crate) const ACQUIRED_AT: &str = "acquired_at";
+    pub(crate) const LEASE_END: &str = "lease_end";
+    pub(crate) const SEQUENCE: &str = "sequence";
+    /// The permit was released, and counts until the end of its least hold.
+    pub(crate) const RELEASED: &str = "released";
+    pub(crate) const RESUMED: &str = super::RESUMED;
+}
+
+/// The names within the map of a permit that was released.
+pub(super) mod tombstone {
+    /// In milliseconds since the epoch.
+    pub(crate) const RELEASED_AT: &str = "released_at";
+    /// The operator that released the permit by force.
+    pub(crate) const FORCED_BY: &str = "forced_by";
+}
+
+const RESERVED: [&str; 20] = [
     STATUS,
     LEASE_END,
     EXPIRATION,
@@ -59,10 +87,12 @@ const RESERVED: [&str; 19] = [
     TAIL,
     HEAD,
     TAIL_UNTIL,
+    PERMITS,
 ];
 
 pub(super) const IN_PROGRESS: &str = "INPROGRESS";
 pub(super) const COMPLETED: &str = "COMPLETED";
+pub(super) const SEMAPHORE: &str = "SEMAPHORE";
 
 /// The largest time in a row: the end of the year 9999, in milliseconds.
 pub(super) const LATEST: u64 = 253_402_300_799_999;
@@ -73,4 +103,5 @@ pub(super) const MAX_PLACE: u64 = i64::MAX as u64;
 
 pub(crate) fn is_reserved(attribute: &str) -> bool {
     RESERVED.contains(&attribute)
+        || [PERMIT_PREFIX, PERMIT_FENCE_PREFIX].iter().any(|prefix| attribute.starts_with(prefix))
 }

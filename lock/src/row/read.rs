@@ -5,15 +5,19 @@ use std::time::Duration;
 use aws_sdk_dynamodb::error::SdkError;
 use aws_sdk_dynamodb::operation::update_item::UpdateItemError;
 use aws_sdk_dynamodb::types::AttributeValue;
+use futures_util::future::try_join_all;
 
+pub(super) use super::attribute::{number_at, string_at};
 use super::names::{
     ACQUIRED_AT, COMPLETED, DATA, ERROR, EXPIRATION, FENCE, HEAD, HOLD, HOLD_DEVIATION, HOLDER, IN_PROGRESS, LATEST,
-    LEASE_END, MAX_FENCE, MAX_PLACE, OWNER, RELEASED, RESUMED, SEQUENCE, STATUS, TAIL, TAIL_UNTIL, VALIDATION,
+    LEASE_END, MAX_FENCE, MAX_PLACE, OWNER, RELEASED, RESUMED, SEMAPHORE, SEQUENCE, STATUS, TAIL, TAIL_UNTIL,
+    VALIDATION,
 };
+use super::semaphore::Semaphore;
 use super::table::{Expression as _, Item, Table, in_time, string};
 use crate::clock::Moment;
 use crate::error::Error;
-use crate::holder::{Data, Holder};
+use crate::holder::{Data, Holder, HolderKind};
 use crate::limits::{DAY, REQUEST_TIMEOUT};
 use crate::queue::{HoldTime, Queue};
 
@@ -36,11 +40,16 @@ pub(crate) struct Row {
     error: Option<Data>,
     validation: Option<String>,
     pub(super) queue: Queue,
+    /// The permits, if the row is that of a semaphore. It then has no owner and no end of its own.
+    pub(super) semaphore: Option<Semaphore>,
 }
 
 impl Row {
     /// Reads a row that any program may have written. The error says what is wrong with it.
     pub(super) fn read(mut item: Item) -> Result<Self, String> {
+        if is_semaphore(&item) {
+            return Self::read_semaphore(item);
+        }
         let lease_end = number_at(&item, LEASE_END, LATEST)?;
         let acquired_at = number_at(&item, ACQUIRED_AT, LATEST)?;
         let expiration = number_at(&item, EXPIRATION, LATEST / 1000)?.map(|seconds| seconds * 1000);
@@ -49,7 +58,7 @@ impl Row {
             Some(COMPLETED) => (true, expiration),
             Some(other) => {
                 let other: String = other.chars().take(40).collect();
-                return Err(format!("`{STATUS}` is `{other}`, not {IN_PROGRESS} or {COMPLETED}"));
+                return Err(format!("`{STATUS}` is `{other}`, not {IN_PROGRESS}, {COMPLETED} or {SEMAPHORE}"));
             }
             None => return Err(format!("`{STATUS}` is missing")),
         };
@@ -72,6 +81,27 @@ impl Row {
             // A value that is not a string matches no digest.
             validation: string_at(&mut item, VALIDATION).unwrap_or_default(),
             queue: queue(&item),
+            data: item.remove(DATA).map(Data),
+            semaphore: None,
+        })
+    }
+
+    fn read_semaphore(mut item: Item) -> Result<Self, String> {
+        Ok(Self {
+            completed: false,
+            owner: None,
+            released: None,
+            sequence: None,
+            resumed: None,
+            holder: None,
+            fence: number_at(&item, FENCE, MAX_FENCE + 1)?,
+            acquired_at: None,
+            end: 0,
+            ttl: None,
+            error: None,
+            validation: None,
+            queue: Queue::default(),
+            semaphore: Some(Semaphore::read(&mut item)?),
             data: item.remove(DATA).map(Data),
         })
     }
@@ -106,6 +136,9 @@ impl Row {
     }
 
     pub(super) fn into_holder(self, now: Moment) -> Holder {
+        if let Some(semaphore) = self.semaphore {
+            return semaphore.into_holder(self.fence, self.data, now);
+        }
         Holder {
             released: self.completed || (self.owner.is_some() && self.released == self.owner),
             owner: self.owner,
@@ -120,6 +153,8 @@ impl Row {
             waiters: self.queue.waiters(now),
             queue: self.queue,
             validation: self.validation,
+            kind: HolderKind::Key,
+            permits: Vec::new(),
         }
     }
 }
@@ -159,14 +194,15 @@ impl Table {
         }
     }
 
-    /// Reads the next rows, or returns `None` after the last ones. One consistent scan of up to 1 MiB.
+    /// Reads the next rows, or returns `None` after the last ones. One consistent scan of up to 1 MiB, and one consistent
+    /// read for each semaphore: the scan cannot name the attributes of its permits.
     pub(crate) async fn scan(&self, cursor: &Cursor, now: Moment) -> Result<Option<Page>, Error> {
         let after = match cursor {
             Cursor::Start => None,
             Cursor::After(key) => Some(key.clone()),
             Cursor::End => return Ok(None),
         };
-        let mut filter = "#status IN (:in_progress, :completed) \
+        let mut filter = "#status IN (:in_progress, :completed, :semaphore) \
              AND (attribute_exists(#lease_end) OR attribute_exists(#expiration))"
             .to_owned();
         // Data and results are left out: they can be large and confidential.
@@ -193,7 +229,11 @@ impl Table {
                 ("#head", HEAD),
                 ("#tail_until", TAIL_UNTIL),
             ])
-            .values([(":in_progress", string(IN_PROGRESS)), (":completed", string(COMPLETED))]);
+            .values([
+                (":in_progress", string(IN_PROGRESS)),
+                (":completed", string(COMPLETED)),
+                (":semaphore", string(SEMAPHORE)),
+            ]);
         if !self.key_prefix.is_empty() {
             filter.push_str(" AND begins_with(#id, :prefix)");
             request = request.value(":prefix", string(&self.key_prefix));
@@ -205,19 +245,42 @@ impl Table {
         let output = in_time(REQUEST_TIMEOUT, Box::pin(request.filter_expression(filter).send()))
             .await
             .map_err(|error| Error::from_sdk(error, &self.name, ""))?;
-        let rows = output.items.unwrap_or_default().into_iter().filter_map(|mut item| {
-            let id = string_at(&mut item, &self.partition_key).ok()??;
-            let key = id.strip_prefix(&self.key_prefix)?.to_owned();
+        let (mut rows, mut semaphores) = (Vec::new(), Vec::new());
+        for mut item in output.items.unwrap_or_default() {
+            let Ok(Some(id)) = string_at(&mut item, &self.partition_key) else { continue };
+            let Some(key) = id.strip_prefix(&self.key_prefix).map(str::to_owned) else { continue };
+            if is_semaphore(&item) {
+                semaphores.push(key);
+                continue;
+            }
             let row = Row::read(item).map(|row| row.into_holder(now)).map_err(|why| self.malformed(&key, why));
-            Some((key, row))
-        });
+            rows.push((key, row));
+        }
+        for some in semaphores.chunks(READS_AT_A_TIME) {
+            let read = try_join_all(some.iter().map(|key| self.listed_semaphore(key, now))).await?;
+            rows.extend(read.into_iter().flatten());
+        }
         Ok(Some(Page {
-            rows: rows.collect(),
+            rows,
             read: u64::try_from(output.scanned_count).unwrap_or_default(),
             next: output.last_evaluated_key.map_or(Cursor::End, Cursor::After),
         }))
     }
+
+    /// Reads a semaphore of a list without its data. Returns `None` if its row is gone.
+    async fn listed_semaphore(&self, key: &str, now: Moment) -> Result<Option<(String, Result<Holder, Error>)>, Error> {
+        let row = match self.get(key, now).await {
+            Ok(Some(holder)) => Ok(Holder { data: None, ..holder }),
+            Ok(None) => return Ok(None),
+            Err(error) if error.is_malformed_row() => Err(error),
+            Err(error) => return Err(error),
+        };
+        Ok(Some((key.to_owned(), row)))
+    }
 }
+
+/// How many semaphores of a page are read at once.
+const READS_AT_A_TIME: usize = 10;
 
 /// The position of a scan.
 #[derive(Debug)]
@@ -235,6 +298,10 @@ pub(crate) struct Page {
     /// How many rows the request read to find these.
     pub(crate) read: u64,
     pub(crate) next: Cursor,
+}
+
+fn is_semaphore(item: &Item) -> bool {
+    matches!(item.get(STATUS), Some(AttributeValue::S(status)) if status == SEMAPHORE)
 }
 
 /// Reads the queue. A value that no join and no release writes counts as none: it is a hint.
@@ -259,36 +326,4 @@ fn duration_at(item: &Item, name: &str) -> Option<Duration> {
     let Some(AttributeValue::N(text)) = item.get(name) else { return None };
     let duration = Duration::try_from_secs_f64(text.parse::<f64>().ok()? / 1000.0).ok()?;
     (duration <= DAY).then_some(duration)
-}
-
-pub(super) fn string_at(item: &mut Item, name: &str) -> Result<Option<String>, String> {
-    match item.remove(name) {
-        None => Ok(None),
-        Some(AttributeValue::S(value)) => Ok(Some(value)),
-        Some(_) => Err(format!("`{name}` is not a string")),
-    }
-}
-
-/// Returns a number between 0 and `max`, without its fraction.
-#[expect(
-    clippy::cast_possible_truncation,
-    clippy::cast_sign_loss,
-    clippy::cast_precision_loss,
-    reason = "the bounds are checked first"
-)]
-pub(super) fn number_at(item: &Item, name: &str, max: u64) -> Result<Option<u64>, String> {
-    let text = match item.get(name) {
-        None => return Ok(None),
-        Some(AttributeValue::N(text)) => text,
-        Some(_) => return Err(format!("`{name}` is not a number")),
-    };
-    let value = match (text.parse::<u64>(), text.parse::<f64>()) {
-        (Ok(whole), _) => Some(whole),
-        (_, Ok(real)) if real >= 0.0 && real <= max as f64 => Some(real as u64),
-        _ => None,
-    };
-    match value {
-        Some(value) if value <= max => Ok(Some(value)),
-        _ => Err(format!("`{name}` is {text}, not between 0 and {max}")),
-    }
 }

@@ -7,9 +7,11 @@ use std::time::Duration;
 
 use aws_sdk_dynamodb::types::ReturnValue;
 
-use super::names::{EXPIRATION, IN_PROGRESS, LEASE_END, OWNER, RELEASED, RESUMED, SEQUENCE, STATUS};
+use super::names::{EXPIRATION, IN_PROGRESS, LEASE_END, OWNER, RELEASED, RESUMED, SEQUENCE, STATUS, permit};
+use super::permit::names_of;
 use super::read::Row;
 use super::release::Step;
+use super::semaphore::{Permit, Semaphore, Tombstone};
 use super::table::{Expression as _, Table, in_time, number, send, string};
 use crate::clock::{Lease, Moment};
 use crate::error::{Error, Kind, TicketFault};
@@ -48,10 +50,16 @@ pub(crate) struct Resumed {
     /// When the key was acquired, in milliseconds since the epoch.
     pub(crate) acquired_at: u64,
     pub(crate) hold_time: Option<HoldTime>,
+    /// For a permit of a semaphore: the tombstones in the row.
+    pub(crate) permit: Option<Vec<Tombstone>>,
 }
 
 /// The ticket's owner has the key, and the ticket was not used.
 const UNUSED: &str = "#owner = :owner AND #status = :in_progress AND #released <> :owner AND #sequence <= :sequence AND #lease_end > :now";
+
+/// The same for a permit of a semaphore.
+const UNUSED_PERMIT: &str = "#permit.#lease_end > :now AND attribute_not_exists(#permit.#released) \
+     AND #permit.#sequence <= :sequence";
 
 impl Table {
     /// Uses up the ticket, if its lease ends later than `valid_from`, in milliseconds since the epoch. One request. The
@@ -99,6 +107,7 @@ impl Table {
             acquired_at: row.acquired_at.unwrap_or_default(),
             hold_time: row.queue.hold_time,
             data: row.data,
+            permit: None,
         })
     }
 
@@ -149,6 +158,124 @@ impl Table {
             Some(row) if row.is_released_by(owner) => Ok(()),
             row => Err(self.ticket_refused(step, row)),
         }
+    }
+
+    /// Uses up the ticket of a permit, as [`resume`](Self::resume) does that of a lock.
+    pub(crate) async fn resume_permit(
+        &self,
+        step: TicketStep<'_>,
+        nonce: &str,
+        valid_from: u64,
+    ) -> Result<Resumed, Error> {
+        let TicketStep { key, owner, sequence, .. } = step;
+        let request = self
+            .update(key)
+            .condition_expression(UNUSED_PERMIT)
+            .update_expression("SET #permit.#sequence = :next, #permit.#resumed = :nonce")
+            .return_values(ReturnValue::AllNew)
+            .names([
+                ("#permit", &names_of(owner).0),
+                ("#lease_end", permit::LEASE_END),
+                ("#released", permit::RELEASED),
+                ("#sequence", permit::SEQUENCE),
+                ("#resumed", permit::RESUMED),
+            ])
+            .values([
+                (":sequence", number(sequence)),
+                (":now", number(valid_from)),
+                (":next", number(step.next_sequence())),
+                (":nonce", string(nonce)),
+            ]);
+        let row = match in_time(REQUEST_TIMEOUT, send(request)).await {
+            Ok(output) => {
+                let row = output.attributes.unwrap_or_default();
+                Some(Row::read(row).map_err(|why| self.malformed(key, why))?)
+            }
+            Err(error) => self.refusal(error, key)?,
+        };
+        let (semaphore, data) = row.map_or((None, None), |row| (row.semaphore, row.data));
+        // An earlier attempt of this resumption may have been applied; its answer was lost.
+        let is_resumed = |permit: &&Permit| permit.resumed.as_deref() == Some(nonce) && !permit.released;
+        match semaphore.as_ref().and_then(|semaphore| semaphore.permit(owner)).filter(is_resumed) {
+            Some(permit) => Ok(Resumed {
+                fence: permit.fence.unwrap_or(step.fence),
+                end: permit.lease_end,
+                acquired_at: permit.acquired_at.unwrap_or_default(),
+                hold_time: None,
+                data,
+                permit: semaphore.map(|semaphore| semaphore.tombstones),
+            }),
+            None => Err(self.permit_ticket_refused(step, semaphore.as_ref())),
+        }
+    }
+
+    /// Extends the lease of a permit, as [`renew_ticket`](Self::renew_ticket) does that of a lock.
+    pub(crate) async fn renew_permit_ticket(&self, step: TicketStep<'_>, lease: Lease) -> Result<u64, Error> {
+        let TicketStep { key, owner, sequence, now, .. } = step;
+        let request = self
+            .update(key)
+            .condition_expression(format!("{UNUSED_PERMIT} AND #permit.#lease_end < :lease_end"))
+            .update_expression("SET #permit.#lease_end = :lease_end, #expiration = :expiration")
+            .names([
+                ("#permit", &names_of(owner).0),
+                ("#lease_end", permit::LEASE_END),
+                ("#released", permit::RELEASED),
+                ("#sequence", permit::SEQUENCE),
+                ("#expiration", EXPIRATION),
+            ])
+            .values([
+                (":sequence", number(sequence)),
+                (":now", number(now.millis())),
+                (":lease_end", number(lease.end)),
+                (":expiration", number(lease.expiration)),
+            ]);
+        let Err(error) = in_time(REQUEST_TIMEOUT, send(request)).await else { return Ok(lease.end) };
+        let semaphore = self.refusal(error, key)?.and_then(|row| row.semaphore);
+        match semaphore.as_ref().and_then(|semaphore| semaphore.permit(owner)) {
+            // The lease ends later already. An earlier attempt of this renewal may have been applied.
+            Some(permit) if !permit.released && permit.sequence <= sequence && permit.lease_end >= lease.end => {
+                Ok(permit.lease_end)
+            }
+            _ => Err(self.permit_ticket_refused(step, semaphore.as_ref())),
+        }
+    }
+
+    /// Frees a permit, as [`release_ticket`](Self::release_ticket) frees a lock.
+    pub(crate) async fn release_permit_ticket(
+        &self,
+        step: TicketStep<'_>,
+        end: Duration,
+        expiration: u64,
+    ) -> Result<(), Error> {
+        let TicketStep { key, owner, now, .. } = step;
+        let release = Step { key, owner, sequence: step.next_sequence(), now };
+        let request = self.permit_release(release, end, expiration, None, &[]);
+        let Err(error) = in_time(REQUEST_TIMEOUT, send(request)).await else { return Ok(()) };
+        let semaphore = self.refusal(error, key)?.and_then(|row| row.semaphore);
+        match self.permit_ticket_refused(step, semaphore.as_ref()) {
+            error if error.is_ticket_released() => Ok(()),
+            error => Err(error),
+        }
+    }
+
+    /// Returns why this row refused a request of a permit's ticket.
+    fn permit_ticket_refused(&self, step: TicketStep<'_>, semaphore: Option<&Semaphore>) -> Error {
+        let TicketStep { key, owner, sequence, expires_at, now, .. } = step;
+        let permit = semaphore.and_then(|semaphore| semaphore.permit(owner));
+        let tombstone = semaphore.and_then(|semaphore| semaphore.tombstone(owner));
+        let fault = match (permit, tombstone) {
+            (Some(permit), _) if permit.released => TicketFault::Released,
+            (Some(permit), _) if permit.sequence > sequence => TicketFault::Used,
+            (Some(_), _) => TicketFault::Ended,
+            (None, Some(tombstone)) if tombstone.forced_by.is_some() => {
+                return Error::new(Kind::Lost(Some(tombstone.clone().into_holder())), &self.name, key);
+            }
+            (None, Some(_)) => TicketFault::Released,
+            // The permit was replaced after its lease.
+            (None, None) if expires_at <= now.wall => TicketFault::Ended,
+            (None, None) => TicketFault::Unknown,
+        };
+        self.ticket_fault(key, fault)
     }
 
     /// Returns why this row refused a request of the ticket.

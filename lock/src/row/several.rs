@@ -121,6 +121,9 @@ impl Table {
         let (mut own, mut held, mut is_behind) = (Vec::new(), Vec::new(), false);
         for (key, row) in refused {
             let row = row.ok_or_else(|| self.malformed(key, "the refusal names no row"))?;
+            if row.semaphore.is_some() {
+                return Err(Error::new(Kind::WrongUse { is: "a semaphore", not: "a lock" }, &self.name, key));
+            }
             if row.is_owned_by(owner) {
                 own.push(row);
                 continue;
@@ -159,7 +162,7 @@ impl Table {
         let updates = keys.iter().map(|key| self.renew_request(Step { key, ..step }, lease).update_expression(RENEW));
         let updates = self.items(updates, step.key)?;
         let keys: Vec<_> = keys.iter().map(String::as_str).collect();
-        let Err(cancelled) = self.insist(&keys, updates, token(owner, "n", sequence)).await? else {
+        let Err(cancelled) = self.insist(&keys, updates, &token(owner, "n", sequence)).await? else {
             return Ok(());
         };
         // An earlier attempt of this renewal was applied to the others; its answer was lost.
@@ -198,7 +201,7 @@ impl Table {
             let updates = self.items(updates, step.key)?;
             // The token of a smaller transaction must differ.
             let purpose = format!("{purpose}{}-", keys.len());
-            let Err(cancelled) = self.insist(&keys, updates, token(owner, &purpose, sequence)).await? else { break };
+            let Err(cancelled) = self.insist(&keys, updates, &token(owner, &purpose, sequence)).await? else { break };
             // An earlier attempt of this release was applied to the others; its answer was lost.
             let is_lost = |row: &Option<Row>| !row.as_ref().is_some_and(|row| row.is_released_by(owner));
             lost.extend(cancelled.refused.into_iter().filter(|(_, row)| is_lost(row)));
@@ -268,14 +271,16 @@ impl Table {
         &self,
         keys: &[&'a str],
         updates: Vec<TransactWriteItem>,
-        token: String,
+        token: &str,
     ) -> Result<Result<(), Cancelled<'a>>, Error> {
         let mut conflict = None;
         let sent = async {
-            let mut delay = FIRST_DELAY;
+            let (mut delay, mut round) = (FIRST_DELAY, 0_u32);
             loop {
                 let attempts = SdkAttempts::default();
-                let sent = self.transact(keys, updates.clone(), token.clone(), REQUEST_TIMEOUT, attempts).await;
+                // A cancelled transaction was not applied, so it is not repeated under its token.
+                let token = format!("{token}.{round:x}");
+                let sent = self.transact(keys, updates.clone(), token, REQUEST_TIMEOUT, attempts).await;
                 let error = match sent {
                     Ok(Err(Cancelled { prevented: Some(error), .. })) | Err(error) => error,
                     answer => return answer,
@@ -286,6 +291,7 @@ impl Table {
                 conflict = Some(error);
                 sleep(delay.mul_f64(fastrand::f64())).await;
                 delay = (delay * 2).min(LONGEST_DELAY);
+                round += 1;
             }
         };
         let answer = timeout(REQUEST_TIMEOUT, Box::pin(sent)).await;
@@ -364,7 +370,10 @@ fn first<'a>(keys: &[&'a str]) -> (&'a str, impl Iterator<Item = &'a str>) {
     (keys.first().copied().unwrap_or_default(), keys.iter().copied().skip(1))
 }
 
-/// Returns the token of a request: the same only for a repetition of the same request. At most 36 characters.
+/// Returns the token of a request: the same only for a repetition of the same request. With the round of [`insist`], it has
+/// at most 36 characters.
+///
+/// [`insist`]: Table::insist
 fn token(owner: &str, purpose: &str, number: u64) -> String {
-    format!("{owner:.16}{purpose}{:x}", number & 0xfff_ffff)
+    format!("{owner:.14}{purpose}{:x}", number & 0xfff_ffff)
 }

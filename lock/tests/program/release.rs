@@ -36,3 +36,19 @@ fn a_release_by_force_needs_a_confirmation() {
     assert_eq!(place.json("job")["state"], "free");
     assert!(place.run(["release", "other", "--force", "--yes"]).expect_code(0).stdout.contains("already free"));
 }
+
+// behaviours 446, 450
+#[test]
+fn one_permit_or_all_permits_of_a_semaphore_are_released() {
+    let place = Place::new();
+    let _holders = [(); 3].map(|()| place.holding("bank", &["--at-most", "3"]));
+    let fences: Vec<_> =
+        place.json("bank")["permits"].as_array().unwrap().iter().map(|one| one["fence"].clone()).collect();
+    let released = place.run(["release", "bank", "--fence", &fences[1].to_string()]).expect_code(0);
+    assert!(released.stdout.contains(&format!("with fence {}", fences[1])), "{released:?}");
+    assert_eq!(place.json("bank")["permits"].as_array().unwrap().len(), 2);
+    let wrong = place.run(["release", "bank", "--fence", &fences[1].to_string()]).expect_code(75);
+    wrong.expect_sentence(&["the first lease ends at", &format!("not with fence {}", fences[1])]);
+    place.run(["release", "bank", "--force", "--yes"]).expect_code(0);
+    assert_eq!(place.json("bank")["state"], "free");
+}

@@ -179,3 +179,27 @@ fn disabled_locks_run_the_command_and_warn_once() {
     let outcome = outcome.outcome().expect_code(4).expect_sentence(&["LOCK_ENABLED", "without a lock"]);
     assert_eq!(outcome.stdout, "fence 0\n");
 }
+
+// behaviour 450
+#[test]
+fn at_most_n_commands_run_at_a_time() {
+    let place = Place::new();
+    let at_most = ["--at-most", "2"];
+    let holders = [(); 2].map(|()| place.holding("bank", &at_most));
+    let refused = ["run", "--key", "bank", "--at-most", "2", "--", "true"];
+    place.run(refused).expect_code(75).expect_sentence(&["`bank`", "somebody@", "the first lease ends at"]);
+    let lock = place.run(["run", "--key", "bank", "--", "true"]).expect_code(78);
+    lock.expect_sentence(&["`bank`", "is a semaphore, not a lock: use another key"]);
+    let listed = place.run(["list"]).expect_code(0).stdout;
+    assert_eq!(listed.lines().filter(|line| line.starts_with("bank  held")).count(), 2, "{listed}");
+    let object = place.json("bank");
+    let permits = object["permits"].as_array().unwrap();
+    assert_eq!((permits.len(), &permits[0]["fence"]), (2, &object["fence"]));
+    assert!(permits.iter().all(|permit| permit["state"] == "held" && permit["remaining_seconds"].is_f64()));
+    drop(holders);
+
+    for wrong in ["0", "101", "two"] {
+        let outcome = place.run(["run", "--key", "other", "--at-most", wrong, "--", "true"]).expect_code(2);
+        assert!(outcome.stderr.contains(wrong) && outcome.stderr.contains("--at-most"), "{outcome:?}");
+    }
+}

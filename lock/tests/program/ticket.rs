@@ -53,6 +53,19 @@ fn a_lock_is_held_from_the_first_step_of_a_pipeline_to_its_last() {
     with_ticket(&place, &["renew"], "ticket").expect_code(76).expect_sentence(&["`job`", "was released"]);
 }
 
+#[test]
+fn a_permit_is_held_from_the_first_step_of_a_pipeline_to_its_last() {
+    let place = Place::new();
+    for file in ["one", "two"] {
+        acquire(&place, &["--at-most", "2"], file);
+    }
+    place.run(["acquire", "--key", "job", "--at-most", "2"]).expect_code(75).expect_stdout("");
+    with_ticket(&place, &["renew", "--lease", "1h"], "two").expect_code(0);
+    with_ticket(&place, &["release"], "one").expect_code(0);
+    acquire(&place, &["--at-most", "2"], "three");
+    place.run(["acquire", "--key", "job", "--at-most", "2", "--owner-from", "1"]).expect_code(2);
+}
+
 // behaviour 102
 #[test]
 fn the_ticket_names_its_table_and_its_prefix() {

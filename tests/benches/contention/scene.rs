@@ -2,7 +2,7 @@
 
 use std::env;
 use std::sync::{Arc, LazyLock, Mutex};
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, SystemTime};
 
 use aws_sdk_dynamodb::Client;
 use aws_sdk_dynamodb::operation::update_item::UpdateItemError;
@@ -139,9 +139,9 @@ pub(crate) fn request_time() -> Duration {
             let contender = stage.contender(Way::Lock(Backoff::default()), Fault::None, &mut Rng::with_seed(0), None);
             let mut times = Vec::new();
             for _ in 0..50 {
-                let started = Instant::now();
+                let started = stage.now();
                 contender.locks.acquire(KEY).await.unwrap().release().await.unwrap();
-                times.push(started.elapsed().as_secs_f64() / 2.0);
+                times.push(stage.now().duration_since(started).unwrap_or_default().as_secs_f64() / 2.0);
             }
             Duration::from_secs_f64(median(times))
         })

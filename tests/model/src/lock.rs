@@ -356,7 +356,7 @@ impl Protocol for Lock {
             }
             Kind::Renew => before.and_then(|row| conditions.renew(&row, request)),
             Kind::Release | Kind::ReleaseToWithdraw => before.and_then(|row| conditions.release(&row, request)),
-            Kind::WithdrawNew | Kind::WithdrawLonger | Kind::Withdraw => conditions.withdraw(before.as_ref(), request),
+            Kind::WithdrawNew | Kind::WithdrawLonger | Kind::Withdraw => Conditions::withdraw(before.as_ref(), request),
             Kind::Complete | Kind::Transaction => before.and_then(|row| conditions.complete(&row, request)),
         };
         let Some(after) = after else { return Answer::Refused(before) };

@@ -140,7 +140,7 @@ impl Conditions {
     }
 
     /// The update of `Table::withdrawal`, if its condition holds.
-    pub(crate) fn withdraw(self, row: Option<&Row>, request: Request) -> Option<Row> {
+    pub(crate) fn withdraw(row: Option<&Row>, request: Request) -> Option<Row> {
         let Request { kind, owner, now, expiration, .. } = request;
         match (kind, row) {
             (Kind::WithdrawNew, None) => Some(Row {

@@ -179,7 +179,7 @@ impl Semaphore {
         Some(after)
     }
 
-    fn request(&self, kind: Kind, id: usize, client: &Client, now: u8, lease: u8) -> Request {
+    fn request(&self, kind: Kind, id: usize, client: Client, now: u8, lease: u8) -> Request {
         let asked = now + lease + SKEW;
         let is_acquire = matches!(kind, Kind::Acquire(_));
         // Not before the end of the longest lease of another permit.
@@ -201,7 +201,7 @@ impl Semaphore {
 
     fn withdrawal(&self, id: usize, now: u8) -> (Client, Request) {
         let client = Client { phase: Phase::Withdrawing, sequence: 1, ..Client::default() };
-        (client, self.request(Kind::ReleaseToWithdraw, id, &client, now, 0))
+        (client, self.request(Kind::ReleaseToWithdraw, id, client, now, 0))
     }
 
     fn granted(&self, client: &mut Client, id: usize, sent: Option<u8>, clock: u8, log: &mut Log) -> Option<Request> {
@@ -281,7 +281,7 @@ impl Protocol for Semaphore {
                     let mut sent = client.sent.into_iter().filter(|sent| sent + LEASE > now + 1 && *sent > 0);
                     let sent = [sent.next().unwrap_or(0), now + 1];
                     let asking = Client { attempts: client.attempts + 1, sent, ..*client };
-                    decide(asking, self.request(Kind::Acquire([false; CLIENTS]), id, client, now, LEASE), false);
+                    decide(asking, self.request(Kind::Acquire([false; CLIENTS]), id, *client, now, LEASE), false);
                 }
                 if client.doubtful {
                     let (client, request) = self.withdrawal(id, now);
@@ -291,12 +291,12 @@ impl Protocol for Semaphore {
             Phase::Held | Phase::Releasing if client.sequence <= self.bounds.renewals + 1 => {
                 let sequence = client.sequence + 1;
                 let releasing = Client { phase: Phase::Releasing, sequence, ..Client::default() };
-                decide(releasing, self.request(Kind::Release, id, &releasing, now, 0), false);
+                decide(releasing, self.request(Kind::Release, id, releasing, now, 0), false);
                 if client.phase == Phase::Held && client.deadline > now {
                     for lease in [1, LEASE] {
                         let deadline = client.deadline.min(now + lease);
-                        let renewing = Client { sequence, deadline, ..*client };
-                        decide(renewing, self.request(Kind::Renew, id, &renewing, now, lease), true);
+                        let renewing = Client { deadline, sequence, ..*client };
+                        decide(renewing, self.request(Kind::Renew, id, renewing, now, lease), true);
                     }
                 }
             }

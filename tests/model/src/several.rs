@@ -108,7 +108,7 @@ impl Several {
             }
             Kind::Renew => before.and_then(|row| conditions.renew(row, update)),
             Kind::Release | Kind::ReleaseToWithdraw => before.and_then(|row| conditions.release(row, update)),
-            _ => conditions.withdraw(before, update),
+            _ => Conditions::withdraw(before, update),
         }
     }
 
@@ -185,18 +185,17 @@ impl Several {
 
     /// `Table::release_held`: releases the keys that were not lost. Returns the lost keys at the end.
     fn refused_release(
-        &self,
         client: &mut Client,
         request: &Request,
         answer: &Answer,
-    ) -> Result<[Option<Option<Row>>; KEYS], Request> {
+    ) -> Result<[Option<Lost>; KEYS], Request> {
         let mut lost = [None; KEYS];
         let mut willing = [false; KEYS];
         for key in 0..KEYS {
             let Err(refusals) = answer else { break };
             match refusals[key] {
-                Some((true, row)) if !row.is_some_and(|row| row.released == request.update.owner) => {
-                    lost[key] = Some(row)
+                Some((true, row)) if row.is_none_or(|row| row.released != request.update.owner) => {
+                    lost[key] = Some(Lost { row });
                 }
                 Some((false, _)) => willing[key] = true,
                 _ => {}
@@ -208,6 +207,12 @@ impl Several {
         }
         Ok(lost)
     }
+}
+
+/// A key that was lost, with its row.
+#[derive(Clone, Copy)]
+struct Lost {
+    row: Option<Row>,
 }
 
 impl Protocol for Several {
@@ -316,7 +321,7 @@ impl Protocol for Several {
                 }
                 None
             }
-            Kind::Release => match self.refused_release(client, request, answer) {
+            Kind::Release => match Self::refused_release(client, request, answer) {
                 Err(rest) if !self.conditions.is(Mutation::CancelledReleaseSucceeds) => Some(rest),
                 Ok(lost)
                     if (client.partly || lost.iter().any(Option::is_some))
@@ -333,10 +338,10 @@ impl Protocol for Several {
                 }
             },
             // `Table::withdraw_all`
-            Kind::ReleaseToWithdraw => match self.refused_release(client, request, answer) {
+            Kind::ReleaseToWithdraw => match Self::refused_release(client, request, answer) {
                 Err(rest) => Some(rest),
                 Ok(lost) => {
-                    let is_own = |row: &Option<Row>| row.is_some_and(|row| row.owner == update.owner);
+                    let is_own = |lost: &Lost| lost.row.is_some_and(|row| row.owner == update.owner);
                     let count = lost.iter().flatten().count();
                     let was_applied = client.partly
                         || count < keys(id).into_iter().filter(|key| *key).count()
@@ -346,7 +351,7 @@ impl Protocol for Several {
                         *client = ended(End::WithoutKey);
                         return None;
                     };
-                    let row = lost[first].flatten();
+                    let row = lost[first].and_then(|lost| lost.row);
                     let update = self.conditions.withdrawal(row.as_ref(), update);
                     Some(Request { update, keys: std::array::from_fn(|key| key == first), ..*request })
                 }

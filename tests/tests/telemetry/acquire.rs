@@ -339,3 +339,21 @@ async fn a_handler_that_runs_unlocked_is_counted_as_a_refusal() {
     stage.metrics.assert(&["refused: unavailable 1"]);
     assert_eq!(stage.traces.lock_lines(), ["attempts=1 key=orders outcome=unavailable waited_ms=0 closed"]);
 }
+
+// behaviours 36, 444
+#[tokio::test(start_paused = true)]
+async fn permits_are_counted_as_locks_and_a_wrong_kind_by_its_reason() {
+    let stage = Stage::set().await;
+    let (_, locks) = locks_on(stage.engine.host());
+    let bank = locks.semaphore("bank", 1);
+    std::mem::forget(bank.acquire().await.unwrap());
+    stage.metrics.assert(&["acquired 1", "acquire_time [0.0]"]);
+    assert!(bank.acquire().await.unwrap_err().is_held());
+    stage.metrics.assert(&["refused: held 1"]);
+    assert!(locks.acquire("bank").await.unwrap_err().is_wrong_kind());
+    stage.metrics.assert(&["refused: wrong_kind 1"]);
+    sleep(Duration::from_mins(1)).await;
+    bank.acquire().await.unwrap().release().await.unwrap();
+    let times = ["acquire_time [0.0]", "hold_time [0.0]", "release_time [0.0]"];
+    stage.metrics.assert(&[&["acquired 1", "released 1", "taken_over 1"], &times[..]].concat());
+}

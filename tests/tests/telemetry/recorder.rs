@@ -40,6 +40,7 @@ const LABELS: [(&str, &str, &[&str]); 4] = [
             "access_denied",
             "table_not_found",
             "malformed_row",
+            "wrong_kind",
             "invalid",
             "not_sent",
             "refused",

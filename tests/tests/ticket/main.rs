@@ -6,6 +6,7 @@ mod hand_over;
 mod identity;
 mod late_requests;
 mod lease;
+mod permits;
 mod serialised;
 mod state_machine;
 

@@ -2,6 +2,7 @@
 //! engine, or with `--table NAME` on a real table. The exit code is 1 if any work is done more or less than once.
 
 mod accounts;
+mod bank;
 mod execution;
 mod orders;
 mod payments;
@@ -51,9 +52,11 @@ async fn run(cloud: Result<Cloud, Error>) -> Result<(), Error> {
     orders::show(&cloud).await?;
     println!("\n3. payment-queue, a queue consumer\n");
     payments::show(&cloud).await?;
-    println!("\n4. Transfers, which lock two accounts each\n");
+    println!("\n4. Calls of a bank, three at a time\n");
+    bank::show(&cloud).await?;
+    println!("\n5. Transfers, which lock two accounts each\n");
     accounts::show(&cloud).await?;
-    println!("\n5. A workflow, whose steps hold one lock\n");
+    println!("\n6. A workflow, whose steps hold one lock\n");
     execution::show(&cloud).await
 }
 

@@ -139,6 +139,9 @@ pub(crate) struct Run {
     /// Longest time to wait for a key that is held; by default there is one attempt
     #[arg(long, value_name = "DURATION", value_parser = wait)]
     pub(crate) wait: Option<Duration>,
+    /// Let up to this many holders have the key at a time, from 1 to 100: the key is then a semaphore, not a lock
+    #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..=100))]
+    pub(crate) at_most: Option<u32>,
     /// Shortest time for which the key stays held if the command ends with code 0, so that two schedules that fire
     /// seconds apart run it once; after any other end the key is free at once
     #[arg(long, value_name = "DURATION", value_parser = hold_at_least)]
@@ -166,12 +169,16 @@ pub(crate) struct Acquire {
     /// Longest time to wait for a key that is held; by default there is one attempt
     #[arg(long, value_name = "DURATION", value_parser = wait)]
     pub(crate) wait: Option<Duration>,
+    /// Let up to this many holders have the key at a time, from 1 to 100: the key is then a semaphore, not a lock, and the
+    /// lease lasts up to a day
+    #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..=100))]
+    pub(crate) at_most: Option<u32>,
     /// Shortest time for which the key stays held, even if it is released earlier
     #[arg(long, value_name = "DURATION", value_parser = hold_at_least)]
     pub(crate) hold_at_least: Option<Duration>,
     /// Identity of the work, such as the id of the pipeline's run, up to 512 bytes; another acquire with the same
     /// identity takes the lock over
-    #[arg(long, value_name = "IDENTITY", value_parser = NonEmptyStringValueParser::new())]
+    #[arg(long, value_name = "IDENTITY", conflicts_with = "at_most", value_parser = NonEmptyStringValueParser::new())]
     pub(crate) owner_from: Option<String>,
     /// Name of the holder, for others to read [default: user@host]
     #[arg(long, value_name = "NAME")]

@@ -48,6 +48,17 @@ impl Entry {
         Some(until.duration_since(now).unwrap_or_default())
     }
 
+    /// Returns an entry for each permit of a semaphore. Empty for a lock.
+    fn permits(&self) -> impl Iterator<Item = Self> {
+        let permits = self.holder().map(Holder::permits).unwrap_or_default();
+        permits.iter().map(|permit| Self { key: self.key.clone(), row: Ok(Some(permit.clone())) })
+    }
+
+    fn rows(&self, now: SystemTime) -> Vec<[String; 7]> {
+        let permits: Vec<_> = self.permits().map(|permit| permit.columns(now)).collect();
+        if permits.is_empty() { vec![self.columns(now)] } else { permits }
+    }
+
     fn columns(&self, now: SystemTime) -> [String; 7] {
         let holder = self.holder();
         let since = holder.and_then(Holder::since);
@@ -69,23 +80,9 @@ impl Entry {
 
     /// Returns the entry as a JSON object, with a newline at the end.
     pub(crate) fn json(&self, now: SystemTime) -> String {
-        let holder = self.holder();
-        let time = |time| humantime::format_rfc3339_millis(time).to_string();
-        let fields = [
-            ("key", Some(self.key.as_str().into())),
-            ("state", Some(self.state().into())),
-            ("holder", holder.and_then(Holder::name).map(Value::from)),
-            ("fence", holder.and_then(Holder::fence).map(Value::from)),
-            ("acquired_at", holder.and_then(Holder::since).map(|since| time(since).into())),
-            ("until", holder.map(|holder| time(holder.until()).into())),
-            ("remaining_seconds", self.remaining(now).map(|remaining| remaining.as_secs_f64().into())),
-            ("waiting", holder.map(|holder| holder.waiters().into())),
-            ("error", self.row.as_ref().err().map(|error| sentence(error).into())),
-        ];
-        let known = fields.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?)));
         let mut text = String::new();
         // Misleading characters occur only within strings, where JSON has an escape for each.
-        for c in Value::Object(known.collect::<Map<_, _>>()).to_string().chars() {
+        for c in self.object(now).to_string().chars() {
             if misleads(c) {
                 for unit in c.encode_utf16(&mut [0; 2]) {
                     let _infallible = write!(text, "\\u{unit:04x}");
@@ -96,6 +93,26 @@ impl Entry {
         }
         text + "\n"
     }
+
+    fn object(&self, now: SystemTime) -> Value {
+        let holder = self.holder();
+        let permits: Vec<_> = self.permits().map(|permit| permit.object(now)).collect();
+        let time = |time| humantime::format_rfc3339_millis(time).to_string();
+        let fields = [
+            ("key", Some(self.key.as_str().into())),
+            ("state", Some(self.state().into())),
+            ("holder", holder.and_then(Holder::name).map(Value::from)),
+            ("fence", holder.and_then(Holder::fence).map(Value::from)),
+            ("acquired_at", holder.and_then(Holder::since).map(|since| time(since).into())),
+            ("until", holder.map(|holder| time(holder.until()).into())),
+            ("remaining_seconds", self.remaining(now).map(|remaining| remaining.as_secs_f64().into())),
+            ("waiting", holder.map(|holder| holder.waiters().into())),
+            ("permits", (!permits.is_empty()).then(|| permits.into())),
+            ("error", self.row.as_ref().err().map(|error| sentence(error).into())),
+        ];
+        let known = fields.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?)));
+        Value::Object(known.collect::<Map<_, _>>())
+    }
 }
 
 /// Returns the entries as a table with a header.
@@ -103,7 +120,7 @@ pub(crate) fn table(entries: &[Entry], now: SystemTime) -> String {
     let mut table = Table::new();
     table.load_style(presets::NOTHING);
     table.set_header(["KEY", "STATE", "HOLDER", "AGE", "REMAINING", "FENCE", "WAITING"]);
-    table.add_rows(entries.iter().map(|entry| entry.columns(now)));
+    table.add_rows(entries.iter().flat_map(|entry| entry.rows(now)));
     let mut text = String::new();
     for line in table.to_string().lines() {
         text.push_str(line.trim());

@@ -21,6 +21,10 @@ renewal is tried again. If a renewal finds that another holder has the lock, the
 a second later, SIGKILL. The lease is not renewed while the command is stopped, by ^Z or because it asked for a \
 password in the background; standard error says so.
 
+With --at-most 5 up to five holders have the key at a time, and the exit code is 75 if five others have it. All \
+commands for the key need the option, because a key is either a lock or a semaphore; a command of the other kind ends \
+with code 78. Waiting commands do not take turns.
+
 With --hold-at-least the key stays held for that long after the acquisition, if the command ends with code 0. After \
 any other end, and if the command cannot be run, the key is free at once, so that another attempt can follow.
 
@@ -97,9 +101,12 @@ WAITING is the number of waiters in the key's queue. A waiter that gave up count
 the key, or until the last waiter has stopped waiting. Waiters for the record of an idempotent run, and waiters with \
 an explicit backoff, are not in the queue.
 
+A semaphore has a line for each permit in its row.
+
 With --json, each line is an object with key and state. It also has, where they are known, holder, fence, acquired_at \
 and until (RFC 3339), remaining_seconds if the key is held, waiting if the key has a row, and error if the row is \
-malformed.";
+malformed. A semaphore has permits, a list of objects with state, holder, fence, acquired_at, until and \
+remaining_seconds; its own fields are those of the permit whose lease ends first.";
 
 pub(crate) const GET: &str = "\
 Shows who holds a key, or held it last. It sends one consistent read (IAM action dynamodb:GetItem). The exit code is \
@@ -114,9 +121,9 @@ With a key, frees it for an operator (IAM actions dynamodb:GetItem and dynamodb:
 that the holder has crashed, or that its writes are fenced. `run` ends with code 76 when an operator has released \
 its lock.
 
-Give the fence that `get` showed. If another acquisition holds the key by then, the release is refused with code 75.
+Give the fence that `get` showed: of a semaphore, it ends the permit with that fence. If another acquisition holds the key by then, the release is refused with code 75.
 
-With --force the key is released no matter who holds it, after a question. With --yes there is no question. Any \
+With --force the key, or every permit of a semaphore, is released no matter who holds it, after a question. With --yes there is no question. Any \
 answer other than yes leaves the key unchanged and gives code 75. A key that is already free is no error.";
 
 pub(crate) const WATCH: &str = "\
@@ -163,7 +170,7 @@ pub(crate) const ENVIRONMENT: [(&str, &str); 9] = [
 ];
 
 /// A command, what the example does, and its command line.
-pub(crate) const EXAMPLES: [(&str, &str, &str); 17] = [
+pub(crate) const EXAMPLES: [(&str, &str, &str); 18] = [
     ("create-table", "Create the table", "lambda-lock create-table --table locks --tag team=billing"),
     ("check", "Check that everything is in order", "lambda-lock check --table locks"),
     ("run", "Skip a run while another is running", "lambda-lock run --key nightly-report --lease 15m -- ./report.sh"),
@@ -176,6 +183,11 @@ pub(crate) const EXAMPLES: [(&str, &str, &str); 17] = [
         "run",
         "Run once a minute, although cron runs on two machines",
         "lambda-lock run --key minutely --hold-at-least 50s -- ./job",
+    ),
+    (
+        "run",
+        "Run at most three at a time, and wait for a place",
+        "lambda-lock run --key bank-api --at-most 3 --wait 5m -- ./call-the-bank.sh",
     ),
     (
         "run",

@@ -26,8 +26,15 @@ pub(crate) async fn release(options: &TableOptions, key: String, release: Releas
     if holder.is_completed() {
         return refused(CONFIGURATION, "it is the record of a completed run, not a lock");
     }
+    let holder = match holder.permits().iter().find(|permit| fence.is_some() && permit.fence() == fence) {
+        Some(permit) => permit.clone(),
+        None => holder,
+    };
     let there = holder.fence().map_or_else(|| "no fence".to_owned(), |fence| format!("fence {fence}"));
-    let by = format!("held by {holder} with {there}");
+    let by = match holder.permits() {
+        [] => format!("held by {holder} with {there}"),
+        _ => format!("held by {holder}"),
+    };
     if let Some(fence) = fence
         && holder.fence() != Some(fence)
     {

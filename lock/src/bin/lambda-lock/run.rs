@@ -33,7 +33,11 @@ pub(crate) async fn run(options: &TableOptions, run: Run) -> Result<u8, Failure>
     let mut signals = Signals::passed_on().map_err(Failure::of_the_system)?;
     let mut guard = Guard::start().await.map_err(Failure::of_the_system)?;
 
-    let mut acquire = locks.acquire(&run.key).lease(lease).hold_at_least(run.hold_at_least.unwrap_or_default());
+    let acquire = match run.at_most {
+        Some(permits) => locks.semaphore(&run.key, permits).acquire(),
+        None => locks.acquire(&run.key),
+    };
+    let mut acquire = acquire.lease(lease).hold_at_least(run.hold_at_least.unwrap_or_default());
     if let Some(wait) = run.wait {
         acquire = acquire.wait(Backoff::default().up_to(wait));
     }

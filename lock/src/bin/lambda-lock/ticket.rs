@@ -23,7 +23,11 @@ pub(crate) async fn acquire(options: &TableOptions, acquire: Acquire) -> Result<
     let lease = acquire.lease.map_or_else(connect::default_lease, Ok)?;
     let holder = acquire.holder.unwrap_or_else(identity::user);
     let Connection { locks, .. } = connect::connect_if(is_enabled, options, holder).await?;
-    let mut attempt = locks.acquire(acquire.key).lease(lease).hold_at_least(acquire.hold_at_least.unwrap_or_default());
+    let attempt = match acquire.at_most {
+        Some(permits) => locks.semaphore(acquire.key, permits).acquire(),
+        None => locks.acquire(acquire.key),
+    };
+    let mut attempt = attempt.lease(lease).hold_at_least(acquire.hold_at_least.unwrap_or_default());
     if let Some(identity) = acquire.owner_from {
         attempt = attempt.owner_from(identity);
     }

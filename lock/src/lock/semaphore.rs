@@ -1,0 +1,119 @@
+//! `Semaphore`: a key that up to N holders have at a time.
+
+use super::acquire::Acquire;
+use super::held::Lock;
+use super::locks::Locks;
+use crate::error::Error;
+
+impl Locks {
+    /// Returns the semaphore on `key`, which up to `permits` holders have at a time: from 1 to 100. Sends no request; an
+    /// acquire checks the number.
+    pub fn semaphore(&self, key: impl Into<String>, permits: u32) -> Semaphore {
+        Semaphore { locks: self.clone(), key: key.into(), permits }
+    }
+}
+
+/// A key with several permits: up to N pieces of work hold it at a time. Cheap to clone.
+///
+/// A permit is a [`Lock`], and its acquire is an [`Acquire`]: with deadline, lease, wait, data and `run`. Each acquisition of
+/// the key has a larger [fence](Lock::fence) than all earlier ones. [`Holder::permits`](crate::Holder::permits) lists the
+/// permits that are held.
+///
+/// ```
+/// # use std::time::Duration;
+/// # use lambda_lock::{Backoff, Error, Locks};
+/// # async fn example(locks: Locks) -> Result<(), Error> {
+/// // Five calls of the bank at a time, across all invocations.
+/// let bank = locks.semaphore("bank-api", 5);
+/// let balance = bank
+///     .acquire()
+///     .lease(Duration::from_secs(20))
+///     .wait(Backoff::default())
+///     .run(async |_permit| call_the_bank().await)
+///     .await?;
+/// # let _: u32 = balance;
+/// # Ok(())
+/// # }
+/// # async fn call_the_bank() -> u32 { 0 }
+/// ```
+///
+/// # Requests
+///
+/// | operation | requests |
+/// | --- | --- |
+/// | acquire, granted or refused | 1 `UpdateItem` |
+/// | acquire that replaces permits whose lease has ended | 2 `UpdateItem`; up to 4 while others change the row |
+/// | renew, release | 1 `UpdateItem` |
+///
+/// The IAM action is `dynamodb:UpdateItem`. All permits of a key are in one row, and each adds its holder's name and about
+/// 210 bytes. DynamoDB bills a write by the KB of the row, and writes one row about 1000 times a second at most. So a
+/// semaphore suits tens of permits that are held for a second or longer, and not thousands of short calls a second.
+///
+/// # Different numbers
+///
+/// Each caller's own number counts. While a deployment changes it from 5 to 3, callers with 5 take up to five permits, and
+/// callers with 3 are refused while three or more are held. No permit is withdrawn.
+///
+/// # One kind for each key
+///
+/// A key is either a semaphore, a lock, or a record of idempotency. An acquire of another kind fails with an error that
+/// [`is_wrong_kind`](Error::is_wrong_kind), also while the key is free: until DynamoDB's TTL deletes the row. The row of a
+/// semaphore stays for the longest lease, a day, plus the skew and the [retention](crate::LocksBuilder::retention) after its
+/// last request.
+///
+/// # Waiting
+///
+/// Waiters use [plain backoff](crate::Backoff#plain-backoff), with the default delays unless others are set. They do not take
+/// turns, so a waiter can be overtaken. A delay ends at most one base delay after the lease that ends first.
+///
+/// # Data
+///
+/// The permits share the [data](Lock::data) of the row: the last holder that wrote data leaves it to the next acquire. At most
+/// 200 KiB. The name of a [holder](Acquire::holder) has at most 1024 bytes.
+///
+/// # Late requests
+///
+/// A released permit leaves its nonce in the row, which then refuses a late duplicate of its acquire. The row keeps the
+/// nonces of the last minute, up to about 16 of them. A duplicate that arrives after that can take a free permit until the
+/// lease that it asks for has ended. It counts as one of the N.
+///
+/// A [`release`](Lock::release) of a permit that was replaced after its lease fails with an error that
+/// [`is_lost`](Error::is_lost).
+#[derive(Clone, Debug)]
+#[must_use = "a semaphore does nothing until a permit is acquired"]
+pub struct Semaphore {
+    locks: Locks,
+    key: String,
+    permits: u32,
+}
+
+impl Semaphore {
+    /// Prepares an acquire of a permit. Await it, or set options first. Without [`Acquire::wait`], one request, or two to
+    /// replace permits whose lease has ended; IAM action `dynamodb:UpdateItem`.
+    ///
+    /// Fails with an error that [`is_held`](Error::is_held) if all permits are held. Its
+    /// [`holder`](Error::holder) lists them.
+    pub fn acquire(&self) -> Acquire {
+        self.locks.acquire(&self.key).at_most(self.permits)
+    }
+
+    /// Acquires a permit, or returns `None` if all are held. The requests are those of [`acquire`](Self::acquire).
+    ///
+    /// ```
+    /// # use lambda_lock::{Error, Locks};
+    /// # async fn example(locks: Locks) -> Result<(), Error> {
+    /// let Some(permit) = locks.semaphore("bank-api", 5).try_acquire().await? else {
+    ///     return Ok(()); // five others are at it
+    /// };
+    /// // … the work …
+    /// permit.release().await
+    /// # }
+    /// ```
+    pub async fn try_acquire(&self) -> Result<Option<Lock>, Error> {
+        match self.acquire().await {
+            Ok(permit) => Ok(Some(permit)),
+            Err(error) if error.is_held() => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+}

@@ -1,0 +1,155 @@
+//! The row of a semaphore: its permits, and the tombstones of released ones.
+
+use std::cmp::Reverse;
+
+use aws_sdk_dynamodb::types::AttributeValue;
+
+use super::attribute::{number_at, string_at};
+use super::names::{LATEST, MAX_FENCE, PERMIT_FENCE_PREFIX, PERMIT_PREFIX, PERMITS, permit, tombstone};
+use super::table::Item;
+use crate::clock::Moment;
+use crate::holder::{Data, Holder, HolderKind};
+use crate::queue::Queue;
+
+/// The permits of a row whose attributes were checked.
+#[derive(Clone, Debug)]
+pub(crate) struct Semaphore {
+    /// The lease that ends first comes first.
+    pub(super) permits: Vec<Permit>,
+    /// The newest comes first.
+    pub(super) tombstones: Vec<Tombstone>,
+}
+
+#[derive(Clone, Debug)]
+pub(crate) struct Permit {
+    pub(super) owner: String,
+    holder: Option<String>,
+    pub(super) fence: Option<u64>,
+    pub(super) acquired_at: Option<u64>,
+    /// In milliseconds since the epoch, with the clock skew.
+    pub(super) lease_end: u64,
+    pub(super) sequence: u64,
+    /// The permit was released, and counts until the end of its least hold.
+    pub(super) released: bool,
+    /// The nonce of the last resumption with a ticket.
+    pub(super) resumed: Option<String>,
+}
+
+/// What a released permit leaves in the row. It refuses a late duplicate of the acquire.
+#[derive(Clone, Debug)]
+pub(crate) struct Tombstone {
+    pub(super) owner: String,
+    /// In milliseconds since the epoch.
+    pub(super) released_at: u64,
+    /// The operator that released the permit by force.
+    pub(super) forced_by: Option<String>,
+}
+
+impl Semaphore {
+    /// Reads the permits of a row that any program may have written. The error says what is wrong with them.
+    pub(super) fn read(item: &mut Item) -> Result<Self, String> {
+        let count = number_at(item, PERMITS, u64::MAX)?.ok_or_else(|| format!("`{PERMITS}` is missing"))?;
+        let mut semaphore = Self { permits: Vec::new(), tombstones: Vec::new() };
+        let names: Vec<String> = item.keys().filter(|name| name.starts_with(PERMIT_PREFIX)).cloned().collect();
+        for name in names {
+            let Some(AttributeValue::M(map)) = item.remove(&name) else {
+                return Err(format!("`{}` is not a map", shortened(&name)));
+            };
+            let owner = name[PERMIT_PREFIX.len()..].to_owned();
+            let fence = number_at(item, &format!("{PERMIT_FENCE_PREFIX}{owner}"), MAX_FENCE + 1)?;
+            semaphore.add(owner, fence, map).map_err(|why| format!("{why} in `{}`", shortened(&name)))?;
+        }
+        if semaphore.permits.len() as u64 != count {
+            return Err(format!("`{PERMITS}` is {count}, but the row has {} of them", semaphore.permits.len()));
+        }
+        semaphore.permits.sort_by(|one, other| (one.lease_end, &one.owner).cmp(&(other.lease_end, &other.owner)));
+        semaphore.tombstones.sort_by_key(|tombstone| Reverse(tombstone.released_at));
+        Ok(semaphore)
+    }
+
+    fn add(&mut self, owner: String, fence: Option<u64>, mut map: Item) -> Result<(), String> {
+        if let Some(released_at) = number_at(&map, tombstone::RELEASED_AT, LATEST)? {
+            let forced_by = string_at(&mut map, tombstone::FORCED_BY)?;
+            self.tombstones.push(Tombstone { owner, released_at, forced_by });
+            return Ok(());
+        }
+        let number = |name| number_at(&map, name, LATEST)?.ok_or_else(|| format!("`{name}` is missing"));
+        let (lease_end, sequence) = (number(permit::LEASE_END)?, number(permit::SEQUENCE)?);
+        self.permits.push(Permit {
+            owner,
+            fence,
+            acquired_at: number_at(&map, permit::ACQUIRED_AT, LATEST)?,
+            lease_end,
+            sequence,
+            released: map.contains_key(permit::RELEASED),
+            resumed: string_at(&mut map, permit::RESUMED).unwrap_or_default(),
+            holder: string_at(&mut map, permit::HOLDER)?,
+        });
+        Ok(())
+    }
+
+    pub(super) fn permit(&self, owner: &str) -> Option<&Permit> {
+        self.permits.iter().find(|permit| permit.owner == owner)
+    }
+
+    pub(super) fn tombstone(&self, owner: &str) -> Option<&Tombstone> {
+        self.tombstones.iter().find(|tombstone| tombstone.owner == owner)
+    }
+
+    /// Describes the semaphore by the lease that ends first. If all leases have ended, that is the one that ended last.
+    pub(super) fn into_holder(self, fence: Option<u64>, data: Option<Data>, now: Moment) -> Holder {
+        let permits: Vec<Holder> = self.permits.into_iter().map(|permit| permit.into_holder(now)).collect();
+        let last = self.tombstones.into_iter().next().map(Tombstone::into_holder);
+        let first = permits.iter().find(|permit| permit.current).or_else(|| permits.last()).cloned();
+        let first = first.unwrap_or_else(|| Holder {
+            owner: None,
+            fence,
+            ..last.unwrap_or_else(|| free(String::new(), 0, None))
+        });
+        Holder { data, permits, kind: HolderKind::Semaphore, ..first }
+    }
+}
+
+impl Permit {
+    pub(super) fn into_holder(self, now: Moment) -> Holder {
+        Holder {
+            name: self.holder,
+            fence: self.fence,
+            since: self.acquired_at,
+            current: self.lease_end > now.millis(),
+            released: self.released,
+            ..free(self.owner, self.lease_end, None)
+        }
+    }
+}
+
+impl Tombstone {
+    pub(super) fn into_holder(self) -> Holder {
+        free(self.owner, self.released_at, self.forced_by)
+    }
+}
+
+fn free(owner: String, until: u64, name: Option<String>) -> Holder {
+    Holder {
+        owner: Some(owner),
+        name,
+        fence: None,
+        since: None,
+        until,
+        data: None,
+        current: false,
+        completed: false,
+        released: true,
+        error: None,
+        validation: None,
+        waiters: 0,
+        queue: Queue::default(),
+        kind: HolderKind::Permit,
+        permits: Vec::new(),
+    }
+}
+
+/// Returns the beginning of a name that any program may have written.
+fn shortened(name: &str) -> String {
+    name.chars().take(50).collect()
+}

@@ -1,0 +1,196 @@
+//! Histories of semaphores: several hosts with wrong clocks and bad networks contend for the permits of two keys, crash,
+//! overstay and come back. A seed determines each history, which runs in paused time. A ledger sees every request as it is
+//! applied, and every permit as its holder sees it. It reports at the end whether the guarantees held.
+
+mod ledger;
+mod mutations;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use fastrand::Rng;
+use lambda_lock::embedded::Host;
+use lambda_lock::{Error, Lock};
+use tokio::time::{sleep, timeout};
+
+use crate::history::stage::{self, Network, Stage, millis};
+use crate::history::{Mutation, Outcome};
+use ledger::{Ledger, Operation};
+pub use mutations::MUTATIONS;
+
+/// How late a request can arrive: AWS accepts its signature for 5 minutes.
+const LATEST_ARRIVAL: Duration = Duration::from_mins(5);
+
+/// How often each outcome occurred.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Counts {
+    /// Permits acquired.
+    pub acquired: usize,
+    /// Permits whose lease had ended, and which were replaced.
+    pub replaced: usize,
+    /// Acquires that were refused because all permits were held.
+    pub held: usize,
+    /// Leases renewed.
+    pub renewed: usize,
+    /// Releases and renewals that found the permit lost.
+    pub lost: usize,
+    /// Hosts that crashed while they held a permit.
+    pub crashed: usize,
+    /// Acquires that withdrew without a permit.
+    pub withdrawn: usize,
+    /// Rows deleted by TTL.
+    pub swept: usize,
+    /// Requests sent.
+    pub requests: usize,
+}
+
+/// Runs the history of a seed, with the protocol or with a mutation of it.
+#[must_use]
+pub fn run(seed: u64, mutation: Option<Mutation>) -> Outcome<Counts> {
+    stage::play(seed, history(seed, mutation))
+}
+
+/// The part of a history that all its tasks share.
+#[derive(Debug)]
+struct Scene {
+    stage: Stage,
+    ledger: Arc<Ledger>,
+    keys: u64,
+    /// How many permits most callers allow. Some allow one more.
+    permits: u32,
+    /// Some pauses are so long that TTL deletes the row.
+    has_nights: bool,
+}
+
+async fn history(seed: u64, mutation: Option<Mutation>) -> Outcome<Counts> {
+    let mut random = Rng::with_seed(seed);
+    let stage = Stage::set(&mut random, LATEST_ARRIVAL, mutation).await;
+    let ledger = Arc::new(Ledger::new(stage.engine.clone(), stage.clock_skew));
+    let scene = Arc::new(Scene {
+        stage,
+        ledger,
+        keys: random.u64(1..=2),
+        permits: random.u32(1..=3),
+        has_nights: random.u8(0..5) == 0,
+    });
+    let sweeper = tokio::spawn({
+        let scene = Arc::clone(&scene);
+        let interval = Duration::from_secs(if scene.has_nights { 600 } else { 5 });
+        async move { scene.stage.sweep(interval, |rows| scene.ledger.swept(rows)).await }
+    });
+    let workers: Vec<_> = (0..random.usize(3..=6))
+        .map(|number| tokio::spawn(worker(Arc::clone(&scene), number, random.fork())))
+        .collect();
+    for worker in workers {
+        worker.await.unwrap();
+    }
+    sleep(LATEST_ARRIVAL + Duration::from_secs(20)).await;
+    sweeper.abort();
+    scene.ledger.outcome()
+}
+
+impl Scene {
+    fn host(&self, random: &mut Rng, network: Network) -> Host {
+        self.stage.host(random, network, self.ledger.observer())
+    }
+}
+
+/// A worker: one host after another, with one operation after another.
+async fn worker(scene: Arc<Scene>, number: usize, mut random: Rng) {
+    let mut host = scene.host(&mut random, Network::Bad);
+    for step in 0..random.usize(3..=6) {
+        let pause = match random.u8(0..20) {
+            0 | 1 if scene.has_nights => 90_000_000..=100_000_000,
+            2 => 60_000..=120_000,
+            _ => 0..=300,
+        };
+        sleep(millis(&mut random, pause)).await;
+        let key = format!("key {}", random.u64(0..scene.keys));
+        let permits = scene.permits + u32::from(random.u8(0..6) == 0);
+        let operation =
+            Operation::new(&format!("worker {number} step {step}"), key, permits, Arc::clone(&scene.ledger));
+        let work = work(&scene, &host, &operation, random.fork());
+        match random.u8(0..10) {
+            // The host crashes at this point, and another one replaces it.
+            0 | 1 => {
+                let mut crash = Box::pin(timeout(millis(&mut random, 0..=2500), work));
+                if (&mut crash).await.is_err() {
+                    host.crash();
+                    if operation.crashed() {
+                        tokio::spawn(take_over(Arc::clone(&scene), operation.key.clone(), random.fork()));
+                    }
+                    drop(crash);
+                    host = scene.host(&mut random, Network::Bad);
+                }
+            }
+            // The invocation is cancelled, and the host continues.
+            2 => {
+                let _ = timeout(millis(&mut random, 0..=1500), work).await;
+                operation.left("was dropped, or had ended");
+            }
+            _ => work.await,
+        }
+    }
+}
+
+/// A host with a good network that waits for a permit after a crash.
+async fn take_over(scene: Arc<Scene>, key: String, mut random: Rng) {
+    let name = format!("successor {:08x}", random.u32(..));
+    let operation = Operation::new(&name, key, scene.permits, Arc::clone(&scene.ledger));
+    let locks = scene.stage.locks(&scene.host(&mut random, Network::Good));
+    let semaphore = locks.semaphore(&operation.key, operation.permits);
+    let acquire = semaphore.acquire().holder(&operation.name).wait(stage::backoff(Duration::from_mins(2)));
+    match acquire.lease(Duration::from_secs(2)).await {
+        Ok(permit) => {
+            let permit = Arc::new(permit);
+            operation.acquired(&permit);
+            release(&operation, &permit, Duration::ZERO).await;
+        }
+        Err(error) => operation.broke("(c) no permit became free after a crash", &error),
+    }
+}
+
+/// Acquires a permit, holds it for a while, and releases it in one of several ways.
+async fn work(scene: &Scene, host: &Host, operation: &Operation, mut random: Rng) {
+    let locks = scene.stage.locks(host);
+    let lease = millis(&mut random, 300..=2500);
+    let hold_at_least = if random.u8(0..6) == 0 { millis(&mut random, 1..=3000) } else { Duration::ZERO };
+    let budget = if random.bool() { millis(&mut random, 0..=6000) } else { Duration::ZERO };
+    let semaphore = locks.semaphore(&operation.key, operation.permits);
+    let acquire = semaphore.acquire().holder(&operation.name).hold_at_least(hold_at_least).lease(lease);
+    let permit = match acquire.wait(stage::backoff(budget)).await {
+        Ok(permit) => Arc::new(permit),
+        Err(error) => return operation.refused(&error),
+    };
+    operation.acquired(&permit);
+    // Most holders finish in time. Some stay until the end of the lease, or overstay it.
+    let work = if random.u8(0..3) == 0 { lease.mul_f64(0.8 + random.f64()) } else { lease.mul_f64(random.f64() / 2.0) };
+    sleep(work).await;
+    let deadline = permit.expires_at();
+    for _ in 0..random.usize(0..=8).saturating_sub(4) {
+        // Some renewals restore the end from the acquire, which the row had before.
+        let back = deadline.duration_since(host.now()).ok().filter(|left| left.as_millis() > 0 && random.bool());
+        let renewal = back.unwrap_or_else(|| lease.mul_f64(0.2 + 1.3 * random.f64()));
+        let end = permit.expires_at();
+        let renewed = permit.renew(renewal).await;
+        operation.renewed(end, renewed);
+        if random.u8(0..3) == 0 {
+            sleep(lease.mul_f64(random.f64() * 1.2)).await;
+        }
+    }
+    match random.u8(0..10) {
+        // A drop without a release sends the release in the background.
+        0 => operation.left("dropped its permit"),
+        _ => release(operation, &permit, hold_at_least).await,
+    }
+}
+
+async fn release(operation: &Operation, permit: &Arc<Lock>, hold_at_least: Duration) {
+    let end = permit.expires_at();
+    let mut answer = permit.release().await;
+    if answer.as_ref().is_err_and(Error::is_unavailable) {
+        // The release may have been applied, or may arrive later.
+        answer = permit.release().await;
+    }
+    operation.released(permit, end, hold_at_least, answer);
+}

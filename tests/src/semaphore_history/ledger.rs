@@ -1,0 +1,358 @@
+//! The ledger of a history of semaphores.
+
+use std::collections::{HashMap, HashSet};
+use std::fmt::{self, Debug};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
+use std::time::{Duration, SystemTime};
+
+use lambda_lock::embedded::{Answer, DynamoDb, Intercept};
+use lambda_lock::{Error, Holder, Lock};
+use serde_json::Value;
+
+use super::{Counts, Outcome};
+use crate::history::mutation::{Kind, fence_written};
+use crate::history::stage::Journal;
+
+/// For how long, and among how many later releases, the row refuses an owner that has released its permit.
+const REMEMBERED: Duration = Duration::from_secs(55);
+const REMEMBERED_RELEASES: usize = 16;
+
+/// Records everything, and reports violations of the guarantees.
+pub(super) struct Ledger {
+    engine: DynamoDb,
+    clock_skew: Duration,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    journal: Journal,
+    counts: Counts,
+    /// By key: the last fence.
+    fences: HashMap<String, u64>,
+    /// The permits that their holders have not released, and least holds.
+    holding: Vec<Holding>,
+    /// By key and fence: the operation that got the fence.
+    applied: HashMap<(String, u64), String>,
+    /// By owner: when its release or withdrawal was applied, and how many releases of its key were applied until then.
+    released: HashMap<String, (SystemTime, usize)>,
+    /// By key: how many releases and withdrawals were applied.
+    releases: HashMap<String, usize>,
+    /// By operation: the owner that has a permit in a row.
+    in_row: HashMap<String, String>,
+    /// By owner: the sequence number of its last request.
+    sequences: HashMap<String, u64>,
+    /// Permits that were replaced.
+    replaced: HashSet<String>,
+}
+
+struct Holding {
+    key: String,
+    operation: String,
+    fence: u64,
+    /// How many permits its caller allows.
+    permits: u32,
+    valid: Valid,
+}
+
+impl Holding {
+    fn is_valid(&self, now: SystemTime) -> bool {
+        match &self.valid {
+            Valid::Ask(permit) => permit.upgrade().is_some_and(|permit| permit.is_valid()),
+            Valid::Until(until) => now < *until,
+        }
+    }
+}
+
+enum Valid {
+    Ask(Weak<Lock>),
+    Until(SystemTime),
+}
+
+impl Ledger {
+    pub(super) fn new(engine: DynamoDb, clock_skew: Duration) -> Self {
+        Self { engine, clock_skew, state: Mutex::default() }
+    }
+
+    pub(super) fn observer(self: &Arc<Self>) -> impl Intercept + use<> {
+        Observer(Arc::clone(self))
+    }
+
+    pub(super) fn swept(&self, rows: usize) {
+        let mut state = self.state();
+        state.counts.swept += rows;
+        if rows > 0 {
+            self.log(&mut state, &format!("{rows} rows deleted by TTL"));
+        }
+    }
+
+    pub(super) fn outcome(&self) -> Outcome<Counts> {
+        let state = std::mem::take(&mut *self.state());
+        state.journal.outcome(state.counts)
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap()
+    }
+
+    fn log(&self, state: &mut State, what: &str) {
+        state.journal.log(self.engine.now(), what);
+    }
+
+    fn broke(&self, state: &mut State, what: String) {
+        state.journal.broke(self.engine.now(), what);
+    }
+}
+
+impl Debug for Ledger {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Ledger")
+    }
+}
+
+#[derive(Debug)]
+struct Observer(Arc<Ledger>);
+
+impl Intercept for Observer {
+    fn answer(&self, operation: &str, request: &Value, answer: &mut Answer) {
+        let Some(kind) = Kind::of(operation, request) else { return };
+        let ledger = &self.0;
+        let mut state = ledger.state();
+        state.counts.requests += 1;
+        let key = request["Key"]["id"]["S"].as_str().unwrap().to_owned();
+        let names = request["ExpressionAttributeNames"].as_object().unwrap();
+        let owner_of = |name: &Value| name.as_str().and_then(|name| name.strip_prefix("permit:")).map(str::to_owned);
+        let owner = owner_of(&names["#permit"]).unwrap();
+        let values = &request["ExpressionAttributeValues"];
+        let sequence = values[":sequence"]["N"].as_str().map(|number| number.parse::<u64>().unwrap());
+        let (now, applied) = (ledger.engine.now(), answer.status == 200);
+        let how = if applied { "applied" } else { "refused" };
+        let short = owner.get(..6).unwrap_or_default();
+        ledger.log(&mut state, &format!("  {kind:?} of {key} by {short} {how}"));
+        if !applied {
+            return;
+        }
+        match kind {
+            Kind::Acquire => {
+                let holder = values[":permit"]["M"]["holder"]["S"].as_str().unwrap().to_owned();
+                let fence = fence_written(request, answer);
+                let before = state.fences.insert(key.clone(), fence).unwrap_or_default();
+                if fence <= before {
+                    ledger.broke(&mut state, format!("(b) {key}: fence {fence} after {before}"));
+                }
+                let releases = state.releases.get(&key).copied().unwrap_or_default();
+                if state
+                    .released
+                    .get(&owner)
+                    .is_some_and(|(at, number)| now < *at + REMEMBERED && releases < number + REMEMBERED_RELEASES)
+                {
+                    ledger.broke(&mut state, format!("(e) {key} was taken again by {holder}, which had released it"));
+                }
+                // After that, a duplicate takes a permit until its own lease has ended.
+                state.released.remove(&owner);
+                state.sequences.remove(&owner);
+                for (name, attribute) in names {
+                    if name.strip_prefix("#p").is_some_and(|index| index.parse::<u32>().is_ok()) {
+                        state.counts.replaced += 1;
+                        state.replaced.extend(owner_of(attribute));
+                    }
+                }
+                state.applied.insert((key, fence), holder.clone());
+                state.in_row.insert(holder, owner);
+            }
+            Kind::Renew | Kind::Release => {
+                if state.released.contains_key(&owner) && kind == Kind::Renew {
+                    ledger.broke(&mut state, format!("(e) {key}: a renewal took it again after its release"));
+                }
+                let sequence = sequence.unwrap();
+                if state.sequences.insert(owner.clone(), sequence).is_some_and(|before| before >= sequence) {
+                    ledger.broke(&mut state, format!("(g) {key}: a {kind:?} was applied after a later request"));
+                }
+                if kind == Kind::Release {
+                    state.release(key, owner, now);
+                }
+            }
+            Kind::Withdraw => {
+                state.counts.withdrawn += 1;
+                state.release(key, owner, now);
+            }
+            Kind::Join | Kind::Resume | Kind::RenewTicket | Kind::Complete | Kind::Transaction => {
+                unreachable!("a semaphore has no such request")
+            }
+        }
+    }
+}
+
+impl State {
+    fn release(&mut self, key: String, owner: String, now: SystemTime) {
+        let releases = self.releases.entry(key).or_default();
+        *releases += 1;
+        let number = *releases;
+        self.in_row.retain(|_, in_row| *in_row != owner);
+        self.released.insert(owner, (now, number));
+    }
+}
+
+/// One operation of one worker, which reports to the ledger.
+#[derive(Debug)]
+pub(super) struct Operation {
+    pub(super) name: String,
+    pub(super) key: String,
+    /// How many permits this caller allows.
+    pub(super) permits: u32,
+    ledger: Arc<Ledger>,
+}
+
+impl Operation {
+    pub(super) fn new(name: &str, key: String, permits: u32, ledger: Arc<Ledger>) -> Self {
+        // The mutation that forgets the skew reads the skew here.
+        let name = format!("{name}, skew {}", ledger.clock_skew.as_millis());
+        Self { name, key, permits, ledger }
+    }
+
+    /// Records an acquired permit, whose validity others can query.
+    pub(super) fn acquired(&self, permit: &Arc<Lock>) {
+        let (ledger, fence) = (&self.ledger, permit.fence());
+        let mut state = ledger.state();
+        state.counts.acquired += 1;
+        ledger.log(&mut state, &format!("{} acquired {} with fence {fence}", self.name, self.key));
+        match state.applied.get(&(self.key.clone(), fence)) {
+            Some(operation) if *operation == self.name => {}
+            other => {
+                let other = format!("{other:?}");
+                ledger.broke(&mut state, format!("{} was given a permit that the table gave {other}", self.name));
+            }
+        }
+        self.hold(&mut state, fence, Valid::Ask(Arc::downgrade(permit)));
+        self.check_number(&mut state);
+    }
+
+    fn hold(&self, state: &mut State, fence: u64, valid: Valid) {
+        let (key, operation) = (self.key.clone(), self.name.clone());
+        state.holding.push(Holding { key, operation, fence, permits: self.permits, valid });
+    }
+
+    /// (a) Of the permits that are valid at this instant, fewer than N were acquired before each of them. N is the number of
+    /// its own caller.
+    fn check_number(&self, state: &mut State) {
+        let now = self.ledger.engine.now();
+        let of_key = state.holding.iter().filter(|holding| holding.key == self.key);
+        let mut valid: Vec<_> = of_key.filter(|holding| holding.is_valid(now)).collect();
+        valid.sort_by_key(|holding| holding.fence);
+        let too_many = valid.iter().enumerate().find(|(before, holding)| *before >= holding.permits as usize);
+        let what = too_many.map(|(before, Holding { operation, permits, .. })| {
+            format!("(a) {operation} holds {} with {before} others, of {permits}", self.key)
+        });
+        if let Some(what) = what {
+            self.ledger.broke(state, what);
+        }
+    }
+
+    pub(super) fn refused(&self, error: &Error) {
+        let mut state = self.ledger.state();
+        self.ledger.log(&mut state, &format!("{} refused: {error}", self.name));
+        self.check(&mut state, error);
+        let Some(holder) = error.holder() else { return };
+        state.counts.held += 1;
+        let fences = holder.permits().iter().filter_map(Holder::fence);
+        let own = fences.filter(|fence| state.applied.get(&(self.key.clone(), *fence)) == Some(&self.name)).count();
+        if own > 0 {
+            self.ledger.broke(&mut state, format!("(f) {} was refused by its own lost write", self.name));
+        }
+        if holder.permits().len() < self.permits as usize {
+            self.ledger.broke(&mut state, format!("(f) {} was refused although there was room", self.name));
+        }
+    }
+
+    /// Records a renewal of a lease that ended at `end` by the clock of its host.
+    pub(super) fn renewed(&self, end: SystemTime, answer: Result<(), Error>) {
+        let mut state = self.ledger.state();
+        self.ledger.log(&mut state, &format!("{} renewed {}: {}", self.name, self.key, described(&answer)));
+        match answer {
+            Ok(()) => {
+                state.counts.renewed += 1;
+                self.check_number(&mut state);
+            }
+            Err(error) => self.lost(&mut state, end, &error),
+        }
+    }
+
+    pub(super) fn released(&self, permit: &Arc<Lock>, end: SystemTime, hold: Duration, answer: Result<(), Error>) {
+        let mut state = self.ledger.state();
+        self.ledger.log(&mut state, &format!("{} released {}: {}", self.name, self.key, described(&answer)));
+        self.leave(&mut state);
+        let applied = state.released.contains_key(permit.owner());
+        match answer {
+            Ok(()) if !applied => {
+                self.ledger.broke(&mut state, format!("{} reported a release that did not happen", self.name));
+            }
+            Ok(()) if !hold.is_zero() => {
+                // The holder's clock may be ahead by half the skew.
+                let until = permit.acquired_at() + hold - self.ledger.clock_skew / 2;
+                self.hold(&mut state, permit.fence(), Valid::Until(until));
+            }
+            Ok(()) => {}
+            Err(error) => {
+                if error.is_lost() && applied && self.is_before(end) {
+                    self.ledger.broke(&mut state, format!("(f) {} did not recognise its own release", self.name));
+                }
+                self.lost(&mut state, end, &error);
+            }
+        }
+    }
+
+    /// (e) No permit is lost before the end of its lease, because no operator is at work.
+    fn lost(&self, state: &mut State, end: SystemTime, error: &Error) {
+        self.check(state, error);
+        if error.is_lost() {
+            state.counts.lost += 1;
+            if self.is_before(end) {
+                self.ledger.broke(state, format!("(e) {} lost a valid permit: {error}", self.name));
+            }
+        }
+    }
+
+    /// Returns `true` if this time by the clock of a host has not come by any host's clock.
+    fn is_before(&self, end: SystemTime) -> bool {
+        self.ledger.engine.now() + self.ledger.clock_skew < end
+    }
+
+    /// (m) The count in the row agrees with its permits.
+    fn check(&self, state: &mut State, error: &Error) {
+        if error.is_malformed_row() {
+            self.ledger.broke(state, format!("(m) {}: {error}", self.name));
+        }
+    }
+
+    /// The permit was dropped, or its outcome is unknown.
+    pub(super) fn left(&self, how: &str) {
+        let mut state = self.ledger.state();
+        self.ledger.log(&mut state, &format!("{} {how}", self.name));
+        self.leave(&mut state);
+    }
+
+    /// The host crashed, and another one waits for a permit. Returns whether it held one.
+    pub(super) fn crashed(&self) -> bool {
+        let mut state = self.ledger.state();
+        self.ledger.log(&mut state, &format!("{} crashed", self.name));
+        self.leave(&mut state);
+        let owner = state.in_row.get(&self.name).filter(|owner| !state.replaced.contains(*owner));
+        let held = owner.is_some();
+        state.counts.crashed += usize::from(held);
+        held
+    }
+
+    pub(super) fn broke(&self, what: &str, how: &dyn Debug) {
+        let mut state = self.ledger.state();
+        self.ledger.broke(&mut state, format!("{what}: {} {}: {how:?}", self.name, self.key));
+    }
+
+    fn leave(&self, state: &mut State) {
+        state.holding.retain(|holding| holding.operation != self.name);
+    }
+}
+
+/// Without the nonces, which differ in every run.
+fn described(answer: &Result<(), Error>) -> String {
+    answer.as_ref().map_or_else(ToString::to_string, |()| "done".to_owned())
+}

@@ -1,0 +1,214 @@
+//! Acquiring permits: their number, refusals, fences, waiting and data.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use lambda_lock::{Backoff, Data};
+use lambda_lock_tests::World;
+
+use crate::{CLOCK_SKEW, KEY, LEASE, acquire_all, assert_contains, owners, permits, release_all, row, text};
+
+// behaviours 426, 427
+#[tokio::test]
+async fn n_holders_have_a_key_at_a_time_with_one_request_each() {
+    let world = World::new().await;
+    let host = world.host().build();
+    let locks = world.locks(&host).build().unwrap();
+    let held = acquire_all(&locks, 3).await;
+    assert_eq!(host.requests(), 3);
+    assert_eq!(permits(&row(&world).await), owners(&held));
+    assert!(held.iter().all(|permit| permit.is_valid() && permit.is_enforced() && permit.key() == KEY));
+
+    assert!(locks.semaphore(KEY, 3).try_acquire().await.unwrap().is_none());
+    assert_eq!(host.requests(), 4, "a refusal is one request");
+    held[1].release().await.unwrap();
+    assert_eq!(host.requests(), 5, "a release is one request");
+    let next = locks.semaphore(KEY, 3).acquire().await.unwrap();
+    assert_eq!(host.requests(), 6);
+    assert_eq!(permits(&row(&world).await), owners([&held[0], &held[2], &next]));
+}
+
+// behaviour 428
+#[tokio::test]
+async fn a_refusal_names_all_holders_and_the_lease_that_ends_first() {
+    let world = World::new().await;
+    let locks = world.default_locks();
+    let bank = locks.semaphore(KEY, 3);
+    let mut held = Vec::new();
+    for (name, seconds) in [("long", 90), ("short", 20), ("middle", 50)] {
+        held.push(bank.acquire().holder(name).lease(Duration::from_secs(seconds)).await.unwrap());
+    }
+    let error = bank.acquire().await.unwrap_err();
+    assert!(error.is_held());
+    let holder = error.holder().unwrap();
+    let names: Vec<_> = holder.permits().iter().map(|permit| permit.name().unwrap()).collect();
+    assert_eq!(names, ["short", "middle", "long"]);
+    for (permit, lock) in holder.permits().iter().zip([&held[1], &held[2], &held[0]]) {
+        assert_eq!((permit.owner(), permit.fence()), (Some(lock.owner()), Some(lock.fence())));
+        assert_eq!(permit.until(), lock.expires_at() + CLOCK_SKEW);
+        let since = permit.since().unwrap();
+        assert!(lock.acquired_at().duration_since(since).unwrap() < Duration::from_millis(1));
+        assert!(permit.is_current() && !permit.has_released() && permit.permits().is_empty());
+    }
+    assert_eq!(holder.name(), Some("short"));
+    assert_eq!((holder.owner(), holder.fence()), (Some(held[1].owner()), Some(held[1].fence())));
+    assert_eq!(holder.until(), held[1].expires_at() + CLOCK_SKEW);
+    assert!(holder.is_current());
+    let until = holder.to_string();
+    let until = until.strip_prefix("short, middle, long; the first lease ends at ").unwrap();
+    assert_contains(
+        &error,
+        &["key `bank-api` in table", "is held by short, middle, long; the first lease ends at", until],
+    );
+}
+
+// behaviour 428
+#[tokio::test]
+async fn the_text_of_a_refusal_names_five_holders_and_counts_the_others() {
+    let world = World::new().await;
+    let locks = world.default_locks();
+    let _held = acquire_all(&locks, 7).await;
+    let error = locks.semaphore(KEY, 7).acquire().await.unwrap_err();
+    assert_eq!(error.to_string().matches("holder ").count(), 5);
+    assert_contains(&error, &[" and 2 more; the first lease ends at "]);
+    assert_eq!(error.holder().unwrap().permits().len(), 7);
+}
+
+// behaviour 429
+#[tokio::test]
+async fn the_fence_grows_with_each_acquisition() {
+    let world = World::new().await;
+    let bank = world.default_locks().semaphore(KEY, 3);
+    let mut last = 0;
+    for _ in 0..3 {
+        let (one, other) = (bank.acquire().await.unwrap(), bank.acquire().await.unwrap());
+        assert!(last < one.fence() && one.fence() < other.fence());
+        last = other.fence();
+        release_all(vec![other, one]).await;
+    }
+}
+
+// behaviour 430
+#[tokio::test]
+async fn a_number_of_permits_out_of_bounds_sends_nothing() {
+    let world = World::new().await;
+    let host = world.host().build();
+    let locks = world.locks(&host).build().unwrap();
+    for (permits, shown) in [(0, "0 permits"), (101, "101 permits"), (u32::MAX, "4294967295 permits")] {
+        let error = locks.semaphore(KEY, permits).acquire().await.unwrap_err();
+        assert!(error.is_invalid());
+        assert_contains(&error, &["`bank-api`", shown, "1 to 100"]);
+    }
+    for (permits, options) in [(1, "a".repeat(1024)), (100, "b".repeat(1024))] {
+        locks.semaphore(KEY, permits).acquire().holder(options).await.unwrap().release().await.unwrap();
+    }
+    let sent = host.requests();
+    let error = locks.semaphore(KEY, 1).acquire().holder("x".repeat(1025)).await.unwrap_err();
+    assert!(error.is_invalid());
+    assert_contains(&error, &["1025 bytes", "more than 1024", "`xxxxx"]);
+    let error = locks.semaphore(KEY, 1).acquire().data("x".repeat(200 * 1024 + 1)).await.unwrap_err();
+    assert!(error.is_invalid());
+    assert_contains(&error, &["204801 bytes", "more than 204800"]);
+    for name in ["permits", "permit:x", "permit_fence:x"] {
+        let error = locks.semaphore(KEY, 1).acquire().attribute(name, text("x")).await.unwrap_err();
+        assert!(error.is_invalid());
+        assert_contains(&error, &[name]);
+    }
+    assert_eq!(host.requests(), sent);
+}
+
+// behaviour 431
+#[tokio::test]
+async fn the_number_of_each_caller_counts() {
+    let world = World::new().await;
+    let locks = world.default_locks();
+    let mut held = acquire_all(&locks, 2).await;
+    assert!(locks.semaphore(KEY, 1).try_acquire().await.unwrap().is_none());
+    assert!(locks.semaphore(KEY, 2).try_acquire().await.unwrap().is_none());
+    held.push(locks.semaphore(KEY, 3).acquire().await.unwrap());
+    held.pop().unwrap().release().await.unwrap();
+    held.pop().unwrap().release().await.unwrap();
+    assert!(locks.semaphore(KEY, 1).try_acquire().await.unwrap().is_none());
+    held.pop().unwrap().release().await.unwrap();
+    locks.semaphore(KEY, 1).acquire().await.unwrap().release().await.unwrap();
+}
+
+// behaviours 426, 432
+#[tokio::test(start_paused = true)]
+async fn waiters_run_n_at_a_time() {
+    const N: u32 = 3;
+    let world = Arc::new(World::new().await);
+    let (now, most, runs) = (Arc::new(AtomicU32::new(0)), Arc::new(AtomicU32::new(0)), Arc::new(AtomicU32::new(0)));
+    let mut tasks = Vec::new();
+    for _ in 0..15 {
+        let (now, most, runs) = (Arc::clone(&now), Arc::clone(&most), Arc::clone(&runs));
+        let bank = world.default_locks().semaphore(KEY, N);
+        tasks.push(tokio::spawn(async move {
+            let work = bank.acquire().wait(Backoff::default().up_to(Duration::from_mins(5)));
+            work.run(async |_| {
+                most.fetch_max(now.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
+                tokio::time::sleep(Duration::from_millis(200)).await;
+                now.fetch_sub(1, Ordering::SeqCst);
+                runs.fetch_add(1, Ordering::SeqCst);
+            })
+            .await
+            .unwrap();
+        }));
+    }
+    for task in tasks {
+        task.await.unwrap();
+    }
+    assert_eq!((most.load(Ordering::SeqCst), runs.load(Ordering::SeqCst)), (N, 15));
+    assert!(permits(&row(&world).await).is_empty());
+}
+
+// behaviour 432
+#[tokio::test(start_paused = true)]
+async fn a_wait_ends_soon_after_the_lease_that_ends_first() {
+    let world = World::new().await;
+    let locks = world.default_locks();
+    let bank = locks.semaphore(KEY, 2);
+    let long = bank.acquire().lease(Duration::from_hours(1)).await.unwrap();
+    let short = bank.acquire().await.unwrap();
+    let (clock, started) = (world.host().build(), short.acquired_at());
+    // Delays of up to a day, which end with the lease.
+    let patient = Backoff::default().base(Duration::from_secs(2)).factor(1e6).cap(Duration::from_hours(24));
+    let next = bank.acquire().wait(patient.up_to(Duration::from_mins(10))).await.unwrap();
+    let waited = clock.now().duration_since(started).unwrap();
+    assert!(waited >= LEASE && waited < LEASE + CLOCK_SKEW + Duration::from_secs(6), "{waited:?}");
+    assert_eq!(permits(&row(&world).await), owners([&long, &next]));
+    assert!(!short.is_valid());
+}
+
+// behaviour 433
+#[tokio::test]
+async fn permits_share_the_data_of_the_row() {
+    let world = World::new().await;
+    let bank = world.default_locks().semaphore(KEY, 2);
+    let first = bank.acquire().data("first").attribute("team", text("payments")).await.unwrap();
+    let second = bank.acquire().await.unwrap();
+    assert_eq!(second.data().and_then(Data::as_str), Some("first"));
+    second.set_data("second");
+    second.release().await.unwrap();
+    first.set_data("third");
+    first.renew(LEASE).await.unwrap();
+    first.release().await.unwrap();
+    let third = bank.acquire().await.unwrap();
+    assert_eq!(third.data().and_then(Data::as_str), Some("third"));
+    assert_eq!(row(&world).await["team"], text("payments"));
+}
+
+#[tokio::test]
+async fn disabled_locking_needs_no_permit() {
+    let world = World::without_table();
+    let host = world.host().build();
+    let locks = world.locks(&host).enabled(false).build().unwrap();
+    let held = acquire_all(&locks, 1).await;
+    let more = locks.semaphore(KEY, 1).acquire().await.unwrap();
+    assert!(!more.is_enforced() && more.condition_check().is_ok());
+    more.renew(LEASE).await.unwrap();
+    more.release().await.unwrap();
+    release_all(held).await;
+    assert_eq!(host.requests(), 0);
+}

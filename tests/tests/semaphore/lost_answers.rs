@@ -1,0 +1,36 @@
+//! Acquires whose answer was lost.
+
+use lambda_lock_tests::World;
+use lambda_lock_tests::invocation::LoseAnswers;
+
+use crate::{AFTER_THE_LEASE, KEY, acquire_all, owners, permits, row};
+
+// behaviour 442
+#[tokio::test]
+async fn an_acquire_recognises_its_own_permit() {
+    let world = World::new().await;
+    let others = acquire_all(&world.default_locks(), 2).await;
+    let host = world.host().intercept(LoseAnswers::to("UpdateItem", 1..=1)).build();
+    let locks = world.locks_with_quick_retries(&host).build().unwrap();
+    let held = locks.semaphore(KEY, 3).acquire().data("data").await.unwrap();
+    assert_eq!(host.requests(), 2);
+    assert_eq!(held.fence(), others[1].fence() + 1);
+    assert_eq!(held.data().and_then(|data| data.as_str()), Some("data"));
+    assert_eq!(permits(&row(&world).await), owners(others.iter().chain([&held])));
+    held.release().await.unwrap();
+    assert_eq!(host.requests(), 3);
+}
+
+// behaviours 434, 442
+#[tokio::test]
+async fn an_acquire_recognises_that_it_has_replaced_a_permit() {
+    let world = World::new().await;
+    let crashed = acquire_all(&world.default_locks(), 2).await;
+    let lost = LoseAnswers::to("UpdateItem", 2..=2);
+    let host = world.host().clock_ahead(AFTER_THE_LEASE).intercept(lost).build();
+    let locks = world.locks_with_quick_retries(&host).build().unwrap();
+    let held = locks.semaphore(KEY, 2).acquire().await.unwrap();
+    assert_eq!(host.requests(), 3);
+    assert_eq!(held.fence(), crashed[1].fence() + 1);
+    assert_eq!(permits(&row(&world).await), owners([&held]));
+}

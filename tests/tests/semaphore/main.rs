@@ -1,0 +1,97 @@
+//! Semaphores: up to N holders of a key at a time.
+
+mod acquire;
+mod kinds;
+mod late_requests;
+mod layer;
+mod lost_answers;
+mod operate;
+mod release;
+mod renew;
+mod replace;
+mod rows;
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use aws_sdk_dynamodb::types::AttributeValue;
+use lambda_lock::embedded::Host;
+use lambda_lock::{Error, Lock, Locks};
+use lambda_lock_tests::{Row, World};
+
+const KEY: &str = "bank-api";
+/// The defaults.
+const LEASE: Duration = Duration::from_secs(30);
+const CLOCK_SKEW: Duration = Duration::from_secs(1);
+const RETENTION: Duration = Duration::from_hours(24);
+const DAY: Duration = Duration::from_hours(24);
+/// After the default lease and the skew.
+const AFTER_THE_LEASE: Duration = Duration::from_secs(32);
+
+/// A host whose clock has passed the end of leases that others take now.
+fn after_the_lease(world: &World) -> (Host, Locks) {
+    let host = world.host().clock_ahead(AFTER_THE_LEASE).build();
+    let locks = world.locks(&host).build().unwrap();
+    (host, locks)
+}
+
+/// Acquires permits with the names `holder 0`, `holder 1` and so on.
+async fn acquire_all(locks: &Locks, permits: u32) -> Vec<Lock> {
+    let mut held = Vec::new();
+    for number in 0..permits {
+        held.push(locks.semaphore(KEY, permits).acquire().holder(format!("holder {number}")).await.unwrap());
+    }
+    held
+}
+
+async fn row(world: &World) -> Row {
+    world.row(KEY).await.unwrap()
+}
+
+fn number(row: &Row, name: &str) -> u64 {
+    row[name].as_n().unwrap().parse().unwrap()
+}
+
+fn text(value: &str) -> AttributeValue {
+    AttributeValue::S(value.to_owned())
+}
+
+fn digits(value: u64) -> AttributeValue {
+    AttributeValue::N(value.to_string())
+}
+
+/// The owners whose map in the row has this attribute.
+fn owners_with(row: &Row, attribute: &str) -> BTreeSet<String> {
+    let maps = row.iter().filter_map(|(name, value)| Some((name.strip_prefix("permit:")?, value.as_m().unwrap())));
+    maps.filter(|(_, map)| map.contains_key(attribute)).map(|(owner, _)| owner.to_owned()).collect()
+}
+
+/// The owners of the permits in the row. The count in the row agrees with them, and each has its fence.
+fn permits(row: &Row) -> BTreeSet<String> {
+    let owners = owners_with(row, "lease_end");
+    assert_eq!(number(row, "permits"), owners.len() as u64, "{row:?}");
+    let fences = row.keys().filter_map(|name| name.strip_prefix("permit_fence:")).map(str::to_owned);
+    assert_eq!(fences.collect::<BTreeSet<_>>(), owners);
+    owners
+}
+
+fn tombstones(row: &Row) -> BTreeSet<String> {
+    owners_with(row, "released_at")
+}
+
+fn owners<'a>(locks: impl IntoIterator<Item = &'a Lock>) -> BTreeSet<String> {
+    locks.into_iter().map(|lock| lock.owner().to_owned()).collect()
+}
+
+async fn release_all(locks: Vec<Lock>) {
+    for lock in locks {
+        lock.release().await.unwrap();
+    }
+}
+
+#[track_caller]
+fn assert_contains(error: &Error, parts: &[&str]) {
+    for part in parts {
+        assert!(error.to_string().contains(part), "`{error}` lacks `{part}`");
+    }
+}

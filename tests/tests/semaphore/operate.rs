@@ -1,0 +1,123 @@
+//! What operators see of a semaphore, and its release by force.
+
+use lambda_lock::{Holder, Locks};
+use lambda_lock_tests::World;
+
+use crate::{KEY, acquire_all, after_the_lease, assert_contains, owners, permits, release_all, row};
+
+async fn seen(locks: &Locks) -> Holder {
+    locks.get(KEY).await.unwrap().unwrap()
+}
+
+fn names(holder: &Holder) -> Vec<&str> {
+    holder.permits().iter().map(|permit| permit.name().unwrap()).collect()
+}
+
+// behaviour 445
+#[tokio::test]
+async fn get_shows_the_permits() {
+    let world = World::new().await;
+    let locks = world.default_locks();
+    let held = acquire_all(&locks, 2).await;
+    let holder = seen(&locks).await;
+    assert_eq!(names(&holder), ["holder 0", "holder 1"]);
+    assert!(holder.is_current() && !holder.has_released() && !holder.is_completed());
+    assert_eq!((holder.name(), holder.fence()), (Some("holder 0"), Some(held[0].fence())));
+    assert!(format!("{holder:?}").contains("holder 1"));
+
+    let crashed = seen(&after_the_lease(&world).1).await;
+    assert_eq!(names(&crashed), ["holder 0", "holder 1"]);
+    assert!(!crashed.is_current() && !crashed.has_released());
+    assert_eq!(crashed.name(), Some("holder 1"), "the one that ended last");
+
+    release_all(held).await;
+    let free = seen(&locks).await;
+    assert!(free.permits().is_empty() && !free.is_current() && free.has_released());
+}
+
+// behaviour 445
+#[tokio::test]
+async fn a_list_has_the_permits_without_data() {
+    let world = World::new().await;
+    let host = world.host().build();
+    let locks = world.locks(&host).key_prefix("app#").build().unwrap();
+    for number in 0..12 {
+        let semaphore = locks.semaphore(format!("semaphore {number}"), 2);
+        semaphore.acquire().data("secret").holder("one").await.unwrap().renew(crate::DAY).await.unwrap();
+    }
+    locks.flush().await;
+    let bank = locks.semaphore(KEY, 2);
+    let _held =
+        [bank.acquire().data("secret").holder("one").await.unwrap(), bank.acquire().holder("two").await.unwrap()];
+    let lock = locks.acquire("lock").await.unwrap();
+    let sent = host.requests();
+    let mut rows = locks.list().next_page().await.unwrap().unwrap();
+    assert_eq!(host.requests(), sent + 1 + 13, "a scan, and a read of each semaphore");
+    rows.retain(|row| row.key == KEY || row.key == "lock");
+    rows.sort_by(|one, other| one.key.cmp(&other.key));
+    let [semaphore, other] = &rows[..] else { panic!("{rows:?}") };
+    let holder = semaphore.holder.as_ref().unwrap();
+    assert_eq!(names(holder), ["one", "two"]);
+    assert!(holder.data().is_none());
+    assert_eq!(other.holder.as_ref().unwrap().fence(), Some(lock.fence()));
+}
+
+// behaviour 446
+#[tokio::test]
+async fn an_operator_releases_all_permits() {
+    let world = World::new().await;
+    let held = acquire_all(&world.default_locks(), 3).await;
+    let host = world.host().build();
+    let tools = world.locks(&host).holder("released by an operator").build().unwrap();
+    let holder = seen(&tools).await;
+    assert!(tools.force_release(KEY, &holder).await.unwrap());
+    assert_eq!(host.requests(), 2);
+    assert!(permits(&row(&world).await).is_empty());
+    assert_eq!(seen(&tools).await.name(), Some("released by an operator"));
+    assert!(tools.force_release(KEY, &holder).await.unwrap(), "they are free");
+
+    let renewal = held[0].renew(crate::LEASE).await.unwrap_err();
+    let release = held[1].release().await.unwrap_err();
+    for error in [renewal, release] {
+        assert!(error.is_lost());
+        assert_contains(&error, &["was lost to released by an operator"]);
+    }
+    let next = tools.semaphore(KEY, 1).acquire().await.unwrap();
+    assert_eq!(permits(&row(&world).await), owners([&next]));
+}
+
+// behaviour 446
+#[tokio::test]
+async fn an_operator_releases_one_permit() {
+    let world = World::new().await;
+    let mut held = acquire_all(&world.default_locks(), 3).await;
+    let tools = world.default_locks();
+    let holder = seen(&tools).await;
+    let one = holder.permits().iter().find(|permit| permit.name() == Some("holder 1")).unwrap();
+    assert!(tools.force_release(KEY, one).await.unwrap());
+    let freed = held.remove(1);
+    assert_eq!(permits(&row(&world).await), owners(&held));
+    assert!(freed.release().await.unwrap_err().is_lost());
+    release_all(held).await;
+}
+
+// behaviour 446
+#[tokio::test]
+async fn a_release_by_force_spares_later_permits() {
+    let world = World::new().await;
+    let locks = world.default_locks();
+    let mut held = acquire_all(&locks, 3).await;
+    let holder = seen(&locks).await;
+    held.remove(0).release().await.unwrap();
+    let later = locks.semaphore(KEY, 3).acquire().await.unwrap();
+    let host = world.host().build();
+    let tools = world.locks(&host).build().unwrap();
+    assert!(tools.force_release(KEY, &holder).await.unwrap());
+    assert_eq!(host.requests(), 2);
+    assert_eq!(permits(&row(&world).await), owners([&later]));
+
+    world.delete_row(KEY).await;
+    assert!(!tools.force_release(KEY, &holder).await.unwrap(), "the row is gone");
+    let _lock = locks.acquire(KEY).await.unwrap();
+    assert!(!tools.force_release(KEY, &holder).await.unwrap(), "the key is a lock now");
+}

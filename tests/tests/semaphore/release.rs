@@ -1,0 +1,252 @@
+//! Releases: tombstones, and the least hold.
+
+use std::time::Duration;
+
+use lambda_lock::embedded::{Answer, Intercept};
+use lambda_lock_tests::invocation::LoseAnswers;
+use lambda_lock_tests::{Late, World};
+use serde_json::Value;
+
+use crate::{AFTER_THE_LEASE, KEY, acquire_all, after_the_lease, owners, permits, release_all, row, tombstones};
+
+const HOUR: Duration = Duration::from_hours(1);
+
+// behaviour 435
+#[tokio::test]
+async fn a_release_frees_only_its_own_permit() {
+    let world = World::new().await;
+    let mut held = acquire_all(&world.default_locks(), 3).await;
+    let released = held.remove(1);
+    released.release().await.unwrap();
+    released.release().await.unwrap();
+    let row = row(&world).await;
+    assert_eq!(permits(&row), owners(&held));
+    assert_eq!(tombstones(&row), owners([&released]));
+    assert!(!released.is_valid());
+}
+
+// behaviour 435
+#[tokio::test]
+async fn a_dropped_permit_is_released_in_the_background() {
+    let world = World::new().await;
+    let locks = world.default_locks();
+    drop(acquire_all(&locks, 2).await);
+    locks.flush().await;
+    assert!(permits(&row(&world).await).is_empty());
+}
+
+// behaviour 436
+#[tokio::test]
+async fn the_row_keeps_a_limited_number_of_tombstones() {
+    let world = World::new().await;
+    let host = world.host().build();
+    let locks = world.locks(&host).build().unwrap();
+    let held = acquire_all(&locks, 1).await;
+    for _ in 0..60 {
+        locks.semaphore(KEY, 2).acquire().await.unwrap().release().await.unwrap();
+    }
+    assert_eq!(host.requests(), 1 + 2 * 60);
+    let row = row(&world).await;
+    assert_eq!(permits(&row), owners(&held));
+    assert!((16..=17).contains(&tombstones(&row).len()), "{row:?}");
+}
+
+// behaviour 436
+#[tokio::test]
+async fn a_release_removes_tombstones_that_are_older_than_a_minute() {
+    let world = World::new().await;
+    release_all(acquire_all(&world.default_locks(), 5).await).await;
+    let last = acquire_all(&world.default_locks(), 1).await;
+    release_all(last).await;
+    assert_eq!(tombstones(&row(&world).await).len(), 6);
+
+    let host = world.host().clock_ahead(Duration::from_secs(59)).build();
+    let younger = world.locks(&host).build().unwrap().semaphore(KEY, 1).acquire().await.unwrap();
+    younger.release().await.unwrap();
+    assert_eq!(tombstones(&row(&world).await).len(), 7);
+    let host = world.host().clock_ahead(Duration::from_secs(62)).build();
+    let older = world.locks(&host).build().unwrap().semaphore(KEY, 1).acquire().await.unwrap();
+    older.release().await.unwrap();
+    assert_eq!(tombstones(&row(&world).await), owners([&younger, &older]));
+}
+
+// behaviour 436
+#[tokio::test]
+async fn a_tombstone_that_became_a_permit_again_is_not_removed() {
+    let world = World::new().await;
+    let late = Late::updates(1..=1);
+    let host = world.host().intercept(late.clone()).build();
+    let locks = world.locks_with_quick_retries(&host).build().unwrap();
+    let released = locks.semaphore(KEY, 3).acquire().lease(HOUR).await.unwrap();
+    released.release().await.unwrap();
+    let ahead = Duration::from_secs(62);
+    let two = [(); 2].map(|()| world.host().clock_ahead(ahead).build());
+    let [first, second] = two.map(|host| (world.locks(&host).build().unwrap(), host));
+    let (one, other) = (first.0.semaphore(KEY, 3), second.0.semaphore(KEY, 3));
+    let (one, other) = (one.acquire().await.unwrap(), other.acquire().await.unwrap());
+    one.release().await.unwrap();
+    assert_eq!(tombstones(&row(&world).await), owners([&one]));
+    // The duplicate takes a permit until the end of its lease.
+    assert!(late.deliver(&world).await);
+    assert_eq!(permits(&row(&world).await), owners([&released, &other]));
+
+    let sent = second.1.requests();
+    other.release().await.unwrap();
+    assert_eq!(second.1.requests(), sent + 2);
+    assert_eq!(permits(&row(&world).await), owners([&released]));
+}
+
+/// Removes the tombstones from the row in the refusal of an update.
+#[derive(Debug)]
+struct WithoutTombstones;
+
+impl Intercept for WithoutTombstones {
+    fn answer(&self, _: &str, _: &Value, answer: &mut Answer) {
+        if let Some(item) = answer.body.get_mut("Item").and_then(Value::as_object_mut) {
+            item.retain(|_, value| value["M"].get("released_at").is_none());
+        }
+    }
+}
+
+// behaviour 437
+#[tokio::test]
+async fn a_repeated_release_is_done_even_without_its_tombstone() {
+    for is_gone in [false, true] {
+        let world = World::new().await;
+        let mut host = world.host().intercept(LoseAnswers::to("UpdateItem", 2..=2));
+        if is_gone {
+            host = host.intercept(WithoutTombstones);
+        }
+        let host = host.build();
+        let locks = world.locks_with_quick_retries(&host).build().unwrap();
+        release_all(acquire_all(&locks, 1).await).await;
+        assert_eq!(host.requests(), 3);
+        assert!(permits(&row(&world).await).is_empty());
+    }
+}
+
+// behaviour 438
+#[tokio::test]
+async fn a_least_hold_counts_until_its_end() {
+    let world = World::new().await;
+    let host = world.host().build();
+    let bank = world.locks(&host).build().unwrap().semaphore(KEY, 2);
+    let held = bank.acquire().hold_at_least(HOUR).await.unwrap();
+    let other = bank.acquire().await.unwrap();
+    held.release().await.unwrap();
+    assert_eq!(host.requests(), 3);
+    assert!(!held.is_valid());
+    assert_eq!(permits(&row(&world).await), owners([&held, &other]));
+    let error = bank.acquire().await.unwrap_err();
+    let permit = error.holder().unwrap().permits().iter().find(|permit| permit.owner() == Some(held.owner())).unwrap();
+    assert!(permit.is_current() && permit.has_released());
+    assert!(permit.until() >= host.now() + HOUR - Duration::from_mins(1));
+
+    // After an hour, both have ended.
+    let host = world.host().clock_ahead(HOUR + AFTER_THE_LEASE).build();
+    let next = world.locks(&host).build().unwrap().semaphore(KEY, 2).acquire().await.unwrap();
+    assert_eq!(host.requests(), 2);
+    assert_eq!(permits(&row(&world).await), owners([&next]));
+}
+
+// behaviour 438
+#[tokio::test]
+async fn a_least_hold_that_was_cleared_frees_the_permit() {
+    let world = World::new().await;
+    let bank = world.default_locks().semaphore(KEY, 1);
+    let held = bank.acquire().hold_at_least(HOUR).await.unwrap();
+    held.clear_hold_at_least();
+    held.release().await.unwrap();
+    assert!(permits(&row(&world).await).is_empty());
+}
+
+// behaviours 437, 438
+#[tokio::test]
+async fn a_repeated_release_with_a_least_hold_is_done() {
+    let world = World::new().await;
+    let host = world.host().intercept(LoseAnswers::to("UpdateItem", 2..=2)).build();
+    let bank = world.locks_with_quick_retries(&host).build().unwrap().semaphore(KEY, 1);
+    let held = bank.acquire().hold_at_least(HOUR).await.unwrap();
+    held.release().await.unwrap();
+    assert_eq!(host.requests(), 3);
+    assert_eq!(permits(&row(&world).await), owners([&held]));
+}
+
+/// A released permit whose first release, with a least hold, was not answered and has not arrived.
+async fn released_late(world: &World, least: Duration) -> (lambda_lock::Lock, Late) {
+    let late = Late::updates(2..=4);
+    let host = world.host().intercept(late.clone()).build();
+    let locks = world.locks_with_quick_retries(&host).build().unwrap();
+    let held = locks.semaphore(KEY, 1).acquire().hold_at_least(least).await.unwrap();
+    assert!(held.release().await.unwrap_err().is_unavailable());
+    (held, late)
+}
+
+// behaviours 435, 438
+#[tokio::test]
+async fn a_late_release_changes_nothing() {
+    let world = World::new().await;
+    let (held, late) = released_late(&world, HOUR).await;
+    held.clear_hold_at_least();
+    held.release().await.unwrap();
+    let before = row(&world).await;
+    assert!(!late.deliver(&world).await);
+    assert_eq!(row(&world).await, before);
+}
+
+// behaviours 435, 438
+#[tokio::test]
+async fn a_second_release_replaces_the_least_hold_of_the_first() {
+    let world = World::new().await;
+    let (held, late) = released_late(&world, HOUR).await;
+    assert!(late.deliver(&world).await);
+    assert_eq!(permits(&row(&world).await), owners([&held]));
+    held.clear_hold_at_least();
+    held.release().await.unwrap();
+    assert!(permits(&row(&world).await).is_empty());
+}
+
+// behaviours 437, 438
+#[tokio::test]
+async fn a_release_whose_least_hold_was_replaced_is_done() {
+    let world = World::new().await;
+    let (held, late) = released_late(&world, Duration::from_secs(40)).await;
+    assert!(late.deliver(&world).await);
+    let host = world.host().clock_ahead(Duration::from_secs(50)).build();
+    let next = world.locks(&host).build().unwrap().semaphore(KEY, 1).acquire().await.unwrap();
+    held.release().await.unwrap();
+    assert_eq!(permits(&row(&world).await), owners([&next]));
+}
+
+// behaviours 434, 435
+#[tokio::test]
+async fn a_release_after_the_permit_was_replaced_is_lost() {
+    let world = World::new().await;
+    let held = acquire_all(&world.default_locks(), 1).await;
+    let next = after_the_lease(&world).1.semaphore(KEY, 1).acquire().await.unwrap();
+    let error = held[0].release().await.unwrap_err();
+    assert!(error.is_lost());
+    assert_eq!(permits(&row(&world).await), owners([&next]));
+}
+
+// behaviour 435
+#[tokio::test]
+async fn a_release_without_its_row_is_lost() {
+    let world = World::new().await;
+    let held = acquire_all(&world.default_locks(), 1).await;
+    world.delete_row(KEY).await;
+    assert!(held[0].release().await.unwrap_err().is_lost());
+}
+
+// behaviour 437
+#[tokio::test]
+async fn a_release_without_an_answer_can_be_repeated() {
+    let world = World::new().await;
+    let host = world.host().intercept(LoseAnswers::to("UpdateItem", 2..=4)).build();
+    let locks = world.locks_with_quick_retries(&host).build().unwrap();
+    let held = acquire_all(&locks, 1).await;
+    assert!(held[0].release().await.unwrap_err().is_unavailable());
+    assert!(!held[0].is_valid());
+    held[0].release().await.unwrap();
+    assert_eq!(host.requests(), 5);
+}

@@ -1,0 +1,199 @@
+//! The row of a semaphore: its size, and rows that this crate did not write.
+
+use std::collections::HashMap;
+
+use aws_sdk_dynamodb::types::AttributeValue;
+use lambda_lock::embedded::Intercept;
+use lambda_lock_tests::{Row, World};
+use serde_json::Value;
+
+use crate::{DAY, KEY, LEASE, acquire_all, after_the_lease, digits, owners, permits, row, text};
+
+/// The size that DynamoDB counts for an item.
+fn size(value: &AttributeValue) -> usize {
+    match value {
+        AttributeValue::S(text) => text.len(),
+        AttributeValue::N(digits) => digits.len() / 2 + 2,
+        AttributeValue::Bool(_) => 1,
+        AttributeValue::M(map) => size_of_all(map) + map.len() + 3,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn size_of_all(values: &HashMap<String, AttributeValue>) -> usize {
+    values.iter().map(|(name, value)| name.len() + size(value)).sum()
+}
+
+/// Asserts DynamoDB's limits for expressions: 4 KB, and 300 operators and functions.
+#[derive(Debug)]
+struct WithinLimits;
+
+impl Intercept for WithinLimits {
+    fn request(&self, _: &str, request: &mut Value) {
+        for name in ["ConditionExpression", "UpdateExpression"] {
+            let expression = request[name].as_str().unwrap_or_default();
+            assert!(expression.len() <= 4096, "{name} has {} bytes", expression.len());
+            let operators =
+                [" AND ", " OR ", "NOT ", " <= ", " >= ", " < ", " > ", " = ", " + ", " - ", " BETWEEN ", "("];
+            let operators = operators.iter().map(|operator| expression.matches(operator).count()).sum::<usize>();
+            assert!(operators <= 300, "{name} has {operators} operators");
+        }
+    }
+}
+
+// behaviours 430, 447
+#[tokio::test]
+async fn a_hundred_permits_with_the_longest_names_fit_into_the_row_and_are_replaced_at_once() {
+    let world = World::new().await;
+    let bank = world.default_locks().semaphore(KEY, 100);
+    let mut held = Vec::new();
+    for _ in 0..100 {
+        held.push(bank.acquire().holder("n".repeat(1024)).lease(LEASE * 2).await.unwrap());
+    }
+    let full = row(&world).await;
+    assert_eq!(permits(&full), owners(&held));
+    let bytes = size_of_all(&full);
+    assert!((102_400..130_000).contains(&bytes), "{bytes} bytes, of DynamoDB's 409600");
+    let error = bank.acquire().await.unwrap_err();
+    assert_eq!(error.holder().unwrap().permits().len(), 100);
+    assert!(error.to_string().contains(" and 95 more; "));
+
+    let host = world.host().clock_ahead(LEASE * 3).intercept(WithinLimits).build();
+    let later = world.locks(&host).build().unwrap();
+    let next = later.semaphore(KEY, 100).acquire().await.unwrap();
+    assert_eq!(host.requests(), 2);
+    assert_eq!(permits(&row(&world).await), owners([&next]));
+    drop(held);
+}
+
+// behaviours 430, 446
+#[tokio::test]
+async fn a_hundred_permits_with_short_names_need_about_200_bytes_each() {
+    let world = World::new().await;
+    let locks = world.default_locks();
+    let held = acquire_all(&locks, 100).await;
+    let bytes = size_of_all(&row(&world).await);
+    assert!((15_000..25_000).contains(&bytes), "{bytes} bytes");
+    let host = world.host().intercept(WithinLimits).build();
+    let locks = world.locks(&host).build().unwrap();
+    let holder = locks.get(KEY).await.unwrap().unwrap();
+    assert!(locks.force_release(KEY, &holder).await.unwrap());
+    assert!(permits(&row(&world).await).is_empty());
+    drop(held);
+}
+
+fn map(values: &[(&str, AttributeValue)]) -> AttributeValue {
+    AttributeValue::M(values.iter().map(|(name, value)| ((*name).to_owned(), value.clone())).collect())
+}
+
+/// Another value of an attribute, or none.
+type Change<'a> = (&'a str, Option<AttributeValue>);
+
+/// A full semaphore with one permit, with other values of these attributes.
+fn with(values: &[Change]) -> Row {
+    let permit = map(&[("holder", text("one")), ("lease_end", digits(4_102_444_800_000)), ("sequence", digits(0))]);
+    let mut row = Row::from(
+        [
+            ("id", text(KEY)),
+            ("status", text("SEMAPHORE")),
+            ("permits", digits(1)),
+            ("fence", digits(7)),
+            ("permit:one", permit),
+            ("permit_fence:one", digits(7)),
+            ("expiration", digits(4_102_444_800)),
+        ]
+        .map(|(name, value)| (name.to_owned(), value)),
+    );
+    for (name, value) in values {
+        row.remove(*name);
+        row.extend(value.clone().map(|value| ((*name).to_owned(), value)));
+    }
+    row
+}
+
+// behaviour 448
+#[tokio::test]
+async fn a_malformed_row_is_an_error_and_stays_unmodified() {
+    let world = World::new().await;
+    let locks = world.default_locks();
+    world.put_row(with(&[])).await;
+    assert!(locks.semaphore(KEY, 1).acquire().await.unwrap_err().is_held());
+    let end = ("lease_end", digits(4_102_444_800_000));
+    let long_name = format!("permit:{}", "é".repeat(100));
+    let wrong: [(&str, &[Change]); 14] = [
+        ("`permits` is missing", &[("permits", None)]),
+        ("`permits` is not a number", &[("permits", Some(text("1")))]),
+        ("`permits` is -1", &[("permits", Some(AttributeValue::N("-1".to_owned())))]),
+        ("`permits` is 2, but the row has 1 of them", &[("permits", Some(digits(2)))]),
+        ("`permits` is 1, but the row has 0 of them", &[("permit:one", None)]),
+        ("`permit:one` is not a map", &[("permit:one", Some(text("one")))]),
+        ("is not a map", &[(&long_name, Some(text("one")))]),
+        ("`lease_end` is missing in `permit:one`", &[("permit:one", Some(map(&[("sequence", digits(0))])))]),
+        ("`lease_end` is not a number", &[("permit:one", Some(map(&[("lease_end", text("x"))])))]),
+        ("`sequence` is missing", &[("permit:one", Some(map(std::slice::from_ref(&end))))]),
+        (
+            "`holder` is not a string",
+            &[("permit:one", Some(map(&[end.clone(), ("sequence", digits(0)), ("holder", digits(1))])))],
+        ),
+        ("`released_at` is not a number", &[("permit:two", Some(map(&[("released_at", text("now"))])))]),
+        ("`permit_fence:one` is not a number", &[("permit_fence:one", Some(text("7")))]),
+        ("`fence` is not a number", &[("fence", Some(text("7")))]),
+    ];
+    for (why, values) in wrong {
+        let row = with(values);
+        world.put_row(row.clone()).await;
+        for error in [
+            locks.semaphore(KEY, 1).acquire().await.unwrap_err(),
+            locks.acquire(KEY).await.unwrap_err(),
+            locks.get(KEY).await.unwrap_err(),
+            locks.list().next_page().await.unwrap().unwrap().pop().unwrap().holder.unwrap_err(),
+        ] {
+            assert!(error.is_malformed_row(), "{error}");
+            assert!(error.to_string().contains(why), "`{error}` lacks `{why}`");
+            assert!(error.to_string().len() < 400, "{error}");
+        }
+        assert_eq!(world.row(KEY).await.unwrap(), row);
+    }
+}
+
+// behaviours 39, 448
+#[tokio::test]
+async fn a_fence_that_cannot_grow_is_an_error() {
+    let world = World::new().await;
+    let locks = world.default_locks();
+    for (fence, is_free) in [(u64::MAX.to_string(), false), (i64::MAX.to_string(), true), ("9".repeat(38), false)] {
+        world.put_row(with(&[("fence", Some(AttributeValue::N(fence.clone())))])).await;
+        match locks.semaphore(KEY, 2).acquire().await {
+            Ok(permit) => assert!(is_free && permit.fence() == 1 << 63),
+            Err(error) => {
+                assert!(
+                    !is_free && error.is_malformed_row() && error.to_string().contains("`fence`"),
+                    "{fence}: {error}"
+                );
+            }
+        }
+    }
+}
+
+// behaviour 448
+#[tokio::test]
+async fn a_permit_whose_map_was_edited_is_lost_or_malformed_for_its_holder() {
+    let world = World::new().await;
+    let locks = world.default_locks();
+    for edit in [None, Some(text("x")), Some(map(&[("lease_end", text("x"))]))] {
+        let held = acquire_all(&locks, 1).await;
+        let mut row = row(&world).await;
+        let name = format!("permit:{}", held[0].owner());
+        row.remove(&name);
+        row.extend(edit.map(|value| (name, value)));
+        world.put_row(row).await;
+        for error in [held[0].renew(DAY).await.unwrap_err(), held[0].release().await.unwrap_err()] {
+            assert!(error.is_malformed_row() || error.is_lost(), "{error}");
+        }
+        drop(held);
+        locks.flush().await;
+        world.delete_row(KEY).await;
+    }
+    let (_, later) = after_the_lease(&world);
+    later.semaphore(KEY, 1).acquire().await.unwrap().release().await.unwrap();
+}
