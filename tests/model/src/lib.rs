@@ -245,8 +245,8 @@ impl Subject {
     pub fn bounds(self, level: u8) -> Vec<Bounds> {
         let bounds: &[Bounds] = match self {
             Self::Lock => &[Bounds::new(4, 1, 2, 0), Bounds::new(5, 1, 1, 2), Bounds::new(7, 1, 1, 0)],
-            Self::Record => &[Bounds::new(4, 1, 1, 1), Bounds::new(9, 1, 0, 1)],
-            Self::RejectingRecord => &[Bounds::new(4, 1, 1, 0), Bounds::new(9, 1, 0, 1)],
+            Self::Record => &[Bounds::new(4, 1, 1, 1), Bounds::new(8, 1, 0, 0)],
+            Self::RejectingRecord => &[Bounds::new(4, 1, 1, 0), Bounds::new(8, 1, 0, 0)],
             Self::Several | Self::Semaphore => &[Bounds::new(4, 1, 1, 1), Bounds::new(8, 1, 0, 0)],
         };
         let more = level.saturating_sub(1);
