@@ -519,8 +519,7 @@ impl fmt::Display for Error {
             }
             Kind::Throttled => write!(f, "requests for {what} are throttled")?,
             Kind::Unavailable => write!(f, "no answer for {what}")?,
-            Kind::Conflict if others.is_empty() => write!(f, "{what} is part of a transaction in progress: try again")?,
-            Kind::Conflict => write!(f, "{what} are part of a transaction in progress: try again")?,
+            Kind::Conflict => write!(f, "other requests change {what} at the same time: try again")?,
             Kind::AccessDenied => write!(
                 f,
                 "access denied to {what}: allow dynamodb:UpdateItem (and dynamodb:GetItem to read a holder, \

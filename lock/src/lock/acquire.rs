@@ -123,7 +123,7 @@ pub struct Acquire {
 
 impl Acquire {
     /// Sets the lease, the time after which the lock ends unless it is renewed: from 1 ms to 366 days, and with
-    /// [`until`](Self::until) to a day. The default is the time until the deadline if `until` is set, and otherwise the lease
+    /// [`until`](Self::until), or for a permit of a semaphore, to a day. The default is the time until the deadline if `until` is set, and otherwise the lease
     /// of the [`Locks`].
     ///
     /// A lease of more than a day is for a lock that outlives its invocation ([`Lock::into_ticket`]). If its process or its
@@ -173,7 +173,8 @@ impl Acquire {
     /// bytes. A later acquire of the same identity takes the lock over instead of being refused, so that a retry finds the
     /// lock of an attempt that crashed. Without [`wait`](Self::wait), one request; IAM action `dynamodb:UpdateItem`.
     ///
-    /// The identity must be unique to one piece of work. It is a part of the [owner](Lock::owner) in the row, so others can
+    /// Permits of a [semaphore](crate::Semaphore) have no identity: the acquire fails as [invalid](Error::is_invalid). The
+    /// identity must be unique to one piece of work. It is a part of the [owner](Lock::owner) in the row, so others can
     /// read it.
     ///
     /// # Two invocations of one identity
@@ -457,6 +458,8 @@ struct AcquireAttempts<'a> {
     /// The place of this waiter, if waiters take turns.
     turn: Option<Turn>,
     is_last: bool,
+    /// The last attempt left a free key to other waiters under some conditions.
+    is_conditional: bool,
     /// The fences of several keys.
     fences: Fences,
 }
@@ -490,6 +493,7 @@ impl<'a> AcquireAttempts<'a> {
             turn: (acquire.keys.is_none() && acquire.permits.is_none() && acquire.wait.takes_turns())
                 .then(Turn::default),
             is_last: false,
+            is_conditional: false,
             fences: Fences::new(acquire.keys.as_ref().map_or(0, |keys| keys.len())),
         })
     }
@@ -515,6 +519,7 @@ impl<'a> AcquireAttempts<'a> {
             identity: identity.as_deref(),
             place: self.turn.as_ref().filter(|_| !self.is_last).and_then(Turn::served),
         };
+        self.is_conditional = claim.courtesy.is_some() || claim.place.is_some();
         self.pending.may_have_key = true;
         telemetry.attempt();
         let sdk_attempts = SdkAttempts::default();
@@ -587,11 +592,10 @@ impl<'a> AcquireAttempts<'a> {
     /// Sleeps until the next attempt. Returns `false` if there is none.
     async fn pause(&mut self, error: &Error, telemetry: &mut AcquireSpan) -> bool {
         let clock = &self.acquire.locks.0.clock;
-        let was_courteous = self.courtesy().is_some();
         if !self.delays.count(clock.now().since(self.started)) {
             // The wait may not end with a refusal by a free key.
             self.is_last = true;
-            return was_courteous
+            return self.is_conditional
                 && error.holder().is_some_and(|holder| !holder.is_current())
                 && self.acquire.lease_from(clock.now()).is_ok();
         }

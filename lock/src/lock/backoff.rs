@@ -44,7 +44,7 @@ use crate::limits::{DAY, check_duration};
 /// # Plain backoff
 ///
 /// With an explicit base, factor, cap or jitter, a waiter takes no place. Neither does a waiter for [several
-/// keys](crate::Locks::acquire_all). The delay before attempt *n* + 1 is `base × factorⁿ⁻¹`, limited to the cap, then spread
+/// keys](crate::Locks::acquire_all) or for a permit of a [semaphore](crate::Semaphore). The delay before attempt *n* + 1 is `base × factorⁿ⁻¹`, limited to the cap, then spread
 /// by the [`Jitter`], and never longer than the cap. A delay ends at most one base delay after the end of the holder's lease.
 /// Each attempt is one `UpdateItem`.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -297,7 +297,8 @@ impl Lock {
         self.state().hold_until = None;
     }
 
-    /// Renews the lease, so that it ends `lease` from now: from 1 ms to 366 days. One request; IAM action
+    /// Renews the lease, so that it ends `lease` from now: from 1 ms to 366 days, and for a permit of a semaphore to a day.
+    /// While a transaction on the row prevents it, the request is sent again for about a second. One request; IAM action
     /// `dynamodb:UpdateItem`. The deadline of the acquire does not limit the new lease. After a crash, the key stays held
     /// until this lease ends or an operator [frees](crate::Locks::force_release) it.
     ///

@@ -34,8 +34,9 @@ use crate::row::{Resumed, TicketStep, Tombstone};
 ///
 /// A ticket is a capability: it has the nonce of the acquisition. With it and with the IAM action `dynamodb:UpdateItem` on
 /// the key, anyone can renew, release or resume the lock, and read the data that was stored with the lock. Without the IAM
-/// action, a ticket is worth nothing. It opens no other key, and ends with the acquisition. The nonce is also in the row, and
-/// in the span `lock`. `Debug` does not print it.
+/// action, a ticket is worth nothing. It opens no other key, and ends with the acquisition. With a larger `sequence`, a ticket
+/// that was used works again, so accept tickets only from where you sent them. The nonce is also in the row, and in the span
+/// `lock`. `Debug` does not print it.
 ///
 /// # Format
 ///
@@ -138,14 +139,20 @@ impl Ticket {
         }
     }
 
-    fn continuation(&self, sequence: u64) -> Continuation {
-        Continuation { hold_until: self.hold_until.map(Duration::from_millis), sequence }
+    fn continuation(&self, now: Moment) -> Continuation {
+        Continuation { hold_until: self.hold_until(now), sequence: self.step(now).next_sequence() }
     }
 
     /// Returns the time that a release stores as the end of the lease: not before the acquire, as in a release of the lock.
     fn release_at(&self, now: Moment) -> Duration {
         let acquired = Duration::from_millis(self.acquired_at).min(now.wall.saturating_add(MAX_CLOCK_SKEW));
-        now.wall.max(acquired).max(Duration::from_millis(self.hold_until.unwrap_or_default()))
+        now.wall.max(acquired).max(self.hold_until(now).unwrap_or_default())
+    }
+
+    /// Limits what the ticket says to what an acquire sets.
+    fn hold_until(&self, now: Moment) -> Option<Duration> {
+        let latest = now.wall.saturating_add(DAY).saturating_add(MAX_CLOCK_SKEW);
+        self.hold_until.map(|until| Duration::from_millis(until).min(latest))
     }
 }
 
@@ -188,7 +195,7 @@ impl Lock {
     ///
     /// Data that was [set](Self::set_data) and not written by a renewal is dropped. The
     /// [minimum hold](crate::Acquire::hold_at_least) goes with the ticket. A lock that was lost or released gives a ticket
-    /// that is refused. A lock that is not [enforced](Self::is_enforced) gives a ticket that says so.
+    /// that is refused; after a release that was not answered, the row decides. A lock that is not [enforced](Self::is_enforced) gives a ticket that says so.
     pub fn into_ticket(self) -> Ticket {
         let expires_at = millis(since_epoch(self.expires_at()));
         let Continuation { hold_until, sequence } = self.hand_over();
@@ -289,7 +296,7 @@ impl Locks {
         }
         let (key, owner) = (ticket.key.clone(), ticket.owner.clone());
         let ownership = Ownership { locks: self.clone(), key, keys: None, owner, permit };
-        let continuation = ticket.continuation(ticket.step(grant.sent).next_sequence());
+        let continuation = ticket.continuation(self.0.clock.now());
         Ok(Lock::new(ownership, grant, telemetry, Duration::ZERO).continuing(continuation))
     }
 
@@ -333,8 +340,9 @@ impl Locks {
     /// Releases the ticket's lock, which frees the key at once or, with `hold_at_least`, when that time is over. Uses up the
     /// ticket. One request; IAM action `dynamodb:UpdateItem`.
     ///
-    /// Can be repeated after any error, also in another process: it succeeds if the lock was released before. If the lease
-    /// has ended but no other holder has the key, the release succeeds. Fails with an error that
+    /// Can be repeated after any error, also in another process. It succeeds if the lock was released before, until the next
+    /// holder has acquired and released the key; then it is [lost](Error::is_lost). If the lease has ended but no other holder
+    /// has the key, the release succeeds. For a permit of a semaphore, every 16th release or so sends one more request. Fails with an error that
     /// [`is_ticket_used`](Error::is_ticket_used) if the lock was resumed, because the work of that process may still run.
     /// Its other errors are those of [`resume`](Self::resume). If the lock is not enforced, nothing is sent.
     pub async fn release_ticket(&self, ticket: &Ticket) -> Result<(), Error> {
@@ -347,7 +355,7 @@ impl Locks {
         let step = ticket.step(now);
         let released = if ticket.permit {
             // A tombstone does not compare times.
-            let end = ticket.hold_until.map_or(now.wall, Duration::from_millis);
+            let end = ticket.hold_until(now).unwrap_or(now.wall);
             let expiration = seconds_up(settings.keep_permits_until(now));
             settings.table.release_permit_ticket(step, end, expiration).await
         } else {

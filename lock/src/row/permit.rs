@@ -27,7 +27,7 @@ use super::names::{
 use super::read::{Row, number_at};
 use super::release::Step;
 use super::semaphore::{Permit, Semaphore, Tombstone};
-use super::table::{Expression as _, Item, Table, in_time, number, send, send_counted, string, with_data};
+use super::table::{Expression as _, Item, Table, in_time, insist, number, send_counted, string, with_data};
 use crate::client::SdkAttempts;
 use crate::clock::{Lease, Moment, millis};
 use crate::error::{Error, Kind};
@@ -98,6 +98,11 @@ impl Table {
             if let Some(permit) = semaphore.permit(owner) {
                 let (fence, end) = (permit.fence, permit.lease_end);
                 let claimed = Claimed::Already { fence, data: row.data, end, hold_time: None };
+                return Ok((claimed, semaphore.tombstones));
+            }
+            if semaphore.tombstone(owner).is_some() {
+                // An earlier attempt was applied, and an operator has freed the permit since.
+                let claimed = Claimed::Already { fence: None, data: None, end: 0, hold_time: None };
                 return Ok((claimed, semaphore.tombstones));
             }
             let (held, over): (Vec<_>, Vec<_>) =
@@ -222,7 +227,7 @@ impl Table {
                 (":expiration", number(lease.expiration)),
             ]);
         let set = "SET #permit.#lease_end = :lease_end, #permit.#sequence = :sequence, #expiration = :expiration";
-        let Err(error) = in_time(REQUEST_TIMEOUT, send(with_data(request, set, data))).await else {
+        let Err(error) = insist(with_data(request, set, data)).await else {
             return Ok(());
         };
         let semaphore = self.refusal(error, key)?.and_then(|row| row.semaphore);
@@ -303,16 +308,7 @@ impl Table {
             set.push_str(", #data = :data");
             request = request.name("#data", DATA).value(":data", data.clone());
         }
-        for (index, owner) in old.iter().enumerate() {
-            let to = format!("#t{index}");
-            request = request.name(&to, &names_of(owner).0);
-            // A late duplicate of its acquire may have made it a permit again. `NOT` is true if the attribute is missing.
-            let _infallible = write!(condition, " AND NOT {to}.#lease_end > :zero");
-            remove.push(to);
-        }
-        if !old.is_empty() {
-            request = request.name("#lease_end", permit::LEASE_END).value(":zero", number(0_u8));
-        }
+        request = without_tombstones(request, old, &mut condition, &mut remove);
         if !remove.is_empty() {
             let _infallible = write!(set, " REMOVE {}", remove.join(", "));
         }
@@ -331,7 +327,7 @@ impl Table {
         let step = Step { key, owner, sequence: 1, now };
         for _ in 0..TRIES {
             let release = self.permit_release(step, now.wall, expiration, None, &[]);
-            let Err(error) = in_time(REQUEST_TIMEOUT, send(release)).await else { return Ok(()) };
+            let Err(error) = insist(release).await else { return Ok(()) };
             let row = self.refusal(error, key)?;
             let old = match &row {
                 Some(Row { semaphore: Some(semaphore), .. }) => {
@@ -345,7 +341,7 @@ impl Table {
                 None => Vec::new(),
             };
             let withdrawal = self.permit_withdrawal(step, row.is_some(), expiration, &old);
-            match in_time(REQUEST_TIMEOUT, send(withdrawal)).await {
+            match insist(withdrawal).await {
                 Ok(_) => return Ok(()),
                 // The row has changed meanwhile.
                 Err(error) => self.refusal(error, key).map(drop)?,
@@ -379,17 +375,25 @@ impl Table {
                 .update_expression(format!("{set}, #status = :semaphore, #permits = :zero"));
         }
         let mut condition = "#status = :semaphore AND attribute_not_exists(#permit)".to_owned();
-        let mut update = set.to_owned();
-        for (index, owner) in old.iter().enumerate() {
-            let to = format!("#t{index}");
-            request = request.name(&to, &names_of(owner).0);
-            let _infallible = write!(condition, " AND NOT {to}.#lease_end > :zero");
-            let _infallible = write!(update, "{}{to}", if index == 0 { " REMOVE " } else { ", " });
-        }
-        if !old.is_empty() {
-            request = request.name("#lease_end", permit::LEASE_END).value(":zero", number(0_u8));
+        let (mut update, mut remove) = (set.to_owned(), Vec::new());
+        request = without_tombstones(request, old, &mut condition, &mut remove);
+        if !remove.is_empty() {
+            let _infallible = write!(update, " REMOVE {}", remove.join(", "));
         }
         request.condition_expression(condition).update_expression(update)
+    }
+
+    /// Removes old tombstones of this row if there are many. One request, or none.
+    pub(super) async fn remove_tombstones(&self, key: &str, mut row: Item, now: Moment) {
+        let tombstones = Semaphore::read(&mut row).map(|semaphore| semaphore.tombstones).unwrap_or_default();
+        let old = obsolete(&tombstones, now);
+        if old.len() >= TOMBSTONES {
+            let (mut condition, mut remove) = ("#status = :semaphore".to_owned(), Vec::new());
+            let request = self.update(key).name("#status", STATUS).value(":semaphore", string(SEMAPHORE));
+            let request = without_tombstones(request, &old, &mut condition, &mut remove);
+            let request = request.update_expression(format!("REMOVE {}", remove.join(", ")));
+            let _a_later_one_removes_them = insist(request.condition_expression(condition)).await;
+        }
     }
 
     /// Builds the check "this owner's permit is still held" for a transaction.
@@ -427,7 +431,7 @@ impl Table {
                 return Ok(true);
             }
             let request = self.forced_release(key, by, &owners, now, expiration);
-            let Err(error) = in_time(REQUEST_TIMEOUT, send(request)).await else { return Ok(true) };
+            let Err(error) = insist(request).await else { return Ok(true) };
             let Some(semaphore) = self.refusal(error, key)?.and_then(|row| row.semaphore) else { return Ok(false) };
             owners.retain(|owner| semaphore.permit(owner).is_some());
         }
@@ -485,6 +489,26 @@ fn obsolete(tombstones: &[Tombstone], now: Moment) -> Vec<&str> {
     // The oldest first.
     let owners = tombstones.iter().enumerate().filter(is_old).map(|(_, tombstone)| tombstone.owner.as_str()).rev();
     owners.take(REMOVED_AT_ONCE).collect()
+}
+
+/// Adds the removal of these tombstones to a request.
+fn without_tombstones(
+    mut request: UpdateItemFluentBuilder,
+    old: &[&str],
+    condition: &mut String,
+    remove: &mut Vec<String>,
+) -> UpdateItemFluentBuilder {
+    for (index, owner) in old.iter().enumerate() {
+        let to = format!("#t{index}");
+        request = request.name(&to, &names_of(owner).0);
+        // A late duplicate of its acquire may have made it a permit again. `NOT` is true if the attribute is missing.
+        let _infallible = write!(condition, " AND NOT {to}.#lease_end > :zero");
+        remove.push(to);
+    }
+    if old.is_empty() {
+        return request;
+    }
+    request.name("#lease_end", permit::LEASE_END).value(":zero", number(0_u8))
 }
 
 fn tombstone_of(now: Moment, forced_by: Option<&str>) -> AttributeValue {

@@ -5,7 +5,7 @@ use std::time::Duration;
 use aws_sdk_dynamodb::error::SdkError;
 use aws_sdk_dynamodb::operation::update_item::UpdateItemError;
 use aws_sdk_dynamodb::types::AttributeValue;
-use futures_util::future::try_join_all;
+use futures_util::future::join_all;
 
 pub(super) use super::attribute::{number_at, string_at};
 use super::names::{
@@ -257,7 +257,7 @@ impl Table {
             rows.push((key, row));
         }
         for some in semaphores.chunks(READS_AT_A_TIME) {
-            let read = try_join_all(some.iter().map(|key| self.listed_semaphore(key, now))).await?;
+            let read = join_all(some.iter().map(|key| self.listed_semaphore(key, now))).await;
             rows.extend(read.into_iter().flatten());
         }
         Ok(Some(Page {
@@ -268,14 +268,9 @@ impl Table {
     }
 
     /// Reads a semaphore of a list without its data. Returns `None` if its row is gone.
-    async fn listed_semaphore(&self, key: &str, now: Moment) -> Result<Option<(String, Result<Holder, Error>)>, Error> {
-        let row = match self.get(key, now).await {
-            Ok(Some(holder)) => Ok(Holder { data: None, ..holder }),
-            Ok(None) => return Ok(None),
-            Err(error) if error.is_malformed_row() => Err(error),
-            Err(error) => return Err(error),
-        };
-        Ok(Some((key.to_owned(), row)))
+    async fn listed_semaphore(&self, key: &str, now: Moment) -> Option<(String, Result<Holder, Error>)> {
+        let row = self.get(key, now).await.transpose()?;
+        Some((key.to_owned(), row.map(|holder| Holder { data: None, ..holder })))
     }
 }
 

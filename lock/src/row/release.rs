@@ -8,11 +8,10 @@ use aws_sdk_dynamodb::types::{ConditionCheck, ReturnValuesOnConditionCheckFailur
 use super::names::{
     EXPIRATION, HOLD, HOLD_DEVIATION, HOLDER, IN_PROGRESS, LEASE_END, OWNER, RELEASED, SEQUENCE, STATUS,
 };
-use super::table::{Expression as _, Table, hold_number, in_time, number, send, string, with_data};
+use super::table::{Expression as _, Table, hold_number, insist, number, string, with_data};
 use crate::clock::{Lease, Moment, millis, seconds_up};
 use crate::error::{Error, Kind};
 use crate::holder::{Data, Holder};
-use crate::limits::REQUEST_TIMEOUT;
 use crate::queue::HoldTime;
 
 /// A request of the owner of a key, after the acquire.
@@ -41,7 +40,7 @@ impl Table {
     pub(crate) async fn renew(&self, step: Step<'_>, lease: Lease, data: Option<&Data>) -> Result<(), Error> {
         let Step { key, owner, sequence, now } = step;
         let request = with_data(self.renew_request(step, lease), RENEW, data);
-        let Err(error) = in_time(REQUEST_TIMEOUT, send(request)).await else {
+        let Err(error) = insist(request).await else {
             return Ok(());
         };
         match self.refusal(error, key)? {
@@ -99,7 +98,7 @@ impl Table {
                     hold_number(hold_time.deviation.map_or(Duration::ZERO, |known| known.max(RESOLUTION))),
                 ),
             ]);
-        let Err(error) = in_time(REQUEST_TIMEOUT, send(with_data(request, &set, data))).await else {
+        let Err(error) = insist(with_data(request, &set, data)).await else {
             return Ok(None);
         };
         match self.refusal(error, key)? {
@@ -204,7 +203,7 @@ impl Table {
                 )
                 .values([(":seen", number(seen.until)), (":seen_seconds", number(seen.until / 1000))]),
         };
-        let Err(error) = in_time(REQUEST_TIMEOUT, send(request)).await else { return Ok(true) };
+        let Err(error) = insist(request).await else { return Ok(true) };
         Ok(self.refusal(error, key)?.is_some_and(|row| {
             let is_released = |owner: &str| row.is_owned_by(owner) && row.is_released_by(owner);
             let by_holder = !row.completed && seen.owner.as_deref().is_some_and(is_released);

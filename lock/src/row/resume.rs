@@ -7,16 +7,15 @@ use std::time::Duration;
 
 use aws_sdk_dynamodb::types::ReturnValue;
 
-use super::names::{EXPIRATION, IN_PROGRESS, LEASE_END, OWNER, RELEASED, RESUMED, SEQUENCE, STATUS, permit};
+use super::names::{EXPIRATION, FENCE, IN_PROGRESS, LEASE_END, OWNER, RELEASED, RESUMED, SEQUENCE, STATUS, permit};
 use super::permit::names_of;
 use super::read::Row;
 use super::release::Step;
 use super::semaphore::{Permit, Semaphore, Tombstone};
-use super::table::{Expression as _, Table, in_time, number, send, string};
+use super::table::{Expression as _, Table, insist, number, string};
 use crate::clock::{Lease, Moment};
 use crate::error::{Error, Kind, TicketFault};
 use crate::holder::Data;
-use crate::limits::REQUEST_TIMEOUT;
 use crate::queue::HoldTime;
 
 /// A request of a ticket.
@@ -55,11 +54,12 @@ pub(crate) struct Resumed {
 }
 
 /// The ticket's owner has the key, and the ticket was not used.
-const UNUSED: &str = "#owner = :owner AND #status = :in_progress AND #released <> :owner AND #sequence <= :sequence AND #lease_end > :now";
+const UNUSED: &str = "#owner = :owner AND #fence = :fence AND #status = :in_progress AND #released <> :owner \
+     AND #sequence <= :sequence AND #lease_end > :now";
 
 /// The same for a permit of a semaphore.
-const UNUSED_PERMIT: &str = "#permit.#lease_end > :now AND attribute_not_exists(#permit.#released) \
-     AND #permit.#sequence <= :sequence";
+const UNUSED_PERMIT: &str = "#permit_fence = :fence AND #permit.#lease_end > :now \
+     AND attribute_not_exists(#permit.#released) AND #permit.#sequence <= :sequence";
 
 impl Table {
     /// Uses up the ticket, if its lease ends later than `valid_from`, in milliseconds since the epoch. One request. The
@@ -73,6 +73,7 @@ impl Table {
             .return_values(ReturnValue::AllNew)
             .names([
                 ("#owner", OWNER),
+                ("#fence", FENCE),
                 ("#status", STATUS),
                 ("#released", RELEASED),
                 ("#sequence", SEQUENCE),
@@ -81,13 +82,14 @@ impl Table {
             ])
             .values([
                 (":owner", string(owner)),
+                (":fence", number(step.fence)),
                 (":in_progress", string(IN_PROGRESS)),
                 (":sequence", number(sequence)),
                 (":now", number(valid_from)),
                 (":next", number(step.next_sequence())),
                 (":nonce", string(nonce)),
             ]);
-        let row = match in_time(REQUEST_TIMEOUT, send(request)).await {
+        let row = match insist(request).await {
             Ok(output) => {
                 let row = output.attributes.unwrap_or_default();
                 Row::read(row).map_err(|why| self.malformed(key, why))?
@@ -112,15 +114,17 @@ impl Table {
     }
 
     /// Extends the lease if it ends earlier than this one, and leaves the ticket unused. Returns the end of the lease. One
-    /// request. A duplicate that arrives late cannot shorten the lease.
+    /// request. A duplicate that arrives late cannot shorten the lease, and neither can a late request of the process that
+    /// made the ticket: the number of its last request is in the row now.
     pub(crate) async fn renew_ticket(&self, step: TicketStep<'_>, lease: Lease) -> Result<u64, Error> {
         let TicketStep { key, owner, sequence, now, .. } = step;
         let request = self
             .update(key)
             .condition_expression(format!("{UNUSED} AND #lease_end < :lease_end"))
-            .update_expression("SET #lease_end = :lease_end, #expiration = :expiration")
+            .update_expression("SET #lease_end = :lease_end, #expiration = :expiration, #sequence = :sequence")
             .names([
                 ("#owner", OWNER),
+                ("#fence", FENCE),
                 ("#status", STATUS),
                 ("#released", RELEASED),
                 ("#sequence", SEQUENCE),
@@ -129,13 +133,14 @@ impl Table {
             ])
             .values([
                 (":owner", string(owner)),
+                (":fence", number(step.fence)),
                 (":in_progress", string(IN_PROGRESS)),
                 (":sequence", number(sequence)),
                 (":now", number(now.millis())),
                 (":lease_end", number(lease.end)),
                 (":expiration", number(lease.expiration)),
             ]);
-        let Err(error) = in_time(REQUEST_TIMEOUT, send(request)).await else { return Ok(lease.end) };
+        let Err(error) = insist(request).await else { return Ok(lease.end) };
         match self.refusal(error, key)? {
             // The lease ends later already. An earlier attempt of this renewal may have been applied.
             Some(row) if step.is_unused(&row) && row.end >= lease.end => Ok(row.end),
@@ -153,7 +158,7 @@ impl Table {
         let TicketStep { key, owner, now, .. } = step;
         let release = Step { key, owner, sequence: step.next_sequence(), now };
         let request = self.release_request(release, end, retention);
-        let Err(error) = in_time(REQUEST_TIMEOUT, send(request)).await else { return Ok(()) };
+        let Err(error) = insist(request).await else { return Ok(()) };
         match self.refusal(error, key)? {
             Some(row) if row.is_released_by(owner) => Ok(()),
             row => Err(self.ticket_refused(step, row)),
@@ -168,25 +173,28 @@ impl Table {
         valid_from: u64,
     ) -> Result<Resumed, Error> {
         let TicketStep { key, owner, sequence, .. } = step;
+        let (permit, permit_fence) = names_of(owner);
         let request = self
             .update(key)
             .condition_expression(UNUSED_PERMIT)
             .update_expression("SET #permit.#sequence = :next, #permit.#resumed = :nonce")
             .return_values(ReturnValue::AllNew)
             .names([
-                ("#permit", &names_of(owner).0),
+                ("#permit", &permit),
+                ("#permit_fence", &permit_fence),
                 ("#lease_end", permit::LEASE_END),
                 ("#released", permit::RELEASED),
                 ("#sequence", permit::SEQUENCE),
                 ("#resumed", permit::RESUMED),
             ])
             .values([
+                (":fence", number(step.fence)),
                 (":sequence", number(sequence)),
                 (":now", number(valid_from)),
                 (":next", number(step.next_sequence())),
                 (":nonce", string(nonce)),
             ]);
-        let row = match in_time(REQUEST_TIMEOUT, send(request)).await {
+        let row = match insist(request).await {
             Ok(output) => {
                 let row = output.attributes.unwrap_or_default();
                 Some(Row::read(row).map_err(|why| self.malformed(key, why))?)
@@ -212,24 +220,29 @@ impl Table {
     /// Extends the lease of a permit, as [`renew_ticket`](Self::renew_ticket) does that of a lock.
     pub(crate) async fn renew_permit_ticket(&self, step: TicketStep<'_>, lease: Lease) -> Result<u64, Error> {
         let TicketStep { key, owner, sequence, now, .. } = step;
+        let (permit, permit_fence) = names_of(owner);
         let request = self
             .update(key)
             .condition_expression(format!("{UNUSED_PERMIT} AND #permit.#lease_end < :lease_end"))
-            .update_expression("SET #permit.#lease_end = :lease_end, #expiration = :expiration")
+            .update_expression(
+                "SET #permit.#lease_end = :lease_end, #permit.#sequence = :sequence, #expiration = :expiration",
+            )
             .names([
-                ("#permit", &names_of(owner).0),
+                ("#permit", &permit),
+                ("#permit_fence", &permit_fence),
                 ("#lease_end", permit::LEASE_END),
                 ("#released", permit::RELEASED),
                 ("#sequence", permit::SEQUENCE),
                 ("#expiration", EXPIRATION),
             ])
             .values([
+                (":fence", number(step.fence)),
                 (":sequence", number(sequence)),
                 (":now", number(now.millis())),
                 (":lease_end", number(lease.end)),
                 (":expiration", number(lease.expiration)),
             ]);
-        let Err(error) = in_time(REQUEST_TIMEOUT, send(request)).await else { return Ok(lease.end) };
+        let Err(error) = insist(request).await else { return Ok(lease.end) };
         let semaphore = self.refusal(error, key)?.and_then(|row| row.semaphore);
         match semaphore.as_ref().and_then(|semaphore| semaphore.permit(owner)) {
             // The lease ends later already. An earlier attempt of this renewal may have been applied.
@@ -240,7 +253,8 @@ impl Table {
         }
     }
 
-    /// Frees a permit, as [`release_ticket`](Self::release_ticket) frees a lock.
+    /// Frees a permit, as [`release_ticket`](Self::release_ticket) frees a lock. One request; another one for every 16
+    /// releases removes tombstones.
     pub(crate) async fn release_permit_ticket(
         &self,
         step: TicketStep<'_>,
@@ -249,21 +263,34 @@ impl Table {
     ) -> Result<(), Error> {
         let TicketStep { key, owner, now, .. } = step;
         let release = Step { key, owner, sequence: step.next_sequence(), now };
-        let request = self.permit_release(release, end, expiration, None, &[]);
-        let Err(error) = in_time(REQUEST_TIMEOUT, send(request)).await else { return Ok(()) };
+        let request = self.permit_release(release, end, expiration, None, &[]).return_values(ReturnValue::AllNew);
+        let error = match insist(request).await {
+            Ok(output) => {
+                // Only the release of a lock knows tombstones from its acquire.
+                self.remove_tombstones(key, output.attributes.unwrap_or_default(), now).await;
+                return Ok(());
+            }
+            Err(error) => error,
+        };
         let semaphore = self.refusal(error, key)?.and_then(|row| row.semaphore);
+        let is_gone = semaphore.as_ref().is_some_and(|semaphore| {
+            semaphore.permit(owner).is_none() && semaphore.tombstone(owner).is_none() && now.wall < step.expires_at
+        });
         match self.permit_ticket_refused(step, semaphore.as_ref()) {
             error if error.is_ticket_released() => Ok(()),
+            // Nothing replaces a permit before its lease has ended, so it was released, and its tombstone removed.
+            _ if is_gone => Ok(()),
             error => Err(error),
         }
     }
 
     /// Returns why this row refused a request of a permit's ticket.
     fn permit_ticket_refused(&self, step: TicketStep<'_>, semaphore: Option<&Semaphore>) -> Error {
-        let TicketStep { key, owner, sequence, expires_at, now, .. } = step;
+        let TicketStep { key, owner, fence, sequence, expires_at, now } = step;
         let permit = semaphore.and_then(|semaphore| semaphore.permit(owner));
         let tombstone = semaphore.and_then(|semaphore| semaphore.tombstone(owner));
         let fault = match (permit, tombstone) {
+            (Some(permit), _) if permit.fence != Some(fence) => TicketFault::Unknown,
             (Some(permit), _) if permit.released => TicketFault::Released,
             (Some(permit), _) if permit.sequence > sequence => TicketFault::Used,
             (Some(_), _) => TicketFault::Ended,
@@ -282,6 +309,7 @@ impl Table {
     fn ticket_refused(&self, step: TicketStep<'_>, row: Option<Row>) -> Error {
         let TicketStep { key, owner, fence, sequence, expires_at, now } = step;
         let fault = match row {
+            Some(row) if row.is_owned_by(owner) && row.fence != Some(fence) => TicketFault::Unknown,
             Some(row) if row.is_owned_by(owner) && row.is_released_by(owner) => TicketFault::Released,
             Some(row) if row.is_owned_by(owner) && row.sequence > Some(sequence) => TicketFault::Used,
             Some(row) if row.is_owned_by(owner) => TicketFault::Ended,

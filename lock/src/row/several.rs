@@ -15,7 +15,7 @@ use super::claim::{Claim, Claimed, FREE, TAKE};
 use super::names::MAX_FENCE;
 use super::read::Row;
 use super::release::{RENEW, Step};
-use super::table::{Expression as _, Table, in_time, number};
+use super::table::{Expression as _, FIRST_DELAY, LONGEST_DELAY, Table, in_time, number};
 use super::withdraw::TRIES;
 use crate::client::SdkAttempts;
 use crate::clock::{Lease, Moment};
@@ -24,11 +24,6 @@ use crate::limits::REQUEST_TIMEOUT;
 
 /// How often one attempt proposes fences.
 const PROPOSALS: u32 = 4;
-
-/// The longest delay before a transaction of the holder that conflicted with another one is sent again. It doubles each
-/// time.
-const FIRST_DELAY: Duration = Duration::from_millis(20);
-const LONGEST_DELAY: Duration = Duration::from_millis(500);
 
 /// The fences of one acquire of several keys, in the order of the keys.
 #[derive(Debug)]
@@ -61,8 +56,8 @@ impl Fences {
 
 /// Why a transaction was cancelled.
 struct Cancelled<'a> {
-    /// The keys whose condition failed, with their rows.
-    refused: Vec<(&'a str, Option<Row>)>,
+    /// The keys whose condition failed, with their rows, or with the error of a malformed row.
+    refused: Vec<(&'a str, Result<Option<Row>, Error>)>,
     /// The keys whose condition was met.
     willing: Vec<&'a str>,
     /// The error of the other keys, such as a conflict with another transaction.
@@ -120,7 +115,7 @@ impl Table {
         let Claim { owner, now, .. } = *claim;
         let (mut own, mut held, mut is_behind) = (Vec::new(), Vec::new(), false);
         for (key, row) in refused {
-            let row = row.ok_or_else(|| self.malformed(key, "the refusal names no row"))?;
+            let row = row?.ok_or_else(|| self.malformed(key, "the refusal names no row"))?;
             if row.semaphore.is_some() {
                 return Err(Error::new(Kind::WrongUse { is: "a semaphore", not: "a lock" }, &self.name, key));
             }
@@ -167,7 +162,9 @@ impl Table {
         };
         // An earlier attempt of this renewal was applied to the others; its answer was lost.
         let is_lost = |row: &Option<Row>| !row.as_ref().is_some_and(|row| row.is_renewed_by(owner, sequence));
-        let lost: Vec<_> = cancelled.refused.into_iter().filter(|(_, row)| is_lost(row)).collect();
+        let refused = cancelled.refused.into_iter().map(|(key, row)| Ok((key, row?)));
+        let refused = refused.collect::<Result<Vec<_>, Error>>()?;
+        let lost: Vec<_> = refused.into_iter().filter(|(_, row)| is_lost(row)).collect();
         if lost.is_empty() { Ok(()) } else { Err(self.lost_all(lost, owner, now)) }
     }
 
@@ -195,7 +192,7 @@ impl Table {
     ) -> Result<Vec<(&'a str, Option<Row>)>, Error> {
         let Step { owner, sequence, .. } = step;
         let mut keys: Vec<_> = keys.iter().map(String::as_str).collect();
-        let mut lost = Vec::new();
+        let (mut lost, mut malformed) = (Vec::new(), None);
         while !keys.is_empty() {
             let updates = keys.iter().map(|key| self.release_request(Step { key, ..step }, end, retention));
             let updates = self.items(updates, step.key)?;
@@ -204,10 +201,17 @@ impl Table {
             let Err(cancelled) = self.insist(&keys, updates, &token(owner, &purpose, sequence)).await? else { break };
             // An earlier attempt of this release was applied to the others; its answer was lost.
             let is_lost = |row: &Option<Row>| !row.as_ref().is_some_and(|row| row.is_released_by(owner));
-            lost.extend(cancelled.refused.into_iter().filter(|(_, row)| is_lost(row)));
+            for (key, row) in cancelled.refused {
+                match row {
+                    Ok(row) if is_lost(&row) => lost.push((key, row)),
+                    Ok(_) => {}
+                    // It does not keep the other keys.
+                    Err(error) => malformed = Some(error),
+                }
+            }
             keys = cancelled.willing;
         }
-        Ok(lost)
+        malformed.map_or(Ok(lost), Err)
     }
 
     /// Frees the keys if this owner has them after all. Otherwise stores the owner's nonce in the row of one key, which then
@@ -341,7 +345,7 @@ impl Table {
             match code.as_deref() {
                 None | Some("None") => cancelled.willing.push(key),
                 Some("ConditionalCheckFailed") => {
-                    let row = item.map(Row::read).transpose().map_err(|why| self.malformed(key, why))?;
+                    let row = item.map(Row::read).transpose().map_err(|why| self.malformed(key, why));
                     cancelled.refused.push((key, row));
                 }
                 Some("TransactionConflict") => preventing.push((key, Kind::Conflict)),

@@ -17,6 +17,11 @@ use super::names::DATA;
 use crate::client::SdkAttempts;
 use crate::error::{Error, Kind};
 use crate::holder::Data;
+use crate::limits::REQUEST_TIMEOUT;
+
+/// The longest delay before an update that conflicted with a transaction is sent again. It doubles each time.
+pub(super) const FIRST_DELAY: Duration = Duration::from_millis(20);
+pub(super) const LONGEST_DELAY: Duration = Duration::from_millis(500);
 
 pub(super) type Item = HashMap<String, AttributeValue>;
 
@@ -137,6 +142,21 @@ type Sent = BoxFuture<'static, Result<UpdateItemOutput, SdkError<UpdateItemError
 /// SDK's request loop again, 150 KB of machine code.
 pub(super) fn send(request: UpdateItemFluentBuilder) -> Sent {
     Box::pin(request.send())
+}
+
+/// Sends an update of the holder. Sends it again while another transaction on the row prevents it, up to about a second: the
+/// SDK does not. Each of these updates recognises that it was applied before.
+pub(super) async fn insist(update: UpdateItemFluentBuilder) -> Result<UpdateItemOutput, SdkError<UpdateItemError>> {
+    let mut delay = FIRST_DELAY;
+    loop {
+        let answer = in_time(REQUEST_TIMEOUT, send(update.clone())).await;
+        let error = answer.as_ref().err().and_then(SdkError::as_service_error);
+        if delay > LONGEST_DELAY || !error.is_some_and(UpdateItemError::is_transaction_conflict_exception) {
+            return answer;
+        }
+        tokio::time::sleep(delay.mul_f64(fastrand::f64())).await;
+        delay *= 2;
+    }
 }
 
 /// Sends an update and records which of the SDK's attempts were answered.

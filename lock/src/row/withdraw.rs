@@ -7,10 +7,9 @@ use aws_sdk_dynamodb::operation::update_item::builders::UpdateItemFluentBuilder;
 use super::names::{ACQUIRED_AT, EXPIRATION, IN_PROGRESS, LEASE_END, OWNER, RELEASED, STATUS, WITHDRAWN};
 use super::read::Row;
 use super::release::Step;
-use super::table::{Expression as _, Table, in_time, number, send, string};
+use super::table::{Expression as _, Table, insist, number, string};
 use crate::clock::{Moment, seconds_up};
 use crate::error::{Error, Kind};
-use crate::limits::REQUEST_TIMEOUT;
 
 /// How often a withdrawal looks again at a row that changed meanwhile.
 pub(super) const TRIES: u32 = 3;
@@ -25,7 +24,7 @@ impl Table {
         for _ in 0..TRIES {
             let step = Step { key, owner, sequence: 1, now };
             let release = self.release_request(step, now.wall, retention);
-            let Err(error) = in_time(REQUEST_TIMEOUT, send(release)).await else { return Ok(()) };
+            let Err(error) = insist(release).await else { return Ok(()) };
             let row = self.refusal(error, key)?;
             if row.as_ref().is_some_and(|row| row.is_owned_by(owner)) {
                 return Ok(());
@@ -45,7 +44,7 @@ impl Table {
         retention: Duration,
     ) -> Result<bool, Error> {
         let withdrawal = self.withdrawal(step, row, seconds_up(step.now.wall.saturating_add(retention)));
-        match in_time(REQUEST_TIMEOUT, send(withdrawal)).await {
+        match insist(withdrawal).await {
             Ok(_) => Ok(true),
             Err(error) => self.refusal(error, step.key).map(|_| false),
         }

@@ -232,6 +232,7 @@ pub const NOT_EXPRESSED: &[(&str, &str)] = &[
     ("a resumption does not read whose row it is", TICKETS),
     ("a resumed lock counts its lease from the resumption", TICKETS),
     ("a late renewal by a ticket shortens the lease", TICKETS),
+    ("a renewal by a ticket leaves the number of the row", TICKETS),
 ];
 
 const TICKETS: &str = "the model has no tickets: each lock stays with the client that acquired it";
@@ -245,9 +246,8 @@ impl Subject {
     pub fn bounds(self, level: u8) -> Vec<Bounds> {
         let bounds: &[Bounds] = match self {
             Self::Lock => &[Bounds::new(4, 1, 2, 0), Bounds::new(5, 1, 1, 2), Bounds::new(7, 1, 1, 0)],
-            Self::Record => &[Bounds::new(4, 1, 1, 1), Bounds::new(8, 1, 0, 0)],
             Self::RejectingRecord => &[Bounds::new(4, 1, 1, 0), Bounds::new(8, 1, 0, 0)],
-            Self::Several | Self::Semaphore => &[Bounds::new(4, 1, 1, 1), Bounds::new(8, 1, 0, 0)],
+            Self::Record | Self::Several | Self::Semaphore => &[Bounds::new(4, 1, 1, 1), Bounds::new(8, 1, 0, 0)],
         };
         let more = level.saturating_sub(1);
         bounds

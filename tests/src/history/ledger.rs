@@ -202,6 +202,7 @@ impl Intercept for Observer {
                 let end = number(&values[":lease_end"]).unwrap();
                 let row = state.rows.entry(key.clone()).or_default();
                 let before = std::mem::replace(&mut row.end, end);
+                row.sequence = number(&values[":sequence"]).unwrap();
                 if row.owner != owner || state.released.contains(&owner) {
                     ledger.broke(&mut state, format!("(e) {key}: a ticket changed a row that is not its own"));
                 } else if end < before {

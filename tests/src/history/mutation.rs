@@ -25,7 +25,7 @@ pub struct Mutation {
 
 impl Mutation {
     /// The mistakes in the protocol of the lock.
-    pub const LOCK: [Self; 19] = [
+    pub const LOCK: [Self; 20] = [
         Self { name: "no nonce check on refusal", breaks: "(f)", answer: foreign_nonce, ..Self::NONE },
         Self { name: "release without the owner check", breaks: "(e)", request: release_without_owner, ..Self::NONE },
         Self {
@@ -85,6 +85,12 @@ impl Mutation {
             request: ticket_shortens,
             ..Self::NONE
         },
+        Self {
+            name: "a renewal by a ticket leaves the number of the row",
+            breaks: "(g)",
+            request: ticket_leaves_number,
+            ..Self::NONE
+        },
     ];
 
     /// The mistakes in the queue. They cost waiters time, and break no guarantee.
@@ -135,7 +141,7 @@ pub(crate) enum Kind {
     Release,
     /// The resumption of a lock by its ticket.
     Resume,
-    /// A renewal by a ticket, which leaves the sequence number unchanged.
+    /// A renewal by a ticket.
     RenewTicket,
     /// The place in the queue of a refused acquire.
     Join,
@@ -297,6 +303,13 @@ fn ticket_shortens(kind: Kind, request: &mut Value) {
             "#lease_end < :lease_end",
             "(#lease_end < :lease_end OR #lease_end >= :lease_end)",
         );
+    }
+}
+
+fn ticket_leaves_number(kind: Kind, request: &mut Value) {
+    if kind == Kind::RenewTicket {
+        let update = request["UpdateExpression"].as_str().unwrap().replace(", #sequence = :sequence", "");
+        request["UpdateExpression"] = update.into();
     }
 }
 

@@ -1,5 +1,6 @@
 //! Releasing several keys: all of them, those that are left, and by a drop.
 
+use aws_sdk_dynamodb::types::AttributeValue;
 use lambda_lock_tests::World;
 use lambda_lock_tests::invocation::{keep_warnings, logged};
 
@@ -67,6 +68,18 @@ async fn a_release_that_conflicts_with_another_transaction_is_repeated() {
     set.release().await.unwrap();
     assert_eq!(host.requests(), 5);
     assert_free(&world).await;
+}
+
+// behaviours 17, 87
+#[tokio::test]
+async fn a_malformed_row_does_not_keep_the_other_keys() {
+    let world = World::new().await;
+    let set = world.default_locks().acquire_all(KEYS).await.unwrap();
+    let mut row = world.row(KEYS[0]).await.unwrap();
+    row.insert("status".to_owned(), AttributeValue::S("something else".to_owned()));
+    world.put_row(row).await;
+    assert!(set.release().await.unwrap_err().is_malformed_row());
+    assert!(world.default_locks().try_acquire(KEYS[1]).await.unwrap().is_some());
 }
 
 // behaviours 11, 29, 87

@@ -181,6 +181,27 @@ async fn a_ticket_of_a_key_that_was_released_by_force_names_the_operator() {
     }
 }
 
+#[tokio::test]
+async fn a_ticket_with_another_fence_matches_no_acquisition() {
+    let world = World::new().await;
+    let (real, locks) = (ticket(&world).await, world.default_locks());
+    for fence in [real.fence() - 1, real.fence() + 1, u64::MAX] {
+        let forged = with(&real, "fence", fence);
+        assert!(locks.resume(&forged).await.unwrap_err().is_ticket_unknown());
+        assert!(locks.renew_ticket(&forged, LEASE).await.unwrap_err().is_ticket_unknown());
+    }
+    locks.resume(&real).await.unwrap().release().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_ticket_cannot_hold_a_key_for_longer_than_an_acquire() {
+    let world = World::new().await;
+    let (real, locks) = (ticket(&world).await, world.default_locks());
+    locks.release_ticket(&with(&real, "hold_until", 253_402_300_799_999_u64)).await.unwrap();
+    let later = world.host().clock_ahead(Duration::from_hours(25)).build();
+    assert!(world.locks(&later).build().unwrap().try_acquire("job").await.unwrap().is_some());
+}
+
 // behaviour 96
 #[tokio::test]
 async fn a_forged_ticket_matches_no_acquisition() {

@@ -25,6 +25,25 @@ async fn a_late_renewal_of_the_original_does_not_change_a_resumed_lock() {
 
 // behaviours 76, 97
 #[tokio::test]
+async fn a_late_request_of_the_original_does_not_shorten_a_lease_that_the_ticket_has_renewed() {
+    for releases in [false, true] {
+        let world = World::new().await;
+        let late = Late::updates(2..=4);
+        let first = world.host().intercept(late.clone()).build();
+        let lock = world.locks_with_quick_retries(&first).build().unwrap().acquire("job").lease(LEASE).await.unwrap();
+        let unanswered = if releases { lock.release().await } else { lock.renew(LEASE / 2).await };
+        assert!(unanswered.unwrap_err().is_unavailable());
+        let (locks, ticket) = (world.default_locks(), lock.into_ticket());
+        locks.renew_ticket(&ticket, 2 * LEASE).await.unwrap();
+        let row = world.row("job").await;
+        assert!(!late.deliver(&world).await);
+        assert_eq!(world.row("job").await, row);
+        locks.resume(&ticket).await.unwrap().release().await.unwrap();
+    }
+}
+
+// behaviours 76, 97
+#[tokio::test]
 async fn a_renewal_of_the_original_that_arrives_before_the_resumption_counts() {
     let world = World::new().await;
     let late = Late::updates(2..=4);

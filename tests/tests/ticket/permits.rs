@@ -4,8 +4,9 @@ use std::time::Duration;
 
 use lambda_lock::embedded::Host;
 use lambda_lock::{Lock, Ticket};
-use lambda_lock_tests::World;
 use lambda_lock_tests::invocation::LoseAnswers;
+use lambda_lock_tests::{Late, World};
+use serde_json::Value;
 
 use crate::{CLOCK_SKEW, assert_contains, host, ms, passed_on};
 
@@ -119,4 +120,61 @@ async fn a_permit_has_no_identity_and_no_lease_over_a_day() {
     let error = semaphore.acquire().lease(1500 * MINUTE).await.unwrap_err();
     assert_contains(&error, &["lease", "1day"]);
     assert_eq!(host.requests(), 0);
+}
+
+#[tokio::test]
+async fn a_late_renewal_of_the_original_does_not_shorten_a_permit_that_the_ticket_has_renewed() {
+    let world = World::new().await;
+    let late = Late::updates(2..=4);
+    let first = world.host().intercept(late.clone()).build();
+    let locks = world.locks_with_quick_retries(&first).build().unwrap();
+    let permit = locks.semaphore("bank", 2).acquire().lease(2 * MINUTE).await.unwrap();
+    assert!(permit.renew(MINUTE).await.unwrap_err().is_unavailable());
+    let (locks, ticket) = (world.default_locks(), permit.into_ticket());
+    locks.renew_ticket(&ticket, 5 * MINUTE).await.unwrap();
+    let row = world.row("bank").await;
+    assert!(!late.deliver(&world).await);
+    assert_eq!(world.row("bank").await, row);
+    locks.resume(&ticket).await.unwrap().release().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_row_whose_permits_are_freed_by_tickets_does_not_grow() {
+    let world = World::new().await;
+    let locks = world.default_locks();
+    let semaphore = locks.semaphore("bank", 2);
+    let mut longest = 0;
+    for _ in 0..80 {
+        let ticket = semaphore.acquire().await.unwrap().into_ticket();
+        locks.release_ticket(&ticket).await.unwrap();
+        let row = world.row("bank").await.unwrap();
+        longest = longest.max(row.keys().filter(|name| name.starts_with("permit:")).count());
+    }
+    assert!((16..=32).contains(&longest), "{longest} tombstones");
+}
+
+#[tokio::test]
+async fn a_minimum_hold_goes_with_the_ticket_of_a_permit() {
+    let world = World::new().await;
+    let locks = world.default_locks();
+    let permit = locks.semaphore("bank", 1).acquire().hold_at_least(MINUTE).await.unwrap();
+    let ticket = passed_on(&permit.into_ticket());
+    locks.release_ticket(&ticket).await.unwrap();
+    locks.release_ticket(&ticket).await.unwrap();
+    assert!(locks.semaphore("bank", 1).try_acquire().await.unwrap().is_none());
+    let later = world.host().clock_ahead(MINUTE + 2 * CLOCK_SKEW).build();
+    let later = world.locks(&later).build().unwrap();
+    assert!(later.semaphore("bank", 1).try_acquire().await.unwrap().is_some());
+}
+
+#[tokio::test]
+async fn a_forged_ticket_of_a_permit_is_unknown() {
+    let world = World::new().await;
+    let (ticket, locks) = (ticket(&world, MINUTE).await, world.default_locks());
+    for (field, value) in [("fence", Value::from(ticket.fence() + 1)), ("owner", "0".into())] {
+        let forged = crate::with(&ticket, field, value);
+        assert!(locks.resume(&forged).await.unwrap_err().is_ticket_unknown(), "{field}");
+        assert!(locks.renew_ticket(&forged, MINUTE).await.unwrap_err().is_ticket_unknown(), "{field}");
+    }
+    locks.resume(&ticket).await.unwrap().release().await.unwrap();
 }
