@@ -12,6 +12,7 @@ use aws_sdk_dynamodb::operation::update_item::{UpdateItemError, UpdateItemOutput
 use aws_sdk_dynamodb::types::builders::ConditionCheckBuilder;
 use aws_sdk_dynamodb::types::{AttributeValue, ReturnValuesOnConditionCheckFailure as OnRefusal};
 use futures_util::future::BoxFuture;
+use tokio::time::sleep;
 
 use super::names::DATA;
 use crate::client::SdkAttempts;
@@ -146,17 +147,19 @@ pub(super) fn send(request: UpdateItemFluentBuilder) -> Sent {
 
 /// Sends an update of the holder. Sends it again while another transaction on the row prevents it, up to about a second: the
 /// SDK does not. Each of these updates recognises that it was applied before.
-pub(super) async fn insist(update: UpdateItemFluentBuilder) -> Result<UpdateItemOutput, SdkError<UpdateItemError>> {
-    let mut delay = FIRST_DELAY;
-    loop {
-        let answer = in_time(REQUEST_TIMEOUT, send(update.clone())).await;
-        let error = answer.as_ref().err().and_then(SdkError::as_service_error);
-        if delay > LONGEST_DELAY || !error.is_some_and(UpdateItemError::is_transaction_conflict_exception) {
-            return answer;
+pub(super) fn insist(update: UpdateItemFluentBuilder) -> Sent {
+    Box::pin(async move {
+        let mut delay = FIRST_DELAY;
+        loop {
+            let answer = in_time(REQUEST_TIMEOUT, send(update.clone())).await;
+            let error = answer.as_ref().err().and_then(SdkError::as_service_error);
+            if delay > LONGEST_DELAY || !error.is_some_and(UpdateItemError::is_transaction_conflict_exception) {
+                return answer;
+            }
+            sleep(delay.mul_f64(fastrand::f64())).await;
+            delay *= 2;
         }
-        tokio::time::sleep(delay.mul_f64(fastrand::f64())).await;
-        delay *= 2;
-    }
+    })
 }
 
 /// Sends an update and records which of the SDK's attempts were answered.
