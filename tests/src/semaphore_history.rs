@@ -38,6 +38,8 @@ pub struct Counts {
     pub crashed: usize,
     /// Acquires that withdrew without a permit.
     pub withdrawn: usize,
+    /// Permits that another host resumed with a ticket.
+    pub resumed: usize,
     /// Rows deleted by TTL.
     pub swept: usize,
     /// Requests sent.
@@ -178,11 +180,55 @@ async fn work(scene: &Scene, host: &Host, operation: &Operation, mut random: Rng
             sleep(lease.mul_f64(random.f64() * 1.2)).await;
         }
     }
+    // The ledger does not follow a minimum hold across hosts.
+    if hold_at_least.is_zero() && random.u8(0..4) == 0 {
+        // The answer to the last request of this process may be lost, or the request late.
+        let last_request = permit.renew(lease.mul_f64(0.5 + random.f64()));
+        let _ = timeout(millis(&mut random, 0..=200), last_request).await;
+        return hand_over(scene, operation, permit, lease, random).await;
+    }
     match random.u8(0..10) {
         // A drop without a release sends the release in the background.
         0 => operation.left("dropped its permit"),
         _ => release(operation, &permit, hold_at_least).await,
     }
+}
+
+/// Makes a ticket of the permit for another host, which renews the lease, and resumes the permit or releases it.
+async fn hand_over(scene: &Scene, operation: &Operation, permit: Arc<Lock>, lease: Duration, mut random: Rng) {
+    // The ledger borrows the permit only for a moment.
+    let ticket = Arc::into_inner(permit).unwrap().into_ticket();
+    operation.left("handed its permit over");
+    let host = scene.host(&mut random, Network::Bad);
+    let locks = scene.stage.locks(&host);
+    sleep(lease.mul_f64(random.f64() * random.f64())).await;
+    let mut end = ticket.expires_at();
+    for _ in 0..random.u8(0..=2) {
+        match locks.renew_ticket(&ticket, lease.mul_f64(0.2 + 1.3 * random.f64())).await {
+            Ok(renewed) => end = end.max(renewed),
+            Err(error) => operation.ticket_refused(end, &error),
+        }
+        sleep(lease.mul_f64(random.f64() / 4.0)).await;
+    }
+    if random.u8(0..4) == 0 {
+        if let Err(error) = locks.release_ticket(&ticket).await {
+            operation.ticket_refused(end, &error);
+        }
+        return;
+    }
+    let permit = match locks.resume(&ticket).await {
+        Ok(permit) => Arc::new(permit),
+        Err(error) => return operation.ticket_refused(end, &error),
+    };
+    operation.resumed(&permit);
+    sleep(lease.mul_f64(random.f64() * 1.2)).await;
+    if random.bool() {
+        let end = permit.expires_at();
+        let renewed = permit.renew(lease.mul_f64(0.2 + random.f64())).await;
+        operation.renewed(end, renewed);
+        sleep(lease.mul_f64(random.f64())).await;
+    }
+    release(operation, &permit, Duration::ZERO).await;
 }
 
 async fn release(operation: &Operation, permit: &Arc<Lock>, hold_at_least: Duration) {

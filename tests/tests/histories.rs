@@ -241,9 +241,21 @@ fn a_seed_gives_the_same_history_of_a_semaphore_every_time() {
 #[test]
 fn the_histories_of_a_semaphore_reach_every_outcome() {
     assert_reached(|seed| {
-        let semaphore_history::Counts { acquired, replaced, held, renewed, lost, crashed, withdrawn, swept, requests } =
-            semaphore_history::run(seed, None).counts;
+        let counts = semaphore_history::run(seed, None).counts;
+        let semaphore_history::Counts {
+            acquired,
+            replaced,
+            held,
+            renewed,
+            lost,
+            crashed,
+            withdrawn,
+            resumed,
+            swept,
+            requests,
+        } = counts;
         [
+            ("resumed", resumed),
             ("acquired", acquired),
             ("replaced", replaced),
             ("held", held),

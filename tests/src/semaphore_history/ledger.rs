@@ -122,7 +122,8 @@ impl Intercept for Observer {
         let key = request["Key"]["id"]["S"].as_str().unwrap().to_owned();
         let names = request["ExpressionAttributeNames"].as_object().unwrap();
         let owner_of = |name: &Value| name.as_str().and_then(|name| name.strip_prefix("permit:")).map(str::to_owned);
-        let owner = owner_of(&names["#permit"]).unwrap();
+        // The removal of old tombstones has no owner.
+        let Some(owner) = names.get("#permit").and_then(owner_of) else { return };
         let values = &request["ExpressionAttributeValues"];
         let sequence = values[":sequence"]["N"].as_str().map(|number| number.parse::<u64>().unwrap());
         let (now, applied) = (ledger.engine.now(), answer.status == 200);
@@ -176,7 +177,19 @@ impl Intercept for Observer {
                 state.counts.withdrawn += 1;
                 state.release(key, owner, now);
             }
-            Kind::Join | Kind::Resume | Kind::RenewTicket | Kind::Complete | Kind::Transaction => {
+            Kind::Resume => {
+                let next = values[":next"]["N"].as_str().unwrap().parse().unwrap();
+                if state.sequences.insert(owner, next).is_some_and(|before| before >= next) {
+                    ledger.broke(&mut state, format!("(g) {key}: a resumption was applied after a later request"));
+                }
+            }
+            Kind::RenewTicket => {
+                let sequence = sequence.unwrap();
+                if state.sequences.insert(owner, sequence).is_some_and(|before| before > sequence) {
+                    ledger.broke(&mut state, format!("(g) {key}: a ticket was renewed after its use"));
+                }
+            }
+            Kind::Join | Kind::Complete | Kind::Transaction => {
                 unreachable!("a semaphore has no such request")
             }
         }
@@ -299,6 +312,25 @@ impl Operation {
                 self.lost(&mut state, end, &error);
             }
         }
+    }
+
+    /// Records a permit that another host has resumed.
+    pub(super) fn resumed(&self, permit: &Arc<Lock>) {
+        let mut state = self.ledger.state();
+        state.counts.resumed += 1;
+        self.ledger.log(&mut state, &format!("{} resumed {} with fence {}", self.name, self.key, permit.fence()));
+        self.hold(&mut state, permit.fence(), Valid::Ask(Arc::downgrade(permit)));
+        self.check_number(&mut state);
+    }
+
+    /// The ticket of a lease that ended at `end` by the clock of its host was refused.
+    pub(super) fn ticket_refused(&self, end: SystemTime, error: &Error) {
+        let mut state = self.ledger.state();
+        self.ledger.log(&mut state, &format!("{} refused the ticket: {error}", self.name));
+        if error.is_ticket_used() || error.is_ticket_released() || error.is_ticket_unknown() {
+            self.ledger.broke(&mut state, format!("(f) {} refused a ticket that nobody has used: {error}", self.name));
+        }
+        self.lost(&mut state, end, error);
     }
 
     /// (e) No permit is lost before the end of its lease, because no operator is at work.

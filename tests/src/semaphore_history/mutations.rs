@@ -9,7 +9,7 @@ use crate::history::Mutation;
 use crate::history::mutation::{Kind, replace_in_condition};
 
 /// The mistakes, and the violation that each causes.
-pub const MUTATIONS: [Mutation; 12] = [
+pub const MUTATIONS: [Mutation; 14] = [
     Mutation { name: "N + 1 permits", breaks: "(a)", request: one_more, ..Mutation::NONE },
     Mutation {
         name: "a permit is replaced without checking whose it is",
@@ -30,6 +30,18 @@ pub const MUTATIONS: [Mutation; 12] = [
         name: "a refused release counts as success",
         breaks: "reported a release",
         answer: refused_release_succeeds,
+        ..Mutation::NONE
+    },
+    Mutation {
+        name: "a renewal by a ticket leaves the number of the permit",
+        breaks: "(g)",
+        request: ticket_leaves_number,
+        ..Mutation::NONE
+    },
+    Mutation {
+        name: "a resumed permit counts its lease from the resumption",
+        breaks: "(a)",
+        answer: resumption_with_new_lease,
         ..Mutation::NONE
     },
     Mutation { name: "TTL earlier than the leases' end", breaks: "(a)", request: ttl_too_early, ..Mutation::NONE },
@@ -156,5 +168,20 @@ fn ttl_too_early(kind: Kind, request: &mut Value) {
     if kind == Kind::Acquire {
         let micros: u64 = values[":now_micros"]["N"].as_str().unwrap().parse().unwrap();
         values[":expiration"] = json!({ "N": (micros / 1_000_000).to_string() });
+    }
+}
+
+fn ticket_leaves_number(kind: Kind, request: &mut Value) {
+    if kind == Kind::RenewTicket {
+        replace_in_update(request, ", #permit.#sequence = :sequence", "");
+    }
+}
+
+fn resumption_with_new_lease(kind: Kind, request: &Value, answer: &mut Answer) {
+    if kind == Kind::Resume && answer.status == 200 {
+        let permit = request["ExpressionAttributeNames"]["#permit"].as_str().unwrap();
+        let end = &mut answer.body["Attributes"][permit]["M"]["lease_end"];
+        let stored: u64 = end["N"].as_str().unwrap().parse().unwrap();
+        *end = json!({ "N": (stored + 2500).to_string() });
     }
 }
