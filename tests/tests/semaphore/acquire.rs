@@ -135,7 +135,7 @@ async fn the_number_of_each_caller_counts() {
 }
 
 // behaviours 426, 432
-#[tokio::test(start_paused = true)]
+#[tokio::test]
 async fn waiters_run_n_at_a_time() {
     const N: u32 = 3;
     let world = Arc::new(World::new().await);
@@ -145,10 +145,11 @@ async fn waiters_run_n_at_a_time() {
         let (now, most, runs) = (Arc::clone(&now), Arc::clone(&most), Arc::clone(&runs));
         let bank = world.default_locks().semaphore(KEY, N);
         tasks.push(tokio::spawn(async move {
-            let work = bank.acquire().wait(Backoff::default().up_to(Duration::from_mins(5)));
+            let eager = Backoff::default().base(Duration::from_millis(10)).cap(Duration::from_millis(100));
+            let work = bank.acquire().wait(eager.up_to(Duration::from_mins(5)));
             work.run(async |_| {
                 most.fetch_max(now.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
-                tokio::time::sleep(Duration::from_millis(200)).await;
+                tokio::time::sleep(Duration::from_millis(20)).await;
                 now.fetch_sub(1, Ordering::SeqCst);
                 runs.fetch_add(1, Ordering::SeqCst);
             })
@@ -164,19 +165,20 @@ async fn waiters_run_n_at_a_time() {
 }
 
 // behaviour 432
-#[tokio::test(start_paused = true)]
+#[tokio::test]
 async fn a_wait_ends_soon_after_the_lease_that_ends_first() {
     let world = World::new().await;
     let locks = world.default_locks();
     let bank = locks.semaphore(KEY, 2);
     let long = bank.acquire().lease(Duration::from_hours(1)).await.unwrap();
-    let short = bank.acquire().await.unwrap();
+    let lease = Duration::from_millis(500);
+    let short = bank.acquire().lease(lease).await.unwrap();
     let (clock, started) = (world.host().build(), short.acquired_at());
     // Delays of up to a day, which end with the lease.
-    let patient = Backoff::default().base(Duration::from_secs(2)).factor(1e6).cap(Duration::from_hours(24));
-    let next = bank.acquire().wait(patient.up_to(Duration::from_mins(10))).await.unwrap();
+    let patient = Backoff::default().base(Duration::from_millis(100)).factor(1e6).cap(Duration::from_hours(24));
+    let next = bank.acquire().wait(patient.up_to(Duration::from_mins(1))).await.unwrap();
     let waited = clock.now().duration_since(started).unwrap();
-    assert!(waited >= LEASE && waited < LEASE + CLOCK_SKEW + Duration::from_secs(6), "{waited:?}");
+    assert!(waited >= lease && waited < lease + CLOCK_SKEW + Duration::from_secs(6), "{waited:?}");
     assert_eq!(permits(&row(&world).await), owners([&long, &next]));
     assert!(!short.is_valid());
 }
