@@ -128,19 +128,20 @@ impl Ticket {
         self.enforced
     }
 
-    fn step(&self, now: Moment) -> TicketStep<'_> {
+    /// Returns a request of this ticket. Another host may see the lease end earlier by the clock skew.
+    fn step(&self, now: Moment, clock_skew: Duration) -> TicketStep<'_> {
         TicketStep {
             key: &self.key,
             owner: &self.owner,
             fence: self.fence,
             sequence: self.sequence,
-            expires_at: Duration::from_millis(self.expires_at),
+            expires_at: Duration::from_millis(self.expires_at).saturating_sub(clock_skew),
             now,
         }
     }
 
     fn continuation(&self, now: Moment) -> Continuation {
-        Continuation { hold_until: self.hold_until(now), sequence: self.step(now).next_sequence() }
+        Continuation { hold_until: self.hold_until(now), sequence: self.sequence.saturating_add(1) }
     }
 
     /// Returns the time that a release stores as the end of the lease: not before the acquire, as in a release of the lock.
@@ -261,7 +262,7 @@ impl Locks {
             };
             return self.resumed(ticket, None, grant, HoldSpan::new(tracing::Span::none(), &ticket.key));
         }
-        let (step, nonce) = (ticket.step(now), nonce(self, &ticket.key)?);
+        let (step, nonce) = (ticket.step(now, settings.clock_skew), nonce(self, &ticket.key)?);
         // This host's lease ends before the end in the row, by the skew.
         let valid_from = millis_up(now.wall.saturating_add(skew));
         let resumed = if ticket.permit {
@@ -328,9 +329,9 @@ impl Locks {
         if self.is_enforced(ticket) {
             let renewed = if ticket.permit {
                 let lease = lease.kept_until(settings.keep_permits_until(now));
-                settings.table.renew_permit_ticket(ticket.step(now), lease).await
+                settings.table.renew_permit_ticket(ticket.step(now, settings.clock_skew), lease).await
             } else {
-                settings.table.renew_ticket(ticket.step(now), lease).await
+                settings.table.renew_ticket(ticket.step(now, settings.clock_skew), lease).await
             };
             end = renewed.inspect_err(log_refusal)?;
         }
@@ -352,7 +353,7 @@ impl Locks {
         }
         let settings = &self.0;
         let now = settings.clock.now();
-        let step = ticket.step(now);
+        let step = ticket.step(now, settings.clock_skew);
         let released = if ticket.permit {
             // A tombstone does not compare times.
             let end = ticket.hold_until(now).unwrap_or(now.wall);

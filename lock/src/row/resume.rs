@@ -27,7 +27,7 @@ pub(crate) struct TicketStep<'a> {
     /// The number of the last request that the owner sent before it made the ticket. The row may have a smaller one,
     /// because that request may have been lost.
     pub(crate) sequence: u64,
-    /// The end of the lease when the ticket was made.
+    /// The end of the lease when the ticket was made, by the clock that is ahead most.
     pub(crate) expires_at: Duration,
     pub(crate) now: Moment,
 }
@@ -290,6 +290,8 @@ impl Table {
         let permit = semaphore.and_then(|semaphore| semaphore.permit(owner));
         let tombstone = semaphore.and_then(|semaphore| semaphore.tombstone(owner));
         let fault = match (permit, tombstone) {
+            // The permit was replaced after its lease, and a late duplicate of its acquire has taken another one.
+            (Some(permit), _) if permit.fence != Some(fence) && expires_at <= now.wall => TicketFault::Ended,
             (Some(permit), _) if permit.fence != Some(fence) => TicketFault::Unknown,
             (Some(permit), _) if permit.released => TicketFault::Released,
             (Some(permit), _) if permit.sequence > sequence => TicketFault::Used,
