@@ -202,7 +202,8 @@ impl State {
         *releases += 1;
         let number = *releases;
         self.in_row.retain(|_, in_row| *in_row != owner);
-        self.released.insert(owner, (now, number));
+        // A late duplicate of a withdrawal leaves a tombstone with the time of the first one.
+        self.released.entry(owner).or_insert((now, number));
     }
 }
 
