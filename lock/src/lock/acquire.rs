@@ -123,8 +123,8 @@ pub struct Acquire {
 
 impl Acquire {
     /// Sets the lease, the time after which the lock ends unless it is renewed: from 1 ms to 366 days, and with
-    /// [`until`](Self::until), or for a permit of a semaphore, to a day. The default is the time until the deadline if `until` is set, and otherwise the lease
-    /// of the [`Locks`].
+    /// [`until`](Self::until), or for a permit of a semaphore, to a day. The default is the time until the deadline if `until`
+    /// is set, and otherwise the lease of the [`Locks`].
     ///
     /// A lease of more than a day is for a lock that outlives its invocation ([`Lock::into_ticket`]). If its process or its
     /// ticket is lost, the key stays held until the lease ends, or until an operator [frees](Locks::force_release) it. A

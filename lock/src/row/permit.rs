@@ -51,6 +51,9 @@ const NEW: &str = "#status = :semaphore AND attribute_not_exists(#permit) \
 const TAKE: &str = "#status = :semaphore, #permit = :permit, #fence = if_not_exists(#fence, :now_micros) + :one, \
      #permit_fence = if_not_exists(#fence, :now_micros) + :one, #expiration = :expiration";
 
+pub(super) const RENEW_PERMIT: &str =
+    "SET #permit.#lease_end = :lease_end, #permit.#sequence = :sequence, #expiration = :expiration";
+
 /// A permit that is held: it is neither released nor replaced.
 const HELD: &str = "#permit.#lease_end > :now AND attribute_not_exists(#permit.#released)";
 
@@ -226,8 +229,7 @@ impl Table {
                 (":lease_end", number(lease.end)),
                 (":expiration", number(lease.expiration)),
             ]);
-        let set = "SET #permit.#lease_end = :lease_end, #permit.#sequence = :sequence, #expiration = :expiration";
-        let Err(error) = insist(with_data(request, set, data)).await else {
+        let Err(error) = insist(with_data(request, RENEW_PERMIT, data)).await else {
             return Ok(());
         };
         let semaphore = self.refusal(error, key)?.and_then(|row| row.semaphore);

@@ -5,12 +5,13 @@
 
 use std::time::Duration;
 
+use aws_sdk_dynamodb::operation::update_item::builders::UpdateItemFluentBuilder;
 use aws_sdk_dynamodb::types::ReturnValue;
 
 use super::names::{EXPIRATION, FENCE, IN_PROGRESS, LEASE_END, OWNER, RELEASED, RESUMED, SEQUENCE, STATUS, permit};
-use super::permit::names_of;
+use super::permit::{RENEW_PERMIT, names_of};
 use super::read::Row;
-use super::release::Step;
+use super::release::{RENEW, Step};
 use super::semaphore::{Permit, Semaphore, Tombstone};
 use super::table::{Expression as _, Table, insist, number, string};
 use crate::clock::{Lease, Moment};
@@ -62,15 +63,10 @@ const UNUSED_PERMIT: &str = "#permit_fence = :fence AND #permit.#lease_end > :no
      AND attribute_not_exists(#permit.#released) AND #permit.#sequence <= :sequence";
 
 impl Table {
-    /// Uses up the ticket, if its lease ends later than `valid_from`, in milliseconds since the epoch. One request. The
-    /// nonce tells a retry of this request from another resumption.
-    pub(crate) async fn resume(&self, step: TicketStep<'_>, nonce: &str, valid_from: u64) -> Result<Resumed, Error> {
-        let TicketStep { key, owner, sequence, .. } = step;
-        let request = self
-            .update(key)
+    /// Starts an update on the condition [`UNUSED`], by this time in milliseconds since the epoch.
+    fn update_if_unused(&self, step: TicketStep<'_>, now: u64) -> UpdateItemFluentBuilder {
+        self.update(step.key)
             .condition_expression(UNUSED)
-            .update_expression("SET #sequence = :next, #resumed = :nonce")
-            .return_values(ReturnValue::AllNew)
             .names([
                 ("#owner", OWNER),
                 ("#fence", FENCE),
@@ -78,17 +74,41 @@ impl Table {
                 ("#released", RELEASED),
                 ("#sequence", SEQUENCE),
                 ("#lease_end", LEASE_END),
-                ("#resumed", RESUMED),
             ])
             .values([
-                (":owner", string(owner)),
+                (":owner", string(step.owner)),
                 (":fence", number(step.fence)),
                 (":in_progress", string(IN_PROGRESS)),
-                (":sequence", number(sequence)),
-                (":now", number(valid_from)),
-                (":next", number(step.next_sequence())),
-                (":nonce", string(nonce)),
-            ]);
+                (":sequence", number(step.sequence)),
+                (":now", number(now)),
+            ])
+    }
+
+    /// Starts an update on the condition [`UNUSED_PERMIT`], by this time in milliseconds since the epoch.
+    fn update_if_unused_permit(&self, step: TicketStep<'_>, now: u64) -> UpdateItemFluentBuilder {
+        let (permit, permit_fence) = names_of(step.owner);
+        self.update(step.key)
+            .condition_expression(UNUSED_PERMIT)
+            .names([
+                ("#permit", &permit),
+                ("#permit_fence", &permit_fence),
+                ("#lease_end", permit::LEASE_END),
+                ("#released", permit::RELEASED),
+                ("#sequence", permit::SEQUENCE),
+            ])
+            .values([(":fence", number(step.fence)), (":sequence", number(step.sequence)), (":now", number(now))])
+    }
+
+    /// Uses up the ticket, if its lease ends later than `valid_from`, in milliseconds since the epoch. One request. The
+    /// nonce tells a retry of this request from another resumption.
+    pub(crate) async fn resume(&self, step: TicketStep<'_>, nonce: &str, valid_from: u64) -> Result<Resumed, Error> {
+        let TicketStep { key, owner, .. } = step;
+        let request = self
+            .update_if_unused(step, valid_from)
+            .update_expression("SET #sequence = :next, #resumed = :nonce")
+            .return_values(ReturnValue::AllNew)
+            .name("#resumed", RESUMED)
+            .values([(":next", number(step.next_sequence())), (":nonce", string(nonce))]);
         let row = match insist(request).await {
             Ok(output) => {
                 let row = output.attributes.unwrap_or_default();
@@ -117,29 +137,13 @@ impl Table {
     /// request. A duplicate that arrives late cannot shorten the lease, and neither can a late request of the process that
     /// made the ticket: the number of its last request is in the row now.
     pub(crate) async fn renew_ticket(&self, step: TicketStep<'_>, lease: Lease) -> Result<u64, Error> {
-        let TicketStep { key, owner, sequence, now, .. } = step;
+        let key = step.key;
         let request = self
-            .update(key)
+            .update_if_unused(step, step.now.millis())
             .condition_expression(format!("{UNUSED} AND #lease_end < :lease_end"))
-            .update_expression("SET #lease_end = :lease_end, #expiration = :expiration, #sequence = :sequence")
-            .names([
-                ("#owner", OWNER),
-                ("#fence", FENCE),
-                ("#status", STATUS),
-                ("#released", RELEASED),
-                ("#sequence", SEQUENCE),
-                ("#lease_end", LEASE_END),
-                ("#expiration", EXPIRATION),
-            ])
-            .values([
-                (":owner", string(owner)),
-                (":fence", number(step.fence)),
-                (":in_progress", string(IN_PROGRESS)),
-                (":sequence", number(sequence)),
-                (":now", number(now.millis())),
-                (":lease_end", number(lease.end)),
-                (":expiration", number(lease.expiration)),
-            ]);
+            .update_expression(RENEW)
+            .name("#expiration", EXPIRATION)
+            .values([(":lease_end", number(lease.end)), (":expiration", number(lease.expiration))]);
         let Err(error) = insist(request).await else { return Ok(lease.end) };
         match self.refusal(error, key)? {
             // The lease ends later already. An earlier attempt of this renewal may have been applied.
@@ -172,28 +176,13 @@ impl Table {
         nonce: &str,
         valid_from: u64,
     ) -> Result<Resumed, Error> {
-        let TicketStep { key, owner, sequence, .. } = step;
-        let (permit, permit_fence) = names_of(owner);
+        let TicketStep { key, owner, .. } = step;
         let request = self
-            .update(key)
-            .condition_expression(UNUSED_PERMIT)
+            .update_if_unused_permit(step, valid_from)
             .update_expression("SET #permit.#sequence = :next, #permit.#resumed = :nonce")
             .return_values(ReturnValue::AllNew)
-            .names([
-                ("#permit", &permit),
-                ("#permit_fence", &permit_fence),
-                ("#lease_end", permit::LEASE_END),
-                ("#released", permit::RELEASED),
-                ("#sequence", permit::SEQUENCE),
-                ("#resumed", permit::RESUMED),
-            ])
-            .values([
-                (":fence", number(step.fence)),
-                (":sequence", number(sequence)),
-                (":now", number(valid_from)),
-                (":next", number(step.next_sequence())),
-                (":nonce", string(nonce)),
-            ]);
+            .name("#resumed", permit::RESUMED)
+            .values([(":next", number(step.next_sequence())), (":nonce", string(nonce))]);
         let row = match insist(request).await {
             Ok(output) => {
                 let row = output.attributes.unwrap_or_default();
@@ -220,28 +209,12 @@ impl Table {
     /// Extends the lease of a permit, as [`renew_ticket`](Self::renew_ticket) does that of a lock.
     pub(crate) async fn renew_permit_ticket(&self, step: TicketStep<'_>, lease: Lease) -> Result<u64, Error> {
         let TicketStep { key, owner, sequence, now, .. } = step;
-        let (permit, permit_fence) = names_of(owner);
         let request = self
-            .update(key)
+            .update_if_unused_permit(step, now.millis())
             .condition_expression(format!("{UNUSED_PERMIT} AND #permit.#lease_end < :lease_end"))
-            .update_expression(
-                "SET #permit.#lease_end = :lease_end, #permit.#sequence = :sequence, #expiration = :expiration",
-            )
-            .names([
-                ("#permit", &permit),
-                ("#permit_fence", &permit_fence),
-                ("#lease_end", permit::LEASE_END),
-                ("#released", permit::RELEASED),
-                ("#sequence", permit::SEQUENCE),
-                ("#expiration", EXPIRATION),
-            ])
-            .values([
-                (":fence", number(step.fence)),
-                (":sequence", number(sequence)),
-                (":now", number(now.millis())),
-                (":lease_end", number(lease.end)),
-                (":expiration", number(lease.expiration)),
-            ]);
+            .update_expression(RENEW_PERMIT)
+            .name("#expiration", EXPIRATION)
+            .values([(":lease_end", number(lease.end)), (":expiration", number(lease.expiration))]);
         let Err(error) = insist(request).await else { return Ok(lease.end) };
         let semaphore = self.refusal(error, key)?.and_then(|row| row.semaphore);
         match semaphore.as_ref().and_then(|semaphore| semaphore.permit(owner)) {
