@@ -233,6 +233,8 @@ pub const NOT_EXPRESSED: &[(&str, &str)] = &[
     ("a resumed lock counts its lease from the resumption", TICKETS),
     ("a late renewal by a ticket shortens the lease", TICKETS),
     ("a renewal by a ticket leaves the number of the row", TICKETS),
+    ("a renewal by a ticket leaves the number of the permit", TICKETS),
+    ("a resumed permit counts its lease from the resumption", TICKETS),
 ];
 
 const TICKETS: &str = "the model has no tickets: each lock stays with the client that acquired it";
