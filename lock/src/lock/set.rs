@@ -9,7 +9,7 @@ use aws_sdk_dynamodb::types::ConditionCheck;
 
 use super::acquire::{Acquire, hold};
 use super::backoff::Backoff;
-use super::held::Lock;
+use super::held::{Lock, Subject};
 use super::locks::Locks;
 use crate::error::Error;
 
@@ -28,7 +28,7 @@ impl Locks {
             names = format!("{names} and {} more", keys.len() - NAMED);
         }
         let mut acquire = self.acquire(names);
-        acquire.keys = Some(Arc::from(keys));
+        acquire.subject = Subject::Keys(Arc::from(keys));
         AcquireAll { acquire }
     }
 }
@@ -133,7 +133,7 @@ impl IntoFuture for AcquireAll {
 
     fn into_future(self) -> Self::IntoFuture {
         Box::pin(async move {
-            let keys = self.acquire.keys.clone().unwrap_or_default();
+            let keys = Arc::from(self.acquire.subject.keys());
             Ok(LockSet { lock: self.acquire.send().await?, keys })
         })
     }
