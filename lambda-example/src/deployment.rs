@@ -119,7 +119,8 @@ pub fn deployment(
 > + Clone
 + Send {
     let releases = Arc::new(releases);
-    service_fn(move |event| take_step(locks.clone(), Arc::clone(&releases), event))
+    // The future of an acquire is large.
+    service_fn(move |event| Box::pin(take_step(locks.clone(), Arc::clone(&releases), event)))
 }
 
 async fn take_step(
