@@ -34,8 +34,8 @@ impl LocalAws {
         let server = aws_command("ministack", &endpoint, directory.path())
             .env("BIND_HOST", "127.0.0.1")
             .env("GATEWAY_PORT", port.to_string())
-            // Enforces the policies of the functions' roles, without their conditions on keys. A state machine's role is not
-            // enforced.
+            // Enforces the policies of the functions' roles, without their conditions on keys. The role of a state
+            // machine is not enforced.
             .env("AUTH", "true")
             // Disables a second listener on another port.
             .env("IOT_MTLS_ENABLED", "0")

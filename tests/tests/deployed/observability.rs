@@ -13,8 +13,8 @@ use crate::{FUNCTIONS, STACK, TOPIC, loop_until};
 /// Needs a refused report, a refused order, a replayed order, a payment and a deployment.
 pub(crate) async fn alarms_and_dashboard_show_the_exported_metrics(stack: &Stack) {
     let mut exported = BTreeSet::new();
-    let last = [metrics::REFUSED, metrics::REPLAYS, metrics::BATCH_ITEMS, metrics::TICKETS];
-    for (function, last) in FUNCTIONS.into_iter().zip(last) {
+    let latest = [metrics::REFUSED, metrics::REPLAYS, metrics::BATCH_ITEMS, metrics::TICKETS];
+    for (function, last) in FUNCTIONS.into_iter().zip(latest) {
         // The log has its lines a moment after the answer.
         let of_function = loop_until(Duration::from_secs(10), async || {
             let exported = stack.exported(function).await;
