@@ -48,11 +48,11 @@ async fn a_run_that_outlives_its_lease_is_cancelled_and_can_be_retried() {
 #[tokio::test]
 async fn a_run_that_renews_its_lock_stores_its_result() {
     let (_world, _host, locks) = environment().await;
-    let (orders, runs) = (orders(&locks).lease(ms(300)), Counter::default());
+    let (orders, runs) = (orders(&locks).lease(ms(1000)), Counter::default());
     let outcome = orders
         .run(&order("a"), async |run: &Run| {
             run.lock().renew(LEASE).await.unwrap();
-            sleep(ms(400)).await;
+            sleep(ms(1100)).await;
             Ok(runs.count())
         })
         .await;
