@@ -144,8 +144,9 @@ impl IntoFuture for AcquireAll {
 /// [Release](Self::release) them. A set that is dropped without a release logs a warning and sends the release in the
 /// background, if there is a tokio runtime. Without a runtime, the keys are free when the lease ends.
 ///
-/// Several keys have no ticket. All keys have one lease. What [`Lock`] says about a paused process applies: take the [`fence`](Self::fence) of a key
-/// along with each write, or put the [`condition_checks`](Self::condition_checks) into the transaction that writes.
+/// All keys have one lease, and no ticket. What [`Lock`] says about a paused process applies: take the
+/// [`fence`](Self::fence) of a key along with each write, or put the [`condition_checks`](Self::condition_checks) into the
+/// transaction that writes.
 #[must_use = "locks that are dropped at once protect nothing"]
 pub struct LockSet {
     lock: Lock,

@@ -244,7 +244,8 @@ impl Table {
     /// `seen`. One request; two if one of these has become a permit again.
     ///
     /// Returns `false` if there is no trace of the permit after an earlier attempt, also of an earlier call with these
-    /// `attempts`, that was not answered. Either that attempt was applied, and later releases have removed its tombstone, or the permit was replaced after its lease.
+    /// `attempts`, that was not answered. Either that attempt was applied, and later releases have removed its tombstone, or
+    /// the permit was replaced after its lease.
     pub(crate) async fn release_permit(
         &self,
         step: Step<'_>,

@@ -271,13 +271,11 @@ impl Table {
 
     /// Reads a semaphore of a list without its data. Returns `None` if its row is gone.
     async fn listed_semaphore(&self, key: &str, now: Moment) -> Result<Option<ListedRow>, Error> {
-        let holder = match self.get(key, now).await {
-            Ok(Some(holder)) => Ok(Holder { data: None, ..holder }),
-            Ok(None) => return Ok(None),
-            Err(error) if error.is_malformed_row() => Err(error),
-            Err(error) => return Err(error),
+        let row = match self.get(key, now).await {
+            Err(error) if !error.is_malformed_row() => return Err(error),
+            row => row.transpose(),
         };
-        Ok(Some((key.to_owned(), holder)))
+        Ok(row.map(|row| (key.to_owned(), row.map(|holder| Holder { data: None, ..holder }))))
     }
 }
 

@@ -253,7 +253,8 @@ impl Table {
             .is_some_and(|semaphore| semaphore.permit(owner).is_none() && semaphore.tombstone(owner).is_none());
         match self.permit_ticket_refused(step, semaphore.as_ref()) {
             error if error.is_ticket_released() => Ok(()),
-            // Nothing replaces a permit before its lease has ended, so an earlier attempt was applied, and its tombstone removed.
+            // Nothing replaces a permit before its lease has ended. So an earlier attempt was applied, and its tombstone
+            // removed.
             _ if is_gone && attempts.is_unanswered() && now.wall < step.expires_at => Ok(()),
             error => Err(error),
         }

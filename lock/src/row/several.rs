@@ -383,8 +383,8 @@ fn first<'a>(keys: &[&'a str]) -> (&'a str, impl Iterator<Item = &'a str>) {
     (keys.first().copied().unwrap_or_default(), keys.iter().copied().skip(1))
 }
 
-/// Returns the token of a request: the same only for a repetition of the same request. With the round of [`insist_on_all`], it has
-/// at most 36 characters.
+/// Returns the token of a request: the same only for a repetition of the same request. With the round of
+/// [`insist_on_all`], it has at most 36 characters.
 ///
 /// [`insist_on_all`]: Table::insist_on_all
 fn token(owner: &str, purpose: &str, number: u64) -> String {

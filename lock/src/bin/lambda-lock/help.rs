@@ -84,8 +84,8 @@ if the ticket belongs to another table or key prefix, or is not valid.";
 
 pub(crate) const LIST: &str = "\
 Lists keys with their state, sorted by key. It reads the table until it has found as many keys as the limit (IAM \
-action dynamodb:Scan, and dynamodb:GetItem for each semaphore). Of a larger table it therefore shows the keys that it found first, not the first ones of the \
-sorted table. A page that is throttled is read again a few times. The states:
+action dynamodb:Scan, and dynamodb:GetItem for each semaphore). Of a larger table it therefore shows the keys that it \
+found first, not the first ones of the sorted table. A page that is throttled is read again a few times. The states:
 
 held: a holder has the key, or --hold-at-least keeps it
 
@@ -125,7 +125,8 @@ Give the fence that `get` showed. With the fence of a permit, only that permit o
 acquisition holds the key by then, the release is refused with code 75.
 
 With --force the key, or every permit of a semaphore, is released no matter who holds it, after a question. With \
---yes there is no question. Any answer other than yes leaves the key unchanged and gives code 75. A key that is already free is no error.";
+--yes there is no question. Any answer other than yes leaves the key unchanged and gives code 75. A key that is already \
+free is no error.";
 
 pub(crate) const WATCH: &str = "\
 Shows keys again and again. On a terminal each table replaces the one before; elsewhere the tables follow each other, \
