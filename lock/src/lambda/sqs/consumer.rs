@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use serde::de::DeserializeOwned;
 
+use super::super::invocation::escape;
 use super::message::Message;
 use crate::idempotency::{Idempotency, OnMissingKey};
 use crate::lock::Locks;
@@ -147,11 +148,6 @@ impl<H, B: DeserializeOwned + 'static, T, E> SqsConsumer<H, B, T, E> {
     }
 }
 
-/// Escapes `#`, which separates the parts of a key and is allowed in the names of groups.
-fn escape(part: &str) -> String {
-    part.replace('%', "%25").replace('#', "%23")
-}
-
 impl<H, B, T, E> SqsConsumer<H, B, T, E> {
     /// Creates a consumer for bodies that are not JSON. The parser's errors are logged.
     ///
@@ -197,6 +193,23 @@ impl<H, B, T, E> SqsConsumer<H, B, T, E> {
     #[must_use]
     pub fn min_remaining_time(mut self, time: Duration) -> Self {
         self.settings.min_remaining_time = time;
+        self
+    }
+
+    /// Puts the id of the invocation's tenant into the keys, as
+    /// [`IdempotentLayer::per_tenant`](crate::IdempotentLayer::per_tenant) does. Without a tenant id, each message is logged
+    /// with that error and returns to the queue. An event source mapping sends no tenant id: this is for a function that
+    /// another one invokes with the batches of a tenant.
+    ///
+    /// ```
+    /// # use lambda_lock::{Locks, Message, SqsConsumer};
+    /// # fn example(locks: Locks) -> SqsConsumer<Message<String>, String, (), std::io::Error> {
+    /// SqsConsumer::by_message_id(locks).per_tenant()
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn per_tenant(mut self) -> Self {
+        self.settings.idempotency = self.settings.idempotency.per_tenant();
         self
     }
 
