@@ -12,7 +12,7 @@ use tokio::time::timeout;
 use tracing::{Instrument, Span};
 
 use super::backoff::{Backoff, Delays};
-use super::held::{Grant, Lock, Ownership, Subject};
+use super::held::{Grant, HeldPermit, Lock, Ownership, Subject};
 use super::locks::{Locks, check_attribute_name};
 use super::telemetry::{self, AcquireSpan, HoldSpan};
 use super::turn::{Action, Turn};
@@ -326,7 +326,7 @@ impl Acquire {
         let subject = match &self.subject {
             Subject::Key => Subject::Key,
             Subject::Keys(keys) => Subject::Keys(Arc::clone(keys)),
-            Subject::Permit(_) => Subject::Permit(Vec::new()),
+            Subject::Permit(_) => Subject::Permit(HeldPermit::default()),
         };
         let mut ownership = Ownership { subject, ..Ownership::new(&self.locks, &self.key)? };
         if let Some(identity) = self.identity() {
@@ -527,7 +527,7 @@ impl<'a> AcquireAttempts<'a> {
             Subject::Keys(keys) => settings.table.acquire_all(&claim, keys, &mut self.fences, &sdk_attempts).await,
             Subject::Permit(permits) => {
                 settings.table.acquire_permit(&claim, *permits, &sdk_attempts).await.map(|(claimed, seen)| {
-                    self.pending.ownership.subject = Subject::Permit(seen);
+                    self.pending.ownership.subject = Subject::Permit(seen.into());
                     claimed
                 })
             }
@@ -718,15 +718,7 @@ pub(crate) async fn hold<T>(lock: &Lock, body: impl Future<Output = T>) -> Resul
 
 /// Runs `body` while `lock` is held. Returns `None` if the lock was lost first, and an error if the body panicked.
 pub(crate) async fn while_held<T>(lock: &Lock, body: impl Future<Output = T>) -> std::thread::Result<Option<T>> {
-    AssertUnwindSafe(async {
-        tokio::select! {
-            biased;
-            value = body.instrument(lock.span().clone()) => Some(value),
-            () = lock.overrun() => None,
-        }
-    })
-    .catch_unwind()
-    .await
+    AssertUnwindSafe(lock.while_held(body)).catch_unwind().await.map(Result::ok)
 }
 
 /// Limits the last request under a lock, so that the answer to Lambda does not wait for a table that does not answer.

@@ -11,6 +11,7 @@ use tracing::{Instrument, Span};
 
 use super::locks::Locks;
 use super::telemetry::HoldSpan;
+use crate::client::SdkAttempts;
 use crate::clock::{Deadline, Lease, Moment, seconds_up};
 use crate::error::{Error, Kind};
 use crate::holder::{Data, Holder};
@@ -261,6 +262,27 @@ impl Lock {
         }
     }
 
+    /// Runs `work` until it ends, or cancels it at its next await point when the lock is lost: then fails with an error that
+    /// [`is_lost`](Error::is_lost). Releases nothing and sends no request. [`Acquire::run`](crate::Acquire::run) does the same
+    /// and releases the lock. This is for a lock that was [resumed](crate::Locks::resume), or that is handed over afterwards.
+    ///
+    /// ```
+    /// # use lambda_lock::{Error, Locks, Ticket};
+    /// # async fn example(locks: Locks, ticket: Ticket) -> Result<Ticket, Error> {
+    /// let lock = locks.resume(&ticket).await?;
+    /// lock.while_held(migrate()).await?;
+    /// Ok(lock.into_ticket())
+    /// # }
+    /// # async fn migrate() {}
+    /// ```
+    pub async fn while_held<T>(&self, work: impl Future<Output = T>) -> Result<T, Error> {
+        tokio::select! {
+            biased;
+            value = work.instrument(self.span().clone()) => Ok(value),
+            () = self.overrun() => Err(self.error(Kind::Lost(None))),
+        }
+    }
+
     /// Waits until work under this lock must stop: until the lock is lost, but not if the work itself released it.
     pub(super) async fn overrun(&self) {
         loop {
@@ -298,8 +320,8 @@ impl Lock {
     }
 
     /// Renews the lease, so that it ends `lease` from now: from 1 ms to 366 days, and for a permit of a semaphore to a day.
-    /// While a transaction on the row prevents it, the request is sent again for about a second. One request; IAM action
-    /// `dynamodb:UpdateItem`. The deadline of the acquire does not limit the new lease. After a crash, the key stays held
+    /// One request; IAM action `dynamodb:UpdateItem`. While a transaction on the row prevents it, the request is repeated, up to
+    /// five times within 0.6 s. The deadline of the acquire does not limit the new lease. After a crash, the key stays held
     /// until this lease ends or an operator [frees](crate::Locks::force_release) it.
     ///
     /// Fails with an error that [`is_lost`](Error::is_lost) if the lease has ended, the lock was released, or another holder
@@ -346,7 +368,7 @@ impl Lock {
 
     /// Releases the lock, which frees the key at once or, with `hold_at_least`, when that time is over. A host whose clock is
     /// behind sees it as free later, by the difference. One request, unless a request has already shown the lock released or
-    /// lost; IAM action `dynamodb:UpdateItem`.
+    /// lost; IAM action `dynamodb:UpdateItem`. It is repeated like a [renewal](Self::renew).
     ///
     /// Fails with an error that [`is_lost`](Error::is_lost) if another holder has taken the key, or an operator has
     /// [released it by force](crate::Locks::force_release). The row is not modified then. If the lease has ended but no other
@@ -541,8 +563,22 @@ pub(crate) struct Ownership {
     /// The key, or the names of several keys for people.
     pub(crate) key: String,
     pub(crate) owner: String,
-    /// With a permit: the tombstones that its acquire saw, of which the release removes old ones.
-    pub(super) subject: Subject<Vec<Tombstone>>,
+    pub(super) subject: Subject<HeldPermit>,
+}
+
+/// What the release of a permit knows.
+#[derive(Clone, Debug, Default)]
+pub(super) struct HeldPermit {
+    /// The tombstones that the acquire saw. The release removes old ones.
+    tombstones: Vec<Tombstone>,
+    /// The attempts of the release and of its repetitions.
+    release_attempts: SdkAttempts,
+}
+
+impl From<Vec<Tombstone>> for HeldPermit {
+    fn from(tombstones: Vec<Tombstone>) -> Self {
+        Self { tombstones, ..Self::default() }
+    }
 }
 
 /// What an owner acquires and holds, with `P` about a permit.
@@ -600,9 +636,9 @@ impl Ownership {
         let answer = match subject {
             Subject::Key => settings.table.release(step, end, settings.retention, data, hold_time).await,
             Subject::Keys(keys) => settings.table.release_all(step, keys, end, settings.retention).await.map(|()| None),
-            Subject::Permit(seen) => {
+            Subject::Permit(HeldPermit { tombstones, release_attempts }) => {
                 let expiration = seconds_up(settings.keep_permits_until(now));
-                match settings.table.release_permit(step, end, expiration, data, seen).await {
+                match settings.table.release_permit(step, end, expiration, data, tombstones, release_attempts).await {
                     // Nothing replaces a permit before its lease has ended, so the release was applied.
                     Ok(is_certain) if is_certain || !deadline.has_passed(settings.clock.now()) => Ok(None),
                     Ok(_) => Err(self.error(Kind::Lost(None))),

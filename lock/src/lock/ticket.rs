@@ -28,8 +28,8 @@ use crate::row::{Resumed, TicketStep, Tombstone};
 /// | [`Locks::release_ticket`] | 1 | yes | repeat it with the same ticket |
 /// | [`Locks::resume`] | 1 | yes | none: the key is held until the lease ends |
 ///
-/// Resume the lock for work that must be cancelled at the end of the lease, or that needs the [`Lock`]. Make a new ticket at
-/// its end. For steps that can be retried, renew and release with the ticket itself.
+/// Resume the lock for work that must be cancelled at the end of the lease, with [`Lock::while_held`], or that needs the
+/// [`Lock`]. Make a new ticket at its end. For steps that can be retried, renew and release with the ticket itself.
 ///
 /// # What the possessor of a ticket can do
 ///
@@ -148,8 +148,7 @@ impl Ticket {
 
     /// Returns the time that a release stores as the end of the lease: not before the acquire, as in a release of the lock.
     fn release_at(&self, now: Moment) -> Duration {
-        let acquired = Duration::from_millis(self.acquired_at).min(now.wall.saturating_add(MAX_CLOCK_SKEW));
-        now.wall.max(acquired).max(self.hold_until(now).unwrap_or_default())
+        now.wall.max(acquired(self.acquired_at, now)).max(self.hold_until(now).unwrap_or_default())
     }
 
     /// Limits what the ticket says to what an acquire sets.
@@ -248,12 +247,12 @@ impl Locks {
     /// If locking is [disabled](crate::LocksBuilder::enabled) here, or the lock of the ticket is not enforced, nothing is sent.
     /// The lock is then not [enforced](Lock::is_enforced), and valid until the end that the ticket names.
     pub async fn resume(&self, ticket: &Ticket) -> Result<Lock, Error> {
-        let lock = self.lock_of(ticket).await;
-        record_ticket(&ticket.key, "resumed", &lock);
+        let lock = self.send_resumption(ticket).await;
+        record_ticket("resumed", &lock);
         lock
     }
 
-    async fn lock_of(&self, ticket: &Ticket) -> Result<Lock, Error> {
+    async fn send_resumption(&self, ticket: &Ticket) -> Result<Lock, Error> {
         self.check_ticket(ticket)?;
         let settings = &self.0;
         let (now, skew) = (settings.clock.now(), settings.clock_skew);
@@ -280,7 +279,7 @@ impl Locks {
             settings.table.resume(step, &nonce, valid_from).await
         };
         let Resumed { fence, data, end, acquired_at, hold_time, permit } = resumed?;
-        let sent = Moment { wall: Duration::from_millis(acquired_at), ..now };
+        let sent = Moment { wall: acquired(acquired_at, now), ..now };
         let grant = Grant {
             fence: Some(fence),
             fences: Vec::new(),
@@ -305,7 +304,7 @@ impl Locks {
             return Err(self.ticket_fault(ticket, TicketFault::Ended));
         }
         let (key, owner) = (ticket.key.clone(), ticket.owner.clone());
-        let subject = permit.map_or(Subject::Key, Subject::Permit);
+        let subject = permit.map_or(Subject::Key, |tombstones| Subject::Permit(tombstones.into()));
         let ownership = Ownership { locks: self.clone(), key, owner, subject };
         let continuation = ticket.continuation(self.0.clock.now());
         Ok(Lock::new(ownership, grant, telemetry, Duration::ZERO).continuing(continuation))
@@ -331,12 +330,12 @@ impl Locks {
     /// # }
     /// ```
     pub async fn renew_ticket(&self, ticket: &Ticket, lease: Duration) -> Result<SystemTime, Error> {
-        let end = self.renewed(ticket, lease).await;
-        record_ticket(&ticket.key, "renewed", &end);
+        let end = self.send_renewal(ticket, lease).await;
+        record_ticket("renewed", &end);
         end
     }
 
-    async fn renewed(&self, ticket: &Ticket, lease: Duration) -> Result<SystemTime, Error> {
+    async fn send_renewal(&self, ticket: &Ticket, lease: Duration) -> Result<SystemTime, Error> {
         check_duration("lease", lease, MIN_LEASE, if ticket.permit { DAY } else { MAX_LEASE })?;
         self.check_ticket(ticket)?;
         let settings = &self.0;
@@ -359,16 +358,17 @@ impl Locks {
     ///
     /// Can be repeated after any error, also in another process. It succeeds if the lock was released before, until the next
     /// holder has acquired and released the key; then it is [lost](Error::is_lost). If the lease has ended but no other holder
-    /// has the key, the release succeeds. For a permit of a semaphore, every 16th release or so sends one more request. Fails
+    /// has the key, the release succeeds. For a permit of a semaphore, every 16th release or so sends one more request, and a
+    /// repeated release is [unknown](Error::is_ticket_unknown) when its trace is gone: after 16 later releases, or a minute. Fails
     /// with an error that [`is_ticket_used`](Error::is_ticket_used) if the lock was resumed, because the work of that process
     /// may still run. Its other errors are those of [`resume`](Self::resume). If the lock is not enforced, nothing is sent.
     pub async fn release_ticket(&self, ticket: &Ticket) -> Result<(), Error> {
-        let released = self.free(ticket).await;
-        record_ticket(&ticket.key, "released", &released);
+        let released = self.send_release(ticket).await;
+        record_ticket("released", &released);
         released
     }
 
-    async fn free(&self, ticket: &Ticket) -> Result<(), Error> {
+    async fn send_release(&self, ticket: &Ticket) -> Result<(), Error> {
         self.check_ticket(ticket)?;
         if !self.is_enforced(ticket) {
             return Ok(());
@@ -417,6 +417,11 @@ impl Locks {
     fn ticket_fault(&self, ticket: &Ticket, fault: TicketFault) -> Error {
         Error::new(Kind::Ticket(fault), &self.0.table.name, &ticket.key)
     }
+}
+
+/// Limits the time of an acquire, in milliseconds since the epoch, to what clocks allow.
+fn acquired(at: u64, now: Moment) -> Duration {
+    Duration::from_millis(at).min(now.wall.saturating_add(MAX_CLOCK_SKEW))
 }
 
 /// Compares two names or ARNs of tables. A name matches an ARN that ends with it.

@@ -243,8 +243,8 @@ impl Table {
     /// Frees a permit, or keeps it until `end` if that is later than now. Also removes old tombstones of those that were
     /// `seen`. One request; two if one of these has become a permit again.
     ///
-    /// Returns `false` if there is no trace of the permit after an earlier attempt that was not answered. Either that
-    /// attempt was applied, and later releases have removed its tombstone, or the permit was replaced after its lease.
+    /// Returns `false` if there is no trace of the permit after an earlier attempt, also of an earlier call with these
+    /// `attempts`, that was not answered. Either that attempt was applied, and later releases have removed its tombstone, or the permit was replaced after its lease.
     pub(crate) async fn release_permit(
         &self,
         step: Step<'_>,
@@ -252,9 +252,9 @@ impl Table {
         expiration: u64,
         data: Option<&Data>,
         seen: &[Tombstone],
+        attempts: &SdkAttempts,
     ) -> Result<bool, Error> {
         let Step { key, owner, sequence, now } = step;
-        let attempts = SdkAttempts::default();
         let mut old = obsolete(seen, now);
         loop {
             let request = self.permit_release(step, end, expiration, data, &old);

@@ -8,10 +8,11 @@ use aws_sdk_dynamodb::types::{AttributeValue, Update};
 
 use super::claim::{ClaimExtension, FREE, free};
 use super::names::{COMPLETED, DATA, ERROR, EXPIRATION, IN_PROGRESS, OWNER, RELEASED, STATUS, VALIDATION};
-use super::table::{Expression as _, Item, Table, insist, number, string};
+use super::table::{Expression as _, Item, Table, in_time, number, send, string};
 use crate::clock::{Moment, millis, seconds_up};
 use crate::error::{Error, Kind};
 use crate::holder::{Data, Holder};
+use crate::limits::REQUEST_TIMEOUT;
 
 /// The claim to a record.
 #[derive(Clone, Debug)]
@@ -102,7 +103,7 @@ impl Table {
             .condition_expression(Completion::CONDITION)
             .set_expression_attribute_names(Some(names))
             .set_expression_attribute_values(Some(values));
-        let Err(error) = insist(request).await else {
+        let Err(error) = in_time(REQUEST_TIMEOUT, send(request)).await else {
             return Ok(Completed::Now { until: until * 1000 });
         };
         match self.refusal(error, key)? {

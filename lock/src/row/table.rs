@@ -145,8 +145,8 @@ pub(super) fn send(request: UpdateItemFluentBuilder) -> Sent {
     Box::pin(request.send())
 }
 
-/// Sends an update of the holder. Sends it again while another transaction on the row prevents it, up to about a second: the
-/// SDK does not. Each of these updates recognises that it was applied before.
+/// Sends an update of the holder. Repeats it while another transaction on the row prevents it, up to five times within 0.6 s:
+/// the SDK does not. Each of these updates recognises that it was applied before.
 pub(super) fn insist(update: UpdateItemFluentBuilder) -> Sent {
     insist_counted(update, SdkAttempts::default())
 }

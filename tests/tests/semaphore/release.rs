@@ -251,6 +251,18 @@ async fn a_release_without_an_answer_can_be_repeated() {
     assert_eq!(host.requests(), 5);
 }
 
+// behaviour 437
+#[tokio::test]
+async fn a_release_without_an_answer_can_be_repeated_without_its_tombstone() {
+    let world = World::new().await;
+    let host = world.host().intercept(LoseAnswers::to("UpdateItem", 2..=4)).intercept(WithoutTombstones).build();
+    let locks = world.locks_with_quick_retries(&host).build().unwrap();
+    let held = acquire_all(&locks, 1).await;
+    assert!(held[0].release().await.unwrap_err().is_unavailable());
+    held[0].release().await.unwrap();
+    assert!(permits(&row(&world).await).is_empty());
+}
+
 // behaviours 30, 437
 #[tokio::test]
 async fn a_request_of_the_holder_that_conflicts_with_a_transaction_is_repeated() {
