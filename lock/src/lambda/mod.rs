@@ -1,5 +1,6 @@
 //! The middlewares for `lambda_runtime` handlers. Feature `lambda`.
 
+mod batch;
 mod diagnostic;
 mod idempotent_layer;
 mod invocation;
