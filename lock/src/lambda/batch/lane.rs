@@ -60,8 +60,10 @@ impl<C: Source, T, E> Settings<C, T, E> {
 
     /// Returns the parsed record, and the identity of its work.
     fn read(&self, record: C::Record, name: &Name, invocation: &Invocation) -> Option<(C::Item, Option<Identity>)> {
-        let failed =
-            |why: &dyn Display| tracing::error!(message_id = name.message_id(), error = %why, "{}", C::NOT_DONE);
+        let failed = |why: &dyn Display| {
+            let (message_id, sequence_number) = (name.message_id(), name.sequence_number());
+            tracing::error!(message_id, sequence_number, error = %why, "{}", C::NOT_DONE);
+        };
         let read = AssertUnwindSafe(|| {
             let item = self.source.read(record)?;
             let identity = self.idempotency.identify(&item, invocation).map_err(|error| error.to_string())?;

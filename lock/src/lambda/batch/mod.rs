@@ -7,4 +7,4 @@ mod settings;
 mod source;
 
 pub(super) use settings::Settings;
-pub(super) use source::{Name, Source};
+pub(super) use source::{Name, Source, json_error};

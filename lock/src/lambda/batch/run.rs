@@ -3,6 +3,7 @@
 use std::future::poll_fn;
 use std::marker::PhantomData;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -38,7 +39,9 @@ where
         let time = self.limit(&mut invocation);
         let outcomes = Mutex::new(vec![Outcome::NotStarted; records.len()]);
         let lanes = self.lanes(records, &invocation);
-        let batch = Arc::new(Batch { settings: self, invocation, time, outcomes, handler_input: PhantomData });
+        let is_stopped = AtomicBool::new(false);
+        let batch = Batch { settings: self, invocation, time, outcomes, is_stopped, handler_input: PhantomData };
+        let batch = Arc::new(batch);
         Arc::clone(&batch).run_all(lanes, inner).await;
         let outcomes = batch.outcomes().clone();
         for outcome in &outcomes {
@@ -54,6 +57,8 @@ struct Batch<C: Source, H, T, E> {
     time: Option<BatchTime>,
     /// The outcome at each position of the batch.
     outcomes: Mutex<Vec<Outcome>>,
+    /// Whether no more items start, because one failed.
+    is_stopped: AtomicBool,
     handler_input: PhantomData<fn(H)>,
 }
 
@@ -104,13 +109,17 @@ where
         S: Service<H, Response = T, Error = E> + Clone,
     {
         for Entry { positions, name, item, copies } in lane.entries {
+            if self.is_stopped.load(Ordering::Relaxed) {
+                break;
+            }
             let outcome = match item {
                 Some((item, identity)) if self.has_time() => {
                     self.set(&positions, Outcome::TimedOut);
                     self.run_item(item, &name, identity, &copies, inner.clone()).await
                 }
                 Some(_) => {
-                    tracing::warn!(message_id = name.message_id(), "{}: no time left", C::NOT_DONE);
+                    let (message_id, sequence_number) = (name.message_id(), name.sequence_number());
+                    tracing::warn!(message_id, sequence_number, "{}: no time left", C::NOT_DONE);
                     Outcome::NotStarted
                 }
                 None => Outcome::Unreadable,
@@ -119,8 +128,11 @@ where
             if outcome == Outcome::Done {
                 self.set(&positions[1..], Outcome::Duplicate);
             }
-            if lane.is_ordered && !outcome.is_done() {
-                break;
+            if !outcome.is_done() {
+                self.is_stopped.fetch_or(self.settings.stop_at_first_failure, Ordering::Relaxed);
+                if lane.is_ordered {
+                    break;
+                }
             }
         }
     }
@@ -137,7 +149,7 @@ where
     where
         S: Service<H, Response = T, Error = E>,
     {
-        let message_id = name.message_id();
+        let (message_id, sequence_number) = (name.message_id(), name.sequence_number());
         let run = AssertUnwindSafe(async {
             let error = match self.run_once(item, identity, copies, inner).await {
                 Ok(done) => return Ok(done),
@@ -156,18 +168,18 @@ where
             // Routine, and not an error: a duplicate arrived while the first delivery is in progress.
             Ok(Err((Outcome::InProgress, Diagnostic { error_message, .. }))) => {
                 let reason = "in_progress";
-                tracing::info!(message_id, reason, error = error_message, "{}", C::NOT_DONE);
+                tracing::info!(message_id, sequence_number, reason, error = error_message, "{}", C::NOT_DONE);
                 Outcome::InProgress
             }
             Ok(Err((outcome, Diagnostic { error_type, error_message }))) => {
                 // By default `lambda_runtime` names the Rust type of a reference, such as
                 // `&alloc::boxed::Box<dyn core::error::Error + …>`, which says nothing about the error.
                 let error_type = Some(error_type).filter(|name| !name.starts_with('&'));
-                tracing::error!(message_id, error_type, error = error_message, "{}", C::NOT_DONE);
+                tracing::error!(message_id, sequence_number, error_type, error = error_message, "{}", C::NOT_DONE);
                 outcome
             }
             Err(_) => {
-                tracing::error!(message_id, error = "the handler panicked", "{}", C::NOT_DONE);
+                tracing::error!(message_id, sequence_number, error = "the handler panicked", "{}", C::NOT_DONE);
                 Outcome::Failed
             }
         }

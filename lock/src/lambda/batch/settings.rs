@@ -13,6 +13,8 @@ pub(in crate::lambda) struct Settings<C: Source, T, E> {
     /// How many lanes run concurrently.
     pub(in crate::lambda) concurrency: usize,
     pub(in crate::lambda) min_remaining_time: Duration,
+    /// Whether no more items start after one that is not done.
+    pub(in crate::lambda) stop_at_first_failure: bool,
 }
 
 /// The time limits of a batch.
@@ -27,7 +29,13 @@ pub(super) struct BatchTime {
 
 impl<C: Source, T, E> Settings<C, T, E> {
     pub(in crate::lambda) fn new(source: C, idempotency: Idempotency<C::Item, T, E>) -> Self {
-        Self { source, idempotency, concurrency: 10, min_remaining_time: Duration::from_secs(1) }
+        Self {
+            source,
+            idempotency,
+            concurrency: 10,
+            min_remaining_time: Duration::from_secs(1),
+            stop_at_first_failure: false,
+        }
     }
 
     /// Shortens the leases of a batch so that they end in time for its answer.

@@ -45,12 +45,29 @@ pub(in crate::lambda) trait Source: Clone {
 /// The name of a record in the log. Each kind has its own field.
 pub(in crate::lambda) enum Name {
     Message(Option<String>),
+    #[cfg(feature = "streams")]
+    Record(Option<String>),
 }
 
 impl Name {
     pub(super) fn message_id(&self) -> Option<&str> {
         match self {
             Self::Message(id) => id.as_deref(),
+            #[cfg(feature = "streams")]
+            Self::Record(_) => None,
         }
     }
+
+    pub(super) fn sequence_number(&self) -> Option<&str> {
+        match self {
+            Self::Message(_) => None,
+            #[cfg(feature = "streams")]
+            Self::Record(number) => number.as_deref(),
+        }
+    }
+}
+
+/// Describes an error of a parser without serde's message, which would show the value in the log.
+pub(in crate::lambda) fn json_error(error: &serde_json::Error) -> String {
+    format!("{:?} error at line {} column {}", error.classify(), error.line(), error.column())
 }

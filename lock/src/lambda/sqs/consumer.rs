@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use serde::de::DeserializeOwned;
 
-use super::super::batch::Settings;
+use super::super::batch::{Settings, json_error};
 use super::message::Message;
 use super::queue::Queue;
 use crate::idempotency::{Idempotency, OnMissingKey};
@@ -128,12 +128,7 @@ impl<H, B: DeserializeOwned + 'static, T, E> SqsConsumer<H, B, T, E> {
     /// ```
     #[must_use]
     pub fn new(idempotency: Idempotency<Message<B>, T, E>) -> Self {
-        // Without serde's message, which would show the value in the log.
-        Self::with_parser(idempotency, |text| {
-            serde_json::from_str(text).map_err(|error| {
-                format!("{:?} error at line {} column {}", error.classify(), error.line(), error.column())
-            })
-        })
+        Self::with_parser(idempotency, |text| serde_json::from_str(text).map_err(|error| json_error(&error)))
     }
 }
 
