@@ -9,10 +9,11 @@ use serde_json::{Value, json};
 use crate::stack::{Metric, Stack, in_stack};
 use crate::{FUNCTIONS, STACK, TOPIC, loop_until};
 
-/// Needs a refused report, a refused order, a replayed order and a payment.
+/// Needs a refused report, a refused order, a replayed order, a payment and a counted order.
 pub(crate) async fn alarms_and_dashboard_show_the_exported_metrics(stack: &Stack) {
     let mut exported = BTreeSet::new();
-    for (function, last) in FUNCTIONS.into_iter().zip([metrics::REFUSED, metrics::REPLAYS, metrics::BATCH_ITEMS]) {
+    let last = [metrics::REFUSED, metrics::REPLAYS, metrics::BATCH_ITEMS, metrics::BATCH_ITEMS];
+    for (function, last) in FUNCTIONS.into_iter().zip(last) {
         // The log has its lines a moment after the answer.
         let of_function = loop_until(Duration::from_secs(10), async || {
             let exported = stack.exported(function).await;
@@ -43,9 +44,10 @@ pub(crate) async fn alarms_and_dashboard_show_the_exported_metrics(stack: &Stack
     let errors = FUNCTIONS.map(|function| (function, "Errors"));
     let errors = errors
         .into_iter()
-        .chain([("order-api", "Url5xxCount")])
+        .chain([("order-api", "Url5xxCount"), ("order-totals", "IteratorAge")])
         .map(|(function, name)| Metric { namespace: "AWS/Lambda".to_owned(), ..Metric::of(function, name, &[]) });
-    let dead = ["payment-dead-letters", "ordered-payment-dead-letters.fifo"].map(|queue| Metric {
+    let dead = ["payment-dead-letters", "ordered-payment-dead-letters.fifo", "order-totals-dead-letters"];
+    let dead = dead.map(|queue| Metric {
         namespace: "AWS/SQS".to_owned(),
         name: "ApproximateNumberOfMessagesVisible".to_owned(),
         dimensions: [("QueueName".to_owned(), in_stack(queue))].into(),
@@ -66,9 +68,9 @@ pub(crate) async fn alarms_and_dashboard_show_the_exported_metrics(stack: &Stack
     }
 }
 
-/// Needs a written report, a placed order and a payment.
+/// Needs a written report, a placed order, a payment and a counted order.
 pub(crate) async fn each_log_line_has_the_id_of_its_request_once(stack: &Stack) {
-    for (function, last) in FUNCTIONS.into_iter().zip(["written", "placed", "paid"]) {
+    for (function, last) in FUNCTIONS.into_iter().zip(["written", "placed", "paid", "counted"]) {
         let lines = stack.log(function).await;
         let mut own = lines.iter().filter(|line| line["target"].as_str().is_some_and(|of| of.starts_with("lambda_")));
         assert!(own.clone().any(|line| line["fields"]["message"] == last), "{lines:?}");
