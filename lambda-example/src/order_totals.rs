@@ -71,7 +71,7 @@ pub fn order_totals(
     let once = Idempotency::new(locks, OnMissingKey::Reject, DynamoDbRecord::key)
         .prefix("idempotency")
         .window(WINDOW)
-        .wait(Backoff::default());
+        .wait(Backoff::default().up_to(Duration::MAX));
     StreamConsumer::new(once)
         // Two transactions at once on the total of an item conflict, and one of them fails.
         .concurrency(1)

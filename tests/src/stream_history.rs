@@ -163,7 +163,7 @@ impl Scene {
                 let policy = if self.terms.reject_unfinished { OnTimeout::Reject } else { OnTimeout::RunAgain };
                 let once = Idempotency::new(locks, OnMissingKey::Reject, job).window(self.terms.window);
                 let once = once.on_timeout(policy).cache(random.usize(0..5));
-                Consumer::new(if random.bool() { once.wait(Backoff::default()) } else { once })
+                Consumer::new(if random.bool() { once.wait(Backoff::default().up_to(Duration::MAX)) } else { once })
             }
         };
         let min_remaining_time = Duration::from_millis(random.u64(100..1000));

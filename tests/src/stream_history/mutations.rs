@@ -36,9 +36,9 @@ pub const MUTATIONS: [Mutation; 11] = [
     },
     Mutation { name: "lanes are ignored", breaks: "out of order", records: ignore_lanes, ..Mutation::NONE },
     Mutation {
-        name: "lanes have an order and no failures",
+        name: "a lane goes on after a failure",
         breaks: "out of order",
-        records: one_lane_for_each_half,
+        records: forget_failures_of_first_half,
         ..Mutation::NONE
     },
     Mutation {
@@ -77,7 +77,7 @@ fn ignore_lanes(batch: &mut KinesisEvent) {
 }
 
 /// The second half of each batch does not know of failures in the first.
-fn one_lane_for_each_half(batch: &mut KinesisEvent) {
+fn forget_failures_of_first_half(batch: &mut KinesisEvent) {
     let half = batch.records.len() / 2;
     for record in &mut batch.records[half..] {
         record.kinesis.partition_key.push_str(", second half");

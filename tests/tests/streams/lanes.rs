@@ -46,7 +46,7 @@ async fn a_failure_stops_its_lane_and_no_other() {
         let (_world, host, consumer, till) = environment().await;
         let keys = ["a", "b", "a", "b", "a", "a", "b"];
         let all = |failing| {
-            let then = |number| if number == 3 { failing } else { "Done" };
+            let then = move |number| if number == 3 { failing } else { "Done" };
             keys.iter().zip(1..).map(move |(key, number)| record(&number.to_string(), key, then(number)))
         };
         assert_eq!(deliver(&consumer, &till, &host, all(failing)).await.as_deref(), Some("3"));

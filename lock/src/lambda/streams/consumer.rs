@@ -19,7 +19,7 @@ use crate::panics;
 /// Enable `ReportBatchItemFailures` in the event source mapping. Without it, Lambda takes the answer as success and never
 /// delivers the records that failed again. Put the consumer around the handler, inside the runtime. The handler takes a
 /// [`KinesisRecord`] or a [`DynamoDbRecord`](crate::DynamoDbRecord), or a [`WithRun`](crate::WithRun) around it to get the
-/// run as well. The guide [`docs::streams`](crate::docs) explains the settings of the mapping.
+/// run as well. The guide [Streams](crate::docs::streams) explains the settings of the mapping.
 ///
 /// The answer names the first record of the batch that is not done. Lambda delivers again from there: the records before
 /// it are finished. The records behind it that are done are recorded, and do not run again.
@@ -127,7 +127,7 @@ where
     #[must_use]
     pub fn by_event_id(locks: Locks) -> Self {
         let once = Idempotency::new(locks, OnMissingKey::Reject, R::default_key);
-        Self::new(once.window(WINDOW).wait(Backoff::default()))
+        Self::new(once.window(WINDOW).wait(Backoff::default().up_to(Duration::MAX)))
     }
 
     /// Creates a consumer with custom settings, such as a key from the body. The data of a Kinesis record is JSON, and an
