@@ -1,5 +1,6 @@
 //! The functions, as a library, so that `main`, the demonstration and the tests run the same code.
 
+mod deployment;
 mod failure;
 mod nightly_report;
 mod order_api;
@@ -7,6 +8,7 @@ mod order_totals;
 mod payment_queue;
 pub mod telemetry;
 
+pub use deployment::{Deployment, Done, Releases, Step, deployment};
 pub use failure::Failure;
 pub use nightly_report::{Outcome, ReportRequest, Reports, nightly_report};
 pub use order_api::{NewOrder, Order, Orders, order_api};

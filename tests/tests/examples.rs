@@ -1,5 +1,5 @@
-//! The example functions `order-api`, `payment-queue` and `order-totals`, and the README's policy. The tests of `LockLayer` have
-//! `nightly-report`.
+//! The example functions `order-api`, `payment-queue` and `order-totals`, and the README's policy. The tests of
+//! `LockLayer` have `nightly-report`, and those of tickets have `deployment`.
 
 use std::collections::BTreeSet;
 use std::convert::Infallible;
