@@ -4,6 +4,7 @@ mod deployment;
 mod failure;
 mod nightly_report;
 mod order_api;
+mod order_totals;
 mod payment_queue;
 pub mod telemetry;
 
@@ -11,4 +12,5 @@ pub use deployment::{Deployment, Done, Releases, Step, deployment};
 pub use failure::Failure;
 pub use nightly_report::{Outcome, ReportRequest, Reports, nightly_report};
 pub use order_api::{NewOrder, Order, Orders, order_api};
+pub use order_totals::{Totals, order_totals};
 pub use payment_queue::{Payment, Payments, payment_queue};

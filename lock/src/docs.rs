@@ -4,6 +4,7 @@
 //! | --- | --- |
 //! | understand how a lock works, and what a holder may not rely on | [Concepts and protocol](self::concepts) |
 //! | choose lease, wait, timeout, window and visibility timeout | [Choosing times](self::choosing_times) |
+//! | consume a Kinesis or DynamoDB stream, and set up its mapping | [Streams](self::streams) |
 //! | hold a lock across processes, in a state machine or a pipeline | [Locks across processes](self::tickets) |
 //! | test my handler with crashes, wrong clocks and a bad network | [Testing](self::testing) |
 //! | deploy: release profile, IAM policy, table, example stack | [Deploying and permissions](self::deploying) |
@@ -14,7 +15,7 @@
 //! | compare it with other lock clients and with Powertools | [Comparison](self::comparison) |
 //! | know why it is built this way | [Design decisions](self::design) |
 // Documentation only. The guides link to items of these features.
-#![cfg(all(any(doc, doctest), feature = "embedded", feature = "metrics", feature = "sqs"))]
+#![cfg(all(any(doc, doctest), feature = "embedded", feature = "metrics", feature = "sqs", feature = "streams"))]
 
 /// Reads a guide. The guides link to each other by names that are defined at the end of each file, for readers of the
 /// repository. The definitions here come first, so they win: the same names lead to the modules.
@@ -29,6 +30,7 @@ macro_rules! guide {
             "[operating]: crate::docs::operating\n",
             "[performance]: crate::docs::performance\n",
             "[powertools]: crate::docs::powertools\n",
+            "[streams]: crate::docs::streams\n",
             "[testing]: crate::docs::testing\n",
             "[tickets]: crate::docs::tickets\n\n",
             include_str!($file)
@@ -41,6 +43,9 @@ pub mod concepts {}
 
 #[doc = guide!("../docs/choosing_times.md")]
 pub mod choosing_times {}
+
+#[doc = guide!("../docs/streams.md")]
+pub mod streams {}
 
 #[doc = guide!("../docs/tickets.md")]
 pub mod tickets {}

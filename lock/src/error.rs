@@ -121,6 +121,15 @@ impl Error {
         Self::new(Kind::Invalid(message.into()), "", "")
     }
 
+    /// The error of a setting `per_tenant` outside of tenant isolation.
+    #[cfg(feature = "idempotency")]
+    pub(crate) fn no_tenant() -> Self {
+        Self::invalid(
+            "the invocation has no tenant id: turn on tenant isolation for the function and invoke it with a tenant id, or \
+             remove `per_tenant`",
+        )
+    }
+
     pub(crate) fn with_source(mut self, source: impl Into<Source>) -> Self {
         let source = source.into();
         self.0.cause = Some(source.to_string());

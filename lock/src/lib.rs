@@ -10,6 +10,7 @@
 //! | make a Lambda handler a singleton | `LockLayer` | `lambda` |
 //! | return the first run's result to a duplicate | `Idempotency` for a function, `IdempotentLayer` for a handler | `idempotency`, `lambda` |
 //! | do each message of an SQS queue once | `SqsConsumer` | `lambda`; `sqs` to hide messages in progress |
+//! | do each record of a Kinesis or DynamoDB stream once, and in order | `StreamConsumer` | `streams` |
 //! | see who holds what, and free it by hand | [`Locks::get`], [`Locks::list`], [`Locks::force_release`] | |
 //! | check the table, the clock and the permissions | [`Locks::check`] | |
 //! | do all this from a shell | the program `lambda-lock` | `cli` |
@@ -60,7 +61,7 @@
 //! | acquire, renew or release [several keys](Locks::acquire_all) | 1 `TransactWriteItems` each | `dynamodb:UpdateItem` |
 //! | [`Locks::resume`], [`Locks::renew_ticket`], [`Locks::release_ticket`] | 1 `UpdateItem` | `dynamodb:UpdateItem` |
 //! | a permit of a [semaphore](Locks::semaphore): acquire, release, renew | 1 `UpdateItem` each; 2 to replace a permit whose lease has ended | `dynamodb:UpdateItem` |
-//! | an idempotent run, a message that is done | 2 `UpdateItem` | `dynamodb:UpdateItem` |
+//! | an idempotent run, a message or a record that is done | 2 `UpdateItem` | `dynamodb:UpdateItem` |
 //! | a duplicate | 1 `UpdateItem`; none from the cache | `dynamodb:UpdateItem` |
 //! | a run that is completed in the caller's transaction | 1 `UpdateItem` and the transaction | `dynamodb:UpdateItem` |
 //! | [`Locks::get`] | 1 consistent `GetItem` | `dynamodb:GetItem` |
@@ -122,6 +123,8 @@ pub use idempotency::{
 };
 
 // Middleware for Lambda handlers.
+#[cfg(feature = "streams")]
+pub use lambda::{DynamoDbRecord, KinesisRecord, StreamConsumer, StreamConsumerService, StreamRecord};
 #[cfg(feature = "lambda")]
 pub use lambda::{
     HandlerEvent, IdempotentLayer, IdempotentService, LockLayer, LockService, LockedEvent, Message, OnUnavailable,

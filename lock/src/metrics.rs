@@ -37,7 +37,7 @@ pub const RETRIES_EXHAUSTED: &str = "lambda_lock_retries_exhausted";
 pub const REPLAYS: &str = "lambda_lock_replays";
 /// Counter: duplicates refused while the first run was in progress.
 pub const IN_PROGRESS_REFUSALS: &str = "lambda_lock_in_progress_refusals";
-/// Counter: messages of SQS batches, by [`OUTCOME`].
+/// Counter: messages of SQS batches and records of stream batches, by [`OUTCOME`].
 pub const BATCH_ITEMS: &str = "lambda_lock_batch_items";
 /// Counter: tickets that were resumed, renewed, released or refused, by [`OUTCOME`].
 pub const TICKETS: &str = "lambda_lock_tickets";
@@ -58,10 +58,10 @@ pub const WAITERS_AHEAD: &str = "lambda_lock_waiters_ahead";
 /// [`Error`](crate::Error) without `is_`, plus `not_sent`, `refused` (rejected by DynamoDB for another reason), and
 /// `cancelled` for an acquire that was dropped.
 pub const REASON: &str = "reason";
-/// Label: the outcome of a message. `done` by this invocation, `duplicate` of a done message, `in_progress` elsewhere,
-/// `failed`, `unreadable`, `not_started` for lack of time or after a failure in its group, or `timed_out` when its lease
-/// ended, shortly before the deadline. The outcome of a ticket: `resumed`, `renewed`, `released`, or the cause of its failure
-/// with the values of [`REASON`].
+/// Label: the outcome of a message or a record. `done` by this invocation, `duplicate` of a done one, `in_progress`
+/// elsewhere, `failed`, `unreadable`, `not_started` for lack of time or after a failure in its lane, or `timed_out` when its
+/// lease ended, shortly before the deadline. The outcome of a ticket: `resumed`, `renewed`, `released`, or the cause of its
+/// failure with the values of [`REASON`].
 pub const OUTCOME: &str = "outcome";
 
 /// Gives the installed exporter the units and descriptions. Feature `metrics`.
@@ -84,7 +84,7 @@ pub fn describe() {
         (RETRIES_EXHAUSTED, "Waits that ended without the lock"),
         (REPLAYS, "Duplicates that got the first run's result"),
         (IN_PROGRESS_REFUSALS, "Duplicates refused while the first run was in progress"),
-        (BATCH_ITEMS, "Messages of SQS batches"),
+        (BATCH_ITEMS, "Messages of SQS batches and records of stream batches"),
         (TICKETS, "Tickets resumed, renewed, released or refused"),
     ] {
         metrics::describe_counter!(name, Unit::Count, description);

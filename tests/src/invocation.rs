@@ -35,6 +35,12 @@ pub fn invocation_without_deadline<P>(function: &str, payload: P) -> LambdaEvent
     LambdaEvent::new(payload, context)
 }
 
+/// Returns an invocation by this tenant.
+pub fn by_tenant<P>(tenant: &str, mut event: LambdaEvent<P>) -> LambdaEvent<P> {
+    event.context.tenant_id = Some(tenant.to_owned());
+    event
+}
+
 /// Returns the milliseconds since the epoch, as in rows.
 #[must_use]
 pub fn millis(time: SystemTime) -> u64 {

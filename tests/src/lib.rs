@@ -1,6 +1,7 @@
 //! Code that the tests share: a DynamoDB to run on, and the histories.
 #![allow(clippy::missing_panics_doc, reason = "a test panics when it cannot continue")]
 
+mod consumer;
 pub mod history;
 pub mod idempotency_history;
 pub mod invocation;
@@ -10,6 +11,7 @@ pub mod queue_history;
 pub mod runtime_api;
 pub mod semaphore_history;
 pub mod several_history;
+pub mod stream_history;
 mod world;
 
 use std::fmt::Debug;

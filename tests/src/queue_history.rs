@@ -14,15 +14,17 @@ use fastrand::Rng;
 use lambda_lock::embedded::Host;
 use lambda_lock::{Idempotency, Message, OnMissingKey, OnTimeout, SqsConsumer, WithRun};
 use serde_json::Value;
-use tokio::time::{sleep, timeout};
+use tokio::time::sleep;
 use tower::{Layer, Service, service_fn};
 
+use crate::consumer;
 use crate::history::stage::{self, Network, Stage, millis};
 use crate::history::{Mutation, Outcome};
 use crate::idempotency_history::ledger::{Call, Ledger};
-use crate::idempotency_history::{self, Failure, Terms, Then};
+use crate::idempotency_history::{self, Failure, Terms};
 use crate::invocation::{FUNCTION, invocation_with};
 pub use mutations::MUTATIONS;
+pub(crate) use mutations::completed_is_in_progress;
 use queue::{FIFO_QUEUE, Place, Queue, Received, Stored};
 
 /// How often each outcome occurred.
@@ -263,16 +265,14 @@ impl Function {
     /// Waits for the answer as Lambda does: until the deadline, or until the host crashes. Returns whether the host
     /// continues.
     async fn invoke(&self, invocation: &Arc<Invocation>, messages: Vec<SqsMessage>, crash: Option<Duration>) -> bool {
-        let mut answer = Box::pin(self.answer(invocation, messages.clone()));
-        if let Ok(answer) = timeout(crash.unwrap_or(invocation.time_left), &mut answer).await {
+        let answer = self.answer(invocation, messages.clone());
+        if let Some(answer) = consumer::wait(&self.host, answer, crash.unwrap_or(invocation.time_left)).await {
             invocation.answered(&messages, &answer);
             return true;
         }
         if crash.is_none() {
             invocation.scene.ledger.violated(format!("{} did not answer before its deadline", invocation.name));
         }
-        self.host.crash();
-        drop(answer);
         invocation.crashed();
         false
     }
@@ -310,27 +310,7 @@ impl Invocation {
         self.calls.lock().unwrap().push((id.clone(), call.clone()));
         let execution = call.began(&run, self.time_left);
         self.scene.check_order(&id);
-        let number = execution.number;
-        let (work, fails, panics) = {
-            let mut random = self.random.lock().unwrap();
-            // Most messages take a while. Some do not end in time.
-            let most = if self.is_good || random.u8(0..8) > 0 { 500 } else { 8000 };
-            let (fails, panics) = (random.u8(0..7) == 0, random.u8(0..14) == 0);
-            (millis(&mut random, 0..=most), fails && !self.is_good, panics && !self.is_good)
-        };
-        sleep(work / 2).await;
-        let count = execution.read_counter();
-        sleep(work / 2).await;
-        execution.write_counter(count + 1);
-        if fails || message.body["poison"] == true {
-            return Err(execution.failed(Then::GiveUp));
-        }
-        if panics {
-            // Without the message that `panic!` prints.
-            std::panic::resume_unwind(Box::new("the handler panics"));
-        }
-        execution.answered();
-        Ok(number)
+        consumer::work(execution, self.is_good, message.body["poison"] == true, &self.random).await
     }
 
     /// Lambda received the answer, and applies it to the messages.

@@ -1,20 +1,23 @@
-//! The example functions `order-api` and `payment-queue`, and the README's policy. The tests of `LockLayer` have
-//! `nightly-report`, and those of tickets have `deployment`.
+//! The example functions `order-api`, `payment-queue` and `order-totals`, and the README's policy. The tests of
+//! `LockLayer` have `nightly-report`, and those of tickets have `deployment`.
 
 use std::collections::BTreeSet;
 use std::convert::Infallible;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use aws_lambda_events::kinesis::{KinesisEvent, KinesisEventRecord};
 use aws_lambda_events::lambda_function_urls::LambdaFunctionUrlResponse;
 use aws_lambda_events::sqs::{SqsBatchResponse, SqsEvent, SqsMessage};
 use aws_sdk_dynamodb::Client;
 use aws_sdk_dynamodb::config::retry::RetryConfig;
 use aws_sdk_dynamodb::types::AttributeValue;
 use aws_sdk_sqs::config::{BehaviorVersion, Region};
-use lambda_example::{Order, Orders, Payment, Payments, order_api, payment_queue};
+use lambda_example::{Order, Orders, Payment, Payments, Totals, order_api, order_totals, payment_queue};
 use lambda_lock::embedded::{Answer, Host, Intercept};
-use lambda_lock::{Idempotency, IdempotentLayer, LockLayer, Message, OnMissingKey, SqsConsumer};
+use lambda_lock::{
+    Idempotency, IdempotentLayer, KinesisRecord, LockLayer, Message, OnMissingKey, SqsConsumer, StreamConsumer,
+};
 use lambda_lock_tests::invocation::{LoseAnswers, invocation, invocation_without_deadline};
 use lambda_lock_tests::{Row, World};
 use lambda_runtime::LambdaEvent;
@@ -360,6 +363,62 @@ async fn only_a_payment_that_panics_goes_back() {
     }
 }
 
+/// The record of an order as Lambda sends it. Without a quantity, it cannot be read.
+fn placed(number: u32, name: &str, quantity: Option<u32>) -> Value {
+    let id = json!({ "S": format!("{PREFIX}order#{number}") });
+    let mut image = json!({ "id": id, "item": { "S": "tea" } });
+    if let Some(quantity) = quantity {
+        image["quantity"] = json!({ "N": quantity.to_string() });
+    }
+    json!({
+        "awsRegion": "us-east-1",
+        "dynamodb": { "Keys": { "id": id }, "NewImage": image, "SequenceNumber": number.to_string(), "SizeBytes": 64 },
+        "eventID": format!("event-{number}"),
+        "eventName": name,
+        "eventSourceARN": "arn:aws:dynamodb:us-east-1:123456789012:table/orders/stream/1",
+    })
+}
+
+/// Delivers the records as one batch, and returns the number that the answer names.
+async fn count(world: &World, host: &Host, records: &[Value]) -> Option<String> {
+    let locks = world.locks_with_quick_retries(host).key_prefix(PREFIX).build().unwrap();
+    let function = order_totals(locks, Totals::new(host.client(), &world.table, PREFIX));
+    let event = serde_json::from_value(json!({ "Records": records })).unwrap();
+    let Ok::<_, Infallible>(mut answer) = function.oneshot(invocation(host, event)).await;
+    assert!(answer.batch_item_failures.len() <= 1);
+    answer.batch_item_failures.pop().map(|failure| failure.item_identifier.unwrap())
+}
+
+/// The number and the quantity of the orders.
+async fn total(world: &World) -> [u32; 2] {
+    let row = world.row(&format!("{PREFIX}total#tea")).await.unwrap_or_default();
+    ["orders", "quantity"].map(|count| row.get(count).map_or(0, |count| count.as_n().unwrap().parse().unwrap()))
+}
+
+// behaviours 480, 484
+#[tokio::test]
+async fn an_order_is_counted_once_and_an_unreadable_one_is_named() {
+    let world = World::new().await;
+    let host = world.host().build();
+    let batch = [placed(1, "INSERT", Some(2)), placed(2, "INSERT", None), placed(3, "INSERT", Some(4))];
+    assert_eq!(count(&world, &host, &batch).await.as_deref(), Some("2"));
+    assert_eq!(count(&world, &host, &batch[1..]).await.as_deref(), Some("2"));
+    assert_eq!(count(&world, &host, &[placed(4, "MODIFY", Some(8)), placed(5, "INSERT", Some(1))]).await, None);
+    assert_eq!(total(&world).await, [3, 7]);
+}
+
+// behaviours 76, 79, 480
+#[tokio::test]
+async fn an_order_with_a_lost_answer_of_the_table_is_counted_once() {
+    let world = World::new().await;
+    // All answers to the three tries of the SDK.
+    let host = world.host().intercept(LoseAnswers::to("TransactWriteItems", 1..=3)).build();
+    for _ in 0..2 {
+        assert_eq!(count(&world, &host, &[placed(1, "INSERT", Some(2))]).await, None);
+    }
+    assert_eq!(total(&world).await, [1, 2]);
+}
+
 /// The keys of the updates that a host sends.
 #[derive(Clone, Debug, Default)]
 struct Keys(Arc<Mutex<BTreeSet<String>>>);
@@ -405,7 +464,18 @@ async fn the_policy_of_the_guide_allows_exactly_the_keys_of_the_layers() {
     record.message_id = Some("message-1".to_owned());
     record.body = Some("1".to_owned());
     batch.records.push(record);
-    let consumer = SqsConsumer::by_message_id(locks).layer(service_fn(async |_: Message<u32>| Ok::<_, Infallible>(())));
+    let consumer = SqsConsumer::by_message_id(locks.clone());
+    let consumer = consumer.layer(service_fn(async |_: Message<u32>| Ok::<_, Infallible>(())));
+    consumer.oneshot(invocation_without_deadline(FUNCTION, batch)).await.unwrap();
+
+    let mut batch = KinesisEvent::default();
+    let mut record = KinesisEventRecord::default();
+    record.event_id = Some("shardId-000000000000:1".to_owned());
+    record.kinesis.sequence_number = "1".to_owned();
+    record.kinesis.data.0 = b"1".to_vec();
+    batch.records.push(record);
+    let consumer = StreamConsumer::by_event_id(locks);
+    let consumer = consumer.layer(service_fn(async |_: KinesisRecord<u32>| Ok::<_, Infallible>(())));
     consumer.oneshot(invocation_without_deadline(FUNCTION, batch)).await.unwrap();
 
     let (keys, patterns) = (keys.0.lock().unwrap(), patterns_of_the_guide());

@@ -7,7 +7,7 @@ use std::fmt::Debug;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use lambda_lock_tests::history::{self, Mutation, Outcome};
-use lambda_lock_tests::{idempotency_history, queue_history, semaphore_history, several_history};
+use lambda_lock_tests::{idempotency_history, queue_history, semaphore_history, several_history, stream_history};
 
 fn variable(name: &str) -> Option<u64> {
     env::var(name).ok().map(|value| value.parse().unwrap_or_else(|_| panic!("{name} is `{value}`, not a number")))
@@ -217,6 +217,43 @@ fn the_histories_of_a_queue_reach_every_outcome() {
             ("done before", counts.done_before),
             ("reported", counts.reported),
             ("dead", counts.dead),
+            ("requests", counts.work.requests),
+        ]
+    });
+}
+
+// behaviours 64, 65, 66, 70, 73, 74, 82, 480, 481, 482, 483 under faults
+#[test]
+fn the_guarantees_hold_in_every_history_of_a_stream() {
+    assert_guarantees_hold(700, |seed| stream_history::run(seed, None));
+}
+
+#[test]
+fn every_mutation_of_a_consumer_of_streams_is_caught() {
+    assert_caught(&stream_history::MUTATIONS, stream_history::run);
+}
+
+#[test]
+fn a_seed_gives_the_same_history_of_a_stream_every_time() {
+    assert_repeatable(|seed| stream_history::run(seed, None));
+}
+
+#[test]
+fn the_histories_of_a_stream_reach_every_outcome() {
+    assert_reached(|seed| {
+        let counts = stream_history::run(seed, None).counts;
+        [
+            ("runs", counts.work.runs),
+            ("taken over", counts.work.taken_over),
+            ("runs crashed", counts.work.crashed),
+            ("batches", counts.batches),
+            ("invocations crashed", counts.invocations_crashed),
+            ("redelivered", counts.redelivered),
+            ("bisected", counts.bisected),
+            ("done", counts.done),
+            ("done before", counts.done_before),
+            ("reported", counts.reported),
+            ("discarded", counts.discarded),
             ("requests", counts.work.requests),
         ]
     });

@@ -52,7 +52,7 @@ where
         let invocation = Invocation {
             function: std::env::var("AWS_LAMBDA_FUNCTION_NAME").unwrap_or_default(),
             deadline: self.settings.until,
-            holder: None,
+            ..Invocation::default()
         };
         let identity = self.identify(input, &invocation).map_err(HandlerError::Lock)?;
         match self.begin(identity, &invocation).await? {

@@ -90,6 +90,7 @@ pub(super) struct Settings<I, T, E> {
     pub(super) on_unstorable_result: OnUnstorableResult,
     pub(super) on_replay: Option<Hook<T>>,
     pub(super) cache: Option<Arc<Cache>>,
+    per_tenant: bool,
 }
 
 type KeyOf<I> = Arc<dyn Fn(&I) -> Option<Value> + Send + Sync>;
@@ -131,6 +132,7 @@ impl<I, T, E> Idempotency<I, T, E> {
                 on_unstorable_result: OnUnstorableResult::default(),
                 on_replay: None,
                 cache: None,
+                per_tenant: false,
             }),
         }
     }
@@ -238,6 +240,12 @@ impl<I, T, E> Idempotency<I, T, E> {
         self.with(|settings| settings.cache = cache)
     }
 
+    /// Puts the invocation's tenant into the key, after the prefix.
+    #[cfg(feature = "lambda")]
+    pub(crate) fn per_tenant(self) -> Self {
+        self.with(|settings| settings.per_tenant = true)
+    }
+
     fn with(mut self, set: impl FnOnce(&mut Settings<I, T, E>)) -> Self {
         set(Arc::make_mut(&mut self.settings));
         self
@@ -260,6 +268,11 @@ impl<I, T, E> Settings<I, T, E> {
         if !locks.0.enabled {
             return Ok(None);
         }
+        let tenant = match &invocation.tenant {
+            _ if !self.per_tenant => None,
+            Some(tenant) => Some(tenant),
+            None => return Err(Error::no_tenant()),
+        };
         check_duration("window", *window, Duration::from_secs(1) + 2 * locks.0.clock_skew, MAX_RETENTION)?;
         let Some(key) = (self.key)(input).filter(|key| !is_missing(key)) else {
             return match self.on_missing_key {
@@ -270,6 +283,10 @@ impl<I, T, E> Settings<I, T, E> {
         let key = format.key(&key).map_err(|why| Error::invalid(format!("cannot use the idempotency key: {why}")))?;
         let validation = self.validate.as_ref().map(|part| format.digest(&part(input))).transpose();
         let validation = validation.map_err(|why| Error::invalid(format!("cannot validate the payload: {why}")))?;
+        let key = match tenant {
+            Some(tenant) => format!("{tenant}#{key}"),
+            None => key,
+        };
         let key = match prefix.as_deref().unwrap_or(&invocation.function) {
             "" => key,
             prefix if prefix.contains('#') && *format == RecordFormat::Plain => {
@@ -303,6 +320,8 @@ pub(crate) struct Invocation {
     pub(crate) function: String,
     /// The holder's name; by default that of the [`Locks`].
     pub(crate) holder: Option<String>,
+    /// The id of the tenant, without `#`.
+    pub(crate) tenant: Option<String>,
     pub(crate) deadline: Option<SystemTime>,
 }
 

@@ -27,6 +27,8 @@ use crate::panics;
 /// Without the [release profile](crate::LockLayer#the-release-profile), a panic ends the process, and the record stays in
 /// progress until its lease ends: by default for the rest of the function's timeout.
 ///
+/// Under Lambda's tenant isolation, set [`per_tenant`](Self::per_tenant).
+///
 /// For an event that does not fit the handler's payload type, see
 /// [what `lambda_runtime` logs](crate::LockLayer#what-lambda_runtime-logs).
 ///
@@ -89,6 +91,30 @@ impl<H, P, T, E> IdempotentLayer<H, P, T, E> {
     pub fn new(idempotency: Idempotency<LambdaEvent<P>, T, E>) -> Self {
         panics::warn_if_they_abort();
         Self { idempotency, handler_input: PhantomData }
+    }
+
+    /// Puts the id of the invocation's tenant into the key, for a function with Lambda's tenant isolation: tenants that
+    /// send the same key do not share a record. The row's key is `prefix#tenant#key`. In the tenant's id, `#` becomes `%23`
+    /// and `%` becomes `%25`.
+    ///
+    /// Without this setting, the tenants of a function share its records: one tenant can get the result of another one,
+    /// unless the key contains the tenant already.
+    ///
+    /// An invocation without a tenant id fails with `LockInvalid`, and the handler does not run. Powertools' libraries
+    /// do not know tenants, so records with this setting are not shared with their functions.
+    ///
+    /// ```
+    /// # use lambda_lock::{Idempotency, IdempotentLayer};
+    /// # use lambda_runtime::LambdaEvent;
+    /// # type Handled = LambdaEvent<String>;
+    /// # fn example(orders: Idempotency<Handled, u32, std::io::Error>) -> IdempotentLayer<Handled, String, u32, std::io::Error> {
+    /// IdempotentLayer::new(orders).per_tenant()
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn per_tenant(mut self) -> Self {
+        self.idempotency = self.idempotency.per_tenant();
+        self
     }
 }
 

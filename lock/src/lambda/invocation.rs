@@ -1,10 +1,11 @@
-//! The function, holder and deadline of an invocation.
+//! The function, holder, tenant and deadline of an invocation.
 
 use std::time::SystemTime;
 
 use lambda_runtime::Context;
 
 use crate::clock::since_epoch;
+use crate::error::Error;
 use crate::idempotency::Invocation;
 use crate::limits::DAY;
 use crate::lock::Locks;
@@ -27,6 +28,23 @@ pub(super) fn invocation_of(context: &Context, locks: &Locks) -> Invocation {
     Invocation {
         function: context.env_config.function_name.clone(),
         holder: Some(holder(context)),
+        tenant: tenant(context),
         deadline: deadline(context, locks),
     }
+}
+
+/// Returns the id of the invocation's tenant as a part of a key.
+fn tenant(context: &Context) -> Option<String> {
+    context.tenant_id.as_deref().filter(|tenant| !tenant.is_empty()).map(escape)
+}
+
+/// Puts the invocation's tenant in front of this key.
+pub(super) fn key_of_tenant(context: &Context, key: &str) -> Result<String, Error> {
+    let tenant = tenant(context).ok_or_else(Error::no_tenant)?;
+    Ok(format!("{tenant}#{key}"))
+}
+
+/// Escapes `#`, which separates the parts of a key.
+pub(super) fn escape(part: &str) -> String {
+    part.replace('%', "%25").replace('#', "%23")
 }

@@ -10,7 +10,7 @@ use std::time::Duration;
 use lambda_runtime::LambdaEvent;
 use tower::{Layer, Service};
 
-use super::invocation::{deadline, holder};
+use super::invocation::{deadline, holder, key_of_tenant};
 use super::locked_event::HandlerEvent;
 use crate::error::Error;
 use crate::idempotency::HandlerError;
@@ -32,6 +32,7 @@ use crate::panics;
 /// | [`on_unavailable`](Self::on_unavailable) | the invocation fails with `LockUnavailable` or `LockThrottled` |
 /// | [`hold_at_least`](Self::hold_at_least) | off |
 /// | [`at_most`](Self::at_most) | one invocation at a time |
+/// | [`per_tenant`](Self::per_tenant) | all tenants of a function share a key |
 ///
 /// The lock is released when the handler returns, fails or panics; the panic then continues. A handler that is still
 /// running when the lease ends is cancelled, and the invocation fails with `LockLost`. By default Lambda's own timeout is
@@ -91,6 +92,7 @@ struct Settings<I: HandlerEvent, R> {
     lease: Option<Duration>,
     wait: Option<Backoff>,
     at_most: Option<u32>,
+    per_tenant: bool,
     hold_at_least: Duration,
     on_held: Option<Answer<R>>,
     on_unavailable: OnUnavailable,
@@ -139,6 +141,7 @@ impl<I: HandlerEvent, R> LockLayer<I, R> {
                 lease: None,
                 wait: None,
                 at_most: None,
+                per_tenant: false,
                 hold_at_least: Duration::ZERO,
                 on_held: None,
                 on_unavailable: OnUnavailable::Fail,
@@ -166,6 +169,26 @@ impl<I: HandlerEvent, R> LockLayer<I, R> {
     #[must_use]
     pub fn key_from(self, key: impl Fn(&LambdaEvent<I::Payload>) -> String + Send + Sync + 'static) -> Self {
         self.with(|settings| settings.key = KeyOf::Event(Arc::new(key)))
+    }
+
+    /// Puts the id of the invocation's tenant in front of the key, for a function with Lambda's tenant isolation: each tenant
+    /// has its own lock, so tenants do not wait for each other. The key is `tenant#key`. In the tenant's id, `#` becomes `%23`
+    /// and `%` becomes `%25`.
+    ///
+    /// Without this setting, all tenants of a function share the lock of its name.
+    ///
+    /// An invocation without a tenant id fails with `LockInvalid`, and the handler does not run.
+    ///
+    /// ```
+    /// # use lambda_lock::{LockLayer, Locks};
+    /// # use lambda_runtime::LambdaEvent;
+    /// # fn example(locks: Locks) -> LockLayer<LambdaEvent<()>, ()> {
+    /// LockLayer::new(locks).per_tenant()
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn per_tenant(self) -> Self {
+        self.with(|settings| settings.per_tenant = true)
     }
 
     /// Sets a lease shorter than the time until the invocation's deadline, from 1 ms to a day. The handler is cancelled
@@ -240,6 +263,7 @@ impl<I: HandlerEvent, R> Settings<I, R> {
             KeyOf::Fixed(key) => key.clone(),
             KeyOf::Event(key) => key(event),
         };
+        let key = if self.per_tenant { key_of_tenant(context, &key).map_err(Refused::Error)? } else { key };
         let mut acquire = self.locks.acquire(key.clone()).hold_at_least(self.hold_at_least).holder(holder(context));
         if let Some(deadline) = deadline(context, &self.locks) {
             acquire = acquire.until(deadline);

@@ -1,7 +1,9 @@
 use std::fmt;
 use std::time::Duration;
 
+use aws_lambda_events::kinesis::KinesisEvent;
 use aws_lambda_events::sqs::{SqsBatchResponse, SqsEvent};
+use aws_lambda_events::streams::KinesisEventResponse;
 use lambda_lock::embedded::{Answer, Intercept};
 use serde_json::{Value, json};
 
@@ -19,7 +21,11 @@ pub struct Mutation {
     pub(crate) batch: fn(&mut SqsEvent),
     /// The answer that Lambda receives.
     pub(crate) batch_answer: fn(&SqsEvent, &mut SqsBatchResponse),
-    /// How much later Lambda receives it.
+    /// The batch that Lambda delivers to the consumer of a stream.
+    pub(crate) records: fn(&mut KinesisEvent),
+    /// The answer that Lambda receives.
+    pub(crate) records_answer: fn(&KinesisEvent, &mut KinesisEventResponse),
+    /// How much later Lambda receives an answer.
     pub(crate) answer_delay: Duration,
 }
 
@@ -109,6 +115,8 @@ impl Mutation {
         answer: |_, _, _| {},
         batch: |_| {},
         batch_answer: |_, _| {},
+        records: |_| {},
+        records_answer: |_, _| {},
         answer_delay: Duration::ZERO,
     };
 }

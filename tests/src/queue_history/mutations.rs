@@ -57,7 +57,7 @@ pub const MUTATIONS: [Mutation; 9] = [
     },
 ];
 
-fn completed_is_in_progress(kind: Kind, _: &Value, answer: &mut Answer) {
+pub(crate) fn completed_is_in_progress(kind: Kind, _: &Value, answer: &mut Answer) {
     let row = &mut answer.body["Item"];
     if kind == Kind::Acquire && row["status"]["S"] == "COMPLETED" {
         row["status"] = json!({ "S": "INPROGRESS" });

@@ -11,6 +11,7 @@ mod orders;
 mod payments;
 mod reports;
 mod stack;
+mod totals;
 
 use std::collections::HashMap;
 use std::env;
@@ -35,11 +36,12 @@ use crate::reports::{
     one_of_five_concurrent_invocations_writes, the_schedule_writes_its_report,
 };
 use crate::stack::Stack;
+use crate::totals::{a_placed_order_is_counted_once, a_record_delivered_again_is_not_counted_again};
 
 const TOOLS: [&str; 3] = ["sam", "cargo-lambda", "ministack"];
 const REGION: &str = "us-east-1";
 const STACK: &str = "example";
-const FUNCTIONS: [&str; 4] = ["nightly-report", "order-api", "payment-queue", "deployment"];
+const FUNCTIONS: [&str; 5] = ["nightly-report", "order-api", "payment-queue", "order-totals", "deployment"];
 /// The test sends nothing to it.
 const TOPIC: &str = "arn:aws:sns:us-east-1:000000000000:alarms";
 
@@ -66,6 +68,8 @@ async fn the_deployed_functions_do_each_job_once() {
     let stack = Stack::deploy().await;
     one_of_five_concurrent_invocations_writes(&stack).await;
     an_order_sent_three_times_is_placed_once(&stack).await;
+    a_placed_order_is_counted_once(&stack).await;
+    a_record_delivered_again_is_not_counted_again(&stack).await;
     a_payment_in_progress_is_hidden_until_its_lease_ends(&stack).await;
     two_deployments_of_a_service_run_one_after_the_other(&stack).await;
     a_failed_deployment_frees_its_lock_and_fails_its_execution(&stack).await;

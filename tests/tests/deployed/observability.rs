@@ -10,10 +10,10 @@ use crate::deployments::machine;
 use crate::stack::{Metric, Stack, in_stack};
 use crate::{FUNCTIONS, STACK, TOPIC, loop_until};
 
-/// Needs a refused report, a refused order, a replayed order, a payment and a deployment.
+/// Needs a refused report, a refused order, a replayed order, a payment, a counted order and a deployment.
 pub(crate) async fn alarms_and_dashboard_show_the_exported_metrics(stack: &Stack) {
     let mut exported = BTreeSet::new();
-    let latest = [metrics::REFUSED, metrics::REPLAYS, metrics::BATCH_ITEMS, metrics::TICKETS];
+    let latest = [metrics::REFUSED, metrics::REPLAYS, metrics::BATCH_ITEMS, metrics::BATCH_ITEMS, metrics::TICKETS];
     for (function, last) in FUNCTIONS.into_iter().zip(latest) {
         // The log has its lines a moment after the answer.
         let of_function = loop_until(Duration::from_secs(10), async || {
@@ -53,9 +53,10 @@ pub(crate) async fn alarms_and_dashboard_show_the_exported_metrics(stack: &Stack
     };
     let errors = errors
         .into_iter()
-        .chain([("order-api", "Url5xxCount")])
+        .chain([("order-api", "Url5xxCount"), ("order-totals", "IteratorAge")])
         .map(|(function, name)| Metric { namespace: "AWS/Lambda".to_owned(), ..Metric::of(function, name, &[]) });
-    let dead = ["payment-dead-letters", "ordered-payment-dead-letters.fifo"].map(|queue| Metric {
+    let dead = ["payment-dead-letters", "ordered-payment-dead-letters.fifo", "order-totals-dead-letters"];
+    let dead = dead.map(|queue| Metric {
         namespace: "AWS/SQS".to_owned(),
         name: "ApproximateNumberOfMessagesVisible".to_owned(),
         dimensions: [("QueueName".to_owned(), in_stack(queue))].into(),
@@ -79,9 +80,9 @@ pub(crate) async fn alarms_and_dashboard_show_the_exported_metrics(stack: &Stack
     }
 }
 
-/// Needs a written report, a placed order, a payment and a released version.
+/// Needs a written report, a placed order, a payment, a counted order and a released version.
 pub(crate) async fn each_log_line_has_the_id_of_its_request_once(stack: &Stack) {
-    for (function, last) in FUNCTIONS.into_iter().zip(["written", "placed", "paid", "released"]) {
+    for (function, last) in FUNCTIONS.into_iter().zip(["written", "placed", "paid", "counted", "released"]) {
         let lines = stack.log(function).await;
         let mut own = lines.iter().filter(|line| line["target"].as_str().is_some_and(|of| of.starts_with("lambda_")));
         assert!(own.clone().any(|line| line["fields"]["message"] == last), "{lines:?}");

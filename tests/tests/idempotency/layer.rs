@@ -10,7 +10,7 @@ use std::time::Duration;
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use lambda_lock::{Idempotency, IdempotentLayer, Locks, OnError, OnMissingKey, OnTimeout, StoredError, WithRun};
-use lambda_lock_tests::invocation::{Counter, FUNCTION, invocation, invocation_with, reported};
+use lambda_lock_tests::invocation::{Counter, FUNCTION, by_tenant, invocation, invocation_with, reported};
 use lambda_runtime::LambdaEvent;
 use tokio::time::{sleep, timeout};
 use tower::{Layer, Service, ServiceExt, service_fn};
@@ -296,4 +296,31 @@ async fn a_handler_of_with_run_can_be_tested_alone() {
     let (_world, _host, locks) = environment().await;
     let result = orders(&locks).run(&order("a"), async |run| handler(WithRun::new(16, run.clone())).await).await;
     assert_eq!(result.unwrap(), 17);
+}
+
+#[tokio::test]
+async fn tenants_share_records_unless_they_are_per_tenant() {
+    let (world, host, locks) = environment().await;
+    let runs = Counter::default();
+    let event = |tenant| by_tenant(tenant, invocation(&host, order("a")));
+    let shared = IdempotentLayer::new(invocations(&locks)).layer(counting(&runs));
+    for tenant in ["blue", "green"] {
+        assert_eq!(shared.clone().oneshot(event(tenant)).await.unwrap(), 1);
+    }
+    let service = IdempotentLayer::new(invocations(&locks)).per_tenant().layer(counting(&runs));
+    for (tenant, run) in [("blue", 2), ("green", 3), ("blue", 2)] {
+        assert_eq!(service.clone().oneshot(event(tenant)).await.unwrap(), run);
+    }
+    assert!(world.row("orders#blue#a").await.is_some());
+}
+
+#[tokio::test]
+async fn an_event_without_a_tenant_fails_without_a_request() {
+    let (_world, host, locks) = environment().await;
+    let runs = Counter::default();
+    let service = IdempotentLayer::new(invocations(&locks)).per_tenant().layer(counting(&runs));
+    let (error_type, message) = reported(service.oneshot(invocation(&host, order("a"))).await.unwrap_err());
+    assert_eq!(error_type, "LockInvalid");
+    assert!(message.contains("no tenant id"), "{message}");
+    assert_eq!((host.requests(), runs.get()), (0, 0));
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use futures_util::future::join_all;
 use lambda_lock::LockLayer;
-use lambda_lock_tests::invocation::reported;
+use lambda_lock_tests::invocation::{by_tenant, reported};
 use lambda_runtime::{Error, LambdaEvent};
 use tokio::sync::Barrier;
 use tokio::time::timeout;
@@ -72,5 +72,45 @@ async fn rejects_an_empty_key_without_a_request() {
     let (kind, message) = reported(service.oneshot(invocation(&host, ())).await.unwrap_err());
     assert_eq!(kind, "LockInvalid");
     assert!(message.contains("the key is empty"), "{message}");
+    assert_eq!(host.requests(), 0);
+}
+
+#[tokio::test]
+async fn tenants_share_the_default_key_unless_it_is_per_tenant() {
+    let (world, host, locks) = environment().await;
+    let _theirs = hold_elsewhere(&world, FUNCTION).await;
+    let shared = LockLayer::new(locks.clone()).layer(service_fn(done));
+    let event = || by_tenant("blue", invocation(&host, ()));
+    assert_eq!(reported(shared.oneshot(event()).await.unwrap_err()).0, "LockHeld");
+    let service = LockLayer::new(locks).per_tenant().layer(service_fn(done));
+    assert_eq!(service.clone().oneshot(event()).await.unwrap(), "done");
+    assert!(world.row(&format!("blue#{FUNCTION}")).await.is_some());
+    let _ours = hold_elsewhere(&world, &format!("blue#{FUNCTION}")).await;
+    assert_eq!(reported(service.clone().oneshot(event()).await.unwrap_err()).0, "LockHeld");
+    assert_eq!(service.oneshot(by_tenant("green", invocation(&host, ()))).await.unwrap(), "done");
+}
+
+#[tokio::test]
+async fn the_keys_of_two_tenants_never_meet() {
+    let (world, host, locks) = environment().await;
+    let service = LockLayer::new(locks)
+        .key_from(|event: &LambdaEvent<&str>| event.payload.to_owned())
+        .per_tenant()
+        .layer(service_fn(done));
+    let _theirs = hold_elsewhere(&world, "a#b#c").await;
+    assert_eq!(service.clone().oneshot(by_tenant("a#b", invocation(&host, "c"))).await.unwrap(), "done");
+    assert_eq!(reported(service.oneshot(by_tenant("a", invocation(&host, "b#c"))).await.unwrap_err()).0, "LockHeld");
+    assert!(world.row("a%23b#c").await.is_some());
+}
+
+#[tokio::test]
+async fn an_invocation_without_a_tenant_fails_without_a_request() {
+    let (_world, host, locks) = environment().await;
+    let service = LockLayer::new(locks).per_tenant().layer(service_fn(done));
+    for event in [invocation(&host, ()), by_tenant("", invocation(&host, ()))] {
+        let (error_type, message) = reported(service.clone().oneshot(event).await.unwrap_err());
+        assert_eq!(error_type, "LockInvalid");
+        assert!(message.contains("no tenant id"), "{message}");
+    }
     assert_eq!(host.requests(), 0);
 }

@@ -2,11 +2,12 @@
 
 use lambda_lock::{Idempotency, Message, OnMissingKey, SqsConsumer};
 use lambda_lock_tests::World;
+use lambda_lock_tests::invocation::{by_tenant, invocation, keep_log, logged};
 use serde_json::json;
 
 use crate::{
-    Consumer, FIFO_QUEUE, Payment, Till, by_payment, deliver, environment, message, message_with_body, ordered,
-    with_attributes,
+    Consumer, FIFO_QUEUE, Payment, Till, batch, by_payment, deliver, deliver_in, environment, message,
+    message_with_body, ordered, with_attributes,
 };
 
 // behaviour 71
@@ -119,4 +120,21 @@ async fn similar_groups_and_deduplication_ids_do_not_collide() {
     assert_eq!(till.ran().len(), pairs.len(), "{:?}", till.ran());
     // Characters that need no escape are stored unchanged.
     assert!(world.row(&format!("orders#{FIFO_QUEUE}#customer#42#refund")).await.is_some());
+}
+
+#[tokio::test]
+async fn tenants_do_not_share_the_records_of_messages() {
+    keep_log();
+    let (world, host, consumer, till) = environment().await;
+    let consumer = consumer.per_tenant();
+    let id = format!("per tenant {}", world.table);
+    for tenant in ["blue", "green", "blue"] {
+        let event = by_tenant(tenant, invocation(&host, batch([message(&id, "Done")])));
+        assert!(deliver_in(&consumer, &till, event).await.is_empty());
+    }
+    assert_eq!(till.ran(), [id.as_str(), id.as_str()]);
+    assert!(world.row(&format!("orders#green#{id}")).await.is_some());
+    // Without a tenant, the message is not done.
+    assert_eq!(deliver(&consumer, &till, &host, [message(&id, "Done")]).await, [id.as_str()]);
+    assert!(logged(&id).iter().any(|line| line.contains("no tenant id")));
 }

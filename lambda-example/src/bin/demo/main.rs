@@ -7,6 +7,7 @@ mod execution;
 mod orders;
 mod payments;
 mod reports;
+mod totals;
 
 use std::collections::HashMap;
 use std::env;
@@ -52,11 +53,13 @@ async fn run(cloud: Result<Cloud, Error>) -> Result<(), Error> {
     orders::show(&cloud).await?;
     println!("\n3. payment-queue, a queue consumer\n");
     payments::show(&cloud).await?;
-    println!("\n4. Calls of a bank, three at a time\n");
+    println!("\n4. order-totals, a consumer of the table's stream\n");
+    totals::show(&cloud).await?;
+    println!("\n5. Calls of a bank, three at a time\n");
     bank::show(&cloud).await?;
-    println!("\n5. Transfers, which lock two accounts each\n");
+    println!("\n6. Transfers, which lock two accounts each\n");
     accounts::show(&cloud).await?;
-    println!("\n6. A workflow, whose steps hold one lock\n");
+    println!("\n7. A workflow, whose steps hold one lock\n");
     execution::show(&cloud).await
 }
 

@@ -2,12 +2,14 @@
 
 use std::fmt::{self, Display};
 use std::marker::PhantomData;
-use std::sync::Arc;
 use std::time::Duration;
 
 use serde::de::DeserializeOwned;
 
+use super::super::batch::{Settings, json_error};
+use super::super::invocation::escape;
 use super::message::Message;
+use super::queue::Queue;
 use crate::idempotency::{Idempotency, OnMissingKey};
 use crate::lock::Locks;
 use crate::panics;
@@ -75,20 +77,9 @@ use crate::panics;
 /// }
 /// ```
 pub struct SqsConsumer<H, B, T, E> {
-    pub(super) settings: Settings<B, T, E>,
+    pub(super) settings: Settings<Queue<B>, T, E>,
     handler_input: PhantomData<fn(H)>,
 }
-
-pub(super) struct Settings<B, T, E> {
-    pub(super) idempotency: Idempotency<Message<B>, T, E>,
-    pub(super) parse: Parse<B>,
-    pub(super) concurrency: usize,
-    pub(super) min_remaining_time: Duration,
-    #[cfg(feature = "sqs")]
-    pub(super) queues: Option<aws_sdk_sqs::Client>,
-}
-
-type Parse<B> = Arc<dyn Fn(&str) -> Result<B, String> + Send + Sync>;
 
 /// Longer than the longest visibility timeout, which is 12 hours.
 const WINDOW: Duration = Duration::from_hours(24);
@@ -138,18 +129,8 @@ impl<H, B: DeserializeOwned + 'static, T, E> SqsConsumer<H, B, T, E> {
     /// ```
     #[must_use]
     pub fn new(idempotency: Idempotency<Message<B>, T, E>) -> Self {
-        // Without serde's message, which would show the value in the log.
-        Self::with_parser(idempotency, |text| {
-            serde_json::from_str(text).map_err(|error| {
-                format!("{:?} error at line {} column {}", error.classify(), error.line(), error.column())
-            })
-        })
+        Self::with_parser(idempotency, |text| serde_json::from_str(text).map_err(|error| json_error(&error)))
     }
-}
-
-/// Escapes `#`, which separates the parts of a key and is allowed in the names of groups.
-fn escape(part: &str) -> String {
-    part.replace('%', "%25").replace('#', "%23")
 }
 
 impl<H, B, T, E> SqsConsumer<H, B, T, E> {
@@ -168,17 +149,8 @@ impl<H, B, T, E> SqsConsumer<H, B, T, E> {
         parse: impl Fn(&str) -> Result<B, P> + Send + Sync + 'static,
     ) -> Self {
         panics::warn_if_they_abort();
-        Self {
-            settings: Settings {
-                idempotency,
-                parse: Arc::new(move |text| parse(text).map_err(|error| error.to_string())),
-                concurrency: 10,
-                min_remaining_time: Duration::from_secs(1),
-                #[cfg(feature = "sqs")]
-                queues: None,
-            },
-            handler_input: PhantomData,
-        }
+        let queue = Queue::new(move |text: &str| parse(text).map_err(|error| error.to_string()));
+        Self { settings: Settings::new(queue, idempotency), handler_input: PhantomData }
     }
 
     /// Sets how many messages run concurrently, on the task of the invocation; 10 by default, at least 1. In a FIFO
@@ -200,6 +172,23 @@ impl<H, B, T, E> SqsConsumer<H, B, T, E> {
         self
     }
 
+    /// Puts the id of the invocation's tenant into the keys, as
+    /// [`IdempotentLayer::per_tenant`](crate::IdempotentLayer::per_tenant) does. Without a tenant id, each message is logged
+    /// with that error and returns to the queue. An event source mapping sends no tenant id: this is for a function that
+    /// another one invokes with the batches of a tenant.
+    ///
+    /// ```
+    /// # use lambda_lock::{Locks, Message, SqsConsumer};
+    /// # fn example(locks: Locks) -> SqsConsumer<Message<String>, String, (), std::io::Error> {
+    /// SqsConsumer::by_message_id(locks).per_tenant()
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn per_tenant(mut self) -> Self {
+        self.settings.idempotency = self.settings.idempotency.per_tenant();
+        self
+    }
+
     /// Hides a message in progress elsewhere until that lease ends. Otherwise the message is visible again after the
     /// queue's visibility timeout. Feature `sqs`.
     ///
@@ -209,24 +198,12 @@ impl<H, B, T, E> SqsConsumer<H, B, T, E> {
     #[cfg(feature = "sqs")]
     #[must_use]
     pub fn hide_while_in_progress(mut self, queues: aws_sdk_sqs::Client) -> Self {
-        self.settings.queues = Some(queues);
+        self.settings.source.queues = Some(queues);
         self
     }
 }
 
 // By hand, because a derive would require the types of bodies, results and errors to be `Clone` and `Debug`.
-impl<B, T, E> Clone for Settings<B, T, E> {
-    fn clone(&self) -> Self {
-        Self {
-            idempotency: self.idempotency.clone(),
-            parse: Arc::clone(&self.parse),
-            #[cfg(feature = "sqs")]
-            queues: self.queues.clone(),
-            ..*self
-        }
-    }
-}
-
 impl<H, B, T, E> Clone for SqsConsumer<H, B, T, E> {
     fn clone(&self) -> Self {
         Self { settings: self.settings.clone(), handler_input: PhantomData }

@@ -3,27 +3,33 @@
 use std::time::Duration;
 
 use aws_lambda_events::sqs::SqsMessage;
-use futures_util::future::join_all;
+use futures_util::future::{BoxFuture, FutureExt as _, join_all};
 
-use super::consumer::Settings;
+use super::queue::Queue;
 use crate::clock::since_epoch;
 use crate::error::Error;
+use crate::lock::Locks;
 
 /// SQS allows 12 hours; in seconds.
 const MAX_VISIBILITY_TIMEOUT: i32 = 12 * 3600;
 
-impl<B, T, E> Settings<B, T, E> {
+impl<B> Queue<B> {
     /// Hides these records until the lease of their holder ends, if `error` says that their work is in progress.
-    pub(super) async fn hide<'a>(&self, records: impl Iterator<Item = &'a SqsMessage>, error: &Error) {
-        let requests: Vec<_> = records.filter_map(|record| self.hiding(record, error)).collect();
-        join_all(requests).await;
+    pub(super) fn hide<'a>(
+        &self,
+        records: impl Iterator<Item = &'a SqsMessage>,
+        error: &Error,
+        locks: &Locks,
+    ) -> BoxFuture<'static, ()> {
+        let requests: Vec<_> = records.filter_map(|record| self.hiding(record, error, locks)).collect();
+        join_all(requests).map(|_| ()).boxed()
     }
 
     /// Returns the request that hides one record.
-    fn hiding(&self, record: &SqsMessage, error: &Error) -> Option<impl Future<Output = ()> + use<B, T, E>> {
+    fn hiding(&self, record: &SqsMessage, error: &Error, locks: &Locks) -> Option<BoxFuture<'static, ()>> {
         let queues = self.queues.as_ref()?;
         let holder = error.holder().filter(|_| error.is_in_progress())?;
-        let now = self.idempotency.locks().0.clock.now();
+        let now = locks.0.clock.now();
         let left = since_epoch(holder.until()).saturating_sub(now.wall);
         // SQS counts whole seconds: the first one after the lease has ended.
         let seconds = i32::try_from(left.as_secs() + 1).unwrap_or(MAX_VISIBILITY_TIMEOUT);
@@ -33,12 +39,13 @@ impl<B, T, E> Settings<B, T, E> {
             .receipt_handle(record.receipt_handle.as_deref()?)
             .visibility_timeout(seconds.min(MAX_VISIBILITY_TIMEOUT));
         let message_id = record.message_id.clone();
-        Some(async move {
+        let hiding = async move {
             let answer = tokio::time::timeout(Duration::from_secs(2), Box::pin(request.send())).await;
             if !matches!(answer, Ok(Ok(_))) {
                 tracing::warn!(message_id, "message in progress not hidden");
             }
-        })
+        };
+        Some(hiding.boxed())
     }
 }
 

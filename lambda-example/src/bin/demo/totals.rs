@@ -1,0 +1,137 @@
+//! The function `order-totals` at a shard in this process: a crash in the middle of a batch, a record that is no order,
+//! and a batch that Lambda delivers once more.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use aws_lambda_events::dynamodb::Event;
+use lambda_example::{Totals, order_totals};
+use lambda_lock::Locks;
+use lambda_lock::embedded::{Answer, Host, Intercept};
+use lambda_runtime::{Error, LambdaEvent};
+use serde_json::{Value, json};
+use tokio::sync::Semaphore;
+use tower::ServiceExt;
+
+use super::{Cloud, context, expect, table};
+
+/// The function's timeout.
+const TIMEOUT: Duration = Duration::from_secs(2);
+/// The orders of the shard: the item and the quantity. One has no quantity.
+const ORDERS: [(&str, Option<u32>); 6] =
+    [("tea", Some(2)), ("tea", Some(3)), ("coffee", Some(1)), ("tea", None), ("tea", Some(4)), ("coffee", Some(5))];
+/// The position of the order without a quantity.
+const POISON: usize = 3;
+
+pub(crate) async fn show(cloud: &Cloud) -> Result<(), Error> {
+    println!("A batch of six orders; the environment crashes when it has counted two, and the fourth has no quantity");
+    let shard = Shard { cloud, prefix: cloud.new_prefix("order-totals") };
+    let counted = Arc::new(Semaphore::new(0));
+    let host = cloud.new_host().intercept(Counted(Arc::clone(&counted))).build();
+    let work = tokio::spawn(shard.delivery(1, 0).to(host.clone()));
+    drop(counted.acquire_many(2).await?);
+    host.crash();
+    work.abort();
+
+    let mut answers = Vec::new();
+    // The whole batch again; then from the record that the answer names; and once more, after Lambda lost the answer.
+    for (number, from) in [(2, 0), (3, POISON), (4, 0)] {
+        answers.push(shard.delivery(number, from).to(cloud.host()).await?);
+    }
+    let mut table = table(["delivery", "records", "again from", "requests"]);
+    table.add_row(["1", "1 to 6", "no answer", ""]);
+    for answer in &answers {
+        let again = answer.again_from.clone().unwrap_or_default();
+        let records = format!("{} to {}", answer.from + 1, ORDERS.len());
+        table.add_row([answer.number.to_string(), records, again, answer.requests.to_string()]);
+    }
+    println!("{table}");
+    let poison = (POISON + 1).to_string();
+    let all_named_poison = answers.iter().all(|answer| answer.again_from.as_ref() == Some(&poison));
+    expect(all_named_poison, "an answer does not name the order without a quantity")?;
+    // A record that was done before costs one request.
+    let requests: Vec<_> = answers[1..].iter().map(|answer| answer.requests).collect();
+    expect(requests == [2, 5], format!("the later deliveries sent {requests:?} requests"))?;
+    for (item, orders, quantity) in [("tea", 3, 9), ("coffee", 2, 6)] {
+        let row = cloud.row(format!("{}total#{item}", shard.prefix)).await?.unwrap_or_default();
+        let count = |attribute: &str| row.get(attribute).and_then(|count| count.as_n().ok()?.parse::<u64>().ok());
+        let found = [count("orders"), count("quantity")].map(Option::unwrap_or_default);
+        println!("orders of {item}: {}, quantity {}", found[0], found[1]);
+        expect(found == [orders, quantity], format!("{item} has the totals {found:?}, not {:?}", [orders, quantity]))?;
+    }
+    Ok(())
+}
+
+/// Counts the transactions that DynamoDB has committed.
+#[derive(Debug)]
+struct Counted(Arc<Semaphore>);
+
+impl Intercept for Counted {
+    fn answer(&self, operation: &str, _: &Value, _: &mut Answer) {
+        if operation == "TransactWriteItems" {
+            self.0.add_permits(1);
+        }
+    }
+}
+
+struct Shard<'a> {
+    cloud: &'a Cloud,
+    prefix: String,
+}
+
+impl Shard<'_> {
+    /// Returns a delivery of the orders from a position on.
+    fn delivery(&self, number: usize, from: usize) -> Delivery {
+        let records: Vec<_> = (from..ORDERS.len()).map(|position| record(&self.prefix, position)).collect();
+        Delivery { number, from, records, table: self.cloud.table.clone(), prefix: self.prefix.clone() }
+    }
+}
+
+/// Returns the record of an order as Lambda sends it. Its sequence number is its place in the shard.
+fn record(shop: &str, position: usize) -> Value {
+    let (item, quantity) = ORDERS[position];
+    let number = (position + 1).to_string();
+    let id = json!({ "S": format!("{shop}order#{number}") });
+    let mut image = json!({ "id": id, "item": { "S": item } });
+    if let Some(quantity) = quantity {
+        image["quantity"] = json!({ "N": quantity.to_string() });
+    }
+    json!({
+        "awsRegion": "us-east-1",
+        "dynamodb": { "Keys": { "id": id }, "NewImage": image, "SequenceNumber": number, "SizeBytes": 64 },
+        "eventID": format!("event-{number}"),
+        "eventName": "INSERT",
+        "eventSource": "aws:dynamodb",
+        "eventSourceARN": "arn:aws:dynamodb:us-east-1:123456789012:table/orders/stream/2026-11-22T00:00:00.000",
+    })
+}
+
+/// One batch to its own environment.
+struct Delivery {
+    number: usize,
+    from: usize,
+    records: Vec<Value>,
+    table: String,
+    prefix: String,
+}
+
+/// The answer to a batch.
+struct Answered {
+    number: usize,
+    from: usize,
+    again_from: Option<String>,
+    requests: u64,
+}
+
+impl Delivery {
+    async fn to(self, host: Host) -> Result<Answered, Error> {
+        let Self { number, from, records, table, prefix } = self;
+        let locks = Locks::builder(host.client(), &table).key_prefix(&prefix).build()?;
+        let function = order_totals(locks, Totals::new(host.client(), table, prefix));
+        let event: Event = serde_json::from_value(json!({ "Records": records }))?;
+        let event = LambdaEvent::new(event, context("order-totals", number, host.now() + TIMEOUT));
+        let mut failures = function.oneshot(event).await?.batch_item_failures;
+        let again_from = failures.pop().and_then(|failure| failure.item_identifier);
+        Ok(Answered { number, from, again_from, requests: host.requests() })
+    }
+}

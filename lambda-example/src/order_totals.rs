@@ -1,0 +1,94 @@
+//! A consumer of the table's stream. It counts each order of `order-api` once, no matter how often Lambda delivers the
+//! record of the order. The count is a row of the table, so one transaction commits it together with the record of the
+//! run.
+
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::time::Duration;
+
+use aws_lambda_events::dynamodb::Event;
+use aws_lambda_events::streams::DynamoDbEventResponse;
+use aws_sdk_dynamodb::Client;
+use aws_sdk_dynamodb::types::{AttributeValue, TransactWriteItem, Update};
+use lambda_lock::{Backoff, DynamoDbRecord, Idempotency, Locks, OnMissingKey, Run, StreamConsumer, WithRun};
+use lambda_runtime::{Error, LambdaEvent};
+use tower::{Layer, Service, service_fn};
+
+use crate::failure::Failure;
+use crate::order_api::Order;
+
+/// The number and the quantity of the orders of each item: rows in the lock table, under the function's own prefix.
+#[derive(Clone, Debug)]
+pub struct Totals {
+    client: Client,
+    table: String,
+    prefix: String,
+}
+
+impl Totals {
+    /// Creates a store in `table`, in rows whose `id` begins with `prefix`.
+    pub fn new(client: Client, table: impl Into<String>, prefix: impl Into<String>) -> Self {
+        Self { client, table: table.into(), prefix: prefix.into() }
+    }
+
+    /// Counts the order and completes the run, in one transaction. So a lost answer or a crash cannot count it twice.
+    async fn add(&self, order: &Order, run: &Run) -> Result<(), Failure> {
+        let row = Update::builder()
+            .table_name(&self.table)
+            .key("id", AttributeValue::S(format!("{}total#{}", self.prefix, order.item)))
+            .update_expression("ADD orders :one, quantity :quantity")
+            .expression_attribute_values(":one", AttributeValue::N("1".to_owned()))
+            .expression_attribute_values(":quantity", AttributeValue::N(order.quantity.to_string()))
+            .build()
+            .map_err(not_counted)?;
+        self.client
+            .transact_write_items()
+            .transact_items(TransactWriteItem::builder().update(row).build())
+            .transact_items(run.complete_in(&()).map_err(not_counted)?)
+            .send()
+            .await
+            .map_err(not_counted)?;
+        Ok(())
+    }
+}
+
+/// Twice the time that a DynamoDB stream has a record.
+const WINDOW: Duration = Duration::from_hours(48);
+
+/// Returns the function: the consumer, with the handler of one order.
+#[must_use]
+pub fn order_totals(
+    locks: Locks,
+    totals: Totals,
+) -> impl Service<
+    LambdaEvent<Event>,
+    Response = DynamoDbEventResponse,
+    Error = Infallible,
+    Future: Future<Output = Result<DynamoDbEventResponse, Infallible>> + Send,
+> + Clone
++ Send {
+    let totals = Arc::new(totals);
+    let once = Idempotency::new(locks, OnMissingKey::Reject, DynamoDbRecord::key)
+        .prefix("idempotency")
+        .window(WINDOW)
+        .wait(Backoff::default().up_to(Duration::MAX));
+    StreamConsumer::new(once)
+        // Two transactions at once on the total of an item conflict, and one of them fails.
+        .concurrency(1)
+        .layer(service_fn(move |record| count(Arc::clone(&totals), record)))
+}
+
+async fn count(totals: Arc<Totals>, record: WithRun<DynamoDbRecord<Order>>) -> Result<(), Failure> {
+    let WithRun { input: record, run, .. } = record;
+    // The mapping filters, so only its mistakes come here.
+    let Some(order) = record.new_image.filter(|_| record.record.event_name == "INSERT") else {
+        return Ok(());
+    };
+    totals.add(&order, &run).await?;
+    tracing::info!(order = order.id, "counted");
+    Ok(())
+}
+
+fn not_counted(error: impl Into<Error>) -> Failure {
+    Failure::new("OrderNotCounted", error)
+}

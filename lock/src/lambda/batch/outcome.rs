@@ -1,0 +1,33 @@
+//! `Outcome`: how an item of a batch ended.
+
+/// The outcome of an item.
+#[derive(Clone, Copy, PartialEq)]
+pub(in crate::lambda) enum Outcome {
+    NotStarted,
+    /// Started, but unfinished when its lease ended or the answer was due.
+    TimedOut,
+    Unreadable,
+    InProgress,
+    Failed,
+    Done,
+    Duplicate,
+}
+
+impl Outcome {
+    pub(in crate::lambda) fn is_done(self) -> bool {
+        matches!(self, Self::Done | Self::Duplicate)
+    }
+
+    /// Returns the name in the metrics.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::NotStarted => "not_started",
+            Self::TimedOut => "timed_out",
+            Self::Unreadable => "unreadable",
+            Self::InProgress => "in_progress",
+            Self::Failed => "failed",
+            Self::Done => "done",
+            Self::Duplicate => "duplicate",
+        }
+    }
+}

@@ -1,0 +1,377 @@
+//! Histories of a stream: a mapping delivers the batches of a shard to the consumer, on hosts with wrong clocks and bad
+//! networks that crash and overrun. Lambda delivers again from the number that an answer names, bisects batches, gives
+//! batches up, loses answers, and delivers a batch twice at once. A seed determines each history, which runs in paused
+//! time. The ledger of idempotent work checks every run. This module checks the order, the answers to Lambda, and the
+//! fate of each record.
+
+mod mutations;
+mod shard;
+
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, SystemTime};
+
+use aws_lambda_events::kinesis::KinesisEvent;
+use aws_lambda_events::streams::KinesisEventResponse;
+use fastrand::Rng;
+use lambda_lock::embedded::Host;
+use lambda_lock::{Backoff, Idempotency, KinesisRecord, OnMissingKey, OnTimeout, StreamConsumer, WithRun};
+use serde_json::Value;
+use tokio::time::sleep;
+use tower::{Layer, Service, service_fn};
+
+use crate::consumer;
+use crate::history::stage::{self, Network, Stage, millis};
+use crate::history::{Mutation, Outcome};
+use crate::idempotency_history::ledger::{Call, Ledger};
+use crate::idempotency_history::{self, Failure, Terms};
+use crate::invocation::{FUNCTION, invocation_with};
+pub use mutations::MUTATIONS;
+use shard::{Delivery, Place, STREAM, Shard, Stored};
+
+/// How often each outcome occurred.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Counts {
+    /// The counts of the records of idempotency.
+    pub work: idempotency_history::Counts,
+    /// Batches that were answered.
+    pub batches: usize,
+    /// Invocations that crashed.
+    pub invocations_crashed: usize,
+    /// Deliveries of a record beyond the first.
+    pub redelivered: usize,
+    /// Batches that were split in two.
+    pub bisected: usize,
+    /// Records that were done and passed by the checkpoint.
+    pub done: usize,
+    /// Deliveries that were answered as done without a run.
+    pub done_before: usize,
+    /// Answers that named a record.
+    pub reported: usize,
+    /// Records that Lambda gave up.
+    pub discarded: usize,
+}
+
+/// Runs the history of a seed, with the protocol or with a mutation of it.
+#[must_use]
+pub fn run(seed: u64, mutation: Option<Mutation>) -> Outcome<Counts> {
+    stage::play(seed, history(seed, mutation))
+}
+
+/// The part of a history that all its tasks share.
+#[derive(Debug)]
+struct Scene {
+    stage: Stage,
+    ledger: Arc<Ledger>,
+    shard: Shard,
+    terms: Terms,
+    key: KeyIs,
+    stops_at_first_failure: bool,
+    counts: Mutex<Counts>,
+}
+
+/// The key of a record.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum KeyIs {
+    EventId,
+    InBody,
+}
+
+type Handled = WithRun<KinesisRecord<Value>>;
+type Consumer = StreamConsumer<Handled, KinesisRecord<Value>, u64, Failure>;
+
+async fn history(seed: u64, mutation: Option<Mutation>) -> Outcome<Counts> {
+    let mut random = Rng::with_seed(seed);
+    let stage = Stage::set(&mut random, idempotency_history::LATEST_ARRIVAL, mutation).await;
+    let key = if random.bool() { KeyIs::EventId } else { KeyIs::InBody };
+    let reject_unfinished = key == KeyIs::InBody && random.u8(0..3) == 0;
+    let terms = Terms { window: Duration::from_hours(24), reject_unfinished, transactional: false };
+    let records = records(&mut random, key);
+    let keys = records.iter().map(|record| (key.of(record), terms));
+    let ledger = Arc::new(Ledger::new(stage.engine.clone(), stage.clock_skew, keys.collect()));
+    let shard = Shard::draw(&mut random, records);
+    let stops_at_first_failure = random.u8(0..3) == 0;
+    let scene = Arc::new(Scene { stage, ledger, shard, terms, key, stops_at_first_failure, counts: Mutex::default() });
+    scene.ledger.note(&format!("{:?} {key:?} {terms:?}", scene.shard));
+
+    stage::work(&mut random, idempotency_history::LATEST_ARRIVAL, |number, random| {
+        poller(Arc::clone(&scene), number, random)
+    })
+    .await;
+    scene.drain(random).await;
+    let Outcome { log, violations, counts: work } = scene.ledger.outcome();
+    let counts = Counts { work, ..*scene.counts.lock().unwrap() };
+    Outcome { log, violations, counts }
+}
+
+/// The records of the producers, with occasional duplicates under the same partition key.
+fn records(random: &mut Rng, key: KeyIs) -> Vec<Stored> {
+    let mut records: Vec<Stored> = Vec::new();
+    for number in 0..random.usize(3..=16) {
+        let earlier = (key == KeyIs::InBody && number > 0 && random.u8(0..5) == 0).then(|| random.choice(&records));
+        let (job, partition_key, data) = if let Some(earlier) = earlier.flatten() {
+            (earlier.job.clone(), earlier.partition_key.clone(), earlier.data.clone())
+        } else {
+            let job = format!("job {number}");
+            let data = match random.u8(0..20) {
+                0 => format!("{{ {job}, which is not JSON"),
+                1 => serde_json::json!({ "job": job, "poison": true }).to_string(),
+                _ => serde_json::json!({ "job": job }).to_string(),
+            };
+            (job, format!("key {}", random.u8(0..4)), data)
+        };
+        records.push(Stored { number: (1000 + number).to_string(), job, partition_key, data });
+    }
+    records
+}
+
+impl KeyIs {
+    /// The key of a record's row.
+    fn of(self, record: &Stored) -> String {
+        match self {
+            Self::EventId => format!("{FUNCTION}#{STREAM}#{}", record.event_id()),
+            Self::InBody => format!("{FUNCTION}#{}", record.job),
+        }
+    }
+}
+
+/// A host with the consumer that its invocations share.
+struct Function {
+    host: Host,
+    consumer: Consumer,
+}
+
+/// The handlers of one invocation.
+struct Invocation {
+    name: String,
+    scene: Arc<Scene>,
+    /// Only poison fails.
+    is_good: bool,
+    began: SystemTime,
+    time_left: Duration,
+    random: Mutex<Rng>,
+    calls: Mutex<Vec<Call>>,
+}
+
+impl Scene {
+    fn function(&self, random: &mut Rng, network: Network) -> Function {
+        let host = self.stage.host(random, network, self.ledger.observer());
+        let locks = self.stage.locks(&host);
+        let consumer = match self.key {
+            KeyIs::EventId => Consumer::by_event_id(locks).window(self.terms.window),
+            KeyIs::InBody => {
+                let job = |record: &KinesisRecord<Value>| record.body["job"].as_str().map(str::to_owned);
+                let policy = if self.terms.reject_unfinished { OnTimeout::Reject } else { OnTimeout::RunAgain };
+                let once = Idempotency::new(locks, OnMissingKey::Reject, job).window(self.terms.window);
+                let once = once.on_timeout(policy).cache(random.usize(0..5));
+                Consumer::new(if random.bool() { once.wait(Backoff::default().up_to(Duration::MAX)) } else { once })
+            }
+        };
+        let min_remaining_time = Duration::from_millis(random.u64(100..1000));
+        let consumer = consumer.concurrency(random.usize(1..=10)).min_remaining_time(min_remaining_time);
+        let consumer = if self.stops_at_first_failure { consumer.stop_at_first_failure() } else { consumer };
+        Function { host, consumer }
+    }
+
+    fn count(&self, count: impl FnOnce(&mut Counts)) {
+        count(&mut self.counts.lock().unwrap());
+    }
+
+    fn deliver(&self, line: usize) -> Option<Delivery> {
+        let delivery = self.shard.deliver(line)?;
+        self.count(|counts| counts.redelivered += delivery.redelivered);
+        Some(delivery)
+    }
+
+    fn settle(&self, delivery: &Delivery, done: Option<usize>) {
+        let settled = self.shard.settle(delivery, done);
+        self.count(|counts| {
+            counts.bisected += usize::from(settled.bisected);
+            counts.discarded += settled.discarded.len();
+        });
+        for index in settled.discarded {
+            self.ledger.note(&format!("{} is discarded", self.shard.records[index].number));
+        }
+    }
+
+    fn is_done(&self, record: &Stored) -> bool {
+        self.ledger.is_done(&self.key.of(record))
+    }
+
+    /// Whether all records before a record with its partition key are done or given up.
+    fn check_order(&self, number: &str) {
+        let records = &self.shard.records;
+        let record = records.iter().find(|record| record.number == number).unwrap();
+        for (index, earlier) in records.iter().enumerate().take_while(|(_, earlier)| earlier.number != number) {
+            let is_over = self.is_done(earlier) || self.shard.place(index) == Place::Discarded;
+            if earlier.partition_key == record.partition_key && !is_over {
+                self.ledger.violated(format!("{number} was begun out of order: before {}", earlier.number));
+            }
+        }
+    }
+
+    /// Good hosts work until the end of the shard. Every record is then done and passed, or given up.
+    async fn drain(self: &Arc<Self>, mut random: Rng) {
+        let mut function = self.function(&mut random, Network::Good);
+        for line in 0..self.shard.parallelization() {
+            for round in 0..200 {
+                let Some(delivery) = self.deliver(line) else { break };
+                let name = format!("last poller of {line}, round {round}");
+                let invocation = Invocation::new(self, name, Duration::from_secs(10), true, random.fork());
+                let done = function.invoke(&invocation, &delivery, None).await;
+                if done.is_none() {
+                    function = self.function(&mut random, Network::Good);
+                }
+                self.settle(&delivery, done.flatten());
+                sleep(Duration::from_millis(500)).await;
+            }
+        }
+        for (index, record) in self.shard.records.iter().enumerate() {
+            match self.shard.place(index) {
+                Place::Ahead => self.ledger.violated(format!("{} came to no end", record.number)),
+                Place::Passed if !self.is_done(record) => self.ledger.violated(format!("{} is lost", record.number)),
+                Place::Passed => self.count(|counts| counts.done += 1),
+                Place::Discarded => {}
+            }
+        }
+    }
+}
+
+/// A poller: one host after another, with one batch after another of its part of the shard. The pollers beyond the
+/// mapping's concurrent batches take a batch that another poller has, and lose the answer.
+async fn poller(scene: Arc<Scene>, number: usize, mut random: Rng) {
+    let network = Network::draw(&mut random);
+    let mut function = scene.function(&mut random, network);
+    let lines = scene.shard.parallelization();
+    for step in 0..random.usize(4..=10) {
+        sleep(millis(&mut random, 0..=1500)).await;
+        let Some(delivery) = scene.deliver(number % lines) else { continue };
+        let time_left = millis(&mut random, 1500..=6000);
+        let name = format!("poller {number} step {step}");
+        let invocation = Invocation::new(&scene, name, time_left, false, random.fork());
+        let crash = (random.u8(0..4) == 0).then(|| millis(&mut random, 0..=1000));
+        let done = function.invoke(&invocation, &delivery, crash).await;
+        if done.is_none() {
+            function = scene.function(&mut random, network);
+        }
+        let is_lost = number >= lines || random.u8(0..8) == 0;
+        if !is_lost {
+            scene.settle(&delivery, done.flatten());
+        }
+    }
+}
+
+impl Function {
+    /// Waits for the answer as Lambda does. Returns `None` if the host crashed, otherwise how many records at the start of
+    /// the batch are done, if the batch did not fail as a whole.
+    async fn invoke(
+        &self,
+        invocation: &Arc<Invocation>,
+        delivery: &Delivery,
+        crash: Option<Duration>,
+    ) -> Option<Option<usize>> {
+        let limit = crash.unwrap_or(invocation.time_left);
+        if let Some(answer) = consumer::wait(&self.host, self.answer(invocation, delivery), limit).await {
+            return Some(invocation.answered(delivery, &answer));
+        }
+        if crash.is_none() {
+            invocation.scene.ledger.violated(format!("{} did not answer before its deadline", invocation.name));
+        }
+        invocation.crashed();
+        None
+    }
+
+    async fn answer(&self, invocation: &Arc<Invocation>, delivery: &Delivery) -> KinesisEventResponse {
+        let scene = &invocation.scene;
+        let records: Vec<_> = delivery.records.iter().map(|index| &scene.shard.records[*index]).collect();
+        let numbers: Vec<_> = records.iter().map(|record| record.number.as_str()).collect();
+        scene.ledger.note(&format!("{} receives {}", invocation.name, numbers.join(", ")));
+        let mut batch = KinesisEvent::default();
+        batch.records = records.into_iter().map(Stored::delivery).collect();
+        let mutation = scene.stage.mutation.unwrap_or(Mutation::NONE);
+        (mutation.records)(&mut batch);
+        let event = invocation_with(&self.host, batch.clone(), invocation.time_left);
+        let handler = service_fn({
+            let invocation = Arc::clone(invocation);
+            move |record: Handled| Arc::clone(&invocation).handle(record)
+        });
+        let Ok(mut answer) = self.consumer.layer(handler).call(event).await;
+        (mutation.records_answer)(&batch, &mut answer);
+        sleep(mutation.answer_delay).await;
+        answer
+    }
+}
+
+impl Invocation {
+    fn new(scene: &Arc<Scene>, name: String, time_left: Duration, is_good: bool, random: Rng) -> Arc<Self> {
+        let (scene, random, began) = (Arc::clone(scene), Mutex::new(random), scene.stage.engine.now());
+        Arc::new(Self { name, scene, is_good, began, time_left, random, calls: Mutex::default() })
+    }
+
+    /// The handler of one record.
+    async fn handle(self: Arc<Self>, WithRun { input: record, run, .. }: Handled) -> Result<u64, Failure> {
+        let number = record.sequence_number().unwrap().to_owned();
+        let name = format!("{}, {number}", self.name);
+        let call = Call::new(&name, run.lock().key().to_owned(), Arc::clone(&self.scene.ledger));
+        self.calls.lock().unwrap().push(call.clone());
+        let execution = call.began(&run, self.time_left);
+        self.scene.check_order(&number);
+        consumer::work(execution, self.is_good, record.body["poison"] == true, &self.random).await
+    }
+
+    /// Lambda received the answer. Returns how many records at the start of the batch are done, or `None` if the batch
+    /// failed as a whole.
+    fn answered(&self, delivery: &Delivery, answer: &KinesisEventResponse) -> Option<usize> {
+        let Scene { ledger, stage, key, shard, .. } = &*self.scene;
+        let named: Vec<_> =
+            answer.batch_item_failures.iter().map(|failure| failure.item_identifier.as_deref().unwrap()).collect();
+        ledger.note(&format!("{} names {named:?}", self.name));
+        if named.len() > 1 {
+            ledger.violated(format!("{} names several records", self.name));
+        }
+        let records: Vec<_> = delivery.records.iter().map(|index| &shard.records[*index]).collect();
+        let done = match named.first() {
+            None => records.len(),
+            // Lambda takes a number that is not of the batch as the failure of all records.
+            Some(named) => records.iter().position(|record| record.number == *named).unwrap_or_default(),
+        };
+        let calls = self.calls.lock().unwrap();
+        let now = stage.engine.now();
+        // Without time, a record is not done before its outcome is stored.
+        let is_in_time = now + Duration::from_millis(200) < self.began + self.time_left;
+        // The leases end a second before the deadline, `min_remaining_time` is another second, and the host's clock
+        // drifts.
+        let all_had_time = now + Duration::from_millis(2500) < self.began + self.time_left;
+        let all_start = all_had_time && !self.scene.stops_at_first_failure;
+        for (position, record) in records.iter().enumerate().take(done + 1) {
+            let row = key.of(record);
+            // Twins share the outcome.
+            let was_run = calls.iter().find(|call| call.key == row).map(Call::is_answered);
+            let what = match (position < done, was_run) {
+                (true, Some(false)) => "passed but failed",
+                (true, None) if !ledger.is_done(&row) => "passed but was not done",
+                (false, Some(true)) if is_in_time => "reported but is done",
+                (false, None) if self.is_good && all_start && ledger.was_completed(&row, self.began) => {
+                    "reported but was done before"
+                }
+                _ => "",
+            };
+            if !what.is_empty() {
+                ledger.violated(format!("{} was {what}: {}", record.number, self.name));
+            }
+            self.scene.count(|counts| {
+                counts.reported += usize::from(position == done);
+                counts.done_before += usize::from(position < done && was_run.is_none());
+            });
+        }
+        self.scene.count(|counts| counts.batches += 1);
+        Some(done).filter(|done| *done > 0)
+    }
+
+    fn crashed(&self) {
+        self.scene.ledger.note(&format!("{} crashed", self.name));
+        self.scene.count(|counts| counts.invocations_crashed += 1);
+        for call in &*self.calls.lock().unwrap() {
+            call.gone("crashed");
+        }
+    }
+}

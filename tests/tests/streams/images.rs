@@ -1,0 +1,181 @@
+//! Records of DynamoDB streams: keys, images, and the event as Lambda sends it.
+
+use std::sync::{Arc, Mutex};
+
+use aws_lambda_events::dynamodb::Event;
+use lambda_lock::embedded::Host;
+use lambda_lock::{DynamoDbRecord, StreamConsumer};
+use lambda_lock_tests::World;
+use lambda_lock_tests::invocation::invocation;
+use serde::Deserialize;
+use serde_json::{Value, json};
+use tower::{Layer, ServiceExt, service_fn};
+
+use crate::{Declined, assert_debug_hides};
+
+const STREAM: &str = "arn:aws:dynamodb:eu-west-1:123456789012:table/orders/stream/2026-11-22T00:00:00.000";
+
+#[derive(Clone, Debug, Deserialize, PartialEq)]
+struct Order {
+    quantity: u64,
+    #[serde(default)]
+    fails: bool,
+}
+
+type Consumer = StreamConsumer<DynamoDbRecord<Order>, DynamoDbRecord<Order>, (), Declined>;
+type Seen = Arc<Mutex<Vec<DynamoDbRecord<Order>>>>;
+
+/// A change as Lambda sends it.
+fn change(number: u32, id: &str, images: &Value) -> Value {
+    let mut change = json!({
+        "ApproximateCreationDateTime": 1_480_642_020,
+        "Keys": { "id": { "S": id } },
+        "SequenceNumber": number.to_string(),
+        "SizeBytes": 26,
+        "StreamViewType": "NEW_AND_OLD_IMAGES",
+    });
+    for (name, image) in images.as_object().unwrap() {
+        change[name] = image.clone();
+    }
+    json!({
+        "awsRegion": "eu-west-1",
+        "dynamodb": change,
+        "eventID": format!("event-{number}"),
+        "eventName": if images["NewImage"].is_null() { "REMOVE" } else { "INSERT" },
+        "eventSource": "aws:dynamodb",
+        "eventSourceARN": STREAM,
+        "eventVersion": "1.1",
+    })
+}
+
+fn order(quantity: u64) -> Value {
+    json!({ "NewImage": { "id": { "S": "order" }, "quantity": { "N": quantity.to_string() } } })
+}
+
+fn failing() -> Value {
+    json!({ "NewImage": { "quantity": { "N": "1" }, "fails": { "BOOL": true } } })
+}
+
+fn batch(records: &[Value]) -> Event {
+    serde_json::from_value(json!({ "Records": records })).unwrap()
+}
+
+/// Delivers a batch, and returns the answer as Lambda sees it.
+async fn deliver(consumer: &Consumer, seen: &Seen, host: &Host, records: &[Value]) -> Value {
+    let seen = Arc::clone(seen);
+    let handler = service_fn(move |record: DynamoDbRecord<Order>| {
+        seen.lock().unwrap().push(record.clone());
+        async move { if record.new_image.is_some_and(|order| order.fails) { Err(Declined) } else { Ok(()) } }
+    });
+    let answer = consumer.layer(handler).oneshot(invocation(host, batch(records))).await.unwrap();
+    serde_json::to_value(answer).unwrap()
+}
+
+async fn environment() -> (World, Host, Consumer, Seen) {
+    let world = World::new().await;
+    let host = world.host().build();
+    let consumer = StreamConsumer::by_event_id(world.locks(&host).build().unwrap());
+    (world, host, consumer, Seen::default())
+}
+
+fn numbers(seen: &Seen) -> Vec<String> {
+    let mut numbers: Vec<_> =
+        seen.lock().unwrap().iter().map(|record| record.sequence_number().unwrap().to_owned()).collect();
+    numbers.sort();
+    numbers
+}
+
+fn from(number: u32) -> Value {
+    json!({ "batchItemFailures": [{ "itemIdentifier": number.to_string() }] })
+}
+
+fn nothing() -> Value {
+    json!({ "batchItemFailures": [] })
+}
+
+// behaviour 484
+#[tokio::test]
+async fn a_handler_gets_the_images_of_a_change_and_its_keys() {
+    let (world, host, consumer, seen) = environment().await;
+    let image = |quantity: u32| json!({ "id": { "S": "secret" }, "quantity": { "N": quantity.to_string() } });
+    let batch = [
+        change(1, "secret", &json!({ "NewImage": image(1) })),
+        change(2, "secret", &json!({ "NewImage": image(2), "OldImage": image(1) })),
+        change(3, "secret", &json!({ "NewImage": null, "OldImage": image(2) })),
+        change(4, "secret", &json!({})),
+    ];
+    assert_eq!(deliver(&consumer, &seen, &host, &batch).await, nothing());
+    assert_eq!(host.requests(), 8);
+    let seen = seen.lock().unwrap();
+    let images: Vec<_> = seen
+        .iter()
+        .map(|record| [&record.new_image, &record.old_image].map(|image| image.as_ref().map(|order| order.quantity)))
+        .collect();
+    assert_eq!(images, [[Some(1), None], [Some(2), Some(1)], [None, Some(2)], [None, None]]);
+    assert_eq!([seen[0].event_name(), seen[2].event_name()], ["INSERT", "REMOVE"]);
+    let keys = serde_json::to_value(seen[0].keys()).unwrap();
+    assert_eq!(keys, json!({ "id": { "S": "secret" } }));
+    assert!(seen[1].record.change.new_image.is_empty() && seen[1].record.change.old_image.is_empty());
+    assert_debug_hides(&seen[1], "secret");
+    assert!(world.row(&format!("orders#{STREAM}#event-1")).await.is_some());
+}
+
+// behaviours 480, 481, 484
+#[tokio::test]
+async fn a_failure_stops_the_changes_of_its_item() {
+    let (_world, host, consumer, seen) = environment().await;
+    let batch = |first: &Value| {
+        [change(1, "a", first), change(2, "b", &order(2)), change(3, "a", &order(3)), change(4, "b", &order(4))]
+    };
+    assert_eq!(deliver(&consumer, &seen, &host, &batch(&failing())).await, from(1));
+    assert_eq!(numbers(&seen), ["1", "2", "4"]);
+    assert_eq!(deliver(&consumer, &seen, &host, &batch(&order(1))).await, nothing());
+    assert_eq!(numbers(&seen), ["1", "1", "2", "3", "4"]);
+}
+
+// behaviours 481, 484
+#[tokio::test]
+async fn the_lane_of_a_change_is_the_whole_key_of_its_item() {
+    let with_keys = |number, keys: Value, images: &Value| {
+        let mut record = change(number, "", images);
+        record["dynamodb"]["Keys"] = keys;
+        record
+    };
+    let [text, sorted] =
+        [json!({ "id": { "S": "1" }, "at": { "N": "2" } }), json!({ "at": { "N": "2" }, "id": { "S": "1" } })];
+    for (other, is_same) in [
+        (sorted, true),
+        (json!({ "id": { "N": "1" }, "at": { "N": "2" } }), false),
+        (json!({ "id": { "S": "1" }, "at": { "N": "3" } }), false),
+        (json!({ "id": { "S": "1" } }), false),
+    ] {
+        let (_world, host, consumer, seen) = environment().await;
+        let batch = [with_keys(1, text.clone(), &failing()), with_keys(2, other.clone(), &order(1))];
+        assert_eq!(deliver(&consumer, &seen, &host, &batch).await, from(1));
+        assert_eq!(numbers(&seen).contains(&"2".to_owned()), !is_same, "{other}");
+    }
+}
+
+// behaviours 480, 484
+#[tokio::test]
+async fn an_image_that_does_not_parse_is_not_done() {
+    for which in ["NewImage", "OldImage"] {
+        let (_world, host, consumer, seen) = environment().await;
+        let mistyped = json!({ which: { "quantity": { "S": "many" } } });
+        let batch = [change(1, "a", &order(1)), change(2, "b", &mistyped), change(3, "b", &order(3))];
+        assert_eq!(deliver(&consumer, &seen, &host, &batch).await, from(2));
+        assert_eq!(numbers(&seen), ["1"]);
+        assert_eq!(host.requests(), 2);
+    }
+}
+
+// behaviours 480, 484
+#[tokio::test]
+async fn a_change_without_a_sequence_number_returns_the_whole_batch() {
+    let (_world, host, consumer, seen) = environment().await;
+    let mut nameless = change(1, "a", &order(1));
+    nameless["dynamodb"]["SequenceNumber"].take();
+    let answer = deliver(&consumer, &seen, &host, &[nameless, change(2, "b", &order(2))]).await;
+    assert_eq!(answer, json!({ "batchItemFailures": [{ "itemIdentifier": "" }] }));
+    assert_eq!(numbers(&seen), ["2"]);
+}

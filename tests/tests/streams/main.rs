@@ -1,0 +1,186 @@
+//! `StreamConsumer`: each record of a batch runs once, and those of a key run in order.
+
+mod answer;
+mod deadline;
+mod images;
+mod in_progress;
+mod key;
+mod lanes;
+mod log;
+mod panics;
+mod parse;
+mod stop;
+
+use std::convert::Infallible;
+use std::fmt::Debug;
+use std::future::pending;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use aws_lambda_events::kinesis::{KinesisEvent, KinesisEventRecord};
+use aws_lambda_events::streams::KinesisEventResponse;
+use lambda_lock::embedded::Host;
+use lambda_lock::{Idempotency, KinesisRecord, Lock, Locks, OnMissingKey, StreamConsumer};
+use lambda_lock_tests::World;
+use lambda_lock_tests::invocation::invocation;
+use lambda_runtime::{Diagnostic, LambdaEvent};
+use serde::Deserialize;
+use serde_json::json;
+use tokio::time::timeout;
+use tower::{Layer, Service, ServiceExt, service_fn};
+
+const STREAM: &str = "arn:aws:kinesis:eu-west-1:123456789012:stream/payments";
+
+/// A timeout that no test reaches unless it hangs.
+const TOO_LONG: Duration = Duration::from_mins(1);
+
+const fn ms(millis: u64) -> Duration {
+    Duration::from_millis(millis)
+}
+
+/// The data of a record.
+#[derive(Clone, Debug, Deserialize)]
+struct Payment {
+    id: String,
+    #[serde(default)]
+    amount: u32,
+    /// The behaviour of the handler.
+    #[serde(default)]
+    then: Then,
+}
+
+#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq)]
+enum Then {
+    #[default]
+    Done,
+    Declined,
+    Panic,
+    Endless,
+}
+
+/// The handler's error.
+#[derive(Debug)]
+struct Declined;
+
+impl From<Declined> for Diagnostic {
+    fn from(_: Declined) -> Self {
+        Self { error_type: "Declined".to_owned(), error_message: "by the bank".to_owned() }
+    }
+}
+
+type Consumer<B = Payment, T = ()> = StreamConsumer<KinesisRecord<B>, KinesisRecord<B>, T, Declined>;
+
+/// A handler that does what the data says, and keeps the sequence numbers of its records.
+#[derive(Clone, Debug, Default)]
+struct Till(Arc<Mutex<Vec<String>>>);
+
+impl Till {
+    fn ran(&self) -> Vec<String> {
+        self.0.lock().unwrap().clone()
+    }
+
+    /// The numbers in sorted order, for records that run at the same time.
+    fn ran_in_any_order(&self) -> Vec<String> {
+        let mut ran = self.ran();
+        ran.sort();
+        ran
+    }
+
+    async fn pay(self, record: KinesisRecord<Payment>) -> Result<(), Declined> {
+        self.0.lock().unwrap().push(record.sequence_number().unwrap().to_owned());
+        tokio::task::yield_now().await;
+        match record.body.then {
+            Then::Done => Ok(()),
+            Then::Declined => Err(Declined),
+            Then::Panic => panic!("in the handler"),
+            Then::Endless => pending().await,
+        }
+    }
+}
+
+/// A record with this sequence number and this partition key.
+fn record(number: &str, key: &str, then: &str) -> KinesisEventRecord {
+    record_with_data(number, key, json!({ "id": format!("payment {number}"), "then": then }).to_string())
+}
+
+fn record_with_data(number: &str, key: &str, data: impl Into<Vec<u8>>) -> KinesisEventRecord {
+    let mut record = KinesisEventRecord::default();
+    record.event_id = Some(format!("shardId-000000000006:{number}"));
+    record.event_source_arn = Some(STREAM.to_owned());
+    record.kinesis.sequence_number = number.to_owned();
+    record.kinesis.partition_key = key.to_owned();
+    record.kinesis.data.0 = data.into();
+    record
+}
+
+/// Records with the numbers from 1, whose partition keys are the first letters.
+fn records<const N: usize>(records: [(&str, &str); N]) -> Vec<KinesisEventRecord> {
+    records.into_iter().zip(1..).map(|((key, then), number)| record(&number.to_string(), key, then)).collect()
+}
+
+fn batch(records: impl IntoIterator<Item = KinesisEventRecord>) -> KinesisEvent {
+    let mut event = KinesisEvent::default();
+    event.records = records.into_iter().collect();
+    event
+}
+
+/// The key of the row of a record.
+fn row_of(number: &str) -> String {
+    format!("orders#{STREAM}#shardId-000000000006:{number}")
+}
+
+/// The number that the answer names, from which Lambda delivers again.
+async fn again_from<S, H, B, T>(
+    consumer: &StreamConsumer<H, KinesisRecord<B>, T, Declined>,
+    handler: S,
+    event: LambdaEvent<KinesisEvent>,
+) -> Option<String>
+where
+    StreamConsumer<H, KinesisRecord<B>, T, Declined>: Layer<S>,
+    <StreamConsumer<H, KinesisRecord<B>, T, Declined> as Layer<S>>::Service:
+        Service<LambdaEvent<KinesisEvent>, Response = KinesisEventResponse, Error = Infallible>,
+{
+    let answer = timeout(TOO_LONG, consumer.layer(handler).oneshot(event)).await.expect("there is an answer").unwrap();
+    let mut numbers: Vec<_> =
+        answer.batch_item_failures.into_iter().map(|failure| failure.item_identifier.unwrap()).collect();
+    assert!(numbers.len() <= 1, "{numbers:?}");
+    numbers.pop()
+}
+
+/// Delivers a batch 30 seconds before the deadline, and returns the number from which Lambda delivers again.
+async fn deliver(
+    consumer: &Consumer,
+    till: &Till,
+    host: &Host,
+    records: impl IntoIterator<Item = KinesisEventRecord>,
+) -> Option<String> {
+    deliver_in(consumer, till, invocation(host, batch(records))).await
+}
+
+async fn deliver_in(consumer: &Consumer, till: &Till, event: LambdaEvent<KinesisEvent>) -> Option<String> {
+    let till = till.clone();
+    again_from(consumer, service_fn(move |record| till.clone().pay(record)), event).await
+}
+
+/// A table, and a consumer by event id on its own host.
+async fn environment() -> (World, Host, Consumer, Till) {
+    let world = World::new().await;
+    let host = world.host().build();
+    let consumer = StreamConsumer::by_event_id(world.locks(&host).build().unwrap());
+    (world, host, consumer, Till::default())
+}
+
+/// Keys each payment by the id in its data.
+fn by_payment(locks: &Locks) -> Idempotency<KinesisRecord<Payment>, (), Declined> {
+    let key = |record: &KinesisRecord<Payment>| Some(record.body.id.clone());
+    Idempotency::new(locks.clone(), OnMissingKey::Reject, key)
+}
+
+/// Makes a record in progress in another environment.
+async fn work_elsewhere(world: &World, number: &str, lease: Duration) -> Lock {
+    world.default_locks().acquire(row_of(number)).lease(lease).await.unwrap()
+}
+
+fn assert_debug_hides(value: &impl Debug, secret: &str) {
+    assert!(!format!("{value:?}").contains(secret), "{value:?}");
+}

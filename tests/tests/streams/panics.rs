@@ -1,0 +1,74 @@
+//! A panic in the caller's code fails one record.
+
+use lambda_lock::{Idempotency, KinesisRecord, OnMissingKey, StreamConsumer};
+use lambda_lock_tests::invocation::invocation;
+use serde::Deserialize;
+use tower::service_fn;
+
+use crate::{
+    Consumer, Declined, Payment, Then, again_from, batch, by_payment, deliver, environment, record, record_with_data,
+    records,
+};
+
+// behaviours 71, 480
+#[tokio::test]
+async fn a_panic_in_the_parser_or_the_key_fails_one_record() {
+    let (world, host, _, till) = environment().await;
+    let locks = world.locks(&host).build().unwrap();
+    let once = Idempotency::new(locks, OnMissingKey::Reject, |record: &KinesisRecord<Payment>| {
+        assert!(record.body.id != "payment 3", "in the key");
+        Some(record.body.id.clone())
+    });
+    let consumer: Consumer = StreamConsumer::with_parser(once, |data| {
+        assert!(data != b"panic", "in the parser");
+        serde_json::from_slice(&data)
+    });
+    let batch = [record("1", "a", "Done"), record_with_data("2", "b", "panic"), record("3", "c", "Done")];
+    assert_eq!(deliver(&consumer, &till, &host, batch).await.as_deref(), Some("2"));
+    assert_eq!(till.ran(), ["1"]);
+}
+
+// behaviours 71, 480
+#[tokio::test]
+async fn a_panic_in_the_call_of_the_handler_or_in_on_error_fails_one_record() {
+    let (world, host, _, _) = environment().await;
+    let once = by_payment(&world.locks(&host).build().unwrap()).on_error(|Declined| panic!("in the policy"));
+    let handler = service_fn(|record: KinesisRecord<Payment>| match record.body.then {
+        Then::Panic => panic!("in the call"),
+        Then::Declined => std::future::ready(Err(Declined)),
+        _ => std::future::ready(Ok(())),
+    });
+    let event = invocation(&host, batch(records([("a", "Done"), ("b", "Declined"), ("c", "Panic"), ("d", "Done")])));
+    assert_eq!(again_from(&StreamConsumer::new(once), handler, event).await.as_deref(), Some("2"));
+    assert!(world.row("orders#payment 4").await.is_some());
+}
+
+/// Data that panics when it is dropped.
+#[derive(Debug, Deserialize)]
+struct Brittle {
+    is_brittle: bool,
+}
+
+impl Drop for Brittle {
+    fn drop(&mut self) {
+        assert!(!self.is_brittle || std::thread::panicking(), "in the drop");
+    }
+}
+
+// behaviours 71, 480
+#[tokio::test]
+async fn a_panic_in_the_drop_of_data_fails_one_record() {
+    let (world, host, _, _) = environment().await;
+    let consumer: Consumer<Brittle> = StreamConsumer::by_event_id(world.locks(&host).build().unwrap());
+    let consumer = consumer.concurrency(1);
+    let data = |number: &str, key: &str, is_brittle: bool| {
+        record_with_data(number, key, format!("{{\"is_brittle\": {is_brittle}}}"))
+    };
+    let handler = service_fn(async |_: KinesisRecord<Brittle>| Ok(()));
+    let event = invocation(
+        &host,
+        batch([data("1", "a", false), data("2", "b", true), data("2", "b", true), data("3", "c", false)]),
+    );
+    assert_eq!(again_from(&consumer, handler, event).await.as_deref(), Some("2"));
+    assert!(world.row(&crate::row_of("3")).await.is_some());
+}

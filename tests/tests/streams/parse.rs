@@ -1,0 +1,78 @@
+//! The data of Kinesis records: JSON, bytes, and anything else.
+
+use std::future::ready;
+use std::sync::{Arc, Mutex};
+
+use lambda_lock::{Idempotency, KinesisRecord, OnMissingKey, StreamConsumer};
+use lambda_lock_tests::invocation::invocation;
+use tower::service_fn;
+
+use crate::{
+    Consumer, Declined, Payment, again_from, assert_debug_hides, batch, by_payment, deliver, environment, record,
+    record_with_data, row_of,
+};
+
+// behaviour 480
+#[tokio::test]
+async fn a_handler_gets_the_data_and_the_record() {
+    let (_world, host, consumer, _) = environment().await;
+    let seen = Arc::new(Mutex::new(Vec::new()));
+    let handler = service_fn({
+        let seen = Arc::clone(&seen);
+        move |record: KinesisRecord<Payment>| {
+            seen.lock().unwrap().push(record);
+            ready(Ok::<_, Declined>(()))
+        }
+    });
+    let record = record("1", "customer 17", "Done");
+    assert_eq!(again_from(&consumer, handler, invocation(&host, batch([record.clone()]))).await, None);
+    let seen = seen.lock().unwrap();
+    let [got] = seen.as_slice() else { panic!("{seen:?}") };
+    assert_eq!((got.body.id.as_str(), got.partition_key()), ("payment 1", "customer 17"));
+    let mut without_data = record;
+    without_data.kinesis.data.0.clear();
+    assert_eq!(got.record, without_data);
+    assert_debug_hides(got, "17");
+}
+
+// behaviour 480
+#[tokio::test]
+async fn unreadable_data_is_not_done_and_sends_nothing() {
+    for data in ["{\"id\": ", "{\"id\": 3}", "", "[]"] {
+        let (_world, host, consumer, till) = environment().await;
+        let batch = [record_with_data("1", "a", data), record("2", "b", "Done")];
+        assert_eq!(deliver(&consumer, &till, &host, batch).await.as_deref(), Some("1"));
+        assert_eq!(till.ran(), ["2"]);
+        assert_eq!(host.requests(), 2);
+    }
+}
+
+// behaviour 480
+#[tokio::test]
+async fn of_bytes_leaves_the_data_as_it_is() {
+    let (world, host, _, _) = environment().await;
+    let locks = world.locks(&host).build().unwrap();
+    let once = Idempotency::new(locks, OnMissingKey::Reject, KinesisRecord::key);
+    let consumer: Consumer<Vec<u8>> = StreamConsumer::of_bytes(once);
+    let handler = service_fn(async |record: KinesisRecord<Vec<u8>>| {
+        assert_eq!(record.body, [0, 159, 146, 150]);
+        Ok::<_, Declined>(())
+    });
+    let event = invocation(&host, batch([record_with_data("1", "a", [0, 159, 146, 150])]));
+    assert_eq!(again_from(&consumer, handler, event).await, None);
+    assert!(world.row(&row_of("1")).await.is_some());
+}
+
+// behaviour 480
+#[tokio::test]
+async fn with_parser_parses_data_that_is_not_json() {
+    let (world, host, _, till) = environment().await;
+    let locks = world.locks(&host).build().unwrap();
+    let consumer: Consumer = StreamConsumer::with_parser(by_payment(&locks), |data| match data.strip_prefix(b"pay ") {
+        Some(id) => Ok(Payment { id: String::from_utf8_lossy(id).into_owned(), amount: 0, then: crate::Then::Done }),
+        None => Err("it is no payment"),
+    });
+    let batch = [record_with_data("1", "a", "pay 17"), record_with_data("2", "a", "refund 17")];
+    assert_eq!(deliver(&consumer, &till, &host, batch).await.as_deref(), Some("2"));
+    assert!(world.row("orders#17").await.is_some());
+}

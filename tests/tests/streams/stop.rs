@@ -1,0 +1,69 @@
+//! `stop_at_first_failure`.
+
+use lambda_lock::{KinesisRecord, StreamConsumer};
+use lambda_lock_tests::invocation::invocation;
+use tokio::time::sleep;
+use tower::service_fn;
+
+use crate::{Payment, again_from, batch, by_payment, deliver, environment, ms, record, record_with_data, records};
+
+// behaviour 482
+#[tokio::test]
+async fn no_record_starts_after_a_failure() {
+    for failing in ["Declined", "Panic"] {
+        let (_world, host, consumer, till) = environment().await;
+        let consumer = consumer.concurrency(1).stop_at_first_failure();
+        let four = records([("a", "Done"), ("b", failing), ("c", "Done"), ("a", "Done")]);
+        assert_eq!(deliver(&consumer, &till, &host, four).await.as_deref(), Some("2"));
+        // The lane of `a` was first.
+        assert_eq!(till.ran(), ["1", "4", "2"]);
+        assert_eq!(host.requests(), 6);
+    }
+}
+
+// behaviour 482
+#[tokio::test]
+async fn an_unreadable_record_stops_the_batch() {
+    let (_world, host, consumer, till) = environment().await;
+    let consumer = consumer.concurrency(1).stop_at_first_failure();
+    let batch = [record("1", "a", "Done"), record_with_data("2", "b", "{"), record("3", "c", "Done")];
+    assert_eq!(deliver(&consumer, &till, &host, batch).await.as_deref(), Some("2"));
+    assert_eq!(till.ran(), ["1"]);
+}
+
+// behaviour 482
+#[tokio::test]
+async fn records_that_are_running_at_a_failure_finish() {
+    let (_world, host, consumer, till) = environment().await;
+    let consumer = consumer.concurrency(2).stop_at_first_failure();
+    let four = records([("a", "Declined"), ("b", "Done"), ("b", "Done"), ("c", "Done")]);
+    let handler = service_fn({
+        let till = till.clone();
+        move |record: KinesisRecord<Payment>| {
+            let till = till.clone();
+            async move {
+                if record.sequence_number() == Some("2") {
+                    // Until the first record has failed.
+                    sleep(ms(500)).await;
+                }
+                till.pay(record).await
+            }
+        }
+    });
+    assert_eq!(again_from(&consumer, handler, invocation(&host, batch(four))).await.as_deref(), Some("1"));
+    assert_eq!(till.ran(), ["1", "2"]);
+    let again = records([("a", "Done"), ("b", "Panic"), ("b", "Done"), ("c", "Done")]);
+    assert_eq!(deliver(&consumer, &till, &host, again).await, None, "the second record was done");
+}
+
+// behaviour 482
+#[tokio::test]
+async fn a_record_that_was_done_before_stops_nothing() {
+    let (world, host, _, till) = environment().await;
+    let consumer = StreamConsumer::new(by_payment(&world.locks(&host).build().unwrap()));
+    let consumer = consumer.concurrency(1).stop_at_first_failure();
+    for _ in 0..2 {
+        assert_eq!(deliver(&consumer, &till, &host, records([("a", "Done"), ("b", "Done")])).await, None);
+    }
+    assert_eq!(till.ran(), ["1", "2"]);
+}
