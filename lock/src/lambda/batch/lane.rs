@@ -31,7 +31,7 @@ impl<C: Source, T, E> Settings<C, T, E> {
         let mut lanes: Vec<Lane<C>> = Vec::new();
         let mut index_of_lane: HashMap<C::Lane, usize> = HashMap::new();
         // Per lane: a copy in another lane is a separate item, and its outcome affects the order there.
-        let mut firsts: HashMap<(Option<C::Lane>, Identity), (usize, usize)> = HashMap::new();
+        let mut firsts: HashMap<_, (usize, usize)> = HashMap::new();
         for (position, record) in records.into_iter().enumerate() {
             let (name, lane) = (C::name(&record), C::lane(&record));
             let is_ordered = lane.is_some();
