@@ -8,6 +8,8 @@ mod locked_event;
 mod sqs;
 
 pub use idempotent_layer::{IdempotentLayer, IdempotentService};
+#[cfg(feature = "http")]
+pub(crate) use invocation::invocation_of;
 pub use lock_layer::{LockLayer, LockService, OnUnavailable};
 pub use locked_event::{HandlerEvent, LockedEvent};
 pub use sqs::{Message, SqsConsumer, SqsConsumerService};

@@ -50,7 +50,15 @@ pub(crate) async fn alarms_and_dashboard_show_the_exported_metrics(stack: &Stack
         name: "ApproximateNumberOfMessagesVisible".to_owned(),
         dimensions: [("QueueName".to_owned(), in_stack(queue))].into(),
     });
-    assert_eq!(alarms.collect::<BTreeSet<_>>(), refused.into_iter().chain(lost).chain(errors).chain(dead).collect());
+    let api = stack.http_api(STACK).await;
+    let id = api.split('.').next().unwrap().to_owned();
+    let gateway = [Metric {
+        namespace: "AWS/ApiGateway".to_owned(),
+        name: "5xx".to_owned(),
+        dimensions: [("ApiId".to_owned(), id)].into(),
+    }];
+    let expected = refused.into_iter().chain(lost).chain(errors).chain(gateway).chain(dead);
+    assert_eq!(alarms.collect::<BTreeSet<_>>(), expected.collect());
 
     let dashboard = json!({ "DashboardName": STACK });
     let dashboard = stack.call("monitoring", "GraniteServiceVersion20100801.GetDashboard", &dashboard).await;
