@@ -97,7 +97,8 @@ where
     if body.size_hint().lower() > most as u64 {
         return Err(Problem::BodyTooLarge(most));
     }
-    let (mut body, mut bytes) = (pin!(body), Vec::new());
+    let mut body = pin!(body);
+    let mut bytes = Vec::new();
     while let Some(frame) = poll_fn(|context| body.as_mut().poll_frame(context)).await {
         let Ok(data) = frame.map_err(|_| Problem::BodyUnreadable)?.into_data() else { continue };
         append(&mut bytes, data);

@@ -8,7 +8,7 @@ use serde_json::json;
 use std::time::Duration;
 use tower::service_fn;
 
-use crate::{counting, created, environment, layer, order, order_of, send, to};
+use crate::{TOO_LONG, counting, created, environment, layer, order, order_of, send, to};
 
 // behaviour 461
 #[tokio::test]
@@ -76,7 +76,7 @@ async fn a_request_without_an_optional_key_runs_unprotected() {
     assert_eq!(send(&layer, &counting(&runs), order(&host)).await.made_by(), (201, 1, true));
 }
 
-// behaviour 85
+// behaviour 22
 #[tokio::test]
 async fn disabled_locks_let_every_request_run() {
     let (world, host, _) = environment().await;
@@ -109,7 +109,7 @@ async fn the_default_prefix_is_the_name_of_the_function() {
 #[tokio::test]
 async fn a_request_can_wait_for_the_response() {
     let (_world, host, locks) = environment().await;
-    let backoff = Backoff::default().first_delay(Duration::from_millis(1)).max_delay(Duration::from_millis(20));
+    let backoff = Backoff::default().base(Duration::from_millis(2)).cap(Duration::from_millis(50)).up_to(TOO_LONG);
     let (layer, runs) = (layer(&locks).wait(backoff), Counter::default());
     let handler = service_fn({
         let runs = runs.clone();

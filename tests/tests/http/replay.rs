@@ -6,6 +6,7 @@ use std::time::Duration;
 use http::header::{CONTENT_LENGTH, DATE, ETAG, LOCATION, SET_COOKIE, VARY};
 use http::{HeaderName, HeaderValue};
 use lambda_http::{Body, Request, Response};
+use lambda_lock::HttpIdempotencyBody;
 use lambda_lock_tests::invocation::Counter;
 use tower::service_fn;
 
@@ -41,7 +42,7 @@ async fn a_replay_has_the_status_the_headers_and_the_bytes_of_the_first_response
     let (world, host, locks) = environment().await;
     let (layer, runs) = (layer(&locks), Counter::default());
     let first = send(&layer, &answering(&runs, with_headers), order(&host)).await;
-    assert_eq!(first, Reply::of(with_headers(1).map(Into::into)).await);
+    assert_eq!(first, Reply::of(with_headers(1).map(HttpIdempotencyBody::<Body>::from)).await);
 
     let replay = send(&layer, &answering(&runs, with_headers), order(&host)).await;
     assert!(replay.is_replay());

@@ -29,7 +29,7 @@ fn documented() -> BTreeMap<&'static str, (u16, bool)> {
             return None;
         };
         let name = name.split('`').nth(1)?;
-        Some((name, (status.parse().ok()?, retry_after != "")))
+        Some((name, (status.parse().ok()?, !retry_after.is_empty())))
     });
     lines.collect()
 }
