@@ -41,10 +41,8 @@ async fn middle_step(locks: Locks, json: &str) -> Result<(), Box<dyn Error>> {
 /// one.
 async fn guarded_step(locks: Locks, json: &str) -> Result<String, Box<dyn Error>> {
     let lock = locks.resume(&serde_json::from_str(json)?).await?;
-    tokio::select! {
-        () = migrate() => println!("another step has migrated the data, with {} s left", lock.remaining().as_secs()),
-        () = lock.lost() => return Err("the lease ended first".into()),
-    }
+    lock.while_held(migrate()).await?;
+    println!("another step has migrated the data, with {} s left", lock.remaining().as_secs());
     Ok(serde_json::to_string(&lock.into_ticket())?)
 }
 

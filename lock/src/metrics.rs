@@ -23,7 +23,7 @@ pub const ACQUIRED: &str = "lambda_lock_acquired";
 pub const TAKEN_OVER: &str = "lambda_lock_taken_over";
 /// Counter: acquires that ended without the lock, by [`REASON`]. Replays and in-progress refusals have their own counters.
 pub const REFUSED: &str = "lambda_lock_refused";
-/// Counter: locks released and records completed.
+/// Counter: locks released, also by their ticket, and records completed.
 pub const RELEASED: &str = "lambda_lock_released";
 /// Counter: releases and completions that failed, by [`REASON`].
 pub const RELEASE_FAILED: &str = "lambda_lock_release_failed";
@@ -39,6 +39,8 @@ pub const REPLAYS: &str = "lambda_lock_replays";
 pub const IN_PROGRESS_REFUSALS: &str = "lambda_lock_in_progress_refusals";
 /// Counter: messages of SQS batches, by [`OUTCOME`].
 pub const BATCH_ITEMS: &str = "lambda_lock_batch_items";
+/// Counter: tickets that were resumed, renewed, released or refused, by [`OUTCOME`].
+pub const TICKETS: &str = "lambda_lock_tickets";
 
 /// Histogram, milliseconds: duration of successful acquires, including their waits.
 pub const ACQUIRE_TIME: &str = "lambda_lock_acquire_time";
@@ -58,7 +60,8 @@ pub const WAITERS_AHEAD: &str = "lambda_lock_waiters_ahead";
 pub const REASON: &str = "reason";
 /// Label: the outcome of a message. `done` by this invocation, `duplicate` of a done message, `in_progress` elsewhere,
 /// `failed`, `unreadable`, `not_started` for lack of time or after a failure in its group, or `timed_out` when its lease
-/// ended, shortly before the deadline.
+/// ended, shortly before the deadline. The outcome of a ticket: `resumed`, `renewed`, `released`, or the cause of its failure
+/// with the values of [`REASON`].
 pub const OUTCOME: &str = "outcome";
 
 /// Gives the installed exporter the units and descriptions. Feature `metrics`.
@@ -82,6 +85,7 @@ pub fn describe() {
         (REPLAYS, "Duplicates that got the first run's result"),
         (IN_PROGRESS_REFUSALS, "Duplicates refused while the first run was in progress"),
         (BATCH_ITEMS, "Messages of SQS batches"),
+        (TICKETS, "Tickets resumed, renewed, released or refused"),
     ] {
         metrics::describe_counter!(name, Unit::Count, description);
     }

@@ -106,6 +106,37 @@ impl Intercept for LoseAnswers {
     }
 }
 
+/// Answers these updates, counted from 1, as ones that conflict with a transaction. The table does not apply them.
+#[derive(Debug)]
+pub struct Conflicts {
+    which: RangeInclusive<u32>,
+    sent: Counter,
+    answered: Counter,
+}
+
+impl Conflicts {
+    /// Answers these updates so.
+    #[must_use]
+    pub fn with_updates(which: RangeInclusive<u32>) -> Self {
+        Self { which, sent: Counter::default(), answered: Counter::default() }
+    }
+}
+
+impl Intercept for Conflicts {
+    fn request(&self, operation: &str, request: &mut Value) {
+        if operation == "UpdateItem" && self.which.contains(&self.sent.count()) {
+            request["TableName"] = "no-such-table".into();
+        }
+    }
+
+    fn answer(&self, operation: &str, _: &Value, answer: &mut Answer) {
+        if operation == "UpdateItem" && self.which.contains(&self.answered.count()) {
+            answer.status = 400;
+            answer.body = json!({ "__type": "com.amazonaws.dynamodb.v20120810#TransactionConflictException" });
+        }
+    }
+}
+
 static LOG: Mutex<Vec<u8>> = Mutex::new(Vec::new());
 
 struct Log;

@@ -1,5 +1,5 @@
 //! The example functions `order-api` and `payment-queue`, and the README's policy. The tests of `LockLayer` have
-//! `nightly-report`.
+//! `nightly-report`, and those of tickets have `deployment`.
 
 use std::collections::BTreeSet;
 use std::convert::Infallible;

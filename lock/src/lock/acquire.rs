@@ -12,7 +12,7 @@ use tokio::time::timeout;
 use tracing::{Instrument, Span};
 
 use super::backoff::{Backoff, Delays};
-use super::held::{Grant, Lock, Ownership};
+use super::held::{Grant, HeldPermit, Lock, Ownership, Subject};
 use super::locks::{Locks, check_attribute_name};
 use super::telemetry::{self, AcquireSpan, HoldSpan};
 use super::turn::{Action, Turn};
@@ -21,8 +21,8 @@ use crate::clock::{Lease, Moment, millis, since_epoch};
 use crate::error::{Error, Kind};
 use crate::holder::{Data, Holder};
 use crate::limits::{
-    DAY, MAX_IDENTITY_BYTES, MAX_LEASE, MIN_LEASE, TIME_TO_ANSWER, check_data, check_duration, check_keys,
-    check_permit, check_permit_data, time_to_ask,
+    DAY, MAX_IDENTITY_BYTES, MAX_LEASE, MIN_LEASE, TIME_TO_ANSWER, check_duration, check_keys, check_permit,
+    time_to_ask,
 };
 use crate::row::{Claim, ClaimExtension, Claimed, Courtesy, Fences, Joined};
 
@@ -39,7 +39,6 @@ impl Locks {
         Acquire {
             locks: self.clone(),
             key: key.into(),
-            keys: None,
             lease: None,
             until: None,
             wait: Backoff::NO_WAIT,
@@ -49,7 +48,7 @@ impl Locks {
             data: None,
             attributes: Vec::new(),
             extension: None,
-            permits: None,
+            subject: Subject::Key,
         }
     }
 
@@ -106,8 +105,6 @@ impl Locks {
 pub struct Acquire {
     locks: Locks,
     key: String,
-    /// Several keys, which are acquired together. They are sorted.
-    pub(super) keys: Option<Arc<[String]>>,
     lease: Option<Duration>,
     until: Option<SystemTime>,
     wait: Backoff,
@@ -117,8 +114,8 @@ pub struct Acquire {
     data: Option<Data>,
     attributes: Vec<(String, AttributeValue)>,
     extension: Option<Box<dyn ClaimExtension>>,
-    /// How many permits a semaphore has. `None` for a lock.
-    permits: Option<u32>,
+    /// With a permit: how many permits the semaphore has.
+    pub(super) subject: Subject<u32>,
 }
 
 impl Acquire {
@@ -228,7 +225,7 @@ impl Acquire {
 
     /// Acquires one of so many permits of a semaphore instead of a lock.
     pub(crate) fn at_most(mut self, permits: u32) -> Self {
-        self.permits = Some(permits);
+        self.subject = Subject::Permit(permits);
         self
     }
 
@@ -326,8 +323,12 @@ impl Acquire {
 
     /// Draws a new nonce.
     fn ownership(&self) -> Result<Ownership, Error> {
-        let (keys, permit) = (self.keys.clone(), self.permits.map(|_| Vec::new()));
-        let mut ownership = Ownership { keys, permit, ..Ownership::new(&self.locks, &self.key)? };
+        let subject = match &self.subject {
+            Subject::Key => Subject::Key,
+            Subject::Keys(keys) => Subject::Keys(Arc::clone(keys)),
+            Subject::Permit(_) => Subject::Permit(HeldPermit::default()),
+        };
+        let mut ownership = Ownership { subject, ..Ownership::new(&self.locks, &self.key)? };
         if let Some(identity) = self.identity() {
             ownership.owner.insert_str(0, &identity);
         }
@@ -335,9 +336,9 @@ impl Acquire {
     }
 
     fn check(&self) -> Result<(), Error> {
-        match &self.keys {
-            None => self.locks.check_key(&self.key)?,
-            Some(keys) => check_keys(&self.locks.0.table.key_prefix, keys)?,
+        match &self.subject {
+            Subject::Keys(keys) => check_keys(&self.locks.0.table.key_prefix, keys)?,
+            _ => self.locks.check_key(&self.key)?,
         }
         if let Some(lease) = self.lease {
             check_duration("lease", lease, MIN_LEASE, self.longest_lease())?;
@@ -353,9 +354,9 @@ impl Acquire {
         check_duration("least hold", self.hold_at_least, Duration::ZERO, DAY)?;
         self.wait.check()?;
         if let Some(data) = &self.data {
-            if self.permits.is_some() { check_permit_data(data) } else { check_data(data) }?;
+            self.subject.check_data(data)?;
         }
-        if let Some(permits) = self.permits {
+        if let Subject::Permit(permits) = self.subject {
             check_permit(&self.key, permits, self.holder_name())?;
             if self.identity.is_some() {
                 return Err(Error::invalid(format!(
@@ -381,8 +382,7 @@ impl Acquire {
     /// Returns the longest lease: a lock with a deadline ends with its invocation, and so does a record. Locks on several
     /// keys have no ticket. The TTL of a semaphore follows the longest lease of a permit.
     fn longest_lease(&self) -> Duration {
-        let ends_soon =
-            self.until.is_some() || self.extension.is_some() || self.keys.is_some() || self.permits.is_some();
+        let ends_soon = self.until.is_some() || self.extension.is_some() || !self.subject.is_key();
         if ends_soon { DAY } else { MAX_LEASE }
     }
 
@@ -410,7 +410,7 @@ impl Acquire {
         let lease = Lease::new(now.deadline_after(lease), settings.clock_skew, settings.retention);
         let keep_until = match &self.extension {
             Some(extension) => extension.keep_until(now),
-            None => self.permits.map(|_| settings.keep_permits_until(now)),
+            None => self.subject.is_permit().then(|| settings.keep_permits_until(now)),
         };
         Ok(keep_until.map_or(lease, |time| lease.kept_until(time)))
     }
@@ -490,17 +490,16 @@ impl<'a> AcquireAttempts<'a> {
             unanswered: false,
             delays: acquire.wait.delays(limit),
             // A place in one queue says nothing about the others, and a semaphore has no queue.
-            turn: (acquire.keys.is_none() && acquire.permits.is_none() && acquire.wait.takes_turns())
-                .then(Turn::default),
+            turn: (acquire.subject.is_key() && acquire.wait.takes_turns()).then(Turn::default),
             is_last: false,
             is_conditional: false,
-            fences: Fences::new(acquire.keys.as_ref().map_or(0, |keys| keys.len())),
+            fences: Fences::new(acquire.subject.keys().len()),
         })
     }
 
     /// Sends one attempt. Returns `None` if an earlier attempt took the key, and its lease is no longer known.
     async fn next(&mut self, telemetry: &mut AcquireSpan) -> Result<Option<Taken>, Error> {
-        let Acquire { locks, key, keys, data, attributes, extension, .. } = self.acquire;
+        let Acquire { locks, key, data, attributes, extension, subject, .. } = self.acquire;
         let (settings, identity) = (&locks.0, self.acquire.identity());
         let now = settings.clock.now();
         let lease = self.acquire.lease_from(now)?;
@@ -523,12 +522,12 @@ impl<'a> AcquireAttempts<'a> {
         self.pending.may_have_key = true;
         telemetry.attempt();
         let sdk_attempts = SdkAttempts::default();
-        let claimed = match (keys, self.acquire.permits) {
-            (None, None) => settings.table.acquire(&claim, &sdk_attempts).await,
-            (Some(keys), _) => settings.table.acquire_all(&claim, keys, &mut self.fences, &sdk_attempts).await,
-            (None, Some(permits)) => {
-                settings.table.acquire_permit(&claim, permits, &sdk_attempts).await.map(|(claimed, seen)| {
-                    self.pending.ownership.permit = Some(seen);
+        let claimed = match subject {
+            Subject::Key => settings.table.acquire(&claim, &sdk_attempts).await,
+            Subject::Keys(keys) => settings.table.acquire_all(&claim, keys, &mut self.fences, &sdk_attempts).await,
+            Subject::Permit(permits) => {
+                settings.table.acquire_permit(&claim, *permits, &sdk_attempts).await.map(|(claimed, seen)| {
+                    self.pending.ownership.subject = Subject::Permit(seen.into());
                     claimed
                 })
             }
@@ -719,15 +718,7 @@ pub(crate) async fn hold<T>(lock: &Lock, body: impl Future<Output = T>) -> Resul
 
 /// Runs `body` while `lock` is held. Returns `None` if the lock was lost first, and an error if the body panicked.
 pub(crate) async fn while_held<T>(lock: &Lock, body: impl Future<Output = T>) -> std::thread::Result<Option<T>> {
-    AssertUnwindSafe(async {
-        tokio::select! {
-            biased;
-            value = body.instrument(lock.span().clone()) => Some(value),
-            () = lock.overrun() => None,
-        }
-    })
-    .catch_unwind()
-    .await
+    AssertUnwindSafe(lock.while_held(body)).catch_unwind().await.map(Result::ok)
 }
 
 /// Limits the last request under a lock, so that the answer to Lambda does not wait for a table that does not answer.

@@ -11,6 +11,7 @@ use tracing::{Instrument, Span};
 
 use super::locks::Locks;
 use super::telemetry::HoldSpan;
+use crate::client::SdkAttempts;
 use crate::clock::{Deadline, Lease, Moment, seconds_up};
 use crate::error::{Error, Kind};
 use crate::holder::{Data, Holder};
@@ -261,6 +262,27 @@ impl Lock {
         }
     }
 
+    /// Runs `work` until it ends, or cancels it at its next await point when the lock is lost: then fails with an error that
+    /// [`is_lost`](Error::is_lost). Releases nothing and sends no request. [`Acquire::run`](crate::Acquire::run) does the same
+    /// and releases the lock. This is for a lock that was [resumed](crate::Locks::resume), or that is handed over afterwards.
+    ///
+    /// ```
+    /// # use lambda_lock::{Error, Locks, Ticket};
+    /// # async fn example(locks: Locks, ticket: Ticket) -> Result<Ticket, Error> {
+    /// let lock = locks.resume(&ticket).await?;
+    /// lock.while_held(migrate()).await?;
+    /// Ok(lock.into_ticket())
+    /// # }
+    /// # async fn migrate() {}
+    /// ```
+    pub async fn while_held<T>(&self, work: impl Future<Output = T>) -> Result<T, Error> {
+        tokio::select! {
+            biased;
+            value = work.instrument(self.span().clone()) => Ok(value),
+            () = self.overrun() => Err(self.error(Kind::Lost(None))),
+        }
+    }
+
     /// Waits until work under this lock must stop: until the lock is lost, but not if the work itself released it.
     pub(super) async fn overrun(&self) {
         loop {
@@ -298,15 +320,15 @@ impl Lock {
     }
 
     /// Renews the lease, so that it ends `lease` from now: from 1 ms to 366 days, and for a permit of a semaphore to a day.
-    /// While a transaction on the row prevents it, the request is sent again for about a second. One request; IAM action
-    /// `dynamodb:UpdateItem`. The deadline of the acquire does not limit the new lease. After a crash, the key stays held
+    /// One request; IAM action `dynamodb:UpdateItem`. While a transaction on the row prevents it, the request is repeated, up to
+    /// five times within 0.6 s. The deadline of the acquire does not limit the new lease. After a crash, the key stays held
     /// until this lease ends or an operator [frees](crate::Locks::force_release) it.
     ///
     /// Fails with an error that [`is_lost`](Error::is_lost) if the lease has ended, the lock was released, or another holder
     /// has the key. The row is not modified then. After any other error, and if the future is dropped, the request may have
     /// been applied, so the lock is valid until the earlier of the old and the new end.
     pub async fn renew(&self, lease: Duration) -> Result<(), Error> {
-        let longest = if self.ownership.keys.is_some() || self.ownership.permit.is_some() { DAY } else { MAX_LEASE };
+        let longest = if self.ownership.subject.is_key() { MAX_LEASE } else { DAY };
         check_duration("lease", lease, MIN_LEASE, longest)?;
         let settings = &self.ownership.locks.0;
         let _one_at_a_time = self.renewing.lock().await;
@@ -325,13 +347,13 @@ impl Lock {
         self.changed.notify_waiters();
         // A record that rejects unfinished runs has a later TTL than a lock, and keeps it.
         let mut renewed = renewed.following(lease_before);
-        if self.ownership.permit.is_some() {
+        if self.ownership.subject.is_permit() {
             renewed = renewed.kept_until(settings.keep_permits_until(now));
         }
         if self.is_enforced() {
             let renew = self.ownership.renew(sequence, now, renewed, data.as_ref());
             if let Err(error) = renew.instrument(self.span().clone()).await {
-                let phase = if self.ownership.keys.is_some() { Phase::PartlyLost } else { Phase::Lost };
+                let phase = if self.ownership.subject.keys().is_empty() { Phase::Lost } else { Phase::PartlyLost };
                 // A concurrent release may have caused it, and reports its own outcome.
                 if error.is_lost() && self.enter_from(&[Phase::Held], phase).is_ok() {
                     self.telemetry.lost(error.holder());
@@ -346,7 +368,7 @@ impl Lock {
 
     /// Releases the lock, which frees the key at once or, with `hold_at_least`, when that time is over. A host whose clock is
     /// behind sees it as free later, by the difference. One request, unless a request has already shown the lock released or
-    /// lost; IAM action `dynamodb:UpdateItem`.
+    /// lost; IAM action `dynamodb:UpdateItem`. It is repeated like a [renewal](Self::renew).
     ///
     /// Fails with an error that [`is_lost`](Error::is_lost) if another holder has taken the key, or an operator has
     /// [released it by force](crate::Locks::force_release). The row is not modified then. If the lease has ended but no other
@@ -406,7 +428,7 @@ impl Lock {
     /// # }
     /// ```
     pub fn condition_check(&self) -> Result<ConditionCheck, Error> {
-        if self.ownership.permit.is_some() && self.is_enforced() {
+        if self.ownership.subject.is_permit() && self.is_enforced() {
             let Ownership { locks, key, owner, .. } = &self.ownership;
             return locks.0.table.permit_check(key, owner, self.now());
         }
@@ -476,7 +498,7 @@ impl Lock {
     /// Returns the time that a release stores as the end of the lease.
     fn release_at(&self) -> Duration {
         // A permit leaves a tombstone instead, which does not compare times.
-        if self.ownership.permit.is_some() {
+        if self.ownership.subject.is_permit() {
             let now = self.now().wall;
             return self.state().hold_until.map_or(now, |until| until.max(now));
         }
@@ -540,40 +562,62 @@ pub(crate) struct Ownership {
     pub(crate) locks: Locks,
     /// The key, or the names of several keys for people.
     pub(crate) key: String,
-    /// Several keys, which are held and released together.
-    pub(super) keys: Option<Arc<[String]>>,
     pub(crate) owner: String,
-    /// For a permit of a semaphore: the tombstones that its acquire saw, of which the release removes old ones.
-    pub(crate) permit: Option<Vec<Tombstone>>,
+    pub(super) subject: Subject<HeldPermit>,
+}
+
+/// What the release of a permit knows.
+#[derive(Clone, Debug, Default)]
+pub(super) struct HeldPermit {
+    /// The tombstones that the acquire saw. The release removes old ones.
+    tombstones: Vec<Tombstone>,
+    /// The attempts of the release and of its repetitions.
+    release_attempts: SdkAttempts,
+}
+
+impl From<Vec<Tombstone>> for HeldPermit {
+    fn from(tombstones: Vec<Tombstone>) -> Self {
+        Self { tombstones, ..Self::default() }
+    }
+}
+
+/// What an owner acquires and holds, with `P` about a permit.
+#[derive(Clone, Debug)]
+pub(super) enum Subject<P> {
+    Key,
+    /// Several keys, in alphabetical order, which are acquired, held and released together.
+    Keys(Arc<[String]>),
+    /// A permit of a semaphore.
+    Permit(P),
 }
 
 impl Ownership {
     /// Draws a new nonce for this key.
     pub(crate) fn new(locks: &Locks, key: &str) -> Result<Self, Error> {
-        Ok(Self { locks: locks.clone(), key: key.to_owned(), keys: None, owner: nonce(locks, key)?, permit: None })
+        Ok(Self { locks: locks.clone(), key: key.to_owned(), owner: nonce(locks, key)?, subject: Subject::Key })
     }
 
     pub(super) fn error(&self, kind: Kind) -> Error {
         let table = &self.locks.0.table.name;
-        match self.keys.as_deref() {
-            Some([first, others @ ..]) => Error::new(kind, table, first).with_others(others.iter().map(String::as_str)),
+        match self.subject.keys() {
+            [first, others @ ..] => Error::new(kind, table, first).with_others(others.iter().map(String::as_str)),
             _ => Error::new(kind, table, &self.key),
         }
     }
 
     /// Moves the end of the lease.
     async fn renew(&self, sequence: u64, now: Moment, lease: Lease, data: Option<&Data>) -> Result<(), Error> {
-        let Self { locks, key, keys, owner, permit } = self;
+        let Self { locks, key, owner, subject } = self;
         let (table, step) = (&locks.0.table, Step { key, owner, sequence, now });
-        match (keys, permit) {
-            (None, None) => table.renew(step, lease, data).await,
-            (Some(keys), _) => table.renew_all(step, keys, lease).await,
-            (None, Some(_)) => table.renew_permit(step, lease, data).await,
+        match subject {
+            Subject::Key => table.renew(step, lease, data).await,
+            Subject::Keys(keys) => table.renew_all(step, keys, lease).await,
+            Subject::Permit(_) => table.renew_permit(step, lease, data).await,
         }
     }
 
     fn check_data(&self, data: &Data) -> Result<(), Error> {
-        if self.permit.is_some() { check_permit_data(data) } else { check_data(data) }
+        self.subject.check_data(data)
     }
 
     /// Frees the key at `end`. `deadline` is the end of the lease for its holder.
@@ -586,15 +630,15 @@ impl Ownership {
         hold_time: HoldTime,
         telemetry: &HoldSpan,
     ) -> Result<Option<Box<Holder>>, Error> {
-        let (Self { key, keys, owner, permit, .. }, settings) = (self, &self.locks.0);
+        let (Self { key, owner, subject, .. }, settings) = (self, &self.locks.0);
         let now = settings.clock.now();
         let step = Step { key, owner, sequence, now };
-        let answer = match (keys, permit) {
-            (None, None) => settings.table.release(step, end, settings.retention, data, hold_time).await,
-            (Some(keys), _) => settings.table.release_all(step, keys, end, settings.retention).await.map(|()| None),
-            (None, Some(seen)) => {
+        let answer = match subject {
+            Subject::Key => settings.table.release(step, end, settings.retention, data, hold_time).await,
+            Subject::Keys(keys) => settings.table.release_all(step, keys, end, settings.retention).await.map(|()| None),
+            Subject::Permit(HeldPermit { tombstones, release_attempts }) => {
                 let expiration = seconds_up(settings.keep_permits_until(now));
-                match settings.table.release_permit(step, end, expiration, data, seen).await {
+                match settings.table.release_permit(step, end, expiration, data, tombstones, release_attempts).await {
                     // Nothing replaces a permit before its lease has ended, so the release was applied.
                     Ok(is_certain) if is_certain || !deadline.has_passed(settings.clock.now()) => Ok(None),
                     Ok(_) => Err(self.error(Kind::Lost(None))),
@@ -614,12 +658,12 @@ impl Ownership {
 
     /// Makes sure that a late attempt of an acquire that ended without the key does not take it.
     pub(super) async fn withdraw(&self) -> Result<(), Error> {
-        let (Self { key, keys, owner, permit, .. }, settings) = (self, &self.locks.0);
+        let (Self { key, owner, subject, .. }, settings) = (self, &self.locks.0);
         let (table, now) = (&settings.table, settings.clock.now());
-        match (keys, permit) {
-            (None, None) => table.withdraw(key, owner, now, settings.retention).await,
-            (Some(keys), _) => table.withdraw_all(keys, owner, now, settings.retention).await,
-            (None, Some(_)) => {
+        match subject {
+            Subject::Key => table.withdraw(key, owner, now, settings.retention).await,
+            Subject::Keys(keys) => table.withdraw_all(keys, owner, now, settings.retention).await,
+            Subject::Permit(_) => {
                 let expiration = seconds_up(settings.keep_permits_until(now));
                 table.withdraw_permit(key, owner, now, expiration).await
             }
@@ -638,6 +682,28 @@ impl Ownership {
             };
             runtime.spawn(request.instrument(span));
         }
+    }
+}
+
+impl<P> Subject<P> {
+    pub(super) fn is_key(&self) -> bool {
+        matches!(self, Self::Key)
+    }
+
+    pub(super) fn is_permit(&self) -> bool {
+        matches!(self, Self::Permit(_))
+    }
+
+    /// Returns several keys, or none.
+    pub(super) fn keys(&self) -> &[String] {
+        match self {
+            Self::Keys(keys) => keys,
+            _ => &[],
+        }
+    }
+
+    pub(super) fn check_data(&self, data: &Data) -> Result<(), Error> {
+        if self.is_permit() { check_permit_data(data) } else { check_data(data) }
     }
 }
 

@@ -9,7 +9,7 @@ use aws_sdk_dynamodb::types::ConditionCheck;
 
 use super::acquire::{Acquire, hold};
 use super::backoff::Backoff;
-use super::held::Lock;
+use super::held::{Lock, Subject};
 use super::locks::Locks;
 use crate::error::Error;
 
@@ -28,7 +28,7 @@ impl Locks {
             names = format!("{names} and {} more", keys.len() - NAMED);
         }
         let mut acquire = self.acquire(names);
-        acquire.keys = Some(Arc::from(keys));
+        acquire.subject = Subject::Keys(Arc::from(keys));
         AcquireAll { acquire }
     }
 }
@@ -52,8 +52,8 @@ impl Locks {
 /// rows of a transaction, with the data in them, is 4 MB in all.
 ///
 /// DynamoDB cancels a transaction if another request or transaction on one of its rows is in progress. The attempt then
-/// fails with an error that [`is_conflict`](Error::is_conflict); a wait tries again. A plain acquire, renewal or release of
-/// one of the keys at the same moment can fail in the same way.
+/// fails with an error that [`is_conflict`](Error::is_conflict); a wait tries again. A plain acquire of one of the keys at the
+/// same moment can fail in the same way. Renewals and releases are repeated.
 ///
 /// # Withdrawal
 ///
@@ -133,7 +133,7 @@ impl IntoFuture for AcquireAll {
 
     fn into_future(self) -> Self::IntoFuture {
         Box::pin(async move {
-            let keys = self.acquire.keys.clone().unwrap_or_default();
+            let keys = Arc::from(self.acquire.subject.keys());
             Ok(LockSet { lock: self.acquire.send().await?, keys })
         })
     }
@@ -144,7 +144,7 @@ impl IntoFuture for AcquireAll {
 /// [Release](Self::release) them. A set that is dropped without a release logs a warning and sends the release in the
 /// background, if there is a tokio runtime. Without a runtime, the keys are free when the lease ends.
 ///
-/// All keys have one lease. What [`Lock`] says about a paused process applies: take the [`fence`](Self::fence) of a key
+/// Several keys have no ticket. All keys have one lease. What [`Lock`] says about a paused process applies: take the [`fence`](Self::fence) of a key
 /// along with each write, or put the [`condition_checks`](Self::condition_checks) into the transaction that writes.
 #[must_use = "locks that are dropped at once protect nothing"]
 pub struct LockSet {

@@ -159,6 +159,19 @@ pub(crate) fn log_refusal(error: &Error) {
     tracing::info!(key = error.key(), reason = error.reason(), %error, "not acquired");
 }
 
+/// Records the outcome of a ticket, which is this one if it succeeded.
+pub(super) fn record_ticket<T>(outcome: &'static str, answer: &Result<T, Error>) {
+    match answer {
+        Ok(_) => metrics::count_by(metrics::TICKETS, metrics::OUTCOME, outcome),
+        Err(error) => {
+            let reason = error.reason();
+            metrics::count_by(metrics::TICKETS, metrics::OUTCOME, reason);
+            // The key of a forged ticket can be too large for a log. The error has the key that was checked.
+            tracing::info!(key = error.key(), reason, %error, "ticket refused");
+        }
+    }
+}
+
 /// A lock that is held, until its release is answered.
 #[derive(Debug)]
 pub(super) struct HoldSpan {

@@ -3,12 +3,13 @@
 use std::fmt;
 use std::time::{Duration, SystemTime};
 
-use super::held::{Continuation, Grant, Lock, Ownership, nonce};
+use super::held::{Continuation, Grant, Lock, Ownership, Subject, nonce};
 use super::locks::Locks;
-use super::telemetry::HoldSpan;
+use super::telemetry::{HoldSpan, record_ticket};
 use crate::clock::{Lease, Moment, millis, millis_up, seconds_up, since_epoch};
 use crate::error::{Error, Kind, TicketFault};
 use crate::limits::{DAY, MAX_CLOCK_SKEW, MAX_LEASE, MIN_LEASE, check_duration};
+use crate::metrics;
 use crate::row::{Resumed, TicketStep, Tombstone};
 
 /// A lock that outlives its process: a small value that another process [resumes](Locks::resume),
@@ -27,8 +28,8 @@ use crate::row::{Resumed, TicketStep, Tombstone};
 /// | [`Locks::release_ticket`] | 1 | yes | repeat it with the same ticket |
 /// | [`Locks::resume`] | 1 | yes | none: the key is held until the lease ends |
 ///
-/// Resume the lock for work that must be cancelled at the end of the lease, or that needs the [`Lock`]. Make a new ticket at
-/// its end. For steps that can be retried, renew and release with the ticket itself.
+/// Resume the lock for work that must be cancelled at the end of the lease, with [`Lock::while_held`], or that needs the
+/// [`Lock`]. Make a new ticket at its end. For steps that can be retried, renew and release with the ticket itself.
 ///
 /// # What the possessor of a ticket can do
 ///
@@ -45,8 +46,9 @@ use crate::row::{Resumed, TicketStep, Tombstone};
 /// "sequence":0,"acquired_at":1795254763639,"expires_at":1795256563639}
 /// ```
 ///
-/// Times are in milliseconds since the Unix epoch. `sort_key` and `hold_until` are there if the lock has them, and `permit` if it is a permit of a semaphore. Unknown fields
-/// are ignored. An unknown version, or a field that is missing or out of bounds, is an error that says so.
+/// Times are in milliseconds since the Unix epoch. `sort_key` and `hold_until` are there if the lock has them, and `permit`
+/// if it is a permit of a semaphore. Unknown fields are ignored. An unknown version, or a field that is missing or out of
+/// bounds, is an error that says so.
 ///
 /// ```
 /// # use lambda_lock::{Error, Locks, Ticket};
@@ -146,8 +148,7 @@ impl Ticket {
 
     /// Returns the time that a release stores as the end of the lease: not before the acquire, as in a release of the lock.
     fn release_at(&self, now: Moment) -> Duration {
-        let acquired = Duration::from_millis(self.acquired_at).min(now.wall.saturating_add(MAX_CLOCK_SKEW));
-        now.wall.max(acquired).max(self.hold_until(now).unwrap_or_default())
+        now.wall.max(acquired(self.acquired_at, now)).max(self.hold_until(now).unwrap_or_default())
     }
 
     /// Limits what the ticket says to what an acquire sets.
@@ -194,13 +195,14 @@ impl Lock {
     /// Turns the lock into a [`Ticket`] for another process, which holds the key from then on. Sends no request and releases
     /// nothing: without a use of the ticket, the key is held until the lease ends.
     ///
-    /// Data that was [set](Self::set_data) and not written by a renewal is dropped. The
-    /// [minimum hold](crate::Acquire::hold_at_least) goes with the ticket. A lock that was lost or released gives a ticket
-    /// that is refused; after a release that was not answered, the row decides. A lock that is not [enforced](Self::is_enforced) gives a ticket that says so.
+    /// Data that was [set](Self::set_data) and not written by a renewal is dropped. The [minimum
+    /// hold](crate::Acquire::hold_at_least) goes with the ticket. A lock that was lost or released gives a ticket that is
+    /// refused; after a release that was not answered, the row decides. A lock that is not [enforced](Self::is_enforced) gives
+    /// a ticket that says so.
     pub fn into_ticket(self) -> Ticket {
         let expires_at = millis(since_epoch(self.expires_at()));
         let Continuation { hold_until, sequence } = self.hand_over();
-        let Ownership { locks, key, owner, permit, .. } = &self.ownership;
+        let Ownership { locks, key, owner, subject } = &self.ownership;
         let table = &locks.0.table;
         Ticket {
             table: table.name.clone(),
@@ -214,7 +216,7 @@ impl Lock {
             acquired_at: millis(since_epoch(self.acquired_at())),
             expires_at,
             hold_until: hold_until.map(millis_up),
-            permit: permit.is_some(),
+            permit: subject.is_permit(),
         }
     }
 }
@@ -245,6 +247,12 @@ impl Locks {
     /// If locking is [disabled](crate::LocksBuilder::enabled) here, or the lock of the ticket is not enforced, nothing is sent.
     /// The lock is then not [enforced](Lock::is_enforced), and valid until the end that the ticket names.
     pub async fn resume(&self, ticket: &Ticket) -> Result<Lock, Error> {
+        let lock = self.send_resumption(ticket).await;
+        record_ticket("resumed", &lock);
+        lock
+    }
+
+    async fn send_resumption(&self, ticket: &Ticket) -> Result<Lock, Error> {
         self.check_ticket(ticket)?;
         let settings = &self.0;
         let (now, skew) = (settings.clock.now(), settings.clock_skew);
@@ -270,8 +278,8 @@ impl Locks {
         } else {
             settings.table.resume(step, &nonce, valid_from).await
         };
-        let Resumed { fence, data, end, acquired_at, hold_time, permit } = resumed.inspect_err(log_refusal)?;
-        let sent = Moment { wall: Duration::from_millis(acquired_at), ..now };
+        let Resumed { fence, data, end, acquired_at, hold_time, permit } = resumed?;
+        let sent = Moment { wall: acquired(acquired_at, now), ..now };
         let grant = Grant {
             fence: Some(fence),
             fences: Vec::new(),
@@ -296,13 +304,15 @@ impl Locks {
             return Err(self.ticket_fault(ticket, TicketFault::Ended));
         }
         let (key, owner) = (ticket.key.clone(), ticket.owner.clone());
-        let ownership = Ownership { locks: self.clone(), key, keys: None, owner, permit };
+        let subject = permit.map_or(Subject::Key, |tombstones| Subject::Permit(tombstones.into()));
+        let ownership = Ownership { locks: self.clone(), key, owner, subject };
         let continuation = ticket.continuation(self.0.clock.now());
         Ok(Lock::new(ownership, grant, telemetry, Duration::ZERO).continuing(continuation))
     }
 
     /// Renews the lease of the ticket's lock without using up the ticket, so that it ends at least `lease` from now: from 1 ms
-    /// to 366 days, and for a permit of a semaphore to a day. Returns when the lease ends, by this host's clock. One request; IAM action `dynamodb:UpdateItem`.
+    /// to 366 days, and for a permit of a semaphore to a day. Returns when the lease ends, by this host's clock. One request;
+    /// IAM action `dynamodb:UpdateItem`.
     ///
     /// The lease is never shortened. After a crash, the key stays held until it ends or an operator
     /// [frees](Self::force_release) it. Can be repeated after any error. Fails as [`resume`](Self::resume) does, but succeeds
@@ -320,6 +330,12 @@ impl Locks {
     /// # }
     /// ```
     pub async fn renew_ticket(&self, ticket: &Ticket, lease: Duration) -> Result<SystemTime, Error> {
+        let end = self.send_renewal(ticket, lease).await;
+        record_ticket("renewed", &end);
+        end
+    }
+
+    async fn send_renewal(&self, ticket: &Ticket, lease: Duration) -> Result<SystemTime, Error> {
         check_duration("lease", lease, MIN_LEASE, if ticket.permit { DAY } else { MAX_LEASE })?;
         self.check_ticket(ticket)?;
         let settings = &self.0;
@@ -327,13 +343,12 @@ impl Locks {
         let lease = Lease::new(now.deadline_after(lease), settings.clock_skew, settings.retention);
         let mut end = lease.end;
         if self.is_enforced(ticket) {
-            let renewed = if ticket.permit {
+            end = if ticket.permit {
                 let lease = lease.kept_until(settings.keep_permits_until(now));
                 settings.table.renew_permit_ticket(ticket.step(now, settings.clock_skew), lease).await
             } else {
                 settings.table.renew_ticket(ticket.step(now, settings.clock_skew), lease).await
-            };
-            end = renewed.inspect_err(log_refusal)?;
+            }?;
         }
         Ok(SystemTime::UNIX_EPOCH + Duration::from_millis(end).saturating_sub(settings.clock_skew))
     }
@@ -343,10 +358,17 @@ impl Locks {
     ///
     /// Can be repeated after any error, also in another process. It succeeds if the lock was released before, until the next
     /// holder has acquired and released the key; then it is [lost](Error::is_lost). If the lease has ended but no other holder
-    /// has the key, the release succeeds. For a permit of a semaphore, every 16th release or so sends one more request. Fails with an error that
-    /// [`is_ticket_used`](Error::is_ticket_used) if the lock was resumed, because the work of that process may still run.
-    /// Its other errors are those of [`resume`](Self::resume). If the lock is not enforced, nothing is sent.
+    /// has the key, the release succeeds. For a permit of a semaphore, every 16th release or so sends one more request, and a
+    /// repeated release is [unknown](Error::is_ticket_unknown) when its trace is gone: after 16 later releases, or a minute. Fails
+    /// with an error that [`is_ticket_used`](Error::is_ticket_used) if the lock was resumed, because the work of that process
+    /// may still run. Its other errors are those of [`resume`](Self::resume). If the lock is not enforced, nothing is sent.
     pub async fn release_ticket(&self, ticket: &Ticket) -> Result<(), Error> {
+        let released = self.send_release(ticket).await;
+        record_ticket("released", &released);
+        released
+    }
+
+    async fn send_release(&self, ticket: &Ticket) -> Result<(), Error> {
         self.check_ticket(ticket)?;
         if !self.is_enforced(ticket) {
             return Ok(());
@@ -354,15 +376,16 @@ impl Locks {
         let settings = &self.0;
         let now = settings.clock.now();
         let step = ticket.step(now, settings.clock_skew);
-        let released = if ticket.permit {
+        if ticket.permit {
             // A tombstone does not compare times.
             let end = ticket.hold_until(now).unwrap_or(now.wall);
             let expiration = seconds_up(settings.keep_permits_until(now));
-            settings.table.release_permit_ticket(step, end, expiration).await
+            settings.table.release_permit_ticket(step, end, expiration).await?;
         } else {
-            settings.table.release_ticket(step, ticket.release_at(now), settings.retention).await
-        };
-        released.inspect_err(log_refusal)
+            settings.table.release_ticket(step, ticket.release_at(now), settings.retention).await?;
+        }
+        metrics::count(metrics::RELEASED);
+        Ok(())
     }
 
     fn is_enforced(&self, ticket: &Ticket) -> bool {
@@ -396,15 +419,16 @@ impl Locks {
     }
 }
 
+/// Limits the time of an acquire, in milliseconds since the epoch, to what clocks allow.
+fn acquired(at: u64, now: Moment) -> Duration {
+    Duration::from_millis(at).min(now.wall.saturating_add(MAX_CLOCK_SKEW))
+}
+
 /// Compares two names or ARNs of tables. A name matches an ARN that ends with it.
 fn is_same_table(one: &str, other: &str) -> bool {
     let name = |table: &str| table.rsplit_once(":table/").map_or_else(|| table.to_owned(), |(_, name)| name.to_owned());
     let is_arn = |table: &str| table.starts_with("arn:");
     one == other || (is_arn(one) != is_arn(other) && name(one) == name(other))
-}
-
-fn log_refusal(error: &Error) {
-    tracing::info!(key = error.key(), reason = error.reason(), %error, "ticket refused");
 }
 
 /// The serialised form.

@@ -120,7 +120,7 @@ impl Locks {
     /// | IAM action | needed for | if denied |
     /// | --- | --- | --- |
     /// | `dynamodb:UpdateItem` | every lock | failed |
-    /// | `dynamodb:GetItem` | [`get`](Self::get) | warning |
+    /// | `dynamodb:GetItem` | [`get`](Self::get), and [`list`](Self::list) for semaphores | warning |
     /// | `dynamodb:Scan` | [`list`](Self::list) | warning |
     /// | `dynamodb:ConditionCheckItem` | [`Lock::condition_check`](crate::Lock::condition_check) | warning |
     /// | `dynamodb:DescribeTable`, `dynamodb:DescribeTimeToLive` | this check | warning |

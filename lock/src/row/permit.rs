@@ -27,12 +27,12 @@ use super::names::{
 use super::read::{Row, number_at};
 use super::release::Step;
 use super::semaphore::{Permit, Semaphore, Tombstone};
-use super::table::{Expression as _, Item, Table, in_time, insist, number, send_counted, string, with_data};
+use super::table::{Expression as _, Item, Table, insist, insist_counted, number, send_counted, string, with_data};
 use crate::client::SdkAttempts;
 use crate::clock::{Lease, Moment, millis};
 use crate::error::{Error, Kind};
 use crate::holder::{Data, Holder, HolderKind};
-use crate::limits::{MAX_PERMITS, REQUEST_TIMEOUT};
+use crate::limits::MAX_PERMITS;
 
 /// How often a request is adapted to a row that others change meanwhile.
 const TRIES: u32 = 4;
@@ -243,8 +243,8 @@ impl Table {
     /// Frees a permit, or keeps it until `end` if that is later than now. Also removes old tombstones of those that were
     /// `seen`. One request; two if one of these has become a permit again.
     ///
-    /// Returns `false` if there is no trace of the permit after an earlier attempt that was not answered. Either that
-    /// attempt was applied, and later releases have removed its tombstone, or the permit was replaced after its lease.
+    /// Returns `false` if there is no trace of the permit after an earlier attempt, also of an earlier call with these
+    /// `attempts`, that was not answered. Either that attempt was applied, and later releases have removed its tombstone, or the permit was replaced after its lease.
     pub(crate) async fn release_permit(
         &self,
         step: Step<'_>,
@@ -252,13 +252,13 @@ impl Table {
         expiration: u64,
         data: Option<&Data>,
         seen: &[Tombstone],
+        attempts: &SdkAttempts,
     ) -> Result<bool, Error> {
         let Step { key, owner, sequence, now } = step;
-        let attempts = SdkAttempts::default();
         let mut old = obsolete(seen, now);
         loop {
             let request = self.permit_release(step, end, expiration, data, &old);
-            let Err(error) = in_time(REQUEST_TIMEOUT, send_counted(request, attempts.clone())).await else {
+            let Err(error) = insist_counted(request, attempts.clone()).await else {
                 return Ok(true);
             };
             let semaphore = self.refusal(error, key)?.and_then(|row| row.semaphore);

@@ -258,7 +258,9 @@ impl Table {
         }
         for some in semaphores.chunks(READS_AT_A_TIME) {
             let read = join_all(some.iter().map(|key| self.listed_semaphore(key, now))).await;
-            rows.extend(read.into_iter().flatten());
+            for semaphore in read {
+                rows.extend(semaphore?);
+            }
         }
         Ok(Some(Page {
             rows,
@@ -268,9 +270,14 @@ impl Table {
     }
 
     /// Reads a semaphore of a list without its data. Returns `None` if its row is gone.
-    async fn listed_semaphore(&self, key: &str, now: Moment) -> Option<(String, Result<Holder, Error>)> {
-        let row = self.get(key, now).await.transpose()?;
-        Some((key.to_owned(), row.map(|holder| Holder { data: None, ..holder })))
+    async fn listed_semaphore(&self, key: &str, now: Moment) -> Result<Option<ListedRow>, Error> {
+        let holder = match self.get(key, now).await {
+            Ok(Some(holder)) => Ok(Holder { data: None, ..holder }),
+            Ok(None) => return Ok(None),
+            Err(error) if error.is_malformed_row() => Err(error),
+            Err(error) => return Err(error),
+        };
+        Ok(Some((key.to_owned(), holder)))
     }
 }
 
@@ -285,11 +292,13 @@ pub(crate) enum Cursor {
     End,
 }
 
+/// A row with its key, without the prefix; or an error if it is malformed.
+type ListedRow = (String, Result<Holder, Error>);
+
 /// The rows that one request of a scan found.
 #[derive(Debug)]
 pub(crate) struct Page {
-    /// The rows with their keys, without the prefix.
-    pub(crate) rows: Vec<(String, Result<Holder, Error>)>,
+    pub(crate) rows: Vec<ListedRow>,
     /// How many rows the request read to find these.
     pub(crate) read: u64,
     pub(crate) next: Cursor,

@@ -13,7 +13,8 @@ use super::permit::{RENEW_PERMIT, names_of};
 use super::read::Row;
 use super::release::{RENEW, Step};
 use super::semaphore::{Permit, Semaphore, Tombstone};
-use super::table::{Expression as _, Table, insist, number, string};
+use super::table::{Expression as _, Table, insist, insist_counted, number, string};
+use crate::client::SdkAttempts;
 use crate::clock::{Lease, Moment};
 use crate::error::{Error, Kind, TicketFault};
 use crate::holder::Data;
@@ -237,7 +238,8 @@ impl Table {
         let TicketStep { key, owner, now, .. } = step;
         let release = Step { key, owner, sequence: step.next_sequence(), now };
         let request = self.permit_release(release, end, expiration, None, &[]).return_values(ReturnValue::AllNew);
-        let error = match insist(request).await {
+        let attempts = SdkAttempts::default();
+        let error = match insist_counted(request, attempts.clone()).await {
             Ok(output) => {
                 // Only the release of a lock knows tombstones from its acquire.
                 self.remove_tombstones(key, output.attributes.unwrap_or_default(), now).await;
@@ -246,13 +248,13 @@ impl Table {
             Err(error) => error,
         };
         let semaphore = self.refusal(error, key)?.and_then(|row| row.semaphore);
-        let is_gone = semaphore.as_ref().is_some_and(|semaphore| {
-            semaphore.permit(owner).is_none() && semaphore.tombstone(owner).is_none() && now.wall < step.expires_at
-        });
+        let is_gone = semaphore
+            .as_ref()
+            .is_some_and(|semaphore| semaphore.permit(owner).is_none() && semaphore.tombstone(owner).is_none());
         match self.permit_ticket_refused(step, semaphore.as_ref()) {
             error if error.is_ticket_released() => Ok(()),
-            // Nothing replaces a permit before its lease has ended, so it was released, and its tombstone removed.
-            _ if is_gone => Ok(()),
+            // Nothing replaces a permit before its lease has ended, so an earlier attempt was applied, and its tombstone removed.
+            _ if is_gone && attempts.is_unanswered() && now.wall < step.expires_at => Ok(()),
             error => Err(error),
         }
     }

@@ -101,7 +101,9 @@ impl Table {
                 return Ok(claimed);
             }
         }
-        Err(Error::new(Kind::Conflict, &self.name, claim.key))
+        let keys: Vec<_> = keys.iter().map(String::as_str).collect();
+        let (key, others) = first(&keys);
+        Err(Error::new(Kind::Conflict, &self.name, key).with_others(others))
     }
 
     /// Reads a refusal. Returns `None` if only the fences were too small.
@@ -157,7 +159,7 @@ impl Table {
         let updates = keys.iter().map(|key| self.renew_request(Step { key, ..step }, lease).update_expression(RENEW));
         let updates = self.items(updates, step.key)?;
         let keys: Vec<_> = keys.iter().map(String::as_str).collect();
-        let Err(cancelled) = self.insist(&keys, updates, &token(owner, "n", sequence)).await? else {
+        let Err(cancelled) = self.insist_on_all(&keys, updates, &token(owner, "n", sequence)).await? else {
             return Ok(());
         };
         // An earlier attempt of this renewal was applied to the others; its answer was lost.
@@ -198,7 +200,14 @@ impl Table {
             let updates = self.items(updates, step.key)?;
             // The token of a smaller transaction must differ.
             let purpose = format!("{purpose}{}-", keys.len());
-            let Err(cancelled) = self.insist(&keys, updates, &token(owner, &purpose, sequence)).await? else { break };
+            let Err(cancelled) = self.insist_on_all(&keys, updates, &token(owner, &purpose, sequence)).await? else {
+                break;
+            };
+            if cancelled.refused.is_empty() {
+                // DynamoDB has named no reason.
+                let (key, others) = first(&keys);
+                return Err(Error::new(Kind::Rejected, &self.name, key).with_others(others));
+            }
             // An earlier attempt of this release was applied to the others; its answer was lost.
             let is_lost = |row: &Option<Row>| !row.as_ref().is_some_and(|row| row.is_released_by(owner));
             for (key, row) in cancelled.refused {
@@ -271,7 +280,7 @@ impl Table {
 
     /// Sends a transaction of the holder. Sends it again while it conflicts with another transaction, for up to 10 s in all:
     /// the conflict may be with an acquire that will be refused.
-    async fn insist<'a>(
+    async fn insist_on_all<'a>(
         &self,
         keys: &[&'a str],
         updates: Vec<TransactWriteItem>,
@@ -374,10 +383,10 @@ fn first<'a>(keys: &[&'a str]) -> (&'a str, impl Iterator<Item = &'a str>) {
     (keys.first().copied().unwrap_or_default(), keys.iter().copied().skip(1))
 }
 
-/// Returns the token of a request: the same only for a repetition of the same request. With the round of [`insist`], it has
+/// Returns the token of a request: the same only for a repetition of the same request. With the round of [`insist_on_all`], it has
 /// at most 36 characters.
 ///
-/// [`insist`]: Table::insist
+/// [`insist_on_all`]: Table::insist_on_all
 fn token(owner: &str, purpose: &str, number: u64) -> String {
     format!("{owner:.14}{purpose}{:x}", number & 0xfff_ffff)
 }

@@ -145,13 +145,18 @@ pub(super) fn send(request: UpdateItemFluentBuilder) -> Sent {
     Box::pin(request.send())
 }
 
-/// Sends an update of the holder. Sends it again while another transaction on the row prevents it, up to about a second: the
-/// SDK does not. Each of these updates recognises that it was applied before.
+/// Sends an update of the holder. Repeats it while another transaction on the row prevents it, up to five times within 0.6 s:
+/// the SDK does not. Each of these updates recognises that it was applied before.
 pub(super) fn insist(update: UpdateItemFluentBuilder) -> Sent {
+    insist_counted(update, SdkAttempts::default())
+}
+
+/// Sends an update as [`insist`] does, and records which of the SDK's attempts were answered.
+pub(super) fn insist_counted(update: UpdateItemFluentBuilder, attempts: SdkAttempts) -> Sent {
     Box::pin(async move {
         let mut delay = FIRST_DELAY;
         loop {
-            let answer = in_time(REQUEST_TIMEOUT, send(update.clone())).await;
+            let answer = in_time(REQUEST_TIMEOUT, send_counted(update.clone(), attempts.clone())).await;
             let error = answer.as_ref().err().and_then(SdkError::as_service_error);
             if delay > LONGEST_DELAY || !error.is_some_and(UpdateItemError::is_transaction_conflict_exception) {
                 return answer;

@@ -63,16 +63,17 @@ impl Table {
             None => request
                 .condition_expression("attribute_not_exists(#id)")
                 .update_expression(
-                    "SET #owner = :owner, #released = :owner, #status = :in_progress, #lease_end = :lease_end, \
-                     #expiration = :expiration",
+                    "SET #owner = :owner, #released = :owner, #status = :in_progress, #acquired_at = :now, \
+                     #lease_end = :now, #expiration = :expiration",
                 )
                 .names([
                     ("#id", &self.partition_key),
                     ("#released", RELEASED),
                     ("#status", STATUS),
+                    ("#acquired_at", ACQUIRED_AT),
                     ("#lease_end", LEASE_END),
                 ])
-                .values([(":in_progress", string(IN_PROGRESS)), (":lease_end", number(now.millis()))]),
+                .values([(":in_progress", string(IN_PROGRESS)), (":now", number(now.millis()))]),
             // TTL could delete this row before the late attempt arrives. (The TTL of a completed row is the end of its
             // window, and stays.)
             Some(row) if row.is_deleted_before(expiration) => request

@@ -2,9 +2,9 @@
 //!
 //! The histories in `tests/src` run the code that ships, in random situations. This model runs no code of the product. It
 //! states the protocols again, as small functions, and the checker tries every situation within the bounds. `row.rs` has
-//! the conditions and updates of a lock and a record, with the names of the product's attributes, constants and functions, so that a reader can
-//! lay both side by side. `lock.rs` has the decisions of a client. `several.rs` and `semaphore.rs` have both for
-//! several keys and for a semaphore.
+//! the conditions and updates of a lock and a record, with the names of the product's attributes, constants and functions,
+//! so that a reader can lay both side by side. `lock.rs` has the decisions of a client. `several.rs` and `semaphore.rs`
+//! have both for several keys and for a semaphore.
 //!
 //! # The world
 //!
@@ -37,8 +37,8 @@
 //!
 //! - A row has one nonce of a withdrawal. A second withdrawal replaces the first, and the late attempt of the first client
 //!   can then take the key until its lease ends.
-//! - A withdrawal leaves the TTL of a completed row, which is the end of a window, and of a row that another withdrawal
-//!   created. The row can be deleted before the late attempt arrives, with the same effect.
+//! - A withdrawal leaves the TTL of a completed row, which is the end of a window. The row can be deleted before the late
+//!   attempt arrives, with the same effect.
 //! - After TTL has deleted a row, a repeated release no longer recognises itself.
 //!
 //! # The mutations

@@ -121,8 +121,8 @@ impl Past {
                 }
             }
             Kind::WithdrawNew => self.released |= bit(owner),
-            // The TTL of this row is the end of a window, or the row was created by a withdrawal and has no `acquired_at`. The
-            // withdrawal leaves the TTL, so TTL can delete the row before the attempt arrives.
+            // The TTL of this row is the end of a window. The withdrawal leaves it, so TTL can delete the row before the
+            // attempt arrives.
             Kind::Withdraw if before.is_some_and(|row| row.expiration < request.expiration) => {
                 self.forgotten |= bit(self.withdrawn) | bit(owner);
                 self.withdrawn = 0;

@@ -149,7 +149,7 @@ impl Conditions {
                 released: owner,
                 withdrawn: 0,
                 sequence: None,
-                acquired_at: None,
+                acquired_at: Some(now),
                 lease_end: now,
                 expiration,
                 fence: None,

@@ -285,6 +285,8 @@ fn resumption_leaves_number(kind: Kind, request: &mut Value) {
 fn resumption_without_owner(kind: Kind, request: &mut Value) {
     if kind == Kind::Resume {
         replace_in_condition(request, "#owner = :owner", "(#owner = :owner OR #owner <> :owner)");
+        // A fence belongs to one owner.
+        replace_in_condition(request, "#fence = :fence", "(#fence = :fence OR #fence <> :fence)");
     }
 }
 

@@ -34,10 +34,13 @@ impl LocalAws {
         let server = aws_command("ministack", &endpoint, directory.path())
             .env("BIND_HOST", "127.0.0.1")
             .env("GATEWAY_PORT", port.to_string())
-            // Enforces the policies of the functions' roles, without their conditions on keys.
+            // Enforces the policies of the functions' roles, without their conditions on keys. The role of a state
+            // machine is not enforced.
             .env("AUTH", "true")
             // Disables a second listener on another port.
             .env("IOT_MTLS_ENABLED", "0")
+            // A state machine waits a twentieth of the time between its attempts.
+            .env("SFN_WAIT_SCALE", "0.05")
             .stdout(log.try_clone().unwrap())
             .stderr(log)
             .kill_on_drop(true)

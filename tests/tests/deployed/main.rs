@@ -1,9 +1,11 @@
 //! `template.yaml` as a user deploys it: built and deployed by the SAM CLI, to a local AWS (`MiniStack`) that runs the
-//! functions' binaries as Lambda does, behind a function URL, an HTTP API, queues and a schedule. The time is real.
+//! functions' binaries as Lambda does, behind a function URL, an HTTP API, queues, a schedule and a state machine. The time
+//! is real.
 //!
 //! Needs `sam`, `cargo-lambda` and `ministack` on the `PATH`, as `.ci/run` puts them there. Without them the test is skipped,
 //! or fails if `LOCK_TEST_DEPLOYED` is `required`.
 
+mod deployments;
 mod local_aws;
 mod observability;
 mod orders;
@@ -18,6 +20,9 @@ use std::time::Duration;
 use aws_sdk_dynamodb::types::AttributeValue;
 use tokio::time::{sleep, timeout};
 
+use crate::deployments::{
+    a_failed_deployment_frees_its_lock_and_fails_its_execution, two_deployments_of_a_service_run_one_after_the_other,
+};
 use crate::observability::{
     alarms_and_dashboard_show_the_exported_metrics, each_log_line_has_the_id_of_its_request_once,
 };
@@ -38,7 +43,7 @@ use crate::stack::Stack;
 const TOOLS: [&str; 3] = ["sam", "cargo-lambda", "ministack"];
 const REGION: &str = "us-east-1";
 const STACK: &str = "example";
-const FUNCTIONS: [&str; 3] = ["nightly-report", "order-api", "payment-queue"];
+const FUNCTIONS: [&str; 4] = ["nightly-report", "order-api", "payment-queue", "deployment"];
 /// The test sends nothing to it.
 const TOPIC: &str = "arn:aws:sns:us-east-1:000000000000:alarms";
 
@@ -66,6 +71,8 @@ async fn the_deployed_functions_do_each_job_once() {
     one_of_five_concurrent_invocations_writes(&stack).await;
     an_order_sent_three_times_is_placed_once(&stack).await;
     a_payment_in_progress_is_hidden_until_its_lease_ends(&stack).await;
+    two_deployments_of_a_service_run_one_after_the_other(&stack).await;
+    a_failed_deployment_frees_its_lock_and_fails_its_execution(&stack).await;
     alarms_and_dashboard_show_the_exported_metrics(&stack).await;
     each_log_line_has_the_id_of_its_request_once(&stack).await;
     a_thousand_requests_place_two_hundred_orders(&stack).await;

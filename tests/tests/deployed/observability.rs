@@ -6,13 +6,15 @@ use std::time::Duration;
 use lambda_lock::metrics;
 use serde_json::{Value, json};
 
+use crate::deployments::machine;
 use crate::stack::{Metric, Stack, in_stack};
 use crate::{FUNCTIONS, STACK, TOPIC, loop_until};
 
-/// Needs a refused report, a refused order, a replayed order and a payment.
+/// Needs a refused report, a refused order, a replayed order, a payment and a deployment.
 pub(crate) async fn alarms_and_dashboard_show_the_exported_metrics(stack: &Stack) {
     let mut exported = BTreeSet::new();
-    for (function, last) in FUNCTIONS.into_iter().zip([metrics::REFUSED, metrics::REPLAYS, metrics::BATCH_ITEMS]) {
+    let latest = [metrics::REFUSED, metrics::REPLAYS, metrics::BATCH_ITEMS, metrics::TICKETS];
+    for (function, last) in FUNCTIONS.into_iter().zip(latest) {
         // The log has its lines a moment after the answer.
         let of_function = loop_until(Duration::from_secs(10), async || {
             let exported = stack.exported(function).await;
@@ -37,10 +39,18 @@ pub(crate) async fn alarms_and_dashboard_show_the_exported_metrics(stack: &Stack
     ];
     assert!(refused.iter().all(|metric| exported.contains(metric)), "{exported:?}");
     // Nothing has been lost or taken over so far. These metrics have the dimensions of every counter without a label.
-    let lost = FUNCTIONS
+    // A deployment holds its lock by a ticket, and fails when it has lost the lock.
+    let [others @ .., deployment] = FUNCTIONS;
+    let lost = others
         .into_iter()
-        .flat_map(|function| [metrics::LOST, metrics::TAKEN_OVER].map(|name| Metric::of(function, name, &[])));
-    let errors = FUNCTIONS.map(|function| (function, "Errors"));
+        .flat_map(|function| [metrics::LOST, metrics::TAKEN_OVER].map(|name| Metric::of(function, name, &[])))
+        .chain([Metric::of(deployment, metrics::TAKEN_OVER, &[])]);
+    let errors = others.map(|function| (function, "Errors"));
+    let failed = Metric {
+        namespace: "AWS/States".to_owned(),
+        name: "ExecutionsFailed".to_owned(),
+        dimensions: [("StateMachineArn".to_owned(), machine())].into(),
+    };
     let errors = errors
         .into_iter()
         .chain([("order-api", "Url5xxCount")])
@@ -52,13 +62,15 @@ pub(crate) async fn alarms_and_dashboard_show_the_exported_metrics(stack: &Stack
     });
     let api = stack.http_api(STACK).await;
     let id = api.split('.').next().unwrap().to_owned();
-    let gateway = [Metric {
+    let gateway = Metric {
         namespace: "AWS/ApiGateway".to_owned(),
         name: "5xx".to_owned(),
         dimensions: [("ApiId".to_owned(), id)].into(),
-    }];
-    let expected = refused.into_iter().chain(lost).chain(errors).chain(gateway).chain(dead);
-    assert_eq!(alarms.collect::<BTreeSet<_>>(), expected.collect());
+    };
+    assert_eq!(
+        alarms.collect::<BTreeSet<_>>(),
+        refused.into_iter().chain(lost).chain(errors).chain(dead).chain([failed, gateway]).collect()
+    );
 
     let dashboard = json!({ "DashboardName": STACK });
     let dashboard = stack.call("monitoring", "GraniteServiceVersion20100801.GetDashboard", &dashboard).await;
@@ -74,9 +86,9 @@ pub(crate) async fn alarms_and_dashboard_show_the_exported_metrics(stack: &Stack
     }
 }
 
-/// Needs a written report, a placed order and a payment.
+/// Needs a written report, a placed order, a payment and a released version.
 pub(crate) async fn each_log_line_has_the_id_of_its_request_once(stack: &Stack) {
-    for (function, last) in FUNCTIONS.into_iter().zip(["written", "placed", "paid"]) {
+    for (function, last) in FUNCTIONS.into_iter().zip(["written", "placed", "paid", "released"]) {
         let lines = stack.log(function).await;
         let mut own = lines.iter().filter(|line| line["target"].as_str().is_some_and(|of| of.starts_with("lambda_")));
         assert!(own.clone().any(|line| line["fields"]["message"] == last), "{lines:?}");

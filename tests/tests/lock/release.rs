@@ -3,42 +3,17 @@
 use std::time::Duration;
 
 use lambda_lock::Data;
-use lambda_lock::embedded::{Answer, Intercept};
 use lambda_lock_tests::World;
-use lambda_lock_tests::invocation::{Counter, keep_warnings, logged, millis};
-use serde_json::{Value, json};
+use lambda_lock_tests::invocation::{Conflicts, keep_warnings, logged, millis};
 
 use crate::{CLOCK_SKEW, LEASE, assert_contains, eagerly, lose_answers};
-
-/// Answers the second to fourth update as one that conflicts with a transaction.
-#[derive(Debug, Default)]
-struct Conflicts {
-    sent: Counter,
-    answered: Counter,
-}
-
-impl Intercept for Conflicts {
-    fn request(&self, _: &str, request: &mut Value) {
-        if (2..=4).contains(&self.sent.count()) {
-            // The table does not apply it.
-            request["TableName"] = "no-such-table".into();
-        }
-    }
-
-    fn answer(&self, _: &str, _: &Value, answer: &mut Answer) {
-        if (2..=4).contains(&self.answered.count()) {
-            answer.status = 400;
-            answer.body = json!({ "__type": "com.amazonaws.dynamodb.v20120810#TransactionConflictException" });
-        }
-    }
-}
 
 // behaviour 30
 #[tokio::test]
 async fn a_request_of_the_holder_that_conflicts_with_a_transaction_is_repeated() {
     for renews in [false, true] {
         let world = World::new().await;
-        let host = world.host().intercept(Conflicts::default()).build();
+        let host = world.host().intercept(Conflicts::with_updates(2..=4)).build();
         let lock = world.locks(&host).build().unwrap().acquire("job").await.unwrap();
         if renews {
             lock.renew(2 * LEASE).await.unwrap();

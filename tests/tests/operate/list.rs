@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 use aws_sdk_dynamodb::types::{AttributeValue, ScalarAttributeType};
 use lambda_lock::embedded::{Answer, Intercept};
 use lambda_lock::{Backoff, Holder, Jitter, Locks};
-use lambda_lock_tests::invocation::millis;
+use lambda_lock_tests::invocation::{Counter, millis};
 use lambda_lock_tests::{Row, World};
 use serde_json::{Value, json};
 
@@ -91,6 +91,32 @@ async fn get_and_list_return_the_length_of_the_queue() {
         waiter.await.unwrap().unwrap();
     }
     assert_eq!(waiters().await, (0, 0), "all have been served");
+}
+
+/// Denies access to the first read of an item.
+#[derive(Debug, Default)]
+struct DenyOnce(Counter);
+
+impl Intercept for DenyOnce {
+    fn answer(&self, operation: &str, _: &Value, answer: &mut Answer) {
+        if operation == "GetItem" && self.0.count() == 1 {
+            answer.status = 400;
+            answer.body = json!({ "__type": "com.amazon.coral.service#AccessDeniedException", "Message": "no" });
+        }
+    }
+}
+
+// behaviour 39
+#[tokio::test]
+async fn a_page_whose_semaphore_cannot_be_read_is_an_error_and_can_be_read_again() {
+    let world = World::new().await;
+    let permit = world.default_locks().semaphore("bank", 2).acquire().await.unwrap();
+    let (_, locks) = locks_on(&world, world.host().intercept(DenyOnce::default()));
+    let mut list = locks.list();
+    assert!(list.next_page().await.unwrap_err().is_access_denied());
+    let rows = list.next_page().await.unwrap().unwrap();
+    assert!(rows[0].holder.as_ref().unwrap().is_current());
+    permit.release().await.unwrap();
 }
 
 // behaviours 26, 39

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use lambda_lock::embedded::{Answer, Intercept};
-use lambda_lock_tests::invocation::LoseAnswers;
+use lambda_lock_tests::invocation::{Conflicts, LoseAnswers};
 use lambda_lock_tests::{Late, World};
 use serde_json::Value;
 
@@ -249,4 +249,32 @@ async fn a_release_without_an_answer_can_be_repeated() {
     assert!(!held[0].is_valid());
     held[0].release().await.unwrap();
     assert_eq!(host.requests(), 5);
+}
+
+// behaviour 437
+#[tokio::test]
+async fn a_release_without_an_answer_can_be_repeated_without_its_tombstone() {
+    let world = World::new().await;
+    let host = world.host().intercept(LoseAnswers::to("UpdateItem", 2..=4)).intercept(WithoutTombstones).build();
+    let locks = world.locks_with_quick_retries(&host).build().unwrap();
+    let held = acquire_all(&locks, 1).await;
+    assert!(held[0].release().await.unwrap_err().is_unavailable());
+    held[0].release().await.unwrap();
+    assert!(permits(&row(&world).await).is_empty());
+}
+
+// behaviours 30, 437
+#[tokio::test]
+async fn a_request_of_the_holder_that_conflicts_with_a_transaction_is_repeated() {
+    for renews in [false, true] {
+        let world = World::new().await;
+        let host = world.host().intercept(Conflicts::with_updates(2..=4)).build();
+        let held = acquire_all(&world.locks(&host).build().unwrap(), 1).await;
+        if renews {
+            held[0].renew(HOUR).await.unwrap();
+        }
+        held[0].release().await.unwrap();
+        assert_eq!(host.requests(), if renews { 6 } else { 5 });
+        assert!(permits(&row(&world).await).is_empty());
+    }
 }

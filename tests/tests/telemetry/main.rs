@@ -13,6 +13,7 @@ mod release;
 mod several;
 mod spans;
 mod sums;
+mod tickets;
 mod traces;
 
 use std::fmt::Debug;

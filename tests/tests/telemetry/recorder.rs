@@ -8,7 +8,7 @@ use metrics::{LocalRecorderGuard, Unit, set_default_local_recorder};
 use metrics_util::debugging::{DebugValue, DebuggingRecorder, Snapshotter};
 
 /// The names of the metrics, which dashboards use.
-pub(crate) const PINNED: [(&str, &str, Unit); 16] = [
+pub(crate) const PINNED: [(&str, &str, Unit); 17] = [
     (names::ACQUIRED, "lambda_lock_acquired", Unit::Count),
     (names::TAKEN_OVER, "lambda_lock_taken_over", Unit::Count),
     (names::REFUSED, "lambda_lock_refused", Unit::Count),
@@ -20,6 +20,7 @@ pub(crate) const PINNED: [(&str, &str, Unit); 16] = [
     (names::REPLAYS, "lambda_lock_replays", Unit::Count),
     (names::IN_PROGRESS_REFUSALS, "lambda_lock_in_progress_refusals", Unit::Count),
     (names::BATCH_ITEMS, "lambda_lock_batch_items", Unit::Count),
+    (names::TICKETS, "lambda_lock_tickets", Unit::Count),
     (names::ACQUIRE_TIME, "lambda_lock_acquire_time", Unit::Milliseconds),
     (names::WAIT_TIME, "lambda_lock_wait_time", Unit::Milliseconds),
     (names::RELEASE_TIME, "lambda_lock_release_time", Unit::Milliseconds),
@@ -28,7 +29,7 @@ pub(crate) const PINNED: [(&str, &str, Unit); 16] = [
 ];
 
 /// The labels of each metric, and their values.
-const LABELS: [(&str, &str, &[&str]); 4] = [
+const LABELS: [(&str, &str, &[&str]); 5] = [
     (
         names::REFUSED,
         names::REASON,
@@ -57,6 +58,7 @@ const LABELS: [(&str, &str, &[&str]); 4] = [
         names::OUTCOME,
         &["done", "duplicate", "in_progress", "failed", "unreadable", "not_started", "timed_out"],
     ),
+    (names::TICKETS, names::OUTCOME, &["resumed", "renewed", "released", "ticket_used", "ticket_foreign", "lost"]),
 ];
 
 /// Records the metrics of this thread until it is dropped.

@@ -1,5 +1,7 @@
 //! A lock that another process resumes, renews and releases.
 
+use std::future::pending;
+
 use lambda_lock::Data;
 use lambda_lock::embedded::Host;
 use lambda_lock_tests::World;
@@ -47,6 +49,22 @@ async fn a_resumed_lock_has_the_fence_the_data_and_the_lease() {
     let row = world.row("job").await.unwrap();
     assert_eq!(number(&row, "in_progress_expiration"), millis(end + CLOCK_SKEW));
     resumed.release().await.unwrap();
+}
+
+// behaviour 93
+#[tokio::test]
+async fn work_under_a_resumed_lock_is_cancelled_when_the_lease_ends() {
+    let world = World::new().await;
+    let ticket = ticket(&world).await;
+    let (second, locks) = host(&world);
+    let lock = locks.resume(&ticket).await.unwrap();
+    assert_eq!(lock.while_held(async { "done" }).await.unwrap(), "done");
+    assert_eq!(second.requests(), 1);
+    assert!(lock.is_valid());
+    second.advance_clock(LEASE);
+    let error = lock.while_held(pending::<()>()).await.unwrap_err();
+    assert!(error.is_lost(), "{error}");
+    assert_eq!(second.requests(), 1);
 }
 
 // behaviour 93

@@ -1,6 +1,7 @@
 //! Tickets: locks that outlive their process, and acquires of an identity.
 
 mod clocks;
+mod deployment;
 mod errors;
 mod hand_over;
 mod identity;

@@ -176,5 +176,8 @@ async fn a_forged_ticket_of_a_permit_is_unknown() {
         assert!(locks.resume(&forged).await.unwrap_err().is_ticket_unknown(), "{field}");
         assert!(locks.renew_ticket(&forged, MINUTE).await.unwrap_err().is_ticket_unknown(), "{field}");
     }
+    let forged = crate::with(&ticket, "owner", "0");
+    assert!(locks.release_ticket(&forged).await.unwrap_err().is_ticket_unknown());
+    assert_eq!(held(&world).await, 1);
     locks.resume(&ticket).await.unwrap().release().await.unwrap();
 }

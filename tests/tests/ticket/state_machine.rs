@@ -6,16 +6,20 @@ use std::time::Duration;
 
 use lambda_lock::{Error, Locks, Ticket};
 use lambda_lock_tests::World;
+use serde::Deserialize;
 use serde_json::{Value, json};
 
 use crate::ms;
 
 const LEASE: Duration = Duration::from_hours(2);
 
-/// The machine in `lock/docs/tickets.md`.
+fn file(path: &str) -> String {
+    fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(path)).unwrap()
+}
+
+/// The machine in the guide.
 fn machine() -> Value {
-    let guide = Path::new(env!("CARGO_MANIFEST_DIR")).join("../lock/docs/tickets.md");
-    let guide = fs::read_to_string(guide).unwrap();
+    let guide = file("lock/docs/tickets.md");
     let (_, rest) = guide.split_once("```json\n").unwrap();
     serde_json::from_str(rest.split_once("```").unwrap().0).unwrap()
 }
@@ -23,36 +27,43 @@ fn machine() -> Value {
 /// A failed task: its error type and its message.
 type Failure = (String, String);
 
-/// The functions of the guide, and what goes wrong in them.
-struct Functions<'a> {
+/// The function of the guide, and what goes wrong in it.
+struct Function<'a> {
     world: &'a World,
     work: &'a dyn Fn() -> Result<(), Failure>,
-    /// How many invocations of each function crash after their request.
+    /// How many invocations in each state crash after their request.
     crashes: u32,
 }
 
-impl Functions<'_> {
+/// The input of the guide's function.
+#[derive(Deserialize)]
+#[serde(tag = "action", rename_all = "snake_case")]
+enum Step {
+    Take { key: String, execution: String },
+    Work { ticket: Ticket, input: Value },
+    Free { ticket: Ticket },
+}
+
+impl Function<'_> {
     /// Each invocation is a process of its own.
     fn locks(&self, attempt: u32) -> Locks {
         self.world.locks(&self.world.host().clock_ahead(ms(10 * u64::from(attempt))).build()).build().unwrap()
     }
 
-    async fn invoke(&self, resource: &str, input: &Value, attempt: u32) -> Result<Value, Failure> {
+    async fn invoke(&self, resource: &str, input: Value, attempt: u32) -> Result<Value, Failure> {
+        assert_eq!(resource, "${FunctionArn}");
         let locks = self.locks(attempt);
-        let ticket = || serde_json::from_value::<Ticket>(input["ticket"].clone()).unwrap();
-        let text = |name: &str| input[name].as_str().unwrap().to_owned();
-        let result = match resource {
-            "${TakeLockFunctionArn}" => {
-                let acquire = locks.acquire(text("key")).owner_from(text("execution")).lease(LEASE);
+        let result = match serde_json::from_value(input).unwrap() {
+            Step::Take { key, execution } => {
+                let acquire = locks.acquire(key).owner_from(execution).lease(LEASE);
                 let ticket = acquire.await.map(lambda_lock::Lock::into_ticket);
                 ticket.map(|ticket| serde_json::to_value(ticket).unwrap())
             }
-            "${WorkFunctionArn}" => match locks.renew_ticket(&ticket(), LEASE).await {
-                Ok(_) => return (self.work)().map(|()| json!("deployed")),
+            Step::Work { ticket, input } => match locks.renew_ticket(&ticket, LEASE).await {
+                Ok(_) => return (self.work)().map(|()| json!(format!("deployed {}", input["version"]))),
                 Err(error) => Err(error),
             },
-            "${FreeLockFunctionArn}" => locks.release_ticket(&ticket()).await.map(|()| Value::Null),
-            other => panic!("{other}"),
+            Step::Free { ticket } => locks.release_ticket(&ticket).await.map(|()| Value::Null),
         };
         if attempt < self.crashes {
             return Err(("Runtime.ExitError".to_owned(), "crashed".to_owned()));
@@ -74,9 +85,9 @@ fn at(path: &str, state: &Value, context: &Value) -> Value {
 }
 
 /// Executes a machine of tasks, without the pauses of its retries. Returns its output, or the error of its `Fail` state.
-async fn execute(machine: &Value, functions: &Functions<'_>, id: &str) -> Result<Value, Failure> {
-    let context = json!({ "Execution": { "Id": id } });
-    let mut data = json!({ "key": "deploy" });
+async fn execute(machine: &Value, function: &Function<'_>, id: &str) -> Result<Value, Failure> {
+    let mut data = json!({ "key": "deploy", "version": 7 });
+    let context = json!({ "Execution": { "Id": id, "Input": data } });
     let mut name = machine["StartAt"].as_str().unwrap();
     loop {
         let state = &machine["States"][name];
@@ -85,10 +96,11 @@ async fn execute(machine: &Value, functions: &Functions<'_>, id: &str) -> Result
             return Err((text("ErrorPath"), text("CausePath")));
         }
         assert_eq!(state["Type"], "Task");
-        let parameters = state["Parameters"].as_object().unwrap().iter().map(|(name, path)| {
-            let name = name.strip_suffix(".$").unwrap();
-            (name.to_owned(), at(path.as_str().unwrap(), &data, &context))
-        });
+        let parameters =
+            state["Parameters"].as_object().unwrap().iter().map(|(name, value)| match name.strip_suffix(".$") {
+                Some(name) => (name.to_owned(), at(value.as_str().unwrap(), &data, &context)),
+                None => (name.clone(), value.clone()),
+            });
         let input = Value::Object(parameters.collect());
         let catches = |rule: &Value, error: &str| {
             rule["ErrorEquals"].as_array().unwrap().iter().any(|name| name == error || name == "States.ALL")
@@ -96,7 +108,7 @@ async fn execute(machine: &Value, functions: &Functions<'_>, id: &str) -> Result
         let rules = |kind: &str| state[kind].as_array().cloned().unwrap_or_default();
         let mut attempt = 0;
         let result = loop {
-            match functions.invoke(state["Resource"].as_str().unwrap(), &input, attempt).await {
+            match function.invoke(state["Resource"].as_str().unwrap(), input.clone(), attempt).await {
                 Err((error, _))
                     if rules("Retry")
                         .iter()
@@ -135,20 +147,27 @@ async fn is_free(world: &World) -> bool {
     !locks.get("deploy").await.unwrap().unwrap().is_current()
 }
 
+#[test]
+fn the_deployed_state_machine_is_that_of_the_guide() {
+    let deployed: Value = serde_json::from_str(&file("lambda-example/deployment.asl.json")).unwrap();
+    assert_eq!(deployed, machine());
+    assert!(file("template.yaml").contains("DefinitionUri: lambda-example/deployment.asl.json"));
+}
+
 // behaviour 103
 #[tokio::test]
 async fn the_state_machine_of_the_guide_holds_the_lock_from_its_first_state_to_its_last() {
     let world = World::new().await;
     let locks = world.default_locks();
     let work = || Ok(());
-    let output = execute(&machine(), &Functions { world: &world, work: &work, crashes: 0 }, "1").await.unwrap();
-    assert_eq!(output["result"], "deployed");
+    let output = execute(&machine(), &Function { world: &world, work: &work, crashes: 0 }, "1").await.unwrap();
+    assert_eq!(output["result"], "deployed 7");
     assert!(is_free(&world).await);
 
     // While another execution has the lock, this one fails in its first state.
     let other = locks.acquire("deploy").owner_from("2").await.unwrap();
-    let functions = Functions { world: &world, work: &work, crashes: 0 };
-    let (error, cause) = execute(&machine(), &functions, "1").await.unwrap_err();
+    let function = Function { world: &world, work: &work, crashes: 0 };
+    let (error, cause) = execute(&machine(), &function, "1").await.unwrap_err();
     assert_eq!(error, "LockHeld");
     assert!(cause.contains("`deploy`"), "{cause}");
     other.release().await.unwrap();
@@ -159,8 +178,8 @@ async fn the_state_machine_of_the_guide_holds_the_lock_from_its_first_state_to_i
 async fn the_state_machine_of_the_guide_frees_the_lock_after_a_failure() {
     let world = World::new().await;
     let failing = || Err(("DeploymentFailed".to_owned(), "no space".to_owned()));
-    let functions = Functions { world: &world, work: &failing, crashes: 0 };
-    let failure = execute(&machine(), &functions, "1").await.unwrap_err();
+    let function = Function { world: &world, work: &failing, crashes: 0 };
+    let failure = execute(&machine(), &function, "1").await.unwrap_err();
     assert_eq!(failure, ("DeploymentFailed".to_owned(), "no space".to_owned()));
     assert!(is_free(&world).await);
 }
@@ -170,8 +189,8 @@ async fn the_state_machine_of_the_guide_frees_the_lock_after_a_failure() {
 async fn the_state_machine_of_the_guide_survives_crashes_after_each_request() {
     let world = World::new().await;
     let work = || Ok(());
-    let functions = Functions { world: &world, work: &work, crashes: 2 };
-    let output = execute(&machine(), &functions, "1").await.unwrap();
+    let function = Function { world: &world, work: &work, crashes: 2 };
+    let output = execute(&machine(), &function, "1").await.unwrap();
     assert!(is_free(&world).await);
     let row = world.row("deploy").await.unwrap();
     // The third attempt to take the lock has the third fence.

@@ -84,7 +84,7 @@ if the ticket belongs to another table or key prefix, or is not valid.";
 
 pub(crate) const LIST: &str = "\
 Lists keys with their state, sorted by key. It reads the table until it has found as many keys as the limit (IAM \
-action dynamodb:Scan). Of a larger table it therefore shows the keys that it found first, not the first ones of the \
+action dynamodb:Scan, and dynamodb:GetItem for each semaphore). Of a larger table it therefore shows the keys that it found first, not the first ones of the \
 sorted table. A page that is throttled is read again a few times. The states:
 
 held: a holder has the key, or --hold-at-least keeps it
@@ -117,14 +117,15 @@ Without a key, releases the lock of the ticket on standard input (IAM action dyn
 repeated. Table and key prefix are those of the ticket, unless others are given. The exit code is 76 if the lock was \
 resumed or another holder has the key.
 
-With a key, frees it for an operator (IAM actions dynamodb:GetItem and dynamodb:UpdateItem). This does not stop the holder's work: make sure \
-that the holder has crashed, or that its writes are fenced. `run` ends with code 76 when an operator has released \
-its lock.
+With a key, frees it for an operator (IAM actions dynamodb:GetItem and dynamodb:UpdateItem). This does not stop the \
+holder's work: make sure that the holder has crashed, or that its writes are fenced. `run` ends with code 76 when an \
+operator has released its lock.
 
-Give the fence that `get` showed: of a semaphore, it ends the permit with that fence. If another acquisition holds the key by then, the release is refused with code 75.
+Give the fence that `get` showed. With the fence of a permit, only that permit of a semaphore is released. If another \
+acquisition holds the key by then, the release is refused with code 75.
 
-With --force the key, or every permit of a semaphore, is released no matter who holds it, after a question. With --yes there is no question. Any \
-answer other than yes leaves the key unchanged and gives code 75. A key that is already free is no error.";
+With --force the key, or every permit of a semaphore, is released no matter who holds it, after a question. With \
+--yes there is no question. Any answer other than yes leaves the key unchanged and gives code 75. A key that is already free is no error.";
 
 pub(crate) const WATCH: &str = "\
 Shows keys again and again. On a terminal each table replaces the one before; elsewhere the tables follow each other, \

@@ -1,0 +1,22 @@
+//! The function `deployment`, for the custom runtime `provided.al2023`.
+
+use std::env;
+use std::io;
+
+use lambda_example::{Releases, deployment, telemetry};
+use lambda_lock::Locks;
+use lambda_runtime::layers::TracingLayer;
+use lambda_runtime::{Error, Runtime};
+
+#[tokio::main(flavor = "current_thread")]
+async fn main() -> Result<(), Error> {
+    let metrics = telemetry::start()?;
+    let locks = Locks::from_env().await?;
+    locks.warm_up().await;
+    let prefix = env::var("LOCK_KEY_PREFIX").unwrap_or_default();
+    let releases = Releases::new(locks.client().clone(), locks.table_name(), prefix);
+    let function = deployment(locks, releases);
+    let function = telemetry::flush_after(function, metrics, io::stdout);
+    // The span adds the request id to every line.
+    Runtime::new(function).layer(TracingLayer::new()).run().await
+}

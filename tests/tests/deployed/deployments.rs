@@ -1,0 +1,104 @@
+//! The state machine `deployment`: one version at a time, under one lock from its first state to its last.
+
+use std::time::Duration;
+
+use lambda_example::Deployment;
+use lambda_lock::{Holder, Locks};
+use serde_json::{Value, json};
+
+use crate::stack::{Stack, in_stack};
+use crate::{GATHERING, REGION, loop_until, number};
+
+// behaviour 103
+pub(crate) async fn two_deployments_of_a_service_run_one_after_the_other(stack: &Stack) {
+    let slow = |version| Deployment { rolling_out_ms: millis(GATHERING), ..deployment("shop", version) };
+    let (seven, eight) = (slow("7"), slow("8"));
+    let (one, other) = tokio::join!(execute(stack, &seven), execute(stack, &eight));
+    let mut outputs = Vec::new();
+    for execution in [&one, &other] {
+        assert_eq!(execution["status"], "SUCCEEDED", "{execution}");
+        let output = output_of(execution);
+        assert_eq!(output["result"], json!({ "version": output["version"], "fence": output["ticket"]["fence"] }));
+        outputs.push((output["ticket"]["fence"].as_u64().unwrap(), output));
+    }
+    outputs.sort_by_key(|(fence, _)| *fence);
+    let [(first_fence, first), (fence, last)] = &outputs[..] else { unreachable!() };
+    assert!(fence > first_fence, "{fence} is not larger than {first_fence}");
+    let acquired_at = |output: &Value| output["ticket"]["acquired_at"].as_u64().unwrap();
+    assert!(acquired_at(last) >= acquired_at(first) + millis(GATHERING), "{first} overlaps {last}");
+
+    // The later execution was refused at first, and its Retry took the lock.
+    let (first, later) = if output_of(&one) == *first { (&one, &other) } else { (&other, &one) };
+    assert_eq!(refusals_of(stack, first).await, 0);
+    assert!(refusals_of(stack, later).await > 0);
+
+    let release = stack.row("deployment", "release#shop").await.unwrap();
+    assert_eq!(
+        (release["version"].as_s().unwrap().as_str(), number(&release, "fence")),
+        (last["version"].as_str().unwrap(), *fence)
+    );
+    let holder = holder(stack, "shop").await;
+    assert!(holder.has_released(), "{holder:?}");
+    assert_eq!(holder.fence(), Some(*fence));
+}
+
+// behaviour 103
+pub(crate) async fn a_failed_deployment_frees_its_lock_and_fails_its_execution(stack: &Stack) {
+    let failed = execute(stack, &Deployment { fails: true, ..deployment("bank", "7") }).await;
+    assert_eq!((&failed["status"], &failed["error"]), (&json!("FAILED"), &json!("NotDeployed")), "{failed}");
+    assert!(failed["cause"].as_str().unwrap().contains("version 7 failed its tests"), "{failed}");
+    let failed = holder(stack, "bank").await;
+    assert!(failed.has_released(), "{failed:?}");
+    assert_eq!(stack.row("deployment", "release#bank").await, None);
+
+    let next = execute(stack, &deployment("bank", "8")).await;
+    assert_eq!(next["status"], "SUCCEEDED", "{next}");
+    assert_eq!(refusals_of(stack, &next).await, 0);
+    assert!(output_of(&next)["ticket"]["fence"].as_u64() > failed.fence());
+    let release = stack.row("deployment", "release#bank").await.unwrap();
+    assert_eq!(release["version"].as_s().unwrap(), "8");
+}
+
+fn deployment(key: &str, version: &str) -> Deployment {
+    Deployment { key: key.to_owned(), version: version.to_owned(), rolling_out_ms: 0, fails: false }
+}
+
+fn millis(time: Duration) -> u64 {
+    time.as_millis().try_into().unwrap()
+}
+
+/// Returns the ARN of the state machine.
+pub(crate) fn machine() -> String {
+    format!("arn:aws:states:{REGION}:000000000000:stateMachine:{}", in_stack("deployment"))
+}
+
+/// Returns the execution's description, once it has ended.
+async fn execute(stack: &Stack, input: &Deployment) -> Value {
+    let start = json!({ "stateMachineArn": machine(), "input": json!(input).to_string() });
+    let started = stack.call("states", "AWSStepFunctions.StartExecution", &start).await;
+    let arn = json!({ "executionArn": started["executionArn"] });
+    loop_until(Duration::from_secs(30), async || {
+        let execution = stack.call("states", "AWSStepFunctions.DescribeExecution", &arn).await;
+        (execution["status"] != "RUNNING").then_some(execution)
+    })
+    .await
+}
+
+fn output_of(execution: &Value) -> Value {
+    serde_json::from_str(execution["output"].as_str().unwrap()).unwrap()
+}
+
+/// Returns how often the lock was refused to this execution.
+async fn refusals_of(stack: &Stack, execution: &Value) -> usize {
+    let arn = json!({ "executionArn": execution["executionArn"] });
+    let history = stack.call("states", "AWSStepFunctions.GetExecutionHistory", &arn).await;
+    let events = history["events"].as_array().unwrap().iter();
+    events.filter(|event| event["taskFailedEventDetails"]["error"] == "LockHeld").count()
+}
+
+/// Returns the last holder of a service's lock.
+async fn holder(stack: &Stack, key: &str) -> Holder {
+    let locks = Locks::builder(stack.dynamodb.clone(), &stack.table);
+    let locks = locks.key_prefix(format!("{}#", in_stack("deployment"))).build().unwrap();
+    locks.get(format!("lock#{key}")).await.unwrap().unwrap()
+}

@@ -1,0 +1,44 @@
+//! Metrics of tickets.
+
+use lambda_lock::Locks;
+use tokio::time::sleep;
+
+use crate::{Stage, TABLE, locks_on, ms, s};
+
+// behaviours 36, 103
+#[tokio::test(start_paused = true)]
+async fn each_use_of_a_ticket_counts() {
+    let stage = Stage::set().await;
+    let locks = stage.locks();
+    let ticket = locks.acquire("deploy").await.unwrap().into_ticket();
+    stage.metrics.assert(&["acquired 1", "acquire_time [0.0]", "hold_time [0.0]"]);
+
+    locks.renew_ticket(&ticket, s(60)).await.unwrap();
+    stage.metrics.assert(&["tickets: renewed 1"]);
+
+    let lock = locks.resume(&ticket).await.unwrap();
+    assert!(locks.resume(&ticket).await.unwrap_err().is_ticket_used());
+    stage.metrics.assert(&["tickets: resumed 1", "tickets: ticket_used 1"]);
+
+    sleep(ms(250)).await;
+    let next = lock.into_ticket();
+    locks.release_ticket(&next).await.unwrap();
+    stage.metrics.assert(&["hold_time [250.0]", "released 1", "tickets: released 1"]);
+}
+
+// behaviours 36, 103
+#[tokio::test(start_paused = true)]
+async fn a_refused_ticket_counts_by_its_reason() {
+    let stage = Stage::set().await;
+    let (host, locks) = locks_on(stage.engine.host());
+    let ticket = locks.acquire("deploy").await.unwrap().into_ticket();
+    stage.metrics.take();
+    let others = Locks::builder(host.client(), TABLE).key_prefix("other-").build().unwrap();
+    assert!(others.renew_ticket(&ticket, s(60)).await.unwrap_err().is_ticket_foreign());
+    stage.metrics.assert(&["tickets: ticket_foreign 1"]);
+
+    let seen = locks.get("deploy").await.unwrap().unwrap();
+    assert!(locks.force_release("deploy", &seen).await.unwrap());
+    assert!(locks.release_ticket(&ticket).await.unwrap_err().is_lost());
+    stage.metrics.assert(&["tickets: lost 1"]);
+}

@@ -1,0 +1,134 @@
+//! The example function `deployment`.
+
+use aws_sdk_dynamodb::types::AttributeValue;
+use lambda_example::{Deployment, Done, Releases, Step, deployment};
+use lambda_lock::Ticket;
+use lambda_lock::embedded::Host;
+use lambda_lock_tests::invocation::{LoseAnswers, invocation, reported};
+use lambda_lock_tests::{Row, World};
+use tower::ServiceExt;
+
+use crate::number;
+
+const PREFIX: &str = "ci#";
+
+/// One invocation. Returns its output, or its error as Lambda reports it.
+async fn invoke(world: &World, host: &Host, step: Step) -> Result<Done, (String, String)> {
+    let locks = world.locks(host).key_prefix(PREFIX).build().unwrap();
+    let function = deployment(locks, Releases::new(host.client(), &world.table, PREFIX));
+    function.oneshot(invocation(host, step)).await.map_err(reported)
+}
+
+async fn take(world: &World, execution: &str) -> Result<Ticket, (String, String)> {
+    let step = Step::Take { key: "shop".to_owned(), execution: execution.to_owned() };
+    match invoke(world, &world.host().build(), step).await? {
+        Done::Taken(ticket) => Ok(ticket),
+        other => panic!("{other:?}"),
+    }
+}
+
+fn work(ticket: &Ticket, version: &str) -> Step {
+    let (key, version) = ("shop".to_owned(), version.to_owned());
+    Step::Work { ticket: ticket.clone(), input: Deployment { key, version, rolling_out_ms: 0, fails: false } }
+}
+
+fn free(ticket: &Ticket) -> Step {
+    Step::Free { ticket: ticket.clone() }
+}
+
+async fn release(world: &World) -> Option<Row> {
+    world.row("ci#release#shop").await
+}
+
+// behaviour 103
+#[tokio::test]
+async fn a_deployment_releases_its_version_under_its_lock() {
+    let world = World::new().await;
+    let host = world.host().build();
+    let ticket = take(&world, "1").await.unwrap();
+    let (error, _) = take(&world, "2").await.unwrap_err();
+    assert_eq!(error, "LockHeld");
+    let done = invoke(&world, &host, work(&ticket, "7")).await.unwrap();
+    assert_eq!(done, Done::Released { version: "7".to_owned(), fence: ticket.fence() });
+    let row = release(&world).await.unwrap();
+    assert_eq!((row["version"].as_s().unwrap().as_str(), number(&row, "fence")), ("7", ticket.fence()));
+    assert_eq!(invoke(&world, &host, free(&ticket)).await.unwrap(), Done::Freed);
+    assert!(take(&world, "2").await.unwrap().fence() > ticket.fence());
+}
+
+// behaviour 103
+#[tokio::test]
+async fn a_deployment_with_lost_answers_of_the_table_is_released() {
+    let world = World::new().await;
+    let ticket = take(&world, "1").await.unwrap();
+    // The first answers to the renewal and to the write of the release.
+    for nth in [1, 2] {
+        let host = world.host().intercept(LoseAnswers::to("UpdateItem", nth..=nth)).build();
+        let done = invoke(&world, &host, work(&ticket, "7")).await.unwrap();
+        assert_eq!(done, Done::Released { version: "7".to_owned(), fence: ticket.fence() });
+    }
+}
+
+#[tokio::test]
+async fn a_failing_version_is_not_released() {
+    let world = World::new().await;
+    let ticket = take(&world, "1").await.unwrap();
+    let Step::Work { ticket, mut input } = work(&ticket, "7") else { unreachable!() };
+    input.fails = true;
+    let (error, message) = invoke(&world, &world.host().build(), Step::Work { ticket, input }).await.unwrap_err();
+    assert_eq!((error.as_str(), message.as_str()), ("NotDeployed", "version 7 failed its tests"));
+    assert_eq!(release(&world).await, None);
+}
+
+// behaviour 103
+#[tokio::test]
+async fn a_deployment_without_its_lock_releases_nothing() {
+    let world = World::new().await;
+    let host = world.host().build();
+    let ticket = take(&world, "1").await.unwrap();
+    invoke(&world, &host, free(&ticket)).await.unwrap();
+    let next = take(&world, "2").await.unwrap();
+    let (error, _) = invoke(&world, &host, work(&ticket, "7")).await.unwrap_err();
+    assert_eq!(error, "LockLost");
+    assert_eq!(release(&world).await, None);
+    // A repeated release leaves the lock of the next execution alone.
+    assert_eq!(invoke(&world, &host, free(&ticket)).await.unwrap(), Done::Freed);
+    invoke(&world, &host, work(&next, "8")).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_release_with_a_larger_fence_is_not_replaced() {
+    let world = World::new().await;
+    let host = world.host().build();
+    let ticket = take(&world, "1").await.unwrap();
+    let put = host.client().put_item().table_name(&world.table);
+    put.item("id", AttributeValue::S("ci#release#shop".to_owned()))
+        .item("version", AttributeValue::S("8".to_owned()))
+        .item("fence", AttributeValue::N((ticket.fence() + 1).to_string()))
+        .send()
+        .await
+        .unwrap();
+    let (error, _) = invoke(&world, &host, work(&ticket, "7")).await.unwrap_err();
+    assert_eq!(error, "NotDeployed");
+    assert_eq!(release(&world).await.unwrap()["version"].as_s().unwrap(), "8");
+}
+
+// behaviour 103
+#[tokio::test]
+async fn a_repeated_attempt_takes_the_lock_of_its_execution_over() {
+    let world = World::new().await;
+    let host = world.host().build();
+    let first = take(&world, "1").await.unwrap();
+    let second = take(&world, "1").await.unwrap();
+    assert!(second.fence() > first.fence());
+    let (error, _) = invoke(&world, &host, work(&first, "7")).await.unwrap_err();
+    assert_eq!(error, "LockLost");
+    invoke(&world, &host, work(&second, "7")).await.unwrap();
+}
+
+#[test]
+fn the_input_and_the_output_of_a_state_are_json() {
+    let step = serde_json::json!({ "action": "take", "key": "shop", "execution": "1" });
+    assert!(matches!(serde_json::from_value(step).unwrap(), Step::Take { .. }));
+    assert_eq!(serde_json::to_value(Done::Freed).unwrap(), serde_json::Value::Null);
+}
