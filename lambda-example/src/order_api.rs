@@ -1,29 +1,29 @@
-//! An HTTP API behind a function URL. `POST /orders` places an order once for each `Idempotency-Key`, no matter how
-//! often the client sends the request.
+//! An HTTP API behind a function URL and API Gateway. `POST /orders` places an order once for each `Idempotency-Key` of a
+//! caller, no matter how often the client sends the request.
 
 use std::convert::Infallible;
 use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::Duration;
 
-use aws_lambda_events::lambda_function_urls::{LambdaFunctionUrlRequest, LambdaFunctionUrlResponse};
 use aws_sdk_dynamodb::Client;
 use aws_sdk_dynamodb::error::SdkError;
 use aws_sdk_dynamodb::operation::transact_write_items::TransactWriteItemsError as Refused;
 use aws_sdk_dynamodb::types::{AttributeValue, Put, TransactWriteItem};
 use http::header::{ALLOW, CONTENT_TYPE, RETRY_AFTER};
-use http::{HeaderName, HeaderValue, StatusCode};
-use lambda_lock::{HandlerError, Idempotency, IdempotentLayer, Locks, OnMissingKey, RecordFormat, Run, WithRun};
-use lambda_runtime::{Error, LambdaEvent};
+use http::{HeaderName, HeaderValue, Method, StatusCode};
+use lambda_http::{Body, Request, RequestExt, Response};
+use lambda_lock::{Caller, HttpIdempotencyBody, HttpIdempotencyLayer, HttpRun, Locks};
+use lambda_runtime::Error;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 use tower::{Layer, Service, ServiceExt, service_fn};
 
 use crate::failure::{self, Failure};
 
-/// The maximum size of a request body, in bytes. The order's row and its record each hold the order, and a DynamoDB row
-/// is at most 400 KB.
-const LARGEST_ORDER: usize = 256 * 1024;
+/// The maximum size of a request body, in bytes. The record holds the JSON of the answer as a JSON string, which can be
+/// twice as long, and a DynamoDB row is at most 400 KB.
+const LARGEST_ORDER: usize = 128 * 1024;
 
 /// The body of a request.
 #[derive(Clone, Debug, Deserialize, Serialize)]
@@ -62,10 +62,10 @@ impl Orders {
         Self { client, table: table.into(), prefix: prefix.into() }
     }
 
-    /// Writes the order and completes the run in one transaction. So every order has a stored answer, and every stored
-    /// answer has an order.
-    async fn write(&self, placed: &Placed, run: &Run) -> Result<(), Failure> {
-        let Order { id, item, quantity } = &placed.order;
+    /// Writes the order and completes the run with its answer in one transaction. So every order has a stored answer, and
+    /// every stored answer has an order.
+    async fn write(&self, order: &Order, answer: &Response<Body>, run: &HttpRun) -> Result<(), Failure> {
+        let Order { id, item, quantity } = order;
         let row = Put::builder()
             .table_name(&self.table)
             .item("id", AttributeValue::S(format!("{}order#{id}", self.prefix)))
@@ -76,7 +76,7 @@ impl Orders {
         self.client
             .transact_write_items()
             .transact_items(TransactWriteItem::builder().put(row).build())
-            .transact_items(run.complete_in(placed).map_err(not_placed)?)
+            .transact_items(run.complete_in(answer).map_err(not_placed)?)
             .send()
             .await
             .map_err(|error| {
@@ -114,168 +114,106 @@ fn is_temporary(error: &SdkError<Refused>) -> bool {
     }
 }
 
-/// A request to place an order.
-#[derive(Debug)]
-struct Request {
-    key: Option<String>,
-    order: NewOrder,
-}
+/// The largest key of a client, in characters. API Gateway allows 10,240 bytes for all headers of a request.
+const LONGEST_KEY: usize = 4096;
 
-/// The result that is stored and replayed.
-#[derive(Debug, Deserialize, Serialize)]
-struct Placed {
-    order: Order,
-    #[serde(skip)]
-    is_replay: bool,
-}
+type Answer = Response<HttpIdempotencyBody<Body>>;
 
-/// Returns the function: HTTP on the outside, the idempotent handler on the inside.
-///
-/// All callers share one space of keys. For a public API, make the caller part of the key.
+/// Returns the function: checks of the request on the outside, the idempotent handler on the inside. A request that fails a
+/// check does not use its key.
 #[must_use]
 pub fn order_api(
     locks: Locks,
     orders: Orders,
-) -> impl Service<
-    LambdaEvent<LambdaFunctionUrlRequest>,
-    Response = LambdaFunctionUrlResponse,
-    Error = Infallible,
-    Future: Future<Output = Result<LambdaFunctionUrlResponse, Infallible>> + Send,
-> + Clone
-+ Send {
+    caller: Caller,
+) -> impl Service<Request, Response = Answer, Error = Infallible, Future: Future<Output = Result<Answer, Infallible>> + Send>
++ Clone
++ Send
++ 'static {
     let orders = Arc::new(orders);
-    let once = Idempotency::new(locks, OnMissingKey::Reject, |event: &LambdaEvent<Request>| event.payload.key.clone())
-        .prefix("idempotency")
-        // A client's key may have any length.
-        .format(RecordFormat::Hashed)
-        .window(Duration::from_hours(24))
-        .validate(|event| json!([event.payload.order.item, event.payload.order.quantity]))
-        .on_replay(|placed: &mut Placed, _| placed.is_replay = true);
-    let place = IdempotentLayer::new(once).layer(service_fn(move |event| place(Arc::clone(&orders), event)));
-    service_fn(move |event| respond(place.clone(), event))
+    let once = HttpIdempotencyLayer::new(locks, caller).prefix("idempotency").max_key_length(LONGEST_KEY);
+    let place = once.layer(service_fn(move |request| place(Arc::clone(&orders), request)));
+    service_fn(move |request| respond(place.clone(), request))
 }
 
 async fn respond(
-    place: impl Service<LambdaEvent<Request>, Response = Placed, Error = HandlerError<Failure>>,
-    LambdaEvent { payload, context }: LambdaEvent<LambdaFunctionUrlRequest>,
-) -> Result<LambdaFunctionUrlResponse, Infallible> {
-    let answer = match read(&payload) {
-        Ok(request) => match place.oneshot(LambdaEvent::new(request, context)).await {
-            Ok(placed) => placed.into(),
-            Err(error) => refusal(&error),
-        },
+    place: impl Service<Request, Response = Answer, Error = Failure>,
+    mut request: Request,
+) -> Result<Answer, Infallible> {
+    Ok(match check(&request) {
+        Ok(order) => {
+            request.extensions_mut().insert(order);
+            place.oneshot(request).await.unwrap_or_else(|failure| failed(&failure))
+        }
         Err(refused) => refused,
+    })
+}
+
+async fn place(orders: Arc<Orders>, request: Request) -> Result<Response<Body>, Failure> {
+    let (Some(order), Some(run)) = (request.extensions().get::<NewOrder>(), request.extensions().get::<HttpRun>())
+    else {
+        return Err(not_placed("the request has no order or no run"));
     };
-    Ok(answer.into())
-}
-
-async fn place(
-    orders: Arc<Orders>,
-    WithRun { input, run, .. }: WithRun<LambdaEvent<Request>>,
-) -> Result<Placed, Failure> {
-    let NewOrder { item, quantity, checking_ms } = input.payload.order;
-    tokio::time::sleep(Duration::from_millis(checking_ms)).await;
+    tokio::time::sleep(Duration::from_millis(order.checking_ms)).await;
     // The owner is random and unique to the run.
-    let order = Order { id: run.lock().owner().to_owned(), item, quantity };
-    let placed = Placed { order, is_replay: false };
-    orders.write(&placed, &run).await?;
-    tracing::info!(order = placed.order.id, "placed");
-    Ok(placed)
+    let id = run.run().lock().owner().to_owned();
+    let order = Order { id, item: order.item.clone(), quantity: order.quantity };
+    let answer = Response::builder()
+        .status(StatusCode::CREATED)
+        .header(CONTENT_TYPE, "application/json")
+        .body(json!(order).to_string().into())
+        .map_err(not_placed)?;
+    orders.write(&order, &answer, run).await?;
+    tracing::info!(order = order.id, "placed");
+    Ok(answer)
 }
 
-fn read(request: &LambdaFunctionUrlRequest) -> Result<Request, Answer> {
-    if request.raw_path.as_deref() != Some("/orders") {
-        return Err(Answer::message(StatusCode::NOT_FOUND, "the only path is /orders"));
+fn check(request: &Request) -> Result<NewOrder, Answer> {
+    if request.raw_http_path() != "/orders" {
+        return Err(refusal(StatusCode::NOT_FOUND, "the only path is /orders"));
     }
-    if request.request_context.http.method.as_deref() != Some("POST") {
-        return Err(Answer::message(StatusCode::METHOD_NOT_ALLOWED, "the only method is POST").with(ALLOW, "POST"));
+    if request.method() != Method::POST {
+        let refused = refusal(StatusCode::METHOD_NOT_ALLOWED, "the only method is POST");
+        return Err(with(refused, ALLOW, "POST"));
     }
     // Lambda encodes every body whose Content-Type is not text.
-    if request.is_base64_encoded {
-        return Err(Answer::message(StatusCode::UNSUPPORTED_MEDIA_TYPE, "Content-Type must be application/json"));
+    if let Body::Binary(_) = request.body() {
+        return Err(refusal(StatusCode::UNSUPPORTED_MEDIA_TYPE, "Content-Type must be application/json"));
     }
-    let body = request.body.as_deref().unwrap_or_default();
-    if body.len() > LARGEST_ORDER {
+    if request.body().len() > LARGEST_ORDER {
         let message = format!("the order has more than {LARGEST_ORDER} bytes");
-        return Err(Answer::message(StatusCode::PAYLOAD_TOO_LARGE, &message));
+        return Err(refusal(StatusCode::PAYLOAD_TOO_LARGE, &message));
     }
-    let order = serde_json::from_str(body).map_err(|_| {
-        Answer::message(
-            StatusCode::BAD_REQUEST,
-            r#"the body must be {"item": "…", "quantity": …}, with a quantity of at least 1"#,
-        )
-    })?;
-    let key = request.headers.get("idempotency-key").map(HeaderValue::to_str).transpose().map_err(|_| {
-        let message = "the header Idempotency-Key has a character other than visible ASCII and space";
-        Answer::message(StatusCode::BAD_REQUEST, message)
-    })?;
-    Ok(Request { key: key.map(str::to_owned), order })
+    serde_json::from_slice(request.body()).map_err(|_| {
+        let message = r#"the body must be {"item": "…", "quantity": …}, with a quantity of at least 1"#;
+        refusal(StatusCode::BAD_REQUEST, message)
+    })
 }
 
-/// Returns the answer to an error. The log has the details that the client must not see.
-fn refusal(error: &HandlerError<Failure>) -> Answer {
-    match error {
-        HandlerError::Lock(error) if error.is_key_missing() => Answer::message(
-            StatusCode::BAD_REQUEST,
-            "the header Idempotency-Key is missing or empty: send a key that is unique to the order",
-        ),
-        HandlerError::Lock(error) if error.is_mismatch() => {
-            Answer::message(StatusCode::UNPROCESSABLE_ENTITY, "the Idempotency-Key was used for a different order")
-        }
-        HandlerError::Lock(error) if error.is_in_progress() => {
-            Answer::message(StatusCode::CONFLICT, "another request with this key is placing the order")
-                .with(RETRY_AFTER, "1")
-        }
-        error => {
-            tracing::error!(error = failure::line(error), "the order failed");
-            let is_temporary = match error {
-                HandlerError::Lock(error) => {
-                    error.is_unavailable() || error.is_throttled() || error.is_conflict() || error.is_lost()
-                }
-                HandlerError::Handler(failure) => failure.is_temporary(),
-                _ => false,
-            };
-            if is_temporary {
-                Answer::message(StatusCode::SERVICE_UNAVAILABLE, "try again with the same key").with(RETRY_AFTER, "1")
-            } else {
-                Answer::message(StatusCode::INTERNAL_SERVER_ERROR, "the order failed")
-            }
-        }
+/// Returns the answer to a failed order. The log has the details that the client must not see.
+fn failed(failure: &Failure) -> Answer {
+    tracing::error!(error = failure::line(failure), "the order failed");
+    if failure.is_temporary() {
+        let refused = refusal(StatusCode::SERVICE_UNAVAILABLE, "try again with the same key");
+        with(refused, RETRY_AFTER, "1")
+    } else {
+        refusal(StatusCode::INTERNAL_SERVER_ERROR, "the order failed")
     }
 }
 
-/// An HTTP response with a JSON body.
-#[derive(Debug)]
-struct Answer {
-    status: StatusCode,
-    body: String,
-    header: Option<(HeaderName, &'static str)>,
+/// Returns a problem of the form that the layer's answers have.
+fn refusal(status: StatusCode, detail: &str) -> Answer {
+    let problem = json!({
+        "title": status.canonical_reason(),
+        "status": status.as_u16(),
+        "detail": detail,
+    });
+    let mut answer = Response::new(HttpIdempotencyBody::from(Body::from(problem.to_string())));
+    *answer.status_mut() = status;
+    with(answer, CONTENT_TYPE, "application/problem+json")
 }
 
-impl Answer {
-    fn message(status: StatusCode, message: &str) -> Self {
-        Self { status, body: json!({ "message": message }).to_string(), header: None }
-    }
-
-    fn with(self, name: HeaderName, value: &'static str) -> Self {
-        Self { header: Some((name, value)), ..self }
-    }
-}
-
-impl From<Placed> for Answer {
-    fn from(Placed { order, is_replay }: Placed) -> Self {
-        let placed = Self { status: StatusCode::CREATED, body: json!(order).to_string(), header: None };
-        if is_replay { placed.with(HeaderName::from_static("idempotency-replayed"), "true") } else { placed }
-    }
-}
-
-impl From<Answer> for LambdaFunctionUrlResponse {
-    fn from(answer: Answer) -> Self {
-        let mut response = Self::default();
-        response.status_code = answer.status.as_u16().into();
-        response.headers.extend(answer.header.map(|(name, value)| (name, HeaderValue::from_static(value))));
-        response.headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
-        response.body = Some(answer.body);
-        response
-    }
+fn with(mut answer: Answer, name: HeaderName, value: &'static str) -> Answer {
+    answer.headers_mut().insert(name, HeaderValue::from_static(value));
+    answer
 }

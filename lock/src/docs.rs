@@ -6,6 +6,7 @@
 //! | choose lease, wait, timeout, window and visibility timeout | [Choosing times](self::choosing_times) |
 //! | consume a Kinesis or DynamoDB stream, and set up its mapping | [Streams](self::streams) |
 //! | hold a lock across processes, in a state machine or a pipeline | [Locks across processes](self::tickets) |
+//! | make an HTTP API idempotent by `Idempotency-Key` | [HTTP requests](self::http) |
 //! | test my handler with crashes, wrong clocks and a bad network | [Testing](self::testing) |
 //! | deploy: release profile, IAM policy, table, example stack | [Deploying and permissions](self::deploying) |
 //! | make cold starts short | [Cold starts](self::cold_starts) |
@@ -15,7 +16,14 @@
 //! | compare it with other lock clients and with Powertools | [Comparison](self::comparison) |
 //! | know why it is built this way | [Design decisions](self::design) |
 // Documentation only. The guides link to items of these features.
-#![cfg(all(any(doc, doctest), feature = "embedded", feature = "metrics", feature = "sqs", feature = "streams"))]
+#![cfg(all(
+    any(doc, doctest),
+    feature = "embedded",
+    feature = "http",
+    feature = "metrics",
+    feature = "sqs",
+    feature = "streams"
+))]
 
 /// Reads a guide. The guides link to each other by names that are defined at the end of each file, for readers of the
 /// repository. The definitions here come first, so they win: the same names lead to the modules.
@@ -27,6 +35,7 @@ macro_rules! guide {
             "[comparison]: crate::docs::comparison\n",
             "[concepts]: crate::docs::concepts\n",
             "[design]: crate::docs::design\n",
+            "[http]: crate::docs::http\n",
             "[operating]: crate::docs::operating\n",
             "[performance]: crate::docs::performance\n",
             "[powertools]: crate::docs::powertools\n",
@@ -49,6 +58,9 @@ pub mod streams {}
 
 #[doc = guide!("../docs/tickets.md")]
 pub mod tickets {}
+
+#[doc = guide!("../docs/http.md")]
+pub mod http {}
 
 #[doc = guide!("../docs/testing.md")]
 pub mod testing {}

@@ -9,6 +9,7 @@
 //! | run up to N pieces of work at a time | [`Locks::semaphore`], [`Semaphore`] | |
 //! | make a Lambda handler a singleton | `LockLayer` | `lambda` |
 //! | return the first run's result to a duplicate | `Idempotency` for a function, `IdempotentLayer` for a handler | `idempotency`, `lambda` |
+//! | return the first response to a retried HTTP request | `HttpIdempotencyLayer` | `http` |
 //! | do each message of an SQS queue once | `SqsConsumer` | `lambda`; `sqs` to hide messages in progress |
 //! | do each record of a Kinesis or DynamoDB stream once, and in order | `StreamConsumer` | `streams` |
 //! | see who holds what, and free it by hand | [`Locks::get`], [`Locks::list`], [`Locks::force_release`] | |
@@ -102,6 +103,9 @@ mod idempotency;
 #[cfg(feature = "lambda")]
 mod lambda;
 
+#[cfg(feature = "http")]
+mod http;
+
 mod operate;
 
 #[cfg(feature = "embedded")]
@@ -130,6 +134,10 @@ pub use lambda::{
     HandlerEvent, IdempotentLayer, IdempotentService, LockLayer, LockService, LockedEvent, Message, OnUnavailable,
     SqsConsumer, SqsConsumerService,
 };
+
+// Middleware for HTTP requests.
+#[cfg(feature = "http")]
+pub use self::http::{Caller, HttpIdempotencyBody, HttpIdempotencyLayer, HttpIdempotencyService, HttpRun};
 
 // For operators.
 pub use operate::{CreateTable, Finding, List, ListedRow, Report, Verdict};

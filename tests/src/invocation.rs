@@ -1,15 +1,19 @@
 //! Invocations as Lambda makes them, and what tests observe of them.
 
+use std::fmt::Debug;
 use std::io::{self, Write};
 use std::ops::RangeInclusive;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, Once};
 use std::time::{Duration, SystemTime};
 
+use lambda_http::request::LambdaRequest;
+use lambda_http::{Adapter, IntoResponse, Request};
 use lambda_lock::HandlerError;
 use lambda_lock::embedded::{Answer, Host, Intercept};
 use lambda_runtime::{Config, Context, Diagnostic, LambdaEvent};
 use serde_json::{Value, json};
+use tower::{Service, ServiceExt};
 
 /// The name of the function.
 pub const FUNCTION: &str = "orders";
@@ -39,6 +43,17 @@ pub fn invocation_without_deadline<P>(function: &str, payload: P) -> LambdaEvent
 pub fn by_tenant<P>(tenant: &str, mut event: LambdaEvent<P>) -> LambdaEvent<P> {
     event.context.tenant_id = Some(tenant.to_owned());
     event
+}
+
+/// Sends an event of a function URL or of an HTTP API through `lambda_http`, and returns what Lambda gets.
+pub async fn over_http<S, R>(host: &Host, function: S, event: &Value) -> Value
+where
+    S: Service<Request, Response = R, Error: Debug, Future: Send + 'static>,
+    R: IntoResponse,
+{
+    let request: LambdaRequest = serde_json::from_str(&event.to_string()).unwrap();
+    let answer = Adapter::from(function).oneshot(invocation(host, request)).await.unwrap();
+    serde_json::to_value(answer).unwrap()
 }
 
 /// Returns the milliseconds since the epoch, as in rows.

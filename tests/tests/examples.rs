@@ -16,9 +16,9 @@ use aws_sdk_sqs::config::{BehaviorVersion, Region};
 use lambda_example::{Order, Orders, Payment, Payments, Totals, order_api, order_totals, payment_queue};
 use lambda_lock::embedded::{Answer, Host, Intercept};
 use lambda_lock::{
-    Idempotency, IdempotentLayer, KinesisRecord, LockLayer, Message, OnMissingKey, SqsConsumer, StreamConsumer,
+    Caller, Idempotency, IdempotentLayer, KinesisRecord, LockLayer, Message, OnMissingKey, SqsConsumer, StreamConsumer,
 };
-use lambda_lock_tests::invocation::{LoseAnswers, invocation, invocation_without_deadline};
+use lambda_lock_tests::invocation::{LoseAnswers, invocation, invocation_without_deadline, over_http};
 use lambda_lock_tests::{Row, World};
 use lambda_runtime::LambdaEvent;
 use serde_json::{Value, json};
@@ -47,13 +47,15 @@ fn tea(quantity: u32) -> Value {
 }
 
 async fn send(world: &World, host: &Host, request: Value) -> LambdaFunctionUrlResponse {
+    send_as(Caller::all_are_one(), world, host, request).await
+}
+
+async fn send_as(caller: Caller, world: &World, host: &Host, request: Value) -> LambdaFunctionUrlResponse {
     let locks = world.locks_with_quick_retries(host).key_prefix(PREFIX).build().unwrap();
     let retries = RetryConfig::standard().with_initial_backoff(Duration::from_millis(1));
     let client = Client::from_conf(host.client().config().to_builder().retry_config(retries).build());
-    let function = order_api(locks, Orders::new(client, &world.table, PREFIX));
-    let Ok::<_, Infallible>(response) =
-        function.oneshot(invocation(host, serde_json::from_value(request).unwrap())).await;
-    response
+    let function = order_api(locks, Orders::new(client, &world.table, PREFIX), caller);
+    serde_json::from_value(over_http(host, function, &request).await).unwrap()
 }
 
 fn header<'a>(response: &'a LambdaFunctionUrlResponse, name: &str) -> Option<&'a str> {
@@ -67,10 +69,13 @@ async fn orders(world: &World) -> Vec<Row> {
     scan.expression_attribute_values(":orders", orders).send().await.unwrap().items.unwrap()
 }
 
-/// The message of an answer without an order.
+const PROBLEM: &str = "application/problem+json";
+
+/// The detail of an answer without an order.
 fn message(response: &LambdaFunctionUrlResponse) -> String {
     let body: Value = serde_json::from_str(response.body.as_deref().unwrap()).unwrap();
-    body["message"].as_str().unwrap().to_owned()
+    assert_eq!((header(response, "content-type"), &body["status"]), (Some(PROBLEM), &json!(response.status_code)));
+    body["detail"].as_str().unwrap().to_owned()
 }
 
 /// Rejects the transaction that writes an order, with this answer of DynamoDB.
@@ -128,6 +133,26 @@ async fn two_keys_are_two_orders() {
     assert_eq!(orders(&world).await.len(), 2);
 }
 
+/// The request of this IAM user.
+fn signed_by(user: &str, mut request: Value) -> Value {
+    request["requestContext"]["authorizer"] = json!({ "iam": { "userId": user } });
+    request
+}
+
+// behaviour 462
+#[tokio::test]
+async fn two_callers_can_use_one_key() {
+    let world = World::new().await;
+    let host = world.host().build();
+    let send = |request| send_as(Caller::iam_principal(), &world, &host, request);
+    for (user, replayed) in [("AIDA1", None), ("AIDA2", None), ("AIDA1", Some("true"))] {
+        let answer = send(signed_by(user, posted(Some("key-1"), &tea(2)))).await;
+        assert_eq!((answer.status_code, header(&answer, "idempotency-replayed")), (201, replayed), "{user}");
+    }
+    assert_eq!(send(posted(Some("key-1"), &tea(2))).await.status_code, 403);
+    assert_eq!(orders(&world).await.len(), 2);
+}
+
 // behaviour 66
 #[tokio::test]
 async fn an_order_in_progress_is_a_conflict_with_retry_after() {
@@ -139,7 +164,9 @@ async fn an_order_in_progress_is_a_conflict_with_retry_after() {
     let (first, second) = tokio::join!(request(), request());
     let (placed, refused) = if first.status_code == 201 { (first, second) } else { (second, first) };
     assert_eq!((placed.status_code, refused.status_code), (201, 409));
-    assert_eq!(header(&refused, "retry-after"), Some("1"));
+    // The lease ends at the invocation's deadline, with a second for wrong clocks.
+    let seconds: u32 = header(&refused, "retry-after").unwrap().parse().unwrap();
+    assert!((25..=31).contains(&seconds), "{seconds}");
     assert_eq!(orders(&world).await.len(), 1);
 }
 
@@ -170,13 +197,15 @@ async fn a_key_that_is_not_ascii_is_a_bad_request() {
     let host = world.host().build();
     let refused = send(&world, &host, posted(Some("Schlüssel"), &tea(2))).await;
     assert_eq!(refused.status_code, 400);
-    assert_eq!(message(&refused), "the header Idempotency-Key has a character other than visible ASCII and space");
+    let expected =
+        "Send one header Idempotency-Key with a string in double quotes, of visible ASCII characters and spaces.";
+    assert_eq!(message(&refused), expected);
     assert_eq!(host.requests(), 0);
 }
 
 #[tokio::test]
 async fn rejects_an_oversized_order_before_its_key_is_used() {
-    const LARGEST: usize = 256 * 1024;
+    const LARGEST: usize = 128 * 1024;
     let world = World::new().await;
     let host = world.host().build();
     let of_bytes = |bytes: usize| {
@@ -186,7 +215,7 @@ async fn rejects_an_oversized_order_before_its_key_is_used() {
     for bytes in [LARGEST + 2, 1_000_000] {
         let refused = send(&world, &host, posted(Some("key-1"), &of_bytes(bytes))).await;
         assert_eq!(refused.status_code, 413);
-        assert_eq!(message(&refused), "the order has more than 262144 bytes");
+        assert_eq!(message(&refused), "the order has more than 131072 bytes");
     }
     assert_eq!(host.requests(), 0);
     assert_eq!(send(&world, &host, posted(Some("key-1"), &of_bytes(LARGEST))).await.status_code, 201);
@@ -203,6 +232,7 @@ async fn rejects_what_is_no_posted_order_before_its_key_is_used() {
     read["requestContext"]["http"]["method"] = "GET".into();
     let mut encoded = posted(Some("key-1"), &tea(2));
     encoded["isBase64Encoded"] = true.into();
+    encoded["body"] = "eyJpdGVtIjoidGVhIiwicXVhbnRpdHkiOjJ9".into();
     let bodies = [json!({ "item": "tea" }), tea(0), json!("tea")].map(|body| (posted(Some("key-1"), &body), 400));
     for (request, status) in [(elsewhere, 404), (read, 405), (encoded, 415)].into_iter().chain(bodies) {
         assert_eq!(send(&world, &host, request.clone()).await.status_code, status, "{request}");
@@ -268,7 +298,7 @@ async fn an_order_is_unavailable_when_the_table_does_not_answer() {
     let host = world.host().intercept(LoseAnswers::to("UpdateItem", 1..=99)).build();
     let unavailable = send(&world, &host, posted(Some("key-1"), &tea(2))).await;
     assert_eq!((unavailable.status_code, header(&unavailable, "retry-after")), (503, Some("1")));
-    assert_eq!(unavailable.body.unwrap(), r#"{"message":"try again with the same key"}"#);
+    assert_eq!(message(&unavailable), "Send the same request again, with the same key.");
 }
 
 fn payment(id: &str, failing_deliveries: u64) -> Value {

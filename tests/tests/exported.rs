@@ -8,16 +8,15 @@ use std::panic::AssertUnwindSafe;
 use std::sync::{Arc, LazyLock, Mutex};
 use std::time::Duration;
 
-use aws_lambda_events::lambda_function_urls::LambdaFunctionUrlRequest;
 use aws_lambda_events::sqs::{SqsEvent, SqsMessage};
 use aws_sdk_sqs::config::{BehaviorVersion, Region};
 use futures_util::FutureExt;
 use lambda_example::telemetry::{self, Collector};
 use lambda_example::{Orders, Payment, Payments, ReportRequest, Reports, nightly_report, order_api, payment_queue};
 use lambda_lock::embedded::Host;
-use lambda_lock::{Backoff, Locks, metrics};
+use lambda_lock::{Backoff, Caller, Locks, metrics};
 use lambda_lock_tests::World;
-use lambda_lock_tests::invocation::invocation;
+use lambda_lock_tests::invocation::{invocation, over_http};
 use lambda_runtime::LambdaEvent;
 use serde_json::{Map, Value, json};
 use tokio::sync::MutexGuard;
@@ -70,7 +69,7 @@ impl Stage {
     fn exporting<Event, S: Service<Event, Future: Send> + Clone + Send>(
         &self,
         function: S,
-    ) -> impl Service<Event, Response = S::Response, Error = S::Error> + Clone {
+    ) -> impl Service<Event, Response = S::Response, Error = S::Error, Future: Send> + Clone + use<Event, S> {
         let output = self.output.clone();
         telemetry::flush_after(function, *COLLECTOR, move || output.clone())
     }
@@ -157,18 +156,18 @@ async fn a_report_exports_its_lock_and_a_skipped_report_its_refusal() {
 async fn an_order_exports_its_record_its_replays_and_its_refusals() {
     let stage = Stage::new().await;
     let (host, locks) = stage.environment();
-    let function = stage.exporting(order_api(locks, Orders::new(host.client(), &stage.world.table, PREFIX)));
+    let orders = Orders::new(host.client(), &stage.world.table, PREFIX);
+    let function = stage.exporting(order_api(locks, orders, Caller::all_are_one()));
     let send = async || {
-        let request: LambdaFunctionUrlRequest = serde_json::from_value(json!({
+        let request = json!({
             "rawPath": "/orders",
             "headers": { "idempotency-key": "key-1" },
             "requestContext": { "http": { "method": "POST" }, "timeEpoch": 0 },
             "body": json!({ "item": "tea", "quantity": 2, "checking_ms": 500 }).to_string(),
             "isBase64Encoded": false,
-        }))
-        .unwrap();
-        let Ok::<_, Infallible>(response) = function.clone().oneshot(invocation(&host, request)).await;
-        (response.status_code, stage.exported())
+        });
+        let response = over_http(&host, function.clone(), &request).await;
+        (response["statusCode"].as_i64().unwrap(), stage.exported())
     };
     let (placed, refused) = tokio::join!(biased; send(), send());
     assert_eq!(refused, (409, counts([("acquired", 1), ("acquire_time", 1), ("in_progress_refusals", 1)])));

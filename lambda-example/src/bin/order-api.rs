@@ -4,9 +4,9 @@ use std::env;
 use std::io;
 
 use lambda_example::{Orders, order_api, telemetry};
-use lambda_lock::Locks;
+use lambda_lock::{Caller, Locks};
+use lambda_runtime::Error;
 use lambda_runtime::layers::TracingLayer;
-use lambda_runtime::{Error, Runtime};
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> Result<(), Error> {
@@ -15,8 +15,13 @@ async fn main() -> Result<(), Error> {
     locks.warm_up().await;
     let prefix = env::var("LOCK_KEY_PREFIX").unwrap_or_default();
     let orders = Orders::new(locks.client().clone(), locks.table_name(), prefix);
-    let function = order_api(locks, orders);
+    // A caller is who signed the request, unless the stack says that all share their keys.
+    let caller = match env::var("CALLERS").as_deref() {
+        Ok("one") => Caller::all_are_one(),
+        _ => Caller::iam_principal(),
+    };
+    let function = order_api(locks, orders, caller);
     let function = telemetry::flush_after(function, metrics, io::stdout);
     // The span adds the request id to every line.
-    Runtime::new(function).layer(TracingLayer::new()).run().await
+    lambda_http::runtime(function).layer(TracingLayer::new()).run().await
 }

@@ -251,6 +251,11 @@ impl<I, T, E> Idempotency<I, T, E> {
         self
     }
 
+    #[cfg(feature = "http")]
+    pub(crate) fn on_missing_key(self, policy: OnMissingKey) -> Self {
+        self.with(|settings| settings.on_missing_key = policy)
+    }
+
     #[cfg(feature = "lambda")]
     pub(crate) fn locks(&self) -> &Locks {
         &self.settings.locks

@@ -24,7 +24,7 @@ pub(super) fn deadline(context: &Context, locks: &Locks) -> Option<SystemTime> {
 }
 
 /// Returns the invocation of this context.
-pub(super) fn invocation_of(context: &Context, locks: &Locks) -> Invocation {
+pub(crate) fn invocation_of(context: &Context, locks: &Locks) -> Invocation {
     Invocation {
         function: context.env_config.function_name.clone(),
         holder: Some(holder(context)),

@@ -11,6 +11,8 @@ mod sqs;
 mod streams;
 
 pub use idempotent_layer::{IdempotentLayer, IdempotentService};
+#[cfg(feature = "http")]
+pub(crate) use invocation::invocation_of;
 pub use lock_layer::{LockLayer, LockService, OnUnavailable};
 pub use locked_event::{HandlerEvent, LockedEvent};
 pub use sqs::{Message, SqsConsumer, SqsConsumerService};

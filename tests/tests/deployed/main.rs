@@ -1,5 +1,6 @@
 //! `template.yaml` as a user deploys it: built and deployed by the SAM CLI, to a local AWS (`MiniStack`) that runs the
-//! functions' binaries as Lambda does, behind a function URL, queues, a schedule and a state machine. The time is real.
+//! functions' binaries as Lambda does, behind a function URL, an HTTP API, queues, a schedule and a state machine. The time
+//! is real.
 //!
 //! Needs `sam`, `cargo-lambda` and `ministack` on the `PATH`, as `.ci/run` puts them there. Without them the test is skipped,
 //! or fails if `LOCK_TEST_DEPLOYED` is `required`.
@@ -26,7 +27,10 @@ use crate::deployments::{
 use crate::observability::{
     alarms_and_dashboard_show_the_exported_metrics, each_log_line_has_the_id_of_its_request_once,
 };
-use crate::orders::an_order_sent_three_times_is_placed_once;
+use crate::orders::{
+    a_thousand_requests_place_two_hundred_orders, an_order_sent_three_times_is_placed_once,
+    the_signer_of_a_request_is_its_caller,
+};
 use crate::payments::{
     a_payment_in_progress_is_hidden_until_its_lease_ends, only_the_payment_that_panics_goes_back,
     payments_are_made_once_and_poison_becomes_dead_letters, payments_of_a_group_stay_in_order_after_a_failure,
@@ -75,6 +79,7 @@ async fn the_deployed_functions_do_each_job_once() {
     a_failed_deployment_frees_its_lock_and_fails_its_execution(&stack).await;
     alarms_and_dashboard_show_the_exported_metrics(&stack).await;
     each_log_line_has_the_id_of_its_request_once(&stack).await;
+    a_thousand_requests_place_two_hundred_orders(&stack).await;
     a_report_that_panics_releases_its_lock_at_once(&stack).await;
     let panicking = only_the_payment_that_panics_goes_back(&stack).await;
     tokio::join!(
@@ -93,6 +98,7 @@ async fn a_protected_table_outlives_its_stack(stack: &Stack) {
     stack.local.deploy(name, &["ScheduleState=DISABLED"]).await;
     let tables = stack.tables_of(name).await;
     assert_eq!(tables.len(), 1);
+    the_signer_of_a_request_is_its_caller(stack, name).await;
     stack.delete(name).await;
     assert_eq!(stack.tables_of(name).await, tables);
     let function = stack.lambda.get_function().function_name(format!("{name}-nightly-report")).send().await;

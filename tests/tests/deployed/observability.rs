@@ -61,9 +61,16 @@ pub(crate) async fn alarms_and_dashboard_show_the_exported_metrics(stack: &Stack
         name: "ApproximateNumberOfMessagesVisible".to_owned(),
         dimensions: [("QueueName".to_owned(), in_stack(queue))].into(),
     });
+    let api = stack.http_api(STACK).await;
+    let id = api.split('.').next().unwrap().to_owned();
+    let gateway = Metric {
+        namespace: "AWS/ApiGateway".to_owned(),
+        name: "5xx".to_owned(),
+        dimensions: [("ApiId".to_owned(), id)].into(),
+    };
     assert_eq!(
         alarms.collect::<BTreeSet<_>>(),
-        refused.into_iter().chain(lost).chain(errors).chain(dead).chain([failed]).collect()
+        refused.into_iter().chain(lost).chain(errors).chain(dead).chain([failed, gateway]).collect()
     );
 
     let dashboard = json!({ "DashboardName": STACK });

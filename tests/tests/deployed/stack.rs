@@ -14,7 +14,7 @@ use aws_sigv4::http_request::{SignableBody, SignableRequest, SigningSettings, si
 use aws_sigv4::sign::v4::SigningParams;
 use aws_smithy_async::time::{SystemTimeSource, TimeSource};
 use http::header::{CONTENT_TYPE, HOST};
-use http::{HeaderMap, Request, StatusCode};
+use http::{HeaderMap, Request, StatusCode, Uri};
 use http_body_util::{BodyExt, Full};
 use hyper::body::Bytes;
 use hyper_util::client::legacy::Client;
@@ -52,6 +52,8 @@ impl Stack {
             &format!("FunctionTimeout={FUNCTION_TIMEOUT}"),
             &format!("PaymentTimeout={PAYMENT_TIMEOUT}"),
             "Schedule='rate(1 minute)'",
+            // The function URL of the local AWS does not name the caller.
+            "OrderCallers=one",
             "DeletionProtection=false",
             "WithStream=true",
             "Dashboard=true",
@@ -127,6 +129,29 @@ impl Stack {
         }
         sign_for("lambda", &mut request, &body.to_string());
         self.send(request).await
+    }
+
+    /// Posts an order to API Gateway's API of this stack, signed.
+    pub(crate) async fn order_through(&self, api: &str, key: &str, body: &Value) -> HttpAnswer {
+        let mut request = Request::post(format!("http://{api}/orders"))
+            .header(CONTENT_TYPE, "application/json")
+            .header("idempotency-key", key)
+            .body(body.to_string().into())
+            .unwrap();
+        sign_for("execute-api", &mut request, &body.to_string());
+        self.send(request).await
+    }
+
+    /// The host name of API Gateway's API of this stack.
+    pub(crate) async fn http_api(&self, stack: &str) -> String {
+        let mut request = Request::get(format!("{}/v2/apis", self.endpoint)).body(Full::default()).unwrap();
+        sign_for("apigateway", &mut request, "");
+        let answer = self.send(request).await;
+        let apis: Value = serde_json::from_slice(&answer.body).unwrap();
+        let name = format!("{stack}-order-api");
+        let api = apis["items"].as_array().unwrap().iter().find(|api| api["name"] == name).unwrap();
+        let endpoint: Uri = api["apiEndpoint"].as_str().unwrap().parse().unwrap();
+        endpoint.host().unwrap().to_owned()
     }
 
     /// Calls an operation of a service that speaks JSON.
@@ -313,8 +338,12 @@ fn sign_for(service: &str, request: &mut Request<Full<Bytes>>, body: &str) {
         .unwrap()
         .into();
     let headers = request.headers().iter().map(|(name, value)| (name.as_str(), value.to_str().unwrap()));
-    let to_sign =
-        SignableRequest::new("POST", request.uri().to_string(), headers, SignableBody::Bytes(body.as_bytes()));
+    let to_sign = SignableRequest::new(
+        request.method().as_str(),
+        request.uri().to_string(),
+        headers,
+        SignableBody::Bytes(body.as_bytes()),
+    );
     let (signature, _) = sign(to_sign.unwrap(), &parameters).unwrap().into_parts();
     signature.apply_to_request_http1x(request);
 }

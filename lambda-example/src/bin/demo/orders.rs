@@ -4,11 +4,13 @@
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use aws_lambda_events::lambda_function_urls::{LambdaFunctionUrlRequest, LambdaFunctionUrlResponse};
+use aws_lambda_events::lambda_function_urls::LambdaFunctionUrlResponse;
 use aws_sdk_dynamodb::types::AttributeValue;
 use lambda_example::{Orders, order_api};
-use lambda_lock::Locks;
+use lambda_http::Adapter;
+use lambda_http::request::LambdaRequest;
 use lambda_lock::embedded::{Answer, Host, Intercept};
+use lambda_lock::{Caller, Locks};
 use lambda_runtime::{Error, LambdaEvent};
 use serde_json::{Value, json};
 use tokio::sync::Notify;
@@ -158,17 +160,18 @@ impl Request {
         let Self { number, table, prefix, key, body, timeout } = self;
         let started = host.now();
         let locks = Locks::builder(host.client(), &table).key_prefix(&prefix).build()?;
-        let function = order_api(locks, Orders::new(host.client(), table, prefix));
-        let request = serde_json::from_value(json!({
+        let function = order_api(locks, Orders::new(host.client(), table, prefix), Caller::all_are_one());
+        let request = json!({
             "rawPath": "/orders",
             "headers": { "content-type": "application/json", "idempotency-key": key },
             "requestContext": { "http": { "method": "POST" }, "timeEpoch": super::since_epoch_ms(started) },
             "body": body,
             "isBase64Encoded": false,
-        }));
-        let request: LambdaFunctionUrlRequest = request?;
+        });
+        let request: LambdaRequest = serde_json::from_str(&request.to_string())?;
         let event = LambdaEvent::new(request, context("order-api", number, started + timeout));
-        let response = function.oneshot(event).await?;
+        let response = Adapter::from(function).oneshot(event).await?;
+        let response = serde_json::from_value(serde_json::to_value(response)?)?;
         Ok(Reply { number, response, requests: host.requests(), took: elapsed(&host, started) })
     }
 }

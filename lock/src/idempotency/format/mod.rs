@@ -10,4 +10,4 @@ mod testing;
 
 pub(super) use finite::to_json;
 pub use record_format::RecordFormat;
-pub(super) use record_format::is_missing;
+pub(crate) use record_format::is_missing;

@@ -1,0 +1,248 @@
+//! What makes two requests the same: the digest of a body, and JSON in canonical form.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::str::from_utf8;
+
+use http::HeaderName;
+use http::header::CONTENT_TYPE;
+use http::request::Parts;
+use lambda_http::RequestExt;
+use serde::de::IgnoredAny;
+use serde_json::{Value, json};
+use sha2::{Digest, Sha256};
+
+use super::response::latin1;
+
+/// Levels of nested lists and objects in a canonical form. `serde_json` reads as many.
+const LEVELS: usize = 127;
+
+/// Returns what must be equal in a duplicate: method, path, query, body and these headers.
+pub(super) fn fingerprint(parts: &Parts, body: &[u8], headers: &[HeaderName]) -> Value {
+    let headers: Vec<_> = headers
+        .iter()
+        .map(|name| {
+            let values = parts.headers.get_all(name).iter().map(|value| latin1(value.as_bytes()));
+            json!([name.as_str(), values.collect::<Vec<_>>()])
+        })
+        .collect();
+    // A nested router shortens the path, and API Gateway's stage is only in the path of the request.
+    let paths = [parts.extensions.raw_http_path(), parts.uri.path()];
+    json!([parts.method.as_str(), paths, query(parts.uri.query().unwrap_or_default()), digest(parts, body), headers])
+}
+
+/// Returns the parameters in the order of their names, because a REST API and a load balancer do not keep their order.
+/// The values of one name keep theirs.
+fn query(text: &str) -> Vec<&str> {
+    let mut parameters: Vec<_> = text.split('&').collect();
+    parameters.sort_by_key(|parameter| parameter.split('=').next());
+    parameters
+}
+
+fn digest(parts: &Parts, body: &[u8]) -> String {
+    let canonical = if is_json(parts) { from_utf8(body).ok().and_then(canonical) } else { None };
+    let mut digest = Sha256::new();
+    match &canonical {
+        Some(json) => {
+            digest.update("json:");
+            digest.update(json);
+        }
+        None => {
+            digest.update("bytes:");
+            digest.update(body);
+        }
+    }
+    digest.finalize().iter().fold(String::new(), |mut hex, byte| {
+        // Writing to a string does not fail.
+        let _ = write!(hex, "{byte:02x}");
+        hex
+    })
+}
+
+fn is_json(parts: &Parts) -> bool {
+    let content_type = parts.headers.get(CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
+    let media_type = content_type.split(';').next().unwrap_or_default().trim().to_ascii_lowercase();
+    media_type == "application/json" || media_type.ends_with("+json")
+}
+
+/// Returns JSON without insignificant spaces, with sorted names and with strings escaped in one way. Numbers stay as they
+/// are written: two spellings of a number may be two numbers to a handler.
+///
+/// Returns `None` for what is not JSON, for names that occur twice in an object, and for more than [`LEVELS`] levels.
+fn canonical(text: &str) -> Option<String> {
+    serde_json::from_str::<IgnoredAny>(text).ok()?;
+    let mut canonical = String::with_capacity(text.len());
+    Scanner { rest: text }.value(&mut canonical, LEVELS)?;
+    Some(canonical)
+}
+
+/// Reads text that is known to be JSON.
+struct Scanner<'a> {
+    rest: &'a str,
+}
+
+impl<'a> Scanner<'a> {
+    fn value(&mut self, out: &mut String, levels: usize) -> Option<()> {
+        match self.peek()? {
+            '{' => self.object(out, levels.checked_sub(1)?),
+            '[' => self.array(out, levels.checked_sub(1)?),
+            '"' => {
+                out.push_str(&self.string()?);
+                Some(())
+            }
+            _ => {
+                let end = self.rest.find([',', ']', '}', ' ', '\t', '\n', '\r']).unwrap_or(self.rest.len());
+                out.push_str(self.take(end)?);
+                Some(())
+            }
+        }
+    }
+
+    fn array(&mut self, out: &mut String, levels: usize) -> Option<()> {
+        self.punctuation(out)?;
+        while self.peek()? != ']' {
+            if self.peek()? == ',' {
+                self.punctuation(out)?;
+            }
+            self.value(out, levels)?;
+        }
+        self.punctuation(out)
+    }
+
+    fn object(&mut self, out: &mut String, levels: usize) -> Option<()> {
+        self.punctuation(out)?;
+        let mut members = BTreeMap::new();
+        while self.peek()? != '}' {
+            if self.peek()? == ',' {
+                self.take(1)?;
+                self.peek()?;
+            }
+            let (name, mut value) = (self.string()?, String::new());
+            self.peek()?;
+            self.take(1)?; // the colon
+            self.value(&mut value, levels)?;
+            if members.insert(name, value).is_some() {
+                return None;
+            }
+        }
+        for (index, (name, value)) in members.iter().enumerate() {
+            out.push_str(if index == 0 { "" } else { "," });
+            out.push_str(name);
+            out.push(':');
+            out.push_str(value);
+        }
+        self.punctuation(out)
+    }
+
+    /// Reads a string with its quotes, and returns it with the usual escapes.
+    fn string(&mut self) -> Option<String> {
+        let mut escaped = true; // the opening quote
+        let end = self.rest.find(|character| {
+            let is_end = character == '"' && !escaped;
+            escaped = character == '\\' && !escaped;
+            is_end
+        })?;
+        let text: String = serde_json::from_str(self.take(end + 1)?).ok()?;
+        Some(Value::from(text).to_string())
+    }
+
+    /// Skips spaces, and returns the next character.
+    fn peek(&mut self) -> Option<char> {
+        self.rest = self.rest.trim_start_matches([' ', '\t', '\n', '\r']);
+        self.rest.chars().next()
+    }
+
+    /// Moves one character of ASCII.
+    fn punctuation(&mut self, out: &mut String) -> Option<()> {
+        out.push_str(self.take(1)?);
+        Some(())
+    }
+
+    fn take(&mut self, end: usize) -> Option<&'a str> {
+        let (taken, rest) = self.rest.split_at_checked(end)?;
+        self.rest = rest;
+        Some(taken)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use http::Request;
+
+    use super::*;
+
+    fn parts(uri: &str, content_type: &str) -> Parts {
+        Request::post(uri).header(CONTENT_TYPE, content_type).body(()).unwrap().into_parts().0
+    }
+
+    // behaviour 463
+    #[test]
+    fn json_has_one_canonical_form() {
+        for (text, expected) in [
+            (r#" { "b" : [ 1 , 2.50 , { } ] , "a" : "é\u00e9\/\n" } "#, r#"{"a":"éé/\n","b":[1,2.50,{}]}"#),
+            ("[[],[ ],{},\t\"]\",\"\\\"}\"]", r#"[[],[],{},"]","\"}"]"#),
+            (r#"{"a":{"d":1,"c":true},"B":null}"#, r#"{"B":null,"a":{"c":true,"d":1}}"#),
+            (r#"{"a!":1,"a":2}"#, r#"{"a!":1,"a":2}"#),
+            ("123456789012345678901234567890.10", "123456789012345678901234567890.10"),
+            (r#""""#, r#""""#),
+        ] {
+            assert_eq!(canonical(text).as_deref(), Some(expected), "{text}");
+            assert_eq!(canonical(expected).as_deref(), Some(expected), "{text}");
+        }
+    }
+
+    // behaviour 463
+    #[test]
+    fn json_that_would_lose_something_has_no_canonical_form() {
+        let deep = "[".repeat(128) + &"]".repeat(128);
+        for text in ["", "{", "1 2", "nul", r#"{"a":1,"a":1}"#, r#"[{"a":1,"\u0061":2}]"#, r#""\ud800""#, &deep] {
+            assert_eq!(canonical(text), None, "{text}");
+        }
+        assert!(canonical(&("[".repeat(127) + &"]".repeat(127))).is_some());
+        // As deep as a request can be.
+        assert_eq!(canonical(&("[".repeat(3 << 20) + &"]".repeat(3 << 20))), None);
+    }
+
+    // behaviour 463
+    #[test]
+    fn numbers_that_a_float_cannot_tell_apart_are_different() {
+        let digests: Vec<_> = ["1", "1.0", "1e0", "18446744073709551616", "18446744073709551617", "0.1", "0.10"]
+            .map(|number| digest(&parts("/", "application/json"), number.as_bytes()))
+            .into();
+        for (index, one) in digests.iter().enumerate() {
+            assert!(!digests[..index].contains(one), "{index}");
+        }
+    }
+
+    // behaviour 463
+    #[test]
+    fn only_a_json_type_makes_a_body_json() {
+        let (a, b) = (br#"{"a":1,"b":2}"#, br#"{ "b": 2, "a": 1 }"#);
+        for (content_type, is_equal) in [
+            ("application/json", true),
+            ("Application/JSON; charset=utf-8", true),
+            ("application/merge-patch+json", true),
+            ("text/plain", false),
+            ("application/jsonl", false),
+            ("", false),
+        ] {
+            let parts = parts("/", content_type);
+            assert_eq!(digest(&parts, a) == digest(&parts, b), is_equal, "{content_type}");
+            assert_eq!(digest(&parts, a), digest(&parts, a));
+        }
+    }
+
+    // behaviour 463
+    #[test]
+    fn the_order_of_parameters_counts_only_within_a_name() {
+        for (one, other, is_equal) in [
+            ("a=1&b=2", "b=2&a=1", true),
+            ("a=1&b=2", "a=1&b=3", false),
+            ("a=1&a=2", "a=2&a=1", false),
+            ("a=1&a=2&b", "b&a=1&a=2", true),
+            ("", "a", false),
+        ] {
+            assert_eq!(query(one) == query(other), is_equal, "{one} {other}");
+        }
+    }
+}

@@ -1,0 +1,466 @@
+//! The middleware for HTTP requests: a retry with the same key gets the first response.
+
+use std::env;
+use std::fmt;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context as TaskContext, Poll};
+use std::time::Duration;
+
+use http::request::Parts;
+use http::{HeaderMap, HeaderName, Method, Request, Response, StatusCode};
+use http_body::Body;
+use lambda_runtime::Context;
+use serde_json::{Value, json};
+use tower::{Layer, Service};
+
+use super::caller::Caller;
+use super::problem::Problem;
+use super::request;
+use super::response::{HttpIdempotencyBody, Read, Results, StoredResponse};
+use super::run::HttpRun;
+use crate::error::Error;
+use crate::idempotency::{
+    HandlerError, Idempotency, Identity, Invocation, NextStep, OnMissingKey, OnTimeout, OnUnstorableResult,
+    RecordFormat,
+};
+use crate::lambda::invocation_of;
+use crate::lock::{Backoff, Locks};
+use crate::panics;
+
+/// Lambda's own limit for the payload of an invocation.
+const MAX_BODY_BYTES: usize = 6 << 20;
+const MAX_KEY_LENGTH: usize = 255;
+
+/// A tower layer that makes HTTP requests idempotent by their header `Idempotency-Key`: a retry gets the first response.
+///
+/// It follows the IETF draft "The Idempotency-Key HTTP Header Field"
+/// (draft-ietf-httpapi-idempotency-key-header-07). [`docs::http`](crate::docs::http) has the table of all statuses.
+///
+/// Put it around a `lambda_http` handler or an axum router: API Gateway's REST and HTTP APIs, function URLs and load
+/// balancers. Requests with other methods than [these](Self::methods) pass through. The key of a record consists of the
+/// [`Caller`] and the client's key, and is stored as a hash.
+///
+/// | the first request with this key | what a retry gets |
+/// | --- | --- |
+/// | was answered with a [result](Self::results) | that response: status, headers and body, with `Idempotency-Replayed: true` |
+/// | was answered with something else, or failed | a new run |
+/// | is in progress | 409 with `Retry-After`, or a [wait](Self::wait) |
+/// | was killed, and its lease has ended | a new run, or [409](Self::on_timeout) |
+/// | had another method, path, query, body or [chosen header](Self::fingerprint_headers) | 422 |
+///
+/// The handler finds an [`HttpRun`] in the request's extensions, to complete the record in its own transaction. Without
+/// that, the response is stored after the handler returned. [`Idempotency`] describes what happens after a crash.
+///
+/// The lease ends at the invocation's deadline, which the layer reads from the `lambda_runtime::Context` in the request's
+/// extensions. Elsewhere it is the lease of the [`Locks`], or [`lease`](Self::lease). The handler is cancelled when the
+/// lease ends.
+///
+/// # Errors
+///
+/// The service fails only with the handler's own error. Everything else is a response of type `application/problem+json`.
+/// Errors with a status of 500 or more are logged; the client does not see their cause. If the handler panics, the record
+/// is released and the panic goes on.
+///
+/// # Cost
+///
+/// A request that runs the handler costs two `UpdateItem`s; one that does not costs one, or none with a
+/// [cache](Self::cache). Requests that are refused because of their key, caller or size cost none. IAM action
+/// `dynamodb:UpdateItem`.
+///
+/// # Bodies
+///
+/// The request's body is read before the handler runs, up to a [limit](Self::max_body_bytes), and handed on with the same
+/// bytes. JSON is compared in canonical form if the content type says that it is JSON: spaces and the order of an object's
+/// names do not count. A result's body is read before it is sent, up to 390 KiB. The body of a response that is not a
+/// result is not read.
+///
+/// ```no_run
+/// use lambda_http::{Body, Error, Request, Response, service_fn};
+/// use lambda_lock::{Caller, HttpIdempotencyLayer, Locks};
+/// use tower::Layer;
+///
+/// async fn place(request: Request) -> Result<Response<Body>, Error> {
+///     Ok(Response::builder().status(201).body(Body::from("placed"))?)
+/// }
+///
+/// #[tokio::main]
+/// async fn main() -> Result<(), Error> {
+///     let once = HttpIdempotencyLayer::new(Locks::from_env().await?, Caller::iam_principal());
+///     lambda_http::run(once.layer(service_fn(place))).await
+/// }
+/// ```
+///
+/// The same layer around an axum router:
+///
+/// ```
+/// # use axum::{Router, routing::post};
+/// # use lambda_lock::{Caller, HttpIdempotencyLayer, Locks};
+/// # fn example(locks: Locks) -> Router {
+/// Router::new()
+///     .route("/orders", post(async || "placed"))
+///     .layer(HttpIdempotencyLayer::new(locks, Caller::jwt_subject()))
+/// # }
+/// ```
+#[derive(Clone)]
+pub struct HttpIdempotencyLayer {
+    settings: Arc<Settings>,
+}
+
+#[derive(Clone)]
+struct Settings {
+    idempotency: Idempotency<Keyed, StoredResponse, GivenUp>,
+    caller: Caller,
+    methods: Vec<Method>,
+    max_key_length: usize,
+    max_body_bytes: usize,
+    fingerprint_headers: Vec<HeaderName>,
+    results: Results,
+    documentation: Option<String>,
+}
+
+/// A request as its record knows it.
+struct Keyed {
+    key: Option<Value>,
+    fingerprint: Value,
+}
+
+/// The handler's answer is no result, so that its record is released.
+struct GivenUp;
+
+impl HttpIdempotencyLayer {
+    /// Creates a layer with records in the table of these locks.
+    #[must_use]
+    pub fn new(locks: Locks, caller: Caller) -> Self {
+        panics::warn_if_they_abort();
+        let idempotency = Idempotency::new(locks, OnMissingKey::Reject, |keyed: &Keyed| keyed.key.clone())
+            .format(RecordFormat::Hashed)
+            .window(Duration::from_hours(24))
+            .validate(|keyed| keyed.fingerprint.clone())
+            .on_replay(|stored: &mut StoredResponse, _| stored.is_replay = true);
+        let settings = Settings {
+            idempotency,
+            caller,
+            methods: vec![Method::POST, Method::PATCH],
+            max_key_length: MAX_KEY_LENGTH,
+            max_body_bytes: MAX_BODY_BYTES,
+            fingerprint_headers: Vec::new(),
+            results: Results::default(),
+            documentation: None,
+        };
+        Self { settings: Arc::new(settings) }
+    }
+
+    /// Sets the prefix of record keys, as [`Idempotency::prefix`] does; the function's name by default. APIs with the same
+    /// prefix in one table share their keys.
+    #[must_use]
+    pub fn prefix(self, prefix: impl Into<String>) -> Self {
+        self.with_records(|records| records.prefix(prefix))
+    }
+
+    /// Sets the methods whose requests are idempotent by their key; `POST` and `PATCH` by default. Requests with other
+    /// methods pass through.
+    #[must_use]
+    pub fn methods(self, methods: impl IntoIterator<Item = Method>) -> Self {
+        self.with(|settings| settings.methods = methods.into_iter().collect())
+    }
+
+    /// Lets requests without a key run without protection. By default they are answered with 400.
+    #[must_use]
+    pub fn optional_key(self) -> Self {
+        self.with_records(|records| records.on_missing_key(OnMissingKey::RunUnprotected))
+    }
+
+    /// Sets the largest number of characters of a key; 255 by default. A longer key is answered with 400.
+    #[must_use]
+    pub fn max_key_length(self, characters: usize) -> Self {
+        self.with(|settings| settings.max_key_length = characters)
+    }
+
+    /// Sets for how long a response is replayed; 24 hours by default. [`Idempotency::window`] has the bounds. Clients need
+    /// to know this time: after it, a retry runs again.
+    #[must_use]
+    pub fn window(self, window: Duration) -> Self {
+        self.with_records(|records| records.window(window))
+    }
+
+    /// Sets a lease shorter than the time until the invocation's deadline, as [`Idempotency::lease`] does.
+    ///
+    /// The lease is the `Retry-After` of a request in progress, and the time for which a crash blocks its key.
+    #[must_use]
+    pub fn lease(self, lease: Duration) -> Self {
+        self.with_records(|records| records.lease(lease))
+    }
+
+    /// Lets a request whose key is in progress wait for the response, as [`Idempotency::wait`] does. Off by default. If
+    /// the wait ends first, the answer is 409.
+    #[must_use]
+    pub fn wait(self, backoff: Backoff) -> Self {
+        self.with_records(|records| records.wait(backoff))
+    }
+
+    /// Sets the largest body of a request with a key, in bytes; 6 MiB by default. A larger one is answered with 413.
+    #[must_use]
+    pub fn max_body_bytes(self, bytes: usize) -> Self {
+        self.with(|settings| settings.max_body_bytes = bytes)
+    }
+
+    /// Sets the headers that must be equal in a retry, such as `Content-Type` or a version; none by default. Method, path,
+    /// query and body must always be equal. The order of different query parameters does not count.
+    #[must_use]
+    pub fn fingerprint_headers(self, headers: impl IntoIterator<Item = HeaderName>) -> Self {
+        self.with(|settings| settings.fingerprint_headers = headers.into_iter().collect())
+    }
+
+    /// Sets the headers of a response that are stored and replayed, instead of all but the default exceptions.
+    ///
+    /// By default, all are stored but `Set-Cookie`, `Date`, `Content-Length` and the headers of one connection, such as
+    /// `Transfer-Encoding`. The first response has all its headers.
+    #[must_use]
+    pub fn store_headers(self, headers: impl IntoIterator<Item = HeaderName>) -> Self {
+        self.with(|settings| settings.results.headers = Some(headers.into_iter().collect()))
+    }
+
+    /// Sets which responses are results, by their status and headers. A result is stored and replayed. After another
+    /// response, the record is released and a retry runs.
+    ///
+    /// By default, statuses from 200 to 499 are results, except 408, 409, 425 and 429.
+    #[must_use]
+    pub fn results(self, are: impl Fn(StatusCode, &HeaderMap) -> bool + Send + Sync + 'static) -> Self {
+        self.with(|settings| settings.results.are = Arc::new(are))
+    }
+
+    /// Sets what happens after a run that did not finish, as [`Idempotency::on_timeout`] does. With [`OnTimeout::Reject`],
+    /// the answer is 409.
+    #[must_use]
+    pub fn on_timeout(self, policy: OnTimeout) -> Self {
+        self.with_records(|records| records.on_timeout(policy))
+    }
+
+    /// Sets what happens to a result that a record cannot hold, usually because its body has more than 390 KiB or does not
+    /// end before that.
+    ///
+    /// With [`OnUnstorableResult::Fail`], the default, the answer is 500 and the run counts as
+    /// [unfinished](Self::on_timeout). With [`OnUnstorableResult::CompleteWithoutResult`], the client gets the response, and
+    /// a retry gets 409.
+    #[must_use]
+    pub fn on_unstorable_result(self, policy: OnUnstorableResult) -> Self {
+        self.with_records(|records| records.on_unstorable_result(policy))
+    }
+
+    /// Sets the URL of the API's documentation, which every problem response names: in the member `documentation`, and in
+    /// a header `Link` with the relation `describedby` if the URL is ASCII. None by default.
+    #[must_use]
+    pub fn documentation(self, url: impl Into<String>) -> Self {
+        self.with(|settings| settings.documentation = Some(url.into()))
+    }
+
+    /// Keeps up to this many responses in memory, as [`Idempotency::cache`] does. Off by default.
+    #[must_use]
+    pub fn cache(self, records: usize) -> Self {
+        self.with_records(|idempotency| idempotency.cache(records))
+    }
+
+    fn with(mut self, set: impl FnOnce(&mut Settings)) -> Self {
+        set(Arc::make_mut(&mut self.settings));
+        self
+    }
+
+    fn with_records(
+        self,
+        set: impl FnOnce(Idempotency<Keyed, StoredResponse, GivenUp>) -> Idempotency<Keyed, StoredResponse, GivenUp>,
+    ) -> Self {
+        self.with(|settings| settings.idempotency = set(settings.idempotency.clone()))
+    }
+}
+
+impl<S> Layer<S> for HttpIdempotencyLayer {
+    type Service = HttpIdempotencyService<S>;
+
+    fn layer(&self, inner: S) -> Self::Service {
+        HttpIdempotencyService { inner, settings: Arc::clone(&self.settings) }
+    }
+}
+
+/// The service that [`HttpIdempotencyLayer`] makes from a handler.
+///
+/// The handler is cloned for each request, because the record is acquired after the handler is ready and before it is
+/// called. The body of a request is any that is made from a `Vec<u8>`, such as `lambda_http::Body` and
+/// `axum::body::Body`.
+#[derive(Clone)]
+pub struct HttpIdempotencyService<S> {
+    inner: S,
+    settings: Arc<Settings>,
+}
+
+impl<S, B, R> Service<Request<B>> for HttpIdempotencyService<S>
+where
+    S: Service<Request<B>, Response = Response<R>> + Clone + Send + 'static,
+    S::Future: Send,
+    S::Error: Send,
+    B: Body + From<Vec<u8>> + Send + 'static,
+    B::Data: Send,
+    B::Error: Send,
+    R: Body + Send + 'static,
+    R::Data: Send,
+    R::Error: Send,
+{
+    type Response = Response<HttpIdempotencyBody<R>>;
+    type Error = S::Error;
+    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, S::Error>> + Send>>;
+
+    fn poll_ready(&mut self, context: &mut TaskContext<'_>) -> Poll<Result<(), S::Error>> {
+        self.inner.poll_ready(context)
+    }
+
+    fn call(&mut self, request: Request<B>) -> Self::Future {
+        // The instance that was polled ready is the one to call.
+        let clone = self.inner.clone();
+        let mut inner = std::mem::replace(&mut self.inner, clone);
+        if !self.settings.methods.contains(request.method()) {
+            let response = inner.call(request);
+            return Box::pin(async move { Ok(response.await?.map(HttpIdempotencyBody::from)) });
+        }
+        let settings = Arc::clone(&self.settings);
+        Box::pin(async move { settings.answer(inner, request).await })
+    }
+}
+
+impl Settings {
+    async fn answer<S, B, R>(
+        &self,
+        mut inner: S,
+        request: Request<B>,
+    ) -> Result<Response<HttpIdempotencyBody<R>>, S::Error>
+    where
+        S: Service<Request<B>, Response = Response<R>>,
+        B: Body + From<Vec<u8>> + 'static,
+        R: Body,
+    {
+        let refused = |problem: Problem| Ok(problem.response(self.documentation.as_deref()));
+        let (mut parts, body) = request.into_parts();
+        let invocation = self.invocation(&parts);
+        let (identity, body) = match self.identify(&parts, body, &invocation).await {
+            Ok(identified) => identified,
+            Err(problem) => return refused(problem),
+        };
+        let run = match self.idempotency.begin(identity, &invocation).await {
+            Ok(NextStep::Run(run)) => run,
+            Ok(NextStep::Replay { key, record }) => {
+                return match self.idempotency.replay(&record, &key) {
+                    Ok(stored) => stored.replay().map_or_else(|| refused(Problem::ResultNotStored), Ok),
+                    Err(error) => refused(self.problem(&error)),
+                };
+            }
+            Err(error) => return refused(self.problem(&error)),
+        };
+        parts.extensions.insert(HttpRun { run: run.clone(), results: self.results.clone() });
+        let request = Request::from_parts(parts, body);
+        if !run.lock().is_enforced() {
+            return Ok(inner.call(request).await?.map(HttpIdempotencyBody::from));
+        }
+        let mut first = None;
+        let work = self.work(&mut first, async { inner.call(request).await });
+        match (self.idempotency.execute(&run, work).await, first) {
+            (Ok(stored), first) => match first {
+                Some(first) if !stored.is_replay => first,
+                // The handler's transaction seemed to fail but was committed.
+                _ => stored.replay().map_or_else(|| refused(Problem::ResultNotStored), Ok),
+            },
+            (Err(HandlerError::Handler(GivenUp)), Some(first)) => first,
+            (Err(error), _) => refused(self.problem(&error)),
+        }
+    }
+
+    /// Runs the handler. Leaves its answer in `first`, and returns what to store of it.
+    async fn work<R: Body, E>(
+        &self,
+        first: &mut Option<Result<Response<HttpIdempotencyBody<R>>, E>>,
+        handler: impl Future<Output = Result<Response<R>, E>>,
+    ) -> Result<StoredResponse, GivenUp> {
+        let response = match handler.await {
+            Ok(response) if (self.results.are)(response.status(), response.headers()) => response,
+            other => {
+                *first = Some(other.map(|response| response.map(HttpIdempotencyBody::from)));
+                return Err(GivenUp);
+            }
+        };
+        let (parts, body) = response.into_parts();
+        let (body, read) = HttpIdempotencyBody::read(body).await;
+        let response = Response::from_parts(parts, body);
+        let stored = match read {
+            Read::Whole(bytes) => Ok(self.results.stored(response.status(), response.headers(), Some(bytes))),
+            Read::TooLarge => Ok(self.results.stored(response.status(), response.headers(), None)),
+            Read::Failed => Err(GivenUp),
+        };
+        *first = Some(Ok(response));
+        stored
+    }
+
+    fn invocation(&self, parts: &Parts) -> Invocation {
+        match parts.extensions.get::<Context>() {
+            Some(context) => invocation_of(context, self.idempotency.locks()),
+            None => Invocation {
+                function: env::var("AWS_LAMBDA_FUNCTION_NAME").unwrap_or_default(),
+                ..Invocation::default()
+            },
+        }
+    }
+
+    /// Returns the record of the request, or `None` if it runs unprotected; and its body.
+    async fn identify<B>(
+        &self,
+        parts: &Parts,
+        body: B,
+        invocation: &Invocation,
+    ) -> Result<(Option<Identity>, B), Problem>
+    where
+        B: Body + From<Vec<u8>> + 'static,
+    {
+        let records = &self.idempotency;
+        if !records.locks().0.enabled {
+            return Ok((None, body));
+        }
+        let identify = |keyed| records.identify(&keyed, invocation).map_err(|error| self.problem_of(&error));
+        let Some(key) = request::key(&parts.headers, self.max_key_length)? else {
+            return Ok((identify(Keyed { key: None, fingerprint: Value::Null })?, body));
+        };
+        let caller = self.caller.of(parts).ok_or(Problem::CallerUnknown)?;
+        let (fingerprint, body) = request::read(parts, body, self.max_body_bytes, &self.fingerprint_headers).await?;
+        Ok((identify(Keyed { key: Some(json!([caller, key])), fingerprint })?, body))
+    }
+
+    fn problem(&self, error: &HandlerError<GivenUp>) -> Problem {
+        match error {
+            HandlerError::Lock(error) => self.problem_of(error),
+            // This layer stores no errors.
+            HandlerError::Handler(GivenUp) | HandlerError::Replayed(_) => {
+                tracing::error!("the record has an error instead of a response");
+                Problem::ResultUnusable
+            }
+        }
+    }
+
+    /// Returns the problem of this error. The log has what the client must not see.
+    fn problem_of(&self, error: &Error) -> Problem {
+        let problem = Problem::of(error, self.idempotency.locks().0.clock.now().millis());
+        if problem.status().is_server_error() {
+            tracing::error!(?error, problem = problem.name(), "the request failed");
+        } else {
+            tracing::debug!(?error, problem = problem.name(), "the request was refused");
+        }
+        problem
+    }
+}
+
+impl fmt::Debug for HttpIdempotencyLayer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("HttpIdempotencyLayer").field("records", &self.settings.idempotency).finish_non_exhaustive()
+    }
+}
+
+impl<S: fmt::Debug> fmt::Debug for HttpIdempotencyService<S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("HttpIdempotencyService").field("inner", &self.inner).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,14 @@
+//! The middleware for HTTP requests with the header `Idempotency-Key`. Feature `http`.
+
+mod caller;
+mod fingerprint;
+mod layer;
+mod problem;
+mod request;
+mod response;
+mod run;
+
+pub use caller::Caller;
+pub use layer::{HttpIdempotencyLayer, HttpIdempotencyService};
+pub use response::HttpIdempotencyBody;
+pub use run::HttpRun;

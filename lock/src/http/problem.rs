@@ -1,0 +1,169 @@
+//! The answers to requests that are refused, as `application/problem+json` (RFC 9457).
+
+use http::header::{CONTENT_TYPE, LINK, RETRY_AFTER};
+use http::{HeaderValue, Response, StatusCode};
+use http_body::Body;
+use serde_json::json;
+
+use super::response::HttpIdempotencyBody;
+use crate::error::{Error, Kind};
+
+/// Where the `type`s of problems are documented. The last part of a type is its name in the table of the guide.
+const TYPES: &str = "https://docs.rs/lambda-lock/latest/lambda_lock/docs/http/index.html#";
+
+/// Why a request is refused. The guide `http` has a table of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Problem {
+    KeyMissing,
+    KeyMalformed,
+    /// With the largest number of characters.
+    KeyTooLong(usize),
+    BodyUnreadable,
+    CallerUnknown,
+    /// With the seconds until the lease of the first run ends.
+    InProgress(u64),
+    Unfinished,
+    ResultNotStored,
+    /// With the largest number of bytes.
+    BodyTooLarge(usize),
+    KeyReused,
+    ResultUnusable,
+    Failed,
+    Interrupted,
+    Unavailable,
+}
+
+impl Problem {
+    /// Returns the problem of an error of the lock or the record, at `now` in milliseconds since the epoch.
+    pub(super) fn of(error: &Error, now: u64) -> Self {
+        match error.kind() {
+            Kind::KeyMissing => Self::KeyMissing,
+            Kind::InProgress(holder) | Kind::Held(holder) => {
+                Self::InProgress(holder.until.saturating_sub(now).div_ceil(1000).max(1))
+            }
+            Kind::Unfinished(_) => Self::Unfinished,
+            Kind::Mismatch(_) => Self::KeyReused,
+            Kind::UnusableResult(_) => Self::ResultUnusable,
+            Kind::Lost(_) => Self::Interrupted,
+            Kind::Throttled | Kind::Unavailable | Kind::Conflict => Self::Unavailable,
+            _ => Self::Failed,
+        }
+    }
+
+    pub(super) fn status(self) -> StatusCode {
+        match self {
+            Self::KeyMissing | Self::KeyMalformed | Self::KeyTooLong(_) | Self::BodyUnreadable => {
+                StatusCode::BAD_REQUEST
+            }
+            Self::CallerUnknown => StatusCode::FORBIDDEN,
+            Self::InProgress(_) | Self::Unfinished | Self::ResultNotStored => StatusCode::CONFLICT,
+            Self::BodyTooLarge(_) => StatusCode::PAYLOAD_TOO_LARGE,
+            Self::KeyReused => StatusCode::UNPROCESSABLE_ENTITY,
+            Self::ResultUnusable | Self::Failed => StatusCode::INTERNAL_SERVER_ERROR,
+            Self::Interrupted | Self::Unavailable => StatusCode::SERVICE_UNAVAILABLE,
+        }
+    }
+
+    /// Returns the last part of the type.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::KeyMissing => "key-missing",
+            Self::KeyMalformed => "key-malformed",
+            Self::KeyTooLong(_) => "key-too-long",
+            Self::BodyUnreadable => "body-unreadable",
+            Self::CallerUnknown => "caller-unknown",
+            Self::InProgress(_) => "in-progress",
+            Self::Unfinished => "unfinished",
+            Self::ResultNotStored => "result-not-stored",
+            Self::BodyTooLarge(_) => "body-too-large",
+            Self::KeyReused => "key-reused",
+            Self::ResultUnusable => "result-unusable",
+            Self::Failed => "failed",
+            Self::Interrupted => "interrupted",
+            Self::Unavailable => "unavailable",
+        }
+    }
+
+    fn title(self) -> &'static str {
+        match self {
+            Self::KeyMissing => "The request has no idempotency key",
+            Self::KeyMalformed => "The idempotency key is malformed",
+            Self::KeyTooLong(_) => "The idempotency key is too long",
+            Self::BodyUnreadable => "The request's body cannot be read",
+            Self::CallerUnknown => "The caller is unknown",
+            Self::InProgress(_) => "The first request with this key is in progress",
+            Self::Unfinished => "The first request with this key did not finish",
+            Self::ResultNotStored => "The response to the first request was not stored",
+            Self::BodyTooLarge(_) => "The request's body is too large",
+            Self::KeyReused => "The idempotency key belongs to another request",
+            Self::ResultUnusable => "The response cannot be stored or replayed",
+            Self::Failed => "The request was not processed",
+            Self::Interrupted => "The request took too long",
+            Self::Unavailable => "The service is unavailable",
+        }
+    }
+
+    fn detail(self) -> String {
+        match self {
+            Self::KeyMissing => "Send the header Idempotency-Key with a value that is unique to this operation.".into(),
+            Self::KeyMalformed => {
+                "Send one header Idempotency-Key with a string in double quotes, of visible ASCII characters and spaces."
+                    .into()
+            }
+            Self::KeyTooLong(most) => format!("The key may have up to {most} characters."),
+            Self::BodyUnreadable => "The body ended before it was complete. Send the request again.".into(),
+            Self::CallerUnknown => {
+                "Requests with an idempotency key need a caller that the service can tell from others.".into()
+            }
+            Self::InProgress(_) => {
+                "Send the same request again after the time that the header Retry-After names.".into()
+            }
+            Self::Unfinished => {
+                "Its effect may have happened. Find out before you send the operation again with another key.".into()
+            }
+            Self::ResultNotStored => "The operation was done, and is not done again. Its response is lost.".into(),
+            Self::BodyTooLarge(most) => format!("The body may have up to {most} bytes."),
+            Self::KeyReused => "A request with this key and different content came before. Use a new key.".into(),
+            Self::ResultUnusable => "The operation may have been done. Its response is lost.".into(),
+            Self::Failed => "The service has a fault. The same request may succeed later.".into(),
+            Self::Interrupted => {
+                "The operation may have been done in part. Send the same request again, with the same key.".into()
+            }
+            Self::Unavailable => "Send the same request again, with the same key.".into(),
+        }
+    }
+
+    fn retry_after(self) -> Option<u64> {
+        match self {
+            Self::InProgress(seconds) => Some(seconds),
+            Self::Interrupted | Self::Unavailable => Some(1),
+            _ => None,
+        }
+    }
+
+    /// Returns the answer, with a link to the user's documentation.
+    pub(super) fn response<B: Body>(self, documentation: Option<&str>) -> Response<HttpIdempotencyBody<B>> {
+        let mut body = json!({
+            "type": format!("{TYPES}{}", self.name()),
+            "title": self.title(),
+            "status": self.status().as_u16(),
+            "detail": self.detail(),
+        });
+        let link = documentation.and_then(|link| {
+            body["documentation"] = link.into();
+            let is_safe = link.is_ascii() && !link.contains(['<', '>']);
+            HeaderValue::try_from(format!("<{link}>; rel=\"describedby\"")).ok().filter(|_| is_safe)
+        });
+        let mut response = Response::new(HttpIdempotencyBody::of(body.to_string().into()));
+        *response.status_mut() = self.status();
+        let headers = response.headers_mut();
+        headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
+        if let Some(link) = link {
+            headers.insert(LINK, link);
+        }
+        if let Some(seconds) = self.retry_after() {
+            headers.insert(RETRY_AFTER, seconds.into());
+        }
+        response
+    }
+}

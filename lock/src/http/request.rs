@@ -1,0 +1,182 @@
+//! What the middleware reads of a request: the key, and the body.
+
+use std::any::Any;
+use std::future::poll_fn;
+use std::pin::pin;
+
+use http::request::Parts;
+use http::{HeaderMap, HeaderName};
+use http_body::Body;
+use serde_json::Value;
+
+use super::fingerprint::fingerprint;
+use super::problem::Problem;
+use super::response::append;
+
+const KEY: HeaderName = HeaderName::from_static("idempotency-key");
+
+/// Returns the key, if there is one: a string of RFC 9651, with or without its quotes.
+pub(super) fn key(headers: &HeaderMap, most: usize) -> Result<Option<String>, Problem> {
+    let mut values = headers.get_all(KEY).iter();
+    let Some(value) = values.next() else { return Ok(None) };
+    if values.next().is_some() {
+        return Err(Problem::KeyMalformed);
+    }
+    let text = value.to_str().map_err(|_| Problem::KeyMalformed)?.trim_matches([' ', '\t']);
+    let key = match quoted(text) {
+        Some((key, parameters)) if are_parameters(parameters) => key,
+        // Several headers may have been joined with commas.
+        None if !text.contains(['"', '\\', ',', ';', '\t']) => text.to_owned(),
+        _ => return Err(Problem::KeyMalformed),
+    };
+    match key.len() {
+        0 => Ok(None),
+        length if length > most => Err(Problem::KeyTooLong(most)),
+        _ => Ok(Some(key)),
+    }
+}
+
+/// Reads a string in quotes. Returns it with the text that follows.
+fn quoted(text: &str) -> Option<(String, &str)> {
+    let mut key = String::new();
+    let mut rest = text.strip_prefix('"')?.chars();
+    loop {
+        match rest.next()? {
+            '"' => return Some((key, rest.as_str())),
+            '\\' => key.push(rest.next().filter(|character| ['"', '\\'].contains(character))?),
+            character @ ' '..='~' => key.push(character),
+            _ => return None,
+        }
+    }
+}
+
+/// Returns whether this is a possibly empty list of parameters, whose values have no meaning here.
+fn are_parameters(mut text: &str) -> bool {
+    while let Some(parameter) = text.strip_prefix(';') {
+        let parameter = parameter.trim_start_matches(' ');
+        let is_name = |character: char| {
+            character.is_ascii_lowercase() || character.is_ascii_digit() || "_-.*".contains(character)
+        };
+        let rest = parameter.trim_start_matches(is_name);
+        if !parameter.starts_with(|first: char| first.is_ascii_lowercase() || first == '*') {
+            return false;
+        }
+        text = match rest.strip_prefix('=') {
+            None => rest,
+            Some(value) if value.starts_with('"') => match quoted(value) {
+                Some((_, rest)) => rest,
+                None => return false,
+            },
+            Some(value) => {
+                let rest = value.trim_start_matches(|character: char| {
+                    character.is_ascii_graphic() && !['"', ',', ';'].contains(&character)
+                });
+                if rest.len() == value.len() {
+                    return false;
+                }
+                rest
+            }
+        };
+    }
+    text.is_empty()
+}
+
+/// Reads the body, up to this many bytes. Returns the fingerprint of the request, and the body again.
+pub(super) async fn read<B>(parts: &Parts, body: B, most: usize, headers: &[HeaderName]) -> Result<(Value, B), Problem>
+where
+    B: Body + From<Vec<u8>> + 'static,
+{
+    let in_memory: &dyn Any = &body;
+    if let Some(bytes) = in_memory.downcast_ref::<lambda_http::Body>() {
+        // This body stays as it is, text or binary.
+        return match bytes.len() {
+            length if length > most => Err(Problem::BodyTooLarge(most)),
+            _ => Ok((fingerprint(parts, bytes, headers), body)),
+        };
+    }
+    if body.size_hint().lower() > most as u64 {
+        return Err(Problem::BodyTooLarge(most));
+    }
+    let mut body = pin!(body);
+    let mut bytes = Vec::new();
+    while let Some(frame) = poll_fn(|context| body.as_mut().poll_frame(context)).await {
+        let Ok(data) = frame.map_err(|_| Problem::BodyUnreadable)?.into_data() else { continue };
+        append(&mut bytes, data);
+        if bytes.len() > most {
+            return Err(Problem::BodyTooLarge(most));
+        }
+    }
+    Ok((fingerprint(parts, &bytes, headers), B::from(bytes)))
+}
+
+#[cfg(test)]
+mod tests {
+    use http::HeaderValue;
+
+    use super::*;
+
+    fn read_key(values: &[&[u8]]) -> Result<Option<String>, Problem> {
+        let mut headers = HeaderMap::new();
+        for value in values {
+            headers.append(KEY, HeaderValue::from_bytes(value).unwrap());
+        }
+        key(&headers, 10)
+    }
+
+    // behaviour 461
+    #[test]
+    fn a_key_is_a_string_with_or_without_quotes() {
+        for (value, expected) in [
+            (r#""key-1""#, "key-1"),
+            ("key-1", "key-1"),
+            (r#"  "key-1"	"#, "key-1"),
+            (r#""a \"b\\""#, r#"a "b\"#),
+            (r#""key-1";a"#, "key-1"),
+            (r#""key-1"; a=1;*b-c.d="x\";y";e=:aGk=:;f=?1"#, "key-1"),
+            (r#""a,b;c""#, "a,b;c"),
+            ("a:b/c=d", "a:b/c=d"),
+            ("0123456789", "0123456789"),
+        ] {
+            assert_eq!(read_key(&[value.as_bytes()]), Ok(Some(expected.to_owned())), "{value}");
+        }
+    }
+
+    // behaviour 461
+    #[test]
+    fn an_empty_key_is_missing() {
+        for values in [&[] as &[&[u8]], &[b""], &[b"  "], &[b"\"\""]] {
+            assert_eq!(read_key(values), Ok(None));
+        }
+    }
+
+    // behaviour 461
+    #[test]
+    fn rejects_keys_that_are_no_strings() {
+        for value in [
+            "\"",
+            "\"key",
+            "key\"",
+            "\"a\" b",
+            "\"a\"b",
+            "\"a\", \"b\"",
+            "a,b",
+            "a;b",
+            "a\\b",
+            r#""a\b""#,
+            "\"a\tb\"",
+            "a\tb",
+            "\"a\";",
+            "\"a\"; =1",
+            "\"a\";A",
+            "\"a\";b=",
+            "\"a\";b=\"",
+            "\"a\";b=1,2",
+            "\"a\" ;b",
+        ] {
+            assert_eq!(read_key(&[value.as_bytes()]), Err(Problem::KeyMalformed), "{value}");
+        }
+        assert_eq!(read_key(&["Schlüssel".as_bytes()]), Err(Problem::KeyMalformed));
+        assert_eq!(read_key(&[b"a", b"a"]), Err(Problem::KeyMalformed));
+        assert_eq!(read_key(&[b"0123456789a"]), Err(Problem::KeyTooLong(10)));
+    }
+}

@@ -1,0 +1,299 @@
+//! The stored response, and the body of an answer.
+
+use std::fmt;
+use std::future::poll_fn;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context as TaskContext, Poll};
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use bytes::{Buf, Bytes};
+use http::header::{
+    CONNECTION, CONTENT_LENGTH, DATE, PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, SET_COOKIE, TE, TRAILER,
+    TRANSFER_ENCODING, UPGRADE,
+};
+use http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode};
+use http_body::{Body, Frame, SizeHint};
+use serde::ser::Error as _;
+use serde::{Deserialize, Serialize, Serializer};
+
+use crate::limits::MAX_DATA_BYTES;
+
+/// Marks a replayed response.
+pub(super) const REPLAYED: HeaderName = HeaderName::from_static("idempotency-replayed");
+
+/// Headers that belong to one message or one connection, and cookies, which belong to one client.
+const NOT_STORED: [HeaderName; 12] = [
+    SET_COOKIE,
+    DATE,
+    CONTENT_LENGTH,
+    CONNECTION,
+    HeaderName::from_static("keep-alive"),
+    HeaderName::from_static("proxy-connection"),
+    PROXY_AUTHENTICATE,
+    PROXY_AUTHORIZATION,
+    TE,
+    TRAILER,
+    TRANSFER_ENCODING,
+    UPGRADE,
+];
+
+/// Which responses are results, and what is stored of them.
+#[derive(Clone)]
+pub(super) struct Results {
+    pub(super) are: Arc<dyn Fn(StatusCode, &HeaderMap) -> bool + Send + Sync>,
+    /// The stored headers, or `None` for all but [`NOT_STORED`].
+    pub(super) headers: Option<Arc<[HeaderName]>>,
+}
+
+impl Default for Results {
+    fn default() -> Self {
+        let are = |status: StatusCode, _: &HeaderMap| {
+            (200..500).contains(&status.as_u16())
+                && ![
+                    StatusCode::REQUEST_TIMEOUT,
+                    StatusCode::CONFLICT,
+                    StatusCode::TOO_EARLY,
+                    StatusCode::TOO_MANY_REQUESTS,
+                ]
+                .contains(&status)
+        };
+        Self { are: Arc::new(are), headers: None }
+    }
+}
+
+impl Results {
+    /// Returns what is stored of a response, with `None` for a body that is too large.
+    pub(super) fn stored(&self, status: StatusCode, headers: &HeaderMap, body: Option<Bytes>) -> StoredResponse {
+        let is_stored = |name: &HeaderName| match &self.headers {
+            Some(names) => names.contains(name),
+            None => !NOT_STORED.contains(name),
+        };
+        let headers = headers.iter().filter(|(name, _)| is_stored(name));
+        let headers = headers.map(|(name, value)| (name.clone(), value.clone())).collect();
+        let body = body.map_or(StoredBody::TooLarge, StoredBody::Bytes);
+        StoredResponse { status, headers, body, is_replay: false }
+    }
+}
+
+/// What a record keeps of a response.
+#[derive(Clone, Debug, Deserialize, PartialEq)]
+#[serde(try_from = "Option<Wire>")]
+pub(super) struct StoredResponse {
+    status: StatusCode,
+    headers: Vec<(HeaderName, HeaderValue)>,
+    body: StoredBody,
+    /// Whether it was read from a record.
+    pub(super) is_replay: bool,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+enum StoredBody {
+    Bytes(Bytes),
+    /// Never stored: serialising it fails.
+    TooLarge,
+    /// The record was completed without its result.
+    Unknown,
+}
+
+/// The JSON form. A header's value is Latin-1, so that any bytes are text.
+#[derive(Deserialize, Serialize)]
+struct Wire {
+    status: u16,
+    headers: Vec<(String, String)>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    body: Option<String>,
+    /// A body that is not UTF-8.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    base64: Option<String>,
+}
+
+impl Serialize for StoredResponse {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let (body, base64) = match &self.body {
+            StoredBody::Bytes(bytes) => match str::from_utf8(bytes) {
+                Ok(text) => (Some(text.to_owned()), None),
+                Err(_) => (None, Some(STANDARD.encode(bytes))),
+            },
+            StoredBody::TooLarge => {
+                let why = format!("the body of the response has more than {MAX_DATA_BYTES} bytes");
+                return Err(S::Error::custom(why));
+            }
+            StoredBody::Unknown => return serializer.serialize_none(),
+        };
+        let headers = self.headers.iter().map(|(name, value)| (name.to_string(), latin1(value.as_bytes()))).collect();
+        Wire { status: self.status.as_u16(), headers, body, base64 }.serialize(serializer)
+    }
+}
+
+impl TryFrom<Option<Wire>> for StoredResponse {
+    type Error = &'static str;
+
+    fn try_from(wire: Option<Wire>) -> Result<Self, Self::Error> {
+        let Some(Wire { status, headers, body, base64 }) = wire else {
+            let (status, headers) = (StatusCode::OK, Vec::new());
+            return Ok(Self { status, headers, body: StoredBody::Unknown, is_replay: false });
+        };
+        let header = |(name, value): (String, String)| {
+            let value = value.chars().map(u8::try_from).collect::<Result<Vec<_>, _>>().ok()?;
+            Some((HeaderName::try_from(name).ok()?, HeaderValue::try_from(value).ok()?))
+        };
+        let headers = headers.into_iter().map(header).collect::<Option<_>>().ok_or("a header is not valid")?;
+        let bytes = match base64 {
+            Some(base64) => STANDARD.decode(base64).map_err(|_| "the body is not Base64")?,
+            None => body.unwrap_or_default().into_bytes(),
+        };
+        let status = StatusCode::from_u16(status).map_err(|_| "the status is not valid")?;
+        Ok(Self { status, headers, body: StoredBody::Bytes(bytes.into()), is_replay: false })
+    }
+}
+
+pub(super) fn latin1(bytes: &[u8]) -> String {
+    bytes.iter().copied().map(char::from).collect()
+}
+
+impl StoredResponse {
+    /// Returns the replay, or `None` if the record was completed without its result.
+    pub(super) fn replay<B: Body>(self) -> Option<Response<HttpIdempotencyBody<B>>> {
+        let StoredBody::Bytes(body) = self.body else { return None };
+        let mut response = Response::new(HttpIdempotencyBody::of(body));
+        *response.status_mut() = self.status;
+        for (name, value) in self.headers {
+            response.headers_mut().append(name, value);
+        }
+        response.headers_mut().insert(REPLAYED, HeaderValue::from_static("true"));
+        Some(response)
+    }
+}
+
+/// The body of an answer of `HttpIdempotencyLayer`: the handler's body, a stored one, or that of a problem.
+///
+/// ```
+/// # use lambda_lock::HttpIdempotencyBody;
+/// fn into_axum(answer: http::Response<HttpIdempotencyBody<axum::body::Body>>) -> http::Response<axum::body::Body> {
+///     answer.map(axum::body::Body::new)
+/// }
+/// ```
+pub struct HttpIdempotencyBody<B: Body> {
+    /// What was read of the handler's body, or all of a body that the layer made.
+    start: Bytes,
+    rest: Option<Pin<Box<B>>>,
+    /// The error that ended the reading.
+    failure: Option<B::Error>,
+}
+
+/// How far a body was read.
+pub(super) enum Read {
+    /// To its end.
+    Whole(Bytes),
+    /// To the size that no record can store.
+    TooLarge,
+    /// To an error.
+    Failed,
+}
+
+impl<B: Body> HttpIdempotencyBody<B> {
+    pub(super) fn of(bytes: Bytes) -> Self {
+        Self { start: bytes, rest: None, failure: None }
+    }
+
+    /// Reads a body up to the size that a record can store. The returned body has the same bytes, and the same error.
+    pub(super) async fn read(body: B) -> (Self, Read) {
+        let (body, mut bytes, mut failure) = (Box::pin(body), Vec::new(), None);
+        let mut rest = Some(body);
+        while let Some(body) = &mut rest {
+            match poll_fn(|context| body.as_mut().poll_frame(context)).await {
+                Some(Ok(frame)) => {
+                    // There are no trailers behind API Gateway, and a record stores none.
+                    if let Ok(data) = frame.into_data() {
+                        append(&mut bytes, data);
+                    }
+                    if bytes.len() > MAX_DATA_BYTES {
+                        break;
+                    }
+                }
+                Some(Err(error)) => {
+                    failure = Some(error);
+                    rest = None;
+                }
+                None => rest = None,
+            }
+        }
+        let start = Bytes::from(bytes);
+        let read = match (&rest, &failure) {
+            (None, None) => Read::Whole(start.clone()),
+            (Some(_), _) => Read::TooLarge,
+            (None, Some(_)) => Read::Failed,
+        };
+        (Self { start, rest, failure }, read)
+    }
+}
+
+impl<B: Body> From<B> for HttpIdempotencyBody<B> {
+    /// Returns the same body, for an answer that does not come from the layer.
+    fn from(body: B) -> Self {
+        Self { start: Bytes::new(), rest: Some(Box::pin(body)), failure: None }
+    }
+}
+
+/// Appends all chunks of a buffer.
+pub(super) fn append(bytes: &mut Vec<u8>, mut data: impl Buf) {
+    while data.has_remaining() {
+        let chunk = data.chunk();
+        let length = chunk.len();
+        bytes.extend_from_slice(chunk);
+        data.advance(length);
+    }
+}
+
+// No field is pinned where it is.
+impl<B: Body> Unpin for HttpIdempotencyBody<B> {}
+
+impl<B: Body> Body for HttpIdempotencyBody<B> {
+    type Data = Bytes;
+    type Error = B::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut TaskContext<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, B::Error>>> {
+        if !self.start.is_empty() {
+            return Poll::Ready(Some(Ok(Frame::data(std::mem::take(&mut self.start)))));
+        }
+        if let Some(error) = self.failure.take() {
+            return Poll::Ready(Some(Err(error)));
+        }
+        match &mut self.rest {
+            Some(rest) => {
+                let whole = |mut data: B::Data| data.copy_to_bytes(data.remaining());
+                rest.as_mut()
+                    .poll_frame(context)
+                    .map(|frame| frame.map(|frame| frame.map(|frame| frame.map_data(whole))))
+            }
+            None => Poll::Ready(None),
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.start.is_empty() && self.failure.is_none() && self.rest.as_ref().is_none_or(|rest| rest.is_end_stream())
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        let start = self.start.len() as u64;
+        let rest = self.rest.as_ref().map_or_else(|| SizeHint::with_exact(0), |rest| rest.size_hint());
+        let mut hint = SizeHint::new();
+        hint.set_lower(start.saturating_add(rest.lower()));
+        if let Some(upper) = rest.upper().and_then(|upper| upper.checked_add(start)) {
+            hint.set_upper(upper);
+        }
+        hint
+    }
+}
+
+/// Omits the bytes, which may be confidential.
+impl<B: Body> fmt::Debug for HttpIdempotencyBody<B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("HttpIdempotencyBody").finish_non_exhaustive()
+    }
+}

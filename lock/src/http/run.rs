@@ -1,0 +1,71 @@
+//! `HttpRun`: the run of a request, as its handler sees it.
+
+use std::fmt;
+
+use aws_sdk_dynamodb::types::TransactWriteItem;
+use bytes::Bytes;
+use http::Response;
+
+use super::response::Results;
+use crate::error::Error;
+use crate::idempotency::Run;
+
+/// The run of a request, which `HttpIdempotencyLayer` puts into the request's extensions. Cheap to clone.
+///
+/// ```
+/// # use aws_sdk_dynamodb::{Client, types::{Put, TransactWriteItem}};
+/// # use http::StatusCode;
+/// # use lambda_http::{Body, Error, Request, Response};
+/// # use lambda_lock::HttpRun;
+/// async fn place(request: Request, client: Client, order: Put) -> Result<Response<Body>, Error> {
+///     let run = request.extensions().get::<HttpRun>().ok_or("the layer is missing")?;
+///     let response = Response::builder().status(StatusCode::CREATED).body(Body::from("placed"))?;
+///     client
+///         .transact_write_items()
+///         .transact_items(TransactWriteItem::builder().put(order).build())
+///         .transact_items(run.complete_in(&response)?)
+///         .send()
+///         .await?;
+///     Ok(response)
+/// }
+/// ```
+#[derive(Clone)]
+pub struct HttpRun {
+    pub(super) run: Run,
+    pub(super) results: Results,
+}
+
+impl HttpRun {
+    /// Returns the run, with its lock and fence. The lock is [not enforced](crate::Lock::is_enforced) for a request
+    /// without a key, and with locking [disabled](crate::LocksBuilder::enabled).
+    pub fn run(&self) -> &Run {
+        &self.run
+    }
+
+    /// Returns the write that completes the record with this response, for the handler's own `TransactWriteItems`. The
+    /// business write and the response are then committed together or not at all.
+    ///
+    /// Return the same response from the handler if the transaction was committed, and an error or a response that is
+    /// [no result](crate::HttpIdempotencyLayer::results) if it was not. If the answer to a committed transaction was lost,
+    /// the stored response replaces what the handler returns. Headers that a layer inside of `HttpIdempotencyLayer` adds
+    /// to the response are not stored.
+    ///
+    /// [`Run::complete_in`] has the cost, the IAM actions and the errors. Also fails with an error that
+    /// [`is_invalid`](Error::is_invalid) if the response is not a result.
+    pub fn complete_in(&self, response: &Response<impl AsRef<[u8]>>) -> Result<TransactWriteItem, Error> {
+        if !(self.results.are)(response.status(), response.headers()) {
+            return Err(Error::invalid(format!(
+                "a response with status {} is not a result, so it cannot complete the run: return it instead",
+                response.status().as_u16()
+            )));
+        }
+        let body = Bytes::copy_from_slice(response.body().as_ref());
+        self.run.complete_in(&self.results.stored(response.status(), response.headers(), Some(body)))
+    }
+}
+
+impl fmt::Debug for HttpRun {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("HttpRun").field("run", &self.run).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,110 @@
+//! A handler that completes its run in its own transaction.
+
+use aws_sdk_dynamodb::Client;
+use aws_sdk_dynamodb::config::retry::RetryConfig;
+use aws_sdk_dynamodb::types::{AttributeValue, Put, TransactWriteItem};
+use lambda_http::{Body, Request, Response};
+use lambda_lock::HttpRun;
+use lambda_lock::embedded::Host;
+use lambda_lock_tests::World;
+use lambda_lock_tests::invocation::{Counter, LoseAnswers};
+use std::time::Duration;
+use tower::{Layer, Service, ServiceExt, service_fn};
+
+use crate::{Reply, counting, created, environment, layer, order, send};
+
+/// The handler's error.
+#[derive(Debug)]
+struct NotCommitted;
+
+/// A handler that writes a business row with its response, both or neither.
+fn committing(
+    world: &World,
+    host: &Host,
+    answer: impl Fn(u32) -> Response<Body> + Clone + Send + 'static,
+) -> impl Service<Request, Response = Response<Body>, Error = NotCommitted, Future: Send> + Clone + Send + 'static {
+    let (table, runs) = (world.table.clone(), Counter::default());
+    let retries = RetryConfig::standard().with_initial_backoff(Duration::from_millis(1));
+    let client = Client::from_conf(host.client().config().to_builder().retry_config(retries).build());
+    service_fn(move |request: Request| {
+        let (client, table, answer) = (client.clone(), table.clone(), answer(runs.count()));
+        async move {
+            let run = request.extensions().get::<HttpRun>().unwrap();
+            let row = Put::builder().table_name(table).item("id", AttributeValue::S("the order itself".to_owned()));
+            let completion = run.complete_in(&answer).map_err(|_| NotCommitted)?;
+            let transaction = client
+                .transact_write_items()
+                .transact_items(TransactWriteItem::builder().put(row.build().unwrap()).build())
+                .transact_items(completion);
+            Box::pin(transaction.send()).await.map_err(|_| NotCommitted)?;
+            Ok(answer)
+        }
+    })
+}
+
+// behaviour 467
+#[tokio::test]
+async fn a_response_is_committed_with_the_business_write() {
+    let (world, host, locks) = environment().await;
+    let handler = committing(&world, &host, created);
+    let first = send(&layer(&locks), &handler, order(&host)).await;
+    assert_eq!(first.made_by(), (201, 1, false));
+    assert_eq!(host.requests(), 2);
+    let replay = send(&layer(&locks), &handler, order(&host)).await;
+    assert_eq!((replay.made_by(), &replay.body), ((201, 1, true), &first.body));
+    assert_eq!(replay.header("content-type"), Some("application/json"));
+    assert!(world.row("the order itself").await.is_some());
+    assert_eq!(host.requests(), 3);
+}
+
+// behaviour 467
+#[tokio::test]
+async fn a_committed_response_whose_answer_was_lost_is_replayed() {
+    let (world, _, _) = environment().await;
+    // All answers to the three tries of the SDK.
+    let host = world.host().intercept(LoseAnswers::to("TransactWriteItems", 1..=3)).build();
+    let locks = world.locks(&host).build().unwrap();
+    let reply = send(&layer(&locks), &committing(&world, &host, created), order(&host)).await;
+    assert_eq!(reply.made_by(), (201, 1, true));
+}
+
+// behaviour 467
+#[tokio::test]
+async fn a_failed_transaction_leaves_nothing() {
+    let (world, host, locks) = environment().await;
+    let no_table = World::without_table();
+    let failed = layer(&locks).layer(committing(&no_table, &host, created)).oneshot(order(&host)).await;
+    assert!(matches!(failed, Err(NotCommitted)));
+    assert!(world.row("the order itself").await.is_none());
+    let reply = send(&layer(&locks), &counting(&Counter::default()), order(&host)).await;
+    assert_eq!(reply.made_by(), (201, 1, false));
+}
+
+// behaviour 467
+#[tokio::test]
+async fn a_response_that_is_no_result_cannot_complete_a_run() {
+    let (_world, host, locks) = environment().await;
+    let handler = service_fn(async |request: Request| {
+        let failed = Response::builder().status(503).body(Body::Empty).unwrap();
+        let error = request.extensions().get::<HttpRun>().unwrap().complete_in(&failed).unwrap_err();
+        assert!(error.is_invalid(), "{error}");
+        Ok::<_, NotCommitted>(failed)
+    });
+    let reply = Reply::of(layer(&locks).layer(handler).oneshot(order(&host)).await.unwrap()).await;
+    assert_eq!(reply.status, 503);
+    assert_eq!(send(&layer(&locks), &counting(&Counter::default()), order(&host)).await.made_by(), (201, 1, false));
+}
+
+// behaviour 467
+#[tokio::test]
+async fn a_run_has_the_fence_of_its_record() {
+    let (world, host, locks) = environment().await;
+    let handler = service_fn(async |request: Request| {
+        let run = request.extensions().get::<HttpRun>().unwrap().run().clone();
+        assert!(run.lock().is_enforced());
+        Ok::<_, NotCommitted>(Response::new(Body::from(run.lock().fence().to_string())))
+    });
+    let reply = send(&layer(&locks), &handler, order(&host)).await;
+    let rows = world.client().scan().table_name(&world.table).send().await.unwrap().items.unwrap();
+    assert_eq!(rows[0]["fence"].as_n().unwrap().as_bytes(), reply.body);
+}

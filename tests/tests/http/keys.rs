@@ -1,0 +1,128 @@
+//! Which requests have a key, and which key.
+
+use http::Method;
+use lambda_http::Body;
+use lambda_lock::{Backoff, HttpRun};
+use lambda_lock_tests::invocation::{Counter, FUNCTION};
+use serde_json::json;
+use std::time::Duration;
+use tower::service_fn;
+
+use crate::{TOO_LONG, counting, created, environment, layer, order, order_of, send, to};
+
+// behaviour 461
+#[tokio::test]
+async fn a_key_with_quotes_is_the_key_without_them() {
+    let (_world, host, locks) = environment().await;
+    let (layer, runs) = (layer(&locks), Counter::default());
+    for (key, expected) in [("a-1", (201, 1, false)), ("\"a-1\"", (201, 1, true)), ("\"a-1\";v=1", (201, 1, true))] {
+        assert_eq!(send(&layer, &counting(&runs), order_of(&host, key, &json!({}))).await.made_by(), expected);
+    }
+}
+
+// behaviour 461
+#[tokio::test]
+async fn two_keys_are_two_requests() {
+    let (_world, host, locks) = environment().await;
+    let (layer, runs) = (layer(&locks), Counter::default());
+    for (key, run) in [("a", 1), ("A", 2), ("\"a \"", 3)] {
+        assert_eq!(send(&layer, &counting(&runs), order_of(&host, key, &json!({}))).await.made_by().1, run, "{key}");
+    }
+}
+
+// behaviour 461
+#[tokio::test]
+async fn other_methods_pass_through() {
+    let (_world, host, locks) = environment().await;
+    let runs = Counter::default();
+    let request = |method: &Method| {
+        to(&host, method.clone(), "/orders").header("idempotency-key", "a").body(Body::Empty).unwrap()
+    };
+    for method in [Method::GET, Method::PUT, Method::DELETE, Method::HEAD, Method::OPTIONS] {
+        for _ in 0..2 {
+            assert!(!send(&layer(&locks), &counting(&runs), request(&method)).await.is_replay(), "{method}");
+        }
+    }
+    assert_eq!((runs.get(), host.requests()), (10, 0));
+    assert_eq!(send(&layer(&locks), &counting(&runs), request(&Method::PATCH)).await.status, 201);
+    assert!(send(&layer(&locks), &counting(&runs), request(&Method::PATCH)).await.is_replay());
+    let chosen = layer(&locks).methods([Method::DELETE]).prefix("chosen");
+    for is_replay in [false, true] {
+        assert_eq!(send(&chosen, &counting(&runs), request(&Method::DELETE)).await.is_replay(), is_replay);
+        assert!(!send(&chosen, &counting(&runs), request(&Method::POST)).await.is_replay());
+    }
+}
+
+// behaviours 61, 461
+#[tokio::test]
+async fn a_request_without_an_optional_key_runs_unprotected() {
+    let (_world, host, locks) = environment().await;
+    let layer = layer(&locks).optional_key();
+    let handler = service_fn(async |request: lambda_http::Request| {
+        let run = request.extensions().get::<HttpRun>().unwrap();
+        assert!(!run.run().lock().is_enforced());
+        // A check that always holds.
+        let check = run.complete_in(&created(1)).unwrap();
+        assert!(check.condition_check().is_some());
+        Ok::<_, std::convert::Infallible>(created(1))
+    });
+    for _ in 0..2 {
+        let unkeyed = to(&host, Method::POST, "/orders").body(Body::Empty).unwrap();
+        assert_eq!(send(&layer, &handler, unkeyed).await.made_by(), (201, 1, false));
+    }
+    assert_eq!(host.requests(), 0);
+    let runs = Counter::default();
+    assert_eq!(send(&layer, &counting(&runs), order(&host)).await.made_by(), (201, 1, false));
+    assert_eq!(send(&layer, &counting(&runs), order(&host)).await.made_by(), (201, 1, true));
+}
+
+// behaviour 22
+#[tokio::test]
+async fn disabled_locks_let_every_request_run() {
+    let (world, host, _) = environment().await;
+    let locks = world.locks(&host).enabled(false).build().unwrap();
+    let (layer, runs) = (layer(&locks), Counter::default());
+    let unkeyed = || to(&host, Method::POST, "/orders").body(Body::Empty).unwrap();
+    for (run, request) in [order(&host), order(&host), unkeyed()].into_iter().enumerate() {
+        let expected = (201, u64::try_from(run).unwrap() + 1, false);
+        assert_eq!(send(&layer, &counting(&runs), request).await.made_by(), expected);
+    }
+    assert_eq!(host.requests(), 0);
+}
+
+// behaviour 62
+#[tokio::test]
+async fn the_default_prefix_is_the_name_of_the_function() {
+    let (world, host, locks) = environment().await;
+    let runs = Counter::default();
+    for layer in [layer(&locks), layer(&locks).prefix("shared")] {
+        send(&layer, &counting(&runs), order(&host)).await;
+    }
+    assert_eq!(runs.get(), 2);
+    let rows = world.client().scan().table_name(&world.table).send().await.unwrap().items.unwrap();
+    let mut prefixes: Vec<_> = rows.iter().map(|row| row["id"].as_s().unwrap().split('#').next().unwrap()).collect();
+    prefixes.sort_unstable();
+    assert_eq!(prefixes, [FUNCTION, "shared"]);
+}
+
+// behaviour 464
+#[tokio::test]
+async fn a_request_can_wait_for_the_response() {
+    let (_world, host, locks) = environment().await;
+    let backoff = Backoff::default().base(Duration::from_millis(2)).cap(Duration::from_millis(50)).up_to(TOO_LONG);
+    let (layer, runs) = (layer(&locks).wait(backoff), Counter::default());
+    let handler = service_fn({
+        let runs = runs.clone();
+        move |_: lambda_http::Request| {
+            let runs = runs.clone();
+            async move {
+                tokio::time::sleep(Duration::from_millis(50)).await;
+                Ok::<_, std::convert::Infallible>(created(runs.count()))
+            }
+        }
+    });
+    let (one, other) = tokio::join!(send(&layer, &handler, order(&host)), send(&layer, &handler, order(&host)));
+    let mut made_by = [one.made_by(), other.made_by()];
+    made_by.sort_unstable();
+    assert_eq!(made_by, [(201, 1, false), (201, 1, true)]);
+}

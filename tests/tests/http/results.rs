@@ -1,0 +1,191 @@
+//! Which responses are stored, and what happens to the others.
+
+use std::convert::Infallible;
+use std::fmt::Debug;
+use std::time::Duration;
+
+use futures_util::stream::{self, StreamExt};
+use http::Response;
+use http_body_util::BodyExt;
+use hyper::body::Bytes;
+use lambda_http::{Body, Request};
+use lambda_lock::{HttpIdempotencyLayer, OnUnstorableResult};
+use lambda_lock_tests::invocation::Counter;
+use tower::{Layer, Service, ServiceExt, service_fn};
+
+use crate::{MOST, Reply, answering, counting, environment, layer, order, order_of, send};
+
+fn with_status(status: u16) -> impl Fn(u32) -> Response<Body> + Clone {
+    move |run| Response::builder().status(status).body(run.to_string().into()).unwrap()
+}
+
+// behaviour 466
+#[tokio::test]
+async fn statuses_below_500_are_results_except_those_that_ask_for_a_retry() {
+    let (_world, host, locks) = environment().await;
+    let layer = layer(&locks);
+    for (statuses, is_result) in [
+        (&[200_u16, 201, 204, 301, 303, 400, 401, 403, 404, 410, 422, 499][..], true),
+        (&[408, 409, 425, 429, 500, 502, 503, 504, 599][..], false),
+    ] {
+        for status in statuses {
+            let (runs, key) = (Counter::default(), status.to_string());
+            for is_first in [true, false] {
+                let reply =
+                    send(&layer, &answering(&runs, with_status(*status)), order_of(&host, &key, &().into())).await;
+                assert_eq!((reply.status.as_u16(), reply.is_replay()), (*status, is_result && !is_first));
+                assert_eq!(reply.body, if is_result || is_first { "1" } else { "2" });
+            }
+        }
+    }
+}
+
+// behaviour 466
+#[tokio::test]
+async fn a_closure_says_which_responses_are_results() {
+    let (_world, host, locks) = environment().await;
+    let layer = layer(&locks).results(|status, headers| status == 500 && headers.contains_key("x-final"));
+    let runs = Counter::default();
+    let with_final = |run| {
+        let mut response = with_status(500)(run);
+        response.headers_mut().insert("x-final", "1".parse().unwrap());
+        response
+    };
+    for (handler_answer, is_replay) in
+        [(with_status(500)(1), false), (with_status(200)(1), false), (with_final(1), false), (with_final(2), true)]
+    {
+        let (parts, body) = handler_answer.into_parts();
+        let body = body.to_vec();
+        let handler = answering(&runs, move |_| Response::from_parts(parts.clone(), body.clone().into()));
+        assert_eq!(send(&layer, &handler, order(&host)).await.is_replay(), is_replay);
+    }
+    assert_eq!(runs.get(), 3);
+}
+
+// behaviours 64, 466
+#[tokio::test]
+async fn an_error_of_the_handler_is_returned_and_releases_the_record() {
+    let (_world, host, locks) = environment().await;
+    let failing = service_fn(async |_: Request| Err::<Response<Body>, _>("the handler's own error"));
+    let error = layer(&locks).layer(failing).oneshot(order(&host)).await.unwrap_err();
+    assert_eq!(error, "the handler's own error");
+    let runs = Counter::default();
+    assert_eq!(send(&layer(&locks), &counting(&runs), order(&host)).await.made_by(), (201, 1, false));
+    assert_eq!(host.requests(), 4);
+}
+
+/// Sends an order to a handler whose body is a stream.
+async fn send_to<S>(layer: &HttpIdempotencyLayer, handler: S, request: Request) -> Response<axum::body::Body>
+where
+    S: Service<Request, Response = Response<axum::body::Body>, Error: Debug + Send, Future: Send>
+        + Clone
+        + Send
+        + 'static,
+{
+    layer.layer(handler).oneshot(request).await.unwrap().map(axum::body::Body::new)
+}
+
+// behaviours 465, 466
+#[tokio::test]
+async fn a_body_in_pieces_is_stored_as_a_whole() {
+    let (_world, host, locks) = environment().await;
+    let pieces = service_fn(async |_: Request| {
+        let pieces = stream::iter(["a", "", "b", "c"].map(Ok::<_, Infallible>));
+        Ok::<_, Infallible>(Response::new(axum::body::Body::from_stream(pieces)))
+    });
+    for is_replay in [false, true] {
+        let reply = send_to(&layer(&locks), pieces, order(&host)).await;
+        assert_eq!(reply.headers().contains_key("idempotency-replayed"), is_replay);
+        assert_eq!(reply.into_body().collect().await.unwrap().to_bytes(), "abc");
+    }
+}
+
+// behaviour 466
+#[tokio::test]
+async fn a_body_that_breaks_off_reaches_the_client_and_releases_the_record() {
+    let (_world, host, locks) = environment().await;
+    let broken = service_fn(async |_: Request| {
+        let pieces = stream::iter([Ok("abc"), Err("the source was lost")]);
+        Ok::<_, Infallible>(Response::new(axum::body::Body::from_stream(pieces)))
+    });
+    let mut body = send_to(&layer(&locks), broken, order(&host)).await.into_body();
+    assert_eq!(body.frame().await.unwrap().unwrap().into_data().unwrap(), "abc");
+    assert_eq!(body.frame().await.unwrap().unwrap_err().to_string(), "the source was lost");
+    let runs = Counter::default();
+    assert_eq!(send(&layer(&locks), &counting(&runs), order(&host)).await.made_by(), (201, 1, false));
+}
+
+/// A handler whose body does not end.
+fn endless()
+-> impl Service<Request, Response = Response<axum::body::Body>, Error = Infallible, Future: Send> + Clone + Send + 'static
+{
+    service_fn(async |_: Request| {
+        let pieces = stream::repeat_with(|| Ok::<_, Infallible>(Bytes::from_static(&[b'x'; 1000])));
+        Ok(Response::new(axum::body::Body::from_stream(pieces)))
+    })
+}
+
+// behaviour 469
+#[tokio::test]
+async fn an_endless_body_cannot_be_stored() {
+    let (_world, host, locks) = environment().await;
+    let reply = send_to(&layer(&locks), endless(), order(&host)).await;
+    assert_eq!(reply.status(), 500);
+    assert_eq!(reply.headers()["content-type"], "application/problem+json");
+}
+
+// behaviour 469
+#[tokio::test]
+async fn an_endless_body_is_passed_on_if_the_record_is_completed_without_it() {
+    let (_world, host, locks) = environment().await;
+    let layer = layer(&locks).on_unstorable_result(OnUnstorableResult::CompleteWithoutResult);
+    let mut body = send_to(&layer, endless(), order(&host)).await.into_body().into_data_stream();
+    let mut bytes = 0;
+    while bytes < 3 * MOST {
+        let piece = body.next().await.unwrap().unwrap();
+        assert!(piece.iter().all(|byte| *byte == b'x'));
+        bytes += piece.len();
+    }
+    let retry = send(&layer, &counting(&Counter::default()), order(&host)).await;
+    assert_eq!(retry.status, 409);
+}
+
+// behaviour 469
+#[tokio::test]
+async fn a_body_that_stops_without_an_end_is_interrupted_with_the_lease() {
+    let (_world, host, locks) = environment().await;
+    let stuck = service_fn(async |_: Request| {
+        let pieces = stream::iter(["a"].map(Ok::<_, Infallible>)).chain(stream::pending());
+        Ok::<_, Infallible>(Response::new(axum::body::Body::from_stream(pieces)))
+    });
+    let reply = send_to(&layer(&locks).lease(Duration::from_millis(300)), stuck, order(&host)).await;
+    assert_eq!(reply.status(), 503);
+}
+
+// behaviour 466
+#[tokio::test]
+async fn the_body_of_a_response_that_is_no_result_is_not_read() {
+    let (_world, host, locks) = environment().await;
+    let failing = service_fn(async |_: Request| {
+        let pieces = stream::iter(["a"].map(Ok::<_, Infallible>)).chain(stream::pending());
+        Ok::<_, Infallible>(Response::builder().status(500).body(axum::body::Body::from_stream(pieces)).unwrap())
+    });
+    let reply = send_to(&layer(&locks), failing, order(&host)).await;
+    assert_eq!(reply.status(), 500);
+    assert_eq!(reply.into_body().frame().await.unwrap().unwrap().into_data().unwrap(), "a");
+}
+
+// behaviour 466
+#[tokio::test]
+async fn a_body_knows_its_size() {
+    use http_body::Body as _;
+    let (_world, host, locks) = environment().await;
+    let runs = Counter::default();
+    let service = layer(&locks).layer(counting(&runs));
+    for _ in 0..2 {
+        let answer = service.clone().oneshot(order(&host)).await.unwrap();
+        assert_eq!(answer.body().size_hint().exact(), Some(9));
+        assert!(!answer.body().is_end_stream());
+        assert_eq!(Reply::of(answer).await.body.len(), 9);
+    }
+}
