@@ -1,4 +1,4 @@
-//! Locks, idempotency and SQS deduplication for AWS Lambda. One invocation at a time does a piece of work, and all that it
+//! Locks, idempotency and deduplication for AWS Lambda. One invocation at a time does a piece of work, and all that it
 //! needs is a DynamoDB table.
 //!
 //! | task | use | feature |

@@ -8,6 +8,7 @@ use http::request::Parts;
 use http::{HeaderMap, HeaderName};
 use http_body::Body;
 use serde_json::Value;
+use sfv::{BareItem, Item, Parser};
 
 use super::fingerprint::fingerprint;
 use super::problem::Problem;
@@ -23,62 +24,23 @@ pub(super) fn key(headers: &HeaderMap, most: usize) -> Result<Option<String>, Pr
         return Err(Problem::KeyMalformed);
     }
     let text = value.to_str().map_err(|_| Problem::KeyMalformed)?.trim_matches([' ', '\t']);
-    let key = match quoted(text) {
-        Some((key, parameters)) if are_parameters(parameters) => key,
+    let key = if text.starts_with('"') {
+        // Parameters have no meaning here.
+        match Parser::new(text).parse::<Item>() {
+            Ok(Item { bare_item: BareItem::String(key), .. }) => key.into(),
+            _ => return Err(Problem::KeyMalformed),
+        }
+    } else if text.contains(['"', '\\', ',', ';', '\t']) {
         // Several headers may have been joined with commas.
-        None if !text.contains(['"', '\\', ',', ';', '\t']) => text.to_owned(),
-        _ => return Err(Problem::KeyMalformed),
+        return Err(Problem::KeyMalformed);
+    } else {
+        text.to_owned()
     };
     match key.len() {
         0 => Ok(None),
         length if length > most => Err(Problem::KeyTooLong(most)),
         _ => Ok(Some(key)),
     }
-}
-
-/// Reads a string in quotes. Returns it with the text that follows.
-fn quoted(text: &str) -> Option<(String, &str)> {
-    let mut key = String::new();
-    let mut rest = text.strip_prefix('"')?.chars();
-    loop {
-        match rest.next()? {
-            '"' => return Some((key, rest.as_str())),
-            '\\' => key.push(rest.next().filter(|character| ['"', '\\'].contains(character))?),
-            character @ ' '..='~' => key.push(character),
-            _ => return None,
-        }
-    }
-}
-
-/// Returns whether this is a possibly empty list of parameters, whose values have no meaning here.
-fn are_parameters(mut text: &str) -> bool {
-    while let Some(parameter) = text.strip_prefix(';') {
-        let parameter = parameter.trim_start_matches(' ');
-        let is_name = |character: char| {
-            character.is_ascii_lowercase() || character.is_ascii_digit() || "_-.*".contains(character)
-        };
-        let rest = parameter.trim_start_matches(is_name);
-        if !parameter.starts_with(|first: char| first.is_ascii_lowercase() || first == '*') {
-            return false;
-        }
-        text = match rest.strip_prefix('=') {
-            None => rest,
-            Some(value) if value.starts_with('"') => match quoted(value) {
-                Some((_, rest)) => rest,
-                None => return false,
-            },
-            Some(value) => {
-                let rest = value.trim_start_matches(|character: char| {
-                    character.is_ascii_graphic() && !['"', ',', ';'].contains(&character)
-                });
-                if rest.len() == value.len() {
-                    return false;
-                }
-                rest
-            }
-        };
-    }
-    text.is_empty()
 }
 
 /// Reads the body, up to this many bytes. Returns the fingerprint of the request, and the body again.
