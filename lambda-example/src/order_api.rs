@@ -145,7 +145,10 @@ async fn respond(
             request.extensions_mut().insert(order);
             place.oneshot(request).await.unwrap_or_else(|failure| failed(&failure))
         }
-        Err(refused) => refused,
+        Err((StatusCode::METHOD_NOT_ALLOWED, detail)) => {
+            with(refusal(StatusCode::METHOD_NOT_ALLOWED, &detail), ALLOW, "POST")
+        }
+        Err((status, detail)) => refusal(status, &detail),
     })
 }
 
@@ -168,25 +171,26 @@ async fn place(orders: Arc<Orders>, request: Request) -> Result<Response<Body>, 
     Ok(answer)
 }
 
-fn check(request: &Request) -> Result<NewOrder, Answer> {
+/// Returns the order, or the status and the detail of the refusal.
+fn check(request: &Request) -> Result<NewOrder, (StatusCode, String)> {
     if request.raw_http_path() != "/orders" {
-        return Err(refusal(StatusCode::NOT_FOUND, "the only path is /orders"));
+        return Err((StatusCode::NOT_FOUND, "the only path is /orders".to_owned()));
     }
     if request.method() != Method::POST {
-        let refused = refusal(StatusCode::METHOD_NOT_ALLOWED, "the only method is POST");
-        return Err(with(refused, ALLOW, "POST"));
+        return Err((StatusCode::METHOD_NOT_ALLOWED, "the only method is POST".to_owned()));
     }
     // Lambda encodes every body whose Content-Type is not text.
     if let Body::Binary(_) = request.body() {
-        return Err(refusal(StatusCode::UNSUPPORTED_MEDIA_TYPE, "Content-Type must be application/json"));
+        let message = "Content-Type must be application/json";
+        return Err((StatusCode::UNSUPPORTED_MEDIA_TYPE, message.to_owned()));
     }
     if request.body().len() > LARGEST_ORDER {
         let message = format!("the order has more than {LARGEST_ORDER} bytes");
-        return Err(refusal(StatusCode::PAYLOAD_TOO_LARGE, &message));
+        return Err((StatusCode::PAYLOAD_TOO_LARGE, message));
     }
     serde_json::from_slice(request.body()).map_err(|_| {
         let message = r#"the body must be {"item": "…", "quantity": …}, with a quantity of at least 1"#;
-        refusal(StatusCode::BAD_REQUEST, message)
+        (StatusCode::BAD_REQUEST, message.to_owned())
     })
 }
 

@@ -9,9 +9,11 @@ use std::time::Duration;
 use aws_lambda_events::dynamodb::Event;
 use aws_lambda_events::streams::DynamoDbEventResponse;
 use aws_sdk_dynamodb::Client;
+use aws_sdk_dynamodb::operation::transact_write_items::TransactWriteItemsError;
 use aws_sdk_dynamodb::types::{AttributeValue, TransactWriteItem, Update};
-use lambda_lock::{Backoff, DynamoDbRecord, Idempotency, Locks, OnMissingKey, Run, StreamConsumer, WithRun};
+use lambda_lock::{DynamoDbRecord, Locks, Run, StreamConsumer, WithRun};
 use lambda_runtime::{Error, LambdaEvent};
+use tokio::time::sleep;
 use tower::{Layer, Service, service_fn};
 
 use crate::failure::Failure;
@@ -41,19 +43,36 @@ impl Totals {
             .expression_attribute_values(":quantity", AttributeValue::N(order.quantity.to_string()))
             .build()
             .map_err(not_counted)?;
-        self.client
+        let transaction = self
+            .client
             .transact_write_items()
             .transact_items(TransactWriteItem::builder().update(row).build())
-            .transact_items(run.complete_in(&()).map_err(not_counted)?)
-            .send()
-            .await
-            .map_err(not_counted)?;
-        Ok(())
+            .transact_items(run.complete_in(&()).map_err(not_counted)?);
+        let mut tries = 1;
+        loop {
+            match transaction.clone().send().await {
+                Err(error) if tries < MAX_TRIES && error.as_service_error().is_some_and(is_conflict) => {
+                    tries += 1;
+                    sleep(PAUSE).await;
+                }
+                done => return done.map(drop).map_err(not_counted),
+            }
+        }
     }
 }
 
-/// Twice the time that a DynamoDB stream has a record.
-const WINDOW: Duration = Duration::from_hours(48);
+/// Invocations for different shards can update the total of an item at once. The SDK does not retry the conflict.
+const MAX_TRIES: u32 = 3;
+const PAUSE: Duration = Duration::from_millis(50);
+
+fn is_conflict(error: &TransactWriteItemsError) -> bool {
+    let TransactWriteItemsError::TransactionCanceledException(cancelled) = error else { return false };
+    cancelled.cancellation_reasons().iter().any(|reason| reason.code() == Some("TransactionConflict"))
+}
+
+/// How long a crash delays the next delivery, without the clock skew. An order takes milliseconds, or a second more
+/// after a silent connection.
+const LEASE: Duration = Duration::from_secs(2);
 
 /// Returns the function: the consumer, with the handler of one order.
 #[must_use]
@@ -68,13 +87,10 @@ pub fn order_totals(
 > + Clone
 + Send {
     let totals = Arc::new(totals);
-    let once = Idempotency::new(locks, OnMissingKey::Reject, DynamoDbRecord::key)
-        .prefix("idempotency")
-        .window(WINDOW)
-        .wait(Backoff::default().up_to(Duration::MAX));
-    StreamConsumer::new(once)
-        // Two transactions at once on the total of an item conflict, and one of them fails.
+    StreamConsumer::<_, DynamoDbRecord<Order>, _, _>::by_event_id(locks)
+        // Two transactions at once on the total of an item conflict. This prevents conflicts within a batch.
         .concurrency(1)
+        .lease(LEASE)
         .layer(service_fn(move |record| count(Arc::clone(&totals), record)))
 }
 

@@ -125,7 +125,7 @@ impl Error {
     #[cfg(feature = "idempotency")]
     pub(crate) fn no_tenant() -> Self {
         Self::invalid(
-            "the invocation has no tenant id: turn on tenant isolation for the function and invoke it with a tenant id, or \
+            "the invocation has no tenant id: create the function with tenant isolation and invoke it with a tenant id, or \
              remove `per_tenant`",
         )
     }

@@ -65,6 +65,7 @@ struct Scene {
     shard: Shard,
     terms: Terms,
     key: KeyIs,
+    concurrency: usize,
     stops_at_first_failure: bool,
     counts: Mutex<Counts>,
 }
@@ -89,8 +90,10 @@ async fn history(seed: u64, mutation: Option<Mutation>) -> Outcome<Counts> {
     let keys = records.iter().map(|record| (key.of(record), terms));
     let ledger = Arc::new(Ledger::new(stage.engine.clone(), stage.clock_skew, keys.collect()));
     let shard = Shard::draw(&mut random, records);
+    let concurrency = if random.u8(0..3) == 0 { 1 } else { random.usize(2..=10) };
     let stops_at_first_failure = random.u8(0..3) == 0;
-    let scene = Arc::new(Scene { stage, ledger, shard, terms, key, stops_at_first_failure, counts: Mutex::default() });
+    let counts = Mutex::default();
+    let scene = Arc::new(Scene { stage, ledger, shard, terms, key, concurrency, stops_at_first_failure, counts });
     scene.ledger.note(&format!("{:?} {key:?} {terms:?}", scene.shard));
 
     stage::work(&mut random, idempotency_history::LATEST_ARRIVAL, |number, random| {
@@ -103,13 +106,15 @@ async fn history(seed: u64, mutation: Option<Mutation>) -> Outcome<Counts> {
     Outcome { log, violations, counts }
 }
 
-/// The records of the producers, with occasional duplicates under the same partition key.
+/// The records of the producers, with occasional duplicates, some of them under another partition key.
 fn records(random: &mut Rng, key: KeyIs) -> Vec<Stored> {
     let mut records: Vec<Stored> = Vec::new();
     for number in 0..random.usize(3..=16) {
         let earlier = (key == KeyIs::InBody && number > 0 && random.u8(0..5) == 0).then(|| random.choice(&records));
+        let partition_key = format!("key {}", random.u8(0..4));
         let (job, partition_key, data) = if let Some(earlier) = earlier.flatten() {
-            (earlier.job.clone(), earlier.partition_key.clone(), earlier.data.clone())
+            let partition_key = if random.bool() { earlier.partition_key.clone() } else { partition_key };
+            (earlier.job.clone(), partition_key, earlier.data.clone())
         } else {
             let job = format!("job {number}");
             let data = match random.u8(0..20) {
@@ -117,7 +122,7 @@ fn records(random: &mut Rng, key: KeyIs) -> Vec<Stored> {
                 1 => serde_json::json!({ "job": job, "poison": true }).to_string(),
                 _ => serde_json::json!({ "job": job }).to_string(),
             };
-            (job, format!("key {}", random.u8(0..4)), data)
+            (job, partition_key, data)
         };
         records.push(Stored { number: (1000 + number).to_string(), job, partition_key, data });
     }
@@ -149,7 +154,8 @@ struct Invocation {
     began: SystemTime,
     time_left: Duration,
     random: Mutex<Rng>,
-    calls: Mutex<Vec<Call>>,
+    /// With the partition keys of their records.
+    calls: Mutex<Vec<(String, Call)>>,
 }
 
 impl Scene {
@@ -167,8 +173,10 @@ impl Scene {
             }
         };
         let min_remaining_time = Duration::from_millis(random.u64(100..1000));
-        let consumer = consumer.concurrency(random.usize(1..=10)).min_remaining_time(min_remaining_time);
-        let consumer = if self.stops_at_first_failure { consumer.stop_at_first_failure() } else { consumer };
+        let consumer = consumer.concurrency(self.concurrency).min_remaining_time(min_remaining_time);
+        let ignores_stop = self.stage.mutation.is_some_and(|mutation| mutation.ignores_stop);
+        let stops = self.stops_at_first_failure && !ignores_stop;
+        let consumer = if stops { consumer.stop_at_first_failure() } else { consumer };
         Function { host, consumer }
     }
 
@@ -197,10 +205,13 @@ impl Scene {
         self.ledger.is_done(&self.key.of(record))
     }
 
+    fn stored(&self, number: &str) -> &Stored {
+        self.shard.records.iter().find(|record| record.number == number).unwrap()
+    }
+
     /// Whether all records before a record with its partition key are done or given up.
     fn check_order(&self, number: &str) {
-        let records = &self.shard.records;
-        let record = records.iter().find(|record| record.number == number).unwrap();
+        let (records, record) = (&self.shard.records, self.stored(number));
         for (index, earlier) in records.iter().enumerate().take_while(|(_, earlier)| earlier.number != number) {
             let is_over = self.is_done(earlier) || self.shard.place(index) == Place::Discarded;
             if earlier.partition_key == record.partition_key && !is_over {
@@ -261,8 +272,8 @@ async fn poller(scene: Arc<Scene>, number: usize, mut random: Rng) {
 }
 
 impl Function {
-    /// Waits for the answer as Lambda does. Returns `None` if the host crashed, otherwise how many records at the start of
-    /// the batch are done, if the batch did not fail as a whole.
+    /// Waits for the answer as Lambda does. Returns `None` if the host crashed, otherwise how many records at the start
+    /// of the batch are done, or `Some(None)` if the batch failed as a whole.
     async fn invoke(
         &self,
         invocation: &Arc<Invocation>,
@@ -312,10 +323,21 @@ impl Invocation {
         let number = record.sequence_number().unwrap().to_owned();
         let name = format!("{}, {number}", self.name);
         let call = Call::new(&name, run.lock().key().to_owned(), Arc::clone(&self.scene.ledger));
-        self.calls.lock().unwrap().push(call.clone());
+        self.check_stop(&number);
+        self.calls.lock().unwrap().push((self.scene.stored(&number).partition_key.clone(), call.clone()));
         let execution = call.began(&run, self.time_left);
         self.scene.check_order(&number);
         consumer::work(execution, self.is_good, record.body["poison"] == true, &self.random).await
+    }
+
+    /// Checks that no call of this invocation has failed, if the consumer stops at its first failure. With one lane at
+    /// a time, all earlier calls have ended.
+    fn check_stop(&self, number: &str) {
+        let Scene { ledger, concurrency, stops_at_first_failure, .. } = &*self.scene;
+        let has_failed = self.calls.lock().unwrap().iter().any(|(_, call)| !call.is_answered());
+        if *stops_at_first_failure && *concurrency == 1 && has_failed {
+            ledger.violated(format!("{number} was begun after a failure: {}", self.name));
+        }
     }
 
     /// Lambda received the answer. Returns how many records at the start of the batch are done, or `None` if the batch
@@ -329,11 +351,12 @@ impl Invocation {
             ledger.violated(format!("{} names several records", self.name));
         }
         let records: Vec<_> = delivery.records.iter().map(|index| &shard.records[*index]).collect();
-        let done = match named.first() {
-            None => records.len(),
+        let settled = match named.first() {
+            None => Some(records.len()),
             // Lambda takes a number that is not of the batch as the failure of all records.
-            Some(named) => records.iter().position(|record| record.number == *named).unwrap_or_default(),
+            Some(named) => records.iter().position(|record| record.number == *named),
         };
+        let done = settled.unwrap_or_default();
         let calls = self.calls.lock().unwrap();
         let now = stage.engine.now();
         // Without time, a record is not done before its outcome is stored.
@@ -344,8 +367,9 @@ impl Invocation {
         let all_start = all_had_time && !self.scene.stops_at_first_failure;
         for (position, record) in records.iter().enumerate().take(done + 1) {
             let row = key.of(record);
-            // Twins share the outcome.
-            let was_run = calls.iter().find(|call| call.key == row).map(Call::is_answered);
+            // Twins in a lane share the outcome.
+            let is_of_record = |(lane, call): &&(String, Call)| *lane == record.partition_key && call.key == row;
+            let was_run = calls.iter().find(is_of_record).map(|(_, call)| call.is_answered());
             let what = match (position < done, was_run) {
                 (true, Some(false)) => "passed but failed",
                 (true, None) if !ledger.is_done(&row) => "passed but was not done",
@@ -364,13 +388,13 @@ impl Invocation {
             });
         }
         self.scene.count(|counts| counts.batches += 1);
-        Some(done).filter(|done| *done > 0)
+        settled
     }
 
     fn crashed(&self) {
         self.scene.ledger.note(&format!("{} crashed", self.name));
         self.scene.count(|counts| counts.invocations_crashed += 1);
-        for call in &*self.calls.lock().unwrap() {
+        for (_, call) in &*self.calls.lock().unwrap() {
             call.gone("crashed");
         }
     }

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeSet;
 use std::convert::Infallible;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -447,6 +448,37 @@ async fn an_order_with_a_lost_answer_of_the_table_is_counted_once() {
         assert_eq!(count(&world, &host, &[placed(1, "INSERT", Some(2))]).await, None);
     }
     assert_eq!(total(&world).await, [1, 2]);
+}
+
+/// Cancels the first transactions because of others on the same row.
+#[derive(Debug)]
+struct Conflicts(AtomicUsize);
+
+impl Intercept for Conflicts {
+    fn request(&self, operation: &str, request: &mut Value) {
+        if operation == "TransactWriteItems" && self.0.load(Ordering::Relaxed) > 0 {
+            request["TransactItems"] = json!([]);
+        }
+    }
+
+    fn answer(&self, operation: &str, _: &Value, answer: &mut Answer) {
+        if operation == "TransactWriteItems" && self.0.load(Ordering::Relaxed) > 0 {
+            self.0.fetch_sub(1, Ordering::Relaxed);
+            let reasons = json!([{ "Code": "TransactionConflict" }, { "Code": "None" }]);
+            answer.status = 400;
+            answer.body = json!({ "__type": "TransactionCanceledException", "CancellationReasons": reasons });
+        }
+    }
+}
+
+#[tokio::test]
+async fn an_order_is_counted_after_two_conflicts_and_named_after_three() {
+    for (conflicts, again, counted) in [(2, None, [1, 2]), (3, Some("1"), [0, 0])] {
+        let world = World::new().await;
+        let host = world.host().intercept(Conflicts(AtomicUsize::new(conflicts))).build();
+        assert_eq!(count(&world, &host, &[placed(1, "INSERT", Some(2))]).await.as_deref(), again);
+        assert_eq!(total(&world).await, counted);
+    }
 }
 
 /// The keys of the updates that a host sends.

@@ -18,7 +18,8 @@ type Identify = dyn Fn(&Parts) -> Option<Value> + Send + Sync;
 /// Whose idempotency keys these are. Two callers can use the same key for different operations.
 ///
 /// Every `HttpIdempotencyLayer` needs one. A request whose caller is unknown is answered with 403 and does not run. The
-/// caller is stored only as part of the hash that is the record's key.
+/// caller is stored only as part of the hash that is the record's key. In a function with Lambda's tenant isolation,
+/// each tenant has its own keys, with any `Caller`.
 ///
 /// | | who is a caller | from |
 /// | --- | --- | --- |
@@ -29,29 +30,39 @@ type Identify = dyn Fn(&Parts) -> Option<Value> + Send + Sync;
 /// | [`by`](Self::by) | what a closure reads from the request | |
 /// | [`all_are_one`](Self::all_are_one) | everyone: all share their keys | |
 ///
+/// `iam_principal`, `jwt_subject` and `api_key` trust the event's `requestContext`. Whoever may invoke the function
+/// directly can forge it: grant `lambda:InvokeFunction` to callers of a function URL only with the condition
+/// `lambda:InvokedViaFunctionUrl`.
+///
 /// ```
 /// # use lambda_lock::Caller;
-/// // A header that only this API's gateway sets.
-/// let caller = Caller::by(|request| request.headers.get("x-account")?.to_str().ok().map(str::to_owned));
+/// /// The account that a layer around `HttpIdempotencyLayer` has authenticated and inserted.
+/// #[derive(Clone)]
+/// struct Account(String);
+///
+/// let caller = Caller::by(|request| request.extensions.get::<Account>().map(|account| account.0.clone()));
 /// ```
 #[derive(Clone)]
 pub struct Caller(Option<Arc<Identify>>);
 
 impl Caller {
-    /// Reads the caller from the request's head: a string, or any JSON value. `None`, null, an empty string and a list of
-    /// nulls mean that the caller is unknown.
+    /// Reads the caller from the request's head: a string, or any JSON value. `None`, null, an empty string and a list
+    /// of nulls mean that the caller is unknown. A list with one null, such as `[tenant, user]` without a user, is a
+    /// known caller: return `None` if a part is missing.
     ///
-    /// Read only what an authorizer, a gateway or your own check has verified. A client that can choose its caller can read
-    /// the stored responses of others.
+    /// Read only what an authorizer, a gateway or your own check has verified. A client that can choose its caller can
+    /// read the stored responses of others.
     #[must_use]
     pub fn by<C: Into<Value>>(caller: impl Fn(&Parts) -> Option<C> + Send + Sync + 'static) -> Self {
         Self::known(move |parts| caller(parts).map(Into::into))
     }
 
-    /// The IAM principal that signed the request, by its unique id: a user, or one session of a role.
+    /// The IAM principal that signed the request, by its unique id: a user, or one session of a role. Whoever assumes a
+    /// role chooses the session's name, which is part of the id, unless the role's trust policy restricts
+    /// `sts:RoleSessionName`.
     ///
-    /// For credentials of a Cognito identity pool, the identity is part of the caller, because all identities have the same
-    /// role session. A function URL does not name the identity, so these callers are unknown there.
+    /// For credentials of a Cognito identity pool, the identity is part of the caller, because all identities have the
+    /// same role session. A function URL does not name the identity, so these callers are unknown there.
     #[must_use]
     pub fn iam_principal() -> Self {
         Self::known(|parts| {
@@ -66,6 +77,7 @@ impl Caller {
                 }
                 _ => return None,
             };
+            let identity = identity.filter(|identity| !identity.is_empty());
             let is_known = !principal.is_empty() && (identity.is_some() || !principal.ends_with(COGNITO_SESSION));
             is_known.then(|| json!(["iam", principal, identity]))
         })

@@ -17,6 +17,9 @@ use super::response::latin1;
 /// Levels of nested lists and objects in a canonical form. `serde_json` reads as many.
 const LEVELS: usize = 127;
 
+/// The largest body with a canonical form, because that takes many times its size in memory.
+const MAX_CANONICAL_BYTES: usize = 1 << 20;
+
 /// Returns what must be equal in a duplicate: method, path, query, body and these headers.
 pub(super) fn fingerprint(parts: &Parts, body: &[u8], headers: &[HeaderName]) -> Value {
     let headers: Vec<_> = headers
@@ -40,17 +43,15 @@ fn query(text: &str) -> Vec<&str> {
 }
 
 fn digest(parts: &Parts, body: &[u8]) -> String {
-    let canonical = if is_json(parts) { from_utf8(body).ok().and_then(canonical) } else { None };
+    let is_canonical = is_json(parts) && body.len() <= MAX_CANONICAL_BYTES;
+    let canonical = from_utf8(body).ok().filter(|_| is_canonical).and_then(canonical);
     let mut digest = Sha256::new();
-    match &canonical {
-        Some(json) => {
-            digest.update("json:");
-            digest.update(json);
-        }
-        None => {
-            digest.update("bytes:");
-            digest.update(body);
-        }
+    if let Some(json) = &canonical {
+        digest.update("json:");
+        digest.update(json);
+    } else {
+        digest.update("bytes:");
+        digest.update(body);
     }
     digest.finalize().iter().fold(String::new(), |mut hex, byte| {
         // Writing to a string does not fail.
@@ -229,6 +230,16 @@ mod tests {
             let parts = parts("/", content_type);
             assert_eq!(digest(&parts, a) == digest(&parts, b), is_equal, "{content_type}");
             assert_eq!(digest(&parts, a), digest(&parts, a));
+        }
+    }
+
+    // behaviour 463
+    #[test]
+    fn a_large_body_has_no_canonical_form() {
+        let digest_of = |body: String| digest(&parts("/", "application/json"), body.as_bytes());
+        let text = |length| format!("\"{}\"", "x".repeat(length - 2));
+        for (length, is_equal) in [(MAX_CANONICAL_BYTES - 1, true), (MAX_CANONICAL_BYTES, false)] {
+            assert_eq!(digest_of(text(length)) == digest_of(format!(" {}", text(length))), is_equal, "{length}");
         }
     }
 

@@ -59,8 +59,11 @@ const MAX_KEY_LENGTH: usize = 255;
 /// # Errors
 ///
 /// The service fails only with the handler's own error. Everything else is a response of type `application/problem+json`.
-/// Errors with a status of 500 or more are logged; the client does not see their cause. If the handler panics, the record
-/// is released and the panic goes on.
+/// Errors with a status of 500 or more are logged; the client does not see their cause.
+///
+/// If the handler panics, the panic goes on. The record is released, but with [`OnTimeout::Reject`] the run counts as
+/// [unfinished](Self::on_timeout). A result whose body breaks off counts as an error of the handler: the record is
+/// released, also with [`OnTimeout::Reject`].
 ///
 /// # Cost
 ///
@@ -70,10 +73,13 @@ const MAX_KEY_LENGTH: usize = 255;
 ///
 /// # Bodies
 ///
-/// The request's body is read before the handler runs, up to a [limit](Self::max_body_bytes), and handed on with the same
-/// bytes. JSON is compared in canonical form if the content type says that it is JSON: spaces and the order of an object's
-/// names do not count. A result's body is read before it is sent, up to 390 KiB. The body of a response that is not a
-/// result is not read.
+/// The request's body is read before the handler runs, up to a [limit](Self::max_body_bytes), and handed on with the
+/// same bytes. JSON is compared in canonical form if the content type says that it is JSON: spaces and the order of an
+/// object's names do not count. A result's body is read before it is sent, up to 390 KiB. The body of a response that is
+/// not a result is not read. Trailers of a request with a key and of a result are dropped.
+///
+/// A record holds up to 390 KiB of JSON text with the status, the headers and the body. Quotes, backslashes and line
+/// breaks in the body count twice, and a binary body counts as Base64, a third more.
 ///
 /// ```no_run
 /// use lambda_http::{Body, Error, Request, Response, service_fn};
@@ -165,7 +171,8 @@ impl HttpIdempotencyLayer {
         self.with(|settings| settings.methods = methods.into_iter().collect())
     }
 
-    /// Lets requests without a key run without protection. By default they are answered with 400.
+    /// Lets requests without the header run without protection. By default they are answered with 400. An empty header
+    /// is answered with 400 in both cases.
     #[must_use]
     pub fn optional_key(self) -> Self {
         self.with_records(|records| records.on_missing_key(OnMissingKey::RunUnprotected))
@@ -205,8 +212,9 @@ impl HttpIdempotencyLayer {
         self.with(|settings| settings.max_body_bytes = bytes)
     }
 
-    /// Sets the headers that must be equal in a retry, such as `Content-Type` or a version; none by default. Method, path,
-    /// query and body must always be equal. The order of different query parameters does not count.
+    /// Sets the headers that must be equal in a retry, such as `Content-Type` or a version; none by default. Method,
+    /// path, query and body must always be equal. The order of different query parameters does not count. The host
+    /// counts only if `host` is named.
     #[must_use]
     pub fn fingerprint_headers(self, headers: impl IntoIterator<Item = HeaderName>) -> Self {
         self.with(|settings| settings.fingerprint_headers = headers.into_iter().collect())
@@ -237,8 +245,8 @@ impl HttpIdempotencyLayer {
         self.with_records(|records| records.on_timeout(policy))
     }
 
-    /// Sets what happens to a result that a record cannot hold, usually because its body has more than 390 KiB or does not
-    /// end before that.
+    /// Sets what happens to a result that a record cannot hold, usually because its JSON text has more than 390 KiB.
+    /// The headers are part of that text, and the [body](Self#bodies) can be longer in it than when it is sent.
     ///
     /// With [`OnUnstorableResult::Fail`], the default, the answer is 500 and the run counts as
     /// [unfinished](Self::on_timeout). With [`OnUnstorableResult::CompleteWithoutResult`], the client gets the response, and
@@ -422,12 +430,14 @@ impl Settings {
             return Ok((None, body));
         }
         let identify = |keyed| records.identify(&keyed, invocation).map_err(|error| self.problem_of(&error));
-        let Some(key) = request::key(&parts.headers, self.max_key_length)? else {
+        let Some(key) = request::key(&parts.headers, self.max_key_length).map_err(logged)? else {
             return Ok((identify(Keyed { key: None, fingerprint: Value::Null })?, body));
         };
-        let caller = self.caller.of(parts).ok_or(Problem::CallerUnknown)?;
-        let (fingerprint, body) = request::read(parts, body, self.max_body_bytes, &self.fingerprint_headers).await?;
-        Ok((identify(Keyed { key: Some(json!([caller, key])), fingerprint })?, body))
+        let caller = self.caller.of(parts).ok_or(Problem::CallerUnknown).map_err(logged)?;
+        let read = request::read(parts, body, self.max_body_bytes, &self.fingerprint_headers).await;
+        let (fingerprint, body) = read.map_err(logged)?;
+        let key = json!([invocation.tenant, caller, key]);
+        Ok((identify(Keyed { key: Some(key), fingerprint })?, body))
     }
 
     fn problem(&self, error: &HandlerError<GivenUp>) -> Problem {
@@ -443,7 +453,10 @@ impl Settings {
 
     /// Returns the problem of this error. The log has what the client must not see.
     fn problem_of(&self, error: &Error) -> Problem {
-        let problem = Problem::of(error, self.idempotency.locks().0.clock.now().millis());
+        let problem = match Problem::of(error, self.idempotency.locks().0.clock.now().millis()) {
+            Problem::Interrupted if self.idempotency.rejects_unfinished() => Problem::Unfinished,
+            problem => problem,
+        };
         if problem.status().is_server_error() {
             tracing::error!(?error, problem = problem.name(), "the request failed");
         } else {
@@ -451,6 +464,18 @@ impl Settings {
         }
         problem
     }
+}
+
+/// Logs a request that is refused before its record is known.
+fn logged(problem: Problem) -> Problem {
+    let name = problem.name();
+    if problem == Problem::CallerUnknown {
+        // The setting may not fit the API, and then refuses every request.
+        tracing::warn!(problem = name, "the request was refused");
+    } else {
+        tracing::debug!(problem = name, "the request was refused");
+    }
+    problem
 }
 
 impl fmt::Debug for HttpIdempotencyLayer {

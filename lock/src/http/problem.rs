@@ -125,7 +125,9 @@ impl Problem {
             Self::BodyTooLarge(most) => format!("The body may have up to {most} bytes."),
             Self::KeyReused => "A request with this key and different content came before. Use a new key.".into(),
             Self::ResultUnusable => "The operation may have been done. Its response is lost.".into(),
-            Self::Failed => "The service has a fault. The same request may succeed later.".into(),
+            Self::Failed => {
+                "The service has a fault. Report it, and send the same request again after it is corrected.".into()
+            }
             Self::Interrupted => {
                 "The operation may have been done in part. Send the same request again, with the same key.".into()
             }

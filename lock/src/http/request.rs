@@ -16,7 +16,7 @@ use super::response::append;
 
 const KEY: HeaderName = HeaderName::from_static("idempotency-key");
 
-/// Returns the key, if there is one: a string of RFC 9651, with or without its quotes.
+/// Returns the key, if the header is there: a string of RFC 9651, with or without its quotes.
 pub(super) fn key(headers: &HeaderMap, most: usize) -> Result<Option<String>, Problem> {
     let mut values = headers.get_all(KEY).iter();
     let Some(value) = values.next() else { return Ok(None) };
@@ -37,7 +37,7 @@ pub(super) fn key(headers: &HeaderMap, most: usize) -> Result<Option<String>, Pr
         text.to_owned()
     };
     match key.len() {
-        0 => Ok(None),
+        0 => Err(Problem::KeyMissing),
         length if length > most => Err(Problem::KeyTooLong(most)),
         _ => Ok(Some(key)),
     }
@@ -106,8 +106,9 @@ mod tests {
     // behaviour 461
     #[test]
     fn an_empty_key_is_missing() {
-        for values in [&[] as &[&[u8]], &[b""], &[b"  "], &[b"\"\""]] {
-            assert_eq!(read_key(values), Ok(None));
+        assert_eq!(read_key(&[]), Ok(None));
+        for value in [&b""[..], b"  ", b"\"\""] {
+            assert_eq!(read_key(&[value]), Err(Problem::KeyMissing));
         }
     }
 

@@ -39,10 +39,12 @@ const NOT_STORED: [HeaderName; 12] = [
     UPGRADE,
 ];
 
+type AreResults = dyn Fn(StatusCode, &HeaderMap) -> bool + Send + Sync;
+
 /// Which responses are results, and what is stored of them.
 #[derive(Clone)]
 pub(super) struct Results {
-    pub(super) are: Arc<dyn Fn(StatusCode, &HeaderMap) -> bool + Send + Sync>,
+    pub(super) are: Arc<AreResults>,
     /// The stored headers, or `None` for all but [`NOT_STORED`].
     pub(super) headers: Option<Arc<[HeaderName]>>,
 }
@@ -276,15 +278,17 @@ impl<B: Body> Body for HttpIdempotencyBody<B> {
     }
 
     fn is_end_stream(&self) -> bool {
-        self.start.is_empty() && self.failure.is_none() && self.rest.as_ref().is_none_or(|rest| rest.is_end_stream())
+        self.start.is_empty() && self.failure.is_none() && self.rest.as_ref().is_none_or(Body::is_end_stream)
     }
 
     fn size_hint(&self) -> SizeHint {
         let start = self.start.len() as u64;
-        let rest = self.rest.as_ref().map_or_else(|| SizeHint::with_exact(0), |rest| rest.size_hint());
+        let rest = self.rest.as_ref().map_or_else(|| SizeHint::with_exact(0), Body::size_hint);
         let mut hint = SizeHint::new();
         hint.set_lower(start.saturating_add(rest.lower()));
-        if let Some(upper) = rest.upper().and_then(|upper| upper.checked_add(start)) {
+        // A body that breaks off has no length: the client would take its start for the whole.
+        let upper = rest.upper().filter(|_| self.failure.is_none());
+        if let Some(upper) = upper.and_then(|upper| upper.checked_add(start)) {
             hint.set_upper(upper);
         }
         hint

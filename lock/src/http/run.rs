@@ -38,6 +38,7 @@ pub struct HttpRun {
 impl HttpRun {
     /// Returns the run, with its lock and fence. The lock is [not enforced](crate::Lock::is_enforced) for a request
     /// without a key, and with locking [disabled](crate::LocksBuilder::enabled).
+    #[must_use]
     pub fn run(&self) -> &Run {
         &self.run
     }
@@ -45,13 +46,14 @@ impl HttpRun {
     /// Returns the write that completes the record with this response, for the handler's own `TransactWriteItems`. The
     /// business write and the response are then committed together or not at all.
     ///
-    /// Return the same response from the handler if the transaction was committed, and an error or a response that is
-    /// [no result](crate::HttpIdempotencyLayer::results) if it was not. If the answer to a committed transaction was lost,
-    /// the stored response replaces what the handler returns. Headers that a layer inside of `HttpIdempotencyLayer` adds
-    /// to the response are not stored.
+    /// Return the same response from the handler if the transaction was committed. If it was not, return an error or
+    /// another response, which is then stored if it is a [result](crate::HttpIdempotencyLayer::results). If the
+    /// transaction was committed and the handler returns something else, for example because the answer was lost, the
+    /// client gets the committed response, with `Idempotency-Replayed: true`. A layer inside of `HttpIdempotencyLayer`
+    /// that adds a stored header makes it another response.
     ///
-    /// [`Run::complete_in`] has the cost, the IAM actions and the errors. Also fails with an error that
-    /// [`is_invalid`](Error::is_invalid) if the response is not a result.
+    /// [`Run::complete_in`] has the other cases, the cost, the IAM actions and the errors. Also fails with an error
+    /// that [`is_invalid`](Error::is_invalid) if the response is not a result.
     pub fn complete_in(&self, response: &Response<impl AsRef<[u8]>>) -> Result<TransactWriteItem, Error> {
         if !(self.results.are)(response.status(), response.headers()) {
             return Err(Error::invalid(format!(

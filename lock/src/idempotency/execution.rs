@@ -2,7 +2,6 @@
 
 use std::panic::resume_unwind;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -92,7 +91,7 @@ where
             let lock = settings.acquire(unique, invocation).unlocked().map_err(HandlerError::Lock)?;
             return Ok(NextStep::Run(self.new_run(lock, None)));
         };
-        let reject_unfinished = (settings.on_timeout == OnTimeout::Reject).then_some(settings.window);
+        let reject_unfinished = (settings.on_timeout == OnTimeout::Reject).then_some(settings.window());
         let claim = RecordClaim { validation: validation.clone(), reject_unfinished };
         if let Some(record) = settings.cached(&key) {
             return match claim.refusal(record) {
@@ -134,12 +133,11 @@ where
     }
 
     fn new_run(&self, lock: Lock, cache_entry: Option<Holder>) -> Run {
-        let Settings { window, format, .. } = *self.settings;
         Run {
             lock: Arc::new(lock),
-            window,
-            format,
-            completes_in_transaction: Arc::default(),
+            window: self.settings.window(),
+            format: self.settings.format,
+            in_transaction: Arc::default(),
             cache_entry: cache_entry.map(Arc::new),
         }
     }
@@ -217,7 +215,11 @@ where
         match (outcome, found) {
             (Err(panic), _) => resume_unwind(panic),
             // The transaction that completes the record seemed to fail but was committed.
-            (Ok(Err(_)), Some(record)) if record.error.is_none() => self.replay(&record, lock.key()),
+            (Ok(outcome), Some(record))
+                if record.error.is_none() && (outcome.is_err() || run.in_transaction().is_some()) =>
+            {
+                self.replay(&record, lock.key())
+            }
             (Ok(outcome), _) => outcome,
         }
     }
@@ -225,10 +227,12 @@ where
     fn record_update(&self, run: &Run, result: &Result<T, E>) -> RecordUpdate {
         let settings = &*self.settings;
         let error = match result {
-            Ok(_) if run.completes_in_transaction.load(Ordering::Acquire) => return RecordUpdate::Completed,
             Ok(result) => {
-                return match (run.outcome(result), settings.on_unstorable_result) {
-                    (Ok(outcome), _) => RecordUpdate::Store(outcome),
+                return match (run.stored(result), settings.on_unstorable_result) {
+                    (stored, _) if run.in_transaction().is_some_and(|other| stored.is_err() || stored == Ok(other)) => {
+                        RecordUpdate::Completed
+                    }
+                    (Ok(stored), _) => RecordUpdate::Store(Outcome::Result(stored)),
                     (Err(why), OnUnstorableResult::Fail) => RecordUpdate::Unstorable(why),
                     (Err(why), OnUnstorableResult::CompleteWithoutResult) => {
                         tracing::warn!(key = run.lock.key(), why, "record completed without its result");
@@ -256,7 +260,7 @@ where
     }
 
     /// Releases the record unless it was abandoned. Returns the record if it is already completed.
-    async fn release(&self, lock: &Lock) -> Option<Box<Holder>> {
+    pub(crate) async fn release(&self, lock: &Lock) -> Option<Box<Holder>> {
         match in_time_to_answer(lock, lock.release_unless_completed()).await {
             Ok(completed) => completed,
             // Telemetry has logged the loss.
@@ -272,7 +276,7 @@ where
     async fn store(&self, run: &Run, outcome: Outcome) -> Option<Box<Holder>> {
         let (settings, lock) = (&*self.settings, &*run.lock);
         let cached = run.cache_entry.as_ref().map(|record| (Holder::clone(record), outcome.clone()));
-        match lock.complete(settings.window, outcome).await {
+        match lock.complete(settings.window(), outcome).await {
             Ok(Completed::Now { until }) => {
                 if let Some((record, outcome)) = cached {
                     let (data, error) = match outcome {

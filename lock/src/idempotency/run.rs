@@ -1,11 +1,10 @@
 //! `Run`: a run in progress, as its handler sees it.
 
 use std::fmt;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use aws_sdk_dynamodb::types::TransactWriteItem;
+use aws_sdk_dynamodb::types::{AttributeValue, TransactWriteItem};
 use serde::Serialize;
 
 use super::format::{RecordFormat, to_json};
@@ -42,8 +41,8 @@ pub struct Run {
     pub(super) lock: Arc<Lock>,
     pub(super) window: Duration,
     pub(super) format: RecordFormat,
-    /// Whether the caller's transaction completes the record.
-    pub(super) completes_in_transaction: Arc<AtomicBool>,
+    /// The result with which the caller's transaction completes the record.
+    pub(super) in_transaction: Arc<Mutex<Option<AttributeValue>>>,
     /// The record for the cache, without its outcome.
     pub(super) cache_entry: Option<Arc<Holder>>,
 }
@@ -59,28 +58,33 @@ impl Run {
     /// business write and the completion are then committed together or not at all, also if a process crashes. The write
     /// has the condition that this run still owns the record.
     ///
-    /// After this call, only the transaction completes the record. Return the same result from the handler if the
-    /// transaction was committed, and an error if it was not. If it was committed but its answer was lost, the stored
-    /// result replaces the handler's error. If the handler returns `Ok` without a committed transaction, nothing is
-    /// stored, and the work runs again after the lease. The window starts at this call.
+    /// Return the same result from the handler if the transaction was committed. If it was not, return an error, or another
+    /// result, which is then stored as usual. If the transaction was committed but its answer was lost, the committed result
+    /// replaces what the handler returns. If the handler returns the same result without a committed transaction, nothing
+    /// is stored, and the work runs again after the lease. The window starts at this call.
     ///
-    /// Sends no request, and the run sends none after the handler. The write costs one write in the transaction; IAM
-    /// action `dynamodb:UpdateItem`. If the run is [not enforced](Lock::is_enforced), the returned item is a check that
+    /// Sends no request, and the run sends none after a handler that returns this result. The write costs one write in the
+    /// transaction; IAM action `dynamodb:UpdateItem`. If the run is [not enforced](Lock::is_enforced), the returned item is a check that
     /// always holds; IAM action `dynamodb:ConditionCheckItem`. If the result cannot be stored, the call fails with an error
     /// that [`is_unusable_result`](Error::is_unusable_result), also with
     /// [`OnUnstorableResult::CompleteWithoutResult`](crate::OnUnstorableResult::CompleteWithoutResult).
     pub fn complete_in<T: Serialize>(&self, result: &T) -> Result<TransactWriteItem, Error> {
-        let outcome = self.outcome(result).map_err(|why| self.lock.error(Kind::UnusableResult(why)))?;
-        let completion = self.lock.completion(self.window, outcome)?;
-        self.completes_in_transaction.store(true, Ordering::Release);
+        let result = self.stored(result).map_err(|why| self.lock.error(Kind::UnusableResult(why)))?;
+        let completion = self.lock.completion(self.window, Outcome::Result(result.clone()))?;
+        *self.in_transaction.lock().unwrap_or_else(PoisonError::into_inner) = Some(result);
         Ok(completion)
     }
 
-    /// Returns the outcome that stores this result, or why it cannot be stored.
-    pub(super) fn outcome<T: Serialize>(&self, result: &T) -> Result<Outcome, String> {
+    /// Returns the result with which the caller's transaction completes the record, if there is one.
+    pub(super) fn in_transaction(&self) -> Option<AttributeValue> {
+        self.in_transaction.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Returns this result as it is stored, or why it cannot be stored.
+    pub(super) fn stored<T: Serialize>(&self, result: &T) -> Result<AttributeValue, String> {
         let data = self.format.store(&to_json(result)?)?;
         check_data(&Data(data.clone())).map_err(|error| error.to_string())?;
-        Ok(Outcome::Result(data))
+        Ok(data)
     }
 }
 

@@ -80,7 +80,7 @@ pub(super) struct Settings<I, T, E> {
     on_missing_key: OnMissingKey,
     pub(super) prefix: Option<String>,
     pub(super) format: RecordFormat,
-    pub(super) window: Duration,
+    pub(super) window: Option<Duration>,
     pub(super) lease: Option<Duration>,
     pub(super) until: Option<SystemTime>,
     pub(super) wait: Option<Backoff>,
@@ -122,7 +122,7 @@ impl<I, T, E> Idempotency<I, T, E> {
                 on_missing_key,
                 prefix: None,
                 format: RecordFormat::default(),
-                window: Duration::from_hours(1),
+                window: None,
                 lease: None,
                 until: None,
                 wait: None,
@@ -142,9 +142,10 @@ impl<I, T, E> Idempotency<I, T, E> {
     ///
     /// With [`RecordFormat::Plain`] a prefix must not contain a `#`: the key `refunds#7` under the prefix `orders` would
     /// equal the key `7` under `orders#refunds`. Otherwise each run fails with an error that
-    /// [`is_invalid`](Error::is_invalid). Hashed keys contain no `#`, so their prefix may be any string. An operation
-    /// without a prefix can still have the key `orders#7`, which equals the key `7` under the prefix `orders`: give each
-    /// operation a prefix.
+    /// [`is_invalid`](Error::is_invalid). Hashed keys contain no `#`, so their prefix may be any string. Under a layer with
+    /// `per_tenant`, choose one without `#` there, too: the tenant `refunds` under the prefix `orders` would share its keys
+    /// with the prefix `orders#refunds` of another operation. An operation without a prefix can still have the key
+    /// `orders#7`, which equals the key `7` under the prefix `orders`: give each operation a prefix.
     #[must_use]
     pub fn prefix(self, prefix: impl Into<String>) -> Self {
         self.with(|settings| settings.prefix = Some(prefix.into()))
@@ -164,7 +165,7 @@ impl<I, T, E> Idempotency<I, T, E> {
     /// fence.
     #[must_use]
     pub fn window(self, window: Duration) -> Self {
-        self.with(|settings| settings.window = window)
+        self.with(|settings| settings.window = Some(window))
     }
 
     /// Sets a lease shorter than the time until the invocation's deadline, from 1 ms to a day. The work is cancelled when
@@ -256,6 +257,17 @@ impl<I, T, E> Idempotency<I, T, E> {
         self.with(|settings| settings.on_missing_key = policy)
     }
 
+    #[cfg(feature = "http")]
+    pub(crate) fn rejects_unfinished(&self) -> bool {
+        self.settings.on_timeout == OnTimeout::Reject
+    }
+
+    /// Sets the window unless the user has set one.
+    #[cfg(feature = "streams")]
+    pub(crate) fn default_window(self, window: Duration) -> Self {
+        self.with(|settings| settings.window = settings.window.or(Some(window)))
+    }
+
     #[cfg(feature = "lambda")]
     pub(crate) fn locks(&self) -> &Locks {
         &self.settings.locks
@@ -269,7 +281,7 @@ impl<I, T, E> Idempotency<I, T, E> {
 
 impl<I, T, E> Settings<I, T, E> {
     fn identity(&self, input: &I, invocation: &Invocation) -> Result<Option<Identity>, Error> {
-        let Self { locks, format, prefix, window, .. } = self;
+        let Self { locks, format, prefix, .. } = self;
         if !locks.0.enabled {
             return Ok(None);
         }
@@ -278,7 +290,7 @@ impl<I, T, E> Settings<I, T, E> {
             Some(tenant) => Some(tenant),
             None => return Err(Error::no_tenant()),
         };
-        check_duration("window", *window, Duration::from_secs(1) + 2 * locks.0.clock_skew, MAX_RETENTION)?;
+        check_duration("window", self.window(), Duration::from_secs(1) + 2 * locks.0.clock_skew, MAX_RETENTION)?;
         let Some(key) = (self.key)(input).filter(|key| !is_missing(key)) else {
             return match self.on_missing_key {
                 OnMissingKey::RunUnprotected => Ok(None),
@@ -303,6 +315,10 @@ impl<I, T, E> Settings<I, T, E> {
             prefix => format!("{prefix}#{key}"),
         };
         Ok(Some(Identity { key, validation }))
+    }
+
+    pub(super) fn window(&self) -> Duration {
+        self.window.unwrap_or(Duration::from_hours(1))
     }
 
     pub(super) fn error(&self, kind: Kind, key: &str) -> Error {

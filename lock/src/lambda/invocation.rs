@@ -38,10 +38,10 @@ fn tenant(context: &Context) -> Option<String> {
     context.tenant_id.as_deref().filter(|tenant| !tenant.is_empty()).map(escape)
 }
 
-/// Puts the invocation's tenant in front of this key.
-pub(super) fn key_of_tenant(context: &Context, key: &str) -> Result<String, Error> {
+/// Adds the invocation's tenant to this key. An empty key stays empty, and is refused later.
+pub(super) fn key_of_tenant(context: &Context, key: String) -> Result<String, Error> {
     let tenant = tenant(context).ok_or_else(Error::no_tenant)?;
-    Ok(format!("{tenant}#{key}"))
+    Ok(if key.is_empty() { key } else { format!("{key}#{tenant}") })
 }
 
 /// Escapes `#`, which separates the parts of a key.

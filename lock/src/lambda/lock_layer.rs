@@ -14,7 +14,7 @@ use super::invocation::{deadline, holder, key_of_tenant};
 use super::locked_event::HandlerEvent;
 use crate::error::Error;
 use crate::idempotency::HandlerError;
-use crate::lock::{Backoff, Lock, Locks, hold};
+use crate::lock::{Backoff, Lock, Locks, hold, record_refusal};
 use crate::panics;
 
 /// A tower layer that makes a handler a singleton: each invocation runs under a lock.
@@ -171,9 +171,9 @@ impl<I: HandlerEvent, R> LockLayer<I, R> {
         self.with(|settings| settings.key = KeyOf::Event(Arc::new(key)))
     }
 
-    /// Puts the id of the invocation's tenant in front of the key, for a function with Lambda's tenant isolation: each tenant
-    /// has its own lock, so tenants do not wait for each other. The key is `tenant#key`. In the tenant's id, `#` becomes `%23`
-    /// and `%` becomes `%25`.
+    /// Adds the id of the invocation's tenant to the key, for a function with Lambda's tenant isolation: each tenant has its
+    /// own lock, so tenants do not wait for each other. The key is `key#tenant`, by default `function#tenant`. In the
+    /// tenant's id, `#` becomes `%23` and `%` becomes `%25`.
     ///
     /// Without this setting, all tenants of a function share the lock of its name.
     ///
@@ -263,7 +263,11 @@ impl<I: HandlerEvent, R> Settings<I, R> {
             KeyOf::Fixed(key) => key.clone(),
             KeyOf::Event(key) => key(event),
         };
-        let key = if self.per_tenant { key_of_tenant(context, &key).map_err(Refused::Error)? } else { key };
+        let key = if self.per_tenant && self.locks.0.enabled {
+            key_of_tenant(context, key).inspect_err(record_refusal).map_err(Refused::Error)?
+        } else {
+            key
+        };
         let mut acquire = self.locks.acquire(key.clone()).hold_at_least(self.hold_at_least).holder(holder(context));
         if let Some(deadline) = deadline(context, &self.locks) {
             acquire = acquire.until(deadline);

@@ -7,8 +7,9 @@ use aws_lambda_events::streams::KinesisEventResponse;
 use lambda_lock::embedded::{Answer, Intercept};
 use serde_json::{Value, json};
 
-/// A deliberate mistake in the protocol. The host's network makes it by rewriting a request or an answer, or Lambda by
-/// rewriting a batch or its answer. The code under test has no switch for it: it is the code that ships.
+/// A deliberate mistake in the protocol. The host's network makes it by rewriting a request or an answer, Lambda by
+/// rewriting a batch or its answer, or the history by omitting a setting. The code under test has no switch for it: it
+/// is the code that ships.
 #[derive(Clone, Copy)]
 pub struct Mutation {
     /// The mistake.
@@ -27,6 +28,8 @@ pub struct Mutation {
     pub(crate) records_answer: fn(&KinesisEvent, &mut KinesisEventResponse),
     /// How much later Lambda receives an answer.
     pub(crate) answer_delay: Duration,
+    /// Whether the consumer of a stream has no `stop_at_first_failure` although its history expects it.
+    pub(crate) ignores_stop: bool,
 }
 
 impl Mutation {
@@ -118,6 +121,7 @@ impl Mutation {
         records: |_| {},
         records_answer: |_, _| {},
         answer_delay: Duration::ZERO,
+        ignores_stop: false,
     };
 }
 

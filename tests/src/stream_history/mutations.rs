@@ -9,7 +9,7 @@ use crate::idempotency_history::mutations::{acquire_ignores_window, in_progress_
 use crate::queue_history::completed_is_in_progress;
 
 /// Deliberate mistakes of a consumer of streams, which the histories must catch.
-pub const MUTATIONS: [Mutation; 11] = [
+pub const MUTATIONS: [Mutation; 12] = [
     Mutation {
         name: "acquire ignores the lease's end",
         breaks: "(ii)",
@@ -57,6 +57,12 @@ pub const MUTATIONS: [Mutation; 11] = [
         name: "the answer names the first record of the batch",
         breaks: "reported but is done",
         records_answer: name_first,
+        ..Mutation::NONE
+    },
+    Mutation {
+        name: "the batch goes on after its first failure",
+        breaks: "begun after a failure",
+        ignores_stop: true,
         ..Mutation::NONE
     },
     Mutation { name: "nothing is named", breaks: "is lost", records_answer: name_nothing, ..Mutation::NONE },

@@ -17,6 +17,8 @@ pub(super) struct Shard {
     bisects: bool,
     /// `MaximumRetryAttempts`, and one.
     most_attempts: u32,
+    /// Whether the rest of a batch has all attempts again. AWS does not document it.
+    progress_resets_attempts: bool,
     lines: Mutex<Vec<Line>>,
 }
 
@@ -92,6 +94,7 @@ impl Shard {
             most_in_batch: random.usize(1..=10),
             bisects: random.bool(),
             most_attempts: random.u32(3..=6),
+            progress_resets_attempts: random.bool(),
             lines: Mutex::new(lines),
         }
     }
@@ -147,22 +150,20 @@ impl Shard {
         line.batches.pop();
         if checkpoint == end {
             line.failures = 0;
-        } else if checkpoint > start {
-            // The rest of the batch is a batch of its own.
-            line.failures = 0;
-            line.batches.push(checkpoint..end);
-        } else if self.bisects && end - start > 1 {
+        } else if done.is_none() && self.bisects && end - start > 1 {
             let middle = usize::midpoint(start, end);
             line.batches.extend([middle..end, start..middle]);
             settled.bisected = true;
         } else {
-            line.failures += 1;
+            let has_progress = checkpoint > start;
+            line.failures = if has_progress && self.progress_resets_attempts { 0 } else { line.failures + 1 };
             if line.failures < self.most_attempts {
-                line.batches.push(start..end);
+                // An answer splits the batch at the number that it names, whether or not the mapping bisects.
+                line.batches.push(checkpoint..end);
             } else {
                 line.failures = 0;
-                line.places[start..end].fill(Place::Discarded);
-                settled.discarded = line.records[start..end].to_vec();
+                line.places[checkpoint..end].fill(Place::Discarded);
+                settled.discarded = line.records[checkpoint..end].to_vec();
             }
         }
         settled

@@ -14,7 +14,7 @@ use crate::{REGION, loop_until};
 /// Needs the placed order of two items, and no other.
 // behaviours 480, 484
 pub(crate) async fn a_placed_order_is_counted_once(stack: &Stack) {
-    let counted = loop_until(Duration::from_secs(60), async || stack.total("tea").await).await;
+    let counted = loop_until(Duration::from_mins(1), async || stack.total("tea").await).await;
     assert_eq!(counted, [1, 2]);
     // Neither the record of the order nor the total invoked the function. The log has its lines a moment later.
     let runs = async || {

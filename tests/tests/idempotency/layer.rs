@@ -298,6 +298,7 @@ async fn a_handler_of_with_run_can_be_tested_alone() {
     assert_eq!(result.unwrap(), 17);
 }
 
+// behaviour 486
 #[tokio::test]
 async fn tenants_share_records_unless_they_are_per_tenant() {
     let (world, host, locks) = environment().await;
@@ -314,6 +315,7 @@ async fn tenants_share_records_unless_they_are_per_tenant() {
     assert!(world.row("orders#blue#a").await.is_some());
 }
 
+// behaviour 486
 #[tokio::test]
 async fn an_event_without_a_tenant_fails_without_a_request() {
     let (_world, host, locks) = environment().await;

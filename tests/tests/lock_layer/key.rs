@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use futures_util::future::join_all;
 use lambda_lock::LockLayer;
+use lambda_lock_tests::World;
 use lambda_lock_tests::invocation::{by_tenant, reported};
 use lambda_runtime::{Error, LambdaEvent};
 use tokio::sync::Barrier;
@@ -68,13 +69,17 @@ async fn an_event_with_a_held_key_is_refused() {
 #[tokio::test]
 async fn rejects_an_empty_key_without_a_request() {
     let (_world, host, locks) = environment().await;
-    let service = LockLayer::new(locks).key_from(|_| String::new()).layer(service_fn(done::<()>));
-    let (kind, message) = reported(service.oneshot(invocation(&host, ())).await.unwrap_err());
-    assert_eq!(kind, "LockInvalid");
-    assert!(message.contains("the key is empty"), "{message}");
+    let layer = LockLayer::new(locks).key_from(|_| String::new());
+    for layer in [layer.clone(), layer.per_tenant()] {
+        let event = by_tenant("blue", invocation(&host, ()));
+        let (kind, message) = reported(layer.layer(service_fn(done::<()>)).oneshot(event).await.unwrap_err());
+        assert_eq!(kind, "LockInvalid");
+        assert!(message.contains("the key is empty"), "{message}");
+    }
     assert_eq!(host.requests(), 0);
 }
 
+// behaviour 486
 #[tokio::test]
 async fn tenants_share_the_default_key_unless_it_is_per_tenant() {
     let (world, host, locks) = environment().await;
@@ -84,12 +89,13 @@ async fn tenants_share_the_default_key_unless_it_is_per_tenant() {
     assert_eq!(reported(shared.oneshot(event()).await.unwrap_err()).0, "LockHeld");
     let service = LockLayer::new(locks).per_tenant().layer(service_fn(done));
     assert_eq!(service.clone().oneshot(event()).await.unwrap(), "done");
-    assert!(world.row(&format!("blue#{FUNCTION}")).await.is_some());
-    let _ours = hold_elsewhere(&world, &format!("blue#{FUNCTION}")).await;
+    assert!(world.row(&format!("{FUNCTION}#blue")).await.is_some());
+    let _ours = hold_elsewhere(&world, &format!("{FUNCTION}#blue")).await;
     assert_eq!(reported(service.clone().oneshot(event()).await.unwrap_err()).0, "LockHeld");
     assert_eq!(service.oneshot(by_tenant("green", invocation(&host, ()))).await.unwrap(), "done");
 }
 
+// behaviour 486
 #[tokio::test]
 async fn the_keys_of_two_tenants_never_meet() {
     let (world, host, locks) = environment().await;
@@ -98,11 +104,12 @@ async fn the_keys_of_two_tenants_never_meet() {
         .per_tenant()
         .layer(service_fn(done));
     let _theirs = hold_elsewhere(&world, "a#b#c").await;
-    assert_eq!(service.clone().oneshot(by_tenant("a#b", invocation(&host, "c"))).await.unwrap(), "done");
-    assert_eq!(reported(service.oneshot(by_tenant("a", invocation(&host, "b#c"))).await.unwrap_err()).0, "LockHeld");
-    assert!(world.row("a%23b#c").await.is_some());
+    assert_eq!(service.clone().oneshot(by_tenant("b#c", invocation(&host, "a"))).await.unwrap(), "done");
+    assert_eq!(reported(service.oneshot(by_tenant("c", invocation(&host, "a#b"))).await.unwrap_err()).0, "LockHeld");
+    assert!(world.row("a#b%23c").await.is_some());
 }
 
+// behaviour 486
 #[tokio::test]
 async fn an_invocation_without_a_tenant_fails_without_a_request() {
     let (_world, host, locks) = environment().await;
@@ -113,4 +120,14 @@ async fn an_invocation_without_a_tenant_fails_without_a_request() {
         assert!(message.contains("no tenant id"), "{message}");
     }
     assert_eq!(host.requests(), 0);
+}
+
+// behaviour 486
+#[tokio::test]
+async fn without_locking_an_invocation_needs_no_tenant() {
+    let world = World::new().await;
+    let host = world.host().build();
+    let locks = world.locks(&host).enabled(false).build().unwrap();
+    let service = LockLayer::new(locks).per_tenant().layer(service_fn(done));
+    assert_eq!(service.oneshot(invocation(&host, ())).await.unwrap(), "done");
 }

@@ -122,6 +122,7 @@ async fn similar_groups_and_deduplication_ids_do_not_collide() {
     assert!(world.row(&format!("orders#{FIFO_QUEUE}#customer#42#refund")).await.is_some());
 }
 
+// behaviour 486
 #[tokio::test]
 async fn tenants_do_not_share_the_records_of_messages() {
     keep_log();

@@ -1,5 +1,6 @@
 //! Records of DynamoDB streams: keys, images, and the event as Lambda sends it.
 
+use std::future::ready;
 use std::sync::{Arc, Mutex};
 
 use aws_lambda_events::dynamodb::Event;
@@ -8,6 +9,7 @@ use lambda_lock::{DynamoDbRecord, StreamConsumer};
 use lambda_lock_tests::World;
 use lambda_lock_tests::invocation::invocation;
 use serde::Deserialize;
+use serde::de::IgnoredAny;
 use serde_json::{Value, json};
 use tower::{Layer, ServiceExt, service_fn};
 
@@ -106,7 +108,7 @@ async fn a_handler_gets_the_images_of_a_change_and_its_keys() {
     ];
     assert_eq!(deliver(&consumer, &seen, &host, &batch).await, nothing());
     assert_eq!(host.requests(), 8);
-    let seen = seen.lock().unwrap();
+    let seen = std::mem::take(&mut *seen.lock().unwrap());
     let images: Vec<_> = seen
         .iter()
         .map(|record| [&record.new_image, &record.old_image].map(|image| image.as_ref().map(|order| order.quantity)))
@@ -167,6 +169,40 @@ async fn an_image_that_does_not_parse_is_not_done() {
         assert_eq!(numbers(&seen), ["1"]);
         assert_eq!(host.requests(), 2);
     }
+}
+
+/// An image of any item.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Image {
+    Order(Order),
+    Other(IgnoredAny),
+}
+
+// behaviour 484
+#[tokio::test]
+async fn an_untagged_enum_reads_the_images_of_any_item() {
+    let world = World::new().await;
+    let host = world.host().build();
+    let consumer: StreamConsumer<DynamoDbRecord<Image>, DynamoDbRecord<Image>, (), Declined> =
+        StreamConsumer::by_event_id(world.locks(&host).build().unwrap());
+    let seen = Arc::new(Mutex::new(Vec::new()));
+    let handler = service_fn({
+        let seen = Arc::clone(&seen);
+        move |record: DynamoDbRecord<Image>| {
+            let quantity = match record.new_image {
+                Some(Image::Order(order)) => Some(order.quantity),
+                Some(Image::Other(IgnoredAny)) | None => None,
+            };
+            seen.lock().unwrap().push(quantity);
+            ready(Ok::<_, Declined>(()))
+        }
+    });
+    let other = json!({ "NewImage": { "quantity": { "S": "many" } }, "OldImage": { "parts": { "NS": ["1", "2"] } } });
+    let event = invocation(&host, batch(&[change(1, "a", &order(2)), change(2, "a", &other)]));
+    let answer = consumer.layer(handler).oneshot(event).await.unwrap();
+    assert_eq!(serde_json::to_value(answer).unwrap(), nothing());
+    assert_eq!(*seen.lock().unwrap(), [Some(2), None]);
 }
 
 // behaviours 480, 484

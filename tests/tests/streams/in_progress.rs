@@ -32,10 +32,32 @@ async fn by_event_id_waits_for_a_record_in_progress_elsewhere() {
 #[tokio::test]
 async fn by_event_id_waits_no_longer_than_the_leases_of_its_batch() {
     let (world, host, consumer, till) = environment().await;
-    let _other = work_elsewhere(&world, "1", Duration::from_secs(60)).await;
+    let _other = work_elsewhere(&world, "1", Duration::from_mins(1)).await;
     let event = invocation_with(&host, batch(records([("a", "Done"), ("a", "Done"), ("b", "Done")])), ms(1_500));
     assert_eq!(deliver_in(&consumer.min_remaining_time(ms(100)), &till, event).await.as_deref(), Some("1"));
     assert_eq!(till.ran(), ["3"]);
+}
+
+// behaviours 66, 483
+#[tokio::test]
+async fn a_record_without_time_after_its_wait_does_not_start() {
+    let (world, host, consumer, till) = environment().await;
+    let other = work_elsewhere(&world, "1", Duration::from_secs(30)).await;
+    let one = || batch(records([("a", "Done")]));
+    // At the start, the batch has 29 seconds.
+    let consumer = consumer.min_remaining_time(Duration::from_secs(26));
+    let (again, ()) = tokio::join!(deliver_in(&consumer, &till, invocation(&host, one())), async {
+        while host.requests() < 1 {
+            sleep(ms(1)).await;
+        }
+        host.advance_clock(Duration::from_secs(5));
+        other.release().await.unwrap();
+    });
+    assert_eq!(again.as_deref(), Some("1"));
+    assert!(till.ran().is_empty());
+    // Its record is free.
+    assert_eq!(deliver_in(&consumer, &till, invocation(&host, one())).await, None);
+    assert_eq!(till.ran(), ["1"]);
 }
 
 // behaviours 73, 480, 481

@@ -100,6 +100,23 @@ async fn the_window_is_two_days_and_can_be_a_year() {
     }
 }
 
+// behaviour 485
+#[tokio::test]
+async fn a_consumer_of_bytes_has_the_same_window_unless_another_is_set() {
+    for (set, seconds) in [(None, 2 * 86_400), (Some(Duration::from_mins(10)), 600)] {
+        let (world, host, _, _) = environment().await;
+        let once = Idempotency::new(world.locks(&host).build().unwrap(), OnMissingKey::Reject, KinesisRecord::key);
+        let once = if let Some(window) = set { once.window(window) } else { once };
+        let handler = service_fn(async |_: KinesisRecord<Vec<u8>>| Ok::<_, Declined>(()));
+        let event = invocation(&host, batch(records([("a", "Done")])));
+        assert_eq!(again_from(&StreamConsumer::of_bytes(once), handler, event).await, None);
+        let row = world.row(&row_of("1")).await.unwrap();
+        let of = |attribute: &str| row[attribute].as_n().unwrap().parse::<u64>().unwrap();
+        let window = of("expiration") - of("acquired_at") / 1000;
+        assert!((seconds..seconds + 10).contains(&window), "{window}");
+    }
+}
+
 // behaviours 78, 480
 #[tokio::test]
 async fn a_handler_of_with_run_gets_the_fence() {
@@ -117,6 +134,7 @@ async fn a_handler_of_with_run_gets_the_fence() {
     assert_eq!(row["data"].as_s().unwrap(), row["fence"].as_n().unwrap(), "its result was its fence");
 }
 
+// behaviour 486
 #[tokio::test]
 async fn tenants_do_not_share_the_records_of_a_stream() {
     let (_world, host, consumer, till) = environment().await;

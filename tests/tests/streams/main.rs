@@ -107,8 +107,8 @@ fn record_with_data(number: &str, key: &str, data: impl Into<Vec<u8>>) -> Kinesi
     let mut record = KinesisEventRecord::default();
     record.event_id = Some(format!("shardId-000000000006:{number}"));
     record.event_source_arn = Some(STREAM.to_owned());
-    record.kinesis.sequence_number = number.to_owned();
-    record.kinesis.partition_key = key.to_owned();
+    record.kinesis.sequence_number = number.into();
+    record.kinesis.partition_key = key.into();
     record.kinesis.data.0 = data.into();
     record
 }

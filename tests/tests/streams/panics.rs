@@ -1,13 +1,18 @@
 //! A panic in the caller's code fails one record.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::task::{Context as TaskContext, Poll};
+
+use futures_util::future::BoxFuture;
 use lambda_lock::{Idempotency, KinesisRecord, OnMissingKey, StreamConsumer};
 use lambda_lock_tests::invocation::invocation;
 use serde::Deserialize;
-use tower::service_fn;
+use tower::{Service, service_fn};
 
 use crate::{
-    Consumer, Declined, Payment, Then, again_from, batch, by_payment, deliver, environment, record, record_with_data,
-    records,
+    Consumer, Declined, Payment, Then, Till, again_from, batch, by_payment, deliver, environment, record,
+    record_with_data, records,
 };
 
 // behaviours 71, 480
@@ -41,6 +46,49 @@ async fn a_panic_in_the_call_of_the_handler_or_in_on_error_fails_one_record() {
     let event = invocation(&host, batch(records([("a", "Done"), ("b", "Declined"), ("c", "Panic"), ("d", "Done")])));
     assert_eq!(again_from(&StreamConsumer::new(once), handler, event).await.as_deref(), Some("2"));
     assert!(world.row("orders#payment 4").await.is_some());
+}
+
+/// A handler that panics when it is cloned for the second lane.
+#[derive(Debug)]
+struct Uncloneable {
+    till: Till,
+    clones: Arc<AtomicU32>,
+}
+
+impl Clone for Uncloneable {
+    fn clone(&self) -> Self {
+        // The service, the first lane and its record have one each.
+        assert!(self.clones.fetch_add(1, Ordering::Relaxed) != 3, "in the clone");
+        Self { till: self.till.clone(), clones: Arc::clone(&self.clones) }
+    }
+}
+
+impl Service<KinesisRecord<Payment>> for Uncloneable {
+    type Response = ();
+    type Error = Declined;
+    type Future = BoxFuture<'static, Result<(), Declined>>;
+
+    fn poll_ready(&mut self, _: &mut TaskContext<'_>) -> Poll<Result<(), Declined>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, record: KinesisRecord<Payment>) -> Self::Future {
+        Box::pin(self.till.clone().pay(record))
+    }
+}
+
+// behaviours 71, 480, 482
+#[tokio::test]
+async fn a_panic_in_the_clone_of_the_handler_fails_its_lane_and_can_stop_the_batch() {
+    for stops in [false, true] {
+        let (_world, host, consumer, till) = environment().await;
+        let consumer = consumer.concurrency(1);
+        let consumer = if stops { consumer.stop_at_first_failure() } else { consumer };
+        let handler = Uncloneable { till: till.clone(), clones: Arc::default() };
+        let event = invocation(&host, batch(records([("a", "Done"), ("b", "Done"), ("c", "Done")])));
+        assert_eq!(again_from(&consumer, handler, event).await.as_deref(), Some("2"));
+        assert_eq!(till.ran(), if stops { vec!["1"] } else { vec!["1", "3"] });
+    }
 }
 
 /// Data that panics when it is dropped.

@@ -1,8 +1,8 @@
-//! The function `order-totals` at a shard in this process: a crash in the middle of a batch, a record that is no order,
-//! and a batch that Lambda delivers once more.
+//! The function `order-totals` at a shard in this process: a crash in the middle of a batch, whose record in progress
+//! the next delivery waits for, a record that is no order, and a batch that Lambda delivers once more.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use aws_lambda_events::dynamodb::Event;
 use lambda_example::{Totals, order_totals};
@@ -10,13 +10,13 @@ use lambda_lock::Locks;
 use lambda_lock::embedded::{Answer, Host, Intercept};
 use lambda_runtime::{Error, LambdaEvent};
 use serde_json::{Value, json};
-use tokio::sync::Semaphore;
+use tokio::sync::Notify;
 use tower::ServiceExt;
 
 use super::{Cloud, context, expect, table};
 
 /// The function's timeout.
-const TIMEOUT: Duration = Duration::from_secs(2);
+const TIMEOUT: Duration = Duration::from_secs(30);
 /// The orders of the shard: the item and the quantity. One has no quantity.
 const ORDERS: [(&str, Option<u32>); 6] =
     [("tea", Some(2)), ("tea", Some(3)), ("coffee", Some(1)), ("tea", None), ("tea", Some(4)), ("coffee", Some(5))];
@@ -24,31 +24,36 @@ const ORDERS: [(&str, Option<u32>); 6] =
 const POISON: usize = 3;
 
 pub(crate) async fn show(cloud: &Cloud) -> Result<(), Error> {
-    println!("A batch of six orders; the environment crashes when it has counted two, and the fourth has no quantity");
+    println!("A batch of six orders; the environment crashes when it begins the third, and the fourth has no quantity");
+    println!("The lease of the third is 2 s and ends 1 s of clock skew later");
     let shard = Shard { cloud, prefix: cloud.new_prefix("order-totals") };
-    let counted = Arc::new(Semaphore::new(0));
-    let host = cloud.new_host().intercept(Counted(Arc::clone(&counted))).build();
+    let begun = Arc::new(Notify::new());
+    let host = cloud.new_host().intercept(Third(Arc::clone(&begun))).build();
     let work = tokio::spawn(shard.delivery(1, 0).to(host.clone()));
-    drop(counted.acquire_many(2).await?);
+    begun.notified().await;
     host.crash();
     work.abort();
 
+    let started = host.now();
     let mut answers = Vec::new();
     // The whole batch again; then from the record that the answer names; and once more, after Lambda lost the answer.
     for (number, from) in [(2, 0), (3, POISON), (4, 0)] {
         answers.push(shard.delivery(number, from).to(cloud.host()).await?);
     }
-    let mut table = table(["delivery", "records", "again from", "requests"]);
-    table.add_row(["1", "1 to 6", "no answer", ""]);
+    let mut table = table(["delivery", "records", "again from", "requests", "after the crash"]);
+    table.add_row(["1", "1 to 6", "no answer", "", ""]);
     for answer in &answers {
         let again = answer.again_from.clone().unwrap_or_default();
         let records = format!("{} to {}", answer.from + 1, ORDERS.len());
-        table.add_row([answer.number.to_string(), records, again, answer.requests.to_string()]);
+        let after = format!("{} ms", answer.at.duration_since(started)?.as_millis());
+        table.add_row([answer.number.to_string(), records, again, answer.requests.to_string(), after]);
     }
     println!("{table}");
     let poison = (POISON + 1).to_string();
     let all_named_poison = answers.iter().all(|answer| answer.again_from.as_ref() == Some(&poison));
     expect(all_named_poison, "an answer does not name the order without a quantity")?;
+    let waited = answers[0].at.duration_since(started)?;
+    expect(waited > Duration::from_secs(2), format!("the next delivery waited {waited:?} for the crashed one"))?;
     // A record that was done before costs one request.
     let requests: Vec<_> = answers[1..].iter().map(|answer| answer.requests).collect();
     expect(requests == [2, 5], format!("the later deliveries sent {requests:?} requests"))?;
@@ -62,14 +67,15 @@ pub(crate) async fn show(cloud: &Cloud) -> Result<(), Error> {
     Ok(())
 }
 
-/// Counts the transactions that DynamoDB has committed.
+/// Notifies when the record of the third order is in progress.
 #[derive(Debug)]
-struct Counted(Arc<Semaphore>);
+struct Third(Arc<Notify>);
 
-impl Intercept for Counted {
-    fn answer(&self, operation: &str, _: &Value, _: &mut Answer) {
-        if operation == "TransactWriteItems" {
-            self.0.add_permits(1);
+impl Intercept for Third {
+    fn answer(&self, operation: &str, request: &Value, _: &mut Answer) {
+        let key = request["Key"]["id"]["S"].as_str().unwrap_or_default();
+        if operation == "UpdateItem" && key.ends_with("event-3") {
+            self.0.notify_one();
         }
     }
 }
@@ -121,6 +127,7 @@ struct Answered {
     from: usize,
     again_from: Option<String>,
     requests: u64,
+    at: SystemTime,
 }
 
 impl Delivery {
@@ -132,6 +139,6 @@ impl Delivery {
         let event = LambdaEvent::new(event, context("order-totals", number, host.now() + TIMEOUT));
         let mut failures = function.oneshot(event).await?.batch_item_failures;
         let again_from = failures.pop().and_then(|failure| failure.item_identifier);
-        Ok(Answered { number, from, again_from, requests: host.requests() })
+        Ok(Answered { number, from, again_from, requests: host.requests(), at: host.now() })
     }
 }

@@ -11,6 +11,7 @@ use futures_util::{FutureExt, StreamExt, stream};
 use lambda_runtime::{Context, Diagnostic};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use tokio::time::timeout;
 use tower::Service;
 
 use super::super::invocation::invocation_of;
@@ -18,6 +19,7 @@ use super::lane::{Entry, Lane};
 use super::outcome::Outcome;
 use super::settings::{BatchTime, Settings};
 use super::source::{Name, Source};
+use crate::clock::Moment;
 use crate::idempotency::{HandlerError, HandlerInput, Identity, Invocation, NextStep};
 use crate::metrics;
 
@@ -76,19 +78,21 @@ where
         S: Service<H, Response = T, Error = E> + Clone + Send + 'static,
         S::Future: Send,
     {
-        let (concurrency, to_answer) =
-            (self.settings.concurrency, self.time.map_or(Duration::MAX, |time| time.to_answer));
+        let concurrency = self.settings.concurrency;
+        // Reading the batch has taken some of the time.
+        let to_answer = self.time.map_or(Duration::MAX, |time| time.answer.remaining(self.now()));
         let runs = stream::iter(lanes).map(move |lane| {
             // Cloned outside of the future, because a handler need not be `Sync`.
             let inner = catch_unwind(AssertUnwindSafe(|| inner.clone()));
-            let batch = Arc::clone(&self);
+            let (running, batch) = (Arc::clone(&self), Arc::clone(&self));
             // All code of the user may panic, even the drop of a body. A panic ends this lane only.
             let run = AssertUnwindSafe(async move {
-                batch.run_lane(lane, inner?).await;
+                running.run_lane(lane, inner?).await;
                 Ok(())
             });
-            run.catch_unwind().map(|ended| {
+            run.catch_unwind().map(move |ended| {
                 if ended.flatten().is_err() {
+                    batch.stop_if_asked();
                     tracing::error!("panic outside of the handler: {}", C::UNFINISHED);
                 }
             })
@@ -96,7 +100,7 @@ where
         let runs = runs.boxed().buffer_unordered(concurrency).collect::<()>();
         // The answer reports what is done, even if DynamoDB does not answer. The block drops `runs` inside of
         // `catch_unwind`.
-        let in_time = AssertUnwindSafe(async { tokio::time::timeout(to_answer, runs).await.is_ok() });
+        let in_time = AssertUnwindSafe(async { timeout(to_answer, runs).await.is_ok() });
         match in_time.catch_unwind().await {
             Ok(true) => {}
             Ok(false) => tracing::warn!("no time left: {}", C::UNFINISHED),
@@ -117,11 +121,7 @@ where
                     self.set(&positions, Outcome::TimedOut);
                     self.run_item(item, &name, identity, &copies, inner.clone()).await
                 }
-                Some(_) => {
-                    let (message_id, sequence_number) = (name.message_id(), name.sequence_number());
-                    tracing::warn!(message_id, sequence_number, "{}: no time left", C::NOT_DONE);
-                    Outcome::NotStarted
-                }
+                Some(_) => not_started::<C>(&name),
                 None => Outcome::Unreadable,
             };
             self.set(&positions, outcome);
@@ -129,7 +129,7 @@ where
                 self.set(&positions[1..], Outcome::Duplicate);
             }
             if !outcome.is_done() {
-                self.is_stopped.fetch_or(self.settings.stop_at_first_failure, Ordering::Relaxed);
+                self.stop_if_asked();
                 if lane.is_ordered {
                     break;
                 }
@@ -151,7 +151,7 @@ where
     {
         let (message_id, sequence_number) = (name.message_id(), name.sequence_number());
         let run = AssertUnwindSafe(async {
-            let error = match self.run_once(item, identity, copies, inner).await {
+            let error = match self.run_once(item, name, identity, copies, inner).await {
                 Ok(done) => return Ok(done),
                 Err(error) => error,
             };
@@ -188,6 +188,7 @@ where
     async fn run_once<S>(
         &self,
         item: C::Item,
+        name: &Name,
         identity: Option<Identity>,
         copies: &[C::Copy],
         mut inner: S,
@@ -213,6 +214,11 @@ where
                 return Err(error);
             }
         };
+        // Acquiring may have been a wait.
+        if !self.has_time() {
+            idempotency.release(run.lock()).await;
+            return Ok(not_started::<C>(name));
+        }
         let work = async {
             poll_fn(|context| inner.poll_ready(context)).await?;
             inner.call(H::under(item, &run)).await
@@ -221,10 +227,25 @@ where
     }
 }
 
+/// Logs that an item did not start.
+fn not_started<C: Source>(name: &Name) -> Outcome {
+    let (message_id, sequence_number) = (name.message_id(), name.sequence_number());
+    tracing::warn!(message_id, sequence_number, "{}: no time left", C::NOT_DONE);
+    Outcome::NotStarted
+}
+
 impl<C: Source, H, T, E> Batch<C, H, T, E> {
     fn has_time(&self) -> bool {
-        let now = self.settings.idempotency.locks().0.clock.now();
-        self.time.is_none_or(|time| time.lease_end.remaining(now) >= time.min_remaining)
+        self.time.is_none_or(|time| time.lease_end.remaining(self.now()) >= time.min_remaining)
+    }
+
+    fn now(&self) -> Moment {
+        self.settings.idempotency.locks().0.clock.now()
+    }
+
+    /// Starts no more items if the consumer stops at the first failure.
+    fn stop_if_asked(&self) {
+        self.is_stopped.fetch_or(self.settings.stop_at_first_failure, Ordering::Relaxed);
     }
 
     fn outcomes(&self) -> MutexGuard<'_, Vec<Outcome>> {

@@ -23,8 +23,8 @@ pub(super) struct BatchTime {
     pub(super) lease_end: Deadline,
     /// The remaining lease without which no item starts.
     pub(super) min_remaining: Duration,
-    /// The time from the start of the batch to its answer.
-    pub(super) to_answer: Duration,
+    /// When the answer is due.
+    pub(super) answer: Deadline,
 }
 
 impl<C: Source, T, E> Settings<C, T, E> {
@@ -46,7 +46,7 @@ impl<C: Source, T, E> Settings<C, T, E> {
         let lease_end = now.deadline_after(lease);
         invocation.deadline = Some(SystemTime::UNIX_EPOCH + lease_end.wall());
         let min_remaining = self.min_remaining_time.min(lease * 9 / 10);
-        Some(BatchTime { lease_end, min_remaining, to_answer: time_to_ask(left) })
+        Some(BatchTime { lease_end, min_remaining, answer: now.deadline_after(time_to_ask(left)) })
     }
 }
 

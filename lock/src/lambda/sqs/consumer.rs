@@ -48,10 +48,14 @@ use crate::panics;
 ///
 /// # Log
 ///
-/// A message that returns to the queue is logged with its message id and its key, unless the format hashes the key, but
-/// without its body. The level is info for a message in progress elsewhere, otherwise error or warning. The line has the
-/// `error_type` of an error whose conversion to `Diagnostic` sets one. A body that does not parse is reported without its
-/// value, in contrast to [what `lambda_runtime` logs](crate::LockLayer#what-lambda_runtime-logs) for other events.
+/// A message that returns to the queue is logged with its message id and the reason, but without its body. The level is
+/// info for a message in progress elsewhere, warning for one that was not started in time, otherwise error. The reason is
+/// the error of the lock, which names the key or its hash, or the error of the handler, with the `error_type` that its
+/// conversion to `Diagnostic` sets. A message of a FIFO queue that is not started because of a failure before it has no
+/// line. For messages that are unfinished when the answer is due, one warning says that there are some.
+///
+/// JSON that does not parse is reported without its value, in contrast to
+/// [what `lambda_runtime` logs](crate::LockLayer#what-lambda_runtime-logs) for other events.
 ///
 /// # Example
 ///

@@ -39,7 +39,7 @@ impl<B> Source for Queue<B> {
     /// The message without its body.
     type Copy = SqsMessage;
     /// The queue and the group.
-    type Lane = (Option<String>, String);
+    type Lane = (String, String);
 
     const NOT_DONE: &'static str = "message returned to the queue";
     const UNFINISHED: &'static str = "unfinished messages returned to the queue";
@@ -52,7 +52,7 @@ impl<B> Source for Queue<B> {
         let queue = record.event_source_arn.as_deref()?;
         queue.strip_suffix(".fifo")?;
         let group = record.attributes.get("MessageGroupId").cloned().unwrap_or_default();
-        Some((Some(queue.to_owned()), group))
+        Some((queue.to_owned(), group))
     }
 
     fn read(&self, mut record: SqsMessage) -> Result<Message<B>, String> {

@@ -54,10 +54,20 @@ use crate::panics;
 ///
 /// # Log
 ///
-/// A record that is not done is logged with its sequence number and its idempotency key, unless the format hashes the key,
-/// but without its data. The level is info for a record in progress elsewhere, otherwise error or warning. Data or an image
-/// that does not parse is reported without its value. If the event itself is malformed, `lambda_runtime` fails the
-/// invocation, and [logs the event](crate::LockLayer#what-lambda_runtime-logs).
+/// A record that is not done is logged with its sequence number and the reason, but without its data:
+///
+/// | a record | level | reason |
+/// | --- | --- | --- |
+/// | in progress elsewhere | info | the error of the lock, with the idempotency key |
+/// | not started in time | warning | |
+/// | otherwise refused, or unfinished when its lease ends | error | the error of the lock, with the idempotency key |
+/// | whose handler returns an error or panics | error | the handler's `error_type` and error message, or that it panicked |
+/// | whose data or images do not parse, or that has no key | error | the position of an error in JSON without the value, which image does not parse, or the error of your [parser](Self::with_parser) |
+///
+/// If the format hashes keys, the logged key is the hash. Records that are not started because of a failure before them
+/// have no line. For records that are unfinished when the answer is due, one warning says that there are some. If the
+/// event itself is malformed, `lambda_runtime` fails the invocation, and
+/// [logs the event](crate::LockLayer#what-lambda_runtime-logs).
 ///
 /// # Example
 ///
@@ -115,19 +125,21 @@ where
     R::Body: DeserializeOwned,
 {
     /// Creates a consumer that runs each record once by its event id, for two days. The data of a Kinesis record is JSON,
-    /// and an image of a DynamoDB record is parsed by `serde_dynamo`.
+    /// and an image of a DynamoDB record is parsed by `serde_dynamo`. As JSON, a `KinesisRecord<Vec<u8>>` is an array of
+    /// numbers: for the data as it is, use [`of_bytes`](Self::of_bytes).
     ///
     /// The key is `stream#event`: the stream's ARN and the event id. In Kinesis, the event id consists of the shard and the
     /// sequence number. All deliveries of a record have the same event id. A producer that writes twice creates two: see
     /// [`new`](Self::new).
     ///
-    /// A record that is in progress elsewhere was probably left by a crash, and the shard waits for it anyway. The consumer [waits](Idempotency::wait) until the record is done or its lease ends, for as
-    /// long as the leases of this batch last. Each attempt is one more request. Without the wait, each delivery would use up
-    /// one of the mapping's `MaximumRetryAttempts`.
+    /// A record that is in progress elsewhere was probably left by a crash, and the shard waits for it anyway. The consumer
+    /// [waits](Idempotency::wait) until the record is done or its [lease](Self::lease) ends, for as long as the leases of
+    /// this batch last. Each attempt is one more request. Without the wait, each delivery would use up one of the mapping's
+    /// `MaximumRetryAttempts`.
     #[must_use]
     pub fn by_event_id(locks: Locks) -> Self {
         let once = Idempotency::new(locks, OnMissingKey::Reject, R::default_key);
-        Self::new(once.window(WINDOW).wait(Backoff::default().up_to(Duration::MAX)))
+        Self::new(once.wait(Backoff::default().up_to(Duration::MAX)))
     }
 
     /// Creates a consumer with custom settings, such as a key from the body. The data of a Kinesis record is JSON, and an
@@ -192,7 +204,10 @@ impl<H, R: StreamRecord, T, E> StreamConsumer<H, R, T, E> {
         read: impl Fn(R::Raw) -> Result<R, String> + Send + Sync + 'static,
     ) -> Self {
         panics::warn_if_they_abort();
-        Self { settings: Settings::new(Stream::new(read), idempotency), handler_input: PhantomData }
+        Self {
+            settings: Settings::new(Stream::new(read), idempotency.default_window(WINDOW)),
+            handler_input: PhantomData,
+        }
     }
 
     /// Sets how many lanes run concurrently, on the task of the invocation; 10 by default, at least 1.
@@ -213,14 +228,25 @@ impl<H, R: StreamRecord, T, E> StreamConsumer<H, R, T, E> {
         self
     }
 
-    /// Sets for how long a record counts as done, like [`Idempotency::window`]; 48 hours by default with
-    /// [`by_event_id`](Self::by_event_id). At least a second more than twice the clock skew, at most 366 days.
+    /// Sets for how long a record counts as done, like [`Idempotency::window`]; 48 hours by default, unless the
+    /// [`Idempotency`] sets a window. At least a second more than twice the clock skew, at most 366 days.
     ///
     /// Lambda delivers a record again for as long as the stream has it. A DynamoDB stream has it for 24 hours, a Kinesis
     /// stream for 24 hours by default and for 365 days at most. Choose a window that is longer than that.
     #[must_use]
     pub fn window(mut self, window: Duration) -> Self {
         self.settings.idempotency = self.settings.idempotency.window(window);
+        self
+    }
+
+    /// Sets a lease shorter than the time until the end of the batch, as [`Idempotency::lease`] does. The handler of a
+    /// record is cancelled when its lease ends.
+    ///
+    /// After a crash, the next delivery waits until the leases of the crashed invocation end. Choose a multiple of the time
+    /// that a record takes, much shorter than the function's timeout.
+    #[must_use]
+    pub fn lease(mut self, lease: Duration) -> Self {
+        self.settings.idempotency = self.settings.idempotency.lease(lease);
         self
     }
 

@@ -86,7 +86,8 @@ impl<B> fmt::Debug for KinesisRecord<B> {
 /// One record of a DynamoDB stream: a change of an item.
 ///
 /// The stream's view type decides which images a record has: `KEYS_ONLY`, `NEW_IMAGE`, `OLD_IMAGE` or
-/// `NEW_AND_OLD_IMAGES`.
+/// `NEW_AND_OLD_IMAGES`. All images of a record must parse, also one that the handler does not read: otherwise the record
+/// is not done. The guide has [an enum](crate::docs::streams#a-record-that-always-fails) that reads images of any kind.
 ///
 /// ```
 /// use aws_lambda_events::dynamodb::EventRecord;

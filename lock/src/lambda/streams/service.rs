@@ -58,8 +58,8 @@ where
             let records = R::records(payload);
             let numbers: Vec<_> = records.iter().map(|record| R::number(record).map(str::to_owned)).collect();
             let outcomes = settings.run(records, &context, inner).await;
-            // A batch has the order of its shard, so the first number is the lowest. Lambda takes an empty number as the
-            // failure of the whole batch.
+            // Lambda delivers a batch from one shard, in the shard's order, so the first number is the lowest. It takes an
+            // empty number as the failure of the whole batch.
             let not_done = numbers.into_iter().zip(outcomes).find(|(_, outcome)| !outcome.is_done());
             Ok(R::answer(not_done.map(|(number, _)| number.unwrap_or_default())))
         })
