@@ -75,8 +75,8 @@ const MAX_KEY_LENGTH: usize = 255;
 ///
 /// The request's body is read before the handler runs, up to a [limit](Self::max_body_bytes), and handed on with the
 /// same bytes. JSON is compared in canonical form if the content type says that it is JSON: spaces and the order of an
-/// object's names do not count. A result's body is read before it is sent, up to 390 KiB. The body of a response that is
-/// not a result is not read. Trailers of a request with a key and of a result are dropped.
+/// object's names do not count. A result's body is read before it is sent, up to 390 KiB. The body of a response that
+/// is not a result is not read. Trailers of a request with a key and of a result are dropped.
 ///
 /// A record holds up to 390 KiB of JSON text with the status, the headers and the body. Quotes, backslashes and line
 /// breaks in the body count twice, and a binary body counts as Base64, a third more.

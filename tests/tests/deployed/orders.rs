@@ -7,6 +7,7 @@ use http::StatusCode;
 use lambda_example::Order;
 use serde_json::json;
 
+use crate::local_aws::credentials;
 use crate::stack::Stack;
 use crate::{GATHERING, STACK};
 
@@ -86,8 +87,9 @@ pub(crate) async fn a_thousand_requests_place_two_hundred_orders(stack: &Stack) 
 // behaviour 462
 pub(crate) async fn the_signer_of_a_request_is_its_caller(stack: &Stack, name: &str) {
     let (api, body) = (stack.http_api(name).await, json!({ "item": "tea", "quantity": 1 }));
-    for is_replay in [false, true] {
-        let answer = stack.order_through(&api, "key-1", &body).await;
+    let (one, other) = (credentials(), stack.new_user("another").await);
+    for (signer, is_replay) in [(&one, false), (&one, true), (&other, false), (&other, true)] {
+        let answer = stack.order_by(signer, &api, "key-1", &body).await;
         assert_eq!(answer.status, StatusCode::CREATED, "{:?}", answer.body);
         assert_eq!(answer.headers.contains_key("idempotency-replayed"), is_replay);
     }

@@ -6,6 +6,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use aws_config::{BehaviorVersion, Region};
+use aws_sdk_dynamodb::config::Credentials;
 use aws_sdk_dynamodb::types::AttributeValue;
 use aws_sdk_lambda::primitives::Blob;
 use aws_sdk_sqs::types::builders::SendMessageBatchRequestEntryBuilder;
@@ -133,13 +134,45 @@ impl Stack {
 
     /// Posts an order to API Gateway's API of this stack, signed.
     pub(crate) async fn order_through(&self, api: &str, key: &str, body: &Value) -> HttpAnswer {
+        self.order_by(&credentials(), api, key, body).await
+    }
+
+    /// Posts an order to API Gateway's API of this stack, signed with these credentials.
+    pub(crate) async fn order_by(&self, signer: &Credentials, api: &str, key: &str, body: &Value) -> HttpAnswer {
         let mut request = Request::post(format!("http://{api}/orders"))
             .header(CONTENT_TYPE, "application/json")
             .header("idempotency-key", key)
             .body(body.to_string().into())
             .unwrap();
-        sign_for("execute-api", &mut request, &body.to_string());
+        sign_by(signer, "execute-api", &mut request, &body.to_string());
         self.send(request).await
+    }
+
+    /// Creates an IAM user who may call API Gateway's APIs, and returns the user's credentials.
+    pub(crate) async fn new_user(&self, name: &str) -> Credentials {
+        let statement = json!({ "Effect": "Allow", "Action": "execute-api:Invoke", "Resource": "*" });
+        let policy = json!({ "Version": "2012-10-17", "Statement": [statement] });
+        self.iam(&format!("Action=CreateUser&UserName={name}")).await;
+        self.iam(&format!("Action=PutUserPolicy&UserName={name}&PolicyName=call&PolicyDocument={policy}")).await;
+        let xml = self.iam(&format!("Action=CreateAccessKey&UserName={name}")).await;
+        let element = |name: &str| {
+            let (_, rest) = xml.split_once(&format!("<{name}>")).unwrap();
+            rest.split('<').next().unwrap()
+        };
+        Credentials::new(element("AccessKeyId"), element("SecretAccessKey"), None, None, "tests")
+    }
+
+    /// Calls an operation of IAM, and returns its answer as XML.
+    async fn iam(&self, parameters: &str) -> String {
+        let body = format!("{parameters}&Version=2010-05-08");
+        let mut request = Request::post(format!("{}/", self.endpoint))
+            .header(CONTENT_TYPE, "application/x-www-form-urlencoded")
+            .body(body.clone().into())
+            .unwrap();
+        sign_for("iam", &mut request, &body);
+        let answer = self.send(request).await;
+        assert_eq!(answer.status, StatusCode::OK, "{parameters}: {:?}", answer.body);
+        String::from_utf8(answer.body.to_vec()).unwrap()
     }
 
     /// The host name of API Gateway's API of this stack.
@@ -327,7 +360,11 @@ pub(crate) fn in_stack(name: &str) -> String {
 }
 
 fn sign_for(service: &str, request: &mut Request<Full<Bytes>>, body: &str) {
-    let identity = credentials().into();
+    sign_by(&credentials(), service, request, body);
+}
+
+fn sign_by(signer: &Credentials, service: &str, request: &mut Request<Full<Bytes>>, body: &str) {
+    let identity = signer.clone().into();
     let parameters = SigningParams::builder()
         .identity(&identity)
         .region(REGION)

@@ -5,7 +5,7 @@ use lambda_http::RequestExt;
 use lambda_http::request::{RequestContext, from_str};
 use lambda_http::{Request, Response};
 use lambda_lock::embedded::Host;
-use lambda_lock::{Caller, HttpIdempotencyLayer, Locks};
+use lambda_lock::{Caller, HttpIdempotencyLayer};
 use lambda_lock_tests::invocation::Counter;
 use serde_json::{Value, json};
 
@@ -110,8 +110,10 @@ async fn identities_of_a_cognito_pool_are_callers_of_their_own() {
         // As a function URL sends it.
         http_api(&json!({ "iam": { "userId": SESSION, "cognitoIdentity": null } })),
         of_rest(&json!(null)),
+        of_http_api(&json!("")),
+        of_rest(&json!("")),
     ];
-    assert_eq!(runs_of(Caller::iam_principal(), contexts).await, [1, 2, 1, 3, 0, 0]);
+    assert_eq!(runs_of(Caller::iam_principal(), contexts).await, [1, 2, 1, 3, 0, 0, 0, 0]);
 }
 
 // behaviour 462
@@ -150,11 +152,14 @@ async fn the_id_of_an_api_key_is_a_caller() {
     assert_eq!(runs_of(Caller::api_key(), contexts).await, [1, 2, 1, 0, 0, 0]);
 }
 
-async fn runs_of_tenants(locks: &Locks, host: &Host, tenants: &[Option<&str>]) -> Vec<u64> {
-    let (layer, runs) = (HttpIdempotencyLayer::new(locks.clone(), Caller::tenant()), Counter::default());
+/// Sends an order with the same key from each of these tenants. Returns the number of each one's run, or 0 for an
+/// unknown caller.
+async fn runs_of_tenants(caller: Caller, tenants: &[Option<&str>]) -> Vec<u64> {
+    let (_world, host, locks) = environment().await;
+    let (layer, runs) = (HttpIdempotencyLayer::new(locks, caller), Counter::default());
     let mut made_by = Vec::new();
     for tenant in tenants {
-        let request = with(host, |extensions| {
+        let request = with(&host, |extensions| {
             let context: &mut lambda_runtime::Context = extensions.get_mut().unwrap();
             context.tenant_id = tenant.map(str::to_owned);
         });
@@ -167,9 +172,18 @@ async fn runs_of_tenants(locks: &Locks, host: &Host, tenants: &[Option<&str>]) -
 // behaviour 462
 #[tokio::test]
 async fn a_tenant_is_a_caller() {
-    let (_world, host, locks) = environment().await;
     let tenants = [Some("blue"), Some("green"), Some("blue"), None, Some("")];
-    assert_eq!(runs_of_tenants(&locks, &host, &tenants).await, [1, 2, 1, 0, 0]);
+    assert_eq!(runs_of_tenants(Caller::tenant(), &tenants).await, [1, 2, 1, 0, 0]);
+}
+
+// behaviour 462
+#[tokio::test]
+async fn each_tenant_has_its_own_keys_with_any_caller() {
+    let tenants = [Some("blue"), Some("green"), Some("blue"), None, Some("")];
+    let one_principal = Caller::by(|_| Some("AIDA1"));
+    for caller in [Caller::all_are_one(), one_principal] {
+        assert_eq!(runs_of_tenants(caller, &tenants).await, [1, 2, 1, 3, 3]);
+    }
 }
 
 // behaviour 462

@@ -115,7 +115,16 @@ async fn each_front_end_gets_a_replay_in_its_own_form() {
         "httpMethod": "POST", "path": "/orders", "headers": headers,
         "requestContext": { "elb": { "targetGroupArn": "arn" } }, "body": "{}", "isBase64Encoded": false,
     });
-    for event in [rest, http_api, load_balancer] {
+    // Where each form has the header of a replay, and what only this form has.
+    let (one, many) = ("/headers/idempotency-replayed", "/multiValueHeaders/idempotency-replayed");
+    for (event, form) in [
+        (rest, vec![(many, json!(["true"])), ("/headers", json!({}))]),
+        (http_api, vec![(one, json!("true")), ("/cookies", json!([]))]),
+        (
+            load_balancer,
+            vec![(one, json!("true")), (many, json!(["true"])), ("/statusDescription", json!("201 Created"))],
+        ),
+    ] {
         let (_world, host, locks) = environment().await;
         let runs = Counter::default();
         for is_replay in [false, true] {
@@ -124,6 +133,9 @@ async fn each_front_end_gets_a_replay_in_its_own_form() {
             assert_eq!(answer["isBase64Encoded"], false);
             assert_eq!(answer.to_string().contains("idempotency-replayed"), is_replay, "{answer}");
             assert!(answer.to_string().contains(CONTENT_TYPE.as_str()));
+            for (member, value) in form.iter().filter(|_| is_replay) {
+                assert_eq!(answer.pointer(member), Some(value), "{member} of {answer}");
+            }
         }
     }
 }

@@ -76,6 +76,18 @@ async fn a_request_without_an_optional_key_runs_unprotected() {
     assert_eq!(send(&layer, &counting(&runs), order(&host)).await.made_by(), (201, 1, true));
 }
 
+// behaviour 461
+#[tokio::test]
+async fn an_empty_key_is_missing_also_if_the_key_is_optional() {
+    let (_world, host, locks) = environment().await;
+    let (layer, runs) = (layer(&locks).optional_key(), Counter::default());
+    for key in ["", " ", "\"\""] {
+        let reply = send(&layer, &counting(&runs), order_of(&host, key, &json!({}))).await;
+        assert_eq!(reply.problem(), (400, "key-missing".to_owned()), "{key:?}");
+    }
+    assert_eq!((runs.get(), host.requests()), (0, 0));
+}
+
 // behaviour 22
 #[tokio::test]
 async fn disabled_locks_let_every_request_run() {

@@ -111,6 +111,15 @@ impl Reply {
         self.header("idempotency-replayed") == Some("true")
     }
 
+    /// The status and the last part of the type of a problem.
+    #[track_caller]
+    fn problem(&self) -> (u16, String) {
+        assert_eq!(self.header("content-type"), Some("application/problem+json"));
+        let problem: Value = serde_json::from_slice(&self.body).unwrap();
+        let (_, name) = problem["type"].as_str().unwrap().rsplit_once('#').unwrap();
+        (self.status.as_u16(), name.to_owned())
+    }
+
     /// The status, the number of the run that made the answer, and whether it is a replay.
     #[track_caller]
     fn made_by(&self) -> (u16, u64, bool) {

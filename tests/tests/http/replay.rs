@@ -25,7 +25,17 @@ fn with_headers(_: u32) -> Response<Body> {
         .header(SET_COOKIE, "theme=dark")
         .header(DATE, "Sun, 22 Nov 2026 12:00:00 GMT")
         .header(CONTENT_LENGTH, "4");
-    for name in ["connection", "keep-alive", "te", "trailer", "transfer-encoding", "upgrade", "proxy-connection"] {
+    for name in [
+        "connection",
+        "keep-alive",
+        "proxy-authenticate",
+        "proxy-authorization",
+        "proxy-connection",
+        "te",
+        "trailer",
+        "transfer-encoding",
+        "upgrade",
+    ] {
         response = response.header(name, "x");
     }
     response.body("é\r\n".into()).unwrap()

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use futures_util::stream::{self, StreamExt};
 use http::Response;
+use http_body::Body as _;
 use http_body_util::BodyExt;
 use hyper::body::Bytes;
 use lambda_http::{Body, Request};
@@ -109,6 +110,8 @@ async fn a_body_that_breaks_off_reaches_the_client_and_releases_the_record() {
         Ok::<_, Infallible>(Response::new(axum::body::Body::from_stream(pieces)))
     });
     let mut body = send_to(&layer(&locks), broken, order(&host)).await.into_body();
+    // With a length, the client would take the start for the whole.
+    assert_eq!(body.size_hint().exact(), None);
     assert_eq!(body.frame().await.unwrap().unwrap().into_data().unwrap(), "abc");
     assert_eq!(body.frame().await.unwrap().unwrap_err().to_string(), "the source was lost");
     let runs = Counter::default();
@@ -129,9 +132,23 @@ fn endless()
 #[tokio::test]
 async fn an_endless_body_cannot_be_stored() {
     let (_world, host, locks) = environment().await;
-    let reply = send_to(&layer(&locks), endless(), order(&host)).await;
-    assert_eq!(reply.status(), 500);
-    assert_eq!(reply.headers()["content-type"], "application/problem+json");
+    let answer = layer(&locks).layer(endless()).oneshot(order(&host)).await.unwrap();
+    assert_eq!(Reply::of(answer).await.problem(), (500, "result-unusable".to_owned()));
+}
+
+// behaviour 469
+#[tokio::test]
+async fn the_limit_counts_a_quote_twice() {
+    let (_world, host, locks) = environment().await;
+    for (quotes, is_stored) in [(MOST / 2 - 200, true), (MOST / 2, false)] {
+        let handler = answering(&Counter::default(), move |_| Response::new("\"".repeat(quotes).into()));
+        let reply = send(&layer(&locks), &handler, order_of(&host, &quotes.to_string(), &().into())).await;
+        if is_stored {
+            assert_eq!((reply.status.as_u16(), reply.body.len()), (200, quotes));
+        } else {
+            assert_eq!(reply.problem(), (500, "result-unusable".to_owned()));
+        }
+    }
 }
 
 // behaviour 469
@@ -178,7 +195,6 @@ async fn the_body_of_a_response_that_is_no_result_is_not_read() {
 // behaviour 466
 #[tokio::test]
 async fn a_body_knows_its_size() {
-    use http_body::Body as _;
     let (_world, host, locks) = environment().await;
     let runs = Counter::default();
     let service = layer(&locks).layer(counting(&runs));

@@ -291,6 +291,16 @@ async fn a_request_that_outlives_its_lease_is_interrupted() {
     assert_eq!(send(&layer, &counting(&runs), order(&host)).await.made_by(), (201, 1, false));
 }
 
+// behaviours 65, 468
+#[tokio::test]
+async fn a_request_that_outlives_its_lease_is_unfinished_if_unfinished_runs_are_rejected() {
+    let (_world, host, locks) = environment().await;
+    let layer = layer(&locks).lease(Duration::from_millis(300)).on_timeout(OnTimeout::Reject);
+    let endless = service_fn(|_: Request| pending::<Result<Response<Body>, Infallible>>());
+    let reply = timeout(TOO_LONG, send(&layer, &endless, order(&host))).await.expect("it is cancelled");
+    assert_problem(&reply, "unfinished");
+}
+
 // behaviour 468
 #[tokio::test]
 async fn a_request_without_an_answer_of_the_table_is_unavailable() {
