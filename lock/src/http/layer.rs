@@ -39,7 +39,7 @@ const MAX_KEY_LENGTH: usize = 255;
 ///
 /// Put it around a `lambda_http` handler or an axum router: API Gateway's REST and HTTP APIs, function URLs and load
 /// balancers. Requests with other methods than [these](Self::methods) pass through. The key of a record consists of the
-/// [`Caller`] and the client's key, and is stored as a hash.
+/// invocation's tenant, if it has one, the [`Caller`] and the client's key, and is stored as a hash.
 ///
 /// | the first request with this key | what a retry gets |
 /// | --- | --- |
@@ -239,7 +239,7 @@ impl HttpIdempotencyLayer {
     }
 
     /// Sets what happens after a run that did not finish, as [`Idempotency::on_timeout`] does. With [`OnTimeout::Reject`],
-    /// the answer is 409.
+    /// the answer is 409, also to a request whose own lease ends.
     #[must_use]
     pub fn on_timeout(self, policy: OnTimeout) -> Self {
         self.with_records(|records| records.on_timeout(policy))

@@ -73,6 +73,22 @@ async fn a_committed_transaction_without_an_answer_returns_its_result() {
     }
 }
 
+// behaviour 79
+#[tokio::test]
+async fn another_result_is_stored_unless_the_transaction_was_committed() {
+    let (world, host, locks) = environment().await;
+    let orders = orders(&locks);
+    for (id, condition, expected) in [("a", Some("attribute_exists(id)"), 18), ("b", None, 17)] {
+        let body = async |run: &Run| {
+            let is_ok = commit(&world, &host, run, 17, condition).await.is_ok();
+            assert_eq!(is_ok, condition.is_none());
+            Ok(18)
+        };
+        assert_eq!(orders.run(&order(id), body).await.unwrap(), expected, "{id}");
+        assert_eq!(place(&orders, &order(id), &Counter::default()).await.unwrap(), expected, "{id}");
+    }
+}
+
 // behaviours 76, 79
 #[tokio::test]
 async fn a_committed_transaction_without_an_answer_is_replayed_when_errors_keep() {

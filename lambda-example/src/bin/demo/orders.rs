@@ -45,12 +45,15 @@ async fn duplicates(shop: &Shop<'_>) -> Result<(), Error> {
     shop.expect_one_order_of("tea").await
 }
 
+/// Longer than the time after which the environment crashes.
+const CHECKING_MS: u64 = 1000;
+
 async fn crash_before_the_write(shop: &Shop<'_>) -> Result<(), Error> {
     println!(
         "\nAn environment crashes while it checks the stock; its deadline is 2 s away and its lease ends 1 s later"
     );
     let host = shop.cloud.host();
-    let doomed = shop.request(1, "coffee", 1, 60_000).timeout(Duration::from_secs(2)).send(host.clone());
+    let doomed = shop.request(1, "coffee", 1, CHECKING_MS).timeout(Duration::from_secs(2)).send(host.clone());
     let work = tokio::spawn(doomed);
     sleep(Duration::from_millis(500)).await;
     host.crash();
@@ -58,7 +61,7 @@ async fn crash_before_the_write(shop: &Shop<'_>) -> Result<(), Error> {
 
     let mut replies = Vec::new();
     for number in 2..20 {
-        let reply = shop.request(number, "coffee", 1, 50).send(shop.cloud.host()).await?;
+        let reply = shop.request(number, "coffee", 1, CHECKING_MS).send(shop.cloud.host()).await?;
         let is_in_progress = reply.response.status_code == 409;
         replies.push(reply);
         if !is_in_progress {
@@ -192,17 +195,25 @@ impl Reply {
     fn is_replay(&self) -> bool {
         self.response.headers.contains_key("idempotency-replayed")
     }
+
+    /// Returns the body, or the title of a problem.
+    fn summary(&self) -> String {
+        let body = self.response.body.clone().unwrap_or_default();
+        let title =
+            serde_json::from_str(&body).ok().and_then(|problem: Value| Some(problem["title"].as_str()?.to_owned()));
+        title.unwrap_or(body)
+    }
 }
 
 fn print(replies: &[Reply]) {
-    let mut table = table(["request", "status", "body", "replayed", "requests", "ms"]);
+    let mut table = table(["request", "status", "order or problem", "replayed", "requests", "ms"]);
     for reply in replies {
         let Reply { number, response, requests, took } = reply;
         let replayed = if reply.is_replay() { "yes" } else { "" };
         table.add_row([
             number.to_string(),
             response.status_code.to_string(),
-            response.body.clone().unwrap_or_default(),
+            reply.summary(),
             replayed.to_owned(),
             requests.to_string(),
             took.as_millis().to_string(),
