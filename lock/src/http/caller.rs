@@ -30,8 +30,8 @@ type Identify = dyn Fn(&Parts) -> Option<Value> + Send + Sync;
 /// | [`by`](Self::by) | what a closure reads from the request | |
 /// | [`all_are_one`](Self::all_are_one) | everyone: all share their keys | |
 ///
-/// `iam_principal`, `jwt_subject` and `api_key` trust the event's `requestContext`. Whoever may invoke the function
-/// directly can forge it: grant `lambda:InvokeFunction` to callers of a function URL only with the condition
+/// `iam_principal`, `jwt_subject` and `api_key` trust the event's `requestContext`. A principal that may invoke the
+/// function directly can forge it: grant `lambda:InvokeFunction` to callers of a function URL only with the condition
 /// `lambda:InvokedViaFunctionUrl`.
 ///
 /// ```
@@ -57,9 +57,9 @@ impl Caller {
         Self::known(move |parts| caller(parts).map(Into::into))
     }
 
-    /// The IAM principal that signed the request, by its unique id: a user, or one session of a role. Whoever assumes a
-    /// role chooses the session's name, which is part of the id, unless the role's trust policy restricts
-    /// `sts:RoleSessionName`.
+    /// The IAM principal that signed the request, by its unique id: a user, or one session of a role. The principal
+    /// that assumes a role chooses the session's name, which is part of the id, unless the role's trust policy
+    /// restricts `sts:RoleSessionName`.
     ///
     /// For credentials of a Cognito identity pool, the identity is part of the caller, because all identities have the
     /// same role session. A function URL does not name the identity, so these callers are unknown there.

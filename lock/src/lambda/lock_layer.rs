@@ -175,7 +175,9 @@ impl<I: HandlerEvent, R> LockLayer<I, R> {
     /// own lock, so tenants do not wait for each other. The key is `key#tenant`, by default `function#tenant`. In the
     /// tenant's id, `#` becomes `%23` and `%` becomes `%25`.
     ///
-    /// Without this setting, all tenants of a function share the lock of its name.
+    /// Without this setting, all tenants of a function share the lock of its name. A record of the function whose plain key
+    /// is the id of a tenant has the same row as that tenant's lock: hash the keys of records, or set a
+    /// [prefix](crate::Idempotency::prefix).
     ///
     /// An invocation without a tenant id fails with `LockInvalid`, and the handler does not run.
     ///
