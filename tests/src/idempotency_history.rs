@@ -59,6 +59,8 @@ pub struct Counts {
     pub completed: usize,
     /// Outcomes stored in a transaction of the handler.
     pub committed: usize,
+    /// Runs that had another result after a failed transaction.
+    pub fell_back: usize,
     /// Transactions that DynamoDB cancelled.
     pub transactions_cancelled: usize,
     /// Runs after the window of an earlier one of the same key.
@@ -255,6 +257,8 @@ struct Plan {
     ending: Ending,
     /// The transaction fails because of its own condition.
     declined: bool,
+    /// After a failed transaction, the work has another result instead of an error.
+    falls_back: bool,
     /// The process is frozen before it sends the transaction, and sends it even after its lease.
     frozen: Option<Duration>,
     lease: Duration,
@@ -276,6 +280,7 @@ impl Plan {
         after: Duration::ZERO,
         ending: Ending::Answer,
         declined: false,
+        falls_back: false,
         frozen: None,
         lease: Duration::from_secs(2),
         wait: Duration::from_mins(2),
@@ -296,7 +301,8 @@ impl Plan {
                 2 => Ending::Panic,
                 _ => Ending::Answer,
             },
-            declined: random.u8(0..6) == 0,
+            declined: random.u8(0..3) == 0,
+            falls_back: random.u8(0..4) > 0,
             frozen: (random.u8(0..6) == 0).then(|| millis(random, 0..=4000)),
             lease,
             wait: if random.u8(0..3) == 0 { millis(random, 0..=6000) } else { Duration::ZERO },
@@ -409,6 +415,9 @@ impl Function {
     }
 }
 
+/// Added to the number of a run, this is its result after a failed transaction.
+pub(crate) const FALLBACK: u64 = 1_000_000;
+
 /// The work: increments an unprotected counter, and in a transaction another one in DynamoDB.
 async fn work(call: Call, client: Client, run: Run, terms: Terms, plan: Plan) -> Result<u64, Failure> {
     let execution = call.began(&run, plan.lease);
@@ -437,6 +446,11 @@ async fn work(call: Call, client: Client, run: Run, terms: Terms, plan: Plan) ->
                 tokio::spawn(thawed).await.unwrap()
             }
         };
+        if committed.is_err() && plan.falls_back {
+            let number = execution.number;
+            execution.answered_otherwise();
+            return Ok(FALLBACK + number);
+        }
         if committed.is_err() {
             return Err(execution.failed(Then::GiveUp));
         }

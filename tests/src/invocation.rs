@@ -13,6 +13,8 @@ use lambda_lock::HandlerError;
 use lambda_lock::embedded::{Answer, Host, Intercept};
 use lambda_runtime::{Config, Context, Diagnostic, LambdaEvent};
 use serde_json::{Value, json};
+use tokio::sync::watch;
+use tokio::time::{sleep, timeout};
 use tower::{Service, ServiceExt};
 
 /// The name of the function.
@@ -37,6 +39,42 @@ pub fn invocation_without_deadline<P>(function: &str, payload: P) -> LambdaEvent
     let (function_name, log_stream) = (function.to_owned(), "stream-1".to_owned());
     context.env_config = Arc::new(Config { function_name, log_stream, ..Config::default() });
     LambdaEvent::new(payload, context)
+}
+
+/// Counts how many handlers run at the same time.
+#[derive(Clone, Debug)]
+pub struct AtOnce {
+    expected: u32,
+    running: Arc<AtomicU32>,
+    most: Arc<AtomicU32>,
+    is_full: watch::Sender<bool>,
+}
+
+impl AtOnce {
+    /// Expects that so many run at the same time.
+    #[must_use]
+    pub fn expecting(expected: u32) -> Self {
+        Self { expected, running: Arc::default(), most: Arc::default(), is_full: watch::Sender::new(false) }
+    }
+
+    /// Runs as one of the handlers, until as many as expected run, and then a while for more of them.
+    pub async fn run(self) {
+        let now = self.running.fetch_add(1, Ordering::Relaxed) + 1;
+        self.most.fetch_max(now, Ordering::Relaxed);
+        if now >= self.expected {
+            self.is_full.send_replace(true);
+        }
+        let mut full = self.is_full.subscribe();
+        let _otherwise_too_few = timeout(Duration::from_secs(10), full.wait_for(|is_full| *is_full)).await.is_ok();
+        sleep(Duration::from_millis(50)).await;
+        self.running.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    /// Asserts that as many as expected have run at the same time, and not more.
+    #[track_caller]
+    pub fn assert(&self) {
+        assert_eq!(self.most.load(Ordering::Relaxed), self.expected);
+    }
 }
 
 /// Returns an invocation by this tenant.

@@ -178,6 +178,7 @@ fn the_histories_of_idempotency_reach_every_outcome() {
             ("crashed", counts.crashed),
             ("completed", counts.completed),
             ("committed", counts.committed),
+            ("fell back", counts.fell_back),
             ("transactions cancelled", counts.transactions_cancelled),
             ("windows ended", counts.windows_ended),
             ("swept", counts.swept),

@@ -76,7 +76,7 @@ const MAX_KEY_LENGTH: usize = 255;
 /// The request's body is read before the handler runs, up to a [limit](Self::max_body_bytes), and handed on with the
 /// same bytes. JSON is compared in canonical form if the content type says that it is JSON: spaces and the order of an
 /// object's names do not count. A result's body is read before it is sent, up to 390 KiB. The body of a response that
-/// is not a result is not read. Trailers of a request with a key and of a result are dropped.
+/// is not a result is not read. Trailers of a request with a key and of a stored response are dropped.
 ///
 /// A record holds up to 390 KiB of JSON text with the status, the headers and the body. Quotes, backslashes and line
 /// breaks in the body count twice, and a binary body counts as Base64, a third more.
@@ -233,6 +233,15 @@ impl HttpIdempotencyLayer {
     /// response, the record is released and a retry runs.
     ///
     /// By default, statuses from 200 to 499 are results, except 408, 409, 425 and 429.
+    ///
+    /// ```
+    /// # use http::header::RETRY_AFTER;
+    /// # use lambda_lock::{Caller, HttpIdempotencyLayer, Locks};
+    /// # fn example(locks: Locks) -> HttpIdempotencyLayer {
+    /// HttpIdempotencyLayer::new(locks, Caller::api_key())
+    ///     .results(|status, headers| status.as_u16() < 500 && !headers.contains_key(RETRY_AFTER))
+    /// # }
+    /// ```
     #[must_use]
     pub fn results(self, are: impl Fn(StatusCode, &HeaderMap) -> bool + Send + Sync + 'static) -> Self {
         self.with(|settings| settings.results.are = Arc::new(are))
@@ -445,7 +454,9 @@ impl Settings {
             HandlerError::Lock(error) => self.problem_of(error),
             // This layer stores no errors.
             HandlerError::Handler(GivenUp) | HandlerError::Replayed(_) => {
-                tracing::error!("the record has an error instead of a response");
+                tracing::error!(
+                    "the record has an error instead of a response: another idempotent operation has the same prefix"
+                );
                 Problem::ResultUnusable
             }
         }

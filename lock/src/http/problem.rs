@@ -16,8 +16,10 @@ const TYPES: &str = "https://docs.rs/lambda-lock/latest/lambda_lock/docs/http/in
 pub(super) enum Problem {
     KeyMissing,
     KeyMalformed,
-    /// With the largest number of characters.
-    KeyTooLong(usize),
+    KeyTooLong {
+        characters: usize,
+        most: usize,
+    },
     BodyUnreadable,
     CallerUnknown,
     /// With the seconds until the lease of the first run ends.
@@ -52,7 +54,7 @@ impl Problem {
 
     pub(super) fn status(self) -> StatusCode {
         match self {
-            Self::KeyMissing | Self::KeyMalformed | Self::KeyTooLong(_) | Self::BodyUnreadable => {
+            Self::KeyMissing | Self::KeyMalformed | Self::KeyTooLong { .. } | Self::BodyUnreadable => {
                 StatusCode::BAD_REQUEST
             }
             Self::CallerUnknown => StatusCode::FORBIDDEN,
@@ -69,7 +71,7 @@ impl Problem {
         match self {
             Self::KeyMissing => "key-missing",
             Self::KeyMalformed => "key-malformed",
-            Self::KeyTooLong(_) => "key-too-long",
+            Self::KeyTooLong { .. } => "key-too-long",
             Self::BodyUnreadable => "body-unreadable",
             Self::CallerUnknown => "caller-unknown",
             Self::InProgress(_) => "in-progress",
@@ -88,7 +90,7 @@ impl Problem {
         match self {
             Self::KeyMissing => "The request has no idempotency key",
             Self::KeyMalformed => "The idempotency key is malformed",
-            Self::KeyTooLong(_) => "The idempotency key is too long",
+            Self::KeyTooLong { .. } => "The idempotency key is too long",
             Self::BodyUnreadable => "The request's body cannot be read",
             Self::CallerUnknown => "The caller is unknown",
             Self::InProgress(_) => "The first request with this key is in progress",
@@ -110,7 +112,9 @@ impl Problem {
                 "Send one header Idempotency-Key with a string in double quotes, of visible ASCII characters and spaces."
                     .into()
             }
-            Self::KeyTooLong(most) => format!("The key may have up to {most} characters."),
+            Self::KeyTooLong { characters, most } => {
+                format!("The key has {characters} characters, and may have up to {most}.")
+            }
             Self::BodyUnreadable => "The body ended before it was complete. Send the request again.".into(),
             Self::CallerUnknown => {
                 "Requests with an idempotency key need a caller that the service can tell from others.".into()

@@ -38,7 +38,7 @@ pub(super) fn key(headers: &HeaderMap, most: usize) -> Result<Option<String>, Pr
     };
     match key.len() {
         0 => Err(Problem::KeyMissing),
-        length if length > most => Err(Problem::KeyTooLong(most)),
+        characters if characters > most => Err(Problem::KeyTooLong { characters, most }),
         _ => Ok(Some(key)),
     }
 }
@@ -140,6 +140,6 @@ mod tests {
         }
         assert_eq!(read_key(&["Schlüssel".as_bytes()]), Err(Problem::KeyMalformed));
         assert_eq!(read_key(&[b"a", b"a"]), Err(Problem::KeyMalformed));
-        assert_eq!(read_key(&[b"0123456789a"]), Err(Problem::KeyTooLong(10)));
+        assert_eq!(read_key(&[b"0123456789a"]), Err(Problem::KeyTooLong { characters: 11, most: 10 }));
     }
 }

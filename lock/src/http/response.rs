@@ -79,6 +79,9 @@ impl Results {
     }
 }
 
+/// The most headers of a stored response. A `HeaderMap` panics at a few times that.
+const MAX_HEADERS: usize = 10_000;
+
 /// What a record keeps of a response.
 #[derive(Clone, Debug, Deserialize, PartialEq)]
 #[serde(try_from = "Option<Wire>")]
@@ -119,7 +122,9 @@ impl Serialize for StoredResponse {
                 Err(_) => (None, Some(STANDARD.encode(bytes))),
             },
             StoredBody::TooLarge => {
-                let why = format!("the body of the response has more than {MAX_DATA_BYTES} bytes");
+                let why = format!(
+                    "the body of the response has more than {MAX_DATA_BYTES} bytes: see `on_unstorable_result`"
+                );
                 return Err(S::Error::custom(why));
             }
             StoredBody::Unknown => return serializer.serialize_none(),
@@ -137,6 +142,9 @@ impl TryFrom<Option<Wire>> for StoredResponse {
             let (status, headers) = (StatusCode::OK, Vec::new());
             return Ok(Self { status, headers, body: StoredBody::Unknown, is_replay: false });
         };
+        if headers.len() > MAX_HEADERS {
+            return Err("there are too many headers");
+        }
         let header = |(name, value): (String, String)| {
             let value = value.chars().map(u8::try_from).collect::<Result<Vec<_>, _>>().ok()?;
             Some((HeaderName::try_from(name).ok()?, HeaderValue::try_from(value).ok()?))
@@ -299,5 +307,23 @@ impl<B: Body> Body for HttpIdempotencyBody<B> {
 impl<B: Body> fmt::Debug for HttpIdempotencyBody<B> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("HttpIdempotencyBody").finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    // behaviour 466
+    #[test]
+    fn a_row_with_more_headers_than_a_response_can_have_is_an_error() {
+        let read = |headers: usize| {
+            let headers: Vec<_> = (0..headers).map(|name| (format!("x-{name}"), "")).collect();
+            serde_json::from_value::<StoredResponse>(json!({ "status": 200, "headers": headers }))
+        };
+        assert!(read(MAX_HEADERS).is_ok_and(|stored| stored.replay::<String>().is_some()));
+        assert!(read(MAX_HEADERS + 1).is_err_and(|error| error.to_string() == "there are too many headers"));
     }
 }

@@ -10,7 +10,8 @@ use super::response::Results;
 use crate::error::Error;
 use crate::idempotency::Run;
 
-/// The run of a request, which `HttpIdempotencyLayer` puts into the request's extensions. Cheap to clone.
+/// The run of a request, which `HttpIdempotencyLayer` puts into the request's extensions. Cheap to clone. A test of a
+/// handler sends its requests through the layer, on the engine `embedded`.
 ///
 /// ```
 /// # use aws_sdk_dynamodb::{Client, types::{Put, TransactWriteItem}};

@@ -214,11 +214,12 @@ where
         };
         match (outcome, found) {
             (Err(panic), _) => resume_unwind(panic),
-            // The transaction that completes the record seemed to fail but was committed.
-            (Ok(outcome), Some(record))
-                if record.error.is_none() && (outcome.is_err() || run.in_transaction().is_some()) =>
-            {
-                self.replay(&record, lock.key())
+            // The handler's transaction was committed after all. A retry gets its result, too.
+            (Ok(outcome), Some(record)) if record.error.is_none() => {
+                match (self.replay(&record, lock.key()), outcome) {
+                    (Err(_), Ok(result)) => Ok(result),
+                    (replayed, _) => replayed,
+                }
             }
             (Ok(outcome), _) => outcome,
         }
@@ -228,10 +229,11 @@ where
         let settings = &*self.settings;
         let error = match result {
             Ok(result) => {
-                return match (run.stored(result), settings.on_unstorable_result) {
-                    (stored, _) if run.in_transaction().is_some_and(|other| stored.is_err() || stored == Ok(other)) => {
-                        RecordUpdate::Completed
-                    }
+                let stored = run.stored(result);
+                if run.in_transaction().is_some_and(|committed| stored == Ok(committed)) {
+                    return RecordUpdate::Completed;
+                }
+                return match (stored, settings.on_unstorable_result) {
                     (Ok(stored), _) => RecordUpdate::Store(Outcome::Result(stored)),
                     (Err(why), OnUnstorableResult::Fail) => RecordUpdate::Unstorable(why),
                     (Err(why), OnUnstorableResult::CompleteWithoutResult) => {
@@ -272,10 +274,20 @@ where
         }
     }
 
-    /// Completes the record. Returns the record if it was completed before.
+    fn has_another_outcome(&self, record: &Holder, outcome: &Outcome) -> bool {
+        let load = |data| self.settings.format.load(Some(data)).ok();
+        match outcome {
+            Outcome::Result(result) => record.data.as_ref().and_then(|Data(data)| load(data)) != load(result),
+            Outcome::WithoutResult => record.data.is_some(),
+            Outcome::Error(_) => record.error.is_none(),
+        }
+    }
+
+    /// Completes the record. Returns the record if the handler's transaction completed it before, with another outcome.
     async fn store(&self, run: &Run, outcome: Outcome) -> Option<Box<Holder>> {
         let (settings, lock) = (&*self.settings, &*run.lock);
         let cached = run.cache_entry.as_ref().map(|record| (Holder::clone(record), outcome.clone()));
+        let own = run.in_transaction().map(|_| outcome.clone());
         match lock.complete(settings.window(), outcome).await {
             Ok(Completed::Now { until }) => {
                 if let Some((record, outcome)) = cached {
@@ -290,7 +302,8 @@ where
             }
             Ok(Completed::Before(record)) => {
                 settings.remember(lock.key(), &record);
-                Some(record)
+                // The same outcome is this run's own: the answer to an earlier attempt was lost.
+                Some(record).filter(|record| own.is_some_and(|own| self.has_another_outcome(record, &own)))
             }
             // Telemetry has logged this loss. A lock that the work itself released is not known as lost: it is logged
             // below.

@@ -60,7 +60,8 @@ impl Run {
     ///
     /// Return the same result from the handler if the transaction was committed. If it was not, return an error, or another
     /// result, which is then stored as usual. If the transaction was committed but its answer was lost, the committed result
-    /// replaces what the handler returns. If the handler returns the same result without a committed transaction, nothing
+    /// replaces what the handler returns, unless [`on_error`](crate::Idempotency::on_error) keeps the record or the result is
+    /// not of the handler's type. If the handler returns the same result without a committed transaction, nothing
     /// is stored, and the work runs again after the lease. The window starts at this call.
     ///
     /// Sends no request, and the run sends none after a handler that returns this result. The write costs one write in the

@@ -226,6 +226,10 @@ pub const NOT_EXPRESSED: &[(&str, &str)] = &[
         "the next in line takes a held key",
         "the model has no queue: `FREE_BEHIND_ALL` and `FREE_IN_TURN` imply `FREE`, and a client may wait at any time anyway",
     ),
+    (
+        "complete without the status check",
+        "a run of the model has one outcome: it never completes after a transaction that seemed to fail",
+    ),
     ("the cache serves an expired result", "the model has no cache: a client keeps no outcome"),
     ("a ticket works twice", TICKETS),
     ("a resumption does not use up the ticket", TICKETS),

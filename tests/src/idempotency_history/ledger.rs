@@ -62,6 +62,8 @@ enum How {
     /// In progress, cancelled, panicked or crashed.
     Unfinished,
     Answered,
+    /// With another result than its transaction.
+    AnsweredOtherwise,
     Failed(Then),
 }
 
@@ -75,6 +77,8 @@ struct Record {
     is_ghost: bool,
     released: Option<SystemTime>,
     completed: Option<SystemTime>,
+    /// Whether a transaction completed it.
+    is_committed: bool,
 }
 
 struct Crash {
@@ -113,7 +117,8 @@ impl Ledger {
                 ends = self.window_end(&state, run).unwrap();
                 is_counted = false;
             }
-            if !is_counted && run.how != How::Failed(Then::Store) {
+            let has_business_write = !self.terms[key].transactional || state.records[&run.owner].is_committed;
+            if !is_counted && run.how != How::Failed(Then::Store) && has_business_write {
                 windows += 1;
                 is_counted = true;
             }
@@ -282,6 +287,7 @@ impl Ledger {
                 is_ghost: false,
                 released: None,
                 completed: None,
+                is_committed: false,
             };
             state.records.insert(owner.clone(), record);
         }
@@ -310,7 +316,9 @@ impl Ledger {
             self.broke(state, format!("(v) {key}: a run that had lost its record completed it"));
         }
         let now = self.engine.now();
-        if state.records.get_mut(&owner).unwrap().completed.replace(now).is_none() {
+        let record = state.records.get_mut(&owner).unwrap();
+        if record.completed.replace(now).is_none() {
+            record.is_committed = in_transaction;
             state.counts.completed += 1;
             state.counts.committed += usize::from(in_transaction);
         }

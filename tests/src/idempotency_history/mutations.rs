@@ -5,7 +5,7 @@ use crate::history::mutation::{Kind, acquire_ignores_end, foreign_nonce, replace
 use lambda_lock::embedded::Answer;
 
 /// Deliberate mistakes in the protocol of idempotency, which the histories must catch.
-pub const MUTATIONS: [Mutation; 13] = [
+pub const MUTATIONS: [Mutation; 14] = [
     Mutation {
         name: "acquire ignores the lease's end",
         breaks: "(ii)",
@@ -17,6 +17,12 @@ pub const MUTATIONS: [Mutation; 13] = [
         name: "complete without the owner check",
         breaks: "(v)",
         request: complete_without_owner,
+        ..Mutation::NONE
+    },
+    Mutation {
+        name: "complete without the status check",
+        breaks: "(v)",
+        request: complete_without_status,
         ..Mutation::NONE
     },
     Mutation {
@@ -80,6 +86,12 @@ pub(crate) fn acquire_ignores_window(kind: Kind, request: &mut Value) {
 fn complete_without_owner(kind: Kind, request: &mut Value) {
     if kind == Kind::Complete {
         replace_in_condition(request, "#owner = :owner", ANY_OWNER);
+    }
+}
+
+fn complete_without_status(kind: Kind, request: &mut Value) {
+    if kind == Kind::Complete {
+        replace_in_condition(request, "#status = :in_progress", ANY_STATUS);
     }
 }
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use futures_util::FutureExt;
 use lambda_lock::embedded::Host;
-use lambda_lock::{Idempotency, Locks, OnError, OnMissingKey, OnUnstorableResult, Run};
+use lambda_lock::{HandlerError, Idempotency, Locks, OnError, OnMissingKey, OnUnstorableResult, Run};
 use lambda_lock_tests::World;
 use lambda_lock_tests::invocation::{Counter, LoseAnswers, millis};
 use tokio::sync::Notify;
@@ -87,6 +87,66 @@ async fn another_result_is_stored_unless_the_transaction_was_committed() {
         assert_eq!(orders.run(&order(id), body).await.unwrap(), expected, "{id}");
         assert_eq!(place(&orders, &order(id), &Counter::default()).await.unwrap(), expected, "{id}");
     }
+}
+
+// behaviours 75, 79
+#[tokio::test]
+async fn another_result_that_cannot_be_stored_is_treated_as_any_other() {
+    let (world, host, locks) = environment().await;
+    let exports: Orders<f32> = orders(&locks).on_unstorable_result(OnUnstorableResult::CompleteWithoutResult);
+    for (id, condition, expected) in [("a", Some("attribute_exists(id)"), "NaN"), ("b", None, "17")] {
+        let body = async |run: &Run| {
+            let _ = commit(&world, &host, run, 17, condition).await;
+            Ok(f32::NAN)
+        };
+        assert_eq!(exports.run(&order(id), body).await.unwrap().to_string(), expected, "{id}");
+        let row = world.row(id).await.unwrap();
+        assert_eq!((string_in(&row, "status"), row.contains_key("data")), ("COMPLETED", condition.is_none()));
+    }
+    let exports = exports.on_unstorable_result(OnUnstorableResult::Fail);
+    let body = async |run: &Run| {
+        let _ = commit(&world, &host, run, 17, Some("attribute_not_exists(id)")).await;
+        Ok(f32::NAN)
+    };
+    let Err(HandlerError::Lock(error)) = exports.run(&order("c"), body).await else { panic!("it is stored") };
+    assert!(error.is_unusable_result(), "{error}");
+}
+
+// behaviours 76, 79
+#[tokio::test]
+async fn another_result_that_was_stored_without_an_answer_is_no_replay() {
+    let world = World::new().await;
+    // The first request is the acquire, the second one the completion.
+    let host = world.host().intercept(LoseAnswers::to("UpdateItem", 2..=2)).build();
+    let locks = world.locks_with_quick_retries(&host).build().unwrap();
+    let replays = Counter::default();
+    let orders: Orders<u32> = orders(&locks).on_replay({
+        let replays = replays.clone();
+        move |_, _| {
+            replays.count();
+        }
+    });
+    let body = async |run: &Run| {
+        assert!(commit(&world, &host, run, 17, Some("attribute_exists(id)")).await.is_err());
+        Ok(18)
+    };
+    assert_eq!(orders.run(&order("a"), body).await.unwrap(), 18);
+    assert_eq!(replays.get(), 0);
+    assert_eq!(place(&orders, &order("a"), &Counter::default()).await.unwrap(), 18);
+    assert_eq!(replays.get(), 1);
+}
+
+// behaviour 79
+#[tokio::test]
+async fn a_committed_result_of_another_type_leaves_the_handlers_own() {
+    let (world, host, locks) = environment().await;
+    let orders: Orders<String> = orders(&locks);
+    let body = async |run: &Run| {
+        commit(&world, &host, run, 17, None).await?;
+        Ok("placed".to_owned())
+    };
+    assert_eq!(orders.run(&order("a"), body).await.unwrap(), "placed");
+    assert_eq!(string_in(&world.row("a").await.unwrap(), "data"), "17");
 }
 
 // behaviours 76, 79

@@ -1,46 +1,25 @@
 //! How many messages run at the same time.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
-
 use aws_lambda_events::sqs::SqsMessage;
+use futures_util::FutureExt;
 use lambda_lock::{Message, SqsConsumer};
-use lambda_lock_tests::invocation::invocation;
+use lambda_lock_tests::invocation::{AtOnce, invocation};
 use serde_json::json;
-use tokio::sync::watch;
-use tokio::time::{sleep, timeout};
 use tower::service_fn;
 
 use crate::{
-    Consumer, Declined, Payment, batch, by_payment, deliver, environment, failures, message, message_with_body, ms,
-    ordered,
+    Consumer, Declined, Payment, batch, by_payment, deliver, environment, failures, message, message_with_body, ordered,
 };
 
-/// Asserts how many of these messages run at the same time. Each waits until so many run, and then for more of them.
 async fn assert_most_at_once(most: u32, concurrency: impl Fn(Consumer) -> Consumer, messages: Vec<SqsMessage>) {
     let (_world, host, consumer, _) = environment().await;
-    let (running, is_full) = (Arc::new(AtomicU32::new(0)), watch::Sender::new(false));
-    let seen = Arc::new(AtomicU32::new(0));
+    let at_once = AtOnce::expecting(most);
     let handler = service_fn({
-        let seen = Arc::clone(&seen);
-        move |_: Message<Payment>| {
-            let (running, is_full, seen) = (Arc::clone(&running), is_full.clone(), Arc::clone(&seen));
-            async move {
-                let now = running.fetch_add(1, Ordering::Relaxed) + 1;
-                seen.fetch_max(now, Ordering::Relaxed);
-                if now >= most {
-                    is_full.send_replace(true);
-                }
-                let mut full = is_full.subscribe();
-                let _otherwise_too_few = timeout(ms(10_000), full.wait_for(|is_full| *is_full)).await.is_ok();
-                sleep(ms(50)).await;
-                running.fetch_sub(1, Ordering::Relaxed);
-                Ok::<_, Declined>(())
-            }
-        }
+        let at_once = at_once.clone();
+        move |_: Message<Payment>| at_once.clone().run().map(Ok::<_, Declined>)
     });
     assert!(failures(&concurrency(consumer), handler, invocation(&host, batch(messages))).await.is_empty());
-    assert_eq!(seen.load(Ordering::Relaxed), most);
+    at_once.assert();
 }
 
 // behaviour 73

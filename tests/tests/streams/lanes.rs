@@ -1,11 +1,11 @@
 //! Lanes: the records of a partition key, in order.
 
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 
 use aws_lambda_events::kinesis::KinesisEventRecord;
+use futures_util::FutureExt;
 use lambda_lock::{KinesisRecord, StreamConsumer};
-use lambda_lock_tests::invocation::{Counter, invocation};
+use lambda_lock_tests::invocation::{AtOnce, invocation};
 use tokio::sync::Barrier;
 use tokio::time::{sleep, timeout};
 use tower::service_fn;
@@ -85,33 +85,25 @@ async fn records_of_different_keys_run_at_the_same_time() {
     assert!(!run_at_the_same_time(records([("a", "Done"), ("a", "Done")])).await);
 }
 
-async fn most_at_once(concurrency: impl Fn(Consumer) -> Consumer, keys: u32) -> u32 {
+async fn assert_most_at_once(most: u32, concurrency: impl Fn(Consumer) -> Consumer, keys: u32) {
     let (_world, host, consumer, _) = environment().await;
-    let (begun, ended, most) = (Counter::default(), Counter::default(), Arc::new(AtomicU32::new(0)));
+    let at_once = AtOnce::expecting(most);
     let handler = service_fn({
-        let most = Arc::clone(&most);
-        move |_: KinesisRecord<Payment>| {
-            let (begun, ended, most) = (begun.clone(), ended.clone(), Arc::clone(&most));
-            async move {
-                most.fetch_max(begun.count() - ended.get(), Ordering::Relaxed);
-                sleep(ms(50)).await;
-                ended.count();
-                Ok::<_, Declined>(())
-            }
-        }
+        let at_once = at_once.clone();
+        move |_: KinesisRecord<Payment>| at_once.clone().run().map(Ok::<_, Declined>)
     });
     let records = (0..2 * keys).map(|number| record(&number.to_string(), &(number % keys).to_string(), "Done"));
     assert_eq!(again_from(&concurrency(consumer), handler, invocation(&host, batch(records))).await, None);
-    most.load(Ordering::Relaxed)
+    at_once.assert();
 }
 
 // behaviour 481
 #[tokio::test]
 async fn concurrency_limits_lanes_to_ten_by_default_and_to_one_at_least() {
-    assert_eq!(most_at_once(|consumer| consumer, 25).await, 10);
-    assert_eq!(most_at_once(|consumer| consumer.concurrency(3), 7).await, 3);
-    assert_eq!(most_at_once(|consumer| consumer.concurrency(0), 3).await, 1);
-    assert_eq!(most_at_once(|consumer| consumer.concurrency(usize::MAX), 30).await, 30);
+    assert_most_at_once(10, |consumer| consumer, 25).await;
+    assert_most_at_once(3, |consumer| consumer.concurrency(3), 7).await;
+    assert_most_at_once(1, |consumer| consumer.concurrency(0), 3).await;
+    assert_most_at_once(30, |consumer| consumer.concurrency(usize::MAX), 30).await;
 }
 
 // behaviours 73, 481

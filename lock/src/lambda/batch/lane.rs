@@ -76,7 +76,7 @@ impl<C: Source, T, E> Settings<C, T, E> {
                 None
             }
             Err(_) => {
-                failed(&"parsing the body or finding the key panicked");
+                failed(&"the parser or the key panicked");
                 None
             }
         }

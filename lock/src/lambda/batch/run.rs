@@ -113,7 +113,7 @@ where
         S: Service<H, Response = T, Error = E> + Clone,
     {
         for Entry { positions, name, item, copies } in lane.entries {
-            if self.is_stopped.load(Ordering::Relaxed) {
+            if self.is_stopped() {
                 break;
             }
             let outcome = match item {
@@ -215,9 +215,10 @@ where
             }
         };
         // Acquiring may have been a wait.
-        if !self.has_time() {
+        let (has_time, is_stopped) = (self.has_time(), self.is_stopped());
+        if is_stopped || !has_time {
             idempotency.release(run.lock()).await;
-            return Ok(not_started::<C>(name));
+            return Ok(if is_stopped { Outcome::NotStarted } else { not_started::<C>(name) });
         }
         let work = async {
             poll_fn(|context| inner.poll_ready(context)).await?;
@@ -241,6 +242,10 @@ impl<C: Source, H, T, E> Batch<C, H, T, E> {
 
     fn now(&self) -> Moment {
         self.settings.idempotency.locks().0.clock.now()
+    }
+
+    fn is_stopped(&self) -> bool {
+        self.is_stopped.load(Ordering::Relaxed)
     }
 
     /// Starts no more items if the consumer stops at the first failure.

@@ -192,6 +192,14 @@ impl<H, B: 'static, T, E> StreamConsumer<H, KinesisRecord<B>, T, E> {
 
 impl<H, T, E> StreamConsumer<H, KinesisRecord<Vec<u8>>, T, E> {
     /// Creates a consumer of Kinesis data as it is.
+    ///
+    /// ```
+    /// # use lambda_lock::{Idempotency, KinesisRecord, Locks, OnMissingKey, StreamConsumer};
+    /// # type Record = KinesisRecord<Vec<u8>>;
+    /// # fn example(locks: Locks) -> StreamConsumer<Record, Record, (), std::io::Error> {
+    /// StreamConsumer::of_bytes(Idempotency::new(locks, OnMissingKey::Reject, KinesisRecord::key))
+    /// # }
+    /// ```
     #[must_use]
     pub fn of_bytes(idempotency: Idempotency<KinesisRecord<Vec<u8>>, T, E>) -> Self {
         Self::reading(idempotency, |record| KinesisRecord::parse(record, Ok))

@@ -1,5 +1,6 @@
 //! The records of streams, as their handlers see them.
 
+use std::any::type_name;
 use std::fmt;
 
 use aws_lambda_events::dynamodb::EventRecord;
@@ -156,7 +157,10 @@ fn parse_image<B: DeserializeOwned>(which: &str, image: serde_dynamo::Item) -> R
         return Ok(None);
     }
     // Without serde's message, which would show the value in the log.
-    serde_dynamo::from_item(image).map(Some).map_err(|_| format!("the {which} image is not of the handler's type"))
+    serde_dynamo::from_item(image).map(Some).map_err(|_| {
+        let wanted = type_name::<B>();
+        format!("the {which} image cannot be read as {wanted}: give the handler a type that reads every image")
+    })
 }
 
 /// Shows the sequence number and the kind of change only: keys and images may be confidential.

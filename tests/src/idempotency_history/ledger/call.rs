@@ -5,7 +5,7 @@ use std::time::{Duration, SystemTime};
 use lambda_lock::{Error, HandlerError, Run};
 
 use super::{Crash, How, Ledger, Ran, State};
-use crate::idempotency_history::{Answer, Then};
+use crate::idempotency_history::{Answer, FALLBACK, Then};
 
 /// One call, which reports to the ledger. Cheap to clone.
 #[derive(Clone, Debug)]
@@ -76,7 +76,7 @@ impl Call {
         let ledger = &self.ledger;
         let mut state = ledger.state();
         let run = self.reported.lock().unwrap().run;
-        let (number, is_error) = match answer {
+        let (result, is_error) = match answer {
             Ok(number) => (number, false),
             Err(HandlerError::Replayed(error)) => (error.message().parse().unwrap(), true),
             Err(HandlerError::Handler(failure)) => {
@@ -93,20 +93,26 @@ impl Call {
             Err(_) => unreachable!("there are no other errors"),
         };
         self.reported.lock().unwrap().answered = true;
-        ledger.log(&mut state, &format!("{} got the answer of run {number}", self.name));
+        ledger.log(&mut state, &format!("{} got the result {result}", self.name));
+        let (number, is_fallback) = (result % FALLBACK, result > FALLBACK);
         let index = usize::try_from(number).unwrap().wrapping_sub(1);
         let Some(ran) = state.runs.get(index).filter(|ran| ran.key == self.key) else {
             let what = format!("(v) {} got the result of run {number}, which {} did not have", self.name, self.key);
             return ledger.broke(&mut state, what);
         };
-        let stored = state.records[&ran.owner].completed.is_some();
+        let record = &state.records[&ran.owner];
+        let stored = record.completed.is_some();
         let right = match ran.how {
-            How::Answered => !is_error,
+            How::Answered => !is_error && !is_fallback,
+            How::AnsweredOtherwise if run == Some(number) => !is_error,
+            How::AnsweredOtherwise => !is_error && is_fallback != record.is_committed,
             How::Failed(Then::Store) => is_error,
             // A transaction may be committed although its handler got no answer.
-            How::Failed(_) | How::Unfinished => !is_error && stored,
+            How::Failed(_) | How::Unfinished => !is_error && !is_fallback && stored,
         };
-        let latest = ran.outcome.map(|outcome| outcome + ledger.terms[&self.key].window + ledger.clock_skew);
+        // Another result is stored after the work, and its window begins then.
+        let began = if is_fallback { ran.ended } else { ran.outcome };
+        let latest = began.map(|outcome| outcome + ledger.terms[&self.key].window + ledger.clock_skew);
         if !right {
             ledger
                 .broke(&mut state, format!("(v) {} got the result of run {number}, which had another one", self.name));
@@ -234,6 +240,11 @@ impl Execution {
 
     pub(crate) fn answered(self) {
         self.end(How::Answered);
+    }
+
+    pub(crate) fn answered_otherwise(self) {
+        self.with(|_, state, _| state.counts.fell_back += 1);
+        self.end(How::AnsweredOtherwise);
     }
 
     pub(crate) fn ended_with_failure(self, then: Then) {
