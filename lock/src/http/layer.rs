@@ -381,7 +381,7 @@ impl Settings {
         match (self.idempotency.execute(&run, work).await, first) {
             (Ok(stored), first) => match first {
                 Some(first) if !stored.is_replay => first,
-                // The handler's transaction seemed to fail but was committed.
+                // The handler's transaction was committed with this response.
                 _ => stored.replay().map_or_else(|| refused(Problem::ResultNotStored), Ok),
             },
             (Err(HandlerError::Handler(GivenUp)), Some(first)) => first,
