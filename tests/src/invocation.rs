@@ -1,10 +1,13 @@
 //! Invocations as Lambda makes them, and what tests observe of them.
 
 use std::fmt::Debug;
+use std::future::{Ready, ready};
 use std::io::{self, Write};
+use std::marker::PhantomData;
 use std::ops::RangeInclusive;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, Once};
+use std::task::{Context as TaskContext, Poll};
 use std::time::{Duration, SystemTime};
 
 use lambda_http::request::LambdaRequest;
@@ -121,6 +124,45 @@ impl Counter {
     #[must_use]
     pub fn get(&self) -> u32 {
         self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// A service that is ready for one call at a time, or never if its answer is an error.
+#[derive(Debug)]
+pub struct OneByOne<P, T, E> {
+    answer: fn() -> Result<T, E>,
+    is_ready: bool,
+    request: PhantomData<fn(P)>,
+}
+
+impl<P, T, E> OneByOne<P, T, E> {
+    /// Creates a service with this answer.
+    pub fn answering(answer: fn() -> Result<T, E>) -> Self {
+        Self { answer, is_ready: false, request: PhantomData }
+    }
+}
+
+impl<P, T, E> Clone for OneByOne<P, T, E> {
+    /// A clone needs its own readiness.
+    fn clone(&self) -> Self {
+        Self::answering(self.answer)
+    }
+}
+
+impl<P, T, E> Service<P> for OneByOne<P, T, E> {
+    type Response = T;
+    type Error = E;
+    type Future = Ready<Result<T, E>>;
+
+    fn poll_ready(&mut self, _: &mut TaskContext<'_>) -> Poll<Result<(), E>> {
+        let answer = (self.answer)();
+        self.is_ready = answer.is_ok();
+        Poll::Ready(answer.map(drop))
+    }
+
+    fn call(&mut self, _: P) -> Self::Future {
+        assert!(std::mem::take(&mut self.is_ready), "it was not asked whether it is ready");
+        ready((self.answer)())
     }
 }
 

@@ -12,6 +12,7 @@ pub mod runtime_api;
 pub mod semaphore_history;
 pub mod several_history;
 pub mod stream_history;
+pub mod till;
 mod world;
 
 use std::fmt::Debug;

@@ -1,7 +1,6 @@
 //! What makes two requests the same: the digest of a body, and JSON in canonical form.
 
 use std::collections::BTreeMap;
-use std::fmt::Write as _;
 use std::str::from_utf8;
 
 use http::HeaderName;
@@ -13,6 +12,7 @@ use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
 use super::response::latin1;
+use crate::idempotency::hex;
 
 /// Levels of nested lists and objects in a canonical form. `serde_json` reads as many.
 const LEVELS: usize = 127;
@@ -53,11 +53,7 @@ fn digest(parts: &Parts, body: &[u8]) -> String {
         digest.update("bytes:");
         digest.update(body);
     }
-    digest.finalize().iter().fold(String::new(), |mut hex, byte| {
-        // Writing to a string does not fail.
-        let _ = write!(hex, "{byte:02x}");
-        hex
-    })
+    hex(&digest.finalize())
 }
 
 fn is_json(parts: &Parts) -> bool {

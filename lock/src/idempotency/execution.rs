@@ -230,7 +230,7 @@ where
         let error = match result {
             Ok(result) => {
                 let stored = run.stored(result);
-                if run.in_transaction().is_some_and(|committed| stored == Ok(committed)) {
+                if stored.as_ref().is_ok_and(|stored| run.commits(stored)) {
                     return RecordUpdate::Completed;
                 }
                 return match (stored, settings.on_unstorable_result) {
@@ -287,7 +287,7 @@ where
     async fn store(&self, run: &Run, outcome: Outcome) -> Option<Box<Holder>> {
         let (settings, lock) = (&*self.settings, &*run.lock);
         let cached = run.cache_entry.as_ref().map(|record| (Holder::clone(record), outcome.clone()));
-        let own = run.in_transaction().map(|_| outcome.clone());
+        let own = run.has_transaction().then(|| outcome.clone());
         match lock.complete(settings.window(), outcome).await {
             Ok(Completed::Now { until }) => {
                 if let Some((record, outcome)) = cached {

@@ -13,7 +13,7 @@ pub use error::HandlerError;
 pub(crate) use execution::NextStep;
 pub use format::RecordFormat;
 #[cfg(feature = "http")]
-pub(crate) use format::is_missing;
+pub(crate) use format::{hex, is_missing};
 pub use policy::{OnError, OnMissingKey, OnTimeout, OnUnstorableResult, StoredError};
 pub use run::{HandlerInput, Run, WithRun};
 pub use settings::Idempotency;

@@ -1,7 +1,7 @@
 //! `Run`: a run in progress, as its handler sees it.
 
 use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use aws_sdk_dynamodb::types::{AttributeValue, TransactWriteItem};
@@ -72,13 +72,22 @@ impl Run {
     pub fn complete_in<T: Serialize>(&self, result: &T) -> Result<TransactWriteItem, Error> {
         let result = self.stored(result).map_err(|why| self.lock.error(Kind::UnusableResult(why)))?;
         let completion = self.lock.completion(self.window, Outcome::Result(result.clone()))?;
-        *self.in_transaction.lock().unwrap_or_else(PoisonError::into_inner) = Some(result);
+        *self.in_transaction() = Some(result);
         Ok(completion)
     }
 
-    /// Returns the result with which the caller's transaction completes the record, if there is one.
-    pub(super) fn in_transaction(&self) -> Option<AttributeValue> {
-        self.in_transaction.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    /// Whether the caller has a transaction that completes the record.
+    pub(super) fn has_transaction(&self) -> bool {
+        self.in_transaction().is_some()
+    }
+
+    /// Whether the caller's transaction completes the record with this result.
+    pub(super) fn commits(&self, result: &AttributeValue) -> bool {
+        self.in_transaction().as_ref() == Some(result)
+    }
+
+    fn in_transaction(&self) -> MutexGuard<'_, Option<AttributeValue>> {
+        self.in_transaction.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Returns this result as it is stored, or why it cannot be stored.

@@ -1,9 +1,7 @@
 //! The handler behind the layer.
 
 use std::convert::Infallible;
-use std::future::{Ready, ready};
 use std::panic::AssertUnwindSafe;
-use std::task::{Context as TaskContext, Poll};
 use std::time::Duration;
 
 use futures_util::FutureExt;
@@ -11,7 +9,7 @@ use futures_util::future::BoxFuture;
 use http::header::CONTENT_TYPE;
 use http::{Method, Request};
 use lambda_http::{Body, Response};
-use lambda_lock_tests::invocation::{Counter, over_http};
+use lambda_lock_tests::invocation::{Counter, OneByOne, over_http};
 use serde_json::json;
 use tokio::time::sleep;
 use tower::{Layer, Service, ServiceExt, service_fn};
@@ -30,45 +28,16 @@ async fn a_handler_that_panics_releases_the_record() {
     assert_eq!(send(&layer(&locks), &counting(&Counter::default()), order(&host)).await.made_by(), (201, 1, false));
 }
 
-/// A service that is ready for one call at a time, or never if it is broken.
-#[derive(Debug, Default)]
-struct OneByOne {
-    is_broken: bool,
-    is_ready: bool,
-}
-
-impl Clone for OneByOne {
-    /// A clone needs its own readiness.
-    fn clone(&self) -> Self {
-        Self { is_broken: self.is_broken, is_ready: false }
-    }
-}
-
-impl Service<lambda_http::Request> for OneByOne {
-    type Response = Response<Body>;
-    type Error = &'static str;
-    type Future = Ready<Result<Response<Body>, &'static str>>;
-
-    fn poll_ready(&mut self, _: &mut TaskContext<'_>) -> Poll<Result<(), &'static str>> {
-        self.is_ready = !self.is_broken;
-        Poll::Ready(if self.is_broken { Err("broken") } else { Ok(()) })
-    }
-
-    fn call(&mut self, _: lambda_http::Request) -> Self::Future {
-        assert!(std::mem::take(&mut self.is_ready), "it was not asked whether it is ready");
-        ready(Ok(created(1)))
-    }
-}
-
 #[tokio::test]
 async fn the_service_calls_the_handler_that_it_polled_ready() {
     let (_world, host, locks) = environment().await;
-    let mut service = layer(&locks).layer(OneByOne::default());
+    let mut service =
+        layer(&locks).layer(OneByOne::<lambda_http::Request, _, Infallible>::answering(|| Ok(created(1))));
     let passes_through = Request::builder().method(Method::GET).body(Body::Empty).unwrap();
     for (request, status) in [(order(&host), 201), (passes_through, 201), (order(&host), 201)] {
         assert_eq!(service.ready().await.unwrap().call(request).await.unwrap().status(), status);
     }
-    let broken = OneByOne { is_broken: true, is_ready: false };
+    let broken = OneByOne::<lambda_http::Request, Response<Body>, _>::answering(|| Err("broken"));
     assert_eq!(layer(&locks).layer(broken).oneshot(order(&host)).await.unwrap_err(), "broken");
 }
 

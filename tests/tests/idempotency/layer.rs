@@ -1,16 +1,14 @@
 //! `IdempotentLayer`: a handler behind a record.
 
-use std::fmt::Debug;
-use std::future::{Ready, pending, ready};
+use std::future::pending;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
-use std::task::{Context as TaskContext, Poll};
 use std::time::Duration;
 
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use lambda_lock::{Idempotency, IdempotentLayer, Locks, OnError, OnMissingKey, OnTimeout, StoredError, WithRun};
-use lambda_lock_tests::invocation::{Counter, FUNCTION, by_tenant, invocation, invocation_with, reported};
+use lambda_lock_tests::invocation::{Counter, FUNCTION, OneByOne, by_tenant, invocation, invocation_with, reported};
 use lambda_runtime::LambdaEvent;
 use tokio::time::{sleep, timeout};
 use tower::{Layer, Service, ServiceExt, service_fn};
@@ -210,40 +208,11 @@ async fn an_invocation_past_its_deadline_fails_without_a_request() {
     assert_eq!(host.requests(), 0);
 }
 
-/// A service that is ready for one call at a time, or never if it is broken.
-#[derive(Debug, Default)]
-struct OneByOne {
-    is_broken: bool,
-    is_ready: bool,
-}
-
-impl Clone for OneByOne {
-    /// A clone needs its own readiness.
-    fn clone(&self) -> Self {
-        Self { is_broken: self.is_broken, is_ready: false }
-    }
-}
-
-impl Service<LambdaEvent<Order>> for OneByOne {
-    type Response = u32;
-    type Error = Declined;
-    type Future = Ready<Result<u32, Declined>>;
-
-    fn poll_ready(&mut self, _: &mut TaskContext<'_>) -> Poll<Result<(), Declined>> {
-        self.is_ready = !self.is_broken;
-        Poll::Ready(if self.is_broken { Err(Declined) } else { Ok(()) })
-    }
-
-    fn call(&mut self, _: LambdaEvent<Order>) -> Self::Future {
-        assert!(std::mem::take(&mut self.is_ready), "it was not asked whether it is ready");
-        ready(Ok(17))
-    }
-}
-
 #[tokio::test]
 async fn the_service_calls_the_handler_that_it_polled_ready() {
     let (_world, host, locks) = environment().await;
-    let mut service = IdempotentLayer::new(invocations(&locks)).layer(OneByOne::default());
+    let mut service = IdempotentLayer::new(invocations(&locks))
+        .layer(OneByOne::<LambdaEvent<Order>, u32, Declined>::answering(|| Ok(17)));
     for id in ["a", "b"] {
         let ready = service.ready().await.unwrap();
         assert_eq!(ready.call(invocation(&host, order(id))).await.unwrap(), 17);
@@ -253,7 +222,7 @@ async fn the_service_calls_the_handler_that_it_polled_ready() {
 #[tokio::test]
 async fn the_error_of_a_handler_that_is_not_ready_is_returned_without_a_request() {
     let (_world, host, locks) = environment().await;
-    let broken = OneByOne { is_broken: true, is_ready: false };
+    let broken = OneByOne::<LambdaEvent<Order>, u32, Declined>::answering(|| Err(Declined));
     let service = IdempotentLayer::new(invocations(&locks)).layer(broken);
     assert!(is_declined(&service.oneshot(invocation(&host, order("a"))).await));
     assert_eq!(host.requests(), 0);

@@ -13,8 +13,6 @@ mod panics;
 mod twins;
 
 use std::convert::Infallible;
-use std::future::pending;
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use aws_lambda_events::sqs::{SqsBatchResponse, SqsEvent, SqsMessage};
@@ -22,8 +20,8 @@ use lambda_lock::embedded::Host;
 use lambda_lock::{Idempotency, Lock, Locks, Message, OnMissingKey, SqsConsumer};
 use lambda_lock_tests::World;
 use lambda_lock_tests::invocation::invocation;
-use lambda_runtime::{Diagnostic, LambdaEvent};
-use serde::Deserialize;
+use lambda_lock_tests::till::{Declined, Payment, Then, Till};
+use lambda_runtime::LambdaEvent;
 use serde_json::json;
 use tokio::time::timeout;
 use tower::{Layer, Service, ServiceExt, service_fn};
@@ -41,65 +39,7 @@ const fn ms(millis: u64) -> Duration {
     Duration::from_millis(millis)
 }
 
-/// The body of a message.
-#[derive(Clone, Debug, Deserialize)]
-struct Payment {
-    id: String,
-    #[serde(default)]
-    amount: u32,
-    /// The behaviour of the handler.
-    #[serde(default)]
-    then: Then,
-}
-
-#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq)]
-enum Then {
-    #[default]
-    Done,
-    Declined,
-    Panic,
-    Endless,
-}
-
-/// The handler's error.
-#[derive(Debug)]
-struct Declined;
-
-impl From<Declined> for Diagnostic {
-    fn from(_: Declined) -> Self {
-        Self { error_type: "Declined".to_owned(), error_message: "by the bank".to_owned() }
-    }
-}
-
 type Consumer<T = ()> = SqsConsumer<Message<Payment>, Payment, T, Declined>;
-
-/// A handler that does what the body says, and keeps the ids of its messages.
-#[derive(Clone, Debug, Default)]
-struct Till(Arc<Mutex<Vec<String>>>);
-
-impl Till {
-    fn ran(&self) -> Vec<String> {
-        self.0.lock().unwrap().clone()
-    }
-
-    /// The ids in sorted order, for messages that run at the same time.
-    fn ran_in_any_order(&self) -> Vec<String> {
-        let mut ran = self.ran();
-        ran.sort();
-        ran
-    }
-
-    async fn pay(self, message: Message<Payment>) -> Result<(), Declined> {
-        self.0.lock().unwrap().push(message.message_id().unwrap().to_owned());
-        tokio::task::yield_now().await;
-        match message.body.then {
-            Then::Done => Ok(()),
-            Then::Declined => Err(Declined),
-            Then::Panic => panic!("in the handler"),
-            Then::Endless => pending().await,
-        }
-    }
-}
 
 /// A message of a standard queue.
 fn message(id: &str, then: &str) -> SqsMessage {

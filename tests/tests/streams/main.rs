@@ -13,8 +13,6 @@ mod stop;
 
 use std::convert::Infallible;
 use std::fmt::Debug;
-use std::future::pending;
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use aws_lambda_events::kinesis::{KinesisEvent, KinesisEventRecord};
@@ -23,8 +21,8 @@ use lambda_lock::embedded::Host;
 use lambda_lock::{Idempotency, KinesisRecord, Lock, Locks, OnMissingKey, StreamConsumer};
 use lambda_lock_tests::World;
 use lambda_lock_tests::invocation::invocation;
-use lambda_runtime::{Diagnostic, LambdaEvent};
-use serde::Deserialize;
+use lambda_lock_tests::till::{Declined, Payment, Then, Till};
+use lambda_runtime::LambdaEvent;
 use serde_json::json;
 use tokio::time::timeout;
 use tower::{Layer, Service, ServiceExt, service_fn};
@@ -38,65 +36,7 @@ const fn ms(millis: u64) -> Duration {
     Duration::from_millis(millis)
 }
 
-/// The data of a record.
-#[derive(Clone, Debug, Deserialize)]
-struct Payment {
-    id: String,
-    #[serde(default)]
-    amount: u32,
-    /// The behaviour of the handler.
-    #[serde(default)]
-    then: Then,
-}
-
-#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq)]
-enum Then {
-    #[default]
-    Done,
-    Declined,
-    Panic,
-    Endless,
-}
-
-/// The handler's error.
-#[derive(Debug)]
-struct Declined;
-
-impl From<Declined> for Diagnostic {
-    fn from(_: Declined) -> Self {
-        Self { error_type: "Declined".to_owned(), error_message: "by the bank".to_owned() }
-    }
-}
-
 type Consumer<B = Payment, T = ()> = StreamConsumer<KinesisRecord<B>, KinesisRecord<B>, T, Declined>;
-
-/// A handler that does what the data says, and keeps the sequence numbers of its records.
-#[derive(Clone, Debug, Default)]
-struct Till(Arc<Mutex<Vec<String>>>);
-
-impl Till {
-    fn ran(&self) -> Vec<String> {
-        self.0.lock().unwrap().clone()
-    }
-
-    /// The numbers in sorted order, for records that run at the same time.
-    fn ran_in_any_order(&self) -> Vec<String> {
-        let mut ran = self.ran();
-        ran.sort();
-        ran
-    }
-
-    async fn pay(self, record: KinesisRecord<Payment>) -> Result<(), Declined> {
-        self.0.lock().unwrap().push(record.sequence_number().unwrap().to_owned());
-        tokio::task::yield_now().await;
-        match record.body.then {
-            Then::Done => Ok(()),
-            Then::Declined => Err(Declined),
-            Then::Panic => panic!("in the handler"),
-            Then::Endless => pending().await,
-        }
-    }
-}
 
 /// A record with this sequence number and this partition key.
 fn record(number: &str, key: &str, then: &str) -> KinesisEventRecord {

@@ -10,4 +10,6 @@ mod testing;
 
 pub(super) use finite::to_json;
 pub use record_format::RecordFormat;
+#[cfg(feature = "http")]
+pub(crate) use record_format::hex;
 pub(crate) use record_format::is_missing;
