@@ -17,6 +17,10 @@ mod world;
 
 use std::fmt::Debug;
 use std::future::pending;
+use std::num::NonZero;
+use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread;
 
 use lambda_lock::Idempotency;
 use serde::Serialize;
@@ -42,6 +46,26 @@ where
         outcome = run => panic!("{outcome:?}"),
         () = has_begun.notified() => {}
     }
+}
+
+/// Returns the results of `run` for these seeds, in any order. All cores share the seeds.
+pub fn on_all_cores<T: Send>(seeds: Range<u64>, run: impl Fn(u64) -> T + Sync) -> Vec<T> {
+    let next = AtomicU64::new(seeds.start);
+    let share = || {
+        let mut results = Vec::new();
+        loop {
+            let seed = next.fetch_add(1, Ordering::Relaxed);
+            if seed >= seeds.end {
+                return results;
+            }
+            results.push(run(seed));
+        }
+    };
+    let cores = thread::available_parallelism().map_or(1, NonZero::get);
+    thread::scope(|scope| {
+        let threads: Vec<_> = (0..cores).map(|_| scope.spawn(share)).collect();
+        threads.into_iter().flat_map(|thread| thread.join().expect("the panic is printed above")).collect()
+    })
 }
 
 /// Returns the median of these values.

@@ -4,10 +4,13 @@
 
 use std::env;
 use std::fmt::Debug;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use lambda_lock_tests::history::{self, Mutation, Outcome};
-use lambda_lock_tests::{idempotency_history, queue_history, semaphore_history, several_history, stream_history};
+use lambda_lock_tests::{
+    idempotency_history, on_all_cores, queue_history, semaphore_history, several_history, stream_history,
+};
 
 fn variable(name: &str) -> Option<u64> {
     env::var(name).ok().map(|value| value.parse().unwrap_or_else(|_| panic!("{name} is `{value}`, not a number")))
@@ -15,33 +18,21 @@ fn variable(name: &str) -> Option<u64> {
 
 /// Runs seeds on all cores until a violation contains `breaks`.
 fn first_violation<C: Send>(
-    seeds: u64,
+    seeds: Range<u64>,
     breaks: &str,
     history: impl Fn(u64) -> Outcome<C> + Sync,
 ) -> Option<(u64, Outcome<C>)> {
-    let (next, stop) = (AtomicU64::new(0), AtomicBool::new(false));
-    let run = || {
-        while !stop.load(Ordering::Relaxed) {
-            let seed = next.fetch_add(1, Ordering::Relaxed);
-            if seed >= seeds {
-                break;
-            }
-            let outcome = history(seed);
-            if outcome.violations.iter().any(|violation| violation.contains(breaks)) {
-                stop.store(true, Ordering::Relaxed);
-                return Some((seed, outcome));
-            }
+    let is_found = AtomicBool::new(false);
+    let violations = on_all_cores(seeds, |seed| {
+        if is_found.load(Ordering::Relaxed) {
+            return None;
         }
-        None
-    };
-    std::thread::scope(|scope| {
-        let threads: Vec<_> = (0..cores()).map(|_| scope.spawn(run)).collect();
-        threads.into_iter().filter_map(|thread| thread.join().unwrap()).min_by_key(|(seed, _)| *seed)
-    })
-}
-
-fn cores() -> usize {
-    std::thread::available_parallelism().map_or(1, usize::from)
+        let outcome = history(seed);
+        let is_violated = outcome.violations.iter().any(|violation| violation.contains(breaks));
+        is_found.fetch_or(is_violated, Ordering::Relaxed);
+        is_violated.then_some((seed, outcome))
+    });
+    violations.into_iter().flatten().min_by_key(|(seed, _)| *seed)
 }
 
 fn assert_guarantees_hold<C: Debug + Send>(histories: u64, history: impl Fn(u64) -> Outcome<C> + Sync) {
@@ -51,7 +42,7 @@ fn assert_guarantees_hold<C: Debug + Send>(histories: u64, history: impl Fn(u64)
             println!("{}\n{:?}", outcome.log.join("\n"), outcome.counts);
             (!outcome.violations.is_empty()).then_some((seed, outcome))
         }
-        None => first_violation(variable("LOCK_HISTORIES").unwrap_or(histories), "", history),
+        None => first_violation(0..variable("LOCK_HISTORIES").unwrap_or(histories), "", history),
     };
     if let Some((seed, outcome)) = violation {
         panic!(
@@ -65,8 +56,9 @@ fn assert_guarantees_hold<C: Debug + Send>(histories: u64, history: impl Fn(u64)
 fn assert_caught<C: Send>(mutations: &[Mutation], history: impl Fn(u64, Option<Mutation>) -> Outcome<C> + Sync) {
     let mut missed = Vec::new();
     for mutation in mutations {
-        let histories = variable("LOCK_HISTORIES").unwrap_or(2000);
-        match first_violation(histories, mutation.breaks, |seed| history(seed, Some(*mutation))) {
+        let first = mutation.first_seed;
+        let seeds = first..first + variable("LOCK_HISTORIES").unwrap_or(2000);
+        match first_violation(seeds, mutation.breaks, |seed| history(seed, Some(*mutation))) {
             Some((seed, outcome)) => {
                 let violation = outcome.violations.iter().find(|violation| violation.contains(mutation.breaks));
                 println!("{mutation:?}: caught by seed {seed}: {}", violation.unwrap());

@@ -16,7 +16,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use lambda_lock::{Backoff, Jitter};
-use lambda_lock_tests::median;
+use lambda_lock_tests::{median, on_all_cores};
 
 use scene::{Fault, Hold, Scene, Shares, Way, is_virtual, request_time};
 
@@ -158,7 +158,8 @@ fn print_order(runs: u64, is_virtual: bool, targets: &mut Targets) {
     println!("\nruns of {runs} in which each of 32 waiters, 10 ms apart, is served at most two places from its own");
     for (name, way) in [("in turn", turns()), ("backoff 20–200 ms", plain())] {
         let runs = if is_virtual { runs } else { runs.min(20) };
-        let in_order = (0..runs).filter(|seed| scene.play(way, *seed).displacement() <= 2).count();
+        let displacements = play(runs, |seed| scene.play(way, seed).displacement());
+        let in_order = displacements.into_iter().filter(|displacement| *displacement <= 2).count();
         #[expect(clippy::cast_precision_loss, reason = "the counts are small")]
         let share = 100.0 * in_order as f64 / runs as f64;
         let target = if name == "in turn" {
@@ -204,7 +205,7 @@ fn print_dead_holder(runs: u64, targets: &mut Targets) {
         ("backoff default", Way::Lock(Backoff::default().jitter(Jitter::Full)), false),
         ("bare SDK, 50 ms", Way::Polling, false),
     ] {
-        let deaths: Vec<_> = (0..runs).map(|seed| scene::die(way, known, seed)).collect();
+        let deaths = play(runs, |seed| scene::die(way, known, seed));
         let late = deaths.iter().map(|(late, _)| late.as_secs_f64() * 1e3).fold(0.0, f64::max);
         #[expect(clippy::cast_precision_loss, reason = "the counts are small")]
         let requests = deaths.iter().map(|(_, requests)| *requests as f64).fold(0.0, f64::max);
@@ -226,8 +227,13 @@ struct Figures {
     stall: f64,
 }
 
+/// Returns the results of the runs. Only virtual time lets them run beside each other.
+fn play<T: Send>(runs: u64, run: impl Fn(u64) -> T + Sync) -> Vec<T> {
+    if is_virtual() { on_all_cores(0..runs, run) } else { (0..runs).map(run).collect() }
+}
+
 fn measure(scene: Scene, way: Way, runs: u64) -> Figures {
-    let shares: Vec<Shares> = (0..runs).map(|seed| scene.play(way, seed)).collect();
+    let shares = play(runs, |seed| scene.play(way, seed));
     let median = |figure: &dyn Fn(&Shares) -> f64| median(shares.iter().map(figure).collect());
     let ms = |duration: Duration| duration.as_secs_f64() * 1e3;
     let ideal = |shares: &Shares| ms(scene.hold.mean() + 2 * request_time()) * f64::from(shares.served);

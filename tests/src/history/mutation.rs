@@ -16,6 +16,8 @@ pub struct Mutation {
     pub name: &'static str,
     /// A part of the violation that it causes.
     pub breaks: &'static str,
+    /// The seed that a search for the violation begins with. A rare mistake names one that finds it, which saves minutes.
+    pub first_seed: u64,
     pub(crate) request: fn(Kind, &mut Value),
     pub(crate) answer: fn(Kind, &Value, &mut Answer),
     /// The batch that Lambda delivers to the consumer of a queue.
@@ -54,10 +56,17 @@ impl Mutation {
             ..Self::NONE
         },
         Self { name: "fence does not grow", breaks: "(b)", request: fence_stands_still, ..Self::NONE },
-        Self { name: "TTL earlier than the lease's end", breaks: "(a)", request: ttl_too_early, ..Self::NONE },
+        Self {
+            name: "TTL earlier than the lease's end",
+            breaks: "(a)",
+            first_seed: 107,
+            request: ttl_too_early,
+            ..Self::NONE
+        },
         Self {
             name: "a late renewal moves the end back",
             breaks: "(a)",
+            first_seed: 182,
             request: |kind, request| ignore_sequence(Kind::Renew, kind, request),
             ..Self::NONE
         },
@@ -67,7 +76,13 @@ impl Mutation {
             request: |kind, request| ignore_sequence(Kind::Release, kind, request),
             ..Self::NONE
         },
-        Self { name: "acquire ignores a withdrawal", breaks: "(h)", request: withdrawal_ignored, ..Self::NONE },
+        Self {
+            name: "acquire ignores a withdrawal",
+            breaks: "(h)",
+            first_seed: 287,
+            request: withdrawal_ignored,
+            ..Self::NONE
+        },
         Self { name: "the next in line takes a held key", breaks: "(a)", request: turn_without_release, ..Self::NONE },
         Self { name: "a ticket works twice", breaks: "(a)", request: ticket_works_twice, ..Self::NONE },
         Self {
@@ -79,12 +94,14 @@ impl Mutation {
         Self {
             name: "a resumption does not read whose row it is",
             breaks: "(a)",
+            first_seed: 86,
             request: resumption_without_owner,
             ..Self::NONE
         },
         Self {
             name: "a resumed lock counts its lease from the resumption",
             breaks: "(a)",
+            first_seed: 159,
             answer: resumption_with_new_lease,
             ..Self::NONE
         },
@@ -97,6 +114,7 @@ impl Mutation {
         Self {
             name: "a renewal by a ticket leaves the number of the row",
             breaks: "(g)",
+            first_seed: 923,
             request: ticket_leaves_number,
             ..Self::NONE
         },
@@ -114,6 +132,7 @@ impl Mutation {
     pub(crate) const NONE: Self = Self {
         name: "",
         breaks: "",
+        first_seed: 0,
         request: |_, _| {},
         answer: |_, _, _| {},
         batch: |_| {},

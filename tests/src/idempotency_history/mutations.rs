@@ -16,12 +16,14 @@ pub const MUTATIONS: [Mutation; 14] = [
     Mutation {
         name: "complete without the owner check",
         breaks: "(v)",
+        first_seed: 187,
         request: complete_without_owner,
         ..Mutation::NONE
     },
     Mutation {
         name: "complete without the status check",
         breaks: "(v)",
+        first_seed: 307,
         request: complete_without_status,
         ..Mutation::NONE
     },
