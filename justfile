@@ -39,6 +39,10 @@ dynamodb-local:
 bench NAME="lock":
     cargo bench --bench {{ NAME }}
 
-# Run all checks of CI, or the named steps: `just ci template deployed`
+# Run the checks, or the named steps: `just ci template deployed`
 ci *STEPS:
     .ci/run {{ STEPS }}
+
+# Compare the public API with that of the newest release, or of a revision
+public-api *REVISION:
+    .ci/public-api {{ REVISION }}

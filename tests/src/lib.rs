@@ -19,6 +19,7 @@ use std::fmt::Debug;
 use std::future::pending;
 use std::num::NonZero;
 use std::ops::Range;
+use std::panic::resume_unwind;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 
@@ -64,7 +65,7 @@ pub fn on_all_cores<T: Send>(seeds: Range<u64>, run: impl Fn(u64) -> T + Sync) -
     let cores = thread::available_parallelism().map_or(1, NonZero::get);
     thread::scope(|scope| {
         let threads: Vec<_> = (0..cores).map(|_| scope.spawn(share)).collect();
-        threads.into_iter().flat_map(|thread| thread.join().expect("the panic is printed above")).collect()
+        threads.into_iter().flat_map(|thread| thread.join().unwrap_or_else(|panic| resume_unwind(panic))).collect()
     })
 }
 

@@ -227,7 +227,7 @@ struct Figures {
     stall: f64,
 }
 
-/// Returns the results of the runs. Only virtual time lets them run beside each other.
+/// Returns the results of the runs. Only runs in virtual time run at the same time.
 fn play<T: Send>(runs: u64, run: impl Fn(u64) -> T + Sync) -> Vec<T> {
     if is_virtual() { on_all_cores(0..runs, run) } else { (0..runs).map(run).collect() }
 }
@@ -243,7 +243,7 @@ fn measure(scene: Scene, way: Way, runs: u64) -> Figures {
         ratio: median(&|shares| ms(shares.total) / ideal(shares)),
         requests: median(&Shares::requests_each),
         longest: median(&|shares| ms(shares.longest_wait) / ideal(shares)),
-        gap: shares.iter().map(|shares| ms(shares.mean_gap)).sum::<f64>() / runs as f64,
+        gap: ms(shares.iter().map(|shares| shares.mean_gap).sum()) / runs as f64,
         stall: shares.iter().map(|shares| ms(shares.stall)).fold(0.0, f64::max),
     }
 }
