@@ -17,10 +17,11 @@ mod world;
 
 use std::fmt::Debug;
 use std::future::pending;
+use std::iter;
 use std::num::NonZero;
 use std::ops::Range;
 use std::panic::resume_unwind;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::Mutex;
 use std::thread;
 
 use lambda_lock::Idempotency;
@@ -51,17 +52,8 @@ where
 
 /// Returns the results of `run` for these seeds, in any order. All cores share the seeds.
 pub fn on_all_cores<T: Send>(seeds: Range<u64>, run: impl Fn(u64) -> T + Sync) -> Vec<T> {
-    let next = AtomicU64::new(seeds.start);
-    let share = || {
-        let mut results = Vec::new();
-        loop {
-            let seed = next.fetch_add(1, Ordering::Relaxed);
-            if seed >= seeds.end {
-                return results;
-            }
-            results.push(run(seed));
-        }
-    };
+    let seeds = Mutex::new(seeds);
+    let share = || iter::from_fn(|| seeds.lock().unwrap().next()).map(&run).collect::<Vec<_>>();
     let cores = thread::available_parallelism().map_or(1, NonZero::get);
     thread::scope(|scope| {
         let threads: Vec<_> = (0..cores).map(|_| scope.spawn(share)).collect();
