@@ -385,6 +385,12 @@ impl Error {
         !matches!(self.0.kind, Kind::Throttled | Kind::Unavailable | Kind::NotSent)
     }
 
+    /// Returns `true` if DynamoDB did not apply the request because of other requests: it throttles, or a transaction on the
+    /// row is in progress.
+    pub(crate) fn is_prevented(&self) -> bool {
+        matches!(self.0.kind, Kind::Throttled | Kind::Conflict)
+    }
+
     /// Returns `true` if a later attempt can succeed without a change by the user.
     pub(crate) fn is_retryable(&self) -> bool {
         match self.0.kind {
@@ -439,6 +445,11 @@ impl Error {
             _ => Err(self),
         }
     }
+}
+
+/// Returns the same as [`Error::is_prevented`].
+pub(crate) fn is_prevented<E: ProvideErrorMetadata>(error: &SdkError<E>) -> bool {
+    matches!(classify(error), Kind::Throttled | Kind::Conflict)
 }
 
 /// Classifies throttling and conflicts as the SDK's retry classifier and the DynamoDB developer guide do.

@@ -17,7 +17,7 @@ use crate::error::{Error, Kind};
 use crate::holder::{Data, Holder};
 use crate::limits::{DAY, MAX_LEASE, MIN_LEASE, check_data, check_duration, check_permit_data, time_to_ask};
 use crate::queue::HoldTime;
-use crate::row::{Step, Tombstone};
+use crate::row::{Semaphore, Step};
 
 /// A lock that was acquired.
 ///
@@ -569,15 +569,15 @@ pub(crate) struct Ownership {
 /// What the release of a permit knows.
 #[derive(Clone, Debug, Default)]
 pub(super) struct HeldPermit {
-    /// The tombstones that the acquire saw. The release removes old ones.
-    tombstones: Vec<Tombstone>,
+    /// The row before the acquire. The release removes old tombstones of it.
+    seen: Semaphore,
     /// The attempts of the release and of its repetitions.
     release_attempts: SdkAttempts,
 }
 
-impl From<Vec<Tombstone>> for HeldPermit {
-    fn from(tombstones: Vec<Tombstone>) -> Self {
-        Self { tombstones, ..Self::default() }
+impl From<Semaphore> for HeldPermit {
+    fn from(seen: Semaphore) -> Self {
+        Self { seen, ..Self::default() }
     }
 }
 
@@ -594,7 +594,7 @@ pub(super) enum Subject<P> {
 impl Ownership {
     /// Draws a new nonce for this key.
     pub(crate) fn new(locks: &Locks, key: &str) -> Result<Self, Error> {
-        Ok(Self { locks: locks.clone(), key: key.to_owned(), owner: nonce(locks, key)?, subject: Subject::Key })
+        Ok(Self { locks: locks.clone(), key: key.to_owned(), owner: locks.0.table.nonce(key)?, subject: Subject::Key })
     }
 
     pub(super) fn error(&self, kind: Kind) -> Error {
@@ -636,9 +636,9 @@ impl Ownership {
         let answer = match subject {
             Subject::Key => settings.table.release(step, end, settings.retention, data, hold_time).await,
             Subject::Keys(keys) => settings.table.release_all(step, keys, end, settings.retention).await.map(|()| None),
-            Subject::Permit(HeldPermit { tombstones, release_attempts }) => {
+            Subject::Permit(HeldPermit { seen, release_attempts }) => {
                 let expiration = seconds_up(settings.keep_permits_until(now));
-                match settings.table.release_permit(step, end, expiration, data, tombstones, release_attempts).await {
+                match settings.table.release_permit(step, end, expiration, data, seen, release_attempts).await {
                     // Nothing replaces a permit before its lease has ended, so the release was applied.
                     Ok(is_certain) if is_certain || !deadline.has_passed(settings.clock.now()) => Ok(None),
                     Ok(_) => Err(self.error(Kind::Lost(None))),
@@ -705,15 +705,6 @@ impl<P> Subject<P> {
     pub(super) fn check_data(&self, data: &Data) -> Result<(), Error> {
         if self.is_permit() { check_permit_data(data) } else { check_data(data) }
     }
-}
-
-/// Draws a nonce: 128 bits in hexadecimal.
-pub(super) fn nonce(locks: &Locks, key: &str) -> Result<String, Error> {
-    // From the operating system every time: a snapshot of this process would clone a generator inside it.
-    let mut nonce = [0; 16];
-    getrandom::fill(&mut nonce)
-        .map_err(|error| Error::new(Kind::Unavailable, &locks.0.table.name, key).with_source(error))?;
-    Ok(format!("{:032x}", u128::from_be_bytes(nonce)))
 }
 
 /// A background request in progress, for [`Locks::flush`]. It ends when it is dropped, which a runtime that shuts down

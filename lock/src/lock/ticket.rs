@@ -3,14 +3,14 @@
 use std::fmt;
 use std::time::{Duration, SystemTime};
 
-use super::held::{Continuation, Grant, Lock, Ownership, Subject, nonce};
+use super::held::{Continuation, Grant, Lock, Ownership, Subject};
 use super::locks::Locks;
 use super::telemetry::{HoldSpan, record_ticket};
 use crate::clock::{Lease, Moment, millis, millis_up, seconds_up, since_epoch};
 use crate::error::{Error, Kind, TicketFault};
 use crate::limits::{DAY, MAX_CLOCK_SKEW, MAX_LEASE, MIN_LEASE, check_duration};
 use crate::metrics;
-use crate::row::{Resumed, TicketStep, Tombstone};
+use crate::row::{Resumed, Semaphore, TicketStep};
 
 /// A lock that outlives its process: a small value that another process [resumes](Locks::resume),
 /// [renews](Locks::renew_ticket) or [releases](Locks::release_ticket).
@@ -270,7 +270,7 @@ impl Locks {
             };
             return self.resumed(ticket, None, grant, HoldSpan::new(tracing::Span::none(), &ticket.key));
         }
-        let (step, nonce) = (ticket.step(now, settings.clock_skew), nonce(self, &ticket.key)?);
+        let (step, nonce) = (ticket.step(now, settings.clock_skew), settings.table.nonce(&ticket.key)?);
         // This host's lease ends before the end in the row, by the skew.
         let valid_from = millis_up(now.wall.saturating_add(skew));
         let resumed = if ticket.permit {
@@ -296,7 +296,7 @@ impl Locks {
     fn resumed(
         &self,
         ticket: &Ticket,
-        permit: Option<Vec<Tombstone>>,
+        permit: Option<Semaphore>,
         grant: Grant,
         telemetry: HoldSpan,
     ) -> Result<Lock, Error> {
@@ -304,7 +304,7 @@ impl Locks {
             return Err(self.ticket_fault(ticket, TicketFault::Ended));
         }
         let (key, owner) = (ticket.key.clone(), ticket.owner.clone());
-        let subject = permit.map_or(Subject::Key, |tombstones| Subject::Permit(tombstones.into()));
+        let subject = permit.map_or(Subject::Key, |seen| Subject::Permit(seen.into()));
         let ownership = Ownership { locks: self.clone(), key, owner, subject };
         let continuation = ticket.continuation(self.0.clock.now());
         Ok(Lock::new(ownership, grant, telemetry, Duration::ZERO).continuing(continuation))
@@ -439,8 +439,8 @@ mod format {
     use super::Ticket;
 
     const VERSION: u64 = 1;
-    /// Leaves room for the numbers of later requests.
-    const MAX_SEQUENCE: u64 = i64::MAX as u64;
+    /// A process sends fewer requests. A row holds much larger numbers, so a forged ticket leaves room for later requests.
+    const MAX_SEQUENCE: u64 = 1 << 48;
     /// The end of the year 9999.
     const LATEST: u64 = 253_402_300_799_999;
 

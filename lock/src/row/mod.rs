@@ -43,6 +43,6 @@ pub(crate) use read::{Cursor, Page};
 pub(crate) use record::{Completed, Outcome, RecordClaim};
 pub(crate) use release::Step;
 pub(crate) use resume::{Resumed, TicketStep};
-pub(crate) use semaphore::Tombstone;
+pub(crate) use semaphore::Semaphore;
 pub(crate) use several::Fences;
 pub(crate) use table::{Table, in_time};

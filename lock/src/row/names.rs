@@ -98,6 +98,8 @@ pub(super) const SEMAPHORE: &str = "SEMAPHORE";
 pub(super) const LATEST: u64 = 253_402_300_799_999;
 /// The largest fence that an acquire increments.
 pub(super) const MAX_FENCE: u64 = i64::MAX as u64;
+/// The largest number of a request. A ticket says a much smaller one at most, which leaves room for the requests after it.
+pub(super) const MAX_SEQUENCE: u64 = i64::MAX as u64;
 /// The largest place in the queue.
 pub(super) const MAX_PLACE: u64 = i64::MAX as u64;
 

@@ -27,7 +27,9 @@ use super::names::{
 use super::read::{Row, number_at};
 use super::release::Step;
 use super::semaphore::{Permit, Semaphore, Tombstone};
-use super::table::{Expression as _, Item, Table, insist, insist_counted, number, send_counted, string, with_data};
+use super::table::{
+    Expression as _, Item, Table, in_time, insist, insist_counted, number, send, send_counted, string, with_data,
+};
 use crate::client::SdkAttempts;
 use crate::clock::{Lease, Moment, millis};
 use crate::error::{Error, Kind};
@@ -40,8 +42,11 @@ const TRIES: u32 = 4;
 /// How many tombstones a row keeps, and for how long. Each makes every write of the row larger by about 70 bytes.
 const TOMBSTONES: usize = 16;
 const TOMBSTONE_AGE: Duration = Duration::from_mins(1);
-/// How many tombstones one release removes, so that its expressions stay below DynamoDB's 4 KB.
+/// How many tombstones one request removes, so that its expressions stay below DynamoDB's 4 KB.
 const REMOVED_AT_ONCE: usize = 32;
+/// Of the releases that find so many tombstones to remove, one in this number sends a request for it.
+const REMOVALS_EVERY: usize = 8;
+const REMOVAL_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Part of each acquire: there is nothing of this owner, so the request is no duplicate, and the fence can grow.
 const NEW: &str = "#status = :semaphore AND attribute_not_exists(#permit) \
@@ -59,14 +64,14 @@ const HELD: &str = "#permit.#lease_end > :now AND attribute_not_exists(#permit.#
 
 impl Table {
     /// Takes a permit if fewer than `limit` are held. Permits whose lease has ended are replaced. One request if there is
-    /// room, or if all permits are held; two to replace permits; up to four while others change the row. Also returns the
-    /// tombstones in the row, of which the release removes old ones.
+    /// room, or if all permits are held; two to replace permits; up to four while others change the row. Also returns what
+    /// the row had before, because the release removes old tombstones of it.
     pub(crate) async fn acquire_permit(
         &self,
         claim: &Claim<'_>,
         limit: u32,
         attempts: &SdkAttempts,
-    ) -> Result<(Claimed, Vec<Tombstone>), Error> {
+    ) -> Result<(Claimed, Semaphore), Error> {
         let taken = tokio::time::timeout(claim.time_limit(), Box::pin(self.take_permit(claim, limit, attempts))).await;
         taken.unwrap_or_else(|elapsed| Err(Error::new(Kind::Unavailable, &self.name, claim.key).with_source(elapsed)))
     }
@@ -76,7 +81,7 @@ impl Table {
         claim: &Claim<'_>,
         limit: u32,
         attempts: &SdkAttempts,
-    ) -> Result<(Claimed, Vec<Tombstone>), Error> {
+    ) -> Result<(Claimed, Semaphore), Error> {
         let Claim { key, owner, now, .. } = *claim;
         let mut ended = Vec::new();
         for _ in 0..TRIES {
@@ -101,12 +106,12 @@ impl Table {
             if let Some(permit) = semaphore.permit(owner) {
                 let (fence, end) = (permit.fence, permit.lease_end);
                 let claimed = Claimed::Already { fence, data: row.data, end, hold_time: None };
-                return Ok((claimed, semaphore.tombstones));
+                return Ok((claimed, semaphore));
             }
             if semaphore.tombstone(owner).is_some() {
                 // An earlier attempt was applied, and an operator has freed the permit since.
                 let claimed = Claimed::Already { fence: None, data: None, end: 0, hold_time: None };
-                return Ok((claimed, semaphore.tombstones));
+                return Ok((claimed, semaphore));
             }
             let (held, over): (Vec<_>, Vec<_>) =
                 semaphore.permits.iter().cloned().partition(|permit| permit.lease_end > now.millis());
@@ -193,11 +198,11 @@ impl Table {
         claim: &Claim<'_>,
         ended: Vec<Permit>,
         mut before: Item,
-    ) -> Result<(Claimed, Vec<Tombstone>), Error> {
+    ) -> Result<(Claimed, Semaphore), Error> {
         let fence = number_at(&before, FENCE, MAX_FENCE).map_err(|why| self.malformed(claim.key, why))?;
         let fence = fence.map_or_else(|| claim.now.wall.as_micros() + 1, |fence| u128::from(fence) + 1);
         let left = before.remove(DATA).map(Data);
-        let tombstones = Semaphore::read(&mut before).map(|semaphore| semaphore.tombstones).unwrap_or_default();
+        let seen = Semaphore::read(&mut before).unwrap_or_default();
         let crashed = ended.into_iter().find(|permit| !permit.released);
         let claimed = Claimed::Acquired {
             fence: u64::try_from(fence).unwrap_or(u64::MAX),
@@ -205,7 +210,7 @@ impl Table {
             taken_from: crashed.map(|permit| Box::new(permit.into_holder(claim.now))),
             hold_time: None,
         };
-        Ok((claimed, tombstones))
+        Ok((claimed, seen))
     }
 
     /// Moves the end of a permit's lease, if the permit is still held. The conditions refuse duplicates as those of
@@ -240,8 +245,11 @@ impl Table {
         }
     }
 
-    /// Frees a permit, or keeps it until `end` if that is later than now. Also removes old tombstones of those that were
+    /// Frees a permit, or keeps it until `end` if that is later than now. Also removes old tombstones that the acquire has
     /// `seen`. One request; two if one of these has become a permit again.
+    ///
+    /// While many permits are in use, other releases have already removed the tombstones that this owner has seen, and the
+    /// row grows. About every 32nd release then sends another request, which removes those that its answer shows.
     ///
     /// Returns `false` if there is no trace of the permit after an earlier attempt, also of an earlier call with these
     /// `attempts`, that was not answered. Either that attempt was applied, and later releases have removed its tombstone, or
@@ -252,15 +260,20 @@ impl Table {
         end: Duration,
         expiration: u64,
         data: Option<&Data>,
-        seen: &[Tombstone],
+        seen: &Semaphore,
         attempts: &SdkAttempts,
     ) -> Result<bool, Error> {
         let Step { key, owner, sequence, now } = step;
-        let mut old = obsolete(seen, now);
+        let mut old = obsolete(&seen.tombstones, now);
+        let row_after = (seen.len() >= REMOVED_AT_ONCE).then_some(ReturnValue::AllNew);
         loop {
-            let request = self.permit_release(step, end, expiration, data, &old);
-            let Err(error) = insist_counted(request, attempts.clone()).await else {
-                return Ok(true);
+            let request = self.permit_release(step, end, expiration, data, &old).set_return_values(row_after.clone());
+            let error = match insist_counted(request, attempts.clone()).await {
+                Ok(output) => {
+                    self.remove_tombstones(key, output.attributes.unwrap_or_default(), now).await;
+                    return Ok(true);
+                }
+                Err(error) => error,
             };
             let semaphore = self.refusal(error, key)?.and_then(|row| row.semaphore);
             let (permit, tombstone) = match &semaphore {
@@ -389,14 +402,18 @@ impl Table {
     /// Removes old tombstones of this row if there are many. One request, or none.
     pub(super) async fn remove_tombstones(&self, key: &str, mut row: Item, now: Moment) {
         let tombstones = Semaphore::read(&mut row).map(|semaphore| semaphore.tombstones).unwrap_or_default();
-        let old = obsolete(&tombstones, now);
-        if old.len() >= TOMBSTONES {
-            let (mut condition, mut remove) = ("#status = :semaphore".to_owned(), Vec::new());
-            let request = self.update(key).name("#status", STATUS).value(":semaphore", string(SEMAPHORE));
-            let request = without_tombstones(request, &old, &mut condition, &mut remove);
-            let request = request.update_expression(format!("REMOVE {}", remove.join(", ")));
-            let _a_later_one_removes_them = insist(request.condition_expression(condition)).await;
+        let many = tombstones.iter().enumerate().filter(|tombstone| is_obsolete(*tombstone, now)).count();
+        // Each release finds another number, so releases at the same moment do not all send a request.
+        if many < REMOVED_AT_ONCE || (many < 2 * REMOVED_AT_ONCE && many % REMOVALS_EVERY != 0) {
+            return;
         }
+        let old = obsolete(&tombstones, now);
+        let (mut condition, mut remove) = ("#status = :semaphore".to_owned(), Vec::new());
+        let request = self.update(key).name("#status", STATUS).value(":semaphore", string(SEMAPHORE));
+        let request = without_tombstones(request, &old, &mut condition, &mut remove);
+        let request =
+            request.update_expression(format!("REMOVE {}", remove.join(", "))).condition_expression(condition);
+        let _a_later_one_removes_them = in_time(REMOVAL_TIMEOUT, send(request)).await;
     }
 
     /// Builds the check "this owner's permit is still held" for a transaction.
@@ -485,13 +502,19 @@ pub(super) fn names_of(owner: &str) -> (String, String) {
     (format!("{PERMIT_PREFIX}{owner}"), format!("{PERMIT_FENCE_PREFIX}{owner}"))
 }
 
-/// Returns the owners of the tombstones to remove.
+/// Returns `true` for a tombstone to remove, which has this index among all, the newest first.
+fn is_obsolete((index, tombstone): (usize, &Tombstone), now: Moment) -> bool {
+    index >= TOMBSTONES || tombstone.released_at <= millis(now.wall.saturating_sub(TOMBSTONE_AGE))
+}
+
+/// Returns the owners of the tombstones to remove. They are drawn, because other releases that have seen the same row remove
+/// tombstones of it, too.
 fn obsolete(tombstones: &[Tombstone], now: Moment) -> Vec<&str> {
-    let before = millis(now.wall.saturating_sub(TOMBSTONE_AGE));
-    let is_old = |(index, tombstone): &(usize, &Tombstone)| *index >= TOMBSTONES || tombstone.released_at <= before;
-    // The oldest first.
-    let owners = tombstones.iter().enumerate().filter(is_old).map(|(_, tombstone)| tombstone.owner.as_str()).rev();
-    owners.take(REMOVED_AT_ONCE).collect()
+    let obsolete = tombstones.iter().enumerate().filter(|tombstone| is_obsolete(*tombstone, now));
+    let mut owners: Vec<_> = obsolete.map(|(_, tombstone)| tombstone.owner.as_str()).collect();
+    fastrand::shuffle(&mut owners);
+    owners.truncate(REMOVED_AT_ONCE);
+    owners
 }
 
 /// Adds the removal of these tombstones to a request.

@@ -10,8 +10,8 @@ use futures_util::future::join_all;
 pub(super) use super::attribute::{number_at, string_at};
 use super::names::{
     ACQUIRED_AT, COMPLETED, DATA, ERROR, EXPIRATION, FENCE, HEAD, HOLD, HOLD_DEVIATION, HOLDER, IN_PROGRESS, LATEST,
-    LEASE_END, MAX_FENCE, MAX_PLACE, OWNER, RELEASED, RESUMED, SEMAPHORE, SEQUENCE, STATUS, TAIL, TAIL_UNTIL,
-    VALIDATION,
+    LEASE_END, MAX_FENCE, MAX_PLACE, MAX_SEQUENCE, OWNER, RELEASED, RESUMED, SEMAPHORE, SEQUENCE, STATUS, TAIL,
+    TAIL_UNTIL, VALIDATION,
 };
 use super::semaphore::Semaphore;
 use super::table::{Expression as _, Item, Table, in_time, string};
@@ -69,7 +69,7 @@ impl Row {
             // An acquire does not write it, so a row that it took from another program can have any value.
             released: string_at(&mut item, RELEASED).unwrap_or_default(),
             // Another program wrote a value that is not a number.
-            sequence: number_at(&item, SEQUENCE, u64::MAX).unwrap_or_default(),
+            sequence: number_at(&item, SEQUENCE, MAX_SEQUENCE).unwrap_or_default(),
             // Only this crate's own nonce is looked for.
             resumed: string_at(&mut item, RESUMED).unwrap_or_default(),
             holder: string_at(&mut item, HOLDER)?,

@@ -1,7 +1,7 @@
 //! The requests of a ticket: resume, renew and release the lock of another process.
 //!
-//! A resumption increases `sequence`. So the row refuses the same ticket a second time, and the late requests of the
-//! process that made the ticket.
+//! Each request of a ticket leaves a `sequence` in the row that refuses the late requests of the process that made the
+//! ticket. A resumption and a release leave the next one, which also refuses the same ticket a second time.
 
 use std::time::Duration;
 
@@ -12,8 +12,9 @@ use super::names::{EXPIRATION, FENCE, IN_PROGRESS, LEASE_END, OWNER, RELEASED, R
 use super::permit::{RENEW_PERMIT, names_of};
 use super::read::Row;
 use super::release::{RENEW, Step};
-use super::semaphore::{Permit, Semaphore, Tombstone};
+use super::semaphore::{Permit, Semaphore};
 use super::table::{Expression as _, Table, insist, insist_counted, number, string};
+use super::withdraw::TRIES;
 use crate::client::SdkAttempts;
 use crate::clock::{Lease, Moment};
 use crate::error::{Error, Kind, TicketFault};
@@ -51,8 +52,8 @@ pub(crate) struct Resumed {
     /// When the key was acquired, in milliseconds since the epoch.
     pub(crate) acquired_at: u64,
     pub(crate) hold_time: Option<HoldTime>,
-    /// For a permit of a semaphore: the tombstones in the row.
-    pub(crate) permit: Option<Vec<Tombstone>>,
+    /// For a permit of a semaphore: what the row has.
+    pub(crate) permit: Option<Semaphore>,
 }
 
 /// The ticket's owner has the key, and the ticket was not used.
@@ -135,22 +136,42 @@ impl Table {
     }
 
     /// Extends the lease if it ends earlier than this one, and leaves the ticket unused. Returns the end of the lease. One
-    /// request. A duplicate that arrives late cannot shorten the lease, and neither can a late request of the process that
-    /// made the ticket: the number of its last request is in the row now.
+    /// request. If the lease ends later already, the end stays, and another request leaves the number of the ticket, unless
+    /// the row has it; up to six while others change the row.
+    ///
+    /// A duplicate that arrives late cannot shorten the lease, and neither can a late request of the process that made the
+    /// ticket: the number of its last request is in the row now.
     pub(crate) async fn renew_ticket(&self, step: TicketStep<'_>, lease: Lease) -> Result<u64, Error> {
         let key = step.key;
-        let request = self
-            .update_if_unused(step, step.now.millis())
-            .condition_expression(format!("{UNUSED} AND #lease_end < :lease_end"))
-            .update_expression(RENEW)
-            .name("#expiration", EXPIRATION)
-            .values([(":lease_end", number(lease.end)), (":expiration", number(lease.expiration))]);
-        let Err(error) = insist(request).await else { return Ok(lease.end) };
-        match self.refusal(error, key)? {
-            // The lease ends later already. An earlier attempt of this renewal may have been applied.
-            Some(row) if step.is_unused(&row) && row.end >= lease.end => Ok(row.end),
-            row => Err(self.ticket_refused(step, row)),
+        for _ in 0..TRIES {
+            let request = self
+                .update_if_unused(step, step.now.millis())
+                .condition_expression(format!("{UNUSED} AND #lease_end < :lease_end"))
+                .update_expression(RENEW)
+                .name("#expiration", EXPIRATION)
+                .values([(":lease_end", number(lease.end)), (":expiration", number(lease.expiration))]);
+            let Err(error) = insist(request).await else { return Ok(lease.end) };
+            let row = self.refusal(error, key)?;
+            let Some(end) = row.as_ref().filter(|row| step.is_unused(row) && row.end >= lease.end).map(|row| row.end)
+            else {
+                return Err(self.ticket_refused(step, row));
+            };
+            // An earlier attempt of this renewal may have been applied.
+            if row.is_some_and(|row| row.sequence == Some(step.sequence)) {
+                return Ok(end);
+            }
+            let request = self
+                .update_if_unused(step, step.now.millis())
+                .condition_expression(format!("{UNUSED} AND #lease_end = :seen"))
+                .update_expression("SET #sequence = :sequence")
+                .value(":seen", number(end));
+            match insist(request).await {
+                Ok(_) => return Ok(end),
+                // The row has changed meanwhile.
+                Err(error) => self.refusal(error, key).map(drop)?,
+            }
         }
+        Err(Error::new(Kind::Conflict, &self.name, key))
     }
 
     /// Frees the key at `end` if the ticket was not used. One request. Succeeds if this owner has released the key before.
@@ -201,7 +222,7 @@ impl Table {
                 acquired_at: permit.acquired_at.unwrap_or_default(),
                 hold_time: None,
                 data,
-                permit: semaphore.map(|semaphore| semaphore.tombstones),
+                permit: semaphore,
             }),
             None => Err(self.permit_ticket_refused(step, semaphore.as_ref())),
         }
@@ -210,25 +231,40 @@ impl Table {
     /// Extends the lease of a permit, as [`renew_ticket`](Self::renew_ticket) does that of a lock.
     pub(crate) async fn renew_permit_ticket(&self, step: TicketStep<'_>, lease: Lease) -> Result<u64, Error> {
         let TicketStep { key, owner, sequence, now, .. } = step;
-        let request = self
-            .update_if_unused_permit(step, now.millis())
-            .condition_expression(format!("{UNUSED_PERMIT} AND #permit.#lease_end < :lease_end"))
-            .update_expression(RENEW_PERMIT)
-            .name("#expiration", EXPIRATION)
-            .values([(":lease_end", number(lease.end)), (":expiration", number(lease.expiration))]);
-        let Err(error) = insist(request).await else { return Ok(lease.end) };
-        let semaphore = self.refusal(error, key)?.and_then(|row| row.semaphore);
-        match semaphore.as_ref().and_then(|semaphore| semaphore.permit(owner)) {
-            // The lease ends later already. An earlier attempt of this renewal may have been applied.
-            Some(permit) if !permit.released && permit.sequence <= sequence && permit.lease_end >= lease.end => {
-                Ok(permit.lease_end)
+        for _ in 0..TRIES {
+            let request = self
+                .update_if_unused_permit(step, now.millis())
+                .condition_expression(format!("{UNUSED_PERMIT} AND #permit.#lease_end < :lease_end"))
+                .update_expression(RENEW_PERMIT)
+                .name("#expiration", EXPIRATION)
+                .values([(":lease_end", number(lease.end)), (":expiration", number(lease.expiration))]);
+            let Err(error) = insist(request).await else { return Ok(lease.end) };
+            let semaphore = self.refusal(error, key)?.and_then(|row| row.semaphore);
+            let permit = semaphore.as_ref().and_then(|semaphore| semaphore.permit(owner));
+            let is_unused = |permit: &&Permit| !permit.released && permit.sequence <= sequence;
+            let Some(permit) = permit.filter(is_unused).filter(|permit| permit.lease_end >= lease.end) else {
+                return Err(self.permit_ticket_refused(step, semaphore.as_ref()));
+            };
+            // An earlier attempt of this renewal may have been applied.
+            if permit.sequence == sequence {
+                return Ok(permit.lease_end);
             }
-            _ => Err(self.permit_ticket_refused(step, semaphore.as_ref())),
+            let request = self
+                .update_if_unused_permit(step, now.millis())
+                .condition_expression(format!("{UNUSED_PERMIT} AND #permit.#lease_end = :seen"))
+                .update_expression("SET #permit.#sequence = :sequence")
+                .value(":seen", number(permit.lease_end));
+            match insist(request).await {
+                Ok(_) => return Ok(permit.lease_end),
+                // The row has changed meanwhile.
+                Err(error) => self.refusal(error, key).map(drop)?,
+            }
         }
+        Err(Error::new(Kind::Conflict, &self.name, key))
     }
 
-    /// Frees a permit, as [`release_ticket`](Self::release_ticket) frees a lock. One request; another one for every 16
-    /// releases removes tombstones.
+    /// Frees a permit, as [`release_ticket`](Self::release_ticket) frees a lock. One request; about every 32nd release sends
+    /// another one, which removes tombstones.
     pub(crate) async fn release_permit_ticket(
         &self,
         step: TicketStep<'_>,

@@ -5,16 +5,16 @@ use std::cmp::Reverse;
 use aws_sdk_dynamodb::types::AttributeValue;
 
 use super::attribute::{number_at, string_at};
-use super::names::{LATEST, MAX_FENCE, PERMIT_FENCE_PREFIX, PERMIT_PREFIX, PERMITS, permit, tombstone};
+use super::names::{LATEST, MAX_FENCE, MAX_SEQUENCE, PERMIT_FENCE_PREFIX, PERMIT_PREFIX, PERMITS, permit, tombstone};
 use super::table::Item;
 use crate::clock::Moment;
 use crate::holder::{Data, Holder, HolderKind};
 use crate::queue::Queue;
 
-/// The permits of a row whose attributes were checked.
-#[derive(Clone, Debug)]
+/// The permits of a row whose attributes were checked. The default has none.
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Semaphore {
-    /// The lease that ends first comes first.
+    /// The lease that ends first comes first. Of two that end at once, the first to be acquired does.
     pub(super) permits: Vec<Permit>,
     /// The newest comes first.
     pub(super) tombstones: Vec<Tombstone>,
@@ -62,7 +62,7 @@ impl Semaphore {
         if semaphore.permits.len() as u64 != count {
             return Err(format!("`{PERMITS}` is {count}, but the row has {} of them", semaphore.permits.len()));
         }
-        semaphore.permits.sort_by(|one, other| (one.lease_end, &one.owner).cmp(&(other.lease_end, &other.owner)));
+        semaphore.permits.sort_by(|one, other| (one.lease_end, one.fence).cmp(&(other.lease_end, other.fence)));
         semaphore.tombstones.sort_by_key(|tombstone| Reverse(tombstone.released_at));
         Ok(semaphore)
     }
@@ -73,8 +73,9 @@ impl Semaphore {
             self.tombstones.push(Tombstone { owner, released_at, forced_by });
             return Ok(());
         }
-        let number = |name| number_at(&map, name, LATEST)?.ok_or_else(|| format!("`{name}` is missing"));
-        let (lease_end, sequence) = (number(permit::LEASE_END)?, number(permit::SEQUENCE)?);
+        let number = |name, max| number_at(&map, name, max)?.ok_or_else(|| format!("`{name}` is missing"));
+        let lease_end = number(permit::LEASE_END, LATEST)?;
+        let sequence = number(permit::SEQUENCE, MAX_SEQUENCE)?;
         self.permits.push(Permit {
             owner,
             fence,
@@ -86,6 +87,11 @@ impl Semaphore {
             holder: string_at(&mut map, permit::HOLDER)?,
         });
         Ok(())
+    }
+
+    /// Returns how many entries of the row belong to one owner.
+    pub(super) fn len(&self) -> usize {
+        self.permits.len() + self.tombstones.len()
     }
 
     pub(super) fn permit(&self, owner: &str) -> Option<&Permit> {

@@ -9,13 +9,12 @@ use aws_sdk_dynamodb::operation::transact_write_items::TransactWriteItemsError;
 use aws_sdk_dynamodb::operation::update_item::builders::UpdateItemFluentBuilder;
 use aws_sdk_dynamodb::types::{CancellationReason, TransactWriteItem, Update};
 use futures_util::future::BoxFuture;
-use tokio::time::{sleep, timeout};
 
 use super::claim::{Claim, Claimed, FREE, TAKE};
 use super::names::MAX_FENCE;
 use super::read::Row;
 use super::release::{RENEW, Step};
-use super::table::{Expression as _, FIRST_DELAY, LONGEST_DELAY, Table, in_time, number};
+use super::table::{Expression as _, Table, in_time, number, repeat};
 use super::withdraw::TRIES;
 use crate::client::SdkAttempts;
 use crate::clock::{Lease, Moment};
@@ -32,13 +31,11 @@ pub(crate) struct Fences {
     written: Vec<u64>,
     /// The largest fences that refusals have shown.
     seen: Vec<u64>,
-    /// The number of transactions.
-    sent: u64,
 }
 
 impl Fences {
     pub(crate) fn new(keys: usize) -> Self {
-        Self { written: vec![0; keys], seen: vec![0; keys], sent: 0 }
+        Self { written: vec![0; keys], seen: vec![0; keys] }
     }
 
     pub(crate) fn written(&self) -> &[u64] {
@@ -50,7 +47,6 @@ impl Fences {
     fn propose(&mut self, now: Moment) {
         let clock = u64::try_from(now.wall.as_micros()).unwrap_or(u64::MAX);
         self.written = self.seen.iter().map(|seen| clock.max(seen.saturating_add(1)).min(MAX_FENCE)).collect();
-        self.sent += 1;
     }
 }
 
@@ -86,9 +82,7 @@ impl Table {
             });
             let updates = self.items(updates, claim.key)?;
             let keys: Vec<_> = keys.iter().map(String::as_str).collect();
-            let token = token(claim.owner, "t", fences.sent);
-            let Err(cancelled) = self.transact(&keys, updates, token, claim.time_limit(), attempts.clone()).await?
-            else {
+            let Err(cancelled) = self.transact(&keys, updates, claim.time_limit(), attempts.clone()).await? else {
                 let fence = fences.written.first().copied();
                 return Ok(Claimed::Acquired {
                     fence: fence.unwrap_or_default(),
@@ -152,14 +146,13 @@ impl Table {
         }
     }
 
-    /// Moves the end of the leases of all keys, if this owner holds all of them and the lease has not ended. One request,
-    /// which is repeated while it conflicts with another transaction.
+    /// Moves the end of the leases of all keys, if this owner holds all of them and the lease has not ended. One request.
     pub(crate) async fn renew_all(&self, step: Step<'_>, keys: &[String], lease: Lease) -> Result<(), Error> {
         let Step { owner, sequence, now, .. } = step;
         let updates = keys.iter().map(|key| self.renew_request(Step { key, ..step }, lease).update_expression(RENEW));
         let updates = self.items(updates, step.key)?;
         let keys: Vec<_> = keys.iter().map(String::as_str).collect();
-        let Err(cancelled) = self.insist_on_all(&keys, updates, &token(owner, "n", sequence)).await? else {
+        let Err(cancelled) = self.insist_on_all(&keys, updates).await? else {
             return Ok(());
         };
         // An earlier attempt of this renewal was applied to the others; its answer was lost.
@@ -171,7 +164,7 @@ impl Table {
     }
 
     /// Frees all keys at `end` that this owner holds, and keeps their rows. One request, or two if some keys were lost: the
-    /// error names them. Each is repeated while it conflicts with another transaction.
+    /// error names them.
     pub(crate) async fn release_all(
         &self,
         step: Step<'_>,
@@ -179,7 +172,7 @@ impl Table {
         end: Duration,
         retention: Duration,
     ) -> Result<(), Error> {
-        let lost = self.release_held(step, keys, end, retention, "r").await?;
+        let lost = self.release_held(step, keys, end, retention).await?;
         if lost.is_empty() { Ok(()) } else { Err(self.lost_all(lost, step.owner, step.now)) }
     }
 
@@ -190,24 +183,14 @@ impl Table {
         keys: &'a [String],
         end: Duration,
         retention: Duration,
-        purpose: &str,
     ) -> Result<Vec<(&'a str, Option<Row>)>, Error> {
-        let Step { owner, sequence, .. } = step;
+        let Step { owner, .. } = step;
         let mut keys: Vec<_> = keys.iter().map(String::as_str).collect();
         let (mut lost, mut malformed) = (Vec::new(), None);
         while !keys.is_empty() {
             let updates = keys.iter().map(|key| self.release_request(Step { key, ..step }, end, retention));
             let updates = self.items(updates, step.key)?;
-            // The token of a smaller transaction must differ.
-            let purpose = format!("{purpose}{}-", keys.len());
-            let Err(cancelled) = self.insist_on_all(&keys, updates, &token(owner, &purpose, sequence)).await? else {
-                break;
-            };
-            if cancelled.refused.is_empty() {
-                // DynamoDB has named no reason.
-                let (key, others) = first(&keys);
-                return Err(Error::new(Kind::Rejected, &self.name, key).with_others(others));
-            }
+            let Err(cancelled) = self.insist_on_all(&keys, updates).await? else { break };
             // An earlier attempt of this release was applied to the others; its answer was lost.
             let is_lost = |row: &Option<Row>| !row.as_ref().is_some_and(|row| row.is_released_by(owner));
             for (key, row) in cancelled.refused {
@@ -234,10 +217,8 @@ impl Table {
         retention: Duration,
     ) -> Result<(), Error> {
         let step = Step { key: "", owner, sequence: 1, now };
-        // A second withdrawal has another time, so its token must differ.
-        let purpose = format!("w{:x}-", now.millis());
         for _ in 0..TRIES {
-            let lost = self.release_held(step, keys, now.wall, retention, &purpose).await?;
+            let lost = self.release_held(step, keys, now.wall, retention).await?;
             let was_applied = lost.len() < keys.len()
                 || lost.iter().any(|(_, row)| row.as_ref().is_some_and(|row| row.is_owned_by(owner)));
             let Some((key, row)) = lost.into_iter().next().filter(|_| !was_applied) else { return Ok(()) };
@@ -278,53 +259,39 @@ impl Table {
         updates.map(item).collect()
     }
 
-    /// Sends a transaction of the holder. Sends it again while it conflicts with another transaction, for up to 10 s in all:
-    /// the conflict may be with an acquire that will be refused.
+    /// Sends a transaction of the holder, and [repeats](repeat) it.
     async fn insist_on_all<'a>(
         &self,
         keys: &[&'a str],
         updates: Vec<TransactWriteItem>,
-        token: &str,
     ) -> Result<Result<(), Cancelled<'a>>, Error> {
-        let mut conflict = None;
-        let sent = async {
-            let (mut delay, mut round) = (FIRST_DELAY, 0_u32);
-            loop {
-                let attempts = SdkAttempts::default();
-                // A cancelled transaction was not applied, so it is not repeated under its token.
-                let token = format!("{token}.{round:x}");
-                let sent = self.transact(keys, updates.clone(), token, REQUEST_TIMEOUT, attempts).await;
-                let error = match sent {
-                    Ok(Err(Cancelled { prevented: Some(error), .. })) | Err(error) => error,
-                    answer => return answer,
-                };
-                if !error.is_conflict() {
-                    return Err(error);
-                }
-                conflict = Some(error);
-                sleep(delay.mul_f64(fastrand::f64())).await;
-                delay = (delay * 2).min(LONGEST_DELAY);
-                round += 1;
-            }
-        };
-        let answer = timeout(REQUEST_TIMEOUT, Box::pin(sent)).await;
-        answer.unwrap_or_else(|_| {
-            Err(conflict.unwrap_or_else(|| {
+        let send = || self.transact(keys, updates.clone(), REQUEST_TIMEOUT, SdkAttempts::default());
+        let answer = repeat(send, |answer| match answer {
+            Ok(Err(Cancelled { prevented: Some(error), .. })) | Err(error) => error.is_prevented(),
+            _ => false,
+        });
+        match answer.await {
+            Ok(Ok(Err(Cancelled { prevented: Some(error), .. }))) => Err(error),
+            Ok(answer) => answer,
+            Err(elapsed) => {
                 let (key, others) = first(keys);
-                Error::new(Kind::Unavailable, &self.name, key).with_others(others)
-            }))
-        })
+                Err(Error::new(Kind::Unavailable, &self.name, key).with_others(others).with_source(elapsed))
+            }
+        }
     }
 
-    /// Sends one transaction. DynamoDB recognises a repetition by its token for ten minutes.
+    /// Sends one transaction. DynamoDB recognises a repetition by the SDK or the network by its token, for ten minutes.
     async fn transact<'a>(
         &self,
         keys: &[&'a str],
         updates: Vec<TransactWriteItem>,
-        token: String,
         limit: Duration,
         attempts: SdkAttempts,
     ) -> Result<Result<(), Cancelled<'a>>, Error> {
+        let (key, _) = first(keys);
+        // A cancelled transaction was not applied, so another one needs another token. The SDK's own token comes from a
+        // generator that a snapshot of this process clones.
+        let token = self.nonce(key)?;
         let request = self.client.transact_write_items().set_transact_items(Some(updates)).client_request_token(token);
         // The type of the future is hidden, as for an update.
         let sent: BoxFuture<'static, _> = Box::pin(request.customize().interceptor(attempts).send());
@@ -373,6 +340,13 @@ impl Table {
                 let (key, others) = first(keys);
                 Err(Error::from_sdk(error, &self.name, key).with_others(others))
             }
+            // DynamoDB has named no reason, and applied nothing.
+            None if cancelled.refused.is_empty() => {
+                let (key, others) = first(keys);
+                let error = Error::from_sdk(error, &self.name, key).with_kind(Kind::Conflict);
+                cancelled.prevented = Some(error.with_others(others));
+                Ok(cancelled)
+            }
             None => Ok(cancelled),
         }
     }
@@ -381,12 +355,4 @@ impl Table {
 /// Returns the first key and the others.
 fn first<'a>(keys: &[&'a str]) -> (&'a str, impl Iterator<Item = &'a str>) {
     (keys.first().copied().unwrap_or_default(), keys.iter().copied().skip(1))
-}
-
-/// Returns the token of a request: the same only for a repetition of the same request. With the round of
-/// [`insist_on_all`], it has at most 36 characters.
-///
-/// [`insist_on_all`]: Table::insist_on_all
-fn token(owner: &str, purpose: &str, number: u64) -> String {
-    format!("{owner:.14}{purpose}{:x}", number & 0xfff_ffff)
 }

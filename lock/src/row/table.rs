@@ -12,17 +12,18 @@ use aws_sdk_dynamodb::operation::update_item::{UpdateItemError, UpdateItemOutput
 use aws_sdk_dynamodb::types::builders::ConditionCheckBuilder;
 use aws_sdk_dynamodb::types::{AttributeValue, ReturnValuesOnConditionCheckFailure as OnRefusal};
 use futures_util::future::BoxFuture;
-use tokio::time::sleep;
+use tokio::time::error::Elapsed;
+use tokio::time::{sleep, timeout};
 
 use super::names::DATA;
 use crate::client::SdkAttempts;
-use crate::error::{Error, Kind};
+use crate::error::{Error, Kind, is_prevented};
 use crate::holder::Data;
 use crate::limits::REQUEST_TIMEOUT;
 
-/// The longest delay before an update that conflicted with a transaction is sent again. It doubles each time.
-pub(super) const FIRST_DELAY: Duration = Duration::from_millis(20);
-pub(super) const LONGEST_DELAY: Duration = Duration::from_millis(500);
+/// The longest delay before a request of a holder that was prevented is sent again. It doubles each time.
+const FIRST_DELAY: Duration = Duration::from_millis(20);
+const LONGEST_DELAY: Duration = Duration::from_millis(500);
 
 pub(super) type Item = HashMap<String, AttributeValue>;
 
@@ -66,6 +67,15 @@ impl Table {
             item.insert(name.clone(), string(value));
         }
         item
+    }
+
+    /// Draws a nonce: 128 bits in hexadecimal.
+    pub(crate) fn nonce(&self, key: &str) -> Result<String, Error> {
+        // From the operating system every time: a snapshot of this process would clone a generator inside it.
+        let mut nonce = [0; 16];
+        getrandom::fill(&mut nonce)
+            .map_err(|error| Error::new(Kind::Unavailable, &self.name, key).with_source(error))?;
+        Ok(format!("{:032x}", u128::from_be_bytes(nonce)))
     }
 
     pub(super) fn malformed(&self, key: &str, why: impl Into<String>) -> Error {
@@ -133,7 +143,7 @@ pub(crate) fn in_time<T, E>(
     limit: Duration,
     request: impl Future<Output = Result<T, SdkError<E>>> + Unpin,
 ) -> impl Future<Output = Result<T, SdkError<E>>> {
-    let answer = tokio::time::timeout(limit, request);
+    let answer = timeout(limit, request);
     async { answer.await.unwrap_or_else(|elapsed| Err(SdkError::timeout_error(elapsed))) }
 }
 
@@ -145,8 +155,7 @@ pub(super) fn send(request: UpdateItemFluentBuilder) -> Sent {
     Box::pin(request.send())
 }
 
-/// Sends an update of the holder. Repeats it while another transaction on the row prevents it, up to five times within 0.6 s:
-/// the SDK does not. Each of these updates recognises that it was applied before.
+/// Sends an update of the holder, and [repeats](repeat) it. Each of these updates recognises that it was applied before.
 pub(super) fn insist(update: UpdateItemFluentBuilder) -> Sent {
     insist_by(move || send(update.clone()))
 }
@@ -158,17 +167,36 @@ pub(super) fn insist_counted(update: UpdateItemFluentBuilder, attempts: SdkAttem
 
 fn insist_by(send: impl Fn() -> Sent + Send + Sync + 'static) -> Sent {
     Box::pin(async move {
+        let is_prevented = |answer: &Result<_, _>| answer.as_ref().is_err_and(is_prevented);
+        let answer = repeat(|| send(), is_prevented).await;
+        answer.unwrap_or_else(|elapsed| Err(SdkError::timeout_error(elapsed)))
+    })
+}
+
+/// Sends a request of the holder. Repeats it while DynamoDB throttles it or another transaction on the row prevents it, for
+/// up to [`REQUEST_TIMEOUT`] in all. Returns the last answer.
+///
+/// This is the one rule for all holders. The SDK itself repeats neither a conflict nor a transaction that was cancelled
+/// because of throttling.
+pub(super) async fn repeat<A, F: Future<Output = A>>(
+    send: impl Fn() -> F,
+    is_prevented: impl Fn(&A) -> bool,
+) -> Result<A, Elapsed> {
+    let mut last = None;
+    let answered = async {
         let mut delay = FIRST_DELAY;
         loop {
-            let answer = in_time(REQUEST_TIMEOUT, send()).await;
-            let error = answer.as_ref().err().and_then(SdkError::as_service_error);
-            if delay > LONGEST_DELAY || !error.is_some_and(UpdateItemError::is_transaction_conflict_exception) {
+            let answer = send().await;
+            if !is_prevented(&answer) {
                 return answer;
             }
+            last = Some(answer);
             sleep(delay.mul_f64(fastrand::f64())).await;
-            delay *= 2;
+            delay = (delay * 2).min(LONGEST_DELAY);
         }
-    })
+    };
+    let answer = timeout(REQUEST_TIMEOUT, Box::pin(answered)).await;
+    answer.or_else(|elapsed| last.ok_or(elapsed))
 }
 
 /// Sends an update and records which of the SDK's attempts were answered.

@@ -1,12 +1,16 @@
 //! Releases: tombstones, and the least hold.
 
+use std::collections::VecDeque;
+use std::env;
 use std::time::Duration;
 
+use futures_util::future::join_all;
 use lambda_lock::embedded::{Answer, Intercept};
 use lambda_lock_tests::invocation::{Conflicts, LoseAnswers};
 use lambda_lock_tests::{Late, World};
 use serde_json::Value;
 
+use crate::rows::size_of_all;
 use crate::{AFTER_THE_LEASE, KEY, acquire_all, after_the_lease, owners, permits, release_all, row, tombstones};
 
 const HOUR: Duration = Duration::from_hours(1);
@@ -49,6 +53,40 @@ async fn the_row_keeps_a_limited_number_of_tombstones() {
     let row = row(&world).await;
     assert_eq!(permits(&row), owners(&held));
     assert!((16..=17).contains(&tombstones(&row).len()), "{row:?}");
+}
+
+/// Replaces the permits of a full semaphore, `at_once` of them at a time, and checks the row after each round.
+/// `LOCK_PAIRS=100000` makes more pairs of a release and an acquire.
+async fn replaces_permits_in_a_bounded_row(at_once: usize, most_tombstones: usize) {
+    let world = World::new().await;
+    let host = world.host().build();
+    let locks = world.locks(&host).build().unwrap();
+    let mut held = VecDeque::from(acquire_all(&locks, 100).await);
+    let pairs = env::var("LOCK_PAIRS").map_or(1000, |pairs| pairs.parse().unwrap());
+    for _ in 0..pairs / at_once {
+        join_all(held.drain(..at_once).map(|permit| async move { permit.release().await.unwrap() })).await;
+        let acquired = join_all((0..at_once).map(|_| locks.semaphore(KEY, 100).acquire().into_future())).await;
+        held.extend(acquired.into_iter().map(Result::unwrap));
+        let row = row(&world).await;
+        assert_eq!(permits(&row), owners(&held));
+        let (tombstones, bytes) = (tombstones(&row).len(), size_of_all(&row));
+        assert!(tombstones <= most_tombstones, "{tombstones} tombstones");
+        assert!(bytes <= 64 * 1024, "{bytes} bytes");
+    }
+    let requests = host.requests() - 100 - 2 * u64::try_from(pairs).unwrap();
+    assert!(requests <= 100 + pairs as u64 / 20, "{requests} requests removed tombstones");
+}
+
+// behaviour 436
+#[tokio::test]
+async fn a_full_row_whose_permits_are_replaced_one_by_one_does_not_grow() {
+    replaces_permits_in_a_bounded_row(1, 64).await;
+}
+
+// behaviour 436
+#[tokio::test]
+async fn a_full_row_whose_permits_are_replaced_all_at_once_does_not_grow() {
+    replaces_permits_in_a_bounded_row(100, 100).await;
 }
 
 // behaviour 436

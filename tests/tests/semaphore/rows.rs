@@ -20,7 +20,7 @@ fn size(value: &AttributeValue) -> usize {
     }
 }
 
-fn size_of_all(values: &HashMap<String, AttributeValue>) -> usize {
+pub(crate) fn size_of_all(values: &HashMap<String, AttributeValue>) -> usize {
     values.iter().map(|(name, value)| name.len() + size(value)).sum()
 }
 
@@ -196,4 +196,22 @@ async fn a_permit_whose_map_was_edited_is_lost_or_malformed_for_its_holder() {
     }
     let (_, later) = after_the_lease(&world);
     later.semaphore(KEY, 1).acquire().await.unwrap().release().await.unwrap();
+}
+
+#[tokio::test]
+async fn permits_that_end_at_the_same_time_are_in_the_order_of_their_fences() {
+    let world = World::new().await;
+    let permit = || {
+        let values = [("holder", text("one")), ("lease_end", digits(4_102_444_800_000)), ("sequence", digits(0))];
+        Some(map(&values))
+    };
+    let fences = [("a", 9), ("b", 7), ("c", 8)].map(|(owner, fence)| (format!("permit_fence:{owner}"), digits(fence)));
+    let mut row =
+        with(&[("permits", Some(digits(4))), ("permit:a", permit()), ("permit:b", permit()), ("permit:c", permit())]);
+    row.extend(fences);
+    row.insert("permit_fence:one".to_owned(), digits(10));
+    world.put_row(row).await;
+    let holder = world.default_locks().get(KEY).await.unwrap().unwrap();
+    let fences: Vec<_> = holder.permits().iter().map(|permit| permit.fence().unwrap()).collect();
+    assert_eq!(fences, [7, 8, 9, 10]);
 }

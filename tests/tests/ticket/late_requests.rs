@@ -1,8 +1,26 @@
 //! Requests of a ticket, and of the lock that became a ticket, that arrive late.
 
+use lambda_lock::{Lock, Locks};
 use lambda_lock_tests::{Late, World};
 
 use crate::{LEASE, acquired, host, number, passed_on, ticket};
+
+/// What a ticket can hand over.
+#[derive(Clone, Copy, Debug)]
+enum Kind {
+    Lock,
+    Permit,
+}
+
+impl Kind {
+    async fn acquire(self, locks: &Locks) -> Lock {
+        let acquire = match self {
+            Self::Lock => locks.acquire("job"),
+            Self::Permit => locks.semaphore("job", 2).acquire(),
+        };
+        acquire.lease(LEASE).await.unwrap()
+    }
+}
 
 // behaviours 76, 97
 #[tokio::test]
@@ -39,6 +57,33 @@ async fn a_late_request_of_the_original_does_not_shorten_a_lease_that_the_ticket
         assert!(!late.deliver(&world).await);
         assert_eq!(world.row("job").await, row);
         locks.resume(&ticket).await.unwrap().release().await.unwrap();
+    }
+}
+
+// behaviours 76, 97
+#[tokio::test]
+async fn a_late_request_of_the_original_does_not_shorten_a_lease_that_the_ticket_found_long_enough() {
+    for kind in [Kind::Lock, Kind::Permit] {
+        for releases in [false, true] {
+            let world = World::new().await;
+            let late = Late::updates(2..=4);
+            let first = world.host().intercept(late.clone()).build();
+            let lock = kind.acquire(&world.locks_with_quick_retries(&first).build().unwrap()).await;
+            let unanswered = if releases { lock.release().await } else { lock.renew(LEASE / 30).await };
+            assert!(unanswered.unwrap_err().is_unavailable());
+            let ticket = passed_on(&lock.into_ticket());
+            let (host, locks) = host(&world);
+            let end = locks.renew_ticket(&ticket, LEASE / 2).await.unwrap();
+            assert_eq!(host.requests(), 2, "{kind:?}: the end stays, and the number is written");
+            assert!(end > host.now() + LEASE * 3 / 4, "{kind:?}: the end is that of the acquire");
+            let row = world.row("job").await;
+            assert!(!late.deliver(&world).await, "{kind:?}");
+            assert_eq!(world.row("job").await, row);
+            // The row has the number now.
+            locks.renew_ticket(&ticket, LEASE / 2).await.unwrap();
+            assert_eq!(host.requests(), 3, "{kind:?}");
+            locks.resume(&ticket).await.unwrap().release().await.unwrap();
+        }
     }
 }
 
