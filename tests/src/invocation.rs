@@ -192,35 +192,71 @@ impl Intercept for LoseAnswers {
     }
 }
 
-/// Answers these updates, counted from 1, as ones that conflict with a transaction. The table does not apply them.
+/// Why DynamoDB does not apply a write, although another attempt can succeed.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Cause {
+    /// A transaction on the row is in progress.
+    Conflict,
+    /// Requests are throttled.
+    Throttling,
+}
+
+impl Cause {
+    /// All causes.
+    pub const ALL: [Self; 2] = [Self::Conflict, Self::Throttling];
+}
+
+/// Answers these writes of a host, counted from 1, as DynamoDB does for this cause. The table does not apply them.
 #[derive(Debug)]
-pub struct Conflicts {
+pub struct Prevents {
+    cause: Cause,
     which: RangeInclusive<u32>,
     sent: Counter,
     answered: Counter,
 }
 
-impl Conflicts {
-    /// Answers these updates so.
+impl Prevents {
+    /// Answers these updates and transactions so.
     #[must_use]
-    pub fn with_updates(which: RangeInclusive<u32>) -> Self {
-        Self { which, sent: Counter::default(), answered: Counter::default() }
+    pub fn writes(cause: Cause, which: RangeInclusive<u32>) -> Self {
+        Self { cause, which, sent: Counter::default(), answered: Counter::default() }
     }
 }
 
-impl Intercept for Conflicts {
+impl Intercept for Prevents {
     fn request(&self, operation: &str, request: &mut Value) {
-        if operation == "UpdateItem" && self.which.contains(&self.sent.count()) {
-            request["TableName"] = "no-such-table".into();
+        if !is_write(operation) || !self.which.contains(&self.sent.count()) {
+            return;
+        }
+        match request.pointer_mut("/TransactItems/0/Update") {
+            Some(update) => update["TableName"] = "no-such-table".into(),
+            None => request["TableName"] = "no-such-table".into(),
         }
     }
 
-    fn answer(&self, operation: &str, _: &Value, answer: &mut Answer) {
-        if operation == "UpdateItem" && self.which.contains(&self.answered.count()) {
-            answer.status = 400;
-            answer.body = json!({ "__type": "com.amazonaws.dynamodb.v20120810#TransactionConflictException" });
+    fn answer(&self, operation: &str, request: &Value, answer: &mut Answer) {
+        if !is_write(operation) || !self.which.contains(&self.answered.count()) {
+            return;
         }
+        let items = request["TransactItems"].as_array().map_or(0, Vec::len);
+        let (alone, reason) = match self.cause {
+            Cause::Conflict => ("TransactionConflictException", "TransactionConflict"),
+            Cause::Throttling => ("ThrottlingException", "ThrottlingError"),
+        };
+        let exception = if items == 0 { alone } else { "TransactionCanceledException" };
+        let code = |item| if item + 1 == items { reason } else { "None" };
+        let reasons: Vec<_> = (0..items).map(|item| json!({ "Code": code(item) })).collect();
+        answer.status = 400;
+        answer.body = json!({
+            "__type": format!("com.amazonaws.dynamodb.v20120810#{exception}"),
+            "message": "simulated",
+            "CancellationReasons": reasons,
+        });
     }
+}
+
+fn is_write(operation: &str) -> bool {
+    ["UpdateItem", "TransactWriteItems"].contains(&operation)
 }
 
 static LOG: Mutex<Vec<u8>> = Mutex::new(Vec::new());

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use lambda_lock::Run;
 use lambda_lock_tests::World;
-use lambda_lock_tests::invocation::{Conflicts, Counter, LoseAnswers, keep_log, logged};
+use lambda_lock_tests::invocation::{Counter, LoseAnswers, keep_log, logged};
 use tokio::time::sleep;
 
 use crate::{
@@ -48,17 +48,6 @@ async fn a_completion_with_a_lost_answer_succeeds() {
     assert_eq!(host.requests(), 3);
     assert_eq!(place(&orders, &order(&id), &runs).await.unwrap(), 1);
     assert!(logged(&id).iter().all(|line| !line.contains("WARN")), "{:?}", logged(&id));
-}
-
-// behaviours 30, 76
-#[tokio::test]
-async fn a_completion_that_conflicts_with_a_transaction_is_repeated() {
-    let world = World::new().await;
-    let host = world.host().intercept(Conflicts::with_updates(2..=4)).build();
-    let (orders, runs) = (orders(&world.locks(&host).build().unwrap()), Counter::default());
-    assert_eq!(place(&orders, &order("a"), &runs).await.unwrap(), 1);
-    assert_eq!(host.requests(), 5);
-    assert_eq!(place(&orders, &order("a"), &runs).await.unwrap(), 1);
 }
 
 // behaviours 64, 76

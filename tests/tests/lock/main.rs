@@ -7,6 +7,7 @@ mod keys;
 mod late_requests;
 mod lease;
 mod lost_answers;
+mod prevented;
 mod processes;
 mod release;
 mod renew;

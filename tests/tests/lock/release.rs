@@ -4,26 +4,9 @@ use std::time::Duration;
 
 use lambda_lock::Data;
 use lambda_lock_tests::World;
-use lambda_lock_tests::invocation::{Conflicts, keep_warnings, logged, millis};
+use lambda_lock_tests::invocation::{keep_warnings, logged, millis};
 
 use crate::{CLOCK_SKEW, LEASE, assert_contains, eagerly, lose_answers};
-
-// behaviour 30
-#[tokio::test]
-async fn a_request_of_the_holder_that_conflicts_with_a_transaction_is_repeated() {
-    for renews in [false, true] {
-        let world = World::new().await;
-        let host = world.host().intercept(Conflicts::with_updates(2..=4)).build();
-        let lock = world.locks(&host).build().unwrap().acquire("job").await.unwrap();
-        if renews {
-            lock.renew(2 * LEASE).await.unwrap();
-            assert!(lock.remaining() > LEASE);
-            assert_eq!(host.requests(), 5);
-        }
-        lock.release().await.unwrap();
-        assert_eq!(host.requests(), if renews { 6 } else { 5 });
-    }
-}
 
 // behaviours 6, 44, 49
 #[tokio::test]

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use lambda_lock::embedded::{Answer, Intercept};
-use lambda_lock_tests::invocation::{Conflicts, LoseAnswers};
+use lambda_lock_tests::invocation::LoseAnswers;
 use lambda_lock_tests::{Late, World};
 use serde_json::Value;
 
@@ -62,7 +62,7 @@ async fn replaces_permits_in_a_bounded_row(at_once: usize, most_tombstones: usiz
     let host = world.host().build();
     let locks = world.locks(&host).build().unwrap();
     let mut held = VecDeque::from(acquire_all(&locks, 100).await);
-    let pairs = env::var("LOCK_PAIRS").map_or(1000, |pairs| pairs.parse().unwrap());
+    let pairs = env::var("LOCK_PAIRS").map_or(400, |pairs| pairs.parse().unwrap());
     for _ in 0..pairs / at_once {
         join_all(held.drain(..at_once).map(|permit| async move { permit.release().await.unwrap() })).await;
         let acquired = join_all((0..at_once).map(|_| locks.semaphore(KEY, 100).acquire().into_future())).await;
@@ -299,20 +299,4 @@ async fn a_release_without_an_answer_can_be_repeated_without_its_tombstone() {
     assert!(held[0].release().await.unwrap_err().is_unavailable());
     held[0].release().await.unwrap();
     assert!(permits(&row(&world).await).is_empty());
-}
-
-// behaviours 30, 437
-#[tokio::test]
-async fn a_request_of_the_holder_that_conflicts_with_a_transaction_is_repeated() {
-    for renews in [false, true] {
-        let world = World::new().await;
-        let host = world.host().intercept(Conflicts::with_updates(2..=4)).build();
-        let held = acquire_all(&world.locks(&host).build().unwrap(), 1).await;
-        if renews {
-            held[0].renew(HOUR).await.unwrap();
-        }
-        held[0].release().await.unwrap();
-        assert_eq!(host.requests(), if renews { 6 } else { 5 });
-        assert!(permits(&row(&world).await).is_empty());
-    }
 }

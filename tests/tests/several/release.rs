@@ -4,7 +4,7 @@ use aws_sdk_dynamodb::types::AttributeValue;
 use lambda_lock_tests::World;
 use lambda_lock_tests::invocation::{keep_warnings, logged};
 
-use crate::{CLOCK_SKEW, Cancel, KEYS, LEASE, assert_contains, assert_free, eagerly};
+use crate::{CLOCK_SKEW, KEYS, LEASE, assert_contains, eagerly};
 
 // behaviours 6, 44, 49, 87
 #[tokio::test]
@@ -57,17 +57,6 @@ async fn an_expired_set_that_was_not_taken_over_can_be_released() {
     assert!(!set.is_valid());
     set.release().await.unwrap();
     locks.acquire_all(KEYS).await.unwrap().release().await.unwrap();
-}
-
-// behaviours 30, 87
-#[tokio::test]
-async fn a_release_that_conflicts_with_another_transaction_is_repeated() {
-    let world = World::new().await;
-    let host = world.host().intercept(Cancel::with("TransactionConflict", 2..=4)).build();
-    let set = world.locks(&host).build().unwrap().acquire_all(KEYS).await.unwrap();
-    set.release().await.unwrap();
-    assert_eq!(host.requests(), 5);
-    assert_free(&world).await;
 }
 
 // behaviours 17, 87

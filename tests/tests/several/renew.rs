@@ -7,7 +7,7 @@ use lambda_lock::embedded::Host;
 use lambda_lock_tests::World;
 use lambda_lock_tests::invocation::millis;
 
-use crate::{CLOCK_SKEW, Cancel, KEYS, LEASE, assert_contains, assert_free, eagerly, number, rows};
+use crate::{CLOCK_SKEW, KEYS, LEASE, assert_contains, eagerly, number, rows};
 
 // behaviours 15, 87
 #[tokio::test]
@@ -81,16 +81,4 @@ async fn an_expired_or_released_set_cannot_be_renewed() {
     assert!(set.renew(LEASE).await.unwrap_err().is_lost());
     assert!(set.renew(Duration::ZERO).await.unwrap_err().is_invalid());
     assert_eq!(host.requests(), 3);
-}
-
-// behaviours 15, 87
-#[tokio::test]
-async fn a_renewal_that_conflicts_with_another_transaction_is_repeated() {
-    let world = World::new().await;
-    let host = world.host().intercept(Cancel::with("TransactionConflict", 2..=3)).build();
-    let set = world.locks(&host).build().unwrap().acquire_all(KEYS).await.unwrap();
-    set.renew(2 * LEASE).await.unwrap();
-    assert_eq!(host.requests(), 4);
-    set.release().await.unwrap();
-    assert_free(&world).await;
 }

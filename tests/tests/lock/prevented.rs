@@ -1,0 +1,216 @@
+//! Requests of a holder that DynamoDB does not apply, because it throttles them or a transaction on the row is in progress:
+//! one rule for every kind.
+
+use std::collections::HashSet;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use lambda_lock::embedded::{DynamoDb, Host, Intercept};
+use lambda_lock::{Error, Idempotency, Lock, LockSet, Locks, OnMissingKey, Ticket};
+use lambda_lock_tests::invocation::{Cause, Prevents};
+use lambda_lock_tests::{Late, World};
+use serde_json::Value;
+use tokio::time::Instant;
+
+use crate::{LEASE, ms};
+
+const KEYS: [&str; 2] = ["job", "other job"];
+
+/// What a holder holds.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Kind {
+    Lock,
+    Set,
+    Permit,
+}
+
+impl Kind {
+    const ALL: [Self; 3] = [Self::Lock, Self::Set, Self::Permit];
+
+    async fn acquire(self, locks: &Locks) -> Result<Held, Error> {
+        Ok(match self {
+            Self::Lock => Held::One(locks.acquire(KEYS[0]).lease(LEASE).await?),
+            Self::Set => Held::Set(locks.acquire_all(KEYS).lease(LEASE).await?),
+            Self::Permit => Held::One(locks.semaphore(KEYS[0], 1).acquire().lease(LEASE).await?),
+        })
+    }
+}
+
+#[derive(Debug)]
+enum Held {
+    One(Lock),
+    Set(LockSet),
+}
+
+impl Held {
+    async fn renew(&self) -> Result<(), Error> {
+        match self {
+            Self::One(lock) => lock.renew(2 * LEASE).await,
+            Self::Set(set) => set.renew(2 * LEASE).await,
+        }
+    }
+
+    async fn release(&self) -> Result<(), Error> {
+        match self {
+            Self::One(lock) => lock.release().await,
+            Self::Set(set) => set.release().await,
+        }
+    }
+
+    fn into_ticket(self) -> Ticket {
+        match self {
+            Self::One(lock) => lock.into_ticket(),
+            Self::Set(_) => unreachable!("a set has no ticket"),
+        }
+    }
+}
+
+/// A host with these writes prevented, and its locks. The SDK makes its own tries almost without a pause.
+fn prevented(world: &World, prevents: Prevents) -> (Host, Locks) {
+    let host = world.host().intercept(prevents).build();
+    let locks = world.locks_with_quick_retries(&host).build().unwrap();
+    (host, locks)
+}
+
+// behaviours 15, 30, 33
+#[tokio::test]
+async fn a_renewal_and_a_release_are_repeated() {
+    for kind in Kind::ALL {
+        for cause in Cause::ALL {
+            let world = World::new().await;
+            let (_, locks) = prevented(&world, Prevents::writes(cause, 2..=7));
+            let held = kind.acquire(&locks).await.unwrap();
+            held.renew().await.unwrap_or_else(|error| panic!("{kind:?}, {cause:?}: {error}"));
+            held.release().await.unwrap();
+
+            let (_, locks) = prevented(&world, Prevents::writes(cause, 2..=7));
+            let held = kind.acquire(&locks).await.unwrap();
+            held.release().await.unwrap_or_else(|error| panic!("{kind:?}, {cause:?}: {error}"));
+            kind.acquire(&world.default_locks()).await.unwrap().release().await.unwrap();
+        }
+    }
+}
+
+// behaviours 15, 30, 33
+#[tokio::test]
+async fn the_requests_of_a_ticket_are_repeated() {
+    for kind in [Kind::Lock, Kind::Permit] {
+        for cause in Cause::ALL {
+            let world = World::new().await;
+            let (_, locks) = prevented(&world, Prevents::writes(cause, 1..=6));
+            let ticket = kind.acquire(&world.default_locks()).await.unwrap().into_ticket();
+            locks.renew_ticket(&ticket, 2 * LEASE).await.unwrap();
+            let (_, locks) = prevented(&world, Prevents::writes(cause, 1..=6));
+            let ticket = locks.resume(&ticket).await.unwrap().into_ticket();
+            let (_, locks) = prevented(&world, Prevents::writes(cause, 1..=6));
+            locks.release_ticket(&ticket).await.unwrap();
+            kind.acquire(&world.default_locks()).await.unwrap().release().await.unwrap();
+        }
+    }
+}
+
+// behaviours 30, 33, 76
+#[tokio::test]
+async fn the_completion_and_the_release_of_a_record_are_repeated() {
+    for cause in Cause::ALL {
+        for fails in [false, true] {
+            let world = World::new().await;
+            let (_, locks) = prevented(&world, Prevents::writes(cause, 2..=7));
+            let orders = Idempotency::new(locks, OnMissingKey::Reject, |order: &u32| Some(order.to_string()));
+            let first = orders.run(&7, async |_| if fails { Err("failed") } else { Ok(1) }).await;
+            assert_eq!(first.is_err(), fails);
+            let second = orders.run(&7, async |_| Ok::<_, &str>(2)).await.unwrap();
+            assert_eq!(second, if fails { 2 } else { 1 }, "{cause:?}");
+        }
+    }
+}
+
+/// Collects the tokens of transactions.
+#[derive(Clone, Debug, Default)]
+struct Tokens(Arc<Mutex<Vec<String>>>);
+
+impl Intercept for Tokens {
+    fn request(&self, _: &str, request: &mut Value) {
+        self.0.lock().unwrap().extend(request["ClientRequestToken"].as_str().map(str::to_owned));
+    }
+}
+
+// behaviours 30, 33, 35, 76
+#[tokio::test]
+async fn a_withdrawal_is_repeated_with_another_token_each_time() {
+    for kind in Kind::ALL {
+        for cause in Cause::ALL {
+            let world = World::new().await;
+            let late = if kind == Kind::Set { Late::transactions(1..=3) } else { Late::updates(1..=3) };
+            let tokens = Tokens::default();
+            let prevents = Prevents::writes(cause, 4..=7);
+            let host = world.host().intercept(tokens.clone()).intercept(late.clone()).intercept(prevents).build();
+            let locks = world.locks_with_quick_retries(&host).build().unwrap();
+            assert!(kind.acquire(&locks).await.unwrap_err().is_unavailable());
+            locks.flush().await;
+            assert!(!late.deliver(&world).await, "{kind:?}, {cause:?}");
+            kind.acquire(&world.default_locks()).await.unwrap().release().await.unwrap();
+
+            let tokens = tokens.0.lock().unwrap();
+            if kind == Kind::Set {
+                // The first request was sent three times.
+                let different: HashSet<_> = tokens.iter().collect();
+                assert_eq!(different.len(), tokens.len() - 2, "{tokens:?}");
+            }
+        }
+    }
+}
+
+// behaviours 30, 33
+#[tokio::test(start_paused = true)]
+async fn a_request_of_a_holder_is_given_up_after_ten_seconds() {
+    for kind in Kind::ALL {
+        for cause in Cause::ALL {
+            let engine = DynamoDb::new().unwrap();
+            let host = engine.host().intercept(Prevents::writes(cause, 2..=u32::MAX)).build();
+            let locks = Locks::builder(host.client(), "locks").build().unwrap();
+            locks.create_table().await.unwrap();
+            let held = kind.acquire(&locks).await.unwrap();
+            for renews in [true, false] {
+                let before = Instant::now();
+                let answer = if renews { held.renew().await } else { held.release().await };
+                let error = answer.unwrap_err();
+                assert!(if cause == Cause::Conflict { error.is_conflict() } else { error.is_throttled() }, "{error}");
+                let elapsed = before.elapsed();
+                assert!(
+                    elapsed >= Duration::from_secs(10) && elapsed < Duration::from_secs(10) + ms(10),
+                    "{elapsed:?}"
+                );
+            }
+            std::mem::forget(held);
+        }
+    }
+}
+
+/// Cancels transactions without a reason.
+#[derive(Debug)]
+struct NoReason;
+
+impl Intercept for NoReason {
+    fn answer(&self, operation: &str, _: &Value, answer: &mut lambda_lock::embedded::Answer) {
+        if operation == "TransactWriteItems" && answer.body["CancellationReasons"].is_array() {
+            for reason in answer.body["CancellationReasons"].as_array_mut().unwrap() {
+                *reason = serde_json::json!({ "Code": "None" });
+            }
+        }
+    }
+}
+
+// behaviours 15, 24, 30
+#[tokio::test]
+async fn a_transaction_that_was_cancelled_without_a_reason_does_not_count_as_done() {
+    let world = World::new().await;
+    let host = world.host().intercept(Prevents::writes(Cause::Conflict, 2..=5)).intercept(NoReason).build();
+    let locks = world.locks(&host).build().unwrap();
+    let set = locks.acquire_all(KEYS).await.unwrap();
+    set.renew(2 * LEASE).await.unwrap();
+    assert_eq!(host.requests(), 6);
+    let until = world.default_locks().get(KEYS[0]).await.unwrap().unwrap().until();
+    assert!(until > set.acquired_at() + 2 * LEASE);
+    set.release().await.unwrap();
+}
