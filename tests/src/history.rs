@@ -84,6 +84,9 @@ async fn history(seed: u64, mutation: Option<Mutation>) -> Outcome {
         let scene = Arc::clone(&scene);
         async move { scene.stage.sweep(Duration::from_secs(5), |rows| scene.ledger.swept(rows)).await }
     });
+    if stage::has_late_hand_overs(seed) {
+        tokio::spawn(late_hand_overs(Arc::clone(&scene), Rng::with_seed(seed)));
+    }
     stage::work(&mut random, LATEST_ARRIVAL, |number, random| worker(Arc::clone(&scene), number, random)).await;
     sweeper.abort();
     scene.ledger.outcome()
@@ -196,7 +199,7 @@ async fn work(scene: &Scene, host: &Host, operation: &Operation, mut random: Rng
         // The answer to the last request of this process may be lost, or the request late.
         let last_request = lock.renew(lease.mul_f64(0.5 + random.f64()));
         let _ = timeout(millis(&mut random, 0..=200), last_request).await;
-        return hand_over(scene, operation, lock, lease, random).await;
+        return hand_over(scene, operation, lock, lease, false, random).await;
     }
     match random.u8(0..10) {
         // A drop without a release sends the release in the background.
@@ -205,27 +208,65 @@ async fn work(scene: &Scene, host: &Host, operation: &Operation, mut random: Rng
     }
 }
 
+/// Hands locks over while the last request of the process before is on its way.
+async fn late_hand_overs(scene: Arc<Scene>, mut random: Rng) {
+    let locks = scene.stage.locks(&scene.host(&mut random, Network::Slow));
+    for step in 0..stage::LATE_HAND_OVERS {
+        let name = format!("late hand-over {step}");
+        let operation = Operation::new(&name, format!("handed over {step}"), Arc::clone(&scene.ledger));
+        let lease = millis(&mut random, 10_000..=20_000);
+        match locks.acquire(&operation.key).holder(&operation.name).lease(lease).await {
+            Ok(lock) => {
+                let lock = Arc::new(lock);
+                operation.acquired(&lock, Duration::ZERO);
+                let last_request = lock.renew(lease.mul_f64(0.2 + random.f64()));
+                let _ = timeout(millis(&mut random, 0..=100), last_request).await;
+                hand_over(&scene, &operation, lock, lease, true, random.fork()).await;
+            }
+            Err(error) => operation.refused(&error),
+        }
+    }
+}
+
 /// Makes a ticket of the lock, for one or two hosts. One of them resumes it at most.
-async fn hand_over(scene: &Scene, operation: &Operation, lock: Arc<Lock>, lease: Duration, mut random: Rng) {
+async fn hand_over(
+    scene: &Scene,
+    operation: &Operation,
+    lock: Arc<Lock>,
+    lease: Duration,
+    at_once: bool,
+    mut random: Rng,
+) {
     // The ledger borrows the lock only for a moment.
     let ticket = Arc::into_inner(lock).unwrap().into_ticket();
     operation.ended("handed its lock over");
     let json = serde_json::to_string(&ticket).unwrap();
-    let heirs = (0..random.u8(1..=2)).map(|number| heir(scene, operation, number, &json, lease, random.fork()));
+    let heirs =
+        (0..random.u8(1..=2)).map(|number| heir(scene, operation, number, &json, lease, at_once, random.fork()));
     join_all(heirs).await;
 }
 
 /// A host that has a ticket: it renews the lease, resumes the lock, or releases it.
-async fn heir(scene: &Scene, from: &Operation, number: u8, json: &str, lease: Duration, mut random: Rng) {
+async fn heir(
+    scene: &Scene,
+    from: &Operation,
+    number: u8,
+    json: &str,
+    lease: Duration,
+    at_once: bool,
+    mut random: Rng,
+) {
     let operation = from.heir(number);
     let host = scene.host(&mut random, Network::Bad);
     let locks = scene.stage.locks(&host);
     let ticket = serde_json::from_str(json).unwrap();
-    sleep(lease.mul_f64(random.f64() * random.f64())).await;
+    let on_its_way = lease.mul_f64(random.f64() * random.f64());
+    sleep(if at_once { Duration::ZERO } else { on_its_way }).await;
     for _ in 0..random.u8(0..=2) {
         let renewal = lease.mul_f64(0.2 + 1.3 * random.f64());
-        if let Err(error) = locks.renew_ticket(&ticket, renewal).await {
-            operation.ticket_refused(&error);
+        match locks.renew_ticket(&ticket, renewal).await {
+            Ok(_) => operation.ticket_renewed(&serde_json::from_str(json).unwrap()),
+            Err(error) => operation.ticket_refused(&error),
         }
     }
     if random.u8(0..6) == 0 {

@@ -5,9 +5,11 @@
 mod ledger;
 mod mutations;
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
+use aws_sdk_dynamodb::types::AttributeValue;
 use fastrand::Rng;
 use lambda_lock::embedded::Host;
 use lambda_lock::{Error, Lock};
@@ -20,6 +22,15 @@ pub use mutations::MUTATIONS;
 
 /// How late a request can arrive: AWS accepts its signature for 5 minutes.
 const LATEST_ARRIVAL: Duration = Duration::from_mins(5);
+
+/// One history in so many, from this seed on, ends with a crowd.
+const CROWD_EVERY: u64 = 50;
+pub(crate) const CROWD_SEED: u64 = 7;
+/// How many permits a crowd has in use, and how many of them it replaces.
+const CROWD: u32 = 64;
+const REPLACED: u32 = 200;
+/// How many tombstones a row may have in the long run.
+const MOST_TOMBSTONES: usize = 64;
 
 /// How often each outcome occurred.
 #[derive(Clone, Copy, Debug, Default)]
@@ -58,7 +69,7 @@ struct Scene {
     stage: Stage,
     ledger: Arc<Ledger>,
     keys: u64,
-    /// How many permits most callers allow. Some allow one more.
+    /// How many permits most callers allow. Some allow one or two more, as during a deployment.
     permits: u32,
     /// Some pauses are so long that TTL deletes the row.
     has_nights: bool,
@@ -80,11 +91,17 @@ async fn history(seed: u64, mutation: Option<Mutation>) -> Outcome<Counts> {
         let interval = Duration::from_secs(if scene.has_nights { 600 } else { 5 });
         async move { scene.stage.sweep(interval, |rows| scene.ledger.swept(rows)).await }
     });
+    if stage::has_late_hand_overs(seed) {
+        tokio::spawn(late_hand_overs(Arc::clone(&scene), Rng::with_seed(seed)));
+    }
     let workers: Vec<_> = (0..random.usize(3..=6))
         .map(|number| tokio::spawn(worker(Arc::clone(&scene), number, random.fork())))
         .collect();
     for worker in workers {
         worker.await.unwrap();
+    }
+    if seed % CROWD_EVERY == CROWD_SEED {
+        crowd(&scene, &mut random).await;
     }
     sleep(LATEST_ARRIVAL + Duration::from_secs(20)).await;
     sweeper.abort();
@@ -108,7 +125,7 @@ async fn worker(scene: Arc<Scene>, number: usize, mut random: Rng) {
         };
         sleep(millis(&mut random, pause)).await;
         let key = format!("key {}", random.u64(0..scene.keys));
-        let permits = scene.permits + u32::from(random.u8(0..6) == 0);
+        let permits = scene.permits + random.u32(0..6).saturating_sub(3);
         let operation =
             Operation::new(&format!("worker {number} step {step}"), key, permits, Arc::clone(&scene.ledger));
         let work = work(&scene, &host, &operation, random.fork());
@@ -132,6 +149,30 @@ async fn worker(scene: Arc<Scene>, number: usize, mut random: Rng) {
             }
             _ => work.await,
         }
+    }
+}
+
+/// A host that has many permits in use, and replaces one after the other. The row stays small.
+async fn crowd(scene: &Scene, random: &mut Rng) {
+    let locks = scene.stage.locks(&scene.host(random, Network::Good));
+    let semaphore = locks.semaphore("crowded", CROWD);
+    let mut held = VecDeque::new();
+    for number in 0..CROWD + REPLACED {
+        if number >= CROWD {
+            let oldest: Lock = held.pop_front().unwrap();
+            oldest.release().await.unwrap();
+        }
+        let acquire = semaphore.acquire().holder(format!("crowd {number}")).lease(Duration::from_mins(10));
+        held.push_back(acquire.await.unwrap());
+    }
+    let key = AttributeValue::S("crowded".to_owned());
+    let read = scene.stage.engine.client().get_item().table_name(stage::TABLE).key("id", key).send();
+    let row = Box::pin(read).await.unwrap().item.unwrap();
+    let tombstones = row.keys().filter(|name| name.starts_with("permit:")).count() - held.len();
+    scene.ledger.crowded(tombstones);
+    for permit in held {
+        // The history does not wait for the releases of dropped permits.
+        let _ = permit.into_ticket();
     }
 }
 
@@ -185,7 +226,7 @@ async fn work(scene: &Scene, host: &Host, operation: &Operation, mut random: Rng
         // The answer to the last request of this process may be lost, or the request late.
         let last_request = permit.renew(lease.mul_f64(0.5 + random.f64()));
         let _ = timeout(millis(&mut random, 0..=200), last_request).await;
-        return hand_over(scene, operation, permit, lease, random).await;
+        return hand_over(scene, operation, permit, lease, false, random).await;
     }
     match random.u8(0..10) {
         // A drop without a release sends the release in the background.
@@ -194,18 +235,50 @@ async fn work(scene: &Scene, host: &Host, operation: &Operation, mut random: Rng
     }
 }
 
+/// Hands permits over while the last request of the process before is on its way.
+async fn late_hand_overs(scene: Arc<Scene>, mut random: Rng) {
+    let locks = scene.stage.locks(&scene.host(&mut random, Network::Slow));
+    for step in 0..stage::LATE_HAND_OVERS {
+        let name = format!("late hand-over {step}");
+        let operation = Operation::new(&name, format!("handed over {step}"), 1, Arc::clone(&scene.ledger));
+        let lease = millis(&mut random, 10_000..=20_000);
+        let acquire = locks.semaphore(&operation.key, 1).acquire().holder(&operation.name).lease(lease);
+        match acquire.await {
+            Ok(permit) => {
+                let permit = Arc::new(permit);
+                operation.acquired(&permit);
+                let last_request = permit.renew(lease.mul_f64(0.2 + random.f64()));
+                let _ = timeout(millis(&mut random, 0..=100), last_request).await;
+                hand_over(&scene, &operation, permit, lease, true, random.fork()).await;
+            }
+            Err(error) => operation.refused(&error),
+        }
+    }
+}
+
 /// Makes a ticket of the permit for another host, which renews the lease, and resumes the permit or releases it.
-async fn hand_over(scene: &Scene, operation: &Operation, permit: Arc<Lock>, lease: Duration, mut random: Rng) {
+async fn hand_over(
+    scene: &Scene,
+    operation: &Operation,
+    permit: Arc<Lock>,
+    lease: Duration,
+    at_once: bool,
+    mut random: Rng,
+) {
     // The ledger borrows the permit only for a moment.
     let ticket = Arc::into_inner(permit).unwrap().into_ticket();
     operation.left("handed its permit over");
     let host = scene.host(&mut random, Network::Bad);
     let locks = scene.stage.locks(&host);
-    sleep(lease.mul_f64(random.f64() * random.f64())).await;
+    let on_its_way = lease.mul_f64(random.f64() * random.f64());
+    sleep(if at_once { Duration::ZERO } else { on_its_way }).await;
     let mut end = ticket.expires_at();
     for _ in 0..random.u8(0..=2) {
         match locks.renew_ticket(&ticket, lease.mul_f64(0.2 + 1.3 * random.f64())).await {
-            Ok(renewed) => end = end.max(renewed),
+            Ok(renewed) => {
+                end = end.max(renewed);
+                operation.ticket_renewed(&serde_json::to_value(&ticket).unwrap());
+            }
             Err(error) => operation.ticket_refused(end, &error),
         }
         sleep(lease.mul_f64(random.f64() / 4.0)).await;

@@ -1,6 +1,7 @@
 //! The guarantees hold over thousands of random histories.
 //!
-//! `LOCK_HISTORIES=100000` runs more of them. `LOCK_SEED=42` runs one of each kind and prints it.
+//! `LOCK_HISTORIES=100000` runs more of them. `LOCK_SEED=42` runs one of each kind and prints it. `LOCK_MUTATION=ticket`
+//! tries the mutations with that in their name.
 
 use std::env;
 use std::fmt::Debug;
@@ -55,7 +56,8 @@ fn assert_guarantees_hold<C: Debug + Send>(histories: u64, history: impl Fn(u64)
 
 fn assert_caught<C: Send>(mutations: &[Mutation], history: impl Fn(u64, Option<Mutation>) -> Outcome<C> + Sync) {
     let mut missed = Vec::new();
-    for mutation in mutations {
+    let name = env::var("LOCK_MUTATION").unwrap_or_default();
+    for mutation in mutations.iter().filter(|mutation| mutation.name.contains(&name)) {
         let first = mutation.first_seed;
         let seeds = first..first + variable("LOCK_HISTORIES").unwrap_or(2000);
         match first_violation(seeds, mutation.breaks, |seed| history(seed, Some(*mutation))) {

@@ -65,7 +65,8 @@ impl Faults {
         self
     }
 
-    /// Sets the chance that a request is throttled, by the table or by the account.
+    /// Sets the chance that a request is throttled, by the table or by the account. A transaction that the table throttles is
+    /// cancelled with the reason `ThrottlingError`.
     pub fn throttle(mut self, chance: f64) -> Self {
         self.throttle = chance;
         self

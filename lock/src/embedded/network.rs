@@ -160,6 +160,7 @@ impl Connection {
                 Err(broken("the request was lost"))
             }
             Outcome::Throttled { by_account: true } => refusal(400, "RequestLimitExceeded"),
+            Outcome::Throttled { .. } if is_transaction(&request) => throttled(&request),
             Outcome::Throttled { by_account: false } => refusal(400, "ProvisionedThroughputExceededException"),
             Outcome::ServerError { applied: false } => refusal(500, "InternalServerError"),
             // A separate task, because a request on its way arrives even if its sender stops waiting.
@@ -252,6 +253,24 @@ fn refusal(status: u16, code: &str) -> Result<HttpResponse, ConnectorError> {
     let body =
         serde_json::json!({ "__type": format!("com.amazonaws.dynamodb.v20120810#{code}"), "message": "simulated" });
     response_of(status, body.to_string().into_bytes(), None)
+}
+
+fn is_transaction(request: &HttpRequest) -> bool {
+    request.headers().get("x-amz-target").is_some_and(|target| target.ends_with(".TransactWriteItems"))
+}
+
+/// A table that throttles one item of a transaction cancels the transaction.
+fn throttled(transaction: &HttpRequest) -> Result<HttpResponse, ConnectorError> {
+    let request = json(transaction.body().bytes().unwrap_or_default())?;
+    let items = request["TransactItems"].as_array().map_or(0, Vec::len);
+    let code = |item| if item == 0 { "ThrottlingError" } else { "None" };
+    let reasons: Vec<_> = (0..items).map(|item| serde_json::json!({ "Code": code(item) })).collect();
+    let body = serde_json::json!({
+        "__type": "com.amazonaws.dynamodb.v20120810#TransactionCanceledException",
+        "Message": "simulated",
+        "CancellationReasons": reasons,
+    });
+    response_of(400, body.to_string().into_bytes(), None)
 }
 
 /// The header with the server's time.

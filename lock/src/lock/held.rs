@@ -320,8 +320,8 @@ impl Lock {
     }
 
     /// Renews the lease, so that it ends `lease` from now: from 1 ms to 366 days, and for a permit of a semaphore to a day.
-    /// One request; IAM action `dynamodb:UpdateItem`. While a transaction on the row prevents it, the request is repeated, up to
-    /// five times within 0.6 s. The deadline of the acquire does not limit the new lease. After a crash, the key stays held
+    /// One request; IAM action `dynamodb:UpdateItem`. It is repeated for up to 10 s while DynamoDB throttles it or a transaction
+    /// on the row prevents it. The deadline of the acquire does not limit the new lease. After a crash, the key stays held
     /// until this lease ends or an operator [frees](crate::Locks::force_release) it.
     ///
     /// Fails with an error that [`is_lost`](Error::is_lost) if the lease has ended, the lock was released, or another holder

@@ -43,7 +43,7 @@ impl Locks {
 /// | --- | --- |
 /// | acquire, granted or refused | 1 `UpdateItem` |
 /// | acquire that replaces permits whose lease has ended | 2 `UpdateItem`; up to 4 while others change the row |
-/// | renew, release | 1 `UpdateItem` |
+/// | renew, release | 1 `UpdateItem`; while more than about 30 permits are in use, every 32nd release sends another one |
 ///
 /// The IAM action is `dynamodb:UpdateItem`. All permits of a key are in one row, and each adds its holder's name and about
 /// 210 bytes. DynamoDB bills a write by the KB of the row, and writes one row about 1000 times a second at most. So a

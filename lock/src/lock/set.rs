@@ -216,7 +216,7 @@ impl LockSet {
     }
 
     /// Renews the lease of all keys, so that it ends `lease` from now: from 1 ms to a day. One `TransactWriteItems`, which
-    /// is repeated for up to 10 s while it conflicts with another one; IAM action `dynamodb:UpdateItem`.
+    /// is repeated as [`Lock::renew`] is; IAM action `dynamodb:UpdateItem`.
     ///
     /// Fails with an error that [`is_lost`](Error::is_lost) if the lease has ended, the locks were released, or a key is
     /// lost: the error names those keys. No row is modified then, and the whole set is lost. Release it to free the other
@@ -227,7 +227,7 @@ impl LockSet {
     }
 
     /// Releases all locks. One `TransactWriteItems`, unless a request has already shown the locks released or lost. It is
-    /// repeated for up to 10 s while it conflicts with another one. IAM action `dynamodb:UpdateItem`.
+    /// repeated as [`Lock::release`] is; IAM action `dynamodb:UpdateItem`.
     ///
     /// If others have taken some of the keys, a second transaction releases the remaining ones. The error then
     /// [`is_lost`](Error::is_lost) and names the keys that were lost; their rows are not modified. Otherwise, what

@@ -24,7 +24,7 @@ use crate::row::{Resumed, Semaphore, TicketStep};
 ///
 /// | | requests | uses up the ticket | retry after a crash |
 /// | --- | --- | --- | --- |
-/// | [`Locks::renew_ticket`] | 1 | no | repeat it with the same ticket |
+/// | [`Locks::renew_ticket`] | 1 or 2 | no | repeat it with the same ticket |
 /// | [`Locks::release_ticket`] | 1 | yes | repeat it with the same ticket |
 /// | [`Locks::resume`] | 1 | yes | none: the key is held until the lease ends |
 ///
@@ -311,10 +311,10 @@ impl Locks {
     }
 
     /// Renews the lease of the ticket's lock without using up the ticket, so that it ends at least `lease` from now: from 1 ms
-    /// to 366 days, and for a permit of a semaphore to a day. Returns when the lease ends, by this host's clock. One request;
-    /// IAM action `dynamodb:UpdateItem`.
+    /// to 366 days, and for a permit of a semaphore to a day. Returns when the lease ends, by this host's clock. One request, or
+    /// two if the lease ends later already; IAM action `dynamodb:UpdateItem`.
     ///
-    /// The lease is never shortened. After a crash, the key stays held until it ends or an operator
+    /// The lease is never shortened, also not by a late request of the process that made the ticket. After a crash, the key stays held until it ends or an operator
     /// [frees](Self::force_release) it. Can be repeated after any error. Fails as [`resume`](Self::resume) does, but succeeds
     /// until the lease has ended for all hosts. Work that relies on the returned time is not cancelled by this crate.
     ///
@@ -358,7 +358,7 @@ impl Locks {
     ///
     /// Can be repeated after any error, also in another process. It succeeds if the lock was released before, until the next
     /// holder has acquired and released the key; then it is [lost](Error::is_lost). If the lease has ended but no other holder
-    /// has the key, the release succeeds. For a permit of a semaphore, every 16th release or so sends one more request, and a
+    /// has the key, the release succeeds. For a permit of a semaphore, every 32nd release or so sends one more request, and a
     /// repeated release is [unknown](Error::is_ticket_unknown) when its trace is gone: after 16 later releases, or a minute. Fails
     /// with an error that [`is_ticket_used`](Error::is_ticket_used) if the lock was resumed, because the work of that process
     /// may still run. Its other errors are those of [`resume`](Self::resume). If the lock is not enforced, nothing is sent.

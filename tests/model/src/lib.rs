@@ -239,6 +239,13 @@ pub const NOT_EXPRESSED: &[(&str, &str)] = &[
     ("a renewal by a ticket leaves the number of the row", TICKETS),
     ("a renewal by a ticket leaves the number of the permit", TICKETS),
     ("a resumed permit counts its lease from the resumption", TICKETS),
+    ("a renewal by a ticket that keeps the end leaves the number of the row", TICKETS),
+    ("a renewal by a ticket that keeps the end leaves the number of the permit", TICKETS),
+    ("tombstones of a crowded row stay", "the model has a few permits, and keeps all tombstones"),
+    (
+        "a throttled transaction of a holder is not repeated",
+        "the model has no throttling: a client sends a request again as often as it wants",
+    ),
 ];
 
 const TICKETS: &str = "the model has no tickets: each lock stays with the client that acquired it";

@@ -198,6 +198,7 @@ impl Intercept for Observer {
                 let row = state.rows.entry(key).or_default();
                 row.sequence = next;
             }
+            Kind::KeepEnd => state.rows.entry(key).or_default().sequence = number(&values[":sequence"]).unwrap(),
             Kind::RenewTicket => {
                 let end = number(&values[":lease_end"]).unwrap();
                 let row = state.rows.entry(key.clone()).or_default();
@@ -268,6 +269,15 @@ impl Operation {
         self.alone(&mut state, lock.is_valid());
         let valid = Valid::Ask(Arc::downgrade(lock));
         state.holding.push(Holding { key: self.key.clone(), operation: self.name.clone(), valid });
+    }
+
+    /// Records a renewal with this ticket. From now on, the row refuses the requests of the process that made the ticket.
+    pub(super) fn ticket_renewed(&self, ticket: &Value) {
+        let mut state = self.ledger.state();
+        self.ledger.log(&mut state, &format!("{} renewed its ticket", self.name));
+        if let Some(row) = state.rows.get_mut(&self.key).filter(|row| ticket["owner"] == row.owner) {
+            row.sequence = row.sequence.max(ticket["sequence"].as_u64().unwrap());
+        }
     }
 
     /// Records why a ticket was refused.

@@ -36,7 +36,7 @@ pub struct Mutation {
 
 impl Mutation {
     /// The mistakes in the protocol of the lock.
-    pub const LOCK: [Self; 20] = [
+    pub const LOCK: [Self; 21] = [
         Self { name: "no nonce check on refusal", breaks: "(f)", answer: foreign_nonce, ..Self::NONE },
         Self { name: "release without the owner check", breaks: "(e)", request: release_without_owner, ..Self::NONE },
         Self {
@@ -118,6 +118,12 @@ impl Mutation {
             request: ticket_leaves_number,
             ..Self::NONE
         },
+        Self {
+            name: "a renewal by a ticket that keeps the end leaves the number of the row",
+            breaks: "(g)",
+            request: kept_end_leaves_number,
+            ..Self::NONE
+        },
     ];
 
     /// The mistakes in the queue. They cost waiters time, and break no guarantee.
@@ -174,6 +180,8 @@ pub(crate) enum Kind {
     Resume,
     /// A renewal by a ticket.
     RenewTicket,
+    /// The number that a renewal by a ticket leaves if the lease ends later already.
+    KeepEnd,
     /// The place in the queue of a refused acquire.
     Join,
     /// The end of a refused acquire with an unanswered attempt.
@@ -191,6 +199,7 @@ impl Kind {
             "UpdateItem" if values[":completed"].is_object() => Some(Self::Complete),
             "UpdateItem" if values[":until"].is_object() => Some(Self::Join),
             "UpdateItem" if values[":nonce"].is_object() => Some(Self::Resume),
+            "UpdateItem" if is_by_ticket(request) && values[":seen"].is_object() => Some(Self::KeepEnd),
             "UpdateItem" if is_by_ticket(request) => Some(Self::RenewTicket),
             "UpdateItem" if !values[":sequence"].is_object() => Some(Self::Withdraw),
             "UpdateItem" if values[":now"].is_object() => Some(Self::Renew),
@@ -343,6 +352,15 @@ fn ticket_leaves_number(kind: Kind, request: &mut Value) {
     if kind == Kind::RenewTicket {
         let update = request["UpdateExpression"].as_str().unwrap().replace(", #sequence = :sequence", "");
         request["UpdateExpression"] = update.into();
+    }
+}
+
+/// Both expressions still use all values.
+pub(crate) fn kept_end_leaves_number(kind: Kind, request: &mut Value) {
+    if kind == Kind::KeepEnd {
+        let update = request["UpdateExpression"].as_str().unwrap();
+        let to = update.strip_prefix("SET ").and_then(|set| set.strip_suffix(" = :sequence")).unwrap();
+        request["UpdateExpression"] = json!(format!("SET {to} = {to}"));
     }
 }
 

@@ -250,7 +250,7 @@ impl Intercept for Observer {
                 let fence = fence_written(request, answer);
                 ledger.taken(&mut state, key, owner, fence, values);
             }
-            Kind::Renew | Kind::Resume | Kind::RenewTicket | Kind::Join => {
+            Kind::Renew | Kind::Resume | Kind::RenewTicket | Kind::KeepEnd | Kind::Join => {
                 unreachable!("nothing renews a record, hands it over or queues for it")
             }
             Kind::Release => ledger.released(&mut state, &key, &owner),

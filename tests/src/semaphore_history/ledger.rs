@@ -9,7 +9,7 @@ use lambda_lock::embedded::{Answer, DynamoDb, Intercept};
 use lambda_lock::{Error, Holder, Lock};
 use serde_json::Value;
 
-use super::{Counts, Outcome};
+use super::{Counts, MOST_TOMBSTONES, Outcome};
 use crate::history::mutation::{Kind, fence_written};
 use crate::history::stage::Journal;
 
@@ -83,6 +83,15 @@ impl Ledger {
         state.counts.swept += rows;
         if rows > 0 {
             self.log(&mut state, &format!("{rows} rows deleted by TTL"));
+        }
+    }
+
+    /// Records how many tombstones a row has after many releases.
+    pub(super) fn crowded(&self, tombstones: usize) {
+        let mut state = self.state();
+        self.log(&mut state, &format!("the crowded row has {tombstones} tombstones"));
+        if tombstones > MOST_TOMBSTONES {
+            self.broke(&mut state, format!("(t) a row keeps {tombstones} tombstones"));
         }
     }
 
@@ -183,7 +192,7 @@ impl Intercept for Observer {
                     ledger.broke(&mut state, format!("(g) {key}: a resumption was applied after a later request"));
                 }
             }
-            Kind::RenewTicket => {
+            Kind::RenewTicket | Kind::KeepEnd => {
                 let sequence = sequence.unwrap();
                 if state.sequences.insert(owner, sequence).is_some_and(|before| before > sequence) {
                     ledger.broke(&mut state, format!("(g) {key}: a ticket was renewed after its use"));
@@ -322,6 +331,15 @@ impl Operation {
         self.ledger.log(&mut state, &format!("{} resumed {} with fence {}", self.name, self.key, permit.fence()));
         self.hold(&mut state, permit.fence(), Valid::Ask(Arc::downgrade(permit)));
         self.check_number(&mut state);
+    }
+
+    /// Records a renewal with this ticket. From now on, the row refuses the requests of the process that made the ticket.
+    pub(super) fn ticket_renewed(&self, ticket: &Value) {
+        let mut state = self.ledger.state();
+        self.ledger.log(&mut state, &format!("{} renewed its ticket", self.name));
+        let (owner, sequence) = (ticket["owner"].as_str().unwrap(), ticket["sequence"].as_u64().unwrap());
+        let number = state.sequences.entry(owner.to_owned()).or_default();
+        *number = sequence.max(*number);
     }
 
     /// The ticket of a lease that ended at `end` by the clock of its host was refused.

@@ -5,11 +5,12 @@ use std::cell::RefCell;
 use lambda_lock::embedded::Answer;
 use serde_json::{Value, json};
 
+use super::CROWD_SEED;
 use crate::history::Mutation;
-use crate::history::mutation::{Kind, replace_in_condition};
+use crate::history::mutation::{Kind, kept_end_leaves_number, replace_in_condition};
 
 /// The mistakes, and the violation that each causes.
-pub const MUTATIONS: [Mutation; 14] = [
+pub const MUTATIONS: [Mutation; 16] = [
     Mutation { name: "N + 1 permits", breaks: "(a)", request: one_more, ..Mutation::NONE },
     Mutation {
         name: "a permit is replaced without checking whose it is",
@@ -39,9 +40,22 @@ pub const MUTATIONS: [Mutation; 14] = [
         ..Mutation::NONE
     },
     Mutation {
+        name: "a renewal by a ticket that keeps the end leaves the number of the permit",
+        breaks: "(g)",
+        request: kept_end_leaves_number,
+        ..Mutation::NONE
+    },
+    Mutation {
         name: "a resumed permit counts its lease from the resumption",
         breaks: "(a)",
         answer: resumption_with_new_lease,
+        ..Mutation::NONE
+    },
+    Mutation {
+        name: "tombstones of a crowded row stay",
+        breaks: "(t)",
+        first_seed: CROWD_SEED,
+        request: tombstones_stay,
         ..Mutation::NONE
     },
     Mutation { name: "TTL earlier than the leases' end", breaks: "(a)", request: ttl_too_early, ..Mutation::NONE },
@@ -160,6 +174,12 @@ fn refused_release_succeeds(kind: Kind, _: &Value, answer: &mut Answer) {
     if kind == Kind::Release && answer.status == 400 {
         answer.status = 200;
         answer.body = json!({});
+    }
+}
+
+fn tombstones_stay(_: Kind, request: &mut Value) {
+    if request["UpdateExpression"].as_str().is_some_and(|update| update.starts_with("REMOVE ")) {
+        replace_in_condition(request, "#status = :semaphore", "NOT #status = :semaphore");
     }
 }
 

@@ -19,7 +19,7 @@ pub(super) struct Ledger {
     engine: DynamoDb,
     /// In this history, DynamoDB recognises transactions by their tokens.
     has_tokens: bool,
-    /// The chance that a request conflicts with a transaction.
+    /// The chance that a request conflicts with a transaction, or that a transaction is throttled.
     conflicts: f64,
     random: Mutex<Rng>,
     state: Mutex<State>,
@@ -157,7 +157,7 @@ impl Ledger {
                 state.applied.insert((key, fence), holder);
             }
             Kind::Join => {}
-            Kind::Complete | Kind::Transaction | Kind::Resume | Kind::RenewTicket => {
+            Kind::Complete | Kind::Transaction | Kind::Resume | Kind::RenewTicket | Kind::KeepEnd => {
                 unreachable!("nothing completes several locks or hands them over")
             }
             Kind::Withdraw => {
@@ -230,7 +230,8 @@ impl Intercept for Observer {
         if updates.iter().any(|(_, update)| update["TableName"] == CONFLICT) {
             state.counts.conflicts += 1;
             answer.status = 400;
-            let code = |number| if number == 0 { "TransactionConflict" } else { "None" };
+            let reason = if ledger.random.lock().unwrap().bool() { "TransactionConflict" } else { "ThrottlingError" };
+            let code = |number| if number == 0 { reason } else { "None" };
             let reasons: Vec<_> = (0..updates.len()).map(|number| json!({ "Code": code(number) })).collect();
             let is_transaction = operation == "TransactWriteItems";
             let exception =
@@ -332,7 +333,14 @@ impl Operation {
                 self.alone(&mut state, held);
             }
             Err(error) if error.is_lost() => state.counts.lost += 1,
-            Err(_) => {}
+            Err(error) => self.unanswered(&mut state, &error),
+        }
+    }
+
+    /// (j) A request of a holder is repeated while other requests prevent it, so that only a lost answer makes it fail.
+    fn unanswered(&self, state: &mut State, error: &Error) {
+        if !error.is_unavailable() {
+            self.ledger.broke(state, format!("(j) {} gave up {:?}: {error}", self.name, self.keys));
         }
     }
 
@@ -347,7 +355,7 @@ impl Operation {
                 }
             }
             Err(error) if error.is_lost() => state.counts.lost += 1,
-            Err(_) => {}
+            Err(error) => self.unanswered(&mut state, &error),
         }
         self.leave(&mut state);
     }

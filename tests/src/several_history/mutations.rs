@@ -5,7 +5,7 @@ use crate::history::Mutation;
 use crate::history::mutation::{Kind, replace_in_condition};
 
 /// Deliberate mistakes in the protocol of several keys, which the histories must catch.
-pub const MUTATIONS: [Mutation; 11] = [
+pub const MUTATIONS: [Mutation; 12] = [
     Mutation {
         name: "half of the keys are taken",
         breaks: "(i)",
@@ -50,6 +50,12 @@ pub const MUTATIONS: [Mutation; 11] = [
         name: "a cancelled release counts as applied",
         breaks: "reported a release",
         answer: |kind, request, answer| cancelled_succeeds(Kind::Release, kind, request, answer),
+        ..Mutation::NONE
+    },
+    Mutation {
+        name: "a throttled transaction of a holder is not repeated",
+        breaks: "(j)",
+        answer: throttling_is_final,
         ..Mutation::NONE
     },
     Mutation {
@@ -109,6 +115,14 @@ fn cancelled_succeeds(wanted: Kind, kind: Kind, request: &Value, answer: &mut An
     if kind == Kind::Transaction && is_transaction_of(wanted, request) && answer.status == 400 {
         answer.status = 200;
         answer.body = json!({});
+    }
+}
+
+fn throttling_is_final(kind: Kind, _: &Value, answer: &mut Answer) {
+    for reason in answer.body["CancellationReasons"].as_array_mut().into_iter().flatten() {
+        if kind == Kind::Transaction && reason["Code"] == "ThrottlingError" {
+            reason["Code"] = json!("ValidationError");
+        }
     }
 }
 
