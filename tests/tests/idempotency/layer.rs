@@ -90,8 +90,7 @@ async fn an_invocation_of_a_durable_execution_is_refused_before_its_entry_runs()
         move |_: LambdaEvent<Value>| ready(Ok::<_, Declined>(runs.count()))
     }));
     let of_execution = json!({ "id": "a", "DurableExecutionArn": "arn", "CheckpointToken": "token" });
-    let (error_type, message) =
-        reported(service.clone().oneshot(invocation(&host, of_execution)).await.unwrap_err());
+    let (error_type, message) = reported(service.clone().oneshot(invocation(&host, of_execution)).await.unwrap_err());
     assert_eq!(error_type, "LockInvalid");
     assert!(message.contains("durable execution") && message.contains("step"), "{message}");
     assert_eq!((runs.get(), host.requests()), (0, 0));

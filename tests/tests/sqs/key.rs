@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use lambda_lock::{Idempotency, Message, OnMissingKey, SqsConsumer};
-use lambda_lock_tests::{Row, World};
 use lambda_lock_tests::invocation::{by_tenant, invocation, keep_log, logged};
+use lambda_lock_tests::{Row, World};
 use serde_json::json;
 
 use crate::{

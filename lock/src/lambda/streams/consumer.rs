@@ -210,10 +210,7 @@ impl<H, R: StreamRecord, T, E> StreamConsumer<H, R, T, E> {
         read: impl Fn(R::Raw) -> Result<R, String> + Send + Sync + 'static,
     ) -> Self {
         panics::warn_if_they_abort();
-        Self {
-            settings: Settings::new(Stream::new(read), idempotency),
-            handler_input: PhantomData,
-        }
+        Self { settings: Settings::new(Stream::new(read), idempotency), handler_input: PhantomData }
     }
 
     /// Sets how many lanes run concurrently, on the task of the invocation; 10 by default, at least 1.
