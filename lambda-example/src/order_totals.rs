@@ -13,6 +13,7 @@ use aws_sdk_dynamodb::operation::transact_write_items::TransactWriteItemsError;
 use aws_sdk_dynamodb::types::{AttributeValue, TransactWriteItem, Update};
 use lambda_lock::{DynamoDbRecord, Locks, Run, StreamConsumer, WithRun};
 use lambda_runtime::{Error, LambdaEvent};
+use sha2::{Digest, Sha256};
 use tokio::time::sleep;
 use tower::{Layer, Service, service_fn};
 
@@ -33,11 +34,21 @@ impl Totals {
         Self { client, table: table.into(), prefix: prefix.into() }
     }
 
+    /// Returns the key of an item's total. A long item is hashed, because it would block the shard: DynamoDB rejects a key of
+    /// more than 2048 bytes. Hashes have a prefix of their own, so no item has the key of another one.
+    fn key(&self, item: &str) -> String {
+        if item.len() <= LONGEST_ITEM {
+            return format!("{}total#{item}", self.prefix);
+        }
+        let hash: Vec<_> = Sha256::digest(item).iter().map(|byte| format!("{byte:02x}")).collect();
+        format!("{}hashed-total#{}", self.prefix, hash.concat())
+    }
+
     /// Counts the order and completes the run, in one transaction. So a lost answer or a crash cannot count it twice.
     async fn add(&self, order: &Order, run: &Run) -> Result<(), Failure> {
         let row = Update::builder()
             .table_name(&self.table)
-            .key("id", AttributeValue::S(format!("{}total#{}", self.prefix, order.item)))
+            .key("id", AttributeValue::S(self.key(&order.item)))
             .update_expression("ADD orders :one, quantity :quantity")
             .expression_attribute_values(":one", AttributeValue::N("1".to_owned()))
             .expression_attribute_values(":quantity", AttributeValue::N(order.quantity.to_string()))
@@ -60,6 +71,9 @@ impl Totals {
         }
     }
 }
+
+/// The largest item that is a part of a key as it is, in bytes. The prefix needs some of DynamoDB's 2048.
+const LONGEST_ITEM: usize = 1024;
 
 /// Invocations for different shards can update the total of an item at once. The SDK does not retry the conflict.
 const MAX_TRIES: u32 = 3;

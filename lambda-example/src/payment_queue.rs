@@ -74,8 +74,9 @@ impl Payments {
     }
 }
 
-/// The longest time that SQS keeps a message, in a queue or in a dead-letter queue.
-const LONGEST_RETENTION: Duration = Duration::from_hours(14 * 24);
+/// A redrive gives a message a new id. So the key is the payment's, and the window covers the queue, the dead-letter queue
+/// and the queue again, which keep a message for up to 14 days each.
+const WINDOW: Duration = Duration::from_hours(43 * 24);
 
 /// Returns the function: the consumer, with the handler of one payment.
 #[must_use]
@@ -94,7 +95,7 @@ pub fn payment_queue(
     let once =
         Idempotency::new(locks, OnMissingKey::Reject, |message: &Message<Payment>| Some(message.body.id.clone()))
             .prefix("idempotency")
-            .window(LONGEST_RETENTION)
+            .window(WINDOW)
             // The same id with another amount is a mistake. It becomes a dead letter, for a person to look into.
             .validate(|message| json!([message.body.account, message.body.amount]));
     SqsConsumer::new(once)

@@ -47,8 +47,8 @@ async fn main() -> Result<(), Error> {
     let payments = Idempotency::new(Locks::from_env().await?, OnMissingKey::Reject, |message: &Message<Payment>| {
         Some(message.body.id.clone())
     })
-    // The longest time that SQS keeps a message in a queue.
-    .window(Duration::from_hours(14 * 24))
+    // Also covers a redrive: the queue, its dead-letter queue and the queue again keep a message for up to 14 days each.
+    .window(Duration::from_hours(43 * 24))
     // A payment that takes longer is cancelled. After a crash, duplicates wait at most this long.
     .lease(Duration::from_secs(20));
     // To use the ids of SQS: `SqsConsumer::by_message_id`, or `by_deduplication_id` for a FIFO queue.

@@ -130,6 +130,16 @@ impl Error {
         )
     }
 
+    /// The error of a middleware around the entry of a durable function.
+    #[cfg(feature = "lambda")]
+    pub(crate) fn durable_execution() -> Self {
+        Self::invalid(
+            "the event has a `DurableExecutionArn` and a `CheckpointToken`: an invocation of a durable execution returns at \
+             each suspension, long before the work is done: hold a lock by a ticket from the first step to the last, or call \
+             `Idempotency::run` in a step",
+        )
+    }
+
     pub(crate) fn with_source(mut self, source: impl Into<Source>) -> Self {
         let source = source.into();
         self.0.cause = Some(source.to_string());

@@ -64,10 +64,15 @@ fn header<'a>(response: &'a LambdaFunctionUrlResponse, name: &str) -> Option<&'a
 }
 
 async fn orders(world: &World) -> Vec<Row> {
+    rows(world, "order#").await
+}
+
+/// The rows whose keys begin so.
+async fn rows(world: &World, start: &str) -> Vec<Row> {
     let scan = world.client().scan().table_name(&world.table).consistent_read(true);
-    let scan = scan.filter_expression("begins_with(id, :orders)");
-    let orders = AttributeValue::S(format!("{PREFIX}order#"));
-    scan.expression_attribute_values(":orders", orders).send().await.unwrap().items.unwrap()
+    let scan = scan.filter_expression("begins_with(id, :start)");
+    let start = AttributeValue::S(format!("{PREFIX}{start}"));
+    scan.expression_attribute_values(":start", start).send().await.unwrap().items.unwrap()
 }
 
 const PROBLEM: &str = "application/problem+json";
@@ -307,7 +312,8 @@ fn payment(id: &str, failing_deliveries: u64) -> Value {
     json!(Payment { id: id.to_owned(), account, amount: 100, paying_ms: 0, failing_deliveries, panics: false })
 }
 
-/// Delivers the bodies as one batch for the nth time, and returns the positions of the messages that go back.
+/// Delivers the bodies as one batch for the nth time, and returns the positions of the messages that go back. Each
+/// delivery has new message ids, as after a redrive.
 async fn deliver(world: &World, nth: u32, bodies: &[Value]) -> Vec<usize> {
     deliver_to(world, &world.host().build(), nth, bodies).await
 }
@@ -322,7 +328,7 @@ async fn deliver_to(world: &World, host: &Host, nth: u32, bodies: &[Value]) -> V
     let function = payment_queue(locks, Payments::new(host.client(), &world.table, PREFIX), queues);
     let records = bodies.iter().enumerate().map(|(position, body)| {
         let mut record = SqsMessage::default();
-        record.message_id = Some(position.to_string());
+        record.message_id = Some(format!("{:08x}#{position}", fastrand::u32(..)));
         record.event_source_arn = Some("arn:aws:sqs:us-east-1:123456789012:payments".to_owned());
         record.attributes.insert("ApproximateReceiveCount".to_owned(), nth.to_string());
         record.body = Some(body.to_string());
@@ -331,7 +337,8 @@ async fn deliver_to(world: &World, host: &Host, nth: u32, bodies: &[Value]) -> V
     let mut event = SqsEvent::default();
     event.records = records.collect();
     let Ok::<SqsBatchResponse, Infallible>(response) = function.oneshot(invocation(host, event)).await;
-    response.batch_item_failures.iter().map(|failure| failure.item_identifier.parse().unwrap()).collect()
+    let position = |id: &str| id.split_once('#').unwrap().1.parse().unwrap();
+    response.batch_item_failures.iter().map(|failure| position(&failure.item_identifier)).collect()
 }
 
 async fn times_paid(world: &World, id: &str) -> u32 {
@@ -345,6 +352,17 @@ async fn a_payment_in_several_messages_is_made_once() {
     let world = World::new().await;
     assert_eq!(deliver(&world, 1, &[payment("rent", 0), payment("rent", 0)]).await, [0_usize; 0]);
     assert_eq!(deliver(&world, 1, &[payment("rent", 0)]).await, [0_usize; 0]);
+    assert_eq!(times_paid(&world, "rent").await, 1);
+}
+
+// behaviours 60, 485
+#[tokio::test]
+async fn a_payment_that_was_made_is_not_made_again_after_a_redrive() {
+    let world = World::new().await;
+    deliver(&world, 1, &[payment("rent", 0)]).await;
+    // The longest retention of the queue, of the dead-letter queue, and of the queue again.
+    let later = world.host().clock_ahead(Duration::from_hours(42 * 24)).build();
+    assert_eq!(deliver_to(&world, &later, 1, &[payment("rent", 0)]).await, [0_usize; 0]);
     assert_eq!(times_paid(&world, "rent").await, 1);
 }
 
@@ -396,8 +414,12 @@ async fn only_a_payment_that_panics_goes_back() {
 
 /// The record of an order as Lambda sends it. Without a quantity, it cannot be read.
 fn placed(number: u32, name: &str, quantity: Option<u32>) -> Value {
+    placed_of("tea", number, name, quantity)
+}
+
+fn placed_of(item: &str, number: u32, name: &str, quantity: Option<u32>) -> Value {
     let id = json!({ "S": format!("{PREFIX}order#{number}") });
-    let mut image = json!({ "id": id, "item": { "S": "tea" } });
+    let mut image = json!({ "id": id, "item": { "S": item } });
     if let Some(quantity) = quantity {
         image["quantity"] = json!({ "N": quantity.to_string() });
     }
@@ -422,7 +444,10 @@ async fn count(world: &World, host: &Host, records: &[Value]) -> Option<String> 
 
 /// The number and the quantity of the orders.
 async fn total(world: &World) -> [u32; 2] {
-    let row = world.row(&format!("{PREFIX}total#tea")).await.unwrap_or_default();
+    counts(&world.row(&format!("{PREFIX}total#tea")).await.unwrap_or_default())
+}
+
+fn counts(row: &Row) -> [u32; 2] {
     ["orders", "quantity"].map(|count| row.get(count).map_or(0, |count| count.as_n().unwrap().parse().unwrap()))
 }
 
@@ -436,6 +461,21 @@ async fn an_order_is_counted_once_and_an_unreadable_one_is_named() {
     assert_eq!(count(&world, &host, &batch[1..]).await.as_deref(), Some("2"));
     assert_eq!(count(&world, &host, &[placed(4, "MODIFY", Some(8)), placed(5, "INSERT", Some(1))]).await, None);
     assert_eq!(total(&world).await, [3, 7]);
+}
+
+// behaviour 480
+#[tokio::test]
+async fn orders_of_items_longer_than_a_key_are_counted_by_item() {
+    let world = World::new().await;
+    let host = world.host().build();
+    let [cup, pot] = ["cup", "pot"].map(|end| format!("{}{end}", "é".repeat(64 * 1024)));
+    let orders = [(&cup, 1), (&pot, 2), (&cup, 4)];
+    let batch: Vec<_> =
+        (1..).zip(orders).map(|(number, (item, quantity))| placed_of(item, number, "INSERT", Some(quantity))).collect();
+    assert_eq!(count(&world, &host, &batch).await, None);
+    let mut totals: Vec<_> = rows(&world, "hashed-total#").await.iter().map(counts).collect();
+    totals.sort_unstable();
+    assert_eq!(totals, [[1, 2], [2, 5]]);
 }
 
 // behaviours 76, 79, 480

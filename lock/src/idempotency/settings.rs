@@ -158,7 +158,8 @@ impl<I, T, E> Idempotency<I, T, E> {
     }
 
     /// Sets for how long a result is replayed and, with [`OnTimeout::Reject`], an unfinished run is rejected; an hour by
-    /// default. At least a second more than twice the clock skew, at most 366 days. Stored in whole seconds, rounded up.
+    /// default, and longer under the consumers of queues and streams. At least a second more than twice the clock skew, at
+    /// most 366 days. Stored in whole seconds, rounded up.
     ///
     /// The clock enforces the window, whether or not DynamoDB's TTL has deleted the row. Choose it longer than a request
     /// may be delayed on its way: a request that arrives after the row was deleted writes the row again, with its own
@@ -217,7 +218,8 @@ impl<I, T, E> Idempotency<I, T, E> {
         self.with(|settings| settings.on_timeout = policy)
     }
 
-    /// Sets what happens if a result cannot be stored; [`OnUnstorableResult::Fail`] by default.
+    /// Sets what happens if a result cannot be stored; [`OnUnstorableResult::Fail`] by default. A consumer of a queue or a
+    /// stream always completes without the result, because nobody reads it.
     #[must_use]
     pub fn on_unstorable_result(self, policy: OnUnstorableResult) -> Self {
         self.with(|settings| settings.on_unstorable_result = policy)
@@ -263,7 +265,7 @@ impl<I, T, E> Idempotency<I, T, E> {
     }
 
     /// Sets the window unless the user has set one.
-    #[cfg(feature = "streams")]
+    #[cfg(feature = "lambda")]
     pub(crate) fn default_window(self, window: Duration) -> Self {
         self.with(|settings| settings.window = settings.window.or(Some(window)))
     }

@@ -10,8 +10,9 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tower::{Layer, Service};
 
-use super::invocation::invocation_of;
+use super::invocation::{check_not_durable, invocation_of};
 use crate::idempotency::{HandlerError, HandlerInput, Idempotency, NextStep};
+use crate::lock::record_refusal;
 use crate::panics;
 
 /// A tower layer that makes a handler idempotent: a duplicate event gets the first run's result.
@@ -31,6 +32,13 @@ use crate::panics;
 ///
 /// For an event that does not fit the handler's payload type, see
 /// [what `lambda_runtime` logs](crate::LockLayer#what-lambda_runtime-logs).
+///
+/// # Durable functions
+///
+/// Do not put the layer around the entry of a durable function. Each suspension ends an invocation with an answer such as
+/// `PENDING`. The layer would store it and replay it to the next invocation, and the execution would hang for the window.
+/// Call [`Idempotency::run`] in a step instead. If the payload is a `serde_json::Value`, the layer sees the ARN and the token
+/// of a durable execution, and the invocation fails with `LockInvalid`.
 ///
 /// # Results and errors
 ///
@@ -159,6 +167,9 @@ where
         let mut inner = std::mem::replace(&mut self.inner, clone);
         let idempotency = self.idempotency.clone();
         Box::pin(async move {
+            check_not_durable(&event.payload, idempotency.locks())
+                .inspect_err(record_refusal)
+                .map_err(HandlerError::Lock)?;
             let invocation = invocation_of(&event.context, idempotency.locks());
             let identity = idempotency.identify(&event, &invocation).map_err(HandlerError::Lock)?;
             match idempotency.begin(identity, &invocation).await? {

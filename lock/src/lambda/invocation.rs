@@ -1,8 +1,10 @@
 //! The function, holder, tenant and deadline of an invocation.
 
+use std::any::Any;
 use std::time::SystemTime;
 
 use lambda_runtime::Context;
+use serde_json::Value;
 
 use crate::clock::since_epoch;
 use crate::error::Error;
@@ -47,4 +49,15 @@ pub(super) fn key_of_tenant(context: &Context, key: String) -> Result<String, Er
 /// Escapes `#`, which separates the parts of a key.
 pub(super) fn escape(part: &str) -> String {
     part.replace('%', "%25").replace('#', "%23")
+}
+
+/// Refuses an invocation of a durable execution, which returns at each suspension. Only a [`Value`] shows whether it is
+/// one.
+pub(super) fn check_not_durable<P: 'static>(payload: &P, locks: &Locks) -> Result<(), Error> {
+    let event = (payload as &dyn Any).downcast_ref::<Value>();
+    let has = |field| event.and_then(|event| event.get(field)).is_some_and(Value::is_string);
+    if locks.0.enabled && has("DurableExecutionArn") && has("CheckpointToken") {
+        return Err(Error::durable_execution());
+    }
+    Ok(())
 }

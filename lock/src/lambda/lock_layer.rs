@@ -10,7 +10,7 @@ use std::time::Duration;
 use lambda_runtime::LambdaEvent;
 use tower::{Layer, Service};
 
-use super::invocation::{deadline, holder, key_of_tenant};
+use super::invocation::{check_not_durable, deadline, holder, key_of_tenant};
 use super::locked_event::HandlerEvent;
 use crate::error::Error;
 use crate::idempotency::HandlerError;
@@ -41,6 +41,13 @@ use crate::panics;
 ///
 /// Two requests for an invocation that runs the handler, one for an invocation that finds the key held; more for one that
 /// [waits](Self::wait). IAM action `dynamodb:UpdateItem`.
+///
+/// # Durable functions
+///
+/// Do not put the layer around the entry of a durable function. Each suspension ends an invocation, and that releases the
+/// lock in the middle of the execution. Hold the lock by a [ticket](crate::docs::tickets) from the first step to the last
+/// instead. If the payload is a `serde_json::Value`, the layer sees the ARN and the token of a durable execution, and the
+/// invocation fails with `LockInvalid`.
 ///
 /// # The release profile
 ///
@@ -258,8 +265,12 @@ impl<I: HandlerEvent, R> LockLayer<I, R> {
 
 impl<I: HandlerEvent, R> Settings<I, R> {
     /// Acquires the lock for this event, or returns the answer or error for an invocation without it.
-    async fn acquire(&self, event: &LambdaEvent<I::Payload>) -> Result<Lock, Refused<R>> {
+    async fn acquire(&self, event: &LambdaEvent<I::Payload>) -> Result<Lock, Refused<R>>
+    where
+        I::Payload: 'static,
+    {
         let context = &event.context;
+        check_not_durable(&event.payload, &self.locks).inspect_err(record_refusal).map_err(Refused::Error)?;
         let key = match &self.key {
             KeyOf::FunctionName => context.env_config.function_name.clone(),
             KeyOf::Fixed(key) => key.clone(),

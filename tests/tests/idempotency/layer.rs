@@ -1,6 +1,6 @@
 //! `IdempotentLayer`: a handler behind a record.
 
-use std::future::pending;
+use std::future::{pending, ready};
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,6 +10,7 @@ use futures_util::future::BoxFuture;
 use lambda_lock::{Idempotency, IdempotentLayer, Locks, OnError, OnMissingKey, OnTimeout, StoredError, WithRun};
 use lambda_lock_tests::invocation::{Counter, FUNCTION, OneByOne, by_tenant, invocation, invocation_with, reported};
 use lambda_runtime::LambdaEvent;
+use serde_json::{Value, json};
 use tokio::time::{sleep, timeout};
 use tower::{Layer, Service, ServiceExt, service_fn};
 
@@ -75,6 +76,26 @@ async fn the_default_prefix_is_the_name_of_the_function() {
     for id in ["orders#a", "shared#a", "a"] {
         assert!(world.row(id).await.is_some(), "{id}");
     }
+}
+
+// behaviour 487
+#[tokio::test]
+async fn an_invocation_of_a_durable_execution_is_refused_before_its_entry_runs() {
+    let (_world, host, locks) = environment().await;
+    let runs = Counter::default();
+    let key = |event: &LambdaEvent<Value>| Some(event.payload["id"].clone());
+    let layer = IdempotentLayer::new(Idempotency::new(locks.clone(), OnMissingKey::Reject, key));
+    let service = layer.layer(service_fn({
+        let runs = runs.clone();
+        move |_: LambdaEvent<Value>| ready(Ok::<_, Declined>(runs.count()))
+    }));
+    let of_execution = json!({ "id": "a", "DurableExecutionArn": "arn", "CheckpointToken": "token" });
+    let (error_type, message) = reported(service.clone().oneshot(invocation(&host, of_execution)).await.unwrap_err());
+    assert_eq!(error_type, "LockInvalid");
+    assert!(message.contains("durable execution") && message.contains("step"), "{message}");
+    assert_eq!((runs.get(), host.requests()), (0, 0));
+    let of_another_function = json!({ "id": "a", "DurableExecutionArn": "arn" });
+    assert_eq!(service.oneshot(invocation(&host, of_another_function)).await.unwrap(), 1);
 }
 
 // behaviours 3, 65, 83

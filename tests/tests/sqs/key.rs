@@ -1,8 +1,10 @@
-//! The key of a message.
+//! The key of a message, and the window.
+
+use std::time::Duration;
 
 use lambda_lock::{Idempotency, Message, OnMissingKey, SqsConsumer};
-use lambda_lock_tests::World;
 use lambda_lock_tests::invocation::{by_tenant, invocation, keep_log, logged};
+use lambda_lock_tests::{Row, World};
 use serde_json::json;
 
 use crate::{
@@ -138,4 +140,46 @@ async fn tenants_do_not_share_the_records_of_messages() {
     // Without a tenant, the message is not done.
     assert_eq!(deliver(&consumer, &till, &host, [message(&id, "Done")]).await, [id.as_str()]);
     assert!(logged(&id).iter().any(|line| line.contains("no tenant id")));
+}
+
+/// For how many seconds a record counts as done after its start.
+fn window_of(row: &Row) -> u64 {
+    let of = |attribute: &str| row[attribute].as_n().unwrap().parse::<u64>().unwrap();
+    of("expiration") - of("acquired_at") / 1000
+}
+
+// behaviours 47, 485
+#[tokio::test]
+async fn every_consumer_remembers_a_message_for_longer_than_a_queue_keeps_it() {
+    const DAYS: u64 = 15;
+    let (world, host, by_message_id, till) = environment().await;
+    let locks = world.locks(&host).build().unwrap();
+    let parse = |text: &str| serde_json::from_str(text);
+    let consumers = [
+        (by_message_id, "1"),
+        (SqsConsumer::by_deduplication_id(locks.clone()), &format!("{FIFO_QUEUE}#group#deduplicated")),
+        (SqsConsumer::new(by_payment(&locks)), "payment 3"),
+        (SqsConsumer::with_parser(by_payment(&locks), parse), "payment 4"),
+    ];
+    for (number, (consumer, key)) in (1..).zip(consumers) {
+        let message = ordered(&number.to_string(), "group", "Done");
+        let message = with_attributes(message, [("MessageDeduplicationId", "deduplicated")]);
+        assert!(deliver(&consumer, &till, &host, [message]).await.is_empty());
+        let window = window_of(&world.row(&format!("orders#{key}")).await.unwrap());
+        assert!((DAYS * 86_400..DAYS * 86_400 + 10).contains(&window), "{key}: {window}");
+    }
+}
+
+// behaviours 47, 485
+#[tokio::test]
+async fn a_window_of_the_settings_or_of_the_consumer_replaces_the_default() {
+    let (world, host, consumer, till) = environment().await;
+    let ten_minutes = Duration::from_mins(10);
+    let once = by_payment(&world.locks(&host).build().unwrap()).window(ten_minutes);
+    let consumers = [(consumer.window(ten_minutes), "1"), (SqsConsumer::new(once), "payment 2")];
+    for (number, (consumer, key)) in (1..).zip(consumers) {
+        assert!(deliver(&consumer, &till, &host, [message(&number.to_string(), "Done")]).await.is_empty());
+        let window = window_of(&world.row(&format!("orders#{key}")).await.unwrap());
+        assert!((600..610).contains(&window), "{key}: {window}");
+    }
 }

@@ -1,10 +1,14 @@
 //! Which messages go back to the queue, and which are done.
 
+use std::collections::HashMap;
+use std::future::ready;
 use std::time::Duration;
 
 use lambda_lock::{Message, OnError, SqsConsumer, StoredError};
 use lambda_lock_tests::World;
-use lambda_lock_tests::invocation::invocation;
+use lambda_lock_tests::invocation::{Counter, invocation};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 use serde_json::json;
 use tower::{Layer, ServiceExt, service_fn};
 
@@ -181,4 +185,30 @@ async fn a_message_that_is_done_with_an_unreadable_result_is_deleted() {
     let number: Consumer<u32> = SqsConsumer::by_message_id(locks);
     let handler = service_fn(async |_: Message<Payment>| panic!("it runs again"));
     assert!(failures(&number, handler, invocation(&host, batch([message("1", "Done")]))).await.is_empty());
+}
+
+/// Delivers a message twice to a handler with this result. Both deliveries are done, and the handler runs once.
+async fn assert_done_with<T: Clone + DeserializeOwned + Send + Serialize + Sync + 'static>(result: T) {
+    let world = World::new().await;
+    let host = world.host().build();
+    let consumer: Consumer<T> = SqsConsumer::by_message_id(world.locks(&host).build().unwrap());
+    let runs = Counter::default();
+    for _ in 0..2 {
+        let (result, runs) = (result.clone(), runs.clone());
+        let handler = service_fn(move |_: Message<Payment>| {
+            runs.count();
+            ready(Ok(result.clone()))
+        });
+        assert!(failures(&consumer, handler, invocation(&host, batch([message("1", "Done")]))).await.is_empty());
+    }
+    assert_eq!(runs.get(), 1);
+    assert_eq!(world.row("orders#1").await.unwrap()["status"].as_s().unwrap(), "COMPLETED");
+}
+
+// behaviours 71, 75
+#[tokio::test]
+async fn a_message_is_done_whatever_its_result() {
+    assert_done_with(f64::NAN).await;
+    assert_done_with("x".repeat(390 * 1024)).await;
+    assert_done_with(HashMap::from([((1, 2), 3)])).await;
 }

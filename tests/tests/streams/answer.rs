@@ -1,10 +1,14 @@
 //! From which record Lambda delivers again, and which records then run.
 
+use std::collections::HashMap;
+use std::future::ready;
 use std::time::Duration;
 
 use lambda_lock::{KinesisRecord, OnError, StoredError, StreamConsumer};
 use lambda_lock_tests::World;
-use lambda_lock_tests::invocation::invocation;
+use lambda_lock_tests::invocation::{Counter, invocation};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 use serde_json::json;
 use tower::{Layer, ServiceExt, service_fn};
 
@@ -147,4 +151,31 @@ async fn a_window_outside_its_bounds_fails_each_record_without_a_request() {
     }
     assert!(till.ran().is_empty());
     assert_eq!(host.requests(), 0);
+}
+
+/// Delivers a record twice to a handler with this result. Both deliveries are done, and the handler runs once.
+async fn assert_done_with<T: Clone + DeserializeOwned + Send + Serialize + Sync + 'static>(result: T) {
+    let world = World::new().await;
+    let host = world.host().build();
+    let consumer: Consumer<crate::Payment, T> = StreamConsumer::by_event_id(world.locks(&host).build().unwrap());
+    let runs = Counter::default();
+    for _ in 0..2 {
+        let (result, runs) = (result.clone(), runs.clone());
+        let handler = service_fn(move |_: KinesisRecord<crate::Payment>| {
+            runs.count();
+            ready(Ok(result.clone()))
+        });
+        let event = invocation(&host, batch(records([("a", "Done")])));
+        assert_eq!(again_from(&consumer, handler, event).await, None);
+    }
+    assert_eq!(runs.get(), 1);
+    assert_eq!(world.row(&crate::row_of("1")).await.unwrap()["status"].as_s().unwrap(), "COMPLETED");
+}
+
+// behaviours 75, 480
+#[tokio::test]
+async fn a_record_is_done_whatever_its_result() {
+    assert_done_with(f64::NAN).await;
+    assert_done_with("x".repeat(390 * 1024)).await;
+    assert_done_with(HashMap::from([((1, 2), 3)])).await;
 }

@@ -10,6 +10,7 @@ mod log;
 mod panics;
 mod parse;
 mod stop;
+mod windowed;
 
 use std::convert::Infallible;
 use std::fmt::Debug;

@@ -4,7 +4,7 @@ use std::time::{Duration, SystemTime};
 
 use super::source::Source;
 use crate::clock::{Deadline, since_epoch};
-use crate::idempotency::{Idempotency, Invocation};
+use crate::idempotency::{Idempotency, Invocation, OnUnstorableResult};
 use crate::limits::time_to_ask;
 
 pub(in crate::lambda) struct Settings<C: Source, T, E> {
@@ -29,6 +29,10 @@ pub(super) struct BatchTime {
 
 impl<C: Source, T, E> Settings<C, T, E> {
     pub(in crate::lambda) fn new(source: C, idempotency: Idempotency<C::Item, T, E>) -> Self {
+        let idempotency = idempotency
+            .default_window(C::WINDOW)
+            // Nobody reads the result of an item, so one that cannot be stored must not make it run again.
+            .on_unstorable_result(OnUnstorableResult::CompleteWithoutResult);
         Self {
             source,
             idempotency,

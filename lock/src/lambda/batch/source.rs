@@ -1,6 +1,7 @@
 //! `Source`: what the batches of queues and streams do differently.
 
 use std::hash::Hash;
+use std::time::Duration;
 
 use futures_util::future::{BoxFuture, FutureExt as _, ready};
 
@@ -18,6 +19,8 @@ pub(in crate::lambda) trait Source: Clone {
     /// Items of one lane run in order, one at a time.
     type Lane: Clone + Eq + Hash;
 
+    /// For how long an item counts as done by default: for longer than it may be delivered again.
+    const WINDOW: Duration;
     /// What the log says about an item that is not done.
     const NOT_DONE: &'static str;
     /// What the log says about items that no longer have time to finish.

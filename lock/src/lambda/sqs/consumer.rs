@@ -23,7 +23,7 @@ use crate::panics;
 ///
 /// | a message | |
 /// | --- | --- |
-/// | whose handler returns `Ok` | is done, and recorded as done for the window |
+/// | whose handler returns `Ok` | is done, and recorded as done for the [window](Self::window), even if its result cannot be stored |
 /// | whose handler returns an error, panics, or is unfinished when its lease ends | returns to the queue; its record is released, unless the [`Idempotency`] says otherwise |
 /// | that was done before | is deleted without running |
 /// | that is in progress elsewhere | returns to the queue; with `hide_while_in_progress` (feature `sqs`) hidden until that lease ends |
@@ -85,21 +85,22 @@ pub struct SqsConsumer<H, B, T, E> {
     handler_input: PhantomData<fn(H)>,
 }
 
-/// Longer than the longest visibility timeout, which is 12 hours.
-const WINDOW: Duration = Duration::from_hours(24);
-
 impl<H, B: DeserializeOwned + 'static, T, E> SqsConsumer<H, B, T, E> {
-    /// Creates a consumer that runs each message once by its message id, for a day. Bodies are JSON.
+    /// Creates a consumer that runs each message once by its message id, for the [window](Self::window). Bodies are JSON.
     ///
-    /// All deliveries of a message have the same id. A sender that sends twice creates two ids: see [`new`](Self::new).
+    /// All deliveries of a message have the same id. A sender that sends twice creates two ids. A redrive from a dead-letter
+    /// queue gives a message a new id, so one that was done runs again: see [`new`](Self::new).
     #[must_use]
     pub fn by_message_id(locks: Locks) -> Self {
         let key = |message: &Message<B>| message.message_id().map(str::to_owned);
-        Self::new(Idempotency::new(locks, OnMissingKey::Reject, key).window(WINDOW))
+        Self::new(Idempotency::new(locks, OnMissingKey::Reject, key))
     }
 
     /// Creates a consumer for FIFO queues that runs each message once by its deduplication id, within its queue and group,
-    /// for a day. The queue itself deduplicates for five minutes. Bodies are JSON.
+    /// for the [window](Self::window). The queue itself deduplicates for five minutes. Bodies are JSON.
+    ///
+    /// A FIFO dead-letter queue replaces the deduplication id by the original message id. A message that was done therefore
+    /// runs again after a redrive: see [`new`](Self::new).
     ///
     /// The key is `queue#group#id`: the queue's ARN, the group and the unchanged deduplication id. In ARN and group, `#`
     /// becomes `%23` and `%` becomes `%25`.
@@ -110,13 +111,14 @@ impl<H, B: DeserializeOwned + 'static, T, E> SqsConsumer<H, B, T, E> {
             let group = escape(message.group_id().unwrap_or_default());
             message.deduplication_id().map(|id| format!("{queue}#{group}#{id}"))
         };
-        Self::new(Idempotency::new(locks, OnMissingKey::Reject, key).window(WINDOW))
+        Self::new(Idempotency::new(locks, OnMissingKey::Reject, key))
     }
 
     /// Creates a consumer with custom settings, such as a key from the body. Bodies are JSON.
     ///
-    /// Choose a window longer than the time after which a message may be delivered again: at least the queue's visibility
-    /// timeout, which is up to 12 hours.
+    /// A key from the body also finds a message that was sent twice, or that came back by a redrive from a dead-letter
+    /// queue. The window must then cover the redrive: the queue, the dead-letter queue, and the queue again keep the message
+    /// for up to 14 days each. [Choosing times](crate::docs::choosing_times#window) recommends windows.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -128,7 +130,7 @@ impl<H, B: DeserializeOwned + 'static, T, E> SqsConsumer<H, B, T, E> {
     /// }
     /// # fn example(locks: Locks) -> SqsConsumer<Message<Payment>, Payment, (), std::io::Error> {
     /// let once = Idempotency::new(locks, OnMissingKey::Reject, |message: &Message<Payment>| Some(message.body.id.clone()));
-    /// SqsConsumer::new(once.window(Duration::from_hours(24 * 14))).concurrency(5)
+    /// SqsConsumer::new(once).window(Duration::from_hours(43 * 24)).concurrency(5)
     /// # }
     /// ```
     #[must_use]
@@ -173,6 +175,17 @@ impl<H, B, T, E> SqsConsumer<H, B, T, E> {
     #[must_use]
     pub fn min_remaining_time(mut self, time: Duration) -> Self {
         self.settings.min_remaining_time = time;
+        self
+    }
+
+    /// Sets for how long a message counts as done, like [`Idempotency::window`]; 15 days by default, unless the
+    /// [`Idempotency`] sets a window. At least a second more than twice the clock skew, at most 366 days.
+    ///
+    /// SQS delivers a message again for as long as a queue keeps it, 14 days at most. The table has a row for each message
+    /// of the window.
+    #[must_use]
+    pub fn window(mut self, window: Duration) -> Self {
+        self.settings.idempotency = self.settings.idempotency.window(window);
         self
     }
 

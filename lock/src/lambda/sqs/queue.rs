@@ -2,6 +2,7 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::time::Duration;
 
 use aws_lambda_events::sqs::SqsMessage;
 #[cfg(feature = "sqs")]
@@ -41,6 +42,8 @@ impl<B> Source for Queue<B> {
     /// The queue and the group.
     type Lane = (String, String);
 
+    /// The longest time that a queue keeps a message, 14 days, and a day.
+    const WINDOW: Duration = Duration::from_hours(15 * 24);
     const NOT_DONE: &'static str = "message returned to the queue";
     const UNFINISHED: &'static str = "unfinished messages returned to the queue";
 

@@ -26,7 +26,7 @@ use crate::panics;
 ///
 /// | a record | |
 /// | --- | --- |
-/// | whose handler returns `Ok` | is done, and recorded as done for the [window](Self::window) |
+/// | whose handler returns `Ok` | is done, and recorded as done for the [window](Self::window), even if its result cannot be stored |
 /// | whose handler returns an error, panics, or is unfinished when its lease ends | is not done; its record is released, unless the [`Idempotency`] says otherwise |
 /// | that was done before | is done without running |
 /// | that is in progress elsewhere | is not done; with [`by_event_id`](Self::by_event_id), the consumer first waits for it |
@@ -49,8 +49,9 @@ use crate::panics;
 /// Without the [release profile](crate::LockLayer#the-release-profile), a panic ends the process, and Lambda delivers the
 /// whole batch again. Records that are done do not run again.
 ///
-/// Tumbling windows are not supported: the consumer neither reads nor returns their state. Neither are records that the
-/// Kinesis Producer Library aggregated: the parser gets them as one record.
+/// Tumbling windows are not supported: a batch of one does not run and is answered as failed, and the first one is logged as
+/// an error. Records that the Kinesis Producer Library aggregated are not supported either: the parser gets them as one
+/// record.
 ///
 /// # Log
 ///
@@ -116,15 +117,12 @@ pub struct StreamConsumer<H, R: StreamRecord, T, E> {
     handler_input: PhantomData<fn(H)>,
 }
 
-/// Longer than the retention of a DynamoDB stream, and than the default retention of a Kinesis stream: 24 hours each.
-const WINDOW: Duration = Duration::from_hours(48);
-
 impl<H, R, T, E> StreamConsumer<H, R, T, E>
 where
     R: StreamRecord + 'static,
     R::Body: DeserializeOwned,
 {
-    /// Creates a consumer that runs each record once by its event id, for two days. The data of a Kinesis record is JSON,
+    /// Creates a consumer that runs each record once by its event id, for the [window](Self::window). The data of a Kinesis record is JSON,
     /// and an image of a DynamoDB record is parsed by `serde_dynamo`. As JSON, a `KinesisRecord<Vec<u8>>` is an array of
     /// numbers: for the data as it is, use [`of_bytes`](Self::of_bytes).
     ///
@@ -212,10 +210,7 @@ impl<H, R: StreamRecord, T, E> StreamConsumer<H, R, T, E> {
         read: impl Fn(R::Raw) -> Result<R, String> + Send + Sync + 'static,
     ) -> Self {
         panics::warn_if_they_abort();
-        Self {
-            settings: Settings::new(Stream::new(read), idempotency.default_window(WINDOW)),
-            handler_input: PhantomData,
-        }
+        Self { settings: Settings::new(Stream::new(read), idempotency), handler_input: PhantomData }
     }
 
     /// Sets how many lanes run concurrently, on the task of the invocation; 10 by default, at least 1.

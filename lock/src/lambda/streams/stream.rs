@@ -2,7 +2,8 @@
 
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
+use std::sync::{Arc, Once};
+use std::time::Duration;
 
 use aws_lambda_events::dynamodb::{Event as DynamoDbEvent, EventRecord};
 use aws_lambda_events::kinesis::{KinesisEvent, KinesisEventRecord};
@@ -25,6 +26,10 @@ pub trait StreamRecord: sealed::Sealed + Sized {
 
     #[doc(hidden)]
     type Raw: Send + 'static;
+
+    /// Whether the event is of a tumbling window, and expects its state in the answer.
+    #[doc(hidden)]
+    fn has_window(event: &Self::Event) -> bool;
 
     #[doc(hidden)]
     fn records(event: Self::Event) -> Vec<Self::Raw>;
@@ -49,6 +54,9 @@ pub trait StreamRecord: sealed::Sealed + Sized {
     fn answer(not_done: Option<String>) -> Self::Answer;
 }
 
+/// The field of an event that only a mapping with a tumbling window sends.
+const TUMBLING_WINDOW: &str = "window";
+
 mod sealed {
     pub trait Sealed {}
     impl<B> Sealed for super::KinesisRecord<B> {}
@@ -60,6 +68,10 @@ impl<B> StreamRecord for KinesisRecord<B> {
     type Answer = KinesisEventResponse;
     type Body = B;
     type Raw = KinesisEventRecord;
+
+    fn has_window(event: &KinesisEvent) -> bool {
+        event.other.contains_key(TUMBLING_WINDOW)
+    }
 
     fn records(event: KinesisEvent) -> Vec<KinesisEventRecord> {
         event.records
@@ -96,6 +108,10 @@ impl<B> StreamRecord for DynamoDbRecord<B> {
     type Answer = DynamoDbEventResponse;
     type Body = B;
     type Raw = EventRecord;
+
+    fn has_window(event: &DynamoDbEvent) -> bool {
+        event.other.contains_key(TUMBLING_WINDOW)
+    }
 
     fn records(event: DynamoDbEvent) -> Vec<EventRecord> {
         event.records
@@ -135,13 +151,26 @@ impl<B> StreamRecord for DynamoDbRecord<B> {
 /// The stream that a consumer gets records from.
 pub(super) struct Stream<R: StreamRecord> {
     read: Read<R>,
+    /// Whether the log says that tumbling windows are refused.
+    refusal: Arc<Once>,
 }
 
 type Read<R> = Arc<dyn Fn(<R as StreamRecord>::Raw) -> Result<R, String> + Send + Sync>;
 
 impl<R: StreamRecord> Stream<R> {
     pub(super) fn new(read: impl Fn(R::Raw) -> Result<R, String> + Send + Sync + 'static) -> Self {
-        Self { read: Arc::new(read) }
+        Self { read: Arc::new(read), refusal: Arc::new(Once::new()) }
+    }
+
+    /// Logs once that an event of a tumbling window is refused. Lambda delivers it again and again.
+    pub(super) fn log_window(&self, first: Option<&R::Raw>) {
+        self.refusal.call_once(|| {
+            tracing::error!(
+                sequence_number = first.and_then(R::number),
+                "records not done: the event source mapping has a tumbling window, whose state this consumer would lose: \
+                 remove `TumblingWindowInSeconds`"
+            );
+        });
     }
 }
 
@@ -151,6 +180,8 @@ impl<R: StreamRecord> Source for Stream<R> {
     type Copy = ();
     type Lane = String;
 
+    /// The retention of a DynamoDB stream, and the default retention of a Kinesis stream, 24 hours each, and a day.
+    const WINDOW: Duration = Duration::from_hours(48);
     const NOT_DONE: &'static str = "record not done";
     const UNFINISHED: &'static str = "unfinished records are not done";
 
@@ -178,6 +209,6 @@ impl<R: StreamRecord> Source for Stream<R> {
 // By hand, because a derive would require the type of records to be `Clone`.
 impl<R: StreamRecord> Clone for Stream<R> {
     fn clone(&self) -> Self {
-        Self { read: Arc::clone(&self.read) }
+        Self { read: Arc::clone(&self.read), refusal: Arc::clone(&self.refusal) }
     }
 }
