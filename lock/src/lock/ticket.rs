@@ -11,6 +11,7 @@ use crate::error::{Error, Kind, TicketFault};
 use crate::limits::{DAY, MAX_CLOCK_SKEW, MAX_LEASE, MIN_LEASE, check_duration};
 use crate::metrics;
 use crate::row::{Resumed, TicketStep, Tombstone};
+use crate::text::{MAX_SHOWN, printable, shortened};
 
 /// A lock that outlives its process: a small value that another process [resumes](Locks::resume),
 /// [renews](Locks::renew_ticket) or [releases](Locks::release_ticket).
@@ -175,11 +176,13 @@ impl fmt::Debug for Ticket {
             hold_until,
             permit,
         } = self;
+        // `Debug` of a string escapes it.
+        let short = |text| shortened(text, MAX_SHOWN);
         f.debug_struct("Ticket")
-            .field("table", table)
-            .field("key_prefix", key_prefix)
-            .field("key", key)
-            .field("sort_key", sort_key)
+            .field("table", &short(table))
+            .field("key_prefix", &short(key_prefix))
+            .field("key", &short(key))
+            .field("sort_key", &sort_key.as_deref().map(short))
             .field("enforced", enforced)
             .field("fence", fence)
             .field("sequence", sequence)
@@ -397,7 +400,8 @@ impl Locks {
         self.check_key(&ticket.key)?;
         let table = &self.0.table;
         let sort_key = table.sort_key.as_ref().map(|(_, value)| value.as_str());
-        let name = |value: Option<&str>| value.map_or_else(|| "none".to_owned(), |value| format!("`{value}`"));
+        let name =
+            |value: Option<&str>| value.map_or_else(|| "none".to_owned(), |value| format!("`{}`", printable(value)));
         for (what, theirs, ours) in [
             ("key prefix", Some(ticket.key_prefix.as_str()), Some(table.key_prefix.as_str())),
             ("sort key", ticket.sort_key.as_deref(), sort_key),
@@ -408,7 +412,7 @@ impl Locks {
             }
         }
         if !is_same_table(&ticket.table, &table.name) {
-            let why = format!("it belongs to table `{}`: use that table", ticket.table);
+            let why = format!("it belongs to table `{}`: use that table", printable(&ticket.table));
             return Err(self.ticket_fault(ticket, TicketFault::Foreign(why)));
         }
         Ok(())

@@ -1,6 +1,7 @@
 //! Locks: acquiring, waiting, renewing, releasing and reading them.
 
 mod acquire;
+mod bounds;
 mod data;
 mod fences;
 mod keys;
@@ -13,6 +14,7 @@ mod renew;
 mod rows;
 mod run;
 mod settings;
+mod texts;
 mod turns;
 mod waiting;
 
