@@ -40,6 +40,10 @@ use crate::text::{MAX_SHOWN, printable, shortened};
 /// that was used works again, so accept tickets only from where you sent them. The nonce is also in the row, and in the span
 /// `lock`. `Debug` does not print it.
 ///
+/// Who can edit a ticket on its way can also set `enforced` to `false`. All requests of the ticket then succeed without being
+/// sent, for any key, and the fence is 0. Each use logs a warning unless locking is disabled. Where that matters, check
+/// [`is_enforced`](Self::is_enforced), or let the receiver of writes refuse small fences.
+///
 /// # Format
 ///
 /// ```json
@@ -245,7 +249,10 @@ impl Locks {
     ///   row was deleted.
     ///
     /// A retry of the SDK recognises a resumption whose answer was lost. After an error that
-    /// [`is_unavailable`](Error::is_unavailable), the ticket may be used up. The key is then held until the lease ends.
+    /// [`is_unavailable`](Error::is_unavailable), and if the future is dropped, the ticket may be used up. The ticket is then
+    /// refused as used, and the key is held until the lease ends, an operator [frees](Self::force_release) it, or another
+    /// acquire of its [identity](crate::Acquire::owner_from) takes it over. So do not put a resumption under a timeout: spawn
+    /// it on a task, or renew and release with the ticket itself, which can be repeated.
     ///
     /// If locking is [disabled](crate::LocksBuilder::enabled) here, or the lock of the ticket is not enforced, nothing is sent.
     /// The lock is then not [enforced](Lock::is_enforced), and valid until the end that the ticket names.
@@ -414,6 +421,11 @@ impl Locks {
         if !is_same_table(&ticket.table, &table.name) {
             let why = format!("it belongs to table `{}`: use that table", printable(&ticket.table));
             return Err(self.ticket_fault(ticket, TicketFault::Foreign(why)));
+        }
+        // A step that made the ticket has locking disabled, or somebody has edited it.
+        if self.0.enabled && !ticket.enforced {
+            let key = &*printable(&ticket.key);
+            tracing::warn!(key, "the ticket holds no lock: its `enforced` is false, so nothing is sent");
         }
         Ok(())
     }
