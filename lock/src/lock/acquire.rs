@@ -616,14 +616,20 @@ impl<'a> AcquireAttempts<'a> {
     /// queue if there is none yet.
     async fn next_delay(&mut self, error: &Error, telemetry: &mut AcquireSpan) -> Duration {
         let clock = &self.acquire.locks.0.clock;
+        if let Some(turn) = self.turn.as_mut().filter(|_| error.is_conflict()) {
+            return turn.conflicted(fastrand::f64());
+        }
         while let (Some(turn), Some(holder)) = (&self.turn, error.holder()) {
             match turn.next(clock.now(), self.takes_place(), fastrand::f64()) {
                 (Action::BackOff, _) => break,
                 (Action::Ask, delay) => return delay,
                 (Action::Join, delay) => {
                     tokio::time::sleep(delay.min(self.delays.left(clock.now().since(self.started)))).await;
-                    if self.delays.are_over(clock.now().since(self.started)) || !self.join(holder, telemetry).await {
+                    if self.delays.are_over(clock.now().since(self.started)) {
                         return Duration::ZERO;
+                    }
+                    if let Some(delay) = self.join(holder, telemetry).await {
+                        return delay;
                     }
                 }
             }
@@ -633,8 +639,9 @@ impl<'a> AcquireAttempts<'a> {
         self.delays.next(remaining)
     }
 
-    /// Takes a place in the queue. Returns `false` if the row is gone. Without an answer, this waiter does without a place.
-    async fn join(&mut self, holder: &Holder, telemetry: &mut AcquireSpan) -> bool {
+    /// Takes a place in the queue. Returns the delay before the next attempt if it got none: none if the row is gone. A waiter
+    /// that may not join does without a place.
+    async fn join(&mut self, holder: &Holder, telemetry: &mut AcquireSpan) -> Option<Duration> {
         let (settings, key) = (&self.acquire.locks.0, &self.acquire.key);
         let now = settings.clock.now();
         let left = self.delays.left(now.since(self.started)).min(DAY);
@@ -647,13 +654,16 @@ impl<'a> AcquireAttempts<'a> {
                     turn.see(&holder, answered, answered.since(now));
                     telemetry.joined(key, turn.ahead());
                 }
-                true
+                None
             }
-            Ok(None) => false,
+            Ok(None) => Some(Duration::ZERO),
             Err(error) => {
                 tracing::debug!(key = &*printable(key), %error, "no place in the queue");
+                if error.is_retryable() {
+                    return self.turn.as_mut().map(|turn| turn.join_failed(fastrand::f64()));
+                }
                 self.turn = None;
-                true
+                None
             }
         }
     }
