@@ -8,6 +8,10 @@ use aws_sdk_dynamodb::error::{ProvideErrorMetadata, SdkError};
 use aws_smithy_types::retry::ErrorKind;
 
 use crate::holder::Holder;
+use crate::text::{printable, printable_up_to};
+
+/// The longest text of another program in a message, in bytes: the SDK's, or that of a setting.
+const LONGEST_REASON: usize = 1024;
 
 pub(crate) type Source = Box<dyn StdError + Send + Sync>;
 
@@ -15,7 +19,8 @@ pub(crate) type Source = Box<dyn StdError + Send + Sync>;
 ///
 /// The type is opaque; its `is_…` methods tell errors apart. [`source`](StdError::source) returns the SDK's error, if the
 /// SDK caused it. `Debug` prints the message and, in parentheses, the message of DynamoDB or of the network, because
-/// `lambda_runtime` logs errors with `Debug`. No text contains a payload, a result or a digest.
+/// `lambda_runtime` logs errors with `Debug`. No text contains a payload, a result or a digest. Texts are one line: line
+/// breaks and other misleading characters of keys and names are escaped, and long values are shortened.
 ///
 /// | predicate | meaning | a wait retries it |
 /// | --- | --- | --- |
@@ -142,7 +147,7 @@ impl Error {
 
     pub(crate) fn with_source(mut self, source: impl Into<Source>) -> Self {
         let source = source.into();
-        self.0.cause = Some(source.to_string());
+        self.0.cause = Some(printable_up_to(&source.to_string(), LONGEST_REASON).into_owned());
         self.0.source = Some(source);
         self
     }
@@ -189,7 +194,7 @@ impl Error {
     {
         let cause = cause(&error);
         let mut this = Self::new(classify(&error), table, key).with_source(error);
-        this.0.cause = Some(cause);
+        this.0.cause = Some(printable_up_to(&cause, LONGEST_REASON).into_owned());
         this
     }
 
@@ -518,14 +523,16 @@ where
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Inner { kind, table, key, attempts, others, .. } = &*self.0;
+        let table = printable(table);
+        let reason = |text| printable_up_to(text, LONGEST_REASON);
         let names_holders = self.holder().is_some();
         let what = match (key.as_str(), others.as_slice()) {
             ("", _) => format!("table `{table}`"),
-            (key, []) => format!("key `{key}` in table `{table}`"),
-            (key, _) if names_holders => format!("key `{key}` in table `{table}`"),
+            (key, []) => format!("key `{}` in table `{table}`", printable(key)),
+            (key, _) if names_holders => format!("key `{}` in table `{table}`", printable(key)),
             (key, others) => {
-                let keys: Vec<_> = others.iter().map(|(other, _)| format!("`{other}`")).collect();
-                format!("keys `{key}`, {} in table `{table}`", keys.join(", "))
+                let keys: Vec<_> = others.iter().map(|(other, _)| format!("`{}`", printable(other))).collect();
+                format!("keys `{}`, {} in table `{table}`", printable(key), keys.join(", "))
             }
         };
         match kind {
@@ -535,7 +542,7 @@ impl fmt::Display for Error {
             Kind::Ticket(fault) => {
                 write!(f, "the ticket for {what} was refused: ")?;
                 match fault {
-                    TicketFault::Foreign(why) => f.write_str(why)?,
+                    TicketFault::Foreign(why) => f.write_str(&reason(why))?,
                     TicketFault::Ended => f.write_str("its lease has ended: acquire the key again")?,
                     TicketFault::Released => f.write_str("its lock was released: acquire the key again")?,
                     TicketFault::Used => f.write_str(
@@ -562,11 +569,12 @@ impl fmt::Display for Error {
             )?,
             Kind::MalformedRow(why) => write!(
                 f,
-                "the row under {what} is not a lock row ({why}); it was not modified: use another key or key prefix, or \
-                 delete the row"
+                "the row under {what} is not a lock row ({}); it was not modified: use another key or key prefix, or \
+                 delete the row",
+                reason(why)
             )?,
             Kind::WrongUse { is, not } => write!(f, "{what} is {is}, not {not}: use another key")?,
-            Kind::Invalid(message) => f.write_str(message)?,
+            Kind::Invalid(message) => f.write_str(&reason(message))?,
             Kind::NotSent => write!(f, "no request for {what} was sent: check region, credentials and endpoint")?,
             Kind::Rejected => write!(f, "DynamoDB rejected the request for {what}")?,
             #[cfg(feature = "idempotency")]
@@ -578,7 +586,7 @@ impl fmt::Display for Error {
                 f,
                 "a run for {what} did not finish and may have done its work ({}): check its effect, then release the key \
                  by force to allow another run",
-                holder.name().unwrap_or("by an unnamed holder"),
+                printable(holder.name().unwrap_or("by an unnamed holder")),
             )?,
             #[cfg(feature = "idempotency")]
             Kind::Mismatch(_) => write!(
@@ -590,9 +598,10 @@ impl fmt::Display for Error {
                 write!(f, "an input for {what} has no idempotency key: send one, or use OnMissingKey::RunUnprotected")?;
             }
             #[cfg(feature = "idempotency")]
-            Kind::UnusableResult(why) => write!(f, "{what}: {why}")?,
+            Kind::UnusableResult(why) => write!(f, "{what}: {}", reason(why))?,
         }
         for (key, holder) in others.iter().filter(|_| names_holders) {
+            let key = printable(key);
             match holder {
                 Some(holder) if self.is_held() => write!(f, "; key `{key}` is held by {holder}")?,
                 Some(holder) => write!(f, "; the lock on key `{key}` was lost to {holder}")?,

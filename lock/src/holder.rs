@@ -1,11 +1,13 @@
 //! The holder of a key, as a row describes it, and the data that it leaves.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::time::{Duration, SystemTime};
 
 use aws_sdk_dynamodb::types::AttributeValue;
 
 use crate::queue::Queue;
+use crate::text::{MAX_SHOWN, printable, shortened};
 
 /// The current or last holder of a key, as a refusal names it and [`Locks::get`](crate::Locks::get) reads it.
 ///
@@ -56,14 +58,14 @@ pub(crate) enum HolderKind {
 
 impl Holder {
     /// Returns the holder's name, for people. By default it is the function and the log stream on Lambda, with the request
-    /// id under a middleware, and the process id elsewhere.
+    /// id under a middleware, and the process id elsewhere. It is as the row has it: `Display` escapes and shortens it.
     #[must_use]
     pub fn name(&self) -> Option<&str> {
         self.name.as_deref()
     }
 
-    fn name_or_default(&self) -> &str {
-        self.name().unwrap_or("an unnamed holder")
+    fn printable_name(&self) -> Cow<'_, str> {
+        printable(self.name().unwrap_or("an unnamed holder"))
     }
 
     /// Returns the nonce of the acquisition. A row that another library wrote has none.
@@ -169,9 +171,11 @@ impl fmt::Debug for Holder {
             permits,
         } = self;
         let validation = validation.as_ref().map(|_| "…");
+        // Another program may have written any text. `Debug` of a string escapes it.
+        let [owner, name] = [owner, name].map(|text| text.as_deref().map(|text| shortened(text, MAX_SHOWN)));
         f.debug_struct("Holder")
-            .field("owner", owner)
-            .field("name", name)
+            .field("owner", &owner)
+            .field("name", &name)
             .field("fence", fence)
             .field("since", since)
             .field("until", until)
@@ -196,10 +200,10 @@ impl fmt::Display for Holder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let until = humantime::format_rfc3339_millis(self.until());
         let mut permits = self.permits.iter().filter(|permit| permit.current == self.current);
-        let Some(first) = permits.next() else { return write!(f, "{} until {until}", self.name_or_default()) };
-        f.write_str(first.name_or_default())?;
+        let Some(first) = permits.next() else { return write!(f, "{} until {until}", self.printable_name()) };
+        f.write_str(&first.printable_name())?;
         for permit in permits.by_ref().take(NAMED - 1) {
-            write!(f, ", {}", permit.name_or_default())?;
+            write!(f, ", {}", permit.printable_name())?;
         }
         match permits.count() {
             0 => {}

@@ -84,6 +84,8 @@
 
 // Each module uses only modules that are listed before it.
 mod clock;
+mod text;
+
 mod holder;
 
 mod error;

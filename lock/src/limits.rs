@@ -6,6 +6,7 @@ use aws_sdk_dynamodb::types::AttributeValue;
 
 use crate::error::Error;
 use crate::holder::Data;
+use crate::text::{printable, shortened};
 
 /// The longest lease, for a lock that outlives its invocation. After a crash, the key stays held until the lease ends or an
 /// operator frees it.
@@ -29,14 +30,18 @@ pub(crate) const MAX_NAME_BYTES: usize = 255;
 pub(crate) const MAX_IDENTITY_BYTES: usize = 512;
 /// DynamoDB's limit for a sort key.
 pub(crate) const MAX_SORT_KEY_BYTES: usize = 1024;
-/// The largest value of data: DynamoDB allows 400 KiB for an item, and the key and the other attributes need some of it.
+/// The longest name of a holder, so that a row has room for data, and that of a semaphore for many holders.
+const MAX_HOLDER_BYTES: usize = 1024;
+/// The largest value of data: DynamoDB allows 400 KiB for an item. The key, the name of the holder and three owners with their
+/// identities, all of the largest size, take less than 7 KiB, and the caller's own attributes 2.
 pub(crate) const MAX_DATA_BYTES: usize = 390 * 1024;
+
+/// The largest attributes that an acquire adds to the row, with their names. They stay there, beside the data of any holder.
+const MAX_ATTRIBUTES_BYTES: usize = 2 * 1024;
 
 /// The most permits of a semaphore. One update cannot name many more permits to replace.
 pub(crate) const MAX_PERMITS: u32 = 100;
-/// The longest name of the holder of a permit. A row has many of them, and needs to stay below 400 KiB.
-pub(crate) const MAX_PERMIT_HOLDER_BYTES: usize = 1024;
-/// The largest value of a semaphore's data, for the same reason.
+/// The largest value of a semaphore's data: the row also has the names of many holders.
 pub(crate) const MAX_PERMIT_DATA_BYTES: usize = 200 * 1024;
 
 /// The longest time for a request, including the SDK's retries. An acquire is also limited by its lease.
@@ -68,10 +73,9 @@ pub(crate) fn check_key(prefix: &str, key: &str) -> Result<(), Error> {
     if key.is_empty() {
         Err(Error::invalid("the key is empty: name the work to lock"))
     } else if bytes > MAX_KEY_BYTES {
-        let start: String = key.chars().take(40).collect();
         Err(Error::invalid(format!(
-            "the key with its prefix has {bytes} bytes, more than DynamoDB's {MAX_KEY_BYTES}: hash it (it begins with \
-             `{start}`)"
+            "the key `{}` has {bytes} bytes with its prefix, more than DynamoDB's {MAX_KEY_BYTES}: hash it",
+            printable(key)
         )))
     } else {
         Ok(())
@@ -86,7 +90,9 @@ pub(crate) fn check_keys(prefix: &str, keys: &[String]) -> Result<(), Error> {
     }
     keys.iter().try_for_each(|key| check_key(prefix, key))?;
     match keys.windows(2).find(|pair| pair[0] == pair[1]) {
-        Some(twice) => Err(Error::invalid(format!("the key `{}` is named twice: name each key once", twice[0]))),
+        Some(twice) => {
+            Err(Error::invalid(format!("the key `{}` is named twice: name each key once", printable(&twice[0]))))
+        }
         None => Ok(()),
     }
 }
@@ -97,7 +103,8 @@ pub(crate) fn check_table_name(name: &str) -> Result<(), Error> {
         return Ok(());
     }
     Err(Error::invalid(format!(
-        "the table name `{name}` is neither an ARN nor 3 to 255 letters, digits, `_`, `-` and `.`"
+        "the table name `{}` is neither an ARN nor 3 to 255 letters, digits, `_`, `-` and `.`",
+        printable(name)
     )))
 }
 
@@ -119,21 +126,40 @@ fn check_data_size(Data(data): &Data, most: usize) -> Result<(), Error> {
     )))
 }
 
-/// Checks the number of permits of a semaphore, and the name of the holder of one.
-pub(crate) fn check_permit(key: &str, permits: u32, holder: &str) -> Result<(), Error> {
-    if !(1..=MAX_PERMITS).contains(&permits) {
-        return Err(Error::invalid(format!(
-            "the semaphore on key `{key}` has {permits} permits, not 1 to {MAX_PERMITS}"
-        )));
+/// Checks the size of the caller's own attributes.
+pub(crate) fn check_attributes(attributes: &[(String, AttributeValue)]) -> Result<(), Error> {
+    let bytes: usize = attributes.iter().map(|(name, value)| name.len() + size(value)).sum();
+    if bytes <= MAX_ATTRIBUTES_BYTES {
+        return Ok(());
     }
-    if holder.len() > MAX_PERMIT_HOLDER_BYTES {
-        let (bytes, start) = (holder.len(), holder.chars().take(40).collect::<String>());
-        return Err(Error::invalid(format!(
-            "the holder of a permit has a name of {bytes} bytes, more than {MAX_PERMIT_HOLDER_BYTES}: shorten it (it \
-             begins with `{start}`)"
-        )));
+    Err(Error::invalid(format!(
+        "the attributes have {bytes} bytes with their names, more than {MAX_ATTRIBUTES_BYTES}: store them as data"
+    )))
+}
+
+pub(crate) fn check_holder(name: &str) -> Result<(), Error> {
+    let bytes = name.len();
+    if bytes <= MAX_HOLDER_BYTES {
+        return Ok(());
     }
-    Ok(())
+    Err(Error::invalid(format!(
+        "the name of the holder, `{}`, has {bytes} bytes, more than {MAX_HOLDER_BYTES}: shorten it",
+        printable(name)
+    )))
+}
+
+/// Shortens the name of a holder that no user has chosen.
+pub(crate) fn holder_within_bounds(name: &str) -> String {
+    shortened(name, MAX_HOLDER_BYTES).into_owned()
+}
+
+/// Checks the number of permits of a semaphore.
+pub(crate) fn check_permits(key: &str, permits: u32) -> Result<(), Error> {
+    if (1..=MAX_PERMITS).contains(&permits) {
+        return Ok(());
+    }
+    let key = printable(key);
+    Err(Error::invalid(format!("the semaphore on key `{key}` has {permits} permits, not 1 to {MAX_PERMITS}")))
 }
 
 /// Returns the largest size that DynamoDB counts for a value ("DynamoDB item sizes and formats" in the developer guide).

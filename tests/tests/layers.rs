@@ -10,6 +10,7 @@ use proc_macro2::{Delimiter, TokenStream, TokenTree};
 /// do not import from it.
 const CRATE: &[&str] = &[
     "clock",
+    "text",
     "queue",
     "holder",
     "error",

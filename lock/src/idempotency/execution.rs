@@ -18,6 +18,7 @@ use crate::lock::{self, Acquire, Lock, in_time_to_answer, while_held};
 use crate::metrics;
 use crate::queue::Queue;
 use crate::row::{ClaimExtension as _, Completed, Outcome, RecordClaim};
+use crate::text::printable;
 
 /// What to do with an input: replay or run.
 pub(crate) enum NextStep {
@@ -144,7 +145,7 @@ where
 
     /// Returns the result or the error of a completed record.
     pub(crate) fn replay(&self, record: &Holder, key: &str) -> Result<T, HandlerError<E>> {
-        tracing::info!(key, fence = record.fence, "replaying the first run's result");
+        tracing::info!(key = &*printable(key), fence = record.fence, "replaying the first run's result");
         let settings = &*self.settings;
         let unusable = |why: &str| HandlerError::Lock(settings.error(Kind::UnusableResult(why.to_owned()), key));
         if let Some(error) = &record.error {
@@ -237,7 +238,7 @@ where
                     (Ok(stored), _) => RecordUpdate::Store(Outcome::Result(stored)),
                     (Err(why), OnUnstorableResult::Fail) => RecordUpdate::Unstorable(why),
                     (Err(why), OnUnstorableResult::CompleteWithoutResult) => {
-                        tracing::warn!(key = run.lock.key(), why, "record completed without its result");
+                        tracing::warn!(key = &*printable(run.lock.key()), why, "record completed without its result");
                         RecordUpdate::Store(Outcome::WithoutResult)
                     }
                 };
@@ -253,7 +254,7 @@ where
                     return RecordUpdate::Store(Outcome::Error(error));
                 }
                 tracing::warn!(
-                    key = run.lock.key(),
+                    key = &*printable(run.lock.key()),
                     "record released: the error is too large, or the format cannot store errors"
                 );
                 RecordUpdate::Release
@@ -268,7 +269,7 @@ where
             // Telemetry has logged the loss.
             Err(error) if error.is_lost() => None,
             Err(error) => {
-                tracing::warn!(key = lock.key(), fence = lock.fence(), %error, "record not released");
+                tracing::warn!(key = &*printable(lock.key()), fence = lock.fence(), %error, "record not released");
                 None
             }
         }
@@ -309,7 +310,7 @@ where
             // below.
             Err(error) if error.is_lost() && lock.is_known_lost() => None,
             Err(error) => {
-                tracing::warn!(key = lock.key(), fence = lock.fence(), %error, "outcome not stored");
+                tracing::warn!(key = &*printable(lock.key()), fence = lock.fence(), %error, "outcome not stored");
                 None
             }
         }

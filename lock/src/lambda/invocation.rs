@@ -9,13 +9,14 @@ use serde_json::Value;
 use crate::clock::since_epoch;
 use crate::error::Error;
 use crate::idempotency::Invocation;
-use crate::limits::DAY;
+use crate::limits::{DAY, holder_within_bounds};
 use crate::lock::Locks;
 
 /// Returns the holder's name: the function, the request id and the log stream to look into.
 pub(super) fn holder(context: &Context) -> String {
     let config = &context.env_config;
-    [&config.function_name, &context.request_id, &config.log_stream].map(String::as_str).join(" ").trim().to_owned()
+    let name = [&config.function_name, &context.request_id, &config.log_stream].map(String::as_str).join(" ");
+    holder_within_bounds(name.trim())
 }
 
 /// Returns the invocation's deadline, unless it is more than [`DAY`] ago: the deadline is zero in a context made by

@@ -16,6 +16,7 @@ use crate::error::Error;
 use crate::idempotency::HandlerError;
 use crate::lock::{Backoff, Lock, Locks, hold, record_refusal};
 use crate::panics;
+use crate::text::printable;
 
 /// A tower layer that makes a handler a singleton: each invocation runs under a lock.
 ///
@@ -304,7 +305,7 @@ impl<I: HandlerEvent, R> Settings<I, R> {
                 if self.on_unavailable == OnUnavailable::RunUnlocked
                     && (error.is_unavailable() || error.is_throttled()) =>
             {
-                tracing::warn!(key, %error, "running without the lock");
+                tracing::warn!(key = &*printable(&key), %error, "running without the lock");
                 acquire.unlocked().map_err(Refused::Error)
             }
             Err(error) => Err(Refused::Error(error)),

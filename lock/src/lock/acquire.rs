@@ -21,10 +21,11 @@ use crate::clock::{Lease, Moment, millis, since_epoch};
 use crate::error::{Error, Kind};
 use crate::holder::{Data, Holder};
 use crate::limits::{
-    DAY, MAX_IDENTITY_BYTES, MAX_LEASE, MIN_LEASE, TIME_TO_ANSWER, check_duration, check_keys, check_permit,
-    time_to_ask,
+    DAY, MAX_IDENTITY_BYTES, MAX_LEASE, MIN_LEASE, TIME_TO_ANSWER, check_attributes, check_duration, check_holder,
+    check_keys, check_permits, time_to_ask,
 };
 use crate::row::{Claim, ClaimExtension, Claimed, Courtesy, Fences, Joined};
+use crate::text::printable;
 
 /// How long a refusal waits for a withdrawal.
 const WITHDRAWAL_TIMEOUT: Duration = Duration::from_secs(1);
@@ -160,7 +161,7 @@ impl Acquire {
         self
     }
 
-    /// Sets the holder's name that others read: by default that of the [`Locks`].
+    /// Sets the holder's name that others read, up to 1,024 bytes: by default that of the [`Locks`].
     pub fn holder(mut self, holder: impl Into<String>) -> Self {
         self.holder = Some(holder.into());
         self
@@ -205,12 +206,14 @@ impl Acquire {
     }
 
     /// Stores data with the lock, and replaces the data of the last holder. By default, that data is kept and handed over.
+    /// Up to 390 KiB, and for a permit of a semaphore 200 KiB.
     pub fn data(mut self, data: impl Into<Data>) -> Self {
         self.data = Some(data.into());
         self
     }
 
-    /// Writes another attribute to the lock row. It stays there until another acquire overwrites it.
+    /// Writes another attribute to the lock row. It stays there until another acquire overwrites it. All attributes of an
+    /// acquire have up to 2 KiB with their names, so that the row has room for the [data](Self::data) of any holder.
     pub fn attribute(mut self, name: impl Into<String>, value: AttributeValue) -> Self {
         self.attributes.push((name.into(), value));
         self
@@ -295,7 +298,7 @@ impl Acquire {
             if !error.is_retryable() {
                 break error;
             }
-            tracing::debug!(key = self.key, %error, "refused");
+            tracing::debug!(key = &*printable(&self.key), %error, "refused");
             if !attempts.pause(&error, telemetry).await {
                 break error.with_attempts(attempts.delays.attempts());
             }
@@ -356,12 +359,13 @@ impl Acquire {
         if let Some(data) = &self.data {
             self.subject.check_data(data)?;
         }
+        check_holder(self.holder_name())?;
         if let Subject::Permit(permits) = self.subject {
-            check_permit(&self.key, permits, self.holder_name())?;
+            check_permits(&self.key, permits)?;
             if self.identity.is_some() {
                 return Err(Error::invalid(format!(
                     "the semaphore on key `{}` does not know identities: acquire its permits without `owner_from`",
-                    self.key
+                    printable(&self.key)
                 )));
             }
         }
@@ -372,11 +376,12 @@ impl Acquire {
         for (name, _) in &self.attributes {
             check_attribute_name("attribute", name)?;
             if seen.contains(&name) {
+                let name = printable(name);
                 return Err(Error::invalid(format!("the attribute `{name}` is set twice, or is a key of the table")));
             }
             seen.push(name);
         }
-        Ok(())
+        check_attributes(&self.attributes)
     }
 
     /// Returns the longest lease: a lock with a deadline ends with its invocation, and so does a record. Locks on several
@@ -403,7 +408,7 @@ impl Acquire {
         if lease < MIN_LEASE {
             return Err(Error::invalid(format!(
                 "the deadline for key `{}` has passed: there is no time left to hold it",
-                self.key
+                printable(&self.key)
             )));
         }
         check_duration("time until the deadline", lease, MIN_LEASE, self.longest_lease())?;
@@ -549,7 +554,7 @@ impl<'a> AcquireAttempts<'a> {
                 Ok(Some(Taken { grant, from: taken_from }))
             }
             Claimed::Already { fence, data, end, hold_time } => {
-                tracing::debug!(key, "acquired by an earlier attempt, whose answer was lost");
+                tracing::debug!(key = &*printable(key), "acquired by an earlier attempt, whose answer was lost");
                 let ours = self.sent.iter().find(|(_, lease)| lease.end == end);
                 Ok(ours.filter(|_| fence.is_some()).map(|&(sent, lease)| Taken {
                     grant: Grant { fence, fences, data, sent, lease, hold_time, excess: Duration::ZERO },
@@ -611,14 +616,20 @@ impl<'a> AcquireAttempts<'a> {
     /// queue if there is none yet.
     async fn next_delay(&mut self, error: &Error, telemetry: &mut AcquireSpan) -> Duration {
         let clock = &self.acquire.locks.0.clock;
+        if let Some(turn) = self.turn.as_mut().filter(|_| error.is_conflict()) {
+            return turn.conflicted(fastrand::f64());
+        }
         while let (Some(turn), Some(holder)) = (&self.turn, error.holder()) {
             match turn.next(clock.now(), self.takes_place(), fastrand::f64()) {
                 (Action::BackOff, _) => break,
                 (Action::Ask, delay) => return delay,
                 (Action::Join, delay) => {
                     tokio::time::sleep(delay.min(self.delays.left(clock.now().since(self.started)))).await;
-                    if self.delays.are_over(clock.now().since(self.started)) || !self.join(holder, telemetry).await {
+                    if self.delays.are_over(clock.now().since(self.started)) {
                         return Duration::ZERO;
+                    }
+                    if let Some(delay) = self.join(holder, telemetry).await {
+                        return delay;
                     }
                 }
             }
@@ -628,8 +639,9 @@ impl<'a> AcquireAttempts<'a> {
         self.delays.next(remaining)
     }
 
-    /// Takes a place in the queue. Returns `false` if the row is gone. Without an answer, this waiter does without a place.
-    async fn join(&mut self, holder: &Holder, telemetry: &mut AcquireSpan) -> bool {
+    /// Takes a place in the queue. Returns the delay before the next attempt if it got none: none if the row is gone. A waiter
+    /// that may not join does without a place.
+    async fn join(&mut self, holder: &Holder, telemetry: &mut AcquireSpan) -> Option<Duration> {
         let (settings, key) = (&self.acquire.locks.0, &self.acquire.key);
         let now = settings.clock.now();
         let left = self.delays.left(now.since(self.started)).min(DAY);
@@ -642,13 +654,16 @@ impl<'a> AcquireAttempts<'a> {
                     turn.see(&holder, answered, answered.since(now));
                     telemetry.joined(key, turn.ahead());
                 }
-                true
+                None
             }
-            Ok(None) => false,
+            Ok(None) => Some(Duration::ZERO),
             Err(error) => {
-                tracing::debug!(key, %error, "no place in the queue");
+                tracing::debug!(key = &*printable(key), %error, "no place in the queue");
+                if error.is_retryable() {
+                    return self.turn.as_mut().map(|turn| turn.join_failed(fastrand::f64()));
+                }
                 self.turn = None;
-                true
+                None
             }
         }
     }
@@ -707,7 +722,7 @@ pub(crate) async fn hold<T>(lock: &Lock, body: impl Future<Output = T>) -> Resul
     if let Err(error) = in_time_to_answer(lock, lock.release()).await
         && !error.is_lost()
     {
-        tracing::warn!(key = lock.key(), fence = lock.fence(), %error, "release failed");
+        tracing::warn!(key = &*printable(lock.key()), fence = lock.fence(), %error, "release failed");
     }
     match outcome {
         Ok(Some(value)) => Ok(value),

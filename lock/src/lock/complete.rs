@@ -9,6 +9,7 @@ use super::backoff::{Backoff, Jitter};
 use super::held::{Lock, Ownership, Phase};
 use crate::error::{Error, Kind};
 use crate::row::{Completed, Outcome};
+use crate::text::printable;
 
 /// The waits before a completion is sent again.
 const RESEND: Backoff = Backoff::NO_WAIT
@@ -36,7 +37,7 @@ impl Lock {
             loop {
                 let delay = match locks.0.table.complete(key, owner, now, end, outcome.clone()).await {
                     Err(error) if error.is_retryable() => {
-                        tracing::debug!(key, %error, "repeating a completion");
+                        tracing::debug!(key = &*printable(key), %error, "repeating a completion");
                         last_error = Some(error);
                         delays.next(None)
                     }

@@ -18,6 +18,7 @@ use crate::holder::{Data, Holder};
 use crate::limits::{DAY, MAX_LEASE, MIN_LEASE, check_data, check_duration, check_permit_data, time_to_ask};
 use crate::queue::HoldTime;
 use crate::row::{Semaphore, Step};
+use crate::text::printable;
 
 /// A lock that was acquired.
 ///
@@ -542,7 +543,7 @@ impl Drop for Lock {
         }
         if phase == Phase::Held {
             let _in = self.span().enter();
-            tracing::warn!(key = self.key(), fence = self.fence(), "a lock was dropped without a release");
+            tracing::warn!(key = &*printable(self.key()), fence = self.fence(), "a lock was dropped without a release");
             self.clear_hold_at_least();
         }
         // Oversized data would make the release fail, and keep the key held.
@@ -677,7 +678,7 @@ impl Ownership {
             let request = async move {
                 let _until_it_is_answered = pending;
                 if let Err(error) = request.await {
-                    tracing::debug!(key, %error, "a background request failed");
+                    tracing::debug!(key = &*printable(&key), %error, "a background request failed");
                 }
             };
             runtime.spawn(request.instrument(span));

@@ -14,9 +14,10 @@ use crate::clock::{Clock, Moment};
 use crate::error::Error;
 use crate::limits::{
     DAY, MAX_CLOCK_SKEW, MAX_NAME_BYTES, MAX_RETENTION, MAX_SORT_KEY_BYTES, MIN_LEASE, MIN_RETENTION, check_duration,
-    check_key, check_table_name,
+    check_holder, check_key, check_table_name, holder_within_bounds,
 };
 use crate::row::{self, Table};
+use crate::text::printable;
 
 /// The limit of a warm-up: Lambda's init phase has 10 s.
 const WARM_UP_TIMEOUT: Duration = Duration::from_secs(3);
@@ -263,8 +264,8 @@ impl LocksBuilder {
         self
     }
 
-    /// Sets the holder's name that others read: by default the function's name and log stream on Lambda, and the process id
-    /// elsewhere.
+    /// Sets the holder's name that others read, up to 1,024 bytes: by default the function's name and log stream on Lambda,
+    /// and the process id elsewhere.
     pub fn holder(mut self, holder: impl Into<String>) -> Self {
         self.holder = Some(holder.into());
         self
@@ -287,7 +288,8 @@ impl LocksBuilder {
             check_attribute_name("sort key attribute", name)?;
             if name == partition_key {
                 return Err(Error::invalid(format!(
-                    "the partition key and the sort key are both `{name}`: name two attributes"
+                    "the partition key and the sort key are both `{}`: name two attributes",
+                    printable(name)
                 )));
             }
             if value.is_empty() || value.len() > MAX_SORT_KEY_BYTES {
@@ -300,10 +302,12 @@ impl LocksBuilder {
         check_duration("lease", self.lease, MIN_LEASE, DAY)?;
         check_duration("clock skew", self.clock_skew, Duration::ZERO, MAX_CLOCK_SKEW)?;
         check_duration("retention", self.retention, MIN_RETENTION + 2 * self.clock_skew, MAX_RETENTION)?;
+        let holder = self.holder.unwrap_or_else(default_holder);
+        check_holder(&holder)?;
         #[cfg(feature = "metrics")]
         crate::metrics::describe();
         if !self.enabled {
-            tracing::warn!(table = name, "locking is disabled: work runs without locks");
+            tracing::warn!(table = &*printable(name), "locking is disabled: work runs without locks");
         }
         Ok(Locks(Arc::new(Settings {
             clock: Clock::new(self.table.client.config().time_source()),
@@ -311,7 +315,7 @@ impl LocksBuilder {
             lease: self.lease,
             clock_skew: self.clock_skew,
             retention: self.retention,
-            holder: self.holder.unwrap_or_else(default_holder),
+            holder,
             enabled: self.enabled,
             in_background: watch::Sender::default(),
         })))
@@ -319,16 +323,17 @@ impl LocksBuilder {
 }
 
 fn default_holder() -> String {
-    match (env::var("AWS_LAMBDA_FUNCTION_NAME"), env::var("AWS_LAMBDA_LOG_STREAM_NAME")) {
+    let name = match (env::var("AWS_LAMBDA_FUNCTION_NAME"), env::var("AWS_LAMBDA_LOG_STREAM_NAME")) {
         (Ok(function), Ok(stream)) => format!("{function} {stream}"),
         (Ok(function), Err(_)) => function,
         (Err(_), _) => format!("process {}", std::process::id()),
-    }
+    };
+    holder_within_bounds(&name)
 }
 
 pub(crate) fn check_attribute_name(what: &str, name: &str) -> Result<(), Error> {
     if name.is_empty() || name.len() > MAX_NAME_BYTES {
-        let bytes = name.len();
+        let (bytes, name) = (name.len(), printable(name));
         return Err(Error::invalid(format!("the {what} `{name}` has {bytes} bytes, not 1 to {MAX_NAME_BYTES}")));
     }
     if row::is_reserved(name) {
@@ -359,7 +364,8 @@ impl Variables {
             match parse(value.trim()) {
                 Ok(parsed) => Ok(Some(parsed)),
                 Err(why) => Err(Error::invalid(format!(
-                    "the environment variable {name} is `{value}`, which is invalid ({why}): write {like}"
+                    "the environment variable {name} is `{}`, which is invalid ({why}): write {like}",
+                    printable(&value)
                 ))),
             }
         }

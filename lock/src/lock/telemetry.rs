@@ -1,7 +1,8 @@
 //! Spans, events and metrics of a lock, from the first attempt to the release.
 //!
 //! Each acquire has one span `lock`, at level info, in which the work also runs. Its key is the row's key, so it is hashed
-//! if that is. No payload, result or data is recorded. Events repeat the key, for filters that leave out the span.
+//! if that is. No payload, result or data is recorded. Events repeat the key, for filters that leave out the span. Keys
+//! and owners are [printable].
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -14,6 +15,7 @@ use crate::clock::{Clock, Moment, millis};
 use crate::error::Error;
 use crate::holder::Holder;
 use crate::metrics;
+use crate::text::printable;
 
 /// An acquire in progress. An acquire that is dropped before its end was cancelled.
 #[derive(Debug)]
@@ -34,7 +36,7 @@ impl AcquireSpan {
     pub(super) fn start(key: &str, clock: &Clock, waits: bool) -> Self {
         let span = tracing::info_span!(
             "lock",
-            key,
+            key = &*printable(key),
             owner = Empty,
             fence = Empty,
             outcome = Empty,
@@ -82,17 +84,18 @@ impl AcquireSpan {
             self.has_joined = true;
             self.span.record("ahead", ahead);
         }
-        tracing::debug!(key, ahead, "took a place in the queue");
+        tracing::debug!(key = &*printable(key), ahead, "took a place in the queue");
     }
 
     /// The acquire succeeded. `taken_from` is the last holder, if it did not release the key. It is
     /// [current](Holder::is_current) if it is an earlier acquire of the same identity.
     pub(super) fn acquired(mut self, key: &str, owner: &str, fence: u64, taken_from: Option<&Holder>) {
-        self.span.record("owner", owner).record("fence", fence);
+        self.span.record("owner", &*printable(owner)).record("fence", fence);
         self.end();
         metrics::count(metrics::ACQUIRED);
         metrics::time(metrics::ACQUIRE_TIME, self.clock.now().since(self.started));
         let _in = self.span.enter();
+        let key = &*printable(key);
         tracing::debug!(key, fence, "acquired");
         if let Some(holder) = taken_from.filter(|holder| holder.is_current()) {
             tracing::debug!(key, fence, from = %holder, "taken from an earlier acquire of the same identity");
@@ -156,7 +159,7 @@ pub(crate) fn record_refusal(error: &Error) {
 }
 
 pub(crate) fn log_refusal(error: &Error) {
-    tracing::info!(key = error.key(), reason = error.reason(), %error, "not acquired");
+    tracing::info!(key = &*printable(error.key()), reason = error.reason(), %error, "not acquired");
 }
 
 /// Records the outcome of a ticket, which is this one if it succeeded.
@@ -166,8 +169,7 @@ pub(super) fn record_ticket<T>(outcome: &'static str, answer: &Result<T, Error>)
         Err(error) => {
             let reason = error.reason();
             metrics::count_by(metrics::TICKETS, metrics::OUTCOME, reason);
-            // The key of a forged ticket can be too large for a log. The error has the key that was checked.
-            tracing::info!(key = error.key(), reason, %error, "ticket refused");
+            tracing::info!(key = &*printable(error.key()), reason, %error, "ticket refused");
         }
     }
 }
@@ -176,6 +178,7 @@ pub(super) fn record_ticket<T>(outcome: &'static str, answer: &Result<T, Error>)
 #[derive(Debug)]
 pub(super) struct HoldSpan {
     span: Span,
+    /// The key for people.
     key: String,
     /// The lease was over when the hold ended. This is reported after the release, which may name the next holder.
     has_overrun: AtomicBool,
@@ -188,7 +191,7 @@ impl HoldSpan {
     pub(super) fn new(span: Span, key: &str) -> Self {
         Self {
             span,
-            key: key.to_owned(),
+            key: printable(key).into_owned(),
             has_overrun: AtomicBool::new(false),
             is_lost: AtomicBool::new(false),
             outcome: Mutex::new("left"),
@@ -197,8 +200,9 @@ impl HoldSpan {
 
     /// Starts the span of a lock that another process has handed over.
     pub(super) fn resumed(key: &str, owner: &str, fence: u64) -> Self {
-        let span = tracing::info_span!("lock", key, owner, fence, outcome = Empty, held_ms = Empty);
-        span.in_scope(|| tracing::debug!(key, fence, "resumed"));
+        let (shown, owner) = (&*printable(key), &*printable(owner));
+        let span = tracing::info_span!("lock", key = shown, owner, fence, outcome = Empty, held_ms = Empty);
+        span.in_scope(|| tracing::debug!(key = shown, fence, "resumed"));
         Self::new(span, key)
     }
 

@@ -11,6 +11,7 @@ use crate::error::{Error, Kind, TicketFault};
 use crate::limits::{DAY, MAX_CLOCK_SKEW, MAX_LEASE, MIN_LEASE, check_duration};
 use crate::metrics;
 use crate::row::{Resumed, Semaphore, TicketStep};
+use crate::text::{MAX_SHOWN, printable, shortened};
 
 /// A lock that outlives its process: a small value that another process [resumes](Locks::resume),
 /// [renews](Locks::renew_ticket) or [releases](Locks::release_ticket).
@@ -38,6 +39,10 @@ use crate::row::{Resumed, Semaphore, TicketStep};
 /// action, a ticket is worth nothing. It opens no other key, and ends with the acquisition. With a larger `sequence`, a ticket
 /// that was used works again, so accept tickets only from where you sent them. The nonce is also in the row, and in the span
 /// `lock`. `Debug` does not print it.
+///
+/// Who can edit a ticket on its way can also set `enforced` to `false`. All requests of the ticket then succeed without being
+/// sent, for any key, and the fence is 0. Each use logs a warning unless locking is disabled. Where that matters, check
+/// [`is_enforced`](Self::is_enforced), or let the receiver of writes refuse small fences.
 ///
 /// # Format
 ///
@@ -175,11 +180,13 @@ impl fmt::Debug for Ticket {
             hold_until,
             permit,
         } = self;
+        // `Debug` of a string escapes it.
+        let short = |text| shortened(text, MAX_SHOWN);
         f.debug_struct("Ticket")
-            .field("table", table)
-            .field("key_prefix", key_prefix)
-            .field("key", key)
-            .field("sort_key", sort_key)
+            .field("table", &short(table))
+            .field("key_prefix", &short(key_prefix))
+            .field("key", &short(key))
+            .field("sort_key", &sort_key.as_deref().map(short))
             .field("enforced", enforced)
             .field("fence", fence)
             .field("sequence", sequence)
@@ -242,7 +249,10 @@ impl Locks {
     ///   row was deleted.
     ///
     /// A retry of the SDK recognises a resumption whose answer was lost. After an error that
-    /// [`is_unavailable`](Error::is_unavailable), the ticket may be used up. The key is then held until the lease ends.
+    /// [`is_unavailable`](Error::is_unavailable), and if the future is dropped, the ticket may be used up. The ticket is then
+    /// refused as used, and the key is held until the lease ends, an operator [frees](Self::force_release) it, or another
+    /// acquire of its [identity](crate::Acquire::owner_from) takes it over. So do not put a resumption under a timeout: spawn
+    /// it on a task, or renew and release with the ticket itself, which can be repeated.
     ///
     /// If locking is [disabled](crate::LocksBuilder::enabled) here, or the lock of the ticket is not enforced, nothing is sent.
     /// The lock is then not [enforced](Lock::is_enforced), and valid until the end that the ticket names.
@@ -397,7 +407,8 @@ impl Locks {
         self.check_key(&ticket.key)?;
         let table = &self.0.table;
         let sort_key = table.sort_key.as_ref().map(|(_, value)| value.as_str());
-        let name = |value: Option<&str>| value.map_or_else(|| "none".to_owned(), |value| format!("`{value}`"));
+        let name =
+            |value: Option<&str>| value.map_or_else(|| "none".to_owned(), |value| format!("`{}`", printable(value)));
         for (what, theirs, ours) in [
             ("key prefix", Some(ticket.key_prefix.as_str()), Some(table.key_prefix.as_str())),
             ("sort key", ticket.sort_key.as_deref(), sort_key),
@@ -408,8 +419,13 @@ impl Locks {
             }
         }
         if !is_same_table(&ticket.table, &table.name) {
-            let why = format!("it belongs to table `{}`: use that table", ticket.table);
+            let why = format!("it belongs to table `{}`: use that table", printable(&ticket.table));
             return Err(self.ticket_fault(ticket, TicketFault::Foreign(why)));
+        }
+        // A step that made the ticket has locking disabled, or somebody has edited it.
+        if self.0.enabled && !ticket.enforced {
+            let key = &*printable(&ticket.key);
+            tracing::warn!(key, "the ticket holds no lock: its `enforced` is false, so nothing is sent");
         }
         Ok(())
     }

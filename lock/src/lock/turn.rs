@@ -24,6 +24,9 @@ const NEWCOMER_COURTESY: Duration = Duration::from_millis(20);
 const CAP: f64 = 5000.0;
 /// How often a waiter takes a place: again after its row was deleted.
 const MAX_JOINS: u32 = 3;
+/// The longest delay after a conflict with a transaction, and after a join that failed. It doubles with each one: a conflict
+/// ends soon, throttling may not.
+const AGAIN: f64 = 5.0;
 
 /// A moment, in round trips.
 const MOMENT: f64 = 0.85;
@@ -69,6 +72,10 @@ const LONGEST_COURTESY_IF_LATE: f64 = 1000.0;
 pub(super) struct Turn {
     place: Option<u64>,
     joins: u32,
+    /// How many joins have failed since the last one that did not.
+    failed_joins: u32,
+    /// How many attempts have conflicted with transactions since the last answer that told something.
+    conflicts: u32,
     /// The shortest time of a request.
     round_trip: Option<Duration>,
     seen: Option<Seen>,
@@ -107,6 +114,7 @@ impl Turn {
             Some(seen) => (now, Some(seen.at)),
             None => (now, None),
         };
+        self.conflicts = 0;
         // The row was deleted, and the places began anew.
         if self.place > Some(holder.queue.tail) {
             self.place = None;
@@ -133,6 +141,23 @@ impl Turn {
     pub(super) fn joined(&mut self, place: u64) {
         self.place = Some(place);
         self.joins += 1;
+        self.failed_joins = 0;
+    }
+
+    /// Takes note of a join that failed. Returns the delay before this waiter asks, and joins again if it is refused.
+    ///
+    /// A join without an answer may have taken a place, which nobody fills then. It delays the waiters behind it as a waiter
+    /// that has died does: by the moment that the next in line is left alone, until one of them is served.
+    pub(super) fn join_failed(&mut self, random: f64) -> Duration {
+        self.failed_joins += 1;
+        after_failures(self.failed_joins, random)
+    }
+
+    /// Takes note of an attempt that conflicted with a transaction. Returns the delay before the next one. It is shorter than
+    /// that of plain backoff, because this may be the waiter's turn.
+    pub(super) fn conflicted(&mut self, random: f64) -> Duration {
+        self.conflicts += 1;
+        after_failures(self.conflicts, random)
     }
 
     /// Returns how many waiters are ahead of this one.
@@ -274,6 +299,12 @@ impl Turn {
         let hold_time = self.seen.and_then(|seen| seen.queue.hold_time).map_or(f64::MAX, |hold| in_ms(hold).0);
         self.round_trip.map_or(1.0, ms).min((0.3 * hold_time).max(4.0)).clamp(1.0, 1000.0)
     }
+}
+
+/// Returns the delay after so many failures in a row.
+fn after_failures(failures: u32, random: f64) -> Duration {
+    let longest = AGAIN * f64::exp2(failures.saturating_sub(1).min(16).into());
+    Duration::from_secs_f64(longest.min(CAP) * random / 1000.0)
 }
 
 /// Returns `true` if a hold of this age takes too long to predict its end.

@@ -5,6 +5,7 @@ use crate::error::Error;
 use crate::holder::{Holder, HolderKind};
 use crate::lock::{Locks, Ownership};
 use crate::row::{Cursor, Page};
+use crate::text::printable;
 
 impl Locks {
     /// Returns the current or last holder of `key` ([`Holder::is_current`] tells which), or `None` if there is no row.
@@ -73,7 +74,7 @@ impl Locks {
             let expiration = seconds_up(settings.keep_permits_until(now));
             settings.table.force_release_permits(&key, by, seen, now, expiration).await?
         };
-        tracing::warn!(key, from = %seen, by, is_free, "released by force");
+        tracing::warn!(key = &*printable(&key), from = %seen, by = &*printable(by), is_free, "released by force");
         Ok(is_free)
     }
 }

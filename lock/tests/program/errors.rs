@@ -92,6 +92,22 @@ fn an_unreachable_network_exits_with_69_in_bounded_time() {
     assert!(started.elapsed() < Duration::from_secs(15));
 }
 
+// behaviour 488
+#[test]
+fn the_name_of_a_holder_has_a_bound() {
+    let place = Place::new();
+    let long = "h".repeat(1025);
+    for command in
+        [&["run", "--key", "job", "--holder", &long, "--", "true"][..], &["acquire", "--key", "job", "--holder", &long]]
+    {
+        let refused = place.run(command).expect_code(78);
+        refused.expect_sentence(&["name of the holder", "1025 bytes", "more than 1024"]);
+    }
+    let mut command = place.command(["run", "--key", "job", "--", "true"]);
+    command.env("USER", &long);
+    Process::start(command).outcome().expect_code(0);
+}
+
 // behaviour 37
 #[test]
 fn missing_settings_are_named() {

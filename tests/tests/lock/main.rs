@@ -1,6 +1,7 @@
 //! Locks: acquiring, waiting, renewing, releasing and reading them.
 
 mod acquire;
+mod bounds;
 mod data;
 mod fences;
 mod keys;
@@ -14,6 +15,7 @@ mod renew;
 mod rows;
 mod run;
 mod settings;
+mod texts;
 mod turns;
 mod waiting;
 

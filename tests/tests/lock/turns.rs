@@ -5,10 +5,12 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime};
 
 use aws_sdk_dynamodb::types::AttributeValue;
-use lambda_lock::embedded::{DynamoDb, Faults, Host};
+use fastrand::Rng;
+use lambda_lock::embedded::{Answer, DynamoDb, Faults, Host, Intercept};
 use lambda_lock::{Backoff, Error, Idempotency, Jitter, Lock, Locks, OnMissingKey};
 use lambda_lock_tests::World;
 use lambda_lock_tests::history::Mutation;
+use serde_json::{Value, json};
 use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::{sleep, timeout};
 
@@ -359,6 +361,110 @@ async fn a_waiter_of_a_dead_holder_has_the_key_when_the_lease_ends() {
         assert!(waited <= Duration::from_millis(3050), "{waited:?}");
         assert!(host.requests() - sent <= 5, "{} requests", host.requests() - sent);
     }
+}
+
+/// Refuses some requests of this kind with this code, and applies none of them.
+#[derive(Debug)]
+struct Refusals {
+    random: Mutex<Rng>,
+    chance: f64,
+    /// Only requests whose update contains this.
+    update: &'static str,
+    code: &'static str,
+}
+
+impl Intercept for Refusals {
+    fn request(&self, _: &str, request: &mut Value) {
+        let update = request["UpdateExpression"].as_str().unwrap_or_default();
+        if update.contains(self.update) && self.random.lock().unwrap().f64() < self.chance {
+            request["TableName"] = json!("refused");
+        }
+    }
+
+    fn answer(&self, _: &str, request: &Value, answer: &mut Answer) {
+        if request["TableName"] == "refused" {
+            answer.status = if self.code == "InternalServerError" { 500 } else { 400 };
+            answer.body = json!({ "__type": self.code, "message": "simulated" });
+        }
+    }
+}
+
+const JOIN: &str = "#tail = ";
+
+// behaviour 489
+#[tokio::test(start_paused = true)]
+async fn a_waiter_whose_join_failed_joins_again() {
+    for code in ["TransactionConflictException", "ThrottlingException", "InternalServerError"] {
+        let engine = DynamoDb::starting_at(SystemTime::UNIX_EPOCH + Duration::from_hours(500_000)).unwrap();
+        let refusals = Refusals { random: Mutex::new(Rng::with_seed(7)), chance: 0.8, update: JOIN, code };
+        let (host, other) = (engine.host().intercept(refusals).build(), engine.host().build());
+        let locks = |host: &Host| Locks::builder(host.client(), "locks").build().unwrap();
+        locks(&other).create_table().await.unwrap();
+        let lock = locks(&other).acquire("job").lease(ENOUGH).await.unwrap();
+        let waiting = wait(&locks(&host));
+        sleep(ENOUGH / 2).await;
+        assert_eq!(locks(&other).get("job").await.unwrap().unwrap().waiters(), 1, "{code}");
+        lock.release().await.unwrap();
+        waiting.await.unwrap().unwrap().release().await.unwrap();
+    }
+}
+
+// behaviour 489
+#[tokio::test(start_paused = true)]
+async fn a_waiter_that_may_not_join_waits_without_a_place() {
+    let engine = DynamoDb::starting_at(SystemTime::UNIX_EPOCH + Duration::from_hours(500_000)).unwrap();
+    let code = "AccessDeniedException";
+    let refusals = Refusals { random: Mutex::new(Rng::with_seed(7)), chance: 1.0, update: JOIN, code };
+    let (host, other) = (engine.host().intercept(refusals).build(), engine.host().build());
+    let locks = |host: &Host| Locks::builder(host.client(), "locks").build().unwrap();
+    locks(&other).create_table().await.unwrap();
+    let lock = locks(&other).acquire("job").lease(ENOUGH).await.unwrap();
+    let waiting = wait(&locks(&host));
+    sleep(ms(500)).await;
+    lock.release().await.unwrap();
+    waiting.await.unwrap().unwrap().release().await.unwrap();
+}
+
+/// Returns the longest wait of seven waiters that acquire the key again and again for 20 ms ± 20 %, if this share of all
+/// requests conflicts with transactions on the row.
+fn longest_wait(conflicts: f64, seed: u64) -> Duration {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build().unwrap();
+    fastrand::seed(seed);
+    runtime.block_on(async {
+        let engine = DynamoDb::starting_at(SystemTime::UNIX_EPOCH + Duration::from_hours(500_000)).unwrap();
+        let code = "TransactionConflictException";
+        let refusals = Refusals { random: Mutex::new(Rng::with_seed(seed)), chance: conflicts, update: "", code };
+        let network = Faults::seeded(seed).latency(Duration::from_micros(2500)..Duration::from_micros(2500));
+        let host = engine.host().faults(network).intercept(refusals).build();
+        Locks::builder(engine.client(), "locks").build().unwrap().create_table().await.unwrap();
+        let locks = Locks::builder(host.client(), "locks").build().unwrap();
+        let mut waiters = JoinSet::new();
+        for _ in 0..7 {
+            let (locks, host) = (locks.clone(), host.clone());
+            waiters.spawn(async move {
+                let mut longest = Duration::ZERO;
+                for _ in 0..30 {
+                    let came = host.now();
+                    let patience = Backoff::default().up_to(Duration::from_mins(5));
+                    let lock = locks.acquire("job").wait(patience).await.unwrap();
+                    longest = longest.max(host.now().duration_since(came).unwrap());
+                    sleep(Duration::from_micros(fastrand::u64(16_000..24_000))).await;
+                    lock.release().await.unwrap();
+                }
+                longest
+            });
+        }
+        waiters.join_all().await.into_iter().max().unwrap()
+    })
+}
+
+// behaviour 489
+#[test]
+fn conflicts_do_not_starve_a_waiter() {
+    let longest = |conflicts| (0..3).map(|seed| longest_wait(conflicts, seed)).max().unwrap();
+    let (without, with) = (longest(0.0), longest(0.05));
+    println!("longest wait: {without:?} without conflicts, {with:?} with them");
+    assert!(with <= 2 * without, "{with:?} with conflicts, {without:?} without");
 }
 
 #[test]

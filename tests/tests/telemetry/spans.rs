@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 
 use aws_sdk_dynamodb::types::AttributeValue;
 use lambda_lock::{
-    HandlerError, Idempotency, IdempotentLayer, LockLayer, OnError, OnMissingKey, RecordFormat, SqsConsumer,
+    Backoff, HandlerError, Idempotency, IdempotentLayer, LockLayer, OnError, OnMissingKey, RecordFormat, SqsConsumer,
     StoredError,
 };
 use lambda_lock_tests::invocation::invocation;
@@ -97,6 +97,41 @@ async fn a_hashed_key_is_never_traced_in_plain() {
     assert_eq!(keys.len(), 2);
     assert_eq!(stage.traces.logged("lost").len(), 1);
     stage.traces.assert_not_logged("secret");
+}
+
+// behaviour 487
+#[tokio::test(start_paused = true)]
+async fn no_trace_has_a_line_break_or_a_long_value_of_others() {
+    let stage = Stage::set().await;
+    let (_, locks) = locks_on(stage.engine.host());
+    let key = format!("job\nERROR forged\u{2028}\u{202e}{}", "k".repeat(900));
+    let (name, identity) = (key.replace("job", "holder"), format!("{}\n", &key[..500]));
+    let acquire = || locks.acquire(&key).holder(&name).lease(s(2)).owner_from(&identity);
+
+    let lock = acquire().await.unwrap();
+    locks.acquire(&key).wait(without_jitter().up_to(ms(50))).await.unwrap_err();
+    let taken = acquire().wait(without_jitter().up_to(s(9))).await.unwrap();
+    assert!(lock.release().await.unwrap_err().is_lost());
+    sleep(s(4)).await;
+    let next = locks.acquire(&key).wait(Backoff::default().up_to(s(1))).await.unwrap();
+    drop(taken);
+    settle().await;
+    assert!(locks.resume(&next.into_ticket()).await.unwrap_err().is_lost());
+    let lock = acquire().await.unwrap();
+    let lock = locks.resume(&lock.into_ticket()).await.unwrap();
+    take_away(&stage.locks(), &key).await;
+    drop(lock);
+    settle().await;
+    locks.acquire_all([&*key, &*name]).await.unwrap().release().await.unwrap();
+
+    for message in ["refused", "taken from", "taken over", "lost", "not acquired", "a lock was dropped", "resumed"] {
+        assert!(!stage.traces.logged(message).is_empty(), "`{message}` in {:?}", stage.traces.events());
+    }
+    let all = stage.traces.record.lock().unwrap().words.clone();
+    for words in &all {
+        assert!(!words.contains(['\n', '\u{2028}', '\u{202e}']) && words.len() < 1500, "{words:?}");
+    }
+    assert!(all.iter().any(|words| words.starts_with(r"key=job\nERROR forged\u{2028}\u{202e}kkk")));
 }
 
 // behaviours 11, 36

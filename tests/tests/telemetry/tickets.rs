@@ -1,9 +1,10 @@
 //! Metrics of tickets.
 
-use lambda_lock::Locks;
+use lambda_lock::{Locks, Ticket};
 use tokio::time::sleep;
+use tracing::Level;
 
-use crate::{Stage, TABLE, locks_on, ms, s};
+use crate::{Stage, TABLE, locks_of, locks_on, ms, s};
 
 // behaviours 36, 103
 #[tokio::test(start_paused = true)]
@@ -24,6 +25,35 @@ async fn each_use_of_a_ticket_counts() {
     let next = lock.into_ticket();
     locks.release_ticket(&next).await.unwrap();
     stage.metrics.assert(&["hold_time [250.0]", "released 1", "tickets: released 1"]);
+}
+
+// behaviour 490
+#[tokio::test(start_paused = true)]
+async fn each_use_of_a_ticket_that_holds_no_lock_logs_a_warning() {
+    let stage = Stage::set().await;
+    let (host, locks) = locks_on(stage.engine.host());
+    let real = locks.acquire("deploy").await.unwrap().into_ticket();
+    let mut edited = serde_json::to_value(&real).unwrap();
+    edited["enforced"] = false.into();
+    edited["key"] = "any\nkey".into();
+    let edited: Ticket = serde_json::from_value(edited).unwrap();
+    let (sent, warned) = (host.requests(), |count: usize| {
+        let warnings = stage.traces.logged("the ticket holds no lock");
+        assert_eq!(warnings.len(), count, "{warnings:?}");
+        assert!(warnings.iter().all(|event| event.level == Level::WARN && event.fields["key"] == r"any\nkey"));
+    });
+    locks.renew_ticket(&edited, s(60)).await.unwrap();
+    warned(1);
+    assert_eq!(locks.resume(&edited).await.unwrap().fence(), 0);
+    warned(2);
+    locks.release_ticket(&edited).await.unwrap();
+    warned(3);
+    assert_eq!(host.requests(), sent);
+
+    locks.renew_ticket(&real, s(60)).await.unwrap();
+    let disabled = locks_of(&host).enabled(false).build().unwrap();
+    disabled.renew_ticket(&edited, s(60)).await.unwrap();
+    warned(3);
 }
 
 // behaviours 36, 103

@@ -61,6 +61,28 @@ async fn a_ticket_of_another_table_prefix_or_sort_key_sends_nothing() {
     world.default_locks().resume(&with(&ticket, "table", arn)).await.unwrap().release().await.unwrap();
 }
 
+// behaviour 487
+#[tokio::test]
+async fn a_foreign_ticket_makes_an_error_of_one_short_line() {
+    let world = World::new().await;
+    let ticket = ticket(&world).await;
+    let forged = format!("\n2026-11-23 ERROR forged\u{2028}\u{202e}{}", "x".repeat(100_000));
+    let (other, locks) = host(&world);
+    for field in ["table", "key_prefix", "sort_key", "key"] {
+        let ticket = with(&ticket, field, forged.clone());
+        for error in errors(&world, &locks, &ticket).await {
+            assert_contains(&error, &[r"\n2026-11-23 ERROR forged\u{2028}\u{202e}xxx"]);
+            for text in [error.to_string(), format!("{error:?}")] {
+                assert!(!text.contains(['\n', '\u{2028}', '\u{202e}']), "{text:?}");
+                assert!(text.len() < 1500, "{} bytes", text.len());
+            }
+        }
+        let text = format!("{ticket:?}");
+        assert!(!text.contains(['\n', '\u{2028}', '\u{202e}']) && text.len() < 1500, "{text}");
+    }
+    assert_eq!(other.requests(), 0);
+}
+
 // behaviour 96
 #[tokio::test]
 async fn a_ticket_keeps_prefix_and_sort_key() {

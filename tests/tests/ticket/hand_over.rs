@@ -1,11 +1,15 @@
 //! A lock that another process resumes, renews and releases.
 
 use std::future::pending;
+use std::sync::Arc;
 
 use lambda_lock::Data;
-use lambda_lock::embedded::Host;
+use lambda_lock::embedded::{Answer, Faults, Host, Intercept};
 use lambda_lock_tests::World;
 use lambda_lock_tests::invocation::{LoseAnswers, millis};
+
+use serde_json::Value;
+use tokio::sync::Notify;
 
 use crate::{CLOCK_SKEW, LEASE, acquired, host, ms, number, passed_on, ticket};
 
@@ -209,6 +213,42 @@ async fn a_resumption_without_any_answer_uses_up_the_ticket() {
 }
 
 // behaviours 76, 94, 95
+#[tokio::test]
+async fn a_resumption_that_is_dropped_can_use_up_the_ticket_and_leaves_the_key_held() {
+    /// Tells that a request was applied, before its answer returns.
+    #[derive(Debug)]
+    struct Applied(Arc<Notify>);
+
+    impl Intercept for Applied {
+        fn answer(&self, _: &str, _: &Value, _: &mut Answer) {
+            self.0.notify_one();
+        }
+    }
+
+    let world = World::new().await;
+    let ticket = ticket(&world).await;
+    let applied = Arc::new(Notify::new());
+    let second = world.host().faults(Faults::seeded(1)).intercept(Applied(Arc::clone(&applied))).build();
+    let locks = world.locks(&second).build().unwrap();
+    tokio::select! {
+        biased;
+        () = applied.notified() => {}
+        lock = locks.resume(&ticket) => panic!("not dropped: {lock:?}"),
+    }
+    locks.flush().await;
+    assert_eq!(second.requests(), 1);
+    let (third, locks) = host(&world);
+    assert!(locks.resume(&ticket).await.unwrap_err().is_ticket_used());
+    assert!(locks.renew_ticket(&ticket, LEASE).await.unwrap_err().is_ticket_used());
+    assert!(locks.release_ticket(&ticket).await.unwrap_err().is_ticket_used());
+    assert!(locks.try_acquire("job").await.unwrap().is_none());
+    // An operator frees it, or the lease ends.
+    third.advance_clock(ms(1));
+    let holder = locks.get("job").await.unwrap().unwrap();
+    assert!(locks.force_release("job", &holder).await.unwrap());
+    locks.acquire("job").await.unwrap().release().await.unwrap();
+}
+
 #[tokio::test]
 async fn a_renewal_and_a_release_with_a_ticket_succeed_after_a_lost_answer() {
     let world = World::new().await;

@@ -9,7 +9,7 @@ use serde_json::{Map, Value};
 
 use crate::arguments::Selection;
 use crate::failure::sentence;
-use crate::output::{misleads, printable};
+use crate::output::{escaped, misleads, printable};
 
 /// A key with its row, if it has one, or the reason why its row cannot be read.
 #[derive(Debug)]
@@ -68,9 +68,10 @@ impl Entry {
         };
         let number = |number: Option<u64>| number.map(|number| number.to_string()).unwrap_or_default();
         [
-            printable(&self.key),
+            // Complete, to be copied.
+            escaped(&self.key).into_owned(),
             self.state().to_owned(),
-            printable(holder.and_then(Holder::name).unwrap_or_default()),
+            printable(holder.and_then(Holder::name).unwrap_or_default()).into_owned(),
             since.map(|since| seconds(now.duration_since(since).unwrap_or_default(), 0)).unwrap_or_default(),
             self.remaining(now).map(|remaining| seconds(remaining, 1)).unwrap_or_default(),
             number(holder.and_then(Holder::fence)),

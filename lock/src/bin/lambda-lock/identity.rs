@@ -5,6 +5,8 @@ use std::{env, process};
 
 use nix::unistd::{Uid, User};
 
+use crate::output::shortened;
+
 /// The start of the holder's name in a row that an operator released.
 const RELEASED_BY: &str = "released by ";
 
@@ -15,6 +17,8 @@ pub(crate) fn user() -> String {
     // Some containers and schedulers set neither variable.
     let name = variable.or_else(|| User::from_uid(id).ok().flatten().map(|user| user.name));
     let name = name.unwrap_or_else(|| format!("uid {id}"));
+    // The holder's name has a bound.
+    let name = shortened(&name, 256);
     format!("{name}@{}", rustix::system::uname().nodename().to_string_lossy())
 }
 

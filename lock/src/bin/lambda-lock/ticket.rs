@@ -10,7 +10,7 @@ use crate::arguments::{Acquire, TableOptions};
 use crate::connect::{self, Connection};
 use crate::failure::{BROKEN_OUTPUT, CONFIGURATION, Failure, USAGE, sentence};
 use crate::identity;
-use crate::output::{line, print, say};
+use crate::output::{line, print, printable, say};
 use crate::run::{FLUSH_TIMEOUT, killed_by};
 use crate::signals::Signals;
 
@@ -106,6 +106,7 @@ fn read(command: &str) -> Result<Ticket, Failure> {
         serde_json::from_slice::<Ticket>(&json).map_err(|error| error.to_string())
     };
     ticket.map_err(|why| {
+        let why = printable(&why);
         let message = format!("the ticket on standard input is not valid: {why}; give the line that `acquire` printed");
         Failure::new(CONFIGURATION, message)
     })
