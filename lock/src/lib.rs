@@ -85,12 +85,15 @@
 // Each module uses only modules that are listed before it.
 mod clock;
 mod holder;
+mod random;
 
 mod error;
 mod limits;
 pub mod metrics;
 mod panics;
 mod queue;
+
+mod connections;
 
 mod client;
 mod row;
@@ -118,6 +121,7 @@ pub use client::client_config;
 pub use error::Error;
 pub use holder::{Data, Holder};
 pub use lock::{Acquire, AcquireAll, Backoff, Jitter, Lock, LockSet, Locks, LocksBuilder, Semaphore, Ticket};
+pub use random::request_token;
 
 // Idempotency, for any async function.
 #[cfg(feature = "idempotency")]

@@ -10,12 +10,14 @@ use proc_macro2::{Delimiter, TokenStream, TokenTree};
 /// do not import from it.
 const CRATE: &[&str] = &[
     "clock",
+    "random",
     "queue",
     "holder",
     "error",
     "limits",
     "metrics",
     "panics",
+    "connections",
     "client",
     "row/names",
     "row/table",
@@ -35,6 +37,7 @@ const CRATE: &[&str] = &[
     "lock/backoff",
     "lock/turn",
     "lock/telemetry",
+    "lock/register",
     "lock/locks",
     "lock/held",
     "lock/ticket",

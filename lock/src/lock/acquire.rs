@@ -24,6 +24,7 @@ use crate::limits::{
     DAY, MAX_IDENTITY_BYTES, MAX_LEASE, MIN_LEASE, TIME_TO_ANSWER, check_duration, check_keys, check_permit,
     time_to_ask,
 };
+use crate::random;
 use crate::row::{Claim, ClaimExtension, Claimed, Courtesy, Fences, Joined};
 
 /// How long a refusal waits for a withdrawal.
@@ -612,7 +613,7 @@ impl<'a> AcquireAttempts<'a> {
     async fn next_delay(&mut self, error: &Error, telemetry: &mut AcquireSpan) -> Duration {
         let clock = &self.acquire.locks.0.clock;
         while let (Some(turn), Some(holder)) = (&self.turn, error.holder()) {
-            match turn.next(clock.now(), self.takes_place(), fastrand::f64()) {
+            match turn.next(clock.now(), self.takes_place(), random::unit()) {
                 (Action::BackOff, _) => break,
                 (Action::Ask, delay) => return delay,
                 (Action::Join, delay) => {
@@ -718,6 +719,7 @@ pub(crate) async fn hold<T>(lock: &Lock, body: impl Future<Output = T>) -> Resul
 
 /// Runs `body` while `lock` is held. Returns `None` if the lock was lost first, and an error if the body panicked.
 pub(crate) async fn while_held<T>(lock: &Lock, body: impl Future<Output = T>) -> std::thread::Result<Option<T>> {
+    lock.leave_to_task();
     AssertUnwindSafe(lock.while_held(body)).catch_unwind().await.map(Result::ok)
 }
 

@@ -21,6 +21,7 @@ use crate::client::SdkAttempts;
 use crate::clock::{Lease, Moment};
 use crate::error::{Error, Kind};
 use crate::limits::REQUEST_TIMEOUT;
+use crate::random;
 
 /// How often one attempt proposes fences.
 const PROPOSALS: u32 = 4;
@@ -302,7 +303,7 @@ impl Table {
                     return Err(error);
                 }
                 conflict = Some(error);
-                sleep(delay.mul_f64(fastrand::f64())).await;
+                sleep(delay.mul_f64(random::unit())).await;
                 delay = (delay * 2).min(LONGEST_DELAY);
                 round += 1;
             }

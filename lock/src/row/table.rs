@@ -19,6 +19,7 @@ use crate::client::SdkAttempts;
 use crate::error::{Error, Kind};
 use crate::holder::Data;
 use crate::limits::REQUEST_TIMEOUT;
+use crate::random;
 
 /// The longest delay before an update that conflicted with a transaction is sent again. It doubles each time.
 pub(super) const FIRST_DELAY: Duration = Duration::from_millis(20);
@@ -165,7 +166,7 @@ fn insist_by(send: impl Fn() -> Sent + Send + Sync + 'static) -> Sent {
             if delay > LONGEST_DELAY || !error.is_some_and(UpdateItemError::is_transaction_conflict_exception) {
                 return answer;
             }
-            sleep(delay.mul_f64(fastrand::f64())).await;
+            sleep(delay.mul_f64(random::unit())).await;
             delay *= 2;
         }
     })

@@ -2,6 +2,8 @@
 
 mod acquire;
 mod data;
+mod dead_connections;
+mod delays;
 mod fences;
 mod keys;
 mod late_requests;
@@ -13,6 +15,7 @@ mod renew;
 mod rows;
 mod run;
 mod settings;
+mod shutdown;
 mod turns;
 mod waiting;
 
