@@ -82,7 +82,7 @@ impl Locks {
 ///
 /// If DynamoDB answered the last attempt, the acquire waits for the withdrawal: up to 1 s, and not past the deadline.
 /// Otherwise, and if that time runs out or the future is dropped, the withdrawal is sent in the background. Lambda freezes
-/// the environment between invocations, and background requests with it. [`Locks::flush`] waits for them.
+/// an idle environment, and background requests with it, except on Managed Instances. [`Locks::flush`] waits for them.
 ///
 /// If the withdrawal does not arrive, or if another acquire withdraws from the same row before the late request arrives, the
 /// late request can take the key without a holder. The key is free when that lease ends.
@@ -234,7 +234,8 @@ impl Acquire {
     /// with `panic = "abort"`, a panic ends the process instead, and the key is free when the lease ends.
     ///
     /// Returns what the body returns, a `Result` of its own included. When the lease ends first, the body is cancelled at its
-    /// next await point, and the error [`is_lost`](Error::is_lost). A body that blocks its thread is not cancelled. If the
+    /// next await point, and the error [`is_lost`](Error::is_lost). A body that blocks its thread is not cancelled, and
+    /// neither is work in `spawn_blocking` or `tokio::spawn`: it outlives the lock unless the body awaits it. If the
     /// key cannot be acquired, the body does not run. A failed release is logged and does not replace the body's result.
     /// Two requests.
     ///
