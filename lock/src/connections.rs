@@ -106,7 +106,8 @@ impl Intercept for Connections {
             }
             // An error of DynamoDB is an answer.
             Ok(_) | Err(_) => {
-                if let Some(connection) = config.load::<CaptureSmithyConnection>().and_then(CaptureSmithyConnection::get)
+                if let Some(connection) =
+                    config.load::<CaptureSmithyConnection>().and_then(CaptureSmithyConnection::get)
                 {
                     self.answered(connection);
                 }

@@ -69,10 +69,13 @@ fn main() -> ExitCode {
     let mut row = |what: String, target: Duration, mut ours: Vec<Duration>, theirs: Option<Vec<Duration>>| {
         ours.sort_unstable();
         // With its default settings, the SDK waits forever for an answer that does not come.
-        let ratio = theirs.map_or_else(|| "waits forever".to_owned(), |mut theirs| {
-            theirs.sort_unstable();
-            format!("{:.1}", median(&theirs).as_secs_f64() / median(&ours).as_secs_f64())
-        });
+        let ratio = theirs.map_or_else(
+            || "waits forever".to_owned(),
+            |mut theirs| {
+                theirs.sort_unstable();
+                format!("{:.1}", median(&theirs).as_secs_f64() / median(&ours).as_secs_f64())
+            },
+        );
         let within = ours[ours.len() * 95 / 100 - 1];
         missed += u32::from(within > target);
         println!(

@@ -36,9 +36,7 @@ impl Register {
 
     /// Stops all locks, and returns those that were not stopped before.
     pub(super) fn stop(&self) -> Vec<Arc<dyn Held>> {
-        // A lock that is dropped here removes itself, so the register must not be locked then.
-        let held: Vec<_> = self.held().values().filter_map(Weak::upgrade).collect();
-        held.into_iter().filter(|held| held.stop()).collect()
+        self.held().values().filter_map(Weak::upgrade).filter(|held| held.stop()).collect()
     }
 
     /// The map is whole after a panic.
