@@ -43,7 +43,7 @@ use crate::row::{Step, Tombstone};
 /// ```
 #[must_use = "a lock that is dropped at once protects nothing"]
 pub struct Lock {
-    pub(super) hold: Arc<Hold>,
+    pub(super) hold: Arc<Holding>,
     /// The fences of several keys, in their order.
     pub(super) fences: Vec<u64>,
     data: Option<Data>,
@@ -52,7 +52,7 @@ pub struct Lock {
 }
 
 /// What a release needs. Shared with the register of the locks that are held.
-pub(super) struct Hold {
+pub(super) struct Holding {
     pub(super) ownership: Ownership,
     fence: Option<u64>,
     /// Shared with a release in the background.
@@ -136,7 +136,7 @@ impl Lock {
         let locks = ownership.locks.clone();
         // The skew is added because the clocks of other hosts can be ahead.
         let hold_until = sent.wall.saturating_add(hold_at_least).saturating_add(locks.0.clock_skew);
-        let hold = Arc::new(Hold {
+        let hold = Arc::new(Holding {
             ownership,
             fence,
             telemetry: Arc::new(telemetry),
@@ -456,7 +456,7 @@ impl Lock {
     }
 }
 
-impl Hold {
+impl Holding {
     fn is_enforced(&self) -> bool {
         self.fence.is_some()
     }
@@ -574,13 +574,13 @@ impl Hold {
 }
 
 /// Omits all but the key.
-impl fmt::Debug for Hold {
+impl fmt::Debug for Holding {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Hold").field("key", &self.ownership.key).finish_non_exhaustive()
+        f.debug_struct("Holding").field("key", &self.ownership.key).finish_non_exhaustive()
     }
 }
 
-impl Held for Hold {
+impl Held for Holding {
     fn stop(&self) -> bool {
         let was_stopped = std::mem::replace(&mut self.state().is_stopped, true);
         self.changed.notify_waiters();
@@ -609,10 +609,10 @@ impl Held for Hold {
 }
 
 /// Work that watches a lock.
-struct Watch<'a>(&'a Hold);
+struct Watch<'a>(&'a Holding);
 
 impl<'a> Watch<'a> {
-    fn start(hold: &'a Hold) -> Self {
+    fn start(hold: &'a Holding) -> Self {
         hold.state().watched += 1;
         Self(hold)
     }
