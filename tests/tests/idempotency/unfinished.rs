@@ -100,10 +100,12 @@ async fn stop_midway(orders: &Orders<u32>, locks: &Locks) {
         begun.notify_one();
         pending().await
     });
-    let (outcome, errors) = tokio::join!(run, async {
+    let released = async {
         begun.notified().await;
         locks.release_all(TOO_LONG).await
-    });
+    };
+    let both = timeout(TOO_LONG / 2, async { tokio::join!(run, released) });
+    let (outcome, errors) = both.await.expect("the run ends before its lease");
     assert!(refused(outcome).is_lost());
     assert!(errors.is_empty(), "{errors:?}");
 }

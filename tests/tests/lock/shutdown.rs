@@ -8,6 +8,7 @@ use std::time::Duration;
 use lambda_lock::{Error, Lock, Locks};
 use lambda_lock_tests::World;
 use tokio::sync::Notify;
+use tokio::time::timeout;
 
 use crate::ms;
 
@@ -70,10 +71,12 @@ async fn release_all_cancels_work_and_then_its_lock_is_released_once() {
         begun.notify_one();
         pending::<()>().await;
     });
-    let (outcome, errors) = tokio::join!(work, async {
+    let released = async {
         begun.notified().await;
         locks.release_all(LIMIT).await
-    });
+    };
+    let both = timeout(LIMIT, async { tokio::join!(work, released) });
+    let (outcome, errors) = both.await.expect("the work ends before its lease");
     assert!(outcome.unwrap_err().is_lost());
     assert!(errors.is_empty(), "{errors:?}");
     assert!(is_cancelled.into_inner());
@@ -131,7 +134,7 @@ async fn release_all_ends_with_its_limit_and_names_what_was_not_answered() {
     let world = World::new().await;
     let (locks, lock) = held_in_silence(&world).await;
     let released = async { locks.release_all(ms(500)).await };
-    let errors = tokio::time::timeout(ms(501), released).await.expect("the limit ends it");
+    let errors = timeout(ms(501), released).await.expect("the limit ends it");
     assert_eq!(errors.len(), 1);
     assert!(errors[0].is_unavailable() && errors[0].key() == "job", "{errors:?}");
     assert!(!lock.is_valid());
@@ -143,7 +146,7 @@ async fn flush_ends_with_its_limit() {
     let world = World::new().await;
     let (locks, lock) = held_in_silence(&world).await;
     drop(lock);
-    let flushed = tokio::time::timeout(ms(501), locks.flush(ms(500))).await.expect("the limit ends it");
+    let flushed = timeout(ms(501), locks.flush(ms(500))).await.expect("the limit ends it");
     assert!(!flushed);
 }
 
