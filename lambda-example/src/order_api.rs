@@ -13,7 +13,7 @@ use aws_sdk_dynamodb::types::{AttributeValue, Put, TransactWriteItem};
 use http::header::{ALLOW, CONTENT_TYPE, RETRY_AFTER};
 use http::{HeaderName, HeaderValue, Method, StatusCode};
 use lambda_http::{Body, Request, RequestExt, Response};
-use lambda_lock::{Caller, HttpIdempotencyBody, HttpIdempotencyLayer, HttpRun, Locks};
+use lambda_lock::{Caller, HttpIdempotencyBody, HttpIdempotencyLayer, HttpRun, Locks, request_token};
 use lambda_runtime::Error;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
@@ -77,6 +77,7 @@ impl Orders {
             .transact_write_items()
             .transact_items(TransactWriteItem::builder().put(row).build())
             .transact_items(run.complete_in(answer).map_err(not_placed)?)
+            .set_client_request_token(request_token())
             .send()
             .await
             .map_err(|error| {

@@ -11,7 +11,7 @@ use aws_lambda_events::streams::DynamoDbEventResponse;
 use aws_sdk_dynamodb::Client;
 use aws_sdk_dynamodb::operation::transact_write_items::TransactWriteItemsError;
 use aws_sdk_dynamodb::types::{AttributeValue, TransactWriteItem, Update};
-use lambda_lock::{DynamoDbRecord, Locks, Run, StreamConsumer, WithRun};
+use lambda_lock::{DynamoDbRecord, Locks, Run, StreamConsumer, WithRun, request_token};
 use lambda_runtime::{Error, LambdaEvent};
 use sha2::{Digest, Sha256};
 use tokio::time::sleep;
@@ -61,7 +61,7 @@ impl Totals {
             .transact_items(run.complete_in(&()).map_err(not_counted)?);
         let mut tries = 1;
         loop {
-            match transaction.clone().send().await {
+            match transaction.clone().set_client_request_token(request_token()).send().await {
                 Err(error) if tries < MAX_TRIES && error.as_service_error().is_some_and(is_conflict) => {
                     tries += 1;
                     sleep(PAUSE).await;

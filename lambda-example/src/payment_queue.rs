@@ -9,7 +9,7 @@ use std::time::Duration;
 use aws_lambda_events::sqs::{SqsBatchResponse, SqsEvent};
 use aws_sdk_dynamodb::Client;
 use aws_sdk_dynamodb::types::{AttributeValue, TransactWriteItem, Update};
-use lambda_lock::{Idempotency, Locks, Message, OnMissingKey, Run, SqsConsumer, WithRun};
+use lambda_lock::{Idempotency, Locks, Message, OnMissingKey, Run, SqsConsumer, WithRun, request_token};
 use lambda_runtime::{Error, LambdaEvent};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
@@ -67,6 +67,7 @@ impl Payments {
             .transact_write_items()
             .transact_items(TransactWriteItem::builder().update(row).build())
             .transact_items(run.complete_in(&()).map_err(not_made)?)
+            .set_client_request_token(request_token())
             .send()
             .await
             .map_err(not_made)?;

@@ -13,7 +13,7 @@ use std::io;
 use aws_sdk_dynamodb::Client;
 use aws_sdk_dynamodb::types::{AttributeValue, Put, TransactWriteItem};
 use lambda_lock::embedded::DynamoDb;
-use lambda_lock::{Idempotency, Locks, OnMissingKey, Run};
+use lambda_lock::{Idempotency, Locks, OnMissingKey, Run, request_token};
 
 type Failure = Box<dyn Error + Send + Sync>;
 
@@ -32,6 +32,7 @@ async fn place(client: &Client, id: &str, run: &Run) -> Result<u64, Failure> {
         .transact_write_items()
         .transact_items(TransactWriteItem::builder().put(order).build())
         .transact_items(run.complete_in(&number)?)
+        .set_client_request_token(request_token())
         .send()
         .await?;
     Ok(number)

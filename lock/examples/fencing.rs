@@ -13,7 +13,7 @@ use std::time::Duration;
 use aws_sdk_dynamodb::Client;
 use aws_sdk_dynamodb::types::{AttributeValue, TransactWriteItem, Update};
 use lambda_lock::embedded::DynamoDb;
-use lambda_lock::{Lock, Locks};
+use lambda_lock::{Lock, Locks, request_token};
 
 const TABLE: &str = "shop";
 
@@ -30,6 +30,7 @@ async fn write_in_a_transaction(client: &Client, lock: &Lock, text: &str) -> Res
         .transact_write_items()
         .transact_items(TransactWriteItem::builder().condition_check(lock.condition_check()?).build())
         .transact_items(TransactWriteItem::builder().update(report).build())
+        .set_client_request_token(request_token())
         .send()
         .await?;
     Ok(())

@@ -16,6 +16,8 @@ use aws_smithy_types::config_bag::ConfigBag;
 use aws_smithy_types::retry::RetryConfig;
 use aws_smithy_types::timeout::TimeoutConfig;
 
+use crate::connections::Connections;
+
 const MAX_ATTEMPTS: u32 = 6;
 const INITIAL_BACKOFF: Duration = Duration::from_millis(25);
 const MAX_BACKOFF: Duration = Duration::from_secs(1);
@@ -44,6 +46,9 @@ const SDK_CONNECT_TIMEOUT: Duration = Duration::from_millis(3100);
 /// A lost answer, a broken connection, a server error or a throttle costs milliseconds. A silent connection costs a
 /// second. The waits between all attempts of a request add up to at most 0.8 s.
 ///
+/// After an environment was frozen, all connections in the pool may be dead. The first one that does not answer closes the
+/// others that have not answered since, so a request meets one dead connection, and its next attempt opens a new one.
+///
 /// A value in `config` that differs from the SDK's default is kept, such as one from `AWS_MAX_ATTEMPTS`. To override
 /// another value, set it on the returned builder. Sends no request.
 ///
@@ -70,7 +75,10 @@ const SDK_CONNECT_TIMEOUT: Duration = Duration::from_millis(3100);
 pub fn client_config(config: &SdkConfig) -> config::Builder {
     let retries = config.retry_config().cloned().unwrap_or_else(RetryConfig::standard);
     let timeouts = config.timeout_config().cloned().unwrap_or_else(|| TimeoutConfig::builder().build());
-    config::Builder::from(config).retry_config(retry_config(retries)).timeout_config(timeout_config(timeouts))
+    config::Builder::from(config)
+        .retry_config(retry_config(retries))
+        .timeout_config(timeout_config(timeouts))
+        .interceptor(Connections::default())
 }
 
 /// Replaces the values that are the SDK's defaults.

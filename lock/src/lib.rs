@@ -87,12 +87,15 @@ mod clock;
 mod text;
 
 mod holder;
+mod random;
 
 mod error;
 mod limits;
 pub mod metrics;
 mod panics;
 mod queue;
+
+mod connections;
 
 mod client;
 mod row;
@@ -120,6 +123,7 @@ pub use client::client_config;
 pub use error::Error;
 pub use holder::{Data, Holder};
 pub use lock::{Acquire, AcquireAll, Backoff, Jitter, Lock, LockSet, Locks, LocksBuilder, Semaphore, Ticket};
+pub use random::request_token;
 
 // Idempotency, for any async function.
 #[cfg(feature = "idempotency")]

@@ -6,6 +6,7 @@ pub mod history;
 pub mod idempotency_history;
 pub mod invocation;
 mod late;
+pub mod loopback;
 pub mod powertools;
 pub mod queue_history;
 pub mod runtime_api;

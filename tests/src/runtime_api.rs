@@ -3,6 +3,7 @@
 
 use std::convert::Infallible;
 use std::ffi::OsStr;
+use std::future::pending;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -14,7 +15,7 @@ use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper::{Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
-use serde_json::Value;
+use serde_json::{Value, json};
 use tokio::net::TcpListener;
 use tokio::process::Command;
 use tokio::sync::{Mutex, mpsc};
@@ -83,17 +84,27 @@ struct Ends {
     queue: Arc<Mutex<mpsc::UnboundedReceiver<Event>>>,
     asks: mpsc::UnboundedSender<()>,
     reports: mpsc::UnboundedSender<(String, Outcome)>,
+    has_extensions: bool,
 }
 
 impl Lambda {
     /// Starts the service on a free port.
     pub async fn start() -> Self {
+        Self::start_with(true).await
+    }
+
+    /// Starts an emulation of the service that has no extensions.
+    pub async fn without_extensions() -> Self {
+        Self::start_with(false).await
+    }
+
+    async fn start_with(has_extensions: bool) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let (events, queue) = mpsc::unbounded_channel();
         let (asks, asked) = mpsc::unbounded_channel();
         let (reports, outcomes) = mpsc::unbounded_channel();
-        let ends = Ends { queue: Arc::new(Mutex::new(queue)), asks, reports };
+        let ends = Ends { queue: Arc::new(Mutex::new(queue)), asks, reports, has_extensions };
         let mut server = JoinSet::new();
         server.spawn(async move {
             let mut connections = JoinSet::new();
@@ -150,6 +161,19 @@ impl Lambda {
 }
 
 async fn serve(request: Request<Incoming>, ends: Ends) -> Result<Response<Full<Bytes>>, Infallible> {
+    if let Some(path) = request.uri().path().strip_prefix("/2020-01-01/extension/") {
+        return Ok(match path {
+            "register" if ends.has_extensions => {
+                let function = json!({ "functionName": "function", "functionVersion": "1", "handler": "bootstrap" });
+                let mut response = answer(StatusCode::OK, function.to_string());
+                response.headers_mut().insert("Lambda-Extension-Identifier", "an-extension".parse().unwrap());
+                response
+            }
+            // No event comes for the extension.
+            "event/next" if ends.has_extensions => pending().await,
+            _ => answer(StatusCode::NOT_FOUND, String::new()),
+        });
+    }
     let path = request.uri().path().strip_prefix("/2018-06-01/runtime/invocation/").unwrap_or_default().to_owned();
     if path == "next" {
         // The test may have ended, here and below.

@@ -3,6 +3,8 @@
 
 use std::collections::BTreeSet;
 use std::convert::Infallible;
+use std::fs;
+use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -24,6 +26,27 @@ use lambda_lock_tests::{Row, World};
 use lambda_runtime::LambdaEvent;
 use serde_json::{Value, json};
 use tower::{Layer, ServiceExt, service_fn};
+
+// behaviour 493
+#[test]
+fn every_transaction_to_copy_draws_its_own_token() {
+    fn check(path: &Path, found: &mut usize) {
+        if path.is_dir() {
+            fs::read_dir(path).unwrap().for_each(|entry| check(&entry.unwrap().path(), found));
+        } else if let Ok(text) = fs::read_to_string(path) {
+            let count = |what: &str| text.matches(what).count();
+            let transactions = count(".transact_write_items()");
+            assert_eq!(count("client_request_token("), transactions, "{}", path.display());
+            *found += transactions;
+        }
+    }
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let mut found = 0;
+    for shown in ["README.md", "SECURITY.md", "lambda-example/src", "lock/docs", "lock/examples", "lock/src"] {
+        check(&root.join(shown), &mut found);
+    }
+    assert!(found >= 8, "{found}");
+}
 
 const PREFIX: &str = "shop#";
 

@@ -10,6 +10,7 @@ use proc_macro2::{Delimiter, TokenStream, TokenTree};
 /// do not import from it.
 const CRATE: &[&str] = &[
     "clock",
+    "random",
     "text",
     "queue",
     "holder",
@@ -17,6 +18,7 @@ const CRATE: &[&str] = &[
     "limits",
     "metrics",
     "panics",
+    "connections",
     "client",
     "row/names",
     "row/table",
@@ -36,6 +38,7 @@ const CRATE: &[&str] = &[
     "lock/backoff",
     "lock/turn",
     "lock/telemetry",
+    "lock/register",
     "lock/locks",
     "lock/held",
     "lock/ticket",

@@ -4,7 +4,11 @@ use std::collections::HashMap;
 use std::process::Stdio;
 use std::time::Duration;
 
+use lambda_lock::Locks;
+use lambda_lock_tests::loopback::{Loopback, TABLE};
 use lambda_lock_tests::runtime_api::{Lambda, TOO_LONG};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use serde_json::{Value, json};
 use tokio::io::AsyncWriteExt;
 use tokio::net::{TcpListener, TcpStream};
@@ -158,6 +162,62 @@ async fn the_key_is_free_after_a_concurrent_invocation() {
     for id in ["a", "b", "c"] {
         lambda.invoke(id, returning("job")).await.answer();
     }
+}
+
+/// An environment of the function with the table behind this socket.
+fn environment_with_table(lambda: &Lambda, table: &Loopback) -> Child {
+    function(lambda)
+        .arg("run_until_shutdown")
+        .env("AWS_ENDPOINT_URL", table.endpoint())
+        .env("AWS_REGION", "us-east-1")
+        .env("AWS_ACCESS_KEY_ID", "local")
+        .env("AWS_SECRET_ACCESS_KEY", "local")
+        .env("LOCK_TABLE_NAME", TABLE)
+        .spawn()
+        .unwrap()
+}
+
+/// Sends SIGTERM, and waits until the process has ended by itself.
+async fn terminate(environment: &mut Child) {
+    let id = i32::try_from(environment.id().unwrap()).unwrap();
+    kill(Pid::from_raw(id), Signal::SIGTERM).unwrap();
+    let status = timeout(TOO_LONG, environment.wait()).await.expect("the process ends").unwrap();
+    assert_eq!(status.code(), Some(0), "{status}");
+}
+
+// behaviour 492
+#[tokio::test]
+async fn a_held_key_is_free_after_sigterm() {
+    let (mut lambda, table, gate) = (Lambda::start().await, Loopback::start(), Gate::new().await);
+    let mut environment = environment_with_table(&lambda, &table);
+    lambda.asked().await;
+    lambda.send("terminated", gate.wait_here("job"));
+    let _running = gate.arrival().await;
+    let others = Locks::builder(table.engine().client(), TABLE).build().unwrap();
+    assert!(others.try_acquire("job").await.unwrap().is_none());
+    terminate(&mut environment).await;
+    others.try_acquire("job").await.unwrap().expect("the key is free").release().await.unwrap();
+}
+
+// behaviour 492
+#[tokio::test]
+async fn a_process_with_a_silent_table_ends_soon_after_sigterm() {
+    let (mut lambda, table, gate) = (Lambda::start().await, Loopback::start(), Gate::new().await);
+    let mut environment = environment_with_table(&lambda, &table);
+    lambda.asked().await;
+    lambda.send("terminated", gate.wait_here("job"));
+    let _running = gate.arrival().await;
+    table.fall_silent();
+    // All attempts of one release take more than 6 s. The process has 0.5 s, and starts to count late on a busy machine.
+    timeout(Duration::from_secs(5), terminate(&mut environment)).await.expect("the limit ends the releases");
+}
+
+// behaviour 492
+#[tokio::test]
+async fn a_function_runs_where_it_cannot_register_an_extension() {
+    let (mut lambda, table) = (Lambda::without_extensions().await, Loopback::start());
+    let _environment = environment_with_table(&lambda, &table);
+    lambda.invoke("first", returning("job")).await.answer();
 }
 
 /// The log of a function that takes a number and gets a secret.

@@ -3,7 +3,7 @@
 use std::env;
 use std::io;
 
-use lambda_example::{Orders, order_api, telemetry};
+use lambda_example::{Orders, order_api, release_at_shutdown, telemetry};
 use lambda_lock::{Caller, Locks};
 use lambda_runtime::Error;
 use lambda_runtime::layers::TracingLayer;
@@ -13,6 +13,7 @@ async fn main() -> Result<(), Error> {
     let metrics = telemetry::start()?;
     let locks = Locks::from_env().await?;
     locks.warm_up().await;
+    release_at_shutdown(&locks).await;
     let prefix = env::var("LOCK_KEY_PREFIX").unwrap_or_default();
     let orders = Orders::new(locks.client().clone(), locks.table_name(), prefix);
     // A caller is who signed the request, unless the stack says that all share their keys.

@@ -4,7 +4,7 @@ use std::env;
 use std::io;
 
 use aws_config::BehaviorVersion;
-use lambda_example::{Payments, payment_queue, telemetry};
+use lambda_example::{Payments, payment_queue, release_at_shutdown, telemetry};
 use lambda_lock::Locks;
 use lambda_runtime::layers::TracingLayer;
 use lambda_runtime::{Error, Runtime};
@@ -14,6 +14,7 @@ async fn main() -> Result<(), Error> {
     let metrics = telemetry::start()?;
     let locks = Locks::from_env().await?;
     locks.warm_up().await;
+    release_at_shutdown(&locks).await;
     let prefix = env::var("LOCK_KEY_PREFIX").unwrap_or_default();
     let payments = Payments::new(locks.client().clone(), locks.table_name(), prefix);
     let queues = aws_sdk_sqs::Client::new(&aws_config::load_defaults(BehaviorVersion::latest()).await);

@@ -14,7 +14,7 @@ use super::dynamodb::DynamoDb;
 use super::faults::Faults;
 use super::network::{Backend, Intercept, Network, NetworkClient};
 use super::time::{HostClock, TrueTime};
-use crate::client;
+use crate::{client, random};
 
 impl DynamoDb {
     /// Returns a client of a host with the right time and no faults.
@@ -145,6 +145,7 @@ impl HostBuilder {
 
     /// Builds the host and its client.
     pub fn build(self) -> Host {
+        random::simulate();
         let clock = Arc::new(self.clock);
         let network = Arc::new(Network::new(self.backend, self.faults, self.intercepts));
         // By default clients share the token bucket that limits retries. Hosts must not.

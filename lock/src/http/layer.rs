@@ -54,7 +54,7 @@ const MAX_KEY_LENGTH: usize = 255;
 ///
 /// The lease ends at the invocation's deadline, which the layer reads from the `lambda_runtime::Context` in the request's
 /// extensions. Elsewhere it is the lease of the [`Locks`], or [`lease`](Self::lease). The handler is cancelled when the
-/// lease ends.
+/// lease ends; work that it spawned is not.
 ///
 /// # Errors
 ///

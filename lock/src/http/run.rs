@@ -25,6 +25,7 @@ use crate::idempotency::Run;
 ///         .transact_write_items()
 ///         .transact_items(TransactWriteItem::builder().put(order).build())
 ///         .transact_items(run.complete_in(&response)?)
+///         .set_client_request_token(lambda_lock::request_token())
 ///         .send()
 ///         .await?;
 ///     Ok(response)

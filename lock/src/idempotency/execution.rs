@@ -17,6 +17,7 @@ use crate::limits::check_data;
 use crate::lock::{self, Acquire, Lock, in_time_to_answer, while_held};
 use crate::metrics;
 use crate::queue::Queue;
+use crate::random;
 use crate::row::{ClaimExtension as _, Completed, Outcome, RecordClaim};
 use crate::text::printable;
 
@@ -88,7 +89,7 @@ where
             tracing::debug!("running without protection");
             // A unique key, for a handler that completes in its own transaction.
             let prefix = settings.prefix.as_ref().unwrap_or(&invocation.function);
-            let unique = format!("{prefix}#{:032x}", fastrand::u128(..));
+            let unique = format!("{prefix}#{}", random::nonce().unwrap_or_default());
             let lock = settings.acquire(unique, invocation).unlocked().map_err(HandlerError::Lock)?;
             return Ok(NextStep::Run(self.new_run(lock, None)));
         };

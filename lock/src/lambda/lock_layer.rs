@@ -37,8 +37,9 @@ use crate::text::printable;
 ///
 /// The lock is released when the handler returns, fails or panics; the panic then continues. A handler that is still
 /// running when the lease ends is cancelled, and the invocation fails with `LockLost`. By default Lambda's own timeout is
-/// due at the same time and usually comes first. A handler that blocks its thread is not cancelled. A failed release is
-/// logged and does not replace the handler's result.
+/// due at the same time and usually comes first; on Managed Instances, nothing but this layer ends the handler. A handler
+/// that blocks its thread is not cancelled, and work in `spawn_blocking` or `tokio::spawn` is not held by the lock. A failed
+/// release is logged and does not replace the handler's result.
 ///
 /// Two requests for an invocation that runs the handler, one for an invocation that finds the key held; more for one that
 /// [waits](Self::wait). IAM action `dynamodb:UpdateItem`.

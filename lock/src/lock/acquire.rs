@@ -24,6 +24,7 @@ use crate::limits::{
     DAY, MAX_IDENTITY_BYTES, MAX_LEASE, MIN_LEASE, TIME_TO_ANSWER, check_attributes, check_duration, check_holder,
     check_keys, check_permits, time_to_ask,
 };
+use crate::random;
 use crate::row::{Claim, ClaimExtension, Claimed, Courtesy, Fences, Joined};
 use crate::text::printable;
 
@@ -82,7 +83,7 @@ impl Locks {
 ///
 /// If DynamoDB answered the last attempt, the acquire waits for the withdrawal: up to 1 s, and not past the deadline.
 /// Otherwise, and if that time runs out or the future is dropped, the withdrawal is sent in the background. Lambda freezes
-/// the environment between invocations, and background requests with it. [`Locks::flush`] waits for them.
+/// an idle environment, and background requests with it, except on Managed Instances. [`Locks::flush`] waits for them.
 ///
 /// If the withdrawal does not arrive, or if another acquire withdraws from the same row before the late request arrives, the
 /// late request can take the key without a holder. The key is free when that lease ends.
@@ -236,7 +237,8 @@ impl Acquire {
     /// with `panic = "abort"`, a panic ends the process instead, and the key is free when the lease ends.
     ///
     /// Returns what the body returns, a `Result` of its own included. When the lease ends first, the body is cancelled at its
-    /// next await point, and the error [`is_lost`](Error::is_lost). A body that blocks its thread is not cancelled. If the
+    /// next await point, and the error [`is_lost`](Error::is_lost). A body that blocks its thread is not cancelled, and
+    /// neither is work in `spawn_blocking` or `tokio::spawn`: it outlives the lock unless the body awaits it. If the
     /// key cannot be acquired, the body does not run. A failed release is logged and does not replace the body's result.
     /// Two requests.
     ///
@@ -620,7 +622,7 @@ impl<'a> AcquireAttempts<'a> {
             return turn.conflicted(fastrand::f64());
         }
         while let (Some(turn), Some(holder)) = (&self.turn, error.holder()) {
-            match turn.next(clock.now(), self.takes_place(), fastrand::f64()) {
+            match turn.next(clock.now(), self.takes_place(), random::unit()) {
                 (Action::BackOff, _) => break,
                 (Action::Ask, delay) => return delay,
                 (Action::Join, delay) => {
@@ -733,6 +735,7 @@ pub(crate) async fn hold<T>(lock: &Lock, body: impl Future<Output = T>) -> Resul
 
 /// Runs `body` while `lock` is held. Returns `None` if the lock was lost first, and an error if the body panicked.
 pub(crate) async fn while_held<T>(lock: &Lock, body: impl Future<Output = T>) -> std::thread::Result<Option<T>> {
+    lock.leave_to_task();
     AssertUnwindSafe(lock.while_held(body)).catch_unwind().await.map(Result::ok)
 }
 

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use crate::error::Error;
 use crate::limits::{DAY, check_duration};
+use crate::random;
 
 /// The waits of an acquire for a contended key, within a budget: waiters take turns, or use plain exponential backoff.
 ///
@@ -211,15 +212,15 @@ impl Delays {
         let exponential = self.exponential.min(backoff.cap);
         self.exponential = times(exponential, backoff.factor.max(1.0));
         let delay = match backoff.jitter {
-            Jitter::Full => times(exponential, fastrand::f64()),
-            Jitter::Equal => times(exponential, 0.5 + fastrand::f64() / 2.0),
+            Jitter::Full => times(exponential, random::unit()),
+            Jitter::Equal => times(exponential, 0.5 + random::unit() / 2.0),
             Jitter::Decorrelated => {
                 let spread = times(self.previous, 3.0).saturating_sub(backoff.base);
-                backoff.base.saturating_add(times(spread, fastrand::f64()))
+                backoff.base.saturating_add(times(spread, random::unit()))
             }
             Jitter::Factor(fraction) => {
                 let fraction = fraction.clamp(0.0, 1.0);
-                times(exponential, 1.0 - fraction + 2.0 * fraction * fastrand::f64())
+                times(exponential, 1.0 - fraction + 2.0 * fraction * random::unit())
             }
             Jitter::None => exponential,
         }
@@ -227,7 +228,7 @@ impl Delays {
         self.previous = delay;
         // The holder usually releases before its lease ends, so this only shortens a delay.
         let past_lease = holder_remaining
-            .map_or(Duration::MAX, |remaining| remaining.saturating_add(times(backoff.base, fastrand::f64())));
+            .map_or(Duration::MAX, |remaining| remaining.saturating_add(times(backoff.base, random::unit())));
         delay.min(past_lease)
     }
 

@@ -6,7 +6,7 @@ use aws_sdk_dynamodb::types::TransactWriteItem;
 use tracing::Instrument;
 
 use super::backoff::{Backoff, Jitter};
-use super::held::{Lock, Ownership, Phase};
+use super::held::{BackgroundRequest, Lock, Ownership, Phase};
 use crate::error::{Error, Kind};
 use crate::row::{Completed, Outcome};
 use crate::text::printable;
@@ -26,10 +26,11 @@ impl Lock {
     pub(crate) async fn complete(&self, window: Duration, outcome: Outcome) -> Result<Completed, Error> {
         let limit = self.time_to_answer();
         // An unanswered completion may have been applied, so no release may follow it.
-        if self.enter_from(&[Phase::Held, Phase::Lost], Phase::Released).is_err() {
+        if self.hold.enter_from(&[Phase::Held, Phase::Lost], Phase::Released).is_err() {
             return Err(self.error(Kind::Lost(None)));
         }
-        let (Ownership { locks, key, owner, .. }, now) = (&self.ownership, self.now());
+        let (Ownership { locks, key, owner, .. }, now) = (&self.hold.ownership, self.hold.now());
+        let _until_it_is_answered = BackgroundRequest::start(locks.clone());
         let end = now.wall.saturating_add(window);
         let mut last_error = None;
         let sent = async {
@@ -46,11 +47,11 @@ impl Lock {
                 tokio::time::sleep(delay).await;
             }
         };
-        let answer = tokio::time::timeout(limit, Box::pin(sent.instrument(self.span().clone()))).await;
+        let answer = tokio::time::timeout(limit, Box::pin(sent.instrument(self.hold.span().clone()))).await;
         let answer = answer.unwrap_or_else(|_| Err(last_error.unwrap_or_else(|| self.error(Kind::Unavailable))));
         match &answer {
-            Ok(_) => self.telemetry.released("completed", Some((now, self.now()))),
-            Err(error) => self.telemetry.release_failed(error),
+            Ok(_) => self.hold.telemetry.released("completed", Some((now, self.hold.now()))),
+            Err(error) => self.hold.telemetry.release_failed(error),
         }
         answer
     }
@@ -59,9 +60,9 @@ impl Lock {
     /// that always holds.
     pub(crate) fn completion(&self, window: Duration, outcome: Outcome) -> Result<TransactWriteItem, Error> {
         let item = TransactWriteItem::builder();
-        let Ownership { locks, key, owner, .. } = &self.ownership;
+        let Ownership { locks, key, owner, .. } = &self.hold.ownership;
         Ok(if self.is_enforced() {
-            let end = self.now().wall.saturating_add(window);
+            let end = self.hold.now().wall.saturating_add(window);
             item.update(locks.0.table.completion(key, owner, end, outcome)?).build()
         } else {
             item.condition_check(self.condition_check()?).build()
@@ -70,18 +71,18 @@ impl Lock {
 
     /// The caller's transaction has completed the record: no request is left to send.
     pub(crate) fn was_completed(&self) {
-        if self.enter_from(&[Phase::Held], Phase::Released).is_ok() {
-            self.telemetry.released("completed", None);
+        if self.hold.enter_from(&[Phase::Held], Phase::Released).is_ok() {
+            self.hold.telemetry.released("completed", None);
         }
     }
 
     /// Keeps the row unchanged until its lease ends.
     pub(crate) fn abandon(&self) {
-        self.enter(Phase::Released);
+        self.hold.enter(Phase::Released);
     }
 
     /// Returns `true` if the loss of this lock was already reported.
     pub(crate) fn is_known_lost(&self) -> bool {
-        self.telemetry.is_lost()
+        self.hold.telemetry.is_lost()
     }
 }

@@ -5,11 +5,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use aws_sdk_dynamodb::types::ConditionCheck;
+use futures_util::future::BoxFuture;
 use tokio::runtime::Handle;
 use tokio::sync::{Mutex as AsyncMutex, Notify};
 use tracing::{Instrument, Span};
 
 use super::locks::Locks;
+use super::register::Held;
 use super::telemetry::HoldSpan;
 use crate::client::SdkAttempts;
 use crate::clock::{Deadline, Lease, Moment, seconds_up};
@@ -41,11 +43,18 @@ use crate::text::printable;
 /// ```
 #[must_use = "a lock that is dropped at once protects nothing"]
 pub struct Lock {
-    pub(super) ownership: Ownership,
-    fence: Option<u64>,
+    pub(super) hold: Arc<Holding>,
     /// The fences of several keys, in their order.
     pub(super) fences: Vec<u64>,
     data: Option<Data>,
+    /// Serializes renewals, so that the lease here is that of the renewal which the row applied last.
+    renewing: AsyncMutex<()>,
+}
+
+/// What a release needs. Shared with the register of the locks that are held.
+pub(super) struct Holding {
+    pub(super) ownership: Ownership,
+    fence: Option<u64>,
     /// Shared with a release in the background.
     pub(super) telemetry: Arc<HoldSpan>,
     /// When the request that took the key was sent.
@@ -57,8 +66,6 @@ pub struct Lock {
     state: Mutex<State>,
     /// Notified of every change of the state.
     changed: Notify,
-    /// Serializes renewals, so that the lease here is that of the renewal which the row applied last.
-    renewing: AsyncMutex<()>,
 }
 
 /// What the row granted to an acquire.
@@ -86,6 +93,10 @@ struct State {
     /// The data that the next renewal or release writes.
     new_data: Option<Data>,
     phase: Phase,
+    /// The process is about to end, so the lock ends before its lease does.
+    is_stopped: bool,
+    /// How many pieces of work watch this lock. The task of that work releases it.
+    watched: usize,
     /// The number of the last request that was sent after the acquire.
     sequence: u64,
 }
@@ -122,13 +133,12 @@ pub(super) enum Phase {
 impl Lock {
     pub(super) fn new(ownership: Ownership, grant: Grant, telemetry: HoldSpan, hold_at_least: Duration) -> Self {
         let Grant { fence, fences, data, sent, lease, hold_time, excess } = grant;
+        let locks = ownership.locks.clone();
         // The skew is added because the clocks of other hosts can be ahead.
-        let hold_until = sent.wall.saturating_add(hold_at_least).saturating_add(ownership.locks.0.clock_skew);
-        Self {
+        let hold_until = sent.wall.saturating_add(hold_at_least).saturating_add(locks.0.clock_skew);
+        let hold = Arc::new(Holding {
             ownership,
             fence,
-            fences,
-            data,
             telemetry: Arc::new(telemetry),
             sent,
             hold_time,
@@ -138,17 +148,22 @@ impl Lock {
                 hold_until: (!hold_at_least.is_zero()).then_some(hold_until),
                 new_data: None,
                 phase: Phase::Held,
+                is_stopped: false,
+                watched: 0,
                 sequence: 0,
             }),
             changed: Notify::new(),
-            renewing: AsyncMutex::new(()),
+        });
+        if hold.is_enforced() {
+            locks.0.held.add(&hold);
         }
+        Self { hold, fences, data, renewing: AsyncMutex::new(()) }
     }
 
     /// Continues a lock that another process has handed over.
     pub(super) fn continuing(self, Continuation { hold_until, sequence }: Continuation) -> Self {
         {
-            let mut state = self.state();
+            let mut state = self.hold.state();
             state.hold_until = hold_until;
             state.sequence = sequence;
         }
@@ -158,18 +173,18 @@ impl Lock {
     /// Ends this lock without a request, for another process. None of its requests follows.
     pub(super) fn hand_over(&self) -> Continuation {
         let continuation = {
-            let state = self.state();
+            let state = self.hold.state();
             Continuation { hold_until: state.hold_until, sequence: state.sequence }
         };
-        self.enter(Phase::Released);
-        self.telemetry.handed_over();
+        self.hold.enter(Phase::Released);
+        self.hold.telemetry.handed_over();
         continuation
     }
 
     /// Returns the key, without the prefix.
     #[must_use]
     pub fn key(&self) -> &str {
-        &self.ownership.key
+        &self.hold.ownership.key
     }
 
     /// Returns the nonce of this acquisition: 128 bits from the operating system's generator, in hexadecimal. With
@@ -177,7 +192,7 @@ impl Lock {
     /// `5#order#0f…`.
     #[must_use]
     pub fn owner(&self) -> &str {
-        &self.ownership.owner
+        &self.hold.ownership.owner
     }
 
     /// Returns the fencing token, which is larger than that of every earlier acquisition of this key. Zero if the lock is
@@ -189,7 +204,7 @@ impl Lock {
     /// can be late, and TTL deletes it at the end of the window.
     #[must_use]
     pub fn fence(&self) -> u64 {
-        self.fence.unwrap_or(0)
+        self.hold.fence.unwrap_or(0)
     }
 
     /// Returns the data that the last holder left in the row, or the data that this acquire stored.
@@ -202,31 +217,27 @@ impl Lock {
     /// middleware runs without the lock because the table cannot be reached.
     #[must_use]
     pub fn is_enforced(&self) -> bool {
-        self.fence.is_some()
+        self.hold.is_enforced()
     }
 
     /// Returns when the request that acquired the lock was sent, by this host's clock.
     #[must_use]
     pub fn acquired_at(&self) -> SystemTime {
-        SystemTime::UNIX_EPOCH + self.acquired()
+        SystemTime::UNIX_EPOCH + self.hold.acquired()
     }
 
     /// Returns until when this lock is valid, by this host's clock. Other hosts see the key as free later, by the clock
     /// skew.
     #[must_use]
     pub fn expires_at(&self) -> SystemTime {
-        SystemTime::UNIX_EPOCH + self.state().lease.deadline.wall()
+        SystemTime::UNIX_EPOCH + self.hold.state().lease.deadline.wall()
     }
 
     /// Returns the time that is left of the lease, by the wall clock or the monotonic clock, whichever is further ahead.
     /// Zero after the lease ended, after the lock was lost, and after a release was started.
     #[must_use]
     pub fn remaining(&self) -> Duration {
-        let state = self.state();
-        match state.phase {
-            Phase::Held => state.lease.deadline.remaining(self.now()),
-            Phase::Releasing | Phase::Released | Phase::Lost | Phase::PartlyLost => Duration::ZERO,
-        }
+        self.hold.remaining()
     }
 
     /// Returns `true` while the lock is valid. Compares clocks; sends no request.
@@ -251,7 +262,7 @@ impl Lock {
     pub async fn lost(&self) {
         // Check every second, because the wall clock can run ahead of the timer.
         loop {
-            let changed = self.changed.notified();
+            let changed = self.hold.changed.notified();
             let remaining = self.remaining();
             if remaining.is_zero() {
                 return;
@@ -277,10 +288,13 @@ impl Lock {
     /// # async fn migrate() {}
     /// ```
     pub async fn while_held<T>(&self, work: impl Future<Output = T>) -> Result<T, Error> {
+        let _watched = Watch::start(&self.hold);
         tokio::select! {
             biased;
-            value = work.instrument(self.span().clone()) => Ok(value),
-            () = self.overrun() => Err(self.error(Kind::Lost(None))),
+            // Work that has not begun does not begin after the end.
+            () = self.overrun(), if self.hold.state().is_stopped => Err(self.hold.error(Kind::Lost(None))),
+            value = work.instrument(self.hold.span().clone()) => Ok(value),
+            () = self.overrun() => Err(self.hold.error(Kind::Lost(None))),
         }
     }
 
@@ -288,8 +302,9 @@ impl Lock {
     pub(super) async fn overrun(&self) {
         loop {
             self.lost().await;
-            let changed = self.changed.notified();
-            if matches!(self.state().phase, Phase::Held | Phase::Lost | Phase::PartlyLost) {
+            let changed = self.hold.changed.notified();
+            let State { phase, is_stopped, .. } = *self.hold.state();
+            if is_stopped || matches!(phase, Phase::Held | Phase::Lost | Phase::PartlyLost) {
                 return;
             }
             changed.await;
@@ -298,7 +313,7 @@ impl Lock {
 
     /// Sets the data that the next renewal or release writes for the next holder. Sends no request.
     pub fn set_data(&self, data: impl Into<Data>) {
-        self.state().new_data = Some(data.into());
+        self.hold.state().new_data = Some(data.into());
     }
 
     /// Clears [`hold_at_least`](crate::Acquire::hold_at_least), so that the release frees the key at once. Use it when the
@@ -317,7 +332,7 @@ impl Lock {
     /// # async fn write_report() -> Result<(), ()> { Ok(()) }
     /// ```
     pub fn clear_hold_at_least(&self) {
-        self.state().hold_until = None;
+        self.hold.clear_hold_at_least();
     }
 
     /// Renews the lease, so that it ends `lease` from now: from 1 ms to 366 days, and for a permit of a semaphore to a day.
@@ -329,41 +344,41 @@ impl Lock {
     /// has the key. The row is not modified then. After any other error, and if the future is dropped, the request may have
     /// been applied, so the lock is valid until the earlier of the old and the new end.
     pub async fn renew(&self, lease: Duration) -> Result<(), Error> {
-        let longest = if self.ownership.subject.is_key() { MAX_LEASE } else { DAY };
+        let longest = if self.hold.ownership.subject.is_key() { MAX_LEASE } else { DAY };
         check_duration("lease", lease, MIN_LEASE, longest)?;
-        let settings = &self.ownership.locks.0;
+        let settings = &self.hold.ownership.locks.0;
         let _one_at_a_time = self.renewing.lock().await;
-        let now = self.now();
+        let now = self.hold.now();
         let renewed = Lease::new(now.deadline_after(lease), settings.clock_skew, settings.retention);
         let (lease_before, data, sequence) = {
-            let mut state = self.state();
-            if state.phase != Phase::Held || state.lease.deadline.has_passed(now) {
+            let mut state = self.hold.state();
+            if state.phase != Phase::Held || state.is_stopped || state.lease.deadline.has_passed(now) {
                 drop(state);
-                return Err(self.error(Kind::Lost(None)));
+                return Err(self.hold.error(Kind::Lost(None)));
             }
-            state.new_data.as_ref().map_or(Ok(()), |data| self.ownership.check_data(data))?;
+            state.new_data.as_ref().map_or(Ok(()), |data| self.hold.ownership.check_data(data))?;
             state.lease.deadline = state.lease.deadline.earlier(renewed.deadline);
             (state.lease, state.new_data.clone(), state.next_sequence())
         };
-        self.changed.notify_waiters();
+        self.hold.changed.notify_waiters();
         // A record that rejects unfinished runs has a later TTL than a lock, and keeps it.
         let mut renewed = renewed.following(lease_before);
-        if self.ownership.subject.is_permit() {
+        if self.hold.ownership.subject.is_permit() {
             renewed = renewed.kept_until(settings.keep_permits_until(now));
         }
         if self.is_enforced() {
-            let renew = self.ownership.renew(sequence, now, renewed, data.as_ref());
-            if let Err(error) = renew.instrument(self.span().clone()).await {
-                let phase = if self.ownership.subject.keys().is_empty() { Phase::Lost } else { Phase::PartlyLost };
+            let renew = self.hold.ownership.renew(sequence, now, renewed, data.as_ref());
+            if let Err(error) = renew.instrument(self.hold.span().clone()).await {
+                let phase = if self.hold.ownership.subject.keys().is_empty() { Phase::Lost } else { Phase::PartlyLost };
                 // A concurrent release may have caused it, and reports its own outcome.
-                if error.is_lost() && self.enter_from(&[Phase::Held], phase).is_ok() {
-                    self.telemetry.lost(error.holder());
+                if error.is_lost() && self.hold.enter_from(&[Phase::Held], phase).is_ok() {
+                    self.hold.telemetry.lost(error.holder());
                 }
                 return Err(error);
             }
         }
-        self.state().lease = renewed;
-        self.changed.notify_waiters();
+        self.hold.state().lease = renewed;
+        self.hold.changed.notify_waiters();
         Ok(())
     }
 
@@ -382,6 +397,84 @@ impl Lock {
 
     /// Releases the lock. Returns the record if a transaction whose answer was lost has completed it.
     pub(crate) async fn release_unless_completed(&self) -> Result<Option<Box<Holder>>, Error> {
+        self.hold.release_unless_completed().await
+    }
+
+    /// Returns the `ConditionCheck` "this lock is still held" for your own `TransactWriteItems`, so that your write only
+    /// succeeds while the lock is held.
+    ///
+    /// Sends no request. In the transaction it costs one write check, and needs the IAM action
+    /// `dynamodb:ConditionCheckItem`. For a lock that is not [enforced](Self::is_enforced), the check always holds.
+    ///
+    /// ```
+    /// # use aws_sdk_dynamodb::{Client, types::{Put, TransactWriteItem}};
+    /// # async fn example(client: Client, lock: &lambda_lock::Lock, put: Put) -> Result<(), Box<dyn std::error::Error>> {
+    /// client
+    ///     .transact_write_items()
+    ///     .transact_items(TransactWriteItem::builder().condition_check(lock.condition_check()?).build())
+    ///     .transact_items(TransactWriteItem::builder().put(put).build())
+    ///     .set_client_request_token(lambda_lock::request_token())
+    ///     .send()
+    ///     .await?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn condition_check(&self) -> Result<ConditionCheck, Error> {
+        if self.hold.ownership.subject.is_permit() && self.is_enforced() {
+            let Ownership { locks, key, owner, .. } = &self.hold.ownership;
+            return locks.0.table.permit_check(key, owner, self.hold.now());
+        }
+        self.condition_check_of(&self.hold.ownership.key)
+    }
+
+    pub(super) fn condition_check_of(&self, key: &str) -> Result<ConditionCheck, Error> {
+        let Ownership { locks, owner, .. } = &self.hold.ownership;
+        locks.0.table.condition_check(key, self.is_enforced().then_some(owner), self.hold.now())
+    }
+
+    /// Returns how long the last request under this lock may take, so that Lambda is answered in time. Call it before that
+    /// request is started, because a release ends the lock.
+    pub(super) fn time_to_answer(&self) -> Duration {
+        match self.remaining() {
+            Duration::ZERO => Duration::from_secs(1),
+            remaining => time_to_ask(remaining),
+        }
+    }
+
+    /// Returns the error of a release or a completion that timed out.
+    pub(super) fn unanswered(&self) -> Error {
+        self.hold.unanswered()
+    }
+
+    pub(crate) fn error(&self, kind: Kind) -> Error {
+        self.hold.ownership.error(kind)
+    }
+
+    /// Leaves the release to the task of the work, which stores the result of work that is done.
+    pub(super) fn leave_to_task(&self) {
+        self.hold.state().watched += 1;
+    }
+}
+
+impl Holding {
+    fn is_enforced(&self) -> bool {
+        self.fence.is_some()
+    }
+
+    fn remaining(&self) -> Duration {
+        let state = self.state();
+        match state.phase {
+            Phase::Held if !state.is_stopped => state.lease.deadline.remaining(self.now()),
+            _ => Duration::ZERO,
+        }
+    }
+
+    fn clear_hold_at_least(&self) {
+        self.state().hold_until = None;
+    }
+
+    /// Releases the lock. Returns the record if a transaction whose answer was lost has completed it.
+    async fn release_unless_completed(&self) -> Result<Option<Box<Holder>>, Error> {
         match self.enter_from(&[Phase::Held, Phase::PartlyLost, Phase::Releasing], Phase::Releasing) {
             Err(Phase::Released) => return Ok(None),
             Err(_) => return Err(self.error(Kind::Lost(None))),
@@ -410,46 +503,6 @@ impl Lock {
         answer
     }
 
-    /// Returns the `ConditionCheck` "this lock is still held" for your own `TransactWriteItems`, so that your write only
-    /// succeeds while the lock is held.
-    ///
-    /// Sends no request. In the transaction it costs one write check, and needs the IAM action
-    /// `dynamodb:ConditionCheckItem`. For a lock that is not [enforced](Self::is_enforced), the check always holds.
-    ///
-    /// ```
-    /// # use aws_sdk_dynamodb::{Client, types::{Put, TransactWriteItem}};
-    /// # async fn example(client: Client, lock: &lambda_lock::Lock, put: Put) -> Result<(), Box<dyn std::error::Error>> {
-    /// client
-    ///     .transact_write_items()
-    ///     .transact_items(TransactWriteItem::builder().condition_check(lock.condition_check()?).build())
-    ///     .transact_items(TransactWriteItem::builder().put(put).build())
-    ///     .send()
-    ///     .await?;
-    /// # Ok(())
-    /// # }
-    /// ```
-    pub fn condition_check(&self) -> Result<ConditionCheck, Error> {
-        if self.ownership.subject.is_permit() && self.is_enforced() {
-            let Ownership { locks, key, owner, .. } = &self.ownership;
-            return locks.0.table.permit_check(key, owner, self.now());
-        }
-        self.condition_check_of(&self.ownership.key)
-    }
-
-    pub(super) fn condition_check_of(&self, key: &str) -> Result<ConditionCheck, Error> {
-        let Ownership { locks, owner, .. } = &self.ownership;
-        locks.0.table.condition_check(key, self.is_enforced().then_some(owner), self.now())
-    }
-
-    /// Returns how long the last request under this lock may take, so that Lambda is answered in time. Call it before that
-    /// request is started, because a release ends the lock.
-    pub(super) fn time_to_answer(&self) -> Duration {
-        match self.remaining() {
-            Duration::ZERO => Duration::from_secs(1),
-            remaining => time_to_ask(remaining),
-        }
-    }
-
     /// Returns the error of a release or a completion that timed out.
     pub(super) fn unanswered(&self) -> Error {
         let error = self.error(Kind::Unavailable);
@@ -457,7 +510,7 @@ impl Lock {
         error
     }
 
-    pub(crate) fn error(&self, kind: Kind) -> Error {
+    pub(super) fn error(&self, kind: Kind) -> Error {
         self.ownership.error(kind)
     }
 
@@ -520,12 +573,64 @@ impl Lock {
     }
 }
 
+/// Omits all but the key.
+impl fmt::Debug for Holding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Holding").field("key", &self.ownership.key).finish_non_exhaustive()
+    }
+}
+
+impl Held for Holding {
+    fn stop(&self) -> bool {
+        let was_stopped = std::mem::replace(&mut self.state().is_stopped, true);
+        self.changed.notify_waiters();
+        !was_stopped
+    }
+
+    fn released(&self) -> BoxFuture<'_, Result<(), Error>> {
+        Box::pin(async {
+            loop {
+                let changed = self.changed.notified();
+                let State { phase, watched, .. } = *self.state();
+                match phase {
+                    Phase::Released | Phase::Lost => return Ok(()),
+                    Phase::Held | Phase::Releasing | Phase::PartlyLost if watched == 0 => break,
+                    _ => changed.await,
+                }
+            }
+            self.clear_hold_at_least();
+            self.release_unless_completed().await.map(drop)
+        })
+    }
+
+    fn unanswered(&self) -> Error {
+        self.error(Kind::Unavailable)
+    }
+}
+
+/// Work that watches a lock.
+struct Watch<'a>(&'a Holding);
+
+impl<'a> Watch<'a> {
+    fn start(hold: &'a Holding) -> Self {
+        hold.state().watched += 1;
+        Self(hold)
+    }
+}
+
+impl Drop for Watch<'_> {
+    fn drop(&mut self) {
+        self.0.state().watched -= 1;
+        self.0.changed.notify_waiters();
+    }
+}
+
 impl fmt::Debug for Lock {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Lock")
             .field("key", &self.key())
             .field("owner", &self.owner())
-            .field("fence", &self.fence)
+            .field("fence", &self.hold.fence)
             .field("expires_at", &self.expires_at())
             .finish_non_exhaustive()
     }
@@ -533,25 +638,27 @@ impl fmt::Debug for Lock {
 
 impl Drop for Lock {
     fn drop(&mut self) {
+        let hold = &self.hold;
+        hold.ownership.locks.0.held.remove(hold);
         let (phase, data, sequence) = {
-            let mut state = self.state();
+            let mut state = hold.state();
             (state.phase, state.new_data.take(), state.next_sequence())
         };
-        self.enter(Phase::Released);
+        hold.enter(Phase::Released);
         if matches!(phase, Phase::Released | Phase::Lost) || !self.is_enforced() {
             return;
         }
         if phase == Phase::Held {
-            let _in = self.span().enter();
+            let _in = hold.span().enter();
             tracing::warn!(key = &*printable(self.key()), fence = self.fence(), "a lock was dropped without a release");
             self.clear_hold_at_least();
         }
         // Oversized data would make the release fail, and keep the key held.
-        let data = data.filter(|data| self.ownership.check_data(data).is_ok());
-        let (ownership, end, telemetry) = (self.ownership.clone(), self.release_at(), Arc::clone(&self.telemetry));
-        let (hold_time, span) = (self.hold_time_until(end), self.span().clone());
-        let deadline = self.state().lease.deadline;
-        self.ownership.in_background(span, async move {
+        let data = data.filter(|data| hold.ownership.check_data(data).is_ok());
+        let (ownership, end, telemetry) = (hold.ownership.clone(), hold.release_at(), Arc::clone(&hold.telemetry));
+        let (hold_time, span) = (hold.hold_time_until(end), hold.span().clone());
+        let deadline = hold.state().lease.deadline;
+        hold.ownership.in_background(span, async move {
             ownership.release(sequence, end, deadline, data.as_ref(), hold_time, &telemetry).await.map(drop)
         });
     }
@@ -711,10 +818,10 @@ impl<P> Subject<P> {
 /// A background request in progress, for [`Locks::flush`]. It ends when it is dropped, which a runtime that shuts down
 /// also does.
 #[derive(Debug)]
-struct BackgroundRequest(Locks);
+pub(super) struct BackgroundRequest(Locks);
 
 impl BackgroundRequest {
-    fn start(locks: Locks) -> Self {
+    pub(super) fn start(locks: Locks) -> Self {
         locks.0.in_background.send_modify(|requests| *requests += 1);
         Self(locks)
     }

@@ -7,8 +7,11 @@ use std::time::Duration;
 
 use aws_config::BehaviorVersion;
 use aws_sdk_dynamodb::Client;
+use futures_util::future::join_all;
 use tokio::sync::watch;
+use tokio::time::timeout;
 
+use super::register::Register;
 use crate::client::client_config;
 use crate::clock::{Clock, Moment};
 use crate::error::Error;
@@ -49,6 +52,8 @@ pub(crate) struct Settings {
     pub(crate) enabled: bool,
     /// The number of background requests in progress.
     pub(crate) in_background: watch::Sender<usize>,
+    /// The locks that are held.
+    pub(super) held: Register,
 }
 
 impl Settings {
@@ -159,27 +164,77 @@ impl Locks {
         }
     }
 
-    /// Waits until all background requests are answered: the releases of dropped locks, and the withdrawals of acquires that
-    /// ended without an answer. Call it before a process ends, or before Lambda freezes the environment.
+    /// Waits until all background requests are answered, for at most `limit`: the releases of dropped locks, and the
+    /// withdrawals of acquires that ended without an answer. Call it before Lambda freezes the environment. Returns `false`
+    /// if some are unanswered when the limit ends; they go on.
     ///
     /// Sends no request. Each background request takes up to 10 s, and a withdrawal usually sends one or two.
     ///
     /// ```
+    /// # use std::time::Duration;
     /// # use lambda_lock::{Error, Locks};
     /// # async fn example(locks: Locks) -> Result<(), Error> {
     /// let Err(error) = locks.acquire("nightly-report").await else { return Ok(()) };
     /// // The request may have been applied, even though it was not answered.
-    /// locks.flush().await;
+    /// locks.flush(Duration::from_secs(2)).await;
     /// Err(error)
     /// # }
     /// ```
-    pub async fn flush(&self) {
-        let mut releases = self.0.in_background.subscribe();
-        while *releases.borrow_and_update() > 0 {
-            // Fails only if the sender is gone, and `self` has the sender.
-            if releases.changed().await.is_err() {
-                return;
+    pub async fn flush(&self, limit: Duration) -> bool {
+        let mut requests = self.0.in_background.subscribe();
+        // Fails only if the sender is gone, and `self` has the sender.
+        timeout(limit, requests.wait_for(|requests| *requests == 0)).await.is_ok()
+    }
+
+    /// Releases all locks, permits and sets that these `Locks` and their clones hold, within `limit`, before the process
+    /// ends. Returns an error for each lock whose release failed or was not answered; its key is free when its lease ends.
+    /// Also waits for background requests, as [`flush`](Self::flush) does.
+    ///
+    /// All locks end at once ([`Lock::lost`](crate::Lock::lost) returns), and all releases are sent at the same time: the
+    /// request of [`Lock::release`](crate::Lock::release) for each. Work that runs under a lock, in
+    /// [`Acquire::run`](crate::Acquire::run), [`Lock::while_held`](crate::Lock::while_held) or a middleware, is cancelled at
+    /// its next await point as if the lease had ended, and only then is the lock released. If the work does not stop, its
+    /// lock is not released. Other work must watch `lost` itself. A [minimum hold](crate::Acquire::hold_at_least) ends.
+    ///
+    /// An idempotent run is cancelled in the same way, so its record is released, and a retry runs the work again. With
+    /// `OnTimeout::Reject`, the record stays, and a retry is refused. A run whose work is done stores its result, and this
+    /// call waits for it.
+    ///
+    /// Call it on SIGTERM. Lambda sends it to a function with an extension, and ends the process 500 ms later. A lock that is
+    /// acquired after the call is not released.
+    ///
+    /// ```no_run
+    /// # use std::time::Duration;
+    /// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
+    /// let locks = lambda_lock::Locks::from_env().await?;
+    /// let held = locks.clone();
+    /// // With the feature `graceful-shutdown` of `lambda_runtime`, in its `spawn_graceful_shutdown_handler`:
+    /// let on_sigterm = async move || {
+    ///     for error in held.release_all(Duration::from_millis(400)).await {
+    ///         eprintln!("not released: {error}");
+    ///     }
+    /// };
+    /// # on_sigterm().await;
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[must_use = "these locks stay held until their leases end"]
+    pub async fn release_all(&self, limit: Duration) -> Vec<Error> {
+        let started = self.0.clock.now();
+        let left = || limit.saturating_sub(self.0.clock.now().since(started));
+        let mut errors = Vec::new();
+        // Several rounds, because an acquire that was waiting may get a key that is released.
+        loop {
+            let held = self.0.held.stop();
+            if held.is_empty() {
+                self.flush(left()).await;
+                return errors;
             }
+            let releases = held.iter().map(async |held| {
+                timeout(left(), held.released()).await.unwrap_or_else(|_| Err(held.unanswered())).err()
+            });
+            // A lock that others have taken is not held.
+            errors.extend(join_all(releases).await.into_iter().flatten().filter(|error| !error.is_lost()));
         }
     }
 
@@ -318,6 +373,7 @@ impl LocksBuilder {
             holder,
             enabled: self.enabled,
             in_background: watch::Sender::default(),
+            held: Register::default(),
         })))
     }
 }

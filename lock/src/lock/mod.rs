@@ -6,6 +6,7 @@ mod backoff;
 mod complete;
 mod held;
 mod locks;
+mod register;
 mod semaphore;
 mod set;
 mod telemetry;

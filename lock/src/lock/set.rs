@@ -250,6 +250,7 @@ impl LockSet {
     ///     .transact_write_items()
     ///     .set_transact_items(Some(checks.collect()))
     ///     .transact_items(TransactWriteItem::builder().put(put).build())
+    ///     .set_client_request_token(lambda_lock::request_token())
     ///     .send()
     ///     .await?;
     /// # Ok(())

@@ -209,7 +209,7 @@ impl Lock {
     pub fn into_ticket(self) -> Ticket {
         let expires_at = millis(since_epoch(self.expires_at()));
         let Continuation { hold_until, sequence } = self.hand_over();
-        let Ownership { locks, key, owner, subject } = &self.ownership;
+        let Ownership { locks, key, owner, subject } = &self.hold.ownership;
         let table = &locks.0.table;
         Ticket {
             table: table.name.clone(),

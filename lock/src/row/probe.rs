@@ -9,6 +9,7 @@ use aws_sdk_dynamodb::types::{ConditionCheck, ReturnValue, TransactWriteItem};
 
 use super::table::{Expression as _, Table, in_time, send};
 use crate::error::{Error, Kind};
+use crate::random;
 
 /// The key of these requests.
 const PROBE_KEY: &str = "lambda-lock-check";
@@ -45,6 +46,7 @@ impl Table {
         let check = check.condition_expression(NEVER).name("#id", &self.partition_key).build();
         let check = check.map_err(|error| Error::new(Kind::Rejected, &self.name, PROBE_KEY).with_source(error))?;
         let item = TransactWriteItem::builder().condition_check(check).build();
-        Ok(self.client.transact_write_items().transact_items(item))
+        let token = random::request_token();
+        Ok(self.client.transact_write_items().transact_items(item).set_client_request_token(token))
     }
 }

@@ -20,6 +20,7 @@ use crate::client::SdkAttempts;
 use crate::error::{Error, Kind, is_prevented};
 use crate::holder::Data;
 use crate::limits::REQUEST_TIMEOUT;
+use crate::random;
 
 /// The longest delay before a request of a holder that was prevented is sent again. It doubles each time.
 const FIRST_DELAY: Duration = Duration::from_millis(20);
@@ -71,11 +72,7 @@ impl Table {
 
     /// Draws a nonce: 128 bits in hexadecimal.
     pub(crate) fn nonce(&self, key: &str) -> Result<String, Error> {
-        // From the operating system every time: a snapshot of this process would clone a generator inside it.
-        let mut nonce = [0; 16];
-        getrandom::fill(&mut nonce)
-            .map_err(|error| Error::new(Kind::Unavailable, &self.name, key).with_source(error))?;
-        Ok(format!("{:032x}", u128::from_be_bytes(nonce)))
+        random::nonce().map_err(|error| Error::new(Kind::Unavailable, &self.name, key).with_source(error))
     }
 
     pub(super) fn malformed(&self, key: &str, why: impl Into<String>) -> Error {
@@ -191,7 +188,7 @@ pub(super) async fn repeat<A, F: Future<Output = A>>(
                 return answer;
             }
             last = Some(answer);
-            sleep(delay.mul_f64(fastrand::f64())).await;
+            sleep(delay.mul_f64(random::unit())).await;
             delay = (delay * 2).min(LONGEST_DELAY);
         }
     };

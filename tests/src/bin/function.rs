@@ -3,13 +3,15 @@
 //!
 //! `function run` takes one invocation at a time, `function run_concurrent` several. The payload says what to do:
 //! `{"key": "…", "do": "return" | "fail" | "panic" | "hang" | "wait", "at": "address to wait at"}`. The payload of
-//! `function run_typed` is a number. All log to standard error, filtered by `RUST_LOG`.
+//! `function run_typed` is a number. `function run_until_shutdown` has the table that the environment names, and releases
+//! its locks at SIGTERM, as the functions of the example do. All log to standard error, filtered by `RUST_LOG`.
 
 use std::env;
 use std::io;
 use std::time::Duration;
 
-use lambda_lock::{LockLayer, LockedEvent};
+use lambda_example::release_at_shutdown;
+use lambda_lock::{LockLayer, LockedEvent, Locks};
 use lambda_lock_tests::World;
 use lambda_runtime::{Diagnostic, Error, LambdaEvent, Runtime};
 use serde_json::{Value, json};
@@ -21,6 +23,12 @@ use tracing_subscriber::EnvFilter;
 #[tokio::main]
 async fn main() -> Result<(), Error> {
     tracing_subscriber::fmt().with_env_filter(EnvFilter::from_default_env()).with_writer(io::stderr).init();
+    if env::args().nth(1).as_deref() == Some("run_until_shutdown") {
+        let locks = Locks::from_env().await?;
+        release_at_shutdown(&locks).await;
+        let layer = LockLayer::new(locks).key_from(|event: &LambdaEvent<Value>| text(event, "key"));
+        return Runtime::new(layer.layer(service_fn(handler))).run().await;
+    }
     let world = World::new().await;
     let elsewhere = world.default_locks();
     let _taken = elsewhere.acquire("taken").holder("another environment").lease(Duration::from_hours(1)).await?;

@@ -6,7 +6,7 @@ use std::panic::AssertUnwindSafe;
 use std::time::Duration;
 
 use futures_util::FutureExt;
-use lambda_lock::embedded::Host;
+use lambda_lock::embedded::{Faults, Host};
 use lambda_lock::{Locks, OnError, OnTimeout};
 use lambda_lock_tests::invocation::Counter;
 use lambda_lock_tests::{World, drop_midway};
@@ -15,7 +15,7 @@ use tokio::time::{sleep, timeout};
 
 use crate::{
     AFTER_THE_LEASE, AFTER_THE_WINDOW, ALMOST_THE_WINDOW, Declined, LEASE, Orders, TOO_LONG, crash, decline, eagerly,
-    environment, is_declined, later, ms, number_in, order, orders, panic_of, place, refused, refusing,
+    environment, is_declined, later, ms, number_in, order, orders, panic_of, place, refused, refusing, string_in,
 };
 
 // behaviour 65
@@ -74,6 +74,61 @@ async fn a_run_is_unfinished_after_it_outlives_its_lease() {
     let overrun = timeout(TOO_LONG, orders.run(&order("a"), async |_| pending().await)).await.expect("it is cancelled");
     assert!(refused(overrun).is_lost());
     assert_unfinished(&world, &host).await;
+}
+
+// behaviours 65, 491
+#[tokio::test]
+async fn a_run_is_unfinished_after_release_all() {
+    let (world, host, locks) = environment().await;
+    stop_midway(&refusing(&locks), &locks).await;
+    assert_unfinished(&world, &host).await;
+}
+
+// behaviour 491
+#[tokio::test]
+async fn the_record_of_a_run_is_released_by_release_all() {
+    let (_world, host, locks) = environment().await;
+    stop_midway(&orders(&locks), &locks).await;
+    assert_eq!(host.requests(), 2);
+    assert_eq!(place(&orders(&locks), &order("a"), &Counter::default()).await.unwrap(), 1);
+}
+
+/// Begins a run, and releases all locks in it.
+async fn stop_midway(orders: &Orders<u32>, locks: &Locks) {
+    let (begun, input) = (Notify::new(), order("a"));
+    let run = orders.run(&input, async |_| {
+        begun.notify_one();
+        pending().await
+    });
+    let released = async {
+        begun.notified().await;
+        locks.release_all(TOO_LONG).await
+    };
+    let both = timeout(TOO_LONG / 2, async { tokio::join!(run, released) });
+    let (outcome, errors) = both.await.expect("the run ends before its lease");
+    assert!(refused(outcome).is_lost());
+    assert!(errors.is_empty(), "{errors:?}");
+}
+
+// behaviour 491
+#[tokio::test]
+async fn release_all_waits_until_the_result_of_a_run_is_stored() {
+    let world = World::new().await;
+    let host = world.host().faults(Faults::seeded(0).latency(ms(20)..ms(21))).build();
+    let locks = world.locks(&host).build().unwrap();
+    let (orders, done, input) = (orders(&locks), Notify::new(), order("a"));
+    let run = orders.run(&input, async |_| {
+        done.notify_one();
+        Ok(1)
+    });
+    let stored = async {
+        done.notified().await;
+        assert!(locks.release_all(TOO_LONG).await.is_empty());
+        world.row("a").await.unwrap()
+    };
+    let (result, row) = tokio::join!(run, stored);
+    assert_eq!(result.unwrap(), 1);
+    assert_eq!(string_in(&row, "status"), "COMPLETED");
 }
 
 // behaviours 65, 75

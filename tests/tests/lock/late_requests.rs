@@ -110,7 +110,7 @@ async fn an_acquire_with_an_unreadable_answer_releases_the_key() {
     let host = world.host().intercept(LoseBody::default()).build();
     let locks = world.locks(&host).build().unwrap();
     assert!(locks.try_acquire("job").await.is_err());
-    locks.flush().await;
+    locks.flush(Duration::from_mins(1)).await;
     world.default_locks().try_acquire("job").await.unwrap().expect("the key is free").release().await.unwrap();
 }
 
@@ -123,7 +123,7 @@ async fn a_refusal_after_an_unanswered_attempt_sends_two_more_requests() {
     let locks = world.locks_with_quick_retries(&host).build().unwrap();
     assert!(locks.try_acquire("job").await.unwrap().is_none());
     assert_eq!(host.requests(), 2 + 2);
-    locks.flush().await;
+    locks.flush(Duration::from_mins(1)).await;
     assert_eq!(host.requests(), 2 + 2);
     holder.release().await.unwrap();
 }
@@ -136,7 +136,7 @@ async fn a_late_attempt_of_a_failed_acquire_does_not_take_a_key_without_a_row() 
     let host = world.host().intercept(late.clone()).build();
     let locks = world.locks_with_quick_retries(&host).build().unwrap();
     assert!(locks.try_acquire("job").await.unwrap_err().is_unavailable());
-    locks.flush().await;
+    locks.flush(Duration::from_mins(1)).await;
 
     assert!(!late.deliver(&world).await);
     let next = world.default_locks().try_acquire("job").await.unwrap().expect("the key is free");
@@ -152,7 +152,7 @@ async fn a_row_that_rejects_a_late_attempt_is_kept_for_the_retention() {
     let host = world.host().clock_ahead(Duration::from_hours(23)).intercept(late.clone()).build();
     let locks = world.locks_with_quick_retries(&host).build().unwrap();
     assert!(locks.try_acquire("job").await.unwrap_err().is_unavailable());
-    locks.flush().await;
+    locks.flush(Duration::from_mins(1)).await;
     let row = world.row("job").await.unwrap();
     let expiration: u64 = row["expiration"].as_n().unwrap().parse().unwrap();
     assert!(expiration * 1000 >= millis(host.now() + Duration::from_hours(23)), "{expiration}");
@@ -168,7 +168,7 @@ async fn a_refusal_with_every_attempt_answered_sends_nothing_more() {
     let host = world.host().build();
     let locks = world.locks(&host).build().unwrap();
     assert!(locks.try_acquire("job").await.unwrap().is_none());
-    locks.flush().await;
+    locks.flush(Duration::from_mins(1)).await;
     assert_eq!(host.requests(), 1);
     holder.release().await.unwrap();
 }

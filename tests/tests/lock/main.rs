@@ -3,6 +3,8 @@
 mod acquire;
 mod bounds;
 mod data;
+mod dead_connections;
+mod delays;
 mod fences;
 mod keys;
 mod late_requests;
@@ -15,6 +17,7 @@ mod renew;
 mod rows;
 mod run;
 mod settings;
+mod shutdown;
 mod texts;
 mod turns;
 mod waiting;

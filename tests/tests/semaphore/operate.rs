@@ -1,5 +1,7 @@
 //! What operators see of a semaphore, and its release by force.
 
+use std::time::Duration;
+
 use lambda_lock::{Holder, Locks};
 use lambda_lock_tests::World;
 
@@ -45,7 +47,7 @@ async fn a_list_has_the_permits_without_data() {
         let semaphore = locks.semaphore(format!("semaphore {number}"), 2);
         semaphore.acquire().data("secret").holder("one").await.unwrap().renew(crate::DAY).await.unwrap();
     }
-    locks.flush().await;
+    locks.flush(Duration::from_mins(1)).await;
     let bank = locks.semaphore(KEY, 2);
     let _held =
         [bank.acquire().data("secret").holder("one").await.unwrap(), bank.acquire().holder("two").await.unwrap()];

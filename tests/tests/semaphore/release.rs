@@ -35,7 +35,7 @@ async fn a_dropped_permit_is_released_in_the_background() {
     let world = World::new().await;
     let locks = world.default_locks();
     drop(acquire_all(&locks, 2).await);
-    locks.flush().await;
+    locks.flush(Duration::from_mins(1)).await;
     assert!(permits(&row(&world).await).is_empty());
 }
 

@@ -1,6 +1,7 @@
 //! The row of a semaphore: its size, and rows that this crate did not write.
 
 use std::collections::HashMap;
+use std::time::Duration;
 
 use aws_sdk_dynamodb::types::AttributeValue;
 use lambda_lock::embedded::Intercept;
@@ -191,7 +192,7 @@ async fn a_permit_whose_map_was_edited_is_lost_or_malformed_for_its_holder() {
             assert!(error.is_malformed_row() || error.is_lost(), "{error}");
         }
         drop(held);
-        locks.flush().await;
+        locks.flush(Duration::from_mins(1)).await;
         world.delete_row(KEY).await;
     }
     let (_, later) = after_the_lease(&world);

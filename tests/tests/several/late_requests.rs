@@ -63,7 +63,7 @@ async fn a_late_attempt_of_a_refused_acquire_takes_no_key() {
         holder.release().await.unwrap();
 
         assert!(!late.deliver(&world).await, "{key}");
-        locks.flush().await;
+        locks.flush(Duration::from_mins(1)).await;
         assert_eq!(host.requests(), 2 + 2);
         assert_free(&world).await;
     }
@@ -77,7 +77,7 @@ async fn a_late_attempt_of_an_unanswered_acquire_takes_no_key() {
     let host = world.host().intercept(late.clone()).build();
     let locks = world.locks_with_quick_retries(&host).build().unwrap();
     assert!(locks.acquire_all(KEYS).await.unwrap_err().is_unavailable());
-    locks.flush().await;
+    locks.flush(Duration::from_mins(1)).await;
     assert_eq!(host.requests(), 3 + 2);
 
     assert!(!late.deliver(&world).await);
@@ -95,7 +95,7 @@ async fn a_withdrawal_after_a_late_attempt_was_applied_releases_every_key() {
     let locks = world.locks_with_quick_retries(&host).build().unwrap();
     assert!(locks.acquire_all(KEYS).await.unwrap_err().is_unavailable());
     assert!(late.deliver(&world).await);
-    locks.flush().await;
+    locks.flush(Duration::from_mins(1)).await;
     assert_free(&world).await;
 }
 
@@ -107,7 +107,7 @@ async fn a_refusal_with_every_attempt_answered_sends_nothing_more() {
     let host = world.host().build();
     let locks = world.locks(&host).build().unwrap();
     assert!(locks.acquire_all(KEYS).await.unwrap_err().is_held());
-    locks.flush().await;
+    locks.flush(Duration::from_mins(1)).await;
     assert_eq!(host.requests(), 1);
     holder.release().await.unwrap();
 }

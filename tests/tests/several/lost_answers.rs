@@ -1,5 +1,7 @@
 //! Transactions that DynamoDB applied although their answer was lost.
 
+use std::time::Duration;
+
 use lambda_lock::embedded::Intercept;
 use lambda_lock_tests::World;
 use lambda_lock_tests::invocation::millis;
@@ -84,7 +86,7 @@ async fn an_acquire_that_fails_without_an_answer_releases_the_keys() {
     let error = locks.acquire_all(KEYS).await.unwrap_err();
     assert!(error.is_unavailable());
     crate::assert_contains(&error, &["keys `account#1`, `account#2` in table"]);
-    locks.flush().await;
+    locks.flush(Duration::from_mins(1)).await;
     assert_eq!(host.requests(), 4);
     assert_free(&world).await;
 }

@@ -25,7 +25,7 @@ async fn a_ticket_sends_nothing_and_keeps_the_key_held() {
     let lock = locks.acquire("job").lease(LEASE).await.unwrap();
     let (fence, end, before) = (lock.fence(), lock.expires_at(), world.row("job").await);
     let ticket = lock.into_ticket();
-    locks.flush().await;
+    locks.flush(Duration::from_mins(1)).await;
     assert_eq!(first.requests(), 1);
     assert_eq!(world.row("job").await, before);
     assert_eq!((ticket.key(), ticket.table(), ticket.fence()), ("job", world.table.as_str(), fence));
@@ -116,7 +116,7 @@ async fn a_resumed_lock_that_is_dropped_is_released() {
     let ticket = ticket(&world).await;
     let (_, locks) = host(&world);
     drop(locks.resume(&ticket).await.unwrap());
-    locks.flush().await;
+    locks.flush(Duration::from_mins(1)).await;
     assert!(world.default_locks().try_acquire("job").await.unwrap().is_some());
 }
 

@@ -68,7 +68,7 @@ async fn the_earlier_of_two_live_invocations_finds_its_lock_lost_at_its_next_req
     let row = world.row("job").await;
     assert!(old.release().await.unwrap_err().is_lost());
     drop(old);
-    earlier.flush().await;
+    earlier.flush(Duration::from_mins(1)).await;
     assert_eq!(world.row("job").await, row);
     new.release().await.unwrap();
 }

@@ -6,7 +6,6 @@ use std::process::{self, ExitStatus};
 use std::time::Duration;
 
 use lambda_lock::{Backoff, Error, Holder, Lock};
-use tokio::time::timeout;
 
 use crate::arguments::{Run, TableOptions};
 use crate::command::cannot_run;
@@ -68,7 +67,7 @@ pub(crate) async fn run(options: &TableOptions, run: Run) -> Result<u8, Failure>
         guard.dismiss().await;
     }
     // An acquire without an answer may have taken the lock. Its release runs in the background.
-    let _the_lease_ends_anyway = timeout(FLUSH_TIMEOUT, locks.flush()).await;
+    let _the_lease_ends_anyway = locks.flush(FLUSH_TIMEOUT).await;
     outcome
 }
 

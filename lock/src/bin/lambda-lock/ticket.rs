@@ -4,7 +4,6 @@ use std::io::{self, IsTerminal as _, Read as _};
 use std::time::{Duration, SystemTime};
 
 use lambda_lock::{Backoff, Lock, Locks, Ticket};
-use tokio::time::timeout;
 
 use crate::arguments::{Acquire, TableOptions};
 use crate::connect::{self, Connection};
@@ -50,7 +49,7 @@ pub(crate) async fn acquire(options: &TableOptions, acquire: Acquire) -> Result<
         }
     };
     // An acquire without an answer may have taken the lock. Its release runs in the background.
-    let _the_lease_ends_anyway = timeout(FLUSH_TIMEOUT, locks.flush()).await;
+    let _the_lease_ends_anyway = locks.flush(FLUSH_TIMEOUT).await;
     outcome
 }
 

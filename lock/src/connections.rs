@@ -1,0 +1,118 @@
+//! `Connections`: the pooled connections of a client, which are closed together when one is found dead.
+
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use aws_smithy_runtime_api::box_error::BoxError;
+use aws_smithy_runtime_api::client::connection::{CaptureSmithyConnection, ConnectionMetadata};
+use aws_smithy_runtime_api::client::interceptors::Intercept;
+use aws_smithy_runtime_api::client::interceptors::context::{
+    BeforeTransmitInterceptorContextRef, FinalizerInterceptorContextRef,
+};
+use aws_smithy_runtime_api::client::runtime_components::RuntimeComponents;
+use aws_smithy_types::config_bag::{ConfigBag, Storable, StoreReplace};
+
+/// The most connections that are known. Those that answered least recently are forgotten first.
+const MAX_CONNECTIONS: usize = 256;
+
+/// The connections that answered requests. After an environment was frozen, all of them may be dead, and the SDK's
+/// retries would try one after the other. So a connection that does not answer takes those along that have not answered
+/// since its attempt was sent: the next attempt opens a new one.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Connections(Arc<State>);
+
+#[derive(Debug, Default)]
+struct State {
+    /// The number of attempts that were sent.
+    attempts: AtomicU64,
+    /// In the order of their last answers.
+    answered: Mutex<Vec<Answered>>,
+}
+
+#[derive(Debug)]
+struct Answered {
+    /// The addresses of both ends tell connections apart.
+    ends: Ends,
+    connection: ConnectionMetadata,
+    /// The number of attempts when it answered last.
+    attempts: u64,
+}
+
+type Ends = (SocketAddr, Option<SocketAddr>);
+
+/// The number of an attempt.
+#[derive(Clone, Copy, Debug)]
+struct Attempt(u64);
+
+impl Storable for Attempt {
+    type Storer = StoreReplace<Self>;
+}
+
+impl Connections {
+    fn answered(&self, connection: ConnectionMetadata) {
+        let Some(local) = connection.local_addr() else { return };
+        let ends = (local, connection.remote_addr());
+        let attempts = self.0.attempts.load(Ordering::Relaxed);
+        let mut answered = self.0.answered.lock().unwrap_or_else(PoisonError::into_inner);
+        answered.retain(|other| other.ends != ends);
+        if answered.len() == MAX_CONNECTIONS {
+            answered.remove(0);
+        }
+        answered.push(Answered { ends, connection, attempts });
+    }
+
+    /// Closes the connections that have not answered since this attempt was sent.
+    fn unanswered(&self, Attempt(attempt): Attempt) {
+        let mut answered = self.0.answered.lock().unwrap_or_else(PoisonError::into_inner);
+        answered.retain(|Answered { connection, attempts, .. }| {
+            let is_alive = *attempts >= attempt;
+            if !is_alive {
+                connection.poison();
+            }
+            is_alive
+        });
+    }
+}
+
+impl Intercept for Connections {
+    fn name(&self) -> &'static str {
+        "Connections"
+    }
+
+    fn read_before_transmit(
+        &self,
+        _: &BeforeTransmitInterceptorContextRef<'_>,
+        _: &RuntimeComponents,
+        config: &mut ConfigBag,
+    ) -> Result<(), BoxError> {
+        let attempt = self.0.attempts.fetch_add(1, Ordering::Relaxed) + 1;
+        config.interceptor_state().store_put(Attempt(attempt));
+        Ok(())
+    }
+
+    fn read_after_attempt(
+        &self,
+        context: &FinalizerInterceptorContextRef<'_>,
+        _: &RuntimeComponents,
+        config: &mut ConfigBag,
+    ) -> Result<(), BoxError> {
+        let (Some(attempt), Some(outcome)) = (config.load::<Attempt>(), context.output_or_error()) else {
+            return Ok(());
+        };
+        match outcome {
+            Err(error) if error.is_connector_error() || error.is_timeout_error() || error.is_response_error() => {
+                self.unanswered(*attempt);
+            }
+            // An error of DynamoDB is an answer.
+            Ok(_) | Err(_) => {
+                if let Some(connection) =
+                    config.load::<CaptureSmithyConnection>().and_then(CaptureSmithyConnection::get)
+                {
+                    self.answered(connection);
+                }
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,50 @@
+//! `Register`: the locks that are held, so that all of them can be released before the process ends.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+use futures_util::future::BoxFuture;
+
+use crate::error::Error;
+
+/// A lock in the register.
+pub(super) trait Held: fmt::Debug + Send + Sync {
+    /// Ends the lock before its lease does: work that runs under it stops. Returns `false` if there is nothing to release.
+    fn stop(&self) -> bool;
+
+    /// Releases the lock, or waits until the task of its work has done so.
+    fn released(&self) -> BoxFuture<'_, Result<(), Error>>;
+
+    /// Returns the error of a release that was not answered in time.
+    fn unanswered(&self) -> Error;
+}
+
+/// The locks by their address.
+#[derive(Debug, Default)]
+pub(crate) struct Register(Mutex<HashMap<usize, Weak<dyn Held>>>);
+
+impl Register {
+    pub(super) fn add(&self, held: &Arc<impl Held + 'static>) {
+        let weak = Arc::downgrade(held);
+        self.held().insert(address(held), weak);
+    }
+
+    pub(super) fn remove(&self, held: &Arc<impl Held>) {
+        self.held().remove(&address(held));
+    }
+
+    /// Stops all locks, and returns those that were not stopped before.
+    pub(super) fn stop(&self) -> Vec<Arc<dyn Held>> {
+        self.held().values().filter_map(Weak::upgrade).filter(|held| held.stop()).collect()
+    }
+
+    /// The map is whole after a panic.
+    fn held(&self) -> MutexGuard<'_, HashMap<usize, Weak<dyn Held>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn address(held: &Arc<impl Held>) -> usize {
+    Arc::as_ptr(held).addr()
+}

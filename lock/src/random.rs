@@ -1,0 +1,56 @@
+//! Random numbers from the operating system. Processes that are restored from one snapshot share the state of every
+//! generator inside of them, such as that of `fastrand`: their delays would be the same.
+
+#[cfg(feature = "embedded")]
+use std::cell::Cell;
+
+#[cfg(feature = "embedded")]
+std::thread_local! {
+    static IS_SIMULATED: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Lets the delays of this thread follow `fastrand::seed` from now on, so that a simulation can be repeated.
+#[cfg(feature = "embedded")]
+pub(crate) fn simulate() {
+    IS_SIMULATED.set(true);
+}
+
+/// Returns a random number between 0 and 1, for a delay.
+pub(crate) fn unit() -> f64 {
+    #[cfg(feature = "embedded")]
+    if IS_SIMULATED.get() {
+        return fastrand::f64();
+    }
+    getrandom::u32().map_or_else(|_| fastrand::f64(), |number| f64::from(number) / f64::from(u32::MAX))
+}
+
+/// Draws a nonce: 128 bits in hexadecimal.
+pub(crate) fn nonce() -> Result<String, getrandom::Error> {
+    let mut nonce = [0; 16];
+    getrandom::fill(&mut nonce)?;
+    Ok(format!("{:032x}", u128::from_be_bytes(nonce)))
+}
+
+/// Draws a `ClientRequestToken` for your own `TransactWriteItems`: 128 bits from the operating system's generator, in
+/// hexadecimal. `None` if that generator fails; the SDK then draws one. Sends no request.
+///
+/// The SDK draws its tokens from a generator inside the process. Environments that Lambda restores from one snapshot
+/// (`SnapStart`) share its state, so they send the same tokens, and DynamoDB rejects the transaction of the second one, or
+/// takes it for a repetition and does not apply it.
+///
+/// ```
+/// # use aws_sdk_dynamodb::{Client, types::TransactWriteItem};
+/// # async fn example(client: Client, write: TransactWriteItem) -> Result<(), Box<dyn std::error::Error>> {
+/// client
+///     .transact_write_items()
+///     .transact_items(write)
+///     .set_client_request_token(lambda_lock::request_token())
+///     .send()
+///     .await?;
+/// # Ok(())
+/// # }
+/// ```
+#[must_use]
+pub fn request_token() -> Option<String> {
+    nonce().ok()
+}
