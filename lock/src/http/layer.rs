@@ -2,7 +2,8 @@
 
 use std::env;
 use std::fmt;
-use std::pin::Pin;
+use std::panic::resume_unwind;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::{Context as TaskContext, Poll};
 use std::time::Duration;
@@ -13,6 +14,7 @@ use http_body::Body;
 use lambda_runtime::Context;
 use serde_json::{Value, json};
 use tower::{Layer, Service};
+use tracing::Instrument;
 
 use super::caller::Caller;
 use super::problem::Problem;
@@ -21,8 +23,8 @@ use super::response::{HttpIdempotencyBody, Read, Results, StoredResponse};
 use super::run::HttpRun;
 use crate::error::Error;
 use crate::idempotency::{
-    HandlerError, Idempotency, Identity, Invocation, NextStep, OnMissingKey, OnTimeout, OnUnstorableResult,
-    RecordFormat,
+    HandlerError, Idempotency, Identity, Invocation, NextStep, OnMissingKey, OnTimeout, OnUnstorableResult, RecordFormat,
+    Run,
 };
 use crate::lambda::invocation_of;
 use crate::lock::{Backoff, Locks};
@@ -126,9 +128,10 @@ struct Settings {
 }
 
 /// A request as its record knows it.
+#[derive(Default)]
 struct Keyed {
     key: Option<Value>,
-    fingerprint: Value,
+    fingerprint: String,
 }
 
 /// The handler's answer is no result, so that its record is released.
@@ -142,7 +145,7 @@ impl HttpIdempotencyLayer {
         let idempotency = Idempotency::new(locks, OnMissingKey::Reject, |keyed: &Keyed| keyed.key.clone())
             .format(RecordFormat::Hashed)
             .window(Duration::from_hours(24))
-            .validate(|keyed| keyed.fingerprint.clone())
+            .digest_by(|keyed, _| Ok(keyed.fingerprint.clone()))
             .on_replay(|stored: &mut StoredResponse, _| stored.is_replay = true);
         let settings = Settings {
             idempotency,
@@ -217,7 +220,10 @@ impl HttpIdempotencyLayer {
     /// counts only if `host` is named.
     #[must_use]
     pub fn fingerprint_headers(self, headers: impl IntoIterator<Item = HeaderName>) -> Self {
-        self.with(|settings| settings.fingerprint_headers = headers.into_iter().collect())
+        let mut headers: Vec<_> = headers.into_iter().collect();
+        headers.sort_unstable_by(|one, other| one.as_str().cmp(other.as_str()));
+        headers.dedup();
+        self.with(|settings| settings.fingerprint_headers = headers)
     }
 
     /// Sets the headers of a response that are stored and replayed, instead of all but the default exceptions.
@@ -339,22 +345,26 @@ where
             return Box::pin(async move { Ok(response.await?.map(HttpIdempotencyBody::from)) });
         }
         let settings = Arc::clone(&self.settings);
-        Box::pin(async move { settings.answer(inner, request).await })
+        Box::pin(settings.answer(inner, request))
     }
 }
 
 impl Settings {
     async fn answer<S, B, R>(
-        &self,
+        self: Arc<Self>,
         mut inner: S,
         request: Request<B>,
     ) -> Result<Response<HttpIdempotencyBody<R>>, S::Error>
     where
-        S: Service<Request<B>, Response = Response<R>>,
-        B: Body + From<Vec<u8>> + 'static,
-        R: Body,
+        S: Service<Request<B>, Response = Response<R>> + Send + 'static,
+        S::Future: Send,
+        S::Error: Send,
+        B: Body + From<Vec<u8>> + Send + 'static,
+        R: Body + Send + 'static,
+        R::Data: Send,
+        R::Error: Send,
     {
-        let refused = |problem: Problem| Ok(problem.response(self.documentation.as_deref()));
+        let refused = |problem| Ok(self.refused(problem));
         let (mut parts, body) = request.into_parts();
         let invocation = self.invocation(&parts);
         let (identity, body) = match self.identify(&parts, body, &invocation).await {
@@ -376,17 +386,41 @@ impl Settings {
         if !run.lock().is_enforced() {
             return Ok(inner.call(request).await?.map(HttpIdempotencyBody::from));
         }
+        // On a task of its own, because this future is dropped when the client disconnects or a timeout outside ends: the
+        // retry would then repeat half-done work. A request that is dropped before has not reached the handler.
+        let settings = Arc::clone(&self);
+        let executed = async move { settings.execute(&run, async { inner.call(request).await }).await };
+        match tokio::spawn(executed.in_current_span()).await {
+            Ok(answer) => answer,
+            Err(ended) => match ended.try_into_panic() {
+                Ok(panic) => resume_unwind(panic),
+                // The runtime shuts down.
+                Err(_) => refused(self.interrupted()),
+            },
+        }
+    }
+
+    /// Runs the handler under the record's lock, and returns its answer when it is stored.
+    async fn execute<R: Body, E>(
+        &self,
+        run: &Run,
+        handler: impl Future<Output = Result<Response<R>, E>>,
+    ) -> Result<Response<HttpIdempotencyBody<R>>, E> {
         let mut first = None;
-        let work = self.work(&mut first, async { inner.call(request).await });
-        match (self.idempotency.execute(&run, work).await, first) {
+        let work = self.work(&mut first, handler);
+        match (self.idempotency.execute(run, work).await, first) {
             (Ok(stored), first) => match first {
                 Some(first) if !stored.is_replay => first,
                 // The handler's transaction was committed with this response.
-                _ => stored.replay().map_or_else(|| refused(Problem::ResultNotStored), Ok),
+                _ => Ok(stored.replay().unwrap_or_else(|| self.refused(Problem::ResultNotStored))),
             },
             (Err(HandlerError::Handler(GivenUp)), Some(first)) => first,
-            (Err(error), _) => refused(self.problem(&error)),
+            (Err(error), _) => Ok(self.refused(self.problem(&error))),
         }
+    }
+
+    fn refused<R: Body>(&self, problem: Problem) -> Response<HttpIdempotencyBody<R>> {
+        problem.response(self.documentation.as_deref())
     }
 
     /// Runs the handler. Leaves its answer in `first`, and returns what to store of it.
@@ -439,14 +473,27 @@ impl Settings {
             return Ok((None, body));
         }
         let identify = |keyed| records.identify(&keyed, invocation).map_err(|error| self.problem_of(&error));
-        let Some(key) = request::key(&parts.headers, self.max_key_length).map_err(logged)? else {
-            return Ok((identify(Keyed { key: None, fingerprint: Value::Null })?, body));
+        let problem = match self.key(parts, invocation) {
+            Ok(Some(key)) => {
+                let read = request::read(parts, body, self.max_body_bytes, &self.fingerprint_headers).await;
+                let (fingerprint, body) = read.map_err(logged)?;
+                return Ok((identify(Keyed { key: Some(key), fingerprint })?, body));
+            }
+            Ok(None) => match identify(Keyed::default()) {
+                Ok(identity) => return Ok((identity, body)),
+                Err(problem) => problem,
+            },
+            Err(problem) => logged(problem),
         };
-        let caller = self.caller.of(parts).ok_or(Problem::CallerUnknown).map_err(logged)?;
-        let read = request::read(parts, body, self.max_body_bytes, &self.fingerprint_headers).await;
-        let (fingerprint, body) = read.map_err(logged)?;
-        let key = json!([invocation.tenant, caller, key]);
-        Ok((identify(Keyed { key: Some(key), fingerprint })?, body))
+        request::discard(&parts.headers, pin!(body)).await;
+        Err(problem)
+    }
+
+    /// Returns the key of the request and its caller, if it has one.
+    fn key(&self, parts: &Parts, invocation: &Invocation) -> Result<Option<Value>, Problem> {
+        let Some(key) = request::key(&parts.headers, self.max_key_length)? else { return Ok(None) };
+        let caller = self.caller.of(parts).ok_or(Problem::CallerUnknown)?;
+        Ok(Some(json!([invocation.tenant, caller, key])))
     }
 
     fn problem(&self, error: &HandlerError<GivenUp>) -> Problem {
@@ -462,10 +509,15 @@ impl Settings {
         }
     }
 
+    /// Returns the problem of a request whose handler did not end.
+    fn interrupted(&self) -> Problem {
+        if self.idempotency.rejects_unfinished() { Problem::Unfinished } else { Problem::Interrupted }
+    }
+
     /// Returns the problem of this error. The log has what the client must not see.
     fn problem_of(&self, error: &Error) -> Problem {
         let problem = match Problem::of(error, self.idempotency.locks().0.clock.now().millis()) {
-            Problem::Interrupted if self.idempotency.rejects_unfinished() => Problem::Unfinished,
+            Problem::Interrupted => self.interrupted(),
             problem => problem,
         };
         if problem.status().is_server_error() {

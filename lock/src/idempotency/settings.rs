@@ -3,6 +3,7 @@
 use std::fmt;
 use std::num::NonZeroUsize;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime};
 
 use serde_json::Value;
@@ -84,18 +85,20 @@ pub(super) struct Settings<I, T, E> {
     pub(super) lease: Option<Duration>,
     pub(super) until: Option<SystemTime>,
     pub(super) wait: Option<Backoff>,
-    validate: Option<PartOf<I>>,
+    digest: Option<DigestOf<I>>,
     pub(super) on_error: Option<Policy<E>>,
     pub(super) on_timeout: OnTimeout,
     pub(super) on_unstorable_result: OnUnstorableResult,
     pub(super) on_replay: Option<Hook<T>>,
     pub(super) cache: Option<Arc<Cache>>,
     per_tenant: bool,
+    /// Whether the missing prefix was logged. Clones share it.
+    has_warned: Arc<AtomicBool>,
 }
 
 type KeyOf<I> = Arc<dyn Fn(&I) -> Option<Value> + Send + Sync>;
 
-type PartOf<I> = Arc<dyn Fn(&I) -> Value + Send + Sync>;
+type DigestOf<I> = Arc<dyn Fn(&I, RecordFormat) -> Result<String, String> + Send + Sync>;
 
 type Policy<E> = Arc<dyn Fn(&E) -> OnError + Send + Sync>;
 
@@ -126,19 +129,21 @@ impl<I, T, E> Idempotency<I, T, E> {
                 lease: None,
                 until: None,
                 wait: None,
-                validate: None,
+                digest: None,
                 on_error: None,
                 on_timeout: OnTimeout::default(),
                 on_unstorable_result: OnUnstorableResult::default(),
                 on_replay: None,
                 cache: None,
                 per_tenant: false,
+                has_warned: Arc::default(),
             }),
         }
     }
 
     /// Sets the prefix of record keys, which a `#` separates from the input's key. The default is the Lambda function's
-    /// name, and no prefix outside of Lambda. An empty prefix adds no `#`. The prefix of the [`Locks`] comes first.
+    /// name. Outside of Lambda there is none by default, and a warning is logged once unless the [`Locks`] have a prefix,
+    /// which comes first. An empty prefix adds no `#`.
     ///
     /// With [`RecordFormat::Plain`] a prefix must not contain a `#`: the key `refunds#7` under the prefix `orders` would
     /// equal the key `7` under `orders#refunds`. Otherwise each run fails with an error that
@@ -196,13 +201,25 @@ impl<I, T, E> Idempotency<I, T, E> {
         self.with(|settings| settings.wait = Some(backoff))
     }
 
-    /// Sets the part of the input that must be equal in a duplicate. The record stores its digest. If the part differs, or
-    /// if the record has no digest, the duplicate fails with an error that [`is_mismatch`](Error::is_mismatch).
+    /// Sets the part of the input that must be equal in a duplicate. The record stores its digest. If the part differs, the
+    /// duplicate fails with an error that [`is_mismatch`](Error::is_mismatch).
+    ///
+    /// A record without a digest was made before a deployment set this. Its result is returned without a comparison, to
+    /// anyone who has its key. A deployment that changes the part changes the digest, so that an identical duplicate of an
+    /// earlier run is a mismatch until the window has passed.
     ///
     /// For several fields, return a list: `serde_json::json!([order.amount, order.currency])`.
     #[must_use]
     pub fn validate<V: Into<Value>>(self, part: impl Fn(&I) -> V + Send + Sync + 'static) -> Self {
-        self.with(|settings| settings.validate = Some(Arc::new(move |input| part(input).into())))
+        self.digest_by(move |input, format| format.digest(&part(input).into()))
+    }
+
+    /// Like [`validate`](Self::validate), with the digests themselves.
+    pub(crate) fn digest_by(
+        self,
+        digest: impl Fn(&I, RecordFormat) -> Result<String, String> + Send + Sync + 'static,
+    ) -> Self {
+        self.with(|settings| settings.digest = Some(Arc::new(digest)))
     }
 
     /// Sets what happens to the record when the handler returns an error; [`OnError::Release`] by default.
@@ -298,13 +315,17 @@ impl<I, T, E> Settings<I, T, E> {
             };
         };
         let key = format.key(&key).map_err(|why| Error::invalid(format!("cannot use the idempotency key: {why}")))?;
-        let validation = self.validate.as_ref().map(|part| format.digest(&part(input))).transpose();
+        let validation = self.digest.as_ref().map(|digest| digest(input, *format)).transpose();
         let validation = validation.map_err(|why| Error::invalid(format!("cannot validate the payload: {why}")))?;
         let key = match tenant {
             Some(tenant) => format!("{tenant}#{key}"),
             None => key,
         };
-        let key = match prefix.as_deref().unwrap_or(&invocation.function) {
+        let prefix = prefix.as_deref().unwrap_or_else(|| {
+            self.warn_if_keys_are_shared(&invocation.function);
+            &invocation.function
+        });
+        let key = match prefix {
             "" => key,
             prefix if prefix.contains('#') && *format == RecordFormat::Plain => {
                 return Err(Error::invalid(format!(
@@ -315,6 +336,18 @@ impl<I, T, E> Settings<I, T, E> {
             prefix => format!("{prefix}#{key}"),
         };
         Ok(Some(Identity { key, validation }))
+    }
+
+    /// Warns once of records without a prefix, for which nobody has decided.
+    fn warn_if_keys_are_shared(&self, function: &str) {
+        let table = &self.locks.0.table;
+        if function.is_empty() && table.key_prefix.is_empty() && !self.has_warned.swap(true, Ordering::Relaxed) {
+            tracing::warn!(
+                table = table.name,
+                "records have no prefix outside of Lambda: other services without one in this table share their keys: \
+                 set `prefix`, or set it to \"\" if there are none"
+            );
+        }
     }
 
     pub(super) fn window(&self) -> Duration {
@@ -359,10 +392,11 @@ impl<I, T, E> Clone for Settings<I, T, E> {
             locks: self.locks.clone(),
             key: Arc::clone(&self.key),
             prefix: self.prefix.clone(),
-            validate: self.validate.clone(),
+            digest: self.digest.clone(),
             on_error: self.on_error.clone(),
             on_replay: self.on_replay.clone(),
             cache: self.cache.clone(),
+            has_warned: Arc::clone(&self.has_warned),
             ..*self
         }
     }
