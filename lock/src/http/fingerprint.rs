@@ -35,7 +35,8 @@ pub(super) fn fingerprint(parts: &Parts, body: &[u8], headers: &[HeaderName]) ->
         return format!("{VERSION}:{request}");
     }
     let names: Value = headers.iter().map(HeaderName::as_str).collect();
-    let values = |name| -> Vec<_> { parts.headers.get_all(name).iter().map(|value| latin1(value.as_bytes())).collect() };
+    let values =
+        |name| -> Vec<_> { parts.headers.get_all(name).iter().map(|value| latin1(value.as_bytes())).collect() };
     let values: Value = headers.iter().map(values).collect();
     // With the request, so that a value that can be guessed cannot be found.
     format!("{VERSION}:{request} {VERSION}-{}:{}", hash(&names), hash(&json!([request, values])))

@@ -5,6 +5,7 @@ use std::fmt;
 use std::panic::resume_unwind;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context as TaskContext, Poll};
 use std::time::Duration;
 
@@ -23,8 +24,8 @@ use super::response::{HttpIdempotencyBody, Read, Results, StoredResponse};
 use super::run::HttpRun;
 use crate::error::Error;
 use crate::idempotency::{
-    HandlerError, Idempotency, Identity, Invocation, NextStep, OnMissingKey, OnTimeout, OnUnstorableResult, RecordFormat,
-    Run,
+    HandlerError, Idempotency, Identity, Invocation, NextStep, OnMissingKey, OnTimeout, OnUnstorableResult,
+    RecordFormat, Run,
 };
 use crate::lambda::invocation_of;
 use crate::lock::{Backoff, Locks};
@@ -67,6 +68,16 @@ const MAX_KEY_LENGTH: usize = 255;
 /// [unfinished](Self::on_timeout). A result whose body breaks off counts as an error of the handler: the record is
 /// released, also with [`OnTimeout::Reject`].
 ///
+/// # Dropped requests
+///
+/// A server such as hyper drops a request when its client disconnects, and a timeout outside of this layer drops it when
+/// its time is over. The handler goes on, on a task of its own, until it returns or its lease ends. Its response is stored,
+/// and until then a retry gets 409 or waits. A request that is dropped before its handler runs leaves nothing.
+///
+/// In Lambda, put a timeout inside of this layer, or set [`lease`](Self::lease): Lambda freezes an environment that has
+/// answered, and a handler that goes on. Task-locals of outer layers do not reach the handler; extensions of the request
+/// do.
+///
 /// # Cost
 ///
 /// A request that runs the handler costs two `UpdateItem`s; one that does not costs one, or none with a
@@ -80,8 +91,12 @@ const MAX_KEY_LENGTH: usize = 255;
 /// object's names do not count. A result's body is read before it is sent, up to 390 KiB. The body of a response that
 /// is not a result is not read. Trailers of a request with a key and of a stored response are dropped.
 ///
-/// A record holds up to 390 KiB of JSON text with the status, the headers and the body. Quotes, backslashes and line
-/// breaks in the body count twice, and a binary body counts as Base64, a third more.
+/// A body that is refused before it is read, or that is too large, is read and dropped for up to 30 s, so that a client
+/// which is still sending gets the answer.
+///
+/// A record holds up to 390 KiB of JSON text with the status, the headers and the body. The body counts as JSON text or as
+/// Base64, whichever is shorter: any body of 290 KiB can be stored, with 3 KiB of headers. A response with more than 10,000
+/// headers cannot.
 ///
 /// ```no_run
 /// use lambda_http::{Body, Error, Request, Response, service_fn};
@@ -125,6 +140,8 @@ struct Settings {
     fingerprint_headers: Vec<HeaderName>,
     results: Results,
     documentation: Option<String>,
+    /// Whether a missing prefix was logged. Clones share it.
+    has_warned: Arc<AtomicBool>,
 }
 
 /// A request as its record knows it.
@@ -156,12 +173,14 @@ impl HttpIdempotencyLayer {
             fingerprint_headers: Vec::new(),
             results: Results::default(),
             documentation: None,
+            has_warned: Arc::default(),
         };
         Self { settings: Arc::new(settings) }
     }
 
     /// Sets the prefix of record keys, as [`Idempotency::prefix`] does; the function's name by default. APIs with the same
-    /// prefix in one table share their keys.
+    /// prefix in one table share their keys. Set one outside of Lambda, where there is none by default: without one, and
+    /// without a prefix of the [`Locks`], a warning is logged once.
     #[must_use]
     pub fn prefix(self, prefix: impl Into<String>) -> Self {
         self.with_records(|records| records.prefix(prefix))
@@ -217,7 +236,7 @@ impl HttpIdempotencyLayer {
 
     /// Sets the headers that must be equal in a retry, such as `Content-Type` or a version; none by default. Method,
     /// path, query and body must always be equal. The order of different query parameters does not count. The host
-    /// counts only if `host` is named.
+    /// counts only if `host` is named. A record that was made with other headers set here is compared without headers.
     #[must_use]
     pub fn fingerprint_headers(self, headers: impl IntoIterator<Item = HeaderName>) -> Self {
         let mut headers: Vec<_> = headers.into_iter().collect();
@@ -229,7 +248,7 @@ impl HttpIdempotencyLayer {
     /// Sets the headers of a response that are stored and replayed, instead of all but the default exceptions.
     ///
     /// By default, all are stored but `Set-Cookie`, `Date`, `Content-Length` and the headers of one connection, such as
-    /// `Transfer-Encoding`. The first response has all its headers.
+    /// `Transfer-Encoding`. Those that `Connection` names are never stored. The first response has all its headers.
     #[must_use]
     pub fn store_headers(self, headers: impl IntoIterator<Item = HeaderName>) -> Self {
         self.with(|settings| settings.results.headers = Some(headers.into_iter().collect()))
@@ -475,6 +494,7 @@ impl Settings {
         let identify = |keyed| records.identify(&keyed, invocation).map_err(|error| self.problem_of(&error));
         let problem = match self.key(parts, invocation) {
             Ok(Some(key)) => {
+                self.warn_without_prefix(invocation);
                 let read = request::read(parts, body, self.max_body_bytes, &self.fingerprint_headers).await;
                 let (fingerprint, body) = read.map_err(logged)?;
                 return Ok((identify(Keyed { key: Some(key), fingerprint })?, body));
@@ -487,6 +507,17 @@ impl Settings {
         };
         request::discard(&parts.headers, pin!(body)).await;
         Err(problem)
+    }
+
+    fn warn_without_prefix(&self, invocation: &Invocation) {
+        // No error: a prefix changes the keys, so that a retry of a request before it would run again.
+        if self.idempotency.lacks_prefix(invocation) && !self.has_warned.swap(true, Ordering::Relaxed) {
+            tracing::warn!(
+                table = self.idempotency.locks().table_name(),
+                "records have no prefix outside of Lambda: other services without one in this table share their keys: \
+                 set `prefix`, or set it to \"\" if there are none"
+            );
+        }
     }
 
     /// Returns the key of the request and its caller, if it has one.

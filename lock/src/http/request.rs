@@ -5,8 +5,8 @@ use std::future::poll_fn;
 use std::pin::{Pin, pin};
 use std::time::Duration;
 
-use http::request::Parts;
 use http::header::EXPECT;
+use http::request::Parts;
 use http::{HeaderMap, HeaderName};
 use http_body::Body;
 use sfv::{BareItem, Item, Parser};

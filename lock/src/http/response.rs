@@ -126,7 +126,8 @@ impl Serialize for StoredResponse {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let headers = self.headers.len();
         if headers > MAX_HEADERS {
-            let why = format!("the response has {headers} headers, more than {MAX_HEADERS}: name some in `store_headers`");
+            let why =
+                format!("the response has {headers} headers, more than {MAX_HEADERS}: name some in `store_headers`");
             return Err(S::Error::custom(why));
         }
         let (body, base64) = match &self.body {

@@ -3,7 +3,6 @@
 use std::fmt;
 use std::num::NonZeroUsize;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime};
 
 use serde_json::Value;
@@ -92,8 +91,6 @@ pub(super) struct Settings<I, T, E> {
     pub(super) on_replay: Option<Hook<T>>,
     pub(super) cache: Option<Arc<Cache>>,
     per_tenant: bool,
-    /// Whether the missing prefix was logged. Clones share it.
-    has_warned: Arc<AtomicBool>,
 }
 
 type KeyOf<I> = Arc<dyn Fn(&I) -> Option<Value> + Send + Sync>;
@@ -136,14 +133,12 @@ impl<I, T, E> Idempotency<I, T, E> {
                 on_replay: None,
                 cache: None,
                 per_tenant: false,
-                has_warned: Arc::default(),
             }),
         }
     }
 
     /// Sets the prefix of record keys, which a `#` separates from the input's key. The default is the Lambda function's
-    /// name. Outside of Lambda there is none by default, and a warning is logged once unless the [`Locks`] have a prefix,
-    /// which comes first. An empty prefix adds no `#`.
+    /// name, and no prefix outside of Lambda. An empty prefix adds no `#`. The prefix of the [`Locks`] comes first.
     ///
     /// With [`RecordFormat::Plain`] a prefix must not contain a `#`: the key `refunds#7` under the prefix `orders` would
     /// equal the key `7` under `orders#refunds`. Otherwise each run fails with an error that
@@ -274,6 +269,13 @@ impl<I, T, E> Idempotency<I, T, E> {
         self.with(|settings| settings.on_missing_key = policy)
     }
 
+    /// Whether this invocation has no prefix, of any kind, although none was asked for.
+    #[cfg(feature = "http")]
+    pub(crate) fn lacks_prefix(&self, invocation: &Invocation) -> bool {
+        let Settings { prefix, locks, .. } = &*self.settings;
+        prefix.is_none() && invocation.function.is_empty() && locks.0.table.key_prefix.is_empty()
+    }
+
     #[cfg(feature = "http")]
     pub(crate) fn rejects_unfinished(&self) -> bool {
         self.settings.on_timeout == OnTimeout::Reject
@@ -321,11 +323,7 @@ impl<I, T, E> Settings<I, T, E> {
             Some(tenant) => format!("{tenant}#{key}"),
             None => key,
         };
-        let prefix = prefix.as_deref().unwrap_or_else(|| {
-            self.warn_if_keys_are_shared(&invocation.function);
-            &invocation.function
-        });
-        let key = match prefix {
+        let key = match prefix.as_deref().unwrap_or(&invocation.function) {
             "" => key,
             prefix if prefix.contains('#') && *format == RecordFormat::Plain => {
                 return Err(Error::invalid(format!(
@@ -336,18 +334,6 @@ impl<I, T, E> Settings<I, T, E> {
             prefix => format!("{prefix}#{key}"),
         };
         Ok(Some(Identity { key, validation }))
-    }
-
-    /// Warns once of records without a prefix, for which nobody has decided.
-    fn warn_if_keys_are_shared(&self, function: &str) {
-        let table = &self.locks.0.table;
-        if function.is_empty() && table.key_prefix.is_empty() && !self.has_warned.swap(true, Ordering::Relaxed) {
-            tracing::warn!(
-                table = table.name,
-                "records have no prefix outside of Lambda: other services without one in this table share their keys: \
-                 set `prefix`, or set it to \"\" if there are none"
-            );
-        }
     }
 
     pub(super) fn window(&self) -> Duration {
@@ -396,7 +382,6 @@ impl<I, T, E> Clone for Settings<I, T, E> {
             on_error: self.on_error.clone(),
             on_replay: self.on_replay.clone(),
             cache: self.cache.clone(),
-            has_warned: Arc::clone(&self.has_warned),
             ..*self
         }
     }

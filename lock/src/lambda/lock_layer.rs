@@ -39,6 +39,9 @@ use crate::panics;
 /// due at the same time and usually comes first. A handler that blocks its thread is not cancelled. A failed release is
 /// logged and does not replace the handler's result.
 ///
+/// Put a timeout inside of this layer. One outside drops the handler and the lock, whose release in the background Lambda
+/// may freeze.
+///
 /// Two requests for an invocation that runs the handler, one for an invocation that finds the key held; more for one that
 /// [waits](Self::wait). IAM action `dynamodb:UpdateItem`.
 ///

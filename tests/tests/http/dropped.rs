@@ -33,7 +33,8 @@ impl Gate {
 
     fn handler(
         &self,
-    ) -> impl Service<Request, Response = Response<Body>, Error = Infallible, Future: Send> + Clone + Send + 'static {
+    ) -> impl Service<Request, Response = Response<Body>, Error = Infallible, Future: Send> + Clone + Send + 'static
+    {
         let gate = self.clone();
         service_fn(move |_: Request| {
             let run = gate.clone().run();

@@ -184,11 +184,7 @@ async fn a_run_does_not_modify_a_record_that_powertools_completed() {
 struct Halves<C>(C);
 
 impl HttpClient for Halves<SharedHttpClient> {
-    fn http_connector(
-        &self,
-        settings: &HttpConnectorSettings,
-        components: &RuntimeComponents,
-    ) -> SharedHttpConnector {
+    fn http_connector(&self, settings: &HttpConnectorSettings, components: &RuntimeComponents) -> SharedHttpConnector {
         SharedHttpConnector::new(Halves(self.0.http_connector(settings, components)))
     }
 }
