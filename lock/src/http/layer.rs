@@ -72,7 +72,8 @@ const MAX_KEY_LENGTH: usize = 255;
 ///
 /// A server such as hyper drops a request when its client disconnects, and a timeout outside of this layer drops it when
 /// its time is over. The handler goes on, on a task of its own, until it returns or its lease ends. Its response is stored,
-/// and until then a retry gets 409 or waits. A request that is dropped before its handler runs leaves nothing.
+/// and until then a retry gets 409 or waits. A request that is dropped before its handler runs is
+/// [withdrawn](crate::Acquire#withdrawal).
 ///
 /// In Lambda, put a timeout inside of this layer, or set [`lease`](Self::lease): Lambda freezes an environment that has
 /// answered, and a handler that goes on. Task-locals of outer layers do not reach the handler; extensions of the request

@@ -46,9 +46,10 @@ pub(super) fn key(headers: &HeaderMap, most: usize) -> Result<Option<String>, Pr
     }
 }
 
-/// For how long a body is read of which nothing is used, and for how long its next piece is waited for: as by default in
-/// nginx (`lingering_time`, `lingering_timeout`).
-const DISCARDING: (Duration, Duration) = (Duration::from_secs(30), Duration::from_secs(5));
+/// For how long a body is read and dropped, as nginx does by default (`lingering_time`).
+const DISCARD_TIMEOUT: Duration = Duration::from_secs(30);
+/// How long the next piece of it may take (`lingering_timeout`).
+const PIECE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Reads a body of which nothing was read, and drops it.
 pub(super) async fn discard<B: Body>(headers: &HeaderMap, body: Pin<&mut B>) {
@@ -61,15 +62,14 @@ pub(super) async fn discard<B: Body>(headers: &HeaderMap, body: Pin<&mut B>) {
 /// Reads the rest of a body and drops it. A server that answers before, and then closes the connection, resets it while
 /// the client sends: the client may then not get the answer.
 async fn discard_rest<B: Body>(mut body: Pin<&mut B>) {
-    let (all, piece) = DISCARDING;
     let read = async {
-        while let Ok(Some(Ok(_))) = timeout(piece, poll_fn(|context| body.as_mut().poll_frame(context))).await {
+        while let Ok(Some(Ok(_))) = timeout(PIECE_TIMEOUT, poll_fn(|context| body.as_mut().poll_frame(context))).await {
             // A body that is always ready would not let the time run out.
             consume_budget().await;
         }
     };
-    // The time has run out: the answer may be lost.
-    let _ = timeout(all, read).await;
+    // If the time runs out, the answer may be lost.
+    let _ = timeout(DISCARD_TIMEOUT, read).await;
 }
 
 /// Reads the body, up to this many bytes. Returns the fingerprint of the request, and the body again.

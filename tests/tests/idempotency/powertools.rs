@@ -9,9 +9,10 @@ use aws_smithy_runtime_api::client::orchestrator::{HttpRequest, HttpResponse};
 use aws_smithy_runtime_api::client::runtime_components::RuntimeComponents;
 use aws_smithy_types::body::SdkBody;
 use aws_smithy_types::byte_stream::ByteStream;
+use lambda_lock::embedded::Host;
 use lambda_lock::{Locks, RecordFormat, Run};
-use lambda_lock_tests::Row;
 use lambda_lock_tests::invocation::{Counter, keep_log, logged, millis};
+use lambda_lock_tests::{Row, World};
 use serde_json::{Value, json};
 
 use crate::{
@@ -202,14 +203,18 @@ impl HttpConnector for Halves<SharedHttpConnector> {
     }
 }
 
+/// Locks whose answers have halves of characters.
+fn with_halves(world: &World, host: &Host) -> Locks {
+    let config = host.client().config().clone();
+    let halves = Halves(config.http_client().unwrap());
+    Locks::builder(Client::from_conf(config.to_builder().http_client(halves).build()), &world.table).build().unwrap()
+}
+
 // behaviour 83
 #[tokio::test]
 async fn a_result_of_typescript_with_half_of_a_character_is_unusable() {
     let (world, host, _) = environment().await;
-    let client = host.client();
-    let halves = Halves(client.config().http_client().unwrap());
-    let client = Client::from_conf(client.config().to_builder().http_client(halves).build());
-    let locks = Locks::builder(client, &world.table).build().unwrap();
+    let locks = with_halves(&world, &host);
     let id = "orders#69n0x7BssKr10T2A5J2LkA==";
     for data in [text("secret HALF"), AttributeValue::M(row([("HALF", text("secret"))]))] {
         world.put_row(completed(&host, [("id", text(id)), ("data", data)])).await;
@@ -220,6 +225,16 @@ async fn a_result_of_typescript_with_half_of_a_character_is_unusable() {
         // A lock knows no results.
         assert!(locks.acquire(id).await.unwrap_err().is_malformed_row());
     }
+}
+
+// behaviour 83
+#[tokio::test]
+async fn a_record_of_typescript_with_half_of_a_character_is_replaced_after_its_window() {
+    let (world, host, _) = environment().await;
+    let locks = with_halves(&world, &host);
+    let over = [("data", text("HALF")), ("expiration", number(seconds(&host) - 10))];
+    world.put_row(completed(&host, over)).await;
+    assert_eq!(place(&orders(&locks), &order("a"), &Counter::default()).await.unwrap(), 1);
 }
 
 // behaviour 83
