@@ -20,18 +20,30 @@ const LEVELS: usize = 127;
 /// The largest body with a canonical form, because that takes many times its size in memory.
 const MAX_CANONICAL_BYTES: usize = 1 << 20;
 
-/// Returns what must be equal in a duplicate: method, path, query, body and these headers.
-pub(super) fn fingerprint(parts: &Parts, body: &[u8], headers: &[HeaderName]) -> Value {
-    let headers: Vec<_> = headers
-        .iter()
-        .map(|name| {
-            let values = parts.headers.get_all(name).iter().map(|value| latin1(value.as_bytes()));
-            json!([name.as_str(), values.collect::<Vec<_>>()])
-        })
-        .collect();
+/// The version of the digests: those of two versions are not compared.
+const VERSION: u32 = 1;
+
+/// Returns the digests of what must be equal in a duplicate, in the form of a record: one of method, path, query and body,
+/// and one of these with the values of `headers`, which their names precede. So a record also says something to a
+/// deployment with other headers.
+pub(super) fn fingerprint(parts: &Parts, body: &[u8], headers: &[HeaderName]) -> String {
     // A nested router shortens the path, and API Gateway's stage is only in the path of the request.
     let paths = [parts.extensions.raw_http_path(), parts.uri.path()];
-    json!([parts.method.as_str(), paths, query(parts.uri.query().unwrap_or_default()), digest(parts, body), headers])
+    let query = query(parts.uri.query().unwrap_or_default());
+    let request = hash(&json!([parts.method.as_str(), paths, query, digest(parts, body)]));
+    if headers.is_empty() {
+        return format!("{VERSION}:{request}");
+    }
+    let names: Value = headers.iter().map(HeaderName::as_str).collect();
+    let values =
+        |name| -> Vec<_> { parts.headers.get_all(name).iter().map(|value| latin1(value.as_bytes())).collect() };
+    let values: Value = headers.iter().map(values).collect();
+    // With the request, so that a value that can be guessed cannot be found.
+    format!("{VERSION}:{request} {VERSION}-{}:{}", hash(&names), hash(&json!([request, values])))
+}
+
+fn hash(value: &Value) -> String {
+    hex(&Sha256::digest(value.to_string()))
 }
 
 /// Returns the parameters in the order of their names, because a REST API and a load balancer do not keep their order.

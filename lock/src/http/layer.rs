@@ -2,8 +2,10 @@
 
 use std::env;
 use std::fmt;
-use std::pin::Pin;
+use std::panic::resume_unwind;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context as TaskContext, Poll};
 use std::time::Duration;
 
@@ -13,6 +15,7 @@ use http_body::Body;
 use lambda_runtime::Context;
 use serde_json::{Value, json};
 use tower::{Layer, Service};
+use tracing::Instrument;
 
 use super::caller::Caller;
 use super::problem::Problem;
@@ -22,7 +25,7 @@ use super::run::HttpRun;
 use crate::error::Error;
 use crate::idempotency::{
     HandlerError, Idempotency, Identity, Invocation, NextStep, OnMissingKey, OnTimeout, OnUnstorableResult,
-    RecordFormat,
+    RecordFormat, Run,
 };
 use crate::lambda::invocation_of;
 use crate::lock::{Backoff, Locks};
@@ -65,6 +68,17 @@ const MAX_KEY_LENGTH: usize = 255;
 /// [unfinished](Self::on_timeout). A result whose body breaks off counts as an error of the handler: the record is
 /// released, also with [`OnTimeout::Reject`].
 ///
+/// # Dropped requests
+///
+/// A server such as hyper drops a request when its client disconnects, and a timeout outside of this layer drops it when
+/// its time is over. The handler goes on, on a task of its own, until it returns or its lease ends. Its response is stored,
+/// and until then a retry gets 409 or waits. A request that is dropped before its handler runs is
+/// [withdrawn](crate::Acquire#withdrawal).
+///
+/// In Lambda, put a timeout inside of this layer, or set [`lease`](Self::lease): Lambda freezes an environment that has
+/// answered, and a handler that goes on. Task-locals of outer layers do not reach the handler; extensions of the request
+/// do.
+///
 /// # Cost
 ///
 /// A request that runs the handler costs two `UpdateItem`s; one that does not costs one, or none with a
@@ -78,8 +92,12 @@ const MAX_KEY_LENGTH: usize = 255;
 /// object's names do not count. A result's body is read before it is sent, up to 390 KiB. The body of a response that
 /// is not a result is not read. Trailers of a request with a key and of a stored response are dropped.
 ///
-/// A record holds up to 390 KiB of JSON text with the status, the headers and the body. Quotes, backslashes and line
-/// breaks in the body count twice, and a binary body counts as Base64, a third more.
+/// A body that is refused before it is read, or that is too large, is read and dropped for up to 30 s, so that a client
+/// which is still sending gets the answer.
+///
+/// A record holds up to 390 KiB of JSON text with the status, the headers and the body. The body counts as JSON text or as
+/// Base64, whichever is shorter: any body of 290 KiB can be stored, with 3 KiB of headers. A response with more than 10,000
+/// headers cannot.
 ///
 /// ```no_run
 /// use lambda_http::{Body, Error, Request, Response, service_fn};
@@ -123,12 +141,15 @@ struct Settings {
     fingerprint_headers: Vec<HeaderName>,
     results: Results,
     documentation: Option<String>,
+    /// Whether a missing prefix was logged. Clones share it.
+    has_warned: Arc<AtomicBool>,
 }
 
 /// A request as its record knows it.
+#[derive(Default)]
 struct Keyed {
     key: Option<Value>,
-    fingerprint: Value,
+    fingerprint: String,
 }
 
 /// The handler's answer is no result, so that its record is released.
@@ -142,7 +163,7 @@ impl HttpIdempotencyLayer {
         let idempotency = Idempotency::new(locks, OnMissingKey::Reject, |keyed: &Keyed| keyed.key.clone())
             .format(RecordFormat::Hashed)
             .window(Duration::from_hours(24))
-            .validate(|keyed| keyed.fingerprint.clone())
+            .digest_by(|keyed, _| Ok(keyed.fingerprint.clone()))
             .on_replay(|stored: &mut StoredResponse, _| stored.is_replay = true);
         let settings = Settings {
             idempotency,
@@ -153,12 +174,14 @@ impl HttpIdempotencyLayer {
             fingerprint_headers: Vec::new(),
             results: Results::default(),
             documentation: None,
+            has_warned: Arc::default(),
         };
         Self { settings: Arc::new(settings) }
     }
 
     /// Sets the prefix of record keys, as [`Idempotency::prefix`] does; the function's name by default. APIs with the same
-    /// prefix in one table share their keys.
+    /// prefix in one table share their keys. Set one outside of Lambda, where there is none by default: without one, and
+    /// without a prefix of the [`Locks`], a warning is logged once.
     #[must_use]
     pub fn prefix(self, prefix: impl Into<String>) -> Self {
         self.with_records(|records| records.prefix(prefix))
@@ -214,16 +237,19 @@ impl HttpIdempotencyLayer {
 
     /// Sets the headers that must be equal in a retry, such as `Content-Type` or a version; none by default. Method,
     /// path, query and body must always be equal. The order of different query parameters does not count. The host
-    /// counts only if `host` is named.
+    /// counts only if `host` is named. A record that was made with other headers set here is compared without headers.
     #[must_use]
     pub fn fingerprint_headers(self, headers: impl IntoIterator<Item = HeaderName>) -> Self {
-        self.with(|settings| settings.fingerprint_headers = headers.into_iter().collect())
+        let mut headers: Vec<_> = headers.into_iter().collect();
+        headers.sort_unstable_by(|one, other| one.as_str().cmp(other.as_str()));
+        headers.dedup();
+        self.with(|settings| settings.fingerprint_headers = headers)
     }
 
     /// Sets the headers of a response that are stored and replayed, instead of all but the default exceptions.
     ///
     /// By default, all are stored but `Set-Cookie`, `Date`, `Content-Length` and the headers of one connection, such as
-    /// `Transfer-Encoding`. The first response has all its headers.
+    /// `Transfer-Encoding`. Those that `Connection` names are never stored. The first response has all its headers.
     #[must_use]
     pub fn store_headers(self, headers: impl IntoIterator<Item = HeaderName>) -> Self {
         self.with(|settings| settings.results.headers = Some(headers.into_iter().collect()))
@@ -339,22 +365,26 @@ where
             return Box::pin(async move { Ok(response.await?.map(HttpIdempotencyBody::from)) });
         }
         let settings = Arc::clone(&self.settings);
-        Box::pin(async move { settings.answer(inner, request).await })
+        Box::pin(settings.answer(inner, request))
     }
 }
 
 impl Settings {
     async fn answer<S, B, R>(
-        &self,
+        self: Arc<Self>,
         mut inner: S,
         request: Request<B>,
     ) -> Result<Response<HttpIdempotencyBody<R>>, S::Error>
     where
-        S: Service<Request<B>, Response = Response<R>>,
-        B: Body + From<Vec<u8>> + 'static,
-        R: Body,
+        S: Service<Request<B>, Response = Response<R>> + Send + 'static,
+        S::Future: Send,
+        S::Error: Send,
+        B: Body + From<Vec<u8>> + Send + 'static,
+        R: Body + Send + 'static,
+        R::Data: Send,
+        R::Error: Send,
     {
-        let refused = |problem: Problem| Ok(problem.response(self.documentation.as_deref()));
+        let refused = |problem| Ok(self.refused(problem));
         let (mut parts, body) = request.into_parts();
         let invocation = self.invocation(&parts);
         let (identity, body) = match self.identify(&parts, body, &invocation).await {
@@ -376,17 +406,41 @@ impl Settings {
         if !run.lock().is_enforced() {
             return Ok(inner.call(request).await?.map(HttpIdempotencyBody::from));
         }
+        // On a task of its own, because this future is dropped when the client disconnects or a timeout outside ends: the
+        // retry would then repeat half-done work. A request that is dropped before has not reached the handler.
+        let settings = Arc::clone(&self);
+        let executed = async move { settings.execute(&run, async { inner.call(request).await }).await };
+        match tokio::spawn(executed.in_current_span()).await {
+            Ok(answer) => answer,
+            Err(ended) => match ended.try_into_panic() {
+                Ok(panic) => resume_unwind(panic),
+                // The runtime shuts down.
+                Err(_) => refused(self.interrupted()),
+            },
+        }
+    }
+
+    /// Runs the handler under the record's lock, and returns its answer when it is stored.
+    async fn execute<R: Body, E>(
+        &self,
+        run: &Run,
+        handler: impl Future<Output = Result<Response<R>, E>>,
+    ) -> Result<Response<HttpIdempotencyBody<R>>, E> {
         let mut first = None;
-        let work = self.work(&mut first, async { inner.call(request).await });
-        match (self.idempotency.execute(&run, work).await, first) {
+        let work = self.work(&mut first, handler);
+        match (self.idempotency.execute(run, work).await, first) {
             (Ok(stored), first) => match first {
                 Some(first) if !stored.is_replay => first,
                 // The handler's transaction was committed with this response.
-                _ => stored.replay().map_or_else(|| refused(Problem::ResultNotStored), Ok),
+                _ => Ok(stored.replay().unwrap_or_else(|| self.refused(Problem::ResultNotStored))),
             },
             (Err(HandlerError::Handler(GivenUp)), Some(first)) => first,
-            (Err(error), _) => refused(self.problem(&error)),
+            (Err(error), _) => Ok(self.refused(self.problem(&error))),
         }
+    }
+
+    fn refused<R: Body>(&self, problem: Problem) -> Response<HttpIdempotencyBody<R>> {
+        problem.response(self.documentation.as_deref())
     }
 
     /// Runs the handler. Leaves its answer in `first`, and returns what to store of it.
@@ -439,14 +493,39 @@ impl Settings {
             return Ok((None, body));
         }
         let identify = |keyed| records.identify(&keyed, invocation).map_err(|error| self.problem_of(&error));
-        let Some(key) = request::key(&parts.headers, self.max_key_length).map_err(logged)? else {
-            return Ok((identify(Keyed { key: None, fingerprint: Value::Null })?, body));
+        let problem = match self.key(parts, invocation) {
+            Ok(Some(key)) => {
+                self.warn_without_prefix(invocation);
+                let read = request::read(parts, body, self.max_body_bytes, &self.fingerprint_headers).await;
+                let (fingerprint, body) = read.map_err(logged)?;
+                return Ok((identify(Keyed { key: Some(key), fingerprint })?, body));
+            }
+            Ok(None) => match identify(Keyed::default()) {
+                Ok(identity) => return Ok((identity, body)),
+                Err(problem) => problem,
+            },
+            Err(problem) => logged(problem),
         };
-        let caller = self.caller.of(parts).ok_or(Problem::CallerUnknown).map_err(logged)?;
-        let read = request::read(parts, body, self.max_body_bytes, &self.fingerprint_headers).await;
-        let (fingerprint, body) = read.map_err(logged)?;
-        let key = json!([invocation.tenant, caller, key]);
-        Ok((identify(Keyed { key: Some(key), fingerprint })?, body))
+        request::discard(&parts.headers, pin!(body)).await;
+        Err(problem)
+    }
+
+    fn warn_without_prefix(&self, invocation: &Invocation) {
+        // No error: a prefix changes the keys, so that a retry of a request before it would run again.
+        if self.idempotency.lacks_prefix(invocation) && !self.has_warned.swap(true, Ordering::Relaxed) {
+            tracing::warn!(
+                table = self.idempotency.locks().table_name(),
+                "records have no prefix outside of Lambda: other services without one in this table share their keys: \
+                 set `prefix`, or set it to \"\" if there are none"
+            );
+        }
+    }
+
+    /// Returns the key of the request and its caller, if it has one.
+    fn key(&self, parts: &Parts, invocation: &Invocation) -> Result<Option<Value>, Problem> {
+        let Some(key) = request::key(&parts.headers, self.max_key_length)? else { return Ok(None) };
+        let caller = self.caller.of(parts).ok_or(Problem::CallerUnknown)?;
+        Ok(Some(json!([invocation.tenant, caller, key])))
     }
 
     fn problem(&self, error: &HandlerError<GivenUp>) -> Problem {
@@ -462,10 +541,15 @@ impl Settings {
         }
     }
 
+    /// Returns the problem of a request whose handler did not end.
+    fn interrupted(&self) -> Problem {
+        if self.idempotency.rejects_unfinished() { Problem::Unfinished } else { Problem::Interrupted }
+    }
+
     /// Returns the problem of this error. The log has what the client must not see.
     fn problem_of(&self, error: &Error) -> Problem {
         let problem = match Problem::of(error, self.idempotency.locks().0.clock.now().millis()) {
-            Problem::Interrupted if self.idempotency.rejects_unfinished() => Problem::Unfinished,
+            Problem::Interrupted => self.interrupted(),
             problem => problem,
         };
         if problem.status().is_server_error() {

@@ -2,13 +2,16 @@
 
 use std::any::Any;
 use std::future::poll_fn;
-use std::pin::pin;
+use std::pin::{Pin, pin};
+use std::time::Duration;
 
+use http::header::EXPECT;
 use http::request::Parts;
 use http::{HeaderMap, HeaderName};
 use http_body::Body;
-use serde_json::Value;
 use sfv::{BareItem, Item, Parser};
+use tokio::task::coop::consume_budget;
+use tokio::time::timeout;
 
 use super::fingerprint::fingerprint;
 use super::problem::Problem;
@@ -43,8 +46,34 @@ pub(super) fn key(headers: &HeaderMap, most: usize) -> Result<Option<String>, Pr
     }
 }
 
+/// For how long a body is read and dropped, as nginx does by default (`lingering_time`).
+const DISCARD_TIMEOUT: Duration = Duration::from_secs(30);
+/// How long the next piece of it may take (`lingering_timeout`).
+const PIECE_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Reads a body of which nothing was read, and drops it.
+pub(super) async fn discard<B: Body>(headers: &HeaderMap, body: Pin<&mut B>) {
+    // This client sends the body only after `100 Continue`, which the first read would send.
+    if headers.get(EXPECT).is_none_or(|value| !value.as_bytes().eq_ignore_ascii_case(b"100-continue")) {
+        discard_rest(body).await;
+    }
+}
+
+/// Reads the rest of a body and drops it. A server that answers before, and then closes the connection, resets it while
+/// the client sends: the client may then not get the answer.
+async fn discard_rest<B: Body>(mut body: Pin<&mut B>) {
+    let read = async {
+        while let Ok(Some(Ok(_))) = timeout(PIECE_TIMEOUT, poll_fn(|context| body.as_mut().poll_frame(context))).await {
+            // A body that is always ready would not let the time run out.
+            consume_budget().await;
+        }
+    };
+    // If the time runs out, the answer may be lost.
+    let _ = timeout(DISCARD_TIMEOUT, read).await;
+}
+
 /// Reads the body, up to this many bytes. Returns the fingerprint of the request, and the body again.
-pub(super) async fn read<B>(parts: &Parts, body: B, most: usize, headers: &[HeaderName]) -> Result<(Value, B), Problem>
+pub(super) async fn read<B>(parts: &Parts, body: B, most: usize, headers: &[HeaderName]) -> Result<(String, B), Problem>
 where
     B: Body + From<Vec<u8>> + 'static,
 {
@@ -56,15 +85,18 @@ where
             _ => Ok((fingerprint(parts, bytes, headers), body)),
         };
     }
+    let mut body = pin!(body);
     if body.size_hint().lower() > most as u64 {
+        discard(&parts.headers, body).await;
         return Err(Problem::BodyTooLarge(most));
     }
-    let mut body = pin!(body);
     let mut bytes = Vec::new();
     while let Some(frame) = poll_fn(|context| body.as_mut().poll_frame(context)).await {
         let Ok(data) = frame.map_err(|_| Problem::BodyUnreadable)?.into_data() else { continue };
         append(&mut bytes, data);
         if bytes.len() > most {
+            drop(bytes);
+            discard_rest(body).await;
             return Err(Problem::BodyTooLarge(most));
         }
     }

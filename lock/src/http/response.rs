@@ -68,7 +68,9 @@ impl Default for Results {
 impl Results {
     /// Returns what is stored of a response, with `None` for a body that is too large.
     pub(super) fn stored(&self, status: StatusCode, headers: &HeaderMap, body: Option<Bytes>) -> StoredResponse {
+        let of_connection = of_connection(headers);
         let is_stored = |name: &HeaderName| match &self.headers {
+            _ if of_connection.contains(name) => false,
             Some(names) => names.contains(name),
             None => !NOT_STORED.contains(name),
         };
@@ -77,6 +79,12 @@ impl Results {
         let body = body.map_or(StoredBody::TooLarge, StoredBody::Bytes);
         StoredResponse { status, headers, body, is_replay: false }
     }
+}
+
+/// Returns the headers that `Connection` names: they belong to this connection.
+fn of_connection(headers: &HeaderMap) -> Vec<HeaderName> {
+    let names = headers.get_all(CONNECTION).iter().flat_map(|value| value.as_bytes().split(|byte| *byte == b','));
+    names.filter_map(|name| HeaderName::from_bytes(name.trim_ascii()).ok()).collect()
 }
 
 /// The most headers of a stored response. A `HeaderMap` panics at a few times that.
@@ -109,17 +117,25 @@ struct Wire {
     headers: Vec<(String, String)>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     body: Option<String>,
-    /// A body that is not UTF-8.
+    /// A body that is not UTF-8, or that is longer as JSON.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     base64: Option<String>,
 }
 
 impl Serialize for StoredResponse {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let headers = self.headers.len();
+        if headers > MAX_HEADERS {
+            let why =
+                format!("the response has {headers} headers, more than {MAX_HEADERS}: name some in `store_headers`");
+            return Err(S::Error::custom(why));
+        }
         let (body, base64) = match &self.body {
             StoredBody::Bytes(bytes) => match str::from_utf8(bytes) {
-                Ok(text) => (Some(text.to_owned()), None),
-                Err(_) => (None, Some(STANDARD.encode(bytes))),
+                Ok(text) if Some(length_in_json(text)) <= base64::encoded_len(text.len(), true) => {
+                    (Some(text.to_owned()), None)
+                }
+                _ => (None, Some(STANDARD.encode(bytes))),
             },
             StoredBody::TooLarge => {
                 let why = format!(
@@ -132,6 +148,16 @@ impl Serialize for StoredResponse {
         let headers = self.headers.iter().map(|(name, value)| (name.to_string(), latin1(value.as_bytes()))).collect();
         Wire { status: self.status.as_u16(), headers, body, base64 }.serialize(serializer)
     }
+}
+
+/// Returns how many bytes a text has between its quotes in JSON.
+fn length_in_json(text: &str) -> usize {
+    let length = |byte| match byte {
+        b'"' | b'\\' | b'\x08' | b'\t' | b'\n' | b'\x0c' | b'\r' => 2,
+        0..=0x1f => 6,
+        _ => 1,
+    };
+    text.bytes().map(length).sum()
 }
 
 impl TryFrom<Option<Wire>> for StoredResponse {

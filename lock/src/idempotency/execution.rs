@@ -49,6 +49,11 @@ where
     ///
     /// When the lease ends, the body is cancelled at its next await point, and the call fails with an error that
     /// [`is_lost`](crate::Error::is_lost). The [type](Self) describes the other outcomes, and the cost.
+    ///
+    /// If the future is dropped, so is the body, perhaps with half of its work done. The record is released in the
+    /// background, or is unfinished with [`OnTimeout::Reject`]. If the result was being stored, it may be lost, and the work
+    /// runs again after the lease. In a server whose clients disconnect, or under a timeout, await the future on a task of
+    /// its own (`tokio::spawn`).
     pub async fn run(&self, input: &I, body: impl AsyncFnOnce(&Run) -> Result<T, E>) -> Result<T, HandlerError<E>> {
         let invocation = Invocation {
             function: std::env::var("AWS_LAMBDA_FUNCTION_NAME").unwrap_or_default(),

@@ -84,7 +84,7 @@ pub(super) struct Settings<I, T, E> {
     pub(super) lease: Option<Duration>,
     pub(super) until: Option<SystemTime>,
     pub(super) wait: Option<Backoff>,
-    validate: Option<PartOf<I>>,
+    digest: Option<DigestOf<I>>,
     pub(super) on_error: Option<Policy<E>>,
     pub(super) on_timeout: OnTimeout,
     pub(super) on_unstorable_result: OnUnstorableResult,
@@ -95,7 +95,7 @@ pub(super) struct Settings<I, T, E> {
 
 type KeyOf<I> = Arc<dyn Fn(&I) -> Option<Value> + Send + Sync>;
 
-type PartOf<I> = Arc<dyn Fn(&I) -> Value + Send + Sync>;
+type DigestOf<I> = Arc<dyn Fn(&I, RecordFormat) -> Result<String, String> + Send + Sync>;
 
 type Policy<E> = Arc<dyn Fn(&E) -> OnError + Send + Sync>;
 
@@ -126,7 +126,7 @@ impl<I, T, E> Idempotency<I, T, E> {
                 lease: None,
                 until: None,
                 wait: None,
-                validate: None,
+                digest: None,
                 on_error: None,
                 on_timeout: OnTimeout::default(),
                 on_unstorable_result: OnUnstorableResult::default(),
@@ -197,13 +197,25 @@ impl<I, T, E> Idempotency<I, T, E> {
         self.with(|settings| settings.wait = Some(backoff))
     }
 
-    /// Sets the part of the input that must be equal in a duplicate. The record stores its digest. If the part differs, or
-    /// if the record has no digest, the duplicate fails with an error that [`is_mismatch`](Error::is_mismatch).
+    /// Sets the part of the input that must be equal in a duplicate. The record stores its digest. If the part differs, the
+    /// duplicate fails with an error that [`is_mismatch`](Error::is_mismatch).
+    ///
+    /// A record without a digest was made before a deployment set this. Its result is returned without a comparison, to
+    /// anyone who has its key. A deployment that changes the part changes the digest, so that an identical duplicate of an
+    /// earlier run is a mismatch until the window has passed.
     ///
     /// For several fields, return a list: `serde_json::json!([order.amount, order.currency])`.
     #[must_use]
     pub fn validate<V: Into<Value>>(self, part: impl Fn(&I) -> V + Send + Sync + 'static) -> Self {
-        self.with(|settings| settings.validate = Some(Arc::new(move |input| part(input).into())))
+        self.digest_by(move |input, format| format.digest(&part(input).into()))
+    }
+
+    /// Like [`validate`](Self::validate), with the digests themselves.
+    pub(crate) fn digest_by(
+        self,
+        digest: impl Fn(&I, RecordFormat) -> Result<String, String> + Send + Sync + 'static,
+    ) -> Self {
+        self.with(|settings| settings.digest = Some(Arc::new(digest)))
     }
 
     /// Sets what happens to the record when the handler returns an error; [`OnError::Release`] by default.
@@ -259,6 +271,13 @@ impl<I, T, E> Idempotency<I, T, E> {
         self.with(|settings| settings.on_missing_key = policy)
     }
 
+    /// Whether this invocation has no prefix, of any kind, although none was asked for.
+    #[cfg(feature = "http")]
+    pub(crate) fn lacks_prefix(&self, invocation: &Invocation) -> bool {
+        let Settings { prefix, locks, .. } = &*self.settings;
+        prefix.is_none() && invocation.function.is_empty() && locks.0.table.key_prefix.is_empty()
+    }
+
     #[cfg(feature = "http")]
     pub(crate) fn rejects_unfinished(&self) -> bool {
         self.settings.on_timeout == OnTimeout::Reject
@@ -300,7 +319,7 @@ impl<I, T, E> Settings<I, T, E> {
             };
         };
         let key = format.key(&key).map_err(|why| Error::invalid(format!("cannot use the idempotency key: {why}")))?;
-        let validation = self.validate.as_ref().map(|part| format.digest(&part(input))).transpose();
+        let validation = self.digest.as_ref().map(|digest| digest(input, *format)).transpose();
         let validation = validation.map_err(|why| Error::invalid(format!("cannot validate the payload: {why}")))?;
         let key = match tenant {
             Some(tenant) => format!("{tenant}#{key}"),
@@ -361,7 +380,7 @@ impl<I, T, E> Clone for Settings<I, T, E> {
             locks: self.locks.clone(),
             key: Arc::clone(&self.key),
             prefix: self.prefix.clone(),
-            validate: self.validate.clone(),
+            digest: self.digest.clone(),
             on_error: self.on_error.clone(),
             on_replay: self.on_replay.clone(),
             cache: self.cache.clone(),

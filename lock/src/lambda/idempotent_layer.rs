@@ -25,6 +25,9 @@ use crate::panics;
 /// deadline. An invocation that runs the handler costs two requests. One that does not costs one request, or none with a
 /// cache. IAM action `dynamodb:UpdateItem`.
 ///
+/// Put a timeout inside of this layer. One outside drops the handler, and the record stays in progress until it is released
+/// in the background, which Lambda may freeze, or until its lease ends.
+///
 /// Without the [release profile](crate::LockLayer#the-release-profile), a panic ends the process, and the record stays in
 /// progress until its lease ends: by default for the rest of the function's timeout.
 ///

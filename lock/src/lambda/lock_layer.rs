@@ -41,6 +41,9 @@ use crate::text::printable;
 /// that blocks its thread is not cancelled, and work in `spawn_blocking` or `tokio::spawn` is not held by the lock. A failed
 /// release is logged and does not replace the handler's result.
 ///
+/// Put a timeout inside of this layer. One outside drops the handler and the lock, whose release in the background Lambda
+/// may freeze.
+///
 /// Two requests for an invocation that runs the handler, one for an invocation that finds the key held; more for one that
 /// [waits](Self::wait). IAM action `dynamodb:UpdateItem`.
 ///

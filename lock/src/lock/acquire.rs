@@ -242,6 +242,9 @@ impl Acquire {
     /// key cannot be acquired, the body does not run. A failed release is logged and does not replace the body's result.
     /// Two requests.
     ///
+    /// If the future is dropped, so is the body, perhaps with half of its work done, and the lock is released in the
+    /// background. Put a timeout around the work in the body, or await the future on a task of its own (`tokio::spawn`).
+    ///
     /// A body that returns counts as done, so [`hold_at_least`](Self::hold_at_least) applies: call
     /// [`Lock::clear_hold_at_least`] in a body that failed.
     ///

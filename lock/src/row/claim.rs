@@ -12,7 +12,7 @@ use super::names::{
     ACQUIRED_AT, COMPLETED, DATA, EXPIRATION, FENCE, HEAD, HOLDER, IN_PROGRESS, LEASE_END, MAX_FENCE, OWNER, RELEASED,
     SEQUENCE, STATUS, TAIL, TAIL_UNTIL, WITHDRAWN,
 };
-use super::read::{Row, number_at};
+use super::read::{Row, is_unreadable, number_at};
 use super::table::{Expression as _, Item, Table, in_time, number, send_counted, string};
 use crate::client::SdkAttempts;
 use crate::clock::{Lease, Moment, millis};
@@ -84,6 +84,9 @@ pub(crate) trait ClaimExtension: fmt::Debug + Send + Sync {
 
     /// The error that a refusal by this row means.
     fn refusal(&self, holder: Holder) -> Kind;
+
+    /// The error that a refusal by a row means that [cannot be read](is_unreadable).
+    fn unreadable(&self) -> Kind;
 }
 
 /// The answer to an attempt to acquire.
@@ -153,7 +156,13 @@ impl Claim<'_> {
 impl Table {
     /// Takes the key if it is free. One request. `attempts` records which of the SDK's attempts were answered.
     pub(crate) async fn acquire(&self, claim: &Claim<'_>, attempts: &SdkAttempts) -> Result<Claimed, Error> {
-        match in_time(claim.time_limit(), send_counted(self.claim_request(claim), attempts.clone())).await {
+        let send = || in_time(claim.time_limit(), send_counted(self.claim_request(claim), attempts.clone()));
+        let answer = match send().await {
+            // Applied, and the SDK cannot read the row as it was before. The same request again finds its own row.
+            Err(error) if error.raw_response().is_some_and(|answer| answer.status().is_success()) => send().await,
+            answer => answer,
+        };
+        match answer {
             Ok(output) => self.claimed(claim, output.attributes.unwrap_or_default()),
             Err(error) => self.refused(claim, error),
         }
@@ -241,6 +250,9 @@ impl Table {
         if claim.has_endless_fence(&error) {
             let why = format!("`{FENCE}` is not a whole number that can be incremented");
             return Err(self.malformed(key, why).with_source(error));
+        }
+        if let Some(extension) = claim.extension.filter(|_| is_unreadable(&error)) {
+            return Err(Error::new(extension.unreadable(), &self.name, key).with_source(error));
         }
         match self.refusal(error, key)? {
             Some(row) if row.is_owned_by(owner) => {

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use aws_sdk_dynamodb::error::SdkError;
+use aws_sdk_dynamodb::error::{ProvideErrorMetadata as _, SdkError};
 use aws_sdk_dynamodb::operation::update_item::UpdateItemError;
 use aws_sdk_dynamodb::types::AttributeValue;
 use futures_util::future::join_all;
@@ -78,7 +78,7 @@ impl Row {
             // The TTL of an unfinished run of Powertools is also the end of the time in which it is refused.
             ttl: expiration.filter(|_| !completed && lease_end.is_some() && acquired_at.is_some()),
             error: if completed { string_at(&mut item, ERROR)?.map(Data::from) } else { None },
-            // A value that is not a string matches no digest.
+            // A value that is not a string is no digest.
             validation: string_at(&mut item, VALIDATION).unwrap_or_default(),
             queue: queue(&item),
             data: item.remove(DATA).map(Data),
@@ -172,6 +172,7 @@ impl Table {
                     None => Ok(None),
                 }
             }
+            error if is_unreadable(&error) => Err(self.malformed(key, NOT_UNICODE.to_owned()).with_source(error)),
             error => Err(Error::from_sdk(error, &self.name, key)),
         }
     }
@@ -277,6 +278,17 @@ impl Table {
         };
         Ok(row.map(|row| (key.to_owned(), row.map(|holder| Holder { data: None, ..holder }))))
     }
+}
+
+/// Why a row cannot be read that has a string of JavaScript.
+pub(super) const NOT_UNICODE: &str = "a text has half of a surrogate pair, which is no character";
+
+/// Returns `true` if this is a refusal by a row that the SDK cannot read. It then has no code.
+pub(super) fn is_unreadable(error: &SdkError<UpdateItemError>) -> bool {
+    const CODE: &[u8] = b"ConditionalCheckFailedException";
+    let SdkError::ServiceError(context) = error else { return false };
+    let answer = context.raw().body().bytes().unwrap_or_default();
+    context.err().code().is_none() && answer.windows(CODE.len()).any(|text| text == CODE)
 }
 
 /// How many semaphores of a page are read at once.

@@ -8,6 +8,7 @@ use aws_sdk_dynamodb::types::{AttributeValue, Update};
 
 use super::claim::{ClaimExtension, FREE, free};
 use super::names::{COMPLETED, DATA, ERROR, EXPIRATION, IN_PROGRESS, OWNER, RELEASED, STATUS, VALIDATION};
+use super::read::NOT_UNICODE;
 use super::table::{Expression as _, Item, Table, in_time, number, send, string};
 use crate::clock::{Moment, millis, seconds_up};
 use crate::error::{Error, Kind};
@@ -17,7 +18,7 @@ use crate::limits::REQUEST_TIMEOUT;
 /// The claim to a record.
 #[derive(Clone, Debug)]
 pub(crate) struct RecordClaim {
-    /// The digest to store, and to compare with a stored one.
+    /// The [digests](differ) to store, and to compare with stored ones.
     pub(crate) validation: Option<String>,
     /// For how long after its start an unfinished run is refused. `None`: its record is free when its lease has ended.
     pub(crate) reject_unfinished: Option<Duration>,
@@ -55,7 +56,8 @@ impl ClaimExtension for RecordClaim {
     }
 
     fn refusal(&self, record: Holder) -> Kind {
-        if self.validation.is_some() && record.validation != self.validation {
+        let (stored, ours) = (record.validation.as_deref(), self.validation.as_deref());
+        if stored.zip(ours).is_some_and(|(stored, ours)| differ(stored, ours)) {
             Kind::Mismatch(record)
         } else if record.completed {
             Kind::Completed(record)
@@ -65,6 +67,24 @@ impl ClaimExtension for RecordClaim {
             Kind::Unfinished(record)
         }
     }
+
+    fn unreadable(&self) -> Kind {
+        Kind::UnusableResult(format!(
+            "the stored result cannot be read ({NOT_UNICODE}): let the function that wrote it return whole characters"
+        ))
+    }
+}
+
+/// Whether these digests are of two inputs. A text has one digest, or several, each after the name of what was digested:
+/// `name:digest name:digest`.
+///
+/// Digests of different things say nothing about each other, and neither does a record without a digest: a deployment has
+/// changed what is validated, and the duplicate may be identical.
+fn differ(stored: &str, ours: &str) -> bool {
+    fn named(text: &str) -> impl Iterator<Item = (&str, &str)> {
+        text.split(' ').map(|digest| digest.rsplit_once(':').unwrap_or(("", digest)))
+    }
+    named(stored).any(|(name, digest)| named(ours).any(|(other, own)| name == other && digest != own))
 }
 
 /// The outcome of a run, for later duplicates.

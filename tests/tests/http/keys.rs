@@ -3,7 +3,7 @@
 use http::Method;
 use lambda_http::Body;
 use lambda_lock::{Backoff, HttpRun};
-use lambda_lock_tests::invocation::{Counter, FUNCTION};
+use lambda_lock_tests::invocation::{Counter, FUNCTION, keep_log, logged};
 use serde_json::json;
 use std::time::Duration;
 use tower::service_fn;
@@ -115,6 +115,37 @@ async fn the_default_prefix_is_the_name_of_the_function() {
     let mut prefixes: Vec<_> = rows.iter().map(|row| row["id"].as_s().unwrap().split('#').next().unwrap()).collect();
     prefixes.sort_unstable();
     assert_eq!(prefixes, [FUNCTION, "shared"]);
+}
+
+// behaviour 62
+#[tokio::test]
+async fn records_without_a_prefix_outside_of_lambda_are_warned_about_once() {
+    keep_log();
+    let (world, host, locks) = environment().await;
+    let own_prefix = world.locks(&host).key_prefix("orders/").build().unwrap();
+    let warnings = || {
+        let lines = logged(&world.table).into_iter();
+        lines.filter(|line| line.contains("WARN") && line.contains("share their keys")).count()
+    };
+    let (runs, mut key) = (Counter::default(), 0);
+    for (layer, expected) in [
+        (layer(&locks).prefix("orders"), 0),
+        (layer(&locks).prefix(""), 0),
+        (layer(&own_prefix), 0),
+        (layer(&locks), 1),
+        (layer(&locks), 2),
+    ] {
+        for layer in [&layer, &layer.clone()] {
+            key += 1;
+            let mut request = order_of(&host, &key.to_string(), &json!({}));
+            request.extensions_mut().clear();
+            assert_eq!(send(layer, &counting(&runs), request).await.status, 201);
+            assert_eq!(warnings(), expected);
+        }
+    }
+    // In an invocation, the name of the function is the prefix.
+    send(&layer(&locks), &counting(&runs), order(&host)).await;
+    assert_eq!(warnings(), 2);
 }
 
 // behaviour 464

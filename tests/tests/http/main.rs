@@ -3,11 +3,13 @@
 mod axum_router;
 mod callers;
 mod complete_in;
+mod dropped;
 mod handler;
 mod keys;
 mod replay;
 mod results;
 mod same_request;
+mod socket;
 mod statuses;
 
 use std::convert::Infallible;

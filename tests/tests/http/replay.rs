@@ -3,7 +3,7 @@
 use std::convert::Infallible;
 use std::time::Duration;
 
-use http::header::{CONTENT_LENGTH, DATE, ETAG, LOCATION, SET_COOKIE, VARY};
+use http::header::{CONNECTION, CONTENT_LENGTH, DATE, ETAG, LOCATION, SET_COOKIE, VARY};
 use http::{HeaderName, HeaderValue};
 use lambda_http::{Body, Request, Response};
 use lambda_lock::HttpIdempotencyBody;
@@ -82,6 +82,26 @@ async fn chosen_headers_are_stored_also_cookies() {
     names.sort_unstable();
     assert_eq!(names, ["etag", "idempotency-replayed", "set-cookie"]);
     assert_eq!(values(&replay, &SET_COOKIE), values(&first, &SET_COOKIE));
+}
+
+// behaviour 465
+#[tokio::test]
+async fn headers_that_connection_names_are_not_replayed() {
+    let hop = || {
+        let response = Response::builder().header(CONNECTION, "close, X-Hop").header(CONNECTION, " x-other ,");
+        response.header("x-hop", "1").header("x-other", "2").header("x-end", "3").body(Body::Empty).unwrap()
+    };
+    let (x_hop, x_end) = (HeaderName::from_static("x-hop"), HeaderName::from_static("x-end"));
+    let (_world, host, locks) = environment().await;
+    for layer in [layer(&locks), layer(&locks).prefix("chosen").store_headers([x_hop, x_end])] {
+        let handler = answering(&Counter::default(), move |_| hop());
+        let first = send(&layer, &handler, order(&host)).await;
+        assert_eq!((first.header("x-hop"), first.header("x-other")), (Some("1"), Some("2")));
+        let replay = send(&layer, &handler, order(&host)).await;
+        let mut names: Vec<_> = replay.headers.keys().map(HeaderName::as_str).collect();
+        names.sort_unstable();
+        assert_eq!(names, ["idempotency-replayed", "x-end"]);
+    }
 }
 
 // behaviour 465

@@ -5,7 +5,7 @@ use std::fmt::Debug;
 use std::time::Duration;
 
 use futures_util::stream::{self, StreamExt};
-use http::Response;
+use http::{HeaderValue, Response};
 use http_body::Body as _;
 use http_body_util::BodyExt;
 use hyper::body::Bytes;
@@ -136,19 +136,83 @@ async fn an_endless_body_cannot_be_stored() {
     assert_eq!(Reply::of(answer).await.problem(), (500, "result-unusable".to_owned()));
 }
 
+/// The size of the JSON text that a record has for this body, and whether it is stored as Base64.
+async fn stored_form(body: &[u8]) -> (usize, bool) {
+    let (world, host, locks) = environment().await;
+    let handler = answering(&Counter::default(), {
+        let body = body.to_vec();
+        move |_| Response::new(body.clone().into())
+    });
+    for is_replay in [false, true] {
+        let reply = send(&layer(&locks), &handler, order(&host)).await;
+        assert_eq!((reply.is_replay(), &reply.body[..]), (is_replay, body));
+    }
+    let rows = world.client().scan().table_name(&world.table).send().await.unwrap().items.unwrap();
+    let data = rows[0]["data"].as_s().unwrap();
+    (data.len(), data.contains("\"base64\""))
+}
+
 // behaviour 469
 #[tokio::test]
-async fn the_limit_counts_a_quote_twice() {
-    let (_world, host, locks) = environment().await;
-    for (quotes, is_stored) in [(MOST / 2 - 200, true), (MOST / 2, false)] {
-        let handler = answering(&Counter::default(), move |_| Response::new("\"".repeat(quotes).into()));
-        let reply = send(&layer(&locks), &handler, order_of(&host, &quotes.to_string(), &().into())).await;
-        if is_stored {
-            assert_eq!((reply.status.as_u16(), reply.body.len()), (200, quotes));
-        } else {
-            assert_eq!(reply.problem(), (500, "result-unusable".to_owned()));
+async fn a_body_is_stored_in_the_shorter_form() {
+    for (body, is_base64) in [
+        ("{\"item\":\"tea\"}", false),
+        ("\u{1}", true),
+        ("\u{1}\u{2}\u{3}", true),
+        ("line\nline\n", false),
+        ("\"\"\"\"\"\"\"\"\"\"\"\"", true),
+        ("\u{7f}é😀", false),
+    ] {
+        assert_eq!(stored_form(body.as_bytes()).await.1, is_base64, "{body:?}");
+    }
+}
+
+// behaviour 469
+#[tokio::test]
+async fn any_body_of_290_kib_is_stored_with_headers_of_3_kib() {
+    const BODY: usize = 290 * 1024;
+    for (name, byte) in [("control characters", 1), ("quotes", b'"'), ("letters", b'x'), ("binary", 0xff)] {
+        let (_world, host, locks) = environment().await;
+        let handler = answering(&Counter::default(), move |_| {
+            let headers = Response::builder().header("x-long", "x".repeat(3 * 1024 - "x-long".len()));
+            headers.body(vec![byte; BODY].into()).unwrap()
+        });
+        for is_replay in [false, true] {
+            let reply = send(&layer(&locks), &handler, order(&host)).await;
+            assert_eq!((reply.status.as_u16(), reply.is_replay(), reply.body.len()), (200, is_replay, BODY), "{name}");
+            assert!(reply.body.iter().all(|read| *read == byte), "{name}");
         }
     }
+}
+
+/// A response with this many headers.
+fn with_headers(headers: usize) -> impl Fn(u32) -> Response<Body> + Clone {
+    move |_| {
+        let mut response = Response::new(Body::Empty);
+        for _ in 0..headers {
+            response.headers_mut().append("x-header", HeaderValue::from_static("1"));
+        }
+        response
+    }
+}
+
+// behaviour 469
+#[tokio::test]
+async fn a_response_with_more_headers_than_a_replay_can_have_cannot_be_stored() {
+    let (_world, host, locks) = environment().await;
+    let (layer, runs) = (layer(&locks), Counter::default());
+    for is_replay in [false, true] {
+        let reply = send(&layer, &answering(&runs, with_headers(10_000)), order(&host)).await;
+        assert_eq!((reply.status.as_u16(), reply.is_replay()), (200, is_replay));
+        assert_eq!(reply.headers.get_all("x-header").iter().count(), 10_000);
+    }
+    let too_many = send(&layer, &answering(&runs, with_headers(10_001)), order_of(&host, "b", &().into())).await;
+    assert_eq!(too_many.problem(), (500, "result-unusable".to_owned()));
+    let layer = layer.on_unstorable_result(OnUnstorableResult::CompleteWithoutResult);
+    let first = send(&layer, &answering(&runs, with_headers(10_001)), order_of(&host, "c", &().into())).await;
+    assert_eq!((first.status.as_u16(), first.headers.len()), (200, 10_001));
+    let retry = send(&layer, &answering(&runs, with_headers(10_001)), order_of(&host, "c", &().into())).await;
+    assert_eq!(retry.problem(), (409, "result-not-stored".to_owned()));
 }
 
 // behaviour 469

@@ -1,5 +1,6 @@
 //! What must be equal in a retry.
 
+use aws_sdk_dynamodb::types::AttributeValue;
 use http::header::{ACCEPT, CONTENT_TYPE};
 use http::{HeaderName, Method, StatusCode};
 use lambda_http::request::from_str;
@@ -8,7 +9,7 @@ use lambda_lock::embedded::Host;
 use lambda_lock_tests::invocation::{Counter, invocation};
 use serde_json::json;
 
-use crate::{counting, environment, layer, send, to};
+use crate::{Reply, counting, environment, layer, send, to};
 
 /// A request with the key `a`.
 fn request(host: &Host, method: Method, uri: &str, content_type: &str, body: &str) -> Request {
@@ -84,6 +85,71 @@ async fn chosen_headers_must_be_equal() {
         request.headers_mut().insert(ACCEPT, accept.parse().unwrap());
         assert_eq!(send(&layer, &counting(&runs), request).await.status, status, "{versions:?}");
     }
+}
+
+/// The answers to requests with this value of a header, before and after a deployment that changes the chosen headers.
+async fn across_a_deployment(before: &[HeaderName], after: &[HeaderName], second: impl Fn(&Host) -> Request) -> Reply {
+    let (_world, host, locks) = environment().await;
+    let runs = Counter::default();
+    let first = layer(&locks).fingerprint_headers(before.iter().cloned());
+    assert_eq!(send(&first, &counting(&runs), versioned(&host, "tea", "1")).await.made_by(), (201, 1, false));
+    let reply = send(&layer(&locks).fingerprint_headers(after.iter().cloned()), &counting(&runs), second(&host)).await;
+    assert_eq!(runs.get(), 1);
+    reply
+}
+
+/// A request with this body and this value of `x-version`.
+fn versioned(host: &Host, body: &str, version: &str) -> Request {
+    let mut request = request(host, Method::POST, "/orders", "text/plain", body);
+    request.headers_mut().insert("x-version", version.parse().unwrap());
+    request
+}
+
+// behaviour 463
+#[tokio::test]
+async fn a_retry_after_a_deployment_that_changes_the_chosen_headers_gets_the_response() {
+    let version = HeaderName::from_static("x-version");
+    for (before, after) in [
+        (&[][..], &[version.clone()][..]),
+        (&[version.clone()], &[]),
+        (&[version.clone()], &[CONTENT_TYPE]),
+        (&[version.clone(), CONTENT_TYPE], &[CONTENT_TYPE]),
+    ] {
+        let reply = across_a_deployment(before, after, |host| versioned(host, "tea", "1")).await;
+        assert_eq!(reply.made_by(), (201, 1, true), "{before:?} {after:?}");
+    }
+}
+
+// behaviour 463
+#[tokio::test]
+async fn another_request_after_a_deployment_that_changes_the_chosen_headers_is_another_request() {
+    let version = HeaderName::from_static("x-version");
+    let reply = across_a_deployment(&[], &[version], |host| versioned(host, "coffee", "1")).await;
+    assert_eq!(reply.problem(), (422, "key-reused".to_owned()));
+}
+
+// behaviour 463
+#[tokio::test]
+async fn the_order_of_the_chosen_headers_does_not_count() {
+    let before = [HeaderName::from_static("x-version"), CONTENT_TYPE];
+    let mut after = before.clone();
+    after.reverse();
+    let reply = across_a_deployment(&before, &after, |host| versioned(host, "tea", "2")).await;
+    assert_eq!(reply.problem(), (422, "key-reused".to_owned()));
+}
+
+// behaviour 463
+#[tokio::test]
+async fn a_record_with_a_digest_of_another_version_of_the_crate_is_replayed() {
+    let (world, host, locks) = environment().await;
+    let (layer, runs) = (layer(&locks), Counter::default());
+    send(&layer, &counting(&runs), versioned(&host, "tea", "1")).await;
+    let rows = world.client().scan().table_name(&world.table).send().await.unwrap().items.unwrap();
+    let mut row = rows.into_iter().next().unwrap();
+    // As the versions wrote it whose digest did not say how it was made.
+    row.insert("validation".to_owned(), AttributeValue::S("0".repeat(64)));
+    world.put_row(row).await;
+    assert_eq!(send(&layer, &counting(&runs), versioned(&host, "tea", "1")).await.made_by(), (201, 1, true));
 }
 
 // behaviour 463

@@ -1,9 +1,18 @@
 //! The formats of Powertools for AWS Lambda.
 
+use aws_sdk_dynamodb::Client;
 use aws_sdk_dynamodb::types::AttributeValue;
+use aws_smithy_runtime_api::client::http::{
+    HttpClient, HttpConnector, HttpConnectorFuture, HttpConnectorSettings, SharedHttpClient, SharedHttpConnector,
+};
+use aws_smithy_runtime_api::client::orchestrator::{HttpRequest, HttpResponse};
+use aws_smithy_runtime_api::client::runtime_components::RuntimeComponents;
+use aws_smithy_types::body::SdkBody;
+use aws_smithy_types::byte_stream::ByteStream;
+use lambda_lock::embedded::Host;
 use lambda_lock::{Locks, RecordFormat, Run};
-use lambda_lock_tests::Row;
 use lambda_lock_tests::invocation::{Counter, keep_log, logged, millis};
+use lambda_lock_tests::{Row, World};
 use serde_json::{Value, json};
 
 use crate::{
@@ -169,6 +178,63 @@ async fn a_run_does_not_modify_a_record_that_powertools_completed() {
     assert_eq!(orders.run(&order("completed elsewhere"), mine).await.unwrap(), 17);
     assert_eq!(string_in(&world.row("completed elsewhere").await.unwrap(), "data"), "18");
     assert!(logged("completed elsewhere").iter().any(|line| line.contains("WARN") && line.contains("lost: ")));
+}
+
+/// Puts half of a surrogate pair in the place of `HALF`, as an answer with a string of JavaScript can have it.
+#[derive(Clone, Debug)]
+struct Halves<C>(C);
+
+impl HttpClient for Halves<SharedHttpClient> {
+    fn http_connector(&self, settings: &HttpConnectorSettings, components: &RuntimeComponents) -> SharedHttpConnector {
+        SharedHttpConnector::new(Halves(self.0.http_connector(settings, components)))
+    }
+}
+
+impl HttpConnector for Halves<SharedHttpConnector> {
+    fn call(&self, request: HttpRequest) -> HttpConnectorFuture {
+        let answer = self.0.call(request);
+        HttpConnectorFuture::new(async move {
+            let answer = answer.await?;
+            let status = answer.status();
+            let body = ByteStream::new(answer.into_body()).collect().await.unwrap().to_vec();
+            let body = String::from_utf8(body).unwrap().replace("HALF", "\\ud83d");
+            Ok(HttpResponse::new(status, SdkBody::from(body)))
+        })
+    }
+}
+
+/// Locks whose answers have halves of characters.
+fn with_halves(world: &World, host: &Host) -> Locks {
+    let config = host.client().config().clone();
+    let halves = Halves(config.http_client().unwrap());
+    Locks::builder(Client::from_conf(config.to_builder().http_client(halves).build()), &world.table).build().unwrap()
+}
+
+// behaviour 83
+#[tokio::test]
+async fn a_result_of_typescript_with_half_of_a_character_is_unusable() {
+    let (world, host, _) = environment().await;
+    let locks = with_halves(&world, &host);
+    let id = "orders#69n0x7BssKr10T2A5J2LkA==";
+    for data in [text("secret HALF"), AttributeValue::M(row([("HALF", text("secret"))]))] {
+        world.put_row(completed(&host, [("id", text(id)), ("data", data)])).await;
+        let orders: Orders<Value> = orders(&locks).format(RecordFormat::PowertoolsTypeScript).prefix("orders");
+        let error = refused(orders.run(&order("abc"), async |_| panic!("it runs again")).await);
+        assert!(error.is_unusable_result() && error.to_string().contains("surrogate"), "{error}");
+        assert!(!format!("{error:?}").contains("secret"), "{error:?}");
+        // A lock knows no results.
+        assert!(locks.acquire(id).await.unwrap_err().is_malformed_row());
+    }
+}
+
+// behaviour 83
+#[tokio::test]
+async fn a_record_of_typescript_with_half_of_a_character_is_replaced_after_its_window() {
+    let (world, host, _) = environment().await;
+    let locks = with_halves(&world, &host);
+    let over = [("data", text("HALF")), ("expiration", number(seconds(&host) - 10))];
+    world.put_row(completed(&host, over)).await;
+    assert_eq!(place(&orders(&locks), &order("a"), &Counter::default()).await.unwrap(), 1);
 }
 
 // behaviour 83

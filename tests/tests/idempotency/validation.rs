@@ -53,12 +53,31 @@ async fn a_duplicate_with_different_fields_is_a_mismatch_during_the_first_run() 
 
 // behaviour 63
 #[tokio::test]
-async fn a_record_without_validation_is_a_mismatch_for_a_validating_caller() {
+async fn a_record_of_a_deployment_without_validation_is_replayed_to_one_that_validates() {
     let (_world, _host, locks) = environment().await;
     let runs = Counter::default();
     place(&orders(&locks), &order("a"), &runs).await.unwrap();
-    assert!(refused(place(&validated(&locks), &order("a"), &runs).await).is_mismatch());
+    for validating in [validated(&locks), validated(&locks).cache(1)] {
+        for _ in 0..2 {
+            assert_eq!(place(&validating, &order("a"), &runs).await.unwrap(), 1);
+        }
+    }
     assert_eq!(runs.get(), 1);
+}
+
+// behaviour 63
+#[tokio::test]
+async fn a_run_of_a_deployment_without_validation_is_in_progress_for_one_that_validates() {
+    let (_world, _host, locks) = environment().await;
+    let runs = Counter::default();
+    orders(&locks)
+        .run(&order("a"), async |_| {
+            assert!(refused(place(&validated(&locks), &order("a"), &runs).await).is_in_progress());
+            Ok(1)
+        })
+        .await
+        .unwrap();
+    assert_eq!(runs.get(), 0);
 }
 
 // behaviour 63
