@@ -2,7 +2,7 @@
 
 use std::time::{Duration, SystemTime};
 
-use lambda_example::{Failure, Outcome, ReportRequest, Reports, nightly_report};
+use lambda_example::{Failure, Outcome, ReportRequest, Reports, Simulation, nightly_report};
 use lambda_lock::embedded::Host;
 use lambda_lock::{HandlerError, Locks};
 use lambda_runtime::{Error, LambdaEvent};
@@ -87,6 +87,7 @@ struct Invocation {
     number: usize,
     host: Host,
     table: String,
+    data_table: String,
     deadline: SystemTime,
 }
 
@@ -94,16 +95,16 @@ impl Invocation {
     fn new(cloud: &Cloud, number: usize, timeout: Duration) -> Self {
         let host = cloud.host();
         let deadline = host.now() + timeout;
-        Self { number, host, table: cloud.table.clone(), deadline }
+        Self { number, host, table: cloud.table.clone(), data_table: cloud.data_table.clone(), deadline }
     }
 
     async fn deliver(self, report: &str, gathering: Duration) -> Answer {
-        let Self { number, host, table, deadline } = self;
+        let Self { number, host, table, data_table, deadline } = self;
         let started = host.now();
         let outcome = async {
             let prefix = "nightly-report#";
-            let locks = Locks::builder(host.client(), &table).key_prefix(prefix).build().map_err(HandlerError::Lock)?;
-            let function = nightly_report(locks, Reports::new(host.client(), &table, prefix));
+            let locks = Locks::builder(host.client(), table).key_prefix(prefix).build().map_err(HandlerError::Lock)?;
+            let function = nightly_report(locks, Reports::new(host.client(), data_table, prefix), Simulation::On);
             let request = ReportRequest {
                 report: report.to_owned(),
                 gathering_ms: u64::try_from(gathering.as_millis()).unwrap_or(u64::MAX),
