@@ -12,7 +12,9 @@ use lambda_runtime::{Error, LambdaEvent};
 use tokio::time::{sleep, timeout};
 use tower::{Layer, ServiceExt, service_fn};
 
-use crate::{FUNCTION, TOO_LONG, done, environment, hold_elsewhere, invocation, invocation_with, quick_backoff};
+use crate::{
+    FUNCTION, TOO_LONG, done, environment, hold_elsewhere, invocation, invocation_with, quick_backoff, with_request_id,
+};
 
 // behaviours 20, 77
 #[tokio::test]
@@ -42,12 +44,6 @@ async fn on_held_answers_an_invocation_with_a_held_key() {
         .on_held(|held| format!("skipped for {}", held.holder().unwrap().name().unwrap()))
         .layer(service_fn(|_: LambdaEvent<()>| async { Ok::<_, Error>("ran".to_owned()) }));
     assert_eq!(service.oneshot(invocation(&host, ())).await.unwrap(), "skipped for another environment");
-}
-
-/// An invocation of the function with this request id.
-fn with_request_id<P>(id: &str, mut event: LambdaEvent<P>) -> LambdaEvent<P> {
-    id.clone_into(&mut event.context.request_id);
-    event
 }
 
 // behaviour 520

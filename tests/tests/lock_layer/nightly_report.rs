@@ -12,7 +12,7 @@ use lambda_lock_tests::invocation::reported;
 use tokio::time::sleep;
 use tower::ServiceExt;
 
-use crate::{invocation, row};
+use crate::{invocation, row, with_request_id};
 
 /// The example function. Its locks and reports are rows of one table.
 fn reports(world: &World, host: &Host) -> (Locks, Reports) {
@@ -31,9 +31,8 @@ async fn a_report_delivered_five_times_at_once_is_written_once() {
     let (locks, reports) = reports(&world, &host);
     let function = nightly_report(locks, reports, Simulation::On);
     let deliveries = (1..=5).map(|number| {
-        let mut delivery = invocation(&host, report("sales", 1_000));
-        delivery.context.request_id = format!("request-{number}");
-        function.clone().oneshot(delivery)
+        let delivery = invocation(&host, report("sales", 1_000));
+        function.clone().oneshot(with_request_id(&format!("request-{number}"), delivery))
     });
     let outcomes = join_all(deliveries).await.into_iter().map(Result::unwrap);
     let (written, skipped): (Vec<_>, Vec<_>) = outcomes.partition(|outcome| matches!(outcome, Outcome::Written { .. }));

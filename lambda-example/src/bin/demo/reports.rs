@@ -65,8 +65,7 @@ async fn crash(cloud: &Cloud) -> Result<(), Error> {
     }
     print(&answers);
     expect_one_written(&answers)?;
-    let is_refused =
-        |answer: &Answer| matches!(&answer.outcome, Err(HandlerError::Lock(error)) if error.is_held());
+    let is_refused = |answer: &Answer| matches!(&answer.outcome, Err(HandlerError::Lock(error)) if error.is_held());
     expect(answers.len() > 1, "the lock of the crashed holder refused no retry")?;
     expect(answers[..answers.len() - 1].iter().all(is_refused), "a retry of the crashed holder was skipped")?;
     println!("taken over {} ms after the crash", host.now().duration_since(started)?.as_millis());
@@ -101,7 +100,14 @@ impl Invocation {
     fn new(cloud: &Cloud, number: usize, timeout: Duration) -> Self {
         let host = cloud.host();
         let deadline = host.now() + timeout;
-        Self { number, request: number, host, table: cloud.table.clone(), data_table: cloud.data_table.clone(), deadline }
+        Self {
+            number,
+            request: number,
+            host,
+            table: cloud.table.clone(),
+            data_table: cloud.data_table.clone(),
+            deadline,
+        }
     }
 
     async fn deliver(self, report: &str, gathering: Duration) -> Answer {
