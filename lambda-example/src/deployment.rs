@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 use tower::{Service, service_fn};
 
 use crate::failure::Failure;
+use crate::settings::Simulation;
 
 /// The lease of the lock, from the first state and again from the start of the work. It is longer than the function's
 /// timeout, so the work ends before its lease. A stopped execution blocks its service for this time.
@@ -24,10 +25,10 @@ pub struct Deployment {
     pub key: String,
     /// The version to release.
     pub version: String,
-    /// The time to roll the version out, in milliseconds. The example only waits that long.
+    /// The time to roll the version out, in milliseconds, as a simulation.
     #[serde(default)]
     pub rolling_out_ms: u64,
-    /// Whether the version fails its tests before it is released.
+    /// Whether the version fails its tests before it is released, as a simulation.
     #[serde(default)]
     pub fails: bool,
 }
@@ -74,7 +75,7 @@ pub enum Done {
     Freed,
 }
 
-/// The store of releases: rows in the lock table, under the function's own prefix.
+/// The store of releases: rows of the data table, under the function's own prefix.
 #[derive(Clone, Debug)]
 pub struct Releases {
     client: Client,
@@ -111,6 +112,7 @@ impl Releases {
 pub fn deployment(
     locks: Locks,
     releases: Releases,
+    simulation: Simulation,
 ) -> impl Service<
     LambdaEvent<Step>,
     Response = Done,
@@ -120,25 +122,25 @@ pub fn deployment(
 + Send {
     let releases = Arc::new(releases);
     // The future of an acquire is large.
-    service_fn(move |event| Box::pin(take_step(locks.clone(), Arc::clone(&releases), event)))
+    service_fn(move |event| Box::pin(take_step(locks.clone(), Arc::clone(&releases), simulation, event)))
 }
 
 async fn take_step(
     locks: Locks,
     releases: Arc<Releases>,
+    simulation: Simulation,
     event: LambdaEvent<Step>,
 ) -> Result<Done, HandlerError<Failure>> {
     match event.payload {
-        // A repeated attempt takes over what an earlier attempt of this execution has acquired. The prefix keeps lock
-        // rows apart from the rows of releases.
+        // A repeated attempt takes over what an earlier attempt of this execution has acquired.
         Step::Take { key, execution } => {
-            let acquire = locks.acquire(format!("lock#{key}")).owner_from(execution).lease(LEASE);
+            let acquire = locks.acquire(key).owner_from(execution).lease(LEASE);
             Ok(Done::Taken(acquire.await.map_err(HandlerError::Lock)?.into_ticket()))
         }
         // The renewal fails if the lock is no longer held.
         Step::Work { ticket, input } => {
             locks.renew_ticket(&ticket, LEASE).await.map_err(HandlerError::Lock)?;
-            roll_out(&releases, input, ticket.fence()).await.map_err(HandlerError::Handler)
+            roll_out(&releases, simulation, input, ticket.fence()).await.map_err(HandlerError::Handler)
         }
         // Can be repeated. After an earlier attempt whose answer was lost, the next execution may have the key by now.
         Step::Free { ticket } => match locks.release_ticket(&ticket).await {
@@ -148,11 +150,11 @@ async fn take_step(
     }
 }
 
-async fn roll_out(releases: &Releases, input: Deployment, fence: u64) -> Result<Done, Failure> {
+async fn roll_out(releases: &Releases, simulation: Simulation, input: Deployment, fence: u64) -> Result<Done, Failure> {
     let Deployment { key, version, rolling_out_ms, fails } = input;
     tracing::info!(key, version, fence, "rolling out");
-    tokio::time::sleep(Duration::from_millis(rolling_out_ms)).await;
-    if fails {
+    simulation.work(rolling_out_ms).await;
+    if simulation.fails(fails) {
         return Err(not_deployed(format!("version {version} failed its tests")));
     }
     releases.write(&key, &version, fence).await?;

@@ -6,6 +6,7 @@ mod nightly_report;
 mod order_api;
 mod order_totals;
 mod payment_queue;
+mod settings;
 mod shutdown;
 pub mod telemetry;
 
@@ -15,4 +16,5 @@ pub use nightly_report::{Outcome, ReportRequest, Reports, nightly_report};
 pub use order_api::{NewOrder, Order, Orders, order_api};
 pub use order_totals::{Totals, order_totals};
 pub use payment_queue::{Payment, Payments, payment_queue};
+pub use settings::{Simulation, data_table};
 pub use shutdown::release_at_shutdown;

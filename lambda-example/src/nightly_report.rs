@@ -2,7 +2,6 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::time::Duration;
 
 use aws_sdk_dynamodb::Client;
 use aws_sdk_dynamodb::operation::update_item::UpdateItemError;
@@ -14,16 +13,17 @@ use serde::{Deserialize, Serialize};
 use tower::{Layer, Service, service_fn};
 
 use crate::failure::Failure;
+use crate::settings::Simulation;
 
 /// The input from the schedule.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 pub struct ReportRequest {
     /// The report to write.
     pub report: String,
-    /// The time to gather the figures, in milliseconds. The example only waits that long.
+    /// The time to gather the figures, in milliseconds, as a simulation.
     #[serde(default)]
     pub gathering_ms: u64,
-    /// Whether the handler panics before it writes the report, to simulate a bug.
+    /// Whether the handler panics before it writes the report, as a simulation of a bug.
     #[serde(default)]
     pub panics: bool,
 }
@@ -48,7 +48,7 @@ pub enum Outcome {
     },
 }
 
-/// The store of reports: rows in the lock table, under the function's own prefix.
+/// The store of reports: rows of the data table, under the function's own prefix.
 #[derive(Clone, Debug)]
 pub struct Reports {
     client: Client,
@@ -98,6 +98,7 @@ impl Reports {
 pub fn nightly_report(
     locks: Locks,
     reports: Reports,
+    simulation: Simulation,
 ) -> impl Service<
     LambdaEvent<ReportRequest>,
     Response = Outcome,
@@ -107,12 +108,12 @@ pub fn nightly_report(
 + Send {
     let reports = Arc::new(reports);
     LockLayer::new(locks)
-        // The prefix keeps lock rows apart from the rows of reports.
-        .key_from(|event: &LambdaEvent<ReportRequest>| format!("lock#{}", event.payload.report))
+        .key_from(|event: &LambdaEvent<ReportRequest>| event.payload.report.clone())
+        // The holder of the lock writes the report. If it has crashed, Lambda retries its event, which is not skipped.
         .on_held(|held| Outcome::Skipped {
             reason: held.holder().map_or_else(|| held.to_string(), |holder| format!("held by {holder}")),
         })
-        .layer(service_fn(move |event| write_report(Arc::clone(&reports), event)))
+        .layer(service_fn(move |event| write_report(Arc::clone(&reports), simulation, event)))
 }
 
 fn not_written(error: impl Into<Error>) -> Failure {
@@ -123,12 +124,16 @@ fn number(row: &HashMap<String, AttributeValue>, attribute: &str) -> Option<u64>
     row.get(attribute)?.as_n().ok()?.parse().ok()
 }
 
-async fn write_report(reports: Arc<Reports>, event: LockedEvent<ReportRequest>) -> Result<Outcome, Failure> {
+async fn write_report(
+    reports: Arc<Reports>,
+    simulation: Simulation,
+    event: LockedEvent<ReportRequest>,
+) -> Result<Outcome, Failure> {
     let ReportRequest { report, gathering_ms, panics } = event.payload;
     let fence = event.lock.fence();
     tracing::info!(report, fence, "gathering");
-    tokio::time::sleep(Duration::from_millis(gathering_ms)).await;
-    assert!(!panics, "a bug in the report");
+    simulation.work(gathering_ms).await;
+    assert!(!simulation.fails(panics), "a bug in the report");
     let times = reports.write(&report, fence).await?;
     tracing::info!(report, fence, times, "written");
     Ok(Outcome::Written { report, fence, times })

@@ -20,10 +20,17 @@ use serde_json::json;
 use tower::{Layer, Service, ServiceExt, service_fn};
 
 use crate::failure::{self, Failure};
+use crate::settings::Simulation;
 
-/// The maximum size of a request body, in bytes. The record holds the JSON of the answer as a JSON string, which can be
-/// twice as long, and a DynamoDB row is at most 400 KB.
-const LARGEST_ORDER: usize = 128 * 1024;
+/// The maximum size of a request body, in bytes. The JSON of the longest item takes at most 2,400 of them.
+const LARGEST_ORDER: usize = 4096;
+
+/// The longest item, in characters. Consumers of orders make keys from it.
+const LONGEST_ITEM: usize = 200;
+
+/// The lease of a request, a second shorter than the function's timeout. So a slow request is answered before Lambda ends
+/// it.
+const LEASE: Duration = Duration::from_secs(9);
 
 /// The body of a request.
 #[derive(Clone, Debug, Deserialize, Serialize)]
@@ -32,7 +39,7 @@ pub struct NewOrder {
     pub item: String,
     /// The number of items.
     pub quantity: NonZeroU32,
-    /// The time to check the stock, in milliseconds. The example only waits that long.
+    /// The time to check the stock, in milliseconds, as a simulation.
     #[serde(default)]
     pub checking_ms: u64,
 }
@@ -48,7 +55,7 @@ pub struct Order {
     pub quantity: NonZeroU32,
 }
 
-/// The store of orders: rows in the lock table, under the function's own prefix.
+/// The store of orders: rows of the data table, under the function's own prefix.
 #[derive(Clone, Debug)]
 pub struct Orders {
     client: Client,
@@ -127,13 +134,14 @@ pub fn order_api(
     locks: Locks,
     orders: Orders,
     caller: Caller,
+    simulation: Simulation,
 ) -> impl Service<Request, Response = Answer, Error = Infallible, Future: Future<Output = Result<Answer, Infallible>> + Send>
 + Clone
 + Send
 + 'static {
     let orders = Arc::new(orders);
-    let once = HttpIdempotencyLayer::new(locks, caller).prefix("idempotency").max_key_length(LONGEST_KEY);
-    let place = once.layer(service_fn(move |request| place(Arc::clone(&orders), request)));
+    let once = HttpIdempotencyLayer::new(locks, caller).prefix("idempotency").max_key_length(LONGEST_KEY).lease(LEASE);
+    let place = once.layer(service_fn(move |request| place(Arc::clone(&orders), simulation, request)));
     service_fn(move |request| respond(place.clone(), request))
 }
 
@@ -153,12 +161,12 @@ async fn respond(
     })
 }
 
-async fn place(orders: Arc<Orders>, request: Request) -> Result<Response<Body>, Failure> {
+async fn place(orders: Arc<Orders>, simulation: Simulation, request: Request) -> Result<Response<Body>, Failure> {
     let (Some(order), Some(run)) = (request.extensions().get::<NewOrder>(), request.extensions().get::<HttpRun>())
     else {
         return Err(not_placed("the request has no order or no run"));
     };
-    tokio::time::sleep(Duration::from_millis(order.checking_ms)).await;
+    simulation.work(order.checking_ms).await;
     // The owner is random and unique to the run.
     let id = run.run().lock().owner().to_owned();
     let order = Order { id, item: order.item.clone(), quantity: order.quantity };
@@ -189,10 +197,17 @@ fn check(request: &Request) -> Result<NewOrder, (StatusCode, String)> {
         let message = format!("the order has more than {LARGEST_ORDER} bytes");
         return Err((StatusCode::PAYLOAD_TOO_LARGE, message));
     }
-    serde_json::from_slice(request.body()).map_err(|_| {
+    let order: NewOrder = serde_json::from_slice(request.body()).map_err(|_| {
         let message = r#"the body must be {"item": "…", "quantity": …}, with a quantity of at least 1"#;
         (StatusCode::BAD_REQUEST, message.to_owned())
-    })
+    })?;
+    match order.item.chars().count() {
+        0..=LONGEST_ITEM => Ok(order),
+        characters => {
+            let message = format!("the item has {characters} characters: send one with at most {LONGEST_ITEM}");
+            Err((StatusCode::BAD_REQUEST, message))
+        }
+    }
 }
 
 /// Returns the answer to a failed order. The log has the details that the client must not see.

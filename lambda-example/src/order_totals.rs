@@ -1,4 +1,4 @@
-//! A consumer of the table's stream. It counts each order of `order-api` once, no matter how often Lambda delivers the
+//! A consumer of the data table's stream. It counts each order of `order-api` once, no matter how often Lambda delivers the
 //! record of the order. The count is a row of the table, so one transaction commits it together with the record of the
 //! run.
 
@@ -20,7 +20,7 @@ use tower::{Layer, Service, service_fn};
 use crate::failure::Failure;
 use crate::order_api::Order;
 
-/// The number and the quantity of the orders of each item: rows in the lock table, under the function's own prefix.
+/// The number and the quantity of the orders of each item: rows of the data table, under the function's own prefix.
 #[derive(Clone, Debug)]
 pub struct Totals {
     client: Client,

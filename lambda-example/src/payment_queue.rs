@@ -16,6 +16,7 @@ use serde_json::json;
 use tower::{Layer, Service, service_fn};
 
 use crate::failure::Failure;
+use crate::settings::Simulation;
 
 /// The body of a message.
 #[derive(Clone, Debug, Deserialize, Serialize)]
@@ -26,18 +27,18 @@ pub struct Payment {
     pub account: String,
     /// The amount, in the smallest unit of the currency.
     pub amount: u64,
-    /// The time that the bank takes, in milliseconds. The example only waits that long.
+    /// The time that the bank takes, in milliseconds, as a simulation.
     #[serde(default)]
     pub paying_ms: u64,
-    /// The number of deliveries of the message at which the bank is unreachable, before it is reachable.
+    /// The number of deliveries of the message at which the bank is unreachable, before it is reachable, as a simulation.
     #[serde(default)]
     pub failing_deliveries: u64,
-    /// Whether the handler panics before it makes the payment, to simulate a bug.
+    /// Whether the handler panics before it makes the payment, as a simulation of a bug.
     #[serde(default)]
     pub panics: bool,
 }
 
-/// The store of payments: rows in the lock table, under the function's own prefix.
+/// The store of payments: rows of the data table, under the function's own prefix.
 #[derive(Clone, Debug)]
 pub struct Payments {
     client: Client,
@@ -85,6 +86,7 @@ pub fn payment_queue(
     locks: Locks,
     payments: Payments,
     queues: aws_sdk_sqs::Client,
+    simulation: Simulation,
 ) -> impl Service<
     LambdaEvent<SqsEvent>,
     Response = SqsBatchResponse,
@@ -101,17 +103,21 @@ pub fn payment_queue(
             .validate(|message| json!([message.body.account, message.body.amount]));
     SqsConsumer::new(once)
         .hide_while_in_progress(queues)
-        .layer(service_fn(move |message| pay(Arc::clone(&payments), message)))
+        .layer(service_fn(move |message| pay(Arc::clone(&payments), simulation, message)))
 }
 
-async fn pay(payments: Arc<Payments>, message: WithRun<Message<Payment>>) -> Result<(), Failure> {
+async fn pay(
+    payments: Arc<Payments>,
+    simulation: Simulation,
+    message: WithRun<Message<Payment>>,
+) -> Result<(), Failure> {
     let WithRun { input: Message { body: payment, record, .. }, run, .. } = message;
     let deliveries = record.attributes.get("ApproximateReceiveCount").and_then(|count| count.parse().ok());
-    if deliveries.unwrap_or(1) <= payment.failing_deliveries {
+    if simulation.fails(deliveries.unwrap_or(1) <= payment.failing_deliveries) {
         return Err(not_made("the bank is unreachable"));
     }
-    tokio::time::sleep(Duration::from_millis(payment.paying_ms)).await;
-    assert!(!payment.panics, "a bug in the payment");
+    simulation.work(payment.paying_ms).await;
+    assert!(!simulation.fails(payment.panics), "a bug in the payment");
     payments.make(&payment, &run).await?;
     tracing::info!(payment = payment.id, "paid");
     Ok(())

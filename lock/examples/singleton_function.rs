@@ -47,7 +47,8 @@ async fn main() -> Result<(), Error> {
         .key_from(|event: &LambdaEvent<Request>| format!("report#{}", event.payload.report))
         // A schedule that fires twice, seconds apart, writes even a very short report once.
         .hold_at_least(Duration::from_secs(30))
-        // An answer instead of an error, after which Lambda would retry.
+        // An answer instead of an error, after which Lambda would retry. Lambda's retry of a holder that has crashed still
+        // gets the error, until the key is free.
         .on_held(|held| Outcome::Skipped { reason: held.to_string() });
     Runtime::new(layer.layer(service_fn(write_report))).run().await
 }

@@ -62,10 +62,11 @@ mod tests {
     }
 
     /// Returns an invocation as Lambda starts it, with this much time until the deadline.
-    fn invocation(host: &Host, time_left: Duration) -> LambdaEvent<()> {
+    fn invocation(host: &Host, request_id: &str, time_left: Duration) -> LambdaEvent<()> {
         let deadline = (host.now() + time_left).duration_since(std::time::UNIX_EPOCH).unwrap();
         let mut context = Context::default();
         context.deadline = deadline.as_millis().try_into().unwrap();
+        context.request_id = request_id.to_owned();
         LambdaEvent::new((), context)
     }
 
@@ -77,8 +78,8 @@ mod tests {
         let (engine, written) = (engine_with_table().await, Arc::default());
         let (one, other) = (engine.host().build(), engine.host().build());
         let answers = tokio::join!(
-            nightly_report(locks(&one), Arc::clone(&written)).oneshot(invocation(&one, TIMEOUT)),
-            nightly_report(locks(&other), Arc::clone(&written)).oneshot(invocation(&other, TIMEOUT)),
+            nightly_report(locks(&one), Arc::clone(&written)).oneshot(invocation(&one, "1", TIMEOUT)),
+            nightly_report(locks(&other), Arc::clone(&written)).oneshot(invocation(&other, "2", TIMEOUT)),
         );
         assert_eq!((answers.0.unwrap(), answers.1.unwrap()), ("written", "skipped"));
         assert_eq!(written.load(Ordering::Relaxed), 1);
@@ -88,7 +89,7 @@ mod tests {
     async fn the_retry_after_a_crash_runs() {
         let (engine, written) = (engine_with_table().await, Arc::default());
         let (first, retry) = (engine.host().build(), engine.host().build());
-        let crashed = nightly_report(locks(&first), Arc::clone(&written)).oneshot(invocation(&first, TIMEOUT));
+        let crashed = nightly_report(locks(&first), Arc::clone(&written)).oneshot(invocation(&first, "1", TIMEOUT));
         // The host crashes in the middle of its work, and never releases the lock.
         let crash = tokio::time::timeout(Duration::from_secs(5), async {
             tokio::time::sleep(Duration::from_secs(4)).await;
@@ -99,11 +100,12 @@ mod tests {
             _ = crashed => panic!("the invocation ended before the crash"),
             _ = crash => {}
         }
-        let too_early = nightly_report(locks(&retry), Arc::clone(&written)).oneshot(invocation(&retry, TIMEOUT)).await;
-        assert_eq!(too_early.unwrap(), "skipped");
-        // The lease has ended by the time of Lambda's own retry.
+        // Lambda retries with the same request id. A retry that comes too early fails, so that Lambda retries it again.
+        let call = nightly_report(locks(&retry), Arc::clone(&written)).oneshot(invocation(&retry, "1", TIMEOUT));
+        assert!(matches!(call.await, Err(HandlerError::Lock(error)) if error.is_held()));
         tokio::time::sleep(TIMEOUT).await;
-        let answer = nightly_report(locks(&retry), Arc::clone(&written)).oneshot(invocation(&retry, TIMEOUT)).await;
+        let answer =
+            nightly_report(locks(&retry), Arc::clone(&written)).oneshot(invocation(&retry, "1", TIMEOUT)).await;
         assert_eq!(answer.unwrap(), "written");
         assert_eq!(written.load(Ordering::Relaxed), 1);
     }
@@ -119,8 +121,8 @@ mod tests {
             let one = engine.host().faults(faults(seed)).clock_ahead(Duration::from_millis(400)).build();
             let other = engine.host().faults(faults(seed + 1000)).clock_behind(Duration::from_millis(400)).build();
             let answers = tokio::join!(
-                nightly_report(locks(&one), Arc::clone(&written)).oneshot(invocation(&one, TIMEOUT)),
-                nightly_report(locks(&other), Arc::clone(&written)).oneshot(invocation(&other, TIMEOUT)),
+                nightly_report(locks(&one), Arc::clone(&written)).oneshot(invocation(&one, "1", TIMEOUT)),
+                nightly_report(locks(&other), Arc::clone(&written)).oneshot(invocation(&other, "2", TIMEOUT)),
             );
             let written = written.load(Ordering::Relaxed);
             assert!(written <= 1, "seed {seed}: {answers:?}");

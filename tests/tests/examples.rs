@@ -16,7 +16,7 @@ use aws_sdk_dynamodb::Client;
 use aws_sdk_dynamodb::config::retry::RetryConfig;
 use aws_sdk_dynamodb::types::AttributeValue;
 use aws_sdk_sqs::config::{BehaviorVersion, Region};
-use lambda_example::{Order, Orders, Payment, Payments, Totals, order_api, order_totals, payment_queue};
+use lambda_example::{Order, Orders, Payment, Payments, Simulation, Totals, order_api, order_totals, payment_queue};
 use lambda_lock::embedded::{Answer, Host, Intercept};
 use lambda_lock::{
     Caller, Idempotency, IdempotentLayer, KinesisRecord, LockLayer, Message, OnMissingKey, SqsConsumer, StreamConsumer,
@@ -75,10 +75,20 @@ async fn send(world: &World, host: &Host, request: Value) -> LambdaFunctionUrlRe
 }
 
 async fn send_as(caller: Caller, world: &World, host: &Host, request: Value) -> LambdaFunctionUrlResponse {
+    send_with(Simulation::On, caller, world, host, request).await
+}
+
+async fn send_with(
+    simulation: Simulation,
+    caller: Caller,
+    world: &World,
+    host: &Host,
+    request: Value,
+) -> LambdaFunctionUrlResponse {
     let locks = world.locks_with_quick_retries(host).key_prefix(PREFIX).build().unwrap();
     let retries = RetryConfig::standard().with_initial_backoff(Duration::from_millis(1));
     let client = Client::from_conf(host.client().config().to_builder().retry_config(retries).build());
-    let function = order_api(locks, Orders::new(client, &world.table, PREFIX), caller);
+    let function = order_api(locks, Orders::new(client, &world.table, PREFIX), caller, simulation);
     serde_json::from_value(over_http(host, function, &request).await).unwrap()
 }
 
@@ -193,9 +203,9 @@ async fn an_order_in_progress_is_a_conflict_with_retry_after() {
     let (first, second) = tokio::join!(request(), request());
     let (placed, refused) = if first.status_code == 201 { (first, second) } else { (second, first) };
     assert_eq!((placed.status_code, refused.status_code), (201, 409));
-    // The lease ends at the invocation's deadline, with a second for wrong clocks.
+    // The lease ends long before the invocation's deadline, with a second for wrong clocks.
     let seconds: u32 = header(&refused, "retry-after").unwrap().parse().unwrap();
-    assert!((25..=31).contains(&seconds), "{seconds}");
+    assert!((1..=10).contains(&seconds), "{seconds}");
     assert_eq!(orders(&world).await.len(), 1);
 }
 
@@ -234,21 +244,54 @@ async fn a_key_that_is_not_ascii_is_a_bad_request() {
 
 #[tokio::test]
 async fn rejects_an_oversized_order_before_its_key_is_used() {
-    const LARGEST: usize = 128 * 1024;
+    const LARGEST: usize = 4096;
     let world = World::new().await;
     let host = world.host().build();
     let of_bytes = |bytes: usize| {
-        let rest = json!({ "item": "", "quantity": 2 }).to_string().len();
-        json!({ "item": "\"".repeat((bytes - rest) / 2), "quantity": 2 })
+        let rest = json!({ "item": "tea", "note": "", "quantity": 2 }).to_string().len();
+        json!({ "item": "tea", "note": "n".repeat(bytes - rest), "quantity": 2 })
     };
-    for bytes in [LARGEST + 2, 1_000_000] {
+    for bytes in [LARGEST + 1, 1_000_000] {
         let refused = send(&world, &host, posted(Some("key-1"), &of_bytes(bytes))).await;
         assert_eq!(refused.status_code, 413);
-        assert_eq!(message(&refused), "the order has more than 131072 bytes");
+        assert_eq!(message(&refused), "the order has more than 4096 bytes");
     }
     assert_eq!(host.requests(), 0);
     assert_eq!(send(&world, &host, posted(Some("key-1"), &of_bytes(LARGEST))).await.status_code, 201);
     assert_eq!(orders(&world).await.len(), 1);
+}
+
+// behaviour 521
+#[tokio::test]
+async fn rejects_an_item_that_is_too_long_before_its_key_is_used() {
+    let world = World::new().await;
+    let host = world.host().build();
+    // Each character is twelve bytes of JSON if it is escaped.
+    let of_characters = |characters: usize| {
+        let mut request = posted(Some("key-1"), &Value::Null);
+        request["body"] = format!(r#"{{"item": "{}", "quantity": 2}}"#, r"\ud83c\udf75".repeat(characters)).into();
+        request
+    };
+    for characters in [201, 300] {
+        let refused = send(&world, &host, of_characters(characters)).await;
+        assert_eq!(refused.status_code, 400);
+        let expected = format!("the item has {characters} characters: send one with at most 200");
+        assert_eq!(message(&refused), expected);
+    }
+    assert_eq!(host.requests(), 0);
+    assert_eq!(send(&world, &host, of_characters(200)).await.status_code, 201);
+}
+
+// behaviour 522
+#[tokio::test]
+async fn a_caller_cannot_choose_how_long_an_order_takes() {
+    let world = World::new().await;
+    let host = world.host().build();
+    let mut slow = tea(2);
+    slow["checking_ms"] = u64::MAX.into();
+    let request = posted(Some("key-1"), &slow);
+    let placed = send_with(Simulation::Off, Caller::all_are_one(), &world, &host, request).await;
+    assert_eq!(placed.status_code, 201);
 }
 
 #[tokio::test]
@@ -342,13 +385,17 @@ async fn deliver(world: &World, nth: u32, bodies: &[Value]) -> Vec<usize> {
 }
 
 async fn deliver_to(world: &World, host: &Host, nth: u32, bodies: &[Value]) -> Vec<usize> {
+    deliver_with(Simulation::On, world, host, nth, bodies).await
+}
+
+async fn deliver_with(simulation: Simulation, world: &World, host: &Host, nth: u32, bodies: &[Value]) -> Vec<usize> {
     let locks = world.locks(host).key_prefix(PREFIX).build().unwrap();
     // No message is in progress elsewhere, so nothing is sent to SQS.
     let queues = aws_sdk_sqs::Config::builder()
         .behavior_version(BehaviorVersion::latest())
         .region(Region::from_static("us-east-1"));
     let queues = aws_sdk_sqs::Client::from_conf(queues.build());
-    let function = payment_queue(locks, Payments::new(host.client(), &world.table, PREFIX), queues);
+    let function = payment_queue(locks, Payments::new(host.client(), &world.table, PREFIX), queues, simulation);
     let records = bodies.iter().enumerate().map(|(position, body)| {
         let mut record = SqsMessage::default();
         record.message_id = Some(format!("{:08x}#{position}", fastrand::u32(..)));
@@ -433,6 +480,23 @@ async fn only_a_payment_that_panics_goes_back() {
     for (id, times) in [("rent", 1), ("power", 0), ("water", 1)] {
         assert_eq!(times_paid(&world, id).await, times, "{id}");
     }
+}
+
+// behaviour 522
+#[tokio::test]
+async fn a_sender_cannot_choose_that_a_payment_takes_long_fails_or_panics() {
+    let world = World::new().await;
+    let payment = Payment {
+        id: "rent".to_owned(),
+        account: "DE02".to_owned(),
+        amount: 100,
+        paying_ms: u64::MAX,
+        failing_deliveries: u64::MAX,
+        panics: true,
+    };
+    let failed = deliver_with(Simulation::Off, &world, &world.host().build(), 1, &[json!(payment)]).await;
+    assert_eq!(failed, [0_usize; 0]);
+    assert_eq!(times_paid(&world, "rent").await, 1);
 }
 
 /// The record of an order as Lambda sends it. Without a quantity, it cannot be read.

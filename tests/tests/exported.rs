@@ -12,7 +12,9 @@ use aws_lambda_events::sqs::{SqsEvent, SqsMessage};
 use aws_sdk_sqs::config::{BehaviorVersion, Region};
 use futures_util::FutureExt;
 use lambda_example::telemetry::{self, Collector};
-use lambda_example::{Orders, Payment, Payments, ReportRequest, Reports, nightly_report, order_api, payment_queue};
+use lambda_example::{
+    Orders, Payment, Payments, ReportRequest, Reports, Simulation, nightly_report, order_api, payment_queue,
+};
 use lambda_lock::embedded::Host;
 use lambda_lock::{Backoff, Caller, Locks, metrics};
 use lambda_lock_tests::World;
@@ -138,10 +140,13 @@ const HELD_ONCE: [(&str, u64); 5] =
 async fn a_report_exports_its_lock_and_a_skipped_report_its_refusal() {
     let stage = Stage::new().await;
     let (host, locks) = stage.environment();
-    let function = stage.exporting(nightly_report(locks, Reports::new(host.client(), &stage.world.table, PREFIX)));
+    let reports = Reports::new(host.client(), &stage.world.table, PREFIX);
+    let function = stage.exporting(nightly_report(locks, reports, Simulation::On));
     let invoke = async |gathering_ms| {
         let request = ReportRequest { report: "sales".to_owned(), gathering_ms, panics: false };
-        function.clone().oneshot(invocation(&host, request)).await.unwrap();
+        let mut event = invocation(&host, request);
+        event.context.request_id = format!("request-{gathering_ms}");
+        function.clone().oneshot(event).await.unwrap();
         stage.exported()
     };
     assert_eq!(invoke(0).await, counts(HELD_ONCE));
@@ -157,7 +162,7 @@ async fn an_order_exports_its_record_its_replays_and_its_refusals() {
     let stage = Stage::new().await;
     let (host, locks) = stage.environment();
     let orders = Orders::new(host.client(), &stage.world.table, PREFIX);
-    let function = stage.exporting(order_api(locks, orders, Caller::all_are_one()));
+    let function = stage.exporting(order_api(locks, orders, Caller::all_are_one(), Simulation::On));
     let send = async || {
         let request = json!({
             "rawPath": "/orders",
@@ -186,7 +191,7 @@ async fn a_batch_exports_the_outcome_of_each_message() {
         .region(Region::from_static("us-east-1"));
     let queues = aws_sdk_sqs::Client::from_conf(queues.build());
     let payments = Payments::new(host.client(), &stage.world.table, PREFIX);
-    let function = stage.exporting(payment_queue(locks, payments, queues));
+    let function = stage.exporting(payment_queue(locks, payments, queues, Simulation::On));
     let payment = |id: &str, failing_deliveries| {
         let account = "DE02".to_owned();
         json!(Payment { id: id.to_owned(), account, amount: 100, paying_ms: 0, failing_deliveries, panics: false })

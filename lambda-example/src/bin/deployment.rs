@@ -3,7 +3,7 @@
 use std::env;
 use std::io;
 
-use lambda_example::{Releases, deployment, release_at_shutdown, telemetry};
+use lambda_example::{Releases, Simulation, data_table, deployment, release_at_shutdown, telemetry};
 use lambda_lock::Locks;
 use lambda_runtime::layers::TracingLayer;
 use lambda_runtime::{Error, Runtime};
@@ -15,8 +15,8 @@ async fn main() -> Result<(), Error> {
     locks.warm_up().await;
     release_at_shutdown(&locks).await;
     let prefix = env::var("LOCK_KEY_PREFIX").unwrap_or_default();
-    let releases = Releases::new(locks.client().clone(), locks.table_name(), prefix);
-    let function = deployment(locks, releases);
+    let releases = Releases::new(locks.client().clone(), data_table()?, prefix);
+    let function = deployment(locks, releases, Simulation::from_env());
     let function = telemetry::flush_after(function, metrics, io::stdout);
     // The span adds the request id to every line.
     Runtime::new(function).layer(TracingLayer::new()).run().await

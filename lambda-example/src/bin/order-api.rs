@@ -3,7 +3,7 @@
 use std::env;
 use std::io;
 
-use lambda_example::{Orders, order_api, release_at_shutdown, telemetry};
+use lambda_example::{Orders, Simulation, data_table, order_api, release_at_shutdown, telemetry};
 use lambda_lock::{Caller, Locks};
 use lambda_runtime::Error;
 use lambda_runtime::layers::TracingLayer;
@@ -15,13 +15,13 @@ async fn main() -> Result<(), Error> {
     locks.warm_up().await;
     release_at_shutdown(&locks).await;
     let prefix = env::var("LOCK_KEY_PREFIX").unwrap_or_default();
-    let orders = Orders::new(locks.client().clone(), locks.table_name(), prefix);
+    let orders = Orders::new(locks.client().clone(), data_table()?, prefix);
     // A caller is who signed the request, unless the stack says that all share their keys.
     let caller = match env::var("CALLERS").as_deref() {
         Ok("one") => Caller::all_are_one(),
         _ => Caller::iam_principal(),
     };
-    let function = order_api(locks, orders, caller);
+    let function = order_api(locks, orders, caller, Simulation::from_env());
     let function = telemetry::flush_after(function, metrics, io::stdout);
     // The span adds the request id to every line.
     lambda_http::runtime(function).layer(TracingLayer::new()).run().await

@@ -3,7 +3,7 @@
 use std::env;
 use std::io;
 
-use lambda_example::{Totals, order_totals, release_at_shutdown, telemetry};
+use lambda_example::{Totals, data_table, order_totals, release_at_shutdown, telemetry};
 use lambda_lock::Locks;
 use lambda_runtime::layers::TracingLayer;
 use lambda_runtime::{Error, Runtime};
@@ -15,7 +15,7 @@ async fn main() -> Result<(), Error> {
     locks.warm_up().await;
     release_at_shutdown(&locks).await;
     let prefix = env::var("LOCK_KEY_PREFIX").unwrap_or_default();
-    let totals = Totals::new(locks.client().clone(), locks.table_name(), prefix);
+    let totals = Totals::new(locks.client().clone(), data_table()?, prefix);
     let function = order_totals(locks, totals);
     let function = telemetry::flush_after(function, metrics, io::stdout);
     // The span adds the request id to every line.

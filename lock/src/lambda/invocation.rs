@@ -8,6 +8,7 @@ use serde_json::Value;
 
 use crate::clock::since_epoch;
 use crate::error::Error;
+use crate::holder::Holder;
 use crate::idempotency::Invocation;
 use crate::limits::{DAY, holder_within_bounds};
 use crate::lock::Locks;
@@ -17,6 +18,20 @@ pub(super) fn holder(context: &Context) -> String {
     let config = &context.env_config;
     let name = [&config.function_name, &context.request_id, &config.log_stream].map(String::as_str).join(" ");
     holder_within_bounds(name.trim())
+}
+
+/// Returns whether an attempt of this invocation holds the key, or one of its permits. Lambda retries an asynchronous
+/// invocation with the same request id. The first attempt has crashed then.
+pub(super) fn is_held_by_attempt(context: &Context, refusal: &Error) -> bool {
+    if context.request_id.is_empty() {
+        return false;
+    }
+    let attempt = format!("{} {}", context.env_config.function_name, context.request_id);
+    let is_attempt = |holder: &Holder| {
+        let rest = holder.name().and_then(|name| name.strip_prefix(attempt.trim()));
+        !holder.has_released() && rest.is_some_and(|stream| stream.is_empty() || stream.starts_with(' '))
+    };
+    refusal.holder().is_some_and(|holder| is_attempt(holder) || holder.permits().iter().any(is_attempt))
 }
 
 /// Returns the invocation's deadline, unless it is more than [`DAY`] ago: the deadline is zero in a context made by

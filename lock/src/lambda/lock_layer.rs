@@ -10,7 +10,7 @@ use std::time::Duration;
 use lambda_runtime::LambdaEvent;
 use tower::{Layer, Service};
 
-use super::invocation::{check_not_durable, deadline, holder, key_of_tenant};
+use super::invocation::{check_not_durable, deadline, holder, is_held_by_attempt, key_of_tenant};
 use super::locked_event::HandlerEvent;
 use crate::error::Error;
 use crate::idempotency::HandlerError;
@@ -90,7 +90,8 @@ use crate::text::printable;
 ///
 /// #[tokio::main]
 /// async fn main() -> Result<(), Error> {
-///     let layer = LockLayer::new(Locks::from_env().await?).on_held(|held| format!("skipped: {held}"));
+///     let layer = LockLayer::new(Locks::from_env().await?)
+///         .on_held(|held| format!("skipped: {held}")); // without this, it fails with `LockHeld`, and Lambda retries it
 ///     Runtime::new(layer.layer(service_fn(report))).run().await
 /// }
 /// ```
@@ -251,6 +252,15 @@ impl<I: HandlerEvent, R> LockLayer<I, R> {
 
     /// Answers an invocation that finds the key held, instead of failing it. The error names the
     /// [holder](Error::holder), and until when the key is held.
+    ///
+    /// The caller takes an answer for success and does not retry. This is right if the holder does the caller's work, as
+    /// two deliveries of one schedule do. If each event has work of its own, leave this out: the invocation then fails with
+    /// `LockHeld`, and its service retries it.
+    ///
+    /// If the holder crashes, its key stays held until its lease ends, and its own retry must not be answered "skipped".
+    /// Lambda retries an asynchronous invocation with the same request id. The layer recognises it by that id in the
+    /// holder's name, and fails it until the key is free. Other callers (queues, streams, state machines, HTTP clients)
+    /// retry with a new request id, which is answered. For them, leave this out, or let the answer make them retry.
     #[must_use]
     pub fn on_held(self, answer: impl Fn(&Error) -> R + Send + Sync + 'static) -> Self {
         self.with(|settings| settings.on_held = Some(Arc::new(answer)))
@@ -302,8 +312,8 @@ impl<I: HandlerEvent, R> Settings<I, R> {
         match acquire.send().await {
             Ok(lock) => Ok(lock),
             Err(error) if error.is_held() => match &self.on_held {
-                Some(answer) => Err(Refused::Answer(answer(&error))),
-                None => Err(Refused::Error(error)),
+                Some(answer) if !is_held_by_attempt(context, &error) => Err(Refused::Answer(answer(&error))),
+                _ => Err(Refused::Error(error)),
             },
             Err(error)
                 if self.on_unavailable == OnUnavailable::RunUnlocked

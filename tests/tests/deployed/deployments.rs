@@ -100,5 +100,5 @@ async fn refusals_of(stack: &Stack, execution: &Value) -> usize {
 async fn holder(stack: &Stack, key: &str) -> Holder {
     let locks = Locks::builder(stack.dynamodb.clone(), &stack.table);
     let locks = locks.key_prefix(format!("{}#", in_stack("deployment"))).build().unwrap();
-    locks.get(format!("lock#{key}")).await.unwrap().unwrap()
+    locks.get(key).await.unwrap().unwrap()
 }

@@ -19,6 +19,7 @@ use std::env;
 use std::time::Duration;
 
 use aws_sdk_dynamodb::types::AttributeValue;
+use futures_util::future::join_all;
 use tokio::time::{sleep, timeout};
 
 use crate::deployments::{
@@ -28,7 +29,8 @@ use crate::observability::{
     alarms_and_dashboard_show_the_exported_metrics, each_log_line_has_the_id_of_its_request_once,
 };
 use crate::orders::{
-    a_thousand_requests_place_two_hundred_orders, an_order_sent_three_times_is_placed_once,
+    a_caller_cannot_choose_how_long_an_order_takes, a_thousand_requests_place_two_hundred_orders,
+    an_order_sent_three_times_is_placed_once, the_api_limits_and_logs_its_requests,
     the_signer_of_a_request_is_its_caller,
 };
 use crate::payments::{
@@ -37,7 +39,7 @@ use crate::payments::{
 };
 use crate::reports::{
     a_killed_invocation_blocks_its_report_for_its_lease, a_report_that_panics_releases_its_lock_at_once,
-    one_of_five_concurrent_invocations_writes, the_schedule_writes_its_report,
+    a_report_that_was_given_up_is_kept, one_of_five_concurrent_invocations_writes, the_schedule_writes_its_report,
 };
 use crate::stack::Stack;
 use crate::totals::{a_placed_order_is_counted_once, a_record_delivered_again_is_not_counted_again};
@@ -80,27 +82,38 @@ async fn the_deployed_functions_do_each_job_once() {
     alarms_and_dashboard_show_the_exported_metrics(&stack).await;
     each_log_line_has_the_id_of_its_request_once(&stack).await;
     a_thousand_requests_place_two_hundred_orders(&stack).await;
+    the_api_limits_and_logs_its_requests(&stack).await;
     a_report_that_panics_releases_its_lock_at_once(&stack).await;
     let panicking = only_the_payment_that_panics_goes_back(&stack).await;
     tokio::join!(
         a_killed_invocation_blocks_its_report_for_its_lease(&stack),
         the_schedule_writes_its_report(&stack),
+        a_report_that_was_given_up_is_kept(&stack),
         payments_are_made_once_and_poison_becomes_dead_letters(&stack, panicking),
         payments_of_a_group_stay_in_order_after_a_failure(&stack),
-        a_protected_table_outlives_its_stack(&stack),
+        protected_tables_and_queues_of_payments_outlive_their_stack(&stack),
     );
     stack.delete(STACK).await;
     assert_eq!(stack.tables_of(STACK).await, [""; 0]);
+    assert_eq!(stack.queues_of(&format!("{STACK}-")).await, [""; 0]);
 }
 
-async fn a_protected_table_outlives_its_stack(stack: &Stack) {
+async fn protected_tables_and_queues_of_payments_outlive_their_stack(stack: &Stack) {
     let name = "protected";
-    stack.local.deploy(name, &["ScheduleState=DISABLED"]).await;
+    stack.local.deploy(name, &["ScheduleState=DISABLED", "OrderConcurrency=5"]).await;
     let tables = stack.tables_of(name).await;
-    assert_eq!(tables.len(), 1);
+    assert_eq!(tables.len(), 2);
+    let queues = async || {
+        let names = ["Payments", "PaymentDeadLetters", "OrderedPayments", "OrderedPaymentDeadLetters"];
+        join_all(names.map(async |queue| stack.queues_of(&format!("{name}-{queue}-")).await)).await.concat()
+    };
+    let before = queues().await;
+    assert_eq!(before.len(), 4);
     the_signer_of_a_request_is_its_caller(stack, name).await;
+    a_caller_cannot_choose_how_long_an_order_takes(stack, name).await;
     stack.delete(name).await;
     assert_eq!(stack.tables_of(name).await, tables);
+    assert_eq!(queues().await, before);
     let function = stack.lambda.get_function().function_name(format!("{name}-nightly-report")).send().await;
     assert!(function.unwrap_err().into_service_error().is_resource_not_found_exception());
 }

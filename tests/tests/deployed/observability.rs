@@ -55,12 +55,16 @@ pub(crate) async fn alarms_and_dashboard_show_the_exported_metrics(stack: &Stack
         .into_iter()
         .chain([("order-api", "Url5xxCount"), ("order-totals", "IteratorAge")])
         .map(|(function, name)| Metric { namespace: "AWS/Lambda".to_owned(), ..Metric::of(function, name, &[]) });
-    let dead = ["payment-dead-letters", "ordered-payment-dead-letters.fifo", "order-totals-dead-letters"];
-    let dead = dead.map(|queue| Metric {
-        namespace: "AWS/SQS".to_owned(),
-        name: "ApproximateNumberOfMessagesVisible".to_owned(),
-        dimensions: [("QueueName".to_owned(), in_stack(queue))].into(),
-    });
+    let mut dead = Vec::new();
+    for queue in
+        ["PaymentDeadLetters-", "OrderedPaymentDeadLetters-", "order-totals-dead-letters", "nightly-report-failures"]
+    {
+        dead.push(Metric {
+            namespace: "AWS/SQS".to_owned(),
+            name: "ApproximateNumberOfMessagesVisible".to_owned(),
+            dimensions: [("QueueName".to_owned(), stack.queue_named(queue).await.name().to_owned())].into(),
+        });
+    }
     let api = stack.http_api(STACK).await;
     let id = api.split('.').next().unwrap().to_owned();
     let gateway = Metric {

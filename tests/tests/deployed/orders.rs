@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use futures_util::stream::{self, StreamExt};
 use http::StatusCode;
 use lambda_example::Order;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::local_aws::credentials;
 use crate::stack::Stack;
@@ -19,9 +19,9 @@ pub(crate) async fn an_order_sent_three_times_is_placed_once(stack: &Stack) {
     assert_eq!((placed.status, refused.status), (StatusCode::CREATED, StatusCode::CONFLICT));
     assert_eq!(placed.headers.get("idempotency-replayed"), None);
     assert_eq!(refused.headers["content-type"], "application/problem+json");
-    // The lease ends with the invocation, whose timeout is 10 s, and a second later for wrong clocks.
+    // The lease is 9 s, and ends a second later for wrong clocks.
     let seconds: u64 = refused.headers["retry-after"].to_str().unwrap().parse().unwrap();
-    assert!((1..=11).contains(&seconds), "{seconds}");
+    assert!((1..=10).contains(&seconds), "{seconds}");
 
     let replayed = stack.order(Some("key-1"), &body).await;
     assert_eq!((replayed.status, &replayed.body), (StatusCode::CREATED, &placed.body));
@@ -82,6 +82,26 @@ pub(crate) async fn a_thousand_requests_place_two_hundred_orders(stack: &Stack) 
         assert!(is_replay && body == placed[&key], "{key}: {body:?}");
     }
     assert_eq!(stack.ids_of_orders().await.len(), before + KEYS);
+}
+
+/// The stack must not have the parameter `Simulation`.
+// behaviour 522
+pub(crate) async fn a_caller_cannot_choose_how_long_an_order_takes(stack: &Stack, name: &str) {
+    let body = json!({ "item": "tea", "quantity": 1, "checking_ms": u64::MAX });
+    let answer = stack.order_by(&credentials(), &stack.http_api(name).await, "slow", &body).await;
+    assert_eq!(answer.status, StatusCode::CREATED, "{:?}", answer.body);
+}
+
+pub(crate) async fn the_api_limits_and_logs_its_requests(stack: &Stack) {
+    let host = stack.http_api(STACK).await;
+    let stage = stack.api_gateway(&format!("/v2/apis/{}/stages/$default", host.split('.').next().unwrap())).await;
+    let limits = &stage["defaultRouteSettings"];
+    let [rate, burst] = ["ThrottlingRateLimit", "ThrottlingBurstLimit"].map(|limit| &limits[limit]);
+    assert!(!rate.is_null() && rate == burst, "{stage}");
+    let log = stage["accessLogSettings"]["destinationArn"].as_str().unwrap();
+    assert!(log.contains(&format!("/aws/vendedlogs/{STACK}-order-api")), "{stage}");
+    let line = stage["accessLogSettings"]["format"].as_str().unwrap();
+    assert!(serde_json::from_str::<Value>(line).is_ok_and(|line| line["status"] == "$context.status"), "{line}");
 }
 
 // behaviour 462

@@ -13,10 +13,10 @@ use crate::{VISIBILITY_TIMEOUT, loop_until, number};
 
 // behaviours 73, 84
 pub(crate) async fn a_payment_in_progress_is_hidden_until_its_lease_ends(stack: &Stack) {
-    let queue = stack.queue("payments").await;
+    let queue = stack.queue("Payments").await;
     let payment = Payment { paying_ms: 3000, ..payment("hidden", 0) };
     queue.send(&json!(payment)).await;
-    loop_until(Duration::from_secs(5), async || stack.row("payment-queue", "idempotency#hidden").await).await;
+    loop_until(Duration::from_secs(5), async || stack.lock("payment-queue", "idempotency#hidden").await).await;
     queue.send(&json!(payment)).await;
     loop_until(VISIBILITY_TIMEOUT * 3 / 4, async || queue.is_empty().await.then_some(())).await;
     assert_eq!(stack.times_paid("hidden").await, 1);
@@ -25,7 +25,7 @@ pub(crate) async fn a_payment_in_progress_is_hidden_until_its_lease_ends(stack: 
 /// Returns the payment that panics. It becomes a dead letter after enough deliveries. With `panic = "abort"`, the whole
 /// batch becomes dead letters.
 pub(crate) async fn only_the_payment_that_panics_goes_back(stack: &Stack) -> Value {
-    let queue = stack.queue("payments").await;
+    let queue = stack.queue("Payments").await;
     let payments: [_; 10] =
         array::from_fn(|index| Payment { panics: index == 4, ..payment(&format!("ten-{index}"), 0) });
     queue.send_all(payments.iter().map(entry)).await;
@@ -41,7 +41,7 @@ pub(crate) async fn only_the_payment_that_panics_goes_back(stack: &Stack) -> Val
 
 // behaviours 71, 73
 pub(crate) async fn payments_are_made_once_and_poison_becomes_dead_letters(stack: &Stack, panicking: Value) {
-    let (queue, dead_letters) = (stack.queue("payments").await, stack.queue("payment-dead-letters").await);
+    let (queue, dead_letters) = (stack.queue("Payments").await, stack.queue("PaymentDeadLetters").await);
     let poison = json!(payment("poison", u64::MAX));
     for _ in 0..4 {
         queue.send(&json!(payment("duplicate", 0))).await;
@@ -63,7 +63,7 @@ pub(crate) async fn payments_are_made_once_and_poison_becomes_dead_letters(stack
 
 // behaviour 72
 pub(crate) async fn payments_of_a_group_stay_in_order_after_a_failure(stack: &Stack) {
-    let queue = stack.queue("ordered-payments.fifo").await;
+    let queue = stack.queue("OrderedPayments").await;
     let first_of_other = payment("b-1", 0);
     queue.send_in_order("a", &[payment("a-1", 0), payment("a-2", 1), payment("a-3", 0)], &first_of_other).await;
     loop_until(VISIBILITY_TIMEOUT * 3, async || queue.is_empty().await.then_some(())).await;
@@ -71,7 +71,7 @@ pub(crate) async fn payments_of_a_group_stay_in_order_after_a_failure(stack: &St
     let mut began = Vec::new();
     for id in ["a-1", "b-1", "a-2", "a-3"] {
         assert_eq!(stack.times_paid(id).await, 1);
-        let record = stack.row("payment-queue", &format!("idempotency#{id}")).await.unwrap();
+        let record = stack.lock("payment-queue", &format!("idempotency#{id}")).await.unwrap();
         began.push(number(&record, "acquired_at"));
     }
     let [a1, b1, a2, a3] = began[..] else { unreachable!() };

@@ -5,6 +5,7 @@ use std::time::Duration;
 use aws_sdk_dynamodb::primitives::{DateTime, DateTimeFormat};
 use futures_util::future::join_all;
 use lambda_example::{Outcome, ReportRequest};
+use serde_json::json;
 
 use crate::stack::Stack;
 use crate::{CLOCK_SKEW, FUNCTION_TIMEOUT, GATHERING, loop_until, number};
@@ -16,7 +17,7 @@ pub(crate) async fn one_of_five_concurrent_invocations_writes(stack: &Stack) {
     let [Outcome::Written { fence: first, times: 1, .. }] = written[..] else { panic!("written: {written:?}") };
     assert_eq!(number(&stack.row("nightly-report", "report#concurrent").await.unwrap(), "times"), 1);
     assert_eq!(skipped.len(), 4);
-    let lock = stack.row("nightly-report", "lock#concurrent").await.unwrap();
+    let lock = stack.lock("nightly-report", "concurrent").await.unwrap();
     for outcome in skipped {
         let Outcome::Skipped { reason } = outcome else { unreachable!() };
         assert!(reason.contains(&format!("held by {} until ", lock["holder"].as_s().unwrap())), "{reason}");
@@ -31,7 +32,7 @@ pub(crate) async fn one_of_five_concurrent_invocations_writes(stack: &Stack) {
 pub(crate) async fn a_killed_invocation_blocks_its_report_for_its_lease(stack: &Stack) {
     let (killed, until) = loop_until(Duration::from_mins(1), async || {
         let failure = stack.invoke("killed", Duration::from_mins(1)).await.unwrap_err();
-        let row = stack.row("nightly-report", "lock#killed").await.unwrap();
+        let row = stack.lock("nightly-report", "killed").await.unwrap();
         // Lambda kills the process when the layer cancels the handler and releases. This test needs a kill that comes
         // first: it retries otherwise.
         match stack.invoke("killed", Duration::ZERO).await.unwrap() {
@@ -53,14 +54,14 @@ pub(crate) async fn a_killed_invocation_blocks_its_report_for_its_lease(stack: &
     })
     .await;
     assert!(fence > number(&killed, "fence"));
-    assert!(number(&stack.row("nightly-report", "lock#killed").await.unwrap(), "acquired_at") >= until);
+    assert!(number(&stack.lock("nightly-report", "killed").await.unwrap(), "acquired_at") >= until);
 }
 
 pub(crate) async fn the_schedule_writes_its_report(stack: &Stack) {
     // The schedule fires once a minute, and the local AWS looks at it every ten seconds.
     let report = loop_until(Duration::from_secs(90), async || stack.row("nightly-report", "report#sales").await).await;
     assert!(number(&report, "times") >= 1);
-    let lock = stack.row("nightly-report", "lock#sales").await.unwrap();
+    let lock = stack.lock("nightly-report", "sales").await.unwrap();
     assert_eq!(number(&lock, "fence"), number(&report, "fence"));
 }
 
@@ -71,6 +72,15 @@ pub(crate) async fn a_report_that_panics_releases_its_lock_at_once(stack: &Stack
     let next = stack.invoke("panics", Duration::ZERO).await;
     assert!(matches!(next, Ok(Outcome::Written { times: 1, .. })), "after {failure}: {next:?}");
     assert!(failure.contains("a bug in the report"), "{failure}");
+}
+
+/// The local AWS retries after one second and after two, not after minutes.
+pub(crate) async fn a_report_that_was_given_up_is_kept(stack: &Stack) {
+    let request = ReportRequest { report: "given-up".to_owned(), gathering_ms: 0, panics: true };
+    stack.report_later(&request).await;
+    let failures = stack.queue_named("nightly-report-failures").await;
+    let kept = loop_until(Duration::from_mins(1), async || failures.receive_all().await.pop()).await;
+    assert_eq!(kept["requestPayload"], json!(request), "{kept}");
 }
 
 /// The time at the end of a skip reason, in milliseconds since the epoch.

@@ -9,6 +9,7 @@ use aws_config::{BehaviorVersion, Region};
 use aws_sdk_dynamodb::config::Credentials;
 use aws_sdk_dynamodb::types::AttributeValue;
 use aws_sdk_lambda::primitives::Blob;
+use aws_sdk_lambda::types::InvocationType;
 use aws_sdk_sqs::types::builders::SendMessageBatchRequestEntryBuilder;
 use aws_sdk_sqs::types::{QueueAttributeName, SendMessageBatchRequestEntry};
 use aws_sigv4::http_request::{SignableBody, SignableRequest, SigningSettings, sign};
@@ -29,7 +30,10 @@ use crate::{FUNCTION_TIMEOUT, PAYMENT_TIMEOUT, REGION, STACK, TOPIC, number};
 /// A local AWS with the template deployed. It is stopped when this is dropped.
 pub(crate) struct Stack {
     pub(crate) local: LocalAws,
+    /// The table of locks and records.
     pub(crate) table: String,
+    /// The table of everything else.
+    pub(crate) data_table: String,
     pub(crate) dynamodb: aws_sdk_dynamodb::Client,
     pub(crate) lambda: aws_sdk_lambda::Client,
     pub(crate) sqs: aws_sdk_sqs::Client,
@@ -56,6 +60,7 @@ impl Stack {
             // The function URL of the local AWS does not name the caller.
             "OrderCallers=one",
             "DeletionProtection=false",
+            "Simulation=true",
             "WithStream=true",
             "Dashboard=true",
             "Alarms=true",
@@ -70,10 +75,15 @@ impl Stack {
             .load()
             .await;
         let dynamodb = aws_sdk_dynamodb::Client::new(&config);
-        let tables = dynamodb.list_tables().send().await.unwrap();
-        let [table] = tables.table_names() else { panic!("tables: {tables:?}") };
+        let tables = dynamodb.list_tables().send().await.unwrap().table_names.unwrap();
+        assert_eq!(tables.len(), 2, "{tables:?}");
+        let named = |resource: &str| {
+            let prefix = format!("{}-", in_stack(resource));
+            tables.iter().find(|table| table.starts_with(&prefix)).unwrap().clone()
+        };
         Self {
-            table: table.clone(),
+            table: named("LockTable"),
+            data_table: named("DataTable"),
             dynamodb,
             lambda: aws_sdk_lambda::Client::new(&config),
             sqs: aws_sdk_sqs::Client::new(&config),
@@ -91,6 +101,12 @@ impl Stack {
         tables.into_iter().filter(|table| table.starts_with(&format!("{name}-"))).collect()
     }
 
+    /// The URLs of the queues that `CloudFormation` named after this resource, or after one whose name begins so.
+    pub(crate) async fn queues_of(&self, resource: &str) -> Vec<String> {
+        let found = self.sqs.list_queues().queue_name_prefix(resource).send().await.unwrap();
+        found.queue_urls.unwrap_or_default()
+    }
+
     /// Invokes `nightly-report` and waits for its answer, or for its error as Lambda reports it.
     pub(crate) async fn invoke(&self, report: &str, gathering: Duration) -> Result<Outcome, String> {
         let gathering_ms = u64::try_from(gathering.as_millis()).unwrap();
@@ -106,6 +122,13 @@ impl Stack {
             None => Ok(serde_json::from_value(payload).unwrap()),
             Some(_) => Err(payload.to_string()),
         }
+    }
+
+    /// Invokes `nightly-report` as its schedule does, without waiting for its answer.
+    pub(crate) async fn report_later(&self, request: &ReportRequest) {
+        let request = Blob::new(serde_json::to_vec(request).unwrap());
+        let invoke = self.lambda.invoke().function_name(in_stack("nightly-report")).payload(request);
+        invoke.invocation_type(InvocationType::Event).send().await.unwrap();
     }
 
     /// Invokes `order-totals` with a batch of records, and returns its answer.
@@ -177,14 +200,18 @@ impl Stack {
 
     /// The host name of API Gateway's API of this stack.
     pub(crate) async fn http_api(&self, stack: &str) -> String {
-        let mut request = Request::get(format!("{}/v2/apis", self.endpoint)).body(Full::default()).unwrap();
-        sign_for("apigateway", &mut request, "");
-        let answer = self.send(request).await;
-        let apis: Value = serde_json::from_slice(&answer.body).unwrap();
+        let apis = self.api_gateway("/v2/apis").await;
         let name = format!("{stack}-order-api");
         let api = apis["items"].as_array().unwrap().iter().find(|api| api["name"] == name).unwrap();
         let endpoint: Uri = api["apiEndpoint"].as_str().unwrap().parse().unwrap();
         endpoint.host().unwrap().to_owned()
+    }
+
+    /// Reads this resource of API Gateway.
+    pub(crate) async fn api_gateway(&self, path: &str) -> Value {
+        let mut request = Request::get(format!("{}{path}", self.endpoint)).body(Full::default()).unwrap();
+        sign_for("apigateway", &mut request, "");
+        serde_json::from_slice(&self.send(request).await.body).unwrap()
     }
 
     /// Calls an operation of a service that speaks JSON.
@@ -250,15 +277,22 @@ impl Stack {
     }
 
     pub(crate) async fn ids_of_orders(&self) -> Vec<String> {
-        let scan = self.dynamodb.scan().table_name(&self.table).filter_expression("begins_with(id, :orders)");
+        let scan = self.dynamodb.scan().table_name(&self.data_table).filter_expression("begins_with(id, :orders)");
         let orders = AttributeValue::S(format!("{}#order#", in_stack("order-api")));
         let rows = scan.expression_attribute_values(":orders", orders).send().await.unwrap();
         rows.items().iter().map(|row| row["id"].as_s().unwrap().clone()).collect()
     }
 
-    pub(crate) async fn queue(&self, name: &str) -> Queue {
-        let url = self.sqs.get_queue_url().queue_name(in_stack(name)).send().await.unwrap().queue_url.unwrap();
-        Queue { sqs: self.sqs.clone(), url }
+    /// The queue of this resource.
+    pub(crate) async fn queue(&self, resource: &str) -> Queue {
+        self.queue_named(&format!("{resource}-")).await
+    }
+
+    /// The queue whose name in the stack begins so.
+    pub(crate) async fn queue_named(&self, prefix: &str) -> Queue {
+        let urls = self.queues_of(&in_stack(prefix)).await;
+        let [url] = &urls[..] else { panic!("{prefix}: {urls:?}") };
+        Queue { sqs: self.sqs.clone(), url: url.clone() }
     }
 
     pub(crate) async fn times_paid(&self, id: &str) -> u64 {
@@ -269,9 +303,18 @@ impl Stack {
         self.row("payment-queue", &format!("payment#{id}")).await
     }
 
-    /// The row under this key of a function.
+    /// The lock or the record under this key of a function.
+    pub(crate) async fn lock(&self, of: &str, key: &str) -> Option<HashMap<String, AttributeValue>> {
+        self.row_of(&self.table, of, key).await
+    }
+
+    /// The row of data under this key of a function.
     pub(crate) async fn row(&self, of: &str, key: &str) -> Option<HashMap<String, AttributeValue>> {
-        let read = self.dynamodb.get_item().table_name(&self.table).consistent_read(true);
+        self.row_of(&self.data_table, of, key).await
+    }
+
+    async fn row_of(&self, table: &str, of: &str, key: &str) -> Option<HashMap<String, AttributeValue>> {
+        let read = self.dynamodb.get_item().table_name(table).consistent_read(true);
         read.key("id", AttributeValue::S(format!("{}#{key}", in_stack(of)))).send().await.unwrap().item
     }
 }
@@ -305,6 +348,10 @@ pub(crate) struct Queue {
 }
 
 impl Queue {
+    pub(crate) fn name(&self) -> &str {
+        self.url.rsplit('/').next().unwrap()
+    }
+
     pub(crate) async fn send(&self, body: &Value) {
         self.sqs.send_message().queue_url(&self.url).message_body(body.to_string()).send().await.unwrap();
     }

@@ -16,7 +16,7 @@ use crate::{REGION, loop_until};
 pub(crate) async fn a_placed_order_is_counted_once(stack: &Stack) {
     let counted = loop_until(Duration::from_mins(1), async || stack.total("tea").await).await;
     assert_eq!(counted, [1, 2]);
-    // Neither the record of the order nor the total invoked the function. The log has its lines a moment later.
+    // The total did not invoke the function. The log has its lines a moment later.
     let runs = async || {
         let lines = stack.log("order-totals").await;
         let runs = lines.iter().filter(|line| line["fields"]["message"] == "counted").count();

@@ -58,7 +58,7 @@ async fn a_lock_at_all_bounds_is_renewed_and_released() {
     let other = longest(world.locks_with_quick_retries(&unanswered)).build().unwrap();
     let blocked = locks.acquire("k").owner_from(name('i', IDENTITY)).await.unwrap();
     other.acquire("k").owner_from(name('w', IDENTITY)).await.unwrap_err();
-    other.flush().await;
+    other.flush(crate::LEASE * 2).await;
     blocked.release().await.unwrap();
     let row = world.row(&(name('p', KEY - 1) + "k")).await.unwrap();
     assert!(row["withdrawn"].as_s().unwrap().contains(&name('w', IDENTITY)), "withdrawn");

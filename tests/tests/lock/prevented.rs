@@ -147,7 +147,7 @@ async fn a_withdrawal_is_repeated_with_another_token_each_time() {
             let host = world.host().intercept(tokens.clone()).intercept(late.clone()).intercept(prevents).build();
             let locks = world.locks_with_quick_retries(&host).build().unwrap();
             assert!(kind.acquire(&locks).await.unwrap_err().is_unavailable());
-            locks.flush().await;
+            locks.flush(Duration::from_mins(1)).await;
             assert!(!late.deliver(&world).await, "{kind:?}, {cause:?}");
             kind.acquire(&world.default_locks()).await.unwrap().release().await.unwrap();
 

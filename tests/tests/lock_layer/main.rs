@@ -44,6 +44,12 @@ fn invocation_without_deadline<P>(payload: P) -> LambdaEvent<P> {
     invocation::invocation_without_deadline(FUNCTION, payload)
 }
 
+/// The invocation with this request id.
+fn with_request_id<P>(id: &str, mut event: LambdaEvent<P>) -> LambdaEvent<P> {
+    id.clone_into(&mut event.context.request_id);
+    event
+}
+
 /// A table, and a host of the function.
 async fn environment() -> (World, Host, Locks) {
     let world = World::new().await;

@@ -1,14 +1,18 @@
 //! The example function `nightly_report`.
 
+use std::time::Duration;
+
 use aws_sdk_dynamodb::types::AttributeValue;
 use futures_util::future::join_all;
-use lambda_example::{Outcome, ReportRequest, Reports, nightly_report};
+use lambda_example::{Outcome, ReportRequest, Reports, Simulation, nightly_report};
 use lambda_lock::Locks;
 use lambda_lock::embedded::Host;
 use lambda_lock_tests::World;
+use lambda_lock_tests::invocation::reported;
+use tokio::time::sleep;
 use tower::ServiceExt;
 
-use crate::{invocation, row};
+use crate::{invocation, row, with_request_id};
 
 /// The example function. Its locks and reports are rows of one table.
 fn reports(world: &World, host: &Host) -> (Locks, Reports) {
@@ -25,15 +29,18 @@ async fn a_report_delivered_five_times_at_once_is_written_once() {
     let world = World::new().await;
     let host = world.host().build();
     let (locks, reports) = reports(&world, &host);
-    let function = nightly_report(locks, reports);
-    let deliveries = (0..5).map(|_| function.clone().oneshot(invocation(&host, report("sales", 1_000))));
+    let function = nightly_report(locks, reports, Simulation::On);
+    let deliveries = (1..=5).map(|number| {
+        let delivery = invocation(&host, report("sales", 1_000));
+        function.clone().oneshot(with_request_id(&format!("request-{number}"), delivery))
+    });
     let outcomes = join_all(deliveries).await.into_iter().map(Result::unwrap);
     let (written, skipped): (Vec<_>, Vec<_>) = outcomes.partition(|outcome| matches!(outcome, Outcome::Written { .. }));
     assert!(matches!(&written[..], [Outcome::Written { times: 1, .. }]), "{written:?}");
     assert_eq!(skipped.len(), 4);
     for outcome in skipped {
         let Outcome::Skipped { reason } = outcome else { unreachable!() };
-        assert!(reason.contains("report request-1 stream-1"), "{reason}");
+        assert!(reason.contains("report request-") && reason.contains(" stream-1"), "{reason}");
     }
 }
 
@@ -42,7 +49,7 @@ async fn a_report_is_written_again_the_next_night_under_a_larger_fence() {
     let world = World::new().await;
     let host = world.host().build();
     let (locks, reports) = reports(&world, &host);
-    let function = nightly_report(locks, reports);
+    let function = nightly_report(locks, reports, Simulation::On);
     let mut fences = Vec::new();
     for night in 1..=2 {
         let outcome = function.clone().oneshot(invocation(&host, report("sales", 0))).await.unwrap();
@@ -58,12 +65,50 @@ async fn two_reports_are_written_at_the_same_time() {
     let world = World::new().await;
     let host = world.host().build();
     let (locks, reports) = reports(&world, &host);
-    let function = nightly_report(locks, reports);
+    let function = nightly_report(locks, reports, Simulation::On);
     let calls = ["sales", "stock"].map(|name| function.clone().oneshot(invocation(&host, report(name, 500))));
     for outcome in join_all(calls).await {
         let outcome = outcome.unwrap();
         assert!(matches!(&outcome, Outcome::Written { times: 1, .. }), "{outcome:?}");
     }
+}
+
+// behaviour 520
+#[tokio::test]
+async fn the_retry_of_a_report_that_crashed_fails_until_its_lease_ends_and_then_writes() {
+    let world = World::new().await;
+    let crashing = world.host().build();
+    let (locks, reports_there) = reports(&world, &crashing);
+    let function = nightly_report(locks, reports_there, Simulation::On);
+    let crashed = tokio::spawn(function.oneshot(invocation(&crashing, report("sales", 60_000))));
+    while world.row("lock#sales").await.is_none() {
+        sleep(Duration::from_millis(1)).await;
+    }
+    crashing.crash();
+    crashed.abort();
+
+    let retry = world.host().build();
+    let (locks, reports_there) = reports(&world, &retry);
+    let function = nightly_report(locks, reports_there, Simulation::On);
+    let refused = function.oneshot(invocation(&retry, report("sales", 0))).await.unwrap_err();
+    assert_eq!(reported(refused).0, "LockHeld");
+
+    let second_retry = world.host().clock_ahead(Duration::from_mins(1)).build();
+    let (locks, reports_there) = reports(&world, &second_retry);
+    let function = nightly_report(locks, reports_there, Simulation::On);
+    let written = function.oneshot(invocation(&second_retry, report("sales", 0))).await.unwrap();
+    assert!(matches!(written, Outcome::Written { times: 1, .. }), "{written:?}");
+}
+
+// behaviour 522
+#[tokio::test]
+async fn a_caller_cannot_choose_that_a_report_takes_long_or_panics() {
+    let world = World::new().await;
+    let host = world.host().build();
+    let (locks, reports) = reports(&world, &host);
+    let request = ReportRequest { panics: true, ..report("sales", 1_000) };
+    let written = nightly_report(locks, reports, Simulation::Off).oneshot(invocation(&host, request)).await.unwrap();
+    assert!(matches!(written, Outcome::Written { times: 1, .. }), "{written:?}");
 }
 
 // behaviour 78
@@ -80,6 +125,6 @@ async fn a_report_with_an_outdated_fence_is_not_written() {
         .await
         .unwrap();
     let (locks, reports) = reports(&world, &host);
-    nightly_report(locks, reports).oneshot(invocation(&host, report("sales", 0))).await.unwrap_err();
+    nightly_report(locks, reports, Simulation::On).oneshot(invocation(&host, report("sales", 0))).await.unwrap_err();
     assert_eq!(row(&world, "written#report#sales").await["fence"], AttributeValue::N(later));
 }

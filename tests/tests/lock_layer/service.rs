@@ -15,7 +15,9 @@ use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 use tower::{Layer, Service, ServiceExt, service_fn};
 
-use crate::{FUNCTION, TOO_LONG, done, environment, hold_elsewhere, invocation, is_free, quick_backoff};
+use crate::{
+    FUNCTION, TOO_LONG, done, environment, hold_elsewhere, invocation, is_free, quick_backoff, with_request_id,
+};
 
 async fn fence(event: LockedEvent<()>) -> Result<u64, Error> {
     Ok(event.lock.fence())
@@ -117,8 +119,8 @@ async fn exactly_one_of_twenty_concurrent_calls_runs() {
     });
     let service = assert_fit_for_run_concurrent(LockLayer::new(locks).on_held(|_| "skipped").layer(handler));
     let mut calls = JoinSet::new();
-    for _ in 0..20 {
-        calls.spawn(service.clone().oneshot(invocation(&host, ())));
+    for number in 0..20 {
+        calls.spawn(service.clone().oneshot(with_request_id(&number.to_string(), invocation(&host, ()))));
     }
     for _ in 0..19 {
         let answer = timeout(TOO_LONG, calls.join_next()).await.expect("nineteen do not wait for the one");

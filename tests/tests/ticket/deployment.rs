@@ -1,7 +1,7 @@
 //! The example function `deployment`.
 
 use aws_sdk_dynamodb::types::AttributeValue;
-use lambda_example::{Deployment, Done, Releases, Step, deployment};
+use lambda_example::{Deployment, Done, Releases, Simulation, Step, deployment};
 use lambda_lock::Ticket;
 use lambda_lock::embedded::Host;
 use lambda_lock_tests::invocation::{LoseAnswers, invocation, reported};
@@ -14,8 +14,12 @@ const PREFIX: &str = "ci#";
 
 /// One invocation. Returns its output, or its error as Lambda reports it.
 async fn invoke(world: &World, host: &Host, step: Step) -> Result<Done, (String, String)> {
+    invoke_with(Simulation::On, world, host, step).await
+}
+
+async fn invoke_with(simulation: Simulation, world: &World, host: &Host, step: Step) -> Result<Done, (String, String)> {
     let locks = world.locks(host).key_prefix(PREFIX).build().unwrap();
-    let function = deployment(locks, Releases::new(host.client(), &world.table, PREFIX));
+    let function = deployment(locks, Releases::new(host.client(), &world.table, PREFIX), simulation);
     function.oneshot(invocation(host, step)).await.map_err(reported)
 }
 
@@ -78,6 +82,18 @@ async fn a_failing_version_is_not_released() {
     let (error, message) = invoke(&world, &world.host().build(), Step::Work { ticket, input }).await.unwrap_err();
     assert_eq!((error.as_str(), message.as_str()), ("NotDeployed", "version 7 failed its tests"));
     assert_eq!(release(&world).await, None);
+}
+
+// behaviour 522
+#[tokio::test]
+async fn a_caller_cannot_choose_that_a_deployment_takes_long_or_fails() {
+    let world = World::new().await;
+    let ticket = take(&world, "1").await.unwrap();
+    let Step::Work { ticket, input } = work(&ticket, "7") else { unreachable!() };
+    let input = Deployment { rolling_out_ms: 1_000, fails: true, ..input };
+    let host = world.host().build();
+    invoke_with(Simulation::Off, &world, &host, Step::Work { ticket, input }).await.unwrap();
+    assert_eq!(release(&world).await.unwrap()["version"].as_s().unwrap(), "7");
 }
 
 // behaviour 103

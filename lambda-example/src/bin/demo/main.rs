@@ -46,7 +46,9 @@ async fn main() -> ExitCode {
 
 async fn run(cloud: Result<Cloud, Error>) -> Result<(), Error> {
     let cloud = cloud?;
-    Locks::builder(cloud.host().client(), &cloud.table).build()?.create_table().await?;
+    for table in [&cloud.table, &cloud.data_table] {
+        Locks::builder(cloud.host().client(), table).build()?.create_table().await?;
+    }
     println!("1. nightly-report, a singleton\n");
     reports::show(&cloud).await?;
     println!("\n2. order-api, an idempotent HTTP API\n");
@@ -63,9 +65,11 @@ async fn run(cloud: Result<Cloud, Error>) -> Result<(), Error> {
     execution::show(&cloud).await
 }
 
-/// The table, and the engine that has it.
+/// The tables, and the engine that has them.
 struct Cloud {
     table: String,
+    /// The table of reports, orders, payments and totals.
+    data_table: String,
     backend: Backend,
 }
 
@@ -77,13 +81,17 @@ enum Backend {
 impl Cloud {
     fn embedded() -> Result<Self, Error> {
         println!("On the embedded engine, with 2 to 8 ms of latency each way\n");
-        Ok(Self { table: "locks".to_owned(), backend: Backend::Embedded(DynamoDb::new()?) })
+        Ok(Self::new("locks", Backend::Embedded(DynamoDb::new()?)))
     }
 
     async fn real(table: &str) -> Self {
-        println!("On table {table}, with 2 to 8 ms of added latency each way\n");
+        println!("On the tables {table} and {table}-data, with 2 to 8 ms of added latency each way\n");
         let config = aws_config::load_defaults(BehaviorVersion::latest()).await;
-        Self { table: table.to_owned(), backend: Backend::Real(Box::new(config)) }
+        Self::new(table, Backend::Real(Box::new(config)))
+    }
+
+    fn new(table: &str, backend: Backend) -> Self {
+        Self { table: table.to_owned(), data_table: format!("{table}-data"), backend }
     }
 
     /// Creates a host, which stands for one Lambda environment.
@@ -109,8 +117,9 @@ impl Cloud {
         format!("{function}-{}#", since_epoch_ms(self.host().now()))
     }
 
+    /// Reads a row of the data table.
     async fn row(&self, id: String) -> Result<Option<HashMap<String, AttributeValue>>, Error> {
-        let read = self.host().client().get_item().table_name(&self.table).consistent_read(true);
+        let read = self.host().client().get_item().table_name(&self.data_table).consistent_read(true);
         Ok(read.key("id", AttributeValue::S(id)).send().await?.item)
     }
 }

@@ -6,7 +6,7 @@ use std::time::{Duration, SystemTime};
 
 use aws_lambda_events::lambda_function_urls::LambdaFunctionUrlResponse;
 use aws_sdk_dynamodb::types::AttributeValue;
-use lambda_example::{Orders, order_api};
+use lambda_example::{Orders, Simulation, order_api};
 use lambda_http::Adapter;
 use lambda_http::request::LambdaRequest;
 use lambda_lock::embedded::{Answer, Host, Intercept};
@@ -102,7 +102,7 @@ impl Intercept for Written {
     }
 }
 
-/// The function's table and the prefix of its rows.
+/// The function's tables and the prefix of its rows.
 struct Shop<'a> {
     cloud: &'a Cloud,
     prefix: String,
@@ -114,6 +114,7 @@ impl Shop<'_> {
         Request {
             number,
             table: self.cloud.table.clone(),
+            data_table: self.cloud.data_table.clone(),
             prefix: self.prefix.clone(),
             key: format!("order of {item}"),
             body: json!({ "item": item, "quantity": quantity, "checking_ms": checking_ms }).to_string(),
@@ -127,7 +128,7 @@ impl Shop<'_> {
             .host()
             .client()
             .scan()
-            .table_name(&self.cloud.table)
+            .table_name(&self.cloud.data_table)
             .consistent_read(true)
             .filter_expression("begins_with(id, :orders) AND #item = :item")
             .expression_attribute_names("#item", "item")
@@ -148,6 +149,7 @@ impl Shop<'_> {
 struct Request {
     number: usize,
     table: String,
+    data_table: String,
     prefix: String,
     key: String,
     body: String,
@@ -160,10 +162,11 @@ impl Request {
     }
 
     async fn send(self, host: Host) -> Result<Reply, Error> {
-        let Self { number, table, prefix, key, body, timeout } = self;
+        let Self { number, table, data_table, prefix, key, body, timeout } = self;
         let started = host.now();
-        let locks = Locks::builder(host.client(), &table).key_prefix(&prefix).build()?;
-        let function = order_api(locks, Orders::new(host.client(), table, prefix), Caller::all_are_one());
+        let locks = Locks::builder(host.client(), table).key_prefix(&prefix).build()?;
+        let orders = Orders::new(host.client(), data_table, prefix);
+        let function = order_api(locks, orders, Caller::all_are_one(), Simulation::On);
         let request = json!({
             "rawPath": "/orders",
             "headers": { "content-type": "application/json", "idempotency-key": key },

@@ -13,7 +13,7 @@ use aws_smithy_runtime_api::client::orchestrator::{HttpRequest, HttpResponse};
 use aws_smithy_runtime_api::client::result::ConnectorError;
 use aws_smithy_runtime_api::client::runtime_components::RuntimeComponents;
 use aws_smithy_types::body::SdkBody;
-use lambda_example::{Payment, Payments, payment_queue};
+use lambda_example::{Payment, Payments, Simulation, payment_queue};
 use lambda_lock::Locks;
 use lambda_lock::embedded::Host;
 use lambda_runtime::{Error, LambdaEvent};
@@ -144,7 +144,8 @@ impl Queue {
         }
         let host = cloud.host();
         let locks = Locks::builder(host.client(), &cloud.table).key_prefix(prefix).build()?;
-        let function = payment_queue(locks, Payments::new(host.client(), &cloud.table, prefix), self.client());
+        let payments = Payments::new(host.client(), &cloud.data_table, prefix);
+        let function = payment_queue(locks, payments, self.client(), Simulation::On);
         let (numbers, records): (Vec<_>, Vec<_>) = batch.into_iter().unzip();
         let mut event = SqsEvent::default();
         event.records = records;

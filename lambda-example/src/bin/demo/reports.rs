@@ -2,7 +2,7 @@
 
 use std::time::{Duration, SystemTime};
 
-use lambda_example::{Failure, Outcome, ReportRequest, Reports, nightly_report};
+use lambda_example::{Failure, Outcome, ReportRequest, Reports, Simulation, nightly_report};
 use lambda_lock::embedded::Host;
 use lambda_lock::{HandlerError, Locks};
 use lambda_runtime::{Error, LambdaEvent};
@@ -43,6 +43,7 @@ async fn duplicates(cloud: &Cloud) -> Result<(), Error> {
 /// Crashes an environment that holds the lock and cannot release it.
 async fn crash(cloud: &Cloud) -> Result<(), Error> {
     println!("\nA holder crashes; its deadline is 2 s away and its lease ends 1 s of clock skew later");
+    println!("Retries of its event have its request id: they are not skipped");
     let doomed = Invocation::new(cloud, 1, Duration::from_secs(2));
     let host = doomed.host.clone();
     let work = tokio::spawn(async move { doomed.deliver("inventory", Duration::from_mins(1)).await });
@@ -53,7 +54,7 @@ async fn crash(cloud: &Cloud) -> Result<(), Error> {
     let started = host.now();
     let mut answers = Vec::new();
     for number in 2..20 {
-        let retry = Invocation::new(cloud, number, Duration::from_secs(30));
+        let retry = Invocation { request: 1, ..Invocation::new(cloud, number, Duration::from_secs(30)) };
         let answer = retry.deliver("inventory", Duration::from_millis(50)).await;
         let written = answer.written();
         answers.push(answer);
@@ -64,7 +65,9 @@ async fn crash(cloud: &Cloud) -> Result<(), Error> {
     }
     print(&answers);
     expect_one_written(&answers)?;
-    expect(answers.len() > 1, "the lock of the crashed holder refused no invocation")?;
+    let is_refused = |answer: &Answer| matches!(&answer.outcome, Err(HandlerError::Lock(error)) if error.is_held());
+    expect(answers.len() > 1, "the lock of the crashed holder refused no retry")?;
+    expect(answers[..answers.len() - 1].iter().all(is_refused), "a retry of the crashed holder was skipped")?;
     println!("taken over {} ms after the crash", host.now().duration_since(started)?.as_millis());
     Ok(())
 }
@@ -85,8 +88,11 @@ async fn overrun(cloud: &Cloud) -> Result<(), Error> {
 /// One delivery of an event to its own environment.
 struct Invocation {
     number: usize,
+    /// The number of the delivery that Lambda retries, or its own.
+    request: usize,
     host: Host,
     table: String,
+    data_table: String,
     deadline: SystemTime,
 }
 
@@ -94,22 +100,29 @@ impl Invocation {
     fn new(cloud: &Cloud, number: usize, timeout: Duration) -> Self {
         let host = cloud.host();
         let deadline = host.now() + timeout;
-        Self { number, host, table: cloud.table.clone(), deadline }
+        Self {
+            number,
+            request: number,
+            host,
+            table: cloud.table.clone(),
+            data_table: cloud.data_table.clone(),
+            deadline,
+        }
     }
 
     async fn deliver(self, report: &str, gathering: Duration) -> Answer {
-        let Self { number, host, table, deadline } = self;
+        let Self { number, request, host, table, data_table, deadline } = self;
         let started = host.now();
         let outcome = async {
             let prefix = "nightly-report#";
-            let locks = Locks::builder(host.client(), &table).key_prefix(prefix).build().map_err(HandlerError::Lock)?;
-            let function = nightly_report(locks, Reports::new(host.client(), &table, prefix));
-            let request = ReportRequest {
+            let locks = Locks::builder(host.client(), table).key_prefix(prefix).build().map_err(HandlerError::Lock)?;
+            let function = nightly_report(locks, Reports::new(host.client(), data_table, prefix), Simulation::On);
+            let input = ReportRequest {
                 report: report.to_owned(),
                 gathering_ms: u64::try_from(gathering.as_millis()).unwrap_or(u64::MAX),
                 panics: false,
             };
-            function.oneshot(LambdaEvent::new(request, context("nightly-report", number, deadline))).await
+            function.oneshot(LambdaEvent::new(input, context("nightly-report", request, deadline))).await
         };
         let outcome = outcome.await;
         let took = host.now().duration_since(started).unwrap_or_default();

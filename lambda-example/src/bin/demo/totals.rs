@@ -89,7 +89,8 @@ impl Shard<'_> {
     /// Returns a delivery of the orders from a position on.
     fn delivery(&self, number: usize, from: usize) -> Delivery {
         let records: Vec<_> = (from..ORDERS.len()).map(|position| record(&self.prefix, position)).collect();
-        Delivery { number, from, records, table: self.cloud.table.clone(), prefix: self.prefix.clone() }
+        let (table, data_table) = (self.cloud.table.clone(), self.cloud.data_table.clone());
+        Delivery { number, from, records, table, data_table, prefix: self.prefix.clone() }
     }
 }
 
@@ -118,6 +119,7 @@ struct Delivery {
     from: usize,
     records: Vec<Value>,
     table: String,
+    data_table: String,
     prefix: String,
 }
 
@@ -132,9 +134,9 @@ struct Answered {
 
 impl Delivery {
     async fn to(self, host: Host) -> Result<Answered, Error> {
-        let Self { number, from, records, table, prefix } = self;
-        let locks = Locks::builder(host.client(), &table).key_prefix(&prefix).build()?;
-        let function = order_totals(locks, Totals::new(host.client(), table, prefix));
+        let Self { number, from, records, table, data_table, prefix } = self;
+        let locks = Locks::builder(host.client(), table).key_prefix(&prefix).build()?;
+        let function = order_totals(locks, Totals::new(host.client(), data_table, prefix));
         let event: Event = serde_json::from_value(json!({ "Records": records }))?;
         let event = LambdaEvent::new(event, context("order-totals", number, host.now() + TIMEOUT));
         let mut failures = function.oneshot(event).await?.batch_item_failures;

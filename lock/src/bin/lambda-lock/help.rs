@@ -17,8 +17,8 @@ The command never runs longer than the lease. It gets SIGTERM when a tenth of th
 and SIGKILL when the lease ends. The exit code is then 76.
 
 With --renew the lease is renewed each time a third of it is over. If a renewal fails, standard error says so and the \
-renewal is tried again. If a renewal finds that another holder has the lock, the command gets SIGTERM and, a tenth of \
-a second later, SIGKILL. The lease is not renewed while the command is stopped, by ^Z or because it asked for a \
+renewal is tried again. If a renewal finds that the lock was lost, the command gets SIGTERM and, a tenth of a second \
+later, SIGKILL. The lease is not renewed while the command is stopped, by ^Z or because it asked for a \
 password in the background; standard error says so.
 
 With --at-most 5 up to five holders have the key at a time, and the exit code is 75 if five others have it. All \
@@ -118,8 +118,9 @@ repeated. Table and key prefix are those of the ticket, unless others are given.
 resumed or another holder has the key.
 
 With a key, frees it for an operator (IAM actions dynamodb:GetItem and dynamodb:UpdateItem). This does not stop the \
-holder's work: make sure that the holder has crashed, or that its writes are fenced. `run` ends with code 76 when an \
-operator has released its lock.
+holder's work: make sure that the holder has crashed, or that its writes are fenced. `run --renew` notices it at its \
+next renewal, when a third of the lease is over, and ends its command. Without --renew, the command runs on, at the \
+longest until its lease ends. The code of `run` is 76 in both cases.
 
 Give the fence that `get` showed. With the fence of a permit, only that permit of a semaphore is released. If another \
 acquisition holds the key by then, the release is refused with code 75.
