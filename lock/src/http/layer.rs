@@ -492,15 +492,15 @@ impl Settings {
         if !records.locks().0.enabled {
             return Ok((None, body));
         }
-        let identify = |keyed| records.identify(&keyed, invocation).map_err(|error| self.problem_of(&error));
+        let record_of = |keyed| records.identify(&keyed, invocation).map_err(|error| self.problem_of(&error));
         let problem = match self.key(parts, invocation) {
             Ok(Some(key)) => {
                 self.warn_without_prefix(invocation);
                 let read = request::read(parts, body, self.max_body_bytes, &self.fingerprint_headers).await;
                 let (fingerprint, body) = read.map_err(logged)?;
-                return Ok((identify(Keyed { key: Some(key), fingerprint })?, body));
+                return Ok((record_of(Keyed { key: Some(key), fingerprint })?, body));
             }
-            Ok(None) => match identify(Keyed::default()) {
+            Ok(None) => match record_of(Keyed::default()) {
                 Ok(identity) => return Ok((identity, body)),
                 Err(problem) => problem,
             },

@@ -1,5 +1,7 @@
 //! What must be equal in a retry.
 
+use std::slice::from_ref;
+
 use aws_sdk_dynamodb::types::AttributeValue;
 use http::header::{ACCEPT, CONTENT_TYPE};
 use http::{HeaderName, Method, StatusCode};
@@ -109,12 +111,9 @@ fn versioned(host: &Host, body: &str, version: &str) -> Request {
 #[tokio::test]
 async fn a_retry_after_a_deployment_that_changes_the_chosen_headers_gets_the_response() {
     let version = HeaderName::from_static("x-version");
-    for (before, after) in [
-        (&[][..], &[version.clone()][..]),
-        (&[version.clone()], &[]),
-        (&[version.clone()], &[CONTENT_TYPE]),
-        (&[version.clone(), CONTENT_TYPE], &[CONTENT_TYPE]),
-    ] {
+    let both = [version, CONTENT_TYPE];
+    let [version, content_type] = both.each_ref().map(from_ref);
+    for (before, after) in [(&[][..], version), (version, &[]), (version, content_type), (&both, content_type)] {
         let reply = across_a_deployment(before, after, |host| versioned(host, "tea", "1")).await;
         assert_eq!(reply.made_by(), (201, 1, true), "{before:?} {after:?}");
     }
