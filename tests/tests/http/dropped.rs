@@ -8,7 +8,7 @@ use futures_util::future::BoxFuture;
 use lambda_http::{Body, Request, Response};
 use lambda_lock::embedded::{DynamoDb, Host, HostBuilder};
 use lambda_lock::{Backoff, HttpIdempotencyLayer, Locks, OnTimeout};
-use lambda_lock_tests::invocation::{Conflicts, Counter};
+use lambda_lock_tests::invocation::{Cause, Counter, Prevents};
 use tokio::sync::Notify;
 use tokio::time::{sleep, timeout};
 use tower::{Service, service_fn};
@@ -183,7 +183,7 @@ async fn the_run_of_a_dropped_request_ends_with_its_lease() {
 // behaviour 470
 #[tokio::test(start_paused = true)]
 async fn the_response_to_a_dropped_request_is_stored_although_that_takes_several_attempts() {
-    let (host, locks) = in_virtual_time(|host| host.intercept(Conflicts::with_updates(2..=20))).await;
+    let (host, locks) = in_virtual_time(|host| host.intercept(Prevents::writes(Cause::Conflict, 2..=20))).await;
     let (layer, runs) = (layer(&locks), Counter::default());
     // The handler returns at once, and its response is not stored in time.
     timeout(Duration::from_millis(100), send(&layer, &counting(&runs), order(&host))).await.unwrap_err();
