@@ -1,5 +1,7 @@
 //! A lock that another process resumes, renews and releases.
 
+use std::time::Duration;
+
 use std::future::pending;
 use std::sync::Arc;
 
@@ -235,7 +237,7 @@ async fn a_resumption_that_is_dropped_can_use_up_the_ticket_and_leaves_the_key_h
         () = applied.notified() => {}
         lock = locks.resume(&ticket) => panic!("not dropped: {lock:?}"),
     }
-    locks.flush().await;
+    locks.flush(Duration::from_mins(1)).await;
     assert_eq!(second.requests(), 1);
     let (third, locks) = host(&world);
     assert!(locks.resume(&ticket).await.unwrap_err().is_ticket_used());
