@@ -1,9 +1,8 @@
 //! A lock that another process resumes, renews and releases.
 
-use std::time::Duration;
-
 use std::future::pending;
 use std::sync::Arc;
+use std::time::Duration;
 
 use lambda_lock::Data;
 use lambda_lock::embedded::{Answer, Faults, Host, Intercept};
