@@ -1,6 +1,7 @@
 //! A lock that another process resumes, renews and releases.
 
 use std::future::pending;
+use std::time::Duration;
 
 use lambda_lock::Data;
 use lambda_lock::embedded::Host;
