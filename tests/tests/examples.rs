@@ -32,7 +32,9 @@ use tower::{Layer, ServiceExt, service_fn};
 fn every_transaction_to_copy_draws_its_own_token() {
     fn check(path: &Path, found: &mut usize) {
         if path.is_dir() {
-            fs::read_dir(path).unwrap().for_each(|entry| check(&entry.unwrap().path(), found));
+            for entry in fs::read_dir(path).unwrap() {
+                check(&entry.unwrap().path(), found);
+            }
         } else if let Ok(text) = fs::read_to_string(path) {
             let count = |what: &str| text.matches(what).count();
             let transactions = count(".transact_write_items()");
