@@ -78,7 +78,7 @@ async fn the_default_prefix_is_the_name_of_the_function() {
     }
 }
 
-// behaviour 487
+// behaviour 494
 #[tokio::test]
 async fn an_invocation_of_a_durable_execution_is_refused_before_its_entry_runs() {
     let (_world, host, locks) = environment().await;

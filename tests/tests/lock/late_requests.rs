@@ -110,7 +110,7 @@ async fn an_acquire_with_an_unreadable_answer_is_sent_again_and_finds_its_own_ro
     let host = world.host().intercept(LoseBody::default()).build();
     let lock = world.locks(&host).build().unwrap().acquire("job").await.unwrap();
     assert_eq!(host.requests(), 2);
-    assert_eq!(world.row("job").await.unwrap()["owner"], text(lock.owner()));
+    assert_eq!(world.row("job").await.unwrap()["owner"], crate::text(lock.owner()));
     lock.release().await.unwrap();
 }
 

@@ -107,7 +107,7 @@ async fn the_row_names_the_function_the_request_and_the_log_stream() {
     assert_eq!(row["holder"].as_s().unwrap(), "report request-1 stream-1");
 }
 
-// behaviour 487
+// behaviour 494
 #[tokio::test]
 async fn an_invocation_of_a_durable_execution_is_refused_before_its_entry_runs() {
     let (world, host, locks) = environment().await;
@@ -122,7 +122,7 @@ async fn an_invocation_of_a_durable_execution_is_refused_before_its_entry_runs()
     assert_eq!(service.oneshot(invocation(&host, of_another_function)).await.unwrap(), "done");
 }
 
-// behaviours 22, 487
+// behaviours 22, 494
 #[tokio::test]
 async fn disabled_locks_run_a_durable_execution() {
     let (world, host, _) = environment().await;

@@ -338,7 +338,7 @@ async fn a_network_without_an_answer_is_a_finding() {
     let expected: Vec<_> = expected.map(|(subject, _)| (subject, verdict(subject))).collect();
     assert_eq!(verdicts(&report), expected, "{report}");
     assert_found(&report, "dynamodb:UpdateItem", Verdict::Warning, &["throttled", "check again"]);
-    assert_eq!(host.requests(), 18);
+    assert_eq!(host.requests(), 16);
 }
 
 // behaviour 39

@@ -27,7 +27,7 @@ async fn each_use_of_a_ticket_counts() {
     stage.metrics.assert(&["hold_time [250.0]", "released 1", "tickets: released 1"]);
 }
 
-// behaviour 490
+// behaviour 495
 #[tokio::test(start_paused = true)]
 async fn each_use_of_a_ticket_that_holds_no_lock_logs_a_warning() {
     let stage = Stage::set().await;

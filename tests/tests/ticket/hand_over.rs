@@ -8,7 +8,6 @@ use lambda_lock::Data;
 use lambda_lock::embedded::{Answer, Faults, Host, Intercept};
 use lambda_lock_tests::World;
 use lambda_lock_tests::invocation::{LoseAnswers, millis};
-
 use serde_json::Value;
 use tokio::sync::Notify;
 
