@@ -63,15 +63,18 @@ impl Reports {
     }
 
     /// Writes the report and counts it. The write is refused if a holder with a larger fence has written: this
-    /// invocation was then paused for longer than its lease, and another has taken over.
-    async fn write(&self, report: &str, fence: u64) -> Result<u64, Failure> {
+    /// invocation was then paused for longer than its lease, and another has taken over. An `event` that has written the
+    /// report does not write it again.
+    async fn write(&self, report: &str, fence: u64, event: &str) -> Result<u64, Failure> {
         let written = self
             .client
             .update_item()
             .table_name(&self.table)
             .key("id", AttributeValue::S(format!("{}report#{report}", self.prefix)))
-            .condition_expression("attribute_not_exists(fence) OR fence < :fence")
-            .update_expression("SET fence = :fence ADD times :one")
+            .condition_expression("attribute_not_exists(fence) OR (fence < :fence AND #event <> :event)")
+            .update_expression("SET fence = :fence, #event = :event ADD times :one")
+            .expression_attribute_names("#event", "event")
+            .expression_attribute_values(":event", AttributeValue::S(event.to_owned()))
             .expression_attribute_values(":fence", AttributeValue::N(fence.to_string()))
             .expression_attribute_values(":one", AttributeValue::N("1".to_owned()))
             .return_values(ReturnValue::AllNew)
@@ -81,11 +84,11 @@ impl Reports {
         let row = match written {
             Ok(written) => written.attributes.unwrap_or_default(),
             Err(error) => match error.into_service_error() {
-                // The SDK retried the write after its answer was lost, and found the report written.
+                // The SDK retried the write after its answer was lost, or Lambda delivered the event twice.
                 UpdateItemError::ConditionalCheckFailedException(ConditionalCheckFailedException {
                     item: Some(row),
                     ..
-                }) if number(&row, "fence") == Some(fence) => row,
+                }) if number(&row, "fence") == Some(fence) || is_by(&row, event) => row,
                 error => return Err(not_written(error)),
             },
         };
@@ -116,6 +119,10 @@ pub fn nightly_report(
         .layer(service_fn(move |event| write_report(Arc::clone(&reports), simulation, event)))
 }
 
+fn is_by(row: &HashMap<String, AttributeValue>, event: &str) -> bool {
+    row.get("event").and_then(|by| by.as_s().ok()).is_some_and(|by| by == event)
+}
+
 fn not_written(error: impl Into<Error>) -> Failure {
     Failure::new("ReportNotWritten", error)
 }
@@ -134,7 +141,7 @@ async fn write_report(
     tracing::info!(report, fence, "gathering");
     simulation.work(gathering_ms).await;
     assert!(!simulation.fails(panics), "a bug in the report");
-    let times = reports.write(&report, fence).await?;
+    let times = reports.write(&report, fence, &event.context.request_id).await?;
     tracing::info!(report, fence, times, "written");
     Ok(Outcome::Written { report, fence, times })
 }

@@ -400,8 +400,8 @@ impl Error {
         !matches!(self.0.kind, Kind::Throttled | Kind::Unavailable | Kind::NotSent)
     }
 
-    /// Returns `true` if DynamoDB did not apply the request because of other requests: it throttles, or a transaction on the
-    /// row is in progress.
+    /// Returns `true` if DynamoDB did not apply the last attempt because of other requests: it throttles, or a transaction on
+    /// the row is in progress.
     pub(crate) fn is_prevented(&self) -> bool {
         matches!(self.0.kind, Kind::Throttled | Kind::Conflict)
     }
@@ -591,7 +591,8 @@ impl fmt::Display for Error {
             #[cfg(feature = "idempotency")]
             Kind::Mismatch(_) => write!(
                 f,
-                "{what} was used with another payload (the validated fields differ): use another key for this payload"
+                "{what} was used with another payload, or a deployment has changed what is validated: use another key only for \
+                 other work"
             )?,
             #[cfg(feature = "idempotency")]
             Kind::KeyMissing => {

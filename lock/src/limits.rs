@@ -170,6 +170,8 @@ fn size(value: &AttributeValue) -> usize {
         AttributeValue::B(bytes) => bytes.as_ref().len(),
         AttributeValue::L(list) => list.iter().map(|value| size(value) + 1).sum::<usize>() + 3,
         AttributeValue::M(map) => map.iter().map(|(name, value)| name.len() + size(value) + 1).sum::<usize>() + 3,
+        AttributeValue::Ss(texts) | AttributeValue::Ns(texts) => texts.iter().map(|text| text.len() + 1).sum(),
+        AttributeValue::Bs(values) => values.iter().map(|bytes| bytes.as_ref().len()).sum(),
         _ => 1,
     }
 }

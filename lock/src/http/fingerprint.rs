@@ -1,6 +1,7 @@
 //! What makes two requests the same: the digest of a body, and JSON in canonical form.
 
 use std::collections::BTreeMap;
+use std::fmt::Write as _;
 use std::str::from_utf8;
 
 use http::HeaderName;
@@ -24,22 +25,20 @@ const MAX_CANONICAL_BYTES: usize = 1 << 20;
 const VERSION: u32 = 1;
 
 /// Returns the digests of what must be equal in a duplicate, in the form of a record: one of method, path, query and body,
-/// and one of these with the values of `headers`, which their names precede. So a record also says something to a
-/// deployment with other headers.
+/// and one for each of these `headers`. A deployment with other headers compares those that it knows.
 pub(super) fn fingerprint(parts: &Parts, body: &[u8], headers: &[HeaderName]) -> String {
     // A nested router shortens the path, and API Gateway's stage is only in the path of the request.
     let paths = [parts.extensions.raw_http_path(), parts.uri.path()];
     let query = query(parts.uri.query().unwrap_or_default());
     let request = hash(&json!([parts.method.as_str(), paths, query, digest(parts, body)]));
-    if headers.is_empty() {
-        return format!("{VERSION}:{request}");
+    let mut fingerprint = format!("{VERSION}:{request}");
+    for name in headers {
+        let values: Vec<_> = parts.headers.get_all(name).iter().map(|value| latin1(value.as_bytes())).collect();
+        // With the request, so that a value that can be guessed cannot be found.
+        let digest = hash(&json!([request, name.as_str(), values]));
+        let _infallible = write!(fingerprint, " {VERSION}-{name}:{digest}");
     }
-    let names: Value = headers.iter().map(HeaderName::as_str).collect();
-    let values =
-        |name| -> Vec<_> { parts.headers.get_all(name).iter().map(|value| latin1(value.as_bytes())).collect() };
-    let values: Value = headers.iter().map(values).collect();
-    // With the request, so that a value that can be guessed cannot be found.
-    format!("{VERSION}:{request} {VERSION}-{}:{}", hash(&names), hash(&json!([request, values])))
+    fingerprint
 }
 
 fn hash(value: &Value) -> String {

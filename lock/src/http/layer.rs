@@ -75,9 +75,12 @@ const MAX_KEY_LENGTH: usize = 255;
 /// and until then a retry gets 409 or waits. A request that is dropped before its handler runs is
 /// [withdrawn](crate::Acquire#withdrawal).
 ///
-/// In Lambda, put a timeout inside of this layer, or set [`lease`](Self::lease): Lambda freezes an environment that has
-/// answered, and a handler that goes on. Task-locals of outer layers do not reach the handler; extensions of the request
-/// do.
+/// Put limits of time, concurrency and load inside of this layer, because a layer outside does not count a handler that goes
+/// on. A server that ends its process stops such a handler: await [`Locks::release_all`] before `main` returns, so that no
+/// key stays held.
+///
+/// In Lambda, also set [`lease`](Self::lease): Lambda freezes an environment that has answered, and a handler that goes on.
+/// Task-locals of outer layers do not reach the handler; extensions of the request do.
 ///
 /// # Cost
 ///

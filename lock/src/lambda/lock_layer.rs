@@ -258,9 +258,14 @@ impl<I: HandlerEvent, R> LockLayer<I, R> {
     /// `LockHeld`, and its service retries it.
     ///
     /// If the holder crashes, its key stays held until its lease ends, and its own retry must not be answered "skipped".
-    /// Lambda retries an asynchronous invocation with the same request id. The layer recognises it by that id in the
-    /// holder's name, and fails it until the key is free. Other callers (queues, streams, state machines, HTTP clients)
-    /// retry with a new request id, which is answered. For them, leave this out, or let the answer make them retry.
+    /// Lambda retries an asynchronous invocation with the same request id, up to two times. The layer recognises it by that
+    /// id in the holder's name, and fails it while the key is held. Keep the lease under a minute, or give the function a
+    /// failure destination. Other callers (queues, streams, state machines, HTTP clients) retry with a new request id,
+    /// which is answered. For them, leave this out, or let the answer make them retry.
+    ///
+    /// Lambda may also deliver an event twice while the first delivery runs. The second one fails in the same way, and its
+    /// retry runs after the first has released the key. Let the work recognise its event by the request id, or choose a
+    /// [`hold_at_least`](Self::hold_at_least) of several minutes.
     #[must_use]
     pub fn on_held(self, answer: impl Fn(&Error) -> R + Send + Sync + 'static) -> Self {
         self.with(|settings| settings.on_held = Some(Arc::new(answer)))

@@ -214,7 +214,8 @@ impl Acquire {
     }
 
     /// Writes another attribute to the lock row. It stays there until another acquire overwrites it. All attributes of an
-    /// acquire have up to 2 KiB with their names, so that the row has room for the [data](Self::data) of any holder.
+    /// acquire have up to 2 KiB with their names. With the same names in all acquires of a key, the row has room for the
+    /// [data](Self::data) of any holder.
     pub fn attribute(mut self, name: impl Into<String>, value: AttributeValue) -> Self {
         self.attributes.push((name.into(), value));
         self
@@ -622,7 +623,7 @@ impl<'a> AcquireAttempts<'a> {
     async fn next_delay(&mut self, error: &Error, telemetry: &mut AcquireSpan) -> Duration {
         let clock = &self.acquire.locks.0.clock;
         if let Some(turn) = self.turn.as_mut().filter(|_| error.is_conflict()) {
-            return turn.conflicted(fastrand::f64());
+            return turn.conflicted(random::unit());
         }
         while let (Some(turn), Some(holder)) = (&self.turn, error.holder()) {
             match turn.next(clock.now(), self.takes_place(), random::unit()) {
@@ -665,7 +666,7 @@ impl<'a> AcquireAttempts<'a> {
             Err(error) => {
                 tracing::debug!(key = &*printable(key), %error, "no place in the queue");
                 if error.is_retryable() {
-                    return self.turn.as_mut().map(|turn| turn.join_failed(fastrand::f64()));
+                    return self.turn.as_mut().map(|turn| turn.join_failed(random::unit()));
                 }
                 self.turn = None;
                 None

@@ -25,12 +25,12 @@ impl Lock {
     /// throttled or not answered: otherwise the work would run again.
     pub(crate) async fn complete(&self, window: Duration, outcome: Outcome) -> Result<Completed, Error> {
         let limit = self.time_to_answer();
+        let (Ownership { locks, key, owner, .. }, now) = (&self.hold.ownership, self.hold.now());
+        let _until_it_is_answered = BackgroundRequest::start(locks.clone());
         // An unanswered completion may have been applied, so no release may follow it.
         if self.hold.enter_from(&[Phase::Held, Phase::Lost], Phase::Released).is_err() {
             return Err(self.error(Kind::Lost(None)));
         }
-        let (Ownership { locks, key, owner, .. }, now) = (&self.hold.ownership, self.hold.now());
-        let _until_it_is_answered = BackgroundRequest::start(locks.clone());
         let end = now.wall.saturating_add(window);
         let mut last_error = None;
         let sent = async {

@@ -130,12 +130,27 @@ pub(super) enum Phase {
     PartlyLost,
 }
 
+impl Phase {
+    const ALL: [Self; 5] = [Self::Held, Self::Releasing, Self::Released, Self::Lost, Self::PartlyLost];
+}
+
 impl Lock {
     pub(super) fn new(ownership: Ownership, grant: Grant, telemetry: HoldSpan, hold_at_least: Duration) -> Self {
+        // The skew is added because the clocks of other hosts can be ahead.
+        let hold_until = grant.sent.wall.saturating_add(hold_at_least).saturating_add(ownership.locks.0.clock_skew);
+        let hold_until = (!hold_at_least.is_zero()).then_some(hold_until);
+        Self::continuing(ownership, grant, telemetry, Continuation { hold_until, sequence: 0 })
+    }
+
+    /// Continues a lock that another process has handed over.
+    pub(super) fn continuing(
+        ownership: Ownership,
+        grant: Grant,
+        telemetry: HoldSpan,
+        Continuation { hold_until, sequence }: Continuation,
+    ) -> Self {
         let Grant { fence, fences, data, sent, lease, hold_time, excess } = grant;
         let locks = ownership.locks.clone();
-        // The skew is added because the clocks of other hosts can be ahead.
-        let hold_until = sent.wall.saturating_add(hold_at_least).saturating_add(locks.0.clock_skew);
         let hold = Arc::new(Holding {
             ownership,
             fence,
@@ -145,12 +160,12 @@ impl Lock {
             excess,
             state: Mutex::new(State {
                 lease,
-                hold_until: (!hold_at_least.is_zero()).then_some(hold_until),
+                hold_until,
                 new_data: None,
                 phase: Phase::Held,
                 is_stopped: false,
                 watched: 0,
-                sequence: 0,
+                sequence,
             }),
             changed: Notify::new(),
         });
@@ -160,23 +175,13 @@ impl Lock {
         Self { hold, fences, data, renewing: AsyncMutex::new(()) }
     }
 
-    /// Continues a lock that another process has handed over.
-    pub(super) fn continuing(self, Continuation { hold_until, sequence }: Continuation) -> Self {
-        {
-            let mut state = self.hold.state();
-            state.hold_until = hold_until;
-            state.sequence = sequence;
-        }
-        self
-    }
-
     /// Ends this lock without a request, for another process. None of its requests follows.
     pub(super) fn hand_over(&self) -> Continuation {
-        let continuation = {
-            let state = self.hold.state();
-            Continuation { hold_until: state.hold_until, sequence: state.sequence }
-        };
-        self.hold.enter(Phase::Released);
+        // Of a release that another task sends at this moment, the ticket has the number, or the release is not sent.
+        let mut continuation = Continuation { hold_until: None, sequence: 0 };
+        let _always_allowed = self.hold.enter_with(&Phase::ALL, Phase::Released, |state| {
+            continuation = Continuation { hold_until: state.hold_until, sequence: state.sequence };
+        });
         self.hold.telemetry.handed_over();
         continuation
     }
@@ -475,14 +480,12 @@ impl Holding {
 
     /// Releases the lock. Returns the record if a transaction whose answer was lost has completed it.
     async fn release_unless_completed(&self) -> Result<Option<Box<Holder>>, Error> {
-        match self.enter_from(&[Phase::Held, Phase::PartlyLost, Phase::Releasing], Phase::Releasing) {
+        let from = [Phase::Held, Phase::PartlyLost, Phase::Releasing];
+        let of_request = |state: &mut State| (state.new_data.clone(), state.next_sequence());
+        let (data, sequence) = match self.enter_with(&from, Phase::Releasing, of_request) {
             Err(Phase::Released) => return Ok(None),
             Err(_) => return Err(self.error(Kind::Lost(None))),
-            Ok(()) => {}
-        }
-        let (data, sequence) = {
-            let mut state = self.state();
-            (state.new_data.clone(), state.next_sequence())
+            Ok(taken) => taken,
         };
         let checked = data.as_ref().map_or(Ok(()), |data| self.ownership.check_data(data));
         if !self.is_enforced() {
@@ -519,25 +522,31 @@ impl Holding {
     }
 
     pub(super) fn enter(&self, phase: Phase) {
-        let all = [Phase::Held, Phase::Releasing, Phase::Released, Phase::Lost, Phase::PartlyLost];
-        let _always_allowed = self.enter_from(&all, phase);
+        let _always_allowed = self.enter_from(&Phase::ALL, phase);
     }
 
     /// Enters a phase if the present one is in `from`. Otherwise returns the present one.
     pub(super) fn enter_from(&self, from: &[Phase], phase: Phase) -> Result<(), Phase> {
-        let (before, lease) = {
+        self.enter_with(from, phase, |_| ())
+    }
+
+    /// Enters a phase as [`enter_from`](Self::enter_from) does, and returns what `take` takes from the state at the same
+    /// moment.
+    fn enter_with<T>(&self, from: &[Phase], phase: Phase, take: impl FnOnce(&mut State) -> T) -> Result<T, Phase> {
+        let (before, lease, taken) = {
             let mut state = self.state();
             if !from.contains(&state.phase) {
                 return Err(state.phase);
             }
-            (std::mem::replace(&mut state.phase, phase), state.lease)
+            let taken = take(&mut state);
+            (std::mem::replace(&mut state.phase, phase), state.lease, taken)
         };
         self.changed.notify_waiters();
         if before == Phase::Held && self.is_enforced() {
             let now = self.now();
             self.telemetry.ended(now.since(self.sent), lease.deadline.has_passed(now));
         }
-        Ok(())
+        Ok(taken)
     }
 
     pub(super) fn now(&self) -> Moment {
@@ -582,9 +591,13 @@ impl fmt::Debug for Holding {
 
 impl Held for Holding {
     fn stop(&self) -> bool {
-        let was_stopped = std::mem::replace(&mut self.state().is_stopped, true);
+        let phase = {
+            let mut state = self.state();
+            state.is_stopped = true;
+            state.phase
+        };
         self.changed.notify_waiters();
-        !was_stopped
+        !matches!(phase, Phase::Released | Phase::Lost)
     }
 
     fn released(&self) -> BoxFuture<'_, Result<(), Error>> {
@@ -639,6 +652,8 @@ impl fmt::Debug for Lock {
 impl Drop for Lock {
     fn drop(&mut self) {
         let hold = &self.hold;
+        // `release_all` sees the lock, or waits for the request in the background.
+        let _counted = BackgroundRequest::start(hold.ownership.locks.clone());
         hold.ownership.locks.0.held.remove(hold);
         let (phase, data, sequence) = {
             let mut state = hold.state();

@@ -1,6 +1,7 @@
 //! `Register`: the locks that are held, so that all of them can be released before the process ends.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
@@ -10,7 +11,7 @@ use crate::error::Error;
 
 /// A lock in the register.
 pub(super) trait Held: fmt::Debug + Send + Sync {
-    /// Ends the lock before its lease does: work that runs under it stops. Returns `false` if there is nothing to release.
+    /// Ends the lock before its lease does: work that runs under it stops. Returns `false` if no request is left to send.
     fn stop(&self) -> bool;
 
     /// Releases the lock, or waits until the task of its work has done so.
@@ -34,9 +35,14 @@ impl Register {
         self.held().remove(&address(held));
     }
 
-    /// Stops all locks, and returns those that were not stopped before.
-    pub(super) fn stop(&self) -> Vec<Arc<dyn Held>> {
-        self.held().values().filter_map(Weak::upgrade).filter(|held| held.stop()).collect()
+    /// Stops all locks but these, and adds them. Returns those that are to be released.
+    pub(super) fn stop(&self, stopped: &mut HashMap<usize, Arc<dyn Held>>) -> Vec<Arc<dyn Held>> {
+        let others = |(address, held): (&usize, &Weak<dyn Held>)| match stopped.entry(*address) {
+            Entry::Vacant(entry) => Some(Arc::clone(entry.insert(held.upgrade()?))),
+            Entry::Occupied(_) => None,
+        };
+        let others: Vec<_> = self.held().iter().filter_map(others).collect();
+        others.into_iter().filter(|held| held.stop()).collect()
     }
 
     /// The map is whole after a panic.

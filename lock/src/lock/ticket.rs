@@ -40,7 +40,7 @@ use crate::text::{MAX_SHOWN, printable, shortened};
 /// that was used works again, so accept tickets only from where you sent them. The nonce is also in the row, and in the span
 /// `lock`. `Debug` does not print it.
 ///
-/// Who can edit a ticket on its way can also set `enforced` to `false`. All requests of the ticket then succeed without being
+/// Anyone who can edit a ticket on its way can also set `enforced` to `false`. All requests of the ticket then succeed without being
 /// sent, for any key, and the fence is 0. Each use logs a warning unless locking is disabled. Where that matters, check
 /// [`is_enforced`](Self::is_enforced), or let the receiver of writes refuse small fences.
 ///
@@ -249,7 +249,8 @@ impl Locks {
     ///   row was deleted.
     ///
     /// A retry of the SDK recognises a resumption whose answer was lost. After an error that
-    /// [`is_unavailable`](Error::is_unavailable), and if the future is dropped, the ticket may be used up. The ticket is then
+    /// [`is_unavailable`](Error::is_unavailable), [`is_throttled`](Error::is_throttled) or [`is_conflict`](Error::is_conflict),
+    /// and if the future is dropped, the ticket may be used up. The ticket is then
     /// refused as used, and the key is held until the lease ends, an operator [frees](Self::force_release) it, or another
     /// acquire of its [identity](crate::Acquire::owner_from) takes it over. So do not put a resumption under a timeout: spawn
     /// it on a task, or renew and release with the ticket itself, which can be repeated.
@@ -317,7 +318,7 @@ impl Locks {
         let subject = permit.map_or(Subject::Key, |seen| Subject::Permit(seen.into()));
         let ownership = Ownership { locks: self.clone(), key, owner, subject };
         let continuation = ticket.continuation(self.0.clock.now());
-        Ok(Lock::new(ownership, grant, telemetry, Duration::ZERO).continuing(continuation))
+        Ok(Lock::continuing(ownership, grant, telemetry, continuation))
     }
 
     /// Renews the lease of the ticket's lock without using up the ticket, so that it ends at least `lease` from now: from 1 ms

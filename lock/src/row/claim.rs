@@ -1,6 +1,7 @@
 //! The acquire: one request that takes a free key, and the reading of its answer.
 
 use std::fmt;
+use std::pin::pin;
 use std::time::Duration;
 
 use aws_sdk_dynamodb::error::{ProvideErrorMetadata as _, SdkError};
@@ -156,13 +157,15 @@ impl Claim<'_> {
 impl Table {
     /// Takes the key if it is free. One request. `attempts` records which of the SDK's attempts were answered.
     pub(crate) async fn acquire(&self, claim: &Claim<'_>, attempts: &SdkAttempts) -> Result<Claimed, Error> {
-        let send = || in_time(claim.time_limit(), send_counted(self.claim_request(claim), attempts.clone()));
-        let answer = match send().await {
-            // Applied, and the SDK cannot read the row as it was before. The same request again finds its own row.
-            Err(error) if error.raw_response().is_some_and(|answer| answer.status().is_success()) => send().await,
-            answer => answer,
+        let send = || send_counted(self.claim_request(claim), attempts.clone());
+        let answer = async {
+            match send().await {
+                // Applied, and the SDK cannot read the row as it was before. The same request again finds its own row.
+                Err(error) if error.raw_response().is_some_and(|answer| answer.status().is_success()) => send().await,
+                answer => answer,
+            }
         };
-        match answer {
+        match in_time(claim.time_limit(), pin!(answer)).await {
             Ok(output) => self.claimed(claim, output.attributes.unwrap_or_default()),
             Err(error) => self.refused(claim, error),
         }

@@ -46,7 +46,7 @@ const TOMBSTONE_AGE: Duration = Duration::from_mins(1);
 const REMOVED_AT_ONCE: usize = 32;
 /// Of the releases that find so many tombstones to remove, one in this number sends a request for it.
 const REMOVALS_EVERY: usize = 8;
-const REMOVAL_TIMEOUT: Duration = Duration::from_secs(1);
+const REMOVAL_TIMEOUT: Duration = Duration::from_millis(200);
 
 /// Part of each acquire: there is nothing of this owner, so the request is no duplicate, and the fence can grow.
 const NEW: &str = "#status = :semaphore AND attribute_not_exists(#permit) \

@@ -230,7 +230,7 @@ impl Table {
 
     /// Extends the lease of a permit, as [`renew_ticket`](Self::renew_ticket) does that of a lock.
     pub(crate) async fn renew_permit_ticket(&self, step: TicketStep<'_>, lease: Lease) -> Result<u64, Error> {
-        let TicketStep { key, owner, sequence, now, .. } = step;
+        let TicketStep { key, owner, fence, sequence, now, .. } = step;
         for _ in 0..TRIES {
             let request = self
                 .update_if_unused_permit(step, now.millis())
@@ -241,7 +241,8 @@ impl Table {
             let Err(error) = insist(request).await else { return Ok(lease.end) };
             let semaphore = self.refusal(error, key)?.and_then(|row| row.semaphore);
             let permit = semaphore.as_ref().and_then(|semaphore| semaphore.permit(owner));
-            let is_unused = |permit: &&Permit| !permit.released && permit.sequence <= sequence;
+            let is_unused =
+                |permit: &&Permit| permit.fence == Some(fence) && !permit.released && permit.sequence <= sequence;
             let Some(permit) = permit.filter(is_unused).filter(|permit| permit.lease_end >= lease.end) else {
                 return Err(self.permit_ticket_refused(step, semaphore.as_ref()));
             };
@@ -347,6 +348,7 @@ impl TicketStep<'_> {
     /// Returns `true` if the ticket can still be used, by the row that refused it.
     fn is_unused(&self, row: &Row) -> bool {
         row.is_owned_by(self.owner)
+            && row.fence == Some(self.fence)
             && !row.is_released_by(self.owner)
             && row.sequence.is_some_and(|sequence| sequence <= self.sequence)
             && row.end > self.now.millis()

@@ -62,7 +62,7 @@ impl Semaphore {
         if semaphore.permits.len() as u64 != count {
             return Err(format!("`{PERMITS}` is {count}, but the row has {} of them", semaphore.permits.len()));
         }
-        semaphore.permits.sort_by(|one, other| (one.lease_end, one.fence).cmp(&(other.lease_end, other.fence)));
+        semaphore.permits.sort_by_key(|permit| (permit.lease_end, permit.fence));
         semaphore.tombstones.sort_by_key(|tombstone| Reverse(tombstone.released_at));
         Ok(semaphore)
     }

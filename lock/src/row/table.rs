@@ -165,8 +165,10 @@ pub(super) fn insist_counted(update: UpdateItemFluentBuilder, attempts: SdkAttem
 fn insist_by(send: impl Fn() -> Sent + Send + Sync + 'static) -> Sent {
     Box::pin(async move {
         let is_prevented = |answer: &Result<_, _>| answer.as_ref().is_err_and(is_prevented);
-        let answer = repeat(|| send(), is_prevented).await;
-        answer.unwrap_or_else(|elapsed| Err(SdkError::timeout_error(elapsed)))
+        match repeat(send, is_prevented).await {
+            Ok(answer) => answer,
+            Err(elapsed) => Err(SdkError::timeout_error(elapsed)),
+        }
     })
 }
 

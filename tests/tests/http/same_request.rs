@@ -129,6 +129,16 @@ async fn another_request_after_a_deployment_that_changes_the_chosen_headers_is_a
 
 // behaviour 463
 #[tokio::test]
+async fn a_header_that_both_deployments_choose_is_compared() {
+    let (version, both) = (HeaderName::from_static("x-version"), [HeaderName::from_static("x-version"), CONTENT_TYPE]);
+    for (before, after) in [(&both[..], &[version.clone()][..]), (&[version][..], &both[..])] {
+        let reply = across_a_deployment(before, after, |host| versioned(host, "tea", "2")).await;
+        assert_eq!(reply.problem(), (422, "key-reused".to_owned()));
+    }
+}
+
+// behaviour 463
+#[tokio::test]
 async fn the_order_of_the_chosen_headers_does_not_count() {
     let before = [HeaderName::from_static("x-version"), CONTENT_TYPE];
     let mut after = before.clone();

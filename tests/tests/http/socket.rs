@@ -167,12 +167,12 @@ async fn assert_refused_after(time: Duration, interval: Duration) {
 
 // behaviour 468
 #[tokio::test]
-async fn a_client_that_does_not_stop_to_send_is_refused_after_30_seconds() {
+async fn a_client_that_does_not_stop_sending_is_refused_after_30_seconds() {
     assert_refused_after(Duration::from_secs(30), Duration::from_secs(2)).await;
 }
 
 // behaviour 468
 #[tokio::test]
-async fn a_client_that_stops_to_send_is_refused_after_5_seconds() {
+async fn a_client_that_stops_sending_is_refused_after_5_seconds() {
     assert_refused_after(Duration::from_secs(5), Duration::from_hours(1)).await;
 }

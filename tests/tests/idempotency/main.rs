@@ -195,7 +195,7 @@ async fn run_while_waited_for(
         begun.notified().await;
         place(waiting, &order, &runs).await
     };
-    timeout(TOO_LONG, async { tokio::join!(first, second) }).await.expect("the wait ends")
+    timeout(TOO_LONG, Box::pin(async { tokio::join!(first, second) })).await.expect("the wait ends")
 }
 
 /// Gives the row to another run.

@@ -2,6 +2,7 @@
 
 use std::io::Error;
 
+use aws_sdk_dynamodb::types::AttributeValue;
 use lambda_lock::{Idempotency, LocksBuilder, OnMissingKey};
 use lambda_lock_tests::World;
 
@@ -106,6 +107,8 @@ async fn the_attributes_of_an_acquire_have_a_bound() {
     assert_contains(&error, &["attributes", "2049 bytes", "more than 2048", "as data"]);
     assert_eq!(host.requests(), 0);
     acquire(text(&name('x', most))).await.unwrap().release().await.unwrap();
+    // A set has the size of its members.
+    assert!(acquire(AttributeValue::Ss(vec![name('x', most)])).await.unwrap_err().is_invalid());
 }
 
 // behaviour 488

@@ -142,6 +142,18 @@ async fn release_all_ends_with_its_limit_and_names_what_was_not_answered() {
 
 // behaviour 491
 #[tokio::test]
+async fn a_second_release_all_names_what_is_still_held() {
+    let world = World::new().await;
+    let (locks, lock) = held_in_silence(&world).await;
+    for _ in 0..2 {
+        let errors = locks.release_all(ms(500)).await;
+        assert_eq!(errors.iter().map(Error::key).collect::<Vec<_>>(), ["job"]);
+    }
+    assert!(!lock.is_valid());
+}
+
+// behaviour 491
+#[tokio::test]
 async fn flush_ends_with_its_limit() {
     let world = World::new().await;
     let (locks, lock) = held_in_silence(&world).await;

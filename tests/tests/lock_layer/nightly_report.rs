@@ -52,7 +52,8 @@ async fn a_report_is_written_again_the_next_night_under_a_larger_fence() {
     let function = nightly_report(locks, reports, Simulation::On);
     let mut fences = Vec::new();
     for night in 1..=2 {
-        let outcome = function.clone().oneshot(invocation(&host, report("sales", 0))).await.unwrap();
+        let event = with_request_id(&format!("night-{night}"), invocation(&host, report("sales", 0)));
+        let outcome = function.clone().oneshot(event).await.unwrap();
         let Outcome::Written { fence, times, .. } = outcome else { panic!("{outcome:?}") };
         assert_eq!(times, night);
         fences.push(fence);
@@ -71,6 +72,23 @@ async fn two_reports_are_written_at_the_same_time() {
         let outcome = outcome.unwrap();
         assert!(matches!(&outcome, Outcome::Written { times: 1, .. }), "{outcome:?}");
     }
+}
+
+// behaviour 520
+#[tokio::test]
+async fn an_event_that_is_delivered_twice_at_once_writes_its_report_once() {
+    let world = World::new().await;
+    let host = world.host().build();
+    let (locks, reports) = reports(&world, &host);
+    let function = nightly_report(locks, reports, Simulation::On);
+    let deliveries = [(); 2].map(|()| function.clone().oneshot(invocation(&host, report("sales", 500))));
+    let (written, refused): (Vec<_>, Vec<_>) = join_all(deliveries).await.into_iter().partition(Result::is_ok);
+    assert!(matches!(&written[..], [Ok(Outcome::Written { times: 1, .. })]), "{written:?}");
+    // The layer cannot tell it from a retry after a crash, so Lambda retries it.
+    let refused = refused.into_iter().map(|refused| reported(refused.unwrap_err()).0);
+    assert_eq!(refused.collect::<Vec<_>>(), ["LockHeld"]);
+    let retried = function.oneshot(invocation(&host, report("sales", 0))).await.unwrap();
+    assert!(matches!(retried, Outcome::Written { times: 1, .. }), "{retried:?}");
 }
 
 // behaviour 520

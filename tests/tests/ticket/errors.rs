@@ -260,3 +260,14 @@ async fn a_ticket_without_its_row_is_unknown_or_has_ended() {
         assert_eq!(predicates(&error), ["lost", "ended"]);
     }
 }
+
+#[tokio::test]
+async fn a_renewal_with_another_fence_is_unknown_even_if_the_lease_is_long_enough() {
+    let world = World::new().await;
+    let (_, locks) = host(&world);
+    for lock in [acquired(&world).await, locks.semaphore("bank", 1).acquire().lease(LEASE).await.unwrap()] {
+        let ticket = lock.into_ticket();
+        let forged = with(&ticket, "fence", ticket.fence() + 1);
+        assert!(locks.renew_ticket(&forged, LEASE / 2).await.unwrap_err().is_ticket_unknown());
+    }
+}

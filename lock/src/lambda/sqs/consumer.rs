@@ -14,8 +14,8 @@ use crate::idempotency::{Idempotency, OnMissingKey};
 use crate::lock::Locks;
 use crate::panics;
 
-/// A tower layer that makes a consumer of SQS batches from a handler of one message. Each message runs once, however often
-/// it is delivered, and only messages that are not done return to the queue.
+/// A tower layer that makes a consumer of SQS batches from a handler of one message. A message that is done does
+/// not run again for the [window](Self::window), and only messages that are not done return to the queue.
 ///
 /// Enable `ReportBatchItemFailures` in the event source mapping. Without it, Lambda takes the answer as success and deletes
 /// the messages that failed. Put the consumer around the handler, inside the runtime. The handler takes a [`Message`], or
@@ -56,6 +56,9 @@ use crate::panics;
 ///
 /// JSON that does not parse is reported without its value, in contrast to
 /// [what `lambda_runtime` logs](crate::LockLayer#what-lambda_runtime-logs) for other events.
+///
+/// Put a timeout inside of this layer. One outside drops all handlers of the batch, and Lambda may freeze the background
+/// releases of their records.
 ///
 /// # Example
 ///
@@ -182,7 +185,7 @@ impl<H, B, T, E> SqsConsumer<H, B, T, E> {
     /// [`Idempotency`] sets a window. At least a second more than twice the clock skew, at most 366 days.
     ///
     /// SQS delivers a message again for as long as a queue keeps it, 14 days at most. The table has a row for each message
-    /// of the window.
+    /// of the window. With [`OnTimeout::Reject`](crate::OnTimeout::Reject), an unfinished message is refused for as long.
     #[must_use]
     pub fn window(mut self, window: Duration) -> Self {
         self.settings.idempotency = self.settings.idempotency.window(window);

@@ -13,8 +13,8 @@ use crate::idempotency::{Idempotency, OnMissingKey};
 use crate::lock::{Backoff, Locks};
 use crate::panics;
 
-/// A tower layer that makes a consumer of Kinesis or DynamoDB streams from a handler of one record. Each record runs once,
-/// however often it is delivered. Records with the same key run in order, one at a time.
+/// A tower layer that makes a consumer of Kinesis or DynamoDB streams from a handler of one record. A record that is
+/// done does not run again for the [window](Self::window). Records with the same key run in order, one at a time.
 ///
 /// Enable `ReportBatchItemFailures` in the event source mapping. Without it, Lambda takes the answer as success and never
 /// delivers the records that failed again. Put the consumer around the handler, inside the runtime. The handler takes a
@@ -52,6 +52,9 @@ use crate::panics;
 /// Tumbling windows are not supported: a batch of one does not run and is answered as failed, and the first one is logged as
 /// an error. Records that the Kinesis Producer Library aggregated are not supported either: the parser gets them as one
 /// record.
+///
+/// Put a timeout inside of this layer. One outside drops all handlers of the batch, and Lambda may freeze the background
+/// releases of their records.
 ///
 /// # Log
 ///
@@ -122,8 +125,8 @@ where
     R: StreamRecord + 'static,
     R::Body: DeserializeOwned,
 {
-    /// Creates a consumer that runs each record once by its event id, for the [window](Self::window). The data of a Kinesis record is JSON,
-    /// and an image of a DynamoDB record is parsed by `serde_dynamo`. As JSON, a `KinesisRecord<Vec<u8>>` is an array of
+    /// Creates a consumer that runs each record once by its event id, for the [window](Self::window). The data of a Kinesis
+    /// record is JSON, and an image of a DynamoDB record is parsed by `serde_dynamo`. As JSON, a `KinesisRecord<Vec<u8>>` is an array of
     /// numbers: for the data as it is, use [`of_bytes`](Self::of_bytes).
     ///
     /// The key is `stream#event`: the stream's ARN and the event id. In Kinesis, the event id consists of the shard and the
