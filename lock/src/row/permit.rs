@@ -44,7 +44,7 @@ const TOMBSTONES: usize = 16;
 const TOMBSTONE_AGE: Duration = Duration::from_mins(1);
 /// How many tombstones one request removes, so that its expressions stay below DynamoDB's 4 KB.
 const REMOVED_AT_ONCE: usize = 32;
-/// Of the releases that find so many tombstones to remove, one in this number sends a request for it.
+/// Of the releases that find so many tombstones to remove, about one in this number sends a request for it.
 const REMOVALS_EVERY: usize = 8;
 const REMOVAL_TIMEOUT: Duration = Duration::from_millis(200);
 
@@ -249,7 +249,8 @@ impl Table {
     /// `seen`. One request; two if one of these has become a permit again.
     ///
     /// While many permits are in use, other releases have already removed the tombstones that this owner has seen, and the
-    /// row grows. About every 32nd release then sends another request, which removes those that its answer shows.
+    /// row grows. About every 32nd release then sends another request, which removes those that its answer shows; up to
+    /// every eighth one does while many are sent at the same moment.
     ///
     /// Returns `false` if there is no trace of the permit after an earlier attempt, also of an earlier call with these
     /// `attempts`, that was not answered. Either that attempt was applied, and later releases have removed its tombstone, or
@@ -404,7 +405,7 @@ impl Table {
         let tombstones = Semaphore::read(&mut row).map(|semaphore| semaphore.tombstones).unwrap_or_default();
         let many = tombstones.iter().enumerate().filter(|tombstone| is_obsolete(*tombstone, now)).count();
         // Each release finds another number, so releases at the same moment do not all send a request.
-        if many < REMOVED_AT_ONCE || (many < 2 * REMOVED_AT_ONCE && many % REMOVALS_EVERY != 0) {
+        if many < REMOVED_AT_ONCE || many % REMOVALS_EVERY != 0 {
             return;
         }
         let old = obsolete(&tombstones, now);
