@@ -188,15 +188,15 @@ impl Locks {
     }
 
     /// Releases all locks, permits and sets that these `Locks` and their clones hold, within `limit`, before the process
-    /// ends. Returns an error for each lock whose release failed or was not answered; its key is free when its lease ends. Can be
-    /// repeated.
-    /// Also waits for background requests, as [`flush`](Self::flush) does.
+    /// ends. Returns an error for each lock whose release failed or was not answered; its key is free when its lease ends.
+    /// Also waits for background requests, as [`flush`](Self::flush) does. Can be repeated.
     ///
     /// All locks end at once ([`Lock::lost`](crate::Lock::lost) returns), and all releases are sent at the same time: the
     /// request of [`Lock::release`](crate::Lock::release) for each. Work that runs under a lock, in
     /// [`Acquire::run`](crate::Acquire::run), [`Lock::while_held`](crate::Lock::while_held) or a middleware, is cancelled at
     /// its next await point as if the lease had ended, and only then is the lock released. If the work does not stop, its
-    /// lock is not released: do not call this from within such work. Other work must watch `lost` itself. A [minimum hold](crate::Acquire::hold_at_least) ends.
+    /// lock is not released: do not call this from within such work. Other work must watch `lost` itself. A [minimum
+    /// hold](crate::Acquire::hold_at_least) ends.
     ///
     /// An idempotent run is cancelled in the same way, so its record is released, and a retry runs the work again. With
     /// `OnTimeout::Reject`, the record stays, and a retry is refused. A run whose work is done stores its result, and this
