@@ -82,6 +82,8 @@ pub(crate) enum TicketFault {
     Unknown,
 }
 
+pub(crate) use Kind as Cause;
+
 pub(crate) enum Kind {
     Held(Holder),
     Lost(Option<Holder>),
@@ -101,9 +103,6 @@ pub(crate) enum Kind {
     /// The client could not send a request at all: no credentials, no region, a wrong certificate.
     NotSent,
     Rejected,
-    /// Not an error for the caller, who gets the stored result.
-    #[cfg(feature = "idempotency")]
-    Completed(Holder),
     #[cfg(feature = "idempotency")]
     InProgress(Holder),
     #[cfg(feature = "idempotency")]
@@ -172,7 +171,7 @@ impl Error {
         this
     }
 
-    pub(crate) fn with_kind(mut self, kind: Kind) -> Self {
+    pub(crate) fn with_cause(mut self, kind: Kind) -> Self {
         self.0.kind = kind;
         self
     }
@@ -316,9 +315,7 @@ impl Error {
             Kind::Held(holder) => Some(holder),
             Kind::Lost(holder) => holder.as_ref(),
             #[cfg(feature = "idempotency")]
-            Kind::Completed(holder) | Kind::InProgress(holder) | Kind::Unfinished(holder) | Kind::Mismatch(holder) => {
-                Some(holder)
-            }
+            Kind::InProgress(holder) | Kind::Unfinished(holder) | Kind::Mismatch(holder) => Some(holder),
             _ => None,
         }
     }
@@ -380,8 +377,6 @@ impl Error {
             Kind::Invalid(_) => "invalid",
             Kind::NotSent => "not_sent",
             Kind::Rejected => "refused",
-            #[cfg(feature = "idempotency")]
-            Kind::Completed(_) => "replayed",
             #[cfg(feature = "idempotency")]
             Kind::InProgress(_) => "in_progress",
             #[cfg(feature = "idempotency")]
@@ -452,19 +447,6 @@ impl Error {
     pub fn is_unusable_result(&self) -> bool {
         matches!(self.0.kind, Kind::UnusableResult(_))
     }
-
-    /// Returns the record that has the result, or the error if no completed record caused it.
-    pub(crate) fn into_completed(self) -> Result<Holder, Self> {
-        match self.0.kind {
-            Kind::Completed(record) => Ok(record),
-            _ => Err(self),
-        }
-    }
-}
-
-/// Returns the same as [`Error::is_prevented`].
-pub(crate) fn is_prevented<E: ProvideErrorMetadata>(error: &SdkError<E>) -> bool {
-    matches!(classify(error), Kind::Throttled | Kind::Conflict)
 }
 
 /// Classifies throttling and conflicts as the SDK's retry classifier and the DynamoDB developer guide do.
@@ -577,8 +559,6 @@ impl fmt::Display for Error {
             Kind::Invalid(message) => f.write_str(&reason(message))?,
             Kind::NotSent => write!(f, "no request for {what} was sent: check region, credentials and endpoint")?,
             Kind::Rejected => write!(f, "DynamoDB rejected the request for {what}")?,
-            #[cfg(feature = "idempotency")]
-            Kind::Completed(_) => write!(f, "{what} is completed")?,
             #[cfg(feature = "idempotency")]
             Kind::InProgress(holder) => write!(f, "{what} is in progress: {holder}")?,
             #[cfg(feature = "idempotency")]

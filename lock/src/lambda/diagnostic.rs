@@ -39,7 +39,6 @@ fn error_type(error: &Error) -> &'static str {
         Kind::Invalid(_) => "LockInvalid",
         Kind::NotSent => "LockNotSent",
         Kind::Rejected => "LockRefused",
-        Kind::Completed(_) => "IdempotencyCompleted",
         Kind::InProgress(_) => "IdempotencyInProgress",
         Kind::Unfinished(_) => "IdempotencyUnfinished",
         Kind::Mismatch(_) => "IdempotencyMismatch",

@@ -301,7 +301,11 @@ impl<I: HandlerEvent, R> Settings<I, R> {
         } else {
             key
         };
-        let mut acquire = self.locks.acquire(key.clone()).hold_at_least(self.hold_at_least).holder(holder(context));
+        let acquire = match self.at_most {
+            Some(permits) => self.locks.semaphore(&key, permits).acquire(),
+            None => self.locks.acquire(&key),
+        };
+        let mut acquire = acquire.hold_at_least(self.hold_at_least).holder(holder(context));
         if let Some(deadline) = deadline(context, &self.locks) {
             acquire = acquire.until(deadline);
         }
@@ -310,9 +314,6 @@ impl<I: HandlerEvent, R> Settings<I, R> {
         }
         if let Some(backoff) = self.wait {
             acquire = acquire.wait(backoff);
-        }
-        if let Some(permits) = self.at_most {
-            acquire = acquire.at_most(permits);
         }
         match acquire.send().await {
             Ok(lock) => Ok(lock),

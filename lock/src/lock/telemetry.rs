@@ -105,6 +105,12 @@ impl AcquireSpan {
         }
     }
 
+    /// The work was done before, so the caller gets its result.
+    pub(super) fn completed(mut self) {
+        self.span.record("outcome", "replayed");
+        self.end();
+    }
+
     /// The acquire failed.
     pub(super) fn refused(mut self, error: &Error) {
         let reason = error.reason();
@@ -149,8 +155,6 @@ impl Drop for AcquireSpan {
 pub(crate) fn record_refusal(error: &Error) {
     let reason = error.reason();
     match reason {
-        // The caller gets the stored result, not an error.
-        "replayed" => return,
         // The caller logs these: the consumer of a queue also names the message.
         "in_progress" => return metrics::count(metrics::IN_PROGRESS_REFUSALS),
         _ => metrics::count_by(metrics::REFUSED, metrics::REASON, reason),
