@@ -10,7 +10,8 @@ use std::error::Error;
 use std::time::Duration;
 
 use lambda_lock::embedded::DynamoDb;
-use lambda_lock::{Backoff, HandlerError, Idempotency, Locks, OnMissingKey};
+use lambda_lock::idempotency::OnMissingKey;
+use lambda_lock::{Backoff, HandlerError, Idempotency, Locks};
 use serde::{Deserialize, Serialize};
 
 #[derive(Clone)]

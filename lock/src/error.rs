@@ -428,7 +428,7 @@ impl Error {
     }
 
     /// Returns `true` if a run for this key started but did not finish, and
-    /// [`OnTimeout::Reject`](crate::OnTimeout::Reject) is set. Feature `idempotency`.
+    /// [`OnUnfinished::Reject`](crate::OnUnfinished::Reject) is set. Feature `idempotency`.
     #[must_use]
     pub fn is_unfinished(&self) -> bool {
         matches!(self.0.kind, Kind::Unfinished(_))
@@ -440,7 +440,7 @@ impl Error {
         matches!(self.0.kind, Kind::Mismatch(_))
     }
 
-    /// Returns `true` if the input has no key, and [`OnMissingKey::Reject`](crate::OnMissingKey::Reject) is set. Feature
+    /// Returns `true` if the input has no key, and [`OnMissingKey::Reject`](crate::idempotency::OnMissingKey::Reject) is set. Feature
     /// `idempotency`.
     #[must_use]
     pub fn is_key_missing(&self) -> bool {

@@ -64,7 +64,7 @@ const CRATE: &[&str] = &[
     "lambda/diagnostic",
     "lambda/locked_event",
     "lambda/lock_layer",
-    "lambda/idempotent_layer",
+    "lambda/idempotency_layer",
     "lambda/batch/source",
     "lambda/batch/outcome",
     "lambda/batch/settings",

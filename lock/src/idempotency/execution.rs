@@ -7,7 +7,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::error::HandlerError;
-use super::policy::{OnError, OnTimeout, OnUnstorableResult};
+use super::policy::{OnError, OnUnfinished, OnUnstorableResult};
 use super::run::Run;
 use super::settings::{Idempotency, Identity, Invocation, Settings};
 use crate::clock::{millis, since_epoch};
@@ -51,7 +51,7 @@ where
     /// [`is_lost`](crate::Error::is_lost). The [type](Self) describes the other outcomes, and the cost.
     ///
     /// If the future is dropped, so is the body, perhaps with half of its work done. The record is released in the
-    /// background, or is unfinished with [`OnTimeout::Reject`]. If the result was being stored, it may be lost, and the work
+    /// background, or is unfinished with [`OnUnfinished::Reject`]. If the result was being stored, it may be lost, and the work
     /// runs again after the lease. In a server whose clients disconnect, or under a timeout, await the future on a task of
     /// its own (`tokio::spawn`).
     pub async fn run(&self, input: &I, body: impl AsyncFnOnce(&Run) -> Result<T, E>) -> Result<T, HandlerError<E>> {
@@ -98,7 +98,7 @@ where
             let lock = settings.acquire(unique, invocation).unlocked().map_err(HandlerError::Lock)?;
             return Ok(NextStep::Run(self.new_run(lock, None)));
         };
-        let reject_unfinished = (settings.on_timeout == OnTimeout::Reject).then_some(settings.window());
+        let reject_unfinished = (settings.on_unfinished == OnUnfinished::Reject).then_some(settings.window());
         let claim = RecordClaim { validation: validation.clone(), reject_unfinished };
         if let Some(record) = settings.cached(&key) {
             return match claim.refusal(record) {
@@ -181,7 +181,7 @@ where
         if !lock.is_enforced() {
             return work.await.map_err(HandlerError::Handler);
         }
-        let unfinished = AbandonOnDrop(Some(lock).filter(|_| settings.on_timeout == OnTimeout::Reject));
+        let unfinished = AbandonOnDrop(Some(lock).filter(|_| settings.on_unfinished == OnUnfinished::Reject));
         // All code of the user runs here, including the serialization of the result. If it panics, the run is unfinished.
         let done = while_held(lock, async {
             let result = work.await;

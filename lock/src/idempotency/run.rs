@@ -69,7 +69,7 @@ impl Run {
     /// transaction; IAM action `dynamodb:UpdateItem`. If the run is [not enforced](Lock::is_enforced), the returned item is a check that
     /// always holds; IAM action `dynamodb:ConditionCheckItem`. If the result cannot be stored, the call fails with an error
     /// that [`is_unusable_result`](Error::is_unusable_result), also with
-    /// [`OnUnstorableResult::CompleteWithoutResult`](crate::OnUnstorableResult::CompleteWithoutResult).
+    /// [`OnUnstorableResult::CompleteWithoutResult`](crate::idempotency::OnUnstorableResult::CompleteWithoutResult).
     pub fn complete_in<T: Serialize>(&self, result: &T) -> Result<TransactWriteItem, Error> {
         let result = self.stored(result).map_err(|why| self.lock.error(Kind::UnusableResult(why)))?;
         let completion = self.lock.completion(self.window, Outcome::Result(result.clone()))?;

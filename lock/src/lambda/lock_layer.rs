@@ -126,7 +126,8 @@ enum KeyOf<P> {
 /// does not resolve (no table, no access, a malformed row) always fails the invocation.
 ///
 /// ```
-/// # use lambda_lock::{LockLayer, LockedEvent, Locks, OnUnavailable};
+/// # use lambda_lock::lambda::OnUnavailable;
+/// # use lambda_lock::{LockLayer, LockedEvent, Locks};
 /// # fn example(locks: Locks) -> LockLayer<LockedEvent<()>, ()> {
 /// LockLayer::new(locks).on_unavailable(OnUnavailable::RunUnlocked)
 /// # }

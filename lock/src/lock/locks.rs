@@ -199,7 +199,7 @@ impl Locks {
     /// hold](crate::Acquire::hold_at_least) ends.
     ///
     /// An idempotent run is cancelled in the same way, so its record is released, and a retry runs the work again. With
-    /// `OnTimeout::Reject`, the record stays, and a retry is refused. A run whose work is done stores its result, and this
+    /// `OnUnfinished::Reject`, the record stays, and a retry is refused. A run whose work is done stores its result, and this
     /// call waits for it.
     ///
     /// Call it on SIGTERM. Lambda sends it to a function with an extension, and ends the process 500 ms later. A lock that is

@@ -20,11 +20,11 @@ use crate::row::{EXPIRATION, Table, in_time, probe_key};
 
 /// The report of [`Locks::check`]: one line for each finding, with the remedy for a problem.
 #[derive(Clone, Debug)]
-pub struct Report {
+pub struct CheckReport {
     findings: Vec<Finding>,
 }
 
-impl Report {
+impl CheckReport {
     /// Returns `true` if locks work: no finding [failed](Verdict::Failed).
     #[must_use]
     pub fn is_healthy(&self) -> bool {
@@ -39,7 +39,7 @@ impl Report {
 }
 
 /// Prints one line for each finding.
-impl fmt::Display for Report {
+impl fmt::Display for CheckReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (index, finding) in self.findings.iter().enumerate() {
             let line_break = if index == 0 { "" } else { "\n" };
@@ -49,7 +49,7 @@ impl fmt::Display for Report {
     }
 }
 
-/// One line of a [`Report`].
+/// One line of a [`CheckReport`].
 #[derive(Clone, Debug)]
 pub struct Finding {
     subject: String,
@@ -137,7 +137,7 @@ impl Locks {
     /// }
     /// # }
     /// ```
-    pub async fn check(&self) -> Report {
+    pub async fn check(&self) -> CheckReport {
         let mut check = Check { locks: self, findings: Vec::new(), server_time: None };
         if !self.0.enabled {
             check.found("locking", Verdict::Warning, "disabled: work runs without locks");
@@ -148,7 +148,7 @@ impl Locks {
             Box::pin(check.permissions()).await;
         }
         check.clock();
-        Report { findings: check.findings }
+        CheckReport { findings: check.findings }
     }
 }
 

@@ -2,7 +2,8 @@
 
 use http::Method;
 use lambda_http::Body;
-use lambda_lock::{Backoff, HttpRun};
+use lambda_lock::Backoff;
+use lambda_lock::http::HttpRun;
 use lambda_lock_tests::invocation::{Counter, FUNCTION, keep_log, logged};
 use serde_json::json;
 use std::time::Duration;

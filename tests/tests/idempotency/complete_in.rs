@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use futures_util::FutureExt;
 use lambda_lock::embedded::Host;
-use lambda_lock::{HandlerError, Idempotency, Locks, OnError, OnMissingKey, OnUnstorableResult, Run};
+use lambda_lock::idempotency::{OnMissingKey, OnUnstorableResult};
+use lambda_lock::{HandlerError, Idempotency, Locks, OnError, Run};
 use lambda_lock_tests::World;
 use lambda_lock_tests::invocation::{Counter, LoseAnswers, millis};
 use tokio::sync::Notify;

@@ -4,7 +4,8 @@ use std::env;
 use std::process::Command;
 
 use futures_util::future::join_all;
-use lambda_lock::{Idempotency, OnError, OnMissingKey, RecordFormat, Run, StoredError};
+use lambda_lock::idempotency::{OnMissingKey, RecordFormat, StoredError};
+use lambda_lock::{Idempotency, OnError, Run};
 use lambda_lock_tests::invocation::{Counter, FUNCTION};
 use serde_json::{Value, json};
 use tokio::sync::Barrier;

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::fmt::Debug;
 
-use lambda_lock::OnUnstorableResult;
+use lambda_lock::idempotency::OnUnstorableResult;
 use lambda_lock_tests::invocation::Counter;
 use tokio::time::sleep;
 

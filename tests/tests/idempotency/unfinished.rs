@@ -1,4 +1,4 @@
-//! Work that must not repeat: `OnTimeout::Reject`.
+//! Work that must not repeat: `OnUnfinished::Reject`.
 
 use std::fmt::Debug;
 use std::future::pending;
@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use futures_util::FutureExt;
 use lambda_lock::embedded::{Faults, Host};
-use lambda_lock::{Locks, OnError, OnTimeout};
+use lambda_lock::{Locks, OnError, OnUnfinished};
 use lambda_lock_tests::invocation::Counter;
 use lambda_lock_tests::{World, drop_midway};
 use tokio::sync::Notify;
@@ -135,7 +135,7 @@ async fn release_all_waits_until_the_result_of_a_run_is_stored() {
 #[tokio::test]
 async fn a_run_is_unfinished_after_an_unstorable_result() {
     let (world, host, locks) = environment().await;
-    let orders: Orders<String> = orders(&locks).on_timeout(OnTimeout::Reject);
+    let orders: Orders<String> = orders(&locks).on_unfinished(OnUnfinished::Reject);
     assert!(refused(orders.run(&order("a"), async |_| Ok("x".repeat(500_000))).await).is_unusable_result());
     assert_unfinished(&world, &host).await;
 }
@@ -207,7 +207,7 @@ async fn a_wait_ends_when_the_run_becomes_unfinished() {
 async fn a_renewed_run_stays_unfinished_for_the_window() {
     let (world, _host, locks) = environment().await;
     let window = Duration::from_hours(14 * 24);
-    let refusing = |locks: &Locks| orders(locks).window(window).on_timeout(OnTimeout::Reject);
+    let refusing = |locks: &Locks| orders(locks).window(window).on_unfinished(OnUnfinished::Reject);
     let (mine, begun) = (refusing(&locks), Notify::new());
     let input = order("a");
     let run = mine.run(&input, async |run| {
@@ -245,13 +245,14 @@ impl serde::Serialize for Brittle {
 #[tokio::test]
 async fn a_run_is_unfinished_after_a_panic_in_its_completion() {
     let (world, _host, locks) = environment().await;
-    let brittle: Orders<Brittle> = orders(&locks).on_timeout(OnTimeout::Reject);
+    let brittle: Orders<Brittle> = orders(&locks).on_unfinished(OnUnfinished::Reject);
     let run = AssertUnwindSafe(async { brittle.run(&order("a"), async |_| Ok(Brittle)).await });
     assert!(run.catch_unwind().await.is_err());
-    let policy: Orders<u32> = orders(&locks).on_timeout(OnTimeout::Reject).on_error(|Declined| panic!("in the policy"));
+    let policy: Orders<u32> =
+        orders(&locks).on_unfinished(OnUnfinished::Reject).on_error(|Declined| panic!("in the policy"));
     let run = AssertUnwindSafe(async { policy.run(&order("b"), async |_| Err(Declined)).await });
     assert!(run.catch_unwind().await.is_err());
-    let again: Orders<u32> = orders(&later(&world, AFTER_THE_LEASE)).on_timeout(OnTimeout::Reject);
+    let again: Orders<u32> = orders(&later(&world, AFTER_THE_LEASE)).on_unfinished(OnUnfinished::Reject);
     for id in ["a", "b"] {
         let runs = Counter::default();
         assert!(refused(place(&again, &order(id), &runs).await).is_unfinished(), "{id}");

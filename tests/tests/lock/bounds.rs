@@ -3,7 +3,8 @@
 use std::io::Error;
 
 use aws_sdk_dynamodb::types::AttributeValue;
-use lambda_lock::{Idempotency, LocksBuilder, OnMissingKey};
+use lambda_lock::idempotency::OnMissingKey;
+use lambda_lock::{Idempotency, LocksBuilder};
 use lambda_lock_tests::World;
 
 use crate::{LEASE, assert_contains, lose_answers, text};

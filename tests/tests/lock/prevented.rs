@@ -6,7 +6,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use lambda_lock::embedded::{DynamoDb, Host, Intercept};
-use lambda_lock::{Error, Idempotency, Lock, LockSet, Locks, OnMissingKey, Ticket};
+use lambda_lock::idempotency::OnMissingKey;
+use lambda_lock::{Error, Idempotency, Lock, LockSet, Locks, Ticket};
 use lambda_lock_tests::invocation::{Cause, Prevents};
 use lambda_lock_tests::{Late, World};
 use serde_json::Value;

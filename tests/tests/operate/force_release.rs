@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use aws_sdk_dynamodb::types::TransactWriteItem;
 use lambda_lock::embedded::{Answer, DynamoDb, Faults, Host, Intercept};
-use lambda_lock::{HandlerError, Lock, Locks, OnTimeout};
+use lambda_lock::{HandlerError, Lock, Locks, OnUnfinished};
 use lambda_lock_tests::World;
 use lambda_lock_tests::invocation::{LoseAnswers, millis};
 use serde_json::{Value, json};
@@ -335,7 +335,7 @@ async fn a_key_released_by_a_wrong_clock_is_free_when_its_lease_would_have_ended
 async fn an_unfinished_run_runs_again_after_a_release_by_force() {
     let world = World::new().await;
     let (host, locks) = locks_on(&world, world.host());
-    let transfers = completed(&locks).on_timeout(OnTimeout::Reject).lease(s(10));
+    let transfers = completed(&locks).on_unfinished(OnUnfinished::Reject).lease(s(10));
     let id = "transfer".to_owned();
     let crashing = transfers.run(&id, async |_| {
         host.advance_clock(s(30));

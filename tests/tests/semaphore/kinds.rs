@@ -3,7 +3,8 @@
 use std::convert::Infallible;
 use std::time::Duration;
 
-use lambda_lock::{Backoff, Error, HandlerError, Idempotency, OnMissingKey};
+use lambda_lock::idempotency::OnMissingKey;
+use lambda_lock::{Backoff, Error, HandlerError, Idempotency};
 use lambda_lock_tests::World;
 
 use crate::{KEY, acquire_all, assert_contains, release_all};

@@ -3,7 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use lambda_lock::{Backoff, Message, OnTimeout, SqsConsumer};
+use lambda_lock::lambda::SqsMessage;
+use lambda_lock::{Backoff, OnUnfinished, SqsConsumer};
 use lambda_lock_tests::invocation::invocation;
 use tokio::sync::Notify;
 use tokio::time::sleep;
@@ -51,7 +52,7 @@ async fn a_message_in_progress_at_a_crash_goes_back_until_its_lease_ends() {
     let hangs = Arc::new(Notify::new());
     let handler = service_fn({
         let (till, hangs, host) = (till.clone(), Arc::clone(&hangs), host.clone());
-        move |message: Message<Payment>| {
+        move |message: SqsMessage<Payment>| {
             let (till, hangs, host) = (till.clone(), Arc::clone(&hangs), host.clone());
             async move {
                 if message.body.then == Then::Endless {
@@ -82,7 +83,7 @@ async fn a_message_in_progress_at_a_crash_goes_back_until_its_lease_ends() {
 async fn an_unfinished_message_goes_back_each_time() {
     let (world, host, _, till) = environment().await;
     let locks = world.locks(&host).build().unwrap();
-    let consumer = SqsConsumer::new(by_payment(&locks).on_timeout(OnTimeout::Reject));
+    let consumer = SqsConsumer::new(by_payment(&locks).on_unfinished(OnUnfinished::Reject));
     assert_eq!(deliver(&consumer, &till, &host, [message("1", "Panic")]).await, ["1"]);
     for _ in 0..2 {
         host.advance_clock(AFTER_THE_LEASE);

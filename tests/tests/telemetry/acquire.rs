@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use aws_sdk_dynamodb::types::AttributeValue;
 use lambda_lock::embedded::{Answer, Faults, Intercept};
-use lambda_lock::{Backoff, LockLayer, Locks, OnUnavailable};
+use lambda_lock::lambda::OnUnavailable;
+use lambda_lock::{Backoff, LockLayer, Locks};
 use lambda_lock_tests::invocation::{Counter, LoseAnswers, invocation};
 use lambda_runtime::LambdaEvent;
 use serde_json::{Value, json};

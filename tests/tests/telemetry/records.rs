@@ -2,7 +2,8 @@
 
 use std::future::pending;
 
-use lambda_lock::{HandlerError, Idempotency, OnError, OnMissingKey, OnTimeout, StoredError};
+use lambda_lock::idempotency::{OnMissingKey, StoredError};
+use lambda_lock::{HandlerError, Idempotency, OnError, OnUnfinished};
 use lambda_lock_tests::invocation::LoseAnswers;
 use tokio::time::sleep;
 use tracing::Level;
@@ -108,7 +109,7 @@ async fn a_refusal_by_a_record_is_counted_by_its_reason() {
     stage.metrics.assert(&["refused: mismatch 1"]);
     assert_eq!((host.requests(), stage.traces.locks().len()), (requests, spans));
 
-    let orders = orders(&locks).on_timeout(OnTimeout::Reject).lease(s(1));
+    let orders = orders(&locks).on_unfinished(OnUnfinished::Reject).lease(s(1));
     assert!(lock_error(done(&orders, "none").await).is_key_missing());
     stage.metrics.assert(&["refused: key_missing 1"]);
 

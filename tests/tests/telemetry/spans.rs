@@ -4,10 +4,8 @@ use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
 
 use aws_sdk_dynamodb::types::AttributeValue;
-use lambda_lock::{
-    Backoff, HandlerError, Idempotency, IdempotentLayer, LockLayer, OnError, OnMissingKey, RecordFormat, SqsConsumer,
-    StoredError,
-};
+use lambda_lock::idempotency::{OnMissingKey, RecordFormat, StoredError};
+use lambda_lock::{Backoff, HandlerError, Idempotency, IdempotencyLayer, LockLayer, OnError, SqsConsumer};
 use lambda_lock_tests::invocation::invocation;
 use lambda_runtime::LambdaEvent;
 use serde_json::json;
@@ -53,7 +51,7 @@ async fn work_runs_inside_the_span_of_its_lock() {
     idempotent.unwrap();
 
     let orders = Idempotency::new(locks.clone(), OnMissingKey::Reject, |_: &LambdaEvent<()>| Some("event"));
-    let layer = IdempotentLayer::new(orders);
+    let layer = IdempotencyLayer::new(orders);
     let handler = layer.layer(service_fn(|_: LambdaEvent<()>| async {
         say("in an idempotent handler");
         Ok::<_, String>(())
@@ -170,7 +168,7 @@ async fn no_trace_shows_user_data_and_no_label_is_a_key() {
     assert!(matches!(unreadable, Err(HandlerError::Lock(error)) if error.is_unusable_result()));
     let large = orders(&locks);
     large.run(&"secret-large".to_owned(), async |_| Ok("marked ".repeat(80_000))).await.unwrap_err();
-    let large = large.on_unstorable_result(lambda_lock::OnUnstorableResult::CompleteWithoutResult);
+    let large = large.on_unstorable_result(lambda_lock::idempotency::OnUnstorableResult::CompleteWithoutResult);
     large.run(&"secret-larger".to_owned(), async |_| Ok("marked ".repeat(80_000))).await.unwrap();
     for error in ["marked stored error".to_owned(), "marked ".repeat(80_000)] {
         let stored = StoredError::new("marked type", error);

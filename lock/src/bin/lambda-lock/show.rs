@@ -4,7 +4,8 @@ use std::io::{self, IsTerminal as _, Write as _};
 use std::time::{Duration, SystemTime};
 
 use aws_smithy_async::time::{SystemTimeSource, TimeSource as _};
-use lambda_lock::{Error, List, ListedRow, Locks};
+use lambda_lock::operate::{List, ListedRow};
+use lambda_lock::{Error, Locks};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::time::{MissedTickBehavior, interval, sleep};
 

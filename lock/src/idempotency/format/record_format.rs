@@ -38,7 +38,8 @@ const JSON_LEVELS: usize = 127;
 /// [`is_unusable_result`](crate::Error::is_unusable_result).
 ///
 /// ```
-/// # use lambda_lock::{Idempotency, RecordFormat};
+/// # use lambda_lock::idempotency::RecordFormat;
+/// # use lambda_lock::Idempotency;
 /// # fn example(orders: Idempotency<String, (), ()>) -> Idempotency<String, (), ()> {
 /// // Shares its records with Python's `@idempotent_function(key_prefix="orders", …)`.
 /// orders.format(RecordFormat::PowertoolsPython).prefix("orders")

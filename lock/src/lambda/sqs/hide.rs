@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use aws_lambda_events::sqs::SqsMessage;
+use aws_lambda_events::sqs::SqsMessage as SqsRecord;
 use futures_util::future::{BoxFuture, FutureExt as _, join_all};
 
 use super::queue::Queue;
@@ -17,7 +17,7 @@ impl<B> Queue<B> {
     /// Hides these records until the lease of their holder ends, if `error` says that their work is in progress.
     pub(super) fn hide<'a>(
         &self,
-        records: impl Iterator<Item = &'a SqsMessage>,
+        records: impl Iterator<Item = &'a SqsRecord>,
         error: &Error,
         locks: &Locks,
     ) -> BoxFuture<'static, ()> {
@@ -26,7 +26,7 @@ impl<B> Queue<B> {
     }
 
     /// Returns the request that hides one record.
-    fn hiding(&self, record: &SqsMessage, error: &Error, locks: &Locks) -> Option<BoxFuture<'static, ()>> {
+    fn hiding(&self, record: &SqsRecord, error: &Error, locks: &Locks) -> Option<BoxFuture<'static, ()>> {
         let queues = self.queues.as_ref()?;
         let holder = error.holder().filter(|_| error.is_in_progress())?;
         let now = locks.0.clock.now();

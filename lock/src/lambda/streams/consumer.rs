@@ -18,7 +18,7 @@ use crate::panics;
 ///
 /// Enable `ReportBatchItemFailures` in the event source mapping. Without it, Lambda takes the answer as success and never
 /// delivers the records that failed again. Put the consumer around the handler, inside the runtime. The handler takes a
-/// [`KinesisRecord`] or a [`DynamoDbRecord`](crate::DynamoDbRecord), or a [`WithRun`](crate::WithRun) around it to get the
+/// [`KinesisRecord`] or a [`DynamoDbRecord`](crate::streams::DynamoDbRecord), or a [`WithRun`](crate::WithRun) around it to get the
 /// run as well. The guide [Streams](crate::docs::streams) explains the settings of the mapping.
 ///
 /// The answer names the first record of the batch that is not done. Lambda delivers again from there: the records before
@@ -76,7 +76,8 @@ use crate::panics;
 /// # Example
 ///
 /// ```no_run
-/// use lambda_lock::{KinesisRecord, Locks, StreamConsumer};
+/// use lambda_lock::streams::{KinesisRecord, StreamConsumer};
+/// use lambda_lock::Locks;
 /// use lambda_runtime::{Error, Runtime};
 /// use serde::Deserialize;
 /// use tower::{Layer, service_fn};
@@ -100,7 +101,8 @@ use crate::panics;
 /// A handler of a DynamoDB stream takes a `DynamoDbRecord<Order>` instead:
 ///
 /// ```
-/// # use lambda_lock::{DynamoDbRecord, Locks, StreamConsumer};
+/// # use lambda_lock::streams::{DynamoDbRecord, StreamConsumer};
+/// # use lambda_lock::Locks;
 /// # use serde::Deserialize;
 /// #[derive(Deserialize)]
 /// struct Order {
@@ -150,7 +152,9 @@ where
     ///
     /// ```
     /// # use std::time::Duration;
-    /// # use lambda_lock::{Idempotency, KinesisRecord, Locks, OnMissingKey, StreamConsumer};
+    /// # use lambda_lock::idempotency::OnMissingKey;
+    /// # use lambda_lock::streams::{KinesisRecord, StreamConsumer};
+    /// # use lambda_lock::{Idempotency, Locks};
     /// # use serde::Deserialize;
     /// #[derive(Deserialize)]
     /// struct Payment {
@@ -173,7 +177,9 @@ impl<H, B: 'static, T, E> StreamConsumer<H, KinesisRecord<B>, T, E> {
     /// Creates a consumer of Kinesis data that is not JSON. The parser's errors are logged.
     ///
     /// ```
-    /// # use lambda_lock::{Idempotency, KinesisRecord, Locks, OnMissingKey, StreamConsumer};
+    /// # use lambda_lock::idempotency::OnMissingKey;
+    /// # use lambda_lock::streams::{KinesisRecord, StreamConsumer};
+    /// # use lambda_lock::{Idempotency, Locks};
     /// # type Record = KinesisRecord<String>;
     /// # fn example(locks: Locks) -> StreamConsumer<Record, Record, (), std::io::Error> {
     /// let once = Idempotency::new(locks, OnMissingKey::Reject, KinesisRecord::key);
@@ -195,7 +201,9 @@ impl<H, T, E> StreamConsumer<H, KinesisRecord<Vec<u8>>, T, E> {
     /// Creates a consumer of Kinesis data as it is.
     ///
     /// ```
-    /// # use lambda_lock::{Idempotency, KinesisRecord, Locks, OnMissingKey, StreamConsumer};
+    /// # use lambda_lock::idempotency::OnMissingKey;
+    /// # use lambda_lock::streams::{KinesisRecord, StreamConsumer};
+    /// # use lambda_lock::{Idempotency, Locks};
     /// # type Record = KinesisRecord<Vec<u8>>;
     /// # fn example(locks: Locks) -> StreamConsumer<Record, Record, (), std::io::Error> {
     /// StreamConsumer::of_bytes(Idempotency::new(locks, OnMissingKey::Reject, KinesisRecord::key))
@@ -257,7 +265,7 @@ impl<H, R: StreamRecord, T, E> StreamConsumer<H, R, T, E> {
     }
 
     /// Puts the id of the invocation's tenant into the keys, as
-    /// [`IdempotentLayer::per_tenant`](crate::IdempotentLayer::per_tenant) does. Without a tenant id, no record of the batch is
+    /// [`IdempotencyLayer::per_tenant`](crate::IdempotencyLayer::per_tenant) does. Without a tenant id, no record of the batch is
     /// done, and each is logged with that error. An event source mapping sends no tenant id: this is for a function that
     /// another one invokes with the batches of a tenant.
     #[must_use]
