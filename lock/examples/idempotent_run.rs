@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use lambda_lock::embedded::DynamoDb;
 use lambda_lock::idempotency::OnMissingKey;
-use lambda_lock::{Backoff, HandlerError, Idempotency, Locks};
+use lambda_lock::{Backoff, ErrorKind, HandlerError, Idempotency, Locks};
 use serde::{Deserialize, Serialize};
 
 #[derive(Clone)]
@@ -52,7 +52,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     println!("the same id with a different amount:");
     let changed = Order { amount: 300, ..order };
     match orders.run(&changed, async |_| charge(&changed).await).await {
-        Err(HandlerError::Lock(error)) if error.is_mismatch() => println!("  refused: {error}"),
+        Err(HandlerError::Lock(error)) if error.kind() == ErrorKind::Mismatch => println!("  refused: {error}"),
         other => println!("  {other:?}"),
     }
     Ok(())

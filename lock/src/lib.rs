@@ -132,7 +132,7 @@ pub mod docs;
 
 // Locks.
 pub use client::client_config;
-pub use error::Error;
+pub use error::{Error, ErrorKind};
 pub use holder::{Data, Holder};
 pub use lock::{Acquire, AcquireAll, Backoff, Jitter, Lock, LockSet, Locks, LocksBuilder, Semaphore, Ticket};
 pub use random::request_token;

@@ -55,7 +55,7 @@ impl HttpRun {
     /// that adds a stored header makes it another response.
     ///
     /// [`Run::complete_in`] has the other cases, the cost, the IAM actions and the errors. Also fails with an error
-    /// that [`is_invalid`](Error::is_invalid) if the response is not a result.
+    /// of kind [`Invalid`](crate::ErrorKind::Invalid) if the response is not a result.
     pub fn complete_in(&self, response: &Response<impl AsRef<[u8]>>) -> Result<TransactWriteItem, Error> {
         if !(self.results.are)(response.status(), response.headers()) {
             return Err(Error::invalid(format!(

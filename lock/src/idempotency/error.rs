@@ -9,7 +9,7 @@ use crate::error::Error;
 /// Why protected work failed: because of the lock or the record, or in the handler.
 ///
 /// Lambda reports the error type `LockHeld`, `LockLost`, `LockUnavailable`, `LockThrottled`, `LockConflict`,
-/// `LockAccessDenied`, `LockTableNotFound`, `LockMalformedRow`, `LockWrongKind`, `LockInvalid`, `LockNotSent` or `LockRefused`; with
+/// `LockAccessDenied`, `LockTableNotFound`, `LockMalformedRow`, `LockWrongKind`, `LockInvalid`, `LockNotSent` or `LockRejected`; with
 /// idempotency also `IdempotencyInProgress`, `IdempotencyMismatch`, `IdempotencyUnfinished`, `IdempotencyKeyMissing` or
 /// `IdempotencyUnusableResult`. For the handler's own error, new or replayed, it reports the type of that error.
 ///

@@ -11,7 +11,7 @@ use super::policy::{OnError, OnUnfinished, OnUnstorableResult};
 use super::run::Run;
 use super::settings::{Idempotency, Identity, Invocation, Settings};
 use crate::clock::{millis, since_epoch};
-use crate::error::Kind;
+use crate::error::{Cause, ErrorKind};
 use crate::holder::{Data, Holder, HolderKind};
 use crate::limits::check_data;
 use crate::lock::{self, Acquire, Lock, in_time_to_answer, while_held};
@@ -76,7 +76,7 @@ where
     ) -> Result<NextStep, HandlerError<E>> {
         let next = self.begin_unlogged(identity, invocation).await;
         if let Err(HandlerError::Lock(error)) = &next
-            && error.is_in_progress()
+            && error.kind() == ErrorKind::InProgress
         {
             lock::log_refusal(error);
         }
@@ -102,7 +102,7 @@ where
         let claim = RecordClaim { validation: validation.clone(), reject_unfinished };
         if let Some(record) = settings.cached(&key) {
             return match claim.refusal(record) {
-                Kind::Completed(record) => Ok(NextStep::replay(key, record)),
+                Cause::Completed(record) => Ok(NextStep::replay(key, record)),
                 refusal => {
                     let error = settings.error(refusal, &key);
                     lock::record_refusal(&error);
@@ -153,7 +153,7 @@ where
     pub(crate) fn replay(&self, record: &Holder, key: &str) -> Result<T, HandlerError<E>> {
         tracing::info!(key = &*printable(key), fence = record.fence, "replaying the first run's result");
         let settings = &*self.settings;
-        let unusable = |why: &str| HandlerError::Lock(settings.error(Kind::UnusableResult(why.to_owned()), key));
+        let unusable = |why: &str| HandlerError::Lock(settings.error(Cause::UnusableResult(why.to_owned()), key));
         if let Some(error) = &record.error {
             let stored = error.as_str().and_then(|text| serde_json::from_str(text).ok());
             return Err(stored.map_or_else(|| unusable("the stored error cannot be read"), HandlerError::Replayed));
@@ -196,7 +196,7 @@ where
             // The lease ended with the work half done. The record is released, unless `unfinished` has abandoned it.
             Ok(None) => {
                 drop(unfinished);
-                (Ok(Err(HandlerError::Lock(lock.error(Kind::Lost(None))))), RecordUpdate::Release)
+                (Ok(Err(HandlerError::Lock(lock.error(Cause::Lost(None))))), RecordUpdate::Release)
             }
             Err(panic) => {
                 drop(unfinished);
@@ -214,7 +214,7 @@ where
             }
             RecordUpdate::Unstorable(why) => {
                 lock.abandon();
-                return Err(HandlerError::Lock(settings.error(Kind::UnusableResult(why), lock.key())));
+                return Err(HandlerError::Lock(settings.error(Cause::UnusableResult(why), lock.key())));
             }
             RecordUpdate::Release => self.release(lock).await,
             RecordUpdate::Store(outcome) => self.store(run, outcome).await,

@@ -19,8 +19,8 @@ use serde_json::json;
 pub enum OnMissingKey {
     /// The work runs without protection: a duplicate runs again.
     RunUnprotected,
-    /// The work does not run, and the call fails with an error that
-    /// [`is_key_missing`](crate::Error::is_key_missing).
+    /// The work does not run, and the call fails with an error of kind
+    /// [`KeyMissing`](crate::ErrorKind::KeyMissing).
     Reject,
 }
 
@@ -67,8 +67,8 @@ pub enum OnUnfinished {
     /// The next call after the lease runs again.
     #[default]
     RunAgain,
-    /// Calls fail until the window has passed since the run began, with an error that
-    /// [`is_unfinished`](crate::Error::is_unfinished): for work that must never run twice. A run also counts as begun if
+    /// Calls fail until the window has passed since the run began, with an error of kind
+    /// [`Unfinished`](crate::ErrorKind::Unfinished): for work that must never run twice. A run also counts as begun if
     /// its request arrived after the sender had stopped waiting. Deleting the row lets the work run.
     Reject,
 }
@@ -93,13 +93,13 @@ pub enum OnUnfinished {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum OnUnstorableResult {
-    /// The call fails with an error that [`is_unusable_result`](crate::Error::is_unusable_result). The run counts as
+    /// The call fails with an error of kind [`UnusableResult`](crate::ErrorKind::UnusableResult). The run counts as
     /// [unfinished](OnUnfinished).
     #[default]
     Fail,
     /// The record is completed without the result. The call returns the result, and a duplicate does not run. A duplicate
-    /// gets the result that JSON's `null` stands for (`()`, `None`), or an error that
-    /// [`is_unusable_result`](crate::Error::is_unusable_result).
+    /// gets the result that JSON's `null` stands for (`()`, `None`), or an error of kind
+    /// [`UnusableResult`](crate::ErrorKind::UnusableResult).
     CompleteWithoutResult,
 }
 

@@ -10,7 +10,7 @@ use serde_json::Value;
 use super::cache::Cache;
 use super::format::{RecordFormat, is_missing};
 use super::policy::{OnError, OnMissingKey, OnUnfinished, OnUnstorableResult};
-use crate::error::{Error, Kind};
+use crate::error::{Cause, Error};
 use crate::holder::Holder;
 use crate::limits::{MAX_RETENTION, check_duration};
 use crate::lock::{self, Backoff, Locks};
@@ -24,7 +24,7 @@ use crate::lock::{self, Backoff, Locks};
 /// | the record of the key | what happens |
 /// | --- | --- |
 /// | is absent, was released, or its window has passed | the work runs, and its result is stored for the [window](Self::window) |
-/// | is in progress | an error that [`is_in_progress`](Error::is_in_progress), or a [wait](Self::wait) for the result |
+/// | is in progress | an error of kind [`InProgress`](crate::ErrorKind::InProgress), or a [wait](Self::wait) for the result |
 /// | is in progress, but its lease has ended | the work runs again, or [is rejected](Self::on_unfinished) |
 /// | is completed | its result is returned, after [validation](Self::validate) |
 ///
@@ -142,8 +142,8 @@ impl<I, T, E> Idempotency<I, T, E> {
     /// name, and no prefix outside of Lambda. An empty prefix adds no `#`. The prefix of the [`Locks`] comes first.
     ///
     /// With [`RecordFormat::Plain`] a prefix must not contain a `#`: the key `refunds#7` under the prefix `orders` would
-    /// equal the key `7` under `orders#refunds`. Otherwise each run fails with an error that
-    /// [`is_invalid`](Error::is_invalid). Hashed keys contain no `#`, so their prefix may be any string. Under a layer with
+    /// equal the key `7` under `orders#refunds`. Otherwise each run fails with an error of kind
+    /// [`Invalid`](crate::ErrorKind::Invalid). Hashed keys contain no `#`, so their prefix may be any string. Under a layer with
     /// `per_tenant`, choose one without `#` there, too: the tenant `refunds` under the prefix `orders` would share its keys
     /// with the prefix `orders#refunds` of another operation. An operation without a prefix can still have the key
     /// `orders#7`, which equals the key `7` under the prefix `orders`: give each operation a prefix.
@@ -199,7 +199,7 @@ impl<I, T, E> Idempotency<I, T, E> {
     }
 
     /// Sets the part of the input that must be equal in a duplicate. The record stores its digest. If the part differs, the
-    /// duplicate fails with an error that [`is_mismatch`](Error::is_mismatch).
+    /// duplicate fails with an error of kind [`Mismatch`](crate::ErrorKind::Mismatch).
     ///
     /// A record without a digest was made before a deployment set this. Its result is returned without a comparison, to
     /// anyone who has its key. A deployment that changes the part changes the digest, so that an identical duplicate of an
@@ -316,7 +316,7 @@ impl<I, T, E> Settings<I, T, E> {
         let Some(key) = (self.key)(input).filter(|key| !is_missing(key)) else {
             return match self.on_missing_key {
                 OnMissingKey::RunUnprotected => Ok(None),
-                OnMissingKey::Reject => Err(self.error(Kind::KeyMissing, "")),
+                OnMissingKey::Reject => Err(self.error(Cause::KeyMissing, "")),
             };
         };
         let key = format.key(&key).map_err(|why| Error::invalid(format!("cannot use the idempotency key: {why}")))?;
@@ -343,8 +343,8 @@ impl<I, T, E> Settings<I, T, E> {
         self.window.unwrap_or(Duration::from_hours(1))
     }
 
-    pub(super) fn error(&self, kind: Kind, key: &str) -> Error {
-        Error::new(kind, &self.locks.0.table.name, key)
+    pub(super) fn error(&self, cause: Cause, key: &str) -> Error {
+        Error::new(cause, &self.locks.0.table.name, key)
     }
 }
 

@@ -51,7 +51,7 @@ use crate::panics;
 /// responses in an outer service, which is not replayed:
 ///
 /// ```
-/// # use lambda_lock::{HandlerError, Idempotency, IdempotencyLayer};
+/// # use lambda_lock::{ErrorKind, HandlerError, Idempotency, IdempotencyLayer};
 /// # use lambda_runtime::{Error, LambdaEvent};
 /// # use serde_json::{Value, json};
 /// # use tower::{Layer, Service, ServiceExt, service_fn};
@@ -63,7 +63,7 @@ use crate::panics;
 ///     async move {
 ///         Ok::<_, Error>(match once.oneshot(event).await {
 ///             Ok(order) => json!({ "statusCode": 201, "body": order.to_string() }),
-///             Err(HandlerError::Lock(error)) if error.is_in_progress() => json!({ "statusCode": 409 }),
+///             Err(HandlerError::Lock(error)) if error.kind() == ErrorKind::InProgress => json!({ "statusCode": 409 }),
 ///             Err(_) => json!({ "statusCode": 500 }),
 ///         })
 ///     }

@@ -12,7 +12,7 @@ use tower::{Layer, Service};
 
 use super::invocation::{check_not_durable, deadline, holder, is_held_by_attempt, key_of_tenant};
 use super::locked_event::HandlerEvent;
-use crate::error::Error;
+use crate::error::{Error, ErrorKind};
 use crate::idempotency::HandlerError;
 use crate::lock::{Backoff, Lock, Locks, hold, record_refusal};
 use crate::panics;
@@ -323,7 +323,7 @@ impl<I: HandlerEvent, R> Settings<I, R> {
             },
             Err(error)
                 if self.on_unavailable == OnUnavailable::RunUnlocked
-                    && (error.is_unavailable() || error.is_throttled()) =>
+                    && matches!(error.kind(), ErrorKind::Unavailable | ErrorKind::Throttled) =>
             {
                 tracing::warn!(key = &*printable(&key), %error, "running without the lock");
                 acquire.unlocked().map_err(Refused::Error)

@@ -18,7 +18,7 @@ use super::telemetry::{self, AcquireSpan, HoldSpan};
 use super::turn::{Action, Turn};
 use crate::client::SdkAttempts;
 use crate::clock::{Lease, Moment, millis, since_epoch};
-use crate::error::{Error, Kind};
+use crate::error::{Cause, Error, ErrorKind};
 use crate::holder::{Data, Holder};
 use crate::limits::{
     DAY, MAX_IDENTITY_BYTES, MAX_LEASE, MIN_LEASE, TIME_TO_ANSWER, check_attributes, check_duration, check_holder,
@@ -73,7 +73,7 @@ impl Locks {
 /// `UpdateItem`. Dropping the future ends the wait.
 ///
 /// An answer that comes after the end of the lease is no lock: the acquire frees the key, and the attempt fails with an
-/// error that [`is_unavailable`](Error::is_unavailable).
+/// error of kind [`Unavailable`](crate::ErrorKind::Unavailable).
 ///
 /// # Withdrawal
 ///
@@ -172,7 +172,7 @@ impl Acquire {
     /// bytes. A later acquire of the same identity takes the lock over instead of being refused, so that a retry finds the
     /// lock of an attempt that crashed. Without [`wait`](Self::wait), one request; IAM action `dynamodb:UpdateItem`.
     ///
-    /// Permits of a [semaphore](crate::Semaphore) have no identity: the acquire fails as [invalid](Error::is_invalid). The
+    /// Permits of a [semaphore](crate::Semaphore) have no identity: the acquire fails as [invalid](crate::ErrorKind::Invalid). The
     /// identity must be unique to one piece of work. It is a part of the [owner](Lock::owner) in the row, so others can
     /// read it.
     ///
@@ -297,7 +297,7 @@ impl Acquire {
                 }
                 Ok(_) => {
                     attempts.discard_late_grant().await?;
-                    attempts.pending.ownership.error(Kind::Unavailable)
+                    attempts.pending.ownership.error(Cause::Unavailable)
                 }
                 Err(error) => error,
             };
@@ -622,7 +622,7 @@ impl<'a> AcquireAttempts<'a> {
     /// queue if there is none yet.
     async fn next_delay(&mut self, error: &Error, telemetry: &mut AcquireSpan) -> Duration {
         let clock = &self.acquire.locks.0.clock;
-        if let Some(turn) = self.turn.as_mut().filter(|_| error.is_conflict()) {
+        if let Some(turn) = self.turn.as_mut().filter(|_| error.kind() == ErrorKind::Conflict) {
             return turn.conflicted(random::unit());
         }
         while let (Some(turn), Some(holder)) = (&self.turn, error.holder()) {
@@ -676,7 +676,7 @@ impl<'a> AcquireAttempts<'a> {
 
     /// Ends without the lock. Withdraws now if DynamoDB answered the last attempt, and otherwise in the background.
     async fn give_up(self, error: &Error) {
-        if error.is_answered() && !error.is_invalid() {
+        if error.is_answered() && error.kind() != ErrorKind::Invalid {
             self.pending.withdraw(self.acquire.time_to_withdraw(self.acquire.locks.0.clock.now())).await;
         }
     }
@@ -732,7 +732,7 @@ pub(crate) async fn hold<T>(lock: &Lock, body: impl Future<Output = T>) -> Resul
     }
     match outcome {
         Ok(Some(value)) => Ok(value),
-        Ok(None) => Err(lock.error(Kind::Lost(None))),
+        Ok(None) => Err(lock.error(Cause::Lost(None))),
         Err(panic) => resume_unwind(panic),
     }
 }

@@ -7,7 +7,7 @@ use tracing::Instrument;
 
 use super::backoff::{Backoff, Jitter};
 use super::held::{BackgroundRequest, Lock, Ownership, Phase};
-use crate::error::{Error, Kind};
+use crate::error::{Cause, Error};
 use crate::row::{Completed, Outcome};
 use crate::text::printable;
 
@@ -29,7 +29,7 @@ impl Lock {
         let _until_it_is_answered = BackgroundRequest::start(locks.clone());
         // An unanswered completion may have been applied, so no release may follow it.
         if self.hold.enter_from(&[Phase::Held, Phase::Lost], Phase::Released).is_err() {
-            return Err(self.error(Kind::Lost(None)));
+            return Err(self.error(Cause::Lost(None)));
         }
         let end = now.wall.saturating_add(window);
         let mut last_error = None;
@@ -48,7 +48,7 @@ impl Lock {
             }
         };
         let answer = tokio::time::timeout(limit, Box::pin(sent.instrument(self.hold.span().clone()))).await;
-        let answer = answer.unwrap_or_else(|_| Err(last_error.unwrap_or_else(|| self.error(Kind::Unavailable))));
+        let answer = answer.unwrap_or_else(|_| Err(last_error.unwrap_or_else(|| self.error(Cause::Unavailable))));
         match &answer {
             Ok(_) => self.hold.telemetry.released("completed", Some((now, self.hold.now()))),
             Err(error) => self.hold.telemetry.release_failed(error),

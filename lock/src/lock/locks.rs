@@ -464,6 +464,7 @@ impl Variables {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::error::ErrorKind;
 
     fn read(variables: &[(&str, &str)]) -> Result<Variables, Error> {
         Variables::read(|name| {
@@ -506,7 +507,7 @@ mod tests {
             (&[("LOCK_TABLE_NAME", "jobs"), ("LOCK_ENABLED", "yes")], vec!["LOCK_ENABLED", "`yes`", "`true`"]),
         ] {
             let error = read(variables).unwrap_err();
-            assert!(error.is_invalid());
+            assert_eq!(error.kind(), ErrorKind::Invalid);
             for part in expected {
                 assert!(error.to_string().contains(part), "`{error}` lacks `{part}`");
             }

@@ -56,8 +56,8 @@ impl Locks {
 ///
 /// # One kind for each key
 ///
-/// A key is either a semaphore, a lock, or a record of idempotency. An acquire of another kind fails with an error that
-/// [`is_wrong_kind`](Error::is_wrong_kind), also while the key is free: until DynamoDB's TTL deletes the row. The row of a
+/// A key is either a semaphore, a lock, or a record of idempotency. An acquire of another kind fails with an error of kind
+/// [`WrongKind`](crate::ErrorKind::WrongKind), also while the key is free: until DynamoDB's TTL deletes the row. The row of a
 /// semaphore stays for the longest lease, a day, plus the skew and the [retention](crate::LocksBuilder::retention) after its
 /// last request.
 ///

@@ -52,7 +52,7 @@ impl Locks {
 /// rows of a transaction, with the data in them, is 4 MB in all.
 ///
 /// DynamoDB cancels a transaction if another request or transaction on one of its rows is in progress. The attempt then
-/// fails with an error that [`is_conflict`](Error::is_conflict); a wait tries again. A plain acquire of one of the keys at the
+/// fails with an error of kind [`Conflict`](crate::ErrorKind::Conflict); a wait tries again. A plain acquire of one of the keys at the
 /// same moment can fail in the same way. Renewals and releases are repeated.
 ///
 /// # Withdrawal

@@ -7,7 +7,7 @@ use super::held::{Continuation, Grant, Lock, Ownership, Subject};
 use super::locks::Locks;
 use super::telemetry::{HoldSpan, record_ticket};
 use crate::clock::{Lease, Moment, millis, millis_up, seconds_up, since_epoch};
-use crate::error::{Error, Kind, TicketFault};
+use crate::error::{Cause, Error, TicketFault};
 use crate::limits::{DAY, MAX_CLOCK_SKEW, MAX_LEASE, MIN_LEASE, check_duration};
 use crate::metrics;
 use crate::row::{Resumed, Semaphore, TicketStep};
@@ -237,19 +237,19 @@ impl Locks {
     ///
     /// Fails with an error that
     ///
-    /// - [`is_ticket_foreign`](Error::is_ticket_foreign) if the ticket belongs to another table, key prefix or sort key;
+    /// - [`TicketForeign`](crate::ErrorKind::TicketForeign) if the ticket belongs to another table, key prefix or sort key;
     ///   nothing is sent then;
-    /// - [`is_ticket_ended`](Error::is_ticket_ended) if the lease has ended, and
-    ///   [`is_ticket_released`](Error::is_ticket_released) if the lock was released; both are also
+    /// - [`TicketEnded`](crate::ErrorKind::TicketEnded) if the lease has ended, and
+    ///   [`TicketReleased`](crate::ErrorKind::TicketReleased) if the lock was released; both are also
     ///   [lost](Error::is_lost);
     /// - [`is_lost`](Error::is_lost), with the [holder](Error::holder), if another holder has taken the key or an operator
     ///   has released it by force;
-    /// - [`is_ticket_used`](Error::is_ticket_used) if the ticket was used before;
-    /// - [`is_ticket_unknown`](Error::is_ticket_unknown) if no acquisition matches the ticket, because it is forged or the
+    /// - [`TicketUsed`](crate::ErrorKind::TicketUsed) if the ticket was used before;
+    /// - [`TicketUnknown`](crate::ErrorKind::TicketUnknown) if no acquisition matches the ticket, because it is forged or the
     ///   row was deleted.
     ///
-    /// A retry of the SDK recognises a resumption whose answer was lost. After an error that
-    /// [`is_unavailable`](Error::is_unavailable), [`is_throttled`](Error::is_throttled) or [`is_conflict`](Error::is_conflict),
+    /// A retry of the SDK recognises a resumption whose answer was lost. After an error of kind
+    /// [`Unavailable`](crate::ErrorKind::Unavailable), [`Throttled`](crate::ErrorKind::Throttled) or [`Conflict`](crate::ErrorKind::Conflict),
     /// and if the future is dropped, the ticket may be used up. The ticket is then
     /// refused as used, and the key is held until the lease ends, an operator [frees](Self::force_release) it, or another
     /// acquire of its [identity](crate::Acquire::owner_from) takes it over. So do not put a resumption under a timeout: spawn
@@ -370,8 +370,8 @@ impl Locks {
     /// Can be repeated after any error, also in another process. It succeeds if the lock was released before, until the next
     /// holder has acquired and released the key; then it is [lost](Error::is_lost). If the lease has ended but no other holder
     /// has the key, the release succeeds. For a permit of a semaphore, every 32nd release or so sends one more request, and a
-    /// repeated release is [unknown](Error::is_ticket_unknown) when its trace is gone: after 16 later releases, or a minute. Fails
-    /// with an error that [`is_ticket_used`](Error::is_ticket_used) if the lock was resumed, because the work of that process
+    /// repeated release is [unknown](crate::ErrorKind::TicketUnknown) when its trace is gone: after 16 later releases, or a minute. Fails
+    /// with an error of kind [`TicketUsed`](crate::ErrorKind::TicketUsed) if the lock was resumed, because the work of that process
     /// may still run. Its other errors are those of [`resume`](Self::resume). If the lock is not enforced, nothing is sent.
     pub async fn release_ticket(&self, ticket: &Ticket) -> Result<(), Error> {
         let released = self.send_release(ticket).await;
@@ -432,7 +432,7 @@ impl Locks {
     }
 
     fn ticket_fault(&self, ticket: &Ticket, fault: TicketFault) -> Error {
-        Error::new(Kind::Ticket(fault), &self.0.table.name, &ticket.key)
+        Error::new(Cause::Ticket(fault), &self.0.table.name, &ticket.key)
     }
 }
 

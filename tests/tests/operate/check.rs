@@ -325,7 +325,7 @@ async fn a_network_without_an_answer_is_a_finding() {
         let (host, locks) = locks_on(&world, world.host().faults(faults));
         let report = locks.check().await;
         assert_eq!(verdicts(&report), [("table", Verdict::Failed), ("clock", Verdict::Warning)], "{report}");
-        assert_found(&report, "table", Verdict::Failed, &["no answer", "and the network"]);
+        assert_found(&report, "table", Verdict::Failed, &["did not answer", "and the network"]);
         // One request, with the retries of the SDK.
         assert_eq!(host.requests(), 3);
     }

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 
 use aws_sdk_dynamodb::types::AttributeValue;
 use lambda_lock::idempotency::{OnMissingKey, RecordFormat, StoredError};
-use lambda_lock::{Backoff, HandlerError, Idempotency, IdempotencyLayer, LockLayer, OnError, SqsConsumer};
+use lambda_lock::{Backoff, ErrorKind, HandlerError, Idempotency, IdempotencyLayer, LockLayer, OnError, SqsConsumer};
 use lambda_lock_tests::invocation::invocation;
 use lambda_runtime::LambdaEvent;
 use serde_json::json;
@@ -82,7 +82,7 @@ async fn a_hashed_key_is_never_traced_in_plain() {
     let refused = orders
         .clone()
         .run(&format!("{id}-2"), async |_| {
-            assert!(lock_error(done(&orders, &format!("{id}-2")).await).is_in_progress());
+            assert_eq!(lock_error(done(&orders, &format!("{id}-2")).await).kind(), ErrorKind::InProgress);
             take_away(&stage.locks(), &stage.traces.locks()[2].fields["key"]).await;
             Ok(String::new())
         })
@@ -161,11 +161,11 @@ async fn no_trace_shows_user_data_and_no_label_is_a_key() {
     run(Ok("marked result".to_owned())).await.unwrap();
     run(Ok(String::new())).await.unwrap();
     let others = orders(&locks).validate(|_| "marked payload of another");
-    assert!(lock_error(done(&others, "secret-record").await).is_mismatch());
+    assert_eq!(lock_error(done(&others, "secret-record").await).kind(), ErrorKind::Mismatch);
     let numbers: Idempotency<String, u32, String> =
         Idempotency::new(locks.clone(), OnMissingKey::Reject, |id: &String| Some(id.clone()));
     let unreadable = numbers.run(&"secret-record".to_owned(), async |_| Ok(1)).await;
-    assert!(matches!(unreadable, Err(HandlerError::Lock(error)) if error.is_unusable_result()));
+    assert!(matches!(unreadable, Err(HandlerError::Lock(error)) if error.kind() == ErrorKind::UnusableResult));
     let large = orders(&locks);
     large.run(&"secret-large".to_owned(), async |_| Ok("marked ".repeat(80_000))).await.unwrap_err();
     let large = large.on_unstorable_result(lambda_lock::idempotency::OnUnstorableResult::CompleteWithoutResult);
@@ -195,7 +195,7 @@ async fn no_trace_shows_user_data_and_no_label_is_a_key() {
         .send()
         .await
         .unwrap();
-    assert!(locks.acquire("secret-row").await.unwrap_err().is_malformed_row());
+    assert_eq!(locks.acquire("secret-row").await.unwrap_err().kind(), ErrorKind::MalformedRow);
 
     // A batch.
     let consumer: Consumer = SqsConsumer::by_message_id(locks.clone());
