@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use lambda_lock::embedded::DynamoDb;
 use lambda_lock::idempotency::OnMissingKey;
-use lambda_lock::{Backoff, ErrorKind, HandlerError, Idempotency, Locks};
+use lambda_lock::{ErrorKind, HandlerError, Idempotency, Locks, Wait};
 use serde::{Deserialize, Serialize};
 
 #[derive(Clone)]
@@ -35,7 +35,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
         .validate(|order| order.amount)
         .window(Duration::from_hours(24))
         .lease(Duration::from_secs(10)) // the longest time to charge an order
-        .wait(Backoff::default()) // a duplicate waits for the result of a charge in progress
+        .wait(Wait::in_turn()) // a duplicate waits for the result of a charge in progress
         .on_replay(|receipt, _| println!("  replayed: {receipt:?}"));
     let order = Order { id: "o-17", amount: 200 };
 

@@ -16,7 +16,7 @@ use fastrand::Rng;
 use lambda_lock::embedded::Host;
 use lambda_lock::idempotency::OnMissingKey;
 use lambda_lock::streams::{KinesisRecord, StreamConsumer};
-use lambda_lock::{Backoff, Idempotency, OnUnfinished, WithRun};
+use lambda_lock::{Idempotency, OnUnfinished, WithRun};
 use serde_json::Value;
 use tokio::time::sleep;
 use tower::{Layer, Service, service_fn};
@@ -171,7 +171,7 @@ impl Scene {
                 let policy = if self.terms.reject_unfinished { OnUnfinished::Reject } else { OnUnfinished::RunAgain };
                 let once = Idempotency::new(locks, OnMissingKey::Reject, job).window(self.terms.window);
                 let once = once.on_unfinished(policy).cache(random.usize(0..5));
-                Consumer::new(if random.bool() { once.wait(Backoff::default().up_to(Duration::MAX)) } else { once })
+                Consumer::new(if random.bool() { once.wait(Duration::MAX) } else { once })
             }
         };
         let min_remaining_time = Duration::from_millis(random.u64(100..1000));

@@ -17,7 +17,7 @@ use lambda_example::{
 };
 use lambda_lock::embedded::Host;
 use lambda_lock::http::Caller;
-use lambda_lock::{Backoff, Locks, metrics};
+use lambda_lock::{Locks, metrics};
 use lambda_lock_tests::World;
 use lambda_lock_tests::invocation::{invocation, over_http};
 use lambda_runtime::LambdaEvent;
@@ -243,7 +243,7 @@ async fn a_waiter_exports_its_place() {
     let lock = locks.acquire("sales").await.unwrap();
     let waiting = locks.clone();
     let function = stage.exporting(service_fn(move |_: LambdaEvent<()>| {
-        let acquire = waiting.acquire("sales").wait(Backoff::default().up_to(Duration::from_secs(30)));
+        let acquire = waiting.acquire("sales").wait(Duration::from_secs(30));
         async { acquire.await?.release().await }
     }));
     let release = async {

@@ -36,6 +36,7 @@ const CRATE: &[&str] = &[
     "row/probe",
     "row/mod",
     "lock/backoff",
+    "lock/wait",
     "lock/turn",
     "lock/telemetry",
     "lock/register",

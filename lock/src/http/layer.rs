@@ -28,7 +28,7 @@ use crate::idempotency::{
     RecordFormat, Run,
 };
 use crate::lambda::invocation_of;
-use crate::lock::{Backoff, Locks};
+use crate::lock::{Locks, Wait};
 use crate::panics;
 
 /// Lambda's own limit for the payload of an invocation.
@@ -230,8 +230,8 @@ impl HttpIdempotencyLayer {
     /// Lets a request whose key is in progress wait for the response, as [`Idempotency::wait`] does. Off by default. If
     /// the wait ends first, the answer is 409.
     #[must_use]
-    pub fn wait(self, backoff: Backoff) -> Self {
-        self.with_records(|records| records.wait(backoff))
+    pub fn wait(self, wait: impl Into<Wait>) -> Self {
+        self.with_records(|records| records.wait(wait))
     }
 
     /// Sets the largest body of a request with a key, in bytes; 6 MiB by default. A larger one is answered with 413.
@@ -279,8 +279,8 @@ impl HttpIdempotencyLayer {
         self.with(|settings| settings.results.are = Arc::new(are))
     }
 
-    /// Sets what happens after a run that did not finish, as [`Idempotency::on_unfinished`] does. With [`OnUnfinished::Reject`],
-    /// the answer is 409, also to a request whose own lease ends.
+    /// Sets what happens after a run that did not finish, as [`Idempotency::on_unfinished`] does. With
+    /// [`OnUnfinished::Reject`], the answer is 409, also to a request whose own lease ends.
     #[must_use]
     pub fn on_unfinished(self, policy: OnUnfinished) -> Self {
         self.with_records(|records| records.on_unfinished(policy))
@@ -290,8 +290,8 @@ impl HttpIdempotencyLayer {
     /// The headers are part of that text, and the [body](Self#bodies) can be longer in it than when it is sent.
     ///
     /// With [`OnUnstorableResult::Fail`], the default, the answer is 500 and the run counts as
-    /// [unfinished](Self::on_unfinished). With [`OnUnstorableResult::CompleteWithoutResult`], the client gets the response, and
-    /// a retry gets 409.
+    /// [unfinished](Self::on_unfinished). With [`OnUnstorableResult::CompleteWithoutResult`], the client gets the
+    /// response, and a retry gets 409.
     #[must_use]
     pub fn on_unstorable_result(self, policy: OnUnstorableResult) -> Self {
         self.with_records(|records| records.on_unstorable_result(policy))
@@ -412,8 +412,8 @@ impl Settings {
         if !run.lock().is_enforced() {
             return Ok(inner.call(request).await?.map(HttpIdempotencyBody::from));
         }
-        // On a task of its own, because this future is dropped when the client disconnects or a timeout outside ends: the
-        // retry would then repeat half-done work. A request that is dropped before has not reached the handler.
+        // On a task of its own, because this future is dropped when the client disconnects or a timeout outside ends:
+        // the retry would then repeat half-done work. A request that is dropped before has not reached the handler.
         let settings = Arc::clone(&self);
         let executed = async move { settings.execute(&run, async { inner.call(request).await }).await };
         match tokio::spawn(executed.in_current_span()).await {

@@ -51,9 +51,9 @@ where
     /// [`is_lost`](crate::Error::is_lost). The [type](Self) describes the other outcomes, and the cost.
     ///
     /// If the future is dropped, so is the body, perhaps with half of its work done. The record is released in the
-    /// background, or is unfinished with [`OnUnfinished::Reject`]. If the result was being stored, it may be lost, and the work
-    /// runs again after the lease. In a server whose clients disconnect, or under a timeout, await the future on a task of
-    /// its own (`tokio::spawn`).
+    /// background, or is unfinished with [`OnUnfinished::Reject`]. If the result was being stored, it may be lost, and
+    /// the work runs again after the lease. In a server whose clients disconnect, or under a timeout, await the future
+    /// on a task of its own (`tokio::spawn`).
     pub async fn run(&self, input: &I, body: impl AsyncFnOnce(&Run) -> Result<T, E>) -> Result<T, HandlerError<E>> {
         let invocation = Invocation {
             function: std::env::var("AWS_LAMBDA_FUNCTION_NAME").unwrap_or_default(),
@@ -182,7 +182,8 @@ where
             return work.await.map_err(HandlerError::Handler);
         }
         let unfinished = AbandonOnDrop(Some(lock).filter(|_| settings.on_unfinished == OnUnfinished::Reject));
-        // All code of the user runs here, including the serialization of the result. If it panics, the run is unfinished.
+        // All code of the user runs here, including the serialization of the result. If it panics, the run is
+        // unfinished.
         let done = while_held(lock, async {
             let result = work.await;
             let update = self.record_update(run, &result);

@@ -47,8 +47,8 @@ pub enum OnError {
     /// call then gets the result.
     Keep,
     /// The error is stored as the outcome, and replayed for the window. If it has more than 390 KiB, the record is
-    /// released instead, with a warning. The same applies to the [formats](crate::idempotency::RecordFormat) of Powertools, which
-    /// would replay the error as a success.
+    /// released instead, with a warning. The same applies to the [formats](crate::idempotency::RecordFormat) of
+    /// Powertools, which would replay the error as a success.
     Store(StoredError),
 }
 

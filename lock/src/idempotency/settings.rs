@@ -13,7 +13,7 @@ use super::policy::{OnError, OnMissingKey, OnUnfinished, OnUnstorableResult};
 use crate::error::{Cause, Error};
 use crate::holder::Holder;
 use crate::limits::{MAX_RETENTION, check_duration};
-use crate::lock::{self, Backoff, Locks};
+use crate::lock::{self, Locks, Wait};
 
 /// Runs work once for each key: a duplicate gets the result of the first run without a second one.
 ///
@@ -84,7 +84,7 @@ pub(super) struct Settings<I, T, E> {
     pub(super) window: Option<Duration>,
     pub(super) lease: Option<Duration>,
     pub(super) until: Option<SystemTime>,
-    pub(super) wait: Option<Backoff>,
+    pub(super) wait: Option<Wait>,
     digest: Option<DigestOf<I>>,
     pub(super) on_error: Option<Policy<E>>,
     pub(super) on_unfinished: OnUnfinished,
@@ -141,12 +141,12 @@ impl<I, T, E> Idempotency<I, T, E> {
     /// Sets the prefix of record keys, which a `#` separates from the input's key. The default is the Lambda function's
     /// name, and no prefix outside of Lambda. An empty prefix adds no `#`. The prefix of the [`Locks`] comes first.
     ///
-    /// With [`RecordFormat::Plain`] a prefix must not contain a `#`: the key `refunds#7` under the prefix `orders` would
-    /// equal the key `7` under `orders#refunds`. Otherwise each run fails with an error of kind
-    /// [`Invalid`](crate::ErrorKind::Invalid). Hashed keys contain no `#`, so their prefix may be any string. Under a layer with
-    /// `per_tenant`, choose one without `#` there, too: the tenant `refunds` under the prefix `orders` would share its keys
-    /// with the prefix `orders#refunds` of another operation. An operation without a prefix can still have the key
-    /// `orders#7`, which equals the key `7` under the prefix `orders`: give each operation a prefix.
+    /// With [`RecordFormat::Plain`] a prefix must not contain a `#`: the key `refunds#7` under the prefix `orders`
+    /// would equal the key `7` under `orders#refunds`. Otherwise each run fails with an error of kind
+    /// [`Invalid`](crate::ErrorKind::Invalid). Hashed keys contain no `#`, so their prefix may be any string. Under a
+    /// layer with `per_tenant`, choose one without `#` there, too: the tenant `refunds` under the prefix `orders` would
+    /// share its keys with the prefix `orders#refunds` of another operation. An operation without a prefix can still
+    /// have the key `orders#7`, which equals the key `7` under the prefix `orders`: give each operation a prefix.
     #[must_use]
     pub fn prefix(self, prefix: impl Into<String>) -> Self {
         self.with(|settings| settings.prefix = Some(prefix.into()))
@@ -190,12 +190,12 @@ impl<I, T, E> Idempotency<I, T, E> {
     /// Lets a duplicate that finds the work in progress wait for its result. If the other run releases the record or its
     /// lease ends, the work runs here. Off by default. Each attempt is one more request.
     ///
-    /// Duplicates take no place in a queue, because a completed record has the result for all of them. With
-    /// [`Backoff::default`], they ask when the run should end, if the record has the time of recent holds. Otherwise, and with
-    /// an explicit backoff, they use [plain backoff](Backoff#plain-backoff).
+    /// Duplicates take no place in a queue, because a completed record has the result for all of them. With a
+    /// [`Duration`] or [`Wait::in_turn`], they ask when the run should end, if the record has the time of recent holds.
+    /// Otherwise, and with [`Wait::backoff`], they use plain [backoff](crate::Backoff).
     #[must_use]
-    pub fn wait(self, backoff: Backoff) -> Self {
-        self.with(|settings| settings.wait = Some(backoff))
+    pub fn wait(self, wait: impl Into<Wait>) -> Self {
+        self.with(|settings| settings.wait = Some(wait.into()))
     }
 
     /// Sets the part of the input that must be equal in a duplicate. The record stores its digest. If the part differs, the

@@ -328,8 +328,8 @@ impl LocksBuilder {
         self
     }
 
-    /// Enables or disables locking. Without locking, every acquire succeeds at once, sends nothing, and returns a lock that is
-    /// not [enforced](crate::Lock::is_enforced); `build` logs one warning. Enabled by default.
+    /// Enables or disables locking. Without locking, every acquire succeeds at once, sends nothing, and returns a lock
+    /// that is not [enforced](crate::Lock::is_enforced); `build` logs one warning. Enabled by default.
     pub fn enabled(mut self, enabled: bool) -> Self {
         self.enabled = enabled;
         self

@@ -8,7 +8,7 @@ use futures_util::future::BoxFuture;
 use lambda_http::{Body, Request, Response};
 use lambda_lock::embedded::{DynamoDb, Host, HostBuilder};
 use lambda_lock::http::HttpIdempotencyLayer;
-use lambda_lock::{Backoff, Locks, OnUnfinished};
+use lambda_lock::{Backoff, Locks, OnUnfinished, Wait};
 use lambda_lock_tests::invocation::{Cause, Counter, Prevents};
 use tokio::sync::Notify;
 use tokio::time::{sleep, timeout};
@@ -44,8 +44,8 @@ impl Gate {
     }
 }
 
-pub(crate) fn eagerly() -> Backoff {
-    Backoff::default().base(Duration::from_millis(2)).cap(Duration::from_millis(50)).up_to(TOO_LONG)
+pub(crate) fn eagerly() -> Wait {
+    Wait::backoff(Backoff::new().base(Duration::from_millis(2)).cap(Duration::from_millis(50))).up_to(TOO_LONG)
 }
 
 /// Sends an order, and drops the request after `time`.

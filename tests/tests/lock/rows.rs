@@ -7,7 +7,7 @@ use aws_sdk_dynamodb::types::{
     AttributeDefinition, AttributeValue, BillingMode, KeySchemaElement, KeyType, Put, ScalarAttributeType,
     TransactWriteItem,
 };
-use lambda_lock::{Backoff, ErrorKind, Locks};
+use lambda_lock::{ErrorKind, Locks, Wait};
 use lambda_lock_tests::{Row, World};
 use proptest::collection::{btree_map, vec};
 use proptest::prelude::*;
@@ -358,7 +358,7 @@ async fn an_acquire_of_a_foreign_entity_fails_at_once_and_says_why() {
         world.put_row(row.clone()).await;
         let before = world.row("job").await;
         let sent = host.requests();
-        let error = locks.acquire("job").wait(Backoff::default()).await.unwrap_err();
+        let error = locks.acquire("job").wait(Wait::in_turn()).await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::MalformedRow);
         assert_eq!((error.attempts(), host.requests()), (1, sent + 1));
         for part in [why, "`job`", &world.table, "it was not modified", "another key"] {

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use lambda_lock::embedded::{Answer, Faults, Intercept};
-use lambda_lock::{Backoff, Error, ErrorKind, Jitter};
+use lambda_lock::{Backoff, Error, ErrorKind, Jitter, Wait};
 use lambda_lock_tests::World;
 use lambda_lock_tests::invocation::millis;
 use serde_json::{Value, json};
@@ -60,7 +60,8 @@ async fn a_wait_does_not_sleep_past_the_end_of_the_holders_lease() {
     let _crashed = locks.acquire("job").lease(ms(500)).await.unwrap();
     let host = world.host().build();
     // Without the end of the lease it would sleep for an hour after the second attempt.
-    let hours = Backoff::default().base(ms(20)).factor(1e9).cap(Duration::from_hours(1)).jitter(Jitter::None);
+    let hours =
+        Wait::backoff(Backoff::new().base(ms(20)).factor(1e9).cap(Duration::from_hours(1)).jitter(Jitter::None));
     let next = world.locks(&host).build().unwrap().acquire("job").wait(hours.up_to(Duration::from_hours(1)));
     let next = tokio::time::timeout(Duration::from_secs(10), next.into_future()).await.unwrap().unwrap();
     assert!(host.requests() <= 3);
@@ -88,7 +89,7 @@ async fn a_wait_makes_a_last_attempt_at_its_end_and_names_the_holder() {
     let lock = world.default_locks().acquire("job").await.unwrap();
     let host = world.host().build();
     let started = host.now();
-    let slowly = Backoff::default().base(Duration::from_secs(5)).jitter(Jitter::None).up_to(ms(400));
+    let slowly = Wait::backoff(Backoff::new().base(Duration::from_secs(5)).jitter(Jitter::None)).up_to(ms(400));
     let error = world.locks(&host).build().unwrap().acquire("job").wait(slowly).await.unwrap_err();
     let took = host.now().duration_since(started).unwrap();
     assert!(error.is_held());
@@ -106,7 +107,7 @@ async fn a_wait_of_zero_sends_one_request() {
     let world = World::new().await;
     let lock = world.default_locks().acquire("job").await.unwrap();
     let host = world.host().build();
-    let not_at_all = Backoff::default().up_to(Duration::ZERO);
+    let not_at_all = Wait::in_turn().up_to(Duration::ZERO);
     let error = world.locks(&host).build().unwrap().acquire("job").wait(not_at_all).await.unwrap_err();
     assert!(error.is_held());
     assert_eq!((error.attempts(), host.requests()), (1, 1));

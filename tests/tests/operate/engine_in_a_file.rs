@@ -4,7 +4,7 @@ use std::sync::mpsc;
 use std::thread;
 
 use lambda_lock::embedded::DynamoDb;
-use lambda_lock::{Backoff, ErrorKind, Jitter, Locks};
+use lambda_lock::{Backoff, ErrorKind, Jitter, Locks, Wait};
 use tokio::runtime::Builder;
 use tokio::time::sleep;
 
@@ -71,7 +71,7 @@ fn threads_with_engines_on_one_file_exclude_each_other() {
             scope.spawn(move || {
                 let work = async {
                     let locks = locks_in(file);
-                    let wait = Backoff::default().base(ms(2)).cap(ms(20)).jitter(Jitter::Full).up_to(s(60));
+                    let wait = Wait::backoff(Backoff::new().base(ms(2)).cap(ms(20)).jitter(Jitter::Full)).up_to(s(60));
                     for _ in 0..TIMES {
                         let counted = locks.acquire("count").wait(wait).run(async |_| {
                             let seen: u32 = std::fs::read_to_string(count).unwrap().parse().unwrap();

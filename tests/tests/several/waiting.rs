@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
+use lambda_lock::ErrorKind;
 use lambda_lock::embedded::Faults;
-use lambda_lock::{Backoff, ErrorKind};
 use lambda_lock_tests::World;
 
 use crate::{Cancel, KEYS, assert_contains, assert_free, assert_held_by, eagerly, ms, rows};
@@ -34,7 +34,7 @@ async fn a_wait_by_default_takes_no_place_in_a_queue() {
     let holder = world.default_locks().acquire_all(KEYS).await.unwrap();
     let host = world.host().build();
     let locks = world.locks(&host).build().unwrap();
-    let error = locks.acquire_all(KEYS).wait(Backoff::default().up_to(ms(300))).await.unwrap_err();
+    let error = locks.acquire_all(KEYS).wait(ms(300)).await.unwrap_err();
     assert!(error.is_held());
     assert_eq!(error.holders().count(), 2);
     assert!(error.attempts() > 1 && u64::from(error.attempts()) == host.requests());

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use lambda_lock::lambda::SqsMessage;
-use lambda_lock::{Backoff, OnUnfinished, SqsConsumer};
+use lambda_lock::{Backoff, OnUnfinished, SqsConsumer, Wait};
 use lambda_lock_tests::invocation::invocation;
 use tokio::sync::Notify;
 use tokio::time::sleep;
@@ -32,7 +32,7 @@ async fn a_message_in_progress_elsewhere_goes_back_until_it_can_run() {
 async fn a_consumer_can_wait_for_a_message_in_progress_elsewhere() {
     let (world, host, _, till) = environment().await;
     let locks = world.locks(&host).build().unwrap();
-    let consumer = SqsConsumer::new(by_payment(&locks).wait(Backoff::default().base(ms(2)).cap(ms(20))));
+    let consumer = SqsConsumer::new(by_payment(&locks).wait(Wait::backoff(Backoff::new().base(ms(2)).cap(ms(20)))));
     let other = work_elsewhere(&world, "payment 1", Duration::from_secs(30)).await;
     let messages = [message("1", "Done")];
     let (failed, ()) = tokio::join!(deliver(&consumer, &till, &host, messages), async {

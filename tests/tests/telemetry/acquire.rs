@@ -7,7 +7,7 @@ use std::time::Duration;
 use aws_sdk_dynamodb::types::AttributeValue;
 use lambda_lock::embedded::{Answer, Faults, Intercept};
 use lambda_lock::lambda::OnUnavailable;
-use lambda_lock::{Backoff, ErrorKind, LockLayer, Locks};
+use lambda_lock::{ErrorKind, LockLayer, Locks, Wait};
 use lambda_lock_tests::invocation::{Counter, LoseAnswers, invocation};
 use lambda_runtime::LambdaEvent;
 use serde_json::{Value, json};
@@ -171,7 +171,7 @@ async fn a_wait_that_an_error_ends_is_not_exhausted() {
 async fn an_acquire_without_a_wait_is_never_exhausted() {
     let stage = Stage::set().await;
     let locks = stage.on_network(Faults::seeded(1).throttle(1.0));
-    for wait in [Backoff::default().up_to(Duration::ZERO), Backoff::default().max_attempts(1)] {
+    for wait in [Wait::in_turn().up_to(Duration::ZERO), Wait::in_turn().max_attempts(1)] {
         assert_eq!(locks.acquire("nightly").wait(wait).await.unwrap_err().kind(), ErrorKind::Throttled);
     }
     stage.metrics.assert(&["refused: throttled 2"]);

@@ -26,7 +26,7 @@ use aws_sdk_dynamodb::config::retry::RetryConfig;
 use lambda_lock::embedded::{DynamoDb, Faults, Host, HostBuilder};
 use lambda_lock::idempotency::OnMissingKey;
 use lambda_lock::lambda::SqsMessage;
-use lambda_lock::{Backoff, Error, HandlerError, Idempotency, Jitter, Locks, LocksBuilder, SqsConsumer};
+use lambda_lock::{Backoff, Error, HandlerError, Idempotency, Jitter, Locks, LocksBuilder, SqsConsumer, Wait};
 use lambda_lock_tests::invocation::invocation_with;
 use lambda_runtime::Diagnostic;
 use tokio::time::sleep;
@@ -46,8 +46,8 @@ const fn s(seconds: u64) -> Duration {
 }
 
 /// Attempts after 100 ms, 300 ms, 700 ms, and so on.
-fn without_jitter() -> Backoff {
-    Backoff::default().jitter(Jitter::None)
+fn without_jitter() -> Wait {
+    Wait::backoff(Backoff::new().jitter(Jitter::None))
 }
 
 /// A table, and its metrics and traces.

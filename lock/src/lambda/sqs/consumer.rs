@@ -189,8 +189,9 @@ impl<H, B, T, E> SqsConsumer<H, B, T, E> {
     /// Sets for how long a message counts as done, like [`Idempotency::window`]; 15 days by default, unless the
     /// [`Idempotency`] sets a window. At least a second more than twice the clock skew, at most 366 days.
     ///
-    /// SQS delivers a message again for as long as a queue keeps it, 14 days at most. The table has a row for each message
-    /// of the window. With [`OnUnfinished::Reject`](crate::OnUnfinished::Reject), an unfinished message is refused for as long.
+    /// SQS delivers a message again for as long as a queue keeps it, 14 days at most. The table has a row for each
+    /// message of the window. With [`OnUnfinished::Reject`](crate::OnUnfinished::Reject), an unfinished message is
+    /// refused for as long.
     #[must_use]
     pub fn window(mut self, window: Duration) -> Self {
         self.settings.idempotency = self.settings.idempotency.window(window);
@@ -198,9 +199,9 @@ impl<H, B, T, E> SqsConsumer<H, B, T, E> {
     }
 
     /// Puts the id of the invocation's tenant into the keys, as
-    /// [`IdempotencyLayer::per_tenant`](crate::IdempotencyLayer::per_tenant) does. Without a tenant id, each message is logged
-    /// with that error and returns to the queue. An event source mapping sends no tenant id: this is for a function that
-    /// another one invokes with the batches of a tenant.
+    /// [`IdempotencyLayer::per_tenant`](crate::IdempotencyLayer::per_tenant) does. Without a tenant id, each message is
+    /// logged with that error and returns to the queue. An event source mapping sends no tenant id: this is for a
+    /// function that another one invokes with the batches of a tenant.
     ///
     /// ```
     /// # use lambda_lock::lambda::SqsMessage;

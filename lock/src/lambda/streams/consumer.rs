@@ -10,16 +10,16 @@ use super::super::batch::Settings;
 use super::record::KinesisRecord;
 use super::stream::{Stream, StreamRecord};
 use crate::idempotency::{Idempotency, OnMissingKey};
-use crate::lock::{Backoff, Locks};
+use crate::lock::Locks;
 use crate::panics;
 
 /// A tower layer that makes a consumer of Kinesis or DynamoDB streams from a handler of one record. A record that is
 /// done does not run again for the [window](Self::window). Records with the same key run in order, one at a time.
 ///
-/// Enable `ReportBatchItemFailures` in the event source mapping. Without it, Lambda takes the answer as success and never
-/// delivers the records that failed again. Put the consumer around the handler, inside the runtime. The handler takes a
-/// [`KinesisRecord`] or a [`DynamoDbRecord`](crate::streams::DynamoDbRecord), or a [`WithRun`](crate::WithRun) around it to get the
-/// run as well. The guide [Streams](crate::docs::streams) explains the settings of the mapping.
+/// Enable `ReportBatchItemFailures` in the event source mapping. Without it, Lambda takes the answer as success and
+/// never delivers the records that failed again. Put the consumer around the handler, inside the runtime. The handler
+/// takes a [`KinesisRecord`] or a [`DynamoDbRecord`](crate::streams::DynamoDbRecord), or a [`WithRun`](crate::WithRun)
+/// around it to get the run as well. The guide [Streams](crate::docs::streams) explains the settings of the mapping.
 ///
 /// The answer names the first record of the batch that is not done. Lambda delivers again from there: the records before
 /// it are finished. The records behind it that are done are recorded, and do not run again.
@@ -127,9 +127,9 @@ where
     R: StreamRecord + 'static,
     R::Body: DeserializeOwned,
 {
-    /// Creates a consumer that runs each record once by its event id, for the [window](Self::window). The data of a Kinesis
-    /// record is JSON, and an image of a DynamoDB record is parsed by `serde_dynamo`. As JSON, a `KinesisRecord<Vec<u8>>` is an array of
-    /// numbers: for the data as it is, use [`of_bytes`](Self::of_bytes).
+    /// Creates a consumer that runs each record once by its event id, for the [window](Self::window). The data of a
+    /// Kinesis record is JSON, and an image of a DynamoDB record is parsed by `serde_dynamo`. As JSON, a
+    /// `KinesisRecord<Vec<u8>>` is an array of numbers: for the data as it is, use [`of_bytes`](Self::of_bytes).
     ///
     /// The key is `stream#event`: the stream's ARN and the event id. In Kinesis, the event id consists of the shard and the
     /// sequence number. All deliveries of a record have the same event id. A producer that writes twice creates two: see
@@ -142,7 +142,7 @@ where
     #[must_use]
     pub fn by_event_id(locks: Locks) -> Self {
         let once = Idempotency::new(locks, OnMissingKey::Reject, R::default_key);
-        Self::new(once.wait(Backoff::default().up_to(Duration::MAX)))
+        Self::new(once.wait(Duration::MAX))
     }
 
     /// Creates a consumer with custom settings, such as a key from the body. The data of a Kinesis record is JSON, and an
@@ -265,9 +265,9 @@ impl<H, R: StreamRecord, T, E> StreamConsumer<H, R, T, E> {
     }
 
     /// Puts the id of the invocation's tenant into the keys, as
-    /// [`IdempotencyLayer::per_tenant`](crate::IdempotencyLayer::per_tenant) does. Without a tenant id, no record of the batch is
-    /// done, and each is logged with that error. An event source mapping sends no tenant id: this is for a function that
-    /// another one invokes with the batches of a tenant.
+    /// [`IdempotencyLayer::per_tenant`](crate::IdempotencyLayer::per_tenant) does. Without a tenant id, no record of
+    /// the batch is done, and each is logged with that error. An event source mapping sends no tenant id: this is for a
+    /// function that another one invokes with the batches of a tenant.
     #[must_use]
     pub fn per_tenant(mut self) -> Self {
         self.settings.idempotency = self.settings.idempotency.per_tenant();
