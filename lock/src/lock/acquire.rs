@@ -10,14 +10,14 @@ use futures_util::FutureExt;
 use tokio::time::timeout;
 use tracing::{Instrument, Span};
 
-use super::backoff::{Backoff, Delays};
 use super::held::{Grant, Lock, in_background};
 use super::locks::{Locks, check_attribute_name};
 use super::telemetry::{self, AcquireSpan, HoldSpan};
 use super::turn::{Action, Turn};
+use super::wait::{Wait, Waiting};
 use crate::client::SdkAttempts;
 use crate::clock::{Lease, Moment, millis, since_epoch};
-use crate::error::{Cause, Error};
+use crate::error::{Cause, Error, ErrorKind};
 use crate::holder::{Data, Holder};
 use crate::limits::{
     DAY, MAX_IDENTITY_BYTES, MIN_LEASE, TIME_TO_ANSWER, check_attributes, check_duration, check_holder, time_to_ask,
@@ -45,7 +45,7 @@ impl Locks {
             kind,
             lease: None,
             until: None,
-            wait: Backoff::NO_WAIT,
+            wait: None,
             hold_at_least: Duration::ZERO,
             holder: None,
             identity: None,
@@ -73,7 +73,7 @@ impl Locks {
 /// `UpdateItem`. Dropping the future ends the wait.
 ///
 /// An answer that comes after the end of the lease is no lock: the acquire frees the key, and the attempt fails with an
-/// error that [`is_unavailable`](Error::is_unavailable).
+/// error of kind [`Unavailable`](crate::ErrorKind::Unavailable).
 ///
 /// # Withdrawal
 ///
@@ -92,12 +92,12 @@ impl Locks {
 ///
 /// ```
 /// # use std::time::{Duration, SystemTime};
-/// # use lambda_lock::{Backoff, Error, Locks};
+/// # use lambda_lock::{Error, Locks};
 /// # async fn example(locks: Locks, deadline: SystemTime) -> Result<(), Error> {
 /// let lock = locks
 ///     .acquire("nightly-report")
 ///     .until(deadline)
-///     .wait(Backoff::default().up_to(Duration::from_secs(5)))
+///     .wait(Duration::from_secs(5))
 ///     .await?;
 /// println!("acquired with fence {}", lock.fence());
 /// lock.release().await
@@ -110,7 +110,7 @@ pub struct Acquire {
     pub(super) kind: Kind,
     lease: Option<Duration>,
     until: Option<SystemTime>,
-    wait: Backoff,
+    wait: Option<Wait>,
     hold_at_least: Duration,
     holder: Option<String>,
     identity: Option<String>,
@@ -120,8 +120,8 @@ pub struct Acquire {
 
 impl Acquire {
     /// Sets the lease, the time after which the lock ends unless it is renewed: from 1 ms to 366 days, and with
-    /// [`until`](Self::until), or for a permit of a semaphore, to a day. The default is the time until the deadline if `until`
-    /// is set, and otherwise the lease of the [`Locks`].
+    /// [`until`](Self::until), or for a permit of a semaphore, to a day. The default is the time until the deadline if
+    /// `until` is set, and otherwise the lease of the [`Locks`].
     ///
     /// A lease of more than a day is for a lock that outlives its invocation ([`Lock::into_ticket`]). If its process or its
     /// ticket is lost, the key stays held until the lease ends, or until an operator [frees](Locks::force_release) it. A
@@ -141,12 +141,12 @@ impl Acquire {
 
     /// Waits while the key is held, and retries after throttling and server errors. Off by default.
     ///
-    /// With [`Backoff::default`], waiters take turns in the order of arrival, which is not guaranteed. A free key without
-    /// waiters costs one request, as without a wait. A waiter that is refused sends one request to take a place and one for
-    /// each attempt: about six in all, with its release. IAM action `dynamodb:UpdateItem`. With an explicit base, factor, cap
-    /// or jitter, it takes no place.
-    pub fn wait(mut self, backoff: Backoff) -> Self {
-        self.wait = backoff;
+    /// With a [`Duration`] or [`Wait::in_turn`], waiters take turns in the order of arrival, which is not guaranteed. A
+    /// free key without waiters costs one request, as without a wait. A waiter that is refused sends one request to
+    /// take a place and one for each attempt: about six in all, with its release. IAM action `dynamodb:UpdateItem`.
+    /// With [`Wait::backoff`], it takes no place.
+    pub fn wait(mut self, wait: impl Into<Wait>) -> Self {
+        self.wait = Some(wait.into());
         self
     }
 
@@ -170,9 +170,9 @@ impl Acquire {
     /// bytes. A later acquire of the same identity takes the lock over instead of being refused, so that a retry finds the
     /// lock of an attempt that crashed. Without [`wait`](Self::wait), one request; IAM action `dynamodb:UpdateItem`.
     ///
-    /// Permits of a [semaphore](crate::Semaphore) have no identity: the acquire fails as [invalid](Error::is_invalid). The
-    /// identity must be unique to one piece of work. It is a part of the [owner](Lock::owner) in the row, so others can
-    /// read it.
+    /// Permits of a [semaphore](crate::Semaphore) have no identity: the acquire fails as
+    /// [invalid](crate::ErrorKind::Invalid). The identity must be unique to one piece of work. It is a part of the
+    /// [owner](Lock::owner) in the row, so others can read it.
     ///
     /// # Two invocations of one identity
     ///
@@ -189,12 +189,12 @@ impl Acquire {
     ///
     /// ```
     /// # use std::time::Duration;
-    /// # use lambda_lock::{Backoff, Error, Locks};
+    /// # use lambda_lock::{Error, Locks};
     /// # async fn example(locks: Locks, execution_arn: &str) -> Result<(), Error> {
     /// let lock = locks
     ///     .acquire("nightly-report")
     ///     .owner_from(execution_arn)
-    ///     .wait(Backoff::default().up_to(Duration::from_secs(5)))
+    ///     .wait(Duration::from_secs(5))
     ///     .await?;
     /// # lock.release().await
     /// # }
@@ -265,7 +265,8 @@ impl Acquire {
         }
         // Validate first: the span must not carry an oversized key.
         checked.inspect_err(telemetry::record_refusal)?;
-        let mut telemetry = AcquireSpan::start(&self.kind.name(), &settings.clock, self.wait.is_repeated());
+        let waits = self.wait.is_some_and(|wait| wait.is_repeated());
+        let mut telemetry = AcquireSpan::start(&self.kind.name(), &settings.clock, waits);
         let span = telemetry.span().clone();
         match self.ask(&mut telemetry).instrument(span).await {
             Ok(Asked::Acquired(lock, taken_from)) => {
@@ -310,7 +311,7 @@ impl Acquire {
             }
         };
         // Withdraws now if DynamoDB answered the last attempt, and otherwise in the background.
-        if error.is_answered() && !error.is_invalid() {
+        if error.is_answered() && error.kind() != ErrorKind::Invalid {
             attempts.give_up().await;
         }
         Err(error)
@@ -347,7 +348,7 @@ impl Acquire {
             )));
         }
         check_duration("least hold", self.hold_at_least, Duration::ZERO, DAY)?;
-        self.wait.check()?;
+        self.wait.map_or(Ok(()), |wait| wait.check())?;
         if let Some(data) = &self.data {
             self.kind.check_data(data)?;
         }
@@ -438,7 +439,7 @@ struct AcquireAttempts<'a> {
     /// of that earlier attempt counts then.
     sent: Vec<(Moment, Lease)>,
     unanswered: bool,
-    delays: Delays,
+    delays: Waiting,
     /// The place of this waiter, if waiters take turns.
     turn: Option<Turn>,
     is_last: bool,
@@ -478,8 +479,8 @@ impl<'a> AcquireAttempts<'a> {
             pending: Pending::new(acquire)?,
             sent: Vec::new(),
             unanswered: false,
-            delays: acquire.wait.delays(limit),
-            turn: (acquire.kind.has_queue() && acquire.wait.takes_turns()).then(Turn::default),
+            delays: Waiting::start(acquire.wait, limit),
+            turn: (acquire.kind.has_queue() && acquire.wait.is_some_and(|wait| wait.takes_turns())).then(Turn::default),
             is_last: false,
             rank: Rank::default(),
         })
@@ -542,7 +543,7 @@ impl<'a> AcquireAttempts<'a> {
         self.unanswered = false;
         self.sent.clear();
         let now = self.acquire.locks.0.clock.now();
-        if !self.delays.are_over(now.since(self.started)) {
+        if !self.delays.is_over(now.since(self.started)) {
             stale.withdraw(self.acquire.time_to_withdraw(now)).await;
         }
         Ok(())
@@ -577,7 +578,7 @@ impl<'a> AcquireAttempts<'a> {
     /// queue if there is none yet.
     async fn next_delay(&mut self, error: &Error, telemetry: &mut AcquireSpan) -> Duration {
         let clock = &self.acquire.locks.0.clock;
-        if let Some(turn) = self.turn.as_mut().filter(|_| error.is_conflict()) {
+        if let Some(turn) = self.turn.as_mut().filter(|_| error.kind() == ErrorKind::Conflict) {
             return turn.conflicted(random::unit());
         }
         while let (Some(turn), Some(holder)) = (&self.turn, error.holder()) {
@@ -586,7 +587,7 @@ impl<'a> AcquireAttempts<'a> {
                 (Action::Ask, delay) => return delay,
                 (Action::Join, delay) => {
                     tokio::time::sleep(delay.min(self.delays.left(clock.now().since(self.started)))).await;
-                    if self.delays.are_over(clock.now().since(self.started)) {
+                    if self.delays.is_over(clock.now().since(self.started)) {
                         return Duration::ZERO;
                     }
                     if let Some(delay) = self.join(holder, telemetry).await {
@@ -600,8 +601,8 @@ impl<'a> AcquireAttempts<'a> {
         self.delays.next(remaining)
     }
 
-    /// Takes a place in the queue. Returns the delay before the next attempt if it got none: none if the row is gone. A waiter
-    /// that may not join does without a place.
+    /// Takes a place in the queue. Returns the delay before the next attempt if it got none: none if the row is gone. A
+    /// waiter that may not join does without a place.
     async fn join(&mut self, holder: &Holder, telemetry: &mut AcquireSpan) -> Option<Duration> {
         let (settings, key) = (&self.acquire.locks.0, &self.pending.acquisition.name);
         let now = settings.clock.now();

@@ -5,20 +5,14 @@ use std::time::Duration;
 use aws_sdk_dynamodb::types::TransactWriteItem;
 use tracing::Instrument;
 
-use super::backoff::{Backoff, Jitter};
+use super::backoff::Backoff;
 use super::held::{BackgroundRequest, Lock, Phase};
 use crate::error::{Cause, Error};
 use crate::row::{Completed, Outcome};
 use crate::text::printable;
 
 /// The waits before a completion is sent again.
-const RESEND: Backoff = Backoff::NO_WAIT
-    .base(Duration::from_millis(50))
-    .factor(2.0)
-    .cap(Duration::from_secs(1))
-    .jitter(Jitter::Full)
-    .up_to(Duration::MAX)
-    .max_attempts(u32::MAX);
+const RESEND: Backoff = Backoff::new().base(Duration::from_millis(50)).cap(Duration::from_secs(1));
 
 impl Lock {
     /// Stores the outcome of the run for `window` from now. One request, which is repeated until the lease ends while it is
@@ -34,7 +28,7 @@ impl Lock {
         let end = now.wall.saturating_add(window);
         let mut last_error = None;
         let sent = async {
-            let mut delays = RESEND.delays(None);
+            let mut delays = RESEND.delays();
             loop {
                 let delay = match locks.0.table.complete(key, owner, now, end, outcome.clone()).await {
                     Err(error) if error.is_retryable() => {

@@ -119,7 +119,7 @@ impl Claim<'_> {
     fn has_endless_fence(&self, error: &Error) -> bool {
         // "Attempting to store more than 38 significant digits in a Number", or "DynamoDB only supports precision up to
         // 38 digits" from DynamoDB Local. Only the new fence and the user's attributes can have so many digits.
-        self.attributes.is_empty() && error.cause().is_some_and(|message| message.contains("digits"))
+        self.attributes.is_empty() && error.source_message().is_some_and(|message| message.contains("digits"))
     }
 }
 

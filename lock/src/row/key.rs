@@ -156,7 +156,7 @@ impl Rules for Key {
         }
         if row.semaphore.is_some() {
             let not = if self.is_record() { "a record of idempotency" } else { "a lock" };
-            return Err(Error::new(Cause::WrongUse { is: "a semaphore", not }, &table.name, key));
+            return Err(Error::new(Cause::WrongKind { is: "a semaphore", not }, &table.name, key));
         }
         if row.end <= claim.now.millis() && row.fence > Some(MAX_FENCE) {
             return Err(table.malformed(key, format!("`{FENCE}` has reached its largest value")));

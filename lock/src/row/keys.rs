@@ -75,7 +75,7 @@ impl Rules for Keys {
         for (key, row) in refused.into_rows(table)? {
             let row = row.ok_or_else(|| table.malformed(&key, "the refusal names no row"))?;
             if row.semaphore.is_some() {
-                return Err(Error::new(Cause::WrongUse { is: "a semaphore", not: "a lock" }, &table.name, &key));
+                return Err(Error::new(Cause::WrongKind { is: "a semaphore", not: "a lock" }, &table.name, &key));
             }
             if row.is_owned_by(owner) {
                 own.push(row);

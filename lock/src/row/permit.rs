@@ -168,7 +168,7 @@ impl Rules for Permit {
             return Ok(None);
         };
         let Some(semaphore) = row.semaphore.take() else {
-            let cause = Cause::WrongUse { is: "a lock or a record of idempotency", not: "a semaphore" };
+            let cause = Cause::WrongKind { is: "a lock or a record of idempotency", not: "a semaphore" };
             return Err(Error::new(cause, &table.name, &self.key));
         };
         if let Some(permit) = semaphore.permit(owner) {

@@ -18,7 +18,7 @@ use super::semaphore::Semaphore;
 use super::table::{Item, Table};
 use super::write::in_time;
 use crate::clock::Moment;
-use crate::error::{Cause, Error};
+use crate::error::{Cause, Error, ErrorKind};
 use crate::holder::{Data, Holder, HolderKind};
 use crate::limits::{DAY, REQUEST_TIMEOUT};
 use crate::queue::{HoldTime, Queue};
@@ -263,7 +263,7 @@ impl Table {
     /// Reads a semaphore of a list without its data. Returns `None` if its row is gone.
     async fn listed_semaphore(&self, key: &str, now: Moment) -> Result<Option<ListedRow>, Error> {
         let row = match self.get(key, now).await {
-            Err(error) if !error.is_malformed_row() => return Err(error),
+            Err(error) if error.kind() != ErrorKind::MalformedRow => return Err(error),
             row => row.transpose(),
         };
         Ok(row.map(|row| (key.to_owned(), row.map(|holder| Holder { data: None, ..holder }))))
