@@ -1,20 +1,19 @@
-//! The middlewares for `lambda_runtime` handlers. Feature `lambda`.
+//! The middlewares for `lambda_runtime` handlers: a lock, a record of idempotency, and a queue consumer, with their
+//! settings and services. Feature `lambda`.
 
 mod batch;
 mod diagnostic;
-mod idempotent_layer;
+mod idempotency_layer;
 mod invocation;
 mod lock_layer;
 mod locked_event;
 mod sqs;
 #[cfg(feature = "streams")]
-mod streams;
+pub(crate) mod streams;
 
-pub use idempotent_layer::{IdempotentLayer, IdempotentService};
+pub use idempotency_layer::{IdempotencyLayer, IdempotencyService};
 #[cfg(feature = "http")]
 pub(crate) use invocation::invocation_of;
 pub use lock_layer::{LockLayer, LockService, OnUnavailable};
 pub use locked_event::{HandlerEvent, LockedEvent};
-pub use sqs::{Message, SqsConsumer, SqsConsumerService};
-#[cfg(feature = "streams")]
-pub use streams::{DynamoDbRecord, KinesisRecord, StreamConsumer, StreamConsumerService, StreamRecord};
+pub use sqs::{SqsConsumer, SqsConsumerService, SqsMessage};

@@ -2,34 +2,23 @@
 
 use std::fmt;
 use std::pin::Pin;
-use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use aws_sdk_dynamodb::types::ConditionCheck;
 
 use super::acquire::{Acquire, hold};
-use super::backoff::Backoff;
-use super::held::{Lock, Subject};
+use super::held::Lock;
 use super::locks::Locks;
+use super::wait::Wait;
 use crate::error::Error;
-
-/// How many keys a span and a log line name.
-const NAMED: usize = 3;
+use crate::row::Kind;
 
 impl Locks {
     /// Prepares an acquire of the locks on 1 to 100 different keys: all of them or none. Their order does not matter, so two
     /// callers cannot deadlock. Await it, or set options first. Without [`AcquireAll::wait`], one `TransactWriteItems`; IAM
     /// action `dynamodb:UpdateItem`.
     pub fn acquire_all(&self, keys: impl IntoIterator<Item = impl Into<String>>) -> AcquireAll {
-        let mut keys: Vec<String> = keys.into_iter().map(Into::into).collect();
-        keys.sort_unstable();
-        let mut names = keys.iter().take(NAMED).map(String::as_str).collect::<Vec<_>>().join(", ");
-        if keys.len() > NAMED {
-            names = format!("{names} and {} more", keys.len() - NAMED);
-        }
-        let mut acquire = self.acquire(names);
-        acquire.subject = Subject::Keys(Arc::from(keys));
-        AcquireAll { acquire }
+        AcquireAll { acquire: self.acquire_kind(Kind::keys(keys.into_iter().map(Into::into).collect())) }
     }
 }
 
@@ -52,8 +41,8 @@ impl Locks {
 /// rows of a transaction, with the data in them, is 4 MB in all.
 ///
 /// DynamoDB cancels a transaction if another request or transaction on one of its rows is in progress. The attempt then
-/// fails with an error that [`is_conflict`](Error::is_conflict); a wait tries again. A plain acquire of one of the keys at the
-/// same moment can fail in the same way. Renewals and releases are repeated.
+/// fails with an error of kind [`Conflict`](crate::ErrorKind::Conflict); a wait tries again. A plain acquire of one of
+/// the keys at the same moment can fail in the same way. Renewals and releases are repeated.
 ///
 /// # Withdrawal
 ///
@@ -62,12 +51,12 @@ impl Locks {
 ///
 /// ```
 /// # use std::time::Duration;
-/// # use lambda_lock::{Backoff, Error, Locks};
+/// # use lambda_lock::{Error, Locks};
 /// # async fn example(locks: Locks) -> Result<(), Error> {
 /// let accounts = locks
 ///     .acquire_all(["account#1", "account#2"])
 ///     .lease(Duration::from_secs(10))
-///     .wait(Backoff::default().up_to(Duration::from_secs(5)))
+///     .wait(Duration::from_secs(5))
 ///     .await?;
 /// transfer(accounts.fence("account#1"), accounts.fence("account#2")).await;
 /// accounts.release().await
@@ -96,11 +85,11 @@ impl AcquireAll {
 
     /// Waits while a key is held, and retries after conflicts, throttling and server errors. Off by default.
     ///
-    /// Waiters for several keys use [plain backoff](Backoff#plain-backoff): they take no place in the queue of a key, also
-    /// with [`Backoff::default`]. A delay ends at most one base delay after the lease that ends last. Each attempt is one
+    /// Waiters for several keys use plain [backoff](crate::Backoff): they take no place in the queue of a key, also
+    /// with [`Wait::in_turn`]. A delay ends at most one base delay after the lease that ends last. Each attempt is one
     /// `TransactWriteItems`.
-    pub fn wait(mut self, backoff: Backoff) -> Self {
-        self.acquire = self.acquire.wait(backoff);
+    pub fn wait(mut self, wait: impl Into<Wait>) -> Self {
+        self.acquire = self.acquire.wait(wait);
         self
     }
 
@@ -132,10 +121,7 @@ impl IntoFuture for AcquireAll {
     type IntoFuture = Pin<Box<dyn Future<Output = Self::Output> + Send>>;
 
     fn into_future(self) -> Self::IntoFuture {
-        Box::pin(async move {
-            let keys = Arc::from(self.acquire.subject.keys());
-            Ok(LockSet { lock: self.acquire.send().await?, keys })
-        })
+        Box::pin(async move { Ok(LockSet { lock: self.acquire.send().await? }) })
     }
 }
 
@@ -150,14 +136,13 @@ impl IntoFuture for AcquireAll {
 #[must_use = "locks that are dropped at once protect nothing"]
 pub struct LockSet {
     lock: Lock,
-    keys: Arc<[String]>,
 }
 
 impl LockSet {
     /// Returns the keys in alphabetical order, without the prefix.
     #[must_use]
     pub fn keys(&self) -> &[String] {
-        &self.keys
+        self.lock.hold.acquisition.kind().all_keys()
     }
 
     /// Returns the nonce of this acquisition, which all rows have: 128 bits from the operating system's generator, in
@@ -174,8 +159,8 @@ impl LockSet {
     /// [`Lock::fence`] names two cases in which a fence can go back.
     #[must_use]
     pub fn fence(&self, key: &str) -> Option<u64> {
-        let index = self.keys.iter().position(|other| other == key)?;
-        Some(self.lock.fences.get(index).copied().unwrap_or(0))
+        let index = self.keys().iter().position(|other| other == key)?;
+        Some(self.lock.hold.fences.get(index).copied().unwrap_or(0))
     }
 
     /// Returns `false` if the locks do not exclude others, because locking is [disabled](crate::LocksBuilder::enabled).
@@ -257,16 +242,16 @@ impl LockSet {
     /// # }
     /// ```
     pub fn condition_checks(&self) -> Result<Vec<ConditionCheck>, Error> {
-        self.keys.iter().map(|key| self.lock.condition_check_of(key)).collect()
+        self.lock.hold.condition_checks()
     }
 }
 
 impl fmt::Debug for LockSet {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("LockSet")
-            .field("keys", &self.keys)
+            .field("keys", &self.keys())
             .field("owner", &self.owner())
-            .field("fences", &self.lock.fences)
+            .field("fences", &self.lock.hold.fences)
             .field("expires_at", &self.expires_at())
             .finish_non_exhaustive()
     }

@@ -20,6 +20,7 @@ use super::outcome::Outcome;
 use super::settings::{BatchTime, Settings};
 use super::source::{Name, Source};
 use crate::clock::Moment;
+use crate::error::ErrorKind;
 use crate::idempotency::{HandlerError, HandlerInput, Identity, Invocation, NextStep};
 use crate::metrics;
 
@@ -156,7 +157,7 @@ where
                 Err(error) => error,
             };
             let outcome = match &error {
-                HandlerError::Lock(error) if error.is_in_progress() => Outcome::InProgress,
+                HandlerError::Lock(error) if error.kind() == ErrorKind::InProgress => Outcome::InProgress,
                 HandlerError::Lock(error) if error.is_lost() => Outcome::TimedOut,
                 _ => Outcome::Failed,
             };

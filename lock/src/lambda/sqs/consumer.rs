@@ -8,7 +8,7 @@ use serde::de::DeserializeOwned;
 
 use super::super::batch::{Settings, json_error};
 use super::super::invocation::escape;
-use super::message::Message;
+use super::message::SqsMessage;
 use super::queue::Queue;
 use crate::idempotency::{Idempotency, OnMissingKey};
 use crate::lock::Locks;
@@ -18,7 +18,7 @@ use crate::panics;
 /// not run again for the [window](Self::window), and only messages that are not done return to the queue.
 ///
 /// Enable `ReportBatchItemFailures` in the event source mapping. Without it, Lambda takes the answer as success and deletes
-/// the messages that failed. Put the consumer around the handler, inside the runtime. The handler takes a [`Message`], or
+/// the messages that failed. Put the consumer around the handler, inside the runtime. The handler takes a [`SqsMessage`], or
 /// a [`WithRun`](crate::WithRun) around it to get the run as well.
 ///
 /// | a message | |
@@ -63,7 +63,8 @@ use crate::panics;
 /// # Example
 ///
 /// ```no_run
-/// use lambda_lock::{Locks, Message, SqsConsumer};
+/// use lambda_lock::lambda::SqsMessage;
+/// use lambda_lock::{Locks, SqsConsumer};
 /// use lambda_runtime::{Error, Runtime};
 /// use serde::Deserialize;
 /// use tower::{Layer, service_fn};
@@ -73,7 +74,7 @@ use crate::panics;
 ///     amount: u32,
 /// }
 ///
-/// async fn pay(message: Message<Payment>) -> Result<(), Error> {
+/// async fn pay(message: SqsMessage<Payment>) -> Result<(), Error> {
 ///     Ok(println!("paid {}", message.body.amount))
 /// }
 ///
@@ -95,7 +96,7 @@ impl<H, B: DeserializeOwned + 'static, T, E> SqsConsumer<H, B, T, E> {
     /// queue gives a message a new id, so one that was done runs again: see [`new`](Self::new).
     #[must_use]
     pub fn by_message_id(locks: Locks) -> Self {
-        let key = |message: &Message<B>| message.message_id().map(str::to_owned);
+        let key = |message: &SqsMessage<B>| message.message_id().map(str::to_owned);
         Self::new(Idempotency::new(locks, OnMissingKey::Reject, key))
     }
 
@@ -109,7 +110,7 @@ impl<H, B: DeserializeOwned + 'static, T, E> SqsConsumer<H, B, T, E> {
     /// becomes `%23` and `%` becomes `%25`.
     #[must_use]
     pub fn by_deduplication_id(locks: Locks) -> Self {
-        let key = |message: &Message<B>| {
+        let key = |message: &SqsMessage<B>| {
             let queue = escape(message.record.event_source_arn.as_deref().unwrap_or_default());
             let group = escape(message.group_id().unwrap_or_default());
             message.deduplication_id().map(|id| format!("{queue}#{group}#{id}"))
@@ -125,19 +126,21 @@ impl<H, B: DeserializeOwned + 'static, T, E> SqsConsumer<H, B, T, E> {
     ///
     /// ```
     /// # use std::time::Duration;
-    /// # use lambda_lock::{Idempotency, Locks, Message, SqsConsumer, OnMissingKey};
+    /// # use lambda_lock::idempotency::OnMissingKey;
+    /// # use lambda_lock::lambda::SqsMessage;
+    /// # use lambda_lock::{Idempotency, Locks, SqsConsumer};
     /// # use serde::Deserialize;
     /// #[derive(Deserialize)]
     /// struct Payment {
     ///     id: String,
     /// }
-    /// # fn example(locks: Locks) -> SqsConsumer<Message<Payment>, Payment, (), std::io::Error> {
-    /// let once = Idempotency::new(locks, OnMissingKey::Reject, |message: &Message<Payment>| Some(message.body.id.clone()));
+    /// # fn example(locks: Locks) -> SqsConsumer<SqsMessage<Payment>, Payment, (), std::io::Error> {
+    /// let once = Idempotency::new(locks, OnMissingKey::Reject, |message: &SqsMessage<Payment>| Some(message.body.id.clone()));
     /// SqsConsumer::new(once).window(Duration::from_hours(43 * 24)).concurrency(5)
     /// # }
     /// ```
     #[must_use]
-    pub fn new(idempotency: Idempotency<Message<B>, T, E>) -> Self {
+    pub fn new(idempotency: Idempotency<SqsMessage<B>, T, E>) -> Self {
         Self::with_parser(idempotency, |text| serde_json::from_str(text).map_err(|error| json_error(&error)))
     }
 }
@@ -147,14 +150,16 @@ impl<H, B, T, E> SqsConsumer<H, B, T, E> {
     ///
     /// ```
     /// # use std::convert::Infallible;
-    /// # use lambda_lock::{Idempotency, Locks, Message, SqsConsumer, OnMissingKey};
-    /// # fn example(once: Idempotency<Message<String>, (), Infallible>) -> SqsConsumer<Message<String>, String, (), Infallible> {
+    /// # use lambda_lock::idempotency::OnMissingKey;
+    /// # use lambda_lock::lambda::SqsMessage;
+    /// # use lambda_lock::{Idempotency, Locks, SqsConsumer};
+    /// # fn example(once: Idempotency<SqsMessage<String>, (), Infallible>) -> SqsConsumer<SqsMessage<String>, String, (), Infallible> {
     /// SqsConsumer::with_parser(once, |text| Ok::<_, Infallible>(text.to_owned()))
     /// # }
     /// ```
     #[must_use]
     pub fn with_parser<P: Display>(
-        idempotency: Idempotency<Message<B>, T, E>,
+        idempotency: Idempotency<SqsMessage<B>, T, E>,
         parse: impl Fn(&str) -> Result<B, P> + Send + Sync + 'static,
     ) -> Self {
         panics::warn_if_they_abort();
@@ -184,8 +189,9 @@ impl<H, B, T, E> SqsConsumer<H, B, T, E> {
     /// Sets for how long a message counts as done, like [`Idempotency::window`]; 15 days by default, unless the
     /// [`Idempotency`] sets a window. At least a second more than twice the clock skew, at most 366 days.
     ///
-    /// SQS delivers a message again for as long as a queue keeps it, 14 days at most. The table has a row for each message
-    /// of the window. With [`OnTimeout::Reject`](crate::OnTimeout::Reject), an unfinished message is refused for as long.
+    /// SQS delivers a message again for as long as a queue keeps it, 14 days at most. The table has a row for each
+    /// message of the window. With [`OnUnfinished::Reject`](crate::OnUnfinished::Reject), an unfinished message is
+    /// refused for as long.
     #[must_use]
     pub fn window(mut self, window: Duration) -> Self {
         self.settings.idempotency = self.settings.idempotency.window(window);
@@ -193,13 +199,14 @@ impl<H, B, T, E> SqsConsumer<H, B, T, E> {
     }
 
     /// Puts the id of the invocation's tenant into the keys, as
-    /// [`IdempotentLayer::per_tenant`](crate::IdempotentLayer::per_tenant) does. Without a tenant id, each message is logged
-    /// with that error and returns to the queue. An event source mapping sends no tenant id: this is for a function that
-    /// another one invokes with the batches of a tenant.
+    /// [`IdempotencyLayer::per_tenant`](crate::IdempotencyLayer::per_tenant) does. Without a tenant id, each message is
+    /// logged with that error and returns to the queue. An event source mapping sends no tenant id: this is for a
+    /// function that another one invokes with the batches of a tenant.
     ///
     /// ```
-    /// # use lambda_lock::{Locks, Message, SqsConsumer};
-    /// # fn example(locks: Locks) -> SqsConsumer<Message<String>, String, (), std::io::Error> {
+    /// # use lambda_lock::lambda::SqsMessage;
+    /// # use lambda_lock::{Locks, SqsConsumer};
+    /// # fn example(locks: Locks) -> SqsConsumer<SqsMessage<String>, String, (), std::io::Error> {
     /// SqsConsumer::by_message_id(locks).per_tenant()
     /// # }
     /// ```

@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
-use aws_lambda_events::sqs::SqsMessage;
+use aws_lambda_events::sqs::SqsMessage as SqsRecord;
 use futures_util::future::{BoxFuture, FutureExt as _, join_all};
 
 use super::queue::Queue;
 use crate::clock::since_epoch;
-use crate::error::Error;
+use crate::error::{Error, ErrorKind};
 use crate::lock::Locks;
 
 /// SQS allows 12 hours; in seconds.
@@ -17,7 +17,7 @@ impl<B> Queue<B> {
     /// Hides these records until the lease of their holder ends, if `error` says that their work is in progress.
     pub(super) fn hide<'a>(
         &self,
-        records: impl Iterator<Item = &'a SqsMessage>,
+        records: impl Iterator<Item = &'a SqsRecord>,
         error: &Error,
         locks: &Locks,
     ) -> BoxFuture<'static, ()> {
@@ -26,9 +26,9 @@ impl<B> Queue<B> {
     }
 
     /// Returns the request that hides one record.
-    fn hiding(&self, record: &SqsMessage, error: &Error, locks: &Locks) -> Option<BoxFuture<'static, ()>> {
+    fn hiding(&self, record: &SqsRecord, error: &Error, locks: &Locks) -> Option<BoxFuture<'static, ()>> {
         let queues = self.queues.as_ref()?;
-        let holder = error.holder().filter(|_| error.is_in_progress())?;
+        let holder = error.holder().filter(|_| error.kind() == ErrorKind::InProgress)?;
         let now = locks.0.clock.now();
         let left = since_epoch(holder.until()).saturating_sub(now.wall);
         // SQS counts whole seconds: the first one after the lease has ended.

@@ -8,5 +8,5 @@ mod queue;
 mod service;
 
 pub use consumer::SqsConsumer;
-pub use message::Message;
+pub use message::SqsMessage;
 pub use service::SqsConsumerService;

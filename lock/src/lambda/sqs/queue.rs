@@ -4,12 +4,12 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 
-use aws_lambda_events::sqs::SqsMessage;
+use aws_lambda_events::sqs::SqsMessage as SqsRecord;
 #[cfg(feature = "sqs")]
 use futures_util::future::BoxFuture;
 
 use super::super::batch::{Name, Source};
-use super::message::Message;
+use super::message::SqsMessage;
 #[cfg(feature = "sqs")]
 use crate::error::Error;
 #[cfg(feature = "sqs")]
@@ -35,10 +35,10 @@ impl<B> Queue<B> {
 }
 
 impl<B> Source for Queue<B> {
-    type Record = SqsMessage;
-    type Item = Message<B>;
+    type Record = SqsRecord;
+    type Item = SqsMessage<B>;
     /// The message without its body.
-    type Copy = SqsMessage;
+    type Copy = SqsRecord;
     /// The queue and the group.
     type Lane = (String, String);
 
@@ -47,27 +47,27 @@ impl<B> Source for Queue<B> {
     const NOT_DONE: &'static str = "message returned to the queue";
     const UNFINISHED: &'static str = "unfinished messages returned to the queue";
 
-    fn name(record: &SqsMessage) -> Name {
+    fn name(record: &SqsRecord) -> Name {
         Name::Message(record.message_id.clone())
     }
 
-    fn lane(record: &SqsMessage) -> Option<Self::Lane> {
+    fn lane(record: &SqsRecord) -> Option<Self::Lane> {
         let queue = record.event_source_arn.as_deref()?;
         queue.strip_suffix(".fifo")?;
         let group = record.attributes.get("MessageGroupId").cloned().unwrap_or_default();
         Some((queue.to_owned(), group))
     }
 
-    fn read(&self, mut record: SqsMessage) -> Result<Message<B>, String> {
+    fn read(&self, mut record: SqsRecord) -> Result<SqsMessage<B>, String> {
         if record.message_id.is_none() {
             return Err("it has no message id".to_owned());
         }
         let text = record.body.take().unwrap_or_default();
         let body = (self.parse)(&text).map_err(|why| format!("the body cannot be parsed: {why}"))?;
-        Ok(Message { body, record })
+        Ok(SqsMessage { body, record })
     }
 
-    fn copy(Message { body, record }: Message<B>) -> SqsMessage {
+    fn copy(SqsMessage { body, record }: SqsMessage<B>) -> SqsRecord {
         // The drop of a body may panic.
         let _ = catch_unwind(AssertUnwindSafe(|| drop(body)));
         record
@@ -76,8 +76,8 @@ impl<B> Source for Queue<B> {
     #[cfg(feature = "sqs")]
     fn refused(
         &self,
-        message: &Message<B>,
-        copies: &[SqsMessage],
+        message: &SqsMessage<B>,
+        copies: &[SqsRecord],
         error: &Error,
         locks: &Locks,
     ) -> BoxFuture<'static, ()> {

@@ -14,7 +14,7 @@ use tower::{Layer, Service};
 
 use super::super::batch::Settings;
 use super::consumer::SqsConsumer;
-use super::message::Message;
+use super::message::SqsMessage;
 use super::queue::Queue;
 use crate::idempotency::HandlerInput;
 
@@ -39,7 +39,7 @@ impl<S, H, B, T, E> Service<LambdaEvent<SqsEvent>> for SqsConsumerService<S, H, 
 where
     S: Service<H, Response = T, Error = E> + Clone + Send + 'static,
     S::Future: Send,
-    H: HandlerInput<Message<B>> + Send + 'static,
+    H: HandlerInput<SqsMessage<B>> + Send + 'static,
     B: Send + 'static,
     T: Serialize + DeserializeOwned + Send + 'static,
     E: Into<Diagnostic> + Send + 'static,

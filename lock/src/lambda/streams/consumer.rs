@@ -10,16 +10,16 @@ use super::super::batch::Settings;
 use super::record::KinesisRecord;
 use super::stream::{Stream, StreamRecord};
 use crate::idempotency::{Idempotency, OnMissingKey};
-use crate::lock::{Backoff, Locks};
+use crate::lock::Locks;
 use crate::panics;
 
 /// A tower layer that makes a consumer of Kinesis or DynamoDB streams from a handler of one record. A record that is
 /// done does not run again for the [window](Self::window). Records with the same key run in order, one at a time.
 ///
-/// Enable `ReportBatchItemFailures` in the event source mapping. Without it, Lambda takes the answer as success and never
-/// delivers the records that failed again. Put the consumer around the handler, inside the runtime. The handler takes a
-/// [`KinesisRecord`] or a [`DynamoDbRecord`](crate::DynamoDbRecord), or a [`WithRun`](crate::WithRun) around it to get the
-/// run as well. The guide [Streams](crate::docs::streams) explains the settings of the mapping.
+/// Enable `ReportBatchItemFailures` in the event source mapping. Without it, Lambda takes the answer as success and
+/// never delivers the records that failed again. Put the consumer around the handler, inside the runtime. The handler
+/// takes a [`KinesisRecord`] or a [`DynamoDbRecord`](crate::streams::DynamoDbRecord), or a [`WithRun`](crate::WithRun)
+/// around it to get the run as well. The guide [Streams](crate::docs::streams) explains the settings of the mapping.
 ///
 /// The answer names the first record of the batch that is not done. Lambda delivers again from there: the records before
 /// it are finished. The records behind it that are done are recorded, and do not run again.
@@ -76,7 +76,8 @@ use crate::panics;
 /// # Example
 ///
 /// ```no_run
-/// use lambda_lock::{KinesisRecord, Locks, StreamConsumer};
+/// use lambda_lock::streams::{KinesisRecord, StreamConsumer};
+/// use lambda_lock::Locks;
 /// use lambda_runtime::{Error, Runtime};
 /// use serde::Deserialize;
 /// use tower::{Layer, service_fn};
@@ -100,7 +101,8 @@ use crate::panics;
 /// A handler of a DynamoDB stream takes a `DynamoDbRecord<Order>` instead:
 ///
 /// ```
-/// # use lambda_lock::{DynamoDbRecord, Locks, StreamConsumer};
+/// # use lambda_lock::streams::{DynamoDbRecord, StreamConsumer};
+/// # use lambda_lock::Locks;
 /// # use serde::Deserialize;
 /// #[derive(Deserialize)]
 /// struct Order {
@@ -125,9 +127,9 @@ where
     R: StreamRecord + 'static,
     R::Body: DeserializeOwned,
 {
-    /// Creates a consumer that runs each record once by its event id, for the [window](Self::window). The data of a Kinesis
-    /// record is JSON, and an image of a DynamoDB record is parsed by `serde_dynamo`. As JSON, a `KinesisRecord<Vec<u8>>` is an array of
-    /// numbers: for the data as it is, use [`of_bytes`](Self::of_bytes).
+    /// Creates a consumer that runs each record once by its event id, for the [window](Self::window). The data of a
+    /// Kinesis record is JSON, and an image of a DynamoDB record is parsed by `serde_dynamo`. As JSON, a
+    /// `KinesisRecord<Vec<u8>>` is an array of numbers: for the data as it is, use [`of_bytes`](Self::of_bytes).
     ///
     /// The key is `stream#event`: the stream's ARN and the event id. In Kinesis, the event id consists of the shard and the
     /// sequence number. All deliveries of a record have the same event id. A producer that writes twice creates two: see
@@ -140,7 +142,7 @@ where
     #[must_use]
     pub fn by_event_id(locks: Locks) -> Self {
         let once = Idempotency::new(locks, OnMissingKey::Reject, R::default_key);
-        Self::new(once.wait(Backoff::default().up_to(Duration::MAX)))
+        Self::new(once.wait(Duration::MAX))
     }
 
     /// Creates a consumer with custom settings, such as a key from the body. The data of a Kinesis record is JSON, and an
@@ -150,7 +152,9 @@ where
     ///
     /// ```
     /// # use std::time::Duration;
-    /// # use lambda_lock::{Idempotency, KinesisRecord, Locks, OnMissingKey, StreamConsumer};
+    /// # use lambda_lock::idempotency::OnMissingKey;
+    /// # use lambda_lock::streams::{KinesisRecord, StreamConsumer};
+    /// # use lambda_lock::{Idempotency, Locks};
     /// # use serde::Deserialize;
     /// #[derive(Deserialize)]
     /// struct Payment {
@@ -173,7 +177,9 @@ impl<H, B: 'static, T, E> StreamConsumer<H, KinesisRecord<B>, T, E> {
     /// Creates a consumer of Kinesis data that is not JSON. The parser's errors are logged.
     ///
     /// ```
-    /// # use lambda_lock::{Idempotency, KinesisRecord, Locks, OnMissingKey, StreamConsumer};
+    /// # use lambda_lock::idempotency::OnMissingKey;
+    /// # use lambda_lock::streams::{KinesisRecord, StreamConsumer};
+    /// # use lambda_lock::{Idempotency, Locks};
     /// # type Record = KinesisRecord<String>;
     /// # fn example(locks: Locks) -> StreamConsumer<Record, Record, (), std::io::Error> {
     /// let once = Idempotency::new(locks, OnMissingKey::Reject, KinesisRecord::key);
@@ -195,7 +201,9 @@ impl<H, T, E> StreamConsumer<H, KinesisRecord<Vec<u8>>, T, E> {
     /// Creates a consumer of Kinesis data as it is.
     ///
     /// ```
-    /// # use lambda_lock::{Idempotency, KinesisRecord, Locks, OnMissingKey, StreamConsumer};
+    /// # use lambda_lock::idempotency::OnMissingKey;
+    /// # use lambda_lock::streams::{KinesisRecord, StreamConsumer};
+    /// # use lambda_lock::{Idempotency, Locks};
     /// # type Record = KinesisRecord<Vec<u8>>;
     /// # fn example(locks: Locks) -> StreamConsumer<Record, Record, (), std::io::Error> {
     /// StreamConsumer::of_bytes(Idempotency::new(locks, OnMissingKey::Reject, KinesisRecord::key))
@@ -257,9 +265,9 @@ impl<H, R: StreamRecord, T, E> StreamConsumer<H, R, T, E> {
     }
 
     /// Puts the id of the invocation's tenant into the keys, as
-    /// [`IdempotentLayer::per_tenant`](crate::IdempotentLayer::per_tenant) does. Without a tenant id, no record of the batch is
-    /// done, and each is logged with that error. An event source mapping sends no tenant id: this is for a function that
-    /// another one invokes with the batches of a tenant.
+    /// [`IdempotencyLayer::per_tenant`](crate::IdempotencyLayer::per_tenant) does. Without a tenant id, no record of
+    /// the batch is done, and each is logged with that error. An event source mapping sends no tenant id: this is for a
+    /// function that another one invokes with the batches of a tenant.
     #[must_use]
     pub fn per_tenant(mut self) -> Self {
         self.settings.idempotency = self.settings.idempotency.per_tenant();

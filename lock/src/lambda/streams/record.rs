@@ -13,7 +13,7 @@ use super::super::batch::json_error;
 ///
 /// ```
 /// use aws_lambda_events::kinesis::KinesisEventRecord;
-/// use lambda_lock::KinesisRecord;
+/// use lambda_lock::streams::KinesisRecord;
 ///
 /// let mut record = KinesisEventRecord::default();
 /// record.kinesis.partition_key = "customer 17".to_owned();
@@ -45,8 +45,9 @@ impl<B> KinesisRecord<B> {
         sequence_number(&self.record)
     }
 
-    /// Returns the key of [`StreamConsumer::by_event_id`](crate::StreamConsumer::by_event_id): the stream's ARN, a `#`, and
-    /// the event id, which consists of the shard and the sequence number. All deliveries of a record have the same key.
+    /// Returns the key of [`StreamConsumer::by_event_id`](crate::streams::StreamConsumer::by_event_id): the stream's
+    /// ARN, a `#`, and the event id, which consists of the shard and the sequence number. All deliveries of a record
+    /// have the same key.
     pub fn key(&self) -> Option<String> {
         key(self.record.event_source_arn.as_deref(), self.record.event_id.as_deref())
     }
@@ -92,7 +93,7 @@ impl<B> fmt::Debug for KinesisRecord<B> {
 ///
 /// ```
 /// use aws_lambda_events::dynamodb::EventRecord;
-/// use lambda_lock::DynamoDbRecord;
+/// use lambda_lock::streams::DynamoDbRecord;
 ///
 /// let mut record = EventRecord::default();
 /// record.event_name = "INSERT".to_owned();
@@ -131,8 +132,8 @@ impl<B> DynamoDbRecord<B> {
         change_number(&self.record)
     }
 
-    /// Returns the key of [`StreamConsumer::by_event_id`](crate::StreamConsumer::by_event_id): the stream's ARN, a `#`, and
-    /// the event id. All deliveries of a record have the same key.
+    /// Returns the key of [`StreamConsumer::by_event_id`](crate::streams::StreamConsumer::by_event_id): the stream's
+    /// ARN, a `#`, and the event id. All deliveries of a record have the same key.
     pub fn key(&self) -> Option<String> {
         key(self.record.event_source_arn.as_deref(), Some(&self.record.event_id))
     }

@@ -13,7 +13,8 @@ use serde::de::DeserializeOwned;
 use super::super::batch::{Name, Source};
 use super::record::{DynamoDbRecord, KinesisRecord, change_number, sequence_number};
 
-/// The input of a handler under a [`StreamConsumer`](crate::StreamConsumer): a [`KinesisRecord`] or a [`DynamoDbRecord`].
+/// The input of a handler under a [`StreamConsumer`](crate::streams::StreamConsumer): a [`KinesisRecord`] or a
+/// [`DynamoDbRecord`].
 ///
 /// This trait is sealed.
 pub trait StreamRecord: sealed::Sealed + Sized {
