@@ -6,7 +6,7 @@ use aws_sdk_dynamodb::types::TransactWriteItem;
 use bytes::Bytes;
 use http::Response;
 
-use super::response::Results;
+use super::response::ResultRule;
 use crate::error::Error;
 use crate::idempotency::Run;
 
@@ -34,7 +34,7 @@ use crate::idempotency::Run;
 #[derive(Clone)]
 pub struct HttpRun {
     pub(super) run: Run,
-    pub(super) results: Results,
+    pub(super) results: ResultRule,
 }
 
 impl HttpRun {
@@ -57,7 +57,7 @@ impl HttpRun {
     /// [`Run::complete_in`] has the other cases, the cost, the IAM actions and the errors. Also fails with an error
     /// of kind [`Invalid`](crate::ErrorKind::Invalid) if the response is not a result.
     pub fn complete_in(&self, response: &Response<impl AsRef<[u8]>>) -> Result<TransactWriteItem, Error> {
-        if !(self.results.are)(response.status(), response.headers()) {
+        if !(self.results.is_result)(response.status(), response.headers()) {
             return Err(Error::invalid(format!(
                 "a response with status {} is not a result, so it cannot complete the run: return it instead",
                 response.status().as_u16()

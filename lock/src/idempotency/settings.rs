@@ -72,10 +72,10 @@ use crate::lock::{self, Locks, Wait};
 /// # async fn charge(_: &Order) -> Result<Receipt, std::io::Error> { Ok(Receipt) }
 /// ```
 pub struct Idempotency<I, T, E> {
-    pub(super) settings: Arc<Settings<I, T, E>>,
+    pub(super) settings: Arc<RecordSettings<I, T, E>>,
 }
 
-pub(super) struct Settings<I, T, E> {
+pub(super) struct RecordSettings<I, T, E> {
     pub(super) locks: Locks,
     key: KeyOf<I>,
     on_missing_key: OnMissingKey,
@@ -117,7 +117,7 @@ impl<I, T, E> Idempotency<I, T, E> {
         key: impl Fn(&I) -> Option<K> + Send + Sync + 'static,
     ) -> Self {
         Self {
-            settings: Arc::new(Settings {
+            settings: Arc::new(RecordSettings {
                 locks,
                 key: Arc::new(move |input| key(input).map(Into::into)),
                 on_missing_key,
@@ -262,7 +262,7 @@ impl<I, T, E> Idempotency<I, T, E> {
         self.with(|settings| settings.per_tenant = true)
     }
 
-    fn with(mut self, set: impl FnOnce(&mut Settings<I, T, E>)) -> Self {
+    fn with(mut self, set: impl FnOnce(&mut RecordSettings<I, T, E>)) -> Self {
         set(Arc::make_mut(&mut self.settings));
         self
     }
@@ -275,7 +275,7 @@ impl<I, T, E> Idempotency<I, T, E> {
     /// Whether this invocation has no prefix, of any kind, although none was asked for.
     #[cfg(feature = "http")]
     pub(crate) fn lacks_prefix(&self, invocation: &Invocation) -> bool {
-        let Settings { prefix, locks, .. } = &*self.settings;
+        let RecordSettings { prefix, locks, .. } = &*self.settings;
         prefix.is_none() && invocation.function.is_empty() && locks.0.table.key_prefix.is_empty()
     }
 
@@ -301,7 +301,7 @@ impl<I, T, E> Idempotency<I, T, E> {
     }
 }
 
-impl<I, T, E> Settings<I, T, E> {
+impl<I, T, E> RecordSettings<I, T, E> {
     fn identity(&self, input: &I, invocation: &Invocation) -> Result<Option<Identity>, Error> {
         let Self { locks, format, prefix, .. } = self;
         if !locks.0.enabled {
@@ -375,7 +375,7 @@ impl<I, T, E> Clone for Idempotency<I, T, E> {
     }
 }
 
-impl<I, T, E> Clone for Settings<I, T, E> {
+impl<I, T, E> Clone for RecordSettings<I, T, E> {
     fn clone(&self) -> Self {
         Self {
             locks: self.locks.clone(),

@@ -8,7 +8,8 @@ use std::task::{Context as TaskContext, Poll};
 use lambda_runtime::LambdaEvent;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use tower::{Layer, Service};
+use tower_layer::Layer;
+use tower_service::Service;
 
 use super::invocation::{check_not_durable, invocation_of};
 use crate::idempotency::{HandlerError, HandlerInput, Idempotency, NextStep};

@@ -8,7 +8,8 @@ use std::task::{Context as TaskContext, Poll};
 use std::time::Duration;
 
 use lambda_runtime::LambdaEvent;
-use tower::{Layer, Service};
+use tower_layer::Layer;
+use tower_service::Service;
 
 use super::invocation::{check_not_durable, deadline, holder, is_held_by_attempt, key_of_tenant};
 use super::locked_event::HandlerEvent;

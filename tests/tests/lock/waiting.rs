@@ -213,7 +213,7 @@ async fn a_wait_that_is_throttled_to_its_end_fails_as_throttled() {
     let error = locks.acquire("job").wait(eagerly().max_attempts(2)).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Throttled);
     assert!(error.holder().is_none());
-    assert_contains(&error, &["throttles", "after 2 attempts"]);
+    assert_contains(&error, &["throttled", "after 2 attempts"]);
 }
 
 // behaviour 50

@@ -338,7 +338,7 @@ async fn a_network_without_an_answer_is_a_finding() {
     let verdict = |subject| if subject == "dynamodb:ConditionCheckItem" { Verdict::Passed } else { Verdict::Warning };
     let expected: Vec<_> = expected.map(|(subject, _)| (subject, verdict(subject))).collect();
     assert_eq!(verdicts(&report), expected, "{report}");
-    assert_found(&report, "dynamodb:UpdateItem", Verdict::Warning, &["throttles", "check again"]);
+    assert_found(&report, "dynamodb:UpdateItem", Verdict::Warning, &["throttled", "check again"]);
     assert_eq!(host.requests(), 16);
 }
 

@@ -12,7 +12,7 @@ use lambda_runtime::{Context, Diagnostic};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::time::timeout;
-use tower::Service;
+use tower_service::Service;
 
 use super::super::invocation::invocation_of;
 use super::lane::{Entry, Lane};

@@ -10,7 +10,8 @@ use aws_lambda_events::sqs::{SqsBatchResponse, SqsEvent};
 use lambda_runtime::{Diagnostic, LambdaEvent};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use tower::{Layer, Service};
+use tower_layer::Layer;
+use tower_service::Service;
 
 use super::super::batch::Settings;
 use super::consumer::SqsConsumer;

@@ -9,7 +9,8 @@ use std::task::{Context as TaskContext, Poll};
 use lambda_runtime::{Diagnostic, LambdaEvent};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use tower::{Layer, Service};
+use tower_layer::Layer;
+use tower_service::Service;
 
 use super::super::batch::Settings;
 use super::consumer::StreamConsumer;
