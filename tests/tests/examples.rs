@@ -100,16 +100,34 @@ fn the_quick_start_has_the_versions_of_the_workspace() {
     assert_eq!(found, 5);
 }
 
+/// The README and the guides, by name.
+fn pages() -> Vec<(String, String)> {
+    let guides = Path::new(env!("CARGO_MANIFEST_DIR")).join("../lock/docs");
+    let guides = fs::read_dir(guides).unwrap().map(|guide| guide.unwrap().path());
+    let guides = guides.filter(|guide| guide.extension().is_some_and(|extension| extension == "md"));
+    let guides = guides.map(|guide| (guide.display().to_string(), fs::read_to_string(&guide).unwrap()));
+    guides.chain([("README.md".to_owned(), README.to_owned())]).collect()
+}
+
 #[test]
 fn the_readme_and_the_guides_are_short() {
     assert!(README.lines().count() <= 200, "the README has {} lines", README.lines().count());
     assert!(README.lines().take(30).any(|line| line.starts_with("```rust")), "the README begins without code");
-    let guides = Path::new(env!("CARGO_MANIFEST_DIR")).join("../lock/docs");
-    let guides = fs::read_dir(guides).unwrap().map(|guide| guide.unwrap().path());
-    let guides = guides.filter(|guide| guide.extension().is_some_and(|extension| extension == "md"));
-    let words = |text: &str| text.split_whitespace().count();
-    let all = guides.map(|guide| words(&fs::read_to_string(guide).unwrap())).sum::<usize>() + words(README);
-    assert!(all <= 18_000, "the README and the guides have {all} words");
+    let words = pages().iter().map(|(_, page)| page.split_whitespace().count()).sum::<usize>();
+    assert!(words <= 18_000, "the README and the guides have {words} words");
+}
+
+// Wider lines are cut off on docs.rs.
+#[test]
+fn the_code_of_the_guides_fits_the_page() {
+    for (name, page) in pages() {
+        for block in page.split("```rust").skip(1) {
+            let code = block.split("```").next().unwrap();
+            for line in code.lines().filter(|line| !line.starts_with("# ")) {
+                assert!(line.chars().count() <= 100, "{name}: {line}");
+            }
+        }
+    }
 }
 
 // behaviour 493
