@@ -32,13 +32,8 @@ use crate::lock::{self, Locks, Wait};
 ///
 /// A record is in progress until it is completed or released, or its lease ends. Under a middleware, the lease ends at the
 /// invocation's deadline. Elsewhere, [`until`](Self::until), [`lease`](Self::lease) or the lease of the [`Locks`] sets its
-/// end. The table shows what a retry gets after a crash or a timeout:
-///
-/// | the first run ended | before its side effect | during it | after it, before its result was stored |
-/// | --- | --- | --- | --- |
-/// | [`OnUnfinished::RunAgain`] (default) | runs after the lease | runs again: half-done work is repeated | runs again: the effect occurs twice |
-/// | [`OnUnfinished::Reject`] | rejected for the window: no effect | rejected for the window | rejected for the window: the effect occurred once |
-/// | with [`Run::complete_in`](crate::Run::complete_in) | runs after the lease | runs: the transaction left nothing | replayed: result and effect were committed together |
+/// end. [After a crash](crate::docs::idempotency#after-a-crash) shows what a retry gets then: another run by default, a
+/// refusal with [`OnUnfinished::Reject`], or the result with [`Run::complete_in`](crate::Run::complete_in).
 ///
 /// If the handler returns an error, [`on_error`](Self::on_error) decides. By default the record is released, and a retry
 /// runs at once. A panic, or cancellation at the end of the lease, releases the record like an error, or counts as a crash
