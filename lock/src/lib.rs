@@ -128,8 +128,7 @@ pub use random::request_token;
 // Idempotency, for any async function.
 #[cfg(feature = "idempotency")]
 pub use idempotency::{
-    HandlerError, HandlerInput, Idempotency, OnError, OnMissingKey, OnTimeout, OnUnstorableResult, RecordFormat, Run,
-    StoredError, WithRun,
+    HandlerError, Idempotency, OnError, OnMissingKey, OnTimeout, OnUnstorableResult, RecordFormat, Run, StoredError,
 };
 
 // Middleware for Lambda handlers.
@@ -137,8 +136,8 @@ pub use idempotency::{
 pub use lambda::{DynamoDbRecord, KinesisRecord, StreamConsumer, StreamConsumerService, StreamRecord};
 #[cfg(feature = "lambda")]
 pub use lambda::{
-    HandlerEvent, IdempotentLayer, IdempotentService, LockLayer, LockService, LockedEvent, Message, OnUnavailable,
-    SqsConsumer, SqsConsumerService,
+    HandlerInput, IdempotentLayer, IdempotentService, LockLayer, LockService, Message, OnUnavailable, SqsConsumer,
+    SqsConsumerService, WithLock, WithRun,
 };
 
 // Middleware for HTTP requests.

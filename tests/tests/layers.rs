@@ -62,7 +62,7 @@ const CRATE: &[&str] = &[
     "idempotency/mod",
     "lambda/invocation",
     "lambda/diagnostic",
-    "lambda/locked_event",
+    "lambda/handler_input",
     "lambda/lock_layer",
     "lambda/idempotent_layer",
     "lambda/batch/source",

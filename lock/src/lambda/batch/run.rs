@@ -14,13 +14,14 @@ use serde::de::DeserializeOwned;
 use tokio::time::timeout;
 use tower::Service;
 
+use super::super::handler_input::HandlerInput;
 use super::super::invocation::invocation_of;
 use super::lane::{Entry, Lane};
 use super::outcome::Outcome;
 use super::settings::{BatchTime, Settings};
 use super::source::{Name, Source};
 use crate::clock::Moment;
-use crate::idempotency::{HandlerError, HandlerInput, Identity, Invocation, NextStep};
+use crate::idempotency::{HandlerError, Identity, Invocation, NextStep, Run};
 use crate::metrics;
 
 impl<C, T, E> Settings<C, T, E>
@@ -35,7 +36,7 @@ where
     where
         S: Service<H, Response = T, Error = E> + Clone + Send + 'static,
         S::Future: Send,
-        H: HandlerInput<C::Item> + Send + 'static,
+        H: HandlerInput<Run, Input = C::Item> + Send + 'static,
     {
         let mut invocation = invocation_of(context, self.idempotency.locks());
         let time = self.limit(&mut invocation);
@@ -68,7 +69,7 @@ impl<C, H, T, E> Batch<C, H, T, E>
 where
     C: Source + Send + Sync + 'static,
     C::Item: Send + 'static,
-    H: HandlerInput<C::Item> + Send + 'static,
+    H: HandlerInput<Run, Input = C::Item> + Send + 'static,
     T: Serialize + DeserializeOwned + Send + 'static,
     E: Into<Diagnostic> + Send + 'static,
 {
@@ -222,7 +223,7 @@ where
         }
         let work = async {
             poll_fn(|context| inner.poll_ready(context)).await?;
-            inner.call(H::under(item, &run)).await
+            inner.call(H::with(item, &run)).await
         };
         idempotency.execute(&run, work).await.map(|_| Outcome::Done)
     }

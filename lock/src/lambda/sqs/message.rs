@@ -4,6 +4,8 @@ use std::fmt;
 
 use aws_lambda_events::sqs::SqsMessage;
 
+use super::super::handler_input::PlainInput;
+
 /// One message of a batch.
 ///
 /// ```
@@ -51,6 +53,8 @@ impl<B> Message<B> {
         self.record.attributes.get(name).map(String::as_str)
     }
 }
+
+impl<B> PlainInput for Message<B> {}
 
 /// Shows the message id only: the body and the attributes may be confidential.
 impl<B> fmt::Debug for Message<B> {

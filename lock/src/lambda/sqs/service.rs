@@ -13,10 +13,11 @@ use serde::de::DeserializeOwned;
 use tower::{Layer, Service};
 
 use super::super::batch::Settings;
+use super::super::handler_input::HandlerInput;
 use super::consumer::SqsConsumer;
 use super::message::Message;
 use super::queue::Queue;
-use crate::idempotency::HandlerInput;
+use crate::idempotency::Run;
 
 impl<S, H, B, T, E> Layer<S> for SqsConsumer<H, B, T, E> {
     type Service = SqsConsumerService<S, H, B, T, E>;
@@ -39,7 +40,7 @@ impl<S, H, B, T, E> Service<LambdaEvent<SqsEvent>> for SqsConsumerService<S, H, 
 where
     S: Service<H, Response = T, Error = E> + Clone + Send + 'static,
     S::Future: Send,
-    H: HandlerInput<Message<B>> + Send + 'static,
+    H: HandlerInput<Run, Input = Message<B>> + Send + 'static,
     B: Send + 'static,
     T: Serialize + DeserializeOwned + Send + 'static,
     E: Into<Diagnostic> + Send + 'static,

@@ -8,6 +8,7 @@ use aws_lambda_events::kinesis::KinesisEventRecord;
 use serde::de::DeserializeOwned;
 
 use super::super::batch::json_error;
+use super::super::handler_input::PlainInput;
 
 /// One record of a Kinesis data stream.
 ///
@@ -76,6 +77,8 @@ pub(super) fn sequence_number(record: &KinesisEventRecord) -> Option<&str> {
 fn key(stream: Option<&str>, event_id: Option<&str>) -> Option<String> {
     event_id.filter(|id| !id.is_empty()).map(|id| format!("{}#{id}", stream.unwrap_or_default()))
 }
+
+impl<B> PlainInput for KinesisRecord<B> {}
 
 /// Shows the sequence number only: the data and the partition key may be confidential.
 impl<B> fmt::Debug for KinesisRecord<B> {
@@ -162,6 +165,8 @@ fn parse_image<B: DeserializeOwned>(which: &str, image: serde_dynamo::Item) -> R
         format!("the {which} image cannot be read as {wanted}: give the handler a type that reads every image")
     })
 }
+
+impl<B> PlainInput for DynamoDbRecord<B> {}
 
 /// Shows the sequence number and the kind of change only: keys and images may be confidential.
 impl<B> fmt::Debug for DynamoDbRecord<B> {

@@ -12,9 +12,10 @@ use serde::de::DeserializeOwned;
 use tower::{Layer, Service};
 
 use super::super::batch::Settings;
+use super::super::handler_input::HandlerInput;
 use super::consumer::StreamConsumer;
 use super::stream::{Stream, StreamRecord};
-use crate::idempotency::HandlerInput;
+use crate::idempotency::Run;
 
 impl<S, H, R: StreamRecord, T, E> Layer<S> for StreamConsumer<H, R, T, E> {
     type Service = StreamConsumerService<S, H, R, T, E>;
@@ -37,7 +38,7 @@ impl<S, H, R, T, E> Service<LambdaEvent<R::Event>> for StreamConsumerService<S, 
 where
     S: Service<H, Response = T, Error = E> + Clone + Send + 'static,
     S::Future: Send,
-    H: HandlerInput<R> + Send + 'static,
+    H: HandlerInput<Run, Input = R> + Send + 'static,
     R: StreamRecord + Send + 'static,
     R::Event: Send + 'static,
     T: Serialize + DeserializeOwned + Send + 'static,
