@@ -132,13 +132,13 @@ pub use idempotency::{
 };
 
 // Middleware for Lambda handlers.
-#[cfg(feature = "streams")]
-pub use lambda::{DynamoDbRecord, KinesisRecord, StreamConsumer, StreamConsumerService, StreamRecord};
 #[cfg(feature = "lambda")]
 pub use lambda::{
-    HandlerInput, IdempotentLayer, IdempotentService, LockLayer, LockService, Message, OnUnavailable, SqsConsumer,
-    SqsConsumerService, WithLock, WithRun,
+    Consumer, ConsumerService, HandlerInput, IdempotentLayer, IdempotentService, LockLayer, LockService, Message,
+    OnUnavailable, Source, SqsConsumer, SqsSource, WithLock, WithRun,
 };
+#[cfg(feature = "streams")]
+pub use lambda::{DynamoDbRecord, KinesisRecord, StreamConsumer, StreamRecord, StreamSource};
 
 // Middleware for HTTP requests.
 #[cfg(feature = "http")]
