@@ -9,7 +9,9 @@ use std::time::Duration;
 use aws_lambda_events::sqs::{SqsBatchResponse, SqsEvent};
 use aws_sdk_dynamodb::Client;
 use aws_sdk_dynamodb::types::{AttributeValue, TransactWriteItem, Update};
-use lambda_lock::{Idempotency, Locks, Message, OnMissingKey, Run, SqsConsumer, WithRun, request_token};
+use lambda_lock::idempotency::OnMissingKey;
+use lambda_lock::lambda::SqsMessage;
+use lambda_lock::{Idempotency, Locks, Run, SqsConsumer, WithRun, request_token};
 use lambda_runtime::{Error, LambdaEvent};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
@@ -96,7 +98,7 @@ pub fn payment_queue(
 + Send {
     let payments = Arc::new(payments);
     let once =
-        Idempotency::new(locks, OnMissingKey::Reject, |message: &Message<Payment>| Some(message.body.id.clone()))
+        Idempotency::new(locks, OnMissingKey::Reject, |message: &SqsMessage<Payment>| Some(message.body.id.clone()))
             .prefix("idempotency")
             .window(WINDOW)
             // The same id with another amount is a mistake. It becomes a dead letter, for a person to look into.
@@ -109,9 +111,9 @@ pub fn payment_queue(
 async fn pay(
     payments: Arc<Payments>,
     simulation: Simulation,
-    message: WithRun<Message<Payment>>,
+    message: WithRun<SqsMessage<Payment>>,
 ) -> Result<(), Failure> {
-    let WithRun { input: Message { body: payment, record, .. }, run, .. } = message;
+    let WithRun { input: SqsMessage { body: payment, record, .. }, run, .. } = message;
     let deliveries = record.attributes.get("ApproximateReceiveCount").and_then(|count| count.parse().ok());
     if simulation.fails(deliveries.unwrap_or(1) <= payment.failing_deliveries) {
         return Err(not_made("the bank is unreachable"));

@@ -10,7 +10,7 @@
 use std::time::Duration;
 
 use lambda_lock::embedded::DynamoDb;
-use lambda_lock::{Backoff, Error, Locks};
+use lambda_lock::{Error, Locks};
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> Result<(), Error> {
@@ -33,14 +33,12 @@ async fn main() -> Result<(), Error> {
     }
 
     // Wait: the waiter gets the lock at the release below, long before the lease would have ended.
-    let (waited, released) = tokio::join!(
-        elsewhere.acquire("nightly-report").wait(Backoff::default().up_to(Duration::from_secs(5))).into_future(),
-        async {
+    let (waited, released) =
+        tokio::join!(elsewhere.acquire("nightly-report").wait(Duration::from_secs(5)).into_future(), async {
             tokio::time::sleep(Duration::from_millis(300)).await;
             lock.set_data("page 12"); // for the next holder, written by the release
             lock.release().await
-        },
-    );
+        });
     released?;
     let lock = waited?;
     println!(

@@ -13,7 +13,8 @@ use std::io;
 use aws_sdk_dynamodb::Client;
 use aws_sdk_dynamodb::types::{AttributeValue, Put, TransactWriteItem};
 use lambda_lock::embedded::DynamoDb;
-use lambda_lock::{Idempotency, Locks, OnMissingKey, Run, request_token};
+use lambda_lock::idempotency::OnMissingKey;
+use lambda_lock::{Idempotency, Locks, Run, request_token};
 
 type Failure = Box<dyn Error + Send + Sync>;
 

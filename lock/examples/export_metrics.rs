@@ -13,8 +13,8 @@
 use std::error::Error;
 use std::time::Duration;
 
+use lambda_lock::Locks;
 use lambda_lock::embedded::DynamoDb;
-use lambda_lock::{Backoff, Locks};
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> Result<(), Box<dyn Error + Send + Sync>> {
@@ -27,7 +27,7 @@ async fn main() -> Result<(), Box<dyn Error + Send + Sync>> {
     let locks = Locks::builder(DynamoDb::new()?.client(), "locks").build()?;
     locks.create_table().await?;
     let lock = locks.acquire("nightly-report").await?;
-    let refused = locks.acquire("nightly-report").wait(Backoff::default().up_to(Duration::from_millis(400))).await;
+    let refused = locks.acquire("nightly-report").wait(Duration::from_millis(400)).await;
     println!("{}", refused.map_or_else(|error| error.to_string(), |lock| format!("{lock:?}")));
     lock.release().await?;
 

@@ -10,7 +10,8 @@
 use std::process::ExitCode;
 
 use lambda_lock::embedded::DynamoDb;
-use lambda_lock::{Error, Locks, Verdict};
+use lambda_lock::operate::Verdict;
+use lambda_lock::{Error, Locks};
 
 /// Returns whether locks work, and prints what does not. Call it in a service before the first piece of work, as the
 /// last step of a deployment, or in a function's initialisation.

@@ -13,7 +13,8 @@
 use std::fmt;
 use std::time::Duration;
 
-use lambda_lock::{Idempotency, IdempotentLayer, Locks, OnError, OnMissingKey, StoredError};
+use lambda_lock::idempotency::{OnMissingKey, StoredError};
+use lambda_lock::{Idempotency, IdempotencyLayer, Locks, OnError};
 use lambda_runtime::tower::Layer;
 use lambda_runtime::{Diagnostic, Error, LambdaEvent, Runtime, service_fn};
 use serde::{Deserialize, Serialize};
@@ -86,5 +87,5 @@ async fn main() -> Result<(), Error> {
     .on_replay(|receipt: &mut Receipt, _first| receipt.replayed = true)
     // Answers duplicates in the same environment without a request.
     .cache(256);
-    Runtime::new(IdempotentLayer::new(orders).layer(service_fn(charge))).run().await
+    Runtime::new(IdempotencyLayer::new(orders).layer(service_fn(charge))).run().await
 }

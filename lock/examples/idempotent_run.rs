@@ -10,7 +10,8 @@ use std::error::Error;
 use std::time::Duration;
 
 use lambda_lock::embedded::DynamoDb;
-use lambda_lock::{Backoff, HandlerError, Idempotency, Locks, OnMissingKey};
+use lambda_lock::idempotency::OnMissingKey;
+use lambda_lock::{ErrorKind, HandlerError, Idempotency, Locks, Wait};
 use serde::{Deserialize, Serialize};
 
 #[derive(Clone)]
@@ -34,7 +35,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
         .validate(|order| order.amount)
         .window(Duration::from_hours(24))
         .lease(Duration::from_secs(10)) // the longest time to charge an order
-        .wait(Backoff::default()) // a duplicate waits for the result of a charge in progress
+        .wait(Wait::in_turn()) // a duplicate waits for the result of a charge in progress
         .on_replay(|receipt, _| println!("  replayed: {receipt:?}"));
     let order = Order { id: "o-17", amount: 200 };
 
@@ -51,7 +52,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     println!("the same id with a different amount:");
     let changed = Order { amount: 300, ..order };
     match orders.run(&changed, async |_| charge(&changed).await).await {
-        Err(HandlerError::Lock(error)) if error.is_mismatch() => println!("  refused: {error}"),
+        Err(HandlerError::Lock(error)) if error.kind() == ErrorKind::Mismatch => println!("  refused: {error}"),
         other => println!("  {other:?}"),
     }
     Ok(())

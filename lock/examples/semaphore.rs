@@ -10,7 +10,7 @@
 use std::time::Duration;
 
 use lambda_lock::embedded::DynamoDb;
-use lambda_lock::{Backoff, Error, Locks};
+use lambda_lock::{Error, Locks, Wait};
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> Result<(), Error> {
@@ -31,7 +31,7 @@ async fn main() -> Result<(), Error> {
 
     // A released permit goes to a caller that waits. `run` releases its permit after the work.
     first.release().await?;
-    let backoff = Backoff::default().up_to(Duration::from_secs(5));
-    bank.acquire().wait(backoff).run(async |permit| println!("a third call has fence {}", permit.fence())).await?;
+    let wait = Wait::in_turn().up_to(Duration::from_secs(5));
+    bank.acquire().wait(wait).run(async |permit| println!("a third call has fence {}", permit.fence())).await?;
     second.release().await
 }

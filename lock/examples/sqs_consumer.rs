@@ -17,7 +17,9 @@
 use std::time::Duration;
 
 use aws_config::BehaviorVersion;
-use lambda_lock::{Idempotency, Locks, Message, OnMissingKey, SqsConsumer};
+use lambda_lock::idempotency::OnMissingKey;
+use lambda_lock::lambda::SqsMessage;
+use lambda_lock::{Idempotency, Locks, SqsConsumer};
 use lambda_runtime::tower::Layer;
 use lambda_runtime::{Error, Runtime, service_fn};
 use serde::Deserialize;
@@ -31,7 +33,7 @@ struct Payment {
 }
 
 /// Makes a payment. An error returns this message to the queue, and no other.
-async fn pay(message: Message<Payment>) -> Result<(), Error> {
+async fn pay(message: SqsMessage<Payment>) -> Result<(), Error> {
     let Payment { id, amount } = &message.body;
     if *amount == 0 {
         return Err("nothing to pay".into());
@@ -44,7 +46,7 @@ async fn pay(message: Message<Payment>) -> Result<(), Error> {
 async fn main() -> Result<(), Error> {
     tracing_subscriber::fmt().json().with_env_filter(EnvFilter::from_default_env()).without_time().init();
     let config = aws_config::load_defaults(BehaviorVersion::latest()).await;
-    let payments = Idempotency::new(Locks::from_env().await?, OnMissingKey::Reject, |message: &Message<Payment>| {
+    let payments = Idempotency::new(Locks::from_env().await?, OnMissingKey::Reject, |message: &SqsMessage<Payment>| {
         Some(message.body.id.clone())
     })
     // Also covers a redrive: the queue, its dead-letter queue and the queue again keep a message for up to 14 days each.

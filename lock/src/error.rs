@@ -5,7 +5,7 @@ use std::error::Error as StdError;
 use std::fmt;
 
 use aws_sdk_dynamodb::error::{ProvideErrorMetadata, SdkError};
-use aws_smithy_types::retry::ErrorKind;
+use aws_smithy_types::retry::ErrorKind as RetryKind;
 
 use crate::holder::Holder;
 use crate::text::{printable, printable_up_to};
@@ -17,36 +17,17 @@ pub(crate) type Source = Box<dyn StdError + Send + Sync>;
 
 /// Why an operation failed.
 ///
-/// The type is opaque; its `is_…` methods tell errors apart. [`source`](StdError::source) returns the SDK's error, if the
-/// SDK caused it. `Debug` prints the message and, in parentheses, the message of DynamoDB or of the network, because
-/// `lambda_runtime` logs errors with `Debug`. No text contains a payload, a result or a digest. Texts are one line: line
-/// breaks and other misleading characters of keys and names are escaped, and long values are shortened.
+/// The type is opaque: [`kind`](Self::kind) tells errors apart, and three predicates answer what is asked most.
+/// [`source`](StdError::source) returns the SDK's error, if the SDK caused it. `Debug` prints the message and, in
+/// parentheses, the message of DynamoDB or of the network, because `lambda_runtime` logs errors with `Debug`. No text
+/// contains a payload, a result or a digest. Texts are one line: line breaks and other misleading characters of keys and
+/// names are escaped, and long values are shortened.
 ///
-/// | predicate | meaning | a wait retries it |
-/// | --- | --- | --- |
-/// | [`is_held`](Self::is_held) | another holder has the key: [`holder`](Self::holder) says who and until when ([`holders`](Self::holders) for several keys) | yes |
-/// | [`is_lost`](Self::is_lost) | this lock no longer holds its key | no |
-/// | [`is_throttled`](Self::is_throttled) | DynamoDB throttles requests | yes |
-/// | [`is_unavailable`](Self::is_unavailable) | no usable answer: connection, timeout, server error | yes |
-/// | [`is_conflict`](Self::is_conflict) | a transaction on the row is in progress | yes |
-/// | [`is_access_denied`](Self::is_access_denied) | an IAM action is missing | no |
-/// | [`is_table_not_found`](Self::is_table_not_found) | the table does not exist in this account and region | no |
-/// | [`is_malformed_row`](Self::is_malformed_row) | the row under this key is not a lock row; it was not modified | no |
-/// | [`is_ticket_foreign`](Self::is_ticket_foreign) | the ticket belongs to another table, key prefix or sort key; nothing was sent | no |
-/// | [`is_ticket_ended`](Self::is_ticket_ended) | the lease of the ticket's lock has ended; also [`is_lost`](Self::is_lost) | no |
-/// | [`is_ticket_released`](Self::is_ticket_released) | the ticket's lock was released; also [`is_lost`](Self::is_lost) | no |
-/// | [`is_ticket_used`](Self::is_ticket_used) | the ticket's lock was resumed before | no |
-/// | [`is_ticket_unknown`](Self::is_ticket_unknown) | no acquisition matches the ticket: it is forged, or its row was deleted | no |
-/// | [`is_wrong_kind`](Self::is_wrong_kind) | the key is a semaphore instead of a lock, or the reverse | no |
-/// | [`is_invalid`](Self::is_invalid) | a setting or an argument is out of bounds | no |
-/// | `is_in_progress` | a run for this idempotency key is in progress: [`holder`](Self::holder) says whose | yes |
-/// | `is_unfinished` | a run for this idempotency key started but did not finish, and must not run again | no |
-/// | `is_mismatch` | the idempotency key was used with another payload | no |
-/// | `is_key_missing` | the input has no idempotency key | no |
-/// | `is_unusable_result` | a result cannot be stored, or a stored result cannot be read | no |
-///
-/// If no predicate is true, the client could not send the request (it has no credentials, for example), or DynamoDB
-/// rejected it for another reason. `source` has the cause.
+/// | predicate | meaning |
+/// | --- | --- |
+/// | [`is_held`](Self::is_held) | another holder has the key: [`holder`](Self::holder) says who and until when ([`holders`](Self::holders) for several keys) |
+/// | [`is_lost`](Self::is_lost) | this lock no longer holds its key |
+/// | [`is_retryable`](Self::is_retryable) | a later attempt can succeed, although nobody changes anything |
 ///
 /// ```
 /// # use lambda_lock::{Error, Locks};
@@ -60,14 +41,141 @@ pub(crate) type Source = Box<dyn StdError + Send + Sync>;
 /// ```
 pub struct Error(Box<Inner>);
 
+/// What kind of failure an [`Error`] is.
+///
+/// [`as_str`](Self::as_str) returns its name in metrics and logs. A wait [repeats](Error::is_retryable) what the table says.
+///
+/// | kind | name | a wait repeats it |
+/// | --- | --- | --- |
+/// | [`Held`](Self::Held) | `held` | yes |
+/// | [`Lost`](Self::Lost) | `lost` | no |
+/// | [`TicketForeign`](Self::TicketForeign) | `ticket_foreign` | no |
+/// | [`TicketEnded`](Self::TicketEnded) | `ticket_ended` | no |
+/// | [`TicketReleased`](Self::TicketReleased) | `ticket_released` | no |
+/// | [`TicketUsed`](Self::TicketUsed) | `ticket_used` | no |
+/// | [`TicketUnknown`](Self::TicketUnknown) | `ticket_unknown` | no |
+/// | [`Throttled`](Self::Throttled) | `throttled` | yes |
+/// | [`Unavailable`](Self::Unavailable) | `unavailable` | yes |
+/// | [`Conflict`](Self::Conflict) | `conflict` | yes |
+/// | [`AccessDenied`](Self::AccessDenied) | `access_denied` | no |
+/// | [`TableNotFound`](Self::TableNotFound) | `table_not_found` | no |
+/// | [`MalformedRow`](Self::MalformedRow) | `malformed_row` | no |
+/// | [`WrongKind`](Self::WrongKind) | `wrong_kind` | no |
+/// | [`Invalid`](Self::Invalid) | `invalid` | no |
+/// | [`NotSent`](Self::NotSent) | `not_sent` | no |
+/// | [`Rejected`](Self::Rejected) | `rejected` | no |
+/// | [`InProgress`](Self::InProgress) | `in_progress` | yes |
+/// | [`Unfinished`](Self::Unfinished) | `unfinished` | no |
+/// | [`Mismatch`](Self::Mismatch) | `mismatch` | no |
+/// | [`KeyMissing`](Self::KeyMissing) | `key_missing` | no |
+/// | [`UnusableResult`](Self::UnusableResult) | `unusable_result` | no |
+///
+/// ```
+/// use lambda_lock::{Error, ErrorKind};
+///
+/// fn is_overload(error: &Error) -> bool {
+///     matches!(error.kind(), ErrorKind::Throttled | ErrorKind::Unavailable)
+/// }
+/// assert_eq!(ErrorKind::Throttled.to_string(), "throttled");
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum ErrorKind {
+    /// Another holder has the key: [`Error::holder`] says who and until when.
+    Held,
+    /// This lock no longer holds its key: its lease ended, or another holder has the key.
+    Lost,
+    /// The ticket belongs to another table, key prefix or sort key than these `Locks`. Nothing was sent.
+    TicketForeign,
+    /// The lease of the ticket's lock has ended, and no other holder has the key.
+    TicketEnded,
+    /// The ticket's lock was released.
+    TicketReleased,
+    /// The ticket's lock was resumed before. It may still be held.
+    TicketUsed,
+    /// No acquisition of the key matches the ticket: the ticket is forged, its row was deleted, or it is from a table of the
+    /// same name in another account or region.
+    TicketUnknown,
+    /// DynamoDB throttled the request and all retries of the SDK.
+    Throttled,
+    /// Neither the request nor a retry of the SDK got a usable answer: connection, timeout, server error.
+    Unavailable,
+    /// A transaction on the row is in progress, such as the holder's with
+    /// [`condition_check`](crate::Lock::condition_check) or an acquire of [several keys](crate::Locks::acquire_all).
+    Conflict,
+    /// The caller lacks an IAM action for this table or key.
+    AccessDenied,
+    /// The table does not exist in this account and region.
+    TableNotFound,
+    /// The row under this key is not a lock row. It was not modified.
+    MalformedRow,
+    /// The key is that of a [semaphore](crate::Locks::semaphore) and a lock or a record was to be acquired, or the reverse.
+    /// The row was not modified. It keeps its kind until DynamoDB's TTL deletes it.
+    WrongKind,
+    /// A setting or an argument is out of bounds. Nothing was sent.
+    Invalid,
+    /// The client could not send the request: it has no credentials or no region, for example.
+    NotSent,
+    /// DynamoDB rejected the request for another reason: [`source`](StdError::source) has it.
+    Rejected,
+    /// A run for this idempotency key is in progress: [`Error::holder`] says whose it is, and when its lease ends at the
+    /// latest. Feature `idempotency`.
+    InProgress,
+    /// A run for this idempotency key started but did not finish, and `OnUnfinished::Reject` is set. Feature `idempotency`.
+    Unfinished,
+    /// The idempotency key was used with another payload. Feature `idempotency`.
+    Mismatch,
+    /// The input has no idempotency key, and `OnMissingKey::Reject` is set. Feature `idempotency`.
+    KeyMissing,
+    /// A result cannot be stored, or a stored result cannot be read. Feature `idempotency`.
+    UnusableResult,
+}
+
+impl ErrorKind {
+    /// Returns the stable name for metrics and logs, such as `table_not_found`.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Held => "held",
+            Self::Lost => "lost",
+            Self::TicketForeign => "ticket_foreign",
+            Self::TicketEnded => "ticket_ended",
+            Self::TicketReleased => "ticket_released",
+            Self::TicketUsed => "ticket_used",
+            Self::TicketUnknown => "ticket_unknown",
+            Self::Throttled => "throttled",
+            Self::Unavailable => "unavailable",
+            Self::Conflict => "conflict",
+            Self::AccessDenied => "access_denied",
+            Self::TableNotFound => "table_not_found",
+            Self::MalformedRow => "malformed_row",
+            Self::WrongKind => "wrong_kind",
+            Self::Invalid => "invalid",
+            Self::NotSent => "not_sent",
+            Self::Rejected => "rejected",
+            Self::InProgress => "in_progress",
+            Self::Unfinished => "unfinished",
+            Self::Mismatch => "mismatch",
+            Self::KeyMissing => "key_missing",
+            Self::UnusableResult => "unusable_result",
+        }
+    }
+}
+
+impl fmt::Display for ErrorKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
 struct Inner {
-    kind: Kind,
+    cause: Cause,
     table: String,
     key: String,
     attempts: u32,
     source: Option<Source>,
     /// The message of the source, for people.
-    cause: Option<String>,
+    source_message: Option<String>,
     /// The other keys of the operation, with their holders if they are known.
     others: Vec<(String, Option<Holder>)>,
 }
@@ -82,7 +190,8 @@ pub(crate) enum TicketFault {
     Unknown,
 }
 
-pub(crate) enum Kind {
+/// An [`ErrorKind`] with what is known about it.
+pub(crate) enum Cause {
     Held(Holder),
     Lost(Option<Holder>),
     Ticket(TicketFault),
@@ -117,13 +226,13 @@ pub(crate) enum Kind {
 }
 
 impl Error {
-    pub(crate) fn new(kind: Kind, table: &str, key: &str) -> Self {
+    pub(crate) fn new(cause: Cause, table: &str, key: &str) -> Self {
         let (table, key) = (table.to_owned(), key.to_owned());
-        Self(Box::new(Inner { kind, table, key, attempts: 1, source: None, cause: None, others: Vec::new() }))
+        Self(Box::new(Inner { cause, table, key, attempts: 1, source: None, source_message: None, others: Vec::new() }))
     }
 
     pub(crate) fn invalid(message: impl Into<String>) -> Self {
-        Self::new(Kind::Invalid(message.into()), "", "")
+        Self::new(Cause::Invalid(message.into()), "", "")
     }
 
     /// The error of a setting `per_tenant` outside of tenant isolation.
@@ -147,7 +256,7 @@ impl Error {
 
     pub(crate) fn with_source(mut self, source: impl Into<Source>) -> Self {
         let source = source.into();
-        self.0.cause = Some(printable_up_to(&source.to_string(), LONGEST_REASON).into_owned());
+        self.0.source_message = Some(printable_up_to(&source.to_string(), LONGEST_REASON).into_owned());
         self.0.source = Some(source);
         self
     }
@@ -155,25 +264,25 @@ impl Error {
     /// Creates the error of keys that others hold. The one whose lease ends last comes first.
     pub(crate) fn held_by(holders: Vec<(String, Holder)>, table: &str) -> Self {
         let holders = holders.into_iter().map(|(key, holder)| (key, Some(holder))).collect();
-        Self::of_holders(|holder| holder.map_or(Kind::Conflict, Kind::Held), holders, table)
+        Self::of_holders(|holder| holder.map_or(Cause::Conflict, Cause::Held), holders, table)
     }
 
     /// Creates the error of keys that were lost, with their present holders if others hold them.
     pub(crate) fn lost_to(holders: Vec<(String, Option<Holder>)>, table: &str) -> Self {
-        Self::of_holders(Kind::Lost, holders, table)
+        Self::of_holders(Cause::Lost, holders, table)
     }
 
-    fn of_holders(kind: fn(Option<Holder>) -> Kind, mut holders: Vec<(String, Option<Holder>)>, table: &str) -> Self {
+    fn of_holders(cause: fn(Option<Holder>) -> Cause, mut holders: Vec<(String, Option<Holder>)>, table: &str) -> Self {
         holders.sort_by_key(|(_, holder)| Reverse(holder.as_ref().map(|holder| holder.until)));
         let mut holders = holders.into_iter();
         let (key, holder) = holders.next().unwrap_or_default();
-        let mut this = Self::new(kind(holder), table, &key);
+        let mut this = Self::new(cause(holder), table, &key);
         this.0.others = holders.collect();
         this
     }
 
-    pub(crate) fn with_kind(mut self, kind: Kind) -> Self {
-        self.0.kind = kind;
+    pub(crate) fn with_cause(mut self, cause: Cause) -> Self {
+        self.0.cause = cause;
         self
     }
 
@@ -192,106 +301,74 @@ impl Error {
     where
         E: ProvideErrorMetadata + StdError + Send + Sync + 'static,
     {
-        let cause = cause(&error);
+        let message = message(&error);
         let mut this = Self::new(classify(&error), table, key).with_source(error);
-        this.0.cause = Some(printable_up_to(&cause, LONGEST_REASON).into_owned());
+        this.0.source_message = Some(printable_up_to(&message, LONGEST_REASON).into_owned());
         this
+    }
+
+    /// Returns what kind of failure this is.
+    #[must_use]
+    pub fn kind(&self) -> ErrorKind {
+        match &self.0.cause {
+            Cause::Held(_) => ErrorKind::Held,
+            Cause::Lost(_) => ErrorKind::Lost,
+            Cause::Ticket(TicketFault::Foreign(_)) => ErrorKind::TicketForeign,
+            Cause::Ticket(TicketFault::Ended) => ErrorKind::TicketEnded,
+            Cause::Ticket(TicketFault::Released) => ErrorKind::TicketReleased,
+            Cause::Ticket(TicketFault::Used) => ErrorKind::TicketUsed,
+            Cause::Ticket(TicketFault::Unknown) => ErrorKind::TicketUnknown,
+            Cause::Throttled => ErrorKind::Throttled,
+            Cause::Unavailable => ErrorKind::Unavailable,
+            Cause::Conflict => ErrorKind::Conflict,
+            Cause::AccessDenied => ErrorKind::AccessDenied,
+            Cause::TableNotFound => ErrorKind::TableNotFound,
+            Cause::MalformedRow(_) => ErrorKind::MalformedRow,
+            Cause::WrongUse { .. } => ErrorKind::WrongKind,
+            Cause::Invalid(_) => ErrorKind::Invalid,
+            Cause::NotSent => ErrorKind::NotSent,
+            Cause::Rejected => ErrorKind::Rejected,
+            // No caller gets the error of a completed record.
+            #[cfg(feature = "idempotency")]
+            Cause::InProgress(_) | Cause::Completed(_) => ErrorKind::InProgress,
+            #[cfg(feature = "idempotency")]
+            Cause::Unfinished(_) => ErrorKind::Unfinished,
+            #[cfg(feature = "idempotency")]
+            Cause::Mismatch(_) => ErrorKind::Mismatch,
+            #[cfg(feature = "idempotency")]
+            Cause::KeyMissing => ErrorKind::KeyMissing,
+            #[cfg(feature = "idempotency")]
+            Cause::UnusableResult(_) => ErrorKind::UnusableResult,
+        }
     }
 
     /// Returns `true` if another holder has the key.
     #[must_use]
     pub fn is_held(&self) -> bool {
-        matches!(self.0.kind, Kind::Held(_))
+        self.kind() == ErrorKind::Held
     }
 
     /// Returns `true` if this lock no longer holds its key: its lease ended, or another holder has the key. For a
     /// [`Ticket`](crate::Ticket), also if its lock was released.
     #[must_use]
     pub fn is_lost(&self) -> bool {
-        matches!(self.0.kind, Kind::Lost(_) | Kind::Ticket(TicketFault::Ended | TicketFault::Released))
+        matches!(self.kind(), ErrorKind::Lost | ErrorKind::TicketEnded | ErrorKind::TicketReleased)
     }
 
-    /// Returns `true` if the ticket belongs to another table, key prefix or sort key than these `Locks`. Nothing was sent.
-    #[must_use]
-    pub fn is_ticket_foreign(&self) -> bool {
-        matches!(self.0.kind, Kind::Ticket(TicketFault::Foreign(_)))
-    }
-
-    /// Returns `true` if the lease of the ticket's lock has ended and no other holder has the key.
-    #[must_use]
-    pub fn is_ticket_ended(&self) -> bool {
-        matches!(self.0.kind, Kind::Ticket(TicketFault::Ended))
-    }
-
-    /// Returns `true` if the ticket's lock was released.
-    #[must_use]
-    pub fn is_ticket_released(&self) -> bool {
-        matches!(self.0.kind, Kind::Ticket(TicketFault::Released))
-    }
-
-    /// Returns `true` if the ticket's lock was resumed before. It may still be held.
-    #[must_use]
-    pub fn is_ticket_used(&self) -> bool {
-        matches!(self.0.kind, Kind::Ticket(TicketFault::Used))
-    }
-
-    /// Returns `true` if no acquisition of the key matches the ticket: the ticket is forged, its row was deleted, or it is
-    /// from a table of the same name in another account or region.
-    #[must_use]
-    pub fn is_ticket_unknown(&self) -> bool {
-        matches!(self.0.kind, Kind::Ticket(TicketFault::Unknown))
-    }
-
-    /// Returns `true` if DynamoDB throttled the request and all retries of the SDK.
-    #[must_use]
-    pub fn is_throttled(&self) -> bool {
-        matches!(self.0.kind, Kind::Throttled)
-    }
-
-    /// Returns `true` if neither the request nor a retry of the SDK got a usable answer.
-    #[must_use]
-    pub fn is_unavailable(&self) -> bool {
-        matches!(self.0.kind, Kind::Unavailable)
-    }
-
-    /// Returns `true` if a transaction on the row is in progress, such as the holder's with [`condition_check`] or an
-    /// acquire of [several keys](crate::Locks::acquire_all).
+    /// Returns `true` if a later attempt can succeed without a change by the user: another holder or run has the key, or
+    /// DynamoDB throttled the request, did not answer it, or was busy with a transaction on the row. These are the errors
+    /// after which a [wait](crate::Acquire::wait) tries again.
     ///
-    /// [`condition_check`]: crate::Lock::condition_check
+    /// After any other error, a retry fails for the same reason, or has to be another operation: a lost lock has to be
+    /// acquired again.
     #[must_use]
-    pub fn is_conflict(&self) -> bool {
-        matches!(self.0.kind, Kind::Conflict)
-    }
-
-    /// Returns `true` if the caller lacks an IAM action for this table or key.
-    #[must_use]
-    pub fn is_access_denied(&self) -> bool {
-        matches!(self.0.kind, Kind::AccessDenied)
-    }
-
-    /// Returns `true` if the table does not exist in this account and region.
-    #[must_use]
-    pub fn is_table_not_found(&self) -> bool {
-        matches!(self.0.kind, Kind::TableNotFound)
-    }
-
-    /// Returns `true` if the row under this key is not a lock row.
-    #[must_use]
-    pub fn is_malformed_row(&self) -> bool {
-        matches!(self.0.kind, Kind::MalformedRow(_))
-    }
-
-    /// Returns `true` if the key is that of a [semaphore](crate::Locks::semaphore) and a lock or a record was to be acquired,
-    /// or the reverse. The row was not modified. It keeps its kind until DynamoDB's TTL deletes it.
-    #[must_use]
-    pub fn is_wrong_kind(&self) -> bool {
-        matches!(self.0.kind, Kind::WrongUse { .. })
-    }
-
-    /// Returns `true` if a setting or an argument is out of bounds. Nothing was sent.
-    #[must_use]
-    pub fn is_invalid(&self) -> bool {
-        matches!(self.0.kind, Kind::Invalid(_))
+    pub fn is_retryable(&self) -> bool {
+        match self.0.cause {
+            Cause::Held(_) | Cause::Throttled | Cause::Unavailable | Cause::Conflict => true,
+            #[cfg(feature = "idempotency")]
+            Cause::InProgress(_) => true,
+            _ => false,
+        }
     }
 
     /// Returns the key of the operation, without the prefix of the `Locks`. Empty for an error in the settings. Of
@@ -312,13 +389,14 @@ impl Error {
     /// that [`is_lost`](Self::is_lost); and whose run it is, for a record of idempotency that refuses this run.
     #[must_use]
     pub fn holder(&self) -> Option<&Holder> {
-        match &self.0.kind {
-            Kind::Held(holder) => Some(holder),
-            Kind::Lost(holder) => holder.as_ref(),
+        match &self.0.cause {
+            Cause::Held(holder) => Some(holder),
+            Cause::Lost(holder) => holder.as_ref(),
             #[cfg(feature = "idempotency")]
-            Kind::Completed(holder) | Kind::InProgress(holder) | Kind::Unfinished(holder) | Kind::Mismatch(holder) => {
-                Some(holder)
-            }
+            Cause::Completed(holder)
+            | Cause::InProgress(holder)
+            | Cause::Unfinished(holder)
+            | Cause::Mismatch(holder) => Some(holder),
             _ => None,
         }
     }
@@ -350,113 +428,45 @@ impl Error {
         self.0.attempts
     }
 
-    #[cfg(feature = "lambda")]
-    pub(crate) fn kind(&self) -> &Kind {
-        &self.0.kind
-    }
-
     /// Returns the message of DynamoDB or of the network.
-    pub(crate) fn cause(&self) -> Option<&str> {
-        self.0.cause.as_deref()
+    pub(crate) fn source_message(&self) -> Option<&str> {
+        self.0.source_message.as_deref()
     }
 
-    /// Returns the stable name for metrics and logs: the predicate's name without `is_`, if there is a predicate.
-    pub(crate) fn reason(&self) -> &'static str {
-        match &self.0.kind {
-            Kind::Held(_) => "held",
-            Kind::Lost(_) => "lost",
-            Kind::Ticket(TicketFault::Foreign(_)) => "ticket_foreign",
-            Kind::Ticket(TicketFault::Ended) => "ticket_ended",
-            Kind::Ticket(TicketFault::Released) => "ticket_released",
-            Kind::Ticket(TicketFault::Used) => "ticket_used",
-            Kind::Ticket(TicketFault::Unknown) => "ticket_unknown",
-            Kind::Throttled => "throttled",
-            Kind::Unavailable => "unavailable",
-            Kind::Conflict => "conflict",
-            Kind::AccessDenied => "access_denied",
-            Kind::TableNotFound => "table_not_found",
-            Kind::MalformedRow(_) => "malformed_row",
-            Kind::WrongUse { .. } => "wrong_kind",
-            Kind::Invalid(_) => "invalid",
-            Kind::NotSent => "not_sent",
-            Kind::Rejected => "refused",
-            #[cfg(feature = "idempotency")]
-            Kind::Completed(_) => "replayed",
-            #[cfg(feature = "idempotency")]
-            Kind::InProgress(_) => "in_progress",
-            #[cfg(feature = "idempotency")]
-            Kind::Unfinished(_) => "unfinished",
-            #[cfg(feature = "idempotency")]
-            Kind::Mismatch(_) => "mismatch",
-            #[cfg(feature = "idempotency")]
-            Kind::KeyMissing => "key_missing",
-            #[cfg(feature = "idempotency")]
-            Kind::UnusableResult(_) => "unusable_result",
-        }
+    /// Returns the outcome of an acquire for metrics and logs: the name of the kind, unless a completed record is the
+    /// outcome.
+    pub(crate) fn outcome(&self) -> &'static str {
+        if self.is_completed() { "replayed" } else { self.kind().as_str() }
+    }
+
+    /// Returns `true` if a completed record is the outcome, which is not an error for the caller.
+    #[cfg_attr(not(feature = "idempotency"), expect(clippy::unused_self, reason = "there are no records"))]
+    pub(crate) fn is_completed(&self) -> bool {
+        #[cfg(feature = "idempotency")]
+        return matches!(self.0.cause, Cause::Completed(_));
+        #[cfg(not(feature = "idempotency"))]
+        false
     }
 
     /// Returns `true` if DynamoDB answers requests, so that another request is likely to succeed.
     pub(crate) fn is_answered(&self) -> bool {
-        !matches!(self.0.kind, Kind::Throttled | Kind::Unavailable | Kind::NotSent)
+        !matches!(self.0.cause, Cause::Throttled | Cause::Unavailable | Cause::NotSent)
     }
 
     /// Returns `true` if DynamoDB did not apply the last attempt because of other requests: it throttles, or a transaction on
     /// the row is in progress.
     pub(crate) fn is_prevented(&self) -> bool {
-        matches!(self.0.kind, Kind::Throttled | Kind::Conflict)
-    }
-
-    /// Returns `true` if a later attempt can succeed without a change by the user.
-    pub(crate) fn is_retryable(&self) -> bool {
-        match self.0.kind {
-            Kind::Held(_) | Kind::Throttled | Kind::Unavailable | Kind::Conflict => true,
-            #[cfg(feature = "idempotency")]
-            Kind::InProgress(_) => true,
-            _ => false,
-        }
+        matches!(self.0.cause, Cause::Throttled | Cause::Conflict)
     }
 }
 
 /// The errors of idempotent runs.
 #[cfg(feature = "idempotency")]
 impl Error {
-    /// Returns `true` if a run for this key is in progress. [`holder`](Self::holder) says whose it is, and when its
-    /// lease ends at the latest. Feature `idempotency`.
-    #[must_use]
-    pub fn is_in_progress(&self) -> bool {
-        matches!(self.0.kind, Kind::InProgress(_))
-    }
-
-    /// Returns `true` if a run for this key started but did not finish, and
-    /// [`OnTimeout::Reject`](crate::OnTimeout::Reject) is set. Feature `idempotency`.
-    #[must_use]
-    pub fn is_unfinished(&self) -> bool {
-        matches!(self.0.kind, Kind::Unfinished(_))
-    }
-
-    /// Returns `true` if the key was used with another payload. Feature `idempotency`.
-    #[must_use]
-    pub fn is_mismatch(&self) -> bool {
-        matches!(self.0.kind, Kind::Mismatch(_))
-    }
-
-    /// Returns `true` if the input has no key, and [`OnMissingKey::Reject`](crate::OnMissingKey::Reject) is set. Feature
-    /// `idempotency`.
-    #[must_use]
-    pub fn is_key_missing(&self) -> bool {
-        matches!(self.0.kind, Kind::KeyMissing)
-    }
-
-    /// Returns `true` if a result cannot be stored, or a stored result cannot be read. Feature `idempotency`.
-    #[must_use]
-    pub fn is_unusable_result(&self) -> bool {
-        matches!(self.0.kind, Kind::UnusableResult(_))
-    }
-
     /// Returns the record that has the result, or the error if no completed record caused it.
     pub(crate) fn into_completed(self) -> Result<Holder, Self> {
-        match self.0.kind {
-            Kind::Completed(record) => Ok(record),
+        match self.0.cause {
+            Cause::Completed(record) => Ok(record),
             _ => Err(self),
         }
     }
@@ -464,20 +474,20 @@ impl Error {
 
 /// Returns the same as [`Error::is_prevented`].
 pub(crate) fn is_prevented<E: ProvideErrorMetadata>(error: &SdkError<E>) -> bool {
-    matches!(classify(error), Kind::Throttled | Kind::Conflict)
+    matches!(classify(error), Cause::Throttled | Cause::Conflict)
 }
 
 /// Classifies throttling and conflicts as the SDK's retry classifier and the DynamoDB developer guide do.
-fn classify<E: ProvideErrorMetadata>(error: &SdkError<E>) -> Kind {
+fn classify<E: ProvideErrorMetadata>(error: &SdkError<E>) -> Cause {
     match error {
-        SdkError::TimeoutError(_) | SdkError::ResponseError(_) => return Kind::Unavailable,
+        SdkError::TimeoutError(_) | SdkError::ResponseError(_) => return Cause::Unavailable,
         // A connection that breaks while the client waits for the answer is "other, transient", not I/O or timeout.
         SdkError::DispatchFailure(failure)
-            if failure.is_io() || failure.is_timeout() || failure.as_other() == Some(ErrorKind::TransientError) =>
+            if failure.is_io() || failure.is_timeout() || failure.as_other() == Some(RetryKind::TransientError) =>
         {
-            return Kind::Unavailable;
+            return Cause::Unavailable;
         }
-        SdkError::DispatchFailure(_) | SdkError::ConstructionFailure(_) => return Kind::NotSent,
+        SdkError::DispatchFailure(_) | SdkError::ConstructionFailure(_) => return Cause::NotSent,
         _ => {}
     }
     let status = error.raw_response().map_or(0, |response| response.status().as_u16());
@@ -486,23 +496,23 @@ fn classify<E: ProvideErrorMetadata>(error: &SdkError<E>) -> Kind {
         | "ThrottlingException"
         | "Throttling"
         | "RequestLimitExceeded"
-        | "LimitExceededException" => Kind::Throttled,
+        | "LimitExceededException" => Cause::Throttled,
         "TransactionConflictException" | "ReplicatedWriteConflictException" | "TransactionInProgressException" => {
-            Kind::Conflict
+            Cause::Conflict
         }
         "AccessDeniedException"
         | "UnrecognizedClientException"
         | "ExpiredTokenException"
         | "InvalidSignatureException"
-        | "MissingAuthenticationTokenException" => Kind::AccessDenied,
-        "ResourceNotFoundException" => Kind::TableNotFound,
-        _ if status >= 500 => Kind::Unavailable,
-        _ => Kind::Rejected,
+        | "MissingAuthenticationTokenException" => Cause::AccessDenied,
+        "ResourceNotFoundException" => Cause::TableNotFound,
+        _ if status >= 500 => Cause::Unavailable,
+        _ => Cause::Rejected,
     }
 }
 
 /// Returns DynamoDB's code and message, or the chain of errors that ends with the network's.
-fn cause<E: ProvideErrorMetadata + StdError>(error: &SdkError<E>) -> String
+fn message<E: ProvideErrorMetadata + StdError>(error: &SdkError<E>) -> String
 where
     SdkError<E>: StdError,
 {
@@ -522,7 +532,7 @@ where
 /// What failed, on which key and table, why, and what to do.
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Inner { kind, table, key, attempts, others, .. } = &*self.0;
+        let Inner { cause, table, key, attempts, others, .. } = &*self.0;
         let table = printable(table);
         let reason = |text| printable_up_to(text, LONGEST_REASON);
         let names_holders = self.holder().is_some();
@@ -535,11 +545,11 @@ impl fmt::Display for Error {
                 format!("keys `{}`, {} in table `{table}`", printable(key), keys.join(", "))
             }
         };
-        match kind {
-            Kind::Held(holder) => write!(f, "{what} is held by {holder}")?,
-            Kind::Lost(Some(holder)) => write!(f, "the lock on {what} was lost to {holder}")?,
-            Kind::Lost(None) => write!(f, "the lock on {what} was lost: its lease ended, or its row was deleted")?,
-            Kind::Ticket(fault) => {
+        match cause {
+            Cause::Held(holder) => write!(f, "{what} is held by {holder}")?,
+            Cause::Lost(Some(holder)) => write!(f, "the lock on {what} was lost to {holder}")?,
+            Cause::Lost(None) => write!(f, "the lock on {what} was lost: its lease ended, or its row was deleted")?,
+            Cause::Ticket(fault) => {
                 write!(f, "the ticket for {what} was refused: ")?;
                 match fault {
                     TicketFault::Foreign(why) => f.write_str(&reason(why))?,
@@ -554,52 +564,55 @@ impl fmt::Display for Error {
                     )?,
                 }
             }
-            Kind::Throttled => write!(f, "requests for {what} are throttled")?,
-            Kind::Unavailable => write!(f, "no answer for {what}")?,
-            Kind::Conflict => write!(f, "other requests change {what} at the same time: try again")?,
-            Kind::AccessDenied => write!(
+            Cause::Throttled => write!(
+                f,
+                "DynamoDB throttles requests for {what}: retry later and more slowly, or raise the capacity of the table"
+            )?,
+            Cause::Unavailable => write!(f, "DynamoDB did not answer for {what}: retry")?,
+            Cause::Conflict => write!(f, "other requests change {what} at the same time: retry")?,
+            Cause::AccessDenied => write!(
                 f,
                 "access denied to {what}: allow dynamodb:UpdateItem (and dynamodb:GetItem to read a holder, \
                  dynamodb:Scan to list holders, the actions of Locks::create_table to create the table)"
             )?,
-            Kind::TableNotFound => write!(
+            Cause::TableNotFound => write!(
                 f,
                 "table `{table}` not found in this account and region: create it with the template, with \
                  Locks::create_table or with `lambda-lock create-table`"
             )?,
-            Kind::MalformedRow(why) => write!(
+            Cause::MalformedRow(why) => write!(
                 f,
                 "the row under {what} is not a lock row ({}); it was not modified: use another key or key prefix, or \
                  delete the row",
                 reason(why)
             )?,
-            Kind::WrongUse { is, not } => write!(f, "{what} is {is}, not {not}: use another key")?,
-            Kind::Invalid(message) => f.write_str(&reason(message))?,
-            Kind::NotSent => write!(f, "no request for {what} was sent: check region, credentials and endpoint")?,
-            Kind::Rejected => write!(f, "DynamoDB rejected the request for {what}")?,
+            Cause::WrongUse { is, not } => write!(f, "{what} is {is}, not {not}: use another key")?,
+            Cause::Invalid(message) => f.write_str(&reason(message))?,
+            Cause::NotSent => write!(f, "no request for {what} was sent: check region, credentials and endpoint")?,
+            Cause::Rejected => write!(f, "DynamoDB rejected the request for {what}: correct what its message names")?,
             #[cfg(feature = "idempotency")]
-            Kind::Completed(_) => write!(f, "{what} is completed")?,
+            Cause::Completed(_) => write!(f, "{what} is completed")?,
             #[cfg(feature = "idempotency")]
-            Kind::InProgress(holder) => write!(f, "{what} is in progress: {holder}")?,
+            Cause::InProgress(holder) => write!(f, "{what} is in progress: {holder}")?,
             #[cfg(feature = "idempotency")]
-            Kind::Unfinished(holder) => write!(
+            Cause::Unfinished(holder) => write!(
                 f,
                 "a run for {what} did not finish and may have done its work ({}): check its effect, then release the key \
                  by force to allow another run",
                 printable(holder.name().unwrap_or("by an unnamed holder")),
             )?,
             #[cfg(feature = "idempotency")]
-            Kind::Mismatch(_) => write!(
+            Cause::Mismatch(_) => write!(
                 f,
                 "{what} was used with another payload, or a deployment has changed what is validated: use another key only for \
                  other work"
             )?,
             #[cfg(feature = "idempotency")]
-            Kind::KeyMissing => {
+            Cause::KeyMissing => {
                 write!(f, "an input for {what} has no idempotency key: send one, or use OnMissingKey::RunUnprotected")?;
             }
             #[cfg(feature = "idempotency")]
-            Kind::UnusableResult(why) => write!(f, "{what}: {}", reason(why))?,
+            Cause::UnusableResult(why) => write!(f, "{what}: {}", reason(why))?,
         }
         for (key, holder) in others.iter().filter(|_| names_holders) {
             let key = printable(key);
@@ -620,8 +633,8 @@ impl fmt::Display for Error {
 impl fmt::Debug for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)?;
-        match self.cause() {
-            Some(cause) => write!(f, " ({cause})"),
+        match self.source_message() {
+            Some(message) => write!(f, " ({message})"),
             None => Ok(()),
         }
     }

@@ -8,10 +8,10 @@
 //! | hold a lock in several processes, one after the other | [`Lock::into_ticket`], [`Locks::resume`], [`Ticket`] | `serde` |
 //! | run up to N pieces of work at a time | [`Locks::semaphore`], [`Semaphore`] | |
 //! | make a Lambda handler a singleton | `LockLayer` | `lambda` |
-//! | return the first run's result to a duplicate | `Idempotency` for a function, `IdempotentLayer` for a handler | `idempotency`, `lambda` |
-//! | return the first response to a retried HTTP request | `HttpIdempotencyLayer` | `http` |
+//! | return the first run's result to a duplicate | `Idempotency` for a function, `IdempotencyLayer` for a handler | `idempotency`, `lambda` |
+//! | return the first response to a retried HTTP request | `http::HttpIdempotencyLayer` | `http` |
 //! | do each message of an SQS queue once | `SqsConsumer` | `lambda`; `sqs` to hide messages in progress |
-//! | do each record of a Kinesis or DynamoDB stream once, and in order | `StreamConsumer` | `streams` |
+//! | do each record of a Kinesis or DynamoDB stream once, and in order | `streams::StreamConsumer` | `streams` |
 //! | see who holds what, and free it by hand | [`Locks::get`], [`Locks::list`], [`Locks::force_release`] | |
 //! | check the table, the clock and the permissions | [`Locks::check`] | |
 //! | do all this from a shell | the program `lambda-lock` | `cli` |
@@ -103,46 +103,44 @@ mod row;
 mod lock;
 
 #[cfg(feature = "idempotency")]
-mod idempotency;
+pub mod idempotency;
 
 #[cfg(feature = "lambda")]
-mod lambda;
+pub mod lambda;
+
+#[cfg(feature = "streams")]
+pub mod streams {
+    //! The consumer of Kinesis data streams and DynamoDB streams, and the records that its handler gets. Feature `streams`.
+    //! The [guide](crate::docs::streams) explains both.
+
+    pub use crate::lambda::streams::{DynamoDbRecord, KinesisRecord, StreamConsumer, StreamRecord, StreamSource};
+}
 
 #[cfg(feature = "http")]
-mod http;
+pub mod http;
 
-mod operate;
+pub mod operate;
 
 #[cfg(feature = "embedded")]
 pub mod embedded;
 
 pub mod docs;
 
+// What most users name. The rest is in the modules.
+
 // Locks.
 pub use client::client_config;
-pub use error::Error;
+pub use error::{Error, ErrorKind};
 pub use holder::{Data, Holder};
-pub use lock::{Acquire, AcquireAll, Backoff, Jitter, Lock, LockSet, Locks, LocksBuilder, Semaphore, Ticket};
+pub use lock::{Acquire, AcquireAll, Backoff, Jitter, Lock, LockSet, Locks, LocksBuilder, Semaphore, Ticket, Wait};
 pub use random::request_token;
 
 // Idempotency, for any async function.
 #[cfg(feature = "idempotency")]
-pub use idempotency::{
-    HandlerError, Idempotency, OnError, OnMissingKey, OnTimeout, OnUnstorableResult, RecordFormat, Run, StoredError,
-};
+#[doc(inline)]
+pub use idempotency::{HandlerError, Idempotency, OnError, OnUnfinished, Run};
 
 // Middleware for Lambda handlers.
 #[cfg(feature = "lambda")]
-pub use lambda::{
-    Consumer, ConsumerService, HandlerInput, IdempotentLayer, IdempotentService, LockLayer, LockService, Message,
-    OnUnavailable, Source, SqsConsumer, SqsSource, WithLock, WithRun,
-};
-#[cfg(feature = "streams")]
-pub use lambda::{DynamoDbRecord, KinesisRecord, StreamConsumer, StreamRecord, StreamSource};
-
-// Middleware for HTTP requests.
-#[cfg(feature = "http")]
-pub use self::http::{Caller, HttpIdempotencyBody, HttpIdempotencyLayer, HttpIdempotencyService, HttpRun};
-
-// For operators.
-pub use operate::{CreateTable, Finding, List, ListedRow, Report, Verdict};
+#[doc(inline)]
+pub use lambda::{IdempotencyLayer, LockLayer, SqsConsumer, WithLock, WithRun};

@@ -54,9 +54,8 @@ pub const HOLD_TIME: &str = "lambda_lock_hold_time";
 /// Histogram, count: how many waiters were ahead of an acquire that took a place in the queue.
 pub const WAITERS_AHEAD: &str = "lambda_lock_waiters_ahead";
 
-/// Label: the cause, such as `held`, `throttled` or `access_denied`. The values are the predicates of
-/// [`Error`](crate::Error) without `is_`, plus `not_sent`, `refused` (rejected by DynamoDB for another reason), and
-/// `cancelled` for an acquire that was dropped.
+/// Label: the cause, such as `held`, `throttled` or `access_denied`. The values are the names of
+/// [`ErrorKind`](crate::ErrorKind), and `cancelled` for an acquire that was dropped.
 pub const REASON: &str = "reason";
 /// Label: the outcome of a message or a record. `done` by this invocation, `duplicate` of a done one, `in_progress`
 /// elsewhere, `failed`, `unreadable`, `not_started` for lack of time or after a failure in its lane, or `timed_out` when its

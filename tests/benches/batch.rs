@@ -11,11 +11,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use aws_lambda_events::sqs::{SqsBatchResponse, SqsEvent, SqsMessage};
+use aws_lambda_events::sqs::{SqsBatchResponse, SqsEvent, SqsMessage as SqsRecord};
 use aws_sdk_dynamodb::config::{self, Credentials, Region};
 use aws_sdk_dynamodb::types::AttributeValue;
 use lambda_lock::embedded::{DynamoDb, Faults, Host};
-use lambda_lock::{Locks, Message, SqsConsumer};
+use lambda_lock::lambda::SqsMessage;
+use lambda_lock::{Locks, SqsConsumer};
 use lambda_lock_tests::invocation::{Counter, invocation};
 use lambda_lock_tests::powertools::{Language, Powertools};
 use lambda_lock_tests::{World, median};
@@ -129,7 +130,7 @@ async fn in_turns(powertools: &Powertools, network: &Runtime, warm_up: usize, ro
 fn batch() -> SqsEvent {
     let mut event = SqsEvent::default();
     for number in 0..MESSAGES {
-        let mut message = SqsMessage::default();
+        let mut message = SqsRecord::default();
         message.message_id = Some(format!("{:032x}", fastrand::u128(..)));
         message.body = Some(number.to_string());
         event.records.push(message);
@@ -163,7 +164,7 @@ impl Consumer {
     fn new(host: Host, table: &str) -> Self {
         let ran = Counter::default();
         let counter = ran.clone();
-        let handler = service_fn(move |_: Message<u32>| {
+        let handler = service_fn(move |_: SqsMessage<u32>| {
             counter.count();
             async { Ok::<_, Infallible>(()) }
         });

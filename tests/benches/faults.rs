@@ -15,7 +15,8 @@ use aws_config::{BehaviorVersion, Region};
 use aws_sdk_dynamodb::Client;
 use aws_sdk_dynamodb::config::Credentials;
 use futures_util::{StreamExt, stream};
-use lambda_lock::{Idempotency, Locks, OnMissingKey, client_config};
+use lambda_lock::idempotency::OnMissingKey;
+use lambda_lock::{Idempotency, Locks, client_config};
 use lambda_lock_tests::loopback::{Fault, Loopback, TABLE};
 use tokio::runtime::Builder;
 

@@ -11,7 +11,8 @@ use std::sync::{Arc, Mutex};
 use aws_sdk_dynamodb::Client;
 use aws_sdk_dynamodb::types::{AttributeValue, ReturnValue, ReturnValuesOnConditionCheckFailure as OnRefusal};
 use lambda_lock::embedded::{DynamoDb, Intercept};
-use lambda_lock::{Idempotency, Locks, OnMissingKey};
+use lambda_lock::idempotency::OnMissingKey;
+use lambda_lock::{Idempotency, Locks};
 use serde_json::Value;
 use tokio::runtime::Builder;
 

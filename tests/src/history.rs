@@ -12,7 +12,7 @@ use std::time::Duration;
 use fastrand::Rng;
 use futures_util::future::join_all;
 use lambda_lock::embedded::Host;
-use lambda_lock::{Acquire, Error, Lock};
+use lambda_lock::{Acquire, ErrorKind, Lock};
 use tokio::time::{sleep, timeout};
 
 use ledger::{Ledger, Operation};
@@ -293,7 +293,7 @@ async fn heir(
 
 async fn release(operation: &Operation, lock: &Arc<Lock>) {
     let mut answer = lock.release().await;
-    if answer.as_ref().is_err_and(Error::is_unavailable) {
+    if answer.as_ref().is_err_and(|error| error.kind() == ErrorKind::Unavailable) {
         // The release may have been applied, or may arrive later.
         answer = lock.release().await;
     }

@@ -16,9 +16,8 @@ use aws_sdk_dynamodb::types::{AttributeValue, TransactWriteItem, Update};
 use fastrand::Rng;
 use futures_util::FutureExt;
 use lambda_lock::embedded::Host;
-use lambda_lock::{
-    HandlerError, Idempotency, IdempotentLayer, OnError, OnMissingKey, OnTimeout, Run, StoredError, WithRun,
-};
+use lambda_lock::idempotency::{OnMissingKey, StoredError};
+use lambda_lock::{HandlerError, Idempotency, IdempotencyLayer, OnError, OnUnfinished, Run, WithRun};
 use lambda_runtime::{Diagnostic, LambdaEvent};
 use tokio::time::{sleep, timeout};
 use tower::{Layer, Service, service_fn};
@@ -224,7 +223,7 @@ impl Terms {
         idempotency
             .prefix("")
             .window(self.window)
-            .on_timeout(if self.reject_unfinished { OnTimeout::Reject } else { OnTimeout::RunAgain })
+            .on_unfinished(if self.reject_unfinished { OnUnfinished::Reject } else { OnUnfinished::RunAgain })
             .cache(cache)
             .on_error(|failure: &Failure| match failure.then {
                 Then::GiveUp => OnError::Release,
@@ -405,7 +404,7 @@ impl Function {
                     work(call.clone(), client.clone(), run, terms, plan)
                 }
             });
-            IdempotentLayer::new(orders).layer(handler).call(invocation_with(&self.host, order, time_left))
+            IdempotencyLayer::new(orders).layer(handler).call(invocation_with(&self.host, order, time_left))
         };
         let answer = AssertUnwindSafe(answer).catch_unwind().await;
         match answer {

@@ -13,7 +13,7 @@ use std::env;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
-use lambda_lock::RecordFormat;
+use lambda_lock::idempotency::RecordFormat;
 use serde_json::Value;
 use tokio::process::Command;
 

@@ -9,10 +9,12 @@ mod queue;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime};
 
-use aws_lambda_events::sqs::{SqsBatchResponse, SqsEvent, SqsMessage};
+use aws_lambda_events::sqs::{SqsBatchResponse, SqsEvent, SqsMessage as SqsRecord};
 use fastrand::Rng;
 use lambda_lock::embedded::Host;
-use lambda_lock::{Idempotency, Message, OnMissingKey, OnTimeout, SqsConsumer, WithRun};
+use lambda_lock::idempotency::OnMissingKey;
+use lambda_lock::lambda::SqsMessage;
+use lambda_lock::{Idempotency, OnUnfinished, SqsConsumer, WithRun};
 use serde_json::Value;
 use tokio::time::sleep;
 use tower::{Layer, Service, service_fn};
@@ -73,7 +75,7 @@ enum KeyIs {
     InBody,
 }
 
-type Handled = WithRun<Message<Value>>;
+type Handled = WithRun<SqsMessage<Value>>;
 type Consumer = SqsConsumer<Handled, Value, u64, Failure>;
 
 async fn history(seed: u64, mutation: Option<Mutation>) -> Outcome<Counts> {
@@ -167,10 +169,10 @@ impl Scene {
             KeyIs::MessageId => Consumer::by_message_id(locks),
             KeyIs::DeduplicationId => Consumer::by_deduplication_id(locks),
             KeyIs::InBody => {
-                let job = |message: &Message<Value>| message.body["job"].as_str().map(str::to_owned);
-                let policy = if self.terms.reject_unfinished { OnTimeout::Reject } else { OnTimeout::RunAgain };
+                let job = |message: &SqsMessage<Value>| message.body["job"].as_str().map(str::to_owned);
+                let policy = if self.terms.reject_unfinished { OnUnfinished::Reject } else { OnUnfinished::RunAgain };
                 let once = Idempotency::new(locks, OnMissingKey::Reject, job).window(self.terms.window);
-                Consumer::new(once.on_timeout(policy).cache(random.usize(0..5)))
+                Consumer::new(once.on_unfinished(policy).cache(random.usize(0..5)))
             }
         };
         let min_remaining_time = Duration::from_millis(random.u64(100..1000));
@@ -181,7 +183,7 @@ impl Scene {
         count(&mut self.counts.lock().unwrap());
     }
 
-    fn receive(&self, most: usize, random: &mut Rng) -> Vec<SqsMessage> {
+    fn receive(&self, most: usize, random: &mut Rng) -> Vec<SqsRecord> {
         let Received { messages, redelivered, dead } = self.queue.receive(self.stage.engine.now(), most, random);
         self.count(|counts| {
             counts.redelivered += redelivered;
@@ -264,7 +266,7 @@ async fn poller(scene: Arc<Scene>, number: usize, mut random: Rng) {
 impl Function {
     /// Waits for the answer as Lambda does: until the deadline, or until the host crashes. Returns whether the host
     /// continues.
-    async fn invoke(&self, invocation: &Arc<Invocation>, messages: Vec<SqsMessage>, crash: Option<Duration>) -> bool {
+    async fn invoke(&self, invocation: &Arc<Invocation>, messages: Vec<SqsRecord>, crash: Option<Duration>) -> bool {
         let answer = self.answer(invocation, messages.clone());
         if let Some(answer) = consumer::wait(&self.host, answer, crash.unwrap_or(invocation.time_left)).await {
             invocation.answered(&messages, &answer);
@@ -277,7 +279,7 @@ impl Function {
         false
     }
 
-    async fn answer(&self, invocation: &Arc<Invocation>, messages: Vec<SqsMessage>) -> SqsBatchResponse {
+    async fn answer(&self, invocation: &Arc<Invocation>, messages: Vec<SqsRecord>) -> SqsBatchResponse {
         let ids: Vec<_> = messages.iter().map(|message| message.message_id.as_deref().unwrap()).collect();
         invocation.scene.ledger.note(&format!("{} receives {}", invocation.name, ids.join(", ")));
         let mut batch = SqsEvent::default();
@@ -314,7 +316,7 @@ impl Invocation {
     }
 
     /// Lambda received the answer, and applies it to the messages.
-    fn answered(&self, messages: &[SqsMessage], answer: &SqsBatchResponse) {
+    fn answered(&self, messages: &[SqsRecord], answer: &SqsBatchResponse) {
         let Scene { ledger, queue, stage, key, .. } = &*self.scene;
         let reported: Vec<_> = answer.batch_item_failures.iter().map(|failure| &failure.item_identifier).collect();
         ledger.note(&format!("{} reports {reported:?}", self.name));
@@ -354,7 +356,7 @@ impl Invocation {
 
     /// Whether a message of this record needs no run: its result was stored before the invocation began, and it did not
     /// go back because of the order of its group.
-    fn was_done_before(&self, messages: &[SqsMessage], reported: &[&String], record: &str) -> bool {
+    fn was_done_before(&self, messages: &[SqsRecord], reported: &[&String], record: &str) -> bool {
         let Scene { ledger, queue, key, .. } = &*self.scene;
         let stored: Vec<_> =
             messages.iter().map(|message| self.scene.stored(message.message_id.as_ref().unwrap())).collect();

@@ -12,7 +12,7 @@ use std::time::Duration;
 use aws_sdk_dynamodb::types::AttributeValue;
 use fastrand::Rng;
 use lambda_lock::embedded::Host;
-use lambda_lock::{Error, Lock};
+use lambda_lock::{ErrorKind, Lock};
 use tokio::time::{sleep, timeout};
 
 use crate::history::stage::{self, Network, Stage, millis};
@@ -307,7 +307,7 @@ async fn hand_over(
 async fn release(operation: &Operation, permit: &Arc<Lock>, hold_at_least: Duration) {
     let end = permit.expires_at();
     let mut answer = permit.release().await;
-    if answer.as_ref().is_err_and(Error::is_unavailable) {
+    if answer.as_ref().is_err_and(|error| error.kind() == ErrorKind::Unavailable) {
         // The release may have been applied, or may arrive later.
         answer = permit.release().await;
     }

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use fastrand::Rng;
-use lambda_lock::Error;
+use lambda_lock::ErrorKind;
 use tokio::time::{sleep, timeout};
 
 use crate::history::stage::{self, Network, REQUEST, Stage, Waiting, millis};
@@ -174,7 +174,7 @@ async fn work(scene: &Scene, locks: lambda_lock::Locks, operation: &Operation, m
 
 async fn release(operation: &Operation, held: &Arc<Held>) {
     let mut answer = held.release().await;
-    if answer.as_ref().is_err_and(Error::is_unavailable) {
+    if answer.as_ref().is_err_and(|error| error.kind() == ErrorKind::Unavailable) {
         // The release may have been applied, or may arrive later.
         answer = held.release().await;
     }

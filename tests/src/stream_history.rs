@@ -14,7 +14,9 @@ use aws_lambda_events::kinesis::KinesisEvent;
 use aws_lambda_events::streams::KinesisEventResponse;
 use fastrand::Rng;
 use lambda_lock::embedded::Host;
-use lambda_lock::{Backoff, Idempotency, KinesisRecord, OnMissingKey, OnTimeout, StreamConsumer, WithRun};
+use lambda_lock::idempotency::OnMissingKey;
+use lambda_lock::streams::{KinesisRecord, StreamConsumer};
+use lambda_lock::{Idempotency, OnUnfinished, WithRun};
 use serde_json::Value;
 use tokio::time::sleep;
 use tower::{Layer, Service, service_fn};
@@ -166,10 +168,10 @@ impl Scene {
             KeyIs::EventId => Consumer::by_event_id(locks).window(self.terms.window),
             KeyIs::InBody => {
                 let job = |record: &KinesisRecord<Value>| record.body["job"].as_str().map(str::to_owned);
-                let policy = if self.terms.reject_unfinished { OnTimeout::Reject } else { OnTimeout::RunAgain };
+                let policy = if self.terms.reject_unfinished { OnUnfinished::Reject } else { OnUnfinished::RunAgain };
                 let once = Idempotency::new(locks, OnMissingKey::Reject, job).window(self.terms.window);
-                let once = once.on_timeout(policy).cache(random.usize(0..5));
-                Consumer::new(if random.bool() { once.wait(Backoff::default().up_to(Duration::MAX)) } else { once })
+                let once = once.on_unfinished(policy).cache(random.usize(0..5));
+                Consumer::new(if random.bool() { once.wait(Duration::MAX) } else { once })
             }
         };
         let min_remaining_time = Duration::from_millis(random.u64(100..1000));

@@ -3,7 +3,8 @@
 use std::future::pending;
 use std::sync::{Arc, Mutex};
 
-use lambda_lock::{KinesisRecord, Message};
+use lambda_lock::lambda::SqsMessage;
+use lambda_lock::streams::KinesisRecord;
 use lambda_runtime::Diagnostic;
 use serde::Deserialize;
 use tokio::task::yield_now;
@@ -53,7 +54,7 @@ pub trait Paid {
     fn payment(&self) -> &Payment;
 }
 
-impl Paid for Message<Payment> {
+impl Paid for SqsMessage<Payment> {
     fn name(&self) -> &str {
         self.message_id().unwrap()
     }

@@ -11,16 +11,18 @@ use std::time::Duration;
 
 use aws_lambda_events::kinesis::{KinesisEvent, KinesisEventRecord};
 use aws_lambda_events::lambda_function_urls::LambdaFunctionUrlResponse;
-use aws_lambda_events::sqs::{SqsBatchResponse, SqsEvent, SqsMessage};
+use aws_lambda_events::sqs::{SqsBatchResponse, SqsEvent, SqsMessage as SqsRecord};
 use aws_sdk_dynamodb::Client;
 use aws_sdk_dynamodb::config::retry::RetryConfig;
 use aws_sdk_dynamodb::types::AttributeValue;
 use aws_sdk_sqs::config::{BehaviorVersion, Region};
 use lambda_example::{Order, Orders, Payment, Payments, Simulation, Totals, order_api, order_totals, payment_queue};
 use lambda_lock::embedded::{Answer, Host, Intercept};
-use lambda_lock::{
-    Caller, Idempotency, IdempotentLayer, KinesisRecord, LockLayer, Message, OnMissingKey, SqsConsumer, StreamConsumer,
-};
+use lambda_lock::http::Caller;
+use lambda_lock::idempotency::OnMissingKey;
+use lambda_lock::lambda::SqsMessage;
+use lambda_lock::streams::{KinesisRecord, StreamConsumer};
+use lambda_lock::{Idempotency, IdempotencyLayer, LockLayer, SqsConsumer};
 use lambda_lock_tests::invocation::{LoseAnswers, invocation, invocation_without_deadline, over_http};
 use lambda_lock_tests::{Row, World};
 use lambda_runtime::LambdaEvent;
@@ -73,7 +75,7 @@ fn tea(quantity: u32) -> Value {
 }
 
 async fn send(world: &World, host: &Host, request: Value) -> LambdaFunctionUrlResponse {
-    send_as(Caller::all_are_one(), world, host, request).await
+    send_as(Caller::shared(), world, host, request).await
 }
 
 async fn send_as(caller: Caller, world: &World, host: &Host, request: Value) -> LambdaFunctionUrlResponse {
@@ -292,7 +294,7 @@ async fn a_caller_cannot_choose_how_long_an_order_takes() {
     let mut slow = tea(2);
     slow["checking_ms"] = u64::MAX.into();
     let request = posted(Some("key-1"), &slow);
-    let placed = send_with(Simulation::Off, Caller::all_are_one(), &world, &host, request).await;
+    let placed = send_with(Simulation::Off, Caller::shared(), &world, &host, request).await;
     assert_eq!(placed.status_code, 201);
 }
 
@@ -399,7 +401,7 @@ async fn deliver_with(simulation: Simulation, world: &World, host: &Host, nth: u
     let queues = aws_sdk_sqs::Client::from_conf(queues.build());
     let function = payment_queue(locks, Payments::new(host.client(), &world.table, PREFIX), queues, simulation);
     let records = bodies.iter().enumerate().map(|(position, body)| {
-        let mut record = SqsMessage::default();
+        let mut record = SqsRecord::default();
         record.message_id = Some(format!("{:08x}#{position}", fastrand::u32(..)));
         record.event_source_arn = Some("arn:aws:sqs:us-east-1:123456789012:payments".to_owned());
         record.attributes.insert("ApproximateReceiveCount".to_owned(), nth.to_string());
@@ -646,17 +648,17 @@ async fn the_policy_of_the_guide_allows_exactly_the_keys_of_the_layers() {
     singleton.oneshot(invocation_without_deadline(FUNCTION, ())).await.unwrap();
 
     let key = |event: &LambdaEvent<String>| Some(event.payload.clone());
-    let once = IdempotentLayer::new(Idempotency::new(locks.clone(), OnMissingKey::Reject, key))
+    let once = IdempotencyLayer::new(Idempotency::new(locks.clone(), OnMissingKey::Reject, key))
         .layer(service_fn(async |_: LambdaEvent<String>| Ok::<_, Infallible>(())));
     once.oneshot(invocation_without_deadline(FUNCTION, "order-1".to_owned())).await.unwrap();
 
     let mut batch = SqsEvent::default();
-    let mut record = SqsMessage::default();
+    let mut record = SqsRecord::default();
     record.message_id = Some("message-1".to_owned());
     record.body = Some("1".to_owned());
     batch.records.push(record);
     let consumer = SqsConsumer::by_message_id(locks.clone());
-    let consumer = consumer.layer(service_fn(async |_: Message<u32>| Ok::<_, Infallible>(())));
+    let consumer = consumer.layer(service_fn(async |_: SqsMessage<u32>| Ok::<_, Infallible>(())));
     consumer.oneshot(invocation_without_deadline(FUNCTION, batch)).await.unwrap();
 
     let mut batch = KinesisEvent::default();

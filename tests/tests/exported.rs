@@ -16,7 +16,8 @@ use lambda_example::{
     Orders, Payment, Payments, ReportRequest, Reports, Simulation, nightly_report, order_api, payment_queue,
 };
 use lambda_lock::embedded::Host;
-use lambda_lock::{Backoff, Caller, Locks, metrics};
+use lambda_lock::http::Caller;
+use lambda_lock::{Locks, metrics};
 use lambda_lock_tests::World;
 use lambda_lock_tests::invocation::{invocation, over_http};
 use lambda_runtime::LambdaEvent;
@@ -162,7 +163,7 @@ async fn an_order_exports_its_record_its_replays_and_its_refusals() {
     let stage = Stage::new().await;
     let (host, locks) = stage.environment();
     let orders = Orders::new(host.client(), &stage.world.table, PREFIX);
-    let function = stage.exporting(order_api(locks, orders, Caller::all_are_one(), Simulation::On));
+    let function = stage.exporting(order_api(locks, orders, Caller::shared(), Simulation::On));
     let send = async || {
         let request = json!({
             "rawPath": "/orders",
@@ -242,7 +243,7 @@ async fn a_waiter_exports_its_place() {
     let lock = locks.acquire("sales").await.unwrap();
     let waiting = locks.clone();
     let function = stage.exporting(service_fn(move |_: LambdaEvent<()>| {
-        let acquire = waiting.acquire("sales").wait(Backoff::default().up_to(Duration::from_secs(30)));
+        let acquire = waiting.acquire("sales").wait(Duration::from_secs(30));
         async { acquire.await?.release().await }
     }));
     let release = async {

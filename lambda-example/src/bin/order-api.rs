@@ -4,7 +4,8 @@ use std::env;
 use std::io;
 
 use lambda_example::{Orders, Simulation, data_table, order_api, release_at_shutdown, telemetry};
-use lambda_lock::{Caller, Locks};
+use lambda_lock::Locks;
+use lambda_lock::http::Caller;
 use lambda_runtime::Error;
 use lambda_runtime::layers::TracingLayer;
 
@@ -18,7 +19,7 @@ async fn main() -> Result<(), Error> {
     let orders = Orders::new(locks.client().clone(), data_table()?, prefix);
     // A caller is who signed the request, unless the stack says that all share their keys.
     let caller = match env::var("CALLERS").as_deref() {
-        Ok("one") => Caller::all_are_one(),
+        Ok("one") => Caller::shared(),
         _ => Caller::iam_principal(),
     };
     let function = order_api(locks, orders, caller, Simulation::from_env());

@@ -9,7 +9,7 @@ use aws_smithy_async::time::{SystemTimeSource, TimeSource};
 use dynoxide::{Database, DynoxideError};
 
 use super::time::TrueTime;
-use crate::error::{Error, Kind, Source};
+use crate::error::{Cause, Error, Source};
 
 /// A DynamoDB in this process. Cheap to clone; clones share their tables.
 ///
@@ -32,7 +32,7 @@ impl DynamoDb {
     pub fn starting_at(start: SystemTime) -> Result<Self, Error> {
         let time = TrueTime::starting_at(start);
         let database = Database::memory_with_clock(Arc::new(time))
-            .map_err(|error| Error::new(Kind::Unavailable, "embedded", "").with_source(error))?;
+            .map_err(|error| Error::new(Cause::Unavailable, "embedded", "").with_source(error))?;
         Ok(Self { database, time })
     }
 
@@ -62,7 +62,7 @@ impl DynamoDb {
 
     /// Deletes the rows whose TTL has passed, as DynamoDB does some time later. Returns the number of deleted rows.
     pub fn sweep_expired(&self) -> Result<usize, Error> {
-        self.database.sweep_ttl().map_err(|error| Error::new(Kind::Unavailable, "embedded", "").with_source(error))
+        self.database.sweep_ttl().map_err(|error| Error::new(Cause::Unavailable, "embedded", "").with_source(error))
     }
 
     pub(super) fn time(&self) -> TrueTime {

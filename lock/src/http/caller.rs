@@ -28,14 +28,14 @@ type Identify = dyn Fn(&Parts) -> Option<Value> + Send + Sync;
 /// | [`api_key`](Self::api_key) | an API key, by its id | REST APIs |
 /// | [`tenant`](Self::tenant) | a tenant: all its users share their keys | functions with tenant isolation |
 /// | [`by`](Self::by) | what a closure reads from the request | |
-/// | [`all_are_one`](Self::all_are_one) | everyone: all share their keys | |
+/// | [`shared`](Self::shared) | everyone: all share their keys | |
 ///
 /// `iam_principal`, `jwt_subject` and `api_key` trust the event's `requestContext`. A principal that may invoke the
 /// function directly can forge it: grant `lambda:InvokeFunction` to callers of a function URL only with the condition
 /// `lambda:InvokedViaFunctionUrl`.
 ///
 /// ```
-/// # use lambda_lock::Caller;
+/// # use lambda_lock::http::Caller;
 /// /// The account that a layer around `HttpIdempotencyLayer` has authenticated and inserted.
 /// #[derive(Clone)]
 /// struct Account(String);
@@ -123,7 +123,7 @@ impl Caller {
 
     /// Treats all callers as one. A caller who learns another one's key can read the response to it.
     #[must_use]
-    pub fn all_are_one() -> Self {
+    pub fn shared() -> Self {
         Self(None)
     }
 

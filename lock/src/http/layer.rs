@@ -24,11 +24,11 @@ use super::response::{HttpIdempotencyBody, Read, Results, StoredResponse};
 use super::run::HttpRun;
 use crate::error::Error;
 use crate::idempotency::{
-    HandlerError, Idempotency, Identity, Invocation, NextStep, OnMissingKey, OnTimeout, OnUnstorableResult,
+    HandlerError, Idempotency, Identity, Invocation, NextStep, OnMissingKey, OnUnfinished, OnUnstorableResult,
     RecordFormat, Run,
 };
 use crate::lambda::invocation_of;
-use crate::lock::{Backoff, Locks};
+use crate::lock::{Locks, Wait};
 use crate::panics;
 
 /// Lambda's own limit for the payload of an invocation.
@@ -49,7 +49,7 @@ const MAX_KEY_LENGTH: usize = 255;
 /// | was answered with a [result](Self::results) | that response: status, headers and body, with `Idempotency-Replayed: true` |
 /// | was answered with something else, or failed | a new run |
 /// | is in progress | 409 with `Retry-After`, or a [wait](Self::wait) |
-/// | was killed, and its lease has ended | a new run, or [409](Self::on_timeout) |
+/// | was killed, and its lease has ended | a new run, or [409](Self::on_unfinished) |
 /// | had another method, path, query, body or [chosen header](Self::fingerprint_headers) | 422 |
 ///
 /// The handler finds an [`HttpRun`] in the request's extensions, to complete the record in its own transaction. Without
@@ -64,9 +64,9 @@ const MAX_KEY_LENGTH: usize = 255;
 /// The service fails only with the handler's own error. Everything else is a response of type `application/problem+json`.
 /// Errors with a status of 500 or more are logged; the client does not see their cause.
 ///
-/// If the handler panics, the panic goes on. The record is released, but with [`OnTimeout::Reject`] the run counts as
-/// [unfinished](Self::on_timeout). A result whose body breaks off counts as an error of the handler: the record is
-/// released, also with [`OnTimeout::Reject`].
+/// If the handler panics, the panic goes on. The record is released, but with [`OnUnfinished::Reject`] the run counts as
+/// [unfinished](Self::on_unfinished). A result whose body breaks off counts as an error of the handler: the record is
+/// released, also with [`OnUnfinished::Reject`].
 ///
 /// # Dropped requests
 ///
@@ -104,7 +104,8 @@ const MAX_KEY_LENGTH: usize = 255;
 ///
 /// ```no_run
 /// use lambda_http::{Body, Error, Request, Response, service_fn};
-/// use lambda_lock::{Caller, HttpIdempotencyLayer, Locks};
+/// use lambda_lock::http::{Caller, HttpIdempotencyLayer};
+/// use lambda_lock::Locks;
 /// use tower::Layer;
 ///
 /// async fn place(request: Request) -> Result<Response<Body>, Error> {
@@ -122,7 +123,8 @@ const MAX_KEY_LENGTH: usize = 255;
 ///
 /// ```
 /// # use axum::{Router, routing::post};
-/// # use lambda_lock::{Caller, HttpIdempotencyLayer, Locks};
+/// # use lambda_lock::http::{Caller, HttpIdempotencyLayer};
+/// # use lambda_lock::Locks;
 /// # fn example(locks: Locks) -> Router {
 /// Router::new()
 ///     .route("/orders", post(async || "placed"))
@@ -228,8 +230,8 @@ impl HttpIdempotencyLayer {
     /// Lets a request whose key is in progress wait for the response, as [`Idempotency::wait`] does. Off by default. If
     /// the wait ends first, the answer is 409.
     #[must_use]
-    pub fn wait(self, backoff: Backoff) -> Self {
-        self.with_records(|records| records.wait(backoff))
+    pub fn wait(self, wait: impl Into<Wait>) -> Self {
+        self.with_records(|records| records.wait(wait))
     }
 
     /// Sets the largest body of a request with a key, in bytes; 6 MiB by default. A larger one is answered with 413.
@@ -265,7 +267,8 @@ impl HttpIdempotencyLayer {
     ///
     /// ```
     /// # use http::header::RETRY_AFTER;
-    /// # use lambda_lock::{Caller, HttpIdempotencyLayer, Locks};
+    /// # use lambda_lock::http::{Caller, HttpIdempotencyLayer};
+    /// # use lambda_lock::Locks;
     /// # fn example(locks: Locks) -> HttpIdempotencyLayer {
     /// HttpIdempotencyLayer::new(locks, Caller::api_key())
     ///     .results(|status, headers| status.as_u16() < 500 && !headers.contains_key(RETRY_AFTER))
@@ -276,19 +279,19 @@ impl HttpIdempotencyLayer {
         self.with(|settings| settings.results.are = Arc::new(are))
     }
 
-    /// Sets what happens after a run that did not finish, as [`Idempotency::on_timeout`] does. With [`OnTimeout::Reject`],
-    /// the answer is 409, also to a request whose own lease ends.
+    /// Sets what happens after a run that did not finish, as [`Idempotency::on_unfinished`] does. With
+    /// [`OnUnfinished::Reject`], the answer is 409, also to a request whose own lease ends.
     #[must_use]
-    pub fn on_timeout(self, policy: OnTimeout) -> Self {
-        self.with_records(|records| records.on_timeout(policy))
+    pub fn on_unfinished(self, policy: OnUnfinished) -> Self {
+        self.with_records(|records| records.on_unfinished(policy))
     }
 
     /// Sets what happens to a result that a record cannot hold, usually because its JSON text has more than 390 KiB.
     /// The headers are part of that text, and the [body](Self#bodies) can be longer in it than when it is sent.
     ///
     /// With [`OnUnstorableResult::Fail`], the default, the answer is 500 and the run counts as
-    /// [unfinished](Self::on_timeout). With [`OnUnstorableResult::CompleteWithoutResult`], the client gets the response, and
-    /// a retry gets 409.
+    /// [unfinished](Self::on_unfinished). With [`OnUnstorableResult::CompleteWithoutResult`], the client gets the
+    /// response, and a retry gets 409.
     #[must_use]
     pub fn on_unstorable_result(self, policy: OnUnstorableResult) -> Self {
         self.with_records(|records| records.on_unstorable_result(policy))
@@ -409,8 +412,8 @@ impl Settings {
         if !run.lock().is_enforced() {
             return Ok(inner.call(request).await?.map(HttpIdempotencyBody::from));
         }
-        // On a task of its own, because this future is dropped when the client disconnects or a timeout outside ends: the
-        // retry would then repeat half-done work. A request that is dropped before has not reached the handler.
+        // On a task of its own, because this future is dropped when the client disconnects or a timeout outside ends:
+        // the retry would then repeat half-done work. A request that is dropped before has not reached the handler.
         let settings = Arc::clone(&self);
         let executed = async move { settings.execute(&run, async { inner.call(request).await }).await };
         match tokio::spawn(executed.in_current_span()).await {

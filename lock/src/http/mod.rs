@@ -1,4 +1,5 @@
-//! The middleware for HTTP requests with the header `Idempotency-Key`. Feature `http`.
+//! The middleware for HTTP requests with the header `Idempotency-Key`. Feature `http`. The [guide](crate::docs::http)
+//! explains it.
 
 mod caller;
 mod fingerprint;

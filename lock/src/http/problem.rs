@@ -6,7 +6,7 @@ use http_body::Body;
 use serde_json::json;
 
 use super::response::HttpIdempotencyBody;
-use crate::error::{Error, Kind};
+use crate::error::{Error, ErrorKind};
 
 /// Where the `type`s of problems are documented. The last part of a type is its name in the table of the guide.
 const TYPES: &str = "https://docs.rs/lambda-lock/latest/lambda_lock/docs/http/index.html#";
@@ -39,15 +39,16 @@ impl Problem {
     /// Returns the problem of an error of the lock or the record, at `now` in milliseconds since the epoch.
     pub(super) fn of(error: &Error, now: u64) -> Self {
         match error.kind() {
-            Kind::KeyMissing => Self::KeyMissing,
-            Kind::InProgress(holder) | Kind::Held(holder) => {
-                Self::InProgress(holder.until.saturating_sub(now).div_ceil(1000).max(1))
+            ErrorKind::KeyMissing => Self::KeyMissing,
+            ErrorKind::InProgress | ErrorKind::Held => {
+                let until = error.holder().map_or(0, |holder| holder.until);
+                Self::InProgress(until.saturating_sub(now).div_ceil(1000).max(1))
             }
-            Kind::Unfinished(_) => Self::Unfinished,
-            Kind::Mismatch(_) => Self::KeyReused,
-            Kind::UnusableResult(_) => Self::ResultUnusable,
-            Kind::Lost(_) => Self::Interrupted,
-            Kind::Throttled | Kind::Unavailable | Kind::Conflict => Self::Unavailable,
+            ErrorKind::Unfinished => Self::Unfinished,
+            ErrorKind::Mismatch => Self::KeyReused,
+            ErrorKind::UnusableResult => Self::ResultUnusable,
+            ErrorKind::Lost => Self::Interrupted,
+            ErrorKind::Throttled | ErrorKind::Unavailable | ErrorKind::Conflict => Self::Unavailable,
             _ => Self::Failed,
         }
     }

@@ -206,7 +206,7 @@ impl StoredResponse {
 /// The body of an answer of `HttpIdempotencyLayer`: the handler's body, a stored one, or that of a problem.
 ///
 /// ```
-/// # use lambda_lock::HttpIdempotencyBody;
+/// # use lambda_lock::http::HttpIdempotencyBody;
 /// fn into_axum(answer: http::Response<HttpIdempotencyBody<axum::body::Body>>) -> http::Response<axum::body::Body> {
 ///     answer.map(axum::body::Body::new)
 /// }

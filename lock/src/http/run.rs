@@ -20,7 +20,7 @@ use crate::lock::Lock;
 /// # use aws_sdk_dynamodb::{Client, types::{Put, TransactWriteItem}};
 /// # use http::StatusCode;
 /// # use lambda_http::{Body, Error, Request, Response};
-/// # use lambda_lock::HttpRun;
+/// # use lambda_lock::http::HttpRun;
 /// async fn place(request: Request, client: Client, order: Put) -> Result<Response<Body>, Error> {
 ///     let run = request.extensions().get::<HttpRun>().ok_or("the layer is missing")?;
 ///     let response = Response::builder().status(StatusCode::CREATED).body(Body::from("placed"))?;
@@ -52,13 +52,13 @@ impl HttpRun {
     /// business write and the response are then committed together or not at all.
     ///
     /// Return the same response from the handler if the transaction was committed. If it was not, return an error or
-    /// another response, which is then stored if it is a [result](crate::HttpIdempotencyLayer::results). If the
+    /// another response, which is then stored if it is a [result](crate::http::HttpIdempotencyLayer::results). If the
     /// transaction was committed and the handler returns something else, for example because the answer was lost, the
     /// client gets the committed response, with `Idempotency-Replayed: true`. A layer inside of `HttpIdempotencyLayer`
     /// that adds a stored header makes it another response.
     ///
     /// [`Run::complete_in`] has the other cases, the cost, the IAM actions and the errors. Also fails with an error
-    /// that [`is_invalid`](Error::is_invalid) if the response is not a result.
+    /// of kind [`Invalid`](crate::ErrorKind::Invalid) if the response is not a result.
     pub fn complete_in(&self, response: &Response<impl AsRef<[u8]>>) -> Result<TransactWriteItem, Error> {
         if !(self.results.are)(response.status(), response.headers()) {
             return Err(Error::invalid(format!(

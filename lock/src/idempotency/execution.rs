@@ -7,11 +7,11 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::error::HandlerError;
-use super::policy::{OnError, OnTimeout, OnUnstorableResult};
+use super::policy::{OnError, OnUnfinished, OnUnstorableResult};
 use super::run::Run;
 use super::settings::{Idempotency, Identity, Invocation, Settings};
 use crate::clock::{millis, since_epoch};
-use crate::error::Kind;
+use crate::error::{Cause, ErrorKind};
 use crate::holder::{Data, Holder, HolderKind};
 use crate::limits::check_data;
 use crate::lock::{self, Acquire, Lock, in_time_to_answer, while_held};
@@ -51,9 +51,9 @@ where
     /// [`is_lost`](crate::Error::is_lost). The [type](Self) describes the other outcomes, and the cost.
     ///
     /// If the future is dropped, so is the body, perhaps with half of its work done. The record is released in the
-    /// background, or is unfinished with [`OnTimeout::Reject`]. If the result was being stored, it may be lost, and the work
-    /// runs again after the lease. In a server whose clients disconnect, or under a timeout, await the future on a task of
-    /// its own (`tokio::spawn`).
+    /// background, or is unfinished with [`OnUnfinished::Reject`]. If the result was being stored, it may be lost, and
+    /// the work runs again after the lease. In a server whose clients disconnect, or under a timeout, await the future
+    /// on a task of its own (`tokio::spawn`).
     pub async fn run(&self, input: &I, body: impl AsyncFnOnce(&Run) -> Result<T, E>) -> Result<T, HandlerError<E>> {
         let invocation = Invocation {
             function: std::env::var("AWS_LAMBDA_FUNCTION_NAME").unwrap_or_default(),
@@ -76,7 +76,7 @@ where
     ) -> Result<NextStep, HandlerError<E>> {
         let next = self.begin_unlogged(identity, invocation).await;
         if let Err(HandlerError::Lock(error)) = &next
-            && error.is_in_progress()
+            && error.kind() == ErrorKind::InProgress
         {
             lock::log_refusal(error);
         }
@@ -98,11 +98,11 @@ where
             let lock = settings.acquire(unique, invocation).unlocked().map_err(HandlerError::Lock)?;
             return Ok(NextStep::Run(self.new_run(lock, None)));
         };
-        let reject_unfinished = (settings.on_timeout == OnTimeout::Reject).then_some(settings.window());
+        let reject_unfinished = (settings.on_unfinished == OnUnfinished::Reject).then_some(settings.window());
         let claim = RecordClaim { validation: validation.clone(), reject_unfinished };
         if let Some(record) = settings.cached(&key) {
             return match claim.refusal(record) {
-                Kind::Completed(record) => Ok(NextStep::replay(key, record)),
+                Cause::Completed(record) => Ok(NextStep::replay(key, record)),
                 refusal => {
                     let error = settings.error(refusal, &key);
                     lock::record_refusal(&error);
@@ -153,7 +153,7 @@ where
     pub(crate) fn replay(&self, record: &Holder, key: &str) -> Result<T, HandlerError<E>> {
         tracing::info!(key = &*printable(key), fence = record.fence, "replaying the first run's result");
         let settings = &*self.settings;
-        let unusable = |why: &str| HandlerError::Lock(settings.error(Kind::UnusableResult(why.to_owned()), key));
+        let unusable = |why: &str| HandlerError::Lock(settings.error(Cause::UnusableResult(why.to_owned()), key));
         if let Some(error) = &record.error {
             let stored = error.as_str().and_then(|text| serde_json::from_str(text).ok());
             return Err(stored.map_or_else(|| unusable("the stored error cannot be read"), HandlerError::Replayed));
@@ -181,8 +181,9 @@ where
         if !lock.is_enforced() {
             return work.await.map_err(HandlerError::Handler);
         }
-        let unfinished = AbandonOnDrop(Some(lock).filter(|_| settings.on_timeout == OnTimeout::Reject));
-        // All code of the user runs here, including the serialization of the result. If it panics, the run is unfinished.
+        let unfinished = AbandonOnDrop(Some(lock).filter(|_| settings.on_unfinished == OnUnfinished::Reject));
+        // All code of the user runs here, including the serialization of the result. If it panics, the run is
+        // unfinished.
         let done = while_held(lock, async {
             let result = work.await;
             let update = self.record_update(run, &result);
@@ -196,7 +197,7 @@ where
             // The lease ended with the work half done. The record is released, unless `unfinished` has abandoned it.
             Ok(None) => {
                 drop(unfinished);
-                (Ok(Err(HandlerError::Lock(lock.error(Kind::Lost(None))))), RecordUpdate::Release)
+                (Ok(Err(HandlerError::Lock(lock.error(Cause::Lost(None))))), RecordUpdate::Release)
             }
             Err(panic) => {
                 drop(unfinished);
@@ -214,7 +215,7 @@ where
             }
             RecordUpdate::Unstorable(why) => {
                 lock.abandon();
-                return Err(HandlerError::Lock(settings.error(Kind::UnusableResult(why), lock.key())));
+                return Err(HandlerError::Lock(settings.error(Cause::UnusableResult(why), lock.key())));
             }
             RecordUpdate::Release => self.release(lock).await,
             RecordUpdate::Store(outcome) => self.store(run, outcome).await,

@@ -1,4 +1,5 @@
-//! Idempotency: work that runs once for each key, and whose result is replayed to duplicates.
+//! Idempotency: work that runs once for each key, and whose result is replayed to duplicates. Feature `idempotency`.
+//! [`Idempotency`] describes it; this module has its policies and formats, too.
 
 mod cache;
 mod error;
@@ -14,7 +15,7 @@ pub(crate) use execution::NextStep;
 pub use format::RecordFormat;
 #[cfg(feature = "http")]
 pub(crate) use format::{hex, is_missing};
-pub use policy::{OnError, OnMissingKey, OnTimeout, OnUnstorableResult, StoredError};
+pub use policy::{OnError, OnMissingKey, OnUnfinished, OnUnstorableResult, StoredError};
 pub use run::Run;
 pub use settings::Idempotency;
 #[cfg(feature = "lambda")]

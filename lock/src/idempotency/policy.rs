@@ -8,24 +8,27 @@ use serde_json::json;
 /// The policy for an input without a key.
 ///
 /// ```
-/// # use lambda_lock::{Idempotency, Locks, OnMissingKey};
+/// # use lambda_lock::idempotency::OnMissingKey;
+/// # use lambda_lock::{Idempotency, Locks};
 /// # fn example(locks: Locks) -> Idempotency<Option<String>, (), ()> {
 /// Idempotency::new(locks, OnMissingKey::RunUnprotected, |header: &Option<String>| header.clone())
 /// # }
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum OnMissingKey {
     /// The work runs without protection: a duplicate runs again.
     RunUnprotected,
-    /// The work does not run, and the call fails with an error that
-    /// [`is_key_missing`](crate::Error::is_key_missing).
+    /// The work does not run, and the call fails with an error of kind
+    /// [`KeyMissing`](crate::ErrorKind::KeyMissing).
     Reject,
 }
 
 /// The policy for the record after the handler returned an error.
 ///
 /// ```
-/// # use lambda_lock::{Idempotency, OnError, StoredError};
+/// # use lambda_lock::idempotency::StoredError;
+/// # use lambda_lock::{Idempotency, OnError};
 /// # enum Failure { Declined, Unreachable }
 /// # fn example(payments: Idempotency<String, (), Failure>) -> Idempotency<String, (), Failure> {
 /// payments.on_error(|error| match error {
@@ -39,13 +42,13 @@ pub enum OnMissingKey {
 pub enum OnError {
     /// The record is released: a retry runs at once. The default.
     Release,
-    /// The record stays in progress until its lease ends; then [`OnTimeout`] applies. The error is returned even if a
+    /// The record stays in progress until its lease ends; then [`OnUnfinished`] applies. The error is returned even if a
     /// transaction that [completes](crate::Run::complete_in) the record was committed and its answer was lost. The next
     /// call then gets the result.
     Keep,
     /// The error is stored as the outcome, and replayed for the window. If it has more than 390 KiB, the record is
-    /// released instead, with a warning. The same applies to the [formats](crate::RecordFormat) of Powertools, which
-    /// would replay the error as a success.
+    /// released instead, with a warning. The same applies to the [formats](crate::idempotency::RecordFormat) of
+    /// Powertools, which would replay the error as a success.
     Store(StoredError),
 }
 
@@ -53,19 +56,19 @@ pub enum OnError {
 /// or its result could not be stored.
 ///
 /// ```
-/// # use lambda_lock::{Idempotency, OnTimeout};
+/// # use lambda_lock::{Idempotency, OnUnfinished};
 /// # fn example(transfers: Idempotency<String, (), ()>) -> Idempotency<String, (), ()> {
-/// transfers.on_timeout(OnTimeout::Reject)
+/// transfers.on_unfinished(OnUnfinished::Reject)
 /// # }
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum OnTimeout {
+pub enum OnUnfinished {
     /// The next call after the lease runs again.
     #[default]
     RunAgain,
-    /// Calls fail until the window has passed since the run began, with an error that
-    /// [`is_unfinished`](crate::Error::is_unfinished): for work that must never run twice. A run also counts as begun if
+    /// Calls fail until the window has passed since the run began, with an error of kind
+    /// [`Unfinished`](crate::ErrorKind::Unfinished): for work that must never run twice. A run also counts as begun if
     /// its request arrived after the sender had stopped waiting. Deleting the row lets the work run.
     Reject,
 }
@@ -78,10 +81,11 @@ pub enum OnTimeout {
 /// - cannot be written as JSON: for example, it contains a float that is NaN or infinite, or a map whose keys are not
 ///   strings,
 /// - is nested more than 127 levels deep, the most that `serde_json` reads,
-/// - or cannot be stored in the [format](crate::RecordFormat).
+/// - or cannot be stored in the [format](crate::idempotency::RecordFormat).
 ///
 /// ```
-/// # use lambda_lock::{Idempotency, OnUnstorableResult};
+/// # use lambda_lock::idempotency::OnUnstorableResult;
+/// # use lambda_lock::Idempotency;
 /// # fn example(exports: Idempotency<String, (), ()>) -> Idempotency<String, (), ()> {
 /// exports.on_unstorable_result(OnUnstorableResult::CompleteWithoutResult)
 /// # }
@@ -89,20 +93,20 @@ pub enum OnTimeout {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum OnUnstorableResult {
-    /// The call fails with an error that [`is_unusable_result`](crate::Error::is_unusable_result). The run counts as
-    /// [unfinished](OnTimeout).
+    /// The call fails with an error of kind [`UnusableResult`](crate::ErrorKind::UnusableResult). The run counts as
+    /// [unfinished](OnUnfinished).
     #[default]
     Fail,
     /// The record is completed without the result. The call returns the result, and a duplicate does not run. A duplicate
-    /// gets the result that JSON's `null` stands for (`()`, `None`), or an error that
-    /// [`is_unusable_result`](crate::Error::is_unusable_result).
+    /// gets the result that JSON's `null` stands for (`()`, `None`), or an error of kind
+    /// [`UnusableResult`](crate::ErrorKind::UnusableResult).
     CompleteWithoutResult,
 }
 
 /// An error that a record stores and replays.
 ///
 /// ```
-/// let declined = lambda_lock::StoredError::new("Declined", "the card was declined");
+/// let declined = lambda_lock::idempotency::StoredError::new("Declined", "the card was declined");
 /// assert_eq!(declined.to_string(), "Declined: the card was declined");
 /// ```
 #[derive(Clone, Deserialize, PartialEq, Eq, Serialize)]

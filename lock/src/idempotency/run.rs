@@ -7,7 +7,7 @@ use aws_sdk_dynamodb::types::{AttributeValue, TransactWriteItem};
 use serde::Serialize;
 
 use super::format::{RecordFormat, to_json};
-use crate::error::{Error, Kind};
+use crate::error::{Cause, Error};
 use crate::holder::{Data, Holder};
 use crate::limits::check_data;
 use crate::lock::Lock;
@@ -67,10 +67,10 @@ impl Run {
     /// Sends no request, and the run sends none after a handler that returns this result. The write costs one write in the
     /// transaction; IAM action `dynamodb:UpdateItem`. If the run is [not enforced](Lock::is_enforced), the returned item is a check that
     /// always holds; IAM action `dynamodb:ConditionCheckItem`. If the result cannot be stored, the call fails with an error
-    /// that [`is_unusable_result`](Error::is_unusable_result), also with
-    /// [`OnUnstorableResult::CompleteWithoutResult`](crate::OnUnstorableResult::CompleteWithoutResult).
+    /// of kind [`UnusableResult`](crate::ErrorKind::UnusableResult), also with
+    /// [`OnUnstorableResult::CompleteWithoutResult`](crate::idempotency::OnUnstorableResult::CompleteWithoutResult).
     pub fn complete_in<T: Serialize>(&self, result: &T) -> Result<TransactWriteItem, Error> {
-        let result = self.stored(result).map_err(|why| self.lock.error(Kind::UnusableResult(why)))?;
+        let result = self.stored(result).map_err(|why| self.lock.error(Cause::UnusableResult(why)))?;
         let completion = self.lock.completion(self.window, Outcome::Result(result.clone()))?;
         *self.in_transaction() = Some(result);
         Ok(completion)

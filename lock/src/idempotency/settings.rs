@@ -9,23 +9,23 @@ use serde_json::Value;
 
 use super::cache::Cache;
 use super::format::{RecordFormat, is_missing};
-use super::policy::{OnError, OnMissingKey, OnTimeout, OnUnstorableResult};
-use crate::error::{Error, Kind};
+use super::policy::{OnError, OnMissingKey, OnUnfinished, OnUnstorableResult};
+use crate::error::{Cause, Error};
 use crate::holder::Holder;
 use crate::limits::{MAX_RETENTION, check_duration};
-use crate::lock::{self, Backoff, Locks};
+use crate::lock::{self, Locks, Wait};
 
 /// Runs work once for each key: a duplicate gets the result of the first run without a second one.
 ///
 /// This type holds the settings, for inputs of type `I` and results of type `Result<T, E>`. [`run`](Self::run) protects
-/// any async function. With the feature `lambda`, `IdempotentLayer` protects a handler and `SqsConsumer` the messages of a
+/// any async function. With the feature `lambda`, `IdempotencyLayer` protects a handler and `SqsConsumer` the messages of a
 /// queue.
 ///
 /// | the record of the key | what happens |
 /// | --- | --- |
 /// | is absent, was released, or its window has passed | the work runs, and its result is stored for the [window](Self::window) |
-/// | is in progress | an error that [`is_in_progress`](Error::is_in_progress), or a [wait](Self::wait) for the result |
-/// | is in progress, but its lease has ended | the work runs again, or [is rejected](Self::on_timeout) |
+/// | is in progress | an error of kind [`InProgress`](crate::ErrorKind::InProgress), or a [wait](Self::wait) for the result |
+/// | is in progress, but its lease has ended | the work runs again, or [is rejected](Self::on_unfinished) |
 /// | is completed | its result is returned, after [validation](Self::validate) |
 ///
 /// # Failures
@@ -36,13 +36,13 @@ use crate::lock::{self, Backoff, Locks};
 ///
 /// | the first run ended | before its side effect | during it | after it, before its result was stored |
 /// | --- | --- | --- | --- |
-/// | [`OnTimeout::RunAgain`] (default) | runs after the lease | runs again: half-done work is repeated | runs again: the effect occurs twice |
-/// | [`OnTimeout::Reject`] | rejected for the window: no effect | rejected for the window | rejected for the window: the effect occurred once |
+/// | [`OnUnfinished::RunAgain`] (default) | runs after the lease | runs again: half-done work is repeated | runs again: the effect occurs twice |
+/// | [`OnUnfinished::Reject`] | rejected for the window: no effect | rejected for the window | rejected for the window: the effect occurred once |
 /// | with [`Run::complete_in`](crate::Run::complete_in) | runs after the lease | runs: the transaction left nothing | replayed: result and effect were committed together |
 ///
 /// If the handler returns an error, [`on_error`](Self::on_error) decides. By default the record is released, and a retry
 /// runs at once. A panic, or cancellation at the end of the lease, releases the record like an error, or counts as a crash
-/// with [`OnTimeout::Reject`]. In a program built with `panic = "abort"`, a panic is a crash.
+/// with [`OnUnfinished::Reject`]. In a program built with `panic = "abort"`, a panic is a crash.
 ///
 /// If the lease ended and another run took the record, this run's result cannot be stored. The caller gets it
 /// nevertheless, and a warning is logged.
@@ -57,7 +57,8 @@ use crate::lock::{self, Backoff, Locks};
 ///
 /// ```
 /// # use std::time::Duration;
-/// # use lambda_lock::{Error, HandlerError, Idempotency, Locks, OnMissingKey};
+/// # use lambda_lock::idempotency::OnMissingKey;
+/// # use lambda_lock::{Error, HandlerError, Idempotency, Locks};
 /// # #[derive(serde::Serialize, serde::Deserialize)] struct Receipt;
 /// struct Order { id: Option<String>, amount: u32 }
 ///
@@ -83,10 +84,10 @@ pub(super) struct Settings<I, T, E> {
     pub(super) window: Option<Duration>,
     pub(super) lease: Option<Duration>,
     pub(super) until: Option<SystemTime>,
-    pub(super) wait: Option<Backoff>,
+    pub(super) wait: Option<Wait>,
     digest: Option<DigestOf<I>>,
     pub(super) on_error: Option<Policy<E>>,
-    pub(super) on_timeout: OnTimeout,
+    pub(super) on_unfinished: OnUnfinished,
     pub(super) on_unstorable_result: OnUnstorableResult,
     pub(super) on_replay: Option<Hook<T>>,
     pub(super) cache: Option<Arc<Cache>>,
@@ -128,7 +129,7 @@ impl<I, T, E> Idempotency<I, T, E> {
                 wait: None,
                 digest: None,
                 on_error: None,
-                on_timeout: OnTimeout::default(),
+                on_unfinished: OnUnfinished::default(),
                 on_unstorable_result: OnUnstorableResult::default(),
                 on_replay: None,
                 cache: None,
@@ -140,12 +141,12 @@ impl<I, T, E> Idempotency<I, T, E> {
     /// Sets the prefix of record keys, which a `#` separates from the input's key. The default is the Lambda function's
     /// name, and no prefix outside of Lambda. An empty prefix adds no `#`. The prefix of the [`Locks`] comes first.
     ///
-    /// With [`RecordFormat::Plain`] a prefix must not contain a `#`: the key `refunds#7` under the prefix `orders` would
-    /// equal the key `7` under `orders#refunds`. Otherwise each run fails with an error that
-    /// [`is_invalid`](Error::is_invalid). Hashed keys contain no `#`, so their prefix may be any string. Under a layer with
-    /// `per_tenant`, choose one without `#` there, too: the tenant `refunds` under the prefix `orders` would share its keys
-    /// with the prefix `orders#refunds` of another operation. An operation without a prefix can still have the key
-    /// `orders#7`, which equals the key `7` under the prefix `orders`: give each operation a prefix.
+    /// With [`RecordFormat::Plain`] a prefix must not contain a `#`: the key `refunds#7` under the prefix `orders`
+    /// would equal the key `7` under `orders#refunds`. Otherwise each run fails with an error of kind
+    /// [`Invalid`](crate::ErrorKind::Invalid). Hashed keys contain no `#`, so their prefix may be any string. Under a
+    /// layer with `per_tenant`, choose one without `#` there, too: the tenant `refunds` under the prefix `orders` would
+    /// share its keys with the prefix `orders#refunds` of another operation. An operation without a prefix can still
+    /// have the key `orders#7`, which equals the key `7` under the prefix `orders`: give each operation a prefix.
     #[must_use]
     pub fn prefix(self, prefix: impl Into<String>) -> Self {
         self.with(|settings| settings.prefix = Some(prefix.into()))
@@ -157,7 +158,7 @@ impl<I, T, E> Idempotency<I, T, E> {
         self.with(|settings| settings.format = format)
     }
 
-    /// Sets for how long a result is replayed and, with [`OnTimeout::Reject`], an unfinished run is rejected; an hour by
+    /// Sets for how long a result is replayed and, with [`OnUnfinished::Reject`], an unfinished run is rejected; an hour by
     /// default, and longer under the consumers of queues and streams. At least a second more than twice the clock skew, at
     /// most 366 days. Stored in whole seconds, rounded up.
     ///
@@ -189,16 +190,16 @@ impl<I, T, E> Idempotency<I, T, E> {
     /// Lets a duplicate that finds the work in progress wait for its result. If the other run releases the record or its
     /// lease ends, the work runs here. Off by default. Each attempt is one more request.
     ///
-    /// Duplicates take no place in a queue, because a completed record has the result for all of them. With
-    /// [`Backoff::default`], they ask when the run should end, if the record has the time of recent holds. Otherwise, and with
-    /// an explicit backoff, they use [plain backoff](Backoff#plain-backoff).
+    /// Duplicates take no place in a queue, because a completed record has the result for all of them. With a
+    /// [`Duration`] or [`Wait::in_turn`], they ask when the run should end, if the record has the time of recent holds.
+    /// Otherwise, and with [`Wait::backoff`], they use plain [backoff](crate::Backoff).
     #[must_use]
-    pub fn wait(self, backoff: Backoff) -> Self {
-        self.with(|settings| settings.wait = Some(backoff))
+    pub fn wait(self, wait: impl Into<Wait>) -> Self {
+        self.with(|settings| settings.wait = Some(wait.into()))
     }
 
     /// Sets the part of the input that must be equal in a duplicate. The record stores its digest. If the part differs, the
-    /// duplicate fails with an error that [`is_mismatch`](Error::is_mismatch).
+    /// duplicate fails with an error of kind [`Mismatch`](crate::ErrorKind::Mismatch).
     ///
     /// A record without a digest was made before a deployment set this. Its result is returned without a comparison, to
     /// anyone who has its key. A deployment that changes the part changes the digest, so that an identical duplicate of an
@@ -224,10 +225,10 @@ impl<I, T, E> Idempotency<I, T, E> {
         self.with(|settings| settings.on_error = Some(Arc::new(policy)))
     }
 
-    /// Sets what happens after a run that did not finish; [`OnTimeout::RunAgain`] by default.
+    /// Sets what happens after a run that did not finish; [`OnUnfinished::RunAgain`] by default.
     #[must_use]
-    pub fn on_timeout(self, policy: OnTimeout) -> Self {
-        self.with(|settings| settings.on_timeout = policy)
+    pub fn on_unfinished(self, policy: OnUnfinished) -> Self {
+        self.with(|settings| settings.on_unfinished = policy)
     }
 
     /// Sets what happens if a result cannot be stored; [`OnUnstorableResult::Fail`] by default. A consumer of a queue or a
@@ -280,7 +281,7 @@ impl<I, T, E> Idempotency<I, T, E> {
 
     #[cfg(feature = "http")]
     pub(crate) fn rejects_unfinished(&self) -> bool {
-        self.settings.on_timeout == OnTimeout::Reject
+        self.settings.on_unfinished == OnUnfinished::Reject
     }
 
     /// Sets the window unless the user has set one.
@@ -315,7 +316,7 @@ impl<I, T, E> Settings<I, T, E> {
         let Some(key) = (self.key)(input).filter(|key| !is_missing(key)) else {
             return match self.on_missing_key {
                 OnMissingKey::RunUnprotected => Ok(None),
-                OnMissingKey::Reject => Err(self.error(Kind::KeyMissing, "")),
+                OnMissingKey::Reject => Err(self.error(Cause::KeyMissing, "")),
             };
         };
         let key = format.key(&key).map_err(|why| Error::invalid(format!("cannot use the idempotency key: {why}")))?;
@@ -342,8 +343,8 @@ impl<I, T, E> Settings<I, T, E> {
         self.window.unwrap_or(Duration::from_hours(1))
     }
 
-    pub(super) fn error(&self, kind: Kind, key: &str) -> Error {
-        Error::new(kind, &self.locks.0.table.name, key)
+    pub(super) fn error(&self, cause: Cause, key: &str) -> Error {
+        Error::new(cause, &self.locks.0.table.name, key)
     }
 }
 

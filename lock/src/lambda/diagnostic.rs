@@ -2,7 +2,7 @@
 
 use lambda_runtime::Diagnostic;
 
-use crate::error::{Error, Kind};
+use crate::error::{Error, ErrorKind};
 use crate::idempotency::HandlerError;
 
 impl<E: Into<Diagnostic>> From<HandlerError<E>> for Diagnostic {
@@ -26,24 +26,27 @@ impl From<Error> for Diagnostic {
 /// Returns the stable name that Lambda reports as `errorType`.
 fn error_type(error: &Error) -> &'static str {
     match error.kind() {
-        Kind::Held(_) => "LockHeld",
-        Kind::Lost(_) => "LockLost",
-        Kind::Ticket(_) => "LockTicketRefused",
-        Kind::Throttled => "LockThrottled",
-        Kind::Unavailable => "LockUnavailable",
-        Kind::Conflict => "LockConflict",
-        Kind::AccessDenied => "LockAccessDenied",
-        Kind::TableNotFound => "LockTableNotFound",
-        Kind::MalformedRow(_) => "LockMalformedRow",
-        Kind::WrongUse { .. } => "LockWrongKind",
-        Kind::Invalid(_) => "LockInvalid",
-        Kind::NotSent => "LockNotSent",
-        Kind::Rejected => "LockRefused",
-        Kind::Completed(_) => "IdempotencyCompleted",
-        Kind::InProgress(_) => "IdempotencyInProgress",
-        Kind::Unfinished(_) => "IdempotencyUnfinished",
-        Kind::Mismatch(_) => "IdempotencyMismatch",
-        Kind::KeyMissing => "IdempotencyKeyMissing",
-        Kind::UnusableResult(_) => "IdempotencyUnusableResult",
+        ErrorKind::Held => "LockHeld",
+        ErrorKind::Lost => "LockLost",
+        ErrorKind::TicketForeign
+        | ErrorKind::TicketEnded
+        | ErrorKind::TicketReleased
+        | ErrorKind::TicketUsed
+        | ErrorKind::TicketUnknown => "LockTicketRefused",
+        ErrorKind::Throttled => "LockThrottled",
+        ErrorKind::Unavailable => "LockUnavailable",
+        ErrorKind::Conflict => "LockConflict",
+        ErrorKind::AccessDenied => "LockAccessDenied",
+        ErrorKind::TableNotFound => "LockTableNotFound",
+        ErrorKind::MalformedRow => "LockMalformedRow",
+        ErrorKind::WrongKind => "LockWrongKind",
+        ErrorKind::Invalid => "LockInvalid",
+        ErrorKind::NotSent => "LockNotSent",
+        ErrorKind::Rejected => "LockRejected",
+        ErrorKind::InProgress => "IdempotencyInProgress",
+        ErrorKind::Unfinished => "IdempotencyUnfinished",
+        ErrorKind::Mismatch => "IdempotencyMismatch",
+        ErrorKind::KeyMissing => "IdempotencyKeyMissing",
+        ErrorKind::UnusableResult => "IdempotencyUnusableResult",
     }
 }

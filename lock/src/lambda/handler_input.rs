@@ -13,8 +13,8 @@ use crate::lock::Lock;
 /// | the handler is under | it takes | or |
 /// | --- | --- | --- |
 /// | a [`LockLayer`](crate::LockLayer) | a `LambdaEvent` | a [`WithLock`] around it |
-/// | an [`IdempotentLayer`](crate::IdempotentLayer) | a `LambdaEvent` | a [`WithRun`] around it |
-/// | an [`SqsConsumer`](crate::SqsConsumer) | a [`Message`](crate::Message) | a [`WithRun`] around it |
+/// | an [`IdempotencyLayer`](crate::IdempotencyLayer) | a `LambdaEvent` | a [`WithRun`] around it |
+/// | an [`SqsConsumer`](crate::SqsConsumer) | a [`SqsMessage`](crate::lambda::SqsMessage) | a [`WithRun`] around it |
 /// | a `StreamConsumer` | a `KinesisRecord` or a `DynamoDbRecord` | a [`WithRun`] around it |
 ///
 /// This trait is sealed. `With` is what the handler may get beside its input.

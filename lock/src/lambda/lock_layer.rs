@@ -12,9 +12,9 @@ use tower::{Layer, Service};
 
 use super::handler_input::HandlerInput;
 use super::invocation::{check_not_durable, deadline, holder, is_held_by_attempt, key_of_tenant};
-use crate::error::Error;
+use crate::error::{Error, ErrorKind};
 use crate::idempotency::HandlerError;
-use crate::lock::{Backoff, Lock, Locks, hold, record_refusal};
+use crate::lock::{Lock, Locks, Wait, hold, record_refusal};
 use crate::panics;
 use crate::text::printable;
 
@@ -103,7 +103,7 @@ struct LockSettings<H: HandlerInput<Arc<Lock>>, R> {
     locks: Locks,
     key: KeyOf<H::Input>,
     lease: Option<Duration>,
-    wait: Option<Backoff>,
+    wait: Option<Wait>,
     at_most: Option<u32>,
     per_tenant: bool,
     hold_at_least: Duration,
@@ -126,7 +126,8 @@ enum KeyOf<I> {
 /// does not resolve (no table, no access, a malformed row) always fails the invocation.
 ///
 /// ```
-/// # use lambda_lock::{LockLayer, Locks, OnUnavailable};
+/// # use lambda_lock::lambda::OnUnavailable;
+/// # use lambda_lock::{LockLayer, Locks};
 /// # use lambda_runtime::LambdaEvent;
 /// # fn example(locks: Locks) -> LockLayer<LambdaEvent<()>, ()> {
 /// LockLayer::new(locks).on_unavailable(OnUnavailable::RunUnlocked)
@@ -216,11 +217,12 @@ impl<H: HandlerInput<Arc<Lock>>, R> LockLayer<H, R> {
 
     /// Waits while the key is held, at most until 100 ms before the invocation's deadline. Off by default.
     ///
-    /// With [`Backoff::default`], invocations take turns in the order of arrival, which is not guaranteed. One that is refused
-    /// sends one more request to take a place: see [`Acquire::wait`](crate::Acquire::wait).
+    /// With a [`Duration`] or [`Wait::in_turn`], invocations take turns in the order of arrival, which is not
+    /// guaranteed. One that is refused sends one more request to take a place: see
+    /// [`Acquire::wait`](crate::Acquire::wait).
     #[must_use]
-    pub fn wait(self, backoff: Backoff) -> Self {
-        self.with(|settings| settings.wait = Some(backoff))
+    pub fn wait(self, wait: impl Into<Wait>) -> Self {
+        self.with(|settings| settings.wait = Some(wait.into()))
     }
 
     /// Holds the key for at least this long, even if the handler finishes earlier; up to a day. A schedule that fires
@@ -309,8 +311,8 @@ impl<H: HandlerInput<Arc<Lock>>, R> LockSettings<H, R> {
         if let Some(lease) = self.lease {
             acquire = acquire.lease(lease);
         }
-        if let Some(backoff) = self.wait {
-            acquire = acquire.wait(backoff);
+        if let Some(wait) = self.wait {
+            acquire = acquire.wait(wait);
         }
         if let Some(permits) = self.at_most {
             acquire = acquire.at_most(permits);
@@ -323,7 +325,7 @@ impl<H: HandlerInput<Arc<Lock>>, R> LockSettings<H, R> {
             },
             Err(error)
                 if self.on_unavailable == OnUnavailable::RunUnlocked
-                    && (error.is_unavailable() || error.is_throttled()) =>
+                    && matches!(error.kind(), ErrorKind::Unavailable | ErrorKind::Throttled) =>
             {
                 tracing::warn!(key = &*printable(&key), %error, "running without the lock");
                 acquire.unlocked().map_err(Refused::Error)

@@ -1,21 +1,20 @@
-//! The middlewares for `lambda_runtime` handlers. Feature `lambda`.
+//! The middlewares for `lambda_runtime` handlers: a lock, a record of idempotency, and a queue consumer, with their
+//! settings and services. Feature `lambda`.
 
 mod batch;
 mod diagnostic;
 mod handler_input;
-mod idempotent_layer;
+mod idempotency_layer;
 mod invocation;
 mod lock_layer;
 mod sqs;
 #[cfg(feature = "streams")]
-mod streams;
+pub(crate) mod streams;
 
 pub use batch::{Consumer, ConsumerService, Source};
 pub use handler_input::{HandlerInput, WithLock, WithRun};
-pub use idempotent_layer::{IdempotentLayer, IdempotentService};
+pub use idempotency_layer::{IdempotencyLayer, IdempotencyService};
 #[cfg(feature = "http")]
 pub(crate) use invocation::invocation_of;
 pub use lock_layer::{LockLayer, LockService, OnUnavailable};
-pub use sqs::{Message, SqsConsumer, SqsSource};
-#[cfg(feature = "streams")]
-pub use streams::{DynamoDbRecord, KinesisRecord, StreamConsumer, StreamRecord, StreamSource};
+pub use sqs::{SqsConsumer, SqsMessage, SqsSource};

@@ -11,14 +11,14 @@ use futures_util::FutureExt;
 use tokio::time::timeout;
 use tracing::{Instrument, Span};
 
-use super::backoff::{Backoff, Delays};
 use super::held::{Grant, HeldPermit, Lock, Ownership, Subject};
 use super::locks::{Locks, check_attribute_name};
 use super::telemetry::{self, AcquireSpan, HoldSpan};
 use super::turn::{Action, Turn};
+use super::wait::{Wait, Waiting};
 use crate::client::SdkAttempts;
 use crate::clock::{Lease, Moment, millis, since_epoch};
-use crate::error::{Error, Kind};
+use crate::error::{Cause, Error, ErrorKind};
 use crate::holder::{Data, Holder};
 use crate::limits::{
     DAY, MAX_IDENTITY_BYTES, MAX_LEASE, MIN_LEASE, TIME_TO_ANSWER, check_attributes, check_duration, check_holder,
@@ -43,7 +43,7 @@ impl Locks {
             key: key.into(),
             lease: None,
             until: None,
-            wait: Backoff::NO_WAIT,
+            wait: None,
             hold_at_least: Duration::ZERO,
             holder: None,
             identity: None,
@@ -73,7 +73,7 @@ impl Locks {
 /// `UpdateItem`. Dropping the future ends the wait.
 ///
 /// An answer that comes after the end of the lease is no lock: the acquire frees the key, and the attempt fails with an
-/// error that [`is_unavailable`](Error::is_unavailable).
+/// error of kind [`Unavailable`](crate::ErrorKind::Unavailable).
 ///
 /// # Withdrawal
 ///
@@ -92,12 +92,12 @@ impl Locks {
 ///
 /// ```
 /// # use std::time::{Duration, SystemTime};
-/// # use lambda_lock::{Backoff, Error, Locks};
+/// # use lambda_lock::{Error, Locks};
 /// # async fn example(locks: Locks, deadline: SystemTime) -> Result<(), Error> {
 /// let lock = locks
 ///     .acquire("nightly-report")
 ///     .until(deadline)
-///     .wait(Backoff::default().up_to(Duration::from_secs(5)))
+///     .wait(Duration::from_secs(5))
 ///     .await?;
 /// println!("acquired with fence {}", lock.fence());
 /// lock.release().await
@@ -109,7 +109,7 @@ pub struct Acquire {
     key: String,
     lease: Option<Duration>,
     until: Option<SystemTime>,
-    wait: Backoff,
+    wait: Option<Wait>,
     hold_at_least: Duration,
     holder: Option<String>,
     identity: Option<String>,
@@ -122,8 +122,8 @@ pub struct Acquire {
 
 impl Acquire {
     /// Sets the lease, the time after which the lock ends unless it is renewed: from 1 ms to 366 days, and with
-    /// [`until`](Self::until), or for a permit of a semaphore, to a day. The default is the time until the deadline if `until`
-    /// is set, and otherwise the lease of the [`Locks`].
+    /// [`until`](Self::until), or for a permit of a semaphore, to a day. The default is the time until the deadline if
+    /// `until` is set, and otherwise the lease of the [`Locks`].
     ///
     /// A lease of more than a day is for a lock that outlives its invocation ([`Lock::into_ticket`]). If its process or its
     /// ticket is lost, the key stays held until the lease ends, or until an operator [frees](Locks::force_release) it. A
@@ -143,12 +143,12 @@ impl Acquire {
 
     /// Waits while the key is held, and retries after throttling and server errors. Off by default.
     ///
-    /// With [`Backoff::default`], waiters take turns in the order of arrival, which is not guaranteed. A free key without
-    /// waiters costs one request, as without a wait. A waiter that is refused sends one request to take a place and one for
-    /// each attempt: about six in all, with its release. IAM action `dynamodb:UpdateItem`. With an explicit base, factor, cap
-    /// or jitter, it takes no place.
-    pub fn wait(mut self, backoff: Backoff) -> Self {
-        self.wait = backoff;
+    /// With a [`Duration`] or [`Wait::in_turn`], waiters take turns in the order of arrival, which is not guaranteed. A
+    /// free key without waiters costs one request, as without a wait. A waiter that is refused sends one request to
+    /// take a place and one for each attempt: about six in all, with its release. IAM action `dynamodb:UpdateItem`.
+    /// With [`Wait::backoff`], it takes no place.
+    pub fn wait(mut self, wait: impl Into<Wait>) -> Self {
+        self.wait = Some(wait.into());
         self
     }
 
@@ -172,9 +172,9 @@ impl Acquire {
     /// bytes. A later acquire of the same identity takes the lock over instead of being refused, so that a retry finds the
     /// lock of an attempt that crashed. Without [`wait`](Self::wait), one request; IAM action `dynamodb:UpdateItem`.
     ///
-    /// Permits of a [semaphore](crate::Semaphore) have no identity: the acquire fails as [invalid](Error::is_invalid). The
-    /// identity must be unique to one piece of work. It is a part of the [owner](Lock::owner) in the row, so others can
-    /// read it.
+    /// Permits of a [semaphore](crate::Semaphore) have no identity: the acquire fails as
+    /// [invalid](crate::ErrorKind::Invalid). The identity must be unique to one piece of work. It is a part of the
+    /// [owner](Lock::owner) in the row, so others can read it.
     ///
     /// # Two invocations of one identity
     ///
@@ -191,12 +191,12 @@ impl Acquire {
     ///
     /// ```
     /// # use std::time::Duration;
-    /// # use lambda_lock::{Backoff, Error, Locks};
+    /// # use lambda_lock::{Error, Locks};
     /// # async fn example(locks: Locks, execution_arn: &str) -> Result<(), Error> {
     /// let lock = locks
     ///     .acquire("nightly-report")
     ///     .owner_from(execution_arn)
-    ///     .wait(Backoff::default().up_to(Duration::from_secs(5)))
+    ///     .wait(Duration::from_secs(5))
     ///     .await?;
     /// # lock.release().await
     /// # }
@@ -272,7 +272,8 @@ impl Acquire {
         }
         // Validate first: the span must not carry an oversized key.
         checked.inspect_err(telemetry::record_refusal)?;
-        let mut telemetry = AcquireSpan::start(&self.key, &settings.clock, self.wait.is_repeated());
+        let mut telemetry =
+            AcquireSpan::start(&self.key, &settings.clock, self.wait.is_some_and(|wait| wait.is_repeated()));
         let span = telemetry.span().clone();
         match self.ask(&mut telemetry).instrument(span).await {
             Ok((lock, taken_from)) => {
@@ -297,7 +298,7 @@ impl Acquire {
                 }
                 Ok(_) => {
                     attempts.discard_late_grant().await?;
-                    attempts.pending.ownership.error(Kind::Unavailable)
+                    attempts.pending.ownership.error(Cause::Unavailable)
                 }
                 Err(error) => error,
             };
@@ -361,7 +362,7 @@ impl Acquire {
             )));
         }
         check_duration("least hold", self.hold_at_least, Duration::ZERO, DAY)?;
-        self.wait.check()?;
+        self.wait.map_or(Ok(()), |wait| wait.check())?;
         if let Some(data) = &self.data {
             self.subject.check_data(data)?;
         }
@@ -465,7 +466,7 @@ struct AcquireAttempts<'a> {
     /// of that earlier attempt counts then.
     sent: Vec<(Moment, Lease)>,
     unanswered: bool,
-    delays: Delays,
+    delays: Waiting,
     /// The place of this waiter, if waiters take turns.
     turn: Option<Turn>,
     is_last: bool,
@@ -499,9 +500,9 @@ impl<'a> AcquireAttempts<'a> {
             pending: Pending::new(acquire)?,
             sent: Vec::new(),
             unanswered: false,
-            delays: acquire.wait.delays(limit),
+            delays: Waiting::start(acquire.wait, limit),
             // A place in one queue says nothing about the others, and a semaphore has no queue.
-            turn: (acquire.subject.is_key() && acquire.wait.takes_turns()).then(Turn::default),
+            turn: (acquire.subject.is_key() && acquire.wait.is_some_and(|wait| wait.takes_turns())).then(Turn::default),
             is_last: false,
             is_conditional: false,
             fences: Fences::new(acquire.subject.keys().len()),
@@ -583,7 +584,7 @@ impl<'a> AcquireAttempts<'a> {
         self.unanswered = false;
         self.sent.clear();
         let now = self.acquire.locks.0.clock.now();
-        if !self.delays.are_over(now.since(self.started)) {
+        if !self.delays.is_over(now.since(self.started)) {
             stale.withdraw(self.acquire.time_to_withdraw(now)).await;
         }
         Ok(())
@@ -622,7 +623,7 @@ impl<'a> AcquireAttempts<'a> {
     /// queue if there is none yet.
     async fn next_delay(&mut self, error: &Error, telemetry: &mut AcquireSpan) -> Duration {
         let clock = &self.acquire.locks.0.clock;
-        if let Some(turn) = self.turn.as_mut().filter(|_| error.is_conflict()) {
+        if let Some(turn) = self.turn.as_mut().filter(|_| error.kind() == ErrorKind::Conflict) {
             return turn.conflicted(random::unit());
         }
         while let (Some(turn), Some(holder)) = (&self.turn, error.holder()) {
@@ -631,7 +632,7 @@ impl<'a> AcquireAttempts<'a> {
                 (Action::Ask, delay) => return delay,
                 (Action::Join, delay) => {
                     tokio::time::sleep(delay.min(self.delays.left(clock.now().since(self.started)))).await;
-                    if self.delays.are_over(clock.now().since(self.started)) {
+                    if self.delays.is_over(clock.now().since(self.started)) {
                         return Duration::ZERO;
                     }
                     if let Some(delay) = self.join(holder, telemetry).await {
@@ -645,8 +646,8 @@ impl<'a> AcquireAttempts<'a> {
         self.delays.next(remaining)
     }
 
-    /// Takes a place in the queue. Returns the delay before the next attempt if it got none: none if the row is gone. A waiter
-    /// that may not join does without a place.
+    /// Takes a place in the queue. Returns the delay before the next attempt if it got none: none if the row is gone. A
+    /// waiter that may not join does without a place.
     async fn join(&mut self, holder: &Holder, telemetry: &mut AcquireSpan) -> Option<Duration> {
         let (settings, key) = (&self.acquire.locks.0, &self.acquire.key);
         let now = settings.clock.now();
@@ -676,7 +677,7 @@ impl<'a> AcquireAttempts<'a> {
 
     /// Ends without the lock. Withdraws now if DynamoDB answered the last attempt, and otherwise in the background.
     async fn give_up(self, error: &Error) {
-        if error.is_answered() && !error.is_invalid() {
+        if error.is_answered() && error.kind() != ErrorKind::Invalid {
             self.pending.withdraw(self.acquire.time_to_withdraw(self.acquire.locks.0.clock.now())).await;
         }
     }
@@ -732,7 +733,7 @@ pub(crate) async fn hold<T>(lock: &Lock, body: impl Future<Output = T>) -> Resul
     }
     match outcome {
         Ok(Some(value)) => Ok(value),
-        Ok(None) => Err(lock.error(Kind::Lost(None))),
+        Ok(None) => Err(lock.error(Cause::Lost(None))),
         Err(panic) => resume_unwind(panic),
     }
 }

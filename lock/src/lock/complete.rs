@@ -5,20 +5,14 @@ use std::time::Duration;
 use aws_sdk_dynamodb::types::TransactWriteItem;
 use tracing::Instrument;
 
-use super::backoff::{Backoff, Jitter};
+use super::backoff::Backoff;
 use super::held::{BackgroundRequest, Lock, Ownership, Phase};
-use crate::error::{Error, Kind};
+use crate::error::{Cause, Error};
 use crate::row::{Completed, Outcome};
 use crate::text::printable;
 
 /// The waits before a completion is sent again.
-const RESEND: Backoff = Backoff::NO_WAIT
-    .base(Duration::from_millis(50))
-    .factor(2.0)
-    .cap(Duration::from_secs(1))
-    .jitter(Jitter::Full)
-    .up_to(Duration::MAX)
-    .max_attempts(u32::MAX);
+const RESEND: Backoff = Backoff::new().base(Duration::from_millis(50)).cap(Duration::from_secs(1));
 
 impl Lock {
     /// Stores the outcome of the run for `window` from now. One request, which is repeated until the lease ends while it is
@@ -29,12 +23,12 @@ impl Lock {
         let _until_it_is_answered = BackgroundRequest::start(locks.clone());
         // An unanswered completion may have been applied, so no release may follow it.
         if self.hold.enter_from(&[Phase::Held, Phase::Lost], Phase::Released).is_err() {
-            return Err(self.error(Kind::Lost(None)));
+            return Err(self.error(Cause::Lost(None)));
         }
         let end = now.wall.saturating_add(window);
         let mut last_error = None;
         let sent = async {
-            let mut delays = RESEND.delays(None);
+            let mut delays = RESEND.delays();
             loop {
                 let delay = match locks.0.table.complete(key, owner, now, end, outcome.clone()).await {
                     Err(error) if error.is_retryable() => {
@@ -48,7 +42,7 @@ impl Lock {
             }
         };
         let answer = tokio::time::timeout(limit, Box::pin(sent.instrument(self.hold.span().clone()))).await;
-        let answer = answer.unwrap_or_else(|_| Err(last_error.unwrap_or_else(|| self.error(Kind::Unavailable))));
+        let answer = answer.unwrap_or_else(|_| Err(last_error.unwrap_or_else(|| self.error(Cause::Unavailable))));
         match &answer {
             Ok(_) => self.hold.telemetry.released("completed", Some((now, self.hold.now()))),
             Err(error) => self.hold.telemetry.release_failed(error),

@@ -15,7 +15,7 @@ use super::register::Held;
 use super::telemetry::HoldSpan;
 use crate::client::SdkAttempts;
 use crate::clock::{Deadline, Lease, Moment, seconds_up};
-use crate::error::{Error, Kind};
+use crate::error::{Cause, Error};
 use crate::holder::{Data, Holder};
 use crate::limits::{DAY, MAX_LEASE, MIN_LEASE, check_data, check_duration, check_permit_data, time_to_ask};
 use crate::queue::HoldTime;
@@ -297,9 +297,9 @@ impl Lock {
         tokio::select! {
             biased;
             // Work that has not begun does not begin after the end.
-            () = self.overrun(), if self.hold.state().is_stopped => Err(self.hold.error(Kind::Lost(None))),
+            () = self.overrun(), if self.hold.state().is_stopped => Err(self.hold.error(Cause::Lost(None))),
             value = work.instrument(self.hold.span().clone()) => Ok(value),
-            () = self.overrun() => Err(self.hold.error(Kind::Lost(None))),
+            () = self.overrun() => Err(self.hold.error(Cause::Lost(None))),
         }
     }
 
@@ -359,7 +359,7 @@ impl Lock {
             let mut state = self.hold.state();
             if state.phase != Phase::Held || state.is_stopped || state.lease.deadline.has_passed(now) {
                 drop(state);
-                return Err(self.hold.error(Kind::Lost(None)));
+                return Err(self.hold.error(Cause::Lost(None)));
             }
             state.new_data.as_ref().map_or(Ok(()), |data| self.hold.ownership.check_data(data))?;
             state.lease.deadline = state.lease.deadline.earlier(renewed.deadline);
@@ -451,8 +451,8 @@ impl Lock {
         self.hold.unanswered()
     }
 
-    pub(crate) fn error(&self, kind: Kind) -> Error {
-        self.hold.ownership.error(kind)
+    pub(crate) fn error(&self, cause: Cause) -> Error {
+        self.hold.ownership.error(cause)
     }
 
     /// Leaves the release to the task of the work, which stores the result of work that is done.
@@ -484,7 +484,7 @@ impl Holding {
         let of_request = |state: &mut State| (state.new_data.clone(), state.next_sequence());
         let (data, sequence) = match self.enter_with(&from, Phase::Releasing, of_request) {
             Err(Phase::Released) => return Ok(None),
-            Err(_) => return Err(self.error(Kind::Lost(None))),
+            Err(_) => return Err(self.error(Cause::Lost(None))),
             Ok(taken) => taken,
         };
         let checked = data.as_ref().map_or(Ok(()), |data| self.ownership.check_data(data));
@@ -508,13 +508,13 @@ impl Holding {
 
     /// Returns the error of a release or a completion that timed out.
     pub(super) fn unanswered(&self) -> Error {
-        let error = self.error(Kind::Unavailable);
+        let error = self.error(Cause::Unavailable);
         self.telemetry.release_failed(&error);
         error
     }
 
-    pub(super) fn error(&self, kind: Kind) -> Error {
-        self.ownership.error(kind)
+    pub(super) fn error(&self, cause: Cause) -> Error {
+        self.ownership.error(cause)
     }
 
     pub(super) fn span(&self) -> &Span {
@@ -617,7 +617,7 @@ impl Held for Holding {
     }
 
     fn unanswered(&self) -> Error {
-        self.error(Kind::Unavailable)
+        self.error(Cause::Unavailable)
     }
 }
 
@@ -720,11 +720,11 @@ impl Ownership {
         Ok(Self { locks: locks.clone(), key: key.to_owned(), owner: locks.0.table.nonce(key)?, subject: Subject::Key })
     }
 
-    pub(super) fn error(&self, kind: Kind) -> Error {
+    pub(super) fn error(&self, cause: Cause) -> Error {
         let table = &self.locks.0.table.name;
         match self.subject.keys() {
-            [first, others @ ..] => Error::new(kind, table, first).with_others(others.iter().map(String::as_str)),
-            _ => Error::new(kind, table, &self.key),
+            [first, others @ ..] => Error::new(cause, table, first).with_others(others.iter().map(String::as_str)),
+            _ => Error::new(cause, table, &self.key),
         }
     }
 
@@ -764,7 +764,7 @@ impl Ownership {
                 match settings.table.release_permit(step, end, expiration, data, seen, release_attempts).await {
                     // Nothing replaces a permit before its lease has ended, so the release was applied.
                     Ok(is_certain) if is_certain || !deadline.has_passed(settings.clock.now()) => Ok(None),
-                    Ok(_) => Err(self.error(Kind::Lost(None))),
+                    Ok(_) => Err(self.error(Cause::Lost(None))),
                     Err(error) => Err(error),
                 }
             }

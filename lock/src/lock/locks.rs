@@ -199,7 +199,7 @@ impl Locks {
     /// hold](crate::Acquire::hold_at_least) ends.
     ///
     /// An idempotent run is cancelled in the same way, so its record is released, and a retry runs the work again. With
-    /// `OnTimeout::Reject`, the record stays, and a retry is refused. A run whose work is done stores its result, and this
+    /// `OnUnfinished::Reject`, the record stays, and a retry is refused. A run whose work is done stores its result, and this
     /// call waits for it.
     ///
     /// Call it on SIGTERM. Lambda sends it to a function with an extension, and ends the process 500 ms later. A lock that is
@@ -328,8 +328,8 @@ impl LocksBuilder {
         self
     }
 
-    /// Enables or disables locking. Without locking, every acquire succeeds at once, sends nothing, and returns a lock that is
-    /// not [enforced](crate::Lock::is_enforced); `build` logs one warning. Enabled by default.
+    /// Enables or disables locking. Without locking, every acquire succeeds at once, sends nothing, and returns a lock
+    /// that is not [enforced](crate::Lock::is_enforced); `build` logs one warning. Enabled by default.
     pub fn enabled(mut self, enabled: bool) -> Self {
         self.enabled = enabled;
         self
@@ -464,6 +464,7 @@ impl Variables {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::error::ErrorKind;
 
     fn read(variables: &[(&str, &str)]) -> Result<Variables, Error> {
         Variables::read(|name| {
@@ -506,7 +507,7 @@ mod tests {
             (&[("LOCK_TABLE_NAME", "jobs"), ("LOCK_ENABLED", "yes")], vec!["LOCK_ENABLED", "`yes`", "`true`"]),
         ] {
             let error = read(variables).unwrap_err();
-            assert!(error.is_invalid());
+            assert_eq!(error.kind(), ErrorKind::Invalid);
             for part in expected {
                 assert!(error.to_string().contains(part), "`{error}` lacks `{part}`");
             }

@@ -12,6 +12,7 @@ mod set;
 mod telemetry;
 mod ticket;
 mod turn;
+mod wait;
 
 pub use acquire::Acquire;
 #[cfg(feature = "lambda")]
@@ -27,3 +28,4 @@ pub use set::{AcquireAll, LockSet};
 #[cfg(feature = "idempotency")]
 pub(crate) use telemetry::{log_refusal, record_refusal};
 pub use ticket::Ticket;
+pub use wait::Wait;

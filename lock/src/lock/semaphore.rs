@@ -21,14 +21,14 @@ impl Locks {
 ///
 /// ```
 /// # use std::time::Duration;
-/// # use lambda_lock::{Backoff, Error, Locks};
+/// # use lambda_lock::{Wait, Error, Locks};
 /// # async fn example(locks: Locks) -> Result<(), Error> {
 /// // Five calls of the bank at a time, across all invocations.
 /// let bank = locks.semaphore("bank-api", 5);
 /// let balance = bank
 ///     .acquire()
 ///     .lease(Duration::from_secs(20))
-///     .wait(Backoff::default())
+///     .wait(Wait::in_turn())
 ///     .run(async |_permit| call_the_bank().await)
 ///     .await?;
 /// # let _: u32 = balance;
@@ -56,20 +56,20 @@ impl Locks {
 ///
 /// # One kind for each key
 ///
-/// A key is either a semaphore, a lock, or a record of idempotency. An acquire of another kind fails with an error that
-/// [`is_wrong_kind`](Error::is_wrong_kind), also while the key is free: until DynamoDB's TTL deletes the row. The row of a
+/// A key is either a semaphore, a lock, or a record of idempotency. An acquire of another kind fails with an error of kind
+/// [`WrongKind`](crate::ErrorKind::WrongKind), also while the key is free: until DynamoDB's TTL deletes the row. The row of a
 /// semaphore stays for the longest lease, a day, plus the skew and the [retention](crate::LocksBuilder::retention) after its
 /// last request.
 ///
 /// # Waiting
 ///
-/// Waiters use [plain backoff](crate::Backoff#plain-backoff), with the default delays unless others are set. They do not take
+/// Waiters use plain [backoff](crate::Backoff), with the default delays unless others are set. They do not take
 /// turns, so a waiter can be overtaken. A delay ends at most one base delay after the lease that ends first.
 ///
 /// # Data
 ///
-/// The permits share the [data](Lock::data) of the row: the last holder that wrote data leaves it to the next acquire. At most
-/// 200 KiB. The name of a [holder](Acquire::holder) has at most 1024 bytes.
+/// The permits share the [data](Lock::data) of the row: the last holder that wrote data leaves it to the next acquire.
+/// At most 200 KiB. The name of a [holder](Acquire::holder) has at most 1024 bytes.
 ///
 /// # Late requests
 ///

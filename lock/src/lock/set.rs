@@ -8,9 +8,9 @@ use std::time::{Duration, SystemTime};
 use aws_sdk_dynamodb::types::ConditionCheck;
 
 use super::acquire::{Acquire, hold};
-use super::backoff::Backoff;
 use super::held::{Lock, Subject};
 use super::locks::Locks;
+use super::wait::Wait;
 use crate::error::Error;
 
 /// How many keys a span and a log line name.
@@ -52,8 +52,8 @@ impl Locks {
 /// rows of a transaction, with the data in them, is 4 MB in all.
 ///
 /// DynamoDB cancels a transaction if another request or transaction on one of its rows is in progress. The attempt then
-/// fails with an error that [`is_conflict`](Error::is_conflict); a wait tries again. A plain acquire of one of the keys at the
-/// same moment can fail in the same way. Renewals and releases are repeated.
+/// fails with an error of kind [`Conflict`](crate::ErrorKind::Conflict); a wait tries again. A plain acquire of one of
+/// the keys at the same moment can fail in the same way. Renewals and releases are repeated.
 ///
 /// # Withdrawal
 ///
@@ -62,12 +62,12 @@ impl Locks {
 ///
 /// ```
 /// # use std::time::Duration;
-/// # use lambda_lock::{Backoff, Error, Locks};
+/// # use lambda_lock::{Error, Locks};
 /// # async fn example(locks: Locks) -> Result<(), Error> {
 /// let accounts = locks
 ///     .acquire_all(["account#1", "account#2"])
 ///     .lease(Duration::from_secs(10))
-///     .wait(Backoff::default().up_to(Duration::from_secs(5)))
+///     .wait(Duration::from_secs(5))
 ///     .await?;
 /// transfer(accounts.fence("account#1"), accounts.fence("account#2")).await;
 /// accounts.release().await
@@ -96,11 +96,11 @@ impl AcquireAll {
 
     /// Waits while a key is held, and retries after conflicts, throttling and server errors. Off by default.
     ///
-    /// Waiters for several keys use [plain backoff](Backoff#plain-backoff): they take no place in the queue of a key, also
-    /// with [`Backoff::default`]. A delay ends at most one base delay after the lease that ends last. Each attempt is one
+    /// Waiters for several keys use plain [backoff](crate::Backoff): they take no place in the queue of a key, also
+    /// with [`Wait::in_turn`]. A delay ends at most one base delay after the lease that ends last. Each attempt is one
     /// `TransactWriteItems`.
-    pub fn wait(mut self, backoff: Backoff) -> Self {
-        self.acquire = self.acquire.wait(backoff);
+    pub fn wait(mut self, wait: impl Into<Wait>) -> Self {
+        self.acquire = self.acquire.wait(wait);
         self
     }
 

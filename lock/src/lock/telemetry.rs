@@ -12,7 +12,7 @@ use tracing::Span;
 use tracing::field::{Empty, display};
 
 use crate::clock::{Clock, Moment, millis};
-use crate::error::Error;
+use crate::error::{Error, ErrorKind};
 use crate::holder::Holder;
 use crate::metrics;
 use crate::text::printable;
@@ -107,7 +107,7 @@ impl AcquireSpan {
 
     /// The acquire failed.
     pub(super) fn refused(mut self, error: &Error) {
-        let reason = error.reason();
+        let reason = error.outcome();
         self.span.record("outcome", reason);
         self.end();
         if self.waits && error.is_retryable() {
@@ -147,19 +147,19 @@ impl Drop for AcquireSpan {
 
 /// Records a refused acquire, or one that failed before a request was sent.
 pub(crate) fn record_refusal(error: &Error) {
-    let reason = error.reason();
-    match reason {
-        // The caller gets the stored result, not an error.
-        "replayed" => return,
+    if error.is_completed() {
+        return;
+    }
+    match error.kind() {
         // The caller logs these: the consumer of a queue also names the message.
-        "in_progress" => return metrics::count(metrics::IN_PROGRESS_REFUSALS),
-        _ => metrics::count_by(metrics::REFUSED, metrics::REASON, reason),
+        ErrorKind::InProgress => return metrics::count(metrics::IN_PROGRESS_REFUSALS),
+        kind => metrics::count_by(metrics::REFUSED, metrics::REASON, kind.as_str()),
     }
     log_refusal(error);
 }
 
 pub(crate) fn log_refusal(error: &Error) {
-    tracing::info!(key = &*printable(error.key()), reason = error.reason(), %error, "not acquired");
+    tracing::info!(key = &*printable(error.key()), reason = error.kind().as_str(), %error, "not acquired");
 }
 
 /// Records the outcome of a ticket, which is this one if it succeeded.
@@ -167,7 +167,7 @@ pub(super) fn record_ticket<T>(outcome: &'static str, answer: &Result<T, Error>)
     match answer {
         Ok(_) => metrics::count_by(metrics::TICKETS, metrics::OUTCOME, outcome),
         Err(error) => {
-            let reason = error.reason();
+            let reason = error.kind().as_str();
             metrics::count_by(metrics::TICKETS, metrics::OUTCOME, reason);
             tracing::info!(key = &*printable(error.key()), reason, %error, "ticket refused");
         }
@@ -253,7 +253,7 @@ impl HoldSpan {
             self.lost(error.holder());
         }
         self.end_with("release_failed");
-        metrics::count_by(metrics::RELEASE_FAILED, metrics::REASON, error.reason());
+        metrics::count_by(metrics::RELEASE_FAILED, metrics::REASON, error.kind().as_str());
     }
 
     fn end_with(&self, outcome: &'static str) {

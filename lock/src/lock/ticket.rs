@@ -7,7 +7,7 @@ use super::held::{Continuation, Grant, Lock, Ownership, Subject};
 use super::locks::Locks;
 use super::telemetry::{HoldSpan, record_ticket};
 use crate::clock::{Lease, Moment, millis, millis_up, seconds_up, since_epoch};
-use crate::error::{Error, Kind, TicketFault};
+use crate::error::{Cause, Error, TicketFault};
 use crate::limits::{DAY, MAX_CLOCK_SKEW, MAX_LEASE, MIN_LEASE, check_duration};
 use crate::metrics;
 use crate::row::{Resumed, Semaphore, TicketStep};
@@ -34,15 +34,15 @@ use crate::text::{MAX_SHOWN, printable, shortened};
 ///
 /// # What the possessor of a ticket can do
 ///
-/// A ticket is a capability: it has the nonce of the acquisition. With it and with the IAM action `dynamodb:UpdateItem` on
-/// the key, anyone can renew, release or resume the lock, and read the data that was stored with the lock. Without the IAM
-/// action, a ticket is worth nothing. It opens no other key, and ends with the acquisition. With a larger `sequence`, a ticket
-/// that was used works again, so accept tickets only from where you sent them. The nonce is also in the row, and in the span
-/// `lock`. `Debug` does not print it.
+/// A ticket is a capability: it has the nonce of the acquisition. With it and with the IAM action `dynamodb:UpdateItem`
+/// on the key, anyone can renew, release or resume the lock, and read the data that was stored with the lock. Without
+/// the IAM action, a ticket is worth nothing. It opens no other key, and ends with the acquisition. With a larger
+/// `sequence`, a ticket that was used works again, so accept tickets only from where you sent them. The nonce is also
+/// in the row, and in the span `lock`. `Debug` does not print it.
 ///
-/// Anyone who can edit a ticket on its way can also set `enforced` to `false`. All requests of the ticket then succeed without being
-/// sent, for any key, and the fence is 0. Each use logs a warning unless locking is disabled. Where that matters, check
-/// [`is_enforced`](Self::is_enforced), or let the receiver of writes refuse small fences.
+/// Anyone who can edit a ticket on its way can also set `enforced` to `false`. All requests of the ticket then succeed
+/// without being sent, for any key, and the fence is 0. Each use logs a warning unless locking is disabled. Where that
+/// matters, check [`is_enforced`](Self::is_enforced), or let the receiver of writes refuse small fences.
 ///
 /// # Format
 ///
@@ -203,9 +203,9 @@ impl Lock {
     /// nothing: without a use of the ticket, the key is held until the lease ends.
     ///
     /// Data that was [set](Self::set_data) and not written by a renewal is dropped. The [minimum
-    /// hold](crate::Acquire::hold_at_least) goes with the ticket. A lock that was lost or released gives a ticket that is
-    /// refused; after a release that was not answered, the row decides. A lock that is not [enforced](Self::is_enforced) gives
-    /// a ticket that says so.
+    /// hold](crate::Acquire::hold_at_least) goes with the ticket. A lock that was lost or released gives a ticket that
+    /// is refused; after a release that was not answered, the row decides. A lock that is not
+    /// [enforced](Self::is_enforced) gives a ticket that says so.
     pub fn into_ticket(self) -> Ticket {
         let expires_at = millis(since_epoch(self.expires_at()));
         let Continuation { hold_until, sequence } = self.hand_over();
@@ -237,26 +237,26 @@ impl Locks {
     ///
     /// Fails with an error that
     ///
-    /// - [`is_ticket_foreign`](Error::is_ticket_foreign) if the ticket belongs to another table, key prefix or sort key;
+    /// - [`TicketForeign`](crate::ErrorKind::TicketForeign) if the ticket belongs to another table, key prefix or sort key;
     ///   nothing is sent then;
-    /// - [`is_ticket_ended`](Error::is_ticket_ended) if the lease has ended, and
-    ///   [`is_ticket_released`](Error::is_ticket_released) if the lock was released; both are also
+    /// - [`TicketEnded`](crate::ErrorKind::TicketEnded) if the lease has ended, and
+    ///   [`TicketReleased`](crate::ErrorKind::TicketReleased) if the lock was released; both are also
     ///   [lost](Error::is_lost);
     /// - [`is_lost`](Error::is_lost), with the [holder](Error::holder), if another holder has taken the key or an operator
     ///   has released it by force;
-    /// - [`is_ticket_used`](Error::is_ticket_used) if the ticket was used before;
-    /// - [`is_ticket_unknown`](Error::is_ticket_unknown) if no acquisition matches the ticket, because it is forged or the
+    /// - [`TicketUsed`](crate::ErrorKind::TicketUsed) if the ticket was used before;
+    /// - [`TicketUnknown`](crate::ErrorKind::TicketUnknown) if no acquisition matches the ticket, because it is forged or the
     ///   row was deleted.
     ///
-    /// A retry of the SDK recognises a resumption whose answer was lost. After an error that
-    /// [`is_unavailable`](Error::is_unavailable), [`is_throttled`](Error::is_throttled) or [`is_conflict`](Error::is_conflict),
-    /// and if the future is dropped, the ticket may be used up. The ticket is then
-    /// refused as used, and the key is held until the lease ends, an operator [frees](Self::force_release) it, or another
-    /// acquire of its [identity](crate::Acquire::owner_from) takes it over. So do not put a resumption under a timeout: spawn
-    /// it on a task, or renew and release with the ticket itself, which can be repeated.
+    /// A retry of the SDK recognises a resumption whose answer was lost. After an error of kind
+    /// [`Unavailable`](crate::ErrorKind::Unavailable), [`Throttled`](crate::ErrorKind::Throttled) or
+    /// [`Conflict`](crate::ErrorKind::Conflict), and if the future is dropped, the ticket may be used up. The ticket is
+    /// then refused as used, and the key is held until the lease ends, an operator [frees](Self::force_release) it, or
+    /// another acquire of its [identity](crate::Acquire::owner_from) takes it over. So do not put a resumption under a
+    /// timeout: spawn it on a task, or renew and release with the ticket itself, which can be repeated.
     ///
-    /// If locking is [disabled](crate::LocksBuilder::enabled) here, or the lock of the ticket is not enforced, nothing is sent.
-    /// The lock is then not [enforced](Lock::is_enforced), and valid until the end that the ticket names.
+    /// If locking is [disabled](crate::LocksBuilder::enabled) here, or the lock of the ticket is not enforced, nothing
+    /// is sent. The lock is then not [enforced](Lock::is_enforced), and valid until the end that the ticket names.
     pub async fn resume(&self, ticket: &Ticket) -> Result<Lock, Error> {
         let lock = self.send_resumption(ticket).await;
         record_ticket("resumed", &lock);
@@ -321,13 +321,14 @@ impl Locks {
         Ok(Lock::continuing(ownership, grant, telemetry, continuation))
     }
 
-    /// Renews the lease of the ticket's lock without using up the ticket, so that it ends at least `lease` from now: from 1 ms
-    /// to 366 days, and for a permit of a semaphore to a day. Returns when the lease ends, by this host's clock. One request, or
-    /// two if the lease ends later already; IAM action `dynamodb:UpdateItem`.
+    /// Renews the lease of the ticket's lock without using up the ticket, so that it ends at least `lease` from now:
+    /// from 1 ms to 366 days, and for a permit of a semaphore to a day. Returns when the lease ends, by this host's
+    /// clock. One request, or two if the lease ends later already; IAM action `dynamodb:UpdateItem`.
     ///
-    /// The lease is never shortened, also not by a late request of the process that made the ticket. After a crash, the key stays held until it ends or an operator
-    /// [frees](Self::force_release) it. Can be repeated after any error. Fails as [`resume`](Self::resume) does, but succeeds
-    /// until the lease has ended for all hosts. Work that relies on the returned time is not cancelled by this crate.
+    /// The lease is never shortened, also not by a late request of the process that made the ticket. After a crash, the
+    /// key stays held until it ends or an operator [frees](Self::force_release) it. Can be repeated after any error.
+    /// Fails as [`resume`](Self::resume) does, but succeeds until the lease has ended for all hosts. Work that relies
+    /// on the returned time is not cancelled by this crate.
     ///
     /// If the lock is not enforced, nothing is sent, and the lease ends `lease` from now.
     ///
@@ -367,12 +368,13 @@ impl Locks {
     /// Releases the ticket's lock, which frees the key at once or, with `hold_at_least`, when that time is over. Uses up the
     /// ticket. One request; IAM action `dynamodb:UpdateItem`.
     ///
-    /// Can be repeated after any error, also in another process. It succeeds if the lock was released before, until the next
-    /// holder has acquired and released the key; then it is [lost](Error::is_lost). If the lease has ended but no other holder
-    /// has the key, the release succeeds. For a permit of a semaphore, every 32nd release or so sends one more request, and a
-    /// repeated release is [unknown](Error::is_ticket_unknown) when its trace is gone: after 16 later releases, or a minute. Fails
-    /// with an error that [`is_ticket_used`](Error::is_ticket_used) if the lock was resumed, because the work of that process
-    /// may still run. Its other errors are those of [`resume`](Self::resume). If the lock is not enforced, nothing is sent.
+    /// Can be repeated after any error, also in another process. It succeeds if the lock was released before, until the
+    /// next holder has acquired and released the key; then it is [lost](Error::is_lost). If the lease has ended but no
+    /// other holder has the key, the release succeeds. For a permit of a semaphore, every 32nd release or so sends one
+    /// more request, and a repeated release is [unknown](crate::ErrorKind::TicketUnknown) when its trace is gone: after
+    /// 16 later releases, or a minute. Fails with an error of kind [`TicketUsed`](crate::ErrorKind::TicketUsed) if the
+    /// lock was resumed, because the work of that process may still run. Its other errors are those of
+    /// [`resume`](Self::resume). If the lock is not enforced, nothing is sent.
     pub async fn release_ticket(&self, ticket: &Ticket) -> Result<(), Error> {
         let released = self.send_release(ticket).await;
         record_ticket("released", &released);
@@ -432,7 +434,7 @@ impl Locks {
     }
 
     fn ticket_fault(&self, ticket: &Ticket, fault: TicketFault) -> Error {
-        Error::new(Kind::Ticket(fault), &self.0.table.name, &ticket.key)
+        Error::new(Cause::Ticket(fault), &self.0.table.name, &ticket.key)
     }
 }
 

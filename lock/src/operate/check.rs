@@ -12,7 +12,7 @@ use aws_smithy_types::date_time::Format;
 use humantime::format_duration;
 
 use crate::clock::millis;
-use crate::error::Error;
+use crate::error::{Error, ErrorKind};
 use crate::limits::REQUEST_TIMEOUT;
 use crate::lock::Locks;
 use crate::panics;
@@ -20,11 +20,11 @@ use crate::row::{EXPIRATION, Table, in_time, probe_key};
 
 /// The report of [`Locks::check`]: one line for each finding, with the remedy for a problem.
 #[derive(Clone, Debug)]
-pub struct Report {
+pub struct CheckReport {
     findings: Vec<Finding>,
 }
 
-impl Report {
+impl CheckReport {
     /// Returns `true` if locks work: no finding [failed](Verdict::Failed).
     #[must_use]
     pub fn is_healthy(&self) -> bool {
@@ -39,7 +39,7 @@ impl Report {
 }
 
 /// Prints one line for each finding.
-impl fmt::Display for Report {
+impl fmt::Display for CheckReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (index, finding) in self.findings.iter().enumerate() {
             let line_break = if index == 0 { "" } else { "\n" };
@@ -49,7 +49,7 @@ impl fmt::Display for Report {
     }
 }
 
-/// One line of a [`Report`].
+/// One line of a [`CheckReport`].
 #[derive(Clone, Debug)]
 pub struct Finding {
     subject: String,
@@ -137,7 +137,7 @@ impl Locks {
     /// }
     /// # }
     /// ```
-    pub async fn check(&self) -> Report {
+    pub async fn check(&self) -> CheckReport {
         let mut check = Check { locks: self, findings: Vec::new(), server_time: None };
         if !self.0.enabled {
             check.found("locking", Verdict::Warning, "disabled: work runs without locks");
@@ -148,7 +148,7 @@ impl Locks {
             Box::pin(check.permissions()).await;
         }
         check.clock();
-        Report { findings: check.findings }
+        CheckReport { findings: check.findings }
     }
 }
 
@@ -227,12 +227,12 @@ impl Check<'_> {
                 return true;
             }
             // DescribeTable has low limits of its own.
-            Err(failure) if failure.error.is_throttled() => {
+            Err(failure) if failure.error.kind() == ErrorKind::Throttled => {
                 self.found("table", Verdict::Warning, failure.to_string());
                 return true;
             }
             Err(failure) => {
-                let subject = if failure.error.is_access_denied() { "credentials" } else { "table" };
+                let subject = if failure.error.kind() == ErrorKind::AccessDenied { "credentials" } else { "table" };
                 self.found(subject, Verdict::Failed, format!("{failure}, region {region}"));
                 return false;
             }
@@ -335,7 +335,7 @@ impl Check<'_> {
         match answer {
             Ok(()) => self.found(action, Verdict::Passed, "allowed"),
             Err(failure) if failure.is_denied => self.denied(action, verdict, action, without, &failure),
-            Err(failure) if failure.error.is_throttled() => {
+            Err(failure) if failure.error.kind() == ErrorKind::Throttled => {
                 self.found(action, Verdict::Warning, failure.to_string());
             }
             Err(failure) => self.found(action, verdict, failure.to_string()),
@@ -394,20 +394,20 @@ fn in_millis(time: Duration) -> Duration {
 
 impl Failure {
     fn cause(&self) -> &str {
-        self.error.cause().unwrap_or_default()
+        self.error.source_message().unwrap_or_default()
     }
 }
 
 /// Prints the error with its remedy, and adds a remedy for errors that usually pass.
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.error.is_access_denied() && !self.is_denied {
+        if self.error.kind() == ErrorKind::AccessDenied && !self.is_denied {
             return write!(f, "not accepted ({}): renew them, and check this host's clock", self.cause());
         }
         write!(f, "{} ({})", self.error, self.cause())?;
-        if self.error.is_throttled() {
+        if self.error.kind() == ErrorKind::Throttled {
             f.write_str(": check again in a minute")?;
-        } else if self.error.is_unavailable() {
+        } else if self.error.kind() == ErrorKind::Unavailable {
             f.write_str(": check the endpoint, and the network to it")?;
         }
         Ok(())

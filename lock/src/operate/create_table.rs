@@ -10,7 +10,7 @@ use aws_sdk_dynamodb::types::{
     TimeToLiveSpecification, TimeToLiveStatus,
 };
 
-use crate::error::{Error, Kind};
+use crate::error::{Cause, Error};
 use crate::lock::Locks;
 use crate::row::{EXPIRATION, Table};
 
@@ -59,7 +59,7 @@ impl CreateTable {
 
     async fn create(self) -> Result<(), Error> {
         let Table { client, name, partition_key, sort_key, .. } = &self.table;
-        let rejected = |error: BuildError| Error::new(Kind::Rejected, name, "").with_source(error);
+        let rejected = |error: BuildError| Error::new(Cause::Rejected, name, "").with_source(error);
         let mut create = client.create_table().table_name(name);
         let sort_key = sort_key.iter().map(|(name, _)| (name, KeyType::Range));
         for (attribute, key_type) in [(partition_key, KeyType::Hash)].into_iter().chain(sort_key) {
@@ -93,7 +93,7 @@ impl CreateTable {
             .table_name(name)
             .wait(Duration::from_mins(5))
             .await
-            .map_err(|error| Error::new(Kind::Unavailable, name, "").with_source(error))?;
+            .map_err(|error| Error::new(Cause::Unavailable, name, "").with_source(error))?;
         self.turn_on_ttl().await
     }
 
@@ -113,7 +113,7 @@ impl CreateTable {
             };
         }
         let specification = TimeToLiveSpecification::builder().attribute_name(EXPIRATION).enabled(true).build();
-        let specification = specification.map_err(|error| Error::new(Kind::Rejected, name, "").with_source(error))?;
+        let specification = specification.map_err(|error| Error::new(Cause::Rejected, name, "").with_source(error))?;
         match client.update_time_to_live().table_name(name).time_to_live_specification(specification).send().await {
             Ok(_) => Ok(()),
             // Another caller created the table at the same time.

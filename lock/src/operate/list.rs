@@ -137,7 +137,7 @@ impl List {
 pub struct ListedRow {
     /// The key, without the prefix.
     pub key: String,
-    /// The current or last holder, without its [data](Holder::data), or an error that
-    /// [`is_malformed_row`](Error::is_malformed_row).
+    /// The current or last holder, without its [data](Holder::data), or an error of kind
+    /// [`MalformedRow`](crate::ErrorKind::MalformedRow).
     pub holder: Result<Holder, Error>,
 }

@@ -1,9 +1,13 @@
-//! Operations on the table: create it, check it, list its holders, and release a key by force.
+//! What operators get from the table: [`Locks::create_table`], [`Locks::check`] and [`Locks::list`] return these types.
+//!
+//! [`Locks::create_table`]: crate::Locks::create_table
+//! [`Locks::check`]: crate::Locks::check
+//! [`Locks::list`]: crate::Locks::list
 
 mod check;
 mod create_table;
 mod list;
 
-pub use check::{Finding, Report, Verdict};
+pub use check::{CheckReport, Finding, Verdict};
 pub use create_table::CreateTable;
 pub use list::{List, ListedRow};

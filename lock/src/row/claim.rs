@@ -17,7 +17,7 @@ use super::read::{Row, is_unreadable, number_at};
 use super::table::{Expression as _, Item, Table, in_time, number, send_counted, string};
 use crate::client::SdkAttempts;
 use crate::clock::{Lease, Moment, millis};
-use crate::error::{Error, Kind};
+use crate::error::{Cause, Error};
 use crate::holder::{Data, Holder};
 use crate::limits::{REQUEST_TIMEOUT, time_to_ask};
 use crate::queue::HoldTime;
@@ -84,10 +84,10 @@ pub(crate) trait ClaimExtension: fmt::Debug + Send + Sync {
     fn keep_until(&self, now: Moment) -> Option<Duration>;
 
     /// The error that a refusal by this row means.
-    fn refusal(&self, holder: Holder) -> Kind;
+    fn refusal(&self, holder: Holder) -> Cause;
 
     /// The error that a refusal by a row means that [cannot be read](is_unreadable).
-    fn unreadable(&self) -> Kind;
+    fn unreadable(&self) -> Cause;
 }
 
 /// The answer to an attempt to acquire.
@@ -263,7 +263,7 @@ impl Table {
             }
             Some(row) if row.semaphore.is_some() => {
                 let kind = if claim.extension.is_some() { "a record of idempotency" } else { "a lock" };
-                Err(Error::new(Kind::WrongUse { is: "a semaphore", not: kind }, &self.name, key))
+                Err(Error::new(Cause::WrongUse { is: "a semaphore", not: kind }, &self.name, key))
             }
             Some(row) if row.end <= now.millis() && row.fence > Some(MAX_FENCE) => {
                 Err(self.malformed(key, format!("`{FENCE}` has reached its largest value")))
@@ -272,7 +272,7 @@ impl Table {
                 let holder = row.into_holder(now);
                 let kind = match claim.extension {
                     Some(extension) => extension.refusal(holder),
-                    None => Kind::Held(holder),
+                    None => Cause::Held(holder),
                 };
                 Err(Error::new(kind, &self.name, key))
             }

@@ -32,7 +32,7 @@ use super::table::{
 };
 use crate::client::SdkAttempts;
 use crate::clock::{Lease, Moment, millis};
-use crate::error::{Error, Kind};
+use crate::error::{Cause, Error};
 use crate::holder::{Data, Holder, HolderKind};
 use crate::limits::MAX_PERMITS;
 
@@ -73,7 +73,7 @@ impl Table {
         attempts: &SdkAttempts,
     ) -> Result<(Claimed, Semaphore), Error> {
         let taken = tokio::time::timeout(claim.time_limit(), Box::pin(self.take_permit(claim, limit, attempts))).await;
-        taken.unwrap_or_else(|elapsed| Err(Error::new(Kind::Unavailable, &self.name, claim.key).with_source(elapsed)))
+        taken.unwrap_or_else(|elapsed| Err(Error::new(Cause::Unavailable, &self.name, claim.key).with_source(elapsed)))
     }
 
     async fn take_permit(
@@ -100,8 +100,8 @@ impl Table {
                 continue;
             };
             let Some(semaphore) = row.semaphore.take() else {
-                let kind = Kind::WrongUse { is: "a lock or a record of idempotency", not: "a semaphore" };
-                return Err(Error::new(kind, &self.name, key));
+                let cause = Cause::WrongUse { is: "a lock or a record of idempotency", not: "a semaphore" };
+                return Err(Error::new(cause, &self.name, key));
             };
             if let Some(permit) = semaphore.permit(owner) {
                 let (fence, end) = (permit.fence, permit.lease_end);
@@ -117,7 +117,7 @@ impl Table {
                 semaphore.permits.iter().cloned().partition(|permit| permit.lease_end > now.millis());
             if held.len() >= limit as usize {
                 row.semaphore = Some(semaphore);
-                return Err(Error::new(Kind::Held(row.into_holder(now)), &self.name, key));
+                return Err(Error::new(Cause::Held(row.into_holder(now)), &self.name, key));
             }
             if row.fence > Some(MAX_FENCE) {
                 return Err(self.malformed(key, format!("`{FENCE}` has reached its largest value")));
@@ -126,7 +126,7 @@ impl Table {
             ended.truncate(MAX_PERMITS as usize);
         }
         // The row has changed each time.
-        Err(Error::new(Kind::Conflict, &self.name, key))
+        Err(Error::new(Cause::Conflict, &self.name, key))
     }
 
     /// Builds the request that takes a permit, and replaces these permits if there are any.
@@ -364,7 +364,7 @@ impl Table {
                 Err(error) => self.refusal(error, key).map(drop)?,
             }
         }
-        Err(Error::new(Kind::Conflict, &self.name, key))
+        Err(Error::new(Cause::Conflict, &self.name, key))
     }
 
     /// Builds the request that leaves a tombstone in the row, or in a new row without permits.
@@ -431,7 +431,7 @@ impl Table {
             .value(":now", number(now.millis()))
             .return_values_on_condition_check_failure(OnRefusal::AllOld)
             .build()
-            .map_err(|error| Error::new(Kind::Rejected, &self.name, key).with_source(error))
+            .map_err(|error| Error::new(Cause::Rejected, &self.name, key).with_source(error))
     }
 
     /// Releases the permits that were `seen`, for the operator `by`, so that their holders find them lost. `seen` is a
@@ -456,7 +456,7 @@ impl Table {
             let Some(semaphore) = self.refusal(error, key)?.and_then(|row| row.semaphore) else { return Ok(false) };
             owners.retain(|owner| semaphore.permit(owner).is_some());
         }
-        Err(Error::new(Kind::Conflict, &self.name, key))
+        Err(Error::new(Cause::Conflict, &self.name, key))
     }
 
     fn forced_release(
@@ -494,7 +494,7 @@ impl Table {
     fn permit_lost(&self, key: &str, owner: &str, semaphore: Option<&Semaphore>) -> Error {
         let tombstone = semaphore.and_then(|semaphore| semaphore.tombstone(owner));
         let forced = tombstone.filter(|tombstone| tombstone.forced_by.is_some()).cloned();
-        Error::new(Kind::Lost(forced.map(Tombstone::into_holder)), &self.name, key)
+        Error::new(Cause::Lost(forced.map(Tombstone::into_holder)), &self.name, key)
     }
 }
 

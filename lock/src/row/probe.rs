@@ -8,7 +8,7 @@ use aws_sdk_dynamodb::operation::update_item::builders::UpdateItemFluentBuilder;
 use aws_sdk_dynamodb::types::{ConditionCheck, ReturnValue, TransactWriteItem};
 
 use super::table::{Expression as _, Table, in_time, send};
-use crate::error::{Error, Kind};
+use crate::error::{Cause, Error};
 use crate::random;
 
 /// The key of these requests.
@@ -44,7 +44,7 @@ impl Table {
     pub(crate) fn probe_condition_check(&self) -> Result<TransactWriteItemsFluentBuilder, Error> {
         let check = ConditionCheck::builder().table_name(&self.name).set_key(Some(self.key(PROBE_KEY)));
         let check = check.condition_expression(NEVER).name("#id", &self.partition_key).build();
-        let check = check.map_err(|error| Error::new(Kind::Rejected, &self.name, PROBE_KEY).with_source(error))?;
+        let check = check.map_err(|error| Error::new(Cause::Rejected, &self.name, PROBE_KEY).with_source(error))?;
         let item = TransactWriteItem::builder().condition_check(check).build();
         let token = random::request_token();
         Ok(self.client.transact_write_items().transact_items(item).set_client_request_token(token))

@@ -16,7 +16,7 @@ use super::names::{
 use super::semaphore::Semaphore;
 use super::table::{Expression as _, Item, Table, in_time, string};
 use crate::clock::Moment;
-use crate::error::Error;
+use crate::error::{Error, ErrorKind};
 use crate::holder::{Data, Holder, HolderKind};
 use crate::limits::{DAY, REQUEST_TIMEOUT};
 use crate::queue::{HoldTime, Queue};
@@ -273,7 +273,7 @@ impl Table {
     /// Reads a semaphore of a list without its data. Returns `None` if its row is gone.
     async fn listed_semaphore(&self, key: &str, now: Moment) -> Result<Option<ListedRow>, Error> {
         let row = match self.get(key, now).await {
-            Err(error) if !error.is_malformed_row() => return Err(error),
+            Err(error) if error.kind() != ErrorKind::MalformedRow => return Err(error),
             row => row.transpose(),
         };
         Ok(row.map(|row| (key.to_owned(), row.map(|holder| Holder { data: None, ..holder }))))

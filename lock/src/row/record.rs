@@ -11,7 +11,7 @@ use super::names::{COMPLETED, DATA, ERROR, EXPIRATION, IN_PROGRESS, OWNER, RELEA
 use super::read::NOT_UNICODE;
 use super::table::{Expression as _, Item, Table, in_time, number, send, string};
 use crate::clock::{Moment, millis, seconds_up};
-use crate::error::{Error, Kind};
+use crate::error::{Cause, Error};
 use crate::holder::{Data, Holder};
 use crate::limits::REQUEST_TIMEOUT;
 
@@ -55,21 +55,21 @@ impl ClaimExtension for RecordClaim {
         self.reject_unfinished.map(|window| now.wall.saturating_add(window))
     }
 
-    fn refusal(&self, record: Holder) -> Kind {
+    fn refusal(&self, record: Holder) -> Cause {
         let (stored, ours) = (record.validation.as_deref(), self.validation.as_deref());
         if stored.zip(ours).is_some_and(|(stored, ours)| differ(stored, ours)) {
-            Kind::Mismatch(record)
+            Cause::Mismatch(record)
         } else if record.completed {
-            Kind::Completed(record)
+            Cause::Completed(record)
         } else if record.current {
-            Kind::InProgress(record)
+            Cause::InProgress(record)
         } else {
-            Kind::Unfinished(record)
+            Cause::Unfinished(record)
         }
     }
 
-    fn unreadable(&self) -> Kind {
-        Kind::UnusableResult(format!(
+    fn unreadable(&self) -> Cause {
+        Cause::UnusableResult(format!(
             "the stored result cannot be read ({NOT_UNICODE}): let the function that wrote it return whole characters"
         ))
     }
@@ -143,7 +143,7 @@ impl Table {
             .set_expression_attribute_names(Some(names))
             .set_expression_attribute_values(Some(values))
             .build()
-            .map_err(|error| Error::new(Kind::Rejected, &self.name, key).with_source(error))
+            .map_err(|error| Error::new(Cause::Rejected, &self.name, key).with_source(error))
     }
 }
 

@@ -10,7 +10,7 @@ use super::names::{
 };
 use super::table::{Expression as _, Table, hold_number, insist, number, string, with_data};
 use crate::clock::{Lease, Moment, millis, seconds_up};
-use crate::error::{Error, Kind};
+use crate::error::{Cause, Error};
 use crate::holder::{Data, Holder};
 use crate::queue::HoldTime;
 
@@ -151,7 +151,7 @@ impl Table {
         }
         .return_values_on_condition_check_failure(OnRefusal::AllOld)
         .build()
-        .map_err(|error| Error::new(Kind::Rejected, &self.name, key).with_source(error))
+        .map_err(|error| Error::new(Cause::Rejected, &self.name, key).with_source(error))
     }
 
     /// Takes the key from the acquisition that was `seen`, for the operator's `owner`, and releases it at once, so that its

@@ -17,7 +17,7 @@ use super::table::{Expression as _, Table, insist, insist_counted, number, strin
 use super::withdraw::TRIES;
 use crate::client::SdkAttempts;
 use crate::clock::{Lease, Moment};
-use crate::error::{Error, Kind, TicketFault};
+use crate::error::{Cause, Error, ErrorKind, TicketFault};
 use crate::holder::Data;
 use crate::queue::HoldTime;
 
@@ -171,7 +171,7 @@ impl Table {
                 Err(error) => self.refusal(error, key).map(drop)?,
             }
         }
-        Err(Error::new(Kind::Conflict, &self.name, key))
+        Err(Error::new(Cause::Conflict, &self.name, key))
     }
 
     /// Frees the key at `end` if the ticket was not used. One request. Succeeds if this owner has released the key before.
@@ -261,7 +261,7 @@ impl Table {
                 Err(error) => self.refusal(error, key).map(drop)?,
             }
         }
-        Err(Error::new(Kind::Conflict, &self.name, key))
+        Err(Error::new(Cause::Conflict, &self.name, key))
     }
 
     /// Frees a permit, as [`release_ticket`](Self::release_ticket) frees a lock. One request; about every 32nd release sends
@@ -289,7 +289,7 @@ impl Table {
             .as_ref()
             .is_some_and(|semaphore| semaphore.permit(owner).is_none() && semaphore.tombstone(owner).is_none());
         match self.permit_ticket_refused(step, semaphore.as_ref()) {
-            error if error.is_ticket_released() => Ok(()),
+            error if error.kind() == ErrorKind::TicketReleased => Ok(()),
             // Nothing replaces a permit before its lease has ended. So an earlier attempt was applied, and its tombstone
             // removed.
             _ if is_gone && attempts.is_unanswered() && now.wall < step.expires_at => Ok(()),
@@ -310,7 +310,7 @@ impl Table {
             (Some(permit), _) if permit.sequence > sequence => TicketFault::Used,
             (Some(_), _) => TicketFault::Ended,
             (None, Some(tombstone)) if tombstone.forced_by.is_some() => {
-                return Error::new(Kind::Lost(Some(tombstone.clone().into_holder())), &self.name, key);
+                return Error::new(Cause::Lost(Some(tombstone.clone().into_holder())), &self.name, key);
             }
             (None, Some(_)) => TicketFault::Released,
             // The permit was replaced after its lease.
@@ -330,7 +330,7 @@ impl Table {
             Some(row) if row.is_owned_by(owner) => TicketFault::Ended,
             // An operator who releases a key by force leaves its fence unchanged.
             Some(row) if row.fence > Some(fence) || (row.fence == Some(fence) && row.released == row.owner) => {
-                return Error::new(Kind::Lost(Some(row.into_holder(now))), &self.name, key);
+                return Error::new(Cause::Lost(Some(row.into_holder(now))), &self.name, key);
             }
             // TTL deletes the row some time after the lease.
             None if expires_at <= now.wall => TicketFault::Ended,
@@ -340,7 +340,7 @@ impl Table {
     }
 
     fn ticket_fault(&self, key: &str, fault: TicketFault) -> Error {
-        Error::new(Kind::Ticket(fault), &self.name, key)
+        Error::new(Cause::Ticket(fault), &self.name, key)
     }
 }
 

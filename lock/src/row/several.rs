@@ -18,7 +18,7 @@ use super::table::{Expression as _, Table, in_time, number, repeat};
 use super::withdraw::TRIES;
 use crate::client::SdkAttempts;
 use crate::clock::{Lease, Moment};
-use crate::error::{Error, Kind};
+use crate::error::{Cause, Error};
 use crate::limits::REQUEST_TIMEOUT;
 
 /// How often one attempt proposes fences.
@@ -97,7 +97,7 @@ impl Table {
         }
         let keys: Vec<_> = keys.iter().map(String::as_str).collect();
         let (key, others) = first(&keys);
-        Err(Error::new(Kind::Conflict, &self.name, key).with_others(others))
+        Err(Error::new(Cause::Conflict, &self.name, key).with_others(others))
     }
 
     /// Reads a refusal. Returns `None` if only the fences were too small.
@@ -113,7 +113,7 @@ impl Table {
         for (key, row) in refused {
             let row = row?.ok_or_else(|| self.malformed(key, "the refusal names no row"))?;
             if row.semaphore.is_some() {
-                return Err(Error::new(Kind::WrongUse { is: "a semaphore", not: "a lock" }, &self.name, key));
+                return Err(Error::new(Cause::WrongUse { is: "a semaphore", not: "a lock" }, &self.name, key));
             }
             if row.is_owned_by(owner) {
                 own.push(row);
@@ -226,7 +226,7 @@ impl Table {
                 return Ok(());
             }
         }
-        Err(Error::new(Kind::Conflict, &self.name, keys.first().map_or("", String::as_str)))
+        Err(Error::new(Cause::Conflict, &self.name, keys.first().map_or("", String::as_str)))
     }
 
     fn lost_all(&self, lost: Vec<(&str, Option<Row>)>, owner: &str, now: Moment) -> Error {
@@ -253,7 +253,7 @@ impl Table {
                     update.get_return_values_on_condition_check_failure().clone(),
                 )
                 .build()
-                .map_err(|error| Error::new(Kind::Rejected, &self.name, key).with_source(error))?;
+                .map_err(|error| Error::new(Cause::Rejected, &self.name, key).with_source(error))?;
             Ok(TransactWriteItem::builder().update(update).build())
         };
         updates.map(item).collect()
@@ -275,7 +275,7 @@ impl Table {
             Ok(answer) => answer,
             Err(elapsed) => {
                 let (key, others) = first(keys);
-                Err(Error::new(Kind::Unavailable, &self.name, key).with_others(others).with_source(elapsed))
+                Err(Error::new(Cause::Unavailable, &self.name, key).with_others(others).with_source(elapsed))
             }
         }
     }
@@ -324,15 +324,15 @@ impl Table {
                     let row = item.map(Row::read).transpose().map_err(|why| self.malformed(key, why));
                     cancelled.refused.push((key, row));
                 }
-                Some("TransactionConflict") => preventing.push((key, Kind::Conflict)),
-                Some("ThrottlingError" | "ProvisionedThroughputExceeded") => preventing.push((key, Kind::Throttled)),
-                Some(_) => preventing.insert(0, (key, Kind::Rejected)),
+                Some("TransactionConflict") => preventing.push((key, Cause::Conflict)),
+                Some("ThrottlingError" | "ProvisionedThroughputExceeded") => preventing.push((key, Cause::Throttled)),
+                Some(_) => preventing.insert(0, (key, Cause::Rejected)),
             }
         }
         let mut preventing = preventing.into_iter();
         match preventing.next() {
-            Some((key, kind)) => {
-                let error = Error::from_sdk(error, &self.name, key).with_kind(kind);
+            Some((key, cause)) => {
+                let error = Error::from_sdk(error, &self.name, key).with_cause(cause);
                 cancelled.prevented = Some(error.with_others(preventing.map(|(key, _)| key)));
                 Ok(cancelled)
             }
@@ -343,7 +343,7 @@ impl Table {
             // DynamoDB has named no reason, and applied nothing.
             None if cancelled.refused.is_empty() => {
                 let (key, others) = first(keys);
-                let error = Error::from_sdk(error, &self.name, key).with_kind(Kind::Conflict);
+                let error = Error::from_sdk(error, &self.name, key).with_cause(Cause::Conflict);
                 cancelled.prevented = Some(error.with_others(others));
                 Ok(cancelled)
             }

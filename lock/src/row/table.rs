@@ -17,7 +17,7 @@ use tokio::time::{sleep, timeout};
 
 use super::names::DATA;
 use crate::client::SdkAttempts;
-use crate::error::{Error, Kind, is_prevented};
+use crate::error::{Cause, Error, is_prevented};
 use crate::holder::Data;
 use crate::limits::REQUEST_TIMEOUT;
 use crate::random;
@@ -72,11 +72,11 @@ impl Table {
 
     /// Draws a nonce: 128 bits in hexadecimal.
     pub(crate) fn nonce(&self, key: &str) -> Result<String, Error> {
-        random::nonce().map_err(|error| Error::new(Kind::Unavailable, &self.name, key).with_source(error))
+        random::nonce().map_err(|error| Error::new(Cause::Unavailable, &self.name, key).with_source(error))
     }
 
     pub(super) fn malformed(&self, key: &str, why: impl Into<String>) -> Error {
-        Error::new(Kind::MalformedRow(why.into()), &self.name, key)
+        Error::new(Cause::MalformedRow(why.into()), &self.name, key)
     }
 }
 

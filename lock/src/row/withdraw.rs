@@ -9,7 +9,7 @@ use super::read::Row;
 use super::release::Step;
 use super::table::{Expression as _, Table, insist, number, string};
 use crate::clock::{Moment, seconds_up};
-use crate::error::{Error, Kind};
+use crate::error::{Cause, Error};
 
 /// How often a withdrawal looks again at a row that changed meanwhile.
 pub(super) const TRIES: u32 = 3;
@@ -33,7 +33,7 @@ impl Table {
                 return Ok(());
             }
         }
-        Err(Error::new(Kind::Conflict, &self.name, key))
+        Err(Error::new(Cause::Conflict, &self.name, key))
     }
 
     /// Makes the row refuse this owner. Returns `false` if the row has changed since it was read.

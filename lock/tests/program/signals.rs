@@ -133,6 +133,6 @@ fn an_unanswered_acquire_is_released_before_the_end() {
     }
     assert!(requests.recv_timeout(PATIENCE).unwrap().contains("#released = :owner"));
     let asked = Instant::now();
-    process.outcome().expect_code(69).expect_sentence(&["no answer"]).expect_stdout("");
+    process.outcome().expect_code(69).expect_sentence(&["DynamoDB did not answer"]).expect_stdout("");
     assert!(asked.elapsed() + Duration::from_millis(200) >= SLOWLY, "{:?}", asked.elapsed());
 }

@@ -15,7 +15,7 @@ use std::fs;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use lambda_lock::{Backoff, Jitter};
+use lambda_lock::{Backoff, Jitter, Wait};
 use lambda_lock_tests::{median, on_all_cores};
 
 use scene::{Fault, Hold, Scene, Shares, Way, is_virtual, request_time};
@@ -91,11 +91,11 @@ fn lines() -> [Line; 5] {
 }
 
 fn turns() -> Way {
-    Way::Lock(Backoff::default())
+    Way::Lock(Wait::in_turn())
 }
 
 fn plain() -> Way {
-    Way::Lock(Backoff::default().base(MS(20)).cap(MS(200)))
+    Way::Lock(Wait::backoff(Backoff::new().base(MS(20)).cap(MS(200))))
 }
 
 fn print_table(lines: &[Line], runs: u64, targets: &mut Targets) {
@@ -106,7 +106,7 @@ fn print_table(lines: &[Line], runs: u64, targets: &mut Targets) {
     for &Line { name, scene, targets: limits } in lines {
         let plain = measure(scene, plain(), runs);
         let polling = measure(scene, Way::Polling, runs.min(5));
-        let default = measure(scene, Way::Lock(Backoff::default().jitter(Jitter::Full)), runs.min(11));
+        let default = measure(scene, Way::Lock(Wait::backoff(Backoff::new().jitter(Jitter::Full))), runs.min(11));
         let turns = measure(scene, turns(), runs);
         let (total, requests) = limits.unwrap_or((plain.ratio, plain.requests));
         let longest = if name == "32, 20 ms steady" { targets.compare(turns.longest, 1.1) } else { String::new() };
@@ -202,7 +202,7 @@ fn print_dead_holder(runs: u64, targets: &mut Targets) {
     for (name, way, known) in [
         ("in turn", turns(), false),
         ("in turn, hold known", turns(), true),
-        ("backoff default", Way::Lock(Backoff::default().jitter(Jitter::Full)), false),
+        ("backoff default", Way::Lock(Wait::backoff(Backoff::new().jitter(Jitter::Full))), false),
         ("bare SDK, 50 ms", Way::Polling, false),
     ] {
         let deaths = play(runs, |seed| scene::die(way, known, seed));

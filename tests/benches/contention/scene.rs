@@ -9,7 +9,7 @@ use aws_sdk_dynamodb::operation::update_item::UpdateItemError;
 use aws_sdk_dynamodb::types::AttributeValue;
 use fastrand::Rng;
 use lambda_lock::embedded::{Answer, Faults, Host, Intercept};
-use lambda_lock::{Backoff, Lock, Locks};
+use lambda_lock::{Lock, Locks, Wait};
 use lambda_lock_tests::{World, median};
 use serde_json::Value;
 use tokio::runtime::{Builder, Runtime};
@@ -24,7 +24,7 @@ const KEY: &str = "job";
 /// How waiters wait.
 #[derive(Clone, Copy)]
 pub(crate) enum Way {
-    Lock(Backoff),
+    Lock(Wait),
     /// A conditional write with the bare SDK, every 50 ms.
     Polling,
 }
@@ -137,7 +137,7 @@ pub(crate) fn request_time() -> Duration {
     static MEASURED: LazyLock<Duration> = LazyLock::new(|| {
         runtime().block_on(async {
             let stage = Stage::set(Duration::from_mins(1)).await;
-            let contender = stage.contender(Way::Lock(Backoff::default()), Fault::None, &mut Rng::with_seed(0), None);
+            let contender = stage.contender(Way::Lock(Wait::in_turn()), Fault::None, &mut Rng::with_seed(0), None);
             let mut times = Vec::new();
             for _ in 0..1000 {
                 let started = stage.now();

@@ -7,12 +7,12 @@ use std::time::Duration;
 use aws_sdk_dynamodb::Client;
 use aws_sdk_dynamodb::config::{self, BehaviorVersion, Credentials, Region};
 use aws_sdk_dynamodb::types::AttributeValue;
-use lambda_lock::{Backoff, Locks};
+use lambda_lock::{Backoff, Locks, Wait};
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() {
     let locks = Locks::from_env().await.unwrap();
-    let patience = Backoff::default().base(Duration::from_millis(5)).cap(Duration::from_millis(100));
+    let patience = Wait::backoff(Backoff::new().base(Duration::from_millis(5)).cap(Duration::from_millis(100)));
     let patience = patience.up_to(Duration::from_mins(1));
     let arguments: Vec<String> = env::args().skip(1).collect();
     match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {

@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::{Duration, SystemTime};
 
 use lambda_lock::embedded::{Answer, DynamoDb, Intercept};
-use lambda_lock::{Error, Lock};
+use lambda_lock::{Error, ErrorKind, Lock};
 use serde_json::Value;
 
 use super::mutation::{Kind, fence_written};
@@ -285,7 +285,7 @@ impl Operation {
         let mut state = self.ledger.state();
         self.ledger.log(&mut state, &format!("{} has a ticket that was refused: {error}", self.name));
         state.counts.tickets_refused += 1;
-        if error.is_ticket_unknown() || error.is_ticket_foreign() {
+        if matches!(error.kind(), ErrorKind::TicketUnknown | ErrorKind::TicketForeign) {
             self.ledger.broke(&mut state, format!("(f) {} has a ticket that no acquisition matches", self.name));
         }
     }

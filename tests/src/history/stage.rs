@@ -5,7 +5,7 @@ use std::time::{Duration, SystemTime};
 
 use fastrand::Rng;
 use lambda_lock::embedded::{DynamoDb, Faults, Host, Intercept};
-use lambda_lock::{Backoff, Locks};
+use lambda_lock::{Backoff, Locks, Wait};
 use tokio::time::sleep;
 
 use super::{Mutation, Outcome};
@@ -124,7 +124,7 @@ where
     sleep(latest_arrival + Duration::from_secs(20)).await;
 }
 
-pub(crate) fn backoff(budget: Duration) -> Backoff {
+pub(crate) fn backoff(budget: Duration) -> Wait {
     Waiting::Backoff.up_to(budget)
 }
 
@@ -140,10 +140,10 @@ impl Waiting {
         if random.u8(0..3) == 0 { Self::InTurn } else { Self::Backoff }
     }
 
-    pub(crate) fn up_to(self, budget: Duration) -> Backoff {
+    pub(crate) fn up_to(self, budget: Duration) -> Wait {
         match self {
-            Self::InTurn => Backoff::default().up_to(budget),
-            Self::Backoff => Backoff::default().base(Duration::from_millis(50)).cap(CAP).up_to(budget),
+            Self::InTurn => Wait::in_turn().up_to(budget),
+            Self::Backoff => Wait::backoff(Backoff::new().base(Duration::from_millis(50)).cap(CAP)).up_to(budget),
         }
     }
 

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::{Duration, SystemTime};
 
 use lambda_lock::embedded::{Answer, DynamoDb, Intercept};
-use lambda_lock::{Error, Holder, Lock};
+use lambda_lock::{Error, ErrorKind, Holder, Lock};
 use serde_json::Value;
 
 use super::{Counts, MOST_TOMBSTONES, Outcome};
@@ -346,7 +346,7 @@ impl Operation {
     pub(super) fn ticket_refused(&self, end: SystemTime, error: &Error) {
         let mut state = self.ledger.state();
         self.ledger.log(&mut state, &format!("{} refused the ticket: {error}", self.name));
-        if error.is_ticket_used() || error.is_ticket_released() || error.is_ticket_unknown() {
+        if matches!(error.kind(), ErrorKind::TicketUsed | ErrorKind::TicketReleased | ErrorKind::TicketUnknown) {
             self.ledger.broke(&mut state, format!("(f) {} refused a ticket that nobody has used: {error}", self.name));
         }
         self.lost(&mut state, end, error);
@@ -370,7 +370,7 @@ impl Operation {
 
     /// (m) The count in the row agrees with its permits.
     fn check(&self, state: &mut State, error: &Error) {
-        if error.is_malformed_row() {
+        if error.kind() == ErrorKind::MalformedRow {
             self.ledger.broke(state, format!("(m) {}: {error}", self.name));
         }
     }

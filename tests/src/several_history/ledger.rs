@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use fastrand::Rng;
 use lambda_lock::embedded::{Answer, DynamoDb, Intercept};
-use lambda_lock::{Error, Lock, LockSet};
+use lambda_lock::{Error, ErrorKind, Lock, LockSet};
 use serde_json::{Value, json};
 
 use super::Counts;
@@ -339,7 +339,7 @@ impl Operation {
 
     /// (j) A request of a holder is repeated while other requests prevent it, so that only a lost answer makes it fail.
     fn unanswered(&self, state: &mut State, error: &Error) {
-        if !error.is_unavailable() {
+        if error.kind() != ErrorKind::Unavailable {
             self.ledger.broke(state, format!("(j) {} gave up {:?}: {error}", self.name, self.keys));
         }
     }

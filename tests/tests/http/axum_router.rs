@@ -9,8 +9,9 @@ use axum::{Extension, Router};
 use http::header::CONTENT_TYPE;
 use http::{Request, Response, StatusCode};
 use http_body_util::BodyExt;
+use lambda_lock::Locks;
 use lambda_lock::embedded::Host;
-use lambda_lock::{Caller, HttpIdempotencyLayer, HttpRun, Locks};
+use lambda_lock::http::{Caller, HttpIdempotencyLayer, HttpRun};
 use lambda_lock_tests::invocation::{Counter, invocation, over_http};
 use serde_json::{Value, json};
 use tower::ServiceExt;
@@ -90,7 +91,7 @@ async fn nested_routers_are_different_paths_behind_lambda() {
 #[tokio::test]
 async fn a_streamed_request_is_limited() {
     let (_world, host, locks) = environment().await;
-    let limited = HttpIdempotencyLayer::new(locks, Caller::all_are_one()).max_body_bytes(5);
+    let limited = HttpIdempotencyLayer::new(locks, Caller::shared()).max_body_bytes(5);
     let router = Router::new().route("/orders", post(async |body: String| body)).layer(limited);
     let stream = |text: &'static str| {
         let bytes = text.bytes().map(|byte| Ok::<_, Infallible>(vec![byte])).collect::<Vec<_>>();

@@ -5,7 +5,7 @@ use lambda_http::RequestExt;
 use lambda_http::request::{RequestContext, from_str};
 use lambda_http::{Request, Response};
 use lambda_lock::embedded::Host;
-use lambda_lock::{Caller, HttpIdempotencyLayer};
+use lambda_lock::http::{Caller, HttpIdempotencyLayer};
 use lambda_lock_tests::invocation::Counter;
 use serde_json::{Value, json};
 
@@ -181,7 +181,7 @@ async fn a_tenant_is_a_caller() {
 async fn each_tenant_has_its_own_keys_with_any_caller() {
     let tenants = [Some("blue"), Some("green"), Some("blue"), None, Some("")];
     let one_principal = Caller::by(|_| Some("AIDA1"));
-    for caller in [Caller::all_are_one(), one_principal] {
+    for caller in [Caller::shared(), one_principal] {
         assert_eq!(runs_of_tenants(caller, &tenants).await, [1, 2, 1, 3, 3]);
     }
 }
@@ -215,7 +215,7 @@ async fn a_closure_names_the_caller() {
 async fn all_callers_can_be_one() {
     let iam = |user| http_api(&json!({ "iam": { "userId": user } }));
     let contexts = vec![iam("AIDA1"), iam("AIDA2"), load_balancer()];
-    assert_eq!(runs_of(Caller::all_are_one(), contexts).await, [1, 1, 1]);
+    assert_eq!(runs_of(Caller::shared(), contexts).await, [1, 1, 1]);
 }
 
 // behaviours 62, 462

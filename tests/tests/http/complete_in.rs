@@ -4,8 +4,9 @@ use aws_sdk_dynamodb::Client;
 use aws_sdk_dynamodb::config::retry::RetryConfig;
 use aws_sdk_dynamodb::types::{AttributeValue, Put, TransactWriteItem};
 use lambda_http::{Body, Request, Response};
-use lambda_lock::HttpRun;
+use lambda_lock::ErrorKind;
 use lambda_lock::embedded::Host;
+use lambda_lock::http::HttpRun;
 use lambda_lock_tests::World;
 use lambda_lock_tests::invocation::{Counter, LoseAnswers};
 use serde_json::json;
@@ -119,7 +120,7 @@ async fn a_response_that_is_no_result_cannot_complete_a_run() {
     let handler = service_fn(async |request: Request| {
         let failed = Response::builder().status(503).body(Body::Empty).unwrap();
         let error = request.extensions().get::<HttpRun>().unwrap().complete_in(&failed).unwrap_err();
-        assert!(error.is_invalid(), "{error}");
+        assert_eq!(error.kind(), ErrorKind::Invalid, "{error}");
         Ok::<_, NotCommitted>(failed)
     });
     let reply = Reply::of(layer(&locks).layer(handler).oneshot(order(&host)).await.unwrap()).await;

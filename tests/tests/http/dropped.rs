@@ -7,7 +7,8 @@ use std::time::{Duration, SystemTime};
 use futures_util::future::BoxFuture;
 use lambda_http::{Body, Request, Response};
 use lambda_lock::embedded::{DynamoDb, Host, HostBuilder};
-use lambda_lock::{Backoff, HttpIdempotencyLayer, Locks, OnTimeout};
+use lambda_lock::http::HttpIdempotencyLayer;
+use lambda_lock::{Backoff, Locks, OnUnfinished, Wait};
 use lambda_lock_tests::invocation::{Cause, Counter, Prevents};
 use tokio::sync::Notify;
 use tokio::time::{sleep, timeout};
@@ -43,8 +44,8 @@ impl Gate {
     }
 }
 
-pub(crate) fn eagerly() -> Backoff {
-    Backoff::default().base(Duration::from_millis(2)).cap(Duration::from_millis(50)).up_to(TOO_LONG)
+pub(crate) fn eagerly() -> Wait {
+    Wait::backoff(Backoff::new().base(Duration::from_millis(2)).cap(Duration::from_millis(50))).up_to(TOO_LONG)
 }
 
 /// Sends an order, and drops the request after `time`.
@@ -77,7 +78,7 @@ async fn the_handler_of_a_dropped_request_runs_to_its_end() {
 #[tokio::test]
 async fn a_run_whose_request_was_dropped_is_not_unfinished() {
     let (_world, host, locks) = environment().await;
-    let (layer, gate) = (layer(&locks).on_timeout(OnTimeout::Reject), Gate::default());
+    let (layer, gate) = (layer(&locks).on_unfinished(OnUnfinished::Reject), Gate::default());
     drop_order(&host, &layer, &gate.handler(), gate.started.notified()).await;
     gate.end.notify_one();
     assert_eq!(send(&layer.wait(eagerly()), &gate.handler(), order(&host)).await.made_by(), (201, 1, true));

@@ -2,7 +2,8 @@
 
 use http::Method;
 use lambda_http::Body;
-use lambda_lock::{Backoff, HttpRun};
+use lambda_lock::http::HttpRun;
+use lambda_lock::{Backoff, Wait};
 use lambda_lock_tests::invocation::{Counter, FUNCTION, keep_log, logged};
 use serde_json::json;
 use std::time::Duration;
@@ -152,7 +153,8 @@ async fn records_without_a_prefix_outside_of_lambda_are_warned_about_once() {
 #[tokio::test]
 async fn a_request_can_wait_for_the_response() {
     let (_world, host, locks) = environment().await;
-    let backoff = Backoff::default().base(Duration::from_millis(2)).cap(Duration::from_millis(50)).up_to(TOO_LONG);
+    let backoff =
+        Wait::backoff(Backoff::new().base(Duration::from_millis(2)).cap(Duration::from_millis(50))).up_to(TOO_LONG);
     let (layer, runs) = (layer(&locks).wait(backoff), Counter::default());
     let handler = service_fn({
         let runs = runs.clone();

@@ -22,8 +22,9 @@ use http::{HeaderMap, Method, StatusCode};
 use http_body_util::BodyExt;
 use hyper::body::Bytes;
 use lambda_http::{Body, Request, Response};
+use lambda_lock::Locks;
 use lambda_lock::embedded::Host;
-use lambda_lock::{Caller, HttpIdempotencyBody, HttpIdempotencyLayer, Locks};
+use lambda_lock::http::{Caller, HttpIdempotencyBody, HttpIdempotencyLayer};
 use lambda_lock_tests::World;
 use lambda_lock_tests::invocation::{Counter, invocation};
 use serde_json::{Value, json};
@@ -43,7 +44,7 @@ async fn environment() -> (World, Host, Locks) {
 }
 
 fn layer(locks: &Locks) -> HttpIdempotencyLayer {
-    HttpIdempotencyLayer::new(locks.clone(), Caller::all_are_one())
+    HttpIdempotencyLayer::new(locks.clone(), Caller::shared())
 }
 
 /// A request in an invocation that has 30 seconds left.

@@ -6,7 +6,7 @@ use std::time::Duration;
 use http::header::{CONNECTION, CONTENT_LENGTH, DATE, ETAG, LOCATION, SET_COOKIE, VARY};
 use http::{HeaderName, HeaderValue};
 use lambda_http::{Body, Request, Response};
-use lambda_lock::HttpIdempotencyBody;
+use lambda_lock::http::HttpIdempotencyBody;
 use lambda_lock_tests::invocation::Counter;
 use tower::service_fn;
 

@@ -10,7 +10,8 @@ use http_body::Body as _;
 use http_body_util::BodyExt;
 use hyper::body::Bytes;
 use lambda_http::{Body, Request};
-use lambda_lock::{HttpIdempotencyLayer, OnUnstorableResult};
+use lambda_lock::http::HttpIdempotencyLayer;
+use lambda_lock::idempotency::OnUnstorableResult;
 use lambda_lock_tests::invocation::Counter;
 use tower::{Layer, Service, ServiceExt, service_fn};
 

@@ -9,7 +9,7 @@ use http::{Request, Response};
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper_util::rt::TokioIo;
-use lambda_lock::HttpIdempotencyLayer;
+use lambda_lock::http::HttpIdempotencyLayer;
 use lambda_lock_tests::invocation::Counter;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};

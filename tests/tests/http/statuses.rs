@@ -9,8 +9,10 @@ use std::time::Duration;
 use futures_util::stream;
 use http::header::CONTENT_TYPE;
 use lambda_http::{Body, Request, Response};
+use lambda_lock::OnUnfinished;
 use lambda_lock::embedded::{Answer, Intercept};
-use lambda_lock::{Caller, HttpIdempotencyLayer, OnTimeout, OnUnstorableResult};
+use lambda_lock::http::{Caller, HttpIdempotencyLayer};
+use lambda_lock::idempotency::OnUnstorableResult;
 use lambda_lock_tests::invocation::{Counter, LoseAnswers, keep_log, logged};
 use serde_json::{Value, json};
 use tokio::sync::Notify;
@@ -179,7 +181,7 @@ async fn a_request_whose_key_has_an_unfinished_run_is_a_conflict() {
             }
         }
     });
-    let reject = layer(&locks).on_timeout(OnTimeout::Reject);
+    let reject = layer(&locks).on_unfinished(OnUnfinished::Reject);
     tokio::select! {
         _ = send(&reject, &handler, order(&host)) => panic!("it ended"),
         () = started.notified() => {}
@@ -187,7 +189,7 @@ async fn a_request_whose_key_has_an_unfinished_run_is_a_conflict() {
     let later = world.host().clock_ahead(Duration::from_secs(33)).build();
     let locks = world.locks(&later).build().unwrap();
     let runs = Counter::default();
-    let reject = layer(&locks).on_timeout(OnTimeout::Reject);
+    let reject = layer(&locks).on_unfinished(OnUnfinished::Reject);
     assert_problem(&send(&reject, &counting(&runs), order(&later)).await, "unfinished");
     assert_eq!(runs.get(), 0);
     assert_eq!(send(&layer(&locks), &counting(&runs), order(&later)).await.made_by(), (201, 1, false));
@@ -295,7 +297,7 @@ async fn a_request_that_outlives_its_lease_is_interrupted() {
 #[tokio::test]
 async fn a_request_that_outlives_its_lease_is_unfinished_if_unfinished_runs_are_rejected() {
     let (_world, host, locks) = environment().await;
-    let layer = layer(&locks).lease(Duration::from_millis(300)).on_timeout(OnTimeout::Reject);
+    let layer = layer(&locks).lease(Duration::from_millis(300)).on_unfinished(OnUnfinished::Reject);
     let endless = service_fn(|_: Request| pending::<Result<Response<Body>, Infallible>>());
     let reply = timeout(TOO_LONG, send(&layer, &endless, order(&host))).await.expect("it is cancelled");
     assert_problem(&reply, "unfinished");

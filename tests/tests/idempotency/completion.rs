@@ -2,6 +2,7 @@
 
 use std::fmt::Debug;
 
+use lambda_lock::ErrorKind;
 use lambda_lock::embedded::Intercept;
 use lambda_lock_tests::World;
 use lambda_lock_tests::invocation::{Counter, keep_log, logged};
@@ -104,7 +105,7 @@ async fn a_failed_completion_returns_the_result_and_leaves_the_record_in_progres
     assert_eq!(place(&mine, &order("a"), &runs).await.unwrap(), 1);
     sleep(ms(50)).await;
     assert_eq!(host.requests(), 2, "no release: the work is done");
-    assert!(refused(place(&mine, &order("a"), &runs).await).is_in_progress());
+    assert_eq!(refused(place(&mine, &order("a"), &runs).await).kind(), ErrorKind::InProgress);
     let after = orders(&later(&world, AFTER_THE_LEASE));
     assert_eq!(place(&after, &order("a"), &runs).await.unwrap(), 2);
 }

@@ -3,7 +3,8 @@
 use std::fmt::Debug;
 use std::sync::{Arc, Mutex};
 
-use lambda_lock::{HandlerError, Locks, OnError, StoredError, WithRun};
+use lambda_lock::idempotency::StoredError;
+use lambda_lock::{ErrorKind, HandlerError, Locks, OnError, WithRun};
 use lambda_lock_tests::invocation::{Counter, invocation};
 use serde_json::json;
 
@@ -19,7 +20,7 @@ async fn debug_output_does_not_show_a_stored_error() {
     assert!(is_declined(&decline(&secret, &order("a"), &Counter::default()).await));
     let other = Order { amount: 6, ..order("a") };
     let mismatch = refused(place(&secret, &other, &Counter::default()).await);
-    assert!(mismatch.is_mismatch());
+    assert_eq!(mismatch.kind(), ErrorKind::Mismatch);
     assert!(!format!("{mismatch:?}").contains("4242"), "{mismatch:?}");
     let holder = locks.get("a").await.unwrap().unwrap();
     assert!(!format!("{holder:?}").contains("4242"));
@@ -34,13 +35,13 @@ async fn debug_output_shows_no_payload_result_or_digest() {
     let secret = || "4111 1111".to_owned();
 
     // Events and messages.
-    let mut record = aws_lambda_events::sqs::SqsMessage::default();
+    let mut record = aws_lambda_events::sqs::SqsRecord::default();
     record.message_id = Some("message 1".to_owned());
     let mut attribute = aws_lambda_events::sqs::SqsMessageAttribute::default();
     attribute.string_value = Some(secret());
     record.message_attributes.insert("card".to_owned(), attribute);
     record.attributes.insert("MessageDeduplicationId".to_owned(), secret());
-    let message = lambda_lock::Message::new(secret(), record);
+    let message = lambda_lock::lambda::SqsMessage::new(secret(), record);
     print(&message);
     let lock = Arc::new(locks.acquire("lock").data(secret()).await.unwrap());
     let mut event = invocation(&host, secret());

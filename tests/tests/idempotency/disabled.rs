@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use lambda_lock::{OnError, StoredError};
+use lambda_lock::OnError;
+use lambda_lock::idempotency::StoredError;
 use lambda_lock_tests::World;
 use lambda_lock_tests::invocation::Counter;
 use tokio::time::sleep;

@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use lambda_lock::{OnError, StoredError};
+use lambda_lock::idempotency::StoredError;
+use lambda_lock::{ErrorKind, OnError};
 use lambda_lock_tests::invocation::{Counter, reported};
 use tokio::time::sleep;
 
@@ -31,7 +32,7 @@ async fn an_error_that_keeps_the_record_delays_a_retry_until_the_lease_ends() {
     assert!(is_declined(&decline(&mine, &order("a"), &runs).await));
     sleep(ms(20)).await;
     assert_eq!(host.requests(), 1);
-    assert!(refused(place(&mine, &order("a"), &runs).await).is_in_progress());
+    assert_eq!(refused(place(&mine, &order("a"), &runs).await).kind(), ErrorKind::InProgress);
     assert_eq!(place(&orders(&later(&world, AFTER_THE_LEASE)), &order("a"), &runs).await.unwrap(), 2);
 }
 
@@ -69,7 +70,7 @@ async fn a_stored_error_is_validated_like_a_result() {
     let (_world, _host, locks) = environment().await;
     let (orders, runs) = (storing(&locks).validate(|order| order.amount), Counter::default());
     decline(&orders, &order("a"), &runs).await.unwrap_err();
-    assert!(refused(place(&orders, &Order { amount: 6, ..order("a") }, &runs).await).is_mismatch());
+    assert_eq!(refused(place(&orders, &Order { amount: 6, ..order("a") }, &runs).await).kind(), ErrorKind::Mismatch);
     assert_eq!(replayed_error(place(&orders, &order("a"), &runs).await).error_type(), "CardDeclined");
 }
 

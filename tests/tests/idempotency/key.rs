@@ -4,7 +4,8 @@ use std::env;
 use std::process::Command;
 
 use futures_util::future::join_all;
-use lambda_lock::{Idempotency, OnError, OnMissingKey, RecordFormat, Run, StoredError};
+use lambda_lock::idempotency::{OnMissingKey, RecordFormat, StoredError};
+use lambda_lock::{ErrorKind, Idempotency, OnError, Run};
 use lambda_lock_tests::invocation::{Counter, FUNCTION};
 use serde_json::{Value, json};
 use tokio::sync::Barrier;
@@ -21,7 +22,7 @@ async fn rejects_an_input_without_a_key_without_a_request() {
     let (_world, host, locks) = environment().await;
     let runs = Counter::default();
     let error = refused(place(&orders(&locks), &order_without_id(), &runs).await);
-    assert!(error.is_key_missing(), "{error}");
+    assert_eq!(error.kind(), ErrorKind::KeyMissing, "{error}");
     assert!(error.to_string().contains("no idempotency key"), "{error}");
     assert_eq!((runs.get(), host.requests()), (0, 0));
 }
@@ -85,7 +86,7 @@ async fn a_key_that_is_empty_or_consists_of_nulls_is_missing() {
                 orders.format(format).prefix("orders")
             };
             let error = refused(place(&keyed(OnMissingKey::Reject), &order("a"), &runs).await);
-            assert!(error.is_key_missing(), "{key} {error}");
+            assert_eq!(error.kind(), ErrorKind::KeyMissing, "{key} {error}");
             let before = runs.get();
             place(&keyed(OnMissingKey::RunUnprotected), &order("a"), &runs).await.unwrap();
             assert_eq!(runs.get(), before + 1, "{key}");
@@ -193,7 +194,7 @@ async fn rejects_a_plain_key_above_2048_bytes_without_a_request() {
     assert_eq!(place(&orders, &order(&longest), &runs).await.unwrap(), 1);
     assert_eq!(host.requests(), 2);
     let error = refused(place(&orders, &order(&format!("{longest}x")), &runs).await);
-    assert!(error.is_invalid(), "{error}");
+    assert_eq!(error.kind(), ErrorKind::Invalid, "{error}");
     assert!(error.to_string().contains("2049") && error.to_string().contains("hash"), "{error}");
     assert_eq!((runs.get(), host.requests()), (1, 2));
 }
@@ -205,7 +206,7 @@ async fn rejects_a_plain_key_that_is_not_a_string_without_a_request() {
     let runs = Counter::default();
     let orders: Orders<u32> = Idempotency::new(locks, OnMissingKey::RunUnprotected, |order: &Order| Some(order.amount));
     let error = refused(place(&orders, &order("a"), &runs).await);
-    assert!(error.is_invalid() && error.to_string().contains("string"), "{error}");
+    assert!(error.kind() == ErrorKind::Invalid && error.to_string().contains("string"), "{error}");
     assert_eq!((runs.get(), host.requests()), (0, 0));
 }
 
@@ -226,7 +227,7 @@ async fn an_unprotected_run_has_no_lease() {
 async fn rejects_a_number_sign_in_the_prefix_of_plain_keys() {
     let (_world, host, locks) = environment().await;
     let error = refused(place(&orders(&locks).prefix("orders#refunds"), &order("7"), &Counter::default()).await);
-    assert!(error.is_invalid(), "{error}");
+    assert_eq!(error.kind(), ErrorKind::Invalid, "{error}");
     for part in ["`orders#refunds`", "`#`", "RecordFormat::Hashed"] {
         assert!(error.to_string().contains(part), "`{error}` lacks `{part}`");
     }

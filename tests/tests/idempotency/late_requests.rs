@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use aws_sdk_dynamodb::types::AttributeValue;
 use lambda_lock::embedded::{Answer, Intercept};
-use lambda_lock::{HandlerError, Idempotency, Locks, OnMissingKey, OnTimeout};
+use lambda_lock::idempotency::OnMissingKey;
+use lambda_lock::{ErrorKind, HandlerError, Idempotency, Locks, OnUnfinished};
 use lambda_lock_tests::invocation::millis;
 use lambda_lock_tests::{Late, World};
 use serde_json::{Value, json};
@@ -46,8 +47,8 @@ async fn a_withdrawal_does_not_extend_an_unfinished_run_of_powertools() {
     world.put_row(row.map(|(name, value)| (name.to_owned(), value)).into()).await;
     let host = world.host().intercept(Late::updates(1..=1)).build();
     let locks = world.locks_with_quick_retries(&host).build().unwrap();
-    let refused = once(locks).on_timeout(OnTimeout::Reject).run(&"order".to_owned(), async |_| Ok(1)).await;
-    assert!(matches!(refused, Err(HandlerError::Lock(error)) if error.is_unfinished()));
+    let refused = once(locks).on_unfinished(OnUnfinished::Reject).run(&"order".to_owned(), async |_| Ok(1)).await;
+    assert!(matches!(refused, Err(HandlerError::Lock(error)) if error.kind() == ErrorKind::Unfinished));
     let row = world.row("order").await.unwrap();
     assert!(row.contains_key("withdrawn"));
     assert_eq!(row["expiration"], number(now / 1000 + 3600));

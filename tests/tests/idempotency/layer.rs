@@ -1,4 +1,4 @@
-//! `IdempotentLayer`: a handler behind a record.
+//! `IdempotencyLayer`: a handler behind a record.
 
 use std::future::{pending, ready};
 use std::panic::AssertUnwindSafe;
@@ -7,7 +7,8 @@ use std::time::Duration;
 
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
-use lambda_lock::{Idempotency, IdempotentLayer, Locks, OnError, OnMissingKey, OnTimeout, StoredError, WithRun};
+use lambda_lock::idempotency::{OnMissingKey, StoredError};
+use lambda_lock::{Idempotency, IdempotencyLayer, Locks, OnError, OnUnfinished, WithRun};
 use lambda_lock_tests::invocation::{Counter, FUNCTION, OneByOne, by_tenant, invocation, invocation_with, reported};
 use lambda_runtime::LambdaEvent;
 use serde_json::{Value, json};
@@ -41,7 +42,7 @@ fn counting(
 async fn a_duplicate_event_gets_the_first_answer_for_one_request() {
     let (_world, host, locks) = environment().await;
     let runs = Counter::default();
-    let service = IdempotentLayer::new(invocations(&locks)).layer(counting(&runs));
+    let service = IdempotencyLayer::new(invocations(&locks)).layer(counting(&runs));
     for requests in [2, 3, 4] {
         assert_eq!(service.clone().oneshot(invocation(&host, order("a"))).await.unwrap(), 1);
         assert_eq!(host.requests(), requests);
@@ -54,7 +55,7 @@ async fn a_duplicate_event_gets_the_first_answer_for_one_request() {
 async fn invocations_in_one_environment_share_the_cache() {
     let (_world, host, locks) = environment().await;
     let runs = Counter::default();
-    let layer = IdempotentLayer::new(invocations(&locks).cache(10));
+    let layer = IdempotencyLayer::new(invocations(&locks).cache(10));
     // The runtime clones the service for concurrent invocations.
     for service in [layer.layer(counting(&runs)), layer.clone().layer(counting(&runs))] {
         assert_eq!(service.clone().oneshot(invocation(&host, order("a"))).await.unwrap(), 1);
@@ -69,7 +70,7 @@ async fn the_default_prefix_is_the_name_of_the_function() {
     let (world, host, locks) = environment().await;
     let runs = Counter::default();
     for settings in [invocations(&locks), invocations(&locks).prefix("shared"), invocations(&locks).prefix("")] {
-        let service = IdempotentLayer::new(settings).layer(counting(&runs));
+        let service = IdempotencyLayer::new(settings).layer(counting(&runs));
         service.oneshot(invocation(&host, order("a"))).await.unwrap();
     }
     assert_eq!(runs.get(), 3);
@@ -84,7 +85,7 @@ async fn an_invocation_of_a_durable_execution_is_refused_before_its_entry_runs()
     let (_world, host, locks) = environment().await;
     let runs = Counter::default();
     let key = |event: &LambdaEvent<Value>| Some(event.payload["id"].clone());
-    let layer = IdempotentLayer::new(Idempotency::new(locks.clone(), OnMissingKey::Reject, key));
+    let layer = IdempotencyLayer::new(Idempotency::new(locks.clone(), OnMissingKey::Reject, key));
     let service = layer.layer(service_fn({
         let runs = runs.clone();
         move |_: LambdaEvent<Value>| ready(Ok::<_, Declined>(runs.count()))
@@ -105,7 +106,7 @@ async fn the_record_ends_at_the_deadline_and_names_the_invocation() {
     let event = invocation_with(&host, order("a"), Duration::from_mins(14));
     let deadline = event.context.deadline;
     let world = Arc::new(world);
-    let service = IdempotentLayer::new(invocations(&locks)).layer(service_fn({
+    let service = IdempotencyLayer::new(invocations(&locks)).layer(service_fn({
         let world = Arc::clone(&world);
         move |_: LambdaEvent<Order>| {
             let world = Arc::clone(&world);
@@ -125,12 +126,12 @@ async fn each_refusal_has_its_own_error_type() {
     let (world, host, locks) = environment().await;
     let runs = Counter::default();
     let call = async |settings: Invocations<u32>, order: Order| {
-        let service = IdempotentLayer::new(settings).layer(counting(&runs));
+        let service = IdempotencyLayer::new(settings).layer(counting(&runs));
         reported(service.oneshot(invocation(&host, order)).await.unwrap_err()).0
     };
     let validating = |locks: &Locks| invocations::<u32>(locks).validate(|event| event.payload.amount);
     assert_eq!(call(invocations(&locks), order_without_id()).await, "IdempotencyKeyMissing");
-    let service = IdempotentLayer::new(validating(&locks)).layer(counting(&runs));
+    let service = IdempotencyLayer::new(validating(&locks)).layer(counting(&runs));
     service.oneshot(invocation(&host, order("a"))).await.unwrap();
     assert_eq!(call(validating(&locks), Order { amount: 6, ..order("a") }).await, "IdempotencyMismatch");
     let _other = locks.acquire("orders#b").await.unwrap();
@@ -138,7 +139,10 @@ async fn each_refusal_has_its_own_error_type() {
     let crashed = world.host().build();
     crash(&crashed, &refusing(&world.locks(&crashed).build().unwrap()).prefix(FUNCTION), &order("c")).await;
     host.advance_clock(AFTER_THE_LEASE);
-    assert_eq!(call(invocations(&locks).on_timeout(OnTimeout::Reject), order("c")).await, "IdempotencyUnfinished");
+    assert_eq!(
+        call(invocations(&locks).on_unfinished(OnUnfinished::Reject), order("c")).await,
+        "IdempotencyUnfinished"
+    );
     world.put_row(completed(&host, [("id", text("orders#d")), ("data", text("\"17\""))])).await;
     assert_eq!(call(invocations(&locks), order("d")).await, "IdempotencyUnusableResult");
     assert_eq!(runs.get(), 1);
@@ -151,7 +155,7 @@ async fn an_error_reaches_lambda_unchanged_and_a_replayed_one_as_stored() {
     let settings: Invocations<u32> =
         invocations(&locks).on_error(|Declined| OnError::Store(StoredError::new("CardDeclined", "by the bank")));
     let service =
-        IdempotentLayer::new(settings).layer(service_fn(async |_: LambdaEvent<Order>| Err::<u32, _>(Declined)));
+        IdempotencyLayer::new(settings).layer(service_fn(async |_: LambdaEvent<Order>| Err::<u32, _>(Declined)));
     let mut types = Vec::new();
     for _ in 0..2 {
         types.push(reported(service.clone().oneshot(invocation(&host, order("a"))).await.unwrap_err()));
@@ -165,7 +169,7 @@ async fn an_error_reaches_lambda_unchanged_and_a_replayed_one_as_stored() {
 #[tokio::test]
 async fn a_handler_of_with_run_gets_the_run() {
     let (world, host, locks) = environment().await;
-    let service = IdempotentLayer::new(invocations(&locks)).layer(service_fn(
+    let service = IdempotencyLayer::new(invocations(&locks)).layer(service_fn(
         async |WithRun { input, run, .. }: WithRun<LambdaEvent<Order>>| {
             Ok::<_, Declined>((input.payload.amount, run.lock().fence(), run.lock().is_enforced()))
         },
@@ -180,7 +184,7 @@ async fn a_handler_of_with_run_gets_the_run() {
 async fn a_handler_can_complete_its_run_in_a_transaction() {
     let (world, host, locks) = environment().await;
     let world = Arc::new(world);
-    let service = IdempotentLayer::new(invocations(&locks)).layer(service_fn({
+    let service = IdempotencyLayer::new(invocations(&locks)).layer(service_fn({
         let (world, host) = (Arc::clone(&world), host.clone());
         move |WithRun { run, .. }: WithRun<LambdaEvent<Order>>| {
             let (world, host) = (Arc::clone(&world), host.clone());
@@ -198,7 +202,7 @@ async fn a_handler_can_complete_its_run_in_a_transaction() {
 #[tokio::test]
 async fn a_handler_that_panics_releases_the_record() {
     let (_world, host, locks) = environment().await;
-    let layer = IdempotentLayer::new(invocations(&locks));
+    let layer = IdempotencyLayer::new(invocations(&locks));
     let panicking = layer.layer(service_fn(|_: LambdaEvent<Order>| -> BoxFuture<'static, Result<u32, Declined>> {
         panic!("in the call")
     }));
@@ -212,7 +216,7 @@ async fn a_handler_that_panics_releases_the_record() {
 #[tokio::test]
 async fn a_handler_is_cancelled_when_its_lease_ends() {
     let (_world, host, locks) = environment().await;
-    let service = IdempotentLayer::new(invocations(&locks).lease(ms(300)))
+    let service = IdempotencyLayer::new(invocations(&locks).lease(ms(300)))
         .layer(service_fn(|_: LambdaEvent<Order>| pending::<Result<u32, Declined>>()));
     let call = timeout(TOO_LONG, service.oneshot(invocation(&host, order("a")))).await.expect("it is cancelled");
     assert_eq!(reported(call.unwrap_err()).0, "LockLost");
@@ -224,7 +228,7 @@ async fn an_invocation_past_its_deadline_fails_without_a_request() {
     let (_world, host, locks) = environment().await;
     let event = invocation(&host, order("a"));
     host.advance_clock(LEASE);
-    let service = IdempotentLayer::new(invocations(&locks)).layer(counting(&Counter::default()));
+    let service = IdempotencyLayer::new(invocations(&locks)).layer(counting(&Counter::default()));
     assert_eq!(reported(service.oneshot(event).await.unwrap_err()).0, "LockInvalid");
     assert_eq!(host.requests(), 0);
 }
@@ -232,7 +236,7 @@ async fn an_invocation_past_its_deadline_fails_without_a_request() {
 #[tokio::test]
 async fn the_service_calls_the_handler_that_it_polled_ready() {
     let (_world, host, locks) = environment().await;
-    let mut service = IdempotentLayer::new(invocations(&locks))
+    let mut service = IdempotencyLayer::new(invocations(&locks))
         .layer(OneByOne::<LambdaEvent<Order>, u32, Declined>::answering(|| Ok(17)));
     for id in ["a", "b"] {
         let ready = service.ready().await.unwrap();
@@ -244,7 +248,7 @@ async fn the_service_calls_the_handler_that_it_polled_ready() {
 async fn the_error_of_a_handler_that_is_not_ready_is_returned_without_a_request() {
     let (_world, host, locks) = environment().await;
     let broken = OneByOne::<LambdaEvent<Order>, u32, Declined>::answering(|| Err(Declined));
-    let service = IdempotentLayer::new(invocations(&locks)).layer(broken);
+    let service = IdempotencyLayer::new(invocations(&locks)).layer(broken);
     assert!(is_declined(&service.oneshot(invocation(&host, order("a"))).await));
     assert_eq!(host.requests(), 0);
 }
@@ -254,7 +258,7 @@ async fn the_error_of_a_handler_that_is_not_ready_is_returned_without_a_request(
 async fn one_of_ten_concurrent_invocations_of_each_key_runs() {
     let (_world, host, locks) = environment().await;
     let runs = Counter::default();
-    let service = IdempotentLayer::new(invocations(&locks).wait(eagerly())).layer(service_fn({
+    let service = IdempotencyLayer::new(invocations(&locks).wait(eagerly())).layer(service_fn({
         let runs = runs.clone();
         move |event: LambdaEvent<Order>| {
             let runs = runs.clone();
@@ -294,11 +298,11 @@ async fn tenants_share_records_unless_they_are_per_tenant() {
     let (world, host, locks) = environment().await;
     let runs = Counter::default();
     let event = |tenant| by_tenant(tenant, invocation(&host, order("a")));
-    let shared = IdempotentLayer::new(invocations(&locks)).layer(counting(&runs));
+    let shared = IdempotencyLayer::new(invocations(&locks)).layer(counting(&runs));
     for tenant in ["blue", "green"] {
         assert_eq!(shared.clone().oneshot(event(tenant)).await.unwrap(), 1);
     }
-    let service = IdempotentLayer::new(invocations(&locks)).per_tenant().layer(counting(&runs));
+    let service = IdempotencyLayer::new(invocations(&locks)).per_tenant().layer(counting(&runs));
     for (tenant, run) in [("blue", 2), ("green", 3), ("blue", 2)] {
         assert_eq!(service.clone().oneshot(event(tenant)).await.unwrap(), run);
     }
@@ -310,7 +314,7 @@ async fn tenants_share_records_unless_they_are_per_tenant() {
 async fn an_event_without_a_tenant_fails_without_a_request() {
     let (_world, host, locks) = environment().await;
     let runs = Counter::default();
-    let service = IdempotentLayer::new(invocations(&locks)).per_tenant().layer(counting(&runs));
+    let service = IdempotencyLayer::new(invocations(&locks)).per_tenant().layer(counting(&runs));
     let (error_type, message) = reported(service.oneshot(invocation(&host, order("a"))).await.unwrap_err());
     assert_eq!(error_type, "LockInvalid");
     assert!(message.contains("no tenant id"), "{message}");

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use lambda_lock::Run;
+use lambda_lock::{ErrorKind, Run};
 use lambda_lock_tests::World;
 use lambda_lock_tests::invocation::{Counter, LoseAnswers, keep_log, logged};
 use tokio::time::sleep;
@@ -30,7 +30,7 @@ async fn a_rejecting_run_that_begins_without_an_answer_can_be_retried() {
     let host = world.host().intercept(LoseAnswers::to("UpdateItem", 1..=3)).build();
     let (orders, runs) = (refusing(&world.locks_with_quick_retries(&host).build().unwrap()), Counter::default());
     let error = refused(place(&orders, &order("a"), &runs).await);
-    assert!(error.is_unavailable(), "{error}");
+    assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
     // A release in the background frees the key.
     let waiting = orders.wait(eagerly().up_to(LEASE / 3));
     assert_eq!(place(&waiting, &order("a"), &runs).await.unwrap(), 1);

@@ -30,9 +30,8 @@ use aws_sdk_dynamodb::config::retry::RetryConfig;
 use aws_sdk_dynamodb::types::{AttributeValue, Put, TransactWriteItem};
 use futures_util::FutureExt;
 use lambda_lock::embedded::Host;
-use lambda_lock::{
-    Backoff, Error, HandlerError, Idempotency, Locks, OnError, OnMissingKey, OnTimeout, RecordFormat, Run, StoredError,
-};
+use lambda_lock::idempotency::{OnMissingKey, RecordFormat, StoredError};
+use lambda_lock::{Backoff, Error, HandlerError, Idempotency, Locks, OnError, OnUnfinished, Run, Wait};
 use lambda_lock_tests::invocation::{Counter, millis};
 use lambda_lock_tests::{Row, World, drop_midway};
 use lambda_runtime::Diagnostic;
@@ -214,8 +213,8 @@ async fn give_to_another(world: &World, id: &str) -> Row {
     theirs
 }
 
-fn eagerly() -> Backoff {
-    Backoff::default().base(ms(2)).cap(ms(50)).up_to(TOO_LONG)
+fn eagerly() -> Wait {
+    Wait::backoff(Backoff::new().base(ms(2)).cap(ms(50))).up_to(TOO_LONG)
 }
 
 fn validated(locks: &Locks) -> Orders<u32> {
@@ -227,7 +226,7 @@ fn storing(locks: &Locks) -> Orders<u32> {
 }
 
 fn refusing(locks: &Locks) -> Orders<u32> {
-    orders(locks).on_timeout(OnTimeout::Reject)
+    orders(locks).on_unfinished(OnUnfinished::Reject)
 }
 
 const MOST: usize = 390 * 1024;

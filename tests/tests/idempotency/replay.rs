@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
-use lambda_lock::Run;
+use lambda_lock::{ErrorKind, Run};
 use lambda_lock_tests::World;
 use lambda_lock_tests::invocation::{Counter, millis};
 
@@ -165,7 +165,7 @@ async fn a_plain_lock_makes_its_key_in_progress() {
     let (_world, _host, locks) = environment().await;
     let lock = locks.acquire("a").data("not a result").await.unwrap();
     let runs = Counter::default();
-    assert!(refused(place(&orders(&locks), &order("a"), &runs).await).is_in_progress());
+    assert_eq!(refused(place(&orders(&locks), &order("a"), &runs).await).kind(), ErrorKind::InProgress);
     lock.release().await.unwrap();
     assert_eq!(place(&orders(&locks), &order("a"), &runs).await.unwrap(), 1);
 }
@@ -192,6 +192,6 @@ async fn a_missing_table_is_an_error_and_nothing_runs() {
     let world = World::without_table();
     let runs = Counter::default();
     let error = refused(place(&orders(&world.default_locks()), &order("a"), &runs).await);
-    assert!(error.is_table_not_found(), "{error}");
+    assert_eq!(error.kind(), ErrorKind::TableNotFound, "{error}");
     assert_eq!(runs.get(), 0);
 }

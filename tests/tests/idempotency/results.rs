@@ -3,7 +3,8 @@
 use std::collections::HashMap;
 use std::fmt::Debug;
 
-use lambda_lock::OnUnstorableResult;
+use lambda_lock::ErrorKind;
+use lambda_lock::idempotency::OnUnstorableResult;
 use lambda_lock_tests::invocation::Counter;
 use tokio::time::sleep;
 
@@ -37,11 +38,11 @@ async fn an_oversized_result_is_an_error_and_keeps_the_record_for_its_lease() {
             })
             .await,
     );
-    assert!(error.is_unusable_result(), "{error}");
+    assert_eq!(error.kind(), ErrorKind::UnusableResult, "{error}");
     assert!(error.to_string().contains("399361") && !error.to_string().contains("xxx"), "{error}");
     sleep(ms(50)).await;
     assert_eq!(host.requests(), 1);
-    assert!(refused(exports.run(&order("a"), async |_| Ok(String::new())).await).is_in_progress());
+    assert_eq!(refused(exports.run(&order("a"), async |_| Ok(String::new())).await).kind(), ErrorKind::InProgress);
     let after = orders::<String>(&later(&world, AFTER_THE_LEASE));
     assert_eq!(after.run(&order("a"), async |_| Ok("small".to_owned())).await.unwrap(), "small");
     assert_eq!(runs.get(), 1);
@@ -53,7 +54,7 @@ async fn a_result_that_json_cannot_represent_is_an_error() {
     let (_world, host, locks) = environment().await;
     let orders: Orders<HashMap<(u8, u8), u8>> = orders(&locks);
     let error = refused(orders.run(&order("a"), async |_| Ok(HashMap::from([((1, 2), 3)]))).await);
-    assert!(error.is_unusable_result() && error.to_string().contains("JSON"), "{error}");
+    assert!(error.kind() == ErrorKind::UnusableResult && error.to_string().contains("JSON"), "{error}");
     assert_eq!(host.requests(), 1);
 }
 
@@ -88,7 +89,10 @@ async fn a_duplicate_of_a_run_without_its_result_is_an_error() {
             orders(&locks).on_unstorable_result(OnUnstorableResult::CompleteWithoutResult).cache(cache);
         exports.run(&order("a"), async |_| Ok(large(MOST + 1))).await.unwrap();
         let error = refused(exports.run(&order("a"), async |_| panic!("it runs again")).await);
-        assert!(error.is_unusable_result() && error.to_string().contains("without its result"), "{error}");
+        assert!(
+            error.kind() == ErrorKind::UnusableResult && error.to_string().contains("without its result"),
+            "{error}"
+        );
     }
 }
 
@@ -100,7 +104,7 @@ async fn a_stored_result_of_another_type_is_an_error_without_the_result() {
     before.run(&order("a"), async |_| Ok("4111 1111".to_owned())).await.unwrap();
     let row = world.row("a").await;
     let error = refused(place(&orders(&locks), &order("a"), &Counter::default()).await);
-    assert!(error.is_unusable_result(), "{error}");
+    assert_eq!(error.kind(), ErrorKind::UnusableResult, "{error}");
     assert!(!format!("{error} {error:?}").contains("4111"), "{error:?}");
     assert_eq!(world.row("a").await, row);
 }
@@ -146,7 +150,7 @@ async fn rejects_a_result_with_a_float_that_is_not_finite() {
                 let outcome = measure.run(&order(&number.to_string()), async |_| Ok(result.clone())).await;
                 let error = refused(outcome);
                 assert!(
-                    error.is_unusable_result() && error.to_string().contains("finite"),
+                    error.kind() == ErrorKind::UnusableResult && error.to_string().contains("finite"),
                     "{format:?} {result:?}: {error}"
                 );
             }
@@ -175,7 +179,7 @@ async fn rejects_a_float_that_is_not_finite_as_a_map_key() {
     }
     let (_world, _host, locks) = environment().await;
     let measure: Orders<ByFloat> = orders(&locks);
-    assert!(refused(measure.run(&order("a"), async |_| Ok(ByFloat)).await).is_unusable_result());
+    assert_eq!(refused(measure.run(&order("a"), async |_| Ok(ByFloat)).await).kind(), ErrorKind::UnusableResult);
 }
 
 // behaviour 75
@@ -198,6 +202,9 @@ async fn rejects_a_result_nested_too_deep_to_be_read() {
         let replayed = trees.run(&order("a"), async |_| panic!("it runs again")).await.unwrap();
         assert_eq!(replayed.levels(), most);
         let error = refused(trees.run(&order("b"), async |_| Ok(Deep::of(most + 1))).await);
-        assert!(error.is_unusable_result() && error.to_string().contains(&format!("{most} levels")), "{error}");
+        assert!(
+            error.kind() == ErrorKind::UnusableResult && error.to_string().contains(&format!("{most} levels")),
+            "{error}"
+        );
     }
 }

@@ -1,4 +1,4 @@
-//! Work that must not repeat: `OnTimeout::Reject`.
+//! Work that must not repeat: `OnUnfinished::Reject`.
 
 use std::fmt::Debug;
 use std::future::pending;
@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use futures_util::FutureExt;
 use lambda_lock::embedded::{Faults, Host};
-use lambda_lock::{Locks, OnError, OnTimeout};
+use lambda_lock::{ErrorKind, Locks, OnError, OnUnfinished};
 use lambda_lock_tests::invocation::Counter;
 use lambda_lock_tests::{World, drop_midway};
 use tokio::sync::Notify;
@@ -26,11 +26,14 @@ async fn a_crashed_run_is_in_progress_until_its_lease_ends_and_then_unfinished()
     let window = Duration::from_hours(48);
     let (settings, runs) = (|locks: &Locks| refusing(locks).window(window), Counter::default());
     crash(&host, &settings(&locks), &order("a")).await;
-    assert!(refused(place(&settings(&later(&world, LEASE)), &order("a"), &runs).await).is_in_progress());
+    assert_eq!(
+        refused(place(&settings(&later(&world, LEASE)), &order("a"), &runs).await).kind(),
+        ErrorKind::InProgress
+    );
     let crashed = world.row("a").await;
     for unfinished in [AFTER_THE_LEASE, Duration::from_hours(25), Duration::from_hours(47)] {
         let error = refused(place(&settings(&later(&world, unfinished)), &order("a"), &runs).await);
-        assert!(error.is_unfinished() && !error.is_in_progress(), "{error}");
+        assert_eq!(error.kind(), ErrorKind::Unfinished, "{error}");
         let holder = error.holder().unwrap();
         assert_eq!(holder.name(), Some(format!("process {}", std::process::id()).as_str()));
         assert!(error.to_string().contains("may have done its work"), "{error}");
@@ -46,7 +49,7 @@ async fn an_unfinished_run_runs_again_after_the_window_although_its_row_remains(
     let runs = Counter::default();
     crash(&host, &refusing(&locks), &order("a")).await;
     let error = refused(place(&refusing(&later(&world, ALMOST_THE_WINDOW)), &order("a"), &runs).await);
-    assert!(error.is_unfinished(), "{error}");
+    assert_eq!(error.kind(), ErrorKind::Unfinished, "{error}");
     assert_eq!(place(&refusing(&later(&world, AFTER_THE_WINDOW)), &order("a"), &runs).await.unwrap(), 1);
 }
 
@@ -135,8 +138,11 @@ async fn release_all_waits_until_the_result_of_a_run_is_stored() {
 #[tokio::test]
 async fn a_run_is_unfinished_after_an_unstorable_result() {
     let (world, host, locks) = environment().await;
-    let orders: Orders<String> = orders(&locks).on_timeout(OnTimeout::Reject);
-    assert!(refused(orders.run(&order("a"), async |_| Ok("x".repeat(500_000))).await).is_unusable_result());
+    let orders: Orders<String> = orders(&locks).on_unfinished(OnUnfinished::Reject);
+    assert_eq!(
+        refused(orders.run(&order("a"), async |_| Ok("x".repeat(500_000))).await).kind(),
+        ErrorKind::UnusableResult
+    );
     assert_unfinished(&world, &host).await;
 }
 
@@ -155,7 +161,7 @@ async fn assert_unfinished(world: &World, host: &Host) {
     sleep(ms(50)).await;
     assert_eq!(host.requests(), 1);
     let error = refused(place(&refusing(&later(world, AFTER_THE_LEASE)), &order("a"), &Counter::default()).await);
-    assert!(error.is_unfinished(), "{error}");
+    assert_eq!(error.kind(), ErrorKind::Unfinished, "{error}");
 }
 
 // behaviours 64, 65
@@ -198,7 +204,7 @@ async fn a_wait_ends_when_the_run_becomes_unfinished() {
     let runs = Counter::default();
     let waiting = refusing(&other).wait(eagerly());
     let error = refused(timeout(TOO_LONG / 2, place(&waiting, &order("a"), &runs)).await.expect("the wait ends"));
-    assert!(error.is_unfinished(), "{error}");
+    assert_eq!(error.kind(), ErrorKind::Unfinished, "{error}");
     assert_eq!(runs.get(), 0);
 }
 
@@ -207,7 +213,7 @@ async fn a_wait_ends_when_the_run_becomes_unfinished() {
 async fn a_renewed_run_stays_unfinished_for_the_window() {
     let (world, _host, locks) = environment().await;
     let window = Duration::from_hours(14 * 24);
-    let refusing = |locks: &Locks| orders(locks).window(window).on_timeout(OnTimeout::Reject);
+    let refusing = |locks: &Locks| orders(locks).window(window).on_unfinished(OnUnfinished::Reject);
     let (mine, begun) = (refusing(&locks), Notify::new());
     let input = order("a");
     let run = mine.run(&input, async |run| {
@@ -223,7 +229,7 @@ async fn a_renewed_run_stays_unfinished_for_the_window() {
     assert!(number_in(&row, "expiration") * 1000 >= number_in(&row, "acquired_at") + millis_of(window));
     let runs = Counter::default();
     let in_two_days = refusing(&later(&world, Duration::from_hours(48)));
-    assert!(refused(place(&in_two_days, &order("a"), &runs).await).is_unfinished());
+    assert_eq!(refused(place(&in_two_days, &order("a"), &runs).await).kind(), ErrorKind::Unfinished);
     assert_eq!(runs.get(), 0);
 }
 
@@ -245,15 +251,16 @@ impl serde::Serialize for Brittle {
 #[tokio::test]
 async fn a_run_is_unfinished_after_a_panic_in_its_completion() {
     let (world, _host, locks) = environment().await;
-    let brittle: Orders<Brittle> = orders(&locks).on_timeout(OnTimeout::Reject);
+    let brittle: Orders<Brittle> = orders(&locks).on_unfinished(OnUnfinished::Reject);
     let run = AssertUnwindSafe(async { brittle.run(&order("a"), async |_| Ok(Brittle)).await });
     assert!(run.catch_unwind().await.is_err());
-    let policy: Orders<u32> = orders(&locks).on_timeout(OnTimeout::Reject).on_error(|Declined| panic!("in the policy"));
+    let policy: Orders<u32> =
+        orders(&locks).on_unfinished(OnUnfinished::Reject).on_error(|Declined| panic!("in the policy"));
     let run = AssertUnwindSafe(async { policy.run(&order("b"), async |_| Err(Declined)).await });
     assert!(run.catch_unwind().await.is_err());
-    let again: Orders<u32> = orders(&later(&world, AFTER_THE_LEASE)).on_timeout(OnTimeout::Reject);
+    let again: Orders<u32> = orders(&later(&world, AFTER_THE_LEASE)).on_unfinished(OnUnfinished::Reject);
     for id in ["a", "b"] {
         let runs = Counter::default();
-        assert!(refused(place(&again, &order(id), &runs).await).is_unfinished(), "{id}");
+        assert_eq!(refused(place(&again, &order(id), &runs).await).kind(), ErrorKind::Unfinished, "{id}");
     }
 }

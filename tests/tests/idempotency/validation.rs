@@ -1,5 +1,6 @@
 //! Duplicates whose validated fields differ from those of the first run.
 
+use lambda_lock::ErrorKind;
 use lambda_lock_tests::invocation::Counter;
 use serde_json::json;
 
@@ -26,7 +27,7 @@ async fn a_duplicate_with_different_fields_is_a_mismatch() {
     place(&validated(&locks), &order("a"), &runs).await.unwrap();
     let before = world.row("a").await;
     let error = refused(place(&validated(&locks), &Order { amount: 6, ..order("a") }, &runs).await);
-    assert!(error.is_mismatch() && !error.is_in_progress(), "{error}");
+    assert_eq!(error.kind(), ErrorKind::Mismatch, "{error}");
     assert_eq!(error.key(), "a");
     assert_eq!((runs.get(), host.requests()), (1, 3));
     assert_eq!(world.row("a").await, before);
@@ -42,7 +43,7 @@ async fn a_duplicate_with_different_fields_is_a_mismatch_during_the_first_run() 
             // If it waited, it would use its whole budget.
             let waiting = validated(&locks).wait(eagerly());
             let error = refused(place(&waiting, &Order { amount: 6, ..order("a") }, &runs).await);
-            assert!(error.is_mismatch(), "{error}");
+            assert_eq!(error.kind(), ErrorKind::Mismatch, "{error}");
             assert_eq!(host.requests(), 2);
             Ok(1)
         })
@@ -72,7 +73,7 @@ async fn a_run_of_a_deployment_without_validation_is_in_progress_for_one_that_va
     let runs = Counter::default();
     orders(&locks)
         .run(&order("a"), async |_| {
-            assert!(refused(place(&validated(&locks), &order("a"), &runs).await).is_in_progress());
+            assert_eq!(refused(place(&validated(&locks), &order("a"), &runs).await).kind(), ErrorKind::InProgress);
             Ok(1)
         })
         .await
@@ -101,7 +102,7 @@ async fn a_key_accepts_different_fields_after_its_window_or_a_failure() {
     host.advance_clock(AFTER_THE_WINDOW);
     assert_eq!(place(&orders, &order("a"), &runs).await.unwrap(), 3);
     assert_ne!(world.row("a").await.unwrap()["validation"], digest);
-    assert!(refused(place(&orders, &other, &runs).await).is_mismatch());
+    assert_eq!(refused(place(&orders, &other, &runs).await).kind(), ErrorKind::Mismatch);
 }
 
 // behaviour 63
@@ -112,5 +113,5 @@ async fn several_fields_can_be_validated() {
     let with = |currency: &'static str| orders(&locks).validate(move |order| json!([order.amount, currency]));
     place(&with("EUR"), &order("a"), &runs).await.unwrap();
     assert_eq!(place(&with("EUR"), &order("a"), &runs).await.unwrap(), 1);
-    assert!(refused(place(&with("USD"), &order("a"), &runs).await).is_mismatch());
+    assert_eq!(refused(place(&with("USD"), &order("a"), &runs).await).kind(), ErrorKind::Mismatch);
 }

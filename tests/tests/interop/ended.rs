@@ -1,6 +1,7 @@
 //! Runs that failed, and windows that have passed.
 
-use lambda_lock::{OnError, StoredError};
+use lambda_lock::OnError;
+use lambda_lock::idempotency::StoredError;
 use serde_json::json;
 
 use crate::{

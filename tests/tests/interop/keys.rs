@@ -1,6 +1,7 @@
 //! A key is the same on both sides.
 
-use lambda_lock::{Idempotency, OnMissingKey};
+use lambda_lock::Idempotency;
+use lambda_lock::idempotency::OnMissingKey;
 use lambda_lock_tests::powertools::Language;
 use serde_json::{Value, json};
 

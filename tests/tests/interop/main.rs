@@ -11,8 +11,9 @@ mod results;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use lambda_lock::Idempotency;
 use lambda_lock::embedded::Host;
-use lambda_lock::{Idempotency, OnMissingKey};
+use lambda_lock::idempotency::OnMissingKey;
 use lambda_lock_tests::invocation::reported;
 use lambda_lock_tests::powertools::{Language, Powertools};
 use lambda_lock_tests::{Row, World};

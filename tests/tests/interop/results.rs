@@ -1,6 +1,7 @@
 //! The result of one side is replayed by the other.
 
-use lambda_lock::{OnUnstorableResult, Run};
+use lambda_lock::Run;
+use lambda_lock::idempotency::OnUnstorableResult;
 use lambda_lock_tests::powertools::Language;
 use serde_json::{Value, json};
 

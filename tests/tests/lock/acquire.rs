@@ -5,8 +5,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use futures_util::future::try_join_all;
-use lambda_lock::Data;
 use lambda_lock::embedded::Intercept;
+use lambda_lock::{Data, ErrorKind};
 use lambda_lock_tests::World;
 use lambda_lock_tests::invocation::millis;
 use serde_json::Value;
@@ -174,7 +174,7 @@ async fn an_acquire_without_a_table_fails_and_does_not_create_it() {
     let world = World::without_table();
     let host = world.host().build();
     let error = world.locks(&host).build().unwrap().acquire("job").wait(eagerly()).await.unwrap_err();
-    assert!(error.is_table_not_found());
+    assert_eq!(error.kind(), ErrorKind::TableNotFound);
     assert_contains(&error, &[&world.table, "create"]);
     assert_eq!(host.requests(), 1);
 }

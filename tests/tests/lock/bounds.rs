@@ -3,7 +3,8 @@
 use std::io::Error;
 
 use aws_sdk_dynamodb::types::AttributeValue;
-use lambda_lock::{Idempotency, LocksBuilder, OnMissingKey};
+use lambda_lock::idempotency::OnMissingKey;
+use lambda_lock::{ErrorKind, Idempotency, LocksBuilder};
 use lambda_lock_tests::World;
 
 use crate::{LEASE, assert_contains, lose_answers, text};
@@ -39,11 +40,11 @@ async fn the_name_of_a_holder_has_one_bound_for_all() {
         locks.acquire_all(["a", "b"]).holder(&more).await.unwrap_err(),
         locks.semaphore("bank-api", 2).acquire().holder(&more).await.unwrap_err(),
     ] {
-        assert!(error.is_invalid());
+        assert_eq!(error.kind(), ErrorKind::Invalid);
         assert_contains(&error, &["name of the holder", "1025 bytes", "more than 1024", "shorten it", "hhhh"]);
     }
     let disabled = world.locks(&host).enabled(false).build().unwrap();
-    assert!(disabled.acquire("job").holder(&more).await.unwrap_err().is_invalid());
+    assert_eq!(disabled.acquire("job").holder(&more).await.unwrap_err().kind(), ErrorKind::Invalid);
     assert_eq!(host.requests(), 0);
 }
 
@@ -103,12 +104,12 @@ async fn the_attributes_of_an_acquire_have_a_bound() {
     let most = ATTRIBUTES / 2 - "note1".len();
     let acquire = |second| locks.acquire("job").attribute("note1", text(&name('x', most))).attribute("note2", second);
     let error = acquire(text(&name('x', most + 1))).await.unwrap_err();
-    assert!(error.is_invalid());
+    assert_eq!(error.kind(), ErrorKind::Invalid);
     assert_contains(&error, &["attributes", "2049 bytes", "more than 2048", "as data"]);
     assert_eq!(host.requests(), 0);
     acquire(text(&name('x', most))).await.unwrap().release().await.unwrap();
     // A set has the size of its members.
-    assert!(acquire(AttributeValue::Ss(vec![name('x', most)])).await.unwrap_err().is_invalid());
+    assert_eq!(acquire(AttributeValue::Ss(vec![name('x', most)])).await.unwrap_err().kind(), ErrorKind::Invalid);
 }
 
 // behaviour 488

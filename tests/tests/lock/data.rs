@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use lambda_lock::Data;
+use lambda_lock::{Data, ErrorKind};
 use lambda_lock_tests::World;
 
 use crate::{LEASE, assert_contains, text};
@@ -55,7 +55,7 @@ async fn an_acquire_writes_other_attributes_but_not_those_of_the_lock() {
     let sent = host.requests();
     for name in ["status", "owner", "fence", "expiration", "in_progress_expiration", "data", "id", ""] {
         let error = locks.acquire("job").attribute(name, text("x")).await.unwrap_err();
-        assert!(error.is_invalid());
+        assert_eq!(error.kind(), ErrorKind::Invalid);
         assert_contains(&error, &["attribute", &format!("`{name}`")]);
     }
     let twice = locks.acquire("job").attribute("tenant", text("a")).attribute("tenant", text("b"));
@@ -72,7 +72,7 @@ async fn rejects_oversized_data_and_releases_the_key() {
     let lock = locks.acquire("job").await.unwrap();
     lock.set_data("x".repeat(400 * 1024));
     let error = lock.release().await.unwrap_err();
-    assert!(error.is_invalid() && error.to_string().contains("409600 bytes"), "{error}");
+    assert!(error.kind() == ErrorKind::Invalid && error.to_string().contains("409600 bytes"), "{error}");
     drop(lock);
     while world.default_locks().get("job").await.unwrap().unwrap().is_current() {
         tokio::time::sleep(Duration::from_millis(5)).await;

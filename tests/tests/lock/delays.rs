@@ -4,7 +4,7 @@ use std::thread;
 use std::time::Duration;
 
 use lambda_lock::embedded::{DynamoDb, Host};
-use lambda_lock::{Backoff, Jitter, Locks};
+use lambda_lock::{Backoff, Jitter, Locks, Wait};
 
 /// Returns a host with the locks of an engine in which another host has the key `job`.
 async fn engine() -> (Host, Locks) {
@@ -27,7 +27,7 @@ async fn delays_of_two(host: &Host, locks: &Locks) -> [Duration; 2] {
 async fn delays(host: &Host, locks: &Locks) -> Duration {
     fastrand::seed(7);
     let started = host.now();
-    let backoff = Backoff::default().jitter(Jitter::Full).max_attempts(6).up_to(Duration::from_hours(1));
+    let backoff = Wait::backoff(Backoff::new().jitter(Jitter::Full)).max_attempts(6).up_to(Duration::from_hours(1));
     assert!(locks.acquire("job").wait(backoff).await.unwrap_err().is_held());
     host.now().duration_since(started).unwrap()
 }

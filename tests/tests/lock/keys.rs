@@ -1,7 +1,7 @@
 //! Keys: which are distinct, which are rejected, and how they share a table with other entities.
 
 use futures_util::future::join_all;
-use lambda_lock::Lock;
+use lambda_lock::{ErrorKind, Lock};
 use lambda_lock_tests::{Row, World};
 
 use crate::{LEASE, assert_contains, text, transact};
@@ -44,7 +44,7 @@ async fn rejects_an_empty_key_and_a_key_above_2048_bytes_without_a_request() {
             locks.try_acquire(&key).await.unwrap_err(),
             locks.get(&key).await.unwrap_err(),
         ] {
-            assert!(error.is_invalid());
+            assert_eq!(error.kind(), ErrorKind::Invalid);
             assert_contains(&error, parts);
         }
     }

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use lambda_lock::embedded::{Answer, Intercept};
-use lambda_lock::{Data, Lock};
+use lambda_lock::{Data, ErrorKind, Lock};
 use lambda_lock_tests::invocation::millis;
 use lambda_lock_tests::{Late, World};
 use serde_json::{Value, json};
@@ -39,7 +39,7 @@ async fn released_without_an_answer(world: &World) -> (Lock, Late) {
     let lock = world.locks_with_quick_retries(&host).build().unwrap();
     let lock = lock.acquire("job").hold_at_least(Duration::from_hours(1)).await.unwrap();
     lock.set_data("first");
-    assert!(lock.release().await.unwrap_err().is_unavailable());
+    assert_eq!(lock.release().await.unwrap_err().kind(), ErrorKind::Unavailable);
     (lock, late)
 }
 
@@ -135,7 +135,7 @@ async fn a_late_attempt_of_a_failed_acquire_does_not_take_a_key_without_a_row() 
     let late = Late::updates(1..=3);
     let host = world.host().intercept(late.clone()).build();
     let locks = world.locks_with_quick_retries(&host).build().unwrap();
-    assert!(locks.try_acquire("job").await.unwrap_err().is_unavailable());
+    assert_eq!(locks.try_acquire("job").await.unwrap_err().kind(), ErrorKind::Unavailable);
     locks.flush(Duration::from_mins(1)).await;
 
     assert!(!late.deliver(&world).await);
@@ -151,7 +151,7 @@ async fn a_row_that_rejects_a_late_attempt_is_kept_for_the_retention() {
     let late = Late::updates(1..=3);
     let host = world.host().clock_ahead(Duration::from_hours(23)).intercept(late.clone()).build();
     let locks = world.locks_with_quick_retries(&host).build().unwrap();
-    assert!(locks.try_acquire("job").await.unwrap_err().is_unavailable());
+    assert_eq!(locks.try_acquire("job").await.unwrap_err().kind(), ErrorKind::Unavailable);
     locks.flush(Duration::from_mins(1)).await;
     let row = world.row("job").await.unwrap();
     let expiration: u64 = row["expiration"].as_n().unwrap().parse().unwrap();

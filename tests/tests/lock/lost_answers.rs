@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use lambda_lock::Data;
+use lambda_lock::{Data, ErrorKind};
 use lambda_lock_tests::World;
 use lambda_lock_tests::invocation::millis;
 
@@ -44,7 +44,7 @@ async fn an_acquire_that_fails_without_an_answer_releases_the_key() {
     let world = World::new().await;
     let host = world.host().intercept(lose_answers(1..=3)).build();
     let error = world.locks_with_quick_retries(&host).build().unwrap().acquire("job").await.unwrap_err();
-    assert!(error.is_unavailable());
+    assert_eq!(error.kind(), ErrorKind::Unavailable);
     let lock = world.default_locks().acquire("job").wait(eagerly().up_to(LEASE / 3)).await.unwrap();
     lock.release().await.unwrap();
 }

@@ -27,7 +27,7 @@ use std::time::Duration;
 
 use aws_sdk_dynamodb::operation::transact_write_items::TransactWriteItemsError;
 use aws_sdk_dynamodb::types::{AttributeValue, ConditionCheck, Put, TransactWriteItem};
-use lambda_lock::{Backoff, Error};
+use lambda_lock::{Backoff, Error, Wait};
 use lambda_lock_tests::invocation::LoseAnswers;
 use lambda_lock_tests::{Row, World};
 
@@ -42,8 +42,8 @@ const fn ms(millis: u64) -> Duration {
 }
 
 /// Asks often, for up to two minutes.
-fn eagerly() -> Backoff {
-    Backoff::default().base(ms(2)).cap(ms(200)).up_to(Duration::from_mins(2))
+fn eagerly() -> Wait {
+    Wait::backoff(Backoff::new().base(ms(2)).cap(ms(200))).up_to(Duration::from_mins(2))
 }
 
 fn text(value: &str) -> AttributeValue {

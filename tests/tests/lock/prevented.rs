@@ -6,7 +6,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use lambda_lock::embedded::{DynamoDb, Host, Intercept};
-use lambda_lock::{Error, Idempotency, Lock, LockSet, Locks, OnMissingKey, Ticket};
+use lambda_lock::idempotency::OnMissingKey;
+use lambda_lock::{Error, ErrorKind, Idempotency, Lock, LockSet, Locks, Ticket};
 use lambda_lock_tests::invocation::{Cause, Prevents};
 use lambda_lock_tests::{Late, World};
 use serde_json::Value;
@@ -145,7 +146,7 @@ async fn a_withdrawal_is_repeated_with_another_token_each_time() {
             let prevents = Prevents::writes(cause, 4..=7);
             let host = world.host().intercept(tokens.clone()).intercept(late.clone()).intercept(prevents).build();
             let locks = world.locks_with_quick_retries(&host).build().unwrap();
-            assert!(kind.acquire(&locks).await.unwrap_err().is_unavailable());
+            assert_eq!(kind.acquire(&locks).await.unwrap_err().kind(), ErrorKind::Unavailable);
             locks.flush(Duration::from_mins(1)).await;
             assert!(!late.deliver(&world).await, "{kind:?}, {cause:?}");
             kind.acquire(&world.default_locks()).await.unwrap().release().await.unwrap();
@@ -174,7 +175,8 @@ async fn a_request_of_a_holder_is_given_up_after_ten_seconds() {
                 let before = engine.now();
                 let answer = if renews { held.renew().await } else { held.release().await };
                 let error = answer.unwrap_err();
-                assert!(if cause == Cause::Conflict { error.is_conflict() } else { error.is_throttled() }, "{error}");
+                let kind = if cause == Cause::Conflict { ErrorKind::Conflict } else { ErrorKind::Throttled };
+                assert_eq!(error.kind(), kind, "{error}");
                 let elapsed = engine.now().duration_since(before).unwrap();
                 assert!(
                     elapsed >= Duration::from_secs(10) && elapsed < Duration::from_secs(10) + ms(10),

@@ -5,7 +5,7 @@ use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use lambda_lock::Backoff;
+use lambda_lock::{Backoff, Wait};
 use lambda_lock_tests::World;
 
 /// Long enough for the update of the counter on a machine that runs all other tests at the same time.
@@ -118,7 +118,7 @@ async fn the_key_of_a_killed_process_is_free_when_its_lease_has_ended() {
         let holder = refused.holder().unwrap();
         assert_eq!((holder.name(), holder.fence()), (Some(name.as_str()), Some(fence)));
         assert_eq!(holder.until(), holder.since().unwrap() + LEASE + CLOCK_SKEW);
-        let patience = Backoff::default().base(Duration::from_millis(5)).cap(Duration::from_millis(50));
+        let patience = Wait::backoff(Backoff::new().base(Duration::from_millis(5)).cap(Duration::from_millis(50)));
         let lock = locks.acquire("job").wait(patience).await.unwrap();
         assert!(lock.acquired_at() >= holder.until());
         assert_eq!(lock.fence(), fence + 1);

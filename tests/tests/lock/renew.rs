@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use lambda_lock::ErrorKind;
 use lambda_lock::embedded::{Answer, Intercept};
 use lambda_lock_tests::World;
 use lambda_lock_tests::invocation::millis;
@@ -88,7 +89,7 @@ async fn a_failed_renewal_keeps_the_old_lease() {
     let host = world.host().intercept(lose_answers(2..=4)).build();
     let lock = world.locks_with_quick_retries(&host).build().unwrap().acquire("job").await.unwrap();
     let end = lock.expires_at();
-    assert!(lock.renew(Duration::from_mins(10)).await.unwrap_err().is_unavailable());
+    assert_eq!(lock.renew(Duration::from_mins(10)).await.unwrap_err().kind(), ErrorKind::Unavailable);
     assert_eq!(lock.expires_at(), end);
     assert!(lock.is_valid());
 }
@@ -114,7 +115,7 @@ async fn an_unanswered_renewal_to_a_shorter_lease_shortens_the_lock() {
     let host = world.host().intercept(LoseRenewals).build();
     let locks = world.locks_with_quick_retries(&host).build().unwrap();
     let lock = locks.acquire("job").lease(Duration::from_mins(1)).await.unwrap();
-    assert!(lock.renew(Duration::from_secs(5)).await.unwrap_err().is_unavailable());
+    assert_eq!(lock.renew(Duration::from_secs(5)).await.unwrap_err().kind(), ErrorKind::Unavailable);
     assert!(lock.remaining() <= Duration::from_secs(5));
     lock.release().await.unwrap();
 }

@@ -7,7 +7,7 @@ use aws_sdk_dynamodb::types::{
     AttributeDefinition, AttributeValue, BillingMode, KeySchemaElement, KeyType, Put, ScalarAttributeType,
     TransactWriteItem,
 };
-use lambda_lock::{Backoff, Locks};
+use lambda_lock::{ErrorKind, Locks, Wait};
 use lambda_lock_tests::{Row, World};
 use proptest::collection::{btree_map, vec};
 use proptest::prelude::*;
@@ -189,9 +189,9 @@ fn an_acquire_takes_free_rows_and_modifies_no_held_or_malformed_row() {
         match (verdict, locks.get(key).await) {
             (Verdict::Held, read) => assert!(read.unwrap().unwrap().is_current()),
             (Verdict::Malformed, Ok(read)) => assert_eq!(read.unwrap().fence(), Some(1 << 63)),
-            (Verdict::Malformed, Err(error)) => assert!(error.is_malformed_row()),
+            (Verdict::Malformed, Err(error)) => assert_eq!(error.kind(), ErrorKind::MalformedRow),
             (Verdict::Free, Ok(read)) => assert!(!read.unwrap().is_current()),
-            (Verdict::Free, Err(error)) => assert!(error.is_malformed_row(), "{error:?}"),
+            (Verdict::Free, Err(error)) => assert_eq!(error.kind(), ErrorKind::MalformedRow, "{error:?}"),
         }
         let attempt = locks.try_acquire(key).await;
         match verdict {
@@ -212,7 +212,7 @@ fn an_acquire_takes_free_rows_and_modifies_no_held_or_malformed_row() {
             }
             Verdict::Malformed => {
                 let error = attempt.unwrap_err();
-                assert!(error.is_malformed_row(), "{error:?}");
+                assert_eq!(error.kind(), ErrorKind::MalformedRow, "{error:?}");
                 assert_eq!(world.row(key).await, before);
             }
         }
@@ -238,7 +238,7 @@ fn an_overwritten_lock_is_lost_and_its_row_is_not_modified() {
         // After a failed renewal, the release sends no request.
         let answer = if fastrand::bool() { lock.renew(Duration::from_secs(5)).await } else { lock.release().await };
         let error = answer.unwrap_err();
-        assert!(error.is_lost() || error.is_malformed_row(), "{error:?}");
+        assert!(error.is_lost() || error.kind() == ErrorKind::MalformedRow, "{error:?}");
         let _told_again = lock.release().await.unwrap_err();
         assert_eq!(world.row(key).await, foreign);
         assert!(world.row("never written").await.is_none());
@@ -358,8 +358,8 @@ async fn an_acquire_of_a_foreign_entity_fails_at_once_and_says_why() {
         world.put_row(row.clone()).await;
         let before = world.row("job").await;
         let sent = host.requests();
-        let error = locks.acquire("job").wait(Backoff::default()).await.unwrap_err();
-        assert!(error.is_malformed_row());
+        let error = locks.acquire("job").wait(Wait::in_turn()).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::MalformedRow);
         assert_eq!((error.attempts(), host.requests()), (1, sent + 1));
         for part in [why, "`job`", &world.table, "it was not modified", "another key"] {
             assert!(error.to_string().contains(part), "`{error}` lacks `{part}`");
@@ -381,7 +381,7 @@ async fn a_fence_that_dynamodb_cannot_increment_is_a_malformed_row() {
         world.put_row(row).await;
         let before = world.row("job").await;
         let error = locks.acquire("job").await.unwrap_err();
-        assert!(error.is_malformed_row() && error.to_string().contains("`fence`"), "{fence}: {error:?}");
+        assert!(error.kind() == ErrorKind::MalformedRow && error.to_string().contains("`fence`"), "{fence}: {error:?}");
         assert_eq!(world.row("job").await, before);
     }
 }

@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, SystemTime};
 
 use aws_sdk_dynamodb::Client;
-use lambda_lock::{Locks, LocksBuilder};
+use lambda_lock::{ErrorKind, Locks, LocksBuilder};
 use lambda_lock_tests::World;
 use lambda_lock_tests::invocation::{keep_warnings, logged};
 use serde_json::{Value, json};
@@ -112,7 +112,7 @@ async fn rejects_settings_outside_their_bounds() {
     ];
     for (builder, parts) in refused {
         let error = builder.build().unwrap_err();
-        assert!(error.is_invalid());
+        assert_eq!(error.kind(), ErrorKind::Invalid);
         assert_contains(&error, parts);
     }
     let most = locks().lease(day).clock_skew(Duration::from_mins(5)).retention(Duration::from_mins(25)).build();
@@ -142,7 +142,7 @@ async fn rejects_arguments_outside_their_bounds_without_a_request() {
         (acquire().until(SystemTime::UNIX_EPOCH - day), &["deadline", "`job`", "passed"]),
     ] {
         let error = acquire.wait(eagerly()).await.unwrap_err();
-        assert!(error.is_invalid());
+        assert_eq!(error.kind(), ErrorKind::Invalid);
         assert_contains(&error, parts);
     }
     assert_eq!(host.requests(), 0);
@@ -150,7 +150,7 @@ async fn rejects_arguments_outside_their_bounds_without_a_request() {
     let longer = (LONGEST_LEASE + ms(1), ["1year 18h 1ms", "1ms and 366days"]);
     for (lease, parts) in [(Duration::ZERO, ["0s", "1ms"]), longer] {
         let error = lock.renew(lease).await.unwrap_err();
-        assert!(error.is_invalid());
+        assert_eq!(error.kind(), ErrorKind::Invalid);
         assert_contains(&error, &parts);
     }
     assert_eq!(host.requests(), 1);

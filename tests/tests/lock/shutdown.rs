@@ -5,7 +5,7 @@ use std::pin::pin;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use lambda_lock::{Error, Lock, Locks};
+use lambda_lock::{Error, ErrorKind, Lock, Locks};
 use lambda_lock_tests::World;
 use tokio::sync::Notify;
 use tokio::time::timeout;
@@ -136,7 +136,7 @@ async fn release_all_ends_with_its_limit_and_names_what_was_not_answered() {
     let released = async { locks.release_all(ms(500)).await };
     let errors = timeout(ms(501), released).await.expect("the limit ends it");
     assert_eq!(errors.len(), 1);
-    assert!(errors[0].is_unavailable() && errors[0].key() == "job", "{errors:?}");
+    assert!(errors[0].kind() == ErrorKind::Unavailable && errors[0].key() == "job", "{errors:?}");
     assert!(!lock.is_valid());
 }
 

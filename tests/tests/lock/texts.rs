@@ -2,7 +2,7 @@
 
 use std::fmt::Display;
 
-use lambda_lock::Holder;
+use lambda_lock::{ErrorKind, Holder};
 use lambda_lock_tests::World;
 
 use crate::{number, text};
@@ -97,7 +97,7 @@ async fn a_row_of_another_program_does_not_make_an_error_long() {
     row.insert("status".to_owned(), text(&name));
     world.put_row(row).await;
     let error = locks.acquire("job").await.unwrap_err();
-    assert!(error.is_malformed_row());
+    assert_eq!(error.kind(), ErrorKind::MalformedRow);
     assert_shows(&error, r"a\n2026");
 }
 

@@ -7,7 +7,8 @@ use std::time::{Duration, SystemTime};
 use aws_sdk_dynamodb::types::AttributeValue;
 use fastrand::Rng;
 use lambda_lock::embedded::{Answer, DynamoDb, Faults, Host, Intercept};
-use lambda_lock::{Backoff, Error, Idempotency, Jitter, Lock, Locks, OnMissingKey};
+use lambda_lock::idempotency::OnMissingKey;
+use lambda_lock::{Error, Idempotency, Jitter, Lock, Locks, Wait};
 use lambda_lock_tests::World;
 use lambda_lock_tests::history::Mutation;
 use serde_json::{Value, json};
@@ -18,8 +19,8 @@ use crate::{lose_answers, ms, number, text};
 
 const ENOUGH: Duration = Duration::from_secs(30);
 
-fn in_turn() -> Backoff {
-    Backoff::default().up_to(ENOUGH)
+fn in_turn() -> Wait {
+    Wait::in_turn().up_to(ENOUGH)
 }
 
 fn wait(locks: &Locks) -> JoinHandle<Result<Lock, Error>> {
@@ -96,7 +97,7 @@ async fn waiters_are_served_in_the_order_of_their_arrival() {
 async fn explicit_delays_take_no_place() {
     let world = World::new().await;
     let lock = world.default_locks().acquire("job").lease(ENOUGH).await.unwrap();
-    let backoff = Backoff::default().up_to(ms(100));
+    let backoff = Wait::in_turn().up_to(ms(100));
     for plain in [backoff.base(ms(10)), backoff.factor(1.5), backoff.cap(ms(20)), backoff.jitter(Jitter::Full)] {
         let error = world.default_locks().acquire("job").wait(plain).await.unwrap_err();
         assert!(error.is_held());
@@ -250,10 +251,10 @@ async fn an_acquire_that_does_not_wait_takes_a_free_key_at_once() {
 async fn a_wait_does_not_end_without_a_key_that_is_free() {
     let (_engine, host, locks) = released_with_queue(9, ENOUGH).await;
     let started = host.now();
-    let lock = locks.acquire("job").wait(Backoff::default().up_to(ms(5))).await.unwrap();
+    let lock = locks.acquire("job").wait(ms(5)).await.unwrap();
     assert!(host.now().duration_since(started).unwrap() <= ms(6));
     lock.release().await.unwrap();
-    locks.acquire("job").wait(Backoff::default().max_attempts(2)).await.unwrap().release().await.unwrap();
+    locks.acquire("job").wait(Wait::in_turn().max_attempts(2)).await.unwrap().release().await.unwrap();
 }
 
 #[tokio::test(start_paused = true)]
@@ -445,7 +446,7 @@ fn longest_wait(conflicts: f64, seed: u64) -> Duration {
                 let mut longest = Duration::ZERO;
                 for _ in 0..30 {
                     let came = host.now();
-                    let patience = Backoff::default().up_to(Duration::from_mins(5));
+                    let patience = Wait::in_turn().up_to(Duration::from_mins(5));
                     let lock = locks.acquire("job").wait(patience).await.unwrap();
                     longest = longest.max(host.now().duration_since(came).unwrap());
                     sleep(Duration::from_micros(fastrand::u64(16_000..24_000))).await;
@@ -481,7 +482,7 @@ fn a_mistake_in_the_queue_costs_each_waiter_at_most_a_longest_delay() {
             let started = host.now();
             let mut waiters = JoinSet::new();
             for _ in 0..8 {
-                let waiting = locks.acquire("job").wait(Backoff::default().up_to(Duration::from_mins(2)));
+                let waiting = locks.acquire("job").wait(Duration::from_mins(2));
                 waiters.spawn(async move {
                     let lock = waiting.await.unwrap();
                     sleep(ms(20)).await;

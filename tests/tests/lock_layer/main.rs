@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use aws_sdk_dynamodb::types::AttributeValue;
 use lambda_lock::embedded::Host;
-use lambda_lock::{Backoff, Lock, LockLayer, Locks};
+use lambda_lock::{Backoff, Lock, LockLayer, Locks, Wait};
 use lambda_lock_tests::World;
 use lambda_lock_tests::invocation::{self, millis};
 use lambda_runtime::{Diagnostic, Error, LambdaEvent};
@@ -78,8 +78,8 @@ fn number(row: &HashMap<String, AttributeValue>, attribute: &str) -> u64 {
     row[attribute].as_n().unwrap().parse().unwrap()
 }
 
-fn quick_backoff() -> Backoff {
-    Backoff::default().base(Duration::from_millis(5)).cap(Duration::from_millis(20)).up_to(TOO_LONG)
+fn quick_backoff() -> Wait {
+    Wait::backoff(Backoff::new().base(Duration::from_millis(5)).cap(Duration::from_millis(20))).up_to(TOO_LONG)
 }
 
 async fn done<P>(_: LambdaEvent<P>) -> Result<&'static str, Error> {

@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use lambda_lock::embedded::{Answer, Faults, Host, Intercept};
-use lambda_lock::{LockLayer, Locks, OnUnavailable, WithLock};
+use lambda_lock::lambda::OnUnavailable;
+use lambda_lock::{LockLayer, Locks, WithLock};
 use lambda_lock_tests::World;
 use lambda_lock_tests::invocation::reported;
 use lambda_runtime::{Error, LambdaEvent};

@@ -3,8 +3,9 @@
 use std::time::SystemTime;
 
 use aws_sdk_dynamodb::types::{ScalarAttributeType, TimeToLiveSpecification};
+use lambda_lock::Locks;
 use lambda_lock::embedded::{Answer, DynamoDb, Faults, Intercept};
-use lambda_lock::{Locks, Report, Verdict};
+use lambda_lock::operate::{CheckReport, Verdict};
 use lambda_lock_tests::{Row, World};
 use serde_json::{Value, json};
 use tokio::time::sleep;
@@ -17,13 +18,13 @@ async fn rows(world: &World) -> Vec<Row> {
 }
 
 /// The subject and the verdict of each finding.
-fn verdicts(report: &Report) -> Vec<(&str, Verdict)> {
+fn verdicts(report: &CheckReport) -> Vec<(&str, Verdict)> {
     report.findings().iter().map(|finding| (finding.subject(), finding.verdict())).collect()
 }
 
 /// Asserts that a finding on `subject` has this verdict, and a message with these parts.
 #[track_caller]
-fn assert_found(report: &Report, subject: &str, verdict: Verdict, parts: &[&str]) {
+fn assert_found(report: &CheckReport, subject: &str, verdict: Verdict, parts: &[&str]) {
     let finding = report.findings().iter().find(|finding| finding.subject() == subject);
     let finding = finding.unwrap_or_else(|| panic!("nothing on {subject}: {report}"));
     assert_eq!(finding.verdict(), verdict, "{finding}");
@@ -324,7 +325,7 @@ async fn a_network_without_an_answer_is_a_finding() {
         let (host, locks) = locks_on(&world, world.host().faults(faults));
         let report = locks.check().await;
         assert_eq!(verdicts(&report), [("table", Verdict::Failed), ("clock", Verdict::Warning)], "{report}");
-        assert_found(&report, "table", Verdict::Failed, &["no answer", "and the network"]);
+        assert_found(&report, "table", Verdict::Failed, &["did not answer", "and the network"]);
         // One request, with the retries of the SDK.
         assert_eq!(host.requests(), 3);
     }

@@ -4,7 +4,7 @@ use std::sync::mpsc;
 use std::thread;
 
 use lambda_lock::embedded::DynamoDb;
-use lambda_lock::{Backoff, Jitter, Locks};
+use lambda_lock::{Backoff, ErrorKind, Jitter, Locks, Wait};
 use tokio::runtime::Builder;
 use tokio::time::sleep;
 
@@ -71,7 +71,7 @@ fn threads_with_engines_on_one_file_exclude_each_other() {
             scope.spawn(move || {
                 let work = async {
                     let locks = locks_in(file);
-                    let wait = Backoff::default().base(ms(2)).cap(ms(20)).jitter(Jitter::Full).up_to(s(60));
+                    let wait = Wait::backoff(Backoff::new().base(ms(2)).cap(ms(20)).jitter(Jitter::Full)).up_to(s(60));
                     for _ in 0..TIMES {
                         let counted = locks.acquire("count").wait(wait).run(async |_| {
                             let seen: u32 = std::fs::read_to_string(count).unwrap().parse().unwrap();
@@ -101,7 +101,7 @@ fn rejects_a_file_that_is_no_database_and_does_not_modify_it() {
     let nowhere = folder.path().join("no such folder").join("locks.sqlite");
     for path in [&*file, folder.path(), &nowhere] {
         let error = DynamoDb::open(path).unwrap_err();
-        assert!(error.is_invalid());
+        assert_eq!(error.kind(), ErrorKind::Invalid);
         assert!(error.to_string().contains(path.to_str().unwrap()), "{error}");
     }
     assert_eq!(std::fs::read_to_string(&file).unwrap(), text);

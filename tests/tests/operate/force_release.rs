@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use aws_sdk_dynamodb::types::TransactWriteItem;
 use lambda_lock::embedded::{Answer, DynamoDb, Faults, Host, Intercept};
-use lambda_lock::{HandlerError, Lock, Locks, OnTimeout};
+use lambda_lock::{ErrorKind, HandlerError, Lock, Locks, OnUnfinished};
 use lambda_lock_tests::World;
 use lambda_lock_tests::invocation::{LoseAnswers, millis};
 use serde_json::{Value, json};
@@ -228,9 +228,9 @@ async fn a_release_by_force_returns_errors_and_rejects_an_empty_key() {
     let lock = locks.acquire("nightly").await.unwrap();
     let holder = seen(&locks, "nightly").await;
     let (_, tools) = locks_on(&world, world.host().faults(Faults::seeded(1).throttle(1.0)));
-    assert!(tools.force_release("nightly", &holder).await.unwrap_err().is_throttled());
+    assert_eq!(tools.force_release("nightly", &holder).await.unwrap_err().kind(), ErrorKind::Throttled);
     let (host, tools) = locks_on(&world, world.host());
-    assert!(tools.force_release("", &holder).await.unwrap_err().is_invalid());
+    assert_eq!(tools.force_release("", &holder).await.unwrap_err().kind(), ErrorKind::Invalid);
     assert_eq!(host.requests(), 0);
     lock.release().await.unwrap();
 }
@@ -335,7 +335,7 @@ async fn a_key_released_by_a_wrong_clock_is_free_when_its_lease_would_have_ended
 async fn an_unfinished_run_runs_again_after_a_release_by_force() {
     let world = World::new().await;
     let (host, locks) = locks_on(&world, world.host());
-    let transfers = completed(&locks).on_timeout(OnTimeout::Reject).lease(s(10));
+    let transfers = completed(&locks).on_unfinished(OnUnfinished::Reject).lease(s(10));
     let id = "transfer".to_owned();
     let crashing = transfers.run(&id, async |_| {
         host.advance_clock(s(30));
@@ -344,7 +344,7 @@ async fn an_unfinished_run_runs_again_after_a_release_by_force() {
     assert!(matches!(crashing.await.unwrap_err(), HandlerError::Lock(error) if error.is_lost()));
     let refused = transfers.run(&id, async |_| Ok("again".to_owned())).await;
     let HandlerError::Lock(error) = refused.unwrap_err() else { panic!("not run") };
-    assert!(error.is_unfinished());
+    assert_eq!(error.kind(), ErrorKind::Unfinished);
     // The holder in the refusal suffices for the release.
     assert!(locks.force_release("transfer", error.holder().unwrap()).await.unwrap());
     assert_eq!(transfers.run(&id, async |_| Ok("again".to_owned())).await.unwrap(), "again");

@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex};
 
 use aws_sdk_dynamodb::types::{AttributeValue, ScalarAttributeType};
 use lambda_lock::embedded::{Answer, Intercept};
-use lambda_lock::{Backoff, Holder, Jitter, Locks};
+use lambda_lock::{Backoff, ErrorKind, Holder, Jitter, Locks, Wait};
 use lambda_lock_tests::invocation::{Counter, millis};
 use lambda_lock_tests::{Row, World};
 use serde_json::{Value, json};
@@ -62,13 +62,13 @@ async fn get_and_list_return_the_length_of_the_queue() {
     let locks = world.default_locks();
     let read = async || locks.get("nightly").await.unwrap().unwrap().waiters();
     let waiters = async || (read().await, listed(&locks).await["nightly"].as_ref().unwrap().waiters());
-    let wait = |locks: &Locks, backoff: Backoff| {
-        let acquire = locks.acquire("nightly").wait(backoff.up_to(s(30)));
+    let wait = |locks: &Locks, wait: Wait| {
+        let acquire = locks.acquire("nightly").wait(wait.up_to(s(30)));
         tokio::spawn(async { acquire.await?.release().await })
     };
     let lock = locks.acquire("nightly").await.unwrap();
     let (host, others) = locks_on(&world, world.host());
-    let quiet = wait(&others, Backoff::default().base(ms(5)).cap(ms(50)).jitter(Jitter::None));
+    let quiet = wait(&others, Wait::backoff(Backoff::new().base(ms(5)).cap(ms(50)).jitter(Jitter::None)));
     while host.requests() < 3 {
         sleep(ms(1)).await;
     }
@@ -78,7 +78,7 @@ async fn get_and_list_return_the_length_of_the_queue() {
 
     let mut waiting = Vec::new();
     for length in 1..=2 {
-        waiting.push(wait(&locks, Backoff::default()));
+        waiting.push(wait(&locks, Wait::in_turn()));
         while read().await < length {
             sleep(ms(1)).await;
         }
@@ -113,7 +113,7 @@ async fn a_page_whose_semaphore_cannot_be_read_is_an_error_and_can_be_read_again
     let permit = world.default_locks().semaphore("bank", 2).acquire().await.unwrap();
     let (_, locks) = locks_on(&world, world.host().intercept(DenyOnce::default()));
     let mut list = locks.list();
-    assert!(list.next_page().await.unwrap_err().is_access_denied());
+    assert_eq!(list.next_page().await.unwrap_err().kind(), ErrorKind::AccessDenied);
     let rows = list.next_page().await.unwrap().unwrap();
     assert!(rows[0].holder.as_ref().unwrap().is_current());
     permit.release().await.unwrap();
@@ -172,7 +172,7 @@ async fn a_malformed_row_is_listed_as_an_error() {
     assert!(listed["well"].is_ok());
     for (key, says) in [("endless", "`expiration`"), ("not a number", "`fence` is not a number")] {
         let error = listed[key].as_ref().unwrap_err();
-        assert!(error.is_malformed_row());
+        assert_eq!(error.kind(), ErrorKind::MalformedRow);
         assert_eq!(error.key(), key);
         assert!(error.to_string().contains(says), "{error}");
     }
@@ -257,7 +257,7 @@ async fn a_page_can_be_requested_again_after_an_error() {
     let read = list.rows_read();
     assert!(read < 5);
     for _ in 0..2 {
-        assert!(list.next_page().await.unwrap_err().is_access_denied());
+        assert_eq!(list.next_page().await.unwrap_err().kind(), ErrorKind::AccessDenied);
         assert_eq!(list.rows_read(), read);
     }
     outage.0.lock().unwrap().1 = true;
@@ -277,7 +277,7 @@ async fn a_list_of_an_empty_table_is_empty_and_of_a_missing_table_an_error() {
     let world = World::new().await;
     assert!(listed(&world.default_locks()).await.is_empty());
     let missing = World::without_table();
-    assert!(missing.default_locks().list().next_page().await.unwrap_err().is_table_not_found());
+    assert_eq!(missing.default_locks().list().next_page().await.unwrap_err().kind(), ErrorKind::TableNotFound);
 }
 
 // behaviours 40, 49

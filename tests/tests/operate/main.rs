@@ -16,7 +16,8 @@ use aws_sdk_dynamodb::types::{
     AttributeDefinition, AttributeValue, BillingMode, KeySchemaElement, KeyType, ScalarAttributeType,
 };
 use lambda_lock::embedded::{Host, HostBuilder};
-use lambda_lock::{Error, Holder, Idempotency, Locks, OnMissingKey};
+use lambda_lock::idempotency::OnMissingKey;
+use lambda_lock::{Error, Holder, Idempotency, Locks};
 use lambda_lock_tests::{Row, World};
 use tokio::time::sleep;
 

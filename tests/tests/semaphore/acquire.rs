@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use lambda_lock::{Backoff, Data};
+use lambda_lock::{Backoff, Data, ErrorKind, Wait};
 use lambda_lock_tests::World;
 
 use crate::{CLOCK_SKEW, KEY, LEASE, acquire_all, assert_contains, owners, permits, release_all, row, text};
@@ -97,7 +97,7 @@ async fn a_number_of_permits_out_of_bounds_sends_nothing() {
     let locks = world.locks(&host).build().unwrap();
     for (permits, shown) in [(0, "0 permits"), (101, "101 permits"), (u32::MAX, "4294967295 permits")] {
         let error = locks.semaphore(KEY, permits).acquire().await.unwrap_err();
-        assert!(error.is_invalid());
+        assert_eq!(error.kind(), ErrorKind::Invalid);
         assert_contains(&error, &["`bank-api`", shown, "1 to 100"]);
     }
     for (permits, options) in [(1, "a".repeat(1024)), (100, "b".repeat(1024))] {
@@ -105,14 +105,14 @@ async fn a_number_of_permits_out_of_bounds_sends_nothing() {
     }
     let sent = host.requests();
     let error = locks.semaphore(KEY, 1).acquire().holder("x".repeat(1025)).await.unwrap_err();
-    assert!(error.is_invalid());
+    assert_eq!(error.kind(), ErrorKind::Invalid);
     assert_contains(&error, &["1025 bytes", "more than 1024", "`xxxxx"]);
     let error = locks.semaphore(KEY, 1).acquire().data("x".repeat(200 * 1024 + 1)).await.unwrap_err();
-    assert!(error.is_invalid());
+    assert_eq!(error.kind(), ErrorKind::Invalid);
     assert_contains(&error, &["204801 bytes", "more than 204800"]);
     for name in ["permits", "permit:x", "permit_fence:x"] {
         let error = locks.semaphore(KEY, 1).acquire().attribute(name, text("x")).await.unwrap_err();
-        assert!(error.is_invalid());
+        assert_eq!(error.kind(), ErrorKind::Invalid);
         assert_contains(&error, &[name]);
     }
     assert_eq!(host.requests(), sent);
@@ -145,7 +145,7 @@ async fn waiters_run_n_at_a_time() {
         let (now, most, runs) = (Arc::clone(&now), Arc::clone(&most), Arc::clone(&runs));
         let bank = world.default_locks().semaphore(KEY, N);
         tasks.push(tokio::spawn(async move {
-            let eager = Backoff::default().base(Duration::from_millis(10)).cap(Duration::from_millis(100));
+            let eager = Wait::backoff(Backoff::new().base(Duration::from_millis(10)).cap(Duration::from_millis(100)));
             let work = bank.acquire().wait(eager.up_to(Duration::from_mins(5)));
             work.run(async |_| {
                 most.fetch_max(now.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
@@ -175,7 +175,8 @@ async fn a_wait_ends_soon_after_the_lease_that_ends_first() {
     let short = bank.acquire().lease(lease).await.unwrap();
     let (clock, started) = (world.host().build(), short.acquired_at());
     // Delays of up to a day, which end with the lease.
-    let patient = Backoff::default().base(Duration::from_millis(100)).factor(1e6).cap(Duration::from_hours(24));
+    let patient =
+        Wait::backoff(Backoff::new().base(Duration::from_millis(100)).factor(1e6).cap(Duration::from_hours(24)));
     let next = bank.acquire().wait(patient.up_to(Duration::from_mins(1))).await.unwrap();
     let waited = clock.now().duration_since(started).unwrap();
     assert!(waited >= lease && waited < lease + CLOCK_SKEW + Duration::from_secs(6), "{waited:?}");

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use lambda_lock::ErrorKind;
 use lambda_lock::embedded::{Answer, Intercept};
 use lambda_lock_tests::invocation::{LoseAnswers, millis};
 use lambda_lock_tests::{Late, World};
@@ -86,7 +87,7 @@ async fn a_late_attempt_finds_the_withdrawal_in_a_new_row() {
     let host = world.host().intercept(late.clone()).build();
     let started = host.now();
     let locks = world.locks_with_quick_retries(&host).build().unwrap();
-    assert!(locks.semaphore(KEY, 1).acquire().await.unwrap_err().is_unavailable());
+    assert_eq!(locks.semaphore(KEY, 1).acquire().await.unwrap_err().kind(), ErrorKind::Unavailable);
     locks.flush(Duration::from_mins(1)).await;
     assert_eq!(host.requests(), 5, "three tries, a refused release and the withdrawal");
     let withdrawn = row(&world).await;
@@ -106,7 +107,7 @@ async fn an_acquire_without_an_answer_frees_the_permit_that_it_took() {
     let world = World::new().await;
     let host = world.host().intercept(LoseAnswers::to("UpdateItem", 1..=3)).build();
     let locks = world.locks_with_quick_retries(&host).build().unwrap();
-    assert!(locks.semaphore(KEY, 1).acquire().await.unwrap_err().is_unavailable());
+    assert_eq!(locks.semaphore(KEY, 1).acquire().await.unwrap_err().kind(), ErrorKind::Unavailable);
     locks.flush(Duration::from_mins(1)).await;
     assert_eq!(host.requests(), 4, "three tries and the release");
     assert!(permits(&row(&world).await).is_empty());
@@ -120,7 +121,7 @@ async fn a_grant_that_is_answered_after_its_lease_is_no_permit() {
     let host = world.host().intercept(Sleep).build();
     let locks = world.locks(&host).build().unwrap();
     let acquired = locks.semaphore(KEY, 1).acquire().lease(Duration::from_millis(1)).await;
-    assert!(acquired.unwrap_err().is_unavailable());
+    assert_eq!(acquired.unwrap_err().kind(), ErrorKind::Unavailable);
     locks.flush(Duration::from_mins(1)).await;
     assert!(permits(&row(&world).await).is_empty());
 }

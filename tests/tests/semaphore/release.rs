@@ -5,6 +5,7 @@ use std::env;
 use std::time::Duration;
 
 use futures_util::future::join_all;
+use lambda_lock::ErrorKind;
 use lambda_lock::embedded::{Answer, Intercept};
 use lambda_lock_tests::invocation::LoseAnswers;
 use lambda_lock_tests::{Late, World};
@@ -217,7 +218,7 @@ async fn released_late(world: &World, least: Duration) -> (lambda_lock::Lock, La
     let host = world.host().intercept(late.clone()).build();
     let locks = world.locks_with_quick_retries(&host).build().unwrap();
     let held = locks.semaphore(KEY, 1).acquire().hold_at_least(least).await.unwrap();
-    assert!(held.release().await.unwrap_err().is_unavailable());
+    assert_eq!(held.release().await.unwrap_err().kind(), ErrorKind::Unavailable);
     (held, late)
 }
 
@@ -284,7 +285,7 @@ async fn a_release_without_an_answer_can_be_repeated() {
     let host = world.host().intercept(LoseAnswers::to("UpdateItem", 2..=4)).build();
     let locks = world.locks_with_quick_retries(&host).build().unwrap();
     let held = acquire_all(&locks, 1).await;
-    assert!(held[0].release().await.unwrap_err().is_unavailable());
+    assert_eq!(held[0].release().await.unwrap_err().kind(), ErrorKind::Unavailable);
     assert!(!held[0].is_valid());
     held[0].release().await.unwrap();
     assert_eq!(host.requests(), 5);
@@ -297,7 +298,7 @@ async fn a_release_without_an_answer_can_be_repeated_without_its_tombstone() {
     let host = world.host().intercept(LoseAnswers::to("UpdateItem", 2..=4)).intercept(WithoutTombstones).build();
     let locks = world.locks_with_quick_retries(&host).build().unwrap();
     let held = acquire_all(&locks, 1).await;
-    assert!(held[0].release().await.unwrap_err().is_unavailable());
+    assert_eq!(held[0].release().await.unwrap_err().kind(), ErrorKind::Unavailable);
     held[0].release().await.unwrap();
     assert!(permits(&row(&world).await).is_empty());
 }

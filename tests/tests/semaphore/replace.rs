@@ -1,5 +1,6 @@
 //! Permits whose lease has ended are replaced.
 
+use lambda_lock::ErrorKind;
 use lambda_lock_tests::{Late, World};
 
 use crate::{AFTER_THE_LEASE, CLOCK_SKEW, DAY, KEY, acquire_all, after_the_lease, owners, permits, row};
@@ -75,7 +76,7 @@ async fn a_permit_that_was_renewed_is_not_replaced() {
         let late = Late::updates(2..=20);
         let host = world.host().clock_ahead(AFTER_THE_LEASE).intercept(late.clone()).build();
         let locks = world.locks_with_quick_retries(&host).build().unwrap();
-        assert!(locks.semaphore(KEY, 1).acquire().await.unwrap_err().is_unavailable());
+        assert_eq!(locks.semaphore(KEY, 1).acquire().await.unwrap_err().kind(), ErrorKind::Unavailable);
         host.crash();
         if is_renewed {
             held[0].renew(DAY).await.unwrap();

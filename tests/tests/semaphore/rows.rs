@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use aws_sdk_dynamodb::types::AttributeValue;
+use lambda_lock::ErrorKind;
 use lambda_lock::embedded::Intercept;
 use lambda_lock_tests::{Row, World};
 use serde_json::Value;
@@ -149,7 +150,7 @@ async fn a_malformed_row_is_an_error_and_stays_unmodified() {
             locks.get(KEY).await.unwrap_err(),
             locks.list().next_page().await.unwrap().unwrap().pop().unwrap().holder.unwrap_err(),
         ] {
-            assert!(error.is_malformed_row(), "{error}");
+            assert_eq!(error.kind(), ErrorKind::MalformedRow, "{error}");
             assert!(error.to_string().contains(why), "`{error}` lacks `{why}`");
             assert!(error.to_string().len() < 400, "{error}");
         }
@@ -168,7 +169,7 @@ async fn a_fence_that_cannot_grow_is_an_error() {
             Ok(permit) => assert!(is_free && permit.fence() == 1 << 63),
             Err(error) => {
                 assert!(
-                    !is_free && error.is_malformed_row() && error.to_string().contains("`fence`"),
+                    !is_free && error.kind() == ErrorKind::MalformedRow && error.to_string().contains("`fence`"),
                     "{fence}: {error}"
                 );
             }
@@ -189,7 +190,7 @@ async fn a_permit_whose_map_was_edited_is_lost_or_malformed_for_its_holder() {
         row.extend(edit.map(|value| (name, value)));
         world.put_row(row).await;
         for error in [held[0].renew(DAY).await.unwrap_err(), held[0].release().await.unwrap_err()] {
-            assert!(error.is_malformed_row() || error.is_lost(), "{error}");
+            assert!(error.kind() == ErrorKind::MalformedRow || error.is_lost(), "{error}");
         }
         drop(held);
         locks.flush(Duration::from_mins(1)).await;

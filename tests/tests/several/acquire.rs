@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 
 use futures_util::future::join_all;
+use lambda_lock::ErrorKind;
 use lambda_lock_tests::World;
 use lambda_lock_tests::invocation::{keep_warnings, millis};
 
@@ -155,11 +156,11 @@ async fn rejects_keys_outside_their_bounds_without_a_request() {
         (vec!["a".to_owned(), "b".repeat(2045)], &["2049 bytes", "2048"]),
     ] {
         let error = locks.acquire_all(keys).await.unwrap_err();
-        assert!(error.is_invalid(), "{error}");
+        assert_eq!(error.kind(), ErrorKind::Invalid, "{error}");
         assert_contains(&error, expected);
     }
     let error = locks.acquire_all(KEYS).lease(ms(0)).await.unwrap_err();
-    assert!(error.is_invalid());
+    assert_eq!(error.kind(), ErrorKind::Invalid);
     assert_contains(&error, &["lease is 0s"]);
     assert_eq!(host.requests(), 0);
 }
@@ -183,7 +184,7 @@ async fn a_malformed_row_fails_the_acquire_and_is_named() {
     world.put_row([("id".to_owned(), text(KEYS[1])), ("status".to_owned(), text("busy"))].into()).await;
     let row = world.row(KEYS[1]).await;
     let error = world.default_locks().acquire_all(KEYS).await.unwrap_err();
-    assert!(error.is_malformed_row());
+    assert_eq!(error.kind(), ErrorKind::MalformedRow);
     assert_eq!(error.key(), KEYS[1]);
     assert_eq!(rows(&world).await, [None, row]);
 }
@@ -208,7 +209,7 @@ async fn disabled_locks_send_nothing() {
 async fn an_acquire_without_a_table_fails() {
     let world = World::without_table();
     let error = world.default_locks().acquire_all(KEYS).await.unwrap_err();
-    assert!(error.is_table_not_found(), "{error:?}");
+    assert_eq!(error.kind(), ErrorKind::TableNotFound, "{error:?}");
 }
 
 // behaviours 50, 87

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use aws_sdk_dynamodb::types::{AttributeValue, Put, TransactWriteItem};
-use lambda_lock::LockSet;
+use lambda_lock::{ErrorKind, LockSet};
 use lambda_lock_tests::{Row, World};
 
 use crate::{CLOCK_SKEW, KEYS, LEASE, assert_contains, assert_held_by, ms, text};
@@ -87,7 +87,7 @@ async fn rejects_a_fence_that_cannot_grow() {
     for fence in [0, 1] {
         put_fence(&world, KEYS[0], u64::try_from(i64::MAX).unwrap() + fence).await;
         let error = world.default_locks().acquire_all(KEYS).await.unwrap_err();
-        assert!(error.is_malformed_row(), "{error}");
+        assert_eq!(error.kind(), ErrorKind::MalformedRow, "{error}");
         assert_contains(&error, &[KEYS[0], "`fence` has reached its largest value"]);
         assert!(world.row(KEYS[1]).await.is_none());
     }

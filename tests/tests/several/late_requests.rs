@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use aws_sdk_dynamodb::types::AttributeValue;
+use lambda_lock::ErrorKind;
 use lambda_lock::embedded::Faults;
 use lambda_lock_tests::invocation::millis;
 use lambda_lock_tests::{Late, Repeats, World};
@@ -76,7 +77,7 @@ async fn a_late_attempt_of_an_unanswered_acquire_takes_no_key() {
     let late = Late::transactions(1..=3);
     let host = world.host().intercept(late.clone()).build();
     let locks = world.locks_with_quick_retries(&host).build().unwrap();
-    assert!(locks.acquire_all(KEYS).await.unwrap_err().is_unavailable());
+    assert_eq!(locks.acquire_all(KEYS).await.unwrap_err().kind(), ErrorKind::Unavailable);
     locks.flush(Duration::from_mins(1)).await;
     assert_eq!(host.requests(), 3 + 2);
 
@@ -93,7 +94,7 @@ async fn a_withdrawal_after_a_late_attempt_was_applied_releases_every_key() {
     let slow = Faults::seeded(1).latency(ms(100)..ms(100));
     let host = world.host().intercept(late.clone()).faults(slow).build();
     let locks = world.locks_with_quick_retries(&host).build().unwrap();
-    assert!(locks.acquire_all(KEYS).await.unwrap_err().is_unavailable());
+    assert_eq!(locks.acquire_all(KEYS).await.unwrap_err().kind(), ErrorKind::Unavailable);
     assert!(late.deliver(&world).await);
     locks.flush(Duration::from_mins(1)).await;
     assert_free(&world).await;

@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use aws_sdk_dynamodb::types::AttributeValue;
 use lambda_lock::embedded::{Answer, Intercept};
-use lambda_lock::{Backoff, Error, LockSet};
+use lambda_lock::{Backoff, Error, LockSet, Wait};
 use lambda_lock_tests::invocation::{Counter, LoseAnswers};
 use lambda_lock_tests::{Row, World};
 use serde_json::{Value, json};
@@ -30,8 +30,8 @@ const fn ms(millis: u64) -> Duration {
 }
 
 /// Asks often, for up to two minutes.
-fn eagerly() -> Backoff {
-    Backoff::default().base(ms(2)).cap(ms(200)).up_to(Duration::from_mins(2))
+fn eagerly() -> Wait {
+    Wait::backoff(Backoff::new().base(ms(2)).cap(ms(200))).up_to(Duration::from_mins(2))
 }
 
 fn text(value: &str) -> AttributeValue {

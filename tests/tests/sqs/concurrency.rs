@@ -1,8 +1,9 @@
 //! How many messages run at the same time.
 
-use aws_lambda_events::sqs::SqsMessage;
+use aws_lambda_events::sqs::SqsMessage as SqsRecord;
 use futures_util::FutureExt;
-use lambda_lock::{Message, SqsConsumer};
+use lambda_lock::SqsConsumer;
+use lambda_lock::lambda::SqsMessage;
 use lambda_lock_tests::invocation::{AtOnce, invocation};
 use serde_json::json;
 use tower::service_fn;
@@ -11,12 +12,12 @@ use crate::{
     Consumer, Declined, Payment, batch, by_payment, deliver, environment, failures, message, message_with_body, ordered,
 };
 
-async fn assert_most_at_once(most: u32, concurrency: impl Fn(Consumer) -> Consumer, messages: Vec<SqsMessage>) {
+async fn assert_most_at_once(most: u32, concurrency: impl Fn(Consumer) -> Consumer, messages: Vec<SqsRecord>) {
     let (_world, host, consumer, _) = environment().await;
     let at_once = AtOnce::expecting(most);
     let handler = service_fn({
         let at_once = at_once.clone();
-        move |_: Message<Payment>| at_once.clone().run().map(Ok::<_, Declined>)
+        move |_: SqsMessage<Payment>| at_once.clone().run().map(Ok::<_, Declined>)
     });
     assert!(failures(&concurrency(consumer), handler, invocation(&host, batch(messages))).await.is_empty());
     at_once.assert();

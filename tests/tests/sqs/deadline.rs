@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use aws_lambda_events::sqs::SqsMessage;
-use lambda_lock::Message;
+use aws_lambda_events::sqs::SqsMessage as SqsRecord;
 use lambda_lock::embedded::Host;
+use lambda_lock::lambda::SqsMessage;
 use lambda_lock_tests::World;
 use lambda_lock_tests::invocation::{invocation, invocation_with, millis};
 use tower::service_fn;
@@ -53,7 +53,7 @@ async fn deliver_while_time_passes(
     consumer: &Consumer,
     till: &Till,
     host: &Host,
-    messages: Vec<SqsMessage>,
+    messages: Vec<SqsRecord>,
     by: Duration,
 ) -> Vec<String> {
     let event = invocation(host, batch(messages));
@@ -131,7 +131,7 @@ async fn a_silent_table_does_not_delay_the_answer_past_the_deadline() {
     let deadline = event.context.deadline;
     let handler = service_fn({
         let host = host.clone();
-        move |message: Message<Payment>| {
+        move |message: SqsMessage<Payment>| {
             if message.body.then == Then::Endless {
                 host.crash();
             }

@@ -3,8 +3,8 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use aws_lambda_events::sqs::SqsMessage;
-use lambda_lock::Message;
+use aws_lambda_events::sqs::SqsMessage as SqsRecord;
+use lambda_lock::lambda::SqsMessage;
 use lambda_lock_tests::invocation::invocation;
 use tokio::sync::Barrier;
 use tokio::time::{sleep, timeout};
@@ -21,7 +21,7 @@ async fn the_messages_of_a_group_run_in_order() {
     let log = Arc::new(Mutex::new(Vec::new()));
     let handler = service_fn({
         let log = Arc::clone(&log);
-        move |message: Message<Payment>| {
+        move |message: SqsMessage<Payment>| {
             let log = Arc::clone(&log);
             async move {
                 let id = message.message_id().unwrap().to_owned();
@@ -105,10 +105,10 @@ async fn a_message_that_is_done_does_not_stop_its_group() {
 }
 
 /// Whether these messages run at the same time: each waits for all others.
-async fn run_at_the_same_time(messages: Vec<SqsMessage>) -> bool {
+async fn run_at_the_same_time(messages: Vec<SqsRecord>) -> bool {
     let (_world, host, consumer, _) = environment().await;
     let all = Arc::new(Barrier::new(messages.len()));
-    let handler = service_fn(move |_: Message<Payment>| {
+    let handler = service_fn(move |_: SqsMessage<Payment>| {
         let all = Arc::clone(&all);
         async move { timeout(ms(1_500), all.wait()).await.map_or(Err(Declined), |_| Ok(())) }
     });

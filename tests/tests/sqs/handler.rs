@@ -4,7 +4,8 @@ use std::future::{Ready, ready};
 use std::sync::{Arc, Mutex};
 use std::task::{Context as TaskContext, Poll};
 
-use lambda_lock::{Message, SqsConsumer, WithRun};
+use lambda_lock::lambda::SqsMessage;
+use lambda_lock::{SqsConsumer, WithRun};
 use lambda_lock_tests::invocation::invocation;
 use tower::{Service, service_fn};
 
@@ -14,7 +15,7 @@ use crate::{Declined, Payment, batch, deliver, environment, failures, message, w
 #[derive(Clone, Debug)]
 struct Closed;
 
-impl Service<Message<Payment>> for Closed {
+impl Service<SqsMessage<Payment>> for Closed {
     type Response = ();
     type Error = Declined;
     type Future = Ready<Result<(), Declined>>;
@@ -23,7 +24,7 @@ impl Service<Message<Payment>> for Closed {
         Poll::Ready(Err(Declined))
     }
 
-    fn call(&mut self, _: Message<Payment>) -> Self::Future {
+    fn call(&mut self, _: SqsMessage<Payment>) -> Self::Future {
         panic!("it was called, and was not ready")
     }
 }
@@ -45,7 +46,7 @@ async fn a_handler_gets_the_body_and_the_record_of_a_message() {
     let seen = Arc::new(Mutex::new(Vec::new()));
     let handler = service_fn({
         let seen = Arc::clone(&seen);
-        move |message: Message<Payment>| {
+        move |message: SqsMessage<Payment>| {
             seen.lock().unwrap().push(message);
             ready(Ok::<_, Declined>(()))
         }
@@ -71,8 +72,8 @@ async fn a_handler_gets_the_body_and_the_record_of_a_message() {
 async fn a_handler_of_with_run_gets_the_fence() {
     let (world, host, _, _) = environment().await;
     let locks = world.locks(&host).build().unwrap();
-    let consumer: SqsConsumer<WithRun<Message<Payment>>, Payment, u64, Declined> = SqsConsumer::by_message_id(locks);
-    let handler = service_fn(async |WithRun { input, run, .. }: WithRun<Message<Payment>>| {
+    let consumer: SqsConsumer<WithRun<SqsMessage<Payment>>, Payment, u64, Declined> = SqsConsumer::by_message_id(locks);
+    let handler = service_fn(async |WithRun { input, run, .. }: WithRun<SqsMessage<Payment>>| {
         assert_eq!(input.message_id(), Some("1"));
         Ok::<_, Declined>(run.lock().fence())
     });
@@ -88,7 +89,7 @@ async fn a_handler_of_with_run_gets_the_fence() {
 async fn a_handler_need_not_be_sync() {
     let (_world, host, consumer, _) = environment().await;
     let count = std::cell::Cell::new(0);
-    let handler = service_fn(move |_: Message<Payment>| {
+    let handler = service_fn(move |_: SqsMessage<Payment>| {
         count.set(count.get() + 1);
         ready(Ok(()))
     });

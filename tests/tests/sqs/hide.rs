@@ -15,7 +15,7 @@ use aws_smithy_runtime_api::client::orchestrator::{HttpRequest, HttpResponse};
 use aws_smithy_runtime_api::client::runtime_components::RuntimeComponents;
 use aws_smithy_types::body::SdkBody;
 use lambda_lock::embedded::Host;
-use lambda_lock::{Lock, OnTimeout, SqsConsumer};
+use lambda_lock::{Lock, OnUnfinished, SqsConsumer};
 use lambda_lock_tests::World;
 use lambda_lock_tests::invocation::{invocation, invocation_with, millis};
 use serde_json::{Value, json};
@@ -233,7 +233,7 @@ async fn a_message_that_is_done_or_fails_is_not_hidden() {
     let queues = Queues::default();
     let (world, host, _, till) = environment().await;
     let locks = world.locks(&host).build().unwrap();
-    let once = by_payment(&locks).validate(|message| message.body.amount).on_timeout(OnTimeout::Reject);
+    let once = by_payment(&locks).validate(|message| message.body.amount).on_unfinished(OnUnfinished::Reject);
     let consumer = SqsConsumer::new(once).hide_while_in_progress(queues.client());
     let paying = |id, amount| message_with_body(id, &json!({ "id": "17", "amount": amount }).to_string());
     let messages = [

@@ -3,7 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use lambda_lock::{Backoff, Message, OnTimeout, SqsConsumer};
+use lambda_lock::lambda::SqsMessage;
+use lambda_lock::{Backoff, OnUnfinished, SqsConsumer, Wait};
 use lambda_lock_tests::invocation::invocation;
 use tokio::sync::Notify;
 use tokio::time::sleep;
@@ -31,7 +32,7 @@ async fn a_message_in_progress_elsewhere_goes_back_until_it_can_run() {
 async fn a_consumer_can_wait_for_a_message_in_progress_elsewhere() {
     let (world, host, _, till) = environment().await;
     let locks = world.locks(&host).build().unwrap();
-    let consumer = SqsConsumer::new(by_payment(&locks).wait(Backoff::default().base(ms(2)).cap(ms(20))));
+    let consumer = SqsConsumer::new(by_payment(&locks).wait(Wait::backoff(Backoff::new().base(ms(2)).cap(ms(20)))));
     let other = work_elsewhere(&world, "payment 1", Duration::from_secs(30)).await;
     let messages = [message("1", "Done")];
     let (failed, ()) = tokio::join!(deliver(&consumer, &till, &host, messages), async {
@@ -51,7 +52,7 @@ async fn a_message_in_progress_at_a_crash_goes_back_until_its_lease_ends() {
     let hangs = Arc::new(Notify::new());
     let handler = service_fn({
         let (till, hangs, host) = (till.clone(), Arc::clone(&hangs), host.clone());
-        move |message: Message<Payment>| {
+        move |message: SqsMessage<Payment>| {
             let (till, hangs, host) = (till.clone(), Arc::clone(&hangs), host.clone());
             async move {
                 if message.body.then == Then::Endless {
@@ -82,7 +83,7 @@ async fn a_message_in_progress_at_a_crash_goes_back_until_its_lease_ends() {
 async fn an_unfinished_message_goes_back_each_time() {
     let (world, host, _, till) = environment().await;
     let locks = world.locks(&host).build().unwrap();
-    let consumer = SqsConsumer::new(by_payment(&locks).on_timeout(OnTimeout::Reject));
+    let consumer = SqsConsumer::new(by_payment(&locks).on_unfinished(OnUnfinished::Reject));
     assert_eq!(deliver(&consumer, &till, &host, [message("1", "Panic")]).await, ["1"]);
     for _ in 0..2 {
         host.advance_clock(AFTER_THE_LEASE);

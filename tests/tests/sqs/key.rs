@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use lambda_lock::{Idempotency, Message, OnMissingKey, SqsConsumer};
+use lambda_lock::idempotency::OnMissingKey;
+use lambda_lock::lambda::SqsMessage;
+use lambda_lock::{Idempotency, SqsConsumer};
 use lambda_lock_tests::invocation::{by_tenant, invocation, keep_log, logged};
 use lambda_lock_tests::{Row, World};
 use serde_json::json;
@@ -55,7 +57,7 @@ async fn a_message_without_a_key_goes_back_or_runs_unprotected() {
     let (world, host, _, till) = environment().await;
     let locks = world.locks(&host).build().unwrap();
     let keyed = |on_missing_key| {
-        let key = |message: &Message<Payment>| Some(message.body.id.clone()).filter(|id| id != "none");
+        let key = |message: &SqsMessage<Payment>| Some(message.body.id.clone()).filter(|id| id != "none");
         SqsConsumer::new(Idempotency::new(locks.clone(), on_missing_key, key))
     };
     let keyless = |id| message_with_body(id, &json!({ "id": "none" }).to_string());

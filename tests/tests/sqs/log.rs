@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use lambda_lock::{Message, SqsConsumer};
+use lambda_lock::SqsConsumer;
+use lambda_lock::lambda::SqsMessage;
 use lambda_lock_tests::invocation::{invocation, keep_log, logged};
 use serde_json::json;
 use tower::{Layer, ServiceExt, service_fn};
@@ -59,9 +60,9 @@ async fn the_log_shows_the_type_of_an_error_if_it_has_a_name() {
     let locks = world.locks(&host).build().unwrap();
     let [named, boxed] = ["named", "boxed"].map(|what| format!("{what} of {}", world.table));
     let body = json!({ "id": "1", "then": "Declined" }).to_string();
-    let consumer: SqsConsumer<Message<Payment>, Payment, (), lambda_runtime::Error> =
+    let consumer: SqsConsumer<SqsMessage<Payment>, Payment, (), lambda_runtime::Error> =
         SqsConsumer::by_message_id(locks.clone());
-    let handler = service_fn(async |_: Message<Payment>| Err("out of reach".into()));
+    let handler = service_fn(async |_: SqsMessage<Payment>| Err("out of reach".into()));
     consumer.layer(handler).oneshot(invocation(&host, batch([message_with_body(&boxed, &body)]))).await.unwrap();
     let consumer: Consumer = SqsConsumer::by_message_id(locks);
     deliver(&consumer, &Till::default(), &host, [message_with_body(&named, &body)]).await;

@@ -15,9 +15,11 @@ mod twins;
 use std::convert::Infallible;
 use std::time::Duration;
 
-use aws_lambda_events::sqs::{SqsBatchResponse, SqsEvent, SqsMessage};
+use aws_lambda_events::sqs::{SqsBatchResponse, SqsEvent, SqsMessage as SqsRecord};
 use lambda_lock::embedded::Host;
-use lambda_lock::{Idempotency, Lock, Locks, Message, OnMissingKey, SqsConsumer};
+use lambda_lock::idempotency::OnMissingKey;
+use lambda_lock::lambda::SqsMessage;
+use lambda_lock::{Idempotency, Lock, Locks, SqsConsumer};
 use lambda_lock_tests::World;
 use lambda_lock_tests::invocation::invocation;
 use lambda_lock_tests::till::{Declined, Payment, Then, Till};
@@ -39,15 +41,15 @@ const fn ms(millis: u64) -> Duration {
     Duration::from_millis(millis)
 }
 
-type Consumer<T = ()> = SqsConsumer<Message<Payment>, Payment, T, Declined>;
+type Consumer<T = ()> = SqsConsumer<SqsMessage<Payment>, Payment, T, Declined>;
 
 /// A message of a standard queue.
-fn message(id: &str, then: &str) -> SqsMessage {
+fn message(id: &str, then: &str) -> SqsRecord {
     message_with_body(id, &json!({ "id": format!("payment {id}"), "then": then }).to_string())
 }
 
-fn message_with_body(id: &str, body: &str) -> SqsMessage {
-    let mut message = SqsMessage::default();
+fn message_with_body(id: &str, body: &str) -> SqsRecord {
+    let mut message = SqsRecord::default();
     message.message_id = Some(id.to_owned());
     message.receipt_handle = Some(format!("receipt of {id}"));
     message.body = Some(body.to_owned());
@@ -55,19 +57,19 @@ fn message_with_body(id: &str, body: &str) -> SqsMessage {
     message
 }
 
-fn with_attributes<const N: usize>(mut message: SqsMessage, attributes: [(&str, &str); N]) -> SqsMessage {
+fn with_attributes<const N: usize>(mut message: SqsRecord, attributes: [(&str, &str); N]) -> SqsRecord {
     message.attributes.extend(attributes.map(|(name, value)| (name.to_owned(), value.to_owned())));
     message
 }
 
 /// A message of a FIFO queue.
-fn ordered(id: &str, group: &str, then: &str) -> SqsMessage {
+fn ordered(id: &str, group: &str, then: &str) -> SqsRecord {
     let mut message = with_attributes(message(id, then), [("MessageGroupId", group)]);
     message.event_source_arn = Some(FIFO_QUEUE.to_owned());
     message
 }
 
-fn batch(messages: impl IntoIterator<Item = SqsMessage>) -> SqsEvent {
+fn batch(messages: impl IntoIterator<Item = SqsRecord>) -> SqsEvent {
     let mut event = SqsEvent::default();
     event.records = messages.into_iter().collect();
     event
@@ -93,7 +95,7 @@ async fn deliver(
     consumer: &Consumer,
     till: &Till,
     host: &Host,
-    messages: impl IntoIterator<Item = SqsMessage>,
+    messages: impl IntoIterator<Item = SqsRecord>,
 ) -> Vec<String> {
     deliver_in(consumer, till, invocation(host, batch(messages))).await
 }
@@ -112,8 +114,8 @@ async fn environment() -> (World, Host, Consumer, Till) {
 }
 
 /// Keys each payment by the id in its body.
-fn by_payment(locks: &Locks) -> Idempotency<Message<Payment>, (), Declined> {
-    Idempotency::new(locks.clone(), OnMissingKey::Reject, |message: &Message<Payment>| Some(message.body.id.clone()))
+fn by_payment(locks: &Locks) -> Idempotency<SqsMessage<Payment>, (), Declined> {
+    Idempotency::new(locks.clone(), OnMissingKey::Reject, |message: &SqsMessage<Payment>| Some(message.body.id.clone()))
 }
 
 /// Makes a message in progress in another environment.

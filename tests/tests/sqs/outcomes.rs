@@ -4,7 +4,9 @@ use std::collections::HashMap;
 use std::future::ready;
 use std::time::Duration;
 
-use lambda_lock::{Message, OnError, SqsConsumer, StoredError};
+use lambda_lock::idempotency::StoredError;
+use lambda_lock::lambda::SqsMessage;
+use lambda_lock::{OnError, SqsConsumer};
 use lambda_lock_tests::World;
 use lambda_lock_tests::invocation::{Counter, invocation};
 use serde::Serialize;
@@ -180,10 +182,10 @@ async fn a_message_that_is_done_with_an_unreadable_result_is_deleted() {
     let host = world.host().build();
     let locks = world.locks(&host).build().unwrap();
     let text: Consumer<String> = SqsConsumer::by_message_id(locks.clone());
-    let handler = service_fn(async |_: Message<Payment>| Ok("a result of yesterday".to_owned()));
+    let handler = service_fn(async |_: SqsMessage<Payment>| Ok("a result of yesterday".to_owned()));
     assert!(failures(&text, handler, invocation(&host, batch([message("1", "Done")]))).await.is_empty());
     let number: Consumer<u32> = SqsConsumer::by_message_id(locks);
-    let handler = service_fn(async |_: Message<Payment>| panic!("it runs again"));
+    let handler = service_fn(async |_: SqsMessage<Payment>| panic!("it runs again"));
     assert!(failures(&number, handler, invocation(&host, batch([message("1", "Done")]))).await.is_empty());
 }
 
@@ -195,7 +197,7 @@ async fn assert_done_with<T: Clone + DeserializeOwned + Send + Serialize + Sync 
     let runs = Counter::default();
     for _ in 0..2 {
         let (result, runs) = (result.clone(), runs.clone());
-        let handler = service_fn(move |_: Message<Payment>| {
+        let handler = service_fn(move |_: SqsMessage<Payment>| {
             runs.count();
             ready(Ok(result.clone()))
         });

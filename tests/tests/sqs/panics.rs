@@ -6,7 +6,9 @@ use std::task::{Context as TaskContext, Poll};
 use std::time::Duration;
 
 use futures_util::FutureExt;
-use lambda_lock::{Idempotency, Message, OnMissingKey, SqsConsumer};
+use lambda_lock::idempotency::OnMissingKey;
+use lambda_lock::lambda::SqsMessage;
+use lambda_lock::{Idempotency, SqsConsumer};
 use lambda_lock_tests::World;
 use lambda_lock_tests::invocation::{Counter, invocation, invocation_with, keep_log, logged};
 use lambda_runtime::Diagnostic;
@@ -23,7 +25,7 @@ use crate::{
 async fn a_panic_in_the_parser_or_the_key_fails_one_message() {
     let (world, host, _, till) = environment().await;
     let locks = world.locks(&host).build().unwrap();
-    let once = Idempotency::new(locks, OnMissingKey::Reject, |message: &Message<Payment>| {
+    let once = Idempotency::new(locks, OnMissingKey::Reject, |message: &SqsMessage<Payment>| {
         assert!(message.body.id != "payment 2", "in the key");
         Some(message.body.id.clone())
     });
@@ -47,7 +49,7 @@ async fn a_panic_in_the_call_of_the_handler_or_in_on_error_fails_one_message() {
     let locks = world.locks(&host).build().unwrap();
     let once = by_payment(&locks).on_error(|Declined| panic!("in the policy"));
     let consumer: Consumer = SqsConsumer::new(once);
-    let handler = service_fn(|message: Message<Payment>| match message.body.then {
+    let handler = service_fn(|message: SqsMessage<Payment>| match message.body.then {
         Then::Panic => panic!("in the call"),
         Then::Declined => ready(Err(Declined)),
         _ => ready(Ok(())),
@@ -74,11 +76,11 @@ async fn a_panic_in_the_conversion_of_an_error_fails_one_message() {
     let locks = world.locks(&host).build().unwrap();
     let ran = Counter::default();
     let counter = ran.clone();
-    let handler = service_fn(move |message: Message<Payment>| {
+    let handler = service_fn(move |message: SqsMessage<Payment>| {
         counter.count();
         ready(if message.body.then == Then::Done { Ok(()) } else { Err(Unconvertible) })
     });
-    let consumer: SqsConsumer<Message<Payment>, Payment, (), Unconvertible> = SqsConsumer::by_message_id(locks);
+    let consumer: SqsConsumer<SqsMessage<Payment>, Payment, (), Unconvertible> = SqsConsumer::by_message_id(locks);
     let unconvertible = format!("unconvertible of {}", world.table);
     let body = json!({ "id": "1", "then": "Declined" }).to_string();
     let messages = [message("1", "Done"), message_with_body(&unconvertible, &body), message("3", "Done")];
@@ -107,12 +109,12 @@ impl Drop for Brittle {
 async fn a_panic_in_the_drop_of_a_body_fails_one_message() {
     let world = World::new().await;
     let host = world.host().build();
-    let consumer: SqsConsumer<Message<Brittle>, Brittle, (), Declined> =
+    let consumer: SqsConsumer<SqsMessage<Brittle>, Brittle, (), Declined> =
         SqsConsumer::by_message_id(world.locks(&host).build().unwrap());
     let brittle = |id: &str| message_with_body(id, &json!({ "is_brittle": true }).to_string());
     let sound = |id: &str| message_with_body(id, &json!({ "is_brittle": false }).to_string());
     let deliver = async |event| {
-        let handler = service_fn(async |_: Message<Brittle>| Ok(()));
+        let handler = service_fn(async |_: SqsMessage<Brittle>| Ok(()));
         let answer = consumer.clone().concurrency(1).layer(handler).oneshot(event).await.unwrap();
         answer.batch_item_failures.into_iter().map(|failure| failure.item_identifier).collect::<Vec<_>>()
     };
@@ -135,7 +137,7 @@ impl Clone for Clones {
     }
 }
 
-impl Service<Message<Payment>> for Clones {
+impl Service<SqsMessage<Payment>> for Clones {
     type Response = ();
     type Error = Declined;
     type Future = Ready<Result<(), Declined>>;
@@ -144,7 +146,7 @@ impl Service<Message<Payment>> for Clones {
         Poll::Ready(Ok(()))
     }
 
-    fn call(&mut self, _: Message<Payment>) -> Self::Future {
+    fn call(&mut self, _: SqsMessage<Payment>) -> Self::Future {
         ready(Ok(()))
     }
 }

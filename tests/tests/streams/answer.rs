@@ -4,7 +4,9 @@ use std::collections::HashMap;
 use std::future::ready;
 use std::time::Duration;
 
-use lambda_lock::{KinesisRecord, OnError, StoredError, StreamConsumer};
+use lambda_lock::OnError;
+use lambda_lock::idempotency::StoredError;
+use lambda_lock::streams::{KinesisRecord, StreamConsumer};
 use lambda_lock_tests::World;
 use lambda_lock_tests::invocation::{Counter, invocation};
 use serde::Serialize;

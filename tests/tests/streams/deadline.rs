@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use lambda_lock::KinesisRecord;
+use lambda_lock::streams::KinesisRecord;
 use lambda_lock_tests::invocation::{invocation, invocation_with, millis};
 use tower::service_fn;
 

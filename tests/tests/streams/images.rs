@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 
 use aws_lambda_events::dynamodb::Event;
 use lambda_lock::embedded::Host;
-use lambda_lock::{DynamoDbRecord, StreamConsumer};
+use lambda_lock::streams::{DynamoDbRecord, StreamConsumer};
 use lambda_lock_tests::World;
 use lambda_lock_tests::invocation::invocation;
 use serde::Deserialize;

@@ -3,7 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use lambda_lock::{KinesisRecord, OnTimeout, StreamConsumer};
+use lambda_lock::OnUnfinished;
+use lambda_lock::streams::{KinesisRecord, StreamConsumer};
 use lambda_lock_tests::invocation::{invocation, invocation_with};
 use tokio::sync::Notify;
 use tokio::time::sleep;
@@ -111,7 +112,7 @@ async fn a_batch_after_a_crash_runs_what_is_not_done_when_the_lease_has_ended() 
 async fn an_unfinished_record_that_is_rejected_is_never_done() {
     let (world, host, _, till) = environment().await;
     let locks = world.locks(&host).build().unwrap();
-    let consumer = StreamConsumer::new(by_payment(&locks).on_timeout(OnTimeout::Reject));
+    let consumer = StreamConsumer::new(by_payment(&locks).on_unfinished(OnUnfinished::Reject));
     assert_eq!(deliver(&consumer, &till, &host, [record("1", "a", "Panic")]).await.as_deref(), Some("1"));
     host.advance_clock(Duration::from_secs(32));
     assert_eq!(deliver(&consumer, &till, &host, [record("1", "a", "Done")]).await.as_deref(), Some("1"));

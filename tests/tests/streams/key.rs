@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use lambda_lock::{Idempotency, KinesisRecord, OnMissingKey, StreamConsumer, WithRun};
+use lambda_lock::idempotency::OnMissingKey;
+use lambda_lock::streams::{KinesisRecord, StreamConsumer};
+use lambda_lock::{Idempotency, WithRun};
 use lambda_lock_tests::invocation::{by_tenant, invocation};
 use tower::service_fn;
 

@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex};
 
 use aws_lambda_events::kinesis::KinesisEventRecord;
 use futures_util::FutureExt;
-use lambda_lock::{KinesisRecord, StreamConsumer};
+use lambda_lock::streams::{KinesisRecord, StreamConsumer};
 use lambda_lock_tests::invocation::{AtOnce, invocation};
 use tokio::sync::Barrier;
 use tokio::time::{sleep, timeout};

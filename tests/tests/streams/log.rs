@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use lambda_lock::StreamConsumer;
+use lambda_lock::streams::StreamConsumer;
 use lambda_lock_tests::invocation::{keep_log, logged};
 use serde_json::json;
 

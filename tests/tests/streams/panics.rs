@@ -5,7 +5,9 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::task::{Context as TaskContext, Poll};
 
 use futures_util::future::BoxFuture;
-use lambda_lock::{Idempotency, KinesisRecord, OnMissingKey, StreamConsumer};
+use lambda_lock::Idempotency;
+use lambda_lock::idempotency::OnMissingKey;
+use lambda_lock::streams::{KinesisRecord, StreamConsumer};
 use lambda_lock_tests::invocation::invocation;
 use serde::Deserialize;
 use tower::{Service, service_fn};

@@ -3,7 +3,9 @@
 use std::future::ready;
 use std::sync::{Arc, Mutex};
 
-use lambda_lock::{Idempotency, KinesisRecord, OnMissingKey, StreamConsumer};
+use lambda_lock::Idempotency;
+use lambda_lock::idempotency::OnMissingKey;
+use lambda_lock::streams::{KinesisRecord, StreamConsumer};
 use lambda_lock_tests::invocation::invocation;
 use tower::service_fn;
 

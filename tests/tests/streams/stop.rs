@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use lambda_lock::{KinesisRecord, StreamConsumer};
+use lambda_lock::streams::{KinesisRecord, StreamConsumer};
 use lambda_lock_tests::invocation::invocation;
 use tokio::time::sleep;
 use tower::service_fn;

@@ -2,7 +2,7 @@
 
 use aws_lambda_events::dynamodb::Event as DynamoDbEvent;
 use aws_lambda_events::kinesis::KinesisEvent;
-use lambda_lock::{DynamoDbRecord, StreamConsumer};
+use lambda_lock::streams::{DynamoDbRecord, StreamConsumer};
 use lambda_lock_tests::invocation::{invocation, keep_log, logged};
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};

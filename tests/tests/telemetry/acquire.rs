@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use aws_sdk_dynamodb::types::AttributeValue;
 use lambda_lock::embedded::{Answer, Faults, Intercept};
-use lambda_lock::{Backoff, LockLayer, Locks, OnUnavailable};
+use lambda_lock::lambda::OnUnavailable;
+use lambda_lock::{ErrorKind, LockLayer, Locks, Wait};
 use lambda_lock_tests::invocation::{Counter, LoseAnswers, invocation};
 use lambda_runtime::LambdaEvent;
 use serde_json::{Value, json};
@@ -154,13 +155,13 @@ async fn a_wait_that_an_error_ends_is_not_exhausted() {
     let stage = Stage::set().await;
     let wait = without_jitter().up_to(s(5));
     let (_, locks) = locks_on(stage.engine.host().intercept(Refusing::updates(1..=1, "AccessDeniedException")));
-    assert!(locks.acquire("nightly").wait(wait).await.unwrap_err().is_access_denied());
+    assert_eq!(locks.acquire("nightly").wait(wait).await.unwrap_err().kind(), ErrorKind::AccessDenied);
     stage.metrics.assert(&["refused: access_denied 1"]);
 
     let holder = stage.locks().acquire("nightly").await.unwrap();
     stage.metrics.take();
     let (_, locks) = locks_on(stage.engine.host().intercept(Refusing::updates(2..=2, "AccessDeniedException")));
-    assert!(locks.acquire("nightly").wait(wait).await.unwrap_err().is_access_denied());
+    assert_eq!(locks.acquire("nightly").wait(wait).await.unwrap_err().kind(), ErrorKind::AccessDenied);
     stage.metrics.assert(&["refused: access_denied 1", "retry_attempts 1", "wait_time [100.0]"]);
     holder.release().await.unwrap();
 }
@@ -170,8 +171,8 @@ async fn a_wait_that_an_error_ends_is_not_exhausted() {
 async fn an_acquire_without_a_wait_is_never_exhausted() {
     let stage = Stage::set().await;
     let locks = stage.on_network(Faults::seeded(1).throttle(1.0));
-    for wait in [Backoff::default().up_to(Duration::ZERO), Backoff::default().max_attempts(1)] {
-        assert!(locks.acquire("nightly").wait(wait).await.unwrap_err().is_throttled());
+    for wait in [Wait::in_turn().up_to(Duration::ZERO), Wait::in_turn().max_attempts(1)] {
+        assert_eq!(locks.acquire("nightly").wait(wait).await.unwrap_err().kind(), ErrorKind::Throttled);
     }
     stage.metrics.assert(&["refused: throttled 2"]);
 }
@@ -205,21 +206,21 @@ async fn a_refusal_for_any_other_reason_is_counted_by_that_reason() {
     let stage = Stage::set().await;
     let (host, locks) = locks_on(stage.engine.host());
     let elsewhere = Locks::builder(without_retries(&host), "elsewhere").build().unwrap();
-    assert!(elsewhere.acquire("nightly").await.unwrap_err().is_table_not_found());
+    assert_eq!(elsewhere.acquire("nightly").await.unwrap_err().kind(), ErrorKind::TableNotFound);
     stage.metrics.assert(&["refused: table_not_found 1"]);
 
-    assert!(locks.acquire("").await.unwrap_err().is_invalid());
-    assert!(locks.acquire("nightly").lease(Duration::ZERO).await.unwrap_err().is_invalid());
-    assert!(locks.acquire("nightly").until(host.now()).await.unwrap_err().is_invalid());
+    assert_eq!(locks.acquire("").await.unwrap_err().kind(), ErrorKind::Invalid);
+    assert_eq!(locks.acquire("nightly").lease(Duration::ZERO).await.unwrap_err().kind(), ErrorKind::Invalid);
+    assert_eq!(locks.acquire("nightly").until(host.now()).await.unwrap_err().kind(), ErrorKind::Invalid);
     stage.metrics.assert(&["refused: invalid 3"]);
     assert_eq!(host.requests(), 1);
 
     let put = host.client().put_item().table_name(TABLE);
     put.item("id", AttributeValue::S("foreign".to_owned())).send().await.unwrap();
-    assert!(locks.acquire("foreign").await.unwrap_err().is_malformed_row());
+    assert_eq!(locks.acquire("foreign").await.unwrap_err().kind(), ErrorKind::MalformedRow);
     stage.metrics.assert(&["refused: malformed_row 1"]);
 
-    for (code, reason) in [("TransactionConflictException", "conflict"), ("SomethingElse", "refused")] {
+    for (code, reason) in [("TransactionConflictException", "conflict"), ("SomethingElse", "rejected")] {
         let (_, locks) = locks_on(stage.engine.host().intercept(Refusing::updates(1..=1, code)));
         locks.acquire("nightly").await.unwrap_err();
         stage.metrics.assert(&[&format!("refused: {reason} 1")]);
@@ -350,7 +351,7 @@ async fn permits_are_counted_as_locks_and_a_wrong_kind_by_its_reason() {
     stage.metrics.assert(&["acquired 1", "acquire_time [0.0]"]);
     assert!(bank.acquire().await.unwrap_err().is_held());
     stage.metrics.assert(&["refused: held 1"]);
-    assert!(locks.acquire("bank").await.unwrap_err().is_wrong_kind());
+    assert_eq!(locks.acquire("bank").await.unwrap_err().kind(), ErrorKind::WrongKind);
     stage.metrics.assert(&["refused: wrong_kind 1"]);
     sleep(Duration::from_mins(1)).await;
     bank.acquire().await.unwrap().release().await.unwrap();

@@ -2,7 +2,9 @@
 
 use aws_lambda_events::kinesis::{KinesisEvent, KinesisEventRecord};
 use aws_lambda_events::sqs::SqsEvent;
-use lambda_lock::{KinesisRecord, Message, SqsConsumer, StreamConsumer};
+use lambda_lock::SqsConsumer;
+use lambda_lock::lambda::SqsMessage;
+use lambda_lock::streams::{KinesisRecord, StreamConsumer};
 use lambda_lock_tests::invocation::invocation;
 use serde_json::json;
 use tower::{Layer, ServiceExt, service_fn};
@@ -95,7 +97,7 @@ async fn the_rest_of_a_group_after_a_failure_is_counted_as_not_started() {
         .collect();
     let handler =
         service_fn(
-            |message: Message<String>| async move { if message.body == "fail" { Err(Failure) } else { Ok(()) } },
+            |message: SqsMessage<String>| async move { if message.body == "fail" { Err(Failure) } else { Ok(()) } },
         );
     let answer = consumer.layer(handler).oneshot(invocation(&host, batch)).await.unwrap();
     assert_eq!(answer.batch_item_failures.len(), 3);

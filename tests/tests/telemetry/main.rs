@@ -20,13 +20,13 @@ use std::fmt::Debug;
 use std::future::pending;
 use std::time::{Duration, SystemTime};
 
-use aws_lambda_events::sqs::{SqsEvent, SqsMessage};
+use aws_lambda_events::sqs::{SqsEvent, SqsMessage as SqsRecord};
 use aws_sdk_dynamodb::Client;
 use aws_sdk_dynamodb::config::retry::RetryConfig;
 use lambda_lock::embedded::{DynamoDb, Faults, Host, HostBuilder};
-use lambda_lock::{
-    Backoff, Error, HandlerError, Idempotency, Jitter, Locks, LocksBuilder, Message, OnMissingKey, SqsConsumer,
-};
+use lambda_lock::idempotency::OnMissingKey;
+use lambda_lock::lambda::SqsMessage;
+use lambda_lock::{Backoff, Error, HandlerError, Idempotency, Jitter, Locks, LocksBuilder, SqsConsumer, Wait};
 use lambda_lock_tests::invocation::invocation_with;
 use lambda_runtime::Diagnostic;
 use tokio::time::sleep;
@@ -46,8 +46,8 @@ const fn s(seconds: u64) -> Duration {
 }
 
 /// Attempts after 100 ms, 300 ms, 700 ms, and so on.
-fn without_jitter() -> Backoff {
-    Backoff::default().jitter(Jitter::None)
+fn without_jitter() -> Wait {
+    Wait::backoff(Backoff::new().jitter(Jitter::None))
 }
 
 /// A table, and its metrics and traces.
@@ -128,7 +128,7 @@ async fn take_away(locks: &Locks, key: &str) {
     assert!(locks.force_release(key, &holder).await.unwrap());
 }
 
-type Consumer = SqsConsumer<Message<String>, String, (), Failure>;
+type Consumer = SqsConsumer<SqsMessage<String>, String, (), Failure>;
 
 /// The handler's error.
 #[derive(Debug)]
@@ -140,8 +140,8 @@ impl From<Failure> for Diagnostic {
     }
 }
 
-fn message(id: &str, body: &str) -> SqsMessage {
-    let mut message = SqsMessage::default();
+fn message(id: &str, body: &str) -> SqsRecord {
+    let mut message = SqsRecord::default();
     message.message_id = Some(id.to_owned());
     message.body = Some(body.to_owned());
     message
@@ -154,7 +154,7 @@ async fn deliver(consumer: &Consumer, host: &Host, messages: &[(&str, &str)], le
     batch.records = messages.iter().map(|(id, body)| message(id, body)).collect();
     let handler = service_fn({
         let host = host.clone();
-        move |message: Message<String>| {
+        move |message: SqsMessage<String>| {
             let host = host.clone();
             async move {
                 match message.body.as_str() {

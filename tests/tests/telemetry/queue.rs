@@ -1,7 +1,7 @@
 //! The places of waiters in the queue.
 
 use aws_sdk_dynamodb::types::AttributeValue;
-use lambda_lock::{Backoff, Locks};
+use lambda_lock::{Locks, Wait};
 use lambda_lock_tests::World;
 use tokio::time::sleep;
 use tracing::Level;
@@ -17,8 +17,8 @@ async fn length(locks: &Locks, length: u64) {
     }
 }
 
-fn in_turn() -> Backoff {
-    Backoff::default().up_to(s(30))
+fn in_turn() -> Wait {
+    Wait::in_turn().up_to(s(30))
 }
 
 // behaviours 11, 36

@@ -2,7 +2,8 @@
 
 use std::future::pending;
 
-use lambda_lock::{HandlerError, Idempotency, OnError, OnMissingKey, OnTimeout, StoredError};
+use lambda_lock::idempotency::{OnMissingKey, StoredError};
+use lambda_lock::{ErrorKind, HandlerError, Idempotency, OnError, OnUnfinished};
 use lambda_lock_tests::invocation::LoseAnswers;
 use tokio::time::sleep;
 use tracing::Level;
@@ -59,7 +60,7 @@ async fn a_duplicate_of_a_run_in_progress_is_counted_as_in_progress() {
     };
     let (run, at_once, in_vain) = tokio::join!(done(&orders, "17"), at_once, in_vain);
     run.unwrap();
-    assert!(lock_error(at_once).is_in_progress() && lock_error(in_vain).is_in_progress());
+    assert_eq!([at_once, in_vain].map(|outcome| lock_error(outcome).kind()), [ErrorKind::InProgress; 2]);
     let refused = ["in_progress_refusals 2", "retry_attempts 1", "wait_time [100.0]"];
     let first = ["acquired 1", "released 1", "acquire_time [0.0]", "hold_time [250.0]", "release_time [0.0]"];
     stage.metrics.assert(&[&["retries_exhausted: in_progress 1"], &refused[..], &first].concat());
@@ -96,7 +97,7 @@ async fn a_refusal_by_a_record_is_counted_by_its_reason() {
     };
     paid(&amounts, 1).await.unwrap();
     stage.metrics.take();
-    assert!(lock_error(paid(&amounts, 2).await).is_mismatch());
+    assert_eq!(lock_error(paid(&amounts, 2).await).kind(), ErrorKind::Mismatch);
     stage.metrics.assert(&["refused: mismatch 1"]);
 
     // A refusal by the cache sends no request, and has no span.
@@ -104,19 +105,19 @@ async fn a_refusal_by_a_record_is_counted_by_its_reason() {
     paid(&cached, 1).await.unwrap();
     stage.metrics.assert(&["replays 1"]);
     let (requests, spans) = (host.requests(), stage.traces.locks().len());
-    assert!(lock_error(paid(&cached, 2).await).is_mismatch());
+    assert_eq!(lock_error(paid(&cached, 2).await).kind(), ErrorKind::Mismatch);
     stage.metrics.assert(&["refused: mismatch 1"]);
     assert_eq!((host.requests(), stage.traces.locks().len()), (requests, spans));
 
-    let orders = orders(&locks).on_timeout(OnTimeout::Reject).lease(s(1));
-    assert!(lock_error(done(&orders, "none").await).is_key_missing());
+    let orders = orders(&locks).on_unfinished(OnUnfinished::Reject).lease(s(1));
+    assert_eq!(lock_error(done(&orders, "none").await).kind(), ErrorKind::KeyMissing);
     stage.metrics.assert(&["refused: key_missing 1"]);
 
     let unfinished = orders.run(&"18".to_owned(), async |_| pending().await).await;
     assert!(lock_error(unfinished).is_lost());
     stage.metrics.assert(&["acquired 1", "acquire_time [0.0]", "lost 1", "hold_time [1000.0]"]);
     sleep(s(2)).await;
-    assert!(lock_error(done(&orders, "18").await).is_unfinished());
+    assert_eq!(lock_error(done(&orders, "18").await).kind(), ErrorKind::Unfinished);
     stage.metrics.assert(&["refused: unfinished 1"]);
     assert_eq!(stage.traces.logged("not acquired").len(), 4);
 }
@@ -126,10 +127,10 @@ async fn a_refusal_by_a_record_is_counted_by_its_reason() {
 async fn an_input_with_an_invalid_key_is_a_refusal_without_a_span() {
     let stage = Stage::set().await;
     let orders = orders(&stage.locks());
-    assert!(lock_error(done(&orders.clone().window(s(1)), "17").await).is_invalid());
+    assert_eq!(lock_error(done(&orders.clone().window(s(1)), "17").await).kind(), ErrorKind::Invalid);
     stage.metrics.assert(&["refused: invalid 1"]);
     // The key is too long for DynamoDB.
-    assert!(lock_error(done(&orders, &"x".repeat(3000)).await).is_invalid());
+    assert_eq!(lock_error(done(&orders, &"x".repeat(3000)).await).kind(), ErrorKind::Invalid);
     stage.metrics.assert(&["refused: invalid 1"]);
     assert_eq!(stage.traces.lock_lines(), [""; 0]);
     assert_eq!(stage.traces.logged_at_info(), ["INFO not acquired"; 2]);

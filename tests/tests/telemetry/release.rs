@@ -1,5 +1,6 @@
 //! Metrics, spans and events of releases.
 
+use lambda_lock::ErrorKind;
 use lambda_lock_tests::invocation::LoseAnswers;
 use tokio::time::sleep;
 use tracing::Level;
@@ -14,7 +15,7 @@ async fn a_failed_release_is_counted_by_its_reason_and_its_retry_as_released() {
     let lock = locks.acquire("nightly").await.unwrap();
     sleep(ms(250)).await;
     stage.metrics.take();
-    assert!(lock.release().await.unwrap_err().is_unavailable());
+    assert_eq!(lock.release().await.unwrap_err().kind(), ErrorKind::Unavailable);
     stage.metrics.assert(&["release_failed: unavailable 1", "hold_time [250.0]"]);
     sleep(ms(100)).await;
     lock.release().await.unwrap();
@@ -33,7 +34,7 @@ async fn a_release_with_oversized_data_is_counted_as_failed() {
     let lock = stage.locks().acquire("nightly").await.unwrap();
     stage.metrics.take();
     lock.set_data("x".repeat(400 * 1024));
-    assert!(lock.release().await.unwrap_err().is_invalid());
+    assert_eq!(lock.release().await.unwrap_err().kind(), ErrorKind::Invalid);
     stage.metrics.assert(&["release_failed: invalid 1", "hold_time [0.0]"]);
     drop(lock);
     settle().await;

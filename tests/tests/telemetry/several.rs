@@ -1,5 +1,6 @@
 //! Metrics, spans and events of several keys.
 
+use lambda_lock::ErrorKind;
 use lambda_lock_tests::invocation::LoseAnswers;
 use tokio::time::sleep;
 
@@ -54,7 +55,7 @@ async fn a_failed_release_of_several_keys_is_counted_by_its_reason() {
     let (_, locks) = locks_on(stage.engine.host().intercept(LoseAnswers::to("TransactWriteItems", 2..=2)));
     let set = locks.acquire_all(["a", "b"]).await.unwrap();
     stage.metrics.take();
-    assert!(set.release().await.unwrap_err().is_unavailable());
+    assert_eq!(set.release().await.unwrap_err().kind(), ErrorKind::Unavailable);
     stage.metrics.assert(&["release_failed: unavailable 1", "hold_time [0.0]"]);
     set.release().await.unwrap();
     stage.metrics.assert(&["released 1", "release_time [0.0]"]);

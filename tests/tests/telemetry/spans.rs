@@ -4,10 +4,8 @@ use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
 
 use aws_sdk_dynamodb::types::AttributeValue;
-use lambda_lock::{
-    Backoff, HandlerError, Idempotency, IdempotentLayer, LockLayer, OnError, OnMissingKey, RecordFormat, SqsConsumer,
-    StoredError,
-};
+use lambda_lock::idempotency::{OnMissingKey, RecordFormat, StoredError};
+use lambda_lock::{ErrorKind, HandlerError, Idempotency, IdempotencyLayer, LockLayer, OnError, SqsConsumer};
 use lambda_lock_tests::invocation::invocation;
 use lambda_runtime::LambdaEvent;
 use serde_json::json;
@@ -53,7 +51,7 @@ async fn work_runs_inside_the_span_of_its_lock() {
     idempotent.unwrap();
 
     let orders = Idempotency::new(locks.clone(), OnMissingKey::Reject, |_: &LambdaEvent<()>| Some("event"));
-    let layer = IdempotentLayer::new(orders);
+    let layer = IdempotencyLayer::new(orders);
     let handler = layer.layer(service_fn(|_: LambdaEvent<()>| async {
         say("in an idempotent handler");
         Ok::<_, String>(())
@@ -84,7 +82,7 @@ async fn a_hashed_key_is_never_traced_in_plain() {
     let refused = orders
         .clone()
         .run(&format!("{id}-2"), async |_| {
-            assert!(lock_error(done(&orders, &format!("{id}-2")).await).is_in_progress());
+            assert_eq!(lock_error(done(&orders, &format!("{id}-2")).await).kind(), ErrorKind::InProgress);
             take_away(&stage.locks(), &stage.traces.locks()[2].fields["key"]).await;
             Ok(String::new())
         })
@@ -113,7 +111,7 @@ async fn no_trace_has_a_line_break_or_a_long_value_of_others() {
     let taken = acquire().wait(without_jitter().up_to(s(9))).await.unwrap();
     assert!(lock.release().await.unwrap_err().is_lost());
     sleep(s(4)).await;
-    let next = locks.acquire(&key).wait(Backoff::default().up_to(s(1))).await.unwrap();
+    let next = locks.acquire(&key).wait(s(1)).await.unwrap();
     drop(taken);
     settle().await;
     assert!(locks.resume(&next.into_ticket()).await.unwrap_err().is_lost());
@@ -163,14 +161,14 @@ async fn no_trace_shows_user_data_and_no_label_is_a_key() {
     run(Ok("marked result".to_owned())).await.unwrap();
     run(Ok(String::new())).await.unwrap();
     let others = orders(&locks).validate(|_| "marked payload of another");
-    assert!(lock_error(done(&others, "secret-record").await).is_mismatch());
+    assert_eq!(lock_error(done(&others, "secret-record").await).kind(), ErrorKind::Mismatch);
     let numbers: Idempotency<String, u32, String> =
         Idempotency::new(locks.clone(), OnMissingKey::Reject, |id: &String| Some(id.clone()));
     let unreadable = numbers.run(&"secret-record".to_owned(), async |_| Ok(1)).await;
-    assert!(matches!(unreadable, Err(HandlerError::Lock(error)) if error.is_unusable_result()));
+    assert!(matches!(unreadable, Err(HandlerError::Lock(error)) if error.kind() == ErrorKind::UnusableResult));
     let large = orders(&locks);
     large.run(&"secret-large".to_owned(), async |_| Ok("marked ".repeat(80_000))).await.unwrap_err();
-    let large = large.on_unstorable_result(lambda_lock::OnUnstorableResult::CompleteWithoutResult);
+    let large = large.on_unstorable_result(lambda_lock::idempotency::OnUnstorableResult::CompleteWithoutResult);
     large.run(&"secret-larger".to_owned(), async |_| Ok("marked ".repeat(80_000))).await.unwrap();
     for error in ["marked stored error".to_owned(), "marked ".repeat(80_000)] {
         let stored = StoredError::new("marked type", error);
@@ -197,7 +195,7 @@ async fn no_trace_shows_user_data_and_no_label_is_a_key() {
         .send()
         .await
         .unwrap();
-    assert!(locks.acquire("secret-row").await.unwrap_err().is_malformed_row());
+    assert_eq!(locks.acquire("secret-row").await.unwrap_err().kind(), ErrorKind::MalformedRow);
 
     // A batch.
     let consumer: Consumer = SqsConsumer::by_message_id(locks.clone());

@@ -8,7 +8,7 @@ use std::time::Duration;
 use fastrand::Rng;
 use futures_util::future::join_all;
 use lambda_lock::embedded::Faults;
-use lambda_lock::{Acquire, Backoff, Error, Locks};
+use lambda_lock::{Acquire, Error, ErrorKind, Locks, Wait};
 use lambda_lock_tests::invocation::Counter;
 use tokio::time::{sleep, timeout};
 
@@ -30,17 +30,17 @@ struct Seen {
 fn reason(error: &Error) -> &'static str {
     let reasons = [
         (error.is_held(), "held"),
-        (error.is_throttled(), "throttled"),
-        (error.is_unavailable(), "unavailable"),
-        (error.is_conflict(), "conflict"),
-        (error.is_invalid(), "invalid"),
+        (error.kind() == ErrorKind::Throttled, "throttled"),
+        (error.kind() == ErrorKind::Unavailable, "unavailable"),
+        (error.kind() == ErrorKind::Conflict, "conflict"),
+        (error.kind() == ErrorKind::Invalid, "invalid"),
     ];
     reasons.iter().find(|(is_it, _)| *is_it).unwrap_or_else(|| panic!("{error:?}")).1
 }
 
 impl Seen {
     fn refused(&mut self, error: &Error) {
-        if error.is_in_progress() {
+        if error.kind() == ErrorKind::InProgress {
             self.in_progress += 1;
         } else {
             *self.refused.entry(reason(error)).or_default() += 1;
@@ -52,7 +52,7 @@ async fn worker(locks: Locks, seed: u64, tally: Arc<Mutex<Seen>>) {
     let mut random = Rng::with_seed(seed);
     for _ in 0..6 {
         let key = format!("key {}", random.u8(..2));
-        let wait = Backoff::default().up_to(ms(random.u64(0..2000)));
+        let wait = Wait::in_turn().up_to(ms(random.u64(0..2000)));
         let wait = if random.bool() { wait } else { wait.base(ms(20)) };
         let lease = ms(random.u64(200..3000));
         let hold = ms(random.u64(0..4000));

@@ -1,6 +1,6 @@
 //! Metrics of tickets.
 
-use lambda_lock::{Locks, Ticket};
+use lambda_lock::{ErrorKind, Locks, Ticket};
 use tokio::time::sleep;
 use tracing::Level;
 
@@ -18,7 +18,7 @@ async fn each_use_of_a_ticket_counts() {
     stage.metrics.assert(&["tickets: renewed 1"]);
 
     let lock = locks.resume(&ticket).await.unwrap();
-    assert!(locks.resume(&ticket).await.unwrap_err().is_ticket_used());
+    assert_eq!(locks.resume(&ticket).await.unwrap_err().kind(), ErrorKind::TicketUsed);
     stage.metrics.assert(&["tickets: resumed 1", "tickets: ticket_used 1"]);
 
     sleep(ms(250)).await;
@@ -64,7 +64,7 @@ async fn a_refused_ticket_counts_by_its_reason() {
     let ticket = locks.acquire("deploy").await.unwrap().into_ticket();
     stage.metrics.take();
     let others = Locks::builder(host.client(), TABLE).key_prefix("other-").build().unwrap();
-    assert!(others.renew_ticket(&ticket, s(60)).await.unwrap_err().is_ticket_foreign());
+    assert_eq!(others.renew_ticket(&ticket, s(60)).await.unwrap_err().kind(), ErrorKind::TicketForeign);
     stage.metrics.assert(&["tickets: ticket_foreign 1"]);
 
     let seen = locks.get("deploy").await.unwrap().unwrap();

@@ -3,7 +3,7 @@
 use std::time::{Duration, SystemTime};
 
 use lambda_lock::embedded::{DynamoDb, Host};
-use lambda_lock::{Lock, Locks};
+use lambda_lock::{ErrorKind, Lock, Locks};
 use lambda_lock_tests::World;
 use lambda_lock_tests::invocation::millis;
 
@@ -85,7 +85,7 @@ async fn a_ticket_is_not_used_up_in_the_skew_after_its_lease() {
     let [(_, first), (second, locks), _] = hosts(&world, [0; 3]);
     let ticket = first.acquire("job").lease(LEASE).await.unwrap().into_ticket();
     second.advance_clock(LEASE);
-    assert!(locks.resume(&ticket).await.unwrap_err().is_ticket_ended());
+    assert_eq!(locks.resume(&ticket).await.unwrap_err().kind(), ErrorKind::TicketEnded);
     // A host whose clock is behind can still resume it.
     let lock = first.resume(&ticket).await.unwrap();
     lock.release().await.unwrap();

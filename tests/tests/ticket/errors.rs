@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use lambda_lock::{Error, Locks, Ticket};
+use lambda_lock::{Error, ErrorKind, Locks, Ticket};
 use lambda_lock_tests::World;
 
 use crate::{CLOCK_SKEW, LEASE, acquired, assert_contains, host, ms, passed_on, ticket, with};
@@ -24,13 +24,13 @@ fn predicates(error: &Error) -> Vec<&'static str> {
     [
         ("held", error.is_held()),
         ("lost", error.is_lost()),
-        ("foreign", error.is_ticket_foreign()),
-        ("ended", error.is_ticket_ended()),
-        ("released", error.is_ticket_released()),
-        ("used", error.is_ticket_used()),
-        ("unknown", error.is_ticket_unknown()),
-        ("invalid", error.is_invalid()),
-        ("malformed", error.is_malformed_row()),
+        ("foreign", error.kind() == ErrorKind::TicketForeign),
+        ("ended", error.kind() == ErrorKind::TicketEnded),
+        ("released", error.kind() == ErrorKind::TicketReleased),
+        ("used", error.kind() == ErrorKind::TicketUsed),
+        ("unknown", error.kind() == ErrorKind::TicketUnknown),
+        ("invalid", error.kind() == ErrorKind::Invalid),
+        ("malformed", error.kind() == ErrorKind::MalformedRow),
     ]
     .into_iter()
     .filter_map(|(name, is_true)| is_true.then_some(name))
@@ -90,7 +90,7 @@ async fn a_ticket_keeps_prefix_and_sort_key() {
     let locks = world.locks(&world.host().build()).key_prefix("app#").build().unwrap();
     let ticket = passed_on(&locks.acquire("job").await.unwrap().into_ticket());
     assert_eq!((ticket.key_prefix(), ticket.key()), ("app#", "job"));
-    assert!(world.default_locks().resume(&ticket).await.unwrap_err().is_ticket_foreign());
+    assert_eq!(world.default_locks().resume(&ticket).await.unwrap_err().kind(), ErrorKind::TicketForeign);
     let locks = world.locks(&world.host().build()).key_prefix("app#").build().unwrap();
     locks.resume(&ticket).await.unwrap().release().await.unwrap();
     assert!(world.row("app#job").await.is_some() && world.row("job").await.is_none());
@@ -108,7 +108,7 @@ async fn a_ticket_with_an_invalid_key_or_lease_sends_nothing() {
         }
     }
     for lease in [Duration::ZERO, Duration::from_hours(366 * 24) + ms(1)] {
-        assert!(locks.renew_ticket(&ticket, lease).await.unwrap_err().is_invalid());
+        assert_eq!(locks.renew_ticket(&ticket, lease).await.unwrap_err().kind(), ErrorKind::Invalid);
     }
     assert_eq!(other.requests(), 0);
 }
@@ -170,7 +170,7 @@ async fn a_lock_that_was_released_gives_a_ticket_that_is_refused() {
     let world = World::new().await;
     let lock = acquired(&world).await;
     lock.release().await.unwrap();
-    assert!(world.default_locks().resume(&lock.into_ticket()).await.unwrap_err().is_ticket_released());
+    assert_eq!(world.default_locks().resume(&lock.into_ticket()).await.unwrap_err().kind(), ErrorKind::TicketReleased);
 }
 
 // behaviour 96
@@ -209,8 +209,8 @@ async fn a_ticket_with_another_fence_matches_no_acquisition() {
     let (real, locks) = (ticket(&world).await, world.default_locks());
     for fence in [real.fence() - 1, real.fence() + 1, u64::MAX] {
         let forged = with(&real, "fence", fence);
-        assert!(locks.resume(&forged).await.unwrap_err().is_ticket_unknown());
-        assert!(locks.renew_ticket(&forged, LEASE).await.unwrap_err().is_ticket_unknown());
+        assert_eq!(locks.resume(&forged).await.unwrap_err().kind(), ErrorKind::TicketUnknown);
+        assert_eq!(locks.renew_ticket(&forged, LEASE).await.unwrap_err().kind(), ErrorKind::TicketUnknown);
     }
     locks.resume(&real).await.unwrap().release().await.unwrap();
 }
@@ -268,6 +268,6 @@ async fn a_renewal_with_another_fence_is_unknown_even_if_the_lease_is_long_enoug
     for lock in [acquired(&world).await, locks.semaphore("bank", 1).acquire().lease(LEASE).await.unwrap()] {
         let ticket = lock.into_ticket();
         let forged = with(&ticket, "fence", ticket.fence() + 1);
-        assert!(locks.renew_ticket(&forged, LEASE / 2).await.unwrap_err().is_ticket_unknown());
+        assert_eq!(locks.renew_ticket(&forged, LEASE / 2).await.unwrap_err().kind(), ErrorKind::TicketUnknown);
     }
 }

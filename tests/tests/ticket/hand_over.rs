@@ -4,8 +4,8 @@ use std::future::pending;
 use std::sync::Arc;
 use std::time::Duration;
 
-use lambda_lock::Data;
 use lambda_lock::embedded::{Answer, Faults, Host, Intercept};
+use lambda_lock::{Data, ErrorKind};
 use lambda_lock_tests::World;
 use lambda_lock_tests::invocation::{LoseAnswers, millis};
 use serde_json::Value;
@@ -102,7 +102,7 @@ async fn a_lock_can_be_handed_over_several_times() {
         let lock = world.default_locks().resume(&ticket).await.unwrap();
         lock.renew(LEASE).await.unwrap();
         let next = passed_on(&lock.into_ticket());
-        assert!(world.default_locks().resume(&ticket).await.unwrap_err().is_ticket_used());
+        assert_eq!(world.default_locks().resume(&ticket).await.unwrap_err().kind(), ErrorKind::TicketUsed);
         ticket = next;
     }
     world.default_locks().release_ticket(&ticket).await.unwrap();
@@ -208,8 +208,8 @@ async fn a_resumption_without_any_answer_uses_up_the_ticket() {
     let ticket = ticket(&world).await;
     let second = world.host().intercept(LoseAnswers::to("UpdateItem", 1..=3)).build();
     let locks = world.locks_with_quick_retries(&second).build().unwrap();
-    assert!(locks.resume(&ticket).await.unwrap_err().is_unavailable());
-    assert!(locks.resume(&ticket).await.unwrap_err().is_ticket_used());
+    assert_eq!(locks.resume(&ticket).await.unwrap_err().kind(), ErrorKind::Unavailable);
+    assert_eq!(locks.resume(&ticket).await.unwrap_err().kind(), ErrorKind::TicketUsed);
 }
 
 // behaviours 76, 94, 95
@@ -238,9 +238,9 @@ async fn a_resumption_that_is_dropped_can_use_up_the_ticket_and_leaves_the_key_h
     locks.flush(Duration::from_mins(1)).await;
     assert_eq!(second.requests(), 1);
     let (third, locks) = host(&world);
-    assert!(locks.resume(&ticket).await.unwrap_err().is_ticket_used());
-    assert!(locks.renew_ticket(&ticket, LEASE).await.unwrap_err().is_ticket_used());
-    assert!(locks.release_ticket(&ticket).await.unwrap_err().is_ticket_used());
+    assert_eq!(locks.resume(&ticket).await.unwrap_err().kind(), ErrorKind::TicketUsed);
+    assert_eq!(locks.renew_ticket(&ticket, LEASE).await.unwrap_err().kind(), ErrorKind::TicketUsed);
+    assert_eq!(locks.release_ticket(&ticket).await.unwrap_err().kind(), ErrorKind::TicketUsed);
     assert!(locks.try_acquire("job").await.unwrap().is_none());
     // An operator frees it, or the lease ends.
     third.advance_clock(ms(1));
@@ -258,7 +258,7 @@ async fn a_renewal_and_a_release_with_a_ticket_succeed_after_a_lost_answer() {
         let locks = world.locks_with_quick_retries(&second).build().unwrap();
         let mut renewed = locks.renew_ticket(&ticket, 2 * LEASE).await;
         if lost == (1..=3) {
-            assert!(renewed.unwrap_err().is_unavailable());
+            assert_eq!(renewed.unwrap_err().kind(), ErrorKind::Unavailable);
             renewed = locks.renew_ticket(&ticket, 2 * LEASE).await;
         }
         let end = renewed.unwrap();
@@ -291,7 +291,7 @@ async fn a_lock_that_is_not_enforced_gives_a_ticket_that_sends_nothing() {
     locks.release_ticket(&ticket).await.unwrap();
     assert_eq!((first.requests(), second.requests()), (0, 0));
     second.advance_clock(LEASE);
-    assert!(locks.resume(&ticket).await.unwrap_err().is_ticket_ended());
+    assert_eq!(locks.resume(&ticket).await.unwrap_err().kind(), ErrorKind::TicketEnded);
 }
 
 // behaviour 92

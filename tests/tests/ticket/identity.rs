@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use aws_sdk_dynamodb::types::TransactWriteItem;
 use lambda_lock::embedded::Host;
-use lambda_lock::{Acquire, Backoff, Data, Lock, Locks};
+use lambda_lock::{Acquire, Data, Lock, Locks, Wait};
 use lambda_lock_tests::invocation::{LoseAnswers, keep_log, logged};
 use lambda_lock_tests::{Late, World};
 
@@ -132,7 +132,7 @@ async fn an_identity_finds_its_lock_with_its_first_attempt_while_it_waits() {
     let (_, locks) = host(&world);
     let crashed = by(&locks, ARN).await.unwrap();
     let (second, others) = later(&world, 100);
-    let lock = by(&others, ARN).wait(Backoff::default()).await.unwrap();
+    let lock = by(&others, ARN).wait(Wait::in_turn()).await.unwrap();
     assert_eq!((second.requests(), lock.fence()), (1, crashed.fence() + 1));
     lock.release().await.unwrap();
     drop(crashed);

@@ -1,6 +1,6 @@
 //! Requests of a ticket, and of the lock that became a ticket, that arrive late.
 
-use lambda_lock::{Lock, Locks};
+use lambda_lock::{ErrorKind, Lock, Locks};
 use lambda_lock_tests::{Late, World};
 
 use crate::{LEASE, acquired, host, number, passed_on, ticket};
@@ -29,7 +29,7 @@ async fn a_late_renewal_of_the_original_does_not_change_a_resumed_lock() {
     let late = Late::updates(2..=4);
     let first = world.host().intercept(late.clone()).build();
     let lock = world.locks_with_quick_retries(&first).build().unwrap().acquire("job").lease(LEASE).await.unwrap();
-    assert!(lock.renew(3 * LEASE).await.unwrap_err().is_unavailable());
+    assert_eq!(lock.renew(3 * LEASE).await.unwrap_err().kind(), ErrorKind::Unavailable);
     let ticket = passed_on(&lock.into_ticket());
     // The row has a smaller number than the ticket, because the renewal has not arrived.
     assert_eq!(number(&world.row("job").await.unwrap(), "sequence"), 0);
@@ -50,7 +50,7 @@ async fn a_late_request_of_the_original_does_not_shorten_a_lease_that_the_ticket
         let first = world.host().intercept(late.clone()).build();
         let lock = world.locks_with_quick_retries(&first).build().unwrap().acquire("job").lease(LEASE).await.unwrap();
         let unanswered = if releases { lock.release().await } else { lock.renew(LEASE / 2).await };
-        assert!(unanswered.unwrap_err().is_unavailable());
+        assert_eq!(unanswered.unwrap_err().kind(), ErrorKind::Unavailable);
         let (locks, ticket) = (world.default_locks(), lock.into_ticket());
         locks.renew_ticket(&ticket, 2 * LEASE).await.unwrap();
         let row = world.row("job").await;
@@ -70,7 +70,7 @@ async fn a_late_request_of_the_original_does_not_shorten_a_lease_that_the_ticket
             let first = world.host().intercept(late.clone()).build();
             let lock = kind.acquire(&world.locks_with_quick_retries(&first).build().unwrap()).await;
             let unanswered = if releases { lock.release().await } else { lock.renew(LEASE / 30).await };
-            assert!(unanswered.unwrap_err().is_unavailable());
+            assert_eq!(unanswered.unwrap_err().kind(), ErrorKind::Unavailable);
             let ticket = passed_on(&lock.into_ticket());
             let (host, locks) = host(&world);
             let end = locks.renew_ticket(&ticket, LEASE / 2).await.unwrap();
@@ -94,7 +94,7 @@ async fn a_renewal_of_the_original_that_arrives_before_the_resumption_counts() {
     let late = Late::updates(2..=4);
     let first = world.host().intercept(late.clone()).build();
     let lock = world.locks_with_quick_retries(&first).build().unwrap().acquire("job").lease(LEASE).await.unwrap();
-    assert!(lock.renew(LEASE / 2).await.unwrap_err().is_unavailable());
+    assert_eq!(lock.renew(LEASE / 2).await.unwrap_err().kind(), ErrorKind::Unavailable);
     let ticket = passed_on(&lock.into_ticket());
     assert!(late.deliver(&world).await);
     let resumed = world.default_locks().resume(&ticket).await.unwrap();
@@ -109,7 +109,7 @@ async fn a_late_release_of_the_original_does_not_free_a_resumed_lock() {
     let late = Late::updates(2..=4);
     let first = world.host().intercept(late.clone()).build();
     let lock = world.locks_with_quick_retries(&first).build().unwrap().acquire("job").lease(LEASE).await.unwrap();
-    assert!(lock.release().await.unwrap_err().is_unavailable());
+    assert_eq!(lock.release().await.unwrap_err().kind(), ErrorKind::Unavailable);
     let resumed = world.default_locks().resume(&lock.into_ticket()).await.unwrap();
     assert!(!late.deliver(&world).await);
     assert!(world.default_locks().try_acquire("job").await.unwrap().is_none());
@@ -124,7 +124,7 @@ async fn a_late_resumption_does_not_take_the_lock_from_an_earlier_one() {
     let late = Late::updates(1..=3);
     let second = world.host().intercept(late.clone()).build();
     let locks = world.locks_with_quick_retries(&second).build().unwrap();
-    assert!(locks.resume(&ticket).await.unwrap_err().is_unavailable());
+    assert_eq!(locks.resume(&ticket).await.unwrap_err().kind(), ErrorKind::Unavailable);
     let resumed = world.default_locks().resume(&ticket).await.unwrap();
     assert!(!late.deliver(&world).await);
     resumed.renew(LEASE).await.unwrap();
@@ -140,7 +140,7 @@ async fn a_late_renewal_of_the_ticket_does_not_shorten_the_lease() {
     let late = Late::updates(1..=3);
     let second = world.host().intercept(late.clone()).build();
     let locks = world.locks_with_quick_retries(&second).build().unwrap();
-    assert!(locks.renew_ticket(&ticket, 2 * LEASE).await.unwrap_err().is_unavailable());
+    assert_eq!(locks.renew_ticket(&ticket, 2 * LEASE).await.unwrap_err().kind(), ErrorKind::Unavailable);
     let (_, others) = host(&world);
     others.renew_ticket(&ticket, 3 * LEASE).await.unwrap();
     let row = world.row("job").await;
@@ -166,7 +166,7 @@ async fn a_late_release_of_the_ticket_does_not_free_a_resumed_lock() {
     let late = Late::updates(1..=3);
     let second = world.host().intercept(late.clone()).build();
     let locks = world.locks_with_quick_retries(&second).build().unwrap();
-    assert!(locks.release_ticket(&ticket).await.unwrap_err().is_unavailable());
+    assert_eq!(locks.release_ticket(&ticket).await.unwrap_err().kind(), ErrorKind::Unavailable);
     let lock = world.default_locks().resume(&ticket).await.unwrap();
     assert!(!late.deliver(&world).await);
     lock.renew(LEASE).await.unwrap();

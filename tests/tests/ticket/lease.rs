@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use lambda_lock::ErrorKind;
 use lambda_lock_tests::World;
 use lambda_lock_tests::invocation::millis;
 
@@ -58,7 +59,7 @@ async fn a_deadline_is_at_most_a_day_away_without_a_lease() {
     let world = World::new().await;
     let (first, locks) = host(&world);
     let deadline = first.now() + Duration::from_hours(25);
-    assert!(locks.acquire("job").until(deadline).await.unwrap_err().is_invalid());
+    assert_eq!(locks.acquire("job").until(deadline).await.unwrap_err().kind(), ErrorKind::Invalid);
     let lock = locks.acquire("job").until(deadline).lease(Duration::from_hours(24)).await.unwrap();
     lock.release().await.unwrap();
 }

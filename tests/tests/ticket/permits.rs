@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use lambda_lock::embedded::Host;
-use lambda_lock::{Lock, Ticket};
+use lambda_lock::{ErrorKind, Lock, Ticket};
 use lambda_lock_tests::invocation::LoseAnswers;
 use lambda_lock_tests::{Late, World};
 use serde_json::Value;
@@ -50,11 +50,11 @@ async fn a_ticket_of_a_permit_is_used_once() {
         locks.renew_ticket(&ticket, MINUTE).await.unwrap_err(),
         locks.release_ticket(&ticket).await.unwrap_err(),
     ] {
-        assert!(error.is_ticket_used(), "{error}");
+        assert_eq!(error.kind(), ErrorKind::TicketUsed, "{error}");
     }
     assert!(resumed.is_valid());
     resumed.release().await.unwrap();
-    assert!(locks.resume(&ticket).await.unwrap_err().is_ticket_released());
+    assert_eq!(locks.resume(&ticket).await.unwrap_err().kind(), ErrorKind::TicketReleased);
 }
 
 #[tokio::test]
@@ -101,7 +101,7 @@ async fn the_ticket_of_a_permit_that_was_replaced_or_freed_is_refused() {
     let (later, locks) = host(&world);
     later.advance_clock(MINUTE / 2 + CLOCK_SKEW + ms(1));
     let one = locks.semaphore("bank", 2).acquire().await.unwrap();
-    assert!(locks.resume(&replaced).await.unwrap_err().is_ticket_ended());
+    assert_eq!(locks.resume(&replaced).await.unwrap_err().kind(), ErrorKind::TicketEnded);
     let seen = locks.get("bank").await.unwrap().unwrap();
     assert!(locks.force_release("bank", &seen).await.unwrap());
     let error = locks.resume(&two).await.unwrap_err();
@@ -115,7 +115,7 @@ async fn a_permit_has_no_identity_and_no_lease_over_a_day() {
     let (host, locks): (Host, _) = host(&world);
     let semaphore = locks.semaphore("bank", 2);
     let error = semaphore.acquire().owner_from("order-7").await.unwrap_err();
-    assert!(error.is_invalid());
+    assert_eq!(error.kind(), ErrorKind::Invalid);
     assert_contains(&error, &["bank", "owner_from"]);
     let error = semaphore.acquire().lease(1500 * MINUTE).await.unwrap_err();
     assert_contains(&error, &["lease", "1day"]);
@@ -129,7 +129,7 @@ async fn a_late_renewal_of_the_original_does_not_shorten_a_permit_that_the_ticke
     let first = world.host().intercept(late.clone()).build();
     let locks = world.locks_with_quick_retries(&first).build().unwrap();
     let permit = locks.semaphore("bank", 2).acquire().lease(2 * MINUTE).await.unwrap();
-    assert!(permit.renew(MINUTE).await.unwrap_err().is_unavailable());
+    assert_eq!(permit.renew(MINUTE).await.unwrap_err().kind(), ErrorKind::Unavailable);
     let (locks, ticket) = (world.default_locks(), permit.into_ticket());
     locks.renew_ticket(&ticket, 5 * MINUTE).await.unwrap();
     let row = world.row("bank").await;
@@ -173,11 +173,11 @@ async fn a_forged_ticket_of_a_permit_is_unknown() {
     let (ticket, locks) = (ticket(&world, MINUTE).await, world.default_locks());
     for (field, value) in [("fence", Value::from(ticket.fence() + 1)), ("owner", "0".into())] {
         let forged = crate::with(&ticket, field, value);
-        assert!(locks.resume(&forged).await.unwrap_err().is_ticket_unknown(), "{field}");
-        assert!(locks.renew_ticket(&forged, MINUTE).await.unwrap_err().is_ticket_unknown(), "{field}");
+        assert_eq!(locks.resume(&forged).await.unwrap_err().kind(), ErrorKind::TicketUnknown, "{field}");
+        assert_eq!(locks.renew_ticket(&forged, MINUTE).await.unwrap_err().kind(), ErrorKind::TicketUnknown, "{field}");
     }
     let forged = crate::with(&ticket, "owner", "0");
-    assert!(locks.release_ticket(&forged).await.unwrap_err().is_ticket_unknown());
+    assert_eq!(locks.release_ticket(&forged).await.unwrap_err().kind(), ErrorKind::TicketUnknown);
     assert_eq!(held(&world).await, 1);
     locks.resume(&ticket).await.unwrap().release().await.unwrap();
 }

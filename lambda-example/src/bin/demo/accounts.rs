@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use lambda_lock::{Backoff, Locks};
+use lambda_lock::{Backoff, Locks, Wait};
 use lambda_runtime::Error;
 use tokio::task::JoinSet;
 use tokio::time::sleep;
@@ -26,7 +26,7 @@ pub(crate) async fn show(cloud: &Cloud) -> Result<(), Error> {
                 (cloud.host(), cloud.table.clone(), prefix.clone(), Arc::clone(&ledger));
             transfers.spawn(async move {
                 let locks = Locks::builder(host.client(), table).key_prefix(prefix).build()?;
-                let wait = Backoff::default().base(Duration::from_millis(50)).up_to(Duration::from_secs(30));
+                let wait = Wait::backoff(Backoff::new().base(Duration::from_millis(50))).up_to(Duration::from_secs(30));
                 let both = locks.acquire_all([*from, to]).wait(wait).await?;
                 ledger.transfer(from, to, 10).await;
                 let fence = both.fence(from);

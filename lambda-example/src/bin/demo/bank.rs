@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use lambda_lock::{Backoff, Locks};
+use lambda_lock::{Backoff, Locks, Wait};
 use lambda_runtime::Error;
 use tokio::task::JoinSet;
 use tokio::time::sleep;
@@ -32,7 +32,7 @@ pub(crate) async fn show(cloud: &Cloud) -> Result<(), Error> {
         let (host, table, key, bank) = (cloud.host(), cloud.table.clone(), key.clone(), Arc::clone(&bank));
         calls.spawn(async move {
             let semaphore = Locks::builder(host.client(), table).build()?.semaphore(key, AT_ONCE);
-            let wait = Backoff::default().base(Duration::from_millis(50)).cap(Duration::from_millis(200));
+            let wait = Wait::backoff(Backoff::new().base(Duration::from_millis(50)).cap(Duration::from_millis(200)));
             let acquire = semaphore.acquire().wait(wait.up_to(Duration::from_secs(30)));
             let fence = acquire.run(async |permit| bank.call(permit.fence()).await).await?;
             Ok::<_, Error>((number, fence, host.requests()))

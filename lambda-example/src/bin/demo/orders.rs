@@ -9,8 +9,9 @@ use aws_sdk_dynamodb::types::AttributeValue;
 use lambda_example::{Orders, Simulation, order_api};
 use lambda_http::Adapter;
 use lambda_http::request::LambdaRequest;
+use lambda_lock::Locks;
 use lambda_lock::embedded::{Answer, Host, Intercept};
-use lambda_lock::{Caller, Locks};
+use lambda_lock::http::Caller;
 use lambda_runtime::{Error, LambdaEvent};
 use serde_json::{Value, json};
 use tokio::sync::Notify;
@@ -166,7 +167,7 @@ impl Request {
         let started = host.now();
         let locks = Locks::builder(host.client(), table).key_prefix(&prefix).build()?;
         let orders = Orders::new(host.client(), data_table, prefix);
-        let function = order_api(locks, orders, Caller::all_are_one(), Simulation::On);
+        let function = order_api(locks, orders, Caller::shared(), Simulation::On);
         let request = json!({
             "rawPath": "/orders",
             "headers": { "content-type": "application/json", "idempotency-key": key },

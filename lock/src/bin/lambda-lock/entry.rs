@@ -4,7 +4,8 @@ use std::fmt::Write as _;
 use std::time::{Duration, SystemTime};
 
 use comfy_table::{Table, presets};
-use lambda_lock::{Error, Holder, ListedRow};
+use lambda_lock::operate::ListedRow;
+use lambda_lock::{Error, Holder};
 use serde_json::{Map, Value};
 
 use crate::arguments::Selection;

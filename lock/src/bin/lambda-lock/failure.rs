@@ -4,7 +4,7 @@ use std::error::Error as StdError;
 use std::fmt::Display;
 
 use aws_sdk_dynamodb::error::ErrorMetadata;
-use lambda_lock::Error;
+use lambda_lock::{Error, ErrorKind};
 
 /// The command line is wrong. Clap has the same code.
 pub(crate) const USAGE: u8 = 2;
@@ -38,14 +38,11 @@ impl Failure {
 
 impl From<Error> for Failure {
     fn from(error: Error) -> Self {
-        let code = if error.is_held() {
-            HELD
-        } else if error.is_lost() || error.is_ticket_used() {
-            LOST
-        } else if error.is_throttled() || error.is_unavailable() || error.is_conflict() {
-            UNAVAILABLE
-        } else {
-            CONFIGURATION
+        let code = match error.kind() {
+            ErrorKind::Held => HELD,
+            ErrorKind::Lost | ErrorKind::TicketEnded | ErrorKind::TicketReleased | ErrorKind::TicketUsed => LOST,
+            ErrorKind::Throttled | ErrorKind::Unavailable | ErrorKind::Conflict => UNAVAILABLE,
+            _ => CONFIGURATION,
         };
         Self::new(code, sentence(&error))
     }
@@ -53,7 +50,7 @@ impl From<Error> for Failure {
 
 /// Returns the error with its root cause, which the error's own text leaves out.
 pub(crate) fn sentence(error: &Error) -> String {
-    if error.is_table_not_found() {
+    if error.kind() == ErrorKind::TableNotFound {
         return format!(
             "table `{}` not found in this account and region: create it with `lambda-lock create-table`, or check --table, \
              --region and --endpoint-url",

@@ -5,7 +5,7 @@ use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
 use std::process::{self, ExitStatus};
 use std::time::Duration;
 
-use lambda_lock::{Backoff, Error, Holder, Lock};
+use lambda_lock::{Error, Holder, Lock};
 
 use crate::arguments::{Run, TableOptions};
 use crate::command::cannot_run;
@@ -38,7 +38,7 @@ pub(crate) async fn run(options: &TableOptions, run: Run) -> Result<u8, Failure>
     };
     let mut acquire = acquire.lease(lease).hold_at_least(run.hold_at_least.unwrap_or_default());
     if let Some(wait) = run.wait {
-        acquire = acquire.wait(Backoff::default().up_to(wait));
+        acquire = acquire.wait(wait);
     }
     let mut acquiring = acquire.into_future();
     let acquired = tokio::select! {

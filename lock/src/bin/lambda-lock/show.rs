@@ -4,7 +4,8 @@ use std::io::{self, IsTerminal as _, Write as _};
 use std::time::{Duration, SystemTime};
 
 use aws_smithy_async::time::{SystemTimeSource, TimeSource as _};
-use lambda_lock::{Error, List, ListedRow, Locks};
+use lambda_lock::operate::{List, ListedRow};
+use lambda_lock::{Error, ErrorKind, Locks};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::time::{MissedTickBehavior, interval, sleep};
 
@@ -84,7 +85,7 @@ fn show(entries: &[Entry]) -> Result<(), Failure> {
 async fn read(locks: &Locks, key: String) -> Result<Entry, Failure> {
     match locks.get(&key).await {
         Ok(row) => Ok(Entry { key, row: Ok(row) }),
-        Err(error) if error.is_malformed_row() => Ok(Entry { key, row: Err(error) }),
+        Err(error) if error.kind() == ErrorKind::MalformedRow => Ok(Entry { key, row: Err(error) }),
         Err(error) => Err(error.into()),
     }
 }
@@ -115,7 +116,7 @@ async fn next_page(list: &mut List) -> Result<Option<Vec<ListedRow>>, Error> {
     let mut pause = Duration::from_millis(200);
     loop {
         match list.next_page().await {
-            Err(error) if error.is_throttled() && pause < Duration::from_secs(3) => {
+            Err(error) if error.kind() == ErrorKind::Throttled && pause < Duration::from_secs(3) => {
                 sleep(pause).await;
                 pause *= 2;
             }

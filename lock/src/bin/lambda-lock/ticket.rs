@@ -3,7 +3,7 @@
 use std::io::{self, IsTerminal as _, Read as _};
 use std::time::{Duration, SystemTime};
 
-use lambda_lock::{Backoff, Lock, Locks, Ticket};
+use lambda_lock::{Lock, Locks, Ticket};
 
 use crate::arguments::{Acquire, TableOptions};
 use crate::connect::{self, Connection};
@@ -31,7 +31,7 @@ pub(crate) async fn acquire(options: &TableOptions, acquire: Acquire) -> Result<
         attempt = attempt.owner_from(identity);
     }
     if let Some(wait) = acquire.wait {
-        attempt = attempt.wait(Backoff::default().up_to(wait));
+        attempt = attempt.wait(wait);
     }
     let mut signals = Signals::passed_on().map_err(Failure::of_the_system)?;
     let mut acquiring = attempt.into_future();

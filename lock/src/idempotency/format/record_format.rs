@@ -34,11 +34,12 @@ const JSON_LEVELS: usize = 127;
 /// number is never ambiguous.
 ///
 /// A stored result is loaded as it was written. An integer that neither 64 bits nor a float can hold, as Python and
-/// JavaScript may write one, is not rounded: the duplicate gets an error that
-/// [`is_unusable_result`](crate::Error::is_unusable_result).
+/// JavaScript may write one, is not rounded: the duplicate gets an error of kind
+/// [`UnusableResult`](crate::ErrorKind::UnusableResult).
 ///
 /// ```
-/// # use lambda_lock::{Idempotency, RecordFormat};
+/// # use lambda_lock::idempotency::RecordFormat;
+/// # use lambda_lock::Idempotency;
 /// # fn example(orders: Idempotency<String, (), ()>) -> Idempotency<String, (), ()> {
 /// // Shares its records with Python's `@idempotent_function(key_prefix="orders", …)`.
 /// orders.format(RecordFormat::PowertoolsPython).prefix("orders")

@@ -94,14 +94,16 @@ impl<S: Source + Default, H, T, E> Consumer<S, H, T, E> {
     ///
     /// ```
     /// # use std::time::Duration;
-    /// # use lambda_lock::{Idempotency, Locks, Message, SqsConsumer, OnMissingKey};
+    /// # use lambda_lock::idempotency::OnMissingKey;
+    /// # use lambda_lock::lambda::SqsMessage;
+    /// # use lambda_lock::{Idempotency, Locks, SqsConsumer};
     /// # use serde::Deserialize;
     /// #[derive(Deserialize)]
     /// struct Payment {
     ///     id: String,
     /// }
-    /// # fn example(locks: Locks) -> SqsConsumer<Message<Payment>, Payment, (), std::io::Error> {
-    /// let once = Idempotency::new(locks, OnMissingKey::Reject, |message: &Message<Payment>| Some(message.body.id.clone()));
+    /// # fn example(locks: Locks) -> SqsConsumer<SqsMessage<Payment>, Payment, (), std::io::Error> {
+    /// let once = Idempotency::new(locks, OnMissingKey::Reject, |message: &SqsMessage<Payment>| Some(message.body.id.clone()));
     /// SqsConsumer::new(once).window(Duration::from_hours(43 * 24)).concurrency(5)
     /// # }
     /// ```
@@ -156,7 +158,7 @@ impl<S: Source, H, T, E> Consumer<S, H, T, E> {
     /// stream for 24 hours by default and for 365 days at most. [Choosing times](crate::docs::choosing_times#window)
     /// recommends windows.
     ///
-    /// The table has a row for each item of the window. With [`OnTimeout::Reject`](crate::OnTimeout::Reject), an
+    /// The table has a row for each item of the window. With [`OnUnfinished::Reject`](crate::OnUnfinished::Reject), an
     /// unfinished item is refused for as long.
     #[must_use]
     pub fn window(self, window: Duration) -> Self {
@@ -174,13 +176,14 @@ impl<S: Source, H, T, E> Consumer<S, H, T, E> {
     }
 
     /// Puts the id of the invocation's tenant into the keys, as
-    /// [`IdempotentLayer::per_tenant`](crate::IdempotentLayer::per_tenant) does. Without a tenant id, no item of the batch is
+    /// [`IdempotencyLayer::per_tenant`](crate::IdempotencyLayer::per_tenant) does. Without a tenant id, no item of the batch is
     /// done, and each is logged with that error. An event source mapping sends no tenant id: this is for a function that
     /// another one invokes with the batches of a tenant.
     ///
     /// ```
-    /// # use lambda_lock::{Locks, Message, SqsConsumer};
-    /// # fn example(locks: Locks) -> SqsConsumer<Message<String>, String, (), std::io::Error> {
+    /// # use lambda_lock::lambda::SqsMessage;
+    /// # use lambda_lock::{Locks, SqsConsumer};
+    /// # fn example(locks: Locks) -> SqsConsumer<SqsMessage<String>, String, (), std::io::Error> {
     /// SqsConsumer::by_message_id(locks).per_tenant()
     /// # }
     /// ```

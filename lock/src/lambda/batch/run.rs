@@ -21,6 +21,7 @@ use super::lane::{Entry, Lane};
 use super::outcome::ItemOutcome;
 use super::source::{Hide, NotDone, Source};
 use crate::clock::{Moment, since_epoch};
+use crate::error::ErrorKind;
 use crate::idempotency::{HandlerError, Identity, Invocation, NextStep, Run};
 use crate::metrics;
 
@@ -154,7 +155,7 @@ where
                 Err(error) => error,
             };
             let outcome = match &error {
-                HandlerError::Lock(error) if error.is_in_progress() => ItemOutcome::InProgress,
+                HandlerError::Lock(error) if error.kind() == ErrorKind::InProgress => ItemOutcome::InProgress,
                 HandlerError::Lock(error) if error.is_lost() => ItemOutcome::TimedOut,
                 _ => ItemOutcome::Failed,
             };
@@ -235,7 +236,7 @@ impl<S: Source, H, T, E> Batch<S, H, T, E> {
     /// Returns how long the lease lasts under which the item of this refusal is in progress elsewhere.
     fn in_progress_for(&self, refusal: &HandlerError<E>) -> Option<Duration> {
         let HandlerError::Lock(error) = refusal else { return None };
-        let holder = error.holder().filter(|_| error.is_in_progress())?;
+        let holder = error.holder().filter(|_| error.kind() == ErrorKind::InProgress)?;
         Some(since_epoch(holder.until()).saturating_sub(self.now().wall))
     }
 

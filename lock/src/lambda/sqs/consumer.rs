@@ -6,7 +6,7 @@ use serde::de::DeserializeOwned;
 
 use super::super::batch::Consumer;
 use super::super::invocation::escape;
-use super::message::Message;
+use super::message::SqsMessage;
 use super::source::SqsSource;
 use crate::idempotency::{Idempotency, OnMissingKey};
 use crate::lock::Locks;
@@ -15,7 +15,7 @@ use crate::lock::Locks;
 /// not run again for the [window](Consumer::window), and only messages that are not done return to the queue.
 ///
 /// [`Consumer`] says when a message is done, how long it may take, what is logged, and has the settings. The handler takes
-/// a [`Message`], or a [`WithRun`](crate::WithRun) around it to get the run as well.
+/// a [`SqsMessage`], or a [`WithRun`](crate::WithRun) around it to get the run as well.
 ///
 /// - A message that is done is deleted from the queue.
 /// - A message that returns to the queue is visible again after the queue's visibility timeout. After `maxReceiveCount`
@@ -29,7 +29,8 @@ use crate::lock::Locks;
 /// count: finally all of them may be in the dead-letter queue.
 ///
 /// ```no_run
-/// use lambda_lock::{Locks, Message, SqsConsumer};
+/// use lambda_lock::lambda::SqsMessage;
+/// use lambda_lock::{Locks, SqsConsumer};
 /// use lambda_runtime::{Error, Runtime};
 /// use serde::Deserialize;
 /// use tower::{Layer, service_fn};
@@ -39,7 +40,7 @@ use crate::lock::Locks;
 ///     amount: u32,
 /// }
 ///
-/// async fn pay(message: Message<Payment>) -> Result<(), Error> {
+/// async fn pay(message: SqsMessage<Payment>) -> Result<(), Error> {
 ///     Ok(println!("paid {}", message.body.amount))
 /// }
 ///
@@ -62,7 +63,7 @@ impl<H, B: DeserializeOwned, T, E> SqsConsumer<H, B, T, E> {
     /// queue gives a message a new id, so one that was done runs again: see [`new`](Self::new).
     #[must_use]
     pub fn by_message_id(locks: Locks) -> Self {
-        let key = |message: &Message<B>| message.message_id().map(str::to_owned);
+        let key = |message: &SqsMessage<B>| message.message_id().map(str::to_owned);
         Self::new(Idempotency::new(locks, OnMissingKey::Reject, key))
     }
 
@@ -76,7 +77,7 @@ impl<H, B: DeserializeOwned, T, E> SqsConsumer<H, B, T, E> {
     /// becomes `%23` and `%` becomes `%25`.
     #[must_use]
     pub fn by_deduplication_id(locks: Locks) -> Self {
-        let key = |message: &Message<B>| {
+        let key = |message: &SqsMessage<B>| {
             let queue = escape(message.record.event_source_arn.as_deref().unwrap_or_default());
             let group = escape(message.group_id().unwrap_or_default());
             message.deduplication_id().map(|id| format!("{queue}#{group}#{id}"))
@@ -90,14 +91,16 @@ impl<H, B, T, E> SqsConsumer<H, B, T, E> {
     ///
     /// ```
     /// # use std::convert::Infallible;
-    /// # use lambda_lock::{Idempotency, Locks, Message, SqsConsumer, OnMissingKey};
-    /// # fn example(once: Idempotency<Message<String>, (), Infallible>) -> SqsConsumer<Message<String>, String, (), Infallible> {
+    /// # use lambda_lock::idempotency::OnMissingKey;
+    /// # use lambda_lock::lambda::SqsMessage;
+    /// # use lambda_lock::{Idempotency, Locks, SqsConsumer};
+    /// # fn example(once: Idempotency<SqsMessage<String>, (), Infallible>) -> SqsConsumer<SqsMessage<String>, String, (), Infallible> {
     /// SqsConsumer::with_parser(once, |text| Ok::<_, Infallible>(text.to_owned()))
     /// # }
     /// ```
     #[must_use]
     pub fn with_parser<P: Display>(
-        idempotency: Idempotency<Message<B>, T, E>,
+        idempotency: Idempotency<SqsMessage<B>, T, E>,
         parse: impl Fn(&str) -> Result<B, P> + Send + Sync + 'static,
     ) -> Self {
         Self::of(SqsSource::new(move |text: &str| parse(text).map_err(|error| error.to_string())), idempotency)

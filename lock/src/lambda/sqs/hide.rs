@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use aws_lambda_events::sqs::SqsMessage;
+use aws_lambda_events::sqs::SqsMessage as SqsRecord;
 use aws_sdk_sqs::Client;
 use futures_util::future::FutureExt as _;
 
@@ -12,7 +12,7 @@ use super::super::batch::Hide;
 const MAX_VISIBILITY_TIMEOUT: i32 = 12 * 3600;
 
 /// Returns what hides this message, unless it has no queue or no receipt.
-pub(super) fn hide(queues: Client, message: &SqsMessage) -> Option<Hide> {
+pub(super) fn hide(queues: Client, message: &SqsRecord) -> Option<Hide> {
     let url = queue_url(message.event_source_arn.as_deref()?)?;
     let receipt = message.receipt_handle.clone()?;
     let message_id = message.message_id.clone();

@@ -1,35 +1,35 @@
-//! `Message`: one message of a batch, as its handler sees it.
+//! `SqsMessage`: one message of a batch, as its handler sees it.
 
 use std::fmt;
 
-use aws_lambda_events::sqs::SqsMessage;
+use aws_lambda_events::sqs::SqsMessage as SqsRecord;
 
 use super::super::handler_input::PlainInput;
 
 /// One message of a batch.
 ///
 /// ```
-/// use aws_lambda_events::sqs::SqsMessage;
-/// use lambda_lock::Message;
+/// use aws_lambda_events::sqs::SqsMessage as SqsRecord;
+/// use lambda_lock::lambda::SqsMessage;
 ///
-/// let mut record = SqsMessage::default();
+/// let mut record = SqsRecord::default();
 /// record.message_id = Some("17".to_owned());
-/// let message = Message::new("the body", record);
+/// let message = SqsMessage::new("the body", record);
 /// assert_eq!(message.message_id(), Some("17"));
 /// ```
 #[derive(Clone)]
 #[non_exhaustive]
-pub struct Message<B> {
+pub struct SqsMessage<B> {
     /// The parsed body.
     pub body: B,
     /// The other fields of the SQS message: attributes, receipt handle, queue. The consumer removes the
     /// record's own body.
-    pub record: SqsMessage,
+    pub record: SqsRecord,
 }
 
-impl<B> Message<B> {
+impl<B> SqsMessage<B> {
     /// Creates a message, for testing a handler alone.
-    pub fn new(body: B, record: SqsMessage) -> Self {
+    pub fn new(body: B, record: SqsRecord) -> Self {
         Self { body, record }
     }
 
@@ -54,11 +54,11 @@ impl<B> Message<B> {
     }
 }
 
-impl<B> PlainInput for Message<B> {}
+impl<B> PlainInput for SqsMessage<B> {}
 
 /// Shows the message id only: the body and the attributes may be confidential.
-impl<B> fmt::Debug for Message<B> {
+impl<B> fmt::Debug for SqsMessage<B> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Message").field("message_id", &self.message_id()).finish_non_exhaustive()
+        f.debug_struct("SqsMessage").field("message_id", &self.message_id()).finish_non_exhaustive()
     }
 }

@@ -7,5 +7,5 @@ mod message;
 mod source;
 
 pub use consumer::SqsConsumer;
-pub use message::Message;
+pub use message::SqsMessage;
 pub use source::SqsSource;

@@ -4,13 +4,13 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use aws_lambda_events::sqs::{SqsBatchResponse, SqsEvent, SqsMessage};
+use aws_lambda_events::sqs::{SqsBatchResponse, SqsEvent, SqsMessage as SqsRecord};
 use serde::de::DeserializeOwned;
 
 #[cfg(feature = "sqs")]
 use super::super::batch::Hide;
 use super::super::batch::{NotDone, Source, json_error, log_not_done};
-use super::message::Message;
+use super::message::SqsMessage;
 
 /// The queues that an [`SqsConsumer`](crate::SqsConsumer) gets messages from.
 pub struct SqsSource<B> {
@@ -41,8 +41,8 @@ impl<B: DeserializeOwned> Default for SqsSource<B> {
 impl<B> Source for SqsSource<B> {
     type Event = SqsEvent;
     type Answer = SqsBatchResponse;
-    type Item = Message<B>;
-    type Raw = SqsMessage;
+    type Item = SqsMessage<B>;
+    type Raw = SqsRecord;
     /// The queue and the group.
     type Lane = (String, String);
 
@@ -53,29 +53,29 @@ impl<B> Source for SqsSource<B> {
 
     log_not_done!(message_id, "message returned to the queue");
 
-    fn batch(&self, event: SqsEvent) -> Option<Vec<SqsMessage>> {
+    fn batch(&self, event: SqsEvent) -> Option<Vec<SqsRecord>> {
         Some(event.records)
     }
 
-    fn name(message: &SqsMessage) -> Option<&str> {
+    fn name(message: &SqsRecord) -> Option<&str> {
         message.message_id.as_deref()
     }
 
-    fn lane(message: &SqsMessage) -> Option<Self::Lane> {
+    fn lane(message: &SqsRecord) -> Option<Self::Lane> {
         let queue = message.event_source_arn.as_deref()?;
         queue.strip_suffix(".fifo")?;
         let group = message.attributes.get("MessageGroupId").cloned().unwrap_or_default();
         Some((queue.to_owned(), group))
     }
 
-    fn read(&self, mut record: SqsMessage) -> Result<Message<B>, String> {
+    fn read(&self, mut record: SqsRecord) -> Result<SqsMessage<B>, String> {
         let text = record.body.take().unwrap_or_default();
         let body = (self.parse)(&text).map_err(|why| format!("the body cannot be parsed: {why}"))?;
-        Ok(Message { body, record })
+        Ok(SqsMessage { body, record })
     }
 
     #[cfg(feature = "sqs")]
-    fn hide(&self, message: &SqsMessage) -> Option<Hide> {
+    fn hide(&self, message: &SqsRecord) -> Option<Hide> {
         super::hide::hide(self.queues.clone()?, message)
     }
 

@@ -9,13 +9,13 @@ use super::super::batch::Consumer;
 use super::kinesis::KinesisRecord;
 use super::source::{StreamRecord, StreamSource};
 use crate::idempotency::{Idempotency, OnMissingKey};
-use crate::lock::{Backoff, Locks};
+use crate::lock::Locks;
 
 /// A tower layer that makes a consumer of Kinesis or DynamoDB streams from a handler of one record. A record that is
 /// done does not run again for the [window](Consumer::window). Records with the same key run in order, one at a time.
 ///
 /// [`Consumer`] says when a record is done, how long it may take, what is logged, and has the settings. The handler takes a
-/// [`KinesisRecord`] or a [`DynamoDbRecord`](crate::DynamoDbRecord), or a [`WithRun`](crate::WithRun) around it to get the
+/// [`KinesisRecord`] or a [`DynamoDbRecord`](crate::streams::DynamoDbRecord), or a [`WithRun`](crate::WithRun) around it to get the
 /// run as well. The guide [Streams](crate::docs::streams) explains the settings of the mapping.
 ///
 /// - The answer names the first record of the batch that is not done. Lambda delivers again from there: the records before
@@ -29,7 +29,8 @@ use crate::lock::{Backoff, Locks};
 /// record.
 ///
 /// ```no_run
-/// use lambda_lock::{KinesisRecord, Locks, StreamConsumer};
+/// use lambda_lock::Locks;
+/// use lambda_lock::streams::{KinesisRecord, StreamConsumer};
 /// use lambda_runtime::{Error, Runtime};
 /// use serde::Deserialize;
 /// use tower::{Layer, service_fn};
@@ -53,7 +54,8 @@ use crate::lock::{Backoff, Locks};
 /// A handler of a DynamoDB stream takes a `DynamoDbRecord<Order>` instead:
 ///
 /// ```
-/// # use lambda_lock::{DynamoDbRecord, Locks, StreamConsumer};
+/// # use lambda_lock::Locks;
+/// # use lambda_lock::streams::{DynamoDbRecord, StreamConsumer};
 /// # use serde::Deserialize;
 /// #[derive(Deserialize)]
 /// struct Order {
@@ -89,7 +91,7 @@ where
     #[must_use]
     pub fn by_event_id(locks: Locks) -> Self {
         let once = Idempotency::new(locks, OnMissingKey::Reject, R::key_by_event_id);
-        Self::new(once.wait(Backoff::default().up_to(Duration::MAX)))
+        Self::new(once.wait(Duration::MAX))
     }
 }
 
@@ -97,7 +99,9 @@ impl<H, B: 'static, T, E> StreamConsumer<H, KinesisRecord<B>, T, E> {
     /// Creates a consumer of Kinesis data that is not JSON. The parser's errors are logged.
     ///
     /// ```
-    /// # use lambda_lock::{Idempotency, KinesisRecord, Locks, OnMissingKey, StreamConsumer};
+    /// # use lambda_lock::idempotency::OnMissingKey;
+    /// # use lambda_lock::streams::{KinesisRecord, StreamConsumer};
+    /// # use lambda_lock::{Idempotency, Locks};
     /// # type Record = KinesisRecord<String>;
     /// # fn example(locks: Locks) -> StreamConsumer<Record, Record, (), std::io::Error> {
     /// let once = Idempotency::new(locks, OnMissingKey::Reject, KinesisRecord::key);
@@ -118,7 +122,9 @@ impl<H, T, E> StreamConsumer<H, KinesisRecord<Vec<u8>>, T, E> {
     /// Creates a consumer of Kinesis data as it is.
     ///
     /// ```
-    /// # use lambda_lock::{Idempotency, KinesisRecord, Locks, OnMissingKey, StreamConsumer};
+    /// # use lambda_lock::idempotency::OnMissingKey;
+    /// # use lambda_lock::streams::{KinesisRecord, StreamConsumer};
+    /// # use lambda_lock::{Idempotency, Locks};
     /// # type Record = KinesisRecord<Vec<u8>>;
     /// # fn example(locks: Locks) -> StreamConsumer<Record, Record, (), std::io::Error> {
     /// StreamConsumer::of_bytes(Idempotency::new(locks, OnMissingKey::Reject, KinesisRecord::key))

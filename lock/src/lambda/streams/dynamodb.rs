@@ -20,7 +20,7 @@ use super::source::{StreamRecord, event_key};
 ///
 /// ```
 /// use aws_lambda_events::dynamodb::EventRecord;
-/// use lambda_lock::DynamoDbRecord;
+/// use lambda_lock::streams::DynamoDbRecord;
 ///
 /// let mut record = EventRecord::default();
 /// record.event_name = "INSERT".to_owned();
@@ -59,7 +59,7 @@ impl<B> DynamoDbRecord<B> {
         Self::number(&self.record)
     }
 
-    /// Returns the key of [`StreamConsumer::by_event_id`](crate::StreamConsumer::by_event_id): the stream's ARN, a `#`, and
+    /// Returns the key of [`StreamConsumer::by_event_id`](crate::streams::StreamConsumer::by_event_id): the stream's ARN, a `#`, and
     /// the event id. All deliveries of a record have the same key.
     pub fn key(&self) -> Option<String> {
         event_key(self.record.event_source_arn.as_deref(), Some(&self.record.event_id))

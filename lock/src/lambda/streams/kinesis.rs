@@ -15,7 +15,7 @@ use super::source::{StreamRecord, event_key};
 ///
 /// ```
 /// use aws_lambda_events::kinesis::KinesisEventRecord;
-/// use lambda_lock::KinesisRecord;
+/// use lambda_lock::streams::KinesisRecord;
 ///
 /// let mut record = KinesisEventRecord::default();
 /// record.kinesis.partition_key = "customer 17".to_owned();
@@ -47,7 +47,7 @@ impl<B> KinesisRecord<B> {
         Self::number(&self.record)
     }
 
-    /// Returns the key of [`StreamConsumer::by_event_id`](crate::StreamConsumer::by_event_id): the stream's ARN, a `#`, and
+    /// Returns the key of [`StreamConsumer::by_event_id`](crate::streams::StreamConsumer::by_event_id): the stream's ARN, a `#`, and
     /// the event id, which consists of the shard and the sequence number. All deliveries of a record have the same key.
     pub fn key(&self) -> Option<String> {
         event_key(self.record.event_source_arn.as_deref(), self.record.event_id.as_deref())

@@ -10,7 +10,7 @@ use serde_json::{Map, Value};
 use super::super::batch::{NotDone, Source, log_not_done};
 use super::super::handler_input::PlainInput;
 
-/// One record of a stream: a [`KinesisRecord`](crate::KinesisRecord) or a [`DynamoDbRecord`](crate::DynamoDbRecord).
+/// One record of a stream: a [`KinesisRecord`](crate::streams::KinesisRecord) or a [`DynamoDbRecord`](crate::streams::DynamoDbRecord).
 ///
 /// This trait is sealed.
 pub trait StreamRecord: PlainInput + Sized {
@@ -57,7 +57,7 @@ pub(super) fn event_key(stream: Option<&str>, event_id: Option<&str>) -> Option<
     event_id.filter(|id| !id.is_empty()).map(|id| format!("{}#{id}", stream.unwrap_or_default()))
 }
 
-/// The stream that a [`StreamConsumer`](crate::StreamConsumer) gets records from.
+/// The stream that a [`StreamConsumer`](crate::streams::StreamConsumer) gets records from.
 pub struct StreamSource<R: StreamRecord> {
     read: Read<R>,
     /// Whether the log says that tumbling windows are refused.

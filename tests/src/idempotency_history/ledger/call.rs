@@ -2,7 +2,7 @@ use std::fmt::Debug;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime};
 
-use lambda_lock::{Error, HandlerError, Run};
+use lambda_lock::{Error, ErrorKind, HandlerError, Run};
 
 use super::{Crash, How, Ledger, Ran, State};
 use crate::idempotency_history::{Answer, FALLBACK, Then};
@@ -138,7 +138,7 @@ impl Call {
         ledger.log(state, &format!("{} refused: {error}", self.name));
         if error.is_lost() {
             state.counts.overran += 1;
-        } else if error.is_in_progress() || error.is_unfinished() {
+        } else if matches!(error.kind(), ErrorKind::InProgress | ErrorKind::Unfinished) {
             // The run may have ended before the refusal arrived, or just now by a clock that is ahead of the caller's.
             let owner = error.holder().and_then(|holder| holder.owner()).unwrap_or_default();
             let is_true = state.records.get(owner).is_some_and(|record| {
@@ -148,7 +148,7 @@ impl Call {
             if !is_true {
                 ledger.broke(state, format!("(vi) {} was refused without a holder", self.name));
             }
-            if error.is_in_progress() {
+            if error.kind() == ErrorKind::InProgress {
                 state.counts.in_progress += 1;
             } else {
                 state.counts.unfinished += 1;
@@ -157,7 +157,10 @@ impl Call {
                     ledger.broke(state, format!("(vi) {} was refused for no reason", self.name));
                 }
             }
-        } else if !(error.is_unavailable() || error.is_throttled() || error.is_conflict() || error.is_invalid()) {
+        } else if !matches!(
+            error.kind(),
+            ErrorKind::Unavailable | ErrorKind::Throttled | ErrorKind::Conflict | ErrorKind::Invalid
+        ) {
             ledger.broke(state, format!("(v) {} got an error without a cause", self.name));
         }
     }

@@ -52,19 +52,19 @@ use crate::panics;
 /// responses in an outer service, which is not replayed:
 ///
 /// ```
-/// # use lambda_lock::{HandlerError, Idempotency, IdempotentLayer};
+/// # use lambda_lock::{ErrorKind, HandlerError, Idempotency, IdempotencyLayer};
 /// # use lambda_runtime::{Error, LambdaEvent};
 /// # use serde_json::{Value, json};
 /// # use tower::{Layer, Service, ServiceExt, service_fn};
 /// # async fn place(event: LambdaEvent<Value>) -> Result<Value, Error> { Ok(event.payload) }
 /// # fn example(orders: Idempotency<LambdaEvent<Value>, Value, Error>) -> impl Service<LambdaEvent<Value>> {
-/// let once = IdempotentLayer::new(orders).layer(service_fn(place));
+/// let once = IdempotencyLayer::new(orders).layer(service_fn(place));
 /// service_fn(move |event| {
 ///     let once = once.clone();
 ///     async move {
 ///         Ok::<_, Error>(match once.oneshot(event).await {
 ///             Ok(order) => json!({ "statusCode": 201, "body": order.to_string() }),
-///             Err(HandlerError::Lock(error)) if error.is_in_progress() => json!({ "statusCode": 409 }),
+///             Err(HandlerError::Lock(error)) if error.kind() == ErrorKind::InProgress => json!({ "statusCode": 409 }),
 ///             Err(_) => json!({ "statusCode": 500 }),
 ///         })
 ///     }
@@ -75,7 +75,8 @@ use crate::panics;
 /// # Example
 ///
 /// ```no_run
-/// use lambda_lock::{Idempotency, IdempotentLayer, Locks, OnMissingKey};
+/// use lambda_lock::idempotency::OnMissingKey;
+/// use lambda_lock::{Idempotency, IdempotencyLayer, Locks};
 /// use lambda_runtime::{Error, LambdaEvent, Runtime};
 /// use serde_json::Value;
 /// use tower::{Layer, service_fn};
@@ -89,15 +90,15 @@ use crate::panics;
 ///     let orders = Idempotency::new(Locks::from_env().await?, OnMissingKey::Reject, |event: &LambdaEvent<Value>| {
 ///         event.payload["id"].as_str().map(str::to_owned)
 ///     });
-///     Runtime::new(IdempotentLayer::new(orders).layer(service_fn(order))).run().await
+///     Runtime::new(IdempotencyLayer::new(orders).layer(service_fn(order))).run().await
 /// }
 /// ```
-pub struct IdempotentLayer<H, P, T, E> {
+pub struct IdempotencyLayer<H, P, T, E> {
     idempotency: Idempotency<LambdaEvent<P>, T, E>,
     handler_input: PhantomData<fn(H)>,
 }
 
-impl<H, P, T, E> IdempotentLayer<H, P, T, E> {
+impl<H, P, T, E> IdempotencyLayer<H, P, T, E> {
     /// Creates a layer with these settings.
     #[must_use]
     pub fn new(idempotency: Idempotency<LambdaEvent<P>, T, E>) -> Self {
@@ -116,11 +117,11 @@ impl<H, P, T, E> IdempotentLayer<H, P, T, E> {
     /// do not know tenants, so records with this setting are not shared with their functions.
     ///
     /// ```
-    /// # use lambda_lock::{Idempotency, IdempotentLayer};
+    /// # use lambda_lock::{Idempotency, IdempotencyLayer};
     /// # use lambda_runtime::LambdaEvent;
     /// # type Handled = LambdaEvent<String>;
-    /// # fn example(orders: Idempotency<Handled, u32, std::io::Error>) -> IdempotentLayer<Handled, String, u32, std::io::Error> {
-    /// IdempotentLayer::new(orders).per_tenant()
+    /// # fn example(orders: Idempotency<Handled, u32, std::io::Error>) -> IdempotencyLayer<Handled, String, u32, std::io::Error> {
+    /// IdempotencyLayer::new(orders).per_tenant()
     /// # }
     /// ```
     #[must_use]
@@ -130,25 +131,25 @@ impl<H, P, T, E> IdempotentLayer<H, P, T, E> {
     }
 }
 
-impl<S, H, P, T, E> Layer<S> for IdempotentLayer<H, P, T, E> {
-    type Service = IdempotentService<S, H, P, T, E>;
+impl<S, H, P, T, E> Layer<S> for IdempotencyLayer<H, P, T, E> {
+    type Service = IdempotencyService<S, H, P, T, E>;
 
     fn layer(&self, inner: S) -> Self::Service {
-        IdempotentService { inner, idempotency: self.idempotency.clone(), handler_input: PhantomData }
+        IdempotencyService { inner, idempotency: self.idempotency.clone(), handler_input: PhantomData }
     }
 }
 
-/// The service that [`IdempotentLayer`] makes from a handler.
+/// The service that [`IdempotencyLayer`] makes from a handler.
 ///
 /// The handler is cloned for each event, because the record is acquired after the handler is ready and before it is
 /// called. A function or closure in `service_fn` is `Clone` if its captures are.
-pub struct IdempotentService<S, H, P, T, E> {
+pub struct IdempotencyService<S, H, P, T, E> {
     inner: S,
     idempotency: Idempotency<LambdaEvent<P>, T, E>,
     handler_input: PhantomData<fn(H)>,
 }
 
-impl<S, H, P, T, E> Service<LambdaEvent<P>> for IdempotentService<S, H, P, T, E>
+impl<S, H, P, T, E> Service<LambdaEvent<P>> for IdempotencyService<S, H, P, T, E>
 where
     S: Service<H, Response = T, Error = E> + Clone + Send + 'static,
     S::Future: Send,
@@ -185,26 +186,26 @@ where
 }
 
 // By hand, because a derive would require the types of events, responses and errors to be `Clone` and `Debug`.
-impl<H, P, T, E> Clone for IdempotentLayer<H, P, T, E> {
+impl<H, P, T, E> Clone for IdempotencyLayer<H, P, T, E> {
     fn clone(&self) -> Self {
         Self { idempotency: self.idempotency.clone(), handler_input: PhantomData }
     }
 }
 
-impl<S: Clone, H, P, T, E> Clone for IdempotentService<S, H, P, T, E> {
+impl<S: Clone, H, P, T, E> Clone for IdempotencyService<S, H, P, T, E> {
     fn clone(&self) -> Self {
         Self { inner: self.inner.clone(), idempotency: self.idempotency.clone(), handler_input: PhantomData }
     }
 }
 
-impl<H, P, T, E> fmt::Debug for IdempotentLayer<H, P, T, E> {
+impl<H, P, T, E> fmt::Debug for IdempotencyLayer<H, P, T, E> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("IdempotentLayer").field("idempotency", &self.idempotency).finish_non_exhaustive()
+        f.debug_struct("IdempotencyLayer").field("idempotency", &self.idempotency).finish_non_exhaustive()
     }
 }
 
-impl<S: fmt::Debug, H, P, T, E> fmt::Debug for IdempotentService<S, H, P, T, E> {
+impl<S: fmt::Debug, H, P, T, E> fmt::Debug for IdempotencyService<S, H, P, T, E> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("IdempotentService").field("inner", &self.inner).finish_non_exhaustive()
+        f.debug_struct("IdempotencyService").field("inner", &self.inner).finish_non_exhaustive()
     }
 }
