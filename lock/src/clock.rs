@@ -87,31 +87,6 @@ impl Deadline {
     }
 }
 
-impl Lease {
-    pub(crate) fn new(deadline: Deadline, clock_skew: Duration, retention: Duration) -> Self {
-        let end = deadline.wall().saturating_add(clock_skew);
-        Self { deadline, end: millis_up(end), expiration: seconds_up(end.saturating_add(retention)) }
-    }
-
-    /// Returns the lease with the end that a row stores, as a holder on this host counts it from now on. The deadline is
-    /// before that end by the clock skew: a host that sees the end pass is ahead of this one by no more than the skew.
-    pub(crate) fn stored(end: u64, now: Moment, clock_skew: Duration, retention: Duration) -> Self {
-        let stored = Duration::from_millis(end);
-        let left = stored.saturating_sub(clock_skew).saturating_sub(now.wall);
-        Self { deadline: now.deadline_after(left), end, expiration: seconds_up(stored.saturating_add(retention)) }
-    }
-
-    /// Extends the TTL to at least `time`.
-    pub(crate) fn kept_until(self, time: Duration) -> Self {
-        Self { expiration: self.expiration.max(seconds_up(time)), ..self }
-    }
-
-    /// Extends the TTL to at least that of `earlier`, the lease that this one renews.
-    pub(crate) fn following(self, earlier: Self) -> Self {
-        Self { expiration: self.expiration.max(earlier.expiration), ..self }
-    }
-}
-
 pub(crate) fn since_epoch(time: SystemTime) -> Duration {
     time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default()
 }

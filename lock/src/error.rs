@@ -202,7 +202,7 @@ pub(crate) enum Cause {
     TableNotFound,
     MalformedRow(String),
     /// The row belongs to a lock or a record, and the request was for a semaphore, or the reverse.
-    WrongUse {
+    WrongKind {
         is: &'static str,
         not: &'static str,
     },
@@ -210,9 +210,6 @@ pub(crate) enum Cause {
     /// The client could not send a request at all: no credentials, no region, a wrong certificate.
     NotSent,
     Rejected,
-    /// Not an error for the caller, who gets the stored result.
-    #[cfg(feature = "idempotency")]
-    Completed(Holder),
     #[cfg(feature = "idempotency")]
     InProgress(Holder),
     #[cfg(feature = "idempotency")]
@@ -324,13 +321,12 @@ impl Error {
             Cause::AccessDenied => ErrorKind::AccessDenied,
             Cause::TableNotFound => ErrorKind::TableNotFound,
             Cause::MalformedRow(_) => ErrorKind::MalformedRow,
-            Cause::WrongUse { .. } => ErrorKind::WrongKind,
+            Cause::WrongKind { .. } => ErrorKind::WrongKind,
             Cause::Invalid(_) => ErrorKind::Invalid,
             Cause::NotSent => ErrorKind::NotSent,
             Cause::Rejected => ErrorKind::Rejected,
-            // No caller gets the error of a completed record.
             #[cfg(feature = "idempotency")]
-            Cause::InProgress(_) | Cause::Completed(_) => ErrorKind::InProgress,
+            Cause::InProgress(_) => ErrorKind::InProgress,
             #[cfg(feature = "idempotency")]
             Cause::Unfinished(_) => ErrorKind::Unfinished,
             #[cfg(feature = "idempotency")]
@@ -393,10 +389,7 @@ impl Error {
             Cause::Held(holder) => Some(holder),
             Cause::Lost(holder) => holder.as_ref(),
             #[cfg(feature = "idempotency")]
-            Cause::Completed(holder)
-            | Cause::InProgress(holder)
-            | Cause::Unfinished(holder)
-            | Cause::Mismatch(holder) => Some(holder),
+            Cause::InProgress(holder) | Cause::Unfinished(holder) | Cause::Mismatch(holder) => Some(holder),
             _ => None,
         }
     }
@@ -433,21 +426,6 @@ impl Error {
         self.0.source_message.as_deref()
     }
 
-    /// Returns the outcome of an acquire for metrics and logs: the name of the kind, unless a completed record is the
-    /// outcome.
-    pub(crate) fn outcome(&self) -> &'static str {
-        if self.is_completed() { "replayed" } else { self.kind().as_str() }
-    }
-
-    /// Returns `true` if a completed record is the outcome, which is not an error for the caller.
-    #[cfg_attr(not(feature = "idempotency"), expect(clippy::unused_self, reason = "there are no records"))]
-    pub(crate) fn is_completed(&self) -> bool {
-        #[cfg(feature = "idempotency")]
-        return matches!(self.0.cause, Cause::Completed(_));
-        #[cfg(not(feature = "idempotency"))]
-        false
-    }
-
     /// Returns `true` if DynamoDB answers requests, so that another request is likely to succeed.
     pub(crate) fn is_answered(&self) -> bool {
         !matches!(self.0.cause, Cause::Throttled | Cause::Unavailable | Cause::NotSent)
@@ -458,23 +436,6 @@ impl Error {
     pub(crate) fn is_prevented(&self) -> bool {
         matches!(self.0.cause, Cause::Throttled | Cause::Conflict)
     }
-}
-
-/// The errors of idempotent runs.
-#[cfg(feature = "idempotency")]
-impl Error {
-    /// Returns the record that has the result, or the error if no completed record caused it.
-    pub(crate) fn into_completed(self) -> Result<Holder, Self> {
-        match self.0.cause {
-            Cause::Completed(record) => Ok(record),
-            _ => Err(self),
-        }
-    }
-}
-
-/// Returns the same as [`Error::is_prevented`].
-pub(crate) fn is_prevented<E: ProvideErrorMetadata>(error: &SdkError<E>) -> bool {
-    matches!(classify(error), Cause::Throttled | Cause::Conflict)
 }
 
 /// Classifies throttling and conflicts as the SDK's retry classifier and the DynamoDB developer guide do.
@@ -586,12 +547,10 @@ impl fmt::Display for Error {
                  delete the row",
                 reason(why)
             )?,
-            Cause::WrongUse { is, not } => write!(f, "{what} is {is}, not {not}: use another key")?,
+            Cause::WrongKind { is, not } => write!(f, "{what} is {is}, not {not}: use another key")?,
             Cause::Invalid(message) => f.write_str(&reason(message))?,
             Cause::NotSent => write!(f, "no request for {what} was sent: check region, credentials and endpoint")?,
             Cause::Rejected => write!(f, "DynamoDB rejected the request for {what}: correct what its message names")?,
-            #[cfg(feature = "idempotency")]
-            Cause::Completed(_) => write!(f, "{what} is completed")?,
             #[cfg(feature = "idempotency")]
             Cause::InProgress(holder) => write!(f, "{what} is in progress: {holder}")?,
             #[cfg(feature = "idempotency")]

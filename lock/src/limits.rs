@@ -108,15 +108,7 @@ pub(crate) fn check_table_name(name: &str) -> Result<(), Error> {
     )))
 }
 
-pub(crate) fn check_data(data: &Data) -> Result<(), Error> {
-    check_data_size(data, MAX_DATA_BYTES)
-}
-
-pub(crate) fn check_permit_data(data: &Data) -> Result<(), Error> {
-    check_data_size(data, MAX_PERMIT_DATA_BYTES)
-}
-
-fn check_data_size(Data(data): &Data, most: usize) -> Result<(), Error> {
+pub(crate) fn check_data(Data(data): &Data, most: usize) -> Result<(), Error> {
     let bytes = size(data);
     if bytes <= most {
         return Ok(());

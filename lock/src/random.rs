@@ -24,11 +24,14 @@ pub(crate) fn unit() -> f64 {
     getrandom::u32().map_or_else(|_| fastrand::f64(), |number| f64::from(number) / f64::from(u32::MAX))
 }
 
+/// The length of a nonce.
+pub(crate) const NONCE_DIGITS: usize = 32;
+
 /// Draws a nonce: 128 bits in hexadecimal.
 pub(crate) fn nonce() -> Result<String, getrandom::Error> {
     let mut nonce = [0; 16];
     getrandom::fill(&mut nonce)?;
-    Ok(format!("{:032x}", u128::from_be_bytes(nonce)))
+    Ok(format!("{:0NONCE_DIGITS$x}", u128::from_be_bytes(nonce)))
 }
 
 /// Draws a `ClientRequestToken` for your own `TransactWriteItems`: 128 bits from the operating system's generator, in

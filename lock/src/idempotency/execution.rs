@@ -13,12 +13,12 @@ use super::settings::{Idempotency, Identity, Invocation, Settings};
 use crate::clock::{millis, since_epoch};
 use crate::error::{Cause, ErrorKind};
 use crate::holder::{Data, Holder, HolderKind};
-use crate::limits::check_data;
-use crate::lock::{self, Acquire, Lock, in_time_to_answer, while_held};
+use crate::limits::{MAX_DATA_BYTES, check_data};
+use crate::lock::{self, Acquire, Begun, Lock, in_time_to_answer, while_held};
 use crate::metrics;
 use crate::queue::Queue;
 use crate::random;
-use crate::row::{ClaimExtension as _, Completed, Outcome, RecordClaim};
+use crate::row::{self, Completed, Outcome, RecordClaim};
 use crate::text::printable;
 
 /// What to do with an input: replay or run.
@@ -95,23 +95,23 @@ where
             // A unique key, for a handler that completes in its own transaction.
             let prefix = settings.prefix.as_ref().unwrap_or(&invocation.function);
             let unique = format!("{prefix}#{}", random::nonce().unwrap_or_default());
-            let lock = settings.acquire(unique, invocation).unlocked().map_err(HandlerError::Lock)?;
+            let lock = settings.acquire(row::Kind::key(unique), invocation).unlocked().map_err(HandlerError::Lock)?;
             return Ok(NextStep::Run(self.new_run(lock, None)));
         };
         let reject_unfinished = (settings.on_unfinished == OnUnfinished::Reject).then_some(settings.window());
         let claim = RecordClaim { validation: validation.clone(), reject_unfinished };
         if let Some(record) = settings.cached(&key) {
             return match claim.refusal(record) {
-                Cause::Completed(record) => Ok(NextStep::replay(key, record)),
-                refusal => {
+                Ok(record) => Ok(NextStep::replay(key, record)),
+                Err(refusal) => {
                     let error = settings.error(refusal, &key);
                     lock::record_refusal(&error);
                     Err(HandlerError::Lock(error))
                 }
             };
         }
-        match settings.acquire(key.clone(), invocation).extension(claim).await {
-            Ok(lock) => {
+        match settings.acquire(row::Kind::record(key.clone(), claim), invocation).begin().await {
+            Ok(Begun::Acquired(lock)) => {
                 let cache_entry = settings.cache.is_some().then(|| Holder {
                     owner: Some(lock.owner().to_owned()),
                     name: Some(invocation.holder.as_ref().unwrap_or(&settings.locks.0.holder).clone()),
@@ -131,11 +131,11 @@ where
                 });
                 Ok(NextStep::Run(self.new_run(lock, cache_entry)))
             }
-            Err(error) => {
-                let record = error.into_completed().map_err(HandlerError::Lock)?;
+            Ok(Begun::Completed(record)) => {
                 settings.remember(&key, &record);
-                Ok(NextStep::replay(key, record))
+                Ok(NextStep::replay(key, *record))
             }
+            Err(error) => Err(HandlerError::Lock(error)),
         }
     }
 
@@ -257,7 +257,7 @@ where
             OnError::Keep => RecordUpdate::Keep,
             OnError::Store(error) => {
                 let error = Data::from(error.to_json());
-                if settings.format.stores_errors() && check_data(&error).is_ok() {
+                if settings.format.stores_errors() && check_data(&error, MAX_DATA_BYTES).is_ok() {
                     return RecordUpdate::Store(Outcome::Error(error));
                 }
                 tracing::warn!(
@@ -325,8 +325,8 @@ where
 }
 
 impl<I, T, E> Settings<I, T, E> {
-    fn acquire(&self, key: String, invocation: &Invocation) -> Acquire {
-        let mut acquire = self.locks.acquire(key);
+    fn acquire(&self, kind: row::Kind, invocation: &Invocation) -> Acquire {
+        let mut acquire = self.locks.acquire_kind(kind);
         if let Some(deadline) = invocation.deadline {
             acquire = acquire.until(deadline);
         }

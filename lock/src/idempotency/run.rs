@@ -9,7 +9,7 @@ use serde::Serialize;
 use super::format::{RecordFormat, to_json};
 use crate::error::{Cause, Error};
 use crate::holder::{Data, Holder};
-use crate::limits::check_data;
+use crate::limits::{MAX_DATA_BYTES, check_data};
 use crate::lock::Lock;
 use crate::row::Outcome;
 
@@ -93,7 +93,7 @@ impl Run {
     /// Returns this result as it is stored, or why it cannot be stored.
     pub(super) fn stored<T: Serialize>(&self, result: &T) -> Result<AttributeValue, String> {
         let data = self.format.store(&to_json(result)?)?;
-        check_data(&Data(data.clone())).map_err(|error| error.to_string())?;
+        check_data(&Data(data.clone()), MAX_DATA_BYTES).map_err(|error| error.to_string())?;
         Ok(data)
     }
 }

@@ -312,7 +312,7 @@ impl<I, T, E> Settings<I, T, E> {
             Some(tenant) => Some(tenant),
             None => return Err(Error::no_tenant()),
         };
-        check_duration("window", self.window(), Duration::from_secs(1) + 2 * locks.0.clock_skew, MAX_RETENTION)?;
+        check_duration("window", self.window(), Duration::from_secs(1) + 2 * locks.0.table.clock_skew, MAX_RETENTION)?;
         let Some(key) = (self.key)(input).filter(|key| !is_missing(key)) else {
             return match self.on_missing_key {
                 OnMissingKey::RunUnprotected => Ok(None),

@@ -304,7 +304,11 @@ impl<H: HandlerInput<Arc<Lock>>, R> LockSettings<H, R> {
         } else {
             key
         };
-        let mut acquire = self.locks.acquire(key.clone()).hold_at_least(self.hold_at_least).holder(holder(context));
+        let acquire = match self.at_most {
+            Some(permits) => self.locks.semaphore(&key, permits).acquire(),
+            None => self.locks.acquire(&key),
+        };
+        let mut acquire = acquire.hold_at_least(self.hold_at_least).holder(holder(context));
         if let Some(deadline) = deadline(context, &self.locks) {
             acquire = acquire.until(deadline);
         }
@@ -313,9 +317,6 @@ impl<H: HandlerInput<Arc<Lock>>, R> LockSettings<H, R> {
         }
         if let Some(wait) = self.wait {
             acquire = acquire.wait(wait);
-        }
-        if let Some(permits) = self.at_most {
-            acquire = acquire.at_most(permits);
         }
         match acquire.send().await {
             Ok(lock) => Ok(lock),

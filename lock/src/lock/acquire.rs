@@ -3,7 +3,6 @@
 use std::fmt;
 use std::panic::{AssertUnwindSafe, resume_unwind};
 use std::pin::Pin;
-use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use aws_sdk_dynamodb::types::AttributeValue;
@@ -11,7 +10,7 @@ use futures_util::FutureExt;
 use tokio::time::timeout;
 use tracing::{Instrument, Span};
 
-use super::held::{Grant, HeldPermit, Lock, Ownership, Subject};
+use super::held::{Grant, Lock, in_background};
 use super::locks::{Locks, check_attribute_name};
 use super::telemetry::{self, AcquireSpan, HoldSpan};
 use super::turn::{Action, Turn};
@@ -21,11 +20,10 @@ use crate::clock::{Lease, Moment, millis, since_epoch};
 use crate::error::{Cause, Error, ErrorKind};
 use crate::holder::{Data, Holder};
 use crate::limits::{
-    DAY, MAX_IDENTITY_BYTES, MAX_LEASE, MIN_LEASE, TIME_TO_ANSWER, check_attributes, check_duration, check_holder,
-    check_keys, check_permits, time_to_ask,
+    DAY, MAX_IDENTITY_BYTES, MIN_LEASE, TIME_TO_ANSWER, check_attributes, check_duration, check_holder, time_to_ask,
 };
 use crate::random;
-use crate::row::{Claim, ClaimExtension, Claimed, Courtesy, Fences, Joined};
+use crate::row::{Acquisition, Claim, Claimed, Joined, Kind, Rank};
 use crate::text::printable;
 
 /// How long a refusal waits for a withdrawal.
@@ -38,9 +36,13 @@ impl Locks {
     /// Prepares an acquire of the lock on `key`. Await it, or set options first. Without [`Acquire::wait`], one request;
     /// IAM action `dynamodb:UpdateItem`.
     pub fn acquire(&self, key: impl Into<String>) -> Acquire {
+        self.acquire_kind(Kind::key(key.into()))
+    }
+
+    pub(crate) fn acquire_kind(&self, kind: Kind) -> Acquire {
         Acquire {
             locks: self.clone(),
-            key: key.into(),
+            kind,
             lease: None,
             until: None,
             wait: None,
@@ -49,8 +51,6 @@ impl Locks {
             identity: None,
             data: None,
             attributes: Vec::new(),
-            extension: None,
-            subject: Subject::Key,
         }
     }
 
@@ -106,7 +106,8 @@ impl Locks {
 #[must_use = "an acquire does nothing unless it is awaited"]
 pub struct Acquire {
     locks: Locks,
-    key: String,
+    /// What it claims. An acquire changes it only before it is sent.
+    pub(super) kind: Kind,
     lease: Option<Duration>,
     until: Option<SystemTime>,
     wait: Option<Wait>,
@@ -115,9 +116,6 @@ pub struct Acquire {
     identity: Option<String>,
     data: Option<Data>,
     attributes: Vec<(String, AttributeValue)>,
-    extension: Option<Box<dyn ClaimExtension>>,
-    /// With a permit: how many permits the semaphore has.
-    pub(super) subject: Subject<u32>,
 }
 
 impl Acquire {
@@ -221,19 +219,6 @@ impl Acquire {
         self
     }
 
-    /// Claims the row as more than a lock, such as a record of idempotency.
-    #[cfg(feature = "idempotency")]
-    pub(crate) fn extension(mut self, extension: impl ClaimExtension + 'static) -> Self {
-        self.extension = Some(Box::new(extension));
-        self
-    }
-
-    /// Acquires one of so many permits of a semaphore instead of a lock.
-    pub(crate) fn at_most(mut self, permits: u32) -> Self {
-        self.subject = Subject::Permit(permits);
-        self
-    }
-
     /// Runs `body` under the lock, and releases the lock when the body returns, fails or panics. In a program that is built
     /// with `panic = "abort"`, a panic ends the process instead, and the key is free when the lease ends.
     ///
@@ -265,20 +250,32 @@ impl Acquire {
 
     /// Acquires the lock. Borrows the options, so that a caller can fall back to [`unlocked`](Self::unlocked).
     pub(crate) async fn send(&self) -> Result<Lock, Error> {
+        match self.begin().await? {
+            Begun::Acquired(lock) => Ok(lock),
+            Begun::Completed(record) => Err(self.acquisition()?.error(Cause::Held(*record), &self.locks.0.table)),
+        }
+    }
+
+    /// Acquires what is claimed, unless a record shows that the work is done.
+    pub(crate) async fn begin(&self) -> Result<Begun, Error> {
         let settings = &self.locks.0;
         let checked = self.check();
         if !settings.enabled {
-            return checked.and_then(|()| self.unlocked());
+            return checked.and_then(|()| self.unlocked()).map(Begun::Acquired);
         }
         // Validate first: the span must not carry an oversized key.
         checked.inspect_err(telemetry::record_refusal)?;
-        let mut telemetry =
-            AcquireSpan::start(&self.key, &settings.clock, self.wait.is_some_and(|wait| wait.is_repeated()));
+        let waits = self.wait.is_some_and(|wait| wait.is_repeated());
+        let mut telemetry = AcquireSpan::start(&self.kind.name(), &settings.clock, waits);
         let span = telemetry.span().clone();
         match self.ask(&mut telemetry).instrument(span).await {
-            Ok((lock, taken_from)) => {
+            Ok(Asked::Acquired(lock, taken_from)) => {
                 telemetry.acquired(lock.key(), lock.owner(), lock.fence(), taken_from.as_deref());
-                Ok(lock)
+                Ok(Begun::Acquired(lock))
+            }
+            Ok(Asked::Completed(record)) => {
+                telemetry.completed();
+                Ok(Begun::Completed(record))
             }
             Err(error) => {
                 telemetry.refused(&error);
@@ -287,71 +284,60 @@ impl Acquire {
         }
     }
 
-    /// Makes attempts until one succeeds or the wait ends. The last holder comes with the lock if it did not release the
-    /// key.
-    async fn ask(&self, telemetry: &mut AcquireSpan) -> Result<(Lock, Option<Box<Holder>>), Error> {
+    /// Makes attempts until one succeeds or the wait ends.
+    async fn ask(&self, telemetry: &mut AcquireSpan) -> Result<Asked, Error> {
         let mut attempts = AcquireAttempts::start(self)?;
         let error = loop {
             let error = match attempts.next(telemetry).await {
-                Ok(Some(taken)) if taken.is_valid(self.locks.0.clock.now()) => {
+                Ok(Attempt::Taken(taken)) if taken.is_valid(self.locks.0.clock.now()) => {
                     return Ok(attempts.into_lock(taken, telemetry.span()));
                 }
-                Ok(_) => {
+                Ok(Attempt::Completed(record)) => {
+                    attempts.give_up().await;
+                    return Ok(Asked::Completed(record));
+                }
+                Ok(Attempt::Taken(_) | Attempt::TakenTooLong) => {
                     attempts.discard_late_grant().await?;
-                    attempts.pending.ownership.error(Cause::Unavailable)
+                    attempts.pending.acquisition.error(Cause::Unavailable, &self.locks.0.table)
                 }
                 Err(error) => error,
             };
             if !error.is_retryable() {
                 break error;
             }
-            tracing::debug!(key = &*printable(&self.key), %error, "refused");
+            tracing::debug!(key = &*printable(&self.kind.name()), %error, "refused");
             if !attempts.pause(&error, telemetry).await {
                 break error.with_attempts(attempts.delays.attempts());
             }
         };
-        attempts.give_up(&error).await;
+        // Withdraws now if DynamoDB answered the last attempt, and otherwise in the background.
+        if error.is_answered() && error.kind() != ErrorKind::Invalid {
+            attempts.give_up().await;
+        }
         Err(error)
     }
 
     /// Returns a lock that is not enforced, for work that runs without protection.
     pub(crate) fn unlocked(&self) -> Result<Lock, Error> {
         let now = self.locks.0.clock.now();
-        let ownership = self.ownership()?;
-        let telemetry = HoldSpan::new(Span::none(), &self.key);
-        let grant = Grant {
-            fence: None,
-            fences: Vec::new(),
-            data: None,
-            sent: now,
-            lease: self.lease_from(now)?,
-            hold_time: None,
-            excess: Duration::ZERO,
-        };
-        Ok(Lock::new(ownership, grant, telemetry, Duration::ZERO))
+        let telemetry = HoldSpan::new(Span::none(), &self.kind.name());
+        let grant = Grant::unlocked(now, self.lease_from(now)?);
+        Ok(Lock::new(self.locks.clone(), self.acquisition()?, grant, telemetry, Duration::ZERO))
     }
 
-    /// Draws a new nonce.
-    fn ownership(&self) -> Result<Ownership, Error> {
-        let subject = match &self.subject {
-            Subject::Key => Subject::Key,
-            Subject::Keys(keys) => Subject::Keys(Arc::clone(keys)),
-            Subject::Permit(_) => Subject::Permit(HeldPermit::default()),
-        };
-        let mut ownership = Ownership { subject, ..Ownership::new(&self.locks, &self.key)? };
-        if let Some(identity) = self.identity() {
-            ownership.owner.insert_str(0, &identity);
+    /// Draws a new nonce. The length of the identity comes first, so that no identity is the start of another one.
+    fn acquisition(&self) -> Result<Acquisition, Error> {
+        let mut owner = self.locks.0.table.nonce(&self.kind.name())?;
+        if let Some(identity) = &self.identity {
+            owner.insert_str(0, &format!("{}#{identity}#", identity.len()));
         }
-        Ok(ownership)
+        Ok(Acquisition::new(self.kind.clone(), owner))
     }
 
     fn check(&self) -> Result<(), Error> {
-        match &self.subject {
-            Subject::Keys(keys) => check_keys(&self.locks.0.table.key_prefix, keys)?,
-            _ => self.locks.check_key(&self.key)?,
-        }
+        self.kind.check(&self.locks.0.table.key_prefix, self.identity.is_some())?;
         if let Some(lease) = self.lease {
-            check_duration("lease", lease, MIN_LEASE, self.longest_lease())?;
+            self.kind.check_lease("lease", lease, self.until.is_some())?;
         }
         if let Some(identity) = &self.identity
             && !(1..=MAX_IDENTITY_BYTES).contains(&identity.len())
@@ -364,18 +350,9 @@ impl Acquire {
         check_duration("least hold", self.hold_at_least, Duration::ZERO, DAY)?;
         self.wait.map_or(Ok(()), |wait| wait.check())?;
         if let Some(data) = &self.data {
-            self.subject.check_data(data)?;
+            self.kind.check_data(data)?;
         }
         check_holder(self.holder_name())?;
-        if let Subject::Permit(permits) = self.subject {
-            check_permits(&self.key, permits)?;
-            if self.identity.is_some() {
-                return Err(Error::invalid(format!(
-                    "the semaphore on key `{}` does not know identities: acquire its permits without `owner_from`",
-                    printable(&self.key)
-                )));
-            }
-        }
         let table = &self.locks.0.table;
         let sort_key = table.sort_key.as_ref().map(|(name, _)| name);
         let mut seen = vec![&table.partition_key];
@@ -391,19 +368,6 @@ impl Acquire {
         check_attributes(&self.attributes)
     }
 
-    /// Returns the longest lease: a lock with a deadline ends with its invocation, and so does a record. Locks on several
-    /// keys have no ticket. The TTL of a semaphore follows the longest lease of a permit.
-    fn longest_lease(&self) -> Duration {
-        let ends_soon = self.until.is_some() || self.extension.is_some() || !self.subject.is_key();
-        if ends_soon { DAY } else { MAX_LEASE }
-    }
-
-    /// Returns the start of the owners of this identity. The length comes first, so that no identity is the start of
-    /// another one.
-    fn identity(&self) -> Option<String> {
-        self.identity.as_ref().map(|identity| format!("{}#{identity}#", identity.len()))
-    }
-
     /// Returns the lease of an attempt at this moment.
     fn lease_from(&self, now: Moment) -> Result<Lease, Error> {
         let settings = &self.locks.0;
@@ -415,16 +379,11 @@ impl Acquire {
         if lease < MIN_LEASE {
             return Err(Error::invalid(format!(
                 "the deadline for key `{}` has passed: there is no time left to hold it",
-                printable(&self.key)
+                printable(&self.kind.name())
             )));
         }
-        check_duration("time until the deadline", lease, MIN_LEASE, self.longest_lease())?;
-        let lease = Lease::new(now.deadline_after(lease), settings.clock_skew, settings.retention);
-        let keep_until = match &self.extension {
-            Some(extension) => extension.keep_until(now),
-            None => self.subject.is_permit().then(|| settings.keep_permits_until(now)),
-        };
-        Ok(keep_until.map_or(lease, |time| lease.kept_until(time)))
+        self.kind.check_lease("time until the deadline", lease, self.until.is_some())?;
+        Ok(settings.table.lease(&self.kind, now, now.deadline_after(lease), None))
     }
 
     fn holder_name(&self) -> &str {
@@ -444,7 +403,7 @@ impl Acquire {
 /// Omits data and attributes, which may be confidential.
 impl fmt::Debug for Acquire {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Acquire").field("key", &self.key).finish_non_exhaustive()
+        f.debug_struct("Acquire").field("key", &self.kind.name()).finish_non_exhaustive()
     }
 }
 
@@ -455,6 +414,20 @@ impl IntoFuture for Acquire {
     fn into_future(self) -> Self::IntoFuture {
         Box::pin(async move { self.send().await })
     }
+}
+
+/// The outcome of an acquire.
+#[derive(Debug)]
+pub(crate) enum Begun {
+    Acquired(Lock),
+    /// The work was done before: this record has its result.
+    Completed(Box<Holder>),
+}
+
+/// The same, with the last holder if it did not release the key.
+enum Asked {
+    Acquired(Lock, Option<Box<Holder>>),
+    Completed(Box<Holder>),
 }
 
 /// The attempts of one acquire.
@@ -470,10 +443,16 @@ struct AcquireAttempts<'a> {
     /// The place of this waiter, if waiters take turns.
     turn: Option<Turn>,
     is_last: bool,
-    /// The last attempt left a free key to other waiters under some conditions.
-    is_conditional: bool,
-    /// The fences of several keys.
-    fences: Fences,
+    /// The rank of the last attempt.
+    rank: Rank,
+}
+
+/// The answer to one attempt.
+enum Attempt {
+    Taken(Taken),
+    /// An earlier attempt took the key, and its lease is no longer known.
+    TakenTooLong,
+    Completed(Box<Holder>),
 }
 
 /// A key that an attempt has taken.
@@ -501,49 +480,27 @@ impl<'a> AcquireAttempts<'a> {
             sent: Vec::new(),
             unanswered: false,
             delays: Waiting::start(acquire.wait, limit),
-            // A place in one queue says nothing about the others, and a semaphore has no queue.
-            turn: (acquire.subject.is_key() && acquire.wait.is_some_and(|wait| wait.takes_turns())).then(Turn::default),
+            turn: (acquire.kind.has_queue() && acquire.wait.is_some_and(|wait| wait.takes_turns())).then(Turn::default),
             is_last: false,
-            is_conditional: false,
-            fences: Fences::new(acquire.subject.keys().len()),
+            rank: Rank::default(),
         })
     }
 
-    /// Sends one attempt. Returns `None` if an earlier attempt took the key, and its lease is no longer known.
-    async fn next(&mut self, telemetry: &mut AcquireSpan) -> Result<Option<Taken>, Error> {
-        let Acquire { locks, key, data, attributes, extension, subject, .. } = self.acquire;
-        let (settings, identity) = (&locks.0, self.acquire.identity());
+    /// Sends one attempt.
+    async fn next(&mut self, telemetry: &mut AcquireSpan) -> Result<Attempt, Error> {
+        let Acquire { locks, data, attributes, .. } = self.acquire;
+        let settings = &locks.0;
         let now = settings.clock.now();
         let lease = self.acquire.lease_from(now)?;
         self.sent.retain(|(_, lease)| !lease.deadline.has_passed(now));
         self.sent.push((now, lease));
-        let claim = Claim {
-            key,
-            owner: &self.pending.ownership.owner,
-            holder: self.acquire.holder_name(),
-            now,
-            lease,
-            data: data.as_ref(),
-            attributes,
-            extension: extension.as_deref(),
-            courtesy: self.courtesy(),
-            identity: identity.as_deref(),
-            place: self.turn.as_ref().filter(|_| !self.is_last).and_then(Turn::served),
-        };
-        self.is_conditional = claim.courtesy.is_some() || claim.place.is_some();
+        self.rank = self.rank();
+        let claim =
+            Claim { holder: self.acquire.holder_name(), now, lease, data: data.as_ref(), attributes, rank: self.rank };
         self.pending.may_have_key = true;
         telemetry.attempt();
         let sdk_attempts = SdkAttempts::default();
-        let claimed = match subject {
-            Subject::Key => settings.table.acquire(&claim, &sdk_attempts).await,
-            Subject::Keys(keys) => settings.table.acquire_all(&claim, keys, &mut self.fences, &sdk_attempts).await,
-            Subject::Permit(permits) => {
-                settings.table.acquire_permit(&claim, *permits, &sdk_attempts).await.map(|(claimed, seen)| {
-                    self.pending.ownership.subject = Subject::Permit(seen.into());
-                    claimed
-                })
-            }
-        };
+        let claimed = settings.table.acquire(&mut self.pending.acquisition, &claim, &sdk_attempts).await;
         self.unanswered |= sdk_attempts.is_unanswered();
         let answered = settings.clock.now();
         if let (Some(turn), Err(error)) = (&mut self.turn, &claimed)
@@ -552,29 +509,31 @@ impl<'a> AcquireAttempts<'a> {
             turn.see(holder, answered, answered.since(now));
         }
         // A key that was taken is freed if this future is dropped before `into_lock`.
-        self.pending.may_have_key = claimed.is_ok() || self.unanswered;
-        let fences = self.fences.written().to_vec();
+        let is_taken = matches!(claimed, Ok(Claimed::Granted { .. } | Claimed::Already { .. }));
+        self.pending.may_have_key = is_taken || self.unanswered;
         match claimed? {
-            Claimed::Acquired { fence, data, taken_from, hold_time } => {
+            Claimed::Granted { fences, data, taken_from, hold_time } => {
                 let excess = self.turn.as_ref().map(|turn| turn.excess(answered.since(now))).unwrap_or_default();
-                let grant = Grant { fence: Some(fence), fences, data, sent: now, lease, hold_time, excess };
-                Ok(Some(Taken { grant, from: taken_from }))
+                let grant = Grant { fences, data, sent: now, lease, hold_time, excess };
+                Ok(Attempt::Taken(Taken { grant, from: taken_from }))
             }
-            Claimed::Already { fence, data, end, hold_time } => {
-                tracing::debug!(key = &*printable(key), "acquired by an earlier attempt, whose answer was lost");
-                let ours = self.sent.iter().find(|(_, lease)| lease.end == end);
-                Ok(ours.filter(|_| fence.is_some()).map(|&(sent, lease)| Taken {
-                    grant: Grant { fence, fences, data, sent, lease, hold_time, excess: Duration::ZERO },
-                    from: None,
-                }))
+            Claimed::Already { fences, data, end, hold_time } => {
+                let key = &*printable(&self.pending.acquisition.name);
+                tracing::debug!(key, "acquired by an earlier attempt, whose answer was lost");
+                let ours = self.sent.iter().find(|(_, lease)| lease.end == end).filter(|_| !fences.is_empty());
+                let Some(&(sent, lease)) = ours else { return Ok(Attempt::TakenTooLong) };
+                let grant = Grant { fences, data, sent, lease, hold_time, excess: Duration::ZERO };
+                Ok(Attempt::Taken(Taken { grant, from: None }))
             }
+            Claimed::Completed(record) => Ok(Attempt::Completed(record)),
         }
     }
 
-    fn into_lock(self, taken: Taken, span: &Span) -> (Lock, Option<Box<Holder>>) {
-        let telemetry = HoldSpan::new(span.clone(), &self.acquire.key);
-        let ownership = self.pending.into_ownership();
-        (Lock::new(ownership, taken.grant, telemetry, self.acquire.hold_at_least), taken.from)
+    fn into_lock(self, taken: Taken, span: &Span) -> Asked {
+        let acquisition = self.pending.into_acquisition();
+        let telemetry = HoldSpan::new(span.clone(), &acquisition.name);
+        let Acquire { locks, hold_at_least, .. } = self.acquire;
+        Asked::Acquired(Lock::new(locks.clone(), acquisition, taken.grant, telemetry, *hold_at_least), taken.from)
     }
 
     /// Frees a key whose grant was answered after the end of its lease. The next attempt has another nonce, because the row
@@ -590,14 +549,10 @@ impl<'a> AcquireAttempts<'a> {
         Ok(())
     }
 
-    /// Returns what the next attempt leaves to other waiters. The last attempt leaves nothing, and neither does one for a
-    /// record, because the outcome of its run is for all.
-    fn courtesy(&self) -> Option<Courtesy> {
-        self.turn.as_ref().filter(|_| !self.is_last && self.takes_place())?.courtesy()
-    }
-
-    fn takes_place(&self) -> bool {
-        self.acquire.extension.is_none()
+    /// Returns the rank of the next attempt. The last one leaves nothing to others.
+    fn rank(&self) -> Rank {
+        let turn = self.turn.as_ref().filter(|_| !self.is_last);
+        turn.map(|turn| turn.rank(self.acquire.kind.takes_place())).unwrap_or_default()
     }
 
     /// Sleeps until the next attempt. Returns `false` if there is none.
@@ -606,7 +561,7 @@ impl<'a> AcquireAttempts<'a> {
         if !self.delays.count(clock.now().since(self.started)) {
             // The wait may not end with a refusal by a free key.
             self.is_last = true;
-            return self.is_conditional
+            return self.rank.is_conditional()
                 && error.holder().is_some_and(|holder| !holder.is_current())
                 && self.acquire.lease_from(clock.now()).is_ok();
         }
@@ -627,7 +582,7 @@ impl<'a> AcquireAttempts<'a> {
             return turn.conflicted(random::unit());
         }
         while let (Some(turn), Some(holder)) = (&self.turn, error.holder()) {
-            match turn.next(clock.now(), self.takes_place(), random::unit()) {
+            match turn.next(clock.now(), self.acquire.kind.takes_place(), random::unit()) {
                 (Action::BackOff, _) => break,
                 (Action::Ask, delay) => return delay,
                 (Action::Join, delay) => {
@@ -649,11 +604,11 @@ impl<'a> AcquireAttempts<'a> {
     /// Takes a place in the queue. Returns the delay before the next attempt if it got none: none if the row is gone. A
     /// waiter that may not join does without a place.
     async fn join(&mut self, holder: &Holder, telemetry: &mut AcquireSpan) -> Option<Duration> {
-        let (settings, key) = (&self.acquire.locks.0, &self.acquire.key);
+        let (settings, key) = (&self.acquire.locks.0, &self.pending.acquisition.name);
         let now = settings.clock.now();
         let left = self.delays.left(now.since(self.started)).min(DAY);
         let until = millis(now.wall.saturating_add(left));
-        match settings.table.join(key, holder.queue, until, now, settings.clock_skew, left.min(JOIN_TIMEOUT)).await {
+        match settings.table.join(key, holder.queue, until, now, left.min(JOIN_TIMEOUT)).await {
             Ok(Some(Joined { place, holder })) => {
                 if let Some(turn) = &mut self.turn {
                     let answered = settings.clock.now();
@@ -675,36 +630,36 @@ impl<'a> AcquireAttempts<'a> {
         }
     }
 
-    /// Ends without the lock. Withdraws now if DynamoDB answered the last attempt, and otherwise in the background.
-    async fn give_up(self, error: &Error) {
-        if error.is_answered() && error.kind() != ErrorKind::Invalid {
-            self.pending.withdraw(self.acquire.time_to_withdraw(self.acquire.locks.0.clock.now())).await;
-        }
+    /// Ends without the lock, and makes sure that no late attempt takes it.
+    async fn give_up(self) {
+        self.pending.withdraw(self.acquire.time_to_withdraw(self.acquire.locks.0.clock.now())).await;
     }
 }
 
 /// The nonce of the present attempts. Withdraws it in the background if one of them may take the key without a holder.
 #[derive(Debug)]
 struct Pending {
-    ownership: Ownership,
+    locks: Locks,
+    acquisition: Acquisition,
     /// An attempt may have taken the key, or may still take it.
     may_have_key: bool,
 }
 
 impl Pending {
     fn new(acquire: &Acquire) -> Result<Self, Error> {
-        Ok(Self { ownership: acquire.ownership()?, may_have_key: false })
+        Ok(Self { locks: acquire.locks.clone(), acquisition: acquire.acquisition()?, may_have_key: false })
     }
 
-    fn into_ownership(mut self) -> Ownership {
+    fn into_acquisition(mut self) -> Acquisition {
         self.may_have_key = false;
-        self.ownership.clone()
+        self.acquisition.clone()
     }
 
     /// Withdraws now, for at most `limit`, because Lambda freezes background requests.
     async fn withdraw(mut self, limit: Duration) {
         if self.may_have_key {
-            let withdrawal = Box::pin(self.ownership.withdraw());
+            let Locks(settings) = &self.locks;
+            let withdrawal = Box::pin(settings.table.withdraw(&self.acquisition, settings.clock.now()));
             self.may_have_key = !matches!(timeout(limit, withdrawal).await, Ok(Ok(())));
         }
     }
@@ -713,8 +668,10 @@ impl Pending {
 impl Drop for Pending {
     fn drop(&mut self) {
         if self.may_have_key {
-            let ownership = self.ownership.clone();
-            self.ownership.in_background(Span::none(), async move { ownership.withdraw().await });
+            let (locks, acquisition) = (self.locks.clone(), self.acquisition.clone());
+            in_background(&self.locks, &self.acquisition.name, Span::none(), async move {
+                locks.0.table.withdraw(&acquisition, locks.0.clock.now()).await
+            });
         }
     }
 }

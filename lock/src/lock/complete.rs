@@ -6,7 +6,7 @@ use aws_sdk_dynamodb::types::TransactWriteItem;
 use tracing::Instrument;
 
 use super::backoff::Backoff;
-use super::held::{BackgroundRequest, Lock, Ownership, Phase};
+use super::held::{BackgroundRequest, Lock, Phase};
 use crate::error::{Cause, Error};
 use crate::row::{Completed, Outcome};
 use crate::text::printable;
@@ -19,7 +19,7 @@ impl Lock {
     /// throttled or not answered: otherwise the work would run again.
     pub(crate) async fn complete(&self, window: Duration, outcome: Outcome) -> Result<Completed, Error> {
         let limit = self.time_to_answer();
-        let (Ownership { locks, key, owner, .. }, now) = (&self.hold.ownership, self.hold.now());
+        let (locks, key, owner, now) = (&self.hold.locks, self.key(), self.owner(), self.hold.now());
         let _until_it_is_answered = BackgroundRequest::start(locks.clone());
         // An unanswered completion may have been applied, so no release may follow it.
         if self.hold.enter_from(&[Phase::Held, Phase::Lost], Phase::Released).is_err() {
@@ -54,10 +54,9 @@ impl Lock {
     /// that always holds.
     pub(crate) fn completion(&self, window: Duration, outcome: Outcome) -> Result<TransactWriteItem, Error> {
         let item = TransactWriteItem::builder();
-        let Ownership { locks, key, owner, .. } = &self.hold.ownership;
         Ok(if self.is_enforced() {
             let end = self.hold.now().wall.saturating_add(window);
-            item.update(locks.0.table.completion(key, owner, end, outcome)?).build()
+            item.update(self.hold.locks.0.table.completion(self.key(), self.owner(), end, outcome)?).build()
         } else {
             item.condition_check(self.condition_check()?).build()
         })

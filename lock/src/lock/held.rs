@@ -13,13 +13,12 @@ use tracing::{Instrument, Span};
 use super::locks::Locks;
 use super::register::Held;
 use super::telemetry::HoldSpan;
-use crate::client::SdkAttempts;
-use crate::clock::{Deadline, Lease, Moment, seconds_up};
+use crate::clock::{Lease, Moment};
 use crate::error::{Cause, Error};
 use crate::holder::{Data, Holder};
-use crate::limits::{DAY, MAX_LEASE, MIN_LEASE, check_data, check_duration, check_permit_data, time_to_ask};
+use crate::limits::time_to_ask;
 use crate::queue::HoldTime;
-use crate::row::{Semaphore, Step};
+use crate::row::{Acquisition, Hold, Release, Released, Renewed};
 use crate::text::printable;
 
 /// A lock that was acquired.
@@ -44,19 +43,19 @@ use crate::text::printable;
 #[must_use = "a lock that is dropped at once protects nothing"]
 pub struct Lock {
     pub(super) hold: Arc<Holding>,
-    /// The fences of several keys, in their order.
-    pub(super) fences: Vec<u64>,
     data: Option<Data>,
     /// Serializes renewals, so that the lease here is that of the renewal which the row applied last.
     renewing: AsyncMutex<()>,
 }
 
-/// What a release needs. Shared with the register of the locks that are held.
+/// What is held, by a [`Lock`] or a [`LockSet`](crate::LockSet). Shared with the register of all that is held, and with a
+/// release in the background.
 pub(super) struct Holding {
-    pub(super) ownership: Ownership,
-    fence: Option<u64>,
-    /// Shared with a release in the background.
-    pub(super) telemetry: Arc<HoldSpan>,
+    pub(super) locks: Locks,
+    pub(super) acquisition: Acquisition,
+    /// In the order of the keys. Without a fence, the lock is not enforced.
+    pub(super) fences: Vec<u64>,
+    pub(super) telemetry: HoldSpan,
     /// When the request that took the key was sent.
     sent: Moment,
     /// How long the holds before this one took.
@@ -71,9 +70,7 @@ pub(super) struct Holding {
 /// What the row granted to an acquire.
 #[derive(Debug)]
 pub(super) struct Grant {
-    /// Without a fence, the lock is not enforced.
-    pub(super) fence: Option<u64>,
-    /// The fences of several keys, in their order.
+    /// In the order of the keys. Without a fence, the lock is not enforced.
     pub(super) fences: Vec<u64>,
     pub(super) data: Option<Data>,
     /// When the request that took the key was sent.
@@ -83,6 +80,13 @@ pub(super) struct Grant {
     pub(super) hold_time: Option<HoldTime>,
     /// How much longer the request took than other ones. It does not count as a part of the hold.
     pub(super) excess: Duration,
+}
+
+impl Grant {
+    /// The grant of a lock that is not enforced.
+    pub(super) fn unlocked(sent: Moment, lease: Lease) -> Self {
+        Self { fences: Vec::new(), data: None, sent, lease, hold_time: None, excess: Duration::ZERO }
+    }
 }
 
 #[derive(Debug)]
@@ -126,35 +130,42 @@ pub(super) enum Phase {
     Released,
     /// The row refused this owner, so no request is left to send either.
     Lost,
-    /// The row of one of several keys refused a renewal. The others are still to be released.
-    PartlyLost,
+    /// The same, but a release frees other keys that this owner still has.
+    LostInPart,
 }
 
 impl Phase {
-    const ALL: [Self; 5] = [Self::Held, Self::Releasing, Self::Released, Self::Lost, Self::PartlyLost];
+    const ALL: [Self; 5] = [Self::Held, Self::Releasing, Self::Released, Self::Lost, Self::LostInPart];
 }
 
 impl Lock {
-    pub(super) fn new(ownership: Ownership, grant: Grant, telemetry: HoldSpan, hold_at_least: Duration) -> Self {
+    pub(super) fn new(
+        locks: Locks,
+        acquisition: Acquisition,
+        grant: Grant,
+        telemetry: HoldSpan,
+        hold_at_least: Duration,
+    ) -> Self {
         // The skew is added because the clocks of other hosts can be ahead.
-        let hold_until = grant.sent.wall.saturating_add(hold_at_least).saturating_add(ownership.locks.0.clock_skew);
+        let hold_until = grant.sent.wall.saturating_add(hold_at_least).saturating_add(locks.0.table.clock_skew);
         let hold_until = (!hold_at_least.is_zero()).then_some(hold_until);
-        Self::continuing(ownership, grant, telemetry, Continuation { hold_until, sequence: 0 })
+        Self::continuing(locks, acquisition, grant, telemetry, Continuation { hold_until, sequence: 0 })
     }
 
     /// Continues a lock that another process has handed over.
     pub(super) fn continuing(
-        ownership: Ownership,
+        locks: Locks,
+        acquisition: Acquisition,
         grant: Grant,
         telemetry: HoldSpan,
         Continuation { hold_until, sequence }: Continuation,
     ) -> Self {
-        let Grant { fence, fences, data, sent, lease, hold_time, excess } = grant;
-        let locks = ownership.locks.clone();
+        let Grant { fences, data, sent, lease, hold_time, excess } = grant;
         let hold = Arc::new(Holding {
-            ownership,
-            fence,
-            telemetry: Arc::new(telemetry),
+            locks,
+            acquisition,
+            fences,
+            telemetry,
             sent,
             hold_time,
             excess,
@@ -170,9 +181,9 @@ impl Lock {
             changed: Notify::new(),
         });
         if hold.is_enforced() {
-            locks.0.held.add(&hold);
+            hold.locks.0.held.add(&hold);
         }
-        Self { hold, fences, data, renewing: AsyncMutex::new(()) }
+        Self { hold, data, renewing: AsyncMutex::new(()) }
     }
 
     /// Ends this lock without a request, for another process. None of its requests follows.
@@ -189,7 +200,7 @@ impl Lock {
     /// Returns the key, without the prefix.
     #[must_use]
     pub fn key(&self) -> &str {
-        &self.hold.ownership.key
+        &self.hold.acquisition.name
     }
 
     /// Returns the nonce of this acquisition: 128 bits from the operating system's generator, in hexadecimal. With
@@ -197,7 +208,7 @@ impl Lock {
     /// `5#order#0f…`.
     #[must_use]
     pub fn owner(&self) -> &str {
-        &self.hold.ownership.owner
+        &self.hold.acquisition.owner
     }
 
     /// Returns the fencing token, which is larger than that of every earlier acquisition of this key. Zero if the lock is
@@ -209,7 +220,7 @@ impl Lock {
     /// can be late, and TTL deletes it at the end of the window.
     #[must_use]
     pub fn fence(&self) -> u64 {
-        self.hold.fence.unwrap_or(0)
+        self.hold.fences.first().copied().unwrap_or(0)
     }
 
     /// Returns the data that the last holder left in the row, or the data that this acquire stored.
@@ -309,7 +320,7 @@ impl Lock {
             self.lost().await;
             let changed = self.hold.changed.notified();
             let State { phase, is_stopped, .. } = *self.hold.state();
-            if is_stopped || matches!(phase, Phase::Held | Phase::Lost | Phase::PartlyLost) {
+            if is_stopped || matches!(phase, Phase::Held | Phase::Lost | Phase::LostInPart) {
                 return;
             }
             changed.await;
@@ -349,34 +360,29 @@ impl Lock {
     /// has the key. The row is not modified then. After any other error, and if the future is dropped, the request may have
     /// been applied, so the lock is valid until the earlier of the old and the new end.
     pub async fn renew(&self, lease: Duration) -> Result<(), Error> {
-        let longest = if self.hold.ownership.subject.is_key() { MAX_LEASE } else { DAY };
-        check_duration("lease", lease, MIN_LEASE, longest)?;
-        let settings = &self.hold.ownership.locks.0;
+        let (locks, acquisition) = (&self.hold.locks, &self.hold.acquisition);
+        acquisition.kind().check_lease("lease", lease, false)?;
         let _one_at_a_time = self.renewing.lock().await;
         let now = self.hold.now();
-        let renewed = Lease::new(now.deadline_after(lease), settings.clock_skew, settings.retention);
-        let (lease_before, data, sequence) = {
+        let deadline = now.deadline_after(lease);
+        let (renewed, data, sequence) = {
             let mut state = self.hold.state();
             if state.phase != Phase::Held || state.is_stopped || state.lease.deadline.has_passed(now) {
                 drop(state);
                 return Err(self.hold.error(Cause::Lost(None)));
             }
-            state.new_data.as_ref().map_or(Ok(()), |data| self.hold.ownership.check_data(data))?;
-            state.lease.deadline = state.lease.deadline.earlier(renewed.deadline);
-            (state.lease, state.new_data.clone(), state.next_sequence())
+            state.new_data.as_ref().map_or(Ok(()), |data| acquisition.kind().check_data(data))?;
+            let renewed = locks.0.table.lease(acquisition.kind(), now, deadline, Some(state.lease));
+            state.lease.deadline = state.lease.deadline.earlier(deadline);
+            (renewed, state.new_data.clone(), state.next_sequence())
         };
         self.hold.changed.notify_waiters();
-        // A record that rejects unfinished runs has a later TTL than a lock, and keeps it.
-        let mut renewed = renewed.following(lease_before);
-        if self.hold.ownership.subject.is_permit() {
-            renewed = renewed.kept_until(settings.keep_permits_until(now));
-        }
         if self.is_enforced() {
-            let renew = self.hold.ownership.renew(sequence, now, renewed, data.as_ref());
-            if let Err(error) = renew.instrument(self.hold.span().clone()).await {
-                let phase = if self.hold.ownership.subject.keys().is_empty() { Phase::Lost } else { Phase::PartlyLost };
+            let renewal = locks.0.table.renew(acquisition, sequence, now, renewed, data.as_ref());
+            if let Renewed::Lost { error, has_others } = renewal.instrument(self.hold.span().clone()).await? {
+                let phase = if has_others { Phase::LostInPart } else { Phase::Lost };
                 // A concurrent release may have caused it, and reports its own outcome.
-                if error.is_lost() && self.hold.enter_from(&[Phase::Held], phase).is_ok() {
+                if self.hold.enter_from(&[Phase::Held], phase).is_ok() {
                     self.hold.telemetry.lost(error.holder());
                 }
                 return Err(error);
@@ -425,16 +431,8 @@ impl Lock {
     /// # }
     /// ```
     pub fn condition_check(&self) -> Result<ConditionCheck, Error> {
-        if self.hold.ownership.subject.is_permit() && self.is_enforced() {
-            let Ownership { locks, key, owner, .. } = &self.hold.ownership;
-            return locks.0.table.permit_check(key, owner, self.hold.now());
-        }
-        self.condition_check_of(&self.hold.ownership.key)
-    }
-
-    pub(super) fn condition_check_of(&self, key: &str) -> Result<ConditionCheck, Error> {
-        let Ownership { locks, owner, .. } = &self.hold.ownership;
-        locks.0.table.condition_check(key, self.is_enforced().then_some(owner), self.hold.now())
+        let check = self.hold.condition_checks()?.into_iter().next();
+        check.ok_or_else(|| self.error(Cause::Lost(None)))
     }
 
     /// Returns how long the last request under this lock may take, so that Lambda is answered in time. Call it before that
@@ -452,7 +450,7 @@ impl Lock {
     }
 
     pub(crate) fn error(&self, cause: Cause) -> Error {
-        self.hold.ownership.error(cause)
+        self.hold.error(cause)
     }
 
     /// Leaves the release to the task of the work, which stores the result of work that is done.
@@ -463,7 +461,12 @@ impl Lock {
 
 impl Holding {
     fn is_enforced(&self) -> bool {
-        self.fence.is_some()
+        !self.fences.is_empty()
+    }
+
+    /// Returns the check "still held" of each key.
+    pub(super) fn condition_checks(&self) -> Result<Vec<ConditionCheck>, Error> {
+        self.locks.0.table.condition_checks(&self.acquisition, self.is_enforced(), self.now())
     }
 
     fn remaining(&self) -> Duration {
@@ -480,28 +483,49 @@ impl Holding {
 
     /// Releases the lock. Returns the record if a transaction whose answer was lost has completed it.
     async fn release_unless_completed(&self) -> Result<Option<Box<Holder>>, Error> {
-        let from = [Phase::Held, Phase::PartlyLost, Phase::Releasing];
+        let from = [Phase::Held, Phase::LostInPart, Phase::Releasing];
         let of_request = |state: &mut State| (state.new_data.clone(), state.next_sequence());
         let (data, sequence) = match self.enter_with(&from, Phase::Releasing, of_request) {
             Err(Phase::Released) => return Ok(None),
             Err(_) => return Err(self.error(Cause::Lost(None))),
             Ok(taken) => taken,
         };
-        let checked = data.as_ref().map_or(Ok(()), |data| self.ownership.check_data(data));
+        let checked = data.as_ref().map_or(Ok(()), |data| self.acquisition.kind().check_data(data));
         if !self.is_enforced() {
             checked?;
             self.enter(Phase::Released);
             return Ok(None);
         }
         checked.inspect_err(|error| self.telemetry.release_failed(error))?;
-        let end = self.release_at();
-        let (hold_time, deadline) = (self.hold_time_until(end), self.state().lease.deadline);
-        let release = self.ownership.release(sequence, end, deadline, data.as_ref(), hold_time, &self.telemetry);
-        let answer = release.instrument(self.span().clone()).await;
+        let answer = self.send_release(sequence, data.as_ref()).instrument(self.span().clone()).await;
         match &answer {
             Ok(_) => self.enter(Phase::Released),
             Err(error) if error.is_lost() => self.enter(Phase::Lost),
             Err(_) => {}
+        }
+        answer
+    }
+
+    /// Sends the release. Returns the record if this owner had completed it.
+    async fn send_release(&self, sequence: u64, data: Option<&Data>) -> Result<Option<Box<Holder>>, Error> {
+        let (table, now) = (&self.locks.0.table, self.now());
+        let State { hold_until, lease, .. } = *self.state();
+        let hold = Hold { since: self.acquired() + self.excess, before: self.hold_time };
+        let release = Release { sequence, now, acquired_at: self.acquired(), hold_until, hold: Some(hold), data };
+        let answer = match table.release(&self.acquisition, &release).await {
+            Ok(Released::Released) => Ok(None),
+            Ok(Released::Completed(record)) => Ok(Some(record)),
+            // Nothing replaces what is held before the lease has ended, so the release was applied.
+            Ok(Released::NoTrace) if !lease.deadline.has_passed(self.now()) => Ok(None),
+            Ok(Released::NoTrace) => Err(self.error(Cause::Lost(None))),
+            Err(error) => Err(error),
+        };
+        match &answer {
+            Ok(completed) => {
+                let outcome = if completed.is_some() { "completed" } else { "released" };
+                self.telemetry.released(outcome, Some((now, self.now())));
+            }
+            Err(error) => self.telemetry.release_failed(error),
         }
         answer
     }
@@ -514,7 +538,7 @@ impl Holding {
     }
 
     pub(super) fn error(&self, cause: Cause) -> Error {
-        self.ownership.error(cause)
+        self.acquisition.error(cause, &self.locks.0.table)
     }
 
     pub(super) fn span(&self) -> &Span {
@@ -550,30 +574,12 @@ impl Holding {
     }
 
     pub(super) fn now(&self) -> Moment {
-        self.ownership.locks.0.clock.now()
+        self.locks.0.clock.now()
     }
 
     /// Returns `acquired_at` in the whole milliseconds of the row.
     fn acquired(&self) -> Duration {
         Duration::from_millis(self.sent.millis())
-    }
-
-    /// Returns the time that a release stores as the end of the lease.
-    fn release_at(&self) -> Duration {
-        // A permit leaves a tombstone instead, which does not compare times.
-        if self.ownership.subject.is_permit() {
-            let now = self.now().wall;
-            return self.state().hold_until.map_or(now, |until| until.max(now));
-        }
-        // Not before the acquire, even if the clock was set back. Each end is then after its acquire, and each acquire after
-        // the previous end. So the row refuses a late duplicate of an acquire, even when another owner has replaced it.
-        let now = self.now().wall.max(self.acquired());
-        self.state().hold_until.map_or(now, |until| until.max(now))
-    }
-
-    /// Returns the hold time for waiters, after a hold that ends at this time.
-    fn hold_time_until(&self, end: Duration) -> HoldTime {
-        HoldTime::after(self.hold_time, end.saturating_sub(self.acquired() + self.excess))
     }
 
     /// The state is plain values, so a panic cannot leave it half-written.
@@ -585,7 +591,7 @@ impl Holding {
 /// Omits all but the key.
 impl fmt::Debug for Holding {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Holding").field("key", &self.ownership.key).finish_non_exhaustive()
+        f.debug_struct("Holding").field("key", &self.acquisition.name).finish_non_exhaustive()
     }
 }
 
@@ -607,7 +613,7 @@ impl Held for Holding {
                 let State { phase, watched, .. } = *self.state();
                 match phase {
                     Phase::Released | Phase::Lost => return Ok(()),
-                    Phase::Held | Phase::Releasing | Phase::PartlyLost if watched == 0 => break,
+                    Phase::Held | Phase::Releasing | Phase::LostInPart if watched == 0 => break,
                     _ => changed.await,
                 }
             }
@@ -643,7 +649,7 @@ impl fmt::Debug for Lock {
         f.debug_struct("Lock")
             .field("key", &self.key())
             .field("owner", &self.owner())
-            .field("fence", &self.hold.fence)
+            .field("fence", &self.hold.fences.first())
             .field("expires_at", &self.expires_at())
             .finish_non_exhaustive()
     }
@@ -653,8 +659,8 @@ impl Drop for Lock {
     fn drop(&mut self) {
         let hold = &self.hold;
         // `release_all` sees the lock, or waits for the request in the background.
-        let _counted = BackgroundRequest::start(hold.ownership.locks.clone());
-        hold.ownership.locks.0.held.remove(hold);
+        let _counted = BackgroundRequest::start(hold.locks.clone());
+        hold.locks.0.held.remove(hold);
         let (phase, data, sequence) = {
             let mut state = hold.state();
             (state.phase, state.new_data.take(), state.next_sequence())
@@ -669,164 +675,30 @@ impl Drop for Lock {
             self.clear_hold_at_least();
         }
         // Oversized data would make the release fail, and keep the key held.
-        let data = data.filter(|data| hold.ownership.check_data(data).is_ok());
-        let (ownership, end, telemetry) = (hold.ownership.clone(), hold.release_at(), Arc::clone(&hold.telemetry));
-        let (hold_time, span) = (hold.hold_time_until(end), hold.span().clone());
-        let deadline = hold.state().lease.deadline;
-        hold.ownership.in_background(span, async move {
-            ownership.release(sequence, end, deadline, data.as_ref(), hold_time, &telemetry).await.map(drop)
+        let data = data.filter(|data| hold.acquisition.kind().check_data(data).is_ok());
+        let released = Arc::clone(hold);
+        in_background(&hold.locks, self.key(), hold.span().clone(), async move {
+            released.send_release(sequence, data.as_ref()).await.map(drop)
         });
     }
 }
 
-/// One acquisition's claim to a key: everything that a release needs.
-#[derive(Clone, Debug)]
-pub(crate) struct Ownership {
-    pub(crate) locks: Locks,
-    /// The key, or the names of several keys for people.
-    pub(crate) key: String,
-    pub(crate) owner: String,
-    pub(super) subject: Subject<HeldPermit>,
-}
-
-/// What the release of a permit knows.
-#[derive(Clone, Debug, Default)]
-pub(super) struct HeldPermit {
-    /// The row before the acquire. The release removes old tombstones of it.
-    seen: Semaphore,
-    /// The attempts of the release and of its repetitions.
-    release_attempts: SdkAttempts,
-}
-
-impl From<Semaphore> for HeldPermit {
-    fn from(seen: Semaphore) -> Self {
-        Self { seen, ..Self::default() }
-    }
-}
-
-/// What an owner acquires and holds, with `P` about a permit.
-#[derive(Clone, Debug)]
-pub(super) enum Subject<P> {
-    Key,
-    /// Several keys, in alphabetical order, which are acquired, held and released together.
-    Keys(Arc<[String]>),
-    /// A permit of a semaphore.
-    Permit(P),
-}
-
-impl Ownership {
-    /// Draws a new nonce for this key.
-    pub(crate) fn new(locks: &Locks, key: &str) -> Result<Self, Error> {
-        Ok(Self { locks: locks.clone(), key: key.to_owned(), owner: locks.0.table.nonce(key)?, subject: Subject::Key })
-    }
-
-    pub(super) fn error(&self, cause: Cause) -> Error {
-        let table = &self.locks.0.table.name;
-        match self.subject.keys() {
-            [first, others @ ..] => Error::new(cause, table, first).with_others(others.iter().map(String::as_str)),
-            _ => Error::new(cause, table, &self.key),
-        }
-    }
-
-    /// Moves the end of the lease.
-    async fn renew(&self, sequence: u64, now: Moment, lease: Lease, data: Option<&Data>) -> Result<(), Error> {
-        let Self { locks, key, owner, subject } = self;
-        let (table, step) = (&locks.0.table, Step { key, owner, sequence, now });
-        match subject {
-            Subject::Key => table.renew(step, lease, data).await,
-            Subject::Keys(keys) => table.renew_all(step, keys, lease).await,
-            Subject::Permit(_) => table.renew_permit(step, lease, data).await,
-        }
-    }
-
-    fn check_data(&self, data: &Data) -> Result<(), Error> {
-        self.subject.check_data(data)
-    }
-
-    /// Frees the key at `end`. `deadline` is the end of the lease for its holder.
-    async fn release(
-        &self,
-        sequence: u64,
-        end: Duration,
-        deadline: Deadline,
-        data: Option<&Data>,
-        hold_time: HoldTime,
-        telemetry: &HoldSpan,
-    ) -> Result<Option<Box<Holder>>, Error> {
-        let (Self { key, owner, subject, .. }, settings) = (self, &self.locks.0);
-        let now = settings.clock.now();
-        let step = Step { key, owner, sequence, now };
-        let answer = match subject {
-            Subject::Key => settings.table.release(step, end, settings.retention, data, hold_time).await,
-            Subject::Keys(keys) => settings.table.release_all(step, keys, end, settings.retention).await.map(|()| None),
-            Subject::Permit(HeldPermit { seen, release_attempts }) => {
-                let expiration = seconds_up(settings.keep_permits_until(now));
-                match settings.table.release_permit(step, end, expiration, data, seen, release_attempts).await {
-                    // Nothing replaces a permit before its lease has ended, so the release was applied.
-                    Ok(is_certain) if is_certain || !deadline.has_passed(settings.clock.now()) => Ok(None),
-                    Ok(_) => Err(self.error(Cause::Lost(None))),
-                    Err(error) => Err(error),
-                }
+/// Sends a request without waiting for its answer, if there is a runtime to send it.
+pub(super) fn in_background(
+    locks: &Locks,
+    key: &str,
+    span: Span,
+    request: impl Future<Output = Result<(), Error>> + Send + 'static,
+) {
+    if let Ok(runtime) = Handle::try_current() {
+        let (pending, key) = (BackgroundRequest::start(locks.clone()), key.to_owned());
+        let request = async move {
+            let _until_it_is_answered = pending;
+            if let Err(error) = request.await {
+                tracing::debug!(key = &*printable(&key), %error, "a background request failed");
             }
         };
-        match &answer {
-            Ok(completed) => {
-                let outcome = if completed.is_some() { "completed" } else { "released" };
-                telemetry.released(outcome, Some((now, settings.clock.now())));
-            }
-            Err(error) => telemetry.release_failed(error),
-        }
-        answer
-    }
-
-    /// Makes sure that a late attempt of an acquire that ended without the key does not take it.
-    pub(super) async fn withdraw(&self) -> Result<(), Error> {
-        let (Self { key, owner, subject, .. }, settings) = (self, &self.locks.0);
-        let (table, now) = (&settings.table, settings.clock.now());
-        match subject {
-            Subject::Key => table.withdraw(key, owner, now, settings.retention).await,
-            Subject::Keys(keys) => table.withdraw_all(keys, owner, now, settings.retention).await,
-            Subject::Permit(_) => {
-                let expiration = seconds_up(settings.keep_permits_until(now));
-                table.withdraw_permit(key, owner, now, expiration).await
-            }
-        }
-    }
-
-    /// Sends a request without waiting for its answer, if there is a runtime to send it.
-    pub(super) fn in_background(&self, span: Span, request: impl Future<Output = Result<(), Error>> + Send + 'static) {
-        if let Ok(runtime) = Handle::try_current() {
-            let (pending, key) = (BackgroundRequest::start(self.locks.clone()), self.key.clone());
-            let request = async move {
-                let _until_it_is_answered = pending;
-                if let Err(error) = request.await {
-                    tracing::debug!(key = &*printable(&key), %error, "a background request failed");
-                }
-            };
-            runtime.spawn(request.instrument(span));
-        }
-    }
-}
-
-impl<P> Subject<P> {
-    pub(super) fn is_key(&self) -> bool {
-        matches!(self, Self::Key)
-    }
-
-    pub(super) fn is_permit(&self) -> bool {
-        matches!(self, Self::Permit(_))
-    }
-
-    /// Returns several keys, or none.
-    pub(super) fn keys(&self) -> &[String] {
-        match self {
-            Self::Keys(keys) => keys,
-            _ => &[],
-        }
-    }
-
-    pub(super) fn check_data(&self, data: &Data) -> Result<(), Error> {
-        if self.is_permit() { check_permit_data(data) } else { check_data(data) }
+        runtime.spawn(request.instrument(span));
     }
 }
 

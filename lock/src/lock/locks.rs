@@ -14,7 +14,7 @@ use tokio::time::timeout;
 
 use super::register::Register;
 use crate::client::client_config;
-use crate::clock::{Clock, Moment};
+use crate::clock::Clock;
 use crate::error::Error;
 use crate::limits::{
     DAY, MAX_CLOCK_SKEW, MAX_NAME_BYTES, MAX_RETENTION, MAX_SORT_KEY_BYTES, MIN_LEASE, MIN_RETENTION, check_duration,
@@ -47,22 +47,12 @@ pub(crate) struct Settings {
     pub(crate) table: Table,
     pub(crate) clock: Clock,
     pub(crate) lease: Duration,
-    pub(crate) clock_skew: Duration,
-    pub(crate) retention: Duration,
     pub(crate) holder: String,
     pub(crate) enabled: bool,
     /// The number of background requests in progress.
     pub(crate) in_background: watch::Sender<usize>,
     /// The locks that are held.
     pub(super) held: Register,
-}
-
-impl Settings {
-    /// Returns the earliest time at which TTL may delete the row of a semaphore. Other permits may have a later lease than
-    /// the one that is written, up to the longest lease.
-    pub(crate) fn keep_permits_until(&self, now: Moment) -> Duration {
-        now.wall.saturating_add(DAY).saturating_add(self.clock_skew).saturating_add(self.retention)
-    }
 }
 
 impl Locks {
@@ -75,10 +65,10 @@ impl Locks {
                 partition_key: row::DEFAULT_PARTITION_KEY.to_owned(),
                 sort_key: None,
                 key_prefix: String::new(),
+                clock_skew: Duration::from_secs(1),
+                retention: Duration::from_hours(24),
             },
             lease: Duration::from_secs(30),
-            clock_skew: Duration::from_secs(1),
-            retention: Duration::from_hours(24),
             holder: None,
             enabled: true,
         }
@@ -265,8 +255,6 @@ impl Locks {
 pub struct LocksBuilder {
     table: Table,
     lease: Duration,
-    clock_skew: Duration,
-    retention: Duration,
     holder: Option<String>,
     enabled: bool,
 }
@@ -283,7 +271,7 @@ impl LocksBuilder {
     /// Other hosts see the key as free this long after the holder's own deadline. If clocks differ by more, two holders can
     /// consider themselves valid at once.
     pub fn clock_skew(mut self, clock_skew: Duration) -> Self {
-        self.clock_skew = clock_skew;
+        self.table.clock_skew = clock_skew;
         self
     }
 
@@ -297,7 +285,7 @@ impl LocksBuilder {
     /// A row that is deleted earlier, by hand or by Powertools after a failure, has no such guarantee. The next fence is
     /// then the clock of the next holder, and can be smaller by as much as the two clocks differ.
     pub fn retention(mut self, retention: Duration) -> Self {
-        self.retention = retention;
+        self.table.retention = retention;
         self
     }
 
@@ -338,7 +326,7 @@ impl LocksBuilder {
     /// Checks the settings and returns the locks. Sends nothing. With the feature `metrics`, gives the exporter the units and
     /// descriptions of the metrics.
     pub fn build(self) -> Result<Locks, Error> {
-        let Table { name, partition_key, sort_key, .. } = &self.table;
+        let Table { name, partition_key, sort_key, clock_skew, retention, .. } = &self.table;
         check_table_name(name)?;
         check_attribute_name("partition key attribute", partition_key)?;
         if let Some((name, value)) = sort_key {
@@ -357,8 +345,8 @@ impl LocksBuilder {
             }
         }
         check_duration("lease", self.lease, MIN_LEASE, DAY)?;
-        check_duration("clock skew", self.clock_skew, Duration::ZERO, MAX_CLOCK_SKEW)?;
-        check_duration("retention", self.retention, MIN_RETENTION + 2 * self.clock_skew, MAX_RETENTION)?;
+        check_duration("clock skew", *clock_skew, Duration::ZERO, MAX_CLOCK_SKEW)?;
+        check_duration("retention", *retention, MIN_RETENTION + 2 * *clock_skew, MAX_RETENTION)?;
         let holder = self.holder.unwrap_or_else(default_holder);
         check_holder(&holder)?;
         #[cfg(feature = "metrics")]
@@ -370,8 +358,6 @@ impl LocksBuilder {
             clock: Clock::new(self.table.client.config().time_source()),
             table: self.table,
             lease: self.lease,
-            clock_skew: self.clock_skew,
-            retention: self.retention,
             holder,
             enabled: self.enabled,
             in_background: watch::Sender::default(),
@@ -454,7 +440,7 @@ impl Variables {
     fn apply(self, client: Client) -> LocksBuilder {
         let mut builder = Locks::builder(client, self.table);
         builder.lease = self.lease.unwrap_or(builder.lease);
-        builder.clock_skew = self.clock_skew.unwrap_or(builder.clock_skew);
+        builder.table.clock_skew = self.clock_skew.unwrap_or(builder.table.clock_skew);
         builder.enabled = self.enabled.unwrap_or(builder.enabled);
         builder.table.key_prefix = self.key_prefix.unwrap_or_default();
         builder
@@ -490,7 +476,7 @@ mod tests {
         assert!(format!("{locks:?}").len() < 1000, "{locks:?}");
         assert_eq!(locks.0.table.name, "jobs");
         assert_eq!(locks.0.lease, Duration::from_mins(2));
-        assert_eq!(locks.0.clock_skew, Duration::from_millis(250));
+        assert_eq!(locks.0.table.clock_skew, Duration::from_millis(250));
         assert_eq!(locks.0.table.key_prefix, "app#");
         assert!(!locks.0.enabled);
     }

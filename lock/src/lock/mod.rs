@@ -18,10 +18,9 @@ pub use acquire::Acquire;
 #[cfg(feature = "lambda")]
 pub(crate) use acquire::hold;
 #[cfg(feature = "idempotency")]
-pub(crate) use acquire::{in_time_to_answer, while_held};
+pub(crate) use acquire::{Begun, in_time_to_answer, while_held};
 pub use backoff::{Backoff, Jitter};
 pub use held::Lock;
-pub(crate) use held::Ownership;
 pub use locks::{Locks, LocksBuilder};
 pub use semaphore::Semaphore;
 pub use set::{AcquireAll, LockSet};

@@ -2,34 +2,23 @@
 
 use std::fmt;
 use std::pin::Pin;
-use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use aws_sdk_dynamodb::types::ConditionCheck;
 
 use super::acquire::{Acquire, hold};
-use super::held::{Lock, Subject};
+use super::held::Lock;
 use super::locks::Locks;
 use super::wait::Wait;
 use crate::error::Error;
-
-/// How many keys a span and a log line name.
-const NAMED: usize = 3;
+use crate::row::Kind;
 
 impl Locks {
     /// Prepares an acquire of the locks on 1 to 100 different keys: all of them or none. Their order does not matter, so two
     /// callers cannot deadlock. Await it, or set options first. Without [`AcquireAll::wait`], one `TransactWriteItems`; IAM
     /// action `dynamodb:UpdateItem`.
     pub fn acquire_all(&self, keys: impl IntoIterator<Item = impl Into<String>>) -> AcquireAll {
-        let mut keys: Vec<String> = keys.into_iter().map(Into::into).collect();
-        keys.sort_unstable();
-        let mut names = keys.iter().take(NAMED).map(String::as_str).collect::<Vec<_>>().join(", ");
-        if keys.len() > NAMED {
-            names = format!("{names} and {} more", keys.len() - NAMED);
-        }
-        let mut acquire = self.acquire(names);
-        acquire.subject = Subject::Keys(Arc::from(keys));
-        AcquireAll { acquire }
+        AcquireAll { acquire: self.acquire_kind(Kind::keys(keys.into_iter().map(Into::into).collect())) }
     }
 }
 
@@ -132,10 +121,7 @@ impl IntoFuture for AcquireAll {
     type IntoFuture = Pin<Box<dyn Future<Output = Self::Output> + Send>>;
 
     fn into_future(self) -> Self::IntoFuture {
-        Box::pin(async move {
-            let keys = Arc::from(self.acquire.subject.keys());
-            Ok(LockSet { lock: self.acquire.send().await?, keys })
-        })
+        Box::pin(async move { Ok(LockSet { lock: self.acquire.send().await? }) })
     }
 }
 
@@ -150,14 +136,13 @@ impl IntoFuture for AcquireAll {
 #[must_use = "locks that are dropped at once protect nothing"]
 pub struct LockSet {
     lock: Lock,
-    keys: Arc<[String]>,
 }
 
 impl LockSet {
     /// Returns the keys in alphabetical order, without the prefix.
     #[must_use]
     pub fn keys(&self) -> &[String] {
-        &self.keys
+        self.lock.hold.acquisition.kind().all_keys()
     }
 
     /// Returns the nonce of this acquisition, which all rows have: 128 bits from the operating system's generator, in
@@ -174,8 +159,8 @@ impl LockSet {
     /// [`Lock::fence`] names two cases in which a fence can go back.
     #[must_use]
     pub fn fence(&self, key: &str) -> Option<u64> {
-        let index = self.keys.iter().position(|other| other == key)?;
-        Some(self.lock.fences.get(index).copied().unwrap_or(0))
+        let index = self.keys().iter().position(|other| other == key)?;
+        Some(self.lock.hold.fences.get(index).copied().unwrap_or(0))
     }
 
     /// Returns `false` if the locks do not exclude others, because locking is [disabled](crate::LocksBuilder::enabled).
@@ -257,16 +242,16 @@ impl LockSet {
     /// # }
     /// ```
     pub fn condition_checks(&self) -> Result<Vec<ConditionCheck>, Error> {
-        self.keys.iter().map(|key| self.lock.condition_check_of(key)).collect()
+        self.lock.hold.condition_checks()
     }
 }
 
 impl fmt::Debug for LockSet {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("LockSet")
-            .field("keys", &self.keys)
+            .field("keys", &self.keys())
             .field("owner", &self.owner())
-            .field("fences", &self.lock.fences)
+            .field("fences", &self.lock.hold.fences)
             .field("expires_at", &self.expires_at())
             .finish_non_exhaustive()
     }

@@ -105,9 +105,15 @@ impl AcquireSpan {
         }
     }
 
+    /// The work was done before, so the caller gets its result.
+    pub(super) fn completed(mut self) {
+        self.span.record("outcome", "replayed");
+        self.end();
+    }
+
     /// The acquire failed.
     pub(super) fn refused(mut self, error: &Error) {
-        let reason = error.outcome();
+        let reason = error.kind().as_str();
         self.span.record("outcome", reason);
         self.end();
         if self.waits && error.is_retryable() {
@@ -147,9 +153,6 @@ impl Drop for AcquireSpan {
 
 /// Records a refused acquire, or one that failed before a request was sent.
 pub(crate) fn record_refusal(error: &Error) {
-    if error.is_completed() {
-        return;
-    }
     match error.kind() {
         // The caller logs these: the consumer of a queue also names the message.
         ErrorKind::InProgress => return metrics::count(metrics::IN_PROGRESS_REFUSALS),

@@ -3,14 +3,14 @@
 use std::fmt;
 use std::time::{Duration, SystemTime};
 
-use super::held::{Continuation, Grant, Lock, Ownership, Subject};
+use super::held::{Continuation, Grant, Lock};
 use super::locks::Locks;
 use super::telemetry::{HoldSpan, record_ticket};
-use crate::clock::{Lease, Moment, millis, millis_up, seconds_up, since_epoch};
+use crate::clock::{Moment, millis, millis_up, since_epoch};
 use crate::error::{Cause, Error, TicketFault};
-use crate::limits::{DAY, MAX_CLOCK_SKEW, MAX_LEASE, MIN_LEASE, check_duration};
+use crate::limits::{DAY, MAX_CLOCK_SKEW};
 use crate::metrics;
-use crate::row::{Resumed, Semaphore, TicketStep};
+use crate::row::{Acquisition, Handover, Kind, Resumed};
 use crate::text::{MAX_SHOWN, printable, shortened};
 
 /// A lock that outlives its process: a small value that another process [resumes](Locks::resume),
@@ -51,8 +51,8 @@ use crate::text::{MAX_SHOWN, printable, shortened};
 /// "sequence":0,"acquired_at":1795254763639,"expires_at":1795256563639}
 /// ```
 ///
-/// Times are in milliseconds since the Unix epoch. `sort_key` and `hold_until` are there if the lock has them, and `permit`
-/// if it is a permit of a semaphore. Unknown fields are ignored. An unknown version, or a field that is missing or out of
+/// Times are in milliseconds since the Unix epoch. `sort_key` and `hold_until` are there if the lock has them, and
+/// `"kind":"permit"` if it is a permit of a semaphore. Unknown fields are ignored. An unknown version, or a field that is missing or out of
 /// bounds, is an error that says so.
 ///
 /// ```
@@ -92,8 +92,8 @@ pub struct Ticket {
     expires_at: u64,
     /// Until when `hold_at_least` keeps the key.
     hold_until: Option<u64>,
-    /// The lock is a permit of a semaphore.
-    permit: bool,
+    /// What the lock is, if it is not that of a key.
+    kind: Option<String>,
 }
 
 impl Ticket {
@@ -135,11 +135,15 @@ impl Ticket {
         self.enforced
     }
 
-    /// Returns a request of this ticket. Another host may see the lease end earlier by the clock skew.
-    fn step(&self, now: Moment, clock_skew: Duration) -> TicketStep<'_> {
-        TicketStep {
-            key: &self.key,
-            owner: &self.owner,
+    fn acquisition(&self) -> Acquisition {
+        let kind =
+            Kind::of_ticket(self.kind.as_deref(), self.key.clone()).unwrap_or_else(|| Kind::key(self.key.clone()));
+        Acquisition::new(kind, self.owner.clone())
+    }
+
+    /// Returns what the row is to be compared with. Another host may see the lease end earlier by the clock skew.
+    fn handover(&self, now: Moment, clock_skew: Duration) -> Handover {
+        Handover {
             fence: self.fence,
             sequence: self.sequence,
             expires_at: Duration::from_millis(self.expires_at).saturating_sub(clock_skew),
@@ -149,11 +153,6 @@ impl Ticket {
 
     fn continuation(&self, now: Moment) -> Continuation {
         Continuation { hold_until: self.hold_until(now), sequence: self.sequence.saturating_add(1) }
-    }
-
-    /// Returns the time that a release stores as the end of the lease: not before the acquire, as in a release of the lock.
-    fn release_at(&self, now: Moment) -> Duration {
-        now.wall.max(acquired(self.acquired_at, now)).max(self.hold_until(now).unwrap_or_default())
     }
 
     /// Limits what the ticket says to what an acquire sets.
@@ -178,7 +177,7 @@ impl fmt::Debug for Ticket {
             acquired_at,
             expires_at,
             hold_until,
-            permit,
+            kind,
         } = self;
         // `Debug` of a string escapes it.
         let short = |text| shortened(text, MAX_SHOWN);
@@ -193,7 +192,7 @@ impl fmt::Debug for Ticket {
             .field("acquired_at", acquired_at)
             .field("expires_at", expires_at)
             .field("hold_until", hold_until)
-            .field("permit", permit)
+            .field("kind", kind)
             .finish_non_exhaustive()
     }
 }
@@ -209,21 +208,20 @@ impl Lock {
     pub fn into_ticket(self) -> Ticket {
         let expires_at = millis(since_epoch(self.expires_at()));
         let Continuation { hold_until, sequence } = self.hand_over();
-        let Ownership { locks, key, owner, subject } = &self.hold.ownership;
-        let table = &locks.0.table;
+        let (table, acquisition) = (&self.hold.locks.0.table, &self.hold.acquisition);
         Ticket {
             table: table.name.clone(),
             key_prefix: table.key_prefix.clone(),
-            key: key.clone(),
+            key: acquisition.name.clone(),
             sort_key: table.sort_key.as_ref().map(|(_, value)| value.clone()),
             enforced: self.is_enforced(),
-            owner: owner.clone(),
+            owner: acquisition.owner.clone(),
             fence: self.fence(),
             sequence,
             acquired_at: millis(since_epoch(self.acquired_at())),
             expires_at,
             hold_until: hold_until.map(millis_up),
-            permit: subject.is_permit(),
+            kind: acquisition.kind().in_tickets().map(str::to_owned),
         }
     }
 }
@@ -266,59 +264,38 @@ impl Locks {
     async fn send_resumption(&self, ticket: &Ticket) -> Result<Lock, Error> {
         self.check_ticket(ticket)?;
         let settings = &self.0;
-        let (now, skew) = (settings.clock.now(), settings.clock_skew);
-        let lease = |end| Lease::stored(end, now, skew, settings.retention);
+        let (table, now) = (&settings.table, settings.clock.now());
+        let skew = table.clock_skew;
+        let mut acquisition = ticket.acquisition();
         if !self.is_enforced(ticket) {
             let end = millis_up(Duration::from_millis(ticket.expires_at).saturating_add(skew));
-            let grant = Grant {
-                fence: None,
-                fences: Vec::new(),
-                data: None,
-                sent: now,
-                lease: lease(end),
-                hold_time: None,
-                excess: Duration::ZERO,
-            };
-            return self.resumed(ticket, None, grant, HoldSpan::new(tracing::Span::none(), &ticket.key));
+            let grant = Grant::unlocked(now, table.stored_lease(end, now));
+            return self.resumed(ticket, acquisition, grant, HoldSpan::new(tracing::Span::none(), &ticket.key));
         }
-        let (step, nonce) = (ticket.step(now, settings.clock_skew), settings.table.nonce(&ticket.key)?);
         // This host's lease ends before the end in the row, by the skew.
         let valid_from = millis_up(now.wall.saturating_add(skew));
-        let resumed = if ticket.permit {
-            settings.table.resume_permit(step, &nonce, valid_from).await
-        } else {
-            settings.table.resume(step, &nonce, valid_from).await
-        };
-        let Resumed { fence, data, end, acquired_at, hold_time, permit } = resumed?;
+        let (handover, nonce) = (ticket.handover(now, skew), table.nonce(&ticket.key)?);
+        let resumed = table.resume(&mut acquisition, handover, &nonce, valid_from).await?;
+        let Resumed { fence, data, end, acquired_at, hold_time } = resumed;
         let sent = Moment { wall: acquired(acquired_at, now), ..now };
-        let grant = Grant {
-            fence: Some(fence),
-            fences: Vec::new(),
-            data,
-            sent,
-            lease: lease(end),
-            hold_time,
-            excess: Duration::ZERO,
-        };
-        self.resumed(ticket, permit, grant, HoldSpan::resumed(&ticket.key, &ticket.owner, fence))
+        let lease = table.stored_lease(end, now);
+        let grant = Grant { fences: vec![fence], data, sent, lease, hold_time, excess: Duration::ZERO };
+        self.resumed(ticket, acquisition, grant, HoldSpan::resumed(&ticket.key, &ticket.owner, fence))
     }
 
     /// Returns the lock of this grant, unless its lease has ended by now.
     fn resumed(
         &self,
         ticket: &Ticket,
-        permit: Option<Semaphore>,
+        acquisition: Acquisition,
         grant: Grant,
         telemetry: HoldSpan,
     ) -> Result<Lock, Error> {
-        if grant.lease.deadline.has_passed(self.0.clock.now()) {
+        let now = self.0.clock.now();
+        if grant.lease.deadline.has_passed(now) {
             return Err(self.ticket_fault(ticket, TicketFault::Ended));
         }
-        let (key, owner) = (ticket.key.clone(), ticket.owner.clone());
-        let subject = permit.map_or(Subject::Key, |seen| Subject::Permit(seen.into()));
-        let ownership = Ownership { locks: self.clone(), key, owner, subject };
-        let continuation = ticket.continuation(self.0.clock.now());
-        Ok(Lock::continuing(ownership, grant, telemetry, continuation))
+        Ok(Lock::continuing(self.clone(), acquisition, grant, telemetry, ticket.continuation(now)))
     }
 
     /// Renews the lease of the ticket's lock without using up the ticket, so that it ends at least `lease` from now:
@@ -348,21 +325,16 @@ impl Locks {
     }
 
     async fn send_renewal(&self, ticket: &Ticket, lease: Duration) -> Result<SystemTime, Error> {
-        check_duration("lease", lease, MIN_LEASE, if ticket.permit { DAY } else { MAX_LEASE })?;
+        let acquisition = ticket.acquisition();
+        acquisition.kind().check_lease("lease", lease, false)?;
         self.check_ticket(ticket)?;
-        let settings = &self.0;
-        let now = settings.clock.now();
-        let lease = Lease::new(now.deadline_after(lease), settings.clock_skew, settings.retention);
+        let (table, now) = (&self.0.table, self.0.clock.now());
+        let lease = table.lease(acquisition.kind(), now, now.deadline_after(lease), None);
         let mut end = lease.end;
         if self.is_enforced(ticket) {
-            end = if ticket.permit {
-                let lease = lease.kept_until(settings.keep_permits_until(now));
-                settings.table.renew_permit_ticket(ticket.step(now, settings.clock_skew), lease).await
-            } else {
-                settings.table.renew_ticket(ticket.step(now, settings.clock_skew), lease).await
-            }?;
+            end = table.renew_ticket(&acquisition, ticket.handover(now, table.clock_skew), lease).await?;
         }
-        Ok(SystemTime::UNIX_EPOCH + Duration::from_millis(end).saturating_sub(settings.clock_skew))
+        Ok(SystemTime::UNIX_EPOCH + Duration::from_millis(end).saturating_sub(table.clock_skew))
     }
 
     /// Releases the ticket's lock, which frees the key at once or, with `hold_at_least`, when that time is over. Uses up the
@@ -386,17 +358,10 @@ impl Locks {
         if !self.is_enforced(ticket) {
             return Ok(());
         }
-        let settings = &self.0;
-        let now = settings.clock.now();
-        let step = ticket.step(now, settings.clock_skew);
-        if ticket.permit {
-            // A tombstone does not compare times.
-            let end = ticket.hold_until(now).unwrap_or(now.wall);
-            let expiration = seconds_up(settings.keep_permits_until(now));
-            settings.table.release_permit_ticket(step, end, expiration).await?;
-        } else {
-            settings.table.release_ticket(step, ticket.release_at(now), settings.retention).await?;
-        }
+        let (table, now) = (&self.0.table, self.0.clock.now());
+        let handover = ticket.handover(now, table.clock_skew);
+        let (acquired_at, hold_until) = (acquired(ticket.acquired_at, now), ticket.hold_until(now));
+        table.release_ticket(&ticket.acquisition(), handover, acquired_at, hold_until).await?;
         metrics::count(metrics::RELEASED);
         Ok(())
     }
@@ -456,6 +421,7 @@ mod format {
     use serde::{Deserialize, Serialize};
 
     use super::Ticket;
+    use crate::row::Kind;
 
     const VERSION: u64 = 1;
     /// A process sends fewer requests. A row holds much larger numbers, so a forged ticket leaves room for later requests.
@@ -481,7 +447,7 @@ mod format {
         #[serde(skip_serializing_if = "Option::is_none")]
         hold_until: Option<u64>,
         #[serde(skip_serializing_if = "Option::is_none")]
-        permit: Option<bool>,
+        kind: Option<String>,
     }
 
     impl From<Ticket> for Written {
@@ -498,7 +464,7 @@ mod format {
                 acquired_at,
                 expires_at,
                 hold_until,
-                permit,
+                kind,
             } = ticket;
             Self {
                 version: Some(VERSION),
@@ -513,7 +479,7 @@ mod format {
                 acquired_at: Some(acquired_at),
                 expires_at: Some(expires_at),
                 hold_until,
-                permit: permit.then_some(true),
+                kind,
             }
         }
     }
@@ -540,10 +506,14 @@ mod format {
                 ));
             }
             let hold_until = written.hold_until.map(|time| number("hold_until", Some(time), LATEST)).transpose()?;
+            let key = field("key", written.key)?;
+            let kind = Kind::of_ticket(written.kind.as_deref(), key.clone()).ok_or_else(|| {
+                "the ticket is of an unknown `kind`: use the same version of lambda-lock in all steps".to_owned()
+            })?;
             Ok(Self {
                 table: field("table", written.table)?,
                 key_prefix: field("key_prefix", written.key_prefix)?,
-                key: field("key", written.key)?,
+                key,
                 sort_key: written.sort_key,
                 enforced: field("enforced", written.enforced)?,
                 owner: field("owner", written.owner)?,
@@ -552,7 +522,7 @@ mod format {
                 acquired_at: number("acquired_at", written.acquired_at, LATEST)?,
                 expires_at: number("expires_at", written.expires_at, LATEST)?,
                 hold_until,
-                permit: written.permit.unwrap_or_default(),
+                kind: kind.in_tickets().map(str::to_owned),
             })
         }
     }

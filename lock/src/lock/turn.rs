@@ -14,7 +14,7 @@ use std::time::Duration;
 use crate::clock::Moment;
 use crate::holder::Holder;
 use crate::queue::{HoldTime, Queue};
-use crate::row::Courtesy;
+use crate::row::{LeavesTo, Rank};
 
 /// How long the first waiter of a key whose holds are unknown sleeps before it joins: most holds are that short.
 const FIRST_DELAY: Duration = Duration::from_millis(25);
@@ -184,18 +184,21 @@ impl Turn {
         (Action::Ask, Duration::try_from_secs_f64(delay / 1000.0).unwrap_or_default())
     }
 
-    /// Returns what the next attempt leaves to others.
-    pub(super) fn courtesy(&self) -> Option<Courtesy> {
-        if self.place.is_none() {
-            return Some(Courtesy { place: None, moment: NEWCOMER_COURTESY });
-        }
+    /// Returns the rank of the next attempt. A waiter that takes no place leaves the key to nobody.
+    pub(super) fn rank(&self, takes_place: bool) -> Rank {
         let moment = Duration::from_secs_f64(self.courtesy_time() / 1000.0);
-        (self.ahead() > 0).then_some(Courtesy { place: self.place, moment })
+        let leaves_to = match self.place {
+            _ if !takes_place => LeavesTo::Nobody,
+            None => LeavesTo::Queue { moment: NEWCOMER_COURTESY },
+            Some(place) if self.ahead() > 0 => LeavesTo::Ahead { place, moment },
+            Some(_) => LeavesTo::Nobody,
+        };
+        Rank { leaves_to, place: self.served() }
     }
 
     /// Returns the place that the next attempt serves if it succeeds. A place ahead of it that was not served is then given
     /// up: its waiter is gone. But as long as holds are unknown, waiters ahead may be asleep.
-    pub(super) fn served(&self) -> Option<u64> {
+    fn served(&self) -> Option<u64> {
         let queue = self.seen?.queue;
         let place = self.place.filter(|place| *place > queue.head)?;
         (!queue.is_malformed && (queue.hold_time.is_some() || self.ahead() <= 1)).then_some(place)

@@ -362,7 +362,7 @@ impl Check<'_> {
         let (ahead, behind) = (sent.saturating_sub(next), date.saturating_sub(received));
         let least = ahead.max(behind);
         let most = received.saturating_sub(date).max(next.saturating_sub(sent));
-        let skew = self.locks.0.clock_skew;
+        let skew = self.locks.0.table.clock_skew;
         let [at_least, at_most, allowed] = [least, most, skew].map(|time| format_duration(in_millis(time)));
         let direction = if ahead.is_zero() { "behind" } else { "ahead of" };
         let remedy =

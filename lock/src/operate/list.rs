@@ -1,9 +1,8 @@
 //! Reading the holders of a key and of the whole table, and releasing a key by force.
 
-use crate::clock::seconds_up;
 use crate::error::Error;
-use crate::holder::{Holder, HolderKind};
-use crate::lock::{Locks, Ownership};
+use crate::holder::Holder;
+use crate::lock::Locks;
 use crate::row::{Cursor, Page};
 use crate::text::printable;
 
@@ -66,14 +65,8 @@ impl Locks {
         let key = key.into();
         self.check_key(&key)?;
         let settings = &self.0;
-        let (owner, now) = (Ownership::new(self, &key)?.owner, settings.clock.now());
-        let by = &settings.holder;
-        let is_free = if seen.kind == HolderKind::Key {
-            settings.table.force_release(&key, &owner, by, seen, now, settings.retention).await?
-        } else {
-            let expiration = seconds_up(settings.keep_permits_until(now));
-            settings.table.force_release_permits(&key, by, seen, now, expiration).await?
-        };
+        let (by, now) = (&settings.holder, settings.clock.now());
+        let is_free = settings.table.force_release(&key, by, seen, now).await?;
         tracing::warn!(key = &*printable(&key), from = %seen, by = &*printable(by), is_free, "released by force");
         Ok(is_free)
     }

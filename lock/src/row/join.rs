@@ -4,9 +4,11 @@ use std::time::Duration;
 
 use aws_sdk_dynamodb::types::ReturnValue;
 
+use super::expression::{Attribute as _, To, Update, count};
 use super::names::{HEAD, STATUS, TAIL, TAIL_UNTIL};
 use super::read::{Row, number_at};
-use super::table::{Expression as _, Table, in_time, number, send};
+use super::table::Table;
+use super::write::{in_time, send};
 use crate::clock::{Moment, millis};
 use crate::error::Error;
 use crate::holder::Holder;
@@ -29,32 +31,33 @@ impl Table {
         seen: Queue,
         until: u64,
         now: Moment,
-        skew: Duration,
         limit: Duration,
     ) -> Result<Option<Joined>, Error> {
         // If nobody waits any more by any clock, the queue begins behind the places that were given.
-        let is_empty = seen.tail <= seen.head || seen.until.saturating_add(millis(skew)) <= now.millis();
+        let is_empty = seen.tail <= seen.head || seen.until.saturating_add(millis(self.clock_skew)) <= now.millis();
         let head = if is_empty { seen.tail.max(seen.head) } else { seen.head };
-        let tail = if seen.is_malformed || seen.tail < seen.head { ":head" } else { "if_not_exists(#tail, :head)" };
-        let served = if seen.is_malformed || is_empty { ":head" } else { "if_not_exists(#head, :head)" };
+        let tail = if seen.is_malformed || seen.tail < seen.head {
+            To::from(count("tail", head.saturating_add(1)))
+        } else {
+            To::Next(TAIL.into(), count("head", head))
+        };
+        let served = if seen.is_malformed || is_empty { To::Value } else { To::Default };
         // The waiter in front of this one may wait for longer.
         let until = until.max(seen.until.min(now.millis().saturating_add(millis(DAY))));
-        let update = format!("SET #tail = {tail} + :one, #head = {served}, #tail_until = :until");
-        let request = self
-            .update(key)
-            .update_expression(update)
-            .condition_expression("attribute_exists(#status)")
-            .return_values(ReturnValue::AllNew)
-            .names([("#status", STATUS), ("#tail", TAIL), ("#head", HEAD), ("#tail_until", TAIL_UNTIL)])
-            .values([(":head", number(head)), (":one", number(1_u8)), (":until", number(until))]);
-        match in_time(limit, send(request)).await {
+        let update = Update::new(key)
+            .when(STATUS.exists())
+            .set(TAIL, tail)
+            .set(HEAD, served(count("head", head)))
+            .set(TAIL_UNTIL, count("until", until))
+            .returning(ReturnValue::AllNew);
+        match in_time(limit, send(self.request(&update), None)).await {
             Ok(output) => {
                 let row = output.attributes.unwrap_or_default();
                 let place = number_at(&row, TAIL, u64::MAX).ok().flatten().unwrap_or_default();
                 let holder = Row::read(row).map_err(|why| self.malformed(key, why))?.into_holder(now);
                 Ok(Some(Joined { place, holder }))
             }
-            Err(error) => self.refusal(error, key).map(|_| None),
+            Err(error) => self.refused(error, key)?.into_row(self).map(|_| None),
         }
     }
 }

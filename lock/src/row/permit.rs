@@ -1,5 +1,4 @@
-//! The requests for a permit of a semaphore: acquire, renew, release, withdrawal, condition check, and the release by an
-//! operator.
+//! A permit of a semaphore: a part of a row that up to N owners have at a time.
 //!
 //! The row counts its permits. Each request that adds or removes a permit changes the count under a condition on that
 //! permit, so the count and the permits agree:
@@ -11,33 +10,31 @@
 //! ```
 
 use std::collections::HashMap;
-use std::fmt::Write as _;
 use std::time::Duration;
 
-use aws_sdk_dynamodb::operation::update_item::builders::UpdateItemFluentBuilder;
-use aws_sdk_dynamodb::types::{
-    AttributeValue, ConditionCheck, ReturnValue, ReturnValuesOnConditionCheckFailure as OnRefusal,
-};
+use aws_sdk_dynamodb::types::{AttributeValue, ReturnValue};
 
-use super::claim::{Claim, Claimed};
+use super::acquire::{Claim, Claimed};
+use super::expression::{
+    Attribute as _, Condition, Path, To, Update, all, any, count, not, number, string, text, value,
+};
+use super::hold::{Release, TRIES};
+use super::key::fence_can_grow;
+use super::kind::{Field, Own, Rules, Trace};
 use super::names::{
     DATA, EXPIRATION, FENCE, MAX_FENCE, PERMIT_FENCE_PREFIX, PERMIT_PREFIX, PERMITS, SEMAPHORE, STATUS, permit,
     tombstone,
 };
 use super::read::{Row, number_at};
-use super::release::Step;
-use super::semaphore::{Permit, Semaphore, Tombstone};
-use super::table::{
-    Expression as _, Item, Table, in_time, insist, insist_counted, number, send, send_counted, string, with_data,
-};
+use super::semaphore::{self, Semaphore, Tombstone};
+use super::table::{Item, Table};
+use super::write::{Answer, Refused, Write};
 use crate::client::SdkAttempts;
-use crate::clock::{Lease, Moment, millis};
+use crate::clock::{Moment, millis, seconds_up};
 use crate::error::{Cause, Error};
 use crate::holder::{Data, Holder, HolderKind};
-use crate::limits::MAX_PERMITS;
-
-/// How often a request is adapted to a row that others change meanwhile.
-const TRIES: u32 = 4;
+use crate::limits::{DAY, MAX_PERMIT_DATA_BYTES, MAX_PERMITS, check_key, check_permits};
+use crate::text::printable;
 
 /// How many tombstones a row keeps, and for how long. Each makes every write of the row larger by about 70 bytes.
 const TOMBSTONES: usize = 16;
@@ -46,461 +43,341 @@ const TOMBSTONE_AGE: Duration = Duration::from_mins(1);
 const REMOVED_AT_ONCE: usize = 32;
 /// Of the releases that find so many tombstones to remove, about one in this number sends a request for it.
 const REMOVALS_EVERY: usize = 8;
-const REMOVAL_TIMEOUT: Duration = Duration::from_millis(200);
 
-/// Part of each acquire: there is nothing of this owner, so the request is no duplicate, and the fence can grow.
-const NEW: &str = "#status = :semaphore AND attribute_not_exists(#permit) \
-     AND (attribute_not_exists(#fence) OR #fence BETWEEN :zero AND :max_fence)";
+#[derive(Clone, Debug)]
+pub(crate) struct Permit {
+    key: String,
+    /// How many permits the semaphore has.
+    permits: u32,
+    /// What the row had at the acquire. The release removes old tombstones of it.
+    seen: Option<Semaphore>,
+    /// The permits that the next attempt replaces.
+    ended: Vec<semaphore::Permit>,
+}
 
-/// The fence of a new row starts at the clock in microseconds, as that of a lock.
-const TAKE: &str = "#status = :semaphore, #permit = :permit, #fence = if_not_exists(#fence, :now_micros) + :one, \
-     #permit_fence = if_not_exists(#fence, :now_micros) + :one, #expiration = :expiration";
+impl Permit {
+    pub(super) const IN_TICKETS: &'static str = "permit";
 
-pub(super) const RENEW_PERMIT: &str =
-    "SET #permit.#lease_end = :lease_end, #permit.#sequence = :sequence, #expiration = :expiration";
-
-/// A permit that is held: it is neither released nor replaced.
-const HELD: &str = "#permit.#lease_end > :now AND attribute_not_exists(#permit.#released)";
-
-impl Table {
-    /// Takes a permit if fewer than `limit` are held. Permits whose lease has ended are replaced. One request if there is
-    /// room, or if all permits are held; two to replace permits; up to four while others change the row. Also returns what
-    /// the row had before, because the release removes old tombstones of it.
-    pub(crate) async fn acquire_permit(
-        &self,
-        claim: &Claim<'_>,
-        limit: u32,
-        attempts: &SdkAttempts,
-    ) -> Result<(Claimed, Semaphore), Error> {
-        let taken = tokio::time::timeout(claim.time_limit(), Box::pin(self.take_permit(claim, limit, attempts))).await;
-        taken.unwrap_or_else(|elapsed| Err(Error::new(Cause::Unavailable, &self.name, claim.key).with_source(elapsed)))
+    pub(super) fn new(key: String, permits: u32) -> Self {
+        Self { key, permits, seen: None, ended: Vec::new() }
     }
 
-    async fn take_permit(
-        &self,
-        claim: &Claim<'_>,
-        limit: u32,
-        attempts: &SdkAttempts,
-    ) -> Result<(Claimed, Semaphore), Error> {
-        let Claim { key, owner, now, .. } = *claim;
-        let mut ended = Vec::new();
-        for _ in 0..TRIES {
-            let request = self.claim_permit(claim, limit, &ended);
-            let error = match send_counted(request, attempts.clone()).await {
-                Ok(output) => return self.permit_claimed(claim, ended, output.attributes.unwrap_or_default()),
-                Err(error) => error,
-            };
-            if claim.has_endless_fence(&error) {
-                let why = format!("`{FENCE}` is not a whole number that can be incremented");
-                return Err(self.malformed(key, why).with_source(error));
-            }
-            let Some(mut row) = self.refusal(error, key)? else {
-                // The permits to replace are gone with their row.
-                ended.clear();
-                continue;
-            };
-            let Some(semaphore) = row.semaphore.take() else {
-                let cause = Cause::WrongUse { is: "a lock or a record of idempotency", not: "a semaphore" };
-                return Err(Error::new(cause, &self.name, key));
-            };
-            if let Some(permit) = semaphore.permit(owner) {
-                let (fence, end) = (permit.fence, permit.lease_end);
-                let claimed = Claimed::Already { fence, data: row.data, end, hold_time: None };
-                return Ok((claimed, semaphore));
-            }
-            if semaphore.tombstone(owner).is_some() {
-                // An earlier attempt was applied, and an operator has freed the permit since.
-                let claimed = Claimed::Already { fence: None, data: None, end: 0, hold_time: None };
-                return Ok((claimed, semaphore));
-            }
-            let (held, over): (Vec<_>, Vec<_>) =
-                semaphore.permits.iter().cloned().partition(|permit| permit.lease_end > now.millis());
-            if held.len() >= limit as usize {
-                row.semaphore = Some(semaphore);
-                return Err(Error::new(Cause::Held(row.into_holder(now)), &self.name, key));
-            }
-            if row.fence > Some(MAX_FENCE) {
-                return Err(self.malformed(key, format!("`{FENCE}` has reached its largest value")));
-            }
-            ended = over;
-            ended.truncate(MAX_PERMITS as usize);
+    /// A permit that another process has acquired. A ticket does not say how many there are, and only an acquire needs it.
+    pub(super) fn handed_over(key: String) -> Self {
+        Self::new(key, MAX_PERMITS)
+    }
+}
+
+impl Rules for Permit {
+    fn keys(&self) -> &[String] {
+        std::slice::from_ref(&self.key)
+    }
+
+    fn check(&self, key_prefix: &str, has_identity: bool) -> Result<(), Error> {
+        check_key(key_prefix, &self.key)?;
+        check_permits(&self.key, self.permits)?;
+        if has_identity {
+            return Err(Error::invalid(format!(
+                "the semaphore on key `{}` does not know identities: acquire its permits without `owner_from`",
+                printable(&self.key)
+            )));
         }
-        // The row has changed each time.
-        Err(Error::new(Cause::Conflict, &self.name, key))
+        Ok(())
     }
 
-    /// Builds the request that takes a permit, and replaces these permits if there are any.
-    fn claim_permit(&self, claim: &Claim<'_>, limit: u32, ended: &[Permit]) -> UpdateItemFluentBuilder {
-        let (permit, permit_fence) = names_of(claim.owner);
-        let held = [
+    fn longest_data(&self) -> usize {
+        MAX_PERMIT_DATA_BYTES
+    }
+
+    fn kept_until(&self, table: &Table, now: Moment, _end: Duration) -> Duration {
+        kept_until(table, now)
+    }
+
+    /// Permits whose lease has ended are replaced.
+    fn claim(&mut self, table: &Table, owner: &str, claim: &Claim<'_>) -> Write {
+        let (permit, permit_fence) = paths(owner);
+        let held = map([
             (permit::HOLDER, string(claim.holder)),
             (permit::ACQUIRED_AT, number(claim.now.millis())),
             (permit::LEASE_END, number(claim.lease.end)),
             (permit::SEQUENCE, number(0_u8)),
-        ];
-        let mut set = format!("SET {TAKE}");
-        let mut request = self
-            .update(claim.key)
-            .return_values(ReturnValue::AllOld)
-            .names([
-                ("#status", STATUS),
-                ("#permit", &permit),
-                ("#permit_fence", &permit_fence),
-                ("#permits", PERMITS),
-                ("#fence", FENCE),
-                ("#expiration", EXPIRATION),
-            ])
-            .values([
-                (":semaphore", string(SEMAPHORE)),
-                (":permit", map(held)),
-                (":now_micros", number(claim.now.wall.as_micros())),
-                (":expiration", number(claim.lease.expiration)),
-                (":zero", number(0_u8)),
-                (":one", number(1_u8)),
-                (":max_fence", number(MAX_FENCE)),
-                (":most", number(u128::from(limit - 1) + ended.len() as u128)),
-            ]);
-        request = claim.extras(&mut set, request);
-        if ended.is_empty() {
-            set.push_str(", #permits = if_not_exists(#permits, :zero) + :one");
-            return request.name("#id", &self.partition_key).update_expression(set).condition_expression(format!(
-                "attribute_not_exists(#id) OR ({NEW} AND #permits BETWEEN :zero AND :most)"
-            ));
-        }
-        set.push_str(", #permits = #permits - :fewer");
-        let mut condition = format!("{NEW} AND #permits BETWEEN :ended AND :most");
-        request = request.name("#lease_end", permit::LEASE_END).values([
-            (":ended", number(ended.len() as u128)),
-            (":fewer", number(ended.len() as u128 - 1)),
-            (":now", number(claim.now.millis())),
         ]);
-        let mut remove = String::new();
-        for (index, permit) in ended.iter().enumerate() {
-            let (name, fence_name) = names_of(&permit.owner);
-            let (to, fence) = (format!("#p{index}"), format!("#f{index}"));
-            let _infallible = write!(condition, " AND {to}.#lease_end <= :now");
-            let _infallible = write!(remove, "{}{fence}", if index == 0 { " REMOVE " } else { ", " });
-            request = request.name(&to, &name).name(&fence, &fence_name);
-            if permit.released {
-                // The release may be repeated, and recognises itself.
-                let _infallible = write!(set, ", {to} = :tombstone");
-                request = request.value(":tombstone", tombstone_of(claim.now, None));
-            } else {
-                let _infallible = write!(remove, ", {to}");
-            }
+        // The fence of a new row starts at the clock in microseconds, as that of a key.
+        let next_fence = || To::Next(FENCE.into(), count("now_micros", claim.micros()));
+        let ended = self.ended.len() as u128;
+        let most = count("most", u128::from(self.permits - 1) + ended);
+        // There is nothing of this owner, so the request is no duplicate.
+        let is_new = [STATUS.is(text("semaphore", SEMAPHORE)), permit.clone().is_missing(), fence_can_grow()];
+        let update = Update::new(&self.key)
+            .returning(ReturnValue::AllOld)
+            .set(STATUS, text("semaphore", SEMAPHORE))
+            .set(permit, value("permit", held))
+            .set(FENCE, next_fence())
+            .set(permit_fence, next_fence())
+            .set(EXPIRATION, count("expiration", claim.lease.expiration));
+        let mut update = claim.with_extras(update);
+        if self.ended.is_empty() {
+            let has_room = PERMITS.between(count("zero", 0_u8), most);
+            return update
+                .set(PERMITS, To::Next(PERMITS.into(), count("zero", 0_u8)))
+                .when(any([table.partition_key_path().is_missing(), all(is_new).and(has_room)]))
+                .into();
         }
-        request.update_expression(set + &remove).condition_expression(condition)
+        update = update
+            .set(PERMITS, To::Minus(count("fewer", ended - 1)))
+            .when(all(is_new))
+            .when(PERMITS.between(count("ended", ended), most));
+        for (index, permit) in self.ended.iter().enumerate() {
+            let (path, fence) = other_paths(index, &permit.owner);
+            let has_ended = path.clone().entry(permit::LEASE_END).at_most(count("now", claim.now.millis()));
+            update = update.when(has_ended).remove(fence);
+            update = if permit.released {
+                // The release may be repeated, and recognises itself.
+                update.set(path, value("tombstone", tombstone_of(claim.now, None)))
+            } else {
+                update.remove(path)
+            };
+        }
+        update.into()
     }
 
-    /// Reads the answer, which is the row as it was before.
-    fn permit_claimed(
-        &self,
-        claim: &Claim<'_>,
-        ended: Vec<Permit>,
-        mut before: Item,
-    ) -> Result<(Claimed, Semaphore), Error> {
-        let fence = number_at(&before, FENCE, MAX_FENCE).map_err(|why| self.malformed(claim.key, why))?;
-        let fence = fence.map_or_else(|| claim.now.wall.as_micros() + 1, |fence| u128::from(fence) + 1);
+    /// The row is as it was before.
+    fn granted(&mut self, table: &Table, claim: &Claim<'_>, mut before: Item) -> Result<Claimed, Error> {
+        let fence = number_at(&before, FENCE, MAX_FENCE).map_err(|why| table.malformed(&self.key, why))?;
         let left = before.remove(DATA).map(Data);
-        let seen = Semaphore::read(&mut before).unwrap_or_default();
-        let crashed = ended.into_iter().find(|permit| !permit.released);
-        let claimed = Claimed::Acquired {
-            fence: u64::try_from(fence).unwrap_or(u64::MAX),
+        self.seen = Some(Semaphore::read(&mut before).unwrap_or_default());
+        let crashed = std::mem::take(&mut self.ended).into_iter().find(|permit| !permit.released);
+        Ok(Claimed::Granted {
+            fences: vec![claim.fence_after(fence)],
             data: claim.data.cloned().or(left),
             taken_from: crashed.map(|permit| Box::new(permit.into_holder(claim.now))),
             hold_time: None,
-        };
-        Ok((claimed, seen))
+        })
     }
 
-    /// Moves the end of a permit's lease, if the permit is still held. The conditions refuse duplicates as those of
-    /// [`renew`](Self::renew) do. One request.
-    pub(crate) async fn renew_permit(&self, step: Step<'_>, lease: Lease, data: Option<&Data>) -> Result<(), Error> {
-        let Step { key, owner, sequence, now } = step;
-        let (permit, _) = names_of(owner);
-        let request = self
-            .update(key)
-            .condition_expression(format!("{HELD} AND #permit.#sequence < :sequence"))
-            .names([
-                ("#permit", &permit),
-                ("#lease_end", permit::LEASE_END),
-                ("#released", permit::RELEASED),
-                ("#sequence", permit::SEQUENCE),
-                ("#expiration", EXPIRATION),
-            ])
-            .values([
-                (":now", number(now.millis())),
-                (":sequence", number(sequence)),
-                (":lease_end", number(lease.end)),
-                (":expiration", number(lease.expiration)),
-            ]);
-        let Err(error) = insist(with_data(request, RENEW_PERMIT, data)).await else {
-            return Ok(());
+    fn denied(
+        &mut self,
+        table: &Table,
+        owner: &str,
+        claim: &Claim<'_>,
+        refused: Refused,
+    ) -> Result<Option<Claimed>, Error> {
+        let Some(mut row) = refused.into_row(table)? else {
+            // The permits to replace are gone with their row.
+            self.ended.clear();
+            return Ok(None);
         };
-        let semaphore = self.refusal(error, key)?.and_then(|row| row.semaphore);
-        match semaphore.as_ref().and_then(|semaphore| semaphore.permit(owner)) {
-            // An earlier attempt of this renewal was applied; its answer was lost.
-            Some(permit) if !permit.released && permit.sequence == sequence => Ok(()),
-            _ => Err(self.permit_lost(key, owner, semaphore.as_ref())),
+        let Some(semaphore) = row.semaphore.take() else {
+            let cause = Cause::WrongKind { is: "a lock or a record of idempotency", not: "a semaphore" };
+            return Err(Error::new(cause, &table.name, &self.key));
+        };
+        if let Some(permit) = semaphore.permit(owner) {
+            let (fences, end) = (permit.fence.into_iter().collect(), permit.lease_end);
+            self.seen = Some(semaphore);
+            return Ok(Some(Claimed::Already { fences, data: row.data, end, hold_time: None }));
+        }
+        if semaphore.tombstone(owner).is_some() {
+            // An earlier attempt was applied, and an operator has freed the permit since.
+            return Ok(Some(Claimed::lost()));
+        }
+        let has_ended = |permit: &&semaphore::Permit| permit.lease_end <= claim.now.millis();
+        self.ended = semaphore.permits.iter().filter(has_ended).cloned().collect();
+        if semaphore.permits.len() - self.ended.len() >= self.permits as usize {
+            row.semaphore = Some(semaphore);
+            return Err(Error::new(Cause::Held(row.into_holder(claim.now)), &table.name, &self.key));
+        }
+        if row.fence > Some(MAX_FENCE) {
+            return Err(table.malformed(&self.key, format!("`{FENCE}` has reached its largest value")));
+        }
+        self.ended.truncate(MAX_PERMITS as usize);
+        Ok(None)
+    }
+
+    fn at(&self, owner: &str, field: Field) -> Path {
+        let (permit, permit_fence) = paths(owner);
+        match field {
+            Field::LeaseEnd => permit.entry(permit::LEASE_END),
+            Field::Sequence => permit.entry(permit::SEQUENCE),
+            Field::Fence => permit_fence,
+            Field::Resumed => permit.entry(permit::RESUMED),
         }
     }
 
-    /// Frees a permit, or keeps it until `end` if that is later than now. Also removes old tombstones that the acquire has
-    /// `seen`. One request; two if one of these has become a permit again.
+    /// The permit is neither released nor replaced.
+    fn is_held(&self, owner: &str, now: u64) -> Condition {
+        let (permit, _) = paths(owner);
+        all([
+            permit.clone().entry(permit::LEASE_END).above(count("now", now)),
+            permit.entry(permit::RELEASED).is_missing(),
+        ])
+    }
+
+    fn trace(&self, row: Option<&Row>, owner: &str, _now: Moment) -> Trace {
+        let Some(semaphore) = row.and_then(|row| row.semaphore.as_ref()) else { return Trace::NoRow };
+        if let Some(permit) = semaphore.permit(owner) {
+            return Trace::Own(Own {
+                fence: permit.fence,
+                end: permit.lease_end,
+                sequence: Some(permit.sequence),
+                is_released: permit.released,
+                resumed: permit.resumed.clone(),
+                acquired_at: permit.acquired_at,
+                completed: None,
+            });
+        }
+        match semaphore.tombstone(owner) {
+            Some(tombstone) if tombstone.forced_by.is_some() => {
+                let holder = Some(Box::new(tombstone.clone().into_holder()));
+                Trace::Other { holder, is_released: false }
+            }
+            Some(_) => Trace::Other { holder: None, is_released: true },
+            None => Trace::Gone,
+        }
+    }
+
+    /// Frees the permit, or keeps it until the end of its minimum hold. It leaves a tombstone, so that the row refuses a late
+    /// duplicate of the acquire. Also removes old tombstones that the acquire has seen.
     ///
     /// While many permits are in use, other releases have already removed the tombstones that this owner has seen, and the
-    /// row grows. About every 32nd release then sends another request, which removes those that its answer shows; up to
-    /// every eighth one does while many are sent at the same moment.
-    ///
-    /// Returns `false` if there is no trace of the permit after an earlier attempt, also of an earlier call with these
-    /// `attempts`, that was not answered. Either that attempt was applied, and later releases have removed its tombstone, or
-    /// the permit was replaced after its lease.
-    pub(crate) async fn release_permit(
-        &self,
-        step: Step<'_>,
-        end: Duration,
-        expiration: u64,
-        data: Option<&Data>,
-        seen: &Semaphore,
-        attempts: &SdkAttempts,
-    ) -> Result<bool, Error> {
-        let Step { key, owner, sequence, now } = step;
-        let mut old = obsolete(&seen.tombstones, now);
-        let row_after = (seen.len() >= REMOVED_AT_ONCE).then_some(ReturnValue::AllNew);
-        loop {
-            let request = self.permit_release(step, end, expiration, data, &old).set_return_values(row_after.clone());
-            let error = match insist_counted(request, attempts.clone()).await {
-                Ok(output) => {
-                    self.remove_tombstones(key, output.attributes.unwrap_or_default(), now).await;
-                    return Ok(true);
-                }
-                Err(error) => error,
-            };
-            let semaphore = self.refusal(error, key)?.and_then(|row| row.semaphore);
-            let (permit, tombstone) = match &semaphore {
-                Some(semaphore) => (semaphore.permit(owner), semaphore.tombstone(owner)),
-                None => (None, None),
-            };
-            match (permit, tombstone) {
-                (Some(permit), _) if permit.sequence < sequence && !old.is_empty() => old.clear(),
-                (Some(permit), _) if permit.released => return Ok(true),
-                (None, Some(tombstone)) if tombstone.forced_by.is_none() => return Ok(true),
-                (None, None) if semaphore.is_some() && attempts.is_unanswered() => return Ok(false),
-                _ => return Err(self.permit_lost(key, owner, semaphore.as_ref())),
-            }
-        }
-    }
-
-    /// Builds the release of a permit. It leaves a tombstone, so that the row refuses a late duplicate of the acquire.
-    pub(super) fn permit_release(
-        &self,
-        Step { key, owner, sequence, now }: Step<'_>,
-        end: Duration,
-        expiration: u64,
-        data: Option<&Data>,
-        old: &[&str],
-    ) -> UpdateItemFluentBuilder {
-        let (permit, permit_fence) = names_of(owner);
-        let mut condition = "#permit.#sequence < :sequence".to_owned();
-        let mut request = self
-            .update(key)
-            .names([("#permit", &permit), ("#sequence", permit::SEQUENCE), ("#expiration", EXPIRATION)])
-            .values([(":sequence", number(sequence)), (":expiration", number(expiration))]);
-        let mut set = "SET #expiration = :expiration".to_owned();
-        let mut remove = Vec::new();
-        if end > now.wall {
-            set.push_str(", #permit.#lease_end = :end, #permit.#released = :true, #permit.#sequence = :sequence");
-            request = request
-                .names([("#lease_end", permit::LEASE_END), ("#released", permit::RELEASED)])
-                .values([(":end", number(millis(end))), (":true", AttributeValue::Bool(true))]);
+    /// row grows. About every 32nd release then [tidies up](Self::tidied) those that its answer shows; up to every eighth
+    /// one does while many are sent at the same moment.
+    fn release(&self, table: &Table, key: &str, owner: &str, release: &Release<'_>, is_first: bool) -> Update {
+        let Release { sequence, now, hold_until, data, .. } = *release;
+        let (permit, permit_fence) = paths(owner);
+        let number_of_request = || permit.clone().entry(permit::SEQUENCE);
+        let mut update = Update::new(key)
+            .when(number_of_request().below(count("sequence", sequence)))
+            .set(EXPIRATION, count("expiration", seconds_up(kept_until(table, now))))
+            .set_data(data);
+        if let Some(end) = hold_until.filter(|end| *end > now.wall) {
+            update = update
+                .set(permit.clone().entry(permit::LEASE_END), count("lease_end", millis(end)))
+                .set(permit.clone().entry(permit::RELEASED), value("true", AttributeValue::Bool(true)))
+                .set(number_of_request(), count("sequence", sequence));
         } else {
-            condition.push_str(" AND #permits >= :one");
-            set.push_str(", #permit = :tombstone, #permits = #permits - :one");
-            remove.push("#permit_fence".to_owned());
-            request = request
-                .names([("#permit_fence", &permit_fence), ("#permits", PERMITS)])
-                .values([(":one", number(1_u8)), (":tombstone", tombstone_of(now, None))]);
+            update = update
+                .when(PERMITS.at_least(count("one", 1_u8)))
+                .set(permit, value("tombstone", tombstone_of(now, None)))
+                .set(PERMITS, To::Minus(count("one", 1_u8)))
+                .remove(permit_fence);
         }
-        if let Some(Data(data)) = data {
-            set.push_str(", #data = :data");
-            request = request.name("#data", DATA).value(":data", data.clone());
+        let seen = self.seen.as_ref();
+        // Without the acquire, nothing is known about tombstones.
+        if seen.is_none_or(|seen| seen.len() >= REMOVED_AT_ONCE) {
+            update = update.returning(ReturnValue::AllNew);
         }
-        request = without_tombstones(request, old, &mut condition, &mut remove);
-        if !remove.is_empty() {
-            let _infallible = write!(set, " REMOVE {}", remove.join(", "));
+        match seen.filter(|_| is_first) {
+            Some(seen) => without_tombstones(update, &obsolete(&seen.tombstones, now)),
+            None => update,
         }
-        request.update_expression(set).condition_expression(condition)
     }
 
-    /// Releases the permit if this owner has it after all. Otherwise leaves a tombstone, which refuses an attempt that
-    /// arrives late. One request if the owner has a permit, two if not; up to eight if others change the row.
-    pub(crate) async fn withdraw_permit(
-        &self,
-        key: &str,
-        owner: &str,
-        now: Moment,
-        expiration: u64,
-    ) -> Result<(), Error> {
-        let step = Step { key, owner, sequence: 1, now };
-        for _ in 0..TRIES {
-            let release = self.permit_release(step, now.wall, expiration, None, &[]);
-            let Err(error) = insist(release).await else { return Ok(()) };
-            let row = self.refusal(error, key)?;
-            let old = match &row {
-                Some(Row { semaphore: Some(semaphore), .. }) => {
-                    if semaphore.permit(owner).is_some() || semaphore.tombstone(owner).is_some() {
-                        return Ok(());
-                    }
-                    obsolete(&semaphore.tombstones, now)
-                }
-                // A lock has the key, and refuses the attempt.
-                Some(_) => return Ok(()),
-                None => Vec::new(),
-            };
-            let withdrawal = self.permit_withdrawal(step, row.is_some(), expiration, &old);
-            match insist(withdrawal).await {
-                Ok(_) => return Ok(()),
-                // The row has changed meanwhile.
-                Err(error) => self.refusal(error, key).map(drop)?,
-            }
-        }
-        Err(Error::new(Cause::Conflict, &self.name, key))
+    /// A tombstone has become a permit again.
+    fn adapts(&self, trace: &Trace, release: &Release<'_>) -> bool {
+        let removes = self.seen.as_ref().is_some_and(|seen| !obsolete(&seen.tombstones, release.now).is_empty());
+        removes && matches!(trace, Trace::Own(own) if own.sequence < Some(release.sequence))
     }
 
-    /// Builds the request that leaves a tombstone in the row, or in a new row without permits.
-    fn permit_withdrawal(
-        &self,
-        Step { key, owner, now, .. }: Step<'_>,
-        is_there: bool,
-        expiration: u64,
-        old: &[&str],
-    ) -> UpdateItemFluentBuilder {
-        let (permit, _) = names_of(owner);
-        let set = "SET #permit = :tombstone, #expiration = :expiration";
-        let mut request =
-            self.update(key).names([("#status", STATUS), ("#permit", &permit), ("#expiration", EXPIRATION)]).values([
-                (":semaphore", string(SEMAPHORE)),
-                (":tombstone", tombstone_of(now, None)),
-                (":expiration", number(expiration)),
-            ]);
-        if !is_there {
-            return request
-                .name("#id", &self.partition_key)
-                .name("#permits", PERMITS)
-                .value(":zero", number(0_u8))
-                .condition_expression("attribute_not_exists(#id)")
-                .update_expression(format!("{set}, #status = :semaphore, #permits = :zero"));
-        }
-        let mut condition = "#status = :semaphore AND attribute_not_exists(#permit)".to_owned();
-        let (mut update, mut remove) = (set.to_owned(), Vec::new());
-        request = without_tombstones(request, old, &mut condition, &mut remove);
-        if !remove.is_empty() {
-            let _infallible = write!(update, " REMOVE {}", remove.join(", "));
-        }
-        request.condition_expression(condition).update_expression(update)
-    }
-
-    /// Removes old tombstones of this row if there are many. One request, or none.
-    pub(super) async fn remove_tombstones(&self, key: &str, mut row: Item, now: Moment) {
+    fn tidied(&self, mut row: Item, key: &str, now: Moment) -> Option<Update> {
         let tombstones = Semaphore::read(&mut row).map(|semaphore| semaphore.tombstones).unwrap_or_default();
         let many = tombstones.iter().enumerate().filter(|tombstone| is_obsolete(*tombstone, now)).count();
         // Each release finds another number, so releases at the same moment do not all send a request.
         if many < REMOVED_AT_ONCE || many % REMOVALS_EVERY != 0 {
-            return;
+            return None;
         }
-        let old = obsolete(&tombstones, now);
-        let (mut condition, mut remove) = ("#status = :semaphore".to_owned(), Vec::new());
-        let request = self.update(key).name("#status", STATUS).value(":semaphore", string(SEMAPHORE));
-        let request = without_tombstones(request, &old, &mut condition, &mut remove);
-        let request =
-            request.update_expression(format!("REMOVE {}", remove.join(", "))).condition_expression(condition);
-        let _a_later_one_removes_them = in_time(REMOVAL_TIMEOUT, send(request)).await;
+        let update = Update::new(key).when(STATUS.is(text("semaphore", SEMAPHORE)));
+        Some(without_tombstones(update, &obsolete(&tombstones, now)))
     }
 
-    /// Builds the check "this owner's permit is still held" for a transaction.
-    pub(crate) fn permit_check(&self, key: &str, owner: &str, now: Moment) -> Result<ConditionCheck, Error> {
-        ConditionCheck::builder()
-            .table_name(&self.name)
-            .set_key(Some(self.key(key)))
-            .condition_expression(HELD)
-            .names([
-                ("#permit", &names_of(owner).0),
-                ("#lease_end", permit::LEASE_END),
-                ("#released", permit::RELEASED),
-            ])
-            .value(":now", number(now.millis()))
-            .return_values_on_condition_check_failure(OnRefusal::AllOld)
-            .build()
-            .map_err(|error| Error::new(Cause::Rejected, &self.name, key).with_source(error))
+    /// Leaves a tombstone in the row, or in a new row without permits.
+    fn withdrawal(&self, table: &Table, key: &str, owner: &str, row: Option<&Row>, now: Moment) -> Option<Update> {
+        let (permit, _) = paths(owner);
+        let update = Update::new(key)
+            .set(permit.clone(), value("tombstone", tombstone_of(now, None)))
+            .set(EXPIRATION, count("expiration", seconds_up(kept_until(table, now))));
+        let Some(row) = row else {
+            return Some(
+                update
+                    .when(table.partition_key_path().is_missing())
+                    .set(STATUS, text("semaphore", SEMAPHORE))
+                    .set(PERMITS, count("zero", 0_u8)),
+            );
+        };
+        // A row of another kind refuses the attempt.
+        let semaphore = row.semaphore.as_ref()?;
+        if semaphore.permit(owner).is_some() || semaphore.tombstone(owner).is_some() {
+            return None;
+        }
+        let update = update.when(STATUS.is(text("semaphore", SEMAPHORE))).when(permit.is_missing());
+        Some(without_tombstones(update, &obsolete(&semaphore.tombstones, now)))
     }
 
+    fn resumed(&mut self, row: Row) {
+        self.seen = row.semaphore;
+    }
+}
+
+impl Table {
     /// Releases the permits that were `seen`, for the operator `by`, so that their holders find them lost. `seen` is a
     /// semaphore or one permit. Returns `false` if the row is gone or not a semaphore. One request, and one more each time
     /// that another permit of those was released meanwhile.
-    pub(crate) async fn force_release_permits(
+    pub(super) async fn force_release_permits(
         &self,
         key: &str,
         by: &str,
         seen: &Holder,
         now: Moment,
-        expiration: u64,
     ) -> Result<bool, Error> {
         let seen = if seen.kind == HolderKind::Permit { std::slice::from_ref(seen) } else { &seen.permits[..] };
         let mut owners: Vec<&str> = seen.iter().filter_map(Holder::owner).take(MAX_PERMITS as usize).collect();
-        for _ in 0..TRIES {
+        for _ in 0..=TRIES {
             if owners.is_empty() {
                 return Ok(true);
             }
-            let request = self.forced_release(key, by, &owners, now, expiration);
-            let Err(error) = insist(request).await else { return Ok(true) };
-            let Some(semaphore) = self.refusal(error, key)?.and_then(|row| row.semaphore) else { return Ok(false) };
+            let release = self.forced_release(key, by, &owners, now);
+            let Answer::Refused(refused) = self.write(release, &SdkAttempts::default()).await? else { return Ok(true) };
+            let Some(semaphore) = refused.into_row(self)?.and_then(|row| row.semaphore) else { return Ok(false) };
             owners.retain(|owner| semaphore.permit(owner).is_some());
         }
         Err(Error::new(Cause::Conflict, &self.name, key))
     }
 
-    fn forced_release(
-        &self,
-        key: &str,
-        by: &str,
-        owners: &[&str],
-        now: Moment,
-        expiration: u64,
-    ) -> UpdateItemFluentBuilder {
-        let mut request = self
-            .update(key)
-            .names([("#permits", PERMITS), ("#lease_end", permit::LEASE_END), ("#expiration", EXPIRATION)])
-            .values([
-                (":freed", number(owners.len() as u128)),
-                (":zero", number(0_u8)),
-                (":tombstone", tombstone_of(now, Some(by))),
-                (":expiration", number(expiration)),
-            ]);
-        let mut condition = "#permits >= :freed".to_owned();
-        let mut set = "SET #permits = #permits - :freed, #expiration = :expiration".to_owned();
-        let mut remove = String::new();
-        for (index, owner) in owners.iter().enumerate() {
-            let (permit, permit_fence) = names_of(owner);
-            let (to, fence) = (format!("#p{index}"), format!("#f{index}"));
-            let _infallible = write!(condition, " AND {to}.#lease_end > :zero");
-            let _infallible = write!(set, ", {to} = :tombstone");
-            let _infallible = write!(remove, "{}{fence}", if index == 0 { " REMOVE " } else { ", " });
-            request = request.name(&to, &permit).name(&fence, &permit_fence);
-        }
-        request.condition_expression(condition).update_expression(set + &remove)
-    }
-
-    /// Returns the error of a permit that is no longer held, with the operator that released it by force.
-    fn permit_lost(&self, key: &str, owner: &str, semaphore: Option<&Semaphore>) -> Error {
-        let tombstone = semaphore.and_then(|semaphore| semaphore.tombstone(owner));
-        let forced = tombstone.filter(|tombstone| tombstone.forced_by.is_some()).cloned();
-        Error::new(Cause::Lost(forced.map(Tombstone::into_holder)), &self.name, key)
+    fn forced_release(&self, key: &str, by: &str, owners: &[&str], now: Moment) -> Update {
+        let freed = || count("freed", owners.len() as u128);
+        let update = Update::new(key)
+            .when(PERMITS.at_least(freed()))
+            .set(PERMITS, To::Minus(freed()))
+            .set(EXPIRATION, count("expiration", seconds_up(kept_until(self, now))));
+        owners.iter().enumerate().fold(update, |update, (index, owner)| {
+            let (permit, permit_fence) = other_paths(index, owner);
+            update
+                .when(permit.clone().entry(permit::LEASE_END).above(count("zero", 0_u8)))
+                .set(permit, value("tombstone", tombstone_of(now, Some(by))))
+                .remove(permit_fence)
+        })
     }
 }
 
+/// Returns the time until which the row stays at least. Other permits of it may have the longest lease.
+fn kept_until(table: &Table, now: Moment) -> Duration {
+    table.kept_after(now.wall.saturating_add(DAY).saturating_add(table.clock_skew))
+}
+
 /// Returns the names of an owner's permit and of its fence.
-pub(super) fn names_of(owner: &str) -> (String, String) {
+fn names_of(owner: &str) -> (String, String) {
     (format!("{PERMIT_PREFIX}{owner}"), format!("{PERMIT_FENCE_PREFIX}{owner}"))
+}
+
+/// Returns where the row has an owner's permit and its fence.
+fn paths(owner: &str) -> (Path, Path) {
+    let (permit, permit_fence) = names_of(owner);
+    (Path::named("permit", permit), Path::named("permit_fence", permit_fence))
+}
+
+/// Returns the same for one of several other owners.
+fn other_paths(index: usize, owner: &str) -> (Path, Path) {
+    let (permit, permit_fence) = names_of(owner);
+    (Path::named(format!("p{index}"), permit), Path::named(format!("f{index}"), permit_fence))
 }
 
 /// Returns `true` for a tombstone to remove, which has this index among all, the newest first.
@@ -518,24 +395,14 @@ fn obsolete(tombstones: &[Tombstone], now: Moment) -> Vec<&str> {
     owners
 }
 
-/// Adds the removal of these tombstones to a request.
-fn without_tombstones(
-    mut request: UpdateItemFluentBuilder,
-    old: &[&str],
-    condition: &mut String,
-    remove: &mut Vec<String>,
-) -> UpdateItemFluentBuilder {
-    for (index, owner) in old.iter().enumerate() {
-        let to = format!("#t{index}");
-        request = request.name(&to, &names_of(owner).0);
-        // A late duplicate of its acquire may have made it a permit again. `NOT` is true if the attribute is missing.
-        let _infallible = write!(condition, " AND NOT {to}.#lease_end > :zero");
-        remove.push(to);
-    }
-    if old.is_empty() {
-        return request;
-    }
-    request.name("#lease_end", permit::LEASE_END).value(":zero", number(0_u8))
+/// Adds the removal of these tombstones to an update.
+fn without_tombstones(update: Update, old: &[&str]) -> Update {
+    old.iter().enumerate().fold(update, |update, (index, owner)| {
+        let path = Path::named(format!("t{index}"), names_of(owner).0);
+        // A late duplicate of its acquire may have made it a permit again.
+        let is_permit = path.clone().entry(permit::LEASE_END).above(count("zero", 0_u8));
+        update.when(not(is_permit)).remove(path)
+    })
 }
 
 fn tombstone_of(now: Moment, forced_by: Option<&str>) -> AttributeValue {

@@ -2,27 +2,29 @@
 
 use std::time::Duration;
 
-use aws_sdk_dynamodb::error::{ProvideErrorMetadata as _, SdkError};
+use aws_sdk_dynamodb::error::SdkError;
 use aws_sdk_dynamodb::operation::update_item::UpdateItemError;
 use aws_sdk_dynamodb::types::AttributeValue;
 use futures_util::future::join_all;
 
 pub(super) use super::attribute::{number_at, string_at};
+use super::expression::{Attribute as _, Path, Rendered, all, any, text};
 use super::names::{
     ACQUIRED_AT, COMPLETED, DATA, ERROR, EXPIRATION, FENCE, HEAD, HOLD, HOLD_DEVIATION, HOLDER, IN_PROGRESS, LATEST,
     LEASE_END, MAX_FENCE, MAX_PLACE, MAX_SEQUENCE, OWNER, RELEASED, RESUMED, SEMAPHORE, SEQUENCE, STATUS, TAIL,
     TAIL_UNTIL, VALIDATION,
 };
 use super::semaphore::Semaphore;
-use super::table::{Expression as _, Item, Table, in_time, string};
+use super::table::{Item, Table};
+use super::write::in_time;
 use crate::clock::Moment;
-use crate::error::{Error, ErrorKind};
+use crate::error::{Cause, Error, ErrorKind};
 use crate::holder::{Data, Holder, HolderKind};
 use crate::limits::{DAY, REQUEST_TIMEOUT};
 use crate::queue::{HoldTime, Queue};
 
 /// A row whose attributes were checked.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Row {
     pub(super) completed: bool,
     pub(crate) owner: Option<String>,
@@ -44,7 +46,37 @@ pub(crate) struct Row {
     pub(super) semaphore: Option<Semaphore>,
 }
 
+/// Why a row cannot be read.
+#[derive(Debug)]
+pub(super) enum Unreadable {
+    /// Its attributes are not those of a row.
+    Malformed(String),
+    /// A text has half of a surrogate pair, which is no character: JavaScript can write it, and the SDK cannot read it.
+    NotUnicode(Box<SdkError<UpdateItemError>>),
+}
+
+/// Why a row cannot be read that has a string of JavaScript.
+pub(super) const NOT_UNICODE: &str = "a text has half of a surrogate pair, which is no character";
+
+impl Unreadable {
+    pub(super) fn not_unicode(error: SdkError<UpdateItemError>) -> Self {
+        Self::NotUnicode(Box::new(error))
+    }
+
+    pub(super) fn into_error(self, table: &str, key: &str) -> Error {
+        let malformed = |why| Error::new(Cause::MalformedRow(why), table, key);
+        match self {
+            Self::Malformed(why) => malformed(why),
+            Self::NotUnicode(error) => malformed(NOT_UNICODE.to_owned()).with_source(*error),
+        }
+    }
+}
+
 impl Row {
+    pub(super) fn read_if_any(item: Option<Item>) -> Result<Option<Self>, Unreadable> {
+        item.map(Self::read).transpose().map_err(Unreadable::Malformed)
+    }
+
     /// Reads a row that any program may have written. The error says what is wrong with it.
     pub(super) fn read(mut item: Item) -> Result<Self, String> {
         if is_semaphore(&item) {
@@ -114,11 +146,6 @@ impl Row {
         self.released.as_deref() == Some(owner)
     }
 
-    /// Returns `true` if the renewal with this number was the owner's last request.
-    pub(super) fn is_renewed_by(&self, owner: &str, sequence: u64) -> bool {
-        self.is_owned_by(owner) && !self.is_released_by(owner) && self.sequence == Some(sequence)
-    }
-
     /// Returns `true` if this owner completed the row. Powertools completes a row without checking its owner, but it
     /// leaves `released` unchanged.
     pub(super) fn is_completed_by(&self, owner: &str) -> bool {
@@ -128,11 +155,6 @@ impl Row {
     /// Returns `true` if TTL may delete the row before this time, in seconds.
     pub(super) fn is_deleted_before(&self, seconds: u64) -> bool {
         self.ttl.is_some_and(|ttl| ttl < seconds.saturating_mul(1000))
-    }
-
-    /// Returns the holder, if it is not this owner.
-    pub(super) fn into_other_holder(self, owner: &str, now: Moment) -> Option<Holder> {
-        (!self.is_owned_by(owner)).then(|| self.into_holder(now))
     }
 
     pub(super) fn into_holder(self, now: Moment) -> Holder {
@@ -160,28 +182,6 @@ impl Row {
 }
 
 impl Table {
-    /// Returns the row that refused a request, or the error if the request failed for another reason.
-    pub(super) fn refusal(&self, error: SdkError<UpdateItemError>, key: &str) -> Result<Option<Row>, Error> {
-        match error {
-            SdkError::ServiceError(context) if context.err().is_conditional_check_failed_exception() => {
-                let UpdateItemError::ConditionalCheckFailedException(refused) = context.into_err() else {
-                    return Ok(None);
-                };
-                match refused.item {
-                    Some(item) => Row::read(item).map(Some).map_err(|why| self.malformed(key, why)),
-                    None => Ok(None),
-                }
-            }
-            error if is_unreadable(&error) => Err(self.malformed(key, NOT_UNICODE.to_owned()).with_source(error)),
-            error => Err(Error::from_sdk(error, &self.name, key)),
-        }
-    }
-
-    /// Returns the error of a lock that no longer holds its key, with the current holder if it is another one.
-    pub(super) fn lost(&self, key: &str, owner: &str, row: Option<Row>, now: Moment) -> Error {
-        Error::lost_to(vec![(key.to_owned(), row.and_then(|row| row.into_other_holder(owner, now)))], &self.name)
-    }
-
     /// Reads the row of a key. One consistent read.
     pub(crate) async fn get(&self, key: &str, now: Moment) -> Result<Option<Holder>, Error> {
         let read = self.client.get_item().table_name(&self.name).consistent_read(true);
@@ -203,47 +203,37 @@ impl Table {
             Cursor::After(key) => Some(key.clone()),
             Cursor::End => return Ok(None),
         };
-        let mut filter = "#status IN (:in_progress, :completed, :semaphore) \
-             AND (attribute_exists(#lease_end) OR attribute_exists(#expiration))"
-            .to_owned();
+        let is_status = |name, status| STATUS.is(text(name, status));
+        let mut is_ours = all([
+            any([
+                is_status("in_progress", IN_PROGRESS),
+                is_status("completed", COMPLETED),
+                is_status("semaphore", SEMAPHORE),
+            ]),
+            any([LEASE_END.exists(), EXPIRATION.exists()]),
+        ]);
+        if !self.key_prefix.is_empty() {
+            is_ours = is_ours.and(self.partition_key_path().begins_with(text("prefix", &self.key_prefix)));
+        }
+        if let Some((name, value)) = &self.sort_key {
+            is_ours = is_ours.and(Path::named("sort_key", name.clone()).is(text("sort_key", value)));
+        }
+        let mut filter = Rendered::of(&is_ours);
         // Data and results are left out: they can be large and confidential.
-        let attributes = "#id, #status, #owner, #released, #holder, #fence, #acquired_at, #lease_end, #expiration, \
-             #tail, #head, #tail_until";
-        let mut request = self
+        let attributes =
+            [STATUS, OWNER, RELEASED, HOLDER, FENCE, ACQUIRED_AT, LEASE_END, EXPIRATION, TAIL, HEAD, TAIL_UNTIL];
+        let attributes = filter.list([self.partition_key_path()].into_iter().chain(attributes.map(Path::from)));
+        let request = self
             .client
             .scan()
             .table_name(&self.name)
             .consistent_read(true)
             .set_exclusive_start_key(after)
             .projection_expression(attributes)
-            .names([
-                ("#id", &self.partition_key),
-                ("#status", STATUS),
-                ("#owner", OWNER),
-                ("#released", RELEASED),
-                ("#holder", HOLDER),
-                ("#fence", FENCE),
-                ("#acquired_at", ACQUIRED_AT),
-                ("#lease_end", LEASE_END),
-                ("#expiration", EXPIRATION),
-                ("#tail", TAIL),
-                ("#head", HEAD),
-                ("#tail_until", TAIL_UNTIL),
-            ])
-            .values([
-                (":in_progress", string(IN_PROGRESS)),
-                (":completed", string(COMPLETED)),
-                (":semaphore", string(SEMAPHORE)),
-            ]);
-        if !self.key_prefix.is_empty() {
-            filter.push_str(" AND begins_with(#id, :prefix)");
-            request = request.value(":prefix", string(&self.key_prefix));
-        }
-        if let Some((name, value)) = &self.sort_key {
-            filter.push_str(" AND #sort_key = :sort_key");
-            request = request.name("#sort_key", name).value(":sort_key", string(value));
-        }
-        let output = in_time(REQUEST_TIMEOUT, Box::pin(request.filter_expression(filter).send()))
+            .set_filter_expression(filter.condition)
+            .set_expression_attribute_names(Some(filter.names))
+            .set_expression_attribute_values(Some(filter.values));
+        let output = in_time(REQUEST_TIMEOUT, Box::pin(request.send()))
             .await
             .map_err(|error| Error::from_sdk(error, &self.name, ""))?;
         let (mut rows, mut semaphores) = (Vec::new(), Vec::new());
@@ -278,17 +268,6 @@ impl Table {
         };
         Ok(row.map(|row| (key.to_owned(), row.map(|holder| Holder { data: None, ..holder }))))
     }
-}
-
-/// Why a row cannot be read that has a string of JavaScript.
-pub(super) const NOT_UNICODE: &str = "a text has half of a surrogate pair, which is no character";
-
-/// Returns `true` if this is a refusal by a row that the SDK cannot read. It then has no code.
-pub(super) fn is_unreadable(error: &SdkError<UpdateItemError>) -> bool {
-    const CODE: &[u8] = b"ConditionalCheckFailedException";
-    let SdkError::ServiceError(context) = error else { return false };
-    let answer = context.raw().body().bytes().unwrap_or_default();
-    context.err().code().is_none() && answer.windows(CODE.len()).any(|text| text == CODE)
 }
 
 /// How many semaphores of a page are read at once.

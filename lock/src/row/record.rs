@@ -1,21 +1,20 @@
 //! The record of idempotency: how its claim differs from a lock's, and how a run is completed.
 
-use std::collections::HashMap;
 use std::time::Duration;
 
-use aws_sdk_dynamodb::operation::update_item::builders::UpdateItemFluentBuilder;
-use aws_sdk_dynamodb::types::{AttributeValue, Update};
+use aws_sdk_dynamodb::types::{self, AttributeValue};
 
-use super::claim::{ClaimExtension, FREE, free};
-use super::names::{COMPLETED, DATA, ERROR, EXPIRATION, IN_PROGRESS, OWNER, RELEASED, STATUS, VALIDATION};
-use super::read::NOT_UNICODE;
-use super::table::{Expression as _, Item, Table, in_time, number, send, string};
+use super::expression::{Attribute as _, Condition, Update, all, any, count, text, value};
+use super::names::{ACQUIRED_AT, COMPLETED, DATA, ERROR, EXPIRATION, IN_PROGRESS, OWNER, RELEASED, STATUS, VALIDATION};
+use super::read::{NOT_UNICODE, Row, Unreadable};
+use super::table::Table;
+use super::write::Answer;
+use crate::client::SdkAttempts;
 use crate::clock::{Moment, millis, seconds_up};
 use crate::error::{Cause, Error};
 use crate::holder::{Data, Holder};
-use crate::limits::REQUEST_TIMEOUT;
 
-/// The claim to a record.
+/// What makes a claim to a key one to a record.
 #[derive(Clone, Debug)]
 pub(crate) struct RecordClaim {
     /// The [digests](differ) to store, and to compare with stored ones.
@@ -24,54 +23,62 @@ pub(crate) struct RecordClaim {
     pub(crate) reject_unfinished: Option<Duration>,
 }
 
-/// A record whose last run did not finish stays taken for the window; one that Powertools wrote stays taken until its TTL.
-const FREE_UNLESS_UNFINISHED: &str = free!(
-    "#lease_end <= :now AND (#released = #owner OR #acquired_at <= :window_ago \
-     OR (attribute_not_exists(#acquired_at) AND #expiration <= :now_seconds))"
-);
-
-impl ClaimExtension for RecordClaim {
-    fn condition(&self) -> &'static str {
-        if self.reject_unfinished.is_some() { FREE_UNLESS_UNFINISHED } else { FREE }
+impl RecordClaim {
+    /// The lease has ended. A record whose last run did not finish stays taken for the window, if that is to be rejected; one
+    /// that Powertools wrote stays taken until its TTL.
+    pub(super) fn is_over(&self, lease_is_over: Condition, now: Moment) -> Condition {
+        let Some(window) = self.reject_unfinished else { return lease_is_over };
+        let window_ago = millis(now.wall.saturating_sub(window));
+        let has_expired = EXPIRATION.at_most(count("now_seconds", now.wall.as_secs()));
+        all([
+            lease_is_over,
+            any([
+                RELEASED.is(OWNER),
+                ACQUIRED_AT.at_most(count("window_ago", window_ago)),
+                all([ACQUIRED_AT.is_missing(), has_expired]),
+            ]),
+        ])
     }
 
     /// Removes the outcome of the last run.
-    fn extend(&self, set: &mut String, mut request: UpdateItemFluentBuilder, now: Moment) -> UpdateItemFluentBuilder {
-        request = request.names([("#data", DATA), ("#error", ERROR), ("#validation", VALIDATION)]);
-        if let Some(window) = self.reject_unfinished {
-            let window_ago = millis(now.wall.saturating_sub(window));
-            request = request.name("#released", RELEASED).value(":window_ago", number(window_ago));
-        }
-        if let Some(validation) = &self.validation {
-            set.push_str(", #validation = :validation REMOVE #data, #error");
-            request.value(":validation", string(validation))
-        } else {
-            set.push_str(" REMOVE #data, #error, #validation");
-            request
+    pub(super) fn begin(&self, update: Update) -> Update {
+        let update = update.remove(DATA).remove(ERROR);
+        match &self.validation {
+            Some(validation) => update.set(VALIDATION, text("validation", validation)),
+            None => update.remove(VALIDATION),
         }
     }
 
-    fn keep_until(&self, now: Moment) -> Option<Duration> {
+    /// Returns the earliest time at which TTL may delete the row, if that can be later than for a lock.
+    pub(super) fn kept_until(&self, now: Moment) -> Option<Duration> {
         self.reject_unfinished.map(|window| now.wall.saturating_add(window))
     }
 
-    fn refusal(&self, record: Holder) -> Cause {
+    /// Returns the record if it has the result. Otherwise returns the error that a refusal by this record means.
+    pub(crate) fn refusal(&self, record: Holder) -> Result<Holder, Cause> {
         let (stored, ours) = (record.validation.as_deref(), self.validation.as_deref());
         if stored.zip(ours).is_some_and(|(stored, ours)| differ(stored, ours)) {
-            Cause::Mismatch(record)
+            Err(Cause::Mismatch(record))
         } else if record.completed {
-            Cause::Completed(record)
+            Ok(record)
         } else if record.current {
-            Cause::InProgress(record)
+            Err(Cause::InProgress(record))
         } else {
-            Cause::Unfinished(record)
+            Err(Cause::Unfinished(record))
         }
     }
 
-    fn unreadable(&self) -> Cause {
-        Cause::UnusableResult(format!(
-            "the stored result cannot be read ({NOT_UNICODE}): let the function that wrote it return whole characters"
-        ))
+    /// Returns the error of a stored result that the SDK cannot read.
+    pub(super) fn unreadable(why: Unreadable, table: &Table, key: &str) -> Error {
+        match why {
+            Unreadable::NotUnicode(error) => {
+                let why = format!(
+                    "the stored result cannot be read ({NOT_UNICODE}): let the function that wrote it return whole characters"
+                );
+                Error::new(Cause::UnusableResult(why), &table.name, key).with_source(*error)
+            }
+            why @ Unreadable::Malformed(_) => why.into_error(&table.name, key),
+        }
     }
 }
 
@@ -116,71 +123,45 @@ impl Table {
         outcome: Outcome,
     ) -> Result<Completed, Error> {
         let until = seconds_up(end);
-        let Completion { update, names, values } = Completion::new(owner, until, outcome);
-        let request = self
-            .update(key)
-            .update_expression(update)
-            .condition_expression(Completion::CONDITION)
-            .set_expression_attribute_names(Some(names))
-            .set_expression_attribute_values(Some(values));
-        let Err(error) = in_time(REQUEST_TIMEOUT, send(request)).await else {
+        let completion = completion(key, owner, until, outcome);
+        let Answer::Refused(refused) = self.write(completion, &SdkAttempts::default()).await? else {
             return Ok(Completed::Now { until: until * 1000 });
         };
-        match self.refusal(error, key)? {
-            Some(row) if row.is_completed_by(owner) => Ok(Completed::Before(Box::new(row.into_holder(now)))),
-            row => Err(self.lost(key, owner, row, now)),
+        let row = refused.into_row(self)?;
+        let is_completed = |row: &Row| row.is_completed_by(owner);
+        if let Some(row) = row.as_ref().filter(|row| is_completed(row)) {
+            return Ok(Completed::Before(Box::new(row.clone().into_holder(now))));
         }
+        let holder = row.filter(|row| !row.is_owned_by(owner)).map(|row| row.into_holder(now));
+        Err(Error::lost_to(vec![(key.to_owned(), holder)], &self.name))
     }
 
     /// Builds the same completion as a part of the caller's transaction.
-    pub(crate) fn completion(&self, key: &str, owner: &str, end: Duration, outcome: Outcome) -> Result<Update, Error> {
-        let Completion { update, names, values } = Completion::new(owner, seconds_up(end), outcome);
-        Update::builder()
-            .table_name(&self.name)
-            .set_key(Some(self.key(key)))
-            .update_expression(update)
-            .condition_expression(Completion::CONDITION)
-            .set_expression_attribute_names(Some(names))
-            .set_expression_attribute_values(Some(values))
-            .build()
-            .map_err(|error| Error::new(Cause::Rejected, &self.name, key).with_source(error))
+    pub(crate) fn completion(
+        &self,
+        key: &str,
+        owner: &str,
+        end: Duration,
+        outcome: Outcome,
+    ) -> Result<types::Update, Error> {
+        let mut part = self.part(&completion(key, owner, seconds_up(end), outcome))?;
+        // The record, which may be large and confidential, is not the caller's concern.
+        part.return_values_on_condition_check_failure = None;
+        Ok(part)
     }
 }
 
-/// The update that completes a row. It also counts as the release, so that a late duplicate of a renewal is refused.
-struct Completion {
-    update: String,
-    names: HashMap<String, String>,
-    values: Item,
-}
-
-impl Completion {
-    const CONDITION: &str = "#owner = :owner AND #status = :in_progress";
-
-    fn new(owner: &str, until: u64, outcome: Outcome) -> Self {
-        let set = "SET #status = :completed, #expiration = :expiration, #released = :owner";
-        let mut completion = Self {
-            update: set.to_owned(),
-            names: [("#status", STATUS), ("#expiration", EXPIRATION), ("#released", RELEASED), ("#owner", OWNER)]
-                .map(|(to, name)| (to.to_owned(), name.to_owned()))
-                .into(),
-            values: [
-                (":completed", string(COMPLETED)),
-                (":in_progress", string(IN_PROGRESS)),
-                (":expiration", number(until)),
-                (":owner", string(owner)),
-            ]
-            .map(|(to, value)| (to.to_owned(), value))
-            .into(),
-        };
-        let (name, value) = match outcome {
-            Outcome::WithoutResult => return completion,
-            Outcome::Result(data) => (DATA, data),
-            Outcome::Error(Data(error)) => (ERROR, error),
-        };
-        completion.update.push_str(", #outcome = :outcome");
-        completion.names.insert("#outcome".to_owned(), name.to_owned());
-        completion.values.insert(":outcome".to_owned(), value);
-        completion
+/// Completes a row. It also counts as the release, so that a late duplicate of a renewal is refused.
+fn completion(key: &str, owner: &str, until: u64, outcome: Outcome) -> Update {
+    let update = Update::new(key)
+        .when(OWNER.is(text("owner", owner)))
+        .when(STATUS.is(text("in_progress", IN_PROGRESS)))
+        .set(STATUS, text("completed", COMPLETED))
+        .set(EXPIRATION, count("expiration", until))
+        .set(RELEASED, text("owner", owner));
+    match outcome {
+        Outcome::Result(result) => update.set(DATA, value("outcome", result)),
+        Outcome::Error(Data(error)) => update.set(ERROR, value("outcome", error)),
+        Outcome::WithoutResult => update,
     }
 }

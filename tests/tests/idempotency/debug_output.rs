@@ -35,7 +35,7 @@ async fn debug_output_shows_no_payload_result_or_digest() {
     let secret = || "4111 1111".to_owned();
 
     // Events and messages.
-    let mut record = aws_lambda_events::sqs::SqsRecord::default();
+    let mut record = aws_lambda_events::sqs::SqsMessage::default();
     record.message_id = Some("message 1".to_owned());
     let mut attribute = aws_lambda_events::sqs::SqsMessageAttribute::default();
     attribute.string_value = Some(secret());

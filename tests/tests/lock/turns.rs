@@ -8,7 +8,7 @@ use aws_sdk_dynamodb::types::AttributeValue;
 use fastrand::Rng;
 use lambda_lock::embedded::{Answer, DynamoDb, Faults, Host, Intercept};
 use lambda_lock::idempotency::OnMissingKey;
-use lambda_lock::{Error, Idempotency, Jitter, Lock, Locks, Wait};
+use lambda_lock::{Backoff, Error, Idempotency, Lock, Locks, Wait};
 use lambda_lock_tests::World;
 use lambda_lock_tests::history::Mutation;
 use serde_json::{Value, json};
@@ -94,11 +94,11 @@ async fn waiters_are_served_in_the_order_of_their_arrival() {
 }
 
 #[tokio::test]
-async fn explicit_delays_take_no_place() {
+async fn plain_backoff_takes_no_place() {
     let world = World::new().await;
     let lock = world.default_locks().acquire("job").lease(ENOUGH).await.unwrap();
-    let backoff = Wait::in_turn().up_to(ms(100));
-    for plain in [backoff.base(ms(10)), backoff.factor(1.5), backoff.cap(ms(20)), backoff.jitter(Jitter::Full)] {
+    for backoff in [Backoff::new(), Backoff::new().base(ms(10))] {
+        let plain = Wait::backoff(backoff).up_to(ms(100));
         let error = world.default_locks().acquire("job").wait(plain).await.unwrap_err();
         assert!(error.is_held());
         assert!(!world.row("job").await.unwrap().contains_key("tail"), "{plain:?}");

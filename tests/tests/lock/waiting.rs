@@ -146,7 +146,7 @@ async fn dropping_the_future_stops_the_wait() {
     let world = World::new().await;
     let lock = world.default_locks().acquire("job").await.unwrap();
     let host = world.host().build();
-    let waiting = world.locks(&host).build().unwrap().acquire("job").wait(eagerly().cap(ms(5)));
+    let waiting = world.locks(&host).build().unwrap().acquire("job").wait(Backoff::new().base(ms(2)).cap(ms(5)));
     tokio::time::timeout(ms(100), waiting.into_future()).await.unwrap_err();
     assert!(host.requests() > 2);
     // A release follows a request that was under way.

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use lambda_lock::ErrorKind;
 use lambda_lock::embedded::Intercept;
+use lambda_lock::{Backoff, ErrorKind, Jitter};
 use lambda_lock_tests::World;
 use lambda_lock_tests::invocation::millis;
 use serde_json::Value;
@@ -65,7 +65,8 @@ async fn an_acquire_that_finds_its_own_effect_partly_lost_starts_again() {
     let world = World::new().await;
     let host = world.host().intercept(lose_answers(1..=3)).build();
     let locks = world.locks_with_quick_retries(&host).build().unwrap();
-    let acquiring = tokio::spawn(locks.acquire_all(KEYS).wait(eagerly().base(crate::ms(500))).into_future());
+    let slowly = Backoff::new().base(crate::ms(200)).jitter(Jitter::None);
+    let acquiring = tokio::spawn(locks.acquire_all(KEYS).wait(slowly).into_future());
     while world.row(KEYS[0]).await.is_none() {
         tokio::time::sleep(crate::ms(5)).await;
     }

@@ -8,7 +8,7 @@ use std::time::Duration;
 use fastrand::Rng;
 use futures_util::future::join_all;
 use lambda_lock::embedded::Faults;
-use lambda_lock::{Acquire, Error, ErrorKind, Locks, Wait};
+use lambda_lock::{Acquire, Backoff, Error, ErrorKind, Locks, Wait};
 use lambda_lock_tests::invocation::Counter;
 use tokio::time::{sleep, timeout};
 
@@ -52,8 +52,9 @@ async fn worker(locks: Locks, seed: u64, tally: Arc<Mutex<Seen>>) {
     let mut random = Rng::with_seed(seed);
     for _ in 0..6 {
         let key = format!("key {}", random.u8(..2));
-        let wait = Wait::in_turn().up_to(ms(random.u64(0..2000)));
-        let wait = if random.bool() { wait } else { wait.base(ms(20)) };
+        let budget = ms(random.u64(0..2000));
+        let plain = Wait::backoff(Backoff::new().base(ms(20)));
+        let wait = if random.bool() { Wait::in_turn() } else { plain }.up_to(budget);
         let lease = ms(random.u64(200..3000));
         let hold = ms(random.u64(0..4000));
         tally.lock().unwrap().acquires += 1;

@@ -1,0 +1,467 @@
+//! Conditions and updates as values. They are rendered once, when the request is built, so no part depends on the order in
+//! which it was added.
+
+use std::borrow::{Borrow, Cow};
+use std::collections::HashMap;
+use std::time::Duration;
+
+use aws_sdk_dynamodb::types::{AttributeValue, ReturnValue};
+
+use super::names::{DATA, LEASE_END};
+use crate::holder::Data;
+
+/// An attribute of a row, or an entry of an attribute that is a map.
+#[derive(Clone, Debug)]
+pub(super) struct Path {
+    /// What stands for the attribute in the text, after `#`.
+    placeholder: Cow<'static, str>,
+    attribute: Cow<'static, str>,
+    entry: Option<&'static str>,
+}
+
+impl Path {
+    /// An attribute whose name is known at run time only.
+    pub(super) fn named(placeholder: impl Into<Cow<'static, str>>, attribute: impl Into<Cow<'static, str>>) -> Self {
+        Self { placeholder: placeholder.into(), attribute: attribute.into(), entry: None }
+    }
+
+    pub(super) fn entry(mut self, name: &'static str) -> Self {
+        self.entry = Some(name);
+        self
+    }
+}
+
+impl From<&'static str> for Path {
+    fn from(attribute: &'static str) -> Self {
+        let placeholder = if attribute == LEASE_END { "lease_end" } else { attribute };
+        Self::named(placeholder, attribute)
+    }
+}
+
+/// A value, with the name that stands for it in the text.
+#[derive(Clone, Debug)]
+pub(super) struct Value(&'static str, AttributeValue);
+
+pub(super) fn text(name: &'static str, value: &str) -> Value {
+    Value(name, string(value))
+}
+
+pub(super) fn count(name: &'static str, value: impl Into<u128>) -> Value {
+    Value(name, number(value))
+}
+
+pub(super) fn value(name: &'static str, value: AttributeValue) -> Value {
+    Value(name, value)
+}
+
+pub(super) fn string(value: &str) -> AttributeValue {
+    AttributeValue::S(value.to_owned())
+}
+
+pub(super) fn number(value: impl Into<u128>) -> AttributeValue {
+    AttributeValue::N(value.into().to_string())
+}
+
+/// A time of a hold, in milliseconds with a fraction.
+pub(super) fn hold_number(duration: Duration) -> AttributeValue {
+    AttributeValue::N(format!("{:.3}", duration.as_secs_f64() * 1000.0))
+}
+
+/// A condition on a row.
+#[derive(Clone, Debug)]
+pub(super) enum Condition {
+    /// With the operator as DynamoDB writes it. `<>` is true if the attribute is missing, all others are false then.
+    Compare(Path, &'static str, Operand),
+    Between(Path, Value, Value),
+    BeginsWith(Path, Value),
+    Exists(Path),
+    Missing(Path),
+    /// True if an attribute of the condition is missing.
+    Not(Box<Condition>),
+    All(Vec<Condition>),
+    Any(Vec<Condition>),
+}
+
+#[derive(Clone, Debug)]
+pub(super) enum Operand {
+    Value(Value),
+    Path(Path),
+}
+
+impl From<Value> for Operand {
+    fn from(value: Value) -> Self {
+        Self::Value(value)
+    }
+}
+
+impl From<&'static str> for Operand {
+    fn from(attribute: &'static str) -> Self {
+        Self::Path(attribute.into())
+    }
+}
+
+/// The conditions on one attribute.
+pub(super) trait Attribute: Into<Path> {
+    fn is(self, other: impl Into<Operand>) -> Condition {
+        Condition::Compare(self.into(), "=", other.into())
+    }
+
+    /// True if the attribute is missing.
+    fn is_not(self, other: impl Into<Operand>) -> Condition {
+        Condition::Compare(self.into(), "<>", other.into())
+    }
+
+    fn below(self, other: impl Into<Operand>) -> Condition {
+        Condition::Compare(self.into(), "<", other.into())
+    }
+
+    fn at_most(self, other: impl Into<Operand>) -> Condition {
+        Condition::Compare(self.into(), "<=", other.into())
+    }
+
+    fn above(self, other: impl Into<Operand>) -> Condition {
+        Condition::Compare(self.into(), ">", other.into())
+    }
+
+    fn at_least(self, other: impl Into<Operand>) -> Condition {
+        Condition::Compare(self.into(), ">=", other.into())
+    }
+
+    fn between(self, least: Value, most: Value) -> Condition {
+        Condition::Between(self.into(), least, most)
+    }
+
+    fn begins_with(self, start: Value) -> Condition {
+        Condition::BeginsWith(self.into(), start)
+    }
+
+    fn exists(self) -> Condition {
+        Condition::Exists(self.into())
+    }
+
+    fn is_missing(self) -> Condition {
+        Condition::Missing(self.into())
+    }
+}
+
+impl<T: Into<Path>> Attribute for T {}
+
+pub(super) fn all<const N: usize>(conditions: [Condition; N]) -> Condition {
+    Condition::All(conditions.into())
+}
+
+pub(super) fn any<const N: usize>(conditions: [Condition; N]) -> Condition {
+    Condition::Any(conditions.into())
+}
+
+pub(super) fn not(condition: Condition) -> Condition {
+    Condition::Not(Box::new(condition))
+}
+
+impl Condition {
+    pub(super) fn and(self, other: Self) -> Self {
+        match self {
+            Self::All(mut conditions) => {
+                conditions.push(other);
+                Self::All(conditions)
+            }
+            first => Self::All(vec![first, other]),
+        }
+    }
+}
+
+/// What an attribute is set to.
+#[derive(Clone, Debug)]
+pub(super) enum To {
+    Value(Value),
+    /// Its value, or this one if it is missing.
+    Default(Value),
+    /// One more than the value of this attribute, or than this value if the attribute is missing.
+    Next(Path, Value),
+    /// Its value less this one.
+    Minus(Value),
+}
+
+impl From<Value> for To {
+    fn from(value: Value) -> Self {
+        Self::Value(value)
+    }
+}
+
+/// A conditional update of one row.
+#[derive(Clone, Debug)]
+#[must_use = "an update does nothing until it is written"]
+pub(super) struct Update {
+    pub(super) key: String,
+    set: Vec<(Path, To)>,
+    remove: Vec<Path>,
+    condition: Option<Condition>,
+    pub(super) returns: Option<ReturnValue>,
+}
+
+impl Update {
+    pub(super) fn new(key: &str) -> Self {
+        Self { key: key.to_owned(), set: Vec::new(), remove: Vec::new(), condition: None, returns: None }
+    }
+
+    pub(super) fn set(mut self, path: impl Into<Path>, to: impl Into<To>) -> Self {
+        self.set.push((path.into(), to.into()));
+        self
+    }
+
+    /// Sets the data, if there is any.
+    pub(super) fn set_data(self, data: Option<&Data>) -> Self {
+        match data {
+            Some(Data(data)) => self.set(DATA, value("data", data.clone())),
+            None => self,
+        }
+    }
+
+    pub(super) fn remove(mut self, path: impl Into<Path>) -> Self {
+        self.remove.push(path.into());
+        self
+    }
+
+    /// Adds a condition to those that were added before.
+    pub(super) fn when(mut self, condition: Condition) -> Self {
+        self.condition = Some(match self.condition {
+            Some(before) => before.and(condition),
+            None => condition,
+        });
+        self
+    }
+
+    pub(super) fn returning(mut self, row: ReturnValue) -> Self {
+        self.returns = Some(row);
+        self
+    }
+
+    pub(super) fn render(&self) -> Rendered {
+        let mut rendered = Rendered::default();
+        let mut update = String::new();
+        for (index, (path, to)) in self.set.iter().enumerate() {
+            update.push_str(if index == 0 { "SET " } else { ", " });
+            rendered.write_assignment(path, to, &mut update);
+        }
+        for (index, path) in self.remove.iter().enumerate() {
+            update.push_str(match (index, update.is_empty()) {
+                (0, true) => "REMOVE ",
+                (0, false) => " REMOVE ",
+                _ => ", ",
+            });
+            rendered.write_path(path, &mut update);
+        }
+        rendered.update = Some(update).filter(|update| !update.is_empty());
+        if let Some(condition) = &self.condition {
+            rendered.set_condition(condition);
+        }
+        rendered
+    }
+}
+
+/// The texts of an update and its condition, with what their placeholders stand for.
+#[derive(Debug, Default)]
+pub(super) struct Rendered {
+    pub(super) update: Option<String>,
+    pub(super) condition: Option<String>,
+    pub(super) names: HashMap<String, String>,
+    pub(super) values: HashMap<String, AttributeValue>,
+}
+
+impl Rendered {
+    pub(super) fn of(condition: &Condition) -> Self {
+        let mut rendered = Self::default();
+        rendered.set_condition(condition);
+        rendered
+    }
+
+    /// Adds names, and returns a list of them.
+    pub(super) fn list(&mut self, paths: impl IntoIterator<Item = Path>) -> String {
+        let mut text = String::new();
+        for path in paths {
+            if !text.is_empty() {
+                text.push_str(", ");
+            }
+            self.write_path(&path, &mut text);
+        }
+        text
+    }
+
+    fn set_condition(&mut self, condition: &Condition) {
+        let mut text = String::new();
+        self.write_condition(condition, &mut text);
+        self.condition = Some(text);
+    }
+
+    fn write_assignment(&mut self, path: &Path, to: &To, text: &mut String) {
+        self.write_path(path, text);
+        text.push_str(" = ");
+        match to {
+            To::Value(value) => self.write_value(value, text),
+            To::Default(value) => self.write_default(path, value, text),
+            To::Next(of, start) => {
+                self.write_default(of, start, text);
+                text.push_str(" + ");
+                self.write_value(&count("one", 1_u8), text);
+            }
+            To::Minus(value) => {
+                self.write_path(path, text);
+                text.push_str(" - ");
+                self.write_value(value, text);
+            }
+        }
+    }
+
+    fn write_default(&mut self, path: &Path, value: &Value, text: &mut String) {
+        text.push_str("if_not_exists(");
+        self.write_path(path, text);
+        text.push_str(", ");
+        self.write_value(value, text);
+        text.push(')');
+    }
+
+    fn write_condition(&mut self, condition: &Condition, text: &mut String) {
+        match condition {
+            Condition::Compare(path, operator, operand) => {
+                self.write_path(path, text);
+                text.extend([" ", operator, " "]);
+                match operand {
+                    Operand::Value(value) => self.write_value(value, text),
+                    Operand::Path(path) => self.write_path(path, text),
+                }
+            }
+            Condition::Between(path, least, most) => {
+                self.write_path(path, text);
+                text.push_str(" BETWEEN ");
+                self.write_value(least, text);
+                text.push_str(" AND ");
+                self.write_value(most, text);
+            }
+            Condition::BeginsWith(path, start) => {
+                text.push_str("begins_with(");
+                self.write_path(path, text);
+                text.push_str(", ");
+                self.write_value(start, text);
+                text.push(')');
+            }
+            Condition::Exists(path) => self.write_function("attribute_exists(", path, text),
+            Condition::Missing(path) => self.write_function("attribute_not_exists(", path, text),
+            Condition::Not(condition) => {
+                text.push_str("NOT ");
+                self.write_term(condition, text);
+            }
+            Condition::All(conditions) => self.write_joined(conditions, " AND ", text),
+            Condition::Any(conditions) => self.write_joined(conditions, " OR ", text),
+        }
+    }
+
+    fn write_function(&mut self, function: &str, path: &Path, text: &mut String) {
+        text.push_str(function);
+        self.write_path(path, text);
+        text.push(')');
+    }
+
+    fn write_joined(&mut self, conditions: &[Condition], operator: &str, text: &mut String) {
+        for (index, condition) in conditions.iter().enumerate() {
+            if index > 0 {
+                text.push_str(operator);
+            }
+            self.write_term(condition, text);
+        }
+    }
+
+    /// Writes a condition that is a part of a larger one.
+    fn write_term(&mut self, condition: &Condition, text: &mut String) {
+        let is_compound = matches!(condition, Condition::All(_) | Condition::Any(_));
+        if is_compound {
+            text.push('(');
+        }
+        self.write_condition(condition, text);
+        if is_compound {
+            text.push(')');
+        }
+    }
+
+    fn write_path(&mut self, Path { placeholder, attribute, entry }: &Path, text: &mut String) {
+        write_placeholder(&mut self.names, '#', placeholder, &**attribute, text);
+        if let Some(entry) = entry {
+            text.push('.');
+            write_placeholder(&mut self.names, '#', entry, *entry, text);
+        }
+    }
+
+    fn write_value(&mut self, Value(name, value): &Value, text: &mut String) {
+        write_placeholder(&mut self.values, ':', name, value, text);
+    }
+}
+
+/// Writes what stands for `meaning`: the wished name, or a longer one if that stands for something else.
+fn write_placeholder<T: Borrow<M>, M: PartialEq + ToOwned<Owned = T> + ?Sized>(
+    placeholders: &mut HashMap<String, T>,
+    sign: char,
+    wished: &str,
+    meaning: &M,
+    text: &mut String,
+) {
+    let start = text.len();
+    text.push(sign);
+    text.push_str(wished);
+    loop {
+        match placeholders.get(&text[start..]) {
+            Some(other) if other.borrow() == meaning => return,
+            Some(_) => text.push('_'),
+            None => break,
+        }
+    }
+    placeholders.insert(text[start..].to_owned(), meaning.to_owned());
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::names::{EXPIRATION, FENCE, OWNER, STATUS, permit};
+    use super::*;
+
+    fn rendered(condition: Condition) -> (String, Rendered) {
+        let mut rendered = Rendered::of(&condition);
+        (rendered.condition.take().unwrap_or_default(), rendered)
+    }
+
+    #[test]
+    fn conditions_within_conditions_have_parentheses() {
+        let (text, _) = rendered(any([
+            OWNER.is_missing(),
+            all([STATUS.is(text("completed", "COMPLETED")), not(any([FENCE.exists(), OWNER.exists()]))]),
+        ]));
+        assert_eq!(
+            text,
+            "attribute_not_exists(#owner) OR (#status = :completed AND NOT (attribute_exists(#fence) OR \
+             attribute_exists(#owner)))"
+        );
+    }
+
+    #[test]
+    fn one_name_for_two_values_becomes_two_placeholders() {
+        let (text, rendered) = rendered(all([FENCE.above(count("n", 1_u8)), FENCE.below(count("n", 2_u8))]));
+        assert_eq!(text, "#fence > :n AND #fence < :n_");
+        assert_eq!(rendered.values[":n_"], number(2_u8));
+    }
+
+    #[test]
+    fn an_entry_of_a_map_has_two_names() {
+        let path = || Path::named("permit", "permit:0f");
+        let (text, rendered) = rendered(all([path().entry(permit::LEASE_END).exists(), LEASE_END.exists()]));
+        assert_eq!(text, "attribute_exists(#permit.#lease_end) AND attribute_exists(#lease_end_)");
+        assert_eq!(rendered.names["#lease_end_"], LEASE_END);
+    }
+
+    #[test]
+    fn the_order_of_parts_does_not_matter() {
+        let update = Update::new("key").when(OWNER.exists()).remove(DATA).set(EXPIRATION, count("end", 7_u8));
+        let update = update.when(FENCE.exists()).set(FENCE, To::Next(FENCE.into(), count("now", 9_u8))).render();
+        assert_eq!(
+            update.update.as_deref(),
+            Some("SET #expiration = :end, #fence = if_not_exists(#fence, :now) + :one REMOVE #data")
+        );
+        assert_eq!(update.condition.as_deref(), Some("attribute_exists(#owner) AND attribute_exists(#fence)"));
+    }
+}

@@ -1,0 +1,60 @@
+//! The release by an operator.
+
+use super::expression::{Attribute as _, Update, all, any, count, text};
+use super::names::{EXPIRATION, HOLDER, IN_PROGRESS, LEASE_END, OWNER, RELEASED, STATUS};
+use super::table::Table;
+use super::write::Answer;
+use crate::client::SdkAttempts;
+use crate::clock::{Moment, seconds_up};
+use crate::error::Error;
+use crate::holder::{Holder, HolderKind};
+
+impl Table {
+    /// Frees what was `seen`, for the operator `by`, so that its holder finds it lost. Returns `false` if the row has changed
+    /// since it was seen. One request; for permits another one each time that one of them was released meanwhile.
+    pub(crate) async fn force_release(&self, key: &str, by: &str, seen: &Holder, now: Moment) -> Result<bool, Error> {
+        match seen.kind {
+            HolderKind::Key => self.force_release_key(key, by, seen, now).await,
+            HolderKind::Semaphore | HolderKind::Permit => self.force_release_permits(key, by, seen, now).await,
+        }
+    }
+
+    /// Takes the key for an owner of the operator's, and releases it at once.
+    async fn force_release_key(&self, key: &str, by: &str, seen: &Holder, now: Moment) -> Result<bool, Error> {
+        let owner = self.nonce(key)?;
+        // Not after the end of the lease, even if this clock is ahead; and after the request that began the lease, so that
+        // a duplicate of it is refused.
+        let end = now.millis().min(seen.until).max(seen.since.map_or(0, |since| since + 1));
+        let is_unchanged = match &seen.owner {
+            // A row that its owner released is not changed, so that a retry of that release recognises it.
+            Some(seen) => all([
+                OWNER.is(text("seen", seen)),
+                any([RELEASED.is_not(text("seen", seen)), LEASE_END.above(count("now", now.millis()))]),
+            ]),
+            // A row that another library wrote has no owner. Its end tells one acquisition from the next.
+            None => all([
+                OWNER.is_missing(),
+                any([
+                    LEASE_END.is(count("seen", seen.until)),
+                    all([LEASE_END.is_missing(), EXPIRATION.is(count("seen_seconds", seen.until / 1000))]),
+                ]),
+            ]),
+        };
+        let release = Update::new(key)
+            .when(STATUS.is(text("in_progress", IN_PROGRESS)))
+            .when(is_unchanged)
+            .set(OWNER, text("owner", &owner))
+            .set(RELEASED, text("owner", &owner))
+            .set(HOLDER, text("holder", by))
+            .set(LEASE_END, count("end", end))
+            .set(EXPIRATION, count("expiration", seconds_up(self.kept_after(now.wall))));
+        let Answer::Refused(refused) = self.write(release, &SdkAttempts::default()).await? else { return Ok(true) };
+        Ok(refused.into_row(self)?.is_some_and(|row| {
+            let is_released = |owner: &str| row.is_owned_by(owner) && row.is_released_by(owner);
+            let by_holder = !row.completed && seen.owner.as_deref().is_some_and(is_released);
+            // An earlier attempt of this request was applied; its answer was lost.
+            let by_this_request = row.is_released_by(&owner);
+            by_holder || by_this_request
+        }))
+    }
+}

@@ -1,0 +1,209 @@
+//! The requests of an owner after its acquire: renew, release, and the withdrawal of an acquire that ended without the lock.
+
+use std::time::Duration;
+
+use aws_sdk_dynamodb::types::ConditionCheck;
+
+use super::expression::{Attribute as _, Condition, Update, count};
+use super::kind::{Acquisition, Field, Own, Trace};
+use super::names::EXPIRATION;
+use super::read::Row;
+use super::table::{Item, Table};
+use super::write::{Answer, in_time, send};
+use crate::client::SdkAttempts;
+use crate::clock::{Lease, Moment};
+use crate::error::{Cause, Error};
+use crate::holder::{Data, Holder};
+use crate::queue::HoldTime;
+
+/// How often a request looks again at a row that changed meanwhile.
+pub(super) const TRIES: u32 = 3;
+
+/// How long a release waits for the removal of what is no longer needed.
+const TIDYING_TIMEOUT: Duration = Duration::from_millis(200);
+
+/// A release.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Release<'a> {
+    /// Larger than the number of every earlier request of this owner.
+    pub(crate) sequence: u64,
+    pub(crate) now: Moment,
+    /// When the key was acquired, in whole milliseconds.
+    pub(crate) acquired_at: Duration,
+    /// Until when the key stays held after the release.
+    pub(crate) hold_until: Option<Duration>,
+    /// What the hold time for waiters follows from, if the hold is known.
+    pub(crate) hold: Option<Hold>,
+    pub(crate) data: Option<&'a Data>,
+}
+
+/// A hold that ends with a release.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Hold {
+    pub(crate) since: Duration,
+    /// How long the holds before this one took.
+    pub(crate) before: Option<HoldTime>,
+}
+
+/// The effect of a renewal.
+#[derive(Debug)]
+pub(crate) enum Renewed {
+    Renewed,
+    Lost {
+        error: Error,
+        /// The owner still has other keys, which a release frees.
+        has_others: bool,
+    },
+}
+
+/// The effect of a release.
+#[derive(Debug)]
+pub(crate) enum Released {
+    Released,
+    /// This owner had completed the record, in a request or a transaction whose answer was lost.
+    Completed(Box<Holder>),
+    /// There is no trace of the acquisition after an earlier attempt, also of an earlier call, that was not answered. Either
+    /// that attempt was applied, or others have taken the permit after the end of the lease.
+    NoTrace,
+}
+
+impl Table {
+    /// Moves the end of the lease, if this owner holds all keys and the lease has not ended. One request.
+    ///
+    /// A duplicate that arrives after the release or the completion must not take the key again, and one that arrives
+    /// after a later renewal must not move the end back. The conditions on the release and the number refuse both.
+    pub(crate) async fn renew(
+        &self,
+        acquisition: &Acquisition,
+        sequence: u64,
+        now: Moment,
+        lease: Lease,
+        data: Option<&Data>,
+    ) -> Result<Renewed, Error> {
+        let (rules, owner) = (acquisition.rules(), acquisition.owner.as_str());
+        let keys = rules.keys();
+        let write = acquisition.write(keys, |key| {
+            Update::new(key)
+                .when(rules.is_held(owner, now.millis()))
+                .when(rules.at(owner, Field::Sequence).below(count("sequence", sequence)))
+                .set(rules.at(owner, Field::LeaseEnd), count("lease_end", lease.end))
+                .set(EXPIRATION, count("expiration", lease.expiration))
+                .set(rules.at(owner, Field::Sequence), count("sequence", sequence))
+                .set_data(data)
+        });
+        let Answer::Refused(refused) = self.write(write, &SdkAttempts::default()).await? else {
+            return Ok(Renewed::Renewed);
+        };
+        // An earlier attempt of this renewal was applied to the others; its answer was lost.
+        let is_renewed = |trace: &Trace| trace.held().is_some_and(|own| own.sequence == Some(sequence));
+        let traces = refused.into_rows(self)?.into_iter();
+        let traces = traces.map(|(key, row)| (key, rules.trace(row.as_ref(), owner, now)));
+        let lost: Vec<_> = traces.filter(|(_, trace)| !is_renewed(trace)).collect();
+        if lost.is_empty() {
+            return Ok(Renewed::Renewed);
+        }
+        let has_others = lost.len() < keys.len();
+        Ok(Renewed::Lost { error: self.lost(lost), has_others })
+    }
+
+    /// Frees all keys that this owner holds, and keeps their rows. One request; a second one if some of several keys were
+    /// lost, which the error names, and if a row is to be tidied up.
+    pub(crate) async fn release(&self, acquisition: &Acquisition, release: &Release<'_>) -> Result<Released, Error> {
+        let (mut released, mut lost) = (Released::Released, Vec::new());
+        for (key, row) in self.release_held(acquisition, release).await? {
+            match acquisition.rules().trace(row.as_ref(), &acquisition.owner, release.now) {
+                Trace::Own(Own { completed: Some(record), .. }) => released = Released::Completed(record),
+                Trace::Own(Own { is_released: true, .. }) | Trace::Other { is_released: true, .. } => {}
+                Trace::Gone if acquisition.release_attempts.is_unanswered() => released = Released::NoTrace,
+                trace => lost.push((key, trace)),
+            }
+        }
+        if lost.is_empty() { Ok(released) } else { Err(self.lost(lost)) }
+    }
+
+    /// Releases the keys that this owner holds. Returns the others with their rows.
+    pub(super) async fn release_held(
+        &self,
+        acquisition: &Acquisition,
+        release: &Release<'_>,
+    ) -> Result<Vec<(String, Option<Row>)>, Error> {
+        let (rules, owner) = (acquisition.rules(), acquisition.owner.as_str());
+        let (mut keys, mut others, mut unreadable) = (rules.keys().to_vec(), Vec::new(), None);
+        let mut is_first = true;
+        while !keys.is_empty() {
+            let write = acquisition.write(&keys, |key| rules.release(self, key, owner, release, is_first));
+            let refused = match self.write(write, &acquisition.release_attempts).await? {
+                Answer::Applied(row) => {
+                    self.tidy(acquisition, row, release.now).await;
+                    break;
+                }
+                Answer::Refused(refused) => refused,
+            };
+            keys = refused.willing;
+            for (key, row) in refused.rows {
+                match row {
+                    Ok(row) if is_first && rules.adapts(&rules.trace(row.as_ref(), owner, release.now), release) => {
+                        keys.push(key);
+                    }
+                    Ok(row) => others.push((key, row)),
+                    // It does not keep the other keys.
+                    Err(why) => unreadable = Some(why.into_error(&self.name, &key)),
+                }
+            }
+            is_first = false;
+        }
+        unreadable.map_or(Ok(others), Err)
+    }
+
+    /// Removes what is no longer needed from the row that a release has left. One request, or none.
+    async fn tidy(&self, acquisition: &Acquisition, row: Item, now: Moment) {
+        let rules = acquisition.rules();
+        if let [key] = rules.keys()
+            && let Some(update) = rules.tidied(row, key, now)
+        {
+            let _a_later_release_tidies_up = in_time(TIDYING_TIMEOUT, send(self.request(&update), None)).await;
+        }
+    }
+
+    /// Frees the keys if this owner has them after all. Otherwise makes the row of one key refuse an attempt that arrives
+    /// late, and so all that the attempt asks for. One request if the owner has the keys, two if not; up to six if others
+    /// change the rows.
+    pub(crate) async fn withdraw(&self, acquisition: &Acquisition, now: Moment) -> Result<(), Error> {
+        let (rules, owner) = (acquisition.rules(), acquisition.owner.as_str());
+        let release =
+            Release { sequence: 1, now, acquired_at: Duration::ZERO, hold_until: None, hold: None, data: None };
+        for _ in 0..TRIES {
+            let others = self.release_held(acquisition, &release).await?;
+            let is_own = |row: &Option<Row>| matches!(rules.trace(row.as_ref(), owner, now), Trace::Own(_));
+            let was_applied = others.len() < rules.keys().len() || others.iter().any(|(_, row)| is_own(row));
+            let Some((key, row)) = others.first().filter(|_| !was_applied) else { return Ok(()) };
+            let Some(withdrawal) = rules.withdrawal(self, key, owner, row.as_ref(), now) else { return Ok(()) };
+            match self.write(withdrawal, &SdkAttempts::default()).await? {
+                Answer::Applied(_) => return Ok(()),
+                // The row has changed meanwhile.
+                Answer::Refused(refused) => refused.into_row(self).map(drop)?,
+            }
+        }
+        Err(acquisition.error(Cause::Conflict, self))
+    }
+
+    /// Builds the check "this owner still holds the key" for a transaction, for each key. Without a lock, it always holds.
+    pub(crate) fn condition_checks(
+        &self,
+        acquisition: &Acquisition,
+        is_enforced: bool,
+        now: Moment,
+    ) -> Result<Vec<ConditionCheck>, Error> {
+        let rules = acquisition.rules();
+        let always = || {
+            let key = || self.partition_key_path();
+            Condition::Any(vec![key().exists(), key().is_missing()])
+        };
+        let condition = || if is_enforced { rules.is_held(&acquisition.owner, now.millis()) } else { always() };
+        rules.keys().iter().map(|key| self.check(key, &condition())).collect()
+    }
+
+    fn lost(&self, lost: Vec<(String, Trace)>) -> Error {
+        Error::lost_to(lost.into_iter().map(|(key, trace)| (key, trace.into_holder())).collect(), &self.name)
+    }
+}

@@ -1,0 +1,348 @@
+//! A key: the row that one owner has at a time, as a lock or as a record of idempotency. Its rules are also those of each row
+//! of [several keys](super::keys).
+
+use std::time::Duration;
+
+use aws_sdk_dynamodb::types::ReturnValue;
+
+use super::acquire::{Claim, Claimed, LeavesTo};
+use super::expression::{Attribute as _, Condition, Path, To, Update, all, any, count, hold_number, not, text, value};
+use super::hold::{Hold, Release};
+use super::kind::{Field, Own, Rules, Trace};
+use super::names::{
+    ACQUIRED_AT, COMPLETED, DATA, EXPIRATION, FENCE, HEAD, HOLD, HOLD_DEVIATION, HOLDER, IN_PROGRESS, LEASE_END,
+    MAX_FENCE, OWNER, RELEASED, RESUMED, SEQUENCE, STATUS, TAIL, TAIL_UNTIL, WITHDRAWN,
+};
+use super::read::{Row, Unreadable, number_at};
+#[cfg(feature = "idempotency")]
+use super::record::RecordClaim;
+use super::table::{Item, Table};
+use super::write::{Refused, Write};
+use crate::clock::{Moment, millis, seconds_up};
+use crate::error::{Cause, Error};
+use crate::holder::Data;
+use crate::limits::{MAX_LEASE, check_key};
+use crate::queue::HoldTime;
+use crate::random::NONCE_DIGITS;
+
+/// The smallest deviation in a row: 0 means that it is unknown.
+const RESOLUTION: Duration = Duration::from_micros(1);
+
+#[derive(Clone, Debug)]
+pub(crate) struct Key {
+    key: String,
+    /// What makes the row a record of idempotency.
+    #[cfg(feature = "idempotency")]
+    record: Option<RecordClaim>,
+}
+
+impl Key {
+    pub(super) fn new(key: String) -> Self {
+        Self {
+            key,
+            #[cfg(feature = "idempotency")]
+            record: None,
+        }
+    }
+
+    #[cfg(feature = "idempotency")]
+    pub(super) fn with_record(key: String, record: RecordClaim) -> Self {
+        Self { key, record: Some(record) }
+    }
+
+    fn unreadable(&self, why: Unreadable, table: &Table) -> Error {
+        #[cfg(feature = "idempotency")]
+        if self.is_record() {
+            return RecordClaim::unreadable(why, table, &self.key);
+        }
+        why.into_error(&table.name, &self.key)
+    }
+
+    fn is_record(&self) -> bool {
+        #[cfg(feature = "idempotency")]
+        return self.record.is_some();
+        #[cfg(not(feature = "idempotency"))]
+        false
+    }
+}
+
+impl Rules for Key {
+    fn keys(&self) -> &[String] {
+        std::slice::from_ref(&self.key)
+    }
+
+    fn check(&self, key_prefix: &str, _has_identity: bool) -> Result<(), Error> {
+        check_key(key_prefix, &self.key)
+    }
+
+    fn longest_lease(&self) -> Duration {
+        if self.is_record() { crate::limits::DAY } else { MAX_LEASE }
+    }
+
+    fn has_queue(&self) -> bool {
+        true
+    }
+
+    /// The outcome of a record's run is for all who wait for it, so they do not take turns.
+    fn takes_place(&self) -> bool {
+        !self.is_record()
+    }
+
+    fn kept_until(&self, table: &Table, now: Moment, end: Duration) -> Duration {
+        let kept = table.kept_after(end);
+        #[cfg(feature = "idempotency")]
+        if let Some(record) = &self.record {
+            return record.kept_until(now).map_or(kept, |time| time.max(kept));
+        }
+        let _only_a_record_depends_on_it = now;
+        kept
+    }
+
+    fn claim(&mut self, table: &Table, owner: &str, claim: &Claim<'_>) -> Write {
+        let over = is_over(claim);
+        #[cfg(feature = "idempotency")]
+        let over = match &self.record {
+            Some(record) => record.is_over(over, claim.now),
+            None => over,
+        };
+        let mut free = is_free(claim, over);
+        if let Some(identity) = identity_of(owner) {
+            free.push(is_of_identity(identity, claim));
+        }
+        let mut update = take(&self.key, owner, claim)
+            .set(FENCE, To::Next(FENCE.into(), count("now_micros", claim.micros())))
+            .when(can_be_taken(table, owner, free))
+            .returning(ReturnValue::AllOld);
+        update = claim.with_extras(update);
+        if let Some(place) = claim.rank.place {
+            // A waiter that was paused while others were served may not set the queue back. It asks again without its place.
+            update = update.when(not(HEAD.above(count("place", place)))).set(HEAD, count("place", place));
+        }
+        #[cfg(feature = "idempotency")]
+        if let Some(record) = &self.record {
+            update = record.begin(update);
+        }
+        update.into()
+    }
+
+    /// The row as it was before shows the last holder, and the present row follows from it.
+    fn granted(&mut self, table: &Table, claim: &Claim<'_>, mut before: Item) -> Result<Claimed, Error> {
+        let fence = number_at(&before, FENCE, MAX_FENCE).map_err(|why| table.malformed(&self.key, why))?;
+        let left = before.remove(DATA).map(Data).filter(|_| !self.is_record());
+        let last = Row::read(before).map(|row| row.into_holder(claim.now)).ok();
+        Ok(Claimed::Granted {
+            fences: vec![claim.fence_after(fence)],
+            data: claim.data.cloned().or(left),
+            hold_time: last.as_ref().and_then(|holder| holder.queue.hold_time),
+            taken_from: last.filter(|holder| !holder.completed && !holder.released).map(Box::new),
+        })
+    }
+
+    fn denied(
+        &mut self,
+        table: &Table,
+        owner: &str,
+        claim: &Claim<'_>,
+        refused: Refused,
+    ) -> Result<Option<Claimed>, Error> {
+        let key = &self.key;
+        let row = refused.rows.into_iter().next().map_or(Ok(None), |(_, row)| row);
+        let row = row.map_err(|why| self.unreadable(why, table))?;
+        let row = row.ok_or_else(|| table.malformed(key, "the refusal names no row"))?;
+        if row.is_owned_by(owner) {
+            let Row { fence, end, queue, data, .. } = row;
+            let fences = fence.into_iter().collect();
+            return Ok(Some(Claimed::Already { fences, end, hold_time: queue.hold_time, data }));
+        }
+        if row.semaphore.is_some() {
+            let not = if self.is_record() { "a record of idempotency" } else { "a lock" };
+            return Err(Error::new(Cause::WrongKind { is: "a semaphore", not }, &table.name, key));
+        }
+        if row.end <= claim.now.millis() && row.fence > Some(MAX_FENCE) {
+            return Err(table.malformed(key, format!("`{FENCE}` has reached its largest value")));
+        }
+        let holder = row.into_holder(claim.now);
+        #[cfg(feature = "idempotency")]
+        if let Some(record) = &self.record {
+            let completed = record.refusal(holder).map_err(|cause| Error::new(cause, &table.name, key))?;
+            return Ok(Some(Claimed::Completed(Box::new(completed))));
+        }
+        Err(Error::new(Cause::Held(holder), &table.name, key))
+    }
+
+    fn release(&self, table: &Table, key: &str, owner: &str, release: &Release<'_>, _is_first: bool) -> Update {
+        self::release(table, key, owner, release)
+    }
+}
+
+/// Returns the start of the owners of the same identity, if this owner has one.
+fn identity_of(owner: &str) -> Option<&str> {
+    let nonce_at = owner.len().checked_sub(NONCE_DIGITS)?;
+    owner.get(..nonce_at).filter(|identity| !identity.is_empty())
+}
+
+/// Begins the update that takes a row.
+pub(super) fn take(key: &str, owner: &str, claim: &Claim<'_>) -> Update {
+    Update::new(key)
+        .set(STATUS, text("in_progress", IN_PROGRESS))
+        .set(OWNER, text("owner", owner))
+        .set(HOLDER, text("holder", claim.holder))
+        .set(ACQUIRED_AT, count("now", claim.now.millis()))
+        .set(LEASE_END, count("lease_end", claim.lease.end))
+        .set(EXPIRATION, count("expiration", claim.lease.expiration))
+        .set(SEQUENCE, count("zero", 0_u8))
+}
+
+/// There is no row, or this nonce has not been used, the fence can grow, and one of these conditions is met.
+pub(super) fn can_be_taken(table: &Table, owner: &str, free: Vec<Condition>) -> Condition {
+    any([
+        table.partition_key_path().is_missing(),
+        all([
+            OWNER.is_not(text("owner", owner)),
+            WITHDRAWN.is_not(text("owner", owner)),
+            fence_can_grow(),
+            Condition::Any(free),
+        ]),
+    ])
+}
+
+pub(super) fn fence_can_grow() -> Condition {
+    any([FENCE.is_missing(), FENCE.between(count("zero", 0_u8), count("max_fence", MAX_FENCE))])
+}
+
+/// The conditions under which a row is free; `over` says when the lease of one in progress has ended.
+pub(super) fn is_free(claim: &Claim<'_>, over: Condition) -> Vec<Condition> {
+    let in_progress = || STATUS.is(text("in_progress", IN_PROGRESS));
+    let has_expired = || EXPIRATION.at_most(count("now_seconds", claim.now.wall.as_secs()));
+    vec![
+        all([STATUS.is(text("completed", COMPLETED)), has_expired()]),
+        all([in_progress(), over]),
+        all([in_progress(), LEASE_END.is_missing(), has_expired()]),
+    ]
+}
+
+/// The lease has ended, for an attempt of this rank.
+pub(super) fn is_over(claim: &Claim<'_>) -> Condition {
+    let over = || LEASE_END.at_most(count("now", claim.now.millis()));
+    let a_moment_ago = |moment| LEASE_END.at_most(count("moment_ago", millis(claim.now.wall.saturating_sub(moment))));
+    match claim.rank.leaves_to {
+        LeavesTo::Nobody => over(),
+        LeavesTo::Queue { moment } => {
+            let is_empty = any([not(HEAD.below(TAIL)), TAIL_UNTIL.at_most(count("now", claim.now.millis()))]);
+            any([a_moment_ago(moment), all([over(), is_empty])])
+        }
+        LeavesTo::Ahead { place, moment } => {
+            let is_next = not(HEAD.below(count("place_ahead", place.saturating_sub(1))));
+            any([a_moment_ago(moment), all([over(), is_next])])
+        }
+    }
+}
+
+/// An earlier acquire of the same identity holds the row. A late duplicate of that acquire must not take it back.
+fn is_of_identity(identity: &str, claim: &Claim<'_>) -> Condition {
+    all([
+        STATUS.is(text("in_progress", IN_PROGRESS)),
+        OWNER.begins_with(text("identity", identity)),
+        RELEASED.is_not(OWNER),
+        LEASE_END.above(count("now", claim.now.millis())),
+        ACQUIRED_AT.below(count("now", claim.now.millis())),
+        FENCE.exists(),
+    ])
+}
+
+pub(super) fn at(field: Field) -> Path {
+    match field {
+        Field::LeaseEnd => LEASE_END,
+        Field::Sequence => SEQUENCE,
+        Field::Fence => FENCE,
+        Field::Resumed => RESUMED,
+    }
+    .into()
+}
+
+pub(super) fn is_held(owner: &str, now: u64) -> Condition {
+    all([
+        OWNER.is(text("owner", owner)),
+        STATUS.is(text("in_progress", IN_PROGRESS)),
+        RELEASED.is_not(text("owner", owner)),
+        LEASE_END.above(count("now", now)),
+    ])
+}
+
+pub(super) fn trace(row: Option<&Row>, owner: &str, now: Moment) -> Trace {
+    let Some(row) = row else { return Trace::NoRow };
+    let is_released = row.is_released_by(owner);
+    if !row.is_owned_by(owner) {
+        return Trace::Other { holder: Some(Box::new(row.clone().into_holder(now))), is_released };
+    }
+    Trace::Own(Own {
+        fence: row.fence,
+        end: row.end,
+        sequence: row.sequence,
+        is_released,
+        resumed: row.resumed.clone(),
+        acquired_at: row.acquired_at,
+        completed: row.is_completed_by(owner).then(|| Box::new(row.clone().into_holder(now))),
+    })
+}
+
+/// The row keeps its owner, and its end is not before the release. So it refuses a late duplicate of an acquire of this
+/// owner, and of any acquire that was sent more than the clock skew before the release. It also refuses a release that
+/// arrives after a later release of the same owner.
+pub(super) fn release(table: &Table, key: &str, owner: &str, release: &Release<'_>) -> Update {
+    let Release { sequence, now, acquired_at, hold_until, hold, data } = *release;
+    // Not before the acquire, even if the clock was set back. Each end is then after its acquire, and each acquire after the
+    // previous end. So the row refuses a late duplicate of an acquire, even when another owner has replaced it.
+    let end = now.wall.max(acquired_at).max(hold_until.unwrap_or_default());
+    let mut update = Update::new(key)
+        .when(OWNER.is(text("owner", owner)))
+        .when(STATUS.is(text("in_progress", IN_PROGRESS)))
+        .when(SEQUENCE.below(count("sequence", sequence)))
+        .set(LEASE_END, count("lease_end", millis(end)))
+        .set(EXPIRATION, count("expiration", seconds_up(table.kept_after(end))))
+        .set(RELEASED, text("owner", owner))
+        .set(SEQUENCE, count("sequence", sequence))
+        .set_data(data);
+    if let Some(Hold { since, before }) = hold {
+        let HoldTime { mean, deviation } = HoldTime::after(before, end.saturating_sub(since));
+        let deviation = deviation.map_or(Duration::ZERO, |known| known.max(RESOLUTION));
+        update = update
+            .set(HOLD, value("hold", hold_number(mean)))
+            .set(HOLD_DEVIATION, value("hold_deviation", hold_number(deviation)));
+    }
+    update
+}
+
+/// Makes the row refuse this owner, if the row is unchanged.
+///
+/// Without a withdrawal, the row refuses a late acquire only if this host's clock is not ahead of the clock of the last
+/// holder to release. The row has one nonce of this kind: a second withdrawal replaces the first.
+pub(super) fn withdrawal(table: &Table, key: &str, owner: &str, row: Option<&Row>, now: Moment) -> Option<Update> {
+    let expiration = seconds_up(table.kept_after(now.wall));
+    let update = Update::new(key);
+    let owner_value = || text("owner", owner);
+    let in_progress = || text("in_progress", IN_PROGRESS);
+    Some(match row {
+        // The new row looks as if the owner had released it.
+        None => update
+            .when(table.partition_key_path().is_missing())
+            .set(OWNER, owner_value())
+            .set(RELEASED, owner_value())
+            .set(STATUS, in_progress())
+            .set(ACQUIRED_AT, count("now", now.millis()))
+            .set(LEASE_END, count("now", now.millis()))
+            .set(EXPIRATION, count("expiration", expiration)),
+        Some(row) if row.is_owned_by(owner) => return None,
+        // TTL could delete this row before the late attempt arrives. (The TTL of a completed row is the end of its window,
+        // and stays.)
+        Some(row) if row.is_deleted_before(expiration) => update
+            .when(OWNER.is_not(owner_value()))
+            .when(STATUS.is(in_progress()))
+            .when(LEASE_END.exists())
+            .when(ACQUIRED_AT.exists())
+            .when(EXPIRATION.below(count("expiration", expiration)))
+            .set(WITHDRAWN, owner_value())
+            .set(EXPIRATION, count("expiration", expiration)),
+        Some(_) => update.when(STATUS.exists()).when(OWNER.is_not(owner_value())).set(WITHDRAWN, owner_value()),
+    })
+}

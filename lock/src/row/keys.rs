@@ -1,0 +1,108 @@
+//! Several keys: one transaction of one update for each key, applied to all rows or to none.
+//!
+//! The rows are those of [keys](super::key). A transaction returns no values, so an acquire proposes the fences.
+
+use super::acquire::{Claim, Claimed};
+use super::expression::{Attribute as _, Update, any, count};
+use super::key::{can_be_taken, is_free, is_over, take};
+use super::kind::Rules;
+use super::names::{FENCE, MAX_FENCE};
+use super::table::{Item, Table};
+use super::write::{Refused, Write};
+use crate::error::{Cause, Error};
+use crate::limits::check_keys;
+
+#[derive(Clone, Debug)]
+pub(crate) struct Keys {
+    /// In alphabetical order.
+    keys: Vec<String>,
+    /// The fences that the last attempt has proposed, in the order of the keys.
+    proposed: Vec<u64>,
+    /// The largest fences that refusals have shown.
+    seen: Vec<u64>,
+}
+
+impl Keys {
+    pub(super) fn new(mut keys: Vec<String>) -> Self {
+        keys.sort_unstable();
+        let none = vec![0; keys.len()];
+        Self { keys, proposed: none.clone(), seen: none }
+    }
+}
+
+impl Rules for Keys {
+    fn keys(&self) -> &[String] {
+        &self.keys
+    }
+
+    fn check(&self, key_prefix: &str, _has_identity: bool) -> Result<(), Error> {
+        check_keys(key_prefix, &self.keys)
+    }
+
+    fn write(&self, updates: Vec<Update>) -> Write {
+        Write::Together(updates)
+    }
+
+    /// Proposes fences that are larger than all that were seen. A free row whose fence is not smaller, which only a wrong
+    /// clock or another program writes, refuses them. The condition on the fence also refuses a late duplicate after a later
+    /// acquisition.
+    fn claim(&mut self, table: &Table, owner: &str, claim: &Claim<'_>) -> Write {
+        let clock = claim.micros();
+        self.proposed = self.seen.iter().map(|seen| clock.max(seen.saturating_add(1)).min(MAX_FENCE)).collect();
+        let update = |(key, &fence): (&String, &u64)| {
+            let fence = || count("fence", fence);
+            take(key, owner, claim)
+                .set(FENCE, fence())
+                .when(can_be_taken(table, owner, is_free(claim, is_over(claim))))
+                .when(any([FENCE.is_missing(), FENCE.below(fence())]))
+        };
+        self.write(self.keys.iter().zip(&self.proposed).map(update).collect())
+    }
+
+    fn granted(&mut self, _table: &Table, _claim: &Claim<'_>, _before: Item) -> Result<Claimed, Error> {
+        Ok(Claimed::Granted { fences: self.proposed.clone(), data: None, taken_from: None, hold_time: None })
+    }
+
+    fn denied(
+        &mut self,
+        table: &Table,
+        owner: &str,
+        claim: &Claim<'_>,
+        mut refused: Refused,
+    ) -> Result<Option<Claimed>, Error> {
+        let prevented = refused.prevented.take();
+        let (mut own, mut held, mut is_behind) = (Vec::new(), Vec::new(), false);
+        for (key, row) in refused.into_rows(table)? {
+            let row = row.ok_or_else(|| table.malformed(&key, "the refusal names no row"))?;
+            if row.semaphore.is_some() {
+                return Err(Error::new(Cause::WrongKind { is: "a semaphore", not: "a lock" }, &table.name, &key));
+            }
+            if row.is_owned_by(owner) {
+                own.push(row);
+                continue;
+            }
+            let Some(index) = self.keys.iter().position(|other| *other == key) else { continue };
+            self.seen[index] = self.seen[index].max(row.fence.unwrap_or_default());
+            let is_free = row.end <= claim.now.millis();
+            if is_free && row.fence >= Some(MAX_FENCE) {
+                return Err(table.malformed(&key, "`fence` has reached its largest value"));
+            }
+            if is_free && row.fence >= Some(self.proposed[index]) {
+                is_behind = true;
+            } else {
+                held.push((key, row.into_holder(claim.now)));
+            }
+        }
+        match (own.first(), prevented) {
+            // An earlier attempt was applied, to all rows.
+            (Some(first), _) if own.len() == self.keys.len() && own.iter().all(|row| row.end == first.end) => {
+                let fences = own.iter().filter_map(|row| row.fence).collect();
+                Ok(Some(Claimed::Already { fences, data: None, end: first.end, hold_time: None }))
+            }
+            (_, None) if own.is_empty() && held.is_empty() && is_behind => Ok(None),
+            (_, Some(error)) if held.is_empty() => Err(error),
+            (Some(_), _) => Ok(Some(Claimed::lost())),
+            (None, _) => Err(Error::held_by(held, &table.name)),
+        }
+    }
+}

@@ -1,0 +1,299 @@
+//! Sending updates: one, or several that are applied together, once or until DynamoDB answers.
+
+use std::time::Duration;
+
+use aws_sdk_dynamodb::error::{ProvideErrorMetadata as _, SdkError};
+use aws_sdk_dynamodb::operation::transact_write_items::TransactWriteItemsError;
+use aws_sdk_dynamodb::operation::update_item::builders::UpdateItemFluentBuilder;
+use aws_sdk_dynamodb::operation::update_item::{UpdateItemError, UpdateItemOutput};
+use aws_sdk_dynamodb::types::{
+    self, CancellationReason, ConditionCheck, ReturnValuesOnConditionCheckFailure as OnRefusal, TransactWriteItem,
+};
+use futures_util::future::BoxFuture;
+use tokio::time::error::Elapsed;
+use tokio::time::{sleep, timeout};
+
+use super::expression::{Condition, Rendered, Update};
+use super::read::{Row, Unreadable};
+use super::table::{Item, Table};
+use crate::client::SdkAttempts;
+use crate::error::{Cause, Error};
+use crate::limits::REQUEST_TIMEOUT;
+use crate::random;
+
+/// The delay before a request of a holder that was prevented is sent again, at most. It doubles each time.
+const FIRST_DELAY: Duration = Duration::from_millis(20);
+const LONGEST_DELAY: Duration = Duration::from_millis(500);
+
+/// Updates that are applied together or not at all.
+#[derive(Clone, Debug)]
+pub(super) enum Write {
+    /// One `UpdateItem`.
+    One(Update),
+    /// One `TransactWriteItems`, which costs twice as much and returns no row.
+    Together(Vec<Update>),
+}
+
+/// What DynamoDB answered to a write.
+#[derive(Debug)]
+pub(super) enum Answer {
+    /// Applied, with what the update returns.
+    Applied(Item),
+    Refused(Refused),
+}
+
+/// The refusal of a write, of which nothing was applied.
+#[derive(Debug, Default)]
+pub(super) struct Refused {
+    /// The keys whose condition failed, with their rows.
+    pub(super) rows: Vec<(String, Result<Option<Row>, Unreadable>)>,
+    /// The keys whose condition was met.
+    pub(super) willing: Vec<String>,
+    /// Why nothing is known about the other keys, such as a conflict with another transaction.
+    pub(super) prevented: Option<Error>,
+}
+
+impl Refused {
+    /// Returns the rows, or the error of one that cannot be read.
+    pub(super) fn into_rows(self, table: &Table) -> Result<Vec<(String, Option<Row>)>, Error> {
+        let read = |(key, row): (String, Result<_, Unreadable>)| match row {
+            Ok(row) => Ok((key, row)),
+            Err(why) => Err(why.into_error(&table.name, &key)),
+        };
+        self.rows.into_iter().map(read).collect()
+    }
+
+    /// Returns the row of the only key.
+    pub(super) fn into_row(self, table: &Table) -> Result<Option<Row>, Error> {
+        Ok(self.into_rows(table)?.into_iter().next().and_then(|(_, row)| row))
+    }
+}
+
+impl Write {
+    /// One `UpdateItem`, or a transaction of several updates.
+    pub(super) fn all(mut updates: Vec<Update>) -> Self {
+        match updates.pop() {
+            Some(update) if updates.is_empty() => Self::One(update),
+            last => Self::Together(updates.into_iter().chain(last).collect()),
+        }
+    }
+
+    fn keys(&self) -> impl Iterator<Item = &str> {
+        let updates = match self {
+            Self::One(update) => std::slice::from_ref(update),
+            Self::Together(updates) => updates,
+        };
+        updates.iter().map(|update| update.key.as_str())
+    }
+
+    /// Returns the error of all keys.
+    fn error(&self, cause: Cause, table: &Table) -> Error {
+        let mut keys = self.keys();
+        Error::new(cause, &table.name, keys.next().unwrap_or_default()).with_others(keys)
+    }
+}
+
+impl From<Update> for Write {
+    fn from(update: Update) -> Self {
+        Self::One(update)
+    }
+}
+
+impl Table {
+    /// Sends a request of a holder. Sends it again while DynamoDB throttles it or another transaction on the row prevents it,
+    /// for up to [`REQUEST_TIMEOUT`] in all. `attempts` records which of the SDK's attempts were answered.
+    ///
+    /// This is the one rule for all holders. Each of their requests recognises that it was applied before. The SDK itself
+    /// repeats neither a conflict nor a transaction that was cancelled because of throttling.
+    pub(super) async fn write(&self, write: impl Into<Write>, attempts: &SdkAttempts) -> Result<Answer, Error> {
+        let write = write.into();
+        let mut last = None;
+        let answered = async {
+            let mut delay = FIRST_DELAY;
+            loop {
+                let answer = match self.write_once(&write, attempts).await {
+                    Ok(Answer::Refused(Refused { prevented: Some(error), .. })) => Err(error),
+                    answer => answer,
+                };
+                match answer {
+                    Err(error) if error.is_prevented() => last = Some(error),
+                    answer => return answer,
+                }
+                sleep(delay.mul_f64(random::unit())).await;
+                delay = (delay * 2).min(LONGEST_DELAY);
+            }
+        };
+        let answer = timeout(REQUEST_TIMEOUT, Box::pin(answered)).await;
+        let unanswered = |elapsed: Elapsed| write.error(Cause::Unavailable, self).with_source(elapsed);
+        answer.unwrap_or_else(|elapsed| Err(last.unwrap_or_else(|| unanswered(elapsed))))
+    }
+
+    /// Sends one write, without a limit of its time.
+    pub(super) async fn write_once(&self, write: &Write, attempts: &SdkAttempts) -> Result<Answer, Error> {
+        match write {
+            Write::One(update) => {
+                let key = &update.key;
+                let send = || send(self.request(update), Some(attempts));
+                let answer = match send().await {
+                    // Applied, and the SDK cannot read the row that it returns. The same request again finds its own row.
+                    Err(error) if error.raw_response().is_some_and(|answer| answer.status().is_success()) => {
+                        send().await
+                    }
+                    answer => answer,
+                };
+                match answer {
+                    Ok(output) => Ok(Answer::Applied(output.attributes.unwrap_or_default())),
+                    Err(error) => self.refused(error, key).map(Answer::Refused),
+                }
+            }
+            Write::Together(updates) => self.transact(write, updates, attempts).await,
+        }
+    }
+
+    /// Builds the request of an update. A refusal returns the row.
+    pub(super) fn request(&self, update: &Update) -> UpdateItemFluentBuilder {
+        let (key, returns) = (self.key(&update.key), update.returns.clone());
+        let Rendered { update, condition, names, values } = update.render();
+        self.client
+            .update_item()
+            .table_name(&self.name)
+            .set_key(Some(key))
+            .set_update_expression(update)
+            .set_condition_expression(condition)
+            .set_expression_attribute_names(Some(names).filter(|names| !names.is_empty()))
+            .set_expression_attribute_values(Some(values).filter(|values| !values.is_empty()))
+            .set_return_values(returns)
+            .return_values_on_condition_check_failure(OnRefusal::AllOld)
+    }
+
+    /// Builds an update as a part of a transaction.
+    pub(super) fn part(&self, update: &Update) -> Result<types::Update, Error> {
+        let key = &update.key;
+        let Rendered { update, condition, names, values } = update.render();
+        types::Update::builder()
+            .table_name(&self.name)
+            .set_key(Some(self.key(key)))
+            .set_update_expression(update)
+            .set_condition_expression(condition)
+            .set_expression_attribute_names(Some(names))
+            .set_expression_attribute_values(Some(values))
+            .return_values_on_condition_check_failure(OnRefusal::AllOld)
+            .build()
+            .map_err(|error| Error::new(Cause::Rejected, &self.name, key).with_source(error))
+    }
+
+    /// Builds a check as a part of a transaction.
+    pub(super) fn check(&self, key: &str, condition: &Condition) -> Result<ConditionCheck, Error> {
+        let Rendered { condition, names, values, .. } = Rendered::of(condition);
+        ConditionCheck::builder()
+            .table_name(&self.name)
+            .set_key(Some(self.key(key)))
+            .set_condition_expression(condition)
+            .set_expression_attribute_names(Some(names))
+            .set_expression_attribute_values(Some(values).filter(|values| !values.is_empty()))
+            .return_values_on_condition_check_failure(OnRefusal::AllOld)
+            .build()
+            .map_err(|error| Error::new(Cause::Rejected, &self.name, key).with_source(error))
+    }
+
+    /// Returns the refusal, or the error if the request failed for another reason.
+    pub(super) fn refused(&self, error: SdkError<UpdateItemError>, key: &str) -> Result<Refused, Error> {
+        let row = match error {
+            SdkError::ServiceError(context) if context.err().is_conditional_check_failed_exception() => {
+                match context.into_err() {
+                    UpdateItemError::ConditionalCheckFailedException(refused) => Row::read_if_any(refused.item),
+                    _ => Ok(None),
+                }
+            }
+            error if is_unreadable(&error) => Err(Unreadable::not_unicode(error)),
+            error => return Err(Error::from_sdk(error, &self.name, key)),
+        };
+        Ok(Refused { rows: vec![(key.to_owned(), row)], ..Refused::default() })
+    }
+
+    /// Sends a transaction. DynamoDB recognises a repetition by the SDK or the network by its token, for ten minutes.
+    async fn transact(&self, write: &Write, updates: &[Update], attempts: &SdkAttempts) -> Result<Answer, Error> {
+        let part = |update: &Update| Ok(TransactWriteItem::builder().update(self.part(update)?).build());
+        let parts = updates.iter().map(part).collect::<Result<_, Error>>()?;
+        // A cancelled transaction was not applied, so another one needs another token. The SDK's own token comes from a
+        // generator that a snapshot of this process clones.
+        let token = self.nonce(write.keys().next().unwrap_or_default())?;
+        let request = self.client.transact_write_items().set_transact_items(Some(parts)).client_request_token(token);
+        // The type of the future is hidden, as for an update.
+        let sent: BoxFuture<'static, _> = Box::pin(request.customize().interceptor(attempts.clone()).send());
+        match sent.await {
+            Ok(_) => Ok(Answer::Applied(Item::new())),
+            Err(error) => self.cancelled(write, error).map(Answer::Refused),
+        }
+    }
+
+    /// Reads why a transaction was cancelled. DynamoDB gives one reason for each key, in their order.
+    fn cancelled(&self, write: &Write, error: SdkError<TransactWriteItemsError>) -> Result<Refused, Error> {
+        let reasons = match &error {
+            SdkError::ServiceError(context) => match context.err() {
+                TransactWriteItemsError::TransactionCanceledException(why) => why.cancellation_reasons().to_vec(),
+                _ => Vec::new(),
+            },
+            _ => Vec::new(),
+        };
+        let mut keys = write.keys();
+        let of_all = |error| {
+            let mut keys = write.keys();
+            Error::from_sdk(error, &self.name, keys.next().unwrap_or_default()).with_others(keys)
+        };
+        if reasons.is_empty() {
+            return Err(of_all(error));
+        }
+        let (mut refused, mut preventing) = (Refused::default(), Vec::new());
+        for (key, CancellationReason { item, code, .. }) in keys.by_ref().zip(reasons) {
+            match code.as_deref() {
+                None | Some("None") => refused.willing.push(key.to_owned()),
+                Some("ConditionalCheckFailed") => refused.rows.push((key.to_owned(), Row::read_if_any(item))),
+                Some("TransactionConflict") => preventing.push((key, Cause::Conflict)),
+                Some("ThrottlingError" | "ProvisionedThroughputExceeded") => preventing.push((key, Cause::Throttled)),
+                Some(_) => preventing.insert(0, (key, Cause::Rejected)),
+            }
+        }
+        let mut preventing = preventing.into_iter();
+        refused.prevented = match preventing.next() {
+            Some((key, cause)) => {
+                let error = Error::from_sdk(error, &self.name, key).with_cause(cause);
+                Some(error.with_others(preventing.map(|(key, _)| key)))
+            }
+            // DynamoDB has named no reason, and applied nothing.
+            None if refused.rows.is_empty() => Some(of_all(error).with_cause(Cause::Conflict)),
+            None => None,
+        };
+        Ok(refused)
+    }
+}
+
+/// Returns `true` if this is a refusal by a row that the SDK cannot read. It then has no code.
+fn is_unreadable(error: &SdkError<UpdateItemError>) -> bool {
+    const CODE: &[u8] = b"ConditionalCheckFailedException";
+    let SdkError::ServiceError(context) = error else { return false };
+    let answer = context.raw().body().bytes().unwrap_or_default();
+    context.err().code().is_none() && answer.windows(CODE.len()).any(|text| text == CODE)
+}
+
+/// Limits the time of a request. Without a limit, the SDK can wait forever for an answer on a dead connection. The
+/// future of an SDK request is large, so the caller boxes it.
+#[expect(clippy::result_large_err, reason = "this is the SDK's error")]
+pub(crate) fn in_time<T, E>(
+    limit: Duration,
+    request: impl Future<Output = Result<T, SdkError<E>>> + Unpin,
+) -> impl Future<Output = Result<T, SdkError<E>>> {
+    let answer = timeout(limit, request);
+    async { answer.await.unwrap_or_else(|elapsed| Err(SdkError::timeout_error(elapsed))) }
+}
+
+type Sent = BoxFuture<'static, Result<UpdateItemOutput, SdkError<UpdateItemError>>>;
+
+/// Sends an update, and records which of the SDK's attempts were answered. The type of the future is hidden: otherwise every
+/// crate that polls one of our futures compiles the SDK's request loop again, 150 KB of machine code.
+pub(super) fn send(request: UpdateItemFluentBuilder, attempts: Option<&SdkAttempts>) -> Sent {
+    match attempts {
+        Some(attempts) => Box::pin(request.customize().interceptor(attempts.clone()).send()),
+        None => Box::pin(request.send()),
+    }
+}
