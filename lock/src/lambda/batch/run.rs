@@ -197,8 +197,8 @@ where
     {
         let idempotency = &self.consumer.idempotency;
         let run = match idempotency.begin_unlogged(identity, &self.invocation).await {
-            Ok(NextStep::Replay { key, record }) => {
-                return match idempotency.replay(&record, &key) {
+            Ok(NextStep::Replay { key, record: row }) => {
+                return match idempotency.replay(&row, &key) {
                     Err(error @ HandlerError::Replayed(_)) => Err(error),
                     // Done, even if the stored result cannot be read as today's result type.
                     _ => Ok(ItemOutcome::Duplicate),
