@@ -32,7 +32,8 @@ trait Tested: Source<Item: Paid> + Sized + 'static {
     /// A consumer by the payments' ids.
     fn consumer(locks: &Locks) -> Plain<Self>;
 
-    /// An event with payments, each with its lane and with what the handler does. Their ids and names are the numbers from 1.
+    /// An event with payments, each with its lane and with what the handler does. Their ids and names are the numbers from
+    /// 1.
     fn event(payments: &[(&str, &str)]) -> Self::Event;
 
     /// Delivers an event to a handler that calls `begin` before each payment, and returns the names in the answer.

@@ -86,8 +86,8 @@ pub struct Consumer<S: Source, H, T, E> {
 }
 
 impl<S: Source + Default, H, T, E> Consumer<S, H, T, E> {
-    /// Creates a consumer with custom settings, such as a key from the body. A message's body and a Kinesis record's data are
-    /// JSON; `serde_dynamo` parses the images of a DynamoDB record.
+    /// Creates a consumer with custom settings, such as a key from the body. A message's body and a Kinesis record's data
+    /// are JSON; `serde_dynamo` parses the images of a DynamoDB record.
     ///
     /// A key from the body also finds an item that was sent twice. Choose a [window](Self::window) longer than the source
     /// keeps its items.
@@ -176,9 +176,9 @@ impl<S: Source, H, T, E> Consumer<S, H, T, E> {
     }
 
     /// Puts the id of the invocation's tenant into the keys, as
-    /// [`IdempotencyLayer::per_tenant`](crate::IdempotencyLayer::per_tenant) does. Without a tenant id, no item of the batch is
-    /// done, and each is logged with that error. An event source mapping sends no tenant id: this is for a function that
-    /// another one invokes with the batches of a tenant.
+    /// [`IdempotencyLayer::per_tenant`](crate::IdempotencyLayer::per_tenant) does. Without a tenant id, no item of the
+    /// batch is done, and each is logged with that error. An event source mapping sends no tenant id: this is for a
+    /// function that another one invokes with the batches of a tenant.
     ///
     /// ```
     /// # use lambda_lock::lambda::SqsMessage;

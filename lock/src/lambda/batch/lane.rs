@@ -33,7 +33,7 @@ impl<S: Source, H, T, E> Consumer<S, H, T, E> {
         // Per lane: a copy in another lane is a separate item, and its outcome affects the order there.
         let mut firsts: HashMap<_, (usize, usize)> = HashMap::new();
         for (position, raw) in batch.into_iter().enumerate() {
-            let (name, lane, hide) = (S::name(&raw).map(str::to_owned), S::lane(&raw), self.source.hide(&raw));
+            let (name, lane, hide) = (S::name(&raw), S::lane(&raw), self.source.hide(&raw));
             let is_ordered = lane.is_some();
             let item = self.read(raw, name.as_deref(), invocation);
             let identity = item.as_ref().and_then(|(_, identity)| identity.clone());

@@ -58,7 +58,7 @@ where
                 // An empty name is the failure of the whole batch, also of an empty one.
                 return Ok(S::answer(vec![String::new()]));
             };
-            let names: Vec<_> = batch.iter().map(|raw| S::name(raw).map(str::to_owned)).collect();
+            let names: Vec<_> = batch.iter().map(S::name).collect();
             let outcomes = consumer.run(batch, &context, inner).await;
             let not_done = names.into_iter().zip(outcomes).filter(|(_, outcome)| !outcome.is_done());
             Ok(S::answer(not_done.map(|(name, _)| name.unwrap_or_default()).collect()))

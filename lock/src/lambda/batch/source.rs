@@ -43,7 +43,7 @@ pub trait Source: Clone {
 
     /// Returns the name of an item in the answer and in the log. An item without a name does not run.
     #[doc(hidden)]
-    fn name(raw: &Self::Raw) -> Option<&str>;
+    fn name(raw: &Self::Raw) -> Option<String>;
 
     /// Returns the lane of an item. An item without a lane has no order.
     #[doc(hidden)]
@@ -74,7 +74,6 @@ pub(in crate::lambda) type Hide = Box<dyn Fn(Duration) -> BoxFuture<'static, ()>
 
 /// Why an item is not done.
 #[derive(Debug)]
-#[non_exhaustive]
 pub enum NotDone<'a> {
     /// Routine, and not an error: a duplicate arrived while the first delivery is in progress.
     InProgress {

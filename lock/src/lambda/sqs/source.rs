@@ -57,8 +57,8 @@ impl<B> Source for SqsSource<B> {
         Some(event.records)
     }
 
-    fn name(message: &SqsRecord) -> Option<&str> {
-        message.message_id.as_deref()
+    fn name(message: &SqsRecord) -> Option<String> {
+        message.message_id.clone()
     }
 
     fn lane(message: &SqsRecord) -> Option<Self::Lane> {

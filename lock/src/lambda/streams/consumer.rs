@@ -15,8 +15,8 @@ use crate::lock::Locks;
 /// done does not run again for the [window](Consumer::window). Records with the same key run in order, one at a time.
 ///
 /// [`Consumer`] says when a record is done, how long it may take, what is logged, and has the settings. The handler takes a
-/// [`KinesisRecord`] or a [`DynamoDbRecord`](crate::streams::DynamoDbRecord), or a [`WithRun`](crate::WithRun) around it to get the
-/// run as well. The guide [Streams](crate::docs::streams) explains the settings of the mapping.
+/// [`KinesisRecord`] or a [`DynamoDbRecord`](crate::streams::DynamoDbRecord), or a [`WithRun`](crate::WithRun) around it
+/// to get the run as well. The guide [Streams](crate::docs::streams) explains the settings of the mapping.
 ///
 /// - The answer names the first record of the batch that is not done. Lambda delivers again from there: the records before
 ///   it are finished. The records behind it that are done are completed in the table, and do not run again.
@@ -76,9 +76,9 @@ impl<H, R, T, E> StreamConsumer<H, R, T, E>
 where
     R: StreamRecord<Body: DeserializeOwned> + 'static,
 {
-    /// Creates a consumer that runs each record once by its event id, for the [window](Self::window). The data of a Kinesis
-    /// record is JSON, and an image of a DynamoDB record is parsed by `serde_dynamo`. As JSON, a `KinesisRecord<Vec<u8>>` is an array of
-    /// numbers: for the data as it is, use [`of_bytes`](Self::of_bytes).
+    /// Creates a consumer that runs each record once by its event id, for the [window](Self::window). The data of a
+    /// Kinesis record is JSON, and an image of a DynamoDB record is parsed by `serde_dynamo`. As JSON, a
+    /// `KinesisRecord<Vec<u8>>` is an array of numbers: for the data as it is, use [`of_bytes`](Self::of_bytes).
     ///
     /// The key is `stream#event`: the stream's ARN and the event id. In Kinesis, the event id consists of the shard and the
     /// sequence number. All deliveries of a record have the same event id. A producer that writes twice creates two: see

@@ -59,8 +59,8 @@ impl<B> DynamoDbRecord<B> {
         Self::number(&self.record)
     }
 
-    /// Returns the key of [`StreamConsumer::by_event_id`](crate::streams::StreamConsumer::by_event_id): the stream's ARN, a `#`, and
-    /// the event id. All deliveries of a record have the same key.
+    /// Returns the key of [`StreamConsumer::by_event_id`](crate::streams::StreamConsumer::by_event_id): the stream's
+    /// ARN, a `#`, and the event id. All deliveries of a record have the same key.
     pub fn key(&self) -> Option<String> {
         event_key(self.record.event_source_arn.as_deref(), Some(&self.record.event_id))
     }

@@ -47,8 +47,9 @@ impl<B> KinesisRecord<B> {
         Self::number(&self.record)
     }
 
-    /// Returns the key of [`StreamConsumer::by_event_id`](crate::streams::StreamConsumer::by_event_id): the stream's ARN, a `#`, and
-    /// the event id, which consists of the shard and the sequence number. All deliveries of a record have the same key.
+    /// Returns the key of [`StreamConsumer::by_event_id`](crate::streams::StreamConsumer::by_event_id): the stream's
+    /// ARN, a `#`, and the event id, which consists of the shard and the sequence number. All deliveries of a record
+    /// have the same key.
     pub fn key(&self) -> Option<String> {
         event_key(self.record.event_source_arn.as_deref(), self.record.event_id.as_deref())
     }

@@ -10,7 +10,8 @@ use serde_json::{Map, Value};
 use super::super::batch::{NotDone, Source, log_not_done};
 use super::super::handler_input::PlainInput;
 
-/// One record of a stream: a [`KinesisRecord`](crate::streams::KinesisRecord) or a [`DynamoDbRecord`](crate::streams::DynamoDbRecord).
+/// One record of a stream: a [`KinesisRecord`](crate::streams::KinesisRecord) or a
+/// [`DynamoDbRecord`](crate::streams::DynamoDbRecord).
 ///
 /// This trait is sealed.
 pub trait StreamRecord: PlainInput + Sized {
@@ -111,8 +112,8 @@ impl<R: StreamRecord> Source for StreamSource<R> {
         Some(records)
     }
 
-    fn name(raw: &R::Raw) -> Option<&str> {
-        R::number(raw)
+    fn name(raw: &R::Raw) -> Option<String> {
+        R::number(raw).map(str::to_owned)
     }
 
     fn lane(raw: &R::Raw) -> Option<String> {
