@@ -9,6 +9,7 @@ mod late;
 pub mod loopback;
 pub mod powertools;
 pub mod queue_history;
+pub mod request;
 pub mod runtime_api;
 pub mod semaphore_history;
 pub mod several_history;

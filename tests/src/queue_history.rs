@@ -26,7 +26,6 @@ use crate::idempotency_history::ledger::{Call, Ledger};
 use crate::idempotency_history::{self, Failure, Terms};
 use crate::invocation::{FUNCTION, invocation_with};
 pub use mutations::MUTATIONS;
-pub(crate) use mutations::completed_is_in_progress;
 use queue::{FIFO_QUEUE, Place, Queue, Received, Stored};
 
 /// How often each outcome occurred.

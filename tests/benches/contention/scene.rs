@@ -10,6 +10,7 @@ use aws_sdk_dynamodb::types::AttributeValue;
 use fastrand::Rng;
 use lambda_lock::embedded::{Answer, Faults, Host, Intercept};
 use lambda_lock::{Lock, Locks, Wait};
+use lambda_lock_tests::request::{Purpose, purpose_of};
 use lambda_lock_tests::{World, median};
 use serde_json::Value;
 use tokio::runtime::{Builder, Runtime};
@@ -314,11 +315,11 @@ struct Observer {
 }
 
 impl Intercept for Observer {
-    fn answer(&self, _: &str, request: &Value, answer: &mut Answer) {
-        let values = &request["ExpressionAttributeValues"];
-        let has = |name: &str| values[name].is_object();
-        let is_acquire = has(":now_micros") || has(":bare_end");
-        let is_release = has(":hold") || has(":released");
+    fn answer(&self, operation: &str, request: &Value, answer: &mut Answer) {
+        let (purpose, is_bare) =
+            (purpose_of(operation, request), |name: &str| request["ExpressionAttributeValues"][name].is_object());
+        let is_acquire = purpose == Some(Purpose::Acquire) || is_bare(":bare_end");
+        let is_release = purpose == Some(Purpose::Release) || is_bare(":released");
         if answer.status == 200 && (is_acquire || is_release) {
             self.journal.0.lock().unwrap().push((self.clock.now(), self.waiter, is_acquire));
         }

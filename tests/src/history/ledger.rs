@@ -7,9 +7,9 @@ use lambda_lock::embedded::{Answer, DynamoDb, Intercept};
 use lambda_lock::{Error, ErrorKind, Lock};
 use serde_json::Value;
 
-use super::mutation::{Kind, fence_written};
 use super::stage::{Journal, LATENCY, Waiting};
 use super::{Counts, Outcome};
+use crate::request::{LEASE_END, Purpose, Request, Write};
 
 /// Records everything, and reports violations of the guarantees.
 pub(super) struct Ledger {
@@ -132,14 +132,12 @@ struct Observer(Arc<Ledger>);
 
 impl Intercept for Observer {
     fn answer(&self, operation: &str, request: &Value, answer: &mut Answer) {
-        let Some(kind) = Kind::of(operation, request) else { return };
+        let request = Request::parse(operation, request);
+        let Some(update) = request.update() else { return };
         let ledger = &self.0;
         let mut state = ledger.state();
         state.counts.requests += 1;
-        let text = |value: &Value| value["S"].as_str().unwrap_or_default().to_owned();
-        let number = |value: &Value| value["N"].as_str().and_then(|number| number.parse::<u64>().ok());
-        let values = &request["ExpressionAttributeValues"];
-        let (key, owner) = (text(&request["Key"]["id"]), text(&values[":owner"]));
+        let Write { purpose, key, owner, .. } = update.clone();
         let now = ledger.engine.now();
         let short = owner.get(..6).unwrap_or("a waiter");
         if answer.status != 200 {
@@ -147,20 +145,21 @@ impl Intercept for Observer {
             ledger.log(
                 &mut state,
                 &format!(
-                    "  {kind:?} of {key} by {short} refused: {} until {}",
-                    in_the_way["holder"]["S"], in_the_way["in_progress_expiration"]["N"]
+                    "  {purpose:?} of {key} by {short} refused: {} until {}",
+                    in_the_way["holder"]["S"], in_the_way[LEASE_END]["N"]
                 ),
             );
             return;
         }
-        ledger.log(&mut state, &format!("  {kind:?} of {key} by {short} applied: ends {}", values[":lease_end"]["N"]));
-        if let (Some(end), Some(sent)) = (number(&values[":lease_end"]), number(&values[":now"])) {
+        let end = update.number(LEASE_END);
+        ledger.log(&mut state, &format!("  {purpose:?} of {key} by {short} applied: ends {end:?}"));
+        if let (Some(end), Some(sent)) = (end, update.sent()) {
             state.ends.insert(owner.clone(), now + Duration::from_millis(end.saturating_sub(sent)));
         }
-        match kind {
-            Kind::Acquire => {
-                let holder = text(&values[":holder"]);
-                let fence = fence_written(request, answer);
+        match purpose {
+            Purpose::Acquire => {
+                let holder = update.text("holder").unwrap().to_owned();
+                let fence = update.fence_written(&answer.body);
                 let before = state.rows.get(&key).map_or(0, |row| row.fence);
                 if fence <= before {
                     ledger.broke(&mut state, format!("(b) {key}: fence {fence} after {before}"));
@@ -170,64 +169,66 @@ impl Intercept for Observer {
                 }
                 let last = state.rows.get(&key).map(|row| &row.owner).filter(|owner| state.released.contains(*owner));
                 if last.and_then(|owner| state.holds.get(owner)).is_some_and(|(until, _)| now < *until) {
-                    ledger.broke(&mut state, format!("{key} was taken before its least hold was over"));
+                    ledger.broke(&mut state, format!("{key} was taken before its minimum hold was over"));
                 }
                 let withdrawn = state.rows.get(&key).map(|row| row.withdrawn.clone()).unwrap_or_default();
                 if withdrawn == owner {
                     ledger.broke(&mut state, format!("(h) {key} was taken by {holder}, which had withdrawn"));
                 }
-                let end = number(&values[":lease_end"]).unwrap();
+                let end = end.unwrap();
                 state.rows.insert(key.clone(), Row { owner: owner.clone(), fence, withdrawn, sequence: 0, end });
                 state.applied.insert((key.clone(), fence), holder);
                 state.taken.push((key, now, owner));
             }
-            Kind::Join => state.counts.joined += 1,
-            Kind::Complete | Kind::Transaction => unreachable!("nothing completes a lock"),
-            Kind::Withdraw => {
+            Purpose::Join => state.counts.joined += 1,
+            Purpose::Withdraw => {
                 state.counts.withdrawn += 1;
                 let row = state.rows.entry(key).or_default();
-                if request["UpdateExpression"].as_str().unwrap().contains("#released") {
+                if update.sets("released").is_some() {
                     row.owner.clone_from(&owner);
                     state.released.insert(owner);
                 } else {
                     row.withdrawn = owner;
                 }
             }
-            Kind::Resume => {
-                let next = number(&values[":next"]).unwrap();
-                let row = state.rows.entry(key).or_default();
-                row.sequence = next;
+            Purpose::Resume => state.rows.entry(key).or_default().sequence = update.number("sequence").unwrap(),
+            // A mutation leaves the number of the row.
+            Purpose::KeepByTicket => {
+                state.rows.entry(key).or_default().sequence = update.compared("sequence").unwrap();
             }
-            Kind::KeepEnd => state.rows.entry(key).or_default().sequence = number(&values[":sequence"]).unwrap(),
-            Kind::RenewTicket => {
-                let end = number(&values[":lease_end"]).unwrap();
+            Purpose::RenewByTicket => {
+                let end = end.unwrap();
                 let row = state.rows.entry(key.clone()).or_default();
                 let before = std::mem::replace(&mut row.end, end);
-                row.sequence = number(&values[":sequence"]).unwrap();
+                row.sequence = update.compared("sequence").unwrap();
                 if row.owner != owner || state.released.contains(&owner) {
                     ledger.broke(&mut state, format!("(e) {key}: a ticket changed a row that is not its own"));
                 } else if end < before {
                     ledger.broke(&mut state, format!("(g) {key}: a ticket shortened the lease"));
                 }
             }
-            Kind::Renew | Kind::Release => {
-                if kind == Kind::Renew && state.released.contains(&owner) {
+            Purpose::Renew | Purpose::Release => {
+                let is_renewal = purpose == Purpose::Renew;
+                if is_renewal && state.released.contains(&owner) {
                     ledger.broke(&mut state, format!("(e) {key}: a renewal took it again after its release"));
                 }
                 if state.rows.get(&key).is_some_and(|row| row.owner != owner) {
-                    ledger.broke(&mut state, format!("(e) {key}: a {kind:?} changed another holder's row"));
+                    ledger.broke(&mut state, format!("(e) {key}: a {purpose:?} changed another holder's row"));
                 }
-                let sequence = number(&values[":sequence"]).unwrap();
+                let sequence = update.number("sequence").unwrap();
                 let row = state.rows.entry(key.clone()).or_default();
                 let before = std::mem::replace(&mut row.sequence, sequence);
-                row.end = number(&values[":lease_end"]).unwrap();
+                row.end = end.unwrap();
                 if before >= sequence {
-                    ledger.broke(&mut state, format!("(g) {key}: a {kind:?} was applied after a later request"));
+                    ledger.broke(&mut state, format!("(g) {key}: a {purpose:?} was applied after a later request"));
                 }
-                if kind == Kind::Release {
+                if !is_renewal {
                     state.released.insert(owner.clone());
                     state.last_released.insert(key, owner);
                 }
+            }
+            Purpose::ForceRelease | Purpose::Tidy | Purpose::Complete | Purpose::Own => {
+                unreachable!("no lock of a history has such a request")
             }
         }
     }

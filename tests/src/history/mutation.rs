@@ -7,6 +7,9 @@ use aws_lambda_events::streams::KinesisEventResponse;
 use lambda_lock::embedded::{Answer, Intercept};
 use serde_json::{Value, json};
 
+use crate::request::expression::{Comparison, Condition, Operand, Path};
+use crate::request::{LEASE_END, Purpose, Request, either};
+
 /// A deliberate mistake in the protocol. The host's network makes it by rewriting a request or an answer, Lambda by
 /// rewriting a batch or its answer, or the history by omitting a setting. The code under test has no switch for it: it
 /// is the code that ships.
@@ -18,8 +21,8 @@ pub struct Mutation {
     pub breaks: &'static str,
     /// The seed that a search for the violation begins with. A rare mistake names one that finds it, which saves minutes.
     pub first_seed: u64,
-    pub(crate) request: fn(Kind, &mut Value),
-    pub(crate) answer: fn(Kind, &Value, &mut Answer),
+    pub(crate) request: fn(&mut Request),
+    pub(crate) answer: fn(&Request, &mut Answer),
     /// The batch that Lambda delivers to the consumer of a queue.
     pub(crate) batch: fn(&mut SqsEvent),
     /// The answer that Lambda receives.
@@ -67,24 +70,29 @@ impl Mutation {
             name: "a late renewal moves the end back",
             breaks: "(a)",
             first_seed: 182,
-            request: |kind, request| ignore_sequence(Kind::Renew, kind, request),
+            request: |request| loosen(request, Purpose::Renew, "sequence"),
             ..Self::NONE
         },
         Self {
             name: "a late release replaces a later one",
             breaks: "(g)",
-            request: |kind, request| ignore_sequence(Kind::Release, kind, request),
+            request: |request| loosen(request, Purpose::Release, "sequence"),
             ..Self::NONE
         },
         Self {
             name: "acquire ignores a withdrawal",
             breaks: "(h)",
             first_seed: 287,
-            request: withdrawal_ignored,
+            request: |request| loosen(request, Purpose::Acquire, "withdrawn"),
             ..Self::NONE
         },
         Self { name: "the next in line takes a held key", breaks: "(a)", request: turn_without_release, ..Self::NONE },
-        Self { name: "a ticket works twice", breaks: "(a)", request: ticket_works_twice, ..Self::NONE },
+        Self {
+            name: "a ticket works twice",
+            breaks: "(a)",
+            request: |request| loosen(request, Purpose::Resume, "sequence"),
+            ..Self::NONE
+        },
         Self {
             name: "a resumption does not use up the ticket",
             breaks: "(a)",
@@ -131,16 +139,16 @@ impl Mutation {
         Self { name: "a place is answered like an acquired lock", answer: place_as_lock, ..Self::NONE },
         Self { name: "a place is never given up", request: place_kept, ..Self::NONE },
         Self { name: "the tail goes back behind the head", request: tail_rewound, ..Self::NONE },
-        Self { name: "holds take no time", request: |kind, request| hold_time(kind, request, "0"), ..Self::NONE },
-        Self { name: "holds take a day", request: |kind, request| hold_time(kind, request, "86400000"), ..Self::NONE },
+        Self { name: "holds take no time", request: |request| hold_time(request, 0), ..Self::NONE },
+        Self { name: "holds take a day", request: |request| hold_time(request, 86_400_000), ..Self::NONE },
     ];
 
     pub(crate) const NONE: Self = Self {
         name: "",
         breaks: "",
         first_seed: 0,
-        request: |_, _| {},
-        answer: |_, _, _| {},
+        request: |_| {},
+        answer: |_, _| {},
         batch: |_| {},
         batch_answer: |_, _| {},
         records: |_| {},
@@ -158,257 +166,205 @@ impl fmt::Debug for Mutation {
 
 impl Intercept for Mutation {
     fn request(&self, operation: &str, request: &mut Value) {
-        if let Some(kind) = Kind::of(operation, request) {
-            (self.request)(kind, request);
+        let before = Request::parse(operation, request);
+        let mut mutated = before.clone();
+        (self.request)(&mut mutated);
+        if mutated != before {
+            mutated.write_to(request);
         }
     }
 
     fn answer(&self, operation: &str, request: &Value, answer: &mut Answer) {
-        if let Some(kind) = Kind::of(operation, request) {
-            (self.answer)(kind, request, answer);
-        }
+        (self.answer)(&Request::parse(operation, request), answer);
     }
 }
 
-/// The writes of the protocol.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) enum Kind {
-    Acquire,
-    Renew,
-    Release,
-    /// The resumption of a lock by its ticket.
-    Resume,
-    /// A renewal by a ticket.
-    RenewTicket,
-    /// The number that a renewal by a ticket leaves if the lease ends later already.
-    KeepEnd,
-    /// The place in the queue of a refused acquire.
-    Join,
-    /// The end of a refused acquire with an unanswered attempt.
-    Withdraw,
-    Complete,
-    /// The caller's own transaction with a completion.
-    Transaction,
-}
-
-impl Kind {
-    pub(crate) fn of(operation: &str, request: &Value) -> Option<Self> {
-        let values = &request["ExpressionAttributeValues"];
-        match operation {
-            "UpdateItem" if values[":now_micros"].is_object() => Some(Self::Acquire),
-            "UpdateItem" if values[":completed"].is_object() => Some(Self::Complete),
-            "UpdateItem" if values[":until"].is_object() => Some(Self::Join),
-            "UpdateItem" if values[":nonce"].is_object() => Some(Self::Resume),
-            "UpdateItem" if is_by_ticket(request) && values[":seen"].is_object() => Some(Self::KeepEnd),
-            "UpdateItem" if is_by_ticket(request) => Some(Self::RenewTicket),
-            "UpdateItem" if !values[":sequence"].is_object() => Some(Self::Withdraw),
-            "UpdateItem" if values[":now"].is_object() => Some(Self::Renew),
-            "UpdateItem" => Some(Self::Release),
-            "TransactWriteItems" => Some(Self::Transaction),
-            _ => None,
-        }
+/// Makes the comparisons of this attribute hold in updates that are for this.
+pub(crate) fn loosen(request: &mut Request, purpose: Purpose, attribute: &str) {
+    if let Some(update) = request.update_for(purpose) {
+        update.loosen(attribute);
     }
 }
 
-/// A ticket may have sent nothing before, so the number in the row may be that of the ticket.
-fn is_by_ticket(request: &Value) -> bool {
-    request["ConditionExpression"].as_str().is_some_and(|condition| condition.contains("#sequence <= :sequence"))
-}
-
-/// The fence that an acquire wrote. The answer has the row before the update.
-pub(crate) fn fence_written(request: &Value, answer: &Answer) -> u64 {
-    let number = |value: &Value| value["N"].as_str().map(|number| number.parse::<u64>().unwrap());
-    let values = &request["ExpressionAttributeValues"];
-    let before = number(&answer.body["Attributes"]["fence"]).or_else(|| number(&values[":now_micros"]));
-    before.unwrap() + number(&values[":one"]).unwrap()
-}
-
-/// Rewrites the condition of a request. Panics if it does not contain `from`.
-pub(crate) fn replace_in_condition(request: &mut Value, from: &str, to: &str) {
-    let condition = request["ConditionExpression"].as_str().unwrap();
-    let mutated = condition.replacen(from, to, 1);
-    assert_ne!(condition, mutated);
-    request["ConditionExpression"] = json!(mutated);
-}
-
-pub(crate) fn foreign_nonce(kind: Kind, request: &Value, answer: &mut Answer) {
-    let own = &request["ExpressionAttributeValues"][":owner"];
-    if kind == Kind::Acquire && answer.status == 400 && answer.body["Item"]["owner"] == *own {
+pub(crate) fn foreign_nonce(request: &Request, answer: &mut Answer) {
+    let Some(acquire) = request.update().filter(|update| update.purpose == Purpose::Acquire) else { return };
+    if answer.status == 400 && answer.body["Item"]["owner"]["S"] == *acquire.owner {
         answer.body["Item"]["owner"] = json!({ "S": "someone else" });
     }
 }
 
-fn release_without_owner(kind: Kind, request: &mut Value) {
-    if kind == Kind::Release {
-        request["ConditionExpression"] = json!(
-            "attribute_exists(#owner) AND #status = :in_progress AND (#sequence < :sequence OR #sequence >= :sequence)"
-        );
+fn release_without_owner(request: &mut Request) {
+    if let Some(release) = request.update_for(Purpose::Release) {
+        release.loosen("owner");
+        release.loosen("sequence");
     }
 }
 
-fn release_forgets(kind: Kind, request: &mut Value) {
-    if kind == Kind::Release {
-        request["ExpressionAttributeValues"][":lease_end"] = json!({ "N": "0" });
-        let update = format!("{} REMOVE #owner", request["UpdateExpression"].as_str().unwrap());
-        request["UpdateExpression"] = json!(update);
+fn release_forgets(request: &mut Request) {
+    if let Some(release) = request.update_for(Purpose::Release) {
+        *release.set_mut(LEASE_END) = Operand::number(0);
+        release.update.remove.push(Path::attribute("owner"));
     }
 }
 
-fn fence_restarts(kind: Kind, request: &mut Value) {
-    if kind == Kind::Acquire {
-        request["ExpressionAttributeValues"][":now_micros"] = json!({ "N": "0" });
+/// The fence of a new row is 1.
+fn fence_restarts(request: &mut Request) {
+    if let Some(acquire) = request.update_for(Purpose::Acquire) {
+        let fence = acquire.set_mut("fence");
+        let Operand::Plus(last, _) = fence else { panic!("{fence:?}") };
+        let Operand::IfNotExists(_, first) = &mut **last else { panic!("{last:?}") };
+        **first = Operand::number(0);
     }
 }
 
-pub(crate) fn acquire_ignores_end(kind: Kind, request: &mut Value) {
-    if kind == Kind::Acquire {
-        replace_in_condition(request, "#lease_end <= :now", "(#lease_end <= :now OR #lease_end > :now)");
+pub(crate) fn fence_stands_still(request: &mut Request) {
+    if let Some(acquire) = request.update_for(Purpose::Acquire) {
+        let fence = acquire.set_mut("fence");
+        let Operand::Plus(last, _) = fence else { panic!("{fence:?}") };
+        *fence = (**last).clone();
+    }
+}
+
+pub(crate) fn acquire_ignores_end(request: &mut Request) {
+    if let Some(acquire) = request.update_for(Purpose::Acquire) {
+        acquire.loosen_only(LEASE_END, Comparison::LessOrEqual);
     }
 }
 
 /// The holder's name has the skew of the history.
-fn no_skew(kind: Kind, request: &mut Value) {
-    if kind == Kind::Acquire {
-        let values = &mut request["ExpressionAttributeValues"];
-        let skew = values[":holder"]["S"].as_str().and_then(|holder| holder.rsplit_once("skew ")?.1.parse().ok());
-        let end: u64 = values[":lease_end"]["N"].as_str().unwrap().parse().unwrap();
-        values[":lease_end"] = json!({ "N": (end - skew.unwrap_or(0)).to_string() });
+pub(crate) fn skew_in(holder: Option<&str>) -> u64 {
+    holder.and_then(|holder| holder.rsplit_once("skew ")?.1.parse().ok()).unwrap_or(0)
+}
+
+fn no_skew(request: &mut Request) {
+    if let Some(acquire) = request.update_for(Purpose::Acquire) {
+        let skew = skew_in(acquire.text("holder"));
+        acquire.change(LEASE_END, |end| end - skew);
     }
 }
 
-fn renew_without_condition(kind: Kind, request: &mut Value) {
-    if kind == Kind::Renew {
-        // DynamoDB rejects a request with an unused value.
-        request["ConditionExpression"] = json!(
-            "attribute_exists(#owner) AND (#owner = :owner OR #owner <> :owner) AND (#released = :owner OR #released <> :owner) \
-             AND (#sequence < :sequence OR #sequence >= :sequence) AND (#lease_end <= :now OR #lease_end > :now)"
-        );
+fn renew_without_condition(request: &mut Request) {
+    if let Some(renew) = request.update_for(Purpose::Renew) {
+        for attribute in ["owner", "released", "sequence", LEASE_END] {
+            renew.loosen(attribute);
+        }
     }
 }
 
-fn ignore_sequence(of: Kind, kind: Kind, request: &mut Value) {
-    if kind == of {
-        replace_in_condition(request, "#sequence < :sequence", "(#sequence < :sequence OR #sequence >= :sequence)");
+/// A waiter whose place is next takes a key that is held.
+fn turn_without_release(request: &mut Request) {
+    let Some(acquire) = request.update_for(Purpose::Acquire) else { return };
+    let compares = |term: &Condition, attribute: &str, with: Comparison| {
+        matches!(term, Condition::Compare(path, comparison, Operand::Value(_))
+            if path.name() == attribute && *comparison == with)
+    };
+    let is_turn =
+        |term: &Condition| matches!(term, Condition::Not(before) if compares(before, "head", Comparison::Less));
+    if acquire.condition.leaves().into_iter().any(|term| compares(term, "head", Comparison::Less)) {
+        acquire.rewrite(|term| {
+            let Condition::And(terms) = term else { return };
+            if terms.iter().any(is_turn) {
+                for term in terms {
+                    if let Condition::Compare(path, comparison, end) = term
+                        && path.name() == LEASE_END
+                    {
+                        *term = either(path, *comparison, end);
+                    }
+                }
+            }
+        });
     }
 }
 
-fn withdrawal_ignored(kind: Kind, request: &mut Value) {
-    if kind == Kind::Acquire {
-        replace_in_condition(request, "#withdrawn <> :owner", "(#withdrawn <> :owner OR #withdrawn = :owner)");
+fn resumption_leaves_number(request: &mut Request) {
+    if let Some(resumption) = request.update_for(Purpose::Resume) {
+        resumption.change("sequence", |next| next - 1);
     }
 }
 
-fn turn_without_release(kind: Kind, request: &mut Value) {
-    let is_in_turn = request["ExpressionAttributeValues"][":place_ahead"].is_object();
-    if kind == Kind::Acquire && is_in_turn {
-        replace_in_condition(
-            request,
-            "(#lease_end <= :now AND NOT",
-            "((#lease_end <= :now OR #lease_end > :now) AND NOT",
-        );
-    }
-}
-
-fn ticket_works_twice(kind: Kind, request: &mut Value) {
-    if kind == Kind::Resume {
-        replace_in_condition(request, "#sequence <= :sequence", "(#sequence <= :sequence OR #sequence > :sequence)");
-    }
-}
-
-fn resumption_leaves_number(kind: Kind, request: &mut Value) {
-    if kind == Kind::Resume {
-        let values = &mut request["ExpressionAttributeValues"];
-        values[":next"] = values[":sequence"].clone();
-    }
-}
-
-fn resumption_without_owner(kind: Kind, request: &mut Value) {
-    if kind == Kind::Resume {
-        replace_in_condition(request, "#owner = :owner", "(#owner = :owner OR #owner <> :owner)");
+fn resumption_without_owner(request: &mut Request) {
+    if let Some(resumption) = request.update_for(Purpose::Resume) {
+        resumption.loosen("owner");
         // A fence belongs to one owner.
-        replace_in_condition(request, "#fence = :fence", "(#fence = :fence OR #fence <> :fence)");
+        resumption.loosen("fence");
     }
 }
 
-fn resumption_with_new_lease(kind: Kind, _: &Value, answer: &mut Answer) {
-    let end = &mut answer.body["Attributes"]["in_progress_expiration"];
-    if kind == Kind::Resume && answer.status == 200 {
-        let stored: u64 = end["N"].as_str().unwrap().parse().unwrap();
-        *end = json!({ "N": (stored + 2500).to_string() });
+/// How much later the lease of a resumed lock ends.
+pub(crate) fn end_later(end: &mut Value) {
+    let stored: u64 = end["N"].as_str().unwrap().parse().unwrap();
+    *end = json!({ "N": (stored + 2500).to_string() });
+}
+
+fn resumption_with_new_lease(request: &Request, answer: &mut Answer) {
+    if request.is_update_for(Purpose::Resume) && answer.status == 200 {
+        end_later(&mut answer.body["Attributes"][LEASE_END]);
     }
 }
 
-fn ticket_shortens(kind: Kind, request: &mut Value) {
-    if kind == Kind::RenewTicket {
-        replace_in_condition(
-            request,
-            "#lease_end < :lease_end",
-            "(#lease_end < :lease_end OR #lease_end >= :lease_end)",
-        );
+fn ticket_shortens(request: &mut Request) {
+    if let Some(renewal) = request.update_for(Purpose::RenewByTicket) {
+        renewal.loosen_only(LEASE_END, Comparison::Less);
     }
 }
 
-fn ticket_leaves_number(kind: Kind, request: &mut Value) {
-    if kind == Kind::RenewTicket {
-        let update = request["UpdateExpression"].as_str().unwrap().replace(", #sequence = :sequence", "");
-        request["UpdateExpression"] = update.into();
+pub(crate) fn ticket_leaves_number(request: &mut Request) {
+    if let Some(renewal) = request.update_for(Purpose::RenewByTicket) {
+        renewal.set_mut("sequence");
+        renewal.update.set.retain(|(path, _)| path.name() != "sequence");
     }
 }
 
-/// Both expressions still use all values.
-pub(crate) fn kept_end_leaves_number(kind: Kind, request: &mut Value) {
-    if kind == Kind::KeepEnd {
-        let update = request["UpdateExpression"].as_str().unwrap();
-        let to = update.strip_prefix("SET ").and_then(|set| set.strip_suffix(" = :sequence")).unwrap();
-        request["UpdateExpression"] = json!(format!("SET {to} = {to}"));
+pub(crate) fn kept_end_leaves_number(request: &mut Request) {
+    if let Some(renewal) = request.update_for(Purpose::KeepByTicket) {
+        for (path, number) in &mut renewal.update.set {
+            *number = Operand::Path(path.clone());
+        }
     }
 }
 
-fn place_as_lock(kind: Kind, _: &Value, answer: &mut Answer) {
-    if kind == Kind::Join && answer.status == 200 {
+fn place_as_lock(request: &Request, answer: &mut Answer) {
+    if request.is_update_for(Purpose::Join) && answer.status == 200 {
         // An acquire of a new row has this answer.
         answer.body = json!({});
     }
 }
 
-fn place_kept(kind: Kind, request: &mut Value) {
-    let update = request["UpdateExpression"].as_str().unwrap_or_default();
-    if kind == Kind::Acquire && update.contains("#head = :place") {
-        let update = update.replace("#head = :place", "#head = if_not_exists(#head, :place)");
-        request["UpdateExpression"] = json!(update);
+fn place_kept(request: &mut Request) {
+    let Some(acquire) = request.update_for(Purpose::Acquire) else { return };
+    if acquire.sets("head").is_some() {
+        let head = acquire.set_mut("head");
+        *head = Operand::IfNotExists(Path::attribute("head"), Box::new(head.clone()));
     }
 }
 
-fn tail_rewound(kind: Kind, request: &mut Value) {
-    if kind == Kind::Join {
-        request["UpdateExpression"] =
-            json!("SET #tail = :one, #head = if_not_exists(#head, :head), #tail_until = :until");
+fn tail_rewound(request: &mut Request) {
+    if let Some(join) = request.update_for(Purpose::Join) {
+        *join.set_mut("tail") = Operand::number(1);
+        let head = join.set_mut("head");
+        let place = Operand::Value(head.value().unwrap().clone());
+        *head = Operand::IfNotExists(Path::attribute("head"), Box::new(place));
     }
 }
 
-fn hold_time(kind: Kind, request: &mut Value, milliseconds: &str) {
-    let values = &mut request["ExpressionAttributeValues"];
-    if kind == Kind::Release && values[":hold"].is_object() {
-        values[":hold"] = json!({ "N": milliseconds });
+fn hold_time(request: &mut Request, milliseconds: u64) {
+    let Some(release) = request.update_for(Purpose::Release) else { return };
+    // The release of a withdrawal has none.
+    if release.sets("hold").is_some() {
+        *release.set_mut("hold") = Operand::number(milliseconds);
     }
 }
 
-fn refused_release_succeeds(kind: Kind, _: &Value, answer: &mut Answer) {
-    if kind == Kind::Release && answer.status == 400 {
+pub(crate) fn refused_release_succeeds(request: &Request, answer: &mut Answer) {
+    if request.is_update_for(Purpose::Release) && answer.status == 400 {
         answer.status = 200;
         answer.body = json!({});
     }
 }
 
-fn fence_stands_still(kind: Kind, request: &mut Value) {
-    if kind == Kind::Acquire {
-        request["ExpressionAttributeValues"][":one"] = json!({ "N": "0" });
-    }
-}
-
-fn ttl_too_early(kind: Kind, request: &mut Value) {
-    if kind == Kind::Acquire {
-        let now = request["ExpressionAttributeValues"][":now_seconds"].clone();
-        request["ExpressionAttributeValues"][":expiration"] = now;
+fn ttl_too_early(request: &mut Request) {
+    if let Some(acquire) = request.update_for(Purpose::Acquire) {
+        let now = acquire.number("acquired_at").unwrap();
+        acquire.change("expiration", |_| now / 1000);
     }
 }

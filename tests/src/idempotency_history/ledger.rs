@@ -10,8 +10,8 @@ use serde_json::Value;
 
 use super::{Counts, Terms, Then};
 use crate::history::Outcome;
-use crate::history::mutation::{Kind, fence_written};
 use crate::history::stage::{CAP, Journal, LATENCY};
+use crate::request::{LEASE_END, Purpose, Request, Write};
 
 pub(crate) use call::{Call, Execution};
 
@@ -222,57 +222,45 @@ struct Observer(Arc<Ledger>);
 
 impl Intercept for Observer {
     fn answer(&self, operation: &str, request: &Value, answer: &mut WireAnswer) {
-        let Some(kind) = Kind::of(operation, request) else { return };
+        let token = request["ClientRequestToken"].as_str();
+        let request = Request::parse(operation, request);
+        let Some(write) = request.writes.first() else { return };
         let ledger = &self.0;
         let mut state = ledger.state();
         state.counts.requests += 1;
-        let write = match kind {
-            Kind::Transaction => &request["TransactItems"][0]["Update"],
-            _ => request,
-        };
-        let text = |value: &Value| value["S"].as_str().unwrap_or_default().to_owned();
-        let values = &write["ExpressionAttributeValues"];
-        let (key, owner) = (text(&write["Key"]["id"]), text(&values[":owner"]));
-        let what = format!("{kind:?} of {key} by {}", owner.get(..6).unwrap_or_default());
+        let Write { purpose, key, owner, .. } = write.clone();
+        let what = format!("{purpose:?} of {key} by {}", owner.get(..6).unwrap_or_default());
         if answer.status != 200 {
-            state.counts.transactions_cancelled += usize::from(kind == Kind::Transaction);
+            state.counts.transactions_cancelled += usize::from(request.is_transaction);
             let row = &answer.body["Item"];
-            let why = [&row["status"]["S"], &row["in_progress_expiration"]["N"], &row["expiration"]["N"]];
+            let why = [&row["status"]["S"], &row[LEASE_END]["N"], &row["expiration"]["N"]];
             return ledger.log(&mut state, &format!("  {what} refused: {why:?}"));
         }
-        let token = request["ClientRequestToken"].as_str();
         if token.is_some_and(|token| !state.transactions.insert(token.to_owned())) {
             return ledger.log(&mut state, &format!("  {what} answered as before"));
         }
         ledger.log(&mut state, &format!("  {what} applied"));
-        match kind {
-            Kind::Acquire => {
-                let fence = fence_written(request, answer);
-                ledger.taken(&mut state, key, owner, fence, values);
-            }
-            Kind::Renew | Kind::Resume | Kind::RenewTicket | Kind::KeepEnd | Kind::Join => {
-                unreachable!("nothing renews a record, hands it over or queues for it")
-            }
-            Kind::Release => ledger.released(&mut state, &key, &owner),
-            // The histories of locks check the purpose of this request.
-            Kind::Withdraw => {}
-            // A mutation omits the completion.
-            Kind::Transaction if owner.is_empty() => {}
-            Kind::Complete | Kind::Transaction => ledger.completed(&mut state, key, owner, kind == Kind::Transaction),
+        match purpose {
+            Purpose::Acquire => ledger.taken(&mut state, write, write.fence_written(&answer.body)),
+            Purpose::Release => ledger.released(&mut state, &key, &owner),
+            Purpose::Complete => ledger.completed(&mut state, key, owner, request.is_transaction),
+            // The histories of locks check the purpose of a withdrawal. A mutation omits the completion.
+            Purpose::Withdraw | Purpose::Own => {}
+            _ => unreachable!("nothing renews a record, hands it over or queues for it"),
         }
     }
 }
 
 impl Ledger {
-    fn taken(&self, state: &mut State, key: String, owner: String, fence: u64, values: &Value) {
+    fn taken(&self, state: &mut State, acquire: &Write, fence: u64) {
+        let Write { key, owner, .. } = acquire.clone();
         let now = self.engine.now();
         let others = state.runs.iter().filter(|run| run.key == key && run.owner != owner);
         if let Some(end) = others.filter_map(|run| self.window_end(state, run)).max().filter(|end| now < *end) {
             let early = end.duration_since(now).unwrap();
             self.broke(state, format!("(vii) {key} was taken {early:?} before the end of a window"));
         }
-        let number = |name: &str| Duration::from_millis(values[name]["N"].as_str().unwrap().parse().unwrap());
-        let (sent, end) = (number(":now"), number(":lease_end"));
+        let [sent, end] = [acquire.sent(), acquire.number(LEASE_END)].map(Option::unwrap).map(Duration::from_millis);
         if let Some(record) = state.records.get_mut(&owner) {
             record.is_ghost = true;
         } else {

@@ -1,8 +1,10 @@
+use lambda_lock::embedded::Answer;
 use serde_json::{Value, json};
 
 use crate::history::Mutation;
-use crate::history::mutation::{Kind, acquire_ignores_end, foreign_nonce, replace_in_condition};
-use lambda_lock::embedded::Answer;
+use crate::history::mutation::{acquire_ignores_end, foreign_nonce, loosen};
+use crate::request::expression::{Condition, Operand, Path};
+use crate::request::{LEASE_END, Purpose, Request};
 
 /// Deliberate mistakes in the protocol of idempotency, which the histories must catch.
 pub const MUTATIONS: [Mutation; 14] = [
@@ -17,26 +19,26 @@ pub const MUTATIONS: [Mutation; 14] = [
         name: "complete without the owner check",
         breaks: "(v)",
         first_seed: 187,
-        request: complete_without_owner,
+        request: |request| loosen(request, Purpose::Complete, "owner"),
         ..Mutation::NONE
     },
     Mutation {
         name: "complete without the status check",
         breaks: "(v)",
         first_seed: 307,
-        request: complete_without_status,
+        request: |request| loosen(request, Purpose::Complete, "status"),
         ..Mutation::NONE
     },
     Mutation {
         name: "release without the owner check",
         breaks: "(ii)",
-        request: release_without_owner,
+        request: |request| loosen(request, Purpose::Release, "owner"),
         ..Mutation::NONE
     },
     Mutation {
         name: "release without the status check",
         breaks: "(v)",
-        request: release_without_status,
+        request: |request| loosen(request, Purpose::Release, "status"),
         ..Mutation::NONE
     },
     Mutation { name: "replay while in progress", breaks: "(v)", answer: in_progress_replays, ..Mutation::NONE },
@@ -74,89 +76,66 @@ pub const MUTATIONS: [Mutation; 14] = [
     },
 ];
 
-/// Always true. DynamoDB rejects a request with an unused value.
-const ANY_OWNER: &str = "(#owner = :owner OR attribute_exists(#owner))";
-const ANY_STATUS: &str = "(#status = :in_progress OR attribute_exists(#status))";
-
-pub(crate) fn acquire_ignores_window(kind: Kind, request: &mut Value) {
-    if kind == Kind::Acquire {
-        let (from, to) = ("#status = :completed AND #expiration <= :now_seconds", "#status = :completed");
-        replace_in_condition(request, from, to);
-    }
+pub(crate) fn acquire_ignores_window(request: &mut Request) {
+    loosen(request, Purpose::Acquire, "expiration");
 }
 
-fn complete_without_owner(kind: Kind, request: &mut Value) {
-    if kind == Kind::Complete {
-        replace_in_condition(request, "#owner = :owner", ANY_OWNER);
-    }
-}
-
-fn complete_without_status(kind: Kind, request: &mut Value) {
-    if kind == Kind::Complete {
-        replace_in_condition(request, "#status = :in_progress", ANY_STATUS);
-    }
-}
-
-fn release_without_owner(kind: Kind, request: &mut Value) {
-    if kind == Kind::Release {
-        replace_in_condition(request, "#owner = :owner", ANY_OWNER);
-    }
-}
-
-fn release_without_status(kind: Kind, request: &mut Value) {
-    if kind == Kind::Release {
-        replace_in_condition(request, "#status = :in_progress", ANY_STATUS);
-    }
-}
-
-pub(crate) fn in_progress_replays(kind: Kind, _: &Value, answer: &mut Answer) {
+/// Shows another row to an acquire that a row with this status refuses.
+fn show(request: &Request, answer: &mut Answer, status: &str, change: impl FnOnce(&mut Value)) {
     let row = &mut answer.body["Item"];
-    if kind == Kind::Acquire && row["status"]["S"] == "INPROGRESS" {
+    if request.is_update_for(Purpose::Acquire) && row["status"]["S"] == status {
+        change(row);
+    }
+}
+
+pub(crate) fn in_progress_replays(request: &Request, answer: &mut Answer) {
+    show(request, answer, "INPROGRESS", |row| {
         row["status"] = json!({ "S": "COMPLETED" });
         row["data"] = json!({ "S": "0" });
-    }
+    });
 }
 
-fn reject_forgets_unfinished(kind: Kind, request: &mut Value) {
-    if kind == Kind::Acquire && request["ConditionExpression"].as_str().unwrap().contains("#released") {
-        replace_in_condition(request, "#released = #owner", "(#released = #owner OR attribute_exists(#owner))");
-    }
+pub(crate) fn completed_is_in_progress(request: &Request, answer: &mut Answer) {
+    show(request, answer, "COMPLETED", |row| row["status"] = json!({ "S": "INPROGRESS" }));
 }
 
-fn results_seem_to_last(kind: Kind, _: &Value, answer: &mut Answer) {
-    let row = &mut answer.body["Item"];
-    if kind == Kind::Acquire && row["status"]["S"] == "COMPLETED" {
+fn results_seem_to_last(request: &Request, answer: &mut Answer) {
+    show(request, answer, "COMPLETED", |row| {
         let end: u64 = row["expiration"]["N"].as_str().unwrap().parse().unwrap();
         row["expiration"] = json!({ "N": (end + 3600).to_string() });
+    });
+}
+
+fn reject_forgets_unfinished(request: &mut Request) {
+    let Some(acquire) = request.update_for(Purpose::Acquire) else { return };
+    let is_released =
+        |term: &Condition| matches!(term, Condition::Compare(path, _, Operand::Path(_)) if path.name() == "released");
+    if acquire.condition.leaves().into_iter().any(is_released) {
+        acquire.compare("released", |_, _, _| Condition::Exists(Path::attribute("owner")));
     }
 }
 
-fn transaction_without_condition(kind: Kind, request: &mut Value) {
-    if kind == Kind::Transaction {
-        let completion = &mut request["TransactItems"][0]["Update"];
-        replace_in_condition(completion, "#owner = :owner", ANY_OWNER);
-        replace_in_condition(completion, "#status = :in_progress", ANY_STATUS);
+fn transaction_without_condition(request: &mut Request) {
+    for completion in request.items_for(Purpose::Complete) {
+        completion.loosen("owner");
+        completion.loosen("status");
     }
 }
 
-fn transaction_without_completion(kind: Kind, request: &mut Value) {
-    if kind == Kind::Transaction {
-        request["TransactItems"].as_array_mut().unwrap().remove(0);
+fn transaction_without_completion(request: &mut Request) {
+    if request.is_transaction {
+        request.writes.remove(0);
     }
 }
 
-fn window_cut_short(kind: Kind, request: &mut Value) {
-    if kind == Kind::Complete {
-        let expiration = &mut request["ExpressionAttributeValues"][":expiration"];
-        let end: u64 = expiration["N"].as_str().unwrap().parse().unwrap();
-        *expiration = json!({ "N": (end - 5).to_string() });
+fn window_cut_short(request: &mut Request) {
+    if let Some(completion) = request.update_for(Purpose::Complete) {
+        completion.change("expiration", |end| end - 5);
     }
 }
 
-fn lease_too_long(kind: Kind, request: &mut Value) {
-    if kind == Kind::Acquire {
-        let lease_end = &mut request["ExpressionAttributeValues"][":lease_end"];
-        let end: u64 = lease_end["N"].as_str().unwrap().parse().unwrap();
-        *lease_end = json!({ "N": (end + 600_000).to_string() });
+fn lease_too_long(request: &mut Request) {
+    if let Some(acquire) = request.update_for(Purpose::Acquire) {
+        acquire.change(LEASE_END, |end| end + 600_000);
     }
 }

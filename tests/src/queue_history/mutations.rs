@@ -1,12 +1,10 @@
 use std::time::Duration;
 
 use aws_lambda_events::sqs::{SqsBatchResponse, SqsEvent};
-use lambda_lock::embedded::Answer;
-use serde_json::{Value, json};
 
 use crate::history::Mutation;
-use crate::history::mutation::{Kind, acquire_ignores_end};
-use crate::idempotency_history::mutations::{acquire_ignores_window, in_progress_replays};
+use crate::history::mutation::acquire_ignores_end;
+use crate::idempotency_history::mutations::{acquire_ignores_window, completed_is_in_progress, in_progress_replays};
 
 /// Deliberate mistakes of a consumer, which the histories must catch.
 pub const MUTATIONS: [Mutation; 9] = [
@@ -56,13 +54,6 @@ pub const MUTATIONS: [Mutation; 9] = [
         ..Mutation::NONE
     },
 ];
-
-pub(crate) fn completed_is_in_progress(kind: Kind, _: &Value, answer: &mut Answer) {
-    let row = &mut answer.body["Item"];
-    if kind == Kind::Acquire && row["status"]["S"] == "COMPLETED" {
-        row["status"] = json!({ "S": "INPROGRESS" });
-    }
-}
 
 fn forget_failure(_: &SqsEvent, answer: &mut SqsBatchResponse) {
     answer.batch_item_failures.pop();

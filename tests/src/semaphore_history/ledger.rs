@@ -10,8 +10,8 @@ use lambda_lock::{Error, ErrorKind, Holder, Lock};
 use serde_json::Value;
 
 use super::{Counts, MOST_TOMBSTONES, Outcome};
-use crate::history::mutation::{Kind, fence_written};
 use crate::history::stage::Journal;
+use crate::request::{Purpose, Request, Write};
 
 /// For how long, and among how many later releases, the row refuses an owner that has released its permit.
 const REMEMBERED: Duration = Duration::from_secs(55);
@@ -124,28 +124,23 @@ struct Observer(Arc<Ledger>);
 
 impl Intercept for Observer {
     fn answer(&self, operation: &str, request: &Value, answer: &mut Answer) {
-        let Some(kind) = Kind::of(operation, request) else { return };
+        let request = Request::parse(operation, request);
+        let Some(update) = request.update() else { return };
         let ledger = &self.0;
         let mut state = ledger.state();
         state.counts.requests += 1;
-        let key = request["Key"]["id"]["S"].as_str().unwrap().to_owned();
-        let names = request["ExpressionAttributeNames"].as_object().unwrap();
-        let owner_of = |name: &Value| name.as_str().and_then(|name| name.strip_prefix("permit:")).map(str::to_owned);
-        // The removal of old tombstones has no owner.
-        let Some(owner) = names.get("#permit").and_then(owner_of) else { return };
-        let values = &request["ExpressionAttributeValues"];
-        let sequence = values[":sequence"]["N"].as_str().map(|number| number.parse::<u64>().unwrap());
+        let Write { purpose, key, owner, .. } = update.clone();
         let (now, applied) = (ledger.engine.now(), answer.status == 200);
         let how = if applied { "applied" } else { "refused" };
         let short = owner.get(..6).unwrap_or_default();
-        ledger.log(&mut state, &format!("  {kind:?} of {key} by {short} {how}"));
+        ledger.log(&mut state, &format!("  {purpose:?} of {key} by {short} {how}"));
         if !applied {
             return;
         }
-        match kind {
-            Kind::Acquire => {
-                let holder = values[":permit"]["M"]["holder"]["S"].as_str().unwrap().to_owned();
-                let fence = fence_written(request, answer);
+        match purpose {
+            Purpose::Acquire => {
+                let holder = update.permit()["holder"]["S"].as_str().unwrap().to_owned();
+                let fence = update.fence_written(&answer.body);
                 let before = state.fences.insert(key.clone(), fence).unwrap_or_default();
                 if fence <= before {
                     ledger.broke(&mut state, format!("(b) {key}: fence {fence} after {before}"));
@@ -161,45 +156,44 @@ impl Intercept for Observer {
                 // After that, a duplicate takes a permit until its own lease has ended.
                 state.released.remove(&owner);
                 state.sequences.remove(&owner);
-                for (name, attribute) in names {
-                    if name.strip_prefix("#p").is_some_and(|index| index.parse::<u32>().is_ok()) {
-                        state.counts.replaced += 1;
-                        state.replaced.extend(owner_of(attribute));
-                    }
-                }
+                let replaced: Vec<_> = update.other_permits().collect();
+                state.counts.replaced += replaced.len();
+                state.replaced.extend(replaced);
                 state.applied.insert((key, fence), holder.clone());
                 state.in_row.insert(holder, owner);
             }
-            Kind::Renew | Kind::Release => {
-                if state.released.contains_key(&owner) && kind == Kind::Renew {
+            Purpose::Renew | Purpose::Release => {
+                let is_renewal = purpose == Purpose::Renew;
+                if state.released.contains_key(&owner) && is_renewal {
                     ledger.broke(&mut state, format!("(e) {key}: a renewal took it again after its release"));
                 }
-                let sequence = sequence.unwrap();
+                let sequence = update.compared("sequence").unwrap();
                 if state.sequences.insert(owner.clone(), sequence).is_some_and(|before| before >= sequence) {
-                    ledger.broke(&mut state, format!("(g) {key}: a {kind:?} was applied after a later request"));
+                    ledger.broke(&mut state, format!("(g) {key}: a {purpose:?} was applied after a later request"));
                 }
-                if kind == Kind::Release {
+                if !is_renewal {
                     state.release(key, owner, now);
                 }
             }
-            Kind::Withdraw => {
+            Purpose::Withdraw => {
                 state.counts.withdrawn += 1;
                 state.release(key, owner, now);
             }
-            Kind::Resume => {
-                let next = values[":next"]["N"].as_str().unwrap().parse().unwrap();
+            Purpose::Resume => {
+                let next = update.number("sequence").unwrap();
                 if state.sequences.insert(owner, next).is_some_and(|before| before >= next) {
                     ledger.broke(&mut state, format!("(g) {key}: a resumption was applied after a later request"));
                 }
             }
-            Kind::RenewTicket | Kind::KeepEnd => {
-                let sequence = sequence.unwrap();
+            Purpose::RenewByTicket | Purpose::KeepByTicket => {
+                let sequence = update.compared("sequence").unwrap();
                 if state.sequences.insert(owner, sequence).is_some_and(|before| before > sequence) {
                     ledger.broke(&mut state, format!("(g) {key}: a ticket was renewed after its use"));
                 }
             }
-            Kind::Join | Kind::Complete | Kind::Transaction => {
-                unreachable!("a semaphore has no such request")
+            Purpose::Tidy => {}
+            Purpose::Join | Purpose::ForceRelease | Purpose::Complete | Purpose::Own => {
+                unreachable!("no semaphore of a history has such a request")
             }
         }
     }

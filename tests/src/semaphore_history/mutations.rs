@@ -7,7 +7,11 @@ use serde_json::{Value, json};
 
 use super::CROWD_SEED;
 use crate::history::Mutation;
-use crate::history::mutation::{Kind, kept_end_leaves_number, replace_in_condition};
+use crate::history::mutation::{
+    end_later, fence_stands_still, kept_end_leaves_number, refused_release_succeeds, skew_in, ticket_leaves_number,
+};
+use crate::request::expression::{Comparison, Condition, Operand, Path};
+use crate::request::{PERMIT_LEASE_END, Purpose, Request, Write, permit_fence_of, permit_of};
 
 /// The mistakes, and the violation that each causes.
 pub const MUTATIONS: [Mutation; 16] = [
@@ -20,7 +24,7 @@ pub const MUTATIONS: [Mutation; 16] = [
         ..Mutation::NONE
     },
     Mutation { name: "another's permit is released", breaks: "(e)", request: releases_another, ..Mutation::NONE },
-    Mutation { name: "a fence repeats", breaks: "(b)", request: fence_repeats, ..Mutation::NONE },
+    Mutation { name: "a fence repeats", breaks: "(b)", request: fence_stands_still, ..Mutation::NONE },
     Mutation { name: "clock skew not added", breaks: "(a)", request: no_skew, ..Mutation::NONE },
     Mutation { name: "no nonce check on refusal", breaks: "(f)", answer: foreign_nonce, ..Mutation::NONE },
     Mutation { name: "a release lowers the count twice", breaks: "(m)", request: released_twice, ..Mutation::NONE },
@@ -61,147 +65,143 @@ pub const MUTATIONS: [Mutation; 16] = [
     Mutation { name: "TTL earlier than the leases' end", breaks: "(a)", request: ttl_too_early, ..Mutation::NONE },
 ];
 
-fn replace_in_update(request: &mut Value, from: &str, to: &str) {
-    let update = request["UpdateExpression"].as_str().unwrap();
-    let mutated = update.replacen(from, to, 1);
-    assert_ne!(update, mutated);
-    request["UpdateExpression"] = json!(mutated);
-}
-
-fn one_more(kind: Kind, request: &mut Value) {
-    if kind == Kind::Acquire {
-        let most = &mut request["ExpressionAttributeValues"][":most"]["N"];
-        *most = json!((most.as_str().unwrap().parse::<u64>().unwrap() + 1).to_string());
+/// One more than the number of permits that its caller allows.
+fn one_more(request: &mut Request) {
+    if let Some(acquire) = request.update_for(Purpose::Acquire) {
+        acquire.rewrite(|term| {
+            if let Condition::Between(path, _, most) = term
+                && path.name() == "permits"
+            {
+                *most = Operand::number(most.number_in(&Value::Null).unwrap() + 1);
+            }
+        });
     }
 }
 
 /// Every refusal shows permits that have ended.
-fn shows_ended(kind: Kind, request: &Value, answer: &mut Answer) {
-    if kind == Kind::Acquire && answer.status == 400 {
-        let own = &request["ExpressionAttributeNames"]["#permit"];
+fn shows_ended(request: &Request, answer: &mut Answer) {
+    let Some(acquire) = request.update().filter(|update| update.purpose == Purpose::Acquire) else { return };
+    if answer.status == 400 {
+        let own = permit_of(&acquire.owner);
         for (name, value) in answer.body["Item"].as_object_mut().into_iter().flatten() {
-            if name.starts_with("permit:") && *name != *own && value["M"]["lease_end"].is_object() {
-                value["M"]["lease_end"] = json!({ "N": "0" });
+            if name.starts_with(&permit_of("")) && *name != own && value["M"][PERMIT_LEASE_END].is_object() {
+                value["M"][PERMIT_LEASE_END] = json!({ "N": "0" });
             }
         }
     }
 }
 
-fn replaces_unchecked(kind: Kind, request: &mut Value) {
-    if kind == Kind::Acquire && request["ExpressionAttributeValues"][":ended"].is_object() {
-        let condition = request["ConditionExpression"].as_str().unwrap();
-        request["ConditionExpression"] = json!(condition.replace("#lease_end <= :now", "#lease_end <> :now"));
+fn replaces_unchecked(request: &mut Request) {
+    let Some(acquire) = request.update_for(Purpose::Acquire) else { return };
+    if acquire.other_permits().next().is_some() {
+        acquire.compare(PERMIT_LEASE_END, |path, _, now| {
+            Condition::Compare(path.clone(), Comparison::Unequal, now.clone())
+        });
     }
 }
 
-fn releases_another(kind: Kind, request: &mut Value) {
+fn releases_another(request: &mut Request) {
     thread_local! {
         static LAST: RefCell<String> = RefCell::default();
     }
-    let names = &mut request["ExpressionAttributeNames"];
-    let Some(own) = names["#permit"].as_str().and_then(|name| name.strip_prefix("permit:")).map(str::to_owned) else {
-        return;
-    };
-    if kind == Kind::Acquire {
-        LAST.set(own);
-    } else if kind == Kind::Release && names["#permit_fence"].is_string() {
-        let other = LAST.with_borrow(Clone::clone);
-        names["#permit"] = json!(format!("permit:{other}"));
-        names["#permit_fence"] = json!(format!("permit_fence:{other}"));
+    if let Some(acquire) = request.update_for(Purpose::Acquire) {
+        LAST.set(acquire.owner.clone());
+    } else if let Some(release) = request.update_for(Purpose::Release).filter(|release| frees_now(release)) {
+        let (own, other) = (release.owner.clone(), LAST.with_borrow(Clone::clone));
+        release.rename(&permit_of(&own), &permit_of(&other));
+        release.rename(&permit_fence_of(&own), &permit_fence_of(&other));
     }
 }
 
-fn fence_repeats(kind: Kind, request: &mut Value) {
-    if kind == Kind::Acquire {
-        let from = "#fence = if_not_exists(#fence, :now_micros) + :one";
-        replace_in_update(request, from, "#fence = if_not_exists(#fence, :now_micros) + :zero");
+/// Whether a release frees its permit at once, rather than after its minimum hold.
+fn frees_now(release: &Write) -> bool {
+    release.sets("permits").is_some()
+}
+
+fn no_skew(request: &mut Request) {
+    if let Some(acquire) = request.update_for(Purpose::Acquire) {
+        let skew = skew_in(acquire.permit()["holder"]["S"].as_str());
+        change_permit(acquire, PERMIT_LEASE_END, |end| end - skew);
     }
 }
 
-/// The holder's name has the skew of the history.
-fn no_skew(kind: Kind, request: &mut Value) {
-    if kind == Kind::Acquire {
-        let permit = &mut request["ExpressionAttributeValues"][":permit"]["M"];
-        let skew = permit["holder"]["S"].as_str().and_then(|holder| holder.rsplit_once("skew ")?.1.parse().ok());
-        let end: u64 = permit["lease_end"]["N"].as_str().unwrap().parse().unwrap();
-        permit["lease_end"] = json!({ "N": (end - skew.unwrap_or(0)).to_string() });
-    }
+/// Changes a number in the permit that an acquire writes.
+fn change_permit(acquire: &mut Write, field: &str, change: impl FnOnce(u64) -> u64) {
+    let permit = permit_of(&acquire.owner);
+    let Operand::Value(permit) = acquire.set_mut(&permit) else { panic!("a permit is a value") };
+    let number = &mut permit["M"][field];
+    *number = json!({ "N": change(number["N"].as_str().unwrap().parse().unwrap()).to_string() });
 }
 
-fn foreign_nonce(kind: Kind, request: &Value, answer: &mut Answer) {
-    if kind == Kind::Acquire && answer.status == 400 {
-        let own = request["ExpressionAttributeNames"]["#permit"].as_str().unwrap().strip_prefix("permit:").unwrap();
+fn foreign_nonce(request: &Request, answer: &mut Answer) {
+    let Some(acquire) = request.update().filter(|update| update.purpose == Purpose::Acquire) else { return };
+    if answer.status == 400 {
         let Some(row) = answer.body["Item"].as_object_mut() else { return };
-        for prefix in ["permit:", "permit_fence:"] {
-            if let Some(value) = row.remove(&format!("{prefix}{own}")) {
-                row.insert(format!("{prefix}someone else"), value);
+        for named in [permit_of, permit_fence_of] {
+            if let Some(value) = row.remove(&named(&acquire.owner)) {
+                row.insert(named("someone else"), value);
             }
         }
     }
 }
 
 /// A release is also applied to a permit that is gone.
-fn released_twice(kind: Kind, request: &mut Value) {
-    if kind == Kind::Release && request["ExpressionAttributeValues"][":tombstone"].is_object() {
-        replace_in_condition(request, "#permit.#sequence < :sequence", "NOT #permit.#sequence >= :sequence");
+fn released_twice(request: &mut Request) {
+    if let Some(release) = request.update_for(Purpose::Release).filter(|release| frees_now(release)) {
+        release.compare("sequence", |path, _, number| {
+            let is_late = Condition::Compare(path.clone(), Comparison::GreaterOrEqual, number.clone());
+            Condition::Not(Box::new(is_late))
+        });
     }
 }
 
-fn tombstone_ignored(kind: Kind, request: &mut Value) {
-    if kind == Kind::Acquire {
-        request["ExpressionAttributeNames"]["#released_at"] = json!("released_at");
-        let to = "(attribute_not_exists(#permit) OR attribute_exists(#permit.#released_at))";
-        replace_in_condition(request, "attribute_not_exists(#permit)", to);
+fn tombstone_ignored(request: &mut Request) {
+    if let Some(acquire) = request.update_for(Purpose::Acquire) {
+        let permit = permit_of(&acquire.owner);
+        acquire.rewrite(|term| {
+            if *term == Condition::Missing(Path::attribute(&permit)) {
+                *term = Condition::Or(vec![term.clone(), Condition::Exists(Path::field(&permit, "released_at"))]);
+            }
+        });
     }
 }
 
-fn no_tombstone(kind: Kind, request: &mut Value) {
-    let values = &mut request["ExpressionAttributeValues"];
-    if kind == Kind::Release && values[":tombstone"].is_object() {
-        values.as_object_mut().unwrap().remove(":tombstone");
-        replace_in_update(request, "#permit = :tombstone, ", "");
-        replace_in_update(request, " REMOVE ", " REMOVE #permit, ");
+fn no_tombstone(request: &mut Request) {
+    if let Some(release) = request.update_for(Purpose::Release).filter(|release| frees_now(release)) {
+        let permit = Path::attribute(&permit_of(&release.owner));
+        release.set_mut(permit.name());
+        release.update.set.retain(|(path, _)| *path != permit);
+        release.update.remove.push(permit);
     }
 }
 
-fn sequence_ignored(kind: Kind, request: &mut Value) {
-    if kind == Kind::Renew {
-        replace_in_condition(request, "#permit.#sequence < :sequence", "#permit.#sequence <> :sequence");
+fn sequence_ignored(request: &mut Request) {
+    if let Some(renewal) = request.update_for(Purpose::Renew) {
+        renewal.compare("sequence", |path, _, number| {
+            Condition::Compare(path.clone(), Comparison::Unequal, number.clone())
+        });
     }
 }
 
-fn refused_release_succeeds(kind: Kind, _: &Value, answer: &mut Answer) {
-    if kind == Kind::Release && answer.status == 400 {
-        answer.status = 200;
-        answer.body = json!({});
+/// The requests that remove many of them are refused.
+fn tombstones_stay(request: &mut Request) {
+    if let Some(removal) = request.update_for(Purpose::Tidy) {
+        removal
+            .compare("status", |path, _, status| Condition::Compare(path.clone(), Comparison::Unequal, status.clone()));
     }
 }
 
-fn tombstones_stay(_: Kind, request: &mut Value) {
-    if request["UpdateExpression"].as_str().is_some_and(|update| update.starts_with("REMOVE ")) {
-        replace_in_condition(request, "#status = :semaphore", "NOT #status = :semaphore");
+fn ttl_too_early(request: &mut Request) {
+    if let Some(acquire) = request.update_for(Purpose::Acquire) {
+        let now: u64 = acquire.permit()["acquired_at"]["N"].as_str().unwrap().parse().unwrap();
+        acquire.change("expiration", |_| now / 1000);
     }
 }
 
-fn ttl_too_early(kind: Kind, request: &mut Value) {
-    let values = &mut request["ExpressionAttributeValues"];
-    if kind == Kind::Acquire {
-        let micros: u64 = values[":now_micros"]["N"].as_str().unwrap().parse().unwrap();
-        values[":expiration"] = json!({ "N": (micros / 1_000_000).to_string() });
-    }
-}
-
-fn ticket_leaves_number(kind: Kind, request: &mut Value) {
-    if kind == Kind::RenewTicket {
-        replace_in_update(request, ", #permit.#sequence = :sequence", "");
-    }
-}
-
-fn resumption_with_new_lease(kind: Kind, request: &Value, answer: &mut Answer) {
-    if kind == Kind::Resume && answer.status == 200 {
-        let permit = request["ExpressionAttributeNames"]["#permit"].as_str().unwrap();
-        let end = &mut answer.body["Attributes"][permit]["M"]["lease_end"];
-        let stored: u64 = end["N"].as_str().unwrap().parse().unwrap();
-        *end = json!({ "N": (stored + 2500).to_string() });
+fn resumption_with_new_lease(request: &Request, answer: &mut Answer) {
+    let Some(resumption) = request.update().filter(|update| update.purpose == Purpose::Resume) else { return };
+    if answer.status == 200 {
+        let permit = permit_of(&resumption.owner);
+        end_later(&mut answer.body["Attributes"][permit]["M"][PERMIT_LEASE_END]);
     }
 }

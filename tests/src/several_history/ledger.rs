@@ -9,10 +9,9 @@ use lambda_lock::{Error, ErrorKind, Lock, LockSet};
 use serde_json::{Value, json};
 
 use super::Counts;
-use super::mutations::updates;
 use crate::history::Outcome;
-use crate::history::mutation::{Kind, fence_written};
 use crate::history::stage::Journal;
+use crate::request::{LEASE_END, Purpose, Request, Write};
 
 /// Records everything, and reports violations of the guarantees.
 pub(super) struct Ledger {
@@ -130,18 +129,16 @@ impl Ledger {
     }
 
     /// One update was applied, alone or as a part of a transaction.
-    fn applied(&self, state: &mut State, kind: Kind, update: &Value, answer: &Answer) {
-        let text = |value: &Value| value["S"].as_str().unwrap_or_default().to_owned();
-        let values = &update["ExpressionAttributeValues"];
-        let (key, owner) = (text(&update["Key"]["id"]), text(&values[":owner"]));
+    fn applied(&self, state: &mut State, update: &Write, answer: &Answer) {
+        let Write { purpose, key, owner, .. } = update.clone();
         let short = owner.get(..6).unwrap_or("a waiter");
-        self.log(state, &format!("  {kind:?} of {key} by {short} applied: ends {}", values[":lease_end"]["N"]));
+        let end = update.number(LEASE_END);
+        self.log(state, &format!("  {purpose:?} of {key} by {short} applied: ends {end:?}"));
         let was_released = state.released.contains(&(key.clone(), owner.clone()));
-        match kind {
-            Kind::Acquire => {
-                let holder = text(&values[":holder"]);
-                let proposed = values[":fence"]["N"].as_str().map(|fence| fence.parse::<u64>().unwrap());
-                let fence = proposed.unwrap_or_else(|| fence_written(update, answer));
+        match purpose {
+            Purpose::Acquire => {
+                let holder = update.text("holder").unwrap().to_owned();
+                let fence = update.fence_written(&answer.body);
                 let row = state.rows.entry(key.clone()).or_default();
                 let (before, withdrawn) = (row.fence, row.withdrawn == owner);
                 (row.owner, row.fence) = (owner, fence);
@@ -156,42 +153,40 @@ impl Ledger {
                 }
                 state.applied.insert((key, fence), holder);
             }
-            Kind::Join => {}
-            Kind::Complete | Kind::Transaction | Kind::Resume | Kind::RenewTicket | Kind::KeepEnd => {
-                unreachable!("nothing completes several locks or hands them over")
-            }
-            Kind::Withdraw => {
+            Purpose::Join => {}
+            Purpose::Withdraw => {
                 state.counts.withdrawn += 1;
                 let row = state.rows.entry(key.clone()).or_default();
-                if update["UpdateExpression"].as_str().unwrap().contains("#released") {
+                if update.sets("released").is_some() {
                     row.owner.clone_from(&owner);
                     state.released.insert((key, owner));
                 } else {
                     row.withdrawn = owner;
                 }
             }
-            Kind::Renew | Kind::Release => {
-                if kind == Kind::Renew && was_released {
+            Purpose::Renew | Purpose::Release => {
+                let is_renewal = purpose == Purpose::Renew;
+                if is_renewal && was_released {
                     self.broke(state, format!("(e) {key}: a renewal took it again after its release"));
                 }
                 if state.rows.get(&key).is_some_and(|row| row.owner != owner) {
-                    self.broke(state, format!("(e) {key}: a {kind:?} changed another holder's row"));
+                    self.broke(state, format!("(e) {key}: a {purpose:?} changed another holder's row"));
                 }
-                if kind == Kind::Release {
+                if !is_renewal {
                     state.released.insert((key, owner));
                 }
             }
+            _ => unreachable!("nothing completes several locks or hands them over"),
         }
     }
 
     /// All keys or none: a transaction that takes keys takes all keys of its operation.
-    fn all_or_none(&self, state: &mut State, taken: &[&Value]) {
-        let text = |value: &Value| value["S"].as_str().unwrap_or_default().to_owned();
-        let Some(first) = taken.first() else { return };
-        let holder = text(&first["ExpressionAttributeValues"][":holder"]);
-        let mut keys: Vec<_> = taken.iter().map(|update| text(&update["Key"]["id"])).collect();
+    fn all_or_none(&self, state: &mut State, request: &Request) {
+        let taken: Vec<_> = request.writes.iter().filter(|write| write.purpose == Purpose::Acquire).collect();
+        let Some(holder) = taken.first().and_then(|first| first.text("holder")) else { return };
+        let mut keys: Vec<_> = taken.iter().map(|write| write.key.clone()).collect();
         keys.sort_unstable();
-        if state.wanted.get(&holder).is_some_and(|wanted| *wanted != keys) {
+        if state.wanted.get(holder).is_some_and(|wanted| *wanted != keys) {
             self.broke(state, format!("(i) {holder} took {keys:?} only"));
         }
     }
@@ -226,16 +221,16 @@ impl Intercept for Observer {
         let ledger = &self.0;
         let mut state = ledger.state();
         state.counts.requests += 1;
-        let updates: Vec<_> = updates(operation, request).collect();
-        if updates.iter().any(|(_, update)| update["TableName"] == CONFLICT) {
+        let token = request["ClientRequestToken"].as_str();
+        let request = Request::parse(operation, request);
+        if request.writes.iter().any(|write| write.table() == CONFLICT) {
             state.counts.conflicts += 1;
             answer.status = 400;
             let reason = if ledger.random.lock().unwrap().bool() { "TransactionConflict" } else { "ThrottlingError" };
             let code = |number| if number == 0 { reason } else { "None" };
-            let reasons: Vec<_> = (0..updates.len()).map(|number| json!({ "Code": code(number) })).collect();
-            let is_transaction = operation == "TransactWriteItems";
+            let reasons: Vec<_> = (0..request.writes.len()).map(|number| json!({ "Code": code(number) })).collect();
             let exception =
-                if is_transaction { "TransactionCanceledException" } else { "TransactionConflictException" };
+                if request.is_transaction { "TransactionCanceledException" } else { "TransactionConflictException" };
             answer.body = json!({
                 "__type": format!("com.amazonaws.dynamodb.v20120810#{exception}"),
                 "Message": "simulated",
@@ -243,21 +238,19 @@ impl Intercept for Observer {
             });
         }
         if answer.status != 200 {
-            let kinds: Vec<_> = updates.iter().map(|(kind, _)| kind).collect();
-            return ledger.log(&mut state, &format!("  {kinds:?} refused"));
+            let purposes: Vec<_> = request.writes.iter().map(|write| write.purpose).collect();
+            return ledger.log(&mut state, &format!("  {purposes:?} refused"));
         }
-        if let Some(token) = request["ClientRequestToken"].as_str()
+        if let Some(token) = token
             && !state.tokens.insert(token.to_owned())
         {
             state.counts.recognised += 1;
             return ledger.log(&mut state, "  a repetition was recognised");
         }
-        for (kind, update) in &updates {
-            ledger.applied(&mut state, *kind, update, answer);
+        for update in &request.writes {
+            ledger.applied(&mut state, update, answer);
         }
-        let taken: Vec<_> =
-            updates.iter().filter(|(kind, _)| *kind == Kind::Acquire).map(|(_, update)| *update).collect();
-        ledger.all_or_none(&mut state, &taken);
+        ledger.all_or_none(&mut state, &request);
     }
 }
 

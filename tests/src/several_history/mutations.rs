@@ -1,55 +1,50 @@
 use lambda_lock::embedded::Answer;
-use serde_json::{Value, json};
+use serde_json::json;
 
 use crate::history::Mutation;
-use crate::history::mutation::{Kind, replace_in_condition};
+use crate::history::mutation::skew_in;
+use crate::request::expression::{Comparison, Operand};
+use crate::request::{LEASE_END, Purpose, Request};
 
 /// Deliberate mistakes in the protocol of several keys, which the histories must catch.
 pub const MUTATIONS: [Mutation; 12] = [
     Mutation {
         name: "half of the keys are taken",
         breaks: "(i)",
-        request: |kind, request| halve(Kind::Acquire, kind, request),
+        request: |request| halve(request, Purpose::Acquire),
         ..Mutation::NONE
     },
     Mutation { name: "a fence repeats", breaks: "(b)", request: fence_repeats, ..Mutation::NONE },
     Mutation {
         name: "a cancelled acquire counts as applied",
         breaks: "was given",
-        answer: |kind, request, answer| cancelled_succeeds(Kind::Acquire, kind, request, answer),
+        answer: |request, answer| cancelled_succeeds(request, answer, Purpose::Acquire),
         ..Mutation::NONE
     },
     Mutation { name: "no nonce check on refusal", breaks: "(f)", answer: foreign_nonce, ..Mutation::NONE },
     Mutation {
         name: "the lease of the last key is ignored",
         breaks: "(a)",
-        request: |kind, request| {
-            loosen(Kind::Acquire, kind, request, "#lease_end <= :now", "(#lease_end <= :now OR #lease_end > :now)");
-        },
+        request: last_lease_ignored,
         ..Mutation::NONE
     },
     Mutation { name: "clock skew not added", breaks: "(a)", request: no_skew, ..Mutation::NONE },
     Mutation {
         name: "acquire ignores a withdrawal",
         breaks: "(h)",
-        request: |kind, request| {
-            let ignored = "(#withdrawn <> :owner OR #withdrawn = :owner)";
-            for update in of_kind(Kind::Acquire, kind, request) {
-                replace_in_condition(update, "#withdrawn <> :owner", ignored);
-            }
-        },
+        request: |request| loosen(request, Purpose::Acquire, "withdrawn"),
         ..Mutation::NONE
     },
     Mutation {
         name: "half of the keys are released",
         breaks: "reported a release",
-        request: |kind, request| halve(Kind::Release, kind, request),
+        request: |request| halve(request, Purpose::Release),
         ..Mutation::NONE
     },
     Mutation {
         name: "a cancelled release counts as applied",
         breaks: "reported a release",
-        answer: |kind, request, answer| cancelled_succeeds(Kind::Release, kind, request, answer),
+        answer: |request, answer| cancelled_succeeds(request, answer, Purpose::Release),
         ..Mutation::NONE
     },
     Mutation {
@@ -61,100 +56,71 @@ pub const MUTATIONS: [Mutation; 12] = [
     Mutation {
         name: "release without the owner check",
         breaks: "(e)",
-        request: |kind, request| without_owner(Kind::Release, kind, request),
+        request: |request| loosen(request, Purpose::Release, "owner"),
         ..Mutation::NONE
     },
     Mutation {
         name: "renew without the owner check",
         breaks: "(e)",
-        request: |kind, request| without_owner(Kind::Renew, kind, request),
+        request: |request| loosen(request, Purpose::Renew, "owner"),
         ..Mutation::NONE
     },
 ];
 
-/// The updates of a request, alone or in a transaction, with their kinds.
-pub(super) fn updates<'a>(operation: &'a str, request: &'a Value) -> impl Iterator<Item = (Kind, &'a Value)> {
-    let items = request["TransactItems"].as_array().into_iter().flatten().map(|item| &item["Update"]);
-    let alone = (operation == "UpdateItem").then_some(request);
-    items.chain(alone).filter_map(|update| Some((kind_of(update)?, update)))
-}
-
-fn kind_of(update: &Value) -> Option<Kind> {
-    let proposes = update["ExpressionAttributeValues"][":fence"].is_object();
-    if proposes { Some(Kind::Acquire) } else { Kind::of("UpdateItem", update) }
-}
-
-/// The updates of this kind in a transaction.
-fn of_kind(wanted: Kind, kind: Kind, request: &mut Value) -> Vec<&mut Value> {
-    let items = request["TransactItems"].as_array_mut().filter(|_| kind == Kind::Transaction);
-    let updates = items.into_iter().flatten().map(|item| &mut item["Update"]);
-    updates.filter(|update| kind_of(update) == Some(wanted)).collect()
-}
-
-fn is_transaction_of(wanted: Kind, request: &Value) -> bool {
-    kind_of(&request["TransactItems"][0]["Update"]) == Some(wanted)
-}
-
-fn halve(wanted: Kind, kind: Kind, request: &mut Value) {
-    if kind == Kind::Transaction
-        && is_transaction_of(wanted, request)
-        && let Some(items) = request["TransactItems"].as_array_mut()
-    {
-        items.truncate(items.len().div_ceil(2));
+fn halve(request: &mut Request, purpose: Purpose) {
+    if request.is_transaction_for(purpose) {
+        request.writes.truncate(request.writes.len().div_ceil(2));
     }
 }
 
-fn fence_repeats(kind: Kind, request: &mut Value) {
-    for update in of_kind(Kind::Acquire, kind, request) {
-        update["ExpressionAttributeValues"][":fence"] = json!({ "N": "17" });
-        replace_in_condition(update, "#fence < :fence", "(#fence < :fence OR #fence >= :fence)");
+fn fence_repeats(request: &mut Request) {
+    for acquire in request.items_for(Purpose::Acquire) {
+        *acquire.set_mut("fence") = Operand::number(17);
+        acquire.loosen_only("fence", Comparison::Less);
     }
 }
 
-fn cancelled_succeeds(wanted: Kind, kind: Kind, request: &Value, answer: &mut Answer) {
-    if kind == Kind::Transaction && is_transaction_of(wanted, request) && answer.status == 400 {
+fn cancelled_succeeds(request: &Request, answer: &mut Answer, purpose: Purpose) {
+    if request.is_transaction_for(purpose) && answer.status == 400 {
         answer.status = 200;
         answer.body = json!({});
     }
 }
 
-fn throttling_is_final(kind: Kind, _: &Value, answer: &mut Answer) {
+fn throttling_is_final(request: &Request, answer: &mut Answer) {
     for reason in answer.body["CancellationReasons"].as_array_mut().into_iter().flatten() {
-        if kind == Kind::Transaction && reason["Code"] == "ThrottlingError" {
+        if request.is_transaction && reason["Code"] == "ThrottlingError" {
             reason["Code"] = json!("ValidationError");
         }
     }
 }
 
-fn foreign_nonce(kind: Kind, request: &Value, answer: &mut Answer) {
-    if kind == Kind::Transaction && is_transaction_of(Kind::Acquire, request) {
+fn foreign_nonce(request: &Request, answer: &mut Answer) {
+    if request.is_transaction_for(Purpose::Acquire) {
         for reason in answer.body["CancellationReasons"].as_array_mut().into_iter().flatten() {
-            if reason["Item"]["owner"] == request["TransactItems"][0]["Update"]["ExpressionAttributeValues"][":owner"] {
+            if reason["Item"]["owner"]["S"] == *request.writes[0].owner {
                 reason["Item"]["owner"] = json!({ "S": "someone else" });
             }
         }
     }
 }
 
-/// Rewrites the condition of the last key.
-fn loosen(wanted: Kind, kind: Kind, request: &mut Value, from: &str, to: &str) {
-    if let Some(update) = of_kind(wanted, kind, request).pop() {
-        replace_in_condition(update, from, to);
+fn last_lease_ignored(request: &mut Request) {
+    if let Some(acquire) = request.items_for(Purpose::Acquire).last() {
+        acquire.loosen_only(LEASE_END, Comparison::LessOrEqual);
     }
 }
 
-/// The holder's name has the skew of the history.
-fn no_skew(kind: Kind, request: &mut Value) {
-    for update in of_kind(Kind::Acquire, kind, request) {
-        let values = &mut update["ExpressionAttributeValues"];
-        let skew = values[":holder"]["S"].as_str().and_then(|holder| holder.rsplit_once("skew ")?.1.parse().ok());
-        let end: u64 = values[":lease_end"]["N"].as_str().unwrap().parse().unwrap();
-        values[":lease_end"] = json!({ "N": (end - skew.unwrap_or(0)).to_string() });
+fn no_skew(request: &mut Request) {
+    for acquire in request.items_for(Purpose::Acquire) {
+        let skew = skew_in(acquire.text("holder"));
+        acquire.change(LEASE_END, |end| end - skew);
     }
 }
 
-fn without_owner(wanted: Kind, kind: Kind, request: &mut Value) {
-    for update in of_kind(wanted, kind, request) {
-        replace_in_condition(update, "#owner = :owner", "(#owner = :owner OR #owner <> :owner)");
+/// Makes the comparisons of this attribute hold in the writes of a transaction that are for this.
+fn loosen(request: &mut Request, purpose: Purpose, attribute: &str) {
+    for write in request.items_for(purpose) {
+        write.loosen(attribute);
     }
 }

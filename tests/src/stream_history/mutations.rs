@@ -5,8 +5,7 @@ use aws_lambda_events::streams::KinesisEventResponse;
 
 use crate::history::Mutation;
 use crate::history::mutation::acquire_ignores_end;
-use crate::idempotency_history::mutations::{acquire_ignores_window, in_progress_replays};
-use crate::queue_history::completed_is_in_progress;
+use crate::idempotency_history::mutations::{acquire_ignores_window, completed_is_in_progress, in_progress_replays};
 
 /// Deliberate mistakes of a consumer of streams, which the histories must catch.
 pub const MUTATIONS: [Mutation; 12] = [

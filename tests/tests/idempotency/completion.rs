@@ -6,6 +6,7 @@ use lambda_lock::ErrorKind;
 use lambda_lock::embedded::Intercept;
 use lambda_lock_tests::World;
 use lambda_lock_tests::invocation::{Counter, keep_log, logged};
+use lambda_lock_tests::request::{Purpose, purpose_of};
 use serde_json::Value;
 use tokio::time::sleep;
 
@@ -89,8 +90,8 @@ async fn a_run_whose_row_is_deleted_returns_its_result_and_writes_nothing() {
 struct MisplacesCompletions;
 
 impl Intercept for MisplacesCompletions {
-    fn request(&self, _: &str, request: &mut Value) {
-        if request["UpdateExpression"].as_str().is_some_and(|update| update.contains(":completed")) {
+    fn request(&self, operation: &str, request: &mut Value) {
+        if purpose_of(operation, request) == Some(Purpose::Complete) {
             request["TableName"] = "elsewhere".into();
         }
     }

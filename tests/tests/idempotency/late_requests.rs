@@ -9,6 +9,7 @@ use lambda_lock::embedded::{Answer, Intercept};
 use lambda_lock::idempotency::OnMissingKey;
 use lambda_lock::{ErrorKind, HandlerError, Idempotency, Locks, OnUnfinished};
 use lambda_lock_tests::invocation::millis;
+use lambda_lock_tests::request::{Purpose, purpose_of};
 use lambda_lock_tests::{Late, World};
 use serde_json::{Value, json};
 
@@ -59,23 +60,24 @@ async fn a_withdrawal_does_not_extend_an_unfinished_run_of_powertools() {
 struct Throttle(AtomicU32);
 
 impl Intercept for Throttle {
-    fn request(&self, _: &str, request: &mut Value) {
-        if is_completion(request) && self.0.load(Ordering::Relaxed) > 0 {
+    fn request(&self, operation: &str, request: &mut Value) {
+        if is_completion(operation, request) && self.0.load(Ordering::Relaxed) > 0 {
             // The table does not apply it.
             request["TableName"] = "no-such-table".into();
         }
     }
 
-    fn answer(&self, _: &str, request: &Value, answer: &mut Answer) {
+    fn answer(&self, operation: &str, request: &Value, answer: &mut Answer) {
         let left = |left: u32| left.checked_sub(1);
-        if is_completion(request) && self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, left).is_ok() {
+        if is_completion(operation, request) && self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, left).is_ok()
+        {
             (answer.status, answer.body) = (400, json!({ "__type": "ThrottlingException" }));
         }
     }
 }
 
-fn is_completion(request: &Value) -> bool {
-    request["UpdateExpression"].as_str().is_some_and(|update| update.contains("#status = :completed"))
+fn is_completion(operation: &str, request: &Value) -> bool {
+    purpose_of(operation, request) == Some(Purpose::Complete)
 }
 
 // behaviours 60, 76

@@ -6,6 +6,7 @@ use lambda_lock::ErrorKind;
 use lambda_lock::embedded::{Answer, Intercept};
 use lambda_lock_tests::World;
 use lambda_lock_tests::invocation::millis;
+use lambda_lock_tests::request::{Purpose, purpose_of};
 use serde_json::{Value, json};
 
 use crate::{CLOCK_SKEW, LEASE, RETENTION, lose_answers, number};
@@ -125,9 +126,8 @@ async fn an_unanswered_renewal_to_a_shorter_lease_shortens_the_lock() {
 struct LoseRenewals;
 
 impl Intercept for LoseRenewals {
-    fn answer(&self, _: &str, request: &Value, answer: &mut Answer) {
-        let values = &request["ExpressionAttributeValues"];
-        if values[":sequence"].is_object() && values[":now"].is_object() {
+    fn answer(&self, operation: &str, request: &Value, answer: &mut Answer) {
+        if purpose_of(operation, request) == Some(Purpose::Renew) {
             (answer.status, answer.body) = (500, json!({}));
         }
     }

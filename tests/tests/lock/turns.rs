@@ -11,6 +11,7 @@ use lambda_lock::idempotency::OnMissingKey;
 use lambda_lock::{Backoff, Error, Idempotency, Lock, Locks, Wait};
 use lambda_lock_tests::World;
 use lambda_lock_tests::history::Mutation;
+use lambda_lock_tests::request::{Purpose, purpose_of};
 use serde_json::{Value, json};
 use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::{sleep, timeout};
@@ -369,15 +370,15 @@ async fn a_waiter_of_a_dead_holder_has_the_key_when_the_lease_ends() {
 struct Refusals {
     random: Mutex<Rng>,
     chance: f64,
-    /// Only requests whose update contains this.
-    update: &'static str,
+    /// Only requests for this.
+    only: Option<Purpose>,
     code: &'static str,
 }
 
 impl Intercept for Refusals {
-    fn request(&self, _: &str, request: &mut Value) {
-        let update = request["UpdateExpression"].as_str().unwrap_or_default();
-        if update.contains(self.update) && self.random.lock().unwrap().f64() < self.chance {
+    fn request(&self, operation: &str, request: &mut Value) {
+        let is_meant = self.only.is_none() || self.only == purpose_of(operation, request);
+        if is_meant && self.random.lock().unwrap().f64() < self.chance {
             request["TableName"] = json!("refused");
         }
     }
@@ -390,14 +391,12 @@ impl Intercept for Refusals {
     }
 }
 
-const JOIN: &str = "#tail = ";
-
 // behaviour 489
 #[tokio::test(start_paused = true)]
 async fn a_waiter_whose_join_failed_joins_again() {
     for code in ["TransactionConflictException", "ThrottlingException", "InternalServerError"] {
         let engine = DynamoDb::starting_at(SystemTime::UNIX_EPOCH + Duration::from_hours(500_000)).unwrap();
-        let refusals = Refusals { random: Mutex::new(Rng::with_seed(7)), chance: 0.8, update: JOIN, code };
+        let refusals = Refusals { random: Mutex::new(Rng::with_seed(7)), chance: 0.8, only: Some(Purpose::Join), code };
         let (host, other) = (engine.host().intercept(refusals).build(), engine.host().build());
         let locks = |host: &Host| Locks::builder(host.client(), "locks").build().unwrap();
         locks(&other).create_table().await.unwrap();
@@ -415,7 +414,7 @@ async fn a_waiter_whose_join_failed_joins_again() {
 async fn a_waiter_that_may_not_join_waits_without_a_place() {
     let engine = DynamoDb::starting_at(SystemTime::UNIX_EPOCH + Duration::from_hours(500_000)).unwrap();
     let code = "AccessDeniedException";
-    let refusals = Refusals { random: Mutex::new(Rng::with_seed(7)), chance: 1.0, update: JOIN, code };
+    let refusals = Refusals { random: Mutex::new(Rng::with_seed(7)), chance: 1.0, only: Some(Purpose::Join), code };
     let (host, other) = (engine.host().intercept(refusals).build(), engine.host().build());
     let locks = |host: &Host| Locks::builder(host.client(), "locks").build().unwrap();
     locks(&other).create_table().await.unwrap();
@@ -434,7 +433,7 @@ fn longest_wait(conflicts: f64, seed: u64) -> Duration {
     runtime.block_on(async {
         let engine = DynamoDb::starting_at(SystemTime::UNIX_EPOCH + Duration::from_hours(500_000)).unwrap();
         let code = "TransactionConflictException";
-        let refusals = Refusals { random: Mutex::new(Rng::with_seed(seed)), chance: conflicts, update: "", code };
+        let refusals = Refusals { random: Mutex::new(Rng::with_seed(seed)), chance: conflicts, only: None, code };
         let network = Faults::seeded(seed).latency(Duration::from_micros(2500)..Duration::from_micros(2500));
         let host = engine.host().faults(network).intercept(refusals).build();
         Locks::builder(engine.client(), "locks").build().unwrap().create_table().await.unwrap();

@@ -1,0 +1,395 @@
+//! The requests of the protocol, as they are on the wire. What each one is follows from the attributes that it writes, and
+//! what it checks. A request that is none of them is a mistake of this parser or of the crate: it panics.
+
+pub(crate) mod expression;
+
+use serde_json::{Value, json};
+
+use expression::{Comparison, Condition, Operand, Path, Update};
+
+/// What an update is for.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Purpose {
+    /// Takes a key, a permit or a record.
+    Acquire,
+    /// Takes a place in the queue of a key.
+    Join,
+    /// Makes the row refuse an acquire that has ended without the key.
+    Withdraw,
+    /// Moves the end of the lease.
+    Renew,
+    /// Moves the end of the lease, with a ticket.
+    RenewByTicket,
+    /// Leaves the number of a ticket whose renewal found a later end.
+    KeepByTicket,
+    /// Takes the lock of a ticket over.
+    Resume,
+    /// Frees a key, a permit or a record, also as the first request of a withdrawal.
+    Release,
+    /// Frees what another holder has, for an operator.
+    ForceRelease,
+    /// Removes tombstones.
+    Tidy,
+    /// Stores the outcome of a run.
+    Complete,
+    /// A write of the caller's own, in its transaction or beside it.
+    Own,
+}
+
+/// Returns what this request is for, if it is one update: `operation` and `request` as an [`Intercept`] gets them.
+///
+/// [`Intercept`]: lambda_lock::embedded::Intercept
+#[must_use]
+pub fn purpose_of(operation: &str, request: &Value) -> Option<Purpose> {
+    Request::parse(operation, request).update().map(|update| update.purpose)
+}
+
+/// The attributes that only the crate writes.
+const ATTRIBUTES: [&str; 15] = [
+    "status",
+    LEASE_END,
+    "expiration",
+    "owner",
+    "released",
+    "sequence",
+    "withdrawn",
+    "resumed",
+    "fence",
+    "holder",
+    "acquired_at",
+    "hold",
+    "tail",
+    "head",
+    "permits",
+];
+/// The end of the lease in the row of a lock or a record.
+pub(crate) const LEASE_END: &str = "in_progress_expiration";
+/// The end of the lease in the map of a permit.
+pub(crate) const PERMIT_LEASE_END: &str = "lease_end";
+const PERMIT: &str = "permit:";
+const PERMIT_FENCE: &str = "permit_fence:";
+
+/// A request, with its writes.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Request {
+    pub(crate) is_transaction: bool,
+    /// None if it reads.
+    pub(crate) writes: Vec<Write>,
+}
+
+impl Request {
+    pub(crate) fn parse(operation: &str, request: &Value) -> Self {
+        let (is_transaction, writes) = match operation {
+            "UpdateItem" => (false, vec![Write::parse(request)]),
+            "TransactWriteItems" => {
+                let items = request["TransactItems"].as_array().unwrap();
+                (true, items.iter().map(Write::of_item).collect())
+            }
+            "GetItem" | "Query" | "Scan" | "CreateTable" | "DescribeTable" | "DescribeTimeToLive"
+            | "UpdateTimeToLive" => (false, Vec::new()),
+            _ => panic!("an unknown operation: {operation} {request}"),
+        };
+        Self { is_transaction, writes }
+    }
+
+    /// Writes what has changed since this was parsed.
+    pub(crate) fn write_to(&self, request: &mut Value) {
+        if self.is_transaction {
+            request["TransactItems"] = self.writes.iter().map(Write::to_item).collect();
+        } else if let [update] = &self.writes[..] {
+            *request = update.to_request();
+        }
+    }
+
+    /// The only write, outside of transactions.
+    pub(crate) fn update(&self) -> Option<&Write> {
+        self.writes.first().filter(|_| !self.is_transaction)
+    }
+
+    /// The only write, outside of transactions, if it is for this.
+    pub(crate) fn update_for(&mut self, purpose: Purpose) -> Option<&mut Write> {
+        self.writes.first_mut().filter(|write| !self.is_transaction && write.purpose == purpose)
+    }
+
+    /// The writes of a transaction that are for this.
+    pub(crate) fn items_for(&mut self, purpose: Purpose) -> impl Iterator<Item = &mut Write> {
+        let is_transaction = self.is_transaction;
+        self.writes.iter_mut().filter(move |write| is_transaction && write.purpose == purpose)
+    }
+
+    pub(crate) fn is_update_for(&self, purpose: Purpose) -> bool {
+        self.update().is_some_and(|update| update.purpose == purpose)
+    }
+
+    /// Returns `true` for a transaction that begins with this.
+    pub(crate) fn is_transaction_for(&self, purpose: Purpose) -> bool {
+        self.is_transaction && self.writes.first().is_some_and(|write| write.purpose == purpose)
+    }
+}
+
+/// A write to one row.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Write {
+    pub(crate) purpose: Purpose,
+    pub(crate) key: String,
+    /// The nonce of the acquisition, or nothing.
+    pub(crate) owner: String,
+    pub(crate) condition: Condition,
+    pub(crate) update: Update,
+    /// The request, or the item of the transaction if it is no update.
+    json: Value,
+}
+
+impl Write {
+    fn parse(request: &Value) -> Self {
+        let (condition, update) = (expression::condition(request), expression::update(request));
+        let (purpose, owner) = of_permit(&condition, &update).unwrap_or_else(|| {
+            let purpose = of_row(&condition, &update).unwrap_or_else(|| panic!("an unknown request: {request}"));
+            (purpose, owner_of_row(&condition, &update))
+        });
+        let key = request["Key"]["id"]["S"].as_str().unwrap_or_default().to_owned();
+        Self { purpose, key, owner, condition, update, json: request.clone() }
+    }
+
+    fn of_item(item: &Value) -> Self {
+        let update = &item["Update"];
+        if update.is_object() {
+            return Self::parse(update);
+        }
+        let (condition, update) = (Condition::True, Update::default());
+        Self { purpose: Purpose::Own, key: String::new(), owner: String::new(), condition, update, json: item.clone() }
+    }
+
+    fn to_item(&self) -> Value {
+        let is_update = self.json["Key"].is_object();
+        if is_update { json!({ "Update": self.to_request() }) } else { self.json.clone() }
+    }
+
+    fn to_request(&self) -> Value {
+        let mut request = self.json.clone();
+        expression::write(&mut request, &self.condition, &self.update);
+        request
+    }
+
+    pub(crate) fn table(&self) -> &str {
+        self.json["TableName"].as_str().unwrap_or_default()
+    }
+
+    /// What this attribute, or this field of a permit, is set to.
+    pub(crate) fn sets(&self, name: &str) -> Option<&Operand> {
+        self.update.set.iter().find(|(path, _)| path.name() == name).map(|(_, operand)| operand)
+    }
+
+    /// The number that this attribute, or this field of a permit, is set to.
+    pub(crate) fn number(&self, name: &str) -> Option<u64> {
+        self.sets(name)?.number_in(&Value::Null)
+    }
+
+    /// The number that the condition compares this attribute, or this field of a permit, with.
+    pub(crate) fn compared(&self, name: &str) -> Option<u64> {
+        self.condition.leaves().into_iter().find_map(|term| match term {
+            Condition::Compare(path, _, number) if path.name() == name => number.number_in(&Value::Null),
+            _ => None,
+        })
+    }
+
+    pub(crate) fn text(&self, name: &str) -> Option<&str> {
+        self.sets(name)?.value()?["S"].as_str()
+    }
+
+    /// The permit that an acquire writes.
+    pub(crate) fn permit(&self) -> &Value {
+        &self.sets(&permit_of(&self.owner)).unwrap().value().unwrap()["M"]
+    }
+
+    /// The owners of the other permits that this replaces or whose tombstones it removes.
+    pub(crate) fn other_permits(&self) -> impl Iterator<Item = String> {
+        let paths = self.update.set.iter().map(|(path, _)| path).chain(&self.update.remove);
+        paths.filter_map(owner_of_permit).filter(|owner| *owner != self.owner)
+    }
+
+    /// The fence that an acquire wrote. The answer to an update has the row before it.
+    pub(crate) fn fence_written(&self, answer: &Value) -> u64 {
+        self.sets("fence").unwrap().number_in(&answer["Attributes"]).unwrap()
+    }
+
+    /// When the request was sent, in milliseconds by the clock of its sender, if it says so.
+    pub(crate) fn sent(&self) -> Option<u64> {
+        let condition = self.condition.leaves();
+        let ends_later = condition.iter().find_map(|term| match term {
+            Condition::Compare(path, Comparison::Greater, now) if is_lease_end(path) => now.number_in(&Value::Null),
+            _ => None,
+        });
+        self.number("acquired_at").or(ends_later)
+    }
+
+    /// The operand that this attribute, or this field of a permit, is set to. Panics if it is not set.
+    #[track_caller]
+    pub(crate) fn set_mut(&mut self, name: &str) -> &mut Operand {
+        let operand = self.update.set.iter_mut().find(|(path, _)| path.name() == name).map(|(_, operand)| operand);
+        operand.unwrap_or_else(|| panic!("{:?} does not set `{name}`", self.purpose))
+    }
+
+    /// Sets this attribute to another number. Panics if it is not set.
+    #[track_caller]
+    pub(crate) fn change(&mut self, name: &str, change: impl FnOnce(u64) -> u64) {
+        let operand = self.set_mut(name);
+        *operand = Operand::number(change(operand.number_in(&Value::Null).unwrap()));
+    }
+
+    /// Changes terms of the condition. Panics if none has changed.
+    #[track_caller]
+    pub(crate) fn rewrite(&mut self, mut rewrite: impl FnMut(&mut Condition)) {
+        let before = self.condition.clone();
+        self.condition.each_term(&mut rewrite);
+        assert_ne!(before, self.condition, "nothing changed in {:?}", self.purpose);
+    }
+
+    /// Changes the comparisons of this attribute, or of this field of a permit. Panics if none has changed.
+    #[track_caller]
+    pub(crate) fn compare(&mut self, name: &str, mut rewrite: impl FnMut(&Path, Comparison, &Operand) -> Condition) {
+        self.rewrite(|term| {
+            if let Condition::Compare(path, comparison, operand) = term
+                && path.name() == name
+            {
+                *term = rewrite(path, *comparison, operand);
+            }
+        });
+    }
+
+    /// Makes each comparison of this attribute hold, whatever its value. Panics if there is none.
+    #[track_caller]
+    pub(crate) fn loosen(&mut self, name: &str) {
+        self.compare(name, either);
+    }
+
+    /// Makes the comparisons of this attribute by this operator hold, whatever its value. Panics if there is none.
+    #[track_caller]
+    pub(crate) fn loosen_only(&mut self, name: &str, only: Comparison) {
+        self.compare(name, |path, comparison, operand| {
+            if comparison == only {
+                either(path, comparison, operand)
+            } else {
+                Condition::Compare(path.clone(), comparison, operand.clone())
+            }
+        });
+    }
+
+    /// Renames an attribute in all expressions.
+    pub(crate) fn rename(&mut self, from: &str, to: &str) {
+        let rename = &mut |path: &mut Path| {
+            if path.attribute == from {
+                to.clone_into(&mut path.attribute);
+            }
+        };
+        self.condition.each_path(rename);
+        self.update.each_path(rename);
+    }
+}
+
+/// This comparison or its opposite: it holds if the attribute is there. DynamoDB could not check a condition without terms.
+pub(crate) fn either(path: &Path, comparison: Comparison, operand: &Operand) -> Condition {
+    let compare = |comparison| Condition::Compare(path.clone(), comparison, operand.clone());
+    Condition::Or(vec![compare(comparison), compare(comparison.opposite())])
+}
+
+pub(crate) fn permit_of(owner: &str) -> String {
+    format!("{PERMIT}{owner}")
+}
+
+pub(crate) fn permit_fence_of(owner: &str) -> String {
+    format!("{PERMIT_FENCE}{owner}")
+}
+
+fn owner_of_permit(path: &Path) -> Option<String> {
+    path.attribute.strip_prefix(PERMIT).map(str::to_owned)
+}
+
+fn is_lease_end(path: &Path) -> bool {
+    [LEASE_END, PERMIT_LEASE_END].contains(&path.name())
+}
+
+/// What an update of the row of a semaphore is for, and for which permit.
+fn of_permit(condition: &Condition, update: &Update) -> Option<(Purpose, String)> {
+    let mut written = update.set.iter().map(|(path, _)| path).chain(&update.remove);
+    if !written.any(|path| owner_of_permit(path).is_some()) {
+        return None;
+    }
+    let mut withdrawn = None;
+    for (path, operand) in update.set.iter().filter(|(path, _)| path.field.is_none()) {
+        let (Some(owner), Some(value)) = (owner_of_permit(path), operand.value()) else { continue };
+        if value["M"]["holder"].is_object() {
+            return Some((Purpose::Acquire, owner));
+        }
+        if value["M"]["forced_by"].is_object() {
+            return Some((Purpose::ForceRelease, owner));
+        }
+        withdrawn = Some(owner);
+    }
+    let fields = || update.set.iter().filter_map(|(path, _)| Some((owner_of_permit(path)?, path.field.as_deref()?)));
+    if let Some((owner, _)) = fields().next() {
+        let has = |name: &str| fields().any(|(_, field)| field == name);
+        let is_by_ticket = compares(condition, &permit_fence_of(&owner));
+        let purpose = match () {
+            () if has("resumed") => Purpose::Resume,
+            () if has("released") => Purpose::Release,
+            () if has(PERMIT_LEASE_END) && is_by_ticket => Purpose::RenewByTicket,
+            () if has(PERMIT_LEASE_END) => Purpose::Renew,
+            () if has("sequence") && is_by_ticket => Purpose::KeepByTicket,
+            () => return None,
+        };
+        return Some((purpose, owner));
+    }
+    // A release checks the number of its permit. A withdrawal checks that there is no permit.
+    let released = condition.leaves().into_iter().filter_map(Condition::path).find(|path| path.name() == "sequence");
+    match (released.and_then(owner_of_permit), withdrawn) {
+        (Some(owner), _) => Some((Purpose::Release, owner)),
+        (None, Some(owner)) => Some((Purpose::Withdraw, owner)),
+        (None, None) if update.set.is_empty() => Some((Purpose::Tidy, String::new())),
+        (None, None) => None,
+    }
+}
+
+/// What an update of any other row is for.
+fn of_row(condition: &Condition, update: &Update) -> Option<Purpose> {
+    let set = |name: &str| update.set.iter().find(|(path, _)| path.attribute == name).map(|(_, operand)| operand);
+    let has = |name: &str| set(name).is_some();
+    let is_by_ticket = compares(condition, "fence");
+    let paths = update.set.iter().chain(&update.add).map(|(path, _)| path).chain(&update.remove);
+    let purpose = match () {
+        () if has("tail") => Purpose::Join,
+        () if set("status").and_then(Operand::value).is_some_and(|status| status["S"] == "COMPLETED") => {
+            Purpose::Complete
+        }
+        () if has("resumed") => Purpose::Resume,
+        () if has("withdrawn") => Purpose::Withdraw,
+        () if has("acquired_at") && has("fence") => Purpose::Acquire,
+        () if has("acquired_at") && has("released") => Purpose::Withdraw,
+        () if has("released") && has("owner") => Purpose::ForceRelease,
+        () if has("released") => Purpose::Release,
+        () if has(LEASE_END) && is_by_ticket => Purpose::RenewByTicket,
+        () if has(LEASE_END) => Purpose::Renew,
+        () if has("sequence") && is_by_ticket => Purpose::KeepByTicket,
+        () if paths.map(Path::name).any(|name| ATTRIBUTES.contains(&name)) => return None,
+        () => Purpose::Own,
+    };
+    Some(purpose)
+}
+
+fn owner_of_row(condition: &Condition, update: &Update) -> String {
+    let set = |name: &str| update.set.iter().find(|(path, _)| path.attribute == name).map(|(_, operand)| operand);
+    let leaves = condition.leaves();
+    let compared = leaves.iter().find_map(|term| match term {
+        Condition::Compare(path, _, operand @ Operand::Value(_)) if path.attribute == "owner" => Some(operand),
+        _ => None,
+    });
+    let owner = ["owner", "released", "withdrawn"].into_iter().find_map(set).or(compared);
+    owner.and_then(Operand::value).and_then(|owner| owner["S"].as_str()).unwrap_or_default().to_owned()
+}
+
+fn compares(condition: &Condition, attribute: &str) -> bool {
+    condition
+        .leaves()
+        .iter()
+        .any(|term| matches!(term, Condition::Compare(path, _, Operand::Value(_)) if path.attribute == attribute))
+}
