@@ -94,9 +94,7 @@ pub mod streams {
     //! The consumer of Kinesis data streams and DynamoDB streams, and the records that its handler gets. Feature `streams`.
     //! The [guide](crate::docs::streams) explains both.
 
-    pub use crate::lambda::streams::{
-        DynamoDbRecord, KinesisRecord, StreamConsumer, StreamConsumerService, StreamRecord,
-    };
+    pub use crate::lambda::streams::{DynamoDbRecord, KinesisRecord, StreamConsumer, StreamRecord, StreamSource};
 }
 
 #[cfg(feature = "http")]
@@ -121,9 +119,9 @@ pub use random::request_token;
 // Idempotency, for any async function.
 #[cfg(feature = "idempotency")]
 #[doc(inline)]
-pub use idempotency::{HandlerError, Idempotency, OnError, OnUnfinished, Run, WithRun};
+pub use idempotency::{HandlerError, Idempotency, OnError, OnUnfinished, Run};
 
 // Middleware for Lambda handlers.
 #[cfg(feature = "lambda")]
 #[doc(inline)]
-pub use lambda::{IdempotencyLayer, LockLayer, LockedEvent, SqsConsumer};
+pub use lambda::{IdempotencyLayer, LockLayer, SqsConsumer, WithLock, WithRun};

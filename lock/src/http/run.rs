@@ -9,9 +9,12 @@ use http::Response;
 use super::response::ResultRule;
 use crate::error::Error;
 use crate::idempotency::Run;
+use crate::lock::Lock;
 
-/// The run of a request, which `HttpIdempotencyLayer` puts into the request's extensions. Cheap to clone. A test of a
+/// The [`Run`] of a request, which `HttpIdempotencyLayer` puts into the request's extensions. Cheap to clone. A test of a
 /// handler sends its requests through the layer, on the engine `embedded`.
+///
+/// It is a type of its own, because only a response may complete it: a retry gets nothing else.
 ///
 /// ```
 /// # use aws_sdk_dynamodb::{Client, types::{Put, TransactWriteItem}};
@@ -38,11 +41,11 @@ pub struct HttpRun {
 }
 
 impl HttpRun {
-    /// Returns the run, with its lock and fence. The lock is [not enforced](crate::Lock::is_enforced) for a request
-    /// without a key, and with locking [disabled](crate::LocksBuilder::enabled).
+    /// Returns the lock of the run, as [`Run::lock`] does. It is [not enforced](Lock::is_enforced) for a request without a
+    /// key, and with locking [disabled](crate::LocksBuilder::enabled).
     #[must_use]
-    pub fn run(&self) -> &Run {
-        &self.run
+    pub fn lock(&self) -> &Lock {
+        self.run.lock()
     }
 
     /// Returns the write that completes the record with this response, for the handler's own `TransactWriteItems`. The
