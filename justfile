@@ -27,6 +27,10 @@ snapshots:
 seed N:
     LOCK_SEED={{ N }} cargo test --workspace --test histories the_guarantees -- --nocapture
 
+# Search thousands of histories, and try every mutation
+search:
+    .ci/run histories
+
 # Run this many histories
 histories N:
     LOCK_HISTORIES={{ N }} cargo test --workspace --test histories

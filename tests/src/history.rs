@@ -33,31 +33,53 @@ pub struct Outcome<C = Counts> {
     pub counts: C,
 }
 
-/// How often each outcome occurred.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Counts {
+/// How often each outcome of a kind of history occurred.
+pub trait Counted {
+    /// The outcomes that every search must reach, with how often they occurred.
+    fn named(&self) -> Vec<(&'static str, usize)>;
+}
+
+/// Declares the counts of a kind of history, all of which every search must reach.
+macro_rules! counts {
+    ($($(#[$documentation:meta])+ $count:ident,)+) => {
+        /// How often each outcome occurred.
+        #[derive(Clone, Copy, Debug, Default)]
+        pub struct Counts {
+            $($(#[$documentation])+ pub $count: usize,)+
+        }
+
+        impl $crate::history::Counted for Counts {
+            fn named(&self) -> Vec<(&'static str, usize)> {
+                vec![$((stringify!($count), self.$count),)+]
+            }
+        }
+    };
+}
+pub(crate) use counts;
+
+counts! {
     /// Locks acquired.
-    pub acquired: usize,
+    acquired,
     /// Acquires that were refused because the key was held.
-    pub held: usize,
+    held,
     /// Leases renewed.
-    pub renewed: usize,
+    renewed,
     /// Locks resumed with a ticket.
-    pub resumed: usize,
+    resumed,
     /// Tickets that were used before, or whose lock was lost.
-    pub tickets_refused: usize,
+    tickets_refused,
     /// Releases, renewals and runs that found the lock lost.
-    pub lost: usize,
+    lost,
     /// Hosts that crashed while they held a key.
-    pub crashed: usize,
+    crashed,
     /// Places in the queue that were given.
-    pub joined: usize,
+    joined,
     /// Acquires that withdrew.
-    pub withdrawn: usize,
+    withdrawn,
     /// Rows deleted by TTL.
-    pub swept: usize,
+    swept,
     /// Requests sent.
-    pub requests: usize,
+    requests,
 }
 
 /// Runs the history of a seed, with the protocol or with a mutation of it.

@@ -23,7 +23,7 @@ use tokio::time::{sleep, timeout};
 use tower::{Layer, Service, service_fn};
 
 use crate::history::stage::{self, Network, Stage, TABLE, backoff, millis};
-use crate::history::{Mutation, Outcome};
+use crate::history::{Mutation, Outcome, counts};
 use crate::invocation::invocation_with;
 use ledger::{Call, Execution, Ledger};
 pub use mutations::MUTATIONS;
@@ -31,43 +31,41 @@ pub use mutations::MUTATIONS;
 /// How late a request can arrive. Some windows are shorter, some longer.
 pub(crate) const LATEST_ARRIVAL: Duration = Duration::from_secs(20);
 
-/// How often each outcome occurred.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Counts {
+counts! {
     /// Runs of the work.
-    pub runs: usize,
+    runs,
     /// Runs after an unfinished run of the same key.
-    pub taken_over: usize,
+    taken_over,
     /// Answers that came from another run.
-    pub replayed: usize,
+    replayed,
     /// Answers from another run that were stored errors.
-    pub replayed_errors: usize,
+    replayed_errors,
     /// Answers from another run that sent no request.
-    pub cached: usize,
+    cached,
     /// Refusals because of a run in progress.
-    pub in_progress: usize,
+    in_progress,
     /// Refusals because of a run that did not finish.
-    pub unfinished: usize,
+    unfinished,
     /// Runs whose handler failed.
-    pub failed: usize,
+    failed,
     /// Runs that were cancelled at the end of their lease.
-    pub overran: usize,
+    overran,
     /// Runs whose host crashed, whose invocation was cancelled, or that panicked.
-    pub crashed: usize,
+    crashed,
     /// Outcomes stored.
-    pub completed: usize,
+    completed,
     /// Outcomes stored in a transaction of the handler.
-    pub committed: usize,
+    committed,
     /// Runs that had another result after a failed transaction.
-    pub fell_back: usize,
+    fell_back,
     /// Transactions that DynamoDB cancelled.
-    pub transactions_cancelled: usize,
+    transactions_cancelled,
     /// Runs after the window of an earlier one of the same key.
-    pub windows_ended: usize,
+    windows_ended,
     /// Rows deleted by TTL.
-    pub swept: usize,
+    swept,
     /// Requests that arrived.
-    pub requests: usize,
+    requests,
 }
 
 /// Runs the history of a seed, with the protocol or with a mutation of it.

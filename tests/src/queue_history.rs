@@ -21,7 +21,7 @@ use tower::{Layer, Service, service_fn};
 
 use crate::consumer;
 use crate::history::stage::{self, Network, Stage, millis};
-use crate::history::{Mutation, Outcome};
+use crate::history::{Counted, Mutation, Outcome};
 use crate::idempotency_history::ledger::{Call, Ledger};
 use crate::idempotency_history::{self, Failure, Terms};
 use crate::invocation::{FUNCTION, invocation_with};
@@ -47,6 +47,24 @@ pub struct Counts {
     pub reported: usize,
     /// Messages that ended in the dead-letter queue.
     pub dead: usize,
+}
+
+impl Counted for Counts {
+    fn named(&self) -> Vec<(&'static str, usize)> {
+        vec![
+            ("runs", self.work.runs),
+            ("taken_over", self.work.taken_over),
+            ("runs_crashed", self.work.crashed),
+            ("requests", self.work.requests),
+            ("batches", self.batches),
+            ("invocations_crashed", self.invocations_crashed),
+            ("redelivered", self.redelivered),
+            ("done", self.done),
+            ("done_before", self.done_before),
+            ("reported", self.reported),
+            ("dead", self.dead),
+        ]
+    }
 }
 
 /// Runs the history of a seed, with the protocol or with a mutation of it.

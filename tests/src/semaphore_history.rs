@@ -16,7 +16,7 @@ use lambda_lock::{ErrorKind, Lock};
 use tokio::time::{sleep, timeout};
 
 use crate::history::stage::{self, Network, Stage, millis};
-use crate::history::{Mutation, Outcome};
+use crate::history::{Mutation, Outcome, counts};
 use ledger::{Ledger, Operation};
 pub use mutations::MUTATIONS;
 
@@ -32,29 +32,27 @@ const REPLACED: u32 = 200;
 /// How many tombstones a row may have in the long run.
 const MOST_TOMBSTONES: usize = 64;
 
-/// How often each outcome occurred.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Counts {
+counts! {
     /// Permits acquired.
-    pub acquired: usize,
+    acquired,
     /// Permits whose lease had ended, and which were replaced.
-    pub replaced: usize,
+    replaced,
     /// Acquires that were refused because all permits were held.
-    pub held: usize,
+    held,
     /// Leases renewed.
-    pub renewed: usize,
+    renewed,
     /// Releases and renewals that found the permit lost.
-    pub lost: usize,
+    lost,
     /// Hosts that crashed while they held a permit.
-    pub crashed: usize,
+    crashed,
     /// Acquires that withdrew without a permit.
-    pub withdrawn: usize,
+    withdrawn,
     /// Permits that another host resumed with a ticket.
-    pub resumed: usize,
+    resumed,
     /// Rows deleted by TTL.
-    pub swept: usize,
+    swept,
     /// Requests sent.
-    pub requests: usize,
+    requests,
 }
 
 /// Runs the history of a seed, with the protocol or with a mutation of it.

@@ -13,40 +13,38 @@ use lambda_lock::ErrorKind;
 use tokio::time::{sleep, timeout};
 
 use crate::history::stage::{self, Network, REQUEST, Stage, Waiting, millis};
-use crate::history::{Mutation, Outcome};
+use crate::history::{Mutation, Outcome, counts};
 use ledger::{Held, Ledger, Operation};
 pub use mutations::MUTATIONS;
 
 /// How late a request can arrive: AWS accepts its signature for 5 minutes.
 const LATEST_ARRIVAL: Duration = Duration::from_mins(5);
 
-/// How often each outcome occurred.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Counts {
+counts! {
     /// Sets acquired.
-    pub sets: usize,
+    sets,
     /// Locks on one key acquired.
-    pub locks: usize,
+    locks,
     /// Acquires that were refused because a key was held.
-    pub held: usize,
+    held,
     /// Acquires that were refused because several keys were held.
-    pub held_in_part: usize,
+    held_in_part,
     /// Leases renewed.
-    pub renewed: usize,
+    renewed,
     /// Releases and renewals that found a key lost.
-    pub lost: usize,
+    lost,
     /// Hosts that crashed while they held keys.
-    pub crashed: usize,
+    crashed,
     /// Acquires that withdrew.
-    pub withdrawn: usize,
+    withdrawn,
     /// Requests cancelled by a conflict.
-    pub conflicts: usize,
+    conflicts,
     /// Transactions recognised by their token.
-    pub recognised: usize,
+    recognised,
     /// Rows deleted by TTL.
-    pub swept: usize,
+    swept,
     /// Requests sent.
-    pub requests: usize,
+    requests,
 }
 
 /// Runs the history of a seed, with the protocol or with a mutation of it.

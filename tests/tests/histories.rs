@@ -1,74 +1,128 @@
-//! The guarantees hold over thousands of random histories.
+//! The guarantees hold over many random histories.
 //!
-//! `LOCK_HISTORIES=100000` runs more of them. `LOCK_SEED=42` runs one of each kind and prints it. `LOCK_MUTATION=ticket`
-//! tries the mutations with that in their name.
+//! `LOCK_SEARCH=long` runs thousands of them, and tries every mutation. `LOCK_HISTORIES=100000` runs that many.
+//! `LOCK_SEED=42` runs one of each kind and prints it. `LOCK_MUTATION=ticket` tries the mutations with that in their name.
 
 use std::env;
 use std::fmt::Debug;
-use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use lambda_lock_tests::history::{self, Mutation, Outcome};
+use lambda_lock_tests::history::{self, Counted, Mutation, Outcome};
 use lambda_lock_tests::{
     idempotency_history, on_all_cores, queue_history, semaphore_history, several_history, stream_history,
 };
+
+/// How many histories of each kind the short search runs.
+const SHORT: u64 = 60;
+/// How many histories a search for a mutation runs, from the seed that the mutation names.
+const FOR_A_MUTATION: u64 = 2000;
 
 fn variable(name: &str) -> Option<u64> {
     env::var(name).ok().map(|value| value.parse().unwrap_or_else(|_| panic!("{name} is `{value}`, not a number")))
 }
 
-/// Runs seeds on all cores until a violation contains `breaks`.
-fn first_violation<C: Send>(
-    seeds: Range<u64>,
-    breaks: &str,
-    history: impl Fn(u64) -> Outcome<C> + Sync,
-) -> Option<(u64, Outcome<C>)> {
-    let is_found = AtomicBool::new(false);
-    let violations = on_all_cores(seeds, |seed| {
-        if is_found.load(Ordering::Relaxed) {
-            return None;
-        }
-        let outcome = history(seed);
-        let is_violated = outcome.violations.iter().any(|violation| violation.contains(breaks));
-        is_found.fetch_or(is_violated, Ordering::Relaxed);
-        is_violated.then_some((seed, outcome))
-    });
-    violations.into_iter().flatten().min_by_key(|(seed, _)| *seed)
-}
-
-fn assert_guarantees_hold<C: Debug + Send>(histories: u64, history: impl Fn(u64) -> Outcome<C> + Sync) {
-    let violation = match variable("LOCK_SEED") {
-        Some(seed) => {
-            let outcome = history(seed);
-            println!("{}\n{:?}", outcome.log.join("\n"), outcome.counts);
-            (!outcome.violations.is_empty()).then_some((seed, outcome))
-        }
-        None => first_violation(0..variable("LOCK_HISTORIES").unwrap_or(histories), "", history),
-    };
-    if let Some((seed, outcome)) = violation {
-        panic!(
-            "{}\n\nseed {seed} broke a guarantee (run this test alone with LOCK_SEED={seed}):\n{}",
-            outcome.log.join("\n"),
-            outcome.violations.join("\n")
-        );
+fn is_long() -> bool {
+    match env::var("LOCK_SEARCH").as_deref() {
+        Ok("long") => true,
+        Ok(other) => panic!("LOCK_SEARCH is `{other}`, not `long`"),
+        Err(_) => variable("LOCK_HISTORIES").is_some(),
     }
 }
 
+/// How many histories to run if the long search runs `long` of them.
+fn histories(long: u64) -> u64 {
+    variable("LOCK_HISTORIES").unwrap_or(if is_long() { long } else { SHORT.min(long) })
+}
+
+fn assert_no_violation<C: Debug>(seed: u64, outcome: &Outcome<C>) {
+    assert!(
+        outcome.violations.is_empty(),
+        "{}\n\nseed {seed} broke a guarantee (run this test alone with LOCK_SEED={seed}):\n{}",
+        outcome.log.join("\n"),
+        outcome.violations.join("\n")
+    );
+}
+
+/// Runs histories on all cores until one violates a guarantee. Returns the outcomes that they reached.
+fn assert_guarantees_hold<C: Counted + Debug + Send>(long: u64, history: impl Fn(u64) -> Outcome<C> + Sync) -> Vec<C> {
+    if let Some(seed) = variable("LOCK_SEED") {
+        let outcome = history(seed);
+        println!("{}\n{:?}", outcome.log.join("\n"), outcome.counts);
+        assert_no_violation(seed, &outcome);
+        return Vec::new();
+    }
+    let is_found = AtomicBool::new(false);
+    let outcomes = on_all_cores(0..histories(long), |seed| {
+        if is_found.load(Ordering::Relaxed) {
+            return None;
+        }
+        let mut outcome = history(seed);
+        if outcome.violations.is_empty() {
+            outcome.log = Vec::new();
+        } else {
+            is_found.store(true, Ordering::Relaxed);
+        }
+        Some((seed, outcome))
+    });
+    let mut outcomes: Vec<_> = outcomes.into_iter().flatten().collect();
+    outcomes.sort_by_key(|(seed, _)| *seed);
+    for (seed, outcome) in &outcomes {
+        assert_no_violation(*seed, outcome);
+    }
+    outcomes.into_iter().map(|(_, outcome)| outcome.counts).collect()
+}
+
+/// Every outcome occurs in the sum of these histories at least once in five of them.
+fn assert_reached<C: Counted>(counts: &[C]) {
+    let Some(first) = counts.first() else { return };
+    let mut sums = first.named();
+    for counts in &counts[1..] {
+        for ((_, sum), (_, count)) in sums.iter_mut().zip(counts.named()) {
+            *sum += count;
+        }
+    }
+    println!("in {} histories: {sums:?}", counts.len());
+    for (what, count) in sums {
+        assert!(count >= counts.len() / 5, "only {count} {what}");
+    }
+}
+
+/// The smallest seed whose history has a violation that contains `breaks`.
+fn first_violation<C: Send>(
+    mutation: Mutation,
+    history: impl Fn(u64, Option<Mutation>) -> Outcome<C> + Sync,
+) -> Option<(u64, String)> {
+    let first = mutation.first_seed;
+    let is_found = AtomicBool::new(false);
+    let violations = on_all_cores(first..first + variable("LOCK_HISTORIES").unwrap_or(FOR_A_MUTATION), |seed| {
+        if is_found.load(Ordering::Relaxed) {
+            return None;
+        }
+        let mut violations = history(seed, Some(mutation)).violations.into_iter();
+        let violation = violations.find(|violation| violation.contains(mutation.breaks))?;
+        is_found.store(true, Ordering::Relaxed);
+        Some((seed, violation))
+    });
+    violations.into_iter().flatten().min()
+}
+
+/// The short search tries the common mutations.
 fn assert_caught<C: Send>(mutations: &[Mutation], history: impl Fn(u64, Option<Mutation>) -> Outcome<C> + Sync) {
-    let mut missed = Vec::new();
-    let name = env::var("LOCK_MUTATION").unwrap_or_default();
-    for mutation in mutations.iter().filter(|mutation| mutation.name.contains(&name)) {
-        let first = mutation.first_seed;
-        let seeds = first..first + variable("LOCK_HISTORIES").unwrap_or(2000);
-        match first_violation(seeds, mutation.breaks, |seed| history(seed, Some(*mutation))) {
-            Some((seed, outcome)) => {
-                let violation = outcome.violations.iter().find(|violation| violation.contains(mutation.breaks));
-                println!("{mutation:?}: caught by seed {seed}: {}", violation.unwrap());
-            }
+    let name = env::var("LOCK_MUTATION").ok();
+    let (mut missed, mut tried) = (Vec::new(), 0);
+    let is_meant = |mutation: &Mutation| match &name {
+        Some(name) => mutation.name.contains(name),
+        None => is_long() || mutation.is_common,
+    };
+    for mutation in mutations.iter().filter(|mutation| is_meant(mutation)) {
+        tried += 1;
+        match first_violation(*mutation, &history) {
+            Some((seed, violation)) => println!("{mutation:?}: caught by seed {seed}: {violation}"),
             None => missed.push(mutation),
         }
     }
     assert!(missed.is_empty(), "not caught: {missed:?}");
+    assert!(tried >= 3 || name.is_some(), "only {tried} mutations were tried");
 }
 
 fn assert_repeatable<C>(history: impl Fn(u64) -> Outcome<C>) {
@@ -76,264 +130,48 @@ fn assert_repeatable<C>(history: impl Fn(u64) -> Outcome<C>) {
     let plain = |outcome: Outcome<C>| {
         outcome.log.into_iter().map(|line| line.split(" by ").next().unwrap().to_owned()).collect::<Vec<_>>()
     };
-    for seed in 0..5 {
+    for seed in 0..3 {
         assert_eq!(plain(history(seed)), plain(history(seed)));
     }
 }
 
-fn assert_reached<const N: usize>(counted: impl Fn(u64) -> [(&'static str, usize); N]) {
-    let mut sum = counted(0);
-    for seed in 1..100 {
-        for ((_, sum), (_, count)) in sum.iter_mut().zip(counted(seed)) {
-            *sum += count;
-        }
-    }
-    println!("in 100 histories: {sum:?}");
-    for (what, count) in sum {
-        assert!(count >= 20, "only {count} {what}");
-    }
+/// The tests of a kind of history: the number of histories in a long search, how to run one, and its mutations.
+macro_rules! histories_of {
+    ($($kind:ident: $long:literal of $run:path, $mutations:expr;)+) => {
+        $(mod $kind {
+            use super::*;
+
+            #[test]
+            fn the_guarantees_hold_and_every_outcome_is_reached() {
+                assert_reached(&assert_guarantees_hold($long, |seed| $run(seed, None)));
+            }
+
+            #[test]
+            fn every_mutation_is_caught() {
+                assert_caught(&$mutations, $run);
+            }
+
+            #[test]
+            fn a_seed_gives_the_same_history_every_time() {
+                assert_repeatable(|seed| $run(seed, None));
+            }
+        })+
+    };
 }
 
-// behaviour 82; and 5, 10, 42, 43, 56, 76, 78 under faults
-#[test]
-fn the_guarantees_hold_in_every_history() {
-    assert_guarantees_hold(1000, |seed| history::run(seed, None));
-}
-
-#[test]
-fn every_mutation_is_caught() {
-    assert_caught(&Mutation::LOCK, history::run);
+histories_of! {
+    locks: 1000 of history::run, Mutation::LOCK;
+    records: 700 of idempotency_history::run, idempotency_history::MUTATIONS;
+    queues: 700 of queue_history::run, queue_history::MUTATIONS;
+    shards: 700 of stream_history::run, stream_history::MUTATIONS;
+    semaphores: 500 of semaphore_history::run, semaphore_history::MUTATIONS;
+    sets: 500 of several_history::run, several_history::MUTATIONS;
 }
 
 #[test]
 fn no_mistake_in_the_queue_breaks_a_guarantee() {
     for mutation in Mutation::QUEUE {
         println!("{mutation:?}");
-        assert_guarantees_hold(100, |seed| history::run(seed, Some(mutation)));
+        assert_guarantees_hold(if is_long() { 100 } else { 20 }, |seed| history::run(seed, Some(mutation)));
     }
-}
-
-#[test]
-fn a_seed_gives_the_same_history_every_time() {
-    assert_repeatable(|seed| history::run(seed, None));
-}
-
-#[test]
-fn the_histories_reach_every_outcome() {
-    assert_reached(|seed| {
-        let counts = history::run(seed, None).counts;
-        let history::Counts { acquired, held, renewed, lost, crashed, withdrawn, swept, requests, joined, .. } = counts;
-        [
-            ("acquired", acquired),
-            ("held", held),
-            ("renewed", renewed),
-            ("resumed", counts.resumed),
-            ("tickets refused", counts.tickets_refused),
-            ("lost", lost),
-            ("crashed", crashed),
-            ("withdrawn", withdrawn),
-            ("joined", joined),
-            ("swept", swept),
-            ("requests", requests),
-        ]
-    });
-}
-
-// behaviours 60, 64, 65, 66, 67, 68, 70, 76, 79, 80, 82 under faults
-#[test]
-fn the_guarantees_hold_in_every_history_of_idempotency() {
-    assert_guarantees_hold(700, |seed| idempotency_history::run(seed, None));
-}
-
-#[test]
-fn every_mutation_of_idempotency_is_caught() {
-    assert_caught(&idempotency_history::MUTATIONS, idempotency_history::run);
-}
-
-#[test]
-fn a_seed_gives_the_same_history_of_idempotency_every_time() {
-    assert_repeatable(|seed| idempotency_history::run(seed, None));
-}
-
-#[test]
-fn the_histories_of_idempotency_reach_every_outcome() {
-    assert_reached(|seed| {
-        let counts = idempotency_history::run(seed, None).counts;
-        [
-            ("runs", counts.runs),
-            ("taken over", counts.taken_over),
-            ("replayed", counts.replayed),
-            ("replayed errors", counts.replayed_errors),
-            ("cached", counts.cached),
-            ("in progress", counts.in_progress),
-            ("unfinished", counts.unfinished),
-            ("failed", counts.failed),
-            ("overran", counts.overran),
-            ("crashed", counts.crashed),
-            ("completed", counts.completed),
-            ("committed", counts.committed),
-            ("fell back", counts.fell_back),
-            ("transactions cancelled", counts.transactions_cancelled),
-            ("windows ended", counts.windows_ended),
-            ("swept", counts.swept),
-            ("requests", counts.requests),
-        ]
-    });
-}
-
-// behaviours 64, 65, 66, 70, 71, 72, 73, 74, 82 under faults
-#[test]
-fn the_guarantees_hold_in_every_history_of_a_queue() {
-    assert_guarantees_hold(700, |seed| queue_history::run(seed, None));
-}
-
-#[test]
-fn every_mutation_of_a_consumer_is_caught() {
-    assert_caught(&queue_history::MUTATIONS, queue_history::run);
-}
-
-#[test]
-fn a_seed_gives_the_same_history_of_a_queue_every_time() {
-    assert_repeatable(|seed| queue_history::run(seed, None));
-}
-
-#[test]
-fn the_histories_of_a_queue_reach_every_outcome() {
-    assert_reached(|seed| {
-        let counts = queue_history::run(seed, None).counts;
-        [
-            ("runs", counts.work.runs),
-            ("taken over", counts.work.taken_over),
-            ("runs crashed", counts.work.crashed),
-            ("batches", counts.batches),
-            ("invocations crashed", counts.invocations_crashed),
-            ("redelivered", counts.redelivered),
-            ("done", counts.done),
-            ("done before", counts.done_before),
-            ("reported", counts.reported),
-            ("dead", counts.dead),
-            ("requests", counts.work.requests),
-        ]
-    });
-}
-
-// behaviours 64, 65, 66, 70, 73, 74, 82, 480, 481, 482, 483 under faults
-#[test]
-fn the_guarantees_hold_in_every_history_of_a_stream() {
-    assert_guarantees_hold(700, |seed| stream_history::run(seed, None));
-}
-
-#[test]
-fn every_mutation_of_a_consumer_of_streams_is_caught() {
-    assert_caught(&stream_history::MUTATIONS, stream_history::run);
-}
-
-#[test]
-fn a_seed_gives_the_same_history_of_a_stream_every_time() {
-    assert_repeatable(|seed| stream_history::run(seed, None));
-}
-
-#[test]
-fn the_histories_of_a_stream_reach_every_outcome() {
-    assert_reached(|seed| {
-        let counts = stream_history::run(seed, None).counts;
-        [
-            ("runs", counts.work.runs),
-            ("taken over", counts.work.taken_over),
-            ("runs crashed", counts.work.crashed),
-            ("batches", counts.batches),
-            ("invocations crashed", counts.invocations_crashed),
-            ("redelivered", counts.redelivered),
-            ("bisected", counts.bisected),
-            ("done", counts.done),
-            ("done before", counts.done_before),
-            ("reported", counts.reported),
-            ("discarded", counts.discarded),
-            ("requests", counts.work.requests),
-        ]
-    });
-}
-
-// behaviours 426, 429, 434, 435, 437, 438, 439, 442, 443 under faults
-#[test]
-fn the_guarantees_hold_in_every_history_of_a_semaphore() {
-    assert_guarantees_hold(500, |seed| semaphore_history::run(seed, None));
-}
-
-#[test]
-fn every_mutation_of_a_semaphore_is_caught() {
-    assert_caught(&semaphore_history::MUTATIONS, semaphore_history::run);
-}
-
-#[test]
-fn a_seed_gives_the_same_history_of_a_semaphore_every_time() {
-    assert_repeatable(|seed| semaphore_history::run(seed, None));
-}
-
-#[test]
-fn the_histories_of_a_semaphore_reach_every_outcome() {
-    assert_reached(|seed| {
-        let counts = semaphore_history::run(seed, None).counts;
-        let semaphore_history::Counts {
-            acquired,
-            replaced,
-            held,
-            renewed,
-            lost,
-            crashed,
-            withdrawn,
-            resumed,
-            swept,
-            requests,
-        } = counts;
-        [
-            ("resumed", resumed),
-            ("acquired", acquired),
-            ("replaced", replaced),
-            ("held", held),
-            ("renewed", renewed),
-            ("lost", lost),
-            ("crashed", crashed),
-            ("withdrawn", withdrawn),
-            ("swept", swept),
-            ("requests", requests),
-        ]
-    });
-}
-
-// behaviours 5, 42, 76, 78, 82, 87 under faults
-#[test]
-fn the_guarantees_hold_in_every_history_of_several_keys() {
-    assert_guarantees_hold(500, |seed| several_history::run(seed, None));
-}
-
-#[test]
-fn every_mutation_of_several_keys_is_caught() {
-    assert_caught(&several_history::MUTATIONS, several_history::run);
-}
-
-#[test]
-fn a_seed_gives_the_same_history_of_several_keys_every_time() {
-    assert_repeatable(|seed| several_history::run(seed, None));
-}
-
-#[test]
-fn the_histories_of_several_keys_reach_every_outcome() {
-    assert_reached(|seed| {
-        let counts = several_history::run(seed, None).counts;
-        [
-            ("sets", counts.sets),
-            ("locks", counts.locks),
-            ("held", counts.held),
-            ("held in part", counts.held_in_part),
-            ("renewed", counts.renewed),
-            ("lost", counts.lost),
-            ("crashed", counts.crashed),
-            ("withdrawn", counts.withdrawn),
-            ("conflicts", counts.conflicts),
-            ("recognised", counts.recognised),
-            ("swept", counts.swept),
-            ("requests", counts.requests),
-        ]
-    });
 }

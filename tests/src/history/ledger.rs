@@ -191,7 +191,13 @@ impl Intercept for Observer {
                     row.withdrawn = owner;
                 }
             }
-            Purpose::Resume => state.rows.entry(key).or_default().sequence = update.number("sequence").unwrap(),
+            Purpose::Resume => {
+                let row = state.rows.entry(key.clone()).or_default();
+                row.sequence = update.number("sequence").unwrap();
+                if row.owner != owner {
+                    ledger.broke(&mut state, format!("(e) {key}: a resumption changed another holder's row"));
+                }
+            }
             // A mutation leaves the number of the row.
             Purpose::KeepByTicket => {
                 state.rows.entry(key).or_default().sequence = update.compared("sequence").unwrap();

@@ -14,7 +14,13 @@ pub const MUTATIONS: [Mutation; 14] = [
         request: acquire_ignores_end,
         ..Mutation::NONE
     },
-    Mutation { name: "acquire ignores the window", breaks: "(vii)", request: acquire_ignores_window, ..Mutation::NONE },
+    Mutation {
+        name: "acquire ignores the window",
+        breaks: "(vii)",
+        is_common: true,
+        request: acquire_ignores_window,
+        ..Mutation::NONE
+    },
     Mutation {
         name: "complete without the owner check",
         breaks: "(v)",
@@ -41,7 +47,13 @@ pub const MUTATIONS: [Mutation; 14] = [
         request: |request| loosen(request, Purpose::Release, "status"),
         ..Mutation::NONE
     },
-    Mutation { name: "replay while in progress", breaks: "(v)", answer: in_progress_replays, ..Mutation::NONE },
+    Mutation {
+        name: "replay while in progress",
+        breaks: "(v)",
+        is_common: true,
+        answer: in_progress_replays,
+        ..Mutation::NONE
+    },
     Mutation {
         name: "unfinished records released under Reject",
         breaks: "(iii)",
@@ -63,10 +75,17 @@ pub const MUTATIONS: [Mutation; 14] = [
     Mutation {
         name: "completion left out of the transaction",
         breaks: "(iv)",
+        is_common: true,
         request: transaction_without_completion,
         ..Mutation::NONE
     },
-    Mutation { name: "the window is cut short", breaks: "(i)", request: window_cut_short, ..Mutation::NONE },
+    Mutation {
+        name: "the window is cut short",
+        breaks: "(i)",
+        is_common: true,
+        request: window_cut_short,
+        ..Mutation::NONE
+    },
     Mutation { name: "no nonce check on refusal", breaks: "(vi)", answer: foreign_nonce, ..Mutation::NONE },
     Mutation {
         name: "the lease is too long",

@@ -17,12 +17,14 @@ pub const MUTATIONS: [Mutation; 9] = [
     Mutation {
         name: "a message that is done is free",
         breaks: "(i)",
+        is_common: true,
         request: acquire_ignores_window,
         ..Mutation::NONE
     },
     Mutation {
         name: "in progress is reported as done",
         breaks: "done but",
+        is_common: true,
         answer: in_progress_replays,
         ..Mutation::NONE
     },
@@ -41,11 +43,18 @@ pub const MUTATIONS: [Mutation; 9] = [
     Mutation {
         name: "a message that was done before is in progress",
         breaks: "reported but was done before",
+        is_common: true,
         answer: completed_is_in_progress,
         ..Mutation::NONE
     },
     Mutation { name: "a group goes on after a failure", breaks: "out of order", batch: forget_order, ..Mutation::NONE },
-    Mutation { name: "nothing is reported", breaks: "is lost", batch_answer: forget_failures, ..Mutation::NONE },
+    Mutation {
+        name: "nothing is reported",
+        breaks: "is lost",
+        is_common: true,
+        batch_answer: forget_failures,
+        ..Mutation::NONE
+    },
     Mutation {
         name: "the answer is late",
         breaks: "did not answer before its deadline",

@@ -15,7 +15,7 @@ use crate::request::{PERMIT_LEASE_END, Purpose, Request, Write, permit_fence_of,
 
 /// The mistakes, and the violation that each causes.
 pub const MUTATIONS: [Mutation; 16] = [
-    Mutation { name: "N + 1 permits", breaks: "(a)", request: one_more, ..Mutation::NONE },
+    Mutation { name: "N + 1 permits", breaks: "(a)", is_common: true, request: one_more, ..Mutation::NONE },
     Mutation {
         name: "a permit is replaced without checking whose it is",
         breaks: "(a)",
@@ -24,13 +24,25 @@ pub const MUTATIONS: [Mutation; 16] = [
         ..Mutation::NONE
     },
     Mutation { name: "another's permit is released", breaks: "(e)", request: releases_another, ..Mutation::NONE },
-    Mutation { name: "a fence repeats", breaks: "(b)", request: fence_stands_still, ..Mutation::NONE },
+    Mutation { name: "a fence repeats", breaks: "(b)", is_common: true, request: fence_stands_still, ..Mutation::NONE },
     Mutation { name: "clock skew not added", breaks: "(a)", request: no_skew, ..Mutation::NONE },
     Mutation { name: "no nonce check on refusal", breaks: "(f)", answer: foreign_nonce, ..Mutation::NONE },
-    Mutation { name: "a release lowers the count twice", breaks: "(m)", request: released_twice, ..Mutation::NONE },
+    Mutation {
+        name: "a release lowers the count twice",
+        breaks: "(m)",
+        is_common: true,
+        request: released_twice,
+        ..Mutation::NONE
+    },
     Mutation { name: "acquire ignores a release", breaks: "(e)", request: tombstone_ignored, ..Mutation::NONE },
     Mutation { name: "a release leaves no trace", breaks: "(e)", request: no_tombstone, ..Mutation::NONE },
-    Mutation { name: "a late renewal moves the end back", breaks: "(g)", request: sequence_ignored, ..Mutation::NONE },
+    Mutation {
+        name: "a late renewal moves the end back",
+        breaks: "(g)",
+        is_common: true,
+        request: sequence_ignored,
+        ..Mutation::NONE
+    },
     Mutation {
         name: "a refused release counts as success",
         breaks: "reported a release",

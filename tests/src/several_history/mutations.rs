@@ -11,13 +11,15 @@ pub const MUTATIONS: [Mutation; 12] = [
     Mutation {
         name: "half of the keys are taken",
         breaks: "(i)",
+        is_common: true,
         request: |request| halve(request, Purpose::Acquire),
         ..Mutation::NONE
     },
-    Mutation { name: "a fence repeats", breaks: "(b)", request: fence_repeats, ..Mutation::NONE },
+    Mutation { name: "a fence repeats", breaks: "(b)", is_common: true, request: fence_repeats, ..Mutation::NONE },
     Mutation {
         name: "a cancelled acquire counts as applied",
         breaks: "was given",
+        is_common: true,
         answer: |request, answer| cancelled_succeeds(request, answer, Purpose::Acquire),
         ..Mutation::NONE
     },
@@ -38,6 +40,7 @@ pub const MUTATIONS: [Mutation; 12] = [
     Mutation {
         name: "half of the keys are released",
         breaks: "reported a release",
+        is_common: true,
         request: |request| halve(request, Purpose::Release),
         ..Mutation::NONE
     },

@@ -18,6 +18,7 @@ pub const MUTATIONS: [Mutation; 12] = [
     Mutation {
         name: "a record that is done is free",
         breaks: "(i)",
+        is_common: true,
         request: acquire_ignores_window,
         ..Mutation::NONE
     },
@@ -33,7 +34,13 @@ pub const MUTATIONS: [Mutation; 12] = [
         answer: completed_is_in_progress,
         ..Mutation::NONE
     },
-    Mutation { name: "lanes are ignored", breaks: "out of order", records: ignore_lanes, ..Mutation::NONE },
+    Mutation {
+        name: "lanes are ignored",
+        breaks: "out of order",
+        is_common: true,
+        records: ignore_lanes,
+        ..Mutation::NONE
+    },
     Mutation {
         name: "a lane goes on after a failure",
         breaks: "out of order",
@@ -43,6 +50,7 @@ pub const MUTATIONS: [Mutation; 12] = [
     Mutation {
         name: "the answer names the highest number",
         breaks: "passed but failed",
+        is_common: true,
         records_answer: name_last,
         ..Mutation::NONE
     },
@@ -64,7 +72,13 @@ pub const MUTATIONS: [Mutation; 12] = [
         ignores_stop: true,
         ..Mutation::NONE
     },
-    Mutation { name: "nothing is named", breaks: "is lost", records_answer: name_nothing, ..Mutation::NONE },
+    Mutation {
+        name: "nothing is named",
+        breaks: "is lost",
+        is_common: true,
+        records_answer: name_nothing,
+        ..Mutation::NONE
+    },
     Mutation {
         name: "the answer is late",
         breaks: "did not answer before its deadline",
