@@ -7,7 +7,7 @@ use aws_sdk_dynamodb::Client;
 use aws_sdk_dynamodb::operation::update_item::UpdateItemError;
 use aws_sdk_dynamodb::types::error::ConditionalCheckFailedException;
 use aws_sdk_dynamodb::types::{AttributeValue, ReturnValue, ReturnValuesOnConditionCheckFailure};
-use lambda_lock::{HandlerError, LockLayer, LockedEvent, Locks};
+use lambda_lock::{HandlerError, LockLayer, Locks, WithLock};
 use lambda_runtime::{Error, LambdaEvent};
 use serde::{Deserialize, Serialize};
 use tower::{Layer, Service, service_fn};
@@ -134,10 +134,10 @@ fn number(row: &HashMap<String, AttributeValue>, attribute: &str) -> Option<u64>
 async fn write_report(
     reports: Arc<Reports>,
     simulation: Simulation,
-    event: LockedEvent<ReportRequest>,
+    WithLock { input: event, lock, .. }: WithLock<LambdaEvent<ReportRequest>>,
 ) -> Result<Outcome, Failure> {
     let ReportRequest { report, gathering_ms, panics } = event.payload;
-    let fence = event.lock.fence();
+    let fence = lock.fence();
     tracing::info!(report, fence, "gathering");
     simulation.work(gathering_ms).await;
     assert!(!simulation.fails(panics), "a bug in the report");

@@ -169,7 +169,7 @@ async fn place(orders: Arc<Orders>, simulation: Simulation, request: Request) ->
     };
     simulation.work(order.checking_ms).await;
     // The owner is random and unique to the run.
-    let id = run.run().lock().owner().to_owned();
+    let id = run.lock().owner().to_owned();
     let order = Order { id, item: order.item.clone(), quantity: order.quantity };
     let answer = Response::builder()
         .status(StatusCode::CREATED)

@@ -102,7 +102,7 @@ pub fn order_totals(
 > + Clone
 + Send {
     let totals = Arc::new(totals);
-    StreamConsumer::<_, DynamoDbRecord<Order>, _, _>::by_event_id(locks)
+    StreamConsumer::by_event_id(locks)
         // Two transactions at once on the total of an item conflict. This prevents conflicts within a batch.
         .concurrency(1)
         .lease(LEASE)

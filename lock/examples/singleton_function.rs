@@ -13,7 +13,7 @@
 
 use std::time::Duration;
 
-use lambda_lock::{LockLayer, LockedEvent, Locks};
+use lambda_lock::{LockLayer, Locks, WithLock};
 use lambda_runtime::tower::Layer;
 use lambda_runtime::{Error, LambdaEvent, Runtime, service_fn};
 use serde::{Deserialize, Serialize};
@@ -32,10 +32,9 @@ enum Outcome {
 }
 
 /// Takes the event with the lock. A handler of a plain `LambdaEvent<Request>` works too.
-async fn write_report(event: LockedEvent<Request>) -> Result<Outcome, Error> {
-    let LockedEvent { payload, lock, .. } = event;
+async fn write_report(WithLock { input, lock, .. }: WithLock<LambdaEvent<Request>>) -> Result<Outcome, Error> {
     // The store of reports refuses a smaller fence than the last one: see the example `fencing`.
-    tracing::info!(report = payload.report, fence = lock.fence(), left = ?lock.remaining(), "writing");
+    tracing::info!(report = input.payload.report, fence = lock.fence(), left = ?lock.remaining(), "writing");
     Ok(Outcome::Written { fence: lock.fence() })
 }
 

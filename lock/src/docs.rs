@@ -2,17 +2,21 @@
 //!
 //! | I want to … | guide |
 //! | --- | --- |
-//! | understand how a lock works, and what a holder may not rely on | [Concepts and protocol](self::concepts) |
-//! | choose lease, wait, timeout, window and visibility timeout | [Choosing times](self::choosing_times) |
-//! | consume a Kinesis or DynamoDB stream, and set up its mapping | [Streams](self::streams) |
+//! | make a handler a singleton, limit how many run at a time, lock several keys | [Locks](self::locks) |
+//! | wait for a key that is held | [Waiting](self::waiting) |
 //! | hold a lock across processes, in a state machine or a pipeline | [Locks across processes](self::tickets) |
+//! | answer a duplicate with the first run's result, and choose what follows a crash | [Idempotency](self::idempotency) |
 //! | make an HTTP API idempotent by `Idempotency-Key` | [HTTP requests](self::http) |
+//! | consume an SQS queue | [SQS queues](self::sqs) |
+//! | consume a Kinesis or DynamoDB stream, and set up its mapping | [Streams](self::streams) |
+//! | choose lease, timeout, minimum hold, window and clock skew | [Choosing times](self::choosing_times) |
 //! | test my handler with crashes, wrong clocks and a bad network | [Testing](self::testing) |
-//! | deploy: release profile, IAM policy, table, example stack | [Deploying and permissions](self::deploying) |
+//! | deploy: table, IAM policy, release profile, all requests | [Deploying and permissions](self::deploying) |
 //! | make cold starts short | [Cold starts](self::cold_starts) |
-//! | move from Powertools, or share a table with it | [Powertools](self::powertools) |
 //! | watch and operate: metrics, traces, alarms, the program `lambda-lock` | [Operating](self::operating) |
-//! | know what it costs in time and requests | [Performance](self::performance) |
+//! | move from Powertools, or share a table with it | [Powertools](self::powertools) |
+//! | understand how it works: the row and its requests | [Concepts and protocol](self::concepts) |
+//! | know what it costs in time | [Performance](self::performance) |
 //! | compare it with other lock clients and with Powertools | [Comparison](self::comparison) |
 //! | know why it is built this way | [Design decisions](self::design) |
 // Documentation only. The guides link to items of these features.
@@ -25,8 +29,9 @@
     feature = "streams"
 ))]
 
-/// Reads a guide. The guides link to each other by names that are defined at the end of each file, for readers of the
-/// repository. The definitions here come first, so they win: the same names lead to the modules.
+/// Reads a guide. The guides link to each other, and to pictures, by names that are defined at the end of each file, for
+/// readers of the repository. The definitions here come first, so they win: the same names lead to the modules and to the
+/// pictures' text, because rustdoc copies no files. `.ci/pictures` writes `pictures.txt`.
 macro_rules! guide {
     ($file:literal) => {
         concat!(
@@ -34,33 +39,53 @@ macro_rules! guide {
             "[cold_starts]: crate::docs::cold_starts\n",
             "[comparison]: crate::docs::comparison\n",
             "[concepts]: crate::docs::concepts\n",
+            "[deploying]: crate::docs::deploying\n",
             "[design]: crate::docs::design\n",
             "[http]: crate::docs::http\n",
+            "[idempotency]: crate::docs::idempotency\n",
+            "[locks]: crate::docs::locks\n",
             "[operating]: crate::docs::operating\n",
             "[performance]: crate::docs::performance\n",
             "[powertools]: crate::docs::powertools\n",
+            "[sqs]: crate::docs::sqs\n",
             "[streams]: crate::docs::streams\n",
             "[testing]: crate::docs::testing\n",
-            "[tickets]: crate::docs::tickets\n\n",
+            "[tickets]: crate::docs::tickets\n",
+            "[waiting]: crate::docs::waiting\n",
+            "[machine]: https://docs.rs/crate/lambda-lock/latest/source/docs/state_machine.asl.json\n",
+            "[openapi]: https://docs.rs/crate/lambda-lock/latest/source/docs/openapi.yaml\n",
+            "[skew]: crate::docs::choosing_times#what-the-clock-skew-costs\n",
+            "[window]: crate::docs::choosing_times#window\n",
+            include_str!("../docs/pictures.txt"),
+            "\n",
             include_str!($file)
         )
     };
 }
 
-#[doc = guide!("../docs/concepts.md")]
-pub mod concepts {}
+#[doc = guide!("../docs/locks.md")]
+pub mod locks {}
 
-#[doc = guide!("../docs/choosing_times.md")]
-pub mod choosing_times {}
-
-#[doc = guide!("../docs/streams.md")]
-pub mod streams {}
+#[doc = guide!("../docs/waiting.md")]
+pub mod waiting {}
 
 #[doc = guide!("../docs/tickets.md")]
 pub mod tickets {}
 
+#[doc = guide!("../docs/idempotency.md")]
+pub mod idempotency {}
+
 #[doc = guide!("../docs/http.md")]
 pub mod http {}
+
+#[doc = guide!("../docs/sqs.md")]
+pub mod sqs {}
+
+#[doc = guide!("../docs/streams.md")]
+pub mod streams {}
+
+#[doc = guide!("../docs/choosing_times.md")]
+pub mod choosing_times {}
 
 #[doc = guide!("../docs/testing.md")]
 pub mod testing {}
@@ -71,11 +96,14 @@ pub mod deploying {}
 #[doc = guide!("../docs/cold_starts.md")]
 pub mod cold_starts {}
 
+#[doc = guide!("../docs/operating.md")]
+pub mod operating {}
+
 #[doc = guide!("../docs/powertools.md")]
 pub mod powertools {}
 
-#[doc = guide!("../docs/operating.md")]
-pub mod operating {}
+#[doc = guide!("../docs/concepts.md")]
+pub mod concepts {}
 
 #[doc = guide!("../docs/performance.md")]
 pub mod performance {}

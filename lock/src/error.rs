@@ -506,6 +506,7 @@ impl fmt::Display for Error {
                 format!("keys `{}`, {} in table `{table}`", printable(key), keys.join(", "))
             }
         };
+        let tries = if *attempts > 1 { format!(", after {attempts} attempts") } else { String::new() };
         match cause {
             Cause::Held(holder) => write!(f, "{what} is held by {holder}")?,
             Cause::Lost(Some(holder)) => write!(f, "the lock on {what} was lost to {holder}")?,
@@ -527,10 +528,10 @@ impl fmt::Display for Error {
             }
             Cause::Throttled => write!(
                 f,
-                "DynamoDB throttles requests for {what}: retry later and more slowly, or raise the capacity of the table"
+                "requests for {what} are throttled{tries}: retry later, or raise the capacity of the table or the account"
             )?,
-            Cause::Unavailable => write!(f, "DynamoDB did not answer for {what}: retry")?,
-            Cause::Conflict => write!(f, "other requests change {what} at the same time: retry")?,
+            Cause::Unavailable => write!(f, "DynamoDB did not answer for {what}{tries}: retry")?,
+            Cause::Conflict => write!(f, "other requests change {what} at the same time{tries}: retry")?,
             Cause::AccessDenied => write!(
                 f,
                 "access denied to {what}: allow dynamodb:UpdateItem (and dynamodb:GetItem to read a holder, \
@@ -581,10 +582,10 @@ impl fmt::Display for Error {
                 None => write!(f, "; the lock on key `{key}` was lost")?,
             }
         }
-        if *attempts > 1 {
-            write!(f, ", after {attempts} attempts")?;
+        match cause {
+            Cause::Throttled | Cause::Unavailable | Cause::Conflict => Ok(()),
+            _ => f.write_str(&tries),
         }
-        Ok(())
     }
 }
 

@@ -1,5 +1,5 @@
-//! The example functions `order-api`, `payment-queue` and `order-totals`, and the README's policy. The tests of
-//! `LockLayer` have `nightly-report`, and those of tickets have `deployment`.
+//! The example functions `order-api`, `payment-queue` and `order-totals`, the templates, and what the README and the guides
+//! show. The tests of `LockLayer` have `nightly-report`, and those of tickets have `deployment`.
 
 use std::collections::BTreeSet;
 use std::convert::Infallible;
@@ -28,6 +28,107 @@ use lambda_lock_tests::{Row, World};
 use lambda_runtime::LambdaEvent;
 use serde_json::{Value, json};
 use tower::{Layer, ServiceExt, service_fn};
+
+// The templates of `cargo lambda new`, with their tests. A placeholder is valid in a string. `.ci/run templates` renders them.
+#[allow(dead_code, reason = "the runtime calls `main`")]
+#[path = "../../templates/http/template/src/main.rs"]
+mod http;
+#[allow(dead_code, reason = "the runtime calls `main`")]
+#[path = "../../templates/idempotent/template/src/main.rs"]
+mod idempotent;
+#[allow(dead_code, reason = "the runtime calls `main`")]
+#[path = "../../templates/queue/template/src/main.rs"]
+mod queue;
+#[allow(dead_code, reason = "the runtime calls `main`")]
+#[path = "../../templates/singleton/template/src/main.rs"]
+mod singleton;
+#[allow(dead_code, reason = "the runtime calls `main`")]
+#[path = "../../templates/stream/template/src/main.rs"]
+mod stream;
+
+const README: &str = include_str!("../../README.md");
+
+/// The blocks of code in the README, in their order.
+fn blocks() -> Vec<&'static str> {
+    let blocks = README.split("```").skip(1).step_by(2);
+    blocks.map(|block| block.split_once('\n').unwrap().1).collect()
+}
+
+/// A file of the template for singletons, as `cargo lambda new nightly-report` renders it.
+fn rendered(file: &str) -> String {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../templates/singleton/template").join(file);
+    let text = fs::read_to_string(path).unwrap();
+    let text = text.replace("{{ project_name }}", "nightly-report").replace("{{ table }}", "locks");
+    text.replace(
+        "{% if lambda_lock == \"\" %}version = \"0.1\"{% else %}path = \"{{ lambda_lock }}\"{% endif %}",
+        "version = \"0.1\"",
+    )
+}
+
+#[test]
+fn the_quick_start_is_what_the_template_renders() {
+    let [function, manifest, test, table, deploy, ..] = blocks()[..] else { panic!("{README}") };
+    assert_eq!(format!("{function}\n{test}"), rendered("src/main.rs"));
+    assert_eq!(table, rendered("locks.yaml"));
+    // The template has more comments.
+    for line in manifest.lines().map(|line| line.split(" # ").next().unwrap()) {
+        assert!(rendered("Cargo.toml").lines().any(|other| other == line), "{line}");
+    }
+    for line in deploy.lines().filter(|line| !line.contains("--stack-name")) {
+        assert!(rendered("README.md").contains(line), "{line}");
+    }
+}
+
+#[test]
+fn the_quick_start_has_the_versions_of_the_workspace() {
+    let workspace = include_str!("../../Cargo.toml");
+    let mut found = 0;
+    for line in blocks()[1].lines() {
+        let Some((name, value)) = line.split_once(" = ") else { continue };
+        if name == "panic" {
+            continue;
+        }
+        let version = |text: &str| {
+            let text = text.split_once("version = ").map_or(text, |(_, rest)| rest);
+            text.split('"').nth(1).unwrap().to_owned()
+        };
+        let (_, wanted) = workspace.split_once(&format!("\n{name} = ")).unwrap();
+        let (wanted, shown) = (version(wanted.lines().next().unwrap()), version(value));
+        assert!(wanted.starts_with(&shown), "{name} {shown}, but the workspace has {wanted}");
+        found += 1;
+    }
+    assert_eq!(found, 5);
+}
+
+/// The README and the guides, by name.
+fn pages() -> Vec<(String, String)> {
+    let guides = Path::new(env!("CARGO_MANIFEST_DIR")).join("../lock/docs");
+    let guides = fs::read_dir(guides).unwrap().map(|guide| guide.unwrap().path());
+    let guides = guides.filter(|guide| guide.extension().is_some_and(|extension| extension == "md"));
+    let guides = guides.map(|guide| (guide.display().to_string(), fs::read_to_string(&guide).unwrap()));
+    guides.chain([("README.md".to_owned(), README.to_owned())]).collect()
+}
+
+#[test]
+fn the_readme_and_the_guides_are_short() {
+    assert!(README.lines().count() <= 200, "the README has {} lines", README.lines().count());
+    assert!(README.lines().take(30).any(|line| line.starts_with("```rust")), "the README begins without code");
+    let words = pages().iter().map(|(_, page)| page.split_whitespace().count()).sum::<usize>();
+    assert!(words <= 18_000, "the README and the guides have {words} words");
+}
+
+// Wider lines are cut off on docs.rs.
+#[test]
+fn the_code_of_the_guides_fits_the_page() {
+    for (name, page) in pages() {
+        for block in page.split("```rust").skip(1) {
+            let code = block.split("```").next().unwrap();
+            for line in code.lines().filter(|line| !line.starts_with("# ")) {
+                assert!(line.chars().count() <= 100, "{name}: {line}");
+            }
+        }
+    }
+}
 
 // behaviour 493
 #[test]
@@ -672,6 +773,9 @@ async fn the_policy_of_the_guide_allows_exactly_the_keys_of_the_layers() {
     consumer.oneshot(invocation_without_deadline(FUNCTION, batch)).await.unwrap();
 
     let (keys, patterns) = (keys.0.lock().unwrap(), patterns_of_the_guide());
+    let (_, readme) = README.split_once("dynamodb:LeadingKeys: [").unwrap();
+    let readme = readme.split(']').next().unwrap().split(", ").map(|pattern| pattern.trim_matches('"'));
+    assert_eq!(readme.collect::<Vec<_>>(), patterns);
     for key in keys.iter() {
         assert!(patterns.iter().any(|pattern| is_like(key, pattern)), "{patterns:?} deny {key}");
     }

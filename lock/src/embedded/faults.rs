@@ -100,22 +100,22 @@ impl Faults {
             draw -= chance;
             draw < 0.0
         };
-        let outcome = if hit(self.lose_requests) {
-            Outcome::Lost
+        let delivery = if hit(self.lose_requests) {
+            Delivery::Lost
         } else if hit(self.lose_answers) {
-            Outcome::AnswerLost
+            Delivery::AnswerLost
         } else if hit(self.throttle) {
-            Outcome::Throttled { by_account: self.random.bool() }
+            Delivery::Throttled { by_account: self.random.bool() }
         } else if hit(self.server_errors) {
-            Outcome::ServerError { applied: self.random.bool() }
+            Delivery::ServerError { applied: self.random.bool() }
         } else if hit(self.late.0) {
-            Outcome::Late(self.time_up_to(self.late.1))
+            Delivery::Late(self.time_up_to(self.late.1))
         } else {
-            Outcome::Answered
+            Delivery::Answered
         };
         let repeated = self.random.f64() < self.repeat.0;
-        let repeat = (repeated && outcome == Outcome::Answered).then(|| self.time_up_to(self.repeat.1));
-        Fate { there, back, outcome, repeat }
+        let repeat = (repeated && delivery == Delivery::Answered).then(|| self.time_up_to(self.repeat.1));
+        Fate { there, back, delivery, repeat }
     }
 
     fn time_up_to(&mut self, most: Duration) -> Duration {
@@ -128,13 +128,13 @@ impl Faults {
 pub(super) struct Fate {
     pub(super) there: Duration,
     pub(super) back: Duration,
-    pub(super) outcome: Outcome,
+    pub(super) delivery: Delivery,
     /// The request arrives again, this much later.
     pub(super) repeat: Option<Duration>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) enum Outcome {
+pub(super) enum Delivery {
     Answered,
     Lost,
     AnswerLost,

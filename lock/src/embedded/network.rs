@@ -20,7 +20,7 @@ use serde_json::Value;
 use tokio::time::timeout;
 
 use super::dynamodb::DynamoDb;
-use super::faults::{Fate, Faults, Outcome};
+use super::faults::{Delivery, Fate, Faults};
 use super::time::monotonic;
 
 /// An observer of a host's traffic, which may change requests and answers.
@@ -149,22 +149,22 @@ impl Connection {
         let Some(faults) = &network.faults else {
             return self.deliver(request).await;
         };
-        let Fate { there, mut back, outcome, repeat } = faults.lock().unwrap_or_else(PoisonError::into_inner).draw();
+        let Fate { there, mut back, delivery, repeat } = faults.lock().unwrap_or_else(PoisonError::into_inner).draw();
         if let Some(later) = repeat {
             self.deliver_later(&request, there + later);
         }
-        let answer = match outcome {
-            Outcome::Lost => Err(broken("the request was lost")),
-            Outcome::Late(later) => {
+        let answer = match delivery {
+            Delivery::Lost => Err(broken("the request was lost")),
+            Delivery::Late(later) => {
                 self.deliver_later(&request, there + later);
                 Err(broken("the request was lost"))
             }
-            Outcome::Throttled { by_account: true } => refusal(400, "RequestLimitExceeded"),
-            Outcome::Throttled { .. } if is_transaction(&request) => throttled(&request),
-            Outcome::Throttled { by_account: false } => refusal(400, "ProvisionedThroughputExceededException"),
-            Outcome::ServerError { applied: false } => refusal(500, "InternalServerError"),
+            Delivery::Throttled { by_account: true } => refusal(400, "RequestLimitExceeded"),
+            Delivery::Throttled { .. } if is_transaction(&request) => throttled(&request),
+            Delivery::Throttled { by_account: false } => refusal(400, "ProvisionedThroughputExceededException"),
+            Delivery::ServerError { applied: false } => refusal(500, "InternalServerError"),
             // A separate task, because a request on its way arrives even if its sender stops waiting.
-            Outcome::Answered | Outcome::AnswerLost | Outcome::ServerError { applied: true } => {
+            Delivery::Answered | Delivery::AnswerLost | Delivery::ServerError { applied: true } => {
                 let arrival = tokio::spawn({
                     let connection = self.clone();
                     async move {
@@ -177,12 +177,12 @@ impl Connection {
                 });
                 let (answer, late) = arrival.await.map_err(|error| ConnectorError::other(error.into(), None))?;
                 back = back.saturating_sub(late);
-                match (outcome, answer) {
+                match (delivery, answer) {
                     // The error of hyper when the connection closes before the answer.
-                    (Outcome::AnswerLost, _) => {
+                    (Delivery::AnswerLost, _) => {
                         Err(ConnectorError::other("the answer was lost".into(), Some(ErrorKind::TransientError)))
                     }
-                    (Outcome::ServerError { .. }, _) => refusal(500, "InternalServerError"),
+                    (Delivery::ServerError { .. }, _) => refusal(500, "InternalServerError"),
                     (_, answer) => answer,
                 }
             }

@@ -14,13 +14,14 @@ use http::{HeaderMap, HeaderName, Method, Request, Response, StatusCode};
 use http_body::Body;
 use lambda_runtime::Context;
 use serde_json::{Value, json};
-use tower::{Layer, Service};
+use tower_layer::Layer;
+use tower_service::Service;
 use tracing::Instrument;
 
 use super::caller::Caller;
 use super::problem::Problem;
 use super::request;
-use super::response::{HttpIdempotencyBody, Read, Results, StoredResponse};
+use super::response::{HttpIdempotencyBody, Read, ResultRule, StoredResponse};
 use super::run::HttpRun;
 use crate::error::Error;
 use crate::idempotency::{
@@ -133,18 +134,18 @@ const MAX_KEY_LENGTH: usize = 255;
 /// ```
 #[derive(Clone)]
 pub struct HttpIdempotencyLayer {
-    settings: Arc<Settings>,
+    settings: Arc<RequestSettings>,
 }
 
 #[derive(Clone)]
-struct Settings {
+struct RequestSettings {
     idempotency: Idempotency<Keyed, StoredResponse, GivenUp>,
     caller: Caller,
     methods: Vec<Method>,
     max_key_length: usize,
     max_body_bytes: usize,
     fingerprint_headers: Vec<HeaderName>,
-    results: Results,
+    results: ResultRule,
     documentation: Option<String>,
     /// Whether a missing prefix was logged. Clones share it.
     has_warned: Arc<AtomicBool>,
@@ -170,14 +171,14 @@ impl HttpIdempotencyLayer {
             .window(Duration::from_hours(24))
             .digest_by(|keyed, _| Ok(keyed.fingerprint.clone()))
             .on_replay(|stored: &mut StoredResponse, _| stored.is_replay = true);
-        let settings = Settings {
+        let settings = RequestSettings {
             idempotency,
             caller,
             methods: vec![Method::POST, Method::PATCH],
             max_key_length: MAX_KEY_LENGTH,
             max_body_bytes: MAX_BODY_BYTES,
             fingerprint_headers: Vec::new(),
-            results: Results::default(),
+            results: ResultRule::default(),
             documentation: None,
             has_warned: Arc::default(),
         };
@@ -257,7 +258,7 @@ impl HttpIdempotencyLayer {
     /// `Transfer-Encoding`. Those that `Connection` names are never stored. The first response has all its headers.
     #[must_use]
     pub fn store_headers(self, headers: impl IntoIterator<Item = HeaderName>) -> Self {
-        self.with(|settings| settings.results.headers = Some(headers.into_iter().collect()))
+        self.with(|settings| settings.results.stored_headers = Some(headers.into_iter().collect()))
     }
 
     /// Sets which responses are results, by their status and headers. A result is stored and replayed. After another
@@ -275,8 +276,8 @@ impl HttpIdempotencyLayer {
     /// # }
     /// ```
     #[must_use]
-    pub fn results(self, are: impl Fn(StatusCode, &HeaderMap) -> bool + Send + Sync + 'static) -> Self {
-        self.with(|settings| settings.results.are = Arc::new(are))
+    pub fn results(self, is_result: impl Fn(StatusCode, &HeaderMap) -> bool + Send + Sync + 'static) -> Self {
+        self.with(|settings| settings.results.is_result = Arc::new(is_result))
     }
 
     /// Sets what happens after a run that did not finish, as [`Idempotency::on_unfinished`] does. With
@@ -310,7 +311,7 @@ impl HttpIdempotencyLayer {
         self.with_records(|idempotency| idempotency.cache(records))
     }
 
-    fn with(mut self, set: impl FnOnce(&mut Settings)) -> Self {
+    fn with(mut self, set: impl FnOnce(&mut RequestSettings)) -> Self {
         set(Arc::make_mut(&mut self.settings));
         self
     }
@@ -339,7 +340,7 @@ impl<S> Layer<S> for HttpIdempotencyLayer {
 #[derive(Clone)]
 pub struct HttpIdempotencyService<S> {
     inner: S,
-    settings: Arc<Settings>,
+    settings: Arc<RequestSettings>,
 }
 
 impl<S, B, R> Service<Request<B>> for HttpIdempotencyService<S>
@@ -375,7 +376,7 @@ where
     }
 }
 
-impl Settings {
+impl RequestSettings {
     async fn answer<S, B, R>(
         self: Arc<Self>,
         mut inner: S,
@@ -456,7 +457,7 @@ impl Settings {
         handler: impl Future<Output = Result<Response<R>, E>>,
     ) -> Result<StoredResponse, GivenUp> {
         let response = match handler.await {
-            Ok(response) if (self.results.are)(response.status(), response.headers()) => response,
+            Ok(response) if (self.results.is_result)(response.status(), response.headers()) => response,
             other => {
                 *first = Some(other.map(|response| response.map(HttpIdempotencyBody::from)));
                 return Err(GivenUp);

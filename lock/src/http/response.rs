@@ -39,19 +39,19 @@ const NOT_STORED: [HeaderName; 12] = [
     UPGRADE,
 ];
 
-type AreResults = dyn Fn(StatusCode, &HeaderMap) -> bool + Send + Sync;
+type IsResult = dyn Fn(StatusCode, &HeaderMap) -> bool + Send + Sync;
 
 /// Which responses are results, and what is stored of them.
 #[derive(Clone)]
-pub(super) struct Results {
-    pub(super) are: Arc<AreResults>,
+pub(super) struct ResultRule {
+    pub(super) is_result: Arc<IsResult>,
     /// The stored headers, or `None` for all but [`NOT_STORED`].
-    pub(super) headers: Option<Arc<[HeaderName]>>,
+    pub(super) stored_headers: Option<Arc<[HeaderName]>>,
 }
 
-impl Default for Results {
+impl Default for ResultRule {
     fn default() -> Self {
-        let are = |status: StatusCode, _: &HeaderMap| {
+        let is_result = |status: StatusCode, _: &HeaderMap| {
             (200..500).contains(&status.as_u16())
                 && ![
                     StatusCode::REQUEST_TIMEOUT,
@@ -61,15 +61,15 @@ impl Default for Results {
                 ]
                 .contains(&status)
         };
-        Self { are: Arc::new(are), headers: None }
+        Self { is_result: Arc::new(is_result), stored_headers: None }
     }
 }
 
-impl Results {
+impl ResultRule {
     /// Returns what is stored of a response, with `None` for a body that is too large.
     pub(super) fn stored(&self, status: StatusCode, headers: &HeaderMap, body: Option<Bytes>) -> StoredResponse {
         let of_connection = of_connection(headers);
-        let is_stored = |name: &HeaderName| match &self.headers {
+        let is_stored = |name: &HeaderName| match &self.stored_headers {
             _ if of_connection.contains(name) => false,
             Some(names) => names.contains(name),
             None => !NOT_STORED.contains(name),

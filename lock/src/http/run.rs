@@ -6,12 +6,15 @@ use aws_sdk_dynamodb::types::TransactWriteItem;
 use bytes::Bytes;
 use http::Response;
 
-use super::response::Results;
+use super::response::ResultRule;
 use crate::error::Error;
 use crate::idempotency::Run;
+use crate::lock::Lock;
 
-/// The run of a request, which `HttpIdempotencyLayer` puts into the request's extensions. Cheap to clone. A test of a
+/// The [`Run`] of a request, which `HttpIdempotencyLayer` puts into the request's extensions. Cheap to clone. A test of a
 /// handler sends its requests through the layer, on the engine `embedded`.
+///
+/// It is a type of its own, because only a response may complete it: a retry gets nothing else.
 ///
 /// ```
 /// # use aws_sdk_dynamodb::{Client, types::{Put, TransactWriteItem}};
@@ -34,15 +37,15 @@ use crate::idempotency::Run;
 #[derive(Clone)]
 pub struct HttpRun {
     pub(super) run: Run,
-    pub(super) results: Results,
+    pub(super) results: ResultRule,
 }
 
 impl HttpRun {
-    /// Returns the run, with its lock and fence. The lock is [not enforced](crate::Lock::is_enforced) for a request
-    /// without a key, and with locking [disabled](crate::LocksBuilder::enabled).
+    /// Returns the lock of the run, as [`Run::lock`] does. It is [not enforced](Lock::is_enforced) for a request without a
+    /// key, and with locking [disabled](crate::LocksBuilder::enabled).
     #[must_use]
-    pub fn run(&self) -> &Run {
-        &self.run
+    pub fn lock(&self) -> &Lock {
+        self.run.lock()
     }
 
     /// Returns the write that completes the record with this response, for the handler's own `TransactWriteItems`. The
@@ -57,7 +60,7 @@ impl HttpRun {
     /// [`Run::complete_in`] has the other cases, the cost, the IAM actions and the errors. Also fails with an error
     /// of kind [`Invalid`](crate::ErrorKind::Invalid) if the response is not a result.
     pub fn complete_in(&self, response: &Response<impl AsRef<[u8]>>) -> Result<TransactWriteItem, Error> {
-        if !(self.results.are)(response.status(), response.headers()) {
+        if !(self.results.is_result)(response.status(), response.headers()) {
             return Err(Error::invalid(format!(
                 "a response with status {} is not a result, so it cannot complete the run: return it instead",
                 response.status().as_u16()

@@ -9,7 +9,7 @@ use serde::de::DeserializeOwned;
 use super::error::HandlerError;
 use super::policy::{OnError, OnUnfinished, OnUnstorableResult};
 use super::run::Run;
-use super::settings::{Idempotency, Identity, Invocation, Settings};
+use super::settings::{Idempotency, Identity, Invocation, RecordSettings};
 use crate::clock::{millis, since_epoch};
 use crate::error::{Cause, ErrorKind};
 use crate::holder::{Data, Holder, HolderKind};
@@ -324,7 +324,7 @@ where
     }
 }
 
-impl<I, T, E> Settings<I, T, E> {
+impl<I, T, E> RecordSettings<I, T, E> {
     fn acquire(&self, kind: row::Kind, invocation: &Invocation) -> Acquire {
         let mut acquire = self.locks.acquire_kind(kind);
         if let Some(deadline) = invocation.deadline {

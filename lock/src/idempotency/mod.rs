@@ -16,7 +16,7 @@ pub use format::RecordFormat;
 #[cfg(feature = "http")]
 pub(crate) use format::{hex, is_missing};
 pub use policy::{OnError, OnMissingKey, OnUnfinished, OnUnstorableResult, StoredError};
-pub use run::{HandlerInput, Run, WithRun};
+pub use run::Run;
 pub use settings::Idempotency;
 #[cfg(feature = "lambda")]
 pub(crate) use settings::{Identity, Invocation};

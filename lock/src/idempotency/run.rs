@@ -1,6 +1,5 @@
 //! `Run`: a run in progress, as its handler sees it.
 
-use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -96,65 +95,5 @@ impl Run {
         let data = self.format.store(&to_json(result)?)?;
         check_data(&Data(data.clone()), MAX_DATA_BYTES).map_err(|error| error.to_string())?;
         Ok(data)
-    }
-}
-
-/// The input of an idempotent handler: the input itself, or [`WithRun`] to get the run as well.
-///
-/// This trait is sealed.
-pub trait HandlerInput<I>: sealed::Sealed<I> {
-    #[doc(hidden)]
-    fn under(input: I, run: &Run) -> Self;
-}
-
-impl<I> WithRun<I> {
-    /// Creates an input with a run, for testing a handler alone. [`Idempotency::run`](crate::Idempotency::run) provides
-    /// a run, also when locking is switched off.
-    #[must_use]
-    pub fn new(input: I, run: Run) -> Self {
-        Self { input, run }
-    }
-}
-
-impl<I> HandlerInput<I> for I {
-    fn under(input: I, _: &Run) -> Self {
-        input
-    }
-}
-
-impl<I> HandlerInput<I> for WithRun<I> {
-    fn under(input: I, run: &Run) -> Self {
-        Self::new(input, run.clone())
-    }
-}
-
-mod sealed {
-    pub trait Sealed<I> {}
-    impl<I> Sealed<I> for I {}
-    impl<I> Sealed<I> for super::WithRun<I> {}
-}
-
-/// An input and its run, for a handler that completes in its own transaction or needs the fence.
-///
-/// ```
-/// # use lambda_lock::WithRun;
-/// async fn handler(WithRun { input, run, .. }: WithRun<String>) -> Result<u64, std::io::Error> {
-///     // write(input, run.lock().fence()) …
-///     Ok(run.lock().fence())
-/// }
-/// ```
-#[derive(Clone)]
-#[non_exhaustive]
-pub struct WithRun<I> {
-    /// The input, such as a `LambdaEvent` or a message.
-    pub input: I,
-    /// The run.
-    pub run: Run,
-}
-
-/// Omits the input, which may be confidential.
-impl<I> fmt::Debug for WithRun<I> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("WithRun").field("run", &self.run).finish_non_exhaustive()
     }
 }

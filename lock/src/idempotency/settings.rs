@@ -32,13 +32,8 @@ use crate::lock::{self, Locks, Wait};
 ///
 /// A record is in progress until it is completed or released, or its lease ends. Under a middleware, the lease ends at the
 /// invocation's deadline. Elsewhere, [`until`](Self::until), [`lease`](Self::lease) or the lease of the [`Locks`] sets its
-/// end. The table shows what a retry gets after a crash or a timeout:
-///
-/// | the first run ended | before its side effect | during it | after it, before its result was stored |
-/// | --- | --- | --- | --- |
-/// | [`OnUnfinished::RunAgain`] (default) | runs after the lease | runs again: half-done work is repeated | runs again: the effect occurs twice |
-/// | [`OnUnfinished::Reject`] | rejected for the window: no effect | rejected for the window | rejected for the window: the effect occurred once |
-/// | with [`Run::complete_in`](crate::Run::complete_in) | runs after the lease | runs: the transaction left nothing | replayed: result and effect were committed together |
+/// end. [After a crash](crate::docs::idempotency#after-a-crash) shows what a retry gets then: another run by default, a
+/// refusal with [`OnUnfinished::Reject`], or the result with [`Run::complete_in`](crate::Run::complete_in).
 ///
 /// If the handler returns an error, [`on_error`](Self::on_error) decides. By default the record is released, and a retry
 /// runs at once. A panic, or cancellation at the end of the lease, releases the record like an error, or counts as a crash
@@ -72,10 +67,10 @@ use crate::lock::{self, Locks, Wait};
 /// # async fn charge(_: &Order) -> Result<Receipt, std::io::Error> { Ok(Receipt) }
 /// ```
 pub struct Idempotency<I, T, E> {
-    pub(super) settings: Arc<Settings<I, T, E>>,
+    pub(super) settings: Arc<RecordSettings<I, T, E>>,
 }
 
-pub(super) struct Settings<I, T, E> {
+pub(super) struct RecordSettings<I, T, E> {
     pub(super) locks: Locks,
     key: KeyOf<I>,
     on_missing_key: OnMissingKey,
@@ -117,7 +112,7 @@ impl<I, T, E> Idempotency<I, T, E> {
         key: impl Fn(&I) -> Option<K> + Send + Sync + 'static,
     ) -> Self {
         Self {
-            settings: Arc::new(Settings {
+            settings: Arc::new(RecordSettings {
                 locks,
                 key: Arc::new(move |input| key(input).map(Into::into)),
                 on_missing_key,
@@ -262,7 +257,7 @@ impl<I, T, E> Idempotency<I, T, E> {
         self.with(|settings| settings.per_tenant = true)
     }
 
-    fn with(mut self, set: impl FnOnce(&mut Settings<I, T, E>)) -> Self {
+    fn with(mut self, set: impl FnOnce(&mut RecordSettings<I, T, E>)) -> Self {
         set(Arc::make_mut(&mut self.settings));
         self
     }
@@ -275,7 +270,7 @@ impl<I, T, E> Idempotency<I, T, E> {
     /// Whether this invocation has no prefix, of any kind, although none was asked for.
     #[cfg(feature = "http")]
     pub(crate) fn lacks_prefix(&self, invocation: &Invocation) -> bool {
-        let Settings { prefix, locks, .. } = &*self.settings;
+        let RecordSettings { prefix, locks, .. } = &*self.settings;
         prefix.is_none() && invocation.function.is_empty() && locks.0.table.key_prefix.is_empty()
     }
 
@@ -301,7 +296,7 @@ impl<I, T, E> Idempotency<I, T, E> {
     }
 }
 
-impl<I, T, E> Settings<I, T, E> {
+impl<I, T, E> RecordSettings<I, T, E> {
     fn identity(&self, input: &I, invocation: &Invocation) -> Result<Option<Identity>, Error> {
         let Self { locks, format, prefix, .. } = self;
         if !locks.0.enabled {
@@ -375,7 +370,7 @@ impl<I, T, E> Clone for Idempotency<I, T, E> {
     }
 }
 
-impl<I, T, E> Clone for Settings<I, T, E> {
+impl<I, T, E> Clone for RecordSettings<I, T, E> {
     fn clone(&self) -> Self {
         Self {
             locks: self.locks.clone(),

@@ -8,10 +8,12 @@ use std::task::{Context as TaskContext, Poll};
 use lambda_runtime::LambdaEvent;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use tower::{Layer, Service};
+use tower_layer::Layer;
+use tower_service::Service;
 
+use super::handler_input::HandlerInput;
 use super::invocation::{check_not_durable, invocation_of};
-use crate::idempotency::{HandlerError, HandlerInput, Idempotency, NextStep};
+use crate::idempotency::{HandlerError, Idempotency, NextStep, Run};
 use crate::lock::record_refusal;
 use crate::panics;
 
@@ -152,7 +154,7 @@ impl<S, H, P, T, E> Service<LambdaEvent<P>> for IdempotencyService<S, H, P, T, E
 where
     S: Service<H, Response = T, Error = E> + Clone + Send + 'static,
     S::Future: Send,
-    H: HandlerInput<LambdaEvent<P>> + Send + 'static,
+    H: HandlerInput<Run, Input = LambdaEvent<P>> + Send + 'static,
     P: Send + 'static,
     T: Serialize + DeserializeOwned + Send + 'static,
     E: Send + 'static,
@@ -178,9 +180,7 @@ where
             let identity = idempotency.identify(&event, &invocation).map_err(HandlerError::Lock)?;
             match idempotency.begin(identity, &invocation).await? {
                 NextStep::Replay { key, record } => idempotency.replay(&record, &key),
-                NextStep::Run(run) => {
-                    idempotency.execute(&run, async { inner.call(H::under(event, &run)).await }).await
-                }
+                NextStep::Run(run) => idempotency.execute(&run, async { inner.call(H::with(event, &run)).await }).await,
             }
         })
     }

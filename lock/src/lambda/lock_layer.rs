@@ -8,10 +8,11 @@ use std::task::{Context as TaskContext, Poll};
 use std::time::Duration;
 
 use lambda_runtime::LambdaEvent;
-use tower::{Layer, Service};
+use tower_layer::Layer;
+use tower_service::Service;
 
+use super::handler_input::HandlerInput;
 use super::invocation::{check_not_durable, deadline, holder, is_held_by_attempt, key_of_tenant};
-use super::locked_event::HandlerEvent;
 use crate::error::{Error, ErrorKind};
 use crate::idempotency::HandlerError;
 use crate::lock::{Lock, Locks, Wait, hold, record_refusal};
@@ -22,7 +23,7 @@ use crate::text::printable;
 ///
 /// Put it around the handler, inside the runtime: `Runtime::new(layer.layer(service_fn(handler)))`, for `run` and
 /// `run_concurrent` alike. (`Runtime::layer` is the wrong place: it sees bytes, not events.) The handler keeps its
-/// signature. A handler that takes a [`LockedEvent`](crate::LockedEvent) instead of a `LambdaEvent` gets the lock as well.
+/// signature. A handler that takes a [`WithLock`](crate::WithLock) around the `LambdaEvent` gets the lock as well.
 ///
 /// | setting | default |
 /// | --- | --- |
@@ -95,13 +96,13 @@ use crate::text::printable;
 ///     Runtime::new(layer.layer(service_fn(report))).run().await
 /// }
 /// ```
-pub struct LockLayer<I: HandlerEvent, R> {
-    settings: Arc<Settings<I, R>>,
+pub struct LockLayer<H: HandlerInput<Arc<Lock>>, R> {
+    settings: Arc<LockSettings<H, R>>,
 }
 
-struct Settings<I: HandlerEvent, R> {
+struct LockSettings<H: HandlerInput<Arc<Lock>>, R> {
     locks: Locks,
-    key: KeyOf<I::Payload>,
+    key: KeyOf<H::Input>,
     lease: Option<Duration>,
     wait: Option<Wait>,
     at_most: Option<u32>,
@@ -109,17 +110,17 @@ struct Settings<I: HandlerEvent, R> {
     hold_at_least: Duration,
     on_held: Option<Answer<R>>,
     on_unavailable: OnUnavailable,
-    handler_event: PhantomData<fn(I)>,
+    handler_input: PhantomData<fn(H)>,
 }
 
 type Answer<R> = Arc<dyn Fn(&Error) -> R + Send + Sync>;
 
-type KeyFrom<P> = Arc<dyn Fn(&LambdaEvent<P>) -> String + Send + Sync>;
+type KeyFrom<I> = Arc<dyn Fn(&I) -> String + Send + Sync>;
 
-enum KeyOf<P> {
+enum KeyOf<I> {
     FunctionName,
     Fixed(String),
-    Event(KeyFrom<P>),
+    Event(KeyFrom<I>),
 }
 
 /// The policy for an invocation when DynamoDB cannot be reached or throttles, also after waiting. An error that waiting
@@ -127,8 +128,9 @@ enum KeyOf<P> {
 ///
 /// ```
 /// # use lambda_lock::lambda::OnUnavailable;
-/// # use lambda_lock::{LockLayer, LockedEvent, Locks};
-/// # fn example(locks: Locks) -> LockLayer<LockedEvent<()>, ()> {
+/// # use lambda_lock::{LockLayer, Locks};
+/// # use lambda_runtime::LambdaEvent;
+/// # fn example(locks: Locks) -> LockLayer<LambdaEvent<()>, ()> {
 /// LockLayer::new(locks).on_unavailable(OnUnavailable::RunUnlocked)
 /// # }
 /// ```
@@ -143,13 +145,13 @@ pub enum OnUnavailable {
     RunUnlocked,
 }
 
-impl<I: HandlerEvent, R> LockLayer<I, R> {
+impl<H: HandlerInput<Arc<Lock>>, R> LockLayer<H, R> {
     /// Creates a layer with the defaults above.
     #[must_use]
     pub fn new(locks: Locks) -> Self {
         panics::warn_if_they_abort();
         Self {
-            settings: Arc::new(Settings {
+            settings: Arc::new(LockSettings {
                 locks,
                 key: KeyOf::FunctionName,
                 lease: None,
@@ -159,7 +161,7 @@ impl<I: HandlerEvent, R> LockLayer<I, R> {
                 hold_at_least: Duration::ZERO,
                 on_held: None,
                 on_unavailable: OnUnavailable::Fail,
-                handler_event: PhantomData,
+                handler_input: PhantomData,
             }),
         }
     }
@@ -181,7 +183,7 @@ impl<I: HandlerEvent, R> LockLayer<I, R> {
     /// # }
     /// ```
     #[must_use]
-    pub fn key_from(self, key: impl Fn(&LambdaEvent<I::Payload>) -> String + Send + Sync + 'static) -> Self {
+    pub fn key_from(self, key: impl Fn(&H::Input) -> String + Send + Sync + 'static) -> Self {
         self.with(|settings| settings.key = KeyOf::Event(Arc::new(key)))
     }
 
@@ -279,17 +281,17 @@ impl<I: HandlerEvent, R> LockLayer<I, R> {
         self.with(|settings| settings.on_unavailable = policy)
     }
 
-    fn with(mut self, set: impl FnOnce(&mut Settings<I, R>)) -> Self {
+    fn with(mut self, set: impl FnOnce(&mut LockSettings<H, R>)) -> Self {
         set(Arc::make_mut(&mut self.settings));
         self
     }
 }
 
-impl<I: HandlerEvent, R> Settings<I, R> {
+impl<H: HandlerInput<Arc<Lock>>, R> LockSettings<H, R> {
     /// Acquires the lock for this event, or returns the answer or error for an invocation without it.
-    async fn acquire(&self, event: &LambdaEvent<I::Payload>) -> Result<Lock, Refused<R>>
+    async fn acquire<P: 'static>(&self, event: &LambdaEvent<P>) -> Result<Lock, Refused<R>>
     where
-        I::Payload: 'static,
+        H: HandlerInput<Arc<Lock>, Input = LambdaEvent<P>>,
     {
         let context = &event.context;
         check_not_durable(&event.payload, &self.locks).inspect_err(record_refusal).map_err(Refused::Error)?;
@@ -340,8 +342,8 @@ enum Refused<R> {
     Error(Error),
 }
 
-impl<S, I: HandlerEvent, R> Layer<S> for LockLayer<I, R> {
-    type Service = LockService<S, I, R>;
+impl<S, H: HandlerInput<Arc<Lock>>, R> Layer<S> for LockLayer<H, R> {
+    type Service = LockService<S, H, R>;
 
     fn layer(&self, inner: S) -> Self::Service {
         LockService { inner, settings: Arc::clone(&self.settings) }
@@ -352,18 +354,18 @@ impl<S, I: HandlerEvent, R> Layer<S> for LockLayer<I, R> {
 ///
 /// The handler is cloned for each event, because the lock is acquired after the handler is ready and before it is called.
 /// A function or closure in `service_fn` is `Clone` if its captures are.
-pub struct LockService<S, I: HandlerEvent, R> {
+pub struct LockService<S, H: HandlerInput<Arc<Lock>>, R> {
     inner: S,
-    settings: Arc<Settings<I, R>>,
+    settings: Arc<LockSettings<H, R>>,
 }
 
-impl<S, I, R> Service<LambdaEvent<I::Payload>> for LockService<S, I, R>
+impl<S, H, P, R> Service<LambdaEvent<P>> for LockService<S, H, R>
 where
-    S: Service<I, Response = R> + Clone + Send + 'static,
+    S: Service<H, Response = R> + Clone + Send + 'static,
     S::Future: Send,
     S::Error: Send,
-    I: HandlerEvent + Send,
-    I::Payload: Send + Sync + 'static,
+    H: HandlerInput<Arc<Lock>, Input = LambdaEvent<P>> + Send + 'static,
+    P: Send + Sync + 'static,
     R: Send + 'static,
 {
     type Response = R;
@@ -374,7 +376,7 @@ where
         self.inner.poll_ready(context).map_err(HandlerError::Handler)
     }
 
-    fn call(&mut self, event: LambdaEvent<I::Payload>) -> Self::Future {
+    fn call(&mut self, event: LambdaEvent<P>) -> Self::Future {
         // The instance that was polled ready is the one to call.
         let clone = self.inner.clone();
         let mut inner = std::mem::replace(&mut self.inner, clone);
@@ -385,9 +387,9 @@ where
                 Err(Refused::Answer(answer)) => return Ok(answer),
                 Err(Refused::Error(error)) => return Err(HandlerError::Lock(error)),
             };
-            let event = I::locked(event, &lock);
+            let input = H::with(event, &lock);
             let work = async {
-                let result = inner.call(event).await;
+                let result = inner.call(input).await;
                 if result.is_err() {
                     lock.clear_hold_at_least();
                 }
@@ -402,7 +404,7 @@ where
 }
 
 // By hand, because a derive would require the event and the response to be `Clone` and `Debug`.
-impl<I: HandlerEvent, R> Clone for Settings<I, R> {
+impl<H: HandlerInput<Arc<Lock>>, R> Clone for LockSettings<H, R> {
     fn clone(&self) -> Self {
         Self {
             locks: self.locks.clone(),
@@ -417,25 +419,25 @@ impl<I: HandlerEvent, R> Clone for Settings<I, R> {
     }
 }
 
-impl<I: HandlerEvent, R> Clone for LockLayer<I, R> {
+impl<H: HandlerInput<Arc<Lock>>, R> Clone for LockLayer<H, R> {
     fn clone(&self) -> Self {
         Self { settings: Arc::clone(&self.settings) }
     }
 }
 
-impl<S: Clone, I: HandlerEvent, R> Clone for LockService<S, I, R> {
+impl<S: Clone, H: HandlerInput<Arc<Lock>>, R> Clone for LockService<S, H, R> {
     fn clone(&self) -> Self {
         Self { inner: self.inner.clone(), settings: Arc::clone(&self.settings) }
     }
 }
 
-impl<I: HandlerEvent, R> fmt::Debug for LockLayer<I, R> {
+impl<H: HandlerInput<Arc<Lock>>, R> fmt::Debug for LockLayer<H, R> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("LockLayer").field("locks", &self.settings.locks).finish_non_exhaustive()
     }
 }
 
-impl<S: fmt::Debug, I: HandlerEvent, R> fmt::Debug for LockService<S, I, R> {
+impl<S: fmt::Debug, H: HandlerInput<Arc<Lock>>, R> fmt::Debug for LockService<S, H, R> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("LockService").field("inner", &self.inner).finish_non_exhaustive()
     }

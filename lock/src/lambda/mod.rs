@@ -3,17 +3,18 @@
 
 mod batch;
 mod diagnostic;
+mod handler_input;
 mod idempotency_layer;
 mod invocation;
 mod lock_layer;
-mod locked_event;
 mod sqs;
 #[cfg(feature = "streams")]
 pub(crate) mod streams;
 
+pub use batch::{Consumer, ConsumerService, Source};
+pub use handler_input::{HandlerInput, WithLock, WithRun};
 pub use idempotency_layer::{IdempotencyLayer, IdempotencyService};
 #[cfg(feature = "http")]
 pub(crate) use invocation::invocation_of;
 pub use lock_layer::{LockLayer, LockService, OnUnavailable};
-pub use locked_event::{HandlerEvent, LockedEvent};
-pub use sqs::{SqsConsumer, SqsConsumerService, SqsMessage};
+pub use sqs::{SqsConsumer, SqsMessage, SqsSource};

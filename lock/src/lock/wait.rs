@@ -44,16 +44,9 @@ enum Order {
 impl Wait {
     /// Waits in turn, for up to 10 s.
     ///
-    /// Waiters take turns in the order of arrival. A refused waiter takes a place in the key's queue. It computes from its
-    /// place and from the time of recent holds when its turn comes, and asks then. A place is a hint: whether an acquire
-    /// succeeds depends only on its condition, and the order is not guaranteed. [Concepts](crate::docs::concepts#wait)
-    /// describes who asks when.
-    ///
-    /// A place costs one `UpdateItem` (IAM action `dynamodb:UpdateItem`), and does not count as an attempt. A waiter sends
-    /// about six requests, from its first attempt to its release. If a hold takes much longer than recent ones, or none is
-    /// known, the delays grow with the age of the hold. A delay is at most 5 s. It ends with the holder's lease at the
-    /// latest, or later by the turns of the waiters ahead. If a request is throttled or not answered, the next delay is that
-    /// of [`Backoff::new`].
+    /// Waiters take turns in the order of arrival, which is not guaranteed. [Waiting](crate::docs::waiting) describes who asks
+    /// when. A place in the queue costs one `UpdateItem` (IAM action `dynamodb:UpdateItem`), and does not count as an
+    /// attempt.
     ///
     /// Several keys ([`Locks::acquire_all`](crate::Locks::acquire_all)) and a [semaphore](crate::Semaphore) have no queue:
     /// their waiters use the delays of [`Backoff::new`].

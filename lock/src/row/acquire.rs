@@ -1,127 +1,17 @@
 //! The acquire: an attempt that takes what is free.
 
-use std::time::Duration;
-
-use aws_sdk_dynamodb::types::AttributeValue;
 use tokio::time::timeout;
 
-use super::expression::{Path, Update, value};
+use super::claim::{Claim, Claimed};
 use super::kind::Acquisition;
 use super::names::FENCE;
 use super::table::Table;
 use super::write::Answer;
 use crate::client::SdkAttempts;
-use crate::clock::{Lease, Moment};
 use crate::error::{Cause, Error};
-use crate::holder::{Data, Holder};
-use crate::limits::{REQUEST_TIMEOUT, time_to_ask};
-use crate::queue::HoldTime;
 
 /// How often an attempt is adapted to rows that others change meanwhile.
 const TRIES: u32 = 4;
-
-/// One attempt to acquire.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Claim<'a> {
-    pub(crate) holder: &'a str,
-    pub(crate) now: Moment,
-    pub(crate) lease: Lease,
-    pub(crate) data: Option<&'a Data>,
-    pub(crate) attributes: &'a [(String, AttributeValue)],
-    pub(crate) rank: Rank,
-}
-
-/// The rank of an attempt among the waiters: to whom it leaves a free key, and whose turn it serves.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Rank {
-    pub(crate) leaves_to: LeavesTo,
-    /// The place in the queue that is served if this attempt succeeds.
-    pub(crate) place: Option<u64>,
-}
-
-/// To whom an attempt leaves a key that was released less than a moment ago. A key that is still free after that moment
-/// goes to anyone who asks.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) enum LeavesTo {
-    #[default]
-    Nobody,
-    /// To all waiters that have a place.
-    Queue { moment: Duration },
-    /// To the waiters ahead of this place.
-    Ahead { place: u64, moment: Duration },
-}
-
-impl Rank {
-    /// Returns `true` if a free key may refuse the attempt.
-    pub(crate) fn is_conditional(&self) -> bool {
-        self.place.is_some() || !matches!(self.leaves_to, LeavesTo::Nobody)
-    }
-}
-
-/// The answer to an attempt to acquire.
-#[derive(Debug)]
-pub(crate) enum Claimed {
-    Granted {
-        /// In the order of the keys.
-        fences: Vec<u64>,
-        data: Option<Data>,
-        /// The last holder, if it did not release the key: its lease ended, or it is an earlier acquire of the same
-        /// identity.
-        taken_from: Option<Box<Holder>>,
-        hold_time: Option<HoldTime>,
-    },
-    /// An earlier attempt of this owner was applied, and its answer was lost.
-    Already {
-        /// Empty if the owner has lost a key since.
-        fences: Vec<u64>,
-        data: Option<Data>,
-        /// The end of the lease, as in [`Lease::end`].
-        end: u64,
-        hold_time: Option<HoldTime>,
-    },
-    /// The work was done before: this record has its result.
-    Completed(Box<Holder>),
-}
-
-impl Claimed {
-    /// An earlier attempt was applied, and the owner has lost a key since.
-    pub(super) fn lost() -> Self {
-        Self::Already { fences: Vec::new(), data: None, end: 0, hold_time: None }
-    }
-}
-
-impl Claim<'_> {
-    /// Sets the caller's data and attributes.
-    pub(super) fn with_extras(&self, update: Update) -> Update {
-        let update = update.set_data(self.data);
-        self.attributes.iter().enumerate().fold(update, |update, (index, (name, attribute))| {
-            update.set(Path::named(format!("extra{index}"), name.clone()), value("extra", attribute.clone()))
-        })
-    }
-
-    /// Returns the fence that follows that of a row as it was before. The fence of a new row starts at the clock in
-    /// microseconds, so that a deletion of the row does not set it back.
-    pub(super) fn fence_after(&self, before: Option<u64>) -> u64 {
-        before.unwrap_or_else(|| self.micros()).saturating_add(1)
-    }
-
-    pub(super) fn micros(&self) -> u64 {
-        u64::try_from(self.now.wall.as_micros()).unwrap_or(u64::MAX)
-    }
-
-    /// Returns how long the request may take. An answer after the lease is useless, and so is one that leaves no time to
-    /// answer Lambda.
-    fn time_limit(&self) -> Duration {
-        REQUEST_TIMEOUT.min(time_to_ask(self.lease.deadline.remaining(self.now)))
-    }
-
-    /// Returns `true` if this error says that the fence in the row cannot be incremented.
-    fn has_endless_fence(&self, error: &Error) -> bool {
-        // "Attempting to store more than 38 significant digits in a Number", or "DynamoDB only supports precision up to
-        // 38 digits" from DynamoDB Local. Only the new fence and the user's attributes can have so many digits.
-        self.attributes.is_empty() && error.source_message().is_some_and(|message| message.contains("digits"))
-    }
-}
 
 impl Table {
     /// Takes what is free. One request; up to four while others change the rows, to replace permits that have ended, or

@@ -5,45 +5,19 @@ use std::time::Duration;
 use aws_sdk_dynamodb::types::ConditionCheck;
 
 use super::expression::{Attribute as _, Condition, Update, count};
-use super::kind::{Acquisition, Field, Own, Trace};
+use super::kind::Acquisition;
 use super::names::EXPIRATION;
 use super::read::Row;
-use super::table::{Item, Table};
-use super::write::{Answer, in_time, send};
+use super::rules::{Field, Own, Release, TRIES, Trace};
+use super::table::{Item, Table, in_time};
+use super::write::{Answer, send};
 use crate::client::SdkAttempts;
 use crate::clock::{Lease, Moment};
 use crate::error::{Cause, Error};
 use crate::holder::{Data, Holder};
-use crate::queue::HoldTime;
-
-/// How often a request looks again at a row that changed meanwhile.
-pub(super) const TRIES: u32 = 3;
 
 /// How long a release waits for the removal of what is no longer needed.
 const TIDYING_TIMEOUT: Duration = Duration::from_millis(200);
-
-/// A release.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Release<'a> {
-    /// Larger than the number of every earlier request of this owner.
-    pub(crate) sequence: u64,
-    pub(crate) now: Moment,
-    /// When the key was acquired, in whole milliseconds.
-    pub(crate) acquired_at: Duration,
-    /// Until when the key stays held after the release.
-    pub(crate) hold_until: Option<Duration>,
-    /// What the hold time for waiters follows from, if the hold is known.
-    pub(crate) hold: Option<Hold>,
-    pub(crate) data: Option<&'a Data>,
-}
-
-/// A hold that ends with a release.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Hold {
-    pub(crate) since: Duration,
-    /// How long the holds before this one took.
-    pub(crate) before: Option<HoldTime>,
-}
 
 /// The effect of a renewal.
 #[derive(Debug)]

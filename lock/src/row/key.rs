@@ -5,10 +5,8 @@ use std::time::Duration;
 
 use aws_sdk_dynamodb::types::ReturnValue;
 
-use super::acquire::{Claim, Claimed, LeavesTo};
+use super::claim::{Claim, Claimed, LeavesTo};
 use super::expression::{Attribute as _, Condition, Path, To, Update, all, any, count, hold_number, not, text, value};
-use super::hold::{Hold, Release};
-use super::kind::{Field, Own, Rules, Trace};
 use super::names::{
     ACQUIRED_AT, COMPLETED, DATA, EXPIRATION, FENCE, HEAD, HOLD, HOLD_DEVIATION, HOLDER, IN_PROGRESS, LEASE_END,
     MAX_FENCE, OWNER, RELEASED, RESUMED, SEQUENCE, STATUS, TAIL, TAIL_UNTIL, WITHDRAWN,
@@ -16,6 +14,7 @@ use super::names::{
 use super::read::{Row, Unreadable, number_at};
 #[cfg(feature = "idempotency")]
 use super::record::RecordClaim;
+use super::rules::{Field, Hold, Own, Release, Rules, Trace};
 use super::table::{Item, Table};
 use super::write::{Refused, Write};
 use crate::clock::{Moment, millis, seconds_up};
@@ -170,8 +169,24 @@ impl Rules for Key {
         Err(Error::new(Cause::Held(holder), &table.name, key))
     }
 
+    fn at(&self, _owner: &str, field: Field) -> Path {
+        at(field)
+    }
+
+    fn is_held(&self, owner: &str, now: u64) -> Condition {
+        is_held(owner, now)
+    }
+
+    fn trace(&self, row: Option<&Row>, owner: &str, now: Moment) -> Trace {
+        trace(row, owner, now)
+    }
+
     fn release(&self, table: &Table, key: &str, owner: &str, release: &Release<'_>, _is_first: bool) -> Update {
         self::release(table, key, owner, release)
+    }
+
+    fn withdrawal(&self, table: &Table, key: &str, owner: &str, row: Option<&Row>, now: Moment) -> Option<Update> {
+        withdrawal(table, key, owner, row, now)
     }
 }
 

@@ -2,13 +2,15 @@
 //!
 //! The rows are those of [keys](super::key). A transaction returns no values, so an acquire proposes the fences.
 
-use super::acquire::{Claim, Claimed};
-use super::expression::{Attribute as _, Update, any, count};
-use super::key::{can_be_taken, is_free, is_over, take};
-use super::kind::Rules;
+use super::claim::{Claim, Claimed};
+use super::expression::{Attribute as _, Condition, Path, Update, any, count};
+use super::key::{self, can_be_taken, is_free, is_over, take};
 use super::names::{FENCE, MAX_FENCE};
+use super::read::Row;
+use super::rules::{Field, Release, Rules, Trace};
 use super::table::{Item, Table};
 use super::write::{Refused, Write};
+use crate::clock::Moment;
 use crate::error::{Cause, Error};
 use crate::limits::check_keys;
 
@@ -104,5 +106,26 @@ impl Rules for Keys {
             (Some(_), _) => Ok(Some(Claimed::lost())),
             (None, _) => Err(Error::held_by(held, &table.name)),
         }
+    }
+
+    fn at(&self, _owner: &str, field: Field) -> Path {
+        key::at(field)
+    }
+
+    fn is_held(&self, owner: &str, now: u64) -> Condition {
+        key::is_held(owner, now)
+    }
+
+    fn trace(&self, row: Option<&Row>, owner: &str, now: Moment) -> Trace {
+        key::trace(row, owner, now)
+    }
+
+    /// The hold times before are unknown, because a transaction returns no rows.
+    fn release(&self, table: &Table, key: &str, owner: &str, release: &Release<'_>, _is_first: bool) -> Update {
+        key::release(table, key, owner, &Release { hold: None, ..*release })
+    }
+
+    fn withdrawal(&self, table: &Table, key: &str, owner: &str, row: Option<&Row>, now: Moment) -> Option<Update> {
+        key::withdrawal(table, key, owner, row, now)
     }
 }

@@ -1,26 +1,23 @@
-//! The kinds of rows: what an acquire can claim, and the rules of each. This is the only place that tells the kinds apart.
+//! The kinds of rows: what an acquire can claim. This is the only place that tells the kinds apart.
 //!
-//! A kind is one file, which implements [`Rules`]. The requests are those of [`acquire`](super::acquire),
-//! [`hold`](super::hold) and [`ticket`](super::ticket), for all kinds.
+//! A kind is one file, which implements [`Rules`]. The requests are the same for all kinds.
 
 use std::time::Duration;
 
-use super::acquire::{Claim, Claimed};
-use super::expression::{Condition, Path, Update};
-use super::hold::Release;
-use super::key::{self, Key};
+use super::expression::Update;
+use super::key::Key;
 use super::keys::Keys;
 use super::permit::Permit;
-use super::read::Row;
 #[cfg(feature = "idempotency")]
 use super::record::RecordClaim;
-use super::table::{Item, Table};
-use super::write::{Refused, Write};
+use super::rules::Rules;
+use super::table::Table;
+use super::write::Write;
 use crate::client::SdkAttempts;
-use crate::clock::Moment;
+use crate::clock::{Deadline, Lease, Moment, millis_up, seconds_up};
 use crate::error::{Cause, Error};
-use crate::holder::{Data, Holder};
-use crate::limits::{DAY, MAX_DATA_BYTES, MIN_LEASE, check_data, check_duration};
+use crate::holder::Data;
+use crate::limits::{DAY, MIN_LEASE, check_data, check_duration};
 
 /// What an acquire claims.
 #[derive(Clone, Debug)]
@@ -167,149 +164,13 @@ impl Acquisition {
     }
 }
 
-/// What an owner has in a row.
-#[derive(Clone, Copy, Debug)]
-pub(super) enum Field {
-    /// The end of the lease.
-    LeaseEnd,
-    /// The number of the last request.
-    Sequence,
-    Fence,
-    /// The nonce of the last resumption.
-    Resumed,
-}
-
-/// What a row says about an owner.
-#[derive(Debug)]
-pub(super) enum Trace {
-    /// The row has the acquisition.
-    Own(Own),
-    /// It has not, or no longer.
-    Other {
-        /// Who has it, or who took it from this owner.
-        holder: Option<Box<Holder>>,
-        /// The row shows that this owner has released it.
-        is_released: bool,
-    },
-    /// The row is there, and never keeps more than a trace for some time.
-    Gone,
-    /// There is no row.
-    NoRow,
-}
-
-/// An acquisition in its row.
-#[derive(Debug, Default)]
-pub(super) struct Own {
-    pub(super) fence: Option<u64>,
-    /// The end of the lease, in milliseconds since the epoch.
-    pub(super) end: u64,
-    pub(super) sequence: Option<u64>,
-    pub(super) is_released: bool,
-    pub(super) resumed: Option<String>,
-    pub(super) acquired_at: Option<u64>,
-    /// The record that this owner has completed.
-    pub(super) completed: Option<Box<Holder>>,
-}
-
-impl Trace {
-    /// Returns the acquisition if it was not released.
-    pub(super) fn held(&self) -> Option<&Own> {
-        match self {
-            Self::Own(own) if !own.is_released => Some(own),
-            _ => None,
-        }
+impl Table {
+    /// Returns the lease that ends at this deadline, for an acquire or a renewal at this moment. With the lease before it,
+    /// TTL does not delete the row earlier than it would have.
+    pub(crate) fn lease(&self, kind: &Kind, now: Moment, deadline: Deadline, before: Option<Lease>) -> Lease {
+        let end = deadline.wall().saturating_add(self.clock_skew);
+        let expiration = seconds_up(kind.rules().kept_until(self, now, end));
+        let expiration = expiration.max(before.map_or(0, |lease| lease.expiration));
+        Lease { deadline, end: millis_up(end), expiration }
     }
-
-    pub(super) fn into_holder(self) -> Option<Holder> {
-        match self {
-            Self::Other { holder, .. } => holder.map(|holder| *holder),
-            Self::Own(_) | Self::Gone | Self::NoRow => None,
-        }
-    }
-}
-
-/// The rules of a kind. By default, they are those of a row that one owner has at a time.
-pub(super) trait Rules: Send + Sync {
-    fn keys(&self) -> &[String];
-
-    fn check(&self, key_prefix: &str, has_identity: bool) -> Result<(), Error>;
-
-    fn longest_lease(&self) -> Duration {
-        DAY
-    }
-
-    fn longest_data(&self) -> usize {
-        MAX_DATA_BYTES
-    }
-
-    fn has_queue(&self) -> bool {
-        false
-    }
-
-    fn takes_place(&self) -> bool {
-        self.has_queue()
-    }
-
-    /// Returns the earliest time at which TTL may delete the row of a lease with this end.
-    fn kept_until(&self, table: &Table, _now: Moment, end: Duration) -> Duration {
-        table.kept_after(end)
-    }
-
-    /// Puts the updates of all keys together.
-    fn write(&self, updates: Vec<Update>) -> Write {
-        Write::all(updates)
-    }
-
-    /// Builds one attempt to acquire.
-    fn claim(&mut self, table: &Table, owner: &str, claim: &Claim<'_>) -> Write;
-
-    /// Reads the answer to an attempt that was applied. The row is as it was before.
-    fn granted(&mut self, table: &Table, claim: &Claim<'_>, before: Item) -> Result<Claimed, Error>;
-
-    /// Reads a refusal. Returns `None` if another attempt can succeed at once.
-    fn denied(
-        &mut self,
-        table: &Table,
-        owner: &str,
-        claim: &Claim<'_>,
-        refused: Refused,
-    ) -> Result<Option<Claimed>, Error>;
-
-    /// Returns where the row has this field of the owner.
-    fn at(&self, _owner: &str, field: Field) -> Path {
-        key::at(field)
-    }
-
-    /// Returns the condition that this owner has the row, and that its lease ends after `now`.
-    fn is_held(&self, owner: &str, now: u64) -> Condition {
-        key::is_held(owner, now)
-    }
-
-    fn trace(&self, row: Option<&Row>, owner: &str, now: Moment) -> Trace {
-        key::trace(row, owner, now)
-    }
-
-    /// Builds the release of one key. `is_first` is `false` if this row refused it before and the [`release can
-    /// adapt`](Self::adapts).
-    fn release(&self, table: &Table, key: &str, owner: &str, release: &Release<'_>, _is_first: bool) -> Update {
-        key::release(table, key, owner, &Release { hold: None, ..*release })
-    }
-
-    /// Returns `true` if another release can succeed that does less for others.
-    fn adapts(&self, _trace: &Trace, _release: &Release<'_>) -> bool {
-        false
-    }
-
-    /// Builds a request that removes what is no longer needed from the row as a release has left it.
-    fn tidied(&self, _row: Item, _key: &str, _now: Moment) -> Option<Update> {
-        None
-    }
-
-    /// Builds the update that makes this row refuse a late acquire of the owner. Returns `None` if it does already.
-    fn withdrawal(&self, table: &Table, key: &str, owner: &str, row: Option<&Row>, now: Moment) -> Option<Update> {
-        key::withdrawal(table, key, owner, row, now)
-    }
-
-    /// Takes over what a resumption has read.
-    fn resumed(&mut self, _row: Row) {}
 }

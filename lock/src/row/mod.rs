@@ -6,12 +6,13 @@
 //!
 //! | file | what it has |
 //! | --- | --- |
-//! | [`acquire`], [`hold`], [`ticket`] | the requests of an owner, for all kinds |
-//! | [`kind`] | what a kind says about its rows ([`Rules`](kind::Rules)), and which kinds there are |
-//! | [`key`], [`keys`], [`permit`], [`record`] | the kinds |
-//! | [`join`], [`force`], [`probe`] | requests of others: waiters, operators, checks |
-//! | [`expression`], [`write`] | how a request is built and sent |
-//! | [`read`], [`semaphore`], [`attribute`], [`names`] | how a row is read |
+//! | `names`, `attribute`, `semaphore`, `read` | how a row is read |
+//! | `expression`, `table`, `write` | how a request is built and sent |
+//! | `claim`, `rules` | what a kind says about its rows |
+//! | `record`, `key`, `keys`, `permit` | the kinds |
+//! | `kind` | which kinds there are: the one place that tells them apart |
+//! | `acquire`, `hold`, `ticket` | the requests of an owner, the same for all kinds |
+//! | `join`, `force`, `probe` | the requests of waiters, operators and checks |
 //!
 //! The times of a lock's row, by the clock of each reader:
 //!
@@ -30,6 +31,7 @@
 
 mod acquire;
 mod attribute;
+mod claim;
 mod expression;
 mod force;
 mod hold;
@@ -43,13 +45,14 @@ mod probe;
 mod read;
 #[cfg(feature = "idempotency")]
 mod record;
+mod rules;
 mod semaphore;
 mod table;
 mod ticket;
 mod write;
 
-pub(crate) use acquire::{Claim, Claimed, LeavesTo, Rank};
-pub(crate) use hold::{Hold, Release, Released, Renewed};
+pub(crate) use claim::{Claim, Claimed, LeavesTo, Rank};
+pub(crate) use hold::{Released, Renewed};
 pub(crate) use join::Joined;
 pub(crate) use kind::{Acquisition, Kind};
 pub(crate) use names::{DEFAULT_PARTITION_KEY, EXPIRATION, is_reserved};
@@ -57,6 +60,6 @@ pub(crate) use probe::probe_key;
 pub(crate) use read::{Cursor, Page};
 #[cfg(feature = "idempotency")]
 pub(crate) use record::{Completed, Outcome, RecordClaim};
-pub(crate) use table::Table;
+pub(crate) use rules::{Hold, Release};
+pub(crate) use table::{Table, in_time};
 pub(crate) use ticket::{Handover, Resumed};
-pub(crate) use write::in_time;

@@ -14,18 +14,17 @@ use std::time::Duration;
 
 use aws_sdk_dynamodb::types::{AttributeValue, ReturnValue};
 
-use super::acquire::{Claim, Claimed};
+use super::claim::{Claim, Claimed};
 use super::expression::{
     Attribute as _, Condition, Path, To, Update, all, any, count, not, number, string, text, value,
 };
-use super::hold::{Release, TRIES};
 use super::key::fence_can_grow;
-use super::kind::{Field, Own, Rules, Trace};
 use super::names::{
     DATA, EXPIRATION, FENCE, MAX_FENCE, PERMIT_FENCE_PREFIX, PERMIT_PREFIX, PERMITS, SEMAPHORE, STATUS, permit,
     tombstone,
 };
 use super::read::{Row, number_at};
+use super::rules::{Field, Own, Release, Rules, TRIES, Trace};
 use super::semaphore::{self, Semaphore, Tombstone};
 use super::table::{Item, Table};
 use super::write::{Answer, Refused, Write};

@@ -8,8 +8,8 @@ use aws_sdk_dynamodb::operation::update_item::builders::UpdateItemFluentBuilder;
 use aws_sdk_dynamodb::types::{ReturnValue, TransactWriteItem};
 
 use super::expression::{Attribute as _, Condition, Update, all};
-use super::table::Table;
-use super::write::{in_time, send};
+use super::table::{Table, in_time};
+use super::write::send;
 use crate::error::Error;
 use crate::random;
 

@@ -15,8 +15,7 @@ use super::names::{
     TAIL_UNTIL, VALIDATION,
 };
 use super::semaphore::Semaphore;
-use super::table::{Item, Table};
-use super::write::in_time;
+use super::table::{Item, Table, in_time};
 use crate::clock::Moment;
 use crate::error::{Cause, Error, ErrorKind};
 use crate::holder::{Data, Holder, HolderKind};

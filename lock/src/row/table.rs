@@ -5,11 +5,12 @@ use std::fmt;
 use std::time::Duration;
 
 use aws_sdk_dynamodb::Client;
+use aws_sdk_dynamodb::error::SdkError;
 use aws_sdk_dynamodb::types::AttributeValue;
+use tokio::time::timeout;
 
 use super::expression::{Path, string};
-use super::kind::Kind;
-use crate::clock::{Deadline, Lease, Moment, millis_up, seconds_up};
+use crate::clock::{Lease, Moment, seconds_up};
 use crate::error::{Cause, Error};
 use crate::random;
 
@@ -72,15 +73,6 @@ impl Table {
         end.saturating_add(self.retention)
     }
 
-    /// Returns the lease that ends at this deadline, for an acquire or a renewal at this moment. With the lease before it,
-    /// TTL does not delete the row earlier than it would have.
-    pub(crate) fn lease(&self, kind: &Kind, now: Moment, deadline: Deadline, before: Option<Lease>) -> Lease {
-        let end = deadline.wall().saturating_add(self.clock_skew);
-        let expiration = seconds_up(kind.rules().kept_until(self, now, end));
-        let expiration = expiration.max(before.map_or(0, |lease| lease.expiration));
-        Lease { deadline, end: millis_up(end), expiration }
-    }
-
     /// Returns the lease with the end that a row stores, as a holder on this host counts it from now on. The deadline is
     /// before that end by the clock skew: a host that sees the end pass is ahead of this one by no more than the skew.
     pub(crate) fn stored_lease(&self, end: u64, now: Moment) -> Lease {
@@ -88,4 +80,15 @@ impl Table {
         let left = stored.saturating_sub(self.clock_skew).saturating_sub(now.wall);
         Lease { deadline: now.deadline_after(left), end, expiration: seconds_up(self.kept_after(stored)) }
     }
+}
+
+/// Limits the time of a request. Without a limit, the SDK can wait forever for an answer on a dead connection. The
+/// future of an SDK request is large, so the caller boxes it.
+#[expect(clippy::result_large_err, reason = "this is the SDK's error")]
+pub(crate) fn in_time<T, E>(
+    limit: Duration,
+    request: impl Future<Output = Result<T, SdkError<E>>> + Unpin,
+) -> impl Future<Output = Result<T, SdkError<E>>> {
+    let answer = timeout(limit, request);
+    async { answer.await.unwrap_or_else(|elapsed| Err(SdkError::timeout_error(elapsed))) }
 }

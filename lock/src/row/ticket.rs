@@ -8,10 +8,10 @@ use std::time::Duration;
 use aws_sdk_dynamodb::types::ReturnValue;
 
 use super::expression::{Attribute as _, Condition, Update, count, text};
-use super::hold::{Release, TRIES};
-use super::kind::{Acquisition, Field, Own, Trace};
+use super::kind::Acquisition;
 use super::names::EXPIRATION;
 use super::read::Row;
+use super::rules::{Field, Own, Release, TRIES, Trace};
 use super::table::Table;
 use super::write::Answer;
 use crate::client::SdkAttempts;

@@ -276,17 +276,6 @@ fn is_unreadable(error: &SdkError<UpdateItemError>) -> bool {
     context.err().code().is_none() && answer.windows(CODE.len()).any(|text| text == CODE)
 }
 
-/// Limits the time of a request. Without a limit, the SDK can wait forever for an answer on a dead connection. The
-/// future of an SDK request is large, so the caller boxes it.
-#[expect(clippy::result_large_err, reason = "this is the SDK's error")]
-pub(crate) fn in_time<T, E>(
-    limit: Duration,
-    request: impl Future<Output = Result<T, SdkError<E>>> + Unpin,
-) -> impl Future<Output = Result<T, SdkError<E>>> {
-    let answer = timeout(limit, request);
-    async { answer.await.unwrap_or_else(|elapsed| Err(SdkError::timeout_error(elapsed))) }
-}
-
 type Sent = BoxFuture<'static, Result<UpdateItemOutput, SdkError<UpdateItemError>>>;
 
 /// Sends an update, and records which of the SDK's attempts were answered. The type of the future is hidden: otherwise every

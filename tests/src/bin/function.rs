@@ -11,7 +11,7 @@ use std::io;
 use std::time::Duration;
 
 use lambda_example::release_at_shutdown;
-use lambda_lock::{LockLayer, LockedEvent, Locks};
+use lambda_lock::{LockLayer, Locks, WithLock};
 use lambda_lock_tests::World;
 use lambda_runtime::{Diagnostic, Error, LambdaEvent, Runtime};
 use serde_json::{Value, json};
@@ -49,8 +49,8 @@ fn text(event: &LambdaEvent<Value>, field: &str) -> String {
     event.payload[field].as_str().unwrap_or_default().to_owned()
 }
 
-async fn handler(event: LockedEvent<Value>) -> Result<Value, OutOfPaper> {
-    let LockedEvent { payload, lock, .. } = event;
+async fn handler(WithLock { input, lock, .. }: WithLock<LambdaEvent<Value>>) -> Result<Value, OutOfPaper> {
+    let payload = input.payload;
     match payload["do"].as_str() {
         Some("return") => {}
         Some("wait") => wait_at(payload["at"].as_str().unwrap_or_default()).await.expect("the place to wait at"),

@@ -24,7 +24,7 @@ fn router(locks: &Locks, runs: &Counter) -> Router {
         .route("/orders", post(async move |body: String| (StatusCode::CREATED, format!("{} {body}", place.count()))))
         .route("/orders/{id}", post(async move |Path(id): Path<String>| format!("{} {id}", change.count())))
         .route("/orders", get(async move || read.count().to_string()))
-        .route("/fence", post(async |Extension(run): Extension<HttpRun>| run.run().lock().fence().to_string()))
+        .route("/fence", post(async |Extension(run): Extension<HttpRun>| run.lock().fence().to_string()))
         .layer(layer(locks))
 }
 

@@ -133,7 +133,7 @@ async fn a_response_that_is_no_result_cannot_complete_a_run() {
 async fn a_run_has_the_fence_of_its_record() {
     let (world, host, locks) = environment().await;
     let handler = service_fn(async |request: Request| {
-        let run = request.extensions().get::<HttpRun>().unwrap().run().clone();
+        let run = request.extensions().get::<HttpRun>().unwrap().clone();
         assert!(run.lock().is_enforced());
         Ok::<_, NotCommitted>(Response::new(Body::from(run.lock().fence().to_string())))
     });

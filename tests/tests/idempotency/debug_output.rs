@@ -52,7 +52,7 @@ async fn debug_output_shows_no_payload_result_or_digest() {
         "custom": { "card": secret() }, "environment": {}
     }))
     .unwrap();
-    print(&lambda_lock::LockedEvent::new(event, Arc::clone(&lock)));
+    print(&lambda_lock::WithLock::new(event, Arc::clone(&lock)));
     print(&lock);
     print(&lock.data());
 
@@ -91,7 +91,7 @@ async fn debug_output_shows_no_payload_result_or_digest() {
         assert!(!text.contains("4111 1111") && !text.contains(&digest), "{text}");
     }
     // The output still identifies each value.
-    for what in ["message 1", "request-1", "Declined", "another payload", "stored result"] {
+    for what in ["message 1", "WithLock", "Declined", "another payload", "stored result"] {
         assert!(printed.iter().any(|text| text.contains(what)), "{what}");
     }
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use lambda_lock::{LockLayer, LockedEvent};
+use lambda_lock::{LockLayer, WithLock};
 use lambda_lock_tests::invocation::reported;
 use lambda_runtime::{Error, LambdaEvent};
 use serde_json::{Value, json};
@@ -13,20 +13,20 @@ use crate::{FUNCTION, done, environment, invocation, is_free, lease_millis, numb
 
 // behaviour 28
 #[tokio::test]
-async fn a_handler_of_locked_events_gets_the_lock() {
+async fn a_handler_with_lock_gets_the_lock_of_its_event() {
     let (world, host, locks) = environment().await;
     let world = Arc::new(world);
     let service = LockLayer::new(locks).layer(service_fn({
         let world = Arc::clone(&world);
-        move |event: LockedEvent<&'static str>| {
+        move |WithLock { input, lock, .. }: WithLock<LambdaEvent<&'static str>>| {
             let world = Arc::clone(&world);
             async move {
                 let row = row(&world, FUNCTION).await;
-                assert_eq!(event.lock.owner(), row["owner"].as_s().unwrap());
-                assert_eq!(event.lock.fence(), number(&row, "fence"));
-                assert_eq!(event.lock.key(), FUNCTION);
-                assert!(event.lock.is_valid() && event.lock.is_enforced());
-                Ok::<_, Error>(format!("{} of {}", event.payload, event.context.request_id))
+                assert_eq!(lock.owner(), row["owner"].as_s().unwrap());
+                assert_eq!(lock.fence(), number(&row, "fence"));
+                assert_eq!(lock.key(), FUNCTION);
+                assert!(lock.is_valid() && lock.is_enforced());
+                Ok::<_, Error>(format!("{} of {}", input.payload, input.context.request_id))
             }
         }
     }));
@@ -37,9 +37,10 @@ async fn a_handler_of_locked_events_gets_the_lock() {
 #[tokio::test]
 async fn each_run_in_an_environment_has_a_new_owner_and_a_larger_fence() {
     let (_world, host, locks) = environment().await;
-    let mut service = LockLayer::new(locks).layer(service_fn(async |event: LockedEvent<()>| {
-        Ok::<_, Error>((event.lock.fence(), event.lock.owner().to_owned()))
-    }));
+    let mut service =
+        LockLayer::new(locks).layer(service_fn(async |WithLock { lock, .. }: WithLock<LambdaEvent<()>>| {
+            Ok::<_, Error>((lock.fence(), lock.owner().to_owned()))
+        }));
     let mut runs = Vec::new();
     for _ in 0..3 {
         runs.push(service.ready().await.unwrap().call(invocation(&host, ())).await.unwrap());
@@ -54,11 +55,11 @@ async fn a_handler_can_renew_its_lock() {
     let world = Arc::new(world);
     let service = LockLayer::new(locks).lease(Duration::from_secs(5)).layer(service_fn({
         let world = Arc::clone(&world);
-        move |event: LockedEvent<()>| {
+        move |WithLock { lock, .. }: WithLock<LambdaEvent<()>>| {
             let world = Arc::clone(&world);
             async move {
-                event.lock.renew(Duration::from_secs(20)).await.unwrap();
-                Ok::<_, Error>((event.lock.remaining(), lease_millis(&row(&world, FUNCTION).await)))
+                lock.renew(Duration::from_secs(20)).await.unwrap();
+                Ok::<_, Error>((lock.remaining(), lease_millis(&row(&world, FUNCTION).await)))
             }
         }
     }));
@@ -74,11 +75,11 @@ async fn a_renewal_by_a_handler_after_its_lease_fails() {
     let (_world, host, locks) = environment().await;
     let service = LockLayer::new(locks).layer(service_fn({
         let host = host.clone();
-        move |event: LockedEvent<()>| {
+        move |WithLock { lock, .. }: WithLock<LambdaEvent<()>>| {
             let host = host.clone();
             async move {
                 host.advance_clock(Duration::from_secs(31));
-                Ok::<_, Error>(event.lock.renew(Duration::from_secs(20)).await.unwrap_err().is_lost())
+                Ok::<_, Error>(lock.renew(Duration::from_secs(20)).await.unwrap_err().is_lost())
             }
         }
     }));
@@ -89,9 +90,9 @@ async fn a_renewal_by_a_handler_after_its_lease_fails() {
 #[tokio::test]
 async fn data_of_a_handler_passes_to_the_next_run() {
     let (_world, host, locks) = environment().await;
-    let service = LockLayer::new(locks).layer(service_fn(async |event: LockedEvent<()>| {
-        let page = event.lock.data().and_then(|data| data.as_str()).map_or(0, |page| page.parse().unwrap());
-        event.lock.set_data((page + 1).to_string());
+    let service = LockLayer::new(locks).layer(service_fn(async |WithLock { lock, .. }: WithLock<LambdaEvent<()>>| {
+        let page = lock.data().and_then(|data| data.as_str()).map_or(0, |page| page.parse().unwrap());
+        lock.set_data((page + 1).to_string());
         Ok::<u32, Error>(page)
     }));
     for expected in 0..3 {

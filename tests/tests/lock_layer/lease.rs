@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use lambda_lock::embedded::Host;
-use lambda_lock::{LockLayer, LockedEvent};
+use lambda_lock::{LockLayer, WithLock};
 use lambda_lock_tests::invocation::reported;
 use lambda_runtime::{Error, LambdaEvent};
 use tokio::time::timeout;
@@ -32,9 +32,10 @@ async fn the_row_stores_the_deadline_plus_the_clock_skew() {
 #[tokio::test]
 async fn the_lock_expires_at_the_deadline() {
     let (_world, host, locks) = environment().await;
-    let service = LockLayer::new(locks).layer(service_fn(async |event: LockedEvent<()>| {
-        Ok::<_, Error>((event.lock.expires_at(), event.context.deadline()))
-    }));
+    let service =
+        LockLayer::new(locks).layer(service_fn(async |WithLock { input, lock, .. }: WithLock<LambdaEvent<()>>| {
+            Ok::<_, Error>((lock.expires_at(), input.context.deadline()))
+        }));
     let (expires_at, deadline) = service.oneshot(invocation(&host, ())).await.unwrap();
     assert_eq!(expires_at, deadline);
 }

@@ -8,7 +8,7 @@ use std::task::{Context as TaskContext, Poll};
 use std::time::Duration;
 
 use futures_util::future::join_all;
-use lambda_lock::{LockLayer, LockedEvent};
+use lambda_lock::{LockLayer, WithLock};
 use lambda_runtime::{Diagnostic, Error, LambdaEvent};
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
@@ -19,8 +19,8 @@ use crate::{
     FUNCTION, TOO_LONG, done, environment, hold_elsewhere, invocation, is_free, quick_backoff, with_request_id,
 };
 
-async fn fence(event: LockedEvent<()>) -> Result<u64, Error> {
-    Ok(event.lock.fence())
+async fn fence(WithLock { lock, .. }: WithLock<LambdaEvent<()>>) -> Result<u64, Error> {
+    Ok(lock.fence())
 }
 
 // behaviours 4, 31

@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use lambda_lock::embedded::{Answer, Faults, Host, Intercept};
 use lambda_lock::lambda::OnUnavailable;
-use lambda_lock::{LockLayer, LockedEvent, Locks};
+use lambda_lock::{LockLayer, Locks, WithLock};
 use lambda_lock_tests::World;
 use lambda_lock_tests::invocation::reported;
-use lambda_runtime::Error;
+use lambda_runtime::{Error, LambdaEvent};
 use serde_json::Value;
 use tower::{Layer, ServiceExt, service_fn};
 
@@ -30,8 +30,8 @@ async fn an_invocation_fails_when_the_table_is_unreachable() {
     assert!(message.contains(&world.table), "{message}");
 }
 
-async fn unlocked(event: LockedEvent<()>) -> Result<(bool, u64), Error> {
-    Ok((event.lock.is_enforced(), event.lock.fence()))
+async fn unlocked(WithLock { lock, .. }: WithLock<LambdaEvent<()>>) -> Result<(bool, u64), Error> {
+    Ok((lock.is_enforced(), lock.fence()))
 }
 
 // behaviour 21

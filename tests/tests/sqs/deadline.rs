@@ -4,12 +4,11 @@ use std::time::Duration;
 
 use aws_lambda_events::sqs::SqsMessage as SqsRecord;
 use lambda_lock::embedded::Host;
-use lambda_lock::lambda::SqsMessage;
 use lambda_lock_tests::World;
-use lambda_lock_tests::invocation::{invocation, invocation_with, millis};
+use lambda_lock_tests::invocation::{invocation, invocation_with};
 use tower::service_fn;
 
-use crate::{Consumer, Payment, Then, Till, batch, deliver, deliver_in, environment, failures, message, ms, ordered};
+use crate::{Consumer, Till, batch, deliver_in, environment, failures, message, ms, ordered};
 
 /// The end of the lease of a message that is done, without the clock skew.
 async fn lease_end(world: &World, id: &str) -> u64 {
@@ -33,21 +32,6 @@ async fn leases_end_a_second_or_a_quarter_of_the_time_before_the_deadline() {
     assert!((300..=500).contains(&left), "{left}");
 }
 
-// behaviour 74
-#[tokio::test]
-async fn a_message_that_outlives_its_lease_is_cancelled_before_the_deadline() {
-    let (_world, host, consumer, till) = environment().await;
-    let consumer = consumer.min_remaining_time(ms(100));
-    let messages = [message("1", "Done"), message("2", "Endless"), message("3", "Done")];
-    let event = invocation_with(&host, batch(messages), ms(1_600));
-    let deadline = event.context.deadline;
-    assert_eq!(deliver_in(&consumer, &till, event).await, ["2"]);
-    assert!(millis(host.now()) < deadline);
-    assert_eq!(till.ran_in_any_order(), ["1", "2", "3"]);
-    // Its record was released: it runs again at once.
-    assert!(deliver(&consumer, &till, &host, [message("2", "Done")]).await.is_empty());
-}
-
 /// Delivers a batch to a handler during which only the clock advances: the environment was frozen.
 async fn deliver_while_time_passes(
     consumer: &Consumer,
@@ -63,19 +47,6 @@ async fn deliver_while_time_passes(
         till.clone().pay(message)
     });
     failures(consumer, handler, event).await
-}
-
-// behaviour 74
-#[tokio::test]
-async fn messages_not_started_near_the_deadline_go_back_without_a_request() {
-    let (_world, host, consumer, till) = environment().await;
-    let consumer = consumer.concurrency(1);
-    let messages = ["1", "2", "3", "4"].map(|id| message(id, "Done")).to_vec();
-    // The leases end after 29 s. After the second message, less than a second is left.
-    let failed = deliver_while_time_passes(&consumer, &till, &host, messages, ms(14_200)).await;
-    assert_eq!(failed, ["3", "4"]);
-    assert_eq!(till.ran(), ["1", "2"]);
-    assert_eq!(host.requests(), 4);
 }
 
 // behaviours 72, 74
@@ -99,17 +70,6 @@ async fn min_remaining_time_sets_when_no_message_is_started() {
     }
 }
 
-// behaviour 74
-#[tokio::test]
-async fn every_message_past_the_deadline_goes_back_without_a_request() {
-    let (_world, host, consumer, till) = environment().await;
-    let event = invocation(&host, batch([message("1", "Done"), ordered("2", "a", "Done")]));
-    host.advance_clock(Duration::from_secs(31));
-    assert_eq!(deliver_in(&consumer, &till, event).await, ["1", "2"]);
-    assert!(till.ran().is_empty());
-    assert_eq!(host.requests(), 0);
-}
-
 // behaviours 27, 74
 #[tokio::test]
 async fn messages_without_a_deadline_have_the_default_lease() {
@@ -120,27 +80,6 @@ async fn messages_without_a_deadline_have_the_default_lease() {
     let row = world.row("orders#1").await.unwrap();
     let acquired_at: u64 = row["acquired_at"].as_n().unwrap().parse().unwrap();
     assert_eq!(lease_end(&world, "1").await - acquired_at, 30_000);
-}
-
-// behaviours 74, 76
-#[tokio::test]
-async fn a_silent_table_does_not_delay_the_answer_past_the_deadline() {
-    let (_world, host, consumer, till) = environment().await;
-    let consumer = consumer.min_remaining_time(ms(100));
-    let event = invocation_with(&host, batch([message("1", "Done"), message("2", "Endless")]), ms(1_200));
-    let deadline = event.context.deadline;
-    let handler = service_fn({
-        let host = host.clone();
-        move |message: SqsMessage<Payment>| {
-            if message.body.then == Then::Endless {
-                host.crash();
-            }
-            till.clone().pay(message)
-        }
-    });
-    let failed = failures(&consumer.concurrency(1), handler, event).await;
-    assert_eq!(failed, ["2"]);
-    assert!(millis(host.now()) < deadline, "{} ms late", millis(host.now()) - deadline);
 }
 
 // behaviour 74

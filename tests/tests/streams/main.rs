@@ -1,7 +1,6 @@
 //! `StreamConsumer`: each record of a batch runs once, and those of a key run in order.
 
 mod answer;
-mod deadline;
 mod images;
 mod in_progress;
 mod key;

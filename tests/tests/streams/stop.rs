@@ -2,29 +2,14 @@
 
 use std::time::Duration;
 
-use lambda_lock::streams::{KinesisRecord, StreamConsumer};
+use lambda_lock::streams::KinesisRecord;
 use lambda_lock_tests::invocation::invocation;
 use tokio::time::sleep;
 use tower::service_fn;
 
 use crate::{
-    Payment, again_from, batch, by_payment, deliver, environment, ms, record, record_with_data, records, row_of,
-    work_elsewhere,
+    Payment, again_from, batch, deliver, environment, ms, record, record_with_data, records, row_of, work_elsewhere,
 };
-
-// behaviour 482
-#[tokio::test]
-async fn no_record_starts_after_a_failure() {
-    for failing in ["Declined", "Panic"] {
-        let (_world, host, consumer, till) = environment().await;
-        let consumer = consumer.concurrency(1).stop_at_first_failure();
-        let four = records([("a", "Done"), ("b", failing), ("c", "Done"), ("a", "Done")]);
-        assert_eq!(deliver(&consumer, &till, &host, four).await.as_deref(), Some("2"));
-        // The lane of `a` was first.
-        assert_eq!(till.ran(), ["1", "4", "2"]);
-        assert_eq!(host.requests(), 6);
-    }
-}
 
 // behaviour 482
 #[tokio::test]
@@ -83,16 +68,4 @@ async fn a_record_that_waited_does_not_start_after_a_failure() {
     // Its record is free.
     assert_eq!(deliver(&consumer, &till, &host, records([("a", "Done")])).await, None);
     assert_eq!(till.ran(), ["2", "1"]);
-}
-
-// behaviour 482
-#[tokio::test]
-async fn a_record_that_was_done_before_stops_nothing() {
-    let (world, host, _, till) = environment().await;
-    let consumer = StreamConsumer::new(by_payment(&world.locks(&host).build().unwrap()));
-    let consumer = consumer.concurrency(1).stop_at_first_failure();
-    for _ in 0..2 {
-        assert_eq!(deliver(&consumer, &till, &host, records([("a", "Done"), ("b", "Done")])).await, None);
-    }
-    assert_eq!(till.ran(), ["1", "2"]);
 }

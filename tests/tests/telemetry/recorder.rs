@@ -44,7 +44,7 @@ const LABELS: [(&str, &str, &[&str]); 5] = [
             "wrong_kind",
             "invalid",
             "not_sent",
-            "refused",
+            "rejected",
             "cancelled",
             "unfinished",
             "mismatch",

@@ -1,10 +1,13 @@
-//! Batches of a queue or a stream: lanes of items that run once each, within the time of the invocation.
+//! `Consumer`: batches of a source, in lanes of items that run once each, within the time of the invocation.
 
+mod consumer;
 mod lane;
 mod outcome;
 mod run;
-mod settings;
+mod service;
 mod source;
 
-pub(super) use settings::Settings;
-pub(super) use source::{Name, Source, json_error};
+pub use consumer::Consumer;
+pub use service::ConsumerService;
+pub use source::Source;
+pub(super) use source::{Hide, NotDone, json_error, log_not_done};

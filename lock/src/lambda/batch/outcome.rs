@@ -1,8 +1,8 @@
-//! `Outcome`: how an item of a batch ended.
+//! `ItemOutcome`: how an item of a batch ended.
 
-/// The outcome of an item.
+/// How an item of a batch ended.
 #[derive(Clone, Copy, PartialEq)]
-pub(in crate::lambda) enum Outcome {
+pub(super) enum ItemOutcome {
     NotStarted,
     /// Started, but unfinished when its lease ended or the answer was due.
     TimedOut,
@@ -13,8 +13,8 @@ pub(in crate::lambda) enum Outcome {
     Duplicate,
 }
 
-impl Outcome {
-    pub(in crate::lambda) fn is_done(self) -> bool {
+impl ItemOutcome {
+    pub(super) fn is_done(self) -> bool {
         matches!(self, Self::Done | Self::Duplicate)
     }
 

@@ -1,50 +1,50 @@
-//! One batch: read its records, and run each once.
+//! One batch: run each of its items once, within the time of the invocation.
 
 use std::future::poll_fn;
-use std::marker::PhantomData;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use futures_util::future::join_all;
 use futures_util::{FutureExt, StreamExt, stream};
 use lambda_runtime::{Context, Diagnostic};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::time::timeout;
-use tower::Service;
+use tower_service::Service;
 
+use super::super::handler_input::HandlerInput;
 use super::super::invocation::invocation_of;
+use super::consumer::{BatchTime, Consumer};
 use super::lane::{Entry, Lane};
-use super::outcome::Outcome;
-use super::settings::{BatchTime, Settings};
-use super::source::{Name, Source};
-use crate::clock::Moment;
+use super::outcome::ItemOutcome;
+use super::source::{Hide, NotDone, Source};
+use crate::clock::{Moment, since_epoch};
 use crate::error::ErrorKind;
-use crate::idempotency::{HandlerError, HandlerInput, Identity, Invocation, NextStep};
+use crate::idempotency::{HandlerError, Identity, Invocation, NextStep, Run};
 use crate::metrics;
 
-impl<C, T, E> Settings<C, T, E>
+impl<S, H, T, E> Consumer<S, H, T, E>
 where
-    C: Source + Send + Sync + 'static,
-    C::Item: Send + 'static,
+    S: Source + Send + Sync + 'static,
+    S::Item: Send + 'static,
+    H: HandlerInput<Run, Input = S::Item> + Send + 'static,
     T: Serialize + DeserializeOwned + Send + 'static,
     E: Into<Diagnostic> + Send + 'static,
 {
-    /// Runs each record of a batch once, and returns and counts their outcomes, by position.
-    pub(in crate::lambda) async fn run<S, H>(self, records: Vec<C::Record>, context: &Context, inner: S) -> Vec<Outcome>
+    /// Runs each item of a batch once, and returns and counts their outcomes, by position.
+    pub(super) async fn run<Inner>(self, batch: Vec<S::Raw>, context: &Context, inner: Inner) -> Vec<ItemOutcome>
     where
-        S: Service<H, Response = T, Error = E> + Clone + Send + 'static,
-        S::Future: Send,
-        H: HandlerInput<C::Item> + Send + 'static,
+        Inner: Service<H, Response = T, Error = E> + Clone + Send + 'static,
+        Inner::Future: Send,
     {
         let mut invocation = invocation_of(context, self.idempotency.locks());
         let time = self.limit(&mut invocation);
-        let outcomes = Mutex::new(vec![Outcome::NotStarted; records.len()]);
-        let lanes = self.lanes(records, &invocation);
+        let outcomes = Mutex::new(vec![ItemOutcome::NotStarted; batch.len()]);
+        let lanes = self.lanes(batch, &invocation);
         let is_stopped = AtomicBool::new(false);
-        let batch = Batch { settings: self, invocation, time, outcomes, is_stopped, handler_input: PhantomData };
-        let batch = Arc::new(batch);
+        let batch = Arc::new(Batch { consumer: self, invocation, time, outcomes, is_stopped });
         Arc::clone(&batch).run_all(lanes, inner).await;
         let outcomes = batch.outcomes().clone();
         for outcome in &outcomes {
@@ -54,32 +54,31 @@ where
     }
 }
 
-struct Batch<C: Source, H, T, E> {
-    settings: Settings<C, T, E>,
+struct Batch<S: Source, H, T, E> {
+    consumer: Consumer<S, H, T, E>,
     invocation: Invocation,
     time: Option<BatchTime>,
     /// The outcome at each position of the batch.
-    outcomes: Mutex<Vec<Outcome>>,
+    outcomes: Mutex<Vec<ItemOutcome>>,
     /// Whether no more items start, because one failed.
     is_stopped: AtomicBool,
-    handler_input: PhantomData<fn(H)>,
 }
 
-impl<C, H, T, E> Batch<C, H, T, E>
+impl<S, H, T, E> Batch<S, H, T, E>
 where
-    C: Source + Send + Sync + 'static,
-    C::Item: Send + 'static,
-    H: HandlerInput<C::Item> + Send + 'static,
+    S: Source + Send + Sync + 'static,
+    S::Item: Send + 'static,
+    H: HandlerInput<Run, Input = S::Item> + Send + 'static,
     T: Serialize + DeserializeOwned + Send + 'static,
     E: Into<Diagnostic> + Send + 'static,
 {
     /// Runs the lanes, several at a time, until all are done or the answer is due.
-    async fn run_all<S>(self: Arc<Self>, lanes: Vec<Lane<C>>, inner: S)
+    async fn run_all<Inner>(self: Arc<Self>, lanes: Vec<Lane<S>>, inner: Inner)
     where
-        S: Service<H, Response = T, Error = E> + Clone + Send + 'static,
-        S::Future: Send,
+        Inner: Service<H, Response = T, Error = E> + Clone + Send + 'static,
+        Inner::Future: Send,
     {
-        let concurrency = self.settings.concurrency;
+        let concurrency = self.consumer.concurrency;
         // Reading the batch has taken some of the time.
         let to_answer = self.time.map_or(Duration::MAX, |time| time.answer.remaining(self.now()));
         let runs = stream::iter(lanes).map(move |lane| {
@@ -94,7 +93,7 @@ where
             run.catch_unwind().map(move |ended| {
                 if ended.flatten().is_err() {
                     batch.stop_if_asked();
-                    tracing::error!("panic outside of the handler: {}", C::UNFINISHED);
+                    tracing::error!("panic outside of the handler: {}", S::UNFINISHED);
                 }
             })
         });
@@ -104,30 +103,30 @@ where
         let in_time = AssertUnwindSafe(async { timeout(to_answer, runs).await.is_ok() });
         match in_time.catch_unwind().await {
             Ok(true) => {}
-            Ok(false) => tracing::warn!("no time left: {}", C::UNFINISHED),
-            Err(_) => tracing::error!("panic outside of the handler: {}", C::UNFINISHED),
+            Ok(false) => tracing::warn!("no time left: {}", S::UNFINISHED),
+            Err(_) => tracing::error!("panic outside of the handler: {}", S::UNFINISHED),
         }
     }
 
-    async fn run_lane<S>(&self, lane: Lane<C>, inner: S)
+    async fn run_lane<Inner>(&self, lane: Lane<S>, inner: Inner)
     where
-        S: Service<H, Response = T, Error = E> + Clone,
+        Inner: Service<H, Response = T, Error = E> + Clone,
     {
-        for Entry { positions, name, item, copies } in lane.entries {
+        for Entry { positions, name, item, hides } in lane.entries {
             if self.is_stopped() {
                 break;
             }
             let outcome = match item {
                 Some((item, identity)) if self.has_time() => {
-                    self.set(&positions, Outcome::TimedOut);
-                    self.run_item(item, &name, identity, &copies, inner.clone()).await
+                    self.set(&positions, ItemOutcome::TimedOut);
+                    self.run_item(item, name.as_deref(), identity, &hides, inner.clone()).await
                 }
-                Some(_) => not_started::<C>(&name),
-                None => Outcome::Unreadable,
+                Some(_) => not_started::<S>(name.as_deref()),
+                None => ItemOutcome::Unreadable,
             };
             self.set(&positions, outcome);
-            if outcome == Outcome::Done {
-                self.set(&positions[1..], Outcome::Duplicate);
+            if outcome == ItemOutcome::Done {
+                self.set(&positions[1..], ItemOutcome::Duplicate);
             }
             if !outcome.is_done() {
                 self.stop_if_asked();
@@ -139,78 +138,76 @@ where
     }
 
     /// Runs an item, and logs why it is not done.
-    async fn run_item<S>(
+    async fn run_item<Inner>(
         &self,
-        item: C::Item,
-        name: &Name,
+        item: S::Item,
+        name: Option<&str>,
         identity: Option<Identity>,
-        copies: &[C::Copy],
-        inner: S,
-    ) -> Outcome
+        hides: &[Hide],
+        inner: Inner,
+    ) -> ItemOutcome
     where
-        S: Service<H, Response = T, Error = E>,
+        Inner: Service<H, Response = T, Error = E>,
     {
-        let (message_id, sequence_number) = (name.message_id(), name.sequence_number());
         let run = AssertUnwindSafe(async {
-            let error = match self.run_once(item, name, identity, copies, inner).await {
-                Ok(done) => return Ok(done),
+            let error = match self.run_once(item, name, identity, hides, inner).await {
+                Ok(outcome) => return Ok(outcome),
                 Err(error) => error,
             };
             let outcome = match &error {
-                HandlerError::Lock(error) if error.kind() == ErrorKind::InProgress => Outcome::InProgress,
-                HandlerError::Lock(error) if error.is_lost() => Outcome::TimedOut,
-                _ => Outcome::Failed,
+                HandlerError::Lock(error) if error.kind() == ErrorKind::InProgress => ItemOutcome::InProgress,
+                HandlerError::Lock(error) if error.is_lost() => ItemOutcome::TimedOut,
+                _ => ItemOutcome::Failed,
             };
             // Converted here, because the conversion is the user's code and may panic.
             Err((outcome, error.into()))
         });
         match run.catch_unwind().await {
-            Ok(Ok(done)) => done,
-            // Routine, and not an error: a duplicate arrived while the first delivery is in progress.
-            Ok(Err((Outcome::InProgress, Diagnostic { error_message, .. }))) => {
-                let reason = "in_progress";
-                tracing::info!(message_id, sequence_number, reason, error = error_message, "{}", C::NOT_DONE);
-                Outcome::InProgress
-            }
-            Ok(Err((outcome, Diagnostic { error_type, error_message }))) => {
+            Ok(Ok(outcome)) => outcome,
+            Ok(Err((outcome, Diagnostic { error_type, error_message: error }))) => {
                 // By default `lambda_runtime` names the Rust type of a reference, such as
                 // `&alloc::boxed::Box<dyn core::error::Error + …>`, which says nothing about the error.
-                let error_type = Some(error_type).filter(|name| !name.starts_with('&'));
-                tracing::error!(message_id, sequence_number, error_type, error = error_message, "{}", C::NOT_DONE);
+                let error_type = Some(&*error_type).filter(|name| !name.starts_with('&'));
+                S::log(
+                    name,
+                    &match outcome {
+                        ItemOutcome::InProgress => NotDone::InProgress { error: &error },
+                        _ => NotDone::Failed { error_type, error: &error },
+                    },
+                );
                 outcome
             }
             Err(_) => {
-                tracing::error!(message_id, sequence_number, error = "the handler panicked", "{}", C::NOT_DONE);
-                Outcome::Failed
+                S::log(name, &NotDone::Failed { error_type: None, error: "the handler panicked" });
+                ItemOutcome::Failed
             }
         }
     }
 
-    async fn run_once<S>(
+    async fn run_once<Inner>(
         &self,
-        item: C::Item,
-        name: &Name,
+        item: S::Item,
+        name: Option<&str>,
         identity: Option<Identity>,
-        copies: &[C::Copy],
-        mut inner: S,
-    ) -> Result<Outcome, HandlerError<E>>
+        hides: &[Hide],
+        mut inner: Inner,
+    ) -> Result<ItemOutcome, HandlerError<E>>
     where
-        S: Service<H, Response = T, Error = E>,
+        Inner: Service<H, Response = T, Error = E>,
     {
-        let idempotency = &self.settings.idempotency;
+        let idempotency = &self.consumer.idempotency;
         let run = match idempotency.begin_unlogged(identity, &self.invocation).await {
-            Ok(NextStep::Replay { key, record }) => {
-                return match idempotency.replay(&record, &key) {
+            Ok(NextStep::Replay { key, record: row }) => {
+                return match idempotency.replay(&row, &key) {
                     Err(error @ HandlerError::Replayed(_)) => Err(error),
                     // Done, even if the stored result cannot be read as today's result type.
-                    _ => Ok(Outcome::Duplicate),
+                    _ => Ok(ItemOutcome::Duplicate),
                 };
             }
             Ok(NextStep::Run(run)) => run,
             Err(error) => {
-                if let HandlerError::Lock(error) = &error {
-                    let refused = self.settings.source.refused(&item, copies, error, idempotency.locks());
-                    refused.await;
+                if let Some(left) = self.in_progress_for(&error) {
+                    join_all(hides.iter().map(|hide| hide(left))).await;
                 }
                 return Err(error);
             }
@@ -219,30 +216,36 @@ where
         let (has_time, is_stopped) = (self.has_time(), self.is_stopped());
         if is_stopped || !has_time {
             idempotency.release(run.lock()).await;
-            return Ok(if is_stopped { Outcome::NotStarted } else { not_started::<C>(name) });
+            return Ok(if is_stopped { ItemOutcome::NotStarted } else { not_started::<S>(name) });
         }
         let work = async {
             poll_fn(|context| inner.poll_ready(context)).await?;
-            inner.call(H::under(item, &run)).await
+            inner.call(H::with(item, &run)).await
         };
-        idempotency.execute(&run, work).await.map(|_| Outcome::Done)
+        idempotency.execute(&run, work).await.map(|_| ItemOutcome::Done)
     }
 }
 
 /// Logs that an item did not start.
-fn not_started<C: Source>(name: &Name) -> Outcome {
-    let (message_id, sequence_number) = (name.message_id(), name.sequence_number());
-    tracing::warn!(message_id, sequence_number, "{}: no time left", C::NOT_DONE);
-    Outcome::NotStarted
+fn not_started<S: Source>(name: Option<&str>) -> ItemOutcome {
+    S::log(name, &NotDone::NotStarted);
+    ItemOutcome::NotStarted
 }
 
-impl<C: Source, H, T, E> Batch<C, H, T, E> {
+impl<S: Source, H, T, E> Batch<S, H, T, E> {
+    /// Returns how long the lease lasts under which the item of this refusal is in progress elsewhere.
+    fn in_progress_for(&self, refusal: &HandlerError<E>) -> Option<Duration> {
+        let HandlerError::Lock(error) = refusal else { return None };
+        let holder = error.holder().filter(|_| error.kind() == ErrorKind::InProgress)?;
+        Some(since_epoch(holder.until()).saturating_sub(self.now().wall))
+    }
+
     fn has_time(&self) -> bool {
         self.time.is_none_or(|time| time.lease_end.remaining(self.now()) >= time.min_remaining)
     }
 
     fn now(&self) -> Moment {
-        self.settings.idempotency.locks().0.clock.now()
+        self.consumer.idempotency.locks().0.clock.now()
     }
 
     fn is_stopped(&self) -> bool {
@@ -251,14 +254,14 @@ impl<C: Source, H, T, E> Batch<C, H, T, E> {
 
     /// Starts no more items if the consumer stops at the first failure.
     fn stop_if_asked(&self) {
-        self.is_stopped.fetch_or(self.settings.stop_at_first_failure, Ordering::Relaxed);
+        self.is_stopped.fetch_or(self.consumer.stop_at_first_failure, Ordering::Relaxed);
     }
 
-    fn outcomes(&self) -> MutexGuard<'_, Vec<Outcome>> {
+    fn outcomes(&self) -> MutexGuard<'_, Vec<ItemOutcome>> {
         self.outcomes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn set(&self, positions: &[usize], outcome: Outcome) {
+    fn set(&self, positions: &[usize], outcome: ItemOutcome) {
         let mut outcomes = self.outcomes();
         for position in positions {
             outcomes[*position] = outcome;

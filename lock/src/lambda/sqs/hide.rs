@@ -3,50 +3,36 @@
 use std::time::Duration;
 
 use aws_lambda_events::sqs::SqsMessage as SqsRecord;
-use futures_util::future::{BoxFuture, FutureExt as _, join_all};
+use aws_sdk_sqs::Client;
+use futures_util::future::FutureExt as _;
 
-use super::queue::Queue;
-use crate::clock::since_epoch;
-use crate::error::{Error, ErrorKind};
-use crate::lock::Locks;
+use super::super::batch::Hide;
 
 /// SQS allows 12 hours; in seconds.
 const MAX_VISIBILITY_TIMEOUT: i32 = 12 * 3600;
 
-impl<B> Queue<B> {
-    /// Hides these records until the lease of their holder ends, if `error` says that their work is in progress.
-    pub(super) fn hide<'a>(
-        &self,
-        records: impl Iterator<Item = &'a SqsRecord>,
-        error: &Error,
-        locks: &Locks,
-    ) -> BoxFuture<'static, ()> {
-        let requests: Vec<_> = records.filter_map(|record| self.hiding(record, error, locks)).collect();
-        join_all(requests).map(|_| ()).boxed()
-    }
-
-    /// Returns the request that hides one record.
-    fn hiding(&self, record: &SqsRecord, error: &Error, locks: &Locks) -> Option<BoxFuture<'static, ()>> {
-        let queues = self.queues.as_ref()?;
-        let holder = error.holder().filter(|_| error.kind() == ErrorKind::InProgress)?;
-        let now = locks.0.clock.now();
-        let left = since_epoch(holder.until()).saturating_sub(now.wall);
+/// Returns what hides this message, unless it has no queue or no receipt.
+pub(super) fn hide(queues: Client, message: &SqsRecord) -> Option<Hide> {
+    let url = queue_url(message.event_source_arn.as_deref()?)?;
+    let receipt = message.receipt_handle.clone()?;
+    let message_id = message.message_id.clone();
+    Some(Box::new(move |left: Duration| {
         // SQS counts whole seconds: the first one after the lease has ended.
         let seconds = i32::try_from(left.as_secs() + 1).unwrap_or(MAX_VISIBILITY_TIMEOUT);
         let request = queues
             .change_message_visibility()
-            .queue_url(queue_url(record.event_source_arn.as_deref()?)?)
-            .receipt_handle(record.receipt_handle.as_deref()?)
+            .queue_url(&url)
+            .receipt_handle(&receipt)
             .visibility_timeout(seconds.min(MAX_VISIBILITY_TIMEOUT));
-        let message_id = record.message_id.clone();
+        let message_id = message_id.clone();
         let hiding = async move {
             let answer = tokio::time::timeout(Duration::from_secs(2), Box::pin(request.send())).await;
             if !matches!(answer, Ok(Ok(_))) {
                 tracing::warn!(message_id, "message in progress not hidden");
             }
         };
-        Some(hiding.boxed())
-    }
+        hiding.boxed()
+    }))
 }
 
 /// Returns the URL of the queue with this ARN.

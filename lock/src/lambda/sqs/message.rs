@@ -4,6 +4,8 @@ use std::fmt;
 
 use aws_lambda_events::sqs::SqsMessage as SqsRecord;
 
+use super::super::handler_input::PlainInput;
+
 /// One message of a batch.
 ///
 /// ```
@@ -51,6 +53,8 @@ impl<B> SqsMessage<B> {
         self.record.attributes.get(name).map(String::as_str)
     }
 }
+
+impl<B> PlainInput for SqsMessage<B> {}
 
 /// Shows the message id only: the body and the attributes may be confidential.
 impl<B> fmt::Debug for SqsMessage<B> {

@@ -1,12 +1,11 @@
-//! The consumer of SQS batches: each message runs once, and only the messages that failed return to the queue.
+//! `SqsConsumer`: each message of a batch runs once, and only messages that are not done return to the queue.
 
 mod consumer;
 #[cfg(feature = "sqs")]
 mod hide;
 mod message;
-mod queue;
-mod service;
+mod source;
 
 pub use consumer::SqsConsumer;
 pub use message::SqsMessage;
-pub use service::SqsConsumerService;
+pub use source::SqsSource;

@@ -1,11 +1,11 @@
-//! The consumer of Kinesis and DynamoDB streams: each record runs once, and the records of a key run in order.
+//! `StreamConsumer`: each record of a Kinesis or DynamoDB stream runs once, and the records of a key run in order.
 
 mod consumer;
-mod record;
-mod service;
-mod stream;
+mod dynamodb;
+mod kinesis;
+mod source;
 
 pub use consumer::StreamConsumer;
-pub use record::{DynamoDbRecord, KinesisRecord};
-pub use service::StreamConsumerService;
-pub use stream::StreamRecord;
+pub use dynamodb::DynamoDbRecord;
+pub use kinesis::KinesisRecord;
+pub use source::{StreamRecord, StreamSource};

@@ -3,10 +3,10 @@
 use std::env;
 
 use aws_sdk_dynamodb::Client;
-use lambda_lock::{LockLayer, LockedEvent, Locks, client_config};
+use lambda_lock::{LockLayer, Locks, WithLock, client_config};
 use lambda_lock_cold_start::{config, report, warms_up};
 use lambda_runtime::tower::Layer;
-use lambda_runtime::{Error, Runtime, service_fn};
+use lambda_runtime::{Error, LambdaEvent, Runtime, service_fn};
 use serde_json::Value;
 
 #[tokio::main(flavor = "current_thread")]
@@ -17,6 +17,8 @@ async fn main() -> Result<(), Error> {
     if warms_up() {
         locks.warm_up().await;
     }
-    let work = async |event: LockedEvent<Value>| Ok::<_, Error>(report(&event.payload, event.lock.fence()));
+    let work = async |WithLock { input, lock, .. }: WithLock<LambdaEvent<Value>>| {
+        Ok::<_, Error>(report(&input.payload, lock.fence()))
+    };
     Runtime::new(LockLayer::new(locks).layer(service_fn(work))).run().await
 }

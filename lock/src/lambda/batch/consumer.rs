@@ -1,0 +1,241 @@
+//! `Consumer`: its settings, and the time that a batch has.
+
+use std::fmt;
+use std::marker::PhantomData;
+use std::time::{Duration, SystemTime};
+
+use super::source::Source;
+use crate::clock::{Deadline, since_epoch};
+use crate::idempotency::{Idempotency, Invocation, OnUnstorableResult};
+use crate::limits::time_to_ask;
+use crate::panics;
+
+/// A tower layer that makes a consumer of batches from a handler of one item. An item that is done does not run again for
+/// the [window](Self::window), and the answer names the items that are not done.
+///
+/// [`SqsConsumer`](crate::SqsConsumer) and `StreamConsumer` are this type with their source: an item is a message of a
+/// queue or a record of a stream. Their pages say what their service does with an item that is not done. Everything else is
+/// said here.
+///
+/// Enable `ReportBatchItemFailures` in the event source mapping. Without it, Lambda takes the answer as success, and items
+/// that failed are lost. Put the consumer around the handler, inside the runtime. The handler takes an item, or a
+/// [`WithRun`](crate::WithRun) around it to get the run as well.
+///
+/// | an item | |
+/// | --- | --- |
+/// | whose handler returns `Ok` | is done for the [window](Self::window), even if its result cannot be stored |
+/// | whose handler returns an error, panics, or is unfinished when its lease ends | is not done; its row is released, unless the [`Idempotency`] says otherwise |
+/// | that was done before | is done without running |
+/// | that is in progress elsewhere | is not done, unless [`Idempotency::wait`] waits for it |
+/// | that does not parse, or that has no key | is not done |
+/// | that is in its lane twice | runs once; both share the outcome |
+/// | that was not started [in time](Self::min_remaining_time) | is not done |
+/// | behind an item of its lane that is not done | is not started, so that the lane stays in order; other lanes continue |
+/// | behind a failure, with [`stop_at_first_failure`](Self::stop_at_first_failure) | is not started |
+///
+/// A lane is the items of a batch whose order counts: the messages of a group of a FIFO queue, or the records of a stream
+/// with the same key. Items without an order are a lane each.
+///
+/// An item without the id or number that the source gives it cannot be named in the answer. It does not run, and is
+/// answered with an empty name, for which Lambda delivers the whole batch again. Nothing is lost, and items that are done do
+/// not run again.
+///
+/// # Time
+///
+/// The leases of a batch end a second before the invocation's deadline, or a quarter of the remaining time before it if
+/// that is less. An item that takes too long therefore does not cost the others their answer.
+///
+/// Put a timeout inside of this layer. One outside drops all handlers of the batch, and Lambda may freeze the background
+/// releases of their rows.
+///
+/// # Cost
+///
+/// Two requests for each item that runs, one for an item that was done before; IAM action `dynamodb:UpdateItem`.
+///
+/// # Panics of a handler
+///
+/// Without the [release profile](crate::LockLayer#the-release-profile), a panic ends the process, and Lambda delivers the
+/// whole batch again. Items that are done do not run again, but each delivery counts for all of them.
+///
+/// # Log
+///
+/// An item that is not done is logged with its name (the field `message_id` or `sequence_number`) and the reason, but
+/// without its body:
+///
+/// | an item | level | reason |
+/// | --- | --- | --- |
+/// | in progress elsewhere | info | the error of the lock, with the idempotency key |
+/// | not started in time | warning | |
+/// | otherwise refused, or unfinished when its lease ends | error | the error of the lock, with the idempotency key |
+/// | whose handler returns an error or panics | error | the handler's `error_type` and error message, or that it panicked |
+/// | that does not parse, or that has no key | error | the position of an error in JSON without the value, or the error of your parser |
+///
+/// If the format hashes keys, the logged key is the hash. Items that are not started because of a failure before them have
+/// no line. For items that are unfinished when the answer is due, one warning says that there are some. If the event
+/// itself is malformed, `lambda_runtime` fails the invocation, and
+/// [logs the event](crate::LockLayer#what-lambda_runtime-logs).
+pub struct Consumer<S: Source, H, T, E> {
+    pub(in crate::lambda) source: S,
+    pub(super) idempotency: Idempotency<S::Item, T, E>,
+    /// How many lanes run concurrently.
+    pub(super) concurrency: usize,
+    min_remaining_time: Duration,
+    /// Whether no more items start after one that is not done.
+    pub(super) stop_at_first_failure: bool,
+    handler_input: PhantomData<fn(H)>,
+}
+
+impl<S: Source + Default, H, T, E> Consumer<S, H, T, E> {
+    /// Creates a consumer with custom settings, such as a key from the body. A message's body and a Kinesis record's data
+    /// are JSON; `serde_dynamo` parses the images of a DynamoDB record.
+    ///
+    /// A key from the body also finds an item that was sent twice. Choose a [window](Self::window) longer than the source
+    /// keeps its items.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use lambda_lock::idempotency::OnMissingKey;
+    /// # use lambda_lock::lambda::SqsMessage;
+    /// # use lambda_lock::{Idempotency, Locks, SqsConsumer};
+    /// # use serde::Deserialize;
+    /// #[derive(Deserialize)]
+    /// struct Payment {
+    ///     id: String,
+    /// }
+    /// # fn example(locks: Locks) -> SqsConsumer<SqsMessage<Payment>, Payment, (), std::io::Error> {
+    /// let once = Idempotency::new(locks, OnMissingKey::Reject, |message: &SqsMessage<Payment>| Some(message.body.id.clone()));
+    /// SqsConsumer::new(once).window(Duration::from_hours(43 * 24)).concurrency(5)
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn new(idempotency: Idempotency<S::Item, T, E>) -> Self {
+        Self::of(S::default(), idempotency)
+    }
+}
+
+impl<S: Source, H, T, E> Consumer<S, H, T, E> {
+    pub(in crate::lambda) fn of(source: S, idempotency: Idempotency<S::Item, T, E>) -> Self {
+        panics::warn_if_they_abort();
+        let idempotency = idempotency
+            .default_window(S::WINDOW)
+            // Nobody reads the result of an item, so one that cannot be stored must not make it run again.
+            .on_unstorable_result(OnUnstorableResult::CompleteWithoutResult);
+        Self {
+            source,
+            idempotency,
+            concurrency: 10,
+            min_remaining_time: Duration::from_secs(1),
+            stop_at_first_failure: false,
+            handler_input: PhantomData,
+        }
+    }
+
+    /// Sets how many lanes run concurrently, on the task of the invocation; 10 by default, at least 1. Each message of a
+    /// standard queue is a lane.
+    #[must_use]
+    pub fn concurrency(mut self, lanes: usize) -> Self {
+        self.concurrency = lanes.max(1);
+        self
+    }
+
+    /// Sets the remaining lease of the batch that an item needs to start; 1 s by default, and at most nine tenths of the
+    /// lease at the start of the batch.
+    ///
+    /// Choose the time that most items take. The others are delivered again without having started, instead of being
+    /// cancelled.
+    #[must_use]
+    pub fn min_remaining_time(mut self, time: Duration) -> Self {
+        self.min_remaining_time = time;
+        self
+    }
+
+    /// Sets for how long an item counts as done, like [`Idempotency::window`]. By default, unless the [`Idempotency`] sets a
+    /// window: 15 days for a message, 48 hours for a stream's record. At least a second more than twice the clock skew, at
+    /// most 366 days.
+    ///
+    /// Choose a window longer than the source keeps its items, because Lambda delivers an item again for as long as the
+    /// source has it. A queue keeps a message for 14 days at most. A DynamoDB stream keeps a record for 24 hours, a Kinesis
+    /// stream for 24 hours by default and for 365 days at most. [Choosing times](crate::docs::choosing_times#window)
+    /// recommends windows.
+    ///
+    /// The table has a row for each item of the window. With [`OnUnfinished::Reject`](crate::OnUnfinished::Reject), an
+    /// unfinished item is refused for as long.
+    #[must_use]
+    pub fn window(self, window: Duration) -> Self {
+        self.with(|idempotency| idempotency.window(window))
+    }
+
+    /// Sets a lease shorter than the time until the end of the batch, as [`Idempotency::lease`] does. The handler of an item
+    /// is cancelled when its lease ends.
+    ///
+    /// After a crash, an item does not run before the leases of the crashed invocation end. Choose a multiple of the time
+    /// that an item takes, much shorter than the function's timeout.
+    #[must_use]
+    pub fn lease(self, lease: Duration) -> Self {
+        self.with(|idempotency| idempotency.lease(lease))
+    }
+
+    /// Puts the id of the invocation's tenant into the keys, as
+    /// [`IdempotencyLayer::per_tenant`](crate::IdempotencyLayer::per_tenant) does. Without a tenant id, no item of the
+    /// batch is done, and each is logged with that error. An event source mapping sends no tenant id: this is for a
+    /// function that another one invokes with the batches of a tenant.
+    ///
+    /// ```
+    /// # use lambda_lock::lambda::SqsMessage;
+    /// # use lambda_lock::{Locks, SqsConsumer};
+    /// # fn example(locks: Locks) -> SqsConsumer<SqsMessage<String>, String, (), std::io::Error> {
+    /// SqsConsumer::by_message_id(locks).per_tenant()
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn per_tenant(self) -> Self {
+        self.with(Idempotency::per_tenant)
+    }
+
+    /// Starts no more items after one that is not done. Items that are running finish. Off by default.
+    ///
+    /// The items that are not started are delivered again. Without this setting, the other lanes finish first.
+    #[must_use]
+    pub fn stop_at_first_failure(mut self) -> Self {
+        self.stop_at_first_failure = true;
+        self
+    }
+
+    fn with(self, set: impl FnOnce(Idempotency<S::Item, T, E>) -> Idempotency<S::Item, T, E>) -> Self {
+        Self { idempotency: set(self.idempotency), ..self }
+    }
+
+    /// Shortens the leases of a batch so that they end in time for its answer.
+    pub(super) fn limit(&self, invocation: &mut Invocation) -> Option<BatchTime> {
+        let now = self.idempotency.locks().0.clock.now();
+        let left = since_epoch(invocation.deadline?).saturating_sub(now.wall);
+        let lease = left.saturating_sub((left / 4).min(Duration::from_secs(1)));
+        let lease_end = now.deadline_after(lease);
+        invocation.deadline = Some(SystemTime::UNIX_EPOCH + lease_end.wall());
+        let min_remaining = self.min_remaining_time.min(lease * 9 / 10);
+        Some(BatchTime { lease_end, min_remaining, answer: now.deadline_after(time_to_ask(left)) })
+    }
+}
+
+/// The time limits of a batch.
+#[derive(Clone, Copy)]
+pub(super) struct BatchTime {
+    pub(super) lease_end: Deadline,
+    /// The remaining lease without which no item starts.
+    pub(super) min_remaining: Duration,
+    /// When the answer is due.
+    pub(super) answer: Deadline,
+}
+
+// By hand, because a derive would require the types of items, results and errors to be `Clone` and `Debug`.
+impl<S: Source, H, T, E> Clone for Consumer<S, H, T, E> {
+    fn clone(&self) -> Self {
+        Self { source: self.source.clone(), idempotency: self.idempotency.clone(), ..*self }
+    }
+}
+
+impl<S: Source, H, T, E> fmt::Debug for Consumer<S, H, T, E> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Consumer").field("idempotency", &self.idempotency).finish_non_exhaustive()
+    }
+}

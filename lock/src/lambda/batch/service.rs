@@ -1,0 +1,80 @@
+//! The service of a consumer: it answers with the items that are not done.
+
+use std::convert::Infallible;
+use std::fmt;
+use std::pin::Pin;
+use std::task::{Context as TaskContext, Poll};
+
+use lambda_runtime::{Diagnostic, LambdaEvent};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use tower_layer::Layer;
+use tower_service::Service;
+
+use super::super::handler_input::HandlerInput;
+use super::consumer::Consumer;
+use super::source::Source;
+use crate::idempotency::Run;
+
+impl<Inner, S: Source, H, T, E> Layer<Inner> for Consumer<S, H, T, E> {
+    type Service = ConsumerService<Inner, S, H, T, E>;
+
+    fn layer(&self, inner: Inner) -> Self::Service {
+        ConsumerService { inner, consumer: self.clone() }
+    }
+}
+
+/// The service that a [`Consumer`] makes from a handler of one item.
+///
+/// The handler is cloned for each item. The service never fails: each item has its own outcome.
+pub struct ConsumerService<Inner, S: Source, H, T, E> {
+    inner: Inner,
+    consumer: Consumer<S, H, T, E>,
+}
+
+impl<Inner, S, H, T, E> Service<LambdaEvent<S::Event>> for ConsumerService<Inner, S, H, T, E>
+where
+    Inner: Service<H, Response = T, Error = E> + Clone + Send + 'static,
+    Inner::Future: Send,
+    S: Source + Send + Sync + 'static,
+    S::Event: Send + 'static,
+    S::Item: Send + 'static,
+    H: HandlerInput<Run, Input = S::Item> + Send + 'static,
+    T: Serialize + DeserializeOwned + Send + 'static,
+    E: Into<Diagnostic> + Send + 'static,
+{
+    type Response = S::Answer;
+    type Error = Infallible;
+    type Future = Pin<Box<dyn Future<Output = Result<S::Answer, Infallible>> + Send>>;
+
+    /// Always ready: the handler's readiness is checked for each item.
+    fn poll_ready(&mut self, _: &mut TaskContext<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, LambdaEvent { payload, context }: LambdaEvent<S::Event>) -> Self::Future {
+        let (inner, consumer) = (self.inner.clone(), self.consumer.clone());
+        Box::pin(async move {
+            let Some(batch) = consumer.source.batch(payload) else {
+                // An empty name is the failure of the whole batch, also of an empty one.
+                return Ok(S::answer(vec![String::new()]));
+            };
+            let names: Vec<_> = batch.iter().map(S::name).collect();
+            let outcomes = consumer.run(batch, &context, inner).await;
+            let not_done = names.into_iter().zip(outcomes).filter(|(_, outcome)| !outcome.is_done());
+            Ok(S::answer(not_done.map(|(name, _)| name.unwrap_or_default()).collect()))
+        })
+    }
+}
+
+impl<Inner: Clone, S: Source, H, T, E> Clone for ConsumerService<Inner, S, H, T, E> {
+    fn clone(&self) -> Self {
+        Self { inner: self.inner.clone(), consumer: self.consumer.clone() }
+    }
+}
+
+impl<Inner: fmt::Debug, S: Source, H, T, E> fmt::Debug for ConsumerService<Inner, S, H, T, E> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ConsumerService").field("inner", &self.inner).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,177 @@
+//! What a kind says about its rows: the conditions and updates of each request, and what a row says about an owner.
+
+use std::time::Duration;
+
+use super::claim::{Claim, Claimed};
+use super::expression::{Condition, Path, Update};
+use super::read::Row;
+use super::table::{Item, Table};
+use super::write::{Refused, Write};
+use crate::clock::Moment;
+use crate::error::Error;
+use crate::holder::{Data, Holder};
+use crate::limits::{DAY, MAX_DATA_BYTES};
+use crate::queue::HoldTime;
+
+/// How often a request looks again at a row that changed meanwhile.
+pub(super) const TRIES: u32 = 3;
+
+/// A release.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Release<'a> {
+    /// Larger than the number of every earlier request of this owner.
+    pub(crate) sequence: u64,
+    pub(crate) now: Moment,
+    /// When the key was acquired, in whole milliseconds.
+    pub(crate) acquired_at: Duration,
+    /// Until when the key stays held after the release.
+    pub(crate) hold_until: Option<Duration>,
+    /// What the hold time for waiters follows from, if the hold is known.
+    pub(crate) hold: Option<Hold>,
+    pub(crate) data: Option<&'a Data>,
+}
+
+/// A hold that ends with a release.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Hold {
+    pub(crate) since: Duration,
+    /// How long the holds before this one took.
+    pub(crate) before: Option<HoldTime>,
+}
+
+/// What an owner has in a row.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Field {
+    /// The end of the lease.
+    LeaseEnd,
+    /// The number of the last request.
+    Sequence,
+    Fence,
+    /// The nonce of the last resumption.
+    Resumed,
+}
+
+/// What a row says about an owner.
+#[derive(Debug)]
+pub(super) enum Trace {
+    /// The row has the acquisition.
+    Own(Own),
+    /// It has not, or no longer.
+    Other {
+        /// Who has it, or who took it from this owner.
+        holder: Option<Box<Holder>>,
+        /// The row shows that this owner has released it.
+        is_released: bool,
+    },
+    /// The row is there, and never keeps more than a trace for some time.
+    Gone,
+    /// There is no row.
+    NoRow,
+}
+
+/// An acquisition in its row.
+#[derive(Debug, Default)]
+pub(super) struct Own {
+    pub(super) fence: Option<u64>,
+    /// The end of the lease, in milliseconds since the epoch.
+    pub(super) end: u64,
+    pub(super) sequence: Option<u64>,
+    pub(super) is_released: bool,
+    pub(super) resumed: Option<String>,
+    pub(super) acquired_at: Option<u64>,
+    /// The record that this owner has completed.
+    pub(super) completed: Option<Box<Holder>>,
+}
+
+impl Trace {
+    /// Returns the acquisition if it was not released.
+    pub(super) fn held(&self) -> Option<&Own> {
+        match self {
+            Self::Own(own) if !own.is_released => Some(own),
+            _ => None,
+        }
+    }
+
+    pub(super) fn into_holder(self) -> Option<Holder> {
+        match self {
+            Self::Other { holder, .. } => holder.map(|holder| *holder),
+            Self::Own(_) | Self::Gone | Self::NoRow => None,
+        }
+    }
+}
+
+/// The rules of a kind.
+pub(super) trait Rules: Send + Sync {
+    fn keys(&self) -> &[String];
+
+    fn check(&self, key_prefix: &str, has_identity: bool) -> Result<(), Error>;
+
+    fn longest_lease(&self) -> Duration {
+        DAY
+    }
+
+    fn longest_data(&self) -> usize {
+        MAX_DATA_BYTES
+    }
+
+    fn has_queue(&self) -> bool {
+        false
+    }
+
+    fn takes_place(&self) -> bool {
+        self.has_queue()
+    }
+
+    /// Returns the earliest time at which TTL may delete the row of a lease with this end.
+    fn kept_until(&self, table: &Table, _now: Moment, end: Duration) -> Duration {
+        table.kept_after(end)
+    }
+
+    /// Puts the updates of all keys together.
+    fn write(&self, updates: Vec<Update>) -> Write {
+        Write::all(updates)
+    }
+
+    /// Builds one attempt to acquire.
+    fn claim(&mut self, table: &Table, owner: &str, claim: &Claim<'_>) -> Write;
+
+    /// Reads the answer to an attempt that was applied. The row is as it was before.
+    fn granted(&mut self, table: &Table, claim: &Claim<'_>, before: Item) -> Result<Claimed, Error>;
+
+    /// Reads a refusal. Returns `None` if another attempt can succeed at once.
+    fn denied(
+        &mut self,
+        table: &Table,
+        owner: &str,
+        claim: &Claim<'_>,
+        refused: Refused,
+    ) -> Result<Option<Claimed>, Error>;
+
+    /// Returns where the row has this field of the owner.
+    fn at(&self, owner: &str, field: Field) -> Path;
+
+    /// Returns the condition that this owner has the row, and that its lease ends after `now`.
+    fn is_held(&self, owner: &str, now: u64) -> Condition;
+
+    fn trace(&self, row: Option<&Row>, owner: &str, now: Moment) -> Trace;
+
+    /// Builds the release of one key. `is_first` is `false` if this row refused it before and the release [can
+    /// adapt](Self::adapts).
+    fn release(&self, table: &Table, key: &str, owner: &str, release: &Release<'_>, is_first: bool) -> Update;
+
+    /// Returns `true` if another release can succeed that does less for others.
+    fn adapts(&self, _trace: &Trace, _release: &Release<'_>) -> bool {
+        false
+    }
+
+    /// Builds a request that removes what is no longer needed from the row as a release has left it.
+    fn tidied(&self, _row: Item, _key: &str, _now: Moment) -> Option<Update> {
+        None
+    }
+
+    /// Builds the update that makes this row refuse a late acquire of the owner. Returns `None` if it does already.
+    fn withdrawal(&self, table: &Table, key: &str, owner: &str, row: Option<&Row>, now: Moment) -> Option<Update>;
+
+    /// Takes over what a resumption has read.
+    fn resumed(&mut self, _row: Row) {}
+}

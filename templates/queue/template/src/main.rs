@@ -1,0 +1,64 @@
+use lambda_lock::{Idempotency, Locks, OnUnfinished, SqsConsumer};
+use lambda_lock::{idempotency::OnMissingKey, lambda::SqsMessage};
+use lambda_runtime::{Error, Runtime, service_fn, tower::Layer};
+
+#[derive(serde::Deserialize)]
+struct Payment {
+    id: String,
+    amount: u64,
+}
+
+/// An error is logged, and returns this message to the queue.
+async fn pay(message: SqsMessage<Payment>) -> Result<(), Error> {
+    let Payment { id, amount } = message.body;
+    if amount == 0 {
+        return Err("nothing to pay".into());
+    }
+    println!("{id}: paid {amount}");
+    Ok(())
+}
+
+/// A payment is recognised by the id in the body. After a crash, which may have paid, it is not made again.
+fn once(locks: Locks) -> Idempotency<SqsMessage<Payment>, (), Error> {
+    Idempotency::new(locks, OnMissingKey::Reject, |message: &SqsMessage<Payment>| Some(message.body.id.clone()))
+        .on_unfinished(OnUnfinished::Reject)
+}
+
+#[tokio::main]
+async fn main() -> Result<(), Error> {
+    let locks = Locks::from_env().await?; // the table is LOCK_TABLE_NAME
+    Runtime::new(SqsConsumer::new(once(locks)).concurrency(10).layer(service_fn(pay))).run().await
+}
+
+#[cfg(test)]
+mod tests {
+    use lambda_lock::embedded::DynamoDb;
+    use lambda_runtime::{Context, LambdaEvent, tower::ServiceExt};
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn message(id: &str, amount: u64) -> Value {
+        let body = json!({ "id": "rent", "amount": amount }).to_string();
+        json!({ "messageId": id, "eventSourceARN": "arn:aws:sqs:eu-west-1:123456789012:payments", "body": body })
+    }
+
+    #[tokio::test]
+    async fn only_the_message_that_fails_returns_to_the_queue() {
+        let engine = DynamoDb::new().unwrap();
+        let locks = Locks::builder(engine.client(), "locks").build().unwrap();
+        locks.create_table().await.unwrap();
+        let function = SqsConsumer::new(once(locks)).layer(service_fn(pay));
+
+        for (messages, returned) in [
+            (vec![message("1", 0)], vec!["1"]),
+            (vec![message("1", 700)], vec![]),
+            (vec![message("1", 700), message("2", 0)], vec![]), // the payment was made: nothing runs
+        ] {
+            let batch = serde_json::from_value(json!({ "Records": messages })).unwrap();
+            let Ok(answer) = function.clone().oneshot(LambdaEvent::new(batch, Context::default())).await;
+            let failures: Vec<_> = answer.batch_item_failures.iter().map(|failure| &failure.item_identifier).collect();
+            assert_eq!(failures, returned);
+        }
+    }
+}

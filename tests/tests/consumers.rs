@@ -1,0 +1,281 @@
+//! The rules of `Consumer` that are the same for every source. Each test runs for a queue and for a stream.
+
+use std::time::Duration;
+
+use aws_lambda_events::kinesis::{KinesisEvent, KinesisEventRecord};
+use aws_lambda_events::sqs::{SqsEvent, SqsMessage as SqsRecord};
+use lambda_lock::embedded::Host;
+use lambda_lock::idempotency::OnMissingKey;
+use lambda_lock::lambda::{Consumer, Source, SqsMessage, SqsSource};
+use lambda_lock::streams::{KinesisRecord, StreamSource};
+use lambda_lock::{Idempotency, Locks};
+use lambda_lock_tests::World;
+use lambda_lock_tests::invocation::{invocation, invocation_with, millis};
+use lambda_lock_tests::till::{Declined, Paid, Payment, Then, Till};
+use lambda_runtime::LambdaEvent;
+use serde_json::json;
+use tokio::time::timeout;
+use tower::{Layer, ServiceExt, service_fn};
+
+/// A timeout that no test reaches unless it hangs.
+const TOO_LONG: Duration = Duration::from_mins(1);
+
+const fn ms(millis: u64) -> Duration {
+    Duration::from_millis(millis)
+}
+
+/// A consumer whose handler takes plain items.
+type Plain<S> = Consumer<S, <S as Source>::Item, (), Declined>;
+
+/// A source, and how Lambda delivers from it.
+trait Tested: Source<Item: Paid> + Sized + 'static {
+    /// A consumer by the payments' ids.
+    fn consumer(locks: &Locks) -> Plain<Self>;
+
+    /// An event with payments, each with its lane and with what the handler does. Their ids and names are the numbers from
+    /// 1.
+    fn event(payments: &[(&str, &str)]) -> Self::Event;
+
+    /// Delivers an event to a handler that calls `begin` before each payment, and returns the names in the answer.
+    async fn deliver(
+        consumer: &Plain<Self>,
+        event: LambdaEvent<Self::Event>,
+        till: &Till,
+        begin: impl Fn(Then) + Clone + Send + 'static,
+    ) -> Vec<String>;
+
+    /// Returns the names in the answer when these payments are not done.
+    fn named<const N: usize>(not_done: [&str; N]) -> Vec<String>;
+}
+
+/// Returns what the payments of an event say.
+fn texts(payments: &[(&str, &str)]) -> impl Iterator<Item = (String, String, String)> {
+    payments.iter().zip(1..).map(|((lane, then), number)| {
+        let text = json!({ "id": number.to_string(), "then": then }).to_string();
+        (number.to_string(), (*lane).to_owned(), text)
+    })
+}
+
+fn by_payment<I: Paid>(locks: &Locks) -> Idempotency<I, (), Declined> {
+    Idempotency::new(locks.clone(), OnMissingKey::Reject, |item: &I| Some(item.payment().id.clone()))
+}
+
+/// A FIFO queue, whose lanes are its groups.
+impl Tested for SqsSource<Payment> {
+    fn consumer(locks: &Locks) -> Plain<Self> {
+        Consumer::new(by_payment(locks))
+    }
+
+    fn event(payments: &[(&str, &str)]) -> SqsEvent {
+        let mut event = SqsEvent::default();
+        event.records.extend(texts(payments).map(|(number, lane, text)| {
+            let mut message = SqsRecord::default();
+            message.message_id = Some(number);
+            message.body = Some(text);
+            message.event_source_arn = Some("arn:aws:sqs:eu-west-1:123456789012:payments.fifo".to_owned());
+            message.attributes.insert("MessageGroupId".to_owned(), lane);
+            message
+        }));
+        event
+    }
+
+    async fn deliver(
+        consumer: &Plain<Self>,
+        event: LambdaEvent<SqsEvent>,
+        till: &Till,
+        begin: impl Fn(Then) + Clone + Send + 'static,
+    ) -> Vec<String> {
+        let till = till.clone();
+        let handler = service_fn(move |message: SqsMessage<Payment>| {
+            begin(message.body.then);
+            till.clone().pay(message)
+        });
+        let answer = timeout(TOO_LONG, consumer.layer(handler).oneshot(event)).await.expect("there is an answer");
+        answer.unwrap().batch_item_failures.into_iter().map(|failure| failure.item_identifier).collect()
+    }
+
+    /// All of them, which return to the queue.
+    fn named<const N: usize>(not_done: [&str; N]) -> Vec<String> {
+        not_done.map(str::to_owned).to_vec()
+    }
+}
+
+/// A Kinesis stream, whose lanes are its partition keys.
+impl Tested for StreamSource<KinesisRecord<Payment>> {
+    fn consumer(locks: &Locks) -> Plain<Self> {
+        Consumer::new(by_payment(locks))
+    }
+
+    fn event(payments: &[(&str, &str)]) -> KinesisEvent {
+        let mut event = KinesisEvent::default();
+        event.records.extend(texts(payments).map(|(number, lane, text)| {
+            let mut record = KinesisEventRecord::default();
+            record.kinesis.sequence_number = number;
+            record.kinesis.partition_key = lane;
+            record.kinesis.data.0 = text.into_bytes();
+            record
+        }));
+        event
+    }
+
+    async fn deliver(
+        consumer: &Plain<Self>,
+        event: LambdaEvent<KinesisEvent>,
+        till: &Till,
+        begin: impl Fn(Then) + Clone + Send + 'static,
+    ) -> Vec<String> {
+        let till = till.clone();
+        let handler = service_fn(move |record: KinesisRecord<Payment>| {
+            begin(record.body.then);
+            till.clone().pay(record)
+        });
+        let answer = timeout(TOO_LONG, consumer.layer(handler).oneshot(event)).await.expect("there is an answer");
+        answer.unwrap().batch_item_failures.into_iter().filter_map(|failure| failure.item_identifier).collect()
+    }
+
+    /// The first of them, from which Lambda delivers again.
+    fn named<const N: usize>(not_done: [&str; N]) -> Vec<String> {
+        not_done.into_iter().take(1).map(str::to_owned).collect()
+    }
+}
+
+/// A table, and a consumer on its own host.
+async fn environment<S: Tested>() -> (World, Host, Plain<S>, Till) {
+    let world = World::new().await;
+    let host = world.host().build();
+    let consumer = S::consumer(&world.locks(&host).build().unwrap());
+    (world, host, consumer, Till::default())
+}
+
+/// Delivers payments 30 seconds before the deadline.
+async fn deliver<S: Tested>(consumer: &Plain<S>, host: &Host, till: &Till, payments: &[(&str, &str)]) -> Vec<String> {
+    S::deliver(consumer, invocation(host, S::event(payments)), till, |_| ()).await
+}
+
+/// Runs each of these tests for a queue and for a stream.
+macro_rules! tests {
+    ($($test:ident)*) => {
+        mod queue {
+            $(
+                #[tokio::test]
+                async fn $test() {
+                    super::$test::<super::SqsSource<super::Payment>>().await;
+                }
+            )*
+        }
+
+        mod stream {
+            $(
+                #[tokio::test]
+                async fn $test() {
+                    super::$test::<super::StreamSource<super::KinesisRecord<super::Payment>>>().await;
+                }
+            )*
+        }
+    };
+}
+
+tests! {
+    an_item_that_outlives_its_lease_is_cancelled_before_the_deadline
+    an_item_that_outlives_a_lease_of_its_own_is_cancelled
+    items_not_started_near_the_deadline_are_not_done_and_send_nothing
+    nothing_runs_past_the_deadline
+    a_silent_table_does_not_delay_the_answer_past_the_deadline
+    a_lane_stops_at_its_first_item_that_is_not_done
+    no_item_starts_after_a_failure_if_the_consumer_stops_there
+    an_item_that_was_done_before_stops_nothing
+}
+
+async fn an_item_that_outlives_its_lease_is_cancelled_before_the_deadline<S: Tested>() {
+    let (_world, host, consumer, till) = environment::<S>().await;
+    let consumer = consumer.min_remaining_time(ms(100));
+    let payments = S::event(&[("a", "Done"), ("b", "Endless"), ("c", "Done")]);
+    let event = invocation_with(&host, payments, ms(1_600));
+    let deadline = event.context.deadline;
+    assert_eq!(S::deliver(&consumer, event, &till, |_| ()).await, S::named(["2"]));
+    assert!(millis(host.now()) < deadline);
+    assert_eq!(till.ran_in_any_order(), ["1", "2", "3"]);
+    // It was released, and runs again at once. The others are done.
+    let again = [("a", "Panic"), ("b", "Done"), ("c", "Panic")];
+    assert!(deliver(&consumer, &host, &till, &again).await.is_empty());
+}
+
+async fn an_item_that_outlives_a_lease_of_its_own_is_cancelled<S: Tested>() {
+    let (_world, host, consumer, till) = environment::<S>().await;
+    let begun = host.now();
+    let payments = [("a", "Endless"), ("b", "Done")];
+    assert_eq!(deliver(&consumer.lease(ms(500)), &host, &till, &payments).await, S::named(["1"]));
+    let took = host.now().duration_since(begun).unwrap();
+    assert!(took < Duration::from_secs(20), "{took:?}, and the batch had 29 s");
+    assert_eq!(till.ran_in_any_order(), ["1", "2"]);
+}
+
+async fn items_not_started_near_the_deadline_are_not_done_and_send_nothing<S: Tested>() {
+    let (_world, host, consumer, till) = environment::<S>().await;
+    let event = invocation(&host, S::event(&[("a", "Done"), ("b", "Done"), ("a", "Done"), ("b", "Done")]));
+    // The environment was frozen.
+    let begin = {
+        let host = host.clone();
+        move |_| host.advance_clock(ms(14_200))
+    };
+    // The leases end after 29 s. After the second payment, which is the other one of `a`, less than a second is left.
+    assert_eq!(S::deliver(&consumer.concurrency(1), event, &till, begin).await, S::named(["2", "4"]));
+    assert_eq!(till.ran(), ["1", "3"]);
+    assert_eq!(host.requests(), 4);
+}
+
+async fn nothing_runs_past_the_deadline<S: Tested>() {
+    let (_world, host, consumer, till) = environment::<S>().await;
+    let event = invocation(&host, S::event(&[("a", "Done"), ("b", "Done")]));
+    host.advance_clock(Duration::from_secs(31));
+    assert_eq!(S::deliver(&consumer, event, &till, |_| ()).await, S::named(["1", "2"]));
+    assert!(till.ran().is_empty());
+    assert_eq!(host.requests(), 0);
+}
+
+async fn a_silent_table_does_not_delay_the_answer_past_the_deadline<S: Tested>() {
+    let (_world, host, consumer, till) = environment::<S>().await;
+    let consumer = consumer.min_remaining_time(ms(100)).concurrency(1);
+    let event = invocation_with(&host, S::event(&[("a", "Done"), ("b", "Endless"), ("c", "Done")]), ms(1_200));
+    let deadline = event.context.deadline;
+    let begin = {
+        let host = host.clone();
+        move |then| {
+            if then == Then::Endless {
+                host.crash();
+            }
+        }
+    };
+    assert_eq!(S::deliver(&consumer, event, &till, begin).await, S::named(["2", "3"]));
+    assert!(millis(host.now()) < deadline, "{} ms late", millis(host.now()) - deadline);
+}
+
+async fn a_lane_stops_at_its_first_item_that_is_not_done<S: Tested>() {
+    for failing in ["Declined", "Panic"] {
+        let (_world, host, consumer, till) = environment::<S>().await;
+        let payments = [("a", "Done"), ("a", failing), ("a", "Done"), ("b", "Done")];
+        assert_eq!(deliver(&consumer, &host, &till, &payments).await, S::named(["2", "3"]));
+        assert_eq!(till.ran_in_any_order(), ["1", "2", "4"]);
+    }
+}
+
+async fn no_item_starts_after_a_failure_if_the_consumer_stops_there<S: Tested>() {
+    for failing in ["Declined", "Panic"] {
+        let (_world, host, consumer, till) = environment::<S>().await;
+        let consumer = consumer.concurrency(1).stop_at_first_failure();
+        let payments = [("a", "Done"), ("b", failing), ("c", "Done"), ("a", "Done")];
+        assert_eq!(deliver(&consumer, &host, &till, &payments).await, S::named(["2", "3"]));
+        // The lane of `a` was first.
+        assert_eq!(till.ran(), ["1", "4", "2"]);
+        assert_eq!(host.requests(), 6);
+    }
+}
+
+async fn an_item_that_was_done_before_stops_nothing<S: Tested>() {
+    let (_world, host, consumer, till) = environment::<S>().await;
+    let consumer = consumer.concurrency(1).stop_at_first_failure();
+    for _ in 0..2 {
+        assert!(deliver(&consumer, &host, &till, &[("a", "Done"), ("b", "Done")]).await.is_empty());
+    }
+    assert_eq!(till.ran(), ["1", "2"]);
+}
