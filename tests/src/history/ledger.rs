@@ -116,6 +116,35 @@ impl Deref for Ledger {
     }
 }
 
+impl Ledger {
+    /// Takes note of an acquire that was applied.
+    fn acquired(&self, state: &mut State, update: &Write, answer: &Value) {
+        let Write { key, owner, .. } = update;
+        let now = self.engine.now();
+        let holder = update.text("holder").unwrap().to_owned();
+        let fence = update.fence_written(answer);
+        let before = state.rows.get(key).map_or(0, |row| row.fence);
+        if fence <= before {
+            self.broke(state, format!("(b) {key}: fence {fence} after {before}"));
+        }
+        if state.released.contains(owner) {
+            self.broke(state, format!("(e) {key} was taken again by {holder}, which had released it"));
+        }
+        let last = state.rows.get(key).map(|row| &row.owner).filter(|owner| state.released.contains(*owner));
+        if last.and_then(|owner| state.holds.get(owner)).is_some_and(|(until, _)| now < *until) {
+            self.broke(state, format!("{key} was taken before its minimum hold was over"));
+        }
+        let withdrawn = state.rows.get(key).map(|row| row.withdrawn.clone()).unwrap_or_default();
+        if withdrawn == *owner {
+            self.broke(state, format!("(h) {key} was taken by {holder}, which had withdrawn"));
+        }
+        let end = update.number(LEASE_END).unwrap();
+        state.rows.insert(key.clone(), Row { owner: owner.clone(), fence, withdrawn, sequence: 0, end });
+        state.applied.insert((key.clone(), fence), holder);
+        state.taken.push((key.clone(), now, owner.clone()));
+    }
+}
+
 impl Observe for Ledger {
     fn answer(&self, operation: &str, request: &Value, answer: &mut Answer) {
         let request = Request::parse(operation, request);
@@ -143,29 +172,7 @@ impl Observe for Ledger {
             state.ends.insert(owner.clone(), now + Duration::from_millis(end.saturating_sub(sent)));
         }
         match purpose {
-            Purpose::Acquire => {
-                let holder = update.text("holder").unwrap().to_owned();
-                let fence = update.fence_written(&answer.body);
-                let before = state.rows.get(&key).map_or(0, |row| row.fence);
-                if fence <= before {
-                    ledger.broke(&mut state, format!("(b) {key}: fence {fence} after {before}"));
-                }
-                if state.released.contains(&owner) {
-                    ledger.broke(&mut state, format!("(e) {key} was taken again by {holder}, which had released it"));
-                }
-                let last = state.rows.get(&key).map(|row| &row.owner).filter(|owner| state.released.contains(*owner));
-                if last.and_then(|owner| state.holds.get(owner)).is_some_and(|(until, _)| now < *until) {
-                    ledger.broke(&mut state, format!("{key} was taken before its minimum hold was over"));
-                }
-                let withdrawn = state.rows.get(&key).map(|row| row.withdrawn.clone()).unwrap_or_default();
-                if withdrawn == owner {
-                    ledger.broke(&mut state, format!("(h) {key} was taken by {holder}, which had withdrawn"));
-                }
-                let end = end.unwrap();
-                state.rows.insert(key.clone(), Row { owner: owner.clone(), fence, withdrawn, sequence: 0, end });
-                state.applied.insert((key.clone(), fence), holder);
-                state.taken.push((key, now, owner));
-            }
+            Purpose::Acquire => ledger.acquired(&mut state, update, &answer.body),
             Purpose::Join => state.counts.joined += 1,
             Purpose::Withdraw => {
                 state.counts.withdrawn += 1;
