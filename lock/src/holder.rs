@@ -121,7 +121,7 @@ impl Holder {
         self.waiters
     }
 
-    /// Returns the permits in the row of a [semaphore](crate::Locks::semaphore), the lease that ends first first. Empty for a
+    /// Returns the permits in the row of a [semaphore](crate::Locks::semaphore), earliest end first. Empty for a
     /// lock, for a record of idempotency, for a permit, and if no permit is in the row.
     ///
     /// The other methods of a semaphore's holder describe the permit whose lease ends first. A permit whose holder crashed

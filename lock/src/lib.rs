@@ -6,10 +6,10 @@
 //! # async fn example() -> Result<(), Error> {
 //! let locks = Locks::from_env().await?; // the table is LOCK_TABLE_NAME
 //!
-//! // The lock is released on return, error and panic. The work is cancelled when the lease ends.
-//! let written = locks.acquire("nightly-report").run(async |lock| write_report(lock.fence()).await);
-//! match written.await {
-//!     Err(error) if error.is_held() => println!("skipped: {error}"), // … is held by … until …
+//! // Releases the lock on return, error and panic. Cancels the work when the lease ends.
+//! let report = locks.acquire("nightly-report");
+//! match report.run(async |lock| write_report(lock.fence()).await).await {
+//!     Err(error) if error.is_held() => println!("skipped: {error}"),
 //!     other => other?,
 //! }
 //! # Ok(())
@@ -37,7 +37,7 @@
 //! | do each record of a stream once, in order | `streams::StreamConsumer` | `streams` |
 //! | look at keys, and free them by hand | [`Locks::get`], [`Locks::list`], [`Locks::check`] | |
 //! | do all this from a shell | the program `lambda-lock` | `cli` |
-//! | count and trace | [`metrics`], [`tracing`] spans | `metrics` |
+//! | count and trace | [`metrics`], [`tracing`](https://docs.rs/tracing) spans | `metrics` |
 //! | test your own handler | `embedded` | `embedded` |
 //!
 //! # Guarantees

@@ -117,14 +117,15 @@ fn the_readme_and_the_guides_are_short() {
     assert!(words <= 18_000, "the README and the guides have {words} words");
 }
 
-// Wider lines are cut off on docs.rs.
+// docs.rs cuts off wider lines in a window of 1,200 pixels.
 #[test]
 fn the_code_of_the_guides_fits_the_page() {
     for (name, page) in pages() {
         for block in page.split("```rust").skip(1) {
             let code = block.split("```").next().unwrap();
             for line in code.lines().filter(|line| !line.starts_with("# ")) {
-                assert!(line.chars().count() <= 100, "{name}: {line}");
+                let most = if name == "README.md" { 100 } else { 88 };
+                assert!(line.chars().count() <= most, "{name}: {line}");
             }
         }
     }
