@@ -2,6 +2,7 @@
 //! come back. A seed determines each history, which runs in paused time. A ledger sees every request as it is applied,
 //! and every lock as its holder sees it. It reports at the end whether the guarantees held.
 
+pub(crate) mod book;
 mod ledger;
 pub(crate) mod mutation;
 pub(crate) mod stage;

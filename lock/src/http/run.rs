@@ -43,7 +43,6 @@ pub struct HttpRun {
 impl HttpRun {
     /// Returns the lock of the run, as [`Run::lock`] does. It is [not enforced](Lock::is_enforced) for a request without a
     /// key, and with locking [disabled](crate::LocksBuilder::enabled).
-    #[must_use]
     pub fn lock(&self) -> &Lock {
         self.run.lock()
     }

@@ -104,7 +104,7 @@ where
             return match claim.refusal(record) {
                 Ok(record) => Ok(NextStep::replay(key, record)),
                 Err(refusal) => {
-                    let error = settings.error(refusal, &key);
+                    let error = settings.error(*refusal, &key);
                     lock::record_refusal(&error);
                     Err(HandlerError::Lock(error))
                 }

@@ -290,7 +290,7 @@ impl Acquire {
         let error = loop {
             let error = match attempts.next(telemetry).await {
                 Ok(Attempt::Taken(taken)) if taken.is_valid(self.locks.0.clock.now()) => {
-                    return Ok(attempts.into_lock(taken, telemetry.span()));
+                    return Ok(attempts.into_lock(*taken, telemetry.span()));
                 }
                 Ok(Attempt::Completed(record)) => {
                     attempts.give_up().await;
@@ -449,7 +449,7 @@ struct AcquireAttempts<'a> {
 
 /// The answer to one attempt.
 enum Attempt {
-    Taken(Taken),
+    Taken(Box<Taken>),
     /// An earlier attempt took the key, and its lease is no longer known.
     TakenTooLong,
     Completed(Box<Holder>),
@@ -515,7 +515,7 @@ impl<'a> AcquireAttempts<'a> {
             Claimed::Granted { fences, data, taken_from, hold_time } => {
                 let excess = self.turn.as_ref().map(|turn| turn.excess(answered.since(now))).unwrap_or_default();
                 let grant = Grant { fences, data, sent: now, lease, hold_time, excess };
-                Ok(Attempt::Taken(Taken { grant, from: taken_from }))
+                Ok(Attempt::Taken(Box::new(Taken { grant, from: taken_from })))
             }
             Claimed::Already { fences, data, end, hold_time } => {
                 let key = &*printable(&self.pending.acquisition.name);
@@ -523,7 +523,7 @@ impl<'a> AcquireAttempts<'a> {
                 let ours = self.sent.iter().find(|(_, lease)| lease.end == end).filter(|_| !fences.is_empty());
                 let Some(&(sent, lease)) = ours else { return Ok(Attempt::TakenTooLong) };
                 let grant = Grant { fences, data, sent, lease, hold_time, excess: Duration::ZERO };
-                Ok(Attempt::Taken(Taken { grant, from: None }))
+                Ok(Attempt::Taken(Box::new(Taken { grant, from: None })))
             }
             Claimed::Completed(record) => Ok(Attempt::Completed(record)),
         }

@@ -513,7 +513,7 @@ impl Holding {
         let hold = Hold { since: self.acquired() + self.excess, before: self.hold_time };
         let release = Release { sequence, now, acquired_at: self.acquired(), hold_until, hold: Some(hold), data };
         let answer = match table.release(&self.acquisition, &release).await {
-            Ok(Released::Released) => Ok(None),
+            Ok(Released::Freed) => Ok(None),
             Ok(Released::Completed(record)) => Ok(Some(record)),
             // Nothing replaces what is held before the lease has ended, so the release was applied.
             Ok(Released::NoTrace) if !lease.deadline.has_passed(self.now()) => Ok(None),

@@ -506,13 +506,14 @@ mod format {
                 ));
             }
             let hold_until = written.hold_until.map(|time| number("hold_until", Some(time), LATEST)).transpose()?;
+            let (table, key_prefix) = (field("table", written.table)?, field("key_prefix", written.key_prefix)?);
             let key = field("key", written.key)?;
             let kind = Kind::of_ticket(written.kind.as_deref(), key.clone()).ok_or_else(|| {
                 "the ticket is of an unknown `kind`: use the same version of lambda-lock in all steps".to_owned()
             })?;
             Ok(Self {
-                table: field("table", written.table)?,
-                key_prefix: field("key_prefix", written.key_prefix)?,
+                table,
+                key_prefix,
                 key,
                 sort_key: written.sort_key,
                 enforced: field("enforced", written.enforced)?,

@@ -107,7 +107,7 @@ pub(super) trait Attribute: Into<Path> {
     }
 
     /// True if the attribute is missing.
-    fn is_not(self, other: impl Into<Operand>) -> Condition {
+    fn differs_from(self, other: impl Into<Operand>) -> Condition {
         Condition::Compare(self.into(), "<>", other.into())
     }
 
@@ -139,7 +139,7 @@ pub(super) trait Attribute: Into<Path> {
         Condition::Exists(self.into())
     }
 
-    fn is_missing(self) -> Condition {
+    fn missing(self) -> Condition {
         Condition::Missing(self.into())
     }
 }
@@ -421,15 +421,15 @@ mod tests {
     use super::super::names::{EXPIRATION, FENCE, OWNER, STATUS, permit};
     use super::*;
 
-    fn rendered(condition: Condition) -> (String, Rendered) {
-        let mut rendered = Rendered::of(&condition);
+    fn rendered(condition: &Condition) -> (String, Rendered) {
+        let mut rendered = Rendered::of(condition);
         (rendered.condition.take().unwrap_or_default(), rendered)
     }
 
     #[test]
     fn conditions_within_conditions_have_parentheses() {
-        let (text, _) = rendered(any([
-            OWNER.is_missing(),
+        let (text, _) = rendered(&any([
+            OWNER.missing(),
             all([STATUS.is(text("completed", "COMPLETED")), not(any([FENCE.exists(), OWNER.exists()]))]),
         ]));
         assert_eq!(
@@ -441,7 +441,7 @@ mod tests {
 
     #[test]
     fn one_name_for_two_values_becomes_two_placeholders() {
-        let (text, rendered) = rendered(all([FENCE.above(count("n", 1_u8)), FENCE.below(count("n", 2_u8))]));
+        let (text, rendered) = rendered(&all([FENCE.above(count("n", 1_u8)), FENCE.below(count("n", 2_u8))]));
         assert_eq!(text, "#fence > :n AND #fence < :n_");
         assert_eq!(rendered.values[":n_"], number(2_u8));
     }
@@ -449,7 +449,7 @@ mod tests {
     #[test]
     fn an_entry_of_a_map_has_two_names() {
         let path = || Path::named("permit", "permit:0f");
-        let (text, rendered) = rendered(all([path().entry(permit::LEASE_END).exists(), LEASE_END.exists()]));
+        let (text, rendered) = rendered(&all([path().entry(permit::LEASE_END).exists(), LEASE_END.exists()]));
         assert_eq!(text, "attribute_exists(#permit.#lease_end) AND attribute_exists(#lease_end_)");
         assert_eq!(rendered.names["#lease_end_"], LEASE_END);
     }

@@ -29,14 +29,14 @@ impl Table {
             // A row that its owner released is not changed, so that a retry of that release recognises it.
             Some(seen) => all([
                 OWNER.is(text("seen", seen)),
-                any([RELEASED.is_not(text("seen", seen)), LEASE_END.above(count("now", now.millis()))]),
+                any([RELEASED.differs_from(text("seen", seen)), LEASE_END.above(count("now", now.millis()))]),
             ]),
             // A row that another library wrote has no owner. Its end tells one acquisition from the next.
             None => all([
-                OWNER.is_missing(),
+                OWNER.missing(),
                 any([
                     LEASE_END.is(count("seen", seen.until)),
-                    all([LEASE_END.is_missing(), EXPIRATION.is(count("seen_seconds", seen.until / 1000))]),
+                    all([LEASE_END.missing(), EXPIRATION.is(count("seen_seconds", seen.until / 1000))]),
                 ]),
             ]),
         };

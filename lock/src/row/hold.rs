@@ -22,7 +22,7 @@ const TIDYING_TIMEOUT: Duration = Duration::from_millis(200);
 /// The effect of a renewal.
 #[derive(Debug)]
 pub(crate) enum Renewed {
-    Renewed,
+    Extended,
     Lost {
         error: Error,
         /// The owner still has other keys, which a release frees.
@@ -33,7 +33,7 @@ pub(crate) enum Renewed {
 /// The effect of a release.
 #[derive(Debug)]
 pub(crate) enum Released {
-    Released,
+    Freed,
     /// This owner had completed the record, in a request or a transaction whose answer was lost.
     Completed(Box<Holder>),
     /// There is no trace of the acquisition after an earlier attempt, also of an earlier call, that was not answered. Either
@@ -66,7 +66,7 @@ impl Table {
                 .set_data(data)
         });
         let Answer::Refused(refused) = self.write(write, &SdkAttempts::default()).await? else {
-            return Ok(Renewed::Renewed);
+            return Ok(Renewed::Extended);
         };
         // An earlier attempt of this renewal was applied to the others; its answer was lost.
         let is_renewed = |trace: &Trace| trace.held().is_some_and(|own| own.sequence == Some(sequence));
@@ -74,7 +74,7 @@ impl Table {
         let traces = traces.map(|(key, row)| (key, rules.trace(row.as_ref(), owner, now)));
         let lost: Vec<_> = traces.filter(|(_, trace)| !is_renewed(trace)).collect();
         if lost.is_empty() {
-            return Ok(Renewed::Renewed);
+            return Ok(Renewed::Extended);
         }
         let has_others = lost.len() < keys.len();
         Ok(Renewed::Lost { error: self.lost(lost), has_others })
@@ -83,7 +83,7 @@ impl Table {
     /// Frees all keys that this owner holds, and keeps their rows. One request; a second one if some of several keys were
     /// lost, which the error names, and if a row is to be tidied up.
     pub(crate) async fn release(&self, acquisition: &Acquisition, release: &Release<'_>) -> Result<Released, Error> {
-        let (mut released, mut lost) = (Released::Released, Vec::new());
+        let (mut released, mut lost) = (Released::Freed, Vec::new());
         for (key, row) in self.release_held(acquisition, release).await? {
             match acquisition.rules().trace(row.as_ref(), &acquisition.owner, release.now) {
                 Trace::Own(Own { completed: Some(record), .. }) => released = Released::Completed(record),
@@ -171,7 +171,7 @@ impl Table {
         let rules = acquisition.rules();
         let always = || {
             let key = || self.partition_key_path();
-            Condition::Any(vec![key().exists(), key().is_missing()])
+            Condition::Any(vec![key().exists(), key().missing()])
         };
         let condition = || if is_enforced { rules.is_held(&acquisition.owner, now.millis()) } else { always() };
         rules.keys().iter().map(|key| self.check(key, &condition())).collect()

@@ -57,6 +57,17 @@ impl Key {
         why.into_error(&table.name, &self.key)
     }
 
+    /// Returns the end of the time for which a record shows an unfinished run, if that is to be rejected.
+    fn window_end(&self, now: Moment) -> Duration {
+        #[cfg(feature = "idempotency")]
+        return self.record.as_ref().and_then(|record| record.window_end(now)).unwrap_or_default();
+        #[cfg(not(feature = "idempotency"))]
+        {
+            let _ = now;
+            Duration::ZERO
+        }
+    }
+
     fn is_record(&self) -> bool {
         #[cfg(feature = "idempotency")]
         return self.record.is_some();
@@ -88,13 +99,7 @@ impl Rules for Key {
     }
 
     fn kept_until(&self, table: &Table, now: Moment, end: Duration) -> Duration {
-        let kept = table.kept_after(end);
-        #[cfg(feature = "idempotency")]
-        if let Some(record) = &self.record {
-            return record.kept_until(now).map_or(kept, |time| time.max(kept));
-        }
-        let _only_a_record_depends_on_it = now;
-        kept
+        table.kept_after(end).max(self.window_end(now))
     }
 
     fn claim(&mut self, table: &Table, owner: &str, claim: &Claim<'_>) -> Write {
@@ -163,7 +168,7 @@ impl Rules for Key {
         let holder = row.into_holder(claim.now);
         #[cfg(feature = "idempotency")]
         if let Some(record) = &self.record {
-            let completed = record.refusal(holder).map_err(|cause| Error::new(cause, &table.name, key))?;
+            let completed = record.refusal(holder).map_err(|cause| Error::new(*cause, &table.name, key))?;
             return Ok(Some(Claimed::Completed(Box::new(completed))));
         }
         Err(Error::new(Cause::Held(holder), &table.name, key))
@@ -211,10 +216,10 @@ pub(super) fn take(key: &str, owner: &str, claim: &Claim<'_>) -> Update {
 /// There is no row, or this nonce has not been used, the fence can grow, and one of these conditions is met.
 pub(super) fn can_be_taken(table: &Table, owner: &str, free: Vec<Condition>) -> Condition {
     any([
-        table.partition_key_path().is_missing(),
+        table.partition_key_path().missing(),
         all([
-            OWNER.is_not(text("owner", owner)),
-            WITHDRAWN.is_not(text("owner", owner)),
+            OWNER.differs_from(text("owner", owner)),
+            WITHDRAWN.differs_from(text("owner", owner)),
             fence_can_grow(),
             Condition::Any(free),
         ]),
@@ -222,7 +227,7 @@ pub(super) fn can_be_taken(table: &Table, owner: &str, free: Vec<Condition>) -> 
 }
 
 pub(super) fn fence_can_grow() -> Condition {
-    any([FENCE.is_missing(), FENCE.between(count("zero", 0_u8), count("max_fence", MAX_FENCE))])
+    any([FENCE.missing(), FENCE.between(count("zero", 0_u8), count("max_fence", MAX_FENCE))])
 }
 
 /// The conditions under which a row is free; `over` says when the lease of one in progress has ended.
@@ -232,7 +237,7 @@ pub(super) fn is_free(claim: &Claim<'_>, over: Condition) -> Vec<Condition> {
     vec![
         all([STATUS.is(text("completed", COMPLETED)), has_expired()]),
         all([in_progress(), over]),
-        all([in_progress(), LEASE_END.is_missing(), has_expired()]),
+        all([in_progress(), LEASE_END.missing(), has_expired()]),
     ]
 }
 
@@ -258,7 +263,7 @@ fn is_of_identity(identity: &str, claim: &Claim<'_>) -> Condition {
     all([
         STATUS.is(text("in_progress", IN_PROGRESS)),
         OWNER.begins_with(text("identity", identity)),
-        RELEASED.is_not(OWNER),
+        RELEASED.differs_from(OWNER),
         LEASE_END.above(count("now", claim.now.millis())),
         ACQUIRED_AT.below(count("now", claim.now.millis())),
         FENCE.exists(),
@@ -279,7 +284,7 @@ pub(super) fn is_held(owner: &str, now: u64) -> Condition {
     all([
         OWNER.is(text("owner", owner)),
         STATUS.is(text("in_progress", IN_PROGRESS)),
-        RELEASED.is_not(text("owner", owner)),
+        RELEASED.differs_from(text("owner", owner)),
         LEASE_END.above(count("now", now)),
     ])
 }
@@ -340,7 +345,7 @@ pub(super) fn withdrawal(table: &Table, key: &str, owner: &str, row: Option<&Row
     Some(match row {
         // The new row looks as if the owner had released it.
         None => update
-            .when(table.partition_key_path().is_missing())
+            .when(table.partition_key_path().missing())
             .set(OWNER, owner_value())
             .set(RELEASED, owner_value())
             .set(STATUS, in_progress())
@@ -351,13 +356,13 @@ pub(super) fn withdrawal(table: &Table, key: &str, owner: &str, row: Option<&Row
         // TTL could delete this row before the late attempt arrives. (The TTL of a completed row is the end of its window,
         // and stays.)
         Some(row) if row.is_deleted_before(expiration) => update
-            .when(OWNER.is_not(owner_value()))
+            .when(OWNER.differs_from(owner_value()))
             .when(STATUS.is(in_progress()))
             .when(LEASE_END.exists())
             .when(ACQUIRED_AT.exists())
             .when(EXPIRATION.below(count("expiration", expiration)))
             .set(WITHDRAWN, owner_value())
             .set(EXPIRATION, count("expiration", expiration)),
-        Some(_) => update.when(STATUS.exists()).when(OWNER.is_not(owner_value())).set(WITHDRAWN, owner_value()),
+        Some(_) => update.when(STATUS.exists()).when(OWNER.differs_from(owner_value())).set(WITHDRAWN, owner_value()),
     })
 }

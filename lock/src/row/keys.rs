@@ -17,7 +17,7 @@ use crate::limits::check_keys;
 #[derive(Clone, Debug)]
 pub(crate) struct Keys {
     /// In alphabetical order.
-    keys: Vec<String>,
+    names: Vec<String>,
     /// The fences that the last attempt has proposed, in the order of the keys.
     proposed: Vec<u64>,
     /// The largest fences that refusals have shown.
@@ -25,20 +25,20 @@ pub(crate) struct Keys {
 }
 
 impl Keys {
-    pub(super) fn new(mut keys: Vec<String>) -> Self {
-        keys.sort_unstable();
-        let none = vec![0; keys.len()];
-        Self { keys, proposed: none.clone(), seen: none }
+    pub(super) fn new(mut names: Vec<String>) -> Self {
+        names.sort_unstable();
+        let none = vec![0; names.len()];
+        Self { names, proposed: none.clone(), seen: none }
     }
 }
 
 impl Rules for Keys {
     fn keys(&self) -> &[String] {
-        &self.keys
+        &self.names
     }
 
     fn check(&self, key_prefix: &str, _has_identity: bool) -> Result<(), Error> {
-        check_keys(key_prefix, &self.keys)
+        check_keys(key_prefix, &self.names)
     }
 
     fn write(&self, updates: Vec<Update>) -> Write {
@@ -56,9 +56,9 @@ impl Rules for Keys {
             take(key, owner, claim)
                 .set(FENCE, fence())
                 .when(can_be_taken(table, owner, is_free(claim, is_over(claim))))
-                .when(any([FENCE.is_missing(), FENCE.below(fence())]))
+                .when(any([FENCE.missing(), FENCE.below(fence())]))
         };
-        self.write(self.keys.iter().zip(&self.proposed).map(update).collect())
+        self.write(self.names.iter().zip(&self.proposed).map(update).collect())
     }
 
     fn granted(&mut self, _table: &Table, _claim: &Claim<'_>, _before: Item) -> Result<Claimed, Error> {
@@ -83,7 +83,7 @@ impl Rules for Keys {
                 own.push(row);
                 continue;
             }
-            let Some(index) = self.keys.iter().position(|other| *other == key) else { continue };
+            let Some(index) = self.names.iter().position(|other| *other == key) else { continue };
             self.seen[index] = self.seen[index].max(row.fence.unwrap_or_default());
             let is_free = row.end <= claim.now.millis();
             if is_free && row.fence >= Some(MAX_FENCE) {
@@ -97,7 +97,7 @@ impl Rules for Keys {
         }
         match (own.first(), prevented) {
             // An earlier attempt was applied, to all rows.
-            (Some(first), _) if own.len() == self.keys.len() && own.iter().all(|row| row.end == first.end) => {
+            (Some(first), _) if own.len() == self.names.len() && own.iter().all(|row| row.end == first.end) => {
                 let fences = own.iter().filter_map(|row| row.fence).collect();
                 Ok(Some(Claimed::Already { fences, data: None, end: first.end, hold_time: None }))
             }

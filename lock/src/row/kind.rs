@@ -115,11 +115,8 @@ impl Kind {
         /// How many keys are named.
         const NAMED: usize = 3;
         let keys = self.all_keys();
-        let mut name = keys[..keys.len().min(NAMED)].join(", ");
-        if keys.len() > NAMED {
-            name.push_str(&format!(" and {} more", keys.len() - NAMED));
-        }
-        name
+        let named = keys[..keys.len().min(NAMED)].join(", ");
+        if keys.len() > NAMED { format!("{named} and {} more", keys.len() - NAMED) } else { named }
     }
 }
 

@@ -106,7 +106,7 @@ impl Rules for Permit {
         let ended = self.ended.len() as u128;
         let most = count("most", u128::from(self.permits - 1) + ended);
         // There is nothing of this owner, so the request is no duplicate.
-        let is_new = [STATUS.is(text("semaphore", SEMAPHORE)), permit.clone().is_missing(), fence_can_grow()];
+        let is_new = [STATUS.is(text("semaphore", SEMAPHORE)), permit.clone().missing(), fence_can_grow()];
         let update = Update::new(&self.key)
             .returning(ReturnValue::AllOld)
             .set(STATUS, text("semaphore", SEMAPHORE))
@@ -119,7 +119,7 @@ impl Rules for Permit {
             let has_room = PERMITS.between(count("zero", 0_u8), most);
             return update
                 .set(PERMITS, To::Next(PERMITS.into(), count("zero", 0_u8)))
-                .when(any([table.partition_key_path().is_missing(), all(is_new).and(has_room)]))
+                .when(any([table.partition_key_path().missing(), all(is_new).and(has_room)]))
                 .into();
         }
         update = update
@@ -207,7 +207,7 @@ impl Rules for Permit {
         let (permit, _) = paths(owner);
         all([
             permit.clone().entry(permit::LEASE_END).above(count("now", now)),
-            permit.entry(permit::RELEASED).is_missing(),
+            permit.entry(permit::RELEASED).missing(),
         ])
     }
 
@@ -297,7 +297,7 @@ impl Rules for Permit {
         let Some(row) = row else {
             return Some(
                 update
-                    .when(table.partition_key_path().is_missing())
+                    .when(table.partition_key_path().missing())
                     .set(STATUS, text("semaphore", SEMAPHORE))
                     .set(PERMITS, count("zero", 0_u8)),
             );
@@ -307,7 +307,7 @@ impl Rules for Permit {
         if semaphore.permit(owner).is_some() || semaphore.tombstone(owner).is_some() {
             return None;
         }
-        let update = update.when(STATUS.is(text("semaphore", SEMAPHORE))).when(permit.is_missing());
+        let update = update.when(STATUS.is(text("semaphore", SEMAPHORE))).when(permit.missing());
         Some(without_tombstones(update, &obsolete(&semaphore.tombstones, now)))
     }
 

@@ -32,7 +32,7 @@ impl Table {
     /// A condition that neither a row nor a missing row meets.
     fn never(&self) -> Condition {
         let key = || self.partition_key_path();
-        all([key().exists(), key().is_missing()])
+        all([key().exists(), key().missing()])
     }
 
     /// Builds an update that is refused if it is allowed.

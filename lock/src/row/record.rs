@@ -35,7 +35,7 @@ impl RecordClaim {
             any([
                 RELEASED.is(OWNER),
                 ACQUIRED_AT.at_most(count("window_ago", window_ago)),
-                all([ACQUIRED_AT.is_missing(), has_expired]),
+                all([ACQUIRED_AT.missing(), has_expired]),
             ]),
         ])
     }
@@ -49,22 +49,22 @@ impl RecordClaim {
         }
     }
 
-    /// Returns the earliest time at which TTL may delete the row, if that can be later than for a lock.
-    pub(super) fn kept_until(&self, now: Moment) -> Option<Duration> {
+    /// Returns the end of the time for which an unfinished run is refused, if it is. TTL does not delete the row before.
+    pub(super) fn window_end(&self, now: Moment) -> Option<Duration> {
         self.reject_unfinished.map(|window| now.wall.saturating_add(window))
     }
 
     /// Returns the record if it has the result. Otherwise returns the error that a refusal by this record means.
-    pub(crate) fn refusal(&self, record: Holder) -> Result<Holder, Cause> {
+    pub(crate) fn refusal(&self, record: Holder) -> Result<Holder, Box<Cause>> {
         let (stored, ours) = (record.validation.as_deref(), self.validation.as_deref());
         if stored.zip(ours).is_some_and(|(stored, ours)| differ(stored, ours)) {
-            Err(Cause::Mismatch(record))
+            Err(Box::new(Cause::Mismatch(record)))
         } else if record.completed {
             Ok(record)
         } else if record.current {
-            Err(Cause::InProgress(record))
+            Err(Box::new(Cause::InProgress(record)))
         } else {
-            Err(Cause::Unfinished(record))
+            Err(Box::new(Cause::Unfinished(record)))
         }
     }
 

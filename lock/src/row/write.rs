@@ -29,7 +29,7 @@ const LONGEST_DELAY: Duration = Duration::from_millis(500);
 #[derive(Clone, Debug)]
 pub(super) enum Write {
     /// One `UpdateItem`.
-    One(Update),
+    One(Box<Update>),
     /// One `TransactWriteItems`, which costs twice as much and returns no row.
     Together(Vec<Update>),
 }
@@ -73,14 +73,14 @@ impl Write {
     /// One `UpdateItem`, or a transaction of several updates.
     pub(super) fn all(mut updates: Vec<Update>) -> Self {
         match updates.pop() {
-            Some(update) if updates.is_empty() => Self::One(update),
+            Some(update) if updates.is_empty() => update.into(),
             last => Self::Together(updates.into_iter().chain(last).collect()),
         }
     }
 
     fn keys(&self) -> impl Iterator<Item = &str> {
         let updates = match self {
-            Self::One(update) => std::slice::from_ref(update),
+            Self::One(update) => std::slice::from_ref(&**update),
             Self::Together(updates) => updates,
         };
         updates.iter().map(|update| update.key.as_str())
@@ -95,7 +95,7 @@ impl Write {
 
 impl From<Update> for Write {
     fn from(update: Update) -> Self {
-        Self::One(update)
+        Self::One(Box::new(update))
     }
 }
 

@@ -1,26 +1,29 @@
 use std::collections::{HashMap, HashSet};
-use std::fmt::{self, Debug};
-use std::sync::{Arc, Mutex, MutexGuard, Weak};
+use std::fmt::Debug;
+use std::ops::Deref;
+use std::sync::{Arc, Weak};
 use std::time::{Duration, SystemTime};
 
 use lambda_lock::embedded::{Answer, DynamoDb, Intercept};
 use lambda_lock::{Error, ErrorKind, Lock};
 use serde_json::Value;
 
-use super::stage::{Journal, LATENCY, Waiting};
+use super::book::{Book, Observe, Observer, Page, described};
+use super::stage::{LATENCY, Waiting};
 use super::{Counts, Outcome};
 use crate::request::{LEASE_END, Purpose, Request, Write};
 
 /// Records everything, and reports violations of the guarantees.
+#[derive(Debug)]
 pub(super) struct Ledger {
-    engine: DynamoDb,
+    book: Book<Kept>,
     clock_skew: Duration,
-    state: Mutex<State>,
 }
 
+type State = Page<Kept>;
+
 #[derive(Default)]
-struct State {
-    journal: Journal,
+pub(crate) struct Kept {
     counts: Counts,
     /// By key.
     rows: HashMap<String, Row>,
@@ -75,7 +78,7 @@ struct Crash {
 
 impl Ledger {
     pub(super) fn new(engine: DynamoDb, clock_skew: Duration) -> Self {
-        Self { engine, clock_skew, state: Mutex::default() }
+        Self { book: Book::new(engine), clock_skew }
     }
 
     pub(super) fn observer(self: &Arc<Self>) -> impl Intercept + use<> {
@@ -83,16 +86,12 @@ impl Ledger {
     }
 
     pub(super) fn swept(&self, rows: usize) {
-        let mut state = self.state();
-        state.counts.swept += rows;
-        if rows > 0 {
-            self.log(&mut state, &format!("{rows} rows deleted by TTL"));
-        }
+        self.book.swept(rows, |kept| &mut kept.counts.swept);
     }
 
     /// The checks at the end of a history.
     pub(super) fn outcome(&self) -> Outcome {
-        let mut state = std::mem::take(&mut *self.state());
+        let Page { mut journal, kept: state } = self.take();
         for Crash { key, owner, at, cap } in &state.crashes {
             let next = state.taken.iter().find(|(taken, when, by)| taken == key && when >= at && by != owner);
             // A late release may have kept the key for its minimum hold.
@@ -102,39 +101,55 @@ impl Ledger {
             let latest = ends.max(*at) + self.clock_skew + *cap + 2 * LATENCY;
             if next.is_none_or(|(_, when, _)| *when > latest) {
                 let what = format!("(c) {key}, whose holder crashed, was not taken again in time");
-                state.journal.broke(self.engine.now(), what);
+                journal.broke(self.engine.now(), what);
             }
         }
-        state.journal.outcome(state.counts)
-    }
-
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap()
-    }
-
-    fn log(&self, state: &mut State, what: &str) {
-        state.journal.log(self.engine.now(), what);
-    }
-
-    fn broke(&self, state: &mut State, what: String) {
-        state.journal.broke(self.engine.now(), what);
+        journal.outcome(state.counts)
     }
 }
 
-impl Debug for Ledger {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Ledger")
+impl Deref for Ledger {
+    type Target = Book<Kept>;
+
+    fn deref(&self) -> &Book<Kept> {
+        &self.book
     }
 }
 
-#[derive(Debug)]
-struct Observer(Arc<Ledger>);
+impl Ledger {
+    /// Takes note of an acquire that was applied.
+    fn acquired(&self, state: &mut State, update: &Write, answer: &Value) {
+        let Write { key, owner, .. } = update;
+        let now = self.engine.now();
+        let holder = update.text("holder").unwrap().to_owned();
+        let fence = update.fence_written(answer);
+        let before = state.rows.get(key).map_or(0, |row| row.fence);
+        if fence <= before {
+            self.broke(state, format!("(b) {key}: fence {fence} after {before}"));
+        }
+        if state.released.contains(owner) {
+            self.broke(state, format!("(e) {key} was taken again by {holder}, which had released it"));
+        }
+        let last = state.rows.get(key).map(|row| &row.owner).filter(|owner| state.released.contains(*owner));
+        if last.and_then(|owner| state.holds.get(owner)).is_some_and(|(until, _)| now < *until) {
+            self.broke(state, format!("{key} was taken before its minimum hold was over"));
+        }
+        let withdrawn = state.rows.get(key).map(|row| row.withdrawn.clone()).unwrap_or_default();
+        if withdrawn == *owner {
+            self.broke(state, format!("(h) {key} was taken by {holder}, which had withdrawn"));
+        }
+        let end = update.number(LEASE_END).unwrap();
+        state.rows.insert(key.clone(), Row { owner: owner.clone(), fence, withdrawn, sequence: 0, end });
+        state.applied.insert((key.clone(), fence), holder);
+        state.taken.push((key.clone(), now, owner.clone()));
+    }
+}
 
-impl Intercept for Observer {
+impl Observe for Ledger {
     fn answer(&self, operation: &str, request: &Value, answer: &mut Answer) {
         let request = Request::parse(operation, request);
         let Some(update) = request.update() else { return };
-        let ledger = &self.0;
+        let ledger = self;
         let mut state = ledger.state();
         state.counts.requests += 1;
         let Write { purpose, key, owner, .. } = update.clone();
@@ -157,29 +172,7 @@ impl Intercept for Observer {
             state.ends.insert(owner.clone(), now + Duration::from_millis(end.saturating_sub(sent)));
         }
         match purpose {
-            Purpose::Acquire => {
-                let holder = update.text("holder").unwrap().to_owned();
-                let fence = update.fence_written(&answer.body);
-                let before = state.rows.get(&key).map_or(0, |row| row.fence);
-                if fence <= before {
-                    ledger.broke(&mut state, format!("(b) {key}: fence {fence} after {before}"));
-                }
-                if state.released.contains(&owner) {
-                    ledger.broke(&mut state, format!("(e) {key} was taken again by {holder}, which had released it"));
-                }
-                let last = state.rows.get(&key).map(|row| &row.owner).filter(|owner| state.released.contains(*owner));
-                if last.and_then(|owner| state.holds.get(owner)).is_some_and(|(until, _)| now < *until) {
-                    ledger.broke(&mut state, format!("{key} was taken before its minimum hold was over"));
-                }
-                let withdrawn = state.rows.get(&key).map(|row| row.withdrawn.clone()).unwrap_or_default();
-                if withdrawn == owner {
-                    ledger.broke(&mut state, format!("(h) {key} was taken by {holder}, which had withdrawn"));
-                }
-                let end = end.unwrap();
-                state.rows.insert(key.clone(), Row { owner: owner.clone(), fence, withdrawn, sequence: 0, end });
-                state.applied.insert((key.clone(), fence), holder);
-                state.taken.push((key, now, owner));
-            }
+            Purpose::Acquire => ledger.acquired(&mut state, update, &answer.body),
             Purpose::Join => state.counts.joined += 1,
             Purpose::Withdraw => {
                 state.counts.withdrawn += 1;
@@ -428,11 +421,6 @@ impl Operation {
     fn leave(&self, state: &mut State) {
         state.holding.retain(|holding| holding.operation != self.name);
     }
-}
-
-/// Without the nonces, which differ in every run.
-fn described(answer: &Result<(), Error>) -> String {
-    answer.as_ref().map_or_else(ToString::to_string, |()| "done".to_owned())
 }
 
 /// The body of a `run`.

@@ -1,8 +1,9 @@
 mod call;
 
 use std::collections::{HashMap, HashSet};
-use std::fmt::{self, Debug};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::fmt::Debug;
+use std::ops::Deref;
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use lambda_lock::embedded::{Answer as WireAnswer, DynamoDb, Intercept};
@@ -10,23 +11,25 @@ use serde_json::Value;
 
 use super::{Counts, Terms, Then};
 use crate::history::Outcome;
-use crate::history::stage::{CAP, Journal, LATENCY};
+use crate::history::book::{Book, Observe, Observer, Page};
+use crate::history::stage::{CAP, LATENCY};
 use crate::request::{LEASE_END, Purpose, Request, Write};
 
 pub(crate) use call::{Call, Execution};
 
 /// Records everything, and reports violations of the guarantees.
+#[derive(Debug)]
 pub(crate) struct Ledger {
-    engine: DynamoDb,
+    book: Book<Kept>,
     clock_skew: Duration,
     /// By key.
     terms: HashMap<String, Terms>,
-    state: Mutex<State>,
 }
 
+type State = Page<Kept>;
+
 #[derive(Default)]
-struct State {
-    journal: Journal,
+pub(crate) struct Kept {
     counts: Counts,
     /// By number, from 1.
     runs: Vec<Ran>,
@@ -89,7 +92,7 @@ struct Crash {
 
 impl Ledger {
     pub(crate) fn new(engine: DynamoDb, clock_skew: Duration, terms: HashMap<String, Terms>) -> Self {
-        Self { engine, clock_skew, terms, state: Mutex::default() }
+        Self { book: Book::new(engine), clock_skew, terms }
     }
 
     pub(crate) fn observer(self: &Arc<Self>) -> impl Intercept + use<> {
@@ -97,11 +100,7 @@ impl Ledger {
     }
 
     pub(crate) fn swept(&self, rows: usize) {
-        let mut state = self.state();
-        state.counts.swept += rows;
-        if rows > 0 {
-            self.log(&mut state, &format!("{rows} rows deleted by TTL"));
-        }
+        self.book.swept(rows, |kept| &mut kept.counts.swept);
     }
 
     /// Each window with a result has one business write.
@@ -131,11 +130,11 @@ impl Ledger {
 
     /// The checks at the end of a history.
     pub(crate) fn outcome(&self) -> Outcome<Counts> {
-        let mut state = std::mem::take(&mut *self.state());
+        let Page { mut journal, kept: state } = self.take();
         for (key, (count, expected)) in &state.counters {
             if count != expected {
                 let what = format!("(ii) {key} counts {count} and was counted up {expected} times");
-                state.journal.broke(self.engine.now(), what);
+                journal.broke(self.engine.now(), what);
             }
         }
         for Crash { key, owner, at } in &state.crashes {
@@ -146,10 +145,10 @@ impl Ledger {
             let latest = state.records[owner].ends.max(*at) + self.clock_skew + CAP + 2 * LATENCY;
             if next.is_none_or(|(_, when, _)| *when > latest) {
                 let what = format!("(vi) {key}, whose run crashed, was not taken again in time");
-                state.journal.broke(self.engine.now(), what);
+                journal.broke(self.engine.now(), what);
             }
         }
-        state.journal.outcome(state.counts)
+        journal.outcome(state.counts)
     }
 
     pub(crate) fn note(&self, what: &str) {
@@ -172,18 +171,6 @@ impl Ledger {
             let is_stored = state.records[&run.owner].completed.is_some_and(|completed| completed <= by);
             is_stored && self.window_end(&state, run).is_some_and(|end| now < end)
         })
-    }
-
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap()
-    }
-
-    fn log(&self, state: &mut State, what: &str) {
-        state.journal.log(self.engine.now(), what);
-    }
-
-    fn broke(&self, state: &mut State, what: String) {
-        state.journal.broke(self.engine.now(), what);
     }
 
     /// The earliest end of the window of a run, if its outcome was stored.
@@ -211,21 +198,20 @@ impl Ledger {
     }
 }
 
-impl Debug for Ledger {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Ledger")
+impl Deref for Ledger {
+    type Target = Book<Kept>;
+
+    fn deref(&self) -> &Book<Kept> {
+        &self.book
     }
 }
 
-#[derive(Debug)]
-struct Observer(Arc<Ledger>);
-
-impl Intercept for Observer {
+impl Observe for Ledger {
     fn answer(&self, operation: &str, request: &Value, answer: &mut WireAnswer) {
         let token = request["ClientRequestToken"].as_str();
         let request = Request::parse(operation, request);
         let Some(write) = request.writes.first() else { return };
-        let ledger = &self.0;
+        let ledger = self;
         let mut state = ledger.state();
         state.counts.requests += 1;
         let Write { purpose, key, owner, .. } = write.clone();

@@ -1,8 +1,9 @@
 //! The ledger of a history of semaphores.
 
 use std::collections::{HashMap, HashSet};
-use std::fmt::{self, Debug};
-use std::sync::{Arc, Mutex, MutexGuard, Weak};
+use std::fmt::Debug;
+use std::ops::Deref;
+use std::sync::{Arc, Weak};
 use std::time::{Duration, SystemTime};
 
 use lambda_lock::embedded::{Answer, DynamoDb, Intercept};
@@ -10,7 +11,7 @@ use lambda_lock::{Error, ErrorKind, Holder, Lock};
 use serde_json::Value;
 
 use super::{Counts, MOST_TOMBSTONES, Outcome};
-use crate::history::stage::Journal;
+use crate::history::book::{Book, Observe, Observer, Page, described};
 use crate::request::{Purpose, Request, Write};
 
 /// For how long, and among how many later releases, the row refuses an owner that has released its permit.
@@ -18,15 +19,16 @@ const REMEMBERED: Duration = Duration::from_secs(55);
 const REMEMBERED_RELEASES: usize = 16;
 
 /// Records everything, and reports violations of the guarantees.
+#[derive(Debug)]
 pub(super) struct Ledger {
-    engine: DynamoDb,
+    book: Book<Kept>,
     clock_skew: Duration,
-    state: Mutex<State>,
 }
 
+type State = Page<Kept>;
+
 #[derive(Default)]
-struct State {
-    journal: Journal,
+pub(crate) struct Kept {
     counts: Counts,
     /// By key: the last fence.
     fences: HashMap<String, u64>,
@@ -71,7 +73,7 @@ enum Valid {
 
 impl Ledger {
     pub(super) fn new(engine: DynamoDb, clock_skew: Duration) -> Self {
-        Self { engine, clock_skew, state: Mutex::default() }
+        Self { book: Book::new(engine), clock_skew }
     }
 
     pub(super) fn observer(self: &Arc<Self>) -> impl Intercept + use<> {
@@ -79,11 +81,7 @@ impl Ledger {
     }
 
     pub(super) fn swept(&self, rows: usize) {
-        let mut state = self.state();
-        state.counts.swept += rows;
-        if rows > 0 {
-            self.log(&mut state, &format!("{rows} rows deleted by TTL"));
-        }
+        self.book.swept(rows, |kept| &mut kept.counts.swept);
     }
 
     /// Records how many tombstones a row has after many releases.
@@ -96,37 +94,24 @@ impl Ledger {
     }
 
     pub(super) fn outcome(&self) -> Outcome<Counts> {
-        let state = std::mem::take(&mut *self.state());
-        state.journal.outcome(state.counts)
-    }
-
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap()
-    }
-
-    fn log(&self, state: &mut State, what: &str) {
-        state.journal.log(self.engine.now(), what);
-    }
-
-    fn broke(&self, state: &mut State, what: String) {
-        state.journal.broke(self.engine.now(), what);
+        let Page { journal, kept } = self.take();
+        journal.outcome(kept.counts)
     }
 }
 
-impl Debug for Ledger {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Ledger")
+impl Deref for Ledger {
+    type Target = Book<Kept>;
+
+    fn deref(&self) -> &Book<Kept> {
+        &self.book
     }
 }
 
-#[derive(Debug)]
-struct Observer(Arc<Ledger>);
-
-impl Intercept for Observer {
+impl Observe for Ledger {
     fn answer(&self, operation: &str, request: &Value, answer: &mut Answer) {
         let request = Request::parse(operation, request);
         let Some(update) = request.update() else { return };
-        let ledger = &self.0;
+        let ledger = self;
         let mut state = ledger.state();
         state.counts.requests += 1;
         let Write { purpose, key, owner, .. } = update.clone();
@@ -395,9 +380,4 @@ impl Operation {
     fn leave(&self, state: &mut State) {
         state.holding.retain(|holding| holding.operation != self.name);
     }
-}
-
-/// Without the nonces, which differ in every run.
-fn described(answer: &Result<(), Error>) -> String {
-    answer.as_ref().map_or_else(ToString::to_string, |()| "done".to_owned())
 }

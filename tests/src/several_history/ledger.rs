@@ -1,6 +1,7 @@
 use std::collections::{HashMap, HashSet};
-use std::fmt::{self, Debug};
-use std::sync::{Arc, Mutex, MutexGuard, Weak};
+use std::fmt::Debug;
+use std::ops::Deref;
+use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
 use fastrand::Rng;
@@ -10,23 +11,24 @@ use serde_json::{Value, json};
 
 use super::Counts;
 use crate::history::Outcome;
-use crate::history::stage::Journal;
+use crate::history::book::{Book, Observe, Observer, Page, described};
 use crate::request::{LEASE_END, Purpose, Request, Write};
 
 /// Records everything, and reports violations of the guarantees.
+#[derive(Debug)]
 pub(super) struct Ledger {
-    engine: DynamoDb,
+    book: Book<Kept>,
     /// In this history, DynamoDB recognises transactions by their tokens.
     has_tokens: bool,
     /// The chance that a request conflicts with a transaction, or that a transaction is throttled.
     conflicts: f64,
     random: Mutex<Rng>,
-    state: Mutex<State>,
 }
 
+type State = Page<Kept>;
+
 #[derive(Default)]
-struct State {
-    journal: Journal,
+pub(crate) struct Kept {
     counts: Counts,
     /// By key.
     rows: HashMap<String, Row>,
@@ -96,7 +98,7 @@ impl Held {
 impl Ledger {
     pub(super) fn new(engine: DynamoDb, mut random: Rng) -> Self {
         let (has_tokens, conflicts) = (random.bool(), [0.0, 0.1][random.usize(0..2)]);
-        Self { engine, has_tokens, conflicts, random: Mutex::new(random), state: Mutex::default() }
+        Self { book: Book::new(engine), has_tokens, conflicts, random: Mutex::new(random) }
     }
 
     pub(super) fn observer(self: &Arc<Self>) -> impl Intercept + use<> {
@@ -104,28 +106,12 @@ impl Ledger {
     }
 
     pub(super) fn swept(&self, rows: usize) {
-        let mut state = self.state();
-        state.counts.swept += rows;
-        if rows > 0 {
-            self.log(&mut state, &format!("{rows} rows deleted by TTL"));
-        }
+        self.book.swept(rows, |kept| &mut kept.counts.swept);
     }
 
     pub(super) fn outcome(&self) -> Outcome<Counts> {
-        let state = std::mem::take(&mut *self.state());
-        state.journal.outcome(state.counts)
-    }
-
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap()
-    }
-
-    fn log(&self, state: &mut State, what: &str) {
-        state.journal.log(self.engine.now(), what);
-    }
-
-    fn broke(&self, state: &mut State, what: String) {
-        state.journal.broke(self.engine.now(), what);
+        let Page { journal, kept } = self.take();
+        journal.outcome(kept.counts)
     }
 
     /// One update was applied, alone or as a part of a transaction.
@@ -192,24 +178,23 @@ impl Ledger {
     }
 }
 
-impl Debug for Ledger {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Ledger")
+impl Deref for Ledger {
+    type Target = Book<Kept>;
+
+    fn deref(&self) -> &Book<Kept> {
+        &self.book
     }
 }
-
-#[derive(Debug)]
-struct Observer(Arc<Ledger>);
 
 /// The table of a request that conflicts with a transaction: it is not applied.
 const CONFLICT: &str = "conflict";
 
-impl Intercept for Observer {
-    fn request(&self, _: &str, request: &mut Value) {
-        if !self.0.has_tokens {
+impl Observe for Ledger {
+    fn request(&self, request: &mut Value) {
+        if !self.has_tokens {
             request.as_object_mut().unwrap().remove("ClientRequestToken");
         }
-        if self.0.random.lock().unwrap().f64() < self.0.conflicts {
+        if self.random.lock().unwrap().f64() < self.conflicts {
             match request.pointer_mut("/TransactItems/0/Update") {
                 Some(update) => update["TableName"] = CONFLICT.into(),
                 None => request["TableName"] = CONFLICT.into(),
@@ -218,7 +203,7 @@ impl Intercept for Observer {
     }
 
     fn answer(&self, operation: &str, request: &Value, answer: &mut Answer) {
-        let ledger = &self.0;
+        let ledger = self;
         let mut state = ledger.state();
         state.counts.requests += 1;
         let token = request["ClientRequestToken"].as_str();
@@ -382,8 +367,4 @@ impl Operation {
     fn leave(&self, state: &mut State) {
         state.holding.retain(|(name, ..)| *name != self.name);
     }
-}
-
-fn described(answer: &Result<(), Error>) -> String {
-    answer.as_ref().map_or_else(ToString::to_string, |()| "done".to_owned())
 }
