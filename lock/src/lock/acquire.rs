@@ -72,7 +72,7 @@ impl Locks {
 /// lost request. With [`wait`](Self::wait), a refused acquire also takes a place in the key's queue, which is one more
 /// `UpdateItem`. Dropping the future ends the wait.
 ///
-/// An answer that comes after the end of the lease is no lock: the acquire frees the key, and the attempt fails with an
+/// An answer that comes after the end of the lease is discarded: the acquire frees the key, and the attempt fails with an
 /// error of kind [`Unavailable`](crate::ErrorKind::Unavailable).
 ///
 /// # Withdrawal
@@ -347,7 +347,7 @@ impl Acquire {
                 "the identity of the owner has {bytes} bytes, not 1 to {MAX_IDENTITY_BYTES}: hash it"
             )));
         }
-        check_duration("least hold", self.hold_at_least, Duration::ZERO, DAY)?;
+        check_duration("minimum hold", self.hold_at_least, Duration::ZERO, DAY)?;
         self.wait.map_or(Ok(()), |wait| wait.check())?;
         if let Some(data) = &self.data {
             self.kind.check_data(data)?;

@@ -222,7 +222,7 @@ impl Turn {
             };
         }
         if seen.released {
-            // This clock is behind the holder's, or the key is held for its least hold.
+            // This clock is behind the holder's, or the key is held for its minimum hold.
             return left_of_lease + behind;
         }
         let age = self.age(seen, now);

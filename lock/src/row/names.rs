@@ -54,7 +54,7 @@ pub(super) mod permit {
     pub(crate) const ACQUIRED_AT: &str = "acquired_at";
     pub(crate) const LEASE_END: &str = "lease_end";
     pub(crate) const SEQUENCE: &str = "sequence";
-    /// The permit was released, and counts until the end of its least hold.
+    /// The permit was released, and counts until the end of its minimum hold.
     pub(crate) const RELEASED: &str = "released";
     pub(crate) const RESUMED: &str = super::RESUMED;
 }

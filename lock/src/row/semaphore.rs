@@ -29,7 +29,7 @@ pub(crate) struct Permit {
     /// In milliseconds since the epoch, with the clock skew.
     pub(super) lease_end: u64,
     pub(super) sequence: u64,
-    /// The permit was released, and counts until the end of its least hold.
+    /// The permit was released, and counts until the end of its minimum hold.
     pub(super) released: bool,
     /// The nonce of the last resumption with a ticket.
     pub(super) resumed: Option<String>,

@@ -1,4 +1,4 @@
-//! Releases: tombstones, and the least hold.
+//! Releases: tombstones, and the minimum hold.
 
 use std::collections::VecDeque;
 use std::env;
@@ -212,7 +212,7 @@ async fn a_repeated_release_with_a_least_hold_is_done() {
     assert_eq!(permits(&row(&world).await), owners([&held]));
 }
 
-/// A released permit whose first release, with a least hold, was not answered and has not arrived.
+/// A released permit whose first release, with a minimum hold, was not answered and has not arrived.
 async fn released_late(world: &World, least: Duration) -> (lambda_lock::Lock, Late) {
     let late = Late::updates(2..=4);
     let host = world.host().intercept(late.clone()).build();

@@ -128,7 +128,7 @@ async fn a_condition_check_holds_while_the_permit_is_held() {
 
     let kept = locks.semaphore(KEY, 1).acquire().hold_at_least(DAY).await.unwrap();
     kept.release().await.unwrap();
-    assert!(!transact(&world, kept.condition_check().unwrap()).await, "released with a least hold");
+    assert!(!transact(&world, kept.condition_check().unwrap()).await, "released with a minimum hold");
     let (host, later) = after_the_lease(&world);
     let own = later.semaphore(KEY, 2).acquire().await.unwrap();
     host.advance_clock(LEASE + CLOCK_SKEW + CLOCK_SKEW);

@@ -9,5 +9,7 @@ mod source;
 
 pub use consumer::Consumer;
 pub use service::ConsumerService;
+#[cfg(feature = "sqs")]
+pub(super) use source::Hide;
 pub use source::Source;
-pub(super) use source::{Hide, NotDone, json_error, log_not_done};
+pub(super) use source::{NotDone, json_error, log_not_done};
