@@ -71,6 +71,7 @@ pub(crate) enum Claimed {
         hold_time: Option<HoldTime>,
     },
     /// The work was done before: this record has its result.
+    #[cfg_attr(not(feature = "idempotency"), expect(dead_code, reason = "without the feature there are no records"))]
     Completed(Box<Holder>),
 }
 

@@ -58,6 +58,10 @@ impl Key {
     }
 
     /// Returns the end of the time for which a record shows an unfinished run, if that is to be rejected.
+    #[cfg_attr(
+        not(feature = "idempotency"),
+        expect(clippy::unused_self, reason = "without the feature there are no records")
+    )]
     fn window_end(&self, now: Moment) -> Duration {
         #[cfg(feature = "idempotency")]
         return self.record.as_ref().and_then(|record| record.window_end(now)).unwrap_or_default();
@@ -68,6 +72,10 @@ impl Key {
         }
     }
 
+    #[cfg_attr(
+        not(feature = "idempotency"),
+        expect(clippy::unused_self, reason = "without the feature there are no records")
+    )]
     fn is_record(&self) -> bool {
         #[cfg(feature = "idempotency")]
         return self.record.is_some();
