@@ -63,7 +63,6 @@ mod tests {
         String::from_utf8(bytes).unwrap()
     }
 
-    // behaviour 20
     #[test]
     fn the_first_layer_warns_if_panics_abort_and_names_the_remedy() {
         let log = logged(3, true);
@@ -73,7 +72,6 @@ mod tests {
         }
     }
 
-    // behaviour 20
     #[test]
     fn no_layer_warns_if_panics_unwind() {
         assert_eq!(logged(3, false), "");

@@ -131,7 +131,6 @@ fn the_code_of_the_guides_fits_the_page() {
     }
 }
 
-// behaviour 493
 #[test]
 fn every_transaction_to_copy_draws_its_own_token() {
     fn check(path: &Path, found: &mut usize) {
@@ -249,7 +248,6 @@ impl Intercept for NoOrders {
     }
 }
 
-// behaviours 60, 69
 #[tokio::test]
 async fn an_order_sent_again_gets_the_same_answer_marked_as_replayed() {
     let world = World::new().await;
@@ -284,7 +282,6 @@ fn signed_by(user: &str, mut request: Value) -> Value {
     request
 }
 
-// behaviour 462
 #[tokio::test]
 async fn two_callers_can_use_one_key() {
     let world = World::new().await;
@@ -298,7 +295,6 @@ async fn two_callers_can_use_one_key() {
     assert_eq!(orders(&world).await.len(), 2);
 }
 
-// behaviour 66
 #[tokio::test]
 async fn an_order_in_progress_is_a_conflict_with_retry_after() {
     let world = World::new().await;
@@ -315,7 +311,6 @@ async fn an_order_in_progress_is_a_conflict_with_retry_after() {
     assert_eq!(orders(&world).await.len(), 1);
 }
 
-// behaviour 63
 #[tokio::test]
 async fn a_key_of_another_order_is_unprocessable() {
     let world = World::new().await;
@@ -325,7 +320,6 @@ async fn a_key_of_another_order_is_unprocessable() {
     assert_eq!(orders(&world).await.len(), 1);
 }
 
-// behaviour 61
 #[tokio::test]
 async fn an_order_without_a_key_is_a_bad_request() {
     let world = World::new().await;
@@ -367,7 +361,6 @@ async fn rejects_an_oversized_order_before_its_key_is_used() {
     assert_eq!(orders(&world).await.len(), 1);
 }
 
-// behaviour 521
 #[tokio::test]
 async fn rejects_an_item_that_is_too_long_before_its_key_is_used() {
     let world = World::new().await;
@@ -388,7 +381,6 @@ async fn rejects_an_item_that_is_too_long_before_its_key_is_used() {
     assert_eq!(send(&world, &host, of_characters(200)).await.status_code, 201);
 }
 
-// behaviour 522
 #[tokio::test]
 async fn a_caller_cannot_choose_how_long_an_order_takes() {
     let world = World::new().await;
@@ -419,7 +411,6 @@ async fn rejects_what_is_no_posted_order_before_its_key_is_used() {
     assert_eq!(send(&world, &host, posted(Some("key-1"), &tea(2))).await.status_code, 201);
 }
 
-// behaviours 76, 79
 #[tokio::test]
 async fn an_order_with_a_lost_answer_of_the_table_is_placed() {
     let world = World::new().await;
@@ -433,7 +424,6 @@ async fn an_order_with_a_lost_answer_of_the_table_is_placed() {
     assert_eq!(rows[0]["id"], AttributeValue::S(format!("{PREFIX}order#{}", order.id)));
 }
 
-// behaviour 64
 #[tokio::test]
 async fn a_failed_order_does_not_show_its_cause_and_can_be_sent_again() {
     let world = World::new().await;
@@ -522,7 +512,6 @@ async fn times_paid(world: &World, id: &str) -> u32 {
     row.map_or(0, |row| row["times"].as_n().unwrap().parse().unwrap())
 }
 
-// behaviour 60
 #[tokio::test]
 async fn a_payment_in_several_messages_is_made_once() {
     let world = World::new().await;
@@ -531,7 +520,6 @@ async fn a_payment_in_several_messages_is_made_once() {
     assert_eq!(times_paid(&world, "rent").await, 1);
 }
 
-// behaviours 60, 485
 #[tokio::test]
 async fn a_payment_that_was_made_is_not_made_again_after_a_redrive() {
     let world = World::new().await;
@@ -542,7 +530,6 @@ async fn a_payment_that_was_made_is_not_made_again_after_a_redrive() {
     assert_eq!(times_paid(&world, "rent").await, 1);
 }
 
-// behaviour 63
 #[tokio::test]
 async fn a_payment_with_a_used_id_and_another_amount_goes_back() {
     let world = World::new().await;
@@ -553,7 +540,6 @@ async fn a_payment_with_a_used_id_and_another_amount_goes_back() {
     assert_eq!(times_paid(&world, "rent").await, 1);
 }
 
-// behaviours 64, 71
 #[tokio::test]
 async fn only_a_failed_payment_goes_back_and_is_made_later() {
     let world = World::new().await;
@@ -566,7 +552,6 @@ async fn only_a_failed_payment_goes_back_and_is_made_later() {
     }
 }
 
-// behaviours 76, 79
 #[tokio::test]
 async fn a_payment_with_a_lost_answer_of_the_table_is_made_once() {
     let world = World::new().await;
@@ -588,7 +573,6 @@ async fn only_a_payment_that_panics_goes_back() {
     }
 }
 
-// behaviour 522
 #[tokio::test]
 async fn a_sender_cannot_choose_that_a_payment_takes_long_fails_or_panics() {
     let world = World::new().await;
@@ -644,7 +628,6 @@ fn counts(row: &Row) -> [u32; 2] {
     ["orders", "quantity"].map(|count| row.get(count).map_or(0, |count| count.as_n().unwrap().parse().unwrap()))
 }
 
-// behaviours 480, 484
 #[tokio::test]
 async fn an_order_is_counted_once_and_an_unreadable_one_is_named() {
     let world = World::new().await;
@@ -656,7 +639,6 @@ async fn an_order_is_counted_once_and_an_unreadable_one_is_named() {
     assert_eq!(total(&world).await, [3, 7]);
 }
 
-// behaviour 480
 #[tokio::test]
 async fn orders_of_items_longer_than_a_key_are_counted_by_item() {
     let world = World::new().await;
@@ -671,7 +653,6 @@ async fn orders_of_items_longer_than_a_key_are_counted_by_item() {
     assert_eq!(totals, [[1, 2], [2, 5]]);
 }
 
-// behaviours 76, 79, 480
 #[tokio::test]
 async fn an_order_with_a_lost_answer_of_the_table_is_counted_once() {
     let world = World::new().await;

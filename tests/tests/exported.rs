@@ -136,7 +136,6 @@ fn counts<const COUNTS: usize>(counts: [(&str, u64); COUNTS]) -> BTreeMap<String
 const HELD_ONCE: [(&str, u64); 5] =
     [("acquired", 1), ("acquire_time", 1), ("released", 1), ("release_time", 1), ("hold_time", 1)];
 
-// behaviour 36
 #[tokio::test]
 async fn a_report_exports_its_lock_and_a_skipped_report_its_refusal() {
     let stage = Stage::new().await;
@@ -157,7 +156,6 @@ async fn a_report_exports_its_lock_and_a_skipped_report_its_refusal() {
     assert_eq!(written, counts([("released", 1), ("release_time", 1), ("hold_time", 1)]));
 }
 
-// behaviour 36
 #[tokio::test]
 async fn an_order_exports_its_record_its_replays_and_its_refusals() {
     let stage = Stage::new().await;
@@ -181,7 +179,6 @@ async fn an_order_exports_its_record_its_replays_and_its_refusals() {
     assert_eq!(send().await, (201, counts([("replays", 1)])));
 }
 
-// behaviour 36
 #[tokio::test]
 async fn a_batch_exports_the_outcome_of_each_message() {
     let stage = Stage::new().await;
@@ -216,7 +213,6 @@ async fn a_batch_exports_the_outcome_of_each_message() {
     assert_eq!(stage.exported(), expected);
 }
 
-// behaviour 36
 #[tokio::test]
 async fn an_invocation_that_fails_or_panics_exports_its_metrics() {
     let stage = Stage::new().await;
@@ -235,7 +231,6 @@ async fn an_invocation_that_fails_or_panics_exports_its_metrics() {
     assert_eq!(stage.exported(), counts(HELD_ONCE));
 }
 
-// behaviour 36
 #[tokio::test]
 async fn a_waiter_exports_its_place() {
     let stage = Stage::new().await;

@@ -90,7 +90,6 @@ async fn a_panic_reaches_lambda_and_releases_the_key() {
     lambda.invoke("next", returning("job")).await.answer();
 }
 
-// behaviours 3, 80
 #[tokio::test]
 async fn a_handler_is_cancelled_at_the_deadline_of_the_invocation() {
     let mut lambda = Lambda::start().await;
@@ -103,7 +102,6 @@ async fn a_handler_is_cancelled_at_the_deadline_of_the_invocation() {
     lambda.invoke("next", returning("job")).await.answer();
 }
 
-// behaviour 81
 #[tokio::test]
 async fn one_of_four_concurrent_invocations_runs() {
     let mut lambda = Lambda::start().await;
@@ -130,7 +128,6 @@ async fn one_of_four_concurrent_invocations_runs() {
     assert!(outcomes.values().all(|message| message.contains(&holder)), "{outcomes:?}");
 }
 
-// behaviours 12, 81
 #[tokio::test]
 async fn concurrent_invocations_with_different_keys_all_run() {
     let mut lambda = Lambda::start().await;
@@ -185,7 +182,6 @@ async fn terminate(environment: &mut Child) {
     assert_eq!(status.code(), Some(0), "{status}");
 }
 
-// behaviour 492
 #[tokio::test]
 async fn a_held_key_is_free_after_sigterm() {
     let (mut lambda, table, gate) = (Lambda::start().await, Loopback::start(), Gate::new().await);
@@ -199,7 +195,6 @@ async fn a_held_key_is_free_after_sigterm() {
     others.try_acquire("job").await.unwrap().expect("the key is free").release().await.unwrap();
 }
 
-// behaviour 492
 #[tokio::test]
 async fn a_process_with_a_silent_table_ends_soon_after_sigterm() {
     let (mut lambda, table, gate) = (Lambda::start().await, Loopback::start(), Gate::new().await);
@@ -212,7 +207,6 @@ async fn a_process_with_a_silent_table_ends_soon_after_sigterm() {
     timeout(Duration::from_secs(5), terminate(&mut environment)).await.expect("the limit ends the releases");
 }
 
-// behaviour 492
 #[tokio::test]
 async fn a_function_runs_where_it_cannot_register_an_extension() {
     let (mut lambda, table) = (Lambda::without_extensions().await, Loopback::start());

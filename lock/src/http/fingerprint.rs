@@ -183,7 +183,6 @@ mod tests {
         Request::post(uri).header(CONTENT_TYPE, content_type).body(()).unwrap().into_parts().0
     }
 
-    // behaviour 463
     #[test]
     fn json_has_one_canonical_form() {
         for (text, expected) in [
@@ -199,7 +198,6 @@ mod tests {
         }
     }
 
-    // behaviour 463
     #[test]
     fn json_that_would_lose_something_has_no_canonical_form() {
         let deep = "[".repeat(128) + &"]".repeat(128);
@@ -211,7 +209,6 @@ mod tests {
         assert_eq!(canonical(&("[".repeat(3 << 20) + &"]".repeat(3 << 20))), None);
     }
 
-    // behaviour 463
     #[test]
     fn numbers_that_a_float_cannot_tell_apart_are_different() {
         let digests: Vec<_> = ["1", "1.0", "1e0", "18446744073709551616", "18446744073709551617", "0.1", "0.10"]
@@ -222,7 +219,6 @@ mod tests {
         }
     }
 
-    // behaviour 463
     #[test]
     fn only_a_json_type_makes_a_body_json() {
         let (a, b) = (br#"{"a":1,"b":2}"#, br#"{ "b": 2, "a": 1 }"#);
@@ -240,7 +236,6 @@ mod tests {
         }
     }
 
-    // behaviour 463
     #[test]
     fn a_large_body_has_no_canonical_form() {
         let digest_of = |body: String| digest(&parts("/", "application/json"), body.as_bytes());
@@ -250,7 +245,6 @@ mod tests {
         }
     }
 
-    // behaviour 463
     #[test]
     fn the_order_of_parameters_counts_only_within_a_name() {
         for (one, other, is_equal) in [

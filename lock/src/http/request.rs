@@ -117,7 +117,6 @@ mod tests {
         key(&headers, 10)
     }
 
-    // behaviour 461
     #[test]
     fn a_key_is_a_string_with_or_without_quotes() {
         for (value, expected) in [
@@ -135,7 +134,6 @@ mod tests {
         }
     }
 
-    // behaviour 461
     #[test]
     fn an_empty_key_is_missing() {
         assert_eq!(read_key(&[]), Ok(None));
@@ -144,7 +142,6 @@ mod tests {
         }
     }
 
-    // behaviour 461
     #[test]
     fn rejects_keys_that_are_no_strings() {
         for value in [

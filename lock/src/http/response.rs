@@ -342,7 +342,6 @@ mod tests {
 
     use super::*;
 
-    // behaviour 466
     #[test]
     fn a_row_with_more_headers_than_a_response_can_have_is_an_error() {
         let read = |headers: usize| {

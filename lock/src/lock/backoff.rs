@@ -167,7 +167,6 @@ mod tests {
         (0..count).map(|_| delays.next(None)).collect()
     }
 
-    // behaviour 32
     #[test]
     fn without_jitter_the_delays_double_up_to_the_cap() {
         let got = delays(Backoff::new().jitter(Jitter::None), 8);
@@ -175,7 +174,6 @@ mod tests {
         assert_eq!(got, expected);
     }
 
-    // behaviours 32, 55
     #[test]
     fn every_jitter_stays_within_its_bounds_and_under_the_cap() {
         let cap = Duration::from_secs(5);
@@ -200,14 +198,12 @@ mod tests {
         }
     }
 
-    // behaviour 55
     #[test]
     fn jittered_delays_differ_from_wait_to_wait() {
         let backoff = Backoff::new();
         assert_ne!(delays(backoff, 6), delays(backoff, 6));
     }
 
-    // behaviour 77
     #[test]
     fn a_delay_ends_at_most_one_base_delay_after_the_holders_lease() {
         for _ in 0..100 {

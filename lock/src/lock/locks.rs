@@ -459,7 +459,6 @@ mod tests {
         })
     }
 
-    // behaviour 37
     #[test]
     fn settings_come_from_the_environment() {
         let variables = read(&[
@@ -481,7 +480,6 @@ mod tests {
         assert!(!locks.0.enabled);
     }
 
-    // behaviours 37, 47
     #[test]
     fn a_wrong_variable_is_named_with_its_value() {
         for (variables, expected) in [

@@ -421,7 +421,6 @@ mod tests {
 
     use super::*;
 
-    // behaviour 20
     #[test]
     fn a_build_whose_panics_abort_gets_a_warning() {
         let client = Client::from_conf(Config::builder().behavior_version(BehaviorVersion::latest()).build());

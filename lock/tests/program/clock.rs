@@ -31,7 +31,6 @@ fn a_wrong_clock_within_the_skew_does_not_take_a_held_key() {
     Process::start(bold).outcome().expect_code(0);
 }
 
-// behaviour 39
 #[test]
 fn a_check_reports_a_wrong_clock() {
     let place = Place::new();

@@ -7,7 +7,6 @@ use std::time::{Duration, Instant};
 use crate::server::{DENIED, recording_server, server};
 use crate::{PATIENCE, PROGRAM, Place, Process, bare, credentials};
 
-// behaviours 37, 47
 #[test]
 fn an_invalid_variable_exits_with_78_and_names_value_and_remedy() {
     let place = Place::new();
@@ -28,7 +27,6 @@ fn an_invalid_variable_exits_with_78_and_names_value_and_remedy() {
     Process::start(command).outcome().expect_code(78).expect_sentence(&["--table", "LOCK_TABLE_NAME"]);
 }
 
-// behaviour 47
 #[test]
 fn an_invalid_argument_exits_with_2_and_names_value_and_bound() {
     let place = Place::new();
@@ -96,7 +94,6 @@ fn an_unreachable_network_exits_with_69_in_bounded_time() {
     assert!(started.elapsed() < Duration::from_secs(15));
 }
 
-// behaviour 488
 #[test]
 fn the_name_of_a_holder_has_a_bound() {
     let place = Place::new();
@@ -112,7 +109,6 @@ fn the_name_of_a_holder_has_a_bound() {
     Process::start(command).outcome().expect_code(0);
 }
 
-// behaviour 37
 #[test]
 fn missing_settings_are_named() {
     let without = |missing: &str, endpoint: &str| {

@@ -8,7 +8,6 @@ use rustix::process::Signal;
 
 use crate::{PROGRAM, Place, Process, movers};
 
-// behaviour 80
 #[test]
 fn a_command_in_another_group_is_killed_with_its_children() {
     for mover in movers() {

@@ -8,7 +8,6 @@ use rustix::process::Signal;
 use crate::server::{DENIED, server};
 use crate::{PATIENCE, PROGRAM, Place, Process, bare, credentials};
 
-// behaviours 57, 80
 #[test]
 fn the_command_gets_sigterm_before_the_lease_ends() {
     let place = Place::new();
@@ -19,7 +18,6 @@ fn the_command_gets_sigterm_before_the_lease_ends() {
     assert_eq!(place.json("job")["state"], "free");
 }
 
-// behaviour 80
 #[test]
 fn the_command_and_its_children_are_killed_when_the_lease_ends() {
     let place = Place::new();
@@ -44,7 +42,6 @@ fn a_renewed_lock_lets_the_command_outlive_the_lease() {
     assert_eq!((outcome.stdout.as_str(), outcome.stderr.as_str()), ("done\n", ""));
 }
 
-// behaviour 24
 #[test]
 fn a_failed_renewal_is_reported_and_ends_the_command_with_the_lease() {
     let acquired = (200, r#"{"Attributes":{"fence":{"N":"17"}}}"#);
@@ -78,7 +75,6 @@ fn a_command_without_its_lock_is_killed_before_it_cleans_up() {
     process.outcome().expect_code(76).expect_sentence(&["signal 9"]).expect_stdout("term\n");
 }
 
-// behaviours 42, 56
 #[test]
 fn a_killed_program_ends_its_command_and_keeps_the_key_for_its_lease() {
     let place = Place::new();

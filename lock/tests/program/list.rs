@@ -22,7 +22,6 @@ fn made_visible(text: &str) -> String {
     text.chars().map(|c| if visible(c) { c.to_string() } else { c.escape_default().to_string() }).collect()
 }
 
-// behaviour 25
 #[test]
 fn list_shows_keys_and_states_without_data() {
     let place = Place::new();
@@ -99,7 +98,6 @@ fn list_requests_a_throttled_page_again() {
     }
 }
 
-// behaviour 26
 #[test]
 fn list_omits_keys_of_another_prefix() {
     let place = Place::new();
@@ -112,7 +110,6 @@ fn list_omits_keys_of_another_prefix() {
     assert_eq!(serde_json::from_str::<Value>(lines.trim()).unwrap()["key"], "one");
 }
 
-// behaviours 25, 41
 #[test]
 fn get_shows_an_unknown_key_as_free() {
     let place = Place::new();
@@ -141,7 +138,6 @@ fn watch_shows_the_keys_until_it_is_interrupted() {
     }
 }
 
-// behaviour 25
 #[test]
 fn get_list_and_watch_show_how_many_wait() {
     let place = Place::new();

@@ -4,7 +4,6 @@ use std::fs;
 
 use crate::{Place, Process};
 
-// behaviours 44, 49
 #[test]
 fn a_key_is_released_by_its_fence_and_lost_for_its_holder() {
     let place = Place::new();
@@ -37,7 +36,6 @@ fn a_release_by_force_needs_a_confirmation() {
     assert!(place.run(["release", "other", "--force", "--yes"]).expect_code(0).stdout.contains("already free"));
 }
 
-// behaviours 446, 450
 #[test]
 fn one_permit_or_all_permits_of_a_semaphore_are_released() {
     let place = Place::new();

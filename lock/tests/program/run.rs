@@ -10,7 +10,6 @@ use rustix::process::Signal;
 use crate::server::{DENIED, at_a_server, recording_server, server};
 use crate::{PATIENCE, PROGRAM, Place, Process, bare, credentials};
 
-// behaviours 20, 78
 #[test]
 fn the_command_gets_fence_key_and_table_and_its_code_is_the_exit_code() {
     let place = Place::new();
@@ -63,7 +62,6 @@ fn a_user_without_a_name_is_shown_as_a_number() {
     }
 }
 
-// behaviours 51, 77
 #[test]
 fn a_held_key_exits_with_75_and_names_the_holder() {
     let place = Place::new();
@@ -82,7 +80,6 @@ fn a_held_key_exits_with_75_and_names_the_holder() {
     assert!(started.elapsed() >= Duration::from_millis(300));
 }
 
-// behaviour 50
 #[test]
 fn waiting_processes_take_turns() {
     let place = Place::new();
@@ -97,7 +94,6 @@ fn waiting_processes_take_turns() {
     assert_eq!(fs::read_to_string(counter).unwrap().trim(), "6");
 }
 
-// behaviours 50, 51
 #[test]
 fn a_run_that_waits_takes_a_place() {
     let place = Place::new();
@@ -115,7 +111,6 @@ fn a_run_that_waits_takes_a_place() {
     assert_eq!((number("tail"), number("head")), (Some(1), Some(1)));
 }
 
-// behaviour 58
 #[test]
 fn hold_at_least_keeps_the_key_after_the_command() {
     let place = Place::new();
@@ -127,7 +122,6 @@ fn hold_at_least_keeps_the_key_after_the_command() {
     assert!(place.json("job")["acquired_at"].as_str() >= held["until"].as_str());
 }
 
-// behaviour 58
 #[test]
 fn hold_at_least_does_not_keep_the_key_of_a_failed_command() {
     let place = Place::new();
@@ -144,7 +138,6 @@ fn hold_at_least_does_not_keep_the_key_of_a_failed_command() {
     }
 }
 
-// behaviour 29
 #[test]
 fn a_failed_release_is_reported_and_keeps_the_code_of_the_command() {
     let acquired = (200, r#"{"Attributes":{"fence":{"N":"17"}}}"#);
@@ -166,7 +159,6 @@ fn a_command_that_cannot_run_exits_with_126_and_a_missing_one_with_127() {
     assert_eq!(place.json("job")["state"], "free");
 }
 
-// behaviour 22
 #[test]
 fn disabled_locks_run_the_command_and_warn_once() {
     let place = Place::new();
@@ -180,7 +172,6 @@ fn disabled_locks_run_the_command_and_warn_once() {
     assert_eq!(outcome.stdout, "fence 0\n");
 }
 
-// behaviour 450
 #[test]
 fn at_most_n_commands_run_at_a_time() {
     let place = Place::new();

@@ -44,7 +44,6 @@ fn a_signal_ignored_by_the_caller_stays_ignored() {
     process.outcome().expect_code(0);
 }
 
-// behaviours 58, 78
 #[test]
 fn the_command_is_awaited_when_the_caller_ignores_sigchld() {
     let place = Place::new();
@@ -63,7 +62,6 @@ fn the_command_is_awaited_when_the_caller_ignores_sigchld() {
     }
 }
 
-// behaviours 20, 29
 #[test]
 fn a_command_killed_by_a_signal_exits_with_128_plus_its_number() {
     let place = Place::new();
@@ -71,7 +69,6 @@ fn a_command_killed_by_a_signal_exits_with_128_plus_its_number() {
     assert_eq!(place.json("job")["state"], "free");
 }
 
-// behaviour 35
 #[test]
 fn a_signal_ends_the_wait_for_the_lock() {
     const HELD: (u16, &str) = (
@@ -90,7 +87,6 @@ fn a_signal_ends_the_wait_for_the_lock() {
     assert_eq!(waiting.outcome().expect_code(128 + 15).stdout, "");
 }
 
-// behaviour 35
 #[test]
 fn a_signal_before_the_answer_releases_the_lock() {
     let (endpoint, requests) = recording_server(&[(0, ""), (200, "{}")]);
@@ -104,7 +100,6 @@ fn a_signal_before_the_answer_releases_the_lock() {
     assert_eq!(process.outcome().expect_code(128 + 15).stdout, "");
 }
 
-// behaviour 35
 #[test]
 fn the_program_waits_for_the_answer_to_its_release() {
     let (endpoint, requests) = recording_server(&[(0, ""), (1, "{}")]);
@@ -119,7 +114,6 @@ fn the_program_waits_for_the_answer_to_its_release() {
     assert!(asked.elapsed() + Duration::from_millis(200) >= SLOWLY, "{:?}", asked.elapsed());
 }
 
-// behaviour 35
 #[test]
 fn an_unanswered_acquire_is_released_before_the_end() {
     const SILENCE: (u16, &str) = (0, "");

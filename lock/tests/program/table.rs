@@ -2,7 +2,6 @@
 
 use crate::Place;
 
-// behaviour 45
 #[test]
 fn a_table_can_be_created_twice() {
     let place = Place::new();
@@ -12,7 +11,6 @@ fn a_table_can_be_created_twice() {
     }
 }
 
-// behaviour 39
 #[test]
 fn a_check_passes_on_a_created_table_and_fails_on_other_keys() {
     let place = Place::new();

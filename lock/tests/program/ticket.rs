@@ -24,7 +24,6 @@ fn acquire(place: &Place, options: &[&str], file: &str) -> Value {
     serde_json::from_str(&outcome.stdout).unwrap()
 }
 
-// behaviour 102
 #[test]
 fn a_lock_is_held_from_the_first_step_of_a_pipeline_to_its_last() {
     let place = Place::new();
@@ -66,7 +65,6 @@ fn a_permit_is_held_from_the_first_step_of_a_pipeline_to_its_last() {
     place.run(["acquire", "--key", "job", "--at-most", "2", "--owner-from", "1"]).expect_code(2);
 }
 
-// behaviour 102
 #[test]
 fn the_ticket_names_its_table_and_its_prefix() {
     let place = Place::new();
@@ -88,7 +86,6 @@ fn the_ticket_names_its_table_and_its_prefix() {
     without_table(&["release"]).expect_code(0);
 }
 
-// behaviour 102
 #[test]
 fn a_ticket_whose_lease_has_ended_exits_with_76() {
     let place = Place::new();
@@ -101,7 +98,6 @@ fn a_ticket_whose_lease_has_ended_exits_with_76() {
     }
 }
 
-// behaviour 102
 #[test]
 fn a_forged_or_invalid_ticket_exits_with_78() {
     let place = Place::new();
@@ -125,7 +121,6 @@ fn a_forged_or_invalid_ticket_exits_with_78() {
     assert_eq!(place.json("job")["state"], "held");
 }
 
-// behaviour 102
 #[test]
 fn an_identity_takes_its_own_lock_over() {
     let place = Place::new();
@@ -138,7 +133,6 @@ fn an_identity_takes_its_own_lock_over() {
     with_ticket(&place, &["release"], "second").expect_code(0);
 }
 
-// behaviour 102
 #[test]
 fn an_acquire_waits_and_can_be_interrupted() {
     let place = Place::new();
@@ -153,7 +147,6 @@ fn an_acquire_waits_and_can_be_interrupted() {
     waiting.outcome().expect_code(128 + 15).expect_stdout("");
 }
 
-// behaviour 102
 #[test]
 #[cfg(target_os = "linux")]
 fn a_ticket_that_cannot_be_written_leaves_the_key_free() {
@@ -177,7 +170,6 @@ fn a_ticket_that_cannot_be_written_leaves_the_key_free() {
     assert_eq!(place.json("job")["state"], "free");
 }
 
-// behaviours 22, 102
 #[test]
 fn without_locking_the_ticket_holds_no_lock() {
     let place = Place::new();

@@ -9,7 +9,6 @@ use serde_json::{Value, json};
 use crate::stack::{Stack, in_stack};
 use crate::{GATHERING, REGION, loop_until, number};
 
-// behaviour 103
 pub(crate) async fn two_deployments_of_a_service_run_one_after_the_other(stack: &Stack) {
     let slow = |version| Deployment { rolling_out_ms: millis(GATHERING), ..deployment("shop", version) };
     let (seven, eight) = (slow("7"), slow("8"));
@@ -42,7 +41,6 @@ pub(crate) async fn two_deployments_of_a_service_run_one_after_the_other(stack: 
     assert_eq!(holder.fence(), Some(*fence));
 }
 
-// behaviour 103
 pub(crate) async fn a_failed_deployment_frees_its_lock_and_fails_its_execution(stack: &Stack) {
     let failed = execute(stack, &Deployment { fails: true, ..deployment("bank", "7") }).await;
     assert_eq!((&failed["status"], &failed["error"]), (&json!("FAILED"), &json!("NotDeployed")), "{failed}");

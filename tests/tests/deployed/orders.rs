@@ -11,7 +11,6 @@ use crate::local_aws::credentials;
 use crate::stack::Stack;
 use crate::{GATHERING, STACK};
 
-// behaviours 60, 63, 66, 69
 pub(crate) async fn an_order_sent_three_times_is_placed_once(stack: &Stack) {
     let body = json!({ "item": "tea", "quantity": 2, "checking_ms": GATHERING.as_millis() });
     let (first, second) = tokio::join!(stack.order(Some("key-1"), &body), stack.order(Some("key-1"), &body));
@@ -41,7 +40,6 @@ const KEYS: usize = 200;
 const AT_ONCE: usize = 3;
 const LATER: usize = 2;
 
-// behaviours 60, 66, 465
 pub(crate) async fn a_thousand_requests_place_two_hundred_orders(stack: &Stack) {
     let before = stack.ids_of_orders().await.len();
     let api = &stack.http_api(STACK).await;
@@ -85,7 +83,6 @@ pub(crate) async fn a_thousand_requests_place_two_hundred_orders(stack: &Stack) 
 }
 
 /// The stack must not have the parameter `Simulation`.
-// behaviour 522
 pub(crate) async fn a_caller_cannot_choose_how_long_an_order_takes(stack: &Stack, name: &str) {
     let body = json!({ "item": "tea", "quantity": 1, "checking_ms": u64::MAX });
     let answer = stack.order_by(&credentials(), &stack.http_api(name).await, "slow", &body).await;
@@ -104,7 +101,6 @@ pub(crate) async fn the_api_limits_and_logs_its_requests(stack: &Stack) {
     assert!(serde_json::from_str::<Value>(line).is_ok_and(|line| line["status"] == "$context.status"), "{line}");
 }
 
-// behaviour 462
 pub(crate) async fn the_signer_of_a_request_is_its_caller(stack: &Stack, name: &str) {
     let (api, body) = (stack.http_api(name).await, json!({ "item": "tea", "quantity": 1 }));
     let (one, other) = (credentials(), stack.new_user("another").await);

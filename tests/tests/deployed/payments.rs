@@ -11,7 +11,6 @@ use serde_json::{Value, json};
 use crate::stack::{Stack, entry, payment};
 use crate::{VISIBILITY_TIMEOUT, loop_until, number};
 
-// behaviours 73, 84
 pub(crate) async fn a_payment_in_progress_is_hidden_until_its_lease_ends(stack: &Stack) {
     let queue = stack.queue("Payments").await;
     let payment = Payment { paying_ms: 3000, ..payment("hidden", 0) };
@@ -39,7 +38,6 @@ pub(crate) async fn only_the_payment_that_panics_goes_back(stack: &Stack) -> Val
     json!(payments[4])
 }
 
-// behaviours 71, 73
 pub(crate) async fn payments_are_made_once_and_poison_becomes_dead_letters(stack: &Stack, panicking: Value) {
     let (queue, dead_letters) = (stack.queue("Payments").await, stack.queue("PaymentDeadLetters").await);
     let poison = json!(payment("poison", u64::MAX));
@@ -61,7 +59,6 @@ pub(crate) async fn payments_are_made_once_and_poison_becomes_dead_letters(stack
     }
 }
 
-// behaviour 72
 pub(crate) async fn payments_of_a_group_stay_in_order_after_a_failure(stack: &Stack) {
     let queue = stack.queue("OrderedPayments").await;
     let first_of_other = payment("b-1", 0);

@@ -12,7 +12,6 @@ use crate::stack::{Stack, in_stack};
 use crate::{REGION, loop_until};
 
 /// Needs the placed order of two items, and no other.
-// behaviours 480, 484
 pub(crate) async fn a_placed_order_is_counted_once(stack: &Stack) {
     let counted = loop_until(Duration::from_mins(1), async || stack.total("tea").await).await;
     assert_eq!(counted, [1, 2]);
@@ -25,7 +24,6 @@ pub(crate) async fn a_placed_order_is_counted_once(stack: &Stack) {
     assert_eq!(loop_until(Duration::from_secs(10), runs).await, 1);
 }
 
-// behaviours 480, 481, 484
 pub(crate) async fn a_record_delivered_again_is_not_counted_again(stack: &Stack) {
     let [first, poison, last] = [record(1, Some(3)), record(2, None), record(3, Some(4))];
     let from_poison = json!({ "batchItemFailures": [{ "itemIdentifier": "2" }] });

@@ -42,7 +42,6 @@ async fn ask(router: &Router, request: Request<Body>) -> (u16, String, bool) {
     (head.status.as_u16(), String::from_utf8(body.to_vec()).unwrap(), is_replay)
 }
 
-// behaviours 461, 463, 465
 #[tokio::test]
 async fn a_router_is_idempotent() {
     let (_world, host, locks) = environment().await;
@@ -61,7 +60,6 @@ async fn a_router_is_idempotent() {
     assert!(status == 200 && fence.parse::<u64>().unwrap() > 0);
 }
 
-// behaviour 463
 #[tokio::test]
 async fn nested_routers_are_different_paths_behind_lambda() {
     let (_world, host, locks) = environment().await;
@@ -87,7 +85,6 @@ async fn nested_routers_are_different_paths_behind_lambda() {
     assert_eq!(runs.get(), 1);
 }
 
-// behaviours 463, 468
 #[tokio::test]
 async fn a_streamed_request_is_limited() {
     let (_world, host, locks) = environment().await;

@@ -72,7 +72,6 @@ async fn runs_of(caller: Caller, contexts: Vec<RequestContext>) -> Vec<u64> {
     made_by
 }
 
-// behaviour 462
 #[tokio::test]
 async fn an_iam_principal_is_a_caller() {
     let iam = |user: &Value| http_api(&json!({ "iam": { "userId": user, "accessKey": "AKIA" } }));
@@ -93,7 +92,6 @@ async fn an_iam_principal_is_a_caller() {
     assert_eq!(runs_of(Caller::iam_principal(), contexts).await, [1, 2, 1, 1, 3, 0, 0, 0, 0, 0, 0]);
 }
 
-// behaviour 462
 #[tokio::test]
 async fn identities_of_a_cognito_pool_are_callers_of_their_own() {
     const SESSION: &str = "AROA1:CognitoIdentityCredentials";
@@ -116,7 +114,6 @@ async fn identities_of_a_cognito_pool_are_callers_of_their_own() {
     assert_eq!(runs_of(Caller::iam_principal(), contexts).await, [1, 2, 1, 3, 0, 0, 0, 0]);
 }
 
-// behaviour 462
 #[tokio::test]
 async fn the_subject_of_a_token_is_a_caller_with_its_issuer() {
     let jwt = |claims: &Value| http_api(&json!({ "jwt": { "claims": claims, "scopes": null } }));
@@ -137,7 +134,6 @@ async fn the_subject_of_a_token_is_a_caller_with_its_issuer() {
     assert_eq!(runs_of(Caller::jwt_subject(), contexts).await, [1, 2, 3, 1, 0, 0, 0, 0, 0, 0]);
 }
 
-// behaviour 462
 #[tokio::test]
 async fn the_id_of_an_api_key_is_a_caller() {
     let key = |id: &Value, value: &str| rest(&json!({ "apiKeyId": id, "apiKey": value }), &json!(null));
@@ -169,14 +165,12 @@ async fn runs_of_tenants(caller: Caller, tenants: &[Option<&str>]) -> Vec<u64> {
     made_by
 }
 
-// behaviour 462
 #[tokio::test]
 async fn a_tenant_is_a_caller() {
     let tenants = [Some("blue"), Some("green"), Some("blue"), None, Some("")];
     assert_eq!(runs_of_tenants(Caller::tenant(), &tenants).await, [1, 2, 1, 0, 0]);
 }
 
-// behaviour 462
 #[tokio::test]
 async fn each_tenant_has_its_own_keys_with_any_caller() {
     let tenants = [Some("blue"), Some("green"), Some("blue"), None, Some("")];
@@ -186,7 +180,6 @@ async fn each_tenant_has_its_own_keys_with_any_caller() {
     }
 }
 
-// behaviour 462
 #[tokio::test]
 async fn a_closure_names_the_caller() {
     let (_world, host, locks) = environment().await;
@@ -210,7 +203,6 @@ async fn a_closure_names_the_caller() {
     }
 }
 
-// behaviour 462
 #[tokio::test]
 async fn all_callers_can_be_one() {
     let iam = |user| http_api(&json!({ "iam": { "userId": user } }));
@@ -218,7 +210,6 @@ async fn all_callers_can_be_one() {
     assert_eq!(runs_of(Caller::shared(), contexts).await, [1, 1, 1]);
 }
 
-// behaviours 62, 462
 #[tokio::test]
 async fn no_row_contains_a_caller_a_key_or_a_request() {
     let (world, host, locks) = environment().await;

@@ -51,7 +51,6 @@ fn committing(
     })
 }
 
-// behaviour 467
 #[tokio::test]
 async fn a_response_is_committed_with_the_business_write() {
     let (world, host, locks) = environment().await;
@@ -66,7 +65,6 @@ async fn a_response_is_committed_with_the_business_write() {
     assert_eq!(host.requests(), 3);
 }
 
-// behaviour 467
 #[tokio::test]
 async fn a_committed_response_whose_answer_was_lost_is_replayed() {
     let (world, _, _) = environment().await;
@@ -77,7 +75,6 @@ async fn a_committed_response_whose_answer_was_lost_is_replayed() {
     assert_eq!(reply.made_by(), (201, 1, true));
 }
 
-// behaviour 467
 #[tokio::test]
 async fn another_response_after_a_failed_transaction_is_stored() {
     let (world, host, locks) = environment().await;
@@ -91,7 +88,6 @@ async fn another_response_after_a_failed_transaction_is_stored() {
     }
 }
 
-// behaviour 467
 #[tokio::test]
 async fn another_response_after_a_committed_transaction_is_replaced() {
     let (world, host, locks) = environment().await;
@@ -101,7 +97,6 @@ async fn another_response_after_a_committed_transaction_is_replaced() {
     }
 }
 
-// behaviour 467
 #[tokio::test]
 async fn a_failed_transaction_leaves_nothing() {
     let (world, host, locks) = environment().await;
@@ -113,7 +108,6 @@ async fn a_failed_transaction_leaves_nothing() {
     assert_eq!(reply.made_by(), (201, 1, false));
 }
 
-// behaviour 467
 #[tokio::test]
 async fn a_response_that_is_no_result_cannot_complete_a_run() {
     let (_world, host, locks) = environment().await;
@@ -128,7 +122,6 @@ async fn a_response_that_is_no_result_cannot_complete_a_run() {
     assert_eq!(send(&layer(&locks), &counting(&Counter::default()), order(&host)).await.made_by(), (201, 1, false));
 }
 
-// behaviour 467
 #[tokio::test]
 async fn a_run_has_the_fence_of_its_record() {
     let (world, host, locks) = environment().await;

@@ -59,7 +59,6 @@ where
     }
 }
 
-// behaviour 470
 #[tokio::test]
 async fn the_handler_of_a_dropped_request_runs_to_its_end() {
     let (_world, host, locks) = environment().await;
@@ -74,7 +73,6 @@ async fn the_handler_of_a_dropped_request_runs_to_its_end() {
     assert_eq!((retry.made_by(), gate.runs.get()), ((201, 1, true), 1));
 }
 
-// behaviours 65, 470
 #[tokio::test]
 async fn a_run_whose_request_was_dropped_is_not_unfinished() {
     let (_world, host, locks) = environment().await;
@@ -84,7 +82,6 @@ async fn a_run_whose_request_was_dropped_is_not_unfinished() {
     assert_eq!(send(&layer.wait(eagerly()), &gate.handler(), order(&host)).await.made_by(), (201, 1, true));
 }
 
-// behaviours 464, 470
 #[tokio::test]
 async fn a_request_that_is_dropped_while_it_waits_does_not_run() {
     let (_world, host, locks) = environment().await;
@@ -107,7 +104,6 @@ async fn a_request_that_is_dropped_while_it_waits_does_not_run() {
     assert_eq!(gate.runs.get(), 1);
 }
 
-// behaviours 64, 470
 #[tokio::test]
 async fn a_dropped_request_whose_handler_panics_releases_the_record() {
     let (_world, host, locks) = environment().await;
@@ -153,7 +149,6 @@ fn taking(
     })
 }
 
-// behaviour 470
 #[tokio::test(start_paused = true)]
 async fn a_timeout_outside_of_the_layer_does_not_end_the_run() {
     let (host, locks) = in_virtual_time(|host| host).await;
@@ -170,7 +165,6 @@ async fn a_timeout_outside_of_the_layer_does_not_end_the_run() {
     assert_eq!(runs.get(), 1);
 }
 
-// behaviours 80, 470
 #[tokio::test(start_paused = true)]
 async fn the_run_of_a_dropped_request_ends_with_its_lease() {
     let (host, locks) = in_virtual_time(|host| host).await;
@@ -181,7 +175,6 @@ async fn the_run_of_a_dropped_request_ends_with_its_lease() {
     assert_eq!(send(&layer, &counting(&runs), order(&host)).await.made_by(), (201, 2, false));
 }
 
-// behaviour 470
 #[tokio::test(start_paused = true)]
 async fn the_response_to_a_dropped_request_is_stored_although_that_takes_several_attempts() {
     let (host, locks) = in_virtual_time(|host| host.intercept(Prevents::writes(Cause::Conflict, 2..=20))).await;

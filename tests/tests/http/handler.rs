@@ -16,7 +16,6 @@ use tower::{Layer, Service, ServiceExt, service_fn};
 
 use crate::{counting, created, environment, layer, order, order_of, send};
 
-// behaviour 64
 #[tokio::test]
 async fn a_handler_that_panics_releases_the_record() {
     let (_world, host, locks) = environment().await;
@@ -41,7 +40,6 @@ async fn the_service_calls_the_handler_that_it_polled_ready() {
     assert_eq!(layer(&locks).layer(broken).oneshot(order(&host)).await.unwrap_err(), "broken");
 }
 
-// behaviour 465
 #[tokio::test(flavor = "multi_thread")]
 async fn one_of_ten_concurrent_requests_of_each_key_runs() {
     let (_world, host, locks) = environment().await;
@@ -68,7 +66,6 @@ async fn one_of_ten_concurrent_requests_of_each_key_runs() {
     assert_eq!(runs.get(), 6);
 }
 
-// behaviour 465
 #[tokio::test]
 async fn each_front_end_gets_a_replay_in_its_own_form() {
     let headers = json!({ "idempotency-key": "\"a\"", "content-type": "application/json" });
@@ -109,7 +106,6 @@ async fn each_front_end_gets_a_replay_in_its_own_form() {
     }
 }
 
-// behaviour 465
 #[tokio::test]
 async fn a_request_outside_of_an_invocation_has_the_lease_of_the_locks() {
     let (world, host, locks) = environment().await;

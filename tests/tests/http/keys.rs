@@ -11,7 +11,6 @@ use tower::service_fn;
 
 use crate::{TOO_LONG, counting, created, environment, layer, order, order_of, send, to};
 
-// behaviour 461
 #[tokio::test]
 async fn a_key_with_quotes_is_the_key_without_them() {
     let (_world, host, locks) = environment().await;
@@ -21,7 +20,6 @@ async fn a_key_with_quotes_is_the_key_without_them() {
     }
 }
 
-// behaviour 461
 #[tokio::test]
 async fn two_keys_are_two_requests() {
     let (_world, host, locks) = environment().await;
@@ -31,7 +29,6 @@ async fn two_keys_are_two_requests() {
     }
 }
 
-// behaviour 461
 #[tokio::test]
 async fn other_methods_pass_through() {
     let (_world, host, locks) = environment().await;
@@ -54,7 +51,6 @@ async fn other_methods_pass_through() {
     }
 }
 
-// behaviours 61, 461
 #[tokio::test]
 async fn a_request_without_an_optional_key_runs_unprotected() {
     let (_world, host, locks) = environment().await;
@@ -77,7 +73,6 @@ async fn a_request_without_an_optional_key_runs_unprotected() {
     assert_eq!(send(&layer, &counting(&runs), order(&host)).await.made_by(), (201, 1, true));
 }
 
-// behaviour 461
 #[tokio::test]
 async fn an_empty_key_is_missing_also_if_the_key_is_optional() {
     let (_world, host, locks) = environment().await;
@@ -89,7 +84,6 @@ async fn an_empty_key_is_missing_also_if_the_key_is_optional() {
     assert_eq!((runs.get(), host.requests()), (0, 0));
 }
 
-// behaviour 22
 #[tokio::test]
 async fn disabled_locks_let_every_request_run() {
     let (world, host, _) = environment().await;
@@ -103,7 +97,6 @@ async fn disabled_locks_let_every_request_run() {
     assert_eq!(host.requests(), 0);
 }
 
-// behaviour 62
 #[tokio::test]
 async fn the_default_prefix_is_the_name_of_the_function() {
     let (world, host, locks) = environment().await;
@@ -118,7 +111,6 @@ async fn the_default_prefix_is_the_name_of_the_function() {
     assert_eq!(prefixes, [FUNCTION, "shared"]);
 }
 
-// behaviour 62
 #[tokio::test]
 async fn records_without_a_prefix_outside_of_lambda_are_warned_about_once() {
     keep_log();
@@ -149,7 +141,6 @@ async fn records_without_a_prefix_outside_of_lambda_are_warned_about_once() {
     assert_eq!(warnings(), 2);
 }
 
-// behaviour 464
 #[tokio::test]
 async fn a_request_can_wait_for_the_response() {
     let (_world, host, locks) = environment().await;

@@ -46,7 +46,6 @@ fn values<'a>(reply: &'a Reply, name: &HeaderName) -> Vec<&'a [u8]> {
     reply.headers.get_all(name).iter().map(HeaderValue::as_bytes).collect()
 }
 
-// behaviour 465
 #[tokio::test]
 async fn a_replay_has_the_status_the_headers_and_the_bytes_of_the_first_response() {
     let (world, host, locks) = environment().await;
@@ -71,7 +70,6 @@ async fn a_replay_has_the_status_the_headers_and_the_bytes_of_the_first_response
     assert_eq!(send(&crate::layer(&locks), &counting(&runs), order(&other)).await, replay);
 }
 
-// behaviour 465
 #[tokio::test]
 async fn chosen_headers_are_stored_also_cookies() {
     let (_world, host, locks) = environment().await;
@@ -84,7 +82,6 @@ async fn chosen_headers_are_stored_also_cookies() {
     assert_eq!(values(&replay, &SET_COOKIE), values(&first, &SET_COOKIE));
 }
 
-// behaviour 465
 #[tokio::test]
 async fn headers_that_connection_names_are_not_replayed() {
     let hop = || {
@@ -104,7 +101,6 @@ async fn headers_that_connection_names_are_not_replayed() {
     }
 }
 
-// behaviour 465
 #[tokio::test]
 async fn a_binary_body_is_replayed_byte_by_byte() {
     let (_world, host, locks) = environment().await;
@@ -123,7 +119,6 @@ async fn a_binary_body_is_replayed_byte_by_byte() {
     }
 }
 
-// behaviour 465
 #[tokio::test]
 async fn an_empty_response_is_replayed() {
     let (_world, host, locks) = environment().await;
@@ -135,7 +130,6 @@ async fn an_empty_response_is_replayed() {
     }
 }
 
-// behaviours 68, 465
 #[tokio::test]
 async fn a_cached_response_is_replayed_without_a_request() {
     let (_world, host, locks) = environment().await;
@@ -146,7 +140,6 @@ async fn a_cached_response_is_replayed_without_a_request() {
     assert_eq!(host.requests(), 2);
 }
 
-// behaviour 465
 #[tokio::test]
 async fn a_response_is_replayed_for_the_window() {
     let (world, host, locks) = environment().await;
@@ -159,7 +152,6 @@ async fn a_response_is_replayed_for_the_window() {
     }
 }
 
-// behaviour 465
 #[tokio::test]
 async fn the_handler_gets_the_request_unchanged() {
     let (_world, host, locks) = environment().await;

@@ -21,7 +21,6 @@ fn with_status(status: u16) -> impl Fn(u32) -> Response<Body> + Clone {
     move |run| Response::builder().status(status).body(run.to_string().into()).unwrap()
 }
 
-// behaviour 466
 #[tokio::test]
 async fn statuses_below_500_are_results_except_those_that_ask_for_a_retry() {
     let (_world, host, locks) = environment().await;
@@ -42,7 +41,6 @@ async fn statuses_below_500_are_results_except_those_that_ask_for_a_retry() {
     }
 }
 
-// behaviour 466
 #[tokio::test]
 async fn a_closure_says_which_responses_are_results() {
     let (_world, host, locks) = environment().await;
@@ -64,7 +62,6 @@ async fn a_closure_says_which_responses_are_results() {
     assert_eq!(runs.get(), 3);
 }
 
-// behaviours 64, 466
 #[tokio::test]
 async fn an_error_of_the_handler_is_returned_and_releases_the_record() {
     let (_world, host, locks) = environment().await;
@@ -87,7 +84,6 @@ where
     layer.layer(handler).oneshot(request).await.unwrap().map(axum::body::Body::new)
 }
 
-// behaviours 465, 466
 #[tokio::test]
 async fn a_body_in_pieces_is_stored_as_a_whole() {
     let (_world, host, locks) = environment().await;
@@ -102,7 +98,6 @@ async fn a_body_in_pieces_is_stored_as_a_whole() {
     }
 }
 
-// behaviour 466
 #[tokio::test]
 async fn a_body_that_breaks_off_reaches_the_client_and_releases_the_record() {
     let (_world, host, locks) = environment().await;
@@ -129,7 +124,6 @@ fn endless()
     })
 }
 
-// behaviour 469
 #[tokio::test]
 async fn an_endless_body_cannot_be_stored() {
     let (_world, host, locks) = environment().await;
@@ -153,7 +147,6 @@ async fn stored_form(body: &[u8]) -> (usize, bool) {
     (data.len(), data.contains("\"base64\""))
 }
 
-// behaviour 469
 #[tokio::test]
 async fn a_body_is_stored_in_the_shorter_form() {
     for (body, is_base64) in [
@@ -168,7 +161,6 @@ async fn a_body_is_stored_in_the_shorter_form() {
     }
 }
 
-// behaviour 469
 #[tokio::test]
 async fn any_body_of_290_kib_is_stored_with_headers_of_3_kib() {
     const BODY: usize = 290 * 1024;
@@ -197,7 +189,6 @@ fn with_headers(headers: usize) -> impl Fn(u32) -> Response<Body> + Clone {
     }
 }
 
-// behaviour 469
 #[tokio::test]
 async fn a_response_with_more_headers_than_a_replay_can_have_cannot_be_stored() {
     let (_world, host, locks) = environment().await;
@@ -216,7 +207,6 @@ async fn a_response_with_more_headers_than_a_replay_can_have_cannot_be_stored() 
     assert_eq!(retry.problem(), (409, "result-not-stored".to_owned()));
 }
 
-// behaviour 469
 #[tokio::test]
 async fn an_endless_body_is_passed_on_if_the_record_is_completed_without_it() {
     let (_world, host, locks) = environment().await;
@@ -232,7 +222,6 @@ async fn an_endless_body_is_passed_on_if_the_record_is_completed_without_it() {
     assert_eq!(retry.status, 409);
 }
 
-// behaviour 469
 #[tokio::test]
 async fn a_body_that_stops_without_an_end_is_interrupted_with_the_lease() {
     let (_world, host, locks) = environment().await;
@@ -244,7 +233,6 @@ async fn a_body_that_stops_without_an_end_is_interrupted_with_the_lease() {
     assert_eq!(reply.status(), 503);
 }
 
-// behaviour 466
 #[tokio::test]
 async fn the_body_of_a_response_that_is_no_result_is_not_read() {
     let (_world, host, locks) = environment().await;
@@ -257,7 +245,6 @@ async fn the_body_of_a_response_that_is_no_result_is_not_read() {
     assert_eq!(reply.into_body().frame().await.unwrap().unwrap().into_data().unwrap(), "a");
 }
 
-// behaviour 466
 #[tokio::test]
 async fn a_body_knows_its_size() {
     let (_world, host, locks) = environment().await;

@@ -29,7 +29,6 @@ async fn assert_equal(first: impl Fn(&Host) -> Request, second: impl Fn(&Host) -
     assert_eq!((retry.status, retry.is_replay(), runs.get()), (expected, is_equal, 1), "{:?}", second(&host));
 }
 
-// behaviour 463
 #[tokio::test]
 async fn method_path_query_and_body_must_be_equal() {
     const JSON: &str = "application/json";
@@ -51,7 +50,6 @@ async fn method_path_query_and_body_must_be_equal() {
     }
 }
 
-// behaviour 463
 #[tokio::test]
 async fn bytes_are_compared_as_they_are() {
     let of = |bytes: &'static [u8]| {
@@ -67,7 +65,6 @@ async fn bytes_are_compared_as_they_are() {
     assert_equal(text, of(b"abc"), true).await;
 }
 
-// behaviour 463
 #[tokio::test]
 async fn chosen_headers_must_be_equal() {
     let version = HeaderName::from_static("x-version");
@@ -107,7 +104,6 @@ fn versioned(host: &Host, body: &str, version: &str) -> Request {
     request
 }
 
-// behaviour 463
 #[tokio::test]
 async fn a_retry_after_a_deployment_that_changes_the_chosen_headers_gets_the_response() {
     let version = HeaderName::from_static("x-version");
@@ -119,7 +115,6 @@ async fn a_retry_after_a_deployment_that_changes_the_chosen_headers_gets_the_res
     }
 }
 
-// behaviour 463
 #[tokio::test]
 async fn another_request_after_a_deployment_that_changes_the_chosen_headers_is_another_request() {
     let version = HeaderName::from_static("x-version");
@@ -127,7 +122,6 @@ async fn another_request_after_a_deployment_that_changes_the_chosen_headers_is_a
     assert_eq!(reply.problem(), (422, "key-reused".to_owned()));
 }
 
-// behaviour 463
 #[tokio::test]
 async fn a_header_that_both_deployments_choose_is_compared() {
     let (version, both) = (HeaderName::from_static("x-version"), [HeaderName::from_static("x-version"), CONTENT_TYPE]);
@@ -137,7 +131,6 @@ async fn a_header_that_both_deployments_choose_is_compared() {
     }
 }
 
-// behaviour 463
 #[tokio::test]
 async fn the_order_of_the_chosen_headers_does_not_count() {
     let before = [HeaderName::from_static("x-version"), CONTENT_TYPE];
@@ -147,7 +140,6 @@ async fn the_order_of_the_chosen_headers_does_not_count() {
     assert_eq!(reply.problem(), (422, "key-reused".to_owned()));
 }
 
-// behaviour 463
 #[tokio::test]
 async fn a_record_with_a_digest_of_another_version_of_the_crate_is_replayed() {
     let (world, host, locks) = environment().await;
@@ -161,7 +153,6 @@ async fn a_record_with_a_digest_of_another_version_of_the_crate_is_replayed() {
     assert_eq!(send(&layer, &counting(&runs), versioned(&host, "tea", "1")).await.made_by(), (201, 1, true));
 }
 
-// behaviour 463
 #[tokio::test]
 async fn a_rest_api_that_reorders_its_parameters_sends_the_same_request() {
     let (_world, host, locks) = environment().await;

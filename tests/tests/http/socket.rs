@@ -76,7 +76,6 @@ impl Server {
     }
 }
 
-// behaviour 470
 #[tokio::test]
 async fn the_handler_of_a_client_that_disconnects_runs_to_its_end() {
     let (_world, _host, locks) = environment().await;
@@ -119,7 +118,6 @@ async fn refusing() -> (Server, Counter) {
     (Server::start(layer(&locks).prefix("orders").max_body_bytes(1000), handler).await, runs)
 }
 
-// behaviour 468
 #[tokio::test]
 async fn a_client_that_sends_a_large_body_gets_the_refusal() {
     let (server, runs) = refusing().await;
@@ -140,7 +138,6 @@ async fn a_client_that_sends_a_large_body_gets_the_refusal() {
     assert_eq!(runs.get(), 0);
 }
 
-// behaviour 468
 #[tokio::test]
 async fn a_client_that_asks_before_it_sends_a_large_body_need_not_send_it() {
     let (server, _) = refusing().await;
@@ -165,13 +162,11 @@ async fn assert_refused_after(time: Duration, interval: Duration) {
     assert_eq!(timeout(2 * SECOND, answer).await.unwrap().unwrap().status(), 413);
 }
 
-// behaviour 468
 #[tokio::test]
 async fn a_client_that_does_not_stop_sending_is_refused_after_30_seconds() {
     assert_refused_after(Duration::from_secs(30), Duration::from_secs(2)).await;
 }
 
-// behaviour 468
 #[tokio::test]
 async fn a_client_that_stops_sending_is_refused_after_5_seconds() {
     assert_refused_after(Duration::from_secs(5), Duration::from_hours(1)).await;

@@ -54,7 +54,6 @@ fn assert_problem(reply: &Reply, name: &str) {
     assert!(!reply.is_replay());
 }
 
-// behaviour 468
 #[test]
 fn each_line_of_the_table_has_a_test() {
     let source = include_str!("statuses.rs");
@@ -67,7 +66,6 @@ fn each_line_of_the_table_has_a_test() {
     }
 }
 
-// behaviours 461, 468
 #[tokio::test]
 async fn a_request_without_a_key_is_a_bad_request() {
     let (_world, host, locks) = environment().await;
@@ -79,7 +77,6 @@ async fn a_request_without_a_key_is_a_bad_request() {
     assert_eq!((runs.get(), host.requests()), (0, 0));
 }
 
-// behaviours 461, 468
 #[tokio::test]
 async fn a_malformed_key_is_a_bad_request() {
     let (_world, host, locks) = environment().await;
@@ -91,7 +88,6 @@ async fn a_malformed_key_is_a_bad_request() {
     assert_eq!((runs.get(), host.requests()), (0, 0));
 }
 
-// behaviours 461, 468
 #[tokio::test]
 async fn a_long_key_is_a_bad_request() {
     let (_world, host, locks) = environment().await;
@@ -110,7 +106,6 @@ async fn a_long_key_is_a_bad_request() {
     assert_eq!((runs.get(), host.requests()), (2, 4));
 }
 
-// behaviour 468
 #[tokio::test]
 async fn a_body_that_breaks_off_is_a_bad_request() {
     let (_world, host, locks) = environment().await;
@@ -124,7 +119,6 @@ async fn a_body_that_breaks_off_is_a_bad_request() {
     assert_eq!(host.requests(), 0);
 }
 
-// behaviours 462, 468
 #[tokio::test]
 async fn a_request_of_an_unknown_caller_is_forbidden() {
     let (_world, host, locks) = environment().await;
@@ -134,7 +128,6 @@ async fn a_request_of_an_unknown_caller_is_forbidden() {
     assert_eq!((runs.get(), host.requests()), (0, 0));
 }
 
-// behaviours 464, 468
 #[tokio::test]
 async fn a_request_whose_key_is_in_progress_is_a_conflict_until_the_lease_ends() {
     let (_world, host, locks) = environment().await;
@@ -167,7 +160,6 @@ async fn a_request_whose_key_is_in_progress_is_a_conflict_until_the_lease_ends()
     assert_eq!(host.requests(), 3);
 }
 
-// behaviours 65, 468
 #[tokio::test]
 async fn a_request_whose_key_has_an_unfinished_run_is_a_conflict() {
     let (world, host, locks) = environment().await;
@@ -201,7 +193,6 @@ fn large(run: u32) -> Response<Body> {
     Response::builder().header("x-run", run).body("x".repeat(MOST + 1).into()).unwrap()
 }
 
-// behaviours 468, 469
 #[tokio::test]
 async fn a_retry_whose_response_was_not_stored_is_a_conflict() {
     let (_world, host, locks) = environment().await;
@@ -213,7 +204,6 @@ async fn a_retry_whose_response_was_not_stored_is_a_conflict() {
     assert_eq!((runs.get(), host.requests()), (1, 3));
 }
 
-// behaviour 468
 #[tokio::test]
 async fn a_large_body_is_refused() {
     let (_world, host, locks) = environment().await;
@@ -225,7 +215,6 @@ async fn a_large_body_is_refused() {
     assert_eq!((runs.get(), host.requests()), (1, 2));
 }
 
-// behaviours 463, 468
 #[tokio::test]
 async fn a_key_with_another_request_is_unprocessable() {
     let (_world, host, locks) = environment().await;
@@ -236,7 +225,6 @@ async fn a_key_with_another_request_is_unprocessable() {
     assert_eq!((runs.get(), host.requests()), (1, 3));
 }
 
-// behaviours 468, 469
 #[tokio::test]
 async fn a_response_that_cannot_be_stored_is_a_server_error_and_the_request_runs_again_after_the_lease() {
     let (world, host, locks) = environment().await;
@@ -263,7 +251,6 @@ impl Intercept for Denied {
     }
 }
 
-// behaviour 468
 #[tokio::test]
 async fn a_fault_of_the_service_is_logged_and_does_not_show_its_cause() {
     keep_log();
@@ -281,7 +268,6 @@ async fn a_fault_of_the_service_is_logged_and_does_not_show_its_cause() {
     assert_eq!(logged("key-of-the-client"), [""; 0]);
 }
 
-// behaviours 80, 468
 #[tokio::test]
 async fn a_request_that_outlives_its_lease_is_interrupted() {
     let (_world, host, locks) = environment().await;
@@ -294,7 +280,6 @@ async fn a_request_that_outlives_its_lease_is_interrupted() {
     assert_eq!(send(&layer, &counting(&runs), order(&host)).await.made_by(), (201, 1, false));
 }
 
-// behaviours 65, 468
 #[tokio::test]
 async fn a_request_that_outlives_its_lease_is_unfinished_if_unfinished_runs_are_rejected() {
     let (_world, host, locks) = environment().await;
@@ -304,7 +289,6 @@ async fn a_request_that_outlives_its_lease_is_unfinished_if_unfinished_runs_are_
     assert_problem(&reply, "unfinished");
 }
 
-// behaviour 468
 #[tokio::test]
 async fn a_request_without_an_answer_of_the_table_is_unavailable() {
     let (world, _, _) = environment().await;
@@ -315,7 +299,6 @@ async fn a_request_without_an_answer_of_the_table_is_unavailable() {
     assert_eq!(runs.get(), 0);
 }
 
-// behaviour 468
 #[tokio::test]
 async fn a_problem_names_the_documentation() {
     let (_world, host, locks) = environment().await;

@@ -10,7 +10,6 @@ use crate::{
     ALMOST_THE_WINDOW, Declined, Order, environment, give_to_another, later, order, orders, place, refused, validated,
 };
 
-// behaviour 68
 #[tokio::test]
 async fn a_cached_result_sends_no_request() {
     let (_world, host, locks) = environment().await;
@@ -26,7 +25,6 @@ async fn a_cached_result_sends_no_request() {
     assert_eq!(host.requests(), 7);
 }
 
-// behaviour 68
 #[tokio::test]
 async fn a_replayed_result_of_another_environment_is_cached() {
     let (world, host, locks) = environment().await;
@@ -39,7 +37,6 @@ async fn a_replayed_result_of_another_environment_is_cached() {
     assert_eq!(host.requests(), 1);
 }
 
-// behaviour 68
 #[tokio::test]
 async fn the_cache_evicts_the_least_recently_used_record() {
     let (_world, host, locks) = environment().await;
@@ -57,7 +54,6 @@ async fn the_cache_evicts_the_least_recently_used_record() {
     assert_eq!(runs.get(), 3);
 }
 
-// behaviour 68
 #[tokio::test]
 async fn the_cache_serves_no_record_in_progress_released_or_lost() {
     let (world, host, locks) = environment().await;
@@ -84,7 +80,6 @@ async fn the_cache_serves_no_record_in_progress_released_or_lost() {
     assert_eq!(refused(place(&orders, &order("b"), &runs).await).kind(), ErrorKind::InProgress);
 }
 
-// behaviours 67, 68
 #[tokio::test]
 async fn a_cached_result_expires_with_the_window() {
     let (_world, host, locks) = environment().await;
@@ -99,7 +94,6 @@ async fn a_cached_result_expires_with_the_window() {
     assert_eq!(host.requests(), 4);
 }
 
-// behaviours 63, 68
 #[tokio::test]
 async fn a_cached_result_is_validated() {
     let (_world, host, locks) = environment().await;
@@ -110,7 +104,6 @@ async fn a_cached_result_is_validated() {
     assert_eq!((runs.get(), host.requests()), (1, 2));
 }
 
-// behaviour 68
 #[tokio::test]
 async fn clones_share_the_cache() {
     let (_world, host, locks) = environment().await;
@@ -122,7 +115,6 @@ async fn clones_share_the_cache() {
     assert_eq!(host.requests(), 2);
 }
 
-// behaviours 68, 76
 #[tokio::test]
 async fn a_result_with_a_lost_answer_is_cached() {
     let world = World::new().await;
@@ -135,7 +127,6 @@ async fn a_result_with_a_lost_answer_is_cached() {
     assert_eq!(host.requests(), requests);
 }
 
-// behaviour 68
 #[tokio::test]
 async fn a_cache_of_usize_max_records_works() {
     let (_world, host, locks) = environment().await;

@@ -19,7 +19,6 @@ use crate::{
     refusing, storing, string_in,
 };
 
-// behaviour 79
 #[tokio::test]
 async fn a_transaction_commits_the_result_and_the_business_write_together() {
     let (world, host, locks) = environment().await;
@@ -37,7 +36,6 @@ async fn a_transaction_commits_the_result_and_the_business_write_together() {
     assert_eq!(place(&orders, &order("a"), &runs).await.unwrap(), 1);
 }
 
-// behaviour 79
 #[tokio::test]
 async fn a_cancelled_transaction_writes_neither_and_a_retry_runs_at_once() {
     let (world, host, locks) = environment().await;
@@ -58,7 +56,6 @@ fn host_without_answers(world: &World) -> (Host, Locks) {
     (host, locks)
 }
 
-// behaviours 76, 79
 #[tokio::test]
 async fn a_committed_transaction_without_an_answer_returns_its_result() {
     let world = World::new().await;
@@ -74,7 +71,6 @@ async fn a_committed_transaction_without_an_answer_returns_its_result() {
     }
 }
 
-// behaviour 79
 #[tokio::test]
 async fn another_result_is_stored_unless_the_transaction_was_committed() {
     let (world, host, locks) = environment().await;
@@ -90,7 +86,6 @@ async fn another_result_is_stored_unless_the_transaction_was_committed() {
     }
 }
 
-// behaviours 75, 79
 #[tokio::test]
 async fn another_result_that_cannot_be_stored_is_treated_as_any_other() {
     let (world, host, locks) = environment().await;
@@ -113,7 +108,6 @@ async fn another_result_that_cannot_be_stored_is_treated_as_any_other() {
     assert_eq!(error.kind(), ErrorKind::UnusableResult, "{error}");
 }
 
-// behaviours 76, 79
 #[tokio::test]
 async fn another_result_that_was_stored_without_an_answer_is_no_replay() {
     let world = World::new().await;
@@ -137,7 +131,6 @@ async fn another_result_that_was_stored_without_an_answer_is_no_replay() {
     assert_eq!(replays.get(), 1);
 }
 
-// behaviour 79
 #[tokio::test]
 async fn a_committed_result_of_another_type_leaves_the_handlers_own() {
     let (world, host, locks) = environment().await;
@@ -150,7 +143,6 @@ async fn a_committed_result_of_another_type_leaves_the_handlers_own() {
     assert_eq!(string_in(&world.row("a").await.unwrap(), "data"), "17");
 }
 
-// behaviours 76, 79
 #[tokio::test]
 async fn a_committed_transaction_without_an_answer_is_replayed_when_errors_keep() {
     let world = World::new().await;
@@ -162,7 +154,6 @@ async fn a_committed_transaction_without_an_answer_is_replayed_when_errors_keep(
     assert_eq!(runs.get(), 0);
 }
 
-// behaviours 76, 79, 80
 #[tokio::test]
 async fn a_transaction_committed_before_the_lease_ended_returns_its_result() {
     let (world, host, locks) = environment().await;
@@ -174,7 +165,6 @@ async fn a_transaction_committed_before_the_lease_ended_returns_its_result() {
     assert_eq!(timeout(TOO_LONG, orders.run(&order("a"), body)).await.unwrap().unwrap(), 17);
 }
 
-// behaviours 64, 79
 #[tokio::test]
 async fn a_panic_after_the_commit_leaves_the_record_completed() {
     let (world, host, locks) = environment().await;
@@ -189,7 +179,6 @@ async fn a_panic_after_the_commit_leaves_the_record_completed() {
     assert_eq!(runs.get(), 0);
 }
 
-// behaviours 65, 79
 #[tokio::test]
 async fn a_crash_after_the_commit_is_replayed_and_a_crash_before_it_runs_again() {
     let (world, host, locks) = environment().await;
@@ -212,7 +201,6 @@ async fn a_crash_after_the_commit_is_replayed_and_a_crash_before_it_runs_again()
     assert_eq!(runs.get(), 0);
 }
 
-// behaviours 70, 79
 #[tokio::test]
 async fn a_transaction_of_a_run_without_its_record_is_cancelled() {
     let (world, host, locks) = environment().await;
@@ -226,7 +214,6 @@ async fn a_transaction_of_a_run_without_its_record_is_cancelled() {
     assert_eq!(world.row("a").await, theirs);
 }
 
-// behaviours 60, 79
 #[tokio::test]
 async fn a_second_completion_of_a_run_is_cancelled() {
     let (world, host, locks) = environment().await;
@@ -239,7 +226,6 @@ async fn a_second_completion_of_a_run_is_cancelled() {
     assert_eq!(string_in(&world.row("a").await.unwrap(), "data"), "17");
 }
 
-// behaviours 22, 61, 79
 #[tokio::test]
 async fn a_transaction_of_an_unprotected_run_is_committed() {
     let (world, host, locks) = environment().await;
@@ -258,7 +244,6 @@ async fn a_transaction_of_an_unprotected_run_is_committed() {
     assert!(world.row("a").await.is_none());
 }
 
-// behaviours 75, 79
 #[tokio::test]
 async fn complete_in_rejects_an_oversized_result() {
     let (_world, _host, locks) = environment().await;
@@ -273,7 +258,6 @@ async fn complete_in_rejects_an_oversized_result() {
     assert_eq!(exports.run(&order("a"), async |_| panic!("it runs again")).await.unwrap(), "small");
 }
 
-// behaviours 75, 79
 #[tokio::test]
 async fn complete_in_rejects_a_result_that_cannot_be_stored() {
     let (_world, _host, locks) = environment().await;

@@ -15,7 +15,6 @@ use crate::{
     storing,
 };
 
-// behaviour 70
 #[tokio::test]
 async fn a_run_that_loses_its_record_returns_its_result_and_warns() {
     keep_log();
@@ -36,7 +35,6 @@ async fn a_run_that_loses_its_record_returns_its_result_and_warns() {
     assert!(warnings[0].contains("lost: ") && warnings[0].contains("to=another environment"), "{warnings:?}");
 }
 
-// behaviour 70
 #[tokio::test]
 async fn a_failed_run_that_loses_its_record_does_not_modify_the_row() {
     let (world, _host, locks) = environment().await;
@@ -54,7 +52,6 @@ async fn a_failed_run_that_loses_its_record_does_not_modify_the_row() {
     }
 }
 
-// behaviours 70, 80
 #[tokio::test]
 async fn duplicates_of_a_run_that_was_taken_over_get_the_result_of_the_new_run() {
     let (world, _host, locks) = environment().await;
@@ -71,7 +68,6 @@ async fn duplicates_of_a_run_that_was_taken_over_get_the_result_of_the_new_run()
     assert_eq!(place(&mine, &order("a"), &runs).await.unwrap(), 2);
 }
 
-// behaviours 68, 70
 #[tokio::test]
 async fn a_run_whose_row_is_deleted_returns_its_result_and_writes_nothing() {
     let (world, _host, locks) = environment().await;
@@ -97,7 +93,6 @@ impl Intercept for MisplacesCompletions {
     }
 }
 
-// behaviour 70
 #[tokio::test]
 async fn a_failed_completion_returns_the_result_and_leaves_the_record_in_progress() {
     let world = World::new().await;

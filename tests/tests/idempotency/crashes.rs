@@ -13,7 +13,6 @@ use crate::{
     orders, panic_of, place, refused,
 };
 
-// behaviour 64
 #[tokio::test]
 async fn a_panic_releases_the_record_and_is_resumed() {
     let (_world, host, locks) = environment().await;
@@ -23,7 +22,6 @@ async fn a_panic_releases_the_record_and_is_resumed() {
     assert_eq!(place(&orders, &order("a"), &runs).await.unwrap(), 1);
 }
 
-// behaviours 35, 64
 #[tokio::test]
 async fn a_dropped_run_releases_the_record_in_the_background() {
     let (_world, _host, locks) = environment().await;
@@ -33,7 +31,6 @@ async fn a_dropped_run_releases_the_record_in_the_background() {
     assert_eq!(place(&waiting, &order("a"), &Counter::default()).await.unwrap(), 1);
 }
 
-// behaviours 64, 80
 #[tokio::test]
 async fn a_run_that_outlives_its_lease_is_cancelled_and_can_be_retried() {
     let (_world, host, locks) = environment().await;
@@ -44,7 +41,6 @@ async fn a_run_that_outlives_its_lease_is_cancelled_and_can_be_retried() {
     assert_eq!(place(&orders, &order("a"), &runs).await.unwrap(), 1);
 }
 
-// behaviour 80
 #[tokio::test]
 async fn a_run_that_renews_its_lock_stores_its_result() {
     let (_world, _host, locks) = environment().await;
@@ -60,7 +56,6 @@ async fn a_run_that_renews_its_lock_stores_its_result() {
     assert_eq!(place(&orders, &order("a"), &runs).await.unwrap(), 1);
 }
 
-// behaviour 65
 #[tokio::test]
 async fn a_crashed_run_runs_again_when_its_lease_has_ended() {
     let (world, host, locks) = environment().await;
@@ -73,7 +68,6 @@ async fn a_crashed_run_runs_again_when_its_lease_has_ended() {
     assert_eq!(place(&orders(&later(&world, AFTER_THE_LEASE)), &order("a"), &runs).await.unwrap(), 1);
 }
 
-// behaviour 65
 #[tokio::test]
 async fn until_sets_the_end_of_the_lease() {
     let (world, host, locks) = environment().await;

@@ -12,7 +12,6 @@ use crate::{
     Declined, Order, Orders, decline, environment, is_declined, order, orders, place, refused, string_in, validated,
 };
 
-// behaviour 64
 #[tokio::test]
 async fn debug_output_does_not_show_a_stored_error() {
     let (_world, _host, locks) = environment().await;
@@ -26,7 +25,6 @@ async fn debug_output_does_not_show_a_stored_error() {
     assert!(!format!("{holder:?}").contains("4242"));
 }
 
-// behaviour 11
 #[tokio::test]
 async fn debug_output_shows_no_payload_result_or_digest() {
     let (world, host, locks) = environment().await;
@@ -96,7 +94,6 @@ async fn debug_output_shows_no_payload_result_or_digest() {
     }
 }
 
-// behaviour 11
 #[tokio::test]
 async fn the_debug_output_of_an_error_is_its_message_and_its_source() {
     let (world, _host, locks) = environment().await;

@@ -10,7 +10,6 @@ use tokio::time::sleep;
 
 use crate::{decline, environment, is_declined, ms, order, order_without_id, orders, place};
 
-// behaviours 22, 68
 #[tokio::test]
 async fn disabled_locks_do_not_use_the_cache() {
     let (world, host, _) = environment().await;
@@ -21,7 +20,6 @@ async fn disabled_locks_do_not_use_the_cache() {
     }
 }
 
-// behaviours 22, 69
 #[tokio::test]
 async fn disabled_locks_run_every_input_without_a_request() {
     let (world, host, _) = environment().await;
@@ -39,7 +37,6 @@ async fn disabled_locks_run_every_input_without_a_request() {
     assert_eq!(host.requests(), 0);
 }
 
-// behaviour 69
 #[tokio::test]
 async fn disabled_locks_check_neither_key_nor_window() {
     let world = World::new().await;

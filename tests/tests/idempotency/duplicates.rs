@@ -14,7 +14,6 @@ use crate::{
     orders, place, refused, replayed_error, run_while_waited_for, storing,
 };
 
-// behaviours 66, 77
 #[tokio::test]
 async fn a_duplicate_of_a_run_in_progress_is_refused_and_names_the_holder() {
     let (world, host, _) = environment().await;
@@ -38,7 +37,6 @@ async fn a_duplicate_of_a_run_in_progress_is_refused_and_names_the_holder() {
     assert_eq!((runs.get(), other.requests()), (1, 1));
 }
 
-// behaviours 66, 81
 #[tokio::test]
 async fn one_of_fifty_duplicates_runs_and_the_others_are_refused() {
     let (_world, _host, locks) = environment().await;
@@ -68,7 +66,6 @@ async fn one_of_fifty_duplicates_runs_and_the_others_are_refused() {
     );
 }
 
-// behaviours 66, 81
 #[tokio::test]
 async fn one_of_sixty_waiting_duplicates_runs_and_all_get_its_result() {
     let (world, _host, locks) = environment().await;
@@ -92,7 +89,6 @@ async fn one_of_sixty_waiting_duplicates_runs_and_all_get_its_result() {
     assert_eq!(runs.get(), 1);
 }
 
-// behaviour 81
 #[tokio::test]
 async fn concurrent_runs_of_different_keys_have_unique_owners() {
     let (_world, host, locks) = environment().await;
@@ -116,7 +112,6 @@ async fn concurrent_runs_of_different_keys_have_unique_owners() {
     assert_eq!(host.requests(), 80);
 }
 
-// behaviour 66
 #[tokio::test]
 async fn a_waiting_duplicate_runs_when_the_first_run_fails() {
     let (world, _host, locks) = environment().await;
@@ -127,7 +122,6 @@ async fn a_waiting_duplicate_runs_when_the_first_run_fails() {
     assert_eq!(second.unwrap(), 1);
 }
 
-// behaviours 65, 66
 #[tokio::test]
 async fn a_waiting_duplicate_runs_when_the_lease_of_a_crashed_run_ends() {
     let (world, host, _) = environment().await;
@@ -142,7 +136,6 @@ async fn a_waiting_duplicate_runs_when_the_lease_of_a_crashed_run_ends() {
     assert!(millis(second.now()) >= number_in(&crashed, "in_progress_expiration"));
 }
 
-// behaviours 64, 66
 #[tokio::test]
 async fn a_waiting_duplicate_gets_the_stored_error_of_the_first_run() {
     let (world, _host, locks) = environment().await;
@@ -153,7 +146,6 @@ async fn a_waiting_duplicate_gets_the_stored_error_of_the_first_run() {
     assert_eq!(replayed_error(second).error_type(), "CardDeclined");
 }
 
-// behaviours 34, 66
 #[tokio::test]
 async fn a_duplicate_whose_wait_ends_is_refused_with_its_attempts() {
     let (_world, _host, locks) = environment().await;

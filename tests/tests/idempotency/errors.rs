@@ -12,7 +12,6 @@ use crate::{
     orders, place, refused, replayed_error, storing,
 };
 
-// behaviour 64
 #[tokio::test]
 async fn an_error_releases_the_record_and_a_retry_runs_at_once() {
     let (world, host, locks) = environment().await;
@@ -24,7 +23,6 @@ async fn an_error_releases_the_record_and_a_retry_runs_at_once() {
     assert_eq!(place(&mine, &order("a"), &runs).await.unwrap(), 2);
 }
 
-// behaviour 64
 #[tokio::test]
 async fn an_error_that_keeps_the_record_delays_a_retry_until_the_lease_ends() {
     let (world, host, locks) = environment().await;
@@ -36,7 +34,6 @@ async fn an_error_that_keeps_the_record_delays_a_retry_until_the_lease_ends() {
     assert_eq!(place(&orders(&later(&world, AFTER_THE_LEASE)), &order("a"), &runs).await.unwrap(), 2);
 }
 
-// behaviour 64
 #[tokio::test]
 async fn a_stored_error_is_replayed_with_its_type_and_message() {
     let (world, host, locks) = environment().await;
@@ -53,7 +50,6 @@ async fn a_stored_error_is_replayed_with_its_type_and_message() {
     assert_eq!((runs.get(), host.requests()), (1, 3));
 }
 
-// behaviour 64
 #[tokio::test]
 async fn a_stored_error_is_replayed_until_its_window_ends() {
     let (world, _host, locks) = environment().await;
@@ -64,7 +60,6 @@ async fn a_stored_error_is_replayed_until_its_window_ends() {
     assert!(!row.contains_key("error"), "{row:?}");
 }
 
-// behaviours 63, 64
 #[tokio::test]
 async fn a_stored_error_is_validated_like_a_result() {
     let (_world, _host, locks) = environment().await;
@@ -74,7 +69,6 @@ async fn a_stored_error_is_validated_like_a_result() {
     assert_eq!(replayed_error(place(&orders, &order("a"), &runs).await).error_type(), "CardDeclined");
 }
 
-// behaviours 64, 68
 #[tokio::test]
 async fn a_stored_error_is_replayed_from_the_cache() {
     let (_world, host, locks) = environment().await;
@@ -85,7 +79,6 @@ async fn a_stored_error_is_replayed_from_the_cache() {
     assert_eq!((runs.get(), host.requests()), (1, 2));
 }
 
-// behaviours 64, 75
 #[tokio::test]
 async fn an_oversized_error_releases_the_record() {
     let (_world, _host, locks) = environment().await;

@@ -14,7 +14,6 @@ async fn outcome_with(world: &World, orders: &Orders<u32>, foreign: Row) -> Resu
     outcome
 }
 
-// behaviour 70
 #[tokio::test]
 async fn a_malformed_record_is_an_error_and_is_not_modified() {
     let (world, host, locks) = environment().await;
@@ -53,7 +52,6 @@ async fn a_malformed_record_is_an_error_and_is_not_modified() {
     assert_eq!(refused(outcome_with(&world, &orders, endless).await).kind(), ErrorKind::MalformedRow);
 }
 
-// behaviour 70
 #[tokio::test]
 async fn an_expired_malformed_record_is_not_taken_over() {
     let (world, host, locks) = environment().await;
@@ -67,7 +65,6 @@ async fn an_expired_malformed_record_is_not_taken_over() {
     }
 }
 
-// behaviours 64, 75
 #[tokio::test]
 async fn an_unreadable_result_or_error_is_an_error_without_its_content() {
     let (world, host, locks) = environment().await;
@@ -88,7 +85,6 @@ async fn an_unreadable_result_or_error_is_an_error_without_its_content() {
     }
 }
 
-// behaviour 63
 #[tokio::test]
 async fn a_stored_validation_that_is_not_a_string_is_no_digest() {
     let (world, host, locks) = environment().await;

@@ -16,7 +16,6 @@ use crate::{
     refused, string_in,
 };
 
-// behaviour 61
 #[tokio::test]
 async fn rejects_an_input_without_a_key_without_a_request() {
     let (_world, host, locks) = environment().await;
@@ -27,7 +26,6 @@ async fn rejects_an_input_without_a_key_without_a_request() {
     assert_eq!((runs.get(), host.requests()), (0, 0));
 }
 
-// behaviour 61
 #[tokio::test]
 async fn run_unprotected_runs_each_input_without_a_key_without_a_request() {
     let (_world, host, locks) = environment().await;
@@ -41,7 +39,6 @@ async fn run_unprotected_runs_each_input_without_a_key_without_a_request() {
     assert_eq!(host.requests(), 0);
 }
 
-// behaviour 61
 #[tokio::test]
 async fn an_unprotected_run_that_fails_sends_nothing() {
     let (_world, host, locks) = environment().await;
@@ -54,7 +51,6 @@ async fn an_unprotected_run_that_fails_sends_nothing() {
     assert_eq!(host.requests(), 0);
 }
 
-// behaviour 61
 #[tokio::test]
 async fn unprotected_runs_run_at_the_same_time() {
     let (_world, _host, locks) = environment().await;
@@ -73,7 +69,6 @@ async fn unprotected_runs_run_at_the_same_time() {
     }
 }
 
-// behaviour 61
 #[tokio::test]
 async fn a_key_that_is_empty_or_consists_of_nulls_is_missing() {
     let (_world, host, locks) = environment().await;
@@ -95,7 +90,6 @@ async fn a_key_that_is_empty_or_consists_of_nulls_is_missing() {
     assert_eq!(host.requests(), 0);
 }
 
-// behaviour 62
 #[tokio::test]
 async fn a_number_sign_separates_the_prefix_from_the_key() {
     let (world, _host, locks) = environment().await;
@@ -108,7 +102,6 @@ async fn a_number_sign_separates_the_prefix_from_the_key() {
     assert!(world.row("#a").await.is_none());
 }
 
-// behaviours 26, 62
 #[tokio::test]
 async fn the_prefix_of_the_locks_precedes_the_prefix_of_the_record() {
     let (world, host, _) = environment().await;
@@ -117,7 +110,6 @@ async fn the_prefix_of_the_locks_precedes_the_prefix_of_the_record() {
     assert!(world.row("app/orders#a").await.is_some());
 }
 
-// behaviour 62
 #[tokio::test]
 async fn outside_lambda_the_prefix_is_empty() {
     let (world, _host, locks) = environment().await;
@@ -125,7 +117,6 @@ async fn outside_lambda_the_prefix_is_empty() {
     assert!(world.row("a").await.is_some());
 }
 
-// behaviour 62
 #[tokio::test]
 async fn inside_lambda_the_prefix_is_the_functions_name() {
     if env::var_os("AWS_LAMBDA_FUNCTION_NAME").is_none() {
@@ -142,7 +133,6 @@ async fn inside_lambda_the_prefix_is_the_functions_name() {
     assert!(world.row("orders#a").await.is_some());
 }
 
-// behaviour 62
 #[tokio::test]
 async fn a_row_stores_a_hashed_key_only_as_its_digest() {
     let (world, _host, locks) = environment().await;
@@ -161,7 +151,6 @@ async fn a_row_stores_a_hashed_key_only_as_its_digest() {
     assert!(!format!("{row:?}").contains("secret"), "{row:?}");
 }
 
-// behaviour 62
 #[tokio::test]
 async fn a_hashed_key_is_any_json_of_any_length_in_any_order_of_fields() {
     let (world, _host, locks) = environment().await;
@@ -184,7 +173,6 @@ async fn a_hashed_key_is_any_json_of_any_length_in_any_order_of_fields() {
     assert_eq!(scan.items().len(), 5);
 }
 
-// behaviours 47, 62
 #[tokio::test]
 async fn rejects_a_plain_key_above_2048_bytes_without_a_request() {
     let (_world, host, locks) = environment().await;
@@ -199,7 +187,6 @@ async fn rejects_a_plain_key_above_2048_bytes_without_a_request() {
     assert_eq!((runs.get(), host.requests()), (1, 2));
 }
 
-// behaviour 62
 #[tokio::test]
 async fn rejects_a_plain_key_that_is_not_a_string_without_a_request() {
     let (_world, host, locks) = environment().await;
@@ -210,7 +197,6 @@ async fn rejects_a_plain_key_that_is_not_a_string_without_a_request() {
     assert_eq!((runs.get(), host.requests()), (0, 0));
 }
 
-// behaviour 61
 #[tokio::test]
 async fn an_unprotected_run_has_no_lease() {
     let (_world, _host, locks) = environment().await;
@@ -222,7 +208,6 @@ async fn an_unprotected_run_has_no_lease() {
     assert_eq!(keyless.lease(ms(10)).run(&order_without_id(), slow).await.unwrap(), 17);
 }
 
-// behaviour 61
 #[tokio::test]
 async fn rejects_a_number_sign_in_the_prefix_of_plain_keys() {
     let (_world, host, locks) = environment().await;

@@ -17,7 +17,6 @@ fn once(locks: Locks) -> Idempotency<String, u32, Infallible> {
     Idempotency::new(locks, OnMissingKey::Reject, |key: &String| Some(key.clone()))
 }
 
-// behaviours 67, 76
 #[tokio::test]
 async fn a_withdrawal_does_not_extend_the_window_of_a_result() {
     let world = World::new().await;
@@ -32,7 +31,6 @@ async fn a_withdrawal_does_not_extend_the_window_of_a_result() {
     assert_eq!(row["expiration"], expiration);
 }
 
-// behaviours 65, 83
 #[tokio::test]
 async fn a_withdrawal_does_not_extend_an_unfinished_run_of_powertools() {
     let world = World::new().await;
@@ -80,7 +78,6 @@ fn is_completion(operation: &str, request: &Value) -> bool {
     purpose_of(operation, request) == Some(Purpose::Complete)
 }
 
-// behaviours 60, 76
 #[tokio::test]
 async fn a_throttled_completion_is_retried_until_the_result_is_stored() {
     let world = World::new().await;
@@ -93,7 +90,6 @@ async fn a_throttled_completion_is_retried_until_the_result_is_stored() {
     assert_eq!(once(world.default_locks()).run(&order, async |_| Ok(2)).await.unwrap(), 1);
 }
 
-// behaviours 65, 76
 #[tokio::test]
 async fn a_completion_is_retried_only_within_the_lease() {
     let world = World::new().await;

@@ -37,7 +37,6 @@ fn counting(
     })
 }
 
-// behaviour 60
 #[tokio::test]
 async fn a_duplicate_event_gets_the_first_answer_for_one_request() {
     let (_world, host, locks) = environment().await;
@@ -50,7 +49,6 @@ async fn a_duplicate_event_gets_the_first_answer_for_one_request() {
     assert_eq!(service.oneshot(invocation(&host, order("b"))).await.unwrap(), 2);
 }
 
-// behaviour 68
 #[tokio::test]
 async fn invocations_in_one_environment_share_the_cache() {
     let (_world, host, locks) = environment().await;
@@ -64,7 +62,6 @@ async fn invocations_in_one_environment_share_the_cache() {
     assert_eq!(host.requests(), 2);
 }
 
-// behaviour 62
 #[tokio::test]
 async fn the_default_prefix_is_the_name_of_the_function() {
     let (world, host, locks) = environment().await;
@@ -79,7 +76,6 @@ async fn the_default_prefix_is_the_name_of_the_function() {
     }
 }
 
-// behaviour 494
 #[tokio::test]
 async fn an_invocation_of_a_durable_execution_is_refused_before_its_entry_runs() {
     let (_world, host, locks) = environment().await;
@@ -99,7 +95,6 @@ async fn an_invocation_of_a_durable_execution_is_refused_before_its_entry_runs()
     assert_eq!(service.oneshot(invocation(&host, of_another_function)).await.unwrap(), 1);
 }
 
-// behaviours 3, 65, 83
 #[tokio::test]
 async fn the_record_ends_at_the_deadline_and_names_the_invocation() {
     let (world, host, locks) = environment().await;
@@ -120,7 +115,6 @@ async fn the_record_ends_at_the_deadline_and_names_the_invocation() {
     assert_eq!(service.oneshot(event).await.unwrap(), deadline + 1_000);
 }
 
-// behaviours 61, 63, 65, 66, 75
 #[tokio::test]
 async fn each_refusal_has_its_own_error_type() {
     let (world, host, locks) = environment().await;
@@ -148,7 +142,6 @@ async fn each_refusal_has_its_own_error_type() {
     assert_eq!(runs.get(), 1);
 }
 
-// behaviour 64
 #[tokio::test]
 async fn an_error_reaches_lambda_unchanged_and_a_replayed_one_as_stored() {
     let (_world, host, locks) = environment().await;
@@ -165,7 +158,6 @@ async fn an_error_reaches_lambda_unchanged_and_a_replayed_one_as_stored() {
     assert_eq!(types, [first, second]);
 }
 
-// behaviours 60, 79
 #[tokio::test]
 async fn a_handler_of_with_run_gets_the_run() {
     let (world, host, locks) = environment().await;
@@ -179,7 +171,6 @@ async fn a_handler_of_with_run_gets_the_run() {
     assert!(amount == 5 && fence > 0 && is_enforced);
 }
 
-// behaviour 79
 #[tokio::test]
 async fn a_handler_can_complete_its_run_in_a_transaction() {
     let (world, host, locks) = environment().await;
@@ -198,7 +189,6 @@ async fn a_handler_can_complete_its_run_in_a_transaction() {
     assert!(is_committed(&world).await);
 }
 
-// behaviour 64
 #[tokio::test]
 async fn a_handler_that_panics_releases_the_record() {
     let (_world, host, locks) = environment().await;
@@ -212,7 +202,6 @@ async fn a_handler_that_panics_releases_the_record() {
     assert_eq!(service.oneshot(invocation(&host, order("a"))).await.unwrap(), 1);
 }
 
-// behaviours 3, 80
 #[tokio::test]
 async fn a_handler_is_cancelled_when_its_lease_ends() {
     let (_world, host, locks) = environment().await;
@@ -222,7 +211,6 @@ async fn a_handler_is_cancelled_when_its_lease_ends() {
     assert_eq!(reported(call.unwrap_err()).0, "LockLost");
 }
 
-// behaviour 65
 #[tokio::test]
 async fn an_invocation_past_its_deadline_fails_without_a_request() {
     let (_world, host, locks) = environment().await;
@@ -253,7 +241,6 @@ async fn the_error_of_a_handler_that_is_not_ready_is_returned_without_a_request(
     assert_eq!(host.requests(), 0);
 }
 
-// behaviours 66, 81
 #[tokio::test(flavor = "multi_thread")]
 async fn one_of_ten_concurrent_invocations_of_each_key_runs() {
     let (_world, host, locks) = environment().await;
@@ -292,7 +279,6 @@ async fn a_handler_of_with_run_can_be_tested_alone() {
     assert_eq!(result.unwrap(), 17);
 }
 
-// behaviour 486
 #[tokio::test]
 async fn tenants_share_records_unless_they_are_per_tenant() {
     let (world, host, locks) = environment().await;
@@ -309,7 +295,6 @@ async fn tenants_share_records_unless_they_are_per_tenant() {
     assert!(world.row("orders#blue#a").await.is_some());
 }
 
-// behaviour 486
 #[tokio::test]
 async fn an_event_without_a_tenant_fails_without_a_request() {
     let (_world, host, locks) = environment().await;

@@ -12,7 +12,6 @@ use crate::{
     replayed_error, storing,
 };
 
-// behaviour 76
 #[tokio::test]
 async fn a_run_whose_first_answer_is_lost_runs_once() {
     let world = World::new().await;
@@ -23,7 +22,6 @@ async fn a_run_whose_first_answer_is_lost_runs_once() {
     assert_eq!(place(&orders, &order("a"), &runs).await.unwrap(), 1);
 }
 
-// behaviour 76
 #[tokio::test]
 async fn a_rejecting_run_that_begins_without_an_answer_can_be_retried() {
     let world = World::new().await;
@@ -36,7 +34,6 @@ async fn a_rejecting_run_that_begins_without_an_answer_can_be_retried() {
     assert_eq!(place(&waiting, &order("a"), &runs).await.unwrap(), 1);
 }
 
-// behaviour 76
 #[tokio::test]
 async fn a_completion_with_a_lost_answer_succeeds() {
     keep_log();
@@ -50,7 +47,6 @@ async fn a_completion_with_a_lost_answer_succeeds() {
     assert!(logged(&id).iter().all(|line| !line.contains("WARN")), "{:?}", logged(&id));
 }
 
-// behaviours 64, 76
 #[tokio::test]
 async fn a_stored_error_with_a_lost_answer_succeeds() {
     let world = World::new().await;
@@ -60,7 +56,6 @@ async fn a_stored_error_with_a_lost_answer_succeeds() {
     assert_eq!(replayed_error(place(&orders, &order("a"), &runs).await).error_type(), "CardDeclined");
 }
 
-// behaviour 76
 #[tokio::test]
 async fn an_unanswered_completion_returns_the_result_and_sends_no_release() {
     let world = World::new().await;
@@ -74,7 +69,6 @@ async fn an_unanswered_completion_returns_the_result_and_sends_no_release() {
     assert_eq!(place(&orders(&later(&world, Duration::ZERO)), &order("a"), &runs).await.unwrap(), 1);
 }
 
-// behaviour 76
 #[tokio::test]
 async fn a_silent_table_does_not_delay_the_result_past_the_lease() {
     let (_world, host, locks) = environment().await;

@@ -7,7 +7,6 @@ use lambda_lock_tests::invocation::millis;
 
 use crate::{Orders, eagerly, environment, number_in, order, orders, run_while_waited_for};
 
-// behaviour 69
 #[tokio::test]
 async fn on_replay_gets_each_replayed_result_and_its_record_and_can_change_it() {
     for cache in [0, 10] {
@@ -47,7 +46,6 @@ async fn on_replay_gets_each_replayed_result_and_its_record_and_can_change_it() 
     }
 }
 
-// behaviours 66, 69
 #[tokio::test]
 async fn on_replay_gets_a_result_after_a_wait() {
     let (world, _host, locks) = environment().await;

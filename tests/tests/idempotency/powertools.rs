@@ -29,7 +29,6 @@ fn result_in_powertools() -> Value {
     json!({ "b": 1, "a": [1, 2.5, "é"], "z": null })
 }
 
-// behaviour 83
 #[tokio::test]
 async fn a_record_has_the_attributes_of_powertools_for_python() {
     let (world, host, locks) = environment().await;
@@ -43,7 +42,6 @@ async fn a_record_has_the_attributes_of_powertools_for_python() {
     assert!(number_in(&row, "in_progress_expiration") > millis(host.now()));
 }
 
-// behaviour 83
 #[tokio::test]
 async fn a_record_has_the_attributes_of_powertools_for_typescript() {
     let (world, _host, locks) = environment().await;
@@ -68,7 +66,6 @@ fn of_powertools<const N: usize>(
     theirs
 }
 
-// behaviour 83
 #[tokio::test]
 async fn a_completed_record_of_powertools_is_replayed() {
     let (world, host, locks) = environment().await;
@@ -93,7 +90,6 @@ async fn a_completed_record_of_powertools_is_replayed() {
     assert_eq!(replayed, json!({ "sum": 5, "paid": true }));
 }
 
-// behaviours 65, 83
 #[tokio::test]
 async fn a_record_that_powertools_left_in_progress_is_taken_over_after_its_end() {
     let (world, host, locks) = environment().await;
@@ -118,7 +114,6 @@ async fn a_record_that_powertools_left_in_progress_is_taken_over_after_its_end()
     }
 }
 
-// behaviours 65, 83
 #[tokio::test]
 async fn a_run_that_powertools_left_in_progress_is_unfinished() {
     let (world, host, locks) = environment().await;
@@ -130,7 +125,6 @@ async fn a_run_that_powertools_left_in_progress_is_unfinished() {
     assert_eq!(place(&refusing(&later(&world, AFTER_THE_WINDOW)), &order("a"), &runs).await.unwrap(), 1);
 }
 
-// behaviours 70, 83
 #[tokio::test]
 async fn a_run_does_not_modify_a_record_that_powertools_took_over() {
     let (world, host, locks) = environment().await;
@@ -148,7 +142,6 @@ async fn a_run_does_not_modify_a_record_that_powertools_took_over() {
     }
 }
 
-// behaviour 83
 #[tokio::test]
 async fn the_powertools_formats_store_no_errors() {
     let (world, _host, locks) = environment().await;
@@ -162,7 +155,6 @@ async fn the_powertools_formats_store_no_errors() {
     drop(world);
 }
 
-// behaviours 70, 83
 #[tokio::test]
 async fn a_run_does_not_modify_a_record_that_powertools_completed() {
     let (world, host, locks) = environment().await;
@@ -211,7 +203,6 @@ fn with_halves(world: &World, host: &Host) -> Locks {
     Locks::builder(Client::from_conf(config.to_builder().http_client(halves).build()), &world.table).build().unwrap()
 }
 
-// behaviour 83
 #[tokio::test]
 async fn a_result_of_typescript_with_half_of_a_character_is_unusable() {
     let (world, host, _) = environment().await;
@@ -228,7 +219,6 @@ async fn a_result_of_typescript_with_half_of_a_character_is_unusable() {
     }
 }
 
-// behaviour 83
 #[tokio::test]
 async fn a_record_of_typescript_with_half_of_a_character_is_replaced_after_its_window() {
     let (world, host, _) = environment().await;
@@ -238,7 +228,6 @@ async fn a_record_of_typescript_with_half_of_a_character_is_replaced_after_its_w
     assert_eq!(place(&orders(&locks), &order("a"), &Counter::default()).await.unwrap(), 1);
 }
 
-// behaviour 83
 #[tokio::test]
 async fn rejects_an_integer_of_python_above_64_bits() {
     let (world, host, locks) = environment().await;

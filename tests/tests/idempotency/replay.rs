@@ -12,7 +12,6 @@ use crate::{
     row, seconds, string_in, text,
 };
 
-// behaviour 60
 #[tokio::test]
 async fn a_duplicate_gets_the_result_of_the_first_run() {
     let (world, _host, locks) = environment().await;
@@ -24,7 +23,6 @@ async fn a_duplicate_gets_the_result_of_the_first_run() {
     assert_eq!(runs.get(), 1);
 }
 
-// behaviour 60
 #[tokio::test]
 async fn inputs_with_different_keys_all_run() {
     let (_world, _host, locks) = environment().await;
@@ -34,7 +32,6 @@ async fn inputs_with_different_keys_all_run() {
     }
 }
 
-// behaviour 60
 #[tokio::test]
 async fn a_replayed_result_equals_the_first() {
     type Receipt = (String, Vec<Option<i64>>, HashMap<String, f64>, u64);
@@ -51,7 +48,6 @@ async fn a_replayed_result_equals_the_first() {
     assert_eq!((first, second), (receipt.clone(), receipt));
 }
 
-// behaviour 60
 #[tokio::test]
 async fn a_unit_result_is_replayed() {
     let (_world, _host, locks) = environment().await;
@@ -62,7 +58,6 @@ async fn a_unit_result_is_replayed() {
     assert_eq!(runs.get(), 1);
 }
 
-// behaviour 60
 #[tokio::test]
 async fn a_run_sends_two_requests_and_a_duplicate_sends_one() {
     let (world, host, locks) = environment().await;
@@ -77,7 +72,6 @@ async fn a_run_sends_two_requests_and_a_duplicate_sends_one() {
     assert_eq!(other.requests(), 1);
 }
 
-// behaviours 60, 83
 #[tokio::test]
 async fn the_record_is_in_progress_during_the_run_and_completed_after_it() {
     let (world, host, locks) = environment().await;
@@ -101,7 +95,6 @@ async fn the_record_is_in_progress_during_the_run_and_completed_after_it() {
     }
 }
 
-// behaviours 60, 78
 #[tokio::test]
 async fn fences_grow_from_run_to_run_and_across_deletion_of_the_row() {
     let (world, host, locks) = environment().await;
@@ -118,7 +111,6 @@ async fn fences_grow_from_run_to_run_and_across_deletion_of_the_row() {
     }
 }
 
-// behaviours 60, 83
 #[tokio::test]
 async fn a_run_after_the_window_removes_the_old_outcome_and_keeps_other_attributes() {
     let (world, host, locks) = environment().await;
@@ -148,7 +140,6 @@ async fn a_run_after_the_window_removes_the_old_outcome_and_keeps_other_attribut
     assert_eq!((string_in(&after, "data"), string_in(&after, "team")), ("1", "ours"));
 }
 
-// behaviour 60
 #[tokio::test]
 async fn a_completed_record_blocks_a_plain_lock_until_its_window_ends() {
     let (world, _host, locks) = environment().await;
@@ -159,7 +150,6 @@ async fn a_completed_record_blocks_a_plain_lock_until_its_window_ends() {
     assert!(later(&world, AFTER_THE_WINDOW).try_acquire("a").await.unwrap().is_some());
 }
 
-// behaviour 66
 #[tokio::test]
 async fn a_plain_lock_makes_its_key_in_progress() {
     let (_world, _host, locks) = environment().await;
@@ -170,7 +160,6 @@ async fn a_plain_lock_makes_its_key_in_progress() {
     assert_eq!(place(&orders(&locks), &order("a"), &runs).await.unwrap(), 1);
 }
 
-// behaviour 60
 #[tokio::test]
 async fn a_run_whose_work_releases_the_lock_stores_no_result() {
     let (_world, host, locks) = environment().await;
@@ -186,7 +175,6 @@ async fn a_run_whose_work_releases_the_lock_stores_no_result() {
     assert_eq!(place(&orders, &order("a"), &runs).await.unwrap(), 2);
 }
 
-// behaviour 1
 #[tokio::test]
 async fn a_missing_table_is_an_error_and_nothing_runs() {
     let world = World::without_table();

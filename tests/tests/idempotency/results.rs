@@ -13,7 +13,6 @@ use crate::{
     string_in,
 };
 
-// behaviour 75
 #[tokio::test]
 async fn the_largest_storable_result_is_replayed() {
     let (_world, _host, locks) = environment().await;
@@ -25,7 +24,6 @@ async fn the_largest_storable_result_is_replayed() {
     assert!(replayed == large(MOST));
 }
 
-// behaviour 75
 #[tokio::test]
 async fn an_oversized_result_is_an_error_and_keeps_the_record_for_its_lease() {
     let (world, host, locks) = environment().await;
@@ -48,7 +46,6 @@ async fn an_oversized_result_is_an_error_and_keeps_the_record_for_its_lease() {
     assert_eq!(runs.get(), 1);
 }
 
-// behaviour 75
 #[tokio::test]
 async fn a_result_that_json_cannot_represent_is_an_error() {
     let (_world, host, locks) = environment().await;
@@ -58,7 +55,6 @@ async fn a_result_that_json_cannot_represent_is_an_error() {
     assert_eq!(host.requests(), 1);
 }
 
-// behaviour 75
 #[tokio::test]
 async fn an_oversized_result_can_be_left_out_and_is_replayed_as_none() {
     for cache in [0, 10] {
@@ -80,7 +76,6 @@ async fn an_oversized_result_can_be_left_out_and_is_replayed_as_none() {
     }
 }
 
-// behaviour 75
 #[tokio::test]
 async fn a_duplicate_of_a_run_without_its_result_is_an_error() {
     for cache in [0, 10] {
@@ -96,7 +91,6 @@ async fn a_duplicate_of_a_run_without_its_result_is_an_error() {
     }
 }
 
-// behaviour 75
 #[tokio::test]
 async fn a_stored_result_of_another_type_is_an_error_without_the_result() {
     let (world, _host, locks) = environment().await;
@@ -137,7 +131,6 @@ fn measurements(float: f64) -> Vec<Measured> {
     ]
 }
 
-// behaviour 75
 #[tokio::test]
 async fn rejects_a_result_with_a_float_that_is_not_finite() {
     for format in FORMATS {
@@ -165,7 +158,6 @@ async fn rejects_a_result_with_a_float_that_is_not_finite() {
     }
 }
 
-// behaviour 75
 #[tokio::test]
 async fn rejects_a_float_that_is_not_finite_as_a_map_key() {
     #[derive(Debug, serde::Deserialize)]
@@ -182,7 +174,6 @@ async fn rejects_a_float_that_is_not_finite_as_a_map_key() {
     assert_eq!(refused(measure.run(&order("a"), async |_| Ok(ByFloat)).await).kind(), ErrorKind::UnusableResult);
 }
 
-// behaviour 75
 #[tokio::test]
 async fn a_result_with_a_float_that_is_not_finite_can_be_left_out() {
     let (world, _host, locks) = environment().await;
@@ -192,7 +183,6 @@ async fn a_result_with_a_float_that_is_not_finite_can_be_left_out() {
     assert_eq!((string_in(&row, "status"), row.contains_key("data")), ("COMPLETED", false));
 }
 
-// behaviour 75
 #[tokio::test]
 async fn rejects_a_result_nested_too_deep_to_be_read() {
     for (format, most) in FORMATS.into_iter().zip([127, 127, 127, 31]) {

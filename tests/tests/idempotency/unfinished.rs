@@ -18,7 +18,6 @@ use crate::{
     environment, is_declined, later, ms, number_in, order, orders, panic_of, place, refused, refusing, string_in,
 };
 
-// behaviour 65
 #[tokio::test]
 async fn a_crashed_run_is_in_progress_until_its_lease_ends_and_then_unfinished() {
     let (world, host, locks) = environment().await;
@@ -42,7 +41,6 @@ async fn a_crashed_run_is_in_progress_until_its_lease_ends_and_then_unfinished()
     assert_eq!(place(&settings(&later(&world, window + ms(1_100))), &order("a"), &runs).await.unwrap(), 1);
 }
 
-// behaviour 65
 #[tokio::test]
 async fn an_unfinished_run_runs_again_after_the_window_although_its_row_remains() {
     let (world, host, locks) = environment().await;
@@ -53,7 +51,6 @@ async fn an_unfinished_run_runs_again_after_the_window_although_its_row_remains(
     assert_eq!(place(&refusing(&later(&world, AFTER_THE_WINDOW)), &order("a"), &runs).await.unwrap(), 1);
 }
 
-// behaviour 65
 #[tokio::test]
 async fn a_run_is_unfinished_after_a_panic() {
     let (world, host, locks) = environment().await;
@@ -61,7 +58,6 @@ async fn a_run_is_unfinished_after_a_panic() {
     assert_unfinished(&world, &host).await;
 }
 
-// behaviour 65
 #[tokio::test]
 async fn a_run_is_unfinished_after_a_drop() {
     let (world, host, locks) = environment().await;
@@ -69,7 +65,6 @@ async fn a_run_is_unfinished_after_a_drop() {
     assert_unfinished(&world, &host).await;
 }
 
-// behaviours 65, 80
 #[tokio::test]
 async fn a_run_is_unfinished_after_it_outlives_its_lease() {
     let (world, host, locks) = environment().await;
@@ -79,7 +74,6 @@ async fn a_run_is_unfinished_after_it_outlives_its_lease() {
     assert_unfinished(&world, &host).await;
 }
 
-// behaviours 65, 491
 #[tokio::test]
 async fn a_run_is_unfinished_after_release_all() {
     let (world, host, locks) = environment().await;
@@ -87,7 +81,6 @@ async fn a_run_is_unfinished_after_release_all() {
     assert_unfinished(&world, &host).await;
 }
 
-// behaviour 491
 #[tokio::test]
 async fn the_record_of_a_run_is_released_by_release_all() {
     let (_world, host, locks) = environment().await;
@@ -113,7 +106,6 @@ async fn stop_midway(orders: &Orders<u32>, locks: &Locks) {
     assert!(errors.is_empty(), "{errors:?}");
 }
 
-// behaviour 491
 #[tokio::test]
 async fn release_all_waits_until_the_result_of_a_run_is_stored() {
     let world = World::new().await;
@@ -134,7 +126,6 @@ async fn release_all_waits_until_the_result_of_a_run_is_stored() {
     assert_eq!(string_in(&row, "status"), "COMPLETED");
 }
 
-// behaviours 65, 75
 #[tokio::test]
 async fn a_run_is_unfinished_after_an_unstorable_result() {
     let (world, host, locks) = environment().await;
@@ -146,7 +137,6 @@ async fn a_run_is_unfinished_after_an_unstorable_result() {
     assert_unfinished(&world, &host).await;
 }
 
-// behaviours 64, 65
 #[tokio::test]
 async fn a_run_is_unfinished_after_an_error_that_keeps_the_record() {
     let (world, host, locks) = environment().await;
@@ -164,7 +154,6 @@ async fn assert_unfinished(world: &World, host: &Host) {
     assert_eq!(error.kind(), ErrorKind::Unfinished, "{error}");
 }
 
-// behaviours 64, 65
 #[tokio::test]
 async fn a_run_is_retried_after_an_error_that_releases_the_record() {
     let (world, _host, locks) = environment().await;
@@ -175,7 +164,6 @@ async fn a_run_is_retried_after_an_error_that_releases_the_record() {
     assert_eq!(place(&refusing(&later(&world, AFTER_THE_LEASE)), &order("b"), &runs).await.unwrap(), 4);
 }
 
-// behaviour 65
 #[tokio::test]
 async fn a_completed_run_is_replayed_and_runs_again_after_the_window() {
     let (world, _host, locks) = environment().await;
@@ -185,7 +173,6 @@ async fn a_completed_run_is_replayed_and_runs_again_after_the_window() {
     assert_eq!(place(&refusing(&later(&world, AFTER_THE_WINDOW)), &order("a"), &runs).await.unwrap(), 2);
 }
 
-// behaviour 65
 #[tokio::test]
 async fn an_unfinished_run_runs_again_when_its_row_is_deleted() {
     let (world, host, locks) = environment().await;
@@ -194,7 +181,6 @@ async fn an_unfinished_run_runs_again_when_its_row_is_deleted() {
     assert_eq!(place(&refusing(&later(&world, Duration::ZERO)), &order("a"), &Counter::default()).await.unwrap(), 1);
 }
 
-// behaviours 65, 66
 #[tokio::test]
 async fn a_wait_ends_when_the_run_becomes_unfinished() {
     let (world, host, _) = environment().await;
@@ -208,7 +194,6 @@ async fn a_wait_ends_when_the_run_becomes_unfinished() {
     assert_eq!(runs.get(), 0);
 }
 
-// behaviour 65
 #[tokio::test]
 async fn a_renewed_run_stays_unfinished_for_the_window() {
     let (world, _host, locks) = environment().await;
@@ -247,7 +232,6 @@ impl serde::Serialize for Brittle {
     }
 }
 
-// behaviour 65
 #[tokio::test]
 async fn a_run_is_unfinished_after_a_panic_in_its_completion() {
     let (world, _host, locks) = environment().await;

@@ -8,7 +8,6 @@ use crate::{
     AFTER_THE_WINDOW, Order, decline, eagerly, environment, order, orders, place, refused, string_in, validated,
 };
 
-// behaviour 63
 #[tokio::test]
 async fn a_duplicate_with_matching_fields_gets_the_result() {
     let (world, _host, locks) = environment().await;
@@ -19,7 +18,6 @@ async fn a_duplicate_with_matching_fields_gets_the_result() {
     assert!(!string_in(&world.row("a").await.unwrap(), "validation").is_empty());
 }
 
-// behaviour 63
 #[tokio::test]
 async fn a_duplicate_with_different_fields_is_a_mismatch() {
     let (world, host, locks) = environment().await;
@@ -33,7 +31,6 @@ async fn a_duplicate_with_different_fields_is_a_mismatch() {
     assert_eq!(world.row("a").await, before);
 }
 
-// behaviour 63
 #[tokio::test]
 async fn a_duplicate_with_different_fields_is_a_mismatch_during_the_first_run() {
     let (_world, host, locks) = environment().await;
@@ -52,7 +49,6 @@ async fn a_duplicate_with_different_fields_is_a_mismatch_during_the_first_run() 
     assert_eq!(runs.get(), 0);
 }
 
-// behaviour 63
 #[tokio::test]
 async fn a_record_of_a_deployment_without_validation_is_replayed_to_one_that_validates() {
     let (_world, _host, locks) = environment().await;
@@ -66,7 +62,6 @@ async fn a_record_of_a_deployment_without_validation_is_replayed_to_one_that_val
     assert_eq!(runs.get(), 1);
 }
 
-// behaviour 63
 #[tokio::test]
 async fn a_run_of_a_deployment_without_validation_is_in_progress_for_one_that_validates() {
     let (_world, _host, locks) = environment().await;
@@ -81,7 +76,6 @@ async fn a_run_of_a_deployment_without_validation_is_in_progress_for_one_that_va
     assert_eq!(runs.get(), 0);
 }
 
-// behaviour 63
 #[tokio::test]
 async fn a_record_with_validation_is_replayed_to_a_caller_that_does_not_validate() {
     let (_world, _host, locks) = environment().await;
@@ -90,7 +84,6 @@ async fn a_record_with_validation_is_replayed_to_a_caller_that_does_not_validate
     assert_eq!(place(&orders(&locks), &Order { amount: 6, ..order("a") }, &runs).await.unwrap(), 1);
 }
 
-// behaviour 63
 #[tokio::test]
 async fn a_key_accepts_different_fields_after_its_window_or_a_failure() {
     let (world, host, locks) = environment().await;
@@ -105,7 +98,6 @@ async fn a_key_accepts_different_fields_after_its_window_or_a_failure() {
     assert_eq!(refused(place(&orders, &other, &runs).await).kind(), ErrorKind::Mismatch);
 }
 
-// behaviour 63
 #[tokio::test]
 async fn several_fields_can_be_validated() {
     let (_world, _host, locks) = environment().await;

@@ -9,7 +9,6 @@ use crate::{
     AFTER_THE_WINDOW, ALMOST_THE_WINDOW, WINDOW, environment, later, ms, number_in, order, orders, place, refused,
 };
 
-// behaviour 67
 #[tokio::test]
 async fn a_result_is_kept_for_an_hour_rounded_up_to_seconds() {
     let (world, host, locks) = environment().await;
@@ -20,7 +19,6 @@ async fn a_result_is_kept_for_an_hour_rounded_up_to_seconds() {
     assert!((before..after + 1000).contains(&expiration), "{expiration} is not between {before} and {after}");
 }
 
-// behaviour 67
 #[tokio::test]
 async fn the_window_begins_when_the_run_ends() {
     let (world, host, locks) = environment().await;
@@ -38,7 +36,6 @@ async fn the_window_begins_when_the_run_ends() {
     assert!((end - 1000..=end + 1000).contains(&expiration), "{expiration} {end}");
 }
 
-// behaviour 67
 #[tokio::test]
 async fn the_window_ends_by_the_clock_while_the_row_remains() {
     let (world, _host, locks) = environment().await;
@@ -50,7 +47,6 @@ async fn the_window_ends_by_the_clock_while_the_row_remains() {
     assert_eq!(place(&orders(&later(&world, AFTER_THE_WINDOW)), &order("a"), &runs).await.unwrap(), 2);
 }
 
-// behaviours 47, 67
 #[tokio::test]
 async fn rejects_a_window_outside_its_bounds_without_a_request() {
     let (world, host, locks) = environment().await;

@@ -8,7 +8,6 @@ use crate::{
     AFTER_THE_WINDOW, Failed, LEASE_IN_CONTEXT, WITHIN_THE_WINDOW, order, place, ran, replayed, with_each_language,
 };
 
-// behaviours 64, 83
 #[tokio::test]
 async fn a_run_that_fails_on_one_side_runs_at_once_on_the_other() {
     with_each_language(async |sides| {
@@ -24,7 +23,6 @@ async fn a_run_that_fails_on_one_side_runs_at_once_on_the_other() {
     .await;
 }
 
-// behaviours 64, 83
 #[tokio::test]
 async fn a_stored_error_of_rust_does_not_stop_powertools() {
     with_each_language(async |sides| {
@@ -36,7 +34,6 @@ async fn a_stored_error_of_rust_does_not_stop_powertools() {
     .await;
 }
 
-// behaviours 67, 83
 #[tokio::test]
 async fn a_run_of_one_side_runs_again_on_the_other_after_its_window() {
     with_each_language(async |sides| {

@@ -43,7 +43,6 @@ fn number_in(row: &Row, name: &str) -> Option<u64> {
     row.get(name).map(|value| value.as_n().unwrap().parse().unwrap())
 }
 
-// behaviours 66, 77, 83
 #[tokio::test]
 async fn rust_refuses_a_run_of_powertools_until_its_lease_ends() {
     with_each_language(async |sides| {
@@ -63,7 +62,6 @@ async fn rust_refuses_a_run_of_powertools_until_its_lease_ends() {
     .await;
 }
 
-// behaviours 66, 83
 #[tokio::test]
 async fn rust_refuses_a_run_of_powertools_without_a_lease_until_its_window_ends() {
     with_each_language(async |sides| {
@@ -79,7 +77,6 @@ async fn rust_refuses_a_run_of_powertools_without_a_lease_until_its_window_ends(
     .await;
 }
 
-// behaviours 66, 83
 #[tokio::test]
 async fn powertools_refuses_a_run_in_progress_in_rust() {
     with_each_language(async |sides| {
@@ -98,7 +95,6 @@ async fn powertools_refuses_a_run_in_progress_in_rust() {
     .await;
 }
 
-// behaviours 42, 56, 83
 #[tokio::test]
 async fn powertools_refuses_a_crashed_run_of_rust_until_its_lease_ends() {
     with_each_language(async |sides| {
@@ -119,7 +115,6 @@ async fn powertools_refuses_a_crashed_run_of_rust_until_its_lease_ends() {
     .await;
 }
 
-// behaviours 70, 83
 #[tokio::test]
 async fn a_run_of_rust_that_powertools_took_over_is_lost() {
     keep_log();

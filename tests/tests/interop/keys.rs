@@ -31,7 +31,6 @@ fn keys(language: Language) -> Vec<Value> {
     keys
 }
 
-// behaviours 62, 83
 #[tokio::test]
 async fn each_key_is_the_same_on_both_sides() {
     with_each_language(async |sides| {
@@ -54,7 +53,6 @@ async fn each_key_is_the_same_on_both_sides() {
     .await;
 }
 
-// behaviours 61, 62, 83
 #[tokio::test]
 async fn an_event_as_a_whole_is_the_same_key_on_both_sides() {
     with_each_language(async |sides| {

@@ -38,7 +38,6 @@ fn orders_with_results(language: Language) -> Vec<Value> {
     results.into_iter().enumerate().map(order).collect()
 }
 
-// behaviours 60, 63, 83
 #[tokio::test]
 async fn powertools_replays_the_results_of_rust() {
     with_each_language(async |sides| {
@@ -61,7 +60,6 @@ async fn powertools_replays_the_results_of_rust() {
     .await;
 }
 
-// behaviours 60, 63, 83
 #[tokio::test]
 async fn rust_replays_the_results_of_powertools() {
     with_each_language(async |sides| {
@@ -77,7 +75,6 @@ async fn rust_replays_the_results_of_powertools() {
     .await;
 }
 
-// behaviours 75, 79, 83
 #[tokio::test]
 async fn powertools_replays_runs_that_rust_committed_or_completed_without_result() {
     with_each_language(async |sides| {
@@ -99,7 +96,6 @@ async fn powertools_replays_runs_that_rust_committed_or_completed_without_result
     .await;
 }
 
-// behaviours 63, 83
 #[tokio::test]
 async fn a_different_payload_is_a_mismatch_on_both_sides() {
     with_each_language(async |sides| {

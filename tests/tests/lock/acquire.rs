@@ -13,7 +13,6 @@ use serde_json::Value;
 
 use crate::{CLOCK_SKEW, LEASE, assert_contains, eagerly, ms, number, text};
 
-// behaviours 1, 6, 14
 #[tokio::test]
 async fn a_held_key_cannot_be_acquired_until_its_release() {
     let world = World::new().await;
@@ -27,7 +26,6 @@ async fn a_held_key_cannot_be_acquired_until_its_release() {
     next.release().await.unwrap();
 }
 
-// behaviours 2, 10, 27, 43
 #[tokio::test]
 async fn the_row_stores_the_owner_and_the_deadline_plus_the_clock_skew() {
     let world = World::new().await;
@@ -44,7 +42,6 @@ async fn the_row_stores_the_owner_and_the_deadline_plus_the_clock_skew() {
     lock.release().await.unwrap();
 }
 
-// behaviours 4, 19, 29, 31, 54
 #[tokio::test]
 async fn each_call_sends_one_request_and_holding_a_lock_sends_none() {
     let world = World::new().await;
@@ -82,7 +79,6 @@ impl Intercept for Operations {
     }
 }
 
-// behaviour 46
 #[tokio::test]
 async fn two_iam_actions_suffice_at_run_time() {
     let world = World::new().await;
@@ -96,7 +92,6 @@ async fn two_iam_actions_suffice_at_run_time() {
     assert_eq!(*sent.0.lock().unwrap(), HashSet::from(["UpdateItem".to_owned(), "GetItem".to_owned()]));
 }
 
-// behaviour 28
 #[tokio::test]
 async fn a_lock_is_valid_until_its_lease_ends_or_it_is_released() {
     let world = World::new().await;
@@ -115,7 +110,6 @@ async fn a_lock_is_valid_until_its_lease_ends_or_it_is_released() {
     assert!(!lock.is_valid() && lock.remaining().is_zero());
 }
 
-// behaviour 81
 #[tokio::test]
 async fn each_acquisition_has_a_unique_owner() {
     let world = World::new().await;
@@ -128,7 +122,6 @@ async fn each_acquisition_has_a_unique_owner() {
     assert_eq!(owners.len(), 51);
 }
 
-// behaviour 52
 #[tokio::test]
 async fn one_client_holds_many_keys_and_clones_exclude_each_other() {
     let world = World::new().await;
@@ -141,7 +134,6 @@ async fn one_client_holds_many_keys_and_clones_exclude_each_other() {
     import.release().await.unwrap();
 }
 
-// behaviours 25, 41
 #[tokio::test]
 async fn get_reads_the_holder_of_a_key() {
     let world = World::new().await;
@@ -168,7 +160,6 @@ async fn get_reads_the_holder_of_a_key() {
     drop(lock);
 }
 
-// behaviours 8, 19
 #[tokio::test]
 async fn an_acquire_without_a_table_fails_and_does_not_create_it() {
     let world = World::without_table();

@@ -26,7 +26,6 @@ fn longest(builder: LocksBuilder) -> LocksBuilder {
     builder.key_prefix(name('p', KEY - 1)).holder(name('o', HOLDER))
 }
 
-// behaviour 488
 #[tokio::test]
 async fn the_name_of_a_holder_has_one_bound_for_all() {
     let world = World::without_table();
@@ -48,7 +47,6 @@ async fn the_name_of_a_holder_has_one_bound_for_all() {
     assert_eq!(host.requests(), 0);
 }
 
-// behaviour 488
 #[tokio::test]
 async fn a_lock_at_all_bounds_is_renewed_and_released() {
     let world = World::new().await;
@@ -95,7 +93,6 @@ async fn a_lock_at_all_bounds_is_renewed_and_released() {
     assert_eq!(row["data"].as_s().unwrap().len(), DATA);
 }
 
-// behaviour 488
 #[tokio::test]
 async fn the_attributes_of_an_acquire_have_a_bound() {
     let world = World::new().await;
@@ -112,7 +109,6 @@ async fn the_attributes_of_an_acquire_have_a_bound() {
     assert_eq!(acquire(AttributeValue::Ss(vec![name('x', most)])).await.unwrap_err().kind(), ErrorKind::Invalid);
 }
 
-// behaviour 488
 #[tokio::test]
 async fn permits_at_all_bounds_are_released() {
     const PERMITS: u32 = 100;

@@ -7,7 +7,6 @@ use lambda_lock_tests::World;
 
 use crate::{LEASE, assert_contains, text};
 
-// behaviour 40
 #[tokio::test]
 async fn data_passes_to_the_next_holder_until_it_is_replaced() {
     let world = World::new().await;
@@ -26,7 +25,6 @@ async fn data_passes_to_the_next_holder_until_it_is_replaced() {
     lock.release().await.unwrap();
 }
 
-// behaviour 40
 #[tokio::test]
 async fn a_renewal_and_a_release_write_data() {
     let world = World::new().await;
@@ -41,7 +39,6 @@ async fn a_renewal_and_a_release_write_data() {
     assert_eq!(locks.acquire("job").await.unwrap().data().and_then(Data::as_str), Some("page 3"));
 }
 
-// behaviour 48
 #[tokio::test]
 async fn an_acquire_writes_other_attributes_but_not_those_of_the_lock() {
     let world = World::new().await;
@@ -64,7 +61,6 @@ async fn an_acquire_writes_other_attributes_but_not_those_of_the_lock() {
     lock.release().await.unwrap();
 }
 
-// behaviour 47
 #[tokio::test]
 async fn rejects_oversized_data_and_releases_the_key() {
     let world = World::new().await;

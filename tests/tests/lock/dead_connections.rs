@@ -25,7 +25,6 @@ async fn locks_after_a_freeze(server: &Loopback, fault: Fault) -> Locks {
     locks
 }
 
-// behaviour 490
 #[tokio::test]
 async fn an_acquire_meets_one_connection_that_is_reset() {
     let server = Loopback::start();
@@ -36,7 +35,6 @@ async fn an_acquire_meets_one_connection_that_is_reset() {
     assert_eq!(server.met(), 1);
 }
 
-// behaviour 490
 #[tokio::test]
 async fn an_acquire_meets_one_connection_that_is_silent() {
     let server = Loopback::start();
@@ -58,7 +56,6 @@ async fn an_acquire_meets_one_connection_that_is_silent() {
     lock.release().await.unwrap();
 }
 
-// behaviour 490
 #[tokio::test]
 async fn a_reset_does_not_close_connections_that_have_answered_since() {
     let server = Loopback::start();

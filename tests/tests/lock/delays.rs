@@ -32,7 +32,6 @@ async fn delays(host: &Host, locks: &Locks) -> Duration {
     host.now().duration_since(started).unwrap()
 }
 
-// behaviour 493
 #[tokio::test(start_paused = true)]
 async fn two_environments_of_one_snapshot_wait_differently() {
     // A thread that builds hosts is a simulation, so the hosts come from another one.
@@ -44,7 +43,6 @@ async fn two_environments_of_one_snapshot_wait_differently() {
     assert_ne!(one, other);
 }
 
-// behaviour 493
 #[tokio::test(start_paused = true)]
 async fn a_simulation_waits_the_same_with_the_same_seed() {
     let (host, locks) = engine().await;

@@ -6,7 +6,6 @@ use lambda_lock_tests::{Row, World};
 
 use crate::{CLOCK_SKEW, LEASE, ms, text, transact};
 
-// behaviour 78
 #[tokio::test]
 async fn fences_grow_across_release_expiry_and_deletion_of_the_row() {
     let world = World::new().await;
@@ -39,7 +38,6 @@ fn report() -> Row {
     Row::from([("id".to_owned(), text("report")), ("text".to_owned(), text("all is well"))])
 }
 
-// behaviour 79
 #[tokio::test]
 async fn a_transaction_with_the_condition_check_commits_while_the_lock_is_held() {
     let world = World::new().await;
@@ -49,7 +47,6 @@ async fn a_transaction_with_the_condition_check_commits_while_the_lock_is_held()
     lock.release().await.unwrap();
 }
 
-// behaviour 79
 #[tokio::test]
 async fn a_transaction_with_the_condition_check_of_a_lost_lock_writes_nothing() {
     let world = World::new().await;
@@ -70,7 +67,6 @@ async fn a_transaction_with_the_condition_check_of_a_lost_lock_writes_nothing() 
     }
 }
 
-// behaviours 22, 79
 #[tokio::test]
 async fn the_condition_check_of_disabled_locks_always_holds() {
     let world = World::new().await;

@@ -6,7 +6,6 @@ use lambda_lock_tests::{Row, World};
 
 use crate::{LEASE, assert_contains, text, transact};
 
-// behaviour 12
 #[tokio::test]
 async fn similar_keys_do_not_interfere() {
     let world = World::new().await;
@@ -29,7 +28,6 @@ async fn similar_keys_do_not_interfere() {
     join_all(held.iter().map(Lock::release)).await.into_iter().for_each(Result::unwrap);
 }
 
-// behaviours 12, 47
 #[tokio::test]
 async fn rejects_an_empty_key_and_a_key_above_2048_bytes_without_a_request() {
     let world = World::new().await;
@@ -51,7 +49,6 @@ async fn rejects_an_empty_key_and_a_key_above_2048_bytes_without_a_request() {
     assert_eq!(host.requests(), 2);
 }
 
-// behaviours 18, 26
 #[tokio::test]
 async fn locks_in_a_single_table_design_do_not_modify_other_entities() {
     let world = World::without_table();

@@ -12,7 +12,6 @@ use serde_json::{Value, json};
 /// The default.
 const CLOCK_SKEW: Duration = Duration::from_secs(1);
 
-// behaviours 15, 76
 #[tokio::test]
 async fn a_late_renewal_does_not_move_the_end_of_the_lease() {
     let world = World::new().await;
@@ -43,7 +42,6 @@ async fn released_without_an_answer(world: &World) -> (Lock, Late) {
     (lock, late)
 }
 
-// behaviours 40, 58, 76
 #[tokio::test]
 async fn a_late_release_changes_nothing() {
     let world = World::new().await;
@@ -60,7 +58,6 @@ async fn a_late_release_changes_nothing() {
     next.release().await.unwrap();
 }
 
-// behaviours 40, 58, 76
 #[tokio::test]
 async fn a_second_release_replaces_an_unanswered_first_release() {
     let world = World::new().await;
@@ -74,7 +71,6 @@ async fn a_second_release_replaces_an_unanswered_first_release() {
     next.release().await.unwrap();
 }
 
-// behaviours 35, 76
 #[tokio::test]
 async fn a_late_attempt_of_a_refused_acquire_does_not_take_the_key() {
     let world = World::new().await;
@@ -103,7 +99,6 @@ impl Intercept for LoseBody {
     }
 }
 
-// behaviours 35, 76
 #[tokio::test]
 async fn an_acquire_with_an_unreadable_answer_is_sent_again_and_finds_its_own_row() {
     let world = World::new().await;
@@ -114,7 +109,6 @@ async fn an_acquire_with_an_unreadable_answer_is_sent_again_and_finds_its_own_ro
     lock.release().await.unwrap();
 }
 
-// behaviours 31, 77
 #[tokio::test]
 async fn a_refusal_after_an_unanswered_attempt_sends_two_more_requests() {
     let world = World::new().await;
@@ -128,7 +122,6 @@ async fn a_refusal_after_an_unanswered_attempt_sends_two_more_requests() {
     holder.release().await.unwrap();
 }
 
-// behaviours 35, 76
 #[tokio::test]
 async fn a_late_attempt_of_a_failed_acquire_does_not_take_a_key_without_a_row() {
     let world = World::new().await;
@@ -143,7 +136,6 @@ async fn a_late_attempt_of_a_failed_acquire_does_not_take_a_key_without_a_row() 
     next.release().await.unwrap();
 }
 
-// behaviours 9, 35
 #[tokio::test]
 async fn a_row_that_rejects_a_late_attempt_is_kept_for_the_retention() {
     let world = World::new().await;
@@ -160,7 +152,6 @@ async fn a_row_that_rejects_a_late_attempt_is_kept_for_the_retention() {
     crashed.release().await.unwrap();
 }
 
-// behaviours 31, 77
 #[tokio::test]
 async fn a_refusal_with_every_attempt_answered_sends_nothing_more() {
     let world = World::new().await;

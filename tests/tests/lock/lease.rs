@@ -7,7 +7,6 @@ use lambda_lock_tests::invocation::millis;
 
 use crate::{CLOCK_SKEW, LEASE, RETENTION, ms, number};
 
-// behaviours 9, 17
 #[tokio::test]
 async fn the_ttl_is_the_end_of_the_lease_plus_the_retention_in_seconds() {
     let world = World::new().await;
@@ -21,7 +20,6 @@ async fn the_ttl_is_the_end_of_the_lease_plus_the_retention_in_seconds() {
     assert!((ttl..=ttl + 1000).contains(&(number(&row, "expiration") * 1000)));
 }
 
-// behaviours 3, 13
 #[tokio::test]
 async fn the_lease_of_an_acquire_ends_after_its_length_or_at_its_deadline() {
     let world = World::new().await;
@@ -40,7 +38,6 @@ async fn the_lease_of_an_acquire_ends_after_its_length_or_at_its_deadline() {
     assert_eq!(millis(lock.expires_at()), millis(deadline));
 }
 
-// behaviours 5, 17, 42, 56
 #[tokio::test]
 async fn a_crashed_holder_blocks_the_key_for_its_lease_plus_the_clock_skew() {
     let world = World::new().await;
@@ -58,7 +55,6 @@ async fn a_crashed_holder_blocks_the_key_for_its_lease_plus_the_clock_skew() {
     assert_eq!(next.fence(), lock.fence() + 1);
 }
 
-// behaviour 57
 #[tokio::test]
 async fn lost_resolves_when_the_lease_ends_and_not_earlier() {
     let world = World::new().await;

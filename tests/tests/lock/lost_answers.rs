@@ -8,7 +8,6 @@ use lambda_lock_tests::invocation::millis;
 
 use crate::{CLOCK_SKEW, LEASE, eagerly, lose_answers, number, text};
 
-// behaviour 76
 #[tokio::test]
 async fn an_acquire_with_a_lost_answer_succeeds() {
     let world = World::new().await;
@@ -23,7 +22,6 @@ async fn an_acquire_with_a_lost_answer_succeeds() {
     lock.release().await.unwrap();
 }
 
-// behaviour 76
 #[tokio::test]
 async fn an_acquire_without_any_answer_succeeds_at_the_next_attempt() {
     let world = World::new().await;
@@ -38,7 +36,6 @@ async fn an_acquire_without_any_answer_succeeds_at_the_next_attempt() {
     lock.release().await.unwrap();
 }
 
-// behaviour 76
 #[tokio::test]
 async fn an_acquire_that_fails_without_an_answer_releases_the_key() {
     let world = World::new().await;
@@ -49,7 +46,6 @@ async fn an_acquire_that_fails_without_an_answer_releases_the_key() {
     lock.release().await.unwrap();
 }
 
-// behaviour 76
 #[tokio::test]
 async fn a_renewal_with_a_lost_answer_succeeds() {
     let world = World::new().await;
@@ -63,7 +59,6 @@ async fn a_renewal_with_a_lost_answer_succeeds() {
     lock.release().await.unwrap();
 }
 
-// behaviour 76
 #[tokio::test]
 async fn a_renewal_after_an_unanswered_renewal_succeeds() {
     let world = World::new().await;
@@ -76,7 +71,6 @@ async fn a_renewal_after_an_unanswered_renewal_succeeds() {
     lock.release().await.unwrap();
 }
 
-// behaviour 76
 #[tokio::test]
 async fn a_release_with_a_lost_answer_succeeds() {
     let world = World::new().await;
@@ -87,7 +81,6 @@ async fn a_release_with_a_lost_answer_succeeds() {
     assert!(world.default_locks().try_acquire("job").await.unwrap().is_some());
 }
 
-// behaviour 76
 #[tokio::test]
 async fn a_release_with_a_lost_answer_succeeds_after_the_next_acquire() {
     let world = World::new().await;

@@ -72,7 +72,6 @@ fn prevented(world: &World, prevents: Prevents) -> (Host, Locks) {
     (host, locks)
 }
 
-// behaviours 15, 30, 33
 #[tokio::test]
 async fn a_renewal_and_a_release_are_repeated() {
     for kind in Kind::ALL {
@@ -91,7 +90,6 @@ async fn a_renewal_and_a_release_are_repeated() {
     }
 }
 
-// behaviours 15, 30, 33
 #[tokio::test]
 async fn the_requests_of_a_ticket_are_repeated() {
     for kind in [Kind::Lock, Kind::Permit] {
@@ -109,7 +107,6 @@ async fn the_requests_of_a_ticket_are_repeated() {
     }
 }
 
-// behaviours 30, 33, 76
 #[tokio::test]
 async fn the_completion_and_the_release_of_a_record_are_repeated() {
     for cause in Cause::ALL {
@@ -135,7 +132,6 @@ impl Intercept for Tokens {
     }
 }
 
-// behaviours 30, 33, 35, 76
 #[tokio::test]
 async fn a_withdrawal_is_repeated_with_another_token_each_time() {
     for kind in Kind::ALL {
@@ -161,7 +157,6 @@ async fn a_withdrawal_is_repeated_with_another_token_each_time() {
     }
 }
 
-// behaviours 30, 33
 #[tokio::test(start_paused = true)]
 async fn a_request_of_a_holder_is_given_up_after_ten_seconds() {
     for kind in Kind::ALL {
@@ -202,7 +197,6 @@ impl Intercept for NoReason {
     }
 }
 
-// behaviours 15, 24, 30
 #[tokio::test]
 async fn a_transaction_that_was_cancelled_without_a_reason_does_not_count_as_done() {
     let world = World::new().await;

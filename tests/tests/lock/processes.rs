@@ -74,7 +74,6 @@ async fn bounded(test: impl Future<Output = ()>) {
     tokio::time::timeout(Duration::from_mins(2), test).await.expect("done within two minutes");
 }
 
-// behaviours 1, 6, 50, 56
 #[tokio::test]
 async fn processes_under_one_lock_lose_no_count_when_holders_are_killed() {
     let Some(endpoint) = endpoint("processes_under_one_lock") else { return };
@@ -102,7 +101,6 @@ async fn processes_under_one_lock_lose_no_count_when_holders_are_killed() {
     .await;
 }
 
-// behaviours 5, 42, 56, 78
 #[tokio::test]
 async fn the_key_of_a_killed_process_is_free_when_its_lease_has_ended() {
     let Some(endpoint) = endpoint("the_key_of_a_killed_process") else { return };

@@ -8,7 +8,6 @@ use lambda_lock_tests::invocation::{keep_warnings, logged, millis};
 
 use crate::{CLOCK_SKEW, LEASE, assert_contains, eagerly, lose_answers};
 
-// behaviours 6, 44, 49
 #[tokio::test]
 async fn a_stale_release_names_the_new_holder_and_does_not_modify_the_row() {
     let world = World::new().await;
@@ -26,7 +25,6 @@ async fn a_stale_release_names_the_new_holder_and_does_not_modify_the_row() {
     next.release().await.unwrap();
 }
 
-// behaviours 16, 44, 49
 #[tokio::test]
 async fn an_expired_lock_that_was_not_taken_over_can_be_released() {
     let world = World::new().await;
@@ -40,7 +38,6 @@ async fn an_expired_lock_that_was_not_taken_over_can_be_released() {
     assert!(locks.try_acquire("job").await.unwrap().is_some());
 }
 
-// behaviours 16, 30
 #[tokio::test]
 async fn releasing_a_lock_without_a_row_fails() {
     let world = World::new().await;
@@ -52,7 +49,6 @@ async fn releasing_a_lock_without_a_row_fails() {
     assert!(world.row("job").await.is_none());
 }
 
-// behaviour 30
 #[tokio::test]
 async fn a_failed_release_can_be_retried() {
     let world = World::new().await;
@@ -65,7 +61,6 @@ async fn a_failed_release_can_be_retried() {
     assert_eq!(host.requests(), 5);
 }
 
-// behaviours 11, 29
 #[tokio::test]
 async fn a_dropped_lock_warns_and_is_released_in_the_background() {
     keep_warnings();
@@ -83,7 +78,6 @@ async fn a_dropped_lock_warns_and_is_released_in_the_background() {
     assert!(warnings[0].contains("WARN") && warnings[0].contains("dropped without a release"));
 }
 
-// behaviours 5, 29
 #[tokio::test]
 async fn a_lock_dropped_outside_a_runtime_stays_until_its_lease_ends() {
     let world = World::new().await;
@@ -96,7 +90,6 @@ async fn a_lock_dropped_outside_a_runtime_stays_until_its_lease_ends() {
     assert!(locks.try_acquire("job").await.unwrap().is_some());
 }
 
-// behaviour 58
 #[tokio::test]
 async fn a_lock_released_early_keeps_the_key_for_its_minimum_hold() {
     let world = World::new().await;
@@ -114,7 +107,6 @@ async fn a_lock_released_early_keeps_the_key_for_its_minimum_hold() {
     assert!(others.try_acquire("job").await.unwrap().is_some());
 }
 
-// behaviour 58
 #[tokio::test]
 async fn a_minimum_hold_ends_by_itself_and_does_not_outlive_a_crash() {
     let world = World::new().await;

@@ -11,7 +11,6 @@ use serde_json::{Value, json};
 
 use crate::{CLOCK_SKEW, LEASE, RETENTION, lose_answers, number};
 
-// behaviours 15, 24, 44
 #[tokio::test]
 async fn a_stale_renewal_names_the_new_holder_and_does_not_modify_the_row() {
     let world = World::new().await;
@@ -30,7 +29,6 @@ async fn a_stale_renewal_names_the_new_holder_and_does_not_modify_the_row() {
     next.release().await.unwrap();
 }
 
-// behaviour 15
 #[tokio::test]
 async fn a_renewal_moves_the_end_of_the_lease_for_the_holder_and_for_others() {
     let world = World::new().await;
@@ -53,7 +51,6 @@ async fn a_renewal_moves_the_end_of_the_lease_for_the_holder_and_for_others() {
     assert!(world.locks(&theirs).build().unwrap().try_acquire("job").await.unwrap().is_some());
 }
 
-// behaviours 15, 24, 59
 #[tokio::test]
 async fn an_expired_or_released_lock_cannot_be_renewed() {
     let world = World::new().await;
@@ -71,7 +68,6 @@ async fn an_expired_or_released_lock_cannot_be_renewed() {
     }
 }
 
-// behaviour 59
 #[tokio::test]
 async fn a_renewed_lock_can_be_released() {
     let world = World::new().await;
@@ -83,7 +79,6 @@ async fn a_renewed_lock_can_be_released() {
     assert!(locks.try_acquire("job").await.unwrap().is_some());
 }
 
-// behaviour 24
 #[tokio::test]
 async fn a_failed_renewal_keeps_the_old_lease() {
     let world = World::new().await;
@@ -95,7 +90,6 @@ async fn a_failed_renewal_keeps_the_old_lease() {
     assert!(lock.is_valid());
 }
 
-// behaviours 15, 59, 80
 #[tokio::test]
 async fn a_renewal_during_the_release_does_not_reacquire_the_key() {
     let world = World::new().await;
@@ -109,7 +103,6 @@ async fn a_renewal_during_the_release_does_not_reacquire_the_key() {
     }
 }
 
-// behaviours 43, 76
 #[tokio::test]
 async fn an_unanswered_renewal_to_a_shorter_lease_shortens_the_lock() {
     let world = World::new().await;

@@ -178,7 +178,6 @@ impl Stage {
     }
 }
 
-// behaviours 33, 41
 #[test]
 fn an_acquire_takes_free_rows_and_modifies_no_held_or_malformed_row() {
     let stage = Stage::new();
@@ -219,7 +218,6 @@ fn an_acquire_takes_free_rows_and_modifies_no_held_or_malformed_row() {
     });
 }
 
-// behaviours 15, 44, 79
 #[test]
 fn an_overwritten_lock_is_lost_and_its_row_is_not_modified() {
     let stage = Stage::new();
@@ -261,7 +259,6 @@ fn powertools(key: &str, now: u64, status: &str, lease: Option<i64>, window: i64
     row
 }
 
-// behaviours 5, 67, 77
 #[tokio::test]
 async fn a_powertools_row_is_free_after_its_lease_or_window() {
     let world = world_without_ttl().await;
@@ -284,7 +281,6 @@ async fn a_powertools_row_is_free_after_its_lease_or_window() {
     }
 }
 
-// behaviours 1, 67, 77
 #[tokio::test]
 async fn a_powertools_row_is_held_until_its_lease_or_window_ends() {
     let world = world_without_ttl().await;
@@ -309,7 +305,6 @@ async fn a_powertools_row_is_held_until_its_lease_or_window_ends() {
     }
 }
 
-// behaviour 40
 #[tokio::test]
 async fn data_of_a_foreign_type_is_passed_on_unchanged() {
     let world = world_without_ttl().await;
@@ -325,7 +320,6 @@ async fn data_of_a_foreign_type_is_passed_on_unchanged() {
     assert_eq!(world.row("job").await.unwrap()["data"], result);
 }
 
-// behaviours 26, 33
 #[tokio::test]
 async fn an_acquire_of_a_foreign_entity_fails_at_once_and_says_why() {
     let world = world_without_ttl().await;
@@ -368,7 +362,6 @@ async fn an_acquire_of_a_foreign_entity_fails_at_once_and_says_why() {
     }
 }
 
-// behaviours 33, 78
 #[tokio::test]
 async fn a_fence_that_dynamodb_cannot_increment_is_a_malformed_row() {
     let world = world_without_ttl().await;

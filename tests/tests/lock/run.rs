@@ -11,7 +11,6 @@ use lambda_lock_tests::invocation::{keep_warnings, logged};
 
 use crate::{LEASE, lose_answers, ms};
 
-// behaviour 20
 #[tokio::test]
 async fn run_skips_the_body_when_the_key_is_held() {
     let world = World::new().await;
@@ -23,7 +22,6 @@ async fn run_skips_the_body_when_the_key_is_held() {
     lock.release().await.unwrap();
 }
 
-// behaviours 20, 29
 #[tokio::test]
 async fn run_releases_when_the_body_returns_or_fails() {
     let world = World::new().await;
@@ -37,7 +35,6 @@ async fn run_releases_when_the_body_returns_or_fails() {
     assert_eq!(locks.acquire("job").await.unwrap().fence(), fence + 2);
 }
 
-// behaviours 20, 29
 #[tokio::test]
 async fn run_releases_when_the_body_panics_and_resumes_the_panic() {
     let world = World::new().await;
@@ -48,7 +45,6 @@ async fn run_releases_when_the_body_panics_and_resumes_the_panic() {
     assert!(locks.try_acquire("job").await.unwrap().is_some());
 }
 
-// behaviours 11, 29
 #[tokio::test]
 async fn a_failed_release_does_not_hide_the_result_of_the_body() {
     keep_warnings();
@@ -61,7 +57,6 @@ async fn a_failed_release_does_not_hide_the_result_of_the_body() {
     assert!(warnings.iter().any(|line| line.contains("release failed")), "{warnings:?}");
 }
 
-// behaviours 3, 80
 #[tokio::test]
 async fn run_cancels_a_body_that_outlives_the_lease_and_releases() {
     let world = World::new().await;
@@ -79,7 +74,6 @@ async fn run_cancels_a_body_that_outlives_the_lease_and_releases() {
     assert!(locks.try_acquire("job").await.unwrap().is_some());
 }
 
-// behaviour 80
 #[tokio::test]
 async fn a_body_that_renews_its_lock_is_not_cancelled() {
     let world = World::new().await;
@@ -91,7 +85,6 @@ async fn a_body_that_renews_its_lock_is_not_cancelled() {
     assert_eq!(Box::pin(running).await.unwrap().unwrap(), "done");
 }
 
-// behaviour 80
 #[tokio::test]
 async fn a_body_that_releases_its_lock_is_not_cancelled() {
     let world = World::new().await;

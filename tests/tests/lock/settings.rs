@@ -13,7 +13,6 @@ use serde_json::{Value, json};
 
 use crate::{LEASE, LONGEST_LEASE, assert_contains, eagerly, ms};
 
-// behaviour 7
 #[tokio::test]
 async fn the_callers_client_is_used_unchanged() {
     let world = World::new().await;
@@ -25,7 +24,6 @@ async fn the_callers_client_is_used_unchanged() {
     assert_eq!(host.requests(), 2);
 }
 
-// behaviour 38
 #[test]
 fn requests_go_to_the_endpoint_that_the_environment_names() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -59,7 +57,6 @@ fn requests_go_to_the_endpoint_that_the_environment_names() {
     assert_eq!(said.unwrap().unwrap(), "holding 8");
 }
 
-// behaviours 22, 11
 #[tokio::test]
 async fn disabled_locks_send_nothing_and_warn_once() {
     keep_warnings();
@@ -83,7 +80,6 @@ async fn disabled_locks_send_nothing_and_warn_once() {
     assert!(warnings[0].contains("WARN") && warnings[0].contains("disabled"));
 }
 
-// behaviours 47, 53
 #[tokio::test]
 async fn rejects_settings_outside_their_bounds() {
     let world = World::without_table();
@@ -121,7 +117,6 @@ async fn rejects_settings_outside_their_bounds() {
     named("arn:aws:dynamodb:eu-west-1:123456789012:table/locks").build().unwrap();
 }
 
-// behaviours 47, 53
 #[tokio::test]
 async fn rejects_arguments_outside_their_bounds_without_a_request() {
     let world = World::new().await;

@@ -23,7 +23,6 @@ async fn is_free(world: &World, key: &str) -> bool {
     is_free
 }
 
-// behaviour 491
 #[tokio::test]
 async fn release_all_frees_every_lock_permit_and_set_with_one_request_each() {
     let world = World::new().await;
@@ -59,7 +58,6 @@ impl Drop for Flag<'_> {
     }
 }
 
-// behaviour 491
 #[tokio::test]
 async fn release_all_cancels_work_and_then_its_lock_is_released_once() {
     let world = World::new().await;
@@ -84,7 +82,6 @@ async fn release_all_cancels_work_and_then_its_lock_is_released_once() {
     assert!(is_free(&world, "job").await);
 }
 
-// behaviour 491
 #[tokio::test]
 async fn a_lock_whose_work_does_not_stop_stays_held_and_is_reported() {
     let world = World::new().await;
@@ -105,7 +102,6 @@ async fn a_lock_whose_work_does_not_stop_stays_held_and_is_reported() {
     assert_eq!(host.requests(), 1);
 }
 
-// behaviour 491
 #[tokio::test]
 async fn work_that_has_not_begun_does_not_begin_after_release_all() {
     let world = World::new().await;
@@ -128,7 +124,6 @@ async fn held_in_silence(world: &World) -> (Locks, Lock) {
     (locks, lock)
 }
 
-// behaviour 491
 #[tokio::test]
 async fn release_all_ends_with_its_limit_and_names_what_was_not_answered() {
     let world = World::new().await;
@@ -140,7 +135,6 @@ async fn release_all_ends_with_its_limit_and_names_what_was_not_answered() {
     assert!(!lock.is_valid());
 }
 
-// behaviour 491
 #[tokio::test]
 async fn a_second_release_all_names_what_is_still_held() {
     let world = World::new().await;
@@ -152,7 +146,6 @@ async fn a_second_release_all_names_what_is_still_held() {
     assert!(!lock.is_valid());
 }
 
-// behaviour 491
 #[tokio::test]
 async fn flush_ends_with_its_limit() {
     let world = World::new().await;
@@ -162,7 +155,6 @@ async fn flush_ends_with_its_limit() {
     assert!(!flushed);
 }
 
-// behaviour 491
 #[tokio::test]
 async fn a_lock_that_was_handed_over_outlives_release_all() {
     let world = World::new().await;

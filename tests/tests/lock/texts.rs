@@ -20,7 +20,6 @@ fn assert_shows(text: impl Display, shown: &str) {
     assert!(text.len() < 1500, "{} bytes: {text}", text.len());
 }
 
-// behaviour 487
 #[tokio::test]
 async fn an_error_shows_the_key_and_its_holder_on_one_line() {
     let world = World::new().await;
@@ -36,7 +35,6 @@ async fn an_error_shows_the_key_and_its_holder_on_one_line() {
     lock.release().await.unwrap();
 }
 
-// behaviour 487
 #[tokio::test]
 async fn a_holder_is_shown_on_one_line() {
     let world = World::new().await;
@@ -53,7 +51,6 @@ async fn a_holder_is_shown_on_one_line() {
     permit.release().await.unwrap();
 }
 
-// behaviour 487
 #[tokio::test]
 async fn a_long_key_is_shortened_and_an_ordinary_one_is_complete() {
     let world = World::new().await;
@@ -75,7 +72,6 @@ async fn a_long_key_is_shortened_and_an_ordinary_one_is_complete() {
     assert_shows(&error, &format!("{} bytes", FORGED.len() + 100_000));
 }
 
-// behaviour 487
 #[tokio::test]
 async fn a_row_of_another_program_does_not_make_an_error_long() {
     let world = World::new().await;
@@ -101,7 +97,6 @@ async fn a_row_of_another_program_does_not_make_an_error_long() {
     assert_shows(&error, r"a\n2026");
 }
 
-// behaviour 487
 #[tokio::test]
 async fn an_error_of_a_setting_shows_its_value_on_one_line() {
     let world = World::without_table();

@@ -391,7 +391,6 @@ impl Intercept for Refusals {
     }
 }
 
-// behaviour 489
 #[tokio::test(start_paused = true)]
 async fn a_waiter_whose_join_failed_joins_again() {
     for code in ["TransactionConflictException", "ThrottlingException", "InternalServerError"] {
@@ -409,7 +408,6 @@ async fn a_waiter_whose_join_failed_joins_again() {
     }
 }
 
-// behaviour 489
 #[tokio::test(start_paused = true)]
 async fn a_waiter_that_may_not_join_waits_without_a_place() {
     let engine = DynamoDb::starting_at(SystemTime::UNIX_EPOCH + Duration::from_hours(500_000)).unwrap();
@@ -458,7 +456,6 @@ fn longest_wait(conflicts: f64, seed: u64) -> Duration {
     })
 }
 
-// behaviour 489
 #[test]
 fn conflicts_do_not_starve_a_waiter() {
     let longest = |conflicts| (0..3).map(|seed| longest_wait(conflicts, seed)).max().unwrap();

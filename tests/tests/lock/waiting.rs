@@ -34,7 +34,6 @@ impl Intercept for Refuse {
     }
 }
 
-// behaviour 77
 #[tokio::test]
 async fn a_refusal_sends_one_request_and_names_the_holder_and_its_lease() {
     let world = World::new().await;
@@ -51,7 +50,6 @@ async fn a_refusal_sends_one_request_and_names_the_holder_and_its_lease() {
     lock.release().await.unwrap();
 }
 
-// behaviour 77
 #[tokio::test]
 async fn a_wait_does_not_sleep_past_the_end_of_the_holders_lease() {
     let world = World::new().await;
@@ -68,7 +66,6 @@ async fn a_wait_does_not_sleep_past_the_end_of_the_holders_lease() {
     next.release().await.unwrap();
 }
 
-// behaviours 1, 51
 #[tokio::test]
 async fn a_wait_ends_when_the_key_is_released() {
     let world = World::new().await;
@@ -82,7 +79,6 @@ async fn a_wait_ends_when_the_key_is_released() {
     assert_eq!(next.fence(), lock.fence() + 1);
 }
 
-// behaviours 34, 51
 #[tokio::test]
 async fn a_wait_makes_a_last_attempt_at_its_end_and_names_the_holder() {
     let world = World::new().await;
@@ -101,7 +97,6 @@ async fn a_wait_makes_a_last_attempt_at_its_end_and_names_the_holder() {
     lock.release().await.unwrap();
 }
 
-// behaviours 31, 51
 #[tokio::test]
 async fn a_wait_of_zero_sends_one_request() {
     let world = World::new().await;
@@ -114,7 +109,6 @@ async fn a_wait_of_zero_sends_one_request() {
     lock.release().await.unwrap();
 }
 
-// behaviour 32
 #[tokio::test]
 async fn max_attempts_bounds_a_wait() {
     let world = World::new().await;
@@ -126,7 +120,6 @@ async fn max_attempts_bounds_a_wait() {
     lock.release().await.unwrap();
 }
 
-// behaviours 3, 51
 #[tokio::test]
 async fn a_wait_ends_shortly_before_the_deadline() {
     let world = World::new().await;
@@ -140,7 +133,6 @@ async fn a_wait_ends_shortly_before_the_deadline() {
     lock.release().await.unwrap();
 }
 
-// behaviour 35
 #[tokio::test]
 async fn dropping_the_future_stops_the_wait() {
     let world = World::new().await;
@@ -159,7 +151,6 @@ async fn dropping_the_future_stops_the_wait() {
     lock.release().await.unwrap();
 }
 
-// behaviour 35
 #[tokio::test]
 async fn a_future_dropped_during_its_request_releases_the_key() {
     let world = World::new().await;
@@ -172,7 +163,6 @@ async fn a_future_dropped_during_its_request_releases_the_key() {
     assert_eq!(next.fence(), number(&row, "fence") + 1);
 }
 
-// behaviours 33, 34
 #[tokio::test]
 async fn a_wait_retries_transient_errors_and_no_others() {
     let world = World::new().await;
@@ -204,7 +194,6 @@ async fn a_wait_retries_transient_errors_and_no_others() {
     }
 }
 
-// behaviour 34
 #[tokio::test]
 async fn a_wait_that_is_throttled_to_its_end_fails_as_throttled() {
     let world = World::new().await;
@@ -216,7 +205,6 @@ async fn a_wait_that_is_throttled_to_its_end_fails_as_throttled() {
     assert_contains(&error, &["throttled", "after 2 attempts"]);
 }
 
-// behaviour 50
 #[tokio::test]
 async fn a_hundred_waiters_all_acquire_one_key() {
     let world = World::new().await;
@@ -233,7 +221,6 @@ async fn a_hundred_waiters_all_acquire_one_key() {
     assert_eq!(served.collect::<HashSet<u64>>().len(), 100);
 }
 
-// behaviour 50
 #[tokio::test]
 async fn fifty_workers_under_one_lock_lose_no_count() {
     let world = World::new().await;

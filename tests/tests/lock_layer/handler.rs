@@ -11,7 +11,6 @@ use tower::{Layer, Service, ServiceExt, service_fn};
 
 use crate::{FUNCTION, done, environment, invocation, is_free, lease_millis, number, row, row_during};
 
-// behaviour 28
 #[tokio::test]
 async fn a_handler_with_lock_gets_the_lock_of_its_event() {
     let (world, host, locks) = environment().await;
@@ -33,7 +32,6 @@ async fn a_handler_with_lock_gets_the_lock_of_its_event() {
     assert_eq!(service.oneshot(invocation(&host, "payload")).await.unwrap(), "payload of request-1");
 }
 
-// behaviours 78, 81
 #[tokio::test]
 async fn each_run_in_an_environment_has_a_new_owner_and_a_larger_fence() {
     let (_world, host, locks) = environment().await;
@@ -48,7 +46,6 @@ async fn each_run_in_an_environment_has_a_new_owner_and_a_larger_fence() {
     assert!(runs.is_sorted_by(|(fence, owner), (next, next_owner)| fence < next && owner != next_owner), "{runs:?}");
 }
 
-// behaviours 4, 15
 #[tokio::test]
 async fn a_handler_can_renew_its_lock() {
     let (world, host, locks) = environment().await;
@@ -69,7 +66,6 @@ async fn a_handler_can_renew_its_lock() {
     assert!(is_free(&world, FUNCTION).await);
 }
 
-// behaviours 15, 24
 #[tokio::test]
 async fn a_renewal_by_a_handler_after_its_lease_fails() {
     let (_world, host, locks) = environment().await;
@@ -86,7 +82,6 @@ async fn a_renewal_by_a_handler_after_its_lease_fails() {
     assert!(service.oneshot(invocation(&host, ())).await.unwrap());
 }
 
-// behaviour 40
 #[tokio::test]
 async fn data_of_a_handler_passes_to_the_next_run() {
     let (_world, host, locks) = environment().await;
@@ -100,7 +95,6 @@ async fn data_of_a_handler_passes_to_the_next_run() {
     }
 }
 
-// behaviour 25
 #[tokio::test]
 async fn the_row_names_the_function_the_request_and_the_log_stream() {
     let (world, host, locks) = environment().await;
@@ -108,7 +102,6 @@ async fn the_row_names_the_function_the_request_and_the_log_stream() {
     assert_eq!(row["holder"].as_s().unwrap(), "report request-1 stream-1");
 }
 
-// behaviour 494
 #[tokio::test]
 async fn an_invocation_of_a_durable_execution_is_refused_before_its_entry_runs() {
     let (world, host, locks) = environment().await;
@@ -123,7 +116,6 @@ async fn an_invocation_of_a_durable_execution_is_refused_before_its_entry_runs()
     assert_eq!(service.oneshot(invocation(&host, of_another_function)).await.unwrap(), "done");
 }
 
-// behaviours 22, 494
 #[tokio::test]
 async fn disabled_locks_run_a_durable_execution() {
     let (world, host, _) = environment().await;

@@ -16,7 +16,6 @@ use crate::{
     FUNCTION, TOO_LONG, done, environment, hold_elsewhere, invocation, invocation_with, quick_backoff, with_request_id,
 };
 
-// behaviours 20, 77
 #[tokio::test]
 async fn an_invocation_with_a_held_key_fails_and_names_the_holder() {
     let (world, host, locks) = environment().await;
@@ -35,7 +34,6 @@ async fn an_invocation_with_a_held_key_fails_and_names_the_holder() {
     assert!(!ran.load(Ordering::Relaxed));
 }
 
-// behaviours 20, 21
 #[tokio::test]
 async fn on_held_answers_an_invocation_with_a_held_key() {
     let (world, host, locks) = environment().await;
@@ -46,7 +44,6 @@ async fn on_held_answers_an_invocation_with_a_held_key() {
     assert_eq!(service.oneshot(invocation(&host, ())).await.unwrap(), "skipped for another environment");
 }
 
-// behaviour 520
 #[tokio::test]
 async fn on_held_does_not_answer_the_retry_of_a_crashed_invocation() {
     for permits in [None, Some(2)] {
@@ -87,7 +84,6 @@ async fn on_held_does_not_answer_the_retry_of_a_crashed_invocation() {
     }
 }
 
-// behaviours 58, 520
 #[tokio::test]
 async fn on_held_answers_an_invocation_that_is_delivered_again_within_its_minimum_hold() {
     let (_world, host, locks) = environment().await;
@@ -112,7 +108,6 @@ async fn a_waiting_invocation_runs_after_the_release() {
     assert_eq!(timeout(TOO_LONG, call).await.unwrap().unwrap().unwrap(), "done");
 }
 
-// behaviour 34
 #[tokio::test]
 async fn an_invocation_whose_wait_ends_fails_as_held() {
     let (world, host, locks) = environment().await;
@@ -135,7 +130,6 @@ async fn a_wait_ends_before_the_invocations_deadline() {
     assert_eq!(reported(error).0, "LockHeld");
 }
 
-// behaviour 34
 #[tokio::test]
 async fn a_wait_that_is_frozen_past_the_deadline_fails_as_held() {
     let (world, host, locks) = environment().await;

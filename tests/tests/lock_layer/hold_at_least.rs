@@ -9,7 +9,6 @@ use tower::{Layer, ServiceExt, service_fn};
 
 use crate::{FUNCTION, done, environment, invocation, is_free};
 
-// behaviour 58
 #[tokio::test]
 async fn a_second_firing_within_the_minimum_hold_does_not_run() {
     let (world, host, locks) = environment().await;
@@ -22,7 +21,6 @@ async fn a_second_firing_within_the_minimum_hold_does_not_run() {
     assert_eq!(reported(service.oneshot(invocation(&second, ())).await.unwrap_err()).0, "LockHeld");
 }
 
-// behaviour 58
 #[tokio::test]
 async fn a_firing_after_the_minimum_hold_runs() {
     let (world, host, locks) = environment().await;
@@ -36,7 +34,6 @@ async fn a_firing_after_the_minimum_hold_runs() {
     assert_eq!(service.oneshot(invocation(&next, ())).await.unwrap(), "done");
 }
 
-// behaviour 58
 #[tokio::test]
 async fn a_failed_handler_does_not_keep_the_key_for_the_minimum_hold() {
     let (world, host, locks) = environment().await;

@@ -13,7 +13,6 @@ use tower::{Layer, ServiceExt, service_fn};
 
 use crate::{FUNCTION, TOO_LONG, done, environment, hold_elsewhere, invocation};
 
-// behaviour 23
 #[tokio::test]
 async fn the_default_key_is_the_name_of_the_function() {
     let (world, host, locks) = environment().await;
@@ -34,7 +33,6 @@ async fn a_constant_key_is_the_same_for_all_events() {
     }
 }
 
-// behaviour 12
 #[tokio::test]
 async fn events_with_different_keys_run_at_the_same_time() {
     let (_world, host, locks) = environment().await;
@@ -65,7 +63,6 @@ async fn an_event_with_a_held_key_is_refused() {
     assert_eq!(service.oneshot(invocation(&host, "b")).await.unwrap(), "done");
 }
 
-// behaviour 47
 #[tokio::test]
 async fn rejects_an_empty_key_without_a_request() {
     let (_world, host, locks) = environment().await;
@@ -79,7 +76,6 @@ async fn rejects_an_empty_key_without_a_request() {
     assert_eq!(host.requests(), 0);
 }
 
-// behaviour 486
 #[tokio::test]
 async fn tenants_share_the_default_key_unless_it_is_per_tenant() {
     let (world, host, locks) = environment().await;
@@ -95,7 +91,6 @@ async fn tenants_share_the_default_key_unless_it_is_per_tenant() {
     assert_eq!(service.oneshot(by_tenant("green", invocation(&host, ()))).await.unwrap(), "done");
 }
 
-// behaviour 486
 #[tokio::test]
 async fn the_keys_of_two_tenants_never_meet() {
     let (world, host, locks) = environment().await;
@@ -109,7 +104,6 @@ async fn the_keys_of_two_tenants_never_meet() {
     assert!(world.row("a#b%23c").await.is_some());
 }
 
-// behaviour 486
 #[tokio::test]
 async fn an_invocation_without_a_tenant_fails_without_a_request() {
     let (_world, host, locks) = environment().await;
@@ -122,7 +116,6 @@ async fn an_invocation_without_a_tenant_fails_without_a_request() {
     assert_eq!(host.requests(), 0);
 }
 
-// behaviour 486
 #[tokio::test]
 async fn without_locking_an_invocation_needs_no_tenant() {
     let world = World::new().await;

@@ -17,7 +17,6 @@ use crate::{
     lease_millis, number, row_during,
 };
 
-// behaviours 3, 10
 #[tokio::test]
 async fn the_row_stores_the_deadline_plus_the_clock_skew() {
     let (world, host, locks) = environment().await;
@@ -28,7 +27,6 @@ async fn the_row_stores_the_deadline_plus_the_clock_skew() {
     assert!(number(&row, "expiration") * 1_000 > end);
 }
 
-// behaviour 3
 #[tokio::test]
 async fn the_lock_expires_at_the_deadline() {
     let (_world, host, locks) = environment().await;
@@ -40,7 +38,6 @@ async fn the_lock_expires_at_the_deadline() {
     assert_eq!(expires_at, deadline);
 }
 
-// behaviours 3, 13
 #[tokio::test]
 async fn a_lease_shorter_than_the_time_left_is_used() {
     let (world, host, locks) = environment().await;
@@ -48,7 +45,6 @@ async fn a_lease_shorter_than_the_time_left_is_used() {
     assert_eq!(lease_millis(&row_during(world, layer, invocation(&host, ())).await), 5_000 + 1_000);
 }
 
-// behaviour 3
 #[tokio::test]
 async fn a_lease_longer_than_the_time_left_ends_at_the_deadline() {
     let (world, host, locks) = environment().await;
@@ -58,7 +54,6 @@ async fn a_lease_longer_than_the_time_left_ends_at_the_deadline() {
     assert_eq!(number(&row_during(world, layer, event).await, "in_progress_expiration"), end);
 }
 
-// behaviours 3, 27
 #[tokio::test]
 async fn a_context_without_a_deadline_gets_the_default_lease() {
     let (world, _host, locks) = environment().await;
@@ -87,7 +82,6 @@ impl Drop for NoteOnDrop {
     }
 }
 
-// behaviours 3, 80
 #[tokio::test]
 async fn a_handler_that_outlives_its_lease_is_cancelled_before_the_release() {
     let (world, host, locks) = environment().await;
@@ -110,7 +104,6 @@ async fn a_handler_that_outlives_its_lease_is_cancelled_before_the_release() {
     assert!(is_free(&world, FUNCTION).await);
 }
 
-// behaviour 80
 #[tokio::test]
 async fn a_handler_is_cancelled_when_the_wall_clock_jumps_past_the_lease() {
     let (_world, host, locks) = environment().await;

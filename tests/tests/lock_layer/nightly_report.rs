@@ -74,7 +74,6 @@ async fn two_reports_are_written_at_the_same_time() {
     }
 }
 
-// behaviour 520
 #[tokio::test]
 async fn an_event_that_is_delivered_twice_at_once_writes_its_report_once() {
     let world = World::new().await;
@@ -91,7 +90,6 @@ async fn an_event_that_is_delivered_twice_at_once_writes_its_report_once() {
     assert!(matches!(retried, Outcome::Written { times: 1, .. }), "{retried:?}");
 }
 
-// behaviour 520
 #[tokio::test]
 async fn the_retry_of_a_report_that_crashed_fails_until_its_lease_ends_and_then_writes() {
     let world = World::new().await;
@@ -118,7 +116,6 @@ async fn the_retry_of_a_report_that_crashed_fails_until_its_lease_ends_and_then_
     assert!(matches!(written, Outcome::Written { times: 1, .. }), "{written:?}");
 }
 
-// behaviour 522
 #[tokio::test]
 async fn a_caller_cannot_choose_that_a_report_takes_long_or_panics() {
     let world = World::new().await;
@@ -129,7 +126,6 @@ async fn a_caller_cannot_choose_that_a_report_takes_long_or_panics() {
     assert!(matches!(written, Outcome::Written { times: 1, .. }), "{written:?}");
 }
 
-// behaviour 78
 #[tokio::test]
 async fn a_report_with_an_outdated_fence_is_not_written() {
     let world = World::new().await;

@@ -26,7 +26,6 @@ async fn becomes_free(world: &World, key: &str) -> bool {
     timeout(TOO_LONG, free).await.is_ok()
 }
 
-// behaviours 20, 29
 #[tokio::test]
 async fn the_lock_is_released_when_the_handler_returns() {
     let (world, host, locks) = environment().await;
@@ -35,7 +34,6 @@ async fn the_lock_is_released_when_the_handler_returns() {
     assert!(is_free(&world, FUNCTION).await);
 }
 
-// behaviours 20, 29
 #[tokio::test]
 async fn the_lock_is_released_when_the_handler_fails() {
     let (world, host, locks) = environment().await;
@@ -53,7 +51,6 @@ where
     error.into_panic().downcast_ref::<&str>().unwrap()
 }
 
-// behaviours 20, 29
 #[tokio::test]
 async fn the_lock_is_released_when_the_handler_panics_in_its_future() {
     async fn panics(_: LambdaEvent<()>) -> Result<(), Error> {
@@ -66,7 +63,6 @@ async fn the_lock_is_released_when_the_handler_panics_in_its_future() {
     assert!(is_free(&world, FUNCTION).await);
 }
 
-// behaviours 20, 29
 #[tokio::test]
 async fn the_lock_is_released_when_the_handler_panics_in_its_call() {
     let (world, host, locks) = environment().await;
@@ -96,7 +92,6 @@ async fn environment_without_release() -> (World, Host, Locks) {
     (world, host, locks)
 }
 
-// behaviour 29
 #[tokio::test]
 async fn a_failed_release_does_not_replace_the_handlers_answer() {
     let (world, host, locks) = environment_without_release().await;
@@ -105,7 +100,6 @@ async fn a_failed_release_does_not_replace_the_handlers_answer() {
     assert!(!is_free(&world, FUNCTION).await, "the release did fail");
 }
 
-// behaviour 29
 #[tokio::test]
 async fn a_failed_release_does_not_replace_the_handlers_error() {
     let (world, host, locks) = environment_without_release().await;
@@ -114,7 +108,6 @@ async fn a_failed_release_does_not_replace_the_handlers_error() {
     assert!(!is_free(&world, FUNCTION).await, "the release did fail");
 }
 
-// behaviour 29
 #[tokio::test]
 async fn a_failed_release_does_not_replace_the_handlers_panic() {
     let (world, host, locks) = environment_without_release().await;
@@ -124,7 +117,6 @@ async fn a_failed_release_does_not_replace_the_handlers_panic() {
     assert!(!is_free(&world, FUNCTION).await, "the release did fail");
 }
 
-// behaviour 5
 #[tokio::test]
 async fn the_key_of_a_failed_release_is_free_when_the_lease_ends() {
     let (world, host, locks) = environment_without_release().await;
@@ -134,7 +126,6 @@ async fn the_key_of_a_failed_release_is_free_when_the_lease_ends() {
     assert!(world.locks(&later).build().unwrap().try_acquire(FUNCTION).await.unwrap().is_some());
 }
 
-// behaviour 29
 #[tokio::test]
 async fn an_unanswered_release_does_not_delay_the_answer_past_the_deadline() {
     let (_world, host, locks) = environment().await;
@@ -152,7 +143,6 @@ async fn an_unanswered_release_does_not_delay_the_answer_past_the_deadline() {
     assert!(millis(host.now()) < deadline);
 }
 
-// behaviour 35
 #[tokio::test]
 async fn a_call_dropped_while_its_handler_runs_releases_in_the_background() {
     let (world, host, locks) = environment().await;
@@ -171,7 +161,6 @@ async fn a_call_dropped_while_its_handler_runs_releases_in_the_background() {
     assert!(becomes_free(&world, FUNCTION).await);
 }
 
-// behaviour 35
 #[tokio::test]
 async fn a_call_dropped_during_its_request_releases_in_the_background() {
     let world = World::new().await;

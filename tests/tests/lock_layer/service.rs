@@ -23,7 +23,6 @@ async fn fence(WithLock { lock, .. }: WithLock<LambdaEvent<()>>) -> Result<u64, 
     Ok(lock.fence())
 }
 
-// behaviours 4, 31
 #[tokio::test]
 async fn a_run_sends_two_requests() {
     let (_world, host, locks) = environment().await;
@@ -32,7 +31,6 @@ async fn a_run_sends_two_requests() {
     assert_eq!(host.requests(), 2);
 }
 
-// behaviours 31, 77
 #[tokio::test]
 async fn a_refusal_sends_one_request() {
     let (world, host, locks) = environment().await;
@@ -99,7 +97,6 @@ where
     service
 }
 
-// behaviours 50, 81
 #[tokio::test(flavor = "multi_thread")]
 async fn exactly_one_of_twenty_concurrent_calls_runs() {
     let (_world, host, locks) = environment().await;
@@ -131,7 +128,6 @@ async fn exactly_one_of_twenty_concurrent_calls_runs() {
     assert_eq!(runs.load(Ordering::Relaxed), 1);
 }
 
-// behaviour 50
 #[tokio::test(flavor = "multi_thread")]
 async fn twenty_waiting_calls_run_one_after_the_other() {
     let (_world, host, locks) = environment().await;

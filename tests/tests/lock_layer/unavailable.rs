@@ -34,7 +34,6 @@ async fn unlocked(WithLock { lock, .. }: WithLock<LambdaEvent<()>>) -> Result<(b
     Ok((lock.is_enforced(), lock.fence()))
 }
 
-// behaviour 21
 #[tokio::test]
 async fn an_invocation_can_run_unlocked_when_the_table_is_unreachable() {
     let (_world, _host, locks) = environment_without_network().await;
@@ -50,7 +49,6 @@ async fn an_invocation_fails_when_the_table_throttles() {
     assert_eq!(reported(service.oneshot(invocation(&host, ())).await.unwrap_err()).0, "LockThrottled");
 }
 
-// behaviour 21
 #[tokio::test]
 async fn an_invocation_can_run_unlocked_when_the_table_throttles() {
     let world = World::new().await;
@@ -103,7 +101,6 @@ async fn an_invocation_does_not_run_unlocked_when_the_table_is_missing() {
     assert!(message.contains(&world.table), "{message}");
 }
 
-// behaviour 22
 #[tokio::test]
 async fn a_handler_with_disabled_locks_runs_without_a_request() {
     let (world, host, _locks) = environment().await;

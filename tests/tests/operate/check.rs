@@ -71,7 +71,6 @@ fn denied(operation: &'static str) -> impl Intercept {
     })
 }
 
-// behaviour 39
 #[tokio::test]
 async fn a_healthy_table_passes_in_six_requests_without_a_write() {
     let world = World::new().await;
@@ -86,7 +85,6 @@ async fn a_healthy_table_passes_in_six_requests_without_a_write() {
     assert_found(&report, "TTL", Verdict::Passed, &["`expiration`"]);
 }
 
-// behaviour 39
 #[tokio::test]
 async fn a_report_has_one_line_for_each_finding() {
     let world = world_without_ttl().await;
@@ -103,7 +101,6 @@ async fn a_report_has_one_line_for_each_finding() {
     }
 }
 
-// behaviour 39
 #[tokio::test]
 async fn a_check_does_not_modify_a_row_under_its_own_key() {
     let world = World::new().await;
@@ -117,7 +114,6 @@ async fn a_check_does_not_modify_a_row_under_its_own_key() {
     lock.release().await.unwrap();
 }
 
-// behaviours 26, 39
 #[tokio::test]
 async fn a_table_with_custom_key_names_passes() {
     let world = world_with_keys(&[("PK", ScalarAttributeType::S), ("SK", ScalarAttributeType::S)]).await;
@@ -128,7 +124,6 @@ async fn a_table_with_custom_key_names_passes() {
     assert_eq!(rows(&world).await, []);
 }
 
-// behaviour 39
 #[tokio::test]
 async fn a_missing_table_is_the_only_failure() {
     let world = World::without_table();
@@ -143,7 +138,6 @@ async fn a_missing_table_is_the_only_failure() {
     assert_eq!(verdicts(&report), [("table", Verdict::Failed), ("clock", Verdict::Passed)]);
 }
 
-// behaviours 9, 39
 #[tokio::test]
 async fn ttl_that_is_off_or_on_another_attribute_is_a_warning() {
     let world = world_without_ttl().await;
@@ -159,7 +153,6 @@ async fn ttl_that_is_off_or_on_another_attribute_is_a_warning() {
     assert_found(&report, "TTL", Verdict::Warning, &["`ttl`", "not `expiration`", "turn it off there"]);
 }
 
-// behaviours 26, 39
 #[tokio::test]
 async fn keys_that_differ_from_the_settings_fail_and_are_named() {
     use ScalarAttributeType::{N, S};
@@ -188,7 +181,6 @@ async fn keys_that_differ_from_the_settings_fail_and_are_named() {
     }
 }
 
-// behaviours 39, 46
 #[tokio::test]
 async fn a_denied_action_is_named_and_only_update_item_fails_the_report() {
     let world = World::new().await;
@@ -218,7 +210,6 @@ async fn a_denied_action_is_named_and_only_update_item_fails_the_report() {
     }
 }
 
-// behaviours 10, 39
 #[tokio::test]
 async fn a_clock_that_is_wrong_by_more_than_the_skew_fails() {
     let world = World::new().await;
@@ -236,7 +227,6 @@ async fn a_clock_that_is_wrong_by_more_than_the_skew_fails() {
     }
 }
 
-// behaviours 10, 39
 #[tokio::test]
 async fn a_larger_skew_allows_for_a_worse_clock() {
     let world = World::new().await;
@@ -250,7 +240,6 @@ async fn a_larger_skew_allows_for_a_worse_clock() {
     assert_found(&report, "clock", Verdict::Warning, &["behind", "another host", "clock skew of 12s"]);
 }
 
-// behaviours 10, 39
 #[tokio::test(start_paused = true)]
 async fn a_clock_passes_within_the_skew_and_fails_beyond_it() {
     // DynamoDB answers with whole seconds. The cases cover fractions of a second and durations of a request.
@@ -282,7 +271,6 @@ async fn a_clock_passes_within_the_skew_and_fails_beyond_it() {
     }
 }
 
-// behaviour 39
 #[tokio::test]
 async fn a_table_that_is_not_active_fails_and_replicas_are_a_warning() {
     let world = World::new().await;
@@ -317,7 +305,6 @@ async fn a_table_that_is_not_active_fails_and_replicas_are_a_warning() {
     }
 }
 
-// behaviours 33, 39
 #[tokio::test]
 async fn a_network_without_an_answer_is_a_finding() {
     let world = World::new().await;
@@ -342,7 +329,6 @@ async fn a_network_without_an_answer_is_a_finding() {
     assert_eq!(host.requests(), 16);
 }
 
-// behaviour 39
 #[tokio::test]
 async fn rejected_credentials_are_a_finding_of_their_own() {
     let world = World::new().await;
@@ -361,7 +347,6 @@ async fn rejected_credentials_are_a_finding_of_their_own() {
     }
 }
 
-// behaviours 22, 39
 #[tokio::test]
 async fn disabled_locks_are_a_warning() {
     let world = World::new().await;
@@ -371,7 +356,6 @@ async fn disabled_locks_are_a_warning() {
     assert_eq!(verdicts(&report)[1..], ALL_WELL);
 }
 
-// behaviour 39
 #[tokio::test(start_paused = true)]
 async fn a_silent_table_is_asked_six_times_for_a_second_each() {
     let engine = DynamoDb::new().unwrap();

@@ -7,7 +7,6 @@ use lambda_lock::embedded::Intercept;
 use lambda_lock_tests::World;
 use serde_json::{Value, json};
 
-// behaviours 8, 9
 #[tokio::test]
 async fn a_table_is_created_on_demand_with_ttl_and_can_be_created_again() {
     let world = World::without_table();
@@ -28,7 +27,6 @@ async fn a_table_is_created_on_demand_with_ttl_and_can_be_created_again() {
     assert_eq!(ttl.attribute_name.as_deref(), Some("expiration"));
 }
 
-// behaviour 8
 #[tokio::test]
 async fn two_concurrent_creations_both_succeed() {
     let world = World::without_table();
@@ -50,7 +48,6 @@ impl Intercept for CreateRequest {
     }
 }
 
-// behaviour 45
 #[tokio::test]
 async fn a_table_is_created_with_the_requested_billing_mode_keys_and_tags() {
     let world = World::without_table();

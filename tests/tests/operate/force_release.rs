@@ -19,7 +19,6 @@ async fn check_in_a_transaction(host: &Host, lock: &Lock) -> bool {
     host.client().transact_write_items().transact_items(check).send().await.is_ok()
 }
 
-// behaviours 25, 39
 #[tokio::test]
 async fn a_key_released_by_force_is_free_at_once_and_lost_for_its_holder() {
     let world = World::new().await;
@@ -52,7 +51,6 @@ async fn a_key_released_by_force_is_free_at_once_and_lost_for_its_holder() {
     next.release().await.unwrap();
 }
 
-// behaviours 6, 39
 #[tokio::test]
 async fn a_release_after_a_release_by_force_is_lost_and_changes_nothing() {
     let world = World::new().await;
@@ -67,7 +65,6 @@ async fn a_release_after_a_release_by_force_is_lost_and_changes_nothing() {
     assert!(other.renew(s(30)).await.unwrap_err().is_lost());
 }
 
-// behaviour 39
 #[tokio::test]
 async fn a_key_with_a_new_holder_is_not_released() {
     let world = World::new().await;
@@ -89,7 +86,6 @@ async fn a_key_with_a_new_holder_is_not_released() {
     assert_eq!(world.row("nightly").await, None);
 }
 
-// behaviour 39
 #[tokio::test]
 async fn a_lock_renewed_since_it_was_seen_is_released() {
     let world = World::new().await;
@@ -102,7 +98,6 @@ async fn a_lock_renewed_since_it_was_seen_is_released() {
     assert!(lock.release().await.unwrap_err().is_lost());
 }
 
-// behaviour 39
 #[tokio::test]
 async fn a_key_that_is_free_already_stays_free() {
     let world = World::new().await;
@@ -134,7 +129,6 @@ async fn a_key_that_is_free_already_stays_free() {
     locks.acquire("kept").await.unwrap().release().await.unwrap();
 }
 
-// behaviour 39
 #[tokio::test]
 async fn a_completed_run_is_not_released() {
     let world = World::new().await;
@@ -149,7 +143,6 @@ async fn a_completed_run_is_not_released() {
     assert!(!freed);
 }
 
-// behaviour 39
 #[tokio::test]
 async fn a_run_that_completes_after_it_was_seen_stays_completed() {
     let world = World::new().await;
@@ -165,7 +158,6 @@ async fn a_run_that_completes_after_it_was_seen_stays_completed() {
     assert_eq!(orders.run(&id, async |_| Ok("second".to_owned())).await.unwrap(), "first");
 }
 
-// behaviours 39, 76
 #[tokio::test]
 async fn a_release_by_force_with_a_lost_answer_succeeds() {
     let world = World::new().await;
@@ -196,7 +188,6 @@ impl Intercept for FirstIsLost {
     }
 }
 
-// behaviours 39, 76
 #[tokio::test(start_paused = true)]
 async fn a_release_by_force_with_a_lost_answer_succeeds_after_the_next_acquire() {
     // In paused time: the SDK's pause before its second try is random, and the taker must be faster.
@@ -220,7 +211,6 @@ async fn a_release_by_force_with_a_lost_answer_succeeds_after_the_next_acquire()
     next.release().await.unwrap();
 }
 
-// behaviours 33, 39
 #[tokio::test]
 async fn a_release_by_force_returns_errors_and_rejects_an_empty_key() {
     let world = World::new().await;
@@ -235,7 +225,6 @@ async fn a_release_by_force_returns_errors_and_rejects_an_empty_key() {
     lock.release().await.unwrap();
 }
 
-// behaviours 39, 83
 #[tokio::test]
 async fn a_row_without_an_owner_is_released_while_its_lease_is_unchanged() {
     let world = World::new().await;
@@ -254,7 +243,6 @@ async fn a_row_without_an_owner_is_released_while_its_lease_is_unchanged() {
     lock.release().await.unwrap();
 }
 
-// behaviours 39, 83
 #[tokio::test]
 async fn a_row_without_owner_and_lease_is_released() {
     let world = world_without_ttl().await;
@@ -288,7 +276,6 @@ impl Intercept for Late {
     }
 }
 
-// behaviours 39, 76
 #[tokio::test]
 async fn a_late_duplicate_of_the_old_acquire_does_not_take_a_released_key() {
     // The operator's clock is behind by almost the clock skew, and the acquire is older than that.
@@ -310,7 +297,6 @@ async fn a_late_duplicate_of_the_old_acquire_does_not_take_a_released_key() {
     }
 }
 
-// behaviours 10, 39
 #[tokio::test]
 async fn a_key_released_by_a_wrong_clock_is_free_when_its_lease_would_have_ended() {
     let world = World::new().await;
@@ -330,7 +316,6 @@ async fn a_key_released_by_a_wrong_clock_is_free_when_its_lease_would_have_ended
     }
 }
 
-// behaviours 39, 65
 #[tokio::test]
 async fn an_unfinished_run_runs_again_after_a_release_by_force() {
     let world = World::new().await;
@@ -351,7 +336,6 @@ async fn an_unfinished_run_runs_again_after_a_release_by_force() {
     assert_eq!(transfers.run(&id, async |_| Ok("a third time".to_owned())).await.unwrap(), "again");
 }
 
-// behaviours 39, 66
 #[tokio::test]
 async fn a_holder_from_a_list_or_a_refusal_can_be_released() {
     let world = World::new().await;

@@ -13,7 +13,6 @@ use tokio::time::sleep;
 
 use crate::{completed, in_progress, listed, locks_on, ms, number, s, text, world_with_keys, world_without_ttl};
 
-// behaviours 25, 39
 #[tokio::test]
 async fn a_list_has_rows_that_are_held_released_crashed_or_completed() {
     let world = world_without_ttl().await;
@@ -55,7 +54,6 @@ async fn a_list_has_rows_that_are_held_released_crashed_or_completed() {
     drop(crashed);
 }
 
-// behaviours 25, 39
 #[tokio::test]
 async fn get_and_list_return_the_length_of_the_queue() {
     let world = World::new().await;
@@ -106,7 +104,6 @@ impl Intercept for DenyOnce {
     }
 }
 
-// behaviour 39
 #[tokio::test]
 async fn a_page_whose_semaphore_cannot_be_read_is_an_error_and_can_be_read_again() {
     let world = World::new().await;
@@ -119,7 +116,6 @@ async fn a_page_whose_semaphore_cannot_be_read_is_an_error_and_can_be_read_again
     permit.release().await.unwrap();
 }
 
-// behaviours 26, 39
 #[tokio::test]
 async fn a_list_has_only_the_rows_of_its_locks() {
     let world = world_with_keys(&[("PK", ScalarAttributeType::S), ("SK", ScalarAttributeType::S)]).await;
@@ -152,7 +148,6 @@ async fn a_list_has_only_the_rows_of_its_locks() {
     }
 }
 
-// behaviour 39
 #[tokio::test]
 async fn a_malformed_row_is_listed_as_an_error() {
     let world = world_without_ttl().await;
@@ -196,7 +191,6 @@ fn counted_twice(pages: usize) -> u64 {
     if is_embedded { pages as u64 - 1 } else { 0 }
 }
 
-// behaviour 39
 #[tokio::test]
 async fn a_list_spans_several_pages_and_does_not_read_data() {
     let world = world_without_ttl().await;
@@ -242,7 +236,6 @@ impl Intercept for Outage {
     }
 }
 
-// behaviour 39
 #[tokio::test]
 async fn a_page_can_be_requested_again_after_an_error() {
     let world = world_without_ttl().await;
@@ -271,7 +264,6 @@ async fn a_page_can_be_requested_again_after_an_error() {
     assert_eq!(list.rows_read(), 5 + counted_twice(pages));
 }
 
-// behaviour 39
 #[tokio::test]
 async fn a_list_of_an_empty_table_is_empty_and_of_a_missing_table_an_error() {
     let world = World::new().await;
@@ -280,7 +272,6 @@ async fn a_list_of_an_empty_table_is_empty_and_of_a_missing_table_an_error() {
     assert_eq!(missing.default_locks().list().next_page().await.unwrap_err().kind(), ErrorKind::TableNotFound);
 }
 
-// behaviours 40, 49
 #[tokio::test]
 async fn has_released_tells_a_release_from_a_crash() {
     let world = World::new().await;

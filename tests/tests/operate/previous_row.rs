@@ -11,7 +11,6 @@ fn fence(row: &Row) -> u64 {
     row["fence"].as_n().unwrap().parse().unwrap()
 }
 
-// behaviours 40, 78, 83
 #[tokio::test]
 async fn an_acquire_knows_its_fence_and_data_after_any_previous_row() {
     let world = world_without_ttl().await;

@@ -6,7 +6,6 @@ use lambda_lock_tests::World;
 
 use crate::{locks_on, s};
 
-// behaviours 22, 46
 #[tokio::test]
 async fn warming_up_sends_one_request_that_writes_nothing() {
     let world = World::new().await;

@@ -9,7 +9,6 @@ use lambda_lock_tests::World;
 
 use crate::{CLOCK_SKEW, KEY, LEASE, acquire_all, assert_contains, owners, permits, release_all, row, text};
 
-// behaviours 426, 427
 #[tokio::test]
 async fn n_holders_have_a_key_at_a_time_with_one_request_each() {
     let world = World::new().await;
@@ -29,7 +28,6 @@ async fn n_holders_have_a_key_at_a_time_with_one_request_each() {
     assert_eq!(permits(&row(&world).await), owners([&held[0], &held[2], &next]));
 }
 
-// behaviour 428
 #[tokio::test]
 async fn a_refusal_names_all_holders_and_the_lease_that_ends_first() {
     let world = World::new().await;
@@ -63,7 +61,6 @@ async fn a_refusal_names_all_holders_and_the_lease_that_ends_first() {
     );
 }
 
-// behaviour 428
 #[tokio::test]
 async fn the_text_of_a_refusal_names_five_holders_and_counts_the_others() {
     let world = World::new().await;
@@ -75,7 +72,6 @@ async fn the_text_of_a_refusal_names_five_holders_and_counts_the_others() {
     assert_eq!(error.holder().unwrap().permits().len(), 7);
 }
 
-// behaviour 429
 #[tokio::test]
 async fn the_fence_grows_with_each_acquisition() {
     let world = World::new().await;
@@ -89,7 +85,6 @@ async fn the_fence_grows_with_each_acquisition() {
     }
 }
 
-// behaviour 430
 #[tokio::test]
 async fn a_number_of_permits_out_of_bounds_sends_nothing() {
     let world = World::new().await;
@@ -118,7 +113,6 @@ async fn a_number_of_permits_out_of_bounds_sends_nothing() {
     assert_eq!(host.requests(), sent);
 }
 
-// behaviour 431
 #[tokio::test]
 async fn the_number_of_each_caller_counts() {
     let world = World::new().await;
@@ -134,7 +128,6 @@ async fn the_number_of_each_caller_counts() {
     locks.semaphore(KEY, 1).acquire().await.unwrap().release().await.unwrap();
 }
 
-// behaviours 426, 432
 #[tokio::test]
 async fn waiters_run_n_at_a_time() {
     const N: u32 = 3;
@@ -164,7 +157,6 @@ async fn waiters_run_n_at_a_time() {
     assert!(permits(&row(&world).await).is_empty());
 }
 
-// behaviour 432
 #[tokio::test]
 async fn a_wait_ends_soon_after_the_lease_that_ends_first() {
     let world = World::new().await;
@@ -184,7 +176,6 @@ async fn a_wait_ends_soon_after_the_lease_that_ends_first() {
     assert!(!short.is_valid());
 }
 
-// behaviour 433
 #[tokio::test]
 async fn permits_share_the_data_of_the_row() {
     let world = World::new().await;

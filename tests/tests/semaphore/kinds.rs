@@ -15,7 +15,6 @@ fn assert_wrong_kind(error: &Error, is: &str, not: &str) {
     assert_contains(error, &["key `bank-api` in table `locks-", &format!("is {is}, not {not}: use another key")]);
 }
 
-// behaviour 444
 #[tokio::test]
 async fn a_lock_on_a_semaphore_is_refused_without_waiting() {
     let world = World::new().await;
@@ -32,7 +31,6 @@ async fn a_lock_on_a_semaphore_is_refused_without_waiting() {
     locks.acquire(KEY).await.unwrap().release().await.unwrap();
 }
 
-// behaviour 444
 #[tokio::test]
 async fn a_semaphore_on_a_lock_is_refused_without_waiting() {
     let world = World::new().await;
@@ -50,7 +48,6 @@ async fn a_semaphore_on_a_lock_is_refused_without_waiting() {
     waiting().await.unwrap().release().await.unwrap();
 }
 
-// behaviour 444
 #[tokio::test]
 async fn a_semaphore_and_a_record_refuse_each_other() {
     let world = World::new().await;
@@ -68,7 +65,6 @@ async fn a_semaphore_and_a_record_refuse_each_other() {
     assert_wrong_kind(&error, "a lock or a record of idempotency", "a semaphore");
 }
 
-// behaviour 444
 #[tokio::test]
 async fn a_lock_whose_key_became_a_semaphore_is_lost() {
     let world = World::new().await;
@@ -84,7 +80,6 @@ async fn a_lock_whose_key_became_a_semaphore_is_lost() {
     assert!(held[0].renew(Duration::from_secs(5)).await.unwrap_err().is_lost());
 }
 
-// behaviour 444
 #[tokio::test]
 async fn several_keys_of_which_one_is_a_semaphore_are_refused() {
     let world = World::new().await;

@@ -10,7 +10,6 @@ use serde_json::Value;
 
 use crate::{AFTER_THE_LEASE, DAY, KEY, RETENTION, acquire_all, number, owners, permits, row, tombstones};
 
-// behaviour 443
 #[tokio::test]
 async fn a_late_duplicate_of_an_acquire_does_not_take_another_permit() {
     for is_released in [false, true] {
@@ -28,7 +27,6 @@ async fn a_late_duplicate_of_an_acquire_does_not_take_another_permit() {
     }
 }
 
-// behaviour 443
 #[tokio::test]
 async fn a_duplicate_without_its_tombstone_takes_only_a_free_permit_until_its_lease_ends() {
     for others in [1, 2] {
@@ -59,7 +57,6 @@ async fn a_duplicate_without_its_tombstone_takes_only_a_free_permit_until_its_le
     }
 }
 
-// behaviours 35, 443
 #[tokio::test]
 async fn a_late_attempt_of_a_refused_acquire_takes_no_permit() {
     let world = World::new().await;
@@ -78,7 +75,6 @@ async fn a_late_attempt_of_a_refused_acquire_takes_no_permit() {
     next.expect("there is room").release().await.unwrap();
 }
 
-// behaviours 35, 443
 #[tokio::test]
 async fn a_late_attempt_finds_the_withdrawal_in_a_new_row() {
     let world = World::new().await;
@@ -101,7 +97,6 @@ async fn a_late_attempt_finds_the_withdrawal_in_a_new_row() {
     assert_eq!(permits(&row(&world).await), owners([&next]));
 }
 
-// behaviours 35, 443
 #[tokio::test]
 async fn an_acquire_without_an_answer_frees_the_permit_that_it_took() {
     let world = World::new().await;
@@ -114,7 +109,6 @@ async fn an_acquire_without_an_answer_frees_the_permit_that_it_took() {
     world.default_locks().semaphore(KEY, 1).acquire().await.unwrap().release().await.unwrap();
 }
 
-// behaviours 35, 443
 #[tokio::test]
 async fn a_grant_that_is_answered_after_its_lease_is_no_permit() {
     let world = World::new().await;

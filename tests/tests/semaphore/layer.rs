@@ -10,7 +10,6 @@ use tower::{Layer, ServiceExt, service_fn};
 
 use crate::{DAY, KEY, acquire_all, permits, row};
 
-// behaviour 449
 #[tokio::test]
 async fn a_layer_runs_n_invocations_of_a_key_at_a_time() {
     let world = World::new().await;
@@ -34,7 +33,6 @@ async fn a_layer_runs_n_invocations_of_a_key_at_a_time() {
     assert_eq!(permits(&row(&world).await).len(), held.len());
 }
 
-// behaviours 444, 449
 #[tokio::test]
 async fn a_layer_reports_a_wrong_kind_and_a_wrong_number() {
     let world = World::new().await;

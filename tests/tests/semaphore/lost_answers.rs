@@ -5,7 +5,6 @@ use lambda_lock_tests::invocation::LoseAnswers;
 
 use crate::{AFTER_THE_LEASE, KEY, acquire_all, owners, permits, row};
 
-// behaviour 442
 #[tokio::test]
 async fn an_acquire_recognises_its_own_permit() {
     let world = World::new().await;
@@ -21,7 +20,6 @@ async fn an_acquire_recognises_its_own_permit() {
     assert_eq!(host.requests(), 3);
 }
 
-// behaviours 434, 442
 #[tokio::test]
 async fn an_acquire_recognises_that_it_has_replaced_a_permit() {
     let world = World::new().await;

@@ -15,7 +15,6 @@ fn names(holder: &Holder) -> Vec<&str> {
     holder.permits().iter().map(|permit| permit.name().unwrap()).collect()
 }
 
-// behaviour 445
 #[tokio::test]
 async fn get_shows_the_permits() {
     let world = World::new().await;
@@ -37,7 +36,6 @@ async fn get_shows_the_permits() {
     assert!(free.permits().is_empty() && !free.is_current() && free.has_released());
 }
 
-// behaviour 445
 #[tokio::test]
 async fn a_list_has_the_permits_without_data() {
     let world = World::new().await;
@@ -64,7 +62,6 @@ async fn a_list_has_the_permits_without_data() {
     assert_eq!(other.holder.as_ref().unwrap().fence(), Some(lock.fence()));
 }
 
-// behaviour 446
 #[tokio::test]
 async fn an_operator_releases_all_permits() {
     let world = World::new().await;
@@ -88,7 +85,6 @@ async fn an_operator_releases_all_permits() {
     assert_eq!(permits(&row(&world).await), owners([&next]));
 }
 
-// behaviour 446
 #[tokio::test]
 async fn an_operator_releases_one_permit() {
     let world = World::new().await;
@@ -103,7 +99,6 @@ async fn an_operator_releases_one_permit() {
     release_all(held).await;
 }
 
-// behaviour 446
 #[tokio::test]
 async fn a_release_by_force_spares_later_permits() {
     let world = World::new().await;

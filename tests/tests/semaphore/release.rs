@@ -16,7 +16,6 @@ use crate::{AFTER_THE_LEASE, KEY, acquire_all, after_the_lease, owners, permits,
 
 const HOUR: Duration = Duration::from_hours(1);
 
-// behaviour 435
 #[tokio::test]
 async fn a_release_frees_only_its_own_permit() {
     let world = World::new().await;
@@ -30,7 +29,6 @@ async fn a_release_frees_only_its_own_permit() {
     assert!(!released.is_valid());
 }
 
-// behaviour 435
 #[tokio::test]
 async fn a_dropped_permit_is_released_in_the_background() {
     let world = World::new().await;
@@ -40,7 +38,6 @@ async fn a_dropped_permit_is_released_in_the_background() {
     assert!(permits(&row(&world).await).is_empty());
 }
 
-// behaviour 436
 #[tokio::test]
 async fn the_row_keeps_a_limited_number_of_tombstones() {
     let world = World::new().await;
@@ -79,19 +76,16 @@ async fn replaces_permits_in_a_bounded_row(at_once: usize, most_tombstones: usiz
     assert!(removals <= 5 + pairs / pairs_for_a_removal, "{removals} requests removed tombstones");
 }
 
-// behaviour 436
 #[tokio::test]
 async fn a_full_row_whose_permits_are_replaced_one_by_one_does_not_grow() {
     replaces_permits_in_a_bounded_row(1, 64, 30).await;
 }
 
-// behaviour 436
 #[tokio::test]
 async fn a_full_row_whose_permits_are_replaced_ten_at_a_time_does_not_grow() {
     replaces_permits_in_a_bounded_row(10, 100, 5).await;
 }
 
-// behaviour 436
 #[tokio::test]
 async fn a_release_removes_tombstones_that_are_older_than_a_minute() {
     let world = World::new().await;
@@ -110,7 +104,6 @@ async fn a_release_removes_tombstones_that_are_older_than_a_minute() {
     assert_eq!(tombstones(&row(&world).await), owners([&younger, &older]));
 }
 
-// behaviour 436
 #[tokio::test]
 async fn a_tombstone_that_became_a_permit_again_is_not_removed() {
     let world = World::new().await;
@@ -148,7 +141,6 @@ impl Intercept for WithoutTombstones {
     }
 }
 
-// behaviour 437
 #[tokio::test]
 async fn a_repeated_release_is_done_even_without_its_tombstone() {
     for is_gone in [false, true] {
@@ -165,7 +157,6 @@ async fn a_repeated_release_is_done_even_without_its_tombstone() {
     }
 }
 
-// behaviour 438
 #[tokio::test]
 async fn a_least_hold_counts_until_its_end() {
     let world = World::new().await;
@@ -189,7 +180,6 @@ async fn a_least_hold_counts_until_its_end() {
     assert_eq!(permits(&row(&world).await), owners([&next]));
 }
 
-// behaviour 438
 #[tokio::test]
 async fn a_least_hold_that_was_cleared_frees_the_permit() {
     let world = World::new().await;
@@ -200,7 +190,6 @@ async fn a_least_hold_that_was_cleared_frees_the_permit() {
     assert!(permits(&row(&world).await).is_empty());
 }
 
-// behaviours 437, 438
 #[tokio::test]
 async fn a_repeated_release_with_a_least_hold_is_done() {
     let world = World::new().await;
@@ -222,7 +211,6 @@ async fn released_late(world: &World, least: Duration) -> (lambda_lock::Lock, La
     (held, late)
 }
 
-// behaviours 435, 438
 #[tokio::test]
 async fn a_late_release_changes_nothing() {
     let world = World::new().await;
@@ -234,7 +222,6 @@ async fn a_late_release_changes_nothing() {
     assert_eq!(row(&world).await, before);
 }
 
-// behaviours 435, 438
 #[tokio::test]
 async fn a_second_release_replaces_the_least_hold_of_the_first() {
     let world = World::new().await;
@@ -246,7 +233,6 @@ async fn a_second_release_replaces_the_least_hold_of_the_first() {
     assert!(permits(&row(&world).await).is_empty());
 }
 
-// behaviours 437, 438
 #[tokio::test]
 async fn a_release_whose_least_hold_was_replaced_is_done() {
     let world = World::new().await;
@@ -258,7 +244,6 @@ async fn a_release_whose_least_hold_was_replaced_is_done() {
     assert_eq!(permits(&row(&world).await), owners([&next]));
 }
 
-// behaviours 434, 435
 #[tokio::test]
 async fn a_release_after_the_permit_was_replaced_is_lost() {
     let world = World::new().await;
@@ -269,7 +254,6 @@ async fn a_release_after_the_permit_was_replaced_is_lost() {
     assert_eq!(permits(&row(&world).await), owners([&next]));
 }
 
-// behaviour 435
 #[tokio::test]
 async fn a_release_without_its_row_is_lost() {
     let world = World::new().await;
@@ -278,7 +262,6 @@ async fn a_release_without_its_row_is_lost() {
     assert!(held[0].release().await.unwrap_err().is_lost());
 }
 
-// behaviour 437
 #[tokio::test]
 async fn a_release_without_an_answer_can_be_repeated() {
     let world = World::new().await;
@@ -291,7 +274,6 @@ async fn a_release_without_an_answer_can_be_repeated() {
     assert_eq!(host.requests(), 5);
 }
 
-// behaviour 437
 #[tokio::test]
 async fn a_release_without_an_answer_can_be_repeated_without_its_tombstone() {
     let world = World::new().await;

@@ -13,7 +13,6 @@ fn lease_end(row: &Row, owner: &str) -> u64 {
     number(row[&format!("permit:{owner}")].as_m().unwrap(), "lease_end")
 }
 
-// behaviour 439
 #[tokio::test]
 async fn a_renewal_moves_only_its_own_lease() {
     let world = World::new().await;
@@ -30,7 +29,6 @@ async fn a_renewal_moves_only_its_own_lease() {
     assert_eq!(permits(&row(&world).await), owners([&held[0], &next]));
 }
 
-// behaviour 439
 #[tokio::test]
 async fn a_renewal_of_a_replaced_permit_is_lost() {
     let world = World::new().await;
@@ -41,7 +39,6 @@ async fn a_renewal_of_a_replaced_permit_is_lost() {
     assert_eq!(permits(&row(&world).await), owners([&next]));
 }
 
-// behaviour 439
 #[tokio::test]
 async fn a_renewal_whose_answer_was_lost_is_done() {
     let world = World::new().await;
@@ -52,7 +49,6 @@ async fn a_renewal_whose_answer_was_lost_is_done() {
     held[0].release().await.unwrap();
 }
 
-// behaviour 439
 #[tokio::test]
 async fn a_late_renewal_changes_nothing() {
     for is_released in [false, true] {
@@ -71,7 +67,6 @@ async fn a_late_renewal_changes_nothing() {
     }
 }
 
-// behaviours 439, 440
 #[tokio::test]
 async fn the_ttl_is_after_every_lease_and_the_retention() {
     let world = World::new().await;
@@ -113,7 +108,6 @@ async fn transact(world: &World, check: ConditionCheck) -> bool {
     Box::pin(sent).await.is_ok()
 }
 
-// behaviour 441
 #[tokio::test]
 async fn a_condition_check_holds_while_the_permit_is_held() {
     let world = World::new().await;

@@ -5,7 +5,6 @@ use lambda_lock_tests::{Late, World};
 
 use crate::{AFTER_THE_LEASE, CLOCK_SKEW, DAY, KEY, acquire_all, after_the_lease, owners, permits, row};
 
-// behaviours 427, 434
 #[tokio::test]
 async fn two_requests_replace_all_permits_whose_lease_has_ended() {
     let world = World::new().await;
@@ -31,7 +30,6 @@ async fn two_requests_replace_all_permits_whose_lease_has_ended() {
     assert_eq!(permits(&row(&world).await), owners([&long, &next, &another]));
 }
 
-// behaviour 434
 #[tokio::test]
 async fn a_permit_is_kept_until_the_end_of_its_lease_and_the_skew() {
     let world = World::new().await;
@@ -43,7 +41,6 @@ async fn a_permit_is_kept_until_the_end_of_its_lease_and_the_skew() {
     }
 }
 
-// behaviours 431, 434
 #[tokio::test]
 async fn nothing_is_replaced_if_too_many_others_are_held() {
     let world = World::new().await;
@@ -66,7 +63,6 @@ async fn nothing_is_replaced_if_too_many_others_are_held() {
     assert_eq!(permits(&row(&world).await), owners(crashed.iter().chain(&held)));
 }
 
-// behaviour 434
 #[tokio::test]
 async fn a_permit_that_was_renewed_is_not_replaced() {
     for is_renewed in [true, false] {
@@ -86,7 +82,6 @@ async fn a_permit_that_was_renewed_is_not_replaced() {
     }
 }
 
-// behaviour 434
 #[tokio::test]
 async fn an_acquire_that_is_slower_than_another_takes_the_room_that_is_left() {
     let world = World::new().await;

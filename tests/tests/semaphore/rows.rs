@@ -43,7 +43,6 @@ impl Intercept for WithinLimits {
     }
 }
 
-// behaviours 430, 447
 #[tokio::test]
 async fn a_hundred_permits_with_the_longest_names_fit_into_the_row_and_are_replaced_at_once() {
     let world = World::new().await;
@@ -68,7 +67,6 @@ async fn a_hundred_permits_with_the_longest_names_fit_into_the_row_and_are_repla
     drop(held);
 }
 
-// behaviours 430, 446
 #[tokio::test]
 async fn a_hundred_permits_with_short_names_need_about_200_bytes_each() {
     let world = World::new().await;
@@ -113,7 +111,6 @@ fn with(values: &[Change]) -> Row {
     row
 }
 
-// behaviour 448
 #[tokio::test]
 async fn a_malformed_row_is_an_error_and_stays_unmodified() {
     let world = World::new().await;
@@ -158,7 +155,6 @@ async fn a_malformed_row_is_an_error_and_stays_unmodified() {
     }
 }
 
-// behaviours 39, 448
 #[tokio::test]
 async fn a_fence_that_cannot_grow_is_an_error() {
     let world = World::new().await;
@@ -177,7 +173,6 @@ async fn a_fence_that_cannot_grow_is_an_error() {
     }
 }
 
-// behaviour 448
 #[tokio::test]
 async fn a_permit_whose_map_was_edited_is_lost_or_malformed_for_its_holder() {
     let world = World::new().await;

@@ -10,7 +10,6 @@ use lambda_lock_tests::invocation::{keep_warnings, millis};
 
 use crate::{CLOCK_SKEW, KEYS, LEASE, assert_contains, assert_free, assert_held_by, eagerly, ms, number, rows, text};
 
-// behaviours 31, 54, 87
 #[tokio::test]
 async fn an_acquire_is_one_request_and_so_is_the_release() {
     let world = World::new().await;
@@ -35,7 +34,6 @@ async fn an_acquire_is_one_request_and_so_is_the_release() {
     assert_free(&world).await;
 }
 
-// behaviours 31, 77, 87
 #[tokio::test]
 async fn a_refusal_takes_no_key_and_names_every_key_in_the_way() {
     let world = World::new().await;
@@ -60,7 +58,6 @@ async fn a_refusal_takes_no_key_and_names_every_key_in_the_way() {
     last.release().await.unwrap();
 }
 
-// behaviours 77, 87
 #[tokio::test]
 async fn a_refusal_by_another_set_names_all_its_keys() {
     let world = World::new().await;
@@ -73,7 +70,6 @@ async fn a_refusal_by_another_set_names_all_its_keys() {
     set.release().await.unwrap();
 }
 
-// behaviours 1, 25, 87
 #[tokio::test]
 async fn each_key_of_a_set_is_an_ordinary_lock_for_others() {
     let world = World::new().await;
@@ -96,7 +92,6 @@ async fn each_key_of_a_set_is_an_ordinary_lock_for_others() {
     }
 }
 
-// behaviour 87
 #[tokio::test]
 async fn the_order_of_keys_does_not_matter() {
     let world = World::new().await;
@@ -108,7 +103,6 @@ async fn the_order_of_keys_does_not_matter() {
     set.release().await.unwrap();
 }
 
-// behaviours 5, 87
 #[tokio::test]
 async fn the_keys_of_a_crashed_holder_are_free_after_its_lease_and_the_skew() {
     let world = World::new().await;
@@ -123,7 +117,6 @@ async fn the_keys_of_a_crashed_holder_are_free_after_its_lease_and_the_skew() {
     set.release().await.unwrap();
 }
 
-// behaviour 87
 #[tokio::test]
 async fn a_hundred_keys_are_acquired_with_one_request() {
     let world = World::new().await;
@@ -140,7 +133,6 @@ async fn a_hundred_keys_are_acquired_with_one_request() {
     assert_eq!(host.requests(), 4);
 }
 
-// behaviours 47, 87
 #[tokio::test]
 async fn rejects_keys_outside_their_bounds_without_a_request() {
     let world = World::new().await;
@@ -165,7 +157,6 @@ async fn rejects_keys_outside_their_bounds_without_a_request() {
     assert_eq!(host.requests(), 0);
 }
 
-// behaviours 21, 87
 #[tokio::test]
 async fn a_set_of_one_key_is_a_lock() {
     let world = World::new().await;
@@ -177,7 +168,6 @@ async fn a_set_of_one_key_is_a_lock() {
     assert!(locks.try_acquire("job").await.unwrap().is_some());
 }
 
-// behaviours 7, 87
 #[tokio::test]
 async fn a_malformed_row_fails_the_acquire_and_is_named() {
     let world = World::new().await;
@@ -189,7 +179,6 @@ async fn a_malformed_row_fails_the_acquire_and_is_named() {
     assert_eq!(rows(&world).await, [None, row]);
 }
 
-// behaviours 22, 87
 #[tokio::test]
 async fn disabled_locks_send_nothing() {
     keep_warnings();
@@ -204,7 +193,6 @@ async fn disabled_locks_send_nothing() {
     assert_eq!(host.requests(), 0);
 }
 
-// behaviours 8, 87
 #[tokio::test]
 async fn an_acquire_without_a_table_fails() {
     let world = World::without_table();
@@ -212,7 +200,6 @@ async fn an_acquire_without_a_table_fails() {
     assert_eq!(error.kind(), ErrorKind::TableNotFound, "{error:?}");
 }
 
-// behaviours 50, 87
 #[tokio::test]
 async fn transfers_between_accounts_in_both_directions_lose_nothing() {
     let world = World::new().await;

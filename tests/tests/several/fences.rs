@@ -8,7 +8,6 @@ use lambda_lock_tests::{Row, World};
 
 use crate::{CLOCK_SKEW, KEYS, LEASE, assert_contains, assert_held_by, ms, text};
 
-// behaviours 78, 87
 #[tokio::test]
 async fn the_fence_of_each_key_is_larger_than_all_before() {
     let world = World::new().await;
@@ -65,7 +64,6 @@ async fn put_fence(world: &World, key: &str, fence: u64) {
     world.put_row(row.map(|(name, value)| (name.to_owned(), value)).into()).await;
 }
 
-// behaviours 78, 87
 #[tokio::test]
 async fn a_fence_ahead_of_the_clock_costs_one_more_request() {
     let world = World::new().await;
@@ -80,7 +78,6 @@ async fn a_fence_ahead_of_the_clock_costs_one_more_request() {
     set.release().await.unwrap();
 }
 
-// behaviours 7, 78, 87
 #[tokio::test]
 async fn rejects_a_fence_that_cannot_grow() {
     let world = World::new().await;
@@ -111,7 +108,6 @@ async fn is_written(world: &World, set: &LockSet) -> bool {
     Box::pin(transaction).await.is_ok()
 }
 
-// behaviours 79, 87
 #[tokio::test]
 async fn a_transaction_with_the_condition_checks_is_applied_only_while_every_key_is_held() {
     let world = World::new().await;

@@ -10,7 +10,6 @@ use lambda_lock_tests::{Late, Repeats, World};
 
 use crate::{CLOCK_SKEW, KEYS, LEASE, assert_free, ms, number, rows, text};
 
-// behaviours 76, 87
 #[tokio::test]
 async fn a_late_duplicate_of_an_acquire_takes_no_key() {
     let world = World::new().await;
@@ -27,7 +26,6 @@ async fn a_late_duplicate_of_an_acquire_takes_no_key() {
     assert!(!repeats.deliver(&world, 0).await, "after the release of another holder");
 }
 
-// behaviours 76, 78, 87
 #[tokio::test]
 async fn a_late_duplicate_is_refused_by_its_fence_alone() {
     let world = World::new().await;
@@ -49,7 +47,6 @@ async fn a_late_duplicate_is_refused_by_its_fence_alone() {
     assert!(repeats.deliver(&world, 0).await, "no fence is left");
 }
 
-// behaviours 31, 35, 76, 87
 #[tokio::test]
 async fn a_late_attempt_of_a_refused_acquire_takes_no_key() {
     let world = World::new().await;
@@ -70,7 +67,6 @@ async fn a_late_attempt_of_a_refused_acquire_takes_no_key() {
     }
 }
 
-// behaviours 35, 76, 87
 #[tokio::test]
 async fn a_late_attempt_of_an_unanswered_acquire_takes_no_key() {
     let world = World::new().await;
@@ -85,7 +81,6 @@ async fn a_late_attempt_of_an_unanswered_acquire_takes_no_key() {
     assert_free(&world).await;
 }
 
-// behaviours 35, 76, 87
 #[tokio::test]
 async fn a_withdrawal_after_a_late_attempt_was_applied_releases_every_key() {
     let world = World::new().await;
@@ -100,7 +95,6 @@ async fn a_withdrawal_after_a_late_attempt_was_applied_releases_every_key() {
     assert_free(&world).await;
 }
 
-// behaviours 31, 87
 #[tokio::test]
 async fn a_refusal_with_every_attempt_answered_sends_nothing_more() {
     let world = World::new().await;
@@ -113,7 +107,6 @@ async fn a_refusal_with_every_attempt_answered_sends_nothing_more() {
     holder.release().await.unwrap();
 }
 
-// behaviours 15, 76, 87
 #[tokio::test]
 async fn a_late_renewal_does_not_move_the_end_of_the_lease() {
     let world = World::new().await;
@@ -131,7 +124,6 @@ async fn a_late_renewal_does_not_move_the_end_of_the_lease() {
     assert_free(&world).await;
 }
 
-// behaviours 40, 76, 87
 #[tokio::test]
 async fn a_late_release_does_not_free_a_key_of_the_next_holder() {
     let world = World::new().await;

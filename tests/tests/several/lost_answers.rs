@@ -20,7 +20,6 @@ impl Intercept for ForgetTokens {
     }
 }
 
-// behaviours 76, 87
 #[tokio::test]
 async fn an_acquire_with_a_lost_answer_succeeds() {
     let world = World::new().await;
@@ -31,7 +30,6 @@ async fn an_acquire_with_a_lost_answer_succeeds() {
     set.release().await.unwrap();
 }
 
-// behaviours 76, 87
 #[tokio::test]
 async fn an_acquire_with_a_lost_answer_succeeds_when_its_token_is_forgotten() {
     let world = World::new().await;
@@ -43,7 +41,6 @@ async fn an_acquire_with_a_lost_answer_succeeds_when_its_token_is_forgotten() {
     assert_free(&world).await;
 }
 
-// behaviours 76, 87
 #[tokio::test]
 async fn an_acquire_without_any_answer_succeeds_at_the_next_attempt() {
     let world = World::new().await;
@@ -59,7 +56,6 @@ async fn an_acquire_without_any_answer_succeeds_at_the_next_attempt() {
     set.release().await.unwrap();
 }
 
-// behaviours 76, 87
 #[tokio::test]
 async fn an_acquire_that_finds_its_own_effect_partly_lost_starts_again() {
     let world = World::new().await;
@@ -79,7 +75,6 @@ async fn an_acquire_that_finds_its_own_effect_partly_lost_starts_again() {
     set.release().await.unwrap();
 }
 
-// behaviours 76, 87
 #[tokio::test]
 async fn an_acquire_that_fails_without_an_answer_releases_the_keys() {
     let world = World::new().await;
@@ -93,7 +88,6 @@ async fn an_acquire_that_fails_without_an_answer_releases_the_keys() {
     assert_free(&world).await;
 }
 
-// behaviours 76, 87
 #[tokio::test]
 async fn a_renewal_with_a_lost_answer_succeeds() {
     for forgets in [false, true] {
@@ -112,7 +106,6 @@ async fn a_renewal_with_a_lost_answer_succeeds() {
     }
 }
 
-// behaviours 76, 87
 #[tokio::test]
 async fn a_release_with_a_lost_answer_succeeds() {
     for forgets in [false, true] {
@@ -127,7 +120,6 @@ async fn a_release_with_a_lost_answer_succeeds() {
     }
 }
 
-// behaviours 30, 76, 87
 #[tokio::test]
 async fn a_release_without_any_answer_succeeds_after_the_next_acquire() {
     let world = World::new().await;

@@ -7,7 +7,6 @@ use lambda_lock_tests::invocation::{keep_warnings, logged};
 
 use crate::{CLOCK_SKEW, KEYS, LEASE, assert_contains, eagerly};
 
-// behaviours 6, 44, 49, 87
 #[tokio::test]
 async fn a_release_with_one_key_lost_names_it_and_frees_the_others() {
     let world = World::new().await;
@@ -32,7 +31,6 @@ async fn a_release_with_one_key_lost_names_it_and_frees_the_others() {
     next.release().await.unwrap();
 }
 
-// behaviours 16, 30, 87
 #[tokio::test]
 async fn a_release_with_every_key_lost_names_all() {
     let world = World::new().await;
@@ -47,7 +45,6 @@ async fn a_release_with_every_key_lost_names_all() {
     assert_contains(&error, &["the lock on keys `account#1`, `account#2` in table", "was lost"]);
 }
 
-// behaviours 16, 44, 49, 87
 #[tokio::test]
 async fn an_expired_set_that_was_not_taken_over_can_be_released() {
     let world = World::new().await;
@@ -60,7 +57,6 @@ async fn an_expired_set_that_was_not_taken_over_can_be_released() {
     locks.acquire_all(KEYS).await.unwrap().release().await.unwrap();
 }
 
-// behaviours 17, 87
 #[tokio::test]
 async fn a_malformed_row_does_not_keep_the_other_keys() {
     let world = World::new().await;
@@ -72,7 +68,6 @@ async fn a_malformed_row_does_not_keep_the_other_keys() {
     assert!(world.default_locks().try_acquire(KEYS[1]).await.unwrap().is_some());
 }
 
-// behaviours 11, 29, 87
 #[tokio::test]
 async fn a_dropped_set_warns_and_is_released_in_the_background() {
     keep_warnings();

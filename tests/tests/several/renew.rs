@@ -9,7 +9,6 @@ use lambda_lock_tests::invocation::millis;
 
 use crate::{CLOCK_SKEW, KEYS, LEASE, assert_contains, eagerly, number, rows};
 
-// behaviours 15, 87
 #[tokio::test]
 async fn a_renewal_moves_the_end_of_the_lease_of_every_key() {
     let world = World::new().await;
@@ -44,7 +43,6 @@ async fn partly_lost(world: &World) -> (Host, LockSet) {
     (ours, set)
 }
 
-// behaviours 15, 24, 44, 87
 #[tokio::test]
 async fn a_renewal_with_one_key_lost_loses_the_set_and_the_release_frees_the_rest() {
     let world = World::new().await;
@@ -54,7 +52,6 @@ async fn a_renewal_with_one_key_lost_loses_the_set_and_the_release_frees_the_res
     assert!(world.default_locks().try_acquire(KEYS[0]).await.unwrap().is_some());
 }
 
-// behaviours 29, 44, 87
 #[tokio::test]
 async fn a_set_that_was_lost_in_part_is_released_when_it_is_dropped() {
     let world = World::new().await;
@@ -65,7 +62,6 @@ async fn a_set_that_was_lost_in_part_is_released_when_it_is_dropped() {
     assert_eq!(host.requests(), 4);
 }
 
-// behaviours 15, 24, 87
 #[tokio::test]
 async fn an_expired_or_released_set_cannot_be_renewed() {
     let world = World::new().await;

@@ -8,7 +8,6 @@ use lambda_lock_tests::World;
 
 use crate::{CLOCK_SKEW, KEYS, LEASE, assert_free, ms};
 
-// behaviours 20, 29, 87
 #[tokio::test]
 async fn run_releases_when_the_body_returns_fails_or_panics() {
     let world = World::new().await;
@@ -26,7 +25,6 @@ async fn run_releases_when_the_body_returns_fails_or_panics() {
     assert_free(&world).await;
 }
 
-// behaviours 20, 87
 #[tokio::test]
 async fn run_skips_the_body_when_a_key_is_held() {
     let world = World::new().await;
@@ -38,7 +36,6 @@ async fn run_skips_the_body_when_a_key_is_held() {
     lock.release().await.unwrap();
 }
 
-// behaviours 3, 80, 87
 #[tokio::test]
 async fn run_cancels_a_body_that_outlives_the_lease_and_releases() {
     let world = World::new().await;
@@ -50,7 +47,6 @@ async fn run_cancels_a_body_that_outlives_the_lease_and_releases() {
     assert_free(&world).await;
 }
 
-// behaviours 44, 80, 87
 #[tokio::test]
 async fn run_cancels_a_body_whose_renewal_finds_a_key_lost_and_frees_the_others() {
     let world = World::new().await;

@@ -8,7 +8,6 @@ use lambda_lock_tests::World;
 
 use crate::{Cancel, KEYS, assert_contains, assert_free, assert_held_by, eagerly, ms, rows};
 
-// behaviours 51, 87
 #[tokio::test]
 async fn a_wait_ends_when_every_key_is_released() {
     let world = World::new().await;
@@ -27,7 +26,6 @@ async fn a_wait_ends_when_every_key_is_released() {
     set.release().await.unwrap();
 }
 
-// behaviours 34, 51, 87
 #[tokio::test]
 async fn a_wait_by_default_takes_no_place_in_a_queue() {
     let world = World::new().await;
@@ -43,7 +41,6 @@ async fn a_wait_by_default_takes_no_place_in_a_queue() {
     holder.release().await.unwrap();
 }
 
-// behaviours 3, 51, 87
 #[tokio::test]
 async fn a_wait_ends_shortly_before_the_deadline_and_so_does_the_lease() {
     let world = World::new().await;
@@ -64,7 +61,6 @@ async fn a_wait_ends_shortly_before_the_deadline_and_so_does_the_lease() {
     assert_eq!(locks.acquire_all(KEYS).until(host.now()).await.unwrap_err().kind(), ErrorKind::Invalid);
 }
 
-// behaviours 33, 34, 87
 #[tokio::test]
 async fn a_wait_retries_transient_reasons_and_no_others() {
     let cases: [(&str, ErrorKind, bool); 5] = [
@@ -95,7 +91,6 @@ async fn a_wait_retries_transient_reasons_and_no_others() {
     }
 }
 
-// behaviours 35, 87
 #[tokio::test]
 async fn a_future_dropped_during_its_request_releases_the_keys() {
     let world = World::new().await;

@@ -23,7 +23,6 @@ async fn assert_most_at_once(most: u32, concurrency: impl Fn(Consumer) -> Consum
     at_once.assert();
 }
 
-// behaviour 73
 #[tokio::test]
 async fn concurrency_limits_messages_to_ten_by_default_and_to_one_at_least() {
     let messages = |count: u32| (0..count).map(|id| message(&id.to_string(), "Done")).collect::<Vec<_>>();
@@ -34,14 +33,12 @@ async fn concurrency_limits_messages_to_ten_by_default_and_to_one_at_least() {
     assert_most_at_once(30, |consumer| consumer.concurrency(usize::MAX), messages(30)).await;
 }
 
-// behaviours 72, 73
 #[tokio::test]
 async fn concurrency_limits_the_groups_of_a_fifo_queue() {
     let messages = (0..8).map(|id| ordered(&id.to_string(), &(id / 2).to_string(), "Done")).collect();
     assert_most_at_once(3, |consumer| consumer.concurrency(3), messages).await;
 }
 
-// behaviours 71, 73
 #[tokio::test]
 async fn a_batch_of_ten_thousand_messages_is_done() {
     let (world, host, _, till) = environment().await;

@@ -16,7 +16,6 @@ async fn lease_end(world: &World, id: &str) -> u64 {
     row["in_progress_expiration"].as_n().unwrap().parse::<u64>().unwrap() - 1_000
 }
 
-// behaviours 3, 74
 #[tokio::test]
 async fn leases_end_a_second_or_a_quarter_of_the_time_before_the_deadline() {
     let (world, host, consumer, till) = environment().await;
@@ -49,7 +48,6 @@ async fn deliver_while_time_passes(
     failures(consumer, handler, event).await
 }
 
-// behaviours 72, 74
 #[tokio::test]
 async fn the_rest_of_a_group_goes_back_near_the_deadline() {
     let (_world, host, consumer, till) = environment().await;
@@ -59,7 +57,6 @@ async fn the_rest_of_a_group_goes_back_near_the_deadline() {
     assert_eq!(till.ran(), ["1", "2"]);
 }
 
-// behaviour 74
 #[tokio::test]
 async fn min_remaining_time_sets_when_no_message_is_started() {
     for (min_remaining_time, failed) in [(ms(20_000), vec!["2", "3"]), (ms(500), vec![])] {
@@ -70,7 +67,6 @@ async fn min_remaining_time_sets_when_no_message_is_started() {
     }
 }
 
-// behaviours 27, 74
 #[tokio::test]
 async fn messages_without_a_deadline_have_the_default_lease() {
     let (world, host, consumer, till) = environment().await;
@@ -82,7 +78,6 @@ async fn messages_without_a_deadline_have_the_default_lease() {
     assert_eq!(lease_end(&world, "1").await - acquired_at, 30_000);
 }
 
-// behaviour 74
 #[tokio::test]
 async fn a_timeout_below_min_remaining_time_still_runs_messages() {
     let (_world, host, consumer, till) = environment().await;

@@ -14,7 +14,6 @@ use crate::{
     Declined, Payment, batch, deliver, environment, failures, message, ms, ordered, with_attributes, work_elsewhere,
 };
 
-// behaviour 72
 #[tokio::test]
 async fn the_messages_of_a_group_run_in_order() {
     let (_world, host, consumer, _) = environment().await;
@@ -38,7 +37,6 @@ async fn the_messages_of_a_group_run_in_order() {
     assert_eq!(*log.lock().unwrap(), ["1 begins", "1 ends", "2 begins", "2 ends", "3 begins", "3 ends"]);
 }
 
-// behaviour 72
 #[tokio::test]
 async fn a_failure_returns_the_rest_of_its_group_and_no_other_group() {
     for failing in ["Declined", "Panic"] {
@@ -63,7 +61,6 @@ async fn a_failure_returns_the_rest_of_its_group_and_no_other_group() {
     }
 }
 
-// behaviour 72
 #[tokio::test]
 async fn an_unreadable_message_returns_the_rest_of_its_group() {
     let (_world, host, consumer, till) = environment().await;
@@ -83,7 +80,6 @@ async fn an_unreadable_message_returns_the_rest_of_its_group() {
     assert_eq!(till.ran_in_any_order(), ["1", "4"]);
 }
 
-// behaviours 72, 73
 #[tokio::test]
 async fn a_message_in_progress_elsewhere_returns_the_rest_of_its_group() {
     let (world, host, consumer, till) = environment().await;
@@ -94,7 +90,6 @@ async fn a_message_in_progress_elsewhere_returns_the_rest_of_its_group() {
     assert_eq!(till.ran_in_any_order(), ["1", "4"]);
 }
 
-// behaviours 60, 72
 #[tokio::test]
 async fn a_message_that_is_done_does_not_stop_its_group() {
     let (_world, host, consumer, till) = environment().await;
@@ -115,14 +110,12 @@ async fn run_at_the_same_time(messages: Vec<SqsRecord>) -> bool {
     failures(&consumer, handler, invocation(&host, batch(messages))).await.is_empty()
 }
 
-// behaviours 72, 73
 #[tokio::test]
 async fn messages_of_different_groups_run_at_the_same_time() {
     assert!(run_at_the_same_time(vec![ordered("1", "a", "Done"), ordered("2", "b", "Done")]).await);
     assert!(!run_at_the_same_time(vec![ordered("1", "a", "Done"), ordered("2", "a", "Done")]).await);
 }
 
-// behaviour 72
 #[tokio::test]
 async fn groups_of_different_queues_are_different() {
     let (_world, host, consumer, till) = environment().await;
@@ -137,7 +130,6 @@ async fn groups_of_different_queues_are_different() {
     assert!(run_at_the_same_time(vec![ordered("1", "a", "Done"), of_another_queue("2")]).await);
 }
 
-// behaviour 72
 #[tokio::test]
 async fn the_messages_of_a_group_in_a_standard_queue_have_no_order() {
     let grouped = |id, then| with_attributes(message(id, then), [("MessageGroupId", "tenant")]);

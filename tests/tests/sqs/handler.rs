@@ -29,7 +29,6 @@ impl Service<SqsMessage<Payment>> for Closed {
     }
 }
 
-// behaviour 71
 #[tokio::test]
 async fn a_message_of_a_handler_that_is_not_ready_can_be_retried_at_once() {
     let (_world, host, consumer, till) = environment().await;
@@ -39,7 +38,6 @@ async fn a_message_of_a_handler_that_is_not_ready_can_be_retried_at_once() {
     assert_eq!(till.ran(), ["1"]);
 }
 
-// behaviour 71
 #[tokio::test]
 async fn a_handler_gets_the_body_and_the_record_of_a_message() {
     let (_world, host, consumer, _) = environment().await;
@@ -67,7 +65,6 @@ async fn a_handler_gets_the_body_and_the_record_of_a_message() {
     assert_eq!(got.record, without_body);
 }
 
-// behaviours 71, 78
 #[tokio::test]
 async fn a_handler_of_with_run_gets_the_fence() {
     let (world, host, _, _) = environment().await;
@@ -84,7 +81,6 @@ async fn a_handler_of_with_run_gets_the_fence() {
     assert_eq!(row["status"].as_s().unwrap(), "COMPLETED");
 }
 
-// behaviour 71
 #[tokio::test]
 async fn a_handler_need_not_be_sync() {
     let (_world, host, consumer, _) = environment().await;

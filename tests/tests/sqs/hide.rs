@@ -92,7 +92,6 @@ async fn hiding(queues: &Queues, lease: Duration) -> (World, Host, Consumer, Til
     (world, host, consumer.hide_while_in_progress(queues.client()), till, other)
 }
 
-// behaviour 84
 #[tokio::test]
 async fn a_message_in_progress_elsewhere_is_hidden_until_that_lease_ends() {
     let queues = Queues::default();
@@ -108,7 +107,6 @@ async fn a_message_in_progress_elsewhere_is_hidden_until_that_lease_ends() {
     assert!((39..=41).contains(&seconds), "{seconds}");
 }
 
-// behaviour 84
 #[tokio::test]
 async fn a_hidden_message_comes_back_when_the_lease_has_ended() {
     // Leases with fractions of a second too.
@@ -123,7 +121,6 @@ async fn a_hidden_message_comes_back_when_the_lease_has_ended() {
     }
 }
 
-// behaviour 84
 #[tokio::test]
 async fn a_message_is_hidden_for_at_most_twelve_hours() {
     let queues = Queues::default();
@@ -132,7 +129,6 @@ async fn a_message_is_hidden_for_at_most_twelve_hours() {
     assert_eq!(queues.requests()[0]["VisibilityTimeout"], 43_200);
 }
 
-// behaviour 84
 #[tokio::test]
 async fn the_url_of_a_queue_follows_from_its_arn_in_every_partition() {
     for (arn, url) in [
@@ -149,7 +145,6 @@ async fn the_url_of_a_queue_follows_from_its_arn_in_every_partition() {
     }
 }
 
-// behaviour 84
 #[tokio::test]
 async fn a_message_without_a_queue_or_a_receipt_is_not_hidden() {
     let queues = Queues::default();
@@ -165,7 +160,6 @@ async fn a_message_without_a_queue_or_a_receipt_is_not_hidden() {
     assert!(queues.requests().is_empty());
 }
 
-// behaviour 84
 #[tokio::test]
 async fn a_message_that_cannot_be_hidden_goes_back() {
     for does in [Does::Refuse, Does::Fail, Does::FallSilent] {
@@ -177,7 +171,6 @@ async fn a_message_that_cannot_be_hidden_goes_back() {
     }
 }
 
-// behaviours 74, 84
 #[tokio::test]
 async fn a_silent_queue_does_not_delay_the_answer_past_the_deadline() {
     let queues = Queues::that(Does::FallSilent);
@@ -189,7 +182,6 @@ async fn a_silent_queue_does_not_delay_the_answer_past_the_deadline() {
     assert!(millis(host.now()) < deadline, "{} ms late", millis(host.now()) - deadline);
 }
 
-// behaviours 72, 74, 84
 #[tokio::test]
 async fn a_silent_queue_does_not_return_the_messages_that_are_done() {
     let queues = Queues::that(Does::FallSilent);
@@ -200,7 +192,6 @@ async fn a_silent_queue_does_not_return_the_messages_that_are_done() {
     assert_eq!(till.ran(), ["0"]);
 }
 
-// behaviours 72, 84
 #[tokio::test]
 async fn the_rest_of_the_group_of_a_hidden_message_is_not_hidden() {
     let queues = Queues::default();
@@ -211,7 +202,6 @@ async fn the_rest_of_the_group_of_a_hidden_message_is_not_hidden() {
     assert_eq!(requests.iter().map(|request| &request["ReceiptHandle"]).collect::<Vec<_>>(), ["receipt of 1"]);
 }
 
-// behaviours 73, 84
 #[tokio::test]
 async fn twins_in_progress_elsewhere_are_all_hidden() {
     let (world, host, _, till) = environment().await;
@@ -227,7 +217,6 @@ async fn twins_in_progress_elsewhere_are_all_hidden() {
     assert_eq!(hidden, ["receipt of 1", "receipt of 2"]);
 }
 
-// behaviour 84
 #[tokio::test]
 async fn a_message_that_is_done_or_fails_is_not_hidden() {
     let queues = Queues::default();

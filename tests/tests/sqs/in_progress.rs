@@ -14,7 +14,6 @@ use crate::{
     AFTER_THE_LEASE, Payment, Then, batch, by_payment, deliver, environment, failures, message, ms, work_elsewhere,
 };
 
-// behaviour 73
 #[tokio::test]
 async fn a_message_in_progress_elsewhere_goes_back_until_it_can_run() {
     let (world, host, consumer, till) = environment().await;
@@ -27,7 +26,6 @@ async fn a_message_in_progress_elsewhere_goes_back_until_it_can_run() {
     assert_eq!(till.ran(), ["2", "1"]);
 }
 
-// behaviours 66, 73
 #[tokio::test]
 async fn a_consumer_can_wait_for_a_message_in_progress_elsewhere() {
     let (world, host, _, till) = environment().await;
@@ -45,7 +43,6 @@ async fn a_consumer_can_wait_for_a_message_in_progress_elsewhere() {
     assert_eq!(till.ran(), ["1"]);
 }
 
-// behaviours 65, 71
 #[tokio::test]
 async fn a_message_in_progress_at_a_crash_goes_back_until_its_lease_ends() {
     let (world, host, consumer, till) = environment().await;
@@ -78,7 +75,6 @@ async fn a_message_in_progress_at_a_crash_goes_back_until_its_lease_ends() {
     assert_eq!(till.ran(), ["1", "2", "3", "2"]);
 }
 
-// behaviours 65, 71
 #[tokio::test]
 async fn an_unfinished_message_goes_back_each_time() {
     let (world, host, _, till) = environment().await;

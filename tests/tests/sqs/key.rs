@@ -14,7 +14,6 @@ use crate::{
     message_with_body, ordered, with_attributes,
 };
 
-// behaviour 71
 #[tokio::test]
 async fn by_message_id_treats_a_resent_message_as_new() {
     let (world, host, consumer, till) = environment().await;
@@ -25,7 +24,6 @@ async fn by_message_id_treats_a_resent_message_as_new() {
     assert!(world.row("orders#1").await.is_some());
 }
 
-// behaviour 71
 #[tokio::test]
 async fn by_deduplication_id_treats_a_resent_message_as_a_duplicate() {
     let (world, host, _, till) = environment().await;
@@ -38,7 +36,6 @@ async fn by_deduplication_id_treats_a_resent_message_as_a_duplicate() {
     assert_eq!(till.ran(), ["1"]);
 }
 
-// behaviours 61, 71
 #[tokio::test]
 async fn a_key_from_the_body_makes_a_resent_payment_a_duplicate() {
     let (world, host, _, till) = environment().await;
@@ -51,7 +48,6 @@ async fn a_key_from_the_body_makes_a_resent_payment_a_duplicate() {
     assert!(world.row("orders#17").await.is_some());
 }
 
-// behaviours 61, 71
 #[tokio::test]
 async fn a_message_without_a_key_goes_back_or_runs_unprotected() {
     let (world, host, _, till) = environment().await;
@@ -69,7 +65,6 @@ async fn a_message_without_a_key_goes_back_or_runs_unprotected() {
     assert_eq!(host.requests(), 3);
 }
 
-// behaviours 63, 71
 #[tokio::test]
 async fn a_message_with_a_used_key_and_different_fields_goes_back() {
     let (world, host, _, till) = environment().await;
@@ -82,7 +77,6 @@ async fn a_message_with_a_used_key_and_different_fields_goes_back() {
     assert_eq!(till.ran_in_any_order(), ["1", "4"]);
 }
 
-// behaviours 71, 72
 #[tokio::test]
 async fn a_deduplication_id_belongs_to_one_group_of_one_queue() {
     let world = World::new().await;
@@ -100,7 +94,6 @@ async fn a_deduplication_id_belongs_to_one_group_of_one_queue() {
     assert_eq!(till.ran_in_any_order(), ["1", "2", "3"]);
 }
 
-// behaviours 71, 72
 #[tokio::test]
 async fn similar_groups_and_deduplication_ids_do_not_collide() {
     let (world, host, _, till) = environment().await;
@@ -126,7 +119,6 @@ async fn similar_groups_and_deduplication_ids_do_not_collide() {
     assert!(world.row(&format!("orders#{FIFO_QUEUE}#customer#42#refund")).await.is_some());
 }
 
-// behaviour 486
 #[tokio::test]
 async fn tenants_do_not_share_the_records_of_messages() {
     keep_log();
@@ -150,7 +142,6 @@ fn window_of(row: &Row) -> u64 {
     of("expiration") - of("acquired_at") / 1000
 }
 
-// behaviours 47, 485
 #[tokio::test]
 async fn every_consumer_remembers_a_message_for_longer_than_a_queue_keeps_it() {
     const DAYS: u64 = 15;
@@ -172,7 +163,6 @@ async fn every_consumer_remembers_a_message_for_longer_than_a_queue_keeps_it() {
     }
 }
 
-// behaviours 47, 485
 #[tokio::test]
 async fn a_window_of_the_settings_or_of_the_consumer_replaces_the_default() {
     let (world, host, consumer, till) = environment().await;

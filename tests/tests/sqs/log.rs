@@ -10,7 +10,6 @@ use tower::{Layer, ServiceExt, service_fn};
 
 use crate::{Consumer, Payment, Till, batch, deliver, environment, message_with_body, work_elsewhere};
 
-// behaviour 71
 #[tokio::test]
 async fn the_log_shows_the_id_of_a_failed_message_and_not_its_body() {
     keep_log();
@@ -37,7 +36,6 @@ async fn the_log_shows_the_id_of_a_failed_message_and_not_its_body() {
     assert_eq!(logged(&secret), Vec::<String>::new());
 }
 
-// behaviours 66, 71
 #[tokio::test]
 async fn a_message_in_progress_elsewhere_is_logged_once_at_info() {
     keep_log();
@@ -52,7 +50,6 @@ async fn a_message_in_progress_elsewhere_is_logged_once_at_info() {
     assert!(line.contains("INFO") && line.contains("message_id") && line.contains("is in progress: "), "{line}");
 }
 
-// behaviours 11, 71
 #[tokio::test]
 async fn the_log_shows_the_type_of_an_error_if_it_has_a_name() {
     keep_log();

@@ -19,7 +19,6 @@ use crate::{
     message_with_body,
 };
 
-// behaviour 71
 #[tokio::test]
 async fn an_empty_batch_sends_nothing() {
     let (_world, host, consumer, till) = environment().await;
@@ -27,7 +26,6 @@ async fn an_empty_batch_sends_nothing() {
     assert_eq!(host.requests(), 0);
 }
 
-// behaviour 71
 #[tokio::test]
 async fn a_batch_sends_two_requests_for_each_message() {
     let (_world, host, consumer, till) = environment().await;
@@ -36,7 +34,6 @@ async fn a_batch_sends_two_requests_for_each_message() {
     assert_eq!(host.requests(), 6);
 }
 
-// behaviour 71
 #[tokio::test]
 async fn only_failed_messages_go_back_in_the_order_of_the_batch() {
     let (_world, host, consumer, till) = environment().await;
@@ -46,7 +43,6 @@ async fn only_failed_messages_go_back_in_the_order_of_the_batch() {
     assert_eq!(till.ran_in_any_order(), ["1", "2", "3", "4", "5"]);
 }
 
-// behaviour 71
 #[tokio::test]
 async fn the_answer_has_the_form_that_lambda_expects() {
     let (_world, host, consumer, till) = environment().await;
@@ -57,7 +53,6 @@ async fn the_answer_has_the_form_that_lambda_expects() {
     assert_eq!(serde_json::to_value(answer).unwrap(), expected);
 }
 
-// behaviours 60, 71
 #[tokio::test]
 async fn a_message_that_is_done_does_not_run_again_and_sends_one_request() {
     let (world, host, consumer, till) = environment().await;
@@ -70,7 +65,6 @@ async fn a_message_that_is_done_does_not_run_again_and_sends_one_request() {
     assert_eq!(elsewhere.requests(), 1 + 2);
 }
 
-// behaviour 64
 #[tokio::test]
 async fn a_failed_message_runs_again() {
     let (_world, host, consumer, till) = environment().await;
@@ -82,7 +76,6 @@ async fn a_failed_message_runs_again() {
     assert_eq!(till.ran().len(), 3);
 }
 
-// behaviour 64
 #[tokio::test]
 async fn a_message_with_a_stored_error_goes_back_without_a_run() {
     let (world, host, _, till) = environment().await;
@@ -95,7 +88,6 @@ async fn a_message_with_a_stored_error_goes_back_without_a_run() {
     assert_eq!(till.ran(), ["1"]);
 }
 
-// behaviour 71
 #[tokio::test]
 async fn only_messages_with_an_unreadable_body_go_back() {
     let (_world, host, consumer, till) = environment().await;
@@ -114,7 +106,6 @@ async fn only_messages_with_an_unreadable_body_go_back() {
     assert_eq!(host.requests(), 4);
 }
 
-// behaviour 71
 #[tokio::test]
 async fn with_parser_parses_bodies_that_are_not_json() {
     let (world, host, _, till) = environment().await;
@@ -128,7 +119,6 @@ async fn with_parser_parses_bodies_that_are_not_json() {
     assert!(world.row("orders#17").await.is_some());
 }
 
-// behaviour 71
 #[tokio::test]
 async fn a_message_without_an_id_goes_back_under_an_empty_id() {
     let (_world, host, consumer, till) = environment().await;
@@ -139,7 +129,6 @@ async fn a_message_without_an_id_goes_back_under_an_empty_id() {
     assert_eq!(till.ran_in_any_order(), ["0", "2", "3"]);
 }
 
-// behaviour 71
 #[tokio::test]
 async fn every_message_goes_back_without_a_table() {
     let world = World::without_table();
@@ -151,7 +140,6 @@ async fn every_message_goes_back_without_a_table() {
     assert!(till.ran().is_empty());
 }
 
-// behaviours 22, 69
 #[tokio::test]
 async fn disabled_locks_run_every_message_without_a_request() {
     let (world, host, _, till) = environment().await;
@@ -164,7 +152,6 @@ async fn disabled_locks_run_every_message_without_a_request() {
     assert_eq!(host.requests(), 0);
 }
 
-// behaviours 47, 71
 #[tokio::test]
 async fn settings_outside_their_bounds_return_every_message_without_a_request() {
     let (world, host, _, till) = environment().await;
@@ -175,7 +162,6 @@ async fn settings_outside_their_bounds_return_every_message_without_a_request() 
     assert_eq!(host.requests(), 0);
 }
 
-// behaviours 60, 71
 #[tokio::test]
 async fn a_message_that_is_done_with_an_unreadable_result_is_deleted() {
     let world = World::new().await;
@@ -207,7 +193,6 @@ async fn assert_done_with<T: Clone + DeserializeOwned + Send + Serialize + Sync 
     assert_eq!(world.row("orders#1").await.unwrap()["status"].as_s().unwrap(), "COMPLETED");
 }
 
-// behaviours 71, 75
 #[tokio::test]
 async fn a_message_is_done_whatever_its_result() {
     assert_done_with(f64::NAN).await;

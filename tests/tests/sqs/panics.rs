@@ -20,7 +20,6 @@ use crate::{
     Consumer, Declined, Payment, Then, batch, by_payment, deliver, environment, failures, message, message_with_body,
 };
 
-// behaviour 71
 #[tokio::test]
 async fn a_panic_in_the_parser_or_the_key_fails_one_message() {
     let (world, host, _, till) = environment().await;
@@ -42,7 +41,6 @@ async fn a_panic_in_the_parser_or_the_key_fails_one_message() {
     assert_eq!(till.ran(), ["4"]);
 }
 
-// behaviour 71
 #[tokio::test]
 async fn a_panic_in_the_call_of_the_handler_or_in_on_error_fails_one_message() {
     let (world, host, _, _) = environment().await;
@@ -68,7 +66,6 @@ impl From<Unconvertible> for Diagnostic {
     }
 }
 
-// behaviour 71
 #[tokio::test]
 async fn a_panic_in_the_conversion_of_an_error_fails_one_message() {
     keep_log();
@@ -104,7 +101,6 @@ impl Drop for Brittle {
     }
 }
 
-// behaviour 71
 #[tokio::test]
 async fn a_panic_in_the_drop_of_a_body_fails_one_message() {
     let world = World::new().await;
@@ -151,7 +147,6 @@ impl Service<SqsMessage<Payment>> for Clones {
     }
 }
 
-// behaviour 71
 #[tokio::test]
 async fn a_panic_in_the_clone_of_the_handler_keeps_the_messages_that_are_done() {
     // The test does not depend on which clone is for which message.

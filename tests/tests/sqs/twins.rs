@@ -5,7 +5,6 @@ use serde_json::json;
 
 use crate::{by_payment, deliver, environment, message, message_with_body, ordered, with_attributes};
 
-// behaviours 63, 73
 #[tokio::test]
 async fn messages_with_one_key_and_different_fields_are_no_twins() {
     let (world, host, _, till) = environment().await;
@@ -17,7 +16,6 @@ async fn messages_with_one_key_and_different_fields_are_no_twins() {
     assert_eq!(till.ran(), ["1"]);
 }
 
-// behaviour 73
 #[tokio::test]
 async fn twins_run_once_and_are_all_done() {
     let (world, host, _, till) = environment().await;
@@ -29,7 +27,6 @@ async fn twins_run_once_and_are_all_done() {
     assert_eq!(host.requests(), 4);
 }
 
-// behaviour 73
 #[tokio::test]
 async fn twins_that_fail_all_go_back() {
     let (world, host, _, till) = environment().await;
@@ -40,7 +37,6 @@ async fn twins_that_fail_all_go_back() {
     assert_eq!(till.ran_in_any_order(), ["0", "1", "2"]);
 }
 
-// behaviours 72, 73
 #[tokio::test]
 async fn twins_in_a_group_run_once_at_the_place_of_the_first() {
     let (world, host, _, till) = environment().await;
@@ -56,7 +52,6 @@ async fn twins_in_a_group_run_once_at_the_place_of_the_first() {
     assert_eq!(till.ran(), ["1", "2", "4", "5"]);
 }
 
-// behaviours 72, 73
 #[tokio::test]
 async fn twins_in_two_groups_run_once() {
     let (world, host, _, till) = environment().await;

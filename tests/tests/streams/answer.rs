@@ -16,7 +16,6 @@ use tower::{Layer, ServiceExt, service_fn};
 
 use crate::{Consumer, Till, again_from, batch, by_payment, deliver, environment, record, records};
 
-// behaviour 480
 #[tokio::test]
 async fn an_empty_batch_sends_nothing() {
     let (_world, host, consumer, till) = environment().await;
@@ -24,7 +23,6 @@ async fn an_empty_batch_sends_nothing() {
     assert_eq!(host.requests(), 0);
 }
 
-// behaviour 480
 #[tokio::test]
 async fn a_batch_sends_two_requests_for_each_record() {
     let (_world, host, consumer, till) = environment().await;
@@ -34,7 +32,6 @@ async fn a_batch_sends_two_requests_for_each_record() {
     assert_eq!(host.requests(), 6);
 }
 
-// behaviour 480
 #[tokio::test]
 async fn the_answer_names_the_first_record_that_is_not_done() {
     for failing in ["Declined", "Panic"] {
@@ -45,7 +42,6 @@ async fn the_answer_names_the_first_record_that_is_not_done() {
     }
 }
 
-// behaviours 60, 480
 #[tokio::test]
 async fn records_that_are_done_behind_a_failure_do_not_run_again() {
     let (world, host, consumer, till) = environment().await;
@@ -63,7 +59,6 @@ async fn records_that_are_done_behind_a_failure_do_not_run_again() {
     assert_eq!(elsewhere.requests(), 3 * 2 + 2);
 }
 
-// behaviour 480
 #[tokio::test]
 async fn the_answer_has_the_form_that_lambda_expects() {
     let (_world, host, consumer, till) = environment().await;
@@ -76,7 +71,6 @@ async fn the_answer_has_the_form_that_lambda_expects() {
     assert_eq!(serde_json::to_value(answer).unwrap(), json!({ "batchItemFailures": [] }));
 }
 
-// behaviour 480
 #[tokio::test]
 async fn a_record_without_a_sequence_number_returns_the_whole_batch() {
     let (_world, host, consumer, till) = environment().await;
@@ -91,7 +85,6 @@ async fn a_record_without_a_sequence_number_returns_the_whole_batch() {
     assert_eq!(deliver(&consumer, &till, &host, failing_first).await.as_deref(), Some("4"));
 }
 
-// behaviours 64, 480
 #[tokio::test]
 async fn a_record_with_a_stored_error_is_not_done_and_does_not_run_again() {
     let (world, host, _, till) = environment().await;
@@ -104,7 +97,6 @@ async fn a_record_with_a_stored_error_is_not_done_and_does_not_run_again() {
     assert_eq!(till.ran(), ["1"]);
 }
 
-// behaviour 480
 #[tokio::test]
 async fn nothing_is_done_without_a_table() {
     let world = World::without_table();
@@ -116,7 +108,6 @@ async fn nothing_is_done_without_a_table() {
     assert!(till.ran().is_empty());
 }
 
-// behaviours 22, 480
 #[tokio::test]
 async fn disabled_locks_run_every_record_without_a_request() {
     let (world, host, _, till) = environment().await;
@@ -129,7 +120,6 @@ async fn disabled_locks_run_every_record_without_a_request() {
     assert_eq!(host.requests(), 0);
 }
 
-// behaviours 60, 480
 #[tokio::test]
 async fn a_record_that_is_done_with_an_unreadable_result_is_done() {
     let (world, host, _, _) = environment().await;
@@ -143,7 +133,6 @@ async fn a_record_that_is_done_with_an_unreadable_result_is_done() {
     assert_eq!(again_from(&number, handler, one()).await, None);
 }
 
-// behaviours 47, 485
 #[tokio::test]
 async fn a_window_outside_its_bounds_fails_each_record_without_a_request() {
     let (_world, host, consumer, till) = environment().await;
@@ -174,7 +163,6 @@ async fn assert_done_with<T: Clone + DeserializeOwned + Send + Serialize + Sync 
     assert_eq!(world.row(&crate::row_of("1")).await.unwrap()["status"].as_s().unwrap(), "COMPLETED");
 }
 
-// behaviours 75, 480
 #[tokio::test]
 async fn a_record_is_done_whatever_its_result() {
     assert_done_with(f64::NAN).await;

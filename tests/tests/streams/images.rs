@@ -95,7 +95,6 @@ fn nothing() -> Value {
     json!({ "batchItemFailures": [] })
 }
 
-// behaviour 484
 #[tokio::test]
 async fn a_handler_gets_the_images_of_a_change_and_its_keys() {
     let (world, host, consumer, seen) = environment().await;
@@ -122,7 +121,6 @@ async fn a_handler_gets_the_images_of_a_change_and_its_keys() {
     assert!(world.row(&format!("orders#{STREAM}#event-1")).await.is_some());
 }
 
-// behaviours 480, 481, 484
 #[tokio::test]
 async fn a_failure_stops_the_changes_of_its_item() {
     let (_world, host, consumer, seen) = environment().await;
@@ -135,7 +133,6 @@ async fn a_failure_stops_the_changes_of_its_item() {
     assert_eq!(numbers(&seen), ["1", "1", "2", "3", "4"]);
 }
 
-// behaviours 481, 484
 #[tokio::test]
 async fn the_lane_of_a_change_is_the_whole_key_of_its_item() {
     let with_keys = |number, keys: Value, images: &Value| {
@@ -158,7 +155,6 @@ async fn the_lane_of_a_change_is_the_whole_key_of_its_item() {
     }
 }
 
-// behaviours 480, 484
 #[tokio::test]
 async fn an_image_that_does_not_parse_is_not_done() {
     for which in ["NewImage", "OldImage"] {
@@ -179,7 +175,6 @@ enum Image {
     Other(IgnoredAny),
 }
 
-// behaviour 484
 #[tokio::test]
 async fn an_untagged_enum_reads_the_images_of_any_item() {
     let world = World::new().await;
@@ -205,7 +200,6 @@ async fn an_untagged_enum_reads_the_images_of_any_item() {
     assert_eq!(*seen.lock().unwrap(), [Some(2), None]);
 }
 
-// behaviours 480, 484
 #[tokio::test]
 async fn a_change_without_a_sequence_number_returns_the_whole_batch() {
     let (_world, host, consumer, seen) = environment().await;

@@ -14,7 +14,6 @@ use crate::{
     Payment, Then, again_from, batch, by_payment, deliver, deliver_in, environment, ms, record, records, work_elsewhere,
 };
 
-// behaviours 66, 483
 #[tokio::test]
 async fn by_event_id_waits_for_a_record_in_progress_elsewhere() {
     let (world, host, consumer, till) = environment().await;
@@ -29,7 +28,6 @@ async fn by_event_id_waits_for_a_record_in_progress_elsewhere() {
     assert_eq!(till.ran(), ["1", "2"]);
 }
 
-// behaviours 66, 483
 #[tokio::test]
 async fn by_event_id_waits_no_longer_than_the_leases_of_its_batch() {
     let (world, host, consumer, till) = environment().await;
@@ -39,7 +37,6 @@ async fn by_event_id_waits_no_longer_than_the_leases_of_its_batch() {
     assert_eq!(till.ran(), ["3"]);
 }
 
-// behaviours 66, 483
 #[tokio::test]
 async fn a_record_without_time_after_its_wait_does_not_start() {
     let (world, host, consumer, till) = environment().await;
@@ -61,7 +58,6 @@ async fn a_record_without_time_after_its_wait_does_not_start() {
     assert_eq!(till.ran(), ["1"]);
 }
 
-// behaviours 73, 480, 481
 #[tokio::test]
 async fn a_record_in_progress_elsewhere_stops_its_lane() {
     let (world, host, _, till) = environment().await;
@@ -76,7 +72,6 @@ async fn a_record_in_progress_elsewhere_stops_its_lane() {
     assert_eq!(till.ran()[2..], ["2", "3"]);
 }
 
-// behaviours 65, 480, 483
 #[tokio::test]
 async fn a_batch_after_a_crash_runs_what_is_not_done_when_the_lease_has_ended() {
     let (world, host, consumer, till) = environment().await;
@@ -107,7 +102,6 @@ async fn a_batch_after_a_crash_runs_what_is_not_done_when_the_lease_has_ended() 
     assert_eq!(till.ran(), ["1", "2", "2", "3"]);
 }
 
-// behaviours 65, 480
 #[tokio::test]
 async fn an_unfinished_record_that_is_rejected_is_never_done() {
     let (world, host, _, till) = environment().await;

@@ -13,7 +13,6 @@ use crate::{
     records, row_of,
 };
 
-// behaviour 483
 #[tokio::test]
 async fn by_event_id_has_the_stream_the_shard_and_the_number_in_its_key() {
     let (world, host, consumer, till) = environment().await;
@@ -22,7 +21,6 @@ async fn by_event_id_has_the_stream_the_shard_and_the_number_in_its_key() {
     assert_eq!(row["status"].as_s().unwrap(), "COMPLETED");
 }
 
-// behaviour 483
 #[tokio::test]
 async fn a_number_of_another_shard_or_stream_is_another_record() {
     let (_world, host, consumer, till) = environment().await;
@@ -38,7 +36,6 @@ async fn a_number_of_another_shard_or_stream_is_another_record() {
     assert_eq!(till.ran(), ["1", "1", "1"]);
 }
 
-// behaviours 61, 483
 #[tokio::test]
 async fn a_record_without_an_event_id_does_not_run() {
     let (_world, host, consumer, till) = environment().await;
@@ -51,7 +48,6 @@ async fn a_record_without_an_event_id_does_not_run() {
     assert_eq!(host.requests(), 0);
 }
 
-// behaviours 61, 480
 #[tokio::test]
 async fn a_key_from_the_data_makes_a_record_that_was_written_twice_a_duplicate() {
     let (world, host, _, till) = environment().await;
@@ -64,7 +60,6 @@ async fn a_key_from_the_data_makes_a_record_that_was_written_twice_a_duplicate()
     assert!(world.row("orders#17").await.is_some());
 }
 
-// behaviours 61, 480
 #[tokio::test]
 async fn a_record_without_a_key_can_run_unprotected() {
     let (world, host, _, till) = environment().await;
@@ -75,7 +70,6 @@ async fn a_record_without_a_key_can_run_unprotected() {
     assert_eq!(host.requests(), 0);
 }
 
-// behaviours 63, 480
 #[tokio::test]
 async fn a_record_with_a_used_key_and_different_fields_is_not_done() {
     let (world, host, _, till) = environment().await;
@@ -87,7 +81,6 @@ async fn a_record_with_a_used_key_and_different_fields_is_not_done() {
     assert_eq!(till.ran(), ["1"]);
 }
 
-// behaviour 485
 #[tokio::test]
 async fn the_window_is_two_days_and_can_be_a_year() {
     let (world, host, consumer, till) = environment().await;
@@ -102,7 +95,6 @@ async fn the_window_is_two_days_and_can_be_a_year() {
     }
 }
 
-// behaviour 485
 #[tokio::test]
 async fn a_consumer_of_bytes_has_the_same_window_unless_another_is_set() {
     for (set, seconds) in [(None, 2 * 86_400), (Some(Duration::from_mins(10)), 600)] {
@@ -119,7 +111,6 @@ async fn a_consumer_of_bytes_has_the_same_window_unless_another_is_set() {
     }
 }
 
-// behaviours 78, 480
 #[tokio::test]
 async fn a_handler_of_with_run_gets_the_fence() {
     let (world, host, _, _) = environment().await;
@@ -136,7 +127,6 @@ async fn a_handler_of_with_run_gets_the_fence() {
     assert_eq!(row["data"].as_s().unwrap(), row["fence"].as_n().unwrap(), "its result was its fence");
 }
 
-// behaviour 486
 #[tokio::test]
 async fn tenants_do_not_share_the_records_of_a_stream() {
     let (_world, host, consumer, till) = environment().await;

@@ -15,7 +15,6 @@ use crate::{
     records,
 };
 
-// behaviour 481
 #[tokio::test]
 async fn the_records_of_a_key_run_in_order() {
     let (_world, host, consumer, _) = environment().await;
@@ -39,7 +38,6 @@ async fn the_records_of_a_key_run_in_order() {
     assert_eq!(*log.lock().unwrap(), ["1 begins", "1 ends", "2 begins", "2 ends", "3 begins", "3 ends"]);
 }
 
-// behaviours 480, 481
 #[tokio::test]
 async fn a_failure_stops_its_lane_and_no_other() {
     for failing in ["Declined", "Panic"] {
@@ -57,7 +55,6 @@ async fn a_failure_stops_its_lane_and_no_other() {
     }
 }
 
-// behaviours 480, 481
 #[tokio::test]
 async fn an_unreadable_record_stops_its_lane() {
     let (_world, host, consumer, till) = environment().await;
@@ -78,7 +75,6 @@ async fn run_at_the_same_time(records: Vec<KinesisEventRecord>) -> bool {
     again_from(&consumer, handler, invocation(&host, batch(records))).await.is_none()
 }
 
-// behaviour 481
 #[tokio::test]
 async fn records_of_different_keys_run_at_the_same_time() {
     assert!(run_at_the_same_time(records([("a", "Done"), ("b", "Done")])).await);
@@ -97,7 +93,6 @@ async fn assert_most_at_once(most: u32, concurrency: impl Fn(Consumer) -> Consum
     at_once.assert();
 }
 
-// behaviour 481
 #[tokio::test]
 async fn concurrency_limits_lanes_to_ten_by_default_and_to_one_at_least() {
     assert_most_at_once(10, |consumer| consumer, 25).await;
@@ -106,7 +101,6 @@ async fn concurrency_limits_lanes_to_ten_by_default_and_to_one_at_least() {
     assert_most_at_once(30, |consumer| consumer.concurrency(usize::MAX), 30).await;
 }
 
-// behaviours 73, 481
 #[tokio::test]
 async fn twins_in_a_lane_run_once_at_the_place_of_the_first() {
     let (world, host, _, till) = environment().await;

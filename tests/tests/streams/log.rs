@@ -8,7 +8,6 @@ use serde_json::json;
 
 use crate::{by_payment, deliver, environment, record_with_data};
 
-// behaviours 71, 480
 #[tokio::test]
 async fn the_log_shows_the_number_of_a_failed_record_and_not_its_data() {
     keep_log();
@@ -33,7 +32,6 @@ async fn the_log_shows_the_number_of_a_failed_record_and_not_its_data() {
     assert_eq!(logged(&secret), Vec::<String>::new());
 }
 
-// behaviours 66, 71, 480
 #[tokio::test]
 async fn a_record_in_progress_elsewhere_is_logged_once_at_info() {
     keep_log();

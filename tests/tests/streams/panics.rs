@@ -17,7 +17,6 @@ use crate::{
     record_with_data, records,
 };
 
-// behaviours 71, 480
 #[tokio::test]
 async fn a_panic_in_the_parser_or_the_key_fails_one_record() {
     let (world, host, _, till) = environment().await;
@@ -35,7 +34,6 @@ async fn a_panic_in_the_parser_or_the_key_fails_one_record() {
     assert_eq!(till.ran(), ["1"]);
 }
 
-// behaviours 71, 480
 #[tokio::test]
 async fn a_panic_in_the_call_of_the_handler_or_in_on_error_fails_one_record() {
     let (world, host, _, _) = environment().await;
@@ -79,7 +77,6 @@ impl Service<KinesisRecord<Payment>> for Uncloneable {
     }
 }
 
-// behaviours 71, 480, 482
 #[tokio::test]
 async fn a_panic_in_the_clone_of_the_handler_fails_its_lane_and_can_stop_the_batch() {
     for stops in [false, true] {
@@ -105,7 +102,6 @@ impl Drop for Brittle {
     }
 }
 
-// behaviours 71, 480
 #[tokio::test]
 async fn a_panic_in_the_drop_of_data_fails_one_record() {
     let (world, host, _, _) = environment().await;

@@ -14,7 +14,6 @@ use crate::{
     record_with_data, row_of,
 };
 
-// behaviour 480
 #[tokio::test]
 async fn a_handler_gets_the_data_and_the_record() {
     let (_world, host, consumer, _) = environment().await;
@@ -37,7 +36,6 @@ async fn a_handler_gets_the_data_and_the_record() {
     assert_debug_hides(got, "17");
 }
 
-// behaviour 480
 #[tokio::test]
 async fn unreadable_data_is_not_done_and_sends_nothing() {
     for data in ["{\"id\": ", "{\"id\": 3}", "", "[]"] {
@@ -49,7 +47,6 @@ async fn unreadable_data_is_not_done_and_sends_nothing() {
     }
 }
 
-// behaviour 480
 #[tokio::test]
 async fn of_bytes_leaves_the_data_as_it_is() {
     let (world, host, _, _) = environment().await;
@@ -65,7 +62,6 @@ async fn of_bytes_leaves_the_data_as_it_is() {
     assert!(world.row(&row_of("1")).await.is_some());
 }
 
-// behaviour 480
 #[tokio::test]
 async fn with_parser_parses_data_that_is_not_json() {
     let (world, host, _, till) = environment().await;

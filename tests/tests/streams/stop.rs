@@ -11,7 +11,6 @@ use crate::{
     Payment, again_from, batch, deliver, environment, ms, record, record_with_data, records, row_of, work_elsewhere,
 };
 
-// behaviour 482
 #[tokio::test]
 async fn an_unreadable_record_stops_the_batch() {
     let (_world, host, consumer, till) = environment().await;
@@ -21,7 +20,6 @@ async fn an_unreadable_record_stops_the_batch() {
     assert_eq!(till.ran(), ["1"]);
 }
 
-// behaviour 482
 #[tokio::test]
 async fn records_that_are_running_at_a_failure_finish() {
     let (_world, host, consumer, till) = environment().await;
@@ -49,7 +47,6 @@ async fn records_that_are_running_at_a_failure_finish() {
     assert_eq!(deliver(&consumer, &till, &host, again).await, None, "the second record was done");
 }
 
-// behaviours 66, 482
 #[tokio::test]
 async fn a_record_that_waited_does_not_start_after_a_failure() {
     let (world, host, consumer, till) = environment().await;

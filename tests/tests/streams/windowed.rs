@@ -29,7 +29,6 @@ fn windowed(number: &str) -> KinesisEvent {
     event_of_window(&json!([record(number, "a", "Done")]))
 }
 
-// behaviour 480
 #[tokio::test]
 async fn a_batch_of_a_tumbling_window_is_not_done_and_does_not_run() {
     let (_world, host, consumer, till) = environment().await;
@@ -42,7 +41,6 @@ async fn a_batch_of_a_tumbling_window_is_not_done_and_does_not_run() {
     assert_eq!(host.requests(), 0);
 }
 
-// behaviour 480
 #[tokio::test]
 async fn a_batch_of_a_tumbling_window_of_a_dynamodb_stream_is_not_done_and_does_not_run() {
     let (world, host, _, _) = environment().await;
@@ -54,7 +52,6 @@ async fn a_batch_of_a_tumbling_window_of_a_dynamodb_stream_is_not_done_and_does_
     assert_eq!(serde_json::to_value(answer).unwrap(), expected);
 }
 
-// behaviour 480
 #[tokio::test]
 async fn a_consumer_logs_once_that_it_refuses_tumbling_windows() {
     keep_log();

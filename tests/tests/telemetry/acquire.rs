@@ -49,7 +49,6 @@ impl Intercept for Refusing {
     }
 }
 
-// behaviours 11, 36
 #[tokio::test(start_paused = true)]
 async fn a_lock_is_counted_and_timed_and_has_one_span() {
     let stage = Stage::set().await;
@@ -74,7 +73,6 @@ async fn a_lock_is_counted_and_timed_and_has_one_span() {
     assert_eq!((&*acquired.fields["key"], &acquired.fields["fence"]), ("nightly", &fence));
 }
 
-// behaviours 1, 36
 #[tokio::test(start_paused = true)]
 async fn a_refusal_is_counted_by_its_reason_and_logged_once() {
     let stage = Stage::set().await;
@@ -90,7 +88,6 @@ async fn a_refusal_is_counted_by_its_reason_and_logged_once() {
     holder.release().await.unwrap();
 }
 
-// behaviours 32, 36
 #[tokio::test(start_paused = true)]
 async fn a_successful_wait_counts_its_retries_and_its_time() {
     let stage = Stage::set().await;
@@ -117,7 +114,6 @@ async fn a_successful_wait_counts_its_retries_and_its_time() {
     assert_eq!(refused.iter().map(|event| (event.level, event.lock)).collect::<Vec<_>>(), [(Level::DEBUG, Some(1)); 2]);
 }
 
-// behaviours 34, 36
 #[tokio::test(start_paused = true)]
 async fn a_failed_wait_is_exhausted_for_the_reason_of_its_end() {
     let stage = Stage::set().await;
@@ -149,7 +145,6 @@ async fn a_failed_wait_is_exhausted_for_the_reason_of_its_end() {
     assert_eq!(logged, ["INFO not acquired"; 4]);
 }
 
-// behaviours 33, 36
 #[tokio::test(start_paused = true)]
 async fn a_wait_that_an_error_ends_is_not_exhausted() {
     let stage = Stage::set().await;
@@ -166,7 +161,6 @@ async fn a_wait_that_an_error_ends_is_not_exhausted() {
     holder.release().await.unwrap();
 }
 
-// behaviour 36
 #[tokio::test(start_paused = true)]
 async fn an_acquire_without_a_wait_is_never_exhausted() {
     let stage = Stage::set().await;
@@ -177,7 +171,6 @@ async fn an_acquire_without_a_wait_is_never_exhausted() {
     stage.metrics.assert(&["refused: throttled 2"]);
 }
 
-// behaviours 35, 36
 #[tokio::test(start_paused = true)]
 async fn a_dropped_acquire_is_counted_as_cancelled() {
     let stage = Stage::set().await;
@@ -200,7 +193,6 @@ async fn a_dropped_acquire_is_counted_as_cancelled() {
     assert_eq!(stage.traces.logged_at_info(), [""; 0]);
 }
 
-// behaviours 33, 36
 #[tokio::test(start_paused = true)]
 async fn a_refusal_for_any_other_reason_is_counted_by_that_reason() {
     let stage = Stage::set().await;
@@ -231,7 +223,6 @@ async fn a_refusal_for_any_other_reason_is_counted_by_that_reason() {
     assert_eq!(invalid.map(|span| span.fields["attempts"].clone()).collect::<Vec<_>>(), ["0"]);
 }
 
-// behaviours 5, 36
 #[tokio::test(start_paused = true)]
 async fn only_an_acquire_after_an_unreleased_lease_is_a_takeover() {
     let stage = Stage::set().await;
@@ -281,7 +272,6 @@ async fn only_an_acquire_after_an_unreleased_lease_is_a_takeover() {
     assert_eq!(stage.traces.logged("taken over").len(), 1);
 }
 
-// behaviour 36
 #[tokio::test(start_paused = true)]
 async fn a_renewed_lock_is_counted_once() {
     let stage = Stage::set().await;
@@ -297,7 +287,6 @@ async fn a_renewed_lock_is_counted_once() {
     assert_eq!(stage.traces.locks().len(), 1);
 }
 
-// behaviours 36, 76
 #[tokio::test(start_paused = true)]
 async fn an_acquire_with_a_lost_answer_is_held_from_its_first_request() {
     let stage = Stage::set().await;
@@ -308,7 +297,6 @@ async fn an_acquire_with_a_lost_answer_is_held_from_its_first_request() {
     stage.metrics.assert(&["released 1", "hold_time [100.0]", "release_time [0.0]"]);
 }
 
-// behaviours 22, 36
 #[tokio::test(start_paused = true)]
 async fn disabled_locks_count_and_trace_nothing() {
     let stage = Stage::set().await;
@@ -328,7 +316,6 @@ async fn disabled_locks_count_and_trace_nothing() {
     assert_eq!(host.requests(), 0);
 }
 
-// behaviours 20, 36
 #[tokio::test(start_paused = true)]
 async fn a_handler_that_runs_unlocked_is_counted_as_a_refusal() {
     let stage = Stage::set().await;
@@ -341,7 +328,6 @@ async fn a_handler_that_runs_unlocked_is_counted_as_a_refusal() {
     assert_eq!(stage.traces.lock_lines(), ["attempts=1 key=orders outcome=unavailable waited_ms=0 closed"]);
 }
 
-// behaviours 36, 444
 #[tokio::test(start_paused = true)]
 async fn permits_are_counted_as_locks_and_a_wrong_kind_by_its_reason() {
     let stage = Stage::set().await;

@@ -11,7 +11,6 @@ use tower::{Layer, ServiceExt, service_fn};
 
 use crate::{Consumer, Failure, Stage, deliver, locks_on, message, s};
 
-// behaviours 36, 71, 73
 #[tokio::test(start_paused = true)]
 async fn each_message_of_a_batch_is_counted_once_by_its_outcome() {
     let stage = Stage::set().await;
@@ -53,7 +52,6 @@ async fn each_message_of_a_batch_is_counted_once_by_its_outcome() {
     elsewhere.release().await.unwrap();
 }
 
-// behaviours 36, 74
 #[tokio::test(start_paused = true)]
 async fn messages_without_time_are_counted_as_not_started_or_timed_out() {
     let stage = Stage::set().await;
@@ -78,7 +76,6 @@ async fn messages_without_time_are_counted_as_not_started_or_timed_out() {
     assert_eq!((items, counted.sum("batch_items")), ([2, 2], 4));
 }
 
-// behaviours 36, 72
 #[tokio::test(start_paused = true)]
 async fn the_rest_of_a_group_after_a_failure_is_counted_as_not_started() {
     let stage = Stage::set().await;
@@ -106,7 +103,6 @@ async fn the_rest_of_a_group_after_a_failure_is_counted_as_not_started() {
     assert_eq!((items, counted.sum("batch_items")), ([1, 1, 2], 4));
 }
 
-// behaviours 36, 480, 481
 #[tokio::test(start_paused = true)]
 async fn each_record_of_a_stream_is_counted_once_by_its_outcome() {
     let stage = Stage::set().await;

@@ -7,7 +7,6 @@ use tracing::Level;
 
 use crate::{Stage, ms, s, settle, take_away};
 
-// behaviours 24, 36
 #[tokio::test(start_paused = true)]
 async fn a_loss_found_by_a_renewal_is_counted_and_logged_once() {
     let stage = Stage::set().await;
@@ -32,7 +31,6 @@ async fn a_loss_found_by_a_renewal_is_counted_and_logged_once() {
     drop(next);
 }
 
-// behaviours 36, 80
 #[tokio::test(start_paused = true)]
 async fn work_that_outlives_its_lease_is_counted_as_lost_and_released() {
     let stage = Stage::set().await;
@@ -46,7 +44,6 @@ async fn work_that_outlives_its_lease_is_counted_as_lost_and_released() {
     assert_eq!(stage.traces.logged_at_info(), ["WARN lost"]);
 }
 
-// behaviours 36, 49
 #[tokio::test(start_paused = true)]
 async fn a_lock_taken_over_after_its_lease_is_counted_as_lost_once() {
     let stage = Stage::set().await;
@@ -71,7 +68,6 @@ async fn a_lock_taken_over_after_its_lease_is_counted_as_lost_once() {
     drop(next);
 }
 
-// behaviours 36, 44
 #[tokio::test(start_paused = true)]
 async fn a_loss_found_by_a_release_names_the_new_holder() {
     let stage = Stage::set().await;
@@ -88,7 +84,6 @@ async fn a_loss_found_by_a_release_names_the_new_holder() {
     assert!(stage.traces.locks()[0].is_closed);
 }
 
-// behaviours 36, 49
 #[tokio::test(start_paused = true)]
 async fn a_lock_released_after_its_lease_is_counted_as_lost_and_released() {
     let stage = Stage::set().await;

@@ -9,7 +9,6 @@ use metrics::Unit;
 use crate::TABLE;
 use crate::recorder::{Metrics, PINNED};
 
-// behaviour 36
 #[test]
 fn names_units_and_labels_are_pinned() {
     let metrics = Metrics::begin();
@@ -32,7 +31,6 @@ fn names_units_and_labels_are_pinned() {
     assert_eq!((names::REASON, names::OUTCOME), ("reason", "outcome"));
 }
 
-// behaviour 36
 #[test]
 fn a_later_recorder_can_be_given_the_units() {
     let metrics = Metrics::begin();

@@ -21,7 +21,6 @@ fn in_turn() -> Wait {
     Wait::in_turn().up_to(s(30))
 }
 
-// behaviours 11, 36
 #[tokio::test]
 async fn waiters_record_how_many_are_ahead() {
     let world = World::new().await;
@@ -52,7 +51,6 @@ async fn waiters_record_how_many_are_ahead() {
     assert_eq!((counted.count("acquired"), counted.values("waiters_ahead")), (3, &[][..]), "{counted:?}");
 }
 
-// behaviours 11, 36
 #[tokio::test(start_paused = true)]
 async fn a_place_in_a_new_queue_is_counted_and_the_span_keeps_the_first() {
     let stage = Stage::set().await;

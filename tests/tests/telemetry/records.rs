@@ -10,7 +10,6 @@ use tracing::Level;
 
 use crate::{Stage, done, lock_error, locks_on, ms, orders, s, settle, take_away, without_jitter};
 
-// behaviours 36, 60
 #[tokio::test(start_paused = true)]
 async fn a_first_run_is_counted_as_a_lock_and_a_duplicate_as_a_replay() {
     let stage = Stage::set().await;
@@ -28,7 +27,6 @@ async fn a_first_run_is_counted_as_a_lock_and_a_duplicate_as_a_replay() {
     assert_eq!(stage.traces.logged_at_info(), ["INFO replaying the first run's result"]);
 }
 
-// behaviours 36, 68
 #[tokio::test(start_paused = true)]
 async fn a_replay_from_the_cache_has_no_span() {
     let stage = Stage::set().await;
@@ -42,7 +40,6 @@ async fn a_replay_from_the_cache_has_no_span() {
     assert_eq!(stage.traces.logged("replaying").len(), 1);
 }
 
-// behaviours 36, 66
 #[tokio::test(start_paused = true)]
 async fn a_duplicate_of_a_run_in_progress_is_counted_as_in_progress() {
     let stage = Stage::set().await;
@@ -69,7 +66,6 @@ async fn a_duplicate_of_a_run_in_progress_is_counted_as_in_progress() {
     assert_eq!(logged.iter().map(|event| &*event.fields["reason"]).collect::<Vec<_>>(), ["in_progress"; 2]);
 }
 
-// behaviours 36, 66
 #[tokio::test(start_paused = true)]
 async fn a_duplicate_that_waits_for_the_result_is_counted_as_a_replay() {
     let stage = Stage::set().await;
@@ -84,7 +80,6 @@ async fn a_duplicate_that_waits_for_the_result_is_counted_as_a_replay() {
     assert_eq!(stage.traces.logged_at_info(), ["INFO replaying the first run's result"]);
 }
 
-// behaviours 36, 61, 63, 65
 #[tokio::test(start_paused = true)]
 async fn a_refusal_by_a_record_is_counted_by_its_reason() {
     let stage = Stage::set().await;
@@ -122,7 +117,6 @@ async fn a_refusal_by_a_record_is_counted_by_its_reason() {
     assert_eq!(stage.traces.logged("not acquired").len(), 4);
 }
 
-// behaviours 36, 47
 #[tokio::test(start_paused = true)]
 async fn an_input_with_an_invalid_key_is_a_refusal_without_a_span() {
     let stage = Stage::set().await;
@@ -137,7 +131,6 @@ async fn an_input_with_an_invalid_key_is_a_refusal_without_a_span() {
     stage.traces.assert_not_logged(&"x".repeat(1000));
 }
 
-// behaviours 36, 64
 #[tokio::test(start_paused = true)]
 async fn a_record_released_by_its_work_is_counted_as_released_once() {
     let stage = Stage::set().await;
@@ -156,7 +149,6 @@ async fn a_record_released_by_its_work_is_counted_as_released_once() {
     assert_eq!(stage.traces.locks()[0].fields["outcome"], "released");
 }
 
-// behaviours 36, 64
 #[tokio::test(start_paused = true)]
 async fn a_record_after_an_error_is_counted_by_its_outcome() {
     let stage = Stage::set().await;
@@ -187,7 +179,6 @@ async fn a_record_after_an_error_is_counted_by_its_outcome() {
     assert!(stage.traces.locks().iter().all(|span| span.is_closed));
 }
 
-// behaviours 36, 79
 #[tokio::test(start_paused = true)]
 async fn a_record_completed_by_a_transaction_has_no_release_time() {
     let stage = Stage::set().await;
@@ -224,7 +215,6 @@ async fn a_record_completed_by_a_transaction_has_no_release_time() {
     assert_eq!(stage.traces.locks()[2].fields["outcome"], "completed");
 }
 
-// behaviours 36, 70
 #[tokio::test(start_paused = true)]
 async fn a_lost_record_is_counted_once_and_its_completion_as_failed() {
     let stage = Stage::set().await;
@@ -246,7 +236,6 @@ async fn a_lost_record_is_counted_once_and_its_completion_as_failed() {
     assert!(stage.traces.locks().iter().all(|span| span.is_closed && span.fields["outcome"] == "lost"));
 }
 
-// behaviour 36
 #[tokio::test(start_paused = true)]
 async fn an_unanswered_completion_is_counted_as_failed() {
     let stage = Stage::set().await;

@@ -7,7 +7,6 @@ use tracing::Level;
 
 use crate::{Stage, locks_on, ms, settle, slow};
 
-// behaviours 30, 36
 #[tokio::test(start_paused = true)]
 async fn a_failed_release_is_counted_by_its_reason_and_its_retry_as_released() {
     let stage = Stage::set().await;
@@ -27,7 +26,6 @@ async fn a_failed_release_is_counted_by_its_reason_and_its_retry_as_released() {
     assert_eq!(stage.traces.lock_lines(), [line]);
 }
 
-// behaviours 36, 47
 #[tokio::test(start_paused = true)]
 async fn a_release_with_oversized_data_is_counted_as_failed() {
     let stage = Stage::set().await;
@@ -42,7 +40,6 @@ async fn a_release_with_oversized_data_is_counted_as_failed() {
     assert_eq!(stage.traces.locks()[0].fields["outcome"], "released");
 }
 
-// behaviours 29, 36
 #[tokio::test(start_paused = true)]
 async fn a_dropped_lock_is_counted_when_its_background_release_ends() {
     let stage = Stage::set().await;

@@ -6,7 +6,6 @@ use tokio::time::sleep;
 
 use crate::{Stage, locks_on, ms, settle, take_away};
 
-// behaviours 11, 36, 87
 #[tokio::test(start_paused = true)]
 async fn several_keys_count_as_one_lock_and_have_one_span() {
     let stage = Stage::set().await;
@@ -30,7 +29,6 @@ async fn several_keys_count_as_one_lock_and_have_one_span() {
     );
 }
 
-// behaviours 36, 44, 87
 #[tokio::test(start_paused = true)]
 async fn a_renewal_that_finds_a_key_lost_counts_one_loss() {
     let stage = Stage::set().await;
@@ -48,7 +46,6 @@ async fn a_renewal_that_finds_a_key_lost_counts_one_loss() {
     assert_eq!(stage.traces.locks()[0].fields["outcome"], "lost");
 }
 
-// behaviours 30, 36, 87
 #[tokio::test(start_paused = true)]
 async fn a_failed_release_of_several_keys_is_counted_by_its_reason() {
     let stage = Stage::set().await;

@@ -26,7 +26,6 @@ fn say(what: &str) {
     tracing::info!("{what}");
 }
 
-// behaviour 11
 #[tokio::test(start_paused = true)]
 async fn work_runs_inside_the_span_of_its_lock() {
     let stage = Stage::set().await;
@@ -70,7 +69,6 @@ async fn work_runs_inside_the_span_of_its_lock() {
     assert!(stage.traces.locks().iter().all(|span| span.is_closed));
 }
 
-// behaviours 11, 62
 #[tokio::test(start_paused = true)]
 async fn a_hashed_key_is_never_traced_in_plain() {
     let stage = Stage::set().await;
@@ -97,7 +95,6 @@ async fn a_hashed_key_is_never_traced_in_plain() {
     stage.traces.assert_not_logged("secret");
 }
 
-// behaviour 487
 #[tokio::test(start_paused = true)]
 async fn no_trace_has_a_line_break_or_a_long_value_of_others() {
     let stage = Stage::set().await;
@@ -132,7 +129,6 @@ async fn no_trace_has_a_line_break_or_a_long_value_of_others() {
     assert!(all.iter().any(|words| words.starts_with(r"key=job\nERROR forged\u{2028}\u{202e}kkk")));
 }
 
-// behaviours 11, 36
 #[tokio::test(start_paused = true)]
 async fn no_trace_shows_user_data_and_no_label_is_a_key() {
     let stage = Stage::set().await;
@@ -216,7 +212,6 @@ async fn no_trace_shows_user_data_and_no_label_is_a_key() {
     assert!(counted.counters.keys().all(|name| !name.contains("secret")), "{counted:?}");
 }
 
-// behaviour 11
 #[tokio::test(start_paused = true)]
 async fn a_loss_names_its_key_when_the_span_is_filtered_out() {
     let stage = Stage::set().await;
@@ -244,7 +239,6 @@ impl<S: tracing::Subscriber + for<'a> LookupSpan<'a>> Recording<S> for Parents {
     }
 }
 
-// behaviour 11
 #[tokio::test(start_paused = true)]
 async fn a_lock_is_traced_within_the_callers_span() {
     let stage = Stage::set().await;

@@ -170,7 +170,6 @@ async fn history(seed: u64) -> usize {
     in_the_queue
 }
 
-// behaviour 36
 #[test]
 fn the_metrics_of_random_histories_add_up() {
     let mut in_the_queue = 0;

@@ -6,7 +6,6 @@ use tracing::Level;
 
 use crate::{Stage, TABLE, locks_of, locks_on, ms, s};
 
-// behaviours 36, 103
 #[tokio::test(start_paused = true)]
 async fn each_use_of_a_ticket_counts() {
     let stage = Stage::set().await;
@@ -27,7 +26,6 @@ async fn each_use_of_a_ticket_counts() {
     stage.metrics.assert(&["hold_time [250.0]", "released 1", "tickets: released 1"]);
 }
 
-// behaviour 495
 #[tokio::test(start_paused = true)]
 async fn each_use_of_a_ticket_that_holds_no_lock_logs_a_warning() {
     let stage = Stage::set().await;
@@ -56,7 +54,6 @@ async fn each_use_of_a_ticket_that_holds_no_lock_logs_a_warning() {
     warned(3);
 }
 
-// behaviours 36, 103
 #[tokio::test(start_paused = true)]
 async fn a_refused_ticket_counts_by_its_reason() {
     let stage = Stage::set().await;

@@ -21,7 +21,6 @@ fn hosts(world: &World, ahead: [u64; 3]) -> [(Host, Locks); 3] {
     })
 }
 
-// behaviour 98
 #[tokio::test]
 async fn a_resumed_lock_and_the_next_holder_are_never_both_valid() {
     let skew = 1000;
@@ -51,7 +50,6 @@ async fn a_resumed_lock_and_the_next_holder_are_never_both_valid() {
     }
 }
 
-// behaviour 98
 #[tokio::test]
 async fn a_resumed_lock_ends_with_the_lease_by_the_new_hosts_clock() {
     let world = World::new().await;
@@ -64,7 +62,6 @@ async fn a_resumed_lock_ends_with_the_lease_by_the_new_hosts_clock() {
     assert!(!lock.is_valid());
 }
 
-// behaviour 98
 #[tokio::test(start_paused = true)]
 async fn the_work_of_a_resumed_lock_is_cancelled_at_the_end_of_the_lease() {
     let dynamodb = DynamoDb::starting_at(SystemTime::UNIX_EPOCH + Duration::from_hours(24 * 365 * 56)).unwrap();
@@ -78,7 +75,6 @@ async fn the_work_of_a_resumed_lock_is_cancelled_at_the_end_of_the_lease() {
     assert!(tokio::time::timeout(ms(200), lock.lost()).await.is_ok(), "too late");
 }
 
-// behaviour 98
 #[tokio::test]
 async fn a_ticket_is_not_used_up_in_the_skew_after_its_lease() {
     let world = World::new().await;

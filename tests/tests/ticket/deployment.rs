@@ -44,7 +44,6 @@ async fn release(world: &World) -> Option<Row> {
     world.row("ci#release#shop").await
 }
 
-// behaviour 103
 #[tokio::test]
 async fn a_deployment_releases_its_version_under_its_lock() {
     let world = World::new().await;
@@ -60,7 +59,6 @@ async fn a_deployment_releases_its_version_under_its_lock() {
     assert!(take(&world, "2").await.unwrap().fence() > ticket.fence());
 }
 
-// behaviour 103
 #[tokio::test]
 async fn a_deployment_with_lost_answers_of_the_table_is_released() {
     let world = World::new().await;
@@ -84,7 +82,6 @@ async fn a_failing_version_is_not_released() {
     assert_eq!(release(&world).await, None);
 }
 
-// behaviour 522
 #[tokio::test]
 async fn a_caller_cannot_choose_that_a_deployment_takes_long_or_fails() {
     let world = World::new().await;
@@ -96,7 +93,6 @@ async fn a_caller_cannot_choose_that_a_deployment_takes_long_or_fails() {
     assert_eq!(release(&world).await.unwrap()["version"].as_s().unwrap(), "7");
 }
 
-// behaviour 103
 #[tokio::test]
 async fn a_deployment_without_its_lock_releases_nothing() {
     let world = World::new().await;
@@ -129,7 +125,6 @@ async fn a_release_with_a_larger_fence_is_not_replaced() {
     assert_eq!(release(&world).await.unwrap()["version"].as_s().unwrap(), "8");
 }
 
-// behaviour 103
 #[tokio::test]
 async fn a_repeated_attempt_takes_the_lock_of_its_execution_over() {
     let world = World::new().await;

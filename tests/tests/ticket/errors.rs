@@ -37,7 +37,6 @@ fn predicates(error: &Error) -> Vec<&'static str> {
     .collect()
 }
 
-// behaviour 96
 #[tokio::test]
 async fn a_ticket_of_another_table_prefix_or_sort_key_sends_nothing() {
     let world = World::new().await;
@@ -61,7 +60,6 @@ async fn a_ticket_of_another_table_prefix_or_sort_key_sends_nothing() {
     world.default_locks().resume(&with(&ticket, "table", arn)).await.unwrap().release().await.unwrap();
 }
 
-// behaviour 487
 #[tokio::test]
 async fn a_foreign_ticket_makes_an_error_of_one_short_line() {
     let world = World::new().await;
@@ -83,7 +81,6 @@ async fn a_foreign_ticket_makes_an_error_of_one_short_line() {
     assert_eq!(other.requests(), 0);
 }
 
-// behaviour 96
 #[tokio::test]
 async fn a_ticket_keeps_prefix_and_sort_key() {
     let world = World::new().await;
@@ -96,7 +93,6 @@ async fn a_ticket_keeps_prefix_and_sort_key() {
     assert!(world.row("app#job").await.is_some() && world.row("job").await.is_none());
 }
 
-// behaviour 96
 #[tokio::test]
 async fn a_ticket_with_an_invalid_key_or_lease_sends_nothing() {
     let world = World::new().await;
@@ -113,7 +109,6 @@ async fn a_ticket_with_an_invalid_key_or_lease_sends_nothing() {
     assert_eq!(other.requests(), 0);
 }
 
-// behaviour 96
 #[tokio::test]
 async fn a_ticket_whose_lease_has_ended_says_so() {
     let world = World::new().await;
@@ -131,7 +126,6 @@ async fn a_ticket_whose_lease_has_ended_says_so() {
     locks.release_ticket(&ticket).await.unwrap();
 }
 
-// behaviour 96
 #[tokio::test]
 async fn a_ticket_works_once() {
     let world = World::new().await;
@@ -151,7 +145,6 @@ async fn a_ticket_works_once() {
     assert_eq!(other.requests(), 3);
 }
 
-// behaviour 96
 #[tokio::test]
 async fn a_released_ticket_says_so() {
     let world = World::new().await;
@@ -164,7 +157,6 @@ async fn a_released_ticket_says_so() {
     }
 }
 
-// behaviours 92, 96
 #[tokio::test]
 async fn a_lock_that_was_released_gives_a_ticket_that_is_refused() {
     let world = World::new().await;
@@ -173,7 +165,6 @@ async fn a_lock_that_was_released_gives_a_ticket_that_is_refused() {
     assert_eq!(world.default_locks().resume(&lock.into_ticket()).await.unwrap_err().kind(), ErrorKind::TicketReleased);
 }
 
-// behaviour 96
 #[tokio::test]
 async fn a_ticket_of_a_key_that_was_taken_names_the_holder() {
     let world = World::new().await;
@@ -189,7 +180,6 @@ async fn a_ticket_of_a_key_that_was_taken_names_the_holder() {
     next.release().await.unwrap();
 }
 
-// behaviours 39, 96
 #[tokio::test]
 async fn a_ticket_of_a_key_that_was_released_by_force_names_the_operator() {
     let world = World::new().await;
@@ -224,7 +214,6 @@ async fn a_ticket_cannot_hold_a_key_for_longer_than_an_acquire() {
     assert!(world.locks(&later).build().unwrap().try_acquire("job").await.unwrap().is_some());
 }
 
-// behaviour 96
 #[tokio::test]
 async fn a_forged_ticket_matches_no_acquisition() {
     let world = World::new().await;
@@ -245,7 +234,6 @@ async fn a_forged_ticket_matches_no_acquisition() {
     locks.resume(&real).await.unwrap().release().await.unwrap();
 }
 
-// behaviour 96
 #[tokio::test]
 async fn a_ticket_without_its_row_is_unknown_or_has_ended() {
     let world = World::new().await;

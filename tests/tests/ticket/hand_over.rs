@@ -17,7 +17,6 @@ fn requests(of: &Host, before: u64) -> u64 {
     of.requests() - before
 }
 
-// behaviour 92
 #[tokio::test]
 async fn a_ticket_sends_nothing_and_keeps_the_key_held() {
     let world = World::new().await;
@@ -34,7 +33,6 @@ async fn a_ticket_sends_nothing_and_keeps_the_key_held() {
     assert!(locks.try_acquire("job").await.unwrap().is_none());
 }
 
-// behaviours 92, 93
 #[tokio::test]
 async fn a_resumed_lock_has_the_fence_the_data_and_the_lease() {
     let world = World::new().await;
@@ -55,7 +53,6 @@ async fn a_resumed_lock_has_the_fence_the_data_and_the_lease() {
     resumed.release().await.unwrap();
 }
 
-// behaviour 93
 #[tokio::test]
 async fn work_under_a_resumed_lock_is_cancelled_when_the_lease_ends() {
     let world = World::new().await;
@@ -71,7 +68,6 @@ async fn work_under_a_resumed_lock_is_cancelled_when_the_lease_ends() {
     assert_eq!(second.requests(), 1);
 }
 
-// behaviour 93
 #[tokio::test]
 async fn a_resumed_lock_can_be_renewed_checked_and_released() {
     let world = World::new().await;
@@ -93,7 +89,6 @@ async fn a_resumed_lock_can_be_renewed_checked_and_released() {
     next.release().await.unwrap();
 }
 
-// behaviours 92, 93
 #[tokio::test]
 async fn a_lock_can_be_handed_over_several_times() {
     let world = World::new().await;
@@ -109,7 +104,6 @@ async fn a_lock_can_be_handed_over_several_times() {
     assert!(world.default_locks().try_acquire("job").await.unwrap().is_some());
 }
 
-// behaviour 93
 #[tokio::test]
 async fn a_resumed_lock_that_is_dropped_is_released() {
     let world = World::new().await;
@@ -120,7 +114,6 @@ async fn a_resumed_lock_that_is_dropped_is_released() {
     assert!(world.default_locks().try_acquire("job").await.unwrap().is_some());
 }
 
-// behaviour 94
 #[tokio::test]
 async fn a_renewal_with_a_ticket_extends_the_lease_and_does_not_use_it_up() {
     let world = World::new().await;
@@ -146,7 +139,6 @@ async fn a_renewal_with_a_ticket_extends_the_lease_and_does_not_use_it_up() {
     lock.release().await.unwrap();
 }
 
-// behaviour 95
 #[tokio::test]
 async fn a_release_with_a_ticket_frees_the_key_and_can_be_repeated() {
     let world = World::new().await;
@@ -163,7 +155,6 @@ async fn a_release_with_a_ticket_frees_the_key_and_can_be_repeated() {
     next.release().await.unwrap();
 }
 
-// behaviours 92, 95
 #[tokio::test]
 async fn a_minimum_hold_goes_with_the_ticket() {
     let world = World::new().await;
@@ -186,7 +177,6 @@ async fn a_minimum_hold_goes_with_the_ticket() {
     }
 }
 
-// behaviours 76, 93
 #[tokio::test]
 async fn a_resumption_with_a_lost_answer_succeeds() {
     let world = World::new().await;
@@ -201,7 +191,6 @@ async fn a_resumption_with_a_lost_answer_succeeds() {
     lock.release().await.unwrap();
 }
 
-// behaviours 76, 93
 #[tokio::test]
 async fn a_resumption_without_any_answer_uses_up_the_ticket() {
     let world = World::new().await;
@@ -212,7 +201,6 @@ async fn a_resumption_without_any_answer_uses_up_the_ticket() {
     assert_eq!(locks.resume(&ticket).await.unwrap_err().kind(), ErrorKind::TicketUsed);
 }
 
-// behaviours 76, 94, 95
 #[tokio::test]
 async fn a_resumption_that_is_dropped_can_use_up_the_ticket_and_leaves_the_key_held() {
     /// Tells that a request was applied, before its answer returns.
@@ -271,7 +259,6 @@ async fn a_renewal_and_a_release_with_a_ticket_succeed_after_a_lost_answer() {
     assert!(world.default_locks().try_acquire("job").await.unwrap().is_some());
 }
 
-// behaviour 92
 #[tokio::test]
 async fn a_lock_that_is_not_enforced_gives_a_ticket_that_sends_nothing() {
     let world = World::new().await;
@@ -294,7 +281,6 @@ async fn a_lock_that_is_not_enforced_gives_a_ticket_that_sends_nothing() {
     assert_eq!(locks.resume(&ticket).await.unwrap_err().kind(), ErrorKind::TicketEnded);
 }
 
-// behaviour 92
 #[tokio::test]
 async fn disabled_locks_resume_without_a_request() {
     let world = World::new().await;

@@ -28,7 +28,6 @@ async fn checked(host: &Host, lock: &Lock) -> bool {
     host.client().transact_write_items().transact_items(check).send().await.is_ok()
 }
 
-// behaviour 101
 #[tokio::test]
 async fn a_second_acquire_of_an_identity_takes_the_lock_over() {
     let world = World::new().await;
@@ -48,7 +47,6 @@ async fn a_second_acquire_of_an_identity_takes_the_lock_over() {
     assert!(crashed.release().await.unwrap_err().is_lost());
 }
 
-// behaviour 101
 #[tokio::test]
 async fn the_earlier_of_two_live_invocations_finds_its_lock_lost_at_its_next_request() {
     let world = World::new().await;
@@ -73,7 +71,6 @@ async fn the_earlier_of_two_live_invocations_finds_its_lock_lost_at_its_next_req
     new.release().await.unwrap();
 }
 
-// behaviour 101
 #[tokio::test]
 async fn another_identity_is_refused_even_if_it_is_a_prefix() {
     let world = World::new().await;
@@ -101,7 +98,6 @@ async fn another_identity_is_refused_even_if_it_is_a_prefix() {
     }
 }
 
-// behaviour 101
 #[tokio::test]
 async fn a_free_or_expired_key_is_acquired_as_without_an_identity() {
     let world = World::new().await;
@@ -116,7 +112,6 @@ async fn a_free_or_expired_key_is_acquired_as_without_an_identity() {
     assert_eq!(first.requests(), 5);
 }
 
-// behaviour 101
 #[tokio::test]
 async fn a_lock_that_was_released_early_is_not_taken_over() {
     let world = World::new().await;
@@ -125,7 +120,6 @@ async fn a_lock_that_was_released_early_is_not_taken_over() {
     assert!(by(&later(&world, 100).1, ARN).await.unwrap_err().is_held());
 }
 
-// behaviour 101
 #[tokio::test]
 async fn an_identity_finds_its_lock_with_its_first_attempt_while_it_waits() {
     let world = World::new().await;
@@ -138,7 +132,6 @@ async fn an_identity_finds_its_lock_with_its_first_attempt_while_it_waits() {
     drop(crashed);
 }
 
-// behaviour 101
 #[tokio::test]
 async fn an_acquire_by_a_clock_that_is_behind_is_refused_until_that_time() {
     let world = World::new().await;
@@ -153,7 +146,6 @@ async fn an_acquire_by_a_clock_that_is_behind_is_refused_until_that_time() {
     drop(crashed);
 }
 
-// behaviours 76, 101
 #[tokio::test]
 async fn a_late_duplicate_of_an_earlier_acquire_does_not_take_the_lock_back() {
     let world = World::new().await;
@@ -169,7 +161,6 @@ async fn a_late_duplicate_of_an_earlier_acquire_does_not_take_the_lock_back() {
     drop(earlier);
 }
 
-// behaviours 76, 101
 #[tokio::test]
 async fn a_take_over_with_a_lost_answer_succeeds() {
     let world = World::new().await;
@@ -182,7 +173,6 @@ async fn a_take_over_with_a_lost_answer_succeeds() {
     drop(crashed);
 }
 
-// behaviours 92, 101
 #[tokio::test]
 async fn a_take_over_by_the_identity_ends_the_ticket_of_the_earlier_lock() {
     let world = World::new().await;
@@ -196,7 +186,6 @@ async fn a_take_over_by_the_identity_ends_the_ticket_of_the_earlier_lock() {
     assert_eq!(ticket.fence(), locks.resume(&ticket).await.unwrap().fence());
 }
 
-// behaviours 36, 101
 #[tokio::test]
 async fn a_take_over_by_the_identity_is_no_warning() {
     keep_log();
@@ -214,7 +203,6 @@ async fn a_take_over_by_the_identity_is_no_warning() {
     drop(old);
 }
 
-// behaviours 53, 101
 #[tokio::test]
 async fn an_identity_can_have_512_bytes() {
     let world = World::new().await;

@@ -22,7 +22,6 @@ impl Kind {
     }
 }
 
-// behaviours 76, 97
 #[tokio::test]
 async fn a_late_renewal_of_the_original_does_not_change_a_resumed_lock() {
     let world = World::new().await;
@@ -41,7 +40,6 @@ async fn a_late_renewal_of_the_original_does_not_change_a_resumed_lock() {
     assert!(!late.deliver(&world).await);
 }
 
-// behaviours 76, 97
 #[tokio::test]
 async fn a_late_request_of_the_original_does_not_shorten_a_lease_that_the_ticket_has_renewed() {
     for releases in [false, true] {
@@ -60,7 +58,6 @@ async fn a_late_request_of_the_original_does_not_shorten_a_lease_that_the_ticket
     }
 }
 
-// behaviours 76, 97
 #[tokio::test]
 async fn a_late_request_of_the_original_does_not_shorten_a_lease_that_the_ticket_found_long_enough() {
     for kind in [Kind::Lock, Kind::Permit] {
@@ -87,7 +84,6 @@ async fn a_late_request_of_the_original_does_not_shorten_a_lease_that_the_ticket
     }
 }
 
-// behaviours 76, 97
 #[tokio::test]
 async fn a_renewal_of_the_original_that_arrives_before_the_resumption_counts() {
     let world = World::new().await;
@@ -102,7 +98,6 @@ async fn a_renewal_of_the_original_that_arrives_before_the_resumption_counts() {
     resumed.release().await.unwrap();
 }
 
-// behaviours 76, 97
 #[tokio::test]
 async fn a_late_release_of_the_original_does_not_free_a_resumed_lock() {
     let world = World::new().await;
@@ -116,7 +111,6 @@ async fn a_late_release_of_the_original_does_not_free_a_resumed_lock() {
     resumed.release().await.unwrap();
 }
 
-// behaviours 76, 97
 #[tokio::test]
 async fn a_late_resumption_does_not_take_the_lock_from_an_earlier_one() {
     let world = World::new().await;
@@ -132,7 +126,6 @@ async fn a_late_resumption_does_not_take_the_lock_from_an_earlier_one() {
     assert!(!late.deliver(&world).await);
 }
 
-// behaviours 76, 97
 #[tokio::test]
 async fn a_late_renewal_of_the_ticket_does_not_shorten_the_lease() {
     let world = World::new().await;
@@ -158,7 +151,6 @@ async fn a_late_renewal_of_the_ticket_does_not_shorten_the_lease() {
     assert_eq!(world.row("job").await, row);
 }
 
-// behaviours 76, 97
 #[tokio::test]
 async fn a_late_release_of_the_ticket_does_not_free_a_resumed_lock() {
     let world = World::new().await;
@@ -173,7 +165,6 @@ async fn a_late_release_of_the_ticket_does_not_free_a_resumed_lock() {
     lock.release().await.unwrap();
 }
 
-// behaviours 76, 97
 #[tokio::test]
 async fn a_late_acquire_does_not_undo_a_resumption() {
     let world = World::new().await;

@@ -16,7 +16,6 @@ const fn hours(hours: u64) -> Duration {
     Duration::from_hours(hours)
 }
 
-// behaviour 99
 #[tokio::test]
 async fn a_lock_can_be_held_for_366_days() {
     let world = World::new().await;
@@ -39,7 +38,6 @@ async fn a_lock_can_be_held_for_366_days() {
     others.renew_ticket(&lock.into_ticket(), LONGEST).await.unwrap();
 }
 
-// behaviour 99
 #[tokio::test]
 async fn a_long_hold_leaves_no_hold_time_to_waiters() {
     let world = World::new().await;
@@ -53,7 +51,6 @@ async fn a_long_hold_leaves_no_hold_time_to_waiters() {
     assert!(hold < 60_000.0, "{hold}");
 }
 
-// behaviours 53, 99
 #[tokio::test]
 async fn a_deadline_is_at_most_a_day_away_without_a_lease() {
     let world = World::new().await;

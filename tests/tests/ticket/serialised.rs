@@ -7,7 +7,6 @@ use serde_json::{Value, json};
 
 use crate::{LEASE, acquired, passed_on, ticket};
 
-// behaviour 100
 #[tokio::test]
 async fn a_ticket_is_json_with_a_version() {
     let world = World::new().await;
@@ -30,7 +29,6 @@ async fn a_ticket_is_json_with_a_version() {
     world.default_locks().release_ticket(&ticket).await.unwrap();
 }
 
-// behaviour 100
 #[tokio::test]
 async fn an_unknown_version_or_a_wrong_field_is_named() {
     let world = World::new().await;
@@ -64,7 +62,6 @@ async fn an_unknown_version_or_a_wrong_field_is_named() {
     assert_eq!(read("comment", Some(json!("by the state machine"))).unwrap(), ticket);
 }
 
-// behaviour 100
 #[tokio::test]
 async fn the_debug_output_of_a_ticket_hides_its_owner() {
     let world = World::new().await;

@@ -151,7 +151,6 @@ fn the_deployed_state_machine_is_that_of_the_guide() {
     assert!(file("template.yaml").contains(&format!("DefinitionUri: {MACHINE}\n")));
 }
 
-// behaviour 103
 #[tokio::test]
 async fn the_state_machine_of_the_guide_holds_the_lock_from_its_first_state_to_its_last() {
     let world = World::new().await;
@@ -170,7 +169,6 @@ async fn the_state_machine_of_the_guide_holds_the_lock_from_its_first_state_to_i
     other.release().await.unwrap();
 }
 
-// behaviour 103
 #[tokio::test]
 async fn the_state_machine_of_the_guide_frees_the_lock_after_a_failure() {
     let world = World::new().await;
@@ -181,7 +179,6 @@ async fn the_state_machine_of_the_guide_frees_the_lock_after_a_failure() {
     assert!(is_free(&world).await);
 }
 
-// behaviour 103
 #[tokio::test]
 async fn the_state_machine_of_the_guide_survives_crashes_after_each_request() {
     let world = World::new().await;

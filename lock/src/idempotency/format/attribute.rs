@@ -146,7 +146,6 @@ mod tests {
     use super::super::testing::{assert_refused, has_arbitrary_precision, parse};
     use super::*;
 
-    // behaviour 83
     #[test]
     fn a_number_that_dynamodb_cannot_keep_is_rejected() {
         for (number, digits) in [

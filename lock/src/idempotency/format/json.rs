@@ -179,7 +179,7 @@ mod tests {
     use super::super::testing::{assert_refused, parse};
     use super::Dialect::{Compact, JavaScript, Python};
 
-    // behaviour 83; expected: `json.dumps` of Python 3.11
+    // Expected: `json.dumps` of Python 3.11
     #[test]
     fn floats_are_written_as_in_python() {
         for (float, expected) in [
@@ -207,7 +207,7 @@ mod tests {
         }
     }
 
-    // behaviour 83; expected: `JSON.stringify` of Node.js 20
+    // Expected: `JSON.stringify` of Node.js 20
     #[test]
     fn numbers_are_written_as_in_javascript() {
         for (number, expected) in [
@@ -267,7 +267,7 @@ mod tests {
         }
     }
 
-    // behaviour 83; expected: both languages
+    // Expected: both languages
     #[test]
     fn strings_are_escaped_as_in_each_language() {
         let string = json!("\"\\/\u{8}\u{c}\n\r\t\0\u{1f} ~\u{7f}\u{80}é\u{2028}\u{ffff}😀");
@@ -278,7 +278,7 @@ mod tests {
         assert_eq!(Compact.text(&string).as_deref(), Ok(javascript));
     }
 
-    // behaviour 83; expected: both languages
+    // Expected: both languages
     #[test]
     fn object_keys_are_sorted_as_in_each_language() {
         let object = parse(r#"{"é":1,"\uffff":2,"😀":3,"a":4,"Z":5,"_":6,"10":7,"9":8,"":9}"#);
@@ -293,7 +293,7 @@ mod tests {
         assert_eq!(JavaScript.text(&object).as_deref(), Ok(javascript));
     }
 
-    // behaviour 83; expected: both languages
+    // Expected: both languages
     #[test]
     fn containers_are_spaced_as_in_each_language() {
         let nested = parse(r#"[[],{},[[{}]],{"b":[true,null],"a":[]}]"#);

@@ -160,7 +160,7 @@ mod tests {
 
     const ALL: [RecordFormat; 4] = [Plain, Hashed, PowertoolsPython, PowertoolsTypeScript];
 
-    // behaviours 62, 63, 83; expected: the two libraries, and Python's hashlib
+    // Expected: the two libraries, and Python's hashlib
     #[test]
     fn hashes_equal_those_of_powertools() {
         let nested = r#"{"b":[1,"é😀",null,{}],"a":{"Z":1.5,"y":-1e-7}}"#;
@@ -182,7 +182,6 @@ mod tests {
         }
     }
 
-    // behaviour 62
     #[test]
     fn a_plain_key_is_an_unchanged_string() {
         assert_eq!(Plain.key(&json!("order#é 7")).as_deref(), Ok("order#é 7"));
@@ -191,7 +190,6 @@ mod tests {
         }
     }
 
-    // behaviour 63
     #[test]
     fn plain_and_hashed_hash_payloads_alike() {
         let payload = json!({"amount": 5, "to": ["é", null]});
@@ -199,7 +197,6 @@ mod tests {
         assert_eq!(Plain.digest(&Value::Null), Hashed.digest(&Value::Null));
     }
 
-    // behaviour 62
     #[test]
     fn a_hashed_key_depends_on_types_but_not_on_the_order_of_object_keys() {
         let keys =
@@ -213,7 +210,6 @@ mod tests {
         );
     }
 
-    // behaviour 61
     #[test]
     fn an_empty_key_is_missing() {
         for key in [json!(null), json!(""), json!([]), json!({}), json!([null, null]), json!({"secret": null})] {
@@ -224,7 +220,6 @@ mod tests {
         }
     }
 
-    // behaviour 75
     #[test]
     fn a_result_nested_too_deep_to_be_read_is_rejected() {
         let nested = |levels| (0..levels).fold(json!(1), |inner, _| json!([inner]));
@@ -236,7 +231,6 @@ mod tests {
         }
     }
 
-    // behaviour 83
     #[test]
     fn stored_text_with_an_integer_that_would_be_rounded_is_rejected() {
         let load = |format: RecordFormat, json: &str| format.load(Some(&AttributeValue::S(json.to_owned())));
@@ -268,7 +262,6 @@ mod tests {
         }
     }
 
-    // behaviours 60, 83
     #[test]
     fn results_are_stored_as_in_each_library() {
         let result = parse(r#"{"b":1,"a":[1,2.5,"é"],"z":null,"t":true}"#);
@@ -290,7 +283,6 @@ mod tests {
         }
     }
 
-    // behaviour 60
     #[test]
     fn a_loaded_result_equals_the_stored_one() {
         for result in [
@@ -314,7 +306,6 @@ mod tests {
         }
     }
 
-    // behaviour 83
     #[test]
     fn text_stored_by_python_is_read() {
         let data = AttributeValue::S(r#"{"a": [1, 2.5, "\u00e9"], "b": 1, "z": null}"#.to_owned());
@@ -325,7 +316,6 @@ mod tests {
         );
     }
 
-    // behaviour 83
     #[test]
     fn a_missing_result_is_null() {
         for format in ALL {
