@@ -22,9 +22,8 @@ impl Table {
         claim: &Claim<'_>,
         attempts: &SdkAttempts,
     ) -> Result<Claimed, Error> {
-        let unanswered = acquisition.error(Cause::Unavailable, self);
         let answer = timeout(claim.time_limit(), Box::pin(self.claim(acquisition, claim, attempts))).await;
-        answer.unwrap_or_else(|elapsed| Err(unanswered.with_source(elapsed)))
+        answer.unwrap_or_else(|elapsed| Err(acquisition.error(Cause::Unavailable, self).with_source(elapsed)))
     }
 
     async fn claim(

@@ -1,7 +1,7 @@
 //! Conditions and updates as values. They are rendered once, when the request is built, so no part depends on the order in
 //! which it was added.
 
-use std::borrow::{Borrow, Cow};
+use std::borrow::Cow;
 use std::collections::HashMap;
 use std::time::Duration;
 
@@ -40,18 +40,53 @@ impl From<&'static str> for Path {
 
 /// A value, with the name that stands for it in the text.
 #[derive(Clone, Debug)]
-pub(super) struct Value(&'static str, AttributeValue);
+pub(super) struct Value(&'static str, Literal);
+
+/// A value that becomes an attribute's when it is rendered, because texts name most values more than once.
+#[derive(Clone, Debug)]
+enum Literal {
+    Fixed(&'static str),
+    Text(String),
+    Number(u128),
+    Any(AttributeValue),
+}
+
+/// One of the fixed values of an attribute.
+pub(super) fn fixed(name: &'static str, value: &'static str) -> Value {
+    Value(name, Literal::Fixed(value))
+}
 
 pub(super) fn text(name: &'static str, value: &str) -> Value {
-    Value(name, string(value))
+    Value(name, Literal::Text(value.to_owned()))
 }
 
 pub(super) fn count(name: &'static str, value: impl Into<u128>) -> Value {
-    Value(name, number(value))
+    Value(name, Literal::Number(value.into()))
 }
 
 pub(super) fn value(name: &'static str, value: AttributeValue) -> Value {
-    Value(name, value)
+    Value(name, Literal::Any(value))
+}
+
+impl Literal {
+    fn is(&self, other: &AttributeValue) -> bool {
+        match (self, other) {
+            (Self::Fixed(text), AttributeValue::S(other)) => text == other,
+            (Self::Text(text), AttributeValue::S(other)) => text == other,
+            (Self::Number(number), AttributeValue::N(other)) => other.parse() == Ok(*number),
+            (Self::Any(value), other) => value == other,
+            _ => false,
+        }
+    }
+
+    fn to_attribute(&self) -> AttributeValue {
+        match self {
+            Self::Fixed(text) => string(text),
+            Self::Text(text) => string(text),
+            Self::Number(value) => number(*value),
+            Self::Any(value) => value.clone(),
+        }
+    }
 }
 
 pub(super) fn string(value: &str) -> AttributeValue {
@@ -201,7 +236,7 @@ pub(super) struct Update {
 
 impl Update {
     pub(super) fn new(key: &str) -> Self {
-        Self { key: key.to_owned(), set: Vec::new(), remove: Vec::new(), condition: None, returns: None }
+        Self { key: key.to_owned(), set: Vec::with_capacity(12), remove: Vec::new(), condition: None, returns: None }
     }
 
     pub(super) fn set(mut self, path: impl Into<Path>, to: impl Into<To>) -> Self {
@@ -237,8 +272,8 @@ impl Update {
     }
 
     pub(super) fn render(&self) -> Rendered {
-        let mut rendered = Rendered::default();
-        let mut update = String::new();
+        let mut rendered = Rendered::new();
+        let mut update = String::with_capacity(256);
         for (index, (path, to)) in self.set.iter().enumerate() {
             update.push_str(if index == 0 { "SET " } else { ", " });
             rendered.write_assignment(path, to, &mut update);
@@ -260,7 +295,7 @@ impl Update {
 }
 
 /// The texts of an update and its condition, with what their placeholders stand for.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Rendered {
     pub(super) update: Option<String>,
     pub(super) condition: Option<String>,
@@ -269,8 +304,13 @@ pub(super) struct Rendered {
 }
 
 impl Rendered {
+    /// Has room for the texts, names and values of most requests.
+    fn new() -> Self {
+        Self { update: None, condition: None, names: HashMap::with_capacity(14), values: HashMap::with_capacity(14) }
+    }
+
     pub(super) fn of(condition: &Condition) -> Self {
-        let mut rendered = Self::default();
+        let mut rendered = Self::new();
         rendered.set_condition(condition);
         rendered
     }
@@ -288,7 +328,7 @@ impl Rendered {
     }
 
     fn set_condition(&mut self, condition: &Condition) {
-        let mut text = String::new();
+        let mut text = String::with_capacity(512);
         self.write_condition(condition, &mut text);
         self.condition = Some(text);
     }
@@ -383,24 +423,29 @@ impl Rendered {
     }
 
     fn write_path(&mut self, Path { placeholder, attribute, entry }: &Path, text: &mut String) {
-        write_placeholder(&mut self.names, '#', placeholder, &**attribute, text);
+        self.write_name(placeholder, attribute, text);
         if let Some(entry) = entry {
             text.push('.');
-            write_placeholder(&mut self.names, '#', entry, *entry, text);
+            self.write_name(entry, entry, text);
         }
     }
 
+    fn write_name(&mut self, placeholder: &str, name: &str, text: &mut String) {
+        write_placeholder(&mut self.names, '#', placeholder, |other| other == name, || name.to_owned(), text);
+    }
+
     fn write_value(&mut self, Value(name, value): &Value, text: &mut String) {
-        write_placeholder(&mut self.values, ':', name, value, text);
+        write_placeholder(&mut self.values, ':', name, |other| value.is(other), || value.to_attribute(), text);
     }
 }
 
-/// Writes what stands for `meaning`: the wished name, or a longer one if that stands for something else.
-fn write_placeholder<T: Borrow<M>, M: PartialEq + ToOwned<Owned = T> + ?Sized>(
+/// Writes what stands for a name or a value: what was wished, or a longer placeholder if that stands for something else.
+fn write_placeholder<T>(
     placeholders: &mut HashMap<String, T>,
     sign: char,
     wished: &str,
-    meaning: &M,
+    is_same: impl Fn(&T) -> bool,
+    meaning: impl FnOnce() -> T,
     text: &mut String,
 ) {
     let start = text.len();
@@ -408,12 +453,12 @@ fn write_placeholder<T: Borrow<M>, M: PartialEq + ToOwned<Owned = T> + ?Sized>(
     text.push_str(wished);
     loop {
         match placeholders.get(&text[start..]) {
-            Some(other) if other.borrow() == meaning => return,
+            Some(other) if is_same(other) => return,
             Some(_) => text.push('_'),
             None => break,
         }
     }
-    placeholders.insert(text[start..].to_owned(), meaning.to_owned());
+    placeholders.insert(text[start..].to_owned(), meaning());
 }
 
 #[cfg(test)]

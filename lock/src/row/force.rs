@@ -1,6 +1,6 @@
 //! The release by an operator.
 
-use super::expression::{Attribute as _, Update, all, any, count, text};
+use super::expression::{Attribute as _, Update, all, any, count, fixed, text};
 use super::names::{EXPIRATION, HOLDER, IN_PROGRESS, LEASE_END, OWNER, RELEASED, STATUS};
 use super::table::Table;
 use super::write::Answer;
@@ -41,7 +41,7 @@ impl Table {
             ]),
         };
         let release = Update::new(key)
-            .when(STATUS.is(text("in_progress", IN_PROGRESS)))
+            .when(STATUS.is(fixed("in_progress", IN_PROGRESS)))
             .when(is_unchanged)
             .set(OWNER, text("owner", &owner))
             .set(RELEASED, text("owner", &owner))

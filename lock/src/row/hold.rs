@@ -1,5 +1,6 @@
 //! The requests of an owner after its acquire: renew, release, and the withdrawal of an acquire that ended without the lock.
 
+use std::borrow::Cow;
 use std::time::Duration;
 
 use aws_sdk_dynamodb::types::ConditionCheck;
@@ -102,10 +103,10 @@ impl Table {
         release: &Release<'_>,
     ) -> Result<Vec<(String, Option<Row>)>, Error> {
         let (rules, owner) = (acquisition.rules(), acquisition.owner.as_str());
-        let (mut keys, mut others, mut unreadable) = (rules.keys().to_vec(), Vec::new(), None);
+        let (mut keys, mut others, mut unreadable) = (Cow::Borrowed(rules.keys()), Vec::new(), None);
         let mut is_first = true;
         while !keys.is_empty() {
-            let write = acquisition.write(&keys, |key| rules.release(self, key, owner, release, is_first));
+            let write = acquisition.write(&*keys, |key| rules.release(self, key, owner, release, is_first));
             let refused = match self.write(write, &acquisition.release_attempts).await? {
                 Answer::Applied(row) => {
                     self.tidy(acquisition, row, release.now).await;
@@ -113,18 +114,18 @@ impl Table {
                 }
                 Answer::Refused(refused) => refused,
             };
-            keys = refused.willing;
+            let mut again = refused.willing;
             for (key, row) in refused.rows {
                 match row {
                     Ok(row) if is_first && rules.adapts(&rules.trace(row.as_ref(), owner, release.now), release) => {
-                        keys.push(key);
+                        again.push(key);
                     }
                     Ok(row) => others.push((key, row)),
                     // It does not keep the other keys.
                     Err(why) => unreadable = Some(why.into_error(&self.name, &key)),
                 }
             }
-            is_first = false;
+            (keys, is_first) = (Cow::Owned(again), false);
         }
         unreadable.map_or(Ok(others), Err)
     }

@@ -6,7 +6,9 @@ use std::time::Duration;
 use aws_sdk_dynamodb::types::ReturnValue;
 
 use super::claim::{Claim, Claimed, LeavesTo};
-use super::expression::{Attribute as _, Condition, Path, To, Update, all, any, count, hold_number, not, text, value};
+use super::expression::{
+    Attribute as _, Condition, Path, To, Update, all, any, count, fixed, hold_number, not, text, value,
+};
 use super::names::{
     ACQUIRED_AT, COMPLETED, DATA, EXPIRATION, FENCE, HEAD, HOLD, HOLD_DEVIATION, HOLDER, IN_PROGRESS, LEASE_END,
     MAX_FENCE, OWNER, RELEASED, RESUMED, SEQUENCE, STATUS, TAIL, TAIL_UNTIL, WITHDRAWN,
@@ -212,7 +214,7 @@ fn identity_of(owner: &str) -> Option<&str> {
 /// Begins the update that takes a row.
 pub(super) fn take(key: &str, owner: &str, claim: &Claim<'_>) -> Update {
     Update::new(key)
-        .set(STATUS, text("in_progress", IN_PROGRESS))
+        .set(STATUS, fixed("in_progress", IN_PROGRESS))
         .set(OWNER, text("owner", owner))
         .set(HOLDER, text("holder", claim.holder))
         .set(ACQUIRED_AT, count("now", claim.now.millis()))
@@ -240,10 +242,10 @@ pub(super) fn fence_can_grow() -> Condition {
 
 /// The conditions under which a row is free; `over` says when the lease of one in progress has ended.
 pub(super) fn is_free(claim: &Claim<'_>, over: Condition) -> Vec<Condition> {
-    let in_progress = || STATUS.is(text("in_progress", IN_PROGRESS));
+    let in_progress = || STATUS.is(fixed("in_progress", IN_PROGRESS));
     let has_expired = || EXPIRATION.at_most(count("now_seconds", claim.now.wall.as_secs()));
     vec![
-        all([STATUS.is(text("completed", COMPLETED)), has_expired()]),
+        all([STATUS.is(fixed("completed", COMPLETED)), has_expired()]),
         all([in_progress(), over]),
         all([in_progress(), LEASE_END.missing(), has_expired()]),
     ]
@@ -269,7 +271,7 @@ pub(super) fn is_over(claim: &Claim<'_>) -> Condition {
 /// An earlier acquire of the same identity holds the row. A late duplicate of that acquire must not take it back.
 fn is_of_identity(identity: &str, claim: &Claim<'_>) -> Condition {
     all([
-        STATUS.is(text("in_progress", IN_PROGRESS)),
+        STATUS.is(fixed("in_progress", IN_PROGRESS)),
         OWNER.begins_with(text("identity", identity)),
         RELEASED.differs_from(OWNER),
         LEASE_END.above(count("now", claim.now.millis())),
@@ -291,7 +293,7 @@ pub(super) fn at(field: Field) -> Path {
 pub(super) fn is_held(owner: &str, now: u64) -> Condition {
     all([
         OWNER.is(text("owner", owner)),
-        STATUS.is(text("in_progress", IN_PROGRESS)),
+        STATUS.is(fixed("in_progress", IN_PROGRESS)),
         RELEASED.differs_from(text("owner", owner)),
         LEASE_END.above(count("now", now)),
     ])
@@ -324,7 +326,7 @@ pub(super) fn release(table: &Table, key: &str, owner: &str, release: &Release<'
     let end = now.wall.max(acquired_at).max(hold_until.unwrap_or_default());
     let mut update = Update::new(key)
         .when(OWNER.is(text("owner", owner)))
-        .when(STATUS.is(text("in_progress", IN_PROGRESS)))
+        .when(STATUS.is(fixed("in_progress", IN_PROGRESS)))
         .when(SEQUENCE.below(count("sequence", sequence)))
         .set(LEASE_END, count("lease_end", millis(end)))
         .set(EXPIRATION, count("expiration", seconds_up(table.kept_after(end))))
@@ -349,7 +351,7 @@ pub(super) fn withdrawal(table: &Table, key: &str, owner: &str, row: Option<&Row
     let expiration = seconds_up(table.kept_after(now.wall));
     let update = Update::new(key);
     let owner_value = || text("owner", owner);
-    let in_progress = || text("in_progress", IN_PROGRESS);
+    let in_progress = || fixed("in_progress", IN_PROGRESS);
     Some(match row {
         // The new row looks as if the owner had released it.
         None => update

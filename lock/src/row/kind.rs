@@ -2,6 +2,7 @@
 //!
 //! A kind is one file, which implements [`Rules`]. The requests are the same for all kinds.
 
+use std::borrow::Cow;
 use std::time::Duration;
 
 use super::expression::Update;
@@ -111,12 +112,15 @@ impl Kind {
     }
 
     /// Returns the text that names the keys for people.
-    pub(crate) fn name(&self) -> String {
+    pub(crate) fn name(&self) -> Cow<'_, str> {
         /// How many keys are named.
         const NAMED: usize = 3;
         let keys = self.all_keys();
+        if let [key] = keys {
+            return Cow::Borrowed(key);
+        }
         let named = keys[..keys.len().min(NAMED)].join(", ");
-        if keys.len() > NAMED { format!("{named} and {} more", keys.len() - NAMED) } else { named }
+        Cow::Owned(if keys.len() > NAMED { format!("{named} and {} more", keys.len() - NAMED) } else { named })
     }
 }
 
@@ -134,7 +138,7 @@ pub(crate) struct Acquisition {
 
 impl Acquisition {
     pub(crate) fn new(kind: Kind, owner: String) -> Self {
-        Self { name: kind.name(), kind, owner, release_attempts: SdkAttempts::default() }
+        Self { name: kind.name().into_owned(), kind, owner, release_attempts: SdkAttempts::default() }
     }
 
     pub(crate) fn kind(&self) -> &Kind {

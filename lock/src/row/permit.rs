@@ -16,7 +16,7 @@ use aws_sdk_dynamodb::types::{AttributeValue, ReturnValue};
 
 use super::claim::{Claim, Claimed};
 use super::expression::{
-    Attribute as _, Condition, Path, To, Update, all, any, count, not, number, string, text, value,
+    Attribute as _, Condition, Path, To, Update, all, any, count, fixed, not, number, string, value,
 };
 use super::key::fence_can_grow;
 use super::names::{
@@ -106,10 +106,10 @@ impl Rules for Permit {
         let ended = self.ended.len() as u128;
         let most = count("most", u128::from(self.permits - 1) + ended);
         // There is nothing of this owner, so the request is no duplicate.
-        let is_new = [STATUS.is(text("semaphore", SEMAPHORE)), permit.clone().missing(), fence_can_grow()];
+        let is_new = [STATUS.is(fixed("semaphore", SEMAPHORE)), permit.clone().missing(), fence_can_grow()];
         let update = Update::new(&self.key)
             .returning(ReturnValue::AllOld)
-            .set(STATUS, text("semaphore", SEMAPHORE))
+            .set(STATUS, fixed("semaphore", SEMAPHORE))
             .set(permit, value("permit", held))
             .set(FENCE, next_fence())
             .set(permit_fence, next_fence())
@@ -284,7 +284,7 @@ impl Rules for Permit {
         if many < REMOVED_AT_ONCE || many % REMOVALS_EVERY != 0 {
             return None;
         }
-        let update = Update::new(key).when(STATUS.is(text("semaphore", SEMAPHORE)));
+        let update = Update::new(key).when(STATUS.is(fixed("semaphore", SEMAPHORE)));
         Some(without_tombstones(update, &obsolete(&tombstones, now)))
     }
 
@@ -298,7 +298,7 @@ impl Rules for Permit {
             return Some(
                 update
                     .when(table.partition_key_path().missing())
-                    .set(STATUS, text("semaphore", SEMAPHORE))
+                    .set(STATUS, fixed("semaphore", SEMAPHORE))
                     .set(PERMITS, count("zero", 0_u8)),
             );
         };
@@ -307,7 +307,7 @@ impl Rules for Permit {
         if semaphore.permit(owner).is_some() || semaphore.tombstone(owner).is_some() {
             return None;
         }
-        let update = update.when(STATUS.is(text("semaphore", SEMAPHORE))).when(permit.missing());
+        let update = update.when(STATUS.is(fixed("semaphore", SEMAPHORE))).when(permit.missing());
         Some(without_tombstones(update, &obsolete(&semaphore.tombstones, now)))
     }
 

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use aws_sdk_dynamodb::types::{self, AttributeValue};
 
-use super::expression::{Attribute as _, Condition, Update, all, any, count, text, value};
+use super::expression::{Attribute as _, Condition, Update, all, any, count, fixed, text, value};
 use super::names::{ACQUIRED_AT, COMPLETED, DATA, ERROR, EXPIRATION, IN_PROGRESS, OWNER, RELEASED, STATUS, VALIDATION};
 use super::read::{NOT_UNICODE, Row, Unreadable};
 use super::table::Table;
@@ -155,8 +155,8 @@ impl Table {
 fn completion(key: &str, owner: &str, until: u64, outcome: Outcome) -> Update {
     let update = Update::new(key)
         .when(OWNER.is(text("owner", owner)))
-        .when(STATUS.is(text("in_progress", IN_PROGRESS)))
-        .set(STATUS, text("completed", COMPLETED))
+        .when(STATUS.is(fixed("in_progress", IN_PROGRESS)))
+        .set(STATUS, fixed("completed", COMPLETED))
         .set(EXPIRATION, count("expiration", until))
         .set(RELEASED, text("owner", owner));
     match outcome {
