@@ -15,8 +15,11 @@ async fn held_with<S: Subject>(world: &World, late: &Late) -> S {
 }
 
 pub(crate) async fn a_late_duplicate_of_an_acquire_takes_nothing<S: Subject>() {
-    let (world, late) = (World::new().await, S::hold_back(1..=1));
+    let (world, late) = (World::new().await, S::hold_back(1..=2));
     let mut held: S = held_with(&world, &late).await;
+    let before = rows::<S>(&world).await;
+    assert!(!late.deliver(&world).await);
+    assert_eq!(rows::<S>(&world).await, before);
     held.release().await.unwrap();
     let before = rows::<S>(&world).await;
     assert!(!late.deliver(&world).await);
@@ -49,9 +52,13 @@ pub(crate) async fn a_late_attempt_of_a_refused_acquire_takes_nothing<S: Subject
 }
 
 pub(crate) async fn a_late_duplicate_of_a_renewal_changes_nothing<S: Subject>() {
-    let (world, late) = (World::new().await, S::hold_back(2..=2));
+    let (world, late) = (World::new().await, S::hold_back(2..=3));
     let mut held: S = held_with(&world, &late).await;
     held.renew(2 * LEASE).await.unwrap();
+    held.renew(3 * LEASE).await.unwrap();
+    let before = rows::<S>(&world).await;
+    assert!(!late.deliver(&world).await);
+    assert_eq!(rows::<S>(&world).await, before);
     held.release().await.unwrap();
     let before = rows::<S>(&world).await;
     assert!(!late.deliver(&world).await);
@@ -69,6 +76,20 @@ pub(crate) async fn a_late_duplicate_of_a_release_frees_nothing<S: Subject>() {
     assert_eq!(rows::<S>(&world).await, before);
     assert_held::<S>(&world).await;
     next.release().await.unwrap();
+}
+
+pub(crate) async fn a_late_attempt_of_an_unanswered_release_changes_nothing<S: Subject>() {
+    if is_excepted::<S>(Ability::RepeatRelease) {
+        return;
+    }
+    let (world, late) = (World::new().await, S::hold_back(2..=4));
+    let mut held: S = held_with(&world, &late).await;
+    assert_eq!(held.release().await.unwrap_err().kind(), ErrorKind::Unavailable);
+    held.release().await.unwrap();
+    let before = rows::<S>(&world).await;
+    assert!(!late.deliver(&world).await);
+    assert_eq!(rows::<S>(&world).await, before);
+    assert_free::<S>(&world).await;
 }
 
 pub(crate) async fn a_late_renewal_changes_nothing_after_a_resumption<S: Subject>() {

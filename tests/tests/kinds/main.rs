@@ -55,12 +55,16 @@ macro_rules! suite {
                     late::a_late_attempt_of_a_refused_acquire_takes_nothing
                     late::a_late_duplicate_of_a_renewal_changes_nothing
                     late::a_late_duplicate_of_a_release_frees_nothing
+                    late::a_late_attempt_of_an_unanswered_release_changes_nothing
                     late::a_late_renewal_changes_nothing_after_a_resumption
                     late::a_late_release_frees_nothing_after_a_resumption
                     prevented::a_prevented_renewal_is_repeated
                     prevented::a_prevented_release_is_repeated
                     dropped::an_acquire_that_is_dropped_at_any_await_leaves_the_key_free
                     dropped::an_acquire_without_an_answer_that_is_dropped_at_any_await_leaves_the_key_free
+                    dropped::a_lock_whose_renewal_is_dropped_at_any_await_can_be_released
+                    dropped::a_release_that_is_dropped_at_any_await_frees_the_key_with_the_lock
+                    dropped::a_lock_that_is_dropped_frees_the_key
                     lease::a_lease_beyond_its_bounds_is_refused
                     lease::a_renewal_beyond_its_bounds_is_refused
                     lease::the_longest_lease_is_granted

@@ -21,6 +21,8 @@ pub(crate) enum Ability {
     RepeatRelease,
     /// To say that a release came too late.
     ReportLateRelease,
+    /// To free the key when it is dropped.
+    ReleaseOnDrop,
     /// To give a ticket to another process.
     HandOver,
 }
@@ -181,6 +183,10 @@ impl<S: Subject> Subject for ByTicket<S> {
     const LONGEST: (Duration, &'static str) = S::LONGEST;
     const OPERATION: &'static str = S::OPERATION;
 
+    fn cannot(ability: Ability) -> Option<&'static str> {
+        (ability == Ability::ReleaseOnDrop).then_some("a ticket is for another process, and sends nothing by itself")
+    }
+
     async fn acquire(locks: &Locks, lease: Duration) -> Result<Self, Error> {
         let ticket = S::acquire(locks, lease).await?.into_ticket();
         let ticket = serde_json::from_str(&serde_json::to_string(&ticket).unwrap()).unwrap();
@@ -235,6 +241,7 @@ impl Subject for Record {
             Ability::RepeatRelease => "a run ends with its release, and returns the error of its handler",
             Ability::ReportLateRelease => "a run that has failed returns the error of its handler",
             Ability::HandOver => "a run has no ticket: its result belongs to this process",
+            Ability::ReleaseOnDrop => return None,
         })
     }
 
@@ -247,7 +254,7 @@ impl Subject for Record {
             let body = async |run: &Run| {
                 begun.send(run.lock().fence()).unwrap();
                 while let Some((lease, answer)) = asked.recv().await {
-                    answer.send(run.lock().renew(lease).await).unwrap();
+                    let _unless_it_was_dropped = answer.send(run.lock().renew(lease).await);
                 }
                 Err::<u32, _>(Failed)
             };
