@@ -216,11 +216,15 @@ impl<S: Subject> Subject for ByTicket<S> {
 
 /// A run that fails when it is told to, which releases its record.
 pub(crate) struct Record {
-    run: Option<Pin<Box<dyn Future<Output = Result<(), Error>>>>>,
+    run: Option<Ending>,
     renewals: Option<mpsc::UnboundedSender<Renewal>>,
     fence: u64,
 }
 
+/// A run, with the error of its record.
+type Ending = Pin<Box<dyn Future<Output = Result<(), Error>>>>;
+
+/// A lease, and who waits for the answer.
 type Renewal = (Duration, oneshot::Sender<Result<(), Error>>);
 
 #[derive(Debug)]
@@ -250,7 +254,7 @@ impl Subject for Record {
         let (begun, mut has_begun) = oneshot::channel();
         let orders = Idempotency::new(locks.clone(), OnMissingKey::Reject, |order: &String| Some(order.clone()));
         let orders = orders.lease(lease);
-        let mut run: Pin<Box<dyn Future<Output = _>>> = Box::pin(async move {
+        let mut run: Ending = Box::pin(async move {
             let body = async |run: &Run| {
                 begun.send(run.lock().fence()).unwrap();
                 while let Some((lease, answer)) = asked.recv().await {
