@@ -1,5 +1,5 @@
 //! Requests of a holder that DynamoDB does not apply, because it throttles them or a transaction on the row is in progress:
-//! one rule for every kind.
+//! what the suite of all kinds (`tests/tests/kinds/prevented.rs`) does not show.
 
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex};
@@ -70,24 +70,6 @@ fn prevented(world: &World, prevents: Prevents) -> (Host, Locks) {
     let host = world.host().intercept(prevents).build();
     let locks = world.locks_with_quick_retries(&host).build().unwrap();
     (host, locks)
-}
-
-#[tokio::test]
-async fn a_renewal_and_a_release_are_repeated() {
-    for kind in Kind::ALL {
-        for cause in Cause::ALL {
-            let world = World::new().await;
-            let (_, locks) = prevented(&world, Prevents::writes(cause, 2..=7));
-            let held = kind.acquire(&locks).await.unwrap();
-            held.renew().await.unwrap_or_else(|error| panic!("{kind:?}, {cause:?}: {error}"));
-            held.release().await.unwrap();
-
-            let (_, locks) = prevented(&world, Prevents::writes(cause, 2..=7));
-            let held = kind.acquire(&locks).await.unwrap();
-            held.release().await.unwrap_or_else(|error| panic!("{kind:?}, {cause:?}: {error}"));
-            kind.acquire(&world.default_locks()).await.unwrap().release().await.unwrap();
-        }
-    }
 }
 
 #[tokio::test]

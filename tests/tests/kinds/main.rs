@@ -1,0 +1,139 @@
+//! The rules that every kind of lock keeps: one suite, which each kind gets by one line.
+//!
+//! A rule is a function over [`Subject`](subject::Subject). What a kind cannot do is an [`Ability`](subject::Ability)
+//! that it lacks, with the reason.
+
+mod answers;
+mod clocks;
+mod dropped;
+mod late;
+mod lease;
+mod other_kinds;
+mod prevented;
+mod subject;
+
+use std::time::Duration;
+
+use lambda_lock::embedded::Host;
+use lambda_lock::{ErrorKind, Locks};
+use lambda_lock_tests::{Row, World};
+use subject::Subject;
+
+/// Longer than any of these tests.
+const LEASE: Duration = Duration::from_mins(5);
+/// The defaults.
+const CLOCK_SKEW: Duration = Duration::from_secs(1);
+const RETENTION: Duration = Duration::from_hours(24);
+/// When every clock shows that the lease has ended.
+const AFTER_THE_LEASE: Duration = LEASE.saturating_add(CLOCK_SKEW).saturating_add(Duration::from_millis(100));
+
+/// Runs each of these rules for a subject.
+macro_rules! rules {
+    ($subject:ident: $($file:ident::$rule:ident)*) => {
+        $(
+            #[tokio::test]
+            async fn $rule() {
+                crate::$file::$rule::<crate::subject::$subject>().await;
+            }
+        )*
+    };
+}
+
+/// Runs the suite for each of these kinds.
+macro_rules! suite {
+    ($($kind:ident: $subject:ident)*) => {
+        $(
+            mod $kind {
+                rules! { $subject:
+                    answers::an_acquire_whose_answer_was_lost_succeeds
+                    answers::a_renewal_whose_answer_was_lost_succeeds
+                    answers::a_release_whose_answer_was_lost_succeeds
+                    answers::an_acquire_that_was_not_answered_frees_the_key
+                    answers::a_release_that_was_not_answered_is_repeated_after_the_next_acquire
+                    late::a_late_duplicate_of_an_acquire_takes_nothing
+                    late::a_late_attempt_of_an_unanswered_acquire_takes_nothing
+                    late::a_late_attempt_of_a_refused_acquire_takes_nothing
+                    late::a_late_duplicate_of_a_renewal_changes_nothing
+                    late::a_late_duplicate_of_a_release_frees_nothing
+                    late::a_late_attempt_of_an_unanswered_release_changes_nothing
+                    late::a_late_renewal_changes_nothing_after_a_resumption
+                    late::a_late_release_frees_nothing_after_a_resumption
+                    prevented::a_prevented_renewal_is_repeated
+                    prevented::a_prevented_release_is_repeated
+                    dropped::an_acquire_that_is_dropped_at_any_await_leaves_the_key_free
+                    dropped::an_acquire_without_an_answer_that_is_dropped_at_any_await_leaves_the_key_free
+                    dropped::a_lock_whose_renewal_is_dropped_at_any_await_can_be_released
+                    dropped::a_release_that_is_dropped_at_any_await_frees_the_key_with_the_lock
+                    dropped::a_lock_that_is_dropped_frees_the_key
+                    lease::a_lease_beyond_its_bounds_is_refused
+                    lease::a_renewal_beyond_its_bounds_is_refused
+                    lease::the_longest_lease_is_granted
+                    lease::a_row_stays_for_the_retention_after_its_lease
+                    lease::a_lock_is_lost_after_its_lease
+                    lease::a_renewal_keeps_others_out_for_longer
+                    clocks::others_wait_until_the_lease_and_the_skew_are_over
+                    clocks::each_acquisition_has_a_larger_fence
+                    other_kinds::a_row_of_another_kind_is_refused
+                }
+            }
+        )*
+    };
+}
+
+suite! {
+    key: Key
+    several_keys: SeveralKeys
+    permit: Permit
+    ticket_of_a_key: TicketOfAKey
+    ticket_of_a_permit: TicketOfAPermit
+    record: Record
+}
+
+/// A new host with its locks.
+fn host(world: &World) -> (Host, Locks) {
+    let host = world.host().build();
+    let locks = world.locks(&host).build().unwrap();
+    (host, locks)
+}
+
+/// Locks of a host whose clock is ahead.
+fn ahead(world: &World, by: Duration) -> Locks {
+    world.locks(&world.host().clock_ahead(by).build()).build().unwrap()
+}
+
+async fn acquired<S: Subject>(locks: &Locks) -> S {
+    S::acquire(locks, LEASE).await.unwrap_or_else(|error| panic!("{error}"))
+}
+
+async fn rows<S: Subject>(world: &World) -> Vec<Option<Row>> {
+    let mut rows = Vec::new();
+    for key in S::KEYS {
+        rows.push(world.row(key).await);
+    }
+    rows
+}
+
+/// Asserts that an observer sees the keys held, and that another host is refused.
+async fn assert_held<S: Subject>(world: &World) {
+    for key in S::KEYS {
+        assert!(is_held(&world.default_locks(), key).await, "{key} is free");
+    }
+    assert_refused::<S>(&world.default_locks()).await;
+}
+
+async fn assert_refused<S: Subject>(locks: &Locks) {
+    let Err(error) = S::acquire(locks, LEASE).await else { panic!("it was granted") };
+    assert!(error.is_held() || error.kind() == ErrorKind::InProgress, "{error}");
+}
+
+/// Asserts that an observer sees the keys free, and that another host can acquire them.
+async fn assert_free<S: Subject>(world: &World) {
+    for key in S::KEYS {
+        assert!(!is_held(&world.default_locks(), key).await, "{key} is held");
+    }
+    acquired::<S>(&world.default_locks()).await.release().await.unwrap();
+}
+
+async fn is_held(locks: &Locks, key: &str) -> bool {
+    locks.get(key).await.unwrap().is_some_and(|holder| holder.is_current())
+}

@@ -1,0 +1,19 @@
+//! A key has one kind, until its row is deleted.
+
+use lambda_lock::ErrorKind;
+use lambda_lock_tests::World;
+
+use crate::subject::Subject;
+use crate::{LEASE, assert_free, rows};
+
+pub(crate) async fn a_row_of_another_kind_is_refused<S: Subject>() {
+    let world = World::new().await;
+    let locks = world.default_locks();
+    S::use_as_another_kind(&locks).await;
+    let before = rows::<S>(&world).await;
+    let Err(error) = S::acquire(&locks, LEASE).await else { panic!("it was granted") };
+    assert_eq!(error.kind(), ErrorKind::WrongKind, "{error}");
+    assert_eq!(rows::<S>(&world).await, before);
+    world.delete_row(S::KEYS[0]).await;
+    assert_free::<S>(&world).await;
+}

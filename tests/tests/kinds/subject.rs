@@ -1,0 +1,300 @@
+//! What has a key: a kind of lock, and who holds it.
+
+use std::marker::PhantomData;
+use std::ops::RangeInclusive;
+use std::pin::Pin;
+use std::time::Duration;
+
+use lambda_lock::idempotency::OnMissingKey;
+use lambda_lock::{Error, HandlerError, Idempotency, Lock, LockSet, Locks, Run, Ticket};
+use lambda_lock_tests::Late;
+use lambda_lock_tests::invocation::LoseAnswers;
+use tokio::sync::{mpsc, oneshot};
+
+const JOB: &str = "job";
+const DAY: Duration = Duration::from_hours(24);
+
+/// What most kinds can do. A kind that cannot says why.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Ability {
+    /// To release again after an error.
+    RepeatRelease,
+    /// To say that a release came too late.
+    ReportLateRelease,
+    /// To free the key when it is dropped.
+    ReleaseOnDrop,
+    /// To give a ticket to another process.
+    HandOver,
+}
+
+/// A kind of lock, as its holder uses it.
+pub(crate) trait Subject: Sized {
+    const KEYS: &'static [&'static str] = &[JOB];
+    /// The longest lease, and how an error names it.
+    const LONGEST: (Duration, &'static str) = (DAY, "1day");
+    /// The operation of all its writes.
+    const OPERATION: &'static str = "UpdateItem";
+
+    /// Returns why this kind lacks the ability, if it does.
+    fn cannot(_ability: Ability) -> Option<&'static str> {
+        None
+    }
+
+    /// Acquires without a wait, in one request.
+    async fn acquire(locks: &Locks, lease: Duration) -> Result<Self, Error>;
+
+    async fn renew(&mut self, lease: Duration) -> Result<(), Error>;
+
+    async fn release(&mut self) -> Result<(), Error>;
+
+    /// Returns the fence of each key.
+    fn fences(&self) -> Vec<u64>;
+
+    /// Returns a ticket, unless it cannot be handed over.
+    fn into_ticket(self) -> Ticket;
+
+    /// Acquires and releases one of the keys as a kind that this one does not know.
+    async fn use_as_another_kind(locks: &Locks) {
+        locks.semaphore(JOB, 1).acquire().await.unwrap().release().await.unwrap();
+    }
+
+    /// Loses the answers to these writes of a host, counted from 1.
+    fn lose_answers(which: RangeInclusive<u32>) -> LoseAnswers {
+        LoseAnswers::to(Self::OPERATION, which)
+    }
+
+    /// Holds back these writes of a host, counted from 1.
+    fn hold_back(which: RangeInclusive<u32>) -> Late {
+        if Self::OPERATION == "UpdateItem" { Late::updates(which) } else { Late::transactions(which) }
+    }
+}
+
+/// Returns `true` if a rule does not apply to the kind, and prints the reason.
+pub(crate) fn is_excepted<S: Subject>(ability: Ability) -> bool {
+    let reason = S::cannot(ability);
+    if let Some(reason) = reason {
+        eprintln!("{ability:?}: {reason}");
+    }
+    reason.is_some()
+}
+
+#[derive(Debug)]
+pub(crate) struct Key(Lock);
+
+impl Subject for Key {
+    const LONGEST: (Duration, &'static str) = (Duration::from_hours(366 * 24), "366days");
+
+    async fn acquire(locks: &Locks, lease: Duration) -> Result<Self, Error> {
+        locks.acquire(JOB).lease(lease).await.map(Self)
+    }
+
+    async fn renew(&mut self, lease: Duration) -> Result<(), Error> {
+        self.0.renew(lease).await
+    }
+
+    async fn release(&mut self) -> Result<(), Error> {
+        self.0.release().await
+    }
+
+    fn fences(&self) -> Vec<u64> {
+        vec![self.0.fence()]
+    }
+
+    fn into_ticket(self) -> Ticket {
+        self.0.into_ticket()
+    }
+}
+
+#[derive(Debug)]
+pub(crate) struct SeveralKeys(LockSet);
+
+impl Subject for SeveralKeys {
+    const KEYS: &'static [&'static str] = &[JOB, "other job"];
+    const OPERATION: &'static str = "TransactWriteItems";
+
+    fn cannot(ability: Ability) -> Option<&'static str> {
+        (ability == Ability::HandOver).then_some("a set has no ticket: a ticket names one key")
+    }
+
+    async fn acquire(locks: &Locks, lease: Duration) -> Result<Self, Error> {
+        locks.acquire_all(Self::KEYS.iter().copied()).lease(lease).await.map(Self)
+    }
+
+    async fn renew(&mut self, lease: Duration) -> Result<(), Error> {
+        self.0.renew(lease).await
+    }
+
+    async fn release(&mut self) -> Result<(), Error> {
+        self.0.release().await
+    }
+
+    fn fences(&self) -> Vec<u64> {
+        Self::KEYS.iter().map(|key| self.0.fence(key).unwrap()).collect()
+    }
+
+    fn into_ticket(self) -> Ticket {
+        unreachable!("a set has no ticket")
+    }
+}
+
+/// The only permit of a semaphore.
+#[derive(Debug)]
+pub(crate) struct Permit(Lock);
+
+impl Subject for Permit {
+    async fn acquire(locks: &Locks, lease: Duration) -> Result<Self, Error> {
+        locks.semaphore(JOB, 1).acquire().lease(lease).await.map(Self)
+    }
+
+    async fn renew(&mut self, lease: Duration) -> Result<(), Error> {
+        self.0.renew(lease).await
+    }
+
+    async fn release(&mut self) -> Result<(), Error> {
+        self.0.release().await
+    }
+
+    fn fences(&self) -> Vec<u64> {
+        vec![self.0.fence()]
+    }
+
+    fn into_ticket(self) -> Ticket {
+        self.0.into_ticket()
+    }
+
+    async fn use_as_another_kind(locks: &Locks) {
+        locks.acquire(JOB).await.unwrap().release().await.unwrap();
+    }
+}
+
+/// A lock that is renewed and released with its ticket, without a resumption.
+#[derive(Debug)]
+pub(crate) struct ByTicket<S> {
+    locks: Locks,
+    ticket: Ticket,
+    kind: PhantomData<S>,
+}
+
+pub(crate) type TicketOfAKey = ByTicket<Key>;
+pub(crate) type TicketOfAPermit = ByTicket<Permit>;
+
+impl<S: Subject> Subject for ByTicket<S> {
+    const KEYS: &'static [&'static str] = S::KEYS;
+    const LONGEST: (Duration, &'static str) = S::LONGEST;
+    const OPERATION: &'static str = S::OPERATION;
+
+    fn cannot(ability: Ability) -> Option<&'static str> {
+        (ability == Ability::ReleaseOnDrop).then_some("a ticket is for another process, and sends nothing by itself")
+    }
+
+    async fn acquire(locks: &Locks, lease: Duration) -> Result<Self, Error> {
+        let ticket = S::acquire(locks, lease).await?.into_ticket();
+        let ticket = serde_json::from_str(&serde_json::to_string(&ticket).unwrap()).unwrap();
+        Ok(Self { locks: locks.clone(), ticket, kind: PhantomData })
+    }
+
+    async fn renew(&mut self, lease: Duration) -> Result<(), Error> {
+        self.locks.renew_ticket(&self.ticket, lease).await.map(drop)
+    }
+
+    async fn release(&mut self) -> Result<(), Error> {
+        self.locks.release_ticket(&self.ticket).await
+    }
+
+    fn fences(&self) -> Vec<u64> {
+        vec![self.ticket.fence()]
+    }
+
+    fn into_ticket(self) -> Ticket {
+        self.ticket
+    }
+
+    async fn use_as_another_kind(locks: &Locks) {
+        S::use_as_another_kind(locks).await;
+    }
+}
+
+/// A run that fails when it is told to, which releases its record.
+pub(crate) struct Record {
+    run: Option<Ending>,
+    renewals: Option<mpsc::UnboundedSender<Renewal>>,
+    fence: u64,
+}
+
+/// A run, with the error of its record.
+type Ending = Pin<Box<dyn Future<Output = Result<(), Error>>>>;
+
+/// A lease, and who waits for the answer.
+type Renewal = (Duration, oneshot::Sender<Result<(), Error>>);
+
+#[derive(Debug)]
+struct Failed;
+
+impl Record {
+    /// Waits for the end of the run.
+    async fn end(&mut self) -> Result<(), Error> {
+        let ended = self.run.as_mut().expect("the run has not ended").await;
+        self.run = None;
+        ended
+    }
+}
+
+impl Subject for Record {
+    fn cannot(ability: Ability) -> Option<&'static str> {
+        Some(match ability {
+            Ability::RepeatRelease => "a run ends with its release, and returns the error of its handler",
+            Ability::ReportLateRelease => "a run that has failed returns the error of its handler",
+            Ability::HandOver => "a run has no ticket: its result belongs to this process",
+            Ability::ReleaseOnDrop => return None,
+        })
+    }
+
+    async fn acquire(locks: &Locks, lease: Duration) -> Result<Self, Error> {
+        let (renewals, mut asked) = mpsc::unbounded_channel::<Renewal>();
+        let (begun, mut has_begun) = oneshot::channel();
+        let orders = Idempotency::new(locks.clone(), OnMissingKey::Reject, |order: &String| Some(order.clone()));
+        let orders = orders.lease(lease);
+        let mut run: Ending = Box::pin(async move {
+            let body = async |run: &Run| {
+                begun.send(run.lock().fence()).unwrap();
+                while let Some((lease, answer)) = asked.recv().await {
+                    let _unless_it_was_dropped = answer.send(run.lock().renew(lease).await);
+                }
+                Err::<u32, _>(Failed)
+            };
+            match orders.run(&JOB.to_owned(), body).await {
+                Err(HandlerError::Handler(Failed)) => Ok(()),
+                Err(HandlerError::Lock(error)) => Err(error),
+                other => panic!("{other:?}"),
+            }
+        });
+        tokio::select! {
+            biased;
+            ended = &mut run => Err(ended.expect_err("the body has not begun")),
+            fence = &mut has_begun => Ok(Self { run: Some(run), renewals: Some(renewals), fence: fence.unwrap() }),
+        }
+    }
+
+    async fn renew(&mut self, lease: Duration) -> Result<(), Error> {
+        let (answer, answered) = oneshot::channel();
+        self.renewals.as_ref().unwrap().send((lease, answer)).unwrap();
+        tokio::select! {
+            biased;
+            ended = self.end() => ended,
+            answer = answered => answer.unwrap(),
+        }
+    }
+
+    async fn release(&mut self) -> Result<(), Error> {
+        self.renewals = None;
+        self.end().await
+    }
+
+    fn fences(&self) -> Vec<u64> {
+        vec![self.fence]
+    }
+
+    fn into_ticket(self) -> Ticket {
+        unreachable!("a run has no ticket")
+    }
+}
