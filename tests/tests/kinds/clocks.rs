@@ -17,7 +17,7 @@ pub(crate) async fn others_wait_until_the_lease_and_the_skew_are_over<S: Subject
         world.locks(&host).clock_skew(SKEW).build().unwrap()
     };
     let _crashed: S = acquired(&ahead(Duration::ZERO)).await;
-    assert_refused::<S>(&ahead(LEASE - SKEW / 2)).await;
+    assert_refused::<S>(&ahead(LEASE.saturating_sub(SKEW / 2))).await;
     assert_refused::<S>(&ahead(LEASE + SKEW / 2)).await;
     let mut next: S = acquired(&ahead(LEASE + SKEW + Duration::from_millis(100))).await;
     next.release().await.unwrap();

@@ -44,7 +44,7 @@ pub(crate) async fn a_renewal_beyond_its_bounds_is_refused<S: Subject>() {
 pub(crate) async fn the_longest_lease_is_granted<S: Subject>() {
     let (world, (longest, _)) = (World::new().await, S::LONGEST);
     let mut held = S::acquire(&world.default_locks(), longest).await.unwrap_or_else(|error| panic!("{error}"));
-    assert_refused::<S>(&ahead(&world, longest - Duration::from_mins(1))).await;
+    assert_refused::<S>(&ahead(&world, longest.saturating_sub(Duration::from_mins(1)))).await;
     held.renew(longest).await.unwrap();
     held.release().await.unwrap();
     assert_free::<S>(&world).await;
