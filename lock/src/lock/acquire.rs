@@ -518,8 +518,8 @@ impl<'a> AcquireAttempts<'a> {
                 Ok(Attempt::Taken(Box::new(Taken { grant, from: taken_from })))
             }
             Claimed::Already { fences, data, end, hold_time } => {
-                let key = &*printable(&self.pending.acquisition.name);
-                tracing::debug!(key, "acquired by an earlier attempt, whose answer was lost");
+                let name = self.pending.acquisition.name();
+                tracing::debug!(key = &*printable(&name), "acquired by an earlier attempt, whose answer was lost");
                 let ours = self.sent.iter().find(|(_, lease)| lease.end == end).filter(|_| !fences.is_empty());
                 let Some(&(sent, lease)) = ours else { return Ok(Attempt::TakenTooLong) };
                 let grant = Grant { fences, data, sent, lease, hold_time, excess: Duration::ZERO };
@@ -531,7 +531,7 @@ impl<'a> AcquireAttempts<'a> {
 
     fn into_lock(self, taken: Taken, span: &Span) -> Asked {
         let acquisition = self.pending.into_acquisition();
-        let telemetry = HoldSpan::new(span.clone(), &acquisition.name);
+        let telemetry = HoldSpan::new(span.clone(), &acquisition.name());
         let Acquire { locks, hold_at_least, .. } = self.acquire;
         Asked::Acquired(Lock::new(locks.clone(), acquisition, taken.grant, telemetry, *hold_at_least), taken.from)
     }
@@ -604,7 +604,7 @@ impl<'a> AcquireAttempts<'a> {
     /// Takes a place in the queue. Returns the delay before the next attempt if it got none: none if the row is gone. A
     /// waiter that may not join does without a place.
     async fn join(&mut self, holder: &Holder, telemetry: &mut AcquireSpan) -> Option<Duration> {
-        let (settings, key) = (&self.acquire.locks.0, &self.pending.acquisition.name);
+        let (settings, key) = (&self.acquire.locks.0, self.pending.acquisition.key());
         let now = settings.clock.now();
         let left = self.delays.left(now.since(self.started)).min(DAY);
         let until = millis(now.wall.saturating_add(left));
@@ -669,7 +669,7 @@ impl Drop for Pending {
     fn drop(&mut self) {
         if self.may_have_key {
             let (locks, acquisition) = (self.locks.clone(), self.acquisition.clone());
-            in_background(&self.locks, &self.acquisition.name, Span::none(), async move {
+            in_background(&self.locks, &self.acquisition.name(), Span::none(), async move {
                 locks.0.table.withdraw(&acquisition, locks.0.clock.now()).await
             });
         }

@@ -200,7 +200,7 @@ impl Lock {
     /// Returns the key, without the prefix.
     #[must_use]
     pub fn key(&self) -> &str {
-        &self.hold.acquisition.name
+        self.hold.acquisition.key()
     }
 
     /// Returns the nonce of this acquisition: 128 bits from the operating system's generator, in hexadecimal. With
@@ -591,7 +591,7 @@ impl Holding {
 /// Omits all but the key.
 impl fmt::Debug for Holding {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Holding").field("key", &self.acquisition.name).finish_non_exhaustive()
+        f.debug_struct("Holding").field("key", &self.acquisition.name()).finish_non_exhaustive()
     }
 }
 

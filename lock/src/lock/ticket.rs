@@ -212,7 +212,7 @@ impl Lock {
         Ticket {
             table: table.name.clone(),
             key_prefix: table.key_prefix.clone(),
-            key: acquisition.name.clone(),
+            key: acquisition.key().to_owned(),
             sort_key: table.sort_key.as_ref().map(|(_, value)| value.clone()),
             enforced: self.is_enforced(),
             owner: acquisition.owner.clone(),

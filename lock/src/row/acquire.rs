@@ -36,7 +36,7 @@ impl Table {
             let Acquisition { kind, owner, .. } = &mut *acquisition;
             let rules = kind.rules_mut();
             let write = rules.claim(self, owner, claim);
-            match self.write_once(&write, attempts).await {
+            match self.write_once(&write, Some(attempts)).await {
                 Ok(Answer::Applied(before)) => return rules.granted(self, claim, before),
                 Ok(Answer::Refused(refused)) => {
                     if let Some(claimed) = rules.denied(self, owner, claim, refused)? {

@@ -84,7 +84,7 @@ impl Claimed {
 
 impl Claim<'_> {
     /// Sets the caller's data and attributes.
-    pub(super) fn with_extras(&self, update: Update) -> Update {
+    pub(super) fn with_extras<'b>(&self, update: Update<'b>) -> Update<'b> {
         let update = update.set_data(self.data);
         self.attributes.iter().enumerate().fold(update, |update, (index, (name, attribute))| {
             update.set(Path::named(format!("extra{index}"), name.clone()), value("extra", attribute.clone()))

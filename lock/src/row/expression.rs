@@ -40,40 +40,40 @@ impl From<&'static str> for Path {
 
 /// A value, with the name that stands for it in the text.
 #[derive(Clone, Debug)]
-pub(super) struct Value(&'static str, Literal);
+pub(super) struct Value<'a>(&'static str, Literal<'a>);
 
 /// A value that becomes an attribute's when it is rendered, because texts name most values more than once.
 #[derive(Clone, Debug)]
-enum Literal {
-    Fixed(&'static str),
-    Text(String),
+enum Literal<'a> {
+    Text(&'a str),
     Number(u128),
+    /// A time of a hold, in milliseconds with a fraction.
+    HoldTime(Duration),
     Any(AttributeValue),
 }
 
-/// One of the fixed values of an attribute.
-pub(super) fn fixed(name: &'static str, value: &'static str) -> Value {
-    Value(name, Literal::Fixed(value))
+pub(super) fn text<'a>(name: &'static str, value: &'a str) -> Value<'a> {
+    Value(name, Literal::Text(value))
 }
 
-pub(super) fn text(name: &'static str, value: &str) -> Value {
-    Value(name, Literal::Text(value.to_owned()))
-}
-
-pub(super) fn count(name: &'static str, value: impl Into<u128>) -> Value {
+pub(super) fn count(name: &'static str, value: impl Into<u128>) -> Value<'static> {
     Value(name, Literal::Number(value.into()))
 }
 
-pub(super) fn value(name: &'static str, value: AttributeValue) -> Value {
+pub(super) fn hold_time(name: &'static str, time: Duration) -> Value<'static> {
+    Value(name, Literal::HoldTime(time))
+}
+
+pub(super) fn value(name: &'static str, value: AttributeValue) -> Value<'static> {
     Value(name, Literal::Any(value))
 }
 
-impl Literal {
+impl Literal<'_> {
     fn is(&self, other: &AttributeValue) -> bool {
         match (self, other) {
-            (Self::Fixed(text), AttributeValue::S(other)) => text == other,
             (Self::Text(text), AttributeValue::S(other)) => text == other,
             (Self::Number(number), AttributeValue::N(other)) => other.parse() == Ok(*number),
+            (Self::HoldTime(time), other) => hold_number(*time) == *other,
             (Self::Any(value), other) => value == other,
             _ => false,
         }
@@ -81,9 +81,9 @@ impl Literal {
 
     fn to_attribute(&self) -> AttributeValue {
         match self {
-            Self::Fixed(text) => string(text),
             Self::Text(text) => string(text),
             Self::Number(value) => number(*value),
+            Self::HoldTime(time) => hold_number(*time),
             Self::Any(value) => value.clone(),
         }
     }
@@ -97,39 +97,38 @@ pub(super) fn number(value: impl Into<u128>) -> AttributeValue {
     AttributeValue::N(value.into().to_string())
 }
 
-/// A time of a hold, in milliseconds with a fraction.
-pub(super) fn hold_number(duration: Duration) -> AttributeValue {
+fn hold_number(duration: Duration) -> AttributeValue {
     AttributeValue::N(format!("{:.3}", duration.as_secs_f64() * 1000.0))
 }
 
 /// A condition on a row.
 #[derive(Clone, Debug)]
-pub(super) enum Condition {
+pub(super) enum Condition<'a> {
     /// With the operator as DynamoDB writes it. `<>` is true if the attribute is missing, all others are false then.
-    Compare(Path, &'static str, Operand),
-    Between(Path, Value, Value),
-    BeginsWith(Path, Value),
+    Compare(Path, &'static str, Operand<'a>),
+    Between(Path, Value<'a>, Value<'a>),
+    BeginsWith(Path, Value<'a>),
     Exists(Path),
     Missing(Path),
     /// True if an attribute of the condition is missing.
-    Not(Box<Condition>),
-    All(Vec<Condition>),
-    Any(Vec<Condition>),
+    Not(Box<Condition<'a>>),
+    All(Vec<Condition<'a>>),
+    Any(Vec<Condition<'a>>),
 }
 
 #[derive(Clone, Debug)]
-pub(super) enum Operand {
-    Value(Value),
+pub(super) enum Operand<'a> {
+    Value(Value<'a>),
     Path(Path),
 }
 
-impl From<Value> for Operand {
-    fn from(value: Value) -> Self {
+impl<'a> From<Value<'a>> for Operand<'a> {
+    fn from(value: Value<'a>) -> Self {
         Self::Value(value)
     }
 }
 
-impl From<&'static str> for Operand {
+impl From<&'static str> for Operand<'_> {
     fn from(attribute: &'static str) -> Self {
         Self::Path(attribute.into())
     }
@@ -137,63 +136,63 @@ impl From<&'static str> for Operand {
 
 /// The conditions on one attribute.
 pub(super) trait Attribute: Into<Path> {
-    fn is(self, other: impl Into<Operand>) -> Condition {
+    fn is<'a>(self, other: impl Into<Operand<'a>>) -> Condition<'a> {
         Condition::Compare(self.into(), "=", other.into())
     }
 
     /// True if the attribute is missing.
-    fn differs_from(self, other: impl Into<Operand>) -> Condition {
+    fn differs_from<'a>(self, other: impl Into<Operand<'a>>) -> Condition<'a> {
         Condition::Compare(self.into(), "<>", other.into())
     }
 
-    fn below(self, other: impl Into<Operand>) -> Condition {
+    fn below<'a>(self, other: impl Into<Operand<'a>>) -> Condition<'a> {
         Condition::Compare(self.into(), "<", other.into())
     }
 
-    fn at_most(self, other: impl Into<Operand>) -> Condition {
+    fn at_most<'a>(self, other: impl Into<Operand<'a>>) -> Condition<'a> {
         Condition::Compare(self.into(), "<=", other.into())
     }
 
-    fn above(self, other: impl Into<Operand>) -> Condition {
+    fn above<'a>(self, other: impl Into<Operand<'a>>) -> Condition<'a> {
         Condition::Compare(self.into(), ">", other.into())
     }
 
-    fn at_least(self, other: impl Into<Operand>) -> Condition {
+    fn at_least<'a>(self, other: impl Into<Operand<'a>>) -> Condition<'a> {
         Condition::Compare(self.into(), ">=", other.into())
     }
 
-    fn between(self, least: Value, most: Value) -> Condition {
+    fn between<'a>(self, least: Value<'a>, most: Value<'a>) -> Condition<'a> {
         Condition::Between(self.into(), least, most)
     }
 
-    fn begins_with(self, start: Value) -> Condition {
+    fn begins_with(self, start: Value<'_>) -> Condition<'_> {
         Condition::BeginsWith(self.into(), start)
     }
 
-    fn exists(self) -> Condition {
+    fn exists(self) -> Condition<'static> {
         Condition::Exists(self.into())
     }
 
-    fn missing(self) -> Condition {
+    fn missing(self) -> Condition<'static> {
         Condition::Missing(self.into())
     }
 }
 
 impl<T: Into<Path>> Attribute for T {}
 
-pub(super) fn all<const N: usize>(conditions: [Condition; N]) -> Condition {
+pub(super) fn all<const N: usize>(conditions: [Condition<'_>; N]) -> Condition<'_> {
     Condition::All(conditions.into())
 }
 
-pub(super) fn any<const N: usize>(conditions: [Condition; N]) -> Condition {
+pub(super) fn any<const N: usize>(conditions: [Condition<'_>; N]) -> Condition<'_> {
     Condition::Any(conditions.into())
 }
 
-pub(super) fn not(condition: Condition) -> Condition {
+pub(super) fn not(condition: Condition<'_>) -> Condition<'_> {
     Condition::Not(Box::new(condition))
 }
 
-impl Condition {
+impl Condition<'_> {
     pub(super) fn and(self, other: Self) -> Self {
         match self {
             Self::All(mut conditions) => {
@@ -207,18 +206,18 @@ impl Condition {
 
 /// What an attribute is set to.
 #[derive(Clone, Debug)]
-pub(super) enum To {
-    Value(Value),
+pub(super) enum To<'a> {
+    Value(Value<'a>),
     /// Its value, or this one if it is missing.
-    Default(Value),
+    Default(Value<'a>),
     /// One more than the value of this attribute, or than this value if the attribute is missing.
-    Next(Path, Value),
+    Next(Path, Value<'a>),
     /// Its value less this one.
-    Minus(Value),
+    Minus(Value<'a>),
 }
 
-impl From<Value> for To {
-    fn from(value: Value) -> Self {
+impl<'a> From<Value<'a>> for To<'a> {
+    fn from(value: Value<'a>) -> Self {
         Self::Value(value)
     }
 }
@@ -226,20 +225,20 @@ impl From<Value> for To {
 /// A conditional update of one row.
 #[derive(Clone, Debug)]
 #[must_use = "an update does nothing until it is written"]
-pub(super) struct Update {
-    pub(super) key: String,
-    set: Vec<(Path, To)>,
+pub(super) struct Update<'a> {
+    pub(super) key: &'a str,
+    set: Vec<(Path, To<'a>)>,
     remove: Vec<Path>,
-    condition: Option<Condition>,
+    condition: Option<Condition<'a>>,
     pub(super) returns: Option<ReturnValue>,
 }
 
-impl Update {
-    pub(super) fn new(key: &str) -> Self {
-        Self { key: key.to_owned(), set: Vec::with_capacity(12), remove: Vec::new(), condition: None, returns: None }
+impl<'a> Update<'a> {
+    pub(super) fn new(key: &'a str) -> Self {
+        Self { key, set: Vec::with_capacity(12), remove: Vec::new(), condition: None, returns: None }
     }
 
-    pub(super) fn set(mut self, path: impl Into<Path>, to: impl Into<To>) -> Self {
+    pub(super) fn set(mut self, path: impl Into<Path>, to: impl Into<To<'a>>) -> Self {
         self.set.push((path.into(), to.into()));
         self
     }
@@ -258,7 +257,7 @@ impl Update {
     }
 
     /// Adds a condition to those that were added before.
-    pub(super) fn when(mut self, condition: Condition) -> Self {
+    pub(super) fn when(mut self, condition: Condition<'a>) -> Self {
         self.condition = Some(match self.condition {
             Some(before) => before.and(condition),
             None => condition,
@@ -309,7 +308,7 @@ impl Rendered {
         Self { update: None, condition: None, names: HashMap::with_capacity(14), values: HashMap::with_capacity(14) }
     }
 
-    pub(super) fn of(condition: &Condition) -> Self {
+    pub(super) fn of(condition: &Condition<'_>) -> Self {
         let mut rendered = Self::new();
         rendered.set_condition(condition);
         rendered
@@ -327,13 +326,13 @@ impl Rendered {
         text
     }
 
-    fn set_condition(&mut self, condition: &Condition) {
-        let mut text = String::with_capacity(512);
+    fn set_condition(&mut self, condition: &Condition<'_>) {
+        let mut text = String::with_capacity(1024);
         self.write_condition(condition, &mut text);
         self.condition = Some(text);
     }
 
-    fn write_assignment(&mut self, path: &Path, to: &To, text: &mut String) {
+    fn write_assignment(&mut self, path: &Path, to: &To<'_>, text: &mut String) {
         self.write_path(path, text);
         text.push_str(" = ");
         match to {
@@ -352,7 +351,7 @@ impl Rendered {
         }
     }
 
-    fn write_default(&mut self, path: &Path, value: &Value, text: &mut String) {
+    fn write_default(&mut self, path: &Path, value: &Value<'_>, text: &mut String) {
         text.push_str("if_not_exists(");
         self.write_path(path, text);
         text.push_str(", ");
@@ -360,7 +359,7 @@ impl Rendered {
         text.push(')');
     }
 
-    fn write_condition(&mut self, condition: &Condition, text: &mut String) {
+    fn write_condition(&mut self, condition: &Condition<'_>, text: &mut String) {
         match condition {
             Condition::Compare(path, operator, operand) => {
                 self.write_path(path, text);
@@ -401,7 +400,7 @@ impl Rendered {
         text.push(')');
     }
 
-    fn write_joined(&mut self, conditions: &[Condition], operator: &str, text: &mut String) {
+    fn write_joined(&mut self, conditions: &[Condition<'_>], operator: &str, text: &mut String) {
         for (index, condition) in conditions.iter().enumerate() {
             if index > 0 {
                 text.push_str(operator);
@@ -411,7 +410,7 @@ impl Rendered {
     }
 
     /// Writes a condition that is a part of a larger one.
-    fn write_term(&mut self, condition: &Condition, text: &mut String) {
+    fn write_term(&mut self, condition: &Condition<'_>, text: &mut String) {
         let is_compound = matches!(condition, Condition::All(_) | Condition::Any(_));
         if is_compound {
             text.push('(');
@@ -434,7 +433,7 @@ impl Rendered {
         write_placeholder(&mut self.names, '#', placeholder, |other| other == name, || name.to_owned(), text);
     }
 
-    fn write_value(&mut self, Value(name, value): &Value, text: &mut String) {
+    fn write_value(&mut self, Value(name, value): &Value<'_>, text: &mut String) {
         write_placeholder(&mut self.values, ':', name, |other| value.is(other), || value.to_attribute(), text);
     }
 }
@@ -466,7 +465,7 @@ mod tests {
     use super::super::names::{EXPIRATION, FENCE, OWNER, STATUS, permit};
     use super::*;
 
-    fn rendered(condition: &Condition) -> (String, Rendered) {
+    fn rendered(condition: &Condition<'_>) -> (String, Rendered) {
         let mut rendered = Rendered::of(condition);
         (rendered.condition.take().unwrap_or_default(), rendered)
     }

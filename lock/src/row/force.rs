@@ -1,10 +1,9 @@
 //! The release by an operator.
 
-use super::expression::{Attribute as _, Update, all, any, count, fixed, text};
+use super::expression::{Attribute as _, Update, all, any, count, text};
 use super::names::{EXPIRATION, HOLDER, IN_PROGRESS, LEASE_END, OWNER, RELEASED, STATUS};
 use super::table::Table;
 use super::write::Answer;
-use crate::client::SdkAttempts;
 use crate::clock::{Moment, seconds_up};
 use crate::error::Error;
 use crate::holder::{Holder, HolderKind};
@@ -41,14 +40,14 @@ impl Table {
             ]),
         };
         let release = Update::new(key)
-            .when(STATUS.is(fixed("in_progress", IN_PROGRESS)))
+            .when(STATUS.is(text("in_progress", IN_PROGRESS)))
             .when(is_unchanged)
             .set(OWNER, text("owner", &owner))
             .set(RELEASED, text("owner", &owner))
             .set(HOLDER, text("holder", by))
             .set(LEASE_END, count("end", end))
             .set(EXPIRATION, count("expiration", seconds_up(self.kept_after(now.wall))));
-        let Answer::Refused(refused) = self.write(release, &SdkAttempts::default()).await? else { return Ok(true) };
+        let Answer::Refused(refused) = self.write(release, None).await? else { return Ok(true) };
         Ok(refused.into_row(self)?.is_some_and(|row| {
             let is_released = |owner: &str| row.is_owned_by(owner) && row.is_released_by(owner);
             let by_holder = !row.completed && seen.owner.as_deref().is_some_and(is_released);

@@ -12,7 +12,6 @@ use super::read::Row;
 use super::rules::{Field, Own, Release, TRIES, Trace};
 use super::table::{Item, Table, in_time};
 use super::write::{Answer, send};
-use crate::client::SdkAttempts;
 use crate::clock::{Lease, Moment};
 use crate::error::{Cause, Error};
 use crate::holder::{Data, Holder};
@@ -66,7 +65,7 @@ impl Table {
                 .set(rules.at(owner, Field::Sequence), count("sequence", sequence))
                 .set_data(data)
         });
-        let Answer::Refused(refused) = self.write(write, &SdkAttempts::default()).await? else {
+        let Answer::Refused(refused) = self.write(write, None).await? else {
             return Ok(Renewed::Extended);
         };
         // An earlier attempt of this renewal was applied to the others; its answer was lost.
@@ -89,7 +88,7 @@ impl Table {
             match acquisition.rules().trace(row.as_ref(), &acquisition.owner, release.now) {
                 Trace::Own(Own { completed: Some(record), .. }) => released = Released::Completed(record),
                 Trace::Own(Own { is_released: true, .. }) | Trace::Other { is_released: true, .. } => {}
-                Trace::Gone if acquisition.release_attempts.is_unanswered() => released = Released::NoTrace,
+                Trace::Gone if acquisition.has_unanswered_release() => released = Released::NoTrace,
                 trace => lost.push((key, trace)),
             }
         }
@@ -107,7 +106,7 @@ impl Table {
         let mut is_first = true;
         while !keys.is_empty() {
             let write = acquisition.write(&*keys, |key| rules.release(self, key, owner, release, is_first));
-            let refused = match self.write(write, &acquisition.release_attempts).await? {
+            let refused = match self.write(write, acquisition.release_attempts.as_ref()).await? {
                 Answer::Applied(row) => {
                     self.tidy(acquisition, row, release.now).await;
                     break;
@@ -153,7 +152,7 @@ impl Table {
             let was_applied = others.len() < rules.keys().len() || others.iter().any(|(_, row)| is_own(row));
             let Some((key, row)) = others.first().filter(|_| !was_applied) else { return Ok(()) };
             let Some(withdrawal) = rules.withdrawal(self, key, owner, row.as_ref(), now) else { return Ok(()) };
-            match self.write(withdrawal, &SdkAttempts::default()).await? {
+            match self.write(withdrawal, None).await? {
                 Answer::Applied(_) => return Ok(()),
                 // The row has changed meanwhile.
                 Answer::Refused(refused) => refused.into_row(self).map(drop)?,

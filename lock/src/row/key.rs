@@ -6,9 +6,7 @@ use std::time::Duration;
 use aws_sdk_dynamodb::types::ReturnValue;
 
 use super::claim::{Claim, Claimed, LeavesTo};
-use super::expression::{
-    Attribute as _, Condition, Path, To, Update, all, any, count, fixed, hold_number, not, text, value,
-};
+use super::expression::{Attribute as _, Condition, Path, To, Update, all, any, count, hold_time, not, text, value};
 use super::names::{
     ACQUIRED_AT, COMPLETED, DATA, EXPIRATION, FENCE, HEAD, HOLD, HOLD_DEVIATION, HOLDER, IN_PROGRESS, LEASE_END,
     MAX_FENCE, OWNER, RELEASED, RESUMED, SEQUENCE, STATUS, TAIL, TAIL_UNTIL, WITHDRAWN,
@@ -112,7 +110,7 @@ impl Rules for Key {
         table.kept_after(end).max(self.window_end(now))
     }
 
-    fn claim(&mut self, table: &Table, owner: &str, claim: &Claim<'_>) -> Write {
+    fn claim<'a>(&'a mut self, table: &Table, owner: &'a str, claim: &'a Claim<'_>) -> Write<'a> {
         let over = is_over(claim);
         #[cfg(feature = "idempotency")]
         let over = match &self.record {
@@ -188,7 +186,7 @@ impl Rules for Key {
         at(field)
     }
 
-    fn is_held(&self, owner: &str, now: u64) -> Condition {
+    fn is_held<'a>(&self, owner: &'a str, now: u64) -> Condition<'a> {
         is_held(owner, now)
     }
 
@@ -196,11 +194,25 @@ impl Rules for Key {
         trace(row, owner, now)
     }
 
-    fn release(&self, table: &Table, key: &str, owner: &str, release: &Release<'_>, _is_first: bool) -> Update {
+    fn release<'a>(
+        &self,
+        table: &Table,
+        key: &'a str,
+        owner: &'a str,
+        release: &Release<'_>,
+        _is_first: bool,
+    ) -> Update<'a> {
         self::release(table, key, owner, release)
     }
 
-    fn withdrawal(&self, table: &Table, key: &str, owner: &str, row: Option<&Row>, now: Moment) -> Option<Update> {
+    fn withdrawal<'a>(
+        &self,
+        table: &Table,
+        key: &'a str,
+        owner: &'a str,
+        row: Option<&Row>,
+        now: Moment,
+    ) -> Option<Update<'a>> {
         withdrawal(table, key, owner, row, now)
     }
 }
@@ -212,9 +224,9 @@ fn identity_of(owner: &str) -> Option<&str> {
 }
 
 /// Begins the update that takes a row.
-pub(super) fn take(key: &str, owner: &str, claim: &Claim<'_>) -> Update {
+pub(super) fn take<'a>(key: &'a str, owner: &'a str, claim: &'a Claim<'_>) -> Update<'a> {
     Update::new(key)
-        .set(STATUS, fixed("in_progress", IN_PROGRESS))
+        .set(STATUS, text("in_progress", IN_PROGRESS))
         .set(OWNER, text("owner", owner))
         .set(HOLDER, text("holder", claim.holder))
         .set(ACQUIRED_AT, count("now", claim.now.millis()))
@@ -224,7 +236,7 @@ pub(super) fn take(key: &str, owner: &str, claim: &Claim<'_>) -> Update {
 }
 
 /// There is no row, or this nonce has not been used, the fence can grow, and one of these conditions is met.
-pub(super) fn can_be_taken(table: &Table, owner: &str, free: Vec<Condition>) -> Condition {
+pub(super) fn can_be_taken<'a>(table: &Table, owner: &'a str, free: Vec<Condition<'a>>) -> Condition<'a> {
     any([
         table.partition_key_path().missing(),
         all([
@@ -236,23 +248,23 @@ pub(super) fn can_be_taken(table: &Table, owner: &str, free: Vec<Condition>) -> 
     ])
 }
 
-pub(super) fn fence_can_grow() -> Condition {
+pub(super) fn fence_can_grow() -> Condition<'static> {
     any([FENCE.missing(), FENCE.between(count("zero", 0_u8), count("max_fence", MAX_FENCE))])
 }
 
 /// The conditions under which a row is free; `over` says when the lease of one in progress has ended.
-pub(super) fn is_free(claim: &Claim<'_>, over: Condition) -> Vec<Condition> {
-    let in_progress = || STATUS.is(fixed("in_progress", IN_PROGRESS));
+pub(super) fn is_free<'a>(claim: &Claim<'_>, over: Condition<'a>) -> Vec<Condition<'a>> {
+    let in_progress = || STATUS.is(text("in_progress", IN_PROGRESS));
     let has_expired = || EXPIRATION.at_most(count("now_seconds", claim.now.wall.as_secs()));
     vec![
-        all([STATUS.is(fixed("completed", COMPLETED)), has_expired()]),
+        all([STATUS.is(text("completed", COMPLETED)), has_expired()]),
         all([in_progress(), over]),
         all([in_progress(), LEASE_END.missing(), has_expired()]),
     ]
 }
 
 /// The lease has ended, for an attempt of this rank.
-pub(super) fn is_over(claim: &Claim<'_>) -> Condition {
+pub(super) fn is_over(claim: &Claim<'_>) -> Condition<'static> {
     let over = || LEASE_END.at_most(count("now", claim.now.millis()));
     let a_moment_ago = |moment| LEASE_END.at_most(count("moment_ago", millis(claim.now.wall.saturating_sub(moment))));
     match claim.rank.leaves_to {
@@ -269,9 +281,9 @@ pub(super) fn is_over(claim: &Claim<'_>) -> Condition {
 }
 
 /// An earlier acquire of the same identity holds the row. A late duplicate of that acquire must not take it back.
-fn is_of_identity(identity: &str, claim: &Claim<'_>) -> Condition {
+fn is_of_identity<'a>(identity: &'a str, claim: &Claim<'_>) -> Condition<'a> {
     all([
-        STATUS.is(fixed("in_progress", IN_PROGRESS)),
+        STATUS.is(text("in_progress", IN_PROGRESS)),
         OWNER.begins_with(text("identity", identity)),
         RELEASED.differs_from(OWNER),
         LEASE_END.above(count("now", claim.now.millis())),
@@ -290,10 +302,10 @@ pub(super) fn at(field: Field) -> Path {
     .into()
 }
 
-pub(super) fn is_held(owner: &str, now: u64) -> Condition {
+pub(super) fn is_held(owner: &str, now: u64) -> Condition<'_> {
     all([
         OWNER.is(text("owner", owner)),
-        STATUS.is(fixed("in_progress", IN_PROGRESS)),
+        STATUS.is(text("in_progress", IN_PROGRESS)),
         RELEASED.differs_from(text("owner", owner)),
         LEASE_END.above(count("now", now)),
     ])
@@ -319,14 +331,14 @@ pub(super) fn trace(row: Option<&Row>, owner: &str, now: Moment) -> Trace {
 /// The row keeps its owner, and its end is not before the release. So it refuses a late duplicate of an acquire of this
 /// owner, and of any acquire that was sent more than the clock skew before the release. It also refuses a release that
 /// arrives after a later release of the same owner.
-pub(super) fn release(table: &Table, key: &str, owner: &str, release: &Release<'_>) -> Update {
+pub(super) fn release<'a>(table: &Table, key: &'a str, owner: &'a str, release: &Release<'_>) -> Update<'a> {
     let Release { sequence, now, acquired_at, hold_until, hold, data } = *release;
     // Not before the acquire, even if the clock was set back. Each end is then after its acquire, and each acquire after the
     // previous end. So the row refuses a late duplicate of an acquire, even when another owner has replaced it.
     let end = now.wall.max(acquired_at).max(hold_until.unwrap_or_default());
     let mut update = Update::new(key)
         .when(OWNER.is(text("owner", owner)))
-        .when(STATUS.is(fixed("in_progress", IN_PROGRESS)))
+        .when(STATUS.is(text("in_progress", IN_PROGRESS)))
         .when(SEQUENCE.below(count("sequence", sequence)))
         .set(LEASE_END, count("lease_end", millis(end)))
         .set(EXPIRATION, count("expiration", seconds_up(table.kept_after(end))))
@@ -336,9 +348,7 @@ pub(super) fn release(table: &Table, key: &str, owner: &str, release: &Release<'
     if let Some(Hold { since, before }) = hold {
         let HoldTime { mean, deviation } = HoldTime::after(before, end.saturating_sub(since));
         let deviation = deviation.map_or(Duration::ZERO, |known| known.max(RESOLUTION));
-        update = update
-            .set(HOLD, value("hold", hold_number(mean)))
-            .set(HOLD_DEVIATION, value("hold_deviation", hold_number(deviation)));
+        update = update.set(HOLD, hold_time("hold", mean)).set(HOLD_DEVIATION, hold_time("hold_deviation", deviation));
     }
     update
 }
@@ -347,11 +357,17 @@ pub(super) fn release(table: &Table, key: &str, owner: &str, release: &Release<'
 ///
 /// Without a withdrawal, the row refuses a late acquire only if this host's clock is not ahead of the clock of the last
 /// holder to release. The row has one nonce of this kind: a second withdrawal replaces the first.
-pub(super) fn withdrawal(table: &Table, key: &str, owner: &str, row: Option<&Row>, now: Moment) -> Option<Update> {
+pub(super) fn withdrawal<'a>(
+    table: &Table,
+    key: &'a str,
+    owner: &'a str,
+    row: Option<&Row>,
+    now: Moment,
+) -> Option<Update<'a>> {
     let expiration = seconds_up(table.kept_after(now.wall));
     let update = Update::new(key);
     let owner_value = || text("owner", owner);
-    let in_progress = || fixed("in_progress", IN_PROGRESS);
+    let in_progress = || text("in_progress", IN_PROGRESS);
     Some(match row {
         // The new row looks as if the owner had released it.
         None => update

@@ -41,17 +41,17 @@ impl Rules for Keys {
         check_keys(key_prefix, &self.names)
     }
 
-    fn write(&self, updates: Vec<Update>) -> Write {
-        Write::Together(updates)
+    fn write<'a>(&self, updates: Vec<Update<'a>>) -> Write<'a> {
+        Write::transaction(updates)
     }
 
     /// Proposes fences that are larger than all that were seen. A free row whose fence is not smaller, which only a wrong
     /// clock or another program writes, refuses them. The condition on the fence also refuses a late duplicate after a later
     /// acquisition.
-    fn claim(&mut self, table: &Table, owner: &str, claim: &Claim<'_>) -> Write {
+    fn claim<'a>(&'a mut self, table: &Table, owner: &'a str, claim: &'a Claim<'_>) -> Write<'a> {
         let clock = claim.micros();
         self.proposed = self.seen.iter().map(|seen| clock.max(seen.saturating_add(1)).min(MAX_FENCE)).collect();
-        let update = |(key, &fence): (&String, &u64)| {
+        let update = |(key, &fence): (&'a String, &u64)| {
             let fence = || count("fence", fence);
             take(key, owner, claim)
                 .set(FENCE, fence())
@@ -112,7 +112,7 @@ impl Rules for Keys {
         key::at(field)
     }
 
-    fn is_held(&self, owner: &str, now: u64) -> Condition {
+    fn is_held<'a>(&self, owner: &'a str, now: u64) -> Condition<'a> {
         key::is_held(owner, now)
     }
 
@@ -121,11 +121,25 @@ impl Rules for Keys {
     }
 
     /// The hold times before are unknown, because a transaction returns no rows.
-    fn release(&self, table: &Table, key: &str, owner: &str, release: &Release<'_>, _is_first: bool) -> Update {
+    fn release<'a>(
+        &self,
+        table: &Table,
+        key: &'a str,
+        owner: &'a str,
+        release: &Release<'_>,
+        _is_first: bool,
+    ) -> Update<'a> {
         key::release(table, key, owner, &Release { hold: None, ..*release })
     }
 
-    fn withdrawal(&self, table: &Table, key: &str, owner: &str, row: Option<&Row>, now: Moment) -> Option<Update> {
+    fn withdrawal<'a>(
+        &self,
+        table: &Table,
+        key: &'a str,
+        owner: &'a str,
+        row: Option<&Row>,
+        now: Moment,
+    ) -> Option<Update<'a>> {
         key::withdrawal(table, key, owner, row, now)
     }
 }

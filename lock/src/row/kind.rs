@@ -130,23 +130,37 @@ pub(crate) struct Acquisition {
     pub(super) kind: Kind,
     /// The nonce, after the identity if there is one.
     pub(crate) owner: String,
-    /// The keys for people.
-    pub(crate) name: String,
-    /// The attempts of the release and of its repetitions.
-    pub(super) release_attempts: SdkAttempts,
+    /// The attempts of the release and of its repetitions, if the row does not keep its trace.
+    pub(super) release_attempts: Option<SdkAttempts>,
 }
 
 impl Acquisition {
     pub(crate) fn new(kind: Kind, owner: String) -> Self {
-        Self { name: kind.name().into_owned(), kind, owner, release_attempts: SdkAttempts::default() }
+        let release_attempts = kind.rules().forgets_releases().then(SdkAttempts::default);
+        Self { kind, owner, release_attempts }
     }
 
     pub(crate) fn kind(&self) -> &Kind {
         &self.kind
     }
 
+    /// Returns the key, or the first of several.
+    pub(crate) fn key(&self) -> &str {
+        self.kind.all_keys().first().map_or("", String::as_str)
+    }
+
+    /// Returns the text that names the keys for people.
+    pub(crate) fn name(&self) -> Cow<'_, str> {
+        self.kind.name()
+    }
+
     pub(super) fn rules(&self) -> &dyn Rules {
         self.kind.rules()
+    }
+
+    /// Returns `true` if an attempt of the release was not answered, and the row may have lost its trace.
+    pub(super) fn has_unanswered_release(&self) -> bool {
+        self.release_attempts.as_ref().is_some_and(SdkAttempts::is_unanswered)
     }
 
     /// Returns the error of all keys.
@@ -159,8 +173,8 @@ impl Acquisition {
     pub(super) fn write<'a>(
         &self,
         keys: impl IntoIterator<Item = &'a String>,
-        update: impl Fn(&str) -> Update,
-    ) -> Write {
+        update: impl Fn(&'a str) -> Update<'a>,
+    ) -> Write<'a> {
         self.rules().write(keys.into_iter().map(|key| update(key)).collect())
     }
 }

@@ -16,7 +16,7 @@ use aws_sdk_dynamodb::types::{AttributeValue, ReturnValue};
 
 use super::claim::{Claim, Claimed};
 use super::expression::{
-    Attribute as _, Condition, Path, To, Update, all, any, count, fixed, not, number, string, value,
+    Attribute as _, Condition, Path, To, Update, all, any, count, not, number, string, text, value,
 };
 use super::key::fence_can_grow;
 use super::names::{
@@ -28,7 +28,6 @@ use super::rules::{Field, Own, Release, Rules, TRIES, Trace};
 use super::semaphore::{self, Semaphore, Tombstone};
 use super::table::{Item, Table};
 use super::write::{Answer, Refused, Write};
-use crate::client::SdkAttempts;
 use crate::clock::{Moment, millis, seconds_up};
 use crate::error::{Cause, Error};
 use crate::holder::{Data, Holder, HolderKind};
@@ -93,7 +92,7 @@ impl Rules for Permit {
     }
 
     /// Permits whose lease has ended are replaced.
-    fn claim(&mut self, table: &Table, owner: &str, claim: &Claim<'_>) -> Write {
+    fn claim<'a>(&'a mut self, table: &Table, owner: &'a str, claim: &'a Claim<'_>) -> Write<'a> {
         let (permit, permit_fence) = paths(owner);
         let held = map([
             (permit::HOLDER, string(claim.holder)),
@@ -106,10 +105,10 @@ impl Rules for Permit {
         let ended = self.ended.len() as u128;
         let most = count("most", u128::from(self.permits - 1) + ended);
         // There is nothing of this owner, so the request is no duplicate.
-        let is_new = [STATUS.is(fixed("semaphore", SEMAPHORE)), permit.clone().missing(), fence_can_grow()];
+        let is_new = [STATUS.is(text("semaphore", SEMAPHORE)), permit.clone().missing(), fence_can_grow()];
         let update = Update::new(&self.key)
             .returning(ReturnValue::AllOld)
-            .set(STATUS, fixed("semaphore", SEMAPHORE))
+            .set(STATUS, text("semaphore", SEMAPHORE))
             .set(permit, value("permit", held))
             .set(FENCE, next_fence())
             .set(permit_fence, next_fence())
@@ -203,7 +202,7 @@ impl Rules for Permit {
     }
 
     /// The permit is neither released nor replaced.
-    fn is_held(&self, owner: &str, now: u64) -> Condition {
+    fn is_held<'a>(&self, owner: &'a str, now: u64) -> Condition<'a> {
         let (permit, _) = paths(owner);
         all([
             permit.clone().entry(permit::LEASE_END).above(count("now", now)),
@@ -234,13 +233,24 @@ impl Rules for Permit {
         }
     }
 
+    fn forgets_releases(&self) -> bool {
+        true
+    }
+
     /// Frees the permit, or keeps it until the end of its minimum hold. It leaves a tombstone, so that the row refuses a late
     /// duplicate of the acquire. Also removes old tombstones that the acquire has seen.
     ///
     /// While many permits are in use, other releases have already removed the tombstones that this owner has seen, and the
     /// row grows. About every 32nd release then [tidies up](Self::tidied) those that its answer shows; up to every eighth
     /// one does while many are sent at the same moment.
-    fn release(&self, table: &Table, key: &str, owner: &str, release: &Release<'_>, is_first: bool) -> Update {
+    fn release<'a>(
+        &self,
+        table: &Table,
+        key: &'a str,
+        owner: &'a str,
+        release: &Release<'_>,
+        is_first: bool,
+    ) -> Update<'a> {
         let Release { sequence, now, hold_until, data, .. } = *release;
         let (permit, permit_fence) = paths(owner);
         let number_of_request = || permit.clone().entry(permit::SEQUENCE);
@@ -277,19 +287,26 @@ impl Rules for Permit {
         removes && matches!(trace, Trace::Own(own) if own.sequence < Some(release.sequence))
     }
 
-    fn tidied(&self, mut row: Item, key: &str, now: Moment) -> Option<Update> {
+    fn tidied<'a>(&self, mut row: Item, key: &'a str, now: Moment) -> Option<Update<'a>> {
         let tombstones = Semaphore::read(&mut row).map(|semaphore| semaphore.tombstones).unwrap_or_default();
         let many = tombstones.iter().enumerate().filter(|tombstone| is_obsolete(*tombstone, now)).count();
         // Each release finds another number, so releases at the same moment do not all send a request.
         if many < REMOVED_AT_ONCE || many % REMOVALS_EVERY != 0 {
             return None;
         }
-        let update = Update::new(key).when(STATUS.is(fixed("semaphore", SEMAPHORE)));
+        let update = Update::new(key).when(STATUS.is(text("semaphore", SEMAPHORE)));
         Some(without_tombstones(update, &obsolete(&tombstones, now)))
     }
 
     /// Leaves a tombstone in the row, or in a new row without permits.
-    fn withdrawal(&self, table: &Table, key: &str, owner: &str, row: Option<&Row>, now: Moment) -> Option<Update> {
+    fn withdrawal<'a>(
+        &self,
+        table: &Table,
+        key: &'a str,
+        owner: &'a str,
+        row: Option<&Row>,
+        now: Moment,
+    ) -> Option<Update<'a>> {
         let (permit, _) = paths(owner);
         let update = Update::new(key)
             .set(permit.clone(), value("tombstone", tombstone_of(now, None)))
@@ -298,7 +315,7 @@ impl Rules for Permit {
             return Some(
                 update
                     .when(table.partition_key_path().missing())
-                    .set(STATUS, fixed("semaphore", SEMAPHORE))
+                    .set(STATUS, text("semaphore", SEMAPHORE))
                     .set(PERMITS, count("zero", 0_u8)),
             );
         };
@@ -307,7 +324,7 @@ impl Rules for Permit {
         if semaphore.permit(owner).is_some() || semaphore.tombstone(owner).is_some() {
             return None;
         }
-        let update = update.when(STATUS.is(fixed("semaphore", SEMAPHORE))).when(permit.missing());
+        let update = update.when(STATUS.is(text("semaphore", SEMAPHORE))).when(permit.missing());
         Some(without_tombstones(update, &obsolete(&semaphore.tombstones, now)))
     }
 
@@ -334,14 +351,14 @@ impl Table {
                 return Ok(true);
             }
             let release = self.forced_release(key, by, &owners, now);
-            let Answer::Refused(refused) = self.write(release, &SdkAttempts::default()).await? else { return Ok(true) };
+            let Answer::Refused(refused) = self.write(release, None).await? else { return Ok(true) };
             let Some(semaphore) = refused.into_row(self)?.and_then(|row| row.semaphore) else { return Ok(false) };
             owners.retain(|owner| semaphore.permit(owner).is_some());
         }
         Err(Error::new(Cause::Conflict, &self.name, key))
     }
 
-    fn forced_release(&self, key: &str, by: &str, owners: &[&str], now: Moment) -> Update {
+    fn forced_release<'a>(&self, key: &'a str, by: &str, owners: &[&str], now: Moment) -> Update<'a> {
         let freed = || count("freed", owners.len() as u128);
         let update = Update::new(key)
             .when(PERMITS.at_least(freed()))
@@ -395,7 +412,7 @@ fn obsolete(tombstones: &[Tombstone], now: Moment) -> Vec<&str> {
 }
 
 /// Adds the removal of these tombstones to an update.
-fn without_tombstones(update: Update, old: &[&str]) -> Update {
+fn without_tombstones<'a>(update: Update<'a>, old: &[&str]) -> Update<'a> {
     old.iter().enumerate().fold(update, |update, (index, owner)| {
         let path = Path::named(format!("t{index}"), names_of(owner).0);
         // A late duplicate of its acquire may have made it a permit again.

@@ -30,7 +30,7 @@ impl Table {
     }
 
     /// A condition that neither a row nor a missing row meets.
-    fn never(&self) -> Condition {
+    fn never(&self) -> Condition<'static> {
         let key = || self.partition_key_path();
         all([key().exists(), key().missing()])
     }

@@ -8,7 +8,7 @@ use aws_sdk_dynamodb::types::AttributeValue;
 use futures_util::future::join_all;
 
 pub(super) use super::attribute::{number_at, string_at};
-use super::expression::{Attribute as _, Path, Rendered, all, any, fixed, text};
+use super::expression::{Attribute as _, Path, Rendered, all, any, text};
 use super::names::{
     ACQUIRED_AT, COMPLETED, DATA, ERROR, EXPIRATION, FENCE, HEAD, HOLD, HOLD_DEVIATION, HOLDER, IN_PROGRESS, LATEST,
     LEASE_END, MAX_FENCE, MAX_PLACE, MAX_SEQUENCE, OWNER, RELEASED, RESUMED, SEMAPHORE, SEQUENCE, STATUS, TAIL,
@@ -202,7 +202,7 @@ impl Table {
             Cursor::After(key) => Some(key.clone()),
             Cursor::End => return Ok(None),
         };
-        let is_status = |name, status| STATUS.is(fixed(name, status));
+        let is_status = |name, status| STATUS.is(text(name, status));
         let mut is_ours = all([
             any([
                 is_status("in_progress", IN_PROGRESS),

@@ -4,12 +4,11 @@ use std::time::Duration;
 
 use aws_sdk_dynamodb::types::{self, AttributeValue};
 
-use super::expression::{Attribute as _, Condition, Update, all, any, count, fixed, text, value};
+use super::expression::{Attribute as _, Condition, Update, all, any, count, text, value};
 use super::names::{ACQUIRED_AT, COMPLETED, DATA, ERROR, EXPIRATION, IN_PROGRESS, OWNER, RELEASED, STATUS, VALIDATION};
 use super::read::{NOT_UNICODE, Row, Unreadable};
 use super::table::Table;
 use super::write::Answer;
-use crate::client::SdkAttempts;
 use crate::clock::{Moment, millis, seconds_up};
 use crate::error::{Cause, Error};
 use crate::holder::{Data, Holder};
@@ -26,7 +25,7 @@ pub(crate) struct RecordClaim {
 impl RecordClaim {
     /// The lease has ended. A record whose last run did not finish stays taken for the window, if that is to be rejected; one
     /// that Powertools wrote stays taken until its TTL.
-    pub(super) fn is_over(&self, lease_is_over: Condition, now: Moment) -> Condition {
+    pub(super) fn is_over<'a>(&self, lease_is_over: Condition<'a>, now: Moment) -> Condition<'a> {
         let Some(window) = self.reject_unfinished else { return lease_is_over };
         let window_ago = millis(now.wall.saturating_sub(window));
         let has_expired = EXPIRATION.at_most(count("now_seconds", now.wall.as_secs()));
@@ -41,7 +40,7 @@ impl RecordClaim {
     }
 
     /// Removes the outcome of the last run.
-    pub(super) fn begin(&self, update: Update) -> Update {
+    pub(super) fn begin<'a>(&'a self, update: Update<'a>) -> Update<'a> {
         let update = update.remove(DATA).remove(ERROR);
         match &self.validation {
             Some(validation) => update.set(VALIDATION, text("validation", validation)),
@@ -124,7 +123,7 @@ impl Table {
     ) -> Result<Completed, Error> {
         let until = seconds_up(end);
         let completion = completion(key, owner, until, outcome);
-        let Answer::Refused(refused) = self.write(completion, &SdkAttempts::default()).await? else {
+        let Answer::Refused(refused) = self.write(completion, None).await? else {
             return Ok(Completed::Now { until: until * 1000 });
         };
         let row = refused.into_row(self)?;
@@ -152,11 +151,11 @@ impl Table {
 }
 
 /// Completes a row. It also counts as the release, so that a late duplicate of a renewal is refused.
-fn completion(key: &str, owner: &str, until: u64, outcome: Outcome) -> Update {
+fn completion<'a>(key: &'a str, owner: &'a str, until: u64, outcome: Outcome) -> Update<'a> {
     let update = Update::new(key)
         .when(OWNER.is(text("owner", owner)))
-        .when(STATUS.is(fixed("in_progress", IN_PROGRESS)))
-        .set(STATUS, fixed("completed", COMPLETED))
+        .when(STATUS.is(text("in_progress", IN_PROGRESS)))
+        .set(STATUS, text("completed", COMPLETED))
         .set(EXPIRATION, count("expiration", until))
         .set(RELEASED, text("owner", owner));
     match outcome {

@@ -128,12 +128,12 @@ pub(super) trait Rules: Send + Sync {
     }
 
     /// Puts the updates of all keys together.
-    fn write(&self, updates: Vec<Update>) -> Write {
+    fn write<'a>(&self, updates: Vec<Update<'a>>) -> Write<'a> {
         Write::all(updates)
     }
 
     /// Builds one attempt to acquire.
-    fn claim(&mut self, table: &Table, owner: &str, claim: &Claim<'_>) -> Write;
+    fn claim<'a>(&'a mut self, table: &Table, owner: &'a str, claim: &'a Claim<'_>) -> Write<'a>;
 
     /// Reads the answer to an attempt that was applied. The row is as it was before.
     fn granted(&mut self, table: &Table, claim: &Claim<'_>, before: Item) -> Result<Claimed, Error>;
@@ -151,13 +151,25 @@ pub(super) trait Rules: Send + Sync {
     fn at(&self, owner: &str, field: Field) -> Path;
 
     /// Returns the condition that this owner has the row, and that its lease ends after `now`.
-    fn is_held(&self, owner: &str, now: u64) -> Condition;
+    fn is_held<'a>(&self, owner: &'a str, now: u64) -> Condition<'a>;
 
     fn trace(&self, row: Option<&Row>, owner: &str, now: Moment) -> Trace;
 
+    /// Returns `true` if rows keep the trace of a release for some time only.
+    fn forgets_releases(&self) -> bool {
+        false
+    }
+
     /// Builds the release of one key. `is_first` is `false` if this row refused it before and the release [can
     /// adapt](Self::adapts).
-    fn release(&self, table: &Table, key: &str, owner: &str, release: &Release<'_>, is_first: bool) -> Update;
+    fn release<'a>(
+        &self,
+        table: &Table,
+        key: &'a str,
+        owner: &'a str,
+        release: &Release<'_>,
+        is_first: bool,
+    ) -> Update<'a>;
 
     /// Returns `true` if another release can succeed that does less for others.
     fn adapts(&self, _trace: &Trace, _release: &Release<'_>) -> bool {
@@ -165,12 +177,19 @@ pub(super) trait Rules: Send + Sync {
     }
 
     /// Builds a request that removes what is no longer needed from the row as a release has left it.
-    fn tidied(&self, _row: Item, _key: &str, _now: Moment) -> Option<Update> {
+    fn tidied<'a>(&self, _row: Item, _key: &'a str, _now: Moment) -> Option<Update<'a>> {
         None
     }
 
     /// Builds the update that makes this row refuse a late acquire of the owner. Returns `None` if it does already.
-    fn withdrawal(&self, table: &Table, key: &str, owner: &str, row: Option<&Row>, now: Moment) -> Option<Update>;
+    fn withdrawal<'a>(
+        &self,
+        table: &Table,
+        key: &'a str,
+        owner: &'a str,
+        row: Option<&Row>,
+        now: Moment,
+    ) -> Option<Update<'a>>;
 
     /// Takes over what a resumption has read.
     fn resumed(&mut self, _row: Row) {}

@@ -14,7 +14,6 @@ use super::read::Row;
 use super::rules::{Field, Own, Release, TRIES, Trace};
 use super::table::Table;
 use super::write::Answer;
-use crate::client::SdkAttempts;
 use crate::clock::{Lease, Moment};
 use crate::error::{Cause, Error, TicketFault};
 use crate::holder::Data;
@@ -73,14 +72,14 @@ impl Table {
         nonce: &str,
         valid_from: u64,
     ) -> Result<Resumed, Error> {
-        let key = acquisition.name.clone();
+        let key = acquisition.key().to_owned();
         let (rules, owner) = (acquisition.rules(), acquisition.owner.as_str());
         let update = Update::new(&key)
             .when(acquisition.is_unused(ticket, valid_from))
             .set(rules.at(owner, Field::Sequence), count("next", ticket.next_sequence()))
             .set(rules.at(owner, Field::Resumed), text("nonce", nonce))
             .returning(ReturnValue::AllNew);
-        let row = match self.write(update, &SdkAttempts::default()).await? {
+        let row = match self.write(update, None).await? {
             Answer::Applied(row) => Some(Row::read(row).map_err(|why| self.malformed(&key, why))?),
             // An earlier attempt of this resumption may have been applied; its answer was lost.
             Answer::Refused(refused) => refused.into_row(self)?,
@@ -111,7 +110,7 @@ impl Table {
         ticket: Handover,
         lease: Lease,
     ) -> Result<u64, Error> {
-        let (rules, owner, key) = (acquisition.rules(), acquisition.owner.as_str(), &acquisition.name);
+        let (rules, owner, key) = (acquisition.rules(), acquisition.owner.as_str(), acquisition.key());
         let (lease_end, sequence) = (|| rules.at(owner, Field::LeaseEnd), || rules.at(owner, Field::Sequence));
         let renewal = || {
             Update::new(key)
@@ -123,7 +122,7 @@ impl Table {
                 .when(lease_end().below(count("lease_end", lease.end)))
                 .set(lease_end(), count("lease_end", lease.end))
                 .set(EXPIRATION, count("expiration", lease.expiration));
-            let Answer::Refused(refused) = self.write(longer, &SdkAttempts::default()).await? else {
+            let Answer::Refused(refused) = self.write(longer, None).await? else {
                 return Ok(lease.end);
             };
             let trace = rules.trace(refused.into_row(self)?.as_ref(), owner, ticket.now);
@@ -135,7 +134,7 @@ impl Table {
                 return Ok(own.end);
             }
             let same = renewal().when(lease_end().is(count("seen", own.end)));
-            match self.write(same, &SdkAttempts::default()).await? {
+            match self.write(same, None).await? {
                 Answer::Applied(_) => return Ok(own.end),
                 // The row has changed meanwhile.
                 Answer::Refused(refused) => refused.into_row(self).map(drop)?,
@@ -160,7 +159,7 @@ impl Table {
         match &trace {
             Trace::Own(Own { is_released: true, .. }) | Trace::Other { is_released: true, .. } => Ok(()),
             // Nothing replaces a permit before its lease has ended. So an earlier attempt was applied, and its trace removed.
-            Trace::Gone if acquisition.release_attempts.is_unanswered() && !ticket.has_expired() => Ok(()),
+            Trace::Gone if acquisition.has_unanswered_release() && !ticket.has_expired() => Ok(()),
             _ => Err(self.ticket_refused(&key, ticket, trace)),
         }
     }
@@ -192,7 +191,7 @@ impl Table {
 
 impl Acquisition {
     /// The owner has the key with the fence of the ticket, its lease ends after `now`, and the ticket was not used.
-    fn is_unused(&self, ticket: Handover, now: u64) -> Condition {
+    fn is_unused(&self, ticket: Handover, now: u64) -> Condition<'_> {
         let (rules, owner) = (self.rules(), self.owner.as_str());
         rules
             .is_held(owner, now)

@@ -27,11 +27,10 @@ const LONGEST_DELAY: Duration = Duration::from_millis(500);
 
 /// Updates that are applied together or not at all.
 #[derive(Clone, Debug)]
-pub(super) enum Write {
-    /// One `UpdateItem`.
-    One(Box<Update>),
-    /// One `TransactWriteItems`, which costs twice as much and returns no row.
-    Together(Vec<Update>),
+pub(super) struct Write<'a> {
+    updates: Vec<Update<'a>>,
+    /// They are sent as a `TransactWriteItems`, which costs twice as much and returns no row, instead of an `UpdateItem`.
+    is_transaction: bool,
 }
 
 /// What DynamoDB answered to a write.
@@ -69,21 +68,18 @@ impl Refused {
     }
 }
 
-impl Write {
+impl<'a> Write<'a> {
     /// One `UpdateItem`, or a transaction of several updates.
-    pub(super) fn all(mut updates: Vec<Update>) -> Self {
-        match updates.pop() {
-            Some(update) if updates.is_empty() => update.into(),
-            last => Self::Together(updates.into_iter().chain(last).collect()),
-        }
+    pub(super) fn all(updates: Vec<Update<'a>>) -> Self {
+        Self { is_transaction: updates.len() != 1, updates }
     }
 
-    fn keys(&self) -> impl Iterator<Item = &str> {
-        let updates = match self {
-            Self::One(update) => std::slice::from_ref(&**update),
-            Self::Together(updates) => updates,
-        };
-        updates.iter().map(|update| update.key.as_str())
+    pub(super) fn transaction(updates: Vec<Update<'a>>) -> Self {
+        Self { updates, is_transaction: true }
+    }
+
+    fn keys(&self) -> impl Iterator<Item = &'a str> {
+        self.updates.iter().map(|update| update.key)
     }
 
     /// Returns the error of all keys.
@@ -93,9 +89,9 @@ impl Write {
     }
 }
 
-impl From<Update> for Write {
-    fn from(update: Update) -> Self {
-        Self::One(Box::new(update))
+impl<'a> From<Update<'a>> for Write<'a> {
+    fn from(update: Update<'a>) -> Self {
+        Self::all(vec![update])
     }
 }
 
@@ -105,7 +101,11 @@ impl Table {
     ///
     /// This is the one rule for all holders. Each of their requests recognises that it was applied before. The SDK itself
     /// repeats neither a conflict nor a transaction that was cancelled because of throttling.
-    pub(super) async fn write(&self, write: impl Into<Write>, attempts: &SdkAttempts) -> Result<Answer, Error> {
+    pub(super) async fn write(
+        &self,
+        write: impl Into<Write<'_>>,
+        attempts: Option<&SdkAttempts>,
+    ) -> Result<Answer, Error> {
         let write = write.into();
         let mut last = None;
         let answered = async {
@@ -129,11 +129,11 @@ impl Table {
     }
 
     /// Sends one write, without a limit of its time.
-    pub(super) async fn write_once(&self, write: &Write, attempts: &SdkAttempts) -> Result<Answer, Error> {
-        match write {
-            Write::One(update) => {
-                let key = &update.key;
-                let send = || send(self.request(update), Some(attempts));
+    pub(super) async fn write_once(&self, write: &Write<'_>, attempts: Option<&SdkAttempts>) -> Result<Answer, Error> {
+        match &write.updates[..] {
+            [update] if !write.is_transaction => {
+                let key = update.key;
+                let send = || send(self.request(update), attempts);
                 let answer = match send().await {
                     // Applied, and the SDK cannot read the row that it returns. The same request again finds its own row.
                     Err(error) if error.raw_response().is_some_and(|answer| answer.status().is_success()) => {
@@ -146,13 +146,13 @@ impl Table {
                     Err(error) => self.refused(error, key).map(Answer::Refused),
                 }
             }
-            Write::Together(updates) => self.transact(write, updates, attempts).await,
+            updates => self.transact(write, updates, attempts).await,
         }
     }
 
     /// Builds the request of an update. A refusal returns the row.
-    pub(super) fn request(&self, update: &Update) -> UpdateItemFluentBuilder {
-        let (key, returns) = (self.key(&update.key), update.returns.clone());
+    pub(super) fn request(&self, update: &Update<'_>) -> UpdateItemFluentBuilder {
+        let (key, returns) = (self.key(update.key), update.returns.clone());
         let Rendered { update, condition, names, values } = update.render();
         self.client
             .update_item()
@@ -167,8 +167,8 @@ impl Table {
     }
 
     /// Builds an update as a part of a transaction.
-    pub(super) fn part(&self, update: &Update) -> Result<types::Update, Error> {
-        let key = &update.key;
+    pub(super) fn part(&self, update: &Update<'_>) -> Result<types::Update, Error> {
+        let key = update.key;
         let Rendered { update, condition, names, values } = update.render();
         types::Update::builder()
             .table_name(&self.name)
@@ -183,7 +183,7 @@ impl Table {
     }
 
     /// Builds a check as a part of a transaction.
-    pub(super) fn check(&self, key: &str, condition: &Condition) -> Result<ConditionCheck, Error> {
+    pub(super) fn check(&self, key: &str, condition: &Condition<'_>) -> Result<ConditionCheck, Error> {
         let Rendered { condition, names, values, .. } = Rendered::of(condition);
         ConditionCheck::builder()
             .table_name(&self.name)
@@ -212,15 +212,23 @@ impl Table {
     }
 
     /// Sends a transaction. DynamoDB recognises a repetition by the SDK or the network by its token, for ten minutes.
-    async fn transact(&self, write: &Write, updates: &[Update], attempts: &SdkAttempts) -> Result<Answer, Error> {
-        let part = |update: &Update| Ok(TransactWriteItem::builder().update(self.part(update)?).build());
+    async fn transact(
+        &self,
+        write: &Write<'_>,
+        updates: &[Update<'_>],
+        attempts: Option<&SdkAttempts>,
+    ) -> Result<Answer, Error> {
+        let part = |update: &Update<'_>| Ok(TransactWriteItem::builder().update(self.part(update)?).build());
         let parts = updates.iter().map(part).collect::<Result<_, Error>>()?;
         // A cancelled transaction was not applied, so another one needs another token. The SDK's own token comes from a
         // generator that a snapshot of this process clones.
         let token = self.nonce(write.keys().next().unwrap_or_default())?;
         let request = self.client.transact_write_items().set_transact_items(Some(parts)).client_request_token(token);
         // The type of the future is hidden, as for an update.
-        let sent: BoxFuture<'static, _> = Box::pin(request.customize().interceptor(attempts.clone()).send());
+        let sent: BoxFuture<'static, _> = match attempts {
+            Some(attempts) => Box::pin(request.customize().interceptor(attempts.clone()).send()),
+            None => Box::pin(request.send()),
+        };
         match sent.await {
             Ok(_) => Ok(Answer::Applied(Item::new())),
             Err(error) => self.cancelled(write, error).map(Answer::Refused),
@@ -228,7 +236,7 @@ impl Table {
     }
 
     /// Reads why a transaction was cancelled. DynamoDB gives one reason for each key, in their order.
-    fn cancelled(&self, write: &Write, error: SdkError<TransactWriteItemsError>) -> Result<Refused, Error> {
+    fn cancelled(&self, write: &Write<'_>, error: SdkError<TransactWriteItemsError>) -> Result<Refused, Error> {
         let reasons = match &error {
             SdkError::ServiceError(context) => match context.err() {
                 TransactWriteItemsError::TransactionCanceledException(why) => why.cancellation_reasons().to_vec(),
