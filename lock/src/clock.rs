@@ -43,12 +43,14 @@ impl Clock {
     }
 
     pub(crate) fn now(&self) -> Moment {
-        Moment {
-            wall: since_epoch(self.0.now()),
-            #[expect(clippy::disallowed_methods, reason = "this is the only reading of the monotonic clock")]
-            monotonic: Instant::now(),
-        }
+        Moment { wall: since_epoch(self.0.now()), monotonic: monotonic() }
     }
+}
+
+/// Reads the monotonic clock.
+#[expect(clippy::disallowed_methods, reason = "this is the only reading of the monotonic clock")]
+pub(crate) fn monotonic() -> Instant {
+    Instant::now()
 }
 
 impl Moment {

@@ -21,7 +21,7 @@ use tokio::time::timeout;
 
 use super::dynamodb::DynamoDb;
 use super::faults::{Delivery, Fate, Faults};
-use super::time::monotonic;
+use crate::clock::monotonic;
 
 /// An observer of a host's traffic, which may change requests and answers.
 ///

@@ -7,7 +7,7 @@ use aws_smithy_async::time::{SystemTimeSource, TimeSource};
 use dynoxide::storage_backend::Clock as DatabaseClock;
 use tokio::time::Instant;
 
-use crate::clock::{Clock, since_epoch};
+use crate::clock::{monotonic, since_epoch};
 
 /// The reference for all clocks: a start time plus the time that tokio says has passed since, or the system's time,
 /// which also advances while the machine sleeps.
@@ -87,11 +87,6 @@ impl HostClock {
         let by = Duration::from_micros(ahead.unsigned_abs());
         if ahead < 0 { self.time.now() - by } else { self.time.now() + by }
     }
-}
-
-/// Returns the time by tokio's clock.
-pub(super) fn monotonic() -> Instant {
-    Clock::new(None).now().monotonic
 }
 
 fn micros(duration: Duration) -> i64 {
