@@ -6,7 +6,7 @@ use std::time::Duration;
 use aws_sdk_dynamodb::types::ReturnValue;
 
 use super::claim::{Claim, Claimed, LeavesTo};
-use super::expression::{Attribute as _, Condition, Path, To, Update, all, any, count, hold_time, not, text, value};
+use super::expression::{Attribute as _, Condition, Path, To, Update, all, any, count, hold_time, not, text};
 use super::names::{
     ACQUIRED_AT, COMPLETED, DATA, EXPIRATION, FENCE, HEAD, HOLD, HOLD_DEVIATION, HOLDER, IN_PROGRESS, LEASE_END,
     MAX_FENCE, OWNER, RELEASED, RESUMED, SEQUENCE, STATUS, TAIL, TAIL_UNTIL, WITHDRAWN,
