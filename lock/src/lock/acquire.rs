@@ -270,7 +270,7 @@ impl Acquire {
         let span = telemetry.span().clone();
         match self.ask(&mut telemetry).instrument(span).await {
             Ok(Asked::Acquired(lock, taken_from)) => {
-                telemetry.acquired(lock.key(), lock.owner(), lock.fence(), taken_from.as_deref());
+                telemetry.acquired(lock.shown_key(), lock.owner(), lock.fence(), taken_from.as_deref());
                 Ok(Begun::Acquired(lock))
             }
             Ok(Asked::Completed(record)) => {
@@ -686,7 +686,7 @@ pub(crate) async fn hold<T>(lock: &Lock, body: impl Future<Output = T>) -> Resul
     if let Err(error) = in_time_to_answer(lock, lock.release()).await
         && !error.is_lost()
     {
-        tracing::warn!(key = &*printable(lock.key()), fence = lock.fence(), %error, "release failed");
+        tracing::warn!(key = lock.shown_key(), fence = lock.fence(), %error, "release failed");
     }
     match outcome {
         Ok(Some(value)) => Ok(value),

@@ -197,6 +197,11 @@ impl Lock {
         continuation
     }
 
+    /// Returns the keys for people.
+    pub(crate) fn shown_key(&self) -> &str {
+        self.hold.telemetry.key()
+    }
+
     /// Returns the key, without the prefix.
     #[must_use]
     pub fn key(&self) -> &str {
@@ -671,13 +676,13 @@ impl Drop for Lock {
         }
         if phase == Phase::Held {
             let _in = hold.span().enter();
-            tracing::warn!(key = &*printable(self.key()), fence = self.fence(), "a lock was dropped without a release");
+            tracing::warn!(key = self.shown_key(), fence = self.fence(), "a lock was dropped without a release");
             self.clear_hold_at_least();
         }
         // Oversized data would make the release fail, and keep the key held.
         let data = data.filter(|data| hold.acquisition.kind().check_data(data).is_ok());
         let released = Arc::clone(hold);
-        in_background(&hold.locks, self.key(), hold.span().clone(), async move {
+        in_background(&hold.locks, self.shown_key(), hold.span().clone(), async move {
             released.send_release(sequence, data.as_ref()).await.map(drop)
         });
     }

@@ -213,6 +213,10 @@ impl HoldSpan {
         &self.span
     }
 
+    pub(super) fn key(&self) -> &str {
+        &self.key
+    }
+
     #[cfg(feature = "idempotency")]
     pub(super) fn is_lost(&self) -> bool {
         self.is_lost.load(Ordering::Relaxed)
