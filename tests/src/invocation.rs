@@ -6,7 +6,7 @@ use std::io::{self, Write};
 use std::marker::PhantomData;
 use std::ops::RangeInclusive;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, LazyLock, Mutex, Once};
+use std::sync::{Arc, Mutex, Once};
 use std::task::{Context as TaskContext, Poll};
 use std::time::{Duration, SystemTime};
 
@@ -19,8 +19,6 @@ use serde_json::{Value, json};
 use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
 use tower::{Service, ServiceExt};
-use tracing::Dispatch;
-use tracing::subscriber::NoSubscriber;
 
 /// The name of the function.
 pub const FUNCTION: &str = "orders";
@@ -289,17 +287,8 @@ pub fn keep_warnings() {
 fn keep(filter: &str) {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
-        ask_all_subscribers();
         tracing_subscriber::fmt().with_env_filter(filter).with_ansi(false).with_writer(|| Log).init();
     });
-}
-
-/// Makes `tracing` ask the subscribers of all threads whether an event that occurs for the first time is on. If there is one
-/// subscriber, it asks that of the current thread only, and the event can stay off in a test on another thread.
-pub fn ask_all_subscribers() {
-    static SUBSCRIBERS: LazyLock<[Dispatch; 2]> =
-        LazyLock::new(|| [(); 2].map(|()| Dispatch::new(NoSubscriber::new())));
-    LazyLock::force(&SUBSCRIBERS);
 }
 
 /// Returns the lines that contain `name`, which must be unique to the test.

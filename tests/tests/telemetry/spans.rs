@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use aws_sdk_dynamodb::types::AttributeValue;
 use lambda_lock::idempotency::{OnMissingKey, RecordFormat, StoredError};
 use lambda_lock::{ErrorKind, HandlerError, Idempotency, IdempotencyLayer, LockLayer, OnError, SqsConsumer};
-use lambda_lock_tests::invocation::{ask_all_subscribers, invocation};
+use lambda_lock_tests::invocation::invocation;
 use lambda_runtime::LambdaEvent;
 use serde_json::json;
 use tokio::time::sleep;
@@ -245,7 +245,6 @@ async fn a_lock_is_traced_within_the_callers_span() {
     let locks = stage.locks();
     let parents = Parents::default();
     let filter = Targets::new().with_target("lambda_lock", Level::TRACE).with_target("telemetry", Level::TRACE);
-    ask_all_subscribers();
     let _guard = set_default(Registry::default().with(parents.clone().with_filter(filter)));
     let invocation = tracing::info_span!("invocation");
     let acquire = async { locks.acquire("nightly").await.unwrap().release().await.unwrap() };

@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 use std::fmt::Debug;
 use std::sync::{Arc, Mutex};
 
-use lambda_lock_tests::invocation::ask_all_subscribers;
 use tracing::field::{Field, Visit};
 use tracing::subscriber::{DefaultGuard, set_default};
 use tracing::{Level, span};
@@ -49,7 +48,6 @@ impl Traces {
     }
 
     pub(crate) fn filtered(filter: Targets) -> Self {
-        ask_all_subscribers();
         let record = Arc::new(Mutex::new(Record::default()));
         let subscriber = Registry::default().with(Recorder(Arc::clone(&record)).with_filter(filter));
         Self { record, _guard: set_default(subscriber) }
