@@ -339,7 +339,7 @@ impl<I, T, E> RecordSettings<I, T, E> {
     }
 
     pub(super) fn error(&self, cause: Cause, key: &str) -> Error {
-        Error::new(cause, &self.locks.0.table.name, key)
+        Error::new(cause, self.locks.0.table.place(), key)
     }
 }
 

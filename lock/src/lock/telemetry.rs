@@ -1,7 +1,7 @@
 //! Spans, events and metrics of a lock, from the first attempt to the release.
 //!
-//! Each acquire has one span `lock`, at level info, in which the work also runs. Its key is the row's key, so it is hashed
-//! if that is. No payload, result or data is recorded. Events repeat the key, for filters that leave out the span. Keys
+//! Each acquire has one span `lock`, at level info, in which the work also runs. Its key is the row's key, with the
+//! prefix of the `Locks`, so it is hashed if that is. No payload, result or data is recorded. Events repeat the key, for filters that leave out the span. Keys
 //! and owners are [printable].
 
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -36,7 +36,7 @@ impl AcquireSpan {
     pub(super) fn start(key: &str, clock: &Clock, waits: bool) -> Self {
         let span = tracing::info_span!(
             "lock",
-            key = &*printable(key),
+            key,
             owner = Empty,
             fence = Empty,
             outcome = Empty,
@@ -84,7 +84,7 @@ impl AcquireSpan {
             self.has_joined = true;
             self.span.record("ahead", ahead);
         }
-        tracing::debug!(key = &*printable(key), ahead, "took a place in the queue");
+        tracing::debug!(key, ahead, "took a place in the queue");
     }
 
     /// The acquire succeeded. `taken_from` is the last holder, if it did not release the key. It is
@@ -95,7 +95,6 @@ impl AcquireSpan {
         metrics::count(metrics::ACQUIRED);
         metrics::time(metrics::ACQUIRE_TIME, self.clock.now().since(self.started));
         let _in = self.span.enter();
-        let key = &*printable(key);
         tracing::debug!(key, fence, "acquired");
         if let Some(holder) = taken_from.filter(|holder| holder.is_current()) {
             tracing::debug!(key, fence, from = %holder, "taken from an earlier acquire of the same identity");
@@ -191,10 +190,11 @@ pub(super) struct HoldSpan {
 }
 
 impl HoldSpan {
-    pub(super) fn new(span: Span, key: &str) -> Self {
+    /// `key` names the rows' keys for people.
+    pub(super) fn new(span: Span, key: String) -> Self {
         Self {
             span,
-            key: printable(key).into_owned(),
+            key,
             has_overrun: AtomicBool::new(false),
             is_lost: AtomicBool::new(false),
             outcome: Mutex::new("left"),
@@ -202,10 +202,10 @@ impl HoldSpan {
     }
 
     /// Starts the span of a lock that another process has handed over.
-    pub(super) fn resumed(key: &str, owner: &str, fence: u64) -> Self {
-        let (shown, owner) = (&*printable(key), &*printable(owner));
-        let span = tracing::info_span!("lock", key = shown, owner, fence, outcome = Empty, held_ms = Empty);
-        span.in_scope(|| tracing::debug!(key = shown, fence, "resumed"));
+    pub(super) fn resumed(key: String, owner: &str, fence: u64) -> Self {
+        let owner = &*printable(owner);
+        let span = tracing::info_span!("lock", key, owner, fence, outcome = Empty, held_ms = Empty);
+        span.in_scope(|| tracing::debug!(key, fence, "resumed"));
         Self::new(span, key)
     }
 
