@@ -48,7 +48,8 @@ pub const ACQUIRE_TIME: &str = "lambda_lock_acquire_time";
 pub const WAIT_TIME: &str = "lambda_lock_wait_time";
 /// Histogram, milliseconds: duration of releases and completions.
 pub const RELEASE_TIME: &str = "lambda_lock_release_time";
-/// Histogram, milliseconds: how long locks were held. A lock that a ticket hands over counts in each process.
+/// Histogram, milliseconds: how long locks were held. A lock that a ticket hands over counts once, from its acquire to its
+/// release by a resumed lock or by the ticket.
 pub const HOLD_TIME: &str = "lambda_lock_hold_time";
 
 /// Histogram, count: how many waiters were ahead of an acquire that took a place in the queue.

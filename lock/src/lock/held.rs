@@ -189,10 +189,10 @@ impl Lock {
     pub(super) fn hand_over(&self) -> Continuation {
         // Of a release that another task sends at this moment, the ticket has the number, or the release is not sent.
         let mut continuation = Continuation { hold_until: None, sequence: 0 };
+        self.hold.telemetry.handed_over();
         let _always_allowed = self.hold.enter_with(&Phase::ALL, Phase::Released, |state| {
             continuation = Continuation { hold_until: state.hold_until, sequence: state.sequence };
         });
-        self.hold.telemetry.handed_over();
         continuation
     }
 

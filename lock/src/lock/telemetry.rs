@@ -176,6 +176,9 @@ pub(super) fn record_ticket<T>(outcome: &'static str, answer: &Result<T, Error>)
     }
 }
 
+/// The outcome of a lock that became a ticket.
+const HANDED_OVER: &str = "handed_over";
+
 /// A lock that is held, until its release is answered.
 #[derive(Debug)]
 pub(super) struct HoldSpan {
@@ -225,13 +228,16 @@ impl HoldSpan {
     /// The holder no longer relies on the lock, after it held it for this long.
     pub(super) fn ended(&self, held: Duration, has_overrun: bool) {
         self.span.record("held_ms", millis(held));
-        metrics::time(metrics::HOLD_TIME, held);
+        // The hold of a ticket goes on, until the release.
+        if self.outcome() != HANDED_OVER {
+            metrics::time(metrics::HOLD_TIME, held);
+        }
         self.has_overrun.store(has_overrun, Ordering::Relaxed);
     }
 
-    /// The lock became a ticket.
+    /// The lock becomes a ticket.
     pub(super) fn handed_over(&self) {
-        self.end_with("handed_over");
+        self.end_with(HANDED_OVER);
         let _in = self.span.enter();
         tracing::debug!(key = self.key, "handed over");
     }
@@ -263,6 +269,10 @@ impl HoldSpan {
         metrics::count_by(metrics::RELEASE_FAILED, metrics::REASON, error.kind().as_str());
     }
 
+    fn outcome(&self) -> &'static str {
+        *self.outcome.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn end_with(&self, outcome: &'static str) {
         *self.outcome.lock().unwrap_or_else(PoisonError::into_inner) = outcome;
         if self.has_overrun.load(Ordering::Relaxed) {
@@ -277,7 +287,6 @@ impl Drop for HoldSpan {
             self.lost(None);
         }
         // A lost lock stays lost, even if its release succeeds.
-        let outcome = *self.outcome.lock().unwrap_or_else(PoisonError::into_inner);
-        self.span.record("outcome", if *self.is_lost.get_mut() { "lost" } else { outcome });
+        self.span.record("outcome", if *self.is_lost.get_mut() { "lost" } else { self.outcome() });
     }
 }

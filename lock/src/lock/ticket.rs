@@ -282,7 +282,7 @@ impl Locks {
         let (handover, nonce) = (ticket.handover(now, skew), table.nonce(&ticket.key)?);
         let resumed = table.resume(&mut acquisition, handover, &nonce, valid_from).await?;
         let Resumed { fence, data, end, acquired_at, hold_time } = resumed;
-        let sent = Moment { wall: acquired(acquired_at, now), ..now };
+        let sent = now.earlier(acquired(acquired_at, now));
         let lease = table.stored_lease(end, now);
         let grant = Grant { fences: vec![fence], data, sent, lease, hold_time, excess: Duration::ZERO };
         self.resumed(
@@ -373,6 +373,7 @@ impl Locks {
         let (acquired_at, hold_until) = (acquired(ticket.acquired_at, now), ticket.hold_until(now));
         table.release_ticket(&ticket.acquisition(), handover, acquired_at, hold_until).await?;
         metrics::count(metrics::RELEASED);
+        metrics::time(metrics::HOLD_TIME, now.wall.saturating_sub(acquired_at));
         Ok(())
     }
 
