@@ -18,8 +18,9 @@ use metrics::Unit;
 
 /// Counter: locks and records acquired.
 pub const ACQUIRED: &str = "lambda_lock_acquired";
-/// Counter: acquisitions after a lease that ended without a release: the last holder crashed or timed out, or kept its
-/// record on purpose. An acquisition whose answer was lost is not counted, and neither is one of several keys.
+/// Counter: leases that ended without a release, when the next acquire of the key finds them: the last holder crashed or
+/// timed out, or kept its record on purpose. Each permit of a semaphore counts. An acquisition whose answer was lost finds
+/// none, and neither does one of several keys.
 pub const TAKEN_OVER: &str = "lambda_lock_taken_over";
 /// Counter: acquires that ended without the lock, by [`REASON`]. Replays and in-progress refusals have their own counters.
 pub const REFUSED: &str = "lambda_lock_refused";

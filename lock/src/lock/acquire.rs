@@ -270,7 +270,7 @@ impl Acquire {
         let span = telemetry.span().clone();
         match self.ask(&mut telemetry).instrument(span).await {
             Ok(Asked::Acquired(lock, taken_from)) => {
-                telemetry.acquired(lock.shown_key(), lock.owner(), lock.fence(), taken_from.as_deref());
+                telemetry.acquired(lock.shown_key(), lock.owner(), lock.fence(), &taken_from);
                 Ok(Begun::Acquired(lock))
             }
             Ok(Asked::Completed(record)) => {
@@ -431,7 +431,7 @@ pub(crate) enum Begun {
 
 /// The same, with the last holder if it did not release the key.
 enum Asked {
-    Acquired(Lock, Option<Box<Holder>>),
+    Acquired(Lock, Vec<Holder>),
     Completed(Box<Holder>),
 }
 
@@ -463,8 +463,8 @@ enum Attempt {
 /// A key that an attempt has taken.
 struct Taken {
     grant: Grant,
-    /// The last holder, if it did not release the key. Unknown after a lost answer.
-    from: Option<Box<Holder>>,
+    /// The last holders, if they did not release the key. Unknown after a lost answer.
+    from: Vec<Holder>,
 }
 
 impl Taken {
@@ -528,7 +528,7 @@ impl<'a> AcquireAttempts<'a> {
                 let ours = self.sent.iter().find(|(_, lease)| lease.end == end).filter(|_| !fences.is_empty());
                 let Some(&(sent, lease)) = ours else { return Ok(Attempt::TakenTooLong) };
                 let grant = Grant { fences, data, sent, lease, hold_time, excess: Duration::ZERO };
-                Ok(Attempt::Taken(Box::new(Taken { grant, from: None })))
+                Ok(Attempt::Taken(Box::new(Taken { grant, from: Vec::new() })))
             }
             Claimed::Completed(record) => Ok(Attempt::Completed(record)),
         }

@@ -87,20 +87,22 @@ impl AcquireSpan {
         tracing::debug!(key, ahead, "took a place in the queue");
     }
 
-    /// The acquire succeeded. `taken_from` is the last holder, if it did not release the key. It is
+    /// The acquire succeeded. `taken_from` has the last holders, if they did not release the key. One is
     /// [current](Holder::is_current) if it is an earlier acquire of the same identity.
-    pub(super) fn acquired(mut self, key: &str, owner: &str, fence: u64, taken_from: Option<&Holder>) {
+    pub(super) fn acquired(mut self, key: &str, owner: &str, fence: u64, taken_from: &[Holder]) {
         self.span.record("owner", &*printable(owner)).record("fence", fence);
         self.end();
         metrics::count(metrics::ACQUIRED);
         metrics::time(metrics::ACQUIRE_TIME, self.clock.now().since(self.started));
         let _in = self.span.enter();
         tracing::debug!(key, fence, "acquired");
-        if let Some(holder) = taken_from.filter(|holder| holder.is_current()) {
-            tracing::debug!(key, fence, from = %holder, "taken from an earlier acquire of the same identity");
-        } else if let Some(holder) = taken_from {
-            metrics::count(metrics::TAKEN_OVER);
-            tracing::warn!(key, fence, from = %holder, "taken over: the last holder did not release the key");
+        for holder in taken_from {
+            if holder.is_current() {
+                tracing::debug!(key, fence, from = %holder, "taken from an earlier acquire of the same identity");
+            } else {
+                metrics::count(metrics::TAKEN_OVER);
+                tracing::warn!(key, fence, from = %holder, "taken over: the last holder did not release the key");
+            }
         }
     }
 

@@ -146,7 +146,7 @@ impl Rules for Key {
             fences: vec![claim.fence_after(fence)],
             data: claim.data.cloned().or(left),
             hold_time: last.as_ref().and_then(|holder| holder.queue.hold_time),
-            taken_from: last.filter(|holder| !holder.completed && !holder.released).map(Box::new),
+            taken_from: last.filter(|holder| !holder.completed && !holder.released).into_iter().collect(),
         })
     }
 

@@ -62,7 +62,7 @@ impl Rules for Keys {
     }
 
     fn granted(&mut self, _table: &Table, _claim: &Claim<'_>, _before: Item) -> Result<Claimed, Error> {
-        Ok(Claimed::Granted { fences: self.proposed.clone(), data: None, taken_from: None, hold_time: None })
+        Ok(Claimed::Granted { fences: self.proposed.clone(), data: None, taken_from: Vec::new(), hold_time: None })
     }
 
     fn denied(

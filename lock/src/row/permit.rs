@@ -144,11 +144,11 @@ impl Rules for Permit {
         let fence = number_at(&before, FENCE, MAX_FENCE).map_err(|why| table.malformed(&self.key, why))?;
         let left = before.remove(DATA).map(Data);
         self.seen = Some(Semaphore::read(&mut before).unwrap_or_default());
-        let crashed = std::mem::take(&mut self.ended).into_iter().find(|permit| !permit.released);
+        let crashed = std::mem::take(&mut self.ended).into_iter().filter(|permit| !permit.released);
         Ok(Claimed::Granted {
             fences: vec![claim.fence_after(fence)],
             data: claim.data.cloned().or(left),
-            taken_from: crashed.map(|permit| Box::new(permit.into_holder(claim.now))),
+            taken_from: crashed.map(|permit| permit.into_holder(claim.now)).collect(),
             hold_time: None,
         })
     }
