@@ -40,6 +40,8 @@ pub const REPLAYS: &str = "lambda_lock_replays";
 pub const IN_PROGRESS_REFUSALS: &str = "lambda_lock_in_progress_refusals";
 /// Counter: messages of SQS batches and records of stream batches, by [`OUTCOME`].
 pub const BATCH_ITEMS: &str = "lambda_lock_batch_items";
+/// Counter: HTTP requests that were answered with a problem instead of a response of the handler, by [`PROBLEM`].
+pub const HTTP_PROBLEMS: &str = "lambda_lock_http_problems";
 /// Counter: tickets that were resumed, renewed, released or refused, by [`OUTCOME`].
 pub const TICKETS: &str = "lambda_lock_tickets";
 
@@ -59,6 +61,8 @@ pub const WAITERS_AHEAD: &str = "lambda_lock_waiters_ahead";
 /// Label: the cause, such as `held`, `throttled` or `access_denied`. The values are the names of
 /// [`ErrorKind`](crate::ErrorKind), and `cancelled` for an acquire that was dropped.
 pub const REASON: &str = "reason";
+/// Label: the last part of a problem's type, such as `key-malformed`. The guide "HTTP APIs" ([`docs`](crate::docs)) has them.
+pub const PROBLEM: &str = "problem";
 /// Label: the outcome of a message or a record. `done` by this invocation, `duplicate` of a done one, `in_progress`
 /// elsewhere, `failed`, `unreadable`, `not_started` for lack of time or after a failure in its lane, or `timed_out` when its
 /// lease ended, shortly before the deadline. The outcome of a ticket: `resumed`, `renewed`, `released`, or the cause of its
@@ -86,6 +90,7 @@ pub fn describe() {
         (REPLAYS, "Duplicates that got the first run's result"),
         (IN_PROGRESS_REFUSALS, "Duplicates refused while the first run was in progress"),
         (BATCH_ITEMS, "Messages of SQS batches and records of stream batches"),
+        (HTTP_PROBLEMS, "HTTP requests answered with a problem"),
         (TICKETS, "Tickets resumed, renewed, released or refused"),
     ] {
         metrics::describe_counter!(name, Unit::Count, description);
