@@ -374,7 +374,7 @@ async fn rejects_an_item_that_is_too_long_before_its_key_is_used() {
     for characters in [201, 300] {
         let refused = send(&world, &host, of_characters(characters)).await;
         assert_eq!(refused.status_code, 400);
-        let expected = format!("the item has {characters} characters: send one with at most 200");
+        let expected = format!("the item has {characters} characters: send one with 1 to 200");
         assert_eq!(message(&refused), expected);
     }
     assert_eq!(host.requests(), 0);
@@ -403,8 +403,12 @@ async fn rejects_what_is_no_posted_order_before_its_key_is_used() {
     let mut encoded = posted(Some("key-1"), &tea(2));
     encoded["isBase64Encoded"] = true.into();
     encoded["body"] = "eyJpdGVtIjoidGVhIiwicXVhbnRpdHkiOjJ9".into();
-    let bodies = [json!({ "item": "tea" }), tea(0), json!("tea")].map(|body| (posted(Some("key-1"), &body), 400));
-    for (request, status) in [(elsewhere, 404), (read, 405), (encoded, 415)].into_iter().chain(bodies) {
+    let mut plain = posted(Some("key-1"), &tea(2));
+    plain["headers"]["content-type"] = "text/plain".into();
+    let nothing = json!({ "item": "", "quantity": 2 });
+    let bodies =
+        [json!({ "item": "tea" }), tea(0), json!("tea"), nothing].map(|body| (posted(Some("key-1"), &body), 400));
+    for (request, status) in [(elsewhere, 404), (read, 405), (encoded, 415), (plain, 415)].into_iter().chain(bodies) {
         assert_eq!(send(&world, &host, request.clone()).await.status_code, status, "{request}");
     }
     assert_eq!(host.requests(), 0);

@@ -51,6 +51,7 @@ pub trait Source: Clone {
 
     /// Returns how often the item was received, if the source counts.
     #[doc(hidden)]
+    #[must_use]
     fn receive_count(_: &Self::Raw) -> Option<u32> {
         None
     }
