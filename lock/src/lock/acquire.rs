@@ -184,6 +184,8 @@ impl Acquire {
     /// So this option gives up the guarantee that one holder at a time considers itself valid. Use it if the earlier
     /// invocation has ended, or if a receiver rejects its smaller fence, or with the condition check in the transaction.
     ///
+    /// Refusals, logs and the program show the identity. Pass a digest of one that is confidential.
+    ///
     /// A lock that was released is not taken over. If the clock of the earlier acquire was ahead, a later acquire is refused
     /// as held until its own clock has passed that time, at most for the clock skew: let it wait.
     ///
