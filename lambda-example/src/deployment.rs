@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 use tower::{Service, service_fn};
 
 use crate::failure::Failure;
+use crate::input::non_empty;
 use crate::settings::Simulation;
 
 /// The lease of the lock, from the first state and again from the start of the work. It is longer than the function's
@@ -22,8 +23,10 @@ const LEASE: Duration = Duration::from_mins(10);
 #[derive(Clone, Debug, Deserialize, Serialize)]
 pub struct Deployment {
     /// The service, which is also the key of the lock.
+    #[serde(deserialize_with = "non_empty")]
     pub key: String,
     /// The version to release.
+    #[serde(deserialize_with = "non_empty")]
     pub version: String,
     /// The time to roll the version out, in milliseconds, as a simulation.
     #[serde(default)]
@@ -39,8 +42,8 @@ pub struct Deployment {
 pub enum Step {
     /// Take the lock of a service.
     Take {
-        /// The service.
-        key: String,
+        /// The input of the execution. It is checked before the lock is taken.
+        input: Deployment,
         /// The ARN of the execution.
         execution: String,
     },
@@ -133,8 +136,8 @@ async fn take_step(
 ) -> Result<Done, HandlerError<Failure>> {
     match event.payload {
         // A repeated attempt takes over what an earlier attempt of this execution has acquired.
-        Step::Take { key, execution } => {
-            let acquire = locks.acquire(key).owner_from(execution).lease(LEASE);
+        Step::Take { input, execution } => {
+            let acquire = locks.acquire(input.key).owner_from(execution).lease(LEASE);
             Ok(Done::Taken(acquire.await.map_err(HandlerError::Lock)?.into_ticket()))
         }
         // The renewal fails if the lock is no longer held.

@@ -2,6 +2,7 @@
 
 mod deployment;
 mod failure;
+mod input;
 mod nightly_report;
 mod order_api;
 mod order_totals;

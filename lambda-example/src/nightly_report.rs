@@ -13,12 +13,14 @@ use serde::{Deserialize, Serialize};
 use tower::{Layer, Service, service_fn};
 
 use crate::failure::Failure;
+use crate::input::non_empty;
 use crate::settings::Simulation;
 
 /// The input from the schedule.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 pub struct ReportRequest {
     /// The report to write.
+    #[serde(deserialize_with = "non_empty")]
     pub report: String,
     /// The time to gather the figures, in milliseconds, as a simulation.
     #[serde(default)]

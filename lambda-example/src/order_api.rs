@@ -155,10 +155,11 @@ async fn respond(
             request.extensions_mut().insert(order);
             place.oneshot(request).await.unwrap_or_else(|failure| failed(&failure))
         }
-        Err((StatusCode::METHOD_NOT_ALLOWED, detail)) => {
-            with(refusal(StatusCode::METHOD_NOT_ALLOWED, &detail), ALLOW, "POST")
+        Err((status, detail)) => {
+            tracing::debug!(status = status.as_u16(), detail, "the request was refused");
+            let refused = refusal(status, &detail);
+            if status == StatusCode::METHOD_NOT_ALLOWED { with(refused, ALLOW, "POST") } else { refused }
         }
-        Err((status, detail)) => refusal(status, &detail),
     })
 }
 
@@ -190,7 +191,7 @@ fn check(request: &Request) -> Result<NewOrder, (StatusCode, String)> {
         return Err((StatusCode::METHOD_NOT_ALLOWED, "the only method is POST".to_owned()));
     }
     // Lambda encodes every body whose Content-Type is not text.
-    if let Body::Binary(_) = request.body() {
+    if !is_json(request) || matches!(request.body(), Body::Binary(_)) {
         let message = "Content-Type must be application/json";
         return Err((StatusCode::UNSUPPORTED_MEDIA_TYPE, message.to_owned()));
     }
@@ -203,12 +204,17 @@ fn check(request: &Request) -> Result<NewOrder, (StatusCode, String)> {
         (StatusCode::BAD_REQUEST, message.to_owned())
     })?;
     match order.item.chars().count() {
-        0..=LONGEST_ITEM => Ok(order),
+        1..=LONGEST_ITEM => Ok(order),
         characters => {
-            let message = format!("the item has {characters} characters: send one with at most {LONGEST_ITEM}");
+            let message = format!("the item has {characters} characters: send one with 1 to {LONGEST_ITEM}");
             Err((StatusCode::BAD_REQUEST, message))
         }
     }
+}
+
+fn is_json(request: &Request) -> bool {
+    let content_type = request.headers().get(CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
+    content_type.split(';').next().unwrap_or_default().trim().eq_ignore_ascii_case("application/json")
 }
 
 /// Returns the answer to a failed order. The log has the details that the client must not see.

@@ -81,6 +81,8 @@ impl Payments {
 /// A redrive gives a message a new id. So the key is the payment's, and the window covers the queue, the dead-letter queue
 /// and the queue again, which keep a message for up to 14 days each.
 const WINDOW: Duration = Duration::from_hours(43 * 24);
+/// `maxReceiveCount` of the queue in the template.
+const DELIVERIES: u32 = 5;
 
 /// Returns the function: the consumer, with the handler of one payment.
 #[must_use]
@@ -105,6 +107,7 @@ pub fn payment_queue(
             .validate(|message| json!([message.body.account, message.body.amount]));
     SqsConsumer::new(once)
         .hide_while_in_progress(queues)
+        .max_receive_count(DELIVERIES)
         .layer(service_fn(move |message| pay(Arc::clone(&payments), simulation, message)))
 }
 

@@ -3,8 +3,11 @@
 
 use std::env;
 use std::io::{self, Write};
+use std::panic::AssertUnwindSafe;
 
-use lambda_runtime::Error;
+use futures_util::FutureExt;
+use lambda_lock::lambda::log_panics;
+use lambda_runtime::{Diagnostic, Error};
 use metrics_cloudwatch_embedded::Builder;
 pub use metrics_cloudwatch_embedded::Collector;
 use tower::{Service, ServiceExt};
@@ -21,14 +24,17 @@ pub const FUNCTION_NAME: &str = "FunctionName";
 ///
 /// Returns an error outside of Lambda, where the function has no name.
 pub fn start() -> Result<&'static Collector, Error> {
-    // The level comes from RUST_LOG.
+    // The level comes from RUST_LOG. The line of `lambda_runtime` about a failure is left out: it is an error even if the
+    // failure is routine, and says that a panic is `Any { .. }`. [`log_failures`] and the hook log both.
+    let filter = EnvFilter::from_default_env().add_directive("lambda_runtime::layers::panic=off".parse()?);
     tracing_subscriber::fmt()
         .json()
         // The list of spans includes the current span.
         .with_current_span(false)
-        .with_env_filter(EnvFilter::from_default_env())
+        .with_env_filter(filter)
         .without_time()
         .init();
+    log_panics();
     exporter(env::var("AWS_LAMBDA_FUNCTION_NAME")?)
 }
 
@@ -40,6 +46,51 @@ pub fn start() -> Result<&'static Collector, Error> {
 /// Returns an error if an exporter is already installed.
 pub fn exporter(function_name: String) -> Result<&'static Collector, Error> {
     Builder::new().cloudwatch_namespace(NAMESPACE).with_dimension(FUNCTION_NAME, function_name).init()
+}
+
+/// Wraps a function so that each failure is logged once: at level info if it is routine, such as a key that is held for a
+/// caller that tries again, and otherwise as an error. A panic, which is logged where it happens, is reported to Lambda as
+/// `Panic`.
+pub fn log_failures<Event, S>(
+    function: S,
+    is_routine: impl Fn(&S::Error) -> bool + Clone + Send,
+) -> impl Service<
+    Event,
+    Response = S::Response,
+    Error = Diagnostic,
+    Future: Future<Output = Result<S::Response, Diagnostic>> + Send,
+> + Clone
++ Send
+where
+    S: Service<Event, Future: Send> + Clone + Send,
+    S::Response: Send,
+    S::Error: Send,
+    Diagnostic: From<S::Error>,
+{
+    function.map_future(move |work| {
+        let is_routine = is_routine.clone();
+        async move {
+            match AssertUnwindSafe(work).catch_unwind().await {
+                Ok(Ok(response)) => Ok(response),
+                Ok(Err(error)) => {
+                    let is_routine = is_routine(&error);
+                    let failure: Diagnostic = error.into();
+                    let Diagnostic { error_type, error_message: error } = &failure;
+                    if is_routine {
+                        tracing::info!(error_type, error, "refused");
+                    } else {
+                        tracing::error!(error_type, error, "failed");
+                    }
+                    Err(failure)
+                }
+                Err(panic) => {
+                    let text = panic.downcast_ref::<String>().map(String::as_str);
+                    let text = text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or_default();
+                    Err(Diagnostic { error_type: "Panic".to_owned(), error_message: format!("panicked: {text}") })
+                }
+            }
+        }
+    })
 }
 
 /// Wraps a function so that each invocation writes its metrics before it answers, because Lambda may freeze the process

@@ -58,6 +58,12 @@ impl Moment {
         millis(self.wall)
     }
 
+    /// Returns the moment of an earlier time of the wall clock.
+    pub(crate) fn earlier(self, wall: Duration) -> Self {
+        let ago = self.wall.saturating_sub(wall);
+        Self { wall, monotonic: self.monotonic.checked_sub(ago).unwrap_or(self.monotonic) }
+    }
+
     pub(crate) fn deadline_after(self, lease: Duration) -> Deadline {
         // The row stores whole milliseconds; the holder counts the same ones.
         let wall = Duration::from_millis(millis(self.wall.saturating_add(lease)));

@@ -1,5 +1,6 @@
 //! The error type of all operations.
 
+use std::borrow::Cow;
 use std::cmp::Reverse;
 use std::error::Error as StdError;
 use std::fmt;
@@ -168,9 +169,42 @@ impl fmt::Display for ErrorKind {
     }
 }
 
+/// The table that an error names, and the prefix of its keys.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Place<'a> {
+    pub(crate) table: &'a str,
+    pub(crate) key_prefix: &'a str,
+}
+
+impl Place<'_> {
+    /// Returns the key of the row.
+    pub(crate) fn row_key(&self, key: &str) -> String {
+        [self.key_prefix, key].concat()
+    }
+
+    /// Returns the key of the row for people.
+    pub(crate) fn printable_key(&self, key: &str) -> String {
+        let key = self.row_key(key);
+        let escaped = match printable(&key) {
+            Cow::Borrowed(_) => None,
+            Cow::Owned(escaped) => Some(escaped),
+        };
+        escaped.unwrap_or(key)
+    }
+}
+
+/// An error without a key prefix.
+impl<'a> From<&'a str> for Place<'a> {
+    fn from(table: &'a str) -> Self {
+        Self { table, key_prefix: "" }
+    }
+}
+
 struct Inner {
     cause: Cause,
     table: String,
+    key_prefix: String,
+    /// The row's key, or empty.
     key: String,
     attempts: u32,
     source: Option<Source>,
@@ -223,9 +257,20 @@ pub(crate) enum Cause {
 }
 
 impl Error {
-    pub(crate) fn new(cause: Cause, table: &str, key: &str) -> Self {
-        let (table, key) = (table.to_owned(), key.to_owned());
-        Self(Box::new(Inner { cause, table, key, attempts: 1, source: None, source_message: None, others: Vec::new() }))
+    /// Creates the error of a key, or of the whole table if the key is empty.
+    pub(crate) fn new<'a>(cause: Cause, place: impl Into<Place<'a>>, key: &str) -> Self {
+        let place = place.into();
+        let key = if key.is_empty() { String::new() } else { place.row_key(key) };
+        Self(Box::new(Inner {
+            cause,
+            table: place.table.to_owned(),
+            key_prefix: place.key_prefix.to_owned(),
+            key,
+            attempts: 1,
+            source: None,
+            source_message: None,
+            others: Vec::new(),
+        }))
     }
 
     pub(crate) fn invalid(message: impl Into<String>) -> Self {
@@ -259,22 +304,26 @@ impl Error {
     }
 
     /// Creates the error of keys that others hold. The one whose lease ends last comes first.
-    pub(crate) fn held_by(holders: Vec<(String, Holder)>, table: &str) -> Self {
+    pub(crate) fn held_by(holders: Vec<(String, Holder)>, place: Place<'_>) -> Self {
         let holders = holders.into_iter().map(|(key, holder)| (key, Some(holder))).collect();
-        Self::of_holders(|holder| holder.map_or(Cause::Conflict, Cause::Held), holders, table)
+        Self::of_holders(|holder| holder.map_or(Cause::Conflict, Cause::Held), holders, place)
     }
 
     /// Creates the error of keys that were lost, with their present holders if others hold them.
-    pub(crate) fn lost_to(holders: Vec<(String, Option<Holder>)>, table: &str) -> Self {
-        Self::of_holders(Cause::Lost, holders, table)
+    pub(crate) fn lost_to(holders: Vec<(String, Option<Holder>)>, place: Place<'_>) -> Self {
+        Self::of_holders(Cause::Lost, holders, place)
     }
 
-    fn of_holders(cause: fn(Option<Holder>) -> Cause, mut holders: Vec<(String, Option<Holder>)>, table: &str) -> Self {
+    fn of_holders(
+        cause: fn(Option<Holder>) -> Cause,
+        mut holders: Vec<(String, Option<Holder>)>,
+        place: Place<'_>,
+    ) -> Self {
         holders.sort_by_key(|(_, holder)| Reverse(holder.as_ref().map(|holder| holder.until)));
         let mut holders = holders.into_iter();
         let (key, holder) = holders.next().unwrap_or_default();
-        let mut this = Self::new(cause(holder), table, &key);
-        this.0.others = holders.collect();
+        let mut this = Self::new(cause(holder), place, &key);
+        this.0.others = holders.map(|(key, holder)| (place.row_key(&key), holder)).collect();
         this
     }
 
@@ -285,7 +334,8 @@ impl Error {
 
     /// Adds the other keys of an operation on several keys.
     pub(crate) fn with_others<'a>(mut self, keys: impl IntoIterator<Item = &'a str>) -> Self {
-        self.0.others = keys.into_iter().map(|key| (key.to_owned(), None)).collect();
+        let Inner { others, key_prefix, .. } = &mut *self.0;
+        *others = keys.into_iter().map(|key| ([key_prefix, key].concat(), None)).collect();
         self
     }
 
@@ -294,12 +344,12 @@ impl Error {
         self
     }
 
-    pub(crate) fn from_sdk<E>(error: SdkError<E>, table: &str, key: &str) -> Self
+    pub(crate) fn from_sdk<'a, E>(error: SdkError<E>, place: impl Into<Place<'a>>, key: &str) -> Self
     where
         E: ProvideErrorMetadata + StdError + Send + Sync + 'static,
     {
         let message = message(&error);
-        let mut this = Self::new(classify(&error), table, key).with_source(error);
+        let mut this = Self::new(classify(&error), place, key).with_source(error);
         this.0.source_message = Some(printable_up_to(&message, LONGEST_REASON).into_owned());
         this
     }
@@ -367,7 +417,8 @@ impl Error {
         }
     }
 
-    /// Returns the key of the operation, without the prefix of the `Locks`. Empty for an error in the settings. Of
+    /// Returns the key of the operation as it is in the row: with the [prefix](crate::LocksBuilder::key_prefix) of the
+    /// `Locks`. Empty for an error in the settings. Of
     /// [several keys](crate::Locks::acquire_all), returns the one with the [`holder`](Self::holder), or the first one that
     /// failed; the message names all.
     #[must_use]
@@ -544,8 +595,7 @@ impl fmt::Display for Error {
             )?,
             Cause::MalformedRow(why) => write!(
                 f,
-                "the row under {what} is not a lock row ({}); it was not modified: use another key or key prefix, or \
-                 delete the row",
+                "the row under {what} is not a lock row ({}); it was not modified: use another key or key prefix",
                 reason(why)
             )?,
             Cause::WrongKind { is, not } => write!(f, "{what} is {is}, not {not}: use another key")?,

@@ -64,14 +64,27 @@ impl Holder {
         self.name.as_deref()
     }
 
+    /// Returns the name and the identity, for people.
     fn printable_name(&self) -> Cow<'_, str> {
-        printable(self.name().unwrap_or("an unnamed holder"))
+        let name = printable(self.name().unwrap_or("an unnamed holder"));
+        match self.identity() {
+            Some(identity) => Cow::Owned(format!("{name} for `{}`", printable(identity))),
+            None => name,
+        }
     }
 
     /// Returns the nonce of the acquisition. A row that another library wrote has none.
     #[must_use]
     pub fn owner(&self) -> Option<&str> {
         self.owner.as_deref()
+    }
+
+    /// Returns the identity that the acquire was [given](crate::Acquire::owner_from), such as the ARN of an execution.
+    #[must_use]
+    pub fn identity(&self) -> Option<&str> {
+        let (length, rest) = self.owner()?.split_once('#')?;
+        let (identity, nonce) = rest.split_at_checked(length.parse().ok()?)?;
+        nonce.starts_with('#').then_some(identity)
     }
 
     /// Returns the fence of the acquisition. A row that another library wrote has none.
@@ -143,6 +156,12 @@ impl Holder {
         &self.permits
     }
 
+    /// Returns `true` if this is the row of a [semaphore](crate::Locks::semaphore).
+    #[must_use]
+    pub fn is_semaphore(&self) -> bool {
+        self.kind == HolderKind::Semaphore
+    }
+
     /// Returns `true` if this is the record of a completed run.
     #[must_use]
     pub fn is_completed(&self) -> bool {
@@ -195,7 +214,7 @@ impl fmt::Debug for Holder {
 /// How many holders of permits a text names.
 const NAMED: usize = 5;
 
-/// `someone until 2026-11-21T02:53:00.000Z`, or `someone, another; the first lease ends at …` for a semaphore.
+/// `someone until 2026-11-21T02:53:00.000Z`, ``someone for `an identity` until …``, or `someone, another; the first lease ends at …` for a semaphore.
 impl fmt::Display for Holder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let until = humantime::format_rfc3339_millis(self.until());

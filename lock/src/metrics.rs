@@ -18,8 +18,9 @@ use metrics::Unit;
 
 /// Counter: locks and records acquired.
 pub const ACQUIRED: &str = "lambda_lock_acquired";
-/// Counter: acquisitions after a lease that ended without a release: the last holder crashed or timed out, or kept its
-/// record on purpose. An acquisition whose answer was lost is not counted, and neither is one of several keys.
+/// Counter: leases that ended without a release, when the next acquire of the key finds them: the last holder crashed or
+/// timed out, or kept its record on purpose. Each permit of a semaphore counts. An acquisition whose answer was lost finds
+/// none, and neither does one of several keys.
 pub const TAKEN_OVER: &str = "lambda_lock_taken_over";
 /// Counter: acquires that ended without the lock, by [`REASON`]. Replays and in-progress refusals have their own counters.
 pub const REFUSED: &str = "lambda_lock_refused";
@@ -39,6 +40,8 @@ pub const REPLAYS: &str = "lambda_lock_replays";
 pub const IN_PROGRESS_REFUSALS: &str = "lambda_lock_in_progress_refusals";
 /// Counter: messages of SQS batches and records of stream batches, by [`OUTCOME`].
 pub const BATCH_ITEMS: &str = "lambda_lock_batch_items";
+/// Counter: HTTP requests that were answered with a problem instead of a response of the handler, by [`PROBLEM`].
+pub const HTTP_PROBLEMS: &str = "lambda_lock_http_problems";
 /// Counter: tickets that were resumed, renewed, released or refused, by [`OUTCOME`].
 pub const TICKETS: &str = "lambda_lock_tickets";
 
@@ -48,7 +51,8 @@ pub const ACQUIRE_TIME: &str = "lambda_lock_acquire_time";
 pub const WAIT_TIME: &str = "lambda_lock_wait_time";
 /// Histogram, milliseconds: duration of releases and completions.
 pub const RELEASE_TIME: &str = "lambda_lock_release_time";
-/// Histogram, milliseconds: how long locks were held. A lock that a ticket hands over counts in each process.
+/// Histogram, milliseconds: how long locks were held. A lock that a ticket hands over counts once, from its acquire to its
+/// release by a resumed lock or by the ticket.
 pub const HOLD_TIME: &str = "lambda_lock_hold_time";
 
 /// Histogram, count: how many waiters were ahead of an acquire that took a place in the queue.
@@ -57,6 +61,9 @@ pub const WAITERS_AHEAD: &str = "lambda_lock_waiters_ahead";
 /// Label: the cause, such as `held`, `throttled` or `access_denied`. The values are the names of
 /// [`ErrorKind`](crate::ErrorKind), and `cancelled` for an acquire that was dropped.
 pub const REASON: &str = "reason";
+/// Label: the last part of a problem's type, such as `key-malformed`. The guide "HTTP requests" ([`docs`](crate::docs)) has
+/// them.
+pub const PROBLEM: &str = "problem";
 /// Label: the outcome of a message or a record. `done` by this invocation, `duplicate` of a done one, `in_progress`
 /// elsewhere, `failed`, `unreadable`, `not_started` for lack of time or after a failure in its lane, or `timed_out` when its
 /// lease ended, shortly before the deadline. The outcome of a ticket: `resumed`, `renewed`, `released`, or the cause of its
@@ -84,6 +91,7 @@ pub fn describe() {
         (REPLAYS, "Duplicates that got the first run's result"),
         (IN_PROGRESS_REFUSALS, "Duplicates refused while the first run was in progress"),
         (BATCH_ITEMS, "Messages of SQS batches and records of stream batches"),
+        (HTTP_PROBLEMS, "HTTP requests answered with a problem"),
         (TICKETS, "Tickets resumed, renewed, released or refused"),
     ] {
         metrics::describe_counter!(name, Unit::Count, description);

@@ -4,6 +4,7 @@
 use std::collections::BTreeSet;
 use std::convert::Infallible;
 use std::fs;
+use std::io::{self, Write};
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -16,7 +17,9 @@ use aws_sdk_dynamodb::Client;
 use aws_sdk_dynamodb::config::retry::RetryConfig;
 use aws_sdk_dynamodb::types::AttributeValue;
 use aws_sdk_sqs::config::{BehaviorVersion, Region};
-use lambda_example::{Order, Orders, Payment, Payments, Simulation, Totals, order_api, order_totals, payment_queue};
+use lambda_example::{
+    Order, Orders, Payment, Payments, Simulation, Totals, order_api, order_totals, payment_queue, telemetry,
+};
 use lambda_lock::embedded::{Answer, Host, Intercept};
 use lambda_lock::http::Caller;
 use lambda_lock::idempotency::OnMissingKey;
@@ -25,7 +28,7 @@ use lambda_lock::streams::{KinesisRecord, StreamConsumer};
 use lambda_lock::{Idempotency, IdempotencyLayer, LockLayer, SqsConsumer};
 use lambda_lock_tests::invocation::{LoseAnswers, invocation, invocation_without_deadline, over_http};
 use lambda_lock_tests::{Row, World};
-use lambda_runtime::LambdaEvent;
+use lambda_runtime::{Diagnostic, LambdaEvent};
 use serde_json::{Value, json};
 use tower::{Layer, ServiceExt, service_fn};
 
@@ -151,6 +154,45 @@ fn every_transaction_to_copy_draws_its_own_token() {
         check(&root.join(shown), &mut found);
     }
     assert!(found >= 8, "{found}");
+}
+
+#[tokio::test]
+async fn only_what_is_not_routine_is_logged_as_an_error() {
+    static LOG: Mutex<Vec<u8>> = Mutex::new(Vec::new());
+    struct Log;
+    impl Write for Log {
+        fn write(&mut self, line: &[u8]) -> io::Result<usize> {
+            LOG.lock().unwrap().write(line)
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+    let subscriber = tracing_subscriber::fmt().with_ansi(false).with_writer(|| Log).finish();
+    let _here = tracing::subscriber::set_default(subscriber);
+    let function = service_fn(async |event: &str| match event {
+        "panic" => panic!("out of paper"),
+        "ok" => Ok(()),
+        other => Err(Diagnostic { error_type: other.to_owned(), error_message: "why".to_owned() }),
+    });
+    let function = telemetry::log_failures(function, |failure: &Diagnostic| failure.error_type == "LockHeld");
+    let mut outcomes = Vec::new();
+    for event in ["ok", "LockHeld", "NotDeployed", "panic"] {
+        let failure = function.clone().oneshot(event).await.err();
+        let lines = String::from_utf8(std::mem::take(&mut *LOG.lock().unwrap())).unwrap();
+        let levels: Vec<_> = lines.split_whitespace().filter(|word| ["INFO", "ERROR"].contains(word)).collect();
+        outcomes.push((failure.map(|failure| (failure.error_type, failure.error_message)), levels.join(" ")));
+    }
+    let failure = |name: &str, message: &str| Some((name.to_owned(), message.to_owned()));
+    let expected = [
+        (None, ""),
+        (failure("LockHeld", "why"), "INFO"),
+        (failure("NotDeployed", "why"), "ERROR"),
+        // The hook has logged it.
+        (failure("Panic", "panicked: out of paper"), ""),
+    ];
+    assert_eq!(outcomes, expected.map(|(failure, levels)| (failure, levels.to_owned())));
 }
 
 const PREFIX: &str = "shop#";
@@ -374,7 +416,7 @@ async fn rejects_an_item_that_is_too_long_before_its_key_is_used() {
     for characters in [201, 300] {
         let refused = send(&world, &host, of_characters(characters)).await;
         assert_eq!(refused.status_code, 400);
-        let expected = format!("the item has {characters} characters: send one with at most 200");
+        let expected = format!("the item has {characters} characters: send one with 1 to 200");
         assert_eq!(message(&refused), expected);
     }
     assert_eq!(host.requests(), 0);
@@ -403,8 +445,12 @@ async fn rejects_what_is_no_posted_order_before_its_key_is_used() {
     let mut encoded = posted(Some("key-1"), &tea(2));
     encoded["isBase64Encoded"] = true.into();
     encoded["body"] = "eyJpdGVtIjoidGVhIiwicXVhbnRpdHkiOjJ9".into();
-    let bodies = [json!({ "item": "tea" }), tea(0), json!("tea")].map(|body| (posted(Some("key-1"), &body), 400));
-    for (request, status) in [(elsewhere, 404), (read, 405), (encoded, 415)].into_iter().chain(bodies) {
+    let mut plain = posted(Some("key-1"), &tea(2));
+    plain["headers"]["content-type"] = "text/plain".into();
+    let nothing = json!({ "item": "", "quantity": 2 });
+    let bodies =
+        [json!({ "item": "tea" }), tea(0), json!("tea"), nothing].map(|body| (posted(Some("key-1"), &body), 400));
+    for (request, status) in [(elsewhere, 404), (read, 405), (encoded, 415), (plain, 415)].into_iter().chain(bodies) {
         assert_eq!(send(&world, &host, request.clone()).await.status_code, status, "{request}");
     }
     assert_eq!(host.requests(), 0);

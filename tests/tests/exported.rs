@@ -165,7 +165,7 @@ async fn an_order_exports_its_record_its_replays_and_its_refusals() {
     let send = async || {
         let request = json!({
             "rawPath": "/orders",
-            "headers": { "idempotency-key": "key-1" },
+            "headers": { "content-type": "application/json", "idempotency-key": "key-1" },
             "requestContext": { "http": { "method": "POST" }, "timeEpoch": 0 },
             "body": json!({ "item": "tea", "quantity": 2, "checking_ms": 500 }).to_string(),
             "isBase64Encoded": false,
@@ -174,7 +174,9 @@ async fn an_order_exports_its_record_its_replays_and_its_refusals() {
         (response["statusCode"].as_i64().unwrap(), stage.exported())
     };
     let (placed, refused) = tokio::join!(biased; send(), send());
-    assert_eq!(refused, (409, counts([("acquired", 1), ("acquire_time", 1), ("in_progress_refusals", 1)])));
+    let mut refusal = counts([("acquired", 1), ("acquire_time", 1), ("in_progress_refusals", 1)]);
+    refusal.insert("http_problems problem=in-progress".to_owned(), 1);
+    assert_eq!(refused, (409, refusal));
     assert_eq!(placed, (201, counts([("released", 1), ("hold_time", 1)])));
     assert_eq!(send().await, (201, counts([("replays", 1)])));
 }

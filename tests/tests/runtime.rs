@@ -10,7 +10,7 @@ use lambda_lock_tests::runtime_api::{Lambda, TOO_LONG};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::{Value, json};
-use tokio::io::AsyncWriteExt;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::process::{Child, Command};
 use tokio::time::timeout;
@@ -88,6 +88,25 @@ async fn a_panic_reaches_lambda_and_releases_the_key() {
     let (_, message) = lambda.invoke("panicking", json!({ "key": "job", "do": "dance" })).await.error();
     assert_eq!(message, "Lambda panicked: cannot do Some(\"dance\")");
     lambda.invoke("next", returning("job")).await.answer();
+}
+
+#[tokio::test]
+async fn a_panic_is_one_line_of_the_log_with_its_request_and_its_lock() {
+    let mut lambda = Lambda::start().await;
+    let mut environment = function(&lambda).arg("run").env("RUST_LOG", "info").stderr(Stdio::piped()).spawn().unwrap();
+    let _reported = lambda.invoke("panicking", json!({ "key": "job", "do": "dance" })).await.error();
+    environment.kill().await.unwrap();
+    let mut log = String::new();
+    environment.stderr.take().unwrap().read_to_string(&mut log).await.unwrap();
+    let lines: Vec<Value> = log.lines().map(|line| serde_json::from_str(line).expect(line)).collect();
+    let panics: Vec<_> = lines.iter().filter(|line| line["fields"]["message"] == "panicked").collect();
+    let [panic] = panics[..] else { panic!("{log}") };
+    assert_eq!((&panic["level"], &panic["fields"]["panic"]), (&json!("ERROR"), &json!("cannot do Some(\"dance\")")));
+    assert!(panic["fields"]["place"].as_str().unwrap().starts_with("tests/src/bin/function.rs:"), "{panic}");
+    let spans = panic["spans"].as_array().unwrap();
+    assert_eq!(spans[0]["requestId"], "panicking", "{panic}");
+    let lock = spans.iter().find(|span| span["name"] == "lock").unwrap();
+    assert!(lock["key"] == "job" && lock["fence"].is_u64(), "{panic}");
 }
 
 #[tokio::test]

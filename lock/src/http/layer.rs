@@ -30,7 +30,7 @@ use crate::idempotency::{
 };
 use crate::lambda::invocation_of;
 use crate::lock::{Locks, Wait};
-use crate::panics;
+use crate::{metrics, panics};
 
 /// Lambda's own limit for the payload of an invocation.
 const MAX_BODY_BYTES: usize = 6 << 20;
@@ -402,7 +402,7 @@ impl RequestSettings {
             Ok(NextStep::Run(run)) => run,
             Ok(NextStep::Replay { key, record }) => {
                 return match self.idempotency.replay(&record, &key) {
-                    Ok(stored) => stored.replay().map_or_else(|| refused(Problem::ResultNotStored), Ok),
+                    Ok(stored) => stored.replay().map_or_else(|| refused(logged(Problem::ResultNotStored)), Ok),
                     Err(error) => refused(self.problem(&error)),
                 };
             }
@@ -422,7 +422,7 @@ impl RequestSettings {
             Err(ended) => match ended.try_into_panic() {
                 Ok(panic) => resume_unwind(panic),
                 // The runtime shuts down.
-                Err(_) => refused(self.interrupted()),
+                Err(_) => refused(logged(self.interrupted())),
             },
         }
     }
@@ -439,7 +439,7 @@ impl RequestSettings {
             (Ok(stored), first) => match first {
                 Some(first) if !stored.is_replay => first,
                 // The handler's transaction was committed with this response.
-                _ => Ok(stored.replay().unwrap_or_else(|| self.refused(Problem::ResultNotStored))),
+                _ => Ok(stored.replay().unwrap_or_else(|| self.refused(logged(Problem::ResultNotStored)))),
             },
             (Err(HandlerError::Handler(GivenUp)), Some(first)) => first,
             (Err(error), _) => Ok(self.refused(self.problem(&error))),
@@ -447,6 +447,7 @@ impl RequestSettings {
     }
 
     fn refused<R: Body>(&self, problem: Problem) -> Response<HttpIdempotencyBody<R>> {
+        metrics::count_by(metrics::HTTP_PROBLEMS, metrics::PROBLEM, problem.name());
         problem.response(self.documentation.as_deref())
     }
 
@@ -568,7 +569,7 @@ impl RequestSettings {
     }
 }
 
-/// Logs a request that is refused before its record is known.
+/// Logs a request that is refused for another reason than an error.
 fn logged(problem: Problem) -> Problem {
     let name = problem.name();
     if problem == Problem::CallerUnknown {

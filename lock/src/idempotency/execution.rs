@@ -19,7 +19,6 @@ use crate::metrics;
 use crate::queue::Queue;
 use crate::random;
 use crate::row::{self, Completed, Outcome, RecordClaim};
-use crate::text::printable;
 
 /// What to do with an input: replay or run.
 pub(crate) enum NextStep {
@@ -151,7 +150,11 @@ where
 
     /// Returns the result or the error of a completed record.
     pub(crate) fn replay(&self, record: &Holder, key: &str) -> Result<T, HandlerError<E>> {
-        tracing::info!(key = &*printable(key), fence = record.fence, "replaying the first run's result");
+        tracing::info!(
+            key = self.settings.locks.0.table.place().printable_key(key),
+            fence = record.fence,
+            "replaying the first run's result"
+        );
         let settings = &*self.settings;
         let unusable = |why: &str| HandlerError::Lock(settings.error(Cause::UnusableResult(why.to_owned()), key));
         if let Some(error) = &record.error {
@@ -245,7 +248,7 @@ where
                     (Ok(stored), _) => RecordUpdate::Store(Outcome::Result(stored)),
                     (Err(why), OnUnstorableResult::Fail) => RecordUpdate::Unstorable(why),
                     (Err(why), OnUnstorableResult::CompleteWithoutResult) => {
-                        tracing::warn!(key = &*printable(run.lock.key()), why, "record completed without its result");
+                        tracing::warn!(key = run.lock.shown_key(), why, "record completed without its result");
                         RecordUpdate::Store(Outcome::WithoutResult)
                     }
                 };
@@ -261,7 +264,7 @@ where
                     return RecordUpdate::Store(Outcome::Error(error));
                 }
                 tracing::warn!(
-                    key = &*printable(run.lock.key()),
+                    key = run.lock.shown_key(),
                     "record released: the error is too large, or the format cannot store errors"
                 );
                 RecordUpdate::Release
@@ -276,7 +279,7 @@ where
             // Telemetry has logged the loss.
             Err(error) if error.is_lost() => None,
             Err(error) => {
-                tracing::warn!(key = &*printable(lock.key()), fence = lock.fence(), %error, "record not released");
+                tracing::warn!(key = lock.shown_key(), fence = lock.fence(), %error, "record not released");
                 None
             }
         }
@@ -317,7 +320,7 @@ where
             // below.
             Err(error) if error.is_lost() && lock.is_known_lost() => None,
             Err(error) => {
-                tracing::warn!(key = &*printable(lock.key()), fence = lock.fence(), %error, "outcome not stored");
+                tracing::warn!(key = lock.shown_key(), fence = lock.fence(), %error, "outcome not stored");
                 None
             }
         }

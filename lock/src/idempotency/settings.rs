@@ -290,6 +290,12 @@ impl<I, T, E> Idempotency<I, T, E> {
         &self.settings.locks
     }
 
+    /// Returns the key of the row for people.
+    #[cfg(feature = "lambda")]
+    pub(crate) fn shown_key(&self, identity: &Identity) -> String {
+        self.locks().0.table.place().printable_key(&identity.key)
+    }
+
     /// Returns the record of this input, or `None` if it runs unprotected.
     pub(crate) fn identify(&self, input: &I, invocation: &Invocation) -> Result<Option<Identity>, Error> {
         self.settings.identity(input, invocation).inspect_err(lock::record_refusal)
@@ -339,7 +345,7 @@ impl<I, T, E> RecordSettings<I, T, E> {
     }
 
     pub(super) fn error(&self, cause: Cause, key: &str) -> Error {
-        Error::new(cause, &self.locks.0.table.name, key)
+        Error::new(cause, self.locks.0.table.place(), key)
     }
 }
 

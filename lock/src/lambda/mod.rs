@@ -18,3 +18,5 @@ pub use idempotency_layer::{IdempotencyLayer, IdempotencyService};
 pub(crate) use invocation::invocation_of;
 pub use lock_layer::{LockLayer, LockService, OnUnavailable};
 pub use sqs::{SqsConsumer, SqsMessage, SqsSource};
+
+pub use crate::panics::log_panics;

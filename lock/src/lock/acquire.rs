@@ -184,6 +184,8 @@ impl Acquire {
     /// So this option gives up the guarantee that one holder at a time considers itself valid. Use it if the earlier
     /// invocation has ended, or if a receiver rejects its smaller fence, or with the condition check in the transaction.
     ///
+    /// Refusals, logs and the program show the identity. Pass a digest of one that is confidential.
+    ///
     /// A lock that was released is not taken over. If the clock of the earlier acquire was ahead, a later acquire is refused
     /// as held until its own clock has passed that time, at most for the clock skew: let it wait.
     ///
@@ -266,11 +268,11 @@ impl Acquire {
         // Validate first: the span must not carry an oversized key.
         checked.inspect_err(telemetry::record_refusal)?;
         let waits = self.wait.is_some_and(|wait| wait.is_repeated());
-        let mut telemetry = AcquireSpan::start(&self.kind.name(), &settings.clock, waits);
+        let mut telemetry = AcquireSpan::start(&self.name(), &settings.clock, waits);
         let span = telemetry.span().clone();
         match self.ask(&mut telemetry).instrument(span).await {
             Ok(Asked::Acquired(lock, taken_from)) => {
-                telemetry.acquired(lock.shown_key(), lock.owner(), lock.fence(), taken_from.as_deref());
+                telemetry.acquired(lock.shown_key(), lock.owner(), lock.fence(), &taken_from);
                 Ok(Begun::Acquired(lock))
             }
             Ok(Asked::Completed(record)) => {
@@ -305,7 +307,7 @@ impl Acquire {
             if !error.is_retryable() {
                 break error;
             }
-            tracing::debug!(key = &*printable(&self.kind.name()), %error, "refused");
+            tracing::debug!(key = self.name(), %error, "refused");
             if !attempts.pause(&error, telemetry).await {
                 break error.with_attempts(attempts.delays.attempts());
             }
@@ -320,14 +322,19 @@ impl Acquire {
     /// Returns a lock that is not enforced, for work that runs without protection.
     pub(crate) fn unlocked(&self) -> Result<Lock, Error> {
         let now = self.locks.0.clock.now();
-        let telemetry = HoldSpan::new(Span::none(), &self.kind.name());
+        let telemetry = HoldSpan::new(Span::none(), self.name());
         let grant = Grant::unlocked(now, self.lease_from(now)?);
         Ok(Lock::new(self.locks.clone(), self.acquisition()?, grant, telemetry, Duration::ZERO))
     }
 
+    /// Returns the text that names the rows' keys for people.
+    fn name(&self) -> String {
+        self.kind.name(self.locks.0.table.place())
+    }
+
     /// Draws a new nonce. The length of the identity comes first, so that no identity is the start of another one.
     fn acquisition(&self) -> Result<Acquisition, Error> {
-        let mut owner = self.locks.0.table.nonce(&self.kind.name())?;
+        let mut owner = self.locks.0.table.nonce(self.kind.all_keys().first().map_or("", String::as_str))?;
         if let Some(identity) = &self.identity {
             owner.insert_str(0, &format!("{}#{identity}#", identity.len()));
         }
@@ -379,7 +386,7 @@ impl Acquire {
         if lease < MIN_LEASE {
             return Err(Error::invalid(format!(
                 "the deadline for key `{}` has passed: there is no time left to hold it",
-                printable(&self.kind.name())
+                self.name()
             )));
         }
         self.kind.check_lease("time until the deadline", lease, self.until.is_some())?;
@@ -403,7 +410,7 @@ impl Acquire {
 /// Omits data and attributes, which may be confidential.
 impl fmt::Debug for Acquire {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Acquire").field("key", &self.kind.name()).finish_non_exhaustive()
+        f.debug_struct("Acquire").field("key", &self.name()).finish_non_exhaustive()
     }
 }
 
@@ -426,7 +433,7 @@ pub(crate) enum Begun {
 
 /// The same, with the last holder if it did not release the key.
 enum Asked {
-    Acquired(Lock, Option<Box<Holder>>),
+    Acquired(Lock, Vec<Holder>),
     Completed(Box<Holder>),
 }
 
@@ -458,8 +465,8 @@ enum Attempt {
 /// A key that an attempt has taken.
 struct Taken {
     grant: Grant,
-    /// The last holder, if it did not release the key. Unknown after a lost answer.
-    from: Option<Box<Holder>>,
+    /// The last holders, if they did not release the key. Unknown after a lost answer.
+    from: Vec<Holder>,
 }
 
 impl Taken {
@@ -518,12 +525,12 @@ impl<'a> AcquireAttempts<'a> {
                 Ok(Attempt::Taken(Box::new(Taken { grant, from: taken_from })))
             }
             Claimed::Already { fences, data, end, hold_time } => {
-                let name = self.pending.acquisition.name();
-                tracing::debug!(key = &*printable(&name), "acquired by an earlier attempt, whose answer was lost");
+                let key = self.acquire.name();
+                tracing::debug!(key, "acquired by an earlier attempt, whose answer was lost");
                 let ours = self.sent.iter().find(|(_, lease)| lease.end == end).filter(|_| !fences.is_empty());
                 let Some(&(sent, lease)) = ours else { return Ok(Attempt::TakenTooLong) };
                 let grant = Grant { fences, data, sent, lease, hold_time, excess: Duration::ZERO };
-                Ok(Attempt::Taken(Box::new(Taken { grant, from: None })))
+                Ok(Attempt::Taken(Box::new(Taken { grant, from: Vec::new() })))
             }
             Claimed::Completed(record) => Ok(Attempt::Completed(record)),
         }
@@ -531,7 +538,7 @@ impl<'a> AcquireAttempts<'a> {
 
     fn into_lock(self, taken: Taken, span: &Span) -> Asked {
         let acquisition = self.pending.into_acquisition();
-        let telemetry = HoldSpan::new(span.clone(), &acquisition.name());
+        let telemetry = HoldSpan::new(span.clone(), self.acquire.name());
         let Acquire { locks, hold_at_least, .. } = self.acquire;
         Asked::Acquired(Lock::new(locks.clone(), acquisition, taken.grant, telemetry, *hold_at_least), taken.from)
     }
@@ -614,13 +621,14 @@ impl<'a> AcquireAttempts<'a> {
                     let answered = settings.clock.now();
                     turn.joined(place);
                     turn.see(&holder, answered, answered.since(now));
-                    telemetry.joined(key, turn.ahead());
+                    telemetry.joined(&settings.table.place().printable_key(key), turn.ahead());
                 }
                 None
             }
             Ok(None) => Some(Duration::ZERO),
             Err(error) => {
-                tracing::debug!(key = &*printable(key), %error, "no place in the queue");
+                let key = settings.table.place().printable_key(key);
+                tracing::debug!(key, %error, "no place in the queue");
                 if error.is_retryable() {
                     return self.turn.as_mut().map(|turn| turn.join_failed(random::unit()));
                 }
@@ -669,7 +677,7 @@ impl Drop for Pending {
     fn drop(&mut self) {
         if self.may_have_key {
             let (locks, acquisition) = (self.locks.clone(), self.acquisition.clone());
-            in_background(&self.locks, &self.acquisition.name(), Span::none(), async move {
+            in_background(&self.locks, self.acquisition.name(self.locks.0.table.place()), Span::none(), async move {
                 locks.0.table.withdraw(&acquisition, locks.0.clock.now()).await
             });
         }

@@ -9,7 +9,6 @@ use super::backoff::Backoff;
 use super::held::{BackgroundRequest, Lock, Phase};
 use crate::error::{Cause, Error};
 use crate::row::{Completed, Outcome};
-use crate::text::printable;
 
 /// The waits before a completion is sent again.
 const RESEND: Backoff = Backoff::new().base(Duration::from_millis(50)).cap(Duration::from_secs(1));
@@ -32,7 +31,7 @@ impl Lock {
             loop {
                 let delay = match locks.0.table.complete(key, owner, now, end, outcome.clone()).await {
                     Err(error) if error.is_retryable() => {
-                        tracing::debug!(key = &*printable(key), %error, "repeating a completion");
+                        tracing::debug!(key = self.shown_key(), %error, "repeating a completion");
                         last_error = Some(error);
                         delays.next(None)
                     }

@@ -19,7 +19,6 @@ use crate::holder::{Data, Holder};
 use crate::limits::time_to_ask;
 use crate::queue::HoldTime;
 use crate::row::{Acquisition, Hold, Release, Released, Renewed};
-use crate::text::printable;
 
 /// A lock that was acquired.
 ///
@@ -190,14 +189,14 @@ impl Lock {
     pub(super) fn hand_over(&self) -> Continuation {
         // Of a release that another task sends at this moment, the ticket has the number, or the release is not sent.
         let mut continuation = Continuation { hold_until: None, sequence: 0 };
+        self.hold.telemetry.handed_over();
         let _always_allowed = self.hold.enter_with(&Phase::ALL, Phase::Released, |state| {
             continuation = Continuation { hold_until: state.hold_until, sequence: state.sequence };
         });
-        self.hold.telemetry.handed_over();
         continuation
     }
 
-    /// Returns the keys for people.
+    /// Returns the key of the row for people.
     pub(crate) fn shown_key(&self) -> &str {
         self.hold.telemetry.key()
     }
@@ -596,7 +595,9 @@ impl Holding {
 /// Omits all but the key.
 impl fmt::Debug for Holding {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Holding").field("key", &self.acquisition.name()).finish_non_exhaustive()
+        f.debug_struct("Holding")
+            .field("key", &self.acquisition.name(self.locks.0.table.place()))
+            .finish_non_exhaustive()
     }
 }
 
@@ -682,7 +683,7 @@ impl Drop for Lock {
         // Oversized data would make the release fail, and keep the key held.
         let data = data.filter(|data| hold.acquisition.kind().check_data(data).is_ok());
         let released = Arc::clone(hold);
-        in_background(&hold.locks, self.shown_key(), hold.span().clone(), async move {
+        in_background(&hold.locks, self.shown_key().to_owned(), hold.span().clone(), async move {
             released.send_release(sequence, data.as_ref()).await.map(drop)
         });
     }
@@ -691,16 +692,16 @@ impl Drop for Lock {
 /// Sends a request without waiting for its answer, if there is a runtime to send it.
 pub(super) fn in_background(
     locks: &Locks,
-    key: &str,
+    key: String,
     span: Span,
     request: impl Future<Output = Result<(), Error>> + Send + 'static,
 ) {
     if let Ok(runtime) = Handle::try_current() {
-        let (pending, key) = (BackgroundRequest::start(locks.clone()), key.to_owned());
+        let pending = BackgroundRequest::start(locks.clone());
         let request = async move {
             let _until_it_is_answered = pending;
             if let Err(error) = request.await {
-                tracing::debug!(key = &*printable(&key), %error, "a background request failed");
+                tracing::debug!(key, %error, "a background request failed");
             }
         };
         runtime.spawn(request.instrument(span));

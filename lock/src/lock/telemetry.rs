@@ -1,7 +1,7 @@
 //! Spans, events and metrics of a lock, from the first attempt to the release.
 //!
-//! Each acquire has one span `lock`, at level info, in which the work also runs. Its key is the row's key, so it is hashed
-//! if that is. No payload, result or data is recorded. Events repeat the key, for filters that leave out the span. Keys
+//! Each acquire has one span `lock`, at level info, in which the work also runs. Its key is the row's key, with the
+//! prefix of the `Locks`, so it is hashed if that is. No payload, result or data is recorded. Events repeat the key, for filters that leave out the span. Keys
 //! and owners are [printable].
 
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -36,7 +36,7 @@ impl AcquireSpan {
     pub(super) fn start(key: &str, clock: &Clock, waits: bool) -> Self {
         let span = tracing::info_span!(
             "lock",
-            key = &*printable(key),
+            key,
             owner = Empty,
             fence = Empty,
             outcome = Empty,
@@ -84,24 +84,25 @@ impl AcquireSpan {
             self.has_joined = true;
             self.span.record("ahead", ahead);
         }
-        tracing::debug!(key = &*printable(key), ahead, "took a place in the queue");
+        tracing::debug!(key, ahead, "took a place in the queue");
     }
 
-    /// The acquire succeeded. `taken_from` is the last holder, if it did not release the key. It is
+    /// The acquire succeeded. `taken_from` has the last holders, if they did not release the key. One is
     /// [current](Holder::is_current) if it is an earlier acquire of the same identity.
-    pub(super) fn acquired(mut self, key: &str, owner: &str, fence: u64, taken_from: Option<&Holder>) {
+    pub(super) fn acquired(mut self, key: &str, owner: &str, fence: u64, taken_from: &[Holder]) {
         self.span.record("owner", &*printable(owner)).record("fence", fence);
         self.end();
         metrics::count(metrics::ACQUIRED);
         metrics::time(metrics::ACQUIRE_TIME, self.clock.now().since(self.started));
         let _in = self.span.enter();
-        let key = &*printable(key);
         tracing::debug!(key, fence, "acquired");
-        if let Some(holder) = taken_from.filter(|holder| holder.is_current()) {
-            tracing::debug!(key, fence, from = %holder, "taken from an earlier acquire of the same identity");
-        } else if let Some(holder) = taken_from {
-            metrics::count(metrics::TAKEN_OVER);
-            tracing::warn!(key, fence, from = %holder, "taken over: the last holder did not release the key");
+        for holder in taken_from {
+            if holder.is_current() {
+                tracing::debug!(key, fence, from = %holder, "taken from an earlier acquire of the same identity");
+            } else {
+                metrics::count(metrics::TAKEN_OVER);
+                tracing::warn!(key, fence, from = %holder, "taken over: the last holder did not release the key");
+            }
         }
     }
 
@@ -177,6 +178,9 @@ pub(super) fn record_ticket<T>(outcome: &'static str, answer: &Result<T, Error>)
     }
 }
 
+/// The outcome of a lock that became a ticket.
+const HANDED_OVER: &str = "handed_over";
+
 /// A lock that is held, until its release is answered.
 #[derive(Debug)]
 pub(super) struct HoldSpan {
@@ -191,10 +195,11 @@ pub(super) struct HoldSpan {
 }
 
 impl HoldSpan {
-    pub(super) fn new(span: Span, key: &str) -> Self {
+    /// `key` names the rows' keys for people.
+    pub(super) fn new(span: Span, key: String) -> Self {
         Self {
             span,
-            key: printable(key).into_owned(),
+            key,
             has_overrun: AtomicBool::new(false),
             is_lost: AtomicBool::new(false),
             outcome: Mutex::new("left"),
@@ -202,10 +207,10 @@ impl HoldSpan {
     }
 
     /// Starts the span of a lock that another process has handed over.
-    pub(super) fn resumed(key: &str, owner: &str, fence: u64) -> Self {
-        let (shown, owner) = (&*printable(key), &*printable(owner));
-        let span = tracing::info_span!("lock", key = shown, owner, fence, outcome = Empty, held_ms = Empty);
-        span.in_scope(|| tracing::debug!(key = shown, fence, "resumed"));
+    pub(super) fn resumed(key: String, owner: &str, fence: u64) -> Self {
+        let owner = &*printable(owner);
+        let span = tracing::info_span!("lock", key, owner, fence, outcome = Empty, held_ms = Empty);
+        span.in_scope(|| tracing::debug!(key, fence, "resumed"));
         Self::new(span, key)
     }
 
@@ -225,13 +230,16 @@ impl HoldSpan {
     /// The holder no longer relies on the lock, after it held it for this long.
     pub(super) fn ended(&self, held: Duration, has_overrun: bool) {
         self.span.record("held_ms", millis(held));
-        metrics::time(metrics::HOLD_TIME, held);
+        // The hold of a ticket goes on, until the release.
+        if self.outcome() != HANDED_OVER {
+            metrics::time(metrics::HOLD_TIME, held);
+        }
         self.has_overrun.store(has_overrun, Ordering::Relaxed);
     }
 
-    /// The lock became a ticket.
+    /// The lock becomes a ticket.
     pub(super) fn handed_over(&self) {
-        self.end_with("handed_over");
+        self.end_with(HANDED_OVER);
         let _in = self.span.enter();
         tracing::debug!(key = self.key, "handed over");
     }
@@ -263,6 +271,10 @@ impl HoldSpan {
         metrics::count_by(metrics::RELEASE_FAILED, metrics::REASON, error.kind().as_str());
     }
 
+    fn outcome(&self) -> &'static str {
+        *self.outcome.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn end_with(&self, outcome: &'static str) {
         *self.outcome.lock().unwrap_or_else(PoisonError::into_inner) = outcome;
         if self.has_overrun.load(Ordering::Relaxed) {
@@ -277,7 +289,6 @@ impl Drop for HoldSpan {
             self.lost(None);
         }
         // A lost lock stays lost, even if its release succeeds.
-        let outcome = *self.outcome.lock().unwrap_or_else(PoisonError::into_inner);
-        self.span.record("outcome", if *self.is_lost.get_mut() { "lost" } else { outcome });
+        self.span.record("outcome", if *self.is_lost.get_mut() { "lost" } else { self.outcome() });
     }
 }

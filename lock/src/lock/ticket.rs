@@ -7,7 +7,7 @@ use super::held::{Continuation, Grant, Lock};
 use super::locks::Locks;
 use super::telemetry::{HoldSpan, record_ticket};
 use crate::clock::{Moment, millis, millis_up, since_epoch};
-use crate::error::{Cause, Error, TicketFault};
+use crate::error::{Cause, Error, Place, TicketFault};
 use crate::limits::{DAY, MAX_CLOCK_SKEW};
 use crate::metrics;
 use crate::row::{Acquisition, Handover, Kind, Resumed};
@@ -270,17 +270,27 @@ impl Locks {
         if !self.is_enforced(ticket) {
             let end = millis_up(Duration::from_millis(ticket.expires_at).saturating_add(skew));
             let grant = Grant::unlocked(now, table.stored_lease(end, now));
-            return self.resumed(ticket, acquisition, grant, HoldSpan::new(tracing::Span::none(), &ticket.key));
+            return self.resumed(
+                ticket,
+                acquisition,
+                grant,
+                HoldSpan::new(tracing::Span::none(), self.0.table.place().printable_key(&ticket.key)),
+            );
         }
         // This host's lease ends before the end in the row, by the skew.
         let valid_from = millis_up(now.wall.saturating_add(skew));
         let (handover, nonce) = (ticket.handover(now, skew), table.nonce(&ticket.key)?);
         let resumed = table.resume(&mut acquisition, handover, &nonce, valid_from).await?;
         let Resumed { fence, data, end, acquired_at, hold_time } = resumed;
-        let sent = Moment { wall: acquired(acquired_at, now), ..now };
+        let sent = now.earlier(acquired(acquired_at, now));
         let lease = table.stored_lease(end, now);
         let grant = Grant { fences: vec![fence], data, sent, lease, hold_time, excess: Duration::ZERO };
-        self.resumed(ticket, acquisition, grant, HoldSpan::resumed(&ticket.key, &ticket.owner, fence))
+        self.resumed(
+            ticket,
+            acquisition,
+            grant,
+            HoldSpan::resumed(self.0.table.place().printable_key(&ticket.key), &ticket.owner, fence),
+        )
     }
 
     /// Returns the lock of this grant, unless its lease has ended by now.
@@ -363,6 +373,7 @@ impl Locks {
         let (acquired_at, hold_until) = (acquired(ticket.acquired_at, now), ticket.hold_until(now));
         table.release_ticket(&ticket.acquisition(), handover, acquired_at, hold_until).await?;
         metrics::count(metrics::RELEASED);
+        metrics::time(metrics::HOLD_TIME, now.wall.saturating_sub(acquired_at));
         Ok(())
     }
 
@@ -392,14 +403,16 @@ impl Locks {
         }
         // A step that made the ticket has locking disabled, or somebody has edited it.
         if self.0.enabled && !ticket.enforced {
-            let key = &*printable(&ticket.key);
+            let key = self.0.table.place().printable_key(&ticket.key);
             tracing::warn!(key, "the ticket holds no lock: its `enforced` is false, so nothing is sent");
         }
         Ok(())
     }
 
     fn ticket_fault(&self, ticket: &Ticket, fault: TicketFault) -> Error {
-        Error::new(Cause::Ticket(fault), &self.0.table.name, &ticket.key)
+        // The row is the one that the ticket names.
+        let place = Place { key_prefix: &ticket.key_prefix, ..self.0.table.place() };
+        Error::new(Cause::Ticket(fault), place, &ticket.key)
     }
 }
 

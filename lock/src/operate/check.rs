@@ -212,7 +212,7 @@ impl Check<'_> {
             return Ok(None);
         }
         let is_denied = code == "AccessDeniedException";
-        Err(Failure { error: Error::from_sdk(error, &settings.table.name, ""), is_denied })
+        Err(Failure { error: Error::from_sdk(error, settings.table.place(), ""), is_denied })
     }
 
     /// Returns `true` if there is a table to check further.

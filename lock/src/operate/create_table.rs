@@ -59,7 +59,7 @@ impl CreateTable {
 
     async fn create(self) -> Result<(), Error> {
         let Table { client, name, partition_key, sort_key, .. } = &self.table;
-        let rejected = |error: BuildError| Error::new(Cause::Rejected, name, "").with_source(error);
+        let rejected = |error: BuildError| Error::new(Cause::Rejected, self.table.place(), "").with_source(error);
         let mut create = client.create_table().table_name(name);
         let sort_key = sort_key.iter().map(|(name, _)| (name, KeyType::Range));
         for (attribute, key_type) in [(partition_key, KeyType::Hash)].into_iter().chain(sort_key) {
@@ -86,21 +86,21 @@ impl CreateTable {
         match create.send().await {
             Ok(_) => {}
             Err(error) if error.code() == Some("ResourceInUseException") => {}
-            Err(error) => return Err(Error::from_sdk(error, name, "")),
+            Err(error) => return Err(Error::from_sdk(error, self.table.place(), "")),
         }
         client
             .wait_until_table_exists()
             .table_name(name)
             .wait(Duration::from_mins(5))
             .await
-            .map_err(|error| Error::new(Cause::Unavailable, name, "").with_source(error))?;
+            .map_err(|error| Error::new(Cause::Unavailable, self.table.place(), "").with_source(error))?;
         self.turn_on_ttl().await
     }
 
     async fn turn_on_ttl(&self) -> Result<(), Error> {
         let Table { client, name, .. } = &self.table;
         let described = client.describe_time_to_live().table_name(name).send().await;
-        let described = described.map_err(|error| Error::from_sdk(error, name, ""))?;
+        let described = described.map_err(|error| Error::from_sdk(error, self.table.place(), ""))?;
         if let Some(ttl) = described.time_to_live_description
             && matches!(ttl.time_to_live_status, Some(TimeToLiveStatus::Enabled | TimeToLiveStatus::Enabling))
         {
@@ -113,12 +113,13 @@ impl CreateTable {
             };
         }
         let specification = TimeToLiveSpecification::builder().attribute_name(EXPIRATION).enabled(true).build();
-        let specification = specification.map_err(|error| Error::new(Cause::Rejected, name, "").with_source(error))?;
+        let specification =
+            specification.map_err(|error| Error::new(Cause::Rejected, self.table.place(), "").with_source(error))?;
         match client.update_time_to_live().table_name(name).time_to_live_specification(specification).send().await {
             Ok(_) => Ok(()),
             // Another caller created the table at the same time.
             Err(error) if error.message().is_some_and(|text| text.contains("already enabled")) => Ok(()),
-            Err(error) => Err(Error::from_sdk(error, name, "")),
+            Err(error) => Err(Error::from_sdk(error, self.table.place(), "")),
         }
     }
 }

@@ -67,7 +67,8 @@ impl Locks {
         let settings = &self.0;
         let (by, now) = (&settings.holder, settings.clock.now());
         let is_free = settings.table.force_release(&key, by, seen, now).await?;
-        tracing::warn!(key = &*printable(&key), from = %seen, by = &*printable(by), is_free, "released by force");
+        let key = settings.table.place().printable_key(&key);
+        tracing::warn!(key, from = %seen, by = &*printable(by), is_free, "released by force");
         Ok(is_free)
     }
 }

@@ -58,7 +58,7 @@ pub(crate) enum Claimed {
         data: Option<Data>,
         /// The last holder, if it did not release the key: its lease ended, or it is an earlier acquire of the same
         /// identity.
-        taken_from: Option<Box<Holder>>,
+        taken_from: Vec<Holder>,
         hold_time: Option<HoldTime>,
     },
     /// An earlier attempt of this owner was applied, and its answer was lost.

@@ -121,7 +121,7 @@ impl Table {
                     }
                     Ok(row) => others.push((key, row)),
                     // It does not keep the other keys.
-                    Err(why) => unreadable = Some(why.into_error(&self.name, &key)),
+                    Err(why) => unreadable = Some(why.into_error(self.place(), &key)),
                 }
             }
             (keys, is_first) = (Cow::Owned(again), false);
@@ -178,6 +178,6 @@ impl Table {
     }
 
     fn lost(&self, lost: Vec<(String, Trace)>) -> Error {
-        Error::lost_to(lost.into_iter().map(|(key, trace)| (key, trace.into_holder())).collect(), &self.name)
+        Error::lost_to(lost.into_iter().map(|(key, trace)| (key, trace.into_holder())).collect(), self.place())
     }
 }

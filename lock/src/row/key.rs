@@ -54,7 +54,7 @@ impl Key {
         if self.is_record() {
             return RecordClaim::unreadable(why, table, &self.key);
         }
-        why.into_error(&table.name, &self.key)
+        why.into_error(table.place(), &self.key)
     }
 
     /// Returns the end of the time for which a record shows an unfinished run, if that is to be rejected.
@@ -146,7 +146,7 @@ impl Rules for Key {
             fences: vec![claim.fence_after(fence)],
             data: claim.data.cloned().or(left),
             hold_time: last.as_ref().and_then(|holder| holder.queue.hold_time),
-            taken_from: last.filter(|holder| !holder.completed && !holder.released).map(Box::new),
+            taken_from: last.filter(|holder| !holder.completed && !holder.released).into_iter().collect(),
         })
     }
 
@@ -168,7 +168,7 @@ impl Rules for Key {
         }
         if row.semaphore.is_some() {
             let not = if self.is_record() { "a record of idempotency" } else { "a lock" };
-            return Err(Error::new(Cause::WrongKind { is: "a semaphore", not }, &table.name, key));
+            return Err(Error::new(Cause::WrongKind { is: "a semaphore", not }, table.place(), key));
         }
         if row.end <= claim.now.millis() && row.fence > Some(MAX_FENCE) {
             return Err(table.malformed(key, format!("`{FENCE}` has reached its largest value")));
@@ -176,10 +176,10 @@ impl Rules for Key {
         let holder = row.into_holder(claim.now);
         #[cfg(feature = "idempotency")]
         if let Some(record) = &self.record {
-            let completed = record.refusal(holder).map_err(|cause| Error::new(*cause, &table.name, key))?;
+            let completed = record.refusal(holder).map_err(|cause| Error::new(*cause, table.place(), key))?;
             return Ok(Some(Claimed::Completed(Box::new(completed))));
         }
-        Err(Error::new(Cause::Held(holder), &table.name, key))
+        Err(Error::new(Cause::Held(holder), table.place(), key))
     }
 
     fn at(&self, _owner: &str, field: Field) -> Path {

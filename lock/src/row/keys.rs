@@ -62,7 +62,7 @@ impl Rules for Keys {
     }
 
     fn granted(&mut self, _table: &Table, _claim: &Claim<'_>, _before: Item) -> Result<Claimed, Error> {
-        Ok(Claimed::Granted { fences: self.proposed.clone(), data: None, taken_from: None, hold_time: None })
+        Ok(Claimed::Granted { fences: self.proposed.clone(), data: None, taken_from: Vec::new(), hold_time: None })
     }
 
     fn denied(
@@ -77,7 +77,7 @@ impl Rules for Keys {
         for (key, row) in refused.into_rows(table)? {
             let row = row.ok_or_else(|| table.malformed(&key, "the refusal names no row"))?;
             if row.semaphore.is_some() {
-                return Err(Error::new(Cause::WrongKind { is: "a semaphore", not: "a lock" }, &table.name, &key));
+                return Err(Error::new(Cause::WrongKind { is: "a semaphore", not: "a lock" }, table.place(), &key));
             }
             if row.is_owned_by(owner) {
                 own.push(row);
@@ -104,7 +104,7 @@ impl Rules for Keys {
             (_, None) if own.is_empty() && held.is_empty() && is_behind => Ok(None),
             (_, Some(error)) if held.is_empty() => Err(error),
             (Some(_), _) => Ok(Some(Claimed::lost())),
-            (None, _) => Err(Error::held_by(held, &table.name)),
+            (None, _) => Err(Error::held_by(held, table.place())),
         }
     }
 

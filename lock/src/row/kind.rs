@@ -2,7 +2,6 @@
 //!
 //! A kind is one file, which implements [`Rules`]. The requests are the same for all kinds.
 
-use std::borrow::Cow;
 use std::time::Duration;
 
 use super::expression::Update;
@@ -16,7 +15,7 @@ use super::table::Table;
 use super::write::Write;
 use crate::client::SdkAttempts;
 use crate::clock::{Deadline, Lease, Moment, millis_up, seconds_up};
-use crate::error::{Cause, Error};
+use crate::error::{Cause, Error, Place};
 use crate::holder::Data;
 use crate::limits::{DAY, MIN_LEASE, check_data, check_duration};
 
@@ -111,16 +110,17 @@ impl Kind {
         self.rules().takes_place()
     }
 
-    /// Returns the text that names the keys for people.
-    pub(crate) fn name(&self) -> Cow<'_, str> {
+    /// Returns the text that names the rows' keys for people.
+    pub(crate) fn name(&self, place: Place<'_>) -> String {
         /// How many keys are named.
         const NAMED: usize = 3;
         let keys = self.all_keys();
         if let [key] = keys {
-            return Cow::Borrowed(key);
+            return place.printable_key(key);
         }
-        let named = keys[..keys.len().min(NAMED)].join(", ");
-        Cow::Owned(if keys.len() > NAMED { format!("{named} and {} more", keys.len() - NAMED) } else { named })
+        let named: Vec<_> = keys.iter().take(NAMED).map(|key| place.printable_key(key)).collect();
+        let named = named.join(", ");
+        if keys.len() > NAMED { format!("{named} and {} more", keys.len() - NAMED) } else { named }
     }
 }
 
@@ -149,9 +149,9 @@ impl Acquisition {
         self.kind.all_keys().first().map_or("", String::as_str)
     }
 
-    /// Returns the text that names the keys for people.
-    pub(crate) fn name(&self) -> Cow<'_, str> {
-        self.kind.name()
+    /// Returns the text that names the rows' keys for people.
+    pub(crate) fn name(&self, place: Place<'_>) -> String {
+        self.kind.name(place)
     }
 
     pub(super) fn rules(&self) -> &dyn Rules {
@@ -166,7 +166,7 @@ impl Acquisition {
     /// Returns the error of all keys.
     pub(crate) fn error(&self, cause: Cause, table: &Table) -> Error {
         let mut keys = self.kind.all_keys().iter().map(String::as_str);
-        Error::new(cause, &table.name, keys.next().unwrap_or_default()).with_others(keys)
+        Error::new(cause, table.place(), keys.next().unwrap_or_default()).with_others(keys)
     }
 
     /// Builds a write of these keys, which are all of them or some.

@@ -144,11 +144,11 @@ impl Rules for Permit {
         let fence = number_at(&before, FENCE, MAX_FENCE).map_err(|why| table.malformed(&self.key, why))?;
         let left = before.remove(DATA).map(Data);
         self.seen = Some(Semaphore::read(&mut before).unwrap_or_default());
-        let crashed = std::mem::take(&mut self.ended).into_iter().find(|permit| !permit.released);
+        let crashed = std::mem::take(&mut self.ended).into_iter().filter(|permit| !permit.released);
         Ok(Claimed::Granted {
             fences: vec![claim.fence_after(fence)],
             data: claim.data.cloned().or(left),
-            taken_from: crashed.map(|permit| Box::new(permit.into_holder(claim.now))),
+            taken_from: crashed.map(|permit| permit.into_holder(claim.now)).collect(),
             hold_time: None,
         })
     }
@@ -167,7 +167,7 @@ impl Rules for Permit {
         };
         let Some(semaphore) = row.semaphore.take() else {
             let cause = Cause::WrongKind { is: "a lock or a record of idempotency", not: "a semaphore" };
-            return Err(Error::new(cause, &table.name, &self.key));
+            return Err(Error::new(cause, table.place(), &self.key));
         };
         if let Some(permit) = semaphore.permit(owner) {
             let (fences, end) = (permit.fence.into_iter().collect(), permit.lease_end);
@@ -182,7 +182,7 @@ impl Rules for Permit {
         self.ended = semaphore.permits.iter().filter(has_ended).cloned().collect();
         if semaphore.permits.len() - self.ended.len() >= self.permits as usize {
             row.semaphore = Some(semaphore);
-            return Err(Error::new(Cause::Held(row.into_holder(claim.now)), &table.name, &self.key));
+            return Err(Error::new(Cause::Held(row.into_holder(claim.now)), table.place(), &self.key));
         }
         if row.fence > Some(MAX_FENCE) {
             return Err(table.malformed(&self.key, format!("`{FENCE}` has reached its largest value")));
@@ -355,7 +355,7 @@ impl Table {
             let Some(semaphore) = refused.into_row(self)?.and_then(|row| row.semaphore) else { return Ok(false) };
             owners.retain(|owner| semaphore.permit(owner).is_some());
         }
-        Err(Error::new(Cause::Conflict, &self.name, key))
+        Err(Error::new(Cause::Conflict, self.place(), key))
     }
 
     fn forced_release<'a>(&self, key: &'a str, by: &str, owners: &[&str], now: Moment) -> Update<'a> {

@@ -17,7 +17,7 @@ use super::names::{
 use super::semaphore::Semaphore;
 use super::table::{Item, Table, in_time};
 use crate::clock::Moment;
-use crate::error::{Cause, Error, ErrorKind};
+use crate::error::{Cause, Error, ErrorKind, Place};
 use crate::holder::{Data, Holder, HolderKind};
 use crate::limits::{DAY, REQUEST_TIMEOUT};
 use crate::queue::{HoldTime, Queue};
@@ -62,8 +62,8 @@ impl Unreadable {
         Self::NotUnicode(Box::new(error))
     }
 
-    pub(super) fn into_error(self, table: &str, key: &str) -> Error {
-        let malformed = |why| Error::new(Cause::MalformedRow(why), table, key);
+    pub(super) fn into_error(self, place: Place<'_>, key: &str) -> Error {
+        let malformed = |why| Error::new(Cause::MalformedRow(why), place, key);
         match self {
             Self::Malformed(why) => malformed(why),
             Self::NotUnicode(error) => malformed(NOT_UNICODE.to_owned()).with_source(*error),
@@ -185,7 +185,7 @@ impl Table {
     pub(crate) async fn get(&self, key: &str, now: Moment) -> Result<Option<Holder>, Error> {
         let read = self.client.get_item().table_name(&self.name).consistent_read(true);
         let output = in_time(REQUEST_TIMEOUT, Box::pin(read.set_key(Some(self.key(key))).send())).await;
-        match output.map_err(|error| Error::from_sdk(error, &self.name, key))?.item {
+        match output.map_err(|error| Error::from_sdk(error, self.place(), key))?.item {
             Some(item) => match Row::read(item) {
                 Ok(row) => Ok(Some(row.into_holder(now))),
                 Err(why) => Err(self.malformed(key, why)),
@@ -234,7 +234,7 @@ impl Table {
             .set_expression_attribute_values(Some(filter.values));
         let output = in_time(REQUEST_TIMEOUT, Box::pin(request.send()))
             .await
-            .map_err(|error| Error::from_sdk(error, &self.name, ""))?;
+            .map_err(|error| Error::from_sdk(error, self.place(), ""))?;
         let (mut rows, mut semaphores) = (Vec::new(), Vec::new());
         for mut item in output.items.unwrap_or_default() {
             let Ok(Some(id)) = string_at(&mut item, &self.partition_key) else { continue };

@@ -74,9 +74,9 @@ impl RecordClaim {
                 let why = format!(
                     "the stored result cannot be read ({NOT_UNICODE}): let the function that wrote it return whole characters"
                 );
-                Error::new(Cause::UnusableResult(why), &table.name, key).with_source(*error)
+                Error::new(Cause::UnusableResult(why), table.place(), key).with_source(*error)
             }
-            why @ Unreadable::Malformed(_) => why.into_error(&table.name, key),
+            why @ Unreadable::Malformed(_) => why.into_error(table.place(), key),
         }
     }
 }
@@ -132,7 +132,7 @@ impl Table {
             return Ok(Completed::Before(Box::new(row.clone().into_holder(now))));
         }
         let holder = row.filter(|row| !row.is_owned_by(owner)).map(|row| row.into_holder(now));
-        Err(Error::lost_to(vec![(key.to_owned(), holder)], &self.name))
+        Err(Error::lost_to(vec![(key.to_owned(), holder)], self.place()))
     }
 
     /// Builds the same completion as a part of the caller's transaction.

@@ -11,7 +11,7 @@ use tokio::time::timeout;
 
 use super::expression::{Path, string};
 use crate::clock::{Lease, Moment, seconds_up};
-use crate::error::{Cause, Error};
+use crate::error::{Cause, Error, Place};
 use crate::random;
 
 pub(super) type Item = HashMap<String, AttributeValue>;
@@ -48,11 +48,16 @@ impl fmt::Debug for Table {
 
 impl Table {
     pub(super) fn key(&self, key: &str) -> Item {
-        let mut item = Item::from([(self.partition_key.clone(), string(&format!("{}{key}", self.key_prefix)))]);
+        let mut item = Item::from([(self.partition_key.clone(), AttributeValue::S(self.place().row_key(key)))]);
         if let Some((name, value)) = &self.sort_key {
             item.insert(name.clone(), string(value));
         }
         item
+    }
+
+    /// Where the keys of an error or an event are.
+    pub(crate) fn place(&self) -> Place<'_> {
+        Place { table: &self.name, key_prefix: &self.key_prefix }
     }
 
     pub(super) fn partition_key_path(&self) -> Path {
@@ -61,11 +66,11 @@ impl Table {
 
     /// Draws a nonce: 128 bits in hexadecimal.
     pub(crate) fn nonce(&self, key: &str) -> Result<String, Error> {
-        random::nonce().map_err(|error| Error::new(Cause::Unavailable, &self.name, key).with_source(error))
+        random::nonce().map_err(|error| Error::new(Cause::Unavailable, self.place(), key).with_source(error))
     }
 
     pub(super) fn malformed(&self, key: &str, why: impl Into<String>) -> Error {
-        Error::new(Cause::MalformedRow(why.into()), &self.name, key)
+        Error::new(Cause::MalformedRow(why.into()), self.place(), key)
     }
 
     /// Returns the time after which TTL may delete a row whose lease has this end.

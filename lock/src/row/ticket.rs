@@ -178,14 +178,14 @@ impl Table {
                     .fence
                     .is_none_or(|fence| fence > ticket.fence || (fence == ticket.fence && holder.released)) =>
             {
-                return Error::new(Cause::Lost(Some(*holder)), &self.name, key);
+                return Error::new(Cause::Lost(Some(*holder)), self.place(), key);
             }
             Trace::Other { holder: None, is_released: true } => TicketFault::Released,
             // Others have replaced the acquisition after its lease, or TTL has deleted the row.
             _ if ticket.has_expired() => TicketFault::Ended,
             _ => TicketFault::Unknown,
         };
-        Error::new(Cause::Ticket(fault), &self.name, key)
+        Error::new(Cause::Ticket(fault), self.place(), key)
     }
 }
 

@@ -57,7 +57,7 @@ impl Refused {
     pub(super) fn into_rows(self, table: &Table) -> Result<Vec<(String, Option<Row>)>, Error> {
         let read = |(key, row): (String, Result<_, Unreadable>)| match row {
             Ok(row) => Ok((key, row)),
-            Err(why) => Err(why.into_error(&table.name, &key)),
+            Err(why) => Err(why.into_error(table.place(), &key)),
         };
         self.rows.into_iter().map(read).collect()
     }
@@ -85,7 +85,7 @@ impl<'a> Write<'a> {
     /// Returns the error of all keys.
     fn error(&self, cause: Cause, table: &Table) -> Error {
         let mut keys = self.keys();
-        Error::new(cause, &table.name, keys.next().unwrap_or_default()).with_others(keys)
+        Error::new(cause, table.place(), keys.next().unwrap_or_default()).with_others(keys)
     }
 }
 
@@ -179,7 +179,7 @@ impl Table {
             .set_expression_attribute_values(Some(values))
             .return_values_on_condition_check_failure(OnRefusal::AllOld)
             .build()
-            .map_err(|error| Error::new(Cause::Rejected, &self.name, key).with_source(error))
+            .map_err(|error| Error::new(Cause::Rejected, self.place(), key).with_source(error))
     }
 
     /// Builds a check as a part of a transaction.
@@ -193,7 +193,7 @@ impl Table {
             .set_expression_attribute_values(Some(values).filter(|values| !values.is_empty()))
             .return_values_on_condition_check_failure(OnRefusal::AllOld)
             .build()
-            .map_err(|error| Error::new(Cause::Rejected, &self.name, key).with_source(error))
+            .map_err(|error| Error::new(Cause::Rejected, self.place(), key).with_source(error))
     }
 
     /// Returns the refusal, or the error if the request failed for another reason.
@@ -206,7 +206,7 @@ impl Table {
                 }
             }
             error if is_unreadable(&error) => Err(Unreadable::not_unicode(error)),
-            error => return Err(Error::from_sdk(error, &self.name, key)),
+            error => return Err(Error::from_sdk(error, self.place(), key)),
         };
         Ok(Refused { rows: vec![(key.to_owned(), row)], ..Refused::default() })
     }
@@ -247,7 +247,7 @@ impl Table {
         let mut keys = write.keys();
         let of_all = |error| {
             let mut keys = write.keys();
-            Error::from_sdk(error, &self.name, keys.next().unwrap_or_default()).with_others(keys)
+            Error::from_sdk(error, self.place(), keys.next().unwrap_or_default()).with_others(keys)
         };
         if reasons.is_empty() {
             return Err(of_all(error));
@@ -265,7 +265,7 @@ impl Table {
         let mut preventing = preventing.into_iter();
         refused.prevented = match preventing.next() {
             Some((key, cause)) => {
-                let error = Error::from_sdk(error, &self.name, key).with_cause(cause);
+                let error = Error::from_sdk(error, self.place(), key).with_cause(cause);
                 Some(error.with_others(preventing.map(|(key, _)| key)))
             }
             // DynamoDB has named no reason, and applied nothing.

@@ -107,15 +107,107 @@ fn list_omits_keys_of_another_prefix() {
     let mut command = place.command(["list", "--json"]);
     command.env("LOCK_KEY_PREFIX", "one#");
     let lines = Process::start(command).outcome().expect_code(0).stdout;
-    assert_eq!(serde_json::from_str::<Value>(lines.trim()).unwrap()["key"], "one");
+    assert_eq!(serde_json::from_str::<Value>(lines.trim()).unwrap()["key"], "one#one");
 }
 
 #[test]
-fn get_shows_an_unknown_key_as_free() {
+fn list_selects_by_start_kind_and_age_and_sorts_by_age() {
     let place = Place::new();
-    assert_eq!(place.json("job"), serde_json::json!({ "key": "job", "state": "free" }));
-    let table = place.run(["get", "job"]).expect_code(0).stdout;
-    assert_eq!(table.lines().nth(1).unwrap().split_whitespace().collect::<Vec<_>>(), ["job", "free"]);
+    let text = |text: &str| AttributeValue::S(text.to_owned());
+    let end = AttributeValue::N("4102444800".to_owned());
+    place.run(["run", "--key", "shop#z-older", "--", "true"]).expect_code(0);
+    place.put(&[("id", text("shop#order")), ("status", text("COMPLETED")), ("expiration", end)]);
+    place.run(["run", "--key", "shop#younger", "--", "true"]).expect_code(0);
+    place.run(["run", "--key", "bank", "--at-most", "2", "--hold-at-least", "1h", "--", "true"]).expect_code(0);
+    let listed = |options: &[&str]| -> Vec<String> {
+        let lines = place.run([&["list", "--json"], options].concat()).expect_code(0).stdout;
+        lines
+            .lines()
+            .map(|line| serde_json::from_str::<Value>(line).unwrap()["key"].as_str().unwrap().to_owned())
+            .collect()
+    };
+    assert_eq!(listed(&["--starting-with", "shop#"]), ["shop#order", "shop#younger", "shop#z-older"]);
+    assert_eq!(listed(&["--kind", "record"]), ["shop#order"]);
+    assert_eq!(listed(&["--kind", "semaphore"]), ["bank"]);
+    assert_eq!(listed(&["--kind", "lock"]), ["shop#younger", "shop#z-older"]);
+    assert_eq!(listed(&["--kind", "lock", "--oldest-first"]), ["shop#z-older", "shop#younger"]);
+    // The record has no time of an acquisition.
+    assert_eq!(listed(&["--older-than", "0s"]), ["bank", "shop#younger", "shop#z-older"]);
+    assert_eq!(listed(&["--older-than", "1day"]), [""; 0]);
+}
+
+#[test]
+fn tables_shorten_a_long_key_and_json_does_not() {
+    let place = Place::new();
+    let key = "k".repeat(1000);
+    for name in [key.as_str(), "job"] {
+        place.run(["run", "--key", name, "--", "true"]).expect_code(0);
+    }
+    let table = place.run(["list"]).expect_code(0).stdout;
+    assert!(table.lines().all(|line| line.len() < 250), "{table}");
+    assert!(table.contains("k… (1000 bytes)") || table.contains("kkk (1000 bytes)"), "{table}");
+    assert_eq!(place.json(&key)["key"], key.as_str());
+}
+
+#[test]
+fn a_key_from_a_log_is_found_with_the_prefix_and_without() {
+    let place = Place::new();
+    let with_prefix = |arguments: &[&str]| {
+        let mut command = place.command(arguments);
+        command.env("LOCK_KEY_PREFIX", "shop#");
+        Process::start(command)
+    };
+    let holder = with_prefix(&["run", "--key", "job", "--", "sh", "-c", "echo held; sleep 100"]);
+    assert_eq!(holder.line(), "held");
+    let refusal = with_prefix(&["run", "--key", "job", "--", "true"]).outcome().expect_code(75);
+    assert!(refusal.stderr.contains("key `shop#job` in table"), "{refusal:?}");
+
+    assert_eq!(place.json("shop#job")["state"], "held");
+    for key in ["shop#job", "job"] {
+        let shown = with_prefix(&["get", key, "--json"]).outcome().expect_code(0).stdout;
+        let shown: Value = serde_json::from_str(&shown).unwrap();
+        assert_eq!((&shown["key"], &shown["state"]), (&"shop#job".into(), &"held".into()));
+    }
+    place.run(["get", "job"]).expect_code(66).expect_sentence(&["no such row", "`job`", "`shop#job`"]);
+    place.run(["release", "job", "--force", "--yes"]).expect_code(66).expect_sentence(&["no such row", "`shop#job`"]);
+    let released = with_prefix(&["release", "shop#job", "--force", "--yes"]).outcome().expect_code(0);
+    assert!(released.stdout.starts_with("released: key `shop#job`,"), "{released:?}");
+}
+
+#[test]
+fn get_shows_several_keys_and_names_keys_like_those_without_a_row() {
+    let place = Place::new();
+    for key in ["nightly-report", "deploy", "unlike"] {
+        place.run(["run", "--key", key, "--", "true"]).expect_code(0);
+    }
+    let some = place.run(["get", "deploy", "nightly-reprot", "unlike"]).expect_code(66);
+    let keys: Vec<_> = some.stdout.lines().skip(1).filter_map(|line| line.split_whitespace().next()).collect();
+    assert_eq!(keys, ["deploy", "unlike"]);
+    let some = some.expect_sentence(&["`nightly-reprot`", "keys like that: `nightly-report`"]);
+    assert!(!some.stderr.contains("deploy"), "{some:?}");
+    let none = place.run(["get", "zzz", "--json"]).expect_code(66).expect_sentence(&["lambda-lock list"]);
+    assert_eq!(none.stdout, "");
+}
+
+#[test]
+fn the_identity_of_a_holder_is_shown() {
+    let place = Place::new();
+    let arn = "arn:aws:states:eu-west-1:123456789012:execution:deploy:7f";
+    place.run(["acquire", "--key", "svc2", "--owner-from", arn, "--holder", "deployer"]).expect_code(0);
+    assert_eq!(place.json("svc2")["identity"], arn);
+    for table in [place.run(["get", "svc2"]).stdout, place.run(["list"]).stdout] {
+        assert!(table.contains(&format!("deployer for {arn}")), "{table}");
+    }
+    let refusal = place.run(["run", "--key", "svc2", "--", "true"]).expect_code(75);
+    refusal.expect_sentence(&[&format!("held by deployer for `{arn}` until")]);
+}
+
+#[test]
+fn watch_shows_a_key_without_a_row() {
+    let place = Place::new();
+    let process = Process::start(place.command(["watch", "job", "--interval", "200ms"]));
+    let [_, _, row] = [(); 3].map(|()| process.line());
+    assert_eq!(row, "job  no row");
 }
 
 #[test]

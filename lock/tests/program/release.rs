@@ -33,7 +33,7 @@ fn a_release_by_force_needs_a_confirmation() {
     assert_eq!(place.json("job")["state"], "held");
     place.run(["release", "job", "--force", "--yes"]).expect_code(0);
     assert_eq!(place.json("job")["state"], "free");
-    assert!(place.run(["release", "other", "--force", "--yes"]).expect_code(0).stdout.contains("already free"));
+    assert!(place.run(["release", "job", "--force", "--yes"]).expect_code(0).stdout.contains("already free"));
 }
 
 #[test]

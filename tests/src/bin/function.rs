@@ -11,8 +11,10 @@ use std::io;
 use std::time::Duration;
 
 use lambda_example::release_at_shutdown;
+use lambda_lock::lambda::log_panics;
 use lambda_lock::{LockLayer, Locks, WithLock};
 use lambda_lock_tests::World;
+use lambda_runtime::layers::TracingLayer;
 use lambda_runtime::{Diagnostic, Error, LambdaEvent, Runtime};
 use serde_json::{Value, json};
 use tokio::io::AsyncReadExt;
@@ -22,7 +24,8 @@ use tracing_subscriber::EnvFilter;
 
 #[tokio::main]
 async fn main() -> Result<(), Error> {
-    tracing_subscriber::fmt().with_env_filter(EnvFilter::from_default_env()).with_writer(io::stderr).init();
+    tracing_subscriber::fmt().json().with_env_filter(EnvFilter::from_default_env()).with_writer(io::stderr).init();
+    log_panics();
     if env::args().nth(1).as_deref() == Some("run_until_shutdown") {
         let locks = Locks::from_env().await?;
         release_at_shutdown(&locks).await;
@@ -33,7 +36,8 @@ async fn main() -> Result<(), Error> {
     let elsewhere = world.default_locks();
     let _taken = elsewhere.acquire("taken").holder("another environment").lease(Duration::from_hours(1)).await?;
     let layer = LockLayer::new(world.default_locks()).key_from(|event: &LambdaEvent<Value>| text(event, "key"));
-    let runtime = Runtime::new(layer.layer(service_fn(handler)));
+    // The span adds the request id to every line.
+    let runtime = Runtime::new(layer.layer(service_fn(handler))).layer(TracingLayer::new());
     match env::args().nth(1).as_deref() {
         Some("run") => runtime.run().await,
         Some("run_concurrent") => runtime.run_concurrent().await,

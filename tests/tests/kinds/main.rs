@@ -8,6 +8,7 @@ mod clocks;
 mod dropped;
 mod late;
 mod lease;
+mod names;
 mod other_kinds;
 mod prevented;
 mod subject;
@@ -74,6 +75,8 @@ macro_rules! suite {
                     clocks::others_wait_until_the_lease_and_the_skew_are_over
                     clocks::each_acquisition_has_a_larger_fence
                     other_kinds::a_row_of_another_kind_is_refused
+                    names::a_refusal_names_the_key_of_the_row
+                    names::a_loss_names_the_key_of_the_row
                 }
             }
         )*

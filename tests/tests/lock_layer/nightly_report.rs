@@ -142,3 +142,10 @@ async fn a_report_with_an_outdated_fence_is_not_written() {
     nightly_report(locks, reports, Simulation::On).oneshot(invocation(&host, report("sales", 0))).await.unwrap_err();
     assert_eq!(row(&world, "written#report#sales").await["fence"], AttributeValue::N(later));
 }
+
+#[test]
+fn an_event_without_the_name_of_a_report_is_refused_before_the_lock() {
+    for event in [serde_json::json!({}), serde_json::json!({ "report": "" })] {
+        serde_json::from_value::<ReportRequest>(event).unwrap_err();
+    }
+}

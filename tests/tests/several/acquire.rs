@@ -163,7 +163,7 @@ async fn a_set_of_one_key_is_a_lock() {
     let locks = world.locks(&world.host().build()).key_prefix("app#").build().unwrap();
     let set = locks.acquire_all(["job"]).await.unwrap();
     assert_eq!(world.row("app#job").await.unwrap()["owner"], text(set.owner()));
-    assert_contains(&locks.acquire("job").await.unwrap_err(), &["key `job` in table", "is held by"]);
+    assert_contains(&locks.acquire("job").await.unwrap_err(), &["key `app#job` in table", "is held by"]);
     set.release().await.unwrap();
     assert!(locks.try_acquire("job").await.unwrap().is_some());
 }

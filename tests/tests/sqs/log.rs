@@ -37,6 +37,32 @@ async fn the_log_shows_the_id_of_a_failed_message_and_not_its_body() {
 }
 
 #[tokio::test]
+async fn the_log_of_a_failed_message_says_key_queue_and_whether_it_comes_again() {
+    keep_log();
+    let (world, host, _, till) = environment().await;
+    let locks = world.locks(&host).key_prefix("shop#").build().unwrap();
+    let consumer: Consumer = SqsConsumer::by_message_id(locks).max_receive_count(3);
+    let body = json!({ "id": "1", "then": "Declined" }).to_string();
+    for (receives, is_last) in [("1", "false"), ("3", "true"), ("4", "true")] {
+        let id = format!("receive {receives} of {}", world.table);
+        let mut message = message_with_body(&id, &body);
+        message.event_source_arn = Some("arn:aws:sqs:eu-west-1:123456789012:payments".to_owned());
+        message.attributes.insert("ApproximateReceiveCount".to_owned(), receives.to_owned());
+        deliver(&consumer, &till, &host, [message]).await;
+        let lines: Vec<_> = logged(&id).into_iter().filter(|line| line.contains("ERROR")).collect();
+        let [line] = &lines[..] else { panic!("{lines:#?}") };
+        for part in [
+            "queue=\"payments\"",
+            &format!("key=\"shop#orders#{id}\""),
+            &format!("receive_count={receives}"),
+            &format!("dead_letter={is_last}"),
+        ] {
+            assert!(line.contains(part), "`{part}` is not in {line}");
+        }
+    }
+}
+
+#[tokio::test]
 async fn a_message_in_progress_elsewhere_is_logged_once_at_info() {
     keep_log();
     let (world, host, consumer, till) = environment().await;

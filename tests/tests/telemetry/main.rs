@@ -10,6 +10,7 @@ mod queue;
 mod recorder;
 mod records;
 mod release;
+mod requests;
 mod several;
 mod spans;
 mod sums;

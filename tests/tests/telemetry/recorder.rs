@@ -8,7 +8,7 @@ use metrics::{LocalRecorderGuard, Unit, set_default_local_recorder};
 use metrics_util::debugging::{DebugValue, DebuggingRecorder, Snapshotter};
 
 /// The names of the metrics, which dashboards use.
-pub(crate) const PINNED: [(&str, &str, Unit); 17] = [
+pub(crate) const PINNED: [(&str, &str, Unit); 18] = [
     (names::ACQUIRED, "lambda_lock_acquired", Unit::Count),
     (names::TAKEN_OVER, "lambda_lock_taken_over", Unit::Count),
     (names::REFUSED, "lambda_lock_refused", Unit::Count),
@@ -20,6 +20,7 @@ pub(crate) const PINNED: [(&str, &str, Unit); 17] = [
     (names::REPLAYS, "lambda_lock_replays", Unit::Count),
     (names::IN_PROGRESS_REFUSALS, "lambda_lock_in_progress_refusals", Unit::Count),
     (names::BATCH_ITEMS, "lambda_lock_batch_items", Unit::Count),
+    (names::HTTP_PROBLEMS, "lambda_lock_http_problems", Unit::Count),
     (names::TICKETS, "lambda_lock_tickets", Unit::Count),
     (names::ACQUIRE_TIME, "lambda_lock_acquire_time", Unit::Milliseconds),
     (names::WAIT_TIME, "lambda_lock_wait_time", Unit::Milliseconds),
@@ -29,7 +30,8 @@ pub(crate) const PINNED: [(&str, &str, Unit); 17] = [
 ];
 
 /// The labels of each metric, and their values.
-const LABELS: [(&str, &str, &[&str]); 5] = [
+const LABELS: [(&str, &str, &[&str]); 6] = [
+    (names::HTTP_PROBLEMS, names::PROBLEM, &["key-malformed", "key-missing", "key-reused", "key-too-long"]),
     (
         names::REFUSED,
         names::REASON,

@@ -170,6 +170,39 @@ async fn history(seed: u64) -> usize {
     in_the_queue
 }
 
+/// Killed runs count nothing themselves: the next acquire counts them.
+#[tokio::test(start_paused = true)]
+async fn each_acquisition_is_released_or_taken_over() {
+    let stage = Stage::set().await;
+    let permits = |locks: &Locks| locks.semaphore("bank", 3).acquire().lease(s(1));
+    for round in 0_u32..4 {
+        let (killed, doomed) = locks_on(stage.engine.host());
+        let locks = stage.locks();
+        let mut held = Vec::new();
+        for number in 0..3 {
+            let locks = if number < round { &doomed } else { &locks };
+            held.push((number < round, permits(locks).await.unwrap()));
+            let key = format!("key {number}");
+            held.push((number < round, locks.acquire(key).lease(s(1)).await.unwrap()));
+        }
+        killed.crash();
+        for (is_killed, lock) in held {
+            if !is_killed {
+                lock.release().await.unwrap();
+            }
+        }
+        sleep(s(3)).await;
+    }
+    let locks = stage.locks();
+    permits(&locks).await.unwrap().release().await.unwrap();
+    for number in 0..3 {
+        locks.acquire(format!("key {number}")).await.unwrap().release().await.unwrap();
+    }
+    let counted = stage.metrics.take();
+    assert_eq!(counted.count("taken_over"), 12, "{counted:?}");
+    assert_eq!(counted.count("acquired"), counted.count("released") + counted.count("taken_over"), "{counted:?}");
+}
+
 #[test]
 fn the_metrics_of_random_histories_add_up() {
     let mut in_the_queue = 0;

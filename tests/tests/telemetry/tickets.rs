@@ -11,10 +11,11 @@ async fn each_use_of_a_ticket_counts() {
     let stage = Stage::set().await;
     let locks = stage.locks();
     let ticket = locks.acquire("deploy").await.unwrap().into_ticket();
-    stage.metrics.assert(&["acquired 1", "acquire_time [0.0]", "hold_time [0.0]"]);
+    stage.metrics.assert(&["acquired 1", "acquire_time [0.0]"]);
 
     locks.renew_ticket(&ticket, s(60)).await.unwrap();
     stage.metrics.assert(&["tickets: renewed 1"]);
+    sleep(ms(500)).await;
 
     let lock = locks.resume(&ticket).await.unwrap();
     assert_eq!(locks.resume(&ticket).await.unwrap_err().kind(), ErrorKind::TicketUsed);
@@ -23,7 +24,20 @@ async fn each_use_of_a_ticket_counts() {
     sleep(ms(250)).await;
     let next = lock.into_ticket();
     locks.release_ticket(&next).await.unwrap();
-    stage.metrics.assert(&["hold_time [250.0]", "released 1", "tickets: released 1"]);
+    stage.metrics.assert(&["hold_time [750.0]", "released 1", "tickets: released 1"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_hold_of_a_lock_that_is_resumed_begins_with_its_acquire() {
+    let stage = Stage::set().await;
+    let locks = stage.locks();
+    let ticket = locks.acquire("deploy").await.unwrap().into_ticket();
+    sleep(ms(500)).await;
+    let lock = locks.resume(&ticket).await.unwrap();
+    sleep(ms(250)).await;
+    stage.metrics.take();
+    lock.release().await.unwrap();
+    stage.metrics.assert(&["hold_time [750.0]", "release_time [0.0]", "released 1"]);
 }
 
 #[tokio::test(start_paused = true)]

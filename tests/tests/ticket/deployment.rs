@@ -24,16 +24,19 @@ async fn invoke_with(simulation: Simulation, world: &World, host: &Host, step: S
 }
 
 async fn take(world: &World, execution: &str) -> Result<Ticket, (String, String)> {
-    let step = Step::Take { key: "shop".to_owned(), execution: execution.to_owned() };
+    let step = Step::Take { input: input("7"), execution: execution.to_owned() };
     match invoke(world, &world.host().build(), step).await? {
         Done::Taken(ticket) => Ok(ticket),
         other => panic!("{other:?}"),
     }
 }
 
+fn input(version: &str) -> Deployment {
+    Deployment { key: "shop".to_owned(), version: version.to_owned(), rolling_out_ms: 0, fails: false }
+}
+
 fn work(ticket: &Ticket, version: &str) -> Step {
-    let (key, version) = ("shop".to_owned(), version.to_owned());
-    Step::Work { ticket: ticket.clone(), input: Deployment { key, version, rolling_out_ms: 0, fails: false } }
+    Step::Work { ticket: ticket.clone(), input: input(version) }
 }
 
 fn free(ticket: &Ticket) -> Step {
@@ -139,7 +142,16 @@ async fn a_repeated_attempt_takes_the_lock_of_its_execution_over() {
 
 #[test]
 fn the_input_and_the_output_of_a_state_are_json() {
-    let step = serde_json::json!({ "action": "take", "key": "shop", "execution": "1" });
-    assert!(matches!(serde_json::from_value(step).unwrap(), Step::Take { .. }));
+    let step = |input| serde_json::json!({ "action": "take", "key": "shop", "input": input, "execution": "1" });
+    let input = serde_json::json!({ "key": "shop", "version": "7" });
+    assert!(matches!(serde_json::from_value(step(input)).unwrap(), Step::Take { .. }));
+    // No lock is taken for an input that cannot be deployed.
+    for input in [
+        serde_json::json!({ "key": "", "version": "7" }),
+        serde_json::json!({ "key": "shop", "version": "" }),
+        serde_json::json!({ "key": "shop" }),
+    ] {
+        serde_json::from_value::<Step>(step(input)).unwrap_err();
+    }
     assert_eq!(serde_json::to_value(Done::Freed).unwrap(), serde_json::Value::Null);
 }

@@ -5,7 +5,7 @@ use std::ffi::OsString;
 use std::time::Duration;
 
 use clap::builder::NonEmptyStringValueParser;
-use clap::{ArgGroup, Args, Parser, Subcommand};
+use clap::{ArgGroup, Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 
 use crate::help;
@@ -79,12 +79,13 @@ pub(crate) enum Action {
         #[arg(long)]
         json: bool,
     },
-    /// Show who holds a key, or held it last
+    /// Show who holds keys, or held them last
     #[command(long_about = help::GET, after_help = help::examples("get"))]
     Get {
-        #[arg(value_parser = NonEmptyStringValueParser::new())]
-        key: String,
-        /// Print a JSON object
+        /// Keys, with the prefix or without
+        #[arg(required = true, value_name = "KEY", value_parser = NonEmptyStringValueParser::new())]
+        keys: Vec<String>,
+        /// Print a JSON object for each key, on a line each
         #[arg(long)]
         json: bool,
     },
@@ -188,7 +189,7 @@ pub(crate) struct Acquire {
 #[derive(Args, Debug)]
 #[command(group = ArgGroup::new("whose").args(["fence", "force"]))]
 pub(crate) struct Release {
-    /// Key to free; without a key, the ticket on standard input says which lock to release
+    /// Key to free, with the prefix or without; without a key, the ticket on standard input says which lock to release
     #[arg(value_parser = NonEmptyStringValueParser::new(), requires = "whose")]
     pub(crate) key: Option<String>,
     /// Fence of the acquisition to end, as `get` shows it
@@ -202,14 +203,34 @@ pub(crate) struct Release {
     pub(crate) yes: bool,
 }
 
-#[derive(Args, Clone, Copy, Debug)]
+#[derive(Args, Clone, Debug)]
 pub(crate) struct Selection {
     /// Only keys that are held
     #[arg(long)]
     pub(crate) held: bool,
+    /// Only keys that begin with this, as they are in the row
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) starting_with: Option<String>,
+    /// Only rows of this kind; the record of a run counts as a lock until the run has completed
+    #[arg(long, value_enum, value_name = "KIND")]
+    pub(crate) kind: Option<Kind>,
+    /// Only keys that were acquired this long ago or earlier
+    #[arg(long, value_name = "DURATION", value_parser = age)]
+    pub(crate) older_than: Option<Duration>,
+    /// Sort by the time of the acquisition, oldest first, instead of by key
+    #[arg(long)]
+    pub(crate) oldest_first: bool,
     /// Show at most this many keys, those found first; standard error says when there are more
     #[arg(long, value_name = "NUMBER", default_value = "1000", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) limit: u32,
+}
+
+/// What a row is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Kind {
+    Lock,
+    Semaphore,
+    Record,
 }
 
 const DAY: Duration = Duration::from_hours(24);
@@ -247,6 +268,10 @@ fn wait(text: &str) -> Result<Duration, String> {
 
 fn hold_at_least(text: &str) -> Result<Duration, String> {
     duration(text, Duration::ZERO, DAY)
+}
+
+fn age(text: &str) -> Result<Duration, String> {
+    duration(text, Duration::ZERO, 366 * DAY)
 }
 
 fn interval(text: &str) -> Result<Duration, String> {

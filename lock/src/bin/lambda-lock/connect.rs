@@ -12,11 +12,33 @@ use lambda_lock::{Locks, Ticket, client_config};
 use crate::arguments::{self, TableOptions};
 use crate::failure::{CONFIGURATION, Failure, cause};
 
-/// The locks, and the name of their table.
+/// The locks, with the name of their table and the prefix of their keys.
 #[derive(Debug)]
 pub(crate) struct Connection {
     pub(crate) locks: Locks,
     pub(crate) table: String,
+    key_prefix: String,
+}
+
+/// A key on the command line of an operator.
+#[derive(Debug)]
+pub(crate) struct Key {
+    /// Without the prefix, as the library takes it.
+    pub(crate) name: String,
+    /// As it is in the row, in logs and in errors.
+    pub(crate) of_row: String,
+}
+
+impl Connection {
+    /// Returns the key without the prefix.
+    pub(crate) fn key(&self, name: String) -> Key {
+        Key { of_row: [self.key_prefix.as_str(), &name].concat(), name }
+    }
+
+    /// Returns the key that an operator has named: with the prefix, as logs show it, or without.
+    pub(crate) fn named_key(&self, named: &str) -> Key {
+        self.key(named.strip_prefix(&self.key_prefix).unwrap_or(named).to_owned())
+    }
 }
 
 /// Connects without a request to the table. In the file of `--embedded`, it creates the table if there is none.
@@ -46,9 +68,8 @@ pub(crate) async fn connect_if(enabled: bool, options: &TableOptions, holder: St
     } else if let Some(skew) = variable("LOCK_CLOCK_SKEW", arguments::clock_skew)? {
         builder = builder.clock_skew(skew);
     }
-    if let Some(prefix) = key_prefix(options) {
-        builder = builder.key_prefix(prefix);
-    }
+    let key_prefix = key_prefix(options).unwrap_or_default();
+    builder = builder.key_prefix(&key_prefix);
     if let Some(name) = &options.partition_key {
         builder = builder.partition_key(name);
     }
@@ -59,7 +80,7 @@ pub(crate) async fn connect_if(enabled: bool, options: &TableOptions, holder: St
     if in_file {
         locks.create_table().await?;
     }
-    Ok(Connection { locks, table })
+    Ok(Connection { locks, table, key_prefix })
 }
 
 /// Returns whether `LOCK_ENABLED` leaves locking on.

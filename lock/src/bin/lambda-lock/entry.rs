@@ -4,30 +4,46 @@ use std::fmt::Write as _;
 use std::time::{Duration, SystemTime};
 
 use comfy_table::{Table, presets};
-use lambda_lock::operate::ListedRow;
 use lambda_lock::{Error, Holder};
 use serde_json::{Map, Value};
 
-use crate::arguments::Selection;
+use crate::arguments::{Kind, Selection};
 use crate::failure::sentence;
-use crate::output::{escaped, misleads, printable};
+use crate::output::{misleads, printable, printable_up_to};
+
+/// The longest key in a table, in bytes. JSON has all of it.
+const LONGEST_KEY: usize = 100;
 
 /// A key with its row, if it has one, or the reason why its row cannot be read.
 #[derive(Debug)]
 pub(crate) struct Entry {
+    /// The key as it is in the row.
     pub(crate) key: String,
     pub(crate) row: Result<Option<Holder>, Error>,
 }
 
-impl From<ListedRow> for Entry {
-    fn from(row: ListedRow) -> Self {
-        Self { key: row.key, row: row.holder.map(Some) }
-    }
-}
-
 impl Entry {
-    pub(crate) fn is_selected(&self, selection: Selection) -> bool {
-        !selection.held || self.state() == "held"
+    pub(crate) fn is_selected(&self, selection: &Selection, now: SystemTime) -> bool {
+        let Selection { held, starting_with, kind, older_than, .. } = selection;
+        let is_old = |age: Duration| self.since().is_some_and(|since| since <= now - age);
+        (!held || self.state() == "held")
+            && starting_with.as_ref().is_none_or(|start| self.key.starts_with(start))
+            && kind.is_none_or(|kind| self.kind() == Some(kind))
+            && older_than.is_none_or(is_old)
+    }
+
+    fn kind(&self) -> Option<Kind> {
+        let holder = self.holder()?;
+        Some(match holder {
+            record if record.is_completed() => Kind::Record,
+            semaphore if semaphore.is_semaphore() => Kind::Semaphore,
+            _ => Kind::Lock,
+        })
+    }
+
+    /// Returns when the key was acquired last.
+    pub(crate) fn since(&self) -> Option<SystemTime> {
+        self.holder().and_then(Holder::since)
     }
 
     fn state(&self) -> &'static str {
@@ -36,7 +52,8 @@ impl Entry {
             Ok(Some(row)) if row.is_completed() => "completed",
             Ok(Some(row)) if row.is_current() => "held",
             Ok(Some(row)) if !row.has_released() => "expired",
-            Ok(_) => "free",
+            Ok(Some(_)) => "free",
+            Ok(None) => "no row",
         }
     }
 
@@ -62,17 +79,16 @@ impl Entry {
 
     fn columns(&self, now: SystemTime) -> [String; 7] {
         let holder = self.holder();
-        let since = holder.and_then(Holder::since);
+        let since = self.since();
         // The time that remains is rounded up, because a held key never has 0 s left.
         let seconds = |duration: Duration, extra: u64| {
             humantime::format_duration(Duration::from_secs(duration.as_secs() + extra)).to_string()
         };
         let number = |number: Option<u64>| number.map(|number| number.to_string()).unwrap_or_default();
         [
-            // Complete, to be copied.
-            escaped(&self.key).into_owned(),
+            printable_up_to(&self.key, LONGEST_KEY).into_owned(),
             self.state().to_owned(),
-            printable(holder.and_then(Holder::name).unwrap_or_default()).into_owned(),
+            holder.map(name).unwrap_or_default(),
             since.map(|since| seconds(now.duration_since(since).unwrap_or_default(), 0)).unwrap_or_default(),
             self.remaining(now).map(|remaining| seconds(remaining, 1)).unwrap_or_default(),
             number(holder.and_then(Holder::fence)),
@@ -104,8 +120,9 @@ impl Entry {
             ("key", Some(self.key.as_str().into())),
             ("state", Some(self.state().into())),
             ("holder", holder.and_then(Holder::name).map(Value::from)),
+            ("identity", holder.and_then(Holder::identity).map(Value::from)),
             ("fence", holder.and_then(Holder::fence).map(Value::from)),
-            ("acquired_at", holder.and_then(Holder::since).map(|since| time(since).into())),
+            ("acquired_at", self.since().map(|since| time(since).into())),
             ("until", holder.map(|holder| time(holder.until()).into())),
             ("remaining_seconds", self.remaining(now).map(|remaining| remaining.as_secs_f64().into())),
             ("waiting", holder.map(|holder| holder.waiters().into())),
@@ -114,6 +131,15 @@ impl Entry {
         ];
         let known = fields.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?)));
         Value::Object(known.collect::<Map<_, _>>())
+    }
+}
+
+/// Returns the name of the holder, with its identity.
+fn name(holder: &Holder) -> String {
+    let name = printable(holder.name().unwrap_or_default());
+    match holder.identity() {
+        Some(identity) => format!("{name} for {}", printable(identity)),
+        None => name.into_owned(),
     }
 }
 

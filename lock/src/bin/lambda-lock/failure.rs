@@ -8,6 +8,8 @@ use lambda_lock::{Error, ErrorKind};
 
 /// The command line is wrong. Clap has the same code.
 pub(crate) const USAGE: u8 = 2;
+/// No row has the key: `EX_NOINPUT` of sysexits.h.
+pub(crate) const NO_ROW: u8 = 66;
 /// No usable answer: `EX_UNAVAILABLE` of sysexits.h.
 pub(crate) const UNAVAILABLE: u8 = 69;
 /// `EX_IOERR`.

@@ -83,13 +83,14 @@ The exit code is 76 if the lease has ended, the lock was released or resumed, or
 if the ticket belongs to another table or key prefix, or is not valid.";
 
 pub(crate) const LIST: &str = "\
-Lists keys with their state, sorted by key. It reads the table until it has found as many keys as the limit (IAM \
+Lists keys with their state, sorted by key. Keys are as they are in the row: with the prefix. Keys of more than 100 \
+bytes are shortened, except in JSON. It reads the table until it has found as many keys as the limit (IAM \
 action dynamodb:Scan, and dynamodb:GetItem for each semaphore). Of a larger table it therefore shows the keys that it \
 found first, not the first ones of the sorted table. A page that is throttled is read again a few times. The states:
 
 held: a holder has the key, or --hold-at-least keeps it
 
-free: the last holder released it, or no one has held it yet
+free: the last holder released it
 
 expired: the lease ended without a release, because the holder crashed or overran it
 
@@ -97,20 +98,26 @@ completed: the record of an idempotent run that was completed
 
 malformed: the row is not a lock row
 
+no row: in watch, a key that has no row: nothing has held it since it was deleted, or it is misspelled
+
 WAITING is the number of waiters in the key's queue. A waiter that gave up counts until a waiter behind it acquires \
 the key, or until the last waiter has stopped waiting. Waiters for the record of an idempotent run, and waiters with \
 an explicit backoff, are not in the queue.
 
 A semaphore has a line for each permit in its row.
 
-With --json, each line is an object with key and state. It also has, where they are known, holder, fence, acquired_at \
-and until (RFC 3339), remaining_seconds if the key is held, waiting if the key has a row, and error if the row is \
+With --json, each line is an object with key and state. It also has, where they are known, holder, identity (of --owner-from), fence, \
+acquired_at and until (RFC 3339), remaining_seconds if the key is held, waiting if the key has a row, and error if the row is \
 malformed. A semaphore has permits, a list of objects with state, holder, fence, acquired_at, until and \
 remaining_seconds; its own fields are those of the permit whose lease ends first.";
 
 pub(crate) const GET: &str = "\
-Shows who holds a key, or held it last. It sends one consistent read (IAM action dynamodb:GetItem). The exit code is \
-0 in every state. The columns and the JSON are those of list.";
+Shows who holds keys, or held them last. It sends one consistent read for each (IAM action dynamodb:GetItem). The exit code is \
+0 in every state. The columns and the JSON are those of list.
+
+A key is named as logs, errors and list show it, with the key prefix of its function, or without the prefix if it is \
+given by --key-prefix. A key without a row is an error: the exit code is 66, and standard error names keys of the \
+table that are like it (IAM action dynamodb:Scan, up to 5 requests).";
 
 pub(crate) const RELEASE: &str = "\
 Without a key, releases the lock of the ticket on standard input (IAM action dynamodb:UpdateItem). The command can be \
@@ -127,7 +134,7 @@ acquisition holds the key by then, the release is refused with code 75.
 
 With --force the key, or every permit of a semaphore, is released no matter who holds it, after a question. With \
 --yes there is no question. Any answer other than yes leaves the key unchanged and gives code 75. A key that is already \
-free is no error.";
+free is no error. A key without a row is one, as for get.";
 
 pub(crate) const WATCH: &str = "\
 Shows keys again and again. On a terminal each table replaces the one before; elsewhere the tables follow each other, \
@@ -143,9 +150,10 @@ Checks the table, its TTL, the clock and the permissions. It prints a line for e
 is wrong. The exit code is 0 if locks work, even with warnings, and 78 if they do not.";
 
 /// The exit codes with their meanings.
-pub(crate) const EXIT_STATUS: [(&str, &str); 10] = [
+pub(crate) const EXIT_STATUS: [(&str, &str); 11] = [
     ("0", "done"),
     ("2", "the command line is wrong"),
+    ("66", "no row has the key of get or release"),
     ("69", "no usable answer: DynamoDB is unreachable, throttles, or runs a transaction on the row"),
     ("74", "standard output or another part of this machine failed, or the guard was killed"),
     ("75", "another holder has the key, or release was not confirmed"),

@@ -23,8 +23,9 @@ mod supervise;
 mod ticket;
 
 mod entry;
-mod operate;
 mod show;
+
+mod operate;
 
 use std::env;
 use std::process::ExitCode;
@@ -73,9 +74,9 @@ async fn act(Arguments { table, action }: Arguments) -> Result<u8, Failure> {
         Action::Run(run) => return run::run(&table, run).await,
         Action::Acquire(acquire) => return ticket::acquire(&table, acquire).await,
         Action::Renew { lease } => ticket::renew(&table, lease).await?,
-        Action::List { selection, json } => show::list(&table, selection, json).await?,
-        Action::Get { key, json } => show::get(&table, key, json).await?,
-        Action::Watch { keys, selection, interval } => show::watch(&table, keys, selection, interval).await?,
+        Action::List { selection, json } => show::list(&table, &selection, json).await?,
+        Action::Get { keys, json } => show::get(&table, keys, json).await?,
+        Action::Watch { keys, selection, interval } => show::watch(&table, keys, &selection, interval).await?,
         Action::Release(Release { key: None, .. }) => ticket::release(&table).await?,
         Action::Release(mut release) => {
             let key = release.key.take().unwrap_or_default();

@@ -2,13 +2,12 @@
 
 use std::io::{self, IsTerminal as _, Write as _};
 
-use lambda_lock::Holder;
-
 use crate::arguments::{Release, TableOptions};
-use crate::connect::{Connection, connect};
+use crate::connect::{Connection, Key, connect};
 use crate::failure::{CONFIGURATION, Failure, HELD, USAGE};
 use crate::identity;
 use crate::output::{line, say};
+use crate::show::missing;
 
 /// Frees the key of another holder.
 pub(crate) async fn release(options: &TableOptions, key: String, release: Release) -> Result<(), Failure> {
@@ -17,10 +16,15 @@ pub(crate) async fn release(options: &TableOptions, key: String, release: Releas
         let message = "--force asks for confirmation, and standard input is not a terminal: add --yes, or give --fence";
         return Err(Failure::new(USAGE, message));
     }
-    let Connection { locks, table } = connect(options, identity::releaser()).await?;
-    let Some(holder) = locks.get(&key).await?.filter(Holder::is_current) else {
-        return line(&format!("key `{key}` is already free"));
+    let connection = connect(options, identity::releaser()).await?;
+    let Key { name, of_row: key } = connection.named_key(&key);
+    let Some(holder) = connection.locks.get(&name).await? else {
+        return Err(missing(&connection, &[key]).await);
     };
+    if !holder.is_current() {
+        return line(&format!("key `{key}` is already free"));
+    }
+    let Connection { locks, table, .. } = connection;
     let refused =
         |code, why: &str| Err(Failure::new(code, format!("key `{key}` in table `{table}` was not released: {why}")));
     if holder.is_completed() {
@@ -46,7 +50,7 @@ pub(crate) async fn release(options: &TableOptions, key: String, release: Releas
             return refused(HELD, "the answer was not `yes`");
         }
     }
-    if locks.force_release(&key, &holder).await? {
+    if locks.force_release(name, &holder).await? {
         line(&format!("released: key `{key}`, which was {by}"))
     } else {
         refused(HELD, "its holder has changed since it was read; look again with `get`")
@@ -65,7 +69,7 @@ pub(crate) async fn create_table(
     tags: Vec<(String, String)>,
     provisioned: Option<(i64, i64)>,
 ) -> Result<(), Failure> {
-    let Connection { locks, table } = connect(options, identity::user()).await?;
+    let Connection { locks, table, .. } = connect(options, identity::user()).await?;
     let mut create = locks.create_table();
     for (key, value) in tags {
         create = create.tag(key, value);
@@ -78,7 +82,7 @@ pub(crate) async fn create_table(
 }
 
 pub(crate) async fn check(options: &TableOptions) -> Result<(), Failure> {
-    let Connection { locks, table } = connect(options, identity::user()).await?;
+    let Connection { locks, table, .. } = connect(options, identity::user()).await?;
     let report = locks.check().await;
     report.to_string().lines().try_for_each(line)?;
     if report.is_healthy() {

@@ -7,7 +7,7 @@ mod text;
 use std::fmt::Display;
 use std::io::{self, ErrorKind, Write};
 
-pub(crate) use self::text::{escaped, misleads, printable, shortened};
+pub(crate) use self::text::{escaped, misleads, printable, printable_up_to, shortened};
 use crate::failure::{BROKEN_OUTPUT, Failure};
 
 /// Writes to standard output. A reader that has gone, such as `head`, ends the program quietly.

@@ -28,7 +28,7 @@ pub(crate) async fn run(options: &TableOptions, run: Run) -> Result<u8, Failure>
     }
     let lease = run.lease.map_or_else(connect::default_lease, Ok)?;
     let holder = run.holder.clone().unwrap_or_else(|| identity::holder(&run.command[0]));
-    let Connection { locks, table } = connect::connect(options, holder).await?;
+    let Connection { locks, table, .. } = connect::connect(options, holder).await?;
     let mut signals = Signals::passed_on().map_err(Failure::of_the_system)?;
     let mut guard = Guard::start().await.map_err(Failure::of_the_system)?;
 

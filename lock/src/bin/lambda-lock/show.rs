@@ -5,36 +5,85 @@ use std::time::{Duration, SystemTime};
 
 use aws_smithy_async::time::{SystemTimeSource, TimeSource as _};
 use lambda_lock::operate::{List, ListedRow};
-use lambda_lock::{Error, ErrorKind, Locks};
+use lambda_lock::{Error, ErrorKind};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::time::{MissedTickBehavior, interval, sleep};
 
 use crate::arguments::{Selection, TableOptions};
-use crate::connect::{Connection, connect};
+use crate::connect::{Connection, Key, connect};
 use crate::entry::{Entry, table};
-use crate::failure::{Failure, UNAVAILABLE};
+use crate::failure::{Failure, NO_ROW, UNAVAILABLE};
 use crate::identity;
-use crate::output::{print, say};
+use crate::output::{print, printable, say};
 
-pub(crate) async fn list(options: &TableOptions, selection: Selection, json: bool) -> Result<(), Failure> {
-    let Connection { locks, .. } = connect(options, identity::user()).await?;
-    let entries = listed(&locks, selection).await?;
+pub(crate) async fn list(options: &TableOptions, selection: &Selection, json: bool) -> Result<(), Failure> {
+    let connection = connect(options, identity::user()).await?;
+    let entries = listed(&connection, selection).await?;
     let now = now();
     let text = if json { entries.iter().map(|entry| entry.json(now)).collect() } else { table(&entries, now) };
     print(text.as_bytes())
 }
 
-pub(crate) async fn get(options: &TableOptions, key: String, json: bool) -> Result<(), Failure> {
-    let Connection { locks, .. } = connect(options, identity::user()).await?;
-    let entry = read(&locks, key).await?;
-    let text = if json { entry.json(now()) } else { table(&[entry], now()) };
-    print(text.as_bytes())
+/// Shows keys. A key without a row is a failure, after the others are shown.
+pub(crate) async fn get(options: &TableOptions, keys: Vec<String>, json: bool) -> Result<(), Failure> {
+    let connection = connect(options, identity::user()).await?;
+    let (mut entries, mut without_row) = (Vec::new(), Vec::new());
+    for key in keys {
+        match read(&connection, &key).await? {
+            Entry { key, row: Ok(None) } => without_row.push(key),
+            entry => entries.push(entry),
+        }
+    }
+    let now = now();
+    if json {
+        let lines: String = entries.iter().map(|entry| entry.json(now)).collect();
+        print(lines.as_bytes())?;
+    } else if !entries.is_empty() {
+        print(table(&entries, now).as_bytes())?;
+    }
+    if without_row.is_empty() { Ok(()) } else { Err(missing(&connection, &without_row).await) }
+}
+
+/// Returns the failure of keys that have no row, with keys of the table that are like them.
+pub(crate) async fn missing(connection: &Connection, keys: &[String]) -> Failure {
+    let named: Vec<_> = keys.iter().map(|key| format!("`{}`", printable(key))).collect();
+    let (named, table) = (named.join(", "), &connection.table);
+    let near = near(connection, keys).await;
+    let hint = match &near[..] {
+        [] => {
+            "`lambda-lock list` shows the keys; a function with LOCK_KEY_PREFIX has keys that begin with it".to_owned()
+        }
+        near => format!("keys like that: {}", near.join(", ")),
+    };
+    Failure::new(NO_ROW, format!("no such row: nothing has the key {named} in table `{table}`; {hint}"))
+}
+
+/// Returns some keys of the table that are most like these. They contain one of them, or differ in a few characters. Empty if
+/// the table cannot be read.
+async fn near(connection: &Connection, keys: &[String]) -> Vec<String> {
+    /// How many pages of the table are read, and how many keys are named.
+    const PAGES: usize = 5;
+    const NAMED: usize = 3;
+    const LIKE: f64 = 0.85;
+    let likeness = |other: &str| {
+        let of_key = |key: &String| if other.contains(key) { 1.0 } else { strsim::jaro_winkler(key, other) };
+        keys.iter().map(of_key).fold(0.0, f64::max)
+    };
+    let mut list = connection.locks.list();
+    let mut found = Vec::new();
+    for _ in 0..PAGES {
+        let Ok(Some(page)) = list.next_page().await else { break };
+        let rows = page.into_iter().map(|row| connection.key(row.key).of_row);
+        found.extend(rows.map(|key| (likeness(&key), key)).filter(|(likeness, _)| *likeness >= LIKE));
+    }
+    found.sort_by(|(one, a), (other, b)| other.total_cmp(one).then_with(|| a.cmp(b)));
+    found.into_iter().take(NAMED).map(|(_, key)| format!("`{}`", printable(&key))).collect()
 }
 
 pub(crate) async fn watch(
     options: &TableOptions,
     keys: Vec<String>,
-    selection: Selection,
+    selection: &Selection,
     pause: Duration,
 ) -> Result<(), Failure> {
     let (mut interrupted, mut terminated) = match (signal(SignalKind::interrupt()), signal(SignalKind::terminate())) {
@@ -42,12 +91,12 @@ pub(crate) async fn watch(
         (Err(error), _) | (_, Err(error)) => return Err(Failure::of_the_system(error)),
     };
     let watching = async {
-        let Connection { locks, .. } = connect(options, identity::user()).await?;
+        let connection = connect(options, identity::user()).await?;
         let mut ticks = interval(pause);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             ticks.tick().await;
-            match snapshot(&locks, &keys, selection).await {
+            match snapshot(&connection, &keys, selection).await {
                 Ok(entries) => show(&entries)?,
                 // The next read may succeed.
                 Err(failure) if failure.code == UNAVAILABLE => say(failure.message),
@@ -62,15 +111,16 @@ pub(crate) async fn watch(
     }
 }
 
-async fn snapshot(locks: &Locks, keys: &[String], selection: Selection) -> Result<Vec<Entry>, Failure> {
+async fn snapshot(connection: &Connection, keys: &[String], selection: &Selection) -> Result<Vec<Entry>, Failure> {
     if keys.is_empty() {
-        return listed(locks, selection).await;
+        return listed(connection, selection).await;
     }
     let mut entries = Vec::new();
     for key in keys {
-        entries.push(read(locks, key.clone()).await?);
+        entries.push(read(connection, key).await?);
     }
-    entries.retain(|entry| entry.is_selected(selection));
+    let now = now();
+    entries.retain(|entry| entry.is_selected(selection, now));
     Ok(entries)
 }
 
@@ -82,8 +132,9 @@ fn show(entries: &[Entry]) -> Result<(), Failure> {
     print(format!("{place}{time}\n{}{end}", table(entries, now)).as_bytes())
 }
 
-async fn read(locks: &Locks, key: String) -> Result<Entry, Failure> {
-    match locks.get(&key).await {
+async fn read(connection: &Connection, key: &str) -> Result<Entry, Failure> {
+    let Key { name, of_row: key } = connection.named_key(key);
+    match connection.locks.get(name).await {
         Ok(row) => Ok(Entry { key, row: Ok(row) }),
         Err(error) if error.kind() == ErrorKind::MalformedRow => Ok(Entry { key, row: Err(error) }),
         Err(error) => Err(error.into()),
@@ -91,15 +142,17 @@ async fn read(locks: &Locks, key: String) -> Result<Entry, Failure> {
 }
 
 /// Returns the keys of the table that are selected, sorted.
-async fn listed(locks: &Locks, selection: Selection) -> Result<Vec<Entry>, Failure> {
+async fn listed(connection: &Connection, selection: &Selection) -> Result<Vec<Entry>, Failure> {
     let limit = usize::try_from(selection.limit).unwrap_or(usize::MAX);
-    let mut list = locks.list();
+    let now = now();
+    let mut list = connection.locks.list();
     let mut entries = Vec::new();
     let mut progress = Progress { shown: false };
     while entries.len() <= limit
         && let Some(page) = next_page(&mut list).await?
     {
-        entries.extend(page.into_iter().map(Entry::from).filter(|entry| entry.is_selected(selection)));
+        let entry = |row: ListedRow| Entry { key: connection.key(row.key).of_row, row: row.holder.map(Some) };
+        entries.extend(page.into_iter().map(entry).filter(|entry| entry.is_selected(selection, now)));
         progress.show(list.rows_read());
     }
     drop(progress);
@@ -108,6 +161,10 @@ async fn listed(locks: &Locks, selection: Selection) -> Result<Vec<Entry>, Failu
         say(format_args!("more than {limit} keys match, and {limit} are shown: raise --limit to see more"));
     }
     entries.sort_by(|one, other| one.key.cmp(&other.key));
+    if selection.oldest_first {
+        // Without a time comes last.
+        entries.sort_by_key(|entry| (entry.since().is_none(), entry.since()));
+    }
     Ok(entries)
 }
 

@@ -76,7 +76,7 @@ async fn hand_over(locks: &Locks, lock: Lock) -> Result<(), Failure> {
 pub(crate) async fn renew(options: &TableOptions, lease: Option<Duration>) -> Result<(), Failure> {
     let lease = lease.map_or_else(connect::default_lease, Ok)?;
     let ticket = read("renew")?;
-    let Connection { locks, table } = connect::connect_for(&ticket, options, identity::user()).await?;
+    let Connection { locks, table, .. } = connect::connect_for(&ticket, options, identity::user()).await?;
     let end: SystemTime = locks.renew_ticket(&ticket, lease).await?;
     let end = humantime::format_rfc3339_millis(end);
     line(&format!("renewed: key `{}` in table `{table}` until {end}", ticket.key()))
@@ -84,7 +84,7 @@ pub(crate) async fn renew(options: &TableOptions, lease: Option<Duration>) -> Re
 
 pub(crate) async fn release(options: &TableOptions) -> Result<(), Failure> {
     let ticket = read("release")?;
-    let Connection { locks, table } = connect::connect_for(&ticket, options, identity::user()).await?;
+    let Connection { locks, table, .. } = connect::connect_for(&ticket, options, identity::user()).await?;
     locks.release_ticket(&ticket).await?;
     line(&format!("released: key `{}` in table `{table}`", ticket.key()))
 }

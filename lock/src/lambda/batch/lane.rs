@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use super::consumer::Consumer;
-use super::source::{Hide, NotDone, Source};
+use super::source::{Hide, Label, NotDone, Source};
 use crate::idempotency::{Identity, Invocation};
 
 /// Items that run one after another: a single item, or the items of one lane of the source.
@@ -18,7 +18,7 @@ pub(super) struct Lane<S: Source> {
 pub(super) struct Entry<S: Source> {
     /// The positions in the batch of the item and of its copies.
     pub(super) positions: Vec<usize>,
-    pub(super) name: Option<String>,
+    pub(super) label: Label,
     /// `None` if the item cannot be read, which has been logged.
     pub(super) item: Option<(S::Item, Option<Identity>)>,
     /// What hides the item and its copies.
@@ -33,10 +33,12 @@ impl<S: Source, H, T, E> Consumer<S, H, T, E> {
         // Per lane: a copy in another lane is a separate item, and its outcome affects the order there.
         let mut firsts: HashMap<_, (usize, usize)> = HashMap::new();
         for (position, raw) in batch.into_iter().enumerate() {
-            let (name, lane, hide) = (S::name(&raw), S::lane(&raw), self.source.hide(&raw));
+            let (mut label, lane) = (Label::of(&self.source, &raw), S::lane(&raw));
+            let hide = self.source.hide(&raw);
             let is_ordered = lane.is_some();
-            let item = self.read(raw, name.as_deref(), invocation);
+            let item = self.read(raw, &label, invocation);
             let identity = item.as_ref().and_then(|(_, identity)| identity.clone());
+            label.key = identity.as_ref().map(|identity| self.idempotency.shown_key(identity));
             let id = identity.map(|identity| (lane.clone(), identity));
             if let Some(&(lane, entry)) = id.as_ref().and_then(|id| firsts.get(id)) {
                 let first = &mut lanes[lane].entries[entry];
@@ -55,15 +57,15 @@ impl<S: Source, H, T, E> Consumer<S, H, T, E> {
             if let Some(id) = id {
                 firsts.insert(id, (index, entries.len()));
             }
-            entries.push(Entry { positions: vec![position], name, item, hides: hide.into_iter().collect() });
+            entries.push(Entry { positions: vec![position], label, item, hides: hide.into_iter().collect() });
         }
         lanes
     }
 
     /// Returns the parsed item, and the identity of its work.
-    fn read(&self, raw: S::Raw, name: Option<&str>, invocation: &Invocation) -> Option<(S::Item, Option<Identity>)> {
+    fn read(&self, raw: S::Raw, label: &Label, invocation: &Invocation) -> Option<(S::Item, Option<Identity>)> {
         let read = AssertUnwindSafe(|| {
-            if name.is_none() {
+            if label.name.is_none() {
                 return Err(format!("it has no {}", S::NAME));
             }
             let item = self.source.read(raw)?;
@@ -71,6 +73,6 @@ impl<S: Source, H, T, E> Consumer<S, H, T, E> {
             Ok((item, identity))
         });
         let read = catch_unwind(read).unwrap_or_else(|_| Err("the parser or the key panicked".to_owned()));
-        read.inspect_err(|why| S::log(name, &NotDone::Failed { error_type: None, error: why })).ok()
+        read.inspect_err(|why| S::log(label, &NotDone::Failed { error_type: None, error: why })).ok()
     }
 }

@@ -12,4 +12,4 @@ pub use service::ConsumerService;
 #[cfg(feature = "sqs")]
 pub(super) use source::Hide;
 pub use source::Source;
-pub(super) use source::{NotDone, json_error, log_not_done};
+pub(super) use source::{Label, NotDone, json_error, log_not_done};

@@ -19,7 +19,7 @@ use super::super::invocation::invocation_of;
 use super::consumer::{BatchTime, Consumer};
 use super::lane::{Entry, Lane};
 use super::outcome::ItemOutcome;
-use super::source::{Hide, NotDone, Source};
+use super::source::{Hide, Label, NotDone, Source};
 use crate::clock::{Moment, since_epoch};
 use crate::error::ErrorKind;
 use crate::idempotency::{HandlerError, Identity, Invocation, NextStep, Run};
@@ -112,16 +112,16 @@ where
     where
         Inner: Service<H, Response = T, Error = E> + Clone,
     {
-        for Entry { positions, name, item, hides } in lane.entries {
+        for Entry { positions, label, item, hides } in lane.entries {
             if self.is_stopped() {
                 break;
             }
             let outcome = match item {
                 Some((item, identity)) if self.has_time() => {
                     self.set(&positions, ItemOutcome::TimedOut);
-                    self.run_item(item, name.as_deref(), identity, &hides, inner.clone()).await
+                    self.run_item(item, &label, identity, &hides, inner.clone()).await
                 }
-                Some(_) => not_started::<S>(name.as_deref()),
+                Some(_) => not_started::<S>(&label),
                 None => ItemOutcome::Unreadable,
             };
             self.set(&positions, outcome);
@@ -141,7 +141,7 @@ where
     async fn run_item<Inner>(
         &self,
         item: S::Item,
-        name: Option<&str>,
+        label: &Label,
         identity: Option<Identity>,
         hides: &[Hide],
         inner: Inner,
@@ -150,7 +150,7 @@ where
         Inner: Service<H, Response = T, Error = E>,
     {
         let run = AssertUnwindSafe(async {
-            let error = match self.run_once(item, name, identity, hides, inner).await {
+            let error = match self.run_once(item, label, identity, hides, inner).await {
                 Ok(outcome) => return Ok(outcome),
                 Err(error) => error,
             };
@@ -169,7 +169,7 @@ where
                 // `&alloc::boxed::Box<dyn core::error::Error + …>`, which says nothing about the error.
                 let error_type = Some(&*error_type).filter(|name| !name.starts_with('&'));
                 S::log(
-                    name,
+                    label,
                     &match outcome {
                         ItemOutcome::InProgress => NotDone::InProgress { error: &error },
                         _ => NotDone::Failed { error_type, error: &error },
@@ -178,7 +178,7 @@ where
                 outcome
             }
             Err(_) => {
-                S::log(name, &NotDone::Failed { error_type: None, error: "the handler panicked" });
+                S::log(label, &NotDone::Failed { error_type: None, error: "the handler panicked" });
                 ItemOutcome::Failed
             }
         }
@@ -187,7 +187,7 @@ where
     async fn run_once<Inner>(
         &self,
         item: S::Item,
-        name: Option<&str>,
+        label: &Label,
         identity: Option<Identity>,
         hides: &[Hide],
         mut inner: Inner,
@@ -216,7 +216,7 @@ where
         let (has_time, is_stopped) = (self.has_time(), self.is_stopped());
         if is_stopped || !has_time {
             idempotency.release(run.lock()).await;
-            return Ok(if is_stopped { ItemOutcome::NotStarted } else { not_started::<S>(name) });
+            return Ok(if is_stopped { ItemOutcome::NotStarted } else { not_started::<S>(label) });
         }
         let work = async {
             poll_fn(|context| inner.poll_ready(context)).await?;
@@ -227,8 +227,8 @@ where
 }
 
 /// Logs that an item did not start.
-fn not_started<S: Source>(name: Option<&str>) -> ItemOutcome {
-    S::log(name, &NotDone::NotStarted);
+fn not_started<S: Source>(label: &Label) -> ItemOutcome {
+    S::log(label, &NotDone::NotStarted);
     ItemOutcome::NotStarted
 }
 

@@ -45,6 +45,23 @@ pub trait Source: Clone {
     #[doc(hidden)]
     fn name(raw: &Self::Raw) -> Option<String>;
 
+    /// Returns the name of the queue or the stream, for the log.
+    #[doc(hidden)]
+    fn origin(raw: &Self::Raw) -> Option<String>;
+
+    /// Returns how often the item was received, if the source counts.
+    #[doc(hidden)]
+    #[must_use]
+    fn receive_count(_: &Self::Raw) -> Option<u32> {
+        None
+    }
+
+    /// Returns after how many receives an item that is not done is not delivered again, if it is known.
+    #[doc(hidden)]
+    fn max_receive_count(&self) -> Option<u32> {
+        None
+    }
+
     /// Returns the lane of an item. An item without a lane has no order.
     #[doc(hidden)]
     fn lane(raw: &Self::Raw) -> Option<Self::Lane>;
@@ -59,9 +76,9 @@ pub trait Source: Clone {
         None
     }
 
-    /// Logs that the item of this name is not done: see `log_not_done`.
+    /// Logs that an item is not done: see `log_not_done`.
     #[doc(hidden)]
-    fn log(name: Option<&str>, why: &NotDone<'_>);
+    fn log(item: &Label, why: &NotDone<'_>);
 
     /// Returns the answer with the names of the items that are not done, in the order of the batch. The name is empty for an
     /// item without one, for which Lambda delivers the whole batch again.
@@ -71,6 +88,27 @@ pub trait Source: Clone {
 
 /// Hides an item for this long. The future borrows nothing, because an item need not be `Sync`.
 pub(in crate::lambda) type Hide = Box<dyn Fn(Duration) -> BoxFuture<'static, ()> + Send + Sync>;
+
+/// What the log says about an item.
+#[derive(Clone, Debug, Default)]
+pub struct Label {
+    pub(in crate::lambda) name: Option<String>,
+    /// The name of the queue or the stream.
+    pub(in crate::lambda) origin: Option<String>,
+    /// The key of the row, for people.
+    pub(in crate::lambda) key: Option<String>,
+    pub(in crate::lambda) receive_count: Option<u32>,
+    /// Whether the item is a dead letter if it is not done now.
+    pub(in crate::lambda) is_last: Option<bool>,
+}
+
+impl Label {
+    pub(super) fn of<S: Source>(source: &S, raw: &S::Raw) -> Self {
+        let receive_count = S::receive_count(raw);
+        let is_last = source.max_receive_count().zip(receive_count).map(|(most, count)| count >= most);
+        Self { name: S::name(raw), origin: S::origin(raw), key: None, receive_count, is_last }
+    }
+}
 
 /// Why an item is not done.
 #[derive(Debug)]
@@ -87,15 +125,31 @@ pub enum NotDone<'a> {
     },
 }
 
-/// Defines [`Source::log`], by the field with the name of an item and by the message. Fields of `tracing` are constants, so
-/// that one function cannot log the names of all sources.
+/// Defines [`Source::log`], by the fields with the name of an item and of its origin, and by the message. Fields of `tracing`
+/// are constants, so that one function cannot log the items of all sources.
 macro_rules! log_not_done {
-    ($name:ident, $message:literal) => {
-        fn log($name: Option<&str>, why: &NotDone<'_>) {
+    ($name:ident, $origin:ident, $message:literal) => {
+        fn log(item: &Label, why: &NotDone<'_>) {
+            let Label { name, origin, key, receive_count, is_last } = item;
+            let ($name, $origin, key) = (name.as_deref(), origin.as_deref(), key.as_deref());
+            let (receive_count, dead_letter) = (*receive_count, *is_last);
             match *why {
-                NotDone::InProgress { error } => tracing::info!($name, reason = "in_progress", error, $message),
-                NotDone::NotStarted => tracing::warn!($name, concat!($message, ": no time left")),
-                NotDone::Failed { error_type, error } => tracing::error!($name, error_type, error, $message),
+                NotDone::InProgress { error } => {
+                    tracing::info!($name, $origin, key, receive_count, reason = "in_progress", error, $message);
+                }
+                NotDone::NotStarted => {
+                    tracing::warn!(
+                        $name,
+                        $origin,
+                        key,
+                        receive_count,
+                        dead_letter,
+                        concat!($message, ": no time left")
+                    );
+                }
+                NotDone::Failed { error_type, error } => {
+                    tracing::error!($name, $origin, key, receive_count, dead_letter, error_type, error, $message);
+                }
             }
         }
     };

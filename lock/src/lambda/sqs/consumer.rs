@@ -106,6 +106,15 @@ impl<H, B, T, E> SqsConsumer<H, B, T, E> {
         Self::of(SqsSource::new(move |text: &str| parse(text).map_err(|error| error.to_string())), idempotency)
     }
 
+    /// Says after how many deliveries the queue moves a message to its dead-letter queue: `maxReceiveCount` of its redrive
+    /// policy. Each log line of a message that failed then has a field `dead_letter`: `true` if this was the last delivery,
+    /// `false` if the message is delivered again. It changes nothing else.
+    #[must_use]
+    pub fn max_receive_count(mut self, deliveries: u32) -> Self {
+        self.source.max_receive_count = Some(deliveries);
+        self
+    }
+
     /// Hides a message in progress elsewhere until that lease ends. Otherwise the message is visible again after the
     /// queue's visibility timeout. Feature `sqs`.
     ///

@@ -9,12 +9,13 @@ use serde::de::DeserializeOwned;
 
 #[cfg(feature = "sqs")]
 use super::super::batch::Hide;
-use super::super::batch::{NotDone, Source, json_error, log_not_done};
+use super::super::batch::{Label, NotDone, Source, json_error, log_not_done};
 use super::message::SqsMessage;
 
 /// The queues that an [`SqsConsumer`](crate::SqsConsumer) gets messages from.
 pub struct SqsSource<B> {
     parse: Parse<B>,
+    pub(super) max_receive_count: Option<u32>,
     #[cfg(feature = "sqs")]
     pub(super) queues: Option<aws_sdk_sqs::Client>,
 }
@@ -25,6 +26,7 @@ impl<B> SqsSource<B> {
     pub(super) fn new(parse: impl Fn(&str) -> Result<B, String> + Send + Sync + 'static) -> Self {
         Self {
             parse: Arc::new(parse),
+            max_receive_count: None,
             #[cfg(feature = "sqs")]
             queues: None,
         }
@@ -51,7 +53,7 @@ impl<B> Source for SqsSource<B> {
     const NAME: &'static str = "message id";
     const UNFINISHED: &'static str = "unfinished messages returned to the queue";
 
-    log_not_done!(message_id, "message returned to the queue");
+    log_not_done!(message_id, queue, "message returned to the queue");
 
     fn batch(&self, event: SqsEvent) -> Option<Vec<SqsRecord>> {
         Some(event.records)
@@ -59,6 +61,18 @@ impl<B> Source for SqsSource<B> {
 
     fn name(message: &SqsRecord) -> Option<String> {
         message.message_id.clone()
+    }
+
+    fn origin(message: &SqsRecord) -> Option<String> {
+        Some(message.event_source_arn.as_deref()?.rsplit(':').next()?.to_owned())
+    }
+
+    fn receive_count(message: &SqsRecord) -> Option<u32> {
+        message.attributes.get("ApproximateReceiveCount")?.parse().ok()
+    }
+
+    fn max_receive_count(&self) -> Option<u32> {
+        self.max_receive_count
     }
 
     fn lane(message: &SqsRecord) -> Option<Self::Lane> {
@@ -93,6 +107,7 @@ impl<B> Clone for SqsSource<B> {
     fn clone(&self) -> Self {
         Self {
             parse: Arc::clone(&self.parse),
+            max_receive_count: self.max_receive_count,
             #[cfg(feature = "sqs")]
             queues: self.queues.clone(),
         }

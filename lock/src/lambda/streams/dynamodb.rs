@@ -108,6 +108,10 @@ impl<B> StreamRecord for DynamoDbRecord<B> {
         record.change.sequence_number.as_deref().filter(|number| !number.is_empty())
     }
 
+    fn stream(record: &EventRecord) -> Option<&str> {
+        record.event_source_arn.as_deref()
+    }
+
     fn lane(record: &EventRecord) -> String {
         // Sorted, because the order of the attributes differs from record to record.
         format!("{:?}", record.change.keys.iter().collect::<BTreeMap<_, _>>())

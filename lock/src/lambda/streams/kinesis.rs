@@ -92,6 +92,10 @@ impl<B> StreamRecord for KinesisRecord<B> {
         Some(record.kinesis.sequence_number.as_str()).filter(|number| !number.is_empty())
     }
 
+    fn stream(record: &KinesisEventRecord) -> Option<&str> {
+        record.event_source_arn.as_deref()
+    }
+
     fn lane(record: &KinesisEventRecord) -> String {
         record.kinesis.partition_key.clone()
     }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
-use super::super::batch::{NotDone, Source, log_not_done};
+use super::super::batch::{Label, NotDone, Source, log_not_done};
 use super::super::handler_input::PlainInput;
 
 /// One record of a stream: a [`KinesisRecord`](crate::streams::KinesisRecord) or a
@@ -34,6 +34,10 @@ pub trait StreamRecord: PlainInput + Sized {
 
     #[doc(hidden)]
     fn number(raw: &Self::Raw) -> Option<&str>;
+
+    /// Returns the ARN of the stream.
+    #[doc(hidden)]
+    fn stream(raw: &Self::Raw) -> Option<&str>;
 
     /// Records of one lane run in order.
     #[doc(hidden)]
@@ -92,7 +96,7 @@ impl<R: StreamRecord> Source for StreamSource<R> {
     const NAME: &'static str = "sequence number";
     const UNFINISHED: &'static str = "unfinished records are not done";
 
-    log_not_done!(sequence_number, "record not done");
+    log_not_done!(sequence_number, stream, "record not done");
 
     /// Returns no items of a tumbling window, which expects its state in the answer.
     fn batch(&self, event: R::Event) -> Option<Vec<R::Raw>> {
@@ -114,6 +118,10 @@ impl<R: StreamRecord> Source for StreamSource<R> {
 
     fn name(raw: &R::Raw) -> Option<String> {
         R::number(raw).map(str::to_owned)
+    }
+
+    fn origin(raw: &R::Raw) -> Option<String> {
+        R::stream(raw).map(str::to_owned)
     }
 
     fn lane(raw: &R::Raw) -> Option<String> {
