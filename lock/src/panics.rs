@@ -17,9 +17,8 @@ use crate::text::printable;
 /// # use lambda_runtime::Error;
 /// #[tokio::main]
 /// async fn main() -> Result<(), Error> {
-///     lambda_runtime::tracing::init_default_subscriber();
+///     // Set the log up first.
 ///     lambda_lock::lambda::log_panics();
-///     // …
 ///     Ok(())
 /// }
 /// ```

@@ -180,10 +180,10 @@ fn get_shows_several_keys_and_names_keys_like_those_without_a_row() {
     for key in ["nightly-report", "deploy", "unlike"] {
         place.run(["run", "--key", key, "--", "true"]).expect_code(0);
     }
-    let some = place.run(["get", "deploy", "nightly-reprot", "unlike"]).expect_code(66);
+    let some = place.run(["get", "deploy", "nightly-reports", "unlike"]).expect_code(66);
     let keys: Vec<_> = some.stdout.lines().skip(1).filter_map(|line| line.split_whitespace().next()).collect();
     assert_eq!(keys, ["deploy", "unlike"]);
-    let some = some.expect_sentence(&["`nightly-reprot`", "keys like that: `nightly-report`"]);
+    let some = some.expect_sentence(&["`nightly-reports`", "keys like that: `nightly-report`"]);
     assert!(!some.stderr.contains("deploy"), "{some:?}");
     let none = place.run(["get", "zzz", "--json"]).expect_code(66).expect_sentence(&["lambda-lock list"]);
     assert_eq!(none.stdout, "");
