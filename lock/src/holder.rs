@@ -134,6 +134,13 @@ impl Holder {
         self.waiters
     }
 
+    /// Returns how long recent holds of the key took, from acquire to release: a mean in which the last hold weighs an eighth.
+    /// `None` for a semaphore, and before the first release of a lock of its own; a release of several keys leaves it as it is.
+    #[must_use]
+    pub fn hold_time(&self) -> Option<Duration> {
+        self.queue.hold_time.map(|time| time.mean)
+    }
+
     /// Returns the permits in the row of a [semaphore](crate::Locks::semaphore), earliest end first. Empty for a
     /// lock, for a record of idempotency, for a permit, and if no permit is in the row.
     ///

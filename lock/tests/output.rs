@@ -16,10 +16,10 @@ use tempfile::TempDir;
 /// Filters for the parts that differ from run to run.
 const VARIABLE: [(&str, &str); 6] = [
     (r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z", "[time]"),
-    (r#"("remaining_seconds":)[\d.]+"#, "$1[seconds]"),
+    (r#"("(remaining|hold)_seconds":)[\d.]+"#, "$1[seconds]"),
     (r"\b1\d{15}\b", "[fence]"),
     (r"(clock: ).* from DynamoDB's", "$1[difference] from DynamoDB's"),
-    (r"\b(\d+(years?|months?|days?|h|m|s) )+", "[duration] "),
+    (r"\b(\d+(years?|months?|days?|h|m|s|ms) )+", "[duration] "),
     // Their widths differ, and so do those of the columns.
     (r" {2,}", "  "),
 ];

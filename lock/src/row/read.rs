@@ -220,7 +220,7 @@ impl Table {
         let mut filter = Rendered::of(&is_ours);
         // Data and results are left out: they can be large and confidential.
         let attributes =
-            [STATUS, OWNER, RELEASED, HOLDER, FENCE, ACQUIRED_AT, LEASE_END, EXPIRATION, TAIL, HEAD, TAIL_UNTIL];
+            [STATUS, OWNER, RELEASED, HOLDER, FENCE, ACQUIRED_AT, LEASE_END, EXPIRATION, TAIL, HEAD, TAIL_UNTIL, HOLD];
         let attributes = filter.list([self.partition_key_path()].into_iter().chain(attributes.map(Path::from)));
         let request = self
             .client

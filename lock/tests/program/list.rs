@@ -203,6 +203,16 @@ fn the_identity_of_a_holder_is_shown() {
 }
 
 #[test]
+fn get_and_list_show_how_long_recent_holds_took() {
+    let place = Place::new();
+    place.run(["run", "--key", "job", "--", "sleep", "0.3"]).expect_code(0);
+    let listed: Value = serde_json::from_str(place.run(["list", "--json"]).stdout.trim()).unwrap();
+    for row in [place.json("job"), listed] {
+        assert!(row["hold_seconds"].as_f64().unwrap() >= 0.3, "{row}");
+    }
+}
+
+#[test]
 fn watch_shows_a_key_without_a_row() {
     let place = Place::new();
     let process = Process::start(place.command(["watch", "job", "--interval", "200ms"]));

@@ -72,12 +72,12 @@ impl Entry {
         permits.iter().map(|permit| Self { key: self.key.clone(), row: Ok(Some(permit.clone())) })
     }
 
-    fn rows(&self, now: SystemTime) -> Vec<[String; 7]> {
+    fn rows(&self, now: SystemTime) -> Vec<[String; 8]> {
         let permits: Vec<_> = self.permits().map(|permit| permit.columns(now)).collect();
         if permits.is_empty() { vec![self.columns(now)] } else { permits }
     }
 
-    fn columns(&self, now: SystemTime) -> [String; 7] {
+    fn columns(&self, now: SystemTime) -> [String; 8] {
         let holder = self.holder();
         let since = self.since();
         // The time that remains is rounded up, because a held key never has 0 s left.
@@ -91,6 +91,7 @@ impl Entry {
             holder.map(name).unwrap_or_default(),
             since.map(|since| seconds(now.duration_since(since).unwrap_or_default(), 0)).unwrap_or_default(),
             self.remaining(now).map(|remaining| seconds(remaining, 1)).unwrap_or_default(),
+            holder.and_then(Holder::hold_time).map(rounded).unwrap_or_default(),
             number(holder.and_then(Holder::fence)),
             number(holder.map(Holder::waiters).filter(|waiters| *waiters > 0)),
         ]
@@ -125,6 +126,7 @@ impl Entry {
             ("acquired_at", self.since().map(|since| time(since).into())),
             ("until", holder.map(|holder| time(holder.until()).into())),
             ("remaining_seconds", self.remaining(now).map(|remaining| remaining.as_secs_f64().into())),
+            ("hold_seconds", holder.and_then(Holder::hold_time).map(|time| time.as_secs_f64().into())),
             ("waiting", holder.map(|holder| holder.waiters().into())),
             ("permits", (!permits.is_empty()).then(|| permits.into())),
             ("error", self.row.as_ref().err().map(|error| sentence(error).into())),
@@ -132,6 +134,13 @@ impl Entry {
         let known = fields.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?)));
         Value::Object(known.collect::<Map<_, _>>())
     }
+}
+
+/// Returns a time in whole milliseconds, and from 10 seconds on in whole seconds.
+fn rounded(time: Duration) -> String {
+    let unit = if time < Duration::from_secs(10) { 1 } else { 1000 };
+    let millis = u64::try_from(time.as_millis()).unwrap_or(u64::MAX).div_ceil(unit).saturating_mul(unit);
+    humantime::format_duration(Duration::from_millis(millis)).to_string()
 }
 
 /// Returns the name of the holder, with its identity.
@@ -147,7 +156,7 @@ fn name(holder: &Holder) -> String {
 pub(crate) fn table(entries: &[Entry], now: SystemTime) -> String {
     let mut table = Table::new();
     table.load_style(presets::NOTHING);
-    table.set_header(["KEY", "STATE", "HOLDER", "AGE", "REMAINING", "FENCE", "WAITING"]);
+    table.set_header(["KEY", "STATE", "HOLDER", "AGE", "REMAINING", "HOLD", "FENCE", "WAITING"]);
     table.add_rows(entries.iter().flat_map(|entry| entry.rows(now)));
     let mut text = String::new();
     for line in table.to_string().lines() {
