@@ -9,7 +9,7 @@ use super::expression::{Attribute as _, Condition, Update, count};
 use super::kind::Acquisition;
 use super::names::EXPIRATION;
 use super::read::Row;
-use super::rules::{Field, Own, Release, TRIES, Trace};
+use super::rules::{Field, Own, OwnRow, Release, TRIES, Trace};
 use super::table::{Item, Table, in_time};
 use super::write::{Answer, send};
 use crate::clock::{Lease, Moment};
@@ -105,7 +105,8 @@ impl Table {
         let (mut keys, mut others, mut unreadable) = (Cow::Borrowed(rules.keys()), Vec::new(), None);
         let mut is_first = true;
         while !keys.is_empty() {
-            let write = acquisition.write(&*keys, |key| rules.release(self, key, owner, release, is_first));
+            let write =
+                acquisition.write(&*keys, |key| rules.release(OwnRow { table: self, key, owner }, release, is_first));
             let refused = match self.write(write, acquisition.release_attempts.as_ref()).await? {
                 Answer::Applied(row) => {
                     self.tidy(acquisition, row, release.now).await;
@@ -151,7 +152,9 @@ impl Table {
             let is_own = |row: &Option<Row>| matches!(rules.trace(row.as_ref(), owner, now), Trace::Own(_));
             let was_applied = others.len() < rules.keys().len() || others.iter().any(|(_, row)| is_own(row));
             let Some((key, row)) = others.first().filter(|_| !was_applied) else { return Ok(()) };
-            let Some(withdrawal) = rules.withdrawal(self, key, owner, row.as_ref(), now) else { return Ok(()) };
+            let Some(withdrawal) = rules.withdrawal(OwnRow { table: self, key, owner }, row.as_ref(), now) else {
+                return Ok(());
+            };
             match self.write(withdrawal, None).await? {
                 Answer::Applied(_) => return Ok(()),
                 // The row has changed meanwhile.

@@ -14,7 +14,7 @@ use super::names::{
 use super::read::{Row, Unreadable, number_at};
 #[cfg(feature = "idempotency")]
 use super::record::RecordClaim;
-use super::rules::{Field, Hold, Own, Release, Rules, Trace};
+use super::rules::{Field, Hold, Own, OwnRow, Release, Rules, Trace};
 use super::table::{Item, Table};
 use super::write::{Refused, Write};
 use crate::clock::{Moment, millis, seconds_up};
@@ -194,26 +194,12 @@ impl Rules for Key {
         trace(row, owner, now)
     }
 
-    fn release<'a>(
-        &self,
-        table: &Table,
-        key: &'a str,
-        owner: &'a str,
-        release: &Release<'_>,
-        _is_first: bool,
-    ) -> Update<'a> {
-        self::release(table, key, owner, release)
+    fn release<'a>(&self, of: OwnRow<'a>, release: &Release<'_>, _is_first: bool) -> Update<'a> {
+        self::release(of, release)
     }
 
-    fn withdrawal<'a>(
-        &self,
-        table: &Table,
-        key: &'a str,
-        owner: &'a str,
-        row: Option<&Row>,
-        now: Moment,
-    ) -> Option<Update<'a>> {
-        withdrawal(table, key, owner, row, now)
+    fn withdrawal<'a>(&self, of: OwnRow<'a>, row: Option<&Row>, now: Moment) -> Option<Update<'a>> {
+        withdrawal(of, row, now)
     }
 }
 
@@ -331,7 +317,7 @@ pub(super) fn trace(row: Option<&Row>, owner: &str, now: Moment) -> Trace {
 /// The row keeps its owner, and its end is not before the release. So it refuses a late duplicate of an acquire of this
 /// owner, and of any acquire that was sent more than the clock skew before the release. It also refuses a release that
 /// arrives after a later release of the same owner.
-pub(super) fn release<'a>(table: &Table, key: &'a str, owner: &'a str, release: &Release<'_>) -> Update<'a> {
+pub(super) fn release<'a>(OwnRow { table, key, owner }: OwnRow<'a>, release: &Release<'_>) -> Update<'a> {
     let Release { sequence, now, acquired_at, hold_until, hold, data } = *release;
     // Not before the acquire, even if the clock was set back. Each end is then after its acquire, and each acquire after the
     // previous end. So the row refuses a late duplicate of an acquire, even when another owner has replaced it.
@@ -358,9 +344,7 @@ pub(super) fn release<'a>(table: &Table, key: &'a str, owner: &'a str, release: 
 /// Without a withdrawal, the row refuses a late acquire only if this host's clock is not ahead of the clock of the last
 /// holder to release. The row has one nonce of this kind: a second withdrawal replaces the first.
 pub(super) fn withdrawal<'a>(
-    table: &Table,
-    key: &'a str,
-    owner: &'a str,
+    OwnRow { table, key, owner }: OwnRow<'a>,
     row: Option<&Row>,
     now: Moment,
 ) -> Option<Update<'a>> {

@@ -7,7 +7,7 @@ use super::expression::{Attribute as _, Condition, Path, Update, any, count};
 use super::key::{self, can_be_taken, is_free, is_over, take};
 use super::names::{FENCE, MAX_FENCE};
 use super::read::Row;
-use super::rules::{Field, Release, Rules, Trace};
+use super::rules::{Field, OwnRow, Release, Rules, Trace};
 use super::table::{Item, Table};
 use super::write::{Refused, Write};
 use crate::clock::Moment;
@@ -121,25 +121,11 @@ impl Rules for Keys {
     }
 
     /// The hold times before are unknown, because a transaction returns no rows.
-    fn release<'a>(
-        &self,
-        table: &Table,
-        key: &'a str,
-        owner: &'a str,
-        release: &Release<'_>,
-        _is_first: bool,
-    ) -> Update<'a> {
-        key::release(table, key, owner, &Release { hold: None, ..*release })
+    fn release<'a>(&self, of: OwnRow<'a>, release: &Release<'_>, _is_first: bool) -> Update<'a> {
+        key::release(of, &Release { hold: None, ..*release })
     }
 
-    fn withdrawal<'a>(
-        &self,
-        table: &Table,
-        key: &'a str,
-        owner: &'a str,
-        row: Option<&Row>,
-        now: Moment,
-    ) -> Option<Update<'a>> {
-        key::withdrawal(table, key, owner, row, now)
+    fn withdrawal<'a>(&self, of: OwnRow<'a>, row: Option<&Row>, now: Moment) -> Option<Update<'a>> {
+        key::withdrawal(of, row, now)
     }
 }

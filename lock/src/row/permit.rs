@@ -24,7 +24,7 @@ use super::names::{
     tombstone,
 };
 use super::read::{Row, number_at};
-use super::rules::{Field, Own, Release, Rules, TRIES, Trace};
+use super::rules::{Field, Own, OwnRow, Release, Rules, TRIES, Trace};
 use super::semaphore::{self, Semaphore, Tombstone};
 use super::table::{Item, Table};
 use super::write::{Answer, Refused, Write};
@@ -243,14 +243,8 @@ impl Rules for Permit {
     /// While many permits are in use, other releases have already removed the tombstones that this owner has seen, and the
     /// row grows. About every 32nd release then [tidies up](Self::tidied) those that its answer shows; up to every eighth
     /// one does while many are sent at the same moment.
-    fn release<'a>(
-        &self,
-        table: &Table,
-        key: &'a str,
-        owner: &'a str,
-        release: &Release<'_>,
-        is_first: bool,
-    ) -> Update<'a> {
+    fn release<'a>(&self, of: OwnRow<'a>, release: &Release<'_>, is_first: bool) -> Update<'a> {
+        let OwnRow { table, key, owner } = of;
         let Release { sequence, now, hold_until, data, .. } = *release;
         let (permit, permit_fence) = paths(owner);
         let number_of_request = || permit.clone().entry(permit::SEQUENCE);
@@ -299,14 +293,8 @@ impl Rules for Permit {
     }
 
     /// Leaves a tombstone in the row, or in a new row without permits.
-    fn withdrawal<'a>(
-        &self,
-        table: &Table,
-        key: &'a str,
-        owner: &'a str,
-        row: Option<&Row>,
-        now: Moment,
-    ) -> Option<Update<'a>> {
+    fn withdrawal<'a>(&self, of: OwnRow<'a>, row: Option<&Row>, now: Moment) -> Option<Update<'a>> {
+        let OwnRow { table, key, owner } = of;
         let (permit, _) = paths(owner);
         let update = Update::new(key)
             .set(permit.clone(), value("tombstone", tombstone_of(now, None)))

@@ -51,6 +51,14 @@ pub(super) enum Field {
     Resumed,
 }
 
+/// A row, and the owner that a request for it is from.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct OwnRow<'a> {
+    pub(super) table: &'a Table,
+    pub(super) key: &'a str,
+    pub(super) owner: &'a str,
+}
+
 /// What a row says about an owner.
 #[derive(Debug)]
 pub(super) enum Trace {
@@ -162,14 +170,7 @@ pub(super) trait Rules: Send + Sync {
 
     /// Builds the release of one key. `is_first` is `false` if this row refused it before and the release [can
     /// adapt](Self::adapts).
-    fn release<'a>(
-        &self,
-        table: &Table,
-        key: &'a str,
-        owner: &'a str,
-        release: &Release<'_>,
-        is_first: bool,
-    ) -> Update<'a>;
+    fn release<'a>(&self, of: OwnRow<'a>, release: &Release<'_>, is_first: bool) -> Update<'a>;
 
     /// Returns `true` if another release can succeed that does less for others.
     fn adapts(&self, _trace: &Trace, _release: &Release<'_>) -> bool {
@@ -182,14 +183,7 @@ pub(super) trait Rules: Send + Sync {
     }
 
     /// Builds the update that makes this row refuse a late acquire of the owner. Returns `None` if it does already.
-    fn withdrawal<'a>(
-        &self,
-        table: &Table,
-        key: &'a str,
-        owner: &'a str,
-        row: Option<&Row>,
-        now: Moment,
-    ) -> Option<Update<'a>>;
+    fn withdrawal<'a>(&self, of: OwnRow<'a>, row: Option<&Row>, now: Moment) -> Option<Update<'a>>;
 
     /// Takes over what a resumption has read.
     fn resumed(&mut self, _row: Row) {}

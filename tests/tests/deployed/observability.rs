@@ -106,8 +106,10 @@ pub(crate) async fn each_log_line_has_the_id_of_its_request_once(stack: &Stack) 
     for (function, last) in FUNCTIONS.into_iter().zip(["written", "placed", "paid", "counted", "released"]) {
         let lines = stack.log(function).await;
         // The init phase has no request: there, the example says that MiniStack does not register extensions.
+        // The runtime panics about that in a task of its own.
         let is_own = |of: &str| of.starts_with("lambda_") && of != "lambda_example::shutdown";
-        let mut own = lines.iter().filter(|line| line["target"].as_str().is_some_and(is_own));
+        let is_init = |line: &Value| line["fields"]["panic"].as_str().is_some_and(|text| text.contains("extension"));
+        let mut own = lines.iter().filter(|line| line["target"].as_str().is_some_and(is_own) && !is_init(line));
         assert!(own.clone().any(|line| line["fields"]["message"] == last), "{lines:?}");
         assert!(own.all(|line| line["spans"][0]["requestId"].is_string() && line["span"].is_null()), "{lines:?}");
     }
