@@ -57,6 +57,27 @@ pub(crate) enum HolderKind {
 }
 
 impl Holder {
+    /// Creates the holder of a released row, about which no more is known.
+    pub(crate) fn released(kind: HolderKind, owner: String, name: Option<String>, until: u64) -> Self {
+        Self {
+            owner: Some(owner),
+            name,
+            fence: None,
+            since: None,
+            until,
+            data: None,
+            current: false,
+            completed: false,
+            released: true,
+            error: None,
+            validation: None,
+            waiters: 0,
+            queue: Queue::default(),
+            kind,
+            permits: Vec::new(),
+        }
+    }
+
     /// Returns the holder's name, for people. By default it is the function and the log stream on Lambda, with the request
     /// id under a middleware, and the process id elsewhere. It is as the row has it: `Display` escapes and shortens it.
     #[must_use]

@@ -16,7 +16,6 @@ use crate::holder::{Data, Holder, HolderKind};
 use crate::limits::{MAX_DATA_BYTES, check_data};
 use crate::lock::{self, Acquire, Begun, Lock, in_time_to_answer, while_held};
 use crate::metrics;
-use crate::queue::Queue;
 use crate::random;
 use crate::row::{self, Completed, Outcome, RecordClaim};
 
@@ -111,22 +110,14 @@ where
         }
         match settings.acquire(row::Kind::record(key.clone(), claim), invocation).begin().await {
             Ok(Begun::Acquired(lock)) => {
+                let name = invocation.holder.as_ref().unwrap_or(&settings.locks.0.holder);
                 let cache_entry = settings.cache.is_some().then(|| Holder {
-                    owner: Some(lock.owner().to_owned()),
-                    name: Some(invocation.holder.as_ref().unwrap_or(&settings.locks.0.holder).clone()),
                     fence: Some(lock.fence()),
                     since: Some(millis(since_epoch(lock.acquired_at()))),
-                    until: 0,
-                    data: None,
                     current: true,
                     completed: true,
-                    released: true,
-                    error: None,
                     validation,
-                    waiters: 0,
-                    queue: Queue::default(),
-                    kind: HolderKind::Key,
-                    permits: Vec::new(),
+                    ..Holder::released(HolderKind::Key, lock.owner().to_owned(), Some(name.clone()), 0)
                 });
                 Ok(NextStep::Run(self.new_run(lock, cache_entry)))
             }

@@ -11,7 +11,7 @@ use crate::client::SdkAttempts;
 use crate::error::{Cause, Error};
 
 /// How often an attempt is adapted to rows that others change meanwhile.
-const TRIES: u32 = 4;
+const ADAPTATIONS: u32 = 4;
 
 impl Table {
     /// Takes what is free. One request; up to four while others change the rows, to replace permits that have ended, or
@@ -32,7 +32,7 @@ impl Table {
         claim: &Claim<'_>,
         attempts: &SdkAttempts,
     ) -> Result<Claimed, Error> {
-        for _ in 0..TRIES {
+        for _ in 0..ADAPTATIONS {
             let Acquisition { kind, owner, .. } = &mut *acquisition;
             let rules = kind.rules_mut();
             let write = rules.claim(self, owner, claim);

@@ -1,4 +1,5 @@
-//! The kinds of rows: what an acquire can claim. This is the only place that tells the kinds apart.
+//! The kinds of rows: what an acquire can claim. This is the only place that chooses the rules of a kind. What kind of row
+//! another program or another request has left, `read` tells.
 //!
 //! A kind is one file, which implements [`Rules`]. The requests are the same for all kinds.
 
@@ -48,7 +49,7 @@ impl Kind {
         Self::Permit(Permit::new(key, permits))
     }
 
-    /// Returns the kind of a ticket's lock.
+    /// Returns the kind of a ticket's lock, which is a key if the ticket names none. `None` if the name is unknown.
     pub(crate) fn of_ticket(kind: Option<&str>, key: String) -> Option<Self> {
         match kind {
             None => Some(Self::key(key)),
@@ -57,7 +58,7 @@ impl Kind {
         }
     }
 
-    /// Returns the name of the kind in tickets.
+    /// Returns the name of the kind in tickets. A key has none, and several keys have no ticket.
     pub(crate) fn in_tickets(&self) -> Option<&'static str> {
         match self {
             Self::Key(_) | Self::Keys(_) => None,

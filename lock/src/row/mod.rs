@@ -9,7 +9,7 @@
 //! | `names`, `attribute`, `semaphore`, `read` | how a row is read |
 //! | `expression`, `table`, `write` | how a request is built and sent |
 //! | `claim`, `rules` | what a kind says about its rows |
-//! | `record`, `key`, `keys`, `permit` | the kinds |
+//! | `key`, with `record` for idempotency; `keys`; `permit` | the kinds |
 //! | `kind` | which kinds there are: the one place that tells them apart |
 //! | `acquire`, `hold`, `ticket` | the requests of an owner, the same for all kinds |
 //! | `join`, `force`, `probe` | the requests of waiters, operators and checks |

@@ -7,7 +7,7 @@ pub(super) const STATUS: &str = "status";
 pub(super) const LEASE_END: &str = "in_progress_expiration";
 /// The TTL attribute, in seconds since the epoch. For a completed row, this is also the end of the result's window.
 pub(crate) const EXPIRATION: &str = "expiration";
-/// The nonce of the acquisition.
+/// The nonce of the acquisition, after the identity if there is one.
 pub(super) const OWNER: &str = "owner";
 /// The owner of the last release. A release whose answer was lost recognises itself by it, even if the next holder was
 /// faster than its retry.

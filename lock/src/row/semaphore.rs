@@ -9,7 +9,6 @@ use super::names::{LATEST, MAX_FENCE, MAX_SEQUENCE, PERMIT_FENCE_PREFIX, PERMIT_
 use super::table::Item;
 use crate::clock::Moment;
 use crate::holder::{Data, Holder, HolderKind};
-use crate::queue::Queue;
 
 /// The permits of a row whose attributes were checked. The default has none.
 #[derive(Clone, Debug, Default)]
@@ -110,7 +109,7 @@ impl Semaphore {
         let first = first.unwrap_or_else(|| Holder {
             owner: None,
             fence,
-            ..last.unwrap_or_else(|| free(String::new(), 0, None))
+            ..last.unwrap_or_else(|| Holder::released(HolderKind::Semaphore, String::new(), None, 0))
         });
         Holder { data, permits, kind: HolderKind::Semaphore, ..first }
     }
@@ -124,34 +123,14 @@ impl Permit {
             since: self.acquired_at,
             current: self.lease_end > now.millis(),
             released: self.released,
-            ..free(self.owner, self.lease_end, None)
+            ..Holder::released(HolderKind::Permit, self.owner, None, self.lease_end)
         }
     }
 }
 
 impl Tombstone {
     pub(super) fn into_holder(self) -> Holder {
-        free(self.owner, self.released_at, self.forced_by)
-    }
-}
-
-fn free(owner: String, until: u64, name: Option<String>) -> Holder {
-    Holder {
-        owner: Some(owner),
-        name,
-        fence: None,
-        since: None,
-        until,
-        data: None,
-        current: false,
-        completed: false,
-        released: true,
-        error: None,
-        validation: None,
-        waiters: 0,
-        queue: Queue::default(),
-        kind: HolderKind::Permit,
-        permits: Vec::new(),
+        Holder::released(HolderKind::Permit, self.owner, self.forced_by, self.released_at)
     }
 }
 
