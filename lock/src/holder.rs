@@ -87,7 +87,8 @@ impl Holder {
 
     /// Returns the name and the identity, for people.
     fn printable_name(&self) -> Cow<'_, str> {
-        let name = printable(self.name().unwrap_or("an unnamed holder"));
+        let name = self.name().filter(|name| !name.trim().is_empty());
+        let name = printable(name.unwrap_or("an unnamed holder"));
         match self.identity() {
             Some(identity) => Cow::Owned(format!("{name} for `{}`", printable(identity))),
             None => name,

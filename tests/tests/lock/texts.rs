@@ -52,6 +52,15 @@ async fn a_holder_is_shown_on_one_line() {
 }
 
 #[tokio::test]
+async fn a_holder_with_an_empty_name_is_unnamed() {
+    let world = World::new().await;
+    let locks = world.default_locks();
+    let lock = locks.acquire("job").holder(" ").await.unwrap();
+    assert_shows(locks.acquire("job").await.unwrap_err(), "held by an unnamed holder until");
+    lock.release().await.unwrap();
+}
+
+#[tokio::test]
 async fn a_long_key_is_shortened_and_an_ordinary_one_is_complete() {
     let world = World::new().await;
     let locks = world.default_locks();

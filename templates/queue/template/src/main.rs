@@ -1,6 +1,7 @@
 use lambda_lock::{Idempotency, Locks, OnUnfinished, SqsConsumer};
 use lambda_lock::{idempotency::OnMissingKey, lambda::SqsMessage};
 use lambda_runtime::{Error, Runtime, service_fn, tower::Layer};
+use std::time::Duration;
 
 #[derive(serde::Deserialize)]
 struct Payment {
@@ -21,6 +22,7 @@ async fn pay(message: SqsMessage<Payment>) -> Result<(), Error> {
 /// A payment is recognised by the id in the body. After a crash, which may have paid, it is not made again.
 fn once(locks: Locks) -> Idempotency<SqsMessage<Payment>, (), Error> {
     Idempotency::new(locks, OnMissingKey::Reject, |message: &SqsMessage<Payment>| Some(message.body.id.clone()))
+        .window(Duration::from_hours(43 * 24)) // the queue, its dead letters, and the queue again
         .on_unfinished(OnUnfinished::Reject)
 }
 
