@@ -14,6 +14,7 @@
 //! | deploy: table, IAM policy, release profile, all requests | [Deploying and permissions](self::deploying) |
 //! | make cold starts short | [Cold starts](self::cold_starts) |
 //! | watch and operate: metrics, traces, alarms, the program `lambda-lock` | [Operating](self::operating) |
+//! | repair what an alarm or an error reports | [Runbook](self::runbook) |
 //! | move from Powertools, or share a table with it | [Powertools](self::powertools) |
 //! | understand how it works: the row and its requests | [Concepts and protocol](self::concepts) |
 //! | know what it costs in time | [Performance](self::performance) |
@@ -47,6 +48,7 @@ macro_rules! guide {
             "[operating]: crate::docs::operating\n",
             "[performance]: crate::docs::performance\n",
             "[powertools]: crate::docs::powertools\n",
+            "[runbook]: crate::docs::runbook\n",
             "[sqs]: crate::docs::sqs\n",
             "[streams]: crate::docs::streams\n",
             "[testing]: crate::docs::testing\n",
@@ -98,6 +100,9 @@ pub mod cold_starts {}
 
 #[doc = guide!("../docs/operating.md")]
 pub mod operating {}
+
+#[doc = guide!("../docs/runbook.md")]
+pub mod runbook {}
 
 #[doc = guide!("../docs/powertools.md")]
 pub mod powertools {}

@@ -38,6 +38,8 @@ pub struct Holder {
     pub(crate) error: Option<Data>,
     /// The digest of the payload fields that must match.
     pub(crate) validation: Option<String>,
+    /// The trace context of the span of the acquisition.
+    pub(crate) trace: Option<String>,
     pub(crate) waiters: u64,
     pub(crate) queue: Queue,
     pub(crate) kind: HolderKind,
@@ -71,6 +73,7 @@ impl Holder {
             released: true,
             error: None,
             validation: None,
+            trace: None,
             waiters: 0,
             queue: Queue::default(),
             kind,
@@ -213,6 +216,7 @@ impl fmt::Debug for Holder {
             released,
             error,
             validation,
+            trace: _,
             waiters,
             queue: _,
             kind,

@@ -37,7 +37,7 @@
 //! | do each record of a stream once, in order | `streams::StreamConsumer` | `streams` |
 //! | look at keys, and free them by hand | [`Locks::get`], [`Locks::list`], [`Locks::check`] | |
 //! | do all this from a shell | the program `lambda-lock` | `cli` |
-//! | count and trace | [`metrics`], [`tracing`](https://docs.rs/tracing) spans | `metrics` |
+//! | count and trace | [`metrics`], [`tracing`](https://docs.rs/tracing) spans | `metrics`, `opentelemetry` |
 //! | test your own handler | `embedded` | `embedded` |
 //!
 //! # Guarantees
@@ -66,6 +66,7 @@
 // Each module uses only modules that are listed before it.
 mod clock;
 mod text;
+mod trace;
 
 mod holder;
 mod random;

@@ -146,6 +146,11 @@ impl Loopback {
         self.state.faults().dead = Some((u64::MAX, Fault::Silence));
     }
 
+    /// Throttles every request from now on.
+    pub fn throttle(&self) {
+        self.state.faults().dead = Some((u64::MAX, Fault::Throttle));
+    }
+
     /// Returns how many connections were opened.
     #[must_use]
     pub fn connections(&self) -> u64 {
@@ -178,11 +183,15 @@ async fn answer(
         let faults = state.faults();
         (faults.dead.filter(|(dead, _)| connection < *dead).map(|(_, fault)| fault), faults.gathering.clone())
     };
+    let of_json =
+        |status, body: String| Response::builder().status(status).body(Full::from(body)).map_err(|_| broken());
+    let throttled = || of_json(400, json!({ "__type": "ThrottlingException" }).to_string());
     if let Some(fault) = dead {
         state.met.fetch_add(1, Ordering::Relaxed);
         state.was_met.notify_one();
         return match fault {
             Fault::Silence => std::future::pending().await,
+            Fault::Throttle => throttled(),
             _ => Err(broken()),
         };
     }
@@ -190,13 +199,11 @@ async fn answer(
         gathering.wait().await;
     }
     let fault = update["Key"]["id"]["S"].as_str().and_then(|key| state.faults().next.remove(key));
-    let of_json =
-        |status, body: String| Response::builder().status(status).body(Full::from(body)).map_err(|_| broken());
     sleep(LATENCY / 2).await;
     let answer = match fault {
         Some(Fault::Reset) => return Err(broken()),
         Some(Fault::ServerError) => of_json(500, json!({ "__type": "InternalServerError" }).to_string()),
-        Some(Fault::Throttle) => of_json(400, json!({ "__type": "ThrottlingException" }).to_string()),
+        Some(Fault::Throttle) => throttled(),
         Some(Fault::AnswerLost) => {
             carrier.update(update).await;
             return Err(broken());

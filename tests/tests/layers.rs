@@ -12,6 +12,7 @@ const CRATE: &[&str] = &[
     "clock",
     "random",
     "text",
+    "trace",
     "queue",
     "holder",
     "error",

@@ -560,10 +560,11 @@ impl RequestSettings {
             Problem::Interrupted => self.interrupted(),
             problem => problem,
         };
+        let reason = error.kind().as_str();
         if problem.status().is_server_error() {
-            tracing::error!(?error, problem = problem.name(), "the request failed");
+            tracing::error!(reason, ?error, problem = problem.name(), "the request failed");
         } else {
-            tracing::debug!(?error, problem = problem.name(), "the request was refused");
+            tracing::debug!(reason, ?error, problem = problem.name(), "the request was refused");
         }
         problem
     }

@@ -18,6 +18,7 @@ use crate::lock::{self, Acquire, Begun, Lock, in_time_to_answer, while_held};
 use crate::metrics;
 use crate::random;
 use crate::row::{self, Completed, Outcome, RecordClaim};
+use crate::trace;
 
 /// What to do with an input: replay or run.
 pub(crate) enum NextStep {
@@ -117,6 +118,7 @@ where
                     current: true,
                     completed: true,
                     validation,
+                    trace: lock.trace_context(),
                     ..Holder::released(HolderKind::Key, lock.owner().to_owned(), Some(name.clone()), 0)
                 });
                 Ok(NextStep::Run(self.new_run(lock, cache_entry)))
@@ -141,11 +143,10 @@ where
 
     /// Returns the result or the error of a completed record.
     pub(crate) fn replay(&self, record: &Holder, key: &str) -> Result<T, HandlerError<E>> {
-        tracing::info!(
-            key = self.settings.locks.0.table.place().printable_key(key),
-            fence = record.fence,
-            "replaying the first run's result"
-        );
+        let (key_shown, fence) = (self.settings.locks.0.table.place().printable_key(key), record.fence);
+        let span = tracing::info_span!("replay", key = key_shown, fence);
+        trace::link(&span, record.trace.as_deref());
+        span.in_scope(|| tracing::info!(key = key_shown, fence, "replaying the first run's result"));
         let settings = &*self.settings;
         let unusable = |why: &str| HandlerError::Lock(settings.error(Cause::UnusableResult(why.to_owned()), key));
         if let Some(error) = &record.error {

@@ -25,6 +25,7 @@ use crate::limits::{
 use crate::random;
 use crate::row::{Acquisition, Claim, Claimed, Joined, Kind, Rank};
 use crate::text::printable;
+use crate::trace;
 
 /// How long a refusal waits for a withdrawal.
 const WITHDRAWAL_TIMEOUT: Duration = Duration::from_secs(1);
@@ -502,8 +503,16 @@ impl<'a> AcquireAttempts<'a> {
         self.sent.retain(|(_, lease)| !lease.deadline.has_passed(now));
         self.sent.push((now, lease));
         self.rank = self.rank();
-        let claim =
-            Claim { holder: self.acquire.holder_name(), now, lease, data: data.as_ref(), attributes, rank: self.rank };
+        let trace = trace::context(telemetry.span());
+        let claim = Claim {
+            holder: self.acquire.holder_name(),
+            now,
+            lease,
+            data: data.as_ref(),
+            attributes,
+            rank: self.rank,
+            trace: trace.as_deref(),
+        };
         self.pending.may_have_key = true;
         telemetry.attempt();
         let sdk_attempts = SdkAttempts::default();

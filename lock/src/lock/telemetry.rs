@@ -16,6 +16,7 @@ use crate::error::{Error, ErrorKind};
 use crate::holder::Holder;
 use crate::metrics;
 use crate::text::printable;
+use crate::trace;
 
 /// An acquire in progress. An acquire that is dropped before its end was cancelled.
 #[derive(Debug)]
@@ -28,6 +29,8 @@ pub(super) struct AcquireSpan {
     attempts: u32,
     waited: Duration,
     sleeping_since: Option<Moment>,
+    /// The span of the wait, which is within the other.
+    wait: Option<Span>,
     has_joined: bool,
     has_ended: bool,
 }
@@ -53,6 +56,7 @@ impl AcquireSpan {
             attempts: 0,
             waited: Duration::ZERO,
             sleeping_since: None,
+            wait: None,
             has_joined: false,
             has_ended: false,
         }
@@ -74,6 +78,7 @@ impl AcquireSpan {
     /// The acquire sleeps until its next attempt.
     pub(super) fn sleep(&mut self) {
         self.sleeping_since = Some(self.clock.now());
+        self.wait.get_or_insert_with(|| tracing::info_span!(parent: &self.span, "wait"));
     }
 
     /// The acquire took a place in the queue, with so many waiters ahead. The span keeps its first place, because logs show
@@ -97,6 +102,7 @@ impl AcquireSpan {
         let _in = self.span.enter();
         tracing::debug!(key, fence, "acquired");
         for holder in taken_from {
+            trace::link(&self.span, holder.trace.as_deref());
             if holder.is_current() {
                 tracing::debug!(key, fence, from = %holder, "taken from an earlier acquire of the same identity");
             } else {
@@ -116,6 +122,7 @@ impl AcquireSpan {
     pub(super) fn refused(mut self, error: &Error) {
         let reason = error.kind().as_str();
         self.span.record("outcome", reason);
+        trace::link(&self.span, error.holder().and_then(|holder| holder.trace.as_deref()));
         self.end();
         if self.waits && error.is_retryable() {
             metrics::count_by(metrics::RETRIES_EXHAUSTED, metrics::REASON, reason);
@@ -132,6 +139,7 @@ impl AcquireSpan {
 
     fn end(&mut self) {
         self.wake();
+        self.wait = None;
         self.has_ended = true;
         self.span.record("attempts", self.attempts).record("waited_ms", millis(self.waited));
         if !self.waited.is_zero() {
@@ -164,6 +172,13 @@ pub(crate) fn record_refusal(error: &Error) {
 
 pub(crate) fn log_refusal(error: &Error) {
     tracing::info!(key = &*printable(error.key()), reason = error.kind().as_str(), %error, "not acquired");
+}
+
+/// Starts the span of a request by a ticket, which is linked to the span of the lock that was handed over.
+pub(super) fn ticket_span(key: &str, fence: u64, context: Option<&str>) -> Span {
+    let span = tracing::info_span!("ticket", key, fence);
+    trace::link(&span, context);
+    span
 }
 
 /// Records the outcome of a ticket, which is this one if it succeeded.
@@ -207,9 +222,10 @@ impl HoldSpan {
     }
 
     /// Starts the span of a lock that another process has handed over.
-    pub(super) fn resumed(key: String, owner: &str, fence: u64) -> Self {
+    pub(super) fn resumed(key: String, owner: &str, fence: u64, context: Option<&str>) -> Self {
         let owner = &*printable(owner);
         let span = tracing::info_span!("lock", key, owner, fence, outcome = Empty, held_ms = Empty);
+        trace::link(&span, context);
         span.in_scope(|| tracing::debug!(key, fence, "resumed"));
         Self::new(span, key)
     }

@@ -3,15 +3,18 @@
 use std::fmt;
 use std::time::{Duration, SystemTime};
 
+use tracing::Instrument as _;
+
 use super::held::{Continuation, Grant, Lock};
 use super::locks::Locks;
-use super::telemetry::{HoldSpan, record_ticket};
+use super::telemetry::{HoldSpan, record_ticket, ticket_span};
 use crate::clock::{Moment, millis, millis_up, since_epoch};
 use crate::error::{Cause, Error, Place, TicketFault};
 use crate::limits::{DAY, MAX_CLOCK_SKEW};
 use crate::metrics;
 use crate::row::{Acquisition, Handover, Kind, Resumed};
 use crate::text::{MAX_SHOWN, printable, shortened};
+use crate::trace;
 
 /// A lock that outlives its process: a small value that another process [resumes](Locks::resume),
 /// [renews](Locks::renew_ticket) or [releases](Locks::release_ticket).
@@ -51,8 +54,8 @@ use crate::text::{MAX_SHOWN, printable, shortened};
 /// "sequence":0,"acquired_at":1795254763639,"expires_at":1795256563639}
 /// ```
 ///
-/// Times are in milliseconds since the Unix epoch. `sort_key` and `hold_until` are there if the lock has them, and
-/// `"kind":"permit"` if it is a permit of a semaphore. Unknown fields are ignored. An unknown version, or a field that is missing or out of
+/// Times are in milliseconds since the Unix epoch. `sort_key`, `hold_until` and [`traceparent`](Self::traceparent) are there
+/// if the lock has them, and `"kind":"permit"` if it is a permit of a semaphore. Unknown fields are ignored. An unknown version, or a field that is missing or out of
 /// bounds, is an error that says so.
 ///
 /// ```
@@ -94,6 +97,7 @@ pub struct Ticket {
     hold_until: Option<u64>,
     /// What the lock is, if it is not that of a key.
     kind: Option<String>,
+    traceparent: Option<String>,
 }
 
 impl Ticket {
@@ -133,6 +137,16 @@ impl Ticket {
     #[must_use]
     pub fn is_enforced(&self) -> bool {
         self.enforced
+    }
+
+    /// Returns the trace context of the lock's span, as the header `traceparent` of the W3C recommendation "Trace Context".
+    /// `None` without the feature `opentelemetry`, or if the span was not recorded. The span of each request with the
+    /// ticket is linked to it. The next process can also make it the parent of its own spans.
+    ///
+    /// It is a text that anyone who can edit the ticket can choose.
+    #[must_use]
+    pub fn traceparent(&self) -> Option<&str> {
+        self.traceparent.as_deref()
     }
 
     fn acquisition(&self) -> Acquisition {
@@ -178,6 +192,7 @@ impl fmt::Debug for Ticket {
             expires_at,
             hold_until,
             kind,
+            traceparent,
         } = self;
         // `Debug` of a string escapes it.
         let short = |text| shortened(text, MAX_SHOWN);
@@ -193,6 +208,7 @@ impl fmt::Debug for Ticket {
             .field("expires_at", expires_at)
             .field("hold_until", hold_until)
             .field("kind", kind)
+            .field("traceparent", &traceparent.as_deref().map(short))
             .finish_non_exhaustive()
     }
 }
@@ -222,6 +238,7 @@ impl Lock {
             expires_at,
             hold_until: hold_until.map(millis_up),
             kind: acquisition.kind().in_tickets().map(str::to_owned),
+            traceparent: trace::context(self.hold.span()),
         }
     }
 }
@@ -274,7 +291,7 @@ impl Locks {
                 ticket,
                 acquisition,
                 grant,
-                HoldSpan::new(tracing::Span::none(), self.0.table.place().printable_key(&ticket.key)),
+                HoldSpan::new(tracing::Span::none(), self.printable_key(ticket)),
             );
         }
         // This host's lease ends before the end in the row, by the skew.
@@ -289,7 +306,7 @@ impl Locks {
             ticket,
             acquisition,
             grant,
-            HoldSpan::resumed(self.0.table.place().printable_key(&ticket.key), &ticket.owner, fence),
+            HoldSpan::resumed(self.printable_key(ticket), &ticket.owner, fence, ticket.traceparent()),
         )
     }
 
@@ -329,7 +346,7 @@ impl Locks {
     /// # }
     /// ```
     pub async fn renew_ticket(&self, ticket: &Ticket, lease: Duration) -> Result<SystemTime, Error> {
-        let end = self.send_renewal(ticket, lease).await;
+        let end = self.send_renewal(ticket, lease).instrument(self.ticket_span(ticket)).await;
         record_ticket("renewed", &end);
         end
     }
@@ -358,7 +375,7 @@ impl Locks {
     /// lock was resumed, because the work of that process may still run. Its other errors are those of
     /// [`resume`](Self::resume). If the lock is not enforced, nothing is sent.
     pub async fn release_ticket(&self, ticket: &Ticket) -> Result<(), Error> {
-        let released = self.send_release(ticket).await;
+        let released = self.send_release(ticket).instrument(self.ticket_span(ticket)).await;
         record_ticket("released", &released);
         released
     }
@@ -375,6 +392,14 @@ impl Locks {
         metrics::count(metrics::RELEASED);
         metrics::time(metrics::HOLD_TIME, now.wall.saturating_sub(acquired_at));
         Ok(())
+    }
+
+    fn printable_key(&self, ticket: &Ticket) -> String {
+        self.0.table.place().printable_key(&ticket.key)
+    }
+
+    fn ticket_span(&self, ticket: &Ticket) -> tracing::Span {
+        ticket_span(&self.printable_key(ticket), ticket.fence, ticket.traceparent())
     }
 
     fn is_enforced(&self, ticket: &Ticket) -> bool {
@@ -403,7 +428,7 @@ impl Locks {
         }
         // A step that made the ticket has locking disabled, or somebody has edited it.
         if self.0.enabled && !ticket.enforced {
-            let key = self.0.table.place().printable_key(&ticket.key);
+            let key = self.printable_key(ticket);
             tracing::warn!(key, "the ticket holds no lock: its `enforced` is false, so nothing is sent");
         }
         Ok(())
@@ -461,6 +486,8 @@ mod format {
         hold_until: Option<u64>,
         #[serde(skip_serializing_if = "Option::is_none")]
         kind: Option<String>,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        traceparent: Option<String>,
     }
 
     impl From<Ticket> for Written {
@@ -478,6 +505,7 @@ mod format {
                 expires_at,
                 hold_until,
                 kind,
+                traceparent,
             } = ticket;
             Self {
                 version: Some(VERSION),
@@ -493,6 +521,7 @@ mod format {
                 expires_at: Some(expires_at),
                 hold_until,
                 kind,
+                traceparent,
             }
         }
     }
@@ -537,6 +566,7 @@ mod format {
                 expires_at: number("expires_at", written.expires_at, LATEST)?,
                 hold_until,
                 kind: kind.in_tickets().map(str::to_owned),
+                traceparent: written.traceparent,
             })
         }
     }

@@ -20,6 +20,8 @@ pub(crate) struct Claim<'a> {
     pub(crate) data: Option<&'a Data>,
     pub(crate) attributes: &'a [(String, AttributeValue)],
     pub(crate) rank: Rank,
+    /// The [`traceparent`](super::names::TRACEPARENT).
+    pub(crate) trace: Option<&'a str>,
 }
 
 /// The rank of an attempt among the waiters: to whom it leaves a free key, and whose turn it serves.

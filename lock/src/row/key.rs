@@ -3,13 +3,13 @@
 
 use std::time::Duration;
 
-use aws_sdk_dynamodb::types::ReturnValue;
+use aws_sdk_dynamodb::types::{AttributeValue, ReturnValue};
 
 use super::claim::{Claim, Claimed, LeavesTo};
-use super::expression::{Attribute as _, Condition, Path, To, Update, all, any, count, hold_time, not, text};
+use super::expression::{Attribute as _, Condition, Path, To, Update, all, any, count, hold_time, not, text, value};
 use super::names::{
     ACQUIRED_AT, COMPLETED, DATA, EXPIRATION, FENCE, HEAD, HOLD, HOLD_DEVIATION, HOLDER, IN_PROGRESS, LEASE_END,
-    MAX_FENCE, OWNER, RELEASED, RESUMED, SEQUENCE, STATUS, TAIL, TAIL_UNTIL, WITHDRAWN,
+    MAX_FENCE, OWNER, RELEASED, RESUMED, SEQUENCE, STATUS, TAIL, TAIL_UNTIL, TRACEPARENT, WITHDRAWN,
 };
 use super::read::{Row, Unreadable, number_at};
 #[cfg(feature = "idempotency")]
@@ -211,14 +211,18 @@ fn identity_of(owner: &str) -> Option<&str> {
 
 /// Begins the update that takes a row.
 pub(super) fn take<'a>(key: &'a str, owner: &'a str, claim: &'a Claim<'_>) -> Update<'a> {
-    Update::new(key)
+    let update = Update::new(key)
         .set(STATUS, text("in_progress", IN_PROGRESS))
         .set(OWNER, text("owner", owner))
         .set(HOLDER, text("holder", claim.holder))
         .set(ACQUIRED_AT, count("now", claim.now.millis()))
         .set(LEASE_END, count("lease_end", claim.lease.end))
         .set(EXPIRATION, count("expiration", claim.lease.expiration))
-        .set(SEQUENCE, count("zero", 0_u8))
+        .set(SEQUENCE, count("zero", 0_u8));
+    match claim.trace {
+        Some(context) => update.set(TRACEPARENT, value("traceparent", AttributeValue::S(format!("{owner} {context}")))),
+        None => update,
+    }
 }
 
 /// There is no row, or this nonce has not been used, the fence can grow, and one of these conditions is met.

@@ -20,6 +20,8 @@ pub(super) const SEQUENCE: &str = "sequence";
 pub(super) const WITHDRAWN: &str = "withdrawn";
 /// The nonce of the last resumption by a ticket. A resumption whose answer was lost recognises itself by it.
 pub(super) const RESUMED: &str = "resumed";
+/// The owner and the trace context of its span, with a space in between. It says nothing about another owner.
+pub(super) const TRACEPARENT: &str = "traceparent";
 pub(super) const FENCE: &str = "fence";
 pub(super) const HOLDER: &str = "holder";
 pub(super) const ACQUIRED_AT: &str = "acquired_at";
@@ -67,7 +69,7 @@ pub(super) mod tombstone {
     pub(crate) const FORCED_BY: &str = "forced_by";
 }
 
-const RESERVED: [&str; 20] = [
+const RESERVED: [&str; 21] = [
     STATUS,
     LEASE_END,
     EXPIRATION,
@@ -76,6 +78,7 @@ const RESERVED: [&str; 20] = [
     SEQUENCE,
     WITHDRAWN,
     RESUMED,
+    TRACEPARENT,
     FENCE,
     HOLDER,
     ACQUIRED_AT,

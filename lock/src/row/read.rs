@@ -12,7 +12,7 @@ use super::expression::{Attribute as _, Path, Rendered, all, any, text};
 use super::names::{
     ACQUIRED_AT, COMPLETED, DATA, ERROR, EXPIRATION, FENCE, HEAD, HOLD, HOLD_DEVIATION, HOLDER, IN_PROGRESS, LATEST,
     LEASE_END, MAX_FENCE, MAX_PLACE, MAX_SEQUENCE, OWNER, RELEASED, RESUMED, SEMAPHORE, SEQUENCE, STATUS, TAIL,
-    TAIL_UNTIL, VALIDATION,
+    TAIL_UNTIL, TRACEPARENT, VALIDATION,
 };
 use super::semaphore::Semaphore;
 use super::table::{Item, Table, in_time};
@@ -30,6 +30,8 @@ pub(crate) struct Row {
     pub(super) released: Option<String>,
     pub(super) sequence: Option<u64>,
     pub(super) resumed: Option<String>,
+    /// The trace context of the owner's span.
+    trace: Option<String>,
     holder: Option<String>,
     pub(crate) fence: Option<u64>,
     pub(super) acquired_at: Option<u64>,
@@ -93,16 +95,23 @@ impl Row {
             }
             None => return Err(format!("`{STATUS}` is missing")),
         };
+        let owner = string_at(&mut item, OWNER)?;
+        // Another owner, or another program, may have written it.
+        let trace = string_at(&mut item, TRACEPARENT).unwrap_or_default();
+        let trace = trace.zip(owner.as_deref()).and_then(|(trace, owner)| {
+            trace.strip_prefix(owner).and_then(|trace| trace.strip_prefix(' ')).map(str::to_owned)
+        });
         Ok(Self {
             completed,
             end: end.ok_or_else(|| format!("`{LEASE_END}` and `{EXPIRATION}` are missing"))?,
-            owner: string_at(&mut item, OWNER)?,
+            owner,
             // An acquire does not write it, so a row that it took from another program can have any value.
             released: string_at(&mut item, RELEASED).unwrap_or_default(),
             // Another program wrote a value that is not a number.
             sequence: number_at(&item, SEQUENCE, MAX_SEQUENCE).unwrap_or_default(),
             // Only this crate's own nonce is looked for.
             resumed: string_at(&mut item, RESUMED).unwrap_or_default(),
+            trace,
             holder: string_at(&mut item, HOLDER)?,
             fence: number_at(&item, FENCE, MAX_FENCE + 1)?,
             acquired_at,
@@ -124,6 +133,7 @@ impl Row {
             released: None,
             sequence: None,
             resumed: None,
+            trace: None,
             holder: None,
             fence: number_at(&item, FENCE, MAX_FENCE + 1)?,
             acquired_at: None,
@@ -174,6 +184,7 @@ impl Row {
             waiters: self.queue.waiters(now),
             queue: self.queue,
             validation: self.validation,
+            trace: self.trace,
             kind: HolderKind::Key,
             permits: Vec::new(),
         }

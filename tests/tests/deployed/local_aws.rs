@@ -66,6 +66,24 @@ impl LocalAws {
         .await;
     }
 
+    /// Removes the composite alarms from the build, which this AWS does not deploy.
+    pub(crate) fn remove_composite_alarms(&self) {
+        let file = self.directory.path().join("build/template.yaml");
+        let template = fs::read_to_string(&file).unwrap();
+        // The name of each resource is indented by two spaces.
+        let (mut kept, mut resource) = (String::new(), String::new());
+        for line in template.lines().chain(["end"]) {
+            if line.starts_with(|first: char| first != ' ') || (line.starts_with("  ") && !line.starts_with("   ")) {
+                if !resource.contains("    Type: AWS::CloudWatch::CompositeAlarm\n") {
+                    kept.push_str(&resource);
+                }
+                resource.clear();
+            }
+            resource = resource + line + "\n";
+        }
+        fs::write(&file, kept).unwrap();
+    }
+
     pub(crate) async fn run(&self, command: &mut Command) {
         let output = timeout(Duration::from_hours(1), command.output()).await.unwrap().unwrap();
         let [stdout, stderr] = [output.stdout, output.stderr].map(|text| String::from_utf8_lossy(&text).into_owned());

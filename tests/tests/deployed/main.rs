@@ -2,7 +2,7 @@
 //! functions' binaries as Lambda does, behind a function URL, an HTTP API, queues, a schedule and a state machine. The time
 //! is real.
 //!
-//! Needs `sam`, `cargo-lambda` and `ministack` on the `PATH`, as `.ci/run` puts them there. Without them the test is skipped,
+//! Needs `sam`, `cargo-lambda`, `ministack`, `aws` and `faketime` on the `PATH`, as `.ci/run` puts them there. Without them the test is skipped,
 //! or fails if `LOCK_TEST_DEPLOYED` is `required`.
 
 mod deployments;
@@ -11,6 +11,7 @@ mod observability;
 mod orders;
 mod payments;
 mod reports;
+mod runbook;
 mod stack;
 mod totals;
 
@@ -26,7 +27,8 @@ use crate::deployments::{
     a_failed_deployment_frees_its_lock_and_fails_its_execution, two_deployments_of_a_service_run_one_after_the_other,
 };
 use crate::observability::{
-    alarms_and_dashboard_show_the_exported_metrics, each_log_line_has_the_id_of_its_request_once,
+    alarms_and_dashboard_show_the_exported_metrics, each_alarm_and_widget_has_data,
+    each_log_line_has_the_id_of_its_request_once,
 };
 use crate::orders::{
     a_caller_cannot_choose_how_long_an_order_takes, a_thousand_requests_place_two_hundred_orders,
@@ -41,10 +43,16 @@ use crate::reports::{
     a_killed_invocation_blocks_its_report_for_its_lease, a_report_that_panics_releases_its_lock_at_once,
     a_report_that_was_given_up_is_kept, one_of_five_concurrent_invocations_writes, the_schedule_writes_its_report,
 };
+use crate::runbook::{
+    Runbook, a_dead_letter_is_found_and_paid_once, a_denied_function_is_explained, a_full_semaphore_is_found_and_freed,
+    a_held_key_is_found_and_freed, a_killed_and_a_lost_run_are_in_the_log, a_throttled_table_is_explained,
+    a_wrong_clock_is_found, totals_that_stand_still_raise_an_alarm, waiters_that_died_do_not_keep_a_key,
+    work_that_does_not_happen_is_found_and_done,
+};
 use crate::stack::Stack;
 use crate::totals::{a_placed_order_is_counted_once, a_record_delivered_again_is_not_counted_again};
 
-const TOOLS: [&str; 3] = ["sam", "cargo-lambda", "ministack"];
+const TOOLS: [&str; 5] = ["sam", "cargo-lambda", "ministack", "aws", "faketime"];
 const REGION: &str = "us-east-1";
 const STACK: &str = "example";
 const FUNCTIONS: [&str; 5] = ["nightly-report", "order-api", "payment-queue", "order-totals", "deployment"];
@@ -84,6 +92,15 @@ async fn the_deployed_functions_do_each_job_once() {
     a_thousand_requests_place_two_hundred_orders(&stack).await;
     the_api_limits_and_logs_its_requests(&stack).await;
     a_report_that_panics_releases_its_lock_at_once(&stack).await;
+    let runbook = Runbook::read();
+    a_held_key_is_found_and_freed(&stack, &runbook).await;
+    a_full_semaphore_is_found_and_freed(&stack, &runbook).await;
+    waiters_that_died_do_not_keep_a_key(&stack, &runbook).await;
+    a_wrong_clock_is_found(&stack, &runbook).await;
+    a_denied_function_is_explained(&stack, &runbook).await;
+    a_throttled_table_is_explained(&stack, &runbook).await;
+    work_that_does_not_happen_is_found_and_done(&stack, &runbook).await;
+    totals_that_stand_still_raise_an_alarm(&stack).await;
     let panicking = only_the_payment_that_panics_goes_back(&stack).await;
     tokio::join!(
         a_killed_invocation_blocks_its_report_for_its_lease(&stack),
@@ -93,6 +110,10 @@ async fn the_deployed_functions_do_each_job_once() {
         payments_of_a_group_stay_in_order_after_a_failure(&stack),
         protected_tables_and_queues_of_payments_outlive_their_stack(&stack),
     );
+    a_killed_and_a_lost_run_are_in_the_log(&stack, &runbook).await;
+    a_dead_letter_is_found_and_paid_once(&stack, &runbook).await;
+    runbook.assert_all_have_run();
+    each_alarm_and_widget_has_data(&stack).await;
     stack.delete(STACK).await;
     assert_eq!(stack.tables_of(STACK).await, [""; 0]);
     assert_eq!(stack.queues_of(&format!("{STACK}-")).await, [""; 0]);

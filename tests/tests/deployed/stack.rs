@@ -53,6 +53,7 @@ impl Stack {
                     .args(["--parameter-overrides", &architecture()]),
             )
             .await;
+        local.remove_composite_alarms();
         let parameters = [
             &format!("FunctionTimeout={FUNCTION_TIMEOUT}"),
             &format!("PaymentTimeout={PAYMENT_TIMEOUT}"),

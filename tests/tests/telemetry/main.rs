@@ -4,6 +4,7 @@
 
 mod acquire;
 mod batches;
+mod contexts;
 mod lost;
 mod names;
 mod queue;
