@@ -14,6 +14,7 @@ use http::header::{ALLOW, CONTENT_TYPE, RETRY_AFTER};
 use http::{HeaderName, HeaderValue, Method, StatusCode};
 use lambda_http::{Body, Request, RequestExt, Response};
 use lambda_lock::http::{Caller, HttpIdempotencyBody, HttpIdempotencyLayer, HttpRun};
+use lambda_lock::metrics::PROBLEM;
 use lambda_lock::{Locks, request_token};
 use lambda_runtime::Error;
 use serde::{Deserialize, Serialize};
@@ -123,6 +124,9 @@ fn is_temporary(error: &SdkError<Refused>) -> bool {
     }
 }
 
+/// The counter of requests that fail a check, by the status of the answer. The layer counts those that it refuses itself.
+const REFUSED: &str = "order_api_refused";
+
 /// The largest key of a client, in characters. API Gateway allows 10,240 bytes for all headers of a request.
 const LONGEST_KEY: usize = 4096;
 
@@ -140,6 +144,7 @@ pub fn order_api(
 + Clone
 + Send
 + 'static {
+    metrics::describe_counter!(REFUSED, metrics::Unit::Count, "Requests that failed a check");
     let orders = Arc::new(orders);
     let once = HttpIdempotencyLayer::new(locks, caller).prefix("idempotency").max_key_length(LONGEST_KEY).lease(LEASE);
     let place = once.layer(service_fn(move |request| place(Arc::clone(&orders), simulation, request)));
@@ -156,6 +161,7 @@ async fn respond(
             place.oneshot(request).await.unwrap_or_else(|failure| failed(&failure))
         }
         Err((status, detail)) => {
+            metrics::counter!(REFUSED, PROBLEM => status.as_str().to_owned()).increment(1);
             tracing::debug!(status = status.as_u16(), detail, "the request was refused");
             let refused = refusal(status, &detail);
             if status == StatusCode::METHOD_NOT_ALLOWED { with(refused, ALLOW, "POST") } else { refused }

@@ -120,6 +120,26 @@ fn the_readme_and_the_guides_are_short() {
     assert!(words <= 18_000, "the README and the guides have {words} words");
 }
 
+#[test]
+fn the_runbook_has_each_alarm_and_each_kind_of_error() {
+    let runbook = include_str!("../../lock/docs/runbook.md");
+    let template = include_str!("../../template.yaml");
+    let resources = template.split("\n\n").filter_map(|resource| {
+        let mut lines = resource.lines().skip_while(|line| line.trim_start().starts_with('#'));
+        let name = lines.next()?.trim().strip_suffix(':')?;
+        let is_alarm = resource.contains("Alarm\n") && resource.contains("AlarmActions:");
+        is_alarm.then_some(name)
+    });
+    let alarms: Vec<_> = resources.collect();
+    assert!(alarms.len() > 25, "{alarms:?}");
+    let (_, names) = include_str!("../../lock/src/error.rs").split_once("pub const fn as_str").unwrap();
+    let kinds: Vec<_> = names.split_once("\n    }\n").unwrap().0.split('"').skip(1).step_by(2).collect();
+    assert!(kinds.len() > 20, "{kinds:?}");
+    for name in alarms.into_iter().chain(kinds) {
+        assert!(runbook.contains(&format!("`{name}`")), "the runbook does not have {name}");
+    }
+}
+
 // docs.rs cuts off wider lines in a window of 1,200 pixels.
 #[test]
 fn the_code_of_the_guides_fits_the_page() {

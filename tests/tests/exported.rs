@@ -123,7 +123,7 @@ fn read(mut line: Map<String, Value>, exported: &mut BTreeMap<String, u64>) {
             value => panic!("{name}: {value}"),
         };
         assert_eq!(metric["Unit"], unit, "{name}");
-        *exported.entry(format!("{}{labels}", name.strip_prefix("lambda_lock_").unwrap())).or_default() += value;
+        *exported.entry(format!("{}{labels}", name.strip_prefix("lambda_lock_").unwrap_or(name))).or_default() += value;
     }
     assert_eq!(line, Map::new(), "neither a dimension nor a metric");
 }
@@ -162,9 +162,9 @@ async fn an_order_exports_its_record_its_replays_and_its_refusals() {
     let (host, locks) = stage.environment();
     let orders = Orders::new(host.client(), &stage.world.table, PREFIX);
     let function = stage.exporting(order_api(locks, orders, Caller::shared(), Simulation::On));
-    let send = async || {
+    let send_to = async |path: &str| {
         let request = json!({
-            "rawPath": "/orders",
+            "rawPath": path,
             "headers": { "content-type": "application/json", "idempotency-key": "key-1" },
             "requestContext": { "http": { "method": "POST" }, "timeEpoch": 0 },
             "body": json!({ "item": "tea", "quantity": 2, "checking_ms": 500 }).to_string(),
@@ -173,12 +173,14 @@ async fn an_order_exports_its_record_its_replays_and_its_refusals() {
         let response = over_http(&host, function.clone(), &request).await;
         (response["statusCode"].as_i64().unwrap(), stage.exported())
     };
+    let send = async || send_to("/orders").await;
     let (placed, refused) = tokio::join!(biased; send(), send());
     let mut refusal = counts([("acquired", 1), ("acquire_time", 1), ("in_progress_refusals", 1)]);
     refusal.insert("http_problems problem=in-progress".to_owned(), 1);
     assert_eq!(refused, (409, refusal));
     assert_eq!(placed, (201, counts([("released", 1), ("hold_time", 1)])));
     assert_eq!(send().await, (201, counts([("replays", 1)])));
+    assert_eq!(send_to("/elsewhere").await, (404, counts([("order_api_refused problem=404", 1)])));
 }
 
 #[tokio::test]

@@ -29,6 +29,7 @@ pub(crate) async fn an_order_sent_three_times_is_placed_once(stack: &Stack) {
     let other = stack.order(Some("key-1"), &json!({ "item": "tea", "quantity": 3 })).await;
     assert_eq!(other.status, StatusCode::UNPROCESSABLE_ENTITY);
     assert_eq!(stack.order(None, &body).await.status, StatusCode::BAD_REQUEST);
+    assert_eq!(stack.order(Some("key-2"), &json!("no order")).await.status, StatusCode::BAD_REQUEST);
     assert_eq!(stack.unsigned_order(&body).await.status, StatusCode::FORBIDDEN);
 
     let order: Order = serde_json::from_slice(&placed.body).unwrap();
