@@ -92,9 +92,12 @@ const MAX_KEY_LENGTH: usize = 255;
 /// # Bodies
 ///
 /// The request's body is read before the handler runs, up to a [limit](Self::max_body_bytes), and handed on with the
-/// same bytes. JSON is compared in canonical form if the content type says that it is JSON: spaces and the order of an
-/// object's names do not count. A result's body is read before it is sent, up to 390 KiB. The body of a response that
-/// is not a result is not read. Trailers of a request with a key and of a stored response are dropped.
+/// same bytes. JSON is compared in canonical form if the content type says that it is JSON (`application/json`, `…+json`):
+/// spaces and the order of an object's names do not count, and numbers are compared as they are written. JSON with a name
+/// twice in an object, with more than 127 levels or of more than 1 MiB is compared byte by byte, and so is everything else.
+///
+/// A result's body is read before it is sent, up to 390 KiB. The body of a response that is not a result is not read.
+/// Trailers of a request with a key and of a stored response are dropped.
 ///
 /// A body that is refused before it is read, or that is too large, is read and dropped for up to 30 s, so that a client
 /// which is still sending gets the answer.
@@ -242,8 +245,9 @@ impl HttpIdempotencyLayer {
     }
 
     /// Sets the headers that must be equal in a retry, such as `Content-Type` or a version; none by default. Method,
-    /// path, query and body must always be equal. The order of different query parameters does not count. The host
-    /// counts only if `host` is named. A record that was made with other headers set here is compared without headers.
+    /// path, query and body must always be equal. The order of different query parameters does not count, that of the
+    /// values of one parameter does. The host counts only if `host` is named. A record that was made with other headers set
+    /// here is compared without headers.
     #[must_use]
     pub fn fingerprint_headers(self, headers: impl IntoIterator<Item = HeaderName>) -> Self {
         let mut headers: Vec<_> = headers.into_iter().collect();
