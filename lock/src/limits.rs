@@ -32,7 +32,7 @@ pub(crate) const MAX_IDENTITY_BYTES: usize = 512;
 pub(crate) const MAX_SORT_KEY_BYTES: usize = 1024;
 /// The longest name of a holder, so that a row has room for data, and that of a semaphore for many holders.
 const MAX_HOLDER_BYTES: usize = 1024;
-/// The largest value of data: DynamoDB allows 400 KiB for an item. The key, the name of the holder and three owners with their
+/// The largest value of data: DynamoDB allows 400 KiB for an item. The key, the name of the holder and four owners with their
 /// identities, all of the largest size, take less than 7 KiB, and the caller's own attributes 2.
 pub(crate) const MAX_DATA_BYTES: usize = 390 * 1024;
 

@@ -146,7 +146,8 @@ where
         let (key_shown, fence) = (self.settings.locks.0.table.place().printable_key(key), record.fence);
         let span = tracing::info_span!("replay", key = key_shown, fence);
         trace::link(&span, record.trace.as_deref());
-        span.in_scope(|| tracing::info!(key = key_shown, fence, "replaying the first run's result"));
+        drop(span);
+        tracing::info!(key = key_shown, fence, "replaying the first run's result");
         let settings = &*self.settings;
         let unusable = |why: &str| HandlerError::Lock(settings.error(Cause::UnusableResult(why.to_owned()), key));
         if let Some(error) = &record.error {

@@ -581,7 +581,7 @@ impl<'a> AcquireAttempts<'a> {
                 && error.holder().is_some_and(|holder| !holder.is_current())
                 && self.acquire.lease_from(clock.now()).is_ok();
         }
-        telemetry.sleep();
+        telemetry.sleep(error.holder());
         let delay = self.next_delay(error, telemetry).await;
         let (delay, is_last) = self.delays.limit(delay, clock.now().since(self.started));
         self.is_last = is_last;

@@ -1,6 +1,7 @@
 //! Spans, events and metrics of a lock, from the first attempt to the release.
 //!
-//! Each acquire has one span `lock`, at level info, in which the work also runs. Its key is the row's key, with the
+//! Each acquire has one span `lock`, at level info, in which the work also runs. The other spans are only exported: no event
+//! is in them, so they are not a part of what is logged. Its key is the row's key, with the
 //! prefix of the `Locks`, so it is hashed if that is. No payload, result or data is recorded. Events repeat the key, for filters that leave out the span. Keys
 //! and owners are [printable].
 
@@ -75,10 +76,14 @@ impl AcquireSpan {
         }
     }
 
-    /// The acquire sleeps until its next attempt.
-    pub(super) fn sleep(&mut self) {
+    /// The acquire sleeps until its next attempt, because of this holder if there is one.
+    pub(super) fn sleep(&mut self, holder: Option<&Holder>) {
         self.sleeping_since = Some(self.clock.now());
-        self.wait.get_or_insert_with(|| tracing::info_span!(parent: &self.span, "wait"));
+        self.wait.get_or_insert_with(|| {
+            let wait = tracing::info_span!(parent: &self.span, "wait");
+            trace::link(&wait, holder.and_then(|holder| holder.trace.as_deref()));
+            wait
+        });
     }
 
     /// The acquire took a place in the queue, with so many waiters ahead. The span keeps its first place, because logs show
@@ -175,8 +180,8 @@ pub(crate) fn log_refusal(error: &Error) {
 }
 
 /// Starts the span of a request by a ticket, which is linked to the span of the lock that was handed over.
-pub(super) fn ticket_span(key: &str, fence: u64, context: Option<&str>) -> Span {
-    let span = tracing::info_span!("ticket", key, fence);
+pub(super) fn ticket_span(request: &'static str, key: &str, fence: u64, context: Option<&str>) -> Span {
+    let span = tracing::info_span!("ticket", request, key, fence);
     trace::link(&span, context);
     span
 }

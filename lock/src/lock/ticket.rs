@@ -55,8 +55,8 @@ use crate::trace;
 /// ```
 ///
 /// Times are in milliseconds since the Unix epoch. `sort_key`, `hold_until` and [`traceparent`](Self::traceparent) are there
-/// if the lock has them, and `"kind":"permit"` if it is a permit of a semaphore. Unknown fields are ignored. An unknown version, or a field that is missing or out of
-/// bounds, is an error that says so.
+/// if the lock has them, and `"kind":"permit"` if it is a permit of a semaphore. Unknown fields are ignored, and so is an
+/// invalid `traceparent`. An unknown version, or a field that is missing or out of bounds, is an error that says so.
 ///
 /// ```
 /// # use lambda_lock::{Error, Locks, Ticket};
@@ -97,6 +97,7 @@ pub struct Ticket {
     hold_until: Option<u64>,
     /// What the lock is, if it is not that of a key.
     kind: Option<String>,
+    /// A valid trace context.
     traceparent: Option<String>,
 }
 
@@ -140,10 +141,26 @@ impl Ticket {
     }
 
     /// Returns the trace context of the lock's span, as the header `traceparent` of the W3C recommendation "Trace Context".
-    /// `None` without the feature `opentelemetry`, or if the span was not recorded. The span of each request with the
-    /// ticket is linked to it. The next process can also make it the parent of its own spans.
+    /// `None` unless a process with the feature `opentelemetry` made the ticket and the span was sampled. The span of each
+    /// request with the ticket is linked to it. Anyone who can edit the ticket can choose another valid context.
     ///
-    /// It is a text that anyone who can edit the ticket can choose.
+    /// The next process can also make it the parent of its own span, which continues the trace:
+    ///
+    /// ```
+    /// use std::collections::HashMap;
+    ///
+    /// use opentelemetry::propagation::TextMapPropagator;
+    /// use opentelemetry_sdk::propagation::TraceContextPropagator;
+    /// use tracing_opentelemetry::OpenTelemetrySpanExt;
+    ///
+    /// fn next_step(ticket: &lambda_lock::Ticket) -> tracing::Span {
+    ///     let span = tracing::info_span!("next step");
+    ///     let headers: HashMap<_, _> =
+    ///         ticket.traceparent().map(|text| ("traceparent".to_owned(), text.to_owned())).into_iter().collect();
+    ///     let _without_the_layer = span.set_parent(TraceContextPropagator::new().extract(&headers));
+    ///     span
+    /// }
+    /// ```
     #[must_use]
     pub fn traceparent(&self) -> Option<&str> {
         self.traceparent.as_deref()
@@ -208,7 +225,7 @@ impl fmt::Debug for Ticket {
             .field("expires_at", expires_at)
             .field("hold_until", hold_until)
             .field("kind", kind)
-            .field("traceparent", &traceparent.as_deref().map(short))
+            .field("traceparent", traceparent)
             .finish_non_exhaustive()
     }
 }
@@ -346,7 +363,7 @@ impl Locks {
     /// # }
     /// ```
     pub async fn renew_ticket(&self, ticket: &Ticket, lease: Duration) -> Result<SystemTime, Error> {
-        let end = self.send_renewal(ticket, lease).instrument(self.ticket_span(ticket)).await;
+        let end = self.send_renewal(ticket, lease).await;
         record_ticket("renewed", &end);
         end
     }
@@ -359,7 +376,8 @@ impl Locks {
         let lease = table.lease(acquisition.kind(), now, now.deadline_after(lease), None);
         let mut end = lease.end;
         if self.is_enforced(ticket) {
-            end = table.renew_ticket(&acquisition, ticket.handover(now, table.clock_skew), lease).await?;
+            let renewal = table.renew_ticket(&acquisition, ticket.handover(now, table.clock_skew), lease);
+            end = renewal.instrument(self.ticket_span("renew", ticket)).await?;
         }
         Ok(SystemTime::UNIX_EPOCH + Duration::from_millis(end).saturating_sub(table.clock_skew))
     }
@@ -375,7 +393,7 @@ impl Locks {
     /// lock was resumed, because the work of that process may still run. Its other errors are those of
     /// [`resume`](Self::resume). If the lock is not enforced, nothing is sent.
     pub async fn release_ticket(&self, ticket: &Ticket) -> Result<(), Error> {
-        let released = self.send_release(ticket).instrument(self.ticket_span(ticket)).await;
+        let released = self.send_release(ticket).await;
         record_ticket("released", &released);
         released
     }
@@ -388,7 +406,9 @@ impl Locks {
         let (table, now) = (&self.0.table, self.0.clock.now());
         let handover = ticket.handover(now, table.clock_skew);
         let (acquired_at, hold_until) = (acquired(ticket.acquired_at, now), ticket.hold_until(now));
-        table.release_ticket(&ticket.acquisition(), handover, acquired_at, hold_until).await?;
+        let acquisition = ticket.acquisition();
+        let release = table.release_ticket(&acquisition, handover, acquired_at, hold_until);
+        release.instrument(self.ticket_span("release", ticket)).await?;
         metrics::count(metrics::RELEASED);
         metrics::time(metrics::HOLD_TIME, now.wall.saturating_sub(acquired_at));
         Ok(())
@@ -398,8 +418,8 @@ impl Locks {
         self.0.table.place().printable_key(&ticket.key)
     }
 
-    fn ticket_span(&self, ticket: &Ticket) -> tracing::Span {
-        ticket_span(&self.printable_key(ticket), ticket.fence, ticket.traceparent())
+    fn ticket_span(&self, request: &'static str, ticket: &Ticket) -> tracing::Span {
+        ticket_span(request, &self.printable_key(ticket), ticket.fence, ticket.traceparent())
     }
 
     fn is_enforced(&self, ticket: &Ticket) -> bool {
@@ -456,10 +476,12 @@ fn is_same_table(one: &str, other: &str) -> bool {
 /// The serialised form.
 #[cfg(feature = "serde")]
 mod format {
-    use serde::{Deserialize, Serialize};
+    use serde::de::IgnoredAny;
+    use serde::{Deserialize, Deserializer, Serialize};
 
     use super::Ticket;
     use crate::row::Kind;
+    use crate::trace::is_context;
 
     const VERSION: u64 = 1;
     /// A process sends fewer requests. A row holds much larger numbers, so a forged ticket leaves room for later requests.
@@ -486,8 +508,22 @@ mod format {
         hold_until: Option<u64>,
         #[serde(skip_serializing_if = "Option::is_none")]
         kind: Option<String>,
-        #[serde(skip_serializing_if = "Option::is_none")]
+        #[serde(default, deserialize_with = "any_text", skip_serializing_if = "Option::is_none")]
         traceparent: Option<String>,
+    }
+
+    /// Reads a text, and nothing from a value of another type.
+    fn any_text<'de, D: Deserializer<'de>>(value: D) -> Result<Option<String>, D::Error> {
+        #[derive(Deserialize)]
+        #[serde(untagged)]
+        enum Any {
+            Text(String),
+            Other(IgnoredAny),
+        }
+        Ok(match Any::deserialize(value)? {
+            Any::Text(text) => Some(text),
+            Any::Other(IgnoredAny) => None,
+        })
     }
 
     impl From<Ticket> for Written {
@@ -566,7 +602,8 @@ mod format {
                 expires_at: number("expires_at", written.expires_at, LATEST)?,
                 hold_until,
                 kind: kind.in_tickets().map(str::to_owned),
-                traceparent: written.traceparent,
+                // A ticket is good without it.
+                traceparent: written.traceparent.filter(|text| is_context(text)),
             })
         }
     }

@@ -21,6 +21,7 @@ use crate::error::{Cause, Error, ErrorKind, Place};
 use crate::holder::{Data, Holder, HolderKind};
 use crate::limits::{DAY, REQUEST_TIMEOUT};
 use crate::queue::{HoldTime, Queue};
+use crate::trace::is_context;
 
 /// A row whose attributes were checked.
 #[derive(Clone, Debug)]
@@ -99,7 +100,11 @@ impl Row {
         // Another owner, or another program, may have written it.
         let trace = string_at(&mut item, TRACEPARENT).unwrap_or_default();
         let trace = trace.zip(owner.as_deref()).and_then(|(trace, owner)| {
-            trace.strip_prefix(owner).and_then(|trace| trace.strip_prefix(' ')).map(str::to_owned)
+            trace
+                .strip_prefix(owner)
+                .and_then(|trace| trace.strip_prefix(' '))
+                .filter(|trace| is_context(trace))
+                .map(str::to_owned)
         });
         Ok(Self {
             completed,
