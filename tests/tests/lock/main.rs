@@ -6,6 +6,7 @@ mod data;
 mod dead_connections;
 mod delays;
 mod fences;
+mod first_retry;
 mod keys;
 mod late_requests;
 mod lease;
