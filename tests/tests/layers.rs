@@ -103,6 +103,7 @@ const CRATE: &[&str] = &[
     "operate/check",
     "operate/mod",
     "embedded/time",
+    "embedded/partitions",
     "embedded/dynamodb",
     "embedded/faults",
     "embedded/network",

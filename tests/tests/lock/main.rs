@@ -7,6 +7,7 @@ mod dead_connections;
 mod delays;
 mod fences;
 mod first_retry;
+mod hot_keys;
 mod keys;
 mod late_requests;
 mod lease;
