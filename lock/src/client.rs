@@ -1,4 +1,5 @@
-//! `client_config`: the retries and timeouts of a DynamoDB client for locks. `SdkAttempts`: which attempts were answered.
+//! `client_config`: the retries and timeouts of a DynamoDB client for locks. `FirstRetry`: which retry does not wait.
+//! `SdkAttempts`: which attempts were answered.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -9,14 +10,15 @@ use aws_sdk_dynamodb::config;
 use aws_smithy_runtime_api::box_error::BoxError;
 use aws_smithy_runtime_api::client::interceptors::Intercept;
 use aws_smithy_runtime_api::client::interceptors::context::{
-    BeforeDeserializationInterceptorContextRef, BeforeTransmitInterceptorContextRef,
+    BeforeDeserializationInterceptorContextRef, BeforeTransmitInterceptorContextRef, FinalizerInterceptorContextRef,
 };
+use aws_smithy_runtime_api::client::retries::RequestAttempts;
 use aws_smithy_runtime_api::client::runtime_components::RuntimeComponents;
-use aws_smithy_types::config_bag::ConfigBag;
+use aws_smithy_types::config_bag::{ConfigBag, Storable, StoreReplace};
 use aws_smithy_types::retry::RetryConfig;
 use aws_smithy_types::timeout::TimeoutConfig;
 
-use crate::connections::Connections;
+use crate::connections::{Connections, has_no_answer};
 
 const MAX_ATTEMPTS: u32 = 6;
 const INITIAL_BACKOFF: Duration = Duration::from_millis(25);
@@ -37,7 +39,8 @@ const SDK_CONNECT_TIMEOUT: Duration = Duration::from_millis(3100);
 /// | setting | value | default of the SDK |
 /// | --- | --- | --- |
 /// | attempts | 6 | 3 |
-/// | longest wait before the first retry (random from zero; doubles with each retry) | 25 ms | 1 s |
+/// | longest wait before the first retry after a throttle (random from zero; doubles with each retry) | 25 ms | 1 s |
+/// | wait before the first retry after a broken connection, a timeout or status 500 | none | as after a throttle |
 /// | longest wait before any retry | 1 s | 20 s |
 /// | connect timeout (TCP and TLS) | 1 s | 3.1 s |
 /// | read timeout: from the start of an attempt, including its connect, to the first byte of the answer | 1 s | none |
@@ -79,6 +82,7 @@ pub fn client_config(config: &SdkConfig) -> config::Builder {
         .retry_config(retry_config(retries))
         .timeout_config(timeout_config(timeouts))
         .interceptor(Connections::default())
+        .interceptor(FirstRetry)
 }
 
 /// Replaces the values that are the SDK's defaults.
@@ -110,6 +114,63 @@ pub(crate) fn timeout_config(mut timeouts: TimeoutConfig) -> TimeoutConfig {
     // Keeps timeouts that the user disabled.
     timeouts.take_defaults_from(&ours.build());
     timeouts
+}
+
+/// Lets the first retry start at once unless DynamoDB asked to slow down: a broken connection and status 500 say nothing
+/// about load. If the retry fails as well, the next ones wait.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct FirstRetry;
+
+/// The retries as configured, which the first retry does without.
+#[derive(Clone, Debug)]
+struct Configured(RetryConfig);
+
+impl Storable for Configured {
+    type Storer = StoreReplace<Self>;
+}
+
+impl Intercept for FirstRetry {
+    fn name(&self) -> &'static str {
+        "FirstRetry"
+    }
+
+    fn read_after_attempt(
+        &self,
+        context: &FinalizerInterceptorContextRef<'_>,
+        _: &RuntimeComponents,
+        config: &mut ConfigBag,
+    ) -> Result<(), BoxError> {
+        let Some(Err(error)) = context.output_or_error() else { return Ok(()) };
+        match config.load::<RequestAttempts>().map(RequestAttempts::attempts) {
+            Some(1) => {
+                // Status 503 is a request to slow down.
+                let has_failed = context.response().is_some_and(|response| response.status().as_u16() == 500);
+                if (has_failed || has_no_answer(error))
+                    && let Some(configured) = config.load::<RetryConfig>().cloned()
+                {
+                    let state = config.interceptor_state();
+                    state.store_put(without_wait(configured.clone()));
+                    state.store_put(Configured(configured));
+                }
+            }
+            Some(2) => {
+                if let Some(Configured(configured)) = config.load::<Configured>().cloned() {
+                    config.interceptor_state().store_put(configured);
+                }
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+}
+
+fn without_wait(retries: RetryConfig) -> RetryConfig {
+    let retries = retries.with_initial_backoff(Duration::ZERO);
+    // With `AWS_NEW_RETRIES_2026`, this value replaces the initial backoff, except after a throttle.
+    match retries.retry_spec().cloned() {
+        Some(spec) => retries.with_retry_spec(spec.with_non_throttling_initial_backoff(Duration::ZERO)),
+        None => retries,
+    }
 }
 
 /// Records whether DynamoDB answered all attempts of a request. The SDK retries internally and only reports the last

@@ -10,6 +10,7 @@ use aws_smithy_runtime_api::client::interceptors::Intercept;
 use aws_smithy_runtime_api::client::interceptors::context::{
     BeforeTransmitInterceptorContextRef, FinalizerInterceptorContextRef,
 };
+use aws_smithy_runtime_api::client::orchestrator::OrchestratorError;
 use aws_smithy_runtime_api::client::runtime_components::RuntimeComponents;
 use aws_smithy_types::config_bag::{ConfigBag, Storable, StoreReplace};
 
@@ -75,6 +76,11 @@ impl Connections {
     }
 }
 
+/// Whether an attempt got no answer that could be read.
+pub(crate) fn has_no_answer<E>(error: &OrchestratorError<E>) -> bool {
+    error.is_connector_error() || error.is_timeout_error() || error.is_response_error()
+}
+
 impl Intercept for Connections {
     fn name(&self) -> &'static str {
         "Connections"
@@ -101,9 +107,7 @@ impl Intercept for Connections {
             return Ok(());
         };
         match outcome {
-            Err(error) if error.is_connector_error() || error.is_timeout_error() || error.is_response_error() => {
-                self.unanswered(*attempt);
-            }
+            Err(error) if has_no_answer(error) => self.unanswered(*attempt),
             // An error of DynamoDB is an answer.
             Ok(_) | Err(_) => {
                 if let Some(connection) =

@@ -104,6 +104,7 @@ const CRATE: &[&str] = &[
     "operate/check",
     "operate/mod",
     "embedded/time",
+    "embedded/partitions",
     "embedded/dynamodb",
     "embedded/faults",
     "embedded/network",

@@ -6,8 +6,11 @@ use std::sync::Arc;
 use std::time::SystemTime;
 
 use aws_smithy_async::time::{SystemTimeSource, TimeSource};
+use dynoxide::types::item_size;
 use dynoxide::{Database, DynoxideError};
+use serde_json::{Value, json};
 
+use super::partitions::{self, Partition, Partitions, RowWrite};
 use super::time::TrueTime;
 use crate::error::{Cause, Error, Source};
 
@@ -20,6 +23,7 @@ use crate::error::{Cause, Error, Source};
 pub struct DynamoDb {
     database: Database,
     time: TrueTime,
+    partitions: Option<Arc<Partitions>>,
 }
 
 impl DynamoDb {
@@ -33,7 +37,7 @@ impl DynamoDb {
         let time = TrueTime::starting_at(start);
         let database = Database::memory_with_clock(Arc::new(time))
             .map_err(|error| Error::new(Cause::Unavailable, "embedded", "").with_source(error))?;
-        Ok(Self { database, time })
+        Ok(Self { database, time, partitions: None })
     }
 
     /// Opens a DynamoDB whose tables are in a file, which is created if it does not exist. Processes on this machine can
@@ -51,7 +55,26 @@ impl DynamoDb {
             |error: Source| Error::invalid(format!("cannot open the file `{}` as a database: {error}", file.display()));
         let name = file.to_str().ok_or_else(|| unusable("its name is not UTF-8".into()))?;
         let database = Database::new(name).map_err(|error| unusable(error.into()))?;
-        Ok(Self { database, time: TrueTime::of_system() })
+        Ok(Self { database, time: TrueTime::of_system(), partitions: None })
+    }
+
+    /// Throttles the writes of a partition key beyond so many write units a second, with a reserve of one second. A partition
+    /// of DynamoDB takes 1,000. Without this setting, nothing is throttled.
+    ///
+    /// A write costs one unit for each KB of its row, rounded up, before or after the write, whichever is larger. One that its
+    /// condition refuses costs the same, in a transaction twice as much. A throttled write costs nothing.
+    /// `BatchWriteItem` is not limited. Clones of the returned value share the limit.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), lambda_lock::Error> {
+    /// let dynamodb = lambda_lock::embedded::DynamoDb::new()?.limit_partitions(1000);
+    /// # let _ = dynamodb;
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn limit_partitions(self, write_units: u32) -> Self {
+        Self { partitions: Some(Arc::new(Partitions::limited_to(write_units))), ..self }
     }
 
     /// Returns the current time in this DynamoDB.
@@ -71,10 +94,57 @@ impl DynamoDb {
 
     /// Executes one request. Returns the HTTP status and the body of the response.
     pub(super) fn execute(&self, operation: &str, body: &[u8]) -> (u16, Vec<u8>) {
-        match self.dispatch(operation, body) {
+        let answer = || match self.dispatch(operation, body) {
             Ok(body) => (200, body),
             Err(error) => (error.status_code(), error.to_json().into_bytes()),
+        };
+        match &self.partitions {
+            Some(partitions) => self.limited(partitions, operation, body, answer),
+            None => answer(),
         }
+    }
+
+    fn limited(
+        &self,
+        limits: &Partitions,
+        operation: &str,
+        body: &[u8],
+        answer: impl FnOnce() -> (u16, Vec<u8>),
+    ) -> (u16, Vec<u8>) {
+        let request = serde_json::from_slice(body).unwrap_or_default();
+        let writes = partitions::writes(operation, &request);
+        // A request without a row that is valid is refused as without a limit.
+        let rows: Vec<_> = writes.iter().filter_map(|write| self.key_of(write)).collect();
+        let partitions: Vec<_> = rows.iter().map(|(partition, _)| partition.clone()).collect();
+        let are_throttled = limits.are_throttled(&partitions, self.now());
+        if are_throttled.contains(&true) {
+            return (400, partitions::throttled(operation, &are_throttled).to_string().into_bytes());
+        }
+        let size = |(partition, key): &(Partition, Value)| self.size_of(&partition.0, key);
+        let before: Vec<_> = rows.iter().map(size).collect();
+        let answer = answer();
+        for (row, before) in rows.iter().zip(before) {
+            limits.charge(&row.0, partitions::units(operation, before.max(size(row))), self.now());
+        }
+        answer
+    }
+
+    /// Returns the partition of a write, and the key of its row.
+    fn key_of(&self, write: &RowWrite) -> Option<(Partition, Value)> {
+        let table = json!({ "TableName": write.table }).to_string();
+        let table: Value = serde_json::from_slice(&self.dispatch("DescribeTable", table.as_bytes()).ok()?).ok()?;
+        let schema = table["Table"]["KeySchema"].as_array()?;
+        let name = |of: &Value| of["AttributeName"].as_str().map(str::to_owned);
+        let key = schema.iter().map(|of| Some((name(of)?, write.row.get(name(of)?)?.clone())));
+        let partition = schema.iter().find(|of| of["KeyType"] == "HASH").and_then(name)?;
+        let partition = (write.table.clone(), write.row.get(partition)?.to_string());
+        Some((partition, Value::Object(key.collect::<Option<_>>()?)))
+    }
+
+    fn size_of(&self, table: &str, key: &Value) -> usize {
+        let request = json!({ "TableName": table, "Key": key, "ConsistentRead": true });
+        let row = serde_json::from_value(request).ok().and_then(|request| self.database.get_item(request).ok()?.item);
+        row.map_or(0, |row| item_size(&row))
     }
 
     fn dispatch(&self, operation: &str, body: &[u8]) -> Result<Vec<u8>, DynoxideError> {

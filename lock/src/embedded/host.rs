@@ -156,6 +156,7 @@ impl HostBuilder {
             .retry_config(client::retry_config(RetryConfig::standard()))
             .timeout_config(client::timeout_config(TimeoutConfig::builder().build()))
             .retry_partition(tokens)
+            .interceptor(client::FirstRetry)
             .time_source(ClientClock(Arc::clone(&clock)))
             .http_client(NetworkClient(Arc::clone(&network)))
             .build();

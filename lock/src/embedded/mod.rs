@@ -40,6 +40,7 @@ mod dynamodb;
 mod faults;
 mod host;
 mod network;
+mod partitions;
 mod time;
 
 pub use dynamodb::DynamoDb;

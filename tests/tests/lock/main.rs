@@ -6,6 +6,8 @@ mod data;
 mod dead_connections;
 mod delays;
 mod fences;
+mod first_retry;
+mod hot_keys;
 mod keys;
 mod late_requests;
 mod lease;
