@@ -44,8 +44,7 @@ async fn waits_after(fault: Fault) -> Vec<Duration> {
     let locks = Locks::builder(Client::from_conf(client_config(&config).build()), TABLE).build().unwrap();
     server.fail("job", fault);
     locks.acquire("job").await.unwrap().release().await.unwrap();
-    let waits = waits.0.lock().unwrap().clone();
-    waits
+    waits.0.lock().unwrap().clone()
 }
 
 #[tokio::test]
