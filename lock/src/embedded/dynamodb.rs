@@ -1,6 +1,7 @@
 //! `DynamoDb`: the tables, and the requests that they answer.
 
 use std::fmt;
+use std::fs::File;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::SystemTime;
@@ -54,6 +55,10 @@ impl DynamoDb {
         let unusable =
             |error: Source| Error::invalid(format!("cannot open the file `{}` as a database: {error}", file.display()));
         let name = file.to_str().ok_or_else(|| unusable("its name is not UTF-8".into()))?;
+        // Of two processes that open a new file at the same time, SQLite refuses one as "database is locked", without a wait.
+        let folder =
+            File::open(file.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new(".")));
+        let _one_at_a_time = folder.ok().filter(|folder| folder.lock().is_ok());
         let database = Database::new(name).map_err(|error| unusable(error.into()))?;
         Ok(Self { database, time: TrueTime::of_system(), partitions: None })
     }

@@ -5,6 +5,7 @@ use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
+use lambda_lock::embedded::DynamoDb;
 use lambda_lock::{Backoff, Wait};
 use lambda_lock_tests::World;
 
@@ -123,4 +124,18 @@ async fn the_key_of_a_killed_process_is_free_when_its_lease_has_ended() {
         lock.release().await.unwrap();
     }))
     .await;
+}
+
+/// Each of them opens a database that another is creating, using or closing.
+#[test]
+fn many_open_one_file_at_the_same_time() {
+    for _ in 0..20 {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("locks.sqlite");
+        std::thread::scope(|scope| {
+            for _ in 0..8 {
+                scope.spawn(|| (0..5).for_each(|_| drop(DynamoDb::open(&file).unwrap())));
+            }
+        });
+    }
 }
