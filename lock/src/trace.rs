@@ -63,11 +63,11 @@ pub(crate) use recorded::{context, link};
 mod tests {
     use super::read;
 
-    const TEXT: &str = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
+    const TEXT: &str = "00-4bf92f3577b34da6a3ce929d0e0e4736-53995c3f42cd8ad8-01";
 
     #[test]
     fn a_context_is_read() {
-        assert_eq!(read(TEXT), Some((0x4bf9_2f35_77b3_4da6_a3ce_929d_0e0e_4736, 0x00f0_67aa_0ba9_02b7, 1)));
+        assert_eq!(read(TEXT), Some((0x4bf9_2f35_77b3_4da6_a3ce_929d_0e0e_4736, 0x5399_5c3f_42cd_8ad8, 1)));
     }
 
     #[test]
@@ -84,11 +84,11 @@ mod tests {
             &TEXT.replacen("00", "01", 1),
             &TEXT.replacen("00", "ff", 1),
             &TEXT.replace("4bf9", "+bf9"),
-            &TEXT.replace("b7-01", "b7-+1"),
+            &TEXT.replace("d8-01", "d8-+1"),
             &TEXT.replace("4bf9", "ﬀf"),
             &TEXT.replace("4bf9", ""),
             &TEXT.replace("4bf92f3577b34da6a3ce929d0e0e4736", &"0".repeat(32)),
-            &TEXT.replace("00f067aa0ba902b7", &"0".repeat(16)),
+            &TEXT.replace("53995c3f42cd8ad8", &"0".repeat(16)),
             &"00-".repeat(100_000),
         ] {
             assert_eq!(read(text), None, "{}", text.chars().take(80).collect::<String>());
