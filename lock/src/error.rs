@@ -579,7 +579,8 @@ impl fmt::Display for Error {
             }
             Cause::Throttled => write!(
                 f,
-                "requests for {what} are throttled{tries}: retry later, or raise the capacity of the table or the account"
+                "requests for {what} are throttled{tries}: retry later, or raise the capacity of the table or the account; \
+                 if only this key is throttled, ask for it less often"
             )?,
             Cause::Unavailable => write!(f, "DynamoDB did not answer for {what}{tries}: retry")?,
             Cause::Conflict => write!(f, "other requests change {what} at the same time{tries}: retry")?,
