@@ -489,6 +489,18 @@ impl Error {
     }
 }
 
+/// Whether an error code of DynamoDB asks to slow down.
+pub(crate) fn is_throttle(code: &str) -> bool {
+    matches!(
+        code,
+        "ProvisionedThroughputExceededException"
+            | "ThrottlingException"
+            | "Throttling"
+            | "RequestLimitExceeded"
+            | "LimitExceededException"
+    )
+}
+
 /// Classifies throttling and conflicts as the SDK's retry classifier and the DynamoDB developer guide do.
 fn classify<E: ProvideErrorMetadata>(error: &SdkError<E>) -> Cause {
     match error {
@@ -504,11 +516,7 @@ fn classify<E: ProvideErrorMetadata>(error: &SdkError<E>) -> Cause {
     }
     let status = error.raw_response().map_or(0, |response| response.status().as_u16());
     match error.code().unwrap_or_default() {
-        "ProvisionedThroughputExceededException"
-        | "ThrottlingException"
-        | "Throttling"
-        | "RequestLimitExceeded"
-        | "LimitExceededException" => Cause::Throttled,
+        code if is_throttle(code) => Cause::Throttled,
         "TransactionConflictException" | "ReplicatedWriteConflictException" | "TransactionInProgressException" => {
             Cause::Conflict
         }
