@@ -70,8 +70,8 @@ impl Locks {
 ///
 /// Without options it makes one attempt, and fails with an error that [`is_held`](Error::is_held) if another holder has the
 /// key. Each attempt is one `UpdateItem` (IAM action `dynamodb:UpdateItem`), plus the SDK's retries after a throttled or
-/// lost request. With [`wait`](Self::wait), a refused acquire also takes a place in the key's queue, which is one more
-/// `UpdateItem`. Dropping the future ends the wait.
+/// lost request. With [`wait`](Self::wait), the wait decides when a throttled attempt is made again, and a refused acquire
+/// also takes a place in the key's queue, which is one more `UpdateItem`. Dropping the future ends the wait.
 ///
 /// An answer that comes after the end of the lease is discarded: the acquire frees the key, and the attempt fails with an
 /// error of kind [`Unavailable`](crate::ErrorKind::Unavailable).
@@ -515,7 +515,8 @@ impl<'a> AcquireAttempts<'a> {
         };
         self.pending.may_have_key = true;
         telemetry.attempt();
-        let sdk_attempts = SdkAttempts::default();
+        let asks_again = !self.is_last && self.acquire.wait.is_some_and(|wait| wait.is_repeated());
+        let sdk_attempts = if asks_again { SdkAttempts::of_waiter() } else { SdkAttempts::default() };
         let claimed = settings.table.acquire(&mut self.pending.acquisition, &claim, &sdk_attempts).await;
         self.unanswered |= sdk_attempts.is_unanswered();
         let answered = settings.clock.now();
@@ -596,6 +597,10 @@ impl<'a> AcquireAttempts<'a> {
         let clock = &self.acquire.locks.0.clock;
         if let Some(turn) = self.turn.as_mut().filter(|_| error.kind() == ErrorKind::Conflict) {
             return turn.conflicted(random::unit());
+        }
+        // A place costs a write, of which the partition has too few.
+        if error.kind() == ErrorKind::Throttled && !self.turn.as_ref().is_some_and(Turn::has_place) {
+            self.turn = None;
         }
         while let (Some(turn), Some(holder)) = (&self.turn, error.holder()) {
             match turn.next(clock.now(), self.acquire.kind.takes_place(), random::unit()) {

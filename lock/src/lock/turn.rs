@@ -160,6 +160,11 @@ impl Turn {
         after_failures(self.conflicts, random)
     }
 
+    /// Returns `true` if this waiter has a place in the queue.
+    pub(super) fn has_place(&self) -> bool {
+        self.place.is_some()
+    }
+
     /// Returns how many waiters are ahead of this one.
     pub(super) fn ahead(&self) -> u64 {
         let head = self.seen.map_or(0, |seen| seen.queue.head);
