@@ -488,7 +488,8 @@ impl<'a> AcquireAttempts<'a> {
             sent: Vec::new(),
             unanswered: false,
             delays: Waiting::start(acquire.wait, limit),
-            turn: (acquire.kind.has_queue() && acquire.wait.is_some_and(|wait| wait.takes_turns())).then(Turn::default),
+            turn: (acquire.kind.has_queue() && acquire.wait.is_some_and(|wait| wait.takes_turns()))
+                .then(|| Turn::new(acquire.kind.capacity())),
             is_last: false,
             rank: Rank::default(),
         })
@@ -579,7 +580,8 @@ impl<'a> AcquireAttempts<'a> {
             // The wait may not end with a refusal by a free key.
             self.is_last = true;
             return self.rank.is_conditional()
-                && error.holder().is_some_and(|holder| !holder.is_current())
+                && error.holder().is_some()
+                && self.turn.as_ref().is_some_and(Turn::is_free)
                 && self.acquire.lease_from(clock.now()).is_ok();
         }
         telemetry.sleep(error.holder());
