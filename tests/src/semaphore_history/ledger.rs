@@ -36,10 +36,10 @@ pub(crate) struct Kept {
     holding: Vec<Holding>,
     /// By key and fence: the operation that got the fence.
     applied: HashMap<(String, u64), String>,
-    /// By owner: when its release or withdrawal was applied, and how many releases of its key were applied until then.
-    released: HashMap<String, (SystemTime, usize)>,
-    /// By key: how many releases and withdrawals were applied.
-    releases: HashMap<String, usize>,
+    /// By owner: when its release or withdrawal was applied.
+    released: HashMap<String, SystemTime>,
+    /// By key: when releases and withdrawals were applied.
+    releases: HashMap<String, Vec<SystemTime>>,
     /// By operation: the owner that has a permit in a row.
     in_row: HashMap<String, String>,
     /// By owner: the sequence number of its last request.
@@ -135,12 +135,12 @@ impl Observe for Ledger {
                 if fence <= before {
                     ledger.broke(&mut state, format!("(b) {key}: fence {fence} after {before}"));
                 }
-                let releases = state.releases.get(&key).copied().unwrap_or_default();
-                if state
-                    .released
-                    .get(&owner)
-                    .is_some_and(|(at, number)| now < *at + REMEMBERED && releases < number + REMEMBERED_RELEASES)
-                {
+                if state.released.get(&owner).is_some_and(|at| {
+                    // By the clocks of others, an earlier release may be later. Its own release is among these.
+                    let may_be_later = |other: &&SystemTime| **other + ledger.clock_skew >= *at;
+                    let later = state.releases[&key].iter().filter(may_be_later).count() - 1;
+                    now < *at + REMEMBERED && later < REMEMBERED_RELEASES
+                }) {
                     ledger.broke(&mut state, format!("(e) {key} was taken again by {holder}, which had released it"));
                 }
                 // After that, a duplicate takes a permit until its own lease has ended.
@@ -192,12 +192,10 @@ impl Observe for Ledger {
 
 impl State {
     fn release(&mut self, key: String, owner: String, now: SystemTime) {
-        let releases = self.releases.entry(key).or_default();
-        *releases += 1;
-        let number = *releases;
+        self.releases.entry(key).or_default().push(now);
         self.in_row.retain(|_, in_row| *in_row != owner);
         // A late duplicate of a withdrawal leaves a tombstone with the time of the first one.
-        self.released.entry(owner).or_insert((now, number));
+        self.released.entry(owner).or_insert(now);
     }
 }
 
