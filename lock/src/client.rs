@@ -7,6 +7,8 @@ use std::time::Duration;
 
 use aws_config::SdkConfig;
 use aws_sdk_dynamodb::config;
+use aws_sdk_dynamodb::error::ProvideErrorMetadata as _;
+use aws_sdk_dynamodb::operation::update_item::UpdateItemError;
 use aws_smithy_runtime_api::box_error::BoxError;
 use aws_smithy_runtime_api::client::interceptors::Intercept;
 use aws_smithy_runtime_api::client::interceptors::context::{
@@ -19,6 +21,7 @@ use aws_smithy_types::retry::RetryConfig;
 use aws_smithy_types::timeout::TimeoutConfig;
 
 use crate::connections::{Connections, has_no_answer};
+use crate::error::is_throttle;
 
 const MAX_ATTEMPTS: u32 = 6;
 const INITIAL_BACKOFF: Duration = Duration::from_millis(25);
@@ -180,11 +183,18 @@ pub(crate) struct SdkAttempts(Arc<State>);
 
 #[derive(Debug, Default)]
 struct State {
+    /// The SDK does not repeat a request that is throttled.
+    leaves_throttles: bool,
     is_under_way: AtomicBool,
     is_unanswered: AtomicBool,
 }
 
 impl SdkAttempts {
+    /// The attempts of one that waits and asks again by itself: when it is throttled, it decides when.
+    pub(crate) fn of_waiter() -> Self {
+        Self(Arc::new(State { leaves_throttles: true, ..State::default() }))
+    }
+
     pub(crate) fn is_unanswered(&self) -> bool {
         self.0.is_unanswered.load(Ordering::Relaxed) || self.0.is_under_way.load(Ordering::Relaxed)
     }
@@ -217,6 +227,22 @@ impl Intercept for SdkAttempts {
         // still be lost.
         if context.response().status().is_client_error() {
             self.0.is_under_way.store(false, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+
+    fn read_after_attempt(
+        &self,
+        context: &FinalizerInterceptorContextRef<'_>,
+        _: &RuntimeComponents,
+        config: &mut ConfigBag,
+    ) -> Result<(), BoxError> {
+        let Some(Err(error)) = context.output_or_error().filter(|_| self.0.leaves_throttles) else { return Ok(()) };
+        let refusal = error.as_operation_error().and_then(|error| error.downcast_ref::<UpdateItemError>());
+        if refusal.and_then(|refusal| refusal.code()).is_some_and(is_throttle)
+            && let Some(retries) = config.load::<RetryConfig>().cloned()
+        {
+            config.interceptor_state().store_put(retries.with_max_attempts(1));
         }
         Ok(())
     }

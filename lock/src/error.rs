@@ -489,6 +489,18 @@ impl Error {
     }
 }
 
+/// Whether an error code of DynamoDB asks to slow down.
+pub(crate) fn is_throttle(code: &str) -> bool {
+    matches!(
+        code,
+        "ProvisionedThroughputExceededException"
+            | "ThrottlingException"
+            | "Throttling"
+            | "RequestLimitExceeded"
+            | "LimitExceededException"
+    )
+}
+
 /// Classifies throttling and conflicts as the SDK's retry classifier and the DynamoDB developer guide do.
 fn classify<E: ProvideErrorMetadata>(error: &SdkError<E>) -> Cause {
     match error {
@@ -504,11 +516,7 @@ fn classify<E: ProvideErrorMetadata>(error: &SdkError<E>) -> Cause {
     }
     let status = error.raw_response().map_or(0, |response| response.status().as_u16());
     match error.code().unwrap_or_default() {
-        "ProvisionedThroughputExceededException"
-        | "ThrottlingException"
-        | "Throttling"
-        | "RequestLimitExceeded"
-        | "LimitExceededException" => Cause::Throttled,
+        code if is_throttle(code) => Cause::Throttled,
         "TransactionConflictException" | "ReplicatedWriteConflictException" | "TransactionInProgressException" => {
             Cause::Conflict
         }
@@ -579,7 +587,8 @@ impl fmt::Display for Error {
             }
             Cause::Throttled => write!(
                 f,
-                "requests for {what} are throttled{tries}: retry later, or raise the capacity of the table or the account"
+                "requests for {what} are throttled{tries}: retry later, or raise the capacity of the table or the account; \
+                 if only this key is throttled, ask for it less often"
             )?,
             Cause::Unavailable => write!(f, "DynamoDB did not answer for {what}{tries}: retry")?,
             Cause::Conflict => write!(f, "other requests change {what} at the same time{tries}: retry")?,

@@ -160,7 +160,7 @@ impl Holder {
     }
 
     /// Returns how long recent holds of the key took, from acquire to release: a mean in which the last hold weighs an eighth.
-    /// `None` for a semaphore, and before the first release of a lock of its own; a release of several keys leaves it as it is.
+    /// `None` before the first release of a lock or a permit; a release of several keys leaves it as it is.
     #[must_use]
     pub fn hold_time(&self) -> Option<Duration> {
         self.queue.hold_time.map(|time| time.mean)

@@ -45,7 +45,7 @@ pub fn purpose_of(operation: &str, request: &Value) -> Option<Purpose> {
 }
 
 /// The attributes that only the crate writes.
-const ATTRIBUTES: [&str; 15] = [
+const ATTRIBUTES: [&str; 16] = [
     "status",
     LEASE_END,
     "expiration",
@@ -61,6 +61,7 @@ const ATTRIBUTES: [&str; 15] = [
     "tail",
     "head",
     "permits",
+    "freed_at",
 ];
 /// The end of the lease in the row of a lock or a record.
 pub(crate) const LEASE_END: &str = "in_progress_expiration";

@@ -15,7 +15,7 @@ use lambda_lock::embedded::Host;
 use lambda_lock::{ErrorKind, Lock};
 use tokio::time::{sleep, timeout};
 
-use crate::history::stage::{self, Network, Stage, millis};
+use crate::history::stage::{self, Network, Stage, Waiting, millis};
 use crate::history::{Mutation, Outcome, counts};
 use ledger::{Ledger, Operation};
 pub use mutations::MUTATIONS;
@@ -39,6 +39,8 @@ counts! {
     replaced,
     /// Acquires that were refused because all permits were held.
     held,
+    /// Places in the queue that were taken.
+    joined,
     /// Leases renewed.
     renewed,
     /// Releases and renewals that found the permit lost.
@@ -158,7 +160,9 @@ async fn crowd(scene: &Scene, random: &mut Rng) {
     for number in 0..CROWD + REPLACED {
         if number >= CROWD {
             let oldest: Lock = held.pop_front().unwrap();
-            oldest.release().await.unwrap();
+            if let Err(error) = oldest.release().await {
+                return scene.ledger.crowd_lost(&error);
+            }
         }
         let acquire = semaphore.acquire().holder(format!("crowd {number}")).lease(Duration::from_mins(10));
         held.push_back(acquire.await.unwrap());
@@ -180,7 +184,8 @@ async fn take_over(scene: Arc<Scene>, key: String, mut random: Rng) {
     let operation = Operation::new(&name, key, scene.permits, Arc::clone(&scene.ledger));
     let locks = scene.stage.locks(&scene.host(&mut random, Network::Good));
     let semaphore = locks.semaphore(&operation.key, operation.permits);
-    let acquire = semaphore.acquire().holder(&operation.name).wait(stage::backoff(Duration::from_mins(2)));
+    let wait = Waiting::draw(&mut random).up_to(Duration::from_mins(2));
+    let acquire = semaphore.acquire().holder(&operation.name).wait(wait);
     match acquire.lease(Duration::from_secs(2)).await {
         Ok(permit) => {
             let permit = Arc::new(permit);
@@ -199,7 +204,7 @@ async fn work(scene: &Scene, host: &Host, operation: &Operation, mut random: Rng
     let budget = if random.bool() { millis(&mut random, 0..=6000) } else { Duration::ZERO };
     let semaphore = locks.semaphore(&operation.key, operation.permits);
     let acquire = semaphore.acquire().holder(&operation.name).hold_at_least(hold_at_least).lease(lease);
-    let permit = match acquire.wait(stage::backoff(budget)).await {
+    let permit = match acquire.wait(Waiting::draw(&mut random).up_to(budget)).await {
         Ok(permit) => Arc::new(permit),
         Err(error) => return operation.refused(&error),
     };

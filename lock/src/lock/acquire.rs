@@ -70,8 +70,8 @@ impl Locks {
 ///
 /// Without options it makes one attempt, and fails with an error that [`is_held`](Error::is_held) if another holder has the
 /// key. Each attempt is one `UpdateItem` (IAM action `dynamodb:UpdateItem`), plus the SDK's retries after a throttled or
-/// lost request. With [`wait`](Self::wait), a refused acquire also takes a place in the key's queue, which is one more
-/// `UpdateItem`. Dropping the future ends the wait.
+/// lost request. With [`wait`](Self::wait), the wait decides when a throttled attempt is made again, and a refused acquire
+/// also takes a place in the key's queue, which is one more `UpdateItem`. Dropping the future ends the wait.
 ///
 /// An answer that comes after the end of the lease is discarded: the acquire frees the key, and the attempt fails with an
 /// error of kind [`Unavailable`](crate::ErrorKind::Unavailable).
@@ -488,7 +488,8 @@ impl<'a> AcquireAttempts<'a> {
             sent: Vec::new(),
             unanswered: false,
             delays: Waiting::start(acquire.wait, limit),
-            turn: (acquire.kind.has_queue() && acquire.wait.is_some_and(|wait| wait.takes_turns())).then(Turn::default),
+            turn: (acquire.kind.has_queue() && acquire.wait.is_some_and(|wait| wait.takes_turns()))
+                .then(|| Turn::new(acquire.kind.capacity())),
             is_last: false,
             rank: Rank::default(),
         })
@@ -515,7 +516,8 @@ impl<'a> AcquireAttempts<'a> {
         };
         self.pending.may_have_key = true;
         telemetry.attempt();
-        let sdk_attempts = SdkAttempts::default();
+        let asks_again = !self.is_last && self.acquire.wait.is_some_and(|wait| wait.is_repeated());
+        let sdk_attempts = if asks_again { SdkAttempts::of_waiter() } else { SdkAttempts::default() };
         let claimed = settings.table.acquire(&mut self.pending.acquisition, &claim, &sdk_attempts).await;
         self.unanswered |= sdk_attempts.is_unanswered();
         let answered = settings.clock.now();
@@ -578,7 +580,8 @@ impl<'a> AcquireAttempts<'a> {
             // The wait may not end with a refusal by a free key.
             self.is_last = true;
             return self.rank.is_conditional()
-                && error.holder().is_some_and(|holder| !holder.is_current())
+                && error.holder().is_some()
+                && self.turn.as_ref().is_some_and(Turn::is_free)
                 && self.acquire.lease_from(clock.now()).is_ok();
         }
         telemetry.sleep(error.holder());
@@ -596,6 +599,10 @@ impl<'a> AcquireAttempts<'a> {
         let clock = &self.acquire.locks.0.clock;
         if let Some(turn) = self.turn.as_mut().filter(|_| error.kind() == ErrorKind::Conflict) {
             return turn.conflicted(random::unit());
+        }
+        // A place costs a write, of which the partition has too few.
+        if error.kind() == ErrorKind::Throttled && !self.turn.as_ref().is_some_and(Turn::has_place) {
+            self.turn = None;
         }
         while let (Some(turn), Some(holder)) = (&self.turn, error.holder()) {
             match turn.next(clock.now(), self.acquire.kind.takes_place(), random::unit()) {

@@ -43,6 +43,7 @@ impl Locks {
 /// | operation | requests |
 /// | --- | --- |
 /// | acquire, granted or refused | 1 `UpdateItem` |
+/// | a place in the queue, for an acquire that [waits](Acquire::wait) and is refused | 1 `UpdateItem` |
 /// | acquire that replaces permits whose lease has ended | 2 `UpdateItem`; up to 4 while others change the row |
 /// | renew, release | 1 `UpdateItem`; while more than about 30 permits are in use, every 32nd release sends another one |
 ///
@@ -64,8 +65,8 @@ impl Locks {
 ///
 /// # Waiting
 ///
-/// Waiters use plain [backoff](crate::Backoff), with the default delays unless others are set. They do not take
-/// turns, so a waiter can be overtaken. A delay ends at most one base delay after the lease that ends first.
+/// Waiters take turns, as those for a lock: [Waiting](crate::docs::waiting) describes who asks when. The order is not
+/// guaranteed. With [`Wait::backoff`](crate::Wait::backoff) they take no place.
 ///
 /// # Data
 ///

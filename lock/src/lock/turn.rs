@@ -4,6 +4,9 @@
 //! when the key is held, and how long holds take. So the next in line asks when the hold should end, and again until it
 //! does. The one behind it asks a moment later, in case the next in line is gone. The others sleep through the turns ahead.
 //!
+//! A semaphore has several holders. The waiters are dealt out to its permits, in the order in which these should come free.
+//! Each waiter then waits for its permit as for a lock that only every Nth waiter wants.
+//!
 //! The prediction can fail: a hold takes much longer than the last ones, a clock is wrong, a waiter dies. Then the delays
 //! grow with the age of the hold, which is an exponential backoff.
 //!
@@ -60,16 +63,24 @@ const FAR: f64 = 6.0;
 /// The delay in ages of a hold if no hold time is known, and how much longer it is for each waiter ahead.
 const GROWTH: f64 = 1.5;
 const GROWTH_PER_WAITER: f64 = 0.8;
+/// The same for a permit that was just taken, and how much longer it is for each millisecond of its age. Several waiters ask
+/// for permits at the same time, and newcomers may know the hold time before.
+const GROWTH_OF_PERMITS: f64 = 0.3;
+const GROWTH_OF_PERMITS_WITH_AGE: f64 = 0.0004;
 /// The delay of the next in line in ages of a hold that takes much longer than recent ones. The waiters behind it leave the
 /// key to it for longer than that.
 const GROWTH_IF_LATE: f64 = 0.5;
 const COURTESY_IF_LATE: f64 = 0.6;
+/// When a hold that takes much longer than recent ones is expected to end, beside others.
+const LATE: f64 = 1e12;
 /// In milliseconds.
 const LONGEST_COURTESY_IF_LATE: f64 = 1000.0;
 
 /// A waiter's knowledge of the key.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Turn {
+    /// How many owners can have the key at a time.
+    capacity: u64,
     place: Option<u64>,
     joins: u32,
     /// How many joins have failed since the last one that did not.
@@ -82,18 +93,35 @@ pub(super) struct Turn {
 }
 
 /// What the last answer told.
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 struct Seen {
     at: Moment,
+    /// The key's last hold, or those of the permits that are held.
+    holds: Vec<Hold>,
+    /// How many permits are free, or 1 for a key that is.
+    free: u64,
+    waiters: u64,
+    queue: Queue,
+}
+
+/// A hold, as the row shows it.
+#[derive(Clone, Copy, Debug)]
+struct Hold {
     fence: Option<u64>,
-    /// When this acquisition was first seen, and when the one before it was last seen.
+    /// When this acquisition was first seen, and when the row was last seen without it.
     first: Moment,
     other: Option<Moment>,
     since: Option<u64>,
     until: u64,
     released: bool,
-    waiters: u64,
-    queue: Queue,
+}
+
+/// What a waiter waits for.
+#[derive(Clone, Copy, Debug)]
+struct Target {
+    hold: Hold,
+    /// How many others wait for it, and come first.
+    ahead: u64,
 }
 
 /// The next step of a waiter.
@@ -106,30 +134,51 @@ pub(super) enum Action {
 }
 
 impl Turn {
+    /// Creates the turn of a waiter for what so many owners can have at a time.
+    pub(super) fn new(capacity: u32) -> Self {
+        Self {
+            capacity: capacity.into(),
+            place: None,
+            joins: 0,
+            failed_joins: 0,
+            conflicts: 0,
+            round_trip: None,
+            seen: None,
+        }
+    }
+
     /// Takes note of an answer to a request that took `round_trip`.
     pub(super) fn see(&mut self, holder: &Holder, now: Moment, round_trip: Duration) {
         self.round_trip = Some(self.round_trip.map_or(round_trip, |shortest| shortest.min(round_trip)));
-        let (first, other) = match self.seen {
-            Some(seen) if seen.fence == holder.fence => (seen.first, seen.other),
-            Some(seen) => (now, Some(seen.at)),
-            None => (now, None),
+        let before = self.seen.take();
+        let hold = |holder: &Holder| {
+            let same = before.iter().flat_map(|seen| &seen.holds).find(|hold| hold.fence == holder.fence);
+            let (first, other) = match (same, &before) {
+                (Some(hold), _) => (hold.first, hold.other),
+                (None, before) => (now, before.as_ref().map(|seen| seen.at)),
+            };
+            Hold {
+                fence: holder.fence,
+                first,
+                other,
+                since: holder.since,
+                until: holder.until,
+                released: holder.released,
+            }
+        };
+        let (holds, free) = if holder.is_semaphore() {
+            let holds: Vec<_> = holder.permits.iter().filter(|permit| permit.current).map(hold).collect();
+            let free = self.capacity.saturating_sub(holds.len() as u64);
+            (holds, free)
+        } else {
+            (vec![hold(holder)], (!holder.current).into())
         };
         self.conflicts = 0;
         // The row was deleted, and the places began anew.
         if self.place > Some(holder.queue.tail) {
             self.place = None;
         }
-        self.seen = Some(Seen {
-            at: now,
-            fence: holder.fence,
-            first,
-            other,
-            since: holder.since,
-            until: holder.until,
-            released: holder.released,
-            waiters: holder.waiters,
-            queue: holder.queue,
-        });
+        self.seen = Some(Seen { at: now, holds, free, waiters: holder.waiters, queue: holder.queue });
     }
 
     /// Returns by how much a request of this time took longer than the fastest one.
@@ -160,10 +209,54 @@ impl Turn {
         after_failures(self.conflicts, random)
     }
 
+    /// Returns `true` if this waiter has a place in the queue.
+    pub(super) fn has_place(&self) -> bool {
+        self.place.is_some()
+    }
+
     /// Returns how many waiters are ahead of this one.
     pub(super) fn ahead(&self) -> u64 {
-        let head = self.seen.map_or(0, |seen| seen.queue.head);
+        let head = self.seen.as_ref().map_or(0, |seen| seen.queue.head);
         self.place.map_or(0, |place| place.saturating_sub(head).saturating_sub(1))
+    }
+
+    /// Returns `true` if the key, or a permit, was free when it was last seen.
+    pub(super) fn is_free(&self) -> bool {
+        self.seen.as_ref().is_some_and(|seen| seen.free > 0)
+    }
+
+    /// Returns what this waiter waits for.
+    fn target(&self, seen: &Seen, now: Moment) -> Target {
+        let ahead = self.ahead();
+        if let ([hold], 1) = (&seen.holds[..], self.capacity) {
+            return Target { hold: *hold, ahead };
+        }
+        // One hold that takes much longer does not count, unless all do.
+        let left = |hold: &Hold| {
+            let (age, known) = (self.age(hold, now), seen.queue.hold_time.map(in_ms));
+            let left_of_lease = count(hold.until) - ms(now.wall);
+            match known {
+                _ if hold.released => left_of_lease,
+                Some((mean, deviation)) if !is_late(age, mean, deviation) => (mean - age).min(left_of_lease),
+                Some((mean, _)) if left_of_lease < mean => left_of_lease,
+                Some(_) => LATE + left_of_lease,
+                None => -age,
+            }
+        };
+        let mut holds: Vec<_> = seen.holds.iter().map(|hold| (left(hold), *hold)).collect();
+        holds.sort_by(|(left, _), (other, _)| left.total_cmp(other));
+        let on_time = holds.iter().filter(|(left, _)| *left < LATE).count() as u64;
+        let free =
+            Hold { fence: None, first: seen.at, other: None, since: None, until: seen.at.millis(), released: true };
+        let many = match seen.free + on_time {
+            0 => holds.len() as u64,
+            many => many,
+        }
+        .max(1);
+        let (index, rounds) = (ahead % many, ahead / many);
+        let index = index.checked_sub(seen.free).and_then(|index| usize::try_from(index).ok());
+        let hold = index.and_then(|index| holds.get(index)).map_or(free, |(_, hold)| *hold);
+        Target { hold, ahead: rounds }
     }
 
     /// Returns the next step, and the delay before it. `random` is between 0 and 1.
@@ -180,7 +273,7 @@ impl Turn {
         if self.place.is_none() && !is_known {
             return (Action::BackOff, Duration::ZERO);
         }
-        let delay = self.delay(seen, now, random).min(CAP);
+        let delay = self.delay(seen, self.target(seen, now), now, random).min(CAP);
         (Action::Ask, Duration::try_from_secs_f64(delay / 1000.0).unwrap_or_default())
     }
 
@@ -199,21 +292,21 @@ impl Turn {
     /// Returns the place that the next attempt serves if it succeeds. A place ahead of it that was not served is then given
     /// up: its waiter is gone. But as long as holds are unknown, waiters ahead may be asleep.
     fn served(&self) -> Option<u64> {
-        let queue = self.seen?.queue;
+        let queue = self.seen.as_ref()?.queue;
         let place = self.place.filter(|place| *place > queue.head)?;
-        (!queue.is_malformed && (queue.hold_time.is_some() || self.ahead() <= 1)).then_some(place)
+        (!queue.is_malformed && (queue.hold_time.is_some() || self.ahead() <= self.capacity)).then_some(place)
     }
 
     /// Returns the delay before the next attempt in milliseconds.
-    fn delay(&self, seen: &Seen, now: Moment, random: f64) -> f64 {
-        let (ahead, moment) = (count(self.ahead()), self.moment());
-        let behind = self.behind(seen.queue.hold_time);
-        let left_of_lease = count(seen.until) - ms(now.wall);
+    fn delay(&self, seen: &Seen, Target { hold, ahead }: Target, now: Moment, random: f64) -> f64 {
+        let moment = self.moment();
+        let behind = self.behind(seen.queue.hold_time, ahead);
+        let left_of_lease = count(hold.until) - ms(now.wall);
         if left_of_lease <= 0.0 {
             // The key is left to the next in line, which may be about to ask.
             let after_courtesy = (left_of_lease + self.courtesy_time()).max(1.0);
-            return match self.ahead() {
-                0 if seen.until > seen.at.millis() => 0.0,
+            return match ahead {
+                0 if hold.until > seen.at.millis() => 0.0,
                 // The free row refused this waiter: its place was passed, or the end in the row has a fraction.
                 0 if self.place <= Some(seen.queue.head) => 1.0,
                 0 => moment,
@@ -221,20 +314,22 @@ impl Turn {
                 _ => behind.max(after_courtesy).min(CAP / 2.0),
             };
         }
-        if seen.released {
+        if hold.released {
             // This clock is behind the holder's, or the key is held for its minimum hold.
             return left_of_lease + behind;
         }
-        let age = self.age(seen, now);
+        let age = self.age(&hold, now);
+        let growth = if self.capacity > 1 { GROWTH_OF_PERMITS + GROWTH_OF_PERMITS_WITH_AGE * age } else { GROWTH };
+        let growth = growth.min(GROWTH);
         let delay = match seen.queue.hold_time.map(in_ms) {
             Some((mean, deviation)) if !is_late(age, mean, deviation) => {
                 let again = step(mean, deviation).max(moment / 2.0).max(LATENESS * (age - mean));
                 let early = EARLY + EARLY_IF_VARIABLE * deviation / mean.max(1.0);
                 let early = if seen.waiters <= 1 { EARLY_ALONE } else { early.min(EARLY_ALONE) };
                 let early = (early - LATER * self.round_trip() / deviation.max(0.01)).max(-1.0);
-                let delay = if self.ahead() == 0 {
+                let delay = if ahead == 0 {
                     until(mean - early * deviation, age).unwrap_or(again)
-                } else if self.ahead() == 1 {
+                } else if ahead == 1 {
                     let check = (mean + SECOND * deviation).min(2.0 * mean - SECOND_EARLY * deviation);
                     until(check, age).unwrap_or(again) + moment
                 } else {
@@ -249,15 +344,15 @@ impl Turn {
                 (next - age).max(moment)
             }
             Some(_) => (age * GROWTH_IF_LATE * (0.85 + 0.3 * random)).max(moment) + behind,
-            None => (age * (GROWTH + GROWTH_PER_WAITER * ahead) * (0.85 + 0.3 * random)).max(moment),
+            None => (age * (growth + GROWTH_PER_WAITER * count(ahead)) * (0.85 + 0.3 * random)).max(moment),
         };
         delay.min(left_of_lease + behind + random)
     }
 
     /// Returns how much later than the end of the present hold this waiter asks.
-    fn behind(&self, hold_time: Option<HoldTime>) -> f64 {
+    fn behind(&self, hold_time: Option<HoldTime>, ahead: u64) -> f64 {
         let (mean, deviation) = hold_time.map_or((0.0, 0.0), in_ms);
-        let (ahead, moment) = (count(self.ahead()), self.moment());
+        let (ahead, moment) = (count(ahead), self.moment());
         if ahead <= 1.0 {
             return ahead * moment;
         }
@@ -273,18 +368,18 @@ impl Turn {
     }
 
     /// Returns the age of the hold. The clock of its host may be wrong, so what this waiter has seen limits it.
-    fn age(&self, seen: &Seen, now: Moment) -> f64 {
-        let at_least = ms(now.since(seen.first)) + self.round_trip() / 2.0;
-        let at_most = seen.other.map_or(f64::MAX, |other| ms(now.since(other)));
-        seen.since.map_or(at_least, |since| ms(now.wall) - count(since)).min(at_most).max(at_least)
+    fn age(&self, hold: &Hold, now: Moment) -> f64 {
+        let at_least = ms(now.since(hold.first)) + self.round_trip() / 2.0;
+        let at_most = hold.other.map_or(f64::MAX, |other| ms(now.since(other)));
+        hold.since.map_or(at_least, |since| ms(now.wall) - count(since)).min(at_most).max(at_least)
     }
 
     /// Returns how long the next in line may take to ask.
     fn courtesy_time(&self) -> f64 {
-        let courtesy = self.seen.and_then(|seen| {
+        let courtesy = self.seen.as_ref().and_then(|seen| {
             let (mean, deviation) = seen.queue.hold_time.map(in_ms)?;
             // The hold of now may be another one.
-            let age = self.age(&seen, seen.at);
+            let age = self.age(&self.target(seen, seen.at).hold, seen.at);
             let late = if is_late(age, mean, deviation) { COURTESY_IF_LATE * age } else { 0.0 };
             let late = late.min(LONGEST_COURTESY_IF_LATE);
             Some(late.max(step(mean, deviation) + 2.0 * self.moment()))
@@ -299,7 +394,7 @@ impl Turn {
     /// Returns the time of a request. When many waiters come at once, their first requests take long: a part of the hold,
     /// which includes a request, limits it.
     fn round_trip(&self) -> f64 {
-        let hold_time = self.seen.and_then(|seen| seen.queue.hold_time).map_or(f64::MAX, |hold| in_ms(hold).0);
+        let hold_time = self.seen.as_ref().and_then(|seen| seen.queue.hold_time).map_or(f64::MAX, |hold| in_ms(hold).0);
         self.round_trip.map_or(1.0, ms).min((0.3 * hold_time).max(4.0)).clamp(1.0, 1000.0)
     }
 }

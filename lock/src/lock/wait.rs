@@ -48,8 +48,8 @@ impl Wait {
     /// when. A place in the queue costs one `UpdateItem` (IAM action `dynamodb:UpdateItem`), and does not count as an
     /// attempt.
     ///
-    /// Several keys ([`Locks::acquire_all`](crate::Locks::acquire_all)) and a [semaphore](crate::Semaphore) have no queue:
-    /// their waiters use the delays of [`Backoff::new`].
+    /// Several keys ([`Locks::acquire_all`](crate::Locks::acquire_all)) have no queue: their waiters use the delays of
+    /// [`Backoff::new`].
     #[must_use]
     pub const fn in_turn() -> Self {
         Self::new(Order::InTurn)

@@ -45,6 +45,14 @@ pub(crate) enum LeavesTo {
 }
 
 impl Rank {
+    /// Returns how long the attempt leaves a key that was released to others, if it does.
+    pub(super) fn moment(&self) -> Option<Duration> {
+        match self.leaves_to {
+            LeavesTo::Nobody => None,
+            LeavesTo::Queue { moment } | LeavesTo::Ahead { moment, .. } => Some(moment),
+        }
+    }
+
     /// Returns `true` if a free key may refuse the attempt.
     pub(crate) fn is_conditional(&self) -> bool {
         self.place.is_some() || !matches!(self.leaves_to, LeavesTo::Nobody)

@@ -6,26 +6,22 @@ use std::time::Duration;
 use aws_sdk_dynamodb::types::{AttributeValue, ReturnValue};
 
 use super::claim::{Claim, Claimed, LeavesTo};
-use super::expression::{Attribute as _, Condition, Path, To, Update, all, any, count, hold_time, not, text, value};
+use super::expression::{Attribute as _, Condition, Path, To, Update, all, any, count, not, text, value};
 use super::names::{
-    ACQUIRED_AT, COMPLETED, DATA, EXPIRATION, FENCE, HEAD, HOLD, HOLD_DEVIATION, HOLDER, IN_PROGRESS, LEASE_END,
-    MAX_FENCE, OWNER, RELEASED, RESUMED, SEQUENCE, STATUS, TAIL, TAIL_UNTIL, TRACEPARENT, WITHDRAWN,
+    ACQUIRED_AT, COMPLETED, DATA, EXPIRATION, FENCE, HEAD, HOLDER, IN_PROGRESS, LEASE_END, MAX_FENCE, OWNER, RELEASED,
+    RESUMED, SEQUENCE, STATUS, TAIL, TAIL_UNTIL, TRACEPARENT, WITHDRAWN,
 };
 use super::read::{Row, Unreadable, number_at};
 #[cfg(feature = "idempotency")]
 use super::record::RecordClaim;
-use super::rules::{Field, Hold, Own, OwnRow, Release, Rules, Trace};
+use super::rules::{Field, Own, OwnRow, Release, Rules, Trace};
 use super::table::{Item, Table};
 use super::write::{Refused, Write};
 use crate::clock::{Moment, millis, seconds_up};
 use crate::error::{Cause, Error};
 use crate::holder::Data;
 use crate::limits::{MAX_LEASE, check_key};
-use crate::queue::HoldTime;
 use crate::random::NONCE_DIGITS;
-
-/// The smallest deviation in a row: 0 means that it is unknown.
-const RESOLUTION: Duration = Duration::from_micros(1);
 
 #[derive(Clone, Debug)]
 pub(crate) struct Key {
@@ -326,7 +322,7 @@ pub(super) fn release<'a>(OwnRow { table, key, owner }: OwnRow<'a>, release: &Re
     // Not before the acquire, even if the clock was set back. Each end is then after its acquire, and each acquire after the
     // previous end. So the row refuses a late duplicate of an acquire, even when another owner has replaced it.
     let end = now.wall.max(acquired_at).max(hold_until.unwrap_or_default());
-    let mut update = Update::new(key)
+    let update = Update::new(key)
         .when(OWNER.is(text("owner", owner)))
         .when(STATUS.is(text("in_progress", IN_PROGRESS)))
         .when(SEQUENCE.below(count("sequence", sequence)))
@@ -335,12 +331,10 @@ pub(super) fn release<'a>(OwnRow { table, key, owner }: OwnRow<'a>, release: &Re
         .set(RELEASED, text("owner", owner))
         .set(SEQUENCE, count("sequence", sequence))
         .set_data(data);
-    if let Some(Hold { since, before }) = hold {
-        let HoldTime { mean, deviation } = HoldTime::after(before, end.saturating_sub(since));
-        let deviation = deviation.map_or(Duration::ZERO, |known| known.max(RESOLUTION));
-        update = update.set(HOLD, hold_time("hold", mean)).set(HOLD_DEVIATION, hold_time("hold_deviation", deviation));
+    match hold {
+        Some(hold) => hold.set_in(update, end),
+        None => update,
     }
-    update
 }
 
 /// Makes the row refuse this owner, if the row is unchanged.

@@ -101,6 +101,11 @@ impl Kind {
         check_data(data, self.rules().longest_data())
     }
 
+    /// Returns how many owners can have a row at a time.
+    pub(crate) fn capacity(&self) -> u32 {
+        self.rules().capacity()
+    }
+
     /// Returns `true` if waiters can take turns.
     pub(crate) fn has_queue(&self) -> bool {
         self.rules().has_queue()

@@ -43,6 +43,8 @@ pub(super) const TAIL_UNTIL: &str = "tail_until";
 
 /// The number of permits in the row of a semaphore.
 pub(super) const PERMITS: &str = "permits";
+/// When a permit was last released, in milliseconds since the epoch. Waiters leave it to those ahead for a moment.
+pub(super) const FREED_AT: &str = "freed_at";
 /// The attributes of a semaphore that belong to one owner have names that begin with these, and end with the owner's nonce.
 /// Each permit is a map with the names of [`permit`]. After its release, the map has those of [`tombstone`] instead.
 pub(super) const PERMIT_PREFIX: &str = "permit:";
@@ -69,7 +71,7 @@ pub(super) mod tombstone {
     pub(crate) const FORCED_BY: &str = "forced_by";
 }
 
-const RESERVED: [&str; 21] = [
+const RESERVED: [&str; 22] = [
     STATUS,
     LEASE_END,
     EXPIRATION,
@@ -91,6 +93,7 @@ const RESERVED: [&str; 21] = [
     HEAD,
     TAIL_UNTIL,
     PERMITS,
+    FREED_AT,
 ];
 
 pub(super) const IN_PROGRESS: &str = "INPROGRESS";

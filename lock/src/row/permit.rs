@@ -14,16 +14,16 @@ use std::time::Duration;
 
 use aws_sdk_dynamodb::types::{AttributeValue, ReturnValue};
 
-use super::claim::{Claim, Claimed};
+use super::claim::{Claim, Claimed, LeavesTo};
 use super::expression::{
     Attribute as _, Condition, Path, To, Update, all, any, count, not, number, string, text, value,
 };
 use super::key::fence_can_grow;
 use super::names::{
-    DATA, EXPIRATION, FENCE, MAX_FENCE, PERMIT_FENCE_PREFIX, PERMIT_PREFIX, PERMITS, SEMAPHORE, STATUS, permit,
-    tombstone,
+    DATA, EXPIRATION, FENCE, FREED_AT, HEAD, MAX_FENCE, PERMIT_FENCE_PREFIX, PERMIT_PREFIX, PERMITS, SEMAPHORE, STATUS,
+    TAIL, TAIL_UNTIL, permit, tombstone,
 };
-use super::read::{Row, number_at};
+use super::read::{self, Row, number_at};
 use super::rules::{Field, Own, OwnRow, Release, Rules, TRIES, Trace};
 use super::semaphore::{self, Semaphore, Tombstone};
 use super::table::{Item, Table};
@@ -32,8 +32,11 @@ use crate::clock::{Moment, millis, seconds_up};
 use crate::error::{Cause, Error};
 use crate::holder::{Data, Holder, HolderKind};
 use crate::limits::{DAY, MAX_PERMIT_DATA_BYTES, MAX_PERMITS, check_key, check_permits};
+use crate::queue::Queue;
 use crate::text::printable;
 
+/// How many waiters may take as many free permits at once, beside all.
+const TOGETHER: [u32; 8] = [1, 2, 3, 4, 8, 16, 32, 64];
 /// How many tombstones a row keeps, and for how long. Each makes every write of the row larger by about 70 bytes.
 const TOMBSTONES: usize = 16;
 const TOMBSTONE_AGE: Duration = Duration::from_mins(1);
@@ -51,13 +54,65 @@ pub(crate) struct Permit {
     seen: Option<Semaphore>,
     /// The permits that the next attempt replaces.
     ended: Vec<semaphore::Permit>,
+    /// The place of this waiter, if one behind it was served first.
+    passed: Option<u64>,
 }
 
 impl Permit {
     pub(super) const IN_TICKETS: &'static str = "permit";
 
     pub(super) fn new(key: String, permits: u32) -> Self {
-        Self { key, permits, seen: None, ended: Vec::new() }
+        Self { key, permits, seen: None, ended: Vec::new(), passed: None }
+    }
+
+    /// Returns the place that an attempt serves if it succeeds.
+    fn place(&self, claim: &Claim<'_>) -> Option<u64> {
+        claim.rank.place.filter(|place| self.passed != Some(*place))
+    }
+
+    /// Returns numbers up to that of the permits. As many waiters may take as many free permits at once.
+    fn together(&self) -> impl Iterator<Item = u32> {
+        TOGETHER.into_iter().take_while(|many| *many < self.permits).chain([self.permits])
+    }
+
+    /// There is a free permit for a waiter of this rank, beside those for the waiters ahead, while `ended` permits are
+    /// replaced.
+    fn is_turn(&self, table: &Table, claim: &Claim<'_>, ended: usize) -> Option<Condition<'static>> {
+        let (Claim { now, .. }, moment) = (claim, claim.rank.moment()?);
+        let moment_ago = count("moment_ago", millis(now.wall.saturating_sub(moment)) + 1);
+        // A time that is farther ahead is wrong.
+        let is_recent = FREED_AT.between(moment_ago, count("latest", latest(table, *now)));
+        let mut is_turn = vec![not(is_recent)];
+        if let LeavesTo::Ahead { place, .. } = claim.rank.leaves_to {
+            is_turn.extend(self.together().map(|many| {
+                let is_near = not(HEAD.below(count("place_ahead", place.saturating_sub(many.into()))));
+                all([is_near, PERMITS.at_most(count("others", u128::from(self.permits - many) + ended as u128))])
+            }));
+        } else {
+            is_turn.push(not(HEAD.below(TAIL)));
+            is_turn.push(TAIL_UNTIL.at_most(count("now", now.millis())));
+        }
+        Some(Condition::Any(is_turn))
+    }
+
+    /// Returns `true` if this row gives a permit to a waiter of this rank: what [`is_turn`](Self::is_turn) says, and what
+    /// the ends of leases say.
+    fn is_turn_in(&self, table: &Table, claim: &Claim<'_>, queue: &Queue, semaphore: &Semaphore) -> bool {
+        let Some(moment) = claim.rank.moment() else { return true };
+        let moment_ago = millis(claim.now.wall.saturating_sub(moment));
+        let freed_at = semaphore.freed_at.filter(|freed_at| *freed_at <= latest(table, claim.now));
+        if freed_at.max(self.ended.iter().map(|permit| permit.lease_end).max()) <= Some(moment_ago) {
+            return true;
+        }
+        let held = semaphore.permits.len() - self.ended.len();
+        let free = u64::from(self.permits).saturating_sub(held as u64);
+        match claim.rank.leaves_to {
+            LeavesTo::Ahead { place, .. } => {
+                let ahead = place.saturating_sub(queue.head).saturating_sub(1);
+                self.together().map(u64::from).any(|many| ahead < many && many <= free)
+            }
+            _ => queue.waiters(claim.now) == 0,
+        }
     }
 
     /// A permit that another process has acquired. A ticket does not say how many there are, and only an acquire needs it.
@@ -83,6 +138,14 @@ impl Rules for Permit {
         Ok(())
     }
 
+    fn capacity(&self) -> u32 {
+        self.permits
+    }
+
+    fn has_queue(&self) -> bool {
+        true
+    }
+
     fn longest_data(&self) -> usize {
         MAX_PERMIT_DATA_BYTES
     }
@@ -105,7 +168,15 @@ impl Rules for Permit {
         let ended = self.ended.len() as u128;
         let most = count("most", u128::from(self.permits - 1) + ended);
         // There is nothing of this owner, so the request is no duplicate.
-        let is_new = [STATUS.is(text("semaphore", SEMAPHORE)), permit.clone().missing(), fence_can_grow()];
+        let mut is_new =
+            Condition::All(vec![STATUS.is(text("semaphore", SEMAPHORE)), permit.clone().missing(), fence_can_grow()]);
+        if let Some(is_turn) = self.is_turn(table, claim, self.ended.len()) {
+            is_new = is_new.and(is_turn);
+        }
+        let place = self.place(claim);
+        if let Some(place) = place {
+            is_new = is_new.and(not(HEAD.above(count("place", place))));
+        }
         let update = Update::new(&self.key)
             .returning(ReturnValue::AllOld)
             .set(STATUS, text("semaphore", SEMAPHORE))
@@ -114,16 +185,20 @@ impl Rules for Permit {
             .set(permit_fence, next_fence())
             .set(EXPIRATION, count("expiration", claim.lease.expiration));
         let mut update = claim.with_extras(update);
+        if let Some(place) = place {
+            update = update.set(HEAD, count("place", place));
+        }
         if self.ended.is_empty() {
             let has_room = PERMITS.between(count("zero", 0_u8), most);
             return update
                 .set(PERMITS, To::Next(PERMITS.into(), count("zero", 0_u8)))
-                .when(any([table.partition_key_path().missing(), all(is_new).and(has_room)]))
+                .when(any([table.partition_key_path().missing(), is_new.and(has_room)]))
                 .into();
         }
         update = update
             .set(PERMITS, To::Minus(count("fewer", ended - 1)))
-            .when(all(is_new))
+            .set(FREED_AT, count("now", claim.now.millis()))
+            .when(is_new)
             .when(PERMITS.between(count("ended", ended), most));
         for (index, permit) in self.ended.iter().enumerate() {
             let (path, fence) = other_paths(index, &permit.owner);
@@ -143,13 +218,14 @@ impl Rules for Permit {
     fn granted(&mut self, table: &Table, claim: &Claim<'_>, mut before: Item) -> Result<Claimed, Error> {
         let fence = number_at(&before, FENCE, MAX_FENCE).map_err(|why| table.malformed(&self.key, why))?;
         let left = before.remove(DATA).map(Data);
+        let hold_time = read::queue(&before).hold_time;
         self.seen = Some(Semaphore::read(&mut before).unwrap_or_default());
         let crashed = std::mem::take(&mut self.ended).into_iter().filter(|permit| !permit.released);
         Ok(Claimed::Granted {
             fences: vec![claim.fence_after(fence)],
             data: claim.data.cloned().or(left),
             taken_from: crashed.map(|permit| permit.into_holder(claim.now)).collect(),
-            hold_time: None,
+            hold_time,
         })
     }
 
@@ -172,7 +248,7 @@ impl Rules for Permit {
         if let Some(permit) = semaphore.permit(owner) {
             let (fences, end) = (permit.fence.into_iter().collect(), permit.lease_end);
             self.seen = Some(semaphore);
-            return Ok(Some(Claimed::Already { fences, data: row.data, end, hold_time: None }));
+            return Ok(Some(Claimed::Already { fences, data: row.data, end, hold_time: row.queue.hold_time }));
         }
         if semaphore.tombstone(owner).is_some() {
             // An earlier attempt was applied, and an operator has freed the permit since.
@@ -187,6 +263,13 @@ impl Rules for Permit {
         if row.fence > Some(MAX_FENCE) {
             return Err(table.malformed(&self.key, format!("`{FENCE}` has reached its largest value")));
         }
+        if !self.is_turn_in(table, claim, &row.queue, &semaphore) {
+            // Those ahead replace them.
+            self.ended.clear();
+            row.semaphore = Some(semaphore);
+            return Err(Error::new(Cause::Held(row.into_holder(claim.now)), table.place(), &self.key));
+        }
+        self.passed = claim.rank.place.filter(|place| *place < row.queue.head);
         self.ended.truncate(MAX_PERMITS as usize);
         Ok(None)
     }
@@ -245,7 +328,7 @@ impl Rules for Permit {
     /// one does while many are sent at the same moment.
     fn release<'a>(&self, of: OwnRow<'a>, release: &Release<'_>, is_first: bool) -> Update<'a> {
         let OwnRow { table, key, owner } = of;
-        let Release { sequence, now, hold_until, data, .. } = *release;
+        let Release { sequence, now, hold_until, hold, data, .. } = *release;
         let (permit, permit_fence) = paths(owner);
         let number_of_request = || permit.clone().entry(permit::SEQUENCE);
         let mut update = Update::new(key)
@@ -262,7 +345,11 @@ impl Rules for Permit {
                 .when(PERMITS.at_least(count("one", 1_u8)))
                 .set(permit, value("tombstone", tombstone_of(now, None)))
                 .set(PERMITS, To::Minus(count("one", 1_u8)))
+                .set(FREED_AT, count("freed_at", now.millis()))
                 .remove(permit_fence);
+        }
+        if let Some(hold) = hold {
+            update = hold.set_in(update, now.wall.max(hold_until.unwrap_or_default()));
         }
         let seen = self.seen.as_ref();
         // Without the acquire, nothing is known about tombstones.
@@ -360,6 +447,11 @@ impl Table {
                 .remove(permit_fence)
         })
     }
+}
+
+/// Returns the latest time at which a permit may have been released, by any clock.
+fn latest(table: &Table, now: Moment) -> u64 {
+    millis(now.wall.saturating_add(table.clock_skew))
 }
 
 /// Returns the time until which the row stays at least. Other permits of it may have the longest lease.

@@ -146,7 +146,7 @@ impl Row {
             ttl: None,
             error: None,
             validation: None,
-            queue: Queue::default(),
+            queue: queue(&item),
             semaphore: Some(Semaphore::read(&mut item)?),
             data: item.remove(DATA).map(Data),
         })
@@ -173,7 +173,8 @@ impl Row {
 
     pub(super) fn into_holder(self, now: Moment) -> Holder {
         if let Some(semaphore) = self.semaphore {
-            return semaphore.into_holder(self.fence, self.data, now);
+            let holder = semaphore.into_holder(self.fence, self.data, now);
+            return Holder { waiters: self.queue.waiters(now), queue: self.queue, ..holder };
         }
         Holder {
             released: self.completed || (self.owner.is_some() && self.released == self.owner),
@@ -313,7 +314,7 @@ fn is_semaphore(item: &Item) -> bool {
 }
 
 /// Reads the queue. A value that no join and no release writes counts as none: it is a hint.
-fn queue(item: &Item) -> Queue {
+pub(super) fn queue(item: &Item) -> Queue {
     let (tail, head) = (number_at(item, TAIL, MAX_PLACE), number_at(item, HEAD, MAX_PLACE));
     Queue {
         is_malformed: tail.is_err() || head.is_err(),

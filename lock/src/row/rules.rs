@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use super::claim::{Claim, Claimed};
-use super::expression::{Condition, Path, Update};
+use super::expression::{Condition, Path, Update, hold_time};
+use super::names::{HOLD, HOLD_DEVIATION};
 use super::read::Row;
 use super::table::{Item, Table};
 use super::write::{Refused, Write};
@@ -12,6 +13,9 @@ use crate::error::Error;
 use crate::holder::{Data, Holder};
 use crate::limits::{DAY, MAX_DATA_BYTES};
 use crate::queue::HoldTime;
+
+/// The smallest deviation in a row: 0 means that it is unknown.
+const RESOLUTION: Duration = Duration::from_micros(1);
 
 /// How often a request looks again at a row that changed meanwhile.
 pub(super) const TRIES: u32 = 3;
@@ -37,6 +41,15 @@ pub(crate) struct Hold {
     pub(crate) since: Duration,
     /// How long the holds before this one took.
     pub(crate) before: Option<HoldTime>,
+}
+
+impl Hold {
+    /// Sets the hold time after this hold, which ends at `end`.
+    pub(super) fn set_in<'a>(&self, update: Update<'a>, end: Duration) -> Update<'a> {
+        let HoldTime { mean, deviation } = HoldTime::after(self.before, end.saturating_sub(self.since));
+        let deviation = deviation.map_or(Duration::ZERO, |known| known.max(RESOLUTION));
+        update.set(HOLD, hold_time("hold", mean)).set(HOLD_DEVIATION, hold_time("hold_deviation", deviation))
+    }
 }
 
 /// What an owner has in a row.
@@ -120,6 +133,11 @@ pub(super) trait Rules: Send + Sync {
 
     fn longest_data(&self) -> usize {
         MAX_DATA_BYTES
+    }
+
+    /// Returns how many owners can have a row at a time.
+    fn capacity(&self) -> u32 {
+        1
     }
 
     fn has_queue(&self) -> bool {

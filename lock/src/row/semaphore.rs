@@ -5,7 +5,9 @@ use std::cmp::Reverse;
 use aws_sdk_dynamodb::types::AttributeValue;
 
 use super::attribute::{number_at, string_at};
-use super::names::{LATEST, MAX_FENCE, MAX_SEQUENCE, PERMIT_FENCE_PREFIX, PERMIT_PREFIX, PERMITS, permit, tombstone};
+use super::names::{
+    FREED_AT, LATEST, MAX_FENCE, MAX_SEQUENCE, PERMIT_FENCE_PREFIX, PERMIT_PREFIX, PERMITS, permit, tombstone,
+};
 use super::table::Item;
 use crate::clock::Moment;
 use crate::holder::{Data, Holder, HolderKind};
@@ -17,6 +19,8 @@ pub(crate) struct Semaphore {
     pub(super) permits: Vec<Permit>,
     /// The newest comes first.
     pub(super) tombstones: Vec<Tombstone>,
+    /// When a permit was last released: a hint.
+    pub(super) freed_at: Option<u64>,
 }
 
 #[derive(Clone, Debug)]
@@ -48,7 +52,8 @@ impl Semaphore {
     /// Reads the permits of a row that any program may have written. The error says what is wrong with them.
     pub(super) fn read(item: &mut Item) -> Result<Self, String> {
         let count = number_at(item, PERMITS, u64::MAX)?.ok_or_else(|| format!("`{PERMITS}` is missing"))?;
-        let mut semaphore = Self { permits: Vec::new(), tombstones: Vec::new() };
+        let freed_at = number_at(item, FREED_AT, LATEST).unwrap_or_default();
+        let mut semaphore = Self { permits: Vec::new(), tombstones: Vec::new(), freed_at };
         let names: Vec<String> = item.keys().filter(|name| name.starts_with(PERMIT_PREFIX)).cloned().collect();
         for name in names {
             let Some(AttributeValue::M(map)) = item.remove(&name) else {

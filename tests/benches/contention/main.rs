@@ -1,4 +1,4 @@
-//! Waiters of one key: how fast and with how many requests they share it, and in which order.
+//! Waiters of one key, or for a permit of a semaphore: how fast and with how many requests they share it, and in which order.
 //!
 //! Compares waiters that take turns (the default), plain backoff, and a hand-written lock that polls with the bare SDK. Runs
 //! in virtual time: the same seeds give the same table on every machine. With `LOCK_TEST_ENDPOINT`, runs on the DynamoDB
@@ -18,12 +18,12 @@ use std::time::Duration;
 use lambda_lock::{Backoff, Jitter, Wait};
 use lambda_lock_tests::{median, on_all_cores};
 
-use scene::{Fault, Hold, Scene, Shares, Way, is_virtual, request_time};
+use scene::{Contended, Fault, Hold, Scene, Shares, Way, is_virtual, request_time};
 
 const PICTURE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../lock/docs/contention.svg");
 const MS: fn(u64) -> Duration = Duration::from_millis;
 
-/// A line of the table, with its targets: the total as a multiple of waiters × (hold + 2 requests), and the requests of each
+/// A line of the table, with its targets: the total as a multiple of rounds × (hold + 2 requests), and the requests of each
 /// acquisition with its release. `None` for targets: no worse than plain backoff.
 struct Line {
     name: &'static str,
@@ -79,14 +79,17 @@ impl Targets {
     }
 }
 
-fn lines() -> [Line; 5] {
-    let at_once = Scene::at_once;
+fn lines() -> [Line; 8] {
+    let (at_once, of_4) = (Scene::at_once, |waiters, hold| Scene::permits(4, waiters, hold));
     [
         Line { name: "32, 20 ms steady", scene: at_once(32, Hold::Steady(MS(20))), targets: Some((1.15, 6.5)) },
         Line { name: "32, 20 ms ± 20 %", scene: at_once(32, Hold::About(MS(20))), targets: Some((1.2, 8.0)) },
         Line { name: "32, 20 ms exponential", scene: at_once(32, Hold::Exponential(MS(20))), targets: None },
         Line { name: "100, 20 ms steady", scene: at_once(100, Hold::Steady(MS(20))), targets: Some((1.15, 7.5)) },
         Line { name: "8, 200 ms ± 20 %", scene: at_once(8, Hold::About(MS(200))), targets: Some((1.15, 6.5)) },
+        Line { name: "4 permits: 32, 20 ms", scene: of_4(32, Hold::Steady(MS(20))), targets: Some((1.25, 6.0)) },
+        Line { name: "4 permits: 100, 20 ms", scene: of_4(100, Hold::Steady(MS(20))), targets: Some((1.25, 7.0)) },
+        Line { name: "4 permits: 8, 200 ms ±", scene: of_4(8, Hold::About(MS(200))), targets: Some((1.15, 6.0)) },
     ]
 }
 
@@ -105,7 +108,7 @@ fn print_table(lines: &[Line], runs: u64, targets: &mut Targets) {
     );
     for &Line { name, scene, targets: limits } in lines {
         let plain = measure(scene, plain(), runs);
-        let polling = measure(scene, Way::Polling, runs.min(5));
+        let polling = (scene.contended == Contended::Key).then(|| measure(scene, Way::Polling, runs.min(5)));
         let default = measure(scene, Way::Lock(Wait::backoff(Backoff::new().jitter(Jitter::Full))), runs.min(11));
         let turns = measure(scene, turns(), runs);
         let (total, requests) = limits.unwrap_or((plain.ratio, plain.requests));
@@ -120,7 +123,9 @@ fn print_table(lines: &[Line], runs: u64, targets: &mut Targets) {
         );
         print_line("", "backoff 20–200 ms", &plain, "", "", "");
         print_line("", "backoff default", &default, "", "", "");
-        print_line("", "bare SDK, 50 ms", &polling, "", "", "");
+        if let Some(polling) = polling {
+            print_line("", "bare SDK, 50 ms", &polling, "", "", "");
+        }
     }
 }
 
@@ -154,15 +159,18 @@ fn print_two(runs: u64, targets: &mut Targets) {
 
 /// 32 waiters that arrive one after the other.
 fn print_order(runs: u64, is_virtual: bool, targets: &mut Targets) {
-    let scene = Scene { apart: MS(10), ..Scene::at_once(32, Hold::Steady(MS(20))) };
+    let key = Scene { apart: MS(10), ..Scene::at_once(32, Hold::Steady(MS(20))) };
+    let permits = Scene { apart: MS(10), is_known: true, ..Scene::permits(4, 32, Hold::Steady(MS(80))) };
     println!("\nruns of {runs} in which each of 32 waiters, 10 ms apart, is served at most two places from its own");
-    for (name, way) in [("in turn", turns()), ("backoff 20–200 ms", plain())] {
+    for (name, scene, way) in
+        [("in turn", key, turns()), ("4 permits, in turn", permits, turns()), ("backoff 20–200 ms", key, plain())]
+    {
         let runs = if is_virtual { runs } else { runs.min(20) };
         let displacements = play(runs, |seed| scene.play(way, seed).displacement());
         let in_order = displacements.into_iter().filter(|displacement| *displacement <= 2).count();
         #[expect(clippy::cast_precision_loss, reason = "the counts are small")]
         let share = 100.0 * in_order as f64 / runs as f64;
-        let target = if name == "in turn" {
+        let target = if name.ends_with("in turn") {
             targets.compare(100.0 - share, 5.0).replace("≤ 5.00", "≥ 95")
         } else {
             String::new()
@@ -199,18 +207,22 @@ fn print_faults(lines: &[Line], runs: u64, targets: &mut Targets) {
 /// A holder that died, with a lease of 2 s, and one waiter.
 fn print_dead_holder(runs: u64, targets: &mut Targets) {
     println!("\n{:<24}{:>18}{:>18}{:>10}{:>18}", "dead holder", "after lease + skew", "target", "requests", "target");
-    for (name, way, known) in [
-        ("in turn", turns(), false),
-        ("in turn, hold known", turns(), true),
-        ("backoff default", Way::Lock(Wait::backoff(Backoff::new().jitter(Jitter::Full))), false),
-        ("bare SDK, 50 ms", Way::Polling, false),
+    let permits = Contended::Permits(4);
+    for (name, contended, way, known) in [
+        ("in turn", Contended::Key, turns(), false),
+        ("in turn, hold known", Contended::Key, turns(), true),
+        ("4 permits, in turn", permits, turns(), false),
+        ("4 permits, hold known", permits, turns(), true),
+        ("backoff default", Contended::Key, Way::Lock(Wait::backoff(Backoff::new().jitter(Jitter::Full))), false),
+        ("bare SDK, 50 ms", Contended::Key, Way::Polling, false),
     ] {
-        let deaths = play(runs, |seed| scene::die(way, known, seed));
+        let deaths = play(runs, |seed| scene::die(contended, way, known, seed));
         let late = deaths.iter().map(|(late, _)| late.as_secs_f64() * 1e3).fold(0.0, f64::max);
         #[expect(clippy::cast_precision_loss, reason = "the counts are small")]
         let requests = deaths.iter().map(|(_, requests)| *requests as f64).fold(0.0, f64::max);
-        let (time, count) = match (name, known) {
+        let (time, count) = match (name, contended) {
             ("in turn", _) => (targets.compare(late, 50.0), targets.compare(requests, 5.0)),
+            (_, Contended::Permits(_)) if !known => (targets.compare(late, 50.0), targets.compare(requests, 6.0)),
             _ => Default::default(),
         };
         println!("{name:<24}{late:>15.1} ms{time:>18}{requests:>10.0}{count:>18}");
@@ -236,7 +248,7 @@ fn measure(scene: Scene, way: Way, runs: u64) -> Figures {
     let shares = play(runs, |seed| scene.play(way, seed));
     let median = |figure: &dyn Fn(&Shares) -> f64| median(shares.iter().map(figure).collect());
     let ms = |duration: Duration| duration.as_secs_f64() * 1e3;
-    let ideal = |shares: &Shares| ms(scene.hold.mean() + 2 * request_time()) * f64::from(shares.served);
+    let ideal = |shares: &Shares| ms(scene.ideal(shares.served, request_time()));
     #[expect(clippy::cast_precision_loss, reason = "the counts are small")]
     Figures {
         total: median(&|shares| ms(shares.total)),

@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 use std::time::Duration;
 
-use crate::scene::{Fault, Hold, Scene, Shares, Way};
+use crate::scene::{Contended, Fault, Hold, Scene, Shares, Way};
 
 const WAITERS: u32 = 16;
 const APART: Duration = Duration::from_millis(10);
@@ -16,6 +16,7 @@ const PANEL: f64 = ROW * 16.0 + 70.0;
 /// Draws a run with each way, below each other and to the same scale.
 pub(crate) fn draw(ways: [(&str, Way); 2]) -> String {
     let scene = Scene {
+        contended: Contended::Key,
         waiters: WAITERS,
         hold: Hold::Steady(Duration::from_millis(20)),
         apart: APART,

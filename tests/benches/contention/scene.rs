@@ -1,5 +1,6 @@
 //! One run: waiters, their holds, and what goes wrong.
 
+use std::collections::{HashMap, VecDeque};
 use std::env;
 use std::sync::{Arc, LazyLock, Mutex};
 use std::time::{Duration, SystemTime};
@@ -9,7 +10,7 @@ use aws_sdk_dynamodb::operation::update_item::UpdateItemError;
 use aws_sdk_dynamodb::types::AttributeValue;
 use fastrand::Rng;
 use lambda_lock::embedded::{Answer, Faults, Host, Intercept};
-use lambda_lock::{Lock, Locks, Wait};
+use lambda_lock::{Acquire, Lock, Locks, Wait};
 use lambda_lock_tests::request::{Purpose, purpose_of};
 use lambda_lock_tests::{World, median};
 use serde_json::Value;
@@ -21,6 +22,24 @@ use tokio::time::{sleep, timeout};
 const REQUEST: Duration = Duration::from_millis(5);
 const PATIENCE: Duration = Duration::from_mins(5);
 const KEY: &str = "job";
+
+/// What waiters wait for.
+#[derive(Clone, Copy, PartialEq)]
+pub(crate) enum Contended {
+    Key,
+    /// A semaphore with so many permits.
+    Permits(u32),
+}
+
+impl Contended {
+    /// How many can have it at a time.
+    fn capacity(self) -> u32 {
+        match self {
+            Self::Key => 1,
+            Self::Permits(permits) => permits,
+        }
+    }
+}
 
 /// How waiters wait.
 #[derive(Clone, Copy)]
@@ -69,6 +88,7 @@ pub(crate) enum Fault {
 /// A run's setting.
 #[derive(Clone, Copy)]
 pub(crate) struct Scene {
+    pub(crate) contended: Contended,
     pub(crate) waiters: u32,
     pub(crate) hold: Hold,
     /// The time between two arrivals.
@@ -80,7 +100,16 @@ pub(crate) struct Scene {
 
 impl Scene {
     pub(crate) const fn at_once(waiters: u32, hold: Hold) -> Self {
-        Self { waiters, hold, apart: Duration::ZERO, is_known: false, fault: Fault::None }
+        Self { contended: Contended::Key, waiters, hold, apart: Duration::ZERO, is_known: false, fault: Fault::None }
+    }
+
+    pub(crate) const fn permits(permits: u32, waiters: u32, hold: Hold) -> Self {
+        Self { contended: Contended::Permits(permits), ..Self::at_once(waiters, hold) }
+    }
+
+    /// Returns the shortest total of so many holds with this time of a request: rounds × (hold + 2 requests).
+    pub(crate) fn ideal(&self, served: u32, request: Duration) -> Duration {
+        (self.hold.mean() + 2 * request) * served.div_ceil(self.contended.capacity())
     }
 
     pub(crate) fn play(self, way: Way, seed: u64) -> Shares {
@@ -91,7 +120,7 @@ impl Scene {
     async fn contend(self, way: Way, mut random: Rng) -> Shares {
         // A waiter may die after its request has taken the key. The lease is then a stall.
         let lease = if self.fault == Fault::Killed { Duration::from_secs(1) } else { Duration::from_mins(1) };
-        let stage = Stage::set(lease).await;
+        let stage = Stage::set(lease, self.contended).await;
         if self.is_known {
             let first = stage.contender(way, Fault::None, &mut random, None);
             for _ in 0..20 {
@@ -137,7 +166,7 @@ pub(crate) fn is_virtual() -> bool {
 pub(crate) fn request_time() -> Duration {
     static MEASURED: LazyLock<Duration> = LazyLock::new(|| {
         runtime().block_on(async {
-            let stage = Stage::set(Duration::from_mins(1)).await;
+            let stage = Stage::set(Duration::from_mins(1), Contended::Key).await;
             let contender = stage.contender(Way::Lock(Wait::in_turn()), Fault::None, &mut Rng::with_seed(0), None);
             let mut times = Vec::new();
             for _ in 0..1000 {
@@ -169,13 +198,14 @@ struct Stage {
     journal: Arc<Journal>,
     clock: Host,
     lease: Duration,
+    contended: Contended,
 }
 
 impl Stage {
-    async fn set(lease: Duration) -> Self {
+    async fn set(lease: Duration, contended: Contended) -> Self {
         let world = World::starting_at(SystemTime::UNIX_EPOCH + Duration::from_hours(500_000)).await;
         let clock = world.host().build();
-        Self { journal: Arc::new(Journal::default()), world, clock, lease }
+        Self { journal: Arc::new(Journal::default()), world, clock, lease, contended }
     }
 
     fn now(&self) -> SystemTime {
@@ -200,12 +230,14 @@ impl Stage {
         }
         let host = host.build();
         let locks = self.world.locks(&host).lease(self.lease).build().unwrap();
-        Contender { way, table: self.world.table.clone(), client: host.client(), host, locks }
+        let contended = self.contended;
+        Contender { contended, way, table: self.world.table.clone(), client: host.client(), host, locks }
     }
 }
 
 /// One that wants the key, on a host of its own.
 struct Contender {
+    contended: Contended,
     way: Way,
     host: Host,
     table: String,
@@ -230,16 +262,23 @@ impl Contender {
     async fn barge(self, hold: Hold, mut random: Rng) {
         loop {
             sleep(Hold::Exponential(Duration::from_millis(100)).draw(&mut random)).await;
-            if let Ok(lock) = self.locks.acquire(KEY).await {
+            if let Ok(lock) = self.asking().await {
                 self.finish(Some(lock), hold.draw(&mut random)).await;
             }
+        }
+    }
+
+    fn asking(&self) -> Acquire {
+        match self.contended {
+            Contended::Key => self.locks.acquire(KEY),
+            Contended::Permits(permits) => self.locks.semaphore(KEY, permits).acquire(),
         }
     }
 
     /// Acquires the key. With the bare SDK, there is nothing to return.
     async fn acquire(&self) -> Option<Lock> {
         match self.way {
-            Way::Lock(backoff) => Some(self.locks.acquire(KEY).wait(backoff.up_to(PATIENCE)).await.unwrap()),
+            Way::Lock(wait) => Some(self.asking().wait(wait.up_to(PATIENCE)).await.unwrap()),
             Way::Polling => {
                 while !self.try_bare().await {
                     sleep(Duration::from_millis(50)).await;
@@ -342,21 +381,24 @@ pub(crate) struct Shares {
 impl Shares {
     fn of(journal: &[(SystemTime, Waiter, bool)], start: SystemTime, apart: Duration, requests: u64) -> Self {
         let (mut turns, mut gaps) = (Vec::new(), Vec::new());
-        let (mut acquired, mut released) = (Duration::ZERO, None);
+        // When each waiter has acquired, and since when what nobody has is free.
+        let (mut acquired, mut free, mut released) = (HashMap::new(), VecDeque::new(), Duration::ZERO);
         for (at, Waiter(number), is_acquire) in journal {
             let at = at.duration_since(start).unwrap_or_default();
             if *is_acquire {
-                acquired = at;
-                gaps.extend(released.map(|released| at.saturating_sub(released)));
+                acquired.insert(*number, at);
+                gaps.extend(free.pop_front().map(|since| at.saturating_sub(since)));
             } else {
-                turns.push((*number, acquired, at));
-                released = Some(at);
+                turns.push((*number, acquired.remove(number).unwrap_or_default(), at));
+                free.push_back(at);
+                released = at;
             }
         }
+        turns.sort_by_key(|(_, from, _)| *from);
         let waits = turns.iter().map(|(number, from, _)| from.saturating_sub(apart * *number));
         Self {
             served: u32::try_from(turns.len()).unwrap(),
-            total: released.unwrap_or_default(),
+            total: released,
             longest_wait: waits.max().unwrap_or_default(),
             requests,
             mean_gap: gaps.iter().sum::<Duration>() / u32::try_from(gaps.len().max(1)).unwrap(),
@@ -378,13 +420,13 @@ impl Shares {
     }
 }
 
-/// A holder with a lease of 2 s dies, and one waiter comes. Returns how long after the end of the lease, with the clock skew,
+/// A holder with a lease of 2 s dies, which had all that is contended for, and one waiter comes. Returns how long after the end of the lease, with the clock skew,
 /// the waiter has the key, and its requests.
-pub(crate) fn die(way: Way, is_known: bool, seed: u64) -> (Duration, u64) {
+pub(crate) fn die(contended: Contended, way: Way, is_known: bool, seed: u64) -> (Duration, u64) {
     seed_thread(seed);
     let mut random = Rng::with_seed(seed);
     runtime().block_on(async {
-        let stage = Stage::set(Duration::from_secs(2)).await;
+        let stage = Stage::set(Duration::from_secs(2), contended).await;
         let holder = stage.contender(way, Fault::None, &mut random, None);
         if is_known {
             for _ in 0..20 {
@@ -392,7 +434,10 @@ pub(crate) fn die(way: Way, is_known: bool, seed: u64) -> (Duration, u64) {
             }
         }
         let end = stage.now() + Duration::from_secs(3);
-        let held = holder.acquire().await;
+        let mut held = Vec::new();
+        for _ in 0..contended.capacity() {
+            held.push(holder.acquire().await);
+        }
         holder.host.crash();
         sleep(Duration::from_millis(random.u64(0..100))).await;
         let waiter = stage.contender(way, Fault::None, &mut random, None);

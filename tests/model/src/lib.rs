@@ -226,6 +226,7 @@ pub const NOT_EXPRESSED: &[(&str, &str)] = &[
         "the next in line takes a held key",
         "the model has no queue: `FREE_BEHIND_ALL` and `FREE_IN_TURN` imply `FREE`, and a client may wait at any time anyway",
     ),
+    ("the next in line takes one more permit", "the model has no queue"),
     (
         "complete without the status check",
         "a run of the model has one outcome: it never completes after a transaction that seemed to fail",

@@ -144,12 +144,13 @@ impl Mutation {
     ];
 
     /// The mistakes in the queue. They cost waiters time, and break no guarantee.
-    pub const QUEUE: [Self; 5] = [
+    pub const QUEUE: [Self; 6] = [
         Self { name: "a place is answered like an acquired lock", answer: place_as_lock, ..Self::NONE },
         Self { name: "a place is never given up", request: place_kept, ..Self::NONE },
         Self { name: "the tail goes back behind the head", request: tail_rewound, ..Self::NONE },
         Self { name: "holds take no time", request: |request| hold_time(request, 0), ..Self::NONE },
         Self { name: "holds take a day", request: |request| hold_time(request, 86_400_000), ..Self::NONE },
+        Self { name: "permits are freed a day later", request: freed_later, ..Self::NONE },
     ];
 
     pub(crate) const NONE: Self = Self {
@@ -362,6 +363,12 @@ fn hold_time(request: &mut Request, milliseconds: u64) {
     // The release of a withdrawal has none.
     if release.sets("hold").is_some() {
         *release.set_mut("hold") = Operand::number(milliseconds);
+    }
+}
+
+fn freed_later(request: &mut Request) {
+    if let Some(release) = request.update_for(Purpose::Release).filter(|release| release.sets("freed_at").is_some()) {
+        release.change("freed_at", |freed_at| freed_at + 86_400_000);
     }
 }
 

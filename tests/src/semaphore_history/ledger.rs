@@ -84,6 +84,11 @@ impl Ledger {
         self.book.swept(rows, |kept| &mut kept.counts.swept);
     }
 
+    /// Records that a row with many permits has lost one of them.
+    pub(super) fn crowd_lost(&self, error: &Error) {
+        self.broke(&mut self.state(), format!("the crowded row has lost a permit: {error}"));
+    }
+
     /// Records how many tombstones a row has after many releases.
     pub(super) fn crowded(&self, tombstones: usize) {
         let mut state = self.state();
@@ -177,7 +182,8 @@ impl Observe for Ledger {
                 }
             }
             Purpose::Tidy => {}
-            Purpose::Join | Purpose::ForceRelease | Purpose::Complete | Purpose::Own => {
+            Purpose::Join => state.counts.joined += 1,
+            Purpose::ForceRelease | Purpose::Complete | Purpose::Own => {
                 unreachable!("no semaphore of a history has such a request")
             }
         }

@@ -14,8 +14,14 @@ use crate::request::expression::{Comparison, Condition, Operand, Path};
 use crate::request::{PERMIT_LEASE_END, Purpose, Request, Write, permit_fence_of, permit_of};
 
 /// The mistakes, and the violation that each causes.
-pub const MUTATIONS: [Mutation; 16] = [
+pub const MUTATIONS: [Mutation; 17] = [
     Mutation { name: "N + 1 permits", breaks: "(a)", is_common: true, request: one_more, ..Mutation::NONE },
+    Mutation {
+        name: "the next in line takes one more permit",
+        breaks: "(a)",
+        request: place_as_permit,
+        ..Mutation::NONE
+    },
     Mutation {
         name: "a permit is replaced without checking whose it is",
         breaks: "(a)",
@@ -86,6 +92,20 @@ fn one_more(request: &mut Request) {
             {
                 *most = Operand::number(most.number_in(&Value::Null).unwrap() + 1);
             }
+        });
+    }
+}
+
+/// A place in the queue entitles its waiter to a permit.
+fn place_as_permit(request: &mut Request) {
+    let Some(acquire) = request.update_for(Purpose::Acquire) else { return };
+    if acquire.sets("head").is_some() {
+        acquire.rewrite(|term| match term {
+            Condition::Between(path, ..) if path.name() == "permits" => *term = Condition::Exists(path.clone()),
+            Condition::Not(of) if matches!(&**of, Condition::Between(path, ..) if path.name() == "freed_at") => {
+                *term = Condition::Exists(Path::attribute("permits"));
+            }
+            _ => {}
         });
     }
 }

@@ -12,6 +12,7 @@ mod names;
 mod other_kinds;
 mod prevented;
 mod subject;
+mod turns;
 
 use std::time::Duration;
 
@@ -75,6 +76,14 @@ macro_rules! suite {
                     clocks::others_wait_until_the_lease_and_the_skew_are_over
                     clocks::each_acquisition_has_a_larger_fence
                     other_kinds::a_row_of_another_kind_is_refused
+                    turns::a_waiter_takes_a_place_until_it_is_served
+                    turns::plain_backoff_takes_no_place
+                    turns::lying_hints_cost_time_only
+                    turns::a_place_that_nobody_fills_is_passed_over
+                    turns::a_place_whose_answer_was_lost_does_not_stop_its_waiter
+                    turns::a_waiter_whose_row_is_deleted_is_served
+                    turns::waiters_are_served_in_the_order_of_their_arrival
+                    turns::a_mistake_in_the_queue_costs_each_waiter_at_most_a_longest_delay
                     names::a_refusal_names_the_key_of_the_row
                     names::a_loss_names_the_key_of_the_row
                 }

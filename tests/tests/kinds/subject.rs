@@ -6,7 +6,7 @@ use std::pin::Pin;
 use std::time::Duration;
 
 use lambda_lock::idempotency::OnMissingKey;
-use lambda_lock::{Error, HandlerError, Idempotency, Lock, LockSet, Locks, Run, Ticket};
+use lambda_lock::{Error, HandlerError, Idempotency, Lock, LockSet, Locks, Run, Ticket, Wait};
 use lambda_lock_tests::Late;
 use lambda_lock_tests::invocation::LoseAnswers;
 use tokio::sync::{mpsc, oneshot};
@@ -25,6 +25,8 @@ pub(crate) enum Ability {
     ReleaseOnDrop,
     /// To give a ticket to another process.
     HandOver,
+    /// To wait in turn.
+    TakeTurns,
 }
 
 /// A kind of lock, as its holder uses it.
@@ -42,6 +44,9 @@ pub(crate) trait Subject: Sized {
 
     /// Acquires without a wait, in one request.
     async fn acquire(locks: &Locks, lease: Duration) -> Result<Self, Error>;
+
+    /// Acquires with a wait, unless waiters take no turns.
+    async fn wait(locks: &Locks, lease: Duration, wait: Wait) -> Result<Self, Error>;
 
     async fn renew(&mut self, lease: Duration) -> Result<(), Error>;
 
@@ -88,6 +93,10 @@ impl Subject for Key {
         locks.acquire(JOB).lease(lease).await.map(Self)
     }
 
+    async fn wait(locks: &Locks, lease: Duration, wait: Wait) -> Result<Self, Error> {
+        locks.acquire(JOB).lease(lease).wait(wait).await.map(Self)
+    }
+
     async fn renew(&mut self, lease: Duration) -> Result<(), Error> {
         self.0.renew(lease).await
     }
@@ -113,11 +122,19 @@ impl Subject for SeveralKeys {
     const OPERATION: &'static str = "TransactWriteItems";
 
     fn cannot(ability: Ability) -> Option<&'static str> {
-        (ability == Ability::HandOver).then_some("a set has no ticket: a ticket names one key")
+        match ability {
+            Ability::HandOver => Some("a set has no ticket: a ticket names one key"),
+            Ability::TakeTurns => Some("a place with one key says nothing about the others"),
+            _ => None,
+        }
     }
 
     async fn acquire(locks: &Locks, lease: Duration) -> Result<Self, Error> {
         locks.acquire_all(Self::KEYS.iter().copied()).lease(lease).await.map(Self)
+    }
+
+    async fn wait(locks: &Locks, lease: Duration, wait: Wait) -> Result<Self, Error> {
+        locks.acquire_all(Self::KEYS.iter().copied()).lease(lease).wait(wait).await.map(Self)
     }
 
     async fn renew(&mut self, lease: Duration) -> Result<(), Error> {
@@ -144,6 +161,10 @@ pub(crate) struct Permit(Lock);
 impl Subject for Permit {
     async fn acquire(locks: &Locks, lease: Duration) -> Result<Self, Error> {
         locks.semaphore(JOB, 1).acquire().lease(lease).await.map(Self)
+    }
+
+    async fn wait(locks: &Locks, lease: Duration, wait: Wait) -> Result<Self, Error> {
+        locks.semaphore(JOB, 1).acquire().lease(lease).wait(wait).await.map(Self)
     }
 
     async fn renew(&mut self, lease: Duration) -> Result<(), Error> {
@@ -178,19 +199,32 @@ pub(crate) struct ByTicket<S> {
 pub(crate) type TicketOfAKey = ByTicket<Key>;
 pub(crate) type TicketOfAPermit = ByTicket<Permit>;
 
+impl<S: Subject> ByTicket<S> {
+    fn hand_over(locks: &Locks, held: S) -> Self {
+        let ticket = serde_json::to_string(&held.into_ticket()).unwrap();
+        Self { locks: locks.clone(), ticket: serde_json::from_str(&ticket).unwrap(), kind: PhantomData }
+    }
+}
+
 impl<S: Subject> Subject for ByTicket<S> {
     const KEYS: &'static [&'static str] = S::KEYS;
     const LONGEST: (Duration, &'static str) = S::LONGEST;
     const OPERATION: &'static str = S::OPERATION;
 
     fn cannot(ability: Ability) -> Option<&'static str> {
-        (ability == Ability::ReleaseOnDrop).then_some("a ticket is for another process, and sends nothing by itself")
+        match ability {
+            Ability::ReleaseOnDrop => Some("a ticket is for another process, and sends nothing by itself"),
+            Ability::TakeTurns => Some("a ticket does not know how long holds took: the kind itself shows it"),
+            _ => None,
+        }
     }
 
     async fn acquire(locks: &Locks, lease: Duration) -> Result<Self, Error> {
-        let ticket = S::acquire(locks, lease).await?.into_ticket();
-        let ticket = serde_json::from_str(&serde_json::to_string(&ticket).unwrap()).unwrap();
-        Ok(Self { locks: locks.clone(), ticket, kind: PhantomData })
+        S::acquire(locks, lease).await.map(|held| Self::hand_over(locks, held))
+    }
+
+    async fn wait(locks: &Locks, lease: Duration, wait: Wait) -> Result<Self, Error> {
+        S::wait(locks, lease, wait).await.map(|held| Self::hand_over(locks, held))
     }
 
     async fn renew(&mut self, lease: Duration) -> Result<(), Error> {
@@ -245,6 +279,7 @@ impl Subject for Record {
             Ability::RepeatRelease => "a run ends with its release, and returns the error of its handler",
             Ability::ReportLateRelease => "a run that has failed returns the error of its handler",
             Ability::HandOver => "a run has no ticket: its result belongs to this process",
+            Ability::TakeTurns => "a result is for all who wait for it",
             Ability::ReleaseOnDrop => return None,
         })
     }
@@ -273,6 +308,10 @@ impl Subject for Record {
             ended = &mut run => Err(ended.expect_err("the body has not begun")),
             fence = &mut has_begun => Ok(Self { run: Some(run), renewals: Some(renewals), fence: fence.unwrap() }),
         }
+    }
+
+    async fn wait(_: &Locks, _: Duration, _: Wait) -> Result<Self, Error> {
+        unreachable!("runs take no turns")
     }
 
     async fn renew(&mut self, lease: Duration) -> Result<(), Error> {

@@ -1,11 +1,13 @@
 //! Keys that are asked for more often than a partition of DynamoDB can answer.
 
+use std::convert::Infallible;
 use std::time::Duration;
 
 use aws_sdk_dynamodb::Client;
 use aws_sdk_dynamodb::config::retry::RetryConfig;
 use lambda_lock::embedded::{DynamoDb, Host};
-use lambda_lock::{ErrorKind, Locks};
+use lambda_lock::idempotency::OnMissingKey;
+use lambda_lock::{ErrorKind, Idempotency, Locks};
 use tokio::time::sleep;
 
 /// A lock's row costs one unit for each request.
@@ -74,4 +76,58 @@ async fn a_transaction_on_a_partition_that_is_exhausted_is_cancelled() {
     assert_eq!(refusals(&locks, "job").await, UNITS);
     let error = locks.acquire_all(["job", "other"]).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Throttled);
+}
+
+/// What a partition of DynamoDB takes in a second.
+const CEILING: u32 = 1000;
+
+/// Returns how often an operation on one key can be done before it is throttled, with the units of one second.
+async fn times(locks: &Locks, host: &Host, operation: impl AsyncFn() -> bool) -> u32 {
+    // The reserve is full.
+    locks.acquire("another").await.unwrap().release().await.unwrap();
+    sleep(Duration::from_secs(2)).await;
+    let started = host.now();
+    let mut times = 0;
+    loop {
+        // Without a latency, only the pause after a throttle takes time.
+        if !operation().await || host.now() > started {
+            return times;
+        }
+        times += 1;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_ceilings_of_one_key_are_those_of_the_guide() {
+    let dynamodb = DynamoDb::new().unwrap().limit_partitions(CEILING);
+    let host = dynamodb.host().build();
+    // A name of 30 bytes.
+    let locks = Locks::builder(host.client(), "locks").holder("report/2026-11-23/[1]/abcdefghij").build().unwrap();
+    locks.create_table().await.unwrap();
+    let lock = async || locks.acquire("lock").await.unwrap().release().await.is_ok();
+    assert_eq!(times(&locks, &host, lock).await, 500);
+    let two = async || match locks.acquire_all(["one", "two"]).await {
+        Ok(lock) => lock.release().await.is_ok(),
+        Err(error) => error.kind() != ErrorKind::Throttled,
+    };
+    assert_eq!(times(&locks, &host, two).await, 167);
+    for (held, at_least) in [(10, 160), (100, 25)] {
+        let semaphore = locks.semaphore(format!("{held} permits"), held);
+        for _ in 1..held {
+            drop(semaphore.acquire().lease(Duration::from_hours(1)).await.unwrap().into_ticket());
+        }
+        let permit = async || semaphore.acquire().await.unwrap().release().await.is_ok();
+        let times = times(&locks, &host, permit).await;
+        assert!(times >= at_least, "{held} permits: {times}");
+    }
+    // The last one overdraws the reserve.
+    for (kilobytes, expected) in [(100, 10), (390, 3)] {
+        let result = "x".repeat(kilobytes * 1024 - 2);
+        let once = Idempotency::<usize, String, Infallible>::new(locks.clone(), OnMissingKey::Reject, |kilobytes| {
+            Some(format!("{kilobytes} KB"))
+        });
+        let replay = async || once.run(&kilobytes, async |_| Ok(result.clone())).await.is_ok();
+        assert!(replay().await);
+        assert_eq!(times(&locks, &host, replay).await, expected);
+    }
 }

@@ -8,6 +8,7 @@ mod delays;
 mod fences;
 mod first_retry;
 mod hot_keys;
+mod hot_waiters;
 mod keys;
 mod late_requests;
 mod lease;

@@ -1,22 +1,21 @@
 //! Waiters take turns.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex};
+use std::sync::Mutex;
 use std::time::{Duration, SystemTime};
 
 use aws_sdk_dynamodb::types::AttributeValue;
 use fastrand::Rng;
 use lambda_lock::embedded::{Answer, DynamoDb, Faults, Host, Intercept};
 use lambda_lock::idempotency::OnMissingKey;
-use lambda_lock::{Backoff, Error, Idempotency, Lock, Locks, Wait};
+use lambda_lock::{Error, Idempotency, Lock, Locks, Wait};
 use lambda_lock_tests::World;
-use lambda_lock_tests::history::Mutation;
 use lambda_lock_tests::request::{Purpose, purpose_of};
 use serde_json::{Value, json};
 use tokio::task::{JoinHandle, JoinSet};
-use tokio::time::{sleep, timeout};
+use tokio::time::sleep;
 
-use crate::{lose_answers, ms, number, text};
+use crate::{ms, number, text};
 
 const ENOUGH: Duration = Duration::from_secs(30);
 
@@ -26,16 +25,6 @@ fn in_turn() -> Wait {
 
 fn wait(locks: &Locks) -> JoinHandle<Result<Lock, Error>> {
     tokio::spawn(locks.acquire("job").wait(in_turn()).into_future())
-}
-
-/// Waits until this many places were given.
-async fn places_given(world: &World, places: u64) {
-    let given = async {
-        while world.row("job").await.is_none_or(|row| !row.contains_key("tail") || number(&row, "tail") < places) {
-            sleep(ms(2)).await;
-        }
-    };
-    timeout(ENOUGH, given).await.unwrap();
 }
 
 fn in_ms(value: &AttributeValue) -> f64 {
@@ -50,134 +39,6 @@ async fn an_acquire_of_a_free_key_takes_no_place() {
     lock.release().await.unwrap();
     assert_eq!(host.requests(), 2);
     assert!(!world.row("job").await.unwrap().contains_key("tail"));
-}
-
-#[tokio::test]
-async fn a_refused_waiter_takes_a_place_until_it_is_served() {
-    let world = World::new().await;
-    let (ours, theirs) = (world.default_locks(), world.default_locks());
-    let lock = ours.acquire("job").await.unwrap();
-    let waiting = wait(&theirs);
-    places_given(&world, 1).await;
-    assert_eq!(ours.get("job").await.unwrap().unwrap().waiters(), 1);
-    lock.release().await.unwrap();
-    let next = waiting.await.unwrap().unwrap();
-    assert_eq!(next.fence(), lock.fence() + 1);
-    let row = world.row("job").await.unwrap();
-    assert_eq!((number(&row, "tail"), number(&row, "head")), (1, 1));
-    assert_eq!(ours.get("job").await.unwrap().unwrap().waiters(), 0);
-}
-
-// The benchmark `contention` shows the order on a real table, too.
-#[tokio::test(start_paused = true)]
-async fn waiters_are_served_in_the_order_of_their_arrival() {
-    fastrand::seed(7);
-    let engine = DynamoDb::starting_at(SystemTime::UNIX_EPOCH + Duration::from_hours(500_000)).unwrap();
-    let network = Faults::seeded(7).latency(Duration::from_micros(2500)..Duration::from_micros(2500));
-    let host = engine.host().faults(network).build();
-    let locks = Locks::builder(host.client(), "locks").build().unwrap();
-    locks.create_table().await.unwrap();
-    let served = Arc::new(Mutex::new(Vec::new()));
-    let mut waiters = JoinSet::new();
-    for number in 0..16 {
-        let (locks, served) = (locks.clone(), Arc::clone(&served));
-        waiters.spawn(async move {
-            sleep(ms(10) * number).await;
-            let lock = locks.acquire("job").wait(in_turn()).await.unwrap();
-            served.lock().unwrap().push(number);
-            sleep(ms(20)).await;
-            lock.release().await.unwrap();
-        });
-    }
-    waiters.join_all().await;
-    let served = served.lock().unwrap();
-    assert!((0..16).zip(served.iter()).all(|(place, number)| u32::abs_diff(place, *number) <= 2), "{served:?}");
-}
-
-#[tokio::test]
-async fn plain_backoff_takes_no_place() {
-    let world = World::new().await;
-    let lock = world.default_locks().acquire("job").lease(ENOUGH).await.unwrap();
-    for backoff in [Backoff::new(), Backoff::new().base(ms(10))] {
-        let plain = Wait::backoff(backoff).up_to(ms(100));
-        let error = world.default_locks().acquire("job").wait(plain).await.unwrap_err();
-        assert!(error.is_held());
-        assert!(!world.row("job").await.unwrap().contains_key("tail"), "{plain:?}");
-    }
-    lock.release().await.unwrap();
-}
-
-#[tokio::test]
-async fn malformed_hints_count_as_none() {
-    let world = World::new().await;
-    let (ours, theirs) = (world.default_locks(), world.default_locks());
-    for name in ["tail", "head", "tail_until", "hold", "hold_deviation"] {
-        for value in [
-            AttributeValue::N("-1".to_owned()),
-            AttributeValue::N("9e125".to_owned()),
-            AttributeValue::N("0.5".to_owned()),
-            text("soon"),
-            AttributeValue::L(vec![]),
-        ] {
-            ours.acquire("job").await.unwrap().release().await.unwrap();
-            let mut row = world.row("job").await.unwrap();
-            row.insert(name.to_owned(), value.clone());
-            world.put_row(row).await;
-            let lock = ours.acquire("job").await.unwrap();
-            let waiting = wait(&theirs);
-            sleep(ms(20)).await;
-            lock.release().await.unwrap();
-            let next = timeout(Duration::from_secs(10), waiting).await;
-            let next = next.unwrap_or_else(|_| panic!("waits too long for {name} = {value:?}")).unwrap().unwrap();
-            next.release().await.unwrap();
-            let row = world.row("job").await.unwrap();
-            assert!(in_ms(&row["hold"]) < 20_000.0, "{name} = {value:?}: {:?}", row["hold"]);
-        }
-        world.delete_row("job").await;
-    }
-}
-
-#[tokio::test]
-async fn a_place_that_nobody_fills_is_passed_over() {
-    let world = World::new().await;
-    let lock = world.default_locks().acquire("job").await.unwrap();
-    let dead = world.host().build();
-    let dying = wait(&world.locks(&dead).build().unwrap());
-    places_given(&world, 1).await;
-    dead.crash();
-    dying.abort();
-    let waiting = wait(&world.default_locks());
-    places_given(&world, 2).await;
-    lock.release().await.unwrap();
-    let next = timeout(Duration::from_secs(10), waiting).await.unwrap().unwrap().unwrap();
-    let row = world.row("job").await.unwrap();
-    assert_eq!((number(&row, "tail"), number(&row, "head")), (2, 2));
-    next.release().await.unwrap();
-}
-
-#[tokio::test]
-async fn a_place_whose_answer_was_lost_does_not_stop_its_waiter() {
-    let world = World::new().await;
-    let lock = world.default_locks().acquire("job").await.unwrap();
-    // The second request takes the place. The SDK repeats it.
-    let host = world.host().intercept(lose_answers(2..=2)).build();
-    let waiting = wait(&world.locks_with_quick_retries(&host).build().unwrap());
-    places_given(&world, 2).await;
-    lock.release().await.unwrap();
-    let next = timeout(Duration::from_secs(10), waiting).await.unwrap().unwrap().unwrap();
-    next.release().await.unwrap();
-}
-
-#[tokio::test]
-async fn a_waiter_whose_row_is_deleted_gets_the_key() {
-    let world = World::new().await;
-    let lock = world.default_locks().acquire("job").await.unwrap();
-    let waiting = wait(&world.default_locks());
-    places_given(&world, 1).await;
-    world.delete_row("job").await;
-    let next = timeout(Duration::from_secs(10), waiting).await.unwrap().unwrap().unwrap();
-    assert!(lock.release().await.unwrap_err().is_lost());
-    next.release().await.unwrap();
 }
 
 #[tokio::test]
@@ -462,33 +323,4 @@ fn conflicts_do_not_starve_a_waiter() {
     let (without, with) = (longest(0.0), longest(0.05));
     println!("longest wait: {without:?} without conflicts, {with:?} with them");
     assert!(with <= 2 * without, "{with:?} with conflicts, {without:?} without");
-}
-
-#[test]
-fn a_mistake_in_the_queue_costs_each_waiter_at_most_a_longest_delay() {
-    for mutation in Mutation::QUEUE {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build().unwrap();
-        fastrand::seed(7);
-        let total = runtime.block_on(async {
-            let engine = DynamoDb::starting_at(SystemTime::UNIX_EPOCH + Duration::from_hours(500_000)).unwrap();
-            let network = Faults::seeded(7).latency(Duration::from_micros(2500)..Duration::from_micros(2500));
-            let host = engine.host().faults(network).intercept(mutation).build();
-            let locks = Locks::builder(host.client(), "locks").lease(Duration::from_mins(2)).build().unwrap();
-            locks.create_table().await.unwrap();
-            let started = host.now();
-            let mut waiters = JoinSet::new();
-            for _ in 0..8 {
-                let waiting = locks.acquire("job").wait(Duration::from_mins(2));
-                waiters.spawn(async move {
-                    let lock = waiting.await.unwrap();
-                    sleep(ms(20)).await;
-                    lock.release().await.unwrap();
-                });
-            }
-            waiters.join_all().await;
-            host.now().duration_since(started).unwrap()
-        });
-        println!("{mutation:?}: {total:?}");
-        assert!(total <= 8 * (ms(30) + Duration::from_secs(5)), "{mutation:?}: {total:?}");
-    }
 }

@@ -10,6 +10,7 @@ mod release;
 mod renew;
 mod replace;
 mod rows;
+mod turns;
 
 use std::collections::BTreeSet;
 use std::time::Duration;

@@ -73,8 +73,13 @@ impl Entry {
     }
 
     fn rows(&self, now: SystemTime) -> Vec<[String; 8]> {
-        let permits: Vec<_> = self.permits().map(|permit| permit.columns(now)).collect();
-        if permits.is_empty() { vec![self.columns(now)] } else { permits }
+        let mut permits: Vec<_> = self.permits().map(|permit| permit.columns(now)).collect();
+        let all = self.columns(now);
+        let Some(first) = permits.first_mut() else { return vec![all] };
+        // What belongs to the semaphore.
+        let [.., hold, _, waiting] = all;
+        (first[5], first[7]) = (hold, waiting);
+        permits
     }
 
     fn columns(&self, now: SystemTime) -> [String; 8] {

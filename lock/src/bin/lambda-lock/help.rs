@@ -100,13 +100,13 @@ malformed: the row is not a lock row
 
 no row: in watch, a key that has no row: nothing has held it since it was deleted, or it is misspelled
 
-HOLD is the mean time of recent holds of a lock, from acquire to release; the last hold weighs an eighth.
+HOLD is the mean time of recent holds of a lock or of permits, from acquire to release; the last hold weighs an eighth.
 
 WAITING is the number of waiters in the key's queue. A waiter that gave up counts until a waiter behind it acquires \
 the key, or until the last waiter has stopped waiting. Waiters for the record of an idempotent run, and waiters with \
 an explicit backoff, are not in the queue.
 
-A semaphore has a line for each permit in its row.
+A semaphore has a line for each permit in its row. HOLD and WAITING are in the first one.
 
 With --json, each line is an object with key and state. It also has, where they are known, holder, identity (of --owner-from), fence, \
 acquired_at and until (RFC 3339), remaining_seconds if the key is held, hold_seconds, waiting if the key has a row, and error if the row is \

@@ -1,0 +1,224 @@
+//! Waiters take turns, if the kind has a queue.
+
+use std::sync::Mutex;
+use std::time::{Duration, SystemTime};
+
+use aws_sdk_dynamodb::types::AttributeValue;
+use futures_util::future::join_all;
+use lambda_lock::embedded::{DynamoDb, Faults, Host};
+use lambda_lock::{Backoff, Locks, Wait};
+use lambda_lock_tests::World;
+use lambda_lock_tests::history::Mutation;
+use tokio::join;
+use tokio::time::{sleep, timeout};
+
+use crate::subject::{Ability, Subject, is_excepted};
+use crate::{LEASE, acquired};
+
+const ENOUGH: Duration = Duration::from_secs(30);
+const SOON: Duration = Duration::from_secs(10);
+const MS: fn(u64) -> Duration = Duration::from_millis;
+
+fn in_turn() -> Wait {
+    Wait::in_turn().up_to(ENOUGH)
+}
+
+async fn waited<S: Subject>(locks: &Locks) -> S {
+    let waiting = timeout(SOON, S::wait(locks, LEASE, in_turn())).await;
+    waiting.expect("it waits too long").unwrap_or_else(|error| panic!("{error}"))
+}
+
+async fn number<S: Subject>(world: &World, name: &str) -> Option<u64> {
+    world.row(S::KEYS[0]).await?.get(name)?.as_n().unwrap().parse().ok()
+}
+
+/// Waits until this many places were given.
+async fn places_given<S: Subject>(world: &World, places: u64) {
+    let given = async {
+        while number::<S>(world, "tail").await < Some(places) {
+            sleep(MS(2)).await;
+        }
+    };
+    timeout(ENOUGH, given).await.unwrap();
+}
+
+pub(crate) async fn a_waiter_takes_a_place_until_it_is_served<S: Subject>() {
+    if is_excepted::<S>(Ability::TakeTurns) {
+        return;
+    }
+    let world = World::new().await;
+    let (ours, theirs) = (world.default_locks(), world.default_locks());
+    let mut first = acquired::<S>(&ours).await;
+    let serve = async {
+        places_given::<S>(&world, 1).await;
+        assert_eq!(ours.get(S::KEYS[0]).await.unwrap().unwrap().waiters(), 1);
+        first.release().await.unwrap();
+    };
+    let (mut next, ()) = join!(waited::<S>(&theirs), serve);
+    assert_eq!((number::<S>(&world, "tail").await, number::<S>(&world, "head").await), (Some(1), Some(1)));
+    let holder = ours.get(S::KEYS[0]).await.unwrap().unwrap();
+    assert_eq!(holder.waiters(), 0);
+    assert!(holder.hold_time().is_some());
+    next.release().await.unwrap();
+}
+
+pub(crate) async fn plain_backoff_takes_no_place<S: Subject>() {
+    if is_excepted::<S>(Ability::TakeTurns) {
+        return;
+    }
+    let world = World::new().await;
+    let mut first = acquired::<S>(&world.default_locks()).await;
+    let plain = Wait::backoff(Backoff::new().base(MS(10))).up_to(MS(100));
+    let Err(error) = S::wait(&world.default_locks(), LEASE, plain).await else { panic!("it was granted") };
+    assert!(error.is_held());
+    assert_eq!(number::<S>(&world, "tail").await, None);
+    first.release().await.unwrap();
+}
+
+pub(crate) async fn lying_hints_cost_time_only<S: Subject>() {
+    if is_excepted::<S>(Ability::TakeTurns) {
+        return;
+    }
+    let world = World::new().await;
+    let (ours, theirs) = (world.default_locks(), world.default_locks());
+    for name in ["tail", "head", "tail_until", "hold", "hold_deviation", "freed_at"] {
+        for value in [
+            AttributeValue::N("-1".to_owned()),
+            AttributeValue::N("9e125".to_owned()),
+            AttributeValue::N("0.5".to_owned()),
+            AttributeValue::N("9000000000000000000".to_owned()),
+            AttributeValue::N("253402300799999".to_owned()),
+            AttributeValue::S("soon".to_owned()),
+            AttributeValue::L(vec![]),
+        ] {
+            acquired::<S>(&ours).await.release().await.unwrap();
+            let mut row = world.row(S::KEYS[0]).await.unwrap();
+            row.insert(name.to_owned(), value.clone());
+            world.put_row(row).await;
+            let mut first = acquired::<S>(&ours).await;
+            let release = async {
+                sleep(MS(20)).await;
+                first.release().await.unwrap();
+            };
+            println!("{name} = {value:?}");
+            let (mut next, ()) = join!(waited::<S>(&theirs), release);
+            next.release().await.unwrap();
+            let hold = ours.get(S::KEYS[0]).await.unwrap().unwrap().hold_time();
+            assert!(hold < Some(Duration::from_secs(20)), "{name} = {value:?}: {hold:?}");
+        }
+        world.delete_row(S::KEYS[0]).await;
+    }
+}
+
+pub(crate) async fn a_place_that_nobody_fills_is_passed_over<S: Subject>() {
+    if is_excepted::<S>(Ability::TakeTurns) {
+        return;
+    }
+    let world = World::new().await;
+    let mut first = acquired::<S>(&world.default_locks()).await;
+    let dead = world.host().build();
+    let locks = world.locks(&dead).build().unwrap();
+    tokio::select! {
+        _ = S::wait(&locks, LEASE, in_turn()) => panic!("it was granted"),
+        () = places_given::<S>(&world, 1) => dead.crash(),
+    }
+    let serve = async {
+        places_given::<S>(&world, 2).await;
+        first.release().await.unwrap();
+    };
+    let theirs = world.default_locks();
+    let (mut next, ()) = join!(waited::<S>(&theirs), serve);
+    assert_eq!((number::<S>(&world, "tail").await, number::<S>(&world, "head").await), (Some(2), Some(2)));
+    next.release().await.unwrap();
+}
+
+pub(crate) async fn a_place_whose_answer_was_lost_does_not_stop_its_waiter<S: Subject>() {
+    if is_excepted::<S>(Ability::TakeTurns) {
+        return;
+    }
+    let world = World::new().await;
+    let mut first = acquired::<S>(&world.default_locks()).await;
+    // The second request takes the place. The SDK repeats it.
+    let host = world.host().intercept(S::lose_answers(2..=2)).build();
+    let locks = world.locks_with_quick_retries(&host).build().unwrap();
+    let serve = async {
+        places_given::<S>(&world, 2).await;
+        first.release().await.unwrap();
+    };
+    let (mut next, ()) = join!(waited::<S>(&locks), serve);
+    next.release().await.unwrap();
+}
+
+pub(crate) async fn a_waiter_whose_row_is_deleted_is_served<S: Subject>() {
+    if is_excepted::<S>(Ability::TakeTurns) {
+        return;
+    }
+    let world = World::new().await;
+    let mut first = acquired::<S>(&world.default_locks()).await;
+    let delete = async {
+        places_given::<S>(&world, 1).await;
+        for key in S::KEYS {
+            world.delete_row(key).await;
+        }
+    };
+    let theirs = world.default_locks();
+    let (mut next, ()) = join!(waited::<S>(&theirs), delete);
+    assert!(first.release().await.is_err());
+    next.release().await.unwrap();
+}
+
+/// An engine, and a host whose requests take 5 ms, both without a table.
+fn virtual_host(mutation: Option<Mutation>) -> (DynamoDb, Host) {
+    let engine = DynamoDb::starting_at(SystemTime::UNIX_EPOCH + Duration::from_hours(500_000)).unwrap();
+    let latency = Duration::from_micros(2500);
+    let host = engine.host().faults(Faults::seeded(7).latency(latency..latency));
+    let host = match mutation {
+        Some(mutation) => host.intercept(mutation),
+        None => host,
+    };
+    let host = host.build();
+    (engine, host)
+}
+
+/// Lets so many wait, each a while after the one before, for holds of 20 ms. Returns the order in which they were served,
+/// and the time that it took.
+async fn serve<S: Subject>(waiters: u32, apart: Duration, mutation: Option<Mutation>) -> (Vec<u32>, Duration) {
+    fastrand::seed(7);
+    let (engine, host) = virtual_host(mutation);
+    Locks::builder(engine.client(), "locks").build().unwrap().create_table().await.unwrap();
+    let locks = Locks::builder(host.client(), "locks").build().unwrap();
+    let (started, served) = (host.now(), Mutex::new(Vec::new()));
+    let wait = async |number: u32| {
+        sleep(apart * number).await;
+        let patience = Wait::in_turn().up_to(Duration::from_mins(2));
+        let mut held = S::wait(&locks, LEASE, patience).await.unwrap_or_else(|error| panic!("{error}"));
+        served.lock().unwrap().push(number);
+        sleep(MS(20)).await;
+        held.release().await.unwrap();
+    };
+    join_all((0..waiters).map(wait)).await;
+    let took = host.now().duration_since(started).unwrap();
+    (served.into_inner().unwrap(), took)
+}
+
+// The benchmark `contention` shows the order on a real table, too.
+pub(crate) async fn waiters_are_served_in_the_order_of_their_arrival<S: Subject>() {
+    if is_excepted::<S>(Ability::TakeTurns) {
+        return;
+    }
+    tokio::time::pause();
+    let (served, _) = serve::<S>(16, MS(10), None).await;
+    assert!((0..16).zip(&served).all(|(place, number)| u32::abs_diff(place, *number) <= 2), "{served:?}");
+}
+
+pub(crate) async fn a_mistake_in_the_queue_costs_each_waiter_at_most_a_longest_delay<S: Subject>() {
+    if is_excepted::<S>(Ability::TakeTurns) {
+        return;
+    }
+    tokio::time::pause();
+    for mutation in Mutation::QUEUE {
+        let (_, took) = serve::<S>(8, Duration::ZERO, Some(mutation)).await;
+        println!("{mutation:?}: {took:?}");
+        assert!(took <= 8 * (MS(30) + Duration::from_secs(5)), "{mutation:?}: {took:?}");
+    }
+}
