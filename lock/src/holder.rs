@@ -6,7 +6,7 @@ use std::time::{Duration, SystemTime};
 
 use aws_sdk_dynamodb::types::AttributeValue;
 
-use crate::queue::Queue;
+use crate::queue::{Queue, Reservation};
 use crate::text::{MAX_SHOWN, printable, shortened};
 
 /// The current or last holder of a key, as a refusal names it and [`Locks::get`](crate::Locks::get) reads it.
@@ -42,6 +42,7 @@ pub struct Holder {
     pub(crate) trace: Option<String>,
     pub(crate) waiters: u64,
     pub(crate) queue: Queue,
+    pub(crate) reservation: Option<Reservation>,
     pub(crate) kind: HolderKind,
     /// The permits of a semaphore.
     pub(crate) permits: Vec<Holder>,
@@ -76,6 +77,7 @@ impl Holder {
             trace: None,
             waiters: 0,
             queue: Queue::default(),
+            reservation: None,
             kind,
             permits: Vec::new(),
         }
@@ -219,6 +221,7 @@ impl fmt::Debug for Holder {
             trace: _,
             waiters,
             queue: _,
+            reservation: _,
             kind,
             permits,
         } = self;

@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use crate::clock::Moment;
+use crate::clock::{Moment, millis};
 
 /// The waiters of a key.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -25,6 +25,24 @@ impl Queue {
     /// served, or until all have stopped waiting.
     pub(crate) fn waiters(&self, now: Moment) -> u64 {
         if self.until > now.millis() { self.tail.saturating_sub(self.head) } else { 0 }
+    }
+}
+
+/// A key that a waiter for several keys has reserved: other waiters leave it to that one until then.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Reservation {
+    pub(crate) owner: String,
+    /// In milliseconds since the epoch.
+    pub(crate) until: u64,
+}
+
+impl Reservation {
+    /// The longest time for which a key is reserved.
+    pub(crate) const LONGEST: Duration = Duration::from_mins(1);
+
+    /// Returns the latest end that counts. A later one is wrong.
+    pub(crate) fn latest(now: Moment, clock_skew: Duration) -> u64 {
+        millis(now.wall.saturating_add(Self::LONGEST).saturating_add(clock_skew))
     }
 }
 

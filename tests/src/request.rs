@@ -14,6 +14,8 @@ pub enum Purpose {
     Acquire,
     /// Takes a place in the queue of a key.
     Join,
+    /// Reserves a key for a waiter for several.
+    Reserve,
     /// Makes the row refuse an acquire that has ended without the key.
     Withdraw,
     /// Moves the end of the lease.
@@ -45,7 +47,7 @@ pub fn purpose_of(operation: &str, request: &Value) -> Option<Purpose> {
 }
 
 /// The attributes that only the crate writes.
-const ATTRIBUTES: [&str; 16] = [
+const ATTRIBUTES: [&str; 18] = [
     "status",
     LEASE_END,
     "expiration",
@@ -60,6 +62,8 @@ const ATTRIBUTES: [&str; 16] = [
     "hold",
     "tail",
     "head",
+    "reserved_until",
+    "reserved_by",
     "permits",
     "freed_at",
 ];
@@ -110,6 +114,11 @@ impl Request {
     /// The only write, outside of transactions, if it is for this.
     pub(crate) fn update_for(&mut self, purpose: Purpose) -> Option<&mut Write> {
         self.writes.first_mut().filter(|write| !self.is_transaction && write.purpose == purpose)
+    }
+
+    /// The writes that are for this, in a transaction or alone.
+    pub(crate) fn writes_for(&mut self, purpose: Purpose) -> impl Iterator<Item = &mut Write> {
+        self.writes.iter_mut().filter(move |write| write.purpose == purpose)
     }
 
     /// The writes of a transaction that are for this.
@@ -359,6 +368,7 @@ fn of_row(condition: &Condition, update: &Update) -> Option<Purpose> {
     let paths = update.set.iter().chain(&update.add).map(|(path, _)| path).chain(&update.remove);
     let purpose = match () {
         () if has("tail") => Purpose::Join,
+        () if has("reserved_until") => Purpose::Reserve,
         () if set("status").and_then(Operand::value).is_some_and(|status| status["S"] == "COMPLETED") => {
             Purpose::Complete
         }

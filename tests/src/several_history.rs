@@ -35,6 +35,10 @@ counts! {
     lost,
     /// Hosts that crashed while they held keys.
     crashed,
+    /// Places in the queue of a key.
+    joined,
+    /// Keys reserved for a set.
+    reserved,
     /// Acquires that withdrew.
     withdrawn,
     /// Requests cancelled by a conflict.

@@ -7,13 +7,14 @@ use std::time::{Duration, SystemTime};
 
 use aws_sdk_dynamodb::types::AttributeValue;
 use futures_util::FutureExt;
+use futures_util::future::join_all;
 use tokio::time::timeout;
 use tracing::{Instrument, Span};
 
 use super::held::{Grant, Lock, in_background};
 use super::locks::{Locks, check_attribute_name};
 use super::telemetry::{self, AcquireSpan, HoldSpan};
-use super::turn::{Action, Turn};
+use super::turns::{Step, Turns};
 use super::wait::{Wait, Waiting};
 use crate::client::SdkAttempts;
 use crate::clock::{Lease, Moment, millis, since_epoch};
@@ -448,11 +449,11 @@ struct AcquireAttempts<'a> {
     sent: Vec<(Moment, Lease)>,
     unanswered: bool,
     delays: Waiting,
-    /// The place of this waiter, if waiters take turns.
-    turn: Option<Turn>,
+    /// The places of this waiter, if waiters take turns.
+    turns: Option<Turns>,
     is_last: bool,
-    /// The rank of the last attempt.
-    rank: Rank,
+    /// The ranks of the last attempt, in the order of the keys.
+    ranks: Vec<Rank>,
 }
 
 /// The answer to one attempt.
@@ -488,10 +489,10 @@ impl<'a> AcquireAttempts<'a> {
             sent: Vec::new(),
             unanswered: false,
             delays: Waiting::start(acquire.wait, limit),
-            turn: (acquire.kind.has_queue() && acquire.wait.is_some_and(|wait| wait.takes_turns()))
-                .then(|| Turn::new(acquire.kind.capacity())),
+            turns: (acquire.kind.has_queue() && acquire.wait.is_some_and(|wait| wait.takes_turns()))
+                .then(|| Turns::new(acquire.kind.capacity(), acquire.kind.all_keys().len())),
             is_last: false,
-            rank: Rank::default(),
+            ranks: Vec::new(),
         })
     }
 
@@ -503,7 +504,7 @@ impl<'a> AcquireAttempts<'a> {
         let lease = self.acquire.lease_from(now)?;
         self.sent.retain(|(_, lease)| !lease.deadline.has_passed(now));
         self.sent.push((now, lease));
-        self.rank = self.rank();
+        self.ranks = self.ranks(now);
         let trace = trace::context(telemetry.span());
         let claim = Claim {
             holder: self.acquire.holder_name(),
@@ -511,7 +512,7 @@ impl<'a> AcquireAttempts<'a> {
             lease,
             data: data.as_ref(),
             attributes,
-            rank: self.rank,
+            ranks: &self.ranks,
             trace: trace.as_deref(),
         };
         self.pending.may_have_key = true;
@@ -521,17 +522,21 @@ impl<'a> AcquireAttempts<'a> {
         let claimed = settings.table.acquire(&mut self.pending.acquisition, &claim, &sdk_attempts).await;
         self.unanswered |= sdk_attempts.is_unanswered();
         let answered = settings.clock.now();
-        if let (Some(turn), Err(error)) = (&mut self.turn, &claimed)
-            && let Some(holder) = error.holder()
+        if let (Some(turns), Err(error)) = (&mut self.turns, &claimed)
+            && error.holder().is_some()
         {
-            turn.see(holder, answered, answered.since(now));
+            let (table, keys) = (&settings.table, self.acquire.kind.all_keys());
+            let index = |shown: &str| keys.iter().position(|key| table.place().row_key(key) == shown);
+            let refused = error.holders().filter_map(|(key, holder)| Some((index(key)?, holder)));
+            let owner = &self.pending.acquisition.owner;
+            turns.see(refused, owner, table.clock_skew, answered, answered.since(now));
         }
         // A key that was taken is freed if this future is dropped before `into_lock`.
         let is_taken = matches!(claimed, Ok(Claimed::Granted { .. } | Claimed::Already { .. }));
         self.pending.may_have_key = is_taken || self.unanswered;
         match claimed? {
             Claimed::Granted { fences, data, taken_from, hold_time } => {
-                let excess = self.turn.as_ref().map(|turn| turn.excess(answered.since(now))).unwrap_or_default();
+                let excess = self.turns.as_ref().map(|turns| turns.excess(answered.since(now))).unwrap_or_default();
                 let grant = Grant { fences, data, sent: now, lease, hold_time, excess };
                 Ok(Attempt::Taken(Box::new(Taken { grant, from: taken_from })))
             }
@@ -567,10 +572,10 @@ impl<'a> AcquireAttempts<'a> {
         Ok(())
     }
 
-    /// Returns the rank of the next attempt. The last one leaves nothing to others.
-    fn rank(&self) -> Rank {
-        let turn = self.turn.as_ref().filter(|_| !self.is_last);
-        turn.map(|turn| turn.rank(self.acquire.kind.takes_place())).unwrap_or_default()
+    /// Returns the ranks of the next attempt. The last one leaves nothing to others.
+    fn ranks(&self, now: Moment) -> Vec<Rank> {
+        let turns = self.turns.as_ref().filter(|_| !self.is_last);
+        turns.map(|turns| turns.ranks(self.acquire.kind.takes_place(), now)).unwrap_or_default()
     }
 
     /// Sleeps until the next attempt. Returns `false` if there is none.
@@ -579,9 +584,9 @@ impl<'a> AcquireAttempts<'a> {
         if !self.delays.count(clock.now().since(self.started)) {
             // The wait may not end with a refusal by a free key.
             self.is_last = true;
-            return self.rank.is_conditional()
+            return self.ranks.iter().any(Rank::is_conditional)
                 && error.holder().is_some()
-                && self.turn.as_ref().is_some_and(Turn::is_free)
+                && self.turns.as_ref().is_some_and(Turns::is_free)
                 && self.acquire.lease_from(clock.now()).is_ok();
         }
         telemetry.sleep(error.holder());
@@ -597,26 +602,27 @@ impl<'a> AcquireAttempts<'a> {
     /// queue if there is none yet.
     async fn next_delay(&mut self, error: &Error, telemetry: &mut AcquireSpan) -> Duration {
         let clock = &self.acquire.locks.0.clock;
-        if let Some(turn) = self.turn.as_mut().filter(|_| error.kind() == ErrorKind::Conflict) {
-            return turn.conflicted(random::unit());
+        if let Some(turns) = self.turns.as_mut().filter(|_| error.kind() == ErrorKind::Conflict) {
+            return turns.conflicted(random::unit());
         }
         // A place costs a write, of which the partition has too few.
-        if error.kind() == ErrorKind::Throttled && !self.turn.as_ref().is_some_and(Turn::has_place) {
-            self.turn = None;
+        if error.kind() == ErrorKind::Throttled && !self.turns.as_ref().is_some_and(Turns::has_place) {
+            self.turns = None;
         }
-        while let (Some(turn), Some(holder)) = (&self.turn, error.holder()) {
-            match turn.next(clock.now(), self.acquire.kind.takes_place(), random::unit()) {
-                (Action::BackOff, _) => break,
-                (Action::Ask, delay) => return delay,
-                (Action::Join, delay) => {
+        while let Some(turns) = self.turns.as_ref().filter(|_| error.holder().is_some()) {
+            match turns.next(clock.now(), self.acquire.kind.takes_place(), random::unit()) {
+                Step::BackOff => break,
+                Step::Ask(delay) => return delay,
+                Step::Join { keys, delay } => {
                     tokio::time::sleep(delay.min(self.delays.left(clock.now().since(self.started)))).await;
                     if self.delays.is_over(clock.now().since(self.started)) {
                         return Duration::ZERO;
                     }
-                    if let Some(delay) = self.join(holder, telemetry).await {
+                    if let Some(delay) = self.join(&keys, telemetry).await {
                         return delay;
                     }
                 }
+                Step::Reserve { keys, time } => self.reserve(&keys, time).await,
             }
         }
         let now = clock.now();
@@ -624,33 +630,59 @@ impl<'a> AcquireAttempts<'a> {
         self.delays.next(remaining)
     }
 
-    /// Takes a place in the queue. Returns the delay before the next attempt if it got none: none if the row is gone. A
-    /// waiter that may not join does without a place.
-    async fn join(&mut self, holder: &Holder, telemetry: &mut AcquireSpan) -> Option<Duration> {
-        let (settings, key) = (&self.acquire.locks.0, self.pending.acquisition.key());
-        let now = settings.clock.now();
+    /// Takes a place in the queues of these keys. Returns the delay before the next attempt if it did not get all: none if a
+    /// row is gone. A waiter that may not join does without places.
+    async fn join(&mut self, keys: &[usize], telemetry: &mut AcquireSpan) -> Option<Duration> {
+        let (settings, names) = (&self.acquire.locks.0, self.acquire.kind.all_keys());
+        let (turns, now) = (self.turns.as_mut()?, settings.clock.now());
         let left = self.delays.left(now.since(self.started)).min(DAY);
         let until = millis(now.wall.saturating_add(left));
-        match settings.table.join(key, holder.queue, until, now, left.min(JOIN_TIMEOUT)).await {
-            Ok(Some(Joined { place, holder })) => {
-                if let Some(turn) = &mut self.turn {
-                    let answered = settings.clock.now();
-                    turn.joined(place);
-                    turn.see(&holder, answered, answered.since(now));
-                    telemetry.joined(&settings.table.place().printable_key(key), turn.ahead());
+        let join = async |index: usize| {
+            let queue = turns.queue(index);
+            let joined = settings.table.join(&names[index], queue, until, now, left.min(JOIN_TIMEOUT)).await;
+            (index, joined, settings.clock.now())
+        };
+        let joins = join_all(keys.iter().map(|index| join(*index))).await;
+        let (mut delay, mut may_not_join) = (None, false);
+        for (index, joined, answered) in joins {
+            let key = || settings.table.place().printable_key(&names[index]);
+            match joined {
+                Ok(Some(Joined { place, holder })) => {
+                    turns.joined(index, place, &holder, answered, answered.since(now));
+                    telemetry.joined(&key(), turns.ahead(index));
                 }
-                None
+                Ok(None) => delay = delay.max(Some(Duration::ZERO)),
+                Err(error) => {
+                    tracing::debug!(key = key(), %error, "no place in the queue");
+                    if error.is_retryable() {
+                        delay = delay.max(Some(turns.join_failed(index, random::unit())));
+                    }
+                    may_not_join |= !error.is_retryable();
+                }
             }
-            Ok(None) => Some(Duration::ZERO),
+        }
+        if may_not_join {
+            self.turns = None;
+        }
+        delay
+    }
+
+    /// Reserves these keys. Without the reservation, the waiter asks when the last of them should be free.
+    async fn reserve(&mut self, keys: &[usize], time: Duration) {
+        let (settings, names) = (&self.acquire.locks.0, self.acquire.kind.all_keys());
+        let now = settings.clock.now();
+        let until = millis(now.wall.saturating_add(time));
+        let names = keys.iter().map(|index| names[*index].as_str());
+        let owner = &self.pending.acquisition.owner;
+        let is_reserved = match settings.table.reserve(names, owner, until, now, JOIN_TIMEOUT).await {
+            Ok(is_reserved) => is_reserved,
             Err(error) => {
-                let key = settings.table.place().printable_key(key);
-                tracing::debug!(key, %error, "no place in the queue");
-                if error.is_retryable() {
-                    return self.turn.as_mut().map(|turn| turn.join_failed(random::unit()));
-                }
-                self.turn = None;
-                None
+                tracing::debug!(key = self.acquire.name(), %error, "not reserved");
+                false
             }
+        };
+        if let Some(turns) = &mut self.turns {
+            turns.reserved(is_reserved, time, now);
         }
     }
 

@@ -520,7 +520,7 @@ impl Holding {
     async fn send_release(&self, sequence: u64, data: Option<&Data>) -> Result<Option<Box<Holder>>, Error> {
         let (table, now) = (&self.locks.0.table, self.now());
         let State { hold_until, lease, .. } = *self.state();
-        let hold = Hold { since: self.acquired() + self.excess, before: self.hold_time };
+        let hold = Hold { since: self.acquired() + self.excess, before: self.hold_time, is_before_known: true };
         let release = Release { sequence, now, acquired_at: self.acquired(), hold_until, hold: Some(hold), data };
         let answer = match table.release(&self.acquisition, &release).await {
             Ok(Released::Freed) => Ok(None),

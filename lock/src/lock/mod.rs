@@ -12,6 +12,7 @@ mod set;
 mod telemetry;
 mod ticket;
 mod turn;
+mod turns;
 mod wait;
 
 pub use acquire::Acquire;

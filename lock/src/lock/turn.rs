@@ -85,8 +85,6 @@ pub(super) struct Turn {
     joins: u32,
     /// How many joins have failed since the last one that did not.
     failed_joins: u32,
-    /// How many attempts have conflicted with transactions since the last answer that told something.
-    conflicts: u32,
     /// The shortest time of a request.
     round_trip: Option<Duration>,
     seen: Option<Seen>,
@@ -141,14 +139,14 @@ impl Turn {
             place: None,
             joins: 0,
             failed_joins: 0,
-            conflicts: 0,
             round_trip: None,
             seen: None,
         }
     }
 
-    /// Takes note of an answer to a request that took `round_trip`.
-    pub(super) fn see(&mut self, holder: &Holder, now: Moment, round_trip: Duration) {
+    /// Takes note of an answer to a request that took `round_trip`. `reserved_until` is how long the key is reserved for
+    /// another waiter.
+    pub(super) fn see(&mut self, holder: &Holder, reserved_until: Option<u64>, now: Moment, round_trip: Duration) {
         self.round_trip = Some(self.round_trip.map_or(round_trip, |shortest| shortest.min(round_trip)));
         let before = self.seen.take();
         let hold = |holder: &Holder| {
@@ -171,9 +169,12 @@ impl Turn {
             let free = self.capacity.saturating_sub(holds.len() as u64);
             (holds, free)
         } else {
-            (vec![hold(holder)], (!holder.current).into())
+            let mut hold = hold(holder);
+            if let Some(until) = reserved_until.filter(|until| !holder.current && *until > holder.until) {
+                (hold.until, hold.released) = (until, true);
+            }
+            (vec![hold], (!holder.current).into())
         };
-        self.conflicts = 0;
         // The row was deleted, and the places began anew.
         if self.place > Some(holder.queue.tail) {
             self.place = None;
@@ -202,16 +203,14 @@ impl Turn {
         after_failures(self.failed_joins, random)
     }
 
-    /// Takes note of an attempt that conflicted with a transaction. Returns the delay before the next one. It is shorter than
-    /// that of plain backoff, because this may be the waiter's turn.
-    pub(super) fn conflicted(&mut self, random: f64) -> Duration {
-        self.conflicts += 1;
-        after_failures(self.conflicts, random)
-    }
-
     /// Returns `true` if this waiter has a place in the queue.
     pub(super) fn has_place(&self) -> bool {
         self.place.is_some()
+    }
+
+    /// Returns `true` if somebody has a place in the queue.
+    pub(super) fn has_waiters(&self) -> bool {
+        self.seen.as_ref().is_some_and(|seen| seen.waiters > 0)
     }
 
     /// Returns how many waiters are ahead of this one.
@@ -274,7 +273,7 @@ impl Turn {
             return (Action::BackOff, Duration::ZERO);
         }
         let delay = self.delay(seen, self.target(seen, now), now, random).min(CAP);
-        (Action::Ask, Duration::try_from_secs_f64(delay / 1000.0).unwrap_or_default())
+        (Action::Ask, in_time(delay))
     }
 
     /// Returns the rank of the next attempt. A waiter that takes no place leaves the key to nobody.
@@ -284,7 +283,7 @@ impl Turn {
             _ if !takes_place => LeavesTo::Nobody,
             None => LeavesTo::Queue { moment: NEWCOMER_COURTESY },
             Some(place) if self.ahead() > 0 => LeavesTo::Ahead { place, moment },
-            Some(_) => LeavesTo::Nobody,
+            Some(_) => LeavesTo::Reservation,
         };
         Rank { leaves_to, place: self.served() }
     }
@@ -295,6 +294,43 @@ impl Turn {
         let queue = self.seen.as_ref()?.queue;
         let place = self.place.filter(|place| *place > queue.head)?;
         (!queue.is_malformed && (queue.hold_time.is_some() || self.ahead() <= self.capacity)).then_some(place)
+    }
+
+    /// Returns how long the hold of this moment should still take, if that can be predicted and this waiter is the next one.
+    pub(super) fn until_its_turn(&self, now: Moment) -> Option<Duration> {
+        let seen = self.seen.as_ref()?;
+        let Target { hold, ahead: 0 } = self.target(seen, now) else { return None };
+        self.place?;
+        let left_of_lease = count(hold.until) - ms(now.wall);
+        let left = if left_of_lease <= 0.0 || hold.released {
+            left_of_lease
+        } else {
+            let ((mean, deviation), age) = (seen.queue.hold_time.map(in_ms)?, self.age(&hold, now));
+            if is_late(age, mean, deviation) {
+                return None;
+            }
+            (mean - age).min(left_of_lease)
+        };
+        Some(in_time(left))
+    }
+
+    pub(super) fn queue(&self) -> Queue {
+        self.seen.as_ref().map(|seen| seen.queue).unwrap_or_default()
+    }
+
+    /// Returns how long a hold takes and how much that varies, if it is known.
+    pub(super) fn hold_time(&self) -> Option<HoldTime> {
+        self.seen.as_ref()?.queue.hold_time
+    }
+
+    /// Returns how long the next in line may take to ask.
+    pub(super) fn courtesy(&self) -> Duration {
+        in_time(self.courtesy_time())
+    }
+
+    /// Returns `true` if the row of the key was seen.
+    pub(super) fn is_known(&self) -> bool {
+        self.seen.is_some()
     }
 
     /// Returns the delay before the next attempt in milliseconds.
@@ -400,7 +436,7 @@ impl Turn {
 }
 
 /// Returns the delay after so many failures in a row.
-fn after_failures(failures: u32, random: f64) -> Duration {
+pub(super) fn after_failures(failures: u32, random: f64) -> Duration {
     let longest = AGAIN * f64::exp2(failures.saturating_sub(1).min(16).into());
     Duration::from_secs_f64(longest.min(CAP) * random / 1000.0)
 }
@@ -422,6 +458,10 @@ fn until(later: f64, age: f64) -> Option<f64> {
 
 fn in_ms(hold_time: HoldTime) -> (f64, f64) {
     (ms(hold_time.mean), ms(hold_time.deviation()))
+}
+
+fn in_time(ms: f64) -> Duration {
+    Duration::try_from_secs_f64(ms / 1000.0).unwrap_or_default()
 }
 
 fn ms(duration: Duration) -> f64 {

@@ -19,7 +19,8 @@ pub(crate) struct Claim<'a> {
     pub(crate) lease: Lease,
     pub(crate) data: Option<&'a Data>,
     pub(crate) attributes: &'a [(String, AttributeValue)],
-    pub(crate) rank: Rank,
+    /// In the order of the keys. Empty if the attempt leaves nothing to others.
+    pub(crate) ranks: &'a [Rank],
     /// The [`traceparent`](super::names::TRACEPARENT).
     pub(crate) trace: Option<&'a str>,
 }
@@ -38,6 +39,8 @@ pub(crate) struct Rank {
 pub(crate) enum LeavesTo {
     #[default]
     Nobody,
+    /// To the waiter for several keys that has reserved this one, until the reservation ends. So do the two below.
+    Reservation,
     /// To all waiters that have a place.
     Queue { moment: Duration },
     /// To the waiters ahead of this place.
@@ -48,7 +51,7 @@ impl Rank {
     /// Returns how long the attempt leaves a key that was released to others, if it does.
     pub(super) fn moment(&self) -> Option<Duration> {
         match self.leaves_to {
-            LeavesTo::Nobody => None,
+            LeavesTo::Nobody | LeavesTo::Reservation => None,
             LeavesTo::Queue { moment } | LeavesTo::Ahead { moment, .. } => Some(moment),
         }
     }
@@ -93,6 +96,16 @@ impl Claimed {
 }
 
 impl Claim<'_> {
+    /// Returns the rank of an attempt for one key.
+    pub(super) fn rank(&self) -> Rank {
+        self.rank_for(0)
+    }
+
+    /// Returns the rank of the attempt for the key of this index.
+    pub(super) fn rank_for(&self, index: usize) -> Rank {
+        self.ranks.get(index).copied().unwrap_or_default()
+    }
+
     /// Sets the caller's data and attributes.
     pub(super) fn with_extras<'b>(&self, update: Update<'b>) -> Update<'b> {
         let update = update.set_data(self.data);

@@ -5,11 +5,11 @@ use std::time::Duration;
 
 use aws_sdk_dynamodb::types::{AttributeValue, ReturnValue};
 
-use super::claim::{Claim, Claimed, LeavesTo};
+use super::claim::{Claim, Claimed, LeavesTo, Rank};
 use super::expression::{Attribute as _, Condition, Path, To, Update, all, any, count, not, text, value};
 use super::names::{
     ACQUIRED_AT, COMPLETED, DATA, EXPIRATION, FENCE, HEAD, HOLDER, IN_PROGRESS, LEASE_END, MAX_FENCE, OWNER, RELEASED,
-    RESUMED, SEQUENCE, STATUS, TAIL, TAIL_UNTIL, TRACEPARENT, WITHDRAWN,
+    RESERVED_BY, RESERVED_UNTIL, RESUMED, SEQUENCE, STATUS, TAIL, TAIL_UNTIL, TRACEPARENT, WITHDRAWN,
 };
 use super::read::{Row, Unreadable, number_at};
 #[cfg(feature = "idempotency")]
@@ -21,6 +21,7 @@ use crate::clock::{Moment, millis, seconds_up};
 use crate::error::{Cause, Error};
 use crate::holder::Data;
 use crate::limits::{MAX_LEASE, check_key};
+use crate::queue::Reservation;
 use crate::random::NONCE_DIGITS;
 
 #[derive(Clone, Debug)]
@@ -107,7 +108,7 @@ impl Rules for Key {
     }
 
     fn claim<'a>(&'a mut self, table: &Table, owner: &'a str, claim: &'a Claim<'_>) -> Write<'a> {
-        let over = is_over(claim);
+        let over = is_over(table, owner, claim, claim.rank());
         #[cfg(feature = "idempotency")]
         let over = match &self.record {
             Some(record) => record.is_over(over, claim.now),
@@ -121,11 +122,7 @@ impl Rules for Key {
             .set(FENCE, To::Next(FENCE.into(), count("now_micros", claim.micros())))
             .when(can_be_taken(table, owner, free))
             .returning(ReturnValue::AllOld);
-        update = claim.with_extras(update);
-        if let Some(place) = claim.rank.place {
-            // A waiter that was paused while others were served may not set the queue back. It asks again without its place.
-            update = update.when(not(HEAD.above(count("place", place)))).set(HEAD, count("place", place));
-        }
+        update = serve(claim.with_extras(update), claim.rank());
         #[cfg(feature = "idempotency")]
         if let Some(record) = &self.record {
             update = record.begin(update);
@@ -249,12 +246,28 @@ pub(super) fn is_free<'a>(claim: &Claim<'_>, over: Condition<'a>) -> Vec<Conditi
     ]
 }
 
+/// Serves the place of this rank. A waiter that was paused while others were served may not set the queue back: it asks
+/// again without its place.
+pub(super) fn serve(update: Update<'_>, rank: Rank) -> Update<'_> {
+    match rank.place {
+        Some(place) => update.when(not(HEAD.above(count("place", place)))).set(HEAD, count("place", place)),
+        None => update,
+    }
+}
+
+/// No other waiter has reserved the key, until the latest end that counts.
+pub(super) fn is_not_reserved(owner: &str, now: Moment, latest: u64) -> Condition<'_> {
+    let is_reserved = RESERVED_UNTIL.between(count("next_ms", now.millis() + 1), count("latest", latest));
+    any([not(is_reserved), RESERVED_BY.is(text("owner", owner))])
+}
+
 /// The lease has ended, for an attempt of this rank.
-pub(super) fn is_over(claim: &Claim<'_>) -> Condition<'static> {
+pub(super) fn is_over<'a>(table: &Table, owner: &'a str, claim: &Claim<'_>, rank: Rank) -> Condition<'a> {
     let over = || LEASE_END.at_most(count("now", claim.now.millis()));
     let a_moment_ago = |moment| LEASE_END.at_most(count("moment_ago", millis(claim.now.wall.saturating_sub(moment))));
-    match claim.rank.leaves_to {
-        LeavesTo::Nobody => over(),
+    let is_turn = match rank.leaves_to {
+        LeavesTo::Nobody => return over(),
+        LeavesTo::Reservation => over(),
         LeavesTo::Queue { moment } => {
             let is_empty = any([not(HEAD.below(TAIL)), TAIL_UNTIL.at_most(count("now", claim.now.millis()))]);
             any([a_moment_ago(moment), all([over(), is_empty])])
@@ -263,7 +276,9 @@ pub(super) fn is_over(claim: &Claim<'_>) -> Condition<'static> {
             let is_next = not(HEAD.below(count("place_ahead", place.saturating_sub(1))));
             any([a_moment_ago(moment), all([over(), is_next])])
         }
-    }
+    };
+    let latest = Reservation::latest(claim.now, table.clock_skew);
+    all([is_turn, is_not_reserved(owner, claim.now, latest)])
 }
 
 /// An earlier acquire of the same identity holds the row. A late duplicate of that acquire must not take it back.

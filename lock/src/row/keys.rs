@@ -4,15 +4,16 @@
 
 use super::claim::{Claim, Claimed};
 use super::expression::{Attribute as _, Condition, Path, Update, any, count};
-use super::key::{self, can_be_taken, is_free, is_over, take};
-use super::names::{FENCE, MAX_FENCE};
+use super::key::{self, can_be_taken, is_free, is_over, serve, take};
+use super::names::{FENCE, MAX_FENCE, RESERVED_BY, RESERVED_UNTIL};
 use super::read::Row;
-use super::rules::{Field, OwnRow, Release, Rules, Trace};
+use super::rules::{Field, Hold, OwnRow, Release, Rules, Trace};
 use super::table::{Item, Table};
 use super::write::{Refused, Write};
 use crate::clock::Moment;
 use crate::error::{Cause, Error};
 use crate::limits::check_keys;
+use crate::queue::HoldTime;
 
 #[derive(Clone, Debug)]
 pub(crate) struct Keys {
@@ -22,13 +23,15 @@ pub(crate) struct Keys {
     proposed: Vec<u64>,
     /// The largest fences that refusals have shown.
     seen: Vec<u64>,
+    /// The hold times that refusals have shown.
+    hold_times: Vec<Option<HoldTime>>,
 }
 
 impl Keys {
     pub(super) fn new(mut names: Vec<String>) -> Self {
         names.sort_unstable();
-        let none = vec![0; names.len()];
-        Self { names, proposed: none.clone(), seen: none }
+        let (none, unknown) = (vec![0; names.len()], vec![None; names.len()]);
+        Self { names, proposed: none.clone(), seen: none, hold_times: unknown }
     }
 }
 
@@ -51,14 +54,17 @@ impl Rules for Keys {
     fn claim<'a>(&'a mut self, table: &Table, owner: &'a str, claim: &'a Claim<'_>) -> Write<'a> {
         let clock = claim.micros();
         self.proposed = self.seen.iter().map(|seen| clock.max(seen.saturating_add(1)).min(MAX_FENCE)).collect();
-        let update = |(key, &fence): (&'a String, &u64)| {
-            let fence = || count("fence", fence);
-            take(key, owner, claim)
+        let update = |(index, (key, &fence)): (usize, (&'a String, &u64))| {
+            let (fence, rank) = (|| count("fence", fence), claim.rank_for(index));
+            let update = take(key, owner, claim)
                 .set(FENCE, fence())
-                .when(can_be_taken(table, owner, is_free(claim, is_over(claim))))
-                .when(any([FENCE.missing(), FENCE.below(fence())]))
+                .when(can_be_taken(table, owner, is_free(claim, is_over(table, owner, claim, rank))))
+                .when(any([FENCE.missing(), FENCE.below(fence())]));
+            // Ends the reservation of this waiter.
+            let update = if rank.is_conditional() { update.remove(RESERVED_UNTIL).remove(RESERVED_BY) } else { update };
+            serve(update, rank)
         };
-        self.write(self.names.iter().zip(&self.proposed).map(update).collect())
+        self.write(self.names.iter().zip(&self.proposed).enumerate().map(update).collect())
     }
 
     fn granted(&mut self, _table: &Table, _claim: &Claim<'_>, _before: Item) -> Result<Claimed, Error> {
@@ -85,6 +91,7 @@ impl Rules for Keys {
             }
             let Some(index) = self.names.iter().position(|other| *other == key) else { continue };
             self.seen[index] = self.seen[index].max(row.fence.unwrap_or_default());
+            self.hold_times[index] = row.queue.hold_time;
             let is_free = row.end <= claim.now.millis();
             if is_free && row.fence >= Some(MAX_FENCE) {
                 return Err(table.malformed(&key, "`fence` has reached its largest value"));
@@ -108,6 +115,10 @@ impl Rules for Keys {
         }
     }
 
+    fn has_queue(&self) -> bool {
+        true
+    }
+
     fn at(&self, _owner: &str, field: Field) -> Path {
         key::at(field)
     }
@@ -120,9 +131,12 @@ impl Rules for Keys {
         key::trace(row, owner, now)
     }
 
-    /// The hold times before are unknown, because a transaction returns no rows.
+    /// A transaction returns no rows, so the hold times before are those that refusals have shown.
     fn release<'a>(&self, of: OwnRow<'a>, release: &Release<'_>, _is_first: bool) -> Update<'a> {
-        key::release(of, &Release { hold: None, ..*release })
+        let index = self.names.iter().position(|name| name == of.key);
+        let before = index.and_then(|index| self.hold_times[index]);
+        let hold = release.hold.map(|hold| Hold { before, is_before_known: before.is_some(), ..hold });
+        key::release(of, &Release { hold, ..*release })
     }
 
     fn withdrawal<'a>(&self, of: OwnRow<'a>, row: Option<&Row>, now: Moment) -> Option<Update<'a>> {

@@ -12,7 +12,7 @@
 //! | `key`, with `record` for idempotency; `keys`; `permit` | the kinds |
 //! | `kind` | which kinds there are: the one place that tells them apart |
 //! | `acquire`, `hold`, `ticket` | the requests of an owner, the same for all kinds |
-//! | `join`, `force`, `probe` | the requests of waiters, operators and checks |
+//! | `join`, `reserve`, `force`, `probe` | the requests of waiters, operators and checks |
 //!
 //! The times of a lock's row, by the clock of each reader:
 //!
@@ -45,6 +45,7 @@ mod probe;
 mod read;
 #[cfg(feature = "idempotency")]
 mod record;
+mod reserve;
 mod rules;
 mod semaphore;
 mod table;

@@ -40,6 +40,10 @@ pub(super) const TAIL: &str = "tail";
 pub(super) const HEAD: &str = "head";
 /// Until when the waiter in the last place waits, in milliseconds since the epoch.
 pub(super) const TAIL_UNTIL: &str = "tail_until";
+/// Until when waiters leave the key to [`RESERVED_BY`], in milliseconds since the epoch.
+pub(super) const RESERVED_UNTIL: &str = "reserved_until";
+/// The owner of the waiter for several keys that has reserved this one.
+pub(super) const RESERVED_BY: &str = "reserved_by";
 
 /// The number of permits in the row of a semaphore.
 pub(super) const PERMITS: &str = "permits";
@@ -71,7 +75,7 @@ pub(super) mod tombstone {
     pub(crate) const FORCED_BY: &str = "forced_by";
 }
 
-const RESERVED: [&str; 22] = [
+const RESERVED: [&str; 24] = [
     STATUS,
     LEASE_END,
     EXPIRATION,
@@ -92,6 +96,8 @@ const RESERVED: [&str; 22] = [
     TAIL,
     HEAD,
     TAIL_UNTIL,
+    RESERVED_UNTIL,
+    RESERVED_BY,
     PERMITS,
     FREED_AT,
 ];

@@ -67,7 +67,7 @@ impl Permit {
 
     /// Returns the place that an attempt serves if it succeeds.
     fn place(&self, claim: &Claim<'_>) -> Option<u64> {
-        claim.rank.place.filter(|place| self.passed != Some(*place))
+        claim.rank().place.filter(|place| self.passed != Some(*place))
     }
 
     /// Returns numbers up to that of the permits. As many waiters may take as many free permits at once.
@@ -78,12 +78,12 @@ impl Permit {
     /// There is a free permit for a waiter of this rank, beside those for the waiters ahead, while `ended` permits are
     /// replaced.
     fn is_turn(&self, table: &Table, claim: &Claim<'_>, ended: usize) -> Option<Condition<'static>> {
-        let (Claim { now, .. }, moment) = (claim, claim.rank.moment()?);
+        let (Claim { now, .. }, moment) = (claim, claim.rank().moment()?);
         let moment_ago = count("moment_ago", millis(now.wall.saturating_sub(moment)) + 1);
         // A time that is farther ahead is wrong.
         let is_recent = FREED_AT.between(moment_ago, count("latest", latest(table, *now)));
         let mut is_turn = vec![not(is_recent)];
-        if let LeavesTo::Ahead { place, .. } = claim.rank.leaves_to {
+        if let LeavesTo::Ahead { place, .. } = claim.rank().leaves_to {
             is_turn.extend(self.together().map(|many| {
                 let is_near = not(HEAD.below(count("place_ahead", place.saturating_sub(many.into()))));
                 all([is_near, PERMITS.at_most(count("others", u128::from(self.permits - many) + ended as u128))])
@@ -98,7 +98,7 @@ impl Permit {
     /// Returns `true` if this row gives a permit to a waiter of this rank: what [`is_turn`](Self::is_turn) says, and what
     /// the ends of leases say.
     fn is_turn_in(&self, table: &Table, claim: &Claim<'_>, queue: &Queue, semaphore: &Semaphore) -> bool {
-        let Some(moment) = claim.rank.moment() else { return true };
+        let Some(moment) = claim.rank().moment() else { return true };
         let moment_ago = millis(claim.now.wall.saturating_sub(moment));
         let freed_at = semaphore.freed_at.filter(|freed_at| *freed_at <= latest(table, claim.now));
         if freed_at.max(self.ended.iter().map(|permit| permit.lease_end).max()) <= Some(moment_ago) {
@@ -106,7 +106,7 @@ impl Permit {
         }
         let held = semaphore.permits.len() - self.ended.len();
         let free = u64::from(self.permits).saturating_sub(held as u64);
-        match claim.rank.leaves_to {
+        match claim.rank().leaves_to {
             LeavesTo::Ahead { place, .. } => {
                 let ahead = place.saturating_sub(queue.head).saturating_sub(1);
                 self.together().map(u64::from).any(|many| ahead < many && many <= free)
@@ -269,7 +269,7 @@ impl Rules for Permit {
             row.semaphore = Some(semaphore);
             return Err(Error::new(Cause::Held(row.into_holder(claim.now)), table.place(), &self.key));
         }
-        self.passed = claim.rank.place.filter(|place| *place < row.queue.head);
+        self.passed = claim.rank().place.filter(|place| *place < row.queue.head);
         self.ended.truncate(MAX_PERMITS as usize);
         Ok(None)
     }

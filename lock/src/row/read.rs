@@ -11,7 +11,7 @@ pub(super) use super::attribute::{number_at, string_at};
 use super::expression::{Attribute as _, Path, Rendered, all, any, text};
 use super::names::{
     ACQUIRED_AT, COMPLETED, DATA, ERROR, EXPIRATION, FENCE, HEAD, HOLD, HOLD_DEVIATION, HOLDER, IN_PROGRESS, LATEST,
-    LEASE_END, MAX_FENCE, MAX_PLACE, MAX_SEQUENCE, OWNER, RELEASED, RESUMED, SEMAPHORE, SEQUENCE, STATUS, TAIL,
+    LEASE_END, MAX_FENCE, MAX_PLACE, MAX_SEQUENCE, OWNER, RELEASED, RESERVED_BY, RESERVED_UNTIL, RESUMED, SEMAPHORE, SEQUENCE, STATUS, TAIL,
     TAIL_UNTIL, TRACEPARENT, VALIDATION,
 };
 use super::semaphore::Semaphore;
@@ -20,7 +20,7 @@ use crate::clock::Moment;
 use crate::error::{Cause, Error, ErrorKind, Place};
 use crate::holder::{Data, Holder, HolderKind};
 use crate::limits::{DAY, REQUEST_TIMEOUT};
-use crate::queue::{HoldTime, Queue};
+use crate::queue::{HoldTime, Queue, Reservation};
 use crate::trace::is_context;
 
 /// A row whose attributes were checked.
@@ -44,6 +44,7 @@ pub(crate) struct Row {
     error: Option<Data>,
     validation: Option<String>,
     pub(super) queue: Queue,
+    reservation: Option<Reservation>,
     /// The permits, if the row is that of a semaphore. It then has no owner and no end of its own.
     pub(super) semaphore: Option<Semaphore>,
 }
@@ -126,6 +127,7 @@ impl Row {
             // A value that is not a string is no digest.
             validation: string_at(&mut item, VALIDATION).unwrap_or_default(),
             queue: queue(&item),
+            reservation: reservation(&mut item),
             data: item.remove(DATA).map(Data),
             semaphore: None,
         })
@@ -147,6 +149,7 @@ impl Row {
             error: None,
             validation: None,
             queue: queue(&item),
+            reservation: None,
             semaphore: Some(Semaphore::read(&mut item)?),
             data: item.remove(DATA).map(Data),
         })
@@ -189,6 +192,7 @@ impl Row {
             error: self.error,
             waiters: self.queue.waiters(now),
             queue: self.queue,
+            reservation: self.reservation,
             validation: self.validation,
             trace: self.trace,
             kind: HolderKind::Key,
@@ -328,6 +332,12 @@ pub(super) fn queue(item: &Item) -> Queue {
                 .map(|deviation| deviation.min(mean * 2)),
         }),
     }
+}
+
+fn reservation(item: &mut Item) -> Option<Reservation> {
+    let until = number_at(item, RESERVED_UNTIL, LATEST).ok().flatten()?;
+    let owner = string_at(item, RESERVED_BY).ok().flatten()?;
+    Some(Reservation { owner, until })
 }
 
 /// Returns a time of a hold, which is in milliseconds with a fraction.

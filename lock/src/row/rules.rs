@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::claim::{Claim, Claimed};
-use super::expression::{Condition, Path, Update, hold_time};
+use super::expression::{Condition, Path, To, Update, hold_time};
 use super::names::{HOLD, HOLD_DEVIATION};
 use super::read::Row;
 use super::table::{Item, Table};
@@ -41,6 +41,8 @@ pub(crate) struct Hold {
     pub(crate) since: Duration,
     /// How long the holds before this one took.
     pub(crate) before: Option<HoldTime>,
+    /// The acquire has seen the row. Otherwise a hold time that is there stays.
+    pub(crate) is_before_known: bool,
 }
 
 impl Hold {
@@ -48,7 +50,8 @@ impl Hold {
     pub(super) fn set_in<'a>(&self, update: Update<'a>, end: Duration) -> Update<'a> {
         let HoldTime { mean, deviation } = HoldTime::after(self.before, end.saturating_sub(self.since));
         let deviation = deviation.map_or(Duration::ZERO, |known| known.max(RESOLUTION));
-        update.set(HOLD, hold_time("hold", mean)).set(HOLD_DEVIATION, hold_time("hold_deviation", deviation))
+        let to = if self.is_before_known { To::Value } else { To::Default };
+        update.set(HOLD, to(hold_time("hold", mean))).set(HOLD_DEVIATION, to(hold_time("hold_deviation", deviation)))
     }
 }
 

@@ -5,10 +5,11 @@
 //! there in real time, with 5 ms added to each request. The multiples then count the time of a request without contention.
 //!
 //! Exits with 1 if a target is missed in virtual time. `--test` makes few runs. A name, such as `32` or `± 20`, selects lines
-//! of the first table. `--svg` draws who holds the key when, into the guides.
+//! of the first table, and `sets` the table of sets. `--svg` draws who holds the key when, into the guides.
 
 mod picture;
 mod scene;
+mod sets;
 
 use std::env;
 use std::fs;
@@ -50,6 +51,9 @@ fn main() -> ExitCode {
     let wanted = arguments.iter().skip(1).find(|argument| !argument.starts_with("--")).map_or("", String::as_str);
     let lines: Vec<_> = lines().into_iter().filter(|line| line.name.contains(wanted)).collect();
     print_table(&lines, runs, &mut targets);
+    if wanted.is_empty() || wanted == "sets" {
+        print_sets(if trial { 1 } else { runs.min(11) }, &mut targets);
+    }
     if wanted.is_empty() {
         // In real time, each run takes a minute.
         print_two(if is_virtual { runs * 3 } else { 1 }, &mut targets);
@@ -79,7 +83,7 @@ impl Targets {
     }
 }
 
-fn lines() -> [Line; 8] {
+fn lines() -> [Line; 10] {
     let (at_once, of_4) = (Scene::at_once, |waiters, hold| Scene::permits(4, waiters, hold));
     [
         Line { name: "32, 20 ms steady", scene: at_once(32, Hold::Steady(MS(20))), targets: Some((1.15, 6.5)) },
@@ -90,6 +94,8 @@ fn lines() -> [Line; 8] {
         Line { name: "4 permits: 32, 20 ms", scene: of_4(32, Hold::Steady(MS(20))), targets: Some((1.25, 6.0)) },
         Line { name: "4 permits: 100, 20 ms", scene: of_4(100, Hold::Steady(MS(20))), targets: Some((1.25, 7.0)) },
         Line { name: "4 permits: 8, 200 ms ±", scene: of_4(8, Hold::About(MS(200))), targets: Some((1.15, 6.0)) },
+        Line { name: "two keys: 32, 20 ms", scene: Scene::sets(32, Hold::Steady(MS(20))), targets: Some((1.35, 7.0)) },
+        Line { name: "two keys: 8, 200 ms ±", scene: Scene::sets(8, Hold::About(MS(200))), targets: Some((1.2, 7.0)) },
     ]
 }
 
@@ -154,6 +160,36 @@ fn print_two(runs: u64, targets: &mut Targets) {
             "{:<24}{name:<18}{:>15.1} ms{gap:>18}{:>10.1}{requests:>18}",
             "2, 2 s ± 20 %", figures.gap, figures.requests
         );
+    }
+}
+
+/// Sets of keys beside waiters for one of them, and beside other sets.
+fn print_sets(runs: u64, targets: &mut Targets) {
+    println!("\n{:<24}{:>10}{:>20}{:>18}{:>12}{:>18}", "ten sets, 200 ms ± 20 %", "served", "longest wait", "target", "idle", "target");
+    let backoff = Wait::backoff(Backoff::new().base(MS(20)).cap(MS(200)));
+    for (name, wait) in [("in turn", Wait::in_turn()), ("backoff 20–200 ms", backoff)] {
+        let beside = play(runs, |seed| sets::beside_waiters(wait, Hold::About(MS(200)), seed));
+        let served = beside.iter().map(|run| run.served).min().unwrap_or_default();
+        let longest = beside.iter().map(|run| run.longest_wait.as_secs_f64()).fold(0.0, f64::max);
+        let idle = median(beside.iter().map(|run| run.idle).collect());
+        let (wait_target, idle_target) = if name == "in turn" {
+            (targets.compare(longest, 10.0), targets.compare(idle, 0.2))
+        } else {
+            Default::default()
+        };
+        println!("{name:<24}{served:>10}{longest:>18.1} s{wait_target:>18}{idle:>12.2}{idle_target:>18}");
+    }
+    println!("\n{:<24}{:>20}{:>18}{:>12}", "six sets in a circle", "slowest / mean", "target", "mean");
+    for (name, way) in [("in turn", turns()), ("backoff 20–200 ms", plain())] {
+        let runs = play(runs, |seed| sets::circle(way, Hold::About(MS(300)), seed));
+        let slowest = runs.iter().map(|(slowest, _)| *slowest).fold(1.0, f64::min);
+        let mean = median(runs.iter().map(|(_, mean)| *mean).collect());
+        let target = if name == "in turn" {
+            targets.compare(1.0 - slowest, 0.5).replace("≤ 0.50", "≥ 0.50")
+        } else {
+            String::new()
+        };
+        println!("{name:<24}{slowest:>20.2}{target:>18}{mean:>12.0}");
     }
 }
 

@@ -10,7 +10,7 @@ use aws_sdk_dynamodb::operation::update_item::UpdateItemError;
 use aws_sdk_dynamodb::types::AttributeValue;
 use fastrand::Rng;
 use lambda_lock::embedded::{Answer, Faults, Host, Intercept};
-use lambda_lock::{Acquire, Lock, Locks, Wait};
+use lambda_lock::{Error, Lock, LockSet, Locks, Wait};
 use lambda_lock_tests::request::{Purpose, purpose_of};
 use lambda_lock_tests::{World, median};
 use serde_json::Value;
@@ -29,13 +29,15 @@ pub(crate) enum Contended {
     Key,
     /// A semaphore with so many permits.
     Permits(u32),
+    /// These keys at once.
+    Keys(&'static [&'static str]),
 }
 
 impl Contended {
     /// How many can have it at a time.
     fn capacity(self) -> u32 {
         match self {
-            Self::Key => 1,
+            Self::Key | Self::Keys(_) => 1,
             Self::Permits(permits) => permits,
         }
     }
@@ -63,7 +65,7 @@ impl Hold {
         mean
     }
 
-    fn draw(self, random: &mut Rng) -> Duration {
+    pub(crate) fn draw(self, random: &mut Rng) -> Duration {
         match self {
             Self::Steady(mean) => mean,
             Self::About(mean) => mean.mul_f64(0.8 + 0.4 * random.f64()),
@@ -105,6 +107,10 @@ impl Scene {
 
     pub(crate) const fn permits(permits: u32, waiters: u32, hold: Hold) -> Self {
         Self { contended: Contended::Permits(permits), ..Self::at_once(waiters, hold) }
+    }
+
+    pub(crate) const fn sets(waiters: u32, hold: Hold) -> Self {
+        Self { contended: Contended::Keys(&["first", "second"]), ..Self::at_once(waiters, hold) }
     }
 
     /// Returns the shortest total of so many holds with this time of a request: rounds × (hold + 2 requests).
@@ -181,19 +187,19 @@ pub(crate) fn request_time() -> Duration {
 }
 
 /// Sets the seed of the thread's generator, which also draws the name of the table. In real time, each run has a new table.
-fn seed_thread(seed: u64) {
+pub(crate) fn seed_thread(seed: u64) {
     if is_virtual() {
         fastrand::seed(seed);
     }
 }
 
 /// A single thread, in virtual time on the embedded engine.
-fn runtime() -> Runtime {
+pub(crate) fn runtime() -> Runtime {
     Builder::new_current_thread().enable_all().start_paused(is_virtual()).build().unwrap()
 }
 
 /// The table, and a clock that is right.
-struct Stage {
+pub(crate) struct Stage {
     world: World,
     journal: Arc<Journal>,
     clock: Host,
@@ -202,17 +208,28 @@ struct Stage {
 }
 
 impl Stage {
-    async fn set(lease: Duration, contended: Contended) -> Self {
+    pub(crate) async fn set(lease: Duration, contended: Contended) -> Self {
         let world = World::starting_at(SystemTime::UNIX_EPOCH + Duration::from_hours(500_000)).await;
         let clock = world.host().build();
         Self { journal: Arc::new(Journal::default()), world, clock, lease, contended }
     }
 
-    fn now(&self) -> SystemTime {
+    pub(crate) fn now(&self) -> SystemTime {
         self.clock.now()
     }
 
-    fn contender(&self, way: Way, fault: Fault, random: &mut Rng, waiter: Option<Waiter>) -> Contender {
+    pub(crate) fn contender(&self, way: Way, fault: Fault, random: &mut Rng, waiter: Option<Waiter>) -> Contender {
+        self.contender_for(self.contended, way, fault, random, waiter)
+    }
+
+    pub(crate) fn contender_for(
+        &self,
+        contended: Contended,
+        way: Way,
+        fault: Fault,
+        random: &mut Rng,
+        waiter: Option<Waiter>,
+    ) -> Contender {
         // In real time, timers round up, by half a millisecond on average.
         let latency = if is_virtual() { REQUEST / 2 } else { Duration::from_millis(2) };
         let mut faults = Faults::seeded(random.u64(..)).latency(latency..latency);
@@ -230,13 +247,18 @@ impl Stage {
         }
         let host = host.build();
         let locks = self.world.locks(&host).lease(self.lease).build().unwrap();
-        let contended = self.contended;
         Contender { contended, way, table: self.world.table.clone(), client: host.client(), host, locks }
     }
 }
 
+/// What a contender has.
+pub(crate) enum Held {
+    Lock(Lock),
+    Set(LockSet),
+}
+
 /// One that wants the key, on a host of its own.
-struct Contender {
+pub(crate) struct Contender {
     contended: Contended,
     way: Way,
     host: Host,
@@ -246,7 +268,7 @@ struct Contender {
 }
 
 impl Contender {
-    async fn work(&self, hold: Duration) {
+    pub(crate) async fn work(&self, hold: Duration) {
         self.finish(self.acquire().await, hold).await;
     }
 
@@ -262,23 +284,27 @@ impl Contender {
     async fn barge(self, hold: Hold, mut random: Rng) {
         loop {
             sleep(Hold::Exponential(Duration::from_millis(100)).draw(&mut random)).await;
-            if let Ok(lock) = self.asking().await {
-                self.finish(Some(lock), hold.draw(&mut random)).await;
+            if let Ok(held) = self.ask(None).await {
+                self.finish(Some(held), hold.draw(&mut random)).await;
             }
         }
     }
 
-    fn asking(&self) -> Acquire {
+    pub(crate) async fn ask(&self, wait: Option<Wait>) -> Result<Held, Error> {
+        let wait = wait.unwrap_or(Wait::in_turn().max_attempts(1));
         match self.contended {
-            Contended::Key => self.locks.acquire(KEY),
-            Contended::Permits(permits) => self.locks.semaphore(KEY, permits).acquire(),
+            Contended::Key => self.locks.acquire(KEY).wait(wait).await.map(Held::Lock),
+            Contended::Permits(permits) => {
+                self.locks.semaphore(KEY, permits).acquire().wait(wait).await.map(Held::Lock)
+            }
+            Contended::Keys(keys) => self.locks.acquire_all(keys.iter().copied()).wait(wait).await.map(Held::Set),
         }
     }
 
     /// Acquires the key. With the bare SDK, there is nothing to return.
-    async fn acquire(&self) -> Option<Lock> {
+    pub(crate) async fn acquire(&self) -> Option<Held> {
         match self.way {
-            Way::Lock(wait) => Some(self.asking().wait(wait.up_to(PATIENCE)).await.unwrap()),
+            Way::Lock(wait) => Some(self.ask(Some(wait.up_to(PATIENCE))).await.unwrap()),
             Way::Polling => {
                 while !self.try_bare().await {
                     sleep(Duration::from_millis(50)).await;
@@ -288,10 +314,14 @@ impl Contender {
         }
     }
 
-    async fn finish(&self, key: Option<Lock>, hold: Duration) {
+    pub(crate) async fn finish(&self, held: Option<Held>, hold: Duration) {
         sleep(hold).await;
-        let Some(lock) = key else { return self.release_bare().await };
-        match lock.release().await {
+        let released = match held {
+            Some(Held::Lock(lock)) => lock.release().await,
+            Some(Held::Set(set)) => set.release().await,
+            None => return self.release_bare().await,
+        };
+        match released {
             // If the next holder has released the key too, a release whose answer was lost does not know itself.
             Err(error) if !error.is_lost() => panic!("{error}"),
             _ => {}
@@ -336,7 +366,7 @@ fn number(time: Duration) -> AttributeValue {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
-struct Waiter(u32);
+pub(crate) struct Waiter(u32);
 
 impl Waiter {
     const NEWCOMER: Self = Self(u32::MAX);
@@ -355,8 +385,12 @@ struct Observer {
 
 impl Intercept for Observer {
     fn answer(&self, operation: &str, request: &Value, answer: &mut Answer) {
-        let (purpose, is_bare) =
-            (purpose_of(operation, request), |name: &str| request["ExpressionAttributeValues"][name].is_object());
+        // The writes of a transaction are all for the same.
+        let purpose = match request.pointer("/TransactItems/0/Update") {
+            Some(update) => purpose_of("UpdateItem", update),
+            None => purpose_of(operation, request),
+        };
+        let is_bare = |name: &str| request["ExpressionAttributeValues"][name].is_object();
         let is_acquire = purpose == Some(Purpose::Acquire) || is_bare(":bare_end");
         let is_release = purpose == Some(Purpose::Release) || is_bare(":released");
         if answer.status == 200 && (is_acquire || is_release) {

@@ -226,7 +226,7 @@ impl Observe for Ledger {
                     state.last_released.insert(key, owner);
                 }
             }
-            Purpose::ForceRelease | Purpose::Tidy | Purpose::Complete | Purpose::Own => {
+            Purpose::Reserve | Purpose::ForceRelease | Purpose::Tidy | Purpose::Complete | Purpose::Own => {
                 unreachable!("no lock of a history has such a request")
             }
         }

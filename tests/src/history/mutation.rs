@@ -153,6 +153,13 @@ impl Mutation {
         Self { name: "permits are freed a day later", request: freed_later, ..Self::NONE },
     ];
 
+    /// The mistakes in reservations, as [`QUEUE`](Self::QUEUE).
+    pub const RESERVATIONS: [Self; 3] = [
+        Self { name: "keys are reserved for a day longer", request: reserved_later, ..Self::NONE },
+        Self { name: "keys are reserved for nobody", request: reserved_for_nobody, ..Self::NONE },
+        Self { name: "one of several keys is reserved", request: half_reserved, ..Self::NONE },
+    ];
+
     pub(crate) const NONE: Self = Self {
         name: "",
         breaks: "",
@@ -342,8 +349,7 @@ fn place_as_lock(request: &Request, answer: &mut Answer) {
 }
 
 fn place_kept(request: &mut Request) {
-    let Some(acquire) = request.update_for(Purpose::Acquire) else { return };
-    if acquire.sets("head").is_some() {
+    for acquire in request.writes_for(Purpose::Acquire).filter(|acquire| acquire.sets("head").is_some()) {
         let head = acquire.set_mut("head");
         *head = Operand::IfNotExists(Path::attribute("head"), Box::new(head.clone()));
     }
@@ -359,16 +365,33 @@ fn tail_rewound(request: &mut Request) {
 }
 
 fn hold_time(request: &mut Request, milliseconds: u64) {
-    let Some(release) = request.update_for(Purpose::Release) else { return };
     // The release of a withdrawal has none.
-    if release.sets("hold").is_some() {
+    for release in request.writes_for(Purpose::Release).filter(|release| release.sets("hold").is_some()) {
         *release.set_mut("hold") = Operand::number(milliseconds);
     }
 }
 
 fn freed_later(request: &mut Request) {
-    if let Some(release) = request.update_for(Purpose::Release).filter(|release| release.sets("freed_at").is_some()) {
+    for release in request.writes_for(Purpose::Release).filter(|release| release.sets("freed_at").is_some()) {
         release.change("freed_at", |freed_at| freed_at + 86_400_000);
+    }
+}
+
+fn reserved_later(request: &mut Request) {
+    for reservation in request.writes_for(Purpose::Reserve) {
+        reservation.change("reserved_until", |until| until + 86_400_000);
+    }
+}
+
+fn reserved_for_nobody(request: &mut Request) {
+    for reservation in request.writes_for(Purpose::Reserve) {
+        *reservation.set_mut("reserved_by") = Operand::text("nobody");
+    }
+}
+
+fn half_reserved(request: &mut Request) {
+    if request.is_transaction_for(Purpose::Reserve) {
+        request.writes.truncate(1);
     }
 }
 

@@ -43,6 +43,10 @@ pub(crate) enum Operand {
 }
 
 impl Operand {
+    pub(crate) fn text(text: &str) -> Self {
+        Self::Value(json!({ "S": text }))
+    }
+
     pub(crate) fn number(number: u64) -> Self {
         Self::Value(json!({ "N": number.to_string() }))
     }

@@ -183,7 +183,7 @@ impl Observe for Ledger {
             }
             Purpose::Tidy => {}
             Purpose::Join => state.counts.joined += 1,
-            Purpose::ForceRelease | Purpose::Complete | Purpose::Own => {
+            Purpose::Reserve | Purpose::ForceRelease | Purpose::Complete | Purpose::Own => {
                 unreachable!("no semaphore of a history has such a request")
             }
         }

@@ -139,7 +139,8 @@ impl Ledger {
                 }
                 state.applied.insert((key, fence), holder);
             }
-            Purpose::Join => {}
+            Purpose::Join => state.counts.joined += 1,
+            Purpose::Reserve => state.counts.reserved += 1,
             Purpose::Withdraw => {
                 state.counts.withdrawn += 1;
                 let row = state.rows.entry(key.clone()).or_default();

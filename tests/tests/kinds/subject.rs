@@ -68,6 +68,11 @@ pub(crate) trait Subject: Sized {
         LoseAnswers::to(Self::OPERATION, which)
     }
 
+    /// Loses the answer to the first place that a waiter takes.
+    fn lose_place() -> LoseAnswers {
+        LoseAnswers::to("UpdateItem", if Self::OPERATION == "UpdateItem" { 2..=2 } else { 1..=1 })
+    }
+
     /// Holds back these writes of a host, counted from 1.
     fn hold_back(which: RangeInclusive<u32>) -> Late {
         if Self::OPERATION == "UpdateItem" { Late::updates(which) } else { Late::transactions(which) }
@@ -124,7 +129,6 @@ impl Subject for SeveralKeys {
     fn cannot(ability: Ability) -> Option<&'static str> {
         match ability {
             Ability::HandOver => Some("a set has no ticket: a ticket names one key"),
-            Ability::TakeTurns => Some("a place with one key says nothing about the others"),
             _ => None,
         }
     }

@@ -81,7 +81,7 @@ pub(crate) async fn lying_hints_cost_time_only<S: Subject>() {
     }
     let world = World::new().await;
     let (ours, theirs) = (world.default_locks(), world.default_locks());
-    for name in ["tail", "head", "tail_until", "hold", "hold_deviation", "freed_at"] {
+    for name in ["tail", "head", "tail_until", "hold", "hold_deviation", "freed_at", "reserved_until"] {
         for value in [
             AttributeValue::N("-1".to_owned()),
             AttributeValue::N("9e125".to_owned()),
@@ -94,6 +94,7 @@ pub(crate) async fn lying_hints_cost_time_only<S: Subject>() {
             acquired::<S>(&ours).await.release().await.unwrap();
             let mut row = world.row(S::KEYS[0]).await.unwrap();
             row.insert(name.to_owned(), value.clone());
+            row.insert("reserved_by".to_owned(), AttributeValue::S("somebody".to_owned()));
             world.put_row(row).await;
             let mut first = acquired::<S>(&ours).await;
             let release = async {
@@ -138,8 +139,8 @@ pub(crate) async fn a_place_whose_answer_was_lost_does_not_stop_its_waiter<S: Su
     }
     let world = World::new().await;
     let mut first = acquired::<S>(&world.default_locks()).await;
-    // The second request takes the place. The SDK repeats it.
-    let host = world.host().intercept(S::lose_answers(2..=2)).build();
+    // The SDK repeats the request.
+    let host = world.host().intercept(S::lose_place()).build();
     let locks = world.locks_with_quick_retries(&host).build().unwrap();
     let serve = async {
         places_given::<S>(&world, 2).await;

@@ -7,6 +7,7 @@ mod lost_answers;
 mod release;
 mod renew;
 mod run;
+mod turns;
 mod waiting;
 
 use std::ops::RangeInclusive;

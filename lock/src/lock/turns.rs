@@ -1,0 +1,205 @@
+//! The turns of a waiter, with one key or with each of several.
+//!
+//! A waiter for several keys takes a place with each key that refuses it, and asks when the last of them should be free. It
+//! is then next in line with all of them, or others have passed it. But others may take the key that is free first, each
+//! time. So it reserves its keys: until the last of them should be free, other waiters leave them to it.
+//!
+//! A reservation names all keys of its waiter, or none: two waiters cannot each have a part. It ends at its time, whatever
+//! becomes of its waiter.
+
+use std::time::Duration;
+
+use super::turn::{Action, Turn, after_failures};
+use crate::clock::{Moment, millis};
+use crate::holder::Holder;
+use crate::queue::{Queue, Reservation};
+use crate::row::{LeavesTo, Rank};
+
+/// What a waiter knows of its keys.
+#[derive(Debug)]
+pub(super) struct Turns {
+    /// In the order of the keys.
+    each: Vec<Turn>,
+    /// The keys that have refused the last attempt.
+    refusing: Vec<usize>,
+    /// One holder has all keys, so they come free together.
+    has_one_holder: bool,
+    /// How many attempts have conflicted with transactions since the last answer that told something.
+    conflicts: u32,
+    reserved: Option<Reserved>,
+}
+
+/// The last reservation.
+#[derive(Debug)]
+struct Reserved {
+    /// In milliseconds since the epoch.
+    until: u64,
+    /// When this waiter may reserve its keys again.
+    again: u64,
+}
+
+/// The next step of a waiter.
+#[derive(Debug, PartialEq)]
+pub(super) enum Step {
+    Ask(Duration),
+    /// To take a place with these keys.
+    Join {
+        keys: Vec<usize>,
+        delay: Duration,
+    },
+    /// To reserve these keys for this time.
+    Reserve {
+        keys: Vec<usize>,
+        time: Duration,
+    },
+    /// Nothing can be predicted.
+    BackOff,
+}
+
+impl Turns {
+    /// Creates the turns of a waiter for so many keys, each of which so many owners can have at a time.
+    pub(super) fn new(capacity: u32, keys: usize) -> Self {
+        Self {
+            each: (0..keys).map(|_| Turn::new(capacity)).collect(),
+            refusing: Vec::new(),
+            has_one_holder: false,
+            conflicts: 0,
+            reserved: None,
+        }
+    }
+
+    /// Takes note of a refused attempt of `owner` that took `round_trip`, with the index and the holder of each key that
+    /// refused it.
+    pub(super) fn see<'a>(
+        &mut self,
+        refused: impl Iterator<Item = (usize, &'a Holder)>,
+        owner: &str,
+        clock_skew: Duration,
+        now: Moment,
+        round_trip: Duration,
+    ) {
+        self.refusing.clear();
+        let mut holder_of_all = None;
+        let mut has_one_holder = true;
+        for (index, holder) in refused {
+            let others = holder.reservation.as_ref().filter(|reservation| {
+                reservation.owner != owner && reservation.until <= Reservation::latest(now, clock_skew)
+            });
+            self.each[index].see(holder, others.map(|reservation| reservation.until), now, round_trip);
+            self.refusing.push(index);
+            has_one_holder &= holder.owner.is_some() && holder.owner == *holder_of_all.get_or_insert(holder.owner.clone());
+        }
+        self.has_one_holder = has_one_holder && self.refusing.len() == self.each.len();
+        self.conflicts = 0;
+    }
+
+    /// Takes note of a place that this waiter was given with this key, and of the row.
+    pub(super) fn joined(&mut self, index: usize, place: u64, holder: &Holder, now: Moment, round_trip: Duration) {
+        self.each[index].joined(place);
+        self.each[index].see(holder, None, now, round_trip);
+    }
+
+    /// Takes note of a join that failed. Returns the delay before this waiter asks, and joins again if it is refused.
+    pub(super) fn join_failed(&mut self, index: usize, random: f64) -> Duration {
+        self.each[index].join_failed(random)
+    }
+
+    /// Takes note of an attempt that conflicted with a transaction. Returns the delay before the next one. It is shorter than
+    /// that of plain backoff, because this may be the waiter's turn.
+    pub(super) fn conflicted(&mut self, random: f64) -> Duration {
+        self.conflicts += 1;
+        after_failures(self.conflicts, random)
+    }
+
+    /// Takes note of a reservation for this time, or of one that failed.
+    pub(super) fn reserved(&mut self, is_reserved: bool, time: Duration, now: Moment) {
+        let (until, again) = (if is_reserved { time } else { Duration::ZERO }, if is_reserved { 2 * time } else { time });
+        let at = |time| millis(now.wall.saturating_add(time));
+        self.reserved = Some(Reserved { until: at(until), again: at(again) });
+    }
+
+    /// Returns by how much a request of this time took longer than the fastest one.
+    pub(super) fn excess(&self, round_trip: Duration) -> Duration {
+        self.each.iter().map(|turn| turn.excess(round_trip)).max().unwrap_or_default()
+    }
+
+    /// Returns `true` if this waiter has a place in a queue.
+    pub(super) fn has_place(&self) -> bool {
+        self.each.iter().any(Turn::has_place)
+    }
+
+    /// Returns how many waiters are ahead of this one.
+    pub(super) fn ahead(&self, index: usize) -> u64 {
+        self.each[index].ahead()
+    }
+
+    /// Returns `true` if the keys that refused the last attempt, or permits of theirs, were free then.
+    pub(super) fn is_free(&self) -> bool {
+        self.refusing.iter().all(|index| self.each[*index].is_free())
+    }
+
+    /// Returns the queue of a key, as it was seen last.
+    pub(super) fn queue(&self, index: usize) -> Queue {
+        self.each[index].queue()
+    }
+
+    /// Returns the rank of the next attempt for each key. A waiter that takes no place leaves the keys to nobody.
+    pub(super) fn ranks(&self, takes_place: bool, now: Moment) -> Vec<Rank> {
+        let has_reserved = self.reserved.as_ref().is_some_and(|reserved| now.millis() < reserved.until);
+        let rank = |turn: &Turn| {
+            let rank = turn.rank(takes_place);
+            if has_reserved { Rank { leaves_to: LeavesTo::Reservation, ..rank } } else { rank }
+        };
+        self.each.iter().map(rank).collect()
+    }
+
+    /// Returns the next step after a refusal. `random` is between 0 and 1.
+    pub(super) fn next(&self, now: Moment, takes_place: bool, random: f64) -> Step {
+        let (mut joins, mut until_join, mut until_turn) = (Vec::new(), Duration::ZERO, Duration::ZERO);
+        for index in self.with_queues() {
+            match self.each[index].next(now, takes_place, random) {
+                (Action::BackOff, _) => return Step::BackOff,
+                (Action::Join, delay) => {
+                    joins.push(index);
+                    until_join = until_join.max(delay);
+                }
+                (Action::Ask, delay) => until_turn = until_turn.max(delay),
+            }
+        }
+        if !joins.is_empty() {
+            return Step::Join { keys: joins, delay: until_join };
+        }
+        self.reservation(now).unwrap_or(Step::Ask(until_turn))
+    }
+
+    /// Returns the keys that refused the last attempt and whose queues count. If one holder has all keys, a place with one of
+    /// them is enough while nobody waits for another.
+    fn with_queues(&self) -> impl Iterator<Item = usize> {
+        let first = self.refusing.iter().min().copied();
+        self.refusing.iter().copied().filter(move |index| {
+            !self.has_one_holder || Some(*index) == first || self.each[*index].has_place() || self.each[*index].has_waiters()
+        })
+    }
+
+    /// Reserves the keys that are known, if others could take one before all are free. A key whose holds are short is reserved
+    /// only for about the last one.
+    fn reservation(&self, now: Moment) -> Option<Step> {
+        let keys: Vec<_> = (0..self.each.len()).filter(|index| self.each[*index].is_known()).collect();
+        let is_soon = self.reserved.as_ref().is_some_and(|reserved| now.millis() < reserved.again);
+        if keys.len() < 2 || self.has_one_holder || is_soon {
+            return None;
+        }
+        let left = |index: &usize| Some((self.each[*index].until_its_turn(now)?, *index));
+        let left: Option<Vec<_>> = self.refusing.iter().map(left).collect();
+        let (longest, last) = left?.into_iter().max()?;
+        let hold_time = |index: usize| self.each[index].hold_time();
+        let others = keys.iter().filter(|index| **index != last).filter_map(|index| hold_time(*index));
+        let lead = others.map(|hold| hold.mean).max()? + self.each[last].courtesy();
+        if longest > lead {
+            return Some(Step::Ask(longest - lead));
+        }
+        let deviation = hold_time(last).map(|hold| hold.deviation()).unwrap_or_default();
+        let time = longest + (2 * deviation).min(lead) + self.each[last].courtesy();
+        Some(Step::Reserve { keys, time: time.min(Reservation::LONGEST) })
+    }
+}

@@ -1,0 +1,294 @@
+//! Waiters for several keys take turns with waiters for one of them, and reserve their keys.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, SystemTime};
+
+use aws_sdk_dynamodb::types::AttributeValue;
+use fastrand::Rng;
+use lambda_lock::embedded::{DynamoDb, Faults, Host};
+use lambda_lock::{Backoff, Lock, Locks, Wait};
+use lambda_lock_tests::history::Mutation;
+use lambda_lock_tests::invocation::millis;
+use lambda_lock_tests::{Late, World};
+use tokio::task::JoinSet;
+use tokio::time::{Instant, sleep, timeout};
+
+use crate::{KEYS, assert_free, ms, number, rows, text};
+
+const ENOUGH: Duration = Duration::from_secs(30);
+const HOLD: Duration = Duration::from_millis(200);
+
+/// Acquires each key on a host of its own. Holds are known to take as long as this.
+async fn holders(world: &World, hold: Duration) -> [Lock; 2] {
+    for key in KEYS {
+        world.default_locks().acquire(key).await.unwrap().release().await.unwrap();
+        let mut row = world.row(key).await.unwrap();
+        row.insert("hold".to_owned(), AttributeValue::N(hold.as_millis().to_string()));
+        row.insert("hold_deviation".to_owned(), AttributeValue::N("1".to_owned()));
+        world.put_row(row).await;
+    }
+    let [first, second] = KEYS.map(|key| world.default_locks().acquire(key).into_future());
+    [first.await.unwrap(), second.await.unwrap()]
+}
+
+/// Waits until both rows have this attribute.
+async fn both_have(world: &World, name: &str) {
+    let both = async {
+        while !rows(world).await.iter().flatten().all(|row| row.contains_key(name)) {
+            sleep(ms(2)).await;
+        }
+    };
+    timeout(ENOUGH, both).await.unwrap_or_else(|_| panic!("no `{name}`"));
+}
+
+/// Reserves both keys for another waiter for so long.
+async fn reserve(world: &World, owner: &str, time: Duration) {
+    for mut row in rows(world).await.into_iter().flatten() {
+        let until = millis(SystemTime::now() + time);
+        row.insert("reserved_until".to_owned(), AttributeValue::N(until.to_string()));
+        row.insert("reserved_by".to_owned(), text(owner));
+        world.put_row(row).await;
+    }
+}
+
+#[tokio::test]
+async fn a_set_takes_a_place_with_each_holder_and_is_served() {
+    let world = World::new().await;
+    let held = holders(&world, HOLD).await;
+    let waiting = tokio::spawn(world.default_locks().acquire_all(KEYS).wait(ENOUGH).into_future());
+    both_have(&world, "tail").await;
+    for lock in held {
+        lock.release().await.unwrap();
+    }
+    let set = waiting.await.unwrap().unwrap();
+    for row in rows(&world).await.iter().flatten() {
+        assert_eq!((number(row, "tail"), number(row, "head")), (1, 1));
+        assert!(!row.contains_key("reserved_until") && !row.contains_key("reserved_by"));
+    }
+    set.release().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_set_takes_one_place_while_one_holder_has_all_keys() {
+    let world = World::new().await;
+    let holder = world.default_locks().acquire_all(KEYS).await.unwrap();
+    let waiting = tokio::spawn(world.default_locks().acquire_all(KEYS).wait(ENOUGH).into_future());
+    let joined = async {
+        while !world.row(KEYS[0]).await.unwrap().contains_key("tail") {
+            sleep(ms(2)).await;
+        }
+    };
+    timeout(ENOUGH, joined).await.unwrap();
+    holder.release().await.unwrap();
+    let set = waiting.await.unwrap().unwrap();
+    let [first, second] = rows(&world).await.map(Option::unwrap);
+    assert_eq!(number(&first, "head"), 1);
+    assert!(!second.contains_key("tail"), "{second:?}");
+    set.release().await.unwrap();
+}
+
+#[tokio::test]
+async fn the_hold_time_of_a_set_is_that_of_its_keys() {
+    let world = World::new().await;
+    world.default_locks().acquire_all(KEYS).await.unwrap().release().await.unwrap();
+    assert!(rows(&world).await.iter().flatten().all(|row| row.contains_key("hold")));
+    let [first, second] = holders(&world, HOLD).await;
+    first.release().await.unwrap();
+    second.release().await.unwrap();
+    let before = rows(&world).await.map(|row| row.unwrap()["hold"].clone());
+    // It has not seen the rows, so it leaves the hold time that it does not know.
+    world.default_locks().acquire_all(KEYS).await.unwrap().release().await.unwrap();
+    assert_eq!(rows(&world).await.map(|row| row.unwrap()["hold"].clone()), before);
+}
+
+#[tokio::test]
+async fn a_set_that_is_next_reserves_its_keys_until_they_should_be_free() {
+    let world = World::new().await;
+    let held = holders(&world, Duration::from_secs(10)).await;
+    let host = world.host().build();
+    let locks = world.locks(&host).build().unwrap();
+    let waiting = tokio::spawn(locks.acquire_all(KEYS).wait(ENOUGH).into_future());
+    both_have(&world, "reserved_until").await;
+    let [first, second] = rows(&world).await.map(Option::unwrap);
+    assert_eq!(first["reserved_by"], second["reserved_by"]);
+    assert_eq!(number(&first, "reserved_until"), number(&second, "reserved_until"));
+    let left = number(&first, "reserved_until").saturating_sub(millis(host.now()));
+    assert!((5_000..=15_000).contains(&left), "{left}");
+    waiting.abort();
+    for lock in held {
+        lock.release().await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn waiters_in_turn_leave_a_reserved_key_until_the_reservation_ends() {
+    let world = World::new().await;
+    assert_free(&world).await;
+    reserve(&world, "another", ms(400)).await;
+    let started = Instant::now();
+    let lock = world.default_locks().acquire(KEYS[0]).wait(ENOUGH).await.unwrap();
+    assert!((ms(350)..ms(5000)).contains(&started.elapsed()), "{:?}", started.elapsed());
+    lock.release().await.unwrap();
+    reserve(&world, "another", ms(400)).await;
+    let started = Instant::now();
+    let set = world.default_locks().acquire_all(KEYS).wait(ENOUGH).await.unwrap();
+    assert!((ms(350)..ms(5000)).contains(&started.elapsed()), "{:?}", started.elapsed());
+    set.release().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_single_attempt_and_plain_backoff_and_the_last_attempt_owe_nothing_to_a_reservation() {
+    let world = World::new().await;
+    let locks = world.default_locks();
+    assert_free(&world).await;
+    reserve(&world, "another", Duration::from_secs(50)).await;
+    locks.acquire(KEYS[0]).await.unwrap().release().await.unwrap();
+    locks.acquire_all(KEYS).await.unwrap().release().await.unwrap();
+    let plain = Wait::backoff(Backoff::new()).max_attempts(2);
+    locks.acquire(KEYS[0]).wait(plain).await.unwrap().release().await.unwrap();
+    locks.acquire_all(KEYS).wait(plain).await.unwrap().release().await.unwrap();
+    locks.acquire(KEYS[0]).wait(ms(100)).await.unwrap().release().await.unwrap();
+    locks.acquire_all(KEYS).wait(ms(100)).await.unwrap().release().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_reservation_that_is_longer_than_any_does_not_count() {
+    let world = World::new().await;
+    assert_free(&world).await;
+    reserve(&world, "another", Duration::from_hours(1)).await;
+    let lock = timeout(ms(5000), world.default_locks().acquire(KEYS[0]).wait(ENOUGH).into_future()).await;
+    lock.unwrap().unwrap().release().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_reservation_needs_the_rows_of_locks() {
+    let world = World::new().await;
+    let held = holders(&world, Duration::from_secs(10)).await;
+    // After the first attempt. The SDK repeats it.
+    let late = Late::transactions(2..=9);
+    let host = world.host().intercept(late.clone()).build();
+    let locks = world.locks(&host).build().unwrap();
+    let waiting = tokio::spawn(locks.acquire_all(KEYS).wait(ENOUGH).into_future());
+    both_have(&world, "tail").await;
+    sleep(ms(1500)).await;
+    waiting.abort();
+    for lock in held {
+        lock.release().await.unwrap();
+    }
+    world.delete_row(KEYS[1]).await;
+    assert!(!late.deliver(&world).await);
+    let [first, second] = rows(&world).await;
+    assert!(second.is_none() && !first.unwrap().contains_key("reserved_until"));
+}
+
+/// A host whose requests take 5 ms, in virtual time, and its locks.
+async fn virtual_host(mutation: Option<Mutation>) -> (Host, Locks) {
+    fastrand::seed(7);
+    let engine = DynamoDb::starting_at(SystemTime::UNIX_EPOCH + Duration::from_hours(500_000)).unwrap();
+    let latency = Duration::from_micros(2500);
+    let host = engine.host().faults(Faults::seeded(7).latency(latency..latency));
+    let host = match mutation {
+        Some(mutation) => host.intercept(mutation),
+        None => host,
+    };
+    let host = host.build();
+    Locks::builder(engine.client(), "locks").build().unwrap().create_table().await.unwrap();
+    let locks = Locks::builder(host.client(), "locks").build().unwrap();
+    (host, locks)
+}
+
+/// Three waiters in turn for each key, which use it again and again.
+struct Others {
+    tasks: JoinSet<()>,
+    holds: Arc<AtomicU32>,
+}
+
+impl Others {
+    fn start(locks: &Locks) -> Self {
+        let (mut tasks, holds) = (JoinSet::new(), Arc::new(AtomicU32::new(0)));
+        for number in 0..6 {
+            let (locks, holds) = (locks.clone(), Arc::clone(&holds));
+            let mut random = Rng::with_seed(number.into());
+            tasks.spawn(async move {
+                sleep(ms(37) * number).await;
+                loop {
+                    let lock = locks.acquire(KEYS[number as usize % 2]).wait(Duration::from_mins(5)).await.unwrap();
+                    sleep(HOLD.mul_f64(0.5 + random.f64())).await;
+                    lock.release().await.unwrap();
+                    holds.fetch_add(1, Ordering::Relaxed);
+                }
+            });
+        }
+        Self { tasks, holds }
+    }
+
+    /// Returns how often they had a key.
+    async fn stop(mut self) -> u32 {
+        self.tasks.abort_all();
+        while let Some(ended) = self.tasks.join_next().await {
+            assert!(ended.unwrap_err().is_cancelled());
+        }
+        self.holds.load(Ordering::Relaxed)
+    }
+}
+
+#[tokio::test]
+async fn sets_do_not_starve_beside_waiters_for_their_keys() {
+    tokio::time::pause();
+    let (host, locks) = virtual_host(None).await;
+    let others = Others::start(&locks);
+    for number in 0..10 {
+        let asked = host.now();
+        let set = locks.acquire_all(KEYS).wait(ENOUGH).await.unwrap();
+        let waited = host.now().duration_since(asked).unwrap();
+        assert!(waited < Duration::from_secs(2), "set {number} waited {waited:?}");
+        sleep(HOLD).await;
+        set.release().await.unwrap();
+    }
+    others.stop().await;
+}
+
+#[tokio::test]
+async fn sets_in_a_circle_get_equal_shares() {
+    const CIRCLE: [[&str; 2]; 3] = [["a", "b"], ["b", "c"], ["c", "a"]];
+    tokio::time::pause();
+    let (_, locks) = virtual_host(None).await;
+    let served: Arc<[AtomicU32; 6]> = Arc::default();
+    let mut workers = JoinSet::new();
+    for worker in 0..6 {
+        let (locks, served) = (locks.clone(), Arc::clone(&served));
+        workers.spawn(async move {
+            loop {
+                let set = locks.acquire_all(CIRCLE[worker % 3]).wait(Duration::from_mins(5)).await.unwrap();
+                served[worker].fetch_add(1, Ordering::Relaxed);
+                sleep(ms(300)).await;
+                set.release().await.unwrap();
+            }
+        });
+    }
+    sleep(Duration::from_mins(1)).await;
+    workers.abort_all();
+    let served: Vec<_> = served.iter().map(|served| served.load(Ordering::Relaxed)).collect();
+    let least = served.iter().min().copied().unwrap();
+    assert!(12 * least >= served.iter().sum::<u32>(), "{served:?}");
+}
+
+#[tokio::test]
+async fn a_mistake_in_a_reservation_costs_others_little() {
+    tokio::time::pause();
+    for mutation in Mutation::RESERVATIONS {
+        let (_, locks) = virtual_host(Some(mutation)).await;
+        let (others, started) = (Others::start(&locks), Instant::now());
+        for _ in 0..10 {
+            if let Ok(set) = locks.acquire_all(KEYS).wait(Duration::from_secs(3)).await {
+                set.release().await.unwrap();
+            }
+        }
+        let took = started.elapsed();
+        let holds = others.stop().await;
+        // Without the sets, each key has a hold every 210 ms on average.
+        let without = 2.0 * took.as_secs_f64() / 0.21;
+        assert!(f64::from(holds) >= 0.7 * without, "{mutation:?}: {holds} of {without:.0}");
+    }
+}
