@@ -70,9 +70,9 @@ const ATTRIBUTES: [&str; 18] = [
 /// The end of the lease in the row of a lock or a record.
 pub(crate) const LEASE_END: &str = "in_progress_expiration";
 /// The end of the lease in the map of a permit.
-pub(crate) const PERMIT_LEASE_END: &str = "lease_end";
+pub(crate) const PERMIT_LEASE_END: &str = "end";
 const PERMIT: &str = "permit:";
-const PERMIT_FENCE: &str = "permit_fence:";
+const PERMIT_FENCE: &str = "fence:";
 
 /// A request, with its writes.
 #[derive(Clone, Debug, PartialEq)]
@@ -328,7 +328,7 @@ fn of_permit(condition: &Condition, update: &Update) -> Option<(Purpose, String)
     let mut withdrawn = None;
     for (path, operand) in update.set.iter().filter(|(path, _)| path.field.is_none()) {
         let (Some(owner), Some(value)) = (owner_of_permit(path), operand.value()) else { continue };
-        if value["M"]["holder"].is_object() {
+        if value["M"]["by"].is_object() {
             return Some((Purpose::Acquire, owner));
         }
         if value["M"]["forced_by"].is_object() {

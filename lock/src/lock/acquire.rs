@@ -671,6 +671,7 @@ impl<'a> AcquireAttempts<'a> {
     async fn reserve(&mut self, keys: &[usize], time: Duration) {
         let (settings, names) = (&self.acquire.locks.0, self.acquire.kind.all_keys());
         let now = settings.clock.now();
+        let time = time.min(self.delays.left(now.since(self.started)));
         let until = millis(now.wall.saturating_add(time));
         let names = keys.iter().map(|index| names[*index].as_str());
         let owner = &self.pending.acquisition.owner;

@@ -85,9 +85,14 @@ impl AcquireAll {
 
     /// Waits while a key is held, and retries after conflicts, throttling and server errors. Off by default.
     ///
-    /// Waiters for several keys use plain [backoff](crate::Backoff): they take no place in the queue of a key, also
-    /// with [`Wait::in_turn`]. A delay ends at most one base delay after the lease that ends last. Each attempt is one
-    /// `TransactWriteItems`.
+    /// With a [`Duration`] or [`Wait::in_turn`], a waiter takes a place with each key that refuses it: one `UpdateItem` for
+    /// each. While one holder has all keys and nobody waits for one of them alone, a place with the first key is enough.
+    ///
+    /// When the waiter is next in line with all keys that refuse it, and they should come free at different times, it
+    /// reserves its keys with one `TransactWriteItems`. Other waiters in turn leave them to it until the last one should be
+    /// free: for at most a minute, and then for at least as long not again. A single attempt and plain backoff do not.
+    ///
+    /// Each attempt is one `TransactWriteItems`. With [`Wait::backoff`], there are no other requests.
     pub fn wait(mut self, wait: impl Into<Wait>) -> Self {
         self.acquire = self.acquire.wait(wait);
         self

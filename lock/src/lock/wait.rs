@@ -48,8 +48,8 @@ impl Wait {
     /// when. A place in the queue costs one `UpdateItem` (IAM action `dynamodb:UpdateItem`), and does not count as an
     /// attempt.
     ///
-    /// Several keys ([`Locks::acquire_all`](crate::Locks::acquire_all)) have no queue: their waiters use the delays of
-    /// [`Backoff::new`].
+    /// A waiter for several keys ([`Locks::acquire_all`](crate::Locks::acquire_all)) takes a place with each key that refuses
+    /// it, and may [reserve](crate::AcquireAll::wait) its keys.
     #[must_use]
     pub const fn in_turn() -> Self {
         Self::new(Order::InTurn)

@@ -493,9 +493,9 @@ mod tests {
     #[test]
     fn an_entry_of_a_map_has_two_names() {
         let path = || Path::named("permit", "permit:0f");
-        let (text, rendered) = rendered(&all([path().entry(permit::LEASE_END).exists(), LEASE_END.exists()]));
-        assert_eq!(text, "attribute_exists(#permit.#lease_end) AND attribute_exists(#lease_end_)");
-        assert_eq!(rendered.names["#lease_end_"], LEASE_END);
+        let (text, rendered) = rendered(&all([path().entry(permit::LEASE_END).exists(), Path::named("end", LEASE_END).exists()]));
+        assert_eq!(text, "attribute_exists(#permit.#end) AND attribute_exists(#end_)");
+        assert_eq!(rendered.names["#end_"], LEASE_END);
     }
 
     #[test]

@@ -53,14 +53,14 @@ pub(super) const FREED_AT: &str = "freed_at";
 /// Each permit is a map with the names of [`permit`]. After its release, the map has those of [`tombstone`] instead.
 pub(super) const PERMIT_PREFIX: &str = "permit:";
 /// The fence of a permit: a number that the acquire counts, which a map in the same update cannot refer to.
-pub(super) const PERMIT_FENCE_PREFIX: &str = "permit_fence:";
+pub(super) const PERMIT_FENCE_PREFIX: &str = "fence:";
 
-/// The names within the map of a permit.
+/// The names within the map of a permit. They are short, because DynamoDB counts them in each write of each permit.
 pub(super) mod permit {
-    pub(crate) const HOLDER: &str = "holder";
+    pub(crate) const HOLDER: &str = "by";
     /// In milliseconds since the epoch, as is the end of the lease.
-    pub(crate) const ACQUIRED_AT: &str = "acquired_at";
-    pub(crate) const LEASE_END: &str = "lease_end";
+    pub(crate) const ACQUIRED_AT: &str = "since";
+    pub(crate) const LEASE_END: &str = "end";
     pub(crate) const SEQUENCE: &str = "sequence";
     /// The permit was released, and counts until the end of its minimum hold.
     pub(crate) const RELEASED: &str = "released";

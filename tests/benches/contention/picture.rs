@@ -13,8 +13,8 @@ const LEFT: f64 = 50.0;
 const WIDTH: f64 = 860.0;
 const PANEL: f64 = ROW * 16.0 + 70.0;
 
-/// Draws a run with each way, below each other and to the same scale.
-pub(crate) fn draw(ways: [(&str, Way); 2]) -> String {
+/// Draws a run of each, below each other and to the same scale.
+pub(crate) fn draw<const RUNS: usize>(runs: [(&str, Contended, Way); RUNS]) -> String {
     let scene = Scene {
         contended: Contended::Key,
         waiters: WAITERS,
@@ -23,13 +23,13 @@ pub(crate) fn draw(ways: [(&str, Way); 2]) -> String {
         is_known: true,
         fault: Fault::None,
     };
-    let runs = ways.map(|(name, way)| (name, scene.play(way, 1)));
+    let runs = runs.map(|(name, contended, way)| (name, Scene { contended, ..scene }.play(way, 1)));
     let end = runs.iter().map(|(_, shares)| shares.total).max().unwrap_or_default();
     let scale = (WIDTH - LEFT - 20.0) / end.as_secs_f64();
     let mut svg = format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {}\" font-family=\"sans-serif\" font-size=\"12\">\n\
          <rect width=\"100%\" height=\"100%\" fill=\"#fff\"/>\n",
-        PANEL * 2.0
+        PANEL * f64::from(u8::try_from(RUNS).unwrap())
     );
     for (number, (name, shares)) in (0_u8..).zip(&runs) {
         panel(&mut svg, PANEL * f64::from(number), name, shares, scale);

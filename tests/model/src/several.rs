@@ -1,4 +1,4 @@
-//! Several keys, all or none: one row for each key. The client follows `row/several.rs`. Two clients take both keys. The
+//! Several keys, all or none: one row for each key. The client follows `row/keys.rs`. Two clients take both keys. The
 //! third one takes the second key as an ordinary lock.
 //!
 //! DynamoDB recognises a repeated transaction by its token. The model does without: the rows alone have to refuse a
@@ -14,7 +14,7 @@ const KEYS: usize = 2;
 /// The client that takes only the last key.
 const PLAIN: usize = CLIENTS - 1;
 
-/// How often one attempt proposes fences (`PROPOSALS`).
+/// How often one attempt proposes fences (`ADAPTATIONS` in `row/acquire.rs`).
 const PROPOSALS: u8 = 4;
 
 #[derive(Debug)]

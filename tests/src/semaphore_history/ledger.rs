@@ -129,7 +129,7 @@ impl Observe for Ledger {
         }
         match purpose {
             Purpose::Acquire => {
-                let holder = update.permit()["holder"]["S"].as_str().unwrap().to_owned();
+                let holder = update.permit()["by"]["S"].as_str().unwrap().to_owned();
                 let fence = update.fence_written(&answer.body);
                 let before = state.fences.insert(key.clone(), fence).unwrap_or_default();
                 if fence <= before {

@@ -152,7 +152,7 @@ fn frees_now(release: &Write) -> bool {
 
 fn no_skew(request: &mut Request) {
     if let Some(acquire) = request.update_for(Purpose::Acquire) {
-        let skew = skew_in(acquire.permit()["holder"]["S"].as_str());
+        let skew = skew_in(acquire.permit()["by"]["S"].as_str());
         change_permit(acquire, PERMIT_LEASE_END, |end| end - skew);
     }
 }
@@ -225,7 +225,7 @@ fn tombstones_stay(request: &mut Request) {
 
 fn ttl_too_early(request: &mut Request) {
     if let Some(acquire) = request.update_for(Purpose::Acquire) {
-        let now: u64 = acquire.permit()["acquired_at"]["N"].as_str().unwrap().parse().unwrap();
+        let now: u64 = acquire.permit()["since"]["N"].as_str().unwrap().parse().unwrap();
         acquire.change("expiration", |_| now / 1000);
     }
 }

@@ -105,7 +105,7 @@ async fn a_number_of_permits_out_of_bounds_sends_nothing() {
     let error = locks.semaphore(KEY, 1).acquire().data("x".repeat(200 * 1024 + 1)).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Invalid);
     assert_contains(&error, &["204801 bytes", "more than 204800"]);
-    for name in ["permits", "permit:x", "permit_fence:x"] {
+    for name in ["permits", "permit:x", "fence:x"] {
         let error = locks.semaphore(KEY, 1).acquire().attribute(name, text("x")).await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Invalid);
         assert_contains(&error, &[name]);

@@ -69,9 +69,9 @@ fn owners_with(row: &Row, attribute: &str) -> BTreeSet<String> {
 
 /// The owners of the permits in the row. The count in the row agrees with them, and each has its fence.
 fn permits(row: &Row) -> BTreeSet<String> {
-    let owners = owners_with(row, "lease_end");
+    let owners = owners_with(row, "end");
     assert_eq!(number(row, "permits"), owners.len() as u64, "{row:?}");
-    let fences = row.keys().filter_map(|name| name.strip_prefix("permit_fence:")).map(str::to_owned);
+    let fences = row.keys().filter_map(|name| name.strip_prefix("fence:")).map(str::to_owned);
     assert_eq!(fences.collect::<BTreeSet<_>>(), owners);
     owners
 }

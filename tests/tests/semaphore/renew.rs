@@ -10,7 +10,7 @@ use crate::{CLOCK_SKEW, DAY, KEY, LEASE, RETENTION, acquire_all, after_the_lease
 
 /// The stored end of the permit's lease, in milliseconds.
 fn lease_end(row: &Row, owner: &str) -> u64 {
-    number(row[&format!("permit:{owner}")].as_m().unwrap(), "lease_end")
+    number(row[&format!("permit:{owner}")].as_m().unwrap(), "end")
 }
 
 #[tokio::test]
