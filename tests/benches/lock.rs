@@ -2,6 +2,12 @@
 //!
 //! A table follows criterion's figures, with the ratios of `lambda-lock` to the bare SDK. The two take turns in one run, so
 //! that load on the machine slows both.
+//!
+//! `LOCK_PROFILE=ours` and `LOCK_PROFILE=bare` repeat the client's part alone, for a profiler:
+//!
+//! ```sh
+//! LOCK_PROFILE=ours valgrind --tool=callgrind target/release/deps/lock-… # the file that `--no-run` names
+//! ```
 
 mod measure;
 
@@ -29,8 +35,11 @@ use measure::{compare, print_header};
 const TABLE: &str = "locks";
 
 fn main() {
-    let mut criterion = Criterion::default().configure_from_args();
     let runtime = Builder::new_current_thread().enable_all().build().unwrap();
+    if let Some(side) = env::var_os("LOCK_PROFILE") {
+        return runtime.block_on(repeat(side == "bare"));
+    }
+    let mut criterion = Criterion::default().configure_from_args();
     let embedded = runtime.block_on(Sides::embedded());
     let mut group = criterion.benchmark_group("acquire and release");
     group.bench_function("lambda-lock", |bench| bench.to_async(&runtime).iter(|| embedded.acquire_and_release()));
@@ -44,6 +53,18 @@ fn main() {
     // With `--test`, criterion runs each benchmark once. The table is then short too.
     let trial = env::args().any(|argument| argument == "--test");
     print_costs(&runtime, &embedded, if trial { 2 } else { 5_000 });
+}
+
+/// Acquires and releases with prepared answers, again and again.
+async fn repeat(is_bare: bool) {
+    let canned = Sides::canned();
+    for _ in 0..3000 {
+        if is_bare {
+            canned.bare_acquire_and_release().await;
+        } else {
+            canned.acquire_and_release().await;
+        }
+    }
 }
 
 /// The lock and the bare SDK, on the same client.

@@ -134,14 +134,7 @@ pub(super) enum Action {
 impl Turn {
     /// Creates the turn of a waiter for what so many owners can have at a time.
     pub(super) fn new(capacity: u32) -> Self {
-        Self {
-            capacity: capacity.into(),
-            place: None,
-            joins: 0,
-            failed_joins: 0,
-            round_trip: None,
-            seen: None,
-        }
+        Self { capacity: capacity.into(), place: None, joins: 0, failed_joins: 0, round_trip: None, seen: None }
     }
 
     /// Takes note of an answer to a request that took `round_trip`. `reserved_until` is how long the key is reserved for

@@ -12,7 +12,7 @@ use std::time::Duration;
 use super::turn::{Action, Turn, after_failures};
 use crate::clock::{Moment, millis};
 use crate::holder::Holder;
-use crate::queue::{Queue, Reservation};
+use crate::queue::{HoldTime, Queue, Reservation};
 use crate::row::{LeavesTo, Rank};
 
 /// What a waiter knows of its keys.
@@ -87,7 +87,8 @@ impl Turns {
             });
             self.each[index].see(holder, others.map(|reservation| reservation.until), now, round_trip);
             self.refusing.push(index);
-            has_one_holder &= holder.owner.is_some() && holder.owner == *holder_of_all.get_or_insert(holder.owner.clone());
+            has_one_holder &=
+                holder.owner.is_some() && holder.owner == *holder_of_all.get_or_insert(holder.owner.clone());
         }
         self.has_one_holder = has_one_holder && self.refusing.len() == self.each.len();
         self.conflicts = 0;
@@ -113,7 +114,8 @@ impl Turns {
 
     /// Takes note of a reservation for this time, or of one that failed.
     pub(super) fn reserved(&mut self, is_reserved: bool, time: Duration, now: Moment) {
-        let (until, again) = (if is_reserved { time } else { Duration::ZERO }, if is_reserved { 2 * time } else { time });
+        let (until, again) =
+            (if is_reserved { time } else { Duration::ZERO }, if is_reserved { 2 * time } else { time });
         let at = |time| millis(now.wall.saturating_add(time));
         self.reserved = Some(Reserved { until: at(until), again: at(again) });
     }
@@ -177,7 +179,10 @@ impl Turns {
     fn with_queues(&self) -> impl Iterator<Item = usize> {
         let first = self.refusing.iter().min().copied();
         self.refusing.iter().copied().filter(move |index| {
-            !self.has_one_holder || Some(*index) == first || self.each[*index].has_place() || self.each[*index].has_waiters()
+            !self.has_one_holder
+                || Some(*index) == first
+                || self.each[*index].has_place()
+                || self.each[*index].has_waiters()
         })
     }
 
@@ -196,9 +201,9 @@ impl Turns {
         let others = keys.iter().filter(|index| **index != last).filter_map(|index| hold_time(*index));
         let lead = others.map(|hold| hold.mean).max()? + self.each[last].courtesy();
         if longest > lead {
-            return Some(Step::Ask(longest - lead));
+            return Some(Step::Ask(longest.saturating_sub(lead)));
         }
-        let deviation = hold_time(last).map(|hold| hold.deviation()).unwrap_or_default();
+        let deviation = hold_time(last).map(HoldTime::deviation).unwrap_or_default();
         let time = longest + (2 * deviation).min(lead) + self.each[last].courtesy();
         Some(Step::Reserve { keys, time: time.min(Reservation::LONGEST) })
     }

@@ -298,14 +298,31 @@ impl<'a> Update<'a> {
 pub(super) struct Rendered {
     pub(super) update: Option<String>,
     pub(super) condition: Option<String>,
-    pub(super) names: HashMap<String, String>,
-    pub(super) values: HashMap<String, AttributeValue>,
+    pub(super) names: Placeholders<String>,
+    pub(super) values: Placeholders<AttributeValue>,
+}
+
+/// What placeholders stand for. An expression has few, but names most of them more than once: comparing a dozen texts is
+/// faster than hashing one.
+#[derive(Debug)]
+pub(super) struct Placeholders<T>(Vec<(String, T)>);
+
+impl<T> Placeholders<T> {
+    fn get(&self, placeholder: &str) -> Option<&T> {
+        self.0.iter().find(|(name, _)| name == placeholder).map(|(_, meaning)| meaning)
+    }
+
+    /// Returns what a request takes: nothing if there are none.
+    pub(super) fn into_map(self) -> Option<HashMap<String, T>> {
+        (!self.0.is_empty()).then(|| self.0.into_iter().collect())
+    }
 }
 
 impl Rendered {
     /// Has room for the texts, names and values of most requests.
     fn new() -> Self {
-        Self { update: None, condition: None, names: HashMap::with_capacity(14), values: HashMap::with_capacity(14) }
+        let (names, values) = (Vec::with_capacity(14), Vec::with_capacity(14));
+        Self { update: None, condition: None, names: Placeholders(names), values: Placeholders(values) }
     }
 
     pub(super) fn of(condition: &Condition<'_>) -> Self {
@@ -440,7 +457,7 @@ impl Rendered {
 
 /// Writes what stands for a name or a value: what was wished, or a longer placeholder if that stands for something else.
 fn write_placeholder<T>(
-    placeholders: &mut HashMap<String, T>,
+    placeholders: &mut Placeholders<T>,
     sign: char,
     wished: &str,
     is_same: impl Fn(&T) -> bool,
@@ -457,7 +474,7 @@ fn write_placeholder<T>(
             None => break,
         }
     }
-    placeholders.insert(text[start..].to_owned(), meaning());
+    placeholders.0.push((text[start..].to_owned(), meaning()));
 }
 
 #[cfg(test)]
@@ -487,15 +504,16 @@ mod tests {
     fn one_name_for_two_values_becomes_two_placeholders() {
         let (text, rendered) = rendered(&all([FENCE.above(count("n", 1_u8)), FENCE.below(count("n", 2_u8))]));
         assert_eq!(text, "#fence > :n AND #fence < :n_");
-        assert_eq!(rendered.values[":n_"], number(2_u8));
+        assert_eq!(rendered.values.get(":n_"), Some(&number(2_u8)));
     }
 
     #[test]
     fn an_entry_of_a_map_has_two_names() {
         let path = || Path::named("permit", "permit:0f");
-        let (text, rendered) = rendered(&all([path().entry(permit::LEASE_END).exists(), Path::named("end", LEASE_END).exists()]));
+        let (text, rendered) =
+            rendered(&all([path().entry(permit::LEASE_END).exists(), Path::named("end", LEASE_END).exists()]));
         assert_eq!(text, "attribute_exists(#permit.#end) AND attribute_exists(#end_)");
-        assert_eq!(rendered.names["#end_"], LEASE_END);
+        assert_eq!(rendered.names.get("#end_").map(String::as_str), Some(LEASE_END));
     }
 
     #[test]

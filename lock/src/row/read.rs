@@ -11,8 +11,8 @@ pub(super) use super::attribute::{number_at, string_at};
 use super::expression::{Attribute as _, Path, Rendered, all, any, text};
 use super::names::{
     ACQUIRED_AT, COMPLETED, DATA, ERROR, EXPIRATION, FENCE, HEAD, HOLD, HOLD_DEVIATION, HOLDER, IN_PROGRESS, LATEST,
-    LEASE_END, MAX_FENCE, MAX_PLACE, MAX_SEQUENCE, OWNER, RELEASED, RESERVED_BY, RESERVED_UNTIL, RESUMED, SEMAPHORE, SEQUENCE, STATUS, TAIL,
-    TAIL_UNTIL, TRACEPARENT, VALIDATION,
+    LEASE_END, MAX_FENCE, MAX_PLACE, MAX_SEQUENCE, OWNER, RELEASED, RESERVED_BY, RESERVED_UNTIL, RESUMED, SEMAPHORE,
+    SEQUENCE, STATUS, TAIL, TAIL_UNTIL, TRACEPARENT, VALIDATION,
 };
 use super::semaphore::Semaphore;
 use super::table::{Item, Table, in_time};
@@ -251,8 +251,8 @@ impl Table {
             .set_exclusive_start_key(after)
             .projection_expression(attributes)
             .set_filter_expression(filter.condition)
-            .set_expression_attribute_names(Some(filter.names))
-            .set_expression_attribute_values(Some(filter.values));
+            .set_expression_attribute_names(filter.names.into_map())
+            .set_expression_attribute_values(filter.values.into_map());
         let output = in_time(REQUEST_TIMEOUT, Box::pin(request.send()))
             .await
             .map_err(|error| Error::from_sdk(error, self.place(), ""))?;

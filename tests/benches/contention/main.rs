@@ -171,7 +171,10 @@ fn print_two(runs: u64, targets: &mut Targets) {
 
 /// Sets of keys beside waiters for one of them, and beside other sets.
 fn print_sets(runs: u64, targets: &mut Targets) {
-    println!("\n{:<24}{:>10}{:>20}{:>18}{:>12}{:>18}", "ten sets, 200 ms ± 20 %", "served", "longest wait", "target", "idle", "target");
+    println!(
+        "\n{:<24}{:>10}{:>20}{:>18}{:>12}{:>18}",
+        "ten sets, 200 ms ± 20 %", "served", "longest wait", "target", "idle", "target"
+    );
     let backoff = Wait::backoff(Backoff::new().base(MS(20)).cap(MS(200)));
     for (name, wait) in [("in turn", Wait::in_turn()), ("backoff 20–200 ms", backoff)] {
         let runs = if name == "in turn" { runs } else { 1 };

@@ -314,9 +314,9 @@ impl Contender {
         }
     }
 
-    pub(crate) async fn finish(&self, held: Option<Held>, hold: Duration) {
+    pub(crate) async fn finish(&self, acquired: Option<Held>, hold: Duration) {
         sleep(hold).await;
-        let released = match held {
+        let released = match acquired {
             Some(Held::Lock(lock)) => lock.release().await,
             Some(Held::Set(set)) => set.release().await,
             None => return self.release_bare().await,

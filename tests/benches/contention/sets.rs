@@ -64,10 +64,10 @@ pub(crate) fn beside_waiters(wait: Wait, hold: Hold, seed: u64) -> Beside {
         let (start, before, mut longest_wait, mut served) = (stage.now(), holds.get(), Duration::ZERO, 0);
         for _ in 0..SETS {
             let asked = stage.now();
-            let held = set.ask(Some(wait.up_to(PATIENCE))).await;
+            let acquired = set.ask(Some(wait.up_to(PATIENCE))).await;
             longest_wait = longest_wait.max(stage.now().duration_since(asked).unwrap_or_default());
-            if let Ok(held) = held {
-                set.finish(Some(held), hold.draw(&mut random)).await;
+            if let Ok(acquired) = acquired {
+                set.finish(Some(acquired), hold.draw(&mut random)).await;
                 served += 1;
             }
         }

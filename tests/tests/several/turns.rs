@@ -12,7 +12,7 @@ use lambda_lock_tests::history::Mutation;
 use lambda_lock_tests::invocation::millis;
 use lambda_lock_tests::{Late, World};
 use tokio::task::JoinSet;
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{sleep, timeout};
 
 use crate::{KEYS, assert_free, ms, number, rows, text};
 
@@ -44,8 +44,8 @@ async fn both_have(world: &World, name: &str) {
 
 /// Reserves both keys for another waiter for so long.
 async fn reserve(world: &World, owner: &str, time: Duration) {
+    let until = millis(world.host().build().now() + time);
     for mut row in rows(world).await.into_iter().flatten() {
-        let until = millis(SystemTime::now() + time);
         row.insert("reserved_until".to_owned(), AttributeValue::N(until.to_string()));
         row.insert("reserved_by".to_owned(), text(owner));
         world.put_row(row).await;
@@ -126,14 +126,17 @@ async fn waiters_in_turn_leave_a_reserved_key_until_the_reservation_ends() {
     let world = World::new().await;
     assert_free(&world).await;
     reserve(&world, "another", ms(400)).await;
-    let started = Instant::now();
+    let clock = world.host().build();
+    let started = clock.now();
     let lock = world.default_locks().acquire(KEYS[0]).wait(ENOUGH).await.unwrap();
-    assert!((ms(350)..ms(5000)).contains(&started.elapsed()), "{:?}", started.elapsed());
+    let waited = clock.now().duration_since(started).unwrap();
+    assert!((ms(350)..ms(5000)).contains(&waited), "{waited:?}");
     lock.release().await.unwrap();
     reserve(&world, "another", ms(400)).await;
-    let started = Instant::now();
+    let started = clock.now();
     let set = world.default_locks().acquire_all(KEYS).wait(ENOUGH).await.unwrap();
-    assert!((ms(350)..ms(5000)).contains(&started.elapsed()), "{:?}", started.elapsed());
+    let waited = clock.now().duration_since(started).unwrap();
+    assert!((ms(350)..ms(5000)).contains(&waited), "{waited:?}");
     set.release().await.unwrap();
 }
 
@@ -170,8 +173,13 @@ async fn a_reservation_needs_the_rows_of_locks() {
     let host = world.host().intercept(late.clone()).build();
     let locks = world.locks(&host).build().unwrap();
     let waiting = tokio::spawn(locks.acquire_all(KEYS).wait(ENOUGH).into_future());
-    both_have(&world, "tail").await;
-    sleep(ms(1500)).await;
+    // An attempt, two places, the reservation, and its repetition.
+    let reserves = async {
+        while host.requests() < 5 {
+            sleep(ms(2)).await;
+        }
+    };
+    timeout(ENOUGH, reserves).await.unwrap();
     waiting.abort();
     for lock in held {
         lock.release().await.unwrap();
@@ -278,14 +286,14 @@ async fn sets_in_a_circle_get_equal_shares() {
 async fn a_mistake_in_a_reservation_costs_others_little() {
     tokio::time::pause();
     for mutation in Mutation::RESERVATIONS {
-        let (_, locks) = virtual_host(Some(mutation)).await;
-        let (others, started) = (Others::start(&locks), Instant::now());
+        let (host, locks) = virtual_host(Some(mutation)).await;
+        let (others, started) = (Others::start(&locks), host.now());
         for _ in 0..10 {
             if let Ok(set) = locks.acquire_all(KEYS).wait(Duration::from_secs(3)).await {
                 set.release().await.unwrap();
             }
         }
-        let took = started.elapsed();
+        let took = host.now().duration_since(started).unwrap();
         let holds = others.stop().await;
         // Without the sets, each key has a hold every 210 ms on average.
         let without = 2.0 * took.as_secs_f64() / 0.21;
