@@ -246,15 +246,19 @@ async fn sets_do_not_starve_beside_waiters_for_their_keys() {
     tokio::time::pause();
     let (host, locks) = virtual_host(None).await;
     let others = Others::start(&locks);
-    for number in 0..10 {
+    let (mut longest, mut total) = (Duration::ZERO, Duration::ZERO);
+    for _ in 0..10 {
         let asked = host.now();
-        let set = locks.acquire_all(KEYS).wait(ENOUGH).await.unwrap();
+        let set = locks.acquire_all(KEYS).wait(Duration::from_mins(10)).await.unwrap();
         let waited = host.now().duration_since(asked).unwrap();
-        assert!(waited < Duration::from_secs(2), "set {number} waited {waited:?}");
+        longest = longest.max(waited);
+        total += waited;
         sleep(HOLD).await;
         set.release().await.unwrap();
     }
     others.stop().await;
+    // Without reservations: at least 6.9 s, and 22 s.
+    assert!(longest < Duration::from_secs(5) && total < Duration::from_secs(15), "{longest:?} of {total:?}");
 }
 
 #[tokio::test]
