@@ -190,8 +190,8 @@ struct State {
 }
 
 impl SdkAttempts {
-    /// The attempts of one that waits and asks again by itself: when it is throttled, it decides when.
-    pub(crate) fn of_waiter() -> Self {
+    /// The attempts of one that asks again by itself: when it is throttled, it decides when.
+    pub(crate) fn leaving_throttles() -> Self {
         Self(Arc::new(State { leaves_throttles: true, ..State::default() }))
     }
 

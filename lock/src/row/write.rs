@@ -17,13 +17,17 @@ use super::expression::{Condition, Rendered, Update};
 use super::read::{Row, Unreadable};
 use super::table::{Item, Table};
 use crate::client::SdkAttempts;
-use crate::error::{Cause, Error};
+use crate::error::{Cause, Error, ErrorKind};
 use crate::limits::REQUEST_TIMEOUT;
 use crate::random;
 
 /// The delay before a request of a holder that was prevented is sent again, at most. It doubles each time.
 const FIRST_DELAY: Duration = Duration::from_millis(20);
 const LONGEST_DELAY: Duration = Duration::from_millis(500);
+/// The longest delay of one that is throttled, for so many tries. A key has one holder and many waiters, which are throttled
+/// as well: the holder asks more often than they do, because nobody gets the key before its release.
+const LONGEST_IF_THROTTLED: Duration = Duration::from_millis(40);
+const TRIES_IF_THROTTLED: u32 = 40;
 
 /// Updates that are applied together or not at all.
 #[derive(Clone, Debug)]
@@ -100,27 +104,34 @@ impl Table {
     /// for up to [`REQUEST_TIMEOUT`] in all. `attempts` records which of the SDK's attempts were answered.
     ///
     /// This is the one rule for all holders. Each of their requests recognises that it was applied before. The SDK itself
-    /// repeats neither a conflict nor a transaction that was cancelled because of throttling.
+    /// repeats no conflict and no transaction that was cancelled because of throttling, and here no throttled update either.
     pub(super) async fn write(
         &self,
         write: impl Into<Write<'_>>,
         attempts: Option<&SdkAttempts>,
     ) -> Result<Answer, Error> {
         let write = write.into();
+        let attempts = attempts.cloned().unwrap_or_else(SdkAttempts::leaving_throttles);
         let mut last = None;
         let answered = async {
             let mut delay = FIRST_DELAY;
+            let mut tries = 0_u32;
             loop {
-                let answer = match self.write_once(&write, attempts).await {
+                let answer = match self.write_once(&write, Some(&attempts)).await {
                     Ok(Answer::Refused(Refused { prevented: Some(error), .. })) => Err(error),
                     answer => answer,
                 };
                 match answer {
-                    Err(error) if error.is_prevented() => last = Some(error),
+                    Err(error) if error.is_prevented() => {
+                        let asks_often = error.kind() == ErrorKind::Throttled && tries < TRIES_IF_THROTTLED;
+                        delay = delay.min(if asks_often { LONGEST_IF_THROTTLED } else { LONGEST_DELAY });
+                        last = Some(error);
+                    }
                     answer => return answer,
                 }
                 sleep(delay.mul_f64(random::unit())).await;
-                delay = (delay * 2).min(LONGEST_DELAY);
+                delay *= 2;
+                tries += 1;
             }
         };
         let answer = timeout(REQUEST_TIMEOUT, Box::pin(answered)).await;
