@@ -10,10 +10,10 @@ use aws_sdk_dynamodb::config;
 use aws_sdk_dynamodb::error::ProvideErrorMetadata as _;
 use aws_sdk_dynamodb::operation::update_item::UpdateItemError;
 use aws_smithy_runtime_api::box_error::BoxError;
-use aws_smithy_runtime_api::client::interceptors::Intercept;
 use aws_smithy_runtime_api::client::interceptors::context::{
     BeforeDeserializationInterceptorContextRef, BeforeTransmitInterceptorContextRef, FinalizerInterceptorContextRef,
 };
+use aws_smithy_runtime_api::client::interceptors::{Intercept, dyn_dispatch_hint};
 use aws_smithy_runtime_api::client::retries::RequestAttempts;
 use aws_smithy_runtime_api::client::runtime_components::RuntimeComponents;
 use aws_smithy_types::config_bag::{ConfigBag, Storable, StoreReplace};
@@ -132,6 +132,7 @@ impl Storable for Configured {
     type Storer = StoreReplace<Self>;
 }
 
+#[dyn_dispatch_hint]
 impl Intercept for FirstRetry {
     fn name(&self) -> &'static str {
         "FirstRetry"
@@ -200,6 +201,7 @@ impl SdkAttempts {
     }
 }
 
+#[dyn_dispatch_hint]
 impl Intercept for SdkAttempts {
     fn name(&self) -> &'static str {
         "SdkAttempts"

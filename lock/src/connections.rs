@@ -6,10 +6,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use aws_smithy_runtime_api::box_error::BoxError;
 use aws_smithy_runtime_api::client::connection::{CaptureSmithyConnection, ConnectionMetadata};
-use aws_smithy_runtime_api::client::interceptors::Intercept;
 use aws_smithy_runtime_api::client::interceptors::context::{
     BeforeTransmitInterceptorContextRef, FinalizerInterceptorContextRef,
 };
+use aws_smithy_runtime_api::client::interceptors::{Intercept, dyn_dispatch_hint};
 use aws_smithy_runtime_api::client::orchestrator::OrchestratorError;
 use aws_smithy_runtime_api::client::runtime_components::RuntimeComponents;
 use aws_smithy_types::config_bag::{ConfigBag, Storable, StoreReplace};
@@ -81,6 +81,7 @@ pub(crate) fn has_no_answer<E>(error: &OrchestratorError<E>) -> bool {
     error.is_connector_error() || error.is_timeout_error() || error.is_response_error()
 }
 
+#[dyn_dispatch_hint]
 impl Intercept for Connections {
     fn name(&self) -> &'static str {
         "Connections"

@@ -15,7 +15,7 @@ use super::handler_input::HandlerInput;
 use super::invocation::{check_not_durable, deadline, holder, is_held_by_attempt, key_of_tenant};
 use crate::error::{Error, ErrorKind};
 use crate::idempotency::HandlerError;
-use crate::lock::{Lock, Locks, Wait, hold, record_refusal};
+use crate::lock::{Acquire, Lock, Locks, Wait, hold, record_refusal};
 use crate::panics;
 use crate::text::printable;
 
@@ -105,7 +105,7 @@ struct LockSettings<H: HandlerInput<Arc<Lock>>, R> {
     key: KeyOf<H::Input>,
     lease: Option<Duration>,
     wait: Option<Wait>,
-    at_most: Option<u32>,
+    permit: Option<PermitOf>,
     per_tenant: bool,
     hold_at_least: Duration,
     on_held: Option<Answer<R>>,
@@ -114,6 +114,9 @@ struct LockSettings<H: HandlerInput<Arc<Lock>>, R> {
 }
 
 type Answer<R> = Arc<dyn Fn(&Error) -> R + Send + Sync>;
+
+/// Hidden behind a pointer, so that a function without permits does not link semaphores.
+type PermitOf = Arc<dyn Fn(&Locks, &str) -> Acquire + Send + Sync>;
 
 type KeyFrom<I> = Arc<dyn Fn(&I) -> String + Send + Sync>;
 
@@ -156,7 +159,7 @@ impl<H: HandlerInput<Arc<Lock>>, R> LockLayer<H, R> {
                 key: KeyOf::FunctionName,
                 lease: None,
                 wait: None,
-                at_most: None,
+                permit: None,
                 per_tenant: false,
                 hold_at_least: Duration::ZERO,
                 on_held: None,
@@ -251,7 +254,9 @@ impl<H: HandlerInput<Arc<Lock>>, R> LockLayer<H, R> {
     /// ```
     #[must_use]
     pub fn at_most(self, permits: u32) -> Self {
-        self.with(|settings| settings.at_most = Some(permits))
+        self.with(|settings| {
+            settings.permit = Some(Arc::new(move |locks, key| locks.semaphore(key, permits).acquire()))
+        })
     }
 
     /// Answers an invocation that finds the key held, instead of failing it. The error names the
@@ -305,8 +310,8 @@ impl<H: HandlerInput<Arc<Lock>>, R> LockSettings<H, R> {
         } else {
             key
         };
-        let acquire = match self.at_most {
-            Some(permits) => self.locks.semaphore(&key, permits).acquire(),
+        let acquire = match &self.permit {
+            Some(permit) => permit(&self.locks, &key),
             None => self.locks.acquire(&key),
         };
         let mut acquire = acquire.hold_at_least(self.hold_at_least).holder(holder(context));
@@ -414,6 +419,7 @@ impl<H: HandlerInput<Arc<Lock>>, R> Clone for LockSettings<H, R> {
                 KeyOf::Event(key) => KeyOf::Event(Arc::clone(key)),
             },
             on_held: self.on_held.clone(),
+            permit: self.permit.clone(),
             ..*self
         }
     }

@@ -673,9 +673,9 @@ impl<'a> AcquireAttempts<'a> {
         let now = settings.clock.now();
         let time = time.min(self.delays.left(now.since(self.started)));
         let until = millis(now.wall.saturating_add(time));
-        let names = keys.iter().map(|index| names[*index].as_str());
-        let owner = &self.pending.acquisition.owner;
-        let is_reserved = match settings.table.reserve(names, owner, until, now, JOIN_TIMEOUT).await {
+        let names = keys.iter().map(|index| &names[*index]);
+        let acquisition = &self.pending.acquisition;
+        let is_reserved = match settings.table.reserve(acquisition, names, until, now, JOIN_TIMEOUT).await {
             Ok(is_reserved) => is_reserved,
             Err(error) => {
                 tracing::debug!(key = self.acquire.name(), %error, "not reserved");

@@ -82,6 +82,10 @@ impl Key {
 }
 
 impl Rules for Key {
+    fn boxed(&self) -> Box<dyn Rules> {
+        Box::new(self.clone())
+    }
+
     fn keys(&self) -> &[String] {
         std::slice::from_ref(&self.key)
     }

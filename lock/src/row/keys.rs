@@ -9,7 +9,7 @@ use super::names::{FENCE, MAX_FENCE, RESERVED_BY, RESERVED_UNTIL};
 use super::read::Row;
 use super::rules::{Field, Hold, OwnRow, Release, Rules, Trace};
 use super::table::{Item, Table};
-use super::write::{Refused, Write};
+use super::write::{Refused, Transact, Write};
 use crate::clock::Moment;
 use crate::error::{Cause, Error};
 use crate::limits::check_keys;
@@ -36,6 +36,10 @@ impl Keys {
 }
 
 impl Rules for Keys {
+    fn boxed(&self) -> Box<dyn Rules> {
+        Box::new(self.clone())
+    }
+
     fn keys(&self) -> &[String] {
         &self.names
     }
@@ -44,8 +48,8 @@ impl Rules for Keys {
         check_keys(key_prefix, &self.names)
     }
 
-    fn write<'a>(&self, updates: Vec<Update<'a>>) -> Write<'a> {
-        Write::transaction(updates)
+    fn transact(&self) -> Option<Transact> {
+        Some(Table::transact)
     }
 
     /// Proposes fences that are larger than all that were seen. A free row whose fence is not smaller, which only a wrong
@@ -64,7 +68,8 @@ impl Rules for Keys {
             let update = if rank.is_conditional() { update.remove(RESERVED_UNTIL).remove(RESERVED_BY) } else { update };
             serve(update, rank)
         };
-        self.write(self.names.iter().zip(&self.proposed).enumerate().map(update).collect())
+        let updates = self.names.iter().zip(&self.proposed).enumerate().map(update).collect();
+        Write::new(updates, self.transact())
     }
 
     fn granted(&mut self, _table: &Table, _claim: &Claim<'_>, _before: Item) -> Result<Claimed, Error> {

@@ -20,66 +20,57 @@ use crate::error::{Cause, Error, Place};
 use crate::holder::Data;
 use crate::limits::{DAY, MIN_LEASE, check_data, check_duration};
 
-/// What an acquire claims.
-#[derive(Clone, Debug)]
-pub(crate) enum Kind {
-    /// A key, which one owner has at a time; also as a record of idempotency.
-    Key(Key),
-    /// Several keys, which one owner has at a time.
-    Keys(Keys),
-    /// One of the permits of a key.
-    Permit(Permit),
+/// What an acquire claims. A program does not link the kinds that it never creates.
+#[derive(Debug)]
+pub(crate) struct Kind(Box<dyn Rules>);
+
+impl Clone for Kind {
+    fn clone(&self) -> Self {
+        Self(self.0.boxed())
+    }
 }
 
 impl Kind {
+    /// A key, which one owner has at a time.
     pub(crate) fn key(key: String) -> Self {
-        Self::Key(Key::new(key))
+        Self(Box::new(Key::new(key)))
     }
 
+    /// A key as a record of idempotency.
     #[cfg(feature = "idempotency")]
     pub(crate) fn record(key: String, record: RecordClaim) -> Self {
-        Self::Key(Key::with_record(key, record))
+        Self(Box::new(Key::with_record(key, record)))
     }
 
+    /// Several keys, which one owner has at a time.
     pub(crate) fn keys(keys: Vec<String>) -> Self {
-        Self::Keys(Keys::new(keys))
+        Self(Box::new(Keys::new(keys)))
     }
 
+    /// One of the permits of a key.
     pub(crate) fn permit(key: String, permits: u32) -> Self {
-        Self::Permit(Permit::new(key, permits))
+        Self(Box::new(Permit::new(key, permits)))
     }
 
     /// Returns the kind of a ticket's lock, which is a key if the ticket names none. `None` if the name is unknown.
     pub(crate) fn of_ticket(kind: Option<&str>, key: String) -> Option<Self> {
         match kind {
             None => Some(Self::key(key)),
-            Some(Permit::IN_TICKETS) => Some(Self::Permit(Permit::handed_over(key))),
+            Some(Permit::IN_TICKETS) => Some(Self(Box::new(Permit::handed_over(key)))),
             Some(_) => None,
         }
     }
 
-    /// Returns the name of the kind in tickets. A key has none, and several keys have no ticket.
     pub(crate) fn in_tickets(&self) -> Option<&'static str> {
-        match self {
-            Self::Key(_) | Self::Keys(_) => None,
-            Self::Permit(_) => Some(Permit::IN_TICKETS),
-        }
+        self.0.in_tickets()
     }
 
     pub(super) fn rules(&self) -> &dyn Rules {
-        match self {
-            Self::Key(key) => key,
-            Self::Keys(keys) => keys,
-            Self::Permit(permit) => permit,
-        }
+        &*self.0
     }
 
     pub(super) fn rules_mut(&mut self) -> &mut dyn Rules {
-        match self {
-            Self::Key(key) => key,
-            Self::Keys(keys) => keys,
-            Self::Permit(permit) => permit,
-        }
+        &mut *self.0
     }
 
     pub(crate) fn all_keys(&self) -> &[String] {
@@ -181,7 +172,7 @@ impl Acquisition {
         keys: impl IntoIterator<Item = &'a String>,
         update: impl Fn(&'a str) -> Update<'a>,
     ) -> Write<'a> {
-        self.rules().write(keys.into_iter().map(|key| update(key)).collect())
+        Write::new(keys.into_iter().map(|key| update(key)).collect(), self.rules().transact())
     }
 }
 

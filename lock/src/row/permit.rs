@@ -122,6 +122,14 @@ impl Permit {
 }
 
 impl Rules for Permit {
+    fn boxed(&self) -> Box<dyn Rules> {
+        Box::new(self.clone())
+    }
+
+    fn in_tickets(&self) -> Option<&'static str> {
+        Some(Self::IN_TICKETS)
+    }
+
     fn keys(&self) -> &[String] {
         std::slice::from_ref(&self.key)
     }

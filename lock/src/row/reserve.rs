@@ -7,32 +7,33 @@ use tokio::time::timeout;
 
 use super::expression::{Attribute as _, Update, count, text};
 use super::key::is_not_reserved;
+use super::kind::Acquisition;
 use super::names::{IN_PROGRESS, RESERVED_BY, RESERVED_UNTIL, STATUS};
 use super::table::Table;
-use super::write::{Answer, Refused, Write};
+use super::write::{Answer, Refused};
 use crate::clock::{Moment, millis};
 use crate::error::Error;
 use crate::limits::DAY;
 
 impl Table {
-    /// Reserves these keys for an owner until a time in milliseconds since the epoch: all, or none of them. Returns `false`
-    /// if one of them is reserved for another or has no row, or if there is no answer. One transaction.
+    /// Reserves these keys of an acquisition until a time in milliseconds since the epoch: all, or none of them. Returns
+    /// `false` if one of them is reserved for another or has no row, or if there is no answer. One transaction.
     pub(crate) async fn reserve<'a>(
         &self,
-        keys: impl Iterator<Item = &'a str>,
-        owner: &str,
+        acquisition: &'a Acquisition,
+        keys: impl Iterator<Item = &'a String>,
         until: u64,
         now: Moment,
         limit: Duration,
     ) -> Result<bool, Error> {
-        let update = |key| {
+        let owner = &acquisition.owner;
+        let write = acquisition.write(keys, |key| {
             Update::new(key)
                 .when(STATUS.is(text("in_progress", IN_PROGRESS)))
                 .when(is_not_reserved(owner, now, millis(now.wall.saturating_add(DAY))))
                 .set(RESERVED_UNTIL, count("until", until))
                 .set(RESERVED_BY, text("owner", owner))
-        };
-        let write = Write::transaction(keys.map(update).collect());
+        });
         let answer = timeout(limit, Box::pin(self.write_once(&write, None))).await;
         Ok(matches!(answer.unwrap_or_else(|_| Ok(Answer::Refused(Refused::default())))?, Answer::Applied(_)))
     }

@@ -1,5 +1,6 @@
 //! What a kind says about its rows: the conditions and updates of each request, and what a row says about an owner.
 
+use std::fmt;
 use std::time::Duration;
 
 use super::claim::{Claim, Claimed};
@@ -7,7 +8,7 @@ use super::expression::{Condition, Path, To, Update, hold_time};
 use super::names::{HOLD, HOLD_DEVIATION};
 use super::read::Row;
 use super::table::{Item, Table};
-use super::write::{Refused, Write};
+use super::write::{Refused, Transact, Write};
 use crate::clock::Moment;
 use crate::error::Error;
 use crate::holder::{Data, Holder};
@@ -125,7 +126,14 @@ impl Trace {
 }
 
 /// The rules of a kind.
-pub(super) trait Rules: Send + Sync {
+pub(super) trait Rules: fmt::Debug + Send + Sync {
+    fn boxed(&self) -> Box<dyn Rules>;
+
+    /// Returns the name of the kind in tickets. A key has none, and several keys have no ticket.
+    fn in_tickets(&self) -> Option<&'static str> {
+        None
+    }
+
     fn keys(&self) -> &[String];
 
     fn check(&self, key_prefix: &str, has_identity: bool) -> Result<(), Error>;
@@ -156,9 +164,9 @@ pub(super) trait Rules: Send + Sync {
         table.kept_after(end)
     }
 
-    /// Puts the updates of all keys together.
-    fn write<'a>(&self, updates: Vec<Update<'a>>) -> Write<'a> {
-        Write::all(updates)
+    /// Returns what applies the updates of several rows together. A kind of one row has none.
+    fn transact(&self) -> Option<Transact> {
+        None
     }
 
     /// Builds one attempt to acquire.

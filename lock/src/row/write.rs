@@ -33,9 +33,14 @@ const TRIES_IF_THROTTLED: u32 = 40;
 #[derive(Clone, Debug)]
 pub(super) struct Write<'a> {
     updates: Vec<Update<'a>>,
-    /// They are sent as a `TransactWriteItems`, which costs twice as much and returns no row, instead of an `UpdateItem`.
-    is_transaction: bool,
+    /// Sends them as a transaction. Without it, there is one update.
+    transact: Option<Transact>,
 }
+
+/// Sends a `TransactWriteItems`, which costs twice as much as an `UpdateItem` and returns no row. Only the kinds that need
+/// it name the function, so that a program without them does not link the SDK's transactions, 200 KB of machine code.
+pub(super) type Transact =
+    for<'w> fn(&'w Table, &'w Write<'w>, Option<&'w SdkAttempts>) -> BoxFuture<'w, Result<Answer, Error>>;
 
 /// What DynamoDB answered to a write.
 #[derive(Debug)]
@@ -73,13 +78,8 @@ impl Refused {
 }
 
 impl<'a> Write<'a> {
-    /// One `UpdateItem`, or a transaction of several updates.
-    pub(super) fn all(updates: Vec<Update<'a>>) -> Self {
-        Self { is_transaction: updates.len() != 1, updates }
-    }
-
-    pub(super) fn transaction(updates: Vec<Update<'a>>) -> Self {
-        Self { updates, is_transaction: true }
+    pub(super) fn new(updates: Vec<Update<'a>>, transact: Option<Transact>) -> Self {
+        Self { updates, transact }
     }
 
     fn keys(&self) -> impl Iterator<Item = &'a str> {
@@ -95,7 +95,7 @@ impl<'a> Write<'a> {
 
 impl<'a> From<Update<'a>> for Write<'a> {
     fn from(update: Update<'a>) -> Self {
-        Self::all(vec![update])
+        Self::new(vec![update], None)
     }
 }
 
@@ -141,8 +141,10 @@ impl Table {
 
     /// Sends one write, without a limit of its time.
     pub(super) async fn write_once(&self, write: &Write<'_>, attempts: Option<&SdkAttempts>) -> Result<Answer, Error> {
-        match &write.updates[..] {
-            [update] if !write.is_transaction => {
+        match (write.transact, write.updates.first()) {
+            (Some(transact), _) => transact(self, write, attempts).await,
+            (None, None) => Ok(Answer::Applied(Item::new())),
+            (None, Some(update)) => {
                 let key = update.key;
                 let send = || send(self.request(update), attempts);
                 let answer = match send().await {
@@ -157,7 +159,6 @@ impl Table {
                     Err(error) => self.refused(error, key).map(Answer::Refused),
                 }
             }
-            updates => self.transact(write, updates, attempts).await,
         }
     }
 
@@ -223,27 +224,30 @@ impl Table {
     }
 
     /// Sends a transaction. DynamoDB recognises a repetition by the SDK or the network by its token, for ten minutes.
-    async fn transact(
-        &self,
-        write: &Write<'_>,
-        updates: &[Update<'_>],
-        attempts: Option<&SdkAttempts>,
-    ) -> Result<Answer, Error> {
-        let part = |update: &Update<'_>| Ok(TransactWriteItem::builder().update(self.part(update)?).build());
-        let parts = updates.iter().map(part).collect::<Result<_, Error>>()?;
-        // A cancelled transaction was not applied, so another one needs another token. The SDK's own token comes from a
-        // generator that a snapshot of this process clones.
-        let token = self.nonce(write.keys().next().unwrap_or_default())?;
-        let request = self.client.transact_write_items().set_transact_items(Some(parts)).client_request_token(token);
-        // The type of the future is hidden, as for an update.
-        let sent: BoxFuture<'static, _> = match attempts {
-            Some(attempts) => Box::pin(request.customize().interceptor(attempts.clone()).send()),
-            None => Box::pin(request.send()),
-        };
-        match sent.await {
-            Ok(_) => Ok(Answer::Applied(Item::new())),
-            Err(error) => self.cancelled(write, error).map(Answer::Refused),
-        }
+    pub(super) fn transact<'w>(
+        &'w self,
+        write: &'w Write<'w>,
+        attempts: Option<&'w SdkAttempts>,
+    ) -> BoxFuture<'w, Result<Answer, Error>> {
+        Box::pin(async move {
+            let part = |update: &Update<'_>| Ok(TransactWriteItem::builder().update(self.part(update)?).build());
+            let parts = write.updates.iter().map(part).collect::<Result<_, Error>>()?;
+            // A cancelled transaction was not applied, so another one needs another token. The SDK's own token comes from a
+            // generator that a snapshot of this process clones.
+            let token = self.nonce(write.keys().next().unwrap_or_default())?;
+            let request =
+                self.client.transact_write_items().set_transact_items(Some(parts)).client_request_token(token);
+            // As for an update.
+            let request = request.customize();
+            let request = match attempts {
+                Some(attempts) => request.interceptor(attempts.clone()),
+                None => request,
+            };
+            match request.send().await {
+                Ok(_) => Ok(Answer::Applied(Item::new())),
+                Err(error) => self.cancelled(write, error).map(Answer::Refused),
+            }
+        })
     }
 
     /// Reads why a transaction was cancelled. DynamoDB gives one reason for each key, in their order.
@@ -297,11 +301,12 @@ fn is_unreadable(error: &SdkError<UpdateItemError>) -> bool {
 
 type Sent = BoxFuture<'static, Result<UpdateItemOutput, SdkError<UpdateItemError>>>;
 
-/// Sends an update, and records which of the SDK's attempts were answered. The type of the future is hidden: otherwise every
-/// crate that polls one of our futures compiles the SDK's request loop again, 150 KB of machine code.
+/// Sends an update, and records which of the SDK's attempts were answered. `customize` hides the type of the future:
+/// otherwise each crate that polls the request compiles the SDK's request loop again, 150 KB of machine code.
 pub(super) fn send(request: UpdateItemFluentBuilder, attempts: Option<&SdkAttempts>) -> Sent {
+    let request = request.customize();
     match attempts {
-        Some(attempts) => Box::pin(request.customize().interceptor(attempts.clone()).send()),
+        Some(attempts) => Box::pin(request.interceptor(attempts.clone()).send()),
         None => Box::pin(request.send()),
     }
 }

@@ -253,12 +253,14 @@ fn print_faults(lines: &[Line], runs: u64, targets: &mut Targets) {
 /// A holder that died, with a lease of 2 s, and one waiter.
 fn print_dead_holder(runs: u64, targets: &mut Targets) {
     println!("\n{:<24}{:>18}{:>18}{:>10}{:>18}", "dead holder", "after lease + skew", "target", "requests", "target");
-    let permits = Contended::Permits(4);
+    let (permits, keys) = (Contended::Permits(4), Contended::Keys(&["first", "second"]));
     for (name, contended, way, known) in [
         ("in turn", Contended::Key, turns(), false),
         ("in turn, hold known", Contended::Key, turns(), true),
         ("4 permits, in turn", permits, turns(), false),
         ("4 permits, hold known", permits, turns(), true),
+        ("two keys, in turn", keys, turns(), false),
+        ("two keys, hold known", keys, turns(), true),
         ("backoff default", Contended::Key, Way::Lock(Wait::backoff(Backoff::new().jitter(Jitter::Full))), false),
         ("bare SDK, 50 ms", Contended::Key, Way::Polling, false),
     ] {
@@ -268,7 +270,9 @@ fn print_dead_holder(runs: u64, targets: &mut Targets) {
         let requests = deaths.iter().map(|(_, requests)| *requests as f64).fold(0.0, f64::max);
         let (time, count) = match (name, contended) {
             ("in turn", _) => (targets.compare(late, 50.0), targets.compare(requests, 5.0)),
-            (_, Contended::Permits(_)) if !known => (targets.compare(late, 50.0), targets.compare(requests, 6.0)),
+            (_, Contended::Permits(_) | Contended::Keys(_)) if !known => {
+                (targets.compare(late, 50.0), targets.compare(requests, 6.0))
+            }
             _ => Default::default(),
         };
         println!("{name:<24}{late:>15.1} ms{time:>18}{requests:>10.0}{count:>18}");

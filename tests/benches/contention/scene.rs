@@ -454,8 +454,8 @@ impl Shares {
     }
 }
 
-/// A holder with a lease of 2 s dies, which had all that is contended for, and one waiter comes. Returns how long after the end of the lease, with the clock skew,
-/// the waiter has the key, and its requests.
+/// A holder with a lease of 2 s dies, which had all that is contended for, and one waiter comes. Returns how long after the
+/// end of the lease, with the clock skew, the waiter has the key, and its requests.
 pub(crate) fn die(contended: Contended, way: Way, is_known: bool, seed: u64) -> (Duration, u64) {
     seed_thread(seed);
     let mut random = Rng::with_seed(seed);
