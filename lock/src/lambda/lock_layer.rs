@@ -255,7 +255,7 @@ impl<H: HandlerInput<Arc<Lock>>, R> LockLayer<H, R> {
     #[must_use]
     pub fn at_most(self, permits: u32) -> Self {
         self.with(|settings| {
-            settings.permit = Some(Arc::new(move |locks, key| locks.semaphore(key, permits).acquire()))
+            settings.permit = Some(Arc::new(move |locks, key| locks.semaphore(key, permits).acquire()));
         })
     }
 
