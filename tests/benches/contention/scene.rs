@@ -137,14 +137,25 @@ impl Scene {
             let newcomer = stage.contender(way, self.fault, &mut random, Some(Waiter::NEWCOMER));
             tokio::spawn(newcomer.barge(self.hold, random.fork()))
         });
-        let start = stage.now();
-        let mut waiters = JoinSet::new();
+        let mut contenders = Vec::new();
         for number in 0..self.waiters {
             let waiter = stage.contender(way, self.fault, &mut random, Some(Waiter(number)));
+            contenders.push((number, waiter, random.fork()));
+        }
+        if !is_virtual() {
+            // A hundred connections at once are more than DynamoDB Local accepts: some would be opened a second later.
+            for (_, waiter, _) in &contenders {
+                waiter.locks.warm_up().await;
+            }
+        }
+        let start = stage.now();
+        let mut waiters = JoinSet::new();
+        for (number, waiter, mut random) in contenders {
             let (hold, arrival) =
                 (self.hold.draw(&mut random), self.apart * number + self.apart.mul_f64(0.1 * random.f64()));
             let death = self.hold.mean().mul_f64(0.5 + 2.0 * random.f64());
             let dies = self.fault == Fault::Killed && random.u8(0..8) == 0;
+            let before = waiter.host.requests();
             waiters.spawn(async move {
                 sleep(arrival).await;
                 if dies {
@@ -152,7 +163,7 @@ impl Scene {
                 } else {
                     waiter.work(hold).await;
                 }
-                waiter.host.requests()
+                waiter.host.requests() - before
             });
         }
         let requests = waiters.join_all().await.into_iter().sum();
