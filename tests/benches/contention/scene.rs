@@ -140,28 +140,27 @@ impl Scene {
         let mut contenders = Vec::new();
         for number in 0..self.waiters {
             let waiter = stage.contender(way, self.fault, &mut random, Some(Waiter(number)));
-            contenders.push((number, waiter, random.fork()));
+            let (hold, arrival) =
+                (self.hold.draw(&mut random), self.apart * number + self.apart.mul_f64(0.1 * random.f64()));
+            let death = self.hold.mean().mul_f64(0.5 + 2.0 * random.f64());
+            let dies = self.fault == Fault::Killed && random.u8(0..8) == 0;
+            contenders.push((waiter, hold, arrival, dies.then_some(death)));
         }
         if !is_virtual() {
-            // A hundred connections at once are more than DynamoDB Local accepts: some would be opened a second later.
-            for (_, waiter, _) in &contenders {
+            // DynamoDB Local opens some of a hundred connections at once a second later.
+            for (waiter, ..) in &contenders {
                 waiter.locks.warm_up().await;
             }
         }
         let start = stage.now();
         let mut waiters = JoinSet::new();
-        for (number, waiter, mut random) in contenders {
-            let (hold, arrival) =
-                (self.hold.draw(&mut random), self.apart * number + self.apart.mul_f64(0.1 * random.f64()));
-            let death = self.hold.mean().mul_f64(0.5 + 2.0 * random.f64());
-            let dies = self.fault == Fault::Killed && random.u8(0..8) == 0;
+        for (waiter, hold, arrival, death) in contenders {
             let before = waiter.host.requests();
             waiters.spawn(async move {
                 sleep(arrival).await;
-                if dies {
-                    waiter.die_waiting(death, hold).await;
-                } else {
-                    waiter.work(hold).await;
+                match death {
+                    Some(death) => waiter.die_waiting(death, hold).await,
+                    None => waiter.work(hold).await,
                 }
                 waiter.host.requests() - before
             });

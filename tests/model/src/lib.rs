@@ -75,8 +75,12 @@ pub enum Subject {
     RejectingRecord,
     /// Several keys, all or none.
     Several,
+    /// The same with reservations.
+    SeveralInTurn,
     /// A semaphore with two permits.
     Semaphore,
+    /// The same with places in its queue.
+    SemaphoreInTurn,
 }
 
 /// The bounds of a check.
@@ -144,6 +148,8 @@ breaches! {
     ReplayedUnfinished = "only an outcome is replayed",
     WrongCount = "a semaphore's counter is the number of its permits",
     Half = "a client that considers itself valid has all its keys",
+    FreeButRefused = "what is free is refused for no longer than the courtesy to those ahead, or the reservation",
+    HalfReserved = "of two sets with the same keys, each has reserved all of them or none",
     WrittenTwice = "the write in a transaction with the completion happens once in a window",
 }
 
@@ -162,7 +168,7 @@ macro_rules! events {
 
 events! {
     Acquired, OwnRowRecognised, Refused, TakenOver, Renewed, Released, Lost, GrantedTooLate, Withdrawn, Completed, Replayed,
-    ArrivedLate, DeletedByTtl
+    ArrivedLate, DeletedByTtl, Joined, Served, Left, Reserved
 }
 
 macro_rules! mutations {
@@ -218,15 +224,19 @@ mutations! {
     TombstoneIgnored = "acquire ignores a release",
     NoTombstone = "a release leaves no trace",
     TtlTooEarlyForPermits = "TTL earlier than the leases' end",
+    OneMoreInTurn = "the next in line takes one more permit",
+    CourtesyWithoutEnd = "a courtesy without an end",
+    HalfReserved = "half of the keys are reserved",
+    ReservationEntitles = "a reservation entitles",
+    ReservationWithoutEnd = "a reservation without an end",
 }
 
 /// The mutations of the histories that the model does not express, and why.
 pub const NOT_EXPRESSED: &[(&str, &str)] = &[
     (
         "the next in line takes a held key",
-        "the model has no queue: `FREE_BEHIND_ALL` and `FREE_IN_TURN` imply `FREE`, and a client may wait at any time anyway",
+        "the queue of a lock adds conditions to `FREE`, and a client may wait at any time anyway",
     ),
-    ("the next in line takes one more permit", "the model has no queue"),
     (
         "complete without the status check",
         "a run of the model has one outcome: it never completes after a transaction that seemed to fail",
@@ -253,7 +263,15 @@ const TICKETS: &str = "the model has no tickets: each lock stays with the client
 
 impl Subject {
     /// All subjects.
-    pub const ALL: [Self; 5] = [Self::Lock, Self::Record, Self::RejectingRecord, Self::Several, Self::Semaphore];
+    pub const ALL: [Self; 7] = [
+        Self::Lock,
+        Self::Record,
+        Self::RejectingRecord,
+        Self::Several,
+        Self::SeveralInTurn,
+        Self::Semaphore,
+        Self::SemaphoreInTurn,
+    ];
 
     /// Returns the bounds of a level, from 1. Each level adds a tick and a fault to each bound.
     #[must_use]
@@ -261,6 +279,7 @@ impl Subject {
         let bounds: &[Bounds] = match self {
             Self::Lock => &[Bounds::new(4, 1, 2, 0), Bounds::new(5, 1, 1, 2), Bounds::new(7, 1, 1, 0)],
             Self::RejectingRecord => &[Bounds::new(4, 1, 1, 0), Bounds::new(8, 1, 0, 0)],
+            Self::SeveralInTurn | Self::SemaphoreInTurn => &[Bounds::new(4, 1, 1, 0), Bounds::new(6, 1, 0, 0)],
             Self::Record | Self::Several | Self::Semaphore => &[Bounds::new(4, 1, 1, 1), Bounds::new(8, 1, 0, 0)],
         };
         let more = level.saturating_sub(1);
@@ -329,6 +348,14 @@ impl Subject {
                 (Mutation::RefusedReleaseSucceeds, Breach::ReleaseNotDone),
                 (Mutation::TtlTooEarlyForPermits, Breach::Exclusion),
             ],
+            Self::SeveralInTurn => &[
+                (Mutation::HalfReserved, Breach::HalfReserved),
+                (Mutation::ReservationEntitles, Breach::Exclusion),
+                (Mutation::ReservationWithoutEnd, Breach::FreeButRefused),
+            ],
+            Self::SemaphoreInTurn => {
+                &[(Mutation::OneMoreInTurn, Breach::Exclusion), (Mutation::CourtesyWithoutEnd, Breach::FreeButRefused)]
+            }
             Self::RejectingRecord => &[(Mutation::UnfinishedReleased, Breach::UnfinishedRunAgain)],
         }
     }
@@ -346,11 +373,15 @@ impl Subject {
         match self {
             Self::Lock => check(Lock { conditions: conditions(None), bounds }, bounds, breaks),
             Self::Record => check(Lock { conditions: conditions(record(None)), bounds }, bounds, breaks),
-            Self::Semaphore => {
-                let mutation = mutation.map(|(mutation, _)| mutation);
-                check(Semaphore { bounds, retention: bounds.retention(), mutation }, bounds, breaks)
+            Self::Semaphore | Self::SemaphoreInTurn => {
+                let (mutation, retention) = (mutation.map(|(mutation, _)| mutation), bounds.retention());
+                let in_turn = self == Self::SemaphoreInTurn;
+                check(Semaphore { bounds, retention, mutation, in_turn }, bounds, breaks)
             }
-            Self::Several => check(Several { conditions: conditions(None), bounds }, bounds, breaks),
+            Self::Several | Self::SeveralInTurn => {
+                let in_turn = self == Self::SeveralInTurn;
+                check(Several { conditions: conditions(None), bounds, in_turn }, bounds, breaks)
+            }
             Self::RejectingRecord => check(Lock { conditions: conditions(record(Some(5))), bounds }, bounds, breaks),
         }
     }

@@ -1,6 +1,9 @@
 //! A semaphore: at most [`PERMITS`] of three clients at a time, in one row. The conditions and the client follow
 //! `row/permit.rs`. The permits and tombstones, which the product stores as `permit:<owner>`, are an array by client.
 //!
+//! In turn, a client that was refused takes a place, and leaves a permit that was freed in the same tick to those ahead
+//! (`Permit::is_turn`). It may also ask without its place, as a single attempt does.
+//!
 //! The model keeps all tombstones. The product removes them when they are a minute old. A duplicate that is later takes a
 //! permit, if there is room, until the lease of the duplicate ends.
 
@@ -20,6 +23,7 @@ pub(crate) struct Semaphore {
     pub(crate) bounds: Bounds,
     pub(crate) retention: u8,
     pub(crate) mutation: Option<Mutation>,
+    pub(crate) in_turn: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Hash)]
@@ -29,6 +33,9 @@ pub(crate) struct Row {
     permit: [Option<Permit>; CLIENTS],
     fence: Option<u16>,
     expiration: u8,
+    head: u8,
+    tail: u8,
+    freed_at: Option<u8>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Hash)]
@@ -61,6 +68,16 @@ pub(crate) struct Request {
     asked: u8,
     expiration: u8,
     tries: u8,
+    rank: Rank,
+}
+
+/// To whom an attempt leaves a permit (`LeavesTo`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Hash)]
+enum Rank {
+    #[default]
+    Nobody,
+    Queue,
+    Ahead(u8),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Hash)]
@@ -69,13 +86,15 @@ enum Kind {
     Acquire([bool; CLIENTS]),
     Renew,
     Release,
+    /// `Table::join`
+    Join,
     ReleaseToWithdraw,
     /// `permit_withdrawal`, and whether the row is there.
     Withdraw(bool),
 }
 
-/// `Ok`, or the row that refused the request.
-type Answer = Result<(), Option<Row>>;
+/// `Ok` with the last place, or the row that refused the request.
+type Answer = Result<u8, Option<Row>>;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Hash)]
 pub(crate) struct Client {
@@ -87,6 +106,8 @@ pub(crate) struct Client {
     doubtful: bool,
     deadline: u8,
     sequence: u8,
+    was_refused: bool,
+    place: u8,
 }
 
 fn ended(end: End) -> Client {
@@ -94,6 +115,10 @@ fn ended(end: End) -> Client {
 }
 
 impl Row {
+    fn empty(expiration: u8) -> Self {
+        Self { permits: 0, permit: [None; CLIENTS], fence: None, expiration, head: 0, tail: 0, freed_at: None }
+    }
+
     fn held(&self, id: usize) -> Option<(u8, u8)> {
         match self.permit[id] {
             Some(Permit::Held { lease_end, sequence }) => Some((lease_end, sequence)),
@@ -107,13 +132,29 @@ impl Semaphore {
         self.mutation == Some(mutation)
     }
 
+    /// `Permit::is_turn`, with the courtesy of a tick.
+    fn is_turn(&self, row: &Row, rank: Rank, now: u8, ended: u8) -> bool {
+        let is_recent = row.freed_at.is_some_and(|freed_at| freed_at >= now && freed_at <= now + SKEW);
+        if !is_recent && !self.is(Mutation::CourtesyWithoutEnd) {
+            return true;
+        }
+        match rank {
+            Rank::Nobody => true,
+            Rank::Queue => row.head >= row.tail,
+            Rank::Ahead(place) => (1..=PERMITS)
+                .any(|many| row.head >= place.saturating_sub(many) && row.permits <= PERMITS - many + ended),
+        }
+    }
+
     /// `claim_permit`: the condition and the update.
     fn acquire(&self, row: Option<&Row>, request: &Request, replaced: [bool; CLIENTS]) -> Option<Row> {
         let Request { id, now, lease_end, expiration, .. } = *request;
         let ended = u8::try_from(replaced.into_iter().filter(|is| *is).count()).unwrap_or(u8::MAX);
         // `#permits BETWEEN :ended AND :most`
-        let most = PERMITS - 1 + ended + u8::from(self.is(Mutation::OneMore));
-        let empty = Row { permits: 0, permit: [None; CLIENTS], fence: None, expiration: 0 };
+        let is_next = matches!(request.rank, Rank::Ahead(place) if row.is_some_and(|row| row.head + 1 == place));
+        let is_one_more = self.is(Mutation::OneMore) || (is_next && self.is(Mutation::OneMoreInTurn));
+        let most = PERMITS - 1 + ended + u8::from(is_one_more);
+        let empty = Row::empty(0);
         let before = match row {
             None if ended == 0 => &empty,
             None => return None,
@@ -131,7 +172,8 @@ impl Semaphore {
         let condition = new
             && (ended..=most).contains(&before.permits)
             && (0..CLIENTS).filter(|other| replaced[*other]).all(is_over);
-        if !condition {
+        let place = if let Rank::Ahead(place) = request.rank { place } else { before.head };
+        if !condition || !self.is_turn(before, request.rank, now, ended) || before.head > place {
             return None;
         }
         // `TAKE`
@@ -140,6 +182,8 @@ impl Semaphore {
             permits: before.permits + 1 - ended,
             fence: Some(before.fence.unwrap_or(u16::from(now) * FENCES_IN_A_TICK) + one),
             expiration,
+            head: place,
+            freed_at: if ended > 0 && self.in_turn { Some(now) } else { before.freed_at },
             ..*before
         };
         for other in (0..CLIENTS).filter(|other| replaced[*other]) {
@@ -158,20 +202,26 @@ impl Semaphore {
     }
 
     /// `permit_release`
-    fn release(&self, row: &Row, Request { id, sequence, expiration, .. }: Request) -> Option<Row> {
+    fn release(&self, row: &Row, Request { id, now, sequence, expiration, .. }: Request) -> Option<Row> {
         let other = (0..CLIENTS).find(|other| *other != id && row.held(*other).is_some());
         let id = other.filter(|_| self.is(Mutation::AnotherReleased)).unwrap_or(id);
         let (_, last) = row.held(id)?;
         let fewer = if self.is(Mutation::CountedTwice) { 2 } else { 1 };
-        let mut after = Row { permits: row.permits.saturating_sub(fewer), expiration, ..*row };
+        let freed_at = if self.in_turn { Some(now) } else { None };
+        let mut after = Row { permits: row.permits.saturating_sub(fewer), expiration, freed_at, ..*row };
         after.permit[id] = (!self.is(Mutation::NoTombstone)).then_some(Permit::Tombstone);
         (last < sequence && row.permits >= 1).then_some(after)
+    }
+
+    /// `Table::join`. The place is the new tail.
+    fn join(row: &Row) -> Row {
+        Row { tail: row.tail + 1, ..*row }
     }
 
     /// `permit_withdrawal`
     fn withdraw(row: Option<&Row>, Request { id, expiration, .. }: Request, is_there: bool) -> Option<Row> {
         let mut after = match row {
-            None if !is_there => Row { permits: 0, permit: [None; CLIENTS], fence: None, expiration },
+            None if !is_there => Row::empty(expiration),
             Some(row) if is_there && row.permit[id].is_none() => Row { expiration, ..*row },
             _ => return None,
         };
@@ -196,6 +246,7 @@ impl Semaphore {
             asked,
             expiration,
             tries: TRIES,
+            rank: Rank::Nobody,
         }
     }
 
@@ -225,15 +276,16 @@ impl Semaphore {
         clock: u8,
         log: &mut Log,
     ) -> Option<Request> {
-        let again = |replaced| {
+        let again = |replaced, rank| {
             (request.tries > 1).then_some(Request {
                 kind: Kind::Acquire(replaced),
                 tries: request.tries - 1,
+                rank,
                 ..*request
             })
         };
         let next = match row {
-            None => again([false; CLIENTS]),
+            None => again([false; CLIENTS], request.rank),
             Some(row) => {
                 if let Some((end, _)) = row.held(request.id) {
                     if !self.is(Mutation::ForeignNonce) {
@@ -252,13 +304,28 @@ impl Semaphore {
                 };
                 let replaced: [bool; CLIENTS] = std::array::from_fn(is_over);
                 let held = (0..CLIENTS).filter(|other| row.held(*other).is_some() && !replaced[*other]).count();
-                if held >= usize::from(PERMITS) { None } else { again(replaced) }
+                let ended = u8::try_from(replaced.into_iter().filter(|is| *is).count()).unwrap_or(u8::MAX);
+                // A waiter whose place was passed leaves nothing to others.
+                let is_passed = matches!(request.rank, Rank::Ahead(place) if place < row.head);
+                let rank = if is_passed { Rank::Nobody } else { request.rank };
+                if held >= usize::from(PERMITS) {
+                    None
+                } else if self.is_turn(&row, rank, request.now, ended) {
+                    again(replaced, rank)
+                } else {
+                    log.saw(Event::Left);
+                    if row.freed_at.is_none_or(|freed_at| freed_at < request.now) {
+                        log.broke(Breach::FreeButRefused);
+                    }
+                    None
+                }
             }
         };
         if next.is_none() {
             log.saw(Event::Refused);
+            client.was_refused = true;
             if !client.doubtful {
-                *client = Client::default();
+                *client = Client { was_refused: true, place: client.place, ..Client::default() };
             }
         }
         next
@@ -281,7 +348,15 @@ impl Protocol for Semaphore {
                     let mut sent = client.sent.into_iter().filter(|sent| sent + LEASE > now + 1 && *sent > 0);
                     let sent = [sent.next().unwrap_or(0), now + 1];
                     let asking = Client { attempts: client.attempts + 1, sent, ..*client };
-                    decide(asking, self.request(Kind::Acquire([false; CLIENTS]), id, *client, now, LEASE), false);
+                    let request = self.request(Kind::Acquire([false; CLIENTS]), id, *client, now, LEASE);
+                    decide(asking, request, false);
+                    let rank = if client.place > 0 { Rank::Ahead(client.place) } else { Rank::Queue };
+                    if self.in_turn {
+                        decide(asking, Request { rank, ..request }, false);
+                    }
+                }
+                if self.in_turn && client.was_refused && client.place == 0 {
+                    decide(*client, self.request(Kind::Join, id, *client, now, 0), false);
                 }
                 if client.doubtful {
                     let (client, request) = self.withdrawal(id, now);
@@ -311,6 +386,7 @@ impl Protocol for Semaphore {
             Kind::Renew => before.and_then(|row| self.renew(&row, *request)),
             Kind::Release | Kind::ReleaseToWithdraw => before.and_then(|row| self.release(&row, *request)),
             Kind::Withdraw(is_there) => Self::withdraw(before.as_ref(), *request, is_there),
+            Kind::Join => before.as_ref().map(Self::join),
         };
         let Some(after) = after else { return Err(before) };
         table.row = Some(after);
@@ -337,8 +413,20 @@ impl Protocol for Semaphore {
                 if replaced.contains(&true) {
                     log.saw(Event::TakenOver);
                 }
+                if let (Rank::Ahead(place), Some(_)) = (request.rank, before.filter(|row| row.head < after.head)) {
+                    debug_assert_eq!(place, after.head);
+                    log.saw(Event::Served);
+                }
                 table.fence = table.fence.max(fence);
                 table.asked[id] = request.asked;
+            }
+            Kind::Join => {
+                log.saw(Event::Joined);
+                if before.is_none_or(|row| {
+                    (row.permits, row.permit, row.fence) != (after.permits, after.permit, after.fence)
+                }) {
+                    log.broke(Breach::ForeignRow);
+                }
             }
             Kind::Renew => table.asked[id] = request.asked,
             Kind::Release | Kind::ReleaseToWithdraw | Kind::Withdraw(_) => {
@@ -352,7 +440,7 @@ impl Protocol for Semaphore {
                 }
             }
         }
-        Ok(())
+        Ok(after.tail)
     }
 
     fn answered(
@@ -365,7 +453,12 @@ impl Protocol for Semaphore {
         log: &mut Log,
     ) -> Option<Request> {
         match (request.kind, *answer) {
-            (Kind::Acquire(_), Ok(())) => self.granted(client, id, Some(request.now), clock, log),
+            (Kind::Join, Ok(place)) => {
+                client.place = place;
+                None
+            }
+            (Kind::Join, Err(_)) => None,
+            (Kind::Acquire(_), Ok(_)) => self.granted(client, id, Some(request.now), clock, log),
             (Kind::Acquire(_), Err(row)) => self.refused(client, request, row, clock, log),
             (Kind::Renew, answer) => {
                 // An earlier attempt of this renewal may have been applied.
@@ -379,7 +472,7 @@ impl Protocol for Semaphore {
                 }
                 None
             }
-            (Kind::Release, Ok(())) => {
+            (Kind::Release, Ok(_)) => {
                 log.saw(Event::Released);
                 *client = ended(End::Released);
                 None
@@ -419,7 +512,7 @@ impl Protocol for Semaphore {
     fn unanswered(&self, client: &mut Client, request: &Request) {
         match request.kind {
             Kind::Acquire(_) => client.doubtful = true,
-            Kind::Renew | Kind::Release => {}
+            Kind::Renew | Kind::Release | Kind::Join => {}
             _ => *client = ended(End::Unknown),
         }
     }

@@ -3,9 +3,12 @@
 //!
 //! DynamoDB recognises a repeated transaction by its token. The model does without: the rows alone have to refuse a
 //! duplicate.
+//!
+//! In turn, a set reserves its keys (`row/reserve.rs`), and leaves keys that another set has reserved. The third client may
+//! leave them as well, or not. The model keeps the reservations beside the rows, which they do not change.
 
 use crate::lock::{End, LEASE, Past, Phase, TRIES, bit, owner};
-use crate::row::{Conditions, FENCES_IN_A_TICK, Kind, Request as Update, Row};
+use crate::row::{Conditions, FENCES_IN_A_TICK, Kind, Owner, Request as Update, Row};
 use crate::world::{CLIENTS, Decision, Log, Protocol, SKEW, StateOf};
 use crate::{Bounds, Breach, Event, Mutation};
 
@@ -17,16 +20,49 @@ const PLAIN: usize = CLIENTS - 1;
 /// How often one attempt proposes fences (`ADAPTATIONS` in `row/acquire.rs`).
 const PROPOSALS: u8 = 4;
 
+/// How long a reservation lasts (`Reservation::LONGEST`).
+const RESERVATION: u8 = 2;
+
 #[derive(Debug)]
 pub(crate) struct Several {
     pub(crate) conditions: Conditions,
     pub(crate) bounds: Bounds,
+    pub(crate) in_turn: bool,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Hash)]
 pub(crate) struct Table {
     rows: [Option<Row>; KEYS],
+    reserved: [Option<Reservation>; KEYS],
     pasts: [Past; KEYS],
+}
+
+/// `reserved_by` and `reserved_until`, and when it was sent.
+#[derive(Clone, Copy, Debug, PartialEq, Hash)]
+struct Reservation {
+    by: Owner,
+    until: u8,
+    sent: u8,
+}
+
+/// What an update has to do with reservations.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Hash)]
+enum Turn {
+    #[default]
+    Nothing,
+    /// An acquire that leaves a reserved key to its waiter (`LeavesTo::Reservation`).
+    Leaves,
+    /// `Table::reserve`, instead of the update.
+    Reserves,
+}
+
+/// Whether a client may reserve its keys: once, after a refusal.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Hash)]
+enum MayReserve {
+    #[default]
+    NotYet,
+    Now,
+    NoMore,
 }
 
 /// The same update of several rows.
@@ -37,6 +73,7 @@ pub(crate) struct Request {
     /// The proposed fence of each key. An ordinary lock has none.
     fences: Option<[u16; KEYS]>,
     proposals: u8,
+    turn: Turn,
 }
 
 type Keys = [bool; KEYS];
@@ -56,6 +93,7 @@ pub(crate) struct Client {
     acquired_at: u8,
     sequence: u8,
     tries: u8,
+    may_reserve: MayReserve,
     /// A key of the release in progress was lost. In a withdrawal: a key of it was not.
     partly: bool,
 }
@@ -73,7 +111,32 @@ impl Several {
         let expiration = now + self.conditions.retention;
         let update =
             Update { kind, owner: owner(id), sequence: client.sequence, now, lease_end: now, expiration, asked: now };
-        Request { update, keys: keys(id), fences: None, proposals: 0 }
+        Request { update, keys: keys(id), fences: None, proposals: 0, turn: Turn::Nothing }
+    }
+
+    /// `is_reserved` in `row/key.rs`: whether another has reserved a key. An end that is too far ahead does not count.
+    fn is_reserved(&self, reserved: Option<Reservation>, Update { owner, now, .. }: Update) -> bool {
+        let is_endless = self.conditions.is(Mutation::ReservationWithoutEnd);
+        reserved.is_some_and(|Reservation { by, until, .. }| {
+            by != owner && (is_endless || (until > now && until <= now + RESERVATION + SKEW))
+        })
+    }
+
+    /// `Table::reserve`: all keys, or none.
+    fn reserve(&self, table: &mut Table, request: &Request, log: &mut Log) -> bool {
+        let Update { owner, now, .. } = request.update;
+        let may_be_reserved = |key: usize| {
+            table.rows[key].is_some_and(|row| !row.completed) && !self.is_reserved(table.reserved[key], request.update)
+        };
+        let mut willing: Keys = std::array::from_fn(may_be_reserved);
+        if willing.contains(&false) && !self.conditions.is(Mutation::HalfReserved) {
+            willing = [false; KEYS];
+        }
+        for key in (0..KEYS).filter(|key| willing[*key]) {
+            log.saw(Event::Reserved);
+            table.reserved[key] = Some(Reservation { by: owner, until: now + RESERVATION, sent: now });
+        }
+        willing.contains(&true)
     }
 
     /// `Table::acquire_all`, with the fences that were `seen`.
@@ -89,8 +152,8 @@ impl Several {
     }
 
     /// The update of one row, if its condition holds.
-    fn updated(&self, before: Option<&Row>, request: &Request, key: usize) -> Option<Row> {
-        let (conditions, update) = (self.conditions, request.update);
+    fn updated(&self, table: &Table, request: &Request, key: usize, log: &mut Log) -> Option<Row> {
+        let (conditions, update, before) = (self.conditions, request.update, table.rows[key].as_ref());
         match update.kind {
             Kind::Acquire => {
                 let fence = request.fences.map(|fences| fences[key]);
@@ -99,12 +162,23 @@ impl Several {
                     || before.and_then(|row| row.fence) < fence
                     || conditions.is(Mutation::FenceRepeats);
                 let is_last = key + 1 == KEYS && fence.is_some();
-                let conditions = if is_last && conditions.is(Mutation::LastLeaseIgnored) {
+                let reserved = table.reserved[key];
+                let is_entitled = conditions.is(Mutation::ReservationEntitles)
+                    && reserved.is_some_and(|reserved| reserved.by == update.owner);
+                let conditions = if is_last && conditions.is(Mutation::LastLeaseIgnored) || is_entitled {
                     Conditions { mutation: Some(Mutation::AcquireIgnoresEnd), ..conditions }
                 } else {
                     conditions
                 };
-                (conditions.free(before, update) && grows).then(|| conditions.take(before, update, fence))
+                let is_free = conditions.free(before, update) && grows;
+                if is_free && request.turn == Turn::Leaves && self.is_reserved(reserved, update) {
+                    log.saw(Event::Left);
+                    if reserved.is_some_and(|reserved| reserved.sent + RESERVATION <= update.now) {
+                        log.broke(Breach::FreeButRefused);
+                    }
+                    return None;
+                }
+                is_free.then(|| conditions.take(before, update, fence))
             }
             Kind::Renew => before.and_then(|row| conditions.renew(row, update)),
             Kind::Release | Kind::ReleaseToWithdraw => before.and_then(|row| conditions.release(row, update)),
@@ -152,7 +226,7 @@ impl Several {
         clock: u8,
         log: &mut Log,
     ) -> Option<Request> {
-        let Request { update, fences, proposals, keys } = *request;
+        let Request { update, fences, proposals, keys, .. } = *request;
         let own: Vec<_> = refused.iter().filter_map(|(_, row)| *row).filter(|row| row.owner == update.owner).collect();
         if let (Some(first), false) = (own.first(), self.conditions.is(Mutation::ForeignNonce)) {
             log.saw(Event::OwnRowRecognised);
@@ -174,11 +248,13 @@ impl Several {
             for (key, row) in refused {
                 seen[*key] = row.and_then(|row| row.fence).unwrap_or_default();
             }
-            return Some(self.acquire(id, client, update.now, seen, proposals + 1));
+            return Some(Request { turn: request.turn, ..self.acquire(id, client, update.now, seen, proposals + 1) });
         }
         log.saw(Event::Refused);
         if !client.doubtful {
-            *client = Client::default();
+            let may_reserve =
+                if client.may_reserve == MayReserve::NotYet { MayReserve::Now } else { client.may_reserve };
+            *client = Client { may_reserve, ..Client::default() };
         }
         None
     }
@@ -235,7 +311,18 @@ impl Protocol for Several {
                     let mut sent = client.sent.into_iter().filter(|sent| sent + LEASE > now + 1 && *sent > 0);
                     let sent = [sent.next().unwrap_or(0), now + 1];
                     let asking = Client { attempts: client.attempts + 1, sent, ..*client };
-                    decide((asking, self.acquire(id, client, now, [0; KEYS], 0)), false);
+                    let request = self.acquire(id, client, now, [0; KEYS], 0);
+                    if self.in_turn {
+                        decide((asking, Request { turn: Turn::Leaves, ..request }), false);
+                    }
+                    if !self.in_turn || id == PLAIN {
+                        decide((asking, request), false);
+                    }
+                }
+                if self.in_turn && id != PLAIN && client.may_reserve == MayReserve::Now {
+                    let request = self.request(Kind::Acquire, id, client, now);
+                    let client = Client { may_reserve: MayReserve::NoMore, ..*client };
+                    decide((client, Request { turn: Turn::Reserves, ..request }), false);
                 }
                 if client.doubtful {
                     decide(self.withdraw(id, now, TRIES), false);
@@ -261,6 +348,9 @@ impl Protocol for Several {
     }
 
     fn apply(&self, table: &mut Table, request: &Request, log: &mut Log) -> Answer {
+        if request.turn == Turn::Reserves {
+            return if self.reserve(table, request, log) { Ok(()) } else { Err([None; KEYS]) };
+        }
         let mut keys = request.keys;
         let is_halved = match request.update.kind {
             Kind::Acquire => self.conditions.is(Mutation::HalfTaken),
@@ -273,7 +363,7 @@ impl Protocol for Several {
         let (rows, mut after) = (table.rows, table.rows);
         let mut refusals = [None; KEYS];
         for key in (0..KEYS).filter(|key| keys[*key]) {
-            let row = self.updated(rows[key].as_ref(), request, key);
+            let row = self.updated(table, request, key, log);
             refusals[key] = Some((row.is_none(), rows[key]));
             after[key] = row;
         }
@@ -281,6 +371,10 @@ impl Protocol for Several {
             return Err(refusals);
         }
         table.rows = after;
+        if request.turn == Turn::Leaves && request.fences.is_some() {
+            // The acquire of a set removes the reservation.
+            table.reserved = [None; KEYS];
+        }
         for (key, after) in after.iter().enumerate().filter(|(key, _)| keys[*key]) {
             if let Some(after) = after {
                 table.pasts[key].applied(rows[key].as_ref(), after, request.update, log, None);
@@ -298,6 +392,9 @@ impl Protocol for Several {
         clock: u8,
         log: &mut Log,
     ) -> Option<Request> {
+        if request.turn == Turn::Reserves {
+            return None;
+        }
         let update = request.update;
         let refusals = answer.err().into_iter().flatten().enumerate();
         let refused: Vec<_> = refusals
@@ -374,6 +471,7 @@ impl Protocol for Several {
 
     fn unanswered(&self, client: &mut Client, request: &Request) {
         match request.update.kind {
+            _ if request.turn == Turn::Reserves => {}
             Kind::Acquire => client.doubtful = true,
             Kind::Renew | Kind::Release => {}
             _ => *client = ended(End::Unknown),
@@ -381,7 +479,7 @@ impl Protocol for Several {
     }
 
     fn sent_again(&self, client: &mut Client, request: &Request) {
-        client.doubtful |= request.update.kind == Kind::Acquire;
+        client.doubtful |= request.update.kind == Kind::Acquire && request.turn != Turn::Reserves;
     }
 
     fn expired(&self, table: &Table, now: u8) -> Vec<usize> {
@@ -390,11 +488,18 @@ impl Protocol for Several {
 
     fn delete(&self, table: &mut Table, key: usize) {
         table.rows[key] = None;
+        table.reserved[key] = None;
         table.pasts[key].forget_release();
     }
 
     fn inspect(&self, state: &StateOf<Self>, log: &mut Log) {
-        let Table { rows, pasts } = &state.table;
+        let Table { rows, pasts, reserved } = &state.table;
+        let live = |key: usize| reserved[key].filter(|reserved| reserved.until > state.time + SKEW);
+        if let (Some(first), Some(second)) = (live(0), live(1))
+            && first.by != second.by
+        {
+            log.broke(Breach::HalfReserved);
+        }
         let forgotten = pasts.iter().fold(0, |all, past| all | past.forgotten);
         for key in 0..KEYS {
             let mut valid = 0;

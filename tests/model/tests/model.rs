@@ -64,8 +64,19 @@ fn several_keys_have_no_counterexample() {
 }
 
 #[test]
+fn several_keys_in_turn_have_no_counterexample() {
+    assert_no_counterexample(Subject::SeveralInTurn, &[Event::Acquired, Event::Reserved, Event::Left, Event::Released]);
+}
+
+#[test]
 fn a_semaphore_has_no_counterexample() {
     assert_no_counterexample(Subject::Semaphore, &OF_ALL);
+}
+
+#[test]
+fn a_semaphore_in_turn_has_no_counterexample() {
+    let events = [Event::Acquired, Event::Joined, Event::Left, Event::Served, Event::TakenOver, Event::Released];
+    assert_no_counterexample(Subject::SemaphoreInTurn, &events);
 }
 
 #[test]
