@@ -32,7 +32,7 @@ use serde::de::DeserializeOwned;
 use tokio::sync::Notify;
 
 pub use late::{Late, Repeats};
-pub use world::{Row, World};
+pub use world::{Row, World, engine_with_latency};
 
 /// Begins a run, calls `begun` in it, and drops the run.
 pub async fn drop_midway<I, T, E>(work: &Idempotency<I, T, E>, input: &I, begun: impl FnOnce())

@@ -6,8 +6,20 @@ use aws_sdk_dynamodb::Client;
 use aws_sdk_dynamodb::config::retry::RetryConfig;
 use aws_sdk_dynamodb::config::{self, Credentials, Region};
 use aws_sdk_dynamodb::types::AttributeValue;
-use lambda_lock::embedded::{DynamoDb, Host, HostBuilder};
+use lambda_lock::embedded::{DynamoDb, Faults, Host, HostBuilder, Intercept};
 use lambda_lock::{Locks, LocksBuilder};
+
+/// Returns an embedded engine without a table, and a host whose requests take 5 ms of virtual time.
+#[must_use]
+pub fn engine_with_latency(intercept: Option<impl Intercept + 'static>) -> (DynamoDb, Host) {
+    let engine = DynamoDb::starting_at(SystemTime::UNIX_EPOCH + Duration::from_hours(500_000)).unwrap();
+    let latency = Duration::from_micros(2500);
+    let mut host = engine.host().faults(Faults::seeded(7).latency(latency..latency));
+    if let Some(intercept) = intercept {
+        host = host.intercept(intercept);
+    }
+    (engine, host.build())
+}
 
 /// A DynamoDB with an empty lock table: the embedded engine, or the one at `LOCK_TEST_ENDPOINT`.
 #[derive(Debug)]

@@ -1,14 +1,13 @@
 //! Waiters take turns, if the kind has a queue.
 
 use std::sync::Mutex;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use aws_sdk_dynamodb::types::AttributeValue;
 use futures_util::future::join_all;
-use lambda_lock::embedded::{DynamoDb, Faults, Host};
 use lambda_lock::{Backoff, Locks, Wait};
-use lambda_lock_tests::World;
 use lambda_lock_tests::history::Mutation;
+use lambda_lock_tests::{World, engine_with_latency};
 use tokio::join;
 use tokio::time::{sleep, timeout};
 
@@ -168,24 +167,11 @@ pub(crate) async fn a_waiter_whose_row_is_deleted_is_served<S: Subject>() {
     next.release().await.unwrap();
 }
 
-/// An engine, and a host whose requests take 5 ms, both without a table.
-fn virtual_host(mutation: Option<Mutation>) -> (DynamoDb, Host) {
-    let engine = DynamoDb::starting_at(SystemTime::UNIX_EPOCH + Duration::from_hours(500_000)).unwrap();
-    let latency = Duration::from_micros(2500);
-    let host = engine.host().faults(Faults::seeded(7).latency(latency..latency));
-    let host = match mutation {
-        Some(mutation) => host.intercept(mutation),
-        None => host,
-    };
-    let host = host.build();
-    (engine, host)
-}
-
 /// Lets so many wait, each a while after the one before, for holds of 20 ms. Returns the order in which they were served,
 /// and the time that it took.
 async fn serve<S: Subject>(waiters: u32, apart: Duration, mutation: Option<Mutation>) -> (Vec<u32>, Duration) {
     fastrand::seed(7);
-    let (engine, host) = virtual_host(mutation);
+    let (engine, host) = engine_with_latency(mutation);
     Locks::builder(engine.client(), "locks").build().unwrap().create_table().await.unwrap();
     let locks = Locks::builder(host.client(), "locks").build().unwrap();
     let (started, served) = (host.now(), Mutex::new(Vec::new()));

@@ -3,10 +3,9 @@
 use std::time::Duration;
 
 use lambda_lock::ErrorKind;
-use lambda_lock::embedded::{Answer, Intercept};
+use lambda_lock::embedded::Faults;
 use lambda_lock_tests::invocation::{LoseAnswers, millis};
 use lambda_lock_tests::{Late, World};
-use serde_json::Value;
 
 use crate::{AFTER_THE_LEASE, DAY, KEY, RETENTION, acquire_all, number, owners, permits, row, tombstones};
 
@@ -112,21 +111,11 @@ async fn an_acquire_without_an_answer_frees_the_permit_that_it_took() {
 #[tokio::test]
 async fn a_grant_that_is_answered_after_its_lease_is_no_permit() {
     let world = World::new().await;
-    let host = world.host().intercept(Sleep).build();
+    let latency = Duration::from_millis(5);
+    let host = world.host().faults(Faults::seeded(1).latency(latency..latency)).build();
     let locks = world.locks(&host).build().unwrap();
     let acquired = locks.semaphore(KEY, 1).acquire().lease(Duration::from_millis(1)).await;
     assert_eq!(acquired.unwrap_err().kind(), ErrorKind::Unavailable);
     locks.flush(Duration::from_mins(1)).await;
     assert!(permits(&row(&world).await).is_empty());
-}
-
-/// Delays each answer by a few milliseconds.
-#[derive(Debug)]
-struct Sleep;
-
-impl Intercept for Sleep {
-    #[expect(clippy::disallowed_methods, reason = "an observer cannot await")]
-    fn answer(&self, _: &str, _: &Value, _: &mut Answer) {
-        std::thread::sleep(Duration::from_millis(5));
-    }
 }

@@ -2,15 +2,15 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use aws_sdk_dynamodb::types::AttributeValue;
 use fastrand::Rng;
-use lambda_lock::embedded::{DynamoDb, Faults, Host};
+use lambda_lock::embedded::Host;
 use lambda_lock::{Backoff, Lock, Locks, Wait};
 use lambda_lock_tests::history::Mutation;
 use lambda_lock_tests::invocation::millis;
-use lambda_lock_tests::{Late, World};
+use lambda_lock_tests::{Late, World, engine_with_latency};
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
@@ -190,17 +190,10 @@ async fn a_reservation_needs_the_rows_of_locks() {
     assert!(second.is_none() && !first.unwrap().contains_key("reserved_until"));
 }
 
-/// A host whose requests take 5 ms, in virtual time, and its locks.
-async fn virtual_host(mutation: Option<Mutation>) -> (Host, Locks) {
+/// A host whose requests take 5 ms, and its locks.
+async fn host_with_latency(mutation: Option<Mutation>) -> (Host, Locks) {
     fastrand::seed(7);
-    let engine = DynamoDb::starting_at(SystemTime::UNIX_EPOCH + Duration::from_hours(500_000)).unwrap();
-    let latency = Duration::from_micros(2500);
-    let host = engine.host().faults(Faults::seeded(7).latency(latency..latency));
-    let host = match mutation {
-        Some(mutation) => host.intercept(mutation),
-        None => host,
-    };
-    let host = host.build();
+    let (engine, host) = engine_with_latency(mutation);
     Locks::builder(engine.client(), "locks").build().unwrap().create_table().await.unwrap();
     let locks = Locks::builder(host.client(), "locks").build().unwrap();
     (host, locks)
@@ -244,7 +237,7 @@ impl Others {
 #[tokio::test]
 async fn sets_do_not_starve_beside_waiters_for_their_keys() {
     tokio::time::pause();
-    let (host, locks) = virtual_host(None).await;
+    let (host, locks) = host_with_latency(None).await;
     let others = Others::start(&locks);
     let (mut longest, mut total) = (Duration::ZERO, Duration::ZERO);
     for _ in 0..10 {
@@ -265,7 +258,7 @@ async fn sets_do_not_starve_beside_waiters_for_their_keys() {
 async fn sets_in_a_circle_get_equal_shares() {
     const CIRCLE: [[&str; 2]; 3] = [["a", "b"], ["b", "c"], ["c", "a"]];
     tokio::time::pause();
-    let (_, locks) = virtual_host(None).await;
+    let (_, locks) = host_with_latency(None).await;
     let served: Arc<[AtomicU32; 6]> = Arc::default();
     let mut workers = JoinSet::new();
     for worker in 0..6 {
@@ -290,7 +283,7 @@ async fn sets_in_a_circle_get_equal_shares() {
 async fn a_mistake_in_a_reservation_costs_others_little() {
     tokio::time::pause();
     for mutation in Mutation::RESERVATIONS {
-        let (host, locks) = virtual_host(Some(mutation)).await;
+        let (host, locks) = host_with_latency(Some(mutation)).await;
         let (others, started) = (Others::start(&locks), host.now());
         for _ in 0..10 {
             if let Ok(set) = locks.acquire_all(KEYS).wait(Duration::from_secs(3)).await {
