@@ -572,10 +572,10 @@ impl<'a> AcquireAttempts<'a> {
         Ok(())
     }
 
-    /// Returns the ranks of the next attempt. The last one leaves nothing to others.
+    /// Returns the ranks of the next attempt.
     fn ranks(&self, now: Moment) -> Vec<Rank> {
-        let turns = self.turns.as_ref().filter(|_| !self.is_last);
-        turns.map(|turns| turns.ranks(self.acquire.kind.takes_place(), now)).unwrap_or_default()
+        let takes_place = self.acquire.kind.takes_place();
+        self.turns.as_ref().map(|turns| turns.ranks(takes_place, self.is_last, now)).unwrap_or_default()
     }
 
     /// Sleeps until the next attempt. Returns `false` if there is none.
@@ -622,6 +622,7 @@ impl<'a> AcquireAttempts<'a> {
                         return delay;
                     }
                 }
+                Step::Reserve { .. } if self.delays.is_over(clock.now().since(self.started)) => return Duration::ZERO,
                 Step::Reserve { keys, time } => self.reserve(&keys, time).await,
             }
         }
@@ -671,11 +672,13 @@ impl<'a> AcquireAttempts<'a> {
     async fn reserve(&mut self, keys: &[usize], time: Duration) {
         let (settings, names) = (&self.acquire.locks.0, self.acquire.kind.all_keys());
         let now = settings.clock.now();
-        let time = time.min(self.delays.left(now.since(self.started)));
+        let left = self.delays.left(now.since(self.started));
+        let time = time.min(left);
         let until = millis(now.wall.saturating_add(time));
         let names = keys.iter().map(|index| &names[*index]);
         let acquisition = &self.pending.acquisition;
-        let is_reserved = match settings.table.reserve(acquisition, names, until, now, JOIN_TIMEOUT).await {
+        let limit = left.min(JOIN_TIMEOUT);
+        let is_reserved = match settings.table.reserve(acquisition, names, until, now, limit).await {
             Ok(is_reserved) => is_reserved,
             Err(error) => {
                 tracing::debug!(key = self.acquire.name(), %error, "not reserved");
@@ -683,7 +686,7 @@ impl<'a> AcquireAttempts<'a> {
             }
         };
         if let Some(turns) = &mut self.turns {
-            turns.reserved(is_reserved, time, now);
+            turns.reserved(is_reserved, time, now, settings.clock.now());
         }
     }
 

@@ -23,9 +23,10 @@ use crate::row::{LeavesTo, Rank};
 const FIRST_DELAY: Duration = Duration::from_millis(25);
 /// How long a newcomer leaves a released key to the queue.
 const NEWCOMER_COURTESY: Duration = Duration::from_millis(20);
-/// The longest delay.
+/// The longest delay, as a time and in milliseconds.
+pub(super) const LONGEST_DELAY: Duration = Duration::from_secs(5);
 const CAP: f64 = 5000.0;
-/// How often a waiter takes a place: again after its row was deleted.
+/// How often a waiter is given a place: again after its row was deleted.
 const MAX_JOINS: u32 = 3;
 /// The longest delay after a conflict with a transaction, and after a join that failed. It doubles with each one: a conflict
 /// ends soon, throttling may not.
@@ -278,7 +279,7 @@ impl Turn {
             Some(place) if self.ahead() > 0 => LeavesTo::Ahead { place, moment },
             Some(_) => LeavesTo::Reservation,
         };
-        Rank { leaves_to, place: self.served() }
+        Rank { leaves_to, place: self.served(), has_reserved: false }
     }
 
     /// Returns the place that the next attempt serves if it succeeds. A place ahead of it that was not served is then given
@@ -344,7 +345,7 @@ impl Turn {
             };
         }
         if hold.released {
-            // This clock is behind the holder's, or the key is held for its minimum hold.
+            // The key is reserved for another, or held for its minimum hold, or this clock is behind the holder's.
             return left_of_lease + behind;
         }
         let age = self.age(&hold, now);

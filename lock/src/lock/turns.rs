@@ -4,12 +4,12 @@
 //! is then next in line with all of them, or others have passed it. But others may take the key that is free first, each
 //! time. So it reserves its keys: until the last of them should be free, other waiters leave them to it.
 //!
-//! A reservation names all keys of its waiter, or none: two waiters cannot each have a part. It ends at its time, whatever
-//! becomes of its waiter.
+//! A reservation names all keys that have refused its waiter, or none: two waiters for the same keys cannot each have a part.
+//! It ends at its time, whatever becomes of its waiter.
 
 use std::time::Duration;
 
-use super::turn::{Action, Turn, after_failures};
+use super::turn::{Action, LONGEST_DELAY, Turn, after_failures};
 use crate::clock::{Moment, millis};
 use crate::holder::Holder;
 use crate::queue::{HoldTime, Queue, Reservation};
@@ -27,6 +27,8 @@ pub(super) struct Turns {
     /// How many attempts have conflicted with transactions since the last answer that told something.
     conflicts: u32,
     reserved: Option<Reserved>,
+    /// This waiter has not reserved since its last attempt, or tried to.
+    may_reserve: bool,
 }
 
 /// The last reservation.
@@ -65,6 +67,7 @@ impl Turns {
             has_one_holder: false,
             conflicts: 0,
             reserved: None,
+            may_reserve: true,
         }
     }
 
@@ -92,6 +95,7 @@ impl Turns {
         }
         self.has_one_holder = has_one_holder && self.refusing.len() == self.each.len();
         self.conflicts = 0;
+        self.may_reserve = true;
     }
 
     /// Takes note of a place that this waiter was given with this key, and of the row.
@@ -113,11 +117,12 @@ impl Turns {
     }
 
     /// Takes note of a reservation for this time, or of one that failed.
-    pub(super) fn reserved(&mut self, is_reserved: bool, time: Duration, now: Moment) {
+    pub(super) fn reserved(&mut self, is_reserved: bool, time: Duration, sent: Moment, answered: Moment) {
         let (until, again) =
             (if is_reserved { time } else { Duration::ZERO }, if is_reserved { 2 * time } else { time });
-        let at = |time| millis(now.wall.saturating_add(time));
-        self.reserved = Some(Reserved { until: at(until), again: at(again) });
+        let at = |moment: Moment, time| millis(moment.wall.saturating_add(time));
+        self.reserved = Some(Reserved { until: at(sent, until), again: at(answered, again) });
+        self.may_reserve = false;
     }
 
     /// Returns by how much a request of this time took longer than the fastest one.
@@ -145,12 +150,14 @@ impl Turns {
         self.each[index].queue()
     }
 
-    /// Returns the rank of the next attempt for each key. A waiter that takes no place leaves the keys to nobody.
-    pub(super) fn ranks(&self, takes_place: bool, now: Moment) -> Vec<Rank> {
+    /// Returns the rank of the next attempt for each key. The last attempt, and a waiter that takes no place, leave the keys
+    /// to nobody.
+    pub(super) fn ranks(&self, takes_place: bool, is_last: bool, now: Moment) -> Vec<Rank> {
         let has_reserved = self.reserved.as_ref().is_some_and(|reserved| now.millis() < reserved.until);
-        let rank = |turn: &Turn| {
-            let rank = turn.rank(takes_place);
-            if has_reserved { Rank { leaves_to: LeavesTo::Reservation, ..rank } } else { rank }
+        let rank = |turn: &Turn| match turn.rank(takes_place) {
+            _ if is_last => Rank { has_reserved, ..Rank::default() },
+            rank if has_reserved => Rank { leaves_to: LeavesTo::Reservation, has_reserved, ..rank },
+            rank => rank,
         };
         self.each.iter().map(rank).collect()
     }
@@ -191,7 +198,7 @@ impl Turns {
     fn reservation(&self, now: Moment) -> Option<Step> {
         let keys: Vec<_> = (0..self.each.len()).filter(|index| self.each[*index].is_known()).collect();
         let is_soon = self.reserved.as_ref().is_some_and(|reserved| now.millis() < reserved.again);
-        if keys.len() < 2 || self.has_one_holder || is_soon {
+        if keys.len() < 2 || self.has_one_holder || is_soon || !self.may_reserve {
             return None;
         }
         let left = |index: &usize| Some((self.each[*index].until_its_turn(now)?, *index));
@@ -200,8 +207,9 @@ impl Turns {
         let hold_time = |index: usize| self.each[index].hold_time();
         let others = keys.iter().filter(|index| **index != last).filter_map(|index| hold_time(*index));
         let lead = others.map(|hold| hold.mean).max()? + self.each[last].courtesy();
+        let lead = lead.min(Reservation::LONGEST / 2);
         if longest > lead {
-            return Some(Step::Ask(longest.saturating_sub(lead)));
+            return Some(Step::Ask(longest.saturating_sub(lead).min(LONGEST_DELAY)));
         }
         let deviation = hold_time(last).map(HoldTime::deviation).unwrap_or_default();
         let time = longest + (2 * deviation).min(lead) + self.each[last].courtesy();

@@ -31,19 +31,20 @@ pub(crate) struct Rank {
     pub(crate) leaves_to: LeavesTo,
     /// The place in the queue that is served if this attempt succeeds.
     pub(crate) place: Option<u64>,
+    /// This waiter has reserved the key. Its reservation ends if this attempt succeeds.
+    pub(crate) has_reserved: bool,
 }
 
-/// To whom an attempt leaves a key that was released less than a moment ago. A key that is still free after that moment
-/// goes to anyone who asks.
+/// To whom an attempt leaves a free key.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) enum LeavesTo {
     #[default]
     Nobody,
-    /// To the waiter for several keys that has reserved this one, until the reservation ends. So do the two below.
+    /// To the waiter for several keys that has reserved this one, until the reservation ends.
     Reservation,
-    /// To all waiters that have a place.
+    /// The same, and for a moment after its release to all waiters that have a place.
     Queue { moment: Duration },
-    /// To the waiters ahead of this place.
+    /// The same, and for a moment after its release to the waiters ahead of this place.
     Ahead { place: u64, moment: Duration },
 }
 

@@ -64,8 +64,10 @@ impl Rules for Keys {
                 .set(FENCE, fence())
                 .when(can_be_taken(table, owner, is_free(claim, is_over(table, owner, claim, rank))))
                 .when(any([FENCE.missing(), FENCE.below(fence())]));
-            // Ends the reservation of this waiter.
-            let update = if rank.is_conditional() { update.remove(RESERVED_UNTIL).remove(RESERVED_BY) } else { update };
+            // Ends the reservation of this waiter. An attempt that leaves the key to nobody may be for a key that another
+            // waiter has reserved.
+            let ends_reservation = rank.is_conditional() || rank.has_reserved;
+            let update = if ends_reservation { update.remove(RESERVED_UNTIL).remove(RESERVED_BY) } else { update };
             serve(update, rank)
         };
         let updates = self.names.iter().zip(&self.proposed).enumerate().map(update).collect();

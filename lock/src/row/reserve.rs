@@ -11,9 +11,9 @@ use super::kind::Acquisition;
 use super::names::{IN_PROGRESS, RESERVED_BY, RESERVED_UNTIL, STATUS};
 use super::table::Table;
 use super::write::{Answer, Refused};
-use crate::clock::{Moment, millis};
+use crate::clock::Moment;
 use crate::error::Error;
-use crate::limits::DAY;
+use crate::queue::Reservation;
 
 impl Table {
     /// Reserves these keys of an acquisition until a time in milliseconds since the epoch: all, or none of them. Returns
@@ -26,11 +26,11 @@ impl Table {
         now: Moment,
         limit: Duration,
     ) -> Result<bool, Error> {
-        let owner = &acquisition.owner;
+        let (owner, latest) = (&acquisition.owner, Reservation::latest(now, self.clock_skew));
         let write = acquisition.write(keys, |key| {
             Update::new(key)
                 .when(STATUS.is(text("in_progress", IN_PROGRESS)))
-                .when(is_not_reserved(owner, now, millis(now.wall.saturating_add(DAY))))
+                .when(is_not_reserved(owner, now, latest))
                 .set(RESERVED_UNTIL, count("until", until))
                 .set(RESERVED_BY, text("owner", owner))
         });

@@ -297,3 +297,89 @@ async fn a_mistake_in_a_reservation_costs_others_little() {
         assert!(f64::from(holds) >= 0.7 * without, "{mutation:?}: {holds} of {without:.0}");
     }
 }
+
+/// Gives each key a row of its own last owner, with this hold time.
+async fn both_were_held(host: &Host, locks: &Locks, hold: Duration) {
+    for key in KEYS {
+        locks.acquire(key).await.unwrap().release().await.unwrap();
+        let hold = AttributeValue::N(hold.as_millis().to_string());
+        set_attributes(host, key, [("hold", hold), ("hold_deviation", AttributeValue::N("1".to_owned()))]).await;
+    }
+}
+
+async fn set_attributes<const N: usize>(host: &Host, key: &str, attributes: [(&str, AttributeValue); N]) {
+    for (name, value) in attributes {
+        let update = host.client().update_item().table_name("locks").key("id", AttributeValue::S(key.to_owned()));
+        let update = update.update_expression("SET #name = :value").expression_attribute_names("#name", name);
+        update.expression_attribute_values(":value", value).send().await.unwrap();
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_reservation_at_the_end_of_the_wait_does_not_outlast_it() {
+    for budget in (1..=60).map(ms) {
+        let (host, locks) = host_with_latency(None).await;
+        both_were_held(&host, &locks, ms(20)).await;
+        for key in KEYS {
+            let until = AttributeValue::N((millis(host.now()) + 50_000).to_string());
+            let by = AttributeValue::S("another".to_owned());
+            set_attributes(&host, key, [("reserved_until", until), ("reserved_by", by)]).await;
+        }
+        let (before, started) = (host.requests(), host.now());
+        let waiting = timeout(ENOUGH, locks.acquire_all(KEYS).wait(budget).into_future()).await;
+        // The last attempt owes nothing to a reservation.
+        waiting.unwrap_or_else(|_| panic!("it waits for longer than {budget:?}")).unwrap().release().await.unwrap();
+        let waited = host.now().duration_since(started).unwrap();
+        assert!(waited <= budget + ms(25), "{waited:?} of {budget:?}");
+        assert!(host.requests() - before <= 15, "{} requests in {budget:?}", host.requests() - before);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_reservation_without_an_owner_costs_time_and_no_requests() {
+    let (host, locks) = host_with_latency(None).await;
+    both_were_held(&host, &locks, ms(20)).await;
+    let until = AttributeValue::N((millis(host.now()) + 30_000).to_string());
+    set_attributes(&host, KEYS[0], [("reserved_until", until)]).await;
+    let before = host.requests();
+    let lock = locks.acquire(KEYS[0]).wait(Duration::from_mins(1)).await.unwrap();
+    assert!(host.requests() - before <= 15, "{} requests", host.requests() - before);
+    lock.release().await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_set_looks_every_five_seconds_at_a_key_that_is_held_for_long() {
+    let (host, locks) = host_with_latency(None).await;
+    both_were_held(&host, &locks, ms(20)).await;
+    set_attributes(&host, KEYS[1], [("hold", AttributeValue::N("600000".to_owned()))]).await;
+    let (first, second) = (locks.acquire(KEYS[0]).await.unwrap(), locks.acquire(KEYS[1]).await.unwrap());
+    let started = host.now();
+    let release = async {
+        sleep(ms(20)).await;
+        first.release().await.unwrap();
+        sleep(Duration::from_secs(3)).await;
+        second.release().await.unwrap();
+    };
+    let (set, ()) = tokio::join!(locks.acquire_all(KEYS).wait(Duration::from_mins(5)).into_future(), release);
+    let waited = host.now().duration_since(started).unwrap();
+    assert!(waited < Duration::from_secs(9), "{waited:?}");
+    set.unwrap().release().await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_last_attempt_of_a_set_ends_its_reservation() {
+    let (host, locks) = host_with_latency(None).await;
+    both_were_held(&host, &locks, ms(200)).await;
+    let (first, second) = (locks.acquire(KEYS[0]).await.unwrap(), locks.acquire(KEYS[1]).await.unwrap());
+    let release = async {
+        sleep(ms(100)).await;
+        first.release().await.unwrap();
+        second.release().await.unwrap();
+    };
+    let wait = Wait::in_turn().up_to(ENOUGH).max_attempts(2);
+    let (set, ()) = tokio::join!(locks.acquire_all(KEYS).wait(wait).into_future(), release);
+    let row = host.client().get_item().table_name("locks").key("id", AttributeValue::S(KEYS[0].to_owned()));
+    let row = row.send().await.unwrap().item.unwrap();
+    assert!(!row.contains_key("reserved_until"), "{row:?}");
+    set.unwrap().release().await.unwrap();
+}
