@@ -141,7 +141,9 @@ async fn take_over(scene: Arc<Scene>, keys: Vec<String>, mut random: Rng) {
 async fn work(scene: &Scene, locks: lambda_lock::Locks, operation: &Operation, mut random: Rng) {
     let lease = millis(&mut random, 300..=2500);
     let budget = if random.bool() { millis(&mut random, 0..=6000) } else { Duration::ZERO };
-    let wait = Waiting::draw(&mut random).up_to(budget);
+    // Only waiters in turn reserve their keys, and few of them do.
+    let waiting = if random.u8(0..3) == 0 { Waiting::Backoff } else { Waiting::InTurn };
+    let wait = waiting.up_to(budget);
     let started = scene.stage.engine.now();
     let acquired = match operation.keys.as_slice() {
         [key] if random.bool() => {
