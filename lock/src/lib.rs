@@ -114,7 +114,9 @@ pub mod docs;
 pub use client::client_config;
 pub use error::{Error, ErrorKind};
 pub use holder::{Data, Holder};
-pub use lock::{Acquire, AcquireAll, Backoff, Jitter, Lock, LockSet, Locks, LocksBuilder, Semaphore, Ticket, Wait};
+pub use lock::{
+    Acquire, AcquireAll, Attempt, Backoff, Jitter, Lock, LockSet, Locks, LocksBuilder, Semaphore, Ticket, Turn, Wait,
+};
 pub use random::request_token;
 
 // Idempotency, for any async function.

@@ -51,6 +51,7 @@ const CRATE: &[&str] = &[
     "lock/register",
     "lock/locks",
     "lock/held",
+    "lock/attempt",
     "lock/ticket",
     "lock/complete",
     "lock/acquire",

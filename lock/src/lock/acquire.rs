@@ -11,6 +11,7 @@ use futures_util::future::join_all;
 use tokio::time::timeout;
 use tracing::{Instrument, Span};
 
+use super::attempt::{Attempt, Turn};
 use super::held::{Grant, Lock, in_background};
 use super::locks::{Locks, check_attribute_name};
 use super::telemetry::{self, AcquireSpan, HoldSpan};
@@ -252,6 +253,96 @@ impl Acquire {
         hold(&lock, async { body(&lock).await }).await
     }
 
+    /// Makes one attempt of a wait, for a caller that sleeps elsewhere: a workflow that is suspended, or a state machine. Pass
+    /// no turn first. If another holder has the key, the outcome is a [`Turn`]: sleep for its
+    /// [delay](Turn::delay), and pass it to the next attempt, which may be in another process. The waiter keeps its place.
+    ///
+    /// [`wait`](Self::wait) limits the time from the first attempt: a day by default. After that, a refused attempt fails
+    /// with an error that [`is_held`](Error::is_held). Any other error that [`is_retryable`](Error::is_retryable) also becomes
+    /// a turn, so that the wait goes on.
+    ///
+    /// Delays are from 1 s to 15 min: until the holder and those ahead should be done. One `UpdateItem` (IAM action
+    /// `dynamodb:UpdateItem`), and one more for the place.
+    ///
+    /// # Errors
+    ///
+    /// A turn of another key or table is [invalid](ErrorKind::Invalid).
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use lambda_lock::{Attempt, Error, Locks, Ticket, Turn};
+    /// # struct State { turn: Option<Turn>, ticket: Option<Ticket> }
+    /// /// A step of a workflow: sleeps and runs again until it has the lock.
+    /// async fn acquire(locks: &Locks, execution: &str, state: &mut State) -> Result<Option<Duration>, Error> {
+    ///     let acquire = locks.acquire("deploy").lease(Duration::from_secs(600)).owner_from(execution);
+    ///     match acquire.attempt(state.turn.take()).await? {
+    ///         Attempt::Waiting(turn) => {
+    ///             let delay = turn.delay();
+    ///             state.turn = Some(turn);
+    ///             Ok(Some(delay))
+    ///         }
+    ///         Attempt::Acquired(lock) => {
+    ///             state.ticket = Some(lock.into_ticket());
+    ///             Ok(None)
+    ///         }
+    ///         _ => unreachable!("no other outcome is known"),
+    ///     }
+    /// }
+    /// ```
+    pub async fn attempt(mut self, turn: Option<Turn>) -> Result<Attempt, Error> {
+        self.wait.get_or_insert_with(|| DAY.into());
+        let settings = &self.locks.0;
+        let checked = self.check();
+        if !settings.enabled {
+            return checked.and_then(|()| self.unlocked()).map(Attempt::Acquired);
+        }
+        let key = self.kind.all_keys().first().map_or("", String::as_str);
+        let checked = checked.and_then(|()| turn.as_ref().map_or(Ok(()), |turn| turn.check(&settings.table, key)));
+        checked.inspect_err(telemetry::record_refusal)?;
+        let mut telemetry = AcquireSpan::start(&self.name(), &settings.clock, true);
+        let span = telemetry.span().clone();
+        match self.ask_once(turn, &mut telemetry).instrument(span).await {
+            Ok(AskedOnce::Acquired(lock, taken_from)) => {
+                telemetry.acquired(lock.shown_key(), lock.owner(), lock.fence(), &taken_from);
+                Ok(Attempt::Acquired(lock))
+            }
+            Ok(AskedOnce::Waiting(turn)) => {
+                telemetry.postponed(turn.delay());
+                Ok(Attempt::Waiting(turn))
+            }
+            Err(error) => {
+                telemetry.refused(&error);
+                Err(error)
+            }
+        }
+    }
+
+    /// Makes one attempt, and computes when to make the next one.
+    async fn ask_once(&self, turn: Option<Turn>, telemetry: &mut AcquireSpan) -> Result<AskedOnce, Error> {
+        let mut attempts = AcquireAttempts::start(self)?;
+        if let Some(turn) = turn {
+            attempts.go_on(&turn);
+        }
+        let error = match attempts.next(telemetry).await {
+            Ok(Answered::Taken(taken)) if taken.is_valid(self.locks.0.clock.now()) => {
+                let (lock, from) = attempts.into_lock(*taken, telemetry.span());
+                return Ok(AskedOnce::Acquired(lock, from));
+            }
+            Ok(_) => attempts.pending.acquisition.error(Cause::Unavailable, &self.locks.0.table),
+            Err(error) => error,
+        };
+        if !error.is_retryable() || attempts.is_last {
+            if error.is_answered() && error.kind() != ErrorKind::Invalid {
+                attempts.give_up().await;
+            }
+            return Err(error);
+        }
+        tracing::debug!(key = self.name(), %error, "refused");
+        let turn = attempts.turn_after(&error, telemetry).await;
+        attempts.give_up().await;
+        turn.map(AskedOnce::Waiting).ok_or(error)
+    }
+
     /// Acquires the lock. Borrows the options, so that a caller can fall back to [`unlocked`](Self::unlocked).
     pub(crate) async fn send(&self) -> Result<Lock, Error> {
         match self.begin().await? {
@@ -293,14 +384,15 @@ impl Acquire {
         let mut attempts = AcquireAttempts::start(self)?;
         let error = loop {
             let error = match attempts.next(telemetry).await {
-                Ok(Attempt::Taken(taken)) if taken.is_valid(self.locks.0.clock.now()) => {
-                    return Ok(attempts.into_lock(*taken, telemetry.span()));
+                Ok(Answered::Taken(taken)) if taken.is_valid(self.locks.0.clock.now()) => {
+                    let (lock, from) = attempts.into_lock(*taken, telemetry.span());
+                    return Ok(Asked::Acquired(lock, from));
                 }
-                Ok(Attempt::Completed(record)) => {
+                Ok(Answered::Completed(record)) => {
                     attempts.give_up().await;
                     return Ok(Asked::Completed(record));
                 }
-                Ok(Attempt::Taken(_) | Attempt::TakenTooLong) => {
+                Ok(Answered::Taken(_) | Answered::TakenTooLong) => {
                     attempts.discard_late_grant().await?;
                     attempts.pending.acquisition.error(Cause::Unavailable, &self.locks.0.table)
                 }
@@ -439,6 +531,12 @@ enum Asked {
     Completed(Box<Holder>),
 }
 
+/// The outcome of one attempt, with the last holder if it did not release the key.
+enum AskedOnce {
+    Acquired(Lock, Vec<Holder>),
+    Waiting(Turn),
+}
+
 /// The attempts of one acquire.
 struct AcquireAttempts<'a> {
     acquire: &'a Acquire,
@@ -457,7 +555,7 @@ struct AcquireAttempts<'a> {
 }
 
 /// The answer to one attempt.
-enum Attempt {
+enum Answered {
     Taken(Box<Taken>),
     /// An earlier attempt took the key, and its lease is no longer known.
     TakenTooLong,
@@ -497,7 +595,7 @@ impl<'a> AcquireAttempts<'a> {
     }
 
     /// Sends one attempt.
-    async fn next(&mut self, telemetry: &mut AcquireSpan) -> Result<Attempt, Error> {
+    async fn next(&mut self, telemetry: &mut AcquireSpan) -> Result<Answered, Error> {
         let Acquire { locks, data, attributes, .. } = self.acquire;
         let settings = &locks.0;
         let now = settings.clock.now();
@@ -538,25 +636,25 @@ impl<'a> AcquireAttempts<'a> {
             Claimed::Granted { fences, data, taken_from, hold_time } => {
                 let excess = self.turns.as_ref().map(|turns| turns.excess(answered.since(now))).unwrap_or_default();
                 let grant = Grant { fences, data, sent: now, lease, hold_time, excess };
-                Ok(Attempt::Taken(Box::new(Taken { grant, from: taken_from })))
+                Ok(Answered::Taken(Box::new(Taken { grant, from: taken_from })))
             }
             Claimed::Already { fences, data, end, hold_time } => {
                 let key = self.acquire.name();
                 tracing::debug!(key, "acquired by an earlier attempt, whose answer was lost");
                 let ours = self.sent.iter().find(|(_, lease)| lease.end == end).filter(|_| !fences.is_empty());
-                let Some(&(sent, lease)) = ours else { return Ok(Attempt::TakenTooLong) };
+                let Some(&(sent, lease)) = ours else { return Ok(Answered::TakenTooLong) };
                 let grant = Grant { fences, data, sent, lease, hold_time, excess: Duration::ZERO };
-                Ok(Attempt::Taken(Box::new(Taken { grant, from: Vec::new() })))
+                Ok(Answered::Taken(Box::new(Taken { grant, from: Vec::new() })))
             }
-            Claimed::Completed(record) => Ok(Attempt::Completed(record)),
+            Claimed::Completed(record) => Ok(Answered::Completed(record)),
         }
     }
 
-    fn into_lock(self, taken: Taken, span: &Span) -> Asked {
+    fn into_lock(self, taken: Taken, span: &Span) -> (Lock, Vec<Holder>) {
         let acquisition = self.pending.into_acquisition();
         let telemetry = HoldSpan::new(span.clone(), self.acquire.name());
         let Acquire { locks, hold_at_least, .. } = self.acquire;
-        Asked::Acquired(Lock::new(locks.clone(), acquisition, taken.grant, telemetry, *hold_at_least), taken.from)
+        (Lock::new(locks.clone(), acquisition, taken.grant, telemetry, *hold_at_least), taken.from)
     }
 
     /// Frees a key whose grant was answered after the end of its lease. The next attempt has another nonce, because the row
@@ -576,6 +674,34 @@ impl<'a> AcquireAttempts<'a> {
     fn ranks(&self, now: Moment) -> Vec<Rank> {
         let takes_place = self.acquire.kind.takes_place();
         self.turns.as_ref().map(|turns| turns.ranks(takes_place, self.is_last, now)).unwrap_or_default()
+    }
+
+    /// Continues after the attempts of another process.
+    fn go_on(&mut self, turn: &Turn) {
+        let now = self.acquire.locks.0.clock.now();
+        self.started = now.earlier(Duration::from_millis(turn.began).min(now.wall));
+        self.delays.go_on(turn.attempts);
+        self.is_last = self.delays.is_last(now.since(self.started));
+        let capacity = self.acquire.kind.capacity();
+        self.turns = self.turns.is_some().then(|| Turns::remember(capacity, &turn.memory, now));
+    }
+
+    /// Returns the turn of the next attempt, which takes its place in the queue now, or nothing if the wait is over.
+    async fn turn_after(&mut self, error: &Error, telemetry: &mut AcquireSpan) -> Option<Turn> {
+        let settings = &self.acquire.locks.0;
+        if !self.delays.count(settings.clock.now().since(self.started)) {
+            return None;
+        }
+        let delay = self.next_delay(error, telemetry).await;
+        let now = settings.clock.now();
+        let delay = match self.turns.as_ref().filter(|turns| turns.has_place() && error.holder().is_some()) {
+            Some(turns) => turns.delay_elsewhere(now),
+            None => delay,
+        };
+        let (delay, _) = self.delays.limit(delay, now.since(self.started));
+        let memory = self.turns.as_ref().map(Turns::memory).unwrap_or_default();
+        let (key, attempts) = (self.pending.acquisition.key(), self.delays.attempts());
+        Some(Turn::new(&settings.table, key, self.started.millis(), attempts, delay, memory))
     }
 
     /// Sleeps until the next attempt. Returns `false` if there is none.

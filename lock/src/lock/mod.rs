@@ -1,6 +1,7 @@
 //! The lock: its settings, the acquire with its waiting, and the lock that is held.
 
 mod acquire;
+mod attempt;
 mod backoff;
 #[cfg(feature = "idempotency")]
 mod complete;
@@ -20,6 +21,7 @@ pub use acquire::Acquire;
 pub(crate) use acquire::hold;
 #[cfg(feature = "idempotency")]
 pub(crate) use acquire::{Begun, in_time_to_answer, while_held};
+pub use attempt::{Attempt, Turn};
 pub use backoff::{Backoff, Jitter};
 pub use held::Lock;
 pub use locks::{Locks, LocksBuilder};

@@ -123,6 +123,14 @@ impl AcquireSpan {
         self.end();
     }
 
+    /// The acquire goes on later, perhaps in another process. It counts when it ends.
+    pub(super) fn postponed(mut self, delay: Duration) {
+        self.span.record("outcome", "waiting");
+        self.end();
+        let _in = self.span.enter();
+        tracing::debug!(delay_ms = millis(delay), "waits for its turn");
+    }
+
     /// The acquire failed.
     pub(super) fn refused(mut self, error: &Error) {
         let reason = error.kind().as_str();

@@ -23,6 +23,14 @@ use crate::row::{LeavesTo, Rank};
 const FIRST_DELAY: Duration = Duration::from_millis(25);
 /// How long a newcomer leaves a released key to the queue.
 const NEWCOMER_COURTESY: Duration = Duration::from_millis(20);
+/// The shortest and the longest delay of a waiter that sleeps elsewhere.
+const SHORTEST_ELSEWHERE: Duration = Duration::from_secs(1);
+const LONGEST_ELSEWHERE: Duration = Duration::from_mins(15);
+/// How long a handover takes between such waiters: a sleep has whole seconds, and a process starts.
+const HANDOVER_ELSEWHERE: f64 = 1000.0;
+/// The first delay of such a waiter for each one ahead, and the longest one, while holds are unknown.
+const FIRST_ELSEWHERE: f64 = 5000.0;
+const LOOK_ELSEWHERE: f64 = 30_000.0;
 /// The longest delay, as a time and in milliseconds.
 pub(super) const LONGEST_DELAY: Duration = Duration::from_secs(5);
 const CAP: f64 = 5000.0;
@@ -79,7 +87,7 @@ const LONGEST_COURTESY_IF_LATE: f64 = 1000.0;
 
 /// A waiter's knowledge of the key.
 #[derive(Debug)]
-pub(super) struct Turn {
+pub(super) struct KeyTurn {
     /// How many owners can have the key at a time.
     capacity: u64,
     place: Option<u64>,
@@ -115,6 +123,28 @@ struct Hold {
     released: bool,
 }
 
+/// What a waiter takes along to its next attempt, in another process. Times are in milliseconds.
+#[derive(Clone, Debug, Default, PartialEq)]
+#[cfg_attr(feature = "serde", derive(serde::Deserialize, serde::Serialize), serde(default))]
+pub(super) struct Memory {
+    #[cfg_attr(feature = "serde", serde(skip_serializing_if = "Option::is_none"))]
+    pub(super) place: Option<u64>,
+    pub(super) joins: u32,
+    /// The queue as it was seen last.
+    pub(super) head: Option<u64>,
+    pub(super) tail: Option<u64>,
+    pub(super) tail_until: Option<u64>,
+    #[cfg_attr(feature = "serde", serde(skip_serializing_if = "Option::is_none"))]
+    pub(super) hold: Option<u64>,
+    #[cfg_attr(feature = "serde", serde(skip_serializing_if = "Option::is_none"))]
+    pub(super) hold_deviation: Option<u64>,
+    /// The acquisition that was seen last, and when it was first seen.
+    #[cfg_attr(feature = "serde", serde(skip_serializing_if = "Option::is_none"))]
+    pub(super) fence: Option<u64>,
+    #[cfg_attr(feature = "serde", serde(skip_serializing_if = "Option::is_none"))]
+    pub(super) seen: Option<u64>,
+}
+
 /// What a waiter waits for.
 #[derive(Clone, Copy, Debug)]
 struct Target {
@@ -132,10 +162,70 @@ pub(super) enum Action {
     BackOff,
 }
 
-impl Turn {
+impl KeyTurn {
     /// Creates the turn of a waiter for what so many owners can have at a time.
     pub(super) fn new(capacity: u32) -> Self {
         Self { capacity: capacity.into(), place: None, joins: 0, failed_joins: 0, round_trip: None, seen: None }
+    }
+
+    /// Continues the turn of a waiter in another process.
+    pub(super) fn remember(capacity: u32, memory: &Memory, now: Moment) -> Self {
+        let Memory { place, joins, head, tail, tail_until, hold, hold_deviation, fence, seen } = *memory;
+        let time = Duration::from_millis;
+        let queue = Queue {
+            head: head.unwrap_or_default(),
+            tail: tail.unwrap_or_default(),
+            until: tail_until.unwrap_or_default(),
+            hold_time: hold.map(|mean| HoldTime { mean: time(mean), deviation: hold_deviation.map(time) }),
+            is_malformed: false,
+        };
+        let hold = seen.map(|seen| {
+            let first = now.earlier(time(seen).min(now.wall));
+            Hold { fence, first, other: None, since: None, until: 0, released: false }
+        });
+        let (holds, waiters) = (hold.into_iter().collect(), queue.waiters(now));
+        let seen = Seen { at: now, holds, free: 0, waiters, queue };
+        Self { place, joins, seen: Some(seen), ..Self::new(capacity) }
+    }
+
+    /// Returns what to take along.
+    pub(super) fn memory(&self) -> Memory {
+        let Some(seen) = &self.seen else { return Memory::default() };
+        let (hold, time) = (seen.holds.first(), |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX));
+        Memory {
+            place: self.place,
+            joins: self.joins,
+            head: Some(seen.queue.head),
+            tail: Some(seen.queue.tail),
+            tail_until: Some(seen.queue.until),
+            hold: seen.queue.hold_time.map(|hold| time(hold.mean)),
+            hold_deviation: seen.queue.hold_time.and_then(|hold| hold.deviation).map(time),
+            fence: hold.and_then(|hold| hold.fence),
+            seen: hold.map(|hold| hold.first.millis()),
+        }
+    }
+
+    /// Returns the delay before the next attempt of a waiter that sleeps elsewhere, where each attempt costs much: until it
+    /// is its turn, if all waiters ahead have theirs.
+    pub(super) fn delay_elsewhere(&self, now: Moment) -> Duration {
+        let Some(seen) = &self.seen else { return SHORTEST_ELSEWHERE };
+        let Target { hold, ahead } = self.target(seen, now);
+        let left_of_lease = (count(hold.until) - ms(now.wall)).max(0.0);
+        let (age, known) = (self.age(&hold, now), seen.queue.hold_time.map(in_ms));
+        let delay = match known {
+            Some((mean, deviation)) => {
+                let left = if hold.released {
+                    left_of_lease
+                } else if is_late(age, mean, deviation) {
+                    (age * GROWTH_IF_LATE).min(left_of_lease)
+                } else {
+                    (mean - age).max(0.0).min(left_of_lease)
+                };
+                left + count(ahead) * (mean + HANDOVER_ELSEWHERE)
+            }
+            None => (age.max(FIRST_ELSEWHERE) * (1.0 + count(ahead))).min(LOOK_ELSEWHERE).min(left_of_lease),
+        };
+        in_time(delay).clamp(SHORTEST_ELSEWHERE, LONGEST_ELSEWHERE)
     }
 
     /// Takes note of an answer to a request that took `round_trip`. `reserved_until` is how long the key is reserved for

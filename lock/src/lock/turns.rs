@@ -9,7 +9,7 @@
 
 use std::time::Duration;
 
-use super::turn::{Action, LONGEST_DELAY, Turn, after_failures};
+use super::turn::{Action, KeyTurn, LONGEST_DELAY, Memory, after_failures};
 use crate::clock::{Moment, millis};
 use crate::holder::Holder;
 use crate::queue::{HoldTime, Queue, Reservation};
@@ -19,7 +19,7 @@ use crate::row::{LeavesTo, Rank};
 #[derive(Debug)]
 pub(super) struct Turns {
     /// In the order of the keys.
-    each: Vec<Turn>,
+    each: Vec<KeyTurn>,
     /// The keys that have refused the last attempt.
     refusing: Vec<usize>,
     /// One holder has all keys, so they come free together.
@@ -62,13 +62,28 @@ impl Turns {
     /// Creates the turns of a waiter for so many keys, each of which so many owners can have at a time.
     pub(super) fn new(capacity: u32, keys: usize) -> Self {
         Self {
-            each: (0..keys).map(|_| Turn::new(capacity)).collect(),
+            each: (0..keys).map(|_| KeyTurn::new(capacity)).collect(),
             refusing: Vec::new(),
             has_one_holder: false,
             conflicts: 0,
             reserved: None,
             may_reserve: true,
         }
+    }
+
+    /// Continues the turns of a waiter for one key.
+    pub(super) fn remember(capacity: u32, memory: &Memory, now: Moment) -> Self {
+        Self { each: vec![KeyTurn::remember(capacity, memory, now)], ..Self::new(capacity, 0) }
+    }
+
+    /// Returns what a waiter for one key takes along to its next attempt.
+    pub(super) fn memory(&self) -> Memory {
+        self.each.first().map(KeyTurn::memory).unwrap_or_default()
+    }
+
+    /// Returns the delay before the next attempt of a waiter for one key that sleeps elsewhere.
+    pub(super) fn delay_elsewhere(&self, now: Moment) -> Duration {
+        self.each.first().map(|turn| turn.delay_elsewhere(now)).unwrap_or_default()
     }
 
     /// Takes note of a refused attempt of `owner` that took `round_trip`, with the index and the holder of each key that
@@ -132,7 +147,7 @@ impl Turns {
 
     /// Returns `true` if this waiter has a place in a queue.
     pub(super) fn has_place(&self) -> bool {
-        self.each.iter().any(Turn::has_place)
+        self.each.iter().any(KeyTurn::has_place)
     }
 
     /// Returns how many waiters are ahead of this one.
@@ -154,7 +169,7 @@ impl Turns {
     /// to nobody.
     pub(super) fn ranks(&self, takes_place: bool, is_last: bool, now: Moment) -> Vec<Rank> {
         let has_reserved = self.reserved.as_ref().is_some_and(|reserved| now.millis() < reserved.until);
-        let rank = |turn: &Turn| match turn.rank(takes_place) {
+        let rank = |turn: &KeyTurn| match turn.rank(takes_place) {
             _ if is_last => Rank { has_reserved, ..Rank::default() },
             rank if has_reserved => Rank { leaves_to: LeavesTo::Reservation, has_reserved, ..rank },
             rank => rank,

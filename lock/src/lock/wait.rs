@@ -136,6 +136,16 @@ impl Waiting {
         }
     }
 
+    /// Continues after so many attempts.
+    pub(super) fn go_on(&mut self, attempts: u32) {
+        self.attempts = attempts;
+    }
+
+    /// Returns `true` if the next attempt is the last one.
+    pub(super) fn is_last(&self, waited: Duration) -> bool {
+        self.is_over(waited) || self.attempts.saturating_add(1) >= self.max_attempts
+    }
+
     /// Counts an attempt. Returns `false` if it was the last one. `waited` is the time since the first attempt started.
     pub(super) fn count(&mut self, waited: Duration) -> bool {
         self.attempts += 1;

@@ -1,6 +1,7 @@
 //! Locks: acquiring, waiting, renewing, releasing and reading them.
 
 mod acquire;
+mod attempts;
 mod bounds;
 mod data;
 mod dead_connections;

@@ -1,0 +1,237 @@
+//! Waits of which each attempt is in another process.
+
+use std::time::{Duration, SystemTime};
+
+use lambda_lock::embedded::{DynamoDb, Faults};
+use lambda_lock::{Acquire, Attempt, ErrorKind, Lock, Locks, Turn};
+use lambda_lock_tests::World;
+use serde_json::{Value, json};
+use tokio::task::JoinSet;
+use tokio::time::sleep;
+
+const KEY: &str = "deploy";
+const LEASE: Duration = Duration::from_mins(10);
+const HOLD: Duration = Duration::from_secs(20);
+
+/// What is acquired: the key, or the only permit of a semaphore.
+type Acquires = fn(&Locks) -> Acquire;
+const KINDS: [Acquires; 2] =
+    [|locks| locks.acquire(KEY).lease(LEASE), |locks| locks.semaphore(KEY, 1).acquire().lease(LEASE)];
+
+fn waiting(attempt: Attempt) -> Turn {
+    match attempt {
+        Attempt::Waiting(turn) => turn,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn acquired(attempt: Attempt) -> Lock {
+    match attempt {
+        Attempt::Acquired(lock) => lock,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// The turn as the state of a workflow has it.
+fn through_json(turn: &Turn) -> Turn {
+    serde_json::from_str(&serde_json::to_string(turn).unwrap()).unwrap()
+}
+
+#[tokio::test]
+async fn a_free_key_is_acquired_by_the_first_attempt() {
+    for kind in KINDS {
+        let world = World::new().await;
+        let host = world.host().build();
+        let lock = acquired(kind(&world.locks(&host).build().unwrap()).attempt(None).await.unwrap());
+        assert_eq!(host.requests(), 1);
+        lock.release().await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn a_turn_keeps_its_place_in_another_process() {
+    for kind in KINDS {
+        let world = World::new().await;
+        let held = kind(&world.default_locks()).await.unwrap();
+        let turn = waiting(kind(&world.default_locks()).attempt(None).await.unwrap());
+        assert_eq!((turn.key(), turn.attempts()), (KEY, 1));
+        assert!((Duration::from_secs(1)..=Duration::from_mins(15)).contains(&turn.delay()), "{:?}", turn.delay());
+        let again = waiting(kind(&world.default_locks()).attempt(Some(through_json(&turn))).await.unwrap());
+        assert_eq!(again.attempts(), 2);
+        let holder = world.default_locks().get(KEY).await.unwrap().unwrap();
+        assert_eq!(holder.waiters(), 1, "it took one place");
+        held.release().await.unwrap();
+        let lock = acquired(kind(&world.default_locks()).attempt(Some(through_json(&again))).await.unwrap());
+        assert_eq!(world.default_locks().get(KEY).await.unwrap().unwrap().waiters(), 0);
+        lock.release().await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn a_turn_that_is_used_twice_gives_the_key_once() {
+    for kind in KINDS {
+        let world = World::new().await;
+        let held = kind(&world.default_locks()).await.unwrap();
+        let turn = waiting(kind(&world.default_locks()).attempt(None).await.unwrap());
+        held.release().await.unwrap();
+        let lock = acquired(kind(&world.default_locks()).attempt(Some(turn.clone())).await.unwrap());
+        let other = waiting(kind(&world.default_locks()).attempt(Some(turn)).await.unwrap());
+        lock.release().await.unwrap();
+        acquired(kind(&world.default_locks()).attempt(Some(other)).await.unwrap()).release().await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn a_wait_in_several_processes_ends_with_its_budget() {
+    tokio::time::pause();
+    let (engine, locks) = virtual_locks().await;
+    let held = locks.acquire(KEY).lease(LEASE).await.unwrap();
+    let acquire = || locks.acquire(KEY).wait(Duration::from_secs(30));
+    let (began, mut turn) = (engine.now(), None);
+    let error = loop {
+        match acquire().attempt(turn).await {
+            Ok(attempt) => {
+                let next = waiting(attempt);
+                sleep(next.delay()).await;
+                turn = Some(next);
+            }
+            Err(error) => break error,
+        }
+    };
+    assert!(error.is_held(), "{error}");
+    let waited = engine.now().duration_since(began).unwrap();
+    assert!((Duration::from_secs(30)..Duration::from_secs(31)).contains(&waited), "{waited:?}");
+    held.release().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_turn_of_another_key_is_invalid() {
+    let world = World::new().await;
+    let locks = world.default_locks();
+    let held = locks.acquire(KEY).await.unwrap();
+    let turn = waiting(locks.acquire(KEY).attempt(None).await.unwrap());
+    let error = locks.acquire("another").attempt(Some(turn)).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Invalid);
+    assert!(error.to_string().contains("`deploy`") && error.to_string().contains("`another`"), "{error}");
+    held.release().await.unwrap();
+}
+
+/// Acquires a key that nobody holds, with at most three attempts, and releases it.
+async fn finish(locks: &Locks, mut turn: Option<Turn>) {
+    for _ in 0..3 {
+        match locks.acquire(KEY).attempt(turn).await.unwrap() {
+            Attempt::Acquired(lock) => return lock.release().await.unwrap(),
+            Attempt::Waiting(next) => {
+                sleep(next.delay()).await;
+                turn = Some(next);
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+    panic!("it was not acquired");
+}
+
+#[tokio::test]
+async fn a_turn_that_was_changed_is_refused_or_costs_time_only() {
+    tokio::time::pause();
+    let (_, locks) = virtual_locks().await;
+    let held = locks.acquire(KEY).await.unwrap();
+    let turn = waiting(locks.acquire(KEY).attempt(None).await.unwrap());
+    held.release().await.unwrap();
+    let written = serde_json::to_value(&turn).unwrap();
+    for (name, value) in [
+        ("version", json!(2)),
+        ("version", Value::Null),
+        ("key", Value::Null),
+        ("began", json!(u64::MAX)),
+        ("began", json!(-1)),
+        ("place", json!(u64::MAX)),
+        ("hold", json!(u64::MAX)),
+        ("delay", json!("soon")),
+    ] {
+        let mut changed = written.clone();
+        changed[name] = value.clone();
+        assert!(serde_json::from_value::<Turn>(changed).is_err(), "{name} = {value}");
+    }
+    for (name, value) in [
+        ("place", json!(1_u64 << 48)),
+        ("place", Value::Null),
+        ("head", json!(1_u64 << 48)),
+        ("tail", json!(0)),
+        ("hold", json!(86_400_000)),
+        ("fence", json!(u64::MAX)),
+        ("seen", json!(0)),
+        ("seen", json!(253_402_300_799_999_u64)),
+        ("attempts", json!(u32::MAX)),
+    ] {
+        let mut changed = written.clone();
+        changed[name] = value.clone();
+        println!("{name} = {value}");
+        finish(&locks, Some(serde_json::from_value(changed).unwrap())).await;
+        // Others still take turns.
+        let held = locks.acquire(KEY).await.unwrap();
+        let next = waiting(locks.acquire(KEY).attempt(None).await.unwrap());
+        held.release().await.unwrap();
+        finish(&locks, Some(next)).await;
+    }
+}
+
+/// An engine in virtual time, and locks of a host whose requests take 5 ms.
+async fn virtual_locks() -> (DynamoDb, Locks) {
+    fastrand::seed(7);
+    let engine = DynamoDb::starting_at(SystemTime::UNIX_EPOCH + Duration::from_hours(500_000)).unwrap();
+    let latency = Duration::from_micros(2500);
+    let host = engine.host().faults(Faults::seeded(7).latency(latency..latency)).build();
+    let locks = Locks::builder(host.client(), "locks").build().unwrap();
+    Locks::builder(engine.client(), "locks").build().unwrap().create_table().await.unwrap();
+    (engine, locks)
+}
+
+/// Lets six executions hold the key for 20 s each. Returns how often each was suspended to wait, and the time that it took.
+async fn execute(kind: Acquires, is_known: bool) -> (Vec<u32>, Duration) {
+    let (engine, locks) = virtual_locks().await;
+    if is_known {
+        let lock = kind(&locks).await.unwrap();
+        sleep(HOLD).await;
+        lock.release().await.unwrap();
+    }
+    let (started, mut executions) = (engine.now(), JoinSet::new());
+    for _ in 0..6 {
+        let locks = locks.clone();
+        executions.spawn(async move {
+            let (mut turn, mut suspensions) = (None, 0);
+            loop {
+                match kind(&locks).attempt(turn).await.unwrap() {
+                    Attempt::Acquired(lock) => {
+                        sleep(HOLD).await;
+                        lock.release().await.unwrap();
+                        return suspensions;
+                    }
+                    Attempt::Waiting(next) => {
+                        suspensions += 1;
+                        // A durable wait has whole seconds, and an environment starts.
+                        let delay = next.delay().as_secs_f64().ceil();
+                        sleep(Duration::from_secs_f64(delay) + Duration::from_millis(150)).await;
+                        turn = Some(through_json(&next));
+                    }
+                    other => panic!("{other:?}"),
+                }
+            }
+        });
+    }
+    let suspensions = executions.join_all().await;
+    (suspensions, engine.now().duration_since(started).unwrap())
+}
+
+#[tokio::test]
+async fn executions_take_turns_with_few_suspensions() {
+    tokio::time::pause();
+    for kind in KINDS {
+        for (is_known, most, longest) in [(true, 12, 1.15), (false, 16, 1.5)] {
+            let (suspensions, took) = execute(kind, is_known).await;
+            println!("{suspensions:?} in {took:?}");
+            assert!(suspensions.iter().sum::<u32>() <= most, "{suspensions:?} in {took:?}");
+            assert!(took <= 6 * HOLD.mul_f64(longest), "{suspensions:?} in {took:?}");
+        }
+    }
+}
