@@ -285,7 +285,6 @@ impl Acquire {
     ///             state.ticket = Some(lock.into_ticket());
     ///             Ok(None)
     ///         }
-    ///         _ => unreachable!("no other outcome is known"),
     ///     }
     /// }
     /// ```

@@ -11,7 +11,6 @@ use crate::text::printable;
 
 /// The outcome of one [attempt](crate::Acquire::attempt).
 #[derive(Debug)]
-#[non_exhaustive]
 pub enum Attempt {
     /// The lock was acquired.
     Acquired(Lock),
