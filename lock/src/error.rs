@@ -327,6 +327,14 @@ impl Error {
         this
     }
 
+    /// Returns the error of an owner that has lost what another holder has.
+    pub(crate) fn into_lost(mut self) -> Self {
+        if let Cause::Held(holder) = self.0.cause {
+            self.0.cause = Cause::Lost(Some(holder));
+        }
+        self
+    }
+
     pub(crate) fn with_cause(mut self, cause: Cause) -> Self {
         self.0.cause = cause;
         self

@@ -26,8 +26,8 @@ pub(crate) const MAX_KEY_BYTES: usize = 2048;
 const MAX_KEYS: usize = 100;
 /// DynamoDB's limit for the name of an attribute that is a key; this crate uses it for all names.
 pub(crate) const MAX_NAME_BYTES: usize = 255;
-/// The longest identity of an owner, so that a row has room for data.
-pub(crate) const MAX_IDENTITY_BYTES: usize = 512;
+/// The longest identity of an owner.
+const MAX_IDENTITY_BYTES: usize = 1024;
 /// DynamoDB's limit for a sort key.
 pub(crate) const MAX_SORT_KEY_BYTES: usize = 1024;
 /// The longest name of a holder, so that a row has room for data, and that of a semaphore for many holders.
@@ -127,6 +127,14 @@ pub(crate) fn check_attributes(attributes: &[(String, AttributeValue)]) -> Resul
     Err(Error::invalid(format!(
         "the attributes have {bytes} bytes with their names, more than {MAX_ATTRIBUTES_BYTES}: store them as data"
     )))
+}
+
+pub(crate) fn check_identity(identity: &str) -> Result<(), Error> {
+    let bytes = identity.len();
+    if (1..=MAX_IDENTITY_BYTES).contains(&bytes) {
+        return Ok(());
+    }
+    Err(Error::invalid(format!("the identity of the owner has {bytes} bytes, not 1 to {MAX_IDENTITY_BYTES}: hash it")))
 }
 
 pub(crate) fn check_holder(name: &str) -> Result<(), Error> {

@@ -15,6 +15,7 @@ use super::attempt::{Attempt, Turn};
 use super::held::{Grant, Lock, in_background};
 use super::locks::{Locks, check_attribute_name};
 use super::telemetry::{self, AcquireSpan, HoldSpan};
+use super::turn::Memory;
 use super::turns::{Step, Turns};
 use super::wait::{Wait, Waiting};
 use crate::client::SdkAttempts;
@@ -22,10 +23,10 @@ use crate::clock::{Lease, Moment, millis, since_epoch};
 use crate::error::{Cause, Error, ErrorKind};
 use crate::holder::{Data, Holder};
 use crate::limits::{
-    DAY, MAX_IDENTITY_BYTES, MIN_LEASE, TIME_TO_ANSWER, check_attributes, check_duration, check_holder, time_to_ask,
+    DAY, MIN_LEASE, TIME_TO_ANSWER, check_attributes, check_duration, check_holder, check_identity, time_to_ask,
 };
 use crate::random;
-use crate::row::{Acquisition, Claim, Claimed, Joined, Kind, Rank};
+use crate::row::{Acquisition, Claim, Claimed, Joined, Kind, Rank, owner_of};
 use crate::text::printable;
 use crate::trace;
 
@@ -52,6 +53,7 @@ impl Locks {
             hold_at_least: Duration::ZERO,
             holder: None,
             identity: None,
+            takes_over: false,
             data: None,
             attributes: Vec::new(),
         }
@@ -117,6 +119,8 @@ pub struct Acquire {
     hold_at_least: Duration,
     holder: Option<String>,
     identity: Option<String>,
+    /// Only an earlier acquire of the identity is replaced.
+    takes_over: bool,
     data: Option<Data>,
     attributes: Vec<(String, AttributeValue)>,
 }
@@ -169,13 +173,15 @@ impl Acquire {
         self
     }
 
-    /// Acquires the lock for an identity of the caller, such as the ARN of an execution or the id of a message: 1 to 512
+    /// Acquires the lock for an identity of the caller, such as the ARN of an execution or the id of a message: 1 to 1,024
     /// bytes. A later acquire of the same identity takes the lock over instead of being refused, so that a retry finds the
-    /// lock of an attempt that crashed. Without [`wait`](Self::wait), one request; IAM action `dynamodb:UpdateItem`.
+    /// lock of an attempt that crashed. Without [`wait`](Self::wait), one request, and two to take a permit of a
+    /// [semaphore](crate::Semaphore) over; IAM action `dynamodb:UpdateItem`.
     ///
-    /// Permits of a [semaphore](crate::Semaphore) have no identity: the acquire fails as
-    /// [invalid](crate::ErrorKind::Invalid). The identity must be unique to one piece of work. It is a part of the
-    /// [owner](Lock::owner) in the row, so others can read it.
+    /// The identity must be unique to one piece of work: two parallel branches of a workflow need two. It has one permit of a
+    /// semaphore. It is a part of the [owner](Lock::owner) in the row, so others can read it; of an identity of more than 256
+    /// bytes, the row has the SHA-256 digest. Refusals, logs and the program show it. Pass a digest of one that is
+    /// confidential.
     ///
     /// # Two invocations of one identity
     ///
@@ -186,8 +192,6 @@ impl Acquire {
     ///
     /// So this option gives up the guarantee that one holder at a time considers itself valid. Use it if the earlier
     /// invocation has ended, or if a receiver rejects its smaller fence, or with the condition check in the transaction.
-    ///
-    /// Refusals, logs and the program show the identity. Pass a digest of one that is confidential.
     ///
     /// A lock that was released is not taken over. If the clock of the earlier acquire was ahead, a later acquire is refused
     /// as held until its own clock has passed that time, at most for the clock skew: let it wait.
@@ -207,6 +211,38 @@ impl Acquire {
     pub fn owner_from(mut self, identity: impl Into<String>) -> Self {
         self.identity = Some(identity.into());
         self
+    }
+
+    /// Takes the lock over from an earlier acquire of the same [identity](Self::owner_from), with a larger
+    /// [fence](Lock::fence) and a new lease. A step of a workflow that is retried has a fence of its own for each attempt.
+    /// It never acquires what is free: the lock may have been another's meanwhile. One `UpdateItem` (IAM action
+    /// `dynamodb:UpdateItem`).
+    ///
+    /// # Errors
+    ///
+    /// The error [`is_lost`](Error::is_lost) if the identity does not hold the lock. It [`is_held`](Error::is_held) for at
+    /// most the clock skew if the clock of the earlier acquire is ahead: let the takeover [wait](Self::wait). Without an
+    /// identity it is [invalid](ErrorKind::Invalid).
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use lambda_lock::{Error, Locks, Ticket};
+    /// # async fn example(locks: Locks, execution_arn: &str) -> Result<Ticket, Error> {
+    /// let lock = locks
+    ///     .acquire("deploy")
+    ///     .lease(Duration::from_secs(600))
+    ///     .owner_from(execution_arn)
+    ///     .wait(Duration::from_secs(5))
+    ///     .take_over()
+    ///     .await?;
+    /// write(lock.fence()).await;
+    /// # async fn write(_: u64) {}
+    /// Ok(lock.into_ticket()) // the identity still holds the lock
+    /// # }
+    /// ```
+    pub async fn take_over(mut self) -> Result<Lock, Error> {
+        self.takes_over = true;
+        self.send().await
     }
 
     /// Stores data with the lock, and replaces the data of the last holder. By default, that data is kept and handed over.
@@ -262,7 +298,7 @@ impl Acquire {
     /// a turn, so that the wait goes on.
     ///
     /// Delays are from 1 s to 15 min: until the holder and those ahead should be done. One `UpdateItem` (IAM action
-    /// `dynamodb:UpdateItem`), and one more for the place.
+    /// `dynamodb:UpdateItem`), and one more for the place, which is taken after up to 25 ms.
     ///
     /// # Errors
     ///
@@ -288,15 +324,20 @@ impl Acquire {
     ///     }
     /// }
     /// ```
-    pub async fn attempt(mut self, turn: Option<Turn>) -> Result<Attempt, Error> {
+    pub async fn attempt(self, turn: Option<Turn>) -> Result<Attempt, Error> {
+        self.attempt_once(turn).await
+    }
+
+    /// Makes one attempt, and tells the telemetry.
+    pub(super) async fn attempt_once(mut self, turn: Option<Turn>) -> Result<Attempt, Error> {
         self.wait.get_or_insert_with(|| DAY.into());
         let settings = &self.locks.0;
         let checked = self.check();
         if !settings.enabled {
             return checked.and_then(|()| self.unlocked()).map(Attempt::Acquired);
         }
-        let key = self.kind.all_keys().first().map_or("", String::as_str);
-        let checked = checked.and_then(|()| turn.as_ref().map_or(Ok(()), |turn| turn.check(&settings.table, key)));
+        let is_own = |turn: &Turn| turn.check(&settings.table, self.kind.all_keys());
+        let checked = checked.and_then(|()| turn.as_ref().map_or(Ok(()), is_own));
         checked.inspect_err(telemetry::record_refusal)?;
         let mut telemetry = AcquireSpan::start(&self.name(), &settings.clock, true);
         let span = telemetry.span().clone();
@@ -319,9 +360,7 @@ impl Acquire {
     /// Makes one attempt, and computes when to make the next one.
     async fn ask_once(&self, turn: Option<Turn>, telemetry: &mut AcquireSpan) -> Result<AskedOnce, Error> {
         let mut attempts = AcquireAttempts::start(self)?;
-        if let Some(turn) = turn {
-            attempts.go_on(&turn);
-        }
+        attempts.sleep_elsewhere(turn.as_ref());
         let error = match attempts.next(telemetry).await {
             Ok(Answered::Taken(taken)) if taken.is_valid(self.locks.0.clock.now()) => {
                 let (lock, from) = attempts.into_lock(*taken, telemetry.span());
@@ -425,27 +464,22 @@ impl Acquire {
         self.kind.name(self.locks.0.table.place())
     }
 
-    /// Draws a new nonce. The length of the identity comes first, so that no identity is the start of another one.
+    /// Draws a new nonce.
     fn acquisition(&self) -> Result<Acquisition, Error> {
-        let mut owner = self.locks.0.table.nonce(self.kind.all_keys().first().map_or("", String::as_str))?;
-        if let Some(identity) = &self.identity {
-            owner.insert_str(0, &format!("{}#{identity}#", identity.len()));
-        }
-        Ok(Acquisition::new(self.kind.clone(), owner))
+        let nonce = self.locks.0.table.nonce(self.kind.all_keys().first().map_or("", String::as_str))?;
+        Ok(Acquisition::new(self.kind.clone(), owner_of(self.identity.as_deref(), &nonce)))
     }
 
     fn check(&self) -> Result<(), Error> {
-        self.kind.check(&self.locks.0.table.key_prefix, self.identity.is_some())?;
+        self.kind.check(&self.locks.0.table.key_prefix)?;
         if let Some(lease) = self.lease {
             self.kind.check_lease("lease", lease, self.until.is_some())?;
         }
-        if let Some(identity) = &self.identity
-            && !(1..=MAX_IDENTITY_BYTES).contains(&identity.len())
-        {
-            let bytes = identity.len();
-            return Err(Error::invalid(format!(
-                "the identity of the owner has {bytes} bytes, not 1 to {MAX_IDENTITY_BYTES}: hash it"
-            )));
+        if let Some(identity) = &self.identity {
+            check_identity(identity)?;
+        }
+        if self.takes_over && self.identity.is_none() {
+            return Err(Error::invalid("a takeover needs the identity of the holder: set `owner_from`"));
         }
         check_duration("minimum hold", self.hold_at_least, Duration::ZERO, DAY)?;
         self.wait.map_or(Ok(()), |wait| wait.check())?;
@@ -586,8 +620,10 @@ impl<'a> AcquireAttempts<'a> {
             sent: Vec::new(),
             unanswered: false,
             delays: Waiting::start(acquire.wait, limit),
-            turns: (acquire.kind.has_queue() && acquire.wait.is_some_and(|wait| wait.takes_turns()))
-                .then(|| Turns::new(acquire.kind.capacity(), acquire.kind.all_keys().len())),
+            turns: (acquire.kind.has_queue()
+                && !acquire.takes_over
+                && acquire.wait.is_some_and(|wait| wait.takes_turns()))
+            .then(|| Turns::new(acquire.kind.capacity(), acquire.kind.all_keys().len())),
             is_last: false,
             ranks: Vec::new(),
         })
@@ -610,6 +646,7 @@ impl<'a> AcquireAttempts<'a> {
             data: data.as_ref(),
             attributes,
             ranks: &self.ranks,
+            takes_over: self.acquire.takes_over,
             trace: trace.as_deref(),
         };
         self.pending.may_have_key = true;
@@ -675,14 +712,19 @@ impl<'a> AcquireAttempts<'a> {
         self.turns.as_ref().map(|turns| turns.ranks(takes_place, self.is_last, now)).unwrap_or_default()
     }
 
-    /// Continues after the attempts of another process.
-    fn go_on(&mut self, turn: &Turn) {
+    /// Continues after the attempts of other processes, if there were any.
+    fn sleep_elsewhere(&mut self, turn: Option<&Turn>) {
         let now = self.acquire.locks.0.clock.now();
-        self.started = now.earlier(Duration::from_millis(turn.began).min(now.wall));
-        self.delays.go_on(turn.attempts);
-        self.is_last = self.delays.is_last(now.since(self.started));
-        let capacity = self.acquire.kind.capacity();
-        self.turns = self.turns.is_some().then(|| Turns::remember(capacity, &turn.memory, now));
+        if let Some(turn) = turn {
+            self.started = now.earlier(Duration::from_millis(turn.began).min(now.wall));
+            self.delays.go_on(turn.attempts);
+            self.is_last = self.delays.is_last(now.since(self.started));
+        }
+        if let Some(turns) = &mut self.turns {
+            let Acquire { kind, .. } = self.acquire;
+            let memories = turn.into_iter().flat_map(Turn::memories);
+            *turns = Turns::elsewhere(kind.capacity(), kind.all_keys().len(), memories, now);
+        }
     }
 
     /// Returns the turn of the next attempt, which takes its place in the queue now, or nothing if the wait is over.
@@ -698,9 +740,9 @@ impl<'a> AcquireAttempts<'a> {
             None => delay,
         };
         let (delay, _) = self.delays.limit(delay, now.since(self.started));
-        let memory = self.turns.as_ref().map(Turns::memory).unwrap_or_default();
-        let (key, attempts) = (self.pending.acquisition.key(), self.delays.attempts());
-        Some(Turn::new(&settings.table, key, self.started.millis(), attempts, delay, memory))
+        let memories = self.turns.iter().flat_map(Turns::memories).chain(std::iter::repeat_with(Memory::default));
+        let keys = self.acquire.kind.all_keys().iter().cloned().zip(memories);
+        Some(Turn::new(&settings.table, self.started.millis(), self.delays.attempts(), delay, keys))
     }
 
     /// Sleeps until the next attempt. Returns `false` if there is none.

@@ -7,13 +7,13 @@ use super::held::Lock;
 use super::turn::Memory;
 use crate::error::Error;
 use crate::row::Table;
-use crate::text::printable;
+use crate::text::{MAX_SHOWN, printable, shortened};
 
 /// The outcome of one [attempt](crate::Acquire::attempt).
 #[derive(Debug)]
-pub enum Attempt {
+pub enum Attempt<L = Lock> {
     /// The lock was acquired.
-    Acquired(Lock),
+    Acquired(L),
     /// Another holder has the key. Sleep for [`Turn::delay`], and continue with the turn.
     Waiting(Turn),
 }
@@ -27,12 +27,12 @@ pub enum Attempt {
 /// # Format
 ///
 /// ```json
-/// {"version":1,"table":"locks","key":"deploy","began":1795254763639,"attempts":1,"delay":20000,"place":3,"joins":1}
+/// {"version":1,"table":"locks","began":1795254763639,"attempts":1,"delay":20000,"keys":[{"key":"deploy","place":3,"joins":1}]}
 /// ```
 ///
-/// Times are in milliseconds, and `began` since the Unix epoch. `key` is that of the row, with the prefix. More fields say
-/// what the last attempt saw: `head`, `tail`, `tail_until`, `hold`, `hold_deviation`, `fence` and `seen`. Unknown fields are
-/// ignored. An unknown version, or a field that is missing or out of bounds, is an error that says so.
+/// Times are in milliseconds, and `began` since the Unix epoch. `key` is that of the row, with the prefix. More fields of a key
+/// say what the last attempt saw: `head`, `tail`, `tail_until`, `hold`, `hold_deviation`, `fence` and `seen`. Unknown fields
+/// are ignored. An unknown version, or a field that is missing or out of bounds, is an error that says so.
 #[derive(Clone, PartialEq)]
 #[cfg_attr(
     feature = "serde",
@@ -42,25 +42,25 @@ pub enum Attempt {
 #[must_use = "without the turn, the waiter starts at the end of the queue"]
 pub struct Turn {
     table: String,
-    key: String,
     /// When the wait began, in milliseconds since the epoch.
     pub(super) began: u64,
     pub(super) attempts: u32,
     delay: Duration,
-    pub(super) memory: Memory,
+    /// The keys as they are in the rows, with what is known of each.
+    keys: Vec<(String, Memory)>,
 }
 
 impl Turn {
     pub(super) fn new(
         table: &Table,
-        key: &str,
         began: u64,
         attempts: u32,
         delay: Duration,
-        memory: Memory,
+        keys: impl Iterator<Item = (String, Memory)>,
     ) -> Self {
         let place = table.place();
-        Self { table: table.name.clone(), key: place.row_key(key), began, attempts, delay, memory }
+        let keys = keys.map(|(key, memory)| (place.row_key(&key), memory)).collect();
+        Self { table: table.name.clone(), began, attempts, delay, keys }
     }
 
     /// Returns how long to sleep before the next attempt. A longer sleep costs time. The next attempt may come earlier.
@@ -69,10 +69,9 @@ impl Turn {
         self.delay
     }
 
-    /// Returns the key as it is in the row.
-    #[must_use]
-    pub fn key(&self) -> &str {
-        &self.key
+    /// Returns the keys as they are in the rows, in alphabetical order.
+    pub fn keys(&self) -> impl Iterator<Item = &str> {
+        self.keys.iter().map(|(key, _)| key.as_str())
     }
 
     /// Returns how many attempts were made.
@@ -81,18 +80,26 @@ impl Turn {
         self.attempts
     }
 
-    /// Checks that this is the turn of a waiter for this key.
-    pub(super) fn check(&self, table: &Table, key: &str) -> Result<(), Error> {
-        let own = table.place().row_key(key);
-        if self.table == table.name && self.key == own {
+    pub(super) fn memories(&self) -> impl Iterator<Item = &Memory> {
+        self.keys.iter().map(|(_, memory)| memory)
+    }
+
+    /// Checks that this is the turn of a waiter for these keys.
+    pub(super) fn check(&self, table: &Table, keys: &[String]) -> Result<(), Error> {
+        let own: Vec<_> = keys.iter().map(|key| table.place().row_key(key)).collect();
+        if self.table == table.name && self.keys().eq(own.iter().map(String::as_str)) {
             return Ok(());
         }
+        let names = |keys: &mut dyn Iterator<Item = &str>| {
+            let names: Vec<_> = keys.map(|key| format!("`{}`", printable(key))).collect();
+            shortened(&names.join(", "), MAX_SHOWN).into_owned()
+        };
         Err(Error::invalid(format!(
-            "the turn is for key `{}` in table `{}`, and the acquire for key `{}` in table `{}`: continue with the turn of \
-             this acquire, or without one",
-            printable(&self.key),
+            "the turn is for {} in table `{}`, and the acquire for {} in table `{}`: continue with the turn of this acquire, \
+             or without one",
+            names(&mut self.keys()),
             printable(&self.table),
-            printable(&own),
+            names(&mut own.iter().map(String::as_str)),
             printable(&table.name)
         )))
     }
@@ -100,10 +107,11 @@ impl Turn {
 
 impl fmt::Debug for Turn {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { table, key, began: _, attempts, delay, memory: _ } = self;
+        let Self { table, began: _, attempts, delay, keys: _ } = self;
+        let keys: Vec<_> = self.keys().map(printable).collect();
         f.debug_struct("Turn")
             .field("table", &printable(table))
-            .field("key", &printable(key))
+            .field("keys", &keys)
             .field("attempts", attempts)
             .field("delay", delay)
             .finish_non_exhaustive()
@@ -131,24 +139,29 @@ mod format {
     pub(super) struct Written {
         version: Option<u64>,
         table: Option<String>,
-        key: Option<String>,
         began: Option<u64>,
         attempts: Option<u32>,
         delay: Option<u64>,
+        keys: Option<Vec<WrittenKey>>,
+    }
+
+    #[derive(Deserialize, Serialize)]
+    struct WrittenKey {
+        key: Option<String>,
         #[serde(flatten)]
         memory: Memory,
     }
 
     impl From<Turn> for Written {
-        fn from(Turn { table, key, began, attempts, delay, memory }: Turn) -> Self {
+        fn from(Turn { table, began, attempts, delay, keys }: Turn) -> Self {
+            let written = |(key, memory)| WrittenKey { key: Some(key), memory };
             Self {
                 version: Some(VERSION),
                 table: Some(table),
-                key: Some(key),
                 began: Some(began),
                 attempts: Some(attempts),
                 delay: Some(crate::clock::millis(delay)),
-                memory,
+                keys: Some(keys.into_iter().map(written).collect()),
             }
         }
     }
@@ -157,34 +170,46 @@ mod format {
         type Error = String;
 
         fn try_from(written: Written) -> Result<Self, String> {
-            let Written { version, table, key, began, attempts, delay, memory } = written;
-            let version = version.ok_or("`version` of the turn is missing")?;
+            let Written { version, table, began, attempts, delay, keys } = written;
+            let version = version.ok_or_else(|| missing("version"))?;
             if version != VERSION {
-                return Err(format!("`version` of the turn is {version}: this library reads {VERSION}"));
+                return Err(format!(
+                    "the turn has version {version}, and this program reads version {VERSION}: use the same version of \
+                     lambda-lock in all steps"
+                ));
             }
-            let missing = |name: &str| format!("`{name}` of the turn is missing");
-            let within = |name: &str, value: u64, most: u64| {
-                if value <= most { Ok(value) } else { Err(format!("`{name}` of the turn is {value}, more than {most}")) }
+            let read = |WrittenKey { key, memory }| {
+                for (name, value, most) in [
+                    ("place", memory.place, MAX_PLACE),
+                    ("head", memory.head, MAX_PLACE),
+                    ("tail", memory.tail, MAX_PLACE),
+                    ("tail_until", memory.tail_until, LATEST),
+                    ("hold", memory.hold, DAY),
+                    ("hold_deviation", memory.hold_deviation, DAY),
+                    ("seen", memory.seen, LATEST),
+                ] {
+                    within(name, value.unwrap_or_default(), most)?;
+                }
+                Ok((key.ok_or_else(|| missing("key"))?, memory))
             };
-            for (name, value, most) in [
-                ("place", memory.place, MAX_PLACE),
-                ("head", memory.head, MAX_PLACE),
-                ("tail", memory.tail, MAX_PLACE),
-                ("tail_until", memory.tail_until, LATEST),
-                ("hold", memory.hold, DAY),
-                ("hold_deviation", memory.hold_deviation, DAY),
-                ("seen", memory.seen, LATEST),
-            ] {
-                within(name, value.unwrap_or_default(), most)?;
-            }
             Ok(Self {
                 table: table.ok_or_else(|| missing("table"))?,
-                key: key.ok_or_else(|| missing("key"))?,
                 began: within("began", began.ok_or_else(|| missing("began"))?, LATEST)?,
                 attempts: attempts.ok_or_else(|| missing("attempts"))?,
                 delay: Duration::from_millis(within("delay", delay.ok_or_else(|| missing("delay"))?, DAY)?),
-                memory,
+                keys: keys.ok_or_else(|| missing("keys"))?.into_iter().map(read).collect::<Result<_, String>>()?,
             })
         }
+    }
+
+    fn missing(name: &str) -> String {
+        format!("the turn has no field `{name}`: pass on the whole turn")
+    }
+
+    fn within(name: &str, value: u64, most: u64) -> Result<u64, String> {
+        if value <= most {
+            return Ok(value);
+        }
+        Err(format!("the field `{name}` of the turn is {value}, not between 0 and {most}"))
     }
 }

@@ -6,6 +6,7 @@ mod backoff;
 #[cfg(feature = "idempotency")]
 mod complete;
 mod held;
+mod identity;
 mod locks;
 mod register;
 mod semaphore;

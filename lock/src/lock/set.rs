@@ -7,6 +7,7 @@ use std::time::{Duration, SystemTime};
 use aws_sdk_dynamodb::types::ConditionCheck;
 
 use super::acquire::{Acquire, hold};
+use super::attempt::{Attempt, Turn};
 use super::held::Lock;
 use super::locks::Locks;
 use super::wait::Wait;
@@ -102,6 +103,30 @@ impl AcquireAll {
     pub fn holder(mut self, holder: impl Into<String>) -> Self {
         self.acquire = self.acquire.holder(holder);
         self
+    }
+
+    /// Acquires the locks for an identity of the caller, as [`Acquire::owner_from`] does. It takes over what an earlier acquire
+    /// of the identity holds, key by key: the sets may differ. The earlier holder then finds its whole set lost, and its other
+    /// keys stay held until it releases them or their leases end.
+    pub fn owner_from(mut self, identity: impl Into<String>) -> Self {
+        self.acquire = self.acquire.owner_from(identity);
+        self
+    }
+
+    /// Makes one attempt of a wait, for a caller that sleeps elsewhere, as [`Acquire::attempt`] does. It takes a place with
+    /// each key, and reserves nothing. One `TransactWriteItems`, and one `UpdateItem` for each place; IAM action
+    /// `dynamodb:UpdateItem` on each key.
+    pub async fn attempt(self, turn: Option<Turn>) -> Result<Attempt<LockSet>, Error> {
+        Ok(match self.acquire.attempt_once(turn).await? {
+            Attempt::Acquired(lock) => Attempt::Acquired(LockSet { lock }),
+            Attempt::Waiting(turn) => Attempt::Waiting(turn),
+        })
+    }
+
+    /// Takes the locks over from earlier acquires of the same [identity](Self::owner_from), all or none, as
+    /// [`Acquire::take_over`] does. One `TransactWriteItems`; IAM action `dynamodb:UpdateItem` on each key.
+    pub async fn take_over(self) -> Result<LockSet, Error> {
+        Ok(LockSet { lock: self.acquire.take_over().await? })
     }
 
     /// Runs `body` under the locks, and releases them when the body returns, fails or panics, as [`Acquire::run`] does. The
@@ -248,6 +273,25 @@ impl LockSet {
     /// ```
     pub fn condition_checks(&self) -> Result<Vec<ConditionCheck>, Error> {
         self.lock.hold.condition_checks()
+    }
+}
+
+impl LockSet {
+    /// Keeps the keys held after this process, for a [takeover](AcquireAll::take_over) by the same identity: until it frees
+    /// them ([`Locks::release_identity`], for each key) or the lease ends. Sends no request.
+    ///
+    /// ```
+    /// # use lambda_lock::{Error, Locks};
+    /// # async fn example(locks: Locks, execution_arn: &str) -> Result<(), Error> {
+    /// let accounts = ["account#1", "account#2"];
+    /// locks.acquire_all(accounts).owner_from(execution_arn).await?.keep();
+    /// // In a later step:
+    /// let set = locks.acquire_all(accounts).owner_from(execution_arn).take_over().await?;
+    /// set.release().await
+    /// # }
+    /// ```
+    pub fn keep(self) {
+        let _no_ticket = self.lock.hand_over();
     }
 }
 

@@ -398,6 +398,27 @@ impl Locks {
         released
     }
 
+    /// Frees the key as [`release_ticket`](Self::release_ticket) does. Returns `false` if the ticket's lock is
+    /// [lost](Error::is_lost), for the end of a workflow that has nothing to do about it: its lease has ended, or another
+    /// holder has the key. One request; IAM action `dynamodb:UpdateItem`.
+    ///
+    /// ```
+    /// # use lambda_lock::{Error, Locks, Ticket};
+    /// # async fn last_step(locks: Locks, ticket: Ticket) -> Result<(), Error> {
+    /// if !locks.release_ticket_if_held(&ticket).await? {
+    ///     println!("the lock had ended before the workflow");
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub async fn release_ticket_if_held(&self, ticket: &Ticket) -> Result<bool, Error> {
+        match self.release_ticket(ticket).await {
+            Ok(()) => Ok(true),
+            Err(error) if error.is_lost() => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
     async fn send_release(&self, ticket: &Ticket) -> Result<(), Error> {
         self.check_ticket(ticket)?;
         if !self.is_enforced(ticket) {

@@ -29,6 +29,8 @@ pub(super) struct Turns {
     reserved: Option<Reserved>,
     /// This waiter has not reserved since its last attempt, or tried to.
     may_reserve: bool,
+    /// A waiter that sleeps elsewhere does not reserve.
+    reserves: bool,
 }
 
 /// The last reservation.
@@ -68,22 +70,35 @@ impl Turns {
             conflicts: 0,
             reserved: None,
             may_reserve: true,
+            reserves: true,
         }
     }
 
-    /// Continues the turns of a waiter for one key.
-    pub(super) fn remember(capacity: u32, memory: &Memory, now: Moment) -> Self {
-        Self { each: vec![KeyTurn::remember(capacity, memory, now)], ..Self::new(capacity, 0) }
+    /// Continues the turns of a waiter that sleeps elsewhere.
+    ///
+    /// It reserves nothing: its next attempt is another owner's, and comes late.
+    pub(super) fn elsewhere<'a>(
+        capacity: u32,
+        keys: usize,
+        memories: impl Iterator<Item = &'a Memory>,
+        now: Moment,
+    ) -> Self {
+        let mut this = Self { reserves: false, ..Self::new(capacity, keys) };
+        for (turn, memory) in this.each.iter_mut().zip(memories) {
+            *turn = KeyTurn::remember(capacity, memory, now);
+        }
+        this
     }
 
-    /// Returns what a waiter for one key takes along to its next attempt.
-    pub(super) fn memory(&self) -> Memory {
-        self.each.first().map(KeyTurn::memory).unwrap_or_default()
+    /// Returns what a waiter takes along to its next attempt, in the order of the keys.
+    pub(super) fn memories(&self) -> impl Iterator<Item = Memory> {
+        self.each.iter().map(KeyTurn::memory)
     }
 
-    /// Returns the delay before the next attempt of a waiter for one key that sleeps elsewhere.
+    /// Returns the delay before the next attempt of a waiter that sleeps elsewhere: until the last key that refused it should
+    /// be its.
     pub(super) fn delay_elsewhere(&self, now: Moment) -> Duration {
-        self.each.first().map(|turn| turn.delay_elsewhere(now)).unwrap_or_default()
+        self.refusing.iter().map(|index| self.each[*index].delay_elsewhere(now)).max().unwrap_or_default()
     }
 
     /// Takes note of a refused attempt of `owner` that took `round_trip`, with the index and the holder of each key that
@@ -213,7 +228,7 @@ impl Turns {
     fn reservation(&self, now: Moment) -> Option<Step> {
         let keys: Vec<_> = (0..self.each.len()).filter(|index| self.each[*index].is_known()).collect();
         let is_soon = self.reserved.as_ref().is_some_and(|reserved| now.millis() < reserved.again);
-        if keys.len() < 2 || self.has_one_holder || is_soon || !self.may_reserve {
+        if keys.len() < 2 || self.has_one_holder || is_soon || !self.may_reserve || !self.reserves {
             return None;
         }
         let left = |index: &usize| Some((self.each[*index].until_its_turn(now)?, *index));

@@ -21,6 +21,8 @@ pub(crate) struct Claim<'a> {
     pub(crate) attributes: &'a [(String, AttributeValue)],
     /// In the order of the keys. Empty if the attempt leaves nothing to others.
     pub(crate) ranks: &'a [Rank],
+    /// Only an earlier acquire of the same identity makes room for this one.
+    pub(crate) takes_over: bool,
     /// The [`traceparent`](super::names::TRACEPARENT).
     pub(crate) trace: Option<&'a str>,
 }

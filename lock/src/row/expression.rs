@@ -265,6 +265,14 @@ impl<'a> Update<'a> {
         self
     }
 
+    /// Adds a condition, if there is one.
+    pub(super) fn when_some(self, condition: Option<Condition<'a>>) -> Self {
+        match condition {
+            Some(condition) => self.when(condition),
+            None => self,
+        }
+    }
+
     pub(super) fn returning(mut self, row: ReturnValue) -> Self {
         self.returns = Some(row);
         self

@@ -11,6 +11,7 @@ use super::names::{
     ACQUIRED_AT, COMPLETED, DATA, EXPIRATION, FENCE, HEAD, HOLDER, IN_PROGRESS, LEASE_END, MAX_FENCE, OWNER, RELEASED,
     RESERVED_BY, RESERVED_UNTIL, RESUMED, SEQUENCE, STATUS, TAIL, TAIL_UNTIL, TRACEPARENT, WITHDRAWN,
 };
+use super::owner::split;
 use super::read::{Row, Unreadable, number_at};
 #[cfg(feature = "idempotency")]
 use super::record::RecordClaim;
@@ -22,7 +23,6 @@ use crate::error::{Cause, Error};
 use crate::holder::Data;
 use crate::limits::{MAX_LEASE, check_key};
 use crate::queue::Reservation;
-use crate::random::NONCE_DIGITS;
 
 #[derive(Clone, Debug)]
 pub(crate) struct Key {
@@ -90,7 +90,7 @@ impl Rules for Key {
         std::slice::from_ref(&self.key)
     }
 
-    fn check(&self, key_prefix: &str, _has_identity: bool) -> Result<(), Error> {
+    fn check(&self, key_prefix: &str) -> Result<(), Error> {
         check_key(key_prefix, &self.key)
     }
 
@@ -118,13 +118,9 @@ impl Rules for Key {
             Some(record) => record.is_over(over, claim.now),
             None => over,
         };
-        let mut free = is_free(claim, over);
-        if let Some(identity) = identity_of(owner) {
-            free.push(is_of_identity(identity, claim));
-        }
         let mut update = take(&self.key, owner, claim)
             .set(FENCE, To::Next(FENCE.into(), count("now_micros", claim.micros())))
-            .when(can_be_taken(table, owner, free))
+            .when(can_be_taken(table, owner, claim, over))
             .returning(ReturnValue::AllOld);
         update = serve(claim.with_extras(update), claim.rank());
         #[cfg(feature = "idempotency")]
@@ -135,7 +131,7 @@ impl Rules for Key {
     }
 
     /// The row as it was before shows the last holder, and the present row follows from it.
-    fn granted(&mut self, table: &Table, claim: &Claim<'_>, mut before: Item) -> Result<Claimed, Error> {
+    fn granted(&mut self, table: &Table, _owner: &str, claim: &Claim<'_>, mut before: Item) -> Result<Claimed, Error> {
         let fence = number_at(&before, FENCE, MAX_FENCE).map_err(|why| table.malformed(&self.key, why))?;
         let left = before.remove(DATA).map(Data).filter(|_| !self.is_record());
         let last = Row::read(before).map(|row| row.into_holder(claim.now)).ok();
@@ -200,12 +196,6 @@ impl Rules for Key {
     }
 }
 
-/// Returns the start of the owners of the same identity, if this owner has one.
-fn identity_of(owner: &str) -> Option<&str> {
-    let nonce_at = owner.len().checked_sub(NONCE_DIGITS)?;
-    owner.get(..nonce_at).filter(|identity| !identity.is_empty())
-}
-
 /// Begins the update that takes a row.
 pub(super) fn take<'a>(key: &'a str, owner: &'a str, claim: &'a Claim<'_>) -> Update<'a> {
     let update = Update::new(key)
@@ -222,17 +212,20 @@ pub(super) fn take<'a>(key: &'a str, owner: &'a str, claim: &'a Claim<'_>) -> Up
     }
 }
 
-/// There is no row, or this nonce has not been used, the fence can grow, and one of these conditions is met.
-pub(super) fn can_be_taken<'a>(table: &Table, owner: &'a str, free: Vec<Condition<'a>>) -> Condition<'a> {
-    any([
-        table.partition_key_path().missing(),
-        all([
-            OWNER.differs_from(text("owner", owner)),
-            WITHDRAWN.differs_from(text("owner", owner)),
-            fence_can_grow(),
-            Condition::Any(free),
-        ]),
-    ])
+/// There is no row, or this nonce has not been used, the fence can grow, and the row is free or of the same identity. `over`
+/// says when the lease of one in progress has ended.
+pub(super) fn can_be_taken<'a>(table: &Table, owner: &'a str, claim: &Claim<'_>, over: Condition<'a>) -> Condition<'a> {
+    let is_new =
+        all([OWNER.differs_from(text("owner", owner)), WITHDRAWN.differs_from(text("owner", owner)), fence_can_grow()]);
+    let is_of_identity = split(owner).map(|(start, _)| is_of_identity(start, claim));
+    match is_of_identity {
+        Some(is_of_identity) if claim.takes_over => is_new.and(is_of_identity),
+        is_of_identity => {
+            let mut free = is_free(claim, over);
+            free.extend(is_of_identity);
+            any([table.partition_key_path().missing(), is_new.and(Condition::Any(free))])
+        }
+    }
 }
 
 pub(super) fn fence_can_grow() -> Condition<'static> {
@@ -240,7 +233,7 @@ pub(super) fn fence_can_grow() -> Condition<'static> {
 }
 
 /// The conditions under which a row is free; `over` says when the lease of one in progress has ended.
-pub(super) fn is_free<'a>(claim: &Claim<'_>, over: Condition<'a>) -> Vec<Condition<'a>> {
+fn is_free<'a>(claim: &Claim<'_>, over: Condition<'a>) -> Vec<Condition<'a>> {
     let in_progress = || STATUS.is(text("in_progress", IN_PROGRESS));
     let has_expired = || EXPIRATION.at_most(count("now_seconds", claim.now.wall.as_secs()));
     vec![
@@ -286,10 +279,10 @@ pub(super) fn is_over<'a>(table: &Table, owner: &'a str, claim: &Claim<'_>, rank
 }
 
 /// An earlier acquire of the same identity holds the row. A late duplicate of that acquire must not take it back.
-fn is_of_identity<'a>(identity: &'a str, claim: &Claim<'_>) -> Condition<'a> {
+fn is_of_identity<'a>(start: &'a str, claim: &Claim<'_>) -> Condition<'a> {
     all([
         STATUS.is(text("in_progress", IN_PROGRESS)),
-        OWNER.begins_with(text("identity", identity)),
+        OWNER.begins_with(text("identity", start)),
         RELEASED.differs_from(OWNER),
         LEASE_END.above(count("now", claim.now.millis())),
         ACQUIRED_AT.below(count("now", claim.now.millis())),

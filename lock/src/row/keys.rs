@@ -4,7 +4,7 @@
 
 use super::claim::{Claim, Claimed};
 use super::expression::{Attribute as _, Condition, Path, Update, any, count};
-use super::key::{self, can_be_taken, is_free, is_over, serve, take};
+use super::key::{self, can_be_taken, is_over, serve, take};
 use super::names::{FENCE, MAX_FENCE, RESERVED_BY, RESERVED_UNTIL};
 use super::read::Row;
 use super::rules::{Field, Hold, OwnRow, Release, Rules, Trace};
@@ -44,7 +44,7 @@ impl Rules for Keys {
         &self.names
     }
 
-    fn check(&self, key_prefix: &str, _has_identity: bool) -> Result<(), Error> {
+    fn check(&self, key_prefix: &str) -> Result<(), Error> {
         check_keys(key_prefix, &self.names)
     }
 
@@ -62,7 +62,7 @@ impl Rules for Keys {
             let (fence, rank) = (|| count("fence", fence), claim.rank_for(index));
             let update = take(key, owner, claim)
                 .set(FENCE, fence())
-                .when(can_be_taken(table, owner, is_free(claim, is_over(table, owner, claim, rank))))
+                .when(can_be_taken(table, owner, claim, is_over(table, owner, claim, rank)))
                 .when(any([FENCE.missing(), FENCE.below(fence())]));
             // Ends the reservation of this waiter. An attempt that leaves the key to nobody may be for a key that another
             // waiter has reserved.
@@ -74,7 +74,7 @@ impl Rules for Keys {
         Write::new(updates, self.transact())
     }
 
-    fn granted(&mut self, _table: &Table, _claim: &Claim<'_>, _before: Item) -> Result<Claimed, Error> {
+    fn granted(&mut self, _table: &Table, _owner: &str, _claim: &Claim<'_>, _before: Item) -> Result<Claimed, Error> {
         Ok(Claimed::Granted { fences: self.proposed.clone(), data: None, taken_from: Vec::new(), hold_time: None })
     }
 
@@ -99,7 +99,7 @@ impl Rules for Keys {
             let Some(index) = self.names.iter().position(|other| *other == key) else { continue };
             self.seen[index] = self.seen[index].max(row.fence.unwrap_or_default());
             self.hold_times[index] = row.queue.hold_time;
-            let is_free = row.end <= claim.now.millis();
+            let is_free = row.end <= claim.now.millis() || row.can_be_taken_over(owner, claim.now);
             if is_free && row.fence >= Some(MAX_FENCE) {
                 return Err(table.malformed(&key, "`fence` has reached its largest value"));
             }

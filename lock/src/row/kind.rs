@@ -52,11 +52,16 @@ impl Kind {
         Self(Box::new(Permit::new(key, permits)))
     }
 
+    /// A permit that another process has acquired.
+    pub(crate) fn any_permit(key: String) -> Self {
+        Self(Box::new(Permit::handed_over(key)))
+    }
+
     /// Returns the kind of a ticket's lock, which is a key if the ticket names none. `None` if the name is unknown.
     pub(crate) fn of_ticket(kind: Option<&str>, key: String) -> Option<Self> {
         match kind {
             None => Some(Self::key(key)),
-            Some(Permit::IN_TICKETS) => Some(Self(Box::new(Permit::handed_over(key)))),
+            Some(Permit::IN_TICKETS) => Some(Self::any_permit(key)),
             Some(_) => None,
         }
     }
@@ -78,8 +83,8 @@ impl Kind {
     }
 
     /// Checks what was claimed.
-    pub(crate) fn check(&self, key_prefix: &str, has_identity: bool) -> Result<(), Error> {
-        self.rules().check(key_prefix, has_identity)
+    pub(crate) fn check(&self, key_prefix: &str) -> Result<(), Error> {
+        self.rules().check(key_prefix)
     }
 
     /// Checks a lease that the caller chose, or with a deadline the time until then.

@@ -49,7 +49,8 @@ pub(super) const RESERVED_BY: &str = "reserved_by";
 pub(super) const PERMITS: &str = "permits";
 /// When a permit was last released, in milliseconds since the epoch. Waiters leave it to those ahead for a moment.
 pub(super) const FREED_AT: &str = "freed_at";
-/// The attributes of a semaphore that belong to one owner have names that begin with these, and end with the owner's nonce.
+/// The attributes of a semaphore that belong to one owner have names that begin with these, and end with the owner's nonce,
+/// or with the [start of its owners](super::owner::start_of) if the owner has an identity: an identity has one permit.
 /// Each permit is a map with the names of [`permit`]. After its release, the map has those of [`tombstone`] instead.
 pub(super) const PERMIT_PREFIX: &str = "permit:";
 /// The fence of a permit: a number that the acquire counts, which a map in the same update cannot refer to.
@@ -65,6 +66,11 @@ pub(super) mod permit {
     /// The permit was released, and counts until the end of its minimum hold.
     pub(crate) const RELEASED: &str = "released";
     pub(crate) const RESUMED: &str = super::RESUMED;
+    /// The nonce of an owner that has an identity.
+    pub(crate) const NONCE: &str = "nonce";
+    /// The nonce of the last acquire of the same identity that ended without the permit, while one of its attempts was
+    /// unanswered.
+    pub(crate) const WITHDRAWN: &str = super::WITHDRAWN;
 }
 
 /// The names within the map of a permit that was released.
@@ -73,6 +79,7 @@ pub(super) mod tombstone {
     pub(crate) const RELEASED_AT: &str = "released_at";
     /// The operator that released the permit by force.
     pub(crate) const FORCED_BY: &str = "forced_by";
+    pub(crate) const NONCE: &str = super::permit::NONCE;
 }
 
 const RESERVED: [&str; 24] = [

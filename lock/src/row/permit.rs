@@ -23,6 +23,7 @@ use super::names::{
     DATA, EXPIRATION, FENCE, FREED_AT, HEAD, MAX_FENCE, PERMIT_FENCE_PREFIX, PERMIT_PREFIX, PERMITS, SEMAPHORE, STATUS,
     TAIL, TAIL_UNTIL, permit, tombstone,
 };
+use super::owner::{is_same_identity, split};
 use super::read::{self, Row, number_at};
 use super::rules::{Field, Own, OwnRow, Release, Rules, TRIES, Trace};
 use super::semaphore::{self, Semaphore, Tombstone};
@@ -33,7 +34,6 @@ use crate::error::{Cause, Error};
 use crate::holder::{Data, Holder, HolderKind};
 use crate::limits::{DAY, MAX_PERMIT_DATA_BYTES, MAX_PERMITS, check_key, check_permits};
 use crate::queue::Queue;
-use crate::text::printable;
 
 /// How many waiters may take as many free permits at once, beside all.
 const TOGETHER: [u32; 8] = [1, 2, 3, 4, 8, 16, 32, 64];
@@ -56,13 +56,15 @@ pub(crate) struct Permit {
     ended: Vec<semaphore::Permit>,
     /// The place of this waiter, if one behind it was served first.
     passed: Option<u64>,
+    /// The next attempt takes the permit over from an earlier acquire of the same identity.
+    takes_over: bool,
 }
 
 impl Permit {
     pub(super) const IN_TICKETS: &'static str = "permit";
 
     pub(super) fn new(key: String, permits: u32) -> Self {
-        Self { key, permits, seen: None, ended: Vec::new(), passed: None }
+        Self { key, permits, seen: None, ended: Vec::new(), passed: None, takes_over: false }
     }
 
     /// Returns the place that an attempt serves if it succeeds.
@@ -73,6 +75,30 @@ impl Permit {
     /// Returns numbers up to that of the permits. As many waiters may take as many free permits at once.
     fn together(&self) -> impl Iterator<Item = u32> {
         TOGETHER.into_iter().take_while(|many| *many < self.permits).chain([self.permits])
+    }
+
+    /// There is nothing of this owner, so the request is no duplicate. If the owner has an identity, an earlier owner has left
+    /// what this attempt replaces, or nothing.
+    fn has_no_permit<'a>(&self, owner: &'a str, claim: &Claim<'_>) -> Condition<'a> {
+        let permit = || paths(owner).0;
+        let Some((_, nonce)) = split(owner) else { return permit().missing() };
+        let is_other = permit().entry(permit::NONCE).differs_from(text("nonce", nonce));
+        let is_not_withdrawn = permit().entry(permit::WITHDRAWN).differs_from(text("nonce", nonce));
+        let now = || count("now", claim.now.millis());
+        if self.takes_over {
+            return all([
+                permit().entry(permit::LEASE_END).above(now()),
+                permit().entry(permit::RELEASED).missing(),
+                permit().entry(permit::ACQUIRED_AT).below(now()),
+                is_other,
+                is_not_withdrawn,
+            ]);
+        }
+        if self.ended.iter().any(|ended| is_same_identity(owner, &ended.owner)) {
+            return all([permit().entry(permit::LEASE_END).at_most(now()), is_other, is_not_withdrawn]);
+        }
+        let is_tombstone = permit().entry(tombstone::RELEASED_AT).below(now());
+        any([permit().missing(), all([is_tombstone, is_other])])
     }
 
     /// There is a free permit for a waiter of this rank, beside those for the waiters ahead, while `ended` permits are
@@ -134,16 +160,9 @@ impl Rules for Permit {
         std::slice::from_ref(&self.key)
     }
 
-    fn check(&self, key_prefix: &str, has_identity: bool) -> Result<(), Error> {
+    fn check(&self, key_prefix: &str) -> Result<(), Error> {
         check_key(key_prefix, &self.key)?;
-        check_permits(&self.key, self.permits)?;
-        if has_identity {
-            return Err(Error::invalid(format!(
-                "the semaphore on key `{}` does not know identities: acquire its permits without `owner_from`",
-                printable(&self.key)
-            )));
-        }
-        Ok(())
+        check_permits(&self.key, self.permits)
     }
 
     fn capacity(&self) -> u32 {
@@ -164,20 +183,31 @@ impl Rules for Permit {
 
     /// Permits whose lease has ended are replaced.
     fn claim<'a>(&'a mut self, table: &Table, owner: &'a str, claim: &'a Claim<'_>) -> Write<'a> {
+        self.takes_over |= claim.takes_over;
         let (permit, permit_fence) = paths(owner);
-        let held = map([
+        let nonce = split(owner).map(|(_, nonce)| nonce);
+        let held = [
             (permit::HOLDER, string(claim.holder)),
             (permit::ACQUIRED_AT, number(claim.now.millis())),
             (permit::LEASE_END, number(claim.lease.end)),
             (permit::SEQUENCE, number(0_u8)),
-        ]);
+        ];
+        let held = map(held.into_iter().chain(nonce.map(|nonce| (permit::NONCE, string(nonce)))));
         // The fence of a new row starts at the clock in microseconds, as that of a key.
         let next_fence = || To::Next(FENCE.into(), count("now_micros", claim.micros()));
         let ended = self.ended.len() as u128;
         let most = count("most", u128::from(self.permits - 1) + ended);
-        // There is nothing of this owner, so the request is no duplicate.
-        let mut is_new =
-            Condition::All(vec![STATUS.is(text("semaphore", SEMAPHORE)), permit.clone().missing(), fence_can_grow()]);
+        let mut is_new = Condition::All(vec![
+            STATUS.is(text("semaphore", SEMAPHORE)),
+            self.has_no_permit(owner, claim),
+            fence_can_grow(),
+        ]);
+        if self.takes_over {
+            let update = Update::new(&self.key).returning(ReturnValue::AllOld).when(is_new);
+            let update =
+                update.set(permit, value("permit", held)).set(FENCE, next_fence()).set(permit_fence, next_fence());
+            return claim.with_extras(update.set(EXPIRATION, count("expiration", claim.lease.expiration))).into();
+        }
         if let Some(is_turn) = self.is_turn(table, claim, self.ended.len()) {
             is_new = is_new.and(is_turn);
         }
@@ -210,11 +240,15 @@ impl Rules for Permit {
             .when(PERMITS.between(count("ended", ended), most));
         for (index, permit) in self.ended.iter().enumerate() {
             let (path, fence) = other_paths(index, &permit.owner);
+            if is_same_identity(owner, &permit.owner) {
+                continue;
+            }
             let has_ended = path.clone().entry(permit::LEASE_END).at_most(count("now", claim.now.millis()));
             update = update.when(has_ended).remove(fence);
             update = if permit.released {
                 // The release may be repeated, and recognises itself.
-                update.set(path, value("tombstone", tombstone_of(claim.now, None)))
+                let tombstone = tombstone_of(&permit.owner, claim.now.millis(), None);
+                update.set(path, value("tombstone", tombstone))
             } else {
                 update.remove(path)
             };
@@ -223,16 +257,17 @@ impl Rules for Permit {
     }
 
     /// The row is as it was before.
-    fn granted(&mut self, table: &Table, claim: &Claim<'_>, mut before: Item) -> Result<Claimed, Error> {
+    fn granted(&mut self, table: &Table, owner: &str, claim: &Claim<'_>, mut before: Item) -> Result<Claimed, Error> {
         let fence = number_at(&before, FENCE, MAX_FENCE).map_err(|why| table.malformed(&self.key, why))?;
         let left = before.remove(DATA).map(Data);
         let hold_time = read::queue(&before).hold_time;
         self.seen = Some(Semaphore::read(&mut before).unwrap_or_default());
         let crashed = std::mem::take(&mut self.ended).into_iter().filter(|permit| !permit.released);
+        let taken_over = self.takes_over.then(|| self.seen.as_ref()?.permit_of_identity(owner).cloned()).flatten();
         Ok(Claimed::Granted {
             fences: vec![claim.fence_after(fence)],
             data: claim.data.cloned().or(left),
-            taken_from: crashed.map(|permit| permit.into_holder(claim.now)).collect(),
+            taken_from: crashed.chain(taken_over).map(|permit| permit.into_holder(claim.now)).collect(),
             hold_time,
         })
     }
@@ -244,6 +279,7 @@ impl Rules for Permit {
         claim: &Claim<'_>,
         refused: Refused,
     ) -> Result<Option<Claimed>, Error> {
+        self.takes_over = false;
         let Some(mut row) = refused.into_row(table)? else {
             // The permits to replace are gone with their row.
             self.ended.clear();
@@ -262,7 +298,20 @@ impl Rules for Permit {
             // An earlier attempt was applied, and an operator has freed the permit since.
             return Ok(Some(Claimed::lost()));
         }
-        let has_ended = |permit: &&semaphore::Permit| permit.lease_end <= claim.now.millis();
+        let now = claim.now.millis();
+        let has_ended = |permit: &&semaphore::Permit| permit.lease_end <= now;
+        let earlier = semaphore.permit_of_identity(owner).filter(|permit| permit.lease_end > now);
+        self.takes_over = earlier.is_some_and(|permit| !permit.released && permit.acquired_at < Some(now));
+        if self.takes_over {
+            self.ended.clear();
+            return Ok(None);
+        }
+        // The clock of the earlier acquire was ahead, or it has released the permit, which counts until its minimum hold ends.
+        let released = semaphore.tombstone_of_identity(owner).filter(|tombstone| tombstone.released_at >= now);
+        if earlier.is_some() || released.is_some() || claim.takes_over {
+            row.semaphore = Some(semaphore);
+            return Err(Error::new(Cause::Held(row.into_holder(claim.now)), table.place(), &self.key));
+        }
         self.ended = semaphore.permits.iter().filter(has_ended).cloned().collect();
         if semaphore.permits.len() - self.ended.len() >= self.permits as usize {
             row.semaphore = Some(semaphore);
@@ -295,10 +344,14 @@ impl Rules for Permit {
     /// The permit is neither released nor replaced.
     fn is_held<'a>(&self, owner: &'a str, now: u64) -> Condition<'a> {
         let (permit, _) = paths(owner);
-        all([
+        let is_held = all([
             permit.clone().entry(permit::LEASE_END).above(count("now", now)),
-            permit.entry(permit::RELEASED).missing(),
-        ])
+            permit.clone().entry(permit::RELEASED).missing(),
+        ]);
+        match is_of(permit, owner) {
+            Some(is_own) => is_held.and(is_own),
+            None => is_held,
+        }
     }
 
     fn trace(&self, row: Option<&Row>, owner: &str, _now: Moment) -> Trace {
@@ -336,11 +389,12 @@ impl Rules for Permit {
     /// one does while many are sent at the same moment.
     fn release<'a>(&self, of: OwnRow<'a>, release: &Release<'_>, is_first: bool) -> Update<'a> {
         let OwnRow { table, key, owner } = of;
-        let Release { sequence, now, hold_until, hold, data, .. } = *release;
+        let Release { sequence, now, acquired_at, hold_until, hold, data } = *release;
         let (permit, permit_fence) = paths(owner);
         let number_of_request = || permit.clone().entry(permit::SEQUENCE);
         let mut update = Update::new(key)
             .when(number_of_request().below(count("sequence", sequence)))
+            .when_some(is_of(permit.clone(), owner))
             .set(EXPIRATION, count("expiration", seconds_up(kept_until(table, now))))
             .set_data(data);
         if let Some(end) = hold_until.filter(|end| *end > now.wall) {
@@ -351,7 +405,7 @@ impl Rules for Permit {
         } else {
             update = update
                 .when(PERMITS.at_least(count("one", 1_u8)))
-                .set(permit, value("tombstone", tombstone_of(now, None)))
+                .set(permit, value("tombstone", tombstone_of(owner, millis(now.wall.max(acquired_at)), None)))
                 .set(PERMITS, To::Minus(count("one", 1_u8)))
                 .set(FREED_AT, count("freed_at", now.millis()))
                 .remove(permit_fence);
@@ -391,12 +445,13 @@ impl Rules for Permit {
     fn withdrawal<'a>(&self, of: OwnRow<'a>, row: Option<&Row>, now: Moment) -> Option<Update<'a>> {
         let OwnRow { table, key, owner } = of;
         let (permit, _) = paths(owner);
-        let update = Update::new(key)
-            .set(permit.clone(), value("tombstone", tombstone_of(now, None)))
-            .set(EXPIRATION, count("expiration", seconds_up(kept_until(table, now))));
+        let update = Update::new(key).set(EXPIRATION, count("expiration", seconds_up(kept_until(table, now))));
+        let with_tombstone = |update: Update<'a>, released_at| {
+            update.set(permit.clone(), value("tombstone", tombstone_of(owner, released_at, None)))
+        };
         let Some(row) = row else {
             return Some(
-                update
+                with_tombstone(update, now.millis())
                     .when(table.partition_key_path().missing())
                     .set(STATUS, text("semaphore", SEMAPHORE))
                     .set(PERMITS, count("zero", 0_u8)),
@@ -407,7 +462,17 @@ impl Rules for Permit {
         if semaphore.permit(owner).is_some() || semaphore.tombstone(owner).is_some() {
             return None;
         }
-        let update = update.when(STATUS.is(text("semaphore", SEMAPHORE))).when(permit.missing());
+        let update = update.when(STATUS.is(text("semaphore", SEMAPHORE)));
+        if let (Some(other), Some((_, nonce))) = (semaphore.permit_of_identity(owner), split(owner)) {
+            let update = update.when(permit.clone().entry(permit::LEASE_END).above(count("zero", 0_u8)));
+            let update = update.when_some(is_of(permit.clone(), &other.owner));
+            return Some(update.set(permit.entry(permit::WITHDRAWN), text("nonce", nonce)));
+        }
+        if let Some(other) = semaphore.tombstone_of_identity(owner) {
+            let update = update.when(permit.clone().entry(tombstone::RELEASED_AT).is(count("seen", other.released_at)));
+            return Some(with_tombstone(update, now.millis().max(other.released_at)));
+        }
+        let update = with_tombstone(update, now.millis()).when(permit.missing());
         Some(without_tombstones(update, &obsolete(&semaphore.tombstones, now)))
     }
 
@@ -451,7 +516,8 @@ impl Table {
             let (permit, permit_fence) = other_paths(index, owner);
             update
                 .when(permit.clone().entry(permit::LEASE_END).above(count("zero", 0_u8)))
-                .set(permit, value("tombstone", tombstone_of(now, Some(by))))
+                .when_some(is_of(permit.clone(), owner))
+                .set(permit, value("tombstone", tombstone_of(owner, now.millis(), Some(by))))
                 .remove(permit_fence)
         })
     }
@@ -469,6 +535,7 @@ fn kept_until(table: &Table, now: Moment) -> Duration {
 
 /// Returns the names of an owner's permit and of its fence.
 fn names_of(owner: &str) -> (String, String) {
+    let owner = split(owner).map_or(owner, |(start, _)| start);
     (format!("{PERMIT_PREFIX}{owner}"), format!("{PERMIT_FENCE_PREFIX}{owner}"))
 }
 
@@ -505,13 +572,21 @@ fn without_tombstones<'a>(update: Update<'a>, old: &[&str]) -> Update<'a> {
         let path = Path::named(format!("t{index}"), names_of(owner).0);
         // A late duplicate of its acquire may have made it a permit again.
         let is_permit = path.clone().entry(permit::LEASE_END).above(count("zero", 0_u8));
-        update.when(not(is_permit)).remove(path)
+        // A later acquire of the same identity may have left another one.
+        let is_same = is_of(path.clone(), owner).map(|is_own| any([path.clone().missing(), is_own]));
+        update.when(not(is_permit)).when_some(is_same).remove(path)
     })
 }
 
-fn tombstone_of(now: Moment, forced_by: Option<&str>) -> AttributeValue {
+/// What is at this path belongs to this owner, not to another one of the same identity.
+fn is_of(path: Path, owner: &str) -> Option<Condition<'static>> {
+    split(owner).map(|(_, nonce)| path.entry(permit::NONCE).is(value("nonce", string(nonce))))
+}
+
+fn tombstone_of(owner: &str, released_at: u64, forced_by: Option<&str>) -> AttributeValue {
     let forced_by = forced_by.map(|by| (tombstone::FORCED_BY, string(by)));
-    map([(tombstone::RELEASED_AT, number(now.millis()))].into_iter().chain(forced_by))
+    let nonce = split(owner).map(|(_, nonce)| (tombstone::NONCE, string(nonce)));
+    map([(tombstone::RELEASED_AT, number(released_at))].into_iter().chain(forced_by).chain(nonce))
 }
 
 fn map<'a>(values: impl IntoIterator<Item = (&'a str, AttributeValue)>) -> AttributeValue {

@@ -136,7 +136,7 @@ pub(super) trait Rules: fmt::Debug + Send + Sync {
 
     fn keys(&self) -> &[String];
 
-    fn check(&self, key_prefix: &str, has_identity: bool) -> Result<(), Error>;
+    fn check(&self, key_prefix: &str) -> Result<(), Error>;
 
     fn longest_lease(&self) -> Duration {
         DAY
@@ -173,7 +173,7 @@ pub(super) trait Rules: fmt::Debug + Send + Sync {
     fn claim<'a>(&'a mut self, table: &Table, owner: &'a str, claim: &'a Claim<'_>) -> Write<'a>;
 
     /// Reads the answer to an attempt that was applied. The row is as it was before.
-    fn granted(&mut self, table: &Table, claim: &Claim<'_>, before: Item) -> Result<Claimed, Error>;
+    fn granted(&mut self, table: &Table, owner: &str, claim: &Claim<'_>, before: Item) -> Result<Claimed, Error>;
 
     /// Reads a refusal. Returns `None` if another attempt can succeed at once.
     fn denied(

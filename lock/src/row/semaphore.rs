@@ -8,6 +8,7 @@ use super::attribute::{number_at, string_at};
 use super::names::{
     FREED_AT, LATEST, MAX_FENCE, MAX_SEQUENCE, PERMIT_FENCE_PREFIX, PERMIT_PREFIX, PERMITS, permit, tombstone,
 };
+use super::owner::is_same_identity;
 use super::table::Item;
 use crate::clock::Moment;
 use crate::holder::{Data, Holder, HolderKind};
@@ -59,9 +60,9 @@ impl Semaphore {
             let Some(AttributeValue::M(map)) = item.remove(&name) else {
                 return Err(format!("`{}` is not a map", shortened(&name)));
             };
-            let owner = name[PERMIT_PREFIX.len()..].to_owned();
-            let fence = number_at(item, &format!("{PERMIT_FENCE_PREFIX}{owner}"), MAX_FENCE + 1)?;
-            semaphore.add(owner, fence, map).map_err(|why| format!("{why} in `{}`", shortened(&name)))?;
+            let start = &name[PERMIT_PREFIX.len()..];
+            let fence = number_at(item, &format!("{PERMIT_FENCE_PREFIX}{start}"), MAX_FENCE + 1)?;
+            semaphore.add(start, fence, map).map_err(|why| format!("{why} in `{}`", shortened(&name)))?;
         }
         if semaphore.permits.len() as u64 != count {
             return Err(format!("`{PERMITS}` is {count}, but the row has {} of them", semaphore.permits.len()));
@@ -71,7 +72,9 @@ impl Semaphore {
         Ok(semaphore)
     }
 
-    fn add(&mut self, owner: String, fence: Option<u64>, mut map: Item) -> Result<(), String> {
+    /// Adds what has a name with this end: the owner, or what its nonce follows.
+    fn add(&mut self, start: &str, fence: Option<u64>, mut map: Item) -> Result<(), String> {
+        let owner = start.to_owned() + &string_at(&mut map, permit::NONCE)?.unwrap_or_default();
         if let Some(released_at) = number_at(&map, tombstone::RELEASED_AT, LATEST)? {
             let forced_by = string_at(&mut map, tombstone::FORCED_BY)?;
             self.tombstones.push(Tombstone { owner, released_at, forced_by });
@@ -102,8 +105,18 @@ impl Semaphore {
         self.permits.iter().find(|permit| permit.owner == owner)
     }
 
+    /// Returns the permit of another owner with the same identity.
+    pub(super) fn permit_of_identity(&self, owner: &str) -> Option<&Permit> {
+        self.permits.iter().find(|permit| permit.owner != owner && is_same_identity(owner, &permit.owner))
+    }
+
     pub(super) fn tombstone(&self, owner: &str) -> Option<&Tombstone> {
         self.tombstones.iter().find(|tombstone| tombstone.owner == owner)
+    }
+
+    /// Returns the tombstone of another owner with the same identity.
+    pub(super) fn tombstone_of_identity(&self, owner: &str) -> Option<&Tombstone> {
+        self.tombstones.iter().find(|tombstone| tombstone.owner != owner && is_same_identity(owner, &tombstone.owner))
     }
 
     /// Describes the semaphore by the lease that ends first. If all leases have ended, that is the one that ended last.

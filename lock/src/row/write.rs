@@ -71,6 +71,11 @@ impl Refused {
         self.rows.into_iter().map(read).collect()
     }
 
+    /// Returns a key that has no row.
+    pub(super) fn without_row(&self) -> Option<&str> {
+        self.rows.iter().find(|(_, row)| matches!(row, Ok(None))).map(|(key, _)| key.as_str())
+    }
+
     /// Returns the row of the only key.
     pub(super) fn into_row(self, table: &Table) -> Result<Option<Row>, Error> {
         Ok(self.into_rows(table)?.into_iter().next().and_then(|(_, row)| row))

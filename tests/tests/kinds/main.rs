@@ -6,6 +6,7 @@
 mod answers;
 mod clocks;
 mod dropped;
+mod identity;
 mod late;
 mod lease;
 mod names;
@@ -86,6 +87,16 @@ macro_rules! suite {
                     turns::a_mistake_in_the_queue_costs_each_waiter_at_most_a_longest_delay
                     names::a_refusal_names_the_key_of_the_row
                     names::a_loss_names_the_key_of_the_row
+                    identity::a_later_acquire_of_the_identity_takes_over
+                    identity::another_identity_is_refused
+                    identity::an_identity_acquires_again_after_its_release_and_after_its_lease
+                    identity::a_takeover_whose_answer_was_lost_succeeds
+                    identity::a_takeover_of_what_the_identity_has_not_is_lost
+                    identity::a_takeover_has_a_larger_fence
+                    identity::an_acquire_by_an_earlier_clock_takes_nothing_over
+                    identity::a_late_acquire_of_the_earlier_holder_takes_nothing_back
+                    identity::a_late_takeover_that_was_withdrawn_takes_nothing
+                    identity::an_identity_frees_what_it_has_without_a_nonce
                 }
             }
         )*
@@ -99,6 +110,10 @@ suite! {
     ticket_of_a_key: TicketOfAKey
     ticket_of_a_permit: TicketOfAPermit
     record: Record
+    key_of_an_identity: KeyOfIdentity
+    several_keys_of_an_identity: SeveralKeysOfIdentity
+    permit_of_an_identity: PermitOfIdentity
+    ticket_of_a_permit_of_an_identity: TicketOfAPermitOfIdentity
 }
 
 /// A new host with its locks.

@@ -6,7 +6,9 @@ use std::pin::Pin;
 use std::time::Duration;
 
 use lambda_lock::idempotency::OnMissingKey;
-use lambda_lock::{Error, HandlerError, Idempotency, Lock, LockSet, Locks, Run, Ticket, Wait};
+use lambda_lock::{
+    Acquire, AcquireAll, Error, HandlerError, Idempotency, Lock, LockSet, Locks, Run, Ticket, Wait, request_token,
+};
 use lambda_lock_tests::Late;
 use lambda_lock_tests::invocation::LoseAnswers;
 use tokio::sync::{mpsc, oneshot};
@@ -27,6 +29,8 @@ pub(crate) enum Ability {
     HandOver,
     /// To wait in turn.
     TakeTurns,
+    /// To be taken over by a later acquire of the same identity.
+    HaveIdentity,
 }
 
 /// A kind of lock, as its holder uses it.
@@ -47,6 +51,16 @@ pub(crate) trait Subject: Sized {
 
     /// Acquires with a wait, unless waiters take no turns.
     async fn wait(locks: &Locks, lease: Duration, wait: Wait) -> Result<Self, Error>;
+
+    /// Acquires for an identity, perhaps with a wait.
+    async fn acquire_for(_: &Locks, _: Duration, _identity: &str, _: Option<Wait>) -> Result<Self, Error> {
+        unreachable!("it has no identity")
+    }
+
+    /// Takes over what an earlier acquire of the identity has.
+    async fn take_over(_: &Locks, _: Duration, _identity: &str) -> Result<Self, Error> {
+        unreachable!("it has no identity")
+    }
 
     async fn renew(&mut self, lease: Duration) -> Result<(), Error>;
 
@@ -91,15 +105,33 @@ pub(crate) fn is_excepted<S: Subject>(ability: Ability) -> bool {
 #[derive(Debug)]
 pub(crate) struct Key(Lock);
 
+impl Key {
+    fn asked(locks: &Locks, lease: Duration) -> Acquire {
+        locks.acquire(JOB).lease(lease)
+    }
+}
+
 impl Subject for Key {
     const LONGEST: (Duration, &'static str) = (Duration::from_hours(366 * 24), "366days");
 
     async fn acquire(locks: &Locks, lease: Duration) -> Result<Self, Error> {
-        locks.acquire(JOB).lease(lease).await.map(Self)
+        Self::asked(locks, lease).await.map(Self)
     }
 
     async fn wait(locks: &Locks, lease: Duration, wait: Wait) -> Result<Self, Error> {
-        locks.acquire(JOB).lease(lease).wait(wait).await.map(Self)
+        Self::asked(locks, lease).wait(wait).await.map(Self)
+    }
+
+    async fn acquire_for(locks: &Locks, lease: Duration, identity: &str, wait: Option<Wait>) -> Result<Self, Error> {
+        let acquire = Self::asked(locks, lease).owner_from(identity);
+        match wait {
+            Some(wait) => acquire.wait(wait).await.map(Self),
+            None => acquire.await.map(Self),
+        }
+    }
+
+    async fn take_over(locks: &Locks, lease: Duration, identity: &str) -> Result<Self, Error> {
+        Self::asked(locks, lease).owner_from(identity).take_over().await.map(Self)
     }
 
     async fn renew(&mut self, lease: Duration) -> Result<(), Error> {
@@ -122,6 +154,12 @@ impl Subject for Key {
 #[derive(Debug)]
 pub(crate) struct SeveralKeys(LockSet);
 
+impl SeveralKeys {
+    fn asked(locks: &Locks, lease: Duration) -> AcquireAll {
+        locks.acquire_all(Self::KEYS.iter().copied()).lease(lease)
+    }
+}
+
 impl Subject for SeveralKeys {
     const KEYS: &'static [&'static str] = &[JOB, "other job"];
     const OPERATION: &'static str = "TransactWriteItems";
@@ -134,11 +172,23 @@ impl Subject for SeveralKeys {
     }
 
     async fn acquire(locks: &Locks, lease: Duration) -> Result<Self, Error> {
-        locks.acquire_all(Self::KEYS.iter().copied()).lease(lease).await.map(Self)
+        Self::asked(locks, lease).await.map(Self)
     }
 
     async fn wait(locks: &Locks, lease: Duration, wait: Wait) -> Result<Self, Error> {
-        locks.acquire_all(Self::KEYS.iter().copied()).lease(lease).wait(wait).await.map(Self)
+        Self::asked(locks, lease).wait(wait).await.map(Self)
+    }
+
+    async fn acquire_for(locks: &Locks, lease: Duration, identity: &str, wait: Option<Wait>) -> Result<Self, Error> {
+        let acquire = Self::asked(locks, lease).owner_from(identity);
+        match wait {
+            Some(wait) => acquire.wait(wait).await.map(Self),
+            None => acquire.await.map(Self),
+        }
+    }
+
+    async fn take_over(locks: &Locks, lease: Duration, identity: &str) -> Result<Self, Error> {
+        Self::asked(locks, lease).owner_from(identity).take_over().await.map(Self)
     }
 
     async fn renew(&mut self, lease: Duration) -> Result<(), Error> {
@@ -162,13 +212,31 @@ impl Subject for SeveralKeys {
 #[derive(Debug)]
 pub(crate) struct Permit(Lock);
 
+impl Permit {
+    fn asked(locks: &Locks, lease: Duration) -> Acquire {
+        locks.semaphore(JOB, 1).acquire().lease(lease)
+    }
+}
+
 impl Subject for Permit {
     async fn acquire(locks: &Locks, lease: Duration) -> Result<Self, Error> {
-        locks.semaphore(JOB, 1).acquire().lease(lease).await.map(Self)
+        Self::asked(locks, lease).await.map(Self)
     }
 
     async fn wait(locks: &Locks, lease: Duration, wait: Wait) -> Result<Self, Error> {
-        locks.semaphore(JOB, 1).acquire().lease(lease).wait(wait).await.map(Self)
+        Self::asked(locks, lease).wait(wait).await.map(Self)
+    }
+
+    async fn acquire_for(locks: &Locks, lease: Duration, identity: &str, wait: Option<Wait>) -> Result<Self, Error> {
+        let acquire = Self::asked(locks, lease).owner_from(identity);
+        match wait {
+            Some(wait) => acquire.wait(wait).await.map(Self),
+            None => acquire.await.map(Self),
+        }
+    }
+
+    async fn take_over(locks: &Locks, lease: Duration, identity: &str) -> Result<Self, Error> {
+        Self::asked(locks, lease).owner_from(identity).take_over().await.map(Self)
     }
 
     async fn renew(&mut self, lease: Duration) -> Result<(), Error> {
@@ -218,6 +286,7 @@ impl<S: Subject> Subject for ByTicket<S> {
     fn cannot(ability: Ability) -> Option<&'static str> {
         match ability {
             Ability::ReleaseOnDrop => Some("a ticket is for another process, and sends nothing by itself"),
+            Ability::HaveIdentity => Some("a ticket does not know its identity: the kind itself shows it"),
             Ability::TakeTurns => Some("a ticket does not know how long holds took: the kind itself shows it"),
             _ => None,
         }
@@ -245,6 +314,56 @@ impl<S: Subject> Subject for ByTicket<S> {
 
     fn into_ticket(self) -> Ticket {
         self.ticket
+    }
+
+    async fn use_as_another_kind(locks: &Locks) {
+        S::use_as_another_kind(locks).await;
+    }
+}
+
+/// A lock of which each acquire has an identity of its own.
+#[derive(Debug)]
+pub(crate) struct OfIdentity<S>(S);
+
+pub(crate) type KeyOfIdentity = OfIdentity<Key>;
+pub(crate) type SeveralKeysOfIdentity = OfIdentity<SeveralKeys>;
+pub(crate) type PermitOfIdentity = OfIdentity<Permit>;
+pub(crate) type TicketOfAPermitOfIdentity = ByTicket<PermitOfIdentity>;
+
+impl<S: Subject> Subject for OfIdentity<S> {
+    const KEYS: &'static [&'static str] = S::KEYS;
+    const LONGEST: (Duration, &'static str) = S::LONGEST;
+    const OPERATION: &'static str = S::OPERATION;
+
+    fn cannot(ability: Ability) -> Option<&'static str> {
+        match ability {
+            Ability::HaveIdentity => Some("the kind itself shows it"),
+            _ => S::cannot(ability),
+        }
+    }
+
+    async fn acquire(locks: &Locks, lease: Duration) -> Result<Self, Error> {
+        S::acquire_for(locks, lease, &request_token().unwrap(), None).await.map(Self)
+    }
+
+    async fn wait(locks: &Locks, lease: Duration, wait: Wait) -> Result<Self, Error> {
+        S::acquire_for(locks, lease, &request_token().unwrap(), Some(wait)).await.map(Self)
+    }
+
+    async fn renew(&mut self, lease: Duration) -> Result<(), Error> {
+        self.0.renew(lease).await
+    }
+
+    async fn release(&mut self) -> Result<(), Error> {
+        self.0.release().await
+    }
+
+    fn fences(&self) -> Vec<u64> {
+        self.0.fences()
+    }
+
+    fn into_ticket(self) -> Ticket {
+        self.0.into_ticket()
     }
 
     async fn use_as_another_kind(locks: &Locks) {
@@ -284,6 +403,7 @@ impl Subject for Record {
             Ability::ReportLateRelease => "a run that has failed returns the error of its handler",
             Ability::HandOver => "a run has no ticket: its result belongs to this process",
             Ability::TakeTurns => "a result is for all who wait for it",
+            Ability::HaveIdentity => "the key of a record is the identity of its work",
             Ability::ReleaseOnDrop => return None,
         })
     }

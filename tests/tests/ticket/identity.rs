@@ -204,11 +204,20 @@ async fn a_take_over_by_the_identity_is_no_warning() {
 }
 
 #[tokio::test]
-async fn an_identity_can_have_512_bytes() {
+async fn a_long_identity_is_a_digest_in_the_row() {
     let world = World::new().await;
     let (_, locks) = host(&world);
-    let identity = "i".repeat(512);
-    let lock = by(&locks, &identity).data("d".repeat(390 * 1024)).await.unwrap();
-    lock.renew(Duration::from_mins(40)).await.unwrap();
-    lock.release().await.unwrap();
+    let (_, later) = later(&world, 100);
+    for bytes in [256, 257, 1024] {
+        let (identity, similar) = ("i".repeat(bytes), "i".repeat(bytes - 1) + "j");
+        let lock = by(&locks, &identity).await.unwrap();
+        let holder = locks.get("job").await.unwrap().unwrap();
+        let shown = holder.identity().unwrap();
+        assert_eq!(shown == identity, bytes == 256, "{shown}");
+        assert!(shown.len() <= 256, "{shown}");
+        assert!(by(&later, &similar).await.unwrap_err().is_held());
+        let taken_over = by(&later, &identity).await.unwrap();
+        assert_eq!(taken_over.fence(), lock.fence() + 1);
+        taken_over.release().await.unwrap();
+    }
 }

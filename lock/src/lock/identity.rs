@@ -1,0 +1,47 @@
+//! Requests for the lock of an identity, in any process.
+
+use tracing::Instrument as _;
+
+use super::locks::Locks;
+use crate::error::Error;
+use crate::limits::check_identity;
+use crate::metrics;
+
+impl Locks {
+    /// Frees the key, or the permit of the semaphore, if this [identity](crate::Acquire::owner_from) holds it. Returns `false`
+    /// if it does not: its lock was released, its lease has ended, or another holder has the key.
+    ///
+    /// It is for the end of a workflow that knows its identity and not its [`Ticket`](crate::Ticket): a step after an error,
+    /// or a function that learns that an execution was stopped. The holder finds its lock lost. Make sure that it has ended.
+    /// The key is free at once, whatever its [minimum hold](crate::Acquire::hold_at_least). Of several keys, it frees one.
+    ///
+    /// One consistent `GetItem`, and one `UpdateItem` if the identity holds the key; IAM actions `dynamodb:GetItem` and
+    /// `dynamodb:UpdateItem`. It can be repeated after any error. If locking is [disabled](crate::LocksBuilder::enabled),
+    /// nothing is sent.
+    ///
+    /// ```
+    /// # use lambda_lock::{Error, Locks};
+    /// # async fn example(locks: Locks, execution_arn: &str) -> Result<(), Error> {
+    /// if locks.release_identity("deploy", execution_arn).await? {
+    ///     println!("the execution held the lock when it was stopped");
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub async fn release_identity(&self, key: impl Into<String>, identity: &str) -> Result<bool, Error> {
+        let key = key.into();
+        self.check_key(&key)?;
+        check_identity(identity)?;
+        let settings = &self.0;
+        if !settings.enabled {
+            return Ok(false);
+        }
+        let (table, now) = (&settings.table, settings.clock.now());
+        let span = tracing::info_span!("identity", request = "release", key = &*table.place().printable_key(&key));
+        let is_freed = table.release_identity(&key, identity, now).instrument(span).await?;
+        if is_freed {
+            metrics::count(metrics::RELEASED);
+        }
+        Ok(is_freed)
+    }
+}

@@ -1,0 +1,222 @@
+//! Acquires of one identity: the later one takes over what the earlier one has.
+
+use std::time::Duration;
+
+use lambda_lock::{ErrorKind, Locks};
+use lambda_lock_tests::World;
+
+use crate::subject::{Ability, Subject, is_excepted};
+use crate::{AFTER_THE_LEASE, LEASE, ahead, assert_held, rows};
+
+const IDENTITY: &str = "execution 1";
+
+/// Acquires for the identity.
+async fn acquired<S: Subject>(locks: &Locks) -> S {
+    S::acquire_for(locks, LEASE, IDENTITY, None).await.unwrap_or_else(|error| panic!("{error}"))
+}
+
+/// Locks of a host whose clock is a moment ahead of that of the first, so that its acquire is later.
+fn later(world: &World) -> Locks {
+    ahead(world, Duration::from_millis(100))
+}
+
+/// Asserts that the keys are free for a clock that is ahead of all others.
+async fn assert_free_soon<S: Subject>(world: &World) {
+    let mut lock =
+        S::acquire(&ahead(world, Duration::from_millis(900)), LEASE).await.unwrap_or_else(|error| panic!("{error}"));
+    lock.release().await.unwrap();
+}
+
+/// Asserts that each fence is larger than before.
+fn assert_larger(fences: &[u64], before: &[u64]) {
+    assert!(fences.iter().zip(before).all(|(fence, before)| fence > before), "{fences:?} after {before:?}");
+}
+
+pub(crate) async fn a_later_acquire_of_the_identity_takes_over<S: Subject>() {
+    if is_excepted::<S>(Ability::HaveIdentity) {
+        return;
+    }
+    let world = World::new().await;
+    let mut earlier: S = acquired(&world.default_locks()).await;
+    let mut lock: S = acquired(&later(&world)).await;
+    assert_larger(&lock.fences(), &earlier.fences());
+    assert_eq!(earlier.renew(LEASE).await.unwrap_err().kind(), ErrorKind::Lost);
+    assert_eq!(earlier.release().await.unwrap_err().kind(), ErrorKind::Lost);
+    assert_held::<S>(&world).await;
+    lock.renew(LEASE).await.unwrap();
+    lock.release().await.unwrap();
+    assert_free_soon::<S>(&world).await;
+}
+
+pub(crate) async fn another_identity_is_refused<S: Subject>() {
+    if is_excepted::<S>(Ability::HaveIdentity) {
+        return;
+    }
+    let world = World::new().await;
+    let mut lock: S = acquired(&world.default_locks()).await;
+    for other in ["execution 2", "execution", "execution 10", "11#execution 1"] {
+        let Err(error) = S::acquire_for(&later(&world), LEASE, other, None).await else { panic!("{other}") };
+        assert!(error.is_held(), "{error}");
+        let Err(error) = S::take_over(&later(&world), LEASE, other).await else { panic!("{other}") };
+        assert!(error.is_lost(), "{error}");
+        for key in S::KEYS {
+            assert!(!later(&world).release_identity(*key, other).await.unwrap());
+        }
+    }
+    lock.release().await.unwrap();
+}
+
+pub(crate) async fn an_identity_acquires_again_after_its_release_and_after_its_lease<S: Subject>() {
+    if is_excepted::<S>(Ability::HaveIdentity) {
+        return;
+    }
+    let world = World::new().await;
+    let mut first: S = acquired(&world.default_locks()).await;
+    first.release().await.unwrap();
+    let second: S = acquired(&later(&world)).await;
+    assert_larger(&second.fences(), &first.fences());
+    let mut third: S = acquired(&ahead(&world, AFTER_THE_LEASE + Duration::from_millis(100))).await;
+    assert_larger(&third.fences(), &second.fences());
+    third.release().await.unwrap();
+    drop(second);
+}
+
+pub(crate) async fn a_takeover_whose_answer_was_lost_succeeds<S: Subject>() {
+    if is_excepted::<S>(Ability::HaveIdentity) {
+        return;
+    }
+    for lost in 1..=3 {
+        let world = World::new().await;
+        let earlier: S = acquired(&world.default_locks()).await;
+        let host = world.host().clock_ahead(Duration::from_millis(100)).intercept(S::lose_answers(lost..=lost)).build();
+        let mut lock: S = acquired(&world.locks_with_quick_retries(&host).build().unwrap()).await;
+        assert_larger(&lock.fences(), &earlier.fences());
+        lock.release().await.unwrap();
+    }
+}
+
+pub(crate) async fn a_takeover_of_what_the_identity_has_not_is_lost<S: Subject>() {
+    if is_excepted::<S>(Ability::HaveIdentity) {
+        return;
+    }
+    let world = World::new().await;
+    let assert_lost = async || {
+        let before = rows::<S>(&world).await;
+        let Err(error) = S::take_over(&later(&world), LEASE, IDENTITY).await else { panic!("it was granted") };
+        assert_eq!(error.kind(), ErrorKind::Lost, "{error}");
+        assert_eq!(rows::<S>(&world).await, before);
+    };
+    // There is no row.
+    assert_lost().await;
+    let mut lock: S = acquired(&world.default_locks()).await;
+    lock.release().await.unwrap();
+    assert_lost().await;
+    let mut other = S::acquire(&world.default_locks(), LEASE).await.unwrap_or_else(|error| panic!("{error}"));
+    assert_lost().await;
+    other.release().await.unwrap();
+    // The lease has ended.
+    let ended: S = acquired(&later(&world)).await;
+    let Err(error) = S::take_over(&ahead(&world, AFTER_THE_LEASE * 2), LEASE, IDENTITY).await else {
+        panic!("granted")
+    };
+    assert_eq!(error.kind(), ErrorKind::Lost, "{error}");
+    drop(ended);
+}
+
+pub(crate) async fn a_takeover_has_a_larger_fence<S: Subject>() {
+    if is_excepted::<S>(Ability::HaveIdentity) {
+        return;
+    }
+    let world = World::new().await;
+    let mut earlier: S = acquired(&world.default_locks()).await;
+    let mut lock = S::take_over(&later(&world), LEASE, IDENTITY).await.unwrap_or_else(|error| panic!("{error}"));
+    assert_larger(&lock.fences(), &earlier.fences());
+    assert!(earlier.release().await.unwrap_err().is_lost());
+    assert_held::<S>(&world).await;
+    lock.release().await.unwrap();
+    assert_free_soon::<S>(&world).await;
+}
+
+/// The clock of the earlier acquire was ahead, so this one could be late.
+pub(crate) async fn an_acquire_by_an_earlier_clock_takes_nothing_over<S: Subject>() {
+    if is_excepted::<S>(Ability::HaveIdentity) {
+        return;
+    }
+    let world = World::new().await;
+    let mut lock: S = acquired(&later(&world)).await;
+    let before = rows::<S>(&world).await;
+    for answer in [
+        S::acquire_for(&world.default_locks(), LEASE, IDENTITY, None).await,
+        S::take_over(&world.default_locks(), LEASE, IDENTITY).await,
+    ] {
+        let Err(error) = answer else { panic!("it was granted") };
+        assert!(error.is_held(), "{error}");
+    }
+    assert_eq!(rows::<S>(&world).await, before);
+    lock.release().await.unwrap();
+}
+
+pub(crate) async fn a_late_acquire_of_the_earlier_holder_takes_nothing_back<S: Subject>() {
+    if is_excepted::<S>(Ability::HaveIdentity) {
+        return;
+    }
+    let (world, late) = (World::new().await, S::hold_back(1..=3));
+    let first = world.host().intercept(late.clone()).build();
+    let Err(error) =
+        S::acquire_for(&world.locks_with_quick_retries(&first).build().unwrap(), LEASE, IDENTITY, None).await
+    else {
+        panic!("it was granted")
+    };
+    assert_eq!(error.kind(), ErrorKind::Unavailable);
+    let mut lock: S = acquired(&later(&world)).await;
+    let before = rows::<S>(&world).await;
+    assert!(!late.deliver(&world).await);
+    assert_eq!(rows::<S>(&world).await, before);
+    lock.release().await.unwrap();
+    let before = rows::<S>(&world).await;
+    assert!(!late.deliver(&world).await);
+    assert_eq!(rows::<S>(&world).await, before);
+    assert_free_soon::<S>(&world).await;
+}
+
+/// The takeover ended without an answer, and its requests arrive late: while the earlier holder has the lock, and after its
+/// release.
+pub(crate) async fn a_late_takeover_that_was_withdrawn_takes_nothing<S: Subject>() {
+    if is_excepted::<S>(Ability::HaveIdentity) {
+        return;
+    }
+    let (world, late) = (World::new().await, S::hold_back(1..=3));
+    let mut earlier: S = acquired(&world.default_locks()).await;
+    let host = world.host().clock_ahead(Duration::from_millis(100)).intercept(late.clone()).build();
+    let locks = world.locks_with_quick_retries(&host).build().unwrap();
+    let Err(error) = S::take_over(&locks, LEASE, IDENTITY).await else { panic!("it was granted") };
+    assert_eq!(error.kind(), ErrorKind::Unavailable);
+    assert!(locks.flush(Duration::from_mins(1)).await);
+    assert!(!late.deliver(&world).await);
+    assert_held::<S>(&world).await;
+    earlier.renew(LEASE).await.unwrap();
+    earlier.release().await.unwrap();
+    assert!(!late.deliver(&world).await);
+    assert_free_soon::<S>(&world).await;
+}
+
+pub(crate) async fn an_identity_frees_what_it_has_without_a_nonce<S: Subject>() {
+    if is_excepted::<S>(Ability::HaveIdentity) {
+        return;
+    }
+    let (world, late) = (World::new().await, S::hold_back(1..=2));
+    let first = world.host().intercept(late.clone()).build();
+    let mut stopped = S::acquire_for(&world.locks_with_quick_retries(&first).build().unwrap(), LEASE, IDENTITY, None)
+        .await
+        .unwrap_or_else(|error| panic!("{error}"));
+    let locks = later(&world);
+    for key in S::KEYS {
+        assert!(locks.release_identity(*key, IDENTITY).await.unwrap());
+        assert!(!locks.release_identity(*key, IDENTITY).await.unwrap(), "it was freed twice");
+    }
+    let before = rows::<S>(&world).await;
+    assert!(!late.deliver(&world).await);
+    assert!(stopped.renew(LEASE).await.unwrap_err().is_lost());
+    assert_eq!(rows::<S>(&world).await, before);
+    assert_free_soon::<S>(&world).await;
+}
