@@ -1,14 +1,17 @@
 //! The tasks of a state machine that deploys one version of a service at a time. The first state takes the service's
-//! lock, the last one frees it. These are invocations of their own, and a ticket carries the lock from one to the next.
+//! lock, or its turn to wait for it; the last one frees it. These are invocations of their own, and a ticket carries the lock
+//! from one to the next. The function also frees the lock of an execution that was stopped.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use aws_sdk_dynamodb::Client;
 use aws_sdk_dynamodb::types::AttributeValue;
-use lambda_lock::{HandlerError, Locks, Ticket};
+use lambda_lock::{Attempt, HandlerError, Locks, Ticket, Turn};
 use lambda_runtime::{Error, LambdaEvent};
-use serde::{Deserialize, Serialize};
+use serde::de::Error as _;
+use serde::{Deserialize, Deserializer, Serialize};
+use serde_json::Value;
 use tower::{Service, service_fn};
 
 use crate::failure::Failure;
@@ -16,8 +19,10 @@ use crate::input::non_empty;
 use crate::settings::Simulation;
 
 /// The lease of the lock, from the first state and again from the start of the work. It is longer than the function's
-/// timeout, so the work ends before its lease. A stopped execution blocks its service for this time.
+/// timeout, so the work ends before its lease.
 const LEASE: Duration = Duration::from_mins(10);
+/// How long an execution waits for other deployments of its service.
+const WAIT: Duration = Duration::from_hours(1);
 
 /// The input of an execution.
 #[derive(Clone, Debug, Deserialize, Serialize)]
@@ -36,16 +41,18 @@ pub struct Deployment {
     pub fails: bool,
 }
 
-/// The input of a state. The state machine sets `action`.
+/// The input of a state, in which the state machine sets `action`, or the end of an execution.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 #[serde(tag = "action", rename_all = "snake_case")]
 pub enum Step {
-    /// Take the lock of a service.
+    /// Take the lock of a service, or a turn.
     Take {
         /// The input of the execution. It is checked before the lock is taken.
         input: Deployment,
         /// The ARN of the execution.
         execution: String,
+        /// The turn of the last attempt.
+        turn: Option<Turn>,
     },
     /// Deploy under the lock.
     Work {
@@ -61,12 +68,54 @@ pub enum Step {
     },
 }
 
+/// The event of an execution that was stopped: the `detail` of `EventBridge`'s.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Stopped {
+    /// The ARN of the execution.
+    pub execution_arn: String,
+    /// The input of the execution, as a JSON text.
+    pub input: String,
+}
+
+/// The input of the function.
+#[derive(Clone, Debug, Serialize)]
+#[serde(untagged)]
+pub enum Task {
+    /// A state of the machine.
+    Step(Step),
+    /// Free the lock of an execution that was stopped, if it has it.
+    Stopped(Stopped),
+}
+
+/// Only the event of a stopped execution names the ARN in this way. The errors are those of what the input was meant to be.
+impl<'de> Deserialize<'de> for Task {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let input = Value::deserialize(deserializer)?;
+        let task = match input.get("executionArn") {
+            Some(_) => serde_json::from_value(input).map(Self::Stopped),
+            None => serde_json::from_value(input).map(Self::Step),
+        };
+        task.map_err(D::Error::custom)
+    }
+}
+
 /// The output of a state.
-#[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 #[serde(untagged)]
 pub enum Done {
     /// The lock is taken.
-    Taken(Ticket),
+    Taken {
+        /// Carries the lock to the next state.
+        ticket: Ticket,
+    },
+    /// Another execution has the lock.
+    Waiting {
+        /// Carries the place in the queue to the next attempt.
+        turn: Turn,
+        /// The time until then, in seconds.
+        delay: u64,
+    },
     /// The version is released.
     Released {
         /// The version.
@@ -117,7 +166,7 @@ pub fn deployment(
     releases: Releases,
     simulation: Simulation,
 ) -> impl Service<
-    LambdaEvent<Step>,
+    LambdaEvent<Task>,
     Response = Done,
     Error = HandlerError<Failure>,
     Future: Future<Output = Result<Done, HandlerError<Failure>>> + Send,
@@ -132,13 +181,20 @@ async fn take_step(
     locks: Locks,
     releases: Arc<Releases>,
     simulation: Simulation,
-    event: LambdaEvent<Step>,
+    event: LambdaEvent<Task>,
 ) -> Result<Done, HandlerError<Failure>> {
-    match event.payload {
+    let step = match event.payload {
+        Task::Step(step) => step,
+        Task::Stopped(stopped) => return free(locks, stopped).await,
+    };
+    match step {
         // A repeated attempt takes over what an earlier attempt of this execution has acquired.
-        Step::Take { input, execution } => {
-            let acquire = locks.acquire(input.key).owner_from(execution).lease(LEASE);
-            Ok(Done::Taken(acquire.await.map_err(HandlerError::Lock)?.into_ticket()))
+        Step::Take { input, execution, turn } => {
+            let acquire = locks.acquire(input.key).owner_from(execution).lease(LEASE).wait(WAIT);
+            Ok(match acquire.attempt(turn).await.map_err(HandlerError::Lock)? {
+                Attempt::Acquired(lock) => Done::Taken { ticket: lock.into_ticket() },
+                Attempt::Waiting(turn) => Done::Waiting { delay: turn.delay_in_seconds(), turn },
+            })
         }
         // The renewal fails if the lock is no longer held.
         Step::Work { ticket, input } => {
@@ -146,11 +202,20 @@ async fn take_step(
             roll_out(&releases, simulation, input, ticket.fence()).await.map_err(HandlerError::Handler)
         }
         // Can be repeated. After an earlier attempt whose answer was lost, the next execution may have the key by now.
-        Step::Free { ticket } => match locks.release_ticket(&ticket).await {
-            Err(error) if !error.is_lost() => Err(HandlerError::Lock(error)),
-            _ => Ok(Done::Freed),
-        },
+        Step::Free { ticket } => {
+            locks.release_ticket_if_held(&ticket).await.map_err(HandlerError::Lock)?;
+            Ok(Done::Freed)
+        }
     }
+}
+
+/// Its last invocation may still run: what it writes has a smaller fence than the next execution's.
+async fn free(locks: Locks, Stopped { execution_arn, input }: Stopped) -> Result<Done, HandlerError<Failure>> {
+    let input: Deployment =
+        serde_json::from_str(&input).map_err(|error| HandlerError::Handler(Failure::new("InvalidInput", error)))?;
+    let was_held = locks.release_identity(input.key, &execution_arn).await.map_err(HandlerError::Lock)?;
+    tracing::info!(execution_arn, was_held, "stopped");
+    Ok(Done::Freed)
 }
 
 async fn roll_out(releases: &Releases, simulation: Simulation, input: Deployment, fence: u64) -> Result<Done, Failure> {

@@ -11,7 +11,7 @@ mod settings;
 mod shutdown;
 pub mod telemetry;
 
-pub use deployment::{Deployment, Done, Releases, Step, deployment};
+pub use deployment::{Deployment, Done, Releases, Step, Stopped, Task, deployment};
 pub use failure::Failure;
 pub use nightly_report::{Outcome, ReportRequest, Reports, nightly_report};
 pub use order_api::{NewOrder, Order, Orders, order_api};

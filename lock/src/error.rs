@@ -425,6 +425,42 @@ impl Error {
         }
     }
 
+    /// Returns the stable name of the error in a workflow, such as `LockHeld`: the `errorType` that Lambda reports. `Retry` and
+    /// `Catch` of a state machine match it.
+    ///
+    /// | name | kinds |
+    /// | --- | --- |
+    /// | `LockTicketRefused` | those that begin with `Ticket` |
+    /// | `IdempotencyInProgress`, `IdempotencyUnfinished`, `IdempotencyMismatch`, `IdempotencyKeyMissing`, `IdempotencyUnusableResult` | the kind of this name |
+    /// | `Lock`, followed by the kind: `LockHeld`, `LockLost`, `LockThrottled` and so on | the others |
+    #[must_use]
+    pub fn error_type(&self) -> &'static str {
+        match self.kind() {
+            ErrorKind::Held => "LockHeld",
+            ErrorKind::Lost => "LockLost",
+            ErrorKind::TicketForeign
+            | ErrorKind::TicketEnded
+            | ErrorKind::TicketReleased
+            | ErrorKind::TicketUsed
+            | ErrorKind::TicketUnknown => "LockTicketRefused",
+            ErrorKind::Throttled => "LockThrottled",
+            ErrorKind::Unavailable => "LockUnavailable",
+            ErrorKind::Conflict => "LockConflict",
+            ErrorKind::AccessDenied => "LockAccessDenied",
+            ErrorKind::TableNotFound => "LockTableNotFound",
+            ErrorKind::MalformedRow => "LockMalformedRow",
+            ErrorKind::WrongKind => "LockWrongKind",
+            ErrorKind::Invalid => "LockInvalid",
+            ErrorKind::NotSent => "LockNotSent",
+            ErrorKind::Rejected => "LockRejected",
+            ErrorKind::InProgress => "IdempotencyInProgress",
+            ErrorKind::Unfinished => "IdempotencyUnfinished",
+            ErrorKind::Mismatch => "IdempotencyMismatch",
+            ErrorKind::KeyMissing => "IdempotencyKeyMissing",
+            ErrorKind::UnusableResult => "IdempotencyUnusableResult",
+        }
+    }
+
     /// Returns the key of the operation as it is in the row: with the [prefix](crate::LocksBuilder::key_prefix) of the
     /// `Locks`. Empty for an error in the settings. Of
     /// [several keys](crate::Locks::acquire_all), returns the one with the [`holder`](Self::holder), or the first one that

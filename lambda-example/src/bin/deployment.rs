@@ -4,7 +4,7 @@ use std::env;
 use std::io;
 
 use lambda_example::{Releases, Simulation, data_table, deployment, release_at_shutdown, telemetry};
-use lambda_lock::{HandlerError, Locks};
+use lambda_lock::Locks;
 use lambda_runtime::layers::TracingLayer;
 use lambda_runtime::{Error, Runtime};
 
@@ -17,9 +17,7 @@ async fn main() -> Result<(), Error> {
     let prefix = env::var("LOCK_KEY_PREFIX").unwrap_or_default();
     let releases = Releases::new(locks.client().clone(), data_table()?, prefix);
     let function = deployment(locks, releases, Simulation::from_env());
-    // An execution whose service is being deployed tries again.
-    let function =
-        telemetry::log_failures(function, |error| matches!(error, HandlerError::Lock(error) if error.is_held()));
+    let function = telemetry::log_failures(function, |_| false);
     let function = telemetry::flush_after(function, metrics, io::stdout);
     // The span adds the request id to every line.
     Runtime::new(function).layer(TracingLayer::new()).run().await

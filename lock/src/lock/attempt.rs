@@ -69,6 +69,12 @@ impl Turn {
         self.delay
     }
 
+    /// Returns the delay in whole seconds, rounded up, as a state machine or a durable wait takes it: at least 1.
+    #[must_use]
+    pub fn delay_in_seconds(&self) -> u64 {
+        self.delay.as_millis().div_ceil(1000).max(1).try_into().unwrap_or(u64::MAX)
+    }
+
     /// Returns the keys as they are in the rows, in alphabetical order.
     pub fn keys(&self) -> impl Iterator<Item = &str> {
         self.keys.iter().map(|(key, _)| key.as_str())

@@ -17,19 +17,22 @@ pub(crate) async fn two_deployments_of_a_service_run_one_after_the_other(stack: 
     for execution in [&one, &other] {
         assert_eq!(execution["status"], "SUCCEEDED", "{execution}");
         let output = output_of(execution);
-        assert_eq!(output["result"], json!({ "version": output["version"], "fence": output["ticket"]["fence"] }));
-        outputs.push((output["ticket"]["fence"].as_u64().unwrap(), output));
+        assert_eq!(
+            output["result"],
+            json!({ "version": output["version"], "fence": output["lock"]["ticket"]["fence"] })
+        );
+        outputs.push((output["lock"]["ticket"]["fence"].as_u64().unwrap(), output));
     }
     outputs.sort_by_key(|(fence, _)| *fence);
     let [(first_fence, first), (fence, last)] = &outputs[..] else { unreachable!() };
     assert!(fence > first_fence, "{fence} is not larger than {first_fence}");
-    let acquired_at = |output: &Value| output["ticket"]["acquired_at"].as_u64().unwrap();
+    let acquired_at = |output: &Value| output["lock"]["ticket"]["acquired_at"].as_u64().unwrap();
     assert!(acquired_at(last) >= acquired_at(first) + millis(GATHERING), "{first} overlaps {last}");
 
-    // The later execution was refused at first, and its Retry took the lock.
+    // The later execution waited for its turn.
     let (first, later) = if output_of(&one) == *first { (&one, &other) } else { (&other, &one) };
-    assert_eq!(refusals_of(stack, first).await, 0);
-    assert!(refusals_of(stack, later).await > 0);
+    assert_eq!(waits_of(stack, first).await, 0);
+    assert!(waits_of(stack, later).await > 0);
 
     let release = stack.row("deployment", "release#shop").await.unwrap();
     assert_eq!(
@@ -51,10 +54,29 @@ pub(crate) async fn a_failed_deployment_frees_its_lock_and_fails_its_execution(s
 
     let next = execute(stack, &deployment("bank", "8")).await;
     assert_eq!(next["status"], "SUCCEEDED", "{next}");
-    assert_eq!(refusals_of(stack, &next).await, 0);
-    assert!(output_of(&next)["ticket"]["fence"].as_u64() > failed.fence());
+    assert_eq!(waits_of(stack, &next).await, 0);
+    assert!(output_of(&next)["lock"]["ticket"]["fence"].as_u64() > failed.fence());
     let release = stack.row("deployment", "release#bank").await.unwrap();
     assert_eq!(release["version"].as_s().unwrap(), "8");
+}
+
+pub(crate) async fn an_execution_that_was_stopped_frees_its_lock(stack: &Stack) {
+    // The work is over by the time of the stop, or soon after it: a stopped execution does not stop its invocation.
+    let slow = Deployment { rolling_out_ms: millis(GATHERING), ..deployment("mill", "7") };
+    let arn = start(stack, &slow).await;
+    let held = loop_until(Duration::from_secs(30), async || {
+        holder_if_any(stack, "mill").await.filter(|holder| holder.is_current() && !holder.has_released())
+    })
+    .await;
+    assert_eq!(held.identity(), arn["executionArn"].as_str());
+    let stop = json!({ "executionArn": arn["executionArn"], "error": "Stopped", "cause": "by a person" });
+    stack.call("states", "AWSStepFunctions.StopExecution", &stop).await;
+    let freed =
+        loop_until(Duration::from_secs(30), async || holder_if_any(stack, "mill").await.filter(Holder::has_released))
+            .await;
+    assert_eq!(freed.fence(), held.fence());
+    let next = execute(stack, &deployment("mill", "8")).await;
+    assert_eq!(next["status"], "SUCCEEDED", "{next}");
 }
 
 fn deployment(key: &str, version: &str) -> Deployment {
@@ -70,11 +92,16 @@ pub(crate) fn machine() -> String {
     format!("arn:aws:states:{REGION}:000000000000:stateMachine:{}", in_stack("deployment"))
 }
 
-/// Returns the execution's description, once it has ended.
-async fn execute(stack: &Stack, input: &Deployment) -> Value {
+/// Starts an execution. Returns what names it in requests.
+async fn start(stack: &Stack, input: &Deployment) -> Value {
     let start = json!({ "stateMachineArn": machine(), "input": json!(input).to_string() });
     let started = stack.call("states", "AWSStepFunctions.StartExecution", &start).await;
-    let arn = json!({ "executionArn": started["executionArn"] });
+    json!({ "executionArn": started["executionArn"] })
+}
+
+/// Returns the execution's description, once it has ended.
+async fn execute(stack: &Stack, input: &Deployment) -> Value {
+    let arn = start(stack, input).await;
     loop_until(Duration::from_secs(30), async || {
         let execution = stack.call("states", "AWSStepFunctions.DescribeExecution", &arn).await;
         (execution["status"] != "RUNNING").then_some(execution)
@@ -86,17 +113,21 @@ fn output_of(execution: &Value) -> Value {
     serde_json::from_str(execution["output"].as_str().unwrap()).unwrap()
 }
 
-/// Returns how often the lock was refused to this execution.
-async fn refusals_of(stack: &Stack, execution: &Value) -> usize {
+/// Returns how often this execution waited for the lock.
+async fn waits_of(stack: &Stack, execution: &Value) -> usize {
     let arn = json!({ "executionArn": execution["executionArn"] });
     let history = stack.call("states", "AWSStepFunctions.GetExecutionHistory", &arn).await;
     let events = history["events"].as_array().unwrap().iter();
-    events.filter(|event| event["taskFailedEventDetails"]["error"] == "LockHeld").count()
+    events.filter(|event| event["type"] == "WaitStateEntered").count()
 }
 
 /// Returns the last holder of a service's lock.
 async fn holder(stack: &Stack, key: &str) -> Holder {
+    holder_if_any(stack, key).await.unwrap()
+}
+
+async fn holder_if_any(stack: &Stack, key: &str) -> Option<Holder> {
     let locks = Locks::builder(stack.dynamodb.clone(), &stack.table);
     let locks = locks.key_prefix(format!("{}#", in_stack("deployment"))).build().unwrap();
-    locks.get(key).await.unwrap().unwrap()
+    locks.get(key).await.unwrap()
 }

@@ -24,7 +24,8 @@ use futures_util::future::join_all;
 use tokio::time::{sleep, timeout};
 
 use crate::deployments::{
-    a_failed_deployment_frees_its_lock_and_fails_its_execution, two_deployments_of_a_service_run_one_after_the_other,
+    a_failed_deployment_frees_its_lock_and_fails_its_execution, an_execution_that_was_stopped_frees_its_lock,
+    two_deployments_of_a_service_run_one_after_the_other,
 };
 use crate::observability::{
     alarms_and_dashboard_show_the_exported_metrics, each_alarm_and_widget_has_data,
@@ -87,6 +88,7 @@ async fn the_deployed_functions_do_each_job_once() {
     a_payment_in_progress_is_hidden_until_its_lease_ends(&stack).await;
     two_deployments_of_a_service_run_one_after_the_other(&stack).await;
     a_failed_deployment_frees_its_lock_and_fails_its_execution(&stack).await;
+    an_execution_that_was_stopped_frees_its_lock(&stack).await;
     alarms_and_dashboard_show_the_exported_metrics(&stack).await;
     each_log_line_has_the_id_of_its_request_once(&stack).await;
     a_thousand_requests_place_two_hundred_orders(&stack).await;

@@ -205,10 +205,10 @@ async fn a_take_over_by_the_identity_is_no_warning() {
 
 #[tokio::test]
 async fn a_long_identity_is_a_digest_in_the_row() {
-    let world = World::new().await;
-    let (_, locks) = host(&world);
-    let (_, later) = later(&world, 100);
     for bytes in [256, 257, 1024] {
+        let world = World::new().await;
+        let (_, locks) = host(&world);
+        let (_, later) = later(&world, 100);
         let (identity, similar) = ("i".repeat(bytes), "i".repeat(bytes - 1) + "j");
         let lock = by(&locks, &identity).await.unwrap();
         let holder = locks.get("job").await.unwrap().unwrap();

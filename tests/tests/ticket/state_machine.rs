@@ -1,10 +1,13 @@
 //! The state machine of the guide, executed on the embedded engine.
 
+use std::cell::Cell;
 use std::fs;
 use std::path::Path;
+use std::rc::Rc;
 use std::time::Duration;
 
-use lambda_lock::{Error, Locks, Ticket};
+use futures_util::future::LocalBoxFuture;
+use lambda_lock::{Attempt, Error, Locks, Ticket, Turn};
 use lambda_lock_tests::World;
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -12,6 +15,7 @@ use serde_json::{Value, json};
 use crate::ms;
 
 const LEASE: Duration = Duration::from_hours(2);
+const WAIT: Duration = Duration::from_hours(1);
 const MACHINE: &str = "lock/docs/state_machine.asl.json";
 
 fn file(path: &str) -> String {
@@ -32,13 +36,15 @@ struct Function<'a> {
     work: &'a dyn Fn() -> Result<(), Failure>,
     /// How many invocations in each state crash after their request.
     crashes: u32,
+    /// What happens while the machine waits this time.
+    wait: &'a dyn Fn(Duration) -> LocalBoxFuture<'static, ()>,
 }
 
 /// The input of the guide's function.
 #[derive(Deserialize)]
 #[serde(tag = "action", rename_all = "snake_case")]
 enum Step {
-    Take { key: String, execution: String },
+    Take { key: String, execution: String, turn: Option<Turn> },
     Work { ticket: Ticket, input: Value },
     Free { ticket: Ticket },
 }
@@ -53,16 +59,18 @@ impl Function<'_> {
         assert_eq!(resource, "${FunctionArn}");
         let locks = self.locks(attempt);
         let result = match serde_json::from_value(input).unwrap() {
-            Step::Take { key, execution } => {
-                let acquire = locks.acquire(key).owner_from(execution).lease(LEASE);
-                let ticket = acquire.await.map(lambda_lock::Lock::into_ticket);
-                ticket.map(|ticket| serde_json::to_value(ticket).unwrap())
+            Step::Take { key, execution, turn } => {
+                let acquire = locks.acquire(key).owner_from(execution).lease(LEASE).wait(WAIT);
+                acquire.attempt(turn).await.map(|attempt| match attempt {
+                    Attempt::Acquired(lock) => json!({ "ticket": lock.into_ticket() }),
+                    Attempt::Waiting(turn) => json!({ "delay": turn.delay_in_seconds(), "turn": turn }),
+                })
             }
             Step::Work { ticket, input } => match locks.renew_ticket(&ticket, LEASE).await {
                 Ok(_) => return (self.work)().map(|()| json!(format!("deployed {}", input["version"]))),
                 Err(error) => Err(error),
             },
-            Step::Free { ticket } => locks.release_ticket(&ticket).await.map(|()| Value::Null),
+            Step::Free { ticket } => locks.release_ticket_if_held(&ticket).await.map(|_| Value::Null),
         };
         if attempt < self.crashes {
             return Err(("Runtime.ExitError".to_owned(), "crashed".to_owned()));
@@ -77,13 +85,17 @@ fn reported(error: Error) -> Failure {
     (error_type, error_message)
 }
 
-/// Returns the value at a path such as `$.ticket` or `$$.Execution.Id`.
-fn at(path: &str, state: &Value, context: &Value) -> Value {
+/// Returns the value at a path such as `$.ticket` or `$$.Execution.Id`, if there is one.
+fn find(path: &str, state: &Value, context: &Value) -> Option<Value> {
     let (root, path) = path.strip_prefix("$$").map_or((state, &path[1..]), |path| (context, path));
-    root.pointer(&path.replace('.', "/")).unwrap_or_else(|| panic!("no {path} in {root}")).clone()
+    root.pointer(&path.replace('.', "/")).cloned()
 }
 
-/// Executes a machine of tasks, without the pauses of its retries. Returns its output, or the error of its `Fail` state.
+fn at(path: &str, state: &Value, context: &Value) -> Value {
+    find(path, state, context).unwrap_or_else(|| panic!("no {path} in {state}"))
+}
+
+/// Executes a machine, without the pauses of its retries. Returns its output, or the error of its `Fail` state.
 async fn execute(machine: &Value, function: &Function<'_>, id: &str) -> Result<Value, Failure> {
     let mut data = json!({ "key": "deploy", "version": 7 });
     let context = json!({ "Execution": { "Id": id, "Input": data } });
@@ -94,7 +106,32 @@ async fn execute(machine: &Value, function: &Function<'_>, id: &str) -> Result<V
             let text = |path: &str| at(state[path].as_str().unwrap(), &data, &context).as_str().unwrap().to_owned();
             return Err((text("ErrorPath"), text("CausePath")));
         }
-        assert_eq!(state["Type"], "Task");
+        let next = match state["Type"].as_str().unwrap() {
+            "Pass" => {
+                let path = state["ResultPath"].as_str().unwrap().strip_prefix("$.").unwrap();
+                data[path] = state["Result"].clone();
+                Some(&state["Next"])
+            }
+            "Choice" => {
+                let choice = &state["Choices"][0];
+                assert_eq!(choice["IsPresent"], true);
+                let is_present = find(choice["Variable"].as_str().unwrap(), &data, &context).is_some();
+                Some(if is_present { &choice["Next"] } else { &state["Default"] })
+            }
+            "Wait" => {
+                let seconds = at(state["SecondsPath"].as_str().unwrap(), &data, &context).as_u64().unwrap();
+                (function.wait)(Duration::from_secs(seconds)).await;
+                Some(&state["Next"])
+            }
+            kind => {
+                assert_eq!(kind, "Task");
+                None
+            }
+        };
+        if let Some(next) = next {
+            name = next.as_str().unwrap();
+            continue;
+        }
         let parameters =
             state["Parameters"].as_object().unwrap().iter().map(|(name, value)| match name.strip_suffix(".$") {
                 Some(name) => (name.to_owned(), at(value.as_str().unwrap(), &data, &context)),
@@ -140,6 +177,11 @@ async fn execute(machine: &Value, function: &Function<'_>, id: &str) -> Result<V
     }
 }
 
+/// Nothing happens while a machine waits.
+fn nothing(_: Duration) -> LocalBoxFuture<'static, ()> {
+    Box::pin(async {})
+}
+
 /// The clock of the last function may have been ahead.
 async fn is_free(world: &World) -> bool {
     let locks = world.locks(&world.host().clock_ahead(ms(100)).build()).build().unwrap();
@@ -154,26 +196,44 @@ fn the_deployed_state_machine_is_that_of_the_guide() {
 #[tokio::test]
 async fn the_state_machine_of_the_guide_holds_the_lock_from_its_first_state_to_its_last() {
     let world = World::new().await;
-    let locks = world.default_locks();
     let work = || Ok(());
-    let output = execute(&machine(), &Function { world: &world, work: &work, crashes: 0 }, "1").await.unwrap();
+    let output =
+        execute(&machine(), &Function { world: &world, work: &work, crashes: 0, wait: &nothing }, "1").await.unwrap();
     assert_eq!(output["result"], "deployed 7");
     assert!(is_free(&world).await);
+}
 
-    // While another execution has the lock, this one fails in its first state.
-    let other = locks.acquire("deploy").owner_from("2").await.unwrap();
-    let function = Function { world: &world, work: &work, crashes: 0 };
-    let (error, cause) = execute(&machine(), &function, "1").await.unwrap_err();
-    assert_eq!(error, "LockHeld");
-    assert!(cause.contains("`deploy`"), "{cause}");
-    other.release().await.unwrap();
+#[tokio::test]
+async fn the_state_machine_of_the_guide_waits_in_turn() {
+    let world = World::new().await;
+    let other = Rc::new(world.default_locks().acquire("deploy").owner_from("2").lease(LEASE).await.unwrap());
+    let waits = Rc::new(Cell::new(0));
+    let work = || Ok(());
+    // The other execution ends during the second wait.
+    let wait = |delay: Duration| -> LocalBoxFuture<'static, ()> {
+        assert!(delay >= Duration::from_secs(1));
+        waits.set(waits.get() + 1);
+        let (other, waits) = (Rc::clone(&other), waits.get());
+        Box::pin(async move {
+            if waits == 2 {
+                other.release().await.unwrap();
+            }
+        })
+    };
+    let function = Function { world: &world, work: &work, crashes: 0, wait: &wait };
+    let output = execute(&machine(), &function, "1").await.unwrap();
+    assert_eq!(output["result"], "deployed 7");
+    assert_eq!(waits.get(), 2);
+    assert!(output["lock"]["ticket"]["fence"].as_u64().unwrap() > other.fence());
+    let holder = world.default_locks().get("deploy").await.unwrap().unwrap();
+    assert_eq!(holder.waiters(), 0, "it took more than one place");
 }
 
 #[tokio::test]
 async fn the_state_machine_of_the_guide_frees_the_lock_after_a_failure() {
     let world = World::new().await;
     let failing = || Err(("DeploymentFailed".to_owned(), "no space".to_owned()));
-    let function = Function { world: &world, work: &failing, crashes: 0 };
+    let function = Function { world: &world, work: &failing, crashes: 0, wait: &nothing };
     let failure = execute(&machine(), &function, "1").await.unwrap_err();
     assert_eq!(failure, ("DeploymentFailed".to_owned(), "no space".to_owned()));
     assert!(is_free(&world).await);
@@ -183,10 +243,10 @@ async fn the_state_machine_of_the_guide_frees_the_lock_after_a_failure() {
 async fn the_state_machine_of_the_guide_survives_crashes_after_each_request() {
     let world = World::new().await;
     let work = || Ok(());
-    let function = Function { world: &world, work: &work, crashes: 2 };
+    let function = Function { world: &world, work: &work, crashes: 2, wait: &nothing };
     let output = execute(&machine(), &function, "1").await.unwrap();
     assert!(is_free(&world).await);
     let row = world.row("deploy").await.unwrap();
     // The third attempt to take the lock has the third fence.
-    assert_eq!(output["ticket"]["fence"], crate::number(&row, "fence"));
+    assert_eq!(output["lock"]["ticket"]["fence"], crate::number(&row, "fence"));
 }
