@@ -29,6 +29,8 @@ pub struct Holder {
     pub(crate) fence: Option<u64>,
     /// Milliseconds since the Unix epoch, as in the row.
     pub(crate) since: Option<u64>,
+    /// When the hold began, of which the holder has taken the rest over.
+    pub(crate) held_since: Option<u64>,
     pub(crate) until: u64,
     pub(crate) data: Option<Data>,
     pub(crate) current: bool,
@@ -67,6 +69,7 @@ impl Holder {
             name,
             fence: None,
             since: None,
+            held_since: None,
             until,
             data: None,
             current: false,
@@ -211,6 +214,7 @@ impl fmt::Debug for Holder {
             name,
             fence,
             since,
+            held_since: _,
             until,
             data,
             current,

@@ -243,7 +243,7 @@ impl KeyTurn {
                 fence: holder.fence,
                 first,
                 other,
-                since: holder.since,
+                since: holder.held_since,
                 until: holder.until,
                 released: holder.released,
             }

@@ -212,6 +212,8 @@ pub(super) enum To<'a> {
     Default(Value<'a>),
     /// One more than the value of this attribute, or than this value if the attribute is missing.
     Next(Path, Value<'a>),
+    /// Its value, or that of another attribute if it is missing.
+    DefaultOf(Path),
     /// Its value less this one.
     Minus(Value<'a>),
 }
@@ -363,6 +365,13 @@ impl Rendered {
         match to {
             To::Value(value) => self.write_value(value, text),
             To::Default(value) => self.write_default(path, value, text),
+            To::DefaultOf(other) => {
+                text.push_str("if_not_exists(");
+                self.write_path(path, text);
+                text.push_str(", ");
+                self.write_path(other, text);
+                text.push(')');
+            }
             To::Next(of, start) => {
                 self.write_default(of, start, text);
                 text.push_str(" + ");

@@ -1,11 +1,13 @@
 //! The release of what an identity has, without its nonce.
 
+use std::time::Duration;
+
 use super::kind::{Acquisition, Kind};
 use super::names::MAX_SEQUENCE;
 use super::owner::start_of;
-use super::rules::{Release, TRIES};
+use super::rules::{Hold, Release, TRIES};
 use super::table::Table;
-use crate::clock::{Moment, since_epoch};
+use crate::clock::Moment;
 use crate::error::{Cause, Error};
 use crate::holder::{Holder, HolderKind};
 
@@ -23,12 +25,15 @@ impl Table {
             let is_held = |held: &&Holder| held.current && !held.released;
             let own = held.iter().filter(is_held).find_map(|held| {
                 let owner = held.owner().filter(|owner| owner.starts_with(&start))?;
-                Some((owner.to_owned(), held.since().map(since_epoch).unwrap_or_default()))
+                let time = |millis: Option<u64>| Duration::from_millis(millis.unwrap_or_default());
+                Some((owner.to_owned(), time(held.since), held.held_since.map(|since| time(Some(since)))))
             });
-            let Some((owner, acquired_at)) = own else { return Ok(false) };
+            let Some((owner, acquired_at, since)) = own else { return Ok(false) };
+            let before = holder.queue.hold_time;
+            let hold = since.map(|since| Hold { since, before, is_before_known: true });
             // No later request of this owner counts.
             let sequence = MAX_SEQUENCE;
-            let release = Release { sequence, now, acquired_at, hold_until: None, hold: None, data: None };
+            let release = Release { sequence, now, acquired_at, hold_until: None, hold, data: None };
             match self.release(&Acquisition::new(kind, owner), &release).await {
                 // A later acquire of the identity may have taken it over.
                 Err(error) if error.is_lost() => {}

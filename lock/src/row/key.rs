@@ -8,8 +8,8 @@ use aws_sdk_dynamodb::types::{AttributeValue, ReturnValue};
 use super::claim::{Claim, Claimed, LeavesTo, Rank};
 use super::expression::{Attribute as _, Condition, Path, To, Update, all, any, count, not, text, value};
 use super::names::{
-    ACQUIRED_AT, COMPLETED, DATA, EXPIRATION, FENCE, HEAD, HOLDER, IN_PROGRESS, LEASE_END, MAX_FENCE, OWNER, RELEASED,
-    RESERVED_BY, RESERVED_UNTIL, RESUMED, SEQUENCE, STATUS, TAIL, TAIL_UNTIL, TRACEPARENT, WITHDRAWN,
+    ACQUIRED_AT, COMPLETED, DATA, EXPIRATION, FENCE, HEAD, HELD_SINCE, HOLDER, IN_PROGRESS, LEASE_END, MAX_FENCE,
+    OWNER, RELEASED, RESERVED_BY, RESERVED_UNTIL, RESUMED, SEQUENCE, STATUS, TAIL, TAIL_UNTIL, TRACEPARENT, WITHDRAWN,
 };
 use super::owner::split;
 use super::read::{Row, Unreadable, number_at};
@@ -206,6 +206,11 @@ pub(super) fn take<'a>(key: &'a str, owner: &'a str, claim: &'a Claim<'_>) -> Up
         .set(LEASE_END, count("lease_end", claim.lease.end))
         .set(EXPIRATION, count("expiration", claim.lease.expiration))
         .set(SEQUENCE, count("zero", 0_u8));
+    let update = if claim.takes_over {
+        update.set(HELD_SINCE, To::DefaultOf(ACQUIRED_AT.into()))
+    } else {
+        update.remove(HELD_SINCE)
+    };
     match claim.trace {
         Some(context) => update.set(TRACEPARENT, value("traceparent", AttributeValue::S(format!("{owner} {context}")))),
         None => update,

@@ -25,6 +25,8 @@ pub(super) const TRACEPARENT: &str = "traceparent";
 pub(super) const FENCE: &str = "fence";
 pub(super) const HOLDER: &str = "holder";
 pub(super) const ACQUIRED_AT: &str = "acquired_at";
+/// When the hold began that the owner has taken over from an earlier acquire of its identity, in milliseconds since the epoch.
+pub(super) const HELD_SINCE: &str = "held_since";
 pub(super) const DATA: &str = "data";
 /// The digest of the payload fields that must match when a result is replayed.
 pub(super) const VALIDATION: &str = "validation";
@@ -66,6 +68,8 @@ pub(super) mod permit {
     /// The permit was released, and counts until the end of its minimum hold.
     pub(crate) const RELEASED: &str = "released";
     pub(crate) const RESUMED: &str = super::RESUMED;
+    /// The same as [`HELD_SINCE`](super::HELD_SINCE).
+    pub(crate) const HELD_SINCE: &str = super::HELD_SINCE;
     /// The nonce of an owner that has an identity.
     pub(crate) const NONCE: &str = "nonce";
     /// The nonce of the last acquire of the same identity that ended without the permit, while one of its attempts was
@@ -82,7 +86,7 @@ pub(super) mod tombstone {
     pub(crate) const NONCE: &str = super::permit::NONCE;
 }
 
-const RESERVED: [&str; 24] = [
+const RESERVED: [&str; 25] = [
     STATUS,
     LEASE_END,
     EXPIRATION,
@@ -95,6 +99,7 @@ const RESERVED: [&str; 24] = [
     FENCE,
     HOLDER,
     ACQUIRED_AT,
+    HELD_SINCE,
     DATA,
     VALIDATION,
     ERROR,

@@ -203,10 +203,22 @@ impl Rules for Permit {
             fence_can_grow(),
         ]);
         if self.takes_over {
-            let update = Update::new(&self.key).returning(ReturnValue::AllOld).when(is_new);
-            let update =
-                update.set(permit, value("permit", held)).set(FENCE, next_fence()).set(permit_fence, next_fence());
-            return claim.with_extras(update.set(EXPIRATION, count("expiration", claim.lease.expiration))).into();
+            let at = |name| permit.clone().entry(name);
+            let update = Update::new(&self.key)
+                .returning(ReturnValue::AllOld)
+                .when(is_new)
+                .set(at(permit::NONCE), text("nonce", nonce.unwrap_or_default()))
+                .set(at(permit::HOLDER), text("holder", claim.holder))
+                .set(at(permit::HELD_SINCE), To::DefaultOf(at(permit::ACQUIRED_AT)))
+                .set(at(permit::ACQUIRED_AT), count("now", claim.now.millis()))
+                .set(at(permit::LEASE_END), count("lease_end", claim.lease.end))
+                .set(at(permit::SEQUENCE), count("zero", 0_u8))
+                .set(FENCE, next_fence())
+                .set(permit_fence, next_fence())
+                .set(EXPIRATION, count("expiration", claim.lease.expiration))
+                .remove(at(permit::RESUMED))
+                .remove(at(permit::WITHDRAWN));
+            return claim.with_extras(update).into();
         }
         if let Some(is_turn) = self.is_turn(table, claim, self.ended.len()) {
             is_new = is_new.and(is_turn);

@@ -10,9 +10,9 @@ use futures_util::future::join_all;
 pub(super) use super::attribute::{number_at, string_at};
 use super::expression::{Attribute as _, Path, Rendered, all, any, text};
 use super::names::{
-    ACQUIRED_AT, COMPLETED, DATA, ERROR, EXPIRATION, FENCE, HEAD, HOLD, HOLD_DEVIATION, HOLDER, IN_PROGRESS, LATEST,
-    LEASE_END, MAX_FENCE, MAX_PLACE, MAX_SEQUENCE, OWNER, RELEASED, RESERVED_BY, RESERVED_UNTIL, RESUMED, SEMAPHORE,
-    SEQUENCE, STATUS, TAIL, TAIL_UNTIL, TRACEPARENT, VALIDATION,
+    ACQUIRED_AT, COMPLETED, DATA, ERROR, EXPIRATION, FENCE, HEAD, HELD_SINCE, HOLD, HOLD_DEVIATION, HOLDER,
+    IN_PROGRESS, LATEST, LEASE_END, MAX_FENCE, MAX_PLACE, MAX_SEQUENCE, OWNER, RELEASED, RESERVED_BY, RESERVED_UNTIL,
+    RESUMED, SEMAPHORE, SEQUENCE, STATUS, TAIL, TAIL_UNTIL, TRACEPARENT, VALIDATION,
 };
 use super::owner::is_same_identity;
 use super::semaphore::Semaphore;
@@ -37,6 +37,7 @@ pub(crate) struct Row {
     holder: Option<String>,
     pub(crate) fence: Option<u64>,
     pub(super) acquired_at: Option<u64>,
+    held_since: Option<u64>,
     /// When the row becomes free, in milliseconds.
     pub(crate) end: u64,
     /// The TTL of a row that does not use it for anything else, in milliseconds.
@@ -122,6 +123,7 @@ impl Row {
             holder: string_at(&mut item, HOLDER)?,
             fence: number_at(&item, FENCE, MAX_FENCE + 1)?,
             acquired_at,
+            held_since: number_at(&item, HELD_SINCE, LATEST).unwrap_or_default(),
             // The TTL of an unfinished run of Powertools is also the end of the time in which it is refused.
             ttl: expiration.filter(|_| !completed && lease_end.is_some() && acquired_at.is_some()),
             error: if completed { string_at(&mut item, ERROR)?.map(Data::from) } else { None },
@@ -145,6 +147,7 @@ impl Row {
             holder: None,
             fence: number_at(&item, FENCE, MAX_FENCE + 1)?,
             acquired_at: None,
+            held_since: None,
             end: 0,
             ttl: None,
             error: None,
@@ -192,6 +195,7 @@ impl Row {
             name: self.holder,
             fence: self.fence,
             since: self.acquired_at,
+            held_since: self.held_since.or(self.acquired_at),
             until: self.end,
             data: self.data,
             current: self.end > now.millis(),

@@ -30,6 +30,7 @@ pub(crate) struct Permit {
     holder: Option<String>,
     pub(super) fence: Option<u64>,
     pub(super) acquired_at: Option<u64>,
+    held_since: Option<u64>,
     /// In milliseconds since the epoch, with the clock skew.
     pub(super) lease_end: u64,
     pub(super) sequence: u64,
@@ -87,6 +88,7 @@ impl Semaphore {
             owner,
             fence,
             acquired_at: number_at(&map, permit::ACQUIRED_AT, LATEST)?,
+            held_since: number_at(&map, permit::HELD_SINCE, LATEST).unwrap_or_default(),
             lease_end,
             sequence,
             released: map.contains_key(permit::RELEASED),
@@ -139,6 +141,7 @@ impl Permit {
             name: self.holder,
             fence: self.fence,
             since: self.acquired_at,
+            held_since: self.held_since.or(self.acquired_at),
             current: self.lease_end > now.millis(),
             released: self.released,
             ..Holder::released(HolderKind::Permit, self.owner, None, self.lease_end)

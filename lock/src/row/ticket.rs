@@ -11,7 +11,7 @@ use super::expression::{Attribute as _, Condition, Update, count, text};
 use super::kind::Acquisition;
 use super::names::EXPIRATION;
 use super::read::Row;
-use super::rules::{Field, Own, Release, TRIES, Trace};
+use super::rules::{Field, Hold, Own, Release, TRIES, Trace};
 use super::table::Table;
 use super::write::Answer;
 use crate::clock::{Lease, Moment};
@@ -153,7 +153,9 @@ impl Table {
         hold_until: Option<Duration>,
     ) -> Result<(), Error> {
         let (sequence, now) = (ticket.next_sequence(), ticket.now);
-        let release = Release { sequence, now, acquired_at, hold_until, hold: None, data: None };
+        // The hold time of the row is unknown here, and stays if it has one.
+        let hold = Hold { since: acquired_at, before: None, is_before_known: false };
+        let release = Release { sequence, now, acquired_at, hold_until, hold: Some(hold), data: None };
         let Some((key, row)) = self.release_held(acquisition, &release).await?.pop() else { return Ok(()) };
         let trace = acquisition.rules().trace(row.as_ref(), &acquisition.owner, now);
         match &trace {

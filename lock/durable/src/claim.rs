@@ -1,0 +1,141 @@
+//! What a durable lock claims: a key, a permit or several keys.
+
+use std::fmt;
+use std::time::Duration;
+
+use lambda_lock::{Acquire, AcquireAll, Attempt, Error, Lock, LockSet, Locks, Turn};
+use serde::{Deserialize, Serialize};
+
+const DAY: Duration = Duration::from_hours(24);
+/// How long a takeover waits for a clock that is ahead.
+const SKEW: Duration = Duration::from_secs(5);
+
+/// The fences of a lock that is held. Each attempt of a step has larger ones.
+#[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
+pub struct Fences(Vec<(String, u64)>);
+
+impl Fences {
+    /// Returns the fence of the key, or of the first of several in alphabetical order.
+    #[must_use]
+    pub fn fence(&self) -> u64 {
+        self.0.first().map_or(0, |(_, fence)| *fence)
+    }
+
+    /// Returns the fence of this key, if it was acquired.
+    #[must_use]
+    pub fn of(&self, key: &str) -> Option<u64> {
+        self.0.iter().find(|(own, _)| own == key).map(|(_, fence)| *fence)
+    }
+}
+
+/// What is claimed, in which table and for how long.
+#[derive(Clone, Debug)]
+pub(crate) struct Claim {
+    pub(crate) locks: Locks,
+    pub(crate) kind: Kind,
+    pub(crate) lease: Duration,
+}
+
+#[derive(Clone, Debug)]
+pub(crate) enum Kind {
+    Key(String),
+    Permit(String, u32),
+    Keys(Vec<String>),
+}
+
+/// The outcome of one attempt, as the history has it.
+#[derive(Debug, Deserialize, Serialize)]
+pub(crate) enum Asked {
+    Acquired(Fences),
+    Waiting(Box<Turn>),
+}
+
+/// An acquire of one key or of several.
+enum Request {
+    One(Acquire),
+    All(AcquireAll),
+}
+
+impl Claim {
+    fn request(&self, identity: &str, lease: Duration) -> Request {
+        let one = |acquire: Acquire| Request::One(acquire.owner_from(identity).lease(lease));
+        match &self.kind {
+            Kind::Key(key) => one(self.locks.acquire(key)),
+            Kind::Permit(key, permits) => one(self.locks.semaphore(key, *permits).acquire()),
+            Kind::Keys(keys) => Request::All(self.locks.acquire_all(keys).owner_from(identity).lease(lease)),
+        }
+    }
+
+    /// Makes one attempt to acquire, and leaves the lock held. Takes over what an earlier attempt of the identity has.
+    pub(crate) async fn attempt(&self, identity: &str, wait: Duration, turn: Option<Turn>) -> Result<Asked, Error> {
+        Ok(match self.request(identity, self.lease) {
+            Request::One(acquire) => match acquire.wait(wait).attempt(turn).await? {
+                Attempt::Acquired(lock) => Asked::Acquired(self.kept(lock).0),
+                Attempt::Waiting(turn) => Asked::Waiting(Box::new(turn)),
+            },
+            Request::All(acquire) => match acquire.wait(wait).attempt(turn).await? {
+                Attempt::Acquired(set) => Asked::Acquired(kept_set(set).0),
+                Attempt::Waiting(turn) => Asked::Waiting(Box::new(turn)),
+            },
+        })
+    }
+
+    /// Takes over what the identity has, with larger fences and this lease. Returns how long the lock is valid.
+    pub(crate) async fn take_over(&self, identity: &str, lease: Duration) -> Result<(Fences, Duration), Error> {
+        Ok(match self.request(identity, lease) {
+            Request::One(acquire) => self.kept(acquire.wait(SKEW).take_over().await?),
+            Request::All(acquire) => kept_set(acquire.wait(SKEW).take_over().await?),
+        })
+    }
+
+    /// Frees what the identity has.
+    pub(crate) async fn release(&self, identity: &str) -> Result<(), Error> {
+        for key in self.keys() {
+            self.locks.release_identity(key, identity).await?;
+        }
+        Ok(())
+    }
+
+    fn keys(&self) -> &[String] {
+        match &self.kind {
+            Kind::Key(key) | Kind::Permit(key, _) => std::slice::from_ref(key),
+            Kind::Keys(keys) => keys,
+        }
+    }
+
+    /// Keeps the lock held. Returns its fence and how long it is valid.
+    fn kept(&self, lock: Lock) -> (Fences, Duration) {
+        let key = self.keys().first().cloned().unwrap_or_default();
+        let kept = (Fences(vec![(key, lock.fence())]), lock.remaining());
+        // The identity takes its place.
+        let _ticket = lock.into_ticket();
+        kept
+    }
+
+    /// Returns the longest time for which a lease lasts beyond a suspension.
+    pub(crate) fn longest_wait(&self) -> Duration {
+        let longest = match self.kind {
+            Kind::Key(_) => 366 * DAY,
+            Kind::Permit(..) | Kind::Keys(_) => DAY,
+        };
+        longest.saturating_sub(self.lease)
+    }
+}
+
+/// Keeps the locks held. Returns their fences and how long they are valid.
+fn kept_set(set: LockSet) -> (Fences, Duration) {
+    let fences = set.keys().iter().map(|key| (key.clone(), set.fence(key).unwrap_or_default()));
+    let kept = (Fences(fences.collect()), set.remaining());
+    set.keep();
+    kept
+}
+
+/// Names the keys for people.
+impl fmt::Display for Claim {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.keys() {
+            [key] => f.write_str(key),
+            keys => write!(f, "{} keys", keys.len()),
+        }
+    }
+}

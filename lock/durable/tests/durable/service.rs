@@ -1,0 +1,161 @@
+//! Lambda's side of durable executions, in virtual time: it keeps the operations, and invokes the function again when a wait
+//! has ended.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
+
+use aws_durable_execution_sdk::{BoxError, DurableContext, InvocationPayload, Options, wrap};
+use aws_sdk_lambda::config::{BehaviorVersion, Credentials, Region};
+use aws_smithy_http_client::test_util::infallible_client_fn;
+use lambda_runtime::{Context, LambdaEvent};
+use serde_json::{Value, json};
+use tokio::time::{Instant, sleep_until};
+
+/// The operations of each execution, in the order of their start.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Service(Arc<Mutex<HashMap<String, Vec<Value>>>>);
+
+/// The end of an execution.
+#[derive(Debug)]
+pub(crate) struct Ended {
+    /// The last response of the function.
+    pub(crate) response: Value,
+    pub(crate) invocations: u32,
+}
+
+impl Service {
+    fn executions(&self) -> MutexGuard<'_, HashMap<String, Vec<Value>>> {
+        self.0.lock().unwrap()
+    }
+
+    /// Answers a request of the SDK: a checkpoint of some operations.
+    fn answer(&self, path: &str, body: &[u8]) -> Value {
+        let arn = path.split('/').nth(3).unwrap().replace("%3A", ":").replace("%2F", "/");
+        let request: Value = serde_json::from_slice(body).unwrap();
+        let mut executions = self.executions();
+        let operations = executions.entry(arn).or_default();
+        let updates = request["Updates"].as_array().unwrap();
+        let updated: Vec<_> = updates.iter().map(|update| apply(operations, update)).collect();
+        json!({ "CheckpointToken": "token", "NewExecutionState": { "Operations": updated } })
+    }
+
+    /// Runs an execution of this function, and returns when it has ended. Each invocation begins `cold_start` late.
+    pub(crate) async fn execute<F, Fut>(&self, arn: &str, cold_start: Duration, handler: F) -> Ended
+    where
+        F: Fn(Value, DurableContext) -> Fut + Send + Sync + 'static,
+        Fut: Future<Output = Result<Value, BoxError>> + Send,
+    {
+        let service = self.clone();
+        let http_client = infallible_client_fn(move |request| {
+            let body = request.body().bytes().unwrap_or_default();
+            let answer = service.answer(request.uri().path(), body);
+            http::Response::builder().status(200).body(serde_json::to_vec(&answer).unwrap()).unwrap()
+        });
+        let config = aws_sdk_lambda::Config::builder()
+            .behavior_version(BehaviorVersion::latest())
+            .credentials_provider(Credentials::for_tests())
+            .region(Region::new("eu-west-1"))
+            .http_client(http_client);
+        let client = aws_sdk_lambda::Client::from_conf(config.build());
+        let function = wrap(handler, Options::builder().lambda_client(client).build().unwrap());
+        let mut invocations = 0;
+        loop {
+            tokio::time::sleep(cold_start).await;
+            invocations += 1;
+            let response = function(LambdaEvent::new(self.invocation(arn), Context::default())).await.unwrap();
+            let response = serde_json::to_value(response).unwrap();
+            if response["Status"] != "PENDING" {
+                return Ended { response, invocations };
+            }
+            let next = self.executions()[arn].iter().filter_map(due).min().expect("it waits for something");
+            sleep_until(next).await;
+            for operation in self.executions().get_mut(arn).unwrap() {
+                if due(operation).is_some_and(|due| due <= Instant::now()) {
+                    operation["Status"] = if operation["Type"] == "WAIT" { "SUCCEEDED" } else { "READY" }.into();
+                }
+            }
+        }
+    }
+
+    /// Returns how many waits an execution has begun.
+    pub(crate) fn waits(&self, arn: &str) -> usize {
+        self.executions()[arn].iter().filter(|operation| operation["Type"] == "WAIT").count()
+    }
+
+    fn invocation(&self, arn: &str) -> InvocationPayload {
+        let mut operations = vec![json!({
+            "Id": "execution",
+            "Type": "EXECUTION",
+            "Status": "STARTED",
+            "ExecutionDetails": { "InputPayload": "null" },
+        })];
+        operations.extend(self.executions().get(arn).into_iter().flatten().cloned());
+        let invocation = json!({
+            "DurableExecutionArn": arn,
+            "CheckpointToken": "token",
+            "InitialExecutionState": { "Operations": operations },
+        });
+        serde_json::from_value(invocation).unwrap()
+    }
+}
+
+/// Applies an update of an operation, and returns the operation.
+fn apply(operations: &mut Vec<Value>, update: &Value) -> Value {
+    let index = operations.iter().position(|operation| operation["Id"] == update["Id"]).unwrap_or_else(|| {
+        let field = |name: &str| (name.to_owned(), update[name].clone());
+        let fields = ["Id", "Type", "SubType", "Name", "ParentId"].map(field);
+        operations.push(fields.into_iter().filter(|(_, value)| !value.is_null()).collect());
+        operations.len() - 1
+    });
+    let operation = &mut operations[index];
+    let details = match operation["Type"].as_str().unwrap() {
+        "STEP" => "StepDetails",
+        "CONTEXT" => "ContextDetails",
+        _ => "WaitDetails",
+    };
+    let seconds = |value: &Value| value.as_u64().map(Duration::from_secs);
+    let due = |time: Duration| json!((start().elapsed() + time).as_millis());
+    match update["Action"].as_str().unwrap() {
+        "START" => {
+            operation["Status"] = "STARTED".into();
+            if let Some(time) = seconds(&update["WaitOptions"]["WaitSeconds"]) {
+                operation["due"] = due(time);
+            }
+        }
+        "SUCCEED" => {
+            operation["Status"] = "SUCCEEDED".into();
+            operation[details] = json!({ "Result": update["Payload"] });
+        }
+        "FAIL" => {
+            operation["Status"] = "FAILED".into();
+            operation[details] = json!({ "Error": update["Error"] });
+        }
+        "RETRY" => {
+            let attempt = operation[details]["Attempt"].as_u64().unwrap_or_default() + 1;
+            operation["Status"] = "PENDING".into();
+            operation[details] = json!({ "Attempt": attempt, "Error": update["Error"] });
+            operation["due"] = due(seconds(&update["StepOptions"]["NextAttemptDelaySeconds"]).unwrap());
+        }
+        action => panic!("{action}"),
+    }
+    let mut answer = operation.clone();
+    answer.as_object_mut().unwrap().remove("due");
+    answer
+}
+
+/// Returns when an operation that is waited for is to go on.
+fn due(operation: &Value) -> Option<Instant> {
+    let is_waiting =
+        operation["Status"] == "PENDING" || (operation["Type"] == "WAIT" && operation["Status"] == "STARTED");
+    let due = operation["due"].as_u64().filter(|_| is_waiting)?;
+    Some(start() + Duration::from_millis(due))
+}
+
+/// When this thread's clock started.
+fn start() -> Instant {
+    std::thread_local! {
+        static START: Instant = Instant::now();
+    }
+    START.with(|start| *start)
+}
