@@ -5,6 +5,7 @@
 //! | make a handler a singleton, limit how many run at a time, lock several keys | [Locks](self::locks) |
 //! | wait for a key that is held | [Waiting](self::waiting) |
 //! | hold a lock across processes, in a state machine or a pipeline | [Locks across processes](self::tickets) |
+//! | hold a lock in a durable function | the crate [`lambda-lock-durable`](https://docs.rs/lambda-lock-durable) |
 //! | answer a duplicate with the first run's result, and choose what follows a crash | [Idempotency](self::idempotency) |
 //! | make an HTTP API idempotent by `Idempotency-Key` | [HTTP requests](self::http) |
 //! | consume an SQS queue | [SQS queues](self::sqs) |
@@ -54,6 +55,7 @@ macro_rules! guide {
             "[testing]: crate::docs::testing\n",
             "[tickets]: crate::docs::tickets\n",
             "[waiting]: crate::docs::waiting\n",
+            "[durable]: https://docs.rs/lambda-lock-durable\n",
             "[machine]: https://docs.rs/crate/lambda-lock/latest/source/docs/state_machine.asl.json\n",
             "[openapi]: https://docs.rs/crate/lambda-lock/latest/source/docs/openapi.yaml\n",
             "[skew]: crate::docs::choosing_times#what-the-clock-skew-costs\n",

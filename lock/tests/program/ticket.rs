@@ -62,7 +62,6 @@ fn a_permit_is_held_from_the_first_step_of_a_pipeline_to_its_last() {
     with_ticket(&place, &["renew", "--lease", "1h"], "two").expect_code(0);
     with_ticket(&place, &["release"], "one").expect_code(0);
     acquire(&place, &["--at-most", "2"], "three");
-    place.run(["acquire", "--key", "job", "--at-most", "2", "--owner-from", "1"]).expect_code(2);
 }
 
 #[test]
@@ -181,4 +180,50 @@ fn without_locking_the_ticket_holds_no_lock() {
     place.run(["get", "job"]).expect_code(66);
     with_ticket(&place, &["renew"], "ticket").expect_code(0);
     with_ticket(&place, &["release"], "ticket").expect_code(0);
+}
+
+#[test]
+fn a_pipeline_waits_without_a_process_and_keeps_its_turn() {
+    let place = Place::new();
+    acquire(&place, &["--lease", "30m"], "ticket");
+    let file = place.file("turn");
+    let waits = ["acquire", "--key", "job", "--turn", &file];
+    for _ in 0..2 {
+        let refused = place.run(waits).expect_code(75).expect_stdout("");
+        refused.expect_sentence(&["`job`", "is held", "with this turn in"]);
+    }
+    let turn: Value = serde_json::from_slice(&fs::read(&file).unwrap()).unwrap();
+    assert_eq!((&turn["attempts"], &turn["keys"][0]["key"]), (&2.into(), &"job".into()));
+    assert_eq!(place.json("job")["waiting"], 1, "it took one place");
+    with_ticket(&place, &["release"], "ticket").expect_code(0);
+    let ticket: Value = serde_json::from_str(&place.run(waits).expect_code(0).stdout).unwrap();
+    assert_eq!(ticket["key"], "job");
+    assert!(!fs::exists(&file).unwrap(), "the next wait would begin with an old turn");
+    fs::write(&file, "{}").unwrap();
+    place.run(waits).expect_code(78).expect_sentence(&["the turn in", "`version`", "delete the file"]);
+}
+
+#[test]
+fn a_step_that_always_runs_frees_what_is_held() {
+    let place = Place::new();
+    for at_most in [&[][..], &["--at-most", "2"]] {
+        let key = format!("job {}", at_most.len());
+        let acquire = [&["acquire", "--key", &key, "--owner-from", "run 7"], at_most].concat();
+        let ticket = place.run(acquire.clone()).expect_code(0);
+        fs::write(place.file("ticket"), &ticket.stdout).unwrap();
+        let release = |owner| place.run(["release", &key, "--owner-from", owner]).expect_code(0);
+        assert!(release("run 8").stdout.contains("is not held for `run 8`"));
+        assert!(release("run 7").stdout.starts_with(&format!("released: key `{key}`")));
+        assert!(release("run 7").stdout.contains("is not held for `run 7`"));
+        place
+            .run(["acquire", "--key", &key, "--owner-from", "run 8"].into_iter().chain(at_most.iter().copied()))
+            .expect_code(0);
+        with_ticket(&place, &["release", "--if-held"], "ticket").expect_code(0);
+    }
+    let ticket = acquire(&place, &[], "ticket");
+    place.run(["release", "job", "--fence", &ticket["fence"].to_string()]).expect_code(0);
+    acquire(&place, &[], "other");
+    with_ticket(&place, &["release"], "ticket").expect_code(76);
+    let lost = with_ticket(&place, &["release", "--if-held"], "ticket").expect_code(0);
+    assert!(lost.stdout.starts_with("lost before: key `job`"), "{lost:?}");
 }

@@ -2,6 +2,7 @@
 #![allow(clippy::doc_markdown, reason = "clap prints these comments as they are")]
 
 use std::ffi::OsString;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::builder::NonEmptyStringValueParser;
@@ -170,6 +171,10 @@ pub(crate) struct Acquire {
     /// Longest time to wait for a key that is held; by default there is one attempt
     #[arg(long, value_name = "DURATION", value_parser = wait)]
     pub(crate) wait: Option<Duration>,
+    /// Make one attempt of the wait. If the key is held, keep the turn in this file, and try again with it after its
+    /// `delay`, in milliseconds; the wait lasts up to --wait [default: 1day] from the first attempt
+    #[arg(long, value_name = "FILE")]
+    pub(crate) turn: Option<PathBuf>,
     /// Let up to this many holders have the key at a time, from 1 to 100: the key is then a semaphore, not a lock, and the
     /// lease lasts up to a day
     #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..=100))]
@@ -177,9 +182,9 @@ pub(crate) struct Acquire {
     /// Shortest time for which the key stays held, even if it is released earlier
     #[arg(long, value_name = "DURATION", value_parser = hold_at_least)]
     pub(crate) hold_at_least: Option<Duration>,
-    /// Identity of the work, such as the id of the pipeline's run, up to 512 bytes; another acquire with the same
+    /// Identity of the work, such as the id of the pipeline's run, up to 1,024 bytes; another acquire with the same
     /// identity takes the lock over
-    #[arg(long, value_name = "IDENTITY", conflicts_with = "at_most", value_parser = NonEmptyStringValueParser::new())]
+    #[arg(long, value_name = "IDENTITY", value_parser = NonEmptyStringValueParser::new())]
     pub(crate) owner_from: Option<String>,
     /// Name of the holder, for others to read [default: user@host]
     #[arg(long, value_name = "NAME")]
@@ -187,7 +192,7 @@ pub(crate) struct Acquire {
 }
 
 #[derive(Args, Debug)]
-#[command(group = ArgGroup::new("whose").args(["fence", "force"]))]
+#[command(group = ArgGroup::new("whose").args(["fence", "force", "owner_from"]))]
 pub(crate) struct Release {
     /// Key to free, with the prefix or without; without a key, the ticket on standard input says which lock to release
     #[arg(value_parser = NonEmptyStringValueParser::new(), requires = "whose")]
@@ -195,6 +200,12 @@ pub(crate) struct Release {
     /// Fence of the acquisition to end, as `get` shows it
     #[arg(long, requires = "key")]
     pub(crate) fence: Option<u64>,
+    /// Free the key or the permit if this identity holds it; the exit code is 0 if it does not
+    #[arg(long, value_name = "IDENTITY", requires = "key", value_parser = NonEmptyStringValueParser::new())]
+    pub(crate) owner_from: Option<String>,
+    /// Succeed if the lock of the ticket is lost
+    #[arg(long, conflicts_with = "key")]
+    pub(crate) if_held: bool,
     /// Release the key no matter who holds it; shows the holder and asks first
     #[arg(long, requires = "key")]
     pub(crate) force: bool,

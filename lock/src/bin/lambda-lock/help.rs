@@ -69,6 +69,9 @@ stays held until the lease ends; `release KEY --fence` frees it earlier.
 With --owner-from, another acquire with the same identity takes the lock over, with a larger fence, instead of being \
 refused. A step that is repeated then finds its own lock. The ticket of the earlier acquire is refused from then on.
 
+With --turn, a pipeline waits without a process: while the exit code is 75, it sleeps for the `delay` of the file and \
+runs the command again. It keeps its place in the queue.
+
 With LOCK_ENABLED=false in the environment, the ticket does not hold a lock. One warning says so.";
 
 pub(crate) const RENEW: &str = "\
@@ -124,9 +127,12 @@ table that are like it (IAM action dynamodb:Scan, up to 5 requests).";
 pub(crate) const RELEASE: &str = "\
 Without a key, releases the lock of the ticket on standard input (IAM action dynamodb:UpdateItem). The command can be \
 repeated. Table and key prefix are those of the ticket, unless others are given. The exit code is 76 if the lock was \
-resumed or another holder has the key.
+resumed or another holder has the key, and 0 then with --if-held, unless it was resumed.
 
-With a key, frees it for an operator (IAM actions dynamodb:GetItem and dynamodb:UpdateItem). This does not stop the \
+With a key and --owner-from, frees it if this identity holds it, whatever its ticket: after a pipeline was stopped, for \
+example. Make sure that its work has ended.
+
+With a key and --fence or --force, frees it for an operator (IAM actions dynamodb:GetItem and dynamodb:UpdateItem). This does not stop the \
 holder's work: make sure that the holder has crashed, or that its writes are fenced. `run --renew` notices it at its \
 next renewal, when a third of the lease is over, and ends its command. Without --renew, the command runs on, at the \
 longest until its lease ends. The code of `run` is 76 in both cases.

@@ -77,7 +77,7 @@ async fn act(Arguments { table, action }: Arguments) -> Result<u8, Failure> {
         Action::List { selection, json } => show::list(&table, &selection, json).await?,
         Action::Get { keys, json } => show::get(&table, keys, json).await?,
         Action::Watch { keys, selection, interval } => show::watch(&table, keys, &selection, interval).await?,
-        Action::Release(Release { key: None, .. }) => ticket::release(&table).await?,
+        Action::Release(Release { key: None, if_held, .. }) => ticket::release(&table, if_held).await?,
         Action::Release(mut release) => {
             let key = release.key.take().unwrap_or_default();
             operate::release(&table, key, release).await?;

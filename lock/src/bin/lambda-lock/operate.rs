@@ -6,12 +6,15 @@ use crate::arguments::{Release, TableOptions};
 use crate::connect::{Connection, Key, connect};
 use crate::failure::{CONFIGURATION, Failure, HELD, USAGE};
 use crate::identity;
-use crate::output::{line, say};
+use crate::output::{line, printable, say};
 use crate::show::missing;
 
 /// Frees the key of another holder.
 pub(crate) async fn release(options: &TableOptions, key: String, release: Release) -> Result<(), Failure> {
-    let Release { fence, force, yes, .. } = release;
+    let Release { fence, force, yes, owner_from, .. } = release;
+    if let Some(owner) = owner_from {
+        return release_identity(options, &key, &owner).await;
+    }
     if force && !yes && !io::stdin().is_terminal() {
         let message = "--force asks for confirmation, and standard input is not a terminal: add --yes, or give --fence";
         return Err(Failure::new(USAGE, message));
@@ -55,6 +58,17 @@ pub(crate) async fn release(options: &TableOptions, key: String, release: Releas
     } else {
         refused(HELD, "its holder has changed since it was read; look again with `get`")
     }
+}
+
+/// Frees what this identity holds.
+async fn release_identity(options: &TableOptions, key: &str, owner: &str) -> Result<(), Failure> {
+    let connection = connect(options, identity::user()).await?;
+    let Key { name, of_row: key } = connection.named_key(key);
+    let Connection { locks, table, .. } = connection;
+    if locks.release_identity(name, owner).await? {
+        return line(&format!("released: key `{key}` in table `{table}`"));
+    }
+    line(&format!("key `{key}` in table `{table}` is not held for `{}`", printable(owner)))
 }
 
 fn is_confirmed(question: &str) -> io::Result<bool> {

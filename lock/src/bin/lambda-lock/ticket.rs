@@ -1,13 +1,15 @@
 //! The commands `acquire`, and `renew` and `release` with a ticket: a lock for steps that are separate processes.
 
+use std::fs;
 use std::io::{self, IsTerminal as _, Read as _};
+use std::path::Path;
 use std::time::{Duration, SystemTime};
 
-use lambda_lock::{Lock, Locks, Ticket};
+use lambda_lock::{Attempt, Lock, Locks, Ticket, Turn};
 
 use crate::arguments::{Acquire, TableOptions};
 use crate::connect::{self, Connection};
-use crate::failure::{BROKEN_OUTPUT, CONFIGURATION, Failure, USAGE, sentence};
+use crate::failure::{BROKEN_OUTPUT, CONFIGURATION, Failure, HELD, USAGE, sentence};
 use crate::identity;
 use crate::output::{line, print, printable, say};
 use crate::run::{FLUSH_TIMEOUT, killed_by};
@@ -34,15 +36,31 @@ pub(crate) async fn acquire(options: &TableOptions, acquire: Acquire) -> Result<
         attempt = attempt.wait(wait);
     }
     let mut signals = Signals::passed_on().map_err(Failure::of_the_system)?;
-    let mut acquiring = attempt.into_future();
+    let file = acquire.turn;
+    let turn = file.as_deref().map_or(Ok(None), read_turn)?;
+    let mut acquiring = Box::pin(async {
+        let Some(file) = &file else { return Ok(attempt.await?) };
+        match attempt.attempt(turn).await? {
+            Attempt::Acquired(lock) => Ok(lock),
+            Attempt::Waiting(turn) => Err(keep_turn(file, &turn)),
+        }
+    });
     let acquired = tokio::select! {
         biased;
         signal = signals.next() => Err(signal),
         acquired = &mut acquiring => Ok(acquired),
     };
     let outcome = match acquired {
-        Ok(Ok(lock)) => hand_over(&locks, lock).await.map(|()| 0),
-        Ok(Err(error)) => Err(error.into()),
+        Ok(Ok(lock)) => {
+            drop(acquiring);
+            let handed_over = hand_over(&locks, lock).await;
+            // Nobody waits any more.
+            if let Some(file) = file.filter(|file| file.exists()) {
+                let _the_wait_is_over = fs::remove_file(file);
+            }
+            handed_over.map(|()| 0)
+        }
+        Ok(Err(failure)) => Err(failure),
         Err(signal) => {
             drop(acquiring);
             Ok(killed_by(signal.as_raw()))
@@ -51,6 +69,35 @@ pub(crate) async fn acquire(options: &TableOptions, acquire: Acquire) -> Result<
     // An acquire without an answer may have taken the lock. Its release runs in the background.
     let _the_lease_ends_anyway = locks.flush(FLUSH_TIMEOUT).await;
     outcome
+}
+
+/// Reads the turn of the last attempt. There is none before the second one.
+fn read_turn(file: &Path) -> Result<Option<Turn>, Failure> {
+    let json = match fs::read(file) {
+        Ok(json) => json,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(Failure::of_the_system(error)),
+    };
+    let turn = serde_json::from_slice(&json).map_err(|why| {
+        let (file, why) = (file.display().to_string(), why.to_string());
+        let (file, why) = (printable(&file), printable(&why));
+        let message = format!("the turn in `{file}` is not valid: {why}; delete the file, which gives up the turn");
+        Failure::new(CONFIGURATION, message)
+    })?;
+    Ok(Some(turn))
+}
+
+/// Writes the turn for the next attempt. Returns the refusal.
+fn keep_turn(file: &Path, turn: &Turn) -> Failure {
+    let key = turn.keys().next().map(printable).unwrap_or_default().into_owned();
+    let written = serde_json::to_vec(turn).map_err(io::Error::other).and_then(|json| fs::write(file, json));
+    match written {
+        Ok(()) => Failure::new(
+            HELD,
+            format!("key `{key}` is held: try again with this turn in {} s", turn.delay_in_seconds()),
+        ),
+        Err(error) => Failure::of_the_system(error),
+    }
 }
 
 async fn hand_over(locks: &Locks, lock: Lock) -> Result<(), Failure> {
@@ -82,10 +129,14 @@ pub(crate) async fn renew(options: &TableOptions, lease: Option<Duration>) -> Re
     line(&format!("renewed: key `{}` in table `{table}` until {end}", ticket.key()))
 }
 
-pub(crate) async fn release(options: &TableOptions) -> Result<(), Failure> {
+pub(crate) async fn release(options: &TableOptions, if_held: bool) -> Result<(), Failure> {
     let ticket = read("release")?;
     let Connection { locks, table, .. } = connect::connect_for(&ticket, options, identity::user()).await?;
-    locks.release_ticket(&ticket).await?;
+    if !if_held {
+        locks.release_ticket(&ticket).await?;
+    } else if !locks.release_ticket_if_held(&ticket).await? {
+        return line(&format!("lost before: key `{}` in table `{table}`", ticket.key()));
+    }
     line(&format!("released: key `{}` in table `{table}`", ticket.key()))
 }
 
