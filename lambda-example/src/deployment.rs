@@ -22,7 +22,7 @@ use crate::settings::Simulation;
 /// timeout, so the work ends before its lease.
 const LEASE: Duration = Duration::from_mins(10);
 /// How long an execution waits for other deployments of its service.
-const WAIT: Duration = Duration::from_hours(1);
+pub(crate) const WAIT: Duration = Duration::from_hours(1);
 
 /// The input of an execution.
 #[derive(Clone, Debug, Deserialize, Serialize)]
@@ -218,7 +218,13 @@ async fn free(locks: Locks, Stopped { execution_arn, input }: Stopped) -> Result
     Ok(Done::Freed)
 }
 
-async fn roll_out(releases: &Releases, simulation: Simulation, input: Deployment, fence: u64) -> Result<Done, Failure> {
+/// Rolls the version out, and writes the release.
+pub(crate) async fn roll_out(
+    releases: &Releases,
+    simulation: Simulation,
+    input: Deployment,
+    fence: u64,
+) -> Result<Done, Failure> {
     let Deployment { key, version, rolling_out_ms, fails } = input;
     tracing::info!(key, version, fence, "rolling out");
     simulation.work(rolling_out_ms).await;

@@ -1,6 +1,7 @@
 //! The functions, as a library, so that `main`, the demonstration and the tests run the same code.
 
 mod deployment;
+mod durable_deployment;
 mod failure;
 mod input;
 mod nightly_report;
@@ -12,6 +13,7 @@ mod shutdown;
 pub mod telemetry;
 
 pub use deployment::{Deployment, Done, Releases, Step, Stopped, Task, deployment};
+pub use durable_deployment::durable_deployment;
 pub use failure::Failure;
 pub use nightly_report::{Outcome, ReportRequest, Reports, nightly_report};
 pub use order_api::{NewOrder, Order, Orders, order_api};

@@ -42,6 +42,11 @@ impl Simulation {
         }
     }
 
+    /// Returns this time, if the input may choose one.
+    pub(crate) fn time(self, millis: u64) -> Duration {
+        if self == Self::On { Duration::from_millis(millis) } else { Duration::ZERO }
+    }
+
     /// Returns whether the function fails as the input asks.
     pub(crate) fn fails(self, asked: bool) -> bool {
         asked && self == Self::On

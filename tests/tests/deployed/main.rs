@@ -6,6 +6,7 @@
 //! or fails if `LOCK_TEST_DEPLOYED` is `required`.
 
 mod deployments;
+mod durable;
 mod local_aws;
 mod observability;
 mod orders;
@@ -27,6 +28,7 @@ use crate::deployments::{
     a_failed_deployment_frees_its_lock_and_fails_its_execution, an_execution_that_was_stopped_frees_its_lock,
     two_deployments_of_a_service_run_one_after_the_other,
 };
+use crate::durable::durable_executions_of_a_service_run_one_after_the_other;
 use crate::observability::{
     alarms_and_dashboard_show_the_exported_metrics, each_alarm_and_widget_has_data,
     each_log_line_has_the_id_of_its_request_once,
@@ -56,6 +58,7 @@ use crate::totals::{a_placed_order_is_counted_once, a_record_delivered_again_is_
 const TOOLS: [&str; 5] = ["sam", "cargo-lambda", "ministack", "aws", "faketime"];
 const REGION: &str = "us-east-1";
 const STACK: &str = "example";
+/// Those whose metrics and logs are checked. `durable-deployment` has the same layers as `deployment`.
 const FUNCTIONS: [&str; 5] = ["nightly-report", "order-api", "payment-queue", "order-totals", "deployment"];
 /// The test sends nothing to it.
 const TOPIC: &str = "arn:aws:sns:us-east-1:000000000000:alarms";
@@ -89,6 +92,7 @@ async fn the_deployed_functions_do_each_job_once() {
     two_deployments_of_a_service_run_one_after_the_other(&stack).await;
     a_failed_deployment_frees_its_lock_and_fails_its_execution(&stack).await;
     an_execution_that_was_stopped_frees_its_lock(&stack).await;
+    durable_executions_of_a_service_run_one_after_the_other(&stack).await;
     alarms_and_dashboard_show_the_exported_metrics(&stack).await;
     each_log_line_has_the_id_of_its_request_once(&stack).await;
     a_thousand_requests_place_two_hundred_orders(&stack).await;

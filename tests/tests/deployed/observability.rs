@@ -63,6 +63,7 @@ pub(crate) async fn alarms_and_dashboard_show_the_exported_metrics(stack: &Stack
     };
     let errors = errors
         .into_iter()
+        .chain([("durable-deployment", "DurableExecutionFailed")])
         .chain([("order-api", "Url5xxCount"), ("order-totals", "IteratorAge")])
         .map(|(function, name)| Metric { namespace: "AWS/Lambda".to_owned(), ..Metric::of(function, name, &[]) });
     let mut queues = Vec::new();
@@ -93,7 +94,9 @@ pub(crate) async fn alarms_and_dashboard_show_the_exported_metrics(stack: &Stack
     );
 
     let searches = searches(stack).await;
-    let functions = FUNCTIONS.map(|function| format!("\"{}\"", in_stack(function))).join(" OR ");
+    let functions = FUNCTIONS.into_iter().chain(["durable-deployment"]);
+    let functions: Vec<_> = functions.map(|function| format!("\"{}\"", in_stack(function))).collect();
+    let functions = functions.join(" OR ");
     for Metric { namespace, name, dimensions } in exported {
         let schema = dimensions.into_keys().fold(namespace, |schema, dimension| format!("{schema},{dimension}"));
         let search = format!("{{{schema}}} FunctionName=({functions}) MetricName=\"{name}\"");

@@ -3,6 +3,7 @@
 
 mod accounts;
 mod bank;
+mod durable;
 mod execution;
 mod orders;
 mod payments;
@@ -62,7 +63,9 @@ async fn run(cloud: Result<Cloud, Error>) -> Result<(), Error> {
     println!("\n6. Transfers, which lock two accounts each\n");
     accounts::show(&cloud).await?;
     println!("\n7. A workflow, whose steps hold one lock\n");
-    execution::show(&cloud).await
+    execution::show(&cloud).await?;
+    println!("\n8. durable-deployment, a durable function\n");
+    durable::show(&cloud).await
 }
 
 /// The tables, and the engine that has them.
