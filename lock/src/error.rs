@@ -101,8 +101,9 @@ pub enum ErrorKind {
     Throttled,
     /// Neither the request nor a retry of the SDK got a usable answer: connection, timeout, server error.
     Unavailable,
-    /// A transaction on the row is in progress, such as the holder's with
-    /// [`condition_check`](crate::Lock::condition_check) or an acquire of [several keys](crate::Locks::acquire_all).
+    /// Another request on the row is in progress: a transaction, such as the holder's with
+    /// [`condition_check`](crate::Lock::condition_check) or an acquire of [several keys](crate::Locks::acquire_all); or a write
+    /// of another region.
     Conflict,
     /// The caller lacks an IAM action for this table or key.
     AccessDenied,
@@ -402,7 +403,7 @@ impl Error {
     }
 
     /// Returns `true` if a later attempt can succeed without a change by the user: another holder or run has the key, or
-    /// DynamoDB throttled the request, did not answer it, or was busy with a transaction on the row. These are the errors
+    /// DynamoDB throttled the request, did not answer it, or was busy with another request on the row. These are the errors
     /// after which a [wait](crate::Acquire::wait) tries again.
     ///
     /// After any other error, a retry fails for the same reason, or has to be another operation: a lost lock has to be
@@ -482,8 +483,8 @@ impl Error {
         !matches!(self.0.cause, Cause::Throttled | Cause::Unavailable | Cause::NotSent)
     }
 
-    /// Returns `true` if DynamoDB did not apply the last attempt because of other requests: it throttles, or a transaction on
-    /// the row is in progress.
+    /// Returns `true` if DynamoDB did not apply the last attempt because of other requests: it throttles, or another request
+    /// on the row is in progress.
     pub(crate) fn is_prevented(&self) -> bool {
         matches!(self.0.cause, Cause::Throttled | Cause::Conflict)
     }
@@ -498,6 +499,15 @@ pub(crate) fn is_throttle(code: &str) -> bool {
             | "Throttling"
             | "RequestLimitExceeded"
             | "LimitExceededException"
+    )
+}
+
+/// Whether an error code of DynamoDB says that another request changes the row at this moment: a transaction, or a write of
+/// another region. Of both, DynamoDB applies nothing.
+pub(crate) fn is_conflict(code: &str) -> bool {
+    matches!(
+        code,
+        "TransactionConflictException" | "ReplicatedWriteConflictException" | "TransactionInProgressException"
     )
 }
 
@@ -517,9 +527,7 @@ fn classify<E: ProvideErrorMetadata>(error: &SdkError<E>) -> Cause {
     let status = error.raw_response().map_or(0, |response| response.status().as_u16());
     match error.code().unwrap_or_default() {
         code if is_throttle(code) => Cause::Throttled,
-        "TransactionConflictException" | "ReplicatedWriteConflictException" | "TransactionInProgressException" => {
-            Cause::Conflict
-        }
+        code if is_conflict(code) => Cause::Conflict,
         "AccessDeniedException"
         | "UnrecognizedClientException"
         | "ExpiredTokenException"

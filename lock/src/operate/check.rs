@@ -12,7 +12,7 @@ use aws_smithy_types::date_time::Format;
 use humantime::format_duration;
 
 use crate::clock::millis;
-use crate::error::{Error, ErrorKind};
+use crate::error::{Error, ErrorKind, is_conflict};
 use crate::limits::REQUEST_TIMEOUT;
 use crate::lock::Locks;
 use crate::panics;
@@ -205,10 +205,7 @@ impl Check<'_> {
             self.server_time = Some(ServerTime { sent, received, date: Duration::from_secs(date) });
         }
         let code = error.code().unwrap_or_default();
-        if matches!(
-            code,
-            "ConditionalCheckFailedException" | "TransactionCanceledException" | "TransactionConflictException"
-        ) {
+        if is_conflict(code) || matches!(code, "ConditionalCheckFailedException" | "TransactionCanceledException") {
             return Ok(None);
         }
         let is_denied = code == "AccessDeniedException";

@@ -100,18 +100,19 @@ impl<'a> From<Update<'a>> for Write<'a> {
 }
 
 impl Table {
-    /// Sends a request of a holder. Sends it again while DynamoDB throttles it or another transaction on the row prevents it,
-    /// for up to [`REQUEST_TIMEOUT`] in all. `attempts` records which of the SDK's attempts were answered.
+    /// Sends a request of a holder. Sends it again while DynamoDB throttles it or another request on the row prevents it, for
+    /// up to [`REQUEST_TIMEOUT`] in all. `attempts` records which of the SDK's attempts were answered.
     ///
     /// This is the one rule for all holders. Each of their requests recognises that it was applied before. The SDK itself
-    /// repeats no conflict and no transaction that was cancelled because of throttling, and here no throttled update either.
+    /// repeats no conflict with a transaction and no transaction that was cancelled because of throttling, and here no
+    /// throttled update and no conflict with a write of another region either.
     pub(super) async fn write(
         &self,
         write: impl Into<Write<'_>>,
         attempts: Option<&SdkAttempts>,
     ) -> Result<Answer, Error> {
         let write = write.into();
-        let attempts = attempts.cloned().unwrap_or_else(SdkAttempts::leaving_throttles);
+        let attempts = attempts.cloned().unwrap_or_else(SdkAttempts::leaving_prevented);
         let mut last = None;
         let answered = async {
             let mut delay = FIRST_DELAY;
