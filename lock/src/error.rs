@@ -14,6 +14,9 @@ use crate::text::{printable, printable_up_to};
 /// The longest text of another program in a message, in bytes: the SDK's, or that of a setting.
 const LONGEST_REASON: usize = 1024;
 
+/// What to do without transactions instead of several keys.
+pub(crate) const ONE_KEY_INSTEAD: &str = "lock one key that stands for all of them";
+
 pub(crate) type Source = Box<dyn StdError + Send + Sync>;
 
 /// Why an operation failed.
@@ -103,7 +106,8 @@ pub enum ErrorKind {
     Unavailable,
     /// Another request on the row is in progress: a transaction, such as the holder's with
     /// [`condition_check`](crate::Lock::condition_check) or an acquire of [several keys](crate::Locks::acquire_all); or a write
-    /// of another region.
+    /// of another region, in a table with
+    /// [multi-Region strong consistency](crate::LocksBuilder::multi_region_strong_consistency).
     Conflict,
     /// The caller lacks an IAM action for this table or key.
     AccessDenied,
@@ -245,6 +249,8 @@ pub(crate) enum Cause {
     /// The client could not send a request at all: no credentials, no region, a wrong certificate.
     NotSent,
     Rejected,
+    /// A table with multi-Region strong consistency rejects every transaction.
+    TransactionRejected,
     #[cfg(feature = "idempotency")]
     InProgress(Holder),
     #[cfg(feature = "idempotency")]
@@ -375,7 +381,7 @@ impl Error {
             Cause::WrongKind { .. } => ErrorKind::WrongKind,
             Cause::Invalid(_) => ErrorKind::Invalid,
             Cause::NotSent => ErrorKind::NotSent,
-            Cause::Rejected => ErrorKind::Rejected,
+            Cause::Rejected | Cause::TransactionRejected => ErrorKind::Rejected,
             #[cfg(feature = "idempotency")]
             Cause::InProgress(_) => ErrorKind::InProgress,
             #[cfg(feature = "idempotency")]
@@ -619,6 +625,11 @@ impl fmt::Display for Error {
             Cause::Invalid(message) => f.write_str(&reason(message))?,
             Cause::NotSent => write!(f, "no request for {what} was sent: check region, credentials and endpoint")?,
             Cause::Rejected => write!(f, "DynamoDB rejected the request for {what}: correct what its message names")?,
+            Cause::TransactionRejected => write!(
+                f,
+                "DynamoDB rejected the transaction on {what}: correct what its message names; a table with multi-Region strong \
+                 consistency has no transactions: {ONE_KEY_INSTEAD}, and set LocksBuilder::multi_region_strong_consistency"
+            )?,
             #[cfg(feature = "idempotency")]
             Cause::InProgress(holder) => write!(f, "{what} is in progress: {holder}")?,
             #[cfg(feature = "idempotency")]
