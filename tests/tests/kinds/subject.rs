@@ -27,6 +27,8 @@ pub(crate) enum Ability {
     HandOver,
     /// To wait in turn.
     TakeTurns,
+    /// To hold in all regions of a table.
+    HoldAcrossRegions,
 }
 
 /// A kind of lock, as its holder uses it.
@@ -129,6 +131,7 @@ impl Subject for SeveralKeys {
     fn cannot(ability: Ability) -> Option<&'static str> {
         match ability {
             Ability::HandOver => Some("a set has no ticket: a ticket names one key"),
+            Ability::HoldAcrossRegions => Some("a set needs transactions, which no table has across regions"),
             _ => None,
         }
     }
@@ -284,7 +287,7 @@ impl Subject for Record {
             Ability::ReportLateRelease => "a run that has failed returns the error of its handler",
             Ability::HandOver => "a run has no ticket: its result belongs to this process",
             Ability::TakeTurns => "a result is for all who wait for it",
-            Ability::ReleaseOnDrop => return None,
+            Ability::ReleaseOnDrop | Ability::HoldAcrossRegions => return None,
         })
     }
 

@@ -196,6 +196,15 @@ async fn a_wait_retries_transient_errors_and_no_others() {
 }
 
 #[tokio::test]
+async fn a_wait_decides_when_to_ask_after_a_conflict_with_another_region() {
+    let world = World::new().await;
+    let host = world.host().intercept(Refuse(400, "ReplicatedWriteConflictException")).build();
+    let locks = world.locks_with_quick_retries(&host).build().unwrap();
+    locks.acquire("job").wait(eagerly().max_attempts(3)).await.unwrap_err();
+    assert_eq!(host.requests(), 2 + 3, "the SDK repeats only the last attempt");
+}
+
+#[tokio::test]
 async fn a_wait_that_is_throttled_to_its_end_fails_as_throttled() {
     let world = World::new().await;
     let host = world.host().faults(Faults::seeded(1).throttle(1.0)).build();
