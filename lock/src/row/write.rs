@@ -43,6 +43,7 @@ pub(super) struct Write<'a> {
 pub(super) enum Transactional {
     SeveralKeys,
     ConditionCheck,
+    #[cfg(feature = "idempotency")]
     Completion,
 }
 
@@ -56,6 +57,7 @@ impl Transactional {
         let (needs, instead) = match self {
             Self::SeveralKeys => ("several keys need", ONE_KEY_INSTEAD),
             Self::ConditionCheck => ("a condition check needs", "let the write itself compare the fence of the lock"),
+            #[cfg(feature = "idempotency")]
             Self::Completion => (
                 "`complete_in` needs",
                 "return the result, which the run then stores, and make the work safe to repeat",

@@ -27,14 +27,17 @@ pub(crate) async fn writes_that_conflict_with_another_region_are_repeated<S: Sub
     if is_excepted::<S>(Ability::HoldAcrossRegions) {
         return;
     }
+    let mut acquired = 0;
     for seed in 0..8 {
         let world = World::across_regions().await;
         let faults = Faults::seeded(seed).replicated_write_conflicts(0.5);
         let locks = locks(&world, world.host().faults(faults));
         // Without a wait, the SDK's tries may all conflict.
         let Ok(mut held) = S::acquire(&locks, LEASE).await else { continue };
+        acquired += 1;
         held.renew(2 * LEASE).await.unwrap();
         held.release().await.unwrap();
         assert_free::<S>(&world).await;
     }
+    assert!(acquired >= 4, "{acquired}");
 }
