@@ -22,7 +22,7 @@ impl Table {
         let is_old = self.is_ours().and(self.is_expired(now));
         let mut filter = Rendered::of(&is_old);
         let key = filter.list([self.partition_key_path()]);
-        // A read of a row that has changed costs one request: the deletion has the condition again.
+        // Not consistent, at half the price: the deletion of a row that has changed is refused.
         let request = self
             .client
             .scan()
@@ -49,8 +49,8 @@ impl Table {
         Ok(Some((deleted, Cursor::before(page.last_evaluated_key))))
     }
 
-    /// The row is as old as one that TTL deletes, by every clock. A lease that goes on, which only a row by hand has then, keeps
-    /// it.
+    /// The row is as old as one that TTL deletes, by every clock. A lease that goes on keeps it, such as one that was written by
+    /// hand.
     fn is_expired(&self, now: Moment) -> Condition<'static> {
         let now = now.wall.saturating_sub(self.clock_skew);
         all([
