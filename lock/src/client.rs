@@ -21,7 +21,7 @@ use aws_smithy_types::retry::RetryConfig;
 use aws_smithy_types::timeout::TimeoutConfig;
 
 use crate::connections::{Connections, has_no_answer};
-use crate::error::is_throttle;
+use crate::error::{is_conflict, is_throttle};
 
 const MAX_ATTEMPTS: u32 = 6;
 const INITIAL_BACKOFF: Duration = Duration::from_millis(25);
@@ -184,16 +184,16 @@ pub(crate) struct SdkAttempts(Arc<State>);
 
 #[derive(Debug, Default)]
 struct State {
-    /// The SDK does not repeat a request that is throttled.
-    leaves_throttles: bool,
+    /// The SDK does not repeat a request that is throttled or meets a write of another region.
+    leaves_prevented: bool,
     is_under_way: AtomicBool,
     is_unanswered: AtomicBool,
 }
 
 impl SdkAttempts {
-    /// The attempts of one that asks again by itself: when it is throttled, it decides when.
-    pub(crate) fn leaving_throttles() -> Self {
-        Self(Arc::new(State { leaves_throttles: true, ..State::default() }))
+    /// The attempts of one that asks again by itself: when other requests prevent one, it decides when to ask.
+    pub(crate) fn leaving_prevented() -> Self {
+        Self(Arc::new(State { leaves_prevented: true, ..State::default() }))
     }
 
     pub(crate) fn is_unanswered(&self) -> bool {
@@ -239,9 +239,9 @@ impl Intercept for SdkAttempts {
         _: &RuntimeComponents,
         config: &mut ConfigBag,
     ) -> Result<(), BoxError> {
-        let Some(Err(error)) = context.output_or_error().filter(|_| self.0.leaves_throttles) else { return Ok(()) };
+        let Some(Err(error)) = context.output_or_error().filter(|_| self.0.leaves_prevented) else { return Ok(()) };
         let refusal = error.as_operation_error().and_then(|error| error.downcast_ref::<UpdateItemError>());
-        if refusal.and_then(|refusal| refusal.code()).is_some_and(is_throttle)
+        if refusal.and_then(|refusal| refusal.code()).is_some_and(|code| is_throttle(code) || is_conflict(code))
             && let Some(retries) = config.load::<RetryConfig>().cloned()
         {
             config.interceptor_state().store_put(retries.with_max_attempts(1));

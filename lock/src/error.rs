@@ -14,6 +14,9 @@ use crate::text::{printable, printable_up_to};
 /// The longest text of another program in a message, in bytes: the SDK's, or that of a setting.
 const LONGEST_REASON: usize = 1024;
 
+/// What to do without transactions instead of several keys.
+pub(crate) const ONE_KEY_INSTEAD: &str = "lock one key that stands for all of them";
+
 pub(crate) type Source = Box<dyn StdError + Send + Sync>;
 
 /// Why an operation failed.
@@ -101,8 +104,10 @@ pub enum ErrorKind {
     Throttled,
     /// Neither the request nor a retry of the SDK got a usable answer: connection, timeout, server error.
     Unavailable,
-    /// A transaction on the row is in progress, such as the holder's with
-    /// [`condition_check`](crate::Lock::condition_check) or an acquire of [several keys](crate::Locks::acquire_all).
+    /// Another request on the row is in progress: a transaction, such as the holder's with
+    /// [`condition_check`](crate::Lock::condition_check) or an acquire of [several keys](crate::Locks::acquire_all); or a write
+    /// of another region, in a table with
+    /// [multi-Region strong consistency](crate::LocksBuilder::multi_region_strong_consistency).
     Conflict,
     /// The caller lacks an IAM action for this table or key.
     AccessDenied,
@@ -244,6 +249,8 @@ pub(crate) enum Cause {
     /// The client could not send a request at all: no credentials, no region, a wrong certificate.
     NotSent,
     Rejected,
+    /// A table with multi-Region strong consistency rejects every transaction.
+    TransactionRejected,
     #[cfg(feature = "idempotency")]
     InProgress(Holder),
     #[cfg(feature = "idempotency")]
@@ -382,7 +389,7 @@ impl Error {
             Cause::WrongKind { .. } => ErrorKind::WrongKind,
             Cause::Invalid(_) => ErrorKind::Invalid,
             Cause::NotSent => ErrorKind::NotSent,
-            Cause::Rejected => ErrorKind::Rejected,
+            Cause::Rejected | Cause::TransactionRejected => ErrorKind::Rejected,
             #[cfg(feature = "idempotency")]
             Cause::InProgress(_) => ErrorKind::InProgress,
             #[cfg(feature = "idempotency")]
@@ -410,7 +417,7 @@ impl Error {
     }
 
     /// Returns `true` if a later attempt can succeed without a change by the user: another holder or run has the key, or
-    /// DynamoDB throttled the request, did not answer it, or was busy with a transaction on the row. These are the errors
+    /// DynamoDB throttled the request, did not answer it, or was busy with another request on the row. These are the errors
     /// after which a [wait](crate::Acquire::wait) tries again.
     ///
     /// After any other error, a retry fails for the same reason, or has to be another operation: a lost lock has to be
@@ -526,8 +533,8 @@ impl Error {
         !matches!(self.0.cause, Cause::Throttled | Cause::Unavailable | Cause::NotSent)
     }
 
-    /// Returns `true` if DynamoDB did not apply the last attempt because of other requests: it throttles, or a transaction on
-    /// the row is in progress.
+    /// Returns `true` if DynamoDB did not apply the last attempt because of other requests: it throttles, or another request
+    /// on the row is in progress.
     pub(crate) fn is_prevented(&self) -> bool {
         matches!(self.0.cause, Cause::Throttled | Cause::Conflict)
     }
@@ -542,6 +549,15 @@ pub(crate) fn is_throttle(code: &str) -> bool {
             | "Throttling"
             | "RequestLimitExceeded"
             | "LimitExceededException"
+    )
+}
+
+/// Whether an error code of DynamoDB says that another request changes the row at this moment: a transaction, or a write of
+/// another region. Of both, DynamoDB applies nothing.
+pub(crate) fn is_conflict(code: &str) -> bool {
+    matches!(
+        code,
+        "TransactionConflictException" | "ReplicatedWriteConflictException" | "TransactionInProgressException"
     )
 }
 
@@ -561,9 +577,7 @@ fn classify<E: ProvideErrorMetadata>(error: &SdkError<E>) -> Cause {
     let status = error.raw_response().map_or(0, |response| response.status().as_u16());
     match error.code().unwrap_or_default() {
         code if is_throttle(code) => Cause::Throttled,
-        "TransactionConflictException" | "ReplicatedWriteConflictException" | "TransactionInProgressException" => {
-            Cause::Conflict
-        }
+        code if is_conflict(code) => Cause::Conflict,
         "AccessDeniedException"
         | "UnrecognizedClientException"
         | "ExpiredTokenException"
@@ -655,6 +669,11 @@ impl fmt::Display for Error {
             Cause::Invalid(message) => f.write_str(&reason(message))?,
             Cause::NotSent => write!(f, "no request for {what} was sent: check region, credentials and endpoint")?,
             Cause::Rejected => write!(f, "DynamoDB rejected the request for {what}: correct what its message names")?,
+            Cause::TransactionRejected => write!(
+                f,
+                "DynamoDB rejected the transaction on {what}: correct what its message names; a table with multi-Region strong \
+                 consistency has no transactions: {ONE_KEY_INSTEAD}, and set LocksBuilder::multi_region_strong_consistency"
+            )?,
             #[cfg(feature = "idempotency")]
             Cause::InProgress(holder) => write!(f, "{what} is in progress: {holder}")?,
             #[cfg(feature = "idempotency")]

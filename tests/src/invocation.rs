@@ -197,13 +197,21 @@ impl Intercept for LoseAnswers {
 pub enum Cause {
     /// A transaction on the row is in progress.
     Conflict,
+    /// A write of another region to the row is in progress.
+    OtherRegion,
     /// Requests are throttled.
     Throttling,
 }
 
 impl Cause {
-    /// All causes.
-    pub const ALL: [Self; 2] = [Self::Conflict, Self::Throttling];
+    /// All causes for an update.
+    pub const ALL: [Self; 3] = [Self::Conflict, Self::OtherRegion, Self::Throttling];
+
+    /// All causes for an operation. A table that more than one region writes has no transactions.
+    pub fn of(operation: &str) -> impl Iterator<Item = Self> {
+        let is_update = operation == "UpdateItem";
+        Self::ALL.into_iter().filter(move |cause| is_update || *cause != Self::OtherRegion)
+    }
 }
 
 /// Answers these writes of a host, counted from 1, as DynamoDB does for this cause. The table does not apply them.
@@ -241,6 +249,7 @@ impl Intercept for Prevents {
         let items = request["TransactItems"].as_array().map_or(0, Vec::len);
         let (alone, reason) = match self.cause {
             Cause::Conflict => ("TransactionConflictException", "TransactionConflict"),
+            Cause::OtherRegion => ("ReplicatedWriteConflictException", "None"),
             Cause::Throttling => ("ThrottlingException", "ThrottlingError"),
         };
         let exception = if items == 0 { alone } else { "TransactionCanceledException" };

@@ -43,6 +43,15 @@ impl World {
         world
     }
 
+    /// Returns a world whose table has multi-Region strong consistency, which only the embedded engine has. Each host can be
+    /// in another region.
+    pub async fn across_regions() -> Self {
+        let dynamodb = DynamoDb::new().unwrap().multi_region_strong_consistency();
+        let world = Self { dynamodb: Backend::Embedded(dynamodb), ..Self::without_table() };
+        world.create_table().await;
+        world
+    }
+
     async fn create_table(&self) {
         self.default_locks().create_table().await.unwrap();
     }

@@ -25,6 +25,7 @@ pub struct DynamoDb {
     database: Database,
     time: TrueTime,
     partitions: Option<Arc<Partitions>>,
+    has_strong_regions: bool,
 }
 
 impl DynamoDb {
@@ -38,7 +39,7 @@ impl DynamoDb {
         let time = TrueTime::starting_at(start);
         let database = Database::memory_with_clock(Arc::new(time))
             .map_err(|error| Error::new(Cause::Unavailable, "embedded", "").with_source(error))?;
-        Ok(Self { database, time, partitions: None })
+        Ok(Self { database, time, partitions: None, has_strong_regions: false })
     }
 
     /// Opens a DynamoDB whose tables are in a file, which is created if it does not exist. Processes on this machine can
@@ -60,7 +61,7 @@ impl DynamoDb {
             File::open(file.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new(".")));
         let _one_at_a_time = folder.ok().filter(|folder| folder.lock().is_ok());
         let database = Database::new(name).map_err(|error| unusable(error.into()))?;
-        Ok(Self { database, time: TrueTime::of_system(), partitions: None })
+        Ok(Self { database, time: TrueTime::of_system(), partitions: None, has_strong_regions: false })
     }
 
     /// Throttles the writes of a partition key beyond so many write units a second, with a reserve of one second. A partition
@@ -82,6 +83,26 @@ impl DynamoDb {
         Self { partitions: Some(Arc::new(Partitions::limited_to(write_units))), ..self }
     }
 
+    /// Makes each table a replica of a global table with multi-Region strong consistency: `DescribeTable` says so, and
+    /// transactions and TTL are refused. Each [host](Self::host) can be in another region;
+    /// [`Faults::replicated_write_conflicts`](super::Faults::replicated_write_conflicts) lets their writes conflict.
+    ///
+    /// ```
+    /// # use lambda_lock::{Error, Locks, embedded::DynamoDb};
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Error> {
+    /// let dynamodb = DynamoDb::new()?.multi_region_strong_consistency();
+    /// let locks = Locks::builder(dynamodb.client(), "locks").multi_region_strong_consistency(true).build()?;
+    /// locks.create_table().await?;
+    /// assert!(locks.acquire_all(["account#1", "account#2"]).await.is_err());
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn multi_region_strong_consistency(self) -> Self {
+        Self { has_strong_regions: true, ..self }
+    }
+
     /// Returns the current time in this DynamoDB.
     #[must_use]
     pub fn now(&self) -> SystemTime {
@@ -99,7 +120,8 @@ impl DynamoDb {
 
     /// Executes one request. Returns the HTTP status and the body of the response.
     pub(super) fn execute(&self, operation: &str, body: &[u8]) -> (u16, Vec<u8>) {
-        let answer = || match self.dispatch(operation, body) {
+        let dispatch = if self.has_strong_regions { Self::dispatch_with_regions } else { Self::dispatch };
+        let answer = || match dispatch(self, operation, body) {
             Ok(body) => (200, body),
             Err(error) => (error.status_code(), error.to_json().into_bytes()),
         };
@@ -150,6 +172,27 @@ impl DynamoDb {
         let request = json!({ "TableName": table, "Key": key, "ConsistentRead": true });
         let row = serde_json::from_value(request).ok().and_then(|request| self.database.get_item(request).ok()?.item);
         row.map_or(0, |row| item_size(&row))
+    }
+
+    /// Answers as a replica of a global table with multi-Region strong consistency.
+    fn dispatch_with_regions(&self, operation: &str, body: &[u8]) -> Result<Vec<u8>, DynoxideError> {
+        match operation {
+            "TransactGetItems" | "TransactWriteItems" | "UpdateTimeToLive" => {
+                let why = format!("{operation} is not supported on a table with multi-Region strong consistency");
+                Err(DynoxideError::ValidationException(why))
+            }
+            "DescribeTable" => {
+                let body = self.dispatch(operation, body)?;
+                let invalid = |error: serde_json::Error| DynoxideError::InternalServerError(error.to_string());
+                let mut answer: Value = serde_json::from_slice(&body).map_err(invalid)?;
+                answer["Table"]["MultiRegionConsistency"] = "STRONG".into();
+                answer["Table"]["Replicas"] = json!([{ "RegionName": "us-east-2", "ReplicaStatus": "ACTIVE" }]);
+                answer["Table"]["GlobalTableWitnesses"] =
+                    json!([{ "RegionName": "us-west-2", "WitnessStatus": "ACTIVE" }]);
+                serde_json::to_vec(&answer).map_err(invalid)
+            }
+            _ => self.dispatch(operation, body),
+        }
     }
 
     fn dispatch(&self, operation: &str, body: &[u8]) -> Result<Vec<u8>, DynoxideError> {

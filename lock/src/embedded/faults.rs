@@ -28,6 +28,7 @@ pub struct Faults {
     lose_answers: f64,
     throttle: f64,
     server_errors: f64,
+    replicated_write_conflicts: f64,
     repeat: (f64, Duration),
     late: (f64, Duration),
 }
@@ -42,6 +43,7 @@ impl Faults {
             lose_answers: 0.0,
             throttle: 0.0,
             server_errors: 0.0,
+            replicated_write_conflicts: 0.0,
             repeat: (0.0, Duration::ZERO),
             late: (0.0, Duration::ZERO),
         }
@@ -78,6 +80,14 @@ impl Faults {
         self
     }
 
+    /// Sets the chance that a write meets one of another region to the same row and is not applied, as in a [table with
+    /// multi-Region strong consistency](crate::embedded::DynamoDb::multi_region_strong_consistency):
+    /// `ReplicatedWriteConflictException`.
+    pub fn replicated_write_conflicts(mut self, chance: f64) -> Self {
+        self.replicated_write_conflicts = chance;
+        self
+    }
+
     /// Sets the chance that an answered request arrives again, up to `later` afterwards.
     pub fn repeat(mut self, chance: f64, later: Duration) -> Self {
         self.repeat = (chance, later);
@@ -108,6 +118,8 @@ impl Faults {
             Delivery::Throttled { by_account: self.random.bool() }
         } else if hit(self.server_errors) {
             Delivery::ServerError { applied: self.random.bool() }
+        } else if hit(self.replicated_write_conflicts) {
+            Delivery::Conflict
         } else if hit(self.late.0) {
             Delivery::Late(self.time_up_to(self.late.1))
         } else {
@@ -138,7 +150,13 @@ pub(super) enum Delivery {
     Answered,
     Lost,
     AnswerLost,
-    Throttled { by_account: bool },
-    ServerError { applied: bool },
+    Throttled {
+        by_account: bool,
+    },
+    ServerError {
+        applied: bool,
+    },
+    /// A write meets one of another region. All other requests are answered.
+    Conflict,
     Late(Duration),
 }

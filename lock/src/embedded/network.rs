@@ -163,8 +163,12 @@ impl Connection {
             Delivery::Throttled { .. } if is_transaction(&request) => throttled(&request),
             Delivery::Throttled { by_account: false } => refusal(400, "ProvisionedThroughputExceededException"),
             Delivery::ServerError { applied: false } => refusal(500, "InternalServerError"),
+            Delivery::Conflict if is_write(&request) => refusal(400, "ReplicatedWriteConflictException"),
             // A separate task, because a request on its way arrives even if its sender stops waiting.
-            Delivery::Answered | Delivery::AnswerLost | Delivery::ServerError { applied: true } => {
+            Delivery::Answered
+            | Delivery::AnswerLost
+            | Delivery::ServerError { applied: true }
+            | Delivery::Conflict => {
                 let arrival = tokio::spawn({
                     let connection = self.clone();
                     async move {
@@ -207,8 +211,7 @@ impl Connection {
 
     /// Lets the request arrive: observers see it, the backend applies it, observers see the answer.
     async fn deliver(&self, mut request: HttpRequest) -> Result<HttpResponse, ConnectorError> {
-        let target = request.headers().get("x-amz-target").unwrap_or_default();
-        let operation = target.rsplit('.').next().unwrap_or_default().to_owned();
+        let operation = operation(&request).to_owned();
         let intercepts = &self.network.intercepts;
         if intercepts.is_empty() {
             return self.apply(&operation, request).await;
@@ -255,8 +258,17 @@ fn refusal(status: u16, code: &str) -> Result<HttpResponse, ConnectorError> {
     response_of(status, body.to_string().into_bytes(), None)
 }
 
+fn operation(request: &HttpRequest) -> &str {
+    request.headers().get("x-amz-target").and_then(|target| target.rsplit('.').next()).unwrap_or_default()
+}
+
 fn is_transaction(request: &HttpRequest) -> bool {
-    request.headers().get("x-amz-target").is_some_and(|target| target.ends_with(".TransactWriteItems"))
+    operation(request) == "TransactWriteItems"
+}
+
+/// Whether it writes one row.
+fn is_write(request: &HttpRequest) -> bool {
+    ["DeleteItem", "PutItem", "UpdateItem"].contains(&operation(request))
 }
 
 /// A table that throttles one item of a transaction cancels the transaction.

@@ -68,7 +68,9 @@ impl Run {
     /// transaction; IAM action `dynamodb:UpdateItem`. If the run is [not enforced](Lock::is_enforced), the returned item is a check that
     /// always holds; IAM action `dynamodb:ConditionCheckItem`. If the result cannot be stored, the call fails with an error
     /// of kind [`UnusableResult`](crate::ErrorKind::UnusableResult), also with
-    /// [`OnUnstorableResult::CompleteWithoutResult`](crate::idempotency::OnUnstorableResult::CompleteWithoutResult).
+    /// [`OnUnstorableResult::CompleteWithoutResult`](crate::idempotency::OnUnstorableResult::CompleteWithoutResult). With
+    /// [multi-Region strong consistency](crate::LocksBuilder::multi_region_strong_consistency), there are no transactions, and the
+    /// call fails with an error of kind [`Invalid`](crate::ErrorKind::Invalid).
     pub fn complete_in<T: Serialize>(&self, result: &T) -> Result<TransactWriteItem, Error> {
         let result = self.stored(result).map_err(|why| self.lock.error(Cause::UnusableResult(why)))?;
         let completion = self.lock.completion(self.window, Outcome::Result(result.clone()))?;

@@ -652,7 +652,7 @@ impl<'a> AcquireAttempts<'a> {
         self.pending.may_have_key = true;
         telemetry.attempt();
         let asks_again = !self.is_last && self.acquire.wait.is_some_and(|wait| wait.is_repeated());
-        let sdk_attempts = if asks_again { SdkAttempts::leaving_throttles() } else { SdkAttempts::default() };
+        let sdk_attempts = if asks_again { SdkAttempts::leaving_prevented() } else { SdkAttempts::default() };
         let claimed = settings.table.acquire(&mut self.pending.acquisition, &claim, &sdk_attempts).await;
         self.unanswered |= sdk_attempts.is_unanswered();
         let answered = settings.clock.now();

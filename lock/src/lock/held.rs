@@ -425,7 +425,9 @@ impl Lock {
     /// succeeds while the lock is held.
     ///
     /// Sends no request. In the transaction it costs one write check, and needs the IAM action
-    /// `dynamodb:ConditionCheckItem`. For a lock that is not [enforced](Self::is_enforced), the check always holds.
+    /// `dynamodb:ConditionCheckItem`. For a lock that is not [enforced](Self::is_enforced), the check always holds. With
+    /// [multi-Region strong consistency](crate::LocksBuilder::multi_region_strong_consistency), there are no transactions: fails
+    /// with an error of kind [`Invalid`](crate::ErrorKind::Invalid).
     ///
     /// ```
     /// # use aws_sdk_dynamodb::{Client, types::{Put, TransactWriteItem}};

@@ -67,6 +67,7 @@ impl Locks {
                 key_prefix: String::new(),
                 clock_skew: Duration::from_secs(1),
                 retention: Duration::from_hours(24),
+                has_strong_regions: false,
             },
             lease: Duration::from_secs(30),
             holder: None,
@@ -84,6 +85,7 @@ impl Locks {
     /// | `LOCK_CLOCK_SKEW` | [`LocksBuilder::clock_skew`], in the same form | `1s` |
     /// | `LOCK_KEY_PREFIX` | [`LocksBuilder::key_prefix`] | empty |
     /// | `LOCK_ENABLED` | [`LocksBuilder::enabled`], `true` or `false` | `true` |
+    /// | `LOCK_MULTI_REGION_STRONG_CONSISTENCY` | [`LocksBuilder::multi_region_strong_consistency`], `true` or `false` | `false` |
     ///
     /// Sends no request. An error names the variable and its value.
     ///
@@ -323,6 +325,27 @@ impl LocksBuilder {
         self
     }
 
+    /// Says that the table is a global table with multi-Region strong consistency, so that locks hold across its regions. Off by
+    /// default.
+    ///
+    /// Such a table has no transactions. With this setting, what needs one fails with an error of kind
+    /// [`Invalid`](crate::ErrorKind::Invalid) before anything is sent: [several keys](Locks::acquire_all),
+    /// [`condition_check`](crate::Lock::condition_check) and [`Run::complete_in`](crate::Run::complete_in). Without it, DynamoDB
+    /// rejects the transaction. Such a table has no TTL either: [`Locks::delete_expired`] deletes old rows, and
+    /// [`Locks::create_table`] leaves TTL off.
+    ///
+    /// ```
+    /// # use lambda_lock::{Error, Locks};
+    /// # fn example(client: aws_sdk_dynamodb::Client) -> Result<(), Error> {
+    /// let locks = Locks::builder(client, "locks").multi_region_strong_consistency(true).build()?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn multi_region_strong_consistency(mut self, is_strong: bool) -> Self {
+        self.table.has_strong_regions = is_strong;
+        self
+    }
+
     /// Checks the settings and returns the locks. Sends nothing. With the feature `metrics`, gives the exporter the units and
     /// descriptions of the metrics.
     pub fn build(self) -> Result<Locks, Error> {
@@ -394,6 +417,7 @@ struct Variables {
     clock_skew: Option<Duration>,
     key_prefix: Option<String>,
     enabled: Option<bool>,
+    has_strong_regions: Option<bool>,
 }
 
 impl Variables {
@@ -416,13 +440,15 @@ impl Variables {
         let table = lookup("LOCK_TABLE_NAME").filter(|name| !name.is_empty()).ok_or_else(|| {
             Error::invalid("the environment variable LOCK_TABLE_NAME is not set: set it to the name of the lock table")
         })?;
+        let flag = |name| parsed(name, lookup(name), str::parse::<bool>, "`true` or `false`");
         let duration = |name| parsed(name, lookup(name), humantime::parse_duration, "a duration like `30s` or `500ms`");
         let variables = Self {
             table,
             lease: duration("LOCK_LEASE")?,
             clock_skew: duration("LOCK_CLOCK_SKEW")?,
             key_prefix: lookup("LOCK_KEY_PREFIX"),
-            enabled: parsed("LOCK_ENABLED", lookup("LOCK_ENABLED"), str::parse::<bool>, "`true` or `false`")?,
+            enabled: flag("LOCK_ENABLED")?,
+            has_strong_regions: flag("LOCK_MULTI_REGION_STRONG_CONSISTENCY")?,
         };
         let named = |name: &str, checked: Result<(), Error>| {
             checked.map_err(|error| Error::invalid(format!("the environment variable {name}: {error}")))
@@ -442,6 +468,7 @@ impl Variables {
         builder.lease = self.lease.unwrap_or(builder.lease);
         builder.table.clock_skew = self.clock_skew.unwrap_or(builder.table.clock_skew);
         builder.enabled = self.enabled.unwrap_or(builder.enabled);
+        builder.table.has_strong_regions = self.has_strong_regions.unwrap_or(builder.table.has_strong_regions);
         builder.table.key_prefix = self.key_prefix.unwrap_or_default();
         builder
     }
@@ -467,6 +494,7 @@ mod tests {
             ("LOCK_CLOCK_SKEW", "250ms"),
             ("LOCK_KEY_PREFIX", "app#"),
             ("LOCK_ENABLED", "false"),
+            ("LOCK_MULTI_REGION_STRONG_CONSISTENCY", "true"),
         ])
         .unwrap();
         let client =
@@ -478,6 +506,7 @@ mod tests {
         assert_eq!(locks.0.table.clock_skew, Duration::from_millis(250));
         assert_eq!(locks.0.table.key_prefix, "app#");
         assert!(!locks.0.enabled);
+        assert!(locks.0.table.has_strong_regions);
     }
 
     #[test]

@@ -45,6 +45,10 @@ impl Locks {
 /// fails with an error of kind [`Conflict`](crate::ErrorKind::Conflict); a wait tries again. A plain acquire of one of
 /// the keys at the same moment can fail in the same way. Renewals and releases are repeated.
 ///
+/// A table with [multi-Region strong consistency](crate::LocksBuilder::multi_region_strong_consistency) has no transactions: the
+/// acquire then fails with an error of kind [`Invalid`](crate::ErrorKind::Invalid), or of kind
+/// [`Rejected`](crate::ErrorKind::Rejected) without that setting.
+///
 /// # Withdrawal
 ///
 /// If it ends without the locks while one of its requests is unanswered, it withdraws as [`Acquire`] does: mostly one or

@@ -6,13 +6,14 @@ use std::time::Duration;
 
 use aws_sdk_dynamodb::config::Region;
 use aws_sdk_dynamodb::error::{ProvideErrorMetadata, SdkError};
-use aws_sdk_dynamodb::types::{KeyType, MultiRegionConsistency, TableDescription, TableStatus, TimeToLiveStatus};
+use aws_sdk_dynamodb::types::{KeyType, TableDescription, TableStatus, TimeToLiveStatus};
 use aws_smithy_types::DateTime;
 use aws_smithy_types::date_time::Format;
 use humantime::format_duration;
 
+use super::create_table::has_strong_regions;
 use crate::clock::millis;
-use crate::error::{Error, ErrorKind};
+use crate::error::{Error, ErrorKind, is_conflict};
 use crate::limits::REQUEST_TIMEOUT;
 use crate::lock::Locks;
 use crate::panics;
@@ -113,9 +114,12 @@ impl Locks {
     /// The finding `panics` warns if the calling program was built with `panic = "abort"`: a panic then ends the process and
     /// leaves its locks until their leases end. To check a function for it, call this in the function.
     ///
+    /// The finding `regions` says where a lock holds in a global table. With multi-Region strong consistency, it is in all
+    /// regions, and there is neither TTL nor a transaction; otherwise it is in one region.
+    ///
     /// A problem is a finding, not an error, even if the network does not answer. Changes nothing. Sends six requests, two
-    /// of them writes that are never applied; each takes up to 10 s with the SDK's retries. It needs these IAM actions, and
-    /// reports each one that is denied:
+    /// of them writes that are never applied, or four without TTL and transactions; each takes up to 10 s with the SDK's
+    /// retries. It needs these IAM actions, and reports each one that is denied:
     ///
     /// | IAM action | needed for | if denied |
     /// | --- | --- | --- |
@@ -138,7 +142,7 @@ impl Locks {
     /// # }
     /// ```
     pub async fn check(&self) -> CheckReport {
-        let mut check = Check { locks: self, findings: Vec::new(), server_time: None };
+        let mut check = Check::new(self);
         if !self.0.enabled {
             check.found("locking", Verdict::Warning, "disabled: work runs without locks");
         }
@@ -158,7 +162,12 @@ struct Check<'a> {
     findings: Vec<Finding>,
     /// The last answer that had the time at DynamoDB.
     server_time: Option<ServerTime>,
+    /// The table has multi-Region strong consistency: by its description, or by the setting without one.
+    has_strong_regions: bool,
 }
+
+/// The setting that the check names.
+const SETTING: &str = "LocksBuilder::multi_region_strong_consistency";
 
 /// The time at DynamoDB, between two times by this host's clock. All are since the Unix epoch.
 struct ServerTime {
@@ -175,7 +184,12 @@ struct Failure {
     is_denied: bool,
 }
 
-impl Check<'_> {
+impl<'a> Check<'a> {
+    fn new(locks: &'a Locks) -> Self {
+        let has_strong_regions = locks.0.table.has_strong_regions;
+        Self { locks, findings: Vec::new(), server_time: None, has_strong_regions }
+    }
+
     fn found(&mut self, subject: &str, verdict: Verdict, message: impl Into<String>) {
         self.findings.push(Finding { subject: subject.to_owned(), verdict, message: message.into() });
     }
@@ -205,10 +219,7 @@ impl Check<'_> {
             self.server_time = Some(ServerTime { sent, received, date: Duration::from_secs(date) });
         }
         let code = error.code().unwrap_or_default();
-        if matches!(
-            code,
-            "ConditionalCheckFailedException" | "TransactionCanceledException" | "TransactionConflictException"
-        ) {
+        if is_conflict(code) || matches!(code, "ConditionalCheckFailedException" | "TransactionCanceledException") {
             return Ok(None);
         }
         let is_denied = code == "AccessDeniedException";
@@ -247,13 +258,46 @@ impl Check<'_> {
         };
         self.found("table", verdict, format!("`{name}` in {region} is {message}"));
         self.keys(&description);
-        let is_one = matches!(description.multi_region_consistency, Some(MultiRegionConsistency::Strong));
-        if !description.replicas.unwrap_or_default().is_empty() && !is_one {
-            let message =
-                "the table has replicas in other regions, which see a lock late: use the locks in one region only";
-            self.found("regions", Verdict::Warning, message);
-        }
+        self.regions(&description);
         true
+    }
+
+    /// Says where a lock holds, if that is not only the region of the table.
+    fn regions(&mut self, description: &TableDescription) {
+        let is_set = self.has_strong_regions;
+        self.has_strong_regions = has_strong_regions(description);
+        let (verdict, message) = match (self.has_strong_regions, is_set) {
+            (true, _) => {
+                let replicas = description.replicas().iter().filter_map(|replica| replica.region_name());
+                let witnesses = description.global_table_witnesses().iter().filter_map(|witness| witness.region_name());
+                let regions = replicas.map(str::to_owned).chain(witnesses.map(|name| format!("{name} (witness)")));
+                let remedy = if is_set {
+                    String::new()
+                } else {
+                    format!(": set {SETTING}, so that they fail before anything is sent")
+                };
+                let message = format!(
+                    "multi-Region strong consistency with {}: a lock holds in all regions; several keys, condition checks and \
+                     `complete_in` fail, because the table has no transactions{remedy}",
+                    regions.collect::<Vec<_>>().join(", ")
+                );
+                (Verdict::Passed, message)
+            }
+            (false, true) => {
+                let message = format!(
+                    "the table does not have multi-Region strong consistency, so a lock does not hold in other regions: use a \
+                     table that has it, or the locks in one region only without {SETTING}"
+                );
+                (Verdict::Failed, message)
+            }
+            (false, false) if description.replicas().is_empty() => return,
+            (false, false) => {
+                let message =
+                    "the table has replicas in other regions, which see a lock late: use the locks in one region only";
+                (Verdict::Warning, message.to_owned())
+            }
+        };
+        self.found("regions", verdict, message);
     }
 
     fn keys(&mut self, description: &TableDescription) {
@@ -285,6 +329,11 @@ impl Check<'_> {
 
     /// Locks work without TTL, but old rows stay in the table.
     async fn time_to_live(&mut self) {
+        if self.has_strong_regions {
+            let message = "none in a table with multi-Region strong consistency, so old rows stay until Locks::delete_expired \
+                           (lambda-lock delete-expired) deletes them";
+            return self.found("TTL", Verdict::Passed, message);
+        }
         let Table { client, name, .. } = &self.locks.0.table;
         let description = match self.ask(client.describe_time_to_live().table_name(name).send()).await {
             Ok(output) => output.and_then(|output| output.time_to_live_description),
@@ -324,7 +373,9 @@ impl Check<'_> {
         self.permission("dynamodb:GetItem", Verdict::Warning, "a holder cannot be read", answer);
         let answer = self.ask(table.client.scan().table_name(&table.name).limit(1).send()).await.map(drop);
         self.permission("dynamodb:Scan", Verdict::Warning, "locks cannot be listed", answer);
-        if let Ok(probe) = table.probe_condition_check() {
+        if !self.has_strong_regions
+            && let Ok(probe) = table.probe_condition_check()
+        {
             let answer = self.ask(probe.send()).await.map(drop);
             let without = "`condition_check` fails";
             self.permission("dynamodb:ConditionCheckItem", Verdict::Warning, without, answer);
@@ -425,7 +476,7 @@ mod tests {
     fn a_build_whose_panics_abort_gets_a_warning() {
         let client = Client::from_conf(Config::builder().behavior_version(BehaviorVersion::latest()).build());
         let locks = Locks::builder(client, "locks").build().unwrap();
-        let mut check = Check { locks: &locks, findings: Vec::new(), server_time: None };
+        let mut check = Check::new(&locks);
         check.panics(None);
         assert!(check.findings.is_empty());
         check.panics(Some("a panic ends this process"));

@@ -6,8 +6,8 @@ use std::time::Duration;
 use aws_sdk_dynamodb::client::Waiters;
 use aws_sdk_dynamodb::error::{BuildError, ProvideErrorMetadata};
 use aws_sdk_dynamodb::types::{
-    AttributeDefinition, BillingMode, KeySchemaElement, KeyType, ProvisionedThroughput, ScalarAttributeType, Tag,
-    TimeToLiveSpecification, TimeToLiveStatus,
+    AttributeDefinition, BillingMode, KeySchemaElement, KeyType, MultiRegionConsistency, ProvisionedThroughput,
+    ScalarAttributeType, TableDescription, Tag, TimeToLiveSpecification, TimeToLiveStatus,
 };
 
 use crate::error::{Cause, Error};
@@ -25,6 +25,9 @@ impl Locks {
 ///
 /// Await it. It waits up to five minutes until the table is active. If the table exists, it only turns TTL on if that is
 /// off. An acquire never creates the table.
+///
+/// A table with [multi-Region strong consistency](crate::LocksBuilder::multi_region_strong_consistency) has no TTL. With that
+/// setting, TTL stays off, so that the new table can become one while it is empty.
 ///
 /// IAM actions: `dynamodb:CreateTable`, `dynamodb:DescribeTable`, `dynamodb:DescribeTimeToLive`,
 /// `dynamodb:UpdateTimeToLive`, and with tags `dynamodb:TagResource`.
@@ -88,13 +91,14 @@ impl CreateTable {
             Err(error) if error.code() == Some("ResourceInUseException") => {}
             Err(error) => return Err(Error::from_sdk(error, self.table.place(), "")),
         }
-        client
+        let found = client
             .wait_until_table_exists()
             .table_name(name)
             .wait(Duration::from_mins(5))
             .await
             .map_err(|error| Error::new(Cause::Unavailable, self.table.place(), "").with_source(error))?;
-        self.turn_on_ttl().await
+        let is_strong = found.as_result().is_ok_and(|found| found.table().is_some_and(has_strong_regions));
+        if is_strong || self.table.has_strong_regions { Ok(()) } else { self.turn_on_ttl().await }
     }
 
     async fn turn_on_ttl(&self) -> Result<(), Error> {
@@ -122,6 +126,11 @@ impl CreateTable {
             Err(error) => Err(Error::from_sdk(error, self.table.place(), "")),
         }
     }
+}
+
+/// Returns `true` for a replica of a global table with multi-Region strong consistency.
+pub(super) fn has_strong_regions(table: &TableDescription) -> bool {
+    matches!(table.multi_region_consistency(), Some(MultiRegionConsistency::Strong))
 }
 
 impl IntoFuture for CreateTable {

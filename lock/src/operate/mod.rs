@@ -6,6 +6,7 @@
 
 mod check;
 mod create_table;
+mod expired;
 mod list;
 
 pub use check::{CheckReport, Finding, Verdict};

@@ -138,7 +138,7 @@ pub(crate) struct Acquisition {
 
 impl Acquisition {
     pub(crate) fn new(kind: Kind, owner: String) -> Self {
-        let release_attempts = kind.rules().forgets_releases().then(SdkAttempts::leaving_throttles);
+        let release_attempts = kind.rules().forgets_releases().then(SdkAttempts::leaving_prevented);
         Self { kind, owner, release_attempts }
     }
 

@@ -32,6 +32,7 @@
 mod acquire;
 mod attribute;
 mod claim;
+mod expired;
 mod expression;
 mod force;
 mod hold;

@@ -8,7 +8,7 @@ use aws_sdk_dynamodb::types::AttributeValue;
 use futures_util::future::join_all;
 
 pub(super) use super::attribute::{number_at, string_at};
-use super::expression::{Attribute as _, Path, Rendered, all, any, text};
+use super::expression::{Attribute as _, Condition, Path, Rendered, all, any, text};
 use super::names::{
     ACQUIRED_AT, COMPLETED, DATA, ERROR, EXPIRATION, FENCE, HEAD, HELD_SINCE, HOLD, HOLD_DEVIATION, HOLDER,
     IN_PROGRESS, LATEST, LEASE_END, MAX_FENCE, MAX_PLACE, MAX_SEQUENCE, OWNER, RELEASED, RESERVED_BY, RESERVED_UNTIL,
@@ -226,14 +226,8 @@ impl Table {
         }
     }
 
-    /// Reads the next rows, or returns `None` after the last ones. One consistent scan of up to 1 MiB, and one consistent
-    /// read for each semaphore: the scan cannot name the attributes of its permits.
-    pub(crate) async fn scan(&self, cursor: &Cursor, now: Moment) -> Result<Option<Page>, Error> {
-        let after = match cursor {
-            Cursor::Start => None,
-            Cursor::After(key) => Some(key.clone()),
-            Cursor::End => return Ok(None),
-        };
+    /// The row is one of this crate's, or one that it can take over, under the key prefix and the sort key.
+    pub(super) fn is_ours(&self) -> Condition<'_> {
         let is_status = |name, status| STATUS.is(text(name, status));
         let mut is_ours = all([
             any([
@@ -249,7 +243,14 @@ impl Table {
         if let Some((name, value)) = &self.sort_key {
             is_ours = is_ours.and(Path::named("sort_key", name.clone()).is(text("sort_key", value)));
         }
-        let mut filter = Rendered::of(&is_ours);
+        is_ours
+    }
+
+    /// Reads the next rows, or returns `None` after the last ones. One consistent scan of up to 1 MiB, and one consistent
+    /// read for each semaphore: the scan cannot name the attributes of its permits.
+    pub(crate) async fn scan(&self, cursor: &Cursor, now: Moment) -> Result<Option<Page>, Error> {
+        let Some(after) = cursor.after() else { return Ok(None) };
+        let mut filter = Rendered::of(&self.is_ours());
         // Data and results are left out: they can be large and confidential.
         let attributes =
             [STATUS, OWNER, RELEASED, HOLDER, FENCE, ACQUIRED_AT, LEASE_END, EXPIRATION, TAIL, HEAD, TAIL_UNTIL, HOLD];
@@ -287,7 +288,7 @@ impl Table {
         Ok(Some(Page {
             rows,
             read: u64::try_from(output.scanned_count).unwrap_or_default(),
-            next: output.last_evaluated_key.map_or(Cursor::End, Cursor::After),
+            next: Cursor::before(output.last_evaluated_key),
         }))
     }
 
@@ -310,6 +311,23 @@ pub(crate) enum Cursor {
     Start,
     After(Item),
     End,
+}
+
+impl Cursor {
+    /// Returns the position before the next page, of which DynamoDB names the last row before it.
+    pub(super) fn before(last: Option<Item>) -> Self {
+        last.map_or(Self::End, Self::After)
+    }
+
+    /// Returns the last row before the next page, which the first page does not have; or `None` after the last page.
+    #[expect(clippy::option_option, reason = "the first page has no row before it, and the end has no page")]
+    pub(super) fn after(&self) -> Option<Option<Item>> {
+        match self {
+            Self::Start => Some(None),
+            Self::After(key) => Some(Some(key.clone())),
+            Self::End => None,
+        }
+    }
 }
 
 /// A row with its key, without the prefix; or an error if it is malformed.

@@ -8,7 +8,7 @@ use super::expression::{Attribute as _, Condition, Update, all, any, count, text
 use super::names::{ACQUIRED_AT, COMPLETED, DATA, ERROR, EXPIRATION, IN_PROGRESS, OWNER, RELEASED, STATUS, VALIDATION};
 use super::read::{NOT_UNICODE, Row, Unreadable};
 use super::table::Table;
-use super::write::Answer;
+use super::write::{Answer, Transactional};
 use crate::clock::{Moment, millis, seconds_up};
 use crate::error::{Cause, Error};
 use crate::holder::{Data, Holder};
@@ -143,7 +143,7 @@ impl Table {
         end: Duration,
         outcome: Outcome,
     ) -> Result<types::Update, Error> {
-        let mut part = self.part(&completion(key, owner, seconds_up(end), outcome))?;
+        let mut part = self.part(Transactional::Completion, &completion(key, owner, seconds_up(end), outcome))?;
         // The record, which may be large and confidential, is not the caller's concern.
         part.return_values_on_condition_check_failure = None;
         Ok(part)

@@ -29,12 +29,15 @@ pub(crate) struct Table {
     pub(crate) clock_skew: Duration,
     /// How long a row stays after its lease.
     pub(crate) retention: Duration,
+    /// It is a global table with multi-Region strong consistency, which has neither transactions nor TTL.
+    pub(crate) has_strong_regions: bool,
 }
 
 /// Omits the client, which prints its whole configuration.
 impl fmt::Debug for Table {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { client: _, name, partition_key, sort_key, key_prefix, clock_skew, retention } = self;
+        let Self { client: _, name, partition_key, sort_key, key_prefix, clock_skew, retention, has_strong_regions } =
+            self;
         f.debug_struct("Table")
             .field("name", name)
             .field("partition_key", partition_key)
@@ -42,6 +45,7 @@ impl fmt::Debug for Table {
             .field("key_prefix", key_prefix)
             .field("clock_skew", clock_skew)
             .field("retention", retention)
+            .field("has_strong_regions", has_strong_regions)
             .finish_non_exhaustive()
     }
 }

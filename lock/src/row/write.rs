@@ -17,9 +17,10 @@ use super::expression::{Condition, Rendered, Update};
 use super::read::{Row, Unreadable};
 use super::table::{Item, Table};
 use crate::client::SdkAttempts;
-use crate::error::{Cause, Error, ErrorKind};
+use crate::error::{Cause, Error, ErrorKind, ONE_KEY_INSTEAD};
 use crate::limits::REQUEST_TIMEOUT;
 use crate::random;
+use crate::text::printable;
 
 /// The delay before a request of a holder that was prevented is sent again, at most. It doubles each time.
 const FIRST_DELAY: Duration = Duration::from_millis(20);
@@ -35,6 +36,39 @@ pub(super) struct Write<'a> {
     updates: Vec<Update<'a>>,
     /// Sends them as a transaction. Without it, there is one update.
     transact: Option<Transact>,
+}
+
+/// What needs a transaction.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Transactional {
+    SeveralKeys,
+    ConditionCheck,
+    #[cfg(feature = "idempotency")]
+    Completion,
+}
+
+impl Transactional {
+    /// Allows it, unless the table has no transactions. This is the one rule for them: all parts of transactions, also of the
+    /// caller's own, are built in this file and ask here.
+    fn allowed_in(self, table: &Table, key: &str) -> Result<(), Error> {
+        if !table.has_strong_regions {
+            return Ok(());
+        }
+        let (needs, instead) = match self {
+            Self::SeveralKeys => ("several keys need", ONE_KEY_INSTEAD),
+            Self::ConditionCheck => ("a condition check needs", "let the write itself compare the fence of the lock"),
+            #[cfg(feature = "idempotency")]
+            Self::Completion => (
+                "`complete_in` needs",
+                "return the result, which the run then stores, and make the work safe to repeat",
+            ),
+        };
+        let (key, name) = (table.place().printable_key(key), printable(&table.name));
+        Err(Error::invalid(format!(
+            "key `{key}` in table `{name}`: {needs} a transaction, which a table with multi-Region strong consistency does \
+             not have: {instead}, or use a table in one region"
+        )))
+    }
 }
 
 /// Sends a `TransactWriteItems`, which costs twice as much as an `UpdateItem` and returns no row. Only the kinds that need
@@ -105,18 +139,19 @@ impl<'a> From<Update<'a>> for Write<'a> {
 }
 
 impl Table {
-    /// Sends a request of a holder. Sends it again while DynamoDB throttles it or another transaction on the row prevents it,
-    /// for up to [`REQUEST_TIMEOUT`] in all. `attempts` records which of the SDK's attempts were answered.
+    /// Sends a request of a holder. Sends it again while DynamoDB throttles it or another request on the row prevents it, for
+    /// up to [`REQUEST_TIMEOUT`] in all. `attempts` records which of the SDK's attempts were answered.
     ///
     /// This is the one rule for all holders. Each of their requests recognises that it was applied before. The SDK itself
-    /// repeats no conflict and no transaction that was cancelled because of throttling, and here no throttled update either.
+    /// repeats no conflict with a transaction and no transaction that was cancelled because of throttling, and here no
+    /// throttled update and no conflict with a write of another region either.
     pub(super) async fn write(
         &self,
         write: impl Into<Write<'_>>,
         attempts: Option<&SdkAttempts>,
     ) -> Result<Answer, Error> {
         let write = write.into();
-        let attempts = attempts.cloned().unwrap_or_else(SdkAttempts::leaving_throttles);
+        let attempts = attempts.cloned().unwrap_or_else(SdkAttempts::leaving_prevented);
         let mut last = None;
         let answered = async {
             let mut delay = FIRST_DELAY;
@@ -184,8 +219,9 @@ impl Table {
     }
 
     /// Builds an update as a part of a transaction.
-    pub(super) fn part(&self, update: &Update<'_>) -> Result<types::Update, Error> {
+    pub(super) fn part(&self, of: Transactional, update: &Update<'_>) -> Result<types::Update, Error> {
         let key = update.key;
+        of.allowed_in(self, key)?;
         let Rendered { update, condition, names, values } = update.render();
         types::Update::builder()
             .table_name(&self.name)
@@ -201,6 +237,7 @@ impl Table {
 
     /// Builds a check as a part of a transaction.
     pub(super) fn check(&self, key: &str, condition: &Condition<'_>) -> Result<ConditionCheck, Error> {
+        Transactional::ConditionCheck.allowed_in(self, key)?;
         let Rendered { condition, names, values, .. } = Rendered::of(condition);
         ConditionCheck::builder()
             .table_name(&self.name)
@@ -235,7 +272,10 @@ impl Table {
         attempts: Option<&'w SdkAttempts>,
     ) -> BoxFuture<'w, Result<Answer, Error>> {
         Box::pin(async move {
-            let part = |update: &Update<'_>| Ok(TransactWriteItem::builder().update(self.part(update)?).build());
+            let part = |update: &Update<'_>| {
+                let part = self.part(Transactional::SeveralKeys, update)?;
+                Ok(TransactWriteItem::builder().update(part).build())
+            };
             let parts = write.updates.iter().map(part).collect::<Result<_, Error>>()?;
             // A cancelled transaction was not applied, so another one needs another token. The SDK's own token comes from a
             // generator that a snapshot of this process clones.
@@ -270,7 +310,9 @@ impl Table {
             Error::from_sdk(error, self.place(), keys.next().unwrap_or_default()).with_others(keys)
         };
         if reasons.is_empty() {
-            return Err(of_all(error));
+            let is_invalid = error.code() == Some("ValidationException");
+            let error = of_all(error);
+            return Err(if is_invalid { error.with_cause(Cause::TransactionRejected) } else { error });
         }
         let (mut refused, mut preventing) = (Refused::default(), Vec::new());
         for (key, CancellationReason { item, code, .. }) in keys.by_ref().zip(reasons) {

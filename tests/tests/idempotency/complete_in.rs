@@ -272,3 +272,21 @@ async fn complete_in_rejects_a_result_that_cannot_be_stored() {
     assert_eq!(orders.run(&order("a"), body).await.unwrap(), 17);
     assert_eq!(orders.run(&order("a"), async |_| panic!("it runs again")).await.unwrap(), 17);
 }
+
+#[tokio::test]
+async fn a_completion_for_a_table_without_transactions_is_refused_and_the_result_is_stored_as_usual() {
+    let world = World::across_regions().await;
+    let locks = world.locks(&world.host().build()).multi_region_strong_consistency(true).build().unwrap();
+    let (orders, runs) = (orders(&locks), Counter::default());
+    let body = async |run: &Run| {
+        let error = run.complete_in(&1).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Invalid, "{error}");
+        for part in ["`a`", &world.table, "multi-Region strong consistency", "return the result"] {
+            assert!(error.to_string().contains(part), "`{error}` lacks `{part}`");
+        }
+        Ok::<_, Declined>(1)
+    };
+    assert_eq!(orders.run(&order("a"), body).await.unwrap(), 1);
+    assert_eq!(place(&orders, &order("a"), &runs).await.unwrap(), 1);
+    assert_eq!(runs.get(), 0);
+}

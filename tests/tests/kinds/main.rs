@@ -12,6 +12,7 @@ mod lease;
 mod names;
 mod other_kinds;
 mod prevented;
+mod regions;
 mod subject;
 mod turns;
 
@@ -63,6 +64,8 @@ macro_rules! suite {
                     late::a_late_release_frees_nothing_after_a_resumption
                     prevented::a_prevented_renewal_is_repeated
                     prevented::a_prevented_release_is_repeated
+                    regions::a_key_that_is_held_in_one_region_is_refused_in_others
+                    regions::writes_that_conflict_with_another_region_are_repeated
                     dropped::an_acquire_that_is_dropped_at_any_await_leaves_the_key_free
                     dropped::an_acquire_without_an_answer_that_is_dropped_at_any_await_leaves_the_key_free
                     dropped::a_lock_whose_renewal_is_dropped_at_any_await_can_be_released

@@ -1,4 +1,4 @@
-//! Requests of a holder that DynamoDB does not apply, because it throttles them or a transaction on the row is in progress.
+//! Requests of a holder that DynamoDB does not apply, because it throttles them or another request on the row is in progress.
 
 use lambda_lock_tests::World;
 use lambda_lock_tests::invocation::{Cause, Prevents};
@@ -13,7 +13,7 @@ async fn held_with<S: Subject>(world: &World, cause: Cause) -> S {
 }
 
 pub(crate) async fn a_prevented_renewal_is_repeated<S: Subject>() {
-    for cause in Cause::ALL {
+    for cause in Cause::of(S::OPERATION) {
         let world = World::new().await;
         let mut held: S = held_with(&world, cause).await;
         held.renew(2 * LEASE).await.unwrap_or_else(|error| panic!("{cause:?}: {error}"));
@@ -23,7 +23,7 @@ pub(crate) async fn a_prevented_renewal_is_repeated<S: Subject>() {
 }
 
 pub(crate) async fn a_prevented_release_is_repeated<S: Subject>() {
-    for cause in Cause::ALL {
+    for cause in Cause::of(S::OPERATION) {
         let world = World::new().await;
         let mut held: S = held_with(&world, cause).await;
         held.release().await.unwrap_or_else(|error| panic!("{cause:?}: {error}"));

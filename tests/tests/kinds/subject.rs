@@ -31,6 +31,8 @@ pub(crate) enum Ability {
     TakeTurns,
     /// To be taken over by a later acquire of the same identity.
     HaveIdentity,
+    /// To hold in all regions of a table.
+    HoldAcrossRegions,
 }
 
 /// A kind of lock, as its holder uses it.
@@ -167,6 +169,7 @@ impl Subject for SeveralKeys {
     fn cannot(ability: Ability) -> Option<&'static str> {
         match ability {
             Ability::HandOver => Some("a set has no ticket: a ticket names one key"),
+            Ability::HoldAcrossRegions => Some("a set needs transactions, which no table has across regions"),
             _ => None,
         }
     }
@@ -404,7 +407,7 @@ impl Subject for Record {
             Ability::HandOver => "a run has no ticket: its result belongs to this process",
             Ability::TakeTurns => "a result is for all who wait for it",
             Ability::HaveIdentity => "the key of a record is the identity of its work",
-            Ability::ReleaseOnDrop => return None,
+            Ability::ReleaseOnDrop | Ability::HoldAcrossRegions => return None,
         })
     }
 

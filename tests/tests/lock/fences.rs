@@ -2,9 +2,10 @@
 
 use std::time::Duration;
 
+use lambda_lock::ErrorKind;
 use lambda_lock_tests::{Row, World};
 
-use crate::{CLOCK_SKEW, LEASE, ms, text, transact};
+use crate::{CLOCK_SKEW, LEASE, assert_contains, ms, text, transact};
 
 #[tokio::test]
 async fn fences_grow_across_release_expiry_and_deletion_of_the_row() {
@@ -73,4 +74,16 @@ async fn the_condition_check_of_disabled_locks_always_holds() {
     let lock = world.locks(&world.host().build()).enabled(false).build().unwrap().acquire("job").await.unwrap();
     transact(&world, lock.condition_check().unwrap(), report()).await.unwrap();
     assert!(world.row("report").await.is_some());
+}
+
+#[tokio::test]
+async fn a_condition_check_for_a_table_without_transactions_is_refused() {
+    let world = World::across_regions().await;
+    let locks = world.locks(&world.host().build()).multi_region_strong_consistency(true).build().unwrap();
+    for lock in [locks.acquire("job").await.unwrap(), locks.semaphore("permit", 1).acquire().await.unwrap()] {
+        let error = lock.condition_check().unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Invalid, "{error}");
+        assert_contains(&error, &[lock.key(), &world.table, "multi-Region strong consistency", "the fence"]);
+        lock.release().await.unwrap();
+    }
 }

@@ -254,7 +254,8 @@ impl Intercept for Refusals {
 
 #[tokio::test(start_paused = true)]
 async fn a_waiter_whose_join_failed_joins_again() {
-    for code in ["TransactionConflictException", "ThrottlingException", "InternalServerError"] {
+    let conflicts = ["TransactionConflictException", "ReplicatedWriteConflictException"];
+    for code in conflicts.into_iter().chain(["ThrottlingException", "InternalServerError"]) {
         let engine = DynamoDb::starting_at(SystemTime::UNIX_EPOCH + Duration::from_hours(500_000)).unwrap();
         let refusals = Refusals { random: Mutex::new(Rng::with_seed(7)), chance: 0.8, only: Some(Purpose::Join), code };
         let (host, other) = (engine.host().intercept(refusals).build(), engine.host().build());

@@ -166,13 +166,14 @@ async fn a_future_dropped_during_its_request_releases_the_key() {
 #[tokio::test]
 async fn a_wait_retries_transient_errors_and_no_others() {
     let world = World::new().await;
-    let cases: [(u16, &str, ErrorKind, u32); 13] = [
+    let cases: [(u16, &str, ErrorKind, u32); 14] = [
         (400, "ProvisionedThroughputExceededException", ErrorKind::Throttled, 3),
         (400, "RequestLimitExceeded", ErrorKind::Throttled, 3),
         (400, "ThrottlingException", ErrorKind::Throttled, 3),
         (500, "InternalServerError", ErrorKind::Unavailable, 3),
         (503, "ServiceUnavailable", ErrorKind::Unavailable, 3),
         (400, "TransactionConflictException", ErrorKind::Conflict, 3),
+        (400, "ReplicatedWriteConflictException", ErrorKind::Conflict, 3),
         (400, "AccessDeniedException", ErrorKind::AccessDenied, 1),
         (400, "UnrecognizedClientException", ErrorKind::AccessDenied, 1),
         (400, "ExpiredTokenException", ErrorKind::AccessDenied, 1),
@@ -192,6 +193,15 @@ async fn a_wait_retries_transient_errors_and_no_others() {
             assert_eq!(host.requests(), 1, "{code}");
         }
     }
+}
+
+#[tokio::test]
+async fn a_wait_decides_when_to_ask_after_a_conflict_with_another_region() {
+    let world = World::new().await;
+    let host = world.host().intercept(Refuse(400, "ReplicatedWriteConflictException")).build();
+    let locks = world.locks_with_quick_retries(&host).build().unwrap();
+    locks.acquire("job").wait(eagerly().max_attempts(3)).await.unwrap_err();
+    assert_eq!(host.requests(), 2 + 3, "the SDK repeats only the last attempt");
 }
 
 #[tokio::test]

@@ -306,6 +306,43 @@ async fn a_table_that_is_not_active_fails_and_replicas_are_a_warning() {
 }
 
 #[tokio::test]
+async fn multi_region_strong_consistency_passes_without_ttl_and_transactions() {
+    let world = World::across_regions().await;
+    let hint = "set LocksBuilder::multi_region_strong_consistency";
+    for is_set in [true, false] {
+        let host = world.host().build();
+        let locks = world.locks(&host).multi_region_strong_consistency(is_set).build().unwrap();
+        let report = locks.check().await;
+        let expected =
+            ["table", "keys", "regions", "TTL", "dynamodb:UpdateItem", "dynamodb:GetItem", "dynamodb:Scan", "clock"];
+        assert_eq!(verdicts(&report), expected.map(|subject| (subject, Verdict::Passed)), "{report}");
+        assert_eq!(host.requests(), 4);
+        let parts = ["us-east-2", "us-west-2 (witness)", "several keys, condition checks and `complete_in` fail"];
+        assert_found(&report, "regions", Verdict::Passed, &parts);
+        assert_eq!(report.to_string().contains(hint), !is_set, "{report}");
+        assert_found(&report, "TTL", Verdict::Passed, &["old rows stay", "Locks::delete_expired"]);
+    }
+}
+
+#[tokio::test]
+async fn the_setting_for_multi_region_strong_consistency_fails_on_another_table() {
+    let world = World::new().await;
+    for consistency in [None, Some("EVENTUAL")] {
+        let retold = Retold("DescribeTable", move |answer: &mut Answer| {
+            if let Some(consistency) = consistency {
+                answer.body["Table"]["Replicas"] = json!([{ "RegionName": "eu-west-1", "ReplicaStatus": "ACTIVE" }]);
+                answer.body["Table"]["MultiRegionConsistency"] = json!(consistency);
+            }
+        });
+        let host = world.host().intercept(retold).build();
+        let report = world.locks(&host).multi_region_strong_consistency(true).build().unwrap().check().await;
+        assert!(!report.is_healthy());
+        assert_found(&report, "regions", Verdict::Failed, &["does not have", "does not hold in other regions"]);
+        assert_found(&report, "TTL", Verdict::Passed, &["`expiration`"]);
+    }
+}
+
+#[tokio::test]
 async fn a_network_without_an_answer_is_a_finding() {
     let world = World::new().await;
     for faults in [Faults::seeded(1).lose_requests(1.0), Faults::seeded(1).server_errors(1.0)] {

@@ -64,3 +64,14 @@ async fn a_table_is_created_with_the_requested_billing_mode_keys_and_tags() {
     let keys: Vec<_> = table.key_schema.unwrap().into_iter().map(|key| key.attribute_name).collect();
     assert_eq!(keys, ["PK", "SK"]);
 }
+
+#[tokio::test]
+async fn ttl_stays_off_for_multi_region_strong_consistency() {
+    // A table that is to become one, and one that is one.
+    for (world, is_set) in [(World::without_table(), true), (World::across_regions().await, false)] {
+        let locks = world.locks(&world.host().build()).multi_region_strong_consistency(is_set).build().unwrap();
+        locks.create_table().await.unwrap();
+        let ttl = world.client().describe_time_to_live().table_name(&world.table).send().await.unwrap();
+        assert_eq!(ttl.time_to_live_description.unwrap().time_to_live_status, Some(TimeToLiveStatus::Disabled));
+    }
+}

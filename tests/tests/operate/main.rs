@@ -3,6 +3,7 @@
 
 mod check;
 mod create_table;
+mod delete_expired;
 mod engine_in_a_file;
 mod force_release;
 mod list;

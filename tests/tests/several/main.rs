@@ -4,6 +4,7 @@ mod acquire;
 mod fences;
 mod late_requests;
 mod lost_answers;
+mod regions;
 mod release;
 mod renew;
 mod run;

@@ -118,6 +118,9 @@ pub(crate) enum Action {
     /// Check the table, its TTL, the clock and the permissions
     #[command(long_about = help::CHECK, after_help = help::examples("check"))]
     Check,
+    /// Delete the rows that TTL would delete, in a table without TTL
+    #[command(long_about = help::DELETE_EXPIRED, after_help = help::examples("delete-expired"))]
+    DeleteExpired,
     /// Print a completion script for a shell
     #[command(after_help = help::examples("completions"))]
     Completions {

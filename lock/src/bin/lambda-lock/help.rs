@@ -157,6 +157,11 @@ pub(crate) const CHECK: &str = "\
 Checks the table, its TTL, the clock and the permissions. It prints a line for each, and what to do where something \
 is wrong. The exit code is 0 if locks work, even with warnings, and 78 if they do not.";
 
+pub(crate) const DELETE_EXPIRED: &str = "\
+Deletes the rows that DynamoDB's TTL would delete, in a table without TTL: a global table with multi-Region strong \
+consistency. Only rows with the key prefix are deleted, and no row that is in use. It reads the whole table. IAM actions: \
+dynamodb:Scan and dynamodb:DeleteItem.";
+
 /// The exit codes with their meanings.
 pub(crate) const EXIT_STATUS: [(&str, &str); 11] = [
     ("0", "done"),
@@ -189,9 +194,10 @@ pub(crate) const ENVIRONMENT: [(&str, &str); 9] = [
 ];
 
 /// A command, what the example does, and its command line.
-pub(crate) const EXAMPLES: [(&str, &str, &str); 18] = [
+pub(crate) const EXAMPLES: [(&str, &str, &str); 19] = [
     ("create-table", "Create the table", "lambda-lock create-table --table locks --tag team=billing"),
     ("check", "Check that everything is in order", "lambda-lock check --table locks"),
+    ("delete-expired", "Delete old rows once a day, from cron", "lambda-lock delete-expired --table locks"),
     ("run", "Skip a run while another is running", "lambda-lock run --key nightly-report --lease 15m -- ./report.sh"),
     (
         "run",

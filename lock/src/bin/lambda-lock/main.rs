@@ -84,6 +84,7 @@ async fn act(Arguments { table, action }: Arguments) -> Result<u8, Failure> {
         }
         Action::CreateTable { tags, provisioned } => operate::create_table(&table, tags, provisioned).await?,
         Action::Check => operate::check(&table).await?,
+        Action::DeleteExpired => operate::delete_expired(&table).await?,
         Action::Completions { shell } => print(&manual::completions(shell))?,
         Action::Man => print(&manual::page().map_err(Failure::of_the_system)?)?,
     }

@@ -1,4 +1,4 @@
-//! The commands `release`, `create-table` and `check`.
+//! The commands `release`, `create-table`, `check` and `delete-expired`.
 
 use std::io::{self, IsTerminal as _, Write as _};
 
@@ -104,4 +104,10 @@ pub(crate) async fn check(options: &TableOptions) -> Result<(), Failure> {
     }
     let message = format!("table `{table}` failed the check: locks do not work or are not safe; see the lines above");
     Err(Failure::new(CONFIGURATION, message))
+}
+
+pub(crate) async fn delete_expired(options: &TableOptions) -> Result<(), Failure> {
+    let Connection { locks, table, .. } = connect(options, identity::user()).await?;
+    let deleted = locks.delete_expired().await?;
+    line(&format!("deleted from table `{table}`: {deleted} {}", if deleted == 1 { "row" } else { "rows" }))
 }

@@ -1,0 +1,82 @@
+//! The deletion of old rows, for a table without TTL.
+
+use aws_sdk_dynamodb::error::ProvideErrorMetadata as _;
+use futures_util::future::join_all;
+
+use super::expression::{Attribute as _, Condition, Rendered, all, any, count};
+use super::names::{EXPIRATION, LEASE_END};
+use super::read::{Cursor, string_at};
+use super::table::{Table, in_time};
+use crate::clock::{Moment, millis};
+use crate::error::{Error, is_conflict};
+use crate::limits::REQUEST_TIMEOUT;
+
+/// How many rows are deleted at once.
+const DELETIONS_AT_A_TIME: usize = 10;
+
+impl Table {
+    /// Deletes the old rows of the next page. Returns how many, and where the next page begins; or `None` after the last page.
+    /// One scan of up to 1 MiB, and one request for each old row.
+    pub(crate) async fn delete_expired(&self, cursor: &Cursor, now: Moment) -> Result<Option<(u64, Cursor)>, Error> {
+        let Some(after) = cursor.after() else { return Ok(None) };
+        let is_old = self.is_ours().and(self.is_expired(now));
+        let mut filter = Rendered::of(&is_old);
+        let key = filter.list([self.partition_key_path()]);
+        // Not consistent, at half the price: the deletion of a row that has changed is refused.
+        let request = self
+            .client
+            .scan()
+            .table_name(&self.name)
+            .set_exclusive_start_key(after)
+            .projection_expression(key)
+            .set_filter_expression(filter.condition)
+            .set_expression_attribute_names(filter.names.into_map())
+            .set_expression_attribute_values(filter.values.into_map());
+        let page = in_time(REQUEST_TIMEOUT, Box::pin(request.send()))
+            .await
+            .map_err(|error| Error::from_sdk(error, self.place(), ""))?;
+        let keys = page.items.unwrap_or_default().into_iter().filter_map(|mut row| {
+            let id = string_at(&mut row, &self.partition_key).ok()??;
+            id.strip_prefix(&self.key_prefix).map(str::to_owned)
+        });
+        let keys: Vec<_> = keys.collect();
+        let mut deleted = 0;
+        for some in keys.chunks(DELETIONS_AT_A_TIME) {
+            for answer in join_all(some.iter().map(|key| self.delete(key, &is_old))).await {
+                deleted += u64::from(answer?);
+            }
+        }
+        Ok(Some((deleted, Cursor::before(page.last_evaluated_key))))
+    }
+
+    /// The row is as old as one that TTL deletes, by every clock. A lease that goes on keeps it, such as one that was written by
+    /// hand.
+    fn is_expired(&self, now: Moment) -> Condition<'static> {
+        let now = now.wall.saturating_sub(self.clock_skew);
+        all([
+            EXPIRATION.below(count("now_seconds", now.as_secs())),
+            any([LEASE_END.missing(), LEASE_END.at_most(count("now", millis(now)))]),
+        ])
+    }
+
+    /// Returns `false` if the row has changed meanwhile, or changes at this moment: it is in use.
+    async fn delete(&self, key: &str, condition: &Condition<'_>) -> Result<bool, Error> {
+        let Rendered { condition, names, values, .. } = Rendered::of(condition);
+        let request = self
+            .client
+            .delete_item()
+            .table_name(&self.name)
+            .set_key(Some(self.key(key)))
+            .set_condition_expression(condition)
+            .set_expression_attribute_names(names.into_map())
+            .set_expression_attribute_values(values.into_map());
+        match in_time(REQUEST_TIMEOUT, Box::pin(request.send())).await {
+            Ok(_) => Ok(true),
+            Err(error) => match error.code() {
+                Some("ConditionalCheckFailedException") => Ok(false),
+                Some(code) if is_conflict(code) => Ok(false),
+                _ => Err(Error::from_sdk(error, self.place(), key)),
+            },
+        }
+    }
+}

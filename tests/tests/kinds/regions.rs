@@ -1,0 +1,43 @@
+//! A table with multi-Region strong consistency: each host is in a region.
+
+use lambda_lock::Locks;
+use lambda_lock::embedded::{Faults, HostBuilder};
+use lambda_lock_tests::World;
+
+use crate::subject::{Ability, Subject, is_excepted};
+use crate::{LEASE, acquired, assert_free, assert_held};
+
+fn locks(world: &World, host: HostBuilder) -> Locks {
+    world.locks_with_quick_retries(&host.build()).multi_region_strong_consistency(true).build().unwrap()
+}
+
+pub(crate) async fn a_key_that_is_held_in_one_region_is_refused_in_others<S: Subject>() {
+    if is_excepted::<S>(Ability::HoldAcrossRegions) {
+        return;
+    }
+    let world = World::across_regions().await;
+    let mut held: S = acquired(&locks(&world, world.host())).await;
+    held.renew(2 * LEASE).await.unwrap();
+    assert_held::<S>(&world).await;
+    held.release().await.unwrap();
+    assert_free::<S>(&world).await;
+}
+
+pub(crate) async fn writes_that_conflict_with_another_region_are_repeated<S: Subject>() {
+    if is_excepted::<S>(Ability::HoldAcrossRegions) {
+        return;
+    }
+    let mut acquired = 0;
+    for seed in 0..8 {
+        let world = World::across_regions().await;
+        let faults = Faults::seeded(seed).replicated_write_conflicts(0.5);
+        let locks = locks(&world, world.host().faults(faults));
+        // Without a wait, the SDK's tries may all conflict.
+        let Ok(mut held) = S::acquire(&locks, LEASE).await else { continue };
+        acquired += 1;
+        held.renew(2 * LEASE).await.unwrap();
+        held.release().await.unwrap();
+        assert_free::<S>(&world).await;
+    }
+    assert!(acquired >= 4, "{acquired}");
+}
