@@ -5,7 +5,7 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use lambda_lock::Locks;
-use lambda_lock_tests::loopback::{Loopback, TABLE};
+use lambda_lock_tests::loopback::{Fault, Loopback, TABLE};
 use lambda_lock_tests::runtime_api::{Lambda, TOO_LONG};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -182,15 +182,19 @@ async fn the_key_is_free_after_a_concurrent_invocation() {
 
 /// An environment of the function with the table behind this socket.
 fn environment_with_table(lambda: &Lambda, table: &Loopback) -> Child {
-    function(lambda)
+    function_with_table(lambda, table).spawn().unwrap()
+}
+
+fn function_with_table(lambda: &Lambda, table: &Loopback) -> Command {
+    let mut command = function(lambda);
+    command
         .arg("run_until_shutdown")
         .env("AWS_ENDPOINT_URL", table.endpoint())
         .env("AWS_REGION", "us-east-1")
         .env("AWS_ACCESS_KEY_ID", "local")
         .env("AWS_SECRET_ACCESS_KEY", "local")
-        .env("LOCK_TABLE_NAME", TABLE)
-        .spawn()
-        .unwrap()
+        .env("LOCK_TABLE_NAME", TABLE);
+    command
 }
 
 /// Sends SIGTERM, and waits until the process has ended by itself.
@@ -231,6 +235,19 @@ async fn a_function_runs_where_it_cannot_register_an_extension() {
     let (mut lambda, table) = (Lambda::without_extensions().await, Loopback::start());
     let _environment = environment_with_table(&lambda, &table);
     lambda.invoke("first", returning("job")).await.answer();
+}
+
+#[tokio::test]
+async fn a_function_with_snap_start_meets_no_connection_of_its_snapshot() {
+    let (mut lambda, table) = (Lambda::start().await, Loopback::start());
+    let mut command = function_with_table(&lambda, &table);
+    let _environment = command.env("AWS_LAMBDA_INITIALIZATION_TYPE", "snap-start").spawn().unwrap();
+    lambda.asked().await;
+    assert_eq!(table.connections(), 1, "the warm-up of the init phase");
+    table.kill_connections(Fault::Silence);
+    lambda.restore();
+    lambda.invoke("first", returning("job")).await.answer();
+    assert_eq!((table.met(), table.connections()), (0, 2));
 }
 
 /// The log of a function that takes a number and gets a secret.

@@ -8,6 +8,7 @@
 
 use std::env;
 use std::io;
+use std::sync::Arc;
 use std::time::Duration;
 
 use lambda_example::release_at_shutdown;
@@ -29,8 +30,10 @@ async fn main() -> Result<(), Error> {
     if env::args().nth(1).as_deref() == Some("run_until_shutdown") {
         let locks = Locks::from_env().await?;
         release_at_shutdown(&locks).await;
-        let layer = LockLayer::new(locks).key_from(|event: &LambdaEvent<Value>| text(event, "key"));
-        return Runtime::new(layer.layer(service_fn(handler))).run().await;
+        locks.warm_up().await;
+        let layer = LockLayer::new(locks.clone()).key_from(|event: &LambdaEvent<Value>| text(event, "key"));
+        let runtime = Runtime::new(layer.layer(service_fn(handler)));
+        return runtime.register_snapstart_resource(Arc::new(locks)).run().await;
     }
     let world = World::new().await;
     let elsewhere = world.default_locks();
