@@ -285,6 +285,33 @@ impl Lock {
     /// # }
     /// # async fn work() {}
     /// ```
+    ///
+    /// One lock for a whole process, such as on Managed Instances:
+    ///
+    /// ```
+    /// # use std::sync::Arc;
+    /// # use std::time::Duration;
+    /// # use lambda_lock::{Error, Locks};
+    /// # async fn example(locks: Locks) -> Result<(), Error> {
+    /// let leader = Arc::new(locks.acquire("leader").await?);
+    /// let renewed = Arc::clone(&leader);
+    /// tokio::spawn(async move {
+    ///     while renewed.is_valid() {
+    ///         tokio::time::sleep(Duration::from_secs(10)).await;
+    ///         if let Err(error) = renewed.renew(Duration::from_secs(30)).await {
+    ///             eprintln!("{error}");
+    ///         }
+    ///     }
+    /// });
+    /// // In each invocation:
+    /// tokio::select! {
+    ///     () = leader.lost() => println!("another process leads"),
+    ///     () = work() => println!("done"),
+    /// }
+    /// # Ok(())
+    /// # }
+    /// # async fn work() {}
+    /// ```
     pub async fn lost(&self) {
         // Check every second, because the wall clock can run ahead of the timer.
         loop {
