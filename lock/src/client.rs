@@ -22,6 +22,7 @@ use aws_smithy_types::timeout::TimeoutConfig;
 
 use crate::connections::{Connections, has_no_answer};
 use crate::error::{is_conflict, is_throttle};
+use crate::random;
 
 const MAX_ATTEMPTS: u32 = 6;
 const INITIAL_BACKOFF: Duration = Duration::from_millis(25);
@@ -145,6 +146,8 @@ impl Intercept for FirstRetry {
         config: &mut ConfigBag,
     ) -> Result<(), BoxError> {
         let Some(Err(error)) = context.output_or_error() else { return Ok(()) };
+        // The SDK draws the delay next, on this thread.
+        random::reseed();
         match config.load::<RequestAttempts>().map(RequestAttempts::attempts) {
             Some(1) => {
                 // Status 503 is a request to slow down.

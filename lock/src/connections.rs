@@ -6,6 +6,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use aws_smithy_runtime_api::box_error::BoxError;
 use aws_smithy_runtime_api::client::connection::{CaptureSmithyConnection, ConnectionMetadata};
+#[cfg(feature = "lambda")]
+use aws_smithy_runtime_api::client::interceptors::context::BeforeSerializationInterceptorContextRef;
 use aws_smithy_runtime_api::client::interceptors::context::{
     BeforeTransmitInterceptorContextRef, FinalizerInterceptorContextRef,
 };
@@ -76,6 +78,42 @@ impl Connections {
     }
 }
 
+/// A request with this interceptor is never sent: it closes all idle connections of its client instead.
+#[cfg(feature = "lambda")]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Close;
+
+#[cfg(feature = "lambda")]
+impl Storable for Close {
+    type Storer = StoreReplace<Self>;
+}
+
+#[cfg(feature = "lambda")]
+#[dyn_dispatch_hint]
+impl Intercept for Close {
+    fn name(&self) -> &'static str {
+        "Close"
+    }
+
+    fn read_before_execution(
+        &self,
+        _: &BeforeSerializationInterceptorContextRef<'_>,
+        config: &mut ConfigBag,
+    ) -> Result<(), BoxError> {
+        config.interceptor_state().store_put(*self);
+        Ok(())
+    }
+
+    fn read_before_serialization(
+        &self,
+        _: &BeforeSerializationInterceptorContextRef<'_>,
+        _: &RuntimeComponents,
+        _: &mut ConfigBag,
+    ) -> Result<(), BoxError> {
+        Err("a request to close connections is not sent".into())
+    }
+}
+
 /// Whether an attempt got no answer that could be read.
 pub(crate) fn has_no_answer<E>(error: &OrchestratorError<E>) -> bool {
     error.is_connector_error() || error.is_timeout_error() || error.is_response_error()
@@ -85,6 +123,20 @@ pub(crate) fn has_no_answer<E>(error: &OrchestratorError<E>) -> bool {
 impl Intercept for Connections {
     fn name(&self) -> &'static str {
         "Connections"
+    }
+
+    #[cfg(feature = "lambda")]
+    fn read_before_serialization(
+        &self,
+        _: &BeforeSerializationInterceptorContextRef<'_>,
+        _: &RuntimeComponents,
+        config: &mut ConfigBag,
+    ) -> Result<(), BoxError> {
+        if config.load::<Close>().is_some() {
+            // None has answered since an attempt that is still to come.
+            self.unanswered(Attempt(u64::MAX));
+        }
+        Ok(())
     }
 
     fn read_before_transmit(

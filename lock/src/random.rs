@@ -24,6 +24,17 @@ pub(crate) fn unit() -> f64 {
     getrandom::u32().map_or_else(|_| fastrand::f64(), |number| f64::from(number) / f64::from(u32::MAX))
 }
 
+/// Lets `fastrand`, which the SDK draws its delays from, begin anew on this thread: a snapshot has its state.
+pub(crate) fn reseed() {
+    #[cfg(feature = "embedded")]
+    if IS_SIMULATED.get() {
+        return;
+    }
+    if let Ok(seed) = getrandom::u64() {
+        fastrand::seed(seed);
+    }
+}
+
 /// The length of a nonce.
 pub(crate) const NONCE_DIGITS: usize = 32;
 

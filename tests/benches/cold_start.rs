@@ -1,4 +1,5 @@
-//! The time that `LockLayer` adds to a cold start.
+//! The time that `LockLayer` adds to a cold start, and to an environment of 64 invocations at a time. With the argument
+//! `concurrent`, only the second.
 //!
 //! Compares two functions of `tests/cold-start`: one locks with two hand-written updates, the other with the layer. They
 //! are built as users build them, and start in turns as processes. The benchmark itself serves the Runtime API, and a
@@ -31,6 +32,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::process::Command;
 use tokio::runtime::Builder;
 use tokio::task::JoinSet;
+use tokio::time::sleep;
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::rustls::crypto::aws_lc_rs;
 use tokio_rustls::rustls::pki_types::{PrivateKeyDer, PrivatePkcs8KeyDer};
@@ -41,6 +43,13 @@ const SIDES: [&str; 2] = ["cold-start-bare", "cold-start-locked"];
 /// The argument that makes a function warm up.
 const WARM_UP: &str = "warm-up";
 const FIGURES: [(&str, &str); 4] = [("init", "ms"), ("first invocation", "ms"), ("CPU", "ms"), ("peak memory", "MiB")];
+/// The part of the path for which DynamoDB takes its time.
+const CONCURRENT: &str = "concurrent";
+/// That time.
+const LATENCY: Duration = Duration::from_millis(5);
+/// How many invocations an environment runs at a time, and how many it gets in all.
+const AT_A_TIME: usize = 64;
+const INVOCATIONS: usize = 6_400;
 /// The share of a CPU that a function with 256 MB gets. A function with 1,769 MB gets one CPU.
 const SMALL: f64 = 256.0 / 1_769.0;
 
@@ -48,13 +57,17 @@ fn main() {
     // `cargo test` runs benchmarks with `--test`: then two pairs are enough.
     let pairs = if env::args().any(|argument| argument == "--test") { 2 } else { 100 };
     let programs = build();
+    let runtime = Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(print_concurrent(&programs, pairs.min(20)));
+    if env::args().any(|argument| argument == CONCURRENT) {
+        return;
+    }
     println!("\ncold starts, in turns, {pairs} each: medians, and the medians of the pairs' ratios");
     let sizes = programs.each_ref().map(|program| mebibytes(fs::metadata(program).unwrap().len()));
     println!("size, stripped: {:.2} and {:.2} MiB, ratio {:.3}\n", sizes[0], sizes[1], sizes[1] / sizes[0]);
     println!("{:<34}{}", "", FIGURES.map(|(name, unit)| format!("{:^30}", format!("{name}, {unit}"))).concat());
     println!("{:<34}{}", "", format!("{:>10}{:>10}{:>7}   ", "bare", "layer", "ratio").repeat(FIGURES.len()));
     let share = CpuShare::new();
-    let runtime = Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
         let [plain, tls] = [DynamoDb::start(false).await, DynamoDb::start(true).await];
         for (name, dynamodb, warm_up, share) in [
@@ -120,6 +133,54 @@ async fn print_row(name: &str, programs: &[PathBuf; 2], setting: &Setting<'_>, p
     println!();
 }
 
+/// Prints what the invocations of an environment cost that runs many at a time, as on Managed Instances.
+async fn print_concurrent(programs: &[PathBuf; 2], pairs: usize) {
+    println!(
+        "\n{AT_A_TIME} invocations at a time, {INVOCATIONS} in all, in turns, {pairs} times each: medians, and the"
+    );
+    println!("medians of the pairs' ratios\n{:<34}{:>10}{:>10}{:>7}", "", "bare", "layer", "ratio");
+    let dynamodb = DynamoDb::start(false).await;
+    let mut measured = [(); 3].map(|()| [(); 2].map(|()| Vec::new()));
+    for pair in 0..pairs {
+        for side in [pair % 2, 1 - pair % 2] {
+            let figures = concurrent(&programs[side], SIDES[side], &dynamodb).await;
+            for (measured, figure) in measured.iter_mut().zip(figures) {
+                measured[side].push(figure);
+            }
+        }
+    }
+    for (name, [bare, layer]) in ["time, s", "CPU, µs for an invocation", "peak memory, MiB"].iter().zip(measured) {
+        let ratio = median(layer.iter().zip(&bare).map(|(layer, bare)| layer / bare).collect());
+        println!("{name:<34}{:>10.2}{:>10.2}{ratio:>7.3}", median(bare), median(layer));
+    }
+}
+
+/// One process that runs many invocations at a time, with one client.
+async fn concurrent(program: &Path, side: &str, dynamodb: &DynamoDb) -> [f64; 3] {
+    let mut lambda = Lambda::start().await;
+    let mut command = lambda.environment(program);
+    dynamodb.at_home(&mut command, &format!("{side}/{CONCURRENT}"));
+    let function = command.env("AWS_LAMBDA_MAX_CONCURRENCY", AT_A_TIME.to_string()).spawn().unwrap();
+    let id = function.id().unwrap();
+    lambda.asked().await;
+    let (start, cpu) = (clock(), cpu_time(id));
+    for invocation in 0..INVOCATIONS {
+        lambda.send(&invocation.to_string(), json!({}));
+    }
+    for _ in 0..INVOCATIONS {
+        lambda.next_outcome().await.1.answer();
+    }
+    let (time, cpu) = (start.elapsed().as_secs_f64(), cpu_time(id).saturating_sub(cpu));
+    #[expect(clippy::cast_precision_loss, reason = "the number is small")]
+    [time, cpu.as_secs_f64() * 1e6 / INVOCATIONS as f64, peak_memory(id)]
+}
+
+/// Returns the CPU time of a process.
+fn cpu_time(pid: u32) -> Duration {
+    let pid = Pid::from_raw(pid.try_into().unwrap());
+    Duration::from(clock_gettime(clock_getcpuclockid(pid).unwrap()).unwrap())
+}
+
 /// One process, from its start to the end of its first invocation.
 async fn cold_start(program: &Path, side: &str, setting: &Setting<'_>) -> [f64; FIGURES.len()] {
     let mut lambda = Lambda::start().await;
@@ -145,8 +206,7 @@ async fn cold_start(program: &Path, side: &str, setting: &Setting<'_>) -> [f64; 
     let answer = lambda.invoke("first", json!({})).await.answer();
     let first = start.elapsed();
     assert!(answer.as_u64().is_some(), "{answer}");
-    let pid = Pid::from_raw(id.try_into().unwrap());
-    let cpu = Duration::from(clock_gettime(clock_getcpuclockid(pid).unwrap()).unwrap());
+    let cpu = cpu_time(id);
     let memory = peak_memory(id);
     if let Some(share) = setting.share {
         share.lift();
@@ -241,10 +301,16 @@ const SET: &str = r#"{"Attributes":{"owner":{"S":"first"},"acquired_at":{"N":"17
 /// longer request.
 async fn answer(request: Request<Incoming>, number: usize) -> Result<Response<Full<Bytes>>, Infallible> {
     let path = request.uri().path();
-    let (bare, warm_up) = (path.contains(SIDES[0]), path.contains(WARM_UP));
+    let (bare, warm_up, concurrent) = (path.contains(SIDES[0]), path.contains(WARM_UP), path.contains(CONCURRENT));
     let _not_looked_at = request.into_body().collect().await.unwrap();
+    if concurrent {
+        // All invocations are under way at the same time.
+        sleep(LATENCY).await;
+    }
     let (status, text) = match number.checked_sub(warm_up.into()) {
         None => (400, REFUSED),
+        // The number says nothing where invocations share the connections. Releases ignore the attributes.
+        _ if concurrent => (200, if bare { SET } else { BEFORE }),
         Some(0) if bare => (200, SET),
         Some(0) => (200, BEFORE),
         Some(_) => (200, "{}"),

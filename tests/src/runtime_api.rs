@@ -18,7 +18,7 @@ use hyper_util::rt::TokioIo;
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
 use tokio::process::Command;
-use tokio::sync::{Mutex, mpsc};
+use tokio::sync::{Mutex, Notify, mpsc};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
@@ -34,6 +34,7 @@ pub struct Lambda {
     events: mpsc::UnboundedSender<Event>,
     asked: mpsc::UnboundedReceiver<()>,
     outcomes: mpsc::UnboundedReceiver<(String, Outcome)>,
+    restore: Arc<Notify>,
     _server: JoinSet<()>,
 }
 
@@ -84,6 +85,7 @@ struct Ends {
     queue: Arc<Mutex<mpsc::UnboundedReceiver<Event>>>,
     asks: mpsc::UnboundedSender<()>,
     reports: mpsc::UnboundedSender<(String, Outcome)>,
+    restore: Arc<Notify>,
     has_extensions: bool,
 }
 
@@ -104,7 +106,9 @@ impl Lambda {
         let (events, queue) = mpsc::unbounded_channel();
         let (asks, asked) = mpsc::unbounded_channel();
         let (reports, outcomes) = mpsc::unbounded_channel();
-        let ends = Ends { queue: Arc::new(Mutex::new(queue)), asks, reports, has_extensions };
+        let restore = Arc::new(Notify::new());
+        let queue = Arc::new(Mutex::new(queue));
+        let ends = Ends { queue, asks, reports, restore: Arc::clone(&restore), has_extensions };
         let mut server = JoinSet::new();
         server.spawn(async move {
             let mut connections = JoinSet::new();
@@ -114,7 +118,7 @@ impl Lambda {
                 connections.spawn(http1::Builder::new().serve_connection(TokioIo::new(stream), service));
             }
         });
-        Self { address, events, asked, outcomes, _server: server }
+        Self { address, events, asked, outcomes, restore, _server: server }
     }
 
     /// Returns a command that runs this function with the variables of the runtime. Its process is killed on drop.
@@ -141,7 +145,12 @@ impl Lambda {
         assert!(self.events.send(Event { id: id.to_owned(), payload, deadline }).is_ok());
     }
 
-    /// Waits until the function asks for an invocation. The first time, its init phase has ended.
+    /// Restores a function with `SnapStart` from its snapshot. It has [asked](Self::asked) for that.
+    pub fn restore(&self) {
+        self.restore.notify_one();
+    }
+
+    /// Waits until the function asks for an invocation, or to be restored. The first time, its init phase has ended.
     pub async fn asked(&mut self) {
         timeout(TOO_LONG, self.asked.recv()).await.expect("the function asks").expect("the service runs");
     }
@@ -173,6 +182,11 @@ async fn serve(request: Request<Incoming>, ends: Ends) -> Result<Response<Full<B
             "event/next" if ends.has_extensions => pending().await,
             _ => answer(StatusCode::NOT_FOUND, String::new()),
         });
+    }
+    if request.uri().path() == "/2018-06-01/runtime/restore/next" {
+        let _ = ends.asks.send(());
+        ends.restore.notified().await;
+        return Ok(answer(StatusCode::OK, String::new()));
     }
     let path = request.uri().path().strip_prefix("/2018-06-01/runtime/invocation/").unwrap_or_default().to_owned();
     if path == "next" {

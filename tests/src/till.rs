@@ -28,6 +28,8 @@ pub enum Then {
     /// It succeeds.
     #[default]
     Done,
+    /// It succeeds without an await point, as if it blocked its thread.
+    Blocked,
     /// It fails.
     Declined,
     /// It panics.
@@ -96,9 +98,12 @@ impl Till {
     /// The handler.
     pub async fn pay(self, item: impl Paid) -> Result<(), Declined> {
         self.0.lock().unwrap().push(item.name().to_owned());
-        yield_now().await;
-        match item.payment().then {
-            Then::Done => Ok(()),
+        let then = item.payment().then;
+        if then != Then::Blocked {
+            yield_now().await;
+        }
+        match then {
+            Then::Done | Then::Blocked => Ok(()),
             Then::Declined => Err(Declined),
             Then::Panic => panic!("in the handler"),
             Then::Endless => pending().await,

@@ -178,6 +178,7 @@ macro_rules! tests {
 tests! {
     an_item_that_outlives_its_lease_is_cancelled_before_the_deadline
     an_item_that_outlives_a_lease_of_its_own_is_cancelled
+    an_item_that_returns_after_its_lease_is_not_done_and_not_repeated
     items_not_started_near_the_deadline_are_not_done_and_send_nothing
     nothing_runs_past_the_deadline
     a_silent_table_does_not_delay_the_answer_past_the_deadline
@@ -208,6 +209,18 @@ async fn an_item_that_outlives_a_lease_of_its_own_is_cancelled<S: Tested>() {
     let took = host.now().duration_since(begun).unwrap();
     assert!(took < Duration::from_secs(20), "{took:?}, and the batch had 29 s");
     assert_eq!(till.ran_in_any_order(), ["1", "2"]);
+}
+
+async fn an_item_that_returns_after_its_lease_is_not_done_and_not_repeated<S: Tested>() {
+    let (_world, host, consumer, till) = environment::<S>().await;
+    let event = invocation(&host, S::event(&[("a", "Blocked")]));
+    let begin = {
+        let host = host.clone();
+        move |_| host.advance_clock(Duration::from_secs(31))
+    };
+    assert_eq!(S::deliver(&consumer, event, &till, begin).await, S::named(["1"]));
+    assert!(deliver(&consumer, &host, &till, &[("a", "Done")]).await.is_empty());
+    assert_eq!(till.ran(), ["1"]);
 }
 
 async fn items_not_started_near_the_deadline_are_not_done_and_send_nothing<S: Tested>() {

@@ -78,6 +78,7 @@ const CRATE: &[&str] = &[
     "lambda/invocation",
     "lambda/diagnostic",
     "lambda/handler_input",
+    "lambda/snap_start",
     "lambda/lock_layer",
     "lambda/idempotency_layer",
     "lambda/batch/source",

@@ -1,11 +1,11 @@
 //! `LockLayer` under the real `lambda_runtime`, in another process, against a Lambda Runtime API that the test plays.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::process::Stdio;
 use std::time::Duration;
 
 use lambda_lock::Locks;
-use lambda_lock_tests::loopback::{Loopback, TABLE};
+use lambda_lock_tests::loopback::{Fault, Loopback, TABLE};
 use lambda_lock_tests::runtime_api::{Lambda, TOO_LONG};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -22,7 +22,13 @@ fn environment(lambda: &Lambda) -> Child {
 
 /// An environment of the function for four invocations at a time.
 fn concurrent_environment(lambda: &Lambda) -> Child {
-    function(lambda).arg("run_concurrent").env("AWS_LAMBDA_MAX_CONCURRENCY", "4").spawn().unwrap()
+    environment_for(4, lambda, "run_concurrent")
+}
+
+/// An environment for several invocations at a time, as on Managed Instances.
+fn environment_for(invocations: usize, lambda: &Lambda, function_name: &str) -> Child {
+    let mut command = function(lambda);
+    command.arg(function_name).env("AWS_LAMBDA_MAX_CONCURRENCY", invocations.to_string()).spawn().unwrap()
 }
 
 fn function(lambda: &Lambda) -> Command {
@@ -44,6 +50,14 @@ impl Gate {
     /// Waits for the next handler, which continues when the stream is dropped.
     async fn arrival(&self) -> TcpStream {
         timeout(TOO_LONG, self.0.accept()).await.expect("a handler comes").unwrap().0
+    }
+
+    /// Waits until so many handlers run at the same time, and lets them continue.
+    async fn open_for(&self, handlers: usize) {
+        let mut running = Vec::new();
+        for _ in 0..handlers {
+            running.push(self.arrival().await);
+        }
     }
 }
 
@@ -180,17 +194,109 @@ async fn the_key_is_free_after_a_concurrent_invocation() {
     }
 }
 
+#[tokio::test]
+async fn each_of_64_concurrent_invocations_gets_its_own_answer() {
+    let mut lambda = Lambda::start().await;
+    let _environment = environment_for(64, &lambda, "run_concurrent");
+    let gate = Gate::new().await;
+    let ids: BTreeSet<_> = (0..64).map(|id| id.to_string()).collect();
+    for id in &ids {
+        lambda.send(id, gate.wait_here(id));
+    }
+    gate.open_for(64).await;
+    let mut answered = BTreeSet::new();
+    for _ in &ids {
+        let (id, outcome) = lambda.next_outcome().await;
+        assert_eq!(outcome.answer()["request"], id);
+        answered.insert(id);
+    }
+    assert_eq!(answered, ids);
+}
+
+#[tokio::test]
+async fn concurrent_duplicates_get_the_result_of_their_own_key() {
+    let mut lambda = Lambda::start().await;
+    let _environment = environment_for(64, &lambda, "run_concurrent_once");
+    let gate = Gate::new().await;
+    for (key, copy) in (0..32).flat_map(|key| [(key, "a"), (key, "b")]) {
+        lambda.send(&format!("{key}-{copy}"), gate.wait_here(&format!("{key}")));
+    }
+    gate.open_for(32).await;
+    let mut results = HashMap::new();
+    for _ in 0..64 {
+        let (id, outcome) = lambda.next_outcome().await;
+        let key = id.split_once('-').unwrap().0.to_owned();
+        let ran = outcome.answer()["request"].as_str().unwrap().to_owned();
+        assert!(ran.starts_with(&format!("{key}-")), "{id} got the result of {ran}");
+        let first = results.entry(key).or_insert_with(|| ran.clone());
+        assert_eq!(*first, ran, "one run for each key");
+    }
+    assert_eq!(results.len(), 32);
+}
+
+#[tokio::test]
+async fn each_of_64_concurrent_batches_reports_its_own_failures() {
+    let mut lambda = Lambda::start().await;
+    let _environment = environment_for(64, &lambda, "run_concurrent_batch");
+    for id in 0..64 {
+        let message = |copy: &str, then: &str| {
+            let body = json!({ "id": format!("{id} {copy}"), "then": then }).to_string();
+            json!({ "messageId": format!("{id} {copy}"), "body": body })
+        };
+        lambda.send(&id.to_string(), json!({ "Records": [message("good", "Done"), message("bad", "Declined")] }));
+    }
+    for _ in 0..64 {
+        let (id, outcome) = lambda.next_outcome().await;
+        assert_eq!(outcome.answer()["batchItemFailures"], json!([{ "itemIdentifier": format!("{id} bad") }]));
+    }
+}
+
+#[tokio::test]
+async fn a_handler_that_blocks_its_thread_past_the_deadline_has_lost_its_lock() {
+    let mut lambda = Lambda::start().await;
+    let _environment = concurrent_environment(&lambda);
+    // The deadline counts from here: the environment must be up.
+    lambda.invoke("first", returning("job")).await.answer();
+    lambda.send_with("blocking", json!({ "key": "job", "do": "block" }), Duration::from_secs(1));
+    let (id, outcome) = lambda.next_outcome().await;
+    assert_eq!((id.as_str(), outcome.error().0.as_str()), ("blocking", "LockLost"));
+    lambda.invoke("next", returning("job")).await.answer();
+}
+
+#[tokio::test]
+async fn work_that_goes_on_after_the_deadline_learns_of_it_from_the_lock() {
+    let mut lambda = Lambda::start().await;
+    let _environment = concurrent_environment(&lambda);
+    let gate = Gate::new().await;
+    lambda.invoke("first", returning("job")).await.answer();
+    let spawning = json!({ "key": "job", "do": "spawn", "at": gate.0.local_addr().unwrap().to_string() });
+    lambda.send_with("spawning", spawning, Duration::from_secs(1));
+    let mut works = [gate.arrival().await, gate.arrival().await];
+    let (id, outcome) = lambda.next_outcome().await;
+    assert_eq!((id.as_str(), outcome.error().0.as_str()), ("spawning", "LockLost"));
+    for work in &mut works {
+        let mut said = String::new();
+        timeout(TOO_LONG, work.read_to_string(&mut said)).await.expect("the work ends").unwrap();
+        assert_eq!(said, "stopped");
+    }
+    lambda.invoke("next", returning("job")).await.answer();
+}
+
 /// An environment of the function with the table behind this socket.
 fn environment_with_table(lambda: &Lambda, table: &Loopback) -> Child {
-    function(lambda)
+    function_with_table(lambda, table).spawn().unwrap()
+}
+
+fn function_with_table(lambda: &Lambda, table: &Loopback) -> Command {
+    let mut command = function(lambda);
+    command
         .arg("run_until_shutdown")
         .env("AWS_ENDPOINT_URL", table.endpoint())
         .env("AWS_REGION", "us-east-1")
         .env("AWS_ACCESS_KEY_ID", "local")
         .env("AWS_SECRET_ACCESS_KEY", "local")
-        .env("LOCK_TABLE_NAME", TABLE)
-        .spawn()
-        .unwrap()
+        .env("LOCK_TABLE_NAME", TABLE);
+    command
 }
 
 /// Sends SIGTERM, and waits until the process has ended by itself.
@@ -231,6 +337,19 @@ async fn a_function_runs_where_it_cannot_register_an_extension() {
     let (mut lambda, table) = (Lambda::without_extensions().await, Loopback::start());
     let _environment = environment_with_table(&lambda, &table);
     lambda.invoke("first", returning("job")).await.answer();
+}
+
+#[tokio::test]
+async fn a_function_with_snap_start_meets_no_connection_of_its_snapshot() {
+    let (mut lambda, table) = (Lambda::start().await, Loopback::start());
+    let mut command = function_with_table(&lambda, &table);
+    let _environment = command.env("AWS_LAMBDA_INITIALIZATION_TYPE", "snap-start").spawn().unwrap();
+    lambda.asked().await;
+    assert_eq!(table.connections(), 1, "the warm-up of the init phase");
+    table.kill_connections(Fault::Silence);
+    lambda.restore();
+    lambda.invoke("first", returning("job")).await.answer();
+    assert_eq!((table.met(), table.connections()), (0, 2));
 }
 
 /// The log of a function that takes a number and gets a secret.

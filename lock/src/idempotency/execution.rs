@@ -180,22 +180,26 @@ where
         let unfinished = AbandonOnDrop(Some(lock).filter(|_| settings.on_unfinished == OnUnfinished::Reject));
         // All code of the user runs here, including the serialization of the result. If it panics, the run is
         // unfinished.
+        let mut update = None;
         let done = while_held(lock, async {
             let result = work.await;
-            let update = self.record_update(run, &result);
-            (result, update)
+            update = Some(self.record_update(run, &result));
+            result
         });
-        let (outcome, update) = match done.await {
-            Ok(Some((result, update))) => {
+        let lost = || Ok(Err(HandlerError::Lock(lock.error(Cause::Lost(None)))));
+        let (outcome, update) = match (done.await, update) {
+            (Ok(result), Some(update)) => {
                 unfinished.disarm();
-                (Ok(result.map_err(HandlerError::Handler)), update)
+                // Work that blocked its thread until after the lease is done, even if it has lost its lock: a retry must not
+                // do it again.
+                (result.map_or_else(lost, |result| Ok(result.map_err(HandlerError::Handler))), update)
             }
             // The lease ended with the work half done. The record is released, unless `unfinished` has abandoned it.
-            Ok(None) => {
+            (Ok(_), None) => {
                 drop(unfinished);
-                (Ok(Err(HandlerError::Lock(lock.error(Cause::Lost(None))))), RecordUpdate::Release)
+                (lost(), RecordUpdate::Release)
             }
-            Err(panic) => {
+            (Err(panic), _) => {
                 drop(unfinished);
                 (Err(panic), RecordUpdate::Release)
             }

@@ -39,8 +39,9 @@ use crate::lock::{self, Locks, Wait};
 /// runs at once. A panic, or cancellation at the end of the lease, releases the record like an error, or counts as a crash
 /// with [`OnUnfinished::Reject`]. In a program built with `panic = "abort"`, a panic is a crash.
 ///
-/// If the lease ended and another run took the record, this run's result cannot be stored. The caller gets it
-/// nevertheless, and a warning is logged.
+/// Work that blocks its thread is not cancelled. If it returns after the lease, its outcome is stored for the retry, unless
+/// another run has taken the record, and the call fails with an error that [`is_lost`](crate::Error::is_lost). If the record
+/// was lost before the lease ended, as by hand, the caller gets the result, and a warning is logged.
 ///
 /// # Cost
 ///

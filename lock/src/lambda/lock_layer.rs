@@ -39,8 +39,9 @@ use crate::text::printable;
 /// The lock is released when the handler returns, fails or panics; the panic then continues. A handler that is still
 /// running when the lease ends is cancelled, and the invocation fails with `LockLost`. By default Lambda's own timeout is
 /// due at the same time and usually comes first; on Managed Instances, nothing but this layer ends the handler. A handler
-/// that blocks its thread is not cancelled, and work in `spawn_blocking` or `tokio::spawn` is not held by the lock. A failed
-/// release is logged and does not replace the handler's result.
+/// that blocks its thread is not cancelled, and fails in the same way when it returns. Work in `spawn_blocking` or
+/// `tokio::spawn` is not cancelled either: [give it the lock](crate::docs::locks#managed-instances). A failed release is
+/// logged and does not replace the handler's result.
 ///
 /// Put a timeout inside of this layer. One outside drops the handler and the lock, whose release in the background Lambda
 /// may freeze.

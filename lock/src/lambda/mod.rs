@@ -7,6 +7,7 @@ mod handler_input;
 mod idempotency_layer;
 mod invocation;
 mod lock_layer;
+mod snap_start;
 mod sqs;
 #[cfg(feature = "streams")]
 pub(crate) mod streams;

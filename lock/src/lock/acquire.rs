@@ -264,10 +264,10 @@ impl Acquire {
     /// with `panic = "abort"`, a panic ends the process instead, and the key is free when the lease ends.
     ///
     /// Returns what the body returns, a `Result` of its own included. When the lease ends first, the body is cancelled at its
-    /// next await point, and the error [`is_lost`](Error::is_lost). A body that blocks its thread is not cancelled, and
-    /// neither is work in `spawn_blocking` or `tokio::spawn`: it outlives the lock unless the body awaits it. If the
-    /// key cannot be acquired, the body does not run. A failed release is logged and does not replace the body's result.
-    /// Two requests.
+    /// next await point, and the error [`is_lost`](Error::is_lost). A body that blocks its thread is not cancelled: if it
+    /// returns after the lease, the error is the same. Work in `spawn_blocking` or `tokio::spawn` is not cancelled either: it
+    /// outlives the lock unless it watches [`Lock::is_valid`] or [`Lock::lost`]. If the key cannot be acquired, the body does
+    /// not run. A failed release is logged and does not replace the body's result. Two requests.
     ///
     /// If the future is dropped, so is the body, perhaps with half of its work done, and the lock is released in the
     /// background. Put a timeout around the work in the body, or await the future on a task of its own (`tokio::spawn`).

@@ -285,6 +285,33 @@ impl Lock {
     /// # }
     /// # async fn work() {}
     /// ```
+    ///
+    /// One lock for a whole process, such as on Managed Instances:
+    ///
+    /// ```
+    /// # use std::sync::Arc;
+    /// # use std::time::Duration;
+    /// # use lambda_lock::{Error, Locks};
+    /// # async fn example(locks: Locks) -> Result<(), Error> {
+    /// let leader = Arc::new(locks.acquire("leader").await?);
+    /// let renewed = Arc::clone(&leader);
+    /// tokio::spawn(async move {
+    ///     while renewed.is_valid() {
+    ///         tokio::time::sleep(Duration::from_secs(10)).await;
+    ///         if let Err(error) = renewed.renew(Duration::from_secs(30)).await {
+    ///             eprintln!("{error}");
+    ///         }
+    ///     }
+    /// });
+    /// // In each invocation:
+    /// tokio::select! {
+    ///     () = leader.lost() => println!("another process leads"),
+    ///     () = work() => println!("done"),
+    /// }
+    /// # Ok(())
+    /// # }
+    /// # async fn work() {}
+    /// ```
     pub async fn lost(&self) {
         // Check every second, because the wall clock can run ahead of the timer.
         loop {
@@ -301,8 +328,9 @@ impl Lock {
     }
 
     /// Runs `work` until it ends, or cancels it at its next await point when the lock is lost: then fails with an error that
-    /// [`is_lost`](Error::is_lost). Releases nothing and sends no request. [`Acquire::run`](crate::Acquire::run) does the same
-    /// and releases the lock. This is for a lock that was [resumed](crate::Locks::resume), or that is handed over afterwards.
+    /// [`is_lost`](Error::is_lost), also if the work blocked its thread and returns after the lease. Releases nothing and sends
+    /// no request. [`Acquire::run`](crate::Acquire::run) does the same and releases the lock. This is for a lock that was
+    /// [resumed](crate::Locks::resume), or that is handed over afterwards.
     ///
     /// ```
     /// # use lambda_lock::{Error, Locks, Ticket};
@@ -319,7 +347,10 @@ impl Lock {
             biased;
             // Work that has not begun does not begin after the end.
             () = self.overrun(), if self.hold.state().is_stopped => Err(self.hold.error(Cause::Lost(None))),
-            value = work.instrument(self.hold.span().clone()) => Ok(value),
+            // Work that blocked its thread was not cancelled.
+            value = work.instrument(self.hold.span().clone()) => {
+                if self.hold.has_expired() { Err(self.hold.error(Cause::Lost(None))) } else { Ok(value) }
+            }
             () = self.overrun() => Err(self.hold.error(Cause::Lost(None))),
         }
     }
@@ -487,6 +518,12 @@ impl Holding {
             Phase::Held if !state.is_stopped => state.lease.deadline.remaining(self.now()),
             _ => Duration::ZERO,
         }
+    }
+
+    /// Whether the lease ended before a release.
+    fn has_expired(&self) -> bool {
+        let State { phase, lease, .. } = *self.state();
+        phase == Phase::Held && lease.deadline.has_passed(self.now())
     }
 
     fn clear_hold_at_least(&self) {

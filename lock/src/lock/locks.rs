@@ -133,7 +133,7 @@ impl Locks {
     ///
     /// Call it before `Runtime::run`. Lambda runs the init phase with a full CPU, but the first invocation only with the
     /// function's share of a CPU. A TLS handshake takes tens of milliseconds of a full CPU, and several times as long on a
-    /// small function.
+    /// small function. With `SnapStart`, [register the locks](crate::docs::cold_starts#snapstart) as well.
     ///
     /// One `UpdateItem` that is never applied, which DynamoDB counts as one write. The IAM action is
     /// `dynamodb:UpdateItem`, and the key is the prefix followed by `lambda-lock-check`; a denial warms up just as well. A

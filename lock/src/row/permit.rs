@@ -34,6 +34,7 @@ use crate::error::{Cause, Error};
 use crate::holder::{Data, Holder, HolderKind};
 use crate::limits::{DAY, MAX_PERMIT_DATA_BYTES, MAX_PERMITS, check_key, check_permits};
 use crate::queue::Queue;
+use crate::random;
 
 /// How many waiters may take as many free permits at once, beside all.
 const TOGETHER: [u32; 8] = [1, 2, 3, 4, 8, 16, 32, 64];
@@ -573,6 +574,7 @@ fn is_obsolete((index, tombstone): (usize, &Tombstone), now: Moment) -> bool {
 fn obsolete(tombstones: &[Tombstone], now: Moment) -> Vec<&str> {
     let obsolete = tombstones.iter().enumerate().filter(|tombstone| is_obsolete(*tombstone, now));
     let mut owners: Vec<_> = obsolete.map(|(_, tombstone)| tombstone.owner.as_str()).collect();
+    random::reseed();
     fastrand::shuffle(&mut owners);
     owners.truncate(REMOVED_AT_ONCE);
     owners

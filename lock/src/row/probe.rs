@@ -10,6 +10,8 @@ use aws_sdk_dynamodb::types::{ReturnValue, TransactWriteItem};
 use super::expression::{Attribute as _, Condition, Update, all};
 use super::table::{Table, in_time};
 use super::write::send;
+#[cfg(feature = "lambda")]
+use crate::connections::Close;
 use crate::error::Error;
 use crate::random;
 
@@ -27,6 +29,12 @@ impl Table {
             Ok(_) => Ok(()),
             Err(error) => self.refused(error, PROBE_KEY).map(drop),
         }
+    }
+
+    /// Closes the idle connections of the client, if it knows them. Sends nothing.
+    #[cfg(feature = "lambda")]
+    pub(crate) async fn close_connections(&self) {
+        let _it_is_never_sent = Box::pin(self.probe_update().customize().interceptor(Close).send()).await;
     }
 
     /// A condition that neither a row nor a missing row meets.

@@ -2,22 +2,27 @@
 //! runtime reads its settings from the environment. It has its own table, in which another holder has the key `taken`.
 //!
 //! `function run` takes one invocation at a time, `function run_concurrent` several. The payload says what to do:
-//! `{"key": "…", "do": "return" | "fail" | "panic" | "hang" | "wait", "at": "address to wait at"}`. The payload of
-//! `function run_typed` is a number. `function run_until_shutdown` has the table that the environment names, and releases
-//! its locks at SIGTERM, as the functions of the example do. All log to standard error, filtered by `RUST_LOG`.
+//! `{"key": "…", "do": "return" | "fail" | "panic" | "hang" | "wait" | "block" | "spawn", "at": "address to wait at"}`.
+//! `function run_concurrent_once` has `IdempotencyLayer` instead, and `function run_concurrent_batch` takes batches of
+//! payments. The payload of `function run_typed` is a number. `function run_until_shutdown` has the table that the
+//! environment names, and releases its locks at SIGTERM, as the functions of the example do. All log to standard error,
+//! filtered by `RUST_LOG`.
 
 use std::env;
 use std::io;
+use std::sync::Arc;
 use std::time::Duration;
 
 use lambda_example::release_at_shutdown;
-use lambda_lock::lambda::log_panics;
-use lambda_lock::{LockLayer, Locks, WithLock};
+use lambda_lock::idempotency::OnMissingKey;
+use lambda_lock::lambda::{SqsMessage, log_panics};
+use lambda_lock::{Idempotency, IdempotencyLayer, Lock, LockLayer, Locks, SqsConsumer, WithLock};
 use lambda_lock_tests::World;
+use lambda_lock_tests::till::{Payment, Till};
 use lambda_runtime::layers::TracingLayer;
 use lambda_runtime::{Diagnostic, Error, LambdaEvent, Runtime};
 use serde_json::{Value, json};
-use tokio::io::AsyncReadExt;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tower::{Layer, service_fn};
 use tracing_subscriber::EnvFilter;
@@ -29,8 +34,10 @@ async fn main() -> Result<(), Error> {
     if env::args().nth(1).as_deref() == Some("run_until_shutdown") {
         let locks = Locks::from_env().await?;
         release_at_shutdown(&locks).await;
-        let layer = LockLayer::new(locks).key_from(|event: &LambdaEvent<Value>| text(event, "key"));
-        return Runtime::new(layer.layer(service_fn(handler))).run().await;
+        locks.warm_up().await;
+        let layer = LockLayer::new(locks.clone()).key_from(|event: &LambdaEvent<Value>| text(event, "key"));
+        let runtime = Runtime::new(layer.layer(service_fn(handler)));
+        return runtime.register_snapstart_resource(Arc::new(locks)).run().await;
     }
     let world = World::new().await;
     let elsewhere = world.default_locks();
@@ -41,6 +48,20 @@ async fn main() -> Result<(), Error> {
     match env::args().nth(1).as_deref() {
         Some("run") => runtime.run().await,
         Some("run_concurrent") => runtime.run_concurrent().await,
+        Some("run_concurrent_once") => {
+            let key = |event: &LambdaEvent<Value>| Some(text(event, "key"));
+            let once = Idempotency::new(world.default_locks(), OnMissingKey::Reject, key);
+            let layer = IdempotencyLayer::new(once.wait(Duration::from_mins(1)));
+            let handler = async |event: LambdaEvent<Value>| meet(&event).await;
+            Runtime::new(layer.layer(service_fn(handler))).run_concurrent().await
+        }
+        Some("run_concurrent_batch") => {
+            let key = |message: &SqsMessage<Payment>| Some(message.body.id.clone());
+            let once = Idempotency::new(world.default_locks(), OnMissingKey::Reject, key);
+            let till = Till::default();
+            let handler = move |message: SqsMessage<Payment>| till.clone().pay(message);
+            Runtime::new(SqsConsumer::new(once).layer(service_fn(handler))).run_concurrent().await
+        }
         Some("run_typed") => {
             let typed = async |event: LambdaEvent<u32>| Ok::<_, OutOfPaper>(event.payload);
             Runtime::new(LockLayer::new(world.default_locks()).layer(service_fn(typed))).run().await
@@ -54,20 +75,45 @@ fn text(event: &LambdaEvent<Value>, field: &str) -> String {
 }
 
 async fn handler(WithLock { input, lock, .. }: WithLock<LambdaEvent<Value>>) -> Result<Value, OutOfPaper> {
-    let payload = input.payload;
-    match payload["do"].as_str() {
+    match input.payload["do"].as_str() {
         Some("return") => {}
-        Some("wait") => wait_at(payload["at"].as_str().unwrap_or_default()).await.expect("the place to wait at"),
+        Some("wait") => drop(meet(&input).await?),
         Some("fail") => return Err(OutOfPaper),
         Some("hang") => std::future::pending().await,
+        Some("block") => block_until_lost(&lock),
+        Some("spawn") => {
+            let place = text(&input, "at");
+            tokio::spawn(work_until_lost(place.clone(), Arc::clone(&lock), async |lock| lock.lost().await));
+            let work = work_until_lost(place, lock, async |lock| {
+                tokio::task::spawn_blocking(move || block_until_lost(&lock)).await.expect("no panic");
+            });
+            tokio::spawn(work);
+            return std::future::pending().await;
+        }
         other => panic!("cannot do {other:?}"),
     }
-    Ok(json!({ "fence": lock.fence(), "owner": lock.owner() }))
+    Ok(json!({ "fence": lock.fence(), "owner": lock.owner(), "request": input.context.request_id }))
 }
 
-/// Waits until the test closes the connection.
-async fn wait_at(address: &str) -> io::Result<()> {
-    TcpStream::connect(address).await?.read(&mut [0]).await.map(drop)
+/// Waits where the payload says until the test closes the connection. Returns which request this is.
+async fn meet(event: &LambdaEvent<Value>) -> Result<Value, OutOfPaper> {
+    let mut stream = TcpStream::connect(text(event, "at")).await.expect("the place to wait at");
+    stream.read_to_end(&mut Vec::new()).await.expect("the test");
+    Ok(json!({ "request": event.context.request_id }))
+}
+
+#[expect(clippy::disallowed_methods, reason = "the thread is to be blocked")]
+fn block_until_lost(lock: &Lock) {
+    while lock.is_valid() {
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// Comes to this place, works until the lock is lost, and says so there.
+async fn work_until_lost(place: String, lock: Arc<Lock>, work: impl AsyncFnOnce(Arc<Lock>)) {
+    let mut stream = TcpStream::connect(place).await.expect("the place to come to");
+    work(lock).await;
+    stream.write_all(b"stopped").await.expect("the test");
 }
 
 #[derive(Debug)]

@@ -42,6 +42,39 @@ async fn a_run_that_outlives_its_lease_is_cancelled_and_can_be_retried() {
 }
 
 #[tokio::test]
+async fn a_run_that_returns_after_its_lease_has_lost_its_lock_and_is_not_repeated() {
+    let (_world, host, locks) = environment().await;
+    let (orders, runs) = (orders(&locks), Counter::default());
+    let overrun = orders
+        .run(&order("a"), async |_| {
+            // As one that blocks its thread.
+            host.advance_clock(AFTER_THE_LEASE);
+            Ok(runs.count())
+        })
+        .await;
+    assert!(refused(overrun).is_lost());
+    assert_eq!(host.requests(), 2);
+    assert_eq!(place(&orders, &order("a"), &runs).await.unwrap(), 1);
+    assert_eq!(runs.count(), 2, "only one run was counted before");
+}
+
+#[tokio::test]
+async fn a_run_that_returns_after_another_has_taken_its_record_has_lost_its_lock() {
+    let (world, host, locks) = environment().await;
+    let runs = Counter::default();
+    let overrun = orders(&locks)
+        .run(&order("a"), async |_| {
+            let mine = runs.count();
+            assert_eq!(place(&orders(&later(&world, AFTER_THE_LEASE)), &order("a"), &runs).await.unwrap(), 2);
+            host.advance_clock(AFTER_THE_LEASE);
+            Ok(mine)
+        })
+        .await;
+    assert!(refused(overrun).is_lost());
+    assert_eq!(place(&orders(&locks), &order("a"), &runs).await.unwrap(), 2, "the result of the other run");
+}
+
+#[tokio::test]
 async fn a_run_that_renews_its_lock_stores_its_result() {
     let (_world, _host, locks) = environment().await;
     let (orders, runs) = (orders(&locks).lease(ms(1000)), Counter::default());

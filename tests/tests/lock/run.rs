@@ -75,6 +75,30 @@ async fn run_cancels_a_body_that_outlives_the_lease_and_releases() {
 }
 
 #[tokio::test]
+async fn a_body_that_returns_after_its_lease_is_lost() {
+    let world = World::new().await;
+    let host = world.host().build();
+    let locks = world.locks(&host).build().unwrap();
+    // As one that blocks its thread: it has no await point at which it could be cancelled.
+    let running = locks.acquire("job").run(async |_| host.advance_clock(LEASE));
+    assert!(running.await.unwrap_err().is_lost());
+    assert!(locks.try_acquire("job").await.unwrap().is_some());
+}
+
+#[tokio::test]
+async fn a_body_that_releases_its_lock_may_return_after_its_lease() {
+    let world = World::new().await;
+    let host = world.host().build();
+    let locks = world.locks(&host).build().unwrap();
+    let running = locks.acquire("job").run(async |lock| {
+        lock.release().await.unwrap();
+        host.advance_clock(LEASE);
+        "done"
+    });
+    assert_eq!(running.await.unwrap(), "done");
+}
+
+#[tokio::test]
 async fn a_body_that_renews_its_lock_is_not_cancelled() {
     let world = World::new().await;
     let running = world.default_locks().acquire("job").lease(ms(400)).run(async |lock| {

@@ -1,6 +1,7 @@
 //! The lock that a handler gets with its event.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use lambda_lock::{LockLayer, WithLock};
@@ -69,17 +70,21 @@ async fn a_handler_can_renew_its_lock() {
 #[tokio::test]
 async fn a_renewal_by_a_handler_after_its_lease_fails() {
     let (_world, host, locks) = environment().await;
+    let is_lost = Arc::new(AtomicBool::new(false));
     let service = LockLayer::new(locks).layer(service_fn({
-        let host = host.clone();
+        let (host, is_lost) = (host.clone(), Arc::clone(&is_lost));
         move |WithLock { lock, .. }: WithLock<LambdaEvent<()>>| {
-            let host = host.clone();
+            let (host, is_lost) = (host.clone(), Arc::clone(&is_lost));
             async move {
                 host.advance_clock(Duration::from_secs(31));
-                Ok::<_, Error>(lock.renew(Duration::from_secs(20)).await.unwrap_err().is_lost())
+                let error = lock.renew(Duration::from_secs(20)).await.unwrap_err();
+                is_lost.store(error.is_lost(), Ordering::Relaxed);
+                Ok::<_, Error>(())
             }
         }
     }));
-    assert!(service.oneshot(invocation(&host, ())).await.unwrap());
+    assert_eq!(reported(service.oneshot(invocation(&host, ())).await.unwrap_err()).0, "LockLost");
+    assert!(is_lost.load(Ordering::Relaxed));
 }
 
 #[tokio::test]

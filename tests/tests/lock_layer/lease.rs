@@ -105,6 +105,23 @@ async fn a_handler_that_outlives_its_lease_is_cancelled_before_the_release() {
 }
 
 #[tokio::test]
+async fn a_handler_that_returns_after_its_lease_has_lost_its_lock() {
+    let (_world, host, locks) = environment().await;
+    let service = LockLayer::new(locks).layer(service_fn({
+        let host = host.clone();
+        move |_: LambdaEvent<()>| {
+            let host = host.clone();
+            // As one that blocks its thread.
+            async move {
+                host.advance_clock(Duration::from_mins(1));
+                Ok::<_, Error>(())
+            }
+        }
+    }));
+    assert_eq!(reported(service.oneshot(invocation(&host, ())).await.unwrap_err()).0, "LockLost");
+}
+
+#[tokio::test]
 async fn a_handler_is_cancelled_when_the_wall_clock_jumps_past_the_lease() {
     let (_world, host, locks) = environment().await;
     let service = LockLayer::new(locks).layer(service_fn({

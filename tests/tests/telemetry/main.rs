@@ -164,7 +164,7 @@ async fn deliver(consumer: &Consumer, host: &Host, messages: &[(&str, &str)], le
                     "panic" => panic!("in the handler"),
                     "endless" => pending().await,
                     "slow" => {
-                        sleep(ms(1500)).await;
+                        sleep(ms(1400)).await;
                         Ok(())
                     }
                     "crash" => {

@@ -21,7 +21,11 @@ async fn main() -> Result<(), Error> {
         // The condition never holds, so DynamoDB refuses the request.
         let _warm = request.send().await;
     }
-    Runtime::new(service_fn(|event| alone(&client, &table, event))).run().await
+    let work = service_fn(move |event| {
+        let (client, table) = (client.clone(), table.clone());
+        async move { alone(&client, &table, event).await }
+    });
+    Runtime::new(work).run_concurrent().await
 }
 
 /// Does the work, unless another invocation holds the key.

@@ -20,5 +20,5 @@ async fn main() -> Result<(), Error> {
     let work = async |WithLock { input, lock, .. }: WithLock<LambdaEvent<Value>>| {
         Ok::<_, Error>(report(&input.payload, lock.fence()))
     };
-    Runtime::new(LockLayer::new(locks).layer(service_fn(work))).run().await
+    Runtime::new(LockLayer::new(locks).layer(service_fn(work))).run_concurrent().await
 }

@@ -1,0 +1,101 @@
+//! A process that is copied after its init phase, as environments are with Lambda's `SnapStart`, for
+//! `tests/snap_start.rs`. Its settings are in its environment, as for a function.
+//!
+//! It prints a line when it is ready for the snapshot, and goes on when it reads one. Each of two copies then prints what it
+//! drew as JSON, and ends.
+
+use std::convert::Infallible;
+use std::fs;
+use std::io;
+use std::process::exit;
+use std::thread;
+use std::time::Duration;
+
+use aws_smithy_async::time::{SystemTimeSource, TimeSource};
+use fork::{Fork, fork, waitpid};
+use lambda_lock::embedded::{DynamoDb, Host};
+use lambda_lock::idempotency::OnMissingKey;
+use lambda_lock::{Backoff, Idempotency, Jitter, Locks, Wait};
+use lambda_runtime::SnapStartResource;
+use serde_json::{Value, json};
+use tokio::runtime::{Builder, Runtime};
+
+fn main() {
+    let init = runtime();
+    let locks = init.block_on(async {
+        let locks = Locks::from_env().await.unwrap();
+        locks.warm_up().await;
+        locks.acquire("init").await.unwrap().release().await.unwrap();
+        locks.before_snapshot().await.unwrap();
+        locks
+    });
+    println!("ready");
+    io::stdin().read_line(&mut String::new()).unwrap();
+    // A copy has only the thread that copies.
+    assert_eq!(fs::read_dir("/proc/self/task").unwrap().count(), 1, "threads");
+    for _ in 0..2 {
+        match fork().unwrap() {
+            Fork::Child => {
+                println!("{}", runtime().block_on(restored(&locks)));
+                // Without destructors: the runtime of the init phase belongs to the process that was copied.
+                exit(0);
+            }
+            Fork::Parent(copy) => assert_eq!(waitpid(copy).unwrap(), 0, "a copy failed"),
+        }
+    }
+}
+
+fn runtime() -> Runtime {
+    Builder::new_current_thread().enable_all().build().unwrap()
+}
+
+/// Returns what a copy draws, and how long its first acquire takes.
+async fn restored(locks: &Locks) -> Value {
+    let clock = SystemTimeSource::new();
+    let copied = fastrand::u64(..);
+    let began = clock.now();
+    locks.after_restore().await.unwrap();
+    let restored = clock.now();
+    let lock = locks.acquire("job").await.unwrap();
+    let acquired = clock.now();
+    let owner = lock.owner().to_owned();
+    lock.release().await.unwrap();
+    // An input without a key runs without protection.
+    let unprotected: Idempotency<(), String, Infallible> =
+        Idempotency::new(locks.clone(), OnMissingKey::RunUnprotected, |()| None::<Value>);
+    let key = unprotected.run(&(), async |run| Ok(run.lock().key().to_owned())).await.unwrap();
+    json!({
+        "copied": copied,
+        "drawn": {
+            "owner": owner,
+            "token": lambda_lock::request_token(),
+            "key of an unprotected run": key,
+            "delays of a wait": thread::spawn(delays).join().unwrap().as_nanos(),
+            "delay of the SDK": fastrand::u64(..),
+        },
+        "restore": acquired.duration_since(began).unwrap().as_millis(),
+        "acquire": acquired.duration_since(restored).unwrap().as_millis(),
+    })
+}
+
+/// Returns how long five delays of a wait take, in virtual time.
+fn delays() -> Duration {
+    // A thread that builds hosts is a simulation, whose delays do not come from the operating system.
+    let (_engine, host, locks) = thread::spawn(|| runtime().block_on(held())).join().unwrap();
+    Builder::new_current_thread().enable_all().start_paused(true).build().unwrap().block_on(async {
+        let started = host.now();
+        let backoff = Wait::backoff(Backoff::new().jitter(Jitter::Full)).max_attempts(6).up_to(Duration::from_hours(1));
+        assert!(locks.acquire("job").wait(backoff).await.unwrap_err().is_held());
+        host.now().duration_since(started).unwrap()
+    })
+}
+
+/// Returns a host with the locks of an engine in which the key `job` is held.
+async fn held() -> (DynamoDb, Host, Locks) {
+    let engine = DynamoDb::new().unwrap();
+    let host = engine.host().build();
+    let locks = Locks::builder(host.client(), "locks").build().unwrap();
+    locks.create_table().await.unwrap();
+    let _kept = locks.acquire("job").lease(Duration::from_hours(24)).await.unwrap().into_ticket();
+    (engine, host, locks)
+}
