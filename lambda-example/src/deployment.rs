@@ -83,7 +83,7 @@ pub struct Stopped {
 #[serde(untagged)]
 pub enum Task {
     /// A state of the machine.
-    Step(Step),
+    Step(Box<Step>),
     /// Free the lock of an execution that was stopped, if it has it.
     Stopped(Stopped),
 }
@@ -184,7 +184,7 @@ async fn take_step(
     event: LambdaEvent<Task>,
 ) -> Result<Done, HandlerError<Failure>> {
     let step = match event.payload {
-        Task::Step(step) => step,
+        Task::Step(step) => *step,
         Task::Stopped(stopped) => return free(locks, stopped).await,
     };
     match step {

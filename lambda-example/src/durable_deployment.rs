@@ -27,7 +27,7 @@ pub async fn durable_deployment(
 ) -> Result<Done, BoxError> {
     // With this identity, an operator or a rule can free the lock of an execution that was stopped.
     let lock = ctx.lock(&locks, &input.key).owner_from(ctx.execution_arn()).lease(LEASE).wait_up_to(WAIT);
-    let released = lock.run(move |held| async move {
+    let deployed = lock.run(move |held| async move {
         held.wait(simulation.time(input.rolling_out_ms)).await?;
         let input = Deployment { rolling_out_ms: 0, ..input };
         // A repeated attempt has a larger fence.
@@ -36,5 +36,5 @@ pub async fn durable_deployment(
         });
         Ok(release.await?)
     });
-    Ok(released.await?)
+    Ok(deployed.await?)
 }

@@ -18,12 +18,12 @@ impl Table {
         let start = start_of(identity);
         for _ in 0..TRIES {
             let Some(holder) = self.get(key, now).await? else { return Ok(false) };
-            let (kind, held) = match holder.kind {
+            let (kind, all) = match holder.kind {
                 HolderKind::Key => (Kind::key(key.to_owned()), std::slice::from_ref(&holder)),
                 HolderKind::Semaphore | HolderKind::Permit => (Kind::any_permit(key.to_owned()), &holder.permits[..]),
             };
             let is_held = |held: &&Holder| held.current && !held.released;
-            let own = held.iter().filter(is_held).find_map(|held| {
+            let own = all.iter().filter(is_held).find_map(|held| {
                 let owner = held.owner().filter(|owner| owner.starts_with(&start))?;
                 let time = |millis: Option<u64>| Duration::from_millis(millis.unwrap_or_default());
                 Some((owner.to_owned(), time(held.since), held.held_since.map(|since| time(Some(since)))))

@@ -21,14 +21,14 @@ const KINDS: [Acquires; 2] =
 fn waiting(attempt: Attempt) -> Turn {
     match attempt {
         Attempt::Waiting(turn) => turn,
-        other => panic!("{other:?}"),
+        other @ Attempt::Acquired(_) => panic!("{other:?}"),
     }
 }
 
 fn acquired(attempt: Attempt) -> Lock {
     match attempt {
         Attempt::Acquired(lock) => lock,
-        other => panic!("{other:?}"),
+        other @ Attempt::Waiting(_) => panic!("{other:?}"),
     }
 }
 

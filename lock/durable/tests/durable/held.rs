@@ -41,7 +41,7 @@ async fn a_lock_is_held_across_suspensions_and_freed_at_the_end() {
                 let lock = kind(&ctx, &locks).lease(LEASE);
                 let text = lock.run(|held| async move {
                     let first = held.step("first", |fences| async move { Ok(fences.fence()) }).await?;
-                    held.wait(Duration::from_secs(3600)).await?;
+                    held.wait(Duration::from_hours(1)).await?;
                     held.context().wait(Duration::from_secs(1)).await?;
                     let holder = observer.get(KEY).await?.ok_or("no row")?;
                     let second = held.step("second", |fences| async move { Ok(fences.fence()) }).await?;

@@ -31,7 +31,7 @@ async fn a_lost_result_of_any_operation_costs_a_larger_fence_only() {
                     async move {
                         // A clock of milliseconds tells one invocation from the next.
                         tokio::time::sleep(Duration::from_millis(5)).await;
-                        let lock = kind(&ctx, &locks).lease(LEASE).wait_up_to(Duration::from_secs(60));
+                        let lock = kind(&ctx, &locks).lease(LEASE).wait_up_to(Duration::from_mins(1));
                         let done = lock.run(|held| async move {
                             for name in ["first", "second"] {
                                 let fences = Arc::clone(&fences);
@@ -51,7 +51,7 @@ async fn a_lost_result_of_any_operation_costs_a_larger_fence_only() {
                 let runner = LocalRunner::new().fail_checkpoints_after_retryable(lost, count);
                 let result = runner.run(handler, 0).await;
                 assert!(result.is_success(), "{lost}: {:?} {:?}", result.error_type(), result.error_message());
-                let fences = seen.lock().unwrap();
+                let fences = seen.lock().unwrap().clone();
                 assert!(fences.len() >= 2 && fences.is_sorted_by(|one, next| one < next), "{lost}: {fences:?}");
                 assert!(!table.is_held().await, "{lost}: the key is held");
             }

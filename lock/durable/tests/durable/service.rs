@@ -3,18 +3,23 @@
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard};
-use std::time::Duration;
+use std::time::{Duration, UNIX_EPOCH};
 
 use aws_durable_execution_sdk::{BoxError, DurableContext, InvocationPayload, Options, wrap};
 use aws_sdk_lambda::config::{BehaviorVersion, Credentials, Region};
 use aws_smithy_http_client::test_util::infallible_client_fn;
+use lambda_lock::embedded::DynamoDb;
 use lambda_runtime::{Context, LambdaEvent};
 use serde_json::{Value, json};
-use tokio::time::{Instant, sleep_until};
+use tokio::time::sleep;
 
 /// The operations of each execution, in the order of their start.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Service(Arc<Mutex<HashMap<String, Vec<Value>>>>);
+#[derive(Clone, Debug)]
+pub(crate) struct Service {
+    /// Whose clock is that of waits, too.
+    engine: DynamoDb,
+    executions: Arc<Mutex<HashMap<String, Vec<Value>>>>,
+}
 
 /// The end of an execution.
 #[derive(Debug)]
@@ -25,8 +30,17 @@ pub(crate) struct Ended {
 }
 
 impl Service {
+    pub(crate) fn new(engine: &DynamoDb) -> Self {
+        Self { engine: engine.clone(), executions: Arc::default() }
+    }
+
     fn executions(&self) -> MutexGuard<'_, HashMap<String, Vec<Value>>> {
-        self.0.lock().unwrap()
+        self.executions.lock().unwrap()
+    }
+
+    /// Returns the time since the epoch.
+    fn now(&self) -> Duration {
+        self.engine.now().duration_since(UNIX_EPOCH).unwrap()
     }
 
     /// Answers a request of the SDK: a checkpoint of some operations.
@@ -35,9 +49,9 @@ impl Service {
         let request: Value = serde_json::from_slice(body).unwrap();
         let mut executions = self.executions();
         let operations = executions.entry(arn).or_default();
-        let updates = request["Updates"].as_array().unwrap();
-        let updated: Vec<_> = updates.iter().map(|update| apply(operations, update)).collect();
-        json!({ "CheckpointToken": "token", "NewExecutionState": { "Operations": updated } })
+        let updates = request["Updates"].as_array().unwrap().iter();
+        let changed: Vec<_> = updates.map(|update| apply(operations, update, self.now())).collect();
+        json!({ "CheckpointToken": "token", "NewExecutionState": { "Operations": changed } })
     }
 
     /// Runs an execution of this function, and returns when it has ended. Each invocation begins `cold_start` late.
@@ -61,7 +75,7 @@ impl Service {
         let function = wrap(handler, Options::builder().lambda_client(client).build().unwrap());
         let mut invocations = 0;
         loop {
-            tokio::time::sleep(cold_start).await;
+            sleep(cold_start).await;
             invocations += 1;
             let response = function(LambdaEvent::new(self.invocation(arn), Context::default())).await.unwrap();
             let response = serde_json::to_value(response).unwrap();
@@ -69,9 +83,9 @@ impl Service {
                 return Ended { response, invocations };
             }
             let next = self.executions()[arn].iter().filter_map(due).min().expect("it waits for something");
-            sleep_until(next).await;
+            sleep(next.saturating_sub(self.now())).await;
             for operation in self.executions().get_mut(arn).unwrap() {
-                if due(operation).is_some_and(|due| due <= Instant::now()) {
+                if due(operation).is_some_and(|due| due <= self.now()) {
                     operation["Status"] = if operation["Type"] == "WAIT" { "SUCCEEDED" } else { "READY" }.into();
                 }
             }
@@ -101,7 +115,7 @@ impl Service {
 }
 
 /// Applies an update of an operation, and returns the operation.
-fn apply(operations: &mut Vec<Value>, update: &Value) -> Value {
+fn apply(operations: &mut Vec<Value>, update: &Value, now: Duration) -> Value {
     let index = operations.iter().position(|operation| operation["Id"] == update["Id"]).unwrap_or_else(|| {
         let field = |name: &str| (name.to_owned(), update[name].clone());
         let fields = ["Id", "Type", "SubType", "Name", "ParentId"].map(field);
@@ -115,7 +129,7 @@ fn apply(operations: &mut Vec<Value>, update: &Value) -> Value {
         _ => "WaitDetails",
     };
     let seconds = |value: &Value| value.as_u64().map(Duration::from_secs);
-    let due = |time: Duration| json!((start().elapsed() + time).as_millis());
+    let due = |time: Duration| json!((now + time).as_millis());
     match update["Action"].as_str().unwrap() {
         "START" => {
             operation["Status"] = "STARTED".into();
@@ -144,18 +158,10 @@ fn apply(operations: &mut Vec<Value>, update: &Value) -> Value {
     answer
 }
 
-/// Returns when an operation that is waited for is to go on.
-fn due(operation: &Value) -> Option<Instant> {
+/// Returns when an operation that is waited for is to go on, since the epoch.
+fn due(operation: &Value) -> Option<Duration> {
     let is_waiting =
         operation["Status"] == "PENDING" || (operation["Type"] == "WAIT" && operation["Status"] == "STARTED");
     let due = operation["due"].as_u64().filter(|_| is_waiting)?;
-    Some(start() + Duration::from_millis(due))
-}
-
-/// When this thread's clock started.
-fn start() -> Instant {
-    std::thread_local! {
-        static START: Instant = Instant::now();
-    }
-    START.with(|start| *start)
+    Some(Duration::from_millis(due))
 }
