@@ -30,7 +30,7 @@ const DIGEST_BYTES: usize = 16;
 ///         .await?;
 ///     Ok(())
 /// }
-/// assert_eq!(execution_name("order 7"), "order-7-ba81df4b9d2c8f05ca1a2c1a8ba4cb1f");
+/// assert_eq!(execution_name("order 7"), "order-7-0fc89f8ae19394b48debd6353bb9ad33");
 /// ```
 #[must_use]
 pub fn execution_name(key: &str) -> String {
