@@ -6,7 +6,6 @@
 //! or fails if `LOCK_TEST_DEPLOYED` is `required`.
 
 mod deployments;
-mod durable;
 mod local_aws;
 mod observability;
 mod orders;
@@ -28,7 +27,6 @@ use crate::deployments::{
     a_failed_deployment_frees_its_lock_and_fails_its_execution, an_execution_that_was_stopped_frees_its_lock,
     two_deployments_of_a_service_run_one_after_the_other,
 };
-use crate::durable::durable_executions_of_a_service_run_one_after_the_other;
 use crate::observability::{
     alarms_and_dashboard_show_the_exported_metrics, each_alarm_and_widget_has_data,
     each_log_line_has_the_id_of_its_request_once,
@@ -92,7 +90,6 @@ async fn the_deployed_functions_do_each_job_once() {
     two_deployments_of_a_service_run_one_after_the_other(&stack).await;
     a_failed_deployment_frees_its_lock_and_fails_its_execution(&stack).await;
     an_execution_that_was_stopped_frees_its_lock(&stack).await;
-    durable_executions_of_a_service_run_one_after_the_other(&stack).await;
     alarms_and_dashboard_show_the_exported_metrics(&stack).await;
     each_log_line_has_the_id_of_its_request_once(&stack).await;
     a_thousand_requests_place_two_hundred_orders(&stack).await;
