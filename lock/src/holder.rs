@@ -109,7 +109,8 @@ impl Holder {
         self.owner.as_deref()
     }
 
-    /// Returns the identity that the acquire was [given](crate::Acquire::owner_from), such as the ARN of an execution.
+    /// Returns the identity that the acquire was [given](crate::Acquire::owner_from), such as the ARN of an execution. For one
+    /// of more than 256 bytes, it is `sha256:` and the digest.
     #[must_use]
     pub fn identity(&self) -> Option<&str> {
         let (length, rest) = self.owner()?.split_once('#')?;

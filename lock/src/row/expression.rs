@@ -3,6 +3,7 @@
 
 use std::borrow::Cow;
 use std::collections::HashMap;
+use std::fmt::Write as _;
 use std::time::Duration;
 
 use aws_sdk_dynamodb::types::{AttributeValue, ReturnValue};
@@ -472,7 +473,7 @@ impl Rendered {
     }
 }
 
-/// Writes what stands for a name or a value: what was wished, or a longer placeholder if that stands for something else.
+/// Writes what stands for a name or a value: what was wished, with a number if that stands for something else.
 fn write_placeholder<T>(
     placeholders: &mut Placeholders<T>,
     sign: char,
@@ -484,12 +485,15 @@ fn write_placeholder<T>(
     let start = text.len();
     text.push(sign);
     text.push_str(wished);
-    loop {
-        match placeholders.get(&text[start..]) {
-            Some(other) if is_same(other) => return,
-            Some(_) => text.push('_'),
-            None => break,
+    let end = text.len();
+    let mut number = 1_u32;
+    while let Some(other) = placeholders.get(&text[start..]) {
+        if is_same(other) {
+            return;
         }
+        number += 1;
+        text.truncate(end);
+        let _never_fails = write!(text, "{number}");
     }
     placeholders.0.push((text[start..].to_owned(), meaning()));
 }
@@ -520,8 +524,8 @@ mod tests {
     #[test]
     fn one_name_for_two_values_becomes_two_placeholders() {
         let (text, rendered) = rendered(&all([FENCE.above(count("n", 1_u8)), FENCE.below(count("n", 2_u8))]));
-        assert_eq!(text, "#fence > :n AND #fence < :n_");
-        assert_eq!(rendered.values.get(":n_"), Some(&number(2_u8)));
+        assert_eq!(text, "#fence > :n AND #fence < :n2");
+        assert_eq!(rendered.values.get(":n2"), Some(&number(2_u8)));
     }
 
     #[test]
@@ -529,8 +533,8 @@ mod tests {
         let path = || Path::named("permit", "permit:0f");
         let (text, rendered) =
             rendered(&all([path().entry(permit::LEASE_END).exists(), Path::named("end", LEASE_END).exists()]));
-        assert_eq!(text, "attribute_exists(#permit.#end) AND attribute_exists(#end_)");
-        assert_eq!(rendered.names.get("#end_").map(String::as_str), Some(LEASE_END));
+        assert_eq!(text, "attribute_exists(#permit.#end) AND attribute_exists(#end2)");
+        assert_eq!(rendered.names.get("#end2").map(String::as_str), Some(LEASE_END));
     }
 
     #[test]

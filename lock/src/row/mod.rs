@@ -66,5 +66,5 @@ pub(crate) use read::{Cursor, Page};
 #[cfg(feature = "idempotency")]
 pub(crate) use record::{Completed, Outcome, RecordClaim};
 pub(crate) use rules::{Hold, Release};
-pub(crate) use table::{Table, in_time};
+pub(crate) use table::{Table, in_time, is_same_table};
 pub(crate) use ticket::{Handover, Resumed};

@@ -21,7 +21,7 @@ use super::expression::{
 use super::key::fence_can_grow;
 use super::names::{
     DATA, EXPIRATION, FENCE, FREED_AT, HEAD, MAX_FENCE, PERMIT_FENCE_PREFIX, PERMIT_PREFIX, PERMITS, SEMAPHORE, STATUS,
-    TAIL, TAIL_UNTIL, permit, tombstone,
+    TAIL, TAIL_UNTIL, WITHDRAWN, permit, tombstone,
 };
 use super::owner::{is_same_identity, split};
 use super::read::{self, Row, number_at};
@@ -43,6 +43,8 @@ const TOMBSTONES: usize = 16;
 const TOMBSTONE_AGE: Duration = Duration::from_mins(1);
 /// How many tombstones one request removes, so that its expressions stay below DynamoDB's 4 KB.
 const REMOVED_AT_ONCE: usize = 32;
+/// How many permits one request releases by force, for the same reason.
+const FORCED_AT_ONCE: usize = 50;
 /// Of the releases that find so many tombstones to remove, about one in this number sends a request for it.
 const REMOVALS_EVERY: usize = 8;
 
@@ -98,7 +100,7 @@ impl Permit {
         if self.ended.iter().any(|ended| is_same_identity(owner, &ended.owner)) {
             return all([permit().entry(permit::LEASE_END).at_most(now()), is_other, is_not_withdrawn]);
         }
-        let is_tombstone = permit().entry(tombstone::RELEASED_AT).below(now());
+        let is_tombstone = permit().entry(tombstone::RELEASED_AT).at_most(now());
         any([permit().missing(), all([is_tombstone, is_other])])
     }
 
@@ -203,6 +205,9 @@ impl Rules for Permit {
             self.has_no_permit(owner, claim),
             fence_can_grow(),
         ]);
+        if nonce.is_some() {
+            is_new = is_new.and(WITHDRAWN.differs_from(text("owner", owner)));
+        }
         if self.takes_over {
             let at = |name| permit.clone().entry(name);
             let update = Update::new(&self.key)
@@ -217,8 +222,7 @@ impl Rules for Permit {
                 .set(FENCE, next_fence())
                 .set(permit_fence, next_fence())
                 .set(EXPIRATION, count("expiration", claim.lease.expiration))
-                .remove(at(permit::RESUMED))
-                .remove(at(permit::WITHDRAWN));
+                .remove(at(permit::RESUMED));
             return claim.with_extras(update).into();
         }
         if let Some(is_turn) = self.is_turn(table, claim, self.ended.len()) {
@@ -274,7 +278,10 @@ impl Rules for Permit {
         let fence = number_at(&before, FENCE, MAX_FENCE).map_err(|why| table.malformed(&self.key, why))?;
         let left = before.remove(DATA).map(Data);
         let hold_time = read::queue(&before).hold_time;
-        self.seen = Some(Semaphore::read(&mut before).unwrap_or_default());
+        let mut seen = Semaphore::read(&mut before).unwrap_or_default();
+        // The permit has the place of the identity's own tombstone.
+        seen.tombstones.retain(|tombstone| !is_same_identity(owner, &tombstone.owner));
+        self.seen = Some(seen);
         let crashed = std::mem::take(&mut self.ended).into_iter().filter(|permit| !permit.released);
         let taken_over = self.takes_over.then(|| self.seen.as_ref()?.permit_of_identity(owner).cloned()).flatten();
         Ok(Claimed::Granted {
@@ -320,9 +327,9 @@ impl Rules for Permit {
             return Ok(None);
         }
         // The clock of the earlier acquire was ahead, or it has released the permit, which counts until its minimum hold ends.
-        let released = semaphore.tombstone_of_identity(owner).filter(|tombstone| tombstone.released_at >= now);
+        let released = semaphore.tombstone_of_identity(owner).filter(|tombstone| tombstone.released_at > now).cloned();
         if earlier.is_some() || released.is_some() || claim.takes_over {
-            row.semaphore = Some(semaphore);
+            row.semaphore = Some(semaphore.with_released(released));
             return Err(Error::new(Cause::Held(row.into_holder(claim.now)), table.place(), &self.key));
         }
         self.ended = semaphore.permits.iter().filter(has_ended).cloned().collect();
@@ -367,7 +374,7 @@ impl Rules for Permit {
         }
     }
 
-    fn trace(&self, row: Option<&Row>, owner: &str, _now: Moment) -> Trace {
+    fn trace(&self, row: Option<&Row>, owner: &str, now: Moment) -> Trace {
         let Some(semaphore) = row.and_then(|row| row.semaphore.as_ref()) else { return Trace::NoRow };
         if let Some(permit) = semaphore.permit(owner) {
             return Trace::Own(Own {
@@ -386,7 +393,13 @@ impl Rules for Permit {
                 Trace::Other { holder, is_released: false }
             }
             Some(_) => Trace::Other { holder: None, is_released: true },
-            None => Trace::Gone,
+            None => match semaphore.permit_of_identity(owner) {
+                // A later acquire of the identity has taken it over, or has taken the place of its tombstone.
+                Some(later) => {
+                    Trace::Other { holder: Some(Box::new(later.clone().into_holder(now))), is_released: false }
+                }
+                None => Trace::Gone,
+            },
         }
     }
 
@@ -458,7 +471,11 @@ impl Rules for Permit {
     fn withdrawal<'a>(&self, of: OwnRow<'a>, row: Option<&Row>, now: Moment) -> Option<Update<'a>> {
         let OwnRow { table, key, owner } = of;
         let (permit, _) = paths(owner);
-        let update = Update::new(key).set(EXPIRATION, count("expiration", seconds_up(kept_until(table, now))));
+        let mut update = Update::new(key).set(EXPIRATION, count("expiration", seconds_up(kept_until(table, now))));
+        if split(owner).is_some() {
+            // Others may replace what the identity has in the row, and the mark in it.
+            update = update.set(WITHDRAWN, text("owner", owner));
+        }
         let with_tombstone = |update: Update<'a>, released_at| {
             update.set(permit.clone(), value("tombstone", tombstone_of(owner, released_at, None)))
         };
@@ -496,8 +513,8 @@ impl Rules for Permit {
 
 impl Table {
     /// Releases the permits that were `seen`, for the operator `by`, so that their holders find them lost. `seen` is a
-    /// semaphore or one permit. Returns `false` if the row is gone or not a semaphore. One request, and one more each time
-    /// that another permit of those was released meanwhile.
+    /// semaphore or one permit. Returns `false` if the row is gone or not a semaphore. One request for each 50 permits, and
+    /// one more each time that another permit of those was released meanwhile.
     pub(super) async fn force_release_permits(
         &self,
         key: &str,
@@ -507,16 +524,22 @@ impl Table {
     ) -> Result<bool, Error> {
         let seen = if seen.kind == HolderKind::Permit { std::slice::from_ref(seen) } else { &seen.permits[..] };
         let mut owners: Vec<&str> = seen.iter().filter_map(Holder::owner).take(MAX_PERMITS as usize).collect();
-        for _ in 0..=TRIES {
-            if owners.is_empty() {
-                return Ok(true);
-            }
-            let release = self.forced_release(key, by, &owners, now);
-            let Answer::Refused(refused) = self.write(release, None).await? else { return Ok(true) };
+        let mut refusals = 0;
+        while !owners.is_empty() {
+            let at_once = owners.len().min(FORCED_AT_ONCE);
+            let release = self.forced_release(key, by, &owners[..at_once], now);
+            let Answer::Refused(refused) = self.write(release, None).await? else {
+                owners.drain(..at_once);
+                continue;
+            };
             let Some(semaphore) = refused.into_row(self)?.and_then(|row| row.semaphore) else { return Ok(false) };
             owners.retain(|owner| semaphore.permit(owner).is_some());
+            refusals += 1;
+            if refusals > TRIES {
+                return Err(Error::new(Cause::Conflict, self.place(), key));
+            }
         }
-        Err(Error::new(Cause::Conflict, self.place(), key))
+        Ok(true)
     }
 
     fn forced_release<'a>(&self, key: &'a str, by: &str, owners: &[&str], now: Moment) -> Update<'a> {

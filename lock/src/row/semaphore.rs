@@ -8,7 +8,7 @@ use super::attribute::{number_at, string_at};
 use super::names::{
     FREED_AT, LATEST, MAX_FENCE, MAX_SEQUENCE, PERMIT_FENCE_PREFIX, PERMIT_PREFIX, PERMITS, permit, tombstone,
 };
-use super::owner::is_same_identity;
+use super::owner::{is_same_identity, split};
 use super::table::Item;
 use crate::clock::Moment;
 use crate::holder::{Data, Holder, HolderKind};
@@ -68,14 +68,16 @@ impl Semaphore {
         if semaphore.permits.len() as u64 != count {
             return Err(format!("`{PERMITS}` is {count}, but the row has {} of them", semaphore.permits.len()));
         }
-        semaphore.permits.sort_by_key(|permit| (permit.lease_end, permit.fence));
-        semaphore.tombstones.sort_by_key(|tombstone| Reverse(tombstone.released_at));
+        semaphore.sort();
         Ok(semaphore)
     }
 
     /// Adds what has a name with this end: the owner, or what its nonce follows.
     fn add(&mut self, start: &str, fence: Option<u64>, mut map: Item) -> Result<(), String> {
         let owner = start.to_owned() + &string_at(&mut map, permit::NONCE)?.unwrap_or_default();
+        if split(&owner).map_or(owner.as_str(), |(start, _)| start) != start {
+            return Err(format!("`{}` does not belong to the name", permit::NONCE));
+        }
         if let Some(released_at) = number_at(&map, tombstone::RELEASED_AT, LATEST)? {
             let forced_by = string_at(&mut map, tombstone::FORCED_BY)?;
             self.tombstones.push(Tombstone { owner, released_at, forced_by });
@@ -119,6 +121,30 @@ impl Semaphore {
     /// Returns the tombstone of another owner with the same identity.
     pub(super) fn tombstone_of_identity(&self, owner: &str) -> Option<&Tombstone> {
         self.tombstones.iter().find(|tombstone| tombstone.owner != owner && is_same_identity(owner, &tombstone.owner))
+    }
+
+    /// Adds what this tombstone was, as a permit that was released and counts until that time.
+    pub(super) fn with_released(mut self, tombstone: Option<Tombstone>) -> Self {
+        if let Some(Tombstone { owner, released_at, forced_by: _ }) = tombstone {
+            self.permits.push(Permit {
+                owner,
+                holder: None,
+                fence: None,
+                acquired_at: None,
+                held_since: None,
+                lease_end: released_at,
+                sequence: 0,
+                released: true,
+                resumed: None,
+            });
+            self.sort();
+        }
+        self
+    }
+
+    fn sort(&mut self) {
+        self.permits.sort_by_key(|permit| (permit.lease_end, permit.fence));
+        self.tombstones.sort_by_key(|tombstone| Reverse(tombstone.released_at));
     }
 
     /// Describes the semaphore by the lease that ends first. If all leases have ended, that is the one that ended last.

@@ -101,3 +101,10 @@ pub(crate) fn in_time<T, E>(
     let answer = timeout(limit, request);
     async { answer.await.unwrap_or_else(|elapsed| Err(SdkError::timeout_error(elapsed))) }
 }
+
+/// Compares two names or ARNs of tables. A name matches an ARN that ends with it.
+pub(crate) fn is_same_table(one: &str, other: &str) -> bool {
+    let name = |table: &str| table.rsplit_once(":table/").map_or_else(|| table.to_owned(), |(_, name)| name.to_owned());
+    let is_arn = |table: &str| table.starts_with("arn:");
+    one == other || (is_arn(one) != is_arn(other) && name(one) == name(other))
+}

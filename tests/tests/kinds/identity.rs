@@ -2,8 +2,9 @@
 
 use std::time::Duration;
 
+use lambda_lock::embedded::Host;
 use lambda_lock::{ErrorKind, Locks};
-use lambda_lock_tests::World;
+use lambda_lock_tests::{Late, World, engine_with_latency};
 
 use crate::subject::{Ability, Subject, is_excepted};
 use crate::{AFTER_THE_LEASE, LEASE, ahead, assert_held, rows};
@@ -24,6 +25,13 @@ fn later(world: &World) -> Locks {
 async fn assert_free_soon<S: Subject>(world: &World) {
     let mut lock =
         S::acquire(&ahead(world, Duration::from_millis(900)), LEASE).await.unwrap_or_else(|error| panic!("{error}"));
+    lock.release().await.unwrap();
+}
+
+/// Asserts that the keys are free once all clocks have passed the last release.
+async fn assert_free<S: Subject>(world: &World) {
+    let mut lock =
+        S::acquire(&ahead(world, Duration::from_mins(4)), LEASE).await.unwrap_or_else(|error| panic!("{error}"));
     lock.release().await.unwrap();
 }
 
@@ -79,6 +87,21 @@ pub(crate) async fn an_identity_acquires_again_after_its_release_and_after_its_l
     assert_larger(&third.fences(), &second.fences());
     third.release().await.unwrap();
     drop(second);
+}
+
+/// What the first acquire has left is old then, and the release removes what is old.
+pub(crate) async fn an_identity_releases_again_a_minute_later<S: Subject>() {
+    if is_excepted::<S>(Ability::HaveIdentity) {
+        return;
+    }
+    let world = World::new().await;
+    let mut first: S = acquired(&world.default_locks()).await;
+    first.release().await.unwrap();
+    for minutes in 2..4 {
+        let mut again: S = acquired(&ahead(&world, Duration::from_mins(minutes))).await;
+        again.release().await.unwrap();
+    }
+    assert_free::<S>(&world).await;
 }
 
 pub(crate) async fn a_takeover_whose_answer_was_lost_succeeds<S: Subject>() {
@@ -156,6 +179,24 @@ pub(crate) async fn an_acquire_by_an_earlier_clock_takes_nothing_over<S: Subject
     lock.release().await.unwrap();
 }
 
+/// The clock of the release was ahead, so an acquire could be late until its own clock has passed that time.
+pub(crate) async fn an_acquire_behind_the_release_of_its_identity_waits_with_few_requests<S: Subject>() {
+    if is_excepted::<S>(Ability::HaveIdentity) {
+        return;
+    }
+    tokio::time::pause();
+    let (engine, host) = engine_with_latency(None::<Late>);
+    let locks = |host: &Host| Locks::builder(host.client(), "locks").build().unwrap();
+    locks(&engine.host().build()).create_table().await.unwrap();
+    let ahead = engine.host().clock_ahead(Duration::from_millis(900)).build();
+    let mut first: S = acquired(&locks(&ahead)).await;
+    first.release().await.unwrap();
+    let wait = Some(Duration::from_secs(5).into());
+    let mut lock = S::acquire_for(&locks(&host), LEASE, IDENTITY, wait).await.unwrap_or_else(|error| panic!("{error}"));
+    assert!(host.requests() <= 8, "{} requests", host.requests());
+    lock.release().await.unwrap();
+}
+
 pub(crate) async fn a_late_acquire_of_the_earlier_holder_takes_nothing_back<S: Subject>() {
     if is_excepted::<S>(Ability::HaveIdentity) {
         return;
@@ -168,6 +209,8 @@ pub(crate) async fn a_late_acquire_of_the_earlier_holder_takes_nothing_back<S: S
         panic!("it was granted")
     };
     assert_eq!(error.kind(), ErrorKind::Unavailable);
+    // The process dies before it can withdraw.
+    first.crash();
     let mut lock: S = acquired(&later(&world)).await;
     let before = rows::<S>(&world).await;
     assert!(!late.deliver(&world).await);
@@ -185,19 +228,81 @@ pub(crate) async fn a_late_takeover_that_was_withdrawn_takes_nothing<S: Subject>
     if is_excepted::<S>(Ability::HaveIdentity) {
         return;
     }
+    for is_takeover in [true, false] {
+        let (world, late) = (World::new().await, S::hold_back(1..=3));
+        let mut earlier: S = acquired(&world.default_locks()).await;
+        let host = world.host().clock_ahead(Duration::from_millis(900)).intercept(late.clone()).build();
+        withdraw::<S>(&world.locks_with_quick_retries(&host).build().unwrap(), is_takeover).await;
+        assert!(!late.deliver(&world).await);
+        assert_held::<S>(&world).await;
+        earlier.renew(LEASE).await.unwrap();
+        earlier.release().await.unwrap();
+        assert!(!late.deliver(&world).await);
+        assert_free_soon::<S>(&world).await;
+    }
+}
+
+/// The earlier holder has crashed, and others have had the key since its lease. They have replaced what it left.
+pub(crate) async fn a_late_acquire_that_was_withdrawn_takes_nothing_after_others<S: Subject>() {
+    if is_excepted::<S>(Ability::HaveIdentity) {
+        return;
+    }
     let (world, late) = (World::new().await, S::hold_back(1..=3));
-    let mut earlier: S = acquired(&world.default_locks()).await;
-    let host = world.host().clock_ahead(Duration::from_millis(100)).intercept(late.clone()).build();
-    let locks = world.locks_with_quick_retries(&host).build().unwrap();
-    let Err(error) = S::take_over(&locks, LEASE, IDENTITY).await else { panic!("it was granted") };
+    let crashed: S = acquired(&world.default_locks()).await;
+    let host = world.host().clock_ahead(AFTER_THE_LEASE).intercept(late.clone()).build();
+    withdraw::<S>(&world.locks_with_quick_retries(&host).build().unwrap(), false).await;
+    // Their clock is behind, so that the release seems to be earlier than the request.
+    let others = ahead(&world, AFTER_THE_LEASE - Duration::from_millis(50));
+    let mut other = S::acquire(&others, LEASE).await.unwrap_or_else(|error| panic!("{error}"));
+    other.release().await.unwrap();
+    assert!(!late.deliver(&world).await);
+    drop(crashed);
+}
+
+/// Acquires without an answer, and withdraws.
+async fn withdraw<S: Subject>(locks: &Locks, is_takeover: bool) {
+    let answer = if is_takeover {
+        S::take_over(locks, LEASE, IDENTITY).await
+    } else {
+        S::acquire_for(locks, LEASE, IDENTITY, None).await
+    };
+    let Err(error) = answer else { panic!("it was granted") };
     assert_eq!(error.kind(), ErrorKind::Unavailable);
     assert!(locks.flush(Duration::from_mins(1)).await);
-    assert!(!late.deliver(&world).await);
+}
+
+/// The answer to the release of the earlier holder is lost, so it is sent twice.
+pub(crate) async fn a_release_after_a_takeover_is_lost_whatever_was_answered<S: Subject>() {
+    if is_excepted::<S>(Ability::HaveIdentity) {
+        return;
+    }
+    let world = World::new().await;
+    let host = world.host().intercept(S::lose_answers(2..=2)).build();
+    let mut earlier: S = acquired(&world.locks_with_quick_retries(&host).build().unwrap()).await;
+    let mut lock: S = acquired(&later(&world)).await;
+    assert_eq!(earlier.release().await.unwrap_err().kind(), ErrorKind::Lost);
     assert_held::<S>(&world).await;
-    earlier.renew(LEASE).await.unwrap();
-    earlier.release().await.unwrap();
-    assert!(!late.deliver(&world).await);
-    assert_free_soon::<S>(&world).await;
+    lock.release().await.unwrap();
+}
+
+pub(crate) async fn a_ticket_is_lost_after_a_takeover<S: Subject>() {
+    if is_excepted::<S>(Ability::HaveIdentity) || is_excepted::<S>(Ability::HandOver) {
+        return;
+    }
+    let world = World::new().await;
+    let ticket = acquired::<S>(&world.default_locks()).await.into_ticket();
+    let mut lock: S = acquired(&later(&world)).await;
+    let locks = world.default_locks();
+    for error in [
+        locks.renew_ticket(&ticket, LEASE).await.unwrap_err(),
+        locks.release_ticket(&ticket).await.unwrap_err(),
+        locks.resume(&ticket).await.unwrap_err(),
+    ] {
+        assert_eq!(error.kind(), ErrorKind::Lost, "{error}");
+    }
+    assert!(!locks.release_ticket_if_held(&ticket).await.unwrap());
+    assert_held::<S>(&world).await;
+    lock.release().await.unwrap();
 }
 
 pub(crate) async fn an_identity_frees_what_it_has_without_a_nonce<S: Subject>() {

@@ -93,12 +93,17 @@ macro_rules! suite {
                     identity::a_later_acquire_of_the_identity_takes_over
                     identity::another_identity_is_refused
                     identity::an_identity_acquires_again_after_its_release_and_after_its_lease
+                    identity::an_identity_releases_again_a_minute_later
                     identity::a_takeover_whose_answer_was_lost_succeeds
                     identity::a_takeover_of_what_the_identity_has_not_is_lost
                     identity::a_takeover_has_a_larger_fence
                     identity::an_acquire_by_an_earlier_clock_takes_nothing_over
+                    identity::an_acquire_behind_the_release_of_its_identity_waits_with_few_requests
                     identity::a_late_acquire_of_the_earlier_holder_takes_nothing_back
                     identity::a_late_takeover_that_was_withdrawn_takes_nothing
+                    identity::a_late_acquire_that_was_withdrawn_takes_nothing_after_others
+                    identity::a_release_after_a_takeover_is_lost_whatever_was_answered
+                    identity::a_ticket_is_lost_after_a_takeover
                     identity::an_identity_frees_what_it_has_without_a_nonce
                 }
             }

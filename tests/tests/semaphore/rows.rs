@@ -85,6 +85,38 @@ async fn a_hundred_permits_with_names_of_30_bytes_need_16_kb() {
     drop(held);
 }
 
+#[tokio::test]
+async fn a_hundred_permits_of_identities_are_replaced_at_once_and_released_by_force() {
+    for hold_at_least in [Duration::ZERO, LEASE * 2] {
+        let world = World::new().await;
+        let locks = world.locks(&world.host().intercept(WithinLimits).build()).build().unwrap();
+        let bank = locks.semaphore(KEY, 100);
+        let mut held = Vec::new();
+        for number in 0..100 {
+            let identity = format!("{number:0>256}");
+            held.push(bank.acquire().owner_from(identity).hold_at_least(hold_at_least).lease(LEASE).await.unwrap());
+        }
+        if !hold_at_least.is_zero() {
+            for lock in &held {
+                lock.release().await.unwrap();
+            }
+        }
+        let host = world.host().clock_ahead(LEASE * 3).intercept(WithinLimits).build();
+        let later = world.locks(&host).build().unwrap();
+        let next = later.semaphore(KEY, 100).acquire().await.unwrap();
+        assert_eq!(permits(&row(&world).await), owners([&next]));
+        next.release().await.unwrap();
+
+        for number in 100..200 {
+            held.push(bank.acquire().owner_from(format!("{number:0>256}")).lease(LEASE).await.unwrap());
+        }
+        let holder = locks.get(KEY).await.unwrap().unwrap();
+        assert_eq!(holder.permits().len(), 100);
+        assert!(locks.force_release(KEY, &holder).await.unwrap());
+        assert!(permits(&row(&world).await).is_empty());
+    }
+}
+
 fn map(values: &[(&str, AttributeValue)]) -> AttributeValue {
     AttributeValue::M(values.iter().map(|(name, value)| ((*name).to_owned(), value.clone())).collect())
 }
@@ -122,7 +154,9 @@ async fn a_malformed_row_is_an_error_and_stays_unmodified() {
     assert!(locks.semaphore(KEY, 1).acquire().await.unwrap_err().is_held());
     let end = ("end", digits(4_102_444_800_000));
     let long_name = format!("permit:{}", "é".repeat(100));
-    let wrong: [(&str, &[Change]); 14] = [
+    let of_identity = format!("permit:3#run{}", "0".repeat(32));
+    let permit = || map(&[end.clone(), ("sequence", digits(0)), ("nonce", text("short"))]);
+    let wrong: [(&str, &[Change]); 16] = [
         ("`permits` is missing", &[("permits", None)]),
         ("`permits` is not a number", &[("permits", Some(text("1")))]),
         ("`permits` is -1", &[("permits", Some(AttributeValue::N("-1".to_owned())))]),
@@ -138,6 +172,8 @@ async fn a_malformed_row_is_an_error_and_stays_unmodified() {
             &[("permit:one", Some(map(&[end.clone(), ("sequence", digits(0)), ("by", digits(1))])))],
         ),
         ("`released_at` is not a number", &[("permit:two", Some(map(&[("released_at", text("now"))])))]),
+        ("`nonce` does not belong to the name", &[("permit:one", None), (&of_identity, Some(permit()))]),
+        ("`nonce` does not belong to the name", &[("permit:one", Some(permit()))]),
         ("`fence:one` is not a number", &[("fence:one", Some(text("7")))]),
         ("`fence` is not a number", &[("fence", Some(text("7")))]),
     ];
