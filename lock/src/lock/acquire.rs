@@ -15,7 +15,7 @@ use super::attempt::{Attempt, Turn};
 use super::held::{Grant, Lock, in_background};
 use super::locks::{Locks, check_attribute_name};
 use super::telemetry::{self, AcquireSpan, HoldSpan};
-use super::turn::Memory;
+use super::turn::{self, Memory};
 use super::turns::{Step, Turns};
 use super::wait::{Wait, Waiting};
 use crate::client::SdkAttempts;
@@ -297,7 +297,8 @@ impl Acquire {
     /// with an error that [`is_held`](Error::is_held). Any other error that [`is_retryable`](Error::is_retryable) also becomes
     /// a turn, so that the wait goes on.
     ///
-    /// Delays are from 1 s to 15 min: until the holder and those ahead should be done. One `UpdateItem` (IAM action
+    /// Delays are from 1 s to 15 min, and shorter before the end of the wait: until the holder and those ahead should be done,
+    /// or those of the backoff. The [deadline](Self::until) ends the lease and not the wait. One `UpdateItem` (IAM action
     /// `dynamodb:UpdateItem`), and one more for the place, which is taken after up to 25 ms.
     ///
     /// # Errors
@@ -369,16 +370,19 @@ impl Acquire {
             Ok(_) => attempts.pending.acquisition.error(Cause::Unavailable, &self.locks.0.table),
             Err(error) => error,
         };
-        if !error.is_retryable() || attempts.is_last {
-            if error.is_answered() && error.kind() != ErrorKind::Invalid {
-                attempts.give_up().await;
-            }
-            return Err(error);
+        let is_over = !error.is_retryable() || attempts.is_last;
+        let turn = if is_over {
+            None
+        } else {
+            tracing::debug!(key = self.name(), %error, "refused");
+            attempts.turn_after(&error, telemetry).await
+        };
+        let made = if is_over { attempts.delays.attempts() + 1 } else { attempts.delays.attempts() };
+        // Withdraws now if the caller goes on elsewhere or DynamoDB answered, and otherwise in the background.
+        if turn.is_some() || (error.is_answered() && error.kind() != ErrorKind::Invalid) {
+            attempts.give_up().await;
         }
-        tracing::debug!(key = self.name(), %error, "refused");
-        let turn = attempts.turn_after(&error, telemetry).await;
-        attempts.give_up().await;
-        turn.map(AskedOnce::Waiting).ok_or(error)
+        turn.map(AskedOnce::Waiting).ok_or_else(|| error.with_attempts(made))
     }
 
     /// Acquires the lock. Borrows the options, so that a caller can fall back to [`unlocked`](Self::unlocked).
@@ -715,6 +719,8 @@ impl<'a> AcquireAttempts<'a> {
     /// Continues after the attempts of other processes, if there were any.
     fn sleep_elsewhere(&mut self, turn: Option<&Turn>) {
         let now = self.acquire.locks.0.clock.now();
+        // The wait outlasts the deadline of this process.
+        self.delays = Waiting::start(self.acquire.wait, None);
         if let Some(turn) = turn {
             self.started = now.earlier(Duration::from_millis(turn.began).min(now.wall));
             self.delays.go_on(turn.attempts);
@@ -737,7 +743,7 @@ impl<'a> AcquireAttempts<'a> {
         let now = settings.clock.now();
         let delay = match self.turns.as_ref().filter(|turns| turns.has_place() && error.holder().is_some()) {
             Some(turns) => turns.delay_elsewhere(now),
-            None => delay,
+            None => turn::elsewhere(delay),
         };
         let (delay, _) = self.delays.limit(delay, now.since(self.started));
         let memories = self.turns.iter().flat_map(Turns::memories).chain(std::iter::repeat_with(Memory::default));

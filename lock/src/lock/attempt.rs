@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::held::Lock;
 use super::turn::Memory;
 use crate::error::Error;
-use crate::row::Table;
+use crate::row::{Table, is_same_table};
 use crate::text::{MAX_SHOWN, printable, shortened};
 
 /// The outcome of one [attempt](crate::Acquire::attempt).
@@ -32,7 +32,8 @@ pub enum Attempt<L = Lock> {
 ///
 /// Times are in milliseconds, and `began` since the Unix epoch. `key` is that of the row, with the prefix. More fields of a key
 /// say what the last attempt saw: `head`, `tail`, `tail_until`, `hold`, `hold_deviation`, `fence` and `seen`. Unknown fields
-/// are ignored. An unknown version, or a field that is missing or out of bounds, is an error that says so.
+/// are ignored, and so is a place that no queue reaches. An unknown version, or another field that is missing or out of
+/// bounds, is an error that says so.
 #[derive(Clone, PartialEq)]
 #[cfg_attr(
     feature = "serde",
@@ -93,7 +94,7 @@ impl Turn {
     /// Checks that this is the turn of a waiter for these keys.
     pub(super) fn check(&self, table: &Table, keys: &[String]) -> Result<(), Error> {
         let own: Vec<_> = keys.iter().map(|key| table.place().row_key(key)).collect();
-        if self.table == table.name && self.keys().eq(own.iter().map(String::as_str)) {
+        if is_same_table(&self.table, &table.name) && self.keys().eq(own.iter().map(String::as_str)) {
             return Ok(());
         }
         let names = |keys: &mut dyn Iterator<Item = &str>| {
@@ -184,11 +185,12 @@ mod format {
                      lambda-lock in all steps"
                 ));
             }
-            let read = |WrittenKey { key, memory }| {
+            let read = |WrittenKey { key, mut memory }| {
+                // Also the row can have them. The waiter takes another place, or asks without one.
+                for place in [&mut memory.place, &mut memory.head, &mut memory.tail] {
+                    place.take_if(|place| *place > MAX_PLACE);
+                }
                 for (name, value, most) in [
-                    ("place", memory.place, MAX_PLACE),
-                    ("head", memory.head, MAX_PLACE),
-                    ("tail", memory.tail, MAX_PLACE),
                     ("tail_until", memory.tail_until, LATEST),
                     ("hold", memory.hold, DAY),
                     ("hold_deviation", memory.hold_deviation, DAY),

@@ -6,6 +6,9 @@ use crate::error::Error;
 use crate::limits::{DAY, check_duration};
 use crate::random;
 
+/// More delays than a backoff needs to reach its cap.
+const MAX_SKIPPED: u32 = 1000;
+
 /// The delays of plain exponential backoff, for a [`Wait`](crate::Wait) that takes no turns.
 ///
 /// | setting | default |
@@ -123,6 +126,13 @@ pub(super) struct Delays {
 }
 
 impl Delays {
+    /// Leaves out so many delays, which another process has slept.
+    pub(super) fn skip(&mut self, delays: u32) {
+        for _ in 0..delays.min(MAX_SKIPPED) {
+            self.next(None);
+        }
+    }
+
     /// Returns the delay before the next attempt. `holder_remaining` is the time that is left of the holder's lease, if
     /// there is a holder.
     pub(super) fn next(&mut self, holder_remaining: Option<Duration>) -> Duration {

@@ -12,7 +12,7 @@ use crate::clock::{Moment, millis, millis_up, since_epoch};
 use crate::error::{Cause, Error, Place, TicketFault};
 use crate::limits::{DAY, MAX_CLOCK_SKEW};
 use crate::metrics;
-use crate::row::{Acquisition, Handover, Kind, Resumed};
+use crate::row::{Acquisition, Handover, Kind, Resumed, is_same_table};
 use crate::text::{MAX_SHOWN, printable, shortened};
 use crate::trace;
 
@@ -485,13 +485,6 @@ impl Locks {
 /// Limits the time of an acquire, in milliseconds since the epoch, to what clocks allow.
 fn acquired(at: u64, now: Moment) -> Duration {
     Duration::from_millis(at).min(now.wall.saturating_add(MAX_CLOCK_SKEW))
-}
-
-/// Compares two names or ARNs of tables. A name matches an ARN that ends with it.
-fn is_same_table(one: &str, other: &str) -> bool {
-    let name = |table: &str| table.rsplit_once(":table/").map_or_else(|| table.to_owned(), |(_, name)| name.to_owned());
-    let is_arn = |table: &str| table.starts_with("arn:");
-    one == other || (is_arn(one) != is_arn(other) && name(one) == name(other))
 }
 
 /// The serialised form.

@@ -225,7 +225,7 @@ impl KeyTurn {
             }
             None => (age.max(FIRST_ELSEWHERE) * (1.0 + count(ahead))).min(LOOK_ELSEWHERE).min(left_of_lease),
         };
-        in_time(delay).clamp(SHORTEST_ELSEWHERE, LONGEST_ELSEWHERE)
+        elsewhere(in_time(delay))
     }
 
     /// Takes note of an answer to a request that took `round_trip`. `reserved_until` is how long the key is reserved for
@@ -542,6 +542,11 @@ fn until(later: f64, age: f64) -> Option<f64> {
 
 fn in_ms(hold_time: HoldTime) -> (f64, f64) {
     (ms(hold_time.mean), ms(hold_time.deviation()))
+}
+
+/// Limits a delay to what a waiter that sleeps elsewhere sleeps.
+pub(super) fn elsewhere(delay: Duration) -> Duration {
+    delay.clamp(SHORTEST_ELSEWHERE, LONGEST_ELSEWHERE)
 }
 
 fn in_time(ms: f64) -> Duration {

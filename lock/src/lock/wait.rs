@@ -139,6 +139,7 @@ impl Waiting {
     /// Continues after so many attempts.
     pub(super) fn go_on(&mut self, attempts: u32) {
         self.attempts = attempts;
+        self.delays.skip(attempts);
     }
 
     /// Returns `true` if the next attempt is the last one.

@@ -190,7 +190,7 @@ fn a_pipeline_waits_without_a_process_and_keeps_its_turn() {
     let waits = ["acquire", "--key", "job", "--turn", &file];
     for _ in 0..2 {
         let refused = place.run(waits).expect_code(75).expect_stdout("");
-        refused.expect_sentence(&["`job`", "is held", "with this turn in"]);
+        refused.expect_sentence(&["`job`", "was not acquired yet", "with this turn in"]);
     }
     let turn: Value = serde_json::from_slice(&fs::read(&file).unwrap()).unwrap();
     assert_eq!((&turn["attempts"], &turn["keys"][0]["key"]), (&2.into(), &"job".into()));
@@ -201,6 +201,23 @@ fn a_pipeline_waits_without_a_process_and_keeps_its_turn() {
     assert!(!fs::exists(&file).unwrap(), "the next wait would begin with an old turn");
     fs::write(&file, "{}").unwrap();
     place.run(waits).expect_code(78).expect_sentence(&["the turn in", "`version`", "delete the file"]);
+}
+
+#[test]
+fn a_wait_that_ends_without_the_lock_leaves_no_turn() {
+    let place = Place::new();
+    acquire(&place, &["--lease", "30m"], "ticket");
+    let file = place.file("turn");
+    place.run(["acquire", "--key", "job", "--turn", &file]).expect_code(75);
+    let turn = fs::read(&file).unwrap();
+    place
+        .run(["acquire", "--key", "other job", "--turn", &file])
+        .expect_code(78)
+        .expect_sentence(&["the turn is for `job`", "`other job`"]);
+    assert_eq!(fs::read(&file).unwrap(), turn, "it belongs to another wait");
+    let over = place.run(["acquire", "--key", "job", "--wait", "1ms", "--turn", &file]).expect_code(75);
+    over.expect_sentence(&["`job`", "is held"]);
+    assert!(!fs::exists(&file).unwrap(), "the next wait would be over before it begins");
 }
 
 #[test]

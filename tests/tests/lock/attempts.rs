@@ -3,7 +3,7 @@
 use std::time::{Duration, SystemTime};
 
 use lambda_lock::embedded::{DynamoDb, Faults};
-use lambda_lock::{Acquire, Attempt, ErrorKind, Lock, Locks, Turn};
+use lambda_lock::{Acquire, Attempt, Backoff, ErrorKind, Jitter, Lock, Locks, Turn, Wait};
 use lambda_lock_tests::World;
 use serde_json::{Value, json};
 use tokio::task::JoinSet;
@@ -152,7 +152,6 @@ async fn a_turn_that_was_changed_is_refused_or_costs_time_only() {
         ("key", Value::Null),
         ("began", json!(u64::MAX)),
         ("began", json!(-1)),
-        ("place", json!(u64::MAX)),
         ("hold", json!(u64::MAX)),
         ("delay", json!("soon")),
         ("keys", Value::Null),
@@ -161,6 +160,7 @@ async fn a_turn_that_was_changed_is_refused_or_costs_time_only() {
         assert!(serde_json::from_value::<Turn>(changed).is_err(), "{name} = {value}");
     }
     for (name, value) in [
+        ("place", json!(u64::MAX)),
         ("place", json!(1_u64 << 48)),
         ("place", Value::Null),
         ("head", json!(1_u64 << 48)),
@@ -171,15 +171,73 @@ async fn a_turn_that_was_changed_is_refused_or_costs_time_only() {
         ("seen", json!(253_402_300_799_999_u64)),
         ("attempts", json!(u32::MAX)),
     ] {
-        let changed = with_field(&written, name, &value);
+        let mut changed = with_field(&written, name, &value);
+        // The waiter believes that it knows its turn.
+        changed["keys"][0]["hold"] = json!(1000);
+        if name == "hold" {
+            changed["keys"][0]["hold"] = value.clone();
+        }
         println!("{name} = {value}");
         finish(&locks, Some(serde_json::from_value(changed).unwrap())).await;
         // Others still take turns.
         let held = locks.acquire(KEY).await.unwrap();
         let next = waiting(locks.acquire(KEY).attempt(None).await.unwrap());
         held.release().await.unwrap();
-        finish(&locks, Some(next)).await;
+        finish(&locks, Some(through_json(&next))).await;
     }
+}
+
+/// The deadline is that of the process that makes the attempt, and the wait goes on in others.
+#[tokio::test]
+async fn a_wait_in_several_processes_outlasts_their_deadlines() {
+    tokio::time::pause();
+    let (engine, locks) = virtual_locks().await;
+    let held = locks.acquire(KEY).lease(LEASE).await.unwrap();
+    let (mut turn, began) = (None, engine.now());
+    while engine.now().duration_since(began).unwrap() < Duration::from_mins(5) {
+        let deadline = engine.now() + Duration::from_secs(10);
+        let acquire = locks.acquire(KEY).until(deadline).wait(Duration::from_hours(1));
+        let next = waiting(acquire.attempt(turn).await.unwrap());
+        sleep(next.delay()).await;
+        turn = Some(through_json(&next));
+    }
+    let error = locks.acquire(KEY).wait(Wait::in_turn().max_attempts(1)).attempt(turn.clone()).await.unwrap_err();
+    assert_eq!(error.attempts(), turn.unwrap().attempts() + 1);
+    held.release().await.unwrap();
+}
+
+/// Without a place, there is nothing to compute a turn from.
+#[tokio::test]
+async fn delays_without_a_turn_grow_from_process_to_process_and_last_a_second_at_least() {
+    tokio::time::pause();
+    let (_, locks) = virtual_locks().await;
+    let held = locks.acquire(KEY).lease(LEASE).await.unwrap();
+    let backoff = Backoff::new().jitter(Jitter::None).cap(Duration::from_mins(1));
+    let (mut turn, mut delays) = (None, Vec::new());
+    for _ in 0..8 {
+        let acquire = locks.acquire(KEY).wait(Wait::backoff(backoff).up_to(Duration::from_hours(1)));
+        let next = waiting(acquire.attempt(turn).await.unwrap());
+        delays.push(next.delay().as_millis());
+        turn = Some(through_json(&next));
+    }
+    assert_eq!(delays, [1000, 1000, 1000, 1000, 1600, 3200, 6400, 12_800]);
+    held.release().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_turn_names_its_table_as_a_ticket_does() {
+    let world = World::new().await;
+    let held = world.default_locks().acquire(KEY).await.unwrap();
+    let turn = waiting(world.default_locks().acquire(KEY).attempt(None).await.unwrap());
+    let mut written = serde_json::to_value(&turn).unwrap();
+    let arn = format!("arn:aws:dynamodb:us-east-1:123456789012:table/{}", world.table);
+    for (name, is_same) in [(arn, true), ("another".to_owned(), false)] {
+        written["table"] = json!(name);
+        let turn = serde_json::from_value(written.clone()).unwrap();
+        let attempt = world.default_locks().acquire(KEY).attempt(Some(turn)).await;
+        assert_eq!(attempt.is_ok(), is_same, "{attempt:?}");
+    }
+    held.release().await.unwrap();
 }
 
 /// An engine in virtual time, and locks of a host whose requests take 5 ms.

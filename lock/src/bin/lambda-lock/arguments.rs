@@ -174,7 +174,7 @@ pub(crate) struct Acquire {
     /// Longest time to wait for a key that is held; by default there is one attempt
     #[arg(long, value_name = "DURATION", value_parser = wait)]
     pub(crate) wait: Option<Duration>,
-    /// Make one attempt of the wait. If the key is held, keep the turn in this file, and try again with it after its
+    /// Make one attempt of the wait. Unless it is the last one, keep the turn in this file, and try again with it after its
     /// `delay`, in milliseconds; the wait lasts up to --wait [default: 1day] from the first attempt
     #[arg(long, value_name = "FILE")]
     pub(crate) turn: Option<PathBuf>,

@@ -69,8 +69,9 @@ stays held until the lease ends; `release KEY --fence` frees it earlier.
 With --owner-from, another acquire with the same identity takes the lock over, with a larger fence, instead of being \
 refused. A step that is repeated then finds its own lock. The ticket of the earlier acquire is refused from then on.
 
-With --turn, a pipeline waits without a process: while the exit code is 75, it sleeps for the `delay` of the file and \
-runs the command again. It keeps its place in the queue.
+With --turn, a pipeline waits without a process: while the exit code is 75 and the file exists, it sleeps for the \
+`delay` of the file and runs the command again. It keeps its place in the queue. The command deletes the file when the \
+wait ends, with or without the lock.
 
 With LOCK_ENABLED=false in the environment, the ticket does not hold a lock. One warning says so.";
 

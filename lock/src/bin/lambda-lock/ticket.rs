@@ -5,7 +5,7 @@ use std::io::{self, IsTerminal as _, Read as _};
 use std::path::Path;
 use std::time::{Duration, SystemTime};
 
-use lambda_lock::{Attempt, Lock, Locks, Ticket, Turn};
+use lambda_lock::{Attempt, ErrorKind, Lock, Locks, Ticket, Turn};
 
 use crate::arguments::{Acquire, TableOptions};
 use crate::connect::{self, Connection};
@@ -40,9 +40,16 @@ pub(crate) async fn acquire(options: &TableOptions, acquire: Acquire) -> Result<
     let turn = file.as_deref().map_or(Ok(None), read_turn)?;
     let mut acquiring = Box::pin(async {
         let Some(file) = &file else { return Ok(attempt.await?) };
-        match attempt.attempt(turn).await? {
-            Attempt::Acquired(lock) => Ok(lock),
-            Attempt::Waiting(turn) => Err(keep_turn(file, &turn)),
+        match attempt.attempt(turn).await {
+            Ok(Attempt::Acquired(lock)) => Ok(lock),
+            Ok(Attempt::Waiting(turn)) => Err(keep_turn(file, &turn)),
+            Err(error) => {
+                // The turn may be that of another key.
+                if error.kind() != ErrorKind::Invalid {
+                    end_wait(file);
+                }
+                Err(error.into())
+            }
         }
     });
     let acquired = tokio::select! {
@@ -54,9 +61,8 @@ pub(crate) async fn acquire(options: &TableOptions, acquire: Acquire) -> Result<
         Ok(Ok(lock)) => {
             drop(acquiring);
             let handed_over = hand_over(&locks, lock).await;
-            // Nobody waits any more.
-            if let Some(file) = file.filter(|file| file.exists()) {
-                let _the_wait_is_over = fs::remove_file(file);
+            if let Some(file) = &file {
+                end_wait(file);
             }
             handed_over.map(|()| 0)
         }
@@ -87,6 +93,11 @@ fn read_turn(file: &Path) -> Result<Option<Turn>, Failure> {
     Ok(Some(turn))
 }
 
+/// Deletes the turn, so that the next wait does not begin with it.
+fn end_wait(file: &Path) {
+    let _unless_there_was_no_wait = fs::remove_file(file);
+}
+
 /// Writes the turn for the next attempt. Returns the refusal.
 fn keep_turn(file: &Path, turn: &Turn) -> Failure {
     let key = turn.keys().next().map(printable).unwrap_or_default().into_owned();
@@ -94,7 +105,7 @@ fn keep_turn(file: &Path, turn: &Turn) -> Failure {
     match written {
         Ok(()) => Failure::new(
             HELD,
-            format!("key `{key}` is held: try again with this turn in {} s", turn.delay_in_seconds()),
+            format!("key `{key}` was not acquired yet: try again with this turn in {} s", turn.delay_in_seconds()),
         ),
         Err(error) => Failure::of_the_system(error),
     }
