@@ -3,6 +3,7 @@
 //! and every lock as its holder sees it. It reports at the end whether the guarantees held.
 
 pub(crate) mod book;
+mod elsewhere;
 mod ledger;
 pub(crate) mod mutation;
 pub(crate) mod stage;
@@ -73,6 +74,8 @@ counts! {
     lost,
     /// Hosts that crashed while they held a key.
     crashed,
+    /// Turns that another process continued with.
+    postponed,
     /// Places in the queue that were given.
     joined,
     /// Acquires that withdrew.
@@ -109,6 +112,9 @@ async fn history(seed: u64, mutation: Option<Mutation>) -> Outcome {
     });
     if stage::has_late_hand_overs(seed) {
         tokio::spawn(late_hand_overs(Arc::clone(&scene), Rng::with_seed(seed)));
+    }
+    if elsewhere::wait_in(seed) {
+        tokio::spawn(elsewhere::executions(Arc::clone(&scene), Rng::with_seed(seed)));
     }
     stage::work(&mut random, LATEST_ARRIVAL, |number, random| worker(Arc::clone(&scene), number, random)).await;
     sweeper.abort();

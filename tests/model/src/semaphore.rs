@@ -2,7 +2,8 @@
 //! `row/permit.rs`. The permits and tombstones, which the product stores as `permit:<owner>`, are an array by client.
 //!
 //! In turn, a client that was refused takes a place, and leaves a permit that was freed in the same tick to those ahead
-//! (`Permit::is_turn`). It may also ask without its place, as a single attempt does.
+//! (`Permit::is_turn`). It may also ask without its place, as a single attempt does, or with the place of another client, as
+//! a process does that uses the turn of another one.
 //!
 //! The model keeps all tombstones. The product removes them when they are a minute old. A duplicate that is later takes a
 //! permit, if there is room, until the lease of the duplicate ends.
@@ -353,6 +354,10 @@ impl Protocol for Semaphore {
                     let rank = if client.place > 0 { Rank::Ahead(client.place) } else { Rank::Queue };
                     if self.in_turn {
                         decide(asking, Request { rank, ..request }, false);
+                    }
+                    // A turn is used twice: it has the place of another client.
+                    if self.in_turn && client.place == 0 {
+                        decide(asking, Request { rank: Rank::Ahead(1), ..request }, false);
                     }
                 }
                 if self.in_turn && client.was_refused && client.place == 0 {

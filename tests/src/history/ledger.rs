@@ -345,6 +345,13 @@ impl Operation {
         }
     }
 
+    /// The wait goes on in another process.
+    pub(super) fn postponed(&self, delay: Duration) {
+        let mut state = self.ledger.state();
+        state.counts.postponed += 1;
+        self.ledger.log(&mut state, &format!("{} keeps its turn for {delay:?}", self.name));
+    }
+
     pub(super) fn renewed(&self, lock: &Arc<Lock>, answer: Result<(), Error>) {
         let mut state = self.ledger.state();
         self.ledger.log(&mut state, &format!("{} renewed {}: {}", self.name, self.key, described(&answer)));
