@@ -68,7 +68,7 @@ pub enum Step {
     },
 }
 
-/// The event of an execution that was stopped: the `detail` of `EventBridge`'s.
+/// The event of an execution that was stopped, timed out or failed: the `detail` of `EventBridge`'s.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Stopped {
@@ -84,7 +84,7 @@ pub struct Stopped {
 pub enum Task {
     /// A state of the machine.
     Step(Box<Step>),
-    /// Free the lock of an execution that was stopped, if it has it.
+    /// Free the lock of an execution that has ended without a success, if it has it.
     Stopped(Stopped),
 }
 
@@ -211,10 +211,10 @@ async fn take_step(
 
 /// Its last invocation may still run: what it writes has a smaller fence than the next execution's.
 async fn free(locks: Locks, Stopped { execution_arn, input }: Stopped) -> Result<Done, HandlerError<Failure>> {
-    let input: Deployment =
-        serde_json::from_str(&input).map_err(|error| HandlerError::Handler(Failure::new("InvalidInput", error)))?;
+    // The input is checked before the lock is taken, so an execution that failed by its input has none.
+    let Ok(input) = serde_json::from_str::<Deployment>(&input) else { return Ok(Done::Freed) };
     let was_held = locks.release_identity(input.key, &execution_arn).await.map_err(HandlerError::Lock)?;
-    tracing::info!(execution_arn, was_held, "stopped");
+    tracing::info!(execution_arn, was_held, "the execution has ended");
     Ok(Done::Freed)
 }
 

@@ -1,5 +1,6 @@
 //! `Connections`: the pooled connections of a client, which are closed together when one is found dead.
 
+use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -16,8 +17,9 @@ use aws_smithy_runtime_api::client::orchestrator::OrchestratorError;
 use aws_smithy_runtime_api::client::runtime_components::RuntimeComponents;
 use aws_smithy_types::config_bag::{ConfigBag, Storable, StoreReplace};
 
-/// The most connections that are known. Those that answered least recently are forgotten first.
-const MAX_CONNECTIONS: usize = 256;
+/// The most connections that are known, more than the invocations of an environment need. Those that answered least recently
+/// are forgotten first. One that is forgotten stays in the pool when the others are closed.
+const MAX_CONNECTIONS: usize = 4096;
 
 /// The connections that answered requests. After an environment was frozen, all of them may be dead, and the SDK's
 /// retries would try one after the other. So a connection that does not answer takes those along that have not answered
@@ -29,14 +31,12 @@ pub(crate) struct Connections(Arc<State>);
 struct State {
     /// The number of attempts that were sent.
     attempts: AtomicU64,
-    /// In the order of their last answers.
-    answered: Mutex<Vec<Answered>>,
+    /// By the addresses of both ends.
+    answered: Mutex<HashMap<Ends, Answered>>,
 }
 
 #[derive(Debug)]
 struct Answered {
-    /// The addresses of both ends tell connections apart.
-    ends: Ends,
     connection: ConnectionMetadata,
     /// The number of attempts when it answered last.
     attempts: u64,
@@ -58,17 +58,19 @@ impl Connections {
         let ends = (local, connection.remote_addr());
         let attempts = self.0.attempts.load(Ordering::Relaxed);
         let mut answered = self.0.answered.lock().unwrap_or_else(PoisonError::into_inner);
-        answered.retain(|other| other.ends != ends);
-        if answered.len() == MAX_CONNECTIONS {
-            answered.remove(0);
+        if answered.len() == MAX_CONNECTIONS
+            && !answered.contains_key(&ends)
+            && let Some(oldest) = answered.iter().min_by_key(|(_, other)| other.attempts).map(|(ends, _)| *ends)
+        {
+            answered.remove(&oldest);
         }
-        answered.push(Answered { ends, connection, attempts });
+        answered.insert(ends, Answered { connection, attempts });
     }
 
     /// Closes the connections that have not answered since this attempt was sent.
     fn unanswered(&self, Attempt(attempt): Attempt) {
         let mut answered = self.0.answered.lock().unwrap_or_else(PoisonError::into_inner);
-        answered.retain(|Answered { connection, attempts, .. }| {
+        answered.retain(|_, Answered { connection, attempts }| {
             let is_alive = *attempts >= attempt;
             if !is_alive {
                 connection.poison();

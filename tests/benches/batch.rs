@@ -2,7 +2,15 @@
 //!
 //! The first part runs in virtual time. The second part compares with Powertools for AWS Lambda, in real time, on the
 //! DynamoDB that `LOCK_TEST_ENDPOINT` names; the sides take turns. `tests/src/powertools.rs` says what the second part
-//! needs, and when it is skipped.
+//! needs, and when it is skipped. On DynamoDB Local, with Node 20 or later:
+//!
+//! ```sh
+//! python3 -m venv target/powertools
+//! target/powertools/bin/pip install --requirement tests/interop/requirements.txt
+//! npm ci --prefix tests/interop
+//! LOCK_TEST_ENDPOINT=http://127.0.0.1:8000 LOCK_TEST_PYTHON=$PWD/target/powertools/bin/python \
+//!     LOCK_TEST_NODE_MODULES=$PWD/tests/interop cargo bench --bench batch
+//! ```
 
 use std::convert::Infallible;
 use std::env;

@@ -123,13 +123,18 @@ impl Loopback {
         self.state.faults().next.insert(key.to_owned(), fault);
     }
 
+    /// Lets so many requests at a time wait for each other, so that each has a connection of its own.
+    pub fn gather(&self, requests: Option<usize>) {
+        self.state.faults().gathering = requests.map(|requests| Arc::new(Barrier::new(requests)));
+    }
+
     /// Leaves so many idle connections in the pool of the locks' client, which has none before: requests wait for each
     /// other.
     pub async fn fill_pool(&self, locks: &Locks, connections: usize) {
-        self.state.faults().gathering = Some(Arc::new(Barrier::new(connections)));
+        self.gather(Some(connections));
         let acquires = (0..connections).map(|number| locks.acquire(format!("pool {number}")).into_future());
         let held = join_all(acquires).await;
-        self.state.faults().gathering = None;
+        self.gather(None);
         for lock in held {
             lock.unwrap().release().await.unwrap();
         }

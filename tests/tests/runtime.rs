@@ -15,6 +15,9 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::process::{Child, Command};
 use tokio::time::timeout;
 
+/// The time until the deadline of an invocation that overruns it. It reaches its handler in time on a busy machine, too.
+const IN_TIME: Duration = Duration::from_secs(5);
+
 /// An environment of the function for one invocation at a time. It ends with the test.
 fn environment(lambda: &Lambda) -> Child {
     function(lambda).arg("run").spawn().unwrap()
@@ -129,7 +132,7 @@ async fn a_handler_is_cancelled_at_the_deadline_of_the_invocation() {
     let _environment = environment(&lambda);
     // The deadline counts from here: the environment must be up.
     lambda.invoke("first", returning("job")).await.answer();
-    lambda.send_with("hanging", json!({ "key": "job", "do": "hang" }), Duration::from_secs(1));
+    lambda.send_with("hanging", json!({ "key": "job", "do": "hang" }), IN_TIME);
     let (id, outcome) = lambda.next_outcome().await;
     assert_eq!((id.as_str(), outcome.error().0.as_str()), ("hanging", "LockLost"));
     lambda.invoke("next", returning("job")).await.answer();
@@ -257,7 +260,7 @@ async fn a_handler_that_blocks_its_thread_past_the_deadline_has_lost_its_lock() 
     let _environment = concurrent_environment(&lambda);
     // The deadline counts from here: the environment must be up.
     lambda.invoke("first", returning("job")).await.answer();
-    lambda.send_with("blocking", json!({ "key": "job", "do": "block" }), Duration::from_secs(1));
+    lambda.send_with("blocking", json!({ "key": "job", "do": "block" }), IN_TIME);
     let (id, outcome) = lambda.next_outcome().await;
     assert_eq!((id.as_str(), outcome.error().0.as_str()), ("blocking", "LockLost"));
     lambda.invoke("next", returning("job")).await.answer();
@@ -270,7 +273,7 @@ async fn work_that_goes_on_after_the_deadline_learns_of_it_from_the_lock() {
     let gate = Gate::new().await;
     lambda.invoke("first", returning("job")).await.answer();
     let spawning = json!({ "key": "job", "do": "spawn", "at": gate.0.local_addr().unwrap().to_string() });
-    lambda.send_with("spawning", spawning, Duration::from_secs(1));
+    lambda.send_with("spawning", spawning, IN_TIME);
     let mut works = [gate.arrival().await, gate.arrival().await];
     let (id, outcome) = lambda.next_outcome().await;
     assert_eq!((id.as_str(), outcome.error().0.as_str()), ("spawning", "LockLost"));
@@ -288,9 +291,13 @@ fn environment_with_table(lambda: &Lambda, table: &Loopback) -> Child {
 }
 
 fn function_with_table(lambda: &Lambda, table: &Loopback) -> Command {
+    function_at(lambda, table, "run_until_shutdown")
+}
+
+fn function_at(lambda: &Lambda, table: &Loopback, function_name: &str) -> Command {
     let mut command = function(lambda);
     command
-        .arg("run_until_shutdown")
+        .arg(function_name)
         .env("AWS_ENDPOINT_URL", table.endpoint())
         .env("AWS_REGION", "us-east-1")
         .env("AWS_ACCESS_KEY_ID", "local")
@@ -337,6 +344,69 @@ async fn a_function_runs_where_it_cannot_register_an_extension() {
     let (mut lambda, table) = (Lambda::without_extensions().await, Loopback::start());
     let _environment = environment_with_table(&lambda, &table);
     lambda.invoke("first", returning("job")).await.answer();
+}
+
+#[tokio::test]
+async fn hundreds_of_concurrent_invocations_share_one_client() {
+    const INVOCATIONS: usize = 300;
+    let (mut lambda, table) = (Lambda::start().await, Loopback::start());
+    let mut command = function_at(&lambda, &table, "run_concurrent_with_table");
+    let _environment = command.env("AWS_LAMBDA_MAX_CONCURRENCY", INVOCATIONS.to_string()).spawn().unwrap();
+    lambda.asked().await;
+    // All acquires are under way at the same time, and later all releases.
+    table.gather(Some(INVOCATIONS));
+    let mut owners = BTreeSet::new();
+    for id in 0..INVOCATIONS {
+        lambda.send(&id.to_string(), returning(&id.to_string()));
+    }
+    for _ in 0..INVOCATIONS {
+        let (id, outcome) = lambda.next_outcome().await;
+        let answer = outcome.answer();
+        assert_eq!(answer["request"], id);
+        owners.insert(answer["owner"].to_string());
+    }
+    assert_eq!((owners.len(), table.connections()), (INVOCATIONS, 300));
+
+    table.gather(None);
+    table.kill_connections(Fault::Reset);
+    lambda.invoke("later", returning("job")).await.answer();
+    assert_eq!(table.met(), 1, "requests on dead connections");
+}
+
+/// An environment for several invocations at a time whose process has one lock. Returns when its init phase has ended.
+async fn leading_environment(lambda: &mut Lambda, table: &Loopback) -> Child {
+    let mut command = function_at(lambda, table, "run_concurrent_leader");
+    let environment = command.env("AWS_LAMBDA_MAX_CONCURRENCY", "4").spawn().unwrap();
+    lambda.asked().await;
+    environment
+}
+
+/// Waits until this process leads with a larger fence, and returns that.
+async fn leads_after(lambda: &mut Lambda, fence: u64) -> u64 {
+    lambda.invoke("leads", json!({ "after": fence })).await.answer().as_u64().expect("it leads")
+}
+
+#[tokio::test]
+async fn one_of_two_environments_leads_and_the_other_takes_over_after_a_crash() {
+    let (mut one, mut other, table) = (Lambda::start().await, Lambda::start().await, Loopback::start());
+    let mut leading = leading_environment(&mut one, &table).await;
+    let fence = leads_after(&mut one, 0).await;
+    let _waiting = leading_environment(&mut other, &table).await;
+    assert_eq!(other.invoke("follows", json!({})).await.answer(), Value::Null);
+    assert_eq!(one.invoke("still-leads", json!({})).await.answer(), fence);
+    leading.kill().await.unwrap();
+    assert!(leads_after(&mut other, fence).await > fence);
+}
+
+#[tokio::test]
+async fn an_environment_that_has_lost_the_lead_leads_again() {
+    let (mut lambda, table) = (Lambda::start().await, Loopback::start());
+    let _environment = leading_environment(&mut lambda, &table).await;
+    let fence = leads_after(&mut lambda, 0).await;
+    let operator = Locks::builder(table.engine().client(), TABLE).build().unwrap();
+    let holder = operator.get("leader").await.unwrap().unwrap();
+    assert!(operator.force_release("leader", &holder).await.unwrap());
+    assert!(leads_after(&mut lambda, fence).await > fence);
 }
 
 #[tokio::test]

@@ -180,26 +180,31 @@ where
         let unfinished = AbandonOnDrop(Some(lock).filter(|_| settings.on_unfinished == OnUnfinished::Reject));
         // All code of the user runs here, including the serialization of the result. If it panics, the run is
         // unfinished.
-        let mut update = None;
+        let (mut result, mut update) = (None, None);
         let done = while_held(lock, async {
-            let result = work.await;
-            update = Some(self.record_update(run, &result));
-            result
+            let returned = work.await;
+            update = Some(self.record_update(run, &returned));
+            result = Some(returned);
         });
         let lost = || Ok(Err(HandlerError::Lock(lock.error(Cause::Lost(None)))));
-        let (outcome, update) = match (done.await, update) {
-            (Ok(result), Some(update)) => {
+        let done = done.await;
+        let (outcome, update) = match (done, update, result) {
+            (Ok(in_time), Some(update), Some(result)) => {
                 unfinished.disarm();
                 // Work that blocked its thread until after the lease is done, even if it has lost its lock: a retry must not
-                // do it again.
-                (result.map_or_else(lost, |result| Ok(result.map_err(HandlerError::Handler))), update)
+                // do it again. If it failed, its own error explains more than that.
+                let outcome = match result {
+                    Ok(_) if in_time.is_none() => lost(),
+                    result => Ok(result.map_err(HandlerError::Handler)),
+                };
+                (outcome, update)
             }
             // The lease ended with the work half done. The record is released, unless `unfinished` has abandoned it.
-            (Ok(_), None) => {
+            (Ok(_), ..) => {
                 drop(unfinished);
                 (lost(), RecordUpdate::Release)
             }
-            (Err(panic), _) => {
+            (Err(panic), ..) => {
                 drop(unfinished);
                 (Err(panic), RecordUpdate::Release)
             }

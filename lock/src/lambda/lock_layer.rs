@@ -13,7 +13,7 @@ use tower_service::Service;
 
 use super::handler_input::HandlerInput;
 use super::invocation::{check_not_durable, deadline, holder, is_held_by_attempt, key_of_tenant};
-use crate::error::{Error, ErrorKind};
+use crate::error::{Cause, Error, ErrorKind};
 use crate::idempotency::HandlerError;
 use crate::lock::{Acquire, Lock, Locks, Wait, hold, record_refusal};
 use crate::panics;
@@ -394,16 +394,21 @@ where
                 Err(Refused::Error(error)) => return Err(HandlerError::Lock(error)),
             };
             let input = H::with(event, &lock);
+            // Outside of the work, whose result is dropped if it returns after the lease.
+            let mut answer = None;
             let work = async {
                 let result = inner.call(input).await;
                 if result.is_err() {
                     lock.clear_hold_at_least();
                 }
-                result
+                answer = Some(result);
             };
-            match hold(&lock, work).await {
-                Ok(result) => result.map_err(HandlerError::Handler),
-                Err(lost) => Err(HandlerError::Lock(lost)),
+            let lost = hold(&lock, work).await.err();
+            match (answer, lost) {
+                // What the handler says explains more than that its lock was lost meanwhile.
+                (Some(Err(error)), _) => Err(HandlerError::Handler(error)),
+                (Some(Ok(answer)), None) => Ok(answer),
+                (_, lost) => Err(HandlerError::Lock(lost.unwrap_or_else(|| lock.error(Cause::Lost(None))))),
             }
         })
     }

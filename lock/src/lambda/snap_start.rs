@@ -5,6 +5,7 @@ use std::time::Duration;
 use lambda_runtime::{BoxFuture, Error, SnapStartResource};
 
 use crate::lock::Locks;
+use crate::random;
 
 /// The limit of the requests before a snapshot: as long as one in the background takes.
 const SNAPSHOT_TIMEOUT: Duration = Duration::from_secs(10);
@@ -18,8 +19,9 @@ const SNAPSHOT_TIMEOUT: Duration = Duration::from_secs(10);
 /// *After a restore*, [`Locks::warm_up`] opens a connection. A failure is logged at level `debug`, and the first acquire then
 /// opens it. No hook fails.
 ///
-/// Owners, tokens and delays come from the operating system, so they differ between environments with and without these
-/// hooks.
+/// Owners, tokens and the delays of a wait come from the operating system, so they differ between environments with and
+/// without these hooks. So do the delays of the SDK's retries with [`client_config`](crate::client_config). Those of another
+/// client differ only on the thread of the hook.
 ///
 /// ```no_run
 /// # use std::sync::Arc;
@@ -47,6 +49,8 @@ impl SnapStartResource for Locks {
     fn after_restore(&self) -> BoxFuture<'_, Result<(), Error>> {
         Box::pin(async {
             self.warm_up().await;
+            // The SDK's delays of this thread, with any client.
+            random::reseed();
             Ok(())
         })
     }

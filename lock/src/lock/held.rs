@@ -286,30 +286,45 @@ impl Lock {
     /// # async fn work() {}
     /// ```
     ///
-    /// One lock for a whole process, such as on Managed Instances:
+    /// One lock for a whole process, such as on Managed Instances, where each environment is a process. A task waits for the
+    /// lock, shows it to the invocations, renews it, and waits again after a loss:
     ///
     /// ```
     /// # use std::sync::Arc;
     /// # use std::time::Duration;
-    /// # use lambda_lock::{Error, Locks};
-    /// # async fn example(locks: Locks) -> Result<(), Error> {
-    /// let leader = Arc::new(locks.acquire("leader").await?);
-    /// let renewed = Arc::clone(&leader);
-    /// tokio::spawn(async move {
-    ///     while renewed.is_valid() {
-    ///         tokio::time::sleep(Duration::from_secs(10)).await;
-    ///         if let Err(error) = renewed.renew(Duration::from_secs(30)).await {
-    ///             eprintln!("{error}");
+    /// # use lambda_lock::{Error, Lock, Locks};
+    /// # use tokio::sync::watch;
+    /// const LEASE: Duration = Duration::from_secs(30);
+    ///
+    /// async fn lead(locks: Locks, leads: watch::Sender<Option<Arc<Lock>>>) {
+    ///     loop {
+    ///         let lock = match locks.acquire("leader").lease(LEASE).wait(Duration::MAX).await {
+    ///             Ok(lock) => Arc::new(lock),
+    ///             Err(error) => {
+    ///                 eprintln!("{error}");
+    ///                 tokio::time::sleep(LEASE / 3).await;
+    ///                 continue;
+    ///             }
+    ///         };
+    ///         leads.send_replace(Some(Arc::clone(&lock)));
+    ///         while lock.is_valid() {
+    ///             tokio::time::sleep(LEASE / 3).await;
+    ///             if let Err(error) = lock.renew(LEASE).await {
+    ///                 eprintln!("{error}");
+    ///             }
     ///         }
+    ///         leads.send_replace(None);
     ///     }
-    /// });
-    /// // In each invocation:
-    /// tokio::select! {
-    ///     () = leader.lost() => println!("another process leads"),
-    ///     () = work() => println!("done"),
     /// }
-    /// # Ok(())
-    /// # }
+    ///
+    /// // In `main`: `let (publish, leads) = watch::channel(None); tokio::spawn(lead(locks, publish));`
+    /// async fn invocation(leads: watch::Receiver<Option<Arc<Lock>>>) -> Result<(), Error> {
+    ///     let lock = leads.borrow().clone();
+    ///     match lock {
+    ///         Some(lock) => lock.while_held(work()).await,
+    ///         None => Ok(println!("another process leads")),
+    ///     }
+    /// }
     /// # async fn work() {}
     /// ```
     pub async fn lost(&self) {

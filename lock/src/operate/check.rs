@@ -166,8 +166,8 @@ struct Check<'a> {
     has_strong_regions: bool,
 }
 
-/// The setting that the check names.
-const SETTING: &str = "LocksBuilder::multi_region_strong_consistency";
+/// The setting that the check names, and its variable.
+const SETTING: &str = "LocksBuilder::multi_region_strong_consistency (LOCK_MULTI_REGION_STRONG_CONSISTENCY)";
 
 /// The time at DynamoDB, between two times by this host's clock. All are since the Unix epoch.
 struct ServerTime {

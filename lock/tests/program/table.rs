@@ -2,7 +2,7 @@
 
 use aws_sdk_dynamodb::types::AttributeValue;
 
-use crate::Place;
+use crate::{Place, Process};
 
 #[test]
 fn a_table_can_be_created_twice() {
@@ -21,6 +21,25 @@ fn a_check_passes_on_a_created_table_and_fails_on_other_keys() {
     assert!(healthy.stdout.contains("passed") && !healthy.stdout.contains("failed"), "{healthy:?}");
     let broken = place.run(["check", "--partition-key", "other"]).expect_code(78).expect_sentence(&[&place.table]);
     assert!(broken.stdout.contains("failed"), "{broken:?}");
+}
+
+#[test]
+fn a_table_for_multi_region_strong_consistency_is_created_without_ttl_and_checked() {
+    let place = Place::new();
+    let table = format!("{}-strong", place.table);
+    let with = |value: &str, action: &str| {
+        let mut command = place.command(["--table", &table, action]);
+        command.env("LOCK_MULTI_REGION_STRONG_CONSISTENCY", value);
+        Process::start(command).outcome()
+    };
+    with("maybe", "create-table").expect_code(78).expect_sentence(&["LOCK_MULTI_REGION_STRONG_CONSISTENCY", "`maybe`"]);
+    with("true", "create-table").expect_code(0);
+    // It has no other region yet.
+    let report = with("true", "check").expect_code(78).stdout;
+    let has_line = |start: &str| report.lines().any(|line| line.starts_with(start));
+    assert!(has_line("failed  regions: the table does not have multi-Region strong consistency"), "{report}");
+    assert!(report.contains("LocksBuilder::multi_region_strong_consistency (LOCK_MULTI_REGION_STRONG_"), "{report}");
+    assert!(has_line("warning TTL: off"), "{report}");
 }
 
 #[test]

@@ -1,8 +1,8 @@
 //! A process that is copied after its init phase, as environments are with Lambda's `SnapStart`, for
 //! `tests/snap_start.rs`. Its settings are in its environment, as for a function.
 //!
-//! It prints a line when it is ready for the snapshot, and goes on when it reads one. Each of two copies then prints what it
-//! drew as JSON, and ends.
+//! It prints a line when it is ready for the snapshot, and goes on when it reads one. Each of several copies then prints what
+//! it drew as JSON, and ends.
 
 use std::convert::Infallible;
 use std::fs;
@@ -20,6 +20,9 @@ use lambda_runtime::SnapStartResource;
 use serde_json::{Value, json};
 use tokio::runtime::{Builder, Runtime};
 
+/// The number of copies. The fastest of them says what a busy machine does not cost.
+const COPIES: usize = 5;
+
 fn main() {
     let init = runtime();
     let locks = init.block_on(async {
@@ -33,7 +36,7 @@ fn main() {
     io::stdin().read_line(&mut String::new()).unwrap();
     // A copy has only the thread that copies.
     assert_eq!(fs::read_dir("/proc/self/task").unwrap().count(), 1, "threads");
-    for _ in 0..2 {
+    for _ in 0..COPIES {
         match fork().unwrap() {
             Fork::Child => {
                 println!("{}", runtime().block_on(restored(&locks)));
@@ -49,7 +52,7 @@ fn runtime() -> Runtime {
     Builder::new_current_thread().enable_all().build().unwrap()
 }
 
-/// Returns what a copy draws, and how long its first acquire takes.
+/// Returns what a copy draws, how long its first acquire takes, and how long that takes together with the warm-up.
 async fn restored(locks: &Locks) -> Value {
     let clock = SystemTimeSource::new();
     let copied = fastrand::u64(..);

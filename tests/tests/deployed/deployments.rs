@@ -71,10 +71,16 @@ pub(crate) async fn an_execution_that_was_stopped_frees_its_lock(stack: &Stack) 
     assert_eq!(held.identity(), arn["executionArn"].as_str());
     let stop = json!({ "executionArn": arn["executionArn"], "error": "Stopped", "cause": "by a person" });
     stack.call("states", "AWSStepFunctions.StopExecution", &stop).await;
+    let stopped = stack.call("states", "AWSStepFunctions.DescribeExecution", &arn).await;
+    assert_eq!(stopped["status"], "ABORTED", "{stopped}");
     let freed =
         loop_until(Duration::from_secs(30), async || holder_if_any(stack, "mill").await.filter(Holder::has_released))
             .await;
     assert_eq!(freed.fence(), held.fence());
+    // The rule has freed it, not the last state.
+    let states = states_of(stack, &arn).await;
+    assert!(states.contains(&"TakeLock".to_owned()), "{states:?}");
+    assert!(!states.iter().any(|state| state.starts_with("FreeLock")), "{states:?}");
     let next = execute(stack, &deployment("mill", "8")).await;
     assert_eq!(next["status"], "SUCCEEDED", "{next}");
 }
@@ -115,10 +121,20 @@ fn output_of(execution: &Value) -> Value {
 
 /// Returns how often this execution waited for the lock.
 async fn waits_of(stack: &Stack, execution: &Value) -> usize {
+    events_of(stack, execution).await.iter().filter(|event| event["type"] == "WaitStateEntered").count()
+}
+
+/// Returns the names of the states that this execution has entered.
+async fn states_of(stack: &Stack, execution: &Value) -> Vec<String> {
+    let events = events_of(stack, execution).await;
+    let entered = events.iter().filter_map(|event| event["stateEnteredEventDetails"]["name"].as_str());
+    entered.map(str::to_owned).collect()
+}
+
+async fn events_of(stack: &Stack, execution: &Value) -> Vec<Value> {
     let arn = json!({ "executionArn": execution["executionArn"] });
-    let history = stack.call("states", "AWSStepFunctions.GetExecutionHistory", &arn).await;
-    let events = history["events"].as_array().unwrap().iter();
-    events.filter(|event| event["type"] == "WaitStateEntered").count()
+    let mut history = stack.call("states", "AWSStepFunctions.GetExecutionHistory", &arn).await;
+    serde_json::from_value(history["events"].take()).unwrap()
 }
 
 /// Returns the last holder of a service's lock.

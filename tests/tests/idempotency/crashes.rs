@@ -9,8 +9,8 @@ use lambda_lock_tests::invocation::{Counter, millis};
 use tokio::time::{sleep, timeout};
 
 use crate::{
-    AFTER_THE_LEASE, CLOCK_SKEW, LEASE, Orders, TOO_LONG, crash, eagerly, environment, later, ms, number_in, order,
-    orders, panic_of, place, refused,
+    AFTER_THE_LEASE, CLOCK_SKEW, Declined, LEASE, Orders, TOO_LONG, crash, eagerly, environment, is_declined, later,
+    ms, number_in, order, orders, panic_of, place, refused,
 };
 
 #[tokio::test]
@@ -56,6 +56,20 @@ async fn a_run_that_returns_after_its_lease_has_lost_its_lock_and_is_not_repeate
     assert_eq!(host.requests(), 2);
     assert_eq!(place(&orders, &order("a"), &runs).await.unwrap(), 1);
     assert_eq!(runs.count(), 2, "only one run was counted before");
+}
+
+#[tokio::test]
+async fn a_run_that_fails_after_its_lease_fails_with_its_own_error_and_can_be_retried() {
+    let (_world, host, locks) = environment().await;
+    let overrun = orders(&locks)
+        .run(&order("a"), async |_| {
+            host.advance_clock(AFTER_THE_LEASE);
+            Err::<u32, _>(Declined)
+        })
+        .await;
+    assert!(is_declined(&overrun), "{overrun:?}");
+    assert_eq!(host.requests(), 2);
+    assert_eq!(place(&orders(&locks), &order("a"), &Counter::default()).await.unwrap(), 1);
 }
 
 #[tokio::test]

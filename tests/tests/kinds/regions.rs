@@ -32,12 +32,13 @@ pub(crate) async fn writes_that_conflict_with_another_region_are_repeated<S: Sub
         let world = World::across_regions().await;
         let faults = Faults::seeded(seed).replicated_write_conflicts(0.5);
         let locks = locks(&world, world.host().faults(faults));
-        // Without a wait, the SDK's tries may all conflict.
+        // Without a wait, all tries of the SDK may conflict: those of about one in eight.
         let Ok(mut held) = S::acquire(&locks, LEASE).await else { continue };
         acquired += 1;
         held.renew(2 * LEASE).await.unwrap();
         held.release().await.unwrap();
         assert_free::<S>(&world).await;
     }
-    assert!(acquired >= 4, "{acquired}");
+    // Without the repetitions, it would be about half of them.
+    assert!(acquired >= 7, "{acquired}");
 }

@@ -13,8 +13,8 @@ use tokio::time::timeout;
 use tower::{Layer, ServiceExt, service_fn};
 
 use crate::{
-    FUNCTION, TOO_LONG, done, environment, invocation, invocation_with, invocation_without_deadline, is_free,
-    lease_millis, number, row_during,
+    FUNCTION, OutOfPaper, TOO_LONG, done, environment, invocation, invocation_with, invocation_without_deadline,
+    is_free, lease_millis, number, row_during,
 };
 
 #[tokio::test]
@@ -119,6 +119,21 @@ async fn a_handler_that_returns_after_its_lease_has_lost_its_lock() {
         }
     }));
     assert_eq!(reported(service.oneshot(invocation(&host, ())).await.unwrap_err()).0, "LockLost");
+}
+
+#[tokio::test]
+async fn a_handler_that_fails_after_its_lease_fails_with_its_own_error() {
+    let (_world, host, locks) = environment().await;
+    let layer = LockLayer::new(locks.clone()).hold_at_least(Duration::from_mins(10));
+    let service = layer.layer(service_fn({
+        let host = host.clone();
+        move |_: LambdaEvent<()>| {
+            host.advance_clock(Duration::from_mins(1));
+            async { Err::<(), _>(OutOfPaper) }
+        }
+    }));
+    assert_eq!(reported(service.oneshot(invocation(&host, ())).await.unwrap_err()).0, "OutOfPaper");
+    assert!(locks.try_acquire(FUNCTION).await.unwrap().is_some(), "its minimum hold is over, too");
 }
 
 #[tokio::test]

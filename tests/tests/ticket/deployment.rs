@@ -99,15 +99,15 @@ async fn an_execution_that_was_stopped_frees_its_lock_and_no_other() {
     let next = take(&world, "2").await.unwrap();
     assert_eq!(stopped("1").await.unwrap(), Done::Freed);
     invoke(&world, &world.host().build(), work(&next, "8")).await.unwrap();
-    let (error, _) = invoke_with(
-        Simulation::On,
-        &world,
-        &world.host().build(),
-        Task::Stopped(Stopped { execution_arn: "1".to_owned(), input: "{}".to_owned() }),
-    )
-    .await
-    .unwrap_err();
-    assert_eq!(error, "InvalidInput");
+}
+
+#[tokio::test]
+async fn an_execution_that_failed_by_its_input_has_no_lock_to_free() {
+    let world = World::new().await;
+    let host = world.host().build();
+    let failed = Task::Stopped(Stopped { execution_arn: "1".to_owned(), input: "{}".to_owned() });
+    assert_eq!(invoke_with(Simulation::On, &world, &host, failed).await.unwrap(), Done::Freed);
+    assert_eq!(host.requests(), 0);
 }
 
 #[tokio::test]

@@ -193,6 +193,20 @@ fn the_deployed_state_machine_is_that_of_the_guide() {
     assert!(file("template.yaml").contains(&format!("DefinitionUri: {MACHINE}\n")));
 }
 
+/// After a success, the last state has freed it.
+#[test]
+fn the_template_frees_the_lock_after_each_end_but_a_success() {
+    assert!(file("template.yaml").contains("status: [ABORTED, FAILED, TIMED_OUT]\n"));
+}
+
+#[test]
+fn the_template_watches_what_leaves_a_lock_held() {
+    let template = file("template.yaml");
+    for metric in ["ExecutionsFailed", "AsyncEventsDropped", "DurableExecutionFailed", "DurableExecutionTimedOut"] {
+        assert!(template.contains(&format!("MetricName: {metric}\n")), "{metric}");
+    }
+}
+
 #[tokio::test]
 async fn the_state_machine_of_the_guide_holds_the_lock_from_its_first_state_to_its_last() {
     let world = World::new().await;

@@ -68,6 +68,9 @@ pub(crate) async fn connect_if(enabled: bool, options: &TableOptions, holder: St
     } else if let Some(skew) = variable("LOCK_CLOCK_SKEW", arguments::clock_skew)? {
         builder = builder.clock_skew(skew);
     }
+    if let Some(is_strong) = variable("LOCK_MULTI_REGION_STRONG_CONSISTENCY", flag)? {
+        builder = builder.multi_region_strong_consistency(is_strong);
+    }
     let key_prefix = key_prefix(options).unwrap_or_default();
     builder = builder.key_prefix(&key_prefix);
     if let Some(name) = &options.partition_key {
@@ -85,8 +88,11 @@ pub(crate) async fn connect_if(enabled: bool, options: &TableOptions, holder: St
 
 /// Returns whether `LOCK_ENABLED` leaves locking on.
 pub(crate) fn is_enabled() -> Result<bool, Failure> {
-    let read = |text: &str| text.trim().parse().map_err(|_| "must be `true` or `false`".to_owned());
-    Ok(variable("LOCK_ENABLED", read)?.unwrap_or(true))
+    Ok(variable("LOCK_ENABLED", flag)?.unwrap_or(true))
+}
+
+fn flag(text: &str) -> Result<bool, String> {
+    text.trim().parse().map_err(|_| "must be `true` or `false`".to_owned())
 }
 
 /// Returns the lease without `--lease`, which defaults to that of the library.

@@ -150,7 +150,8 @@ Shows keys again and again. On a terminal each table replaces the one before; el
 each under its time. The command ends with code 0 on INT or TERM. Without keys it reads the whole table each time.";
 
 pub(crate) const CREATE_TABLE: &str = "\
-Creates the table if it does not exist, and turns its TTL on. The default is on-demand billing. The command waits \
+Creates the table if it does not exist, and turns its TTL on, unless LOCK_MULTI_REGION_STRONG_CONSISTENCY is `true`: \
+such a table has none. The default is on-demand billing. The command waits \
 until the table can be used. IAM actions: dynamodb:CreateTable, dynamodb:DescribeTable, dynamodb:DescribeTimeToLive, \
 dynamodb:UpdateTimeToLive, and with tags dynamodb:TagResource.";
 
@@ -182,12 +183,16 @@ pub(crate) const EXIT_STATUS: [(&str, &str); 11] = [
 ];
 
 /// The environment variables with their meanings.
-pub(crate) const ENVIRONMENT: [(&str, &str); 9] = [
+pub(crate) const ENVIRONMENT: [(&str, &str); 10] = [
     ("LOCK_TABLE_NAME", "the table, unless --table is given"),
     ("LOCK_KEY_PREFIX", "the prefix of every key, unless --key-prefix is given"),
     ("LOCK_CLOCK_SKEW", "the clock skew, unless --clock-skew is given"),
     ("LOCK_LEASE", "the lease of run, acquire and renew, unless --lease is given"),
     ("LOCK_ENABLED", "`false` makes run execute the command, and acquire print a ticket, without a lock"),
+    (
+        "LOCK_MULTI_REGION_STRONG_CONSISTENCY",
+        "`true` for a global table with multi-Region strong consistency, or one that is to become one",
+    ),
     ("LOCK_FENCE, LOCK_KEY", "set by run: the number that grows with each acquisition, and the key"),
     ("AWS_PROFILE, AWS_REGION", "and the other variables that the AWS command line interface reads"),
     ("AWS_ENDPOINT_URL", "the URL of DynamoDB, if it is not at AWS; also AWS_ENDPOINT_URL_DYNAMODB"),
