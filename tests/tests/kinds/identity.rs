@@ -166,7 +166,7 @@ pub(crate) async fn an_acquire_by_an_earlier_clock_takes_nothing_over<S: Subject
         return;
     }
     let world = World::new().await;
-    let mut lock: S = acquired(&later(&world)).await;
+    let mut lock: S = acquired(&ahead(&world, Duration::from_hours(1))).await;
     let before = rows::<S>(&world).await;
     for answer in [
         S::acquire_for(&world.default_locks(), LEASE, IDENTITY, None).await,
@@ -249,10 +249,10 @@ pub(crate) async fn a_late_acquire_that_was_withdrawn_takes_nothing_after_others
     }
     let (world, late) = (World::new().await, S::hold_back(1..=3));
     let crashed: S = acquired(&world.default_locks()).await;
-    let host = world.host().clock_ahead(AFTER_THE_LEASE).intercept(late.clone()).build();
+    let host = world.host().clock_ahead(AFTER_THE_LEASE + Duration::from_millis(900)).intercept(late.clone()).build();
     withdraw::<S>(&world.locks_with_quick_retries(&host).build().unwrap(), false).await;
     // Their clock is behind, so that the release seems to be earlier than the request.
-    let others = ahead(&world, AFTER_THE_LEASE - Duration::from_millis(50));
+    let others = ahead(&world, AFTER_THE_LEASE);
     let mut other = S::acquire(&others, LEASE).await.unwrap_or_else(|error| panic!("{error}"));
     other.release().await.unwrap();
     assert!(!late.deliver(&world).await);
