@@ -93,6 +93,7 @@ macro_rules! suite {
                     identity::a_later_acquire_of_the_identity_takes_over
                     identity::another_identity_is_refused
                     identity::an_identity_acquires_again_after_its_release_and_after_its_lease
+                    identity::a_takeover_that_is_never_answered_keeps_the_lock
                     identity::a_takeover_whose_answer_was_lost_succeeds
                     identity::a_takeover_of_what_the_identity_has_not_is_lost
                     identity::a_takeover_has_a_larger_fence
