@@ -25,7 +25,7 @@ pub async fn durable_deployment(
     input: Deployment,
     ctx: DurableContext,
 ) -> Result<Done, BoxError> {
-    // With this identity, an operator or a rule can free the lock of an execution that was stopped.
+    // With this identity, an operator can free the lock of an execution that was stopped.
     let lock = ctx.lock(&locks, &input.key).owner_from(ctx.execution_arn()).lease(LEASE).wait_up_to(WAIT);
     let deployed = lock.run(move |held| async move {
         held.wait(simulation.time(input.rolling_out_ms)).await?;

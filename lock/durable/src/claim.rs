@@ -6,12 +6,15 @@ use std::time::Duration;
 use lambda_lock::{Acquire, AcquireAll, Attempt, Error, Lock, LockSet, Locks, Turn};
 use serde::{Deserialize, Serialize};
 
+use crate::lease::Lease;
+use crate::name::digest;
+
 const DAY: Duration = Duration::from_hours(24);
 /// How long a takeover waits for a clock that is ahead.
 const SKEW: Duration = Duration::from_secs(5);
 
 /// The fences of a lock that is held. Each attempt of a step has larger ones.
-#[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fences(Vec<(String, u64)>);
 
 impl Fences {
@@ -46,7 +49,7 @@ pub(crate) enum Kind {
 /// The outcome of one attempt, as the history has it.
 #[derive(Debug, Deserialize, Serialize)]
 pub(crate) enum Asked {
-    Acquired(Fences),
+    Acquired,
     Waiting(Box<Turn>),
 }
 
@@ -70,30 +73,43 @@ impl Claim {
     pub(crate) async fn attempt(&self, identity: &str, wait: Duration, turn: Option<Turn>) -> Result<Asked, Error> {
         Ok(match self.request(identity, self.lease) {
             Request::One(acquire) => match acquire.wait(wait).attempt(turn).await? {
-                Attempt::Acquired(lock) => Asked::Acquired(self.kept(lock).0),
+                Attempt::Acquired(lock) => {
+                    self.keep(lock);
+                    Asked::Acquired
+                }
                 Attempt::Waiting(turn) => Asked::Waiting(Box::new(turn)),
             },
             Request::All(acquire) => match acquire.wait(wait).attempt(turn).await? {
-                Attempt::Acquired(set) => Asked::Acquired(kept_set(set).0),
+                Attempt::Acquired(set) => {
+                    self.keep_set(set);
+                    Asked::Acquired
+                }
                 Attempt::Waiting(turn) => Asked::Waiting(Box::new(turn)),
             },
         })
     }
 
-    /// Takes over what the identity has, with larger fences and this lease. Returns how long the lock is valid.
-    pub(crate) async fn take_over(&self, identity: &str, lease: Duration) -> Result<(Fences, Duration), Error> {
+    /// Takes over what the identity has, with larger fences and this lease.
+    pub(crate) async fn take_over(&self, identity: &str, lease: Duration) -> Result<(Fences, Lease), Error> {
         Ok(match self.request(identity, lease) {
-            Request::One(acquire) => self.kept(acquire.wait(SKEW).take_over().await?),
-            Request::All(acquire) => kept_set(acquire.wait(SKEW).take_over().await?),
+            Request::One(acquire) => self.keep(acquire.wait(SKEW).take_over().await?),
+            Request::All(acquire) => self.keep_set(acquire.wait(SKEW).take_over().await?),
         })
     }
 
-    /// Frees what the identity has.
+    /// Frees what the identity has: all that can be freed. Returns the first error.
     pub(crate) async fn release(&self, identity: &str) -> Result<(), Error> {
+        let mut outcome = Ok(());
         for key in self.keys() {
-            self.locks.release_identity(key, identity).await?;
+            let released = self.locks.release_identity(key, identity).await;
+            outcome = outcome.and(released.map(drop));
         }
-        Ok(())
+        outcome
+    }
+
+    /// Names this lock among the locks of an execution.
+    pub(crate) fn id(&self, identity: &str) -> String {
+        digest(&format!("{identity} {:?}", self.keys()), 8)
     }
 
     fn keys(&self) -> &[String] {
@@ -103,13 +119,23 @@ impl Claim {
         }
     }
 
-    /// Keeps the lock held. Returns its fence and how long it is valid.
-    fn kept(&self, lock: Lock) -> (Fences, Duration) {
+    /// Keeps the lock held. Returns its fence and its lease.
+    fn keep(&self, lock: Lock) -> (Fences, Lease) {
         let key = self.keys().first().cloned().unwrap_or_default();
-        let kept = (Fences(vec![(key, lock.fence())]), lock.remaining());
+        let fences = Fences(vec![(key, lock.fence())]);
+        let lease = Lease::new(&self.locks, lock.expires_at(), lock.remaining());
         // The identity takes its place.
         let _ticket = lock.into_ticket();
-        kept
+        (fences, lease)
+    }
+
+    /// Keeps the locks held. Returns their fences and their lease.
+    fn keep_set(&self, set: LockSet) -> (Fences, Lease) {
+        let fences = set.keys().iter().map(|key| (key.clone(), set.fence(key).unwrap_or_default()));
+        let fences = Fences(fences.collect());
+        let lease = Lease::new(&self.locks, set.expires_at(), set.remaining());
+        set.keep();
+        (fences, lease)
     }
 
     /// Returns the longest time for which a lease lasts beyond a suspension.
@@ -120,14 +146,6 @@ impl Claim {
         };
         longest.saturating_sub(self.lease)
     }
-}
-
-/// Keeps the locks held. Returns their fences and how long they are valid.
-fn kept_set(set: LockSet) -> (Fences, Duration) {
-    let fences = set.keys().iter().map(|key| (key.clone(), set.fence(key).unwrap_or_default()));
-    let kept = (Fences(fences.collect()), set.remaining());
-    set.keep();
-    kept
 }
 
 /// Names the keys for people.

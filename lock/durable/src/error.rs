@@ -3,8 +3,9 @@
 use std::error::Error as StdError;
 use std::fmt;
 
-use aws_durable_execution_sdk::{BoxError, OperationError};
-use serde::{Deserialize, Serialize};
+use aws_durable_execution_sdk::{OperationError, TypedError};
+
+use crate::refusal::Refusal;
 
 /// The error of [`DurableLock::run`](crate::DurableLock::run) and of the requests of a [`Held`](crate::Held) lock. A refusal
 /// of the lock is the same on replay, so a function can branch on its kind.
@@ -29,11 +30,15 @@ use serde::{Deserialize, Serialize};
 /// # async fn roll_out(_: u64) -> Result<(), BoxError> { Ok(()) }
 /// ```
 #[derive(Debug)]
-pub struct Error(Box<Cause>);
+pub struct Error(pub(crate) Box<Cause>);
 
 #[derive(Debug)]
-enum Cause {
-    Refused(Refusal),
+pub(crate) enum Cause {
+    /// Of this lock. With the mark, it is known again after it has failed a step or a branch.
+    Refused(Refusal, Option<TypedError>),
+    /// Of another lock, which the work passed on.
+    Passed(Refusal),
+    Panicked(String),
     Operation(OperationError),
 }
 
@@ -47,32 +52,32 @@ pub enum ErrorKind {
     Lost,
     /// Another error of the lock: [`Error::error_type`] names it.
     Lock,
+    /// The body panicked, in a step or outside of one: the message has the panic's.
+    Panic,
     /// An operation of the durable execution failed, such as a step of the body: [`source`](StdError::source) has its error.
+    /// Or the body has passed on the error of another lock.
     Operation,
 }
 
 impl Error {
-    pub(crate) fn refused(refusal: Refusal) -> Self {
-        Self(Box::new(Cause::Refused(refusal)))
-    }
-
     /// Returns the kind.
     #[must_use]
     pub fn kind(&self) -> ErrorKind {
         match &*self.0 {
-            Cause::Operation(_) => ErrorKind::Operation,
-            Cause::Refused(refusal) if refusal.is_held => ErrorKind::Held,
-            Cause::Refused(refusal) if refusal.is_lost => ErrorKind::Lost,
-            Cause::Refused(_) => ErrorKind::Lock,
+            Cause::Operation(_) | Cause::Passed(_) => ErrorKind::Operation,
+            Cause::Panicked(_) => ErrorKind::Panic,
+            Cause::Refused(refusal, _) if refusal.is_held => ErrorKind::Held,
+            Cause::Refused(refusal, _) if refusal.is_lost => ErrorKind::Lost,
+            Cause::Refused(..) => ErrorKind::Lock,
         }
     }
 
-    /// Returns the stable [name](lambda_lock::Error::error_type) of an error of the lock, such as `LockHeld`.
+    /// Returns the stable [name](lambda_lock::Error::error_type) of an error of a lock, such as `LockHeld`.
     #[must_use]
     pub fn error_type(&self) -> Option<&str> {
         match &*self.0 {
-            Cause::Refused(refusal) => Some(&refusal.error_type),
-            Cause::Operation(_) => None,
+            Cause::Refused(refusal, _) | Cause::Passed(refusal) => Some(&refusal.error_type),
+            Cause::Panicked(_) | Cause::Operation(_) => None,
         }
     }
 
@@ -87,18 +92,38 @@ impl Error {
     pub fn is_lost(&self) -> bool {
         self.kind() == ErrorKind::Lost
     }
+
+    /// Returns `true` if DynamoDB did not answer a takeover.
+    pub(crate) fn is_unanswered(&self) -> bool {
+        matches!(&*self.0, Cause::Refused(refusal, _) if refusal.is_retryable)
+    }
+
+    /// Marks a refusal of a lock that is held.
+    pub(crate) fn marked(mut self) -> Self {
+        if let Cause::Refused(refusal, mark) = &mut *self.0 {
+            *mark = Some(refusal.mark());
+        }
+        self
+    }
+}
+
+impl From<Cause> for Error {
+    fn from(cause: Cause) -> Self {
+        Self(Box::new(cause))
+    }
 }
 
 impl From<OperationError> for Error {
     fn from(error: OperationError) -> Self {
-        Self(Box::new(Cause::Operation(error)))
+        Cause::Operation(error).into()
     }
 }
 
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &*self.0 {
-            Cause::Refused(refusal) => f.write_str(&refusal.message),
+            Cause::Refused(refusal, _) | Cause::Passed(refusal) => f.write_str(&refusal.message),
+            Cause::Panicked(message) => write!(f, "the body panicked: {message}"),
             Cause::Operation(_) => f.write_str("an operation of the durable execution failed"),
         }
     }
@@ -107,70 +132,9 @@ impl fmt::Display for Error {
 impl StdError for Error {
     fn source(&self) -> Option<&(dyn StdError + 'static)> {
         match &*self.0 {
-            Cause::Refused(_) => None,
+            Cause::Refused(_, mark) => mark.as_ref().map(|mark| mark as &(dyn StdError + 'static)),
+            Cause::Passed(_) | Cause::Panicked(_) => None,
             Cause::Operation(error) => Some(error),
-        }
-    }
-}
-
-/// An error of the lock, as the history of the execution has it.
-#[derive(Clone, Debug, Deserialize, Serialize)]
-pub(crate) struct Refusal {
-    error_type: String,
-    message: String,
-    is_held: bool,
-    is_lost: bool,
-}
-
-impl Refusal {
-    /// The lease has ended before the work under it.
-    pub(crate) fn lease_ended(name: &str) -> Self {
-        Self {
-            error_type: "LockLost".to_owned(),
-            message: format!("the lease for {name} has ended before the step: choose a longer lease"),
-            is_held: false,
-            is_lost: true,
-        }
-    }
-}
-
-impl From<lambda_lock::Error> for Refusal {
-    fn from(error: lambda_lock::Error) -> Self {
-        Self {
-            error_type: error.error_type().to_owned(),
-            message: error.to_string(),
-            is_held: error.is_held(),
-            is_lost: error.is_lost(),
-        }
-    }
-}
-
-/// The result of an operation, which the history has: a refusal of the lock is a value in it, so it is the same on replay.
-#[derive(Debug, Deserialize, Serialize)]
-pub(crate) enum Outcome<T> {
-    Done(T),
-    Refused(Refusal),
-}
-
-impl<T> Outcome<T> {
-    pub(crate) fn into_result(self) -> Result<T, Error> {
-        match self {
-            Self::Done(value) => Ok(value),
-            Self::Refused(refusal) => Err(Error::refused(refusal)),
-        }
-    }
-
-    /// Returns what a body returned. A refusal of the lock that it passes on becomes a value.
-    pub(crate) fn of(result: Result<T, BoxError>) -> Result<Self, BoxError> {
-        match result {
-            Ok(value) => Ok(Self::Done(value)),
-            Err(error) => match error.downcast::<Error>() {
-                Ok(error) => match *error.0 {
-                    Cause::Refused(refusal) => Ok(Self::Refused(refusal)),
-                    Cause::Operation(error) => Err(error.into()),
-                },
-                Err(error) => Err(error),
-            },
         }
     }
 }

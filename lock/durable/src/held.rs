@@ -1,88 +1,126 @@
 //! A lock that a durable execution holds across suspensions.
 
-use std::error::Error as StdError;
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use aws_durable_execution_sdk::{BoxError, DurableContext, RetryDecision, StepError};
+use aws_durable_execution_sdk::{BoxError, DurableContext, StepContext};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use tokio::time::timeout;
 
 use crate::claim::{Claim, Fences};
-use crate::error::{Error, Outcome, Refusal};
-
-/// How often a step is tried whose request for the lock was not answered.
-const TRIES: u32 = 6;
+use crate::error::{Cause, Error};
+use crate::lease::Lease;
+use crate::name::operation_name;
+use crate::outcome::Outcome;
+use crate::refusal::Refusal;
+use crate::retry::{Unanswered, retry_unanswered};
 
 /// A lock that is held. A clone is the same lock.
 ///
 /// It is no guard: it survives suspensions and replays, and dropping it frees nothing. [`run`](crate::DurableLock::run) does.
 #[derive(Clone)]
-pub struct Held(Arc<Inner>);
+pub struct Held {
+    ctx: DurableContext,
+    lock: Arc<Inner>,
+}
 
 struct Inner {
-    ctx: DurableContext,
     claim: Claim,
     identity: String,
+    id: String,
 }
 
 impl Held {
     pub(crate) fn new(ctx: DurableContext, claim: Claim, identity: String) -> Self {
-        Self(Arc::new(Inner { ctx, claim, identity }))
+        let id = claim.id(&identity);
+        Self { ctx, lock: Arc::new(Inner { claim, identity, id }) }
     }
 
-    /// Returns the context of the body, for operations that need no lock. Its names do not collide with those outside.
+    /// Returns the context of the body, for operations that need no lock. Its names do not collide with those outside. What it
+    /// runs in a context of its own, such as an item of a `map`, uses the lock [`within`](Self::within) that context.
     #[must_use]
     pub fn context(&self) -> &DurableContext {
-        &self.0.ctx
+        &self.ctx
+    }
+
+    /// Returns the lock for the body of a `map`, a `parallel` or a child context, which has passed this context. An operation
+    /// of another context breaks the replay, and can skip work: with the context of the body, an item that is repeated can get
+    /// the result of another one.
+    ///
+    /// Steps and waits under one lock come one after the other: each takes the lock over, so the fences of a step beside it are
+    /// too small, and its lease ends earlier. Let a `map` have a concurrency of 1.
+    ///
+    /// ```
+    /// use aws_durable_execution_sdk::BoxError;
+    /// use lambda_lock_durable::Held;
+    ///
+    /// async fn roll_out(held: Held, regions: Vec<String>) -> Result<(), BoxError> {
+    ///     let lock = held.clone();
+    ///     let rolled_out = held.context().map(regions, move |ctx, region, _| {
+    ///         let held = lock.within(&ctx);
+    ///         async move { Ok(held.step("roll out", |fences| deploy(region, fences.fence())).await?) }
+    ///     });
+    ///     rolled_out.max_concurrency(1).await?;
+    ///     Ok(())
+    /// }
+    /// # async fn deploy(_: String, _: u64) -> Result<(), BoxError> { Ok(()) }
+    /// ```
+    #[must_use]
+    pub fn within(&self, ctx: &DurableContext) -> Self {
+        Self { ctx: ctx.clone(), lock: Arc::clone(&self.lock) }
     }
 
     /// Returns the [identity](lambda_lock::Acquire::owner_from) that holds the lock.
     #[must_use]
     pub fn identity(&self) -> &str {
-        &self.0.identity
+        &self.lock.identity
     }
 
     /// Runs a step under the lock. Each attempt begins with a takeover, so it has larger [fences](Fences) than all before it,
     /// and a new lease. When the lease ends, the work is cancelled at its next await point.
     ///
-    /// One `UpdateItem` for each attempt, or one `TransactWriteItems` for several keys. An attempt without an answer from
-    /// DynamoDB is repeated up to five times, after 1 s to 16 s. An error of the work is not: for another strategy, call
-    /// [`take_over`](Self::take_over) in a step of your own.
+    /// One `UpdateItem` for each attempt, or one `TransactWriteItems` for several keys. An attempt whose takeover DynamoDB does
+    /// not answer is repeated up to five times, after 1 s to 16 s. An error of the work is not, whatever it is: for another
+    /// strategy, call [`take_over`](Self::take_over) in a step of your own. Characters of the name that Lambda refuses become
+    /// `-`.
     ///
     /// # Errors
     ///
-    /// [`Lost`](crate::ErrorKind::Lost) if the lock is no longer held, before the work or at its end.
+    /// [`Lost`](crate::ErrorKind::Lost) if the lock is no longer held before the work, or its lease has ended by the work's
+    /// end. A [`force_release`](lambda_lock::Locks::force_release) during the work shows in the next step; until then, only the
+    /// fence protects.
     pub async fn step<T, F, Fut>(&self, name: impl Into<String>, work: F) -> Result<T, Error>
     where
         T: Serialize + DeserializeOwned + Send + 'static,
         F: FnOnce(Fences) -> Fut + Send + 'static,
         Fut: Future<Output = Result<T, BoxError>> + Send + 'static,
     {
-        let held = self.clone();
-        let step = self.0.ctx.step(move |_| async move {
-            let (fences, valid_for) = match held.extend(held.0.claim.lease).await {
+        let lock = Arc::clone(&self.lock);
+        let step = self.ctx.step(move |step| async move {
+            let (fences, lease) = match lock.extend(lock.claim.lease, &step).await? {
                 Ok(taken_over) => taken_over,
-                Err(error) if error.is_retryable() => return Err(error.into()),
-                Err(error) => return Ok(Outcome::Refused(error.into())),
+                Err(refusal) => return Ok(Outcome::Refused(refusal)),
             };
-            match timeout(valid_for, work(fences)).await {
-                Ok(result) => Outcome::of(result),
-                Err(_elapsed) => Ok(Outcome::Refused(Refusal::lease_ended(&held.0.claim.to_string()))),
+            match lease.limit(work(fences)).await {
+                Some(result) => Outcome::of(&lock.id, result),
+                None => Ok(Outcome::Refused(Refusal::lease_ended(&lock.id, &lock.claim.to_string()))),
             }
         });
-        step.name(name).retry_strategy(retry).await?.into_result()
+        let done = step.name(operation_name(&name.into())).retry_strategy(retry_unanswered).await?;
+        done.into_result().map_err(Error::marked)
     }
 
     /// Takes the lock over within a step of your own, and returns larger fences than all before. Use the fences in this
-    /// attempt of the step only: do not record them. Returns after the lease that [`lease`](crate::DurableLock::lease) sets
-    /// has begun anew. One `UpdateItem`, or one `TransactWriteItems` for several keys.
+    /// attempt of the step only: do not record them. The lease that [`lease`](crate::DurableLock::lease) sets begins anew.
+    /// One `UpdateItem`, or one `TransactWriteItems` for several keys.
+    ///
+    /// Let the step have the strategy [`retry_take_over`](crate::retry_take_over) or one of your own. The work is not
+    /// cancelled when the lease ends: it must end in time.
     ///
     /// ```
     /// use aws_durable_execution_sdk::{BoxError, StepSemantics};
-    /// use lambda_lock_durable::Held;
+    /// use lambda_lock_durable::{Held, retry_take_over};
     ///
     /// async fn charge(held: Held) -> Result<String, BoxError> {
     ///     let lock = held.clone();
@@ -90,16 +128,24 @@ impl Held {
     ///         let fences = lock.take_over().await?;
     ///         pay(fences.fence()).await
     ///     });
-    ///     Ok(receipt.semantics(StepSemantics::AtMostOncePerRetry).await?)
+    ///     Ok(receipt.semantics(StepSemantics::AtMostOncePerRetry).retry_strategy(retry_take_over).await?)
     /// }
     /// # async fn pay(_: u64) -> Result<String, BoxError> { Ok(String::new()) }
     /// ```
-    pub async fn take_over(&self) -> Result<Fences, lambda_lock::Error> {
-        self.extend(self.0.claim.lease).await.map(|(fences, _)| fences)
+    ///
+    /// # Errors
+    ///
+    /// [`Lost`](crate::ErrorKind::Lost) if the lock is no longer held. If the step and the body pass the error on,
+    /// [`run`](crate::DurableLock::run) fails with the same kind.
+    pub async fn take_over(&self) -> Result<Fences, Error> {
+        match self.lock.claim.take_over(&self.lock.identity, self.lock.claim.lease).await {
+            Ok((fences, _)) => Ok(fences),
+            Err(error) => Err(Error::from(Cause::Refused(Refusal::new(&self.lock.id, &error), None)).marked()),
+        }
     }
 
     /// Suspends the execution, and keeps the lock held: a step extends the lease by this time first. After a crash, the key
-    /// is then held for up to that time and the lease.
+    /// is then held for up to that time and the lease. A wait of a context itself extends nothing.
     ///
     /// One `UpdateItem` or `TransactWriteItems`, and one step and one wait. A lease lasts 366 days for a key, and a day
     /// otherwise: a longer wait is several.
@@ -110,42 +156,40 @@ impl Held {
     pub async fn wait(&self, duration: Duration) -> Result<(), Error> {
         let mut left = duration;
         while !left.is_zero() {
-            let next = left.min(self.0.claim.longest_wait()).max(Duration::from_secs(1));
-            let held = self.clone();
-            let lease = self.0.claim.lease.saturating_add(next);
-            let extend = self.0.ctx.step(move |_| async move {
-                match held.extend(lease).await {
-                    Ok(_) => Ok(Outcome::Done(())),
-                    Err(error) if error.is_retryable() => Err(error.into()),
-                    Err(error) => Ok(Outcome::Refused(error.into())),
-                }
+            let next = left.min(self.lock.claim.longest_wait()).max(Duration::from_secs(1));
+            let lock = Arc::clone(&self.lock);
+            let lease = lock.claim.lease.saturating_add(next);
+            let extend = self.ctx.step(move |step| async move {
+                Ok(match lock.extend(lease, &step).await? {
+                    Ok(_) => Outcome::Done(()),
+                    Err(refusal) => Outcome::Refused(refusal),
+                })
             });
-            extend.name("extend the lease").retry_strategy(retry).await?.into_result()?;
-            self.0.ctx.wait(next).await?;
+            let extended = extend.name("extend the lease").retry_strategy(retry_unanswered).await?;
+            extended.into_result().map_err(Error::marked)?;
+            self.ctx.wait(next).await?;
             left = left.saturating_sub(next);
         }
         Ok(())
     }
-
-    async fn extend(&self, lease: Duration) -> Result<(Fences, Duration), lambda_lock::Error> {
-        self.0.claim.take_over(&self.0.identity, lease).await
-    }
 }
 
-/// Repeats what DynamoDB did not answer.
-pub(crate) fn retry(error: &StepError, attempt: u32) -> RetryDecision {
-    let mut source = error.source();
-    while let Some(error) = source {
-        if error.downcast_ref::<lambda_lock::Error>().is_some_and(lambda_lock::Error::is_retryable) && attempt < TRIES {
-            return RetryDecision::Retry { delay: Duration::from_secs(1 << (attempt - 1)) };
+impl Inner {
+    /// Takes the lock over in a step. Returns the refusal that the history gets.
+    async fn extend(
+        &self,
+        lease: Duration,
+        step: &StepContext,
+    ) -> Result<Result<(Fences, Lease), Refusal>, Unanswered> {
+        match self.claim.take_over(&self.identity, lease).await {
+            Ok(taken_over) => Ok(Ok(taken_over)),
+            Err(error) => Unanswered::or_refusal(&self.id, error, step).map(Err),
         }
-        source = error.source();
     }
-    RetryDecision::Stop
 }
 
 impl fmt::Debug for Held {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Held").field("claim", &self.0.claim.to_string()).finish_non_exhaustive()
+        f.debug_struct("Held").field("claim", &self.lock.claim.to_string()).finish_non_exhaustive()
     }
 }

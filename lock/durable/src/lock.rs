@@ -1,6 +1,6 @@
 //! The acquire of a durable lock, and its release.
 
-use std::panic::{AssertUnwindSafe, resume_unwind};
+use std::panic::AssertUnwindSafe;
 use std::time::Duration;
 
 use aws_durable_execution_sdk::{BoxError, DurableContext};
@@ -10,8 +10,12 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::claim::{Asked, Claim, Kind};
-use crate::error::{Error, Outcome, Refusal};
-use crate::held::{Held, retry};
+use crate::error::Error;
+use crate::held::Held;
+use crate::name::operation_name;
+use crate::outcome::Outcome;
+use crate::refusal::Refusal;
+use crate::retry::{Unanswered, retry_unanswered};
 
 const DEFAULT_LEASE: Duration = Duration::from_mins(15);
 const DEFAULT_WAIT: Duration = Duration::from_hours(24);
@@ -59,8 +63,8 @@ impl DurableLock {
     }
 
     /// Sets the lease, which begins anew with each step under the lock: 15 minutes by default, the longest time of an
-    /// invocation. It is for the longest step, with the time until the next one. The key stays held for this time if the
-    /// execution is stopped.
+    /// invocation. It is for the longest step, with the time until the next one. If the execution ends without a release, the
+    /// key stays held for this time, and after a [`Held::wait`] also for the rest of the wait.
     pub fn lease(mut self, lease: Duration) -> Self {
         self.claim.lease = lease;
         self
@@ -86,16 +90,22 @@ impl DurableLock {
     /// child context, which has the name of the key.
     ///
     /// The body runs again on each replay, as every function of a durable execution does: work belongs in
-    /// [`Held::step`]. Its requests: one step for the identity and one for each attempt (one or two `UpdateItem`), one wait
-    /// for each turn, and one step for the release (one `GetItem` and one `UpdateItem` for each key). IAM actions
-    /// `dynamodb:GetItem` and `dynamodb:UpdateItem` on the keys.
+    /// [`Held::step`]. In the body, use only [`Held::context`] and the contexts that its operations pass, with
+    /// [`Held::within`]: an operation of an outer context breaks the replay. A panic is recorded, and not repeated.
+    ///
+    /// Its requests: one step for the identity and one for each attempt (one or two `UpdateItem`; for several keys, one
+    /// `TransactWriteItems` and one `UpdateItem` for each place in a queue), one wait for each turn, and one step for the
+    /// release (one `GetItem` and one `UpdateItem` for each key), also after a refusal. IAM actions `dynamodb:GetItem` and
+    /// `dynamodb:UpdateItem` on the keys.
     ///
     /// # Errors
     ///
     /// [`Held`](crate::ErrorKind::Held) after the wait, [`Lost`](crate::ErrorKind::Lost) if the body passes on that a step
-    /// has lost the lock, and [`Operation`](crate::ErrorKind::Operation) with the error of the body.
+    /// has lost the lock, [`Panic`](crate::ErrorKind::Panic), and [`Operation`](crate::ErrorKind::Operation) with the error of
+    /// the body.
     ///
-    /// If the execution is stopped, nothing is released, and the key is held until the lease ends.
+    /// Nothing is released if the execution ends on the way: it is stopped or times out, Lambda refuses a result for good
+    /// (one that is too large), or the future of this method is dropped. [`lease`](Self::lease) says when the key is free.
     pub async fn run<T, F, Fut>(self, body: F) -> Result<T, Error>
     where
         T: Serialize + DeserializeOwned + Send + 'static,
@@ -103,19 +113,27 @@ impl DurableLock {
         Fut: Future<Output = Result<T, BoxError>> + Send + 'static,
     {
         let Self { ctx, claim, wait, identity } = self;
-        let name = format!("lock {claim}");
+        let name = operation_name(&format!("lock {claim}"));
         let run = ctx.run_in_child_context(move |ctx| async move {
             let identity = match identity {
                 Some(identity) => identity,
                 None => own_identity(&ctx).await?,
             };
-            if let Err(refusal) = acquire(&ctx, &claim, &identity, wait).await? {
-                return Ok(Outcome::Refused(refusal));
-            }
-            let held = Held::new(ctx.clone(), claim.clone(), identity.clone());
-            let result = AssertUnwindSafe(async { body(held).await }).catch_unwind().await;
+            let lock = claim.id(&identity);
+            let outcome = match acquire(&ctx, &claim, &identity, wait).await? {
+                None => {
+                    let held = Held::new(ctx.clone(), claim.clone(), identity.clone());
+                    // A panic that ended the invocation would leave a history with the release, which no replay matches.
+                    match AssertUnwindSafe(async { body(held).await }).catch_unwind().await {
+                        Ok(result) => Outcome::of(&lock, result),
+                        Err(panic) => Ok(Outcome::of_panic(&*panic)),
+                    }
+                }
+                Some(refusal) => Ok(Outcome::Refused(refusal)),
+            };
+            // A refused attempt may have taken the key all the same: its answer was lost.
             release(&ctx, claim, identity).await;
-            Outcome::of(result.unwrap_or_else(|panic| resume_unwind(panic)))
+            outcome
         });
         run.name(name).await?.into_result()
     }
@@ -128,29 +146,30 @@ async fn own_identity(ctx: &DurableContext) -> Result<String, BoxError> {
     Ok(format!("{}#{nonce}", ctx.execution_arn()))
 }
 
-/// Makes attempts until one succeeds or the wait ends.
+/// Makes attempts until one succeeds or the wait ends. Returns the refusal then.
 async fn acquire(
     ctx: &DurableContext,
     claim: &Claim,
     identity: &str,
     wait: Duration,
-) -> Result<Result<(), Refusal>, BoxError> {
+) -> Result<Option<Refusal>, BoxError> {
     let mut turn = None;
     loop {
         let (claim, identity) = (claim.clone(), identity.to_owned());
         let attempt = ctx.step(move |_| async move {
             Ok(match claim.attempt(&identity, wait, turn).await {
                 Ok(asked) => Outcome::Done(asked),
-                Err(error) => Outcome::Refused(error.into()),
+                Err(error) => Outcome::Refused(Refusal::new(&claim.id(&identity), &error)),
             })
         });
         match attempt.name("acquire").await? {
-            Outcome::Done(Asked::Acquired(_)) => return Ok(Ok(())),
+            Outcome::Done(Asked::Acquired) => return Ok(None),
             Outcome::Done(Asked::Waiting(next)) => {
                 ctx.wait(Duration::from_secs(next.delay_in_seconds())).name("wait for the turn").await?;
                 turn = Some(*next);
             }
-            Outcome::Refused(refusal) => return Ok(Err(refusal)),
+            Outcome::Refused(refusal) | Outcome::Passed(refusal) => return Ok(Some(refusal)),
+            Outcome::Panicked(message) => return Err(message.into()),
         }
     }
 }
@@ -158,8 +177,14 @@ async fn acquire(
 /// Frees the key. If that fails, the key is free when the lease ends.
 async fn release(ctx: &DurableContext, claim: Claim, identity: String) {
     let name = claim.to_string();
-    let released = ctx.step(move |_| async move { Ok(claim.release(&identity).await?) });
-    if let Err(error) = released.name("release").retry_strategy(retry).await {
+    let released = ctx.step(move |step| async move {
+        Ok(match claim.release(&identity).await {
+            Ok(()) => Outcome::Done(()),
+            Err(error) => Outcome::Refused(Unanswered::or_refusal(&claim.id(&identity), error, &step)?),
+        })
+    });
+    let released = released.name("release").retry_strategy(retry_unanswered).await;
+    if let Err(error) = released.map_err(Error::from).and_then(Outcome::into_result) {
         tracing::warn!(key = name, %error, "the release failed: the key is held until the lease ends");
     }
 }

@@ -215,8 +215,8 @@ impl Acquire {
 
     /// Takes the lock over from an earlier acquire of the same [identity](Self::owner_from), with a larger
     /// [fence](Lock::fence) and a new lease. A step of a workflow that is retried has a fence of its own for each attempt.
-    /// It never acquires what is free: the lock may have been another's meanwhile. One `UpdateItem` (IAM action
-    /// `dynamodb:UpdateItem`).
+    /// It never acquires what is free: the lock may have been another's meanwhile. A takeover that is not answered frees nothing:
+    /// the identity still holds the lock. One `UpdateItem` (IAM action `dynamodb:UpdateItem`).
     ///
     /// # Errors
     ///
@@ -876,11 +876,14 @@ struct Pending {
     acquisition: Acquisition,
     /// An attempt may have taken the key, or may still take it.
     may_have_key: bool,
+    /// What a takeover has taken was the identity's before, and stays so.
+    keeps: bool,
 }
 
 impl Pending {
     fn new(acquire: &Acquire) -> Result<Self, Error> {
-        Ok(Self { locks: acquire.locks.clone(), acquisition: acquire.acquisition()?, may_have_key: false })
+        let (locks, keeps) = (acquire.locks.clone(), acquire.takes_over);
+        Ok(Self { locks, acquisition: acquire.acquisition()?, may_have_key: false, keeps })
     }
 
     fn into_acquisition(mut self) -> Acquisition {
@@ -892,7 +895,7 @@ impl Pending {
     async fn withdraw(mut self, limit: Duration) {
         if self.may_have_key {
             let Locks(settings) = &self.locks;
-            let withdrawal = Box::pin(settings.table.withdraw(&self.acquisition, settings.clock.now()));
+            let withdrawal = Box::pin(settings.table.withdraw(&self.acquisition, settings.clock.now(), self.keeps));
             self.may_have_key = !matches!(timeout(limit, withdrawal).await, Ok(Ok(())));
         }
     }
@@ -901,9 +904,9 @@ impl Pending {
 impl Drop for Pending {
     fn drop(&mut self) {
         if self.may_have_key {
-            let (locks, acquisition) = (self.locks.clone(), self.acquisition.clone());
+            let (locks, acquisition, keeps) = (self.locks.clone(), self.acquisition.clone(), self.keeps);
             in_background(&self.locks, self.acquisition.name(self.locks.0.table.place()), Span::none(), async move {
-                locks.0.table.withdraw(&acquisition, locks.0.clock.now()).await
+                locks.0.table.withdraw(&acquisition, locks.0.clock.now(), keeps).await
             });
         }
     }

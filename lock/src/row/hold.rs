@@ -143,10 +143,13 @@ impl Table {
     /// Frees the keys if this owner has them after all. Otherwise makes the row of one key refuse an attempt that arrives
     /// late, and so all that the attempt asks for. One request if the owner has the keys, two if not; up to six if others
     /// change the rows.
-    pub(crate) async fn withdraw(&self, acquisition: &Acquisition, now: Moment) -> Result<(), Error> {
+    ///
+    /// With `keeps`, keys that this owner has stay held: a takeover has them from its identity.
+    pub(crate) async fn withdraw(&self, acquisition: &Acquisition, now: Moment, keeps: bool) -> Result<(), Error> {
         let (rules, owner) = (acquisition.rules(), acquisition.owner.as_str());
-        let release =
-            Release { sequence: 1, now, acquired_at: Duration::ZERO, hold_until: None, hold: None, data: None };
+        // No row accepts a release with the number 0. It answers with the row.
+        let sequence = u64::from(!keeps);
+        let release = Release { sequence, now, acquired_at: Duration::ZERO, hold_until: None, hold: None, data: None };
         for _ in 0..TRIES {
             let others = self.release_held(acquisition, &release).await?;
             let is_own = |row: &Option<Row>| matches!(rules.trace(row.as_ref(), owner, now), Trace::Own(_));

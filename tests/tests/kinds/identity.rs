@@ -104,6 +104,22 @@ pub(crate) async fn an_identity_releases_again_a_minute_later<S: Subject>() {
     assert_free::<S>(&world).await;
 }
 
+pub(crate) async fn a_takeover_that_is_never_answered_keeps_the_lock<S: Subject>() {
+    if is_excepted::<S>(Ability::HaveIdentity) {
+        return;
+    }
+    let world = World::new().await;
+    let earlier: S = acquired(&world.default_locks()).await;
+    let host = world.host().clock_ahead(Duration::from_millis(100)).intercept(S::lose_answers(1..=100)).build();
+    let locks = world.locks(&host).build().unwrap();
+    let Err(error) = S::take_over(&locks, LEASE, IDENTITY).await else { panic!("it was answered") };
+    assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+    assert!(locks.flush(Duration::from_secs(10)).await);
+    let again = S::take_over(&ahead(&world, Duration::from_millis(200)), LEASE, IDENTITY).await;
+    again.unwrap_or_else(|error| panic!("{error}")).release().await.unwrap();
+    drop(earlier);
+}
+
 pub(crate) async fn a_takeover_whose_answer_was_lost_succeeds<S: Subject>() {
     if is_excepted::<S>(Ability::HaveIdentity) {
         return;

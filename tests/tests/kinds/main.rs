@@ -94,6 +94,7 @@ macro_rules! suite {
                     identity::another_identity_is_refused
                     identity::an_identity_acquires_again_after_its_release_and_after_its_lease
                     identity::an_identity_releases_again_a_minute_later
+                    identity::a_takeover_that_is_never_answered_keeps_the_lock
                     identity::a_takeover_whose_answer_was_lost_succeeds
                     identity::a_takeover_of_what_the_identity_has_not_is_lost
                     identity::a_takeover_has_a_larger_fence

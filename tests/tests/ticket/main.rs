@@ -2,6 +2,7 @@
 
 mod clocks;
 mod deployment;
+mod durable_deployment;
 mod errors;
 mod hand_over;
 mod identity;

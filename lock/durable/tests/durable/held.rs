@@ -4,38 +4,17 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use aws_durable_execution_sdk::test_util::{LocalRunner, TestResult};
 use aws_durable_execution_sdk::{BoxError, Branch, DurableContext};
-use futures_util::FutureExt as _;
-use lambda_lock::Locks;
-use lambda_lock_durable::{DurableLock, Error, ErrorKind, LockContext as _};
+use lambda_lock_durable::{Error, ErrorKind, LockContext as _};
 
-use crate::{KEY, LEASE, Table};
-
-/// What an execution takes.
-type Takes = fn(&DurableContext, &Locks) -> DurableLock;
-
-const KINDS: [Takes; 3] = [
-    |ctx, locks| ctx.lock(locks, KEY),
-    |ctx, locks| ctx.permit(locks, KEY, 1),
-    |ctx, locks| ctx.lock_all(locks, [KEY, "other"]),
-];
-
-/// Runs a function with one event.
-async fn run<F, Fut>(handler: F) -> TestResult<String>
-where
-    F: Fn(u32, DurableContext) -> Fut + Send + Sync + 'static,
-    Fut: Future<Output = Result<String, BoxError>> + Send,
-{
-    LocalRunner::new().run(handler, 0).await
-}
+use crate::{KEY, KINDS, LEASE, Table, run};
 
 #[tokio::test(start_paused = true)]
 async fn a_lock_is_held_across_suspensions_and_freed_at_the_end() {
     for kind in KINDS {
         let table = Table::new().await;
         let (locks, observer) = (table.locks.clone(), table.locks.clone());
-        let result = run(move |_, ctx| {
+        let result = run(move |ctx| {
             let (locks, observer) = (locks.clone(), observer.clone());
             async move {
                 let lock = kind(&ctx, &locks).lease(LEASE);
@@ -64,7 +43,7 @@ async fn a_key_is_freed_after_an_error_of_the_body() {
     for kind in KINDS {
         let table = Table::new().await;
         let locks = table.locks.clone();
-        let result = run(move |_, ctx| {
+        let result = run(move |ctx| {
             let locks = locks.clone();
             async move {
                 let failed: Result<String, Error> =
@@ -82,23 +61,6 @@ async fn a_key_is_freed_after_an_error_of_the_body() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_key_is_freed_after_a_panic_of_the_body() {
-    for kind in KINDS {
-        let table = Table::new().await;
-        let locks = table.locks.clone();
-        let panicked = run(move |_, ctx| {
-            let locks = locks.clone();
-            async move {
-                let lock = kind(&ctx, &locks);
-                Ok(lock.run(|_| async { if true { panic!("a mistake") } else { Ok(String::new()) } }).await?)
-            }
-        });
-        assert!(std::panic::AssertUnwindSafe(panicked).catch_unwind().await.is_err());
-        assert!(!table.is_held().await);
-    }
-}
-
-#[tokio::test(start_paused = true)]
 async fn a_refusal_is_the_same_on_replay() {
     for kind in KINDS {
         let table = Table::new().await;
@@ -110,7 +72,7 @@ async fn a_refusal_is_the_same_on_replay() {
         let locks = table.locks.clone();
         let seen = Arc::new(Mutex::new(Vec::new()));
         let refusals = Arc::clone(&seen);
-        let result = run(move |_, ctx| {
+        let result = run(move |ctx| {
             let (locks, refusals) = (locks.clone(), Arc::clone(&refusals));
             async move {
                 let lock = kind(&ctx, &locks).wait_up_to(Duration::ZERO);
@@ -136,67 +98,12 @@ async fn a_refusal_is_the_same_on_replay() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_step_without_its_lock_does_nothing() {
-    for kind in KINDS {
-        let table = Table::new().await;
-        let (locks, operator) = (table.locks.clone(), table.locks.clone());
-        let result = run(move |_, ctx| {
-            let (locks, operator) = (locks.clone(), operator.clone());
-            async move {
-                let lock = kind(&ctx, &locks);
-                let lost = lock.run(|held| async move {
-                    held.context()
-                        .step(move |_| async move {
-                            let seen = operator.get(KEY).await?.ok_or("no row")?;
-                            Ok(operator.force_release(KEY, &seen).await?)
-                        })
-                        .await?;
-                    Ok(held.step("work", |_| async { Ok("done".to_owned()) }).await?)
-                });
-                let error = lost.await.unwrap_err();
-                assert_eq!(error.kind(), ErrorKind::Lost, "{error}");
-                Ok(error.error_type().unwrap().to_owned())
-            }
-        })
-        .await;
-        assert_eq!(result.output().map(String::as_str), Some("LockLost"), "{:?}", result.error_message());
-    }
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_step_ends_with_its_lease() {
-    let table = Table::new().await;
-    let locks = table.locks.clone();
-    let result = run(move |_, ctx| {
-        let locks = locks.clone();
-        async move {
-            let lock = ctx.lock(&locks, KEY).lease(Duration::from_secs(30));
-            let lost = lock.run(|held| async move {
-                Ok(held
-                    .step("slow", |_| async {
-                        tokio::time::sleep(Duration::from_secs(31)).await;
-                        Ok("done".to_owned())
-                    })
-                    .await?)
-            });
-            let error = lost.await.unwrap_err();
-            Ok(format!("{:?}: {error}", error.kind()))
-        }
-    })
-    .await;
-    assert_eq!(
-        result.output().map(String::as_str),
-        Some("Lost: the lease for deploy has ended before the step: choose a longer lease")
-    );
-}
-
-#[tokio::test(start_paused = true)]
 async fn branches_of_one_execution_exclude_each_other() {
     let table = Table::new().await;
     let (locks, inside) = (table.locks.clone(), Arc::new(AtomicU32::new(0)));
     let most = Arc::new(AtomicU32::new(0));
     let seen = Arc::clone(&most);
-    let result = run(move |_, ctx| {
+    let result = run(move |ctx| {
         let (locks, inside, most) = (locks.clone(), Arc::clone(&inside), Arc::clone(&most));
         async move {
             let branch = |name: &str| {

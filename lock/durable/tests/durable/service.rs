@@ -1,14 +1,15 @@
 //! Lambda's side of durable executions, in virtual time: it keeps the operations, and invokes the function again when a wait
-//! has ended.
+//! has ended, or when an invocation has failed.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, UNIX_EPOCH};
 
 use aws_durable_execution_sdk::{BoxError, DurableContext, InvocationPayload, Options, wrap};
+use aws_sdk_lambda::config::retry::RetryConfig;
 use aws_sdk_lambda::config::{BehaviorVersion, Credentials, Region};
 use aws_smithy_http_client::test_util::infallible_client_fn;
-use lambda_lock::embedded::DynamoDb;
+use lambda_lock::embedded::{DynamoDb, Host};
 use lambda_runtime::{Context, LambdaEvent};
 use serde_json::{Value, json};
 use tokio::time::sleep;
@@ -18,7 +19,44 @@ use tokio::time::sleep;
 pub(crate) struct Service {
     /// Whose clock is that of waits, too.
     engine: DynamoDb,
+    /// The environment that stands still during waits: only its wall clock shows later that time has passed.
+    frozen: Option<Host>,
+    losses: Arc<Mutex<Losses>>,
     executions: Arc<Mutex<HashMap<String, Vec<Value>>>>,
+}
+
+/// Checkpoints that end their invocation.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Losses {
+    /// How many come through before.
+    pub(crate) skip: u32,
+    pub(crate) count: u32,
+    /// Whether only the answer is lost.
+    pub(crate) are_applied: bool,
+}
+
+/// The fate of one checkpoint.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Fate {
+    Answered,
+    AnswerLost,
+    Lost,
+}
+
+impl Losses {
+    fn next(&mut self) -> Fate {
+        if self.skip > 0 {
+            self.skip -= 1;
+            return Fate::Answered;
+        }
+        match self.count {
+            0 => Fate::Answered,
+            _ => {
+                self.count -= 1;
+                if self.are_applied { Fate::AnswerLost } else { Fate::Lost }
+            }
+        }
+    }
 }
 
 /// The end of an execution.
@@ -31,7 +69,25 @@ pub(crate) struct Ended {
 
 impl Service {
     pub(crate) fn new(engine: &DynamoDb) -> Self {
-        Self { engine: engine.clone(), executions: Arc::default() }
+        Self { engine: engine.clone(), frozen: None, losses: Arc::default(), executions: Arc::default() }
+    }
+
+    /// Runs all invocations in this one environment, which is frozen during waits.
+    pub(crate) fn frozen(engine: &DynamoDb, host: &Host) -> Self {
+        Self { frozen: Some(host.clone()), ..Self::new(engine) }
+    }
+
+    /// Loses these checkpoints.
+    pub(crate) fn lose(&self, losses: Losses) {
+        *self.losses.lock().unwrap() = losses;
+    }
+
+    /// Lets time pass between two invocations.
+    async fn pass(&self, time: Duration) {
+        match &self.frozen {
+            Some(host) => host.advance_clock(time),
+            None => sleep(time).await,
+        }
     }
 
     fn executions(&self) -> MutexGuard<'_, HashMap<String, Vec<Value>>> {
@@ -40,18 +96,24 @@ impl Service {
 
     /// Returns the time since the epoch.
     fn now(&self) -> Duration {
-        self.engine.now().duration_since(UNIX_EPOCH).unwrap()
+        let now = self.frozen.as_ref().map_or_else(|| self.engine.now(), Host::now);
+        now.duration_since(UNIX_EPOCH).unwrap()
     }
 
     /// Answers a request of the SDK: a checkpoint of some operations.
-    fn answer(&self, path: &str, body: &[u8]) -> Value {
+    fn answer(&self, path: &str, body: &[u8]) -> Option<Value> {
+        let fate = self.losses.lock().unwrap().next();
+        if fate == Fate::Lost {
+            return None;
+        }
         let arn = path.split('/').nth(3).unwrap().replace("%3A", ":").replace("%2F", "/");
         let request: Value = serde_json::from_slice(body).unwrap();
         let mut executions = self.executions();
         let operations = executions.entry(arn).or_default();
         let updates = request["Updates"].as_array().unwrap().iter();
         let changed: Vec<_> = updates.map(|update| apply(operations, update, self.now())).collect();
-        json!({ "CheckpointToken": "token", "NewExecutionState": { "Operations": changed } })
+        let answer = json!({ "CheckpointToken": "token", "NewExecutionState": { "Operations": changed } });
+        (fate == Fate::Answered).then_some(answer)
     }
 
     /// Runs an execution of this function, and returns when it has ended. Each invocation begins `cold_start` late.
@@ -64,12 +126,14 @@ impl Service {
         let http_client = infallible_client_fn(move |request| {
             let body = request.body().bytes().unwrap_or_default();
             let answer = service.answer(request.uri().path(), body);
-            http::Response::builder().status(200).body(serde_json::to_vec(&answer).unwrap()).unwrap()
+            let status = if answer.is_some() { 200 } else { 500 };
+            http::Response::builder().status(status).body(serde_json::to_vec(&answer).unwrap()).unwrap()
         });
         let config = aws_sdk_lambda::Config::builder()
             .behavior_version(BehaviorVersion::latest())
             .credentials_provider(Credentials::for_tests())
             .region(Region::new("eu-west-1"))
+            .retry_config(RetryConfig::disabled())
             .http_client(http_client);
         let client = aws_sdk_lambda::Client::from_conf(config.build());
         let function = wrap(handler, Options::builder().lambda_client(client).build().unwrap());
@@ -77,13 +141,16 @@ impl Service {
         loop {
             sleep(cold_start).await;
             invocations += 1;
-            let response = function(LambdaEvent::new(self.invocation(arn), Context::default())).await.unwrap();
+            assert!(invocations < 200, "it does not end");
+            let invoked = function(LambdaEvent::new(self.invocation(arn), Context::default())).await;
+            // A failed invocation is repeated.
+            let Ok(response) = invoked else { continue };
             let response = serde_json::to_value(response).unwrap();
             if response["Status"] != "PENDING" {
                 return Ended { response, invocations };
             }
             let next = self.executions()[arn].iter().filter_map(due).min().expect("it waits for something");
-            sleep(next.saturating_sub(self.now())).await;
+            self.pass(next.saturating_sub(self.now())).await;
             for operation in self.executions().get_mut(arn).unwrap() {
                 if due(operation).is_some_and(|due| due <= self.now()) {
                     operation["Status"] = if operation["Type"] == "WAIT" { "SUCCEEDED" } else { "READY" }.into();
@@ -116,6 +183,10 @@ impl Service {
 
 /// Applies an update of an operation, and returns the operation.
 fn apply(operations: &mut Vec<Value>, update: &Value, now: Duration) -> Value {
+    if let Some(name) = update["Name"].as_str() {
+        let is_name = (1..=256).contains(&name.len()) && name.bytes().all(|byte| matches!(byte, b' '..=b'~'));
+        assert!(is_name, "Lambda refuses the name {name:?}");
+    }
     let index = operations.iter().position(|operation| operation["Id"] == update["Id"]).unwrap_or_else(|| {
         let field = |name: &str| (name.to_owned(), update[name].clone());
         let fields = ["Id", "Type", "SubType", "Name", "ParentId"].map(field);

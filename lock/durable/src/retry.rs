@@ -1,0 +1,62 @@
+//! The repetition of requests for the lock that were not answered.
+
+use std::error::Error as StdError;
+use std::fmt;
+use std::time::Duration;
+
+use aws_durable_execution_sdk::{RetryDecision, StepContext, StepError};
+
+use crate::error::Error;
+use crate::refusal::Refusal;
+
+/// How often a step is tried whose request for the lock was not answered.
+const TRIES: u32 = 6;
+
+/// The request for the lock, at the beginning of a step, was not answered. Nothing else is repeated: an error of the same
+/// kind may come from the work, which has then begun.
+#[derive(Debug)]
+pub(crate) struct Unanswered(lambda_lock::Error);
+
+impl Unanswered {
+    /// Returns the refusal that the history gets, or an error if the step is tried again.
+    pub(crate) fn or_refusal(lock: &str, error: lambda_lock::Error, step: &StepContext) -> Result<Refusal, Self> {
+        if error.is_retryable() && step.attempt() < TRIES {
+            return Err(Self(error));
+        }
+        Ok(Refusal::new(lock, &error))
+    }
+}
+
+impl fmt::Display for Unanswered {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a request for the lock was not answered")
+    }
+}
+
+impl StdError for Unanswered {
+    fn source(&self) -> Option<&(dyn StdError + 'static)> {
+        Some(&self.0)
+    }
+}
+
+pub(crate) fn retry_unanswered(error: &StepError, attempt: u32) -> RetryDecision {
+    repeat_if(error.source().is_some_and(<dyn StdError>::is::<Unanswered>), attempt)
+}
+
+/// The retry strategy for a step of your own that calls [`Held::take_over`](crate::Held::take_over). It repeats a takeover that
+/// DynamoDB did not answer, up to five times, after 1 s to 16 s. It repeats neither a lost lock nor an error of the work.
+///
+/// The SDK's default repeats a step after every error, also when the lock is lost.
+#[must_use]
+pub fn retry_take_over(error: &StepError, attempt: u32) -> RetryDecision {
+    let refused = error.source().and_then(|error| error.downcast_ref::<Error>());
+    repeat_if(refused.is_some_and(Error::is_unanswered), attempt)
+}
+
+fn repeat_if(is_unanswered: bool, attempt: u32) -> RetryDecision {
+    if is_unanswered && attempt < TRIES {
+        RetryDecision::Retry { delay: Duration::from_secs(1 << attempt.saturating_sub(1)) }
+    } else {
+        RetryDecision::Stop
+    }
+}

@@ -1,0 +1,153 @@
+//! Executions that hold a lock while they are suspended, in environments that are frozen meanwhile and in others.
+
+use std::time::Duration;
+
+use aws_durable_execution_sdk::DurableContext;
+use futures_util::future::join;
+use lambda_lock::Locks;
+use lambda_lock_durable::{ErrorKind, LockContext as _};
+use serde_json::{Value, json};
+use tokio::time::sleep;
+
+use crate::service::Service;
+use crate::turns::{HOLD, arn, execute};
+use crate::{KEY, KINDS, LEASE, Table, Takes};
+
+const SHORT_LEASE: Duration = Duration::from_secs(10);
+
+#[tokio::test(start_paused = true)]
+async fn a_suspended_execution_keeps_its_lock_longer_than_its_lease() {
+    for takes in KINDS {
+        let table = Table::new().await;
+        let service = Service::new(&table.engine);
+        let started = table.engine.now();
+        let one = execute(&service, &table.locks, 1, takes, SHORT_LEASE, true);
+        let ended = join(one, execute(&service, &table.locks, 2, takes, SHORT_LEASE, true)).await;
+        let took = table.engine.now().duration_since(started).unwrap();
+        for ended in [ended.0, ended.1] {
+            assert_eq!(ended.response["Status"], "SUCCEEDED", "{ended:?}");
+        }
+        assert!(took >= 2 * HOLD, "they held it at the same time: {took:?}");
+    }
+}
+
+/// Waits under a lock, by itself or by its context, and returns what the next step returns.
+async fn after_a_wait(service: &Service, locks: &Locks, takes: Takes, wait: Duration, renews: bool) -> Value {
+    let locks = locks.clone();
+    let arn = arn(1);
+    let execution = service.execute(&arn, Duration::ZERO, move |_: Value, ctx| {
+        let locks = locks.clone();
+        async move {
+            let lock = takes(&ctx, &locks).lease(LEASE).run(move |held| async move {
+                held.step("before", |_| async { Ok(()) }).await?;
+                if renews {
+                    held.wait(wait).await?;
+                } else {
+                    held.context().wait(wait).await?;
+                }
+                Ok(held.step("after", |_| async { Ok(()) }).await?)
+            });
+            Ok(json!(format!("{:?}", lock.await.map_err(|error| error.kind()))))
+        }
+    });
+    let ended = execution.await;
+    assert_eq!(ended.response["Status"], "SUCCEEDED", "{ended:?}");
+    assert!(ended.invocations > 1, "it was not suspended");
+    serde_json::from_str(ended.response["Result"].as_str().unwrap()).unwrap()
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_wait_of_the_lock_renews_it_and_a_wait_of_the_context_does_not() {
+    for takes in KINDS {
+        for is_frozen in [false, true] {
+            // A wait of several leases, and one that is longer than a lease of a permit or a set may be.
+            for wait in [3 * LEASE, Duration::from_hours(30)] {
+                for (renews, expected) in [(true, Ok(())), (false, Err(ErrorKind::Lost))] {
+                    let table = Table::new().await;
+                    let service = match is_frozen {
+                        true => Service::frozen(&table.engine, &table.host),
+                        false => Service::new(&table.engine),
+                    };
+                    let after = after_a_wait(&service, &table.locks, takes, wait, renews).await;
+                    assert_eq!(after, format!("{expected:?}"), "{is_frozen} {wait:?} {renews}");
+                    assert!(!table.is_held().await);
+                }
+            }
+        }
+    }
+}
+
+/// Executes a function that is stopped: it is not invoked again after its wait.
+async fn stop(table: &Table, service: &Service, takes: Takes) {
+    let (locks, arn) = (table.locks.clone(), arn(1));
+    let execution = service.execute(&arn, Duration::ZERO, move |_: Value, ctx: DurableContext| {
+        let locks = locks.clone();
+        async move {
+            let lock = takes(&ctx, &locks).owner_from(ctx.execution_arn()).lease(LEASE);
+            let done = lock.run(|held| async move {
+                held.wait(Duration::from_hours(2)).await?;
+                Ok(())
+            });
+            Ok(json!(done.await?))
+        }
+    });
+    assert!(tokio::time::timeout(Duration::from_hours(1), execution).await.is_err());
+    assert!(table.is_held().await);
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_keys_of_a_stopped_execution_can_be_freed_by_its_arn() {
+    for takes in KINDS {
+        let table = Table::new().await;
+        stop(&table, &Service::new(&table.engine), takes).await;
+        assert!(table.locks.release_identity(KEY, &arn(1)).await.unwrap());
+        assert!(!table.is_held().await);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_next_waiter_gets_the_key_when_the_lease_of_a_stopped_execution_has_ended() {
+    for takes in KINDS {
+        let table = Table::new().await;
+        let service = Service::new(&table.engine);
+        stop(&table, &service, takes).await;
+        let started = table.engine.now();
+        let (locks, arn) = (table.locks.clone(), arn(2));
+        let execution = service.execute(&arn, Duration::ZERO, move |_: Value, ctx: DurableContext| {
+            let locks = locks.clone();
+            async move {
+                let lock = takes(&ctx, &locks).wait_up_to(Duration::from_hours(4));
+                let work = lock.run(|held| async move {
+                    Ok(held.step("work", |_| async { Ok(sleep(Duration::from_secs(1)).await) }).await?)
+                });
+                Ok(json!(work.await?))
+            }
+        });
+        let ended = execution.await;
+        assert_eq!(ended.response["Status"], "SUCCEEDED", "{ended:?}");
+        // The first of the two hours has passed.
+        let took = table.engine.now().duration_since(started).unwrap();
+        let left = Duration::from_hours(1) + LEASE;
+        assert!((left..left + Duration::from_mins(1)).contains(&took), "{took:?}");
+    }
+}
+
+/// It frees only what it has itself.
+#[tokio::test(start_paused = true)]
+async fn an_execution_frees_no_key_of_another() {
+    let table = Table::new().await;
+    let holder = table.locks.acquire(KEY).lease(LEASE).await.unwrap();
+    let service = Service::new(&table.engine);
+    let (locks, arn) = (table.locks.clone(), arn(1));
+    let execution = service.execute(&arn, Duration::ZERO, move |_: Value, ctx| {
+        let locks = locks.clone();
+        async move {
+            let lock = ctx.lock(&locks, KEY).wait_up_to(Duration::ZERO);
+            let refused = lock.run(|_| async { Ok(()) }).await;
+            Ok(json!(refused.is_err()))
+        }
+    });
+    assert_eq!(execution.await.response["Result"], "true");
+    assert!(holder.is_valid() && table.is_held().await);
+    holder.release().await.unwrap();
+}
