@@ -274,7 +274,10 @@ impl Rules for Permit {
         let fence = number_at(&before, FENCE, MAX_FENCE).map_err(|why| table.malformed(&self.key, why))?;
         let left = before.remove(DATA).map(Data);
         let hold_time = read::queue(&before).hold_time;
-        self.seen = Some(Semaphore::read(&mut before).unwrap_or_default());
+        let mut seen = Semaphore::read(&mut before).unwrap_or_default();
+        // The permit has replaced what an earlier acquire of the same identity had left under its name.
+        seen.tombstones.retain(|tombstone| !is_same_identity(owner, &tombstone.owner));
+        self.seen = Some(seen);
         let crashed = std::mem::take(&mut self.ended).into_iter().filter(|permit| !permit.released);
         let taken_over = self.takes_over.then(|| self.seen.as_ref()?.permit_of_identity(owner).cloned()).flatten();
         Ok(Claimed::Granted {
