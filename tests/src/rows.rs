@@ -146,7 +146,7 @@ pub fn to_json(row: &Row) -> Value {
 }
 
 fn value_to_json(value: &AttributeValue) -> Value {
-    let hex = |bytes: &Blob| bytes.as_ref().iter().map(|byte| format!("{byte:02x}")).collect::<String>();
+    let hex = |bytes: &Blob| bytes.as_ref().iter().map(|byte| format!("{byte:02x}")).collect::<Vec<_>>().concat();
     match value {
         AttributeValue::S(text) => json!({ "S": text }),
         AttributeValue::N(digits) => json!({ "N": digits }),

@@ -13,7 +13,7 @@ use proptest::sample::select;
 use crate::rows::{Change, any_change, any_lock_row, differences, number_of};
 use crate::search::for_all;
 use crate::stage::{Stage, ends, has_fractions, start_of_identity};
-use crate::{IDENTITY, KEY, LEASE, OTHER, in_virtual_time};
+use crate::{IDENTITY, KEY, LEASE, OTHER, SINCE_EPOCH, in_virtual_time};
 
 /// What the owner has.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -147,6 +147,8 @@ async fn with_one(stage: &Stage, what: What, operation: Operation, lock: Lock, s
         // The number that is read is not the one that DynamoDB compares.
         kinds.push(ErrorKind::Conflict);
     }
+    // Another row may be of the identity, too.
+    let is_named = format!("{:?}", stage.before).contains(&start_of_identity());
     let of_tickets =
         [ErrorKind::TicketEnded, ErrorKind::TicketReleased, ErrorKind::TicketUsed, ErrorKind::TicketUnknown];
     let done = match operation {
@@ -187,8 +189,6 @@ async fn with_one(stage: &Stage, what: What, operation: Operation, lock: Lock, s
                 // No request of the owner is later than what is not a number.
                 kinds.push(ErrorKind::Conflict);
             }
-            // Another row may be of the identity, too.
-            let is_named = format!("{:?}", stage.before).contains(&start_of_identity());
             locks.release_identity(KEY, IDENTITY).await.map(|is_freed| is_freed && is_named)
         }
         Operation::TakeOver | Operation::Acquire => {
@@ -203,7 +203,7 @@ async fn with_one(stage: &Stage, what: What, operation: Operation, lock: Lock, s
                 Ok(next) => {
                     let still = locks.get(KEY).await.ok().flatten();
                     assert!(still.is_none_or(|now| now.is_current()), "it was taken");
-                    next.release().await.map(|()| true)
+                    next.release().await.map(|()| operation == Operation::Acquire || is_named)
                 }
                 Err(error) => Err(error),
             }
@@ -212,7 +212,7 @@ async fn with_one(stage: &Stage, what: What, operation: Operation, lock: Lock, s
             kinds.extend(of_tickets);
             let ticket = lock.into_ticket();
             #[expect(clippy::cast_precision_loss, reason = "both are read in the same way")]
-            let is_same = has.fence.is_none_or(|has| has == fence as f64);
+            let is_same = has.fence.is_none_or(|has| (has - fence as f64).abs() < 1.0);
             match operation {
                 Operation::Resume => match locks.resume(&ticket).await {
                     Ok(lock) => {
@@ -293,7 +293,8 @@ async fn with_two(stage: &Stage, operation: Operation, set: &LockSet) {
         Operation::Renew => set.renew(LEASE).await.map(|()| has.holds),
         _ => set.release().await.map(|()| has.is_there || has.released),
     };
-    if operation != Operation::Renew && !has.ended {
+    let goes_on = stage.now() < SINCE_EPOCH + LEASE;
+    if operation != Operation::Renew && goes_on {
         let other = stage.locks.get(OTHER).await.unwrap().unwrap();
         assert!(other.has_released() && !other.is_current(), "the other key stays held");
     }
@@ -309,15 +310,12 @@ struct Has {
     released: bool,
     /// The lease goes on.
     holds: bool,
-    /// The lease has ended for the owner.
-    ended: bool,
     fence: Option<f64>,
 }
 
 impl Has {
     fn of(stage: &Stage, what: What, owner: &str) -> Self {
         let (row, now) = (&stage.before, stage.now_millis());
-        let ended = since(stage) >= LEASE;
         if what.is_permit() {
             let name = own_permit(what, owner);
             let map = row.get(&name).and_then(|value| value.as_m().ok());
@@ -330,7 +328,6 @@ impl Has {
                 is_there: map.is_some(),
                 released,
                 holds,
-                ended,
                 fence: number_of(row, &name.replacen("permit:", "fence:", 1)),
             };
         }
@@ -343,13 +340,7 @@ impl Has {
             is_there,
             released,
             holds: is_there && !released && is_in_progress && end.is_some_and(|end| end > now),
-            ended,
             fence: number_of(row, "fence"),
         }
     }
-}
-
-/// The time since the acquire.
-fn since(stage: &Stage) -> Duration {
-    stage.now().saturating_sub(crate::SINCE_EPOCH)
 }

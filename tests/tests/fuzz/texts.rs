@@ -49,16 +49,41 @@ pub(crate) fn any_json() -> impl Strategy<Value = Value> + Clone {
     })
 }
 
-/// A change of one field, of an object within an array too. `None` removes it.
-type Edit = (Index, Option<Value>);
+/// A change of one field, of an object within an array too.
+#[derive(Clone, Debug)]
+enum Edit {
+    Set(Value),
+    /// Adds to a number, and changes the end of a text.
+    Near(i8),
+    Remove,
+}
 
-fn any_edits() -> impl Strategy<Value = Vec<Edit>> + Clone {
-    vec((any::<Index>(), prop_oneof![3 => any_json().prop_map(Some), 1 => Just(None)]), 0..4)
+fn any_edits() -> impl Strategy<Value = Vec<(Index, Edit)>> + Clone {
+    let edit = prop_oneof![
+        2 => any_json().prop_map(Edit::Set),
+        4 => any::<i8>().prop_map(Edit::Near),
+        1 => Just(Edit::Remove),
+    ];
+    vec((any::<Index>(), edit), 0..3)
+}
+
+/// Returns a value of the same type.
+fn near(value: &Value, by: i8) -> Value {
+    match (value.as_u64(), value) {
+        (Some(number), _) => number.saturating_add_signed(by.into()).into(),
+        (_, Value::String(text)) => {
+            let mut text = text.clone();
+            text.pop();
+            (text + &by.unsigned_abs().to_string()).into()
+        }
+        (_, Value::Bool(is)) => (!is).into(),
+        (_, other) => other.clone(),
+    }
 }
 
 /// Changes fields of the object. `names` are those that it can have.
-fn edit(object: &mut Value, names: &[&str], edits: &[Edit]) {
-    for (index, value) in edits {
+fn edit(object: &mut Value, names: &[&str], edits: &[(Index, Edit)]) {
+    for (index, edit) in edits {
         let name = index.get(names);
         let inner = object["keys"].get(0).is_some_and(Value::is_object) && name.starts_with("keys.");
         let (fields, name) = match name.strip_prefix("keys.") {
@@ -66,14 +91,19 @@ fn edit(object: &mut Value, names: &[&str], edits: &[Edit]) {
             Some(_) => continue,
             None => (&mut *object, *name),
         };
-        match value {
-            Some(value) => fields[name] = value.clone(),
-            None => drop(fields.as_object_mut().unwrap().remove(name)),
+        match edit {
+            Edit::Set(value) => fields[name] = value.clone(),
+            Edit::Near(by) => fields[name] = near(&fields[name], *by),
+            Edit::Remove => drop(fields.as_object_mut().unwrap().remove(name)),
         }
     }
 }
 
-const TICKET: [&str; 15] = [
+/// The fields that say which acquisition it is come more often.
+const TICKET: [&str; 18] = [
+    "owner",
+    "fence",
+    "sequence",
     "version",
     "table",
     "key_prefix",
