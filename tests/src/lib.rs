@@ -10,6 +10,7 @@ pub mod loopback;
 pub mod powertools;
 pub mod queue_history;
 pub mod request;
+pub mod rows;
 pub mod runtime_api;
 pub mod semaphore_history;
 pub mod several_history;

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use super::held::Lock;
 use super::turn::Memory;
+use crate::clock::millis_up;
 use crate::error::Error;
 use crate::row::{Table, is_same_table};
 use crate::text::{MAX_SHOWN, printable, shortened};
@@ -61,6 +62,8 @@ impl Turn {
     ) -> Self {
         let place = table.place();
         let keys = keys.map(|(key, memory)| (place.row_key(&key), memory)).collect();
+        // As it is written, so that a turn that was read equals the one that was written.
+        let delay = Duration::from_millis(millis_up(delay));
         Self { table: table.name.clone(), began, attempts, delay, keys }
     }
 

@@ -2,6 +2,7 @@
 //! engine, or the DynamoDB at `LOCK_TEST_ENDPOINT`.
 #![allow(clippy::disallowed_methods, reason = "processes cannot be paused like tokio's time")]
 
+mod arguments;
 mod clock;
 mod errors;
 mod groups;

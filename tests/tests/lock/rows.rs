@@ -2,20 +2,15 @@
 
 use std::time::{Duration, SystemTime};
 
-use aws_sdk_dynamodb::primitives::Blob;
 use aws_sdk_dynamodb::types::{
     AttributeDefinition, AttributeValue, BillingMode, KeySchemaElement, KeyType, Put, ScalarAttributeType,
     TransactWriteItem,
 };
 use lambda_lock::{ErrorKind, Locks, Wait};
+use lambda_lock_tests::rows::{Verdict, any_row, verdict};
 use lambda_lock_tests::{Row, World};
-use proptest::collection::{btree_map, vec};
-use proptest::prelude::*;
-use proptest::sample::select;
 use proptest::test_runner::{Config, TestRunner};
 use tokio::runtime::{Builder, Runtime};
-
-const LATEST: i128 = 253_402_300_799_999;
 
 fn text(value: &str) -> AttributeValue {
     AttributeValue::S(value.to_owned())
@@ -42,106 +37,6 @@ async fn world_without_ttl() -> World {
 }
 
 // Rows at random
-
-/// Times around now, in seconds and in milliseconds, and invalid numbers. None is so close to now that the duration of
-/// the test matters.
-fn any_number(now: u64) -> impl Strategy<Value = AttributeValue> + Clone {
-    let times = prop_oneof![now - 500..now - 200, now + 200..now + 500];
-    let odd = ["0", "-0", "-1", "0.5", "-0.5", "1e3", "1.5E+12", "9.9e125", "-9.9e125", "1e-30"];
-    // Around the bounds of valid numbers.
-    let bounds = ["253402300799999", "253402300800000", "253402300799", "253402300800", "18446744073709551616"];
-    let bounds = bounds.into_iter().chain(["9223372036854775806", "9223372036854775807", "9223372036854775808"]);
-    prop_oneof![
-        4 => times.clone().prop_map(number),
-        4 => times.clone().prop_map(|time| number(time * 1000)),
-        1 => times.prop_map(|time| number(format!("{time}000.75"))),
-        1 => any::<i64>().prop_map(number),
-        1 => any::<u64>().prop_map(number),
-        1 => select(odd.into_iter().chain(bounds).collect::<Vec<_>>()).prop_map(number),
-    ]
-}
-
-fn any_value(now: u64) -> impl Strategy<Value = AttributeValue> + Clone {
-    let texts = ["", "INPROGRESS", "COMPLETED", "inprogress", "EXPIRED", "1800000000000", "🔒\0"];
-    let flat = prop_oneof![
-        any_number(now),
-        select(texts.to_vec()).prop_map(text),
-        any::<bool>().prop_map(AttributeValue::Bool),
-        Just(AttributeValue::Null(true)),
-        vec(any::<u8>(), 0..9).prop_map(|bytes| AttributeValue::B(Blob::new(bytes))),
-        any_number(now).prop_map(|one| AttributeValue::Ns(vec![one.as_n().unwrap().clone()])),
-        Just(AttributeValue::Ss(vec!["INPROGRESS".to_owned()])),
-    ];
-    flat.prop_recursive(3, 8, 3, |inner| {
-        prop_oneof![
-            vec(inner.clone(), 0..3).prop_map(AttributeValue::L),
-            btree_map("[a-z]{1,3}", inner, 0..3).prop_map(|map| AttributeValue::M(map.into_iter().collect())),
-        ]
-    })
-}
-
-/// The attributes of a row without its key. Most are present and valid.
-fn any_row(now: u64) -> impl Strategy<Value = Row> {
-    let mostly = move |name: &'static str, usual: BoxedStrategy<AttributeValue>| {
-        let value = prop_oneof![12 => usual.prop_map(Some), 3 => Just(None), 1 => any_value(now).prop_map(Some)];
-        value.prop_map(move |value| Some((name.to_owned(), value?)))
-    };
-    let times = any_number(now).boxed();
-    let fence = prop_oneof![4 => (1..i64::MAX / 2).prop_map(number), 1 => any_number(now)];
-    let attributes = [
-        mostly("status", select(&["INPROGRESS", "INPROGRESS", "COMPLETED"][..]).prop_map(text).boxed()),
-        mostly("in_progress_expiration", times.clone()),
-        mostly("expiration", times.clone()),
-        mostly("owner", "[0-9a-f]{32}".prop_map(AttributeValue::S).boxed()),
-        mostly("released", "[0-9a-f]{32}".prop_map(AttributeValue::S).boxed()),
-        mostly("fence", fence.boxed()),
-        mostly("holder", Just(text("someone")).boxed()),
-        mostly("acquired_at", Just(number(now * 1000)).boxed()),
-        mostly("data", any_value(now).boxed()),
-    ];
-    attributes.prop_map(|attributes| attributes.into_iter().flatten().collect())
-}
-
-#[derive(Clone, Copy, Debug, PartialEq)]
-enum Verdict {
-    Free,
-    Held,
-    Malformed,
-}
-
-/// The meaning of a row: a second implementation, independent of the one under test.
-#[expect(clippy::cast_precision_loss, reason = "values with a fraction are not near a bound")]
-fn verdict(row: &Row, now: u64) -> Verdict {
-    // Whether an attribute is a number of at most `most`; `None` if it is missing.
-    let is_at_most = |name: &str, most: i128| {
-        row.get(name).map(|value| match value.as_n().map(|text| (text.parse::<i128>(), text.parse::<f64>())) {
-            Ok((Ok(whole), _)) => whole <= most,
-            Ok((_, Ok(real))) => real <= most as f64,
-            _ => false,
-        })
-    };
-    let is_within = |name: &str, most: i128| {
-        let negative = row.get(name).is_some_and(|value| value.as_n().is_ok_and(|n| n.parse::<f64>().unwrap() < 0.0));
-        is_at_most(name, most).unwrap_or(true) && !negative
-    };
-    let status = row.get("status").and_then(|status| status.as_s().ok()).map_or("", String::as_str);
-    let millis = i128::from(now) * 1000;
-    let (end, unit) = match (status, row.contains_key("in_progress_expiration")) {
-        ("INPROGRESS", true) => ("in_progress_expiration", 1),
-        ("INPROGRESS", false) | ("COMPLETED", _) => ("expiration", 1000),
-        _ => return Verdict::Malformed,
-    };
-    // Of a free row, only the fence matters.
-    if is_at_most(end, millis / unit) == Some(true) {
-        return if is_within("fence", i64::MAX.into()) { Verdict::Free } else { Verdict::Malformed };
-    }
-    // A held row may have a fence of 2^63, which no larger fence can follow.
-    let fence = is_within("fence", i128::from(i64::MAX) + 1);
-    let strings = ["owner", "holder"].iter().all(|name| row.get(*name).is_none_or(AttributeValue::is_s));
-    let times = [("in_progress_expiration", LATEST), ("acquired_at", LATEST), ("expiration", LATEST / 1000)];
-    let times = times.iter().all(|(name, latest)| is_within(name, *latest));
-    if fence && strings && times && row.contains_key(end) { Verdict::Held } else { Verdict::Malformed }
-}
 
 /// A table for random rows, each under its own key.
 struct Stage {
@@ -183,7 +78,7 @@ fn an_acquire_takes_free_rows_and_modifies_no_held_or_malformed_row() {
     let stage = Stage::new();
     let (world, locks) = (&stage.world, &stage.locks);
     stage.for_rows(&async |key, row| {
-        let verdict = verdict(&row, stage.now);
+        let verdict = verdict(&row, Duration::from_secs(stage.now));
         let before = stage.put(key, row).await;
         match (verdict, locks.get(key).await) {
             (Verdict::Held, read) => assert!(read.unwrap().unwrap().is_current()),

@@ -105,6 +105,17 @@ async fn a_release_removes_tombstones_that_are_older_than_a_minute() {
 }
 
 #[tokio::test]
+async fn an_identity_releases_the_permit_that_has_replaced_its_own_old_tombstone() {
+    let world = World::new().await;
+    let bank = |ahead| world.locks(&world.host().clock_ahead(ahead).build()).build().unwrap().semaphore(KEY, 1);
+    for later in [Duration::ZERO, HOUR] {
+        let permit = bank(later).acquire().owner_from("workflow").await.unwrap();
+        permit.release().await.unwrap();
+        assert!(permits(&row(&world).await).is_empty());
+    }
+}
+
+#[tokio::test]
 async fn a_tombstone_that_became_a_permit_again_is_not_removed() {
     let world = World::new().await;
     let late = Late::updates(1..=1);

@@ -1,0 +1,119 @@
+//! Claims: all ways to acquire a key, a permit or several keys.
+
+use std::time::Duration;
+
+use lambda_lock::{Attempt, Error, Lock, LockSet, Locks, Turn};
+use lambda_lock_tests::rows::text;
+use tokio::time::sleep;
+
+use crate::{IDENTITY, KEY, LEASE, OTHER};
+
+/// What is claimed.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum What {
+    Key,
+    Permit(u32),
+    /// With [`OTHER`].
+    Keys,
+}
+
+/// How it is claimed.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum How {
+    AtOnce,
+    /// With data, another attribute and a minimum hold, as far as the kind has them.
+    WithExtras,
+    OfIdentity,
+    TakeOver,
+    /// For five seconds.
+    Wait,
+    /// One attempt of a wait.
+    Attempt,
+    /// Two of them, as far apart as the first one says.
+    Attempts,
+}
+
+impl How {
+    /// Returns `true` for a waiter, which changes the queue in the row of a holder.
+    pub(crate) fn waits(self) -> bool {
+        matches!(self, Self::Wait | Self::Attempt | Self::Attempts)
+    }
+
+    pub(crate) fn has_identity(self) -> bool {
+        matches!(self, Self::OfIdentity | Self::TakeOver)
+    }
+}
+
+/// What a claim has got.
+pub(crate) enum Claimed {
+    Lock(Lock),
+    Set(LockSet),
+    Turn(Turn),
+}
+
+impl From<Attempt> for Claimed {
+    fn from(attempt: Attempt) -> Self {
+        match attempt {
+            Attempt::Acquired(lock) => Self::Lock(lock),
+            Attempt::Waiting(turn) => Self::Turn(turn),
+        }
+    }
+}
+
+impl From<Attempt<LockSet>> for Claimed {
+    fn from(attempt: Attempt<LockSet>) -> Self {
+        match attempt {
+            Attempt::Acquired(set) => Self::Set(set),
+            Attempt::Waiting(turn) => Self::Turn(turn),
+        }
+    }
+}
+
+/// A turn as a workflow keeps it.
+pub(crate) fn kept(turn: &Turn) -> Turn {
+    let read = serde_json::from_str(&serde_json::to_string(turn).unwrap()).unwrap();
+    assert_eq!(turn, &read);
+    read
+}
+
+pub(crate) async fn claim(locks: &Locks, what: What, how: How) -> Result<Claimed, Error> {
+    if what == What::Keys {
+        let all = || locks.acquire_all([KEY, OTHER]);
+        return match how {
+            How::AtOnce | How::WithExtras => all().await.map(Claimed::Set),
+            How::OfIdentity => all().owner_from(IDENTITY).await.map(Claimed::Set),
+            How::TakeOver => all().owner_from(IDENTITY).take_over().await.map(Claimed::Set),
+            How::Wait => all().wait(Duration::from_secs(5)).await.map(Claimed::Set),
+            How::Attempt => all().attempt(None).await.map(Claimed::from),
+            How::Attempts => match all().attempt(None).await? {
+                Attempt::Waiting(turn) => {
+                    sleep(turn.delay()).await;
+                    all().attempt(Some(kept(&turn))).await.map(Claimed::from)
+                }
+                acquired => Ok(acquired.into()),
+            },
+        };
+    }
+    let one = || match what {
+        What::Permit(permits) => locks.semaphore(KEY, permits).acquire(),
+        _ => locks.acquire(KEY),
+    };
+    match how {
+        How::AtOnce => one().await.map(Claimed::Lock),
+        How::WithExtras => {
+            let extras = one().data("the new data").attribute("extra", text("new"));
+            extras.hold_at_least(LEASE * 2).holder("a name\nof two lines").lease(LEASE * 2).await.map(Claimed::Lock)
+        }
+        How::OfIdentity => one().owner_from(IDENTITY).await.map(Claimed::Lock),
+        How::TakeOver => one().owner_from(IDENTITY).take_over().await.map(Claimed::Lock),
+        How::Wait => one().wait(Duration::from_secs(5)).await.map(Claimed::Lock),
+        How::Attempt => one().attempt(None).await.map(Claimed::from),
+        How::Attempts => match one().attempt(None).await? {
+            Attempt::Waiting(turn) => {
+                sleep(turn.delay()).await;
+                one().attempt(Some(kept(&turn))).await.map(Claimed::from)
+            }
+            acquired => Ok(acquired.into()),
+        },
+    }
+}

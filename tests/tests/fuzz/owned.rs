@@ -1,0 +1,346 @@
+//! The operations of an owner whose row somebody has changed meanwhile.
+
+use std::time::Duration;
+
+use aws_sdk_dynamodb::types::{Put, TransactWriteItem};
+use lambda_lock::{Error, ErrorKind, Holder, Lock, LockSet, Locks};
+use lambda_lock_tests::Row;
+use lambda_lock_tests::rows::text;
+use proptest::collection::vec;
+use proptest::prelude::*;
+use proptest::sample::select;
+
+use crate::rows::{Change, any_change, any_lock_row, differences, number_of};
+use crate::search::for_all;
+use crate::stage::{Stage, ends, has_fractions, start_of_identity};
+use crate::{IDENTITY, KEY, LEASE, OTHER, SINCE_EPOCH, in_virtual_time};
+
+/// What the owner has.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum What {
+    Key,
+    KeyOfIdentity,
+    HeldAtLeast,
+    Resumed,
+    Permit,
+    /// Beside those of others.
+    OneOfThree,
+    PermitOfIdentity,
+    /// With [`OTHER`].
+    Keys,
+}
+
+const ALL: [What; 8] = [
+    What::Key,
+    What::KeyOfIdentity,
+    What::HeldAtLeast,
+    What::Resumed,
+    What::Permit,
+    What::OneOfThree,
+    What::PermitOfIdentity,
+    What::Keys,
+];
+
+impl What {
+    fn is_permit(self) -> bool {
+        matches!(self, Self::Permit | Self::OneOfThree | Self::PermitOfIdentity)
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Operation {
+    Renew,
+    Release,
+    ReleaseTwice,
+    /// In a transaction.
+    Check,
+    Resume,
+    RenewTicket,
+    /// For less than the lease that is left.
+    RenewTicketShortly,
+    ReleaseTicket,
+    ReleaseTicketIfHeld,
+    /// By what was seen before the change.
+    ForceRelease,
+    ReleaseIdentity,
+    TakeOver,
+    Acquire,
+}
+
+const OPERATIONS: [Operation; 13] = [
+    Operation::Renew,
+    Operation::Release,
+    Operation::ReleaseTwice,
+    Operation::Check,
+    Operation::Resume,
+    Operation::RenewTicket,
+    Operation::RenewTicketShortly,
+    Operation::ReleaseTicket,
+    Operation::ReleaseTicketIfHeld,
+    Operation::ForceRelease,
+    Operation::ReleaseIdentity,
+    Operation::TakeOver,
+    Operation::Acquire,
+];
+
+/// The lock of one key, or the locks of two.
+enum Held {
+    One(Lock),
+    Two(LockSet),
+}
+
+async fn acquired(locks: &Locks, what: What) -> Held {
+    let semaphore = |permits| locks.semaphore(KEY, permits).acquire();
+    Held::One(match what {
+        What::Key => locks.acquire(KEY).await.unwrap(),
+        What::KeyOfIdentity => locks.acquire(KEY).owner_from(IDENTITY).await.unwrap(),
+        What::HeldAtLeast => locks.acquire(KEY).hold_at_least(LEASE / 2).await.unwrap(),
+        What::Resumed => locks.resume(&locks.acquire(KEY).await.unwrap().into_ticket()).await.unwrap(),
+        What::Permit => semaphore(1).await.unwrap(),
+        What::OneOfThree => {
+            // Neither is released.
+            let _others = [semaphore(3).await.unwrap().into_ticket(), semaphore(3).await.unwrap().into_ticket()];
+            semaphore(3).await.unwrap()
+        }
+        What::PermitOfIdentity => semaphore(2).owner_from(IDENTITY).await.unwrap(),
+        What::Keys => return Held::Two(locks.acquire_all([KEY, OTHER]).await.unwrap()),
+    })
+}
+
+#[test]
+fn an_owner_whose_row_was_changed_has_it_still_or_leaves_it_as_it_is() {
+    let changes = prop_oneof![
+        4 => vec(any_change(), 0..4),
+        1 => any_lock_row().prop_map(|row| vec![Change::Other(row)]),
+    ];
+    let ages = select(vec![Duration::ZERO, Duration::from_millis(1), LEASE / 2, LEASE, LEASE * 2]);
+    let cases = (select(&ALL[..]), changes, ages, select(&OPERATIONS[..]));
+    for_all("owned", 200, &cases, |(what, changes, age, operation)| try_after(what, &changes, age, operation));
+}
+
+fn try_after(what: What, changes: &[Change], age: Duration, operation: Operation) {
+    in_virtual_time(async |world| {
+        let host = world.host().build();
+        let locks = world.locks(&host).build().unwrap();
+        let held = acquired(&locks, what).await;
+        let seen = locks.get(KEY).await.unwrap().unwrap();
+        let mut row = world.row(KEY).await.unwrap();
+        changes.iter().for_each(|change| change.apply(&mut row));
+        host.advance_clock(age);
+        let stage = Stage::of(world, host, locks, row).await;
+        let sent = stage.host.requests();
+        match held {
+            Held::One(lock) => with_one(&stage, what, operation, lock, &seen).await,
+            Held::Two(set) => with_two(&stage, operation, &set).await,
+        }
+        let sent = stage.host.requests() - sent;
+        assert!(sent <= 10, "{sent} requests");
+        stage.locks.flush(Duration::from_mins(1)).await;
+    });
+}
+
+async fn with_one(stage: &Stage, what: What, operation: Operation, lock: Lock, seen: &Holder) {
+    let (locks, owner, fence) = (&stage.locks, lock.owner().to_owned(), lock.fence());
+    let has = Has::of(stage, what, &owner);
+    let mut kinds = vec![ErrorKind::Lost, ErrorKind::MalformedRow];
+    if has_fractions(&stage.before) {
+        // The number that is read is not the one that DynamoDB compares.
+        kinds.push(ErrorKind::Conflict);
+    }
+    // Another row may be of the identity, too.
+    let is_named = format!("{:?}", stage.before).contains(&start_of_identity());
+    let of_tickets =
+        [ErrorKind::TicketEnded, ErrorKind::TicketReleased, ErrorKind::TicketUsed, ErrorKind::TicketUnknown];
+    let done = match operation {
+        Operation::Renew => lock.renew(LEASE).await.map(|()| has.holds),
+        Operation::Release | Operation::ReleaseTwice => {
+            let mut released = lock.release().await;
+            if operation == Operation::ReleaseTwice && released.is_ok() {
+                released = lock.release().await;
+            }
+            released.map(|()| has.is_there || has.released)
+        }
+        Operation::Check => {
+            let check = TransactWriteItem::builder().condition_check(lock.condition_check().unwrap()).build();
+            let put = Put::builder().table_name(&stage.world.table).item("id", text("business")).build().unwrap();
+            let put = TransactWriteItem::builder().put(put).build();
+            let client = stage.world.client();
+            let sent = Box::pin(client.transact_write_items().transact_items(check).transact_items(put).send()).await;
+            match sent.map_err(|error| error.into_service_error()) {
+                Ok(_) => assert!(has.holds, "the check succeeds"),
+                Err(error) => {
+                    assert!(error.is_transaction_canceled_exception(), "{error:?}");
+                    assert!(!has.holds || has_fractions(&stage.before), "the check fails");
+                }
+            }
+            stage.assert_unchanged(&[]).await;
+            return;
+        }
+        Operation::ForceRelease => {
+            kinds = vec![ErrorKind::MalformedRow];
+            locks
+                .force_release(KEY, seen)
+                .await
+                .map(|is_free| is_free && (has.is_there || has.released || what.is_permit()))
+        }
+        Operation::ReleaseIdentity => {
+            kinds = vec![ErrorKind::MalformedRow];
+            if number_of(&stage.before, "sequence").is_none() {
+                // No request of the owner is later than what is not a number.
+                kinds.push(ErrorKind::Conflict);
+            }
+            locks.release_identity(KEY, IDENTITY).await.map(|is_freed| is_freed && is_named)
+        }
+        Operation::TakeOver | Operation::Acquire => {
+            kinds.extend([ErrorKind::Held, ErrorKind::WrongKind]);
+            let acquire = match what {
+                What::PermitOfIdentity | What::Permit | What::OneOfThree => locks.semaphore(KEY, 2).acquire(),
+                _ => locks.acquire(KEY),
+            };
+            let acquire = acquire.owner_from(IDENTITY);
+            let next = if operation == Operation::TakeOver { acquire.take_over().await } else { acquire.await };
+            match next {
+                Ok(next) => {
+                    let still = locks.get(KEY).await.ok().flatten();
+                    assert!(still.is_none_or(|now| now.is_current()), "it was taken");
+                    next.release().await.map(|()| operation == Operation::Acquire || is_named)
+                }
+                Err(error) => Err(error),
+            }
+        }
+        _ => {
+            kinds.extend(of_tickets);
+            let ticket = lock.into_ticket();
+            #[expect(clippy::cast_precision_loss, reason = "both are read in the same way")]
+            let is_same = has.fence.is_none_or(|has| (has - fence as f64).abs() < 1.0);
+            match operation {
+                Operation::Resume => match locks.resume(&ticket).await {
+                    Ok(lock) => {
+                        let _may_have_a_fraction = lock.release().await;
+                        Ok(has.holds && is_same)
+                    }
+                    Err(error) => Err(error),
+                },
+                Operation::RenewTicket => locks.renew_ticket(&ticket, LEASE).await.map(|_| has.holds && is_same),
+                Operation::RenewTicketShortly => {
+                    locks.renew_ticket(&ticket, LEASE / 100).await.map(|_| has.holds && is_same)
+                }
+                Operation::ReleaseTicket => locks.release_ticket(&ticket).await.map(|()| has.is_there || has.released),
+                _ => {
+                    locks.release_ticket_if_held(&ticket).await.map(|is_held| is_held && (has.is_there || has.released))
+                }
+            }
+        }
+    };
+    settle(stage, what, &owner, operation, done, &kinds).await;
+}
+
+/// Asserts that a success was allowed, and that a refusal left the row as it was.
+async fn settle(
+    stage: &Stage,
+    what: What,
+    owner: &str,
+    operation: Operation,
+    done: Result<bool, Error>,
+    kinds: &[ErrorKind],
+) {
+    match done {
+        // It is used up before the rest of the row is read.
+        Err(error) if operation == Operation::Resume && error.kind() == ErrorKind::MalformedRow => {
+            stage.assert_unchanged(&["sequence", "resumed", &own_permit(what, owner)]).await;
+        }
+        Err(error) => stage.assert_refused(&error, kinds).await,
+        Ok(false)
+            if matches!(
+                operation,
+                Operation::ForceRelease | Operation::ReleaseIdentity | Operation::ReleaseTicketIfHeld
+            ) =>
+        {
+            stage.assert_unchanged(&[]).await;
+        }
+        Ok(is_own) => {
+            assert!(is_own, "it was done without the lock");
+            let after = stage.changed_row().await;
+            // By force, all permits that were seen are released.
+            let of_others = matches!(operation, Operation::TakeOver | Operation::Acquire | Operation::ForceRelease);
+            if what.is_permit() && !of_others {
+                assert_other_permits(stage, &own_permit(what, owner), &after);
+            }
+        }
+    }
+}
+
+/// The name of the owner's permit.
+fn own_permit(what: What, owner: &str) -> String {
+    let owner = if what == What::PermitOfIdentity { start_of_identity() } else { owner.to_owned() };
+    format!("permit:{owner}")
+}
+
+/// Permits of others are as they were. Of what is released, only old traces are removed.
+fn assert_other_permits(stage: &Stage, own: &str, after: &Row) {
+    let (was, is) = (ends(&stage.before), ends(after));
+    for name in differences(Some(&stage.before), Some(after)) {
+        if name.starts_with("permit:") && name != own {
+            assert!(!was.contains_key(name.as_str()) && !is.contains_key(name.as_str()), "{name} has changed");
+        }
+    }
+}
+
+async fn with_two(stage: &Stage, operation: Operation, set: &LockSet) {
+    let has = Has::of(stage, What::Keys, set.owner());
+    let kinds = [ErrorKind::Lost, ErrorKind::MalformedRow];
+    let done = match operation {
+        Operation::Renew => set.renew(LEASE).await.map(|()| has.holds),
+        _ => set.release().await.map(|()| has.is_there || has.released),
+    };
+    let goes_on = stage.now() < SINCE_EPOCH + LEASE;
+    if operation != Operation::Renew && goes_on {
+        let other = stage.locks.get(OTHER).await.unwrap().unwrap();
+        assert!(other.has_released() && !other.is_current(), "the other key stays held");
+    }
+    settle(stage, What::Keys, set.owner(), operation, done, &kinds).await;
+}
+
+/// What the changed row says about the owner: another implementation.
+#[derive(Debug)]
+struct Has {
+    /// It names the owner.
+    is_there: bool,
+    /// The owner has released it.
+    released: bool,
+    /// The lease goes on.
+    holds: bool,
+    fence: Option<f64>,
+}
+
+impl Has {
+    fn of(stage: &Stage, what: What, owner: &str) -> Self {
+        let (row, now) = (&stage.before, stage.now_millis());
+        if what.is_permit() {
+            let name = own_permit(what, owner);
+            let map = row.get(&name).and_then(|value| value.as_m().ok());
+            let nonce = text(&owner[owner.len() - 32..]);
+            let map = map.filter(|map| what != What::PermitOfIdentity || map.get("nonce") == Some(&nonce));
+            let released = map.is_some_and(|map| map.contains_key("released_at") || map.contains_key("released"));
+            let end = map.and_then(|map| number_of(map, "end"));
+            let holds = end.is_some_and(|end| end > now) && !map.is_some_and(|map| map.contains_key("released"));
+            return Self {
+                is_there: map.is_some(),
+                released,
+                holds,
+                fence: number_of(row, &name.replacen("permit:", "fence:", 1)),
+            };
+        }
+        let owner = text(owner);
+        let is_there = row.get("owner") == Some(&owner);
+        let released = row.get("released") == Some(&owner);
+        let end = number_of(row, "in_progress_expiration");
+        let is_in_progress = row.get("status") == Some(&text("INPROGRESS"));
+        Self {
+            is_there,
+            released,
+            holds: is_there && !released && is_in_progress && end.is_some_and(|end| end > now),
+            fence: number_of(row, "fence"),
+        }
+    }
+}
