@@ -1,0 +1,192 @@
+//! Rounds, one after the other, and the report: first with planted mistakes, all of which the checker must find, then
+//! without.
+
+use std::fmt::Write as _;
+use std::fs;
+use std::path::PathBuf;
+use std::process::{Command, ExitCode};
+use std::time::Duration;
+
+use clap::Args;
+use futures_util::{StreamExt as _, stream};
+
+use crate::arena::{Plan, Site, play};
+use crate::checker::{Broken, Counts, History, Violation, seconds};
+use crate::clocks;
+use crate::plants::Plant;
+use crate::worker::Kind;
+
+#[derive(Args, Clone, Debug)]
+pub(crate) struct Settings {
+    /// The DynamoDB, without a path.
+    #[arg(long)]
+    endpoint: String,
+    /// What the processes and the network intend. What happens depends on the machine, too.
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// How long a round is, in seconds.
+    #[arg(long, default_value_t = 60)]
+    length: u64,
+    /// Goes on until so many acquisitions. One round without.
+    #[arg(long, default_value_t = 0)]
+    acquisitions: u64,
+    /// Begins with the planted mistakes.
+    #[arg(long)]
+    plants: bool,
+    /// Plays only the planted mistakes whose name contains this.
+    #[arg(long)]
+    plant: Option<String>,
+    /// The folder of the processes' files. What is in it is deleted first.
+    #[arg(long, default_value = "target/chaos")]
+    folder: PathBuf,
+    /// Keeps the files of all rounds.
+    #[arg(long)]
+    keep: bool,
+    /// Writes the report here.
+    #[arg(long)]
+    report: Option<PathBuf>,
+}
+
+/// How many planted mistakes are played at a time.
+const AT_A_TIME: usize = 4;
+/// How often a planted mistake is played until it is found.
+const ATTEMPTS: u64 = 3;
+
+pub(crate) async fn run(settings: Settings) -> ExitCode {
+    let started = clocks::now();
+    if settings.folder.exists() {
+        fs::remove_dir_all(&settings.folder).unwrap();
+    }
+    fs::create_dir_all(&settings.folder).unwrap();
+    let site = Site {
+        endpoint: settings.endpoint.clone(),
+        program: std::env::current_exe().unwrap(),
+        preload: preload(),
+        folder: settings.folder.canonicalize().unwrap(),
+    };
+    let mut report = String::new();
+    let mut is_right = true;
+    if settings.plants || settings.plant.is_some() {
+        let named = |plant: &&Plant| settings.plant.as_ref().is_none_or(|name| plant.name.contains(name));
+        let plants = Plant::ALL.iter().filter(named).enumerate();
+        let found: Vec<_> = stream::iter(plants)
+            .map(|(number, plant)| find(plant, number, settings.seed, &site))
+            .buffered(AT_A_TIME)
+            .collect()
+            .await;
+        is_right &= found.iter().all(|(found, _)| *found);
+        let all = found.iter().filter(|(found, _)| *found).count();
+        let _infallible = writeln!(report, "{all} of {} planted mistakes were found:\n", found.len());
+        found.iter().for_each(|(_, line)| report.push_str(&format!("- {line}\n")));
+        report.push('\n');
+        report.push_str(&format!("They took {} s.\n\n", (clocks::now() - started) / 1_000_000_000));
+    }
+    if settings.plant.is_none() {
+        let (text, violations) = without_mistakes(&settings, &site).await;
+        report.push_str(&text);
+        is_right &= violations == 0;
+    }
+    report.push_str(&format!("\n{} s in total.\n", (clocks::now() - started) / 1_000_000_000));
+    println!("\n{report}");
+    if let Some(path) = &settings.report {
+        fs::write(path, report).unwrap();
+    }
+    if is_right { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+/// Plays a planted mistake until the checker finds it.
+async fn find(plant: &'static Plant, number: usize, seed: u64, site: &Site) -> (bool, String) {
+    let mut others = String::new();
+    for attempt in 0..ATTEMPTS {
+        let plan = Plan {
+            name: format!("plant-{number}-{attempt}"),
+            seed: seed + attempt * 100 + u64::try_from(number).unwrap(),
+            length: Duration::from_secs(6 + 4 * attempt),
+            crew: vec![(plant.kind, 4, 3)],
+            overruns: 20,
+            faults: 60,
+            plant: Some(plant),
+        };
+        let (history, _) = play(&plan, site).await;
+        let violations = history.check();
+        if let Some(violation) = violations.iter().find(|violation| plant.breaks.contains(&violation.broken)) {
+            let line = format!("{}: {} violations, such as: {}", plant.name, violations.len(), violation.text);
+            println!("found: {line}");
+            return (true, line);
+        }
+        others = format!("{}: {}", plan.name, summary(&violations));
+    }
+    let line = format!("{}: NOT FOUND ({others})", plant.name);
+    println!("{line}");
+    (false, line)
+}
+
+async fn without_mistakes(settings: &Settings, site: &Site) -> (String, usize) {
+    let (mut counts, mut violations, mut round, started) = (Counts::default(), Vec::new(), 0, clocks::now());
+    loop {
+        let plan = Plan {
+            name: format!("round-{round}"),
+            seed: settings.seed + round * 1_000_003,
+            length: Duration::from_secs(settings.length),
+            crew: vec![
+                (Kind::Locks, 3, 4),
+                (Kind::Sets, 2, 4),
+                (Kind::Permits, 2, 5),
+                (Kind::Tickets, 3, 3),
+                (Kind::Records, 3, 3),
+                (Kind::Queue, 2, 3),
+            ],
+            overruns: 3,
+            faults: 30,
+            plant: None,
+        };
+        let (history, of_round) = play(&plan, site).await;
+        of_round.0.iter().for_each(|(name, count)| counts.add(name, *count));
+        history.counts().0.iter().for_each(|(name, count)| counts.add(name, *count));
+        let found = history.check();
+        found.iter().take(5).for_each(|violation| print(&history, violation));
+        round += 1;
+        let acquisitions = counts.get("acquisitions");
+        println!("round {round}, seed {}: {acquisitions} acquisitions so far, {}", plan.seed, summary(&found));
+        if found.is_empty() && !settings.keep {
+            // They are large. Those of a violation stay.
+            fs::remove_dir_all(site.folder.join(&plan.name)).unwrap();
+        }
+        violations.extend(found);
+        if acquisitions >= settings.acquisitions {
+            break;
+        }
+    }
+    let mut text = format!(
+        "{round} rounds of {} s without a mistake, from seed {}, took {} s.\n\n",
+        settings.length,
+        settings.seed,
+        (clocks::now() - started) / 1_000_000_000
+    );
+    text.push_str("| | count |\n| --- | ---: |\n");
+    counts.0.iter().for_each(|(name, count)| text.push_str(&format!("| {name} | {count} |\n")));
+    text.push_str("\n| guarantee | violations |\n| --- | ---: |\n");
+    for broken in Broken::ALL {
+        let count = violations.iter().filter(|violation| violation.broken == broken).count();
+        text.push_str(&format!("| {broken} | {count} |\n"));
+    }
+    (text, violations.len())
+}
+
+fn print(history: &History, violation: &Violation) {
+    println!("VIOLATION at {}: {}: {}", seconds(violation.at), violation.broken, violation.text);
+    history.around(violation).iter().for_each(|line| println!("    {line}"));
+}
+
+fn summary(violations: &[Violation]) -> String {
+    let counts = Broken::ALL.iter().map(|broken| (broken, violations.iter().filter(|v| v.broken == *broken).count()));
+    let counts: Vec<_> = counts.filter(|(_, n)| *n > 0).map(|(broken, n)| format!("{n} of \"{broken}\"")).collect();
+    if counts.is_empty() { "no violation".to_owned() } else { format!("violations: {}", counts.join(", ")) }
+}
+
+/// The library that `faketime` loads into a process.
+fn preload() -> String {
+    let answer = Command::new("faketime").args(["-m", "-f", "+0s", "printenv", "LD_PRELOAD"]).output();
+    let answer = answer.expect("faketime is installed");
+    String::from_utf8(answer.stdout).unwrap().trim().to_owned()
+}
