@@ -31,6 +31,17 @@ pub(crate) struct Site {
     pub(crate) folder: PathBuf,
 }
 
+/// How hard a round is.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Hardship {
+    /// How many holds of a hundred outlast their lease.
+    pub(crate) overruns: u8,
+    /// How many holds of a hundred are renewed.
+    pub(crate) renewals: u8,
+    /// How many requests of a thousand have a fault.
+    pub(crate) faults: u32,
+}
+
 /// What a round has.
 #[derive(Clone, Debug)]
 pub(crate) struct Plan {
@@ -39,10 +50,7 @@ pub(crate) struct Plan {
     pub(crate) length: Duration,
     /// How many processes there are of each kind, and how many operations each has in progress.
     pub(crate) crew: Vec<(Kind, u64, u64)>,
-    /// How many holds of a hundred outlast their lease.
-    pub(crate) overruns: u8,
-    /// How many requests of a thousand have a fault.
-    pub(crate) faults: u32,
+    pub(crate) hardship: Hardship,
     pub(crate) plant: Option<&'static Plant>,
 }
 
@@ -53,7 +61,7 @@ pub(crate) async fn play(plan: &Plan, site: &Site) -> (History, Counts) {
     let (locks, effects) = (format!("locks-{}", plan.name), format!("effects-{}", plan.name));
     table::create(&client, &locks).await;
     table::create(&client, &effects).await;
-    let proxy = Proxy::start(&site.endpoint, plan.seed, plan.faults, plan.plant).await;
+    let proxy = Proxy::start(&site.endpoint, plan.seed, plan.hardship.faults, plan.plant).await;
     let common = Common {
         program: site.program.clone(),
         preload: site.preload.clone(),
@@ -70,7 +78,8 @@ pub(crate) async fn play(plan: &Plan, site: &Site) -> (History, Counts) {
         folder: folder.clone(),
         effects: effects.clone(),
         tasks,
-        overruns: plan.overruns,
+        overruns: plan.hardship.overruns,
+        renewals: plan.hardship.renewals,
         until: end,
     };
 
@@ -144,7 +153,7 @@ async fn disturb(slots: &mut [Slot], proxy: &Proxy, random: &mut Rng, end: u64) 
                 counts.add("clock steps", 1);
             }
             19 => {
-                proxy.fail(Duration::from_millis(random.u64(20..=400)));
+                proxy.fail(Duration::from_millis(random.u64(20..=200)));
                 counts.add("outages", 1);
             }
             _ => {}

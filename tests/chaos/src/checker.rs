@@ -59,12 +59,13 @@ pub(crate) enum Broken {
     Kept,
     Blocked,
     Itself,
+    Errors,
     Processes,
     Clocks,
 }
 
 impl Broken {
-    pub(crate) const ALL: [Self; 11] = [
+    pub(crate) const ALL: [Self; 12] = [
         Self::Alone,
         Self::Permits,
         Self::Fences,
@@ -74,6 +75,7 @@ impl Broken {
         Self::Kept,
         Self::Blocked,
         Self::Itself,
+        Self::Errors,
         Self::Processes,
         Self::Clocks,
     ];
@@ -91,6 +93,7 @@ impl fmt::Display for Broken {
             Self::Kept => "each confirmed result is there",
             Self::Blocked => "nobody is blocked past lease and skew",
             Self::Itself => "nobody is refused by itself",
+            Self::Errors => "no error without a reason",
             Self::Processes => "no process fails",
             Self::Clocks => "the clocks are within the skew",
         })
@@ -175,7 +178,9 @@ impl History {
         let mut violations = holders::check(&ops);
         violations.extend(blocked::check(&ops, self.clock_skew));
         violations.extend(results::check(&ops, &self.rows));
+        let mut has_wrong_clock = false;
         for process in &self.processes {
+            has_wrong_clock |= process.events.iter().any(|event| event.ahead.abs() > 10);
             let violation = |broken, at, text| Violation { broken, key: String::new(), at, text };
             if let Some(failure) = &process.failure {
                 let text = format!("{} failed: {failure}", process.name);
@@ -187,6 +192,10 @@ impl History {
                 let text = format!("{} had a clock that was {} ms ahead", process.name, event.ahead);
                 violations.push(violation(Broken::Clocks, event.at, text));
             }
+        }
+        if self.processes.len() > 5 && !has_wrong_clock {
+            let text = "faketime did nothing: all clocks were right".to_owned();
+            violations.push(Violation { broken: Broken::Clocks, key: String::new(), at: 0, text });
         }
         violations.sort_by_key(|violation| violation.at);
         violations

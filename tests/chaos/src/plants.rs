@@ -17,6 +17,8 @@ pub(crate) struct Plant {
     pub(crate) kind: Kind,
     /// Violations that it causes. The checker must report one of them.
     pub(crate) breaks: &'static [Broken],
+    /// How many requests of a thousand have a fault. Some mistakes need a request that arrives late.
+    pub(crate) faults: u32,
     request: fn(&mut Request),
     answer: fn(&Request, &mut u16, &mut Value),
 }
@@ -33,12 +35,14 @@ impl Plant {
         Self {
             name: "a release does not check the owner",
             breaks: &[Broken::Alone],
+            faults: 200,
             request: release_without_owner,
             ..Self::NONE
         },
         Self {
             name: "a renewal checks nothing",
             breaks: &[Broken::Alone, Broken::Blocked],
+            faults: 200,
             request: renew_without_condition,
             ..Self::NONE
         },
@@ -46,6 +50,7 @@ impl Plant {
         Self {
             name: "a retry does not recognise its own acquire",
             breaks: &[Broken::Itself],
+            faults: 200,
             answer: foreign_owner,
             ..Self::NONE
         },
@@ -80,6 +85,7 @@ impl Plant {
             name: "a completion in a transaction checks nothing",
             kind: Kind::Records,
             breaks: &[Broken::Once],
+            faults: 200,
             request: completion_without_condition,
             ..Self::NONE
         },
@@ -106,7 +112,8 @@ impl Plant {
         },
     ];
 
-    const NONE: Self = Self { name: "", kind: Kind::Locks, breaks: &[], request: |_| {}, answer: |_, _, _| {} };
+    const NONE: Self =
+        Self { name: "", kind: Kind::Locks, breaks: &[], faults: 60, request: |_| {}, answer: |_, _, _| {} };
 
     pub(crate) fn request(&self, operation: &str, request: &mut Value) {
         let before = Request::parse(operation, request);

@@ -3,6 +3,7 @@
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::{ExitStatus, Stdio};
+use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
 use tokio::process::{Child, Command};
@@ -11,6 +12,9 @@ use crate::checker::Process;
 use crate::clocks;
 use crate::event;
 use crate::worker;
+
+/// How long a process may take to its end, on a machine that has much else to do.
+const LONGEST: Duration = Duration::from_mins(1);
 
 /// What all processes of a round have in common.
 #[derive(Clone, Debug)]
@@ -72,8 +76,7 @@ impl Slot {
     /// Waits for the end, and returns all processes of the slot.
     pub(crate) async fn finish(mut self) -> Vec<Process> {
         self.go_on();
-        let limit = std::time::Duration::from_secs(20);
-        let failure = match tokio::time::timeout(limit, self.child.wait()).await {
+        let failure = match tokio::time::timeout(LONGEST, self.child.wait()).await {
             Ok(status) => status.ok().filter(|status| !status.success()).map(|status| self.failure(status)),
             Err(_) => {
                 self.child.kill().await.unwrap();
@@ -136,6 +139,8 @@ fn spawn(settings: &worker::Settings, start: u64, endpoint: &str, common: &Commo
         &settings.tasks.to_string(),
         "--overruns",
         &settings.overruns.to_string(),
+        "--renewals",
+        &settings.renewals.to_string(),
         "--until",
         &settings.until.to_string(),
     ]);

@@ -68,6 +68,9 @@ pub(crate) struct Settings {
     /// How many holds of a hundred outlast their lease.
     #[arg(long)]
     pub(crate) overruns: u8,
+    /// How many holds of a hundred are renewed.
+    #[arg(long)]
+    pub(crate) renewals: u8,
     /// The true time at which the process ends.
     #[arg(long)]
     pub(crate) until: u64,

@@ -1,9 +1,27 @@
-//! Nobody is blocked past lease and skew: a refusal names a holder whose lease can still be there.
+//! Nobody is blocked past lease and skew: a refusal names a holder whose lease can still be there. And what else an error
+//! may not say.
 
 use std::collections::HashMap;
 
 use super::{Broken, Op, Violation, seconds};
 use crate::event::What;
+
+/// The kinds of errors that no fault of these rounds explains.
+const UNEXPLAINED: [&str; 13] = [
+    "access_denied",
+    "invalid",
+    "key_missing",
+    "malformed_row",
+    "mismatch",
+    "not_sent",
+    "rejected",
+    "table_not_found",
+    "ticket_foreign",
+    "ticket_unknown",
+    "unfinished",
+    "unusable_result",
+    "wrong_kind",
+];
 
 /// What is known about the leases of a holder, which the row names by its fence or by its name.
 #[derive(Clone, Copy, Debug, Default)]
@@ -45,8 +63,12 @@ pub(super) fn check(ops: &[Op], clock_skew: u64) -> Vec<Violation> {
                     if by.as_ref() == Some(&op.name()) {
                         broke(Broken::Itself, key, event.at, text(String::new()));
                     }
-                    let known = fence.and_then(|fence| by_fence.get(&(key.as_str(), fence)));
-                    let known = known.or_else(|| by_name.get(by.as_ref()?));
+                    let by_fence = fence.and_then(|fence| by_fence.get(&(key.as_str(), fence)).copied());
+                    // A fence that nobody had is that of an acquire without an answer, or of one that arrived again
+                    // after the release: of many releases, the row remembers the last ones. The lease ends as it would
+                    // have without.
+                    let by_name = || Some(Leases { released: None, ..*by_name.get(by.as_ref()?)? });
+                    let known = by_fence.or_else(by_name);
                     let Some(asked) = asked else { continue };
                     if op.is_probe() {
                         broke(Broken::Blocked, key, event.at, text(" after everybody had left".to_owned()));
@@ -72,6 +94,9 @@ pub(super) fn check(ops: &[Op], clock_skew: u64) -> Vec<Violation> {
                         event.at,
                         format!("{} failed after everybody had left: {why}", op.name()),
                     );
+                }
+                What::Failed { why } if UNEXPLAINED.contains(&why.as_str()) => {
+                    broke(Broken::Errors, &op.keys().concat(), event.at, format!("{} got the error {why}", op.name()));
                 }
                 _ => {}
             }

@@ -45,9 +45,13 @@ fn hold(name: &str, fence: u64, from: u64, to: u64) -> Process {
     process(name, vec![(from - 5, asks("a")), (from, has("a", fence)), (from, What::Valid), (to, What::Valid)])
 }
 
+/// The guarantees that did not hold.
 fn found(processes: Vec<Process>, rows: Vec<Row>) -> Vec<Broken> {
     let violations = History { processes, rows, clock_skew: 100 * MS }.check();
-    violations.into_iter().map(|violation| violation.broken).collect()
+    let mut broken: Vec<_> = violations.into_iter().map(|violation| violation.broken).collect();
+    broken.sort();
+    broken.dedup();
+    broken
 }
 
 fn record(result: &str, commits: u64) -> Vec<Row> {
@@ -180,6 +184,10 @@ fn a_released_key_that_is_held_longer_than_the_skew_is_found() {
     let refusal = |at| process("y", vec![(at, asks("a")), (at + 5, refused("x.0", Some(1)))]);
     assert_eq!(found(vec![released(), refusal(130)], Vec::new()), []);
     assert_eq!(found(vec![released(), refusal(131)], Vec::new()), [Broken::Blocked]);
+    // The acquire arrived again, and got another fence. Its lease ends when that of the released one would have.
+    let again = |at| process("y", vec![(at, asks("a")), (at + 5, refused("x.0", Some(2)))]);
+    assert_eq!(found(vec![released(), again(710)], Vec::new()), []);
+    assert_eq!(found(vec![released(), again(711)], Vec::new()), [Broken::Blocked]);
 }
 
 #[test]
@@ -197,12 +205,29 @@ fn an_operation_that_its_own_acquire_refuses_is_found() {
 }
 
 #[test]
+fn an_error_that_no_fault_explains_is_found() {
+    let failed = |why: &str| vec![process("x", vec![(5, asks("a")), (10, What::Failed { why: why.to_owned() })])];
+    assert_eq!(found(failed("unavailable"), Vec::new()), []);
+    assert_eq!(found(failed("ticket_unknown"), Vec::new()), [Broken::Errors]);
+}
+
+#[test]
+fn right_clocks_are_found_because_faketime_does_nothing() {
+    let processes = |ahead| {
+        let mut processes: Vec<_> =
+            (0..6).map(|number| hold("x", number + 1, 10 + number * 20, 15 + number * 20)).collect();
+        processes[0].events[0].ahead = ahead;
+        processes
+    };
+    assert_eq!(found(processes(40), Vec::new()), []);
+    assert_eq!(found(processes(0), Vec::new()), [Broken::Clocks]);
+}
+
+#[test]
 fn a_process_that_fails_and_a_clock_outside_of_the_skew_are_found() {
     let mut failed = hold("x", 1, 10, 20);
     failed.failure = Some("exit status: 101".to_owned());
     let mut ahead = hold("y", 2, 30, 40);
     ahead.events[0].ahead = 60;
-    let mut broken = found(vec![failed, ahead], Vec::new());
-    broken.sort();
-    assert_eq!(broken, [Broken::Processes, Broken::Clocks]);
+    assert_eq!(found(vec![failed, ahead], Vec::new()), [Broken::Processes, Broken::Clocks]);
 }

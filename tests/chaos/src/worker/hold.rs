@@ -143,7 +143,7 @@ impl Worker {
             0 => draw(random, 20..=300),
             _ => draw(random, 0..=12),
         };
-        let mut renewals = if random.u8(0..8) == 0 { random.u8(1..=3) } else { 0 };
+        let mut renewals = if random.u8(0..100) < self.settings.renewals { random.u8(1..=3) } else { 0 };
         let end = clocks::now() + clocks::nanos(work);
         loop {
             let now = clocks::now();

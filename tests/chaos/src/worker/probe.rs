@@ -3,10 +3,14 @@
 use std::fs;
 
 use fastrand::Rng;
+use futures_util::{StreamExt as _, stream};
 
 use super::hold::Target;
 use super::{LOCKS, LONGEST_LEASE, PERMITS, SETS, TICKETS, Worker};
 use crate::event::What;
+
+/// How many runs are in progress at a time.
+const AT_A_TIME: usize = 16;
 
 impl Worker {
     pub(super) async fn probe(&self) {
@@ -20,10 +24,9 @@ impl Worker {
         // The controller wrote which runs had not finished.
         let unfinished = fs::read(self.settings.folder.join("unfinished.json")).unwrap();
         let unfinished: Vec<String> = serde_json::from_slice(&unfinished).unwrap();
-        for key in &unfinished {
-            // Half of all seeds let the work fail: it is not the lock that refuses.
-            self.run_record(&self.records(), key, false, Rng::with_seed(1)).await;
-        }
+        let records = self.records();
+        let runs = unfinished.iter().map(|key| self.run_record(&records, key, false, Rng::with_seed(1)));
+        stream::iter(runs).buffer_unordered(AT_A_TIME).collect::<Vec<()>>().await;
     }
 
     /// Takes all permits of a key before it releases them.
