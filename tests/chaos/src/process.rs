@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
 use tokio::process::{Child, Command};
+use tokio::time::timeout;
 
 use crate::checker::Process;
 use crate::clocks;
@@ -76,12 +77,11 @@ impl Slot {
     /// Waits for the end, and returns all processes of the slot.
     pub(crate) async fn finish(mut self) -> Vec<Process> {
         self.go_on();
-        let failure = match tokio::time::timeout(LONGEST, self.child.wait()).await {
-            Ok(status) => status.ok().filter(|status| !status.success()).map(|status| self.failure(status)),
-            Err(_) => {
-                self.child.kill().await.unwrap();
-                Some("it does not end".to_owned())
-            }
+        let failure = if let Ok(status) = timeout(LONGEST, self.child.wait()).await {
+            status.ok().filter(|status| !status.success()).map(|status| self.failure(status))
+        } else {
+            self.child.kill().await.unwrap();
+            Some("it does not end".to_owned())
         };
         self.note_end(failure);
         self.ended

@@ -1,7 +1,6 @@
 //! Rounds, one after the other, and the report: first with planted mistakes, all of which the checker must find, then
 //! without.
 
-use std::fmt::Write as _;
 use std::fs;
 use std::path::PathBuf;
 use std::process::{Command, ExitCode};
@@ -42,7 +41,7 @@ pub(crate) struct Settings {
     /// Keeps the files of all rounds.
     #[arg(long)]
     keep: bool,
-    /// Writes the report here.
+    /// Writes the report here, after each round.
     #[arg(long)]
     report: Option<PathBuf>,
 }
@@ -68,31 +67,29 @@ pub(crate) async fn run(settings: Settings) -> ExitCode {
         preload: preload(),
         folder: settings.folder.canonicalize().unwrap(),
     };
-    let mut report = String::new();
-    let mut is_right = true;
+    let (mut report, mut is_right) = (Vec::new(), true);
     if settings.plants || settings.plant.is_some() {
         let named = |plant: &&Plant| settings.plant.as_ref().is_none_or(|name| plant.name.contains(name));
         let plants = Plant::ALL.iter().filter(named).enumerate();
         let found = stream::iter(plants).map(|(number, plant)| find(plant, number, settings.seed, &site));
         let found: Vec<_> = found.buffer_unordered(AT_A_TIME).collect().await;
-        is_right &= found.iter().all(|(found, _)| *found);
         let all = found.iter().filter(|(found, _)| *found).count();
-        let _infallible = writeln!(report, "{all} of {} planted mistakes were found:\n", found.len());
-        found.iter().for_each(|(_, line)| report.push_str(&format!("- {line}\n")));
-        report.push('\n');
-        report.push_str(&format!("They took {} s.\n\n", (clocks::now() - started) / 1_000_000_000));
+        is_right &= all == found.len();
+        report.push(format!("{all} of {} planted mistakes were found in {} s:", found.len(), since(started)));
+        report.push(String::new());
+        report.extend(found.into_iter().map(|(_, line)| format!("- {line}")));
+        report.push(String::new());
     }
     if settings.plant.is_none() {
-        let (text, violations) = without_mistakes(&settings, &site).await;
-        report.push_str(&text);
-        is_right &= violations == 0;
+        is_right &= without_mistakes(&settings, &site, &mut report).await == 0;
     }
-    report.push_str(&format!("\n{} s in total.\n", (clocks::now() - started) / 1_000_000_000));
-    println!("\n{report}");
-    if let Some(path) = &settings.report {
-        fs::write(path, report).unwrap();
-    }
+    println!("\n{}\n\n{} s in total", report.join("\n"), since(started));
     if is_right { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+/// The seconds since a time.
+fn since(time: u64) -> u64 {
+    (clocks::now() - time) / 1_000_000_000
 }
 
 /// Plays a planted mistake until the checker finds it.
@@ -121,12 +118,14 @@ async fn find(plant: &'static Plant, number: usize, seed: u64, site: &Site) -> (
     (false, line)
 }
 
-async fn without_mistakes(settings: &Settings, site: &Site) -> (String, usize) {
-    let (mut counts, mut violations, mut round, started) = (Counts::default(), Vec::new(), 0, clocks::now());
-    loop {
+/// Plays rounds without a mistake, adds them to the report, and returns how many violations there were.
+async fn without_mistakes(settings: &Settings, site: &Site, report: &mut Vec<String>) -> usize {
+    let (mut counts, mut violations, started) = (Counts::default(), Vec::new(), clocks::now());
+    let before = report.len();
+    for round in 1.. {
         let plan = Plan {
             name: format!("round-{round}"),
-            seed: settings.seed + round * 1_000_003,
+            seed: settings.seed + (round - 1) * 1_000_003,
             length: Duration::from_secs(settings.length),
             crew: vec![
                 (Kind::Locks, 3, 4),
@@ -136,7 +135,7 @@ async fn without_mistakes(settings: &Settings, site: &Site) -> (String, usize) {
                 (Kind::Records, 3, 3),
                 (Kind::Queue, 2, 3),
             ],
-            hardship: if round % 4 == 1 { HARD } else { EASY },
+            hardship: if round % 4 == 2 { HARD } else { EASY },
             plant: None,
         };
         let (history, of_round) = play(&plan, site).await;
@@ -144,7 +143,6 @@ async fn without_mistakes(settings: &Settings, site: &Site) -> (String, usize) {
         history.counts().0.iter().for_each(|(name, count)| counts.add(name, *count));
         let found = history.check();
         found.iter().take(5).for_each(|violation| print(&history, violation));
-        round += 1;
         let acquisitions = counts.get("acquisitions");
         println!("round {round}, seed {}: {acquisitions} acquisitions so far, {}", plan.seed, summary(&found));
         if found.is_empty() && !settings.keep {
@@ -152,24 +150,27 @@ async fn without_mistakes(settings: &Settings, site: &Site) -> (String, usize) {
             fs::remove_dir_all(site.folder.join(&plan.name)).unwrap();
         }
         violations.extend(found);
+
+        let (length, seed) = (settings.length, settings.seed);
+        report.truncate(before);
+        report.push(format!(
+            "{round} rounds of {length} s without a mistake, from seed {seed}, took {} s.",
+            since(started)
+        ));
+        report.extend(["", "| | count |", "| --- | ---: |"].map(str::to_owned));
+        report.extend(counts.0.iter().map(|(name, count)| format!("| {name} | {count} |")));
+        report.extend(["", "| guarantee | violations |", "| --- | ---: |"].map(str::to_owned));
+        let of = |broken| violations.iter().filter(|violation| violation.broken == broken).count();
+        report.extend(Broken::ALL.map(|broken| format!("| {broken} | {} |", of(broken))));
+        // After each round: who has seen enough ends the program.
+        if let Some(path) = &settings.report {
+            fs::write(path, report.join("\n") + "\n").unwrap();
+        }
         if round >= 2 && acquisitions >= settings.acquisitions {
             break;
         }
     }
-    let mut text = format!(
-        "{round} rounds of {} s without a mistake, from seed {}, took {} s.\n\n",
-        settings.length,
-        settings.seed,
-        (clocks::now() - started) / 1_000_000_000
-    );
-    text.push_str("| | count |\n| --- | ---: |\n");
-    counts.0.iter().for_each(|(name, count)| text.push_str(&format!("| {name} | {count} |\n")));
-    text.push_str("\n| guarantee | violations |\n| --- | ---: |\n");
-    for broken in Broken::ALL {
-        let count = violations.iter().filter(|violation| violation.broken == broken).count();
-        text.push_str(&format!("| {broken} | {count} |\n"));
-    }
-    (text, violations.len())
+    violations.len()
 }
 
 fn print(history: &History, violation: &Violation) {

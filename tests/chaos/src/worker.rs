@@ -16,6 +16,7 @@ use clap::{Args, ValueEnum};
 use fastrand::Rng;
 use futures_util::future::join_all;
 use lambda_lock::{Error, Locks};
+use rustix::process::{Signal, set_parent_process_death_signal};
 
 use crate::clocks;
 use crate::event::{Log, What};
@@ -87,6 +88,8 @@ struct Worker {
 
 /// Runs until the end. The settings of the locks are in the environment, as for a function.
 pub(crate) async fn run(settings: Settings) {
+    // Also if it is stopped at that time.
+    set_parent_process_death_signal(Some(Signal::KILL)).unwrap();
     let log = Log::open(&settings.folder.join(format!("{}.jsonl", settings.name)));
     let locks = Locks::from_env().await.unwrap();
     let client = locks.client().clone();

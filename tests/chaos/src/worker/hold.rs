@@ -109,19 +109,16 @@ impl Worker {
         let holder = self.holder(op);
         let asks = What::Asks { keys: keys.clone(), permits, lease: millis(lease), waits: wait.is_some() };
         self.note(op, asks);
-        let answer = match &keys[..] {
-            [key] => {
-                let acquire =
-                    if permits == 1 { self.locks.acquire(key) } else { self.locks.semaphore(key, permits).acquire() };
-                let acquire = acquire.lease(lease).holder(holder);
-                let acquire = if let Some(wait) = wait { acquire.wait(wait) } else { acquire };
-                acquire.await.map(Held::One)
-            }
-            _ => {
-                let acquire = self.locks.acquire_all(keys).lease(lease).holder(holder);
-                let acquire = if let Some(wait) = wait { acquire.wait(wait) } else { acquire };
-                acquire.await.map(Held::Several)
-            }
+        let answer = if let [key] = &keys[..] {
+            let acquire =
+                if permits == 1 { self.locks.acquire(key) } else { self.locks.semaphore(key, permits).acquire() };
+            let acquire = acquire.lease(lease).holder(holder);
+            let acquire = if let Some(wait) = wait { acquire.wait(wait) } else { acquire };
+            acquire.await.map(Held::One)
+        } else {
+            let acquire = self.locks.acquire_all(keys).lease(lease).holder(holder);
+            let acquire = if let Some(wait) = wait { acquire.wait(wait) } else { acquire };
+            acquire.await.map(Held::Several)
         };
         match answer {
             Ok(held) => {
