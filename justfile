@@ -39,6 +39,10 @@ histories N:
 dynamodb-local:
     .ci/run dynamodb_local
 
+# Kill and stop processes until so many acquisitions, and write target/chaos.md; needs Java and faketime
+chaos N="0":
+    LOCK_CHAOS={{ N }} .ci/run chaos
+
 # Compare with the bare SDK: `just bench`, `just bench faults`
 bench NAME="lock":
     cargo bench --bench {{ NAME }}

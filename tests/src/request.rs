@@ -1,6 +1,8 @@
 //! The requests of the protocol, as they are on the wire. What each one is follows from the attributes that it writes, and
 //! what it checks. A request that is none of them is a mistake of this parser or of the crate: it panics.
 
+// `tests/chaos` includes this file by its path.
+#[path = "request/expression.rs"]
 pub(crate) mod expression;
 
 use serde_json::{Value, json};

@@ -1,0 +1,125 @@
+//! Nobody is blocked past lease and skew: a refusal names a holder whose lease can still be there. And what else an error
+//! may not say.
+
+use std::collections::HashMap;
+
+use super::{Broken, Op, Violation, seconds};
+use crate::event::What;
+
+/// The kinds of errors that no fault of these rounds explains.
+const UNEXPLAINED: [&str; 13] = [
+    "access_denied",
+    "invalid",
+    "key_missing",
+    "malformed_row",
+    "mismatch",
+    "not_sent",
+    "rejected",
+    "table_not_found",
+    "ticket_foreign",
+    "ticket_unknown",
+    "unfinished",
+    "unusable_result",
+    "wrong_kind",
+];
+
+/// What is known about the leases of a holder, which the row names by its fence or by its name.
+#[derive(Clone, Copy, Debug, Default)]
+struct Leases {
+    /// The true time at which the last of them has ended for the holder, at the latest.
+    end: u64,
+    released: Option<u64>,
+}
+
+impl Leases {
+    fn add(&mut self, other: Self) {
+        self.end = self.end.max(other.end);
+        self.released = [self.released, other.released].into_iter().flatten().min();
+    }
+}
+
+pub(super) fn check(ops: &[Op], clock_skew: u64) -> Vec<Violation> {
+    let mut by_name: HashMap<String, Leases> = HashMap::new();
+    let mut by_fence: HashMap<(&str, u64), Leases> = HashMap::new();
+    for op in ops {
+        let (leases, fences) = leases(op);
+        by_name.entry(op.name()).or_default().add(leases);
+        for fence in fences {
+            by_fence.entry(fence).or_default().add(leases);
+        }
+    }
+    let mut violations = Vec::new();
+    for op in ops {
+        let mut broke =
+            |broken, key: &str, at, text| violations.push(Violation { broken, key: key.to_owned(), at, text });
+        // With a wait, the request that was refused is not known.
+        let mut asked = None;
+        for event in &op.events {
+            match &event.what {
+                What::Asks { waits, .. } => asked = Some(event.at).filter(|_| !waits),
+                What::Refused { key, by, fence } => {
+                    let text =
+                        |why: String| format!("{} was refused {key} by {by:?} with fence {fence:?}{why}", op.name());
+                    if by.as_ref() == Some(&op.name()) {
+                        broke(Broken::Itself, key, event.at, text(String::new()));
+                    }
+                    let by_fence = fence.and_then(|fence| by_fence.get(&(key.as_str(), fence)).copied());
+                    // A fence that nobody had is that of an acquire without an answer, or of one that arrived again
+                    // after the release: of many releases, the row remembers the last ones. The lease ends as it would
+                    // have without.
+                    let by_name = || Some(Leases { released: None, ..*by_name.get(by.as_ref()?)? });
+                    let known = by_fence.or_else(by_name);
+                    let Some(asked) = asked else { continue };
+                    if op.is_probe() {
+                        broke(Broken::Blocked, key, event.at, text(" after everybody had left".to_owned()));
+                    } else if let Some(Leases { end, released }) = known {
+                        // The holder's clock is ahead by up to the skew. A lease in the row has the skew added, a release
+                        // has not.
+                        let free = released.map_or(u64::MAX, |at| at + clock_skew).min(end + 2 * clock_skew);
+                        if asked > free {
+                            broke(
+                                Broken::Blocked,
+                                key,
+                                event.at,
+                                text(format!(", which was over at {}", seconds(free))),
+                            );
+                        }
+                    }
+                }
+                What::Failed { why } if op.is_probe() && why != "declined" => {
+                    let key = op.keys().concat();
+                    broke(
+                        Broken::Blocked,
+                        &key,
+                        event.at,
+                        format!("{} failed after everybody had left: {why}", op.name()),
+                    );
+                }
+                What::Failed { why } if UNEXPLAINED.contains(&why.as_str()) => {
+                    broke(Broken::Errors, &op.keys().concat(), event.at, format!("{} got the error {why}", op.name()));
+                }
+                _ => {}
+            }
+        }
+    }
+    violations
+}
+
+fn leases<'a>(op: &Op<'a>) -> (Leases, Vec<(&'a str, u64)>) {
+    let (mut leases, mut fences) = (Leases::default(), Vec::new());
+    for (index, event) in op.events.iter().enumerate() {
+        match &event.what {
+            // Any attempt until the answer can have set the lease.
+            What::Asks { lease, .. } | What::Renews { lease } => {
+                leases.end = leases.end.max(op.next(index) + lease * 1_000_000);
+            }
+            What::Shows { key, fence } => fences.push((key.as_str(), *fence)),
+            What::Has { keys, fences: has, .. } => {
+                fences.extend(keys.iter().map(String::as_str).zip(has.iter().copied()));
+            }
+            What::Released => leases.released = Some(event.at),
+            _ => {}
+        }
+    }
+    (leases, fences)
+}

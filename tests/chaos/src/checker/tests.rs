@@ -1,0 +1,233 @@
+//! Each rule of the checker, on a history of a few lines that breaks it.
+
+use super::{Broken, History, PROBE, Process, Row};
+use crate::event::{Event, What};
+
+const MS: u64 = 1_000_000;
+
+fn asks(key: &str) -> What {
+    What::Asks { keys: vec![key.to_owned()], permits: 1, lease: 500, waits: false }
+}
+
+fn has(key: &str, fence: u64) -> What {
+    What::Has { keys: vec![key.to_owned()], fences: vec![fence], again: false }
+}
+
+fn resumed(key: &str, fence: u64) -> What {
+    What::Has { keys: vec![key.to_owned()], fences: vec![fence], again: true }
+}
+
+fn refused(by: &str, fence: Option<u64>) -> What {
+    What::Refused { key: "a".to_owned(), by: Some(by.to_owned()), fence }
+}
+
+fn commits(result: &str) -> What {
+    What::Commits { key: "a".to_owned(), result: result.to_owned() }
+}
+
+fn replied(result: &str) -> What {
+    What::Replied { key: "a".to_owned(), result: result.to_owned() }
+}
+
+/// A process whose events have times in milliseconds, all of one operation.
+fn process(name: &str, events: Vec<(u64, What)>) -> Process {
+    let event = |(at, what)| Event { at: at * MS, ahead: 0, op: 0, what };
+    Process {
+        name: name.to_owned(),
+        ended: 10_000 * MS,
+        failure: None,
+        events: events.into_iter().map(event).collect(),
+    }
+}
+
+/// A hold of the key "a" from one time to another.
+fn hold(name: &str, fence: u64, from: u64, to: u64) -> Process {
+    process(name, vec![(from - 5, asks("a")), (from, has("a", fence)), (from, What::Valid), (to, What::Valid)])
+}
+
+/// The guarantees that did not hold.
+fn found(processes: Vec<Process>, rows: Vec<Row>) -> Vec<Broken> {
+    let violations = History { processes, rows, clock_skew: 100 * MS }.check();
+    let mut broken: Vec<_> = violations.into_iter().map(|violation| violation.broken).collect();
+    broken.sort();
+    broken.dedup();
+    broken
+}
+
+fn record(result: &str, commits: u64) -> Vec<Row> {
+    let (id, data) = ("a".to_owned(), Some(format!("\"{result}\"")));
+    let record = Row { id: id.clone(), status: Some("COMPLETED".to_owned()), data, ..Row::default() };
+    vec![record, Row { id, commits: Some(commits), committed: Some(result.to_owned()), ..Row::default() }]
+}
+
+#[test]
+fn holders_one_after_the_other_are_right() {
+    assert_eq!(found(vec![hold("x", 1, 10, 20), hold("y", 2, 30, 40)], Vec::new()), []);
+}
+
+#[test]
+fn two_holders_at_the_same_time_are_found() {
+    assert_eq!(found(vec![hold("x", 1, 10, 35), hold("y", 2, 30, 40)], Vec::new()), [Broken::Alone]);
+}
+
+#[test]
+fn a_holder_that_does_not_claim_to_be_valid_disturbs_no_one() {
+    let stopped = process("x", vec![(5, asks("a")), (10, has("a", 1)), (10, What::Valid), (50, What::Invalid)]);
+    assert_eq!(found(vec![stopped, hold("y", 2, 30, 40)], Vec::new()), []);
+}
+
+#[test]
+fn a_ticket_that_works_twice_is_found() {
+    let resumes = |name, at| process(name, vec![(at, resumed("a", 1)), (at, What::Valid), (at + 20, What::Valid)]);
+    assert_eq!(found(vec![hold("x", 1, 10, 20), resumes("y", 30)], Vec::new()), []);
+    assert_eq!(found(vec![hold("x", 1, 10, 20), resumes("y", 30), resumes("z", 40)], Vec::new()), [Broken::Alone]);
+}
+
+#[test]
+fn a_resumed_fence_that_nobody_had_is_found() {
+    assert_eq!(found(vec![process("x", vec![(10, resumed("a", 1))])], Vec::new()), [Broken::Fences]);
+}
+
+#[test]
+fn one_permit_too_many_is_found() {
+    let permit = |name, fence| {
+        let mut process = hold(name, fence, 10, 20);
+        process.events[0].what = What::Asks { keys: vec!["a".to_owned()], permits: 2, lease: 500, waits: false };
+        process
+    };
+    assert_eq!(found(vec![permit("x", 1), permit("y", 2)], Vec::new()), []);
+    assert_eq!(found(vec![permit("x", 1), permit("y", 2), permit("z", 3)], Vec::new()), [Broken::Permits]);
+}
+
+#[test]
+fn a_fence_that_repeats_or_is_smaller_than_one_before_is_found() {
+    assert_eq!(found(vec![hold("x", 1, 10, 20), hold("y", 1, 30, 40)], Vec::new()), [Broken::Fences]);
+    assert_eq!(found(vec![hold("x", 2, 10, 20), hold("y", 1, 30, 40)], Vec::new()), [Broken::Fences]);
+    // Who had asked before the other had an answer may have been first.
+    assert_eq!(
+        found(vec![hold("x", 2, 10, 20), process("y", vec![(9, asks("a")), (30, has("a", 1))])], Vec::new()),
+        []
+    );
+}
+
+#[test]
+fn a_lost_update_of_the_fenced_store_is_found() {
+    let wrote = |fence, value| (fence, What::Wrote { key: "a".to_owned(), fence, value });
+    let stored = |counted| vec![Row { id: "store of a".to_owned(), counted: Some(counted), ..Row::default() }];
+    assert_eq!(found(vec![process("x", vec![wrote(1, 1), wrote(2, 2)])], stored(2)), []);
+    assert_eq!(found(vec![process("x", vec![wrote(1, 1), wrote(2, 1)])], stored(1)), [Broken::Store]);
+    assert_eq!(found(vec![process("x", vec![wrote(1, 1), wrote(2, 2)])], stored(1)), [Broken::Store]);
+}
+
+#[test]
+fn two_effects_of_one_key_are_found() {
+    let run = || process("x", vec![(10, commits("r")), (20, replied("r"))]);
+    assert_eq!(found(vec![run()], record("r", 1)), []);
+    assert_eq!(found(vec![run()], record("r", 2)), [Broken::Once]);
+}
+
+#[test]
+fn different_replies_are_found() {
+    let replies = |other| {
+        vec![process("x", vec![(10, commits("r")), (20, replied("r"))]), process("y", vec![(30, replied(other))])]
+    };
+    assert_eq!(found(replies("r"), record("r", 1)), []);
+    assert_eq!(found(replies("s"), record("r", 1)), [Broken::Replies]);
+}
+
+#[test]
+fn a_confirmed_result_that_is_gone_is_found() {
+    let run = || vec![process("x", vec![(10, commits("r")), (20, replied("r"))])];
+    assert_eq!(found(run(), Vec::new()), [Broken::Kept]);
+    assert_eq!(found(run(), record("s", 1)), [Broken::Kept]);
+    let mut rows = record("r", 1);
+    rows[0].status = Some("INPROGRESS".to_owned());
+    assert_eq!(found(run(), rows), [Broken::Kept]);
+}
+
+#[test]
+fn a_message_that_is_deleted_before_its_work_is_found() {
+    let done =
+        |at| vec![process("x", vec![(10, commits("r"))]), process("y", vec![(at, What::Done { key: "a".to_owned() })])];
+    assert_eq!(found(done(20), record("r", 1)), []);
+    assert_eq!(found(done(5), record("r", 1)), [Broken::Kept]);
+    assert_eq!(found(done(20), Vec::new()), [Broken::Kept]);
+}
+
+#[test]
+fn a_key_that_is_held_longer_than_its_lease_and_the_skew_is_found() {
+    // The acquire ended at 10 ms, with a lease of 500 ms, and the skew counts twice.
+    let refusal = |at| process("y", vec![(at, asks("a")), (at + 5, refused("x.0", Some(1)))]);
+    assert_eq!(found(vec![hold("x", 1, 10, 20), refusal(710)], Vec::new()), []);
+    assert_eq!(found(vec![hold("x", 1, 10, 20), refusal(711)], Vec::new()), [Broken::Blocked]);
+}
+
+#[test]
+fn a_holder_that_died_during_its_acquire_is_known_by_its_name() {
+    let died = || {
+        let mut process = process("x", vec![(5, asks("a"))]);
+        process.ended = 50 * MS;
+        process
+    };
+    let refusal = |at| process("y", vec![(at, asks("a")), (at + 5, refused("x.0", Some(1)))]);
+    assert_eq!(found(vec![died(), refusal(750)], Vec::new()), []);
+    assert_eq!(found(vec![died(), refusal(751)], Vec::new()), [Broken::Blocked]);
+}
+
+#[test]
+fn a_released_key_that_is_held_longer_than_the_skew_is_found() {
+    let released = || {
+        let mut process = hold("x", 1, 10, 20);
+        process.events.push(Event { at: 30 * MS, ahead: 0, op: 0, what: What::Released });
+        process
+    };
+    let refusal = |at| process("y", vec![(at, asks("a")), (at + 5, refused("x.0", Some(1)))]);
+    assert_eq!(found(vec![released(), refusal(130)], Vec::new()), []);
+    assert_eq!(found(vec![released(), refusal(131)], Vec::new()), [Broken::Blocked]);
+    // The acquire arrived again, and got another fence. Its lease ends when that of the released one would have.
+    let again = |at| process("y", vec![(at, asks("a")), (at + 5, refused("x.0", Some(2)))]);
+    assert_eq!(found(vec![released(), again(710)], Vec::new()), []);
+    assert_eq!(found(vec![released(), again(711)], Vec::new()), [Broken::Blocked]);
+}
+
+#[test]
+fn whatever_refuses_the_probe_is_found() {
+    let refusal = process(PROBE, vec![(20, asks("a")), (25, refused("somebody", None))]);
+    assert_eq!(found(vec![refusal], Vec::new()), [Broken::Blocked]);
+    let failure = process(PROBE, vec![(20, asks("a")), (25, What::Failed { why: "in_progress".to_owned() })]);
+    assert_eq!(found(vec![failure], Vec::new()), [Broken::Blocked]);
+}
+
+#[test]
+fn an_operation_that_its_own_acquire_refuses_is_found() {
+    let refusal = process("x", vec![(20, asks("a")), (25, refused("x.0", Some(1)))]);
+    assert_eq!(found(vec![refusal], Vec::new()), [Broken::Itself]);
+}
+
+#[test]
+fn an_error_that_no_fault_explains_is_found() {
+    let failed = |why: &str| vec![process("x", vec![(5, asks("a")), (10, What::Failed { why: why.to_owned() })])];
+    assert_eq!(found(failed("unavailable"), Vec::new()), []);
+    assert_eq!(found(failed("ticket_unknown"), Vec::new()), [Broken::Errors]);
+}
+
+#[test]
+fn right_clocks_are_found_because_faketime_does_nothing() {
+    let processes = |ahead| {
+        let mut processes: Vec<_> =
+            (0..6).map(|number| hold("x", number + 1, 10 + number * 20, 15 + number * 20)).collect();
+        processes[0].events[0].ahead = ahead;
+        processes
+    };
+    assert_eq!(found(processes(40), Vec::new()), []);
+    assert_eq!(found(processes(0), Vec::new()), [Broken::Clocks]);
+}
+
+#[test]
+fn a_process_that_fails_and_a_clock_outside_of_the_skew_are_found() {
+    let mut failed = hold("x", 1, 10, 20);
+    failed.failure = Some("exit status: 101".to_owned());
+    let mut ahead = hold("y", 2, 30, 40);
+    ahead.events[0].ahead = 60;
+    assert_eq!(found(vec![failed, ahead], Vec::new()), [Broken::Processes, Broken::Clocks]);
+}
