@@ -4,20 +4,28 @@ use std::ops::Deref;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, SystemTime};
 
-use lambda_lock::embedded::{Answer, DynamoDb, Intercept};
+use lambda_lock::embedded::{Answer, Intercept};
 use lambda_lock::{Error, ErrorKind, Lock};
 use serde_json::Value;
 
 use super::book::{Book, Observe, Observer, Page, described};
-use super::stage::{LATENCY, Waiting};
+use super::liveness::refused_while_free;
+use super::stage::{LATENCY, Stage, Waiting};
 use super::{Counts, Outcome};
 use crate::request::{LEASE_END, Purpose, Request, Write};
+
+/// The digits of a nonce, which ends each owner.
+const NONCE_DIGITS: usize = 32;
+/// The number of a release for an identity: no later request of its owner counts.
+const LAST_SEQUENCE: u64 = i64::MAX as u64;
 
 /// Records everything, and reports violations of the guarantees.
 #[derive(Debug)]
 pub(super) struct Ledger {
     book: Book<Kept>,
     clock_skew: Duration,
+    /// How much later something can happen because of the twists of the history.
+    slack: Duration,
 }
 
 type State = Page<Kept>;
@@ -40,8 +48,22 @@ pub(crate) struct Kept {
     crashes: Vec<Crash>,
     /// By key and in order: the times and nonces of acquires.
     taken: Vec<(String, SystemTime, String)>,
-    /// By nonce: the end of the minimum hold after an early release, and its operation.
-    holds: HashMap<String, (SystemTime, String)>,
+    /// By nonce.
+    holds: HashMap<String, Hold>,
+    /// Owners whose lock went to a later acquire of their identity, or was released for it. They may still consider
+    /// themselves valid.
+    superseded: HashSet<String>,
+}
+
+/// A minimum hold.
+struct Hold {
+    /// Its end after an early release.
+    until: SystemTime,
+    operation: String,
+    /// The lock was handed over, and the hold goes with the ticket.
+    is_handed_over: bool,
+    /// Another host may have dropped the lock, which clears the hold.
+    is_uncertain: bool,
 }
 
 /// The state of a row after the applied requests.
@@ -59,6 +81,7 @@ struct Row {
 
 struct Holding {
     key: String,
+    owner: String,
     operation: String,
     valid: Valid,
 }
@@ -77,8 +100,8 @@ struct Crash {
 }
 
 impl Ledger {
-    pub(super) fn new(engine: DynamoDb, clock_skew: Duration) -> Self {
-        Self { book: Book::new(engine), clock_skew }
+    pub(super) fn new(stage: &Stage) -> Self {
+        Self { book: Book::new(stage.engine.clone()), clock_skew: stage.clock_skew, slack: stage.slack() }
     }
 
     pub(super) fn observer(self: &Arc<Self>) -> impl Intercept + use<> {
@@ -89,6 +112,10 @@ impl Ledger {
         self.book.swept(rows, |kept| &mut kept.counts.swept);
     }
 
+    pub(super) fn violated(&self, what: String) {
+        self.broke(&mut self.state(), what);
+    }
+
     /// The checks at the end of a history.
     pub(super) fn outcome(&self) -> Outcome {
         let Page { mut journal, kept: state } = self.take();
@@ -96,9 +123,9 @@ impl Ledger {
             let next = state.taken.iter().find(|(taken, when, by)| taken == key && when >= at && by != owner);
             // A late release may have kept the key for its minimum hold.
             let hold = state.holds.get(owner).filter(|_| state.released.contains(owner));
-            let ends = state.ends[owner].max(hold.map_or(*at, |(hold, _)| *hold + 2 * self.clock_skew));
+            let ends = state.ends[owner].max(hold.map_or(*at, |hold| hold.until + 2 * self.clock_skew));
             // The end of the lease includes the skew once. The clock of the next holder may be behind by it once more.
-            let latest = ends.max(*at) + self.clock_skew + *cap + 2 * LATENCY;
+            let latest = ends.max(*at) + self.clock_skew + *cap + 2 * LATENCY + self.slack;
             if next.is_none_or(|(_, when, _)| *when > latest) {
                 let what = format!("(c) {key}, whose holder crashed, was not taken again in time");
                 journal.broke(self.engine.now(), what);
@@ -131,9 +158,11 @@ impl Ledger {
             self.broke(state, format!("(e) {key} was taken again by {holder}, which had released it"));
         }
         let last = state.rows.get(key).map(|row| &row.owner).filter(|owner| state.released.contains(*owner));
-        if last.and_then(|owner| state.holds.get(owner)).is_some_and(|(until, _)| now < *until) {
+        let hold = last.and_then(|owner| state.holds.get(owner)).filter(|hold| !hold.is_uncertain);
+        if hold.is_some_and(|hold| now < hold.until) {
             self.broke(state, format!("{key} was taken before its minimum hold was over"));
         }
+        self.taken_over(state, update);
         let withdrawn = state.rows.get(key).map(|row| row.withdrawn.clone()).unwrap_or_default();
         if withdrawn == *owner {
             self.broke(state, format!("(h) {key} was taken by {holder}, which had withdrawn"));
@@ -142,6 +171,36 @@ impl Ledger {
         state.rows.insert(key.clone(), Row { owner: owner.clone(), fence, withdrawn, sequence: 0, end });
         state.applied.insert((key.clone(), fence), holder);
         state.taken.push((key.clone(), now, owner.clone()));
+    }
+}
+
+/// The start of the owners of the same identity, if this one has an identity.
+fn identity_of(owner: &str) -> Option<&str> {
+    let nonce_at = owner.len().checked_sub(NONCE_DIGITS).filter(|at| *at > 0)?;
+    owner.get(..nonce_at)
+}
+
+impl Ledger {
+    /// Takes note of an acquire that took the lock of its identity over.
+    fn taken_over(&self, state: &mut State, update: &Write) {
+        let Write { key, owner, .. } = update;
+        let (before, end) = state.rows.get(key).map(|row| (row.owner.clone(), row.end)).unwrap_or_default();
+        let is_same = identity_of(owner).is_some_and(|identity| before.starts_with(identity));
+        let has_lock = is_same && !state.released.contains(&before) && update.sent().is_some_and(|sent| sent < end);
+        let is_takeover = update.sets("held_since").is_some();
+        state.counts.taken_over += usize::from(has_lock);
+        if is_takeover && !has_lock {
+            self.broke(state, format!("(k) {key}: a takeover took what its identity does not hold"));
+        }
+        if is_same {
+            state.superseded.insert(before);
+        }
+    }
+}
+
+impl Kept {
+    fn holds_of(&mut self, operation: &str) -> impl Iterator<Item = &mut Hold> {
+        self.holds.values_mut().filter(move |hold| hold.operation == operation)
     }
 }
 
@@ -164,6 +223,11 @@ impl Observe for Ledger {
                     in_the_way["holder"]["S"], in_the_way[LEASE_END]["N"]
                 ),
             );
+            if purpose == Purpose::Acquire
+                && let Some(why) = refused_while_free(update, in_the_way)
+            {
+                ledger.broke(&mut state, format!("(l) {key} was refused: {why}"));
+            }
             return;
         }
         let end = update.number(LEASE_END);
@@ -222,6 +286,11 @@ impl Observe for Ledger {
                     ledger.broke(&mut state, format!("(g) {key}: a {purpose:?} was applied after a later request"));
                 }
                 if !is_renewal {
+                    if sequence == LAST_SEQUENCE {
+                        state.counts.freed_for_identity += 1;
+                        state.holds.remove(&owner);
+                        state.superseded.insert(owner.clone());
+                    }
                     state.released.insert(owner.clone());
                     state.last_released.insert(key, owner);
                 }
@@ -266,9 +335,8 @@ impl Operation {
         if state.applied.get(&(self.key.clone(), lock.fence())) != Some(&from.name) {
             self.ledger.broke(&mut state, format!("{} resumed a lock that {} did not have", self.name, from.name));
         }
-        self.alone(&mut state, lock.is_valid());
-        let valid = Valid::Ask(Arc::downgrade(lock));
-        state.holding.push(Holding { key: self.key.clone(), operation: self.name.clone(), valid });
+        self.alone(&mut state, lock);
+        self.hold(&mut state, lock, Valid::Ask(Arc::downgrade(lock)));
     }
 
     /// Records a renewal with this ticket. From now on, the row refuses the requests of the process that made the ticket.
@@ -312,18 +380,26 @@ impl Operation {
         if !hold_at_least.is_zero() {
             // The holder's clock may be ahead by half the skew.
             let until = lock.acquired_at() + hold_at_least - ledger.clock_skew / 2;
-            state.holds.insert(lock.owner().to_owned(), (until, self.name.clone()));
+            let hold = Hold { until, operation: self.name.clone(), is_handed_over: false, is_uncertain: false };
+            state.holds.insert(lock.owner().to_owned(), hold);
         }
-        self.alone(&mut state, lock.is_valid());
-        state.holding.push(Holding { key: self.key.clone(), operation: self.name.clone(), valid });
+        self.alone(&mut state, lock);
+        self.hold(&mut state, lock, valid);
+    }
+
+    fn hold(&self, state: &mut State, lock: &Lock, valid: Valid) {
+        let (key, owner, operation) = (self.key.clone(), lock.owner().to_owned(), self.name.clone());
+        state.holding.push(Holding { key, owner, operation, valid });
     }
 
     /// (a) No other holder may consider itself valid at this instant.
-    fn alone(&self, state: &mut State, valid: bool) {
+    fn alone(&self, state: &mut State, lock: &Lock) {
         let now = self.ledger.engine.now();
+        let valid = lock.is_valid() && !state.superseded.contains(lock.owner());
         let other = state.holding.iter().find(|holding| {
             holding.key == self.key
                 && holding.operation != self.name
+                && !state.superseded.contains(&holding.owner)
                 && match &holding.valid {
                     Valid::Ask(lock) => lock.upgrade().is_some_and(|lock| lock.is_valid()),
                     Valid::Until(until) => now < *until,
@@ -338,6 +414,9 @@ impl Operation {
     pub(super) fn refused(&self, error: &Error) {
         let mut state = self.ledger.state();
         self.ledger.log(&mut state, &format!("{} refused: {error}", self.name));
+        if error.kind() == ErrorKind::MalformedRow {
+            self.ledger.broke(&mut state, format!("(m) {}: {error}", self.name));
+        }
         let Some(fence) = error.holder().and_then(lambda_lock::Holder::fence) else { return };
         state.counts.held += 1;
         if state.applied.get(&(self.key.clone(), fence)) == Some(&self.name) {
@@ -351,7 +430,7 @@ impl Operation {
         match answer {
             Ok(()) => {
                 state.counts.renewed += 1;
-                self.alone(&mut state, lock.is_valid());
+                self.alone(&mut state, lock);
             }
             Err(error) if error.is_lost() => state.counts.lost += 1,
             Err(_) => {}
@@ -383,17 +462,29 @@ impl Operation {
         self.ended("was cancelled at the end of its lease");
     }
 
-    /// The work was not done, or its outcome is unknown: clears the minimum hold.
+    /// The work was not done, or its outcome is unknown: clears the minimum hold, which may be that of the ticket.
     pub(super) fn ended(&self, how: &str) {
         let mut state = self.ledger.state();
-        state.holds.retain(|_, (_, operation)| *operation != self.name);
+        state.holds.retain(|_, hold| !self.name.starts_with(&hold.operation));
         self.ledger.log(&mut state, &format!("{} {how}", self.name));
         self.leave(&mut state);
     }
 
-    pub(super) fn completed(&self) {
+    /// The minimum hold goes with the ticket.
+    pub(super) fn handed_over(&self) {
         let mut state = self.ledger.state();
-        self.ledger.log(&mut state, &format!("{} completed", self.name));
+        state.holds_of(&self.name).for_each(|hold| hold.is_handed_over = true);
+        drop(state);
+        self.went("handed its lock over");
+    }
+
+    pub(super) fn completed(&self) {
+        self.went("completed");
+    }
+
+    fn went(&self, how: &str) {
+        let mut state = self.ledger.state();
+        self.ledger.log(&mut state, &format!("{} {how}", self.name));
         self.leave(&mut state);
     }
 
@@ -402,6 +493,8 @@ impl Operation {
         let mut state = self.ledger.state();
         self.ledger.log(&mut state, &format!("{} crashed", self.name));
         self.leave(&mut state);
+        // The hosts that have its ticket do not crash: they drop the lock.
+        state.holds_of(&self.name).for_each(|hold| hold.is_uncertain = hold.is_handed_over);
         let row = state.rows.get(&self.key).filter(|row| {
             state.applied.get(&(self.key.clone(), row.fence)) == Some(&self.name)
                 && !state.released.contains(&row.owner)
