@@ -141,10 +141,9 @@ impl Scene {
         let waiters = (0..liveness::LAST_WAITERS).map(|number| {
             let operation = Operation::new(&format!("last waiter {number}"), key.clone(), Arc::clone(&self.ledger));
             let locks = self.stage.locks(&self.host(random, Network::Good));
-            let wait = if number == 0 { Waiting::Backoff } else { Waiting::InTurn };
             async move {
                 let acquire = locks.acquire(&operation.key).holder(&operation.name).lease(Duration::from_secs(2));
-                match acquire.wait(wait.up_to(liveness::last_wait(self.stage.slack()))).await {
+                match acquire.wait(Waiting::InTurn.up_to(liveness::last_wait(self.stage.slack()))).await {
                     Ok(lock) => {
                         let lock = Arc::new(lock);
                         operation.acquired(&lock, Duration::ZERO);

@@ -1,6 +1,7 @@
 //! Long runs: thousands of operations on one row, over a network that loses and repeats requests. The row stays small, and
 //! everything that is asked of it is answered.
 
+use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::time::Duration;
 
@@ -25,7 +26,7 @@ const MOST_TOMBSTONES: usize = 64;
 const TOMBSTONE_BYTES: usize = 80;
 const PERMIT_BYTES: usize = 300;
 /// The row is read after so many operations.
-const READ_EVERY: usize = 20;
+const READ_EVERY: usize = 50;
 
 /// What uses the row.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -41,8 +42,8 @@ pub enum User {
 pub struct Report {
     /// Operations that had what they asked for.
     pub operations: usize,
-    /// Operations that ended with an error, because of the network.
-    pub errors: usize,
+    /// Operations that ended with an error, by its kind.
+    pub errors: BTreeMap<String, usize>,
     /// The size of the row in bytes at most.
     pub largest: usize,
     /// The number of its attributes at most.
@@ -53,7 +54,7 @@ pub struct Report {
     pub violations: Vec<String>,
 }
 
-/// Runs so many operations on one row.
+/// Runs so many operations on one row, and now and then one more beside it.
 #[must_use]
 pub fn run(user: User, operations: usize, mutation: Option<Mutation>) -> Report {
     // The generators of a seed without twists.
@@ -75,7 +76,7 @@ async fn run_on_stage(seed: u64, user: User, operations: usize, mutation: Option
     let hosts = [(); 3].map(|()| stage.host(&mut random, Network::Bad, Unobserved));
     let locks = hosts.map(|host| stage.locks(&host));
     let mut report = Report::default();
-    while report.operations + report.errors < operations {
+    for number in 1..=operations {
         let (one, other) = (&locks[random.usize(0..3)], &locks[random.usize(0..3)]);
         // Now and then two at once.
         let both = async |random: &mut Rng| match random.u8(0..8) {
@@ -86,10 +87,12 @@ async fn run_on_stage(seed: u64, user: User, operations: usize, mutation: Option
             _ => vec![user.operate(one, random.fork()).await],
         };
         for operation in both(&mut random).await {
-            report.operations += usize::from(operation.is_ok());
-            report.errors += usize::from(operation.is_err());
+            match operation {
+                Ok(()) => report.operations += 1,
+                Err(error) => *report.errors.entry(format!("{:?}", error.kind())).or_default() += 1,
+            }
         }
-        if (report.operations + report.errors).is_multiple_of(READ_EVERY) {
+        if number % READ_EVERY == 0 {
             report.read(&stage, user).await;
         }
         sleep(millis(&mut random, 0..=50)).await;

@@ -108,7 +108,7 @@ async fn history(seed: u64, mutation: Option<Mutation>) -> Outcome<Counts> {
     }
     scene.serve_last_waiters(&mut random).await;
     if seed % CROWD_EVERY == CROWD_SEED && !scene.stage.is_throttled() {
-        crowd(&scene, CROWDS[(seed / CROWD_EVERY % 4) as usize], &mut random).await;
+        crowd(&scene, CROWDS[usize::try_from(seed / CROWD_EVERY % 4).unwrap()], &mut random).await;
     }
     stage::settle(LATEST_ARRIVAL).await;
     sweeper.abort();
@@ -128,10 +128,9 @@ impl Scene {
             let name = format!("last waiter {number}");
             let operation = Operation::new(&name, key.clone(), self.permits, Arc::clone(&self.ledger));
             let locks = self.stage.locks(&self.host(random, Network::Good));
-            let wait = if number == 0 { Waiting::Backoff } else { Waiting::InTurn };
             async move {
                 let acquire = locks.semaphore(&operation.key, operation.permits).acquire().holder(&operation.name);
-                let wait = wait.up_to(liveness::last_wait(self.stage.slack()));
+                let wait = Waiting::InTurn.up_to(liveness::last_wait(self.stage.slack()));
                 match acquire.lease(Duration::from_secs(2)).wait(wait).await {
                     Ok(permit) => {
                         let permit = Arc::new(permit);

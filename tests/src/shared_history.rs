@@ -82,7 +82,8 @@ async fn history(seed: u64, mutation: Option<Mutation>) -> Outcome<Counts> {
                 sleep(Duration::from_mins(10)).await;
                 let swept = scene.stage.engine.sweep_expired().unwrap();
                 let left = if swept > 0 { liveness::rows(&scene.stage.engine).await } else { continue };
-                scene.ledger.swept(swept, left.iter().map(|row| row["id"].as_s().unwrap().as_str()).collect());
+                let left = left.iter().map(|row| row["id"].as_s().unwrap().as_str()).collect();
+                scene.ledger.swept(swept, &left);
             }
         }
     });

@@ -1,6 +1,7 @@
 //! The guarantees hold over many random histories.
 //!
-//! `LOCK_SEARCH=long` runs thousands of them, and tries every mutation. `LOCK_HISTORIES=100000` runs that many.
+//! `LOCK_SEARCH=long` runs thousands of them, and tries every mutation. `LOCK_HISTORIES=100000` runs that many, from seed 0
+//! or from `LOCK_FIRST=5000`.
 //! `LOCK_SEED=42` runs one of each kind and prints it. `LOCK_MUTATION=ticket` tries the mutations with that in their name.
 
 use std::env;
@@ -56,7 +57,8 @@ fn assert_guarantees_hold<C: Counted + Debug + Send>(
         return Vec::new();
     }
     let is_found = AtomicBool::new(false);
-    let outcomes = on_all_cores(0..histories(long), |seed| {
+    let first = variable("LOCK_FIRST").unwrap_or(0);
+    let outcomes = on_all_cores(first..first + histories(long), |seed| {
         if is_found.load(Ordering::Relaxed) {
             return None;
         }
@@ -171,7 +173,7 @@ histories_of! {
     shards: 700 of stream_history::run, stream_history::MUTATIONS;
     semaphores: 500 of semaphore_history::run, [&semaphore_history::MUTATIONS[..], &liveness::OF_ROWS].concat();
     sets: 500 of several_history::run, [&several_history::MUTATIONS[..], &liveness::OF_ROWS, &liveness::OF_KEYS].concat();
-    shared: 500 of shared_history::run, [&shared_history::MUTATIONS[..], &liveness::OF_ROWS].concat();
+    shared: 300 of shared_history::run, [&shared_history::MUTATIONS[..], &liveness::OF_ROWS].concat();
 }
 
 #[test]
@@ -189,14 +191,16 @@ const OPERATIONS: (usize, usize) = (10_000, 500);
 fn a_row_stays_small_over_a_long_run() {
     let operations = if is_long() { OPERATIONS.0 } else { OPERATIONS.1 };
     let users = [long_run::User::Key, long_run::User::Semaphore];
-    for (user, report) in on_all_cores(0..2, |index| {
+    let run = |index| {
         let user = users[usize::from(index == 1)];
         (user, long_run::run(user, operations, None))
-    }) {
+    };
+    for (user, report) in on_all_cores(0..2, run) {
         println!("{user:?}: {report:?}");
         assert!(report.violations.is_empty(), "{user:?}: {:?}", report.violations);
-        // The network loses requests, and nothing else prevents an operation.
-        assert!(report.errors < operations / 10, "{user:?}: {} errors", report.errors);
+        // Only lost requests and answers prevent an operation.
+        assert!(report.errors.keys().all(|kind| kind == "Unavailable"), "{user:?}: {:?}", report.errors);
+        assert!(report.operations > operations * 4 / 5, "{user:?}: {report:?}");
     }
 }
 

@@ -15,7 +15,7 @@ use crate::request::expression::{Comparison, Condition, Operand, Path};
 use crate::request::{LEASE_END, Purpose, Request, Write};
 
 /// How many waiters come for each key at the end of a history.
-pub(crate) const LAST_WAITERS: u32 = 3;
+pub(crate) const LAST_WAITERS: u32 = 2;
 /// How long each of them holds the key.
 pub(crate) const LAST_HOLD: Duration = Duration::from_millis(20);
 /// How long a holder of a history has the key at most: the longest renewal, or the longest minimum hold, and the skew

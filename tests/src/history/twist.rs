@@ -36,7 +36,7 @@ impl Twists {
         Self {
             steps,
             longer_skew: is_deployment.then(|| millis(&mut random, 1..=2000)),
-            write_units: is_throttled.then(|| random.u32(3..=8)),
+            write_units: is_throttled.then(|| random.u32(5..=12)),
         }
     }
 

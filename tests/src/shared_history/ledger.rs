@@ -87,7 +87,7 @@ impl Ledger {
     }
 
     /// Records that TTL has deleted rows, and has left these.
-    pub(super) fn swept(&self, rows: usize, left: HashSet<&str>) {
+    pub(super) fn swept(&self, rows: usize, left: &HashSet<&str>) {
         self.book.swept(rows, |kept| &mut kept.counts.swept);
         let mut state = self.state();
         let Kept { rows, before, .. } = &mut state.kept;
