@@ -5,8 +5,11 @@
 pub(crate) mod book;
 mod elsewhere;
 mod ledger;
+pub mod liveness;
 pub(crate) mod mutation;
 pub(crate) mod stage;
+mod twist;
+mod workflow;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,6 +23,7 @@ use tokio::time::{sleep, timeout};
 use ledger::{Ledger, Operation};
 pub use mutation::Mutation;
 use stage::{Network, REQUEST, Stage, Waiting, millis};
+pub use twist::Twisted;
 
 /// How late a request can arrive: AWS accepts its signature for 5 minutes.
 const LATEST_ARRIVAL: Duration = Duration::from_mins(5);
@@ -33,6 +37,8 @@ pub struct Outcome<C = Counts> {
     pub violations: Vec<String>,
     /// How often each outcome occurred, so that a test can see that the histories reach it.
     pub counts: C,
+    /// How often what is common to all kinds occurred.
+    pub twisted: Twisted,
 }
 
 /// How often each outcome of a kind of history occurred.
@@ -76,6 +82,10 @@ counts! {
     crashed,
     /// Turns that another process continued with.
     postponed,
+    /// Locks that a later acquire of their identity took over.
+    taken_over,
+    /// Locks that were released for their identity.
+    freed_for_identity,
     /// Places in the queue that were given.
     joined,
     /// Acquires that withdrew.
@@ -102,8 +112,8 @@ struct Scene {
 
 async fn history(seed: u64, mutation: Option<Mutation>) -> Outcome {
     let mut random = Rng::with_seed(seed);
-    let stage = Stage::set(&mut random, LATEST_ARRIVAL, mutation).await;
-    let ledger = Arc::new(Ledger::new(stage.engine.clone(), stage.clock_skew));
+    let stage = Stage::set(seed, &mut random, LATEST_ARRIVAL, mutation).await;
+    let ledger = Arc::new(Ledger::new(&stage));
     let scene = Arc::new(Scene { stage, ledger, keys: random.u64(1..=3) });
 
     let sweeper = tokio::spawn({
@@ -113,17 +123,65 @@ async fn history(seed: u64, mutation: Option<Mutation>) -> Outcome {
     if stage::has_late_hand_overs(seed) {
         tokio::spawn(late_hand_overs(Arc::clone(&scene), Rng::with_seed(seed)));
     }
-    if elsewhere::wait_in(seed) {
-        tokio::spawn(elsewhere::executions(Arc::clone(&scene), Rng::with_seed(seed)));
+    let executions =
+        elsewhere::wait_in(seed).then(|| tokio::spawn(elsewhere::executions(Arc::clone(&scene), Rng::with_seed(seed))));
+    let workflows = workflow::begin(seed, &scene);
+    stage::work(&mut random, |number, random| worker(Arc::clone(&scene), number, random)).await;
+    workflows.await;
+    if let Some(executions) = executions {
+        executions.await.unwrap();
     }
-    stage::work(&mut random, LATEST_ARRIVAL, |number, random| worker(Arc::clone(&scene), number, random)).await;
+    scene.serve_last_waiters(&mut random).await;
+    stage::settle(LATEST_ARRIVAL).await;
     sweeper.abort();
-    scene.ledger.outcome()
+    scene.inspect(&mut random).await;
+    Outcome { twisted: scene.stage.twisted(), ..scene.ledger.outcome() }
 }
 
 impl Scene {
     fn host(&self, random: &mut Rng, network: Network) -> Host {
         self.stage.host(random, network, self.ledger.observer())
+    }
+
+    /// After the faults, waiters with good networks come for a key at once. Late requests still arrive.
+    async fn serve_last_waiters(&self, random: &mut Rng) {
+        let key = format!("key {}", random.u64(0..self.keys));
+        let waiters = (0..liveness::LAST_WAITERS).map(|number| {
+            let operation = Operation::new(&format!("last waiter {number}"), key.clone(), Arc::clone(&self.ledger));
+            let locks = self.stage.locks(&self.host(random, Network::Good));
+            async move {
+                let acquire = locks.acquire(&operation.key).holder(&operation.name).lease(Duration::from_secs(2));
+                match acquire.wait(Waiting::InTurn.up_to(liveness::last_wait(self.stage.slack()))).await {
+                    Ok(lock) => {
+                        let lock = Arc::new(lock);
+                        operation.acquired(&lock, Duration::ZERO);
+                        sleep(liveness::LAST_HOLD).await;
+                        release(&operation, &lock).await;
+                    }
+                    Err(error) => operation.broke("(l) a waiter was not served", &error),
+                }
+            }
+        });
+        join_all(waiters.collect::<Vec<_>>()).await;
+    }
+
+    /// When no request is under way, each key is free at once, and each row is small and can be read.
+    async fn inspect(&self, random: &mut Rng) {
+        let locks = self.stage.locks(&self.host(random, Network::Good));
+        for number in 0..self.keys {
+            let operation = Operation::new("the last", format!("key {number}"), Arc::clone(&self.ledger));
+            match locks.acquire(&operation.key).holder(&operation.name).lease(Duration::from_secs(2)).await {
+                Ok(lock) => {
+                    let lock = Arc::new(lock);
+                    operation.acquired(&lock, Duration::ZERO);
+                    release(&operation, &lock).await;
+                }
+                Err(error) => operation.broke("(l) a free key was refused", &error),
+            }
+        }
+        for what in liveness::inspect(&self.stage.engine, |_| liveness::LARGEST_ROW).await {
+            self.ledger.violated(what);
+        }
     }
 }
 
@@ -197,7 +255,7 @@ async fn work(scene: &Scene, host: &Host, operation: &Operation, mut random: Rng
     let started = scene.stage.engine.now();
     let acquired = acquire.await;
     let waited = scene.stage.engine.now().duration_since(started).unwrap();
-    if waited > budget + REQUEST {
+    if waited > budget + REQUEST + scene.stage.slack() {
         operation.broke("(d) an acquire outlasted its budget", &format!("{waited:?} of {budget:?}"));
     }
     let lock = match acquired {
@@ -223,8 +281,7 @@ async fn work(scene: &Scene, host: &Host, operation: &Operation, mut random: Rng
             sleep(lease.mul_f64(random.f64() * 1.2)).await;
         }
     }
-    // The ledger does not follow a minimum hold across hosts.
-    if hold_at_least.is_zero() && random.u8(0..4) == 0 {
+    if random.u8(0..4) == 0 {
         // The answer to the last request of this process may be lost, or the request late.
         let last_request = lock.renew(lease.mul_f64(0.5 + random.f64()));
         let _ = timeout(millis(&mut random, 0..=200), last_request).await;
@@ -268,7 +325,7 @@ async fn hand_over(
 ) {
     // The ledger borrows the lock only for a moment.
     let ticket = Arc::into_inner(lock).unwrap().into_ticket();
-    operation.ended("handed its lock over");
+    operation.handed_over();
     let json = serde_json::to_string(&ticket).unwrap();
     let heirs =
         (0..random.u8(1..=2)).map(|number| heir(scene, operation, number, &json, lease, at_once, random.fork()));

@@ -117,23 +117,21 @@ fn business(key: &str) -> AttributeValue {
 
 async fn history(seed: u64, mutation: Option<Mutation>) -> Outcome<Counts> {
     let mut random = Rng::with_seed(seed);
-    let stage = Stage::set(&mut random, LATEST_ARRIVAL, mutation).await;
-    let terms: Vec<_> = (0..random.usize(1..=3)).map(|_| Terms::draw(&mut random, stage.clock_skew)).collect();
-    let ledger = Arc::new(Ledger::new(
-        stage.engine.clone(),
-        stage.clock_skew,
-        terms.iter().enumerate().map(|(number, terms)| (key(number), *terms)).collect(),
-    ));
+    let stage = Stage::set(seed, &mut random, LATEST_ARRIVAL, mutation).await;
+    let terms: Vec<_> = (0..random.usize(1..=3)).map(|_| Terms::draw(&mut random, stage.longest_skew())).collect();
+    let ledger =
+        Arc::new(Ledger::new(&stage, terms.iter().enumerate().map(|(number, terms)| (key(number), *terms)).collect()));
     let scene = Arc::new(Scene { stage, ledger, terms });
 
     let sweeper = tokio::spawn({
         let scene = Arc::clone(&scene);
         async move { scene.stage.sweep(Duration::from_secs(7), |rows| scene.ledger.swept(rows)).await }
     });
-    stage::work(&mut random, LATEST_ARRIVAL, |number, random| worker(Arc::clone(&scene), number, random)).await;
+    stage::work(&mut random, |number, random| worker(Arc::clone(&scene), number, random)).await;
+    stage::settle(LATEST_ARRIVAL).await;
     sweeper.abort();
     scene.settle(random).await;
-    scene.ledger.outcome()
+    Outcome { twisted: scene.stage.twisted(), ..scene.ledger.outcome() }
 }
 
 impl Scene {

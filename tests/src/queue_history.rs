@@ -97,7 +97,7 @@ type Consumer = SqsConsumer<Handled, Value, u64, Failure>;
 
 async fn history(seed: u64, mutation: Option<Mutation>) -> Outcome<Counts> {
     let mut random = Rng::with_seed(seed);
-    let stage = Stage::set(&mut random, idempotency_history::LATEST_ARRIVAL, mutation).await;
+    let stage = Stage::set(seed, &mut random, idempotency_history::LATEST_ARRIVAL, mutation).await.with_few_requests();
     let is_fifo = random.bool();
     let key = match random.u8(0..3) {
         0 => KeyIs::MessageId,
@@ -112,19 +112,17 @@ async fn history(seed: u64, mutation: Option<Mutation>) -> Outcome<Counts> {
         let key = key.of(message);
         [(key.replace(".fifo", ""), terms), (key, terms)]
     });
-    let ledger = Arc::new(Ledger::new(stage.engine.clone(), stage.clock_skew, keys.collect()));
+    let ledger = Arc::new(Ledger::new(&stage, keys.collect()));
     let queue = Queue::draw(&mut random, is_fifo, messages);
     let scene = Arc::new(Scene { stage, ledger, queue, terms, key, counts: Mutex::default() });
     scene.ledger.note(&format!("{:?} {key:?} {terms:?}", scene.queue));
 
-    stage::work(&mut random, idempotency_history::LATEST_ARRIVAL, |number, random| {
-        poller(Arc::clone(&scene), number, random)
-    })
-    .await;
+    stage::work(&mut random, |number, random| poller(Arc::clone(&scene), number, random)).await;
+    stage::settle(idempotency_history::LATEST_ARRIVAL).await;
     scene.drain(random).await;
-    let Outcome { log, violations, counts: work } = scene.ledger.outcome();
+    let Outcome { log, violations, counts: work, .. } = scene.ledger.outcome();
     let counts = Counts { work, ..*scene.counts.lock().unwrap() };
-    Outcome { log, violations, counts }
+    Outcome { log, violations, counts, twisted: scene.stage.twisted() }
 }
 
 /// The messages of the senders, with occasional duplicates in the same group.

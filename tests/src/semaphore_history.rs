@@ -11,12 +11,14 @@ use std::time::Duration;
 
 use aws_sdk_dynamodb::types::AttributeValue;
 use fastrand::Rng;
+use futures_util::future::join_all;
 use lambda_lock::embedded::Host;
 use lambda_lock::{ErrorKind, Lock};
 use tokio::time::{sleep, timeout};
 
 use crate::history::stage::{self, Network, Stage, Waiting, millis};
-use crate::history::{Mutation, Outcome, counts};
+use crate::history::{Mutation, Outcome, counts, liveness};
+pub(crate) use ledger::refused_with_room;
 use ledger::{Ledger, Operation};
 pub use mutations::MUTATIONS;
 
@@ -26,9 +28,16 @@ const LATEST_ARRIVAL: Duration = Duration::from_mins(5);
 /// One history in so many, from this seed on, ends with a crowd.
 const CROWD_EVERY: u64 = 50;
 pub(crate) const CROWD_SEED: u64 = 7;
-/// How many permits a crowd has in use, and how many of them it replaces.
-const CROWD: u32 = 64;
+/// How many permits a crowd has in use, the first crowd first, and how many of them it replaces.
+const CROWDS: [u32; 4] = [64, 3, 100, 17];
 const REPLACED: u32 = 200;
+/// One history in so many has many permits.
+const MANY_EVERY: u64 = 8;
+/// The most permits of a history without a crowd.
+const MOST_PERMITS: usize = 9 + 2;
+/// The size of a permit in a row, and of a tombstone, at most.
+const PERMIT_BYTES: usize = 300;
+const TOMBSTONE_BYTES: usize = 80;
 /// How many tombstones a row may have in the long run.
 const MOST_TOMBSTONES: usize = 64;
 
@@ -77,15 +86,12 @@ struct Scene {
 
 async fn history(seed: u64, mutation: Option<Mutation>) -> Outcome<Counts> {
     let mut random = Rng::with_seed(seed);
-    let stage = Stage::set(&mut random, LATEST_ARRIVAL, mutation).await;
-    let ledger = Arc::new(Ledger::new(stage.engine.clone(), stage.clock_skew));
-    let scene = Arc::new(Scene {
-        stage,
-        ledger,
-        keys: random.u64(1..=2),
-        permits: random.u32(1..=3),
-        has_nights: random.u8(0..5) == 0,
-    });
+    let stage = Stage::set(seed, &mut random, LATEST_ARRIVAL, mutation).await;
+    let ledger = Arc::new(Ledger::new(&stage));
+    let (keys, few, has_nights) = (random.u64(1..=2), random.u32(1..=3), random.u8(0..5) == 0);
+    // One history in so many has many permits, and enough workers for them.
+    let many = (seed % MANY_EVERY == 1).then(|| 4 + u32::try_from(seed / MANY_EVERY % 6).unwrap());
+    let scene = Arc::new(Scene { stage, ledger, keys, permits: many.unwrap_or(few), has_nights });
     let sweeper = tokio::spawn({
         let scene = Arc::clone(&scene);
         let interval = Duration::from_secs(if scene.has_nights { 600 } else { 5 });
@@ -94,23 +100,75 @@ async fn history(seed: u64, mutation: Option<Mutation>) -> Outcome<Counts> {
     if stage::has_late_hand_overs(seed) {
         tokio::spawn(late_hand_overs(Arc::clone(&scene), Rng::with_seed(seed)));
     }
-    let workers: Vec<_> = (0..random.usize(3..=6))
+    let workers: Vec<_> = (0..random.usize(3..=6) + many.unwrap_or_default() as usize)
         .map(|number| tokio::spawn(worker(Arc::clone(&scene), number, random.fork())))
         .collect();
     for worker in workers {
         worker.await.unwrap();
     }
-    if seed % CROWD_EVERY == CROWD_SEED {
-        crowd(&scene, &mut random).await;
+    scene.serve_last_waiters(&mut random).await;
+    if seed % CROWD_EVERY == CROWD_SEED && !scene.stage.is_throttled() {
+        crowd(&scene, CROWDS[usize::try_from(seed / CROWD_EVERY % 4).unwrap()], &mut random).await;
     }
-    sleep(LATEST_ARRIVAL + Duration::from_secs(20)).await;
+    stage::settle(LATEST_ARRIVAL).await;
     sweeper.abort();
-    scene.ledger.outcome()
+    scene.inspect(&mut random).await;
+    Outcome { twisted: scene.stage.twisted(), ..scene.ledger.outcome() }
 }
 
 impl Scene {
     fn host(&self, random: &mut Rng, network: Network) -> Host {
         self.stage.host(random, network, self.ledger.observer())
+    }
+
+    /// After the faults, waiters with good networks come for a permit at once. Late requests still arrive.
+    async fn serve_last_waiters(&self, random: &mut Rng) {
+        let key = format!("key {}", random.u64(0..self.keys));
+        let waiters = (0..self.permits + liveness::LAST_WAITERS).map(|number| {
+            let name = format!("last waiter {number}");
+            let operation = Operation::new(&name, key.clone(), self.permits, Arc::clone(&self.ledger));
+            let locks = self.stage.locks(&self.host(random, Network::Good));
+            async move {
+                let acquire = locks.semaphore(&operation.key, operation.permits).acquire().holder(&operation.name);
+                let wait = Waiting::InTurn.up_to(liveness::last_wait(self.stage.slack()));
+                match acquire.lease(Duration::from_secs(2)).wait(wait).await {
+                    Ok(permit) => {
+                        let permit = Arc::new(permit);
+                        operation.acquired(&permit);
+                        sleep(liveness::LAST_HOLD).await;
+                        release(&operation, &permit, Duration::ZERO).await;
+                    }
+                    Err(error) => operation.broke("(l) a waiter was not served", &error),
+                }
+            }
+        });
+        join_all(waiters.collect::<Vec<_>>()).await;
+    }
+
+    /// When no request is under way, all permits are free at once, and each row is small and can be read.
+    async fn inspect(&self, random: &mut Rng) {
+        let locks = self.stage.locks(&self.host(random, Network::Good));
+        for number in 0..self.keys {
+            let ledger = Arc::clone(&self.ledger);
+            let operation = Operation::new("the last", format!("key {number}"), self.permits, ledger);
+            let semaphore = locks.semaphore(&operation.key, operation.permits);
+            match semaphore.acquire().holder(&operation.name).lease(Duration::from_secs(2)).await {
+                Ok(permit) => {
+                    let permit = Arc::new(permit);
+                    operation.acquired(&permit);
+                    release(&operation, &permit, Duration::ZERO).await;
+                }
+                Err(error) => operation.broke("(l) a free permit was refused", &error),
+            }
+        }
+        // A crowd leaves its permits.
+        let most = |row: &liveness::Row| {
+            let permits = row["permits"].as_n().map_or(0, |permits| permits.parse().unwrap());
+            liveness::LARGEST_ROW + PERMIT_BYTES * MOST_PERMITS.max(permits) + TOMBSTONE_BYTES * MOST_TOMBSTONES
+        };
+        for what in liveness::inspect(&self.stage.engine, most).await {
+            self.ledger.broke(&mut self.ledger.state(), what);
+        }
     }
 }
 
@@ -153,12 +211,12 @@ async fn worker(scene: Arc<Scene>, number: usize, mut random: Rng) {
 }
 
 /// A host that has many permits in use, and replaces one after the other. The row stays small.
-async fn crowd(scene: &Scene, random: &mut Rng) {
+async fn crowd(scene: &Scene, crowd: u32, random: &mut Rng) {
     let locks = scene.stage.locks(&scene.host(random, Network::Good));
-    let semaphore = locks.semaphore("crowded", CROWD);
+    let semaphore = locks.semaphore("crowded", crowd);
     let mut held = VecDeque::new();
-    for number in 0..CROWD + REPLACED {
-        if number >= CROWD {
+    for number in 0..crowd + REPLACED {
+        if number >= crowd {
             let oldest: Lock = held.pop_front().unwrap();
             if let Err(error) = oldest.release().await {
                 return scene.ledger.crowd_lost(&error);
@@ -224,12 +282,11 @@ async fn work(scene: &Scene, host: &Host, operation: &Operation, mut random: Rng
             sleep(lease.mul_f64(random.f64() * 1.2)).await;
         }
     }
-    // The ledger does not follow a minimum hold across hosts.
-    if hold_at_least.is_zero() && random.u8(0..4) == 0 {
+    if random.u8(0..4) == 0 {
         // The answer to the last request of this process may be lost, or the request late.
         let last_request = permit.renew(lease.mul_f64(0.5 + random.f64()));
         let _ = timeout(millis(&mut random, 0..=200), last_request).await;
-        return hand_over(scene, operation, permit, lease, false, random).await;
+        return hand_over(scene, operation, permit, (lease, hold_at_least), false, random).await;
     }
     match random.u8(0..10) {
         // A drop without a release sends the release in the background.
@@ -252,7 +309,7 @@ async fn late_hand_overs(scene: Arc<Scene>, mut random: Rng) {
                 operation.acquired(&permit);
                 let last_request = permit.renew(lease.mul_f64(0.2 + random.f64()));
                 let _ = timeout(millis(&mut random, 0..=100), last_request).await;
-                hand_over(&scene, &operation, permit, lease, true, random.fork()).await;
+                hand_over(&scene, &operation, permit, (lease, Duration::ZERO), true, random.fork()).await;
             }
             Err(error) => operation.refused(&error),
         }
@@ -264,10 +321,11 @@ async fn hand_over(
     scene: &Scene,
     operation: &Operation,
     permit: Arc<Lock>,
-    lease: Duration,
+    (lease, hold_at_least): (Duration, Duration),
     at_once: bool,
     mut random: Rng,
 ) {
+    let (fence, acquired_at) = (permit.fence(), permit.acquired_at());
     // The ledger borrows the permit only for a moment.
     let ticket = Arc::into_inner(permit).unwrap().into_ticket();
     operation.left("handed its permit over");
@@ -287,8 +345,9 @@ async fn hand_over(
         sleep(lease.mul_f64(random.f64() / 4.0)).await;
     }
     if random.u8(0..4) == 0 {
-        if let Err(error) = locks.release_ticket(&ticket).await {
-            operation.ticket_refused(end, &error);
+        match locks.release_ticket(&ticket).await {
+            Ok(()) => operation.kept(fence, acquired_at, hold_at_least),
+            Err(error) => operation.ticket_refused(end, &error),
         }
         return;
     }
@@ -304,7 +363,7 @@ async fn hand_over(
         operation.renewed(end, renewed);
         sleep(lease.mul_f64(random.f64())).await;
     }
-    release(operation, &permit, Duration::ZERO).await;
+    release(operation, &permit, hold_at_least).await;
 }
 
 async fn release(operation: &Operation, permit: &Arc<Lock>, hold_at_least: Duration) {

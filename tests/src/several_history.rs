@@ -9,12 +9,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use fastrand::Rng;
-use lambda_lock::ErrorKind;
+use futures_util::future::join_all;
+use lambda_lock::{ErrorKind, Locks};
 use tokio::time::{sleep, timeout};
 
 use crate::history::stage::{self, Network, REQUEST, Stage, Waiting, millis};
-use crate::history::{Mutation, Outcome, counts};
-use ledger::{Held, Ledger, Operation};
+use crate::history::{Mutation, Outcome, counts, liveness};
+pub(crate) use ledger::Held;
+use ledger::{Ledger, Operation};
 pub use mutations::MUTATIONS;
 
 /// How late a request can arrive: AWS accepts its signature for 5 minutes.
@@ -66,7 +68,7 @@ struct Scene {
 
 async fn history(seed: u64, mutation: Option<Mutation>) -> Outcome<Counts> {
     let mut random = Rng::with_seed(seed);
-    let stage = Stage::set(&mut random, LATEST_ARRIVAL, mutation).await;
+    let stage = Stage::set(seed, &mut random, LATEST_ARRIVAL, mutation).await;
     let ledger = Arc::new(Ledger::new(stage.engine.clone(), random.fork()));
     let scene = Arc::new(Scene { stage, ledger, keys: random.usize(2..=4) });
 
@@ -74,9 +76,60 @@ async fn history(seed: u64, mutation: Option<Mutation>) -> Outcome<Counts> {
         let scene = Arc::clone(&scene);
         async move { scene.stage.sweep(Duration::from_secs(5), |rows| scene.ledger.swept(rows)).await }
     });
-    stage::work(&mut random, LATEST_ARRIVAL, |number, random| worker(Arc::clone(&scene), number, random)).await;
+    stage::work(&mut random, |number, random| worker(Arc::clone(&scene), number, random)).await;
+    scene.serve_last_waiters(&mut random).await;
+    stage::settle(LATEST_ARRIVAL).await;
     sweeper.abort();
-    scene.ledger.outcome()
+    scene.inspect(&mut random).await;
+    Outcome { twisted: scene.stage.twisted(), ..scene.ledger.outcome() }
+}
+
+impl Scene {
+    fn good_locks(&self, random: &mut Rng) -> Locks {
+        self.stage.locks(&self.stage.host(random, Network::Good, self.ledger.observer()))
+    }
+
+    /// After the faults, waiters with good networks come for overlapping keys at once. Late requests still arrive.
+    async fn serve_last_waiters(&self, random: &mut Rng) {
+        let waiters = (0..liveness::LAST_WAITERS).map(|number| {
+            let name = format!("last waiter {number}");
+            let operation = Operation::new(name, keys(random, self.keys, 3), Arc::clone(&self.ledger));
+            let locks = self.good_locks(random);
+            async move {
+                let acquire = locks.acquire_all(&operation.keys).holder(&operation.name).lease(Duration::from_secs(2));
+                match acquire.wait(Waiting::InTurn.up_to(liveness::last_wait(self.stage.slack()))).await {
+                    Ok(set) => {
+                        let held = Arc::new(Held::Set(set));
+                        operation.acquired(&held);
+                        sleep(liveness::LAST_HOLD).await;
+                        release(&operation, &held).await;
+                    }
+                    Err(error) => operation.broke("(l) a waiter was not served", &error),
+                }
+            }
+        });
+        join_all(waiters.collect::<Vec<_>>()).await;
+    }
+
+    /// When no request is under way, all keys are free at once, and each row is small and can be read.
+    async fn inspect(&self, random: &mut Rng) {
+        let locks = self.good_locks(random);
+        let all = (0..self.keys).map(|key| format!("key {key}")).collect();
+        let operation = Operation::new("the last".to_owned(), all, Arc::clone(&self.ledger));
+        // Conflicts are repeated.
+        let acquire = locks.acquire_all(&operation.keys).holder(&operation.name).lease(Duration::from_secs(2));
+        match acquire.wait(Waiting::Backoff.up_to(Duration::from_secs(5))).await {
+            Ok(set) => {
+                let held = Arc::new(Held::Set(set));
+                operation.acquired(&held);
+                release(&operation, &held).await;
+            }
+            Err(error) => operation.broke("(l) free keys were refused", &error),
+        }
+        for what in liveness::inspect(&self.stage.engine, |_| liveness::LARGEST_ROW).await {
+            self.ledger.violated(what);
+        }
+    }
 }
 
 /// A worker: one host after another, with one operation after another.
@@ -138,7 +191,7 @@ async fn take_over(scene: Arc<Scene>, keys: Vec<String>, mut random: Rng) {
 }
 
 /// Acquires the keys, holds them for a while, and releases them in one of several ways.
-async fn work(scene: &Scene, locks: lambda_lock::Locks, operation: &Operation, mut random: Rng) {
+async fn work(scene: &Scene, locks: Locks, operation: &Operation, mut random: Rng) {
     let lease = millis(&mut random, 300..=2500);
     let budget = if random.bool() { millis(&mut random, 0..=6000) } else { Duration::ZERO };
     // Only waiters in turn reserve their keys, and few of them do.
@@ -152,7 +205,7 @@ async fn work(scene: &Scene, locks: lambda_lock::Locks, operation: &Operation, m
         keys => locks.acquire_all(keys).holder(&operation.name).wait(wait).lease(lease).await.map(Held::Set),
     };
     let waited = scene.stage.engine.now().duration_since(started).unwrap();
-    if waited > budget + REQUEST {
+    if waited > budget + REQUEST + scene.stage.slack() {
         operation.broke("(d) an acquire outlasted its budget", &format!("{waited:?} of {budget:?}"));
     }
     let held = match acquired {

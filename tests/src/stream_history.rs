@@ -103,13 +103,13 @@ type Consumer = StreamConsumer<Handled, KinesisRecord<Value>, u64, Failure>;
 
 async fn history(seed: u64, mutation: Option<Mutation>) -> Outcome<Counts> {
     let mut random = Rng::with_seed(seed);
-    let stage = Stage::set(&mut random, idempotency_history::LATEST_ARRIVAL, mutation).await;
+    let stage = Stage::set(seed, &mut random, idempotency_history::LATEST_ARRIVAL, mutation).await.with_few_requests();
     let key = if random.bool() { KeyIs::EventId } else { KeyIs::InBody };
     let reject_unfinished = key == KeyIs::InBody && random.u8(0..3) == 0;
     let terms = Terms { window: Duration::from_hours(24), reject_unfinished, transactional: false };
     let records = records(&mut random, key);
     let keys = records.iter().map(|record| (key.of(record), terms));
-    let ledger = Arc::new(Ledger::new(stage.engine.clone(), stage.clock_skew, keys.collect()));
+    let ledger = Arc::new(Ledger::new(&stage, keys.collect()));
     let shard = Shard::draw(&mut random, records);
     let concurrency = if random.u8(0..3) == 0 { 1 } else { random.usize(2..=10) };
     let stops_at_first_failure = random.u8(0..3) == 0;
@@ -117,14 +117,12 @@ async fn history(seed: u64, mutation: Option<Mutation>) -> Outcome<Counts> {
     let scene = Arc::new(Scene { stage, ledger, shard, terms, key, concurrency, stops_at_first_failure, counts });
     scene.ledger.note(&format!("{:?} {key:?} {terms:?}", scene.shard));
 
-    stage::work(&mut random, idempotency_history::LATEST_ARRIVAL, |number, random| {
-        poller(Arc::clone(&scene), number, random)
-    })
-    .await;
+    stage::work(&mut random, |number, random| poller(Arc::clone(&scene), number, random)).await;
+    stage::settle(idempotency_history::LATEST_ARRIVAL).await;
     scene.drain(random).await;
-    let Outcome { log, violations, counts: work } = scene.ledger.outcome();
+    let Outcome { log, violations, counts: work, .. } = scene.ledger.outcome();
     let counts = Counts { work, ..*scene.counts.lock().unwrap() };
-    Outcome { log, violations, counts }
+    Outcome { log, violations, counts, twisted: scene.stage.twisted() }
 }
 
 /// The records of the producers, with occasional duplicates, some of them under another partition key.

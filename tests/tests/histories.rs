@@ -1,15 +1,17 @@
 //! The guarantees hold over many random histories.
 //!
-//! `LOCK_SEARCH=long` runs thousands of them, and tries every mutation. `LOCK_HISTORIES=100000` runs that many.
+//! `LOCK_SEARCH=long` runs thousands of them, and tries every mutation. `LOCK_HISTORIES=100000` runs that many, from seed 0
+//! or from `LOCK_FIRST=5000`.
 //! `LOCK_SEED=42` runs one of each kind and prints it. `LOCK_MUTATION=ticket` tries the mutations with that in their name.
 
 use std::env;
 use std::fmt::Debug;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use lambda_lock_tests::history::{self, Counted, Mutation, Outcome};
+use lambda_lock_tests::history::{self, Counted, Mutation, Outcome, Twisted, liveness};
 use lambda_lock_tests::{
-    idempotency_history, on_all_cores, queue_history, semaphore_history, several_history, stream_history,
+    idempotency_history, long_run, on_all_cores, queue_history, semaphore_history, several_history, shared_history,
+    stream_history,
 };
 
 /// How many histories of each kind the short search runs.
@@ -44,15 +46,19 @@ fn assert_no_violation<C: Debug>(seed: u64, outcome: &Outcome<C>) {
 }
 
 /// Runs histories on all cores until one violates a guarantee. Returns the outcomes that they reached.
-fn assert_guarantees_hold<C: Counted + Debug + Send>(long: u64, history: impl Fn(u64) -> Outcome<C> + Sync) -> Vec<C> {
+fn assert_guarantees_hold<C: Counted + Debug + Send>(
+    long: u64,
+    history: impl Fn(u64) -> Outcome<C> + Sync,
+) -> Vec<(C, Twisted)> {
     if let Some(seed) = variable("LOCK_SEED") {
         let outcome = history(seed);
-        println!("{}\n{:?}", outcome.log.join("\n"), outcome.counts);
+        println!("{}\n{:?}\n{:?}", outcome.log.join("\n"), outcome.counts, outcome.twisted);
         assert_no_violation(seed, &outcome);
         return Vec::new();
     }
     let is_found = AtomicBool::new(false);
-    let outcomes = on_all_cores(0..histories(long), |seed| {
+    let first = variable("LOCK_FIRST").unwrap_or(0);
+    let outcomes = on_all_cores(first..first + histories(long), |seed| {
         if is_found.load(Ordering::Relaxed) {
             return None;
         }
@@ -69,15 +75,16 @@ fn assert_guarantees_hold<C: Counted + Debug + Send>(long: u64, history: impl Fn
     for (seed, outcome) in &outcomes {
         assert_no_violation(*seed, outcome);
     }
-    outcomes.into_iter().map(|(_, outcome)| outcome.counts).collect()
+    outcomes.into_iter().map(|(_, outcome)| (outcome.counts, outcome.twisted)).collect()
 }
 
 /// Every outcome occurs in the sum of these histories at least once in five of them.
-fn assert_reached<C: Counted>(counts: &[C]) {
-    let Some(first) = counts.first() else { return };
-    let mut sums = first.named();
+fn assert_reached<C: Counted>(counts: &[(C, Twisted)]) {
+    let named =
+        |(counts, twisted): &(C, Twisted)| counts.named().into_iter().chain(twisted.named()).collect::<Vec<_>>();
+    let Some(mut sums) = counts.first().map(named) else { return };
     for counts in &counts[1..] {
-        for ((_, sum), (_, count)) in sums.iter_mut().zip(counts.named()) {
+        for ((_, sum), (_, count)) in sums.iter_mut().zip(named(counts)) {
             *sum += count;
         }
     }
@@ -160,12 +167,13 @@ macro_rules! histories_of {
 }
 
 histories_of! {
-    locks: 1000 of history::run, Mutation::LOCK;
+    locks: 1000 of history::run, [&Mutation::LOCK[..], &liveness::OF_ROWS, &liveness::OF_KEYS].concat();
     records: 700 of idempotency_history::run, idempotency_history::MUTATIONS;
     queues: 700 of queue_history::run, queue_history::MUTATIONS;
     shards: 700 of stream_history::run, stream_history::MUTATIONS;
-    semaphores: 500 of semaphore_history::run, semaphore_history::MUTATIONS;
-    sets: 500 of several_history::run, several_history::MUTATIONS;
+    semaphores: 500 of semaphore_history::run, [&semaphore_history::MUTATIONS[..], &liveness::OF_ROWS].concat();
+    sets: 500 of several_history::run, [&several_history::MUTATIONS[..], &liveness::OF_ROWS, &liveness::OF_KEYS].concat();
+    shared: 300 of shared_history::run, [&shared_history::MUTATIONS[..], &liveness::OF_ROWS].concat();
 }
 
 #[test]
@@ -173,5 +181,36 @@ fn no_mistake_in_the_queue_breaks_a_guarantee() {
     for mutation in Mutation::QUEUE {
         println!("{mutation:?}");
         assert_guarantees_hold(if is_long() { 100 } else { 20 }, |seed| history::run(seed, Some(mutation)));
+    }
+}
+
+/// How many operations a long run has on one row, in a long search and in a short one.
+const OPERATIONS: (usize, usize) = (10_000, 500);
+
+#[test]
+fn a_row_stays_small_over_a_long_run() {
+    let operations = if is_long() { OPERATIONS.0 } else { OPERATIONS.1 };
+    let users = [long_run::User::Key, long_run::User::Semaphore];
+    let run = |index| {
+        let user = users[usize::from(index == 1)];
+        (user, long_run::run(user, operations, None))
+    };
+    for (user, report) in on_all_cores(0..2, run) {
+        println!("{user:?}: {report:?}");
+        assert!(report.violations.is_empty(), "{user:?}: {:?}", report.violations);
+        // Only lost requests and answers prevent an operation.
+        assert!(report.errors.keys().all(|kind| kind == "Unavailable"), "{user:?}: {:?}", report.errors);
+        assert!(report.operations > operations * 4 / 5, "{user:?}: {report:?}");
+    }
+}
+
+#[test]
+fn a_long_run_shows_a_row_that_grows() {
+    for user in [long_run::User::Key, long_run::User::Semaphore] {
+        for mutation in liveness::OF_ROWS {
+            let report = long_run::run(user, 100, Some(mutation));
+            let is_caught = report.violations.iter().any(|violation| violation.contains(mutation.breaks));
+            assert!(is_caught, "{user:?}, {mutation:?}: {:?}", report.violations);
+        }
     }
 }

@@ -75,6 +75,11 @@ impl Host {
         self.clock.advance(by);
     }
 
+    /// Sets the wall clock back, as a time server does. The monotonic clock does not change.
+    pub fn set_clock_back(&self, by: Duration) {
+        self.clock.set_back(by);
+    }
+
     /// Returns the number of requests sent, including the SDK's retries.
     #[must_use]
     pub fn requests(&self) -> u64 {

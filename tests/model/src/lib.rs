@@ -252,12 +252,19 @@ pub const NOT_EXPRESSED: &[(&str, &str)] = &[
     ("a resumed permit counts its lease from the resumption", TICKETS),
     ("a renewal by a ticket that keeps the end leaves the number of the row", TICKETS),
     ("a renewal by a ticket that keeps the end leaves the number of the permit", TICKETS),
+    ("a release ends the minimum hold early", HOLDS),
+    ("a takeover takes back what has ended", IDENTITIES),
+    ("an identity takes another's lock", IDENTITIES),
     ("tombstones of a crowded row stay", "the model has a few permits, and keeps all tombstones"),
     (
         "a throttled transaction of a holder is not repeated",
         "the model has no throttling: a client sends a request again as often as it wants",
     ),
 ];
+
+const HOLDS: &str = "the model has no minimum holds: a release frees the key";
+
+const IDENTITIES: &str = "the model has no identities: each acquisition is a client of its own";
 
 const TICKETS: &str = "the model has no tickets: each lock stays with the client that acquired it";
 

@@ -1,23 +1,34 @@
+mod operation;
+
 use std::collections::{HashMap, HashSet};
-use std::fmt::Debug;
 use std::ops::Deref;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, SystemTime};
 
-use lambda_lock::embedded::{Answer, DynamoDb, Intercept};
-use lambda_lock::{Error, ErrorKind, Lock};
+use lambda_lock::Lock;
+use lambda_lock::embedded::{Answer, Intercept};
 use serde_json::Value;
 
-use super::book::{Book, Observe, Observer, Page, described};
-use super::stage::{LATENCY, Waiting};
+use super::book::{Book, Observe, Observer, Page};
+use super::liveness::refused_while_free;
+use super::stage::{LATENCY, Stage};
 use super::{Counts, Outcome};
 use crate::request::{LEASE_END, Purpose, Request, Write};
+
+pub(super) use operation::Operation;
+
+/// The digits of a nonce, which ends each owner.
+const NONCE_DIGITS: usize = 32;
+/// The number of a release for an identity: no later request of its owner counts.
+const LAST_SEQUENCE: u64 = i64::MAX as u64;
 
 /// Records everything, and reports violations of the guarantees.
 #[derive(Debug)]
 pub(super) struct Ledger {
     book: Book<Kept>,
     clock_skew: Duration,
+    /// How much later something can happen because of the twists of the history.
+    slack: Duration,
 }
 
 type State = Page<Kept>;
@@ -40,8 +51,22 @@ pub(crate) struct Kept {
     crashes: Vec<Crash>,
     /// By key and in order: the times and nonces of acquires.
     taken: Vec<(String, SystemTime, String)>,
-    /// By nonce: the end of the minimum hold after an early release, and its operation.
-    holds: HashMap<String, (SystemTime, String)>,
+    /// By nonce.
+    holds: HashMap<String, Hold>,
+    /// Owners whose lock went to a later acquire of their identity, or was released for it. They may still consider
+    /// themselves valid.
+    superseded: HashSet<String>,
+}
+
+/// A minimum hold.
+struct Hold {
+    /// Its end after an early release.
+    until: SystemTime,
+    operation: String,
+    /// The lock was handed over, and the hold goes with the ticket.
+    is_handed_over: bool,
+    /// Another host may have dropped the lock, which clears the hold.
+    is_uncertain: bool,
 }
 
 /// The state of a row after the applied requests.
@@ -59,6 +84,7 @@ struct Row {
 
 struct Holding {
     key: String,
+    owner: String,
     operation: String,
     valid: Valid,
 }
@@ -77,8 +103,8 @@ struct Crash {
 }
 
 impl Ledger {
-    pub(super) fn new(engine: DynamoDb, clock_skew: Duration) -> Self {
-        Self { book: Book::new(engine), clock_skew }
+    pub(super) fn new(stage: &Stage) -> Self {
+        Self { book: Book::new(stage.engine.clone()), clock_skew: stage.clock_skew, slack: stage.slack() }
     }
 
     pub(super) fn observer(self: &Arc<Self>) -> impl Intercept + use<> {
@@ -89,6 +115,10 @@ impl Ledger {
         self.book.swept(rows, |kept| &mut kept.counts.swept);
     }
 
+    pub(super) fn violated(&self, what: String) {
+        self.broke(&mut self.state(), what);
+    }
+
     /// The checks at the end of a history.
     pub(super) fn outcome(&self) -> Outcome {
         let Page { mut journal, kept: state } = self.take();
@@ -96,9 +126,9 @@ impl Ledger {
             let next = state.taken.iter().find(|(taken, when, by)| taken == key && when >= at && by != owner);
             // A late release may have kept the key for its minimum hold.
             let hold = state.holds.get(owner).filter(|_| state.released.contains(owner));
-            let ends = state.ends[owner].max(hold.map_or(*at, |(hold, _)| *hold + 2 * self.clock_skew));
+            let ends = state.ends[owner].max(hold.map_or(*at, |hold| hold.until + 2 * self.clock_skew));
             // The end of the lease includes the skew once. The clock of the next holder may be behind by it once more.
-            let latest = ends.max(*at) + self.clock_skew + *cap + 2 * LATENCY;
+            let latest = ends.max(*at) + self.clock_skew + *cap + 2 * LATENCY + self.slack;
             if next.is_none_or(|(_, when, _)| *when > latest) {
                 let what = format!("(c) {key}, whose holder crashed, was not taken again in time");
                 journal.broke(self.engine.now(), what);
@@ -131,9 +161,11 @@ impl Ledger {
             self.broke(state, format!("(e) {key} was taken again by {holder}, which had released it"));
         }
         let last = state.rows.get(key).map(|row| &row.owner).filter(|owner| state.released.contains(*owner));
-        if last.and_then(|owner| state.holds.get(owner)).is_some_and(|(until, _)| now < *until) {
+        let hold = last.and_then(|owner| state.holds.get(owner)).filter(|hold| !hold.is_uncertain);
+        if hold.is_some_and(|hold| now < hold.until) {
             self.broke(state, format!("{key} was taken before its minimum hold was over"));
         }
+        self.taken_over(state, update);
         let withdrawn = state.rows.get(key).map(|row| row.withdrawn.clone()).unwrap_or_default();
         if withdrawn == *owner {
             self.broke(state, format!("(h) {key} was taken by {holder}, which had withdrawn"));
@@ -142,6 +174,36 @@ impl Ledger {
         state.rows.insert(key.clone(), Row { owner: owner.clone(), fence, withdrawn, sequence: 0, end });
         state.applied.insert((key.clone(), fence), holder);
         state.taken.push((key.clone(), now, owner.clone()));
+    }
+}
+
+/// The start of the owners of the same identity, if this one has an identity.
+fn identity_of(owner: &str) -> Option<&str> {
+    let nonce_at = owner.len().checked_sub(NONCE_DIGITS).filter(|at| *at > 0)?;
+    owner.get(..nonce_at)
+}
+
+impl Ledger {
+    /// Takes note of an acquire that took the lock of its identity over.
+    fn taken_over(&self, state: &mut State, update: &Write) {
+        let Write { key, owner, .. } = update;
+        let (before, end) = state.rows.get(key).map(|row| (row.owner.clone(), row.end)).unwrap_or_default();
+        let is_same = identity_of(owner).is_some_and(|identity| before.starts_with(identity));
+        let has_lock = is_same && !state.released.contains(&before) && update.sent().is_some_and(|sent| sent < end);
+        let is_takeover = update.sets("held_since").is_some();
+        state.counts.taken_over += usize::from(has_lock);
+        if is_takeover && !has_lock {
+            self.broke(state, format!("(k) {key}: a takeover took what its identity does not hold"));
+        }
+        if is_same {
+            state.superseded.insert(before);
+        }
+    }
+}
+
+impl Kept {
+    fn holds_of(&mut self, operation: &str) -> impl Iterator<Item = &mut Hold> {
+        self.holds.values_mut().filter(move |hold| hold.operation == operation)
     }
 }
 
@@ -164,6 +226,11 @@ impl Observe for Ledger {
                     in_the_way["holder"]["S"], in_the_way[LEASE_END]["N"]
                 ),
             );
+            if purpose == Purpose::Acquire
+                && let Some(why) = refused_while_free(update, in_the_way)
+            {
+                ledger.broke(&mut state, format!("(l) {key} was refused: {why}"));
+            }
             return;
         }
         let end = update.number(LEASE_END);
@@ -222,6 +289,11 @@ impl Observe for Ledger {
                     ledger.broke(&mut state, format!("(g) {key}: a {purpose:?} was applied after a later request"));
                 }
                 if !is_renewal {
+                    if sequence == LAST_SEQUENCE {
+                        state.counts.freed_for_identity += 1;
+                        state.holds.remove(&owner);
+                        state.superseded.insert(owner.clone());
+                    }
                     state.released.insert(owner.clone());
                     state.last_released.insert(key, owner);
                 }
@@ -229,225 +301,6 @@ impl Observe for Ledger {
             Purpose::Reserve | Purpose::ForceRelease | Purpose::Tidy | Purpose::Complete | Purpose::Own => {
                 unreachable!("no lock of a history has such a request")
             }
-        }
-    }
-}
-
-/// One operation of one worker, which reports to the ledger.
-#[derive(Debug)]
-pub(super) struct Operation {
-    pub(super) name: String,
-    pub(super) key: String,
-    ledger: Arc<Ledger>,
-}
-
-impl Operation {
-    pub(super) fn new(name: &str, key: String, ledger: Arc<Ledger>) -> Self {
-        // The mutation that forgets the skew reads the skew here.
-        let name = format!("{name}, skew {}", ledger.clock_skew.as_millis());
-        Self { name, key, ledger }
-    }
-
-    /// Another host that gets the ticket of this operation's lock.
-    pub(super) fn heir(&self, number: u8) -> Self {
-        Self { name: format!("{}, heir {number}", self.name), key: self.key.clone(), ledger: Arc::clone(&self.ledger) }
-    }
-
-    /// Records an acquired lock, whose validity others can query.
-    pub(super) fn acquired(&self, lock: &Arc<Lock>, hold_at_least: Duration) {
-        self.enter(lock, hold_at_least, Valid::Ask(Arc::downgrade(lock)));
-    }
-
-    /// Records a lock that was resumed with the ticket of another operation.
-    pub(super) fn resumed(&self, lock: &Arc<Lock>, from: &Self) {
-        let mut state = self.ledger.state();
-        state.counts.resumed += 1;
-        self.ledger.log(&mut state, &format!("{} resumed {} with fence {}", self.name, self.key, lock.fence()));
-        if state.applied.get(&(self.key.clone(), lock.fence())) != Some(&from.name) {
-            self.ledger.broke(&mut state, format!("{} resumed a lock that {} did not have", self.name, from.name));
-        }
-        self.alone(&mut state, lock.is_valid());
-        let valid = Valid::Ask(Arc::downgrade(lock));
-        state.holding.push(Holding { key: self.key.clone(), operation: self.name.clone(), valid });
-    }
-
-    /// Records a renewal with this ticket. From now on, the row refuses the requests of the process that made the ticket.
-    pub(super) fn ticket_renewed(&self, ticket: &Value) {
-        let mut state = self.ledger.state();
-        self.ledger.log(&mut state, &format!("{} renewed its ticket", self.name));
-        if let Some(row) = state.rows.get_mut(&self.key).filter(|row| ticket["owner"] == row.owner) {
-            row.sequence = row.sequence.max(ticket["sequence"].as_u64().unwrap());
-        }
-    }
-
-    /// Records why a ticket was refused.
-    pub(super) fn ticket_refused(&self, error: &Error) {
-        let mut state = self.ledger.state();
-        self.ledger.log(&mut state, &format!("{} has a ticket that was refused: {error}", self.name));
-        state.counts.tickets_refused += 1;
-        if matches!(error.kind(), ErrorKind::TicketUnknown | ErrorKind::TicketForeign) {
-            self.ledger.broke(&mut state, format!("(f) {} has a ticket that no acquisition matches", self.name));
-        }
-    }
-
-    /// Begins the body of a `run`. It ends when the returned value is dropped, which a cancellation does too.
-    pub(super) fn entered(&self, lock: &Lock, hold_at_least: Duration) -> Inside<'_> {
-        let until = self.ledger.engine.now() + lock.remaining();
-        self.enter(lock, hold_at_least, Valid::Until(until));
-        Inside { operation: self, done: false }
-    }
-
-    fn enter(&self, lock: &Lock, hold_at_least: Duration, valid: Valid) {
-        let (ledger, fence) = (&self.ledger, lock.fence());
-        let mut state = ledger.state();
-        state.counts.acquired += 1;
-        ledger.log(&mut state, &format!("{} acquired {} with fence {fence}", self.name, self.key));
-        match state.applied.get(&(self.key.clone(), fence)) {
-            Some(operation) if *operation == self.name => {}
-            other => {
-                let other = format!("{other:?}");
-                ledger.broke(&mut state, format!("{} was given a lock that the table gave {other}", self.name));
-            }
-        }
-        if !hold_at_least.is_zero() {
-            // The holder's clock may be ahead by half the skew.
-            let until = lock.acquired_at() + hold_at_least - ledger.clock_skew / 2;
-            state.holds.insert(lock.owner().to_owned(), (until, self.name.clone()));
-        }
-        self.alone(&mut state, lock.is_valid());
-        state.holding.push(Holding { key: self.key.clone(), operation: self.name.clone(), valid });
-    }
-
-    /// (a) No other holder may consider itself valid at this instant.
-    fn alone(&self, state: &mut State, valid: bool) {
-        let now = self.ledger.engine.now();
-        let other = state.holding.iter().find(|holding| {
-            holding.key == self.key
-                && holding.operation != self.name
-                && match &holding.valid {
-                    Valid::Ask(lock) => lock.upgrade().is_some_and(|lock| lock.is_valid()),
-                    Valid::Until(until) => now < *until,
-                }
-        });
-        if let (Some(other), true) = (other, valid) {
-            let what = format!("(a) {} and {} hold {} at once", self.name, other.operation, self.key);
-            self.ledger.broke(state, what);
-        }
-    }
-
-    pub(super) fn refused(&self, error: &Error) {
-        let mut state = self.ledger.state();
-        self.ledger.log(&mut state, &format!("{} refused: {error}", self.name));
-        let Some(fence) = error.holder().and_then(lambda_lock::Holder::fence) else { return };
-        state.counts.held += 1;
-        if state.applied.get(&(self.key.clone(), fence)) == Some(&self.name) {
-            self.ledger.broke(&mut state, format!("(f) {} was refused by its own lost write", self.name));
-        }
-    }
-
-    /// The wait goes on in another process.
-    pub(super) fn postponed(&self, delay: Duration) {
-        let mut state = self.ledger.state();
-        state.counts.postponed += 1;
-        self.ledger.log(&mut state, &format!("{} keeps its turn for {delay:?}", self.name));
-    }
-
-    pub(super) fn renewed(&self, lock: &Arc<Lock>, answer: Result<(), Error>) {
-        let mut state = self.ledger.state();
-        self.ledger.log(&mut state, &format!("{} renewed {}: {}", self.name, self.key, described(&answer)));
-        match answer {
-            Ok(()) => {
-                state.counts.renewed += 1;
-                self.alone(&mut state, lock.is_valid());
-            }
-            Err(error) if error.is_lost() => state.counts.lost += 1,
-            Err(_) => {}
-        }
-    }
-
-    pub(super) fn released(&self, lock: &Arc<Lock>, answer: Result<(), Error>) {
-        let mut state = self.ledger.state();
-        self.ledger.log(&mut state, &format!("{} released {}: {}", self.name, self.key, described(&answer)));
-        let applied = state.released.contains(lock.owner());
-        match answer {
-            Ok(()) if !applied => {
-                self.ledger.broke(&mut state, format!("{} reported a release that did not happen", self.name));
-            }
-            Err(error) if error.is_lost() => {
-                state.counts.lost += 1;
-                // After the release of another lock, the row no longer shows it.
-                if state.last_released.get(&self.key).is_some_and(|last| last == lock.owner()) {
-                    self.ledger.broke(&mut state, format!("(f) {} did not recognise its own release", self.name));
-                }
-            }
-            _ => {}
-        }
-        self.leave(&mut state);
-    }
-
-    pub(super) fn cancelled(&self) {
-        self.ledger.state().counts.lost += 1;
-        self.ended("was cancelled at the end of its lease");
-    }
-
-    /// The work was not done, or its outcome is unknown: clears the minimum hold.
-    pub(super) fn ended(&self, how: &str) {
-        let mut state = self.ledger.state();
-        state.holds.retain(|_, (_, operation)| *operation != self.name);
-        self.ledger.log(&mut state, &format!("{} {how}", self.name));
-        self.leave(&mut state);
-    }
-
-    pub(super) fn completed(&self) {
-        let mut state = self.ledger.state();
-        self.ledger.log(&mut state, &format!("{} completed", self.name));
-        self.leave(&mut state);
-    }
-
-    /// The host crashed, and another one waits for its key. Returns whether it held the key.
-    pub(super) fn crashed(&self, successor: Waiting) -> bool {
-        let mut state = self.ledger.state();
-        self.ledger.log(&mut state, &format!("{} crashed", self.name));
-        self.leave(&mut state);
-        let row = state.rows.get(&self.key).filter(|row| {
-            state.applied.get(&(self.key.clone(), row.fence)) == Some(&self.name)
-                && !state.released.contains(&row.owner)
-        });
-        let Some(owner) = row.map(|row| row.owner.clone()) else { return false };
-        state.counts.crashed += 1;
-        let (at, cap) = (self.ledger.engine.now(), successor.cap());
-        state.crashes.push(Crash { key: self.key.clone(), owner, at, cap });
-        true
-    }
-
-    pub(super) fn broke(&self, what: &str, how: &dyn Debug) {
-        let mut state = self.ledger.state();
-        self.ledger.broke(&mut state, format!("{what}: {} {}: {how:?}", self.name, self.key));
-    }
-
-    fn leave(&self, state: &mut State) {
-        state.holding.retain(|holding| holding.operation != self.name);
-    }
-}
-
-/// The body of a `run`.
-pub(super) struct Inside<'a> {
-    operation: &'a Operation,
-    done: bool,
-}
-
-impl Inside<'_> {
-    pub(super) fn done(mut self) {
-        self.done = true;
-    }
-}
-
-impl Drop for Inside<'_> {
-    fn drop(&mut self) {
-        if self.done {
-            self.operation.leave(&mut self.operation.ledger.state());
-        } else {
-            self.operation.ended("left its work undone");
         }
     }
 }

@@ -41,7 +41,7 @@ pub struct Mutation {
 
 impl Mutation {
     /// The mistakes in the protocol of the lock.
-    pub const LOCK: [Self; 21] = [
+    pub const LOCK: [Self; 24] = [
         Self { name: "no nonce check on refusal", breaks: "(f)", is_common: true, answer: foreign_nonce, ..Self::NONE },
         Self {
             name: "release without the owner check",
@@ -141,6 +141,19 @@ impl Mutation {
             request: kept_end_leaves_number,
             ..Self::NONE
         },
+        Self {
+            name: "a release ends the minimum hold early",
+            breaks: "before its minimum hold was over",
+            request: hold_ends_early,
+            ..Self::NONE
+        },
+        Self {
+            name: "a takeover takes back what has ended",
+            breaks: "(k)",
+            request: takeover_after_the_end,
+            ..Self::NONE
+        },
+        Self { name: "an identity takes another's lock", breaks: "(a)", request: identity_unread, ..Self::NONE },
     ];
 
     /// The mistakes in the queue. They cost waiters time, and break no guarantee.
@@ -338,6 +351,28 @@ pub(crate) fn kept_end_leaves_number(request: &mut Request) {
         for (path, number) in &mut renewal.update.set {
             *number = Operand::Path(path.clone());
         }
+    }
+}
+
+fn hold_ends_early(request: &mut Request) {
+    if let Some(release) = request.update_for(Purpose::Release) {
+        release.change(LEASE_END, |end| end - 1500);
+    }
+}
+
+fn takeover_after_the_end(request: &mut Request) {
+    if let Some(acquire) = request.update_for(Purpose::Acquire).filter(|acquire| acquire.sets("held_since").is_some()) {
+        acquire.loosen_only(LEASE_END, Comparison::Greater);
+    }
+}
+
+fn identity_unread(request: &mut Request) {
+    if let Some(acquire) = request.update_for(Purpose::Acquire) {
+        acquire.condition.each_term(&mut |term| {
+            if let Condition::BeginsWith(owner, _) = term {
+                *term = Condition::Exists(owner.clone());
+            }
+        });
     }
 }
 

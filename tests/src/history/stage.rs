@@ -5,9 +5,10 @@ use std::time::{Duration, SystemTime};
 
 use fastrand::Rng;
 use lambda_lock::embedded::{DynamoDb, Faults, Host, Intercept};
-use lambda_lock::{Backoff, Locks, Wait};
+use lambda_lock::{Backoff, Locks, LocksBuilder, Wait};
 use tokio::time::sleep;
 
+use super::twist::{Tally, Twisted, Twists};
 use super::{Mutation, Outcome};
 
 pub(crate) const TABLE: &str = "locks";
@@ -37,6 +38,8 @@ pub(crate) struct Stage {
     pub(crate) mutation: Option<Mutation>,
     /// How late a request can arrive.
     latest_arrival: Duration,
+    twists: Twists,
+    tally: Tally,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -57,12 +60,49 @@ impl Network {
 }
 
 impl Stage {
-    /// An engine with an empty lock table, and a clock skew.
-    pub(crate) async fn set(random: &mut Rng, latest_arrival: Duration, mutation: Option<Mutation>) -> Self {
-        let engine = DynamoDb::starting_at(SystemTime::UNIX_EPOCH + Duration::from_hours(500_000)).unwrap();
+    /// An engine with an empty lock table, a clock skew, and the twists of a seed.
+    pub(crate) async fn set(seed: u64, random: &mut Rng, latest_arrival: Duration, mutation: Option<Mutation>) -> Self {
+        let (twists, tally) = (Twists::of(seed), Tally::default());
+        let mut engine = DynamoDb::starting_at(SystemTime::UNIX_EPOCH + Duration::from_hours(500_000)).unwrap();
+        if let Some(write_units) = twists.write_units {
+            engine = engine.limit_partitions(write_units);
+        }
         let clock_skew = millis(random, 100..=1000);
         Locks::builder(engine.client(), TABLE).build().unwrap().create_table().await.unwrap();
-        Self { engine, clock_skew, mutation, latest_arrival }
+        Self { engine, clock_skew, mutation, latest_arrival, twists, tally }
+    }
+
+    /// The same, with fewer write units for partitions that are throttled: each has few requests.
+    pub(crate) fn with_few_requests(self) -> Self {
+        match self.twists.write_units {
+            Some(_) => Self { engine: self.engine.limit_partitions(1), ..self },
+            None => self,
+        }
+    }
+
+    /// Panics if the seed throttles partitions.
+    pub(crate) fn without_twists(self) -> Self {
+        assert!(!self.is_throttled(), "another seed");
+        Self { twists: Twists::default(), ..self }
+    }
+
+    pub(crate) fn is_throttled(&self) -> bool {
+        self.twists.write_units.is_some()
+    }
+
+    /// The longest clock skew in the settings of a deployment.
+    pub(crate) fn longest_skew(&self) -> Duration {
+        self.clock_skew + self.twists.longer_skew.unwrap_or_default()
+    }
+
+    /// How much longer something can take because of the twists.
+    pub(crate) fn slack(&self) -> Duration {
+        self.twists.slack()
+    }
+
+    /// How often the twists have occurred.
+    pub(crate) fn twisted(&self) -> Twisted {
+        self.tally.sum()
     }
 
     /// A host whose clock is wrong by up to half the skew, and drifts within that. The observer sees what really
@@ -71,7 +111,8 @@ impl Stage {
         let half = self.clock_skew / 2;
         let off = Duration::from_micros(random.u64(0..=u64::try_from(half.as_micros()).unwrap()));
         let host = self.engine.host().clock_drift((random.f64() - 0.5) / 25.0, half);
-        let host = if random.bool() { host.clock_ahead(off) } else { host.clock_behind(off) };
+        let is_ahead = random.bool();
+        let host = if is_ahead { host.clock_ahead(off) } else { host.clock_behind(off) };
         let latency = if network == Network::Slow { Duration::from_millis(1500) } else { LATENCY };
         let mut faults = Faults::seeded(random.u64(..)).latency(Duration::from_millis(1)..latency);
         if network != Network::Good {
@@ -84,22 +125,39 @@ impl Stage {
                 .late(chance, SOON)
                 .repeat(chance, if random.bool() { self.latest_arrival } else { SOON });
         }
-        let host = host.faults(faults).intercept(observer);
-        match self.mutation {
+        let host = host.faults(faults).intercept(observer).intercept(self.tally.clone());
+        let host = match self.mutation {
             Some(mutation) => host.intercept(mutation).build(),
             None => host.build(),
+        };
+        if self.twists.steps {
+            let off = i64::try_from(off.as_micros()).unwrap();
+            self.tally.step(host.clone(), if is_ahead { off } else { -off }, half, Rng::new());
         }
+        host
     }
 
     pub(crate) fn locks(&self, host: &Host) -> Locks {
-        Locks::builder(host.client(), TABLE)
+        self.builder(host).build().unwrap()
+    }
+
+    /// The settings of one of the deployments.
+    pub(crate) fn builder(&self, host: &Host) -> LocksBuilder {
+        let locks = Locks::builder(host.client(), TABLE)
             .clock_skew(self.clock_skew)
             // The default has the process id, which differs in every run.
             .holder("a host")
             // The shortest valid retention, so that rows are deleted during the history.
-            .retention(RETENTION + 2 * self.clock_skew)
-            .build()
-            .unwrap()
+            .retention(RETENTION + 2 * self.clock_skew);
+        match self.twists.longer_skew {
+            // Functions of both deployments run at the same time.
+            Some(longer) if fastrand::bool() => {
+                self.tally.redeployed();
+                let (skew, retention) = (self.clock_skew + longer, Duration::from_hours(1));
+                locks.clock_skew(skew).retention(RETENTION + 2 * skew + retention).lease(Duration::from_secs(2))
+            }
+            _ => locks,
+        }
     }
 
     /// Deletes expired rows as DynamoDB does, at this interval.
@@ -111,9 +169,8 @@ impl Stage {
     }
 }
 
-/// Runs a few workers, and waits until the last late request has arrived and the key of the last crashed holder was
-/// taken over.
-pub(crate) async fn work<W>(random: &mut Rng, latest_arrival: Duration, worker: impl Fn(usize, Rng) -> W)
+/// Runs a few workers.
+pub(crate) async fn work<W>(random: &mut Rng, worker: impl Fn(usize, Rng) -> W)
 where
     W: Future<Output = ()> + Send + 'static,
 {
@@ -121,6 +178,10 @@ where
     for worker in workers {
         worker.await.unwrap();
     }
+}
+
+/// Waits until the last late request has arrived and the key of the last crashed holder was taken over.
+pub(crate) async fn settle(latest_arrival: Duration) {
     sleep(latest_arrival + Duration::from_secs(20)).await;
 }
 
@@ -188,6 +249,6 @@ impl Journal {
     }
 
     pub(crate) fn outcome<C>(self, counts: C) -> Outcome<C> {
-        Outcome { log: self.log, violations: self.violations, counts }
+        Outcome { log: self.log, violations: self.violations, counts, twisted: Twisted::default() }
     }
 }

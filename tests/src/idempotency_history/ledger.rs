@@ -6,13 +6,13 @@ use std::ops::Deref;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use lambda_lock::embedded::{Answer as WireAnswer, DynamoDb, Intercept};
+use lambda_lock::embedded::{Answer as WireAnswer, Intercept};
 use serde_json::Value;
 
 use super::{Counts, Terms, Then};
 use crate::history::Outcome;
 use crate::history::book::{Book, Observe, Observer, Page};
-use crate::history::stage::{CAP, LATENCY};
+use crate::history::stage::{CAP, LATENCY, Stage};
 use crate::request::{LEASE_END, Purpose, Request, Write};
 
 pub(crate) use call::{Call, Execution};
@@ -22,6 +22,8 @@ pub(crate) use call::{Call, Execution};
 pub(crate) struct Ledger {
     book: Book<Kept>,
     clock_skew: Duration,
+    /// How much later something can happen because of the twists of the history.
+    slack: Duration,
     /// By key.
     terms: HashMap<String, Terms>,
 }
@@ -91,8 +93,9 @@ struct Crash {
 }
 
 impl Ledger {
-    pub(crate) fn new(engine: DynamoDb, clock_skew: Duration, terms: HashMap<String, Terms>) -> Self {
-        Self { book: Book::new(engine), clock_skew, terms }
+    pub(crate) fn new(stage: &Stage, terms: HashMap<String, Terms>) -> Self {
+        let (book, slack) = (Book::new(stage.engine.clone()), stage.slack());
+        Self { book, clock_skew: stage.clock_skew, slack, terms }
     }
 
     pub(crate) fn observer(self: &Arc<Self>) -> impl Intercept + use<> {
@@ -142,7 +145,7 @@ impl Ledger {
                 taken == key && when >= at && (by != owner || state.records[owner].completed.is_some())
             });
             // The end of the lease includes the skew once. The clock of the next holder may be behind by it once more.
-            let latest = state.records[owner].ends.max(*at) + self.clock_skew + CAP + 2 * LATENCY;
+            let latest = state.records[owner].ends.max(*at) + self.clock_skew + CAP + 2 * LATENCY + self.slack;
             if next.is_none_or(|(_, when, _)| *when > latest) {
                 let what = format!("(vi) {key}, whose run crashed, was not taken again in time");
                 journal.broke(self.engine.now(), what);

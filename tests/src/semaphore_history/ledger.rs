@@ -6,13 +6,18 @@ use std::ops::Deref;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, SystemTime};
 
-use lambda_lock::embedded::{Answer, DynamoDb, Intercept};
+use lambda_lock::embedded::{Answer, Intercept};
 use lambda_lock::{Error, ErrorKind, Holder, Lock};
 use serde_json::Value;
 
 use super::{Counts, MOST_TOMBSTONES, Outcome};
 use crate::history::book::{Book, Observe, Observer, Page, described};
-use crate::request::{Purpose, Request, Write};
+use crate::history::stage::Stage;
+use crate::request::expression::Condition;
+use crate::request::{Purpose, Request, Write, permit_of};
+
+/// For how long a free permit is left to others at most, in milliseconds.
+const LONGEST_COURTESY: u64 = 2500;
 
 /// For how long, and among how many later releases, the row refuses an owner that has released its permit.
 const REMEMBERED: Duration = Duration::from_secs(55);
@@ -23,6 +28,8 @@ const REMEMBERED_RELEASES: usize = 16;
 pub(super) struct Ledger {
     book: Book<Kept>,
     clock_skew: Duration,
+    /// That of the deployment with the longest one.
+    longest_skew: Duration,
 }
 
 type State = Page<Kept>;
@@ -72,8 +79,9 @@ enum Valid {
 }
 
 impl Ledger {
-    pub(super) fn new(engine: DynamoDb, clock_skew: Duration) -> Self {
-        Self { book: Book::new(engine), clock_skew }
+    pub(super) fn new(stage: &Stage) -> Self {
+        let (book, longest_skew) = (Book::new(stage.engine.clone()), stage.longest_skew());
+        Self { book, clock_skew: stage.clock_skew, longest_skew }
     }
 
     pub(super) fn observer(self: &Arc<Self>) -> impl Intercept + use<> {
@@ -125,6 +133,9 @@ impl Observe for Ledger {
         let short = owner.get(..6).unwrap_or_default();
         ledger.log(&mut state, &format!("  {purpose:?} of {key} by {short} {how}"));
         if !applied {
+            if let Some(why) = refused_with_room(update, &answer.body["Item"]) {
+                ledger.broke(&mut state, format!("(l) {key} was refused: {why}"));
+            }
             return;
         }
         match purpose {
@@ -188,6 +199,30 @@ impl Observe for Ledger {
             }
         }
     }
+}
+
+/// Why this refusal of an acquire is a violation: by the clock of its sender, a permit has been free for longer than it is left
+/// to others.
+pub(crate) fn refused_with_room(acquire: &Write, row: &Value) -> Option<String> {
+    let number_of = |value: &Value| value["N"].as_str().and_then(|number| number.parse::<u64>().ok());
+    let number = |name: &str| number_of(&row[name]);
+    if acquire.purpose != Purpose::Acquire || row[permit_of(&acquire.owner)].is_object() {
+        return None;
+    }
+    let room = acquire.condition.leaves().into_iter().find_map(|term| match term {
+        Condition::Between(path, least, most) if path.name() == "permits" => {
+            Some((least.number_in(&Value::Null)?, most.number_in(&Value::Null)?))
+        }
+        _ => None,
+    });
+    let (permits, (least, most)) = (number("permits")?, room?);
+    // An attempt that replaces permits is refused if others have replaced them, and one whose place was passed asks again.
+    let is_passed = acquire.number("head").is_some_and(|place| number("head").unwrap_or_default() > place);
+    if least > 0 || permits > most || is_passed {
+        return None;
+    }
+    let free_for = number_of(&acquire.permit()["since"])?.checked_sub(number("freed_at").unwrap_or_default())?;
+    (free_for > LONGEST_COURTESY).then(|| format!("{permits} permits were held, and one was free for {free_for} ms"))
 }
 
 impl State {
@@ -292,18 +327,27 @@ impl Operation {
             Ok(()) if !applied => {
                 self.ledger.broke(&mut state, format!("{} reported a release that did not happen", self.name));
             }
-            Ok(()) if !hold.is_zero() => {
-                // The holder's clock may be ahead by half the skew.
-                let until = permit.acquired_at() + hold - self.ledger.clock_skew / 2;
-                self.hold(&mut state, permit.fence(), Valid::Until(until));
-            }
-            Ok(()) => {}
+            Ok(()) => self.keep(&mut state, permit.fence(), permit.acquired_at(), hold),
             Err(error) => {
                 if error.is_lost() && applied && self.is_before(end) {
                     self.ledger.broke(&mut state, format!("(f) {} did not recognise its own release", self.name));
                 }
                 self.lost(&mut state, end, &error);
             }
+        }
+    }
+
+    /// Records a release with a ticket.
+    pub(super) fn kept(&self, fence: u64, acquired_at: SystemTime, hold: Duration) {
+        self.keep(&mut self.ledger.state(), fence, acquired_at, hold);
+    }
+
+    /// A released permit counts until the end of its minimum hold.
+    fn keep(&self, state: &mut State, fence: u64, acquired_at: SystemTime, hold: Duration) {
+        if !hold.is_zero() {
+            // The holder's clock may be ahead by half the skew.
+            let until = acquired_at + hold - self.ledger.clock_skew / 2;
+            self.hold(state, fence, Valid::Until(until));
         }
     }
 
@@ -346,9 +390,10 @@ impl Operation {
         }
     }
 
-    /// Returns `true` if this time by the clock of a host has not come by any host's clock.
+    /// Returns `true` if this time by the clock of a host has not come by any host's clock. A host with a longer skew reads an
+    /// earlier end in the row.
     fn is_before(&self, end: SystemTime) -> bool {
-        self.ledger.engine.now() + self.ledger.clock_skew < end
+        self.ledger.engine.now() + self.ledger.longest_skew < end
     }
 
     /// (m) The count in the row agrees with its permits.

@@ -12,6 +12,7 @@ use serde_json::{Value, json};
 use super::Counts;
 use crate::history::Outcome;
 use crate::history::book::{Book, Observe, Observer, Page, described};
+use crate::history::liveness::refused_while_free;
 use crate::request::{LEASE_END, Purpose, Request, Write};
 
 /// Records everything, and reports violations of the guarantees.
@@ -53,20 +54,20 @@ struct Row {
 
 /// What an operation holds.
 #[derive(Debug)]
-pub(super) enum Held {
+pub(crate) enum Held {
     Lock(Lock),
     Set(LockSet),
 }
 
 impl Held {
-    fn is_valid(&self) -> bool {
+    pub(crate) fn is_valid(&self) -> bool {
         match self {
             Self::Lock(lock) => lock.is_valid(),
             Self::Set(set) => set.is_valid(),
         }
     }
 
-    fn owner(&self) -> &str {
+    pub(crate) fn owner(&self) -> &str {
         match self {
             Self::Lock(lock) => lock.owner(),
             Self::Set(set) => set.owner(),
@@ -80,14 +81,14 @@ impl Held {
         }
     }
 
-    pub(super) async fn renew(&self, lease: Duration) -> Result<(), Error> {
+    pub(crate) async fn renew(&self, lease: Duration) -> Result<(), Error> {
         match self {
             Self::Lock(lock) => lock.renew(lease).await,
             Self::Set(set) => set.renew(lease).await,
         }
     }
 
-    pub(super) async fn release(&self) -> Result<(), Error> {
+    pub(crate) async fn release(&self) -> Result<(), Error> {
         match self {
             Self::Lock(lock) => lock.release().await,
             Self::Set(set) => set.release().await,
@@ -107,6 +108,10 @@ impl Ledger {
 
     pub(super) fn swept(&self, rows: usize) {
         self.book.swept(rows, |kept| &mut kept.counts.swept);
+    }
+
+    pub(super) fn violated(&self, what: String) {
+        self.broke(&mut self.state(), what);
     }
 
     pub(super) fn outcome(&self) -> Outcome<Counts> {
@@ -164,6 +169,21 @@ impl Ledger {
                 }
             }
             _ => unreachable!("nothing completes several locks or hands them over"),
+        }
+    }
+
+    /// A free key refuses nobody for long.
+    fn refused(&self, state: &mut State, request: &Request, answer: &Answer) {
+        for (number, write) in request.writes.iter().enumerate() {
+            let row = if request.is_transaction {
+                &answer.body["CancellationReasons"][number]["Item"]
+            } else {
+                &answer.body["Item"]
+            };
+            let why = (write.purpose == Purpose::Acquire).then(|| refused_while_free(write, row)).flatten();
+            if let Some(why) = why {
+                self.broke(state, format!("(l) {} was refused: {why}", write.key));
+            }
         }
     }
 
@@ -225,7 +245,8 @@ impl Observe for Ledger {
         }
         if answer.status != 200 {
             let purposes: Vec<_> = request.writes.iter().map(|write| write.purpose).collect();
-            return ledger.log(&mut state, &format!("  {purposes:?} refused"));
+            ledger.log(&mut state, &format!("  {purposes:?} refused"));
+            return ledger.refused(&mut state, &request, answer);
         }
         if let Some(token) = token
             && !state.tokens.insert(token.to_owned())
@@ -289,6 +310,9 @@ impl Operation {
     pub(super) fn refused(&self, error: &Error) {
         let mut state = self.ledger.state();
         self.ledger.log(&mut state, &format!("{} refused: {error}", self.name));
+        if error.kind() == ErrorKind::MalformedRow {
+            self.ledger.broke(&mut state, format!("(m) {}: {error}", self.name));
+        }
         let holders: Vec<_> =
             error.holders().filter_map(|(key, holder)| Some((key.to_owned(), holder.fence()?))).collect();
         state.counts.held += usize::from(!holders.is_empty());

@@ -1,0 +1,253 @@
+use std::fmt::Debug;
+use std::sync::Arc;
+use std::time::Duration;
+
+use lambda_lock::{Error, ErrorKind, Lock};
+use serde_json::Value;
+
+use super::super::book::described;
+use super::super::stage::Waiting;
+use super::{Crash, Hold, Holding, Ledger, State, Valid};
+
+/// One operation of one worker, which reports to the ledger.
+#[derive(Debug)]
+pub(crate) struct Operation {
+    pub(crate) name: String,
+    pub(crate) key: String,
+    ledger: Arc<Ledger>,
+}
+
+impl Operation {
+    pub(crate) fn new(name: &str, key: String, ledger: Arc<Ledger>) -> Self {
+        // The mutation that forgets the skew reads the skew here.
+        let name = format!("{name}, skew {}", ledger.clock_skew.as_millis());
+        Self { name, key, ledger }
+    }
+
+    /// Another host that gets the ticket of this operation's lock.
+    pub(crate) fn heir(&self, number: u8) -> Self {
+        Self { name: format!("{}, heir {number}", self.name), key: self.key.clone(), ledger: Arc::clone(&self.ledger) }
+    }
+
+    /// Records an acquired lock, whose validity others can query.
+    pub(crate) fn acquired(&self, lock: &Arc<Lock>, hold_at_least: Duration) {
+        self.enter(lock, hold_at_least, Valid::Ask(Arc::downgrade(lock)));
+    }
+
+    /// Records a lock that was resumed with the ticket of another operation.
+    pub(crate) fn resumed(&self, lock: &Arc<Lock>, from: &Self) {
+        let mut state = self.ledger.state();
+        state.counts.resumed += 1;
+        self.ledger.log(&mut state, &format!("{} resumed {} with fence {}", self.name, self.key, lock.fence()));
+        if state.applied.get(&(self.key.clone(), lock.fence())) != Some(&from.name) {
+            self.ledger.broke(&mut state, format!("{} resumed a lock that {} did not have", self.name, from.name));
+        }
+        self.alone(&mut state, lock);
+        self.hold(&mut state, lock, Valid::Ask(Arc::downgrade(lock)));
+    }
+
+    /// Records a renewal with this ticket. From now on, the row refuses the requests of the process that made the ticket.
+    pub(crate) fn ticket_renewed(&self, ticket: &Value) {
+        let mut state = self.ledger.state();
+        self.ledger.log(&mut state, &format!("{} renewed its ticket", self.name));
+        if let Some(row) = state.rows.get_mut(&self.key).filter(|row| ticket["owner"] == row.owner) {
+            row.sequence = row.sequence.max(ticket["sequence"].as_u64().unwrap());
+        }
+    }
+
+    /// Records why a ticket was refused.
+    pub(crate) fn ticket_refused(&self, error: &Error) {
+        let mut state = self.ledger.state();
+        self.ledger.log(&mut state, &format!("{} has a ticket that was refused: {error}", self.name));
+        state.counts.tickets_refused += 1;
+        if matches!(error.kind(), ErrorKind::TicketUnknown | ErrorKind::TicketForeign) {
+            self.ledger.broke(&mut state, format!("(f) {} has a ticket that no acquisition matches", self.name));
+        }
+    }
+
+    /// Begins the body of a `run`. It ends when the returned value is dropped, which a cancellation does too.
+    pub(crate) fn entered(&self, lock: &Lock, hold_at_least: Duration) -> Inside<'_> {
+        let until = self.ledger.engine.now() + lock.remaining();
+        self.enter(lock, hold_at_least, Valid::Until(until));
+        Inside { operation: self, done: false }
+    }
+
+    fn enter(&self, lock: &Lock, hold_at_least: Duration, valid: Valid) {
+        let (ledger, fence) = (&self.ledger, lock.fence());
+        let mut state = ledger.state();
+        state.counts.acquired += 1;
+        ledger.log(&mut state, &format!("{} acquired {} with fence {fence}", self.name, self.key));
+        match state.applied.get(&(self.key.clone(), fence)) {
+            Some(operation) if *operation == self.name => {}
+            other => {
+                let other = format!("{other:?}");
+                ledger.broke(&mut state, format!("{} was given a lock that the table gave {other}", self.name));
+            }
+        }
+        if !hold_at_least.is_zero() {
+            // The holder's clock may be ahead by half the skew.
+            let until = lock.acquired_at() + hold_at_least - ledger.clock_skew / 2;
+            let hold = Hold { until, operation: self.name.clone(), is_handed_over: false, is_uncertain: false };
+            state.holds.insert(lock.owner().to_owned(), hold);
+        }
+        self.alone(&mut state, lock);
+        self.hold(&mut state, lock, valid);
+    }
+
+    fn hold(&self, state: &mut State, lock: &Lock, valid: Valid) {
+        let (key, owner, operation) = (self.key.clone(), lock.owner().to_owned(), self.name.clone());
+        state.holding.push(Holding { key, owner, operation, valid });
+    }
+
+    /// (a) No other holder may consider itself valid at this instant.
+    fn alone(&self, state: &mut State, lock: &Lock) {
+        let now = self.ledger.engine.now();
+        let valid = lock.is_valid() && !state.superseded.contains(lock.owner());
+        let other = state.holding.iter().find(|holding| {
+            holding.key == self.key
+                && holding.operation != self.name
+                && !state.superseded.contains(&holding.owner)
+                && match &holding.valid {
+                    Valid::Ask(lock) => lock.upgrade().is_some_and(|lock| lock.is_valid()),
+                    Valid::Until(until) => now < *until,
+                }
+        });
+        if let (Some(other), true) = (other, valid) {
+            let what = format!("(a) {} and {} hold {} at once", self.name, other.operation, self.key);
+            self.ledger.broke(state, what);
+        }
+    }
+
+    pub(crate) fn refused(&self, error: &Error) {
+        let mut state = self.ledger.state();
+        self.ledger.log(&mut state, &format!("{} refused: {error}", self.name));
+        if error.kind() == ErrorKind::MalformedRow {
+            self.ledger.broke(&mut state, format!("(m) {}: {error}", self.name));
+        }
+        let Some(fence) = error.holder().and_then(lambda_lock::Holder::fence) else { return };
+        state.counts.held += 1;
+        if state.applied.get(&(self.key.clone(), fence)) == Some(&self.name) {
+            self.ledger.broke(&mut state, format!("(f) {} was refused by its own lost write", self.name));
+        }
+    }
+
+    /// The wait goes on in another process.
+    pub(crate) fn postponed(&self, delay: Duration) {
+        let mut state = self.ledger.state();
+        state.counts.postponed += 1;
+        self.ledger.log(&mut state, &format!("{} keeps its turn for {delay:?}", self.name));
+    }
+
+    pub(crate) fn renewed(&self, lock: &Arc<Lock>, answer: Result<(), Error>) {
+        let mut state = self.ledger.state();
+        self.ledger.log(&mut state, &format!("{} renewed {}: {}", self.name, self.key, described(&answer)));
+        match answer {
+            Ok(()) => {
+                state.counts.renewed += 1;
+                self.alone(&mut state, lock);
+            }
+            Err(error) if error.is_lost() => state.counts.lost += 1,
+            Err(_) => {}
+        }
+    }
+
+    pub(crate) fn released(&self, lock: &Arc<Lock>, answer: Result<(), Error>) {
+        let mut state = self.ledger.state();
+        self.ledger.log(&mut state, &format!("{} released {}: {}", self.name, self.key, described(&answer)));
+        let applied = state.released.contains(lock.owner());
+        match answer {
+            Ok(()) if !applied => {
+                self.ledger.broke(&mut state, format!("{} reported a release that did not happen", self.name));
+            }
+            Err(error) if error.is_lost() => {
+                state.counts.lost += 1;
+                // After the release of another lock, the row no longer shows it.
+                if state.last_released.get(&self.key).is_some_and(|last| last == lock.owner()) {
+                    self.ledger.broke(&mut state, format!("(f) {} did not recognise its own release", self.name));
+                }
+            }
+            _ => {}
+        }
+        self.leave(&mut state);
+    }
+
+    pub(crate) fn cancelled(&self) {
+        self.ledger.state().counts.lost += 1;
+        self.ended("was cancelled at the end of its lease");
+    }
+
+    /// The work was not done, or its outcome is unknown: clears the minimum hold, which may be that of the ticket.
+    pub(crate) fn ended(&self, how: &str) {
+        let mut state = self.ledger.state();
+        state.holds.retain(|_, hold| !self.name.starts_with(&hold.operation));
+        self.ledger.log(&mut state, &format!("{} {how}", self.name));
+        self.leave(&mut state);
+    }
+
+    /// The minimum hold goes with the ticket.
+    pub(crate) fn handed_over(&self) {
+        let mut state = self.ledger.state();
+        state.holds_of(&self.name).for_each(|hold| hold.is_handed_over = true);
+        drop(state);
+        self.went("handed its lock over");
+    }
+
+    pub(crate) fn completed(&self) {
+        self.went("completed");
+    }
+
+    fn went(&self, how: &str) {
+        let mut state = self.ledger.state();
+        self.ledger.log(&mut state, &format!("{} {how}", self.name));
+        self.leave(&mut state);
+    }
+
+    /// The host crashed, and another one waits for its key. Returns whether it held the key.
+    pub(crate) fn crashed(&self, successor: Waiting) -> bool {
+        let mut state = self.ledger.state();
+        self.ledger.log(&mut state, &format!("{} crashed", self.name));
+        self.leave(&mut state);
+        // The hosts that have its ticket do not crash: they drop the lock.
+        state.holds_of(&self.name).for_each(|hold| hold.is_uncertain = hold.is_handed_over);
+        let row = state.rows.get(&self.key).filter(|row| {
+            state.applied.get(&(self.key.clone(), row.fence)) == Some(&self.name)
+                && !state.released.contains(&row.owner)
+        });
+        let Some(owner) = row.map(|row| row.owner.clone()) else { return false };
+        state.counts.crashed += 1;
+        let (at, cap) = (self.ledger.engine.now(), successor.cap());
+        state.crashes.push(Crash { key: self.key.clone(), owner, at, cap });
+        true
+    }
+
+    pub(crate) fn broke(&self, what: &str, how: &dyn Debug) {
+        let mut state = self.ledger.state();
+        self.ledger.broke(&mut state, format!("{what}: {} {}: {how:?}", self.name, self.key));
+    }
+
+    fn leave(&self, state: &mut State) {
+        state.holding.retain(|holding| holding.operation != self.name);
+    }
+}
+
+/// The body of a `run`.
+pub(crate) struct Inside<'a> {
+    operation: &'a Operation,
+    done: bool,
+}
+
+impl Inside<'_> {
+    pub(crate) fn done(mut self) {
+        self.done = true;
+    }
+}
+
+impl Drop for Inside<'_> {
+    fn drop(&mut self) {
+        if self.done {
+            self.operation.leave(&mut self.operation.ledger.state());
+        } else {
+            self.operation.ended("left its work undone");
+        }
+    }
+}

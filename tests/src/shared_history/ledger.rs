@@ -1,0 +1,355 @@
+//! The ledger of a history of shared keys.
+
+use std::collections::{HashMap, HashSet};
+use std::fmt::{self, Debug};
+use std::ops::Deref;
+use std::sync::{Arc, Weak};
+use std::time::SystemTime;
+
+use lambda_lock::embedded::{Answer, Intercept};
+use lambda_lock::{Error, ErrorKind, Lock};
+use serde_json::Value;
+
+use super::{Counts, PERMITS};
+use crate::history::Outcome;
+use crate::history::book::{Book, Observe, Observer, Page, described};
+use crate::history::liveness::refused_while_free;
+use crate::history::stage::Stage;
+use crate::request::{Purpose, Request, Write, permit_of};
+use crate::semaphore_history::refused_with_room;
+use crate::several_history::Held;
+
+/// What a key is for an operation.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum Kind {
+    Lock,
+    Set,
+    Permit,
+    Record,
+}
+
+/// Records everything, and reports violations of the guarantees.
+#[derive(Debug)]
+pub(super) struct Ledger {
+    book: Book<Kept>,
+}
+
+type State = Page<Kept>;
+
+#[derive(Default)]
+pub(crate) struct Kept {
+    counts: Counts,
+    /// By key.
+    rows: HashMap<String, Row>,
+    /// By key: whether the last deleted row was a semaphore, and the last fence of the key.
+    before: HashMap<String, (bool, u64)>,
+    holding: Vec<Holding>,
+    /// Keys and nonces whose release was applied.
+    released: HashSet<(String, String)>,
+    /// The tokens of applied transactions.
+    tokens: HashSet<String>,
+}
+
+#[derive(Clone, Default)]
+struct Row {
+    is_semaphore: bool,
+    owner: String,
+}
+
+struct Holding {
+    operation: String,
+    kind: Kind,
+    keys: Vec<String>,
+    valid: Valid,
+}
+
+enum Valid {
+    Ask(Weak<Held>),
+    Until(SystemTime),
+}
+
+impl Holding {
+    fn is_valid(&self, now: SystemTime) -> bool {
+        match &self.valid {
+            Valid::Ask(held) => held.upgrade().is_some_and(|held| held.is_valid()),
+            Valid::Until(until) => now < *until,
+        }
+    }
+}
+
+impl Ledger {
+    pub(super) fn new(stage: &Stage) -> Self {
+        Self { book: Book::new(stage.engine.clone()) }
+    }
+
+    pub(super) fn observer(self: &Arc<Self>) -> impl Intercept + use<> {
+        Observer(Arc::clone(self))
+    }
+
+    /// Records that TTL has deleted rows, and has left these.
+    pub(super) fn swept(&self, rows: usize, left: &HashSet<&str>) {
+        self.book.swept(rows, |kept| &mut kept.counts.swept);
+        let mut state = self.state();
+        let Kept { rows, before, .. } = &mut state.kept;
+        rows.retain(|key, row| {
+            if !left.contains(key.as_str()) {
+                before.entry(key.clone()).or_default().0 = row.is_semaphore;
+            }
+            left.contains(key.as_str())
+        });
+    }
+
+    pub(super) fn violated(&self, what: String) {
+        self.broke(&mut self.state(), what);
+    }
+
+    pub(super) fn outcome(&self) -> Outcome<Counts> {
+        let Page { journal, kept } = self.take();
+        journal.outcome(kept.counts)
+    }
+
+    /// One update was applied, alone or as a part of a transaction.
+    fn applied(&self, state: &mut State, write: &Write, answer: &Answer) {
+        let Write { purpose, key, owner, .. } = write.clone();
+        let short = owner.get(..6).unwrap_or_default();
+        self.log(state, &format!("  {purpose:?} of {key} by {short} applied"));
+        if let Some(status) = write.text("status") {
+            let is_semaphore = status == "SEMAPHORE";
+            let had = answer.body["Attributes"]["status"]["S"].as_str().map(|had| had == "SEMAPHORE");
+            let had = had.or(state.rows.get(&key).map(|row| row.is_semaphore));
+            if had.is_some_and(|had| had != is_semaphore) {
+                self.broke(state, format!("(x) {key}: a {purpose:?} changed the kind of its row"));
+            }
+            if had.is_none() && state.before.get(&key).is_some_and(|(before, _)| *before != is_semaphore) {
+                state.counts.changed_kind += 1;
+            }
+            state.rows.entry(key.clone()).or_default().is_semaphore = is_semaphore;
+        }
+        let is_of_key =
+            write.sets(&permit_of(&owner)).is_none() && !state.rows.get(&key).is_some_and(|row| row.is_semaphore);
+        match purpose {
+            Purpose::Acquire => {
+                let fence = write.fence_written(&answer.body);
+                let before = std::mem::replace(&mut state.before.entry(key.clone()).or_default().1, fence);
+                if fence <= before {
+                    self.broke(state, format!("(b) {key}: fence {fence} after {before}"));
+                }
+                if is_of_key && state.released.contains(&(key.clone(), owner.clone())) {
+                    self.broke(state, format!("(e) {key} was taken again after its release"));
+                }
+                state.rows.entry(key).or_default().owner = owner;
+            }
+            Purpose::Renew | Purpose::Release | Purpose::Complete if is_of_key => {
+                if state.rows.get(&key).is_some_and(|row| row.owner != owner) {
+                    self.broke(state, format!("(e) {key}: a {purpose:?} changed another holder's row"));
+                }
+                if purpose != Purpose::Renew {
+                    state.released.insert((key, owner));
+                }
+            }
+            Purpose::Withdraw if is_of_key && write.sets("released").is_some() => {
+                state.rows.entry(key.clone()).or_default().owner.clone_from(&owner);
+                state.released.insert((key, owner));
+            }
+            Purpose::Release => {
+                state.released.insert((key, owner));
+            }
+            _ => {}
+        }
+    }
+}
+
+impl Deref for Ledger {
+    type Target = Book<Kept>;
+
+    fn deref(&self) -> &Book<Kept> {
+        &self.book
+    }
+}
+
+impl Observe for Ledger {
+    fn answer(&self, operation: &str, request: &Value, answer: &mut Answer) {
+        let token = request["ClientRequestToken"].as_str().map(str::to_owned);
+        let request = Request::parse(operation, request);
+        let mut state = self.state();
+        state.counts.requests += 1;
+        if answer.status == 200 {
+            if token.is_some_and(|token| !state.tokens.insert(token)) {
+                return self.log(&mut state, "  a repetition was recognised");
+            }
+            for write in &request.writes {
+                self.applied(&mut state, write, answer);
+            }
+            return;
+        }
+        for (number, write) in request.writes.iter().enumerate() {
+            let in_transaction = &answer.body["CancellationReasons"][number]["Item"];
+            let row = if request.is_transaction { in_transaction } else { &answer.body["Item"] };
+            let (purpose, key, status) = (write.purpose, &write.key, row["status"]["S"].as_str());
+            self.log(&mut state, &format!("  {purpose:?} of {key} refused by a row that is {status:?}"));
+            if purpose != Purpose::Acquire {
+                continue;
+            }
+            let is_permit = write.sets(&permit_of(&write.owner)).is_some();
+            let why = match status {
+                Some("SEMAPHORE") if is_permit => refused_with_room(write, row),
+                Some("INPROGRESS") if !is_permit => refused_while_free(write, row),
+                _ => None,
+            };
+            if let Some(why) = why {
+                self.broke(&mut state, format!("(l) {key} was refused: {why}"));
+            }
+        }
+    }
+}
+
+/// One operation of one worker, which reports to the ledger.
+#[derive(Debug)]
+pub(super) struct Operation {
+    pub(super) name: String,
+    pub(super) kind: Kind,
+    pub(super) keys: Vec<String>,
+    ledger: Arc<Ledger>,
+}
+
+impl Operation {
+    pub(super) fn new(name: String, kind: Kind, keys: Vec<String>, ledger: Arc<Ledger>) -> Self {
+        Self { name, kind, keys, ledger }
+    }
+
+    pub(super) fn acquired(&self, held: &Arc<Held>) {
+        let mut state = self.ledger.state();
+        *match self.kind {
+            Kind::Lock => &mut state.counts.locks,
+            Kind::Set => &mut state.counts.sets,
+            Kind::Permit => &mut state.counts.permits,
+            Kind::Record => &mut state.counts.runs,
+        } += 1;
+        self.hold(&mut state, Valid::Ask(Arc::downgrade(held)));
+    }
+
+    /// Begins a run of idempotent work. It ends when the returned value is dropped, which a cancellation does too.
+    pub(super) fn entered(&self, lock: &Lock) -> Inside<'_> {
+        let mut state = self.ledger.state();
+        state.counts.runs += 1;
+        let until = self.ledger.engine.now() + lock.remaining();
+        self.hold(&mut state, Valid::Until(until));
+        Inside(self)
+    }
+
+    fn hold(&self, state: &mut State, valid: Valid) {
+        self.ledger.log(state, &format!("{} has {:?} as {:?}", self.name, self.keys, self.kind));
+        let (operation, kind, keys) = (self.name.clone(), self.kind, self.keys.clone());
+        let own = Holding { operation, kind, keys, valid };
+        let is_valid = own.is_valid(self.ledger.engine.now());
+        state.holding.push(own);
+        self.alone(state, is_valid);
+    }
+
+    pub(super) fn renewed(&self, is_valid: bool) {
+        self.alone(&mut self.ledger.state(), is_valid);
+    }
+
+    /// (a) The only other holders that may consider themselves valid at this instant are those of other permits.
+    fn alone(&self, state: &mut State, is_valid: bool) {
+        let now = self.ledger.engine.now();
+        let shares = |holding: &&Holding| {
+            holding.operation != self.name
+                && holding.keys.iter().any(|key| self.keys.contains(key))
+                && holding.is_valid(now)
+        };
+        let others: Vec<_> = state.holding.iter().filter(shares).collect();
+        let is_permit = |kind| kind == Kind::Permit;
+        let wrong = others.iter().find(|other| !is_permit(self.kind) || !is_permit(other.kind));
+        let what = match wrong {
+            Some(other) => format!("(a) {} ({:?}) and {} ({:?})", self.name, self.kind, other.operation, other.kind),
+            None if others.len() >= PERMITS as usize => format!("(a) {} and {} others", self.name, others.len()),
+            None => return,
+        };
+        if is_valid {
+            self.ledger.broke(state, format!("{what} hold one of {:?} at once", self.keys));
+        }
+    }
+
+    pub(super) fn refused(&self, error: &Error) {
+        let mut state = self.ledger.state();
+        self.ledger.log(&mut state, &format!("{} refused: {error}", self.name));
+        let is_semaphore = |key: &String| state.rows.get(key).map(|row| row.is_semaphore);
+        let is_other = |key: &String| is_semaphore(key).is_some_and(|is| is != (self.kind == Kind::Permit));
+        let (has_other, has_own) = (self.keys.iter().any(is_other), self.keys.iter().any(|key| !is_other(key)));
+        match error.kind() {
+            ErrorKind::MalformedRow => self.ledger.broke(&mut state, format!("(m) {}: {error}", self.name)),
+            ErrorKind::WrongKind => {
+                state.counts.wrong_kind += 1;
+                if !has_other {
+                    self.ledger.broke(&mut state, format!("(x) {} was refused as of another kind", self.name));
+                }
+            }
+            _ if error.is_held() => {
+                state.counts.held += 1;
+                if has_other && !has_own {
+                    self.ledger.broke(&mut state, format!("(x) {} waited for another kind: {error}", self.name));
+                }
+            }
+            _ => {}
+        }
+    }
+
+    pub(super) fn released(&self, held: &Held, answer: &Result<(), Error>) {
+        let mut state = self.ledger.state();
+        let what = answer.as_ref().map_or_else(ToString::to_string, |()| described(&Ok(())));
+        self.ledger.log(&mut state, &format!("{} released {:?}: {what}", self.name, self.keys));
+        let is_released = |key: &String| state.released.contains(&(key.clone(), held.owner().to_owned()));
+        if answer.is_ok() && !self.keys.iter().all(is_released) {
+            self.ledger.broke(&mut state, format!("{} reported a release that did not happen", self.name));
+        }
+        self.leave(&mut state);
+    }
+
+    /// The work has a result, of this run or of another one.
+    pub(super) fn answered(&self) {
+        let mut state = self.ledger.state();
+        let ran = state.holding.iter().any(|holding| holding.operation == self.name);
+        state.counts.replayed += usize::from(!ran);
+        self.leave(&mut state);
+    }
+
+    pub(super) fn crashed(&self) {
+        self.ledger.state().counts.crashed += 1;
+        self.left("crashed");
+    }
+
+    pub(super) fn left(&self, how: &str) {
+        let mut state = self.ledger.state();
+        self.ledger.log(&mut state, &format!("{} {how}", self.name));
+        self.leave(&mut state);
+    }
+
+    pub(super) fn broke(&self, what: &str, how: &dyn Debug) {
+        let mut state = self.ledger.state();
+        self.ledger.broke(&mut state, format!("{what}: {} {:?}: {how:?}", self.name, self.keys));
+    }
+
+    fn leave(&self, state: &mut State) {
+        state.holding.retain(|holding| holding.operation != self.name);
+    }
+}
+
+/// A run of idempotent work.
+pub(super) struct Inside<'a>(&'a Operation);
+
+impl Drop for Inside<'_> {
+    fn drop(&mut self) {
+        // Its result may not be stored yet, but the work has ended.
+        let mut state = self.0.ledger.state();
+        for holding in state.holding.iter_mut().filter(|holding| holding.operation == self.0.name) {
+            holding.valid = Valid::Until(SystemTime::UNIX_EPOCH);
+        }
+    }
+}
+
+impl fmt::Debug for Inside<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Inside")
+    }
+}
