@@ -402,8 +402,8 @@ impl Protocol for Lock {
                     if replays {
                         log.saw(Event::Replayed);
                     }
-                    // `RecordClaim::refusal`
-                    replays || row.lease_end <= clock
+                    // `RecordClaim::refusal`, for which the lease was current or over when the attempt was sent
+                    replays || row.lease_end <= request.now
                 });
                 if is_final && self.conditions.record.is_some() {
                     client.attempts = self.bounds.attempts;

@@ -270,7 +270,11 @@ impl Several {
         for key in 0..KEYS {
             let Err(refusals) = answer else { break };
             match refusals[key] {
-                Some((true, row)) if row.is_none_or(|row| row.released != request.update.owner) => {
+                // A withdrawal asks only whose row it is.
+                Some((true, row))
+                    if request.update.kind == Kind::ReleaseToWithdraw
+                        || row.is_none_or(|row| row.released != request.update.owner) =>
+                {
                     lost[key] = Some(Lost { row });
                 }
                 Some((false, _)) => willing[key] = true,
