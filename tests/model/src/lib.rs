@@ -50,6 +50,7 @@ mod lock;
 mod row;
 mod semaphore;
 mod several;
+pub mod walk;
 mod world;
 
 use std::collections::BTreeSet;
@@ -63,6 +64,8 @@ use row::{Conditions, Record};
 use semaphore::Semaphore;
 use several::Several;
 use world::{Protocol, SKEW, StateOf, World};
+
+pub use world::Fate;
 
 /// What is checked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -99,7 +102,9 @@ pub struct Bounds {
 }
 
 impl Bounds {
-    const fn new(ticks: u8, lateness: u8, faults: u8, renewals: u8) -> Self {
+    /// Returns bounds with two attempts.
+    #[must_use]
+    pub const fn new(ticks: u8, lateness: u8, faults: u8, renewals: u8) -> Self {
         Self { ticks, lateness, attempts: 2, faults, renewals }
     }
 

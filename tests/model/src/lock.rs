@@ -149,11 +149,11 @@ pub(crate) enum Answer {
 pub(crate) struct Client {
     pub(crate) phase: Phase,
     /// The number of attempts to acquire.
-    attempts: u8,
+    pub(crate) attempts: u8,
     /// One more than the times of the attempts whose leases have not ended.
     sent: [u8; 2],
     /// An attempt was not answered: it may still take the key.
-    doubtful: bool,
+    pub(crate) doubtful: bool,
     pub(crate) deadline: u8,
     acquired_at: u8,
     expiration: u8,
@@ -402,8 +402,8 @@ impl Protocol for Lock {
                     if replays {
                         log.saw(Event::Replayed);
                     }
-                    // `RecordClaim::refusal`
-                    replays || row.lease_end <= clock
+                    // `RecordClaim::refusal`, for which the lease was current or over when the attempt was sent
+                    replays || row.lease_end <= request.now
                 });
                 if is_final && self.conditions.record.is_some() {
                     client.attempts = self.bounds.attempts;

@@ -7,6 +7,11 @@ use crate::Mutation;
 /// The fences that fit into a tick: a new row starts at its clock in this unit, as the product does in microseconds.
 pub(crate) const FENCES_IN_A_TICK: u16 = 32;
 
+/// A clock in the unit of fences. A clock is larger than 0, the fence of no row.
+pub(crate) fn clock_as_fence(now: u8) -> u16 {
+    u16::from(now) * FENCES_IN_A_TICK + 1
+}
+
 /// The nonce of a client's acquisition, from 1. 0 is none.
 pub(crate) type Owner = u8;
 
@@ -95,7 +100,7 @@ impl Conditions {
 
     /// `TAKE`. The attributes that it does not name stay. `proposed` is the fence of an acquire of several keys.
     pub(crate) fn take(self, row: Option<&Row>, request: Request, proposed: Option<u16>) -> Row {
-        let now_micros = if self.is(Mutation::FenceRestarts) { 0 } else { u16::from(request.now) * FENCES_IN_A_TICK };
+        let now_micros = if self.is(Mutation::FenceRestarts) { 0 } else { clock_as_fence(request.now) };
         let one = u16::from(!self.is(Mutation::FenceStandsStill));
         let fence = row.and_then(|row| row.fence).unwrap_or(now_micros) + one;
         Row {

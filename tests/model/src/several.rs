@@ -8,7 +8,7 @@
 //! leave them as well, or not. The model keeps the reservations beside the rows, which they do not change.
 
 use crate::lock::{End, LEASE, Past, Phase, TRIES, bit, owner};
-use crate::row::{Conditions, FENCES_IN_A_TICK, Kind, Owner, Request as Update, Row};
+use crate::row::{Conditions, Kind, Owner, Request as Update, Row, clock_as_fence};
 use crate::world::{CLIENTS, Decision, Log, Protocol, SKEW, StateOf};
 use crate::{Bounds, Breach, Event, Mutation};
 
@@ -32,7 +32,7 @@ pub(crate) struct Several {
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Hash)]
 pub(crate) struct Table {
-    rows: [Option<Row>; KEYS],
+    pub(crate) rows: [Option<Row>; KEYS],
     reserved: [Option<Reservation>; KEYS],
     pasts: [Past; KEYS],
 }
@@ -68,7 +68,7 @@ enum MayReserve {
 /// The same update of several rows.
 #[derive(Clone, Copy, Debug, PartialEq, Hash)]
 pub(crate) struct Request {
-    update: Update,
+    pub(crate) update: Update,
     keys: Keys,
     /// The proposed fence of each key. An ordinary lock has none.
     fences: Option<[u16; KEYS]>,
@@ -83,13 +83,13 @@ type Answer = Result<(), [Option<(bool, Option<Row>)>; KEYS]>;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Hash)]
 pub(crate) struct Client {
-    phase: Phase,
-    attempts: u8,
+    pub(crate) phase: Phase,
+    pub(crate) attempts: u8,
     /// One more than the times of the attempts whose leases have not ended.
     sent: [u8; 2],
     /// An attempt was not answered: it may still take the keys.
-    doubtful: bool,
-    deadline: u8,
+    pub(crate) doubtful: bool,
+    pub(crate) deadline: u8,
     acquired_at: u8,
     sequence: u8,
     tries: u8,
@@ -143,7 +143,7 @@ impl Several {
     fn acquire(&self, id: usize, client: &Client, now: u8, seen: [u16; KEYS], proposals: u8) -> Request {
         let asked = now + LEASE + SKEW;
         let lease_end = if self.conditions.is(Mutation::NoSkew) { asked - SKEW } else { asked };
-        let clock = u16::from(now) * FENCES_IN_A_TICK;
+        let clock = clock_as_fence(now);
         let propose = |seen: u16| if self.conditions.is(Mutation::FenceRepeats) { 17 } else { clock.max(seen + 1) };
         let request = self.request(Kind::Acquire, id, client, now);
         let expiration = asked + self.conditions.retention;
@@ -270,7 +270,11 @@ impl Several {
         for key in 0..KEYS {
             let Err(refusals) = answer else { break };
             match refusals[key] {
-                Some((true, row)) if row.is_none_or(|row| row.released != request.update.owner) => {
+                // A withdrawal asks only whose row it is.
+                Some((true, row))
+                    if request.update.kind == Kind::ReleaseToWithdraw
+                        || row.is_none_or(|row| row.released != request.update.owner) =>
+                {
                     lost[key] = Some(Lost { row });
                 }
                 Some((false, _)) => willing[key] = true,

@@ -136,7 +136,7 @@ pub(crate) enum Action {
 
 /// What the network does to a request. All but the first are faults.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) enum Fate {
+pub enum Fate {
     /// It is applied and answered.
     Prompt,
     /// It is under way for a while.
@@ -179,7 +179,11 @@ impl<P: Protocol> World<P> {
         Self { protocol, bounds, seen: Default::default() }
     }
 
-    fn decisions(&self, state: &StateOf<P>, id: usize) -> Vec<Decision<P>> {
+    pub(crate) fn protocol(&self) -> &P {
+        &self.protocol
+    }
+
+    pub(crate) fn decisions(&self, state: &StateOf<P>, id: usize) -> Vec<Decision<P>> {
         let mut decisions = Vec::new();
         self.protocol.decisions(id, &state.clients[id], state.clock(id), &mut decisions);
         decisions
