@@ -282,7 +282,9 @@ impl Several {
             }
         }
         if willing.contains(&true) {
-            client.partly = true;
+            // A key that shows the release of this owner is not lost.
+            let is_withdrawal = request.update.kind == Kind::ReleaseToWithdraw;
+            client.partly |= is_withdrawal || lost.iter().any(Option::is_some);
             return Err(Request { keys: willing, ..*request });
         }
         Ok(lost)

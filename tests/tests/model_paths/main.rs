@@ -216,8 +216,11 @@ fn all_short_paths_are_the_same_in_the_model_and_in_the_code() {
     }
 }
 
-/// How many paths look for a mistake.
+/// How many paths look for a mistake of the network.
 const PATHS_FOR_A_MISTAKE: usize = 20;
+
+/// How many paths need each guard of the model.
+const PATHS_TO_A_MISTAKE: usize = 4;
 
 /// Returns a random path at whose end the model with this mistake differs from the model without.
 fn path_to_a_mistake(subject: Subject, mistake: model::Mutation, seed: u64) -> Option<(Situation, Vec<Step>)> {
@@ -237,10 +240,16 @@ fn path_to_a_mistake(subject: Subject, mistake: model::Mutation, seed: u64) -> O
     Some((first(None).swap_remove(number), path))
 }
 
-/// Walks paths on which the model shows the mistake, on hosts whose network makes it. Returns the first difference.
-async fn difference(subject: Subject, mistake: model::Mutation, mutation: Mutation) -> Option<String> {
-    let mut lab = Lab::new(Some(mutation)).await;
-    let paths = (0..).filter_map(|seed| path_to_a_mistake(subject, mistake, seed)).take(PATHS_FOR_A_MISTAKE);
+/// Walks so many paths to a mistake of the model, on hosts whose network makes the mistake or not. Returns the first
+/// difference from the model without the mistake.
+async fn difference(
+    subject: Subject,
+    mistake: model::Mutation,
+    mutation: Option<Mutation>,
+    many: usize,
+) -> Option<String> {
+    let mut lab = Lab::new(mutation).await;
+    let paths = (0..).filter_map(|seed| path_to_a_mistake(subject, mistake, seed)).take(many);
     for (first, steps) in paths {
         let mut path = Path::begin(&mut lab, subject, first);
         for step in steps {
@@ -257,8 +266,8 @@ async fn difference(subject: Subject, mistake: model::Mutation, mutation: Mutati
     None
 }
 
-#[test]
-fn each_mistake_of_the_model_is_a_difference_in_the_code() {
+/// The mistakes of the model, with those of the hosts that are the same.
+fn mistakes() -> Vec<(Subject, model::Mutation, Mutation)> {
     let mut mistakes = Vec::new();
     for subject in SUBJECTS {
         let of_hosts = match subject {
@@ -271,13 +280,34 @@ fn each_mistake_of_the_model_is_a_difference_in_the_code() {
             mistakes.push((subject, *mistake, *mutation.expect("the histories have the mistake")));
         }
     }
+    mistakes
+}
+
+#[test]
+fn each_mistake_of_the_model_is_a_difference_in_the_code() {
+    let mistakes = mistakes();
     let missed = on_all_cores(0..mistakes.len() as u64, |number| {
         let (subject, mistake, mutation) = mistakes[usize::try_from(number).unwrap()];
-        let found = in_virtual_time(difference(subject, mistake, mutation));
+        let found = in_virtual_time(difference(subject, mistake, Some(mutation), PATHS_FOR_A_MISTAKE));
         let line = found.as_ref().and_then(|found| found.lines().last());
         println!("{subject:?}: {}: {}", mistake.name(), line.unwrap_or("no difference"));
         found.is_none().then_some((subject, mistake))
     });
     let missed: Vec<_> = missed.into_iter().flatten().collect();
     assert!(missed.is_empty(), "no difference: {missed:#?}");
+}
+
+/// A guard that is missing in `row/` differs here: these paths need it.
+#[test]
+fn the_paths_to_each_mistake_of_the_model_are_the_same_in_the_code() {
+    let mistakes = mistakes();
+    let found = on_all_cores(0..mistakes.len() as u64, |number| {
+        let (subject, mistake, _) = mistakes[usize::try_from(number).unwrap()];
+        let found = in_virtual_time(difference(subject, mistake, None, PATHS_TO_A_MISTAKE))?;
+        println!("{subject:?}: {}: {}", mistake.name(), found.lines().last().unwrap_or_default());
+        Some(found)
+    });
+    if let Some(difference) = found.into_iter().flatten().next() {
+        panic!("{difference}");
+    }
 }

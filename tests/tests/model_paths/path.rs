@@ -246,7 +246,7 @@ impl<'a> Path<'a> {
             let outcome = self.clients[client].outcome.take();
             let is_answered = matches!(fate, Fate::Prompt | Fate::Twice);
             let has = format!("client {client} has {outcome:?} after {operation:?}");
-            let is_expected = self.is_expected(client, operation, is_answered, outcome, after).await;
+            let is_expected = self.is_expected(client, operation, is_answered, outcome, after);
             return if is_expected { Ok(()) } else { Err(has) };
         }
         Ok(())
@@ -290,8 +290,8 @@ impl<'a> Path<'a> {
     }
 
     /// Whether this is what the operation ends with in the model.
-    async fn is_expected(
-        &mut self,
+    fn is_expected(
+        &self,
         client: usize,
         operation: Operation,
         is_answered: bool,
@@ -332,11 +332,10 @@ impl<'a> Path<'a> {
             },
             (Operation::Release, standing) => match outcome {
                 Some(Outcome::Done(result)) => is_release(&result, standing),
-                Some(Outcome::Run(_)) => self.is_known(client, standing).await,
+                Some(Outcome::Run(_)) => self.is_known(client, standing),
                 _ => false,
             },
-            (Operation::Complete, _) => is_run_that_returned(outcome),
-            (Operation::Transact, Standing::Released) => is_run_that_returned(outcome),
+            (Operation::Complete, _) | (Operation::Transact, Standing::Released) => is_run_that_returned(outcome),
             (Operation::Transact, _) => matches!(outcome, Some(Outcome::Transacted(false))),
             (Operation::Abandon, _) => matches!(outcome, Some(Outcome::Run(Err(_)))),
         }
@@ -364,7 +363,7 @@ impl<'a> Path<'a> {
     }
 
     /// Whether the lock of a run knows how its release ended. A lock that knows sends no request.
-    async fn is_known(&self, client: usize, standing: Standing) -> bool {
+    fn is_known(&self, client: usize, standing: Standing) -> bool {
         if !matches!(standing, Standing::Released | Standing::Lost) {
             return true;
         }
