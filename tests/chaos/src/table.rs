@@ -19,6 +19,8 @@ pub(crate) fn client(endpoint: &str) -> Client {
 }
 
 pub(crate) async fn create(client: &Client, name: &str) {
+    // A run that was ended left it there.
+    let _there_may_be_none = client.delete_table().table_name(name).send().await;
     let id = AttributeDefinition::builder().attribute_name("id").attribute_type(ScalarAttributeType::S);
     let key = KeySchemaElement::builder().attribute_name("id").key_type(KeyType::Hash);
     let table = client.create_table().table_name(name).billing_mode(BillingMode::PayPerRequest);

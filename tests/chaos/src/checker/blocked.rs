@@ -28,13 +28,17 @@ const UNEXPLAINED: [&str; 13] = [
 struct Leases {
     /// The true time at which the last of them has ended for the holder, at the latest.
     end: u64,
-    released: Option<u64>,
+    /// Whether a release is confirmed, and when the last one was answered. A release that comes after the lease moves the
+    /// end in the row to its own time.
+    is_released: bool,
+    releasing: u64,
 }
 
 impl Leases {
     fn add(&mut self, other: Self) {
         self.end = self.end.max(other.end);
-        self.released = [self.released, other.released].into_iter().flatten().min();
+        self.is_released |= other.is_released;
+        self.releasing = self.releasing.max(other.releasing);
     }
 }
 
@@ -67,15 +71,16 @@ pub(super) fn check(ops: &[Op], clock_skew: u64) -> Vec<Violation> {
                     // A fence that nobody had is that of an acquire without an answer, or of one that arrived again
                     // after the release: of many releases, the row remembers the last ones. The lease ends as it would
                     // have without.
-                    let by_name = || Some(Leases { released: None, ..*by_name.get(by.as_ref()?)? });
+                    let by_name = || Some(Leases { is_released: false, ..*by_name.get(by.as_ref()?)? });
                     let known = by_fence.or_else(by_name);
                     let Some(asked) = asked else { continue };
                     if op.is_probe() {
                         broke(Broken::Blocked, key, event.at, text(" after everybody had left".to_owned()));
-                    } else if let Some(Leases { end, released }) = known {
+                    } else if let Some(Leases { end, is_released, releasing }) = known {
                         // The holder's clock is ahead by up to the skew. A lease in the row has the skew added, a release
                         // has not.
-                        let free = released.map_or(u64::MAX, |at| at + clock_skew).min(end + 2 * clock_skew);
+                        let lease = if is_released { 0 } else { end + 2 * clock_skew };
+                        let free = lease.max(releasing + clock_skew);
                         if asked > free {
                             broke(
                                 Broken::Blocked,
@@ -117,7 +122,8 @@ fn leases<'a>(op: &Op<'a>) -> (Leases, Vec<(&'a str, u64)>) {
             What::Has { keys, fences: has, .. } => {
                 fences.extend(keys.iter().map(String::as_str).zip(has.iter().copied()));
             }
-            What::Released => leases.released = Some(event.at),
+            What::Releases => leases.releasing = leases.releasing.max(op.next(index)),
+            What::Released => leases.is_released = true,
             _ => {}
         }
     }

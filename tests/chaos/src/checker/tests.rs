@@ -176,14 +176,19 @@ fn a_holder_that_died_during_its_acquire_is_known_by_its_name() {
 
 #[test]
 fn a_released_key_that_is_held_longer_than_the_skew_is_found() {
-    let released = || {
+    let released_at = |at| {
         let mut process = hold("x", 1, 10, 20);
-        process.events.push(Event { at: 30 * MS, ahead: 0, op: 0, what: What::Released });
+        let releases = [(at - 5, What::Releases), (at, What::Released)];
+        process.events.extend(releases.map(|(at, what)| Event { at: at * MS, ahead: 0, op: 0, what }));
         process
     };
+    let released = || released_at(30);
     let refusal = |at| process("y", vec![(at, asks("a")), (at + 5, refused("x.0", Some(1)))]);
     assert_eq!(found(vec![released(), refusal(130)], Vec::new()), []);
     assert_eq!(found(vec![released(), refusal(131)], Vec::new()), [Broken::Blocked]);
+    // A release after the lease has ended moves the end.
+    assert_eq!(found(vec![released_at(700), refusal(800)], Vec::new()), []);
+    assert_eq!(found(vec![released_at(700), refusal(801)], Vec::new()), [Broken::Blocked]);
     // The acquire arrived again, and got another fence. Its lease ends when that of the released one would have.
     let again = |at| process("y", vec![(at, asks("a")), (at + 5, refused("x.0", Some(2)))]);
     assert_eq!(found(vec![released(), again(710)], Vec::new()), []);
