@@ -14,7 +14,7 @@ use super::stage::{Network, Waiting, millis};
 use super::{Scene, hand_over, release};
 
 /// One history in so many has workflows, and how many.
-const EVERY: u64 = 4;
+const EVERY: u64 = 3;
 const WORKFLOWS: u64 = 2;
 
 /// Starts the workflows of a seed. The returned future waits for them.
@@ -77,7 +77,7 @@ async fn attempt(scene: &Scene, host: &Host, operation: &Operation, identity: &s
     if random.bool() {
         operation.renewed(&lock, lock.renew(lease).await);
     }
-    match random.u8(0..6) {
+    match random.u8(0..5) {
         0 => hand_over(scene, operation, lock, lease, false, random).await,
         // The execution is stopped. Another host frees what it holds.
         1 => {
