@@ -77,15 +77,15 @@ async fn attempt(scene: &Scene, host: &Host, operation: &Operation, identity: &s
     if random.bool() {
         operation.renewed(&lock, lock.renew(lease).await);
     }
-    match random.u8(0..5) {
+    match random.u8(0..6) {
         0 => hand_over(scene, operation, lock, lease, false, random).await,
         // The execution is stopped. Another host frees what it holds.
-        1 => {
+        1 | 2 => {
             let other = scene.stage.locks(&scene.host(&mut random, Network::Good));
             let freed = other.release_identity(&operation.key, identity).await;
             operation.ended(&format!("was stopped: {freed:?}"));
         }
-        2 => operation.ended("dropped its lock"),
+        3 => operation.ended("dropped its lock"),
         _ => release(operation, &lock).await,
     }
 }
