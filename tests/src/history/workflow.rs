@@ -14,7 +14,7 @@ use super::stage::{Network, Waiting, millis};
 use super::{Scene, hand_over, release};
 
 /// One history in so many has workflows, and how many.
-const EVERY: u64 = 4;
+const EVERY: u64 = 3;
 const WORKFLOWS: u64 = 2;
 
 /// Starts the workflows of a seed. The returned future waits for them.
@@ -80,12 +80,12 @@ async fn attempt(scene: &Scene, host: &Host, operation: &Operation, identity: &s
     match random.u8(0..6) {
         0 => hand_over(scene, operation, lock, lease, false, random).await,
         // The execution is stopped. Another host frees what it holds.
-        1 => {
+        1 | 2 => {
             let other = scene.stage.locks(&scene.host(&mut random, Network::Good));
             let freed = other.release_identity(&operation.key, identity).await;
             operation.ended(&format!("was stopped: {freed:?}"));
         }
-        2 => operation.ended("dropped its lock"),
+        3 => operation.ended("dropped its lock"),
         _ => release(operation, &lock).await,
     }
 }
