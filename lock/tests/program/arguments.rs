@@ -1,16 +1,17 @@
 //! Arguments of any kind: the program explains what is wrong with them, and does not panic.
 //!
-//! `LOCK_FUZZ_SECONDS` says for how long the search tries new cases, instead of a small number of them. The seed of a failed
-//! case is added to `arguments.txt`, which is tried first from then on.
+//! Each run tries the same cases, which follow from `LOCK_FUZZ_SEED`, and more of them for `LOCK_FUZZ_SECONDS`. The seed of a
+//! failed case is added to `arguments.txt`, which is tried first from then on.
 
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use aws_smithy_async::time::{SystemTimeSource, TimeSource as _};
 use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::sample::select;
-use proptest::test_runner::{Config, FileFailurePersistence, TestRunner};
+use proptest::test_runner::{Config, FileFailurePersistence, RngSeed, TestRunner};
 
 use crate::{Place, Process};
 
@@ -136,11 +137,13 @@ fn any_arguments() -> impl Strategy<Value = Vec<OsString>> {
 #[test]
 fn arguments_of_any_kind_end_with_an_exit_code_of_the_manual_and_one_sentence() {
     let seeds = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/program/arguments.txt");
-    let seconds = std::env::var("LOCK_FUZZ_SECONDS").map_or(0, |seconds| seconds.parse().unwrap());
-    let until = Instant::now() + Duration::from_secs(seconds);
-    loop {
+    let number = |name| std::env::var(name).map_or(0, |number| number.parse().unwrap());
+    let clock = SystemTimeSource::new();
+    let until = clock.now() + Duration::from_secs(number("LOCK_FUZZ_SECONDS"));
+    for seed in number("LOCK_FUZZ_SEED").. {
         let config = Config {
             cases: 25,
+            rng_seed: RngSeed::Fixed(seed),
             failure_persistence: Some(Box::new(FileFailurePersistence::Direct(seeds))),
             max_shrink_iters: 100,
             ..Config::default()
@@ -152,7 +155,7 @@ fn arguments_of_any_kind_end_with_an_exit_code_of_the_manual_and_one_sentence() 
         if let Err(found) = search {
             panic!("{found}");
         }
-        if Instant::now() >= until {
+        if clock.now() >= until {
             break;
         }
     }

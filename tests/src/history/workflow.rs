@@ -15,7 +15,7 @@ use super::{Scene, hand_over, release};
 
 /// One history in so many has workflows, and how many.
 const EVERY: u64 = 3;
-const WORKFLOWS: u64 = 2;
+const WORKFLOWS: u64 = 3;
 
 /// Starts the workflows of a seed. The returned future waits for them.
 pub(super) fn begin(seed: u64, scene: &Arc<Scene>) -> impl Future<Output = ()> + use<> {

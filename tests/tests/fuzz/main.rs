@@ -2,7 +2,8 @@
 //!
 //! | variable | |
 //! | --- | --- |
-//! | `LOCK_FUZZ_SECONDS` | for how long each search tries new cases, instead of a small number of them |
+//! | `LOCK_FUZZ_SECONDS` | for how long each search tries cases, instead of a small number of them |
+//! | `LOCK_FUZZ_SEED` | where the cases begin: without it, each run tries the same |
 //!
 //! A failed case is minimised and printed. Its seed is added to a file in `seeds/`, which is tried first from then on. Rows
 //! that are worth keeping are in `rows.jsonl`, as a failed case prints them. They stay the same when a strategy changes.

@@ -221,9 +221,11 @@ async fn with_one(stage: &Stage, what: What, operation: Operation, lock: Lock, s
                     }
                     Err(error) => Err(error),
                 },
-                Operation::RenewTicket => locks.renew_ticket(&ticket, LEASE).await.map(|_| has.holds && is_same),
-                Operation::RenewTicketShortly => {
-                    locks.renew_ticket(&ticket, LEASE / 100).await.map(|_| has.holds && is_same)
+                Operation::RenewTicket | Operation::RenewTicketShortly => {
+                    let lease = if operation == Operation::RenewTicket { LEASE } else { LEASE / 100 };
+                    // A row without the end of its lease keeps others out until its TTL, so the lease is long enough.
+                    let holds = has.holds || (has.is_there && !stage.before.contains_key("in_progress_expiration"));
+                    locks.renew_ticket(&ticket, lease).await.map(|_| holds && is_same)
                 }
                 Operation::ReleaseTicket => locks.release_ticket(&ticket).await.map(|()| has.is_there || has.released),
                 _ => {

@@ -6,15 +6,18 @@ use std::time::Duration;
 
 use aws_smithy_async::time::{SystemTimeSource, TimeSource};
 use proptest::strategy::Strategy;
-use proptest::test_runner::{Config, FileFailurePersistence, TestError, TestRunner};
+use proptest::test_runner::{Config, FileFailurePersistence, RngSeed, TestError, TestRunner};
 
-/// Tries the kept cases of this name and new ones. Panics with the smallest case that fails.
+/// Tries the kept cases of this name and others, which follow from `LOCK_FUZZ_SEED`: each run tries the same, and more of
+/// them for `LOCK_FUZZ_SECONDS`. Panics with the smallest case that fails.
 pub(crate) fn for_all<S: Strategy<Value: Debug>>(name: &str, cases: u32, strategy: &S, test: impl Fn(S::Value)) {
     let seeds = format!("{}/tests/fuzz/seeds/{name}.txt", env!("CARGO_MANIFEST_DIR"));
     let seeds: &'static str = seeds.leak();
-    let batch = || {
+    let first = env::var("LOCK_FUZZ_SEED").map_or(0, |seed| seed.parse().unwrap());
+    let batch = |number: u64| {
         let config = Config {
             cases,
+            rng_seed: RngSeed::Fixed(first + number),
             failure_persistence: Some(Box::new(FileFailurePersistence::Direct(seeds))),
             max_shrink_iters: 400,
             ..Config::default()
@@ -28,16 +31,16 @@ pub(crate) fn for_all<S: Strategy<Value: Debug>>(name: &str, cases: u32, strateg
             Err(TestError::Fail(why, case)) => panic!("{name} fails: {why}\nfor {case:?}"),
             Err(other) => panic!("{name}: {other}"),
         }
-        cases
     };
     let Ok(seconds) = env::var("LOCK_FUZZ_SECONDS") else {
-        batch();
+        batch(0);
         return;
     };
     let (clock, limit) = (SystemTimeSource::new(), Duration::from_secs(seconds.parse().unwrap()));
-    let (began, mut tried) = (clock.now(), 0);
+    let (began, mut batches) = (clock.now(), 0);
     while clock.now().duration_since(began).unwrap_or_default() < limit {
-        tried += batch();
+        batch(batches);
+        batches += 1;
     }
-    println!("{name}: {tried} cases");
+    println!("{name}: {} cases", batches * u64::from(cases));
 }
