@@ -96,9 +96,9 @@ impl Tally {
                 let to = random.i64(-most..=most);
                 let by = Duration::from_micros((to - off).unsigned_abs());
                 if to > off {
-                    host.advance_clock(by)
+                    host.advance_clock(by);
                 } else {
-                    host.set_clock_back(by)
+                    host.set_clock_back(by);
                 }
                 off = to;
                 tally.count(0);

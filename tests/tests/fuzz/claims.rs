@@ -90,7 +90,7 @@ pub(crate) async fn claim(locks: &Locks, what: What, how: How) -> Result<Claimed
                     sleep(turn.delay()).await;
                     all().attempt(Some(kept(&turn))).await.map(Claimed::from)
                 }
-                acquired => Ok(acquired.into()),
+                acquired @ Attempt::Acquired(_) => Ok(acquired.into()),
             },
         };
     }
@@ -113,7 +113,7 @@ pub(crate) async fn claim(locks: &Locks, what: What, how: How) -> Result<Claimed
                 sleep(turn.delay()).await;
                 one().attempt(Some(kept(&turn))).await.map(Claimed::from)
             }
-            acquired => Ok(acquired.into()),
+            acquired @ Attempt::Acquired(_) => Ok(acquired.into()),
         },
     }
 }

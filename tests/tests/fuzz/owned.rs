@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use aws_sdk_dynamodb::error::SdkError;
 use aws_sdk_dynamodb::types::{Put, TransactWriteItem};
 use lambda_lock::{Error, ErrorKind, Holder, Lock, LockSet, Locks};
 use lambda_lock_tests::Row;
@@ -125,15 +126,17 @@ fn try_after(what: What, changes: &[Change], age: Duration, operation: Operation
         let held = acquired(&locks, what).await;
         let seen = locks.get(KEY).await.unwrap().unwrap();
         let mut row = world.row(KEY).await.unwrap();
-        changes.iter().for_each(|change| change.apply(&mut row));
+        for change in changes {
+            change.apply(&mut row);
+        }
         host.advance_clock(age);
         let stage = Stage::of(world, host, locks, row).await;
-        let sent = stage.host.requests();
+        let before = stage.host.requests();
         match held {
             Held::One(lock) => with_one(&stage, what, operation, lock, &seen).await,
             Held::Two(set) => with_two(&stage, operation, &set).await,
         }
-        let sent = stage.host.requests() - sent;
+        let sent = stage.host.requests() - before;
         assert!(sent <= 10, "{sent} requests");
         stage.locks.flush(Duration::from_mins(1)).await;
     });
@@ -166,7 +169,7 @@ async fn with_one(stage: &Stage, what: What, operation: Operation, lock: Lock, s
             let put = TransactWriteItem::builder().put(put).build();
             let client = stage.world.client();
             let sent = Box::pin(client.transact_write_items().transact_items(check).transact_items(put).send()).await;
-            match sent.map_err(|error| error.into_service_error()) {
+            match sent.map_err(SdkError::into_service_error) {
                 Ok(_) => assert!(has.holds, "the check succeeds"),
                 Err(error) => {
                     assert!(error.is_transaction_canceled_exception(), "{error:?}");

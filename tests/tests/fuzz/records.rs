@@ -242,7 +242,9 @@ fn a_run_whose_row_was_changed_meanwhile_completes_its_own_record_or_none() {
                 let key = KEY.to_owned();
                 let run = work.run(&key, async |run| {
                     let mut row = world.row(plan.key()).await.unwrap();
-                    changes.iter().for_each(|change| change.apply(&mut row));
+                    for change in &changes {
+                        change.apply(&mut row);
+                    }
                     row.insert("id".to_owned(), text(plan.key()));
                     let owner = run.lock().owner().to_owned();
                     let stage = Stage::of(world, host.clone(), locks.clone(), row).await;

@@ -147,7 +147,9 @@ impl Change {
 pub(crate) fn any_lock_row() -> impl Strategy<Value = Row> {
     let now = SINCE_EPOCH.as_secs();
     let changed = (select(templates()), vec(any_change(), 0..4)).prop_map(|(mut row, changes)| {
-        changes.iter().for_each(|change| change.apply(&mut row));
+        for change in &changes {
+            change.apply(&mut row);
+        }
         row
     });
     let arbitrary = btree_map("[a-z:]{1,9}", any_value(now), 0..6).prop_map(|row| row.into_iter().collect::<Row>());

@@ -64,9 +64,9 @@ async fn in_an_outage(uses: Uses, time: Duration) -> (Value, u32) {
                 start(&held, outage, time).await?;
                 Ok(uses(held, begun).await?)
             });
-            let used: Result<(), Error> = lock.await;
+            let answer: Result<(), Error> = lock.await;
             ctx.wait(Duration::from_secs(1)).await?;
-            Ok(match used {
+            Ok(match answer {
                 Ok(()) => json!("done"),
                 Err(error) => json!([format!("{:?}", error.kind()), error.error_type()]),
             })

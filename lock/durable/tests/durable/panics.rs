@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
+use aws_durable_execution_sdk::BoxError;
 use lambda_lock_durable::{Error, ErrorKind};
 
 use crate::{KINDS, Table, run};
@@ -20,14 +21,14 @@ async fn a_panic_frees_the_key_and_is_the_same_error_on_replay() {
                 let (locks, panics) = (locks.clone(), Arc::clone(&counter));
                 async move {
                     let lock = kind(&ctx, &locks).run(move |held| async move {
-                        let panic = move || {
+                        let panic = move || -> Result<(), BoxError> {
                             panics.fetch_add(1, Ordering::SeqCst);
                             panic!("a mistake");
                         };
                         if !in_a_step {
-                            panic();
+                            panic()?;
                         }
-                        Ok(held.step("work", |_| async move { Ok(panic()) }).await?)
+                        Ok(held.step("work", |_| async move { panic() }).await?)
                     });
                     let panicked: Result<(), Error> = lock.await;
                     ctx.wait(Duration::from_secs(1)).await?;

@@ -49,13 +49,11 @@ impl Losses {
             self.skip -= 1;
             return Fate::Answered;
         }
-        match self.count {
-            0 => Fate::Answered,
-            _ => {
-                self.count -= 1;
-                if self.are_applied { Fate::AnswerLost } else { Fate::Lost }
-            }
+        if self.count == 0 {
+            return Fate::Answered;
         }
+        self.count -= 1;
+        if self.are_applied { Fate::AnswerLost } else { Fate::Lost }
     }
 }
 

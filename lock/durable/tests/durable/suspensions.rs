@@ -64,9 +64,10 @@ async fn a_wait_of_the_lock_renews_it_and_a_wait_of_the_context_does_not() {
             for wait in [3 * LEASE, Duration::from_hours(30)] {
                 for (renews, expected) in [(true, Ok(())), (false, Err(ErrorKind::Lost))] {
                     let table = Table::new().await;
-                    let service = match is_frozen {
-                        true => Service::frozen(&table.engine, &table.host),
-                        false => Service::new(&table.engine),
+                    let service = if is_frozen {
+                        Service::frozen(&table.engine, &table.host)
+                    } else {
+                        Service::new(&table.engine)
                     };
                     let after = after_a_wait(&service, &table.locks, takes, wait, renews).await;
                     assert_eq!(after, format!("{expected:?}"), "{is_frozen} {wait:?} {renews}");
@@ -118,7 +119,11 @@ async fn the_next_waiter_gets_the_key_when_the_lease_of_a_stopped_execution_has_
             async move {
                 let lock = takes(&ctx, &locks).wait_up_to(Duration::from_hours(4));
                 let work = lock.run(|held| async move {
-                    Ok(held.step("work", |_| async { Ok(sleep(Duration::from_secs(1)).await) }).await?)
+                    let work = held.step("work", |_| async {
+                        sleep(Duration::from_secs(1)).await;
+                        Ok(())
+                    });
+                    Ok(work.await?)
                 });
                 Ok(json!(work.await?))
             }
