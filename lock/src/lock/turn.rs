@@ -28,8 +28,10 @@ const SHORTEST_ELSEWHERE: Duration = Duration::from_secs(1);
 const LONGEST_ELSEWHERE: Duration = Duration::from_mins(15);
 /// How long a handover takes between such waiters: a sleep has whole seconds, and a process starts.
 const HANDOVER_ELSEWHERE: f64 = 1000.0;
-/// The first delay of such a waiter for each one ahead, and the longest one, while holds are unknown.
+/// While holds are unknown: the first delay of the next in line, its later ones in ages of the hold, and the longest one, which
+/// is that of the waiters behind it.
 const FIRST_ELSEWHERE: f64 = 5000.0;
+const GROWTH_ELSEWHERE: f64 = 0.5;
 const LOOK_ELSEWHERE: f64 = 30_000.0;
 /// The longest delay, as a time and in milliseconds.
 pub(super) const LONGEST_DELAY: Duration = Duration::from_secs(5);
@@ -223,7 +225,8 @@ impl KeyTurn {
                 };
                 left + count(ahead) * (mean + HANDOVER_ELSEWHERE)
             }
-            None => (age.max(FIRST_ELSEWHERE) * (1.0 + count(ahead))).min(LOOK_ELSEWHERE).min(left_of_lease),
+            None if ahead == 0 => (age * GROWTH_ELSEWHERE).clamp(FIRST_ELSEWHERE, LOOK_ELSEWHERE).min(left_of_lease),
+            None => LOOK_ELSEWHERE.min(left_of_lease),
         };
         elsewhere(in_time(delay))
     }
