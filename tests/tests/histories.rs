@@ -174,12 +174,12 @@ macro_rules! histories_of {
 }
 
 histories_of! {
-    locks: 1000 of history::run, [&Mutation::LOCK[..], &liveness::OF_ROWS, &liveness::OF_KEYS].concat();
-    records: 700 of idempotency_history::run, idempotency_history::MUTATIONS;
-    queues: 700 of queue_history::run, queue_history::MUTATIONS;
-    shards: 700 of stream_history::run, stream_history::MUTATIONS;
-    semaphores: 500 of semaphore_history::run, [&semaphore_history::MUTATIONS[..], &liveness::OF_ROWS].concat();
-    sets: 500 of several_history::run, [&several_history::MUTATIONS[..], &liveness::OF_ROWS, &liveness::OF_KEYS].concat();
+    locks: 700 of history::run, [&Mutation::LOCK[..], &liveness::OF_ROWS, &liveness::OF_KEYS].concat();
+    records: 400 of idempotency_history::run, idempotency_history::MUTATIONS;
+    queues: 400 of queue_history::run, queue_history::MUTATIONS;
+    shards: 400 of stream_history::run, stream_history::MUTATIONS;
+    semaphores: 300 of semaphore_history::run, [&semaphore_history::MUTATIONS[..], &liveness::OF_ROWS].concat();
+    sets: 300 of several_history::run, [&several_history::MUTATIONS[..], &liveness::OF_ROWS, &liveness::OF_KEYS].concat();
     shared: 300 of shared_history::run, [&shared_history::MUTATIONS[..], &liveness::OF_ROWS].concat();
 }
 
@@ -205,8 +205,14 @@ fn a_row_stays_small_over_a_long_run() {
     for (user, report) in on_all_cores(0..2, run) {
         println!("{user:?}: {report:?}");
         assert!(report.violations.is_empty(), "{user:?}: {:?}", report.violations);
-        // Only lost requests and answers prevent an operation.
-        assert!(report.errors.keys().all(|kind| kind == "Unavailable"), "{user:?}: {:?}", report.errors);
+        // Only lost requests and answers prevent an operation. A few of them take longer than the lease.
+        let lost = report.errors.get("Lost").copied().unwrap_or_default();
+        assert!(
+            report.errors.keys().all(|kind| kind == "Unavailable" || kind == "Lost"),
+            "{user:?}: {:?}",
+            report.errors
+        );
+        assert!(lost <= operations / 1000, "{user:?}: {:?}", report.errors);
         assert!(report.operations > operations * 4 / 5, "{user:?}: {report:?}");
     }
 }

@@ -294,8 +294,13 @@ impl Observe for Ledger {
                         state.holds.remove(&owner);
                         state.superseded.insert(owner.clone());
                     }
-                    state.released.insert(owner.clone());
-                    state.last_released.insert(key, owner);
+                    // The owner learns of a release for its identity as of a loss.
+                    if sequence == LAST_SEQUENCE {
+                        state.last_released.remove(&key);
+                    } else {
+                        state.last_released.insert(key, owner.clone());
+                    }
+                    state.released.insert(owner);
                 }
             }
             Purpose::Reserve | Purpose::ForceRelease | Purpose::Tidy | Purpose::Complete | Purpose::Own => {
