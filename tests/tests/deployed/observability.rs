@@ -63,7 +63,8 @@ pub(crate) async fn alarms_and_dashboard_show_the_exported_metrics(stack: &Stack
     };
     let errors = errors
         .into_iter()
-        .chain([("durable-deployment", "DurableExecutionFailed")])
+        .chain([("deployment", "AsyncEventsDropped")])
+        .chain(["DurableExecutionFailed", "DurableExecutionTimedOut"].map(|name| ("durable-deployment", name)))
         .chain([("order-api", "Url5xxCount"), ("order-totals", "IteratorAge")])
         .map(|(function, name)| Metric { namespace: "AWS/Lambda".to_owned(), ..Metric::of(function, name, &[]) });
     let mut queues = Vec::new();
