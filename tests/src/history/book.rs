@@ -3,7 +3,8 @@
 use std::fmt::{self, Debug};
 use std::mem;
 use std::ops::{Deref, DerefMut};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
+use std::time::SystemTime;
 
 use lambda_lock::Error;
 use lambda_lock::embedded::{Answer, DynamoDb, Intercept};
@@ -15,6 +16,21 @@ use super::stage::Journal;
 pub(crate) struct Book<K> {
     pub(crate) engine: DynamoDb,
     page: Mutex<Page<K>>,
+}
+
+/// How a ledger knows whether a holder considers itself valid: it asks what is held, or the holder has said until when.
+pub(crate) enum Valid<L> {
+    Ask(Weak<L>),
+    Until(SystemTime),
+}
+
+impl<L> Valid<L> {
+    pub(crate) fn is_valid(&self, now: SystemTime, ask: impl Fn(&L) -> bool) -> bool {
+        match self {
+            Self::Ask(held) => held.upgrade().is_some_and(|held| ask(&held)),
+            Self::Until(until) => now < *until,
+        }
+    }
 }
 
 /// The journal, and what a ledger keeps.

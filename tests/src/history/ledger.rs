@@ -2,14 +2,14 @@ mod operation;
 
 use std::collections::{HashMap, HashSet};
 use std::ops::Deref;
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use lambda_lock::Lock;
 use lambda_lock::embedded::{Answer, Intercept};
 use serde_json::Value;
 
-use super::book::{Book, Observe, Observer, Page};
+use super::book::{Book, Observe, Observer, Page, Valid};
 use super::liveness::refused_while_free;
 use super::stage::{LATENCY, Stage};
 use super::{Counts, Outcome};
@@ -86,12 +86,7 @@ struct Holding {
     key: String,
     owner: String,
     operation: String,
-    valid: Valid,
-}
-
-enum Valid {
-    Ask(Weak<Lock>),
-    Until(SystemTime),
+    valid: Valid<Lock>,
 }
 
 struct Crash {

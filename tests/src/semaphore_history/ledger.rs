@@ -3,7 +3,7 @@
 use std::collections::{HashMap, HashSet};
 use std::fmt::Debug;
 use std::ops::Deref;
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use lambda_lock::embedded::{Answer, Intercept};
@@ -11,7 +11,7 @@ use lambda_lock::{Error, ErrorKind, Holder, Lock};
 use serde_json::Value;
 
 use super::{Counts, MOST_TOMBSTONES, Outcome};
-use crate::history::book::{Book, Observe, Observer, Page, described};
+use crate::history::book::{Book, Observe, Observer, Page, Valid, described};
 use crate::history::stage::Stage;
 use crate::request::expression::Condition;
 use crate::request::{Purpose, Request, Write, permit_of};
@@ -61,21 +61,13 @@ struct Holding {
     fence: u64,
     /// How many permits its caller allows.
     permits: u32,
-    valid: Valid,
+    valid: Valid<Lock>,
 }
 
 impl Holding {
     fn is_valid(&self, now: SystemTime) -> bool {
-        match &self.valid {
-            Valid::Ask(permit) => permit.upgrade().is_some_and(|permit| permit.is_valid()),
-            Valid::Until(until) => now < *until,
-        }
+        self.valid.is_valid(now, Lock::is_valid)
     }
-}
-
-enum Valid {
-    Ask(Weak<Lock>),
-    Until(SystemTime),
 }
 
 impl Ledger {
@@ -268,7 +260,7 @@ impl Operation {
         self.check_number(&mut state);
     }
 
-    fn hold(&self, state: &mut State, fence: u64, valid: Valid) {
+    fn hold(&self, state: &mut State, fence: u64, valid: Valid<Lock>) {
         let (key, operation) = (self.key.clone(), self.name.clone());
         state.holding.push(Holding { key, operation, fence, permits: self.permits, valid });
     }

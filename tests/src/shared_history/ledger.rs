@@ -3,7 +3,7 @@
 use std::collections::{HashMap, HashSet};
 use std::fmt::{self, Debug};
 use std::ops::Deref;
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 use std::time::SystemTime;
 
 use lambda_lock::embedded::{Answer, Intercept};
@@ -12,7 +12,7 @@ use serde_json::Value;
 
 use super::{Counts, PERMITS};
 use crate::history::Outcome;
-use crate::history::book::{Book, Observe, Observer, Page, described};
+use crate::history::book::{Book, Observe, Observer, Page, Valid, described};
 use crate::history::liveness::refused_while_free;
 use crate::history::stage::Stage;
 use crate::request::{Purpose, Request, Write, permit_of};
@@ -60,20 +60,12 @@ struct Holding {
     operation: String,
     kind: Kind,
     keys: Vec<String>,
-    valid: Valid,
-}
-
-enum Valid {
-    Ask(Weak<Held>),
-    Until(SystemTime),
+    valid: Valid<Held>,
 }
 
 impl Holding {
     fn is_valid(&self, now: SystemTime) -> bool {
-        match &self.valid {
-            Valid::Ask(held) => held.upgrade().is_some_and(|held| held.is_valid()),
-            Valid::Until(until) => now < *until,
-        }
+        self.valid.is_valid(now, Held::is_valid)
     }
 }
 
@@ -237,7 +229,7 @@ impl Operation {
         Inside(self)
     }
 
-    fn hold(&self, state: &mut State, valid: Valid) {
+    fn hold(&self, state: &mut State, valid: Valid<Held>) {
         self.ledger.log(state, &format!("{} has {:?} as {:?}", self.name, self.keys, self.kind));
         let (operation, kind, keys) = (self.name.clone(), self.kind, self.keys.clone());
         let own = Holding { operation, kind, keys, valid };

@@ -72,7 +72,7 @@ impl Operation {
         Inside { operation: self, done: false }
     }
 
-    fn enter(&self, lock: &Lock, hold_at_least: Duration, valid: Valid) {
+    fn enter(&self, lock: &Lock, hold_at_least: Duration, valid: Valid<Lock>) {
         let (ledger, fence) = (&self.ledger, lock.fence());
         let mut state = ledger.state();
         state.counts.acquired += 1;
@@ -94,7 +94,7 @@ impl Operation {
         self.hold(&mut state, lock, valid);
     }
 
-    fn hold(&self, state: &mut State, lock: &Lock, valid: Valid) {
+    fn hold(&self, state: &mut State, lock: &Lock, valid: Valid<Lock>) {
         let (key, owner, operation) = (self.key.clone(), lock.owner().to_owned(), self.name.clone());
         state.holding.push(Holding { key, owner, operation, valid });
     }
@@ -107,10 +107,7 @@ impl Operation {
             holding.key == self.key
                 && holding.operation != self.name
                 && !state.superseded.contains(&holding.owner)
-                && match &holding.valid {
-                    Valid::Ask(lock) => lock.upgrade().is_some_and(|lock| lock.is_valid()),
-                    Valid::Until(until) => now < *until,
-                }
+                && holding.valid.is_valid(now, Lock::is_valid)
         });
         if let (Some(other), true) = (other, valid) {
             let what = format!("(a) {} and {} hold {} at once", self.name, other.operation, self.key);
