@@ -55,7 +55,9 @@ impl Slot {
 
     /// Kills the process and starts the next one.
     pub(crate) async fn kill(&mut self) {
+        let number = self.child.id();
         self.child.kill().await.unwrap();
+        forget_clock_of(number);
         self.note_end(None);
         self.child = spawn(&self.settings, self.starts, &self.endpoint, &self.common);
         self.starts += 1;
@@ -77,12 +79,14 @@ impl Slot {
     /// Waits for the end, and returns all processes of the slot.
     pub(crate) async fn finish(mut self) -> Vec<Process> {
         self.go_on();
+        let number = self.child.id();
         let failure = if let Ok(status) = timeout(LONGEST, self.child.wait()).await {
             status.ok().filter(|status| !status.success()).map(|status| self.failure(status))
         } else {
             self.child.kill().await.unwrap();
             Some("it does not end".to_owned())
         };
+        forget_clock_of(number);
         self.note_end(failure);
         self.ended
     }
@@ -121,6 +125,14 @@ pub(crate) fn set_clock(folder: &Path, name: &str, millis: i64) {
     let sign = if millis < 0 { '-' } else { '+' };
     fs::write(&new, format!("{sign}{}.{:03}", millis.abs() / 1000, millis.abs() % 1000)).unwrap();
     fs::rename(new, file).unwrap();
+}
+
+/// Removes what faketime shares under the number of a process, which one that was killed leaves: no later process of that
+/// number could have a wrong clock.
+fn forget_clock_of(number: Option<u32>) {
+    for name in ["faketime_shm_", "sem.faketime_sem_"] {
+        let _unless_it_is_gone = number.map(|number| fs::remove_file(format!("/dev/shm/{name}{number}")));
+    }
 }
 
 fn spawn(settings: &worker::Settings, start: u64, endpoint: &str, common: &Common) -> Child {
