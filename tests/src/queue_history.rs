@@ -336,12 +336,12 @@ impl Invocation {
         let reported: Vec<_> = answer.batch_item_failures.iter().map(|failure| &failure.item_identifier).collect();
         ledger.note(&format!("{} reports {reported:?}", self.name));
         let calls = self.calls.lock().unwrap();
-        let now = stage.engine.now();
+        let (now, step) = (stage.engine.now(), stage.largest_step());
         // Without time, a message goes back before its outcome is stored.
-        let is_in_time = now + Duration::from_millis(200) < self.began + self.time_left;
+        let is_in_time = now + step + Duration::from_millis(200) < self.began + self.time_left;
         // The leases end a second before the deadline, `min_remaining_time` is another second, and the host's clock
         // drifts.
-        let all_had_time = now + Duration::from_millis(2500) < self.began + self.time_left;
+        let all_had_time = now + step + Duration::from_millis(2500) < self.began + self.time_left;
         for message in messages {
             let id = message.message_id.as_ref().unwrap();
             let record = key.of(&self.scene.stored(id));

@@ -95,6 +95,11 @@ impl Stage {
         self.clock_skew + self.twists.longer_skew.unwrap_or_default()
     }
 
+    /// By how much the clock of a host can step: a time left that was read before can differ by this much.
+    pub(crate) fn largest_step(&self) -> Duration {
+        if self.twists.steps { self.clock_skew } else { Duration::ZERO }
+    }
+
     /// How much longer something can take because of the twists.
     pub(crate) fn slack(&self) -> Duration {
         self.twists.slack()

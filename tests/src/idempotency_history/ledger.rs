@@ -24,6 +24,8 @@ pub(crate) struct Ledger {
     clock_skew: Duration,
     /// How much later something can happen because of the twists of the history.
     slack: Duration,
+    /// By how much a clock can step.
+    step: Duration,
     /// By key.
     terms: HashMap<String, Terms>,
 }
@@ -94,8 +96,8 @@ struct Crash {
 
 impl Ledger {
     pub(crate) fn new(stage: &Stage, terms: HashMap<String, Terms>) -> Self {
-        let (book, slack) = (Book::new(stage.engine.clone()), stage.slack());
-        Self { book, clock_skew: stage.clock_skew, slack, terms }
+        let (book, slack, step) = (Book::new(stage.engine.clone()), stage.slack(), stage.largest_step());
+        Self { book, clock_skew: stage.clock_skew, slack, step, terms }
     }
 
     pub(crate) fn observer(self: &Arc<Self>) -> impl Intercept + use<> {

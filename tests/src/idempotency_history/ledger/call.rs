@@ -270,7 +270,7 @@ impl Drop for Execution {
             let run = &mut state.runs[index];
             run.ended = Some(now);
             // A step that is due at the end of the lease may still happen.
-            let overstayed = now > run.until + Duration::from_millis(60);
+            let overstayed = now > run.until + ledger.step + Duration::from_millis(60);
             let how = run.how;
             ledger.log(state, &format!("run {} ended: {how:?}", self.number));
             if overstayed {
