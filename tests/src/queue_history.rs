@@ -337,11 +337,12 @@ impl Invocation {
         ledger.note(&format!("{} reports {reported:?}", self.name));
         let calls = self.calls.lock().unwrap();
         let (now, step) = (stage.engine.now(), stage.largest_step());
-        // Without time, a message goes back before its outcome is stored.
-        let is_in_time = now + step + Duration::from_millis(200) < self.began + self.time_left;
-        // The leases end a second before the deadline, `min_remaining_time` is another second, and the host's clock
-        // drifts.
-        let all_had_time = now + step + Duration::from_millis(2500) < self.began + self.time_left;
+        // A message goes back if its lease ends before its outcome is stored. Leases end a second before the deadline.
+        let is_in_time = now + step + Duration::from_millis(1200) < self.began + self.time_left;
+        // `min_remaining_time` is another second, and the host's clock drifts. A request that is throttled says nothing
+        // about its record.
+        let all_had_time = !stage.is_throttled()
+            && now + step + Duration::from_millis(2500) < self.began + self.time_left;
         for message in messages {
             let id = message.message_id.as_ref().unwrap();
             let record = key.of(&self.scene.stored(id));

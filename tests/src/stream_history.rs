@@ -378,11 +378,12 @@ impl Invocation {
         let done = settled.unwrap_or_default();
         let calls = self.calls.lock().unwrap();
         let (now, step) = (stage.engine.now(), stage.largest_step());
-        // Without time, a record is not done before its outcome is stored.
-        let is_in_time = now + step + Duration::from_millis(200) < self.began + self.time_left;
-        // The leases end a second before the deadline, `min_remaining_time` is another second, and the host's clock
-        // drifts.
-        let all_had_time = now + step + Duration::from_millis(2500) < self.began + self.time_left;
+        // A record fails if its lease ends before its outcome is stored. Leases end a second before the deadline.
+        let is_in_time = now + step + Duration::from_millis(1200) < self.began + self.time_left;
+        // `min_remaining_time` is another second, and the host's clock drifts. A request that is throttled says nothing
+        // about its record.
+        let all_had_time = !stage.is_throttled()
+            && now + step + Duration::from_millis(2500) < self.began + self.time_left;
         let all_start = all_had_time && !self.scene.stops_at_first_failure;
         for (position, record) in records.iter().enumerate().take(done + 1) {
             let row = key.of(record);

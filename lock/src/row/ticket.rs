@@ -14,7 +14,7 @@ use super::read::Row;
 use super::rules::{Field, Hold, Own, Release, TRIES, Trace};
 use super::table::Table;
 use super::write::Answer;
-use crate::clock::{Lease, Moment};
+use crate::clock::{Lease, Moment, monotonic};
 use crate::error::{Cause, Error, TicketFault};
 use crate::holder::Data;
 use crate::queue::HoldTime;
@@ -37,8 +37,10 @@ impl Handover {
         self.sequence.saturating_add(1)
     }
 
+    /// Returns `true` if the lease has ended by now: a request that is throttled can outlast it.
     fn has_expired(&self) -> bool {
-        self.expires_at <= self.now.wall
+        let passed = monotonic().saturating_duration_since(self.now.monotonic);
+        self.expires_at <= self.now.wall.saturating_add(passed)
     }
 
     /// Returns `true` if the ticket can still be used, by the row that refused it.

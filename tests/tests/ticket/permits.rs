@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use lambda_lock::embedded::Host;
+use lambda_lock::embedded::{Faults, Host};
 use lambda_lock::{ErrorKind, Lock, Ticket};
 use lambda_lock_tests::invocation::LoseAnswers;
 use lambda_lock_tests::{Late, World};
@@ -107,6 +107,18 @@ async fn the_ticket_of_a_permit_that_was_replaced_or_freed_is_refused() {
     let error = locks.resume(&two).await.unwrap_err();
     assert!(error.is_lost(), "{error}");
     assert!(one.release().await.unwrap_err().is_lost());
+}
+
+#[tokio::test]
+async fn a_release_that_outlasts_the_lease_finds_that_it_has_ended() {
+    let world = World::new().await;
+    let ticket = ticket(&world, CLOCK_SKEW + ms(400)).await;
+    let (later, locks) = host(&world);
+    later.advance_clock(MINUTE);
+    let _replaces_it = locks.semaphore("bank", 2).acquire().await.unwrap();
+    let slow = world.host().faults(Faults::seeded(1).latency(ms(300)..ms(300))).build();
+    let error = world.locks(&slow).build().unwrap().release_ticket(&ticket).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::TicketEnded, "{error}");
 }
 
 #[tokio::test]

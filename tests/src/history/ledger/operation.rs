@@ -123,7 +123,8 @@ impl Operation {
         }
         let Some(fence) = error.holder().and_then(lambda_lock::Holder::fence) else { return };
         state.counts.held += 1;
-        if state.applied.get(&(self.key.clone(), fence)) == Some(&self.name) {
+        // A takeover is also refused by the hold of its identity that has ended.
+        if !error.is_lost() && state.applied.get(&(self.key.clone(), fence)) == Some(&self.name) {
             self.ledger.broke(&mut state, format!("(f) {} was refused by its own lost write", self.name));
         }
     }
