@@ -341,8 +341,8 @@ impl Invocation {
         let is_in_time = now + step + Duration::from_millis(1200) < self.began + self.time_left;
         // `min_remaining_time` is another second, and the host's clock drifts. A request that is throttled says nothing
         // about its record.
-        let all_had_time = !stage.is_throttled()
-            && now + step + Duration::from_millis(2500) < self.began + self.time_left;
+        let all_had_time =
+            !stage.is_throttled() && now + step + Duration::from_millis(2500) < self.began + self.time_left;
         for message in messages {
             let id = message.message_id.as_ref().unwrap();
             let record = key.of(&self.scene.stored(id));

@@ -382,8 +382,8 @@ impl Invocation {
         let is_in_time = now + step + Duration::from_millis(1200) < self.began + self.time_left;
         // `min_remaining_time` is another second, and the host's clock drifts. A request that is throttled says nothing
         // about its record.
-        let all_had_time = !stage.is_throttled()
-            && now + step + Duration::from_millis(2500) < self.began + self.time_left;
+        let all_had_time =
+            !stage.is_throttled() && now + step + Duration::from_millis(2500) < self.began + self.time_left;
         let all_start = all_had_time && !self.scene.stops_at_first_failure;
         for (position, record) in records.iter().enumerate().take(done + 1) {
             let row = key.of(record);

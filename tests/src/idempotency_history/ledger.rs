@@ -282,7 +282,8 @@ impl Ledger {
         let unfinished = run.is_some_and(|run| run.how == How::Unfinished);
         // Only a mutation releases what was never acquired.
         let Some(record) = state.records.get_mut(owner) else { return };
-        record.released.get_or_insert(self.engine.now());
+        // A release that was not answered can be followed by another one, which moves the end.
+        record.released = Some(self.engine.now());
         if record.completed.is_some() && !record.is_ghost {
             self.broke(state, format!("(v) {key}: a completed record was released"));
         } else if unfinished && self.terms[key].reject_unfinished {
