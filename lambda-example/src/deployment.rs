@@ -74,8 +74,8 @@ pub enum Step {
 pub struct Stopped {
     /// The ARN of the execution.
     pub execution_arn: String,
-    /// The input of the execution, as a JSON text.
-    pub input: String,
+    /// The input of the execution, as a JSON text. EventBridge leaves out a large one.
+    pub input: Option<String>,
 }
 
 /// The input of the function.
@@ -212,7 +212,10 @@ async fn take_step(
 /// Its last invocation may still run: what it writes has a smaller fence than the next execution's.
 async fn free(locks: Locks, Stopped { execution_arn, input }: Stopped) -> Result<Done, HandlerError<Failure>> {
     // The input is checked before the lock is taken, so an execution that failed by its input has none.
-    let Ok(input) = serde_json::from_str::<Deployment>(&input) else { return Ok(Done::Freed) };
+    let Some(Ok(input)) = input.as_deref().map(serde_json::from_str::<Deployment>) else {
+        tracing::warn!(execution_arn, "the event has no valid input, so no lock is freed");
+        return Ok(Done::Freed);
+    };
     let was_held = locks.release_identity(input.key, &execution_arn).await.map_err(HandlerError::Lock)?;
     tracing::info!(execution_arn, was_held, "the execution has ended");
     Ok(Done::Freed)

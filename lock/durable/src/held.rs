@@ -1,10 +1,12 @@
 //! A lock that a durable execution holds across suspensions.
 
 use std::fmt;
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Duration;
 
 use aws_durable_execution_sdk::{BoxError, DurableContext, StepContext};
+use futures_util::FutureExt as _;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -81,7 +83,7 @@ impl Held {
     /// and a new lease. When the lease ends, the work is cancelled at its next await point.
     ///
     /// One `UpdateItem` for each attempt, or one `TransactWriteItems` for several keys. An attempt whose takeover DynamoDB does
-    /// not answer is repeated up to five times, after 1 s to 16 s. An error of the work is not, whatever it is: for another
+    /// not answer is repeated up to five times, after 1 s to 16 s. An error or a panic of the work is not: for another
     /// strategy, call [`take_over`](Self::take_over) in a step of your own. Characters of the name that Lambda refuses become
     /// `-`.
     ///
@@ -102,8 +104,11 @@ impl Held {
                 Ok(taken_over) => taken_over,
                 Err(refusal) => return Ok(Outcome::Refused(refusal)),
             };
-            match lease.limit(work(fences)).await {
-                Some(result) => Outcome::of(&lock.id, result),
+            // A panic that ended the step would not be in the history, and the next invocation would repeat the work.
+            let work = AssertUnwindSafe(async { work(fences).await }).catch_unwind();
+            match lease.limit(work).await {
+                Some(Ok(result)) => Outcome::of(&lock.id, result),
+                Some(Err(panic)) => Ok(Outcome::of_panic(&*panic)),
                 None => Ok(Outcome::Refused(Refusal::lease_ended(&lock.id, &lock.claim.to_string()))),
             }
         });

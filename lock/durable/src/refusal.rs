@@ -33,9 +33,9 @@ impl Refusal {
         }
     }
 
-    /// The lease has ended before the work under it.
+    /// The lease has ended while the step ran.
     pub(crate) fn lease_ended(lock: &str, name: &str) -> Self {
-        let message = format!("the lease for {name} has ended before the step: choose a longer lease");
+        let message = format!("the lease for {name} ended before the step did: choose a longer lease");
         Self::named(lock, LOST, message)
     }
 

@@ -298,7 +298,9 @@ impl Acquire {
     /// a turn, so that the wait goes on.
     ///
     /// Delays are from 1 s to 15 min, and shorter before the end of the wait: until the holder and those ahead should be done,
-    /// or those of the backoff. The [deadline](Self::until) ends the lease and not the wait. One `UpdateItem` (IAM action
+    /// then half of the time for which the hold is overdue, or a quarter of the deviation of holds. Without known holds they are
+    /// half of the hold's age for the next in line, up to 30 s or a twentieth of the age, and that for the others. Without a
+    /// place, they are those of the backoff. The [deadline](Self::until) ends the lease and not the wait. One `UpdateItem` (IAM action
     /// `dynamodb:UpdateItem`), and one more for the place, which is taken after up to 25 ms.
     ///
     /// # Errors
@@ -377,7 +379,7 @@ impl Acquire {
             tracing::debug!(key = self.name(), %error, "refused");
             attempts.turn_after(&error, telemetry).await
         };
-        let made = if is_over { attempts.delays.attempts() + 1 } else { attempts.delays.attempts() };
+        let made = if is_over { attempts.delays.attempts().saturating_add(1) } else { attempts.delays.attempts() };
         // Withdraws now if the caller goes on elsewhere or DynamoDB answered, and otherwise in the background.
         if turn.is_some() || (error.is_answered() && error.kind() != ErrorKind::Invalid) {
             attempts.give_up().await;

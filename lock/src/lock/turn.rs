@@ -28,11 +28,14 @@ const SHORTEST_ELSEWHERE: Duration = Duration::from_secs(1);
 const LONGEST_ELSEWHERE: Duration = Duration::from_mins(15);
 /// How long a handover takes between such waiters: a sleep has whole seconds, and a process starts.
 const HANDOVER_ELSEWHERE: f64 = 1000.0;
-/// While holds are unknown: the first delay of the next in line, its later ones in ages of the hold, and the longest one, which
-/// is that of the waiters behind it.
-const FIRST_ELSEWHERE: f64 = 5000.0;
+/// While a hold lasts longer than the mean: the first delay in deviations, and the later ones in times since the mean.
+const STEP_ELSEWHERE: f64 = 0.25;
 const GROWTH_ELSEWHERE: f64 = 0.5;
+/// While holds are unknown: the first delay of the next in line, which grows with the age of the hold, and the longest one,
+/// which is that of the waiters behind it, and grows in ages of the hold.
+const FIRST_ELSEWHERE: f64 = 5000.0;
 const LOOK_ELSEWHERE: f64 = 30_000.0;
+const LATER_LOOKS_ELSEWHERE: f64 = 0.05;
 /// The longest delay, as a time and in milliseconds.
 pub(super) const LONGEST_DELAY: Duration = Duration::from_secs(5);
 const CAP: f64 = 5000.0;
@@ -220,13 +223,19 @@ impl KeyTurn {
                     left_of_lease
                 } else if is_late(age, mean, deviation) {
                     (age * GROWTH_IF_LATE).min(left_of_lease)
+                } else if age < mean {
+                    (mean - age).min(left_of_lease)
                 } else {
-                    (mean - age).max(0.0).min(left_of_lease)
+                    let overdue = (age - mean) * GROWTH_ELSEWHERE;
+                    overdue.max(deviation * STEP_ELSEWHERE).min(left_of_lease)
                 };
                 left + count(ahead) * (mean + HANDOVER_ELSEWHERE)
             }
-            None if ahead == 0 => (age * GROWTH_ELSEWHERE).clamp(FIRST_ELSEWHERE, LOOK_ELSEWHERE).min(left_of_lease),
-            None => LOOK_ELSEWHERE.min(left_of_lease),
+            None => {
+                let look = LOOK_ELSEWHERE.max(age * LATER_LOOKS_ELSEWHERE);
+                let delay = if ahead == 0 { (age * GROWTH_ELSEWHERE).clamp(FIRST_ELSEWHERE, look) } else { look };
+                delay.min(left_of_lease)
+            }
         };
         elsewhere(in_time(delay))
     }

@@ -149,7 +149,7 @@ impl Waiting {
 
     /// Counts an attempt. Returns `false` if it was the last one. `waited` is the time since the first attempt started.
     pub(super) fn count(&mut self, waited: Duration) -> bool {
-        self.attempts += 1;
+        self.attempts = self.attempts.saturating_add(1);
         self.attempts < self.max_attempts && !self.is_over(waited)
     }
 
@@ -163,7 +163,7 @@ impl Waiting {
     /// is the last one.
     pub(super) fn limit(&self, delay: Duration, waited: Duration) -> (Duration, bool) {
         let left = self.left(waited);
-        (delay.min(left), delay >= left || self.attempts + 1 >= self.max_attempts)
+        (delay.min(left), delay >= left || self.attempts.saturating_add(1) >= self.max_attempts)
     }
 
     /// Returns `true` if the budget is used up.

@@ -178,9 +178,13 @@ async fn a_turn_that_was_changed_is_refused_or_costs_time_only() {
             changed["keys"][0]["hold"] = value.clone();
         }
         println!("{name} = {value}");
-        finish(&locks, Some(serde_json::from_value(changed).unwrap())).await;
+        finish(&locks, Some(serde_json::from_value(changed.clone()).unwrap())).await;
         // Others still take turns.
         let held = locks.acquire(KEY).await.unwrap();
+        match locks.acquire(KEY).attempt(serde_json::from_value(changed).ok()).await {
+            Ok(attempt) => drop(waiting(attempt)),
+            Err(error) => assert!(error.is_held() && error.attempts() > 0, "{error}"),
+        }
         let next = waiting(locks.acquire(KEY).attempt(None).await.unwrap());
         held.release().await.unwrap();
         finish(&locks, Some(through_json(&next))).await;
@@ -204,6 +208,36 @@ async fn a_wait_in_several_processes_outlasts_their_deadlines() {
     let error = locks.acquire(KEY).wait(Wait::in_turn().max_attempts(1)).attempt(turn.clone()).await.unwrap_err();
     assert_eq!(error.attempts(), turn.unwrap().attempts() + 1);
     held.release().await.unwrap();
+}
+
+/// Each attempt is an invocation, and a workflow has a limited number of steps.
+#[tokio::test]
+async fn a_wait_for_a_long_hold_has_few_attempts() {
+    tokio::time::pause();
+    let minutes = Duration::from_mins;
+    // The holds before, and the one that is awaited.
+    for (before, awaited, most) in [(Some(60), 150, 15), (Some(60), 61, 4), (None, 1440, 200), (None, 60, 70)] {
+        for kind in KINDS {
+            let (engine, locks) = virtual_locks().await;
+            let acquire = || kind(&locks).lease(minutes(1440));
+            if let Some(before) = before {
+                let lock = acquire().await.unwrap();
+                sleep(minutes(before)).await;
+                lock.release().await.unwrap();
+            }
+            let (held, began, mut turn) = (acquire().await.unwrap(), engine.now(), None);
+            let mut attempts = 0;
+            while engine.now().duration_since(began).unwrap() < minutes(awaited) - minutes(1) {
+                let next = waiting(acquire().attempt(turn).await.unwrap());
+                attempts = next.attempts();
+                sleep(next.delay()).await;
+                turn = Some(next);
+            }
+            println!("{attempts} for {awaited} minutes after {before:?}");
+            assert!(attempts <= most, "{attempts} for {awaited} minutes after {before:?}");
+            held.release().await.unwrap();
+        }
+    }
 }
 
 /// Without a place, there is nothing to compute a turn from.

@@ -105,7 +105,7 @@ async fn an_execution_that_was_stopped_frees_its_lock_and_no_other() {
 async fn an_execution_that_failed_by_its_input_has_no_lock_to_free() {
     let world = World::new().await;
     let host = world.host().build();
-    let failed = Task::Stopped(Stopped { execution_arn: "1".to_owned(), input: "{}".to_owned() });
+    let failed = Task::Stopped(Stopped { execution_arn: "1".to_owned(), input: Some("{}".to_owned()) });
     assert_eq!(invoke_with(Simulation::On, &world, &host, failed).await.unwrap(), Done::Freed);
     assert_eq!(host.requests(), 0);
 }

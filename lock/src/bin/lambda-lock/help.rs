@@ -23,7 +23,7 @@ password in the background; standard error says so.
 
 With --at-most 5 up to five holders have the key at a time, and the exit code is 75 if five others have it. All \
 commands for the key need the option, because a key is either a lock or a semaphore; a command of the other kind ends \
-with code 78. Waiting commands do not take turns.
+with code 78.
 
 With --hold-at-least the key stays held for that long after the acquisition, if the command ends with code 0. After \
 any other end, and if the command cannot be run, the key is free at once, so that another attempt can follow.
@@ -70,7 +70,7 @@ With --owner-from, another acquire with the same identity takes the lock over, w
 refused. A step that is repeated then finds its own lock. The ticket of the earlier acquire is refused from then on.
 
 With --turn, a pipeline waits without a process: while the exit code is 75 and the file exists, it sleeps for the \
-`delay` of the file and runs the command again. It keeps its place in the queue. The command deletes the file when the \
+`delay` of the file, in milliseconds, and runs the command again. It keeps its place in the queue. The command deletes the file when the \
 wait ends, with or without the lock.
 
 With LOCK_ENABLED=false in the environment, the ticket does not hold a lock. One warning says so.";
@@ -114,7 +114,7 @@ A semaphore has a line for each permit in its row. HOLD and WAITING are in the f
 
 With --json, each line is an object with key and state. It also has, where they are known, holder, identity (of --owner-from), fence, \
 acquired_at and until (RFC 3339), remaining_seconds if the key is held, hold_seconds, waiting if the key has a row, and error if the row is \
-malformed. A semaphore has permits, a list of objects with state, holder, fence, acquired_at, until and \
+malformed. A semaphore has permits, a list of objects with state, holder, identity, fence, acquired_at, until and \
 remaining_seconds; its own fields are those of the permit whose lease ends first.";
 
 pub(crate) const GET: &str = "\
