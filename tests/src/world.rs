@@ -1,11 +1,14 @@
 use std::collections::HashMap;
-use std::env;
+use std::sync::LazyLock;
 use std::time::{Duration, SystemTime};
+use std::{env, thread};
 
+use aws_config::{BehaviorVersion, SdkConfig};
 use aws_sdk_dynamodb::Client;
 use aws_sdk_dynamodb::config::retry::RetryConfig;
-use aws_sdk_dynamodb::config::{self, Credentials, Region};
+use aws_sdk_dynamodb::config::{self, Credentials, ProvideCredentials, Region, SharedCredentialsProvider};
 use aws_sdk_dynamodb::types::AttributeValue;
+use aws_smithy_http_client::tls;
 use lambda_lock::embedded::{DynamoDb, Faults, Host, HostBuilder, Intercept};
 use lambda_lock::{Locks, LocksBuilder};
 
@@ -21,7 +24,8 @@ pub fn engine_with_latency(intercept: Option<impl Intercept + 'static>) -> (Dyna
     (engine, host.build())
 }
 
-/// A DynamoDB with an empty lock table: the embedded engine, or the one at `LOCK_TEST_ENDPOINT`.
+/// A DynamoDB with an empty lock table: the embedded engine, the one at `LOCK_TEST_ENDPOINT`, or that of the AWS account in the
+/// environment. The names of its tables begin with `LOCK_TEST_AWS`, and each is deleted with its world.
 #[derive(Debug)]
 pub struct World {
     dynamodb: Backend,
@@ -33,6 +37,22 @@ pub struct World {
 enum Backend {
     Embedded(DynamoDb),
     Endpoint(String),
+    Aws,
+}
+
+/// The account of the environment. A paused runtime would have no time to ask for credentials.
+static ACCOUNT: LazyLock<SdkConfig> = LazyLock::new(|| {
+    on_own_runtime(async {
+        let config = aws_config::load_defaults(BehaviorVersion::latest()).await;
+        let provider = config.credentials_provider().expect("there is a provider of credentials");
+        let credentials = provider.provide_credentials().await.expect("the environment has credentials");
+        config.into_builder().credentials_provider(SharedCredentialsProvider::new(credentials)).build()
+    })
+});
+
+fn on_own_runtime<T: Send>(run: impl Future<Output = T> + Send) -> T {
+    let runtime = || tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    thread::scope(|scope| scope.spawn(|| runtime().block_on(run)).join().unwrap())
 }
 
 impl World {
@@ -46,8 +66,8 @@ impl World {
     /// Returns a world whose table has multi-Region strong consistency, which only the embedded engine has. Each host can be
     /// in another region.
     pub async fn across_regions() -> Self {
-        let dynamodb = DynamoDb::new().unwrap().multi_region_strong_consistency();
-        let world = Self { dynamodb: Backend::Embedded(dynamodb), ..Self::without_table() };
+        let mut world = Self::without_table();
+        world.dynamodb = Backend::Embedded(DynamoDb::new().unwrap().multi_region_strong_consistency());
         world.create_table().await;
         world
     }
@@ -69,11 +89,12 @@ impl World {
     /// Returns a world without its table.
     #[must_use]
     pub fn without_table() -> Self {
-        let dynamodb = match env::var("LOCK_TEST_ENDPOINT") {
-            Ok(endpoint) => Backend::Endpoint(endpoint),
-            Err(_) => Backend::Embedded(DynamoDb::new().unwrap()),
+        let (dynamodb, prefix) = match (env::var("LOCK_TEST_ENDPOINT"), env::var("LOCK_TEST_AWS")) {
+            (Ok(endpoint), _) => (Backend::Endpoint(endpoint), String::new()),
+            (Err(_), Ok(prefix)) => (Backend::Aws, prefix),
+            _ => (Backend::Embedded(DynamoDb::new().unwrap()), String::new()),
         };
-        Self { dynamodb, table: format!("locks-{:016x}", fastrand::u64(..)) }
+        Self { dynamodb, table: format!("{prefix}locks-{:016x}", fastrand::u64(..)) }
     }
 
     /// Builds a new host: a client with its own clock and network.
@@ -87,6 +108,11 @@ impl World {
                     .credentials_provider(Credentials::new("local", "local", None, None, "tests")),
                 aws_smithy_http_client::Builder::new().build_http(),
             ),
+            Backend::Aws => {
+                let tls = tls::Provider::Rustls(tls::rustls_provider::CryptoMode::AwsLc);
+                let connector = aws_smithy_http_client::Builder::new().tls_provider(tls).build_https();
+                Host::over(config::Builder::from(&*ACCOUNT), connector)
+            }
         }
     }
 
@@ -131,6 +157,15 @@ impl World {
     pub async fn delete_row(&self, id: &str) {
         let delete = self.client().delete_item().table_name(&self.table);
         Box::pin(delete.key("id", AttributeValue::S(id.to_owned())).send()).await.unwrap();
+    }
+}
+
+impl Drop for World {
+    fn drop(&mut self) {
+        if let Backend::Aws = self.dynamodb {
+            let _there_may_be_none =
+                on_own_runtime(Client::new(&ACCOUNT).delete_table().table_name(&self.table).send());
+        }
     }
 }
 

@@ -11,6 +11,7 @@ use tokio::time::sleep;
 
 use crate::checker::{Counts, History, PROBE};
 use crate::clocks;
+use crate::place::Place;
 use crate::plants::Plant;
 use crate::process::{Common, Slot, set_clock};
 use crate::proxy::{Fault, Proxy};
@@ -24,8 +25,9 @@ const MOST_AHEAD: i64 = 195;
 /// Where rounds are played.
 #[derive(Clone, Debug)]
 pub(crate) struct Site {
-    /// DynamoDB.
-    pub(crate) endpoint: String,
+    pub(crate) place: Place,
+    /// The start of the names of all tables.
+    pub(crate) prefix: String,
     pub(crate) program: PathBuf,
     pub(crate) preload: String,
     pub(crate) folder: PathBuf,
@@ -57,11 +59,12 @@ pub(crate) struct Plan {
 pub(crate) async fn play(plan: &Plan, site: &Site) -> (History, Counts) {
     let folder = site.folder.join(&plan.name);
     fs::create_dir_all(folder.join("tickets")).unwrap();
-    let client = table::client(&site.endpoint);
-    let (locks, effects) = (format!("locks-{}", plan.name), format!("effects-{}", plan.name));
+    let client = site.place.client();
+    let table = |what| format!("{}{what}-{}", site.prefix, plan.name);
+    let (locks, effects) = (table("locks"), table("effects"));
     table::create(&client, &locks).await;
     table::create(&client, &effects).await;
-    let proxy = Proxy::start(&site.endpoint, plan.seed, plan.hardship.faults, plan.plant).await;
+    let proxy = Proxy::start(&site.place, plan.seed, plan.hardship.faults, plan.plant).await;
     let common = Common {
         program: site.program.clone(),
         preload: site.preload.clone(),
@@ -83,7 +86,7 @@ pub(crate) async fn play(plan: &Plan, site: &Site) -> (History, Counts) {
         until: end,
     };
 
-    let through = format!("http://{}", proxy.address);
+    let through = proxy.url();
     let mut slots = Vec::new();
     for (kind, processes, tasks) in &plan.crew {
         for number in 0..*processes {
@@ -104,7 +107,8 @@ pub(crate) async fn play(plan: &Plan, site: &Site) -> (History, Counts) {
     counts.add("runs that the probe finished", unfinished.len().try_into().unwrap());
     fs::write(folder.join("unfinished.json"), serde_json::to_vec(&unfinished).unwrap()).unwrap();
     let probe = worker::Settings { overruns: 0, ..settings(Kind::Probe, PROBE.to_owned(), 0, 1) };
-    processes.extend(Slot::start(probe, &site.endpoint, &common).finish().await);
+    let good = Proxy::start(&site.place, plan.seed, 0, None).await;
+    processes.extend(Slot::start(probe, &good.url(), &common).finish().await);
     let mut rows = table::scan(&client, &locks).await;
     rows.extend(table::scan(&client, &effects).await);
     table::delete(&client, &locks).await;

@@ -10,6 +10,7 @@ mod arena;
 mod checker;
 mod clocks;
 mod event;
+mod place;
 mod plants;
 mod process;
 mod proxy;

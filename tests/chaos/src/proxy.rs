@@ -14,6 +14,7 @@ use hyper::header::{CONTENT_LENGTH, CONTENT_TYPE, HOST, HeaderMap};
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper::{Request, Response, StatusCode};
+use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder};
 use hyper_util::client::legacy::Client;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::{TokioExecutor, TokioIo};
@@ -22,6 +23,7 @@ use tokio::net::TcpListener;
 use tokio::time::sleep;
 
 use crate::clocks;
+use crate::place::Place;
 use crate::plants::Plant;
 
 /// The fate of a request.
@@ -84,15 +86,15 @@ pub(crate) struct Counts {
 
 #[derive(Debug)]
 pub(crate) struct Proxy {
-    pub(crate) address: SocketAddr,
+    address: SocketAddr,
     state: Arc<State>,
     accepting: tokio::task::JoinHandle<()>,
 }
 
 #[derive(Debug)]
 struct State {
-    table: String,
-    client: Client<HttpConnector, Full<Bytes>>,
+    place: Place,
+    client: Client<HttpsConnector<HttpConnector>, Full<Bytes>>,
     random: Mutex<Rng>,
     /// How many requests of a thousand have a fault.
     faults: u32,
@@ -102,13 +104,13 @@ struct State {
 }
 
 impl Proxy {
-    /// Starts between a free port and the table at this address.
-    pub(crate) async fn start(table: &str, seed: u64, faults: u32, plant: Option<&'static Plant>) -> Self {
+    /// Starts between a free port and the tables.
+    pub(crate) async fn start(place: &Place, seed: u64, faults: u32, plant: Option<&'static Plant>) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let state = Arc::new(State {
-            table: table.trim_end_matches('/').to_owned(),
-            client: Client::builder(TokioExecutor::new()).build_http(),
+            place: place.clone(),
+            client: Client::builder(TokioExecutor::new()).build(connector()),
             random: Mutex::new(Rng::with_seed(seed)),
             faults,
             plant,
@@ -126,6 +128,11 @@ impl Proxy {
             }
         });
         Self { address, state, accepting }
+    }
+
+    /// Returns its address for a process.
+    pub(crate) fn url(&self) -> String {
+        format!("http://{}", self.address)
     }
 
     /// Lets the network be gone for this long.
@@ -237,10 +244,12 @@ impl State {
             }
             None => (None, body),
         };
-        let mut request = Request::post(&self.table).body(Full::from(body)).map_err(io::Error::other)?;
+        let mut request =
+            Request::post(&self.place.endpoint).body(Full::from(body.clone())).map_err(io::Error::other)?;
         for (name, value) in headers.iter().filter(|(name, _)| ![CONTENT_LENGTH, HOST].contains(name)) {
             request.headers_mut().append(name, value.clone());
         }
+        self.place.sign(&mut request, &body).await;
         let answer = self.client.request(request).await.map_err(io::Error::other)?;
         let mut status = answer.status();
         let mut body = answer.into_body().collect().await.map_err(io::Error::other)?.to_bytes();
@@ -253,6 +262,11 @@ impl State {
         }
         respond(status, body)
     }
+}
+
+fn connector() -> HttpsConnector<HttpConnector> {
+    let roots = HttpsConnectorBuilder::new().with_native_roots().expect("the system has certificates");
+    roots.https_or_http().enable_http1().build()
 }
 
 fn respond(status: StatusCode, body: Bytes) -> io::Result<Response<Full<Bytes>>> {

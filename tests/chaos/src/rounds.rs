@@ -12,14 +12,18 @@ use futures_util::{StreamExt as _, stream};
 use crate::arena::{Hardship, Plan, Site, play};
 use crate::checker::{Broken, Counts, History, Violation, seconds};
 use crate::clocks;
+use crate::place::Place;
 use crate::plants::Plant;
 use crate::worker::Kind;
 
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Settings {
-    /// The DynamoDB, without a path.
+    /// The DynamoDB, without a path. Without it, that of the AWS account in the environment.
     #[arg(long)]
-    endpoint: String,
+    endpoint: Option<String>,
+    /// The start of the names of all tables.
+    #[arg(long, default_value = "")]
+    tables: String,
     /// What the processes and the network intend. What happens depends on the machine, too.
     #[arg(long, default_value_t = 1)]
     seed: u64,
@@ -61,8 +65,13 @@ pub(crate) async fn run(settings: Settings) -> ExitCode {
         fs::remove_dir_all(&settings.folder).unwrap();
     }
     fs::create_dir_all(&settings.folder).unwrap();
+    let place = match &settings.endpoint {
+        Some(endpoint) => Place::at(endpoint),
+        None => Place::in_aws().await,
+    };
     let site = Site {
-        endpoint: settings.endpoint.clone(),
+        place,
+        prefix: settings.tables.clone(),
         program: std::env::current_exe().unwrap(),
         preload: preload(),
         folder: settings.folder.canonicalize().unwrap(),

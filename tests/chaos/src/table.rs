@@ -1,22 +1,17 @@
 //! The two tables of a round, without the product's code: one for locks and records, one for effects.
 
+use std::time::Duration;
+
 use aws_sdk_dynamodb::Client;
-use aws_sdk_dynamodb::config::{self, BehaviorVersion, Credentials, Region};
 use aws_sdk_dynamodb::types::{
-    AttributeDefinition, AttributeValue, BillingMode, KeySchemaElement, KeyType, ScalarAttributeType,
+    AttributeDefinition, AttributeValue, BillingMode, KeySchemaElement, KeyType, ScalarAttributeType, TableDescription,
+    TableStatus,
 };
 
-use crate::checker::Row;
+use tokio::time::{sleep, timeout};
 
-/// Returns a client of the table itself, past the proxy.
-pub(crate) fn client(endpoint: &str) -> Client {
-    let config = config::Builder::new()
-        .behavior_version(BehaviorVersion::latest())
-        .endpoint_url(endpoint)
-        .region(Region::from_static("us-east-1"))
-        .credentials_provider(Credentials::new("local", "local", None, None, "chaos"));
-    Client::from_conf(config.build())
-}
+use crate::checker::Row;
+use crate::place::Place;
 
 pub(crate) async fn create(client: &Client, name: &str) {
     // A run that was ended left it there.
@@ -26,6 +21,16 @@ pub(crate) async fn create(client: &Client, name: &str) {
     let table = client.create_table().table_name(name).billing_mode(BillingMode::PayPerRequest);
     let table = table.attribute_definitions(id.build().unwrap()).key_schema(key.build().unwrap());
     table.send().await.unwrap();
+    let until_it_can_be_used = async {
+        loop {
+            let described = client.describe_table().table_name(name).send().await.unwrap();
+            if described.table().and_then(TableDescription::table_status) == Some(&TableStatus::Active) {
+                break;
+            }
+            sleep(Duration::from_millis(500)).await;
+        }
+    };
+    timeout(Place::LONGEST_CREATION, until_it_can_be_used).await.unwrap();
 }
 
 /// Deletes a table of an earlier round, which only costs memory.
