@@ -19,6 +19,7 @@
 //! | move from Powertools, or share a table with it | [Powertools](self::powertools) |
 //! | understand how it works: the row and its requests | [Concepts and protocol](self::concepts) |
 //! | know what it costs in time | [Performance](self::performance) |
+//! | know what checks its guarantees, and repeat it | [The proof](self::proof) |
 //! | compare it with other lock clients and with Powertools | [Comparison](self::comparison) |
 //! | know why it is built this way | [Design decisions](self::design) |
 // Documentation only. The guides link to items of these features.
@@ -49,6 +50,7 @@ macro_rules! guide {
             "[operating]: crate::docs::operating\n",
             "[performance]: crate::docs::performance\n",
             "[powertools]: crate::docs::powertools\n",
+            "[proof]: crate::docs::proof\n",
             "[runbook]: crate::docs::runbook\n",
             "[sqs]: crate::docs::sqs\n",
             "[streams]: crate::docs::streams\n",
@@ -114,6 +116,9 @@ pub mod concepts {}
 
 #[doc = guide!("../docs/performance.md")]
 pub mod performance {}
+
+#[doc = guide!("../docs/proof.md")]
+pub mod proof {}
 
 #[doc = guide!("../docs/comparison.md")]
 pub mod comparison {}
