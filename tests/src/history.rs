@@ -4,12 +4,13 @@
 
 pub(crate) mod book;
 mod elsewhere;
+pub(crate) mod identities;
 mod ledger;
 pub mod liveness;
 pub(crate) mod mutation;
 pub(crate) mod stage;
 mod twist;
-mod workflow;
+pub(crate) mod workflow;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,13 +18,14 @@ use std::time::Duration;
 use fastrand::Rng;
 use futures_util::future::join_all;
 use lambda_lock::embedded::Host;
-use lambda_lock::{Acquire, ErrorKind, Lock};
+use lambda_lock::{Acquire, ErrorKind, Lock, Locks};
 use tokio::time::{sleep, timeout};
 
 use ledger::{Ledger, Operation};
 pub use mutation::Mutation;
 use stage::{Network, REQUEST, Stage, Waiting, millis};
 pub use twist::Twisted;
+use workflow::{Ask, Kind as _};
 
 /// How late a request can arrive: AWS accepts its signature for 5 minutes.
 const LATEST_ARRIVAL: Duration = Duration::from_mins(5);
@@ -84,6 +86,8 @@ counts! {
     postponed,
     /// Locks that a later acquire of their identity took over.
     taken_over,
+    /// Takeovers that found no lock of their identity.
+    takeovers_refused,
     /// Locks that were released for their identity.
     freed_for_identity,
     /// Places in the queue that were given.
@@ -138,11 +142,73 @@ async fn history(seed: u64, mutation: Option<Mutation>) -> Outcome {
     Outcome { twisted: scene.stage.twisted(), ..scene.ledger.outcome() }
 }
 
-impl Scene {
+impl workflow::Kind for Scene {
+    type Wanted = String;
+    type Operation = Operation;
+    type Held = Arc<Lock>;
+
+    const WORKFLOWS: u64 = 3;
+
+    fn stage(&self) -> &Stage {
+        &self.stage
+    }
+
     fn host(&self, random: &mut Rng, network: Network) -> Host {
         self.stage.host(random, network, self.ledger.observer())
     }
 
+    fn draw(&self, random: &mut Rng) -> String {
+        format!("key {}", random.u64(0..self.keys))
+    }
+
+    fn alone(&self) -> String {
+        "key alone".to_owned()
+    }
+
+    fn operation(&self, name: &str, key: &String, _identity: &str, _: &mut Rng) -> Operation {
+        Operation::new(name, key.clone(), Arc::clone(&self.ledger))
+    }
+
+    async fn acquire(&self, operation: &Operation, ask: Ask<'_>, _: &mut Rng) -> Option<Arc<Lock>> {
+        let Ask { locks, identity, lease, wait, takes_over } = ask;
+        let acquire =
+            locks.acquire(&operation.key).holder(&operation.name).owner_from(identity).lease(lease).wait(wait);
+        match if takes_over { acquire.take_over().await } else { acquire.await } {
+            Ok(lock) => {
+                let lock = Arc::new(lock);
+                operation.acquired(&lock, Duration::ZERO);
+                Some(lock)
+            }
+            Err(error) => {
+                operation.refused(&error);
+                None
+            }
+        }
+    }
+
+    async fn renew(&self, operation: &Operation, lock: &Arc<Lock>, lease: Duration) {
+        operation.renewed(lock, lock.renew(lease).await);
+    }
+
+    async fn hand_over(&self, operation: &Operation, lock: Arc<Lock>, lease: Duration, random: Rng) {
+        hand_over(self, operation, lock, lease, false, random).await;
+    }
+
+    async fn release(&self, operation: &Operation, lock: &Arc<Lock>) {
+        release(operation, lock).await;
+    }
+
+    async fn stop(&self, operation: &Operation, locks: &Locks, identity: &str) {
+        let before = operation.stops(identity);
+        operation.stopped(identity, &before, &locks.release_identity(&operation.key, identity).await);
+    }
+
+    fn ended(&self, operation: &Operation, how: &str) {
+        operation.ended(how);
+    }
+}
+
+impl Scene {
     /// After the faults, waiters with good networks come for a key at once. Late requests still arrive.
     async fn serve_last_waiters(&self, random: &mut Rng) {
         let key = format!("key {}", random.u64(0..self.keys));

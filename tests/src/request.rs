@@ -75,6 +75,12 @@ pub(crate) const LEASE_END: &str = "in_progress_expiration";
 pub(crate) const PERMIT_LEASE_END: &str = "end";
 const PERMIT: &str = "permit:";
 const PERMIT_FENCE: &str = "fence:";
+/// The nonce of an owner that has an identity, in the map of its permit.
+const PERMIT_NONCE: &str = "nonce";
+/// The digits of a nonce, which ends each owner.
+const NONCE_DIGITS: usize = 32;
+/// The number of a release for an identity: no later request of its owner counts.
+pub(crate) const LAST_SEQUENCE: u64 = i64::MAX as u64;
 
 /// A request, with its writes.
 #[derive(Clone, Debug, PartialEq)]
@@ -209,15 +215,32 @@ impl Write {
         self.sets(name)?.value()?["S"].as_str()
     }
 
-    /// The permit that an acquire writes.
-    pub(crate) fn permit(&self) -> &Value {
-        &self.sets(&permit_of(&self.owner)).unwrap().value().unwrap()["M"]
+    /// What this field of its permit is set to. A takeover sets fields of a permit, every other acquire sets the permit.
+    pub(crate) fn of_permit(&self, field: &str) -> Option<&Value> {
+        let permit = permit_of(&self.owner);
+        if let Some(permit) = self.sets(&permit) {
+            return Some(&permit.value()?["M"][field]);
+        }
+        let path = Path::field(&permit, field);
+        self.update.set.iter().find(|(set, _)| *set == path)?.1.value()
     }
 
-    /// The owners of the other permits that this replaces or whose tombstones it removes.
+    /// The number that this field of its permit is set to.
+    pub(crate) fn number_of_permit(&self, field: &str) -> Option<u64> {
+        self.of_permit(field)?["N"].as_str()?.parse().ok()
+    }
+
+    /// The names of the other permits that this replaces or whose tombstones it removes: their owners, without the nonces of
+    /// those that have an identity.
     pub(crate) fn other_permits(&self) -> impl Iterator<Item = String> {
         let paths = self.update.set.iter().map(|(path, _)| path).chain(&self.update.remove);
-        paths.filter_map(owner_of_permit).filter(|owner| *owner != self.owner)
+        let own = permit_of(&self.owner);
+        paths.filter(move |path| path.attribute != own).filter_map(name_of_permit)
+    }
+
+    /// A takeover of what the identity has, rather than an acquire that may take what is free.
+    pub(crate) fn is_takeover(&self) -> bool {
+        self.purpose == Purpose::Acquire && self.sets("held_since").is_some()
     }
 
     /// The fence that an acquire wrote. The answer to an update has the row before it.
@@ -305,16 +328,40 @@ pub(crate) fn either(path: &Path, comparison: Comparison, operand: &Operand) -> 
     Condition::Or(vec![compare(comparison), compare(comparison.opposite())])
 }
 
+/// The start of the owners of the same identity, if this one has an identity.
+pub(crate) fn identity_of(owner: &str) -> Option<&str> {
+    let nonce_at = owner.len().checked_sub(NONCE_DIGITS).filter(|at| *at > 0)?;
+    owner.get(..nonce_at)
+}
+
 pub(crate) fn permit_of(owner: &str) -> String {
-    format!("{PERMIT}{owner}")
+    format!("{PERMIT}{}", identity_of(owner).unwrap_or(owner))
 }
 
 pub(crate) fn permit_fence_of(owner: &str) -> String {
-    format!("{PERMIT_FENCE}{owner}")
+    format!("{PERMIT_FENCE}{}", identity_of(owner).unwrap_or(owner))
 }
 
-fn owner_of_permit(path: &Path) -> Option<String> {
+fn name_of_permit(path: &Path) -> Option<String> {
     path.attribute.strip_prefix(PERMIT).map(str::to_owned)
+}
+
+/// The owner of a request for the permit of this name. The name has the identity of an owner, and the request its nonce.
+fn owner_of_permit(mut name: String, condition: &Condition, update: &Update) -> String {
+    let attribute = format!("{PERMIT}{name}");
+    let set = |path: &Path| update.set.iter().find(|(set, _)| set == path)?.1.value();
+    let set_field = |field: &str| set(&Path::field(&attribute, field));
+    let nonce = Path::field(&attribute, PERMIT_NONCE);
+    let leaves = condition.leaves();
+    let compared = leaves.iter().find_map(|term| match term {
+        Condition::Compare(path, _, operand) if *path == nonce => operand.value(),
+        _ => None,
+    });
+    // A withdrawal leaves its nonce beside that of another owner, with which it compares.
+    let written = set(&Path::attribute(&attribute)).map(|permit| &permit["M"][PERMIT_NONCE]);
+    let written = written.or_else(|| set_field(PERMIT_NONCE)).or_else(|| set_field("withdrawn"));
+    name += written.or(compared).and_then(|nonce| nonce["S"].as_str()).unwrap_or_default();
+    name
 }
 
 fn is_lease_end(path: &Path) -> bool {
@@ -323,26 +370,34 @@ fn is_lease_end(path: &Path) -> bool {
 
 /// What an update of the row of a semaphore is for, and for which permit.
 fn of_permit(condition: &Condition, update: &Update) -> Option<(Purpose, String)> {
+    let (purpose, name) = of_permit_named(condition, update)?;
+    Some((purpose, owner_of_permit(name, condition, update)))
+}
+
+/// The same, with the name of the permit.
+fn of_permit_named(condition: &Condition, update: &Update) -> Option<(Purpose, String)> {
     let mut written = update.set.iter().map(|(path, _)| path).chain(&update.remove);
-    if !written.any(|path| owner_of_permit(path).is_some()) {
+    if !written.any(|path| name_of_permit(path).is_some()) {
         return None;
     }
     let mut withdrawn = None;
     for (path, operand) in update.set.iter().filter(|(path, _)| path.field.is_none()) {
-        let (Some(owner), Some(value)) = (owner_of_permit(path), operand.value()) else { continue };
+        let (Some(name), Some(value)) = (name_of_permit(path), operand.value()) else { continue };
         if value["M"]["by"].is_object() {
-            return Some((Purpose::Acquire, owner));
+            return Some((Purpose::Acquire, name));
         }
         if value["M"]["forced_by"].is_object() {
-            return Some((Purpose::ForceRelease, owner));
+            return Some((Purpose::ForceRelease, name));
         }
-        withdrawn = Some(owner);
+        withdrawn = Some(name);
     }
-    let fields = || update.set.iter().filter_map(|(path, _)| Some((owner_of_permit(path)?, path.field.as_deref()?)));
-    if let Some((owner, _)) = fields().next() {
+    let fields = || update.set.iter().filter_map(|(path, _)| Some((name_of_permit(path)?, path.field.as_deref()?)));
+    if let Some((of, _)) = fields().next() {
         let has = |name: &str| fields().any(|(_, field)| field == name);
-        let is_by_ticket = compares(condition, &permit_fence_of(&owner));
+        let is_by_ticket = compares(condition, &format!("{PERMIT_FENCE}{of}"));
         let purpose = match () {
+            () if has("by") => Purpose::Acquire,
+            () if has("withdrawn") => Purpose::Withdraw,
             () if has("resumed") => Purpose::Resume,
             () if has("released") => Purpose::Release,
             () if has(PERMIT_LEASE_END) && is_by_ticket => Purpose::RenewByTicket,
@@ -350,13 +405,13 @@ fn of_permit(condition: &Condition, update: &Update) -> Option<(Purpose, String)
             () if has("sequence") && is_by_ticket => Purpose::KeepByTicket,
             () => return None,
         };
-        return Some((purpose, owner));
+        return Some((purpose, of));
     }
     // A release checks the number of its permit. A withdrawal checks that there is no permit.
     let released = condition.leaves().into_iter().filter_map(Condition::path).find(|path| path.name() == "sequence");
-    match (released.and_then(owner_of_permit), withdrawn) {
-        (Some(owner), _) => Some((Purpose::Release, owner)),
-        (None, Some(owner)) => Some((Purpose::Withdraw, owner)),
+    match (released.and_then(name_of_permit), withdrawn) {
+        (Some(name), _) => Some((Purpose::Release, name)),
+        (None, Some(name)) => Some((Purpose::Withdraw, name)),
         (None, None) if update.set.is_empty() => Some((Purpose::Tidy, String::new())),
         (None, None) => None,
     }

@@ -13,10 +13,11 @@ use aws_sdk_dynamodb::types::AttributeValue;
 use fastrand::Rng;
 use futures_util::future::join_all;
 use lambda_lock::embedded::Host;
-use lambda_lock::{ErrorKind, Lock};
+use lambda_lock::{ErrorKind, Lock, Locks};
 use tokio::time::{sleep, timeout};
 
 use crate::history::stage::{self, Network, Stage, Waiting, millis};
+use crate::history::workflow::{self, Ask, Kind as _};
 use crate::history::{Mutation, Outcome, counts, liveness};
 pub(crate) use ledger::refused_with_room;
 use ledger::{Ledger, Operation};
@@ -60,6 +61,14 @@ counts! {
     withdrawn,
     /// Permits that another host resumed with a ticket.
     resumed,
+    /// Permits that a later acquire of their identity took over.
+    taken_over,
+    /// Takeovers that found no permit of their identity.
+    takeovers_refused,
+    /// Permits that were released for their identity.
+    freed_for_identity,
+    /// Renewals and releases that found the permit taken over, or released for its identity.
+    superseded,
     /// Rows deleted by TTL.
     swept,
     /// Requests sent.
@@ -82,6 +91,8 @@ struct Scene {
     permits: u32,
     /// Some pauses are so long that TTL deletes the row.
     has_nights: bool,
+    /// How many identities have workflows.
+    identities: u64,
 }
 
 async fn history(seed: u64, mutation: Option<Mutation>) -> Outcome<Counts> {
@@ -91,7 +102,8 @@ async fn history(seed: u64, mutation: Option<Mutation>) -> Outcome<Counts> {
     let (keys, few, has_nights) = (random.u64(1..=2), random.u32(1..=3), random.u8(0..5) == 0);
     // One history in so many has many permits, and enough workers for them.
     let many = (seed % MANY_EVERY == 1).then(|| 4 + u32::try_from(seed / MANY_EVERY % 6).unwrap());
-    let scene = Arc::new(Scene { stage, ledger, keys, permits: many.unwrap_or(few), has_nights });
+    let identities = workflow::workflows::<Scene>(seed);
+    let scene = Arc::new(Scene { stage, ledger, keys, permits: many.unwrap_or(few), has_nights, identities });
     let sweeper = tokio::spawn({
         let scene = Arc::clone(&scene);
         let interval = Duration::from_secs(if scene.has_nights { 600 } else { 5 });
@@ -103,9 +115,11 @@ async fn history(seed: u64, mutation: Option<Mutation>) -> Outcome<Counts> {
     let workers: Vec<_> = (0..random.usize(3..=6) + many.unwrap_or_default() as usize)
         .map(|number| tokio::spawn(worker(Arc::clone(&scene), number, random.fork())))
         .collect();
+    let workflows = workflow::begin(seed, &scene);
     for worker in workers {
         worker.await.unwrap();
     }
+    workflows.await;
     scene.serve_last_waiters(&mut random).await;
     if seed % CROWD_EVERY == CROWD_SEED && !scene.stage.is_throttled() {
         crowd(&scene, CROWDS[usize::try_from(seed / CROWD_EVERY % 4).unwrap()], &mut random).await;
@@ -116,11 +130,75 @@ async fn history(seed: u64, mutation: Option<Mutation>) -> Outcome<Counts> {
     Outcome { twisted: scene.stage.twisted(), ..scene.ledger.outcome() }
 }
 
-impl Scene {
+impl workflow::Kind for Scene {
+    /// The key, and how many permits all attempts allow.
+    type Wanted = (String, u32);
+    type Operation = Operation;
+    type Held = Arc<Lock>;
+
+    const WORKFLOWS: u64 = 2;
+
+    fn stage(&self) -> &Stage {
+        &self.stage
+    }
+
     fn host(&self, random: &mut Rng, network: Network) -> Host {
         self.stage.host(random, network, self.ledger.observer())
     }
 
+    fn draw(&self, random: &mut Rng) -> (String, u32) {
+        (format!("key {}", random.u64(0..self.keys)), self.permits + random.u32(0..6).saturating_sub(3))
+    }
+
+    fn alone(&self) -> (String, u32) {
+        ("key alone".to_owned(), self.permits)
+    }
+
+    fn operation(&self, name: &str, (key, permits): &(String, u32), identity: &str, _: &mut Rng) -> Operation {
+        Operation::new(name, key.clone(), *permits, Arc::clone(&self.ledger)).of_identity(identity)
+    }
+
+    async fn acquire(&self, operation: &Operation, ask: Ask<'_>, _: &mut Rng) -> Option<Arc<Lock>> {
+        let Ask { locks, identity, lease, wait, takes_over } = ask;
+        let acquire = locks.semaphore(&operation.key, operation.permits).acquire().holder(&operation.name);
+        let acquire = acquire.owner_from(identity).lease(lease).wait(wait);
+        match if takes_over { acquire.take_over().await } else { acquire.await } {
+            Ok(permit) => {
+                let permit = Arc::new(permit);
+                operation.acquired(&permit);
+                Some(permit)
+            }
+            Err(error) => {
+                operation.refused(&error);
+                None
+            }
+        }
+    }
+
+    async fn renew(&self, operation: &Operation, permit: &Arc<Lock>, lease: Duration) {
+        let end = permit.expires_at();
+        operation.renewed(permit, end, permit.renew(lease).await);
+    }
+
+    async fn hand_over(&self, operation: &Operation, permit: Arc<Lock>, lease: Duration, random: Rng) {
+        hand_over(self, operation, permit, (lease, Duration::ZERO), false, random).await;
+    }
+
+    async fn release(&self, operation: &Operation, permit: &Arc<Lock>) {
+        release(operation, permit, Duration::ZERO).await;
+    }
+
+    async fn stop(&self, operation: &Operation, locks: &Locks, identity: &str) {
+        let before = operation.stops();
+        operation.stopped(&before, &locks.release_identity(&operation.key, identity).await);
+    }
+
+    fn ended(&self, operation: &Operation, how: &str) {
+        operation.left(how);
+    }
+}
+
+impl Scene {
     /// After the faults, waiters with good networks come for a permit at once. Late requests still arrive.
     async fn serve_last_waiters(&self, random: &mut Rng) {
         let key = format!("key {}", random.u64(0..self.keys));
@@ -159,6 +237,21 @@ impl Scene {
                     release(&operation, &permit, Duration::ZERO).await;
                 }
                 Err(error) => operation.broke("(l) a free permit was refused", &error),
+            }
+        }
+        for number in 0..self.keys * self.identities {
+            let (key, identity) = (format!("key {}", number % self.keys), workflow::identity(number / self.keys));
+            let operation = Operation::new("the last of an identity", key, self.permits, Arc::clone(&self.ledger));
+            let operation = operation.of_identity(&identity);
+            let semaphore = locks.semaphore(&operation.key, operation.permits);
+            let acquire = semaphore.acquire().owner_from(&identity).holder(&operation.name);
+            match acquire.lease(Duration::from_secs(2)).await {
+                Ok(permit) => {
+                    let permit = Arc::new(permit);
+                    operation.acquired(&permit);
+                    release(&operation, &permit, Duration::ZERO).await;
+                }
+                Err(error) => operation.broke("(l) a free permit was refused to an identity", &error),
             }
         }
         // A crowd leaves its permits.
@@ -277,7 +370,7 @@ async fn work(scene: &Scene, host: &Host, operation: &Operation, mut random: Rng
         let renewal = back.unwrap_or_else(|| lease.mul_f64(0.2 + 1.3 * random.f64()));
         let end = permit.expires_at();
         let renewed = permit.renew(renewal).await;
-        operation.renewed(end, renewed);
+        operation.renewed(&permit, end, renewed);
         if random.u8(0..3) == 0 {
             sleep(lease.mul_f64(random.f64() * 1.2)).await;
         }
@@ -325,7 +418,7 @@ async fn hand_over(
     at_once: bool,
     mut random: Rng,
 ) {
-    let (fence, acquired_at) = (permit.fence(), permit.acquired_at());
+    let (owner, fence, acquired_at) = (permit.owner().to_owned(), permit.fence(), permit.acquired_at());
     // The ledger borrows the permit only for a moment.
     let ticket = Arc::into_inner(permit).unwrap().into_ticket();
     operation.left("handed its permit over");
@@ -340,27 +433,27 @@ async fn hand_over(
                 end = end.max(renewed);
                 operation.ticket_renewed(&serde_json::to_value(&ticket).unwrap());
             }
-            Err(error) => operation.ticket_refused(end, &error),
+            Err(error) => operation.ticket_refused(&owner, end, &error),
         }
         sleep(lease.mul_f64(random.f64() / 4.0)).await;
     }
     if random.u8(0..4) == 0 {
         match locks.release_ticket(&ticket).await {
-            Ok(()) => operation.kept(fence, acquired_at, hold_at_least),
-            Err(error) => operation.ticket_refused(end, &error),
+            Ok(()) => operation.kept(&owner, fence, acquired_at, hold_at_least),
+            Err(error) => operation.ticket_refused(&owner, end, &error),
         }
         return;
     }
     let permit = match locks.resume(&ticket).await {
         Ok(permit) => Arc::new(permit),
-        Err(error) => return operation.ticket_refused(end, &error),
+        Err(error) => return operation.ticket_refused(&owner, end, &error),
     };
     operation.resumed(&permit);
     sleep(lease.mul_f64(random.f64() * 1.2)).await;
     if random.bool() {
         let end = permit.expires_at();
         let renewed = permit.renew(lease.mul_f64(0.2 + random.f64())).await;
-        operation.renewed(end, renewed);
+        operation.renewed(&permit, end, renewed);
         sleep(lease.mul_f64(random.f64())).await;
     }
     release(operation, &permit, hold_at_least).await;

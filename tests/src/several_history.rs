@@ -10,10 +10,12 @@ use std::time::Duration;
 
 use fastrand::Rng;
 use futures_util::future::join_all;
+use lambda_lock::embedded::Host;
 use lambda_lock::{ErrorKind, Locks};
 use tokio::time::{sleep, timeout};
 
 use crate::history::stage::{self, Network, REQUEST, Stage, Waiting, millis};
+use crate::history::workflow::{self, Ask};
 use crate::history::{Mutation, Outcome, counts, liveness};
 pub(crate) use ledger::Held;
 use ledger::{Ledger, Operation};
@@ -47,6 +49,14 @@ counts! {
     conflicts,
     /// Transactions recognised by their token.
     recognised,
+    /// Keys that a later acquire of their identity took over.
+    taken_over,
+    /// Takeovers that found a key that their identity does not hold.
+    takeovers_refused,
+    /// Keys that were released for their identity.
+    freed_for_identity,
+    /// Renewals and releases that found a key taken over, or released for its identity.
+    superseded,
     /// Rows deleted by TTL.
     swept,
     /// Requests sent.
@@ -69,19 +79,107 @@ struct Scene {
 async fn history(seed: u64, mutation: Option<Mutation>) -> Outcome<Counts> {
     let mut random = Rng::with_seed(seed);
     let stage = Stage::set(seed, &mut random, LATEST_ARRIVAL, mutation).await;
-    let ledger = Arc::new(Ledger::new(stage.engine.clone(), random.fork()));
+    let ledger = Arc::new(Ledger::new(&stage, random.fork()));
     let scene = Arc::new(Scene { stage, ledger, keys: random.usize(2..=4) });
 
     let sweeper = tokio::spawn({
         let scene = Arc::clone(&scene);
         async move { scene.stage.sweep(Duration::from_secs(5), |rows| scene.ledger.swept(rows)).await }
     });
+    let workflows = workflow::begin(seed, &scene);
     stage::work(&mut random, |number, random| worker(Arc::clone(&scene), number, random)).await;
+    workflows.await;
     scene.serve_last_waiters(&mut random).await;
     stage::settle(LATEST_ARRIVAL).await;
     sweeper.abort();
     scene.inspect(&mut random).await;
     Outcome { twisted: scene.stage.twisted(), ..scene.ledger.outcome() }
+}
+
+impl workflow::Kind for Scene {
+    type Wanted = Vec<String>;
+    type Operation = Operation;
+    type Held = Arc<Held>;
+
+    const WORKFLOWS: u64 = 2;
+
+    fn stage(&self) -> &Stage {
+        &self.stage
+    }
+
+    fn host(&self, random: &mut Rng, network: Network) -> Host {
+        self.stage.host(random, network, self.ledger.observer())
+    }
+
+    fn draw(&self, random: &mut Rng) -> Vec<String> {
+        keys(random, self.keys, 3)
+    }
+
+    fn alone(&self) -> Vec<String> {
+        ["key alone", "key alone, too"].map(str::to_owned).into()
+    }
+
+    /// Some attempts are for some of the keys only.
+    fn operation(&self, name: &str, keys: &Vec<String>, identity: &str, random: &mut Rng) -> Operation {
+        let most = if random.u8(0..4) == 0 { random.usize(1..=keys.len()) } else { keys.len() };
+        let name = format!("{name}, skew {}", self.stage.clock_skew.as_millis());
+        Operation::new(name, keys[..most].to_vec(), Arc::clone(&self.ledger)).of_identity(identity)
+    }
+
+    async fn acquire(&self, operation: &Operation, ask: Ask<'_>, random: &mut Rng) -> Option<Arc<Held>> {
+        let Ask { locks, identity, lease, wait, takes_over } = ask;
+        let acquired = match operation.keys.as_slice() {
+            [key] if random.bool() => {
+                let acquire = locks.acquire(key).holder(&operation.name).owner_from(identity).lease(lease).wait(wait);
+                if takes_over { acquire.take_over().await } else { acquire.await }.map(Held::Lock)
+            }
+            keys => {
+                let acquire = locks.acquire_all(keys).holder(&operation.name).owner_from(identity);
+                let acquire = acquire.lease(lease).wait(wait);
+                if takes_over { acquire.take_over().await } else { acquire.await }.map(Held::Set)
+            }
+        };
+        match acquired {
+            Ok(held) => {
+                let held = Arc::new(held);
+                operation.acquired(&held);
+                Some(held)
+            }
+            Err(error) => {
+                operation.refused(&error);
+                None
+            }
+        }
+    }
+
+    async fn renew(&self, operation: &Operation, held: &Arc<Held>, lease: Duration) {
+        operation.renewed(held, held.renew(lease).await);
+    }
+
+    /// A set has no ticket: the next process takes it over.
+    async fn hand_over(&self, operation: &Operation, held: Arc<Held>, _: Duration, _: Rng) {
+        // The ledger borrows what is held only for a moment.
+        match Arc::into_inner(held).unwrap() {
+            Held::Set(set) => set.keep(),
+            Held::Lock(lock) => drop(lock.into_ticket()),
+        }
+        operation.left("kept its locks for a later step");
+    }
+
+    async fn release(&self, operation: &Operation, held: &Arc<Held>) {
+        release(operation, held).await;
+    }
+
+    async fn stop(&self, operation: &Operation, locks: &Locks, _: &str) {
+        for key in &operation.keys {
+            let before = operation.stops(key);
+            operation.stopped(key, &before, &locks.release_identity(key, operation.identity()).await);
+        }
+    }
+
+    fn ended(&self, operation: &Operation, how: &str) {
+        operation.left(how);
+    }
 }
 
 impl Scene {

@@ -1,7 +1,7 @@
 //! The guarantees hold over many random histories.
 //!
 //! `LOCK_SEARCH=long` runs thousands of them, and tries every mutation. `LOCK_HISTORIES=100000` runs that many, from seed 0
-//! or from `LOCK_FIRST=5000`.
+//! or from `LOCK_FIRST=5000`, which is also where a search for a mutation begins.
 //! `LOCK_SEED=42` runs one of each kind and prints it. `LOCK_MUTATION=ticket` tries the mutations with that in their name.
 
 use std::env;
@@ -106,7 +106,7 @@ fn first_violation<C: Send>(
     mutation: Mutation,
     history: impl Fn(u64, Option<Mutation>) -> Outcome<C> + Sync,
 ) -> Option<(u64, String)> {
-    let first = mutation.first_seed;
+    let first = variable("LOCK_FIRST").unwrap_or(mutation.first_seed);
     let is_found = AtomicBool::new(false);
     let violations = on_all_cores(first..first + variable("LOCK_HISTORIES").unwrap_or(FOR_A_MUTATION), |seed| {
         if is_found.load(Ordering::Relaxed) {

@@ -393,13 +393,16 @@ impl Rules for Permit {
                 Trace::Other { holder, is_released: false }
             }
             Some(_) => Trace::Other { holder: None, is_released: true },
-            None => match semaphore.permit_of_identity(owner) {
-                // A later acquire of the identity has taken it over, or has taken the place of its tombstone.
-                Some(later) => {
-                    Trace::Other { holder: Some(Box::new(later.clone().into_holder(now))), is_released: false }
+            None => {
+                // A later acquire of the identity has taken it over, or has taken the place of its tombstone. It may have been
+                // released since.
+                let later = semaphore.permit_of_identity(owner).map(|later| later.clone().into_holder(now));
+                let later = later.or_else(|| Some(semaphore.tombstone_of_identity(owner)?.clone().into_holder()));
+                match later {
+                    Some(later) => Trace::Other { holder: Some(Box::new(later)), is_released: false },
+                    None => Trace::Gone,
                 }
-                None => Trace::Gone,
-            },
+            }
         }
     }
 

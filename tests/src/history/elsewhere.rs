@@ -11,6 +11,7 @@ use tokio::time::{sleep, timeout};
 
 use super::ledger::Operation;
 use super::stage::{Network, millis};
+use super::workflow::Kind as _;
 use super::{Scene, release};
 
 /// How many executions wait for one key.

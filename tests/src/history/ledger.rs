@@ -10,17 +10,13 @@ use lambda_lock::embedded::{Answer, Intercept};
 use serde_json::Value;
 
 use super::book::{Book, Observe, Observer, Page, Valid};
+use super::identities::{Identities, short};
 use super::liveness::refused_while_free;
 use super::stage::{LATENCY, Stage};
 use super::{Counts, Outcome};
 use crate::request::{LEASE_END, Purpose, Request, Write};
 
 pub(super) use operation::Operation;
-
-/// The digits of a nonce, which ends each owner.
-const NONCE_DIGITS: usize = 32;
-/// The number of a release for an identity: no later request of its owner counts.
-const LAST_SEQUENCE: u64 = i64::MAX as u64;
 
 /// Records everything, and reports violations of the guarantees.
 #[derive(Debug)]
@@ -53,9 +49,7 @@ pub(crate) struct Kept {
     taken: Vec<(String, SystemTime, String)>,
     /// By nonce.
     holds: HashMap<String, Hold>,
-    /// Owners whose lock went to a later acquire of their identity, or was released for it. They may still consider
-    /// themselves valid.
-    superseded: HashSet<String>,
+    identities: Identities,
 }
 
 /// A minimum hold.
@@ -160,7 +154,6 @@ impl Ledger {
         if hold.is_some_and(|hold| now < hold.until) {
             self.broke(state, format!("{key} was taken before its minimum hold was over"));
         }
-        self.taken_over(state, update);
         let withdrawn = state.rows.get(key).map(|row| row.withdrawn.clone()).unwrap_or_default();
         if withdrawn == *owner {
             self.broke(state, format!("(h) {key} was taken by {holder}, which had withdrawn"));
@@ -169,30 +162,6 @@ impl Ledger {
         state.rows.insert(key.clone(), Row { owner: owner.clone(), fence, withdrawn, sequence: 0, end });
         state.applied.insert((key.clone(), fence), holder);
         state.taken.push((key.clone(), now, owner.clone()));
-    }
-}
-
-/// The start of the owners of the same identity, if this one has an identity.
-fn identity_of(owner: &str) -> Option<&str> {
-    let nonce_at = owner.len().checked_sub(NONCE_DIGITS).filter(|at| *at > 0)?;
-    owner.get(..nonce_at)
-}
-
-impl Ledger {
-    /// Takes note of an acquire that took the lock of its identity over.
-    fn taken_over(&self, state: &mut State, update: &Write) {
-        let Write { key, owner, .. } = update;
-        let (before, end) = state.rows.get(key).map(|row| (row.owner.clone(), row.end)).unwrap_or_default();
-        let is_same = identity_of(owner).is_some_and(|identity| before.starts_with(identity));
-        let has_lock = is_same && !state.released.contains(&before) && update.sent().is_some_and(|sent| sent < end);
-        let is_takeover = update.sets("held_since").is_some();
-        state.counts.taken_over += usize::from(has_lock);
-        if is_takeover && !has_lock {
-            self.broke(state, format!("(k) {key}: a takeover took what its identity does not hold"));
-        }
-        if is_same {
-            state.superseded.insert(before);
-        }
     }
 }
 
@@ -211,7 +180,7 @@ impl Observe for Ledger {
         state.counts.requests += 1;
         let Write { purpose, key, owner, .. } = update.clone();
         let now = ledger.engine.now();
-        let short = owner.get(..6).unwrap_or("a waiter");
+        let short = short(&owner);
         if answer.status != 200 {
             let in_the_way = &answer.body["Item"];
             ledger.log(
@@ -232,6 +201,12 @@ impl Observe for Ledger {
         ledger.log(&mut state, &format!("  {purpose:?} of {key} by {short} applied: ends {end:?}"));
         if let (Some(end), Some(sent)) = (end, update.sent()) {
             state.ends.insert(owner.clone(), now + Duration::from_millis(end.saturating_sub(sent)));
+        }
+        let effect = state.identities.applied(&key, update, update.sent());
+        state.counts.taken_over += usize::from(effect.has_taken_over);
+        state.counts.freed_for_identity += usize::from(effect.is_for_identity);
+        if let Some(what) = effect.breaks {
+            ledger.broke(&mut state, what);
         }
         match purpose {
             Purpose::Acquire => ledger.acquired(&mut state, update, &answer.body),
@@ -284,13 +259,9 @@ impl Observe for Ledger {
                     ledger.broke(&mut state, format!("(g) {key}: a {purpose:?} was applied after a later request"));
                 }
                 if !is_renewal {
-                    if sequence == LAST_SEQUENCE {
-                        state.counts.freed_for_identity += 1;
-                        state.holds.remove(&owner);
-                        state.superseded.insert(owner.clone());
-                    }
                     // The owner learns of a release for its identity as of a loss.
-                    if sequence == LAST_SEQUENCE {
+                    if effect.is_for_identity {
+                        state.holds.remove(&owner);
                         state.last_released.remove(&key);
                     } else {
                         state.last_released.insert(key, owner.clone());

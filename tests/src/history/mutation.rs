@@ -8,7 +8,7 @@ use lambda_lock::embedded::{Answer, Intercept};
 use serde_json::{Value, json};
 
 use crate::request::expression::{Comparison, Condition, Operand, Path};
-use crate::request::{LEASE_END, Purpose, Request, either};
+use crate::request::{LAST_SEQUENCE, LEASE_END, Purpose, Request, Write, either};
 
 /// A deliberate mistake in the protocol. The host's network makes it by rewriting a request or an answer, Lambda by
 /// rewriting a batch or its answer, or the history by omitting a setting. The code under test has no switch for it: it
@@ -77,7 +77,7 @@ impl Mutation {
         Self {
             name: "a late renewal moves the end back",
             breaks: "(a)",
-            first_seed: 182,
+            first_seed: 268,
             request: |request| loosen(request, Purpose::Renew, "sequence"),
             ..Self::NONE
         },
@@ -111,14 +111,14 @@ impl Mutation {
         Self {
             name: "a resumption does not read whose row it is",
             breaks: "(e)",
-            first_seed: 86,
+            first_seed: 99,
             request: resumption_without_owner,
             ..Self::NONE
         },
         Self {
             name: "a resumed lock counts its lease from the resumption",
             breaks: "(a)",
-            first_seed: 159,
+            first_seed: 163,
             answer: resumption_with_new_lease,
             ..Self::NONE
         },
@@ -257,7 +257,7 @@ pub(crate) fn fence_stands_still(request: &mut Request) {
 }
 
 pub(crate) fn acquire_ignores_end(request: &mut Request) {
-    if let Some(acquire) = request.update_for(Purpose::Acquire) {
+    if let Some(acquire) = request.update_for(Purpose::Acquire).filter(|acquire| !acquire.is_takeover()) {
         acquire.loosen_only(LEASE_END, Comparison::LessOrEqual);
     }
 }
@@ -361,13 +361,32 @@ fn hold_ends_early(request: &mut Request) {
 }
 
 fn takeover_after_the_end(request: &mut Request) {
-    if let Some(acquire) = request.update_for(Purpose::Acquire).filter(|acquire| acquire.sets("held_since").is_some()) {
+    if let Some(acquire) = request.update_for(Purpose::Acquire).filter(|acquire| acquire.is_takeover()) {
         acquire.loosen_only(LEASE_END, Comparison::Greater);
     }
 }
 
-fn identity_unread(request: &mut Request) {
-    if let Some(acquire) = request.update_for(Purpose::Acquire) {
+/// The row shows the owner from before.
+pub(crate) fn takeover_leaves(request: &mut Request, nonce: &str) {
+    for takeover in request.writes_for(Purpose::Acquire).filter(|acquire| acquire.is_takeover()) {
+        takeover.set_mut(nonce);
+        takeover.update.set.retain(|(path, _)| path.name() != nonce);
+    }
+}
+
+/// A release for an identity does not read whose row it is.
+pub(crate) fn freed_unread(request: &mut Request, nonce: &str) {
+    let is_for_identity =
+        |release: &Write| release.number("sequence").or_else(|| release.compared("sequence")) == Some(LAST_SEQUENCE);
+    for release in request.writes_for(Purpose::Release).filter(|release| is_for_identity(release)) {
+        release.loosen(nonce);
+        // Nothing is later than the last number.
+        release.loosen("sequence");
+    }
+}
+
+pub(crate) fn identity_unread(request: &mut Request) {
+    for acquire in request.writes_for(Purpose::Acquire) {
         acquire.condition.each_term(&mut |term| {
             if let Condition::BeginsWith(owner, _) = term {
                 *term = Condition::Exists(owner.clone());

@@ -3,6 +3,7 @@
 use std::ops::RangeInclusive;
 use std::time::{Duration, SystemTime};
 
+use aws_sdk_dynamodb::Client;
 use fastrand::Rng;
 use lambda_lock::embedded::{DynamoDb, Faults, Host, Intercept};
 use lambda_lock::{Backoff, Locks, LocksBuilder, Wait};
@@ -127,6 +128,7 @@ impl Stage {
                 .lose_answers(chance)
                 .throttle(chance / 2.0)
                 .server_errors(chance / 2.0)
+                .replicated_write_conflicts(self.twists.conflicts)
                 .late(chance, SOON)
                 .repeat(chance, if random.bool() { self.latest_arrival } else { SOON });
         }
@@ -148,7 +150,11 @@ impl Stage {
 
     /// The settings of one of the deployments.
     pub(crate) fn builder(&self, host: &Host) -> LocksBuilder {
-        let locks = Locks::builder(host.client(), TABLE)
+        let client = match self.twists.conflicts {
+            0.0 => host.client(),
+            _ => Client::from_conf(host.client().config().to_builder().interceptor(self.tally.clone()).build()),
+        };
+        let locks = Locks::builder(client, TABLE)
             .clock_skew(self.clock_skew)
             // The default has the process id, which differs in every run.
             .holder("a host")

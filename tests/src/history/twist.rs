@@ -1,10 +1,13 @@
-//! What some histories have beside bad networks: clocks that step, two versions of the settings on one table, and
-//! partitions that throttle. A seed has its own generator for them, so that all other draws of a history stay the same.
+//! What some histories have beside bad networks: clocks that step, two versions of the settings on one table, partitions
+//! that throttle, and writes of other regions to the same rows. A seed has its own generator for them, so that all other draws of a history stay the same.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+use aws_sdk_dynamodb::config::interceptors::BeforeDeserializationInterceptorContextRef;
+use aws_sdk_dynamodb::config::{self, ConfigBag, RuntimeComponents};
+use aws_sdk_dynamodb::error::BoxError;
 use fastrand::Rng;
 use lambda_lock::embedded::{Answer, Host, Intercept};
 use serde_json::Value;
@@ -26,6 +29,8 @@ pub(crate) struct Twists {
     pub(crate) longer_skew: Option<Duration>,
     /// How many write units a partition has a second.
     pub(crate) write_units: Option<u32>,
+    /// The chance that a write over a bad network meets one of another region.
+    pub(crate) conflicts: f64,
 }
 
 impl Twists {
@@ -33,11 +38,10 @@ impl Twists {
         let mut random = Rng::with_seed(seed ^ OWN_SEED);
         let mut is_drawn = || random.u8(0..6) == 0;
         let (steps, is_deployment, is_throttled) = (is_drawn(), is_drawn(), is_drawn());
-        Self {
-            steps,
-            longer_skew: is_deployment.then(|| millis(&mut random, 1..=2000)),
-            write_units: is_throttled.then(|| random.u32(5..=12)),
-        }
+        let longer_skew = is_deployment.then(|| millis(&mut random, 1..=2000));
+        let write_units = is_throttled.then(|| random.u32(5..=12));
+        let conflicts = if random.u8(0..6) == 0 { [0.05, 0.2][random.usize(0..2)] } else { 0.0 };
+        Self { steps, longer_skew, write_units, conflicts }
     }
 
     /// How much longer something can take than without the twists: requests are repeated while a partition throttles them,
@@ -57,19 +61,22 @@ pub struct Twisted {
     pub redeployed: usize,
     /// Requests that a partition throttled.
     pub throttled: usize,
+    /// Writes that met one of another region.
+    pub replicated: usize,
 }
 
 impl Twisted {
     /// The outcomes that every search must reach, with how often they occurred.
     #[must_use]
-    pub fn named(&self) -> [(&'static str, usize); 3] {
-        [("stepped", self.stepped), ("redeployed", self.redeployed), ("throttled", self.throttled)]
+    pub fn named(&self) -> [(&'static str, usize); 4] {
+        let Self { stepped, redeployed, throttled, replicated } = *self;
+        [("stepped", stepped), ("redeployed", redeployed), ("throttled", throttled), ("replicated", replicated)]
     }
 }
 
 /// Counts the twists of a history while it runs.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Tally(Arc<[AtomicUsize; 3]>);
+pub(crate) struct Tally(Arc<[AtomicUsize; 4]>);
 
 impl Tally {
     fn count(&self, index: usize) {
@@ -81,8 +88,9 @@ impl Tally {
     }
 
     pub(crate) fn sum(&self) -> Twisted {
-        let [stepped, redeployed, throttled] = [0, 1, 2].map(|index| self.0[index].load(Ordering::Relaxed));
-        Twisted { stepped, redeployed, throttled }
+        let [stepped, redeployed, throttled, replicated] =
+            [0, 1, 2, 3].map(|index| self.0[index].load(Ordering::Relaxed));
+        Twisted { stepped, redeployed, throttled, replicated }
     }
 
     /// Lets the clock of this host step now and then to another error of at most `most`, from one of `off` ahead, or behind if
@@ -119,5 +127,28 @@ impl Intercept for Tally {
         if is_throttled {
             self.count(2);
         }
+    }
+}
+
+/// Counts the writes that meet one of another region. The network refuses them before they arrive, so only their sender sees
+/// it.
+impl config::Intercept for Tally {
+    fn name(&self) -> &'static str {
+        "Tally"
+    }
+
+    fn read_after_transmit(
+        &self,
+        context: &BeforeDeserializationInterceptorContextRef<'_>,
+        _: &RuntimeComponents,
+        _: &mut ConfigBag,
+    ) -> Result<(), BoxError> {
+        let body = context.response().body().bytes().unwrap_or_default();
+        if !context.response().status().is_success()
+            && String::from_utf8_lossy(body).contains("ReplicatedWriteConflictException")
+        {
+            self.count(3);
+        }
+        Ok(())
     }
 }

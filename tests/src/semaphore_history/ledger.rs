@@ -12,9 +12,10 @@ use serde_json::Value;
 
 use super::{Counts, MOST_TOMBSTONES, Outcome};
 use crate::history::book::{Book, Observe, Observer, Page, Valid, described};
+use crate::history::identities::{Before, Identities, short, start_of};
 use crate::history::stage::Stage;
 use crate::request::expression::Condition;
-use crate::request::{Purpose, Request, Write, permit_of};
+use crate::request::{Purpose, Request, Write, identity_of, permit_of};
 
 /// For how long a free permit is left to others at most, in milliseconds.
 const LONGEST_COURTESY: u64 = 2500;
@@ -53,11 +54,22 @@ pub(crate) struct Kept {
     sequences: HashMap<String, u64>,
     /// Permits that were replaced.
     replaced: HashSet<String>,
+    identities: Identities,
+    /// By key and fence: the fence with which the identity got the permit that this acquire took over.
+    first_fences: HashMap<(String, u64), u64>,
+    /// By key and identity: the fence with which it got its permit.
+    permits: HashMap<(String, String), u64>,
+    /// By key: the last acquire of an identity that withdrew.
+    last_withdrawn: HashMap<String, String>,
+    /// By key and identity: the last acquire that withdrew while the identity had a permit.
+    withdrawn_beside: HashMap<(String, String), String>,
 }
 
 struct Holding {
     key: String,
+    owner: String,
     operation: String,
+    /// The fence with which the identity got the permit, if it has one.
     fence: u64,
     /// How many permits its caller allows.
     permits: u32,
@@ -122,7 +134,7 @@ impl Observe for Ledger {
         let Write { purpose, key, owner, .. } = update.clone();
         let (now, applied) = (ledger.engine.now(), answer.status == 200);
         let how = if applied { "applied" } else { "refused" };
-        let short = owner.get(..6).unwrap_or_default();
+        let short = short(&owner);
         ledger.log(&mut state, &format!("  {purpose:?} of {key} by {short} {how}"));
         if !applied {
             if let Some(why) = refused_with_room(update, &answer.body["Item"]) {
@@ -130,9 +142,12 @@ impl Observe for Ledger {
             }
             return;
         }
+        if let Some(identity) = identity_of(&owner) {
+            ledger.applied_for(&mut state, update, identity, &answer.body);
+        }
         match purpose {
             Purpose::Acquire => {
-                let holder = update.permit()["by"]["S"].as_str().unwrap().to_owned();
+                let holder = update.of_permit("by").and_then(|by| by["S"].as_str()).unwrap().to_owned();
                 let fence = update.fence_written(&answer.body);
                 let before = state.fences.insert(key.clone(), fence).unwrap_or_default();
                 if fence <= before {
@@ -151,6 +166,9 @@ impl Observe for Ledger {
                 state.sequences.remove(&owner);
                 let replaced: Vec<_> = update.other_permits().collect();
                 state.counts.replaced += replaced.len();
+                for name in &replaced {
+                    state.identities.replaced(&place_of(&key, name));
+                }
                 state.replaced.extend(replaced);
                 state.applied.insert((key, fence), holder.clone());
                 state.in_row.insert(holder, owner);
@@ -170,7 +188,10 @@ impl Observe for Ledger {
             }
             Purpose::Withdraw => {
                 state.counts.withdrawn += 1;
-                state.release(key, owner, now);
+                // Beside the permit that the identity has, only the last withdrawal leaves a trace.
+                if update.sets(&permit_of(&owner)).is_some() {
+                    state.release(key, owner, now);
+                }
             }
             Purpose::Resume => {
                 let next = update.number("sequence").unwrap();
@@ -189,6 +210,54 @@ impl Observe for Ledger {
             Purpose::Reserve | Purpose::ForceRelease | Purpose::Complete | Purpose::Own => {
                 unreachable!("no semaphore of a history has such a request")
             }
+        }
+    }
+}
+
+/// What belongs to this owner without a nonce, or to this identity, in the row of a key.
+fn place_of(key: &str, name: &str) -> String {
+    format!("{name} of {key}")
+}
+
+impl Ledger {
+    /// Takes note of a request of an identity that was applied.
+    fn applied_for(&self, state: &mut State, update: &Write, identity: &str, answer: &Value) {
+        let Write { purpose, key, owner, .. } = update;
+        let sent = update.number_of_permit("since");
+        let effect = state.identities.applied(&place_of(key, identity), update, sent);
+        state.counts.taken_over += usize::from(effect.has_taken_over);
+        state.counts.freed_for_identity += usize::from(effect.is_for_identity);
+        if let Some(what) = effect.breaks {
+            self.broke(state, what);
+        }
+        let of_identity = || (key.clone(), identity.to_owned());
+        match purpose {
+            Purpose::Acquire => {
+                if effect.has_taken_over && !update.is_takeover() {
+                    self.broke(state, format!("(k) {key}: an acquire took another permit than its identity holds"));
+                }
+                if state.last_withdrawn.get(key) == Some(owner)
+                    || state.withdrawn_beside.get(&of_identity()) == Some(owner)
+                {
+                    self.broke(state, format!("(h) {key} was taken for {identity}, which had withdrawn"));
+                }
+                let fence = update.fence_written(answer);
+                let first = if update.is_takeover() {
+                    state.permits.get(&of_identity()).copied().unwrap_or(fence)
+                } else {
+                    state.withdrawn_beside.remove(&of_identity());
+                    fence
+                };
+                state.permits.insert(of_identity(), first);
+                state.first_fences.insert((key.clone(), fence), first);
+            }
+            Purpose::Withdraw => {
+                state.last_withdrawn.insert(key.clone(), owner.clone());
+                if update.sets(&permit_of(owner)).is_none() {
+                    state.withdrawn_beside.insert(of_identity(), owner.clone());
+                }
+            }
+            _ => {}
         }
     }
 }
@@ -213,7 +282,7 @@ pub(crate) fn refused_with_room(acquire: &Write, row: &Value) -> Option<String> 
     if least > 0 || permits > most || is_passed {
         return None;
     }
-    let free_for = number_of(&acquire.permit()["since"])?.checked_sub(number("freed_at").unwrap_or_default())?;
+    let free_for = acquire.number_of_permit("since")?.checked_sub(number("freed_at").unwrap_or_default())?;
     (free_for > LONGEST_COURTESY).then(|| format!("{permits} permits were held, and one was free for {free_for} ms"))
 }
 
@@ -233,14 +302,31 @@ pub(super) struct Operation {
     pub(super) key: String,
     /// How many permits this caller allows.
     pub(super) permits: u32,
+    identity: Option<Identity>,
     ledger: Arc<Ledger>,
+}
+
+/// The identity of an operation.
+#[derive(Debug)]
+struct Identity {
+    name: String,
+    place: String,
+    /// What it had when the operation began.
+    before: Before,
 }
 
 impl Operation {
     pub(super) fn new(name: &str, key: String, permits: u32, ledger: Arc<Ledger>) -> Self {
         // The mutation that forgets the skew reads the skew here.
         let name = format!("{name}, skew {}", ledger.clock_skew.as_millis());
-        Self { name, key, permits, ledger }
+        Self { name, key, permits, identity: None, ledger }
+    }
+
+    /// The same, for this identity.
+    pub(super) fn of_identity(self, identity: &str) -> Self {
+        let place = place_of(&self.key, &start_of(identity));
+        let before = self.ledger.state().identities.before(&place);
+        Self { identity: Some(Identity { name: identity.to_owned(), place, before }), ..self }
     }
 
     /// Records an acquired permit, whose validity others can query.
@@ -256,20 +342,27 @@ impl Operation {
                 ledger.broke(&mut state, format!("{} was given a permit that the table gave {other}", self.name));
             }
         }
-        self.hold(&mut state, fence, Valid::Ask(Arc::downgrade(permit)));
+        self.hold(&mut state, permit.owner(), fence, Valid::Ask(Arc::downgrade(permit)));
         self.check_number(&mut state);
     }
 
-    fn hold(&self, state: &mut State, fence: u64, valid: Valid<Lock>) {
-        let (key, operation) = (self.key.clone(), self.name.clone());
-        state.holding.push(Holding { key, operation, fence, permits: self.permits, valid });
+    fn hold(&self, state: &mut State, owner: &str, fence: u64, valid: Valid<Lock>) {
+        let (key, owner, operation) = (self.key.clone(), owner.to_owned(), self.name.clone());
+        let fence = state.first_fences.get(&(key.clone(), fence)).copied().unwrap_or(fence);
+        state.holding.push(Holding { key, owner, operation, fence, permits: self.permits, valid });
+    }
+
+    /// Returns `true` if this owner has lost its permit to a later acquire of its identity, or by a release for it.
+    fn is_superseded(&self, state: &State, owner: &str) -> bool {
+        identity_of(owner).is_some_and(|start| state.identities.is_superseded(&place_of(&self.key, start), owner))
     }
 
     /// (a) Of the permits that are valid at this instant, fewer than N were acquired before each of them. N is the number of
-    /// its own caller.
+    /// its own caller. One that was taken over does not count, and the one that took it over has its age.
     fn check_number(&self, state: &mut State) {
         let now = self.ledger.engine.now();
         let of_key = state.holding.iter().filter(|holding| holding.key == self.key);
+        let of_key = of_key.filter(|holding| !self.is_superseded(state, &holding.owner));
         let mut valid: Vec<_> = of_key.filter(|holding| holding.is_valid(now)).collect();
         valid.sort_by_key(|holding| holding.fence);
         let too_many = valid.iter().enumerate().find(|(before, holding)| *before >= holding.permits as usize);
@@ -285,6 +378,11 @@ impl Operation {
         let mut state = self.ledger.state();
         self.ledger.log(&mut state, &format!("{} refused: {error}", self.name));
         self.check(&mut state, error);
+        // Only a takeover is lost before there is a permit.
+        if error.is_lost() {
+            state.counts.takeovers_refused += 1;
+            return self.refused_takeover(&mut state);
+        }
         let Some(holder) = error.holder() else { return };
         state.counts.held += 1;
         let fences = holder.permits().iter().filter_map(Holder::fence);
@@ -292,13 +390,46 @@ impl Operation {
         if own > 0 {
             self.ledger.broke(&mut state, format!("(f) {} was refused by its own lost write", self.name));
         }
-        if holder.permits().len() < self.permits as usize {
+        // The permit of its identity is in the way if the clock of an earlier acquire was ahead.
+        let start = self.identity.as_ref().map(|identity| start_of(&identity.name));
+        let is_own =
+            |permit: &Holder| start.as_ref().zip(permit.owner()).is_some_and(|(start, owner)| owner.starts_with(start));
+        if holder.permits().len() < self.permits as usize && !holder.permits().iter().any(is_own) {
             self.ledger.broke(&mut state, format!("(f) {} was refused although there was room", self.name));
         }
     }
 
+    /// (k) A takeover finds what its identity has had since before, until the end of its lease.
+    fn refused_takeover(&self, state: &mut State) {
+        let Some(Identity { name, place, before }) = &self.identity else { return };
+        let latest = self.ledger.engine.now() + self.ledger.longest_skew;
+        if state.identities.has_held(place, name, before, latest) {
+            self.ledger.broke(state, format!("(k) {} did not find the permit of {place}", self.name));
+        }
+    }
+
+    /// Records that another host is about to free the permit of the identity.
+    pub(super) fn stops(&self) -> Before {
+        let Identity { name, place, .. } = self.identity.as_ref().unwrap();
+        self.ledger.state().identities.stops(place, name)
+    }
+
+    pub(super) fn stopped(&self, before: &Before, answer: &Result<bool, Error>) {
+        let Identity { name, place, .. } = self.identity.as_ref().unwrap();
+        let mut state = self.ledger.state();
+        self.ledger.log(&mut state, &format!("{} was stopped: {answer:?}", self.name));
+        let is_freed = match answer {
+            Ok(is_freed) => *is_freed,
+            Err(error) => return self.check(&mut state, error),
+        };
+        let latest = self.ledger.engine.now() + self.ledger.longest_skew;
+        if let Some(what) = state.identities.stopped(place, name, before, is_freed, latest) {
+            self.ledger.broke(&mut state, what);
+        }
+    }
+
     /// Records a renewal of a lease that ended at `end` by the clock of its host.
-    pub(super) fn renewed(&self, end: SystemTime, answer: Result<(), Error>) {
+    pub(super) fn renewed(&self, permit: &Lock, end: SystemTime, answer: Result<(), Error>) {
         let mut state = self.ledger.state();
         self.ledger.log(&mut state, &format!("{} renewed {}: {}", self.name, self.key, described(&answer)));
         match answer {
@@ -306,7 +437,7 @@ impl Operation {
                 state.counts.renewed += 1;
                 self.check_number(&mut state);
             }
-            Err(error) => self.lost(&mut state, end, &error),
+            Err(error) => self.lost(&mut state, permit.owner(), end, &error),
         }
     }
 
@@ -319,27 +450,28 @@ impl Operation {
             Ok(()) if !applied => {
                 self.ledger.broke(&mut state, format!("{} reported a release that did not happen", self.name));
             }
-            Ok(()) => self.keep(&mut state, permit.fence(), permit.acquired_at(), hold),
+            Ok(()) => self.keep(&mut state, permit.owner(), permit.fence(), permit.acquired_at(), hold),
             Err(error) => {
-                if error.is_lost() && applied && self.is_before(end) {
+                let is_superseded = self.is_superseded(&state, permit.owner());
+                if error.is_lost() && applied && !is_superseded && self.is_before(end) {
                     self.ledger.broke(&mut state, format!("(f) {} did not recognise its own release", self.name));
                 }
-                self.lost(&mut state, end, &error);
+                self.lost(&mut state, permit.owner(), end, &error);
             }
         }
     }
 
     /// Records a release with a ticket.
-    pub(super) fn kept(&self, fence: u64, acquired_at: SystemTime, hold: Duration) {
-        self.keep(&mut self.ledger.state(), fence, acquired_at, hold);
+    pub(super) fn kept(&self, owner: &str, fence: u64, acquired_at: SystemTime, hold: Duration) {
+        self.keep(&mut self.ledger.state(), owner, fence, acquired_at, hold);
     }
 
     /// A released permit counts until the end of its minimum hold.
-    fn keep(&self, state: &mut State, fence: u64, acquired_at: SystemTime, hold: Duration) {
+    fn keep(&self, state: &mut State, owner: &str, fence: u64, acquired_at: SystemTime, hold: Duration) {
         if !hold.is_zero() {
             // The holder's clock may be ahead by half the skew.
             let until = acquired_at + hold - self.ledger.clock_skew / 2;
-            self.hold(state, fence, Valid::Until(until));
+            self.hold(state, owner, fence, Valid::Until(until));
         }
     }
 
@@ -348,7 +480,7 @@ impl Operation {
         let mut state = self.ledger.state();
         state.counts.resumed += 1;
         self.ledger.log(&mut state, &format!("{} resumed {} with fence {}", self.name, self.key, permit.fence()));
-        self.hold(&mut state, permit.fence(), Valid::Ask(Arc::downgrade(permit)));
+        self.hold(&mut state, permit.owner(), permit.fence(), Valid::Ask(Arc::downgrade(permit)));
         self.check_number(&mut state);
     }
 
@@ -362,21 +494,29 @@ impl Operation {
     }
 
     /// The ticket of a lease that ended at `end` by the clock of its host was refused.
-    pub(super) fn ticket_refused(&self, end: SystemTime, error: &Error) {
+    pub(super) fn ticket_refused(&self, owner: &str, end: SystemTime, error: &Error) {
         let mut state = self.ledger.state();
         self.ledger.log(&mut state, &format!("{} refused the ticket: {error}", self.name));
-        if matches!(error.kind(), ErrorKind::TicketUsed | ErrorKind::TicketReleased | ErrorKind::TicketUnknown) {
+        // A resumption that was on its way for long finds that others have replaced the permit after its lease.
+        let is_wrong = match error.kind() {
+            ErrorKind::TicketUsed | ErrorKind::TicketReleased => true,
+            ErrorKind::TicketUnknown => self.is_before(end),
+            _ => false,
+        };
+        if is_wrong && !self.is_superseded(&state, owner) {
             self.ledger.broke(&mut state, format!("(f) {} refused a ticket that nobody has used: {error}", self.name));
         }
-        self.lost(&mut state, end, error);
+        self.lost(&mut state, owner, end, error);
     }
 
-    /// (e) No permit is lost before the end of its lease, because no operator is at work.
-    fn lost(&self, state: &mut State, end: SystemTime, error: &Error) {
+    /// (e) No permit is lost before the end of its lease, because no operator is at work, unless its identity has taken it.
+    fn lost(&self, state: &mut State, owner: &str, end: SystemTime, error: &Error) {
         self.check(state, error);
         if error.is_lost() {
             state.counts.lost += 1;
-            if self.is_before(end) {
+            if self.is_superseded(state, owner) {
+                state.counts.superseded += 1;
+            } else if self.is_before(end) {
                 self.ledger.broke(state, format!("(e) {} lost a valid permit: {error}", self.name));
             }
         }

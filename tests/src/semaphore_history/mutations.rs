@@ -8,13 +8,16 @@ use serde_json::{Value, json};
 use super::CROWD_SEED;
 use crate::history::Mutation;
 use crate::history::mutation::{
-    end_later, fence_stands_still, kept_end_leaves_number, refused_release_succeeds, skew_in, ticket_leaves_number,
+    end_later, fence_stands_still, freed_unread, kept_end_leaves_number, refused_release_succeeds, skew_in,
+    takeover_leaves, ticket_leaves_number,
 };
 use crate::request::expression::{Comparison, Condition, Operand, Path};
-use crate::request::{PERMIT_LEASE_END, Purpose, Request, Write, permit_fence_of, permit_of};
+use crate::request::{
+    LAST_SEQUENCE, PERMIT_LEASE_END, Purpose, Request, Write, identity_of, permit_fence_of, permit_of,
+};
 
 /// The mistakes, and the violation that each causes.
-pub const MUTATIONS: [Mutation; 17] = [
+pub const MUTATIONS: [Mutation; 22] = [
     Mutation { name: "N + 1 permits", breaks: "(a)", is_common: true, request: one_more, ..Mutation::NONE },
     Mutation {
         name: "the next in line takes one more permit",
@@ -81,11 +84,36 @@ pub const MUTATIONS: [Mutation; 17] = [
         ..Mutation::NONE
     },
     Mutation { name: "TTL earlier than the leases' end", breaks: "(a)", request: ttl_too_early, ..Mutation::NONE },
+    Mutation {
+        name: "a takeover leaves the nonce of the earlier holder",
+        breaks: "(e)",
+        request: |request| takeover_leaves(request, "nonce"),
+        ..Mutation::NONE
+    },
+    Mutation {
+        name: "a takeover takes back what has ended",
+        breaks: "(k)",
+        request: takeover_after_the_end,
+        ..Mutation::NONE
+    },
+    Mutation {
+        name: "a release for an identity does not read whose permit it is",
+        breaks: "(k)",
+        request: |request| freed_unread(request, "nonce"),
+        ..Mutation::NONE
+    },
+    Mutation {
+        name: "a release for an identity frees another's permit",
+        breaks: "(k)",
+        request: frees_another,
+        ..Mutation::NONE
+    },
+    Mutation { name: "acquire ignores a withdrawal", breaks: "(h)", request: withdrawal_ignored, ..Mutation::NONE },
 ];
 
 /// One more than the number of permits that its caller allows.
 fn one_more(request: &mut Request) {
-    if let Some(acquire) = request.update_for(Purpose::Acquire) {
+    if let Some(acquire) = request.update_for(Purpose::Acquire).filter(|acquire| !acquire.is_takeover()) {
         acquire.rewrite(|term| {
             if let Condition::Between(path, _, most) = term
                 && path.name() == "permits"
@@ -152,13 +180,16 @@ fn frees_now(release: &Write) -> bool {
 
 fn no_skew(request: &mut Request) {
     if let Some(acquire) = request.update_for(Purpose::Acquire) {
-        let skew = skew_in(acquire.permit()["by"]["S"].as_str());
+        let skew = skew_in(acquire.of_permit("by").and_then(|by| by["S"].as_str()));
         change_permit(acquire, PERMIT_LEASE_END, |end| end - skew);
     }
 }
 
 /// Changes a number in the permit that an acquire writes.
 fn change_permit(acquire: &mut Write, field: &str, change: impl FnOnce(u64) -> u64) {
+    if acquire.is_takeover() {
+        return acquire.change(field, change);
+    }
     let permit = permit_of(&acquire.owner);
     let Operand::Value(permit) = acquire.set_mut(&permit) else { panic!("a permit is a value") };
     let number = &mut permit["M"][field];
@@ -190,7 +221,8 @@ fn released_twice(request: &mut Request) {
 fn tombstone_ignored(request: &mut Request) {
     if let Some(acquire) = request.update_for(Purpose::Acquire) {
         let permit = permit_of(&acquire.owner);
-        acquire.rewrite(|term| {
+        // A takeover and an acquire that replaces what its identity had check more than that there is nothing.
+        acquire.condition.each_term(&mut |term| {
             if *term == Condition::Missing(Path::attribute(&permit)) {
                 *term = Condition::Or(vec![term.clone(), Condition::Exists(Path::field(&permit, "released_at"))]);
             }
@@ -225,8 +257,32 @@ fn tombstones_stay(request: &mut Request) {
 
 fn ttl_too_early(request: &mut Request) {
     if let Some(acquire) = request.update_for(Purpose::Acquire) {
-        let now: u64 = acquire.permit()["since"]["N"].as_str().unwrap().parse().unwrap();
+        let now = acquire.number_of_permit("since").unwrap();
         acquire.change("expiration", |_| now / 1000);
+    }
+}
+
+fn takeover_after_the_end(request: &mut Request) {
+    if let Some(takeover) = request.update_for(Purpose::Acquire).filter(|acquire| acquire.is_takeover()) {
+        takeover.loosen_only(PERMIT_LEASE_END, Comparison::Greater);
+    }
+}
+
+/// A release for an identity frees the permit that was acquired last.
+fn frees_another(request: &mut Request) {
+    let is_for_identity = |release: &&mut Write| release.compared("sequence") == Some(LAST_SEQUENCE);
+    if request.update_for(Purpose::Release).as_ref().is_none_or(is_for_identity) {
+        releases_another(request);
+    }
+    if let Some(release) = request.update_for(Purpose::Release).filter(|release| is_for_identity(release)) {
+        release.loosen("nonce");
+    }
+}
+
+fn withdrawal_ignored(request: &mut Request) {
+    if let Some(acquire) = request.update_for(Purpose::Acquire).filter(|acquire| identity_of(&acquire.owner).is_some())
+    {
+        acquire.loosen("withdrawn");
     }
 }
 

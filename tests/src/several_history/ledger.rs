@@ -5,14 +5,16 @@ use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
 use fastrand::Rng;
-use lambda_lock::embedded::{Answer, DynamoDb, Intercept};
+use lambda_lock::embedded::{Answer, Intercept};
 use lambda_lock::{Error, ErrorKind, Lock, LockSet};
 use serde_json::{Value, json};
 
 use super::Counts;
 use crate::history::Outcome;
 use crate::history::book::{Book, Observe, Observer, Page, described};
+use crate::history::identities::{Before, Identities, short};
 use crate::history::liveness::refused_while_free;
+use crate::history::stage::Stage;
 use crate::request::{LEASE_END, Purpose, Request, Write};
 
 /// Records everything, and reports violations of the guarantees.
@@ -24,6 +26,8 @@ pub(super) struct Ledger {
     /// The chance that a request conflicts with a transaction, or that a transaction is throttled.
     conflicts: f64,
     random: Mutex<Rng>,
+    /// That of the deployment with the longest one.
+    longest_skew: Duration,
 }
 
 type State = Page<Kept>;
@@ -42,6 +46,7 @@ pub(crate) struct Kept {
     released: HashSet<(String, String)>,
     /// The tokens of applied transactions.
     tokens: HashSet<String>,
+    identities: Identities,
 }
 
 #[derive(Default)]
@@ -97,9 +102,10 @@ impl Held {
 }
 
 impl Ledger {
-    pub(super) fn new(engine: DynamoDb, mut random: Rng) -> Self {
+    pub(super) fn new(stage: &Stage, mut random: Rng) -> Self {
         let (has_tokens, conflicts) = (random.bool(), [0.0, 0.1][random.usize(0..2)]);
-        Self { book: Book::new(engine), has_tokens, conflicts, random: Mutex::new(random) }
+        let (book, longest_skew) = (Book::new(stage.engine.clone()), stage.longest_skew());
+        Self { book, has_tokens, conflicts, random: Mutex::new(random), longest_skew }
     }
 
     pub(super) fn observer(self: &Arc<Self>) -> impl Intercept + use<> {
@@ -122,10 +128,16 @@ impl Ledger {
     /// One update was applied, alone or as a part of a transaction.
     fn applied(&self, state: &mut State, update: &Write, answer: &Answer) {
         let Write { purpose, key, owner, .. } = update.clone();
-        let short = owner.get(..6).unwrap_or("a waiter");
+        let short = short(&owner);
         let end = update.number(LEASE_END);
         self.log(state, &format!("  {purpose:?} of {key} by {short} applied: ends {end:?}"));
         let was_released = state.released.contains(&(key.clone(), owner.clone()));
+        let effect = state.identities.applied(&key, update, update.sent());
+        state.counts.taken_over += usize::from(effect.has_taken_over);
+        state.counts.freed_for_identity += usize::from(effect.is_for_identity);
+        if let Some(what) = effect.breaks {
+            self.broke(state, what);
+        }
         match purpose {
             Purpose::Acquire => {
                 let holder = update.text("holder").unwrap().to_owned();
@@ -266,6 +278,8 @@ impl Observe for Ledger {
 pub(super) struct Operation {
     pub(super) name: String,
     pub(super) keys: Vec<String>,
+    /// The identity, and what each of the keys had when the operation began.
+    identity: Option<(String, Vec<Before>)>,
     ledger: Arc<Ledger>,
 }
 
@@ -273,7 +287,20 @@ impl Operation {
     pub(super) fn new(name: String, mut keys: Vec<String>, ledger: Arc<Ledger>) -> Self {
         keys.sort_unstable();
         ledger.state().wanted.insert(name.clone(), keys.clone());
-        Self { name, keys, ledger }
+        Self { name, keys, identity: None, ledger }
+    }
+
+    /// The same, for this identity.
+    pub(super) fn of_identity(self, identity: &str) -> Self {
+        let state = self.ledger.state();
+        let before = self.keys.iter().map(|key| state.identities.before(key)).collect();
+        drop(state);
+        Self { identity: Some((identity.to_owned(), before)), ..self }
+    }
+
+    /// The identity, or no text.
+    pub(super) fn identity(&self) -> &str {
+        self.identity.as_ref().map_or("", |(identity, _)| identity)
     }
 
     pub(super) fn acquired(&self, held: &Arc<Held>) {
@@ -296,10 +323,13 @@ impl Operation {
 
     /// (a) No other holder may consider itself valid at this instant.
     fn alone(&self, state: &mut State, held: &Held) {
+        // A key that was taken over or released for its identity is no longer the holder's, whatever it considers.
+        let has = |held: &Held, key: &String| !state.identities.is_superseded(key, held.owner());
         let other = state.holding.iter().find(|(name, keys, other)| {
-            *name != self.name
-                && keys.iter().any(|key| self.keys.contains(key))
-                && other.upgrade().is_some_and(|other| other.is_valid())
+            let Some(other) = other.upgrade().filter(|other| *name != self.name && other.is_valid()) else {
+                return false;
+            };
+            keys.iter().any(|key| self.keys.contains(key) && has(held, key) && has(&other, key))
         });
         if let (Some((other, ..)), true) = (other, held.is_valid()) {
             let what = format!("(a) {} and {other} hold one of {:?} at once", self.name, self.keys);
@@ -312,6 +342,11 @@ impl Operation {
         self.ledger.log(&mut state, &format!("{} refused: {error}", self.name));
         if error.kind() == ErrorKind::MalformedRow {
             self.ledger.broke(&mut state, format!("(m) {}: {error}", self.name));
+        }
+        // Only a takeover is lost before there are locks.
+        if error.is_lost() {
+            state.counts.takeovers_refused += 1;
+            return self.refused_takeover(&mut state);
         }
         let holders: Vec<_> =
             error.holders().filter_map(|(key, holder)| Some((key.to_owned(), holder.fence()?))).collect();
@@ -327,6 +362,31 @@ impl Operation {
         }
     }
 
+    /// (k) A takeover finds what its identity has had since before, until the end of its lease.
+    fn refused_takeover(&self, state: &mut State) {
+        let Some((identity, before)) = &self.identity else { return };
+        let latest = self.ledger.engine.now() + self.ledger.longest_skew;
+        let mut each = self.keys.iter().zip(before);
+        if each.all(|(key, before)| state.identities.has_held(key, identity, before, latest)) {
+            self.ledger.broke(state, format!("(k) {} did not find the locks of its identity", self.name));
+        }
+    }
+
+    /// Records that another host is about to free this key for the identity.
+    pub(super) fn stops(&self, key: &str) -> Before {
+        self.ledger.state().identities.stops(key, self.identity())
+    }
+
+    pub(super) fn stopped(&self, key: &str, before: &Before, answer: &Result<bool, Error>) {
+        let mut state = self.ledger.state();
+        self.ledger.log(&mut state, &format!("{} was stopped: {answer:?} for {key}", self.name));
+        let Ok(is_freed) = *answer else { return };
+        let latest = self.ledger.engine.now() + self.ledger.longest_skew;
+        if let Some(what) = state.identities.stopped(key, self.identity(), before, is_freed, latest) {
+            self.ledger.broke(&mut state, what);
+        }
+    }
+
     pub(super) fn renewed(&self, held: &Held, answer: Result<(), Error>) {
         let mut state = self.ledger.state();
         self.ledger.log(&mut state, &format!("{} renewed {:?}: {}", self.name, self.keys, described(&answer)));
@@ -335,9 +395,15 @@ impl Operation {
                 state.counts.renewed += 1;
                 self.alone(&mut state, held);
             }
-            Err(error) if error.is_lost() => state.counts.lost += 1,
+            Err(error) if error.is_lost() => self.lost(&mut state, held),
             Err(error) => self.unanswered(&mut state, &error),
         }
+    }
+
+    fn lost(&self, state: &mut State, held: &Held) {
+        state.counts.lost += 1;
+        let is_superseded = self.keys.iter().any(|key| state.identities.is_superseded(key, held.owner()));
+        state.counts.superseded += usize::from(is_superseded);
     }
 
     /// (j) A request of a holder is repeated while other requests prevent it, so that only a lost answer makes it fail.
@@ -357,7 +423,7 @@ impl Operation {
                     self.ledger.broke(&mut state, format!("{} reported a release that did not happen", self.name));
                 }
             }
-            Err(error) if error.is_lost() => state.counts.lost += 1,
+            Err(error) if error.is_lost() => self.lost(&mut state, held),
             Err(error) => self.unanswered(&mut state, &error),
         }
         self.leave(&mut state);

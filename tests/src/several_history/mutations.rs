@@ -2,12 +2,12 @@ use lambda_lock::embedded::Answer;
 use serde_json::json;
 
 use crate::history::Mutation;
-use crate::history::mutation::skew_in;
+use crate::history::mutation::{freed_unread, identity_unread, skew_in, takeover_leaves};
 use crate::request::expression::{Comparison, Operand};
 use crate::request::{LEASE_END, Purpose, Request};
 
 /// Deliberate mistakes in the protocol of several keys, which the histories must catch.
-pub const MUTATIONS: [Mutation; 12] = [
+pub const MUTATIONS: [Mutation; 15] = [
     Mutation {
         name: "half of the keys are taken",
         breaks: "(i)",
@@ -68,6 +68,19 @@ pub const MUTATIONS: [Mutation; 12] = [
         request: |request| loosen(request, Purpose::Renew, "owner"),
         ..Mutation::NONE
     },
+    Mutation { name: "an identity takes another's keys", breaks: "(a)", request: identity_unread, ..Mutation::NONE },
+    Mutation {
+        name: "a takeover leaves the owner of the earlier holder",
+        breaks: "(e)",
+        request: |request| takeover_leaves(request, "owner"),
+        ..Mutation::NONE
+    },
+    Mutation {
+        name: "a release for an identity does not read whose key it is",
+        breaks: "(k)",
+        request: |request| freed_unread(request, "owner"),
+        ..Mutation::NONE
+    },
 ];
 
 fn halve(request: &mut Request, purpose: Purpose) {
@@ -109,7 +122,7 @@ fn foreign_nonce(request: &Request, answer: &mut Answer) {
 }
 
 fn last_lease_ignored(request: &mut Request) {
-    if let Some(acquire) = request.items_for(Purpose::Acquire).last() {
+    if let Some(acquire) = request.items_for(Purpose::Acquire).last().filter(|last| !last.is_takeover()) {
         acquire.loosen_only(LEASE_END, Comparison::LessOrEqual);
     }
 }

@@ -301,6 +301,20 @@ pub(crate) async fn a_release_after_a_takeover_is_lost_whatever_was_answered<S: 
     lock.release().await.unwrap();
 }
 
+/// The later holder has released the lock meanwhile.
+pub(crate) async fn a_release_after_a_takeover_and_its_release_is_lost_whatever_was_answered<S: Subject>() {
+    if is_excepted::<S>(Ability::HaveIdentity) {
+        return;
+    }
+    let world = World::new().await;
+    let host = world.host().intercept(S::lose_answers(2..=2)).build();
+    let mut earlier: S = acquired(&world.locks_with_quick_retries(&host).build().unwrap()).await;
+    let mut lock: S = acquired(&later(&world)).await;
+    lock.release().await.unwrap();
+    assert_eq!(earlier.release().await.unwrap_err().kind(), ErrorKind::Lost);
+    assert_free_soon::<S>(&world).await;
+}
+
 pub(crate) async fn a_ticket_is_lost_after_a_takeover<S: Subject>() {
     if is_excepted::<S>(Ability::HaveIdentity) || is_excepted::<S>(Ability::HandOver) {
         return;
@@ -319,6 +333,8 @@ pub(crate) async fn a_ticket_is_lost_after_a_takeover<S: Subject>() {
     assert!(!locks.release_ticket_if_held(&ticket).await.unwrap());
     assert_held::<S>(&world).await;
     lock.release().await.unwrap();
+    let error = locks.resume(&ticket).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Lost, "{error}");
 }
 
 pub(crate) async fn an_identity_frees_what_it_has_without_a_nonce<S: Subject>() {

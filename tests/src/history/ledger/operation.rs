@@ -6,6 +6,7 @@ use lambda_lock::{Error, ErrorKind, Lock};
 use serde_json::Value;
 
 use super::super::book::described;
+use super::super::identities::Before;
 use super::super::stage::Waiting;
 use super::{Crash, Hold, Holding, Ledger, State, Valid};
 
@@ -102,11 +103,11 @@ impl Operation {
     /// (a) No other holder may consider itself valid at this instant.
     fn alone(&self, state: &mut State, lock: &Lock) {
         let now = self.ledger.engine.now();
-        let valid = lock.is_valid() && !state.superseded.contains(lock.owner());
+        let valid = lock.is_valid() && !state.identities.is_superseded(&self.key, lock.owner());
         let other = state.holding.iter().find(|holding| {
             holding.key == self.key
                 && holding.operation != self.name
-                && !state.superseded.contains(&holding.owner)
+                && !state.identities.is_superseded(&self.key, &holding.owner)
                 && holding.valid.is_valid(now, Lock::is_valid)
         });
         if let (Some(other), true) = (other, valid) {
@@ -121,11 +122,28 @@ impl Operation {
         if error.kind() == ErrorKind::MalformedRow {
             self.ledger.broke(&mut state, format!("(m) {}: {error}", self.name));
         }
+        // Only a takeover is lost before there is a lock.
+        state.counts.takeovers_refused += usize::from(error.is_lost());
         let Some(fence) = error.holder().and_then(lambda_lock::Holder::fence) else { return };
         state.counts.held += 1;
         // A takeover is also refused by the hold of its identity that has ended.
         if !error.is_lost() && state.applied.get(&(self.key.clone(), fence)) == Some(&self.name) {
             self.ledger.broke(&mut state, format!("(f) {} was refused by its own lost write", self.name));
+        }
+    }
+
+    /// Records that another host is about to free the key for this identity.
+    pub(crate) fn stops(&self, identity: &str) -> Before {
+        self.ledger.state().identities.stops(&self.key, identity)
+    }
+
+    pub(crate) fn stopped(&self, identity: &str, before: &Before, answer: &Result<bool, Error>) {
+        let mut state = self.ledger.state();
+        self.ledger.log(&mut state, &format!("{} was stopped: {answer:?}", self.name));
+        let Ok(is_freed) = *answer else { return };
+        let latest = self.ledger.engine.now() + self.ledger.clock_skew + self.ledger.slack;
+        if let Some(what) = state.identities.stopped(&self.key, identity, before, is_freed, latest) {
+            self.ledger.broke(&mut state, what);
         }
     }
 

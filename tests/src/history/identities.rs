@@ -1,0 +1,160 @@
+//! What the ledgers know about the identities that hold something, and what the rules of an identity forbid.
+
+use std::collections::{HashMap, HashSet};
+use std::time::SystemTime;
+
+use crate::request::{LAST_SEQUENCE, LEASE_END, PERMIT_LEASE_END, Purpose, Write, identity_of, permit_of};
+
+/// What a history knows about identities. A place is a key, or the permit of an identity: one owner has it at a time.
+#[derive(Debug, Default)]
+pub(crate) struct Identities {
+    places: HashMap<String, Place>,
+    /// Places and the owners that have lost them to a later acquire of their identity, or by a release for it. They may still
+    /// consider themselves valid.
+    superseded: HashSet<(String, String)>,
+    /// Places and identities for which a host has sent a release.
+    stopped: HashSet<(String, String)>,
+    /// How often a release was applied to a place.
+    freed: HashMap<String, usize>,
+}
+
+/// The state of a place after the applied requests.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct Place {
+    owner: String,
+    is_held: bool,
+    /// The end of the lease, as stored.
+    end: u64,
+    /// How many acquires had the place.
+    acquires: usize,
+}
+
+/// What an applied request means for identities.
+#[derive(Debug, Default)]
+pub(crate) struct Effect {
+    /// An acquire has taken over what its identity had.
+    pub(crate) has_taken_over: bool,
+    /// A release was for the identity, without the nonce.
+    pub(crate) is_for_identity: bool,
+    /// What the request breaks.
+    pub(crate) breaks: Option<String>,
+}
+
+impl Identities {
+    /// Takes note of a request that was applied to a place, and was sent at this time if it says so.
+    pub(crate) fn applied(&mut self, place: &str, write: &Write, sent: Option<u64>) -> Effect {
+        let owner = &write.owner;
+        let end = write.number(LEASE_END).or_else(|| write.number_of_permit(PERMIT_LEASE_END));
+        let now = self.places.entry(place.to_owned()).or_default();
+        let mut effect = Effect::default();
+        let broke = |what: &str| Some(format!("(k) {place}: {what}"));
+        match write.purpose {
+            Purpose::Acquire => {
+                let is_same = identity_of(owner).is_some_and(|identity| now.owner.starts_with(identity));
+                effect.has_taken_over = is_same && now.is_held && sent.is_some_and(|sent| sent < now.end);
+                if write.is_takeover() && !effect.has_taken_over {
+                    effect.breaks = broke("a takeover took what its identity does not hold");
+                }
+                if is_same && now.owner != *owner {
+                    self.superseded.insert((place.to_owned(), now.owner.clone()));
+                }
+                self.superseded.remove(&(place.to_owned(), owner.clone()));
+                let acquires = now.acquires + 1;
+                *now = Place { owner: owner.clone(), is_held: true, end: end.unwrap_or_default(), acquires };
+            }
+            Purpose::Renew | Purpose::RenewByTicket | Purpose::KeepByTicket | Purpose::Resume | Purpose::Release => {
+                if now.owner != *owner {
+                    effect.breaks = broke("a request changed what another owner has");
+                }
+                now.end = end.unwrap_or(now.end);
+                if write.purpose == Purpose::Release {
+                    now.is_held = false;
+                    *self.freed.entry(place.to_owned()).or_default() += 1;
+                    let sequence = write.number("sequence").or_else(|| write.compared("sequence"));
+                    effect.is_for_identity = sequence == Some(LAST_SEQUENCE);
+                }
+                if effect.is_for_identity {
+                    self.superseded.insert((place.to_owned(), owner.clone()));
+                    let identity = identity_of(owner).unwrap_or_default().to_owned();
+                    if !self.stopped.contains(&(place.to_owned(), identity)) {
+                        effect.breaks = broke("it was freed for an identity that nobody has stopped");
+                    }
+                }
+            }
+            // It has left what a release leaves, where there was nothing.
+            Purpose::Withdraw if write.sets("owner").or_else(|| write.sets(&permit_of(owner))).is_some() => {
+                *now = Place { owner: owner.clone(), acquires: now.acquires, ..Place::default() };
+            }
+            _ => {}
+        }
+        effect
+    }
+
+    /// Others have replaced what was in this place.
+    pub(crate) fn replaced(&mut self, place: &str) {
+        if let Some(place) = self.places.get_mut(place) {
+            place.is_held = false;
+        }
+    }
+
+    /// Returns `true` if this owner has lost the place to a later acquire of its identity, or by a release for it.
+    pub(crate) fn is_superseded(&self, place: &str, owner: &str) -> bool {
+        self.superseded.contains(&(place.to_owned(), owner.to_owned()))
+    }
+
+    /// Takes note of a release for this identity that a host is about to send. Returns what the place has.
+    pub(crate) fn stops(&mut self, place: &str, identity: &str) -> Before {
+        self.stopped.insert((place.to_owned(), start_of(identity)));
+        self.before(place)
+    }
+
+    pub(crate) fn before(&self, place: &str) -> Before {
+        let freed = self.freed.get(place).copied().unwrap_or_default();
+        Before { place: self.places.get(place).cloned().unwrap_or_default(), freed }
+    }
+
+    /// Why the answer to a release for this identity is wrong: `now` is later than all clocks.
+    pub(crate) fn stopped(
+        &self,
+        place: &str,
+        identity: &str,
+        before: &Before,
+        is_freed: bool,
+        now: SystemTime,
+    ) -> Option<String> {
+        let freed = self.freed.get(place).copied().unwrap_or_default();
+        // The holder itself may have released it meanwhile.
+        if is_freed && freed == before.freed {
+            return Some(format!("{place}: a release for its identity was reported that did not happen"));
+        }
+        if !is_freed && self.has_held(place, identity, before, now) {
+            return Some(format!("(k) {place}: a release for its identity did not free it"));
+        }
+        None
+    }
+
+    /// Returns `true` if the identity had the place at that time, and has had it since.
+    pub(crate) fn has_held(&self, place: &str, identity: &str, before: &Before, now: SystemTime) -> bool {
+        let now = now.duration_since(SystemTime::UNIX_EPOCH).unwrap().as_millis();
+        let place = self.places.get(place).filter(|place| place.is_held && **place == before.place);
+        place.is_some_and(|place| place.owner.starts_with(&start_of(identity)) && now < place.end.into())
+    }
+}
+
+/// What a place had at a time, and how often it was freed until then.
+#[derive(Debug, Default)]
+pub(crate) struct Before {
+    place: Place,
+    freed: usize,
+}
+
+/// The start of the owners of this identity.
+pub(crate) fn start_of(identity: &str) -> String {
+    format!("{}#{identity}#", identity.len())
+}
+
+/// The owner in a log: its identity and the start of its nonce.
+pub(crate) fn short(owner: &str) -> &str {
+    let start = identity_of(owner).map_or(0, str::len);
+    owner.get(..start + 6).unwrap_or("a waiter")
+}
