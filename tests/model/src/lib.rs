@@ -61,7 +61,7 @@ use stateright::{Checker, HasDiscoveries, Model, Property};
 
 use lock::Lock;
 use row::{Conditions, Record};
-use semaphore::Semaphore;
+use semaphore::{PERMITS, Semaphore};
 use several::Several;
 use world::{Protocol, SKEW, StateOf, World};
 
@@ -388,7 +388,8 @@ impl Subject {
             Self::Semaphore | Self::SemaphoreInTurn => {
                 let (mutation, retention) = (mutation.map(|(mutation, _)| mutation), bounds.retention());
                 let in_turn = self == Self::SemaphoreInTurn;
-                check(Semaphore { bounds, retention, mutation, in_turn }, bounds, breaks)
+                let semaphore = Semaphore { bounds, permits: PERMITS, retention, mutation, in_turn, is_walked: false };
+                check(semaphore, bounds, breaks)
             }
             Self::Several | Self::SeveralInTurn => {
                 let in_turn = self == Self::SeveralInTurn;

@@ -1,46 +1,50 @@
-//! A semaphore: at most [`PERMITS`] of three clients at a time, in one row. The conditions and the client follow
+//! A semaphore: at most N of three clients at a time, in one row. The conditions and the client follow
 //! `row/permit.rs`. The permits and tombstones, which the product stores as `permit:<owner>`, are an array by client.
 //!
 //! In turn, a client that was refused takes a place, and leaves a permit that was freed in the same tick to those ahead
 //! (`Permit::is_turn`). It may also ask without its place, as a single attempt does, or with the place of another client, as
-//! a process does that uses the turn of another one.
+//! a process does that uses the turn of another one. What a client knows of the queue follows `lock/turn.rs`.
 //!
 //! The model keeps all tombstones. The product removes them when they are a minute old. A duplicate that is later takes a
 //! permit, if there is room, until the lease of the duplicate ends.
 
-use crate::lock::{End, LEASE, Phase, bit, owner};
+use crate::lock::{End, LEASE, Phase, TRIES, bit, owner};
 use crate::row::FENCES_IN_A_TICK;
 use crate::world::{CLIENTS, Decision, Log, Protocol, SKEW, StateOf};
 use crate::{Bounds, Breach, Event, Mutation};
 
-/// The N of the semaphore.
-const PERMITS: u8 = 2;
+/// The N of the semaphore that is checked.
+pub(crate) const PERMITS: u8 = 2;
 
-/// How often a request is adapted to a row that others change meanwhile (`TRIES`).
-const TRIES: u8 = 4;
+/// How often an attempt is adapted to a row that others change meanwhile (`ADAPTATIONS`).
+const ADAPTATIONS: u8 = 4;
 
 #[derive(Debug)]
 pub(crate) struct Semaphore {
     pub(crate) bounds: Bounds,
+    pub(crate) permits: u8,
     pub(crate) retention: u8,
     pub(crate) mutation: Option<Mutation>,
     pub(crate) in_turn: bool,
+    /// In a walk, the row has the time of the last release, also if no waiter reads it. A client takes a place after each
+    /// refusal, and asks with its own place only.
+    pub(crate) is_walked: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Hash)]
 pub(crate) struct Row {
     /// The counter.
-    permits: u8,
-    permit: [Option<Permit>; CLIENTS],
-    fence: Option<u16>,
-    expiration: u8,
-    head: u8,
-    tail: u8,
-    freed_at: Option<u8>,
+    pub(crate) permits: u8,
+    pub(crate) permit: [Option<Permit>; CLIENTS],
+    pub(crate) fence: Option<u16>,
+    pub(crate) expiration: u8,
+    pub(crate) head: u8,
+    pub(crate) tail: u8,
+    pub(crate) freed_at: Option<u8>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Hash)]
-enum Permit {
+pub(crate) enum Permit {
     Held { lease_end: u8, sequence: u8 },
     Tombstone,
 }
@@ -48,7 +52,7 @@ enum Permit {
 /// The row, and what the proof remembers of it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Hash)]
 pub(crate) struct Table {
-    row: Option<Row>,
+    pub(crate) row: Option<Row>,
     /// The largest fence of an acquisition.
     fence: u16,
     /// The owners whose release or withdrawal was applied.
@@ -61,16 +65,21 @@ pub(crate) struct Table {
 
 #[derive(Clone, Copy, Debug, PartialEq, Hash)]
 pub(crate) struct Request {
-    kind: Kind,
+    pub(crate) kind: Kind,
     id: usize,
-    now: u8,
+    pub(crate) now: u8,
     sequence: u8,
     lease_end: u8,
-    asked: u8,
+    pub(crate) asked: u8,
     expiration: u8,
     tries: u8,
     rank: Rank,
+    /// The queue that a join has seen.
+    seen: Queue,
 }
+
+/// The queue as a client has seen it last: the head and the tail.
+type Queue = (u8, u8);
 
 /// To whom an attempt leaves a permit (`LeavesTo`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Hash)]
@@ -82,7 +91,7 @@ enum Rank {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Hash)]
-enum Kind {
+pub(crate) enum Kind {
     /// Replaces these permits.
     Acquire([bool; CLIENTS]),
     Renew,
@@ -94,25 +103,47 @@ enum Kind {
     Withdraw(bool),
 }
 
-/// `Ok` with the last place, or the row that refused the request.
-type Answer = Result<u8, Option<Row>>;
+/// `Ok` with the row after the request, or the row that refused it.
+type Answer = Result<Row, Option<Row>>;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Hash)]
 pub(crate) struct Client {
-    phase: Phase,
-    attempts: u8,
+    pub(crate) phase: Phase,
+    pub(crate) attempts: u8,
     /// One more than the times of the attempts whose leases have not ended.
     sent: [u8; 2],
-    /// An attempt was not answered. In a release: one of the SDK's.
-    doubtful: bool,
-    deadline: u8,
+    /// An attempt was not answered. In a release: one of the SDK's, also of an earlier call.
+    pub(crate) doubtful: bool,
+    pub(crate) deadline: u8,
     sequence: u8,
+    /// The last request was an attempt that the row refused.
     was_refused: bool,
     place: u8,
+    seen: Queue,
 }
 
 fn ended(end: End) -> Client {
     Client { phase: Phase::Ended(end), ..Client::default() }
+}
+
+impl Client {
+    /// `KeyTurn::see`
+    fn see(&mut self, row: &Row) {
+        self.seen = (row.head, row.tail);
+        // The row was deleted, and the places began anew.
+        if self.place > row.tail {
+            self.place = 0;
+        }
+    }
+
+    /// `KeyTurn::rank`
+    fn rank(&self) -> Rank {
+        match self.place {
+            0 => Rank::Queue,
+            place if place > self.seen.0 => Rank::Ahead(place),
+            _ => Rank::Nobody,
+        }
+    }
 }
 
 impl Row {
@@ -133,17 +164,22 @@ impl Semaphore {
         self.mutation == Some(mutation)
     }
 
+    /// The hint of the row. The checker leaves it out if nobody reads it.
+    fn has_freed_at(&self) -> bool {
+        self.in_turn || self.is_walked
+    }
+
     /// `Permit::is_turn`, with the courtesy of a tick.
-    fn is_turn(&self, row: &Row, rank: Rank, now: u8, ended: u8) -> bool {
-        let is_recent = row.freed_at.is_some_and(|freed_at| freed_at >= now && freed_at <= now + SKEW);
+    fn is_turn(&self, row: &Row, freed_at: Option<u8>, rank: Rank, now: u8, ended: u8) -> bool {
+        let is_recent = freed_at.is_some_and(|freed_at| freed_at >= now && freed_at <= now + SKEW);
         if !is_recent && !self.is(Mutation::CourtesyWithoutEnd) {
             return true;
         }
         match rank {
             Rank::Nobody => true,
             Rank::Queue => row.head >= row.tail,
-            Rank::Ahead(place) => (1..=PERMITS)
-                .any(|many| row.head >= place.saturating_sub(many) && row.permits <= PERMITS - many + ended),
+            Rank::Ahead(place) => (1..=self.permits)
+                .any(|many| row.head >= place.saturating_sub(many) && row.permits <= self.permits - many + ended),
         }
     }
 
@@ -154,7 +190,7 @@ impl Semaphore {
         // `#permits BETWEEN :ended AND :most`
         let is_next = matches!(request.rank, Rank::Ahead(place) if row.is_some_and(|row| row.head + 1 == place));
         let is_one_more = self.is(Mutation::OneMore) || (is_next && self.is(Mutation::OneMoreInTurn));
-        let most = PERMITS - 1 + ended + u8::from(is_one_more);
+        let most = self.permits - 1 + ended + u8::from(is_one_more);
         let empty = Row::empty(0);
         let before = match row {
             None if ended == 0 => &empty,
@@ -174,7 +210,7 @@ impl Semaphore {
             && (ended..=most).contains(&before.permits)
             && (0..CLIENTS).filter(|other| replaced[*other]).all(is_over);
         let place = if let Rank::Ahead(place) = request.rank { place } else { before.head };
-        if !condition || !self.is_turn(before, request.rank, now, ended) || before.head > place {
+        if !condition || !self.is_turn(before, before.freed_at, request.rank, now, ended) || before.head > place {
             return None;
         }
         // `TAKE`
@@ -184,7 +220,7 @@ impl Semaphore {
             fence: Some(before.fence.unwrap_or(u16::from(now) * FENCES_IN_A_TICK) + one),
             expiration,
             head: place,
-            freed_at: if ended > 0 && self.in_turn { Some(now) } else { before.freed_at },
+            freed_at: if ended > 0 && self.has_freed_at() { Some(now) } else { before.freed_at },
             ..*before
         };
         for other in (0..CLIENTS).filter(|other| replaced[*other]) {
@@ -208,15 +244,17 @@ impl Semaphore {
         let id = other.filter(|_| self.is(Mutation::AnotherReleased)).unwrap_or(id);
         let (_, last) = row.held(id)?;
         let fewer = if self.is(Mutation::CountedTwice) { 2 } else { 1 };
-        let freed_at = if self.in_turn { Some(now) } else { None };
+        let freed_at = self.has_freed_at().then_some(now);
         let mut after = Row { permits: row.permits.saturating_sub(fewer), expiration, freed_at, ..*row };
         after.permit[id] = (!self.is(Mutation::NoTombstone)).then_some(Permit::Tombstone);
         (last < sequence && row.permits >= 1).then_some(after)
     }
 
     /// `Table::join`. The place is the new tail.
-    fn join(row: &Row) -> Row {
-        Row { tail: row.tail + 1, ..*row }
+    fn join(row: &Row, Request { seen: (head, tail), .. }: Request) -> Row {
+        let (is_empty, has_head) = (tail <= head, row.head.max(row.tail) > 0);
+        let last = if tail < head || row.tail == 0 { head } else { row.tail };
+        Row { head: if is_empty || !has_head { head } else { row.head }, tail: last + 1, ..*row }
     }
 
     /// `permit_withdrawal`
@@ -246,8 +284,9 @@ impl Semaphore {
             lease_end: if is_acquire && self.is(Mutation::NoSkew) { asked - SKEW } else { asked },
             asked,
             expiration,
-            tries: TRIES,
+            tries: if is_acquire { ADAPTATIONS } else { TRIES },
             rank: Rank::Nobody,
+            seen: if matches!(kind, Kind::Join) { client.seen } else { Queue::default() },
         }
     }
 
@@ -304,29 +343,35 @@ impl Semaphore {
                         })
                 };
                 let replaced: [bool; CLIENTS] = std::array::from_fn(is_over);
+                client.see(&row);
                 let held = (0..CLIENTS).filter(|other| row.held(*other).is_some() && !replaced[*other]).count();
                 let ended = u8::try_from(replaced.into_iter().filter(|is| *is).count()).unwrap_or(u8::MAX);
                 // A waiter whose place was passed leaves nothing to others.
                 let is_passed = matches!(request.rank, Rank::Ahead(place) if place < row.head);
                 let rank = if is_passed { Rank::Nobody } else { request.rank };
-                if held >= usize::from(PERMITS) {
+                // `Permit::is_turn_in`: the end of a lease frees its permit.
+                let lease_ends = (0..CLIENTS).filter(|other| replaced[*other]).filter_map(|other| row.held(other));
+                let freed_at = row.freed_at.max(lease_ends.map(|(lease_end, _)| lease_end).max());
+                if held >= usize::from(self.permits) {
+                    client.was_refused = true;
                     None
-                } else if self.is_turn(&row, rank, request.now, ended) {
+                } else if self.is_turn(&row, freed_at, rank, request.now, ended) {
                     again(replaced, rank)
                 } else {
                     log.saw(Event::Left);
-                    if row.freed_at.is_none_or(|freed_at| freed_at < request.now) {
+                    if freed_at.is_none_or(|freed_at| freed_at < request.now) {
                         log.broke(Breach::FreeButRefused);
                     }
+                    client.was_refused = true;
                     None
                 }
             }
         };
         if next.is_none() {
             log.saw(Event::Refused);
-            client.was_refused = true;
             if !client.doubtful {
-                *client = Client { was_refused: true, place: client.place, ..Client::default() };
+                let Client { was_refused, place, seen, .. } = *client;
+                *client = Client { was_refused, place, seen, ..Client::default() };
             }
         }
         next
@@ -345,23 +390,26 @@ impl Protocol for Semaphore {
         };
         match client.phase {
             Phase::Asking => {
-                if client.attempts < self.bounds.attempts {
+                let joins = self.in_turn && client.was_refused && client.place == 0;
+                if client.attempts < self.bounds.attempts && !(joins && self.is_walked) {
                     let mut sent = client.sent.into_iter().filter(|sent| sent + LEASE > now + 1 && *sent > 0);
                     let sent = [sent.next().unwrap_or(0), now + 1];
-                    let asking = Client { attempts: client.attempts + 1, sent, ..*client };
+                    let asking = Client { attempts: client.attempts + 1, sent, was_refused: false, ..*client };
                     let request = self.request(Kind::Acquire([false; CLIENTS]), id, *client, now, LEASE);
-                    decide(asking, request, false);
-                    let rank = if client.place > 0 { Rank::Ahead(client.place) } else { Rank::Queue };
+                    if !self.in_turn || !self.is_walked {
+                        decide(asking, request, false);
+                    }
                     if self.in_turn {
-                        decide(asking, Request { rank, ..request }, false);
+                        decide(asking, Request { rank: client.rank(), ..request }, false);
                     }
                     // A turn is used twice: it has the place of another client.
-                    if self.in_turn && client.place == 0 {
+                    if self.in_turn && client.place == 0 && !self.is_walked {
                         decide(asking, Request { rank: Rank::Ahead(1), ..request }, false);
                     }
                 }
-                if self.in_turn && client.was_refused && client.place == 0 {
-                    decide(*client, self.request(Kind::Join, id, *client, now, 0), false);
+                if joins {
+                    let joining = Client { was_refused: false, ..*client };
+                    decide(joining, self.request(Kind::Join, id, *client, now, 0), false);
                 }
                 if client.doubtful {
                     let (client, request) = self.withdrawal(id, now);
@@ -370,7 +418,13 @@ impl Protocol for Semaphore {
             }
             Phase::Held | Phase::Releasing if client.sequence <= self.bounds.renewals + 1 => {
                 let sequence = client.sequence + 1;
-                let releasing = Client { phase: Phase::Releasing, sequence, ..Client::default() };
+                let releasing = Client {
+                    phase: Phase::Releasing,
+                    sequence,
+                    doubtful: client.doubtful,
+                    deadline: client.deadline,
+                    ..Client::default()
+                };
                 decide(releasing, self.request(Kind::Release, id, releasing, now, 0), false);
                 if client.phase == Phase::Held && client.deadline > now {
                     for lease in [1, LEASE] {
@@ -391,7 +445,7 @@ impl Protocol for Semaphore {
             Kind::Renew => before.and_then(|row| self.renew(&row, *request)),
             Kind::Release | Kind::ReleaseToWithdraw => before.and_then(|row| self.release(&row, *request)),
             Kind::Withdraw(is_there) => Self::withdraw(before.as_ref(), *request, is_there),
-            Kind::Join => before.as_ref().map(Self::join),
+            Kind::Join => before.as_ref().map(|row| Self::join(row, *request)),
         };
         let Some(after) = after else { return Err(before) };
         table.row = Some(after);
@@ -445,7 +499,7 @@ impl Protocol for Semaphore {
                 }
             }
         }
-        Ok(after.tail)
+        Ok(after)
     }
 
     fn answered(
@@ -458,8 +512,9 @@ impl Protocol for Semaphore {
         log: &mut Log,
     ) -> Option<Request> {
         match (request.kind, *answer) {
-            (Kind::Join, Ok(place)) => {
-                client.place = place;
+            (Kind::Join, Ok(row)) => {
+                client.place = row.tail;
+                client.see(&row);
                 None
             }
             (Kind::Join, Err(_)) => None,
@@ -486,8 +541,8 @@ impl Protocol for Semaphore {
                 let end = match row.map(|row| row.permit[id]) {
                     _ if self.is(Mutation::RefusedReleaseSucceeds) => End::Released,
                     Some(Some(Permit::Tombstone)) => End::Released,
-                    // There is no trace after an unanswered attempt.
-                    Some(None) if client.doubtful => End::Unknown,
+                    // `Released::NoTrace`: nothing replaces a permit before its lease has ended.
+                    Some(None) if client.doubtful && client.deadline > clock => End::Released,
                     _ => End::Lost,
                 };
                 if end == End::Lost {
@@ -516,8 +571,8 @@ impl Protocol for Semaphore {
 
     fn unanswered(&self, client: &mut Client, request: &Request) {
         match request.kind {
-            Kind::Acquire(_) => client.doubtful = true,
-            Kind::Renew | Kind::Release | Kind::Join => {}
+            Kind::Acquire(_) | Kind::Release => client.doubtful = true,
+            Kind::Renew | Kind::Join => {}
             _ => *client = ended(End::Unknown),
         }
     }
@@ -540,7 +595,7 @@ impl Protocol for Semaphore {
             let client = &state.clients[id];
             client.phase == Phase::Held && client.deadline > state.clock(id)
         };
-        if (0..CLIENTS).filter(|id| is_valid(*id)).count() > usize::from(PERMITS) {
+        if (0..CLIENTS).filter(|id| is_valid(*id)).count() > usize::from(self.permits) {
             log.broke(Breach::Exclusion);
         }
         let Table { row, asked, released, shown, .. } = &state.table;

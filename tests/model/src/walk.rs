@@ -9,8 +9,9 @@ use std::sync::Arc;
 
 use stateright::Model;
 
-use crate::lock::{End, Lock, Phase};
+use crate::lock::{End, LEASE, Lock, Phase};
 use crate::row::{Conditions, FENCES_IN_A_TICK, Kind, Record, Request, clock_as_fence};
+use crate::semaphore::{self, PERMITS, Permit, Semaphore};
 use crate::several::Several;
 use crate::world::{Action, CLIENTS, Decision, Fate, Protocol, SKEW, StateOf, World};
 use crate::{Bounds, Mutation, Subject};
@@ -19,7 +20,10 @@ use crate::{Bounds, Mutation, Subject};
 pub const WALKERS: usize = CLIENTS;
 
 /// How long a row stays after its lease, in ticks of 5 minutes: the product's minimum with a skew of 5 minutes.
-pub const RETENTION: u8 = 5;
+const RETENTION: u8 = 5;
+
+/// How long the row of a semaphore stays after a request, in ticks. All leases of the model are as long as the longest.
+pub const KEPT: u8 = LEASE + SKEW + RETENTION;
 
 /// For how long an outcome is kept, or an unfinished run refused, in ticks.
 pub const WINDOW: u8 = 5;
@@ -42,10 +46,17 @@ pub enum Value {
         /// How many acquisitions there were.
         more: u16,
     },
+    /// A permit that is held.
+    Permit {
+        /// The end of its lease, in ticks.
+        lease_end: u8,
+        /// The number of the last request.
+        sequence: u8,
+    },
 }
 
 /// A row, by the names of its attributes.
-pub type Row = BTreeMap<&'static str, Value>;
+pub type Row = BTreeMap<String, Value>;
 
 /// What a client decides.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -58,6 +69,8 @@ pub enum Operation {
     Renew(u8),
     /// Releases, the first time or again.
     Release,
+    /// Takes a place in the queue.
+    Join,
     /// Completes the record.
     Complete,
     /// Completes the record in a transaction with a write of its own.
@@ -144,8 +157,8 @@ impl Debug for Step {
 pub struct Situation(Box<dyn Position>);
 
 impl Situation {
-    /// Returns the situations in which a walk begins: the clocks differ. Returns none for a protocol that has no walks. With
-    /// a mutation, the model makes this mistake.
+    /// Returns the situations in which a walk begins: the clocks differ, and the number of permits. Returns none for a
+    /// protocol that has no walks. With a mutation, the model makes this mistake.
     #[must_use]
     pub fn first(subject: Subject, bounds: Bounds, mutation: Option<Mutation>) -> Vec<Self> {
         let conditions = |record| Conditions { record, retention: RETENTION, mutation };
@@ -155,7 +168,14 @@ impl Situation {
             Subject::Record => begin(Lock { conditions: conditions(record(None)), bounds }, bounds),
             Subject::RejectingRecord => begin(Lock { conditions: conditions(record(Some(WINDOW))), bounds }, bounds),
             Subject::Several => begin(Several { conditions: conditions(None), bounds, in_turn: false }, bounds),
-            Subject::SeveralInTurn | Subject::Semaphore | Subject::SemaphoreInTurn => Vec::new(),
+            Subject::Semaphore | Subject::SemaphoreInTurn => {
+                let in_turn = subject == Subject::SemaphoreInTurn;
+                // Most waiters wait for a single permit.
+                let semaphore =
+                    |permits| Semaphore { bounds, permits, retention: RETENTION, mutation, in_turn, is_walked: true };
+                (1..=PERMITS).flat_map(|permits| begin(semaphore(permits), bounds)).collect()
+            }
+            Subject::SeveralInTurn => Vec::new(),
         }
     }
 
@@ -163,6 +183,12 @@ impl Situation {
     #[must_use]
     pub fn ahead(&self, client: usize) -> u8 {
         self.0.ahead(client)
+    }
+
+    /// Returns how many clients can hold the key at a time.
+    #[must_use]
+    pub fn permits(&self) -> u8 {
+        self.0.permits()
     }
 
     /// Returns the true time, in ticks.
@@ -224,6 +250,10 @@ impl Debug for Situation {
 
 /// What a protocol shows.
 pub(crate) trait Shown: Protocol {
+    fn permits(&self) -> u8 {
+        1
+    }
+
     fn operation(&self, decision: &Decision<Self>) -> Operation;
 
     fn standing(&self, client: &Self::Client) -> Standing;
@@ -234,6 +264,7 @@ pub(crate) trait Shown: Protocol {
 /// A situation of one protocol.
 trait Position: Send {
     fn ahead(&self, client: usize) -> u8;
+    fn permits(&self) -> u8;
     fn time(&self) -> u8;
     fn steps(&self) -> Vec<Step>;
     fn after(&self, step: &Step) -> Box<dyn Position>;
@@ -256,6 +287,10 @@ fn begin<P: Shown>(protocol: P, bounds: Bounds) -> Vec<Situation> {
 impl<P: Shown> Position for At<P> {
     fn ahead(&self, client: usize) -> u8 {
         self.state.clock(client) - self.state.time
+    }
+
+    fn permits(&self) -> u8 {
+        self.world.protocol().permits()
     }
 
     fn time(&self) -> u8 {
@@ -340,6 +375,35 @@ impl Shown for Several {
     }
 }
 
+impl Shown for Semaphore {
+    fn permits(&self) -> u8 {
+        self.permits
+    }
+
+    fn operation(&self, decision: &Decision<Self>) -> Operation {
+        let request = decision.request.expect("each decision about a permit is a request");
+        match request.kind {
+            semaphore::Kind::Acquire(_) => Operation::Ask,
+            semaphore::Kind::Renew => Operation::Renew(request.asked - SKEW - request.now),
+            semaphore::Kind::Release => Operation::Release,
+            semaphore::Kind::Join => Operation::Join,
+            semaphore::Kind::ReleaseToWithdraw | semaphore::Kind::Withdraw(_) => Operation::StopAsking,
+        }
+    }
+
+    fn standing(&self, client: &Self::Client) -> Standing {
+        match client.phase {
+            Phase::Asking => asking(client.attempts, client.doubtful, self.bounds),
+            Phase::Held => Standing::Held { deadline: client.deadline },
+            phase => later(phase),
+        }
+    }
+
+    fn rows(&self, table: &Self::Table) -> Vec<Option<Row>> {
+        vec![table.row.as_ref().map(shown_semaphore)]
+    }
+}
+
 fn operation(request: Request) -> Operation {
     match request.kind {
         Kind::Acquire => Operation::Ask,
@@ -369,10 +433,6 @@ fn later(phase: Phase) -> Standing {
 
 fn shown(row: &crate::row::Row) -> Row {
     let owner = |owner| (owner > 0).then(|| Value::Owner(usize::from(owner) - 1));
-    let fence = |fence: u16| {
-        let since = fence.saturating_sub(clock_as_fence(0));
-        Value::Fence { tick: since / FENCES_IN_A_TICK, more: since % FENCES_IN_A_TICK }
-    };
     let status = if row.completed { "COMPLETED" } else { "INPROGRESS" };
     let attributes = [
         ("status", Some(Value::Text(status))),
@@ -383,7 +443,38 @@ fn shown(row: &crate::row::Row) -> Row {
         ("acquired_at", row.acquired_at.map(Value::Tick)),
         ("in_progress_expiration", Some(Value::Tick(row.lease_end))),
         ("expiration", Some(Value::Tick(row.expiration))),
-        ("fence", row.fence.map(fence)),
+        ("fence", row.fence.map(|fence| shown_fence(fence.saturating_sub(clock_as_fence(0))))),
     ];
-    attributes.into_iter().filter_map(|(name, value)| Some((name, value?))).collect()
+    attributes.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?))).collect()
+}
+
+fn shown_semaphore(row: &semaphore::Row) -> Row {
+    let attributes = [
+        ("status", Some(Value::Text("SEMAPHORE"))),
+        ("permits", Some(Value::Count(row.permits.into()))),
+        ("expiration", Some(Value::Tick(row.expiration))),
+        ("fence", row.fence.map(shown_fence)),
+        ("freed_at", row.freed_at.map(Value::Tick)),
+        ("head", (row.head.max(row.tail) > 0).then(|| Value::Count(row.head.into()))),
+        ("tail", (row.tail > 0).then(|| Value::Count(row.tail.into()))),
+    ];
+    let attributes = attributes.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?)));
+    let permits = row.permit.iter().enumerate().filter_map(|(client, permit)| {
+        let value = match (*permit)? {
+            Permit::Held { lease_end, sequence } => Value::Permit { lease_end, sequence },
+            Permit::Tombstone => Value::Text("released"),
+        };
+        Some((permit_of(client), value))
+    });
+    attributes.chain(permits).collect()
+}
+
+/// Returns the name of what a semaphore's row has of this client.
+#[must_use]
+pub fn permit_of(client: usize) -> String {
+    format!("permit of client {client}")
+}
+
+fn shown_fence(since: u16) -> Value {
+    Value::Fence { tick: since / FENCES_IN_A_TICK, more: since % FENCES_IN_A_TICK }
 }

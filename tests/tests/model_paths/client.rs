@@ -18,7 +18,7 @@ use lambda_lock_model::Subject;
 use lambda_lock_model::walk::{Operation, WINDOW};
 
 use crate::gate::Gate;
-use crate::lab::{LEASE, TABLE, TICK};
+use crate::lab::TABLE;
 
 /// What an operation ended with.
 #[derive(Debug)]
@@ -41,6 +41,9 @@ pub(crate) enum Failure {
     Release,
     Keep,
 }
+
+/// The lease of the model, in ticks.
+const LEASE: u32 = 2;
 
 /// The result that a run stores.
 const RESULT: u32 = 7;
@@ -109,6 +112,9 @@ pub(crate) struct RealClient {
     pub(crate) gate: Gate,
     locks: Locks,
     subject: Subject,
+    /// How many permits the semaphore has.
+    permits: u8,
+    tick: Duration,
     /// What it asks for.
     keys: Vec<String>,
     /// The acquire, or the run of idempotent work.
@@ -128,11 +134,19 @@ pub(crate) struct RealClient {
 }
 
 impl RealClient {
-    pub(crate) fn new(subject: Subject, keys: Vec<String>, locks: Locks, gate: Gate) -> Self {
+    pub(crate) fn new(
+        subject: Subject,
+        permits: u8,
+        tick: Duration,
+        keys: Vec<String>,
+        (locks, gate): (Locks, Gate),
+    ) -> Self {
         Self {
             gate,
             locks,
             subject,
+            permits,
+            tick,
             keys,
             asking: None,
             request: None,
@@ -160,10 +174,12 @@ impl RealClient {
             Operation::StopAsking if self.is_frozen => self.is_frozen = false,
             Operation::StopAsking => {
                 self.asking = None;
+                // A request for a place ends, too.
+                self.gate.switch(false);
                 self.is_in_background = true;
             }
             Operation::Renew(ticks) => {
-                let (held, lease) = (self.held(), TICK * u32::from(ticks));
+                let (held, lease) = (self.held(), self.tick * u32::from(ticks));
                 self.request = Some(Box::pin(async move { Outcome::Done(held.renew(lease).await) }));
             }
             Operation::Release if self.is_record() && self.asking.is_some() => self.end(Err(Failure::Release)),
@@ -174,6 +190,8 @@ impl RealClient {
             Operation::Complete => self.end(Ok(RESULT)),
             Operation::Abandon => self.end(Err(Failure::Keep)),
             Operation::Transact => self.request = Some(self.transact()),
+            // The acquire goes on.
+            Operation::Join => {}
         }
     }
 
@@ -187,17 +205,25 @@ impl RealClient {
         // It asks again when the path lets it go on.
         let soon = Duration::from_millis(1);
         let patient = Wait::backoff(Backoff::new().base(soon).cap(soon).jitter(Jitter::None));
-        let wait = if is_once { patient.max_attempts(1) } else { patient.up_to(Duration::from_hours(24)) };
+        let order = if self.subject == Subject::SemaphoreInTurn { Wait::in_turn() } else { patient };
+        let wait = if is_once { order.max_attempts(1) } else { order.up_to(Duration::from_hours(24)) };
+        let lease = self.tick * LEASE;
         let (key, shared) = (self.keys[0].clone(), Rc::clone(&self.shared));
         if self.keys.len() > 1 {
-            let acquire = self.locks.acquire_all(&self.keys).lease(LEASE).wait(wait);
+            let acquire = self.locks.acquire_all(&self.keys).lease(lease).wait(wait);
             return Box::pin(async move {
                 let take = |set| drop(shared.taken.replace(Some(Held::Set(Arc::new(set)))));
                 Outcome::Acquired(acquire.await.map(take))
             });
         }
         if !self.is_record() {
-            let acquire = self.locks.acquire(key).lease(LEASE).wait(wait);
+            let acquire = match self.subject {
+                Subject::Semaphore | Subject::SemaphoreInTurn => {
+                    self.locks.semaphore(key, self.permits.into()).acquire()
+                }
+                _ => self.locks.acquire(key),
+            };
+            let acquire = acquire.lease(lease).wait(wait);
             return Box::pin(async move {
                 let take = |lock| drop(shared.taken.replace(Some(Held::Lock(Arc::new(lock)))));
                 Outcome::Acquired(acquire.await.map(take))
@@ -207,8 +233,8 @@ impl RealClient {
             if self.subject == Subject::RejectingRecord { OnUnfinished::Reject } else { OnUnfinished::RunAgain };
         let work: Idempotency<String, u32, Failure> =
             Idempotency::new(self.locks.clone(), OnMissingKey::Reject, |key: &String| Some(key.clone()))
-                .window(TICK * u32::from(WINDOW))
-                .lease(LEASE)
+                .window(self.tick * u32::from(WINDOW))
+                .lease(lease)
                 .wait(wait)
                 .on_unfinished(unfinished)
                 .on_error(|failure| match failure {

@@ -7,17 +7,20 @@ use aws_sdk_dynamodb::config::retry::{RetryConfig, RetryPartition, TokenBucket};
 use aws_sdk_dynamodb::types::AttributeValue;
 use lambda_lock::Locks;
 use lambda_lock::embedded::{DynamoDb, Host};
-use lambda_lock_model::walk::{RETENTION, WALKERS};
+use lambda_lock_model::Subject;
+use lambda_lock_model::walk::{KEPT, WALKERS};
 use lambda_lock_tests::Row;
 use lambda_lock_tests::history::Mutation;
 
 use crate::gate::Gate;
 
-/// A tick of the model: the largest skew, and how late a request can arrive.
-pub(crate) const TICK: Duration = Duration::from_mins(5);
-/// The lease of the model, 2 ticks.
-pub(crate) const LEASE: Duration = Duration::from_mins(10);
 pub(crate) const TABLE: &str = "locks";
+
+/// The shortest retention for clocks that are right. For others, it is longer by twice the skew.
+const SHORTEST_RETENTION: Duration = Duration::from_mins(15);
+
+/// The longest lease of a permit.
+const LONGEST_LEASE: Duration = Duration::from_hours(24);
 
 /// A host with its locks.
 struct Station {
@@ -28,6 +31,10 @@ struct Station {
 
 /// An engine with a table, and for each client a host for each clock that it can have.
 pub(crate) struct Lab {
+    /// A tick of the model: the largest skew, and how late a request can arrive.
+    pub(crate) tick: Duration,
+    /// How much longer rows stay than in the model.
+    pub(crate) kept_longer: Duration,
     engine: DynamoDb,
     pub(crate) client: Client,
     stations: Vec<[Station; 2]>,
@@ -35,14 +42,20 @@ pub(crate) struct Lab {
 }
 
 impl Lab {
-    /// Creates the hosts, whose network makes this mistake.
-    pub(crate) async fn new(mutation: Option<Mutation>) -> Self {
+    /// Creates the hosts for the paths of this subject, whose network makes this mistake.
+    pub(crate) async fn new(subject: Subject, mutation: Option<Mutation>) -> Self {
+        let is_semaphore = matches!(subject, Subject::Semaphore | Subject::SemaphoreInTurn);
+        // No tombstone of a semaphore is a minute old before a path ends.
+        let tick = if is_semaphore { Duration::from_secs(5) } else { Duration::from_mins(5) };
+        let retention = SHORTEST_RETENTION + 2 * tick;
+        let kept_longer =
+            if is_semaphore { LONGEST_LEASE + tick + retention - tick * u32::from(KEPT) } else { Duration::ZERO };
         // A whole multiple of a tick, so that a tick begins with a second.
         let engine = DynamoDb::starting_at(SystemTime::UNIX_EPOCH + Duration::from_hours(500_000)).unwrap();
         let client = engine.client();
         Locks::builder(client.clone(), TABLE).build().unwrap().create_table().await.unwrap();
         let station = |id: usize, ticks: u32| {
-            let mut host = engine.host().clock_ahead(TICK * ticks);
+            let mut host = engine.host().clock_ahead(tick * ticks);
             if let Some(mutation) = mutation {
                 host = host.intercept(mutation);
             }
@@ -52,13 +65,13 @@ impl Lab {
             let tokens = RetryPartition::custom("path").token_bucket(TokenBucket::unlimited()).build();
             let config = gate.before(&host.client()).retry_config(retries).retry_partition(tokens).build();
             // The name says the skew to the mutation that leaves it out.
-            let name = format!("client {id}, skew {}", TICK.as_millis());
+            let name = format!("client {id}, skew {}", tick.as_millis());
             let locks = Locks::builder(Client::from_conf(config), TABLE).holder(name);
-            let locks = locks.clock_skew(TICK).retention(TICK * u32::from(RETENTION)).build().unwrap();
+            let locks = locks.clock_skew(tick).retention(retention).build().unwrap();
             Station { gate, locks, _host: host }
         };
         let stations = (0..WALKERS).map(|id| [station(id, 0), station(id, 1)]).collect();
-        Self { engine, client, stations, keys: 0 }
+        Self { tick, kept_longer, engine, client, stations, keys: 0 }
     }
 
     pub(crate) fn now(&self) -> Duration {

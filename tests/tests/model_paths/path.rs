@@ -1,6 +1,8 @@
 //! One path: the model and the real clients take the same steps, and are compared after each.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
+use std::time::Duration;
 
 use lambda_lock::{Error, ErrorKind, HandlerError};
 use lambda_lock_model::walk::{Operation, Row, Situation, Standing, Step, Value, WALKERS};
@@ -8,8 +10,8 @@ use lambda_lock_model::{Fate, Subject};
 
 use crate::client::{Outcome, RealClient};
 use crate::gate::{Response, Sent, Waiting};
-use crate::lab::{Lab, TICK};
-use crate::rows::{InWords, Scale};
+use crate::lab::Lab;
+use crate::rows::{InWords, PERMIT, Scale};
 
 /// Why a real client cannot take a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -20,8 +22,11 @@ pub(crate) enum Reason {
     /// Between two attempts of an acquire, there is a millisecond at least. In the model, an attempt can follow in the tick in
     /// which a slow one has failed.
     AskedAgainAtOnce,
-    /// After a tick, the limit of a request has passed, so the SDK has no time to send it again.
-    ResentAfterATick,
+    /// After the limit of an attempt, no further request of it follows: the SDK does not send again, and the crate does not
+    /// adapt the attempt to the row.
+    SentAfterTheLimit,
+    /// A waiter in turn whose row is gone asks at once. In the model, it asks in a later tick.
+    AskedAtOnce,
 }
 
 /// What a client does at the moment.
@@ -46,6 +51,8 @@ pub(crate) struct Path<'a> {
     /// Whether the last refusal of each client has the result of a record.
     has_result: [bool; WALKERS],
     rows: Vec<Option<InWords>>,
+    /// The fences of the permits, by client.
+    permit_fences: BTreeMap<usize, String>,
     /// Whether a request has arrived since the rows were read.
     has_arrived: bool,
     log: String,
@@ -60,12 +67,13 @@ impl<'a> Path<'a> {
             gate.switch(false);
             // The last client of several keys takes only the last key.
             let from = if id + 1 == WALKERS { keys.len() - 1 } else { 0 };
-            RealClient::new(subject, keys[from..].to_vec(), locks, gate)
+            RealClient::new(subject, situation.permits(), lab.tick, keys[from..].to_vec(), (locks, gate))
         };
         let clients = (0..WALKERS).map(client).collect();
-        let scale = Scale { start: lab.now(), ..Scale::default() };
+        let Lab { tick, kept_longer, .. } = *lab;
+        let scale = Scale { tick, start: lab.now(), kept_longer, owners: BTreeMap::new() };
         let ahead: Vec<_> = (0..WALKERS).map(|id| situation.ahead(id)).collect();
-        let log = format!("{subject:?}: the clocks are ahead by {ahead:?} ticks\n");
+        let log = format!("{subject:?}: the clocks are ahead by {ahead:?} ticks, permits: {}\n", situation.permits());
         let operations = [None; WALKERS];
         Self {
             lab,
@@ -78,9 +86,14 @@ impl<'a> Path<'a> {
             late: None,
             has_result: [false; WALKERS],
             rows,
+            permit_fences: BTreeMap::new(),
             has_arrived: false,
             log,
         }
+    }
+
+    fn takes_turns(&self) -> bool {
+        self.subject == Subject::SemaphoreInTurn
     }
 
     pub(crate) fn steps(&self) -> Vec<Step> {
@@ -95,17 +108,35 @@ impl<'a> Path<'a> {
                 let is_withdrawing = (0..WALKERS).any(|id| withdraws(id) && self.situation.is_waiting(id));
                 is_withdrawing.then_some(Reason::WithdrawalOverATick)
             }
-            Step::Begin { client, operation: Operation::Ask, .. } => {
-                let is_unanswered = self.situation.standing(client) != FREE;
+            Step::Begin { client, operation: operation @ (Operation::Ask | Operation::Join), fate, .. } => {
+                let goes_on = self.takes_turns() || self.situation.standing(client) != FREE;
                 let is_now = self.operations[client].is_some_and(|current| current.last == self.situation.time());
-                (is_unanswered && is_now).then_some(Reason::AskedAgainAtOnce)
+                if goes_on && is_now {
+                    return Some(Reason::AskedAgainAtOnce);
+                }
+                let is_sent = self.clients[client].gate.waiting() > 0;
+                if is_sent && operation == Operation::Ask {
+                    return Some(Reason::AskedAtOnce);
+                }
+                (is_sent && is_sent_again(fate)).then_some(Reason::SentAfterTheLimit)
             }
-            Step::Deliver { client, fate: Fate::AnswerLostAndResent | Fate::Twice } => {
-                let is_old = self.operations[client].is_some_and(|current| current.last < self.situation.time());
-                is_old.then_some(Reason::ResentAfterATick)
+            Step::Deliver { client, fate } => {
+                let Current { operation, begun, last } = self.operations[client]?;
+                let (time, limit) = (self.situation.time(), limit_of(operation));
+                let is_over = last < time && self.lab.tick * u32::from(time - begun) >= limit;
+                (is_over && self.sends_again(client, fate, step)).then_some(Reason::SentAfterTheLimit)
             }
             _ => None,
         }
+    }
+
+    /// Whether another request of the same attempt follows a request with this fate.
+    fn sends_again(&self, client: usize, fate: Fate, step: &Step) -> bool {
+        if is_sent_again(fate) {
+            return true;
+        }
+        let after = self.situation.after(step);
+        after.is_waiting(client) && matches!(after.standing(client), Standing::Asking { .. })
     }
 
     /// Takes a step, and compares. A difference is an error that has the whole path.
@@ -130,7 +161,7 @@ impl<'a> Path<'a> {
     async fn perform(&mut self, step: &Step, after: &Situation) -> Result<(), String> {
         match *step {
             Step::Tick => {
-                tokio::time::advance(TICK).await;
+                tokio::time::advance(self.lab.tick).await;
                 // Too late to arrive.
                 if !after.steps().contains(&Step::ArriveLate) {
                     self.late = None;
@@ -139,10 +170,11 @@ impl<'a> Path<'a> {
             Step::Begin { client, operation, fate, .. } => {
                 self.operations[client] = Some(Current { operation, begun: after.time(), last: after.time() });
                 let is_refused = after.standing(client) == FREE && !after.is_waiting(client);
-                if operation == Operation::Ask && self.situation.standing(client) == FREE {
+                if operation == Operation::Ask && self.situation.standing(client) == FREE && !self.takes_turns() {
                     self.clients[client].forget();
                 }
-                self.clients[client].begin(operation, is_refused && fate == Fate::Prompt);
+                let is_once = is_refused && fate == Fate::Prompt && !self.takes_turns();
+                self.clients[client].begin(operation, is_once);
                 if operation == Operation::Abandon {
                     self.clients[client].go_on(false).await;
                 } else {
@@ -176,8 +208,9 @@ impl<'a> Path<'a> {
         if self.asks(client) {
             let body = waiting.sent.body();
             let update = body.pointer("/TransactItems/0/Update").unwrap_or(&body);
-            if let Some(owner) = update.pointer("/ExpressionAttributeValues/:owner/S").and_then(|owner| owner.as_str())
-            {
+            let text = |pointer| update.pointer(pointer).and_then(|value| value.as_str());
+            let of_permit = || text("/ExpressionAttributeNames/#permit")?.strip_prefix(PERMIT);
+            if let Some(owner) = text("/ExpressionAttributeValues/:owner/S").or_else(of_permit) {
                 self.scale.owners.insert(owner.to_owned(), client);
             }
         }
@@ -229,7 +262,9 @@ impl<'a> Path<'a> {
     async fn compare(&mut self, step: &Step, after: &Situation) -> Result<(), String> {
         if std::mem::take(&mut self.has_arrived) {
             for (key, row) in self.keys.iter().zip(&mut self.rows) {
-                *row = self.lab.row(key).await.map(|row| self.scale.of_engine(&row));
+                let read = self.lab.row(key).await;
+                *row = read.as_ref().map(|row| self.scale.of_engine(row));
+                self.permit_fences = read.map(|row| self.scale.permit_fences(&row)).unwrap_or_default();
             }
         }
         let expected = in_words(after);
@@ -255,7 +290,9 @@ impl<'a> Path<'a> {
     fn compare_client(&self, client: usize, after: &Situation) -> Result<(), String> {
         let (real, standing) = (&self.clients[client], after.standing(client));
         let (waiting, expected) = (real.gate.waiting(), usize::from(after.is_waiting(client)));
-        if waiting != expected {
+        // A waiter in turn may have sent a request for a place, which goes on when the path says so.
+        let joins = self.takes_turns() && expected == 0 && matches!(standing, Standing::Asking { .. });
+        if waiting != expected && !(joins && waiting == 1) {
             return Err(format!("has {waiting} requests under way, not {expected}"));
         }
         let Some(held) = &real.held else {
@@ -266,7 +303,8 @@ impl<'a> Path<'a> {
             Standing::Held { deadline } => {
                 let clock = after.time() + after.ahead(client);
                 let ends = held.expires_at();
-                let expected = std::time::SystemTime::UNIX_EPOCH + self.scale.start + TICK * u32::from(deadline);
+                let expected =
+                    std::time::SystemTime::UNIX_EPOCH + self.scale.start + self.scale.tick * u32::from(deadline);
                 if ends != expected {
                     return Err(format!("holds until {ends:?}, not {expected:?}"));
                 }
@@ -276,7 +314,8 @@ impl<'a> Path<'a> {
                 let had_it = matches!(self.situation.standing(client), Standing::Held { .. });
                 for (key, row) in self.keys.iter().zip(&self.rows).filter(|_| !had_it) {
                     let fence = held.fence(key).map(|fence| self.scale.fence(fence));
-                    let in_row = row.as_ref().and_then(|row| row.get("fence"));
+                    let of_permit = self.permit_fences.get(&client);
+                    let in_row = of_permit.or_else(|| row.as_ref().and_then(|row| row.get("fence")));
                     if fence.is_some() && in_row != fence.as_ref() {
                         return Err(format!("has the fence {fence:?}, and the row {in_row:?}"));
                     }
@@ -323,7 +362,7 @@ impl<'a> Path<'a> {
             },
             // The process that stood still has read the refusal.
             (Operation::StopAsking, _) if outcome.is_some() => is_refusal(outcome.as_ref(), self.has_result[client]),
-            (Operation::Ask | Operation::StopAsking, _) => outcome.is_none(),
+            (Operation::Ask | Operation::StopAsking | Operation::Join, _) => outcome.is_none(),
             (Operation::Renew(_), standing) => match outcome {
                 Some(Outcome::Done(Ok(()))) => is_answered && standing != Standing::Lost,
                 Some(Outcome::Done(Err(error))) if is_answered => error.is_lost() && standing == Standing::Lost,
@@ -355,9 +394,14 @@ impl<'a> Path<'a> {
         after.rows()[0].as_ref().is_some_and(|row| is_completed(row) || is_over(row))
     }
 
-    /// Whether the error names the owner in the row.
+    /// Whether the error names the owner in the row, or the owners of all permits in it.
     fn names_holder(&self, error: &Error) -> bool {
-        let named = error.holder().and_then(|holder| holder.owner()).and_then(|owner| self.scale.owners.get(owner));
+        let Some(holder) = error.holder() else { return false };
+        if holder.is_semaphore() {
+            let named = holder.permits().iter().filter_map(|permit| self.scale.owners.get(permit.owner()?));
+            return named.copied().collect::<BTreeSet<_>>() == self.permit_fences.keys().copied().collect();
+        }
+        let named = holder.owner().and_then(|owner| self.scale.owners.get(owner));
         let named = named.map(|client| format!("client {client}"));
         named.is_some() && self.rows.iter().flatten().any(|row| row.get("owner") == named.as_ref())
     }
@@ -384,14 +428,28 @@ impl<'a> Path<'a> {
             for _ in 0..10 {
                 tokio::task::yield_now().await;
             }
-            tokio::time::advance(TICK).await;
+            tokio::time::advance(2 * REQUEST_TIMEOUT).await;
         }
         log
     }
 }
 
+/// How long a request may take, with the SDK's retries.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// The same for a place in the queue.
+const JOIN_TIMEOUT: Duration = Duration::from_secs(1);
+
 /// A client that has asked for nothing yet, or was refused.
 const FREE: Standing = Standing::Asking { attempts: 0, is_doubtful: false, is_over: false };
+
+fn limit_of(operation: Operation) -> Duration {
+    if operation == Operation::Join { JOIN_TIMEOUT } else { REQUEST_TIMEOUT }
+}
+
+fn is_sent_again(fate: Fate) -> bool {
+    matches!(fate, Fate::AnswerLostAndResent | Fate::Twice)
+}
 
 fn is_record(subject: Subject) -> bool {
     matches!(subject, Subject::Record | Subject::RejectingRecord)
