@@ -74,7 +74,7 @@ pub enum Step {
 pub struct Stopped {
     /// The ARN of the execution.
     pub execution_arn: String,
-    /// The input of the execution, as a JSON text. EventBridge leaves out a large one.
+    /// The input of the execution, as a JSON text. `EventBridge` leaves out a large one.
     pub input: Option<String>,
 }
 

@@ -217,25 +217,22 @@ impl KeyTurn {
         let Target { hold, ahead } = self.target(seen, now);
         let left_of_lease = (count(hold.until) - ms(now.wall)).max(0.0);
         let (age, known) = (self.age(&hold, now), seen.queue.hold_time.map(in_ms));
-        let delay = match known {
-            Some((mean, deviation)) => {
-                let left = if hold.released {
-                    left_of_lease
-                } else if is_late(age, mean, deviation) {
-                    (age * GROWTH_IF_LATE).min(left_of_lease)
-                } else if age < mean {
-                    (mean - age).min(left_of_lease)
-                } else {
-                    let overdue = (age - mean) * GROWTH_ELSEWHERE;
-                    overdue.max(deviation * STEP_ELSEWHERE).min(left_of_lease)
-                };
-                left + count(ahead) * (mean + HANDOVER_ELSEWHERE)
-            }
-            None => {
-                let look = LOOK_ELSEWHERE.max(age * LATER_LOOKS_ELSEWHERE);
-                let delay = if ahead == 0 { (age * GROWTH_ELSEWHERE).clamp(FIRST_ELSEWHERE, look) } else { look };
-                delay.min(left_of_lease)
-            }
+        let delay = if let Some((mean, deviation)) = known {
+            let left = if hold.released {
+                left_of_lease
+            } else if is_late(age, mean, deviation) {
+                (age * GROWTH_IF_LATE).min(left_of_lease)
+            } else if age < mean {
+                (mean - age).min(left_of_lease)
+            } else {
+                let overdue = (age - mean) * GROWTH_ELSEWHERE;
+                overdue.max(deviation * STEP_ELSEWHERE).min(left_of_lease)
+            };
+            left + count(ahead) * (mean + HANDOVER_ELSEWHERE)
+        } else {
+            let look = LOOK_ELSEWHERE.max(age * LATER_LOOKS_ELSEWHERE);
+            let delay = if ahead == 0 { (age * GROWTH_ELSEWHERE).clamp(FIRST_ELSEWHERE, look) } else { look };
+            delay.min(left_of_lease)
         };
         elsewhere(in_time(delay))
     }

@@ -497,12 +497,8 @@ impl Operation {
     pub(super) fn ticket_refused(&self, owner: &str, end: SystemTime, error: &Error) {
         let mut state = self.ledger.state();
         self.ledger.log(&mut state, &format!("{} refused the ticket: {error}", self.name));
-        // A resumption that was on its way for long finds that others have replaced the permit after its lease.
-        let is_wrong = match error.kind() {
-            ErrorKind::TicketUsed | ErrorKind::TicketReleased => true,
-            ErrorKind::TicketUnknown => self.is_before(end),
-            _ => false,
-        };
+        let is_wrong =
+            matches!(error.kind(), ErrorKind::TicketUsed | ErrorKind::TicketReleased | ErrorKind::TicketUnknown);
         if is_wrong && !self.is_superseded(&state, owner) {
             self.ledger.broke(&mut state, format!("(f) {} refused a ticket that nobody has used: {error}", self.name));
         }

@@ -227,7 +227,7 @@ async fn a_wait_for_a_long_hold_has_few_attempts() {
             }
             let (held, began, mut turn) = (acquire().await.unwrap(), engine.now(), None);
             let mut attempts = 0;
-            while engine.now().duration_since(began).unwrap() < minutes(awaited) - minutes(1) {
+            while engine.now().duration_since(began).unwrap() + minutes(1) < minutes(awaited) {
                 let next = waiting(acquire().attempt(turn).await.unwrap());
                 attempts = next.attempts();
                 sleep(next.delay()).await;

@@ -48,8 +48,11 @@ impl Lab {
         // No tombstone of a semaphore is a minute old before a path ends.
         let tick = if is_semaphore { Duration::from_secs(5) } else { Duration::from_mins(5) };
         let retention = SHORTEST_RETENTION + 2 * tick;
-        let kept_longer =
-            if is_semaphore { LONGEST_LEASE + tick + retention - tick * u32::from(KEPT) } else { Duration::ZERO };
+        let kept_longer = if is_semaphore {
+            (LONGEST_LEASE + tick + retention).saturating_sub(tick * u32::from(KEPT))
+        } else {
+            Duration::ZERO
+        };
         // A whole multiple of a tick, so that a tick begins with a second.
         let engine = DynamoDb::starting_at(SystemTime::UNIX_EPOCH + Duration::from_hours(500_000)).unwrap();
         let client = engine.client();

@@ -46,6 +46,7 @@ async fn a_panic_frees_the_key_and_is_the_same_error_on_replay() {
     }
 }
 
+#[expect(clippy::unused_async, reason = "it is the work of a step")]
 async fn mistake(count: Arc<AtomicU32>) -> Result<(), BoxError> {
     count.fetch_add(1, Ordering::SeqCst);
     panic!("a mistake")
