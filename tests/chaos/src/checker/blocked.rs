@@ -58,13 +58,19 @@ pub(super) fn check(ops: &[Op], clock_skew: u64) -> Vec<Violation> {
             |broken, key: &str, at, text| violations.push(Violation { broken, key: key.to_owned(), at, text });
         // With a wait, the request that was refused is not known.
         let mut asked = None;
+        // A grant whose answer comes after its lease is given up. If that request is lost, too, the row has the key until
+        // the lease ends for others.
+        let mut leased_until = u64::MAX;
         for event in &op.events {
             match &event.what {
-                What::Asks { waits, .. } => asked = Some(event.at).filter(|_| !waits),
+                What::Asks { waits, lease, .. } => {
+                    asked = Some(event.at).filter(|_| !waits);
+                    leased_until = event.at + lease * 1_000_000;
+                }
                 What::Refused { key, by, fence } => {
                     let text =
                         |why: String| format!("{} was refused {key} by {by:?} with fence {fence:?}{why}", op.name());
-                    if by.as_ref() == Some(&op.name()) {
+                    if by.as_ref() == Some(&op.name()) && event.at < leased_until {
                         broke(Broken::Itself, key, event.at, text(String::new()));
                     }
                     let by_fence = fence.and_then(|fence| by_fence.get(&(key.as_str(), fence)).copied());

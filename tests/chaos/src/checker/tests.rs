@@ -207,6 +207,9 @@ fn whatever_refuses_the_probe_is_found() {
 fn an_operation_that_its_own_acquire_refuses_is_found() {
     let refusal = process("x", vec![(20, asks("a")), (25, refused("x.0", Some(1)))]);
     assert_eq!(found(vec![refusal], Vec::new()), [Broken::Itself]);
+    // Its lease has ended meanwhile.
+    let late = process("x", vec![(20, asks("a")), (521, refused("x.0", Some(1)))]);
+    assert_eq!(found(vec![late], Vec::new()), []);
 }
 
 #[test]
