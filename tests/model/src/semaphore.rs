@@ -26,8 +26,8 @@ pub(crate) struct Semaphore {
     pub(crate) retention: u8,
     pub(crate) mutation: Option<Mutation>,
     pub(crate) in_turn: bool,
-    /// In a walk, the row has the time of the last release, also if no waiter reads it. A client takes a place after each
-    /// refusal, and asks with its own place only.
+    /// In a walk, the row has the hints for waiters, also if nobody reads them. A client takes a place after each refusal,
+    /// and asks with its own place only.
     pub(crate) is_walked: bool,
 }
 
@@ -41,6 +41,8 @@ pub(crate) struct Row {
     pub(crate) head: u8,
     pub(crate) tail: u8,
     pub(crate) freed_at: Option<u8>,
+    /// A release has said how long holds take.
+    has_hold: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Hash)]
@@ -78,8 +80,13 @@ pub(crate) struct Request {
     seen: Queue,
 }
 
-/// The queue as a client has seen it last: the head and the tail.
-type Queue = (u8, u8);
+/// The queue as a client has seen it last.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Hash)]
+struct Queue {
+    head: u8,
+    tail: u8,
+    has_hold: bool,
+}
 
 /// To whom an attempt leaves a permit (`LeavesTo`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Hash)]
@@ -88,6 +95,8 @@ enum Rank {
     Nobody,
     Queue,
     Ahead(u8),
+    /// The same, but the place is not served if the attempt succeeds (`KeyTurn::served`).
+    FarBehind(u8),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Hash)]
@@ -129,7 +138,7 @@ fn ended(end: End) -> Client {
 impl Client {
     /// `KeyTurn::see`
     fn see(&mut self, row: &Row) {
-        self.seen = (row.head, row.tail);
+        self.seen = Queue { head: row.head, tail: row.tail, has_hold: row.has_hold };
         // The row was deleted, and the places began anew.
         if self.place > row.tail {
             self.place = 0;
@@ -137,18 +146,29 @@ impl Client {
     }
 
     /// `KeyTurn::rank`
-    fn rank(&self) -> Rank {
+    fn rank(&self, permits: u8) -> Rank {
+        let Queue { head, has_hold, .. } = self.seen;
         match self.place {
             0 => Rank::Queue,
-            place if place > self.seen.0 => Rank::Ahead(place),
-            _ => Rank::Nobody,
+            place if place <= head => Rank::Nobody,
+            place if has_hold || place - head - 1 <= permits => Rank::Ahead(place),
+            place => Rank::FarBehind(place),
         }
     }
 }
 
 impl Row {
     fn empty(expiration: u8) -> Self {
-        Self { permits: 0, permit: [None; CLIENTS], fence: None, expiration, head: 0, tail: 0, freed_at: None }
+        Self {
+            permits: 0,
+            permit: [None; CLIENTS],
+            fence: None,
+            expiration,
+            head: 0,
+            tail: 0,
+            freed_at: None,
+            has_hold: false,
+        }
     }
 
     fn held(&self, id: usize) -> Option<(u8, u8)> {
@@ -164,8 +184,8 @@ impl Semaphore {
         self.mutation == Some(mutation)
     }
 
-    /// The hint of the row. The checker leaves it out if nobody reads it.
-    fn has_freed_at(&self) -> bool {
+    /// Whether the row has the hints for waiters. The checker leaves them out if nobody reads them.
+    fn has_hints(&self) -> bool {
         self.in_turn || self.is_walked
     }
 
@@ -178,7 +198,7 @@ impl Semaphore {
         match rank {
             Rank::Nobody => true,
             Rank::Queue => row.head >= row.tail,
-            Rank::Ahead(place) => (1..=self.permits)
+            Rank::Ahead(place) | Rank::FarBehind(place) => (1..=self.permits)
                 .any(|many| row.head >= place.saturating_sub(many) && row.permits <= self.permits - many + ended),
         }
     }
@@ -220,7 +240,7 @@ impl Semaphore {
             fence: Some(before.fence.unwrap_or(u16::from(now) * FENCES_IN_A_TICK) + one),
             expiration,
             head: place,
-            freed_at: if ended > 0 && self.has_freed_at() { Some(now) } else { before.freed_at },
+            freed_at: if ended > 0 && self.has_hints() { Some(now) } else { before.freed_at },
             ..*before
         };
         for other in (0..CLIENTS).filter(|other| replaced[*other]) {
@@ -239,19 +259,20 @@ impl Semaphore {
     }
 
     /// `permit_release`
-    fn release(&self, row: &Row, Request { id, now, sequence, expiration, .. }: Request) -> Option<Row> {
+    fn release(&self, row: &Row, Request { kind, id, now, sequence, expiration, .. }: Request) -> Option<Row> {
         let other = (0..CLIENTS).find(|other| *other != id && row.held(*other).is_some());
         let id = other.filter(|_| self.is(Mutation::AnotherReleased)).unwrap_or(id);
         let (_, last) = row.held(id)?;
         let fewer = if self.is(Mutation::CountedTwice) { 2 } else { 1 };
-        let freed_at = self.has_freed_at().then_some(now);
-        let mut after = Row { permits: row.permits.saturating_sub(fewer), expiration, freed_at, ..*row };
+        let freed_at = self.has_hints().then_some(now);
+        let has_hold = row.has_hold || (kind == Kind::Release && self.has_hints());
+        let mut after = Row { permits: row.permits.saturating_sub(fewer), expiration, freed_at, has_hold, ..*row };
         after.permit[id] = (!self.is(Mutation::NoTombstone)).then_some(Permit::Tombstone);
         (last < sequence && row.permits >= 1).then_some(after)
     }
 
     /// `Table::join`. The place is the new tail.
-    fn join(row: &Row, Request { seen: (head, tail), .. }: Request) -> Row {
+    fn join(row: &Row, Request { seen: Queue { head, tail, .. }, .. }: Request) -> Row {
         let (is_empty, has_head) = (tail <= head, row.head.max(row.tail) > 0);
         let last = if tail < head || row.tail == 0 { head } else { row.tail };
         Row { head: if is_empty || !has_head { head } else { row.head }, tail: last + 1, ..*row }
@@ -343,7 +364,6 @@ impl Semaphore {
                         })
                 };
                 let replaced: [bool; CLIENTS] = std::array::from_fn(is_over);
-                client.see(&row);
                 let held = (0..CLIENTS).filter(|other| row.held(*other).is_some() && !replaced[*other]).count();
                 let ended = u8::try_from(replaced.into_iter().filter(|is| *is).count()).unwrap_or(u8::MAX);
                 // A waiter whose place was passed leaves nothing to others.
@@ -354,6 +374,7 @@ impl Semaphore {
                 let freed_at = row.freed_at.max(lease_ends.map(|(lease_end, _)| lease_end).max());
                 if held >= usize::from(self.permits) {
                     client.was_refused = true;
+                    client.see(&row);
                     None
                 } else if self.is_turn(&row, freed_at, rank, request.now, ended) {
                     again(replaced, rank)
@@ -363,6 +384,7 @@ impl Semaphore {
                         log.broke(Breach::FreeButRefused);
                     }
                     client.was_refused = true;
+                    client.see(&row);
                     None
                 }
             }
@@ -400,7 +422,7 @@ impl Protocol for Semaphore {
                         decide(asking, request, false);
                     }
                     if self.in_turn {
-                        decide(asking, Request { rank: client.rank(), ..request }, false);
+                        decide(asking, Request { rank: client.rank(self.permits), ..request }, false);
                     }
                     // A turn is used twice: it has the place of another client.
                     if self.in_turn && client.place == 0 && !self.is_walked {
