@@ -260,6 +260,12 @@ pub const NOT_EXPRESSED: &[(&str, &str)] = &[
     ("a release ends the minimum hold early", HOLDS),
     ("a takeover takes back what has ended", IDENTITIES),
     ("an identity takes another's lock", IDENTITIES),
+    ("an identity takes another's keys", IDENTITIES),
+    ("a takeover leaves the owner of the earlier holder", IDENTITIES),
+    ("a release for an identity does not read whose key it is", IDENTITIES),
+    ("a takeover leaves the nonce of the earlier holder", IDENTITIES),
+    ("a release for an identity does not read whose permit it is", IDENTITIES),
+    ("a release for an identity frees another's permit", IDENTITIES),
     ("tombstones of a crowded row stay", "the model has a few permits, and keeps all tombstones"),
     (
         "a throttled transaction of a holder is not repeated",
