@@ -84,7 +84,7 @@ impl Table {
     /// lost, which the error names, and if a row is to be tidied up.
     pub(crate) async fn release(&self, acquisition: &Acquisition, release: &Release<'_>) -> Result<Released, Error> {
         let (mut released, mut lost) = (Released::Freed, Vec::new());
-        for (key, row) in self.release_held(acquisition, release).await?.0 {
+        for (key, row) in self.release_held(acquisition, release).await? {
             match acquisition.rules().trace(row.as_ref(), &acquisition.owner, release.now) {
                 Trace::Own(Own { completed: Some(record), .. }) => released = Released::Completed(record),
                 Trace::Own(Own { is_released: true, .. }) | Trace::Other { is_released: true, .. } => {}
@@ -95,22 +95,21 @@ impl Table {
         if lost.is_empty() { Ok(released) } else { Err(self.lost(lost)) }
     }
 
-    /// Releases the keys that this owner holds. Returns the others with their rows, and whether this owner held any key.
+    /// Releases the keys that this owner holds. Returns the others with their rows.
     pub(super) async fn release_held(
         &self,
         acquisition: &Acquisition,
         release: &Release<'_>,
-    ) -> Result<(Vec<(String, Option<Row>)>, bool), Error> {
+    ) -> Result<Vec<(String, Option<Row>)>, Error> {
         let (rules, owner) = (acquisition.rules(), acquisition.owner.as_str());
         let (mut keys, mut others, mut unreadable) = (Cow::Borrowed(rules.keys()), Vec::new(), None);
-        let (mut is_first, mut was_held) = (true, false);
+        let mut is_first = true;
         while !keys.is_empty() {
             let write =
                 acquisition.write(&*keys, |key| rules.release(OwnRow { table: self, key, owner }, release, is_first));
             let refused = match self.write(write, acquisition.release_attempts.as_ref()).await? {
                 Answer::Applied(row) => {
                     self.tidy(acquisition, row, release.now).await;
-                    was_held = true;
                     break;
                 }
                 Answer::Refused(refused) => refused,
@@ -126,10 +125,9 @@ impl Table {
                     Err(why) => unreadable = Some(why.into_error(self.place(), &key)),
                 }
             }
-            was_held |= !again.is_empty();
             (keys, is_first) = (Cow::Owned(again), false);
         }
-        unreadable.map_or(Ok((others, was_held)), Err)
+        unreadable.map_or(Ok(others), Err)
     }
 
     /// Removes what is no longer needed from the row that a release has left. One request, or none.
@@ -153,9 +151,9 @@ impl Table {
         let sequence = u64::from(!keeps);
         let release = Release { sequence, now, acquired_at: Duration::ZERO, hold_until: None, hold: None, data: None };
         for _ in 0..TRIES {
-            let (others, was_held) = self.release_held(acquisition, &release).await?;
+            let others = self.release_held(acquisition, &release).await?;
             let is_own = |row: &Option<Row>| matches!(rules.trace(row.as_ref(), owner, now), Trace::Own(_));
-            let was_applied = was_held || others.iter().any(|(_, row)| is_own(row));
+            let was_applied = others.len() < rules.keys().len() || others.iter().any(|(_, row)| is_own(row));
             let Some((key, row)) = others.first().filter(|_| !was_applied) else { return Ok(()) };
             let Some(withdrawal) = rules.withdrawal(OwnRow { table: self, key, owner }, row.as_ref(), now) else {
                 return Ok(());

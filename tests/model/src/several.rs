@@ -94,8 +94,10 @@ pub(crate) struct Client {
     sequence: u8,
     tries: u8,
     may_reserve: MayReserve,
-    /// A key of the release in progress was lost. In a withdrawal: a key of it was not.
+    /// A key of the release in progress was lost.
     partly: bool,
+    /// The first key that a withdrawal did not hold, with its row, while it releases the other.
+    not_held: Option<(usize, Option<Row>)>,
 }
 
 fn keys(id: usize) -> Keys {
@@ -283,8 +285,12 @@ impl Several {
         }
         if willing.contains(&true) {
             // A key that shows the release of this owner is not lost.
-            let is_withdrawal = request.update.kind == Kind::ReleaseToWithdraw;
-            client.partly |= is_withdrawal || lost.iter().any(Option::is_some);
+            let not_held = lost.iter().position(Option::is_some);
+            if request.update.kind == Kind::ReleaseToWithdraw {
+                client.not_held = not_held.map(|key| (key, lost[key].and_then(|lost| lost.row)));
+            } else {
+                client.partly |= not_held.is_some();
+            }
             return Err(Request { keys: willing, ..*request });
         }
         Ok(lost)
@@ -444,17 +450,14 @@ impl Protocol for Several {
             Kind::ReleaseToWithdraw => match Self::refused_release(client, request, answer) {
                 Err(rest) => Some(rest),
                 Ok(lost) => {
-                    let is_own = |lost: &Lost| lost.row.is_some_and(|row| row.owner == update.owner);
-                    let count = lost.iter().flatten().count();
-                    let was_applied = client.partly
-                        || count < keys(id).into_iter().filter(|key| *key).count()
-                        || lost.iter().flatten().any(is_own);
-                    let first = (0..KEYS).find(|key| lost[*key].is_some());
-                    let (Some(first), false) = (first, was_applied) else {
+                    let lost = (0..KEYS).filter_map(|key| Some((key, lost[key]?.row)));
+                    let lost: Vec<_> = client.not_held.into_iter().chain(lost).collect();
+                    let was_applied = lost.len() < keys(id).into_iter().filter(|key| *key).count()
+                        || lost.iter().any(|(_, row)| row.is_some_and(|row| row.owner == update.owner));
+                    let (Some(&(first, row)), false) = (lost.first(), was_applied) else {
                         *client = ended(End::WithoutKey);
                         return None;
                     };
-                    let row = lost[first].and_then(|lost| lost.row);
                     let update = self.conditions.withdrawal(row.as_ref(), update);
                     Some(Request { update, keys: std::array::from_fn(|key| key == first), ..*request })
                 }
