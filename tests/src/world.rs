@@ -91,7 +91,10 @@ impl World {
     pub fn without_table() -> Self {
         let (dynamodb, prefix) = match (env::var("LOCK_TEST_ENDPOINT"), env::var("LOCK_TEST_AWS")) {
             (Ok(endpoint), _) => (Backend::Endpoint(endpoint), String::new()),
-            (Err(_), Ok(prefix)) => (Backend::Aws, prefix),
+            (Err(_), Ok(prefix)) => {
+                assert!(!prefix.is_empty(), "LOCK_TEST_AWS is empty, not the start of the names of tables");
+                (Backend::Aws, prefix)
+            }
             _ => (Backend::Embedded(DynamoDb::new().unwrap()), String::new()),
         };
         Self { dynamodb, table: format!("{prefix}locks-{:016x}", fastrand::u64(..)) }

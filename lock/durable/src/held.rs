@@ -89,8 +89,8 @@ impl Held {
     ///
     /// # Errors
     ///
-    /// [`Lost`](crate::ErrorKind::Lost) if the lock is no longer held before the work, or its lease has ended by the work's
-    /// end. A [`force_release`](lambda_lock::Locks::force_release) during the work shows in the next step; until then, only the
+    /// [`Panic`](crate::ErrorKind::Panic) if the work panics, and [`Lost`](crate::ErrorKind::Lost) if the lock is no longer held
+    /// before the work, or its lease has ended by the work's end. A [`force_release`](lambda_lock::Locks::force_release) during the work shows in the next step; until then, only the
     /// fence protects.
     pub async fn step<T, F, Fut>(&self, name: impl Into<String>, work: F) -> Result<T, Error>
     where

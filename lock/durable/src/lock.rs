@@ -91,7 +91,8 @@ impl DurableLock {
     ///
     /// The body runs again on each replay, as every function of a durable execution does: work belongs in
     /// [`Held::step`]. In the body, use only [`Held::context`] and the contexts that its operations pass, with
-    /// [`Held::within`]: an operation of an outer context breaks the replay. A panic in [`Held::step`] is recorded, and not repeated.
+    /// [`Held::within`]: an operation of an outer context breaks the replay. A panic is recorded. The
+    /// work of a [`Held::step`] that panicked is not repeated.
     ///
     /// Its requests: one step for the identity and one for each attempt (one or two `UpdateItem`; for several keys, one
     /// `TransactWriteItems` and one `UpdateItem` for each place in a queue), one wait for each turn, and one step for the

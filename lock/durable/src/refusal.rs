@@ -33,7 +33,7 @@ impl Refusal {
         }
     }
 
-    /// The lease has ended while the step ran.
+    /// The lease ended while the step ran.
     pub(crate) fn lease_ended(lock: &str, name: &str) -> Self {
         let message = format!("the lease for {name} ended before the step did: choose a longer lease");
         Self::named(lock, LOST, message)

@@ -297,10 +297,10 @@ impl Acquire {
     /// with an error that [`is_held`](Error::is_held). Any other error that [`is_retryable`](Error::is_retryable) also becomes
     /// a turn, so that the wait goes on.
     ///
-    /// Delays are from 1 s to 15 min, and shorter before the end of the wait: until the holder and those ahead should be done,
-    /// then half of the time for which the hold is overdue, or a quarter of the deviation of holds. Without known holds they are
-    /// half of the hold's age for the next in line, up to 30 s or a twentieth of the age, and that for the others. Without a
-    /// place, they are those of the backoff. The [deadline](Self::until) ends the lease and not the wait. One `UpdateItem` (IAM action
+    /// Delays are from 1 s to 15 min, and shorter before the end of the wait: until the holder and those ahead should be done.
+    /// If the hold lasts longer than others, they are up to half of its age. Without known holds, those of the next in line
+    /// grow from 5 s to 30 s or a twentieth of the hold's age; waiters behind it sleep as long as its longest delay. Without
+    /// a place, they are those of the backoff. The [deadline](Self::until) ends the lease and not the wait. One `UpdateItem` (IAM action
     /// `dynamodb:UpdateItem`), and one more for the place, which is taken after up to 25 ms.
     ///
     /// # Errors

@@ -48,7 +48,8 @@ impl Locks {
 /// | renew, release | 1 `UpdateItem`; while more than about 30 permits are in use, every 32nd release sends another one |
 ///
 /// The IAM action is `dynamodb:UpdateItem`. All permits of a key are in one row, and each adds its holder's name and about
-/// 210 bytes, and with [`owner_from`](Acquire::owner_from) about three times the identity. DynamoDB bills a write by the KB of the row, and writes one row about 1000 times a second at most. So a
+/// 210 bytes, and with [`owner_from`](Acquire::owner_from) about three times the length of the identity.
+/// DynamoDB bills a write by the KB of the row, and writes one row about 1000 times a second at most. So a
 /// semaphore suits tens of permits that are held for a second or longer, and not thousands of short calls a second.
 ///
 /// # Different numbers

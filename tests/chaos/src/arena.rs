@@ -71,6 +71,7 @@ pub(crate) async fn play(plan: &Plan, site: &Site) -> (History, Counts) {
         folder: folder.clone(),
         table: locks.clone(),
         clock_skew: format!("{}ms", CLOCK_SKEW.as_millis()),
+        access_key: site.place.access_key.clone(),
     };
     let mut random = Rng::with_seed(plan.seed);
     let end = clocks::now() + clocks::nanos(plan.length);

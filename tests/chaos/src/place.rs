@@ -17,11 +17,17 @@ use hyper::header::{AUTHORIZATION, HeaderName};
 pub(crate) struct Place {
     pub(crate) endpoint: String,
     account: Option<SdkConfig>,
+    /// With what the processes sign. Others on this machine do not know it.
+    pub(crate) access_key: String,
+}
+
+fn access_key() -> String {
+    format!("{:016X}", fastrand::u64(..))
 }
 
 impl Place {
     pub(crate) fn at(endpoint: &str) -> Self {
-        Self { endpoint: endpoint.trim_end_matches('/').to_owned(), account: None }
+        Self { endpoint: endpoint.trim_end_matches('/').to_owned(), account: None, access_key: access_key() }
     }
 
     /// The account and the region of the environment.
@@ -32,7 +38,7 @@ impl Place {
             || format!("https://dynamodb.{region}.amazonaws.com"),
             |endpoint| endpoint.trim_end_matches('/').to_owned(),
         );
-        Self { endpoint, account: Some(config) }
+        Self { endpoint, account: Some(config), access_key: access_key() }
     }
 
     /// Returns a client of the tables, past the proxy.
@@ -48,9 +54,13 @@ impl Place {
         Client::from_conf(config.build())
     }
 
-    /// Signs a request of a process for AWS. Processes have no credentials, wrong clocks, and sign for the proxy.
+    /// Signs a request of a process for AWS. Processes have no credentials of the account, wrong clocks, and sign for the proxy.
     pub(crate) async fn sign(&self, request: &mut Request<Full<Bytes>>, body: &[u8]) {
         let Some(account) = &self.account else { return };
+        let authorization = request.headers().get(AUTHORIZATION).and_then(|header| header.to_str().ok());
+        if authorization.is_none_or(|header| !header.contains(&format!("Credential={}/", self.access_key))) {
+            return;
+        }
         for name in
             [AUTHORIZATION, HeaderName::from_static("x-amz-date"), HeaderName::from_static("x-amz-security-token")]
         {

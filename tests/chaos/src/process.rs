@@ -26,6 +26,7 @@ pub(crate) struct Common {
     pub(crate) folder: PathBuf,
     pub(crate) table: String,
     pub(crate) clock_skew: String,
+    pub(crate) access_key: String,
 }
 
 #[derive(Debug)]
@@ -159,7 +160,7 @@ fn spawn(settings: &worker::Settings, start: u64, endpoint: &str, common: &Commo
     command.envs([
         ("AWS_ENDPOINT_URL", endpoint),
         ("AWS_REGION", "us-east-1"),
-        ("AWS_ACCESS_KEY_ID", "local"),
+        ("AWS_ACCESS_KEY_ID", &common.access_key),
         ("AWS_SECRET_ACCESS_KEY", "local"),
         ("LOCK_TABLE_NAME", &common.table),
         ("LOCK_CLOCK_SKEW", &common.clock_skew),

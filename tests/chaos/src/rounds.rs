@@ -7,6 +7,7 @@ use std::process::{Command, ExitCode};
 use std::time::Duration;
 
 use clap::Args;
+use clap::builder::NonEmptyStringValueParser;
 use futures_util::{StreamExt as _, stream};
 
 use crate::arena::{Hardship, Plan, Site, play};
@@ -19,10 +20,10 @@ use crate::worker::Kind;
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Settings {
     /// The DynamoDB, without a path. Without it, that of the AWS account in the environment.
-    #[arg(long)]
+    #[arg(long, required_unless_present = "tables")]
     endpoint: Option<String>,
-    /// The start of the names of all tables.
-    #[arg(long, default_value = "")]
+    /// The start of the names of all tables. Tables with such names are deleted.
+    #[arg(long, default_value = "chaos-", value_parser = NonEmptyStringValueParser::new())]
     tables: String,
     /// What the processes and the network intend. What happens depends on the machine, too.
     #[arg(long, default_value_t = 1)]

@@ -15,7 +15,14 @@ use crate::place::Place;
 
 pub(crate) async fn create(client: &Client, name: &str) {
     // A run that was ended left it there.
-    let _there_may_be_none = client.delete_table().table_name(name).send().await;
+    if client.delete_table().table_name(name).send().await.is_ok() {
+        let until_it_is_gone = async {
+            while client.describe_table().table_name(name).send().await.is_ok() {
+                sleep(Duration::from_millis(500)).await;
+            }
+        };
+        timeout(Place::LONGEST_CREATION, until_it_is_gone).await.unwrap();
+    }
     let id = AttributeDefinition::builder().attribute_name("id").attribute_type(ScalarAttributeType::S);
     let key = KeySchemaElement::builder().attribute_name("id").key_type(KeyType::Hash);
     let table = client.create_table().table_name(name).billing_mode(BillingMode::PayPerRequest);

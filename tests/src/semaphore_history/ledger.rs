@@ -183,14 +183,14 @@ impl Observe for Ledger {
                     ledger.broke(&mut state, format!("(g) {key}: a {purpose:?} was applied after a later request"));
                 }
                 if !is_renewal {
-                    state.release(key, owner, now);
+                    state.release(key, owner, forgotten_from(update, now));
                 }
             }
             Purpose::Withdraw => {
                 state.counts.withdrawn += 1;
                 // Beside the permit that the identity has, only the last withdrawal leaves a trace.
                 if update.sets(&permit_of(&owner)).is_some() {
-                    state.release(key, owner, now);
+                    state.release(key, owner, forgotten_from(update, now));
                 }
             }
             Purpose::Resume => {
@@ -212,6 +212,12 @@ impl Observe for Ledger {
             }
         }
     }
+}
+
+/// The time of a tombstone is that at which the request was sent, which may be long ago.
+fn forgotten_from(update: &Write, now: SystemTime) -> SystemTime {
+    let sent = update.number_of_permit("released_at").map(Duration::from_millis);
+    sent.map_or(now, |sent| now.min(SystemTime::UNIX_EPOCH + sent))
 }
 
 /// What belongs to this owner without a nonce, or to this identity, in the row of a key.

@@ -115,10 +115,14 @@ async fn a_release_that_outlasts_the_lease_finds_that_it_has_ended() {
     let ticket = ticket(&world, CLOCK_SKEW + ms(400)).await;
     let (later, locks) = host(&world);
     later.advance_clock(MINUTE);
-    let _replaces_it = locks.semaphore("bank", 2).acquire().await.unwrap();
+    let other = locks.semaphore("bank", 2).acquire().await.unwrap();
+    let replaces_it = locks.semaphore("bank", 2).acquire().await.unwrap();
     let slow = world.host().faults(Faults::seeded(1).latency(ms(300)..ms(300))).build();
     let error = world.locks(&slow).build().unwrap().release_ticket(&ticket).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::TicketEnded, "{error}");
+    assert_eq!(held(&world).await, 2);
+    other.release().await.unwrap();
+    replaces_it.release().await.unwrap();
 }
 
 #[tokio::test]

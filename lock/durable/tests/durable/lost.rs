@@ -60,7 +60,7 @@ async fn a_step_ends_with_its_lease() {
     .await;
     assert_eq!(
         result.output().map(String::as_str),
-        Some("Lost: the lease for deploy has ended before the step: choose a longer lease")
+        Some("Lost: the lease for deploy ended before the step did: choose a longer lease")
     );
 }
 

@@ -101,7 +101,7 @@ fn end_wait(file: &Path) {
 /// Writes the turn for the next attempt. Returns the refusal.
 fn keep_turn(file: &Path, turn: &Turn) -> Failure {
     let key = turn.keys().next().map(printable).unwrap_or_default().into_owned();
-    // Replaces the file as a whole: half a turn would be a wrong one.
+    // Replaces the file as a whole: half a turn is not valid, and would end the wait.
     let new = file.with_added_extension("new");
     let written = serde_json::to_vec(turn).map_err(io::Error::other).and_then(|json| fs::write(&new, json));
     let written = written.and_then(|()| fs::rename(&new, file));

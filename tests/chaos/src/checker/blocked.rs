@@ -70,10 +70,10 @@ pub(super) fn check(ops: &[Op], clock_skew: u64) -> Vec<Violation> {
                 What::Refused { key, by, fence } => {
                     let text =
                         |why: String| format!("{} was refused {key} by {by:?} with fence {fence:?}{why}", op.name());
-                    if by.as_ref() == Some(&op.name()) && event.at < leased_until {
+                    let by_fence = fence.and_then(|fence| by_fence.get(&(key.as_str(), fence)).copied());
+                    if by.as_ref() == Some(&op.name()) && (event.at < leased_until || by_fence.is_some()) {
                         broke(Broken::Itself, key, event.at, text(String::new()));
                     }
-                    let by_fence = fence.and_then(|fence| by_fence.get(&(key.as_str(), fence)).copied());
                     // A fence that nobody had is that of an acquire without an answer, or of one that arrived again
                     // after the release: of many releases, the row remembers the last ones. The lease ends as it would
                     // have without.
