@@ -1,10 +1,8 @@
 //! The DynamoDB of a run: at an address, or in an AWS account.
 
-use std::time::Duration;
-
 use aws_config::{BehaviorVersion, SdkConfig};
 use aws_sdk_dynamodb::Client;
-use aws_sdk_dynamodb::config::{self, Credentials, ProvideCredentials, Region, SharedCredentialsProvider};
+use aws_sdk_dynamodb::config::{self, Credentials, ProvideCredentials, Region};
 use aws_sigv4::http_request::{SignableBody, SignableRequest, SigningSettings, sign};
 use aws_sigv4::sign::v4::SigningParams;
 use aws_smithy_async::time::{SystemTimeSource, TimeSource};
@@ -67,8 +65,7 @@ impl Place {
             request.headers_mut().remove(name);
         }
         let provider = account.credentials_provider().expect("there is a provider of credentials");
-        let credentials: SharedCredentialsProvider = provider;
-        let identity = credentials.provide_credentials().await.expect("the environment has credentials").into();
+        let identity = provider.provide_credentials().await.expect("the environment has credentials").into();
         let parameters = SigningParams::builder()
             .identity(&identity)
             .region(account.region().expect("the environment has a region").as_ref())
@@ -83,7 +80,4 @@ impl Place {
         let (instructions, _signature) = sign(signable, &parameters).unwrap().into_parts();
         instructions.apply_to_request_http1x(request);
     }
-
-    /// How long a table takes until it can be used, at most.
-    pub(crate) const LONGEST_CREATION: Duration = Duration::from_mins(2);
 }

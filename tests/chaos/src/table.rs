@@ -7,11 +7,12 @@ use aws_sdk_dynamodb::types::{
     AttributeDefinition, AttributeValue, BillingMode, KeySchemaElement, KeyType, ScalarAttributeType, TableDescription,
     TableStatus,
 };
-
 use tokio::time::{sleep, timeout};
 
 use crate::checker::Row;
-use crate::place::Place;
+
+/// How long a table takes until it can be used or is gone, at most.
+const LONGEST: Duration = Duration::from_mins(2);
 
 pub(crate) async fn create(client: &Client, name: &str) {
     // A run that was ended left it there.
@@ -21,7 +22,7 @@ pub(crate) async fn create(client: &Client, name: &str) {
                 sleep(Duration::from_millis(500)).await;
             }
         };
-        timeout(Place::LONGEST_CREATION, until_it_is_gone).await.unwrap();
+        timeout(LONGEST, until_it_is_gone).await.unwrap();
     }
     let id = AttributeDefinition::builder().attribute_name("id").attribute_type(ScalarAttributeType::S);
     let key = KeySchemaElement::builder().attribute_name("id").key_type(KeyType::Hash);
@@ -37,7 +38,7 @@ pub(crate) async fn create(client: &Client, name: &str) {
             sleep(Duration::from_millis(500)).await;
         }
     };
-    timeout(Place::LONGEST_CREATION, until_it_can_be_used).await.unwrap();
+    timeout(LONGEST, until_it_can_be_used).await.unwrap();
 }
 
 /// Deletes a table of an earlier round, which only costs memory.

@@ -345,11 +345,7 @@ impl Shown for Lock {
     }
 
     fn standing(&self, client: &Self::Client) -> Standing {
-        match client.phase {
-            Phase::Asking => asking(client.attempts, client.doubtful, self.bounds),
-            Phase::Held => Standing::Held { deadline: client.deadline },
-            phase => later(phase),
-        }
+        standing(client.phase, client.attempts, client.doubtful, client.deadline, self.bounds)
     }
 
     fn rows(&self, table: &Self::Table) -> Vec<Option<Row>> {
@@ -363,11 +359,7 @@ impl Shown for Several {
     }
 
     fn standing(&self, client: &Self::Client) -> Standing {
-        match client.phase {
-            Phase::Asking => asking(client.attempts, client.doubtful, self.bounds),
-            Phase::Held => Standing::Held { deadline: client.deadline },
-            phase => later(phase),
-        }
+        standing(client.phase, client.attempts, client.doubtful, client.deadline, self.bounds)
     }
 
     fn rows(&self, table: &Self::Table) -> Vec<Option<Row>> {
@@ -392,11 +384,7 @@ impl Shown for Semaphore {
     }
 
     fn standing(&self, client: &Self::Client) -> Standing {
-        match client.phase {
-            Phase::Asking => asking(client.attempts, client.doubtful, self.bounds),
-            Phase::Held => Standing::Held { deadline: client.deadline },
-            phase => later(phase),
-        }
+        standing(client.phase, client.attempts, client.doubtful, client.deadline, self.bounds)
     }
 
     fn rows(&self, table: &Self::Table) -> Vec<Option<Row>> {
@@ -415,13 +403,11 @@ fn operation(request: Request) -> Operation {
     }
 }
 
-fn asking(attempts: u8, is_doubtful: bool, bounds: Bounds) -> Standing {
-    Standing::Asking { attempts, is_doubtful, is_over: attempts >= bounds.attempts }
-}
-
-fn later(phase: Phase) -> Standing {
+fn standing(phase: Phase, attempts: u8, is_doubtful: bool, deadline: u8, bounds: Bounds) -> Standing {
     match phase {
-        Phase::Asking | Phase::Held | Phase::Ended(End::Unknown) => Standing::Unknown,
+        Phase::Asking => Standing::Asking { attempts, is_doubtful, is_over: attempts >= bounds.attempts },
+        Phase::Held => Standing::Held { deadline },
+        Phase::Ended(End::Unknown) => Standing::Unknown,
         Phase::Releasing => Standing::Releasing,
         Phase::Completing => Standing::Completing,
         Phase::Withdrawing => Standing::Withdrawing,

@@ -21,14 +21,10 @@ async fn a_panic_frees_the_key_and_is_the_same_error_on_replay() {
                 let (locks, panics) = (locks.clone(), Arc::clone(&counter));
                 async move {
                     let lock = kind(&ctx, &locks).run(move |held| async move {
-                        let panic = move || -> Result<(), BoxError> {
-                            panics.fetch_add(1, Ordering::SeqCst);
-                            panic!("a mistake");
-                        };
-                        if !in_a_step {
-                            panic()?;
+                        if in_a_step {
+                            return Ok(held.step("work", |_| mistake(panics)).await?);
                         }
-                        Ok(held.step("work", |_| async move { panic() }).await?)
+                        mistake(panics).await
                     });
                     let panicked: Result<(), Error> = lock.await;
                     ctx.wait(Duration::from_secs(1)).await?;
