@@ -10,8 +10,9 @@ use crate::lease::Lease;
 use crate::name::digest;
 
 const DAY: Duration = Duration::from_hours(24);
-/// How long a takeover waits for a clock that is ahead.
-const SKEW: Duration = Duration::from_secs(5);
+/// How long a takeover waits for a clock that is ahead: longer than the largest skew that a table allows. It waits for
+/// nothing else, as the identity has the lock.
+const SKEW: Duration = Duration::from_secs(5 * 60 + 1);
 
 /// The fences of a lock that is held. Each attempt of a step has larger ones.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -89,8 +90,9 @@ impl Claim {
         })
     }
 
-    /// Takes over what the identity has, with larger fences and this lease.
-    pub(crate) async fn take_over(&self, identity: &str, lease: Duration) -> Result<(Fences, Lease), Error> {
+    /// Takes over what the identity has, with larger fences. The lease begins after this wait.
+    pub(crate) async fn take_over(&self, identity: &str, wait: Duration) -> Result<(Fences, Lease), Error> {
+        let lease = self.lease.saturating_add(wait).min(self.longest_lease());
         Ok(match self.request(identity, lease) {
             Request::One(acquire) => self.keep(acquire.wait(SKEW).take_over().await?),
             Request::All(acquire) => self.keep_set(acquire.wait(SKEW).take_over().await?),
@@ -138,13 +140,18 @@ impl Claim {
         (fences, lease)
     }
 
-    /// Returns the longest time for which a lease lasts beyond a suspension.
+    /// Returns the longest wait that one takeover covers. With a lease close to the longest, half of that is for the wait,
+    /// and the other half for the invocation after it.
     pub(crate) fn longest_wait(&self) -> Duration {
-        let longest = match self.kind {
+        let longest = self.longest_lease();
+        longest.saturating_sub(self.lease).max(longest / 2)
+    }
+
+    fn longest_lease(&self) -> Duration {
+        match self.kind {
             Kind::Key(_) => 366 * DAY,
             Kind::Permit(..) | Kind::Keys(_) => DAY,
-        };
-        longest.saturating_sub(self.lease)
+        }
     }
 }
 

@@ -93,8 +93,8 @@ impl Error {
         self.kind() == ErrorKind::Lost
     }
 
-    /// Returns `true` if DynamoDB did not answer a takeover.
-    pub(crate) fn is_unanswered(&self) -> bool {
+    /// Returns `true` if a takeover can be repeated: DynamoDB did not answer it, or refused it for now.
+    pub(crate) fn is_retryable(&self) -> bool {
         matches!(&*self.0, Cause::Refused(refusal, _) if refusal.is_retryable)
     }
 

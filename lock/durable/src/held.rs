@@ -100,7 +100,7 @@ impl Held {
     {
         let lock = Arc::clone(&self.lock);
         let step = self.ctx.step(move |step| async move {
-            let (fences, lease) = match lock.extend(lock.claim.lease, &step).await? {
+            let (fences, lease) = match lock.extend(Duration::ZERO, &step).await? {
                 Ok(taken_over) => taken_over,
                 Err(refusal) => return Ok(Outcome::Refused(refusal)),
             };
@@ -143,7 +143,7 @@ impl Held {
     /// [`Lost`](crate::ErrorKind::Lost) if the lock is no longer held. If the step and the body pass the error on,
     /// [`run`](crate::DurableLock::run) fails with the same kind.
     pub async fn take_over(&self) -> Result<Fences, Error> {
-        match self.lock.claim.take_over(&self.lock.identity, self.lock.claim.lease).await {
+        match self.lock.claim.take_over(&self.lock.identity, Duration::ZERO).await {
             Ok((fences, _)) => Ok(fences),
             Err(error) => Err(Error::from(Cause::Refused(Refusal::new(&self.lock.id, &error), None)).marked()),
         }
@@ -163,9 +163,8 @@ impl Held {
         while !left.is_zero() {
             let next = left.min(self.lock.claim.longest_wait()).max(Duration::from_secs(1));
             let lock = Arc::clone(&self.lock);
-            let lease = lock.claim.lease.saturating_add(next);
             let extend = self.ctx.step(move |step| async move {
-                Ok(match lock.extend(lease, &step).await? {
+                Ok(match lock.extend(next, &step).await? {
                     Ok(_) => Outcome::Done(()),
                     Err(refusal) => Outcome::Refused(refusal),
                 })
@@ -180,13 +179,9 @@ impl Held {
 }
 
 impl Inner {
-    /// Takes the lock over in a step. Returns the refusal that the history gets.
-    async fn extend(
-        &self,
-        lease: Duration,
-        step: &StepContext,
-    ) -> Result<Result<(Fences, Lease), Refusal>, Unanswered> {
-        match self.claim.take_over(&self.identity, lease).await {
+    /// Takes the lock over in a step, for a wait and the lease. Returns the refusal that the history gets.
+    async fn extend(&self, wait: Duration, step: &StepContext) -> Result<Result<(Fences, Lease), Refusal>, Unanswered> {
+        match self.claim.take_over(&self.identity, wait).await {
             Ok(taken_over) => Ok(Ok(taken_over)),
             Err(error) => Unanswered::or_refusal(&self.id, error, step).map(Err),
         }

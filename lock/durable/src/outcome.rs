@@ -34,18 +34,16 @@ impl<T> Outcome<T> {
             Ok(value) => return Ok(Self::Done(value)),
             Err(error) => error,
         };
-        let operation = match error.downcast::<Error>() {
-            Ok(error) => match *error.0 {
-                Cause::Refused(refusal, _) | Cause::Passed(refusal) if refusal.lock == lock => {
-                    return Ok(Self::Refused(refusal));
-                }
-                Cause::Refused(refusal, _) | Cause::Passed(refusal) => return Ok(Self::Passed(refusal)),
-                Cause::Panicked(message) => return Ok(Self::Panicked(message)),
-                Cause::Operation(error) => error,
-            },
-            Err(error) => *error.downcast::<OperationError>()?,
+        let refusal = match error.downcast::<Error>().map(|error| *error.0) {
+            Ok(Cause::Refused(refusal, _) | Cause::Passed(refusal)) => refusal,
+            Ok(Cause::Panicked(message)) => return Ok(Self::Panicked(message)),
+            Ok(Cause::Operation(error)) => Refusal::of_operation(&error).ok_or(error)?,
+            Err(error) => {
+                let error = *error.downcast::<OperationError>()?;
+                Refusal::of_operation(&error).ok_or(error)?
+            }
         };
-        Refusal::of_operation(lock, &operation).map(Self::Refused).ok_or_else(|| operation.into())
+        Ok(if refusal.lock == lock { Self::Refused(refusal) } else { Self::Passed(refusal) })
     }
 
     /// Returns what a panic says.

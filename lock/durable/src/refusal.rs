@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 
 const LOST: &str = "LockLost";
 const HELD: &str = "LockHeld";
-/// Comes before the error's type in the history of a step or a branch that a refusal has failed.
+/// Comes before the lock and the error's type in the history of a step or a branch that a refusal has failed.
 const MARK: &str = "DurableLock.";
 
 #[derive(Clone, Debug, Deserialize, Serialize)]
@@ -52,13 +52,13 @@ impl Refusal {
 
     /// Returns what lets [`of_operation`](Self::of_operation) find this refusal in the history.
     pub(crate) fn mark(&self) -> TypedError {
-        TypedError::with_type(format!("{MARK}{}", self.error_type), "the lock refused the request")
+        TypedError::with_type(format!("{MARK}{}.{}", self.lock, self.error_type), "the lock refused the request")
     }
 
     /// Returns the refusal that has failed a step or a branch.
-    pub(crate) fn of_operation(lock: &str, error: &OperationError) -> Option<Self> {
+    pub(crate) fn of_operation(error: &OperationError) -> Option<Self> {
         let wire = error.wire()?;
-        let error_type = wire.error_type()?.strip_prefix(MARK)?;
+        let (lock, error_type) = wire.error_type()?.strip_prefix(MARK)?.split_once('.')?;
         Some(Self::named(lock, error_type, wire.error_message().unwrap_or(error_type).to_owned()))
     }
 }

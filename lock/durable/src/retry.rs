@@ -50,7 +50,7 @@ pub(crate) fn retry_unanswered(error: &StepError, attempt: u32) -> RetryDecision
 #[must_use]
 pub fn retry_take_over(error: &StepError, attempt: u32) -> RetryDecision {
     let refused = error.source().and_then(|error| error.downcast_ref::<Error>());
-    repeat_if(refused.is_some_and(Error::is_unanswered), attempt)
+    repeat_if(refused.is_some_and(Error::is_retryable), attempt)
 }
 
 fn repeat_if(is_unanswered: bool, attempt: u32) -> RetryDecision {

@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use aws_durable_execution_sdk::{BoxError, Branch, DurableContext};
+use lambda_lock::Locks;
 use lambda_lock_durable::{Error, ErrorKind, LockContext as _};
 
 use crate::{KEY, KINDS, LEASE, Table, run};
@@ -132,4 +133,34 @@ async fn branches_of_one_execution_exclude_each_other() {
     assert_eq!(result.output().map(String::as_str), Some("both"), "{:?}", result.error_message());
     assert_eq!(seen.load(Ordering::SeqCst), 1, "both branches were inside");
     assert!(!table.is_held().await);
+}
+
+/// The next environment's clock is behind that of the last by all that a table allows.
+#[tokio::test(start_paused = true)]
+async fn a_step_waits_for_a_clock_that_is_ahead() {
+    let skew = Duration::from_mins(5);
+    for takes in KINDS {
+        let table = Table::new().await;
+        let locks = Locks::builder(table.host.client(), "locks").clock_skew(skew).build().unwrap();
+        let host = table.host.clone();
+        let result = run(move |ctx| {
+            let (locks, host) = (locks.clone(), host.clone());
+            async move {
+                let fences = takes(&ctx, &locks).lease(LEASE).run(move |held| async move {
+                    let first = held.step("first", |fences| async move { Ok(fences.fence()) }).await?;
+                    let elsewhere = held.context().step(move |_| async move {
+                        host.set_clock_back(skew);
+                        Ok(())
+                    });
+                    elsewhere.await?;
+                    let second = held.step("second", |fences| async move { Ok(fences.fence()) }).await?;
+                    Ok(second > first)
+                });
+                Ok(format!("{:?}", fences.await.map_err(|error| error.kind())))
+            }
+        })
+        .await;
+        assert_eq!(result.output().map(String::as_str), Some("Ok(true)"), "{:?}", result.error_message());
+        assert!(!table.is_held().await);
+    }
 }

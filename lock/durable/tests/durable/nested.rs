@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use lambda_lock_durable::{Error, LockContext as _};
+use lambda_lock_durable::{Error, LockContext as _, retry_take_over};
 
 use crate::{KEY, LEASE, Table, run};
 
@@ -51,6 +51,42 @@ async fn a_loss_of_the_outer_lock_under_an_inner_one_is_the_outer_ones() {
                                 .step(move |_| async move { Ok(locks.release_identity(KEY, "one").await?) });
                             freed.await?;
                             Ok(outer.within(held.context()).step("work", |_| async { Ok(()) }).await?)
+                        })
+                        .await;
+                    let error = inner.unwrap_err();
+                    if error.is_lost() {
+                        return Err("the inner lock is not lost".into());
+                    }
+                    Err::<(), _>(error.into())
+                }
+            });
+            let error: Error = outer.await.unwrap_err();
+            Ok(format!("{:?}", error.kind()))
+        }
+    })
+    .await;
+    assert_eq!(result.output().map(String::as_str), Some("Lost"), "{:?}", result.error_message());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_loss_of_the_outer_lock_in_a_step_under_an_inner_one_is_the_outer_ones() {
+    let table = Table::new().await;
+    let locks = table.locks.clone();
+    let result = run(move |ctx| {
+        let locks = locks.clone();
+        async move {
+            let outer = ctx.lock(&locks, KEY).owner_from("one").run({
+                let locks = locks.clone();
+                move |outer| async move {
+                    let inner = outer.context().lock(&locks, "inner").owner_from("one");
+                    let inner: Result<(), Error> = inner
+                        .run(move |held| async move {
+                            let step = held.context().step(move |_| async move {
+                                locks.release_identity(KEY, "one").await?;
+                                outer.take_over().await?;
+                                Ok(())
+                            });
+                            Ok(step.retry_strategy(retry_take_over).await?)
                         })
                         .await;
                     let error = inner.unwrap_err();

@@ -9,7 +9,7 @@ use lambda_lock_durable::{ErrorKind, LockContext as _};
 use serde_json::{Value, json};
 use tokio::time::sleep;
 
-use crate::service::Service;
+use crate::service::{Ended, Service};
 use crate::turns::{HOLD, arn, execute};
 use crate::{KEY, KINDS, LEASE, Table, Takes};
 
@@ -32,13 +32,20 @@ async fn a_suspended_execution_keeps_its_lock_longer_than_its_lease() {
 }
 
 /// Waits under a lock, by itself or by its context, and returns what the next step returns.
-async fn after_a_wait(service: &Service, locks: &Locks, takes: Takes, wait: Duration, renews: bool) -> Value {
+async fn after_a_wait(
+    service: &Service,
+    locks: &Locks,
+    takes: Takes,
+    lease: Duration,
+    wait: Duration,
+    renews: bool,
+) -> Ended {
     let locks = locks.clone();
     let arn = arn(1);
     let execution = service.execute(&arn, Duration::ZERO, move |_: Value, ctx| {
         let locks = locks.clone();
         async move {
-            let lock = takes(&ctx, &locks).lease(LEASE).run(move |held| async move {
+            let lock = takes(&ctx, &locks).lease(lease).run(move |held| async move {
                 held.step("before", |_| async { Ok(()) }).await?;
                 if renews {
                     held.wait(wait).await?;
@@ -53,6 +60,11 @@ async fn after_a_wait(service: &Service, locks: &Locks, takes: Takes, wait: Dura
     let ended = execution.await;
     assert_eq!(ended.response["Status"], "SUCCEEDED", "{ended:?}");
     assert!(ended.invocations > 1, "it was not suspended");
+    ended
+}
+
+/// Returns what the function returned.
+fn result(ended: &Ended) -> Value {
     serde_json::from_str(ended.response["Result"].as_str().unwrap()).unwrap()
 }
 
@@ -69,12 +81,25 @@ async fn a_wait_of_the_lock_renews_it_and_a_wait_of_the_context_does_not() {
                     } else {
                         Service::new(&table.engine)
                     };
-                    let after = after_a_wait(&service, &table.locks, takes, wait, renews).await;
-                    assert_eq!(after, format!("{expected:?}"), "{is_frozen} {wait:?} {renews}");
+                    let after = after_a_wait(&service, &table.locks, takes, LEASE, wait, renews).await;
+                    assert_eq!(result(&after), format!("{expected:?}"), "{is_frozen} {wait:?} {renews}");
                     assert!(!table.is_held().await);
                 }
             }
         }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_wait_under_the_longest_lease_is_few_waits() {
+    let day = Duration::from_hours(24);
+    for (takes, longest) in KINDS.into_iter().zip([366 * day, day, day]) {
+        let table = Table::new().await;
+        let service = Service::new(&table.engine);
+        let after = after_a_wait(&service, &table.locks, takes, longest, longest, true).await;
+        assert_eq!(result(&after), "Ok(())");
+        assert_eq!(service.waits(&arn(1)), 2);
+        assert!(!table.is_held().await);
     }
 }
 
