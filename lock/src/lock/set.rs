@@ -278,9 +278,7 @@ impl LockSet {
     pub fn condition_checks(&self) -> Result<Vec<ConditionCheck>, Error> {
         self.lock.hold.condition_checks()
     }
-}
 
-impl LockSet {
     /// Keeps the keys held after this process, for a [takeover](AcquireAll::take_over) by the same identity: until it frees
     /// them ([`Locks::release_identity`], for each key) or the lease ends. Sends no request.
     ///
