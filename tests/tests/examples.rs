@@ -40,6 +40,9 @@ mod http;
 #[path = "../../templates/idempotent/template/src/main.rs"]
 mod idempotent;
 #[allow(dead_code, reason = "the runtime calls `main`")]
+#[path = "../../templates/limit/template/src/main.rs"]
+mod limit;
+#[allow(dead_code, reason = "the runtime calls `main`")]
 #[path = "../../templates/queue/template/src/main.rs"]
 mod queue;
 #[allow(dead_code, reason = "the runtime calls `main`")]
@@ -48,6 +51,12 @@ mod singleton;
 #[allow(dead_code, reason = "the runtime calls `main`")]
 #[path = "../../templates/stream/template/src/main.rs"]
 mod stream;
+#[allow(dead_code, reason = "the runtime calls `main`")]
+#[path = "../../templates/webhook/template/src/main.rs"]
+mod webhook;
+#[allow(dead_code, reason = "the runtime calls `main`")]
+#[path = "../../templates/workflow/template/src/main.rs"]
+mod workflow;
 
 const README: &str = include_str!("../../README.md");
 
@@ -80,6 +89,12 @@ fn the_quick_start_is_what_the_template_renders() {
     for line in deploy.lines().filter(|line| !line.contains("--stack-name")) {
         assert!(rendered("README.md").contains(line), "{line}");
     }
+}
+
+#[test]
+fn the_template_of_a_workflow_has_the_state_machine_of_the_guide() {
+    let guide = include_str!("../../lock/docs/state_machine.asl.json");
+    assert_eq!(include_str!("../../templates/workflow/template/machine.asl.json"), guide);
 }
 
 #[test]

@@ -14,6 +14,7 @@ fn once(locks: Locks, caller: Caller) -> HttpIdempotencyLayer {
 
 #[tokio::main]
 async fn main() -> Result<(), Error> {
+    lambda_http::tracing::init_default_subscriber(); // to CloudWatch Logs
     let locks = Locks::from_env().await?; // the table is LOCK_TABLE_NAME
     lambda_http::run(once(locks, Caller::jwt_subject()).layer(service_fn(place))).await
 }

@@ -26,6 +26,7 @@ fn once(locks: Locks) -> Idempotency<LambdaEvent<Order>, Receipt, Error> {
 
 #[tokio::main]
 async fn main() -> Result<(), Error> {
+    lambda_runtime::tracing::init_default_subscriber(); // to CloudWatch Logs
     let locks = Locks::from_env().await?; // the table is LOCK_TABLE_NAME
     Runtime::new(IdempotencyLayer::new(once(locks)).layer(service_fn(charge))).run().await
 }

@@ -13,6 +13,7 @@ fn one_at_a_time(locks: Locks) -> LockLayer<LambdaEvent<Value>, String> {
 
 #[tokio::main]
 async fn main() -> Result<(), Error> {
+    lambda_runtime::tracing::init_default_subscriber(); // to CloudWatch Logs
     let locks = Locks::from_env().await?; // the table is LOCK_TABLE_NAME
     Runtime::new(one_at_a_time(locks).layer(service_fn(write_report))).run().await
 }

@@ -18,6 +18,7 @@ async fn count(record: DynamoDbRecord<Order>) -> Result<(), Error> {
 
 #[tokio::main]
 async fn main() -> Result<(), Error> {
+    lambda_runtime::tracing::init_default_subscriber(); // to CloudWatch Logs
     let locks = Locks::from_env().await?; // the table is LOCK_TABLE_NAME
     Runtime::new(StreamConsumer::by_event_id(locks).concurrency(10).layer(service_fn(count))).run().await
 }

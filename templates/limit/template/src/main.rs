@@ -1,0 +1,54 @@
+use lambda_lock::Locks;
+use lambda_runtime::{Error, LambdaEvent, Runtime, service_fn};
+use std::time::Duration;
+
+/// How many calls the other service takes at a time, from all environments of this function.
+const AT_MOST: u32 = 5;
+
+async fn call(account: &str) -> u32 {
+    account.len() as u32
+}
+
+/// Calls while at most four others do. Waits for its turn, and fails with `LockHeld` after that.
+async fn balance(locks: &Locks, account: LambdaEvent<String>, wait: Duration) -> Result<u32, lambda_lock::Error> {
+    let permit = locks.semaphore("{{ project_name }}", AT_MOST).acquire();
+    permit.until(account.context.deadline()).wait(wait).run(async |_| call(&account.payload).await).await
+}
+
+#[tokio::main]
+async fn main() -> Result<(), Error> {
+    lambda_runtime::tracing::init_default_subscriber(); // to CloudWatch Logs
+    let locks = &Locks::from_env().await?; // the table is LOCK_TABLE_NAME
+    let function = service_fn(|account| balance(locks, account, Duration::from_secs(20)));
+    Runtime::new(function).run().await
+}
+
+#[cfg(test)]
+mod tests {
+    use lambda_lock::embedded::DynamoDb;
+    use lambda_runtime::Context;
+    use std::time::SystemTime;
+
+    use super::*;
+
+    fn account() -> LambdaEvent<String> {
+        let mut context = Context::default();
+        context.deadline = (SystemTime::UNIX_EPOCH.elapsed().unwrap().as_millis() + 30_000) as u64;
+        LambdaEvent::new("savings".to_owned(), context)
+    }
+
+    #[tokio::test]
+    async fn a_sixth_call_is_refused_until_one_of_five_has_ended() {
+        let engine = DynamoDb::new().unwrap();
+        let locks = Locks::builder(engine.client(), "locks").build().unwrap();
+        locks.create_table().await.unwrap();
+        let mut others = Vec::new();
+        for _ in 0..AT_MOST {
+            others.push(locks.semaphore("{{ project_name }}", AT_MOST).acquire().await.unwrap());
+        }
+        assert!(balance(&locks, account(), Duration::ZERO).await.unwrap_err().is_held());
+
+        others.pop().unwrap().release().await.unwrap();
+        assert_eq!(balance(&locks, account(), Duration::ZERO).await.unwrap(), 7);
+    }
+}
