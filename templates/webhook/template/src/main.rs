@@ -34,7 +34,8 @@ fn signed(request: &Request, secret: &str) -> Option<Event> {
     expected.update(time.as_bytes());
     expected.update(b".");
     expected.update(request.body());
-    let is_expected = |(_, signature)| hex::decode(signature).is_ok_and(|it| expected.clone().verify_slice(&it).is_ok());
+    let is_expected =
+        |(_, signature)| hex::decode(signature).is_ok_and(|it| expected.clone().verify_slice(&it).is_ok());
     if !values("v1").any(is_expected) {
         return None;
     }
