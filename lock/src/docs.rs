@@ -20,7 +20,7 @@
 //! | understand how it works: the row and its requests | [Concepts and protocol](self::concepts) |
 //! | know what it costs in time | [Performance](self::performance) |
 //! | know what checks its guarantees, and repeat it | [The proof](self::proof) |
-//! | compare it with other lock clients and with Powertools | [Comparison](self::comparison) |
+//! | compare it with other lock clients and with Powertools, and come from one of them | [Comparison](self::comparison) |
 //! | know why it is built this way | [Design decisions](self::design) |
 // Documentation only. The guides link to items of these features.
 #![cfg(all(
