@@ -22,6 +22,8 @@
 //! | know what checks its guarantees, and repeat it | [The proof](self::proof) |
 //! | compare it with other lock clients and with Powertools, and come from one of them | [Comparison](self::comparison) |
 //! | know why it is built this way | [Design decisions](self::design) |
+// The guides name what needs a feature. Without this, each begins with a list of all features.
+#![cfg_attr(docsrs, doc(auto_cfg = false))]
 // Documentation only. The guides link to items of these features.
 #![cfg(all(
     any(doc, doctest),

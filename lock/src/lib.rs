@@ -17,7 +17,7 @@
 //! # async fn write_report(_: u64) {}
 //! ```
 //!
-//! A Lambda handler becomes a singleton by a `LockLayer` around it, and idempotent by an `IdempotencyLayer`.
+//! A Lambda handler becomes a singleton by a [`LockLayer`] around it, and idempotent by an [`IdempotencyLayer`].
 //! The guides are in [`docs`]; begin with [Locks](docs::locks).
 //!
 //! ![The life of a lock: acquired, valid until the deadline, free a second later][lock]
@@ -30,15 +30,15 @@
 //! | run up to N pieces of work at a time | [`Locks::semaphore`] | |
 //! | hold several keys, all or none | [`Locks::acquire_all`] | |
 //! | hold a lock in one process after the other | [`Lock::into_ticket`], [`Ticket`] | `serde` |
-//! | make a handler a singleton | `LockLayer` | `lambda` |
-//! | answer a duplicate with the first result | `Idempotency`, `IdempotencyLayer` | `idempotency`, `lambda` |
-//! | make an HTTP API idempotent | `http::HttpIdempotencyLayer` | `http` |
-//! | do each message of an SQS queue once | `SqsConsumer` | `lambda`, `sqs` |
-//! | do each record of a stream once, in order | `streams::StreamConsumer` | `streams` |
+//! | make a handler a singleton | [`LockLayer`] | `lambda` |
+//! | answer a duplicate with the first result | [`Idempotency`], [`IdempotencyLayer`] | `idempotency`, `lambda` |
+//! | make an HTTP API idempotent | [`http::HttpIdempotencyLayer`] | `http` |
+//! | do each message of an SQS queue once | [`SqsConsumer`] | `lambda`, `sqs` |
+//! | do each record of a stream once, in order | [`streams::StreamConsumer`] | `streams` |
 //! | look at keys, and free them by hand | [`Locks::get`], [`Locks::list`], [`Locks::check`] | |
 //! | do all this from a shell | the program `lambda-lock` | `cli` |
 //! | count and trace | [`metrics`], [`tracing`](https://docs.rs/tracing) spans | `metrics`, `opentelemetry` |
-//! | test your own handler | `embedded` | `embedded` |
+//! | test your own handler | [`embedded`] | `embedded` |
 //!
 //! # Guarantees
 //!

@@ -80,21 +80,6 @@ impl Locks {
 /// An answer that comes after the end of the lease is discarded: the acquire frees the key, and the attempt fails with an
 /// error of kind [`Unavailable`](crate::ErrorKind::Unavailable).
 ///
-/// # Withdrawal
-///
-/// An unanswered request can still arrive. So if an acquire ends without the lock while one of its requests is unanswered,
-/// it withdraws: more requests free the key, or make the row refuse the late request. Mostly it is one or two requests; at
-/// most six, while others change the row.
-///
-/// If DynamoDB answered the last attempt, the acquire waits for the withdrawal: up to 1 s, and not past the deadline.
-/// Otherwise, and if that time runs out or the future is dropped, the withdrawal is sent in the background. Lambda freezes
-/// an idle environment, and background requests with it, except on Managed Instances. [`Locks::flush`] waits for them.
-///
-/// If the withdrawal does not arrive, or if another acquire withdraws from the same row before the late request arrives, the
-/// late request can take the key without a holder. The key is free when that lease ends.
-///
-/// # Example
-///
 /// ```
 /// # use std::time::{Duration, SystemTime};
 /// # use lambda_lock::{Error, Locks};
@@ -108,6 +93,19 @@ impl Locks {
 /// lock.release().await
 /// # }
 /// ```
+///
+/// # Withdrawal
+///
+/// An unanswered request can still arrive. So if an acquire ends without the lock while one of its requests is unanswered,
+/// it withdraws: more requests free the key, or make the row refuse the late request. Mostly it is one or two requests; at
+/// most six, while others change the row.
+///
+/// If DynamoDB answered the last attempt, the acquire waits for the withdrawal: up to 1 s, and not past the deadline.
+/// Otherwise, and if that time runs out or the future is dropped, the withdrawal is sent in the background. Lambda freezes
+/// an idle environment, and background requests with it, except on Managed Instances. [`Locks::flush`] waits for them.
+///
+/// If the withdrawal does not arrive, or if another acquire withdraws from the same row before the late request arrives, the
+/// late request can take the key without a holder. The key is free when that lease ends.
 #[must_use = "an acquire does nothing unless it is awaited"]
 pub struct Acquire {
     locks: Locks,
