@@ -1,0 +1,217 @@
+import assert from "node:assert/strict";
+import { execFileSync } from "node:child_process";
+import { mkdirSync, mkdtempSync, readFileSync, rmSync, writeFileSync } from "node:fs";
+import { tmpdir } from "node:os";
+import { join } from "node:path";
+import { test } from "node:test";
+import { App, Stack } from "aws-cdk-lib";
+import { Match, Template } from "aws-cdk-lib/assertions";
+import * as lambda from "aws-cdk-lib/aws-lambda";
+import * as sns from "aws-cdk-lib/aws-sns";
+import { LambdaLocks, type LambdaLocksProps, type LockGrants } from "./lambda-locks.ts";
+import { resolved, template, type Json } from "./template.ts";
+
+function stack(props?: LambdaLocksProps) {
+  const stack = new Stack(new App(), "stack");
+  const locks = new LambdaLocks(stack, "Locks", props);
+  const fn = new lambda.Function(stack, "Report", {
+    // Only these runtimes take inline code.
+    runtime: lambda.Runtime.NODEJS_22_X,
+    handler: "index.handler",
+    code: lambda.Code.fromInline("not run"),
+  });
+  return { locks, fn, synthesised: () => Template.fromStack(stack) };
+}
+
+function only(resources: Json): Json {
+  const all = Object.values(resources);
+  assert.equal(all.length, 1);
+  return all[0];
+}
+
+for (const deletionProtection of [true, false]) {
+  test(`the table is that of template.yaml, with deletionProtection ${deletionProtection}`, () => {
+    const made = only(stack({ deletionProtection }).synthesised().findResources("AWS::DynamoDB::Table"));
+    assert.deepEqual(made, resolved(template.Resources.LockTable, { IsProtected: deletionProtection }));
+  });
+}
+
+test("the table is protected unless it is said otherwise", () => {
+  stack().synthesised().hasResource("AWS::DynamoDB::Table", {
+    DeletionPolicy: "Retain",
+    Properties: { DeletionProtectionEnabled: true },
+  });
+});
+
+const KEYS = "${AWS::StackName}-nightly-report#*";
+
+function statements(keys: string | string[], grants?: LockGrants): Json[] {
+  const { locks, fn, synthesised } = stack();
+  locks.grantLocks(fn, keys, grants);
+  return only(synthesised().findResources("AWS::IAM::Policy")).Properties.PolicyDocument.Statement;
+}
+
+const ARN = { "Fn::GetAtt": [Match.stringLikeRegexp("^LocksTable"), "Arn"] };
+
+function allows(keys: string | string[], grants: LockGrants, expected: Json) {
+  const { locks, fn, synthesised } = stack();
+  locks.grantLocks(fn, keys, grants);
+  synthesised().hasResourceProperties("AWS::IAM::Policy", {
+    PolicyDocument: { Version: "2012-10-17", Statement: Match.exact([expected]) },
+  });
+}
+
+test("a lock, a permit, several keys, a ticket and a run need one action on their keys", () => {
+  allows("report#*", {}, {
+    Effect: "Allow",
+    Action: "dynamodb:UpdateItem",
+    Resource: ARN,
+    Condition: { "ForAllValues:StringLike": { "dynamodb:LeadingKeys": ["report#*"] } },
+  });
+});
+
+test("reads and checks are allowed on the same keys only", () => {
+  allows(["report", "report#*"], { read: true, conditionChecks: true }, {
+    Effect: "Allow",
+    Action: ["dynamodb:UpdateItem", "dynamodb:GetItem", "dynamodb:ConditionCheckItem"],
+    Resource: ARN,
+    Condition: { "ForAllValues:StringLike": { "dynamodb:LeadingKeys": ["report", "report#*"] } },
+  });
+});
+
+test("a grant is the statement that template.yaml has for the lock table", () => {
+  const [granted] = statements(KEYS);
+  const [written] = template.Resources.NightlyReportRole.Properties.Policies[0].PolicyDocument.Statement;
+  // The data table's rows have the same prefix there.
+  const [resource] = written.Resource;
+  assert.deepEqual(resource, { "Fn::GetAtt": "LockTable.Arn" });
+  const [keys] = Object.values(written.Condition["ForAllValues:StringLike"]) as Json[];
+  assert.deepEqual(keys, { "Fn::Sub": KEYS });
+  assert.deepEqual(
+    { ...granted, Resource: resource },
+    {
+      ...written,
+      Resource: resource,
+      Condition: { "ForAllValues:StringLike": { "dynamodb:LeadingKeys": [KEYS] } },
+    },
+  );
+});
+
+test("a grant of all keys, of none, or of a pattern within a key is refused", () => {
+  for (const keys of ["*", "", "*#report", "rep*rt", "report#?", []]) {
+    assert.throws(() => statements(keys), /grantLocks needs a key/, JSON.stringify(keys));
+  }
+});
+
+// An alarm without what differs on purpose: its text, and how it names the function and the topic.
+function comparable(alarm: Json): Json {
+  const { AlarmDescription, AlarmActions, Dimensions, ...rest } = alarm;
+  assert.ok(AlarmDescription);
+  return {
+    ...rest,
+    Dimensions: Dimensions.map((each: Json) =>
+      each.Name === "FunctionName" ? { Name: each.Name } : each,
+    ).sort((a: Json, b: Json) => a.Name.localeCompare(b.Name)),
+  };
+}
+
+test("the alarms are those of template.yaml", () => {
+  const { locks, fn, synthesised } = stack();
+  locks.addAlarms(fn, { hoursWithoutRelease: template.Parameters.ReportHours.Default });
+  const made: Json = synthesised().findResources("AWS::CloudWatch::Alarm");
+  const pairs = {
+    Errors: "NightlyReportErrors",
+    Lost: "NightlyReportLost",
+    TakenOver: "NightlyReportTakenOver",
+    Refused: "NightlyReportRefused",
+    InProgress: "OrderApiRefused",
+    Missing: "NightlyReportMissing",
+  };
+  assert.equal(Object.keys(made).length, Object.keys(pairs).length);
+  for (const [name, written] of Object.entries(pairs)) {
+    const alarm = only(
+      Object.fromEntries(Object.entries(made).filter(([id]) => id.startsWith(`LocksReport${name}`))),
+    );
+    assert.deepEqual(
+      comparable(alarm.Properties),
+      comparable(resolved(template.Resources[written].Properties, { HasAlarmTopic: false })),
+      name,
+    );
+  }
+});
+
+test("each alarm tells the topic", () => {
+  const { locks, fn, synthesised } = stack();
+  const topic = new sns.Topic(locks, "Topic");
+  const alarms = locks.addAlarms(fn, { topic });
+  synthesised().resourcePropertiesCountIs(
+    "AWS::CloudWatch::Alarm",
+    { AlarmActions: [{ Ref: Match.stringLikeRegexp("^LocksTopic") }] },
+    alarms.length,
+  );
+});
+
+test("the widgets of the dashboard are widgets of template.yaml", () => {
+  const { locks, fn, synthesised } = stack();
+  locks.addDashboard([fn]);
+  const body = only(synthesised().findResources("AWS::CloudWatch::Dashboard")).Properties.DashboardBody;
+  const made = text(body).replaceAll("<Report>", "FUNCTIONS");
+  const [source, variables] = template.Resources.Overview.Properties.DashboardBody["Fn::Sub"];
+  const written = source.replace(/\$\{(Each|By\w+)\}/g, (_: string, variable: string) =>
+    variables[variable]["Fn::Sub"].replace(/\(.*\)/s, '(\\"FUNCTIONS\\")'),
+  );
+  const expected = new Map(widgets(written).map((widget) => [widget.title, widget.metrics]));
+  const found = widgets(made);
+  assert.equal(found.length, 11);
+  for (const { title, metrics } of found) {
+    // The template also has the data table, which is not one of locks.
+    assert.deepEqual(metrics, expected.get(title)?.filter((each) => !each.includes("${DataTable}")), title);
+  }
+});
+
+test("the example synthesises for a project, without building it", () => {
+  const folder = mkdtempSync(join(tmpdir(), "lambda-locks-"));
+  try {
+    const project = join(folder, "nightly-report");
+    mkdirSync(project);
+    writeFileSync(join(project, "Cargo.toml"), '[package]\nname = "nightly-report"\n');
+    execFileSync(process.execPath, ["example.ts"], {
+      cwd: import.meta.dirname,
+      env: {
+        ...process.env,
+        // cfn-lint checks what is left here.
+        CDK_OUTDIR: "cdk.out",
+        CDK_CONTEXT_JSON: JSON.stringify({ project, "aws:cdk:bundling-stacks": [] }),
+      },
+    });
+    const example = Template.fromJSON(
+      JSON.parse(readFileSync(join(import.meta.dirname, "cdk.out/nightly-report.template.json"), "utf8")),
+    );
+    example.hasResourceProperties("AWS::Lambda::Function", {
+      Handler: "bootstrap",
+      Environment: {
+        Variables: { LOCK_TABLE_NAME: { Ref: Match.stringLikeRegexp("^LocksTable") }, LOCK_KEY_PREFIX: "nightly-report#" },
+      },
+    });
+  } finally {
+    rmSync(folder, { recursive: true });
+  }
+});
+
+function text(value: Json): string {
+  return value["Fn::Join"][1]
+    .map((part: string | Json) =>
+      typeof part === "string" ? part : part.Ref?.startsWith("Report") ? "<Report>" : part.Ref?.startsWith("LocksTable") ? "${LockTable}" : `<${part.Ref}>`,
+    )
+    .join("");
+}
+
+/** Each widget's title, and its metrics: expressions, or the names of a metric. */
+function widgets(body: string): { title: string; metrics: string[] }[] {
+  return JSON.parse(body).widgets.map(({ properties }: Json) => ({
+    title: properties.title,
+    metrics: properties.metrics.map((metric: any[]) =>
+      metric[0].expression ?? metric.filter((part) => typeof part === "string").join(" "),
+    ),
+  }));
+}

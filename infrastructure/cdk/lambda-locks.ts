@@ -1,0 +1,229 @@
+import { Duration, RemovalPolicy } from "aws-cdk-lib";
+import * as cloudwatch from "aws-cdk-lib/aws-cloudwatch";
+import * as actions from "aws-cdk-lib/aws-cloudwatch-actions";
+import * as dynamodb from "aws-cdk-lib/aws-dynamodb";
+import * as iam from "aws-cdk-lib/aws-iam";
+import type * as lambda from "aws-cdk-lib/aws-lambda";
+import type * as sns from "aws-cdk-lib/aws-sns";
+import { Construct } from "constructs";
+
+export interface LambdaLocksProps {
+  /** @default - CloudFormation chooses a name */
+  readonly tableName?: string;
+  /**
+   * Whether the table is protected from deletion, and remains when the stack is deleted.
+   * @default true
+   */
+  readonly deletionProtection?: boolean;
+}
+
+/** What a function does beyond `dynamodb:UpdateItem`, which is enough for locks, permits, several keys, tickets and runs. */
+export interface LockGrants {
+  /**
+   * Reads who holds a key: `Locks::get`, `Locks::release_identity`, and the locks of durable functions.
+   * @default false
+   */
+  readonly read?: boolean;
+  /**
+   * Has checks in its own transactions: `Lock::condition_check`, `LockSet::condition_checks`, and `complete_in` while
+   * `LOCK_ENABLED` is false.
+   * @default false
+   */
+  readonly conditionChecks?: boolean;
+}
+
+export interface LockAlarms {
+  /** @default - the alarms only change their state */
+  readonly topic?: sns.ITopic;
+  /**
+   * Refusals in five minutes that do not raise an alarm yet.
+   * @default 10
+   */
+  readonly refusedThreshold?: number;
+  /**
+   * Hours without a release after which an alarm is raised, for a function on a schedule. At most 168.
+   * @default - no such alarm
+   */
+  readonly hoursWithoutRelease?: number;
+}
+
+/** The table of the locks of lambda-lock, and what its functions may do with their keys. */
+export class LambdaLocks extends Construct {
+  readonly table: dynamodb.Table;
+
+  constructor(scope: Construct, id: string, props: LambdaLocksProps = {}) {
+    super(scope, id);
+    const deletionProtection = props.deletionProtection ?? true;
+    this.table = new dynamodb.Table(this, "Table", {
+      tableName: props.tableName,
+      billingMode: dynamodb.BillingMode.PAY_PER_REQUEST,
+      partitionKey: { name: "id", type: dynamodb.AttributeType.STRING },
+      timeToLiveAttribute: "expiration",
+      // The key is DynamoDB's key in this account's KMS. Its uses are logged.
+      encryption: dynamodb.TableEncryption.AWS_MANAGED,
+      // Locks and records that are restored from a backup are out of date. An empty table is as good.
+      pointInTimeRecoverySpecification: { pointInTimeRecoveryEnabled: false },
+      deletionProtection,
+      removalPolicy: deletionProtection ? RemovalPolicy.RETAIN : RemovalPolicy.DESTROY,
+    });
+  }
+
+  /**
+   * Allows locks on these keys and on no others. A key may end in `*`. With `LOCK_KEY_PREFIX=report#` in the function's
+   * environment, `report#*` is enough.
+   */
+  grantLocks(grantee: iam.IGrantable, keys: string | string[], grants: LockGrants = {}): void {
+    const leadingKeys = typeof keys === "string" ? [keys] : keys;
+    // `ForAllValues` is also true for no value, and a leading wildcard covers the keys of other functions.
+    if (leadingKeys.length === 0) {
+      throw new Error("grantLocks needs a key or a prefix of keys, such as report#*");
+    }
+    for (const key of leadingKeys) {
+      if (/^\*?$|\?|\*./.test(key)) {
+        throw new Error(`grantLocks needs a key, or a prefix of keys that ends in *, and not "${key}"`);
+      }
+    }
+    grantee.grantPrincipal.addToPrincipalPolicy(
+      new iam.PolicyStatement({
+        actions: [
+          // Several keys are one transaction, which needs the same action on each key.
+          "dynamodb:UpdateItem",
+          ...(grants.read ? ["dynamodb:GetItem"] : []),
+          ...(grants.conditionChecks ? ["dynamodb:ConditionCheckItem"] : []),
+        ],
+        resources: [this.table.tableArn],
+        conditions: { "ForAllValues:StringLike": { "dynamodb:LeadingKeys": leadingKeys } },
+      }),
+    );
+  }
+
+  /**
+   * Watches a function: errors, locks that were lost or taken over, and refusals. All but the errors need the metrics
+   * of lambda-lock, which the function exports to the namespace `LambdaLock`.
+   */
+  addAlarms(fn: lambda.IFunction, alarms: LockAlarms = {}): cloudwatch.Alarm[] {
+    const refused = alarms.refusedThreshold ?? 10;
+    const added = [
+      this.alarm(fn, "Errors", {
+        metric: fn.metricErrors({ period: FIVE_MINUTES, statistic: "Sum" }),
+        alarmDescription: "The function failed. It timed out, for example, or was denied access to the table.",
+      }),
+      this.alarm(fn, "Lost", {
+        metric: count(fn, "lambda_lock_lost"),
+        alarmDescription: "Work took longer than its lease. Another invocation may have done it in the meantime.",
+      }),
+      this.alarm(fn, "TakenOver", {
+        metric: count(fn, "lambda_lock_taken_over"),
+        alarmDescription: "An invocation was killed or crashed. Another one took over its lock when its lease had ended.",
+      }),
+      this.alarm(fn, "Refused", {
+        metric: count(fn, "lambda_lock_refused", { reason: "held" }),
+        alarmDescription: "The function is invoked before earlier work is done.",
+        threshold: refused,
+      }),
+      this.alarm(fn, "InProgress", {
+        metric: count(fn, "lambda_lock_in_progress_refusals"),
+        alarmDescription: "Callers retry before their first request is done.",
+        threshold: refused,
+      }),
+    ];
+    if (alarms.hoursWithoutRelease !== undefined) {
+      added.push(
+        this.alarm(fn, "Missing", {
+          metric: count(fn, "lambda_lock_released").with({ period: Duration.hours(1) }),
+          alarmDescription: `No work was done for ${alarms.hoursWithoutRelease} hours.`,
+          evaluationPeriods: alarms.hoursWithoutRelease,
+          comparisonOperator: cloudwatch.ComparisonOperator.LESS_THAN_THRESHOLD,
+          threshold: 1,
+          // Work that does not happen counts nothing.
+          treatMissingData: cloudwatch.TreatMissingData.BREACHING,
+        }),
+      );
+    }
+    if (alarms.topic) {
+      const action = new actions.SnsAction(alarms.topic);
+      added.forEach((alarm) => alarm.addAlarmAction(action));
+    }
+    return added;
+  }
+
+  /** A dashboard of the locks of these functions. It needs the metrics, as `addAlarms` does. */
+  addDashboard(functions: lambda.IFunction[], dashboardName?: string): cloudwatch.Dashboard {
+    const names = functions.map((fn) => `"${fn.functionName}"`).join(" OR ");
+    const search = (dimension: string) => (metric: string, statistic: string) =>
+      new cloudwatch.MathExpression({
+        expression: `SEARCH('{LambdaLock,FunctionName${dimension}} FunctionName=(${names}) MetricName="${metric}"', '${statistic}')`,
+        label: "",
+        period: FIVE_MINUTES,
+      });
+    const each = search("");
+    const byReason = search(",reason");
+    const byOutcome = search(",outcome");
+    const times = (metric: string) => [each(metric, "p50"), each(metric, "p99")];
+    const throttled = (metricName: string) =>
+      new cloudwatch.Metric({
+        namespace: "AWS/DynamoDB",
+        metricName,
+        dimensionsMap: { TableName: this.table.tableName },
+        statistic: "Sum",
+        period: FIVE_MINUTES,
+      });
+    const widgets: [string, cloudwatch.IMetric[]][] = [
+      [
+        "Acquired; takeovers among these; released",
+        ["acquired", "taken_over", "released"].map((name) => each(`lambda_lock_${name}`, "Sum")),
+      ],
+      ["Refused, by reason", [byReason("lambda_lock_refused", "Sum")]],
+      [
+        "Lost; release failed, by reason",
+        [each("lambda_lock_lost", "Sum"), byReason("lambda_lock_release_failed", "Sum")],
+      ],
+      [
+        "Duplicates replayed; refused in progress",
+        [each("lambda_lock_replays", "Sum"), each("lambda_lock_in_progress_refusals", "Sum")],
+      ],
+      ["Messages and records of batches, by outcome", [byOutcome("lambda_lock_batch_items", "Sum")]],
+      ["Tickets, by outcome", [byOutcome("lambda_lock_tickets", "Sum")]],
+      ["Time to acquire: p50 and p99, in ms", times("lambda_lock_acquire_time")],
+      ["Time to release: p50 and p99, in ms", times("lambda_lock_release_time")],
+      ["Time held: p50 and p99, in ms", times("lambda_lock_hold_time")],
+      [
+        "Waiters ahead of one that takes a place: p50 and maximum",
+        [each("lambda_lock_waiters_ahead", "p50"), each("lambda_lock_waiters_ahead", "Maximum")],
+      ],
+      ["Throttled by DynamoDB", [throttled("WriteThrottleEvents"), throttled("ReadThrottleEvents")]],
+    ];
+    const dashboard = new cloudwatch.Dashboard(this, "Dashboard", { dashboardName });
+    dashboard.addWidgets(
+      ...widgets.map(([title, left]) => new cloudwatch.GraphWidget({ title, left, width: 8, height: 6 })),
+    );
+    return dashboard;
+  }
+
+  private alarm(
+    fn: lambda.IFunction,
+    name: string,
+    props: Partial<cloudwatch.AlarmProps> & { metric: cloudwatch.IMetric },
+  ): cloudwatch.Alarm {
+    return new cloudwatch.Alarm(this, `${fn.node.id}${name}`, {
+      evaluationPeriods: 1,
+      comparisonOperator: cloudwatch.ComparisonOperator.GREATER_THAN_THRESHOLD,
+      threshold: 0,
+      treatMissingData: cloudwatch.TreatMissingData.NOT_BREACHING,
+      ...props,
+    });
+  }
+}
+
+const FIVE_MINUTES = Duration.minutes(5);
+
+/** A metric of lambda-lock, with all of its dimensions: an alarm finds it under no fewer. */
+function count(fn: lambda.IFunction, metricName: string, labels: Record<string, string> = {}): cloudwatch.Metric {
+  return new cloudwatch.Metric({
+    namespace: "LambdaLock",
+    metricName,
+    dimensionsMap: { FunctionName: fn.functionName, ...labels },
+    statistic: "Sum",
+    period: FIVE_MINUTES,
+  });
+}

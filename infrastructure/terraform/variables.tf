@@ -1,0 +1,48 @@
+variable "table_name" {
+  type    = string
+  default = "locks"
+}
+
+variable "deletion_protection" {
+  description = "Whether the table is protected from deletion"
+  type        = bool
+  default     = true
+}
+
+variable "functions" {
+  description = "By the name of each function: the keys of its locks. A key may end in *."
+  type = map(object({
+    keys = list(string)
+    # Locks::get, Locks::release_identity, and the locks of durable functions
+    read = optional(bool, false)
+    # Lock::condition_check, LockSet::condition_checks, and complete_in while LOCK_ENABLED is false
+    condition_checks = optional(bool, false)
+  }))
+
+  validation {
+    condition = alltrue([
+      for function in values(var.functions) : length(function.keys) > 0 && alltrue([
+        for key in function.keys : can(regex("^[^*?]+[*]?$", key))
+      ])
+    ])
+    error_message = "Each function needs keys, or prefixes of keys that end in *."
+  }
+}
+
+variable "alarms" {
+  description = "Whether to create alarms for errors, locks lost or taken over, and too many refusals"
+  type        = bool
+  default     = false
+}
+
+variable "alarm_topic_arn" {
+  description = "SNS topic that receives each alarm. Without a topic, the alarms only change their state."
+  type        = string
+  default     = null
+}
+
+variable "refused_threshold" {
+  description = "Number of refusals of one function in five minutes that does not raise an alarm yet"
+  type        = number
+  default     = 10
+}
