@@ -89,7 +89,7 @@ const CRATE: &[&str] = &[
     "lambda/batch/service",
     "lambda/batch/mod",
     "lambda/sqs/message",
-    "lambda/sqs/hide",
+    "lambda/sqs/requests",
     "lambda/sqs/source",
     "lambda/sqs/consumer",
     "lambda/sqs/mod",

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::marker::PhantomData;
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use super::source::Source;
@@ -82,8 +83,12 @@ pub struct Consumer<S: Source, H, T, E> {
     min_remaining_time: Duration,
     /// Whether no more items start after one that is not done.
     pub(super) stop_at_first_failure: bool,
+    /// Why no retry can succeed after this error, if none can.
+    pub(in crate::lambda) why_dead: Option<WhyDead<E>>,
     handler_input: PhantomData<fn(H)>,
 }
+
+type WhyDead<E> = Arc<dyn Fn(&E) -> Option<String> + Send + Sync>;
 
 impl<S: Source + Default, H, T, E> Consumer<S, H, T, E> {
     /// Creates a consumer with custom settings, such as a key from the body. A message's body and a Kinesis record's data
@@ -126,6 +131,7 @@ impl<S: Source, H, T, E> Consumer<S, H, T, E> {
             concurrency: 10,
             min_remaining_time: Duration::from_secs(1),
             stop_at_first_failure: false,
+            why_dead: None,
             handler_input: PhantomData,
         }
     }
@@ -230,7 +236,12 @@ pub(super) struct BatchTime {
 // By hand, because a derive would require the types of items, results and errors to be `Clone` and `Debug`.
 impl<S: Source, H, T, E> Clone for Consumer<S, H, T, E> {
     fn clone(&self) -> Self {
-        Self { source: self.source.clone(), idempotency: self.idempotency.clone(), ..*self }
+        Self {
+            source: self.source.clone(),
+            idempotency: self.idempotency.clone(),
+            why_dead: self.why_dead.clone(),
+            ..*self
+        }
     }
 }
 
