@@ -6,6 +6,8 @@ mod diagnostic;
 mod handler_input;
 mod idempotency_layer;
 mod invocation;
+#[cfg(feature = "kafka")]
+pub(crate) mod kafka;
 mod lock_layer;
 mod snap_start;
 mod sqs;
