@@ -76,6 +76,7 @@ const CRATE: &[&str] = &[
     "idempotency/execution",
     "idempotency/mod",
     "lambda/invocation",
+    "lambda/event_id",
     "lambda/diagnostic",
     "lambda/handler_input",
     "lambda/snap_start",

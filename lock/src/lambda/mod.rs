@@ -3,6 +3,7 @@
 
 mod batch;
 mod diagnostic;
+mod event_id;
 mod handler_input;
 mod idempotency_layer;
 mod invocation;
@@ -15,6 +16,7 @@ mod sqs;
 pub(crate) mod streams;
 
 pub use batch::{Consumer, ConsumerService, Source};
+pub use event_id::{compare_sequencers, event_id};
 pub use handler_input::{HandlerInput, WithLock, WithRun};
 pub use idempotency_layer::{IdempotencyLayer, IdempotencyService};
 #[cfg(feature = "http")]
