@@ -8,15 +8,15 @@ use serde_json::Value;
 
 use super::invocation::escape;
 
-/// Returns the id of an event of SNS, EventBridge or S3, as a key for [`Idempotency`](crate::Idempotency). All deliveries of
-/// an event have the same id. Sends no request.
+/// Returns the id of an event of SNS, `EventBridge` or S3, as a key for [`Idempotency`](crate::Idempotency). All deliveries
+/// of an event have the same id. Sends no request.
 ///
 /// The payload is a `serde_json::Value`, or any type that is written as it was read, such as those of `aws_lambda_events`.
 ///
 /// | an event of | has the key |
 /// | --- | --- |
 /// | SNS | its message id |
-/// | EventBridge, with its schedules | `source#id` |
+/// | `EventBridge`, with its schedules | `source#id` |
 /// | S3 notifications | `bucket#key#version#sequencer#event`; the version is empty in a bucket without versions |
 /// | anything else, or without one of these parts | none: [`OnMissingKey`](crate::idempotency::OnMissingKey) applies |
 ///

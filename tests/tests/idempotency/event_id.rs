@@ -1,4 +1,4 @@
-//! The keys of events of SNS, EventBridge and S3, and the order of an object's events.
+//! The keys of events of SNS, `EventBridge` and S3, and the order of an object's events.
 
 use std::cmp::Ordering;
 use std::time::Duration;

@@ -24,6 +24,8 @@ use crate::lock::Locks;
 /// - A message that is done is deleted from the queue.
 /// - A message that returns to the queue is visible again after the queue's visibility timeout. After `maxReceiveCount`
 ///   deliveries, SQS moves it to the dead-letter queue.
+/// - A message that failed comes again after a delay of its own with `back_off`, and not at all if `dead_letter_if` sends it
+///   to a dead-letter queue (feature `sqs`).
 /// - A message that is in progress elsewhere returns to the queue; with `hide_while_in_progress` (feature `sqs`) hidden
 ///   until that lease ends.
 /// - Up to [`concurrency`](Consumer::concurrency) messages run concurrently. In a FIFO queue, the messages of a group are a
