@@ -9,7 +9,7 @@
 //! | answer a duplicate with the first run's result, and choose what follows a crash | [Idempotency](self::idempotency) |
 //! | make an HTTP API idempotent by `Idempotency-Key` | [HTTP requests](self::http) |
 //! | consume an SQS queue | [SQS queues](self::sqs) |
-//! | consume a Kinesis or DynamoDB stream, and set up its mapping | [Streams](self::streams) |
+//! | consume a Kinesis or DynamoDB stream or a Kafka topic, and set up its mapping | [Streams](self::streams) |
 //! | choose lease, timeout, minimum hold, window and clock skew | [Choosing times](self::choosing_times) |
 //! | test my handler with crashes, wrong clocks and a bad network | [Testing](self::testing) |
 //! | deploy: table, IAM policy, release profile, all requests | [Deploying and permissions](self::deploying) |

@@ -35,6 +35,7 @@
 //! | make an HTTP API idempotent | [`http::HttpIdempotencyLayer`] | `http` |
 //! | do each message of an SQS queue once | [`SqsConsumer`] | `lambda`, `sqs` |
 //! | do each record of a stream once, in order | [`streams::StreamConsumer`] | `streams` |
+//! | do each record of a Kafka topic once, in order | [`kafka::KafkaConsumer`] | `kafka` |
 //! | look at keys, and free them by hand | [`Locks::get`], [`Locks::list`], [`Locks::check`] | |
 //! | do all this from a shell | the program `lambda-lock` | `cli` |
 //! | count and trace | [`metrics`], [`tracing`](https://docs.rs/tracing) spans | `metrics`, `opentelemetry` |
@@ -96,6 +97,17 @@ pub mod streams {
     //! The [guide](crate::docs::streams) explains both.
 
     pub use crate::lambda::streams::{DynamoDbRecord, KinesisRecord, StreamConsumer, StreamRecord, StreamSource};
+}
+
+#[cfg(feature = "kafka")]
+pub mod kafka {
+    //! The consumer of Kafka topics, in Amazon MSK or self-managed, and the records that its handler gets. Feature `kafka`.
+    //! [Streams](crate::docs::streams#kafka) has an event source mapping.
+
+    pub use crate::lambda::kafka::{
+        KafkaBatchItemFailure, KafkaConsumer, KafkaEvent, KafkaEventResponse, KafkaItemIdentifier, KafkaRecord,
+        KafkaSource,
+    };
 }
 
 #[cfg(feature = "http")]

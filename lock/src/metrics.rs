@@ -38,7 +38,7 @@ pub const RETRIES_EXHAUSTED: &str = "lambda_lock_retries_exhausted";
 pub const REPLAYS: &str = "lambda_lock_replays";
 /// Counter: duplicates refused while the first run was in progress.
 pub const IN_PROGRESS_REFUSALS: &str = "lambda_lock_in_progress_refusals";
-/// Counter: messages of SQS batches and records of stream batches, by [`OUTCOME`].
+/// Counter: messages of SQS batches and records of stream and Kafka batches, by [`OUTCOME`].
 pub const BATCH_ITEMS: &str = "lambda_lock_batch_items";
 /// Counter: HTTP requests that were answered with a problem instead of a response of the handler, by [`PROBLEM`].
 pub const HTTP_PROBLEMS: &str = "lambda_lock_http_problems";
@@ -90,7 +90,7 @@ pub fn describe() {
         (RETRIES_EXHAUSTED, "Waits that ended without the lock"),
         (REPLAYS, "Duplicates that got the first run's result"),
         (IN_PROGRESS_REFUSALS, "Duplicates refused while the first run was in progress"),
-        (BATCH_ITEMS, "Messages of SQS batches and records of stream batches"),
+        (BATCH_ITEMS, "Messages of SQS batches and records of stream and Kafka batches"),
         (HTTP_PROBLEMS, "HTTP requests answered with a problem"),
         (TICKETS, "Tickets resumed, renewed, released or refused"),
     ] {

@@ -1,6 +1,6 @@
-//! Histories of a stream: a mapping delivers the batches of a shard to the consumer, on hosts with wrong clocks and bad
-//! networks that crash and overrun. Lambda delivers again from the number that an answer names, bisects batches, gives
-//! batches up, loses answers, and delivers a batch twice at once. A seed determines each history, which runs in paused
+//! Histories of a stream, or of a Kafka topic: a mapping delivers the batches of a shard, or of several partitions at once,
+//! to the consumer, on hosts with wrong clocks and bad networks that crash and overrun. Lambda delivers again from the number
+//! that an answer names, bisects batches, gives batches up, loses answers, and delivers a batch twice at once. A seed determines each history, which runs in paused
 //! time. The ledger of idempotent work checks every run. This module checks the order, the answers to Lambda, and the
 //! fate of each record.
 
@@ -14,9 +14,11 @@ use aws_lambda_events::kinesis::KinesisEvent;
 use aws_lambda_events::streams::KinesisEventResponse;
 use fastrand::Rng;
 use lambda_lock::embedded::Host;
-use lambda_lock::idempotency::OnMissingKey;
+use lambda_lock::idempotency::{OnMissingKey, Run};
+use lambda_lock::kafka::{KafkaConsumer, KafkaRecord};
+use lambda_lock::lambda::Source;
 use lambda_lock::streams::{KinesisRecord, StreamConsumer};
-use lambda_lock::{Idempotency, OnUnfinished, WithRun};
+use lambda_lock::{Idempotency, Locks, OnUnfinished, WithRun};
 use serde_json::Value;
 use tokio::time::sleep;
 use tower::{Layer, Service, service_fn};
@@ -28,7 +30,7 @@ use crate::idempotency_history::ledger::{Call, Ledger};
 use crate::idempotency_history::{self, Failure, Terms};
 use crate::invocation::{FUNCTION, invocation_with};
 pub use mutations::MUTATIONS;
-use shard::{Delivery, Place, STREAM, Shard, Stored};
+use shard::{Delivery, Place, Shard, Stored, kafka_event};
 
 /// How often each outcome occurred.
 #[derive(Clone, Copy, Debug, Default)]
@@ -85,6 +87,7 @@ struct Scene {
     ledger: Arc<Ledger>,
     shard: Shard,
     terms: Terms,
+    of: Of,
     key: KeyIs,
     concurrency: usize,
     stops_at_first_failure: bool,
@@ -98,8 +101,19 @@ enum KeyIs {
     InBody,
 }
 
-type Handled = WithRun<KinesisRecord<Value>>;
-type Consumer = StreamConsumer<Handled, KinesisRecord<Value>, u64, Failure>;
+/// What the records are of.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Of {
+    Kinesis,
+    /// A part of the shard is a partition of the topic.
+    Kafka,
+}
+
+#[derive(Clone)]
+enum Consumer {
+    Kinesis(StreamConsumer<WithRun<KinesisRecord<Value>>, KinesisRecord<Value>, u64, Failure>),
+    Kafka(KafkaConsumer<WithRun<KafkaRecord<Value>>, Value, u64, Failure>),
+}
 
 async fn history(seed: u64, mutation: Option<Mutation>) -> Outcome<Counts> {
     let mut random = Rng::with_seed(seed);
@@ -108,14 +122,15 @@ async fn history(seed: u64, mutation: Option<Mutation>) -> Outcome<Counts> {
     let reject_unfinished = key == KeyIs::InBody && random.u8(0..3) == 0;
     let terms = Terms { window: Duration::from_hours(24), reject_unfinished, transactional: false };
     let records = records(&mut random, key);
-    let keys = records.iter().map(|record| (key.of(record), terms));
-    let ledger = Arc::new(Ledger::new(&stage, keys.collect()));
+    let of = if seed % 3 == 2 { Of::Kafka } else { Of::Kinesis };
     let shard = Shard::draw(&mut random, records);
+    let keys = shard.records.iter().map(|record| (key.of(of, record), terms));
+    let ledger = Arc::new(Ledger::new(&stage, keys.collect()));
     let concurrency = if random.u8(0..3) == 0 { 1 } else { random.usize(2..=10) };
     let stops_at_first_failure = random.u8(0..3) == 0;
     let counts = Mutex::default();
-    let scene = Arc::new(Scene { stage, ledger, shard, terms, key, concurrency, stops_at_first_failure, counts });
-    scene.ledger.note(&format!("{:?} {key:?} {terms:?}", scene.shard));
+    let scene = Arc::new(Scene { stage, ledger, shard, terms, of, key, concurrency, stops_at_first_failure, counts });
+    scene.ledger.note(&format!("{of:?} {:?} {key:?} {terms:?}", scene.shard));
 
     stage::work(&mut random, |number, random| poller(Arc::clone(&scene), number, random)).await;
     stage::settle(idempotency_history::LATEST_ARRIVAL).await;
@@ -143,16 +158,17 @@ fn records(random: &mut Rng, key: KeyIs) -> Vec<Stored> {
             };
             (job, partition_key, data)
         };
-        records.push(Stored { number: (1000 + number).to_string(), job, partition_key, data });
+        records.push(Stored { number: (1000 + number).to_string(), job, partition_key, data, line: 0 });
     }
     records
 }
 
 impl KeyIs {
     /// The key of a record's row.
-    fn of(self, record: &Stored) -> String {
+    fn of(self, of: Of, record: &Stored) -> String {
         match self {
-            Self::EventId => format!("{FUNCTION}#{STREAM}#{}", record.event_id()),
+            Self::EventId if of == Of::Kafka => format!("{FUNCTION}#{}", record.offset_id()),
+            Self::EventId => format!("{FUNCTION}#{}", record.event_id()),
             Self::InBody => format!("{FUNCTION}#{}", record.job),
         }
     }
@@ -181,22 +197,48 @@ impl Scene {
     fn function(&self, random: &mut Rng, network: Network) -> Function {
         let host = self.stage.host(random, network, self.ledger.observer());
         let locks = self.stage.locks(&host);
-        let consumer = match self.key {
-            KeyIs::EventId => Consumer::by_event_id(locks).window(self.terms.window),
-            KeyIs::InBody => {
-                let job = |record: &KinesisRecord<Value>| record.body["job"].as_str().map(str::to_owned);
-                let policy = if self.terms.reject_unfinished { OnUnfinished::Reject } else { OnUnfinished::RunAgain };
-                let once = Idempotency::new(locks, OnMissingKey::Reject, job).window(self.terms.window);
-                let once = once.on_unfinished(policy).cache(random.usize(0..5));
-                Consumer::new(if random.bool() { once.wait(Duration::MAX) } else { once })
+        let job = |body: &Value| body["job"].as_str().map(str::to_owned);
+        let consumer = match (self.of, self.key) {
+            (Of::Kinesis, KeyIs::EventId) => {
+                Consumer::Kinesis(self.set(StreamConsumer::by_event_id(locks).window(self.terms.window), random))
+            }
+            (Of::Kinesis, KeyIs::InBody) => {
+                let once = self.once(locks, move |record: &KinesisRecord<Value>| job(&record.body), random);
+                Consumer::Kinesis(self.set(StreamConsumer::new(once), random))
+            }
+            (Of::Kafka, KeyIs::EventId) => {
+                Consumer::Kafka(self.set(KafkaConsumer::by_offset(locks).window(self.terms.window), random))
+            }
+            (Of::Kafka, KeyIs::InBody) => {
+                let once = self.once(locks, move |record: &KafkaRecord<Value>| job(&record.body), random);
+                Consumer::Kafka(self.set(KafkaConsumer::new(once), random))
             }
         };
+        Function { host, consumer }
+    }
+
+    fn once<I>(
+        &self,
+        locks: Locks,
+        job: impl Fn(&I) -> Option<String> + Send + Sync + 'static,
+        random: &mut Rng,
+    ) -> Idempotency<I, u64, Failure> {
+        let policy = if self.terms.reject_unfinished { OnUnfinished::Reject } else { OnUnfinished::RunAgain };
+        let once = Idempotency::new(locks, OnMissingKey::Reject, job).window(self.terms.window);
+        let once = once.on_unfinished(policy).cache(random.usize(0..5));
+        if random.bool() { once.wait(Duration::MAX) } else { once }
+    }
+
+    fn set<S: Source, H>(
+        &self,
+        consumer: lambda_lock::lambda::Consumer<S, H, u64, Failure>,
+        random: &mut Rng,
+    ) -> lambda_lock::lambda::Consumer<S, H, u64, Failure> {
         let min_remaining_time = Duration::from_millis(random.u64(100..1000));
         let consumer = consumer.concurrency(self.concurrency).min_remaining_time(min_remaining_time);
         let ignores_stop = self.stage.mutation.is_some_and(|mutation| mutation.ignores_stop);
         let stops = self.stops_at_first_failure && !ignores_stop;
-        let consumer = if stops { consumer.stop_at_first_failure() } else { consumer };
-        Function { host, consumer }
+        if stops { consumer.stop_at_first_failure() } else { consumer }
     }
 
     fn count(&self, count: impl FnOnce(&mut Counts)) {
@@ -209,7 +251,15 @@ impl Scene {
         Some(delivery)
     }
 
-    fn settle(&self, delivery: &Delivery, done: Option<usize>) {
+    /// Applies the answer to a batch. A host that has crashed has not answered.
+    fn settle(&self, deliveries: &[Delivery], done: Option<Vec<Option<usize>>>) {
+        let done = done.unwrap_or_else(|| vec![None; deliveries.len()]);
+        for (delivery, done) in deliveries.iter().zip(done) {
+            self.settle_one(delivery, done);
+        }
+    }
+
+    fn settle_one(&self, delivery: &Delivery, done: Option<usize>) {
         let settled = self.shard.settle(delivery, done);
         self.count(|counts| {
             counts.bisected += usize::from(settled.bisected);
@@ -221,7 +271,7 @@ impl Scene {
     }
 
     fn is_done(&self, record: &Stored) -> bool {
-        self.ledger.is_done(&self.key.of(record))
+        self.ledger.is_done(&self.key.of(self.of, record))
     }
 
     fn stored(&self, number: &str) -> &Stored {
@@ -245,13 +295,14 @@ impl Scene {
         for line in 0..self.shard.parallelization() {
             for round in 0..200 {
                 let Some(delivery) = self.deliver(line) else { break };
+                let deliveries = [delivery];
                 let name = format!("last poller of {line}, round {round}");
                 let invocation = Invocation::new(self, name, Duration::from_secs(10), true, random.fork());
-                let done = function.invoke(&invocation, &delivery, None).await;
+                let done = function.invoke(&invocation, &deliveries, None).await;
                 if done.is_none() {
                     function = self.function(&mut random, Network::Good);
                 }
-                self.settle(&delivery, done.flatten());
+                self.settle(&deliveries, done);
                 sleep(Duration::from_millis(500)).await;
             }
         }
@@ -274,34 +325,42 @@ async fn poller(scene: Arc<Scene>, number: usize, mut random: Rng) {
     let lines = scene.shard.parallelization();
     for step in 0..random.usize(4..=10) {
         sleep(millis(&mut random, 0..=1500)).await;
-        let Some(delivery) = scene.deliver(number % lines) else { continue };
+        let mut deliveries: Vec<_> = scene.deliver(number % lines).into_iter().collect();
+        // A batch of Kafka has several partitions.
+        if scene.of == Of::Kafka && random.bool() {
+            deliveries.extend((0..lines).filter(|line| *line != number % lines).filter_map(|line| scene.deliver(line)));
+        }
+        if deliveries.is_empty() {
+            continue;
+        }
         let time_left = millis(&mut random, 1500..=6000);
         let name = format!("poller {number} step {step}");
         let invocation = Invocation::new(&scene, name, time_left, false, random.fork());
         let crash = (random.u8(0..4) == 0).then(|| millis(&mut random, 0..=1000));
-        let done = function.invoke(&invocation, &delivery, crash).await;
+        let done = function.invoke(&invocation, &deliveries, crash).await;
         if done.is_none() {
             function = scene.function(&mut random, network);
         }
         let is_lost = number >= lines || random.u8(0..8) == 0;
         if !is_lost {
-            scene.settle(&delivery, done.flatten());
+            scene.settle(&deliveries, done);
         }
     }
 }
 
 impl Function {
-    /// Waits for the answer as Lambda does. Returns `None` if the host crashed, otherwise how many records at the start
-    /// of the batch are done, or `Some(None)` if the batch failed as a whole.
+    /// Waits for the answer as Lambda does. Returns `None` if the host crashed. Otherwise it returns for each delivery how
+    /// many records at its start are done, or `None` if it failed as a whole.
     async fn invoke(
         &self,
         invocation: &Arc<Invocation>,
-        delivery: &Delivery,
+        deliveries: &[Delivery],
         crash: Option<Duration>,
-    ) -> Option<Option<usize>> {
+    ) -> Option<Vec<Option<usize>>> {
         let limit = crash.unwrap_or(invocation.time_left);
-        if let Some(answer) = consumer::wait(&self.host, self.answer(invocation, delivery), limit).await {
-            return Some(invocation.answered(delivery, &answer));
+        if let Some(answers) = consumer::wait(&self.host, self.answers(invocation, deliveries), limit).await {
+            let answered = deliveries.iter().zip(&answers);
+            return Some(answered.map(|(delivery, answer)| invocation.answered(delivery, answer)).collect());
         }
         if crash.is_none() {
             invocation.scene.ledger.violated(format!("{} did not answer before its deadline", invocation.name));
@@ -310,24 +369,58 @@ impl Function {
         None
     }
 
-    async fn answer(&self, invocation: &Arc<Invocation>, delivery: &Delivery) -> KinesisEventResponse {
+    /// Returns the answer to each delivery.
+    async fn answers(&self, invocation: &Arc<Invocation>, deliveries: &[Delivery]) -> Vec<KinesisEventResponse> {
         let scene = &invocation.scene;
-        let records: Vec<_> = delivery.records.iter().map(|index| &scene.shard.records[*index]).collect();
-        let numbers: Vec<_> = records.iter().map(|record| record.number.as_str()).collect();
-        scene.ledger.note(&format!("{} receives {}", invocation.name, numbers.join(", ")));
-        let mut batch = KinesisEvent::default();
-        batch.records = records.into_iter().map(Stored::delivery).collect();
         let mutation = scene.stage.mutation.unwrap_or(Mutation::NONE);
-        (mutation.records)(&mut batch);
-        let event = invocation_with(&self.host, batch.clone(), invocation.time_left);
-        let handler = service_fn({
-            let invocation = Arc::clone(invocation);
-            move |record: Handled| Arc::clone(&invocation).handle(record)
-        });
-        let Ok(mut answer) = self.consumer.layer(handler).call(event).await;
-        (mutation.records_answer)(&batch, &mut answer);
+        let mut batches = Vec::new();
+        for delivery in deliveries {
+            let records: Vec<_> = delivery.records.iter().map(|index| &scene.shard.records[*index]).collect();
+            let numbers: Vec<_> = records.iter().map(|record| record.number.as_str()).collect();
+            scene.ledger.note(&format!("{} receives {}", invocation.name, numbers.join(", ")));
+            let mut batch = KinesisEvent::default();
+            batch.records = records.into_iter().map(Stored::delivery).collect();
+            (mutation.records)(&mut batch);
+            batches.push(batch);
+        }
+        let invoked = Arc::clone(invocation);
+        let mut answers = match &self.consumer {
+            Consumer::Kinesis(consumer) => {
+                let event = invocation_with(&self.host, batches[0].clone(), invocation.time_left);
+                let handler = service_fn(move |WithRun { input, run, .. }: WithRun<KinesisRecord<Value>>| {
+                    let number = input.sequence_number().unwrap().to_owned();
+                    Arc::clone(&invoked).handle(number, input.body, run)
+                });
+                let Ok(answer) = consumer.layer(handler).call(event).await;
+                vec![answer]
+            }
+            Consumer::Kafka(consumer) => {
+                let partitions = deliveries.iter().map(|delivery| delivery.line).zip(&batches);
+                let event = invocation_with(&self.host, kafka_event(partitions), invocation.time_left);
+                let handler = service_fn(move |WithRun { input, run, .. }: WithRun<KafkaRecord<Value>>| {
+                    Arc::clone(&invoked).handle(input.offset.to_string(), input.body, run)
+                });
+                let Ok(answer) = consumer.layer(handler).call(event).await;
+                let named: Vec<_> = answer.batch_item_failures.iter().map(|failure| &failure.item_identifier).collect();
+                let of = |delivery: &Delivery| {
+                    let partition = format!("payments-{}", delivery.line);
+                    let mut answer = KinesisEventResponse::default();
+                    let named = named.iter().filter(|named| named.partition == partition);
+                    answer.set_failures(named.map(|named| named.offset.to_string()));
+                    answer
+                };
+                let answers: Vec<_> = deliveries.iter().map(of).collect();
+                if answers.iter().map(|answer| answer.batch_item_failures.len()).sum::<usize>() != named.len() {
+                    scene.ledger.violated(format!("{} names a partition that is not of its batch", invocation.name));
+                }
+                answers
+            }
+        };
+        for (batch, answer) in batches.iter().zip(&mut answers) {
+            (mutation.records_answer)(batch, answer);
+        }
         sleep(mutation.answer_delay).await;
-        answer
+        answers
     }
 }
 
@@ -338,15 +431,14 @@ impl Invocation {
     }
 
     /// The handler of one record.
-    async fn handle(self: Arc<Self>, WithRun { input: record, run, .. }: Handled) -> Result<u64, Failure> {
-        let number = record.sequence_number().unwrap().to_owned();
+    async fn handle(self: Arc<Self>, number: String, body: Value, run: Run) -> Result<u64, Failure> {
         let name = format!("{}, {number}", self.name);
         let call = Call::new(&name, run.lock().key().to_owned(), Arc::clone(&self.scene.ledger));
         self.check_stop(&number);
         self.calls.lock().unwrap().push((self.scene.stored(&number).partition_key.clone(), call.clone()));
         let execution = call.began(&run, self.time_left);
         self.scene.check_order(&number);
-        consumer::work(execution, self.is_good, record.body["poison"] == true, &self.random).await
+        consumer::work(execution, self.is_good, body["poison"] == true, &self.random).await
     }
 
     /// Checks that no call of this invocation has failed, if the consumer stops at its first failure. With one lane at
@@ -362,7 +454,7 @@ impl Invocation {
     /// Lambda received the answer. Returns how many records at the start of the batch are done, or `None` if the batch
     /// failed as a whole.
     fn answered(&self, delivery: &Delivery, answer: &KinesisEventResponse) -> Option<usize> {
-        let Scene { ledger, stage, key, shard, .. } = &*self.scene;
+        let Scene { ledger, stage, key, of, shard, .. } = &*self.scene;
         let named: Vec<_> =
             answer.batch_item_failures.iter().map(|failure| failure.item_identifier.as_deref().unwrap()).collect();
         ledger.note(&format!("{} names {named:?}", self.name));
@@ -386,7 +478,7 @@ impl Invocation {
             !stage.is_throttled() && now + step + Duration::from_millis(2500) < self.began + self.time_left;
         let all_start = all_had_time && !self.scene.stops_at_first_failure;
         for (position, record) in records.iter().enumerate().take(done + 1) {
-            let row = key.of(record);
+            let row = key.of(*of, record);
             // Twins in a lane share the outcome.
             let is_of_record = |(lane, call): &&(String, Call)| *lane == record.partition_key && call.key == row;
             let was_run = calls.iter().find(is_of_record).map(|(_, call)| call.is_answered());

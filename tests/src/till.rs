@@ -3,6 +3,7 @@
 use std::future::pending;
 use std::sync::{Arc, Mutex};
 
+use lambda_lock::kafka::KafkaRecord;
 use lambda_lock::lambda::SqsMessage;
 use lambda_lock::streams::KinesisRecord;
 use lambda_runtime::Diagnostic;
@@ -50,15 +51,25 @@ impl From<Declined> for Diagnostic {
 
 /// A message or a record with a payment.
 pub trait Paid {
-    /// The message id, or the sequence number.
-    fn name(&self) -> &str;
+    /// The message id, the sequence number, or the offset.
+    fn name(&self) -> String;
     /// The payment.
     fn payment(&self) -> &Payment;
 }
 
 impl Paid for SqsMessage<Payment> {
-    fn name(&self) -> &str {
-        self.message_id().unwrap()
+    fn name(&self) -> String {
+        self.message_id().unwrap().to_owned()
+    }
+
+    fn payment(&self) -> &Payment {
+        &self.body
+    }
+}
+
+impl Paid for KafkaRecord<Payment> {
+    fn name(&self) -> String {
+        self.offset.to_string()
     }
 
     fn payment(&self) -> &Payment {
@@ -67,8 +78,8 @@ impl Paid for SqsMessage<Payment> {
 }
 
 impl Paid for KinesisRecord<Payment> {
-    fn name(&self) -> &str {
-        self.sequence_number().unwrap()
+    fn name(&self) -> String {
+        self.sequence_number().unwrap().to_owned()
     }
 
     fn payment(&self) -> &Payment {
@@ -97,7 +108,7 @@ impl Till {
 
     /// The handler.
     pub async fn pay(self, item: impl Paid) -> Result<(), Declined> {
-        self.0.lock().unwrap().push(item.name().to_owned());
+        self.0.lock().unwrap().push(item.name());
         let then = item.payment().then;
         if then != Then::Blocked {
             yield_now().await;

@@ -1,11 +1,14 @@
-//! The rules of `Consumer` that are the same for every source. Each test runs for a queue and for a stream.
+//! The rules of `Consumer` that are the same for every source. Each test runs for a queue, a stream and a topic.
 
 use std::time::Duration;
 
 use aws_lambda_events::kinesis::{KinesisEvent, KinesisEventRecord};
 use aws_lambda_events::sqs::{SqsEvent, SqsMessage as SqsRecord};
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
 use lambda_lock::embedded::Host;
 use lambda_lock::idempotency::OnMissingKey;
+use lambda_lock::kafka::{KafkaEvent, KafkaRecord, KafkaSource};
 use lambda_lock::lambda::{Consumer, Source, SqsMessage, SqsSource};
 use lambda_lock::streams::{KinesisRecord, StreamSource};
 use lambda_lock::{Idempotency, Locks};
@@ -139,6 +142,42 @@ impl Tested for StreamSource<KinesisRecord<Payment>> {
     }
 }
 
+/// A topic of Kafka, whose lanes are the keys of a partition.
+impl Tested for KafkaSource<Payment> {
+    fn consumer(locks: &Locks) -> Plain<Self> {
+        Consumer::new(by_payment(locks))
+    }
+
+    fn event(payments: &[(&str, &str)]) -> KafkaEvent {
+        let records = texts(payments).map(|(number, lane, text)| {
+            let (offset, key, value) = (number.parse::<u64>().unwrap(), STANDARD.encode(lane), STANDARD.encode(text));
+            json!({ "topic": "payments", "partition": 0, "offset": offset, "key": key, "value": value })
+        });
+        serde_json::from_value(json!({ "records": { "payments-0": records.collect::<Vec<_>>() } })).unwrap()
+    }
+
+    async fn deliver(
+        consumer: &Plain<Self>,
+        event: LambdaEvent<KafkaEvent>,
+        till: &Till,
+        begin: impl Fn(Then) + Clone + Send + 'static,
+    ) -> Vec<String> {
+        let till = till.clone();
+        let handler = service_fn(move |record: KafkaRecord<Payment>| {
+            begin(record.body.then);
+            till.clone().pay(record)
+        });
+        let answer = timeout(TOO_LONG, consumer.layer(handler).oneshot(event)).await.expect("there is an answer");
+        let failures = answer.unwrap().batch_item_failures;
+        failures.into_iter().map(|failure| failure.item_identifier.offset.to_string()).collect()
+    }
+
+    /// The first of them in the partition, from which Lambda delivers again.
+    fn named<const N: usize>(not_done: [&str; N]) -> Vec<String> {
+        not_done.into_iter().take(1).map(str::to_owned).collect()
+    }
+}
+
 /// A table, and a consumer on its own host.
 async fn environment<S: Tested>() -> (World, Host, Plain<S>, Till) {
     let world = World::new().await;
@@ -152,7 +191,7 @@ async fn deliver<S: Tested>(consumer: &Plain<S>, host: &Host, till: &Till, payme
     S::deliver(consumer, invocation(host, S::event(payments)), till, |_| ()).await
 }
 
-/// Runs each of these tests for a queue and for a stream.
+/// Runs each of these tests for a queue, a stream and a topic.
 macro_rules! tests {
     ($($test:ident)*) => {
         mod queue {
@@ -169,6 +208,15 @@ macro_rules! tests {
                 #[tokio::test]
                 async fn $test() {
                     super::$test::<super::StreamSource<super::KinesisRecord<super::Payment>>>().await;
+                }
+            )*
+        }
+
+        mod topic {
+            $(
+                #[tokio::test]
+                async fn $test() {
+                    super::$test::<super::KafkaSource<super::Payment>>().await;
                 }
             )*
         }

@@ -137,6 +137,7 @@ where
             window: self.settings.window(),
             format: self.settings.format,
             in_transaction: Arc::default(),
+            without_result: Arc::default(),
             cache_entry: cache_entry.map(Arc::new),
         }
     }
@@ -255,6 +256,7 @@ where
                     }
                 };
             }
+            Err(_) if run.completes_without_result() => return RecordUpdate::Store(Outcome::WithoutResult),
             Err(error) => error,
         };
         match settings.on_error.as_ref().map_or(OnError::Release, |policy| policy(error)) {

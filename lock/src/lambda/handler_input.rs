@@ -15,6 +15,7 @@ use crate::lock::Lock;
 /// | a [`LockLayer`](crate::LockLayer) | a `LambdaEvent` | a [`WithLock`] around it |
 /// | an [`IdempotencyLayer`](crate::IdempotencyLayer) | a `LambdaEvent` | a [`WithRun`] around it |
 /// | an [`SqsConsumer`](crate::SqsConsumer) | a [`SqsMessage`](crate::lambda::SqsMessage) | a [`WithRun`] around it |
+/// | a `KafkaConsumer` | a `KafkaRecord` | a [`WithRun`](crate::WithRun) around it |
 /// | a `StreamConsumer` | a `KinesisRecord` or a `DynamoDbRecord` | a [`WithRun`] around it |
 ///
 /// This trait is sealed. `With` is what the handler may get beside its input.

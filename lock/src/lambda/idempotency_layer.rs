@@ -27,6 +27,8 @@ use crate::panics;
 /// deadline. An invocation that runs the handler costs two requests. One that does not costs one request, or none with a
 /// cache. IAM action `dynamodb:UpdateItem`.
 ///
+/// For events of SNS, `EventBridge` and S3, [`event_id`](crate::lambda::event_id) is the key.
+///
 /// Put a timeout inside of this layer. One outside drops the handler, and the record stays in progress until it is released
 /// in the background, which Lambda may freeze, or until its lease ends.
 ///

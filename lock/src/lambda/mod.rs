@@ -3,9 +3,12 @@
 
 mod batch;
 mod diagnostic;
+mod event_id;
 mod handler_input;
 mod idempotency_layer;
 mod invocation;
+#[cfg(feature = "kafka")]
+pub(crate) mod kafka;
 mod lock_layer;
 mod snap_start;
 mod sqs;
@@ -13,6 +16,7 @@ mod sqs;
 pub(crate) mod streams;
 
 pub use batch::{Consumer, ConsumerService, Source};
+pub use event_id::{compare_sequencers, event_id};
 pub use handler_input::{HandlerInput, WithLock, WithRun};
 pub use idempotency_layer::{IdempotencyLayer, IdempotencyService};
 #[cfg(feature = "http")]

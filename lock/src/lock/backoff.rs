@@ -9,7 +9,8 @@ use crate::random;
 /// More delays than a backoff needs to reach its cap.
 const MAX_SKIPPED: u32 = 1000;
 
-/// The delays of plain exponential backoff, for a [`Wait`](crate::Wait) that takes no turns.
+/// The delays of plain exponential backoff, for a [`Wait`](crate::Wait) that takes no turns, and for the messages that
+/// `SqsConsumer::back_off` returns to their queue.
 ///
 /// | setting | default |
 /// | --- | --- |
@@ -109,6 +110,14 @@ impl Backoff {
             check_duration(what, delay, Duration::from_millis(1), DAY)?;
         }
         Ok(())
+    }
+
+    /// Returns the delay after so many attempts.
+    #[cfg(feature = "sqs")]
+    pub(crate) fn after(self, attempts: u32) -> Duration {
+        let mut delays = self.delays();
+        delays.skip(attempts.saturating_sub(1));
+        delays.next(None)
     }
 
     /// Starts with the first delay.

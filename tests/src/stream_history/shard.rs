@@ -1,11 +1,31 @@
 use std::ops::Range;
 use std::sync::{Mutex, MutexGuard};
 
-use aws_lambda_events::kinesis::KinesisEventRecord;
+use aws_lambda_events::kinesis::{KinesisEvent, KinesisEventRecord};
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
 use fastrand::Rng;
+use lambda_lock::kafka::KafkaEvent;
+use serde_json::{Map, Value, json};
 
-pub(super) const STREAM: &str = "arn:aws:kinesis:us-east-1:123456789012:stream/payments";
-pub(super) const SHARD: &str = "shardId-000000000001";
+const STREAM: &str = "arn:aws:kinesis:us-east-1:123456789012:stream/payments";
+const SHARD: &str = "shardId-000000000001";
+
+const CLUSTER: &str = "arn:aws:kafka:us-east-1:123456789012:cluster/payments/1";
+
+/// The records of these partitions as Kafka has them.
+pub(super) fn kafka_event<'a>(partitions: impl Iterator<Item = (usize, &'a KinesisEvent)>) -> KafkaEvent {
+    let records = partitions.map(|(partition, batch)| {
+        let records = batch.records.iter().map(|KinesisEventRecord { kinesis, .. }| {
+            let offset: u64 = kinesis.sequence_number.parse().unwrap();
+            let (key, value) = (STANDARD.encode(&kinesis.partition_key), STANDARD.encode(&kinesis.data.0));
+            json!({ "topic": "payments", "partition": partition, "offset": offset, "key": key, "value": value })
+        });
+        (format!("payments-{partition}"), records.collect::<Value>())
+    });
+    let records: Map<_, _> = records.collect();
+    serde_json::from_value(json!({ "eventSourceArn": CLUSTER, "records": records })).unwrap()
+}
 
 /// A shard, and the event source mapping that delivers its records. It has a checkpoint for each of its concurrent
 /// batches: `ParallelizationFactor` of them, among which the partition keys are distributed.
@@ -30,6 +50,8 @@ pub(super) struct Stored {
     pub(super) job: String,
     pub(super) partition_key: String,
     pub(super) data: String,
+    /// The part of the shard that it is in.
+    pub(super) line: usize,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -61,7 +83,7 @@ struct Line {
 /// A delivery of a batch.
 #[derive(Clone, Debug)]
 pub(super) struct Delivery {
-    line: usize,
+    pub(super) line: usize,
     /// Positions in the line.
     range: Range<usize>,
     /// Indices in the shard.
@@ -78,12 +100,13 @@ pub(super) struct Settled {
 }
 
 impl Shard {
-    pub(super) fn draw(random: &mut Rng, records: Vec<Stored>) -> Self {
+    pub(super) fn draw(random: &mut Rng, mut records: Vec<Stored>) -> Self {
         let mut lines: Vec<_> = (0..random.usize(1..=3)).map(|_| Line::default()).collect();
         let count = lines.len();
-        for (index, record) in records.iter().enumerate() {
+        for (index, record) in records.iter_mut().enumerate() {
             let hash = record.partition_key.bytes().map(usize::from).sum::<usize>();
-            lines[hash % count].records.push(index);
+            record.line = hash % count;
+            lines[record.line].records.push(index);
         }
         for line in &mut lines {
             line.places = vec![Place::Ahead; line.records.len()];
@@ -171,13 +194,19 @@ impl Shard {
 }
 
 impl Stored {
+    /// The key of its row by its event id.
     pub(super) fn event_id(&self) -> String {
-        format!("{SHARD}:{}", self.number)
+        format!("{STREAM}#{SHARD}:{}", self.number)
+    }
+
+    /// The key of its row by its offset.
+    pub(super) fn offset_id(&self) -> String {
+        format!("{CLUSTER}#payments-{}#{}#0", self.line, self.number)
     }
 
     pub(super) fn delivery(&self) -> KinesisEventRecord {
         let mut record = KinesisEventRecord::default();
-        record.event_id = Some(self.event_id());
+        record.event_id = Some(format!("{SHARD}:{}", self.number));
         record.event_source_arn = Some(STREAM.to_owned());
         record.kinesis.sequence_number.clone_from(&self.number);
         record.kinesis.partition_key.clone_from(&self.partition_key);

@@ -8,6 +8,7 @@ mod debug_output;
 mod disabled;
 mod duplicates;
 mod errors;
+mod event_id;
 mod foreign_rows;
 mod key;
 mod late_requests;

@@ -1,89 +1,20 @@
 //! Messages that are in progress elsewhere are hidden until that lease ends.
 
 use std::collections::HashMap;
-use std::future::pending;
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use aws_sdk_dynamodb::types::AttributeValue;
-use aws_sdk_sqs::config::retry::RetryConfig;
-use aws_sdk_sqs::config::{BehaviorVersion, Region};
-use aws_smithy_runtime_api::client::http::{
-    HttpClient, HttpConnector, HttpConnectorFuture, HttpConnectorSettings, SharedHttpConnector,
-};
-use aws_smithy_runtime_api::client::orchestrator::{HttpRequest, HttpResponse};
-use aws_smithy_runtime_api::client::runtime_components::RuntimeComponents;
-use aws_smithy_types::body::SdkBody;
 use lambda_lock::embedded::Host;
 use lambda_lock::{Lock, OnUnfinished, SqsConsumer};
 use lambda_lock_tests::World;
 use lambda_lock_tests::invocation::{invocation, invocation_with, millis};
-use serde_json::{Value, json};
+use serde_json::json;
 
+use crate::queues::{Does, Queues};
 use crate::{
     AFTER_THE_LEASE, Consumer, FIFO_QUEUE, Till, batch, by_payment, deliver, deliver_in, environment, message,
     message_with_body, ms, ordered, work_elsewhere,
 };
-
-/// An SQS that keeps its requests.
-#[derive(Clone, Debug, Default)]
-struct Queues {
-    requests: Arc<Mutex<Vec<(String, Value)>>>,
-    does: Does,
-}
-
-#[derive(Clone, Copy, Debug, Default)]
-enum Does {
-    #[default]
-    Answer,
-    Refuse,
-    Fail,
-    FallSilent,
-}
-
-impl Queues {
-    fn that(does: Does) -> Self {
-        Self { does, ..Self::default() }
-    }
-
-    fn client(&self) -> aws_sdk_sqs::Client {
-        let retries = RetryConfig::standard().with_initial_backoff(ms(1));
-        let config = aws_sdk_sqs::Config::builder()
-            .behavior_version(BehaviorVersion::latest())
-            .region(Region::from_static("eu-west-1"))
-            .allow_no_auth()
-            .retry_config(retries)
-            .http_client(self.clone());
-        aws_sdk_sqs::Client::from_conf(config.build())
-    }
-
-    fn requests(&self) -> Vec<Value> {
-        let requests = self.requests.lock().unwrap();
-        assert!(requests.iter().all(|(operation, _)| operation == "AmazonSQS.ChangeMessageVisibility"), "{requests:?}");
-        requests.iter().map(|(_, request)| request.clone()).collect()
-    }
-}
-
-impl HttpClient for Queues {
-    fn http_connector(&self, _: &HttpConnectorSettings, _: &RuntimeComponents) -> SharedHttpConnector {
-        SharedHttpConnector::new(self.clone())
-    }
-}
-
-impl HttpConnector for Queues {
-    fn call(&self, request: HttpRequest) -> HttpConnectorFuture {
-        let operation = request.headers().get("x-amz-target").unwrap().to_owned();
-        let body = serde_json::from_slice(request.body().bytes().unwrap()).unwrap();
-        self.requests.lock().unwrap().push((operation, body));
-        let (status, body) = match self.does {
-            Does::Answer => (200, "{}"),
-            Does::Refuse => (403, r#"{"__type": "AccessDeniedException", "message": "no"}"#),
-            Does::Fail => (500, "{}"),
-            Does::FallSilent => return HttpConnectorFuture::new(pending()),
-        };
-        HttpConnectorFuture::ready(Ok(HttpResponse::new(status.try_into().unwrap(), SdkBody::from(body))))
-    }
-}
 
 /// A consumer that hides messages, and a message `1` that is in progress elsewhere for this long.
 async fn hiding(queues: &Queues, lease: Duration) -> (World, Host, Consumer, Till, Lock) {
@@ -98,7 +29,7 @@ async fn a_message_in_progress_elsewhere_is_hidden_until_that_lease_ends() {
     let (_world, host, consumer, till, _other) = hiding(&queues, Duration::from_secs(40)).await;
     assert_eq!(deliver(&consumer, &till, &host, [message("1", "Done"), message("2", "Done")]).await, ["1"]);
     assert_eq!(till.ran(), ["2"]);
-    let requests = queues.requests();
+    let requests = queues.hidden();
     let [request] = requests.as_slice() else { panic!("{requests:?}") };
     assert_eq!(request["QueueUrl"], "https://sqs.eu-west-1.amazonaws.com/123456789012/payments");
     assert_eq!(request["ReceiptHandle"], "receipt of 1");
@@ -114,7 +45,7 @@ async fn a_hidden_message_comes_back_when_the_lease_has_ended() {
         let queues = Queues::default();
         let (_world, host, consumer, till, other) = hiding(&queues, lease).await;
         assert_eq!(deliver(&consumer, &till, &host, [message("1", "Done")]).await, ["1"]);
-        let hidden = Duration::from_secs(queues.requests()[0]["VisibilityTimeout"].as_u64().unwrap());
+        let hidden = Duration::from_secs(queues.hidden()[0]["VisibilityTimeout"].as_u64().unwrap());
         let end = other.expires_at() + Duration::from_secs(1);
         let back = host.now() + hidden;
         assert!(back >= end && back < end + ms(1_100), "{:?}", back.duration_since(end));
@@ -122,11 +53,11 @@ async fn a_hidden_message_comes_back_when_the_lease_has_ended() {
 }
 
 #[tokio::test]
-async fn a_message_is_hidden_for_at_most_twelve_hours() {
+async fn a_message_is_hidden_for_at_most_eleven_hours_and_forty_minutes() {
     let queues = Queues::default();
     let (_world, host, consumer, till, _other) = hiding(&queues, Duration::from_hours(24)).await;
     deliver(&consumer, &till, &host, [message("1", "Done")]).await;
-    assert_eq!(queues.requests()[0]["VisibilityTimeout"], 43_200);
+    assert_eq!(queues.hidden()[0]["VisibilityTimeout"], 42_000);
 }
 
 #[tokio::test]
@@ -141,7 +72,7 @@ async fn the_url_of_a_queue_follows_from_its_arn_in_every_partition() {
         let mut message = message("1", "Done");
         message.event_source_arn = Some(arn.to_owned());
         assert_eq!(deliver(&consumer, &till, &host, [message]).await, ["1"]);
-        assert_eq!(queues.requests()[0]["QueueUrl"], url);
+        assert_eq!(queues.hidden()[0]["QueueUrl"], url);
     }
 }
 
@@ -157,7 +88,7 @@ async fn a_message_without_a_queue_or_a_receipt_is_not_hidden() {
     let mut message = message("1", "Done");
     message.receipt_handle = None;
     assert_eq!(deliver(&consumer, &till, &host, [message]).await, ["1"]);
-    assert!(queues.requests().is_empty());
+    assert!(queues.hidden().is_empty());
 }
 
 #[tokio::test]
@@ -167,7 +98,7 @@ async fn a_message_that_cannot_be_hidden_goes_back() {
         let (_world, host, consumer, till, _other) = hiding(&queues, Duration::from_secs(40)).await;
         assert_eq!(deliver(&consumer, &till, &host, [message("1", "Done"), message("2", "Done")]).await, ["1"]);
         assert_eq!(till.ran(), ["2"]);
-        assert!(!queues.requests().is_empty());
+        assert!(!queues.hidden().is_empty());
     }
 }
 
@@ -198,7 +129,7 @@ async fn the_rest_of_the_group_of_a_hidden_message_is_not_hidden() {
     let (_world, host, consumer, till, _other) = hiding(&queues, Duration::from_secs(40)).await;
     let messages = ["1", "2"].map(|id| ordered(id, "group", "Done"));
     assert_eq!(deliver(&consumer, &till, &host, messages).await, ["1", "2"]);
-    let requests = queues.requests();
+    let requests = queues.hidden();
     assert_eq!(requests.iter().map(|request| &request["ReceiptHandle"]).collect::<Vec<_>>(), ["receipt of 1"]);
 }
 
@@ -212,7 +143,7 @@ async fn twins_in_progress_elsewhere_are_all_hidden() {
     let twins = ["1", "2"].map(|id| message_with_body(id, &json!({ "id": "17" }).to_string()));
     assert_eq!(deliver(&consumer, &till, &host, twins).await, ["1", "2"]);
     let mut hidden: Vec<_> =
-        queues.requests().iter().map(|request| request["ReceiptHandle"].as_str().unwrap().to_owned()).collect();
+        queues.hidden().iter().map(|request| request["ReceiptHandle"].as_str().unwrap().to_owned()).collect();
     hidden.sort();
     assert_eq!(hidden, ["receipt of 1", "receipt of 2"]);
 }
@@ -242,5 +173,5 @@ async fn a_message_that_is_done_or_fails_is_not_hidden() {
     let event = invocation(&host, batch([message("8", "Done")]));
     host.advance_clock(AFTER_THE_LEASE);
     assert_eq!(deliver_in(&consumer, &till, event).await, ["8"]);
-    assert!(queues.requests().is_empty());
+    assert!(queues.hidden().is_empty());
 }

@@ -1,6 +1,8 @@
 //! `SqsConsumer`: each message of a batch runs once.
 
+mod back_off;
 mod concurrency;
+mod dead_letter;
 mod deadline;
 mod fifo;
 mod handler;
@@ -10,6 +12,7 @@ mod key;
 mod log;
 mod outcomes;
 mod panics;
+mod queues;
 mod twins;
 
 use std::convert::Infallible;

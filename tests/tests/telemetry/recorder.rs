@@ -58,7 +58,7 @@ const LABELS: [(&str, &str, &[&str]); 6] = [
     (
         names::BATCH_ITEMS,
         names::OUTCOME,
-        &["done", "duplicate", "in_progress", "failed", "unreadable", "not_started", "timed_out"],
+        &["done", "duplicate", "in_progress", "failed", "unreadable", "not_started", "timed_out", "dead_lettered"],
     ),
     (names::TICKETS, names::OUTCOME, &["resumed", "renewed", "released", "ticket_used", "ticket_foreign", "lost"]),
 ];

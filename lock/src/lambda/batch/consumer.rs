@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::marker::PhantomData;
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use super::source::Source;
@@ -13,8 +14,8 @@ use crate::panics;
 /// A tower layer that makes a consumer of batches from a handler of one item. An item that is done does not run again for
 /// the [window](Self::window), and the answer names the items that are not done.
 ///
-/// [`SqsConsumer`](crate::SqsConsumer) and `StreamConsumer` are this type with their source: an item is a message of a
-/// queue or a record of a stream. Their pages say what their service does with an item that is not done. Everything else is
+/// [`SqsConsumer`](crate::SqsConsumer), `StreamConsumer` and `KafkaConsumer` are this type with their source: an item is a
+/// message of a queue, or a record of a stream or of a topic. Their pages say what their service does with an item that is not done. Everything else is
 /// said here.
 ///
 /// Enable `ReportBatchItemFailures` in the event source mapping. Without it, Lambda takes the answer as success, and items
@@ -24,6 +25,7 @@ use crate::panics;
 /// | an item | |
 /// | --- | --- |
 /// | whose handler returns `Ok` | is done for the [window](Self::window), even if its result cannot be stored |
+/// | that `SqsConsumer::dead_letter_if` has sent to a dead-letter queue | is done for the window |
 /// | whose handler returns an error, panics, or is unfinished when its lease ends | is not done; its row is released, unless the [`Idempotency`] says otherwise |
 /// | that was done before | is done without running |
 /// | that is in progress elsewhere | is not done, unless [`Idempotency::wait`] waits for it |
@@ -34,7 +36,7 @@ use crate::panics;
 /// | behind a failure, with [`stop_at_first_failure`](Self::stop_at_first_failure) | is not started |
 ///
 /// A lane is the items of a batch whose order counts: the messages of a group of a FIFO queue, or the records of a stream
-/// with the same key. Items without an order are a lane each.
+/// or of a partition with the same key. Items without an order are a lane each.
 ///
 /// An item without the id or number that the source gives it cannot be named in the answer. It does not run, and is
 /// answered with an empty name, for which Lambda delivers the whole batch again. Nothing is lost, and items that are done do
@@ -59,8 +61,8 @@ use crate::panics;
 ///
 /// # Log
 ///
-/// An item that is not done is logged with its name (the field `message_id` or `sequence_number`) and the reason, but
-/// without its body:
+/// An item that is not done is logged with its name (the field `message_id`, `sequence_number` or `offset`) and the reason,
+/// but without its body:
 ///
 /// | an item | level | reason |
 /// | --- | --- | --- |
@@ -82,8 +84,12 @@ pub struct Consumer<S: Source, H, T, E> {
     min_remaining_time: Duration,
     /// Whether no more items start after one that is not done.
     pub(super) stop_at_first_failure: bool,
+    /// Why no retry can succeed after this error, if none can.
+    pub(in crate::lambda) why_dead: Option<WhyDead<E>>,
     handler_input: PhantomData<fn(H)>,
 }
+
+type WhyDead<E> = Arc<dyn Fn(&E) -> Option<String> + Send + Sync>;
 
 impl<S: Source + Default, H, T, E> Consumer<S, H, T, E> {
     /// Creates a consumer with custom settings, such as a key from the body. A message's body and a Kinesis record's data
@@ -126,6 +132,7 @@ impl<S: Source, H, T, E> Consumer<S, H, T, E> {
             concurrency: 10,
             min_remaining_time: Duration::from_secs(1),
             stop_at_first_failure: false,
+            why_dead: None,
             handler_input: PhantomData,
         }
     }
@@ -150,12 +157,12 @@ impl<S: Source, H, T, E> Consumer<S, H, T, E> {
     }
 
     /// Sets for how long an item counts as done, like [`Idempotency::window`]. By default, unless the [`Idempotency`] sets a
-    /// window: 15 days for a message, 48 hours for a stream's record. At least a second more than twice the clock skew, at
+    /// window: 15 days for a message, 48 hours for a stream's record, 8 days for a record of Kafka. At least a second more than twice the clock skew, at
     /// most 366 days.
     ///
     /// Choose a window longer than the source keeps its items, because Lambda delivers an item again for as long as the
     /// source has it. A queue keeps a message for 14 days at most. A DynamoDB stream keeps a record for 24 hours, a Kinesis
-    /// stream for 24 hours by default and for 365 days at most. [Choosing times](crate::docs::choosing_times#window)
+    /// stream for 24 hours by default and for 365 days at most, a topic of Kafka for a week by default. [Choosing times](crate::docs::choosing_times#window)
     /// recommends windows.
     ///
     /// The table has a row for each item of the window. With [`OnUnfinished::Reject`](crate::OnUnfinished::Reject), an
@@ -230,7 +237,12 @@ pub(super) struct BatchTime {
 // By hand, because a derive would require the types of items, results and errors to be `Clone` and `Debug`.
 impl<S: Source, H, T, E> Clone for Consumer<S, H, T, E> {
     fn clone(&self) -> Self {
-        Self { source: self.source.clone(), idempotency: self.idempotency.clone(), ..*self }
+        Self {
+            source: self.source.clone(),
+            idempotency: self.idempotency.clone(),
+            why_dead: self.why_dead.clone(),
+            ..*self
+        }
     }
 }
 

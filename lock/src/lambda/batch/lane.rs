@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use super::consumer::Consumer;
-use super::source::{Hide, Label, NotDone, Source};
+use super::source::{Inform, Label, NotDone, Source};
 use crate::idempotency::{Identity, Invocation};
 
 /// Items that run one after another: a single item, or the items of one lane of the source.
@@ -21,8 +21,8 @@ pub(super) struct Entry<S: Source> {
     pub(super) label: Label,
     /// `None` if the item cannot be read, which has been logged.
     pub(super) item: Option<(S::Item, Option<Identity>)>,
-    /// What hides the item and its copies.
-    pub(super) hides: Vec<Hide>,
+    /// What tells the source about the fate of the item and of its copies.
+    pub(super) informs: Vec<Inform>,
 }
 
 impl<S: Source, H, T, E> Consumer<S, H, T, E> {
@@ -34,7 +34,7 @@ impl<S: Source, H, T, E> Consumer<S, H, T, E> {
         let mut firsts: HashMap<_, (usize, usize)> = HashMap::new();
         for (position, raw) in batch.into_iter().enumerate() {
             let (mut label, lane) = (Label::of(&self.source, &raw), S::lane(&raw));
-            let hide = self.source.hide(&raw);
+            let inform = self.source.inform(&raw);
             let is_ordered = lane.is_some();
             let item = self.read(raw, &label, invocation);
             let identity = item.as_ref().and_then(|(_, identity)| identity.clone());
@@ -43,7 +43,7 @@ impl<S: Source, H, T, E> Consumer<S, H, T, E> {
             if let Some(&(lane, entry)) = id.as_ref().and_then(|id| firsts.get(id)) {
                 let first = &mut lanes[lane].entries[entry];
                 first.positions.push(position);
-                first.hides.extend(hide);
+                first.informs.extend(inform);
                 // The drop of a body may panic.
                 let _ = catch_unwind(AssertUnwindSafe(|| drop(item)));
                 continue;
@@ -57,7 +57,7 @@ impl<S: Source, H, T, E> Consumer<S, H, T, E> {
             if let Some(id) = id {
                 firsts.insert(id, (index, entries.len()));
             }
-            entries.push(Entry { positions: vec![position], label, item, hides: hide.into_iter().collect() });
+            entries.push(Entry { positions: vec![position], label, item, informs: inform.into_iter().collect() });
         }
         lanes
     }
@@ -68,9 +68,10 @@ impl<S: Source, H, T, E> Consumer<S, H, T, E> {
             if label.name.is_none() {
                 return Err(format!("it has no {}", S::NAME));
             }
+            let before = S::revived_from(&raw);
             let item = self.source.read(raw)?;
             let identity = self.idempotency.identify(&item, invocation).map_err(|error| error.to_string())?;
-            Ok((item, identity))
+            Ok((item, identity.map(|identity| identity.revived_from(before.as_deref()))))
         });
         let read = catch_unwind(read).unwrap_or_else(|_| Err("the parser or the key panicked".to_owned()));
         read.inspect_err(|why| S::log(label, &NotDone::Failed { error_type: None, error: why })).ok()

@@ -9,7 +9,7 @@ mod source;
 
 pub use consumer::Consumer;
 pub use service::ConsumerService;
-#[cfg(feature = "sqs")]
-pub(super) use source::Hide;
 pub use source::Source;
+#[cfg(feature = "sqs")]
+pub(super) use source::{Fate, Inform};
 pub(super) use source::{Label, NotDone, json_error, log_not_done};

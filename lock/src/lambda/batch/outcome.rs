@@ -11,11 +11,18 @@ pub(super) enum ItemOutcome {
     Failed,
     Done,
     Duplicate,
+    /// Failed for good, and sent to the dead letters.
+    DeadLettered,
 }
 
 impl ItemOutcome {
     pub(super) fn is_done(self) -> bool {
-        matches!(self, Self::Done | Self::Duplicate)
+        matches!(self, Self::Done | Self::Duplicate | Self::DeadLettered)
+    }
+
+    /// Whether the item was tried, or could not be, and comes again.
+    pub(super) fn is_failed(self) -> bool {
+        matches!(self, Self::Failed | Self::TimedOut | Self::Unreadable)
     }
 
     /// Returns the name in the metrics.
@@ -28,6 +35,7 @@ impl ItemOutcome {
             Self::Failed => "failed",
             Self::Done => "done",
             Self::Duplicate => "duplicate",
+            Self::DeadLettered => "dead_lettered",
         }
     }
 }

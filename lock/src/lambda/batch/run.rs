@@ -19,7 +19,7 @@ use super::super::invocation::invocation_of;
 use super::consumer::{BatchTime, Consumer};
 use super::lane::{Entry, Lane};
 use super::outcome::ItemOutcome;
-use super::source::{Hide, Label, NotDone, Source};
+use super::source::{Fate, Inform, Label, NotDone, Source};
 use crate::clock::{Moment, since_epoch};
 use crate::error::ErrorKind;
 use crate::idempotency::{HandlerError, Identity, Invocation, NextStep, Run};
@@ -112,21 +112,25 @@ where
     where
         Inner: Service<H, Response = T, Error = E> + Clone,
     {
-        for Entry { positions, label, item, hides } in lane.entries {
+        for Entry { positions, label, item, informs } in lane.entries {
             if self.is_stopped() {
                 break;
             }
             let outcome = match item {
                 Some((item, identity)) if self.has_time() => {
                     self.set(&positions, ItemOutcome::TimedOut);
-                    self.run_item(item, &label, identity, &hides, inner.clone()).await
+                    self.run_item(item, &label, identity, &informs, inner.clone()).await
                 }
                 Some(_) => not_started::<S>(&label),
                 None => ItemOutcome::Unreadable,
             };
             self.set(&positions, outcome);
-            if outcome == ItemOutcome::Done {
+            if outcome.is_done() {
+                // Copies of a dead letter, too: one letter is enough.
                 self.set(&positions[1..], ItemOutcome::Duplicate);
+            }
+            if outcome.is_failed() {
+                join_all(informs.iter().map(|inform| inform(Fate::Failed))).await;
             }
             if !outcome.is_done() {
                 self.stop_if_asked();
@@ -143,20 +147,22 @@ where
         item: S::Item,
         label: &Label,
         identity: Option<Identity>,
-        hides: &[Hide],
+        informs: &[Inform],
         inner: Inner,
     ) -> ItemOutcome
     where
         Inner: Service<H, Response = T, Error = E>,
     {
         let run = AssertUnwindSafe(async {
-            let error = match self.run_once(item, label, identity, hides, inner).await {
+            let is_dead = AtomicBool::new(false);
+            let error = match self.run_once(item, label, identity, informs, &is_dead, inner).await {
                 Ok(outcome) => return Ok(outcome),
                 Err(error) => error,
             };
             let outcome = match &error {
                 HandlerError::Lock(error) if error.kind() == ErrorKind::InProgress => ItemOutcome::InProgress,
                 HandlerError::Lock(error) if error.is_lost() => ItemOutcome::TimedOut,
+                HandlerError::Handler(_) if is_dead.into_inner() => ItemOutcome::DeadLettered,
                 _ => ItemOutcome::Failed,
             };
             // Converted here, because the conversion is the user's code and may panic.
@@ -172,6 +178,7 @@ where
                     label,
                     &match outcome {
                         ItemOutcome::InProgress => NotDone::InProgress { error: &error },
+                        ItemOutcome::DeadLettered => NotDone::Dead { error_type, error: &error },
                         _ => NotDone::Failed { error_type, error: &error },
                     },
                 );
@@ -189,7 +196,8 @@ where
         item: S::Item,
         label: &Label,
         identity: Option<Identity>,
-        hides: &[Hide],
+        informs: &[Inform],
+        is_dead: &AtomicBool,
         mut inner: Inner,
     ) -> Result<ItemOutcome, HandlerError<E>>
     where
@@ -207,7 +215,7 @@ where
             Ok(NextStep::Run(run)) => run,
             Err(error) => {
                 if let Some(left) = self.in_progress_for(&error) {
-                    join_all(hides.iter().map(|hide| hide(left))).await;
+                    join_all(informs.iter().map(|inform| inform(Fate::InProgress(left)))).await;
                 }
                 return Err(error);
             }
@@ -220,7 +228,17 @@ where
         }
         let work = async {
             poll_fn(|context| inner.poll_ready(context)).await?;
-            inner.call(H::with(item, &run)).await
+            let result = inner.call(H::with(item, &run)).await;
+            let why_dead =
+                result.as_ref().err().zip(self.consumer.why_dead.as_ref()).and_then(|(error, why)| why(error));
+            // Within the lease, so that no other run of it begins meanwhile.
+            if let (Some(why), Some(inform)) = (why_dead, informs.first())
+                && inform(Fate::Dead(why)).await
+            {
+                is_dead.store(true, Ordering::Relaxed);
+                run.complete_without_result();
+            }
+            result
         };
         idempotency.execute(&run, work).await.map(|_| ItemOutcome::Done)
     }

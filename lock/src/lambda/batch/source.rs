@@ -70,9 +70,17 @@ pub trait Source: Clone {
     #[doc(hidden)]
     fn read(&self, raw: Self::Raw) -> Result<Self::Item, String>;
 
-    /// Returns what hides this item while it is in progress elsewhere, if the source can.
+    /// Returns what tells the source about the fate of this item, if the source can do something about it.
     #[doc(hidden)]
-    fn hide(&self, _: &Self::Raw) -> Option<Hide> {
+    fn inform(&self, _: &Self::Raw) -> Option<Inform> {
+        None
+    }
+
+    /// Returns the name of the item that this one was before it came back from the dead letters. Its work is then another
+    /// one than that of earlier items with the same key.
+    #[doc(hidden)]
+    #[must_use]
+    fn revived_from(_: &Self::Raw) -> Option<String> {
         None
     }
 
@@ -86,8 +94,20 @@ pub trait Source: Clone {
     fn answer(not_done: Vec<String>) -> Self::Answer;
 }
 
-/// Hides an item for this long. The future borrows nothing, because an item need not be `Sync`.
-pub(in crate::lambda) type Hide = Box<dyn Fn(Duration) -> BoxFuture<'static, ()> + Send + Sync>;
+/// Tells the source about the fate of an item. Returns whether the source has it as a dead letter. The future borrows
+/// nothing, because an item need not be `Sync`.
+pub(in crate::lambda) type Inform = Box<dyn Fn(Fate) -> BoxFuture<'static, bool> + Send + Sync>;
+
+/// The fate of an item that a source can do something about.
+#[derive(Debug)]
+pub enum Fate {
+    /// It is in progress elsewhere, for this long.
+    InProgress(Duration),
+    /// It failed, and comes again.
+    Failed,
+    /// No retry can succeed, for this reason.
+    Dead(String),
+}
 
 /// What the log says about an item.
 #[derive(Clone, Debug, Default)]
@@ -110,7 +130,7 @@ impl Label {
     }
 }
 
-/// Why an item is not done.
+/// Why an item is not done, or done without success.
 #[derive(Debug)]
 pub enum NotDone<'a> {
     /// Routine, and not an error: a duplicate arrived while the first delivery is in progress.
@@ -120,6 +140,11 @@ pub enum NotDone<'a> {
     /// There was no time left.
     NotStarted,
     Failed {
+        error_type: Option<&'a str>,
+        error: &'a str,
+    },
+    /// It failed, and is a dead letter now.
+    Dead {
         error_type: Option<&'a str>,
         error: &'a str,
     },
@@ -149,6 +174,10 @@ macro_rules! log_not_done {
                 }
                 NotDone::Failed { error_type, error } => {
                     tracing::error!($name, $origin, key, receive_count, dead_letter, error_type, error, $message);
+                }
+                NotDone::Dead { error_type, error } => {
+                    let (dead_letter, message) = (true, "sent to the dead-letter queue");
+                    tracing::error!($name, $origin, key, receive_count, dead_letter, error_type, error, "{message}");
                 }
             }
         }

@@ -1,6 +1,8 @@
 //! `SqsConsumer`: a consumer of the messages of a queue.
 
 use std::fmt::Display;
+#[cfg(feature = "sqs")]
+use std::sync::Arc;
 
 use serde::de::DeserializeOwned;
 
@@ -9,6 +11,8 @@ use super::super::invocation::escape;
 use super::message::SqsMessage;
 use super::source::SqsSource;
 use crate::idempotency::{Idempotency, OnMissingKey};
+#[cfg(feature = "sqs")]
+use crate::lock::Backoff;
 use crate::lock::Locks;
 
 /// A tower layer that makes a consumer of SQS batches from a handler of one message. A message that is done does
@@ -20,6 +24,8 @@ use crate::lock::Locks;
 /// - A message that is done is deleted from the queue.
 /// - A message that returns to the queue is visible again after the queue's visibility timeout. After `maxReceiveCount`
 ///   deliveries, SQS moves it to the dead-letter queue.
+/// - A message that failed comes again after a delay of its own with `back_off`, and not at all if `dead_letter_if` sends it
+///   to a dead-letter queue (feature `sqs`).
 /// - A message that is in progress elsewhere returns to the queue; with `hide_while_in_progress` (feature `sqs`) hidden
 ///   until that lease ends.
 /// - Up to [`concurrency`](Consumer::concurrency) messages run concurrently. In a FIFO queue, the messages of a group are a
@@ -118,13 +124,101 @@ impl<H, B, T, E> SqsConsumer<H, B, T, E> {
     /// Hides a message in progress elsewhere until that lease ends. Otherwise the message is visible again after the
     /// queue's visibility timeout. Feature `sqs`.
     ///
-    /// One request for such a message, and one for each of its copies in the batch; IAM action
-    /// `sqs:ChangeMessageVisibility` on the queue. If the request fails, the message is visible again after the queue's
-    /// visibility timeout.
+    /// One request for such a message, and one for each of its copies in the batch, of 2 s at most; IAM action
+    /// `sqs:ChangeMessageVisibility` on the queue. A message is hidden for at most 11 hours and 40 minutes, because SQS
+    /// allows 12 hours since its receive. If the request fails, a warning is logged, and the message is visible again after
+    /// the queue's visibility timeout.
     #[cfg(feature = "sqs")]
     #[must_use]
     pub fn hide_while_in_progress(mut self, queues: aws_sdk_sqs::Client) -> Self {
-        self.source.queues = Some(queues);
+        self.source.requests.hide_in_progress = Some(queues);
+        self
+    }
+
+    /// Delays the next delivery of a message that failed, by its receive count: the delay after the first receive is that
+    /// after the first attempt of this [`Backoff`]. Otherwise the message is visible again after the queue's visibility
+    /// timeout. Feature `sqs`.
+    ///
+    /// A message fails if its handler returns an error or panics, if it is unfinished when its lease ends, and if it does
+    /// not parse or has no key. A message that was not started is not delayed, and after a crash nothing is. A shorter
+    /// delay than the visibility timeout brings a message back sooner.
+    ///
+    /// SQS counts whole seconds, so a delay is rounded up. It is at most 11 hours and 40 minutes, because SQS allows 12
+    /// hours since the receive. A queue keeps a message no longer than its retention, whatever the delays.
+    ///
+    /// In a FIFO queue, the group waits with its failed message. SQS also delivers no message of a group of which another
+    /// one is hidden. If the batch had later messages of the group, the next delivery therefore is not before the queue's
+    /// visibility timeout.
+    ///
+    /// One request for such a message, and one for each of its copies in the batch, of 2 s at most; IAM action
+    /// `sqs:ChangeMessageVisibility` on the queue. If the request fails, a warning is logged, and the message is visible
+    /// again after the queue's visibility timeout.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use lambda_lock::lambda::SqsMessage;
+    /// # use lambda_lock::{Backoff, Locks, SqsConsumer};
+    /// # fn example(locks: Locks, queues: aws_sdk_sqs::Client) -> SqsConsumer<SqsMessage<String>, String, (), std::io::Error> {
+    /// let seldom = Backoff::new().base(Duration::from_secs(20)).cap(Duration::from_hours(1));
+    /// SqsConsumer::by_message_id(locks).back_off(queues, seldom)
+    /// # }
+    /// ```
+    #[cfg(feature = "sqs")]
+    #[must_use]
+    pub fn back_off(mut self, queues: aws_sdk_sqs::Client, backoff: Backoff) -> Self {
+        self.source.requests.back_off = Some((queues, backoff));
+        self
+    }
+
+    /// Sends a message to this dead-letter queue, and does not try it again, if `why` returns a reason for the handler's
+    /// error: that no retry can succeed. `None` is an error that a retry may resolve. Feature `sqs`.
+    ///
+    /// The dead letter has the message's body, its group and its attributes, and two more, which replace attributes of the
+    /// same name. `DeadLetterOf` is the id of the message. `DeadLetterReason` is the reason, in up to 1,024 bytes and
+    /// without control characters. It is left out if it is empty, or if the message has nine attributes: SQS allows ten.
+    ///
+    /// Only when SQS has the dead letter is the message done and deleted. The rest of a FIFO group then goes on. The
+    /// message is logged at level error with `dead_letter` and with the handler's error, which is in the dead letter only
+    /// as far as `why` repeats it. If SQS does not take the dead letter within 2 s and within the lease, a warning is
+    /// logged, and the message failed as any other. The same holds for a message with ten attributes, and for one that
+    /// the attributes make larger than SQS allows. A message that does not parse has no error of the handler: let
+    /// [`with_parser`](Self::with_parser) return a variant for it.
+    ///
+    /// A dead letter is sent at least once. It can be sent again if the answer to the request is lost, or if the function
+    /// crashes before the record is complete. A queue whose URL ends with `.fifo` drops a repetition within five minutes.
+    /// Give the queue a longer retention than the source's.
+    ///
+    /// The record is completed without a result. Another delivery of the message is therefore done without a run, and so is
+    /// a message with the same key, for the [window](Self::window). A dead letter that comes back with its attributes, as by
+    /// a redrive, is other work: its key ends with `#` and its `DeadLetterOf`, so that it runs again, and once.
+    ///
+    /// One more request for such a message; IAM action `sqs:SendMessage` on the dead-letter queue.
+    ///
+    /// ```
+    /// # use lambda_lock::lambda::SqsMessage;
+    /// # use lambda_lock::{Locks, SqsConsumer};
+    /// enum Failure {
+    ///     Declined,
+    ///     Unreachable,
+    /// }
+    ///
+    /// # fn example(locks: Locks, queues: aws_sdk_sqs::Client, url: &str) -> SqsConsumer<SqsMessage<String>, String, (), Failure> {
+    /// SqsConsumer::by_message_id(locks).dead_letter_if(queues, url, |error| match error {
+    ///     Failure::Declined => Some("the card was declined".to_owned()),
+    ///     Failure::Unreachable => None,
+    /// })
+    /// # }
+    /// ```
+    #[cfg(feature = "sqs")]
+    #[must_use]
+    pub fn dead_letter_if(
+        mut self,
+        queues: aws_sdk_sqs::Client,
+        queue_url: impl Into<String>,
+        why: impl Fn(&E) -> Option<String> + Send + Sync + 'static,
+    ) -> Self {
+        self.source.requests.dead_letters = Some((queues, queue_url.into().into()));
+        self.why_dead = Some(Arc::new(why));
         self
     }
 }

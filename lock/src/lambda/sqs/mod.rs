@@ -1,9 +1,9 @@
 //! `SqsConsumer`: each message of a batch runs once, and only messages that are not done return to the queue.
 
 mod consumer;
-#[cfg(feature = "sqs")]
-mod hide;
 mod message;
+#[cfg(feature = "sqs")]
+mod requests;
 mod source;
 
 pub use consumer::SqsConsumer;

@@ -8,16 +8,18 @@ use aws_lambda_events::sqs::{SqsBatchResponse, SqsEvent, SqsMessage as SqsRecord
 use serde::de::DeserializeOwned;
 
 #[cfg(feature = "sqs")]
-use super::super::batch::Hide;
+use super::super::batch::Inform;
 use super::super::batch::{Label, NotDone, Source, json_error, log_not_done};
-use super::message::SqsMessage;
+use super::message::{DEAD_LETTER_OF, SqsMessage, receive_count};
+#[cfg(feature = "sqs")]
+use super::requests::Requests;
 
 /// The queues that an [`SqsConsumer`](crate::SqsConsumer) gets messages from.
 pub struct SqsSource<B> {
     parse: Parse<B>,
     pub(super) max_receive_count: Option<u32>,
     #[cfg(feature = "sqs")]
-    pub(super) queues: Option<aws_sdk_sqs::Client>,
+    pub(super) requests: Requests,
 }
 
 type Parse<B> = Arc<dyn Fn(&str) -> Result<B, String> + Send + Sync>;
@@ -28,7 +30,7 @@ impl<B> SqsSource<B> {
             parse: Arc::new(parse),
             max_receive_count: None,
             #[cfg(feature = "sqs")]
-            queues: None,
+            requests: Requests::default(),
         }
     }
 }
@@ -68,7 +70,7 @@ impl<B> Source for SqsSource<B> {
     }
 
     fn receive_count(message: &SqsRecord) -> Option<u32> {
-        message.attributes.get("ApproximateReceiveCount")?.parse().ok()
+        receive_count(message)
     }
 
     fn max_receive_count(&self) -> Option<u32> {
@@ -89,8 +91,12 @@ impl<B> Source for SqsSource<B> {
     }
 
     #[cfg(feature = "sqs")]
-    fn hide(&self, message: &SqsRecord) -> Option<Hide> {
-        super::hide::hide(self.queues.clone()?, message)
+    fn inform(&self, message: &SqsRecord) -> Option<Inform> {
+        self.requests.inform(message)
+    }
+
+    fn revived_from(message: &SqsRecord) -> Option<String> {
+        message.message_attributes.get(DEAD_LETTER_OF)?.string_value.clone()
     }
 
     fn answer(not_done: Vec<String>) -> SqsBatchResponse {
@@ -109,7 +115,7 @@ impl<B> Clone for SqsSource<B> {
             parse: Arc::clone(&self.parse),
             max_receive_count: self.max_receive_count,
             #[cfg(feature = "sqs")]
-            queues: self.queues.clone(),
+            requests: self.requests.clone(),
         }
     }
 }

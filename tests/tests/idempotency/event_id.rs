@@ -1,0 +1,214 @@
+//! The keys of events of SNS, `EventBridge` and S3, and the order of an object's events.
+
+use std::cmp::Ordering;
+use std::time::Duration;
+
+use aws_lambda_events::sqs::SqsEvent;
+use lambda_lock::idempotency::{OnMissingKey, RecordFormat};
+use lambda_lock::lambda::{compare_sequencers, event_id};
+use lambda_lock::{Idempotency, IdempotencyLayer, Locks};
+use lambda_lock_tests::World;
+use lambda_lock_tests::invocation::{Counter, invocation};
+use lambda_runtime::{Context, LambdaEvent};
+use proptest::prelude::*;
+use serde_json::{Value, json};
+use tower::{Layer, ServiceExt, service_fn};
+
+use crate::{AFTER_THE_LEASE, Declined, environment};
+
+fn id(event: Value) -> Option<String> {
+    event_id(&LambdaEvent::new(event, Context::default()))
+}
+
+/// An event of SNS, with one record.
+fn sns(message_id: &str) -> Value {
+    json!({ "Records": [{
+        "EventSource": "aws:sns",
+        "EventVersion": "1.0",
+        "EventSubscriptionArn": "arn:aws:sns:eu-west-1:123456789012:orders:5be8c2a4",
+        "Sns": { "Type": "Notification", "MessageId": message_id, "Message": "a text", "MessageAttributes": {} },
+    }] })
+}
+
+fn event_bridge(source: &str, id: &str) -> Value {
+    json!({
+        "version": "0",
+        "id": id,
+        "detail-type": "Order Placed",
+        "source": source,
+        "account": "123456789012",
+        "time": "2026-01-01T00:00:00Z",
+        "region": "eu-west-1",
+        "resources": [],
+        "detail": { "id": "of the order" },
+    })
+}
+
+/// A record of S3 without a version.
+fn object(key: &str, sequencer: &str) -> Value {
+    json!({
+        "eventVersion": "2.1",
+        "eventSource": "aws:s3",
+        "eventTime": "2026-01-01T00:00:00.000Z",
+        "eventName": "ObjectCreated:Put",
+        "s3": {
+            "s3SchemaVersion": "1.0",
+            "bucket": { "name": "uploads", "arn": "arn:aws:s3:::uploads" },
+            "object": { "key": key, "size": 17, "eTag": "0cc175b9", "sequencer": sequencer },
+        },
+    })
+}
+
+fn s3(records: impl IntoIterator<Item = Value>) -> Value {
+    json!({ "Records": records.into_iter().collect::<Vec<_>>() })
+}
+
+#[test]
+fn the_id_of_sns_is_the_message_id() {
+    assert_eq!(id(sns("22b80b92")).as_deref(), Some("22b80b92"));
+}
+
+#[test]
+fn the_id_of_event_bridge_has_its_source() {
+    assert_eq!(id(event_bridge("shop.orders", "17c2")).as_deref(), Some("shop.orders#17c2"));
+    assert_ne!(id(event_bridge("a#b", "c")), id(event_bridge("a", "b#c")));
+}
+
+#[test]
+fn the_id_of_s3_has_bucket_key_version_sequencer_and_event() {
+    let one = object("a+picture.jpg", "0055AED6DC");
+    assert_eq!(id(s3([one.clone()])).as_deref(), Some("uploads#a+picture.jpg##0055AED6DC#ObjectCreated:Put"));
+    let mut versioned = one.clone();
+    versioned["s3"]["object"]["versionId"] = json!("v1");
+    assert_eq!(id(s3([versioned])).as_deref(), Some("uploads#a+picture.jpg#v1#0055AED6DC#ObjectCreated:Put"));
+    let mut removed = one;
+    removed["eventName"] = json!("ObjectRemoved:Delete");
+    assert!(id(s3([removed])).unwrap().ends_with("#ObjectRemoved:Delete"));
+}
+
+#[test]
+fn an_event_with_several_records_has_the_ids_of_all() {
+    let [one, other] = ["a", "b"].map(|key| object(key, "01"));
+    let both = id(s3([one.clone(), other.clone()])).unwrap();
+    assert_eq!(both, format!("{}#{}", id(s3([one])).unwrap(), id(s3([other])).unwrap()));
+}
+
+#[test]
+fn an_event_without_a_part_or_of_another_source_has_no_id() {
+    let mut without_sequencer = object("a", "01");
+    without_sequencer["s3"]["object"].as_object_mut().unwrap().remove("sequencer");
+    for event in [
+        s3([without_sequencer.clone()]),
+        s3([object("a", "01"), without_sequencer]),
+        s3([]),
+        sns(""),
+        event_bridge("shop", ""),
+        json!({ "source": "shop", "id": "17" }),
+        json!({ "Records": [{ "messageId": "1", "eventSource": "aws:sqs" }] }),
+        json!({ "Records": "none" }),
+        json!("a text"),
+        Value::Null,
+    ] {
+        assert_eq!(id(event.clone()), None, "{event}");
+    }
+    assert_eq!(event_id(&LambdaEvent::new(SqsEvent::default(), Context::default())), None);
+}
+
+#[tokio::test]
+async fn an_event_that_comes_twice_runs_once() {
+    let (_world, host, locks) = environment().await;
+    let once = Idempotency::new(locks, OnMissingKey::Reject, event_id).format(RecordFormat::Hashed);
+    let runs = Counter::default();
+    let service = IdempotencyLayer::new(once).layer(service_fn({
+        let runs = runs.clone();
+        move |_: LambdaEvent<Value>| {
+            let runs = runs.clone();
+            async move { Ok::<_, Declined>(runs.count()) }
+        }
+    }));
+    let long = "long/".repeat(1000);
+    let events = [sns("1"), sns("2"), event_bridge("shop", "1"), s3([object("a", "01")]), s3([object(&long, "01")])];
+    for (event, run) in events.into_iter().zip(1..) {
+        for _ in 0..2 {
+            assert_eq!(service.clone().oneshot(invocation(&host, event.clone())).await.unwrap(), run);
+        }
+    }
+    let unknown = service.oneshot(invocation(&host, json!({}))).await;
+    assert!(unknown.is_err());
+}
+
+#[test]
+fn a_sequencer_counts_as_if_zeros_followed_it() {
+    for (one, other, order) in [
+        ("0055AED6DCD90281E5", "0055AED6DCD90281E6", Ordering::Less),
+        ("0055AED6DC", "0055AED6DCD90281E5", Ordering::Less),
+        ("0055AED6DD", "0055AED6DCD90281E5", Ordering::Greater),
+        ("0055AED6DC", "0055AED6DC0000", Ordering::Equal),
+        ("0055aed6dc", "0055AED6DC", Ordering::Equal),
+        ("", "00", Ordering::Equal),
+        ("", "01", Ordering::Less),
+    ] {
+        assert_eq!(compare_sequencers(one, other), order, "{one} {other}");
+        assert_eq!(compare_sequencers(other, one), order.reverse(), "{other} {one}");
+    }
+}
+
+proptest! {
+    #[test]
+    fn sequencers_have_an_order(one in ".{0,4}", two in ".{0,4}", three in ".{0,4}") {
+        let at_most = |a: &str, b: &str| compare_sequencers(a, b).is_le();
+        prop_assert!(at_most(&one, &two) || at_most(&two, &one));
+        prop_assert!(!at_most(&one, &two) || !at_most(&two, &three) || at_most(&one, &three));
+    }
+
+    #[test]
+    fn no_text_of_a_payload_panics(text in ".*") {
+        id(json!({ "Records": [{ "Sns": { "MessageId": text } }, { "s3": text }] }));
+        id(json!({ "detail-type": text, "source": text, "id": text }));
+    }
+}
+
+/// Handles an event of an object, as the example of `compare_sequencers` does. Returns whether it ran.
+async fn handle(locks: &Locks, sequencer: &str, succeeds: bool) -> Result<bool, lambda_lock::Error> {
+    let of_object = locks.acquire("uploads/a");
+    of_object
+        .run(async |lock| {
+            let last = lock.data().and_then(|data| data.as_str()).unwrap_or_default();
+            let is_newer = compare_sequencers(sequencer, last).is_gt();
+            if is_newer && succeeds {
+                lock.set_data(sequencer);
+            }
+            is_newer
+        })
+        .await
+}
+
+#[tokio::test]
+async fn an_older_event_of_an_object_is_skipped_and_a_newer_one_runs() {
+    let (_world, _host, locks) = environment().await;
+    for (sequencer, runs) in
+        [("05", true), ("03", false), ("05", false), ("0500", false), ("0501", true), ("05", false)]
+    {
+        assert_eq!(handle(&locks, sequencer, true).await.unwrap(), runs, "{sequencer}");
+    }
+}
+
+#[tokio::test]
+async fn an_event_that_failed_or_crashed_leaves_the_order_as_it_was() {
+    let (world, host, locks) = environment().await;
+    assert!(handle(&locks, "05", true).await.unwrap());
+    assert!(handle(&locks, "07", false).await.unwrap());
+    assert!(handle(&locks, "06", true).await.unwrap());
+    let elsewhere = world.host().build();
+    let crashed = locks_on(&world, &elsewhere).acquire("uploads/a").lease(Duration::from_secs(30)).await.unwrap();
+    crashed.set_data("08");
+    elsewhere.crash();
+    assert!(handle(&locks, "09", true).await.unwrap_err().is_held());
+    host.advance_clock(AFTER_THE_LEASE);
+    assert!(!handle(&locks, "05", true).await.unwrap());
+    assert!(handle(&locks, "08", true).await.unwrap());
+}
+
+fn locks_on(world: &World, host: &lambda_lock::embedded::Host) -> Locks {
+    world.locks(host).build().unwrap()
+}

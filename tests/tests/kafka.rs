@@ -1,0 +1,429 @@
+//! `KafkaConsumer`: each record of a batch runs once, and those of a key run in order.
+
+use std::convert::Infallible;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, SystemTime};
+
+use lambda_lock::embedded::Host;
+use lambda_lock::idempotency::OnMissingKey;
+use lambda_lock::kafka::{KafkaConsumer, KafkaEvent, KafkaEventResponse, KafkaRecord};
+use lambda_lock::{Idempotency, WithRun};
+use lambda_lock_tests::World;
+use lambda_lock_tests::invocation::{invocation, invocation_with, keep_log, logged};
+use lambda_lock_tests::till::{Declined, Payment, Till};
+use lambda_runtime::{Error, LambdaEvent};
+use serde_json::{Value, json};
+use tokio::time::{sleep, timeout};
+use tower::{Layer, Service, ServiceExt, service_fn};
+
+const CLUSTER: &str = "arn:aws:kafka:eu-west-1:123456789012:cluster/shop/0f3c9b5e-6a8d-4c2f-9a51-7d1f64c2b1aa-2";
+const WRITTEN: u64 = 1_767_225_600_123;
+
+/// A timeout that no test reaches unless it hangs.
+const TOO_LONG: Duration = Duration::from_mins(1);
+
+type Consumer<B = Payment, T = ()> = KafkaConsumer<KafkaRecord<B>, B, T, Declined>;
+
+/// `text` in Base64.
+fn base64(text: &str) -> String {
+    use base64::Engine as _;
+    base64::engine::general_purpose::STANDARD.encode(text)
+}
+
+/// A record as Lambda delivers it: its topic, partition and offset, its key, and what the handler does.
+fn record(partition: (&str, u32), offset: u32, key: Option<&str>, then: &str) -> Value {
+    record_with_value(partition, offset, key, Some(&json!({ "id": format!("{offset}"), "then": then }).to_string()))
+}
+
+fn record_with_value((topic, partition): (&str, u32), offset: u32, key: Option<&str>, value: Option<&str>) -> Value {
+    json!({
+        "topic": topic,
+        "partition": partition,
+        "offset": offset,
+        "timestamp": WRITTEN,
+        "timestampType": "CREATE_TIME",
+        "key": key.map(base64),
+        "value": value.map(base64),
+        "headers": [],
+    })
+}
+
+/// An event with these records, by their partitions.
+fn event(records: impl IntoIterator<Item = Value>) -> KafkaEvent {
+    serde_json::from_value(event_of(CLUSTER.into(), "b-1:9092", records)).unwrap()
+}
+
+fn event_of(arn: Value, servers: &str, records: impl IntoIterator<Item = Value>) -> Value {
+    let mut event = json!({ "eventSource": "aws:kafka", "bootstrapServers": servers, "records": {} });
+    event["eventSourceArn"] = arn;
+    for record in records {
+        let partition = format!("{}-{}", record["topic"].as_str().unwrap(), record["partition"]);
+        let partition = &mut event["records"][partition];
+        match partition.as_array_mut() {
+            Some(records) => records.push(record),
+            None => *partition = json!([record]),
+        }
+    }
+    event
+}
+
+const FIRST: (&str, u32) = ("payments", 0);
+const SECOND: (&str, u32) = ("payments", 1);
+
+/// Records of the first partition with the offsets from 1.
+fn records<const N: usize>(records: [(Option<&str>, &str); N]) -> KafkaEvent {
+    event(records.into_iter().zip(1..).map(|((key, then), offset)| record(FIRST, offset, key, then)))
+}
+
+/// The key of the row of a record of the first partition.
+fn row_of(offset: u32) -> String {
+    format!("orders#{CLUSTER}#payments-0#{offset}#{WRITTEN}")
+}
+
+async fn answer<S, H, B, T>(
+    consumer: &KafkaConsumer<H, B, T, Declined>,
+    handler: S,
+    event: LambdaEvent<KafkaEvent>,
+) -> KafkaEventResponse
+where
+    KafkaConsumer<H, B, T, Declined>: Layer<S>,
+    <KafkaConsumer<H, B, T, Declined> as Layer<S>>::Service:
+        Service<LambdaEvent<KafkaEvent>, Response = KafkaEventResponse, Error = Infallible>,
+{
+    timeout(TOO_LONG, consumer.layer(handler).oneshot(event)).await.expect("there is an answer").unwrap()
+}
+
+/// The partitions and offsets that the answer names.
+fn named(answer: KafkaEventResponse) -> Vec<(String, i64)> {
+    answer
+        .batch_item_failures
+        .into_iter()
+        .map(|failure| failure.item_identifier)
+        .map(|id| (id.partition, id.offset))
+        .collect()
+}
+
+async fn deliver(consumer: &Consumer, till: &Till, host: &Host, event: KafkaEvent) -> Vec<(String, i64)> {
+    let till = till.clone();
+    let handler = service_fn(move |record| till.clone().pay(record));
+    named(answer(consumer, handler, invocation(host, event)).await)
+}
+
+fn failed<const N: usize>(records: [(&str, i64); N]) -> Vec<(String, i64)> {
+    records.map(|(partition, offset)| (partition.to_owned(), offset)).to_vec()
+}
+
+/// A table, and a consumer by offset on its own host.
+async fn environment() -> (World, Host, Consumer, Till) {
+    let world = World::new().await;
+    let host = world.host().build();
+    let consumer = KafkaConsumer::by_offset(world.locks(&host).build().unwrap());
+    (world, host, consumer, Till::default())
+}
+
+#[tokio::test]
+async fn the_answer_has_the_form_that_lambda_expects() {
+    let (_world, host, consumer, till) = environment().await;
+    let service = consumer.layer(service_fn(move |record| till.clone().pay(record)));
+    let two = event([record(("my-topic", 3), 17, None, "Declined"), record(SECOND, 0, None, "Done")]);
+    let answer = service.clone().oneshot(invocation(&host, two)).await.unwrap();
+    let expected = json!({ "batchItemFailures": [{ "itemIdentifier": { "partition": "my-topic-3", "offset": 17 } }] });
+    assert_eq!(serde_json::to_value(answer).unwrap(), expected);
+    let answer = service.oneshot(invocation(&host, records([(None, "Done")]))).await.unwrap();
+    assert_eq!(serde_json::to_value(answer).unwrap(), json!({ "batchItemFailures": [] }));
+}
+
+#[tokio::test]
+async fn the_answer_names_the_first_record_of_each_partition_that_is_not_done() {
+    let (_world, host, consumer, till) = environment().await;
+    let third = ("refunds", 0);
+    let batch = event([
+        record(FIRST, 1, Some("a"), "Done"),
+        record(FIRST, 2, Some("b"), "Declined"),
+        record(FIRST, 3, Some("c"), "Declined"),
+        record(SECOND, 7, Some("a"), "Panic"),
+        record(SECOND, 8, Some("b"), "Done"),
+        record(third, 4, Some("a"), "Done"),
+    ]);
+    assert_eq!(deliver(&consumer, &till, &host, batch).await, failed([("payments-0", 2), ("payments-1", 7)]));
+    assert_eq!(till.ran_in_any_order(), ["1", "2", "3", "4", "7", "8"]);
+}
+
+#[tokio::test]
+async fn the_lowest_offset_is_named_in_any_order_of_the_records() {
+    let (_world, host, consumer, till) = environment().await;
+    let batch = event([10, 9].map(|offset| record(FIRST, offset, None, "Declined")));
+    assert_eq!(deliver(&consumer.clone(), &till, &host, batch).await, failed([("payments-0", 9)]));
+}
+
+#[tokio::test]
+async fn records_that_are_done_behind_a_failure_do_not_run_again() {
+    let (world, host, consumer, till) = environment().await;
+    let batch = records([(Some("a"), "Done"), (Some("b"), "Declined"), (Some("c"), "Done")]);
+    assert_eq!(deliver(&consumer, &till, &host, batch).await, failed([("payments-0", 2)]));
+    // Lambda delivers again from the second record, with what has arrived since.
+    let elsewhere = world.host().build();
+    let consumer = KafkaConsumer::by_offset(world.locks(&elsewhere).build().unwrap());
+    let again = [(2, "b"), (3, "c"), (4, "d")].map(|(offset, key)| record(FIRST, offset, Some(key), "Done"));
+    assert!(deliver(&consumer, &till, &elsewhere, event(again)).await.is_empty());
+    let mut ran = till.ran().split_off(3);
+    ran.sort();
+    assert_eq!(ran, ["2", "4"]);
+    assert_eq!(elsewhere.requests(), 2 * 2 + 1);
+}
+
+#[tokio::test]
+async fn an_empty_batch_sends_nothing() {
+    let (_world, host, consumer, till) = environment().await;
+    assert!(deliver(&consumer, &till, &host, event([])).await.is_empty());
+    assert!(deliver(&consumer, &till, &host, KafkaEvent::default()).await.is_empty());
+    assert_eq!(host.requests(), 0);
+}
+
+#[tokio::test]
+async fn a_lane_is_a_key_in_a_partition() {
+    let (_world, host, consumer, till) = environment().await;
+    let batch = event([
+        record(FIRST, 1, Some("a"), "Declined"),
+        record(FIRST, 2, Some("a"), "Done"),
+        record(FIRST, 3, Some("b"), "Done"),
+        record(SECOND, 4, Some("a"), "Done"),
+        record(("refunds", 0), 5, Some("a"), "Done"),
+    ]);
+    assert_eq!(deliver(&consumer, &till, &host, batch).await, failed([("payments-0", 1)]));
+    assert_eq!(till.ran_in_any_order(), ["1", "3", "4", "5"]);
+}
+
+#[tokio::test]
+async fn records_without_a_key_are_a_lane_of_their_partition() {
+    let (_world, host, consumer, till) = environment().await;
+    let batch = event([
+        record(FIRST, 1, None, "Declined"),
+        record(FIRST, 2, None, "Done"),
+        // An empty key is a key.
+        record(FIRST, 3, Some(""), "Done"),
+        record(SECOND, 4, None, "Done"),
+    ]);
+    assert_eq!(deliver(&consumer, &till, &host, batch).await, failed([("payments-0", 1)]));
+    assert_eq!(till.ran_in_any_order(), ["1", "3", "4"]);
+}
+
+#[tokio::test]
+async fn the_records_of_a_lane_run_in_order() {
+    let (_world, host, consumer, _) = environment().await;
+    let log = Arc::new(Mutex::new(Vec::new()));
+    let handler = service_fn({
+        let log = Arc::clone(&log);
+        move |record: KafkaRecord<Payment>| {
+            let log = Arc::clone(&log);
+            async move {
+                log.lock().unwrap().push(format!("{} begins", record.offset));
+                tokio::task::yield_now().await;
+                log.lock().unwrap().push(format!("{} ends", record.offset));
+                Ok::<_, Declined>(())
+            }
+        }
+    });
+    let batch = records([(None, "Done"), (None, "Done")]);
+    assert!(named(answer(&consumer, handler, invocation(&host, batch)).await).is_empty());
+    assert_eq!(*log.lock().unwrap(), ["1 begins", "1 ends", "2 begins", "2 ends"]);
+}
+
+#[tokio::test]
+async fn by_offset_has_cluster_partition_offset_and_timestamp_in_its_key() {
+    let (world, host, consumer, till) = environment().await;
+    assert!(deliver(&consumer, &till, &host, records([(None, "Done")])).await.is_empty());
+    assert_eq!(world.row(&row_of(1)).await.unwrap()["status"].as_s().unwrap(), "COMPLETED");
+}
+
+#[tokio::test]
+async fn an_offset_of_another_partition_topic_cluster_or_time_is_another_record() {
+    let (_world, host, consumer, till) = environment().await;
+    let one = record(FIRST, 1, None, "Done");
+    let mut of_a_new_topic = one.clone();
+    of_a_new_topic["timestamp"] = json!(WRITTEN + 1);
+    let other = "arn:aws:kafka:eu-west-1:123456789012:cluster/other/1";
+    let of_another_cluster = serde_json::from_value(event_of(other.into(), "b-1:9092", [one.clone()])).unwrap();
+    let batches = [
+        event([one]),
+        event([record(SECOND, 1, None, "Done")]),
+        event([record(("refunds", 0), 1, None, "Done")]),
+        event([of_a_new_topic]),
+        of_another_cluster,
+    ];
+    for batch in &batches {
+        for _ in 0..2 {
+            assert!(deliver(&consumer, &till, &host, batch.clone()).await.is_empty());
+        }
+    }
+    assert_eq!(till.ran().len(), batches.len());
+}
+
+#[tokio::test]
+async fn a_cluster_without_an_arn_is_its_bootstrap_servers_in_any_order() {
+    let (world, host, consumer, till) = environment().await;
+    for servers in ["b-1:9092,b-2:9092", "b-2:9092, b-1:9092"] {
+        let batch = event_of(Value::Null, servers, [record(FIRST, 1, None, "Done")]);
+        assert!(deliver(&consumer, &till, &host, serde_json::from_value(batch).unwrap()).await.is_empty());
+    }
+    assert_eq!(till.ran(), ["1"]);
+    assert!(world.row(&row_of(1).replace(CLUSTER, "b-1:9092,b-2:9092")).await.is_some());
+}
+
+#[tokio::test]
+async fn a_record_without_a_topic_does_not_run() {
+    let (_world, host, consumer, till) = environment().await;
+    let mut batch = event_of(CLUSTER.into(), "", [record(FIRST, 1, None, "Done")]);
+    batch["records"]["payments-0"][0].as_object_mut().unwrap().remove("topic");
+    let batch = serde_json::from_value(batch).unwrap();
+    assert_eq!(deliver(&consumer, &till, &host, batch).await, failed([("payments-0", 1)]));
+    assert!(till.ran().is_empty());
+}
+
+#[tokio::test]
+async fn a_key_from_the_value_makes_a_record_that_was_written_twice_a_duplicate() {
+    let (world, host, _, till) = environment().await;
+    let id = |record: &KafkaRecord<Payment>| Some(record.body.id.clone());
+    let once = Idempotency::new(world.locks(&host).build().unwrap(), OnMissingKey::Reject, id);
+    let twice = event([1, 2].map(|offset| record_with_value(FIRST, offset, None, Some(r#"{"id": "17"}"#))));
+    assert!(deliver(&KafkaConsumer::new(once), &till, &host, twice).await.is_empty());
+    assert_eq!(till.ran(), ["1"]);
+}
+
+#[tokio::test]
+async fn a_tombstone_is_null() {
+    let (world, host, consumer, till) = environment().await;
+    let tombstone = || event([record_with_value(FIRST, 1, Some("a"), None)]);
+    assert_eq!(deliver(&consumer, &till, &host, tombstone()).await, failed([("payments-0", 1)]));
+    let consumer: Consumer<Option<Payment>, bool> = KafkaConsumer::by_offset(world.locks(&host).build().unwrap());
+    let handler = service_fn(async |record: KafkaRecord<Option<Payment>>| Ok(record.body.is_none()));
+    assert!(named(answer(&consumer, handler, invocation(&host, tombstone())).await).is_empty());
+    assert_eq!(world.row(&row_of(1)).await.unwrap()["data"].as_s().unwrap(), "true");
+}
+
+#[tokio::test]
+async fn with_parser_reads_values_that_are_not_json() {
+    let (world, host, _, _) = environment().await;
+    let once = Idempotency::new(world.locks(&host).build().unwrap(), OnMissingKey::Reject, KafkaRecord::id);
+    let consumer: Consumer<String, String> = KafkaConsumer::with_parser(once, |value| match value {
+        Some(value) => String::from_utf8(value).map_err(|error| error.to_string()),
+        None => Err("it is a tombstone".to_owned()),
+    });
+    let handler = service_fn(async |record: KafkaRecord<String>| Ok(record.body));
+    let batch =
+        event([record_with_value(FIRST, 1, None, Some("plain text")), record_with_value(SECOND, 2, None, None)]);
+    assert_eq!(named(answer(&consumer, handler, invocation(&host, batch)).await), failed([("payments-1", 2)]));
+    assert_eq!(world.row(&row_of(1)).await.unwrap()["data"].as_s().unwrap(), r#""plain text""#);
+}
+
+#[tokio::test]
+async fn a_record_that_cannot_be_read_is_not_done_and_its_value_is_not_logged() {
+    keep_log();
+    let (world, host, consumer, till) = environment().await;
+    let topic = format!("payments-of-{}", world.table);
+    let secret = format!("secret-of-{}", world.table);
+    let mut not_base64 = record_with_value((&topic, 0), 1, None, None);
+    not_base64["value"] = json!(format!("{secret}!"));
+    let not_json = record_with_value((&topic, 1), 2, None, Some(&format!("{{\"id\": \"{secret}")));
+    let names = [format!("{topic}-0"), format!("{topic}-1")];
+    let batch = event([not_base64, not_json]);
+    assert_eq!(deliver(&consumer, &till, &host, batch).await, failed([(&names[0], 1), (&names[1], 2)]));
+    let mut not_a_key = record((&topic, 0), 3, None, "Done");
+    not_a_key["key"] = json!(format!("{secret}!"));
+    assert_eq!(deliver(&consumer, &till, &host, event([not_a_key])).await, failed([(&names[0], 3)]));
+    for (name, offset) in names.iter().zip(1..) {
+        let lines = logged(&format!("offset=\"{name}:{offset}\""));
+        assert!(lines.len() == 1 && lines[0].contains("ERROR") && lines[0].contains(CLUSTER), "{lines:?}");
+    }
+    assert_eq!(logged(&secret), Vec::<String>::new());
+}
+
+#[tokio::test]
+async fn a_handler_gets_the_key_the_headers_and_the_time() {
+    let (world, host, _, _) = environment().await;
+    let mut one = record(FIRST, 1, Some("customer 17"), "Done");
+    one["headers"] = json!([{ "trace": [97, 98] }, { "trace": [-1] }, { "trace": [254] }, { "empty": [] }]);
+    let consumer: KafkaConsumer<WithRun<KafkaRecord<Payment>>, _, u64, Declined> =
+        KafkaConsumer::by_offset(world.locks(&host).build().unwrap());
+    let handler = service_fn(async |WithRun { input, run, .. }: WithRun<KafkaRecord<Payment>>| {
+        assert_eq!((&*input.topic, input.partition, input.offset), ("payments", 0, 1));
+        assert_eq!(input.key.as_deref(), Some(&b"customer 17"[..]));
+        let header = |name: &str, value: &[u8]| (name.to_owned(), value.to_owned());
+        let headers = [header("trace", b"ab"), header("trace", &[255]), header("trace", &[254]), header("empty", b"")];
+        assert_eq!(input.headers, headers);
+        assert_eq!(input.timestamp, SystemTime::UNIX_EPOCH + Duration::from_millis(WRITTEN));
+        assert_eq!(input.cluster, CLUSTER);
+        Ok(run.lock().fence())
+    });
+    assert!(named(answer(&consumer, handler, invocation(&host, event([one]))).await).is_empty());
+}
+
+#[tokio::test]
+async fn a_record_without_a_timestamp_or_headers_is_read() {
+    let (_world, host, consumer, till) = environment().await;
+    for (offset, timestamp) in [(1, Some(-1)), (2, Some(i64::MIN)), (3, Some(i64::MAX)), (4, None)] {
+        let mut bare = record(FIRST, offset, None, "Done");
+        bare.as_object_mut().unwrap().retain(|name, _| !["timestamp", "headers"].contains(&name.as_str()));
+        if let Some(timestamp) = timestamp {
+            bare["timestamp"] = json!(timestamp);
+        }
+        assert!(deliver(&consumer, &till, &host, event([bare])).await.is_empty());
+    }
+    assert_eq!(till.ran().len(), 4);
+}
+
+#[tokio::test]
+async fn the_debug_output_has_no_key_and_no_value() {
+    let (_world, host, consumer, _) = environment().await;
+    let batch = event([record(FIRST, 1, Some("secret"), "Done")]);
+    let shown = format!("{batch:?}");
+    assert!(shown.contains("payments-0") && !shown.contains(&base64("secret")), "{shown}");
+    let handler = service_fn(async |record: KafkaRecord<Payment>| {
+        let shown = format!("{record:?}");
+        assert!(shown.contains("payments") && !shown.contains("115"), "{shown}");
+        Ok(())
+    });
+    assert!(named(answer(&consumer, handler, invocation(&host, batch)).await).is_empty());
+}
+
+#[tokio::test]
+async fn by_offset_waits_for_a_record_in_progress_elsewhere() {
+    let (world, host, consumer, till) = environment().await;
+    let other = world.default_locks().acquire(row_of(1)).lease(Duration::from_secs(30)).await.unwrap();
+    let (again, ()) = tokio::join!(deliver(&consumer, &till, &host, records([(None, "Done")])), async {
+        while host.requests() < 1 {
+            sleep(Duration::from_millis(1)).await;
+        }
+        other.release().await.unwrap();
+    });
+    assert!(again.is_empty());
+    assert_eq!(till.ran(), ["1"]);
+}
+
+#[tokio::test]
+async fn the_window_is_eight_days() {
+    let (world, host, consumer, till) = environment().await;
+    deliver(&consumer, &till, &host, records([(None, "Done")])).await;
+    let row = world.row(&row_of(1)).await.unwrap();
+    let of = |attribute: &str| row[attribute].as_n().unwrap().parse::<u64>().unwrap();
+    let window = of("expiration") - of("acquired_at") / 1000;
+    assert!((8 * 86_400..8 * 86_400 + 10).contains(&window), "{window}");
+}
+
+#[tokio::test]
+async fn a_mapping_without_partial_responses_can_get_an_error_for_the_whole_batch() {
+    let (_world, host, consumer, till) = environment().await;
+    let handler = service_fn({
+        let till = till.clone();
+        move |record| till.clone().pay(record)
+    });
+    let service = consumer.layer(handler).map_result(|answer: Result<KafkaEventResponse, Infallible>| match answer {
+        Ok(answer) if answer.batch_item_failures.is_empty() => Ok(()),
+        _ => Err(Error::from("records are not done")),
+    });
+    let first = invocation_with(&host, records([(None, "Done"), (None, "Declined")]), Duration::from_secs(30));
+    assert!(service.clone().oneshot(first).await.is_err());
+    let again = invocation(&host, records([(None, "Done"), (None, "Done")]));
+    assert!(service.oneshot(again).await.is_ok());
+    assert_eq!(till.ran(), ["1", "2", "2"]);
+}
