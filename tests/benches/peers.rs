@@ -1,8 +1,9 @@
-//! This crate's lock beside that of `dynamodb-lease`, both with their defaults and on the embedded engine, where each request
-//! takes 5 ms. In real time, because the other crate reads the system's clock: about a minute.
+//! This crate's lock beside that of `dynamodb-lease`, both with a lease of 2 s and otherwise their defaults, on the
+//! embedded engine, where each request takes 5 ms. In real time, because the other crate reads the system's clock: about a minute.
 //!
 //! `--test` makes few runs. Ratios count; times are those of this machine.
 
+use std::borrow::Borrow;
 use std::future::Future;
 use std::time::{Duration, Instant};
 
@@ -75,8 +76,8 @@ impl Peer for Client {
 
 /// What one crate needs.
 struct Needed {
-    acquire_and_release: u64,
-    refusal: u64,
+    acquire_and_release: f64,
+    refusal: f64,
     /// The time of all rounds, as a multiple of holds and requests without contention.
     contended: f64,
     /// The requests of each acquisition in it.
@@ -86,20 +87,20 @@ struct Needed {
 }
 
 impl Needed {
-    async fn by<P: Peer>(rounds: usize) -> Self {
+    async fn by<P: Peer>(rounds: u32) -> Self {
         let engine = engine().await;
         let first = host(&engine, None);
         let one = P::over(&first).await;
-        let before = first.requests();
+        let before = count(&[&first]);
         P::release(one.try_acquire().await.unwrap()).await;
-        let acquire_and_release = first.requests() - before;
+        let acquire_and_release = count(&[&first]) - before;
 
         let held = one.try_acquire().await.unwrap();
         let refused = host(&engine, None);
         let other = P::over(&refused).await;
-        let before = refused.requests();
+        let before = count(&[&refused]);
         assert!(other.try_acquire().await.is_none());
-        let refusal = refused.requests() - before;
+        let refusal = count(&[&refused]) - before;
         P::release(held).await;
 
         let (contended, requests) = contend::<P>(&engine, 8, rounds).await;
@@ -138,11 +139,16 @@ fn host(engine: &DynamoDb, intercept: Option<LoseAnswers>) -> Host {
     }
 }
 
+/// Returns how many requests these hosts have sent.
+fn count<H: Borrow<Host>>(hosts: &[H]) -> f64 {
+    hosts.iter().map(|host| f64::from(u32::try_from(host.borrow().requests()).unwrap())).sum()
+}
+
 /// Lets processes hold the key in turn.
-async fn contend<P: Peer>(engine: &DynamoDb, processes: usize, rounds: usize) -> (f64, f64) {
+async fn contend<P: Peer>(engine: &DynamoDb, processes: u32, rounds: u32) -> (f64, f64) {
     let hosts: Vec<_> = (0..processes).map(|_| host(engine, None)).collect();
     let peers = join_all(hosts.iter().map(P::over)).await;
-    let before: u64 = hosts.iter().map(Host::requests).sum();
+    let before = count(&hosts);
     let start = now();
     join_all(peers.iter().map(async |peer| {
         for _ in 0..rounds {
@@ -153,10 +159,10 @@ async fn contend<P: Peer>(engine: &DynamoDb, processes: usize, rounds: usize) ->
     }))
     .await;
     let took = start.elapsed();
-    let after: u64 = hosts.iter().map(Host::requests).sum();
-    let acquisitions = (processes * rounds) as u32;
+    let after = count(&hosts);
+    let acquisitions = processes * rounds;
     let alone = (HOLD + Duration::from_millis(10)) * acquisitions;
-    (took.as_secs_f64() / alone.as_secs_f64(), (after - before) as f64 / f64::from(acquisitions))
+    (took.as_secs_f64() / alone.as_secs_f64(), (after - before) / f64::from(acquisitions))
 }
 
 /// Returns when a process has the key, if the answer to its first request is lost.
@@ -174,7 +180,7 @@ async fn after_a_lost_answer<P: Peer>(engine: &DynamoDb) -> Duration {
     longest
 }
 
-/// Returns when another process has the key of one that crashed when it had acquired it.
+/// Returns when another process has the key of a process that crashed after it had acquired it.
 async fn after_a_crash<P: Peer>(engine: &DynamoDb) -> Duration {
     let crashes = host(engine, None);
     let held = P::over(&crashes).await.acquire().await;
@@ -208,8 +214,8 @@ async fn main() {
             theirs / ours
         );
     };
-    row("acquire and release, requests", "", ours.acquire_and_release as f64, theirs.acquire_and_release as f64);
-    row("refusal, requests", "", ours.refusal as f64, theirs.refusal as f64);
+    row("acquire and release, requests", "", ours.acquire_and_release, theirs.acquire_and_release);
+    row("refusal, requests", "", ours.refusal, theirs.refusal);
     row("8 processes, multiple of hold + 2 requests", "", ours.contended, theirs.contended);
     row("8 processes, requests of each acquisition", "", ours.requests, theirs.requests);
     let seconds = Duration::as_secs_f64;

@@ -39,7 +39,7 @@ mod http;
 #[allow(dead_code, reason = "the runtime calls `main`")]
 #[path = "../../templates/idempotent/template/src/main.rs"]
 mod idempotent;
-#[allow(dead_code, reason = "the runtime calls `main`")]
+#[allow(dead_code, clippy::unused_async, reason = "the runtime calls `main`, and users put their work in its place")]
 #[path = "../../templates/limit/template/src/main.rs"]
 mod limit;
 #[allow(dead_code, reason = "the runtime calls `main`")]
@@ -51,10 +51,11 @@ mod singleton;
 #[allow(dead_code, reason = "the runtime calls `main`")]
 #[path = "../../templates/stream/template/src/main.rs"]
 mod stream;
-#[allow(dead_code, reason = "the runtime calls `main`")]
+#[allow(clippy::disallowed_methods, reason = "a function of a user has no clock of its own")]
+#[allow(dead_code, clippy::unused_async, reason = "the runtime calls `main`, and users put their work in its place")]
 #[path = "../../templates/webhook/template/src/main.rs"]
 mod webhook;
-#[allow(dead_code, reason = "the runtime calls `main`")]
+#[allow(dead_code, clippy::unused_async, reason = "the runtime calls `main`, and users put their work in its place")]
 #[path = "../../templates/workflow/template/src/main.rs"]
 mod workflow;
 

@@ -34,10 +34,10 @@ pub struct Error(pub(crate) Box<Cause>);
 
 #[derive(Debug)]
 pub(crate) enum Cause {
-    /// Of this lock. With the mark, it is known again after it has failed a step or a branch.
-    Refused(Refusal, Option<TypedError>),
+    /// Of this lock. By the mark, it is known again after it has failed a step or a branch.
+    Refused(Refusal, TypedError),
     /// Of another lock, which the work passed on.
-    Passed(Refusal),
+    Passed(Refusal, TypedError),
     Panicked(String),
     Operation(OperationError),
 }
@@ -64,7 +64,7 @@ impl Error {
     #[must_use]
     pub fn kind(&self) -> ErrorKind {
         match &*self.0 {
-            Cause::Operation(_) | Cause::Passed(_) => ErrorKind::Operation,
+            Cause::Operation(_) | Cause::Passed(..) => ErrorKind::Operation,
             Cause::Panicked(_) => ErrorKind::Panic,
             Cause::Refused(refusal, _) if refusal.is_held => ErrorKind::Held,
             Cause::Refused(refusal, _) if refusal.is_lost => ErrorKind::Lost,
@@ -76,7 +76,7 @@ impl Error {
     #[must_use]
     pub fn error_type(&self) -> Option<&str> {
         match &*self.0 {
-            Cause::Refused(refusal, _) | Cause::Passed(refusal) => Some(&refusal.error_type),
+            Cause::Refused(refusal, _) | Cause::Passed(refusal, _) => Some(&refusal.error_type),
             Cause::Panicked(_) | Cause::Operation(_) => None,
         }
     }
@@ -97,19 +97,18 @@ impl Error {
     pub(crate) fn is_retryable(&self) -> bool {
         matches!(&*self.0, Cause::Refused(refusal, _) if refusal.is_retryable)
     }
-
-    /// Marks a refusal of a lock that is held.
-    pub(crate) fn marked(mut self) -> Self {
-        if let Cause::Refused(refusal, mark) = &mut *self.0 {
-            *mark = Some(refusal.mark());
-        }
-        self
-    }
 }
 
 impl From<Cause> for Error {
     fn from(cause: Cause) -> Self {
         Self(Box::new(cause))
+    }
+}
+
+impl From<Refusal> for Error {
+    fn from(refusal: Refusal) -> Self {
+        let mark = refusal.mark();
+        Cause::Refused(refusal, mark).into()
     }
 }
 
@@ -122,7 +121,7 @@ impl From<OperationError> for Error {
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &*self.0 {
-            Cause::Refused(refusal, _) | Cause::Passed(refusal) => f.write_str(&refusal.message),
+            Cause::Refused(refusal, _) | Cause::Passed(refusal, _) => f.write_str(&refusal.message),
             Cause::Panicked(message) => write!(f, "the body panicked: {message}"),
             Cause::Operation(_) => f.write_str("an operation of the durable execution failed"),
         }
@@ -132,8 +131,8 @@ impl fmt::Display for Error {
 impl StdError for Error {
     fn source(&self) -> Option<&(dyn StdError + 'static)> {
         match &*self.0 {
-            Cause::Refused(_, mark) => mark.as_ref().map(|mark| mark as &(dyn StdError + 'static)),
-            Cause::Passed(_) | Cause::Panicked(_) => None,
+            Cause::Refused(_, mark) | Cause::Passed(_, mark) => Some(mark),
+            Cause::Panicked(_) => None,
             Cause::Operation(error) => Some(error),
         }
     }

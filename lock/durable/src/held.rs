@@ -11,12 +11,12 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::claim::{Claim, Fences};
-use crate::error::{Cause, Error};
+use crate::error::Error;
 use crate::lease::Lease;
 use crate::name::operation_name;
 use crate::outcome::Outcome;
 use crate::refusal::Refusal;
-use crate::retry::{Unanswered, retry_unanswered};
+use crate::retry::{Repeatable, retry_request};
 
 /// A lock that is held. A clone is the same lock.
 ///
@@ -112,8 +112,8 @@ impl Held {
                 None => Ok(Outcome::Refused(Refusal::lease_ended(&lock.id, &lock.claim.to_string()))),
             }
         });
-        let done = step.name(operation_name(&name.into())).retry_strategy(retry_unanswered).await?;
-        done.into_result().map_err(Error::marked)
+        let done = step.name(operation_name(&name.into())).retry_strategy(retry_request).await?;
+        done.into_result()
     }
 
     /// Takes the lock over within a step of your own, and returns larger fences than all before. Use the fences in this
@@ -145,7 +145,7 @@ impl Held {
     pub async fn take_over(&self) -> Result<Fences, Error> {
         match self.lock.claim.take_over(&self.lock.identity, Duration::ZERO).await {
             Ok((fences, _)) => Ok(fences),
-            Err(error) => Err(Error::from(Cause::Refused(Refusal::new(&self.lock.id, &error), None)).marked()),
+            Err(error) => Err(Refusal::new(&self.lock.id, &error).into()),
         }
     }
 
@@ -153,7 +153,7 @@ impl Held {
     /// is then held for up to that time and the lease. A wait of a context itself extends nothing.
     ///
     /// One `UpdateItem` or `TransactWriteItems`, and one step and one wait. A lease lasts 366 days for a key, and a day
-    /// otherwise: a longer wait is several.
+    /// otherwise: a longer wait is several. With a lease close to these, half of the longest is left after the wait.
     ///
     /// # Errors
     ///
@@ -169,8 +169,8 @@ impl Held {
                     Err(refusal) => Outcome::Refused(refusal),
                 })
             });
-            let extended = extend.name("extend the lease").retry_strategy(retry_unanswered).await?;
-            extended.into_result().map_err(Error::marked)?;
+            let extended = extend.name("extend the lease").retry_strategy(retry_request).await?;
+            extended.into_result()?;
             self.ctx.wait(next).await?;
             left = left.saturating_sub(next);
         }
@@ -180,10 +180,10 @@ impl Held {
 
 impl Inner {
     /// Takes the lock over in a step, for a wait and the lease. Returns the refusal that the history gets.
-    async fn extend(&self, wait: Duration, step: &StepContext) -> Result<Result<(Fences, Lease), Refusal>, Unanswered> {
+    async fn extend(&self, wait: Duration, step: &StepContext) -> Result<Result<(Fences, Lease), Refusal>, Repeatable> {
         match self.claim.take_over(&self.identity, wait).await {
             Ok(taken_over) => Ok(Ok(taken_over)),
-            Err(error) => Unanswered::or_refusal(&self.id, error, step).map(Err),
+            Err(error) => Repeatable::or_refusal(&self.id, error, step).map(Err),
         }
     }
 }

@@ -15,7 +15,7 @@ use crate::held::Held;
 use crate::name::operation_name;
 use crate::outcome::Outcome;
 use crate::refusal::Refusal;
-use crate::retry::{Unanswered, retry_unanswered};
+use crate::retry::{Repeatable, retry_request};
 
 const DEFAULT_LEASE: Duration = Duration::from_mins(15);
 const DEFAULT_WAIT: Duration = Duration::from_hours(24);
@@ -181,10 +181,10 @@ async fn release(ctx: &DurableContext, claim: Claim, identity: String) {
     let released = ctx.step(move |step| async move {
         Ok(match claim.release(&identity).await {
             Ok(()) => Outcome::Done(()),
-            Err(error) => Outcome::Refused(Unanswered::or_refusal(&claim.id(&identity), error, &step)?),
+            Err(error) => Outcome::Refused(Repeatable::or_refusal(&claim.id(&identity), error, &step)?),
         })
     });
-    let released = released.name("release").retry_strategy(retry_unanswered).await;
+    let released = released.name("release").retry_strategy(retry_request).await;
     if let Err(error) = released.map_err(Error::from).and_then(Outcome::into_result) {
         tracing::warn!(key = name, %error, "the release failed: the key is held until the lease ends");
     }

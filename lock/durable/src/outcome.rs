@@ -22,8 +22,11 @@ impl<T> Outcome<T> {
     pub(crate) fn into_result(self) -> Result<T, Error> {
         Err(match self {
             Self::Done(value) => return Ok(value),
-            Self::Refused(refusal) => Cause::Refused(refusal, None).into(),
-            Self::Passed(refusal) => Cause::Passed(refusal).into(),
+            Self::Refused(refusal) => refusal.into(),
+            Self::Passed(refusal) => {
+                let mark = refusal.mark();
+                Cause::Passed(refusal, mark).into()
+            }
             Self::Panicked(message) => Cause::Panicked(message).into(),
         })
     }
@@ -35,7 +38,7 @@ impl<T> Outcome<T> {
             Err(error) => error,
         };
         let refusal = match error.downcast::<Error>().map(|error| *error.0) {
-            Ok(Cause::Refused(refusal, _) | Cause::Passed(refusal)) => refusal,
+            Ok(Cause::Refused(refusal, _) | Cause::Passed(refusal, _)) => refusal,
             Ok(Cause::Panicked(message)) => return Ok(Self::Panicked(message)),
             Ok(Cause::Operation(error)) => Refusal::of_operation(&error).ok_or(error)?,
             Err(error) => {

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use aws_durable_execution_sdk::BoxError;
 use lambda_lock_durable::{Error, LockContext as _, retry_take_over};
 
 use crate::{KEY, LEASE, Table, run};
@@ -94,6 +95,37 @@ async fn a_loss_of_the_outer_lock_in_a_step_under_an_inner_one_is_the_outer_ones
                         return Err("the inner lock is not lost".into());
                     }
                     Err::<(), _>(error.into())
+                }
+            });
+            let error: Error = outer.await.unwrap_err();
+            Ok(format!("{:?}", error.kind()))
+        }
+    })
+    .await;
+    assert_eq!(result.output().map(String::as_str), Some("Lost"), "{:?}", result.error_message());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_loss_of_the_outer_lock_under_an_inner_one_in_a_child_context_is_the_outer_ones() {
+    let table = Table::new().await;
+    let locks = table.locks.clone();
+    let result = run(move |ctx| {
+        let locks = locks.clone();
+        async move {
+            let outer = ctx.lock(&locks, KEY).owner_from("one").run({
+                let locks = locks.clone();
+                move |outer| async move {
+                    let child = outer.context().clone().run_in_child_context(move |ctx| async move {
+                        let inner = ctx.lock(&locks, "inner").owner_from("one").run(move |held| async move {
+                            let freed = held
+                                .context()
+                                .step(move |_| async move { Ok(locks.release_identity(KEY, "one").await?) });
+                            freed.await?;
+                            Ok(outer.within(held.context()).step("work", |_| async { Ok(()) }).await?)
+                        });
+                        Ok::<(), BoxError>(inner.await?)
+                    });
+                    Ok(child.await?)
                 }
             });
             let error: Error = outer.await.unwrap_err();

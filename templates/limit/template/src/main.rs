@@ -5,12 +5,12 @@ use std::time::Duration;
 /// How many calls the other service takes at a time, from all environments of this function.
 const AT_MOST: u32 = 5;
 
-async fn call(account: &str) -> u32 {
-    account.len() as u32
+async fn call(account: &str) -> usize {
+    account.len()
 }
 
 /// Calls while at most four others do. Waits for its turn, and fails with `LockHeld` after that.
-async fn balance(locks: &Locks, account: LambdaEvent<String>, wait: Duration) -> Result<u32, lambda_lock::Error> {
+async fn balance(locks: &Locks, account: LambdaEvent<String>, wait: Duration) -> Result<usize, lambda_lock::Error> {
     let permit = locks.semaphore("{{ project_name }}", AT_MOST).acquire();
     permit.until(account.context.deadline()).wait(wait).run(async |_| call(&account.payload).await).await
 }
@@ -33,7 +33,8 @@ mod tests {
 
     fn account() -> LambdaEvent<String> {
         let mut context = Context::default();
-        context.deadline = (SystemTime::UNIX_EPOCH.elapsed().unwrap().as_millis() + 30_000) as u64;
+        let deadline = SystemTime::UNIX_EPOCH.elapsed().unwrap() + Duration::from_secs(30);
+        context.deadline = deadline.as_millis().try_into().unwrap();
         LambdaEvent::new("savings".to_owned(), context)
     }
 

@@ -3,7 +3,7 @@ use lambda_runtime::{Error, LambdaEvent, Runtime, service_fn};
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
-/// As long as the slowest step takes, with its retries.
+/// As long as the slowest step takes.
 const LEASE: Duration = Duration::from_mins(30);
 /// As long as an execution waits for others.
 const WAIT: Duration = Duration::from_hours(1);
