@@ -63,6 +63,14 @@ impl World {
         world
     }
 
+    /// Returns a world on the embedded engine, for a test in paused time: no answer of an endpoint would arrive in it.
+    pub async fn in_virtual_time() -> Self {
+        let mut world = Self::without_table();
+        world.dynamodb = Backend::Embedded(DynamoDb::new().unwrap());
+        world.create_table().await;
+        world
+    }
+
     /// Returns a world whose table has multi-Region strong consistency, which only the embedded engine has. Each host can be
     /// in another region.
     pub async fn across_regions() -> Self {

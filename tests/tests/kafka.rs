@@ -369,7 +369,10 @@ async fn a_record_without_a_timestamp_or_headers_is_read() {
         }
         assert!(deliver(&consumer, &till, &host, event([bare])).await.is_empty());
     }
-    assert_eq!(till.ran().len(), 4);
+    let mut null = record(FIRST, 5, None, "Done");
+    (null["timestamp"], null["headers"]) = (Value::Null, json!([{ "trace": null }]));
+    assert!(deliver(&consumer, &till, &host, event([null])).await.is_empty());
+    assert_eq!(till.ran().len(), 5);
 }
 
 #[tokio::test]

@@ -137,7 +137,6 @@ where
             window: self.settings.window(),
             format: self.settings.format,
             in_transaction: Arc::default(),
-            without_result: Arc::default(),
             cache_entry: cache_entry.map(Arc::new),
         }
     }
@@ -256,7 +255,6 @@ where
                     }
                 };
             }
-            Err(_) if run.completes_without_result() => return RecordUpdate::Store(Outcome::WithoutResult),
             Err(error) => error,
         };
         match settings.on_error.as_ref().map_or(OnError::Release, |policy| policy(error)) {

@@ -1,6 +1,5 @@
 //! `Run`: a run in progress, as its handler sees it.
 
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -44,8 +43,6 @@ pub struct Run {
     pub(super) format: RecordFormat,
     /// The result with which the caller's transaction completes the record.
     pub(super) in_transaction: Arc<Mutex<Option<AttributeValue>>>,
-    /// Whether an error completes the record.
-    pub(super) without_result: Arc<AtomicBool>,
     /// The record for the cache, without its outcome.
     pub(super) cache_entry: Option<Arc<Holder>>,
 }
@@ -81,19 +78,8 @@ impl Run {
         Ok(completion)
     }
 
-    /// Completes the record without a result when the handler returns its error: the item is done with.
-    #[cfg(feature = "lambda")]
-    pub(crate) fn complete_without_result(&self) {
-        self.without_result.store(true, Ordering::Relaxed);
-    }
-
-    /// Whether an error completes the record.
-    pub(super) fn completes_without_result(&self) -> bool {
-        self.without_result.load(Ordering::Relaxed)
-    }
-
     /// Whether the caller has a transaction that completes the record.
-    pub(super) fn has_transaction(&self) -> bool {
+    pub(crate) fn has_transaction(&self) -> bool {
         self.in_transaction().is_some()
     }
 

@@ -358,19 +358,6 @@ pub(crate) struct Identity {
     pub(super) validation: Option<String>,
 }
 
-#[cfg(feature = "lambda")]
-impl Identity {
-    /// Returns the record of an item that was a dead letter under this name. The earlier record says that it is done with.
-    #[must_use]
-    pub(crate) fn revived_from(mut self, name: Option<&str>) -> Self {
-        if let Some(name) = name {
-            self.key.push('#');
-            self.key.push_str(name);
-        }
-        self
-    }
-}
-
 /// The invocation that the work is part of.
 #[derive(Debug, Default)]
 pub(crate) struct Invocation {

@@ -10,8 +10,8 @@ use lambda_lock_tests::invocation::invocation_with;
 
 use crate::queues::{Does, Queues};
 use crate::{
-    Consumer, Till, batch, deliver, deliver_in, environment, message, message_with_body, ms, ordered, with_attributes,
-    work_elsewhere,
+    Consumer, Till, batch, deliver, deliver_in, environment, environment_in, message, message_with_body, ms, ordered,
+    with_attributes, work_elsewhere,
 };
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -96,7 +96,8 @@ async fn a_message_that_panics_or_cannot_be_read_is_delayed() {
 #[tokio::test(start_paused = true)]
 async fn a_message_that_is_unfinished_when_its_lease_ends_is_delayed() {
     let queues = Queues::default();
-    let (_world, host, consumer, till) = delaying(&queues, doubling()).await;
+    let (_world, host, consumer, till) = environment_in(World::in_virtual_time().await);
+    let consumer = consumer.back_off(queues.client(), doubling());
     let consumer = consumer.lease(ms(1_000)).min_remaining_time(ms(100));
     assert_eq!(deliver(&consumer, &till, &host, [message("1", "Endless")]).await, ["1"]);
     assert_eq!(queues.seconds(), [1]);
@@ -137,7 +138,8 @@ async fn both_deliveries_of_a_failed_message_in_a_batch_are_delayed() {
 async fn the_answer_does_not_wait_for_a_silent_queue() {
     for does in [Does::Refuse, Does::Fail, Does::FallSilent] {
         let queues = Queues::that(does);
-        let (_world, host, consumer, till) = delaying(&queues, doubling()).await;
+        let (_world, host, consumer, till) = environment_in(World::in_virtual_time().await);
+        let consumer = consumer.back_off(queues.client(), doubling());
         let messages = [message("1", "Declined"), message("2", "Done")];
         let event = invocation_with(&host, batch(messages), 10 * SECOND);
         let began = host.now();
@@ -145,5 +147,28 @@ async fn the_answer_does_not_wait_for_a_silent_queue() {
         let took = host.now().duration_since(began).unwrap();
         assert!(took < 3 * SECOND, "{took:?}");
         assert!(!queues.hidden().is_empty());
+    }
+}
+
+#[tokio::test]
+async fn the_last_delivery_is_not_delayed() {
+    let queues = Queues::default();
+    let (_world, host, consumer, till) = delaying(&queues, doubling()).await;
+    let consumer = consumer.max_receive_count(3);
+    for (count, delays) in [("2", vec![2]), ("3", vec![2]), ("4", vec![2])] {
+        deliver(&consumer, &till, &host, [received(message("1", "Declined"), count)]).await;
+        assert_eq!(queues.seconds(), delays, "receive {count}");
+    }
+}
+
+#[tokio::test]
+async fn absurd_delays_are_as_long_as_sqs_allows_or_a_second() {
+    let most = Backoff::new().base(Duration::MAX).cap(Duration::MAX).jitter(Jitter::None);
+    let none = Backoff::new().base(Duration::ZERO).jitter(Jitter::None);
+    for (backoff, seconds) in [(most, 42_000), (none, 1)] {
+        let queues = Queues::default();
+        let (_world, host, consumer, till) = delaying(&queues, backoff).await;
+        assert_eq!(deliver(&consumer, &till, &host, [message("1", "Declined")]).await, ["1"]);
+        assert_eq!(queues.seconds(), [seconds]);
     }
 }

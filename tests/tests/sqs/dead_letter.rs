@@ -4,9 +4,8 @@ use std::time::Duration;
 
 use aws_lambda_events::sqs::{SqsMessage as SqsRecord, SqsMessageAttribute};
 use lambda_lock::embedded::Host;
-use lambda_lock::idempotency::RecordFormat;
 use lambda_lock::lambda::SqsMessage;
-use lambda_lock::{Backoff, SqsConsumer};
+use lambda_lock::{Backoff, OnUnfinished, SqsConsumer};
 use lambda_lock_tests::World;
 use lambda_lock_tests::invocation::{invocation, invocation_with, keep_log, logged};
 use serde_json::{Value, json};
@@ -14,7 +13,7 @@ use tower::service_fn;
 
 use crate::queues::{Does, Queues};
 use crate::{
-    AFTER_THE_LEASE, Consumer, Declined, Payment, Till, batch, by_payment, deliver, deliver_in, environment, failures,
+    Consumer, Declined, Payment, Till, batch, by_payment, deliver, deliver_in, environment, environment_in, failures,
     message, message_with_body, ms, ordered, with_attributes, work_elsewhere,
 };
 
@@ -39,12 +38,6 @@ fn with_attribute(mut message: SqsRecord, name: &str, value: &str) -> SqsRecord 
 
 fn with_many_attributes(message: SqsRecord, count: usize) -> SqsRecord {
     (0..count).fold(message, |message, number| with_attribute(message, &format!("attribute {number}"), "value"))
-}
-
-/// A dead letter as it comes back by a redrive: with its attributes, and a new id.
-fn redriven(letter: &Value, id: &str) -> SqsRecord {
-    let of = letter["MessageAttributes"]["DeadLetterOf"]["StringValue"].as_str().unwrap();
-    with_attribute(message_with_body(id, letter["MessageBody"].as_str().unwrap()), "DeadLetterOf", of)
 }
 
 #[tokio::test]
@@ -80,31 +73,6 @@ async fn an_error_without_a_reason_is_tried_again() {
 }
 
 #[tokio::test]
-async fn a_dead_letter_that_is_delivered_again_is_deleted_without_a_run() {
-    let queues = Queues::default();
-    let (_world, host, consumer, till) = burying(&queues).await;
-    for _ in 0..2 {
-        assert!(deliver(&consumer, &till, &host, [message("1", "Declined")]).await.is_empty());
-        host.advance_clock(AFTER_THE_LEASE);
-    }
-    assert_eq!((queues.sent().len(), till.ran().len()), (1, 1));
-}
-
-#[tokio::test]
-async fn every_format_keeps_a_dead_letter_from_a_second_run() {
-    for format in [RecordFormat::Hashed, RecordFormat::PowertoolsPython, RecordFormat::PowertoolsTypeScript] {
-        let queues = Queues::default();
-        let (world, host, _, till) = environment().await;
-        let once = by_payment(&world.locks(&host).build().unwrap()).format(format);
-        let consumer = for_good(SqsConsumer::new(once), &queues);
-        for _ in 0..2 {
-            assert!(deliver(&consumer, &till, &host, [message("1", "Declined")]).await.is_empty());
-        }
-        assert_eq!((queues.sent().len(), till.ran().len()), (1, 1), "{format:?}");
-    }
-}
-
-#[tokio::test]
 async fn a_message_stays_in_its_queue_until_sqs_has_the_dead_letter() {
     for does in [Does::Refuse, Does::Fail] {
         let queues = Queues::that(does);
@@ -119,7 +87,8 @@ async fn a_message_stays_in_its_queue_until_sqs_has_the_dead_letter() {
 #[tokio::test(start_paused = true)]
 async fn a_silent_dead_letter_queue_costs_two_seconds() {
     let queues = Queues::that(Does::FallSilent);
-    let (_world, host, consumer, till) = burying(&queues).await;
+    let (_world, host, consumer, till) = environment_in(World::in_virtual_time().await);
+    let consumer = for_good(consumer, &queues);
     let began = host.now();
     let event = invocation_with(&host, batch([message("1", "Declined")]), Duration::from_secs(10));
     assert_eq!(deliver_in(&consumer, &till, event).await, ["1"]);
@@ -130,7 +99,7 @@ async fn a_silent_dead_letter_queue_costs_two_seconds() {
 
 #[tokio::test(start_paused = true)]
 async fn the_record_is_held_while_the_dead_letter_is_sent() {
-    let (world, host, consumer, _) = environment().await;
+    let (world, host, consumer, _) = environment_in(World::in_virtual_time().await);
     let queues = Queues::that(Does::FallSilent);
     let consumer = for_good(consumer, &queues);
     let other: Consumer = SqsConsumer::by_message_id(world.locks(&world.host().build()).build().unwrap());
@@ -148,21 +117,45 @@ async fn the_record_is_held_while_the_dead_letter_is_sent() {
 }
 
 #[tokio::test]
-async fn a_redriven_dead_letter_runs_again_and_once() {
-    let queues = Queues::default();
-    let (world, host, _, till) = environment().await;
-    let consumer = for_good(SqsConsumer::new(by_payment(&world.locks(&host).build().unwrap())), &queues);
-    assert!(deliver(&consumer, &till, &host, [message("1", "Declined")]).await.is_empty());
-    let letter = queues.sent().remove(0);
-    // The dead letter was sent twice, and both came back.
-    let back = || [redriven(&letter, "2"), redriven(&letter, "3")];
-    assert!(deliver(&consumer, &till, &host, back()).await.is_empty());
-    assert_eq!(till.ran(), ["1", "2"]);
-    // It failed for good again: as another letter.
-    assert_eq!(queues.sent()[1]["MessageAttributes"]["DeadLetterOf"]["StringValue"], "2");
-    assert!(deliver(&consumer, &till, &host, back()).await.is_empty());
-    assert!(deliver(&consumer, &till, &host, [redriven(&queues.sent()[1], "4")]).await.is_empty());
-    assert_eq!(till.ran(), ["1", "2", "4"]);
+async fn a_redriven_dead_letter_runs_again_until_it_is_done() {
+    for policy in [OnUnfinished::RunAgain, OnUnfinished::Reject] {
+        let queues = Queues::default();
+        let (world, host, _, till) = environment().await;
+        let once = by_payment(&world.locks(&host).build().unwrap()).on_unfinished(policy);
+        let consumer = for_good(SqsConsumer::new(once), &queues);
+        let payment = |message, then| message_with_body(message, &json!({ "id": "rent", "then": then }).to_string());
+        for (message, then) in [("1", "Declined"), ("2", "Declined"), ("3", "Done"), ("4", "Done")] {
+            assert!(deliver(&consumer, &till, &host, [payment(message, then)]).await.is_empty());
+        }
+        assert_eq!((till.ran(), queues.sent().len()), (["1", "2", "3"].map(str::to_owned).to_vec(), 2), "{policy:?}");
+    }
+}
+
+/// The bank accepts what it declined before. SQS has the letter, but its answer was lost.
+#[tokio::test]
+async fn a_letter_of_a_message_that_was_done_later_does_not_run() {
+    let queues = Queues::that(Does::Fail);
+    let (_world, host, consumer, till) = burying(&queues).await;
+    assert_eq!(deliver(&consumer, &till, &host, [message("1", "Declined")]).await, ["1"]);
+    assert!(deliver(&consumer, &till, &host, [message("1", "Done")]).await.is_empty());
+    assert!(deliver(&consumer, &till, &host, [message("1", "Done")]).await.is_empty());
+    assert_eq!(till.ran(), ["1", "1"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_silent_dead_letter_queue_does_not_outlast_the_lease() {
+    for policy in [OnUnfinished::RunAgain, OnUnfinished::Reject] {
+        let queues = Queues::that(Does::FallSilent);
+        let (world, host, _, till) = environment_in(World::in_virtual_time().await);
+        let once = by_payment(&world.locks(&host).build().unwrap()).on_unfinished(policy).lease(ms(1_000));
+        let consumer = for_good(SqsConsumer::new(once), &queues);
+        let event = invocation_with(&host, batch([message("1", "Declined")]), Duration::from_secs(10));
+        let began = host.now();
+        assert_eq!(deliver_in(&consumer, &till, event).await, ["1"]);
+        assert!(host.now().duration_since(began).unwrap() < ms(1_000));
+        // The handler has failed, and was not cancelled: its record is free.
+        assert!(deliver(&consumer, &till, &host, [message("1", "Done")]).await.is_empty(), "{policy:?}");
+    }
 }
 
 #[tokio::test]
@@ -216,7 +209,10 @@ async fn a_reason_is_shortened_and_escaped_and_an_empty_one_is_left_out() {
         queues.sent()[0]["MessageAttributes"]["DeadLetterReason"]["StringValue"].clone()
     };
     assert_eq!(reason("a\u{0}b".to_owned()).await, r"a\u{0}b");
-    assert!(reason("x".repeat(10_000)).await.as_str().unwrap().len() <= 1024);
+    for long in ["x", "\u{0}"] {
+        assert!(reason(long.repeat(10_000)).await.as_str().unwrap().len() <= 1024);
+    }
+    assert_eq!(reason("a\u{ffff}b".to_owned()).await, "a\u{fffd}b");
     assert_eq!(reason(String::new()).await, Value::Null);
 }
 

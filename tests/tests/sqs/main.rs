@@ -110,7 +110,10 @@ async fn deliver_in(consumer: &Consumer, till: &Till, event: LambdaEvent<SqsEven
 
 /// A table, and a consumer by message id on its own host.
 async fn environment() -> (World, Host, Consumer, Till) {
-    let world = World::new().await;
+    environment_in(World::new().await)
+}
+
+fn environment_in(world: World) -> (World, Host, Consumer, Till) {
     let host = world.host().build();
     let consumer = SqsConsumer::by_message_id(world.locks(&host).build().unwrap());
     (world, host, consumer, Till::default())

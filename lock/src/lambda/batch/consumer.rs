@@ -25,7 +25,7 @@ use crate::panics;
 /// | an item | |
 /// | --- | --- |
 /// | whose handler returns `Ok` | is done for the [window](Self::window), even if its result cannot be stored |
-/// | that `SqsConsumer::dead_letter_if` has sent to a dead-letter queue | is done for the window |
+/// | that `SqsConsumer::dead_letter_if` has sent to a dead-letter queue | is done, but its row is released |
 /// | whose handler returns an error, panics, or is unfinished when its lease ends | is not done; its row is released, unless the [`Idempotency`] says otherwise |
 /// | that was done before | is done without running |
 /// | that is in progress elsewhere | is not done, unless [`Idempotency::wait`] waits for it |

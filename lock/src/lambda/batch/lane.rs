@@ -68,10 +68,9 @@ impl<S: Source, H, T, E> Consumer<S, H, T, E> {
             if label.name.is_none() {
                 return Err(format!("it has no {}", S::NAME));
             }
-            let before = S::revived_from(&raw);
             let item = self.source.read(raw)?;
             let identity = self.idempotency.identify(&item, invocation).map_err(|error| error.to_string())?;
-            Ok((item, identity.map(|identity| identity.revived_from(before.as_deref()))))
+            Ok((item, identity))
         });
         let read = catch_unwind(read).unwrap_or_else(|_| Err("the parser or the key panicked".to_owned()));
         read.inspect_err(|why| S::log(label, &NotDone::Failed { error_type: None, error: why })).ok()

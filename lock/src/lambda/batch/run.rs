@@ -23,6 +23,7 @@ use super::source::{Fate, Inform, Label, NotDone, Source};
 use crate::clock::{Moment, since_epoch};
 use crate::error::ErrorKind;
 use crate::idempotency::{HandlerError, Identity, Invocation, NextStep, Run};
+use crate::limits::time_to_ask;
 use crate::metrics;
 
 impl<S, H, T, E> Consumer<S, H, T, E>
@@ -129,7 +130,8 @@ where
                 // Copies of a dead letter, too: one letter is enough.
                 self.set(&positions[1..], ItemOutcome::Duplicate);
             }
-            if outcome.is_failed() {
+            // After its last receive, SQS moves a message to the dead letters when it is visible again.
+            if outcome.is_failed() && label.is_last != Some(true) {
                 join_all(informs.iter().map(|inform| inform(Fate::Failed))).await;
             }
             if !outcome.is_done() {
@@ -231,12 +233,13 @@ where
             let result = inner.call(H::with(item, &run)).await;
             let why_dead =
                 result.as_ref().err().zip(self.consumer.why_dead.as_ref()).and_then(|(error, why)| why(error));
-            // Within the lease, so that no other run of it begins meanwhile.
-            if let (Some(why), Some(inform)) = (why_dead, informs.first())
-                && inform(Fate::Dead(why)).await
+            // What was committed is done, whatever the handler says. The letter is sent within the lease, so that no other
+            // run begins meanwhile, and this one keeps its own error.
+            if let (Some(reason), Some(inform)) = (why_dead, informs.first())
+                && !run.has_transaction()
+                && inform(Fate::Dead { reason, within: time_to_ask(run.lock().remaining()) }).await
             {
                 is_dead.store(true, Ordering::Relaxed);
-                run.complete_without_result();
             }
             result
         };

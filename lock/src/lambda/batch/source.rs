@@ -76,14 +76,6 @@ pub trait Source: Clone {
         None
     }
 
-    /// Returns the name of the item that this one was before it came back from the dead letters. Its work is then another
-    /// one than that of earlier items with the same key.
-    #[doc(hidden)]
-    #[must_use]
-    fn revived_from(_: &Self::Raw) -> Option<String> {
-        None
-    }
-
     /// Logs that an item is not done: see `log_not_done`.
     #[doc(hidden)]
     fn log(item: &Label, why: &NotDone<'_>);
@@ -94,7 +86,8 @@ pub trait Source: Clone {
     fn answer(not_done: Vec<String>) -> Self::Answer;
 }
 
-/// Tells the source about the fate of an item. Returns whether the source has it as a dead letter. The future borrows
+/// Tells the source about the fate of an item. Returns whether the source has it as a dead letter, which is false for any
+/// other fate. The future borrows
 /// nothing, because an item need not be `Sync`.
 pub(in crate::lambda) type Inform = Box<dyn Fn(Fate) -> BoxFuture<'static, bool> + Send + Sync>;
 
@@ -105,8 +98,8 @@ pub enum Fate {
     InProgress(Duration),
     /// It failed, and comes again.
     Failed,
-    /// No retry can succeed, for this reason.
-    Dead(String),
+    /// No retry can succeed. The source has this long for the dead letter.
+    Dead { reason: String, within: Duration },
 }
 
 /// What the log says about an item.

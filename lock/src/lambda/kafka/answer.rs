@@ -39,6 +39,12 @@ pub struct KafkaItemIdentifier {
 }
 
 impl KafkaEventResponse {
+    /// Names a record that is not done, for an answer of your own.
+    pub fn add_failure(&mut self, partition: impl Into<String>, offset: i64) {
+        let item_identifier = KafkaItemIdentifier { partition: partition.into(), offset };
+        self.batch_item_failures.push(KafkaBatchItemFailure { item_identifier });
+    }
+
     /// Names the lowest of these offsets in each partition.
     pub(super) fn from_lowest(not_done: impl Iterator<Item = KafkaItemIdentifier>) -> Self {
         let mut lowest: BTreeMap<String, i64> = BTreeMap::new();

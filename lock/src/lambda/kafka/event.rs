@@ -43,14 +43,14 @@ pub(super) struct Encoded {
     pub(super) offset: i64,
     /// In milliseconds since the epoch.
     #[serde(default)]
-    pub(super) timestamp: i64,
+    pub(super) timestamp: Option<i64>,
     #[serde(default)]
     pub(super) key: Option<String>,
     #[serde(default)]
     pub(super) value: Option<String>,
     /// Bytes have a sign.
     #[serde(default)]
-    pub(super) headers: Option<Vec<BTreeMap<String, Vec<i16>>>>,
+    pub(super) headers: Option<Vec<BTreeMap<String, Option<Vec<i16>>>>>,
 }
 
 /// Shows the partitions only: keys, headers and values may be confidential.

@@ -87,9 +87,9 @@ impl<B> KafkaRecord<B> {
             topic: record.topic.unwrap_or_default(),
             partition: record.partition,
             offset: record.offset,
-            timestamp: time(record.timestamp),
+            timestamp: time(record.timestamp.unwrap_or_default()),
             key,
-            headers: headers.map(|(name, value)| (name, value.into_iter().map(byte).collect())).collect(),
+            headers: headers.map(|(name, value)| (name, value.into_iter().flatten().map(byte).collect())).collect(),
         })
     }
 }

@@ -139,8 +139,10 @@ impl<H, B, T, E> SqsConsumer<H, B, T, E> {
     /// after the first attempt of this [`Backoff`]. Otherwise the message is visible again after the queue's visibility
     /// timeout. Feature `sqs`.
     ///
-    /// A message fails if its handler returns an error or panics, if it is unfinished when its lease ends, and if it does
-    /// not parse or has no key. A message that was not started is not delayed, and after a crash nothing is. A shorter
+    /// A message fails if its handler returns an error or panics, if it is unfinished when its lease ends, if it does not
+    /// parse or has no key, and if DynamoDB does not answer or the [`Idempotency`] refuses it, other than as in progress. A
+    /// message that was not started is not delayed, nor is anything after a crash, nor the last delivery by
+    /// [`max_receive_count`](Self::max_receive_count). A shorter
     /// delay than the visibility timeout brings a message back sooner.
     ///
     /// SQS counts whole seconds, so a delay is rounded up. It is at most 11 hours and 40 minutes, because SQS allows 12
@@ -184,13 +186,14 @@ impl<H, B, T, E> SqsConsumer<H, B, T, E> {
     /// the attributes make larger than SQS allows. A message that does not parse has no error of the handler: let
     /// [`with_parser`](Self::with_parser) return a variant for it.
     ///
-    /// A dead letter is sent at least once. It can be sent again if the answer to the request is lost, or if the function
-    /// crashes before the record is complete. A queue whose URL ends with `.fifo` drops a repetition within five minutes.
+    /// A dead letter is sent at least once. It is sent again if the answer to the request is lost, or if SQS delivers
+    /// the message again before Lambda deletes it, as after a crash: the handler then runs again. A queue whose URL ends with `.fifo` drops a repetition within five minutes.
     /// Give the queue a longer retention than the source's.
     ///
-    /// The record is completed without a result. Another delivery of the message is therefore done without a run, and so is
-    /// a message with the same key, for the [window](Self::window). A dead letter that comes back with its attributes, as by
-    /// a redrive, is other work: its key ends with `#` and its `DeadLetterOf`, so that it runs again, and once.
+    /// The record is released, as after any error of the handler, unless the [`Idempotency`] says otherwise. So a letter that
+    /// comes back by a redrive runs again, and is done without a run if a message with its key has succeeded meanwhile. A
+    /// handler whose transaction has the write of [`Run::complete_in`](crate::Run::complete_in) sends no letter: the
+    /// transaction may have been committed.
     ///
     /// One more request for such a message; IAM action `sqs:SendMessage` on the dead-letter queue.
     ///

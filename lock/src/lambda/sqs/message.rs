@@ -6,9 +6,6 @@ use aws_lambda_events::sqs::SqsMessage as SqsRecord;
 
 use super::super::handler_input::PlainInput;
 
-/// The attribute of a dead letter with the id of the message that it was.
-pub(super) const DEAD_LETTER_OF: &str = "DeadLetterOf";
-
 /// Returns how often SQS has delivered a message.
 pub(super) fn receive_count(message: &SqsRecord) -> Option<u32> {
     message.attributes.get("ApproximateReceiveCount")?.parse().ok()

@@ -13,15 +13,17 @@ use futures_util::future::{FutureExt as _, ready};
 use tokio::time::timeout;
 
 use super::super::batch::{Fate, Inform};
-use super::message::{DEAD_LETTER_OF, receive_count};
+use super::message::receive_count;
 use crate::lock::Backoff;
-use crate::text::printable_up_to;
+use crate::text::{printable, shortened};
 
 /// SQS hides a message for 12 hours after its receive at most, and refuses more. Since the receive, a batching window of up
 /// to 5 minutes and an invocation of up to 15 may have passed. In seconds.
 const MAX_VISIBILITY_TIMEOUT: u64 = 12 * 3600 - 20 * 60;
 /// The most attributes of a message.
 const MAX_ATTRIBUTES: usize = 10;
+/// The id of the message that a dead letter was.
+const DEAD_LETTER_OF: &str = "DeadLetterOf";
 const REASON: &str = "DeadLetterReason";
 /// The longest reason, in bytes.
 const MAX_REASON: usize = 1024;
@@ -54,10 +56,10 @@ impl Requests {
                 (Fate::InProgress(left), Some(queues), ..) => (queues, left.as_secs() + 1),
                 (Fate::Failed, _, Some((queues, backoff)), _) => {
                     let delay = backoff.after(receives);
-                    (queues, delay.as_secs() + u64::from(delay.subsec_nanos() > 0))
+                    (queues, delay.as_secs().saturating_add(u64::from(delay.subsec_nanos() > 0)).max(1))
                 }
-                (Fate::Dead(reason), .., Some(((queues, url), message))) => {
-                    return send(queues.clone(), Arc::clone(url), message.clone(), reason).boxed();
+                (Fate::Dead { reason, within }, .., Some(((queues, url), message))) => {
+                    return send(queues.clone(), Arc::clone(url), message.clone(), reason, within).boxed();
                 }
                 _ => return ready(false).boxed(),
             };
@@ -100,14 +102,17 @@ fn queue_url(arn: &str) -> Option<String> {
 async fn hide(queues: Client, Receipt { queue_url, handle, message_id }: Receipt, seconds: u64) {
     let seconds = i32::try_from(seconds.min(MAX_VISIBILITY_TIMEOUT)).unwrap_or_default();
     let request = queues.change_message_visibility().queue_url(queue_url).receipt_handle(handle);
-    answer(message_id.as_deref(), "message not hidden", request.visibility_timeout(seconds).send()).await;
+    answer(message_id.as_deref(), "message not hidden", TIMEOUT, request.visibility_timeout(seconds).send()).await;
 }
 
 /// Sends a copy of a message to the dead-letter queue. Returns whether SQS has it.
-async fn send(queues: Client, url: Arc<str>, message: SqsRecord, reason: String) -> bool {
+async fn send(queues: Client, url: Arc<str>, message: SqsRecord, reason: String, within: Duration) -> bool {
     let message_id = message.message_id.as_deref();
     let Some(attributes) = attributes(&message, &reason) else {
-        tracing::warn!(message_id, "dead letter not sent: SQS allows ten attributes, and one names this message");
+        tracing::warn!(
+            message_id,
+            "dead letter not sent: it would have more than ten attributes, or one that SQS refuses"
+        );
         return false;
     };
     let group = message.attributes.get("MessageGroupId").cloned();
@@ -124,7 +129,7 @@ async fn send(queues: Client, url: Arc<str>, message: SqsRecord, reason: String)
     } else {
         request.set_message_group_id(group)
     };
-    answer(message_id, "dead letter not sent", request.send()).await
+    answer(message_id, "dead letter not sent", TIMEOUT.min(within), request.send()).await
 }
 
 /// Returns the attributes of a dead letter: those of the message, which message it was, and why. `None` if they are too
@@ -138,7 +143,9 @@ fn attributes(message: &SqsRecord, reason: &str) -> Option<HashMap<String, Messa
     attributes.remove(REASON);
     attributes.insert(DEAD_LETTER_OF.to_owned(), text(message.message_id.as_deref()?)?);
     if !reason.is_empty() && attributes.len() < MAX_ATTRIBUTES {
-        attributes.insert(REASON.to_owned(), text(&printable_up_to(reason, MAX_REASON))?);
+        // SQS refuses these two characters.
+        let reason = printable(reason).replace(['\u{fffe}', '\u{ffff}'], "\u{fffd}");
+        attributes.insert(REASON.to_owned(), text(&shortened(&reason, MAX_REASON))?);
     }
     Some(attributes).filter(|attributes| attributes.len() <= MAX_ATTRIBUTES)
 }
@@ -157,9 +164,10 @@ fn copied(value: &SqsMessageAttribute) -> Option<MessageAttributeValue> {
 async fn answer<A, E: ProvideErrorMetadata>(
     message_id: Option<&str>,
     failure: &str,
+    within: Duration,
     request: impl Future<Output = Result<A, E>>,
 ) -> bool {
-    let code = match timeout(TIMEOUT, Box::pin(request)).await {
+    let code = match timeout(within, Box::pin(request)).await {
         Ok(Ok(_)) => return true,
         Ok(Err(error)) => error.code().map(str::to_owned),
         Err(_) => Some("no answer".to_owned()),

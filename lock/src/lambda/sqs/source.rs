@@ -10,7 +10,7 @@ use serde::de::DeserializeOwned;
 #[cfg(feature = "sqs")]
 use super::super::batch::Inform;
 use super::super::batch::{Label, NotDone, Source, json_error, log_not_done};
-use super::message::{DEAD_LETTER_OF, SqsMessage, receive_count};
+use super::message::{SqsMessage, receive_count};
 #[cfg(feature = "sqs")]
 use super::requests::Requests;
 
@@ -93,10 +93,6 @@ impl<B> Source for SqsSource<B> {
     #[cfg(feature = "sqs")]
     fn inform(&self, message: &SqsRecord) -> Option<Inform> {
         self.requests.inform(message)
-    }
-
-    fn revived_from(message: &SqsRecord) -> Option<String> {
-        message.message_attributes.get(DEAD_LETTER_OF)?.string_value.clone()
     }
 
     fn answer(not_done: Vec<String>) -> SqsBatchResponse {
