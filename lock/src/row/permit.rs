@@ -266,6 +266,12 @@ impl Rules for Permit {
                 // The release may be repeated, and recognises itself.
                 let tombstone = tombstone_of(&permit.owner, claim.now.millis(), None);
                 update.set(path, value("tombstone", tombstone))
+            } else if let Some((identity, _)) = split(&permit.owner) {
+                // It refuses what earlier owners of the identity still send, and tells them that they lost the permit. It has
+                // the nonce of the one that replaced it, because no owner of the identity has released it.
+                let nonce = split(owner).map_or(owner, |(_, nonce)| nonce);
+                let tombstone = tombstone_of(&format!("{identity}{nonce}"), claim.now.millis(), None);
+                update.set(path, value("tombstone", tombstone))
             } else {
                 update.remove(path)
             };

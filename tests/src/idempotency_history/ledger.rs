@@ -43,6 +43,8 @@ pub(crate) struct Kept {
     transactions: HashSet<String>,
     /// By nonce.
     records: HashMap<String, Record>,
+    /// By owner: when its withdrawal made the row.
+    withdrawn: HashMap<String, SystemTime>,
     /// By key: the nonce of the last acquire.
     rows: HashMap<String, String>,
     /// By key: the last fence.
@@ -235,8 +237,14 @@ impl Observe for Ledger {
             Purpose::Acquire => ledger.taken(&mut state, write, write.fence_written(&answer.body)),
             Purpose::Release => ledger.released(&mut state, &key, &owner),
             Purpose::Complete => ledger.completed(&mut state, key, owner, request.is_transaction),
-            // The histories of locks check the purpose of a withdrawal. A mutation omits the completion.
-            Purpose::Withdraw | Purpose::Own => {}
+            // The histories of locks check the purpose of a withdrawal. A new row looks as if its owner had released it.
+            Purpose::Withdraw => {
+                if write.sets("released").is_some() {
+                    state.withdrawn.insert(owner, ledger.engine.now());
+                }
+            }
+            // A mutation omits the completion.
+            Purpose::Own => {}
             _ => unreachable!("nothing renews a record, hands it over or queues for it"),
         }
     }

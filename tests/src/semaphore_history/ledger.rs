@@ -168,6 +168,10 @@ impl Observe for Ledger {
                 state.counts.replaced += replaced.len();
                 for name in &replaced {
                     state.identities.replaced(&place_of(&key, name));
+                    // What an identity has leaves a tombstone, which counts among the others.
+                    if name.contains('#') {
+                        state.releases.entry(key.clone()).or_default().push(now);
+                    }
                 }
                 state.replaced.extend(replaced);
                 state.applied.insert((key, fence), holder.clone());

@@ -315,6 +315,25 @@ pub(crate) async fn a_release_after_a_takeover_and_its_release_is_lost_whatever_
     assert_free_soon::<S>(&world).await;
 }
 
+/// The later holder has crashed, and others have had the key since its lease, which was shorter.
+pub(crate) async fn a_release_after_a_takeover_and_its_lease_is_lost_whatever_was_answered<S: Subject>() {
+    if is_excepted::<S>(Ability::HaveIdentity) {
+        return;
+    }
+    let world = World::new().await;
+    let host = world.host().intercept(S::lose_answers(2..=2)).build();
+    let mut earlier: S = acquired(&world.locks_with_quick_retries(&host).build().unwrap()).await;
+    let crashing = world.host().clock_ahead(Duration::from_millis(100)).build();
+    let locks = world.locks(&crashing).build().unwrap();
+    let crashed = S::acquire_for(&locks, LEASE / 5, IDENTITY, None).await.unwrap_or_else(|error| panic!("{error}"));
+    crashing.crash();
+    let others = ahead(&world, LEASE / 2);
+    let mut other = S::acquire(&others, LEASE).await.unwrap_or_else(|error| panic!("{error}"));
+    other.release().await.unwrap();
+    assert_eq!(earlier.release().await.unwrap_err().kind(), ErrorKind::Lost);
+    drop(crashed);
+}
+
 pub(crate) async fn a_ticket_is_lost_after_a_takeover<S: Subject>() {
     if is_excepted::<S>(Ability::HaveIdentity) || is_excepted::<S>(Ability::HandOver) {
         return;

@@ -105,6 +105,7 @@ macro_rules! suite {
                     identity::a_late_acquire_that_was_withdrawn_takes_nothing_after_others
                     identity::a_release_after_a_takeover_is_lost_whatever_was_answered
                     identity::a_release_after_a_takeover_and_its_release_is_lost_whatever_was_answered
+                    identity::a_release_after_a_takeover_and_its_lease_is_lost_whatever_was_answered
                     identity::a_ticket_is_lost_after_a_takeover
                     identity::an_identity_frees_what_it_has_without_a_nonce
                 }

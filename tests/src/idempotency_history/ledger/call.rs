@@ -145,7 +145,8 @@ impl Call {
                 let over = [record.released, record.completed].into_iter().flatten().min();
                 record.is_ghost || over.is_none_or(|over| over + ledger.clock_skew >= self.began)
             });
-            if !is_true {
+            let is_withdrawn = state.withdrawn.get(owner).is_some_and(|over| *over + ledger.clock_skew >= self.began);
+            if !is_true && !is_withdrawn {
                 ledger.broke(state, format!("(vi) {} was refused without a holder", self.name));
             }
             if error.kind() == ErrorKind::InProgress {
