@@ -87,8 +87,7 @@ pub trait Source: Clone {
 }
 
 /// Tells the source about the fate of an item. Returns whether the source has it as a dead letter, which is false for any
-/// other fate. The future borrows
-/// nothing, because an item need not be `Sync`.
+/// other fate. The future borrows nothing, because an item need not be `Sync`.
 pub(in crate::lambda) type Inform = Box<dyn Fn(Fate) -> BoxFuture<'static, bool> + Send + Sync>;
 
 /// The fate of an item that a source can do something about.

@@ -52,8 +52,11 @@ impl KafkaEventResponse {
             let lowest = lowest.entry(partition).or_insert(offset);
             *lowest = offset.min(*lowest);
         }
-        let named = lowest.into_iter().map(|(partition, offset)| KafkaItemIdentifier { partition, offset });
-        Self { batch_item_failures: named.map(|item_identifier| KafkaBatchItemFailure { item_identifier }).collect() }
+        let mut answer = Self::default();
+        for (partition, offset) in lowest {
+            answer.add_failure(partition, offset);
+        }
+        answer
     }
 }
 
