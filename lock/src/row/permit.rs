@@ -187,6 +187,8 @@ impl Rules for Permit {
     /// Permits whose lease has ended are replaced.
     fn claim<'a>(&'a mut self, table: &Table, owner: &'a str, claim: &'a Claim<'_>) -> Write<'a> {
         self.takes_over |= claim.takes_over;
+        // The clock may have stepped back since they were seen.
+        self.ended.retain(|permit| permit.lease_end <= claim.now.millis());
         let (permit, permit_fence) = paths(owner);
         let nonce = split(owner).map(|(_, nonce)| nonce);
         let held = [
@@ -260,7 +262,12 @@ impl Rules for Permit {
             if is_same_identity(owner, &permit.owner) {
                 continue;
             }
-            let has_ended = path.clone().entry(permit::LEASE_END).at_most(count("now", claim.now.millis()));
+            // A later acquire of an identity starts the numbers again. What has the number that was seen is as it was seen.
+            let has_ended = if permit.released || split(&permit.owner).is_some() {
+                path.clone().entry(permit::LEASE_END).at_most(count("now", claim.now.millis()))
+            } else {
+                path.clone().entry(permit::SEQUENCE).is(count("seen", permit.sequence))
+            };
             update = update.when(has_ended).remove(fence);
             update = if permit.released {
                 // The release may be repeated, and recognises itself.

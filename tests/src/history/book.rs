@@ -4,10 +4,10 @@ use std::fmt::{self, Debug};
 use std::mem;
 use std::ops::{Deref, DerefMut};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
-use lambda_lock::Error;
 use lambda_lock::embedded::{Answer, DynamoDb, Intercept};
+use lambda_lock::{Error, Holder};
 use serde_json::Value;
 
 use super::stage::Journal;
@@ -110,6 +110,13 @@ impl<L: Observe> Intercept for Observer<L> {
     fn answer(&self, operation: &str, request: &Value, answer: &mut Answer) {
         self.0.answer(operation, request, answer);
     }
+}
+
+/// Returns `true` if the lease of this holder may have ended by a clock that is wrong by half the skew. A grant that is answered
+/// later is useless to its caller. If its withdrawal is lost, too, the row refuses that caller until its end, which includes
+/// the skew.
+pub(crate) fn may_have_ended(holder: &Holder, now: SystemTime, longest_skew: Duration) -> bool {
+    now + longest_skew + longest_skew / 2 >= holder.until()
 }
 
 /// Without the nonces, which differ in every run.

@@ -25,6 +25,8 @@ pub(super) struct Ledger {
     clock_skew: Duration,
     /// How much later something can happen because of the twists of the history.
     slack: Duration,
+    /// That of the deployment with the longest one.
+    longest_skew: Duration,
 }
 
 type State = Page<Kept>;
@@ -95,7 +97,8 @@ struct Crash {
 
 impl Ledger {
     pub(super) fn new(stage: &Stage) -> Self {
-        Self { book: Book::new(stage.engine.clone()), clock_skew: stage.clock_skew, slack: stage.slack() }
+        let (book, slack, longest_skew) = (Book::new(stage.engine.clone()), stage.slack(), stage.longest_skew());
+        Self { book, clock_skew: stage.clock_skew, slack, longest_skew }
     }
 
     pub(super) fn observer(self: &Arc<Self>) -> impl Intercept + use<> {

@@ -117,10 +117,12 @@ impl Ledger {
         let (mut windows, mut is_counted) = (0, false);
         let completed = |run: &&Ran| run.key == key && state.records[&run.owner].completed.is_some();
         let mut completed: Vec<_> = state.runs.iter().filter(completed).collect();
-        completed.sort_by_key(|run| run.outcome);
+        // A completion that arrives after the window of another run begins its own, although its outcome is older.
+        let stored = |run: &Ran| state.records[&run.owner].completed;
+        completed.sort_by_key(|run| stored(run));
         for run in completed {
-            if run.outcome.is_some_and(|outcome| outcome >= ends) {
-                ends = self.window_end(&state, run).unwrap();
+            if let Some(end) = self.window_end(&state, run).filter(|_| stored(run) >= Some(ends)) {
+                ends = end;
                 is_counted = false;
             }
             let has_business_write = !self.terms[key].transactional || state.records[&run.owner].is_committed;

@@ -11,7 +11,7 @@ use lambda_lock::{Error, ErrorKind, Holder, Lock};
 use serde_json::Value;
 
 use super::{Counts, MOST_TOMBSTONES, Outcome};
-use crate::history::book::{Book, Observe, Observer, Page, Valid, described};
+use crate::history::book::{Book, Observe, Observer, Page, Valid, described, may_have_ended};
 use crate::history::identities::{Before, Identities, short, start_of};
 use crate::history::stage::Stage;
 use crate::request::expression::Condition;
@@ -168,9 +168,11 @@ impl Observe for Ledger {
                 state.counts.replaced += replaced.len();
                 for name in &replaced {
                     state.identities.replaced(&place_of(&key, name));
-                    // What an identity has leaves a tombstone, which counts among the others.
+                    // What an identity has leaves a tombstone, which counts among the others, and refuses what had withdrawn
+                    // beside it.
                     if name.contains('#') {
                         state.releases.entry(key.clone()).or_default().push(now);
+                        state.is_tombstone(&key, name, forgotten_from(update, now));
                     }
                 }
                 state.replaced.extend(replaced);
@@ -220,7 +222,8 @@ impl Observe for Ledger {
 
 /// The time of a tombstone is that at which the request was sent, which may be long ago.
 fn forgotten_from(update: &Write, now: SystemTime) -> SystemTime {
-    let sent = update.number_of_permit("released_at").map(Duration::from_millis);
+    let sent = update.number_of_permit("released_at").or_else(|| update.number_of_permit("since"));
+    let sent = sent.map(Duration::from_millis);
     sent.map_or(now, |sent| now.min(SystemTime::UNIX_EPOCH + sent))
 }
 
@@ -267,6 +270,9 @@ impl Ledger {
                     state.withdrawn_beside.insert(of_identity(), owner.clone());
                 }
             }
+            Purpose::Release if update.sets(&permit_of(owner)).is_some() => {
+                state.is_tombstone(key, identity, forgotten_from(update, self.engine.now()));
+            }
             _ => {}
         }
     }
@@ -297,6 +303,13 @@ pub(crate) fn refused_with_room(acquire: &Write, row: &Value) -> Option<String> 
 }
 
 impl State {
+    /// What an identity has in this row is a tombstone now, which refuses the acquire that had withdrawn beside it.
+    fn is_tombstone(&mut self, key: &str, identity: &str, from: SystemTime) {
+        if let Some(withdrawn) = self.withdrawn_beside.remove(&(key.to_owned(), identity.to_owned())) {
+            self.released.entry(withdrawn).or_insert(from);
+        }
+    }
+
     fn release(&mut self, key: String, owner: String, now: SystemTime) {
         self.releases.entry(key).or_default().push(now);
         self.in_row.retain(|_, in_row| *in_row != owner);
@@ -395,7 +408,9 @@ impl Operation {
         }
         let Some(holder) = error.holder() else { return };
         state.counts.held += 1;
-        let fences = holder.permits().iter().filter_map(Holder::fence);
+        let now = self.ledger.engine.now();
+        let useful = holder.permits().iter().filter(|permit| !may_have_ended(permit, now, self.ledger.longest_skew));
+        let fences = useful.filter_map(Holder::fence);
         let own = fences.filter(|fence| state.applied.get(&(self.key.clone(), *fence)) == Some(&self.name)).count();
         if own > 0 {
             self.ledger.broke(&mut state, format!("(f) {} was refused by its own lost write", self.name));

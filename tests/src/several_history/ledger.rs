@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use super::Counts;
 use crate::history::Outcome;
-use crate::history::book::{Book, Observe, Observer, Page, described};
+use crate::history::book::{Book, Observe, Observer, Page, described, may_have_ended};
 use crate::history::identities::{Before, Identities, short};
 use crate::history::liveness::refused_while_free;
 use crate::history::stage::Stage;
@@ -349,14 +349,15 @@ impl Operation {
             return self.refused_takeover(&mut state);
         }
         let holders: Vec<_> =
-            error.holders().filter_map(|(key, holder)| Some((key.to_owned(), holder.fence()?))).collect();
+            error.holders().filter_map(|(key, holder)| Some((key.to_owned(), holder, holder.fence()?))).collect();
         state.counts.held += usize::from(!holders.is_empty());
         state.counts.held_in_part += usize::from(holders.len() > 1);
-        for (key, fence) in holders {
+        for (key, holder, fence) in holders {
             if !self.keys.contains(&key) {
                 self.ledger.broke(&mut state, format!("{} was refused by {key}", self.name));
             }
-            if state.applied.get(&(key, fence)) == Some(&self.name) {
+            let is_useless = may_have_ended(holder, self.ledger.engine.now(), self.ledger.longest_skew);
+            if !is_useless && state.applied.get(&(key, fence)) == Some(&self.name) {
                 self.ledger.broke(&mut state, format!("(f) {} was refused by its own lost write", self.name));
             }
         }

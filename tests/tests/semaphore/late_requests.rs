@@ -7,7 +7,9 @@ use lambda_lock::embedded::Faults;
 use lambda_lock_tests::invocation::{LoseAnswers, millis};
 use lambda_lock_tests::{Late, World};
 
-use crate::{AFTER_THE_LEASE, DAY, KEY, RETENTION, acquire_all, number, owners, permits, row, tombstones};
+use crate::{
+    AFTER_THE_LEASE, DAY, KEY, LEASE, RETENTION, acquire_all, after_the_lease, number, owners, permits, row, tombstones,
+};
 
 #[tokio::test]
 async fn a_late_duplicate_of_an_acquire_does_not_take_another_permit() {
@@ -54,6 +56,31 @@ async fn a_duplicate_without_its_tombstone_takes_only_a_free_permit_until_its_le
             assert!(!permits(&row(&world).await).contains(first.owner()));
         }
     }
+}
+
+/// The lease and the minimum hold have both ended by the clock of the acquire that replaces the permit.
+#[tokio::test]
+async fn a_permit_that_is_released_before_its_late_replacement_keeps_its_tombstone() {
+    let world = World::new().await;
+    let late = Late::updates(1..=1);
+    let host = world.host().intercept(late.clone()).build();
+    let locks = world.locks_with_quick_retries(&host).build().unwrap();
+    let first = locks.semaphore(KEY, 1).acquire().lease(LEASE).hold_at_least(LEASE).await.unwrap();
+    // Its first request sees the permit; the second one, which replaces it, is late.
+    let late_replacement = Late::updates(2..=20);
+    let crashing = world.host().clock_ahead(AFTER_THE_LEASE).intercept(late_replacement.clone()).build();
+    let others = world.locks_with_quick_retries(&crashing).build().unwrap();
+    assert_eq!(others.semaphore(KEY, 1).acquire().await.unwrap_err().kind(), ErrorKind::Unavailable);
+    crashing.crash();
+    first.release().await.unwrap();
+    assert!(!late_replacement.deliver(&world).await);
+
+    let (_, later) = after_the_lease(&world);
+    let next = later.semaphore(KEY, 1).acquire().await.unwrap();
+    assert_eq!(tombstones(&row(&world).await), owners([&first]));
+    next.release().await.unwrap();
+    assert!(!late.deliver(&world).await);
+    assert!(permits(&row(&world).await).is_empty());
 }
 
 #[tokio::test]

@@ -5,7 +5,7 @@ use std::time::Duration;
 use lambda_lock::{Error, ErrorKind, Lock};
 use serde_json::Value;
 
-use super::super::book::described;
+use super::super::book::{described, may_have_ended};
 use super::super::identities::Before;
 use super::super::stage::Waiting;
 use super::{Crash, Hold, Holding, Ledger, State, Valid};
@@ -124,10 +124,11 @@ impl Operation {
         }
         // Only a takeover is lost before there is a lock.
         state.counts.takeovers_refused += usize::from(error.is_lost());
-        let Some(fence) = error.holder().and_then(lambda_lock::Holder::fence) else { return };
+        let Some((holder, fence)) = error.holder().and_then(|holder| Some((holder, holder.fence()?))) else { return };
         state.counts.held += 1;
+        let is_useless = may_have_ended(holder, self.ledger.engine.now(), self.ledger.longest_skew);
         // A takeover is also refused by the hold of its identity that has ended.
-        if !error.is_lost() && state.applied.get(&(self.key.clone(), fence)) == Some(&self.name) {
+        if !error.is_lost() && !is_useless && state.applied.get(&(self.key.clone(), fence)) == Some(&self.name) {
             self.ledger.broke(&mut state, format!("(f) {} was refused by its own lost write", self.name));
         }
     }
