@@ -5,7 +5,7 @@
 //!
 //! ```text
 //!   acquire                 the count is below N, and there is nothing of this owner      count + 1
-//!   replace k that ended    each of the k has ended, and the count is below N + k         count - k + 1
+//!   replace k that ended    each of the k is as it was seen, and the count is below N + k count - k + 1
 //!   release                 the permit is there                                           count - 1
 //! ```
 
@@ -262,13 +262,8 @@ impl Rules for Permit {
             if is_same_identity(owner, &permit.owner) {
                 continue;
             }
-            // A later acquire of an identity starts the numbers again. What has the number that was seen is as it was seen.
-            let has_ended = if permit.released || split(&permit.owner).is_some() {
-                path.clone().entry(permit::LEASE_END).at_most(count("now", claim.now.millis()))
-            } else {
-                path.clone().entry(permit::SEQUENCE).is(count("seen", permit.sequence))
-            };
-            update = update.when(has_ended).remove(fence);
+            // It was not renewed, taken over or released meanwhile: what it leaves follows from what was seen.
+            update = update.when(path.clone().is(value("seen", permit.seen.clone()))).remove(fence);
             update = if permit.released {
                 // The release may be repeated, and recognises itself.
                 let tombstone = tombstone_of(&permit.owner, claim.now.millis(), None);

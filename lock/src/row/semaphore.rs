@@ -27,6 +27,8 @@ pub(crate) struct Semaphore {
 #[derive(Clone, Debug)]
 pub(crate) struct Permit {
     pub(super) owner: String,
+    /// The value in the row.
+    pub(super) seen: AttributeValue,
     holder: Option<String>,
     pub(super) fence: Option<u64>,
     pub(super) acquired_at: Option<u64>,
@@ -74,6 +76,7 @@ impl Semaphore {
 
     /// Adds what has a name with this end: the owner, or what its nonce follows.
     fn add(&mut self, start: &str, fence: Option<u64>, mut map: Item) -> Result<(), String> {
+        let seen = AttributeValue::M(map.clone());
         let owner = start.to_owned() + &string_at(&mut map, permit::NONCE)?.unwrap_or_default();
         if split(&owner).map_or(owner.as_str(), |(start, _)| start) != start {
             return Err(format!("`{}` does not belong to the name", permit::NONCE));
@@ -88,6 +91,7 @@ impl Semaphore {
         let sequence = number(permit::SEQUENCE, MAX_SEQUENCE)?;
         self.permits.push(Permit {
             owner,
+            seen,
             fence,
             acquired_at: number_at(&map, permit::ACQUIRED_AT, LATEST)?,
             held_since: number_at(&map, permit::HELD_SINCE, LATEST).unwrap_or_default(),
@@ -128,6 +132,7 @@ impl Semaphore {
         if let Some(Tombstone { owner, released_at, forced_by: _ }) = tombstone {
             self.permits.push(Permit {
                 owner,
+                seen: AttributeValue::Null(true),
                 holder: None,
                 fence: None,
                 acquired_at: None,

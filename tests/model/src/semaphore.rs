@@ -99,10 +99,17 @@ enum Rank {
     FarBehind(u8),
 }
 
+/// The ends and the numbers of the permits that an attempt replaces, as a refusal has shown them.
+type Replaced = [Option<(u8, u8)>; CLIENTS];
+
+fn count(replaced: Replaced) -> u8 {
+    replaced.into_iter().map(|permit| u8::from(permit.is_some())).sum()
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Hash)]
 pub(crate) enum Kind {
     /// Replaces these permits.
-    Acquire([bool; CLIENTS]),
+    Acquire(Replaced),
     Renew,
     Release,
     /// `Table::join`
@@ -204,9 +211,9 @@ impl Semaphore {
     }
 
     /// `claim_permit`: the condition and the update.
-    fn acquire(&self, row: Option<&Row>, request: &Request, replaced: [bool; CLIENTS]) -> Option<Row> {
+    fn acquire(&self, row: Option<&Row>, request: &Request, replaced: Replaced) -> Option<Row> {
         let Request { id, now, lease_end, expiration, .. } = *request;
-        let ended = u8::try_from(replaced.into_iter().filter(|is| *is).count()).unwrap_or(u8::MAX);
+        let ended = count(replaced);
         // `#permits BETWEEN :ended AND :most`
         let is_next = matches!(request.rank, Rank::Ahead(place) if row.is_some_and(|row| row.head + 1 == place));
         let is_one_more = self.is(Mutation::OneMore) || (is_next && self.is(Mutation::OneMoreInTurn));
@@ -223,12 +230,13 @@ impl Semaphore {
             Some(Permit::Tombstone) => self.is(Mutation::TombstoneIgnored),
             Some(Permit::Held { .. }) => false,
         };
-        let is_over = |other: usize| {
-            before.held(other).is_some_and(|(lease_end, _)| lease_end <= now || self.is(Mutation::ReplacedUnchecked))
+        let is_as_seen = |other: usize| {
+            let permit = before.held(other);
+            permit == replaced[other] || (self.is(Mutation::ReplacedUnchecked) && permit.is_some())
         };
         let condition = new
             && (ended..=most).contains(&before.permits)
-            && (0..CLIENTS).filter(|other| replaced[*other]).all(is_over);
+            && (0..CLIENTS).filter(|other| replaced[*other].is_some()).all(is_as_seen);
         let place = if let Rank::Ahead(place) = request.rank { place } else { before.head };
         if !condition || !self.is_turn(before, before.freed_at, request.rank, now, ended) || before.head > place {
             return None;
@@ -243,7 +251,7 @@ impl Semaphore {
             freed_at: if ended > 0 && self.has_hints() { Some(now) } else { before.freed_at },
             ..*before
         };
-        for other in (0..CLIENTS).filter(|other| replaced[*other]) {
+        for other in (0..CLIENTS).filter(|other| replaced[*other].is_some()) {
             after.permit[other] = None;
         }
         after.permit[id] = Some(Permit::Held { lease_end, sequence: 0 });
@@ -346,7 +354,7 @@ impl Semaphore {
             })
         };
         let next = match row {
-            None => again([false; CLIENTS], request.rank),
+            None => again(Replaced::default(), request.rank),
             Some(row) => {
                 if let Some((end, _)) = row.held(request.id) {
                     if !self.is(Mutation::ForeignNonce) {
@@ -357,22 +365,20 @@ impl Semaphore {
                     }
                     log.broke(Breach::RefusedByItself);
                 }
-                let is_over = |other: usize| {
-                    other != request.id
-                        && row.held(other).is_some_and(|(lease_end, _)| {
-                            lease_end <= request.now || self.is(Mutation::ReplacedUnchecked)
-                        })
-                };
-                let replaced: [bool; CLIENTS] = std::array::from_fn(is_over);
-                let held = (0..CLIENTS).filter(|other| row.held(*other).is_some() && !replaced[*other]).count();
-                let ended = u8::try_from(replaced.into_iter().filter(|is| *is).count()).unwrap_or(u8::MAX);
+                let replaced: Replaced = std::array::from_fn(|other| {
+                    row.held(other).filter(|(lease_end, _)| {
+                        other != request.id && (*lease_end <= request.now || self.is(Mutation::ReplacedUnchecked))
+                    })
+                });
+                let ended = count(replaced);
+                let held = count(std::array::from_fn(|other| row.held(other))) - ended;
                 // A waiter whose place was passed leaves nothing to others.
                 let is_passed = matches!(request.rank, Rank::Ahead(place) if place < row.head);
                 let rank = if is_passed { Rank::Nobody } else { request.rank };
                 // `Permit::is_turn_in`: the end of a lease frees its permit.
-                let lease_ends = (0..CLIENTS).filter(|other| replaced[*other]).filter_map(|other| row.held(other));
-                let freed_at = row.freed_at.max(lease_ends.map(|(lease_end, _)| lease_end).max());
-                if held >= usize::from(self.permits) {
+                let lease_ends = replaced.into_iter().flatten().map(|(lease_end, _)| lease_end);
+                let freed_at = row.freed_at.max(lease_ends.max());
+                if held >= self.permits {
                     client.was_refused = true;
                     client.see(&row);
                     None
@@ -417,7 +423,7 @@ impl Protocol for Semaphore {
                     let mut sent = client.sent.into_iter().filter(|sent| sent + LEASE > now + 1 && *sent > 0);
                     let sent = [sent.next().unwrap_or(0), now + 1];
                     let asking = Client { attempts: client.attempts + 1, sent, was_refused: false, ..*client };
-                    let request = self.request(Kind::Acquire([false; CLIENTS]), id, *client, now, LEASE);
+                    let request = self.request(Kind::Acquire(Replaced::default()), id, *client, now, LEASE);
                     if !self.in_turn || !self.is_walked {
                         decide(asking, request, false);
                     }
@@ -471,7 +477,7 @@ impl Protocol for Semaphore {
         };
         let Some(after) = after else { return Err(before) };
         table.row = Some(after);
-        let is_replaced = |other: usize| matches!(request.kind, Kind::Acquire(replaced) if replaced[other]);
+        let is_replaced = |other: usize| matches!(request.kind, Kind::Acquire(replaced) if replaced[other].is_some());
         for other in (0..CLIENTS).filter(|other| *other != id && !is_replaced(*other)) {
             if before.is_some_and(|row| row.permit[other] != after.permit[other]) {
                 log.broke(Breach::ForeignRow);
@@ -491,7 +497,7 @@ impl Protocol for Semaphore {
                 if table.released & own != 0 {
                     log.broke(Breach::TakenAfterItsEnd);
                 }
-                if replaced.contains(&true) {
+                if count(replaced) > 0 {
                     log.saw(Event::TakenOver);
                 }
                 if let (Rank::Ahead(place), Some(_)) = (request.rank, before.filter(|row| row.head < after.head)) {

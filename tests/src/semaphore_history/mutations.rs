@@ -154,8 +154,12 @@ fn shows_ended(request: &Request, answer: &mut Answer) {
 fn replaces_unchecked(request: &mut Request) {
     let Some(acquire) = request.update_for(Purpose::Acquire) else { return };
     if acquire.other_permits().next().is_some() {
-        acquire.compare(PERMIT_LEASE_END, |path, _, now| {
-            Condition::Compare(path.clone(), Comparison::Unequal, now.clone())
+        acquire.rewrite(|term| {
+            if let Condition::Compare(path, _, Operand::Value(seen)) = term
+                && seen["M"].is_object()
+            {
+                *term = Condition::Exists(path.clone());
+            }
         });
     }
 }

@@ -3,7 +3,7 @@
 use lambda_lock::ErrorKind;
 use lambda_lock_tests::{Late, World};
 
-use crate::{AFTER_THE_LEASE, CLOCK_SKEW, DAY, KEY, acquire_all, after_the_lease, owners, permits, row};
+use crate::{AFTER_THE_LEASE, CLOCK_SKEW, DAY, KEY, LEASE, acquire_all, after_the_lease, owners, permits, row};
 
 #[tokio::test]
 async fn two_requests_replace_all_permits_whose_lease_has_ended() {
@@ -80,6 +80,25 @@ async fn a_permit_that_was_renewed_is_not_replaced() {
         assert_eq!(late.deliver(&world).await, !is_renewed);
         assert_eq!(permits(&row(&world).await) == owners(&held), is_renewed);
     }
+}
+
+/// The renewals have the same number, which is that of the ticket.
+#[tokio::test]
+async fn a_permit_that_was_renewed_twice_with_its_ticket_is_not_replaced() {
+    let world = World::new().await;
+    let locks = world.default_locks();
+    let held = acquire_all(&locks, 1).await.remove(0);
+    let owner = owners([&held]);
+    let ticket = held.into_ticket();
+    locks.renew_ticket(&ticket, LEASE).await.unwrap();
+    let late = Late::updates(2..=20);
+    let crashing = world.host().clock_ahead(AFTER_THE_LEASE).intercept(late.clone()).build();
+    let others = world.locks_with_quick_retries(&crashing).build().unwrap();
+    assert_eq!(others.semaphore(KEY, 1).acquire().await.unwrap_err().kind(), ErrorKind::Unavailable);
+    crashing.crash();
+    locks.renew_ticket(&ticket, DAY).await.unwrap();
+    assert!(!late.deliver(&world).await);
+    assert_eq!(permits(&row(&world).await), owner);
 }
 
 #[tokio::test]
