@@ -151,22 +151,38 @@ test("each alarm tells the topic", () => {
   );
 });
 
-test("the widgets of the dashboard are widgets of template.yaml", () => {
+test("the dashboard has widgets of template.yaml, in their order", () => {
   const { locks, fn, synthesised } = stack();
   locks.addDashboard([fn]);
   const body = only(synthesised().findResources("AWS::CloudWatch::Dashboard")).Properties.DashboardBody;
-  const made = text(body).replaceAll("<Report>", "FUNCTIONS");
+  const made = JSON.parse(text(body).replaceAll("<Report>", "FUNCTIONS"));
   const [source, variables] = template.Resources.Overview.Properties.DashboardBody["Fn::Sub"];
-  const written = source.replace(/\$\{(Each|By\w+)\}/g, (_: string, variable: string) =>
-    variables[variable]["Fn::Sub"].replace(/\(.*\)/s, '(\\"FUNCTIONS\\")'),
+  const written = JSON.parse(
+    source
+      .replace(/\$\{(Each|By\w+)\}/g, (_: string, variable: string) =>
+        variables[variable]["Fn::Sub"].replace(/\(.*\)/s, '(\\"FUNCTIONS\\")'),
+      )
+      .replaceAll("${NightlyReport}", "FUNCTIONS")
+      .replaceAll("${!", "${"),
   );
-  const expected = new Map(widgets(written).map((widget) => [widget.title, widget.metrics]));
-  const found = widgets(made);
-  assert.equal(found.length, 11);
-  for (const { title, metrics } of found) {
-    // The template also has the data table, which is not one of locks.
-    assert.deepEqual(metrics, expected.get(title)?.filter((each) => !each.includes("${DataTable}")), title);
-  }
+  assert.equal(made.start, written.start);
+  const titles: string[] = made.widgets.map(({ properties }: Json) => properties.title);
+  assert.equal(titles.length, 12);
+  // The template also has other functions, an API and the data table, which is not one of locks.
+  const others = /\$\{(?!PROP|LockTable)/;
+  const expected = written.widgets
+    .map(widget)
+    .filter(({ title }: Json) => titles.includes(title))
+    .map(({ metrics, ...rest }: Json) => ({ ...rest, metrics: metrics.filter((each: string) => !others.test(each)) }));
+  assert.deepEqual(made.widgets.map(widget), expected);
+});
+
+test("the widgets of template.yaml fill the rows of the dashboard", () => {
+  const [source] = template.Resources.Overview.Properties.DashboardBody["Fn::Sub"];
+  const { widgets } = JSON.parse(source.replace(/\$\{(Each|By\w+)\}/g, ""));
+  const sizes = widgets.map(({ width, height }: Json) => `${width} × ${height}`);
+  assert.deepEqual([...new Set(sizes)], ["8 × 6"]);
+  assert.equal(widgets.length % 3, 0);
 });
 
 test("the example synthesises for a project, without building it", () => {
@@ -206,12 +222,14 @@ function text(value: Json): string {
     .join("");
 }
 
-/** Each widget's title, and its metrics: expressions, or the names of a metric. */
-function widgets(body: string): { title: string; metrics: string[] }[] {
-  return JSON.parse(body).widgets.map(({ properties }: Json) => ({
-    title: properties.title,
-    metrics: properties.metrics.map((metric: any[]) =>
-      metric[0].expression ?? metric.filter((part) => typeof part === "string").join(" "),
-    ),
-  }));
+/** A widget's title, its axes and its metrics: each an expression or the names of a metric, its statistic and its label. */
+function widget({ properties: { title, yAxis, metrics, stat } }: Json): Json {
+  return {
+    title,
+    yAxis,
+    metrics: metrics.map((metric: any[]) => {
+      const { expression, label, stat: own } = metric.at(-1);
+      return `${expression ?? [...metric.slice(0, -1), own ?? stat].join(" ")}: ${label}`;
+    }),
+  };
 }
