@@ -106,24 +106,29 @@ export class LambdaLocks extends Construct {
     const added = [
       this.alarm(fn, "Errors", {
         metric: fn.metricErrors({ period: FIVE_MINUTES, statistic: "Sum" }),
-        alarmDescription: "The function failed. It timed out, for example, or was denied access to the table.",
+        alarmDescription:
+          "The function failed. It timed out, for example, or was denied access to the table. Read its log. Runbook of lambda-lock: Invocations fail.",
       }),
       this.alarm(fn, "Lost", {
         metric: count(fn, "lambda_lock_lost"),
-        alarmDescription: "Work took longer than its lease. Another invocation may have done it in the meantime.",
+        alarmDescription:
+          "Work took longer than its lease. Another invocation may have done it in the meantime. Check whether it was done twice. Runbook of lambda-lock: A run was killed or took too long.",
       }),
       this.alarm(fn, "TakenOver", {
         metric: count(fn, "lambda_lock_taken_over"),
-        alarmDescription: "An invocation was killed or crashed. Another one took over its lock when its lease had ended.",
+        alarmDescription:
+          "An invocation was killed or crashed. Another one took over its lock when its lease had ended. Read the end of the log of the one that died. Runbook of lambda-lock: A run was killed or took too long.",
       }),
       this.alarm(fn, "Refused", {
         metric: count(fn, "lambda_lock_refused", { reason: "held" }),
-        alarmDescription: "The function is invoked before earlier work is done.",
+        alarmDescription:
+          "The function is invoked before earlier work is done. Look who holds the key, and for how long. Runbook of lambda-lock: A key is held.",
         threshold: refused,
       }),
       this.alarm(fn, "InProgress", {
         metric: count(fn, "lambda_lock_in_progress_refusals"),
-        alarmDescription: "Callers retry before their first request is done.",
+        alarmDescription:
+          "Callers retry before their first request is done. Look who holds the keys, and for how long. Runbook of lambda-lock: A key is held.",
         threshold: refused,
       }),
     ];
@@ -131,7 +136,7 @@ export class LambdaLocks extends Construct {
       added.push(
         this.alarm(fn, "Missing", {
           metric: count(fn, "lambda_lock_released").with({ period: Duration.hours(1) }),
-          alarmDescription: `No work was done for ${alarms.hoursWithoutRelease} hours.`,
+          alarmDescription: `No work was done for ${alarms.hoursWithoutRelease} hours. Look whether the schedule is on, and who holds the key. Runbook of lambda-lock: Work does not happen.`,
           evaluationPeriods: alarms.hoursWithoutRelease,
           comparisonOperator: cloudwatch.ComparisonOperator.LESS_THAN_THRESHOLD,
           threshold: 1,
