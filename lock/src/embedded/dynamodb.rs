@@ -20,7 +20,6 @@ use crate::error::{Cause, Error, Source};
 /// It supports the operations on items, transactions, tables, tags and TTL. Expired rows stay until
 /// [`sweep_expired`](Self::sweep_expired) is called; DynamoDB also deletes them some time after they expire. See the
 /// [module](super) for an example.
-#[doc(alias = "mock", alias = "fake")]
 #[derive(Clone)]
 pub struct DynamoDb {
     database: Database,

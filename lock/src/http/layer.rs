@@ -135,7 +135,6 @@ const MAX_KEY_LENGTH: usize = 255;
 ///     .layer(HttpIdempotencyLayer::new(locks, Caller::jwt_subject()))
 /// # }
 /// ```
-#[doc(alias = "deduplication", alias = "duplicate", alias = "idempotency key", alias = "retry")]
 #[derive(Clone)]
 pub struct HttpIdempotencyLayer {
     settings: Arc<RequestSettings>,

@@ -67,7 +67,6 @@ use crate::lock::{self, Locks, Wait};
 /// # }
 /// # async fn charge(_: &Order) -> Result<Receipt, std::io::Error> { Ok(Receipt) }
 /// ```
-#[doc(alias = "deduplication", alias = "duplicate", alias = "exactly once", alias = "webhook")]
 pub struct Idempotency<I, T, E> {
     pub(super) settings: Arc<RecordSettings<I, T, E>>,
 }

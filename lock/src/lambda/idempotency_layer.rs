@@ -96,7 +96,6 @@ use crate::panics;
 ///     Runtime::new(IdempotencyLayer::new(orders).layer(service_fn(order))).run().await
 /// }
 /// ```
-#[doc(alias = "deduplication", alias = "duplicate", alias = "exactly once", alias = "retry")]
 pub struct IdempotencyLayer<H, P, T, E> {
     idempotency: Idempotency<LambdaEvent<P>, T, E>,
     handler_input: PhantomData<fn(H)>,

@@ -97,7 +97,6 @@ use crate::text::printable;
 ///     Runtime::new(layer.layer(service_fn(report))).run().await
 /// }
 /// ```
-#[doc(alias = "cron", alias = "schedule", alias = "singleton", alias = "mutex")]
 pub struct LockLayer<H: HandlerInput<Arc<Lock>>, R> {
     settings: Arc<LockSettings<H, R>>,
 }

@@ -106,7 +106,6 @@ impl Locks {
 ///
 /// If the withdrawal does not arrive, or if another acquire withdraws from the same row before the late request arrives, the
 /// late request can take the key without a holder. The key is free when that lease ends.
-#[doc(alias = "try lock")]
 #[must_use = "an acquire does nothing unless it is awaited"]
 pub struct Acquire {
     locks: Locks,

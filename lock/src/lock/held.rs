@@ -39,7 +39,6 @@ use crate::row::{Acquisition, Hold, Release, Released, Renewed};
 /// lock.release().await
 /// # }
 /// ```
-#[doc(alias = "mutex", alias = "guard")]
 #[must_use = "a lock that is dropped at once protects nothing"]
 pub struct Lock {
     pub(super) hold: Arc<Holding>,

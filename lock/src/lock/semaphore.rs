@@ -82,7 +82,6 @@ impl Locks {
 ///
 /// A [`release`](Lock::release) of a permit that was replaced after its lease fails with an error that
 /// [`is_lost`](Error::is_lost).
-#[doc(alias = "permit", alias = "limit", alias = "rate limit", alias = "concurrency", alias = "throttle")]
 #[derive(Clone, Debug)]
 #[must_use = "a semaphore does nothing until a permit is acquired"]
 pub struct Semaphore {

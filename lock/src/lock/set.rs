@@ -68,7 +68,6 @@ impl Locks {
 /// # }
 /// # async fn transfer(_: Option<u64>, _: Option<u64>) {}
 /// ```
-#[doc(alias = "several keys", alias = "transaction")]
 #[must_use = "an acquire does nothing unless it is awaited"]
 #[derive(Debug)]
 pub struct AcquireAll {

@@ -72,7 +72,6 @@ use crate::trace;
 /// lock.release().await
 /// # }
 /// ```
-#[doc(alias = "step functions", alias = "workflow")]
 #[derive(Clone, PartialEq, Eq)]
 #[cfg_attr(
     feature = "serde",

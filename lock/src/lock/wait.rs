@@ -27,7 +27,6 @@ use crate::error::Error;
 /// # Ok(())
 /// # }
 /// ```
-#[doc(alias = "retry", alias = "queue")]
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Wait {
     order: Order,

@@ -75,7 +75,6 @@ use crate::lock::Locks;
 ///     Runtime::new(consumer.layer(service_fn(store))).run().await
 /// }
 /// ```
-#[doc(alias = "msk")]
 pub type KafkaConsumer<H, B, T, E> = Consumer<KafkaSource<B>, H, T, E>;
 
 impl<H, B: DeserializeOwned + 'static, T, E> KafkaConsumer<H, B, T, E> {

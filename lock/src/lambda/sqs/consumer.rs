@@ -60,7 +60,6 @@ use crate::lock::Locks;
 /// With a [key from the body](Consumer::new), a message that came back by a redrive from a dead-letter queue is found,
 /// too. The window must then cover the redrive: the queue, the dead-letter queue, and the queue again keep the message for
 /// up to 14 days each.
-#[doc(alias = "sqs", alias = "queue", alias = "fifo", alias = "deduplication")]
 pub type SqsConsumer<H, B, T, E> = Consumer<SqsSource<B>, H, T, E>;
 
 impl<H, B: DeserializeOwned, T, E> SqsConsumer<H, B, T, E> {

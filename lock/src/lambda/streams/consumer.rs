@@ -70,7 +70,6 @@ use crate::lock::Locks;
 /// # StreamConsumer::by_event_id(locks)
 /// # }
 /// ```
-#[doc(alias = "kinesis", alias = "dynamodb streams", alias = "change data capture")]
 pub type StreamConsumer<H, R, T, E> = Consumer<StreamSource<R>, H, T, E>;
 
 impl<H, R, T, E> StreamConsumer<H, R, T, E>
