@@ -2,6 +2,7 @@ import { basename, resolve } from "node:path";
 import { App, Duration, Stack } from "aws-cdk-lib";
 import * as events from "aws-cdk-lib/aws-events";
 import * as targets from "aws-cdk-lib/aws-events-targets";
+import * as lambda from "aws-cdk-lib/aws-lambda";
 import { RustFunction } from "cargo-lambda-cdk";
 import { LambdaLocks } from "./lambda-locks.ts";
 
@@ -16,6 +17,7 @@ const locks = new LambdaLocks(stack, "Locks");
 const report = new RustFunction(stack, "Function", {
   functionName: name,
   manifestPath: project,
+  architecture: lambda.Architecture.ARM_64,
   timeout: Duration.seconds(58),
   memorySize: 256,
   environment: {
@@ -24,6 +26,7 @@ const report = new RustFunction(stack, "Function", {
   },
 });
 locks.grantLocks(report, `${name}#*`);
+// These show the errors. The rest needs the metrics of lambda-lock, which a project of a template does not export yet.
 locks.addAlarms(report);
 locks.addDashboard([report]);
 

@@ -2,14 +2,14 @@ import assert from "node:assert/strict";
 import { execFileSync } from "node:child_process";
 import { mkdirSync, mkdtempSync, readFileSync, rmSync, writeFileSync } from "node:fs";
 import { tmpdir } from "node:os";
-import { join } from "node:path";
+import { delimiter, dirname, join } from "node:path";
 import { test } from "node:test";
 import { App, Stack } from "aws-cdk-lib";
 import { Match, Template } from "aws-cdk-lib/assertions";
 import * as lambda from "aws-cdk-lib/aws-lambda";
 import * as sns from "aws-cdk-lib/aws-sns";
 import { LambdaLocks, type LambdaLocksProps, type LockGrants } from "./lambda-locks.ts";
-import { resolved, template, type Json } from "./template.ts";
+import { dashboard, expectedWidgets, resolved, template, widget, type Json } from "./template.ts";
 
 function stack(props?: LambdaLocksProps) {
   const stack = new Stack(new App(), "stack");
@@ -43,7 +43,7 @@ test("the table is protected unless it is said otherwise", () => {
   });
 });
 
-const KEYS = "${AWS::StackName}-nightly-report#*";
+const KEYS = "example-nightly-report#*";
 
 function statements(keys: string | string[], grants?: LockGrants): Json[] {
   const { locks, fn, synthesised } = stack();
@@ -86,7 +86,7 @@ test("a grant is the statement that template.yaml has for the lock table", () =>
   const [resource] = written.Resource;
   assert.deepEqual(resource, { "Fn::GetAtt": "LockTable.Arn" });
   const [keys] = Object.values(written.Condition["ForAllValues:StringLike"]) as Json[];
-  assert.deepEqual(keys, { "Fn::Sub": KEYS });
+  assert.deepEqual(keys, { "Fn::Sub": KEYS.replace("example", "${AWS::StackName}") });
   assert.deepEqual(
     { ...granted, Resource: resource },
     {
@@ -103,12 +103,13 @@ test("a grant of all keys, of none, or of a pattern within a key is refused", ()
   }
 });
 
-// An alarm without what differs on purpose: its text, and how it names the function and the topic.
+// An alarm without what differs on purpose: the start of its text, and how it names the function and the topic.
 function comparable(alarm: Json): Json {
   const { AlarmDescription, AlarmActions, Dimensions, ...rest } = alarm;
-  assert.ok(AlarmDescription);
+  const [, runbook] = (AlarmDescription["Fn::Sub"] ?? AlarmDescription).split(". Runbook of lambda-lock: ");
   return {
     ...rest,
+    runbook,
     Dimensions: Dimensions.map((each: Json) =>
       each.Name === "FunctionName" ? { Name: each.Name } : each,
     ).sort((a: Json, b: Json) => a.Name.localeCompare(b.Name)),
@@ -140,6 +141,27 @@ test("the alarms are those of template.yaml", () => {
   }
 });
 
+test("each alarm of template.yaml says which heading of the runbook it belongs to", () => {
+  const runbook = readFileSync(new URL("../../lock/docs/runbook.md", import.meta.url), "utf8");
+  const headings: Record<string, string> = {};
+  for (const [, alarms, heading] of runbook.matchAll(/^\| (`[A-Z].*`) \| \[(.*)\]\(#/gm)) {
+    assert.ok(runbook.includes(`\n## ${heading}\n`), heading);
+    for (const [, alarm] of alarms.matchAll(/`(\w+)`/g)) {
+      headings[alarm] = heading;
+    }
+  }
+  const written: [string, Json][] = Object.entries(template.Resources);
+  const alarms = written.filter(
+    // Two alarms say nothing alone.
+    ([id, { Type }]) => /Alarm$/.test(Type) && !["OrdersPlaced", "OrdersNotCounted"].includes(id),
+  );
+  assert.deepEqual(alarms.map(([id]) => id).sort(), Object.keys(headings).sort());
+  for (const [id, { Properties }] of alarms) {
+    const text = Properties.AlarmDescription["Fn::Sub"] ?? Properties.AlarmDescription;
+    assert.ok(text.endsWith(`. Runbook of lambda-lock: ${headings[id]}.`), `${id}: ${text}`);
+  }
+});
+
 test("each alarm tells the topic", () => {
   const { locks, fn, synthesised } = stack();
   const topic = new sns.Topic(locks, "Topic");
@@ -151,48 +173,59 @@ test("each alarm tells the topic", () => {
   );
 });
 
-test("the widgets of the dashboard are widgets of template.yaml", () => {
+test("the dashboard has widgets of template.yaml, in their order", () => {
   const { locks, fn, synthesised } = stack();
   locks.addDashboard([fn]);
   const body = only(synthesised().findResources("AWS::CloudWatch::Dashboard")).Properties.DashboardBody;
-  const made = text(body).replaceAll("<Report>", "FUNCTIONS");
-  const [source, variables] = template.Resources.Overview.Properties.DashboardBody["Fn::Sub"];
-  const written = source.replace(/\$\{(Each|By\w+)\}/g, (_: string, variable: string) =>
-    variables[variable]["Fn::Sub"].replace(/\(.*\)/s, '(\\"FUNCTIONS\\")'),
-  );
-  const expected = new Map(widgets(written).map((widget) => [widget.title, widget.metrics]));
-  const found = widgets(made);
-  assert.equal(found.length, 11);
-  for (const { title, metrics } of found) {
-    // The template also has the data table, which is not one of locks.
-    assert.deepEqual(metrics, expected.get(title)?.filter((each) => !each.includes("${DataTable}")), title);
-  }
+  const made = JSON.parse(text(body).replaceAll("<Report>", "FUNCTIONS"));
+  assert.equal(made.start, dashboard.start);
+  assert.equal(made.widgets.length, 12);
+  const widgets: Json[] = made.widgets.map(widget);
+  assert.deepEqual(widgets, expectedWidgets(widgets.map(({ title }) => title)));
 });
 
-test("the example synthesises for a project, without building it", () => {
+test("the widgets of template.yaml fill the rows of the dashboard", () => {
+  const widgets: Json[] = dashboard.widgets;
+  const sizes = widgets.map(({ width, height }: Json) => `${width} × ${height}`);
+  assert.deepEqual([...new Set(sizes)], ["8 × 6"]);
+  assert.equal(widgets.length % 3, 0);
+});
+
+test("the command `cdk synth` synthesises the example for a project of a template", () => {
   const folder = mkdtempSync(join(tmpdir(), "lambda-locks-"));
   try {
     const project = join(folder, "nightly-report");
     mkdirSync(project);
     writeFileSync(join(project, "Cargo.toml"), '[package]\nname = "nightly-report"\n');
-    execFileSync(process.execPath, ["example.ts"], {
+    // In place of cargo-lambda, which would compile the function. Its arguments are what it makes.
+    const cargo = join(folder, "cargo");
+    writeFileSync(cargo, '#!/bin/sh\n[ "$2" = --version ] || echo "$@" >"$4/bootstrap"\n', { mode: 0o755 });
+    const cdk = ["node_modules/aws-cdk/bin/cdk", "synth", "--quiet", "--no-notices", "--context", `project=${project}`];
+    execFileSync(process.execPath, cdk, {
       cwd: import.meta.dirname,
       env: {
         ...process.env,
-        // cfn-lint checks what is left here.
-        CDK_OUTDIR: "cdk.out",
-        CDK_CONTEXT_JSON: JSON.stringify({ project, "aws:cdk:bundling-stacks": [] }),
+        // The example runs in this Node.js, too.
+        PATH: [folder, dirname(process.execPath), process.env.PATH].join(delimiter),
+        CDK_DISABLE_CLI_TELEMETRY: "true",
       },
     });
-    const example = Template.fromJSON(
-      JSON.parse(readFileSync(join(import.meta.dirname, "cdk.out/nightly-report.template.json"), "utf8")),
-    );
+    // cfn-lint checks what is left here.
+    const output = join(import.meta.dirname, "cdk.out");
+    const example = Template.fromJSON(JSON.parse(readFileSync(join(output, "nightly-report.template.json"), "utf8")));
     example.hasResourceProperties("AWS::Lambda::Function", {
+      FunctionName: "nightly-report",
       Handler: "bootstrap",
+      Runtime: "provided.al2023",
+      Architectures: ["arm64"],
       Environment: {
         Variables: { LOCK_TABLE_NAME: { Ref: Match.stringLikeRegexp("^LocksTable") }, LOCK_KEY_PREFIX: "nightly-report#" },
       },
     });
+    const { files } = JSON.parse(readFileSync(join(output, "nightly-report.assets.json"), "utf8"));
+    const code = Object.values<Json>(files).find(({ source }) => source.packaging === "zip");
+    const built = readFileSync(join(output, code?.source.path, "bootstrap"), "utf8");
+    assert.match(built, /^lambda build --lambda-dir \S+ --release --arm64 --flatten nightly-report\n$/);
   } finally {
     rmSync(folder, { recursive: true });
   }
@@ -204,14 +237,4 @@ function text(value: Json): string {
       typeof part === "string" ? part : part.Ref?.startsWith("Report") ? "<Report>" : part.Ref?.startsWith("LocksTable") ? "${LockTable}" : `<${part.Ref}>`,
     )
     .join("");
-}
-
-/** Each widget's title, and its metrics: expressions, or the names of a metric. */
-function widgets(body: string): { title: string; metrics: string[] }[] {
-  return JSON.parse(body).widgets.map(({ properties }: Json) => ({
-    title: properties.title,
-    metrics: properties.metrics.map((metric: any[]) =>
-      metric[0].expression ?? metric.filter((part) => typeof part === "string").join(" "),
-    ),
-  }));
 }

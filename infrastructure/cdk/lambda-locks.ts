@@ -106,24 +106,29 @@ export class LambdaLocks extends Construct {
     const added = [
       this.alarm(fn, "Errors", {
         metric: fn.metricErrors({ period: FIVE_MINUTES, statistic: "Sum" }),
-        alarmDescription: "The function failed. It timed out, for example, or was denied access to the table.",
+        alarmDescription:
+          "The function failed. It timed out, for example, or was denied access to the table. Read its log. Runbook of lambda-lock: Invocations fail.",
       }),
       this.alarm(fn, "Lost", {
         metric: count(fn, "lambda_lock_lost"),
-        alarmDescription: "Work took longer than its lease. Another invocation may have done it in the meantime.",
+        alarmDescription:
+          "Work took longer than its lease. Another invocation may have done it in the meantime. Check whether it was done twice. Runbook of lambda-lock: A run was killed or took too long.",
       }),
       this.alarm(fn, "TakenOver", {
         metric: count(fn, "lambda_lock_taken_over"),
-        alarmDescription: "An invocation was killed or crashed. Another one took over its lock when its lease had ended.",
+        alarmDescription:
+          "An invocation was killed or crashed. Another one took over its lock when its lease had ended. Read the end of the log of the one that died. Runbook of lambda-lock: A run was killed or took too long.",
       }),
       this.alarm(fn, "Refused", {
         metric: count(fn, "lambda_lock_refused", { reason: "held" }),
-        alarmDescription: "The function is invoked before earlier work is done.",
+        alarmDescription:
+          "The function is invoked before earlier work is done. Look who holds the key, and for how long. Runbook of lambda-lock: A key is held.",
         threshold: refused,
       }),
       this.alarm(fn, "InProgress", {
         metric: count(fn, "lambda_lock_in_progress_refusals"),
-        alarmDescription: "Callers retry before their first request is done.",
+        alarmDescription:
+          "Callers retry before their first request is done. Look who holds the keys, and for how long. Runbook of lambda-lock: A key is held.",
         threshold: refused,
       }),
     ];
@@ -131,7 +136,7 @@ export class LambdaLocks extends Construct {
       added.push(
         this.alarm(fn, "Missing", {
           metric: count(fn, "lambda_lock_released").with({ period: Duration.hours(1) }),
-          alarmDescription: `No work was done for ${alarms.hoursWithoutRelease} hours.`,
+          alarmDescription: `No work was done for ${alarms.hoursWithoutRelease} hours. Look whether the schedule is on, and who holds the key. Runbook of lambda-lock: Work does not happen.`,
           evaluationPeriods: alarms.hoursWithoutRelease,
           comparisonOperator: cloudwatch.ComparisonOperator.LESS_THAN_THRESHOLD,
           threshold: 1,
@@ -150,52 +155,93 @@ export class LambdaLocks extends Construct {
   /** A dashboard of the locks of these functions. It needs the metrics, as `addAlarms` does. */
   addDashboard(functions: lambda.IFunction[], dashboardName?: string): cloudwatch.Dashboard {
     const names = functions.map((fn) => `"${fn.functionName}"`).join(" OR ");
-    const search = (dimension: string) => (metric: string, statistic: string) =>
+    // CloudWatch puts the values into a label. Without them, two statistics of a metric would have the same one.
+    const search = (dimension: string) => (metric: string, statistic: string, label: string) =>
       new cloudwatch.MathExpression({
         expression: `SEARCH('{LambdaLock,FunctionName${dimension}} FunctionName=(${names}) MetricName="${metric}"', '${statistic}')`,
-        label: "",
+        label: `${FUNCTION} ${label}`,
         period: FIVE_MINUTES,
       });
     const each = search("");
     const byReason = search(",reason");
     const byOutcome = search(",outcome");
-    const times = (metric: string) => [each(metric, "p50"), each(metric, "p99")];
-    const throttled = (metricName: string) =>
+    const times = (metric: string) => [each(metric, "p50", "p50"), each(metric, "p99", "p99")];
+    const throttled = (metricName: string, label: string) =>
       new cloudwatch.Metric({
         namespace: "AWS/DynamoDB",
         metricName,
         dimensionsMap: { TableName: this.table.tableName },
         statistic: "Sum",
         period: FIVE_MINUTES,
+        label,
       });
-    const widgets: [string, cloudwatch.IMetric[]][] = [
+    // What is wrong comes first, then the load, then the times.
+    const widgets: [string, cloudwatch.IMetric[], string?][] = [
       [
-        "Acquired; takeovers among these; released",
-        ["acquired", "taken_over", "released"].map((name) => each(`lambda_lock_${name}`, "Sum")),
+        "Failures",
+        functions.map((fn) =>
+          fn.metricErrors({ period: FIVE_MINUTES, statistic: "Sum", label: `${FUNCTION} errors` }),
+        ),
       ],
-      ["Refused, by reason", [byReason("lambda_lock_refused", "Sum")]],
       [
-        "Lost; release failed, by reason",
-        [each("lambda_lock_lost", "Sum"), byReason("lambda_lock_release_failed", "Sum")],
+        "Lost; taken over; release failed, by reason",
+        [
+          each("lambda_lock_lost", "Sum", "lost"),
+          each("lambda_lock_taken_over", "Sum", "taken over"),
+          byReason("lambda_lock_release_failed", "Sum", "release failed: ${PROP('Dim.reason')}"),
+        ],
+      ],
+      ["Refused, by reason", [byReason("lambda_lock_refused", "Sum", "${PROP('Dim.reason')}")]],
+      [
+        "Throttled by DynamoDB",
+        [
+          throttled("WriteThrottleEvents", "writes to the lock table"),
+          throttled("ReadThrottleEvents", "reads of the lock table"),
+        ],
+      ],
+      [
+        "Acquired; released",
+        [each("lambda_lock_acquired", "Sum", "acquired"), each("lambda_lock_released", "Sum", "released")],
       ],
       [
         "Duplicates replayed; refused in progress",
-        [each("lambda_lock_replays", "Sum"), each("lambda_lock_in_progress_refusals", "Sum")],
+        [
+          each("lambda_lock_replays", "Sum", "replayed"),
+          each("lambda_lock_in_progress_refusals", "Sum", "in progress"),
+        ],
       ],
-      ["Messages and records of batches, by outcome", [byOutcome("lambda_lock_batch_items", "Sum")]],
-      ["Tickets, by outcome", [byOutcome("lambda_lock_tickets", "Sum")]],
-      ["Time to acquire: p50 and p99, in ms", times("lambda_lock_acquire_time")],
-      ["Time to release: p50 and p99, in ms", times("lambda_lock_release_time")],
-      ["Time held: p50 and p99, in ms", times("lambda_lock_hold_time")],
       [
-        "Waiters ahead of one that takes a place: p50 and maximum",
-        [each("lambda_lock_waiters_ahead", "p50"), each("lambda_lock_waiters_ahead", "Maximum")],
+        "Messages and records of batches, by outcome",
+        [byOutcome("lambda_lock_batch_items", "Sum", "${PROP('Dim.outcome')}")],
       ],
-      ["Throttled by DynamoDB", [throttled("WriteThrottleEvents"), throttled("ReadThrottleEvents")]],
+      ["Tickets, by outcome", [byOutcome("lambda_lock_tickets", "Sum", "${PROP('Dim.outcome')}")]],
+      [
+        "Waiters ahead of one that takes a place",
+        [
+          each("lambda_lock_waiters_ahead", "p50", "p50"),
+          each("lambda_lock_waiters_ahead", "Maximum", "maximum"),
+        ],
+      ],
+      ["Time to acquire", times("lambda_lock_acquire_time"), "ms"],
+      ["Time held", times("lambda_lock_hold_time"), "ms"],
+      ["Time to release", times("lambda_lock_release_time"), "ms"],
     ];
-    const dashboard = new cloudwatch.Dashboard(this, "Dashboard", { dashboardName });
+    const dashboard = new cloudwatch.Dashboard(this, "Dashboard", {
+      dashboardName,
+      // A function that runs once a day is in it.
+      defaultInterval: Duration.days(1),
+    });
     dashboard.addWidgets(
-      ...widgets.map(([title, left]) => new cloudwatch.GraphWidget({ title, left, width: 8, height: 6 })),
+      ...widgets.map(
+        ([title, left, label]) =>
+          new cloudwatch.GraphWidget({
+            title,
+            left,
+            leftYAxis: { min: 0, showUnits: false, label },
+            width: 8,
+            height: 6,
+          }),
+      ),
     );
     return dashboard;
   }
@@ -216,6 +262,9 @@ export class LambdaLocks extends Construct {
 }
 
 const FIVE_MINUTES = Duration.minutes(5);
+
+/** In a label: the name of the function that a metric is of. */
+const FUNCTION = "${PROP('Dim.FunctionName')}";
 
 /** A metric of lambda-lock, with all of its dimensions: an alarm finds it under no fewer. */
 function count(fn: lambda.IFunction, metricName: string, labels: Record<string, string> = {}): cloudwatch.Metric {

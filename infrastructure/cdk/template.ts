@@ -44,3 +44,37 @@ export function resolved(value: any, conditions: Record<string, boolean>): any {
       .filter(([, each]) => each?.Ref !== "AWS::NoValue"),
   );
 }
+
+const [source, variables] = template.Resources.Overview.Properties.DashboardBody["Fn::Sub"];
+
+/** The dashboard that template.yaml describes, for functions that are called FUNCTIONS. */
+export const dashboard: Json = JSON.parse(
+  source
+    .replace(/\$\{(Each|By\w+)\}/g, (_: string, variable: string) =>
+      variables[variable]["Fn::Sub"].replace(/\(.*\)/s, '(\\"FUNCTIONS\\")'),
+    )
+    .replaceAll("${NightlyReport}", "FUNCTIONS")
+    .replaceAll("${!", "${"),
+);
+
+/** A widget's title, its axes and its metrics: each an expression or the names of a metric, its statistic and its label. */
+export function widget({ properties: { title, yAxis, metrics, stat } }: Json): Json {
+  return {
+    title,
+    yAxis,
+    metrics: metrics.map((metric: any[]) => {
+      const { expression, label, stat: own } = metric.at(-1);
+      return `${expression ?? [...metric.slice(0, -1), own ?? stat].join(" ")}: ${label}`;
+    }),
+  };
+}
+
+/** The widgets of template.yaml with these titles, in its order: of one function, and of the lock table. */
+export function expectedWidgets(titles: string[]): Json[] {
+  // The template also has other functions, an API and the data table, which is not one of locks.
+  const others = /\$\{(?!PROP|LockTable)/;
+  const widgets: Json[] = dashboard.widgets.map(widget);
+  return widgets
+    .filter(({ title }) => titles.includes(title))
+    .map(({ metrics, ...rest }) => ({ ...rest, metrics: metrics.filter((each: string) => !others.test(each)) }));
+}

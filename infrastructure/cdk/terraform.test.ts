@@ -2,12 +2,13 @@ import assert from "node:assert/strict";
 import { readFileSync } from "node:fs";
 import { test } from "node:test";
 import { parse } from "@cdktf/hcl2json";
-import { resolved, template, type Json } from "./template.ts";
+import { dashboard, expectedWidgets, resolved, template, type Json } from "./template.ts";
 
 const read = (file: string): Promise<Json> =>
   parse(file, readFileSync(new URL(`../terraform/${file}`, import.meta.url), "utf8"));
 
 const main = await read("main.tf");
+const drawn = await read("dashboard.tf");
 const variables = (await read("variables.tf")).variable;
 await read("outputs.tf");
 
@@ -59,9 +60,9 @@ test("the Terraform alarms are those of template.yaml", () => {
   const pairs = {
     errors: "NightlyReportErrors",
     lost: "NightlyReportLost",
-    taken_over: "NightlyReportTakenOver",
+    "taken-over": "NightlyReportTakenOver",
     refused: "NightlyReportRefused",
-    in_progress: "OrderApiRefused",
+    "in-progress": "OrderApiRefused",
   };
   assert.deepEqual(Object.keys(alarms).sort(), Object.keys(pairs).sort());
   for (const [name, logicalId] of Object.entries(pairs)) {
@@ -93,4 +94,61 @@ test("the Terraform alarms are those of template.yaml", () => {
       name,
     );
   }
+});
+
+test("the Terraform alarm on missing work is that of template.yaml", () => {
+  const [alarm] = main.resource.aws_cloudwatch_metric_alarm.missing;
+  const written = template.Resources.NightlyReportMissing.Properties;
+  assert.deepEqual(
+    [alarm.namespace, alarm.metric_name, alarm.statistic, alarm.period, alarm.evaluation_periods],
+    [written.Namespace, written.MetricName, written.Statistic, written.Period, "${each.value}"],
+  );
+  assert.deepEqual(
+    [alarm.comparison_operator, alarm.threshold, alarm.treat_missing_data],
+    [written.ComparisonOperator, written.Threshold, written.TreatMissingData],
+  );
+});
+
+test("the Terraform alarms have the texts of the construct", () => {
+  const construct = readFileSync(new URL("lambda-locks.ts", import.meta.url), "utf8");
+  const described: Json[] = Object.values(main.locals[0].alarms);
+  for (const { description } of described) {
+    assert.ok(construct.includes(`"${description}"`), description);
+  }
+  const missing = main.resource.aws_cloudwatch_metric_alarm.missing[0].alarm_description;
+  assert.ok(construct.includes(missing.replace("${each.value}", "${alarms.hoursWithoutRelease}")), missing);
+});
+
+test("the Terraform dashboard has widgets of template.yaml, in their order", () => {
+  const [{ function: label, graphs, widgets }] = drawn.locals;
+  const filled = (text: string) =>
+    text
+      .replaceAll("${local.function}", label)
+      .replaceAll("$${", "${")
+      .replaceAll("${local.names}", '"FUNCTIONS"')
+      .replaceAll("${aws_dynamodb_table.locks.name}", "${LockTable}");
+  const expression = /expression = "(.*)"\n/.exec(widgets)?.[1].replaceAll('\\"', '"');
+  assert.ok(expression);
+  const made = graphs.map(({ title, unit, metrics = [], searches = [] }: Json) => ({
+    title,
+    yAxis: { left: { min: 0, showUnits: false, ...(unit ? { label: unit } : {}) } },
+    metrics: [
+      ...(typeof metrics === "string"
+        ? // A metric of each function, whose texts are the namespace, the metric, the dimension, the statistic and the label.
+          [[...metrics.matchAll(/"([^"]+)"/g)].map(([, text]) => text)].map(([namespace, metric, dimension, stat, label]) =>
+            filled(`${namespace} ${metric} ${dimension} FUNCTIONS ${stat}: ${label}`),
+          )
+        : metrics.map((metric: any[]) => {
+            const { stat, label } = metric.at(-1);
+            return filled(`${metric.slice(0, -1).join(" ")} ${stat}: ${label}`);
+          })),
+      ...searches.map((search: string[]) =>
+        filled(`${expression.replace(/\$\{search\[(\d)\]\}/g, (_, at) => search[at])}: ${label} ${search[3]}`),
+      ),
+    ],
+  }));
+  assert.equal(made.length, 12);
+  assert.deepEqual(made, expectedWidgets(made.map(({ title }: Json) => title)));
+  const [{ dashboard_body: body }] = drawn.resource.aws_cloudwatch_dashboard.locks;
+  assert.ok(body.includes(`start = "${dashboard.start}"`));
 });

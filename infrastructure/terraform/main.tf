@@ -58,41 +58,43 @@ data "aws_iam_policy_document" "locks" {
 }
 
 locals {
+  alarm_actions = var.alarm_topic_arn == null ? [] : [var.alarm_topic_arn]
+
   alarms = {
     errors = {
       namespace   = "AWS/Lambda"
       metric      = "Errors"
       labels      = {}
       threshold   = 0
-      description = "The function failed. It timed out, for example, or was denied access to the table."
+      description = "The function failed. It timed out, for example, or was denied access to the table. Read its log. Runbook of lambda-lock: Invocations fail."
     }
     lost = {
       namespace   = "LambdaLock"
       metric      = "lambda_lock_lost"
       labels      = {}
       threshold   = 0
-      description = "Work took longer than its lease. Another invocation may have done it in the meantime."
+      description = "Work took longer than its lease. Another invocation may have done it in the meantime. Check whether it was done twice. Runbook of lambda-lock: A run was killed or took too long."
     }
-    taken_over = {
+    taken-over = {
       namespace   = "LambdaLock"
       metric      = "lambda_lock_taken_over"
       labels      = {}
       threshold   = 0
-      description = "An invocation was killed or crashed. Another one took over its lock when its lease had ended."
+      description = "An invocation was killed or crashed. Another one took over its lock when its lease had ended. Read the end of the log of the one that died. Runbook of lambda-lock: A run was killed or took too long."
     }
     refused = {
       namespace   = "LambdaLock"
       metric      = "lambda_lock_refused"
       labels      = { reason = "held" }
       threshold   = var.refused_threshold
-      description = "The function is invoked before earlier work is done."
+      description = "The function is invoked before earlier work is done. Look who holds the key, and for how long. Runbook of lambda-lock: A key is held."
     }
-    in_progress = {
+    in-progress = {
       namespace   = "LambdaLock"
       metric      = "lambda_lock_in_progress_refusals"
       labels      = {}
       threshold   = var.refused_threshold
-      description = "Callers retry before their first request is done."
+      description = "Callers retry before their first request is done. Look who holds the keys, and for how long. Runbook of lambda-lock: A key is held."
     }
   }
 
@@ -117,5 +119,26 @@ resource "aws_cloudwatch_metric_alarm" "locks" {
   comparison_operator = "GreaterThanThreshold"
   threshold           = each.value.threshold
   treat_missing_data  = "notBreaching"
-  alarm_actions       = var.alarm_topic_arn == null ? [] : [var.alarm_topic_arn]
+  alarm_actions       = local.alarm_actions
+}
+
+# Work that does not happen fails nowhere, and counts nothing.
+resource "aws_cloudwatch_metric_alarm" "missing" {
+  for_each = {
+    for name, function in var.functions : name => function.hours_without_release
+    if var.alarms && function.hours_without_release != null
+  }
+
+  alarm_name          = "${each.key}-missing"
+  alarm_description   = "No work was done for ${each.value} hours. Look whether the schedule is on, and who holds the key. Runbook of lambda-lock: Work does not happen."
+  namespace           = "LambdaLock"
+  metric_name         = "lambda_lock_released"
+  dimensions          = { FunctionName = each.key }
+  statistic           = "Sum"
+  period              = 3600
+  evaluation_periods  = each.value
+  comparison_operator = "LessThanThreshold"
+  threshold           = 1
+  treat_missing_data  = "breaching"
+  alarm_actions       = local.alarm_actions
 }

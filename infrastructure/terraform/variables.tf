@@ -17,6 +17,8 @@ variable "functions" {
     read = optional(bool, false)
     # Lock::condition_check, LockSet::condition_checks, and complete_in while LOCK_ENABLED is false
     condition_checks = optional(bool, false)
+    # For a function on a schedule: hours without a release after which an alarm is raised, at most 168
+    hours_without_release = optional(number)
   }))
 
   validation {
@@ -45,4 +47,10 @@ variable "refused_threshold" {
   description = "Number of refusals of one function in five minutes that does not raise an alarm yet"
   type        = number
   default     = 10
+}
+
+variable "dashboard_name" {
+  description = "Name of a dashboard of the functions' locks. Without a name, there is none."
+  type        = string
+  default     = null
 }

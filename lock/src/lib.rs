@@ -96,7 +96,9 @@ pub mod streams {
     //! The consumer of Kinesis data streams and DynamoDB streams, and the records that its handler gets. Feature `streams`.
     //! The [guide](crate::docs::streams) explains both.
 
-    pub use crate::lambda::streams::{DynamoDbRecord, KinesisRecord, StreamConsumer, StreamRecord, StreamSource};
+    #[doc(alias = "kinesis", alias = "dynamodb streams", alias = "change data capture")]
+    pub use crate::lambda::streams::StreamConsumer;
+    pub use crate::lambda::streams::{DynamoDbRecord, KinesisRecord, StreamRecord, StreamSource};
 }
 
 #[cfg(feature = "kafka")]
@@ -104,9 +106,10 @@ pub mod kafka {
     //! The consumer of Kafka topics, in Amazon MSK or self-managed, and the records that its handler gets. Feature `kafka`.
     //! [Streams](crate::docs::streams#kafka) has an event source mapping.
 
+    #[doc(alias = "msk")]
+    pub use crate::lambda::kafka::KafkaConsumer;
     pub use crate::lambda::kafka::{
-        KafkaBatchItemFailure, KafkaConsumer, KafkaEvent, KafkaEventResponse, KafkaItemIdentifier, KafkaRecord,
-        KafkaSource,
+        KafkaBatchItemFailure, KafkaEvent, KafkaEventResponse, KafkaItemIdentifier, KafkaRecord, KafkaSource,
     };
 }
 
@@ -120,23 +123,50 @@ pub mod embedded;
 
 pub mod docs;
 
-// What most users name. The rest is in the modules.
+// What most users name. The rest is in the modules. Words that people search for lead to a type. rustdoc takes those from
+// here, and not from the type.
 
 // Locks.
 pub use client::client_config;
 pub use error::{Error, ErrorKind};
 pub use holder::{Data, Holder};
-pub use lock::{
-    Acquire, AcquireAll, Attempt, Backoff, Jitter, Lock, LockSet, Locks, LocksBuilder, Semaphore, Ticket, Turn, Wait,
-};
+#[doc(alias = "try lock")]
+pub use lock::Acquire;
+#[doc(alias = "several keys", alias = "transaction")]
+pub use lock::AcquireAll;
+#[doc(alias = "mutex", alias = "guard")]
+pub use lock::Lock;
+#[doc(alias = "permit", alias = "limit", alias = "rate limit", alias = "concurrency", alias = "throttle")]
+pub use lock::Semaphore;
+#[doc(alias = "step functions", alias = "workflow")]
+pub use lock::Ticket;
+#[doc(alias = "retry", alias = "queue")]
+pub use lock::Wait;
+pub use lock::{Attempt, Backoff, Jitter, LockSet, Locks, LocksBuilder, Turn};
 pub use random::request_token;
 
 // Idempotency, for any async function.
 #[cfg(feature = "idempotency")]
 #[doc(inline)]
-pub use idempotency::{HandlerError, Idempotency, OnError, OnUnfinished, Run};
+#[doc(alias = "deduplication", alias = "duplicate", alias = "exactly once", alias = "webhook")]
+pub use idempotency::Idempotency;
+#[cfg(feature = "idempotency")]
+#[doc(inline)]
+pub use idempotency::{HandlerError, OnError, OnUnfinished, Run};
 
 // Middleware for Lambda handlers.
 #[cfg(feature = "lambda")]
 #[doc(inline)]
-pub use lambda::{IdempotencyLayer, LockLayer, SqsConsumer, WithLock, WithRun};
+#[doc(alias = "deduplication", alias = "duplicate", alias = "exactly once", alias = "retry")]
+pub use lambda::IdempotencyLayer;
+#[cfg(feature = "lambda")]
+#[doc(inline)]
+#[doc(alias = "cron", alias = "schedule", alias = "singleton", alias = "mutex")]
+pub use lambda::LockLayer;
+#[cfg(feature = "lambda")]
+#[doc(inline)]
+#[doc(alias = "sqs", alias = "queue", alias = "fifo", alias = "deduplication")]
+pub use lambda::SqsConsumer;
+#[cfg(feature = "lambda")]
+#[doc(inline)]
+pub use lambda::{WithLock, WithRun};

@@ -43,6 +43,7 @@ mod network;
 mod partitions;
 mod time;
 
+#[doc(alias = "mock", alias = "fake")]
 pub use dynamodb::DynamoDb;
 pub use faults::Faults;
 pub use host::{Host, HostBuilder};

@@ -10,6 +10,8 @@ mod response;
 mod run;
 
 pub use caller::Caller;
-pub use layer::{HttpIdempotencyLayer, HttpIdempotencyService};
+#[doc(alias = "deduplication", alias = "duplicate", alias = "idempotency key", alias = "retry")]
+pub use layer::HttpIdempotencyLayer;
+pub use layer::HttpIdempotencyService;
 pub use response::HttpIdempotencyBody;
 pub use run::HttpRun;

@@ -131,6 +131,7 @@ impl Acquire {
     /// A lease of more than a day is for a lock that outlives its invocation ([`Lock::into_ticket`]). If its process or its
     /// ticket is lost, the key stays held until the lease ends, or until an operator [frees](Locks::force_release) it. A
     /// shorter lease that is renewed costs a request each time, and ends soon after a crash.
+    #[doc(alias = "ttl", alias = "timeout")]
     pub fn lease(mut self, lease: Duration) -> Self {
         self.lease = Some(lease);
         self
@@ -160,6 +161,7 @@ impl Acquire {
     ///
     /// It does not extend the lease of a holder that crashed. The key is free at once if the lock is dropped without a
     /// release, or if its [`run`](Self::run) panics or is cancelled.
+    #[doc(alias = "cron")]
     pub fn hold_at_least(mut self, hold: Duration) -> Self {
         self.hold_at_least = hold;
         self

@@ -228,6 +228,7 @@ impl Lock {
     /// two cases. First, the row is deleted by hand, or by Powertools after a failure, and the clock of the next holder is
     /// behind that of the last one. Second, the record of an idempotent run has a window that is shorter than a request
     /// can be late, and TTL deletes it at the end of the window.
+    #[doc(alias = "fencing token")]
     #[must_use]
     pub fn fence(&self) -> u64 {
         self.hold.fences.first().copied().unwrap_or(0)
@@ -415,6 +416,7 @@ impl Lock {
     /// Fails with an error that [`is_lost`](Error::is_lost) if the lease has ended, the lock was released, or another holder
     /// has the key. The row is not modified then. After any other error, and if the future is dropped, the request may have
     /// been applied, so the lock is valid until the earlier of the old and the new end.
+    #[doc(alias = "extend", alias = "heartbeat")]
     pub async fn renew(&self, lease: Duration) -> Result<(), Error> {
         let (locks, acquisition) = (&self.hold.locks, &self.hold.acquisition);
         acquisition.kind().check_lease("lease", lease, false)?;
@@ -458,6 +460,7 @@ impl Lock {
     /// holder has the key, the release succeeds. After any other error, the release can be repeated; dropping the lock
     /// repeats it in the background. The lock is no longer valid as soon as the future is first polled, even if the release
     /// fails.
+    #[doc(alias = "unlock")]
     pub async fn release(&self) -> Result<(), Error> {
         self.release_unless_completed().await.map(drop)
     }

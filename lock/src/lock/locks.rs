@@ -149,6 +149,7 @@ impl Locks {
     /// # Ok(())
     /// # }
     /// ```
+    #[doc(alias = "cold start")]
     pub async fn warm_up(&self) {
         if self.0.enabled
             && let Err(error) = self.0.table.reach(WARM_UP_TIMEOUT).await

@@ -26,6 +26,7 @@ impl Locks {
     /// # Ok(())
     /// # }
     /// ```
+    #[doc(alias = "ttl", alias = "cleanup")]
     pub async fn delete_expired(&self) -> Result<u64, Error> {
         let (settings, mut cursor, mut total) = (&self.0, Cursor::Start, 0);
         while let Some((deleted, next)) = settings.table.delete_expired(&cursor, settings.clock.now()).await? {

@@ -61,6 +61,7 @@ impl Locks {
     /// # Ok(())
     /// # }
     /// ```
+    #[doc(alias = "unlock")]
     pub async fn force_release(&self, key: impl Into<String>, seen: &Holder) -> Result<bool, Error> {
         let key = key.into();
         self.check_key(&key)?;

@@ -1,0 +1,85 @@
+# `terraform init && terraform test` needs Terraform 1.7 or later, and no account of AWS.
+
+mock_provider "aws" {
+  mock_resource "aws_dynamodb_table" {
+    defaults = { arn = "arn:aws:dynamodb:eu-central-1:123456789012:table/locks" }
+  }
+  mock_data "aws_iam_policy_document" {
+    defaults = { json = "{}" }
+  }
+}
+
+variables {
+  functions = {
+    nightly-report = { keys = ["nightly-report#*"], hours_without_release = 25 }
+    order-api      = { keys = ["order-api", "order-api#*"], read = true, condition_checks = true }
+  }
+}
+
+run "only_the_table_and_the_policies_by_default" {
+  assert {
+    condition     = aws_dynamodb_table.locks.deletion_protection_enabled && keys(output.policies) == ["nightly-report", "order-api"]
+    error_message = "the table or a policy"
+  }
+  assert {
+    condition     = length(aws_cloudwatch_metric_alarm.locks) + length(aws_cloudwatch_metric_alarm.missing) + length(aws_cloudwatch_dashboard.locks) == 0
+    error_message = "an alarm or a dashboard"
+  }
+}
+
+run "a_policy_has_the_actions_that_its_function_needs" {
+  assert {
+    condition     = data.aws_iam_policy_document.locks["nightly-report"].statement[0].actions == toset(["dynamodb:UpdateItem"])
+    error_message = "the actions of a function with no option"
+  }
+  assert {
+    condition     = data.aws_iam_policy_document.locks["order-api"].statement[0].actions == toset(["dynamodb:UpdateItem", "dynamodb:GetItem", "dynamodb:ConditionCheckItem"])
+    error_message = "the actions of a function with both options"
+  }
+}
+
+run "each_function_has_its_alarms" {
+  variables {
+    alarms            = true
+    alarm_topic_arn   = "arn:aws:sns:eu-central-1:123456789012:alarms"
+    refused_threshold = 3
+  }
+  assert {
+    condition     = length(aws_cloudwatch_metric_alarm.locks) == 10 && keys(aws_cloudwatch_metric_alarm.missing) == ["nightly-report"]
+    error_message = "the number of alarms"
+  }
+  assert {
+    condition     = aws_cloudwatch_metric_alarm.locks["order-api-refused"].dimensions == tomap({ FunctionName = "order-api", reason = "held" }) && aws_cloudwatch_metric_alarm.locks["order-api-refused"].threshold == 3
+    error_message = "the alarm on refusals"
+  }
+  assert {
+    condition     = alltrue([for alarm in concat(values(aws_cloudwatch_metric_alarm.locks), values(aws_cloudwatch_metric_alarm.missing)) : alarm.alarm_actions == toset([var.alarm_topic_arn])])
+    error_message = "the topic of an alarm"
+  }
+}
+
+run "a_dashboard_searches_the_functions" {
+  variables {
+    dashboard_name = "locks"
+  }
+  assert {
+    condition     = [for widget in jsondecode(aws_cloudwatch_dashboard.locks[0].dashboard_body).widgets : widget.properties if widget.properties.title == "Time held"] == [jsondecode(file("tests/time_held.json"))]
+    error_message = "the widget: ${jsonencode([for widget in jsondecode(aws_cloudwatch_dashboard.locks[0].dashboard_body).widgets : widget.properties if widget.properties.title == "Time held"])}"
+  }
+}
+
+run "a_policy_of_all_keys_is_refused" {
+  command = plan
+  variables {
+    functions = { nightly-report = { keys = ["*"] } }
+  }
+  expect_failures = [var.functions]
+}
+
+run "a_policy_of_no_key_is_refused" {
+  command = plan
+  variables {
+    functions = { nightly-report = { keys = [] } }
+  }
+  expect_failures = [var.functions]
+}
