@@ -101,7 +101,7 @@ pub(crate) enum Action {
         keys: Vec<String>,
         #[command(flatten)]
         selection: Selection,
-        /// Time between two reads
+        /// Time between two reads, from 100ms to 1day
         #[arg(long, value_name = "DURATION", default_value = "2s", value_parser = interval)]
         interval: Duration,
     },
@@ -141,14 +141,14 @@ pub(crate) struct Run {
     /// [environment: LOCK_LEASE]
     #[arg(long, value_name = "DURATION", value_parser = lease)]
     pub(crate) lease: Option<Duration>,
-    /// Longest time to wait for a key that is held; by default there is one attempt
+    /// Longest time to wait for a key that is held, up to 1day; by default there is one attempt
     #[arg(long, value_name = "DURATION", value_parser = wait)]
     pub(crate) wait: Option<Duration>,
     /// Let up to this many holders have the key at a time, from 1 to 100: the key is then a semaphore, not a lock
     #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..=100))]
     pub(crate) at_most: Option<u32>,
-    /// Shortest time for which the key stays held if the command ends with code 0, so that two schedules that fire
-    /// seconds apart run it once; after any other end the key is free at once
+    /// Shortest time for which the key stays held if the command ends with code 0, up to 1day, so that two schedules that
+    /// fire seconds apart run it once; after any other end the key is free at once
     #[arg(long, value_name = "DURATION", value_parser = hold_at_least)]
     pub(crate) hold_at_least: Option<Duration>,
     /// Renew the lease each time a third of it is over, for as long as the command runs
@@ -171,7 +171,7 @@ pub(crate) struct Acquire {
     /// [environment: LOCK_LEASE]
     #[arg(long, value_name = "DURATION", value_parser = long_lease)]
     pub(crate) lease: Option<Duration>,
-    /// Longest time to wait for a key that is held; by default there is one attempt
+    /// Longest time to wait for a key that is held, up to 1day; by default there is one attempt
     #[arg(long, value_name = "DURATION", value_parser = wait)]
     pub(crate) wait: Option<Duration>,
     /// Make one attempt of the wait. Unless it is the last one, keep the turn in this file, and try again with it after its
@@ -182,7 +182,7 @@ pub(crate) struct Acquire {
     /// lease lasts up to a day
     #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..=100))]
     pub(crate) at_most: Option<u32>,
-    /// Shortest time for which the key stays held, even if it is released earlier
+    /// Shortest time for which the key stays held, even if it is released earlier, up to 1day
     #[arg(long, value_name = "DURATION", value_parser = hold_at_least)]
     pub(crate) hold_at_least: Option<Duration>,
     /// Identity of the work, such as the id of the pipeline's run, up to 1,024 bytes; another acquire with the same
@@ -228,7 +228,7 @@ pub(crate) struct Selection {
     /// Only rows of this kind; the record of a run counts as a lock until the run has completed
     #[arg(long, value_enum, value_name = "KIND")]
     pub(crate) kind: Option<Kind>,
-    /// Only keys that were acquired this long ago or earlier
+    /// Only keys that were acquired this long ago or earlier, up to 366days
     #[arg(long, value_name = "DURATION", value_parser = age)]
     pub(crate) older_than: Option<Duration>,
     /// Sort by the time of the acquisition, oldest first, instead of by key

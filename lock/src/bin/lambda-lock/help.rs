@@ -4,7 +4,9 @@ use std::fmt::Write as _;
 
 pub(crate) const DESCRIPTION: &str = "\
 Locks on a DynamoDB table, for shell scripts and operators. One process at a time runs a command, on any number of \
-machines. No server is needed. Lambda functions use the same locks, through the Rust crate lambda-lock.";
+machines. No server is needed. Lambda functions use the same locks, through the Rust crate lambda-lock.
+
+A duration is a number and a unit, such as 500ms, 30s, 15m, 2h or 1day.";
 
 pub(crate) const RUN: &str = "\
 Runs a command while holding a lock. The exit code is that of the command, or 128 plus the number of the signal that \
@@ -220,11 +222,7 @@ pub(crate) const EXAMPLES: [(&str, &str, &str); 19] = [
         "Run at most three at a time, and wait for a place",
         "lambda-lock run --key bank-api --at-most 3 --wait 5m -- ./call-the-bank.sh",
     ),
-    (
-        "run",
-        "Try it without AWS",
-        "lambda-lock run --embedded /tmp/locks.sqlite --key job -- sh -c 'echo \"fence $LOCK_FENCE\"'",
-    ),
+    ("run", "Try it without AWS", "lambda-lock run --embedded /tmp/locks.sqlite --key job -- printenv LOCK_FENCE"),
     (
         "acquire",
         "Hold a lock from the first step of a pipeline to its last",
@@ -233,7 +231,7 @@ pub(crate) const EXAMPLES: [(&str, &str, &str); 19] = [
     (
         "acquire",
         "Find the lock of an earlier attempt of this run",
-        "lambda-lock acquire --key deploy --lease 30m --owner-from \"$RUN_ID\" > ticket.json",
+        "lambda-lock acquire --key deploy --lease 30m --owner-from \"$RUN\" > ticket.json",
     ),
     ("renew", "Hold the lock for half an hour more", "lambda-lock renew --lease 30m < ticket.json"),
     ("list", "Show who holds which keys", "lambda-lock list --held"),
@@ -246,11 +244,7 @@ pub(crate) const EXAMPLES: [(&str, &str, &str); 19] = [
     ("release", "Release the lock in the last step of a pipeline", "lambda-lock release < ticket.json"),
     ("release", "Free the key of a holder that has crashed", "lambda-lock release nightly-report --fence 17"),
     ("watch", "Watch two keys", "lambda-lock watch nightly-report deploy --interval 1s"),
-    (
-        "completions",
-        "Install the completions for bash",
-        "lambda-lock completions bash > ~/.local/share/bash-completion/completions/lambda-lock",
-    ),
+    ("completions", "Complete commands in this bash", ". <(lambda-lock completions bash)"),
     ("man", "Read the manual", "lambda-lock man > lambda-lock.1 && man ./lambda-lock.1"),
 ];
 
@@ -267,10 +261,10 @@ pub(crate) fn examples(command: &str) -> String {
 pub(crate) fn after_help() -> String {
     let mut text = String::new();
     for (heading, lines) in [("Exit status", &EXIT_STATUS[..]), ("Environment", &ENVIRONMENT[..])] {
-        let width = lines.iter().map(|(name, _)| name.len()).max().unwrap_or_default();
         let _infallible = write!(text, "{heading}:");
         for (name, meaning) in lines {
-            let _infallible = write!(text, "\n  {name:width$}  {meaning}");
+            // On a line of its own, a meaning keeps its indentation where it is wrapped.
+            let _infallible = write!(text, "\n  {name}\n          {meaning}");
         }
         text.push_str("\n\n");
     }
