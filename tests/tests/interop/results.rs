@@ -1,5 +1,6 @@
 //! The result of one side is replayed by the other.
 
+use fastrand::Rng;
 use lambda_lock::Run;
 use lambda_lock::idempotency::OnUnstorableResult;
 use lambda_lock_tests::powertools::Language;
@@ -35,7 +36,46 @@ fn orders_with_results(language: Language) -> Vec<Value> {
         results.extend([json!(u64::MAX), json!(i64::MIN), json!(1.0), json!(1e18), json!({"": "an empty key"})]);
     }
     let order = |(number, result)| json!({"id": format!("order {number}"), "amount": result, "result": result});
-    results.into_iter().enumerate().map(order).collect()
+    let mut orders: Vec<_> = results.into_iter().enumerate().map(order).collect();
+    let mut random = Rng::with_seed(1);
+    let generated = (0..GENERATED).map(|number| {
+        let [of_key, amount, result] = [(); 3].map(|()| any_json(&mut random, language, 3));
+        json!({"id": [number, of_key], "amount": amount, "result": result})
+    });
+    orders.extend(generated);
+    orders
+}
+
+/// How many orders have a generated key, payload and result.
+const GENERATED: usize = 150;
+
+/// What both sides can represent: an integer of TypeScript has up to 53 bits, and a float that is whole becomes one.
+fn any_json(random: &mut Rng, language: Language, depth: u32) -> Value {
+    const TEXTS: [&str; 8] = ["", "a", "é", "😀", "\" \\ /", "\n\t\r\0", "\u{2028}<&>", "1.0"];
+    let text = |random: &mut Rng| (0..random.usize(0..4)).map(|_| TEXTS[random.usize(0..TEXTS.len())]).collect();
+    match random.u8(if depth == 0 { 2..8 } else { 0..8 }) {
+        0 => (0..random.usize(0..4)).map(|_| any_json(random, language, depth - 1)).collect(),
+        1 => {
+            let mut fields = serde_json::Map::new();
+            for _ in 0..random.usize(0..4) {
+                let mut name: String = text(random);
+                if name.is_empty() && language == Language::TypeScript {
+                    name.push('a');
+                }
+                fields.insert(name, any_json(random, language, depth - 1));
+            }
+            fields.into()
+        }
+        2 => Value::Null,
+        3 => random.bool().into(),
+        4 => Value::String(text(random)),
+        5 => random.i32(-300..300).into(),
+        6 => (random.i64(..) >> 11).into(),
+        _ => {
+            let float = (random.f64() + 0.01) * 10_f64.powi(random.i32(-12..12));
+            if float.fract() == 0.0 { Value::Null } else { float.into() }
+        }
+    }
 }
 
 #[tokio::test]
