@@ -1,7 +1,7 @@
 //! What the ledgers know about the identities that hold something, and what the rules of an identity forbid.
 
 use std::collections::{HashMap, HashSet};
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use crate::request::{LAST_SEQUENCE, LEASE_END, PERMIT_LEASE_END, Purpose, Write, identity_of, permit_of};
 
@@ -14,6 +14,8 @@ pub(crate) struct Identities {
     superseded: HashSet<(String, String)>,
     /// Places and identities for which a host has sent a release.
     stopped: HashSet<(String, String)>,
+    /// By place and owner: when a release for its identity was applied.
+    freed_at: HashMap<(String, String), SystemTime>,
     /// How often a release was applied to a place.
     freed: HashMap<String, usize>,
 }
@@ -88,6 +90,20 @@ impl Identities {
             _ => {}
         }
         effect
+    }
+
+    /// Takes note that a release for its identity has freed what this owner had.
+    pub(crate) fn was_freed(&mut self, place: &str, owner: &str, now: SystemTime) {
+        self.freed_at.entry((place.to_owned(), owner.to_owned())).or_insert(now);
+    }
+
+    /// Returns `true` for an acquire that was sent after its identity was stopped, by clocks with this skew. One that still
+    /// waits then asks again: only the caller can make sure that it has ended.
+    pub(crate) fn asks_again(&self, place: &str, acquire: &Write, clock_skew: Duration) -> bool {
+        let freed_at = self.freed_at.get(&(place.to_owned(), acquire.owner.clone()));
+        freed_at.zip(acquire.sent()).is_some_and(|(freed_at, sent)| {
+            SystemTime::UNIX_EPOCH + Duration::from_millis(sent) + clock_skew >= *freed_at
+        })
     }
 
     /// Others have replaced what was in this place.

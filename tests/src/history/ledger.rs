@@ -42,8 +42,6 @@ pub(crate) struct Kept {
     applied: HashMap<(String, u64), String>,
     /// Nonces of acquisitions whose release was applied.
     released: HashSet<String>,
-    /// By key and owner: when a release for its identity was applied.
-    stopped: HashMap<(String, String), SystemTime>,
     /// By key: the nonce of the last applied release.
     last_released: HashMap<String, String>,
     /// By nonce: the end of the lease with its margin, counted from when its request was applied.
@@ -151,12 +149,7 @@ impl Ledger {
         if fence <= before {
             self.broke(state, format!("(b) {key}: fence {fence} after {before}"));
         }
-        // An acquire that still waits when its identity is stopped asks again: only the caller can make sure that it has ended.
-        let asks_again =
-            state.stopped.get(&(key.clone(), owner.clone())).zip(update.sent()).is_some_and(|(at, sent)| {
-                SystemTime::UNIX_EPOCH + Duration::from_millis(sent) + self.clock_skew >= *at
-            });
-        if state.released.contains(owner) && !asks_again {
+        if state.released.contains(owner) && !state.identities.asks_again(key, update, self.clock_skew) {
             self.broke(state, format!("(e) {key} was taken again by {holder}, which had released it"));
         }
         let last = state.rows.get(key).map(|row| &row.owner).filter(|owner| state.released.contains(*owner));
@@ -271,7 +264,7 @@ impl Observe for Ledger {
                 if !is_renewal {
                     // The owner learns of a release for its identity as of a loss.
                     if effect.is_for_identity {
-                        state.stopped.entry((key.clone(), owner.clone())).or_insert(now);
+                        state.identities.was_freed(&key, &owner, now);
                         state.holds.remove(&owner);
                         state.last_released.remove(&key);
                     } else {

@@ -148,7 +148,7 @@ impl Ledger {
                 if fence <= before {
                     self.broke(state, format!("(b) {key}: fence {fence} after {before}"));
                 }
-                if was_released {
+                if was_released && !state.identities.asks_again(&key, update, self.longest_skew) {
                     self.broke(state, format!("(e) {key} was taken again by {holder}, which had released it"));
                 }
                 if withdrawn {
@@ -175,6 +175,9 @@ impl Ledger {
                 }
                 if state.rows.get(&key).is_some_and(|row| row.owner != owner) {
                     self.broke(state, format!("(e) {key}: a {purpose:?} changed another holder's row"));
+                }
+                if effect.is_for_identity {
+                    state.identities.was_freed(&key, &owner, self.engine.now());
                 }
                 if !is_renewal {
                     state.released.insert((key, owner));
