@@ -1,5 +1,5 @@
 use hmac::{Hmac, KeyInit, Mac};
-use lambda_http::{Body, Error, Request, RequestExt, Response, http, service_fn};
+use lambda_http::{Body, Error, Request, RequestExt, Response, service_fn};
 use lambda_lock::{Idempotency, Locks, idempotency::OnMissingKey};
 use std::time::{Duration, SystemTime};
 
@@ -7,10 +7,14 @@ use std::time::{Duration, SystemTime};
 struct Event {
     id: String,
     r#type: String,
+    data: serde_json::Value,
 }
 
+/// An event of another type is done at once, and Stripe does not send it again.
 async fn fulfil(event: &Event) -> Result<(), Error> {
-    println!("{} of {}", event.r#type, event.id);
+    if event.r#type == "checkout.session.completed" {
+        println!("{}: {} was paid", event.id, event.data["object"]["id"]);
+    }
     Ok(())
 }
 
@@ -77,12 +81,13 @@ async fn main() -> Result<(), Error> {
 
 #[cfg(test)]
 mod tests {
+    use lambda_http::http;
     use lambda_lock::embedded::DynamoDb;
 
     use super::*;
 
     fn delivery(secret: &str, age: Duration) -> Request {
-        let body = r#"{"id": "evt_1", "type": "checkout.session.completed"}"#;
+        let body = r#"{"id": "evt_1", "type": "checkout.session.completed", "data": {"object": {"id": "cs_1"}}}"#;
         let time = SystemTime::UNIX_EPOCH.elapsed().unwrap().abs_diff(age).as_secs();
         let mut signature = Hmac::<sha2::Sha256>::new_from_slice(secret.as_bytes()).unwrap();
         signature.update(format!("{time}.{body}").as_bytes());
