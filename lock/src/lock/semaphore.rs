@@ -78,7 +78,8 @@ impl Locks {
 ///
 /// A released permit leaves its nonce in the row, which then refuses a late duplicate of its acquire. The row keeps the
 /// nonces of the last minute, up to about 16 of them. A duplicate that arrives after that can take a free permit until the
-/// lease that it asks for has ended. It counts as one of the N.
+/// lease that it asks for has ended. So can a duplicate of an acquire whose permit was replaced after its lease. It counts as
+/// one of the N.
 ///
 /// A [`release`](Lock::release) of a permit that was replaced after its lease fails with an error that
 /// [`is_lost`](Error::is_lost).

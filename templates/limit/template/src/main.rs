@@ -38,7 +38,8 @@ mod tests {
         LambdaEvent::new("savings".to_owned(), context)
     }
 
-    #[tokio::test]
+    // Nothing waits for real in paused time.
+    #[tokio::test(start_paused = true)]
     async fn a_call_too_many_waits_until_another_one_has_ended() {
         let engine = DynamoDb::new().unwrap();
         let locks = Locks::builder(engine.client(), "locks").build().unwrap();
