@@ -72,6 +72,8 @@ use crate::panics;
 /// | whose handler returns an error or panics | error | the handler's `error_type` and error message, or that it panicked |
 /// | that does not parse, or that has no key | error | the position of an error in JSON without the value, or the error of your parser |
 ///
+/// The type of the handler's error converts into [`lambda_runtime::Diagnostic`], which has both texts.
+///
 /// If the format hashes keys, the logged key is the hash. Items that are not started because of a failure before them have
 /// no line. For items that are unfinished when the answer is due, one warning says that there are some. If the event
 /// itself is malformed, `lambda_runtime` fails the invocation, and

@@ -26,7 +26,8 @@ impl<Inner, S: Source, H, T, E> Layer<Inner> for Consumer<S, H, T, E> {
 
 /// The service that a [`Consumer`] makes from a handler of one item.
 ///
-/// The handler is cloned for each item. The service never fails: each item has its own outcome.
+/// The handler is cloned for each item, and its error converts into [`Diagnostic`], for the log. The service never fails:
+/// each item has its own outcome.
 pub struct ConsumerService<Inner, S: Source, H, T, E> {
     inner: Inner,
     consumer: Consumer<S, H, T, E>,
