@@ -122,13 +122,13 @@ export class LambdaLocks extends Construct {
       this.alarm(fn, "Refused", {
         metric: count(fn, "lambda_lock_refused", { reason: "held" }),
         alarmDescription:
-          "The function is invoked before earlier work is done. Look who holds the key, and for how long. Runbook of lambda-lock: A key is held.",
+          "The function is invoked before earlier work is done. See who holds the key, and for how long. Runbook of lambda-lock: A key is held.",
         threshold: refused,
       }),
       this.alarm(fn, "InProgress", {
         metric: count(fn, "lambda_lock_in_progress_refusals"),
         alarmDescription:
-          "Callers retry before their first request is done. Look who holds the keys, and for how long. Runbook of lambda-lock: A key is held.",
+          "Callers retry before their first request is done. See who holds the keys, and for how long. Runbook of lambda-lock: A key is held.",
         threshold: refused,
       }),
     ];
@@ -136,7 +136,7 @@ export class LambdaLocks extends Construct {
       added.push(
         this.alarm(fn, "Missing", {
           metric: count(fn, "lambda_lock_released").with({ period: Duration.hours(1) }),
-          alarmDescription: `No work was done for ${alarms.hoursWithoutRelease} hours. Look whether the schedule is on, and who holds the key. Runbook of lambda-lock: Work does not happen.`,
+          alarmDescription: `No work was done for ${alarms.hoursWithoutRelease} hours. Check whether the schedule is on, and who holds the key. Runbook of lambda-lock: Work does not happen.`,
           evaluationPeriods: alarms.hoursWithoutRelease,
           comparisonOperator: cloudwatch.ComparisonOperator.LESS_THAN_THRESHOLD,
           threshold: 1,

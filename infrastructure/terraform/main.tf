@@ -87,14 +87,14 @@ locals {
       metric      = "lambda_lock_refused"
       labels      = { reason = "held" }
       threshold   = var.refused_threshold
-      description = "The function is invoked before earlier work is done. Look who holds the key, and for how long. Runbook of lambda-lock: A key is held."
+      description = "The function is invoked before earlier work is done. See who holds the key, and for how long. Runbook of lambda-lock: A key is held."
     }
     in-progress = {
       namespace   = "LambdaLock"
       metric      = "lambda_lock_in_progress_refusals"
       labels      = {}
       threshold   = var.refused_threshold
-      description = "Callers retry before their first request is done. Look who holds the keys, and for how long. Runbook of lambda-lock: A key is held."
+      description = "Callers retry before their first request is done. See who holds the keys, and for how long. Runbook of lambda-lock: A key is held."
     }
   }
 
@@ -130,7 +130,7 @@ resource "aws_cloudwatch_metric_alarm" "missing" {
   }
 
   alarm_name          = "${each.key}-missing"
-  alarm_description   = "No work was done for ${each.value} hours. Look whether the schedule is on, and who holds the key. Runbook of lambda-lock: Work does not happen."
+  alarm_description   = "No work was done for ${each.value} hours. Check whether the schedule is on, and who holds the key. Runbook of lambda-lock: Work does not happen."
   namespace           = "LambdaLock"
   metric_name         = "lambda_lock_released"
   dimensions          = { FunctionName = each.key }

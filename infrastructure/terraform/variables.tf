@@ -29,6 +29,14 @@ variable "functions" {
     ])
     error_message = "Each function needs keys, or prefixes of keys that end in *."
   }
+
+  validation {
+    condition = alltrue([
+      for hours in values(var.functions)[*].hours_without_release :
+      hours == null ? true : floor(hours) == hours && hours >= 1 && hours <= 168
+    ])
+    error_message = "hours_without_release is a whole number from 1 to 168."
+  }
 }
 
 variable "alarms" {

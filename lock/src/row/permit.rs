@@ -4,9 +4,9 @@
 //! permit, so the count and the permits agree:
 //!
 //! ```text
-//!   acquire                 the count is below N, and there is nothing of this owner      count + 1
-//!   replace k that ended    each of the k is as it was seen, and the count is below N + k count - k + 1
-//!   release                 the permit is there                                           count - 1
+//!   acquire                 the count is below N, and there is nothing of this owner         count + 1
+//!   replace k that ended    each of the k is as it was seen, and the count is below N + k    count - k + 1
+//!   release                 the permit is there                                              count - 1
 //! ```
 
 use std::collections::HashMap;
@@ -259,11 +259,12 @@ impl Rules for Permit {
             .when(PERMITS.between(count("ended", ended), most));
         for (index, permit) in self.ended.iter().enumerate() {
             let (path, fence) = other_paths(index, &permit.owner);
+            // It was not renewed, taken over or released meanwhile: what it leaves follows from what was seen.
+            update = update.when(path.clone().is(value("seen", permit.seen.clone())));
             if is_same_identity(owner, &permit.owner) {
                 continue;
             }
-            // It was not renewed, taken over or released meanwhile: what it leaves follows from what was seen.
-            update = update.when(path.clone().is(value("seen", permit.seen.clone()))).remove(fence);
+            update = update.remove(fence);
             update = if permit.released {
                 // The release may be repeated, and recognises itself.
                 let tombstone = tombstone_of(&permit.owner, claim.now.millis(), None);

@@ -94,15 +94,15 @@ impl Identities {
 
     /// Takes note that a release for its identity has freed what this owner had.
     pub(crate) fn was_freed(&mut self, place: &str, owner: &str, now: SystemTime) {
-        self.freed_at.entry((place.to_owned(), owner.to_owned())).or_insert(now);
+        self.freed_at.insert((place.to_owned(), owner.to_owned()), now);
     }
 
-    /// Returns `true` for an acquire that was sent after its identity was stopped, by clocks with this skew. One that still
+    /// Returns `true` for an acquire that was sent after its identity was stopped, by a clock that is wrong by half the skew. One that still
     /// waits then asks again: only the caller can make sure that it has ended.
     pub(crate) fn asks_again(&self, place: &str, acquire: &Write, clock_skew: Duration) -> bool {
         let freed_at = self.freed_at.get(&(place.to_owned(), acquire.owner.clone()));
         freed_at.zip(acquire.sent()).is_some_and(|(freed_at, sent)| {
-            SystemTime::UNIX_EPOCH + Duration::from_millis(sent) + clock_skew >= *freed_at
+            SystemTime::UNIX_EPOCH + Duration::from_millis(sent) + clock_skew / 2 >= *freed_at
         })
     }
 

@@ -307,7 +307,9 @@ impl Ledger {
         }
         let now = self.engine.now();
         let record = state.records.get_mut(&owner).unwrap();
-        if record.completed.replace(now).is_none() {
+        // The first completion begins the window.
+        if record.completed.is_none() {
+            record.completed = Some(now);
             record.is_committed = in_transaction;
             state.counts.completed += 1;
             state.counts.committed += usize::from(in_transaction);

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use lambda_lock::ErrorKind;
 use lambda_lock::embedded::Faults;
+use lambda_lock::{ErrorKind, Locks};
 use lambda_lock_tests::invocation::{LoseAnswers, millis};
 use lambda_lock_tests::{Late, World};
 
@@ -81,6 +81,24 @@ async fn a_permit_that_is_released_before_its_late_replacement_keeps_its_tombsto
     next.release().await.unwrap();
     assert!(!late.deliver(&world).await);
     assert!(permits(&row(&world).await).is_empty());
+}
+
+#[tokio::test]
+async fn an_identity_that_has_released_its_permit_did_not_leave_it_to_its_next_acquire() {
+    let world = World::new().await;
+    let locks = world.default_locks();
+    let acquire = |locks: &Locks| locks.semaphore(KEY, 1).acquire().lease(LEASE).owner_from("run 1");
+    let first = acquire(&locks).hold_at_least(LEASE).await.unwrap();
+    let late = Late::updates(2..=20);
+    let crashing = world.host().clock_ahead(AFTER_THE_LEASE).intercept(late.clone()).build();
+    let later = world.locks_with_quick_retries(&crashing).build().unwrap();
+    assert_eq!(acquire(&later).await.unwrap_err().kind(), ErrorKind::Unavailable);
+    crashing.crash();
+    first.release().await.unwrap();
+    let before = row(&world).await;
+    assert!(!late.deliver(&world).await);
+    assert_eq!(row(&world).await, before);
+    acquire(&after_the_lease(&world).1).await.unwrap().release().await.unwrap();
 }
 
 #[tokio::test]
