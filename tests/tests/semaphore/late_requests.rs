@@ -8,7 +8,8 @@ use lambda_lock_tests::invocation::{LoseAnswers, millis};
 use lambda_lock_tests::{Late, World};
 
 use crate::{
-    AFTER_THE_LEASE, DAY, KEY, LEASE, RETENTION, acquire_all, after_the_lease, number, owners, permits, row, tombstones,
+    AFTER_THE_LEASE, DAY, KEY, LEASE, RETENTION, acquire_all, after_the_lease, late_replacement, number, owners,
+    permits, row, tombstones,
 };
 
 #[tokio::test]
@@ -66,14 +67,9 @@ async fn a_permit_that_is_released_before_its_late_replacement_keeps_its_tombsto
     let host = world.host().intercept(late.clone()).build();
     let locks = world.locks_with_quick_retries(&host).build().unwrap();
     let first = locks.semaphore(KEY, 1).acquire().lease(LEASE).hold_at_least(LEASE).await.unwrap();
-    // Its first request sees the permit; the second one, which replaces it, is late.
-    let late_replacement = Late::updates(2..=20);
-    let crashing = world.host().clock_ahead(AFTER_THE_LEASE).intercept(late_replacement.clone()).build();
-    let others = world.locks_with_quick_retries(&crashing).build().unwrap();
-    assert_eq!(others.semaphore(KEY, 1).acquire().await.unwrap_err().kind(), ErrorKind::Unavailable);
-    crashing.crash();
+    let replacement = late_replacement(&world, None).await;
     first.release().await.unwrap();
-    assert!(!late_replacement.deliver(&world).await);
+    assert!(!replacement.deliver(&world).await);
 
     let (_, later) = after_the_lease(&world);
     let next = later.semaphore(KEY, 1).acquire().await.unwrap();
@@ -89,14 +85,10 @@ async fn an_identity_that_has_released_its_permit_did_not_leave_it_to_its_next_a
     let locks = world.default_locks();
     let acquire = |locks: &Locks| locks.semaphore(KEY, 1).acquire().lease(LEASE).owner_from("run 1");
     let first = acquire(&locks).hold_at_least(LEASE).await.unwrap();
-    let late = Late::updates(2..=20);
-    let crashing = world.host().clock_ahead(AFTER_THE_LEASE).intercept(late.clone()).build();
-    let later = world.locks_with_quick_retries(&crashing).build().unwrap();
-    assert_eq!(acquire(&later).await.unwrap_err().kind(), ErrorKind::Unavailable);
-    crashing.crash();
+    let replacement = late_replacement(&world, Some("run 1")).await;
     first.release().await.unwrap();
     let before = row(&world).await;
-    assert!(!late.deliver(&world).await);
+    assert!(!replacement.deliver(&world).await);
     assert_eq!(row(&world).await, before);
     acquire(&after_the_lease(&world).1).await.unwrap().release().await.unwrap();
 }

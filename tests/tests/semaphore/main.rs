@@ -17,8 +17,8 @@ use std::time::Duration;
 
 use aws_sdk_dynamodb::types::AttributeValue;
 use lambda_lock::embedded::Host;
-use lambda_lock::{Error, Lock, Locks};
-use lambda_lock_tests::{Row, World};
+use lambda_lock::{Error, ErrorKind, Lock, Locks};
+use lambda_lock_tests::{Late, Row, World};
 
 const KEY: &str = "bank-api";
 /// The defaults.
@@ -34,6 +34,19 @@ fn after_the_lease(world: &World) -> (Host, Locks) {
     let host = world.host().clock_ahead(AFTER_THE_LEASE).build();
     let locks = world.locks(&host).build().unwrap();
     (host, locks)
+}
+
+/// An acquire that has seen a permit whose lease has ended, and crashed. Its second request, which replaces the permit, is
+/// late.
+async fn late_replacement(world: &World, identity: Option<&str>) -> Late {
+    let late = Late::updates(2..=20);
+    let host = world.host().clock_ahead(AFTER_THE_LEASE).intercept(late.clone()).build();
+    let locks = world.locks_with_quick_retries(&host).build().unwrap();
+    let acquire = locks.semaphore(KEY, 1).acquire().lease(LEASE);
+    let acquire = if let Some(identity) = identity { acquire.owner_from(identity) } else { acquire };
+    assert_eq!(acquire.await.unwrap_err().kind(), ErrorKind::Unavailable);
+    host.crash();
+    late
 }
 
 /// Acquires permits with the names `holder 0`, `holder 1` and so on.

@@ -1,9 +1,10 @@
 //! Permits whose lease has ended are replaced.
 
-use lambda_lock::ErrorKind;
-use lambda_lock_tests::{Late, World};
+use lambda_lock_tests::World;
 
-use crate::{AFTER_THE_LEASE, CLOCK_SKEW, DAY, KEY, LEASE, acquire_all, after_the_lease, owners, permits, row};
+use crate::{
+    AFTER_THE_LEASE, CLOCK_SKEW, DAY, KEY, LEASE, acquire_all, after_the_lease, late_replacement, owners, permits, row,
+};
 
 #[tokio::test]
 async fn two_requests_replace_all_permits_whose_lease_has_ended() {
@@ -68,12 +69,7 @@ async fn a_permit_that_was_renewed_is_not_replaced() {
     for is_renewed in [true, false] {
         let world = World::new().await;
         let held = acquire_all(&world.default_locks(), 1).await;
-        // Its first request is refused; the second one, which replaces the permit, is late.
-        let late = Late::updates(2..=20);
-        let host = world.host().clock_ahead(AFTER_THE_LEASE).intercept(late.clone()).build();
-        let locks = world.locks_with_quick_retries(&host).build().unwrap();
-        assert_eq!(locks.semaphore(KEY, 1).acquire().await.unwrap_err().kind(), ErrorKind::Unavailable);
-        host.crash();
+        let late = late_replacement(&world, None).await;
         if is_renewed {
             held[0].renew(DAY).await.unwrap();
         }
@@ -91,11 +87,7 @@ async fn a_permit_that_was_renewed_twice_with_its_ticket_is_not_replaced() {
     let owner = owners([&held]);
     let ticket = held.into_ticket();
     locks.renew_ticket(&ticket, LEASE).await.unwrap();
-    let late = Late::updates(2..=20);
-    let crashing = world.host().clock_ahead(AFTER_THE_LEASE).intercept(late.clone()).build();
-    let others = world.locks_with_quick_retries(&crashing).build().unwrap();
-    assert_eq!(others.semaphore(KEY, 1).acquire().await.unwrap_err().kind(), ErrorKind::Unavailable);
-    crashing.crash();
+    let late = late_replacement(&world, None).await;
     locks.renew_ticket(&ticket, DAY).await.unwrap();
     assert!(!late.deliver(&world).await);
     assert_eq!(permits(&row(&world).await), owner);
