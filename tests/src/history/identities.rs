@@ -43,8 +43,8 @@ pub(crate) struct Effect {
 }
 
 impl Identities {
-    /// Takes note of a request that was applied to a place, and was sent at this time if it says so.
-    pub(crate) fn applied(&mut self, place: &str, write: &Write, sent: Option<u64>) -> Effect {
+    /// Takes note of a request that is applied to a place now, and was sent at this time if it says so.
+    pub(crate) fn applied(&mut self, place: &str, write: &Write, sent: Option<u64>, at: SystemTime) -> Effect {
         let owner = &write.owner;
         let end = write.number(LEASE_END).or_else(|| write.number_of_permit(PERMIT_LEASE_END));
         let now = self.places.entry(place.to_owned()).or_default();
@@ -76,6 +76,7 @@ impl Identities {
                     effect.is_for_identity = sequence == Some(LAST_SEQUENCE);
                 }
                 if effect.is_for_identity {
+                    self.freed_at.insert((place.to_owned(), owner.clone()), at);
                     self.superseded.insert((place.to_owned(), owner.clone()));
                     let identity = identity_of(owner).unwrap_or_default().to_owned();
                     if !self.stopped.contains(&(place.to_owned(), identity)) {
@@ -90,11 +91,6 @@ impl Identities {
             _ => {}
         }
         effect
-    }
-
-    /// Takes note that a release for its identity has freed what this owner had.
-    pub(crate) fn was_freed(&mut self, place: &str, owner: &str, now: SystemTime) {
-        self.freed_at.insert((place.to_owned(), owner.to_owned()), now);
     }
 
     /// Returns `true` for an acquire that was sent after its identity was stopped, by a clock that is wrong by half the skew. One that still

@@ -205,7 +205,7 @@ impl Observe for Ledger {
         if let (Some(end), Some(sent)) = (end, update.sent()) {
             state.ends.insert(owner.clone(), now + Duration::from_millis(end.saturating_sub(sent)));
         }
-        let effect = state.identities.applied(&key, update, update.sent());
+        let effect = state.identities.applied(&key, update, update.sent(), now);
         state.counts.taken_over += usize::from(effect.has_taken_over);
         state.counts.freed_for_identity += usize::from(effect.is_for_identity);
         if let Some(what) = effect.breaks {
@@ -264,7 +264,6 @@ impl Observe for Ledger {
                 if !is_renewal {
                     // The owner learns of a release for its identity as of a loss.
                     if effect.is_for_identity {
-                        state.identities.was_freed(&key, &owner, now);
                         state.holds.remove(&owner);
                         state.last_released.remove(&key);
                     } else {

@@ -237,7 +237,7 @@ impl Ledger {
     fn applied_for(&self, state: &mut State, update: &Write, identity: &str, answer: &Value) {
         let Write { purpose, key, owner, .. } = update;
         let sent = update.number_of_permit("since");
-        let effect = state.identities.applied(&place_of(key, identity), update, sent);
+        let effect = state.identities.applied(&place_of(key, identity), update, sent, self.engine.now());
         state.counts.taken_over += usize::from(effect.has_taken_over);
         state.counts.freed_for_identity += usize::from(effect.is_for_identity);
         if let Some(what) = effect.breaks {

@@ -132,7 +132,7 @@ impl Ledger {
         let end = update.number(LEASE_END);
         self.log(state, &format!("  {purpose:?} of {key} by {short} applied: ends {end:?}"));
         let was_released = state.released.contains(&(key.clone(), owner.clone()));
-        let effect = state.identities.applied(&key, update, update.sent());
+        let effect = state.identities.applied(&key, update, update.sent(), self.engine.now());
         state.counts.taken_over += usize::from(effect.has_taken_over);
         state.counts.freed_for_identity += usize::from(effect.is_for_identity);
         if let Some(what) = effect.breaks {
@@ -175,9 +175,6 @@ impl Ledger {
                 }
                 if state.rows.get(&key).is_some_and(|row| row.owner != owner) {
                     self.broke(state, format!("(e) {key}: a {purpose:?} changed another holder's row"));
-                }
-                if effect.is_for_identity {
-                    state.identities.was_freed(&key, &owner, self.engine.now());
                 }
                 if !is_renewal {
                     state.released.insert((key, owner));
