@@ -17,7 +17,7 @@ use crate::request::{
 };
 
 /// The mistakes, and the violation that each causes.
-pub const MUTATIONS: [Mutation; 22] = [
+pub const MUTATIONS: [Mutation; 23] = [
     Mutation { name: "N + 1 permits", breaks: "(a)", is_common: true, request: one_more, ..Mutation::NONE },
     Mutation {
         name: "the next in line takes one more permit",
@@ -30,6 +30,13 @@ pub const MUTATIONS: [Mutation; 22] = [
         breaks: "(a)",
         request: replaces_unchecked,
         answer: shows_ended,
+        ..Mutation::NONE
+    },
+    Mutation {
+        name: "a permit is replaced although it was released since it was seen",
+        breaks: "(e)",
+        first_seed: 2_001_101,
+        request: replaces_ended,
         ..Mutation::NONE
     },
     Mutation { name: "another's permit is released", breaks: "(e)", request: releases_another, ..Mutation::NONE },
@@ -151,17 +158,31 @@ fn shows_ended(request: &Request, answer: &mut Answer) {
     }
 }
 
-fn replaces_unchecked(request: &mut Request) {
+/// What an acquire compares of each permit that it replaces, instead of the whole of it, at this time.
+fn replaces_if(request: &mut Request, compared: impl Fn(&Path, u64) -> Condition) {
     let Some(acquire) = request.update_for(Purpose::Acquire) else { return };
     if acquire.other_permits().next().is_some() {
+        let now = acquire.number_of_permit("since").unwrap();
         acquire.rewrite(|term| {
             if let Condition::Compare(path, _, Operand::Value(seen)) = term
                 && seen["M"].is_object()
             {
-                *term = Condition::Exists(path.clone());
+                *term = compared(path, now);
             }
         });
     }
+}
+
+fn replaces_unchecked(request: &mut Request) {
+    replaces_if(request, |path, _| Condition::Exists(path.clone()));
+}
+
+/// A permit that was released, with a minimum hold, ends as one that was not.
+fn replaces_ended(request: &mut Request) {
+    replaces_if(request, |path, now| {
+        let end = Path::field(path.name(), PERMIT_LEASE_END);
+        Condition::Compare(end, Comparison::LessOrEqual, Operand::number(now))
+    });
 }
 
 fn releases_another(request: &mut Request) {
