@@ -103,6 +103,14 @@ test("a grant of all keys, of none, or of a pattern within a key is refused", ()
   }
 });
 
+test("hours that an alarm cannot have, and a dashboard of no function, are refused", () => {
+  const { locks, fn } = stack();
+  for (const hoursWithoutRelease of [0, 1.5, 169, Number.NaN]) {
+    assert.throws(() => locks.addAlarms(fn, { hoursWithoutRelease }), /hoursWithoutRelease is .*, not a whole number/);
+  }
+  assert.throws(() => locks.addDashboard([]), /addDashboard needs at least one function/);
+});
+
 // An alarm without what differs on purpose: the start of its text, and how it names the function and the topic.
 function comparable(alarm: Json): Json {
   const { AlarmDescription, AlarmActions, Dimensions, ...rest } = alarm;

@@ -1,4 +1,4 @@
-import { Duration, RemovalPolicy } from "aws-cdk-lib";
+import { Duration, RemovalPolicy, Token } from "aws-cdk-lib";
 import * as cloudwatch from "aws-cdk-lib/aws-cloudwatch";
 import * as actions from "aws-cdk-lib/aws-cloudwatch-actions";
 import * as dynamodb from "aws-cdk-lib/aws-dynamodb";
@@ -41,7 +41,7 @@ export interface LockAlarms {
    */
   readonly refusedThreshold?: number;
   /**
-   * Hours without a release after which an alarm is raised, for a function on a schedule. At most 168.
+   * Hours without a release after which an alarm is raised, for a function on a schedule: 1 to 168.
    * @default - no such alarm
    */
   readonly hoursWithoutRelease?: number;
@@ -102,6 +102,10 @@ export class LambdaLocks extends Construct {
    * of lambda-lock, which the function exports to the namespace `LambdaLock`.
    */
   addAlarms(fn: lambda.IFunction, alarms: LockAlarms = {}): cloudwatch.Alarm[] {
+    const hours = alarms.hoursWithoutRelease;
+    if (hours !== undefined && !Token.isUnresolved(hours) && !(Number.isInteger(hours) && hours >= 1 && hours <= 168)) {
+      throw new Error(`hoursWithoutRelease is ${hours}, not a whole number of hours from 1 to 168`);
+    }
     const refused = alarms.refusedThreshold ?? 10;
     const added = [
       this.alarm(fn, "Errors", {
@@ -132,12 +136,12 @@ export class LambdaLocks extends Construct {
         threshold: refused,
       }),
     ];
-    if (alarms.hoursWithoutRelease !== undefined) {
+    if (hours !== undefined) {
       added.push(
         this.alarm(fn, "Missing", {
           metric: count(fn, "lambda_lock_released").with({ period: Duration.hours(1) }),
-          alarmDescription: `No work was done for ${alarms.hoursWithoutRelease} hours. Check whether the schedule is on, and who holds the key. Runbook of lambda-lock: Work does not happen.`,
-          evaluationPeriods: alarms.hoursWithoutRelease,
+          alarmDescription: `No work was done for ${hours} hours. Check whether the schedule is on, and who holds the key. Runbook of lambda-lock: Work does not happen.`,
+          evaluationPeriods: hours,
           comparisonOperator: cloudwatch.ComparisonOperator.LESS_THAN_THRESHOLD,
           threshold: 1,
           // Work that does not happen counts nothing.
@@ -154,6 +158,9 @@ export class LambdaLocks extends Construct {
 
   /** A dashboard of the locks of these functions. It needs the metrics, as `addAlarms` does. */
   addDashboard(functions: lambda.IFunction[], dashboardName?: string): cloudwatch.Dashboard {
+    if (functions.length === 0) {
+      throw new Error("addDashboard needs at least one function");
+    }
     const names = functions.map((fn) => `"${fn.functionName}"`).join(" OR ");
     // CloudWatch puts the values into a label. Without them, two statistics of a metric would have the same one.
     const search = (dimension: string) => (metric: string, statistic: string, label: string) =>

@@ -116,7 +116,7 @@ test("the Terraform alarms have the texts of the construct", () => {
     assert.ok(construct.includes(`"${description}"`), description);
   }
   const missing = main.resource.aws_cloudwatch_metric_alarm.missing[0].alarm_description;
-  assert.ok(construct.includes(missing.replace("${each.value}", "${alarms.hoursWithoutRelease}")), missing);
+  assert.ok(construct.includes(missing.replace("${each.value}", "${hours}")), missing);
 });
 
 test("the Terraform dashboard has widgets of template.yaml, in their order", () => {
