@@ -176,7 +176,7 @@ impl workflow::Kind for Scene {
     }
 
     async fn renew(&self, operation: &Operation, permit: &Arc<Lock>, lease: Duration) {
-        let end = permit.expires_at();
+        let end = operation.earliest_end(permit, lease);
         operation.renewed(permit, end, permit.renew(lease).await);
     }
 
@@ -368,7 +368,7 @@ async fn work(scene: &Scene, host: &Host, operation: &Operation, mut random: Rng
         // Some renewals restore the end from the acquire, which the row had before.
         let back = deadline.duration_since(host.now()).ok().filter(|left| left.as_millis() > 0 && random.bool());
         let renewal = back.unwrap_or_else(|| lease.mul_f64(0.2 + 1.3 * random.f64()));
-        let end = permit.expires_at();
+        let end = operation.earliest_end(&permit, renewal);
         let renewed = permit.renew(renewal).await;
         operation.renewed(&permit, end, renewed);
         if random.u8(0..3) == 0 {
@@ -451,8 +451,9 @@ async fn hand_over(
     operation.resumed(&permit);
     sleep(lease.mul_f64(random.f64() * 1.2)).await;
     if random.bool() {
-        let end = permit.expires_at();
-        let renewed = permit.renew(lease.mul_f64(0.2 + random.f64())).await;
+        let renewal = lease.mul_f64(0.2 + random.f64());
+        let end = operation.earliest_end(&permit, renewal);
+        let renewed = permit.renew(renewal).await;
         operation.renewed(&permit, end, renewed);
         sleep(lease.mul_f64(random.f64())).await;
     }

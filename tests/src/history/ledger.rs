@@ -149,7 +149,8 @@ impl Ledger {
         if fence <= before {
             self.broke(state, format!("(b) {key}: fence {fence} after {before}"));
         }
-        if state.released.contains(owner) && !state.identities.asks_again(key, update, self.clock_skew) {
+        // What asks again is held again.
+        if state.released.remove(owner) && !state.identities.asks_again(key, update, self.clock_skew) {
             self.broke(state, format!("(e) {key} was taken again by {holder}, which had released it"));
         }
         let last = state.rows.get(key).map(|row| &row.owner).filter(|owner| state.released.contains(*owner));

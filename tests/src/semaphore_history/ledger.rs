@@ -283,7 +283,9 @@ impl Ledger {
 pub(crate) fn refused_with_room(acquire: &Write, row: &Value) -> Option<String> {
     let number_of = |value: &Value| value["N"].as_str().and_then(|number| number.parse::<u64>().ok());
     let number = |name: &str| number_of(&row[name]);
-    if acquire.purpose != Purpose::Acquire || row[permit_of(&acquire.owner)].is_object() {
+    // The row also refuses the last acquire of an identity that withdrew, whose tombstone may be forgotten.
+    let has_withdrawn = row["withdrawn"]["S"] == *acquire.owner;
+    if acquire.purpose != Purpose::Acquire || row[permit_of(&acquire.owner)].is_object() || has_withdrawn {
         return None;
     }
     let room = acquire.condition.leaves().into_iter().find_map(|term| match term {
@@ -451,6 +453,11 @@ impl Operation {
         if let Some(what) = state.identities.stopped(place, name, before, is_freed, latest) {
             self.ledger.broke(&mut state, what);
         }
+    }
+
+    /// Returns the earliest end of the lease while a renewal is under way that begins now. It may shorten the lease.
+    pub(super) fn earliest_end(&self, permit: &Lock, renewal: Duration) -> SystemTime {
+        permit.expires_at().min(self.ledger.engine.now() + renewal)
     }
 
     /// Records a renewal of a lease that ended at `end` by the clock of its host.

@@ -142,6 +142,8 @@ impl Ledger {
             Purpose::Acquire => {
                 let holder = update.text("holder").unwrap().to_owned();
                 let fence = update.fence_written(&answer.body);
+                // What asks again is held again.
+                state.released.remove(&(key.clone(), owner.clone()));
                 let row = state.rows.entry(key.clone()).or_default();
                 let (before, withdrawn) = (row.fence, row.withdrawn == owner);
                 (row.owner, row.fence) = (owner, fence);
