@@ -101,7 +101,7 @@ impl Permit {
             return all([permit().entry(permit::LEASE_END).at_most(now()), is_other, is_not_withdrawn]);
         }
         let is_tombstone = permit().entry(tombstone::RELEASED_AT).at_most(now());
-        any([permit().missing(), all([is_tombstone, is_other])])
+        any([permit().missing(), all([is_tombstone, is_other, is_not_withdrawn])])
     }
 
     /// There is a free permit for a waiter of this rank, beside those for the waiters ahead, while `ended` permits are
@@ -479,7 +479,7 @@ impl Rules for Permit {
         Some(without_tombstones(update, &obsolete(&tombstones, now)))
     }
 
-    /// Leaves a tombstone in the row, or in a new row without permits.
+    /// Leaves a tombstone in the row, or in a new row without permits. What the identity has in the row is marked instead.
     fn withdrawal<'a>(&self, of: OwnRow<'a>, row: Option<&Row>, now: Moment) -> Option<Update<'a>> {
         let OwnRow { table, key, owner } = of;
         let (permit, _) = paths(owner);
@@ -510,9 +510,14 @@ impl Rules for Permit {
             let update = update.when_some(is_of(permit.clone(), &other.owner));
             return Some(update.set(permit.entry(permit::WITHDRAWN), text("nonce", nonce)));
         }
-        if let Some(other) = semaphore.tombstone_of_identity(owner) {
-            let update = update.when(permit.clone().entry(tombstone::RELEASED_AT).is(count("seen", other.released_at)));
-            return Some(with_tombstone(update, now.millis().max(other.released_at)));
+        if let (Some(other), Some((_, nonce))) = (semaphore.tombstone_of_identity(owner), split(owner)) {
+            // The tombstone stays that of the owner that has released it, whose release may be unanswered.
+            let released_at = || permit.clone().entry(tombstone::RELEASED_AT);
+            let update = update.when(released_at().is(count("seen", other.released_at)));
+            let update = update.when_some(is_of(permit.clone(), &other.owner));
+            let latest = now.millis().max(other.released_at);
+            let update = update.set(released_at(), count("released_at", latest));
+            return Some(update.set(permit.entry(permit::WITHDRAWN), text("nonce", nonce)));
         }
         let update = with_tombstone(update, now.millis()).when(permit.missing());
         Some(without_tombstones(update, &obsolete(&semaphore.tombstones, now)))

@@ -195,7 +195,7 @@ impl Observe for Ledger {
             Purpose::Withdraw => {
                 state.counts.withdrawn += 1;
                 // Beside the permit that the identity has, only the last withdrawal leaves a trace.
-                if update.sets(&permit_of(&owner)).is_some() {
+                if !is_beside_permit(update) {
                     state.release(key, owner, forgotten_from(update, now));
                 }
             }
@@ -218,6 +218,11 @@ impl Observe for Ledger {
             }
         }
     }
+}
+
+/// Whether this withdrawal marks a permit that its identity has, rather than a tombstone.
+fn is_beside_permit(withdrawal: &Write) -> bool {
+    withdrawal.number_of_permit("released_at").is_none()
 }
 
 /// The time of a tombstone is that at which the request was sent, which may be long ago.
@@ -266,7 +271,7 @@ impl Ledger {
             }
             Purpose::Withdraw => {
                 state.last_withdrawn.insert(key.clone(), owner.clone());
-                if update.sets(&permit_of(owner)).is_none() {
+                if is_beside_permit(update) {
                     state.withdrawn_beside.insert(of_identity(), owner.clone());
                 }
             }

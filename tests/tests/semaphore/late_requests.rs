@@ -94,6 +94,32 @@ async fn an_identity_that_has_released_its_permit_did_not_leave_it_to_its_next_a
 }
 
 #[tokio::test]
+async fn a_withdrawal_leaves_the_trace_of_what_its_identity_has_released() {
+    let world = World::new().await;
+    let acquire = |locks: &Locks| locks.semaphore(KEY, 1).acquire().lease(LEASE).owner_from("run 1");
+    // The first try of the acquire is late, and the answers to the release are lost.
+    let late = Late::updates(1..=1);
+    let host = world.host().intercept(late.clone()).intercept(LoseAnswers::to("UpdateItem", 3..=5)).build();
+    let locks = world.locks_with_quick_retries(&host).build().unwrap();
+    let released = acquire(&locks).await.unwrap();
+    assert_eq!(released.release().await.unwrap_err().kind(), ErrorKind::Unavailable);
+
+    let withdrawn = Late::updates(1..=3);
+    let host = world.host().intercept(withdrawn.clone()).build();
+    let others = world.locks_with_quick_retries(&host).build().unwrap();
+    assert_eq!(acquire(&others).await.unwrap_err().kind(), ErrorKind::Unavailable);
+    others.flush(Duration::from_mins(1)).await;
+
+    let before = row(&world).await;
+    assert_eq!(tombstones(&before).len(), 1);
+    released.release().await.unwrap();
+    assert!(!late.deliver(&world).await);
+    assert!(!withdrawn.deliver(&world).await);
+    assert_eq!(permits(&row(&world).await), permits(&before));
+    acquire(&world.default_locks()).await.unwrap().release().await.unwrap();
+}
+
+#[tokio::test]
 async fn a_late_attempt_of_a_refused_acquire_takes_no_permit() {
     let world = World::new().await;
     let held = acquire_all(&world.default_locks(), 2).await;
