@@ -29,6 +29,7 @@
     any(doc, doctest),
     feature = "embedded",
     feature = "http",
+    feature = "kafka",
     feature = "metrics",
     feature = "sqs",
     feature = "streams"
