@@ -258,6 +258,7 @@ pub const NOT_EXPRESSED: &[(&str, &str)] = &[
     ("a renewal by a ticket that keeps the end leaves the number of the row", TICKETS),
     ("a renewal by a ticket that keeps the end leaves the number of the permit", TICKETS),
     ("a release ends the minimum hold early", HOLDS),
+    ("a permit is replaced although it was released since it was seen", HOLDS),
     ("a takeover takes back what has ended", IDENTITIES),
     ("an identity takes another's lock", IDENTITIES),
     ("an identity takes another's keys", IDENTITIES),
