@@ -8,6 +8,7 @@ import { App, Stack } from "aws-cdk-lib";
 import { Match, Template } from "aws-cdk-lib/assertions";
 import * as lambda from "aws-cdk-lib/aws-lambda";
 import * as sns from "aws-cdk-lib/aws-sns";
+import { Construct } from "constructs";
 import { LambdaLocks, type LambdaLocksProps, type LockGrants } from "./lambda-locks.ts";
 import { dashboard, expectedWidgets, resolved, template, widget, type Json } from "./template.ts";
 
@@ -139,7 +140,7 @@ test("the alarms are those of template.yaml", () => {
   assert.equal(Object.keys(made).length, Object.keys(pairs).length);
   for (const [name, written] of Object.entries(pairs)) {
     const alarm = only(
-      Object.fromEntries(Object.entries(made).filter(([id]) => id.startsWith(`LocksReport${name}`))),
+      Object.fromEntries(Object.entries(made).filter(([id]) => new RegExp(`^LocksstackReport\\w{8}${name}`).test(id))),
     );
     assert.deepEqual(
       comparable(alarm.Properties),
@@ -147,6 +148,15 @@ test("the alarms are those of template.yaml", () => {
       name,
     );
   }
+});
+
+test("functions of different scopes may have the same id", () => {
+  const { locks, fn, synthesised } = stack();
+  const { runtime } = fn;
+  const code = lambda.Code.fromInline("not run");
+  const other = new lambda.Function(new Construct(Stack.of(locks), "Shop"), "Report", { runtime, handler: "index.handler", code });
+  const alarms = [fn, other].flatMap((each) => locks.addAlarms(each));
+  synthesised().resourceCountIs("AWS::CloudWatch::Alarm", alarms.length);
 });
 
 test("each alarm of template.yaml says which heading of the runbook it belongs to", () => {

@@ -1,4 +1,4 @@
-import { Duration, RemovalPolicy, Token } from "aws-cdk-lib";
+import { Duration, Names, RemovalPolicy, Token } from "aws-cdk-lib";
 import * as cloudwatch from "aws-cdk-lib/aws-cloudwatch";
 import * as actions from "aws-cdk-lib/aws-cloudwatch-actions";
 import * as dynamodb from "aws-cdk-lib/aws-dynamodb";
@@ -258,7 +258,7 @@ export class LambdaLocks extends Construct {
     name: string,
     props: Partial<cloudwatch.AlarmProps> & { metric: cloudwatch.IMetric },
   ): cloudwatch.Alarm {
-    return new cloudwatch.Alarm(this, `${fn.node.id}${name}`, {
+    return new cloudwatch.Alarm(this, `${Names.uniqueId(fn)}${name}`, {
       evaluationPeriods: 1,
       comparisonOperator: cloudwatch.ComparisonOperator.GREATER_THAN_THRESHOLD,
       threshold: 0,

@@ -116,4 +116,11 @@ resource "aws_cloudwatch_dashboard" "locks" {
   dashboard_name = var.dashboard_name
   # A function that runs once a day is in the last day.
   dashboard_body = jsonencode({ start = "-P1D", widgets = local.widgets })
+
+  lifecycle {
+    precondition {
+      condition     = length(var.functions) > 0
+      error_message = "A dashboard needs at least one function."
+    }
+  }
 }

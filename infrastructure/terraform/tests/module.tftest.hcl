@@ -83,3 +83,12 @@ run "a_policy_of_no_key_is_refused" {
   }
   expect_failures = [var.functions]
 }
+
+run "a_dashboard_of_no_function_is_refused" {
+  command = plan
+  variables {
+    functions      = {}
+    dashboard_name = "locks"
+  }
+  expect_failures = [aws_cloudwatch_dashboard.locks]
+}
