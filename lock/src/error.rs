@@ -363,9 +363,9 @@ impl Error {
     where
         E: ProvideErrorMetadata + StdError + Send + Sync + 'static,
     {
-        let message = message(&error);
+        let message = message_of(&error);
         let mut this = Self::new(classify(&error), place, key).with_source(error);
-        this.0.source_message = Some(printable_up_to(&message, LONGEST_REASON).into_owned());
+        this.0.source_message = Some(message);
         this
     }
 
@@ -589,12 +589,12 @@ fn classify<E: ProvideErrorMetadata>(error: &SdkError<E>) -> Cause {
     }
 }
 
-/// Returns DynamoDB's code and message, or the chain of errors that ends with the network's.
-fn message<E: ProvideErrorMetadata + StdError>(error: &SdkError<E>) -> String
+/// Returns the service's code and message, or the chain of errors that ends with the network's.
+pub(crate) fn message_of<E: ProvideErrorMetadata + StdError>(error: &SdkError<E>) -> String
 where
     SdkError<E>: StdError,
 {
-    match (error.code(), error.message()) {
+    let message = match (error.code(), error.message()) {
         (Some(code), Some(message)) if !message.is_empty() => format!("{code}: {message}"),
         _ => {
             let (mut chain, mut source) = (error.to_string(), error.source());
@@ -604,7 +604,8 @@ where
             }
             chain
         }
-    }
+    };
+    printable_up_to(&message, LONGEST_REASON).into_owned()
 }
 
 /// What failed, on which key and table, why, and what to do.

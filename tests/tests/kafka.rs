@@ -430,3 +430,10 @@ async fn a_mapping_without_partial_responses_can_get_an_error_for_the_whole_batc
     assert!(service.oneshot(again).await.is_ok());
     assert_eq!(till.ran(), ["1", "2", "2"]);
 }
+
+#[test]
+fn an_event_without_records_is_not_one_of_kafka() {
+    for event in [json!({}), json!({ "Records": [] }), json!({ "records": null })] {
+        assert!(serde_json::from_value::<KafkaEvent>(event).is_err());
+    }
+}

@@ -16,7 +16,7 @@ use super::invocation::escape;
 /// | an event of | has the key |
 /// | --- | --- |
 /// | SNS | its message id |
-/// | `EventBridge`, with its schedules | `source#id` |
+/// | `EventBridge`, also of a rule's schedule without an input of its own | `source#id` |
 /// | S3 notifications | `bucket#key#version#sequencer#event`; the version is empty in a bucket without versions |
 /// | anything else, or without one of these parts | none: [`OnMissingKey`](crate::idempotency::OnMissingKey) applies |
 ///
@@ -74,8 +74,11 @@ fn key(parts: &[&str]) -> String {
 /// event of the object runs meanwhile. An event that fails, or crashes, leaves the sequencer of the one before it, and runs
 /// again when it is delivered again. The row remembers the sequencer for the [retention](crate::LocksBuilder::retention)
 /// since the last event, 24 hours by default: choose it longer than an event can be late. A copy of the last event is skipped
-/// as well, so that this needs no record besides. An event that finds another one of its object in progress fails, and
-/// Lambda delivers it again. Two requests for each event:
+/// as well, so that this needs no record besides. An event that finds another one of its object in progress fails, as does
+/// one whose release fails, and Lambda delivers it again. Two requests for each event.
+///
+/// Take the decoded key of the object (`url_decoded_key` in `aws_lambda_events`). With the bucket it has up to 1,088 bytes,
+/// and the encoded one may be longer than the key of a lock can be:
 ///
 /// ```
 /// # use lambda_lock::Locks;
@@ -88,8 +91,9 @@ fn key(parts: &[&str]) -> String {
 ///         let last = lock.data().and_then(|data| data.as_str()).unwrap_or_default();
 ///         if compare_sequencers(sequencer, last).is_gt() {
 ///             index(object).await?;
-///             // The release writes it.
 ///             lock.set_data(sequencer);
+///             // Writes it. The release after the body would only log that it failed.
+///             lock.release().await?;
 ///         }
 ///         Ok(())
 ///     });

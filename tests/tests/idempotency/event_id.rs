@@ -169,18 +169,22 @@ proptest! {
 }
 
 /// Handles an event of an object, as the example of `compare_sequencers` does. Returns whether it ran.
-async fn handle(locks: &Locks, sequencer: &str, succeeds: bool) -> Result<bool, lambda_lock::Error> {
+async fn handle(locks: &Locks, sequencer: &str, work: impl AsyncFnOnce() -> bool) -> Result<bool, lambda_lock::Error> {
     let of_object = locks.acquire("uploads/a");
-    of_object
-        .run(async |lock| {
-            let last = lock.data().and_then(|data| data.as_str()).unwrap_or_default();
-            let is_newer = compare_sequencers(sequencer, last).is_gt();
-            if is_newer && succeeds {
-                lock.set_data(sequencer);
-            }
-            is_newer
-        })
-        .await
+    let done = of_object.run(async |lock| {
+        let last = lock.data().and_then(|data| data.as_str()).unwrap_or_default();
+        let is_newer = compare_sequencers(sequencer, last).is_gt();
+        if is_newer && work().await {
+            lock.set_data(sequencer);
+            lock.release().await?;
+        }
+        Ok(is_newer)
+    });
+    done.await?
+}
+
+async fn succeed() -> bool {
+    true
 }
 
 #[tokio::test]
@@ -189,24 +193,36 @@ async fn an_older_event_of_an_object_is_skipped_and_a_newer_one_runs() {
     for (sequencer, runs) in
         [("05", true), ("03", false), ("05", false), ("0500", false), ("0501", true), ("05", false)]
     {
-        assert_eq!(handle(&locks, sequencer, true).await.unwrap(), runs, "{sequencer}");
+        assert_eq!(handle(&locks, sequencer, succeed).await.unwrap(), runs, "{sequencer}");
     }
 }
 
 #[tokio::test]
 async fn an_event_that_failed_or_crashed_leaves_the_order_as_it_was() {
     let (world, host, locks) = environment().await;
-    assert!(handle(&locks, "05", true).await.unwrap());
-    assert!(handle(&locks, "07", false).await.unwrap());
-    assert!(handle(&locks, "06", true).await.unwrap());
+    assert!(handle(&locks, "05", succeed).await.unwrap());
+    assert!(handle(&locks, "07", async || false).await.unwrap());
+    assert!(handle(&locks, "06", succeed).await.unwrap());
     let elsewhere = world.host().build();
     let crashed = locks_on(&world, &elsewhere).acquire("uploads/a").lease(Duration::from_secs(30)).await.unwrap();
     crashed.set_data("08");
     elsewhere.crash();
-    assert!(handle(&locks, "09", true).await.unwrap_err().is_held());
+    assert!(handle(&locks, "09", succeed).await.unwrap_err().is_held());
     host.advance_clock(AFTER_THE_LEASE);
-    assert!(!handle(&locks, "05", true).await.unwrap());
-    assert!(handle(&locks, "08", true).await.unwrap());
+    assert!(!handle(&locks, "05", succeed).await.unwrap());
+    assert!(handle(&locks, "08", succeed).await.unwrap());
+}
+
+#[tokio::test]
+async fn an_event_whose_sequencer_is_not_written_fails() {
+    let (_world, _host, locks) = environment().await;
+    let freed_meanwhile = async || {
+        locks.force_release("uploads/a", None).await.unwrap();
+        true
+    };
+    assert!(handle(&locks, "07", freed_meanwhile).await.unwrap_err().is_lost());
+    assert!(handle(&locks, "07", succeed).await.unwrap());
+    assert!(!handle(&locks, "06", succeed).await.unwrap());
 }
 
 fn locks_on(world: &World, host: &lambda_lock::embedded::Host) -> Locks {

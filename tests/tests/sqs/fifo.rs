@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use aws_lambda_events::sqs::SqsMessage as SqsRecord;
 use lambda_lock::lambda::SqsMessage;
-use lambda_lock_tests::invocation::invocation;
+use lambda_lock_tests::invocation::{invocation, keep_log, logged};
 use tokio::sync::Barrier;
 use tokio::time::{sleep, timeout};
 use tower::service_fn;
@@ -138,4 +138,22 @@ async fn the_messages_of_a_group_in_a_standard_queue_have_no_order() {
     assert_eq!(deliver(&consumer, &till, &host, messages).await, ["1"]);
     assert_eq!(till.ran_in_any_order(), ["1", "2"]);
     assert!(run_at_the_same_time(vec![grouped("1", "Done"), grouped("2", "Done")]).await);
+}
+
+#[tokio::test]
+async fn a_message_that_becomes_a_dead_letter_without_a_run_is_logged() {
+    keep_log();
+    let (world, host, consumer, till) = environment().await;
+    let consumer = consumer.max_receive_count(3);
+    for (receives, is_logged) in [("2", false), ("3", true)] {
+        let behind = format!("behind, receive {receives} of {}", world.table);
+        let received = |id, then| with_attributes(ordered(id, "a", then), [("ApproximateReceiveCount", receives)]);
+        deliver(&consumer, &till, &host, [received("1", "Declined"), received(&behind, "Done")]).await;
+        let lines: Vec<_> = logged(&behind).into_iter().filter(|line| line.contains("returned to the queue")).collect();
+        assert_eq!(lines.len(), usize::from(is_logged), "{lines:?}");
+        for part in ["WARN", "dead_letter=true", "an item before it is not done"] {
+            assert!(lines.iter().all(|line| line.contains(part)), "`{part}` is not in {lines:?}");
+        }
+    }
+    assert_eq!(till.ran(), ["1", "1"]);
 }

@@ -15,8 +15,8 @@ use crate::panics;
 /// the [window](Self::window), and the answer names the items that are not done.
 ///
 /// [`SqsConsumer`](crate::SqsConsumer), `StreamConsumer` and `KafkaConsumer` are this type with their source: an item is a
-/// message of a queue, or a record of a stream or of a topic. Their pages say what their service does with an item that is not done. Everything else is
-/// said here.
+/// message of a queue, or a record of a stream or of a topic. Their pages say what their service does with an item that is
+/// not done. Everything else is said here.
 ///
 /// Enable `ReportBatchItemFailures` in the event source mapping. Without it, Lambda takes the answer as success, and items
 /// that failed are lost. Put the consumer around the handler, inside the runtime. The handler takes an item, or a
@@ -75,7 +75,7 @@ use crate::panics;
 /// The type of the handler's error converts into [`lambda_runtime::Diagnostic`], which has both texts.
 ///
 /// If the format hashes keys, the logged key is the hash. Items that are not started because of a failure before them have
-/// no line. For items that are unfinished when the answer is due, one warning says that there are some. If the event
+/// no line, unless `SqsConsumer::max_receive_count` says that this was their last delivery: they have a warning then. For items that are unfinished when the answer is due, one warning says that there are some. If the event
 /// itself is malformed, `lambda_runtime` fails the invocation, and
 /// [logs the event](crate::LockLayer#what-lambda_runtime-logs).
 pub struct Consumer<S: Source, H, T, E> {
@@ -159,13 +159,13 @@ impl<S: Source, H, T, E> Consumer<S, H, T, E> {
     }
 
     /// Sets for how long an item counts as done, like [`Idempotency::window`]. By default, unless the [`Idempotency`] sets a
-    /// window: 15 days for a message, 48 hours for a stream's record, 8 days for a record of Kafka. At least a second more than twice the clock skew, at
-    /// most 366 days.
+    /// window: 15 days for a message, 48 hours for a stream's record, 8 days for a record of Kafka. At least a second more
+    /// than twice the clock skew, at most 366 days.
     ///
     /// Choose a window longer than the source keeps its items, because Lambda delivers an item again for as long as the
     /// source has it. A queue keeps a message for 14 days at most. A DynamoDB stream keeps a record for 24 hours, a Kinesis
-    /// stream for 24 hours by default and for 365 days at most, a topic of Kafka for a week by default. [Choosing times](crate::docs::choosing_times#window)
-    /// recommends windows.
+    /// stream for 24 hours by default and for 365 days at most, a topic of Kafka for a week by default. [Choosing
+    /// times](crate::docs::choosing_times#window) recommends windows.
     ///
     /// The table has a row for each item of the window. With [`OnUnfinished::Reject`](crate::OnUnfinished::Reject), an
     /// unfinished item is refused for as long.

@@ -113,10 +113,10 @@ where
     where
         Inner: Service<H, Response = T, Error = E> + Clone,
     {
-        for Entry { positions, label, item, informs } in lane.entries {
-            if self.is_stopped() {
-                break;
-            }
+        let mut entries = lane.entries.into_iter();
+        while !self.is_stopped()
+            && let Some(Entry { positions, label, item, informs }) = entries.next()
+        {
             let outcome = match item {
                 Some((item, identity)) if self.has_time() => {
                     self.set(&positions, ItemOutcome::TimedOut);
@@ -140,6 +140,10 @@ where
                     break;
                 }
             }
+        }
+        // Nothing else says that these are dead letters without a run.
+        for Entry { label, .. } in entries.filter(|entry| entry.label.is_last == Some(true)) {
+            S::log(&label, &NotDone::Behind);
         }
     }
 

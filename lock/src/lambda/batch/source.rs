@@ -131,6 +131,8 @@ pub enum NotDone<'a> {
     },
     /// There was no time left.
     NotStarted,
+    /// An item before it is not done.
+    Behind,
     Failed {
         error_type: Option<&'a str>,
         error: &'a str,
@@ -154,15 +156,10 @@ macro_rules! log_not_done {
                 NotDone::InProgress { error } => {
                     tracing::info!($name, $origin, key, receive_count, reason = "in_progress", error, $message);
                 }
-                NotDone::NotStarted => {
-                    tracing::warn!(
-                        $name,
-                        $origin,
-                        key,
-                        receive_count,
-                        dead_letter,
-                        concat!($message, ": no time left")
-                    );
+                NotDone::NotStarted | NotDone::Behind => {
+                    let is_behind = matches!(why, NotDone::Behind);
+                    let reason = if is_behind { "an item before it is not done" } else { "no time left" };
+                    tracing::warn!($name, $origin, key, receive_count, dead_letter, concat!($message, ": {}"), reason);
                 }
                 NotDone::Failed { error_type, error } => {
                     tracing::error!($name, $origin, key, receive_count, dead_letter, error_type, error, $message);

@@ -5,8 +5,8 @@ use std::fmt;
 
 use serde::Deserialize;
 
-/// A batch of records, as Lambda sends it. The type of `aws_lambda_events` does not read a record without a timestamp, and
-/// loses a millisecond of others.
+/// A batch of records, as Lambda sends it. JSON without `records` is not one. The type of `aws_lambda_events` does not read
+/// a record without a timestamp, and loses a millisecond of others.
 ///
 /// A test reads it from JSON:
 ///
@@ -26,12 +26,12 @@ use serde::Deserialize;
 /// # Ok::<_, serde_json::Error>(())
 /// ```
 #[derive(Clone, Default, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
+#[serde(rename_all = "camelCase")]
 pub struct KafkaEvent {
     pub(super) event_source_arn: Option<String>,
     pub(super) bootstrap_servers: Option<String>,
     /// By topic and partition.
-    pub(super) records: Option<BTreeMap<String, Vec<Encoded>>>,
+    pub(super) records: BTreeMap<String, Vec<Encoded>>,
 }
 
 /// A record whose key, headers and value are encoded.
@@ -56,7 +56,7 @@ pub(super) struct Encoded {
 /// Shows the partitions only: keys, headers and values may be confidential.
 impl fmt::Debug for KafkaEvent {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let partitions: Vec<_> = self.records.iter().flat_map(BTreeMap::keys).collect();
+        let partitions: Vec<_> = self.records.keys().collect();
         f.debug_struct("KafkaEvent").field("partitions", &partitions).finish_non_exhaustive()
     }
 }

@@ -66,7 +66,7 @@ impl<B> Source for KafkaSource<B> {
     fn batch(&self, event: KafkaEvent) -> Option<Vec<Delivered>> {
         let arn = event.event_source_arn.filter(|arn| !arn.is_empty());
         let cluster: Arc<str> = arn.unwrap_or_else(|| sorted(event.bootstrap_servers.as_deref())).into();
-        let records = event.records.into_iter().flatten().flat_map(|(partition, records)| {
+        let records = event.records.into_iter().flat_map(|(partition, records)| {
             let (cluster, partition) = (Arc::clone(&cluster), Arc::<str>::from(partition));
             let delivered = move |record| Delivered { cluster: cluster.clone(), partition: partition.clone(), record };
             records.into_iter().map(delivered)

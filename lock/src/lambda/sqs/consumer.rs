@@ -29,7 +29,9 @@ use crate::lock::Locks;
 /// - A message that is in progress elsewhere returns to the queue; with `hide_while_in_progress` (feature `sqs`) hidden
 ///   until that lease ends.
 /// - Up to [`concurrency`](Consumer::concurrency) messages run concurrently. In a FIFO queue, the messages of a group are a
-///   lane: after one that returns to the queue, the rest of its group returns as well.
+///   lane: after one that returns to the queue, the rest of its group returns as well. The deliveries of all count, so a
+///   message that always fails takes the messages of its group behind it to the dead letters, without a run. A `BatchSize`
+///   of 1 in the event source mapping, or `dead_letter_if`, keeps them apart.
 ///
 /// If the process ends, or Lambda delivers the whole batch again for another reason, the deliveries of all its messages
 /// count: finally all of them may be in the dead-letter queue.
@@ -114,7 +116,8 @@ impl<H, B, T, E> SqsConsumer<H, B, T, E> {
 
     /// Says after how many deliveries the queue moves a message to its dead-letter queue: `maxReceiveCount` of its redrive
     /// policy. Each log line of a message that failed then has a field `dead_letter`: `true` if this was the last delivery,
-    /// `false` if the message is delivered again. It changes nothing else.
+    /// `false` if the message is delivered again. A message whose last delivery it was has a line also if it was not started
+    /// because of one before it. Nothing else changes, but that `back_off` does not delay the last delivery.
     #[must_use]
     pub fn max_receive_count(mut self, deliveries: u32) -> Self {
         self.source.max_receive_count = Some(deliveries);
@@ -142,8 +145,11 @@ impl<H, B, T, E> SqsConsumer<H, B, T, E> {
     /// A message fails if its handler returns an error or panics, if it is unfinished when its lease ends, if it does not
     /// parse or has no key, and if DynamoDB does not answer or the [`Idempotency`] refuses it, other than as in progress. A
     /// message that was not started is not delayed, nor is anything after a crash, nor the last delivery by
-    /// [`max_receive_count`](Self::max_receive_count). A shorter
-    /// delay than the visibility timeout brings a message back sooner.
+    /// [`max_receive_count`](Self::max_receive_count).
+    ///
+    /// Set the base and the cap. Those of [`Backoff::new`], 100 ms and 5 s, are for waits: they bring a message back sooner
+    /// than the visibility timeout of most queues does. The default [`Jitter::Full`](crate::Jitter::Full) also halves the
+    /// delays on average.
     ///
     /// SQS counts whole seconds, so a delay is rounded up. It is at most 11 hours and 40 minutes, because SQS allows 12
     /// hours since the receive. A queue keeps a message no longer than its retention, whatever the delays.
@@ -159,9 +165,9 @@ impl<H, B, T, E> SqsConsumer<H, B, T, E> {
     /// ```
     /// # use std::time::Duration;
     /// # use lambda_lock::lambda::SqsMessage;
-    /// # use lambda_lock::{Backoff, Locks, SqsConsumer};
+    /// # use lambda_lock::{Backoff, Jitter, Locks, SqsConsumer};
     /// # fn example(locks: Locks, queues: aws_sdk_sqs::Client) -> SqsConsumer<SqsMessage<String>, String, (), std::io::Error> {
-    /// let seldom = Backoff::new().base(Duration::from_secs(20)).cap(Duration::from_hours(1));
+    /// let seldom = Backoff::new().base(Duration::from_secs(20)).cap(Duration::from_hours(1)).jitter(Jitter::Equal);
     /// SqsConsumer::by_message_id(locks).back_off(queues, seldom)
     /// # }
     /// ```
@@ -187,11 +193,16 @@ impl<H, B, T, E> SqsConsumer<H, B, T, E> {
     /// [`with_parser`](Self::with_parser) return a variant for it.
     ///
     /// A dead letter is sent at least once. It is sent again if the answer to the request is lost, or if SQS delivers
-    /// the message again before Lambda deletes it, as after a crash: the handler then runs again. A queue whose URL ends with `.fifo` drops a repetition within five minutes.
-    /// Give the queue a longer retention than the source's.
+    /// the message again before Lambda deletes it, as after a crash: the handler then runs again. A queue whose URL ends
+    /// with `.fifo` drops a repetition within five minutes.
     ///
-    /// The record is released, as after any error of the handler, unless the [`Idempotency`] says otherwise. So a letter that
-    /// comes back by a redrive runs again, and is done without a run if a message with its key has succeeded meanwhile. A
+    /// Take the queue that the source's redrive policy names, because SQS redrives from no other queue, and to a source only
+    /// if the redrive names it. Give it a longer retention than the source's.
+    ///
+    /// The record is released, as after any error of the handler. So a letter that comes back by a redrive runs again, and
+    /// is done without a run if a message with its key has succeeded meanwhile. An [`Idempotency`] with
+    /// [`OnError::Store`](crate::OnError::Store) keeps the error instead, and `why` is not called again: a letter that was
+    /// not sent at once is never sent. Do not combine the two. A
     /// handler whose transaction has the write of [`Run::complete_in`](crate::Run::complete_in) sends no letter: the
     /// transaction may have been committed.
     ///

@@ -1,12 +1,13 @@
 //! What the consumer asks of SQS: to hide a message for a while, and to keep a dead letter.
 
 use std::collections::HashMap;
+use std::error::Error as StdError;
 use std::sync::Arc;
 use std::time::Duration;
 
 use aws_lambda_events::sqs::{SqsMessage as SqsRecord, SqsMessageAttribute};
 use aws_sdk_sqs::Client;
-use aws_sdk_sqs::error::ProvideErrorMetadata;
+use aws_sdk_sqs::error::{ProvideErrorMetadata, SdkError};
 use aws_sdk_sqs::primitives::Blob;
 use aws_sdk_sqs::types::MessageAttributeValue;
 use futures_util::future::{FutureExt as _, ready};
@@ -14,6 +15,7 @@ use tokio::time::timeout;
 
 use super::super::batch::{Fate, Inform};
 use super::message::receive_count;
+use crate::error::message_of;
 use crate::lock::Backoff;
 use crate::text::{printable, shortened};
 
@@ -101,8 +103,12 @@ fn queue_url(arn: &str) -> Option<String> {
 /// Hides a message for so many seconds from now on.
 async fn hide(queues: Client, Receipt { queue_url, handle, message_id }: Receipt, seconds: u64) {
     let seconds = i32::try_from(seconds.min(MAX_VISIBILITY_TIMEOUT)).unwrap_or_default();
-    let request = queues.change_message_visibility().queue_url(queue_url).receipt_handle(handle);
-    answer(message_id.as_deref(), "message not hidden", TIMEOUT, request.visibility_timeout(seconds).send()).await;
+    let request = queues.change_message_visibility().queue_url(&queue_url).receipt_handle(handle);
+    let request = request.visibility_timeout(seconds).send();
+    if let Err(why) = answer(TIMEOUT, request).await {
+        let (message_id, queue, action) = (message_id.as_deref(), &*queue_url, "sqs:ChangeMessageVisibility");
+        tracing::warn!(message_id, queue, action, why, "message not hidden");
+    }
 }
 
 /// Sends a copy of a message to the dead-letter queue. Returns whether SQS has it.
@@ -129,7 +135,12 @@ async fn send(queues: Client, url: Arc<str>, message: SqsRecord, reason: String,
     } else {
         request.set_message_group_id(group)
     };
-    answer(message_id, "dead letter not sent", TIMEOUT.min(within), request.send()).await
+    let answer = answer(TIMEOUT.min(within), request.send()).await;
+    if let Err(why) = &answer {
+        let (queue, action) = (printable(&url), "sqs:SendMessage");
+        tracing::warn!(message_id, queue = &*queue, action, why, "dead letter not sent");
+    }
+    answer.is_ok()
 }
 
 /// Returns the attributes of a dead letter: those of the message, which message it was, and why. `None` if they are too
@@ -160,18 +171,14 @@ fn copied(value: &SqsMessageAttribute) -> Option<MessageAttributeValue> {
         .ok()
 }
 
-/// Waits for the answer to a request. Returns whether SQS did what it asks for, and otherwise logs `failure`.
-async fn answer<A, E: ProvideErrorMetadata>(
-    message_id: Option<&str>,
-    failure: &str,
+/// Waits for the answer to a request, or says why it has none.
+async fn answer<A, E: ProvideErrorMetadata + StdError + 'static>(
     within: Duration,
-    request: impl Future<Output = Result<A, E>>,
-) -> bool {
-    let code = match timeout(within, Box::pin(request)).await {
-        Ok(Ok(_)) => return true,
-        Ok(Err(error)) => error.code().map(str::to_owned),
-        Err(_) => Some("no answer".to_owned()),
-    };
-    tracing::warn!(message_id, code, "{failure}");
-    false
+    request: impl Future<Output = Result<A, SdkError<E>>>,
+) -> Result<(), String> {
+    match timeout(within, Box::pin(request)).await {
+        Ok(Ok(_)) => Ok(()),
+        Ok(Err(error)) => Err(message_of(&error)),
+        Err(_) => Err("no answer".to_owned()),
+    }
 }
