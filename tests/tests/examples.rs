@@ -39,6 +39,9 @@ mod http;
 #[allow(dead_code, reason = "the runtime calls `main`")]
 #[path = "../../templates/idempotent/template/src/main.rs"]
 mod idempotent;
+#[allow(dead_code, reason = "the runtime calls `main`")]
+#[path = "../../templates/kafka/template/src/main.rs"]
+mod kafka;
 #[allow(dead_code, clippy::unused_async, reason = "the runtime calls `main`, and users put their work in its place")]
 #[path = "../../templates/limit/template/src/main.rs"]
 mod limit;

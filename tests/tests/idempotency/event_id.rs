@@ -217,8 +217,8 @@ async fn an_event_that_failed_or_crashed_leaves_the_order_as_it_was() {
 async fn an_event_whose_sequencer_is_not_written_fails() {
     let (_world, _host, locks) = environment().await;
     let freed_meanwhile = async || {
-        locks.force_release("uploads/a", None).await.unwrap();
-        true
+        let holder = locks.get("uploads/a").await.unwrap().unwrap();
+        locks.force_release("uploads/a", &holder).await.unwrap()
     };
     assert!(handle(&locks, "07", freed_meanwhile).await.unwrap_err().is_lost());
     assert!(handle(&locks, "07", succeed).await.unwrap());
