@@ -365,7 +365,7 @@ impl Error {
     {
         let message = message_of(&error);
         let mut this = Self::new(classify(&error), place, key).with_source(error);
-        this.0.source_message = Some(message);
+        this.0.source_message = Some(printable_up_to(&message, LONGEST_REASON).into_owned());
         this
     }
 
@@ -594,7 +594,7 @@ pub(crate) fn message_of<E: ProvideErrorMetadata + StdError>(error: &SdkError<E>
 where
     SdkError<E>: StdError,
 {
-    let message = match (error.code(), error.message()) {
+    match (error.code(), error.message()) {
         (Some(code), Some(message)) if !message.is_empty() => format!("{code}: {message}"),
         _ => {
             let (mut chain, mut source) = (error.to_string(), error.source());
@@ -604,8 +604,7 @@ where
             }
             chain
         }
-    };
-    printable_up_to(&message, LONGEST_REASON).into_owned()
+    }
 }
 
 /// What failed, on which key and table, why, and what to do.

@@ -16,7 +16,7 @@ use super::invocation::escape;
 /// | an event of | has the key |
 /// | --- | --- |
 /// | SNS | its message id |
-/// | `EventBridge`, also of a rule's schedule without an input of its own | `source#id` |
+/// | `EventBridge`, also that of a schedule without an input of its own | `source#id` |
 /// | S3 notifications | `bucket#key#version#sequencer#event`; the version is empty in a bucket without versions |
 /// | anything else, or without one of these parts | none: [`OnMissingKey`](crate::idempotency::OnMissingKey) applies |
 ///
@@ -77,8 +77,8 @@ fn key(parts: &[&str]) -> String {
 /// as well, so that this needs no record besides. An event that finds another one of its object in progress fails, as does
 /// one whose release fails, and Lambda delivers it again. Two requests for each event.
 ///
-/// Take the decoded key of the object (`url_decoded_key` in `aws_lambda_events`). With the bucket it has up to 1,088 bytes,
-/// and the encoded one may be longer than the key of a lock can be:
+/// `object` is the key of the object in the form of the notification. The encoding makes a key of 1,024 bytes up to three
+/// times as long, and the key of a lock has at most 2,048: if your keys can be so long, hash them.
 ///
 /// ```
 /// # use lambda_lock::Locks;

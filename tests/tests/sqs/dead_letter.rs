@@ -297,7 +297,7 @@ async fn a_dead_letter_is_logged_as_one_and_one_that_is_not_sent_as_returned() {
         assert_eq!(line.contains("dead_letter=true"), says.starts_with("sent"), "{line}");
         let warnings = logged(&id).into_iter().filter(|line| line.contains("dead letter not sent"));
         let explains = |line: String| {
-            let parts = ["queue=\"https://", "sqs:SendMessage", "AccessDeniedException: no"];
+            let parts = ["queue_url=\"https://", "sqs:SendMessage", "AccessDeniedException: no"];
             parts.iter().all(|part| line.contains(part))
         };
         assert!(warnings.map(explains).eq((says.starts_with("ret")).then_some(true)));

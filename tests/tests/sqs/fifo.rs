@@ -140,20 +140,33 @@ async fn the_messages_of_a_group_in_a_standard_queue_have_no_order() {
     assert!(run_at_the_same_time(vec![grouped("1", "Done"), grouped("2", "Done")]).await);
 }
 
+/// The lines that say that a message is a dead letter now.
+fn dead_letters(id: &str) -> Vec<String> {
+    logged(id).into_iter().filter(|line| line.contains("returned to the queue")).collect()
+}
+
 #[tokio::test]
 async fn a_message_that_becomes_a_dead_letter_without_a_run_is_logged() {
     keep_log();
     let (world, host, consumer, till) = environment().await;
-    let consumer = consumer.max_receive_count(3);
-    for (receives, is_logged) in [("2", false), ("3", true)] {
-        let behind = format!("behind, receive {receives} of {}", world.table);
-        let received = |id, then| with_attributes(ordered(id, "a", then), [("ApproximateReceiveCount", receives)]);
-        deliver(&consumer, &till, &host, [received("1", "Declined"), received(&behind, "Done")]).await;
-        let lines: Vec<_> = logged(&behind).into_iter().filter(|line| line.contains("returned to the queue")).collect();
-        assert_eq!(lines.len(), usize::from(is_logged), "{lines:?}");
-        for part in ["WARN", "dead_letter=true", "an item before it is not done"] {
-            assert!(lines.iter().all(|line| line.contains(part)), "`{part}` is not in {lines:?}");
+    let consumer = consumer.max_receive_count(3).stop_at_first_failure().concurrency(1);
+    for (receives, is_last) in [("2", false), ("3", true)] {
+        let [behind, unreadable, elsewhere] =
+            ["behind", "unreadable", "elsewhere"].map(|what| format!("{what}, receive {receives} of {}", world.table));
+        let received = |message| with_attributes(message, [("ApproximateReceiveCount", receives)]);
+        let mut misfit = ordered(&unreadable, "a", "Done");
+        misfit.body = Some("{".to_owned());
+        let messages =
+            [ordered("1", "a", "Declined"), ordered(&behind, "a", "Done"), misfit, ordered(&elsewhere, "b", "Done")];
+        deliver(&consumer, &till, &host, messages.map(received)).await;
+        for id in [&behind, &elsewhere] {
+            let lines = dead_letters(id);
+            assert_eq!(lines.len(), usize::from(is_last), "{lines:?}");
+            for part in ["WARN", "dead_letter=true", "the batch ended before it was done"] {
+                assert!(lines.iter().all(|line| line.contains(part)), "`{part}` is not in {lines:?}");
+            }
         }
+        assert_eq!(dead_letters(&unreadable).len(), 1);
     }
     assert_eq!(till.ran(), ["1", "1"]);
 }

@@ -7,7 +7,7 @@ use aws_sdk_dynamodb::types::AttributeValue;
 use lambda_lock::embedded::Host;
 use lambda_lock::{Lock, OnUnfinished, SqsConsumer};
 use lambda_lock_tests::World;
-use lambda_lock_tests::invocation::{invocation, invocation_with, millis};
+use lambda_lock_tests::invocation::{invocation, invocation_with, keep_log, logged, millis};
 use serde_json::json;
 
 use crate::queues::{Does, Queues};
@@ -100,6 +100,24 @@ async fn a_message_that_cannot_be_hidden_goes_back() {
         assert_eq!(till.ran(), ["2"]);
         assert!(!queues.hidden().is_empty());
     }
+}
+
+#[tokio::test]
+async fn a_message_that_cannot_be_hidden_is_logged_without_its_receipt() {
+    keep_log();
+    let queues = Queues::that(Does::Refuse);
+    let (world, host, consumer, till) = environment().await;
+    let id = format!("not hidden of {}", world.table);
+    let _other = work_elsewhere(&world, &id, Duration::from_secs(40)).await;
+    let mut message = message(&id, "Done");
+    message.receipt_handle = Some("receipt of 1".to_owned());
+    deliver(&consumer.hide_while_in_progress(queues.client()), &till, &host, [message]).await;
+    let lines: Vec<_> = logged(&id).into_iter().filter(|line| line.contains("message not hidden")).collect();
+    let [line] = &lines[..] else { panic!("{lines:?}") };
+    for part in ["queue_url=\"https://sqs", "sqs:ChangeMessageVisibility", "AccessDeniedException: no: …"] {
+        assert!(line.contains(part), "`{part}` is not in {line}");
+    }
+    assert!(!line.contains("receipt of 1"), "{line}");
 }
 
 #[tokio::test]

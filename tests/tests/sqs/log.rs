@@ -8,7 +8,7 @@ use lambda_lock_tests::invocation::{invocation, keep_log, logged};
 use serde_json::json;
 use tower::{Layer, ServiceExt, service_fn};
 
-use crate::{Consumer, Payment, Till, batch, deliver, environment, message_with_body, work_elsewhere};
+use crate::{Consumer, Payment, Till, batch, deliver, environment, message_with_body, with_attributes, work_elsewhere};
 
 #[tokio::test]
 async fn the_log_shows_the_id_of_a_failed_message_and_not_its_body() {
@@ -69,11 +69,13 @@ async fn a_message_in_progress_elsewhere_is_logged_once_at_info() {
     let id = format!("in progress of {}", world.table);
     let _other = work_elsewhere(&world, &id, Duration::from_secs(30)).await;
     let body = json!({ "id": "1" }).to_string();
-    assert_eq!(deliver(&consumer, &till, &host, [message_with_body(&id, &body)]).await.len(), 1);
+    let message = with_attributes(message_with_body(&id, &body), [("ApproximateReceiveCount", "3")]);
+    assert_eq!(deliver(&consumer.max_receive_count(3), &till, &host, [message]).await.len(), 1);
     let is_news = |line: &String| ["ERROR", "WARN", "INFO"].iter().any(|level| line.contains(level));
     let lines: Vec<_> = logged(&id).into_iter().filter(is_news).collect();
     let [line] = &lines[..] else { panic!("{lines:#?}") };
     assert!(line.contains("INFO") && line.contains("message_id") && line.contains("is in progress: "), "{line}");
+    assert!(line.contains("dead_letter=true"), "{line}");
 }
 
 #[tokio::test]

@@ -81,7 +81,7 @@ impl HttpConnector for Queues {
         self.requests.lock().unwrap().push((operation, body));
         let (status, body) = match self.does {
             Does::Answer => (200, "{}"),
-            Does::Refuse => (403, r#"{"__type": "AccessDeniedException", "message": "no"}"#),
+            Does::Refuse => (403, r#"{"__type": "AccessDeniedException", "message": "no: receipt of 1"}"#),
             Does::Fail => (500, "{}"),
             Does::FallSilent => return HttpConnectorFuture::new(pending()),
         };

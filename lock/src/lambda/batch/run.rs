@@ -1,5 +1,6 @@
 //! One batch: run each of its items once, within the time of the invocation.
 
+use std::collections::BTreeMap;
 use std::future::poll_fn;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -44,9 +45,14 @@ where
         let time = self.limit(&mut invocation);
         let outcomes = Mutex::new(vec![ItemOutcome::NotStarted; batch.len()]);
         let lanes = self.lanes(batch, &invocation);
+        let entries = lanes.iter().flat_map(|lane| &lane.entries);
+        // Why an item cannot be read has been logged.
+        let last = entries.filter(|entry| entry.label.is_last == Some(true) && entry.item.is_some());
+        let last_deliveries = Mutex::new(last.map(|entry| (entry.positions[0], entry.label.clone())).collect());
         let is_stopped = AtomicBool::new(false);
-        let batch = Arc::new(Batch { consumer: self, invocation, time, outcomes, is_stopped });
+        let batch = Arc::new(Batch { consumer: self, invocation, time, outcomes, last_deliveries, is_stopped });
         Arc::clone(&batch).run_all(lanes, inner).await;
+        batch.last_deliveries().values().for_each(log_last::<S>);
         let outcomes = batch.outcomes().clone();
         for outcome in &outcomes {
             metrics::count_by(metrics::BATCH_ITEMS, metrics::OUTCOME, outcome.name());
@@ -61,6 +67,8 @@ struct Batch<S: Source, H, T, E> {
     time: Option<BatchTime>,
     /// The outcome at each position of the batch.
     outcomes: Mutex<Vec<ItemOutcome>>,
+    /// The items that are dead letters if they are not done now, by their position. One whose run has ended is removed.
+    last_deliveries: Mutex<BTreeMap<usize, Label>>,
     /// Whether no more items start, because one failed.
     is_stopped: AtomicBool,
 }
@@ -113,10 +121,10 @@ where
     where
         Inner: Service<H, Response = T, Error = E> + Clone,
     {
-        let mut entries = lane.entries.into_iter();
-        while !self.is_stopped()
-            && let Some(Entry { positions, label, item, informs }) = entries.next()
-        {
+        for Entry { positions, label, item, informs } in lane.entries {
+            if self.is_stopped() {
+                break;
+            }
             let outcome = match item {
                 Some((item, identity)) if self.has_time() => {
                     self.set(&positions, ItemOutcome::TimedOut);
@@ -126,6 +134,7 @@ where
                 None => ItemOutcome::Unreadable,
             };
             self.set(&positions, outcome);
+            self.last_deliveries().remove(&positions[0]);
             if outcome.is_done() {
                 // Copies of a dead letter, too: one letter is enough.
                 self.set(&positions[1..], ItemOutcome::Duplicate);
@@ -140,10 +149,6 @@ where
                     break;
                 }
             }
-        }
-        // Nothing else says that these are dead letters without a run.
-        for Entry { label, .. } in entries.filter(|entry| entry.label.is_last == Some(true)) {
-            S::log(&label, &NotDone::Behind);
         }
     }
 
@@ -230,7 +235,11 @@ where
         let (has_time, is_stopped) = (self.has_time(), self.is_stopped());
         if is_stopped || !has_time {
             idempotency.release(run.lock()).await;
-            return Ok(if is_stopped { ItemOutcome::NotStarted } else { not_started::<S>(label) });
+            if !is_stopped {
+                return Ok(not_started::<S>(label));
+            }
+            log_last::<S>(label);
+            return Ok(ItemOutcome::NotStarted);
         }
         let work = async {
             poll_fn(|context| inner.poll_ready(context)).await?;
@@ -255,6 +264,13 @@ where
 fn not_started<S: Source>(label: &Label) -> ItemOutcome {
     S::log(label, &NotDone::NotStarted);
     ItemOutcome::NotStarted
+}
+
+/// Logs an item that is not done if nothing else would say that it is a dead letter now.
+fn log_last<S: Source>(label: &Label) {
+    if label.is_last == Some(true) {
+        S::log(label, &NotDone::BatchEnded);
+    }
 }
 
 impl<S: Source, H, T, E> Batch<S, H, T, E> {
@@ -284,6 +300,10 @@ impl<S: Source, H, T, E> Batch<S, H, T, E> {
 
     fn outcomes(&self) -> MutexGuard<'_, Vec<ItemOutcome>> {
         self.outcomes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn last_deliveries(&self) -> MutexGuard<'_, BTreeMap<usize, Label>> {
+        self.last_deliveries.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn set(&self, positions: &[usize], outcome: ItemOutcome) {

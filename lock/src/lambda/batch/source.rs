@@ -131,8 +131,8 @@ pub enum NotDone<'a> {
     },
     /// There was no time left.
     NotStarted,
-    /// An item before it is not done.
-    Behind,
+    /// The batch ended before the item was done.
+    BatchEnded,
     Failed {
         error_type: Option<&'a str>,
         error: &'a str,
@@ -154,11 +154,12 @@ macro_rules! log_not_done {
             let (receive_count, dead_letter) = (*receive_count, *is_last);
             match *why {
                 NotDone::InProgress { error } => {
-                    tracing::info!($name, $origin, key, receive_count, reason = "in_progress", error, $message);
+                    let reason = "in_progress";
+                    tracing::info!($name, $origin, key, receive_count, dead_letter, reason, error, $message);
                 }
-                NotDone::NotStarted | NotDone::Behind => {
-                    let is_behind = matches!(why, NotDone::Behind);
-                    let reason = if is_behind { "an item before it is not done" } else { "no time left" };
+                NotDone::NotStarted | NotDone::BatchEnded => {
+                    let has_ended = matches!(why, NotDone::BatchEnded);
+                    let reason = if has_ended { "the batch ended before it was done" } else { "no time left" };
                     tracing::warn!($name, $origin, key, receive_count, dead_letter, concat!($message, ": {}"), reason);
                 }
                 NotDone::Failed { error_type, error } => {

@@ -29,9 +29,11 @@ use crate::lock::Locks;
 /// - A message that is in progress elsewhere returns to the queue; with `hide_while_in_progress` (feature `sqs`) hidden
 ///   until that lease ends.
 /// - Up to [`concurrency`](Consumer::concurrency) messages run concurrently. In a FIFO queue, the messages of a group are a
-///   lane: after one that returns to the queue, the rest of its group returns as well. The deliveries of all count, so a
-///   message that always fails takes the messages of its group behind it to the dead letters, without a run. A `BatchSize`
-///   of 1 in the event source mapping, or `dead_letter_if`, keeps them apart.
+///   lane: after one that returns to the queue, the rest of its group returns as well.
+///
+/// In a FIFO queue, the messages that return behind a failed one have been received, too. If it fails each time, they
+/// become dead letters with it, and have never run. A `BatchSize` of 1 in the event source mapping prevents that.
+/// `dead_letter_if` prevents it for the errors that it takes: not for a panic, a timeout, or a body that does not parse.
 ///
 /// If the process ends, or Lambda delivers the whole batch again for another reason, the deliveries of all its messages
 /// count: finally all of them may be in the dead-letter queue.
@@ -116,8 +118,8 @@ impl<H, B, T, E> SqsConsumer<H, B, T, E> {
 
     /// Says after how many deliveries the queue moves a message to its dead-letter queue: `maxReceiveCount` of its redrive
     /// policy. Each log line of a message that failed then has a field `dead_letter`: `true` if this was the last delivery,
-    /// `false` if the message is delivered again. A message whose last delivery it was has a line also if it was not started
-    /// because of one before it. Nothing else changes, but that `back_off` does not delay the last delivery.
+    /// `false` if the message is delivered again. After the last delivery, a message that was not started or not finished has a line as
+    /// well, and `back_off` sends no request.
     #[must_use]
     pub fn max_receive_count(mut self, deliveries: u32) -> Self {
         self.source.max_receive_count = Some(deliveries);
@@ -144,7 +146,7 @@ impl<H, B, T, E> SqsConsumer<H, B, T, E> {
     ///
     /// A message fails if its handler returns an error or panics, if it is unfinished when its lease ends, if it does not
     /// parse or has no key, and if DynamoDB does not answer or the [`Idempotency`] refuses it, other than as in progress. A
-    /// message that was not started is not delayed, nor is anything after a crash, nor the last delivery by
+    /// message that was not started is not delayed, nor is anything after a crash, or after the last delivery by
     /// [`max_receive_count`](Self::max_receive_count).
     ///
     /// Set the base and the cap. Those of [`Backoff::new`], 100 ms and 5 s, are for waits: they bring a message back sooner
@@ -196,8 +198,9 @@ impl<H, B, T, E> SqsConsumer<H, B, T, E> {
     /// the message again before Lambda deletes it, as after a crash: the handler then runs again. A queue whose URL ends
     /// with `.fifo` drops a repetition within five minutes.
     ///
-    /// Take the queue that the source's redrive policy names, because SQS redrives from no other queue, and to a source only
-    /// if the redrive names it. Give it a longer retention than the source's.
+    /// Take the queue that the source's redrive policy names, because SQS redrives from no other queue. SQS does not know the
+    /// source of these letters: the redrive has to name it (`--destination-arn`). Give the queue a longer retention than the
+    /// source's.
     ///
     /// The record is released, as after any error of the handler. So a letter that comes back by a redrive runs again, and
     /// is done without a run if a message with its key has succeeded meanwhile. An [`Idempotency`] with

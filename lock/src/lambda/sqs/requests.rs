@@ -17,7 +17,7 @@ use super::super::batch::{Fate, Inform};
 use super::message::receive_count;
 use crate::error::message_of;
 use crate::lock::Backoff;
-use crate::text::{printable, shortened};
+use crate::text::{printable, printable_up_to, shortened};
 
 /// SQS hides a message for 12 hours after its receive at most, and refuses more. Since the receive, a batching window of up
 /// to 5 minutes and an invocation of up to 15 may have passed. In seconds.
@@ -103,11 +103,13 @@ fn queue_url(arn: &str) -> Option<String> {
 /// Hides a message for so many seconds from now on.
 async fn hide(queues: Client, Receipt { queue_url, handle, message_id }: Receipt, seconds: u64) {
     let seconds = i32::try_from(seconds.min(MAX_VISIBILITY_TIMEOUT)).unwrap_or_default();
-    let request = queues.change_message_visibility().queue_url(&queue_url).receipt_handle(handle);
+    let request = queues.change_message_visibility().queue_url(&queue_url).receipt_handle(&handle);
     let request = request.visibility_timeout(seconds).send();
     if let Err(why) = answer(TIMEOUT, request).await {
-        let (message_id, queue, action) = (message_id.as_deref(), &*queue_url, "sqs:ChangeMessageVisibility");
-        tracing::warn!(message_id, queue, action, why, "message not hidden");
+        // SQS may repeat the handle, with which the message can be deleted.
+        let why = shown(&why.replace(&handle, "…"));
+        let (message_id, action) = (message_id.as_deref(), "sqs:ChangeMessageVisibility");
+        tracing::warn!(message_id, queue_url, action, why, "message not hidden");
     }
 }
 
@@ -137,8 +139,8 @@ async fn send(queues: Client, url: Arc<str>, message: SqsRecord, reason: String,
     };
     let answer = answer(TIMEOUT.min(within), request.send()).await;
     if let Err(why) = &answer {
-        let (queue, action) = (printable(&url), "sqs:SendMessage");
-        tracing::warn!(message_id, queue = &*queue, action, why, "dead letter not sent");
+        let (queue_url, why, action) = (shown(&url), shown(why), "sqs:SendMessage");
+        tracing::warn!(message_id, queue_url, action, why, "dead letter not sent");
     }
     answer.is_ok()
 }
@@ -169,6 +171,11 @@ fn copied(value: &SqsMessageAttribute) -> Option<MessageAttributeValue> {
         .set_binary_value(binary)
         .build()
         .ok()
+}
+
+/// Makes a text fit for a line of the log.
+fn shown(text: &str) -> String {
+    printable_up_to(text, MAX_REASON).into_owned()
 }
 
 /// Waits for the answer to a request, or says why it has none.

@@ -3,16 +3,16 @@ use lambda_lock::kafka::{KafkaConsumer, KafkaRecord};
 use lambda_runtime::{Error, Runtime, service_fn, tower::Layer};
 
 #[derive(serde::Deserialize)]
-struct Payment {
-    amount: u64,
+struct Reading {
+    celsius: f64,
 }
 
 /// An error is logged, and Lambda delivers the partition again from this record.
-async fn pay(record: KafkaRecord<Payment>) -> Result<(), Error> {
-    if record.body.amount == 0 {
-        return Err("nothing to pay".into());
+async fn store(record: KafkaRecord<Reading>) -> Result<(), Error> {
+    if record.body.celsius < -273.15 {
+        return Err("below absolute zero".into());
     }
-    println!("paid {}", record.body.amount);
+    println!("{} °C", record.body.celsius);
     Ok(())
 }
 
@@ -20,7 +20,7 @@ async fn pay(record: KafkaRecord<Payment>) -> Result<(), Error> {
 async fn main() -> Result<(), Error> {
     lambda_runtime::tracing::init_default_subscriber(); // to CloudWatch Logs
     let locks = Locks::from_env().await?; // the table is LOCK_TABLE_NAME
-    Runtime::new(KafkaConsumer::by_offset(locks).concurrency(10).layer(service_fn(pay))).run().await
+    Runtime::new(KafkaConsumer::by_offset(locks).concurrency(10).layer(service_fn(store))).run().await
 }
 
 #[cfg(test)]
@@ -31,9 +31,9 @@ mod tests {
 
     use super::*;
 
-    /// A record of the customer `Ada`. Its value is in Base64.
+    /// A record of the sensor `roof`. Its value is in Base64.
     fn record(offset: u32, value: &str) -> Value {
-        json!({ "topic": "payments", "partition": 0, "offset": offset, "key": "QWRh", "value": value })
+        json!({ "topic": "readings", "partition": 0, "offset": offset, "key": "cm9vZg==", "value": value })
     }
 
     #[tokio::test]
@@ -41,11 +41,11 @@ mod tests {
         let engine = DynamoDb::new().unwrap();
         let locks = Locks::builder(engine.client(), "locks").build().unwrap();
         locks.create_table().await.unwrap();
-        let function = KafkaConsumer::by_offset(locks).layer(service_fn(pay));
+        let function = KafkaConsumer::by_offset(locks).layer(service_fn(store));
 
-        let [seven, nothing] = ["eyJhbW91bnQiOjd9", "eyJhbW91bnQiOjB9"];
-        for (second, failures) in [(nothing, vec![2]), (seven, vec![])] {
-            let records = json!({ "payments-0": [record(1, seven), record(2, second), record(3, seven)] });
+        let [seven, impossible] = ["eyJjZWxzaXVzIjo3fQ==", "eyJjZWxzaXVzIjotMzAwfQ=="];
+        for (second, failures) in [(impossible, vec![2]), (seven, vec![])] {
+            let records = json!({ "readings-0": [record(1, seven), record(2, second), record(3, seven)] });
             let batch = json!({ "eventSource": "aws:kafka", "bootstrapServers": "b-1:9092", "records": records });
             let event = LambdaEvent::new(serde_json::from_value(batch).unwrap(), Context::default());
             let Ok(answer) = function.clone().oneshot(event).await;
