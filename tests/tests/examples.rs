@@ -39,15 +39,24 @@ mod http;
 #[allow(dead_code, reason = "the runtime calls `main`")]
 #[path = "../../templates/idempotent/template/src/main.rs"]
 mod idempotent;
+#[allow(clippy::unnecessary_wraps, reason = "a parser returns a result")]
 #[allow(dead_code, reason = "the runtime calls `main`")]
 #[path = "../../templates/kafka/template/src/main.rs"]
 mod kafka;
 #[allow(dead_code, clippy::unused_async, reason = "the runtime calls `main`, and users put their work in its place")]
 #[path = "../../templates/limit/template/src/main.rs"]
 mod limit;
+#[allow(clippy::disallowed_methods, reason = "a function of a user has no clock of its own")]
+#[allow(dead_code, clippy::unused_async, reason = "the runtime calls `main`, and users put their work in its place")]
+#[path = "../../templates/objects/template/src/main.rs"]
+mod objects;
 #[allow(dead_code, reason = "the runtime calls `main`")]
 #[path = "../../templates/queue/template/src/main.rs"]
 mod queue;
+#[allow(clippy::unnecessary_wraps, reason = "a parser returns a result")]
+#[allow(dead_code, clippy::unused_async, reason = "the runtime calls `main`, and users put their work in its place")]
+#[path = "../../templates/queue-fifo/template/src/main.rs"]
+mod queue_fifo;
 #[allow(dead_code, reason = "the runtime calls `main`")]
 #[path = "../../templates/singleton/template/src/main.rs"]
 mod singleton;

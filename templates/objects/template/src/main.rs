@@ -1,0 +1,108 @@
+use lambda_lock::{Locks, lambda::compare_sequencers};
+use lambda_runtime::{Error, LambdaEvent, Runtime, service_fn};
+use percent_encoding::percent_decode_str;
+use serde::Deserialize;
+use std::time::{Duration, SystemTime};
+
+/// What this function reads of a notification of S3.
+#[derive(Deserialize)]
+struct Notification {
+    #[serde(rename = "Records")]
+    records: Vec<Record>,
+}
+
+#[derive(Deserialize)]
+struct Record {
+    s3: Change,
+}
+
+#[derive(Deserialize)]
+struct Change {
+    bucket: Bucket,
+    object: Object,
+}
+
+#[derive(Deserialize)]
+struct Bucket {
+    name: String,
+}
+
+#[derive(Deserialize)]
+struct Object {
+    key: String,
+    sequencer: String,
+}
+
+/// Reads the object as it is now, and writes what you want to know about it elsewhere.
+async fn index(bucket: &str, key: &str) -> Result<(), Error> {
+    println!("indexed {key} of {bucket}");
+    Ok(())
+}
+
+/// Indexes an object, unless a later change of it has been indexed. Returns whether it was indexed.
+async fn index_unless_older(locks: &Locks, change: &Change, deadline: SystemTime) -> Result<bool, Error> {
+    let Change { bucket, object } = change;
+    let form = object.key.replace('+', " ");
+    let key = percent_decode_str(&form).decode_utf8()?;
+    let of_object = locks.acquire(format!("{{ project_name }}#{}/{key}", bucket.name));
+    let of_object = of_object.until(deadline).wait(Duration::from_secs(20));
+    let done = of_object.run(async |lock| {
+        // What the last change left in the row of the lock.
+        let last = lock.data().and_then(|data| data.as_str()).unwrap_or_default();
+        if compare_sequencers(&object.sequencer, last).is_le() {
+            return Ok(false);
+        }
+        index(&bucket.name, &key).await?;
+        lock.set_data(object.sequencer.as_str());
+        lock.release().await?; // writes it; after an error, S3's event comes again
+        Ok(true)
+    });
+    done.await?
+}
+
+async fn handle(locks: &Locks, event: LambdaEvent<Notification>) -> Result<(), Error> {
+    for record in &event.payload.records {
+        index_unless_older(locks, &record.s3, event.context.deadline()).await?;
+    }
+    Ok(())
+}
+
+#[tokio::main]
+async fn main() -> Result<(), Error> {
+    lambda_runtime::tracing::init_default_subscriber(); // to CloudWatch Logs
+    let locks = &Locks::from_env().await?; // the table is LOCK_TABLE_NAME
+    Runtime::new(service_fn(|event| handle(locks, event))).run().await
+}
+
+#[cfg(test)]
+mod tests {
+    use lambda_lock::embedded::DynamoDb;
+    use serde_json::json;
+
+    use super::*;
+
+    fn change(key: &str, sequencer: &str) -> Change {
+        serde_json::from_value(json!({
+            "bucket": { "name": "uploads" },
+            "object": { "key": key, "sequencer": sequencer },
+        }))
+        .unwrap()
+    }
+
+    #[tokio::test]
+    async fn an_older_change_of_an_object_is_skipped() {
+        let engine = DynamoDb::new().unwrap();
+        let locks = Locks::builder(engine.client(), "locks").build().unwrap();
+        locks.create_table().await.unwrap();
+        let deadline = SystemTime::now() + Duration::from_secs(30);
+        for (change, is_indexed) in [
+            (change("a+b.jpg", "0055"), true),
+            (change("a+b.jpg", "0054"), false),
+            (change("a%20b.jpg", "0055"), false), // the same key
+            (change("other.jpg", "0054"), true),
+            (change("a+b.jpg", "0056"), true),
+        ] {
+            assert_eq!(index_unless_older(&locks, &change, deadline).await.unwrap(), is_indexed);
+        }
+    }
+}

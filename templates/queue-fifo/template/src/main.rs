@@ -1,0 +1,151 @@
+use lambda_lock::{Backoff, Idempotency, Jitter, Locks, SqsConsumer};
+use lambda_lock::{idempotency::OnMissingKey, lambda::SqsMessage};
+use lambda_runtime::{Diagnostic, Error, Runtime, service_fn, tower::Layer};
+use std::{convert::Infallible, env, time::Duration};
+
+#[derive(serde::Deserialize)]
+struct Order {
+    id: String,
+    quantity: u32,
+}
+
+/// The body of a message. The handler gets what is not an order, too, and so can make a dead letter of it.
+enum Body {
+    Order(Order),
+    Unreadable,
+}
+
+fn parse(text: &str) -> Result<Body, Infallible> {
+    Ok(serde_json::from_str(text).map_or(Body::Unreadable, Body::Order))
+}
+
+/// Why an order was not placed.
+enum Failure {
+    Unreadable,
+    Empty,
+    #[allow(dead_code, reason = "for the work that you put in")]
+    Unreachable,
+}
+
+impl Failure {
+    /// Why no retry can succeed, which the dead letter says.
+    fn is_final(&self) -> Option<String> {
+        match self {
+            Self::Unreadable => Some("the body is not an order".to_owned()),
+            Self::Empty => Some("the order has no items".to_owned()),
+            Self::Unreachable => None,
+        }
+    }
+}
+
+/// For the log.
+impl From<Failure> for Diagnostic {
+    fn from(failure: Failure) -> Self {
+        let message = failure.is_final().unwrap_or_else(|| "the shop does not answer".to_owned());
+        Self { error_type: "Failure".to_owned(), error_message: message }
+    }
+}
+
+async fn place(message: SqsMessage<Body>) -> Result<(), Failure> {
+    let Body::Order(order) = message.body else { return Err(Failure::Unreadable) };
+    if order.quantity == 0 {
+        return Err(Failure::Empty);
+    }
+    println!("{}: placed", order.id);
+    Ok(())
+}
+
+/// An order is recognised by its id, and what is not an order by the id of its message.
+fn key(message: &SqsMessage<Body>) -> Option<String> {
+    match &message.body {
+        Body::Order(order) => Some(format!("order {}", order.id)),
+        Body::Unreadable => message.message_id().map(|id| format!("message {id}")),
+    }
+}
+
+type Orders = SqsConsumer<SqsMessage<Body>, Body, (), Failure>;
+
+fn orders(locks: Locks, queues: aws_sdk_sqs::Client, dead_letters: String) -> Orders {
+    let once = Idempotency::new(locks, OnMissingKey::Reject, key).window(Duration::from_hours(43 * 24)); // the queue, its dead letters, and the queue again
+    // After 15 to 30 s, then after 30 to 60 s, at last after up to an hour.
+    let delays = Backoff::new().base(Duration::from_secs(30)).cap(Duration::from_hours(1)).jitter(Jitter::Equal);
+    SqsConsumer::with_parser(once, parse)
+        .max_receive_count(10) // of the queue: the last delivery has a line in the log
+        .back_off(queues.clone(), delays)
+        .dead_letter_if(queues, dead_letters, Failure::is_final)
+}
+
+#[tokio::main]
+async fn main() -> Result<(), Error> {
+    lambda_runtime::tracing::init_default_subscriber(); // to CloudWatch Logs
+    let queues = aws_sdk_sqs::Client::new(&aws_config::load_defaults(aws_config::BehaviorVersion::latest()).await);
+    let locks = Locks::from_env().await?; // the table is LOCK_TABLE_NAME
+    Runtime::new(orders(locks, queues, env::var("DEAD_LETTERS_URL")?).layer(service_fn(place))).run().await
+}
+
+#[cfg(test)]
+mod tests {
+    use aws_sdk_sqs::config::{BehaviorVersion, Region};
+    use aws_smithy_runtime_api::client::http::{
+        HttpConnector, HttpConnectorFuture, SharedHttpConnector, http_client_fn,
+    };
+    use aws_smithy_runtime_api::client::orchestrator::{HttpRequest, HttpResponse};
+    use aws_smithy_types::body::SdkBody;
+    use lambda_lock::embedded::DynamoDb;
+    use lambda_runtime::{Context, LambdaEvent, tower::ServiceExt};
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    /// An SQS that does what it is asked.
+    #[derive(Debug)]
+    struct Queues;
+
+    impl HttpConnector for Queues {
+        fn call(&self, _: HttpRequest) -> HttpConnectorFuture {
+            HttpConnectorFuture::ready(Ok(HttpResponse::new(200.try_into().unwrap(), SdkBody::from("{}"))))
+        }
+    }
+
+    fn message(id: &str, body: &str) -> Value {
+        json!({
+            "messageId": id,
+            "receiptHandle": "handle",
+            "eventSourceARN": "arn:aws:sqs:eu-west-1:123456789012:orders.fifo",
+            "attributes": { "MessageGroupId": "ada" },
+            "body": body,
+        })
+    }
+
+    #[tokio::test]
+    async fn what_no_retry_helps_is_a_dead_letter_and_what_a_retry_may_help_returns_with_its_group() {
+        let engine = DynamoDb::new().unwrap();
+        let locks = Locks::builder(engine.client(), "locks").build().unwrap();
+        locks.create_table().await.unwrap();
+        let config = aws_sdk_sqs::Config::builder()
+            .behavior_version(BehaviorVersion::latest())
+            .region(Region::from_static("eu-west-1"))
+            .allow_no_auth()
+            .http_client(http_client_fn(|_, _| SharedHttpConnector::new(Queues)));
+        let queues = aws_sdk_sqs::Client::from_conf(config.build());
+        let consumer =
+            orders(locks, queues, "https://sqs.eu-west-1.amazonaws.com/123456789012/letters.fifo".to_owned());
+        let function = consumer.layer(service_fn(async |message: SqsMessage<Body>| match &message.body {
+            Body::Order(order) if order.id == "late" => Err(Failure::Unreachable),
+            _ => place(message).await,
+        }));
+
+        let order = |id: &str, quantity: u32| json!({ "id": id, "quantity": quantity }).to_string();
+        let messages = [
+            message("1", "?"),
+            message("2", &order("empty", 0)),
+            message("3", &order("tea", 1)),
+            message("4", &order("late", 1)),
+            message("5", &order("jam", 1)),
+        ];
+        let batch = serde_json::from_value(json!({ "Records": messages })).unwrap();
+        let Ok(answer) = function.oneshot(LambdaEvent::new(batch, Context::default())).await;
+        let returned: Vec<_> = answer.batch_item_failures.iter().map(|failure| &failure.item_identifier).collect();
+        assert_eq!(returned, ["4", "5"]);
+    }
+}
