@@ -74,11 +74,12 @@ fn key(parts: &[&str]) -> String {
 /// event of the object runs meanwhile. An event that fails, or crashes, leaves the sequencer of the one before it, and runs
 /// again when it is delivered again. The row remembers the sequencer for the [retention](crate::LocksBuilder::retention)
 /// since the last event, 24 hours by default: choose it longer than an event can be late. A copy of the last event is skipped
-/// as well, so that this needs no record besides. An event that finds another one of its object in progress fails, as does
+/// as well: this needs no `Idempotency` in addition. An event that finds another one of its object in progress fails, as does
 /// one whose release fails, and Lambda delivers it again. Two requests for each event.
 ///
-/// `object` is the key of the object in the form of the notification. The encoding makes a key of 1,024 bytes up to three
-/// times as long, and the key of a lock has at most 2,048: if your keys can be so long, hash them.
+/// Decode the key of the object first: a `+` is a space, and the rest is percent-encoded. The encoded key can be longer than
+/// the 2,048 bytes that a lock's key may have. The template `objects` is a whole function. The table's policy has to allow
+/// the key, here by the prefix `index#`:
 ///
 /// ```
 /// # use lambda_lock::Locks;
@@ -86,7 +87,7 @@ fn key(parts: &[&str]) -> String {
 /// # use lambda_runtime::Error;
 /// # async fn index(_: &str) -> Result<(), Error> { Ok(()) }
 /// async fn index_unless_older(locks: &Locks, bucket: &str, object: &str, sequencer: &str) -> Result<(), Error> {
-///     let of_object = locks.acquire(format!("{bucket}/{object}"));
+///     let of_object = locks.acquire(format!("index#{bucket}/{object}"));
 ///     let done = of_object.run(async |lock| {
 ///         let last = lock.data().and_then(|data| data.as_str()).unwrap_or_default();
 ///         if compare_sequencers(sequencer, last).is_gt() {

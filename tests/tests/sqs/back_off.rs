@@ -4,14 +4,15 @@ use std::time::Duration;
 
 use aws_lambda_events::sqs::SqsMessage as SqsRecord;
 use lambda_lock::embedded::Host;
-use lambda_lock::{Backoff, Jitter};
+use lambda_lock::{Backoff, Jitter, SqsConsumer};
 use lambda_lock_tests::World;
-use lambda_lock_tests::invocation::invocation_with;
+use lambda_lock_tests::invocation::{invocation_with, keep_log, logged};
+use serde_json::json;
 
 use crate::queues::{Does, Queues};
 use crate::{
-    Consumer, Till, batch, deliver, deliver_in, environment, environment_in, message, message_with_body, ms, ordered,
-    with_attributes, work_elsewhere,
+    Consumer, Till, batch, by_payment, deliver, deliver_in, environment, environment_in, message, message_with_body,
+    ms, ordered, with_attributes, work_elsewhere,
 };
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -170,5 +171,27 @@ async fn absurd_delays_are_as_long_as_sqs_allows_or_a_second() {
         let (_world, host, consumer, till) = delaying(&queues, backoff).await;
         assert_eq!(deliver(&consumer, &till, &host, [message("1", "Declined")]).await, ["1"]);
         assert_eq!(queues.seconds(), [seconds]);
+    }
+}
+
+#[tokio::test]
+async fn a_twin_that_is_delivered_for_the_last_time_is_logged_and_not_delayed() {
+    keep_log();
+    for counts in [["2", "3"], ["3", "2"]] {
+        let queues = Queues::default();
+        let (world, host, _, till) = environment().await;
+        let consumer = SqsConsumer::new(by_payment(&world.locks(&host).build().unwrap()))
+            .back_off(queues.client(), doubling())
+            .max_receive_count(3);
+        let ids = ["a", "b"].map(|twin| format!("twin {twin} of {}", world.table));
+        let body = json!({ "id": "17", "then": "Declined" }).to_string();
+        let twins = [0, 1].map(|twin| received(message_with_body(&ids[twin], &body), counts[twin]));
+        assert_eq!(deliver(&consumer, &till, &host, twins).await, ids);
+        assert_eq!(till.ran().len(), 1);
+        assert_eq!(queues.seconds(), [2]);
+        for (id, count) in ids.iter().zip(counts) {
+            let is_dead_letter = |line: &String| line.contains("dead_letter=true");
+            assert_eq!(logged(id).iter().filter(|line| is_dead_letter(line)).count(), usize::from(count == "3"));
+        }
     }
 }

@@ -75,8 +75,8 @@ use crate::panics;
 /// The type of the handler's error converts into [`lambda_runtime::Diagnostic`], which has both texts.
 ///
 /// If the format hashes keys, the logged key is the hash. Items that are not started because of a failure before them have
-/// no line, and for items that are unfinished when the answer is due, one warning says that there are some. But a message
-/// that is not delivered again, as `SqsConsumer::max_receive_count` tells, has a line of its own. If the event
+/// no line. One warning says that items are unfinished when the answer is due. A message that is not delivered again, as
+/// `SqsConsumer::max_receive_count` tells, has a warning of its own in both cases. If the event
 /// itself is malformed, `lambda_runtime` fails the invocation, and
 /// [logs the event](crate::LockLayer#what-lambda_runtime-logs).
 pub struct Consumer<S: Source, H, T, E> {

@@ -14,15 +14,20 @@ pub(super) struct Lane<S: Source> {
     pub(super) is_ordered: bool,
 }
 
-/// An item that runs once, and its copies in the batch.
+/// An item that runs once.
 pub(super) struct Entry<S: Source> {
-    /// The positions in the batch of the item and of its copies.
-    pub(super) positions: Vec<usize>,
-    pub(super) label: Label,
+    /// The item in the batch, and its copies.
+    pub(super) copies: Vec<Delivered>,
     /// `None` if the item cannot be read, which has been logged.
     pub(super) item: Option<(S::Item, Option<Identity>)>,
-    /// What tells the source about the fate of the item and of its copies.
-    pub(super) informs: Vec<Inform>,
+}
+
+/// An item as the batch has it.
+pub(super) struct Delivered {
+    pub(super) position: usize,
+    pub(super) label: Label,
+    /// What tells the source about the fate of the item.
+    pub(super) inform: Option<Inform>,
 }
 
 impl<S: Source, H, T, E> Consumer<S, H, T, E> {
@@ -40,10 +45,9 @@ impl<S: Source, H, T, E> Consumer<S, H, T, E> {
             let identity = item.as_ref().and_then(|(_, identity)| identity.clone());
             label.key = identity.as_ref().map(|identity| self.idempotency.shown_key(identity));
             let id = identity.map(|identity| (lane.clone(), identity));
+            let delivered = Delivered { position, label, inform };
             if let Some(&(lane, entry)) = id.as_ref().and_then(|id| firsts.get(id)) {
-                let first = &mut lanes[lane].entries[entry];
-                first.positions.push(position);
-                first.informs.extend(inform);
+                lanes[lane].entries[entry].copies.push(delivered);
                 // The drop of a body may panic.
                 let _ = catch_unwind(AssertUnwindSafe(|| drop(item)));
                 continue;
@@ -57,7 +61,7 @@ impl<S: Source, H, T, E> Consumer<S, H, T, E> {
             if let Some(id) = id {
                 firsts.insert(id, (index, entries.len()));
             }
-            entries.push(Entry { positions: vec![position], label, item, informs: inform.into_iter().collect() });
+            entries.push(Entry { copies: vec![delivered], item });
         }
         lanes
     }

@@ -18,9 +18,9 @@ use tower_service::Service;
 use super::super::handler_input::HandlerInput;
 use super::super::invocation::invocation_of;
 use super::consumer::{BatchTime, Consumer};
-use super::lane::{Entry, Lane};
+use super::lane::{Delivered, Entry, Lane};
 use super::outcome::ItemOutcome;
-use super::source::{Fate, Inform, Label, NotDone, Source};
+use super::source::{Fate, Label, NotDone, Source};
 use crate::clock::{Moment, since_epoch};
 use crate::error::ErrorKind;
 use crate::idempotency::{HandlerError, Identity, Invocation, NextStep, Run};
@@ -45,15 +45,20 @@ where
         let time = self.limit(&mut invocation);
         let outcomes = Mutex::new(vec![ItemOutcome::NotStarted; batch.len()]);
         let lanes = self.lanes(batch, &invocation);
-        let entries = lanes.iter().flat_map(|lane| &lane.entries);
-        // Why an item cannot be read has been logged.
-        let last = entries.filter(|entry| entry.label.is_last == Some(true) && entry.item.is_some());
-        let last_deliveries = Mutex::new(last.map(|entry| (entry.positions[0], entry.label.clone())).collect());
+        let last_deliveries = Mutex::new(last_deliveries(&lanes));
         let is_stopped = AtomicBool::new(false);
         let batch = Arc::new(Batch { consumer: self, invocation, time, outcomes, last_deliveries, is_stopped });
         Arc::clone(&batch).run_all(lanes, inner).await;
-        batch.last_deliveries().values().for_each(log_last::<S>);
         let outcomes = batch.outcomes().clone();
+        for (&position, label) in &*batch.last_deliveries() {
+            let reason = match outcomes[position] {
+                ItemOutcome::NotStarted => BEHIND,
+                ItemOutcome::TimedOut => "not finished when the answer was due",
+                outcome if outcome.is_done() => continue,
+                _ => "a copy of a message that is not done",
+            };
+            S::log(label, &NotDone::Last(reason));
+        }
         for outcome in &outcomes {
             metrics::count_by(metrics::BATCH_ITEMS, metrics::OUTCOME, outcome.name());
         }
@@ -61,13 +66,16 @@ where
     }
 }
 
+/// Why an item has not started whose last delivery this was.
+const BEHIND: &str = "not started, because another one is not done";
+
 struct Batch<S: Source, H, T, E> {
     consumer: Consumer<S, H, T, E>,
     invocation: Invocation,
     time: Option<BatchTime>,
     /// The outcome at each position of the batch.
     outcomes: Mutex<Vec<ItemOutcome>>,
-    /// The items that are dead letters if they are not done now, by their position. One whose run has ended is removed.
+    /// What is a dead letter if it is not done now, by its position, as long as nothing is logged about it.
     last_deliveries: Mutex<BTreeMap<usize, Label>>,
     /// Whether no more items start, because one failed.
     is_stopped: AtomicBool,
@@ -121,27 +129,29 @@ where
     where
         Inner: Service<H, Response = T, Error = E> + Clone,
     {
-        for Entry { positions, label, item, informs } in lane.entries {
+        for Entry { copies, item } in lane.entries {
             if self.is_stopped() {
                 break;
             }
+            let first = &copies[0];
             let outcome = match item {
                 Some((item, identity)) if self.has_time() => {
-                    self.set(&positions, ItemOutcome::TimedOut);
-                    self.run_item(item, &label, identity, &informs, inner.clone()).await
+                    self.set(&copies, ItemOutcome::TimedOut);
+                    self.run_item(item, &copies, identity, inner.clone()).await
                 }
-                Some(_) => not_started::<S>(&label),
+                Some(_) => not_started::<S>(&first.label),
                 None => ItemOutcome::Unreadable,
             };
-            self.set(&positions, outcome);
-            self.last_deliveries().remove(&positions[0]);
+            self.set(&copies, outcome);
+            self.last_deliveries().remove(&first.position);
             if outcome.is_done() {
                 // Copies of a dead letter, too: one letter is enough.
-                self.set(&positions[1..], ItemOutcome::Duplicate);
+                self.set(&copies[1..], ItemOutcome::Duplicate);
             }
             // After its last receive, SQS moves a message to the dead letters when it is visible again.
-            if outcome.is_failed() && label.is_last != Some(true) {
-                join_all(informs.iter().map(|inform| inform(Fate::Failed))).await;
+            if outcome.is_failed() {
+                let again = copies.iter().filter(|copy| copy.label.is_last != Some(true));
+                inform_all(again, || Fate::Failed).await;
             }
             if !outcome.is_done() {
                 self.stop_if_asked();
@@ -156,17 +166,17 @@ where
     async fn run_item<Inner>(
         &self,
         item: S::Item,
-        label: &Label,
+        copies: &[Delivered],
         identity: Option<Identity>,
-        informs: &[Inform],
         inner: Inner,
     ) -> ItemOutcome
     where
         Inner: Service<H, Response = T, Error = E>,
     {
+        let label = &copies[0].label;
         let run = AssertUnwindSafe(async {
             let is_dead = AtomicBool::new(false);
-            let error = match self.run_once(item, label, identity, informs, &is_dead, inner).await {
+            let error = match self.run_once(item, copies, identity, &is_dead, inner).await {
                 Ok(outcome) => return Ok(outcome),
                 Err(error) => error,
             };
@@ -205,9 +215,8 @@ where
     async fn run_once<Inner>(
         &self,
         item: S::Item,
-        label: &Label,
+        copies: &[Delivered],
         identity: Option<Identity>,
-        informs: &[Inform],
         is_dead: &AtomicBool,
         mut inner: Inner,
     ) -> Result<ItemOutcome, HandlerError<E>>
@@ -226,7 +235,7 @@ where
             Ok(NextStep::Run(run)) => run,
             Err(error) => {
                 if let Some(left) = self.in_progress_for(&error) {
-                    join_all(informs.iter().map(|inform| inform(Fate::InProgress(left)))).await;
+                    inform_all(copies, || Fate::InProgress(left)).await;
                 }
                 return Err(error);
             }
@@ -235,10 +244,13 @@ where
         let (has_time, is_stopped) = (self.has_time(), self.is_stopped());
         if is_stopped || !has_time {
             idempotency.release(run.lock()).await;
+            let Delivered { label, .. } = &copies[0];
             if !is_stopped {
                 return Ok(not_started::<S>(label));
             }
-            log_last::<S>(label);
+            if label.is_last == Some(true) {
+                S::log(label, &NotDone::Last(BEHIND));
+            }
             return Ok(ItemOutcome::NotStarted);
         }
         let work = async {
@@ -248,7 +260,7 @@ where
                 result.as_ref().err().zip(self.consumer.why_dead.as_ref()).and_then(|(error, why)| why(error));
             // What was committed is done, whatever the handler says. The letter is sent within the lease, so that no other
             // run begins meanwhile, and this one keeps its own error.
-            if let (Some(reason), Some(inform)) = (why_dead, informs.first())
+            if let (Some(reason), Some(inform)) = (why_dead, &copies[0].inform)
                 && !run.has_transaction()
                 && inform(Fate::Dead { reason, within: time_to_ask(run.lock().remaining()) }).await
             {
@@ -266,11 +278,17 @@ fn not_started<S: Source>(label: &Label) -> ItemOutcome {
     ItemOutcome::NotStarted
 }
 
-/// Logs an item that is not done if nothing else would say that it is a dead letter now.
-fn log_last<S: Source>(label: &Label) {
-    if label.is_last == Some(true) {
-        S::log(label, &NotDone::BatchEnded);
-    }
+/// What is a dead letter if it is not done now. Why an item cannot be read has been logged, but not for its copies.
+fn last_deliveries<S: Source>(lanes: &[Lane<S>]) -> BTreeMap<usize, Label> {
+    let entries = lanes.iter().flat_map(|lane| &lane.entries);
+    let copies = entries.flat_map(|entry| entry.copies.iter().skip(usize::from(entry.item.is_none())));
+    let last = copies.filter(|copy| copy.label.is_last == Some(true));
+    last.map(|copy| (copy.position, copy.label.clone())).collect()
+}
+
+/// Tells the source about the fate of these items.
+async fn inform_all(copies: impl IntoIterator<Item = &Delivered>, fate: impl Fn() -> Fate) {
+    join_all(copies.into_iter().filter_map(|copy| copy.inform.as_ref()).map(|inform| inform(fate()))).await;
 }
 
 impl<S: Source, H, T, E> Batch<S, H, T, E> {
@@ -306,10 +324,10 @@ impl<S: Source, H, T, E> Batch<S, H, T, E> {
         self.last_deliveries.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn set(&self, positions: &[usize], outcome: ItemOutcome) {
+    fn set(&self, copies: &[Delivered], outcome: ItemOutcome) {
         let mut outcomes = self.outcomes();
-        for position in positions {
-            outcomes[*position] = outcome;
+        for copy in copies {
+            outcomes[copy.position] = outcome;
         }
     }
 }

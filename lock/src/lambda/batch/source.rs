@@ -131,8 +131,8 @@ pub enum NotDone<'a> {
     },
     /// There was no time left.
     NotStarted,
-    /// The batch ended before the item was done.
-    BatchEnded,
+    /// It is not delivered again, for this reason.
+    Last(&'static str),
     Failed {
         error_type: Option<&'a str>,
         error: &'a str,
@@ -157,9 +157,8 @@ macro_rules! log_not_done {
                     let reason = "in_progress";
                     tracing::info!($name, $origin, key, receive_count, dead_letter, reason, error, $message);
                 }
-                NotDone::NotStarted | NotDone::BatchEnded => {
-                    let has_ended = matches!(why, NotDone::BatchEnded);
-                    let reason = if has_ended { "the batch ended before it was done" } else { "no time left" };
+                NotDone::NotStarted | NotDone::Last(_) => {
+                    let reason = if let NotDone::Last(reason) = why { reason } else { "no time left" };
                     tracing::warn!($name, $origin, key, receive_count, dead_letter, concat!($message, ": {}"), reason);
                 }
                 NotDone::Failed { error_type, error } => {

@@ -118,8 +118,9 @@ impl<H, B, T, E> SqsConsumer<H, B, T, E> {
 
     /// Says after how many deliveries the queue moves a message to its dead-letter queue: `maxReceiveCount` of its redrive
     /// policy. Each log line of a message that failed then has a field `dead_letter`: `true` if this was the last delivery,
-    /// `false` if the message is delivered again. After the last delivery, a message that was not started or not finished has a line as
-    /// well, and `back_off` sends no request.
+    /// `false` if the message is delivered again. After its last
+    /// delivery, a message that was not started or not finished has a line as well, unless the process ended first, and
+    /// `back_off` sends no request.
     #[must_use]
     pub fn max_receive_count(mut self, deliveries: u32) -> Self {
         self.source.max_receive_count = Some(deliveries);
