@@ -148,6 +148,23 @@ fn the_readme_and_the_guides_are_short() {
     assert!(words <= 18_000, "the README and the guides have {words} words");
 }
 
+// zsh, the shell of macOS, takes what follows a command for its arguments, and opens the quotes of a comment.
+#[test]
+fn the_commands_can_be_pasted_into_any_shell() {
+    let templates = fs::read_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("../templates")).unwrap();
+    let templates = templates.map(|folder| folder.unwrap().path().join("template/README.md"));
+    let templates = templates.map(|page| (page.display().to_string(), fs::read_to_string(&page).unwrap()));
+    for (name, page) in pages().into_iter().chain(templates) {
+        for block in page.split("```sh\n").skip(1) {
+            for line in block.split("```").next().unwrap().lines() {
+                let comment = line.split_once("# ").map_or("", |(_, comment)| comment);
+                let is_harmless = line.starts_with("# ") && !comment.contains(['`', '\'', '"', '$', ';', '*', '(']);
+                assert!(comment.is_empty() || is_harmless, "{name}: {line}");
+            }
+        }
+    }
+}
+
 #[test]
 fn the_runbook_has_each_alarm_and_each_kind_of_error() {
     let runbook = include_str!("../../lock/docs/runbook.md");

@@ -70,7 +70,7 @@ fn orders(locks: Locks, queues: aws_sdk_sqs::Client, dead_letters: String) -> Or
     // After 15 to 30 s, then after 30 to 60 s, at last after up to an hour.
     let delays = Backoff::new().base(Duration::from_secs(30)).cap(Duration::from_hours(1)).jitter(Jitter::Equal);
     SqsConsumer::with_parser(once, parse)
-        .max_receive_count(10) // of the queue: the last delivery has a line in the log
+        .max_receive_count(10) // as the queue has it
         .back_off(queues.clone(), delays)
         .dead_letter_if(queues, dead_letters, Failure::is_final)
 }
