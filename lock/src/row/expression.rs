@@ -529,6 +529,21 @@ mod tests {
     }
 
     #[test]
+    fn a_value_that_occurs_twice_has_one_placeholder() {
+        let values: [fn() -> Value<'static>; 4] = [
+            || text("v", "COMPLETED"),
+            || count("v", 7_u8),
+            || hold_time("v", Duration::from_millis(7)),
+            || value("v", AttributeValue::Bool(true)),
+        ];
+        for value in values {
+            let (text, rendered) = rendered(&all([STATUS.is(value()), OWNER.differs_from(value())]));
+            assert_eq!(text, "#status = :v AND #owner <> :v");
+            assert_eq!(rendered.values.get(":v"), Some(&value().1.to_attribute()));
+        }
+    }
+
+    #[test]
     fn an_entry_of_a_map_has_two_names() {
         let path = || Path::named("permit", "permit:0f");
         let (text, rendered) =

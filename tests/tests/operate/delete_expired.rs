@@ -128,6 +128,28 @@ async fn a_row_that_another_region_writes_stays() {
     assert_eq!(world.default_locks().delete_expired().await.unwrap(), 1);
 }
 
+/// Denies each deletion.
+#[derive(Debug)]
+struct Deny;
+
+impl Intercept for Deny {
+    fn answer(&self, operation: &str, _: &Value, answer: &mut Answer) {
+        if operation == "DeleteItem" {
+            answer.status = 400;
+            answer.body = json!({ "__type": "AccessDeniedException" });
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_deletion_that_is_denied_is_an_error() {
+    let world = World::new().await;
+    let (host, locks) = locks_on(&world, world.host().intercept(Deny));
+    locks.acquire("job").lease(LEASE).await.unwrap().release().await.unwrap();
+    host.advance_clock(2 * DAY);
+    assert_eq!(locks.delete_expired().await.unwrap_err().kind(), ErrorKind::AccessDenied);
+}
+
 #[tokio::test]
 async fn all_pages_are_read_and_an_error_is_returned() {
     let world = World::new().await;

@@ -5,8 +5,10 @@ use std::sync::atomic::{AtomicI64, Ordering};
 
 use futures_util::future::join_all;
 use lambda_lock::ErrorKind;
+use lambda_lock::embedded::{Answer, Intercept};
 use lambda_lock_tests::World;
 use lambda_lock_tests::invocation::{keep_warnings, millis};
+use serde_json::{Value, json};
 
 use crate::{CLOCK_SKEW, KEYS, LEASE, assert_contains, assert_free, assert_held_by, eagerly, ms, number, rows, text};
 
@@ -191,6 +193,28 @@ async fn disabled_locks_send_nothing() {
     set.renew(LEASE).await.unwrap();
     set.release().await.unwrap();
     assert_eq!(host.requests(), 0);
+}
+
+/// Throttles the second key of each transaction that is refused.
+#[derive(Debug)]
+struct ThrottleSecond;
+
+impl Intercept for ThrottleSecond {
+    fn answer(&self, _: &str, _: &Value, answer: &mut Answer) {
+        if let Some(reasons) = answer.body.get_mut("CancellationReasons") {
+            reasons[1] = json!({ "Code": "ThrottlingError", "Message": "simulated" });
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_refusal_by_a_holder_counts_more_than_the_throttling_of_another_key() {
+    let world = World::new().await;
+    let other = world.default_locks().acquire(KEYS[0]).await.unwrap();
+    let host = world.host().intercept(ThrottleSecond).build();
+    let error = world.locks(&host).build().unwrap().acquire_all(KEYS).await.unwrap_err();
+    assert!(error.is_held(), "{error}");
+    assert_eq!(error.holder().unwrap().owner(), Some(other.owner()));
 }
 
 #[tokio::test]
