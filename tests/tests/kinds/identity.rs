@@ -1,10 +1,12 @@
 //! Acquires of one identity: the later one takes over what the earlier one has.
 
+use std::sync::Mutex;
 use std::time::Duration;
 
-use lambda_lock::embedded::Host;
+use lambda_lock::embedded::{Answer, Host, Intercept};
 use lambda_lock::{ErrorKind, Locks};
 use lambda_lock_tests::{Late, World, engine_with_latency};
+use serde_json::Value;
 
 use crate::subject::{Ability, Subject, is_excepted};
 use crate::{AFTER_THE_LEASE, LEASE, ahead, assert_held, rows};
@@ -375,4 +377,36 @@ pub(crate) async fn an_identity_frees_what_it_has_without_a_nonce<S: Subject>() 
     assert!(stopped.renew(LEASE).await.unwrap_err().is_lost());
     assert_eq!(rows::<S>(&world).await, before);
     assert_free_soon::<S>(&world).await;
+}
+
+/// Answers the second read as the first one.
+#[derive(Debug, Default)]
+struct Stale(Mutex<Vec<Value>>);
+
+impl Intercept for Stale {
+    fn answer(&self, operation: &str, _: &Value, answer: &mut Answer) {
+        if operation == "GetItem" {
+            let mut answers = self.0.lock().unwrap();
+            answers.push(answer.body.clone());
+            if answers.len() == 2 {
+                answer.body = answers[0].clone();
+            }
+        }
+    }
+}
+
+pub(crate) async fn a_release_of_what_the_identity_has_taken_over_meanwhile_frees_it<S: Subject>() {
+    if is_excepted::<S>(Ability::HaveIdentity) {
+        return;
+    }
+    for key in S::KEYS {
+        let world = World::new().await;
+        let _first: S = acquired(&world.default_locks()).await;
+        let host = world.host().clock_ahead(Duration::from_millis(200)).intercept(Stale::default()).build();
+        let tools = world.locks(&host).build().unwrap();
+        tools.get(*key).await.unwrap();
+        let mut second: S = acquired(&later(&world)).await;
+        assert!(tools.release_identity(*key, IDENTITY).await.unwrap());
+        assert!(second.renew(LEASE).await.unwrap_err().is_lost());
+    }
 }

@@ -102,6 +102,7 @@ macro_rules! suite {
                     identity::an_acquire_behind_the_release_of_its_identity_waits_with_few_requests
                     identity::a_late_acquire_of_the_earlier_holder_takes_nothing_back
                     identity::a_late_takeover_that_was_withdrawn_takes_nothing
+                    identity::a_release_of_what_the_identity_has_taken_over_meanwhile_frees_it
                     identity::a_late_acquire_that_was_withdrawn_takes_nothing_after_others
                     identity::a_release_after_a_takeover_is_lost_whatever_was_answered
                     identity::a_release_after_a_takeover_and_its_release_is_lost_whatever_was_answered
