@@ -348,3 +348,28 @@ async fn a_holder_from_a_list_or_a_refusal_can_be_released() {
     assert!(locks.force_release("first", error.holder().unwrap()).await.unwrap());
     locks.acquire("first").await.unwrap().release().await.unwrap();
 }
+
+/// Refuses each update, as if the row had changed.
+#[derive(Debug)]
+struct Refuse;
+
+impl Intercept for Refuse {
+    fn request(&self, operation: &str, request: &mut Value) {
+        if operation == "UpdateItem" {
+            let condition = request["ConditionExpression"].as_str().unwrap_or_default();
+            request["ConditionExpression"] = format!("({condition}) AND attribute_not_exists(id)").into();
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_release_by_force_of_permits_that_always_change_is_given_up() {
+    let world = World::new().await;
+    let permit = world.default_locks().semaphore("bank", 2).acquire().await.unwrap();
+    let (operator, tools) = locks_on(&world, world.host().intercept(Refuse));
+    let holder = seen(&tools, "bank").await;
+    let requests = operator.requests();
+    assert_eq!(tools.force_release("bank", &holder).await.unwrap_err().kind(), ErrorKind::Conflict);
+    assert_eq!(operator.requests() - requests, 4);
+    permit.release().await.unwrap();
+}

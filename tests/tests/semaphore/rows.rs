@@ -201,7 +201,10 @@ async fn a_fence_that_cannot_grow_is_an_error() {
     for (fence, is_free) in [(u64::MAX.to_string(), false), (i64::MAX.to_string(), true), ("9".repeat(38), false)] {
         world.put_row(with(&[("fence", Some(AttributeValue::N(fence.clone())))])).await;
         match locks.semaphore(KEY, 2).acquire().await {
-            Ok(permit) => assert!(is_free && permit.fence() == 1 << 63),
+            Ok(permit) => {
+                assert!(is_free && permit.fence() == 1 << 63);
+                assert!(locks.get(KEY).await.unwrap().unwrap().is_current());
+            }
             Err(error) => {
                 assert!(
                     !is_free && error.kind() == ErrorKind::MalformedRow && error.to_string().contains("`fence`"),
@@ -210,6 +213,21 @@ async fn a_fence_that_cannot_grow_is_an_error() {
             }
         }
     }
+}
+
+#[tokio::test]
+async fn a_permit_that_has_ended_is_replaced_if_the_fence_can_grow_once_more() {
+    let world = World::new().await;
+    let ended = world.default_locks().semaphore(KEY, 1).acquire().await.unwrap();
+    let mut row = row(&world).await;
+    row.insert("fence".to_owned(), AttributeValue::N(i64::MAX.to_string()));
+    world.put_row(row).await;
+    let (_, locks) = after_the_lease(&world);
+    let permit = locks.semaphore(KEY, 1).acquire().await.unwrap();
+    assert_eq!(permit.fence(), 1 << 63);
+    assert!(ended.release().await.unwrap_err().is_lost());
+    permit.release().await.unwrap();
+    assert_eq!(locks.semaphore(KEY, 1).acquire().await.unwrap_err().kind(), ErrorKind::MalformedRow);
 }
 
 #[tokio::test]

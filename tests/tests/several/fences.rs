@@ -79,6 +79,18 @@ async fn a_fence_ahead_of_the_clock_costs_one_more_request() {
 }
 
 #[tokio::test]
+async fn a_fence_ahead_of_the_clock_beside_a_held_key_costs_no_request() {
+    let world = World::new().await;
+    put_fence(&world, KEYS[1], u64::try_from(i64::MAX).unwrap() / 2).await;
+    let other = world.default_locks().acquire(KEYS[0]).await.unwrap();
+    let host = world.host().build();
+    let error = world.locks(&host).build().unwrap().acquire_all(KEYS).await.unwrap_err();
+    assert!(error.is_held(), "{error}");
+    assert_eq!(host.requests(), 1);
+    other.release().await.unwrap();
+}
+
+#[tokio::test]
 async fn rejects_a_fence_that_cannot_grow() {
     let world = World::new().await;
     for fence in [0, 1] {

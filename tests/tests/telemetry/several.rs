@@ -12,7 +12,7 @@ async fn several_keys_count_as_one_lock_and_have_one_span() {
     let locks = stage.locks();
     let set = locks.acquire_all(["d", "b", "a", "c"]).await.unwrap();
     stage.metrics.assert(&["acquired 1", "acquire_time [0.0]"]);
-    assert!(locks.acquire_all(["a", "e"]).await.unwrap_err().is_held());
+    assert!(locks.acquire_all(["a", "e", "f"]).await.unwrap_err().is_held());
     stage.metrics.assert(&["refused: held 1"]);
     sleep(ms(250)).await;
     set.release().await.unwrap();
@@ -24,7 +24,7 @@ async fn several_keys_count_as_one_lock_and_have_one_span() {
         stage.traces.lock_lines(),
         [
             "attempts=1 fence=… held_ms=250 key=a, b, c and 1 more outcome=released owner=… waited_ms=0 closed",
-            "attempts=1 key=a, e outcome=held waited_ms=0 closed"
+            "attempts=1 key=a, e, f outcome=held waited_ms=0 closed"
         ]
     );
 }
