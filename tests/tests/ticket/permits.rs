@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use lambda_lock::embedded::{Faults, Host};
+use lambda_lock::embedded::{Answer, Faults, Host, Intercept};
 use lambda_lock::{ErrorKind, Lock, Ticket};
-use lambda_lock_tests::invocation::LoseAnswers;
+use lambda_lock_tests::invocation::{Counter, LoseAnswers};
 use lambda_lock_tests::{Late, World};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::{CLOCK_SKEW, assert_contains, host, ms, passed_on};
 
@@ -123,6 +123,40 @@ async fn a_release_that_outlasts_the_lease_finds_that_it_has_ended() {
     assert_eq!(held(&world).await, 2);
     other.release().await.unwrap();
     replaces_it.release().await.unwrap();
+}
+
+/// Loses the first answer. Then the row has no trace of the permit anymore.
+#[derive(Debug, Default)]
+struct TraceRemoved(Counter);
+
+impl Intercept for TraceRemoved {
+    fn answer(&self, _: &str, _: &Value, answer: &mut Answer) {
+        if self.0.count() == 1 {
+            (answer.status, answer.body) = (500, json!({}));
+        } else if let Some(row) = answer.body["Item"].as_object_mut() {
+            row.retain(|name, _| !name.starts_with("permit:"));
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_release_whose_trace_was_removed_before_its_answer_succeeds() {
+    let world = World::new().await;
+    let ticket = ticket(&world, MINUTE).await;
+    let host = world.host().intercept(TraceRemoved::default()).build();
+    world.locks(&host).build().unwrap().release_ticket(&ticket).await.unwrap();
+    assert_eq!((host.requests(), held(&world).await), (2, 0));
+    // Without an unanswered request, nothing says that it was released.
+    let error = world.default_locks().release_ticket(&passed_on(&unknown(&world).await)).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::TicketUnknown, "{error}");
+}
+
+/// A ticket of a permit that left no trace.
+async fn unknown(world: &World) -> Ticket {
+    let ticket = permit(world, MINUTE).await.into_ticket();
+    world.delete_row("bank").await;
+    permit(world, MINUTE).await.release().await.unwrap();
+    ticket
 }
 
 #[tokio::test]
