@@ -162,7 +162,7 @@ async fn a_message_that_becomes_a_dead_letter_without_a_run_is_logged() {
         for id in [&behind, &elsewhere] {
             let lines = dead_letters(id);
             assert_eq!(lines.len(), usize::from(is_last), "{lines:?}");
-            for part in ["WARN", "dead_letter=true", "not started, because another one is not done"] {
+            for part in ["WARN", "dead_letter=true", "to the queue: not started"] {
                 assert!(lines.iter().all(|line| line.contains(part)), "`{part}` is not in {lines:?}");
             }
         }

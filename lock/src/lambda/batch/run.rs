@@ -51,13 +51,8 @@ where
         Arc::clone(&batch).run_all(lanes, inner).await;
         let outcomes = batch.outcomes().clone();
         for (&position, label) in &*batch.last_deliveries() {
-            let reason = match outcomes[position] {
-                ItemOutcome::NotStarted => BEHIND,
-                ItemOutcome::TimedOut => "not finished when the answer was due",
-                outcome if outcome.is_done() => continue,
-                _ => "a copy of a message that is not done",
-            };
-            S::log(label, &NotDone::Last(reason));
+            let has_started = outcomes[position] == ItemOutcome::TimedOut;
+            S::log(label, &NotDone::Last(if has_started { "not finished" } else { NOT_STARTED }));
         }
         for outcome in &outcomes {
             metrics::count_by(metrics::BATCH_ITEMS, metrics::OUTCOME, outcome.name());
@@ -66,8 +61,7 @@ where
     }
 }
 
-/// Why an item has not started whose last delivery this was.
-const BEHIND: &str = "not started, because another one is not done";
+const NOT_STARTED: &str = "not started";
 
 struct Batch<S: Source, H, T, E> {
     consumer: Consumer<S, H, T, E>,
@@ -144,6 +138,12 @@ where
             };
             self.set(&copies, outcome);
             self.last_deliveries().remove(&first.position);
+            for copy in &copies[1..] {
+                let last_delivery = self.last_deliveries().remove(&copy.position);
+                if let Some(label) = last_delivery.filter(|_| !outcome.is_done()) {
+                    S::log(&label, &NotDone::Last("a copy of a message that is not done"));
+                }
+            }
             if outcome.is_done() {
                 // Copies of a dead letter, too: one letter is enough.
                 self.set(&copies[1..], ItemOutcome::Duplicate);
@@ -249,7 +249,7 @@ where
                 return Ok(not_started::<S>(label));
             }
             if label.is_last == Some(true) {
-                S::log(label, &NotDone::Last(BEHIND));
+                S::log(label, &NotDone::Last(NOT_STARTED));
             }
             return Ok(ItemOutcome::NotStarted);
         }

@@ -85,7 +85,7 @@ impl Receipt {
     fn of(message: &SqsRecord) -> Option<Self> {
         Some(Self {
             queue_url: queue_url(message.event_source_arn.as_deref()?)?,
-            handle: message.receipt_handle.clone()?,
+            handle: message.receipt_handle.clone().filter(|handle| !handle.is_empty())?,
             message_id: message.message_id.clone(),
         })
     }
