@@ -77,8 +77,7 @@ use crate::panics;
 /// If the format hashes keys, the logged key is the hash. Items that are not started because of a failure before them have
 /// no line. One warning says that items are unfinished when the answer is due. A message that is not delivered again, as
 /// `SqsConsumer::max_receive_count` tells, has a warning of its own in both cases. So has a copy of a message that is not
-/// done. If the event
-/// itself is malformed, `lambda_runtime` fails the invocation, and
+/// done. If the event itself is malformed, `lambda_runtime` fails the invocation, and
 /// [logs the event](crate::LockLayer#what-lambda_runtime-logs).
 pub struct Consumer<S: Source, H, T, E> {
     pub(in crate::lambda) source: S,

@@ -137,12 +137,11 @@ where
                 None => ItemOutcome::Unreadable,
             };
             self.set(&copies, outcome);
-            self.last_deliveries().remove(&first.position);
-            for copy in &copies[1..] {
-                let last_delivery = self.last_deliveries().remove(&copy.position);
-                if let Some(label) = last_delivery.filter(|_| !outcome.is_done()) {
-                    S::log(&label, &NotDone::Last("a copy of a message that is not done"));
-                }
+            for copy in &copies {
+                self.last_deliveries().remove(&copy.position);
+            }
+            if !outcome.is_done() {
+                copies[1..].iter().for_each(|copy| log_if_last::<S>(copy, "a copy of a message that is not done"));
             }
             if outcome.is_done() {
                 // Copies of a dead letter, too: one letter is enough.
@@ -244,13 +243,10 @@ where
         let (has_time, is_stopped) = (self.has_time(), self.is_stopped());
         if is_stopped || !has_time {
             idempotency.release(run.lock()).await;
-            let Delivered { label, .. } = &copies[0];
             if !is_stopped {
-                return Ok(not_started::<S>(label));
+                return Ok(not_started::<S>(&copies[0].label));
             }
-            if label.is_last == Some(true) {
-                S::log(label, &NotDone::Last(NOT_STARTED));
-            }
+            log_if_last::<S>(&copies[0], NOT_STARTED);
             return Ok(ItemOutcome::NotStarted);
         }
         let work = async {
@@ -276,6 +272,13 @@ where
 fn not_started<S: Source>(label: &Label) -> ItemOutcome {
     S::log(label, &NotDone::NotStarted);
     ItemOutcome::NotStarted
+}
+
+/// Logs why an item is not done, if it is a dead letter now.
+fn log_if_last<S: Source>(Delivered { label, .. }: &Delivered, why: &'static str) {
+    if label.is_last == Some(true) {
+        S::log(label, &NotDone::Last(why));
+    }
 }
 
 /// What is a dead letter if it is not done now. Why an item cannot be read has been logged, but not for its copies.

@@ -118,9 +118,8 @@ impl<H, B, T, E> SqsConsumer<H, B, T, E> {
 
     /// Says after how many deliveries the queue moves a message to its dead-letter queue: `maxReceiveCount` of its redrive
     /// policy. Each log line of a message that failed then has a field `dead_letter`: `true` if this was the last delivery,
-    /// `false` if the message is delivered again. After its last
-    /// delivery, a message that was not started or not finished has a line as well, unless the process ended first, and
-    /// `back_off` sends no request.
+    /// `false` if the message is delivered again. After its last delivery, a message that was not started or not finished
+    /// has a line as well, unless the process ended first, and `back_off` sends no request.
     #[must_use]
     pub fn max_receive_count(mut self, deliveries: u32) -> Self {
         self.source.max_receive_count = Some(deliveries);
@@ -206,9 +205,8 @@ impl<H, B, T, E> SqsConsumer<H, B, T, E> {
     /// The record is released, as after any error of the handler. So a letter that comes back by a redrive runs again, and
     /// is done without a run if a message with its key has succeeded meanwhile. An [`Idempotency`] with
     /// [`OnError::Store`](crate::OnError::Store) keeps the error instead, and `why` is not called again: a letter that was
-    /// not sent at once is never sent. Do not combine the two. A
-    /// handler whose transaction has the write of [`Run::complete_in`](crate::Run::complete_in) sends no letter: the
-    /// transaction may have been committed.
+    /// not sent at once is never sent. Do not combine the two. A handler whose transaction has the write of
+    /// [`Run::complete_in`](crate::Run::complete_in) sends no letter: the transaction may have been committed.
     ///
     /// One more request for such a message; IAM action `sqs:SendMessage` on the dead-letter queue.
     ///
