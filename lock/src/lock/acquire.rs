@@ -897,7 +897,7 @@ impl Pending {
     async fn withdraw(mut self, limit: Duration) {
         if self.may_have_key {
             let Locks(settings) = &self.locks;
-            let withdrawal = Box::pin(settings.table.withdraw(&self.acquisition, settings.clock.now(), self.keeps));
+            let withdrawal = Box::pin(settings.table.withdraw(&self.acquisition, &settings.clock, self.keeps));
             self.may_have_key = !matches!(timeout(limit, withdrawal).await, Ok(Ok(())));
         }
     }
@@ -908,7 +908,7 @@ impl Drop for Pending {
         if self.may_have_key {
             let (locks, acquisition, keeps) = (self.locks.clone(), self.acquisition.clone(), self.keeps);
             in_background(&self.locks, self.acquisition.name(self.locks.0.table.place()), Span::none(), async move {
-                locks.0.table.withdraw(&acquisition, locks.0.clock.now(), keeps).await
+                locks.0.table.withdraw(&acquisition, &locks.0.clock, keeps).await
             });
         }
     }

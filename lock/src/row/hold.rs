@@ -12,7 +12,7 @@ use super::read::Row;
 use super::rules::{Field, Own, OwnRow, Release, TRIES, Trace};
 use super::table::{Item, Table, in_time};
 use super::write::{Answer, send};
-use crate::clock::{Lease, Moment};
+use crate::clock::{Clock, Lease, Moment};
 use crate::error::{Cause, Error};
 use crate::holder::{Data, Holder};
 
@@ -145,12 +145,15 @@ impl Table {
     /// change the rows.
     ///
     /// With `keeps`, keys that this owner has stay held: a takeover has them from its identity.
-    pub(crate) async fn withdraw(&self, acquisition: &Acquisition, now: Moment, keeps: bool) -> Result<(), Error> {
+    pub(crate) async fn withdraw(&self, acquisition: &Acquisition, clock: &Clock, keeps: bool) -> Result<(), Error> {
         let (rules, owner) = (acquisition.rules(), acquisition.owner.as_str());
         // No row accepts a release with the number 0. It answers with the row.
         let sequence = u64::from(!keeps);
-        let release = Release { sequence, now, acquired_at: Duration::ZERO, hold_until: None, hold: None, data: None };
         for _ in 0..TRIES {
+            // Lambda may have frozen this process since the last try. A row with an old TTL is deleted too early.
+            let now = clock.now();
+            let release =
+                Release { sequence, now, acquired_at: Duration::ZERO, hold_until: None, hold: None, data: None };
             let others = self.release_held(acquisition, &release).await?;
             let is_own = |row: &Option<Row>| matches!(rules.trace(row.as_ref(), owner, now), Trace::Own(_));
             let was_applied = others.len() < rules.keys().len() || others.iter().any(|(_, row)| is_own(row));

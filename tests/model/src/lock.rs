@@ -457,7 +457,7 @@ impl Protocol for Lock {
             }
             (Kind::WithdrawNew | Kind::WithdrawLonger | Kind::Withdraw, Answer::Refused(_)) if client.tries > 1 => {
                 client.tries -= 1;
-                Some(self.request(Kind::ReleaseToWithdraw, id, client, request.now))
+                Some(self.request(Kind::ReleaseToWithdraw, id, client, clock))
             }
             (Kind::WithdrawNew | Kind::WithdrawLonger | Kind::Withdraw, Answer::Refused(_)) => {
                 *client = Client::ended(End::Unknown);

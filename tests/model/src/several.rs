@@ -467,7 +467,7 @@ impl Protocol for Several {
                 None
             }
             _ if client.tries > 1 => {
-                let (withdrawing, request) = self.withdraw(id, update.now, client.tries - 1);
+                let (withdrawing, request) = self.withdraw(id, clock, client.tries - 1);
                 *client = withdrawing;
                 Some(request)
             }
