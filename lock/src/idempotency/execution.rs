@@ -228,12 +228,10 @@ where
         match (outcome, found) {
             (Err(panic), _) => resume_unwind(panic),
             // The handler's transaction was committed after all. A retry gets its result, too.
-            (Ok(outcome), Some(record)) if record.error.is_none() => {
-                match (self.replay(&record, lock.key()), outcome) {
-                    (Err(_), Ok(result)) => Ok(result),
-                    (replayed, _) => replayed,
-                }
-            }
+            (Ok(outcome), Some(record)) => match (self.replay(&record, lock.key()), outcome) {
+                (Err(_), Ok(result)) => Ok(result),
+                (replayed, _) => replayed,
+            },
             (Ok(outcome), _) => outcome,
         }
     }

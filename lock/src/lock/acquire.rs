@@ -626,10 +626,8 @@ impl<'a> AcquireAttempts<'a> {
             sent: Vec::new(),
             unanswered: false,
             delays: Waiting::start(acquire.wait, limit),
-            turns: (acquire.kind.has_queue()
-                && !acquire.takes_over
-                && acquire.wait.is_some_and(|wait| wait.takes_turns()))
-            .then(|| Turns::new(acquire.kind.capacity(), acquire.kind.all_keys().len())),
+            turns: (!acquire.takes_over && acquire.wait.is_some_and(|wait| wait.takes_turns()))
+                .then(|| Turns::new(acquire.kind.capacity(), acquire.kind.all_keys().len())),
             is_last: false,
             ranks: Vec::new(),
         })

@@ -98,10 +98,6 @@ impl Rules for Key {
         if self.is_record() { crate::limits::DAY } else { MAX_LEASE }
     }
 
-    fn has_queue(&self) -> bool {
-        true
-    }
-
     /// The outcome of a record's run is for all who wait for it, so they do not take turns.
     fn takes_place(&self) -> bool {
         !self.is_record()
@@ -377,7 +373,6 @@ pub(super) fn withdrawal<'a>(
             .set(ACQUIRED_AT, count("now", now.millis()))
             .set(LEASE_END, count("now", now.millis()))
             .set(EXPIRATION, count("expiration", expiration)),
-        Some(row) if row.is_owned_by(owner) => return None,
         // TTL could delete this row before the late attempt arrives. (The TTL of a completed row is the end of its window,
         // and stays.)
         Some(row) if row.is_deleted_before(expiration) => update

@@ -6,6 +6,7 @@ use super::claim::{Claim, Claimed};
 use super::expression::{Attribute as _, Condition, Path, Update, any, count};
 use super::key::{self, can_be_taken, is_over, serve, take};
 use super::names::{FENCE, MAX_FENCE, RESERVED_BY, RESERVED_UNTIL};
+use super::owner::is_same_identity;
 use super::read::Row;
 use super::rules::{Field, Hold, OwnRow, Release, Rules, Trace};
 use super::table::{Item, Table};
@@ -99,7 +100,8 @@ impl Rules for Keys {
             let Some(index) = self.names.iter().position(|other| *other == key) else { continue };
             self.seen[index] = self.seen[index].max(row.fence.unwrap_or_default());
             self.hold_times[index] = row.queue.hold_time;
-            let is_free = row.end <= claim.now.millis() || row.can_be_taken_over(owner, claim.now);
+            let is_of_identity = row.owner.as_ref().is_some_and(|other| is_same_identity(owner, other));
+            let is_free = row.end <= claim.now.millis() || is_of_identity;
             if is_free && row.fence >= Some(MAX_FENCE) {
                 return Err(table.malformed(&key, "`fence` has reached its largest value"));
             }
@@ -120,10 +122,6 @@ impl Rules for Keys {
             (Some(_), _) => Ok(Some(Claimed::lost())),
             (None, _) => Err(Error::held_by(held, table.place())),
         }
-    }
-
-    fn has_queue(&self) -> bool {
-        true
     }
 
     fn at(&self, _owner: &str, field: Field) -> Path {

@@ -102,11 +102,6 @@ impl Kind {
         self.rules().capacity()
     }
 
-    /// Returns `true` if waiters can take turns.
-    pub(crate) fn has_queue(&self) -> bool {
-        self.rules().has_queue()
-    }
-
     /// Returns `true` if a waiter takes a place in the queue.
     pub(crate) fn takes_place(&self) -> bool {
         self.rules().takes_place()

@@ -172,10 +172,6 @@ impl Rules for Permit {
         self.permits
     }
 
-    fn has_queue(&self) -> bool {
-        true
-    }
-
     fn longest_data(&self) -> usize {
         MAX_PERMIT_DATA_BYTES
     }
@@ -501,7 +497,7 @@ impl Rules for Permit {
         };
         // A row of another kind refuses the attempt.
         let semaphore = row.semaphore.as_ref()?;
-        if semaphore.permit(owner).is_some() || semaphore.tombstone(owner).is_some() {
+        if semaphore.tombstone(owner).is_some() {
             return None;
         }
         let update = update.when(STATUS.is(text("semaphore", SEMAPHORE)));

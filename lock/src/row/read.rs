@@ -14,7 +14,6 @@ use super::names::{
     IN_PROGRESS, LATEST, LEASE_END, MAX_FENCE, MAX_PLACE, MAX_SEQUENCE, OWNER, RELEASED, RESERVED_BY, RESERVED_UNTIL,
     RESUMED, SEMAPHORE, SEQUENCE, STATUS, TAIL, TAIL_UNTIL, TRACEPARENT, VALIDATION,
 };
-use super::owner::is_same_identity;
 use super::semaphore::Semaphore;
 use super::table::{Item, Table, in_time};
 use crate::clock::Moment;
@@ -165,12 +164,6 @@ impl Row {
 
     pub(super) fn is_released_by(&self, owner: &str) -> bool {
         self.released.as_deref() == Some(owner)
-    }
-
-    /// Returns `true` if the row is of an earlier acquire of the same identity as this owner.
-    pub(super) fn can_be_taken_over(&self, owner: &str, now: Moment) -> bool {
-        let is_same = |other: &String| is_same_identity(owner, other) && !self.is_released_by(other);
-        !self.completed && self.owner.as_ref().is_some_and(is_same) && self.acquired_at < Some(now.millis())
     }
 
     /// Returns `true` if this owner completed the row. Powertools completes a row without checking its owner, but it

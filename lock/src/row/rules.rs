@@ -151,12 +151,9 @@ pub(super) trait Rules: fmt::Debug + Send + Sync {
         1
     }
 
-    fn has_queue(&self) -> bool {
-        false
-    }
-
+    /// Returns `true` if a waiter takes a place in the queue.
     fn takes_place(&self) -> bool {
-        self.has_queue()
+        true
     }
 
     /// Returns the earliest time at which TTL may delete the row of a lease with this end.

@@ -43,12 +43,11 @@ impl Handover {
         self.expires_at <= self.now.wall.saturating_add(passed)
     }
 
-    /// Returns `true` if the ticket can still be used, by the row that refused it.
+    /// Returns `true` if the ticket can be used until the end of the lease, by the row that refused it.
     fn is_unused(&self, own: &Own) -> bool {
         own.fence == Some(self.fence)
             && !own.is_released
             && own.sequence.is_some_and(|sequence| sequence <= self.sequence)
-            && own.end > self.now.millis()
     }
 }
 

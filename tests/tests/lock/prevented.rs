@@ -196,3 +196,17 @@ async fn a_transaction_that_was_cancelled_without_a_reason_does_not_count_as_don
     assert!(until > set.acquired_at() + 2 * LEASE);
     set.release().await.unwrap();
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_conflict_that_lasts_is_asked_for_less_often_than_throttling() {
+    let mut requests = Vec::new();
+    for cause in [Cause::Conflict, Cause::Throttling] {
+        let world = World::in_virtual_time().await;
+        let (host, locks) = prevented(&world, Prevents::writes(cause, 2..=u32::MAX));
+        let lock = locks.acquire(KEYS[0]).await.unwrap();
+        assert!(lock.release().await.is_err());
+        requests.push(host.requests());
+    }
+    // For ten seconds: after 20 to 500 ms with jitter, or 40 times after at most 40 ms first.
+    assert!(requests[0] < 65 && requests[1] > 65, "{requests:?}");
+}

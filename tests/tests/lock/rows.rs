@@ -6,10 +6,12 @@ use aws_sdk_dynamodb::types::{
     AttributeDefinition, AttributeValue, BillingMode, KeySchemaElement, KeyType, Put, ScalarAttributeType,
     TransactWriteItem,
 };
-use lambda_lock::{ErrorKind, Locks, Wait};
+use lambda_lock::embedded::{Answer, Intercept};
+use lambda_lock::{Attempt, ErrorKind, Locks, Wait};
 use lambda_lock_tests::rows::{Verdict, any_row, verdict};
 use lambda_lock_tests::{Row, World};
 use proptest::test_runner::{Config, TestRunner};
+use serde_json::{Value, json};
 use tokio::runtime::{Builder, Runtime};
 
 fn text(value: &str) -> AttributeValue {
@@ -272,4 +274,38 @@ async fn a_fence_that_dynamodb_cannot_increment_is_a_malformed_row() {
         assert!(error.kind() == ErrorKind::MalformedRow && error.to_string().contains("`fence`"), "{fence}: {error:?}");
         assert_eq!(world.row("job").await, before);
     }
+}
+
+/// Answers updates as a proxy does.
+#[derive(Debug)]
+struct Proxy;
+
+impl Intercept for Proxy {
+    fn answer(&self, operation: &str, _: &Value, answer: &mut Answer) {
+        if operation == "UpdateItem" {
+            (answer.status, answer.body) = (403, json!("This request is not allowed by the policy of your network."));
+        }
+    }
+}
+
+#[tokio::test]
+async fn an_answer_that_is_not_dynamodbs_is_no_malformed_row() {
+    let world = World::new().await;
+    let locks = world.locks(&world.host().intercept(Proxy).build()).build().unwrap();
+    let error = locks.acquire("job").await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Rejected, "{error:?}");
+}
+
+#[tokio::test]
+async fn a_free_key_with_the_largest_fence_is_left_to_the_one_that_has_reserved_it() {
+    let world = World::new().await;
+    let host = world.host().build();
+    let locks = world.locks(&host).build().unwrap();
+    locks.acquire("job").await.unwrap().release().await.unwrap();
+    let mut row = world.row("job").await.unwrap();
+    row.insert("fence".to_owned(), number(i64::MAX));
+    row.insert("reserved_by".to_owned(), text("another"));
+    row.insert("reserved_until".to_owned(), number(1000 * (seconds(host.now()) + 30)));
+    world.put_row(row).await;
+    assert!(matches!(locks.acquire("job").attempt(None).await, Ok(Attempt::Waiting(_))));
 }

@@ -1,9 +1,10 @@
 //! Acquires whose answer was lost.
 
+use lambda_lock::ErrorKind;
 use lambda_lock_tests::World;
 use lambda_lock_tests::invocation::LoseAnswers;
 
-use crate::{AFTER_THE_LEASE, KEY, acquire_all, owners, permits, row};
+use crate::{AFTER_THE_LEASE, KEY, LEASE, acquire_all, owners, permits, row};
 
 #[tokio::test]
 async fn an_acquire_recognises_its_own_permit() {
@@ -31,4 +32,17 @@ async fn an_acquire_recognises_that_it_has_replaced_a_permit() {
     assert_eq!(host.requests(), 3);
     assert_eq!(held.fence(), crashed[1].fence() + 1);
     assert_eq!(permits(&row(&world).await), owners([&held]));
+}
+
+#[tokio::test]
+async fn a_withdrawal_recognises_that_it_has_freed_the_permit() {
+    let world = World::new().await;
+    // The three of the acquire, and the release of what it has taken.
+    let host = world.host().intercept(LoseAnswers::to("UpdateItem", 1..=4)).build();
+    let locks = world.locks_with_quick_retries(&host).build().unwrap();
+    assert_eq!(locks.semaphore(KEY, 1).acquire().await.unwrap_err().kind(), ErrorKind::Unavailable);
+    locks.flush(LEASE).await;
+    assert_eq!(host.requests(), 5);
+    assert!(permits(&row(&world).await).is_empty());
+    locks.semaphore(KEY, 1).acquire().await.unwrap().release().await.unwrap();
 }

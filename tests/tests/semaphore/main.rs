@@ -6,6 +6,7 @@ mod late_requests;
 mod layer;
 mod lost_answers;
 mod operate;
+mod ranks;
 mod release;
 mod renew;
 mod replace;

@@ -380,3 +380,30 @@ async fn the_last_attempt_of_a_set_ends_its_reservation() {
     assert!(!row.contains_key("reserved_until"), "{row:?}");
     set.unwrap().release().await.unwrap();
 }
+
+#[tokio::test]
+async fn an_attempt_that_leaves_the_keys_to_nobody_leaves_the_reservation_of_another() {
+    let world = World::new().await;
+    world.default_locks().acquire_all(KEYS).await.unwrap().release().await.unwrap();
+    let until = reserve(&world, "another", ENOUGH).await;
+    let set = world.default_locks().acquire_all(KEYS).await.unwrap();
+    for row in rows(&world).await.iter().flatten() {
+        assert_eq!((number(row, "reserved_until"), &row["reserved_by"]), (until, &text("another")));
+    }
+    set.release().await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn each_key_of_a_set_keeps_a_hold_time_of_its_own() {
+    let world = World::in_virtual_time().await;
+    // They never release their keys, so the rows keep these times.
+    let _crashed = holders(&world, HOLD).await;
+    let mut slow = world.row(KEYS[1]).await.unwrap();
+    slow.insert("hold".to_owned(), AttributeValue::N("600000".to_owned()));
+    world.put_row(slow).await;
+    let set = world.default_locks().acquire_all(KEYS).lease(10 * ENOUGH).wait(2 * ENOUGH).await.unwrap();
+    sleep(3 * ENOUGH).await;
+    set.release().await.unwrap();
+    let [quick, slow] = rows(&world).await.map(|row| row.unwrap()["hold"].as_n().unwrap().parse::<f64>().unwrap());
+    assert!(quick < 30_000.0 && slow > 300_000.0, "{quick} and {slow}");
+}

@@ -124,33 +124,33 @@ const HOLD_TIMES: [Option<(u64, Option<u64>)>; 6] = [
     Some((4000, Some(400))),
 ];
 
+/// Ages of holds, with their leases.
+const AGES: [(u64, u64); 11] = [
+    (0, 60_000),
+    (20, 3_000),
+    (80, 60_000),
+    (100, 60_000),
+    (130, 60_000),
+    (150, 3_000),
+    (240, 60_000),
+    (900, 3_000),
+    (20_000, 900_000),
+    (1_000_000, 9_000_000),
+    (4_100, 4_000),
+];
+
 #[test]
 fn a_waiter_of_a_key_asks_when_its_turn_should_come() {
     let mut table = String::new();
     for known in HOLD_TIMES {
         writeln!(table, "\nholds of {known:?} ms").unwrap();
-        for (index, ahead) in [0, 1, 2, 7].into_iter().enumerate() {
-            for (age, lease) in
-                [(0, 60_000), (80, 60_000), (130, 60_000), (900, 3_000), (20_000, 900_000), (4_100, 4_000)]
-            {
-                for behind in [0, 3] {
-                    let round_trip = [4, 30, 8, 500][index];
-                    let holder = with_queue(
-                        held(lease),
-                        known.and_then(|(mean, deviation)| hold_time(mean, deviation)),
-                        5,
-                        6 + ahead + behind,
-                    );
-                    let mut waiter = Waiter::new(1, round_trip);
-                    waiter.sees(&holder, None, age);
-                    let waiter = waiter.with_place(Some(6 + ahead));
-                    writeln!(
-                        table,
-                        "age {age} of {lease}, {ahead} ahead, {behind} behind, {round_trip} round trip: {}",
-                        waiter.does(age)
-                    )
-                    .unwrap();
-                }
+        let known = known.and_then(|(mean, deviation)| hold_time(mean, deviation));
+        for (ahead, behind, round_trip) in [(0, 0, 4), (0, 3, 4), (1, 0, 30), (2, 3, 8), (7, 0, 900)] {
+            writeln!(table, "{ahead} ahead, {behind} behind, {round_trip} ms for a request").unwrap();
+            for (age, lease) in AGES {
+                let mut waiter = Waiter::new(1, round_trip).with_place(Some(6 + ahead));
+                waiter.sees(&with_queue(held(lease), known, 5, 6 + ahead + behind), None, age);
+                writeln!(table, "age {age} of {lease}: {}", waiter.does(age)).unwrap();
             }
         }
     }
@@ -173,6 +173,7 @@ fn a_waiter_of_a_permit_waits_for_the_one_that_is_dealt_to_it() {
             "one is released",
             vec![Holder { released: true, ..permit(1, 0, 930) }, permit(2, 850, 60_000), permit(3, 890, 60_000)],
         ),
+        ("one ends after a mean hold", vec![permit(1, 0, 1000), permit(2, 0, 60_000), permit(3, 890, 60_000)]),
         ("one ends soon", vec![permit(1, 0, 950), permit(2, 0, 60_000), permit(3, 0, 70_000)]),
         ("all are late", vec![permit(1, 0, 60_000), permit(2, 10, 50_000), permit(3, 20, 70_000)]),
     ];
@@ -203,6 +204,7 @@ fn what_a_waiter_has_seen_before_limits_what_it_believes() {
     };
     let new = || Waiter::new(1, 8).with_place(Some(6));
     row("nothing seen", &new(), 0);
+    assert!(!new().turn.is_known());
     let mut waiter = Waiter::new(1, 8);
     waiter.sees(&with_queue(held(60_000), None, 5, 5), None, 10);
     row("a newcomer, holds unknown", &waiter, 10);
@@ -210,6 +212,9 @@ fn what_a_waiter_has_seen_before_limits_what_it_believes() {
     row("a newcomer behind others, holds unknown", &waiter, 10);
     waiter.sees(&queued(held(60_000)), None, 10);
     row("a newcomer", &waiter, 10);
+    assert!(waiter.turn.is_known() && !waiter.turn.has_place() && new().turn.has_place());
+    assert_eq!((waiter.turn.hold_time(), waiter.turn.queue().tail), (known, 7));
+    assert!(matches!(waiter.turn.rank(false).leaves_to, LeavesTo::Nobody));
     for place in [6, 7, 8] {
         waiter.turn.joined(place);
     }
@@ -253,10 +258,13 @@ fn what_a_waiter_has_seen_before_limits_what_it_believes() {
         row(name, &waiter, 40);
     }
     let mut waiter = new();
+    waiter.sees(&queued(Holder { current: false, ..held(20) }), Some(in_row(time(20))), 30);
+    row("reserved until its end, before a step of the clock", &waiter, 10);
+    let mut waiter = new();
     waiter.sees(&queued(held(60_000)), Some(in_row(time(90_000))), 30);
     row("held and reserved", &waiter, 40);
     for place in [6, 7, 8] {
-        for (end, after) in [(20, 30), (35, 30), (28, 34)] {
+        for (end, after) in [(20, 30), (35, 30), (35, 40), (28, 34)] {
             let mut waiter = new().with_place(Some(place));
             waiter.sees(&with_queue(Holder { current: end > 30, ..held(end) }, known, 5, 9), None, 30);
             row(&format!("place {place}, free since {end}, at {after}"), &waiter, after);
