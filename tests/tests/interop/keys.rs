@@ -21,6 +21,7 @@ fn keys(language: Language) -> Vec<Value> {
         json!(-1e-7),
         json!(["abc", 5, null, ["é"]]),
         json!({"user": "é", "Amount": 1.25, "b": [1, 2], "10": 1, "9": 2}),
+        json!({"\u{ff61}": 1, "😀": 2, "a": 3}),
         json!({"Z": {"b": 1, "A": [{"d": null, "C": 2}]}, "y": false, "é": {}}),
     ];
     if language == Language::Python {

@@ -51,7 +51,8 @@ const GENERATED: usize = 150;
 
 /// What both sides can represent: an integer of TypeScript has up to 53 bits, and a float that is whole becomes one.
 fn any_json(random: &mut Rng, language: Language, depth: u32) -> Value {
-    const TEXTS: [&str; 8] = ["", "a", "é", "😀", "\" \\ /", "\n\t\r\0", "\u{2028}<&>", "1.0"];
+    // The code point of the last one is smaller than that of the emoji, and its UTF-16 code unit is larger.
+    const TEXTS: [&str; 9] = ["", "a", "é", "😀", "\" \\ /", "\n\t\r\0", "\u{2028}<&>", "1.0", "\u{ff61}"];
     let text = |random: &mut Rng| (0..random.usize(0..4)).map(|_| TEXTS[random.usize(0..TEXTS.len())]).collect();
     match random.u8(if depth == 0 { 2..8 } else { 0..8 }) {
         0 => (0..random.usize(0..4)).map(|_| any_json(random, language, depth - 1)).collect(),

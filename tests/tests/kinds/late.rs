@@ -1,9 +1,15 @@
 //! Requests that arrive after their sender has stopped waiting for them.
 
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use lambda_lock::ErrorKind;
+use lambda_lock::embedded::{Host, Intercept};
+use lambda_lock_tests::invocation::millis;
+use lambda_lock_tests::request::{Purpose, purpose_of};
 use lambda_lock_tests::{Late, World};
+use serde_json::Value;
 
 use crate::subject::{Ability, Subject, is_excepted};
 use crate::{LEASE, acquired, assert_free, assert_held, rows};
@@ -115,4 +121,39 @@ async fn late_after_a_resumption<S: Subject>(releases: bool) {
     resumed.release().await.unwrap();
     assert!(!late.deliver(&world).await);
     assert_free::<S>(&world).await;
+}
+
+const FROZEN: Duration = Duration::from_hours(100);
+
+/// Freezes the host while its first withdrawal is under way, which another writer of the row prevents.
+#[derive(Clone, Debug, Default)]
+struct Frozen {
+    host: Arc<OnceLock<Host>>,
+    has_been: Arc<AtomicBool>,
+}
+
+impl Intercept for Frozen {
+    fn request(&self, operation: &str, request: &mut Value) {
+        if purpose_of(operation, request) == Some(Purpose::Withdraw) && !self.has_been.swap(true, Ordering::Relaxed) {
+            let condition = request["ConditionExpression"].as_str().unwrap();
+            let name = request["ExpressionAttributeNames"].as_object().unwrap().keys().next().unwrap();
+            let condition = format!("({condition}) AND NOT (attribute_exists({name}) OR attribute_not_exists({name}))");
+            request["ConditionExpression"] = condition.into();
+            self.host.get().unwrap().advance_clock(FROZEN);
+        }
+    }
+}
+
+pub(crate) async fn a_withdrawal_of_a_frozen_process_is_dated_by_its_last_request<S: Subject>() {
+    let (world, frozen) = (World::new().await, Frozen::default());
+    let host = world.host().intercept(S::hold_back(1..=3)).intercept(frozen.clone()).build();
+    frozen.host.set(host.clone()).unwrap();
+    let locks = world.locks_with_quick_retries(&host).build().unwrap();
+    let Err(error) = S::acquire(&locks, LEASE).await else { panic!("it was granted") };
+    assert_eq!(error.kind(), ErrorKind::Unavailable);
+    assert!(locks.flush(Duration::from_mins(1)).await);
+    let row = world.row(S::KEYS[0]).await.unwrap();
+    let expiration: u64 = row["expiration"].as_n().unwrap().parse().unwrap();
+    assert!(frozen.has_been.load(Ordering::Relaxed));
+    assert!(expiration * 1000 >= millis(host.now() + Duration::from_mins(15)), "{row:?}");
 }
