@@ -76,6 +76,7 @@ async fn a_stored_error_is_replayed_from_the_cache() {
     decline(&orders, &order("a"), &runs).await.unwrap_err();
     let error = replayed_error(place(&orders, &order("a"), &runs).await);
     assert_eq!(error, StoredError::new("CardDeclined", "the card \"x\" was declined"));
+    assert_eq!(error.to_string(), "CardDeclined: the card \"x\" was declined");
     assert_eq!((runs.get(), host.requests()), (1, 2));
 }
 

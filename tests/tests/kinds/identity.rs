@@ -379,6 +379,20 @@ pub(crate) async fn an_identity_frees_what_it_has_without_a_nonce<S: Subject>() 
     assert_free_soon::<S>(&world).await;
 }
 
+pub(crate) async fn a_release_for_an_identity_that_is_not_answered_is_not_repeated<S: Subject>() {
+    if is_excepted::<S>(Ability::HaveIdentity) {
+        return;
+    }
+    let world = World::new().await;
+    let _held: S = acquired(&world.default_locks()).await;
+    // The three of the SDK.
+    let host = world.host().clock_ahead(Duration::from_millis(100)).intercept(Late::updates(1..=3)).build();
+    let tools = world.locks_with_quick_retries(&host).build().unwrap();
+    let error = tools.release_identity(S::KEYS[0], IDENTITY).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+    assert!(tools.release_identity(S::KEYS[0], IDENTITY).await.unwrap());
+}
+
 /// Answers the second read as the first one.
 #[derive(Debug, Default)]
 struct Stale(Mutex<Vec<Value>>);

@@ -110,6 +110,7 @@ macro_rules! suite {
                     identity::a_release_after_a_takeover_and_its_lease_is_lost_whatever_was_answered
                     identity::a_ticket_is_lost_after_a_takeover
                     identity::an_identity_frees_what_it_has_without_a_nonce
+                    identity::a_release_for_an_identity_that_is_not_answered_is_not_repeated
                 }
             }
         )*

@@ -152,3 +152,11 @@ async fn rejects_arguments_outside_their_bounds_without_a_request() {
     assert!(lock.is_valid());
     lock.release().await.unwrap();
 }
+
+#[tokio::test]
+async fn debug_output_has_the_settings_without_the_client() {
+    let world = World::new().await;
+    let shown = format!("{:?}", world.locks(&world.host().build()).key_prefix("app#").build().unwrap());
+    assert!(shown.contains(&world.table) && shown.contains("app#"), "{shown}");
+    assert!(!shown.contains("credentials") && !shown.contains("Config"), "{shown}");
+}

@@ -237,6 +237,15 @@ async fn a_lost_record_is_counted_once_and_its_completion_as_failed() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_release_of_a_record_that_is_not_answered_is_logged() {
+    let stage = Stage::set().await;
+    let (_, locks) = locks_on(stage.engine.host().intercept(LoseAnswers::to("UpdateItem", 2..=u32::MAX)));
+    let failed = orders(&locks).run(&"17".to_owned(), async |_| Err("declined".to_owned())).await;
+    assert!(matches!(failed, Err(HandlerError::Handler(_))), "{failed:?}");
+    assert_eq!(stage.traces.logged_at_info(), ["WARN record not released"]);
+}
+
+#[tokio::test(start_paused = true)]
 async fn an_unanswered_completion_is_counted_as_failed() {
     let stage = Stage::set().await;
     let (_, locks) = locks_on(stage.engine.host().intercept(LoseAnswers::to("UpdateItem", 2..=u32::MAX)));
