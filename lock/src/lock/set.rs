@@ -37,8 +37,8 @@ impl Locks {
 /// # Cost
 ///
 /// Each attempt is one `TransactWriteItems` with one update for each key (IAM action `dynamodb:UpdateItem` on each key). It
-/// costs two write units for each key, also when it is refused. If another program or a wrong clock has left a fence in a
-/// free row that is ahead of this host's clock, an attempt sends another one, up to four in all. DynamoDB's limit for the
+/// costs two write units for each key, also when it is refused. If another program or a wrong clock has left a fence that is
+/// ahead of this host's clock, in a free row or one of the same identity, an attempt sends another one, up to four in all. DynamoDB's limit for the
 /// rows of a transaction, with the data in them, is 4 MB in all.
 ///
 /// DynamoDB cancels a transaction if another request or transaction on one of its rows is in progress. The attempt then

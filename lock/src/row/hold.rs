@@ -150,7 +150,8 @@ impl Table {
         // No row accepts a release with the number 0. It answers with the row.
         let sequence = u64::from(!keeps);
         for _ in 0..TRIES {
-            // Lambda may have frozen this process since the last try. A row with an old TTL is deleted too early.
+            // Here and below: Lambda may have frozen this process since the last request, and a row with an old TTL is deleted
+            // too early. A request that `write` repeats keeps its time, as those of all holders do, for ten seconds at most.
             let now = clock.now();
             let release =
                 Release { sequence, now, acquired_at: Duration::ZERO, hold_until: None, hold: None, data: None };
@@ -158,9 +159,8 @@ impl Table {
             let is_own = |row: &Option<Row>| matches!(rules.trace(row.as_ref(), owner, now), Trace::Own(_));
             let was_applied = others.len() < rules.keys().len() || others.iter().any(|(_, row)| is_own(row));
             let Some((key, row)) = others.first().filter(|_| !was_applied) else { return Ok(()) };
-            let Some(withdrawal) = rules.withdrawal(OwnRow { table: self, key, owner }, row.as_ref(), now) else {
-                return Ok(());
-            };
+            let of = OwnRow { table: self, key, owner };
+            let Some(withdrawal) = rules.withdrawal(of, row.as_ref(), clock.now()) else { return Ok(()) };
             match self.write(withdrawal, None).await? {
                 Answer::Applied(_) => return Ok(()),
                 // The row has changed meanwhile.

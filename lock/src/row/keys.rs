@@ -100,12 +100,13 @@ impl Rules for Keys {
             let Some(index) = self.names.iter().position(|other| *other == key) else { continue };
             self.seen[index] = self.seen[index].max(row.fence.unwrap_or_default());
             self.hold_times[index] = row.queue.hold_time;
+            // The condition decides whether the identity can take it: another proposal costs a request at most.
             let is_of_identity = row.owner.as_ref().is_some_and(|other| is_same_identity(owner, other));
-            let is_free = row.end <= claim.now.millis() || is_of_identity;
-            if is_free && row.fence >= Some(MAX_FENCE) {
+            let may_be_taken = row.end <= claim.now.millis() || is_of_identity;
+            if may_be_taken && row.fence >= Some(MAX_FENCE) {
                 return Err(table.malformed(&key, "`fence` has reached its largest value"));
             }
-            if is_free && row.fence >= Some(self.proposed[index]) {
+            if may_be_taken && row.fence >= Some(self.proposed[index]) {
                 is_behind = true;
             } else {
                 held.push((key, row.into_holder(claim.now)));

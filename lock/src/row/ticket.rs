@@ -43,7 +43,8 @@ impl Handover {
         self.expires_at <= self.now.wall.saturating_add(passed)
     }
 
-    /// Returns `true` if the ticket can be used until the end of the lease, by the row that refused it.
+    /// Returns `true` if the row that refused a request of the ticket shows it unused. The caller compares the ends: that of a
+    /// renewal is after now.
     fn is_unused(&self, own: &Own) -> bool {
         own.fence == Some(self.fence)
             && !own.is_released

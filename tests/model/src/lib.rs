@@ -32,7 +32,7 @@
 //!
 //! # The properties
 //!
-//! [`Breach`] has a variant for each property, which holds in every state that the checker reaches. Three limits of the
+//! [`Breach`] has a variant for each property, which holds in every state that the checker reaches. Four limits of the
 //! product are not breaches:
 //!
 //! - A row has one nonce of a withdrawal. A second withdrawal replaces the first, and the late attempt of the first client
@@ -40,6 +40,8 @@
 //! - A withdrawal leaves the TTL of a completed row, which is the end of a window. The row can be deleted before the late
 //!   attempt arrives, with the same effect.
 //! - After TTL has deleted a row, a repeated release no longer recognises itself.
+//! - A permit that others replace after its lease leaves nothing in the row. A late duplicate of its acquire can take a permit
+//!   that is free, until the lease of the duplicate ends.
 //!
 //! # The mutations
 //!

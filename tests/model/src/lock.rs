@@ -453,7 +453,8 @@ impl Protocol for Lock {
                 None
             }
             (Kind::ReleaseToWithdraw, Answer::Refused(row)) if !row.as_ref().is_some_and(is_own) => {
-                Some(self.conditions.withdrawal(row.as_ref(), *request))
+                let request = self.request(Kind::ReleaseToWithdraw, id, client, clock);
+                Some(self.conditions.withdrawal(row.as_ref(), request))
             }
             (Kind::WithdrawNew | Kind::WithdrawLonger | Kind::Withdraw, Answer::Refused(_)) if client.tries > 1 => {
                 client.tries -= 1;

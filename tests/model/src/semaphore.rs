@@ -6,7 +6,8 @@
 //! a process does that uses the turn of another one. What a client knows of the queue follows `lock/turn.rs`.
 //!
 //! The model keeps all tombstones. The product removes them when they are a minute old. A duplicate that is later takes a
-//! permit, if there is room, until the lease of the duplicate ends, as one does whose permit others have replaced.
+//! permit, if there is room, until the lease of the duplicate ends. So does a duplicate of an owner whose permit others have
+//! replaced, which has lost it.
 
 use crate::lock::{End, LEASE, Phase, TRIES, bit, owner};
 use crate::row::FENCES_IN_A_TICK;
@@ -587,7 +588,8 @@ impl Protocol for Semaphore {
             }
             // `withdraw_permit`
             (Kind::ReleaseToWithdraw, Err(row)) if row.is_none_or(|row| row.permit[id].is_none()) => {
-                Some(Request { kind: Kind::Withdraw(row.is_some()), ..*request })
+                let withdrawal = self.request(Kind::Withdraw(row.is_some()), id, *client, clock, 0);
+                Some(Request { tries: request.tries, ..withdrawal })
             }
             (Kind::Withdraw(_), Err(_)) if request.tries > 1 => {
                 let (withdrawing, again) = self.withdrawal(id, clock);
@@ -655,7 +657,8 @@ impl Protocol for Semaphore {
                 End::Lost if shown & bit(owner(id)) != 0 => log.broke(Breach::ReleaseNotRecognised),
                 _ => {}
             }
-            if is_held && ended != End::Unknown && replaced & bit(owner(id)) == 0 {
+            let is_limit = ended == End::Lost && replaced & bit(owner(id)) != 0;
+            if is_held && ended != End::Unknown && !is_limit {
                 log.broke(Breach::HeldByNobody);
             }
         }

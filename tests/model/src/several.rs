@@ -458,7 +458,8 @@ impl Protocol for Several {
                         *client = ended(End::WithoutKey);
                         return None;
                     };
-                    let update = self.conditions.withdrawal(row.as_ref(), update);
+                    let now = self.request(Kind::ReleaseToWithdraw, id, client, clock);
+                    let update = self.conditions.withdrawal(row.as_ref(), now.update);
                     Some(Request { update, keys: std::array::from_fn(|key| key == first), ..*request })
                 }
             },

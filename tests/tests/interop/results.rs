@@ -51,7 +51,7 @@ const GENERATED: usize = 150;
 
 /// What both sides can represent: an integer of TypeScript has up to 53 bits, and a float that is whole becomes one.
 fn any_json(random: &mut Rng, language: Language, depth: u32) -> Value {
-    // The code point of the last one is smaller than that of the emoji, and its UTF-16 code unit is larger.
+    // Python sorts names by code points, which puts the last one before the emoji, and JavaScript by UTF-16 code units.
     const TEXTS: [&str; 9] = ["", "a", "é", "😀", "\" \\ /", "\n\t\r\0", "\u{2028}<&>", "1.0", "\u{ff61}"];
     let text = |random: &mut Rng| (0..random.usize(0..4)).map(|_| TEXTS[random.usize(0..TEXTS.len())]).collect();
     match random.u8(if depth == 0 { 2..8 } else { 0..8 }) {

@@ -57,7 +57,7 @@ macro_rules! suite {
                     late::a_late_duplicate_of_an_acquire_takes_nothing
                     late::a_late_attempt_of_an_unanswered_acquire_takes_nothing
                     late::a_late_attempt_of_a_refused_acquire_takes_nothing
-                    late::a_withdrawal_of_a_frozen_process_is_dated_by_its_last_request
+                    late::a_withdrawal_is_dated_after_each_request_in_which_its_process_was_frozen
                     late::a_late_duplicate_of_a_renewal_changes_nothing
                     late::a_late_duplicate_of_a_release_frees_nothing
                     late::a_late_attempt_of_an_unanswered_release_changes_nothing

@@ -342,7 +342,7 @@ async fn a_holder_from_a_list_or_a_refusal_can_be_released() {
     let host = world.host().build();
     let locks = world.locks(&host).key_prefix("app#").build().unwrap();
     let _first = locks.acquire("first").await.unwrap();
-    // Rows have times in milliseconds: here and below, a release by force is not in the one of its acquire.
+    // Here and below: rows have times in milliseconds, and a release by force is not in the millisecond of the acquire.
     host.advance_clock(ms(1));
     let mut listed = listed(&locks).await;
     assert!(locks.force_release("first", &listed.remove("first").unwrap().unwrap()).await.unwrap());

@@ -41,7 +41,7 @@ async fn a_withdrawal_recognises_that_it_has_freed_the_permit() {
     let host = world.host().intercept(LoseAnswers::to("UpdateItem", 1..=4)).build();
     let locks = world.locks_with_quick_retries(&host).build().unwrap();
     assert_eq!(locks.semaphore(KEY, 1).acquire().await.unwrap_err().kind(), ErrorKind::Unavailable);
-    locks.flush(LEASE).await;
+    assert!(locks.flush(LEASE).await);
     assert_eq!(host.requests(), 5);
     assert!(permits(&row(&world).await).is_empty());
     locks.semaphore(KEY, 1).acquire().await.unwrap().release().await.unwrap();

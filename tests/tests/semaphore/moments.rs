@@ -1,19 +1,23 @@
-//! To whom a waiter leaves a free permit. Each situation is a row and the place of a waiter, at one millisecond.
+//! What depends on the millisecond: to whom a waiter leaves a permit that has just become free, and what an identity has just
+//! lost.
 
 use std::time::{Duration, SystemTime};
 
 use aws_sdk_dynamodb::types::AttributeValue;
 use lambda_lock::embedded::{DynamoDb, Host};
-use lambda_lock::{Attempt, Locks, Turn};
+use lambda_lock::{Acquire, Attempt, Locks, Turn};
 use lambda_lock_tests::Row;
 use lambda_lock_tests::invocation::millis;
 use serde_json::{from_value, json};
+use tokio::time::sleep;
 
-use crate::{KEY, digits, text};
+use crate::{CLOCK_SKEW, KEY, LEASE, digits, text};
 
 const TABLE: &str = "locks";
+/// The length of the nonce that ends an owner.
+const NONCE: usize = 32;
 
-/// A DynamoDB in paused time, and a host without latency.
+/// A DynamoDB whose time is paused at a whole millisecond, and a host without latency.
 struct Stage {
     engine: DynamoDb,
     host: Host,
@@ -40,6 +44,11 @@ impl Stage {
         let locks = Locks::builder(host.client(), TABLE).build().unwrap();
         locks.create_table().await.unwrap();
         Self { engine, host, locks }
+    }
+
+    /// An acquire of the only permit for this identity.
+    fn asking(&self, identity: &str) -> Acquire {
+        self.locks.semaphore(KEY, 1).acquire().lease(LEASE).owner_from(identity)
     }
 
     fn now(&self) -> u64 {
@@ -84,8 +93,8 @@ impl Stage {
         row
     }
 
-    /// Whether a waiter takes a permit that has this place, or none. Holds of 100 ms are known, so it leaves permits to those
-    /// ahead for 8 ms.
+    /// Whether a waiter takes a permit that has this place, or none. A waiter with a place knows that holds take 100 ms, so it
+    /// leaves permits to those ahead for 8 ms.
     async fn takes(&self, situation: &Situation, place: Option<u64>) -> bool {
         let put = self.engine.client().put_item().table_name(TABLE).set_item(Some(self.row(situation)));
         put.send().await.unwrap();
@@ -179,28 +188,33 @@ async fn a_permit_with_the_largest_fence_is_left_to_those_ahead() {
     assert!(matches!(acquire.attempt(None).await, Ok(Attempt::Waiting(_))));
 }
 
+/// A lease and the clock skew later, another host sees that the lease has just ended.
+const AFTER_ITS_LEASE: Duration = LEASE.saturating_add(CLOCK_SKEW);
+
 #[tokio::test(start_paused = true)]
-async fn what_an_identity_had_until_now_is_free_for_it() {
+async fn an_identity_replaces_a_permit_of_its_own_whose_lease_ends_now() {
     let stage = Stage::set().await;
-    let asking =
-        |identity: &str| stage.locks.semaphore(KEY, 1).acquire().lease(Duration::from_secs(30)).owner_from(identity);
-    let crashed = asking("first").await.unwrap();
-    // The lease and the clock skew.
-    tokio::time::sleep(Duration::from_secs(31)).await;
+    let crashed = stage.asking("first").await.unwrap();
+    sleep(AFTER_ITS_LEASE).await;
     let requests = stage.host.requests();
-    let again = asking("first").await.unwrap();
+    let again = stage.asking("first").await.unwrap();
     assert_eq!(stage.host.requests() - requests, 2);
     assert!(crashed.release().await.unwrap_err().is_lost());
     again.release().await.unwrap();
+}
 
-    let other = asking("other").await.unwrap();
-    tokio::time::sleep(Duration::from_secs(31)).await;
-    let key = ("id", text(KEY));
-    let update = stage.engine.client().update_item().table_name(TABLE).key(key.0, key.1);
-    let name = format!("permit:{}", again.owner().split_at(again.owner().len() - 32).0);
+#[tokio::test(start_paused = true)]
+async fn an_identity_that_has_released_its_permit_now_replaces_one_of_another() {
+    let stage = Stage::set().await;
+    let released = stage.asking("first").await.unwrap();
+    released.release().await.unwrap();
+    let crashed = stage.asking("other").await.unwrap();
+    sleep(AFTER_ITS_LEASE).await;
+    let name = format!("permit:{}", released.owner().split_at(released.owner().len() - NONCE).0);
+    let update = stage.engine.client().update_item().table_name(TABLE).key("id", text(KEY));
     let update = update.update_expression("SET #permit.released_at = :now").expression_attribute_names("#permit", name);
     update.expression_attribute_values(":now", digits(stage.now())).send().await.unwrap();
-    let last = asking("first").await.unwrap();
-    assert!(last.fence() > other.fence());
-    last.release().await.unwrap();
+    let again = stage.asking("first").await.unwrap();
+    assert!(again.fence() > crashed.fence());
+    again.release().await.unwrap();
 }
