@@ -215,8 +215,10 @@ async fn an_event_that_failed_or_crashed_leaves_the_order_as_it_was() {
 
 #[tokio::test]
 async fn an_event_whose_sequencer_is_not_written_fails() {
-    let (_world, _host, locks) = environment().await;
+    let (_world, host, locks) = environment().await;
     let freed_meanwhile = async || {
+        // Not in the millisecond of the acquire.
+        host.advance_clock(Duration::from_millis(1));
         let holder = locks.get("uploads/a").await.unwrap().unwrap();
         locks.force_release("uploads/a", &holder).await.unwrap()
     };

@@ -8,7 +8,7 @@ use lambda_lock_tests::invocation::{LoseAnswers, invocation, reported};
 use lambda_lock_tests::{Row, World};
 use tower::ServiceExt;
 
-use crate::number;
+use crate::{ms, number};
 
 const PREFIX: &str = "ci#";
 
@@ -31,8 +31,12 @@ async fn take(world: &World, execution: &str) -> Result<Ticket, (String, String)
 }
 
 async fn ask(world: &World, execution: &str, turn: Option<Turn>) -> Result<Done, (String, String)> {
+    ask_on(&world.host().build(), world, execution, turn).await
+}
+
+async fn ask_on(host: &Host, world: &World, execution: &str, turn: Option<Turn>) -> Result<Done, (String, String)> {
     let step = Step::Take { input: input("7"), execution: execution.to_owned(), turn };
-    invoke(world, &world.host().build(), step).await
+    invoke(world, host, step).await
 }
 
 fn input(version: &str) -> Deployment {
@@ -181,7 +185,9 @@ async fn a_repeated_attempt_takes_the_lock_of_its_execution_over() {
     let world = World::new().await;
     let host = world.host().build();
     let first = take(&world, "1").await.unwrap();
-    let second = take(&world, "1").await.unwrap();
+    // Not in the same millisecond.
+    let later = world.host().clock_ahead(ms(1)).build();
+    let Done::Taken { ticket: second } = ask_on(&later, &world, "1", None).await.unwrap() else { panic!("it waits") };
     assert!(second.fence() > first.fence());
     let (error, _) = invoke(&world, &host, work(&first, "7")).await.unwrap_err();
     assert_eq!(error, "LockLost");
