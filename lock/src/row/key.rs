@@ -188,7 +188,7 @@ impl Rules for Key {
     }
 
     fn withdrawal<'a>(&self, of: OwnRow<'a>, row: Option<&Row>, now: Moment) -> Option<Update<'a>> {
-        withdrawal(of, row, now)
+        Some(withdrawal(of, row, now))
     }
 }
 
@@ -354,16 +354,12 @@ pub(super) fn release<'a>(OwnRow { table, key, owner }: OwnRow<'a>, release: &Re
 ///
 /// Without a withdrawal, the row refuses a late acquire only if this host's clock is not ahead of the clock of the last
 /// holder to release. The row has one nonce of this kind: a second withdrawal replaces the first.
-pub(super) fn withdrawal<'a>(
-    OwnRow { table, key, owner }: OwnRow<'a>,
-    row: Option<&Row>,
-    now: Moment,
-) -> Option<Update<'a>> {
+pub(super) fn withdrawal<'a>(OwnRow { table, key, owner }: OwnRow<'a>, row: Option<&Row>, now: Moment) -> Update<'a> {
     let expiration = seconds_up(table.kept_after(now.wall));
     let update = Update::new(key);
     let owner_value = || text("owner", owner);
     let in_progress = || text("in_progress", IN_PROGRESS);
-    Some(match row {
+    match row {
         // The new row looks as if the owner had released it.
         None => update
             .when(table.partition_key_path().missing())
@@ -384,5 +380,5 @@ pub(super) fn withdrawal<'a>(
             .set(WITHDRAWN, owner_value())
             .set(EXPIRATION, count("expiration", expiration)),
         Some(_) => update.when(STATUS.exists()).when(OWNER.differs_from(owner_value())).set(WITHDRAWN, owner_value()),
-    })
+    }
 }

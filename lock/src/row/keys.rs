@@ -146,6 +146,6 @@ impl Rules for Keys {
     }
 
     fn withdrawal<'a>(&self, of: OwnRow<'a>, row: Option<&Row>, now: Moment) -> Option<Update<'a>> {
-        key::withdrawal(of, row, now)
+        Some(key::withdrawal(of, row, now))
     }
 }

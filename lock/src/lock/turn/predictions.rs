@@ -100,8 +100,8 @@ fn with_queue(holder: Holder, hold_time: Option<HoldTime>, head: u64, tail: u64)
     Holder { waiters: tail - head, queue, ..holder }
 }
 
-fn hold_time(mean: u64, deviation: Option<u64>) -> Option<HoldTime> {
-    Some(HoldTime { mean: time(mean), deviation: deviation.map(time) })
+fn hold_time(mean: u64, deviation: Option<u64>) -> HoldTime {
+    HoldTime { mean: time(mean), deviation: deviation.map(time) }
 }
 
 fn assert_table(name: &str, table: &str) {
@@ -142,7 +142,7 @@ fn waiters_of_a_key() {
     let mut table = String::new();
     for known in HOLD_TIMES {
         writeln!(table, "\nholds of {known:?} ms").unwrap();
-        let known = known.and_then(|(mean, deviation)| hold_time(mean, deviation));
+        let known = known.map(|(mean, deviation)| hold_time(mean, deviation));
         for (ahead, behind, round_trip) in [(0, 0, 4), (0, 3, 4), (1, 0, 30), (2, 3, 8), (7, 0, 900)] {
             writeln!(table, "{ahead} ahead, {behind} behind, {round_trip} ms for a request").unwrap();
             for (age, lease) in AGES {
@@ -181,7 +181,7 @@ fn waiters_of_permits() {
         for (name, permits) in &permits {
             for (ahead, age) in [(0, 200), (1, 200), (2, 900), (0, 900), (3, 900), (5, 900)] {
                 let holder = Holder { kind: HolderKind::Semaphore, permits: permits.clone(), ..held(60_000) };
-                let known = known.and_then(|(mean, deviation)| hold_time(mean, deviation));
+                let known = known.map(|(mean, deviation)| hold_time(mean, deviation));
                 let mut waiter = Waiter::new(3, 8);
                 waiter.sees(&with_queue(holder, known, 5, 7 + ahead), None, age);
                 let waiter = waiter.with_place(6 + ahead);
@@ -194,7 +194,7 @@ fn waiters_of_permits() {
 
 #[test]
 fn waiters_that_have_seen_other_rows_before() {
-    let known = hold_time(100, Some(10));
+    let known = Some(hold_time(100, Some(10)));
     let queued = |holder| with_queue(holder, known, 5, 7);
     let mut table = String::new();
     let mut row = |name: &str, waiter: &Waiter, after: u64| {
@@ -285,7 +285,7 @@ fn failed_joins_are_repeated_more_and_more_slowly() {
 
 #[test]
 fn a_process_takes_along_what_the_turn_in_another_one_knew() {
-    for (known, fence) in [(None, Some(7)), (hold_time(9000, Some(700)), Some(7)), (None, None)] {
+    for (known, fence) in [(None, Some(7)), (Some(hold_time(9000, Some(700))), Some(7)), (None, None)] {
         let mut waiter = Waiter::new(1, 8).with_place(6);
         let holder = || with_queue(Holder { fence, ..held(60_000) }, known, 4, 8);
         waiter.sees(&holder(), None, 100);
