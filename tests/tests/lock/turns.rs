@@ -8,7 +8,7 @@ use aws_sdk_dynamodb::types::AttributeValue;
 use fastrand::Rng;
 use lambda_lock::embedded::{Answer, DynamoDb, Faults, Host, Intercept};
 use lambda_lock::idempotency::OnMissingKey;
-use lambda_lock::{Error, Idempotency, Lock, Locks, Wait};
+use lambda_lock::{Attempt, Error, Idempotency, Lock, Locks, Wait};
 use lambda_lock_tests::World;
 use lambda_lock_tests::request::{Purpose, purpose_of};
 use serde_json::{Value, json};
@@ -324,4 +324,44 @@ fn conflicts_do_not_starve_a_waiter() {
     let (without, with) = (longest(0.0), longest(0.05));
     println!("longest wait: {without:?} without conflicts, {with:?} with them");
     assert!(with <= 2 * without, "{with:?} with conflicts, {without:?} without");
+}
+
+#[tokio::test]
+async fn a_place_is_behind_those_of_waiters_who_have_stopped_waiting() {
+    let world = World::new().await;
+    let locks = world.default_locks();
+    let lock = locks.acquire("job").await.unwrap();
+    let mut row = world.row("job").await.unwrap();
+    for (name, value) in [("tail", "5"), ("head", "2"), ("tail_until", "1000")] {
+        row.insert(name.to_owned(), AttributeValue::N(value.to_owned()));
+    }
+    world.put_row(row).await;
+    let waiting = wait(&locks);
+    while number(&world.row("job").await.unwrap(), "tail") < 6 {
+        sleep(ms(2)).await;
+    }
+    assert_eq!(number(&world.row("job").await.unwrap(), "head"), 5);
+    lock.release().await.unwrap();
+    waiting.await.unwrap().unwrap().release().await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_reserved_key_is_free_from_the_end_of_the_reservation_on() {
+    let engine = DynamoDb::starting_at(SystemTime::UNIX_EPOCH + Duration::from_hours(500_000)).unwrap();
+    let host = engine.host().build();
+    let locks = Locks::builder(host.client(), "locks").build().unwrap();
+    locks.create_table().await.unwrap();
+    for (later, takes) in [(0, true), (1, false)] {
+        locks.acquire("job").await.unwrap().release().await.unwrap();
+        let until = lambda_lock_tests::invocation::millis(host.now()) + later;
+        let update = engine.client().update_item().table_name("locks").key("id", text("job"));
+        let update = update.update_expression("SET reserved_by = :by, reserved_until = :until");
+        let update = update.expression_attribute_values(":by", text("another"));
+        update.expression_attribute_values(":until", AttributeValue::N(until.to_string())).send().await.unwrap();
+        let is_taken = match locks.acquire("job").attempt(None).await.unwrap() {
+            Attempt::Acquired(lock) => lock.release().await.is_ok(),
+            Attempt::Waiting(_) => false,
+        };
+        assert_eq!(is_taken, takes, "{later}");
+    }
 }

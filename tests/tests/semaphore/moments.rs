@@ -218,3 +218,15 @@ async fn an_identity_that_has_released_its_permit_now_replaces_one_of_another() 
     assert!(again.fence() > crashed.fence());
     again.release().await.unwrap();
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_permit_that_is_released_at_the_end_of_its_minimum_hold_is_free() {
+    let stage = Stage::set().await;
+    let held = stage.asking("first").hold_at_least(LEASE / 2).await.unwrap();
+    sleep(LEASE / 2 + CLOCK_SKEW).await;
+    held.release().await.unwrap();
+    let requests = stage.host.requests();
+    let other = stage.asking("other").await.unwrap();
+    assert_eq!(stage.host.requests() - requests, 1, "it replaced the permit");
+    other.release().await.unwrap();
+}

@@ -4,15 +4,18 @@ use std::collections::VecDeque;
 use std::env;
 use std::time::Duration;
 
+use aws_sdk_dynamodb::types::AttributeValue;
 use futures_util::future::join_all;
 use lambda_lock::ErrorKind;
 use lambda_lock::embedded::{Answer, Intercept};
 use lambda_lock_tests::invocation::LoseAnswers;
-use lambda_lock_tests::{Late, World};
+use lambda_lock_tests::{Late, Row, World};
 use serde_json::Value;
 
 use crate::rows::size_of_all;
-use crate::{AFTER_THE_LEASE, KEY, acquire_all, after_the_lease, owners, permits, release_all, row, tombstones};
+use crate::{
+    AFTER_THE_LEASE, KEY, acquire_all, after_the_lease, digits, owners, permits, release_all, row, text, tombstones,
+};
 
 const HOUR: Duration = Duration::from_hours(1);
 
@@ -294,4 +297,42 @@ async fn a_release_without_an_answer_can_be_repeated_without_its_tombstone() {
     assert_eq!(held[0].release().await.unwrap_err().kind(), ErrorKind::Unavailable);
     held[0].release().await.unwrap();
     assert!(permits(&row(&world).await).is_empty());
+}
+
+/// A row without permits, and with so many old tombstones.
+async fn put_tombstones(world: &World, many: usize) {
+    let values = [("id", text(KEY)), ("status", text("SEMAPHORE")), ("permits", digits(0))];
+    let mut row: Row = values.map(|(name, value)| (name.to_owned(), value)).into();
+    for number in 0..many {
+        let tombstone = [("released_at".to_owned(), digits(1000))].into();
+        row.insert(format!("permit:{number}"), AttributeValue::M(tombstone));
+    }
+    world.put_row(row).await;
+}
+
+#[tokio::test]
+async fn of_releases_that_leave_many_tombstones_one_in_eight_removes_more() {
+    // The release itself removes 32 of them.
+    for (many, requests) in [(63, 2), (64, 3), (65, 2), (71, 2), (72, 3)] {
+        let world = World::new().await;
+        put_tombstones(&world, many).await;
+        let host = world.host().build();
+        let permit = world.locks(&host).build().unwrap().semaphore(KEY, 1).acquire().await.unwrap();
+        permit.release().await.unwrap();
+        assert_eq!(host.requests(), requests, "{many} tombstones");
+    }
+}
+
+#[tokio::test]
+async fn a_release_of_a_permit_that_was_lost_is_one_request_whatever_it_would_remove() {
+    let world = World::new().await;
+    put_tombstones(&world, 3).await;
+    let host = world.host().build();
+    let lost = world.locks(&host).build().unwrap().semaphore(KEY, 1).acquire().await.unwrap();
+    let (_, others) = after_the_lease(&world);
+    let other = others.semaphore(KEY, 1).acquire().await.unwrap();
+    let requests = host.requests();
+    assert!(lost.release().await.unwrap_err().is_lost());
+    assert_eq!(host.requests() - requests, 1);
+    other.release().await.unwrap();
 }

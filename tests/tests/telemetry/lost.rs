@@ -2,6 +2,7 @@
 
 use std::future::pending;
 
+use lambda_lock::embedded::Faults;
 use tokio::time::sleep;
 use tracing::Level;
 
@@ -98,4 +99,15 @@ async fn a_lock_released_after_its_lease_is_counted_as_lost_and_released() {
     let line = "attempts=1 fence=… held_ms=2000 key=nightly outcome=lost owner=… waited_ms=0 closed";
     assert_eq!(stage.traces.lock_lines(), [line]);
     assert_eq!(stage.traces.logged_at_info(), ["WARN lost"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_withdrawal_that_fails_in_the_background_names_its_keys() {
+    let stage = Stage::set().await;
+    let locks = stage.on_network(Faults::seeded(1).lose_requests(1.0));
+    locks.acquire("nightly").await.unwrap_err();
+    locks.acquire_all(["a", "b"]).await.unwrap_err();
+    settle().await;
+    let failed = stage.traces.logged("a background request failed");
+    assert_eq!(failed.iter().map(|event| &*event.fields["key"]).collect::<Vec<_>>(), ["nightly", "a, b"]);
 }

@@ -222,3 +222,23 @@ async fn a_long_identity_is_a_digest_in_the_row() {
         taken_over.release().await.unwrap();
     }
 }
+
+#[tokio::test]
+async fn what_an_identity_has_released_or_lost_it_does_not_free() {
+    for permits in [false, true] {
+        let world = World::new().await;
+        let (host, locks) = host(&world);
+        let asking = || {
+            let acquire = if permits { locks.semaphore("job", 1).acquire() } else { locks.acquire("job") };
+            acquire.lease(LEASE).owner_from(ARN)
+        };
+        let released = asking().hold_at_least(LEASE).await.unwrap();
+        released.release().await.unwrap();
+        // The key is held until the end of the minimum hold.
+        assert!(!locks.release_identity("job", ARN).await.unwrap());
+        host.advance_clock(LEASE + CLOCK_SKEW);
+        let _crashed = asking().await.unwrap();
+        host.advance_clock(LEASE + CLOCK_SKEW);
+        assert!(!locks.release_identity("job", ARN).await.unwrap());
+    }
+}
