@@ -365,3 +365,22 @@ async fn a_reserved_key_is_free_from_the_end_of_the_reservation_on() {
         assert_eq!(is_taken, takes, "{later}");
     }
 }
+
+#[tokio::test(start_paused = true)]
+async fn the_deviation_of_holds_counts_up_to_twice_their_mean() {
+    for (deviation, counts) in [("150000", 150_000.0), ("250000", 200_000.0)] {
+        let world = World::in_virtual_time().await;
+        let locks = world.default_locks();
+        locks.acquire("job").await.unwrap().release().await.unwrap();
+        let mut row = world.row("job").await.unwrap();
+        row.insert("hold".to_owned(), AttributeValue::N("100000".to_owned()));
+        row.insert("hold_deviation".to_owned(), AttributeValue::N(deviation.to_owned()));
+        world.put_row(row).await;
+        let lock = locks.acquire("job").lease(10 * ENOUGH).await.unwrap();
+        sleep(Duration::from_secs(100)).await;
+        lock.release().await.unwrap();
+        // This hold is as long as the mean, and counts for an eighth.
+        let after = in_ms(&world.row("job").await.unwrap()["hold_deviation"]);
+        assert!((after - counts * 0.875).abs() < 100.0, "{after} after {deviation}");
+    }
+}

@@ -336,3 +336,14 @@ async fn a_release_of_a_permit_that_was_lost_is_one_request_whatever_it_would_re
     assert_eq!(host.requests() - requests, 1);
     other.release().await.unwrap();
 }
+
+#[tokio::test]
+async fn a_resumed_permit_removes_the_tombstones_that_its_resumption_has_seen() {
+    let world = World::new().await;
+    put_tombstones(&world, 3).await;
+    let locks = world.default_locks();
+    let ticket = locks.semaphore(KEY, 1).acquire().await.unwrap().into_ticket();
+    let resumed = locks.resume(&ticket).await.unwrap();
+    resumed.release().await.unwrap();
+    assert_eq!(tombstones(&row(&world).await), owners([&resumed]));
+}
