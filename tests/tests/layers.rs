@@ -49,6 +49,7 @@ const CRATE: &[&str] = &[
     "lock/backoff",
     "lock/wait",
     "lock/turn",
+    "lock/turn/predictions",
     "lock/turns",
     "lock/telemetry",
     "lock/register",

@@ -209,5 +209,5 @@ async fn a_release_is_repeated_less_often_after_conflicts_than_while_it_is_throt
         requests.push(host.requests());
     }
     // In ten seconds. The delay grows to 500 ms, but for the first 40 tries of a throttled request, which wait 40 ms at most.
-    assert!(requests[0] < 65 && requests[1] > 65, "{requests:?}");
+    assert!(requests[0] < 65 && (65..130).contains(&requests[1]), "{requests:?}");
 }

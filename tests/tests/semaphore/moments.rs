@@ -196,6 +196,7 @@ async fn an_identity_replaces_a_permit_of_its_own_whose_lease_ends_now() {
     let stage = Stage::set().await;
     let crashed = stage.asking("first").await.unwrap();
     sleep(AFTER_ITS_LEASE).await;
+    assert!(!stage.locks.get(KEY).await.unwrap().unwrap().permits()[0].is_current());
     let requests = stage.host.requests();
     let again = stage.asking("first").await.unwrap();
     assert_eq!(stage.host.requests() - requests, 2);

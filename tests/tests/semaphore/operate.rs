@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use lambda_lock::{Holder, Locks};
+use lambda_lock::{Data, Holder, Locks};
 use lambda_lock_tests::World;
 
 use crate::{KEY, acquire_all, after_the_lease, assert_contains, owners, permits, release_all, row};
@@ -34,7 +34,17 @@ async fn get_shows_the_permits() {
     release_all(held).await;
     let free = seen(&locks).await;
     assert!(free.permits().is_empty() && !free.is_current() && free.has_released());
-    assert_eq!(free.owner(), None);
+    assert_eq!((free.owner(), free.fence()), (None, holder.permits()[1].fence()));
+}
+
+#[tokio::test]
+async fn get_shows_the_data_of_the_semaphore() {
+    let world = World::new().await;
+    let locks = world.default_locks();
+    let held = locks.semaphore(KEY, 2).acquire().data("page 7").await.unwrap();
+    assert_eq!(seen(&locks).await.data().and_then(Data::as_str), Some("page 7"));
+    held.release().await.unwrap();
+    assert_eq!(seen(&locks).await.data().and_then(Data::as_str), Some("page 7"));
 }
 
 #[tokio::test]

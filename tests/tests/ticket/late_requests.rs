@@ -1,7 +1,12 @@
 //! Requests of a ticket, and of the lock that became a ticket, that arrive late.
 
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use lambda_lock::embedded::{Answer, Intercept};
 use lambda_lock::{ErrorKind, Lock, Locks};
+use lambda_lock_tests::invocation::LoseAnswers;
 use lambda_lock_tests::{Late, World};
+use serde_json::Value;
 
 use crate::{LEASE, acquired, host, number, passed_on, ticket};
 
@@ -179,4 +184,28 @@ async fn a_late_acquire_does_not_undo_a_resumption() {
     let lock = acquired(&world).await;
     assert_eq!(lock.fence(), resumed.fence() + 1);
     lock.release().await.unwrap();
+}
+
+/// Answers the second write as if an operator had freed meanwhile what the identity has.
+#[derive(Debug, Default)]
+struct FreedMeanwhile(AtomicU32);
+
+impl Intercept for FreedMeanwhile {
+    fn answer(&self, operation: &str, _: &Value, answer: &mut Answer) {
+        if operation == "UpdateItem" && self.0.fetch_add(1, Ordering::Relaxed) == 1 {
+            let owner = answer.body["Item"]["owner"].clone();
+            assert!(owner.is_object(), "no refusal: {answer:?}");
+            answer.body["Item"]["released"] = owner;
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_resumption_of_what_was_freed_before_its_answer_is_refused() {
+    let world = World::new().await;
+    let lock = world.default_locks().acquire("job").lease(LEASE).owner_from("execution").await.unwrap();
+    let network = world.host().intercept(LoseAnswers::to("UpdateItem", 1..=1)).intercept(FreedMeanwhile::default());
+    let locks = world.locks_with_quick_retries(&network.build()).build().unwrap();
+    let error = locks.resume(&lock.into_ticket()).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::TicketReleased, "{error}");
 }
