@@ -13,7 +13,7 @@ use lambda_lock_tests::World;
 use lambda_lock_tests::request::{Purpose, purpose_of};
 use serde_json::{Value, json};
 use tokio::task::{JoinHandle, JoinSet};
-use tokio::time::sleep;
+use tokio::time::{sleep, timeout};
 
 use crate::{ms, number, text};
 
@@ -327,22 +327,29 @@ fn conflicts_do_not_starve_a_waiter() {
 }
 
 #[tokio::test]
-async fn a_place_is_behind_those_of_waiters_who_have_stopped_waiting() {
-    let world = World::new().await;
-    let locks = world.default_locks();
-    let lock = locks.acquire("job").await.unwrap();
-    let mut row = world.row("job").await.unwrap();
-    for (name, value) in [("tail", "5"), ("head", "2"), ("tail_until", "1000")] {
-        row.insert(name.to_owned(), AttributeValue::N(value.to_owned()));
+async fn a_place_is_behind_those_that_were_served_and_those_whose_waiters_have_stopped() {
+    // The latter, and a tail that is behind the head.
+    for (tail, head, until) in [("5", "2", "1000"), ("2", "5", "253402300799999")] {
+        let world = World::new().await;
+        let locks = world.default_locks();
+        let lock = locks.acquire("job").await.unwrap();
+        let mut row = world.row("job").await.unwrap();
+        for (name, value) in [("tail", tail), ("head", head), ("tail_until", until)] {
+            row.insert(name.to_owned(), AttributeValue::N(value.to_owned()));
+        }
+        world.put_row(row).await;
+        let waiting = wait(&locks);
+        let joined = async {
+            while number(&world.row("job").await.unwrap(), "tail").to_string() == tail {
+                sleep(ms(2)).await;
+            }
+        };
+        timeout(ENOUGH, joined).await.unwrap();
+        let row = world.row("job").await.unwrap();
+        assert_eq!((number(&row, "tail"), number(&row, "head")), (6, 5));
+        lock.release().await.unwrap();
+        waiting.await.unwrap().unwrap().release().await.unwrap();
     }
-    world.put_row(row).await;
-    let waiting = wait(&locks);
-    while number(&world.row("job").await.unwrap(), "tail") < 6 {
-        sleep(ms(2)).await;
-    }
-    assert_eq!(number(&world.row("job").await.unwrap(), "head"), 5);
-    lock.release().await.unwrap();
-    waiting.await.unwrap().unwrap().release().await.unwrap();
 }
 
 #[tokio::test(start_paused = true)]
