@@ -155,6 +155,10 @@ impl Rules for Key {
             let fences = fence.into_iter().collect();
             return Ok(Some(Claimed::Already { fences, end, hold_time: queue.hold_time, data }));
         }
+        if row.is_released_by(owner) {
+            // An earlier attempt was applied, and was freed for its identity. Others have had the key since.
+            return Ok(Some(Claimed::lost()));
+        }
         if row.semaphore.is_some() {
             let not = if self.is_record() { "a record of idempotency" } else { "a lock" };
             return Err(Error::new(Cause::WrongKind { is: "a semaphore", not }, table.place(), key));
@@ -213,11 +217,11 @@ pub(super) fn take<'a>(key: &'a str, owner: &'a str, claim: &'a Claim<'_>) -> Up
     }
 }
 
-/// There is no row, or this nonce has not been used, the fence can grow, and the row is free or of the same identity. `over`
+/// There is no row, or this nonce was neither used nor freed, the fence can grow, and the row is free or of the same identity. `over`
 /// says when the lease of one in progress has ended.
 pub(super) fn can_be_taken<'a>(table: &Table, owner: &'a str, claim: &Claim<'_>, over: Condition<'a>) -> Condition<'a> {
-    let is_new =
-        all([OWNER.differs_from(text("owner", owner)), WITHDRAWN.differs_from(text("owner", owner)), fence_can_grow()]);
+    let is_other = [OWNER, WITHDRAWN, RELEASED].map(|name| name.differs_from(text("owner", owner)));
+    let is_new = all(is_other).and(fence_can_grow());
     let is_of_identity = split(owner).map(|(start, _)| is_of_identity(start, claim));
     match is_of_identity {
         Some(is_of_identity) if claim.takes_over => is_new.and(is_of_identity),

@@ -87,7 +87,7 @@ impl Rules for Keys {
         mut refused: Refused,
     ) -> Result<Option<Claimed>, Error> {
         let prevented = refused.prevented.take();
-        let (mut own, mut held, mut is_behind) = (Vec::new(), Vec::new(), false);
+        let (mut own, mut held, mut is_behind, mut was_freed) = (Vec::new(), Vec::new(), false, false);
         for (key, row) in refused.into_rows(table)? {
             let row = row.ok_or_else(|| table.malformed(&key, "the refusal names no row"))?;
             if row.semaphore.is_some() {
@@ -97,6 +97,8 @@ impl Rules for Keys {
                 own.push(row);
                 continue;
             }
+            // As for a single key.
+            was_freed |= row.is_released_by(owner);
             let Some(index) = self.names.iter().position(|other| *other == key) else { continue };
             self.seen[index] = self.seen[index].max(row.fence.unwrap_or_default());
             self.hold_times[index] = row.queue.hold_time;
@@ -118,6 +120,7 @@ impl Rules for Keys {
                 let fences = own.iter().filter_map(|row| row.fence).collect();
                 Ok(Some(Claimed::Already { fences, data: None, end: first.end, hold_time: None }))
             }
+            _ if was_freed => Ok(Some(Claimed::lost())),
             (_, None) if own.is_empty() && held.is_empty() && is_behind => Ok(None),
             (_, Some(error)) if held.is_empty() => Err(error),
             (Some(_), _) => Ok(Some(Claimed::lost())),

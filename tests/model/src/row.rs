@@ -94,6 +94,7 @@ impl Conditions {
         };
         let window_over = row.expiration <= now || self.is(Mutation::AcquireIgnoresWindow);
         row.owner != owner
+            && row.released != owner
             && (row.withdrawn != owner || self.is(Mutation::WithdrawalIgnored))
             && ((row.completed && window_over) || (!row.completed && over))
     }

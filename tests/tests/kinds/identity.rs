@@ -4,9 +4,11 @@ use std::sync::Mutex;
 use std::time::Duration;
 
 use lambda_lock::embedded::{Answer, Host, Intercept};
-use lambda_lock::{ErrorKind, Locks};
+use lambda_lock::{Backoff, ErrorKind, Jitter, Locks, Wait};
 use lambda_lock_tests::{Late, World, engine_with_latency};
 use serde_json::Value;
+use tokio::join;
+use tokio::time::sleep;
 
 use crate::subject::{Ability, Subject, is_excepted};
 use crate::{AFTER_THE_LEASE, LEASE, ahead, assert_held, rows};
@@ -391,6 +393,35 @@ pub(crate) async fn a_release_for_an_identity_that_is_not_answered_is_not_repeat
     let error = tools.release_identity(S::KEYS[0], IDENTITY).await.unwrap_err();
     assert_eq!((error.kind(), host.requests()), (ErrorKind::Unavailable, 4), "{error}");
     assert!(tools.release_identity(S::KEYS[0], IDENTITY).await.unwrap());
+}
+
+pub(crate) async fn an_acquire_whose_unanswered_grant_was_freed_begins_anew<S: Subject>() {
+    if is_excepted::<S>(Ability::HaveIdentity) {
+        return;
+    }
+    let world = World::in_virtual_time().await;
+    tokio::time::pause();
+    // The three attempts of the SDK, of which the first takes the key.
+    let host = world.host().intercept(S::lose_answers(1..=3)).build();
+    let locks = world.locks_with_quick_retries(&host).build().unwrap();
+    let wait = Wait::backoff(Backoff::new().base(4 * LEASE).cap(4 * LEASE).jitter(Jitter::None)).up_to(40 * LEASE);
+    let waiting = S::acquire_for(&locks, LEASE, IDENTITY, Some(wait));
+    let others = async {
+        sleep(LEASE / 5).await;
+        let tools = later(&world);
+        for key in S::KEYS {
+            assert!(tools.release_identity(*key, IDENTITY).await.unwrap());
+        }
+        let crashing = world.host().clock_ahead(Duration::from_millis(200)).build();
+        let crashed = S::acquire(&world.locks(&crashing).build().unwrap(), LEASE).await;
+        let _crashed = crashed.unwrap_or_else(|error| panic!("{error}"));
+        crashing.crash();
+    };
+    let (waited, ()) = join!(waiting, others);
+    let mut held = waited.unwrap_or_else(|error| panic!("{error}"));
+    held.renew(LEASE).await.unwrap();
+    assert_held::<S>(&world).await;
+    held.release().await.unwrap();
 }
 
 /// Answers the second read as the first one.

@@ -111,6 +111,7 @@ macro_rules! suite {
                     identity::a_ticket_is_lost_after_a_takeover
                     identity::an_identity_frees_what_it_has_without_a_nonce
                     identity::a_release_for_an_identity_that_is_not_answered_is_not_repeated
+                    identity::an_acquire_whose_unanswered_grant_was_freed_begins_anew
                 }
             }
         )*
