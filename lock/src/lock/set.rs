@@ -38,8 +38,8 @@ impl Locks {
 ///
 /// Each attempt is one `TransactWriteItems` with one update for each key (IAM action `dynamodb:UpdateItem` on each key). It
 /// costs two write units for each key, also when it is refused. If another program or a wrong clock has left a fence that is
-/// ahead of this host's clock, in a free row or one of the same identity, an attempt sends another one, up to four in all. DynamoDB's limit for the
-/// rows of a transaction, with the data in them, is 4 MB in all.
+/// ahead of this host's clock, in a free row or one of the same identity, an attempt sends another one, up to four in all.
+/// DynamoDB's limit for the rows of a transaction, with the data in them, is 4 MB in all.
 ///
 /// DynamoDB cancels a transaction if another request or transaction on one of its rows is in progress. The attempt then
 /// fails with an error of kind [`Conflict`](crate::ErrorKind::Conflict); a wait tries again. A plain acquire of one of

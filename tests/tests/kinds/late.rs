@@ -141,10 +141,9 @@ impl Intercept for Freezes {
         }
         self.host.get().unwrap().advance_clock(FROZEN);
         if purpose_of(operation, request) == Some(Purpose::Withdraw) {
+            // There is no row.
             let condition = request["ConditionExpression"].as_str().unwrap();
-            let name = request["ExpressionAttributeNames"].as_object().unwrap().keys().next().unwrap();
-            let condition = format!("({condition}) AND NOT (attribute_exists({name}) OR attribute_not_exists({name}))");
-            request["ConditionExpression"] = condition.into();
+            request["ConditionExpression"] = format!("({condition}) AND attribute_exists(id)").into();
         }
     }
 }

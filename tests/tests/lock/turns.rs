@@ -10,6 +10,7 @@ use lambda_lock::embedded::{Answer, DynamoDb, Faults, Host, Intercept};
 use lambda_lock::idempotency::OnMissingKey;
 use lambda_lock::{Attempt, Error, Idempotency, Lock, Locks, Wait};
 use lambda_lock_tests::World;
+use lambda_lock_tests::invocation::millis;
 use lambda_lock_tests::request::{Purpose, purpose_of};
 use serde_json::{Value, json};
 use tokio::task::{JoinHandle, JoinSet};
@@ -360,7 +361,7 @@ async fn a_reserved_key_is_free_from_the_end_of_the_reservation_on() {
     locks.create_table().await.unwrap();
     for (later, takes) in [(0, true), (1, false)] {
         locks.acquire("job").await.unwrap().release().await.unwrap();
-        let until = lambda_lock_tests::invocation::millis(host.now()) + later;
+        let until = millis(host.now()) + later;
         let update = engine.client().update_item().table_name("locks").key("id", text("job"));
         let update = update.update_expression("SET reserved_by = :by, reserved_until = :until");
         let update = update.expression_attribute_values(":by", text("another"));
