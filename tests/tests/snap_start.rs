@@ -101,11 +101,10 @@ async fn copies_of_a_process_draw_nothing_alike_and_do_not_wait_for_its_connecti
         let drawn: BTreeSet<_> = copies.iter().map(|copy| copy["drawn"][what].to_string()).collect();
         assert_eq!(drawn.len(), copies.len(), "{what}: {drawn:?}");
     }
-    // The fastest copy says what a busy machine does not cost. Nothing drives a connection of the snapshot in a copy: a request
-    // on one waits for the read timeout, which is 1 s.
+    // Nothing drives a connection of the snapshot in a copy: a warm-up on one waits for its limit, which is 3 s.
     let restores: Vec<_> = copies.iter().map(|copy| copy["restore"].as_u64().unwrap()).collect();
     println!("warm-up and first acquire: {restores:?} ms");
-    assert!(restores.iter().any(|&millis| millis < 1000), "{restores:?}");
+    assert!(restores.iter().all(|&millis| millis < 3000), "{restores:?}");
 }
 
 #[tokio::test]

@@ -265,6 +265,7 @@ pub const NOT_EXPRESSED: &[(&str, &str)] = &[
     ("an identity takes another's lock", IDENTITIES),
     ("an identity takes another's keys", IDENTITIES),
     ("a takeover leaves the owner of the earlier holder", IDENTITIES),
+    ("acquire ignores that it was freed", IDENTITIES),
     ("a release for an identity does not read whose key it is", IDENTITIES),
     ("a takeover leaves the nonce of the earlier holder", IDENTITIES),
     ("a release for an identity does not read whose permit it is", IDENTITIES),

@@ -5,17 +5,21 @@
 //! it drew as JSON, and ends.
 
 use std::convert::Infallible;
+use std::env;
 use std::fs;
 use std::io;
 use std::process::exit;
 use std::thread;
 use std::time::Duration;
 
+use aws_config::BehaviorVersion;
+use aws_config::timeout::TimeoutConfig;
+use aws_sdk_dynamodb::Client;
 use aws_smithy_async::time::{SystemTimeSource, TimeSource};
 use fork::{Fork, fork, waitpid};
 use lambda_lock::embedded::{DynamoDb, Host};
 use lambda_lock::idempotency::OnMissingKey;
-use lambda_lock::{Backoff, Idempotency, Jitter, Locks, Wait};
+use lambda_lock::{Backoff, Idempotency, Jitter, Locks, Wait, client_config};
 use lambda_runtime::SnapStartResource;
 use serde_json::{Value, json};
 use tokio::runtime::{Builder, Runtime};
@@ -23,10 +27,16 @@ use tokio::runtime::{Builder, Runtime};
 /// The number of copies.
 const COPIES: usize = 5;
 
+/// How long the client waits for an answer: longer than a warm-up, so that no repetition hides a connection of the snapshot.
+const TIMEOUT: Duration = Duration::from_secs(60);
+
 fn main() {
     let init = runtime();
     let locks = init.block_on(async {
-        let locks = Locks::from_env().await.unwrap();
+        let timeouts = TimeoutConfig::builder().read_timeout(TIMEOUT).operation_attempt_timeout(TIMEOUT).build();
+        let config = aws_config::defaults(BehaviorVersion::latest()).timeout_config(timeouts).load().await;
+        let client = Client::from_conf(client_config(&config).build());
+        let locks = Locks::builder(client, env::var("LOCK_TABLE_NAME").unwrap()).build().unwrap();
         locks.warm_up().await;
         locks.acquire("init").await.unwrap().release().await.unwrap();
         locks.before_snapshot().await.unwrap();

@@ -41,7 +41,7 @@ pub struct Mutation {
 
 impl Mutation {
     /// The mistakes in the protocol of the lock.
-    pub const LOCK: [Self; 24] = [
+    pub const LOCK: [Self; 25] = [
         Self { name: "no nonce check on refusal", breaks: "(f)", is_common: true, answer: foreign_nonce, ..Self::NONE },
         Self {
             name: "release without the owner check",
@@ -154,6 +154,13 @@ impl Mutation {
             ..Self::NONE
         },
         Self { name: "an identity takes another's lock", breaks: "(a)", request: identity_unread, ..Self::NONE },
+        Self {
+            name: "acquire ignores that it was freed",
+            breaks: "(k)",
+            first_seed: 4_238_243,
+            request: freed_acquires,
+            ..Self::NONE
+        },
     ];
 
     /// The mistakes in the queue. They cost waiters time, and break no guarantee.
@@ -390,6 +397,19 @@ pub(crate) fn identity_unread(request: &mut Request) {
         acquire.condition.each_term(&mut |term| {
             if let Condition::BeginsWith(owner, _) = term {
                 *term = Condition::Exists(owner.clone());
+            }
+        });
+    }
+}
+
+/// An acquire that was applied, and was freed for its identity since, is applied once more.
+fn freed_acquires(request: &mut Request) {
+    for acquire in request.writes_for(Purpose::Acquire) {
+        acquire.condition.each_term(&mut |term| {
+            if let Condition::Compare(path, comparison, owner @ Operand::Value(_)) = term
+                && path.name() == "released"
+            {
+                *term = either(path, *comparison, owner);
             }
         });
     }
