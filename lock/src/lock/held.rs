@@ -578,7 +578,8 @@ impl Holding {
         let (table, now) = (&self.locks.0.table, self.now());
         let State { hold_until, lease, .. } = *self.state();
         let hold = Hold { since: self.acquired() + self.excess, before: self.hold_time, is_before_known: true };
-        let release = Release { sequence, now, acquired_at: self.acquired(), hold_until, hold: Some(hold), data };
+        let release =
+            Release { sequence, now, fence: None, acquired_at: self.acquired(), hold_until, hold: Some(hold), data };
         let answer = match table.release(&self.acquisition, &release).await {
             Ok(Released::Freed) => Ok(None),
             Ok(Released::Completed(record)) => Ok(Some(record)),

@@ -105,8 +105,10 @@ impl Table {
         let (mut keys, mut others, mut unreadable) = (Cow::Borrowed(rules.keys()), Vec::new(), None);
         let mut is_first = true;
         while !keys.is_empty() {
-            let write =
-                acquisition.write(&*keys, |key| rules.release(OwnRow { table: self, key, owner }, release, is_first));
+            let write = acquisition.write(&*keys, |key| {
+                let is_seen = release.fence.map(|fence| rules.at(owner, Field::Fence).is(count("seen_fence", fence)));
+                rules.release(OwnRow { table: self, key, owner }, release, is_first).when_some(is_seen)
+            });
             let refused = match self.write(write, acquisition.release_attempts.as_ref()).await? {
                 Answer::Applied(row) => {
                     self.tidy(acquisition, row, release.now).await;
@@ -153,8 +155,15 @@ impl Table {
             // Here and below: Lambda may have frozen this process since the last request, and a row with an old TTL is deleted
             // too early. A request that `write` repeats keeps its time, as those of all holders do, for ten seconds at most.
             let now = clock.now();
-            let release =
-                Release { sequence, now, acquired_at: Duration::ZERO, hold_until: None, hold: None, data: None };
+            let release = Release {
+                sequence,
+                now,
+                fence: None,
+                acquired_at: Duration::ZERO,
+                hold_until: None,
+                hold: None,
+                data: None,
+            };
             let others = self.release_held(acquisition, &release).await?;
             let is_own = |row: &Option<Row>| matches!(rules.trace(row.as_ref(), owner, now), Trace::Own(_));
             let was_applied = others.len() < rules.keys().len() || others.iter().any(|(_, row)| is_own(row));

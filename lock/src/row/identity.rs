@@ -25,15 +25,21 @@ impl Table {
             let is_held = |held: &&Holder| held.current && !held.released;
             let own = all.iter().filter(is_held).find_map(|held| {
                 let owner = held.owner().filter(|owner| owner.starts_with(&start))?;
-                let time = |millis: Option<u64>| Duration::from_millis(millis.unwrap_or_default());
-                Some((owner.to_owned(), time(held.since), held.held_since.map(|since| time(Some(since)))))
+                Some((owner.to_owned(), held))
             });
-            let Some((owner, acquired_at, since)) = own else { return Ok(false) };
+            let Some((owner, held)) = own else { return Ok(false) };
             let before = holder.queue.hold_time;
-            let hold = since.map(|since| Hold { since, before, is_before_known: true });
-            // No later request of this owner counts.
-            let sequence = MAX_SEQUENCE;
-            let release = Release { sequence, now, acquired_at, hold_until: None, hold, data: None };
+            let since = held.held_since.map(Duration::from_millis);
+            let release = Release {
+                // No later request of this owner counts.
+                sequence: MAX_SEQUENCE,
+                now,
+                fence: held.fence,
+                acquired_at: Duration::from_millis(held.since.unwrap_or_default()),
+                hold_until: None,
+                hold: since.map(|since| Hold { since, before, is_before_known: true }),
+                data: None,
+            };
             match self.release(&Acquisition::new(kind, owner), &release).await {
                 // A later acquire of the identity may have taken it over.
                 Err(error) if error.is_lost() => {}

@@ -11,7 +11,7 @@ use super::names::{
     ACQUIRED_AT, COMPLETED, DATA, EXPIRATION, FENCE, HEAD, HELD_SINCE, HOLDER, IN_PROGRESS, LEASE_END, MAX_FENCE,
     OWNER, RELEASED, RESERVED_BY, RESERVED_UNTIL, RESUMED, SEQUENCE, STATUS, TAIL, TAIL_UNTIL, TRACEPARENT, WITHDRAWN,
 };
-use super::owner::split;
+use super::owner::{is_same_identity, split};
 use super::read::{Row, Unreadable, number_at};
 #[cfg(feature = "idempotency")]
 use super::record::RecordClaim;
@@ -155,16 +155,18 @@ impl Rules for Key {
             let fences = fence.into_iter().collect();
             return Ok(Some(Claimed::Already { fences, end, hold_time: queue.hold_time, data }));
         }
-        if row.is_released_by(owner) {
-            // An earlier attempt was applied, and was freed for its identity. Others have had the key since.
-            return Ok(Some(Claimed::lost()));
-        }
         if row.semaphore.is_some() {
             let not = if self.is_record() { "a record of idempotency" } else { "a lock" };
             return Err(Error::new(Cause::WrongKind { is: "a semaphore", not }, table.place(), key));
         }
-        if row.end <= claim.now.millis() && row.fence > Some(MAX_FENCE) {
-            return Err(table.malformed(key, format!("`{FENCE}` has reached its largest value")));
+        if may_be_taken(&row, owner, claim) {
+            if row.is_released_by(owner) {
+                // An earlier attempt was applied, and was freed for its identity. Others have had the key since.
+                return Ok(Some(Claimed::lost()));
+            }
+            if row.fence > Some(MAX_FENCE) {
+                return Err(table.malformed(key, format!("`{FENCE}` has reached its largest value")));
+            }
         }
         let holder = row.into_holder(claim.now);
         #[cfg(feature = "idempotency")]
@@ -217,8 +219,8 @@ pub(super) fn take<'a>(key: &'a str, owner: &'a str, claim: &'a Claim<'_>) -> Up
     }
 }
 
-/// There is no row, or this nonce was neither used nor freed, the fence can grow, and the row is free or of the same identity. `over`
-/// says when the lease of one in progress has ended.
+/// There is no row; or this nonce was neither used nor freed, the fence can grow, and the row is free or of the same
+/// identity. `over` says when the lease of one in progress has ended.
 pub(super) fn can_be_taken<'a>(table: &Table, owner: &'a str, claim: &Claim<'_>, over: Condition<'a>) -> Condition<'a> {
     let is_other = [OWNER, WITHDRAWN, RELEASED].map(|name| name.differs_from(text("owner", owner)));
     let is_new = all(is_other).and(fence_can_grow());
@@ -231,6 +233,12 @@ pub(super) fn can_be_taken<'a>(table: &Table, owner: &'a str, claim: &Claim<'_>,
             any([table.partition_key_path().missing(), is_new.and(Condition::Any(free))])
         }
     }
+}
+
+/// The row that refused this owner is of the same identity, or free: its nonce or the fence may be the reason.
+pub(super) fn may_be_taken(row: &Row, owner: &str, claim: &Claim<'_>) -> bool {
+    let is_of_identity = row.owner.as_ref().is_some_and(|other| is_same_identity(owner, other));
+    is_of_identity || (row.end <= claim.now.millis() && !claim.takes_over)
 }
 
 pub(super) fn fence_can_grow() -> Condition<'static> {
@@ -335,7 +343,7 @@ pub(super) fn trace(row: Option<&Row>, owner: &str, now: Moment) -> Trace {
 /// owner, and of any acquire that was sent more than the clock skew before the release. It also refuses a release that
 /// arrives after a later release of the same owner.
 pub(super) fn release<'a>(OwnRow { table, key, owner }: OwnRow<'a>, release: &Release<'_>) -> Update<'a> {
-    let Release { sequence, now, acquired_at, hold_until, hold, data } = *release;
+    let Release { sequence, now, acquired_at, hold_until, hold, data, .. } = *release;
     // Not before the acquire, even if the clock was set back. Each end is then after its acquire, and each acquire after the
     // previous end. So the row refuses a late duplicate of an acquire, even when another owner has replaced it.
     let end = now.wall.max(acquired_at).max(hold_until.unwrap_or_default());

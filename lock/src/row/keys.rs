@@ -4,9 +4,8 @@
 
 use super::claim::{Claim, Claimed};
 use super::expression::{Attribute as _, Condition, Path, Update, any, count};
-use super::key::{self, can_be_taken, is_over, serve, take};
+use super::key::{self, can_be_taken, is_over, may_be_taken, serve, take};
 use super::names::{FENCE, MAX_FENCE, RESERVED_BY, RESERVED_UNTIL};
-use super::owner::is_same_identity;
 use super::read::Row;
 use super::rules::{Field, Hold, OwnRow, Release, Rules, Trace};
 use super::table::{Item, Table};
@@ -97,18 +96,17 @@ impl Rules for Keys {
                 own.push(row);
                 continue;
             }
-            // As for a single key.
-            was_freed |= row.is_released_by(owner);
             let Some(index) = self.names.iter().position(|other| *other == key) else { continue };
             self.seen[index] = self.seen[index].max(row.fence.unwrap_or_default());
             self.hold_times[index] = row.queue.hold_time;
             // The condition decides whether the identity can take it: another proposal costs a request at most.
-            let is_of_identity = row.owner.as_ref().is_some_and(|other| is_same_identity(owner, other));
-            let may_be_taken = row.end <= claim.now.millis() || is_of_identity;
+            let may_be_taken = may_be_taken(&row, owner, claim);
             if may_be_taken && row.fence >= Some(MAX_FENCE) {
                 return Err(table.malformed(&key, "`fence` has reached its largest value"));
             }
-            if may_be_taken && row.fence >= Some(self.proposed[index]) {
+            if may_be_taken && row.is_released_by(owner) {
+                was_freed = true;
+            } else if may_be_taken && row.fence >= Some(self.proposed[index]) {
                 is_behind = true;
             } else {
                 held.push((key, row.into_holder(claim.now)));
@@ -120,7 +118,7 @@ impl Rules for Keys {
                 let fences = own.iter().filter_map(|row| row.fence).collect();
                 Ok(Some(Claimed::Already { fences, data: None, end: first.end, hold_time: None }))
             }
-            _ if was_freed => Ok(Some(Claimed::lost())),
+            _ if was_freed && held.is_empty() => Ok(Some(Claimed::lost())),
             (_, None) if own.is_empty() && held.is_empty() && is_behind => Ok(None),
             (_, Some(error)) if held.is_empty() => Err(error),
             (Some(_), _) => Ok(Some(Claimed::lost())),

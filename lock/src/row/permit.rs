@@ -44,7 +44,7 @@ const TOMBSTONE_AGE: Duration = Duration::from_mins(1);
 /// How many tombstones one request removes, so that its expressions stay below DynamoDB's 4 KB.
 const REMOVED_AT_ONCE: usize = 32;
 /// How many permits one request releases by force, for the same reason.
-const FORCED_AT_ONCE: usize = 50;
+const FORCED_AT_ONCE: usize = 40;
 /// Of the releases that find so many tombstones to remove, about one in this number sends a request for it.
 const REMOVALS_EVERY: usize = 8;
 
@@ -319,10 +319,6 @@ impl Rules for Permit {
             self.seen = Some(semaphore);
             return Ok(Some(Claimed::Already { fences, data: row.data, end, hold_time: row.queue.hold_time }));
         }
-        if semaphore.tombstone(owner).is_some() {
-            // An earlier attempt was applied, and an operator has freed the permit since.
-            return Ok(Some(Claimed::lost()));
-        }
         let now = claim.now.millis();
         let has_ended = |permit: &&semaphore::Permit| permit.lease_end <= now;
         let earlier = semaphore.permit_of_identity(owner).filter(|permit| permit.lease_end > now);
@@ -341,6 +337,10 @@ impl Rules for Permit {
         if semaphore.permits.len() - self.ended.len() >= self.permits as usize {
             row.semaphore = Some(semaphore);
             return Err(Error::new(Cause::Held(row.into_holder(claim.now)), table.place(), &self.key));
+        }
+        if semaphore.tombstone(owner).is_some() {
+            // An earlier attempt was applied, and was freed by an operator or for its identity.
+            return Ok(Some(Claimed::lost()));
         }
         if row.fence > Some(MAX_FENCE) {
             return Err(table.malformed(&self.key, format!("`{FENCE}` has reached its largest value")));
@@ -423,7 +423,7 @@ impl Rules for Permit {
     /// one does while many are sent at the same moment.
     fn release<'a>(&self, of: OwnRow<'a>, release: &Release<'_>, is_first: bool) -> Update<'a> {
         let OwnRow { table, key, owner } = of;
-        let Release { sequence, now, acquired_at, hold_until, hold, data } = *release;
+        let Release { sequence, now, acquired_at, hold_until, hold, data, .. } = *release;
         let (permit, permit_fence) = paths(owner);
         let number_of_request = || permit.clone().entry(permit::SEQUENCE);
         let mut update = Update::new(key)
@@ -526,27 +526,28 @@ impl Rules for Permit {
 
 impl Table {
     /// Releases the permits that were `seen`, for the operator `by`, so that their holders find them lost. `seen` is a
-    /// semaphore or one permit. Returns `false` if the row is gone or not a semaphore. One request for each 50 permits, and
+    /// semaphore or one permit. Returns `false` if the row is gone or not a semaphore. One request for each 40 permits, and
     /// one more each time that another permit of those was released meanwhile.
-    pub(super) async fn force_release_permits(
+    pub(super) async fn force_release_permits<'a>(
         &self,
         key: &str,
         by: &str,
-        seen: &Holder,
+        seen: &'a Holder,
         now: Moment,
     ) -> Result<bool, Error> {
         let seen = if seen.kind == HolderKind::Permit { std::slice::from_ref(seen) } else { &seen.permits[..] };
-        let mut owners: Vec<&str> = seen.iter().filter_map(Holder::owner).take(MAX_PERMITS as usize).collect();
+        let with_fence = |seen: &'a Holder| Some((seen.owner()?, seen.fence));
+        let mut permits: Vec<_> = seen.iter().filter_map(with_fence).take(MAX_PERMITS as usize).collect();
         let mut refusals = 0;
-        while !owners.is_empty() {
-            let at_once = owners.len().min(FORCED_AT_ONCE);
-            let release = self.forced_release(key, by, &owners[..at_once], now);
+        while !permits.is_empty() {
+            let at_once = permits.len().min(FORCED_AT_ONCE);
+            let release = self.forced_release(key, by, &permits[..at_once], now);
             let Answer::Refused(refused) = self.write(release, None).await? else {
-                owners.drain(..at_once);
+                permits.drain(..at_once);
                 continue;
             };
             let Some(semaphore) = refused.into_row(self)?.and_then(|row| row.semaphore) else { return Ok(false) };
-            owners.retain(|owner| semaphore.permit(owner).is_some());
+            permits.retain(|(owner, fence)| semaphore.permit(owner).is_some_and(|permit| permit.fence == *fence));
             refusals += 1;
             if refusals > TRIES {
                 return Err(Error::new(Cause::Conflict, self.place(), key));
@@ -555,17 +556,18 @@ impl Table {
         Ok(true)
     }
 
-    fn forced_release<'a>(&self, key: &'a str, by: &str, owners: &[&str], now: Moment) -> Update<'a> {
-        let freed = || count("freed", owners.len() as u128);
+    fn forced_release<'a>(&self, key: &'a str, by: &str, permits: &[(&str, Option<u64>)], now: Moment) -> Update<'a> {
+        let freed = || count("freed", permits.len() as u128);
         let update = Update::new(key)
             .when(PERMITS.at_least(freed()))
             .set(PERMITS, To::Minus(freed()))
             .set(EXPIRATION, count("expiration", seconds_up(kept_until(self, now))));
-        owners.iter().enumerate().fold(update, |update, (index, owner)| {
+        permits.iter().enumerate().fold(update, |update, (index, &(owner, fence))| {
             let (permit, permit_fence) = other_paths(index, owner);
             update
                 .when(permit.clone().entry(permit::LEASE_END).above(count("zero", 0_u8)))
                 .when_some(is_of(permit.clone(), owner))
+                .when_some(fence.map(|fence| permit_fence.clone().is(count("seen_fence", fence))))
                 .set(permit, value("tombstone", tombstone_of(owner, now.millis(), Some(by))))
                 .remove(permit_fence)
         })

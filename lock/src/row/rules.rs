@@ -27,6 +27,8 @@ pub(crate) struct Release<'a> {
     /// Larger than the number of every earlier request of this owner.
     pub(crate) sequence: u64,
     pub(crate) now: Moment,
+    /// The acquisition that it is for, if others release it: this owner may have another one when it arrives.
+    pub(crate) fence: Option<u64>,
     /// When the key was acquired, in whole milliseconds.
     pub(crate) acquired_at: Duration,
     /// Until when the key stays held after the release.

@@ -39,7 +39,7 @@ pub(crate) fn refused_while_free(acquire: &Write, row: &Value) -> Option<String>
     let number = |name: &str| row[name]["N"].as_str().and_then(|number| number.parse::<u64>().ok());
     let text = |name: &str| row[name]["S"].as_str().unwrap_or_default();
     let (owner, sent) = (&acquire.owner[..], acquire.sent()?);
-    let is_own = [text("owner"), text("withdrawn")].contains(&owner);
+    let is_own = ["owner", "withdrawn", "released"].map(text).contains(&owner);
     // A waiter whose place was passed asks again without it, and one for several keys proposes a larger fence.
     let is_behind = |name: &str, before: fn(u64, u64) -> bool| {
         acquire.number(name).zip(number(name)).is_some_and(|(own, stored)| before(own, stored))

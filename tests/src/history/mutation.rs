@@ -8,7 +8,7 @@ use lambda_lock::embedded::{Answer, Intercept};
 use serde_json::{Value, json};
 
 use crate::request::expression::{Comparison, Condition, Operand, Path};
-use crate::request::{LAST_SEQUENCE, LEASE_END, Purpose, Request, Write, either};
+use crate::request::{LAST_SEQUENCE, LEASE_END, Purpose, Request, Write, either, permit_fence_of};
 
 /// A deliberate mistake in the protocol. The host's network makes it by rewriting a request or an answer, Lambda by
 /// rewriting a batch or its answer, or the history by omitting a setting. The code under test has no switch for it: it
@@ -386,6 +386,8 @@ pub(crate) fn freed_unread(request: &mut Request, nonce: &str) {
     let is_for_identity =
         |release: &Write| release.number("sequence").or_else(|| release.compared("sequence")) == Some(LAST_SEQUENCE);
     for release in request.writes_for(Purpose::Release).filter(|release| is_for_identity(release)) {
+        let fence = if nonce == "owner" { "fence".to_owned() } else { permit_fence_of(&release.owner) };
+        release.loosen(&fence);
         release.loosen(nonce);
         // Nothing is later than the last number.
         release.loosen("sequence");

@@ -295,13 +295,17 @@ fn takeover_after_the_end(request: &mut Request) {
 
 /// A release for an identity frees the permit that was acquired last.
 fn frees_another(request: &mut Request) {
-    let is_for_identity = |release: &&mut Write| release.compared("sequence") == Some(LAST_SEQUENCE);
-    if request.update_for(Purpose::Release).as_ref().is_none_or(is_for_identity) {
-        releases_another(request);
+    let is_for_identity = |release: &Write| release.compared("sequence") == Some(LAST_SEQUENCE);
+    match request.update_for(Purpose::Release) {
+        Some(release) if !is_for_identity(release) => return,
+        Some(release) => {
+            let fence = permit_fence_of(&release.owner);
+            release.loosen(&fence);
+            release.loosen("nonce");
+        }
+        None => {}
     }
-    if let Some(release) = request.update_for(Purpose::Release).filter(|release| is_for_identity(release)) {
-        release.loosen("nonce");
-    }
+    releases_another(request);
 }
 
 fn withdrawal_ignored(request: &mut Request) {

@@ -4,7 +4,7 @@ use std::sync::Mutex;
 use std::time::Duration;
 
 use lambda_lock::embedded::{Answer, Host, Intercept};
-use lambda_lock::{Backoff, ErrorKind, Jitter, Locks, Wait};
+use lambda_lock::{Backoff, Error, ErrorKind, Jitter, Locks, Wait};
 use lambda_lock_tests::{Late, World, engine_with_latency};
 use serde_json::Value;
 use tokio::join;
@@ -395,32 +395,83 @@ pub(crate) async fn a_release_for_an_identity_that_is_not_answered_is_not_repeat
     assert!(tools.release_identity(S::KEYS[0], IDENTITY).await.unwrap());
 }
 
+/// Acquires with a grant that is not answered, which the tools free for its identity. Others then go on before the second
+/// attempt, after four leases.
+async fn freed_while_it_waits<S: Subject>(
+    world: &World,
+    limit: Duration,
+    tools: &Locks,
+    others: impl Future<Output = ()>,
+) -> Result<S, Error> {
+    // The three attempts of the SDK, of which the first takes the key.
+    let host = world.host().intercept(S::lose_answers(1..=3)).build();
+    let locks = world.locks_with_quick_retries(&host).build().unwrap();
+    let wait = Wait::backoff(Backoff::new().base(4 * LEASE).cap(4 * LEASE).jitter(Jitter::None)).up_to(limit);
+    let freed = async {
+        sleep(LEASE / 5).await;
+        for key in S::KEYS {
+            assert!(tools.release_identity(*key, IDENTITY).await.unwrap());
+        }
+        others.await;
+    };
+    join!(S::acquire_for(&locks, LEASE, IDENTITY, Some(wait)), freed).0
+}
+
 pub(crate) async fn an_acquire_whose_unanswered_grant_was_freed_begins_anew<S: Subject>() {
     if is_excepted::<S>(Ability::HaveIdentity) {
         return;
     }
     let world = World::in_virtual_time().await;
     tokio::time::pause();
-    // The three attempts of the SDK, of which the first takes the key.
-    let host = world.host().intercept(S::lose_answers(1..=3)).build();
-    let locks = world.locks_with_quick_retries(&host).build().unwrap();
-    let wait = Wait::backoff(Backoff::new().base(4 * LEASE).cap(4 * LEASE).jitter(Jitter::None)).up_to(40 * LEASE);
-    let waiting = S::acquire_for(&locks, LEASE, IDENTITY, Some(wait));
-    let others = async {
-        sleep(LEASE / 5).await;
-        let tools = later(&world);
-        for key in S::KEYS {
-            assert!(tools.release_identity(*key, IDENTITY).await.unwrap());
-        }
+    let crash = async {
         let crashing = world.host().clock_ahead(Duration::from_millis(200)).build();
         let crashed = S::acquire(&world.locks(&crashing).build().unwrap(), LEASE).await;
         let _crashed = crashed.unwrap_or_else(|error| panic!("{error}"));
         crashing.crash();
     };
-    let (waited, ()) = join!(waiting, others);
+    let waited: Result<S, _> = freed_while_it_waits(&world, 5 * LEASE, &later(&world), crash).await;
     let mut held = waited.unwrap_or_else(|error| panic!("{error}"));
     held.renew(LEASE).await.unwrap();
     assert_held::<S>(&world).await;
+    held.release().await.unwrap();
+}
+
+pub(crate) async fn an_acquire_whose_unanswered_grant_was_freed_is_refused_by_the_next_holder<S: Subject>() {
+    if is_excepted::<S>(Ability::HaveIdentity) {
+        return;
+    }
+    let world = World::in_virtual_time().await;
+    tokio::time::pause();
+    let mut next: Option<S> = None;
+    let hold = async {
+        let acquired = S::acquire(&ahead(&world, Duration::from_millis(200)), 100 * LEASE).await;
+        next = Some(acquired.unwrap_or_else(|error| panic!("{error}")));
+    };
+    let refused: Result<S, _> = freed_while_it_waits(&world, 4 * LEASE, &later(&world), hold).await;
+    let error = refused.err().unwrap();
+    assert!(error.is_held() && error.holder().is_some(), "{error}");
+    next.unwrap().release().await.unwrap();
+}
+
+pub(crate) async fn a_late_release_for_an_identity_frees_no_later_acquisition<S: Subject>() {
+    if is_excepted::<S>(Ability::HaveIdentity) {
+        return;
+    }
+    let world = World::in_virtual_time().await;
+    tokio::time::pause();
+    // The first attempt of the SDK.
+    let late = Late::updates(1..=1);
+    let host = world.host().clock_ahead(Duration::from_millis(100)).intercept(late.clone()).build();
+    let tools = world.locks_with_quick_retries(&host).build().unwrap();
+    let hold = async {
+        let acquired = S::acquire(&ahead(&world, Duration::from_millis(200)), LEASE).await;
+        let mut next: S = acquired.unwrap_or_else(|error| panic!("{error}"));
+        next.release().await.unwrap();
+    };
+    let waited: Result<S, _> = freed_while_it_waits(&world, 5 * LEASE, &tools, hold).await;
+    let mut held = waited.unwrap_or_else(|error| panic!("{error}"));
+    assert!(!late.deliver(&world).await);
+    held.renew(LEASE).await.unwrap();
     held.release().await.unwrap();
 }
 

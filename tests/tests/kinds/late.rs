@@ -4,15 +4,17 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use lambda_lock::ErrorKind;
 use lambda_lock::embedded::{Host, Intercept};
+use lambda_lock::{Backoff, ErrorKind, Jitter, Wait};
 use lambda_lock_tests::invocation::millis;
 use lambda_lock_tests::request::{Purpose, purpose_of};
 use lambda_lock_tests::{Late, World};
 use serde_json::Value;
+use tokio::join;
+use tokio::time::sleep;
 
 use crate::subject::{Ability, Subject, is_excepted};
-use crate::{LEASE, RETENTION, acquired, assert_free, assert_held, rows};
+use crate::{AFTER_THE_LEASE, LEASE, RETENTION, acquired, ahead, assert_free, assert_held, rows};
 
 /// Acquires on a host of which these writes are held back.
 async fn held_with<S: Subject>(world: &World, late: &Late) -> S {
@@ -164,4 +166,36 @@ pub(crate) async fn a_withdrawal_is_dated_after_each_request_in_which_its_proces
         let expiration: u64 = row["expiration"].as_n().unwrap().parse().unwrap();
         assert!(expiration * 1000 >= millis(host.now() + RETENTION) - 60_000, "{row:?}");
     }
+}
+
+pub(crate) async fn a_release_by_force_frees_no_later_acquisition<S: Subject>() {
+    if is_excepted::<S>(Ability::TakeTurns) {
+        return;
+    }
+    let world = World::in_virtual_time().await;
+    tokio::time::pause();
+    // The three attempts of the SDK. The acquire asks again with the same nonce.
+    let host = world.host().intercept(S::lose_answers(1..=3)).build();
+    let locks = world.locks_with_quick_retries(&host).build().unwrap();
+    let delay = 2 * AFTER_THE_LEASE;
+    let wait = Wait::backoff(Backoff::new().base(delay).cap(delay).jitter(Jitter::None)).up_to(2 * delay);
+    let tools = ahead(&world, Duration::from_millis(200));
+    let others = async {
+        sleep(LEASE / 5).await;
+        let mut seen = Vec::new();
+        for key in S::KEYS {
+            seen.push(tools.get(*key).await.unwrap().unwrap());
+        }
+        sleep(AFTER_THE_LEASE).await;
+        let mut next = S::acquire(&tools, LEASE).await.unwrap_or_else(|error| panic!("{error}"));
+        next.release().await.unwrap();
+        seen
+    };
+    let (waited, seen) = join!(S::wait(&locks, LEASE, wait), others);
+    let mut held = waited.unwrap_or_else(|error| panic!("{error}"));
+    for (key, seen) in S::KEYS.iter().zip(&seen) {
+        tools.force_release(*key, seen).await.unwrap();
+    }
+    held.renew(LEASE).await.unwrap();
+    held.release().await.unwrap();
 }

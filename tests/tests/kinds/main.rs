@@ -63,6 +63,7 @@ macro_rules! suite {
                     late::a_late_attempt_of_an_unanswered_release_changes_nothing
                     late::a_late_renewal_changes_nothing_after_a_resumption
                     late::a_late_release_frees_nothing_after_a_resumption
+                    late::a_release_by_force_frees_no_later_acquisition
                     prevented::a_prevented_renewal_is_repeated
                     prevented::a_prevented_release_is_repeated
                     regions::a_key_that_is_held_in_one_region_is_refused_in_others
@@ -112,6 +113,8 @@ macro_rules! suite {
                     identity::an_identity_frees_what_it_has_without_a_nonce
                     identity::a_release_for_an_identity_that_is_not_answered_is_not_repeated
                     identity::an_acquire_whose_unanswered_grant_was_freed_begins_anew
+                    identity::an_acquire_whose_unanswered_grant_was_freed_is_refused_by_the_next_holder
+                    identity::a_late_release_for_an_identity_frees_no_later_acquisition
                 }
             }
         )*
