@@ -130,7 +130,7 @@ impl Sides {
             .table_name(TABLE)
             .key("id", string(key))
             .condition_expression(
-                "attribute_not_exists(#id) OR (#owner <> :owner AND #withdrawn <> :owner \
+                "attribute_not_exists(#id) OR (#owner <> :owner AND #withdrawn <> :owner AND #released <> :owner \
                  AND (attribute_not_exists(#fence) OR #fence BETWEEN :zero AND :max_fence) \
                  AND ((#status = :completed AND #expiration <= :now_seconds) \
                    OR (#status = :in_progress AND #lease_end <= :now) \
@@ -154,6 +154,7 @@ impl Sides {
             .expression_attribute_names("#fence", "fence")
             .expression_attribute_names("#sequence", "sequence")
             .expression_attribute_names("#withdrawn", "withdrawn")
+            .expression_attribute_names("#released", "released")
             .expression_attribute_values(":in_progress", string("INPROGRESS"))
             .expression_attribute_values(":completed", string("COMPLETED"))
             .expression_attribute_values(":owner", string(&owner))

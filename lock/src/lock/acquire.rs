@@ -78,7 +78,8 @@ impl Locks {
 /// also takes a place in the key's queue, which is one more `UpdateItem`. Dropping the future ends the wait.
 ///
 /// An answer that comes after the end of the lease is discarded: the acquire frees the key, and the attempt fails with an
-/// error of kind [`Unavailable`](crate::ErrorKind::Unavailable).
+/// error of kind [`Unavailable`](crate::ErrorKind::Unavailable). So does an attempt that finds the key free, because an
+/// unanswered attempt before it was [freed for its identity](Locks::release_identity), or a permit by force.
 ///
 /// ```
 /// # use std::time::{Duration, SystemTime};
@@ -596,7 +597,7 @@ struct AcquireAttempts<'a> {
 /// The answer to one attempt.
 enum Answered {
     Taken(Box<Taken>),
-    /// An earlier attempt took the key, and its lease is no longer known.
+    /// An earlier attempt took the key, and its lease is no longer known, or others have freed it.
     TakenTooLong,
     Completed(Box<Holder>),
 }
@@ -680,7 +681,7 @@ impl<'a> AcquireAttempts<'a> {
             }
             Claimed::Already { fences, data, end, hold_time } => {
                 let key = self.acquire.name();
-                tracing::debug!(key, "acquired by an earlier attempt, whose answer was lost");
+                tracing::debug!(key, "an earlier attempt was applied, and its answer was lost");
                 let ours = self.sent.iter().find(|(_, lease)| lease.end == end).filter(|_| !fences.is_empty());
                 let Some(&(sent, lease)) = ours else { return Ok(Answered::TakenTooLong) };
                 let grant = Grant { fences, data, sent, lease, hold_time, excess: Duration::ZERO };
@@ -697,8 +698,8 @@ impl<'a> AcquireAttempts<'a> {
         (Lock::new(locks.clone(), acquisition, taken.grant, telemetry, *hold_at_least), taken.from)
     }
 
-    /// Frees a key whose grant was answered after the end of its lease. The next attempt has another nonce, because the row
-    /// refuses this one. If the time runs out, the key is freed in the background.
+    /// Frees a key whose grant was answered after the end of its lease, or was freed by others. The next attempt has another
+    /// nonce, because the row refuses this one. If the time runs out, the key is freed in the background.
     async fn discard_late_grant(&mut self) -> Result<(), Error> {
         let stale = std::mem::replace(&mut self.pending, Pending::new(self.acquire)?);
         self.unanswered = false;

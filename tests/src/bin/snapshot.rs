@@ -28,7 +28,7 @@ use tokio::runtime::{Builder, Runtime};
 const COPIES: usize = 5;
 
 /// How long the client waits for an answer: longer than a warm-up, so that no repetition hides a connection of the snapshot.
-const TIMEOUT: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_mins(1);
 
 fn main() {
     let init = runtime();
