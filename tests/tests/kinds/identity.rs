@@ -463,12 +463,12 @@ pub(crate) async fn a_late_release_for_an_identity_frees_no_later_acquisition<S:
     let late = Late::updates(1..=1);
     let host = world.host().clock_ahead(Duration::from_millis(100)).intercept(late.clone()).build();
     let tools = world.locks_with_quick_retries(&host).build().unwrap();
-    let hold = async {
+    let others = async {
         let acquired = S::acquire(&ahead(&world, Duration::from_millis(200)), LEASE).await;
         let mut next: S = acquired.unwrap_or_else(|error| panic!("{error}"));
         next.release().await.unwrap();
     };
-    let waited: Result<S, _> = freed_while_it_waits(&world, 5 * LEASE, &tools, hold).await;
+    let waited: Result<S, _> = freed_while_it_waits(&world, 5 * LEASE, &tools, others).await;
     let mut held = waited.unwrap_or_else(|error| panic!("{error}"));
     assert!(!late.deliver(&world).await);
     held.renew(LEASE).await.unwrap();
