@@ -78,8 +78,8 @@ impl Locks {
 /// also takes a place in the key's queue, which is one more `UpdateItem`. Dropping the future ends the wait.
 ///
 /// An answer that comes after the end of the lease is discarded: the acquire frees the key, and the attempt fails with an
-/// error of kind [`Unavailable`](crate::ErrorKind::Unavailable). So does an attempt that finds the key free, because an
-/// unanswered attempt before it was [freed for its identity](Locks::release_identity), or a permit by force.
+/// error of kind [`Unavailable`](crate::ErrorKind::Unavailable). If an unanswered attempt took the key, and others have
+/// [freed](Locks::release_identity) it since, the acquire withdraws, and makes the attempt again at once.
 ///
 /// ```
 /// # use std::time::{Duration, SystemTime};
@@ -597,7 +597,7 @@ struct AcquireAttempts<'a> {
 /// The answer to one attempt.
 enum Answered {
     Taken(Box<Taken>),
-    /// An earlier attempt took the key, and its lease is no longer known, or others have freed it.
+    /// An earlier attempt took the key, and its lease is no longer known.
     TakenTooLong,
     Completed(Box<Holder>),
 }
@@ -634,8 +634,19 @@ impl<'a> AcquireAttempts<'a> {
         })
     }
 
-    /// Sends one attempt.
+    /// Makes one attempt, and at once another one if others have freed what an earlier one took.
     async fn next(&mut self, telemetry: &mut AcquireSpan) -> Result<Answered, Error> {
+        loop {
+            if let Some(answered) = self.send(telemetry).await? {
+                return Ok(answered);
+            }
+            let stale = self.begin_anew()?;
+            stale.withdraw(self.acquire.time_to_withdraw(self.acquire.locks.0.clock.now())).await;
+        }
+    }
+
+    /// Sends one attempt. Returns nothing if an earlier one was applied, and the key was lost since.
+    async fn send(&mut self, telemetry: &mut AcquireSpan) -> Result<Option<Answered>, Error> {
         let Acquire { locks, data, attributes, .. } = self.acquire;
         let settings = &locks.0;
         let now = settings.clock.now();
@@ -671,24 +682,25 @@ impl<'a> AcquireAttempts<'a> {
             turns.see(refused, owner, table.clock_skew, answered, answered.since(now));
         }
         // A key that was taken is freed if this future is dropped before `into_lock`.
-        let is_taken = matches!(claimed, Ok(Claimed::Granted { .. } | Claimed::Already { .. }));
+        let is_taken = matches!(claimed, Ok(Claimed::Granted { .. } | Claimed::Already { .. } | Claimed::Lost));
         self.pending.may_have_key = is_taken || self.unanswered;
-        match claimed? {
+        Ok(Some(match claimed? {
             Claimed::Granted { fences, data, taken_from, hold_time } => {
                 let excess = self.turns.as_ref().map(|turns| turns.excess(answered.since(now))).unwrap_or_default();
                 let grant = Grant { fences, data, sent: now, lease, hold_time, excess };
-                Ok(Answered::Taken(Box::new(Taken { grant, from: taken_from })))
+                Answered::Taken(Box::new(Taken { grant, from: taken_from }))
             }
             Claimed::Already { fences, data, end, hold_time } => {
                 let key = self.acquire.name();
-                tracing::debug!(key, "an earlier attempt was applied, and its answer was lost");
+                tracing::debug!(key, "acquired by an earlier attempt, whose answer was lost");
                 let ours = self.sent.iter().find(|(_, lease)| lease.end == end).filter(|_| !fences.is_empty());
-                let Some(&(sent, lease)) = ours else { return Ok(Answered::TakenTooLong) };
+                let Some(&(sent, lease)) = ours else { return Ok(Some(Answered::TakenTooLong)) };
                 let grant = Grant { fences, data, sent, lease, hold_time, excess: Duration::ZERO };
-                Ok(Answered::Taken(Box::new(Taken { grant, from: Vec::new() })))
+                Answered::Taken(Box::new(Taken { grant, from: Vec::new() }))
             }
-            Claimed::Completed(record) => Ok(Answered::Completed(record)),
-        }
+            Claimed::Lost => return Ok(None),
+            Claimed::Completed(record) => Answered::Completed(record),
+        }))
     }
 
     fn into_lock(self, taken: Taken, span: &Span) -> (Lock, Vec<Holder>) {
@@ -698,12 +710,18 @@ impl<'a> AcquireAttempts<'a> {
         (Lock::new(locks.clone(), acquisition, taken.grant, telemetry, *hold_at_least), taken.from)
     }
 
-    /// Frees a key whose grant was answered after the end of its lease, or was freed by others. The next attempt has another
-    /// nonce, because the row refuses this one. If the time runs out, the key is freed in the background.
-    async fn discard_late_grant(&mut self) -> Result<(), Error> {
+    /// Gives the next attempt another nonce, because the row refuses this one. Returns what this one may have.
+    fn begin_anew(&mut self) -> Result<Pending, Error> {
         let stale = std::mem::replace(&mut self.pending, Pending::new(self.acquire)?);
         self.unanswered = false;
         self.sent.clear();
+        Ok(stale)
+    }
+
+    /// Frees a key whose grant was answered after the end of its lease. If the time runs out, the key is freed in the
+    /// background.
+    async fn discard_late_grant(&mut self) -> Result<(), Error> {
+        let stale = self.begin_anew()?;
         let now = self.acquire.locks.0.clock.now();
         if !self.delays.is_over(now.since(self.started)) {
             stale.withdraw(self.acquire.time_to_withdraw(now)).await;

@@ -44,6 +44,10 @@ impl Table {
                     if let Some(key) = refused.without_row().filter(|_| claim.takes_over) {
                         return Err(Error::new(Cause::Lost(None), self.place(), key));
                     }
+                    // An earlier attempt was applied, and others have freed the key since.
+                    if refused.is_released_by(owner) {
+                        return Ok(Claimed::Lost);
+                    }
                     match rules.denied(self, owner, claim, refused) {
                         Ok(Some(claimed)) => return Ok(claimed),
                         Ok(None) => {}

@@ -79,23 +79,17 @@ pub(crate) enum Claimed {
     },
     /// An earlier attempt of this owner was applied, and its answer was lost.
     Already {
-        /// Empty if the owner has lost a key since.
         fences: Vec<u64>,
         data: Option<Data>,
         /// The end of the lease, as in [`Lease::end`].
         end: u64,
         hold_time: Option<HoldTime>,
     },
+    /// The same, and others have freed a key since, or taken it.
+    Lost,
     /// The work was done before: this record has its result.
     #[cfg_attr(not(feature = "idempotency"), expect(dead_code, reason = "without the feature there are no records"))]
     Completed(Box<Holder>),
-}
-
-impl Claimed {
-    /// An earlier attempt was applied, and the owner has lost a key since.
-    pub(super) fn lost() -> Self {
-        Self::Already { fences: Vec::new(), data: None, end: 0, hold_time: None }
-    }
 }
 
 impl Claim<'_> {

@@ -11,7 +11,7 @@ use super::names::{
     ACQUIRED_AT, COMPLETED, DATA, EXPIRATION, FENCE, HEAD, HELD_SINCE, HOLDER, IN_PROGRESS, LEASE_END, MAX_FENCE,
     OWNER, RELEASED, RESERVED_BY, RESERVED_UNTIL, RESUMED, SEQUENCE, STATUS, TAIL, TAIL_UNTIL, TRACEPARENT, WITHDRAWN,
 };
-use super::owner::{is_same_identity, split};
+use super::owner::split;
 use super::read::{Row, Unreadable, number_at};
 #[cfg(feature = "idempotency")]
 use super::record::RecordClaim;
@@ -159,14 +159,8 @@ impl Rules for Key {
             let not = if self.is_record() { "a record of idempotency" } else { "a lock" };
             return Err(Error::new(Cause::WrongKind { is: "a semaphore", not }, table.place(), key));
         }
-        if may_be_taken(&row, owner, claim) {
-            if row.is_released_by(owner) {
-                // An earlier attempt was applied, and was freed for its identity. Others have had the key since.
-                return Ok(Some(Claimed::lost()));
-            }
-            if row.fence > Some(MAX_FENCE) {
-                return Err(table.malformed(key, format!("`{FENCE}` has reached its largest value")));
-            }
+        if row.end <= claim.now.millis() && row.fence > Some(MAX_FENCE) {
+            return Err(table.malformed(key, format!("`{FENCE}` has reached its largest value")));
         }
         let holder = row.into_holder(claim.now);
         #[cfg(feature = "idempotency")]
@@ -235,10 +229,9 @@ pub(super) fn can_be_taken<'a>(table: &Table, owner: &'a str, claim: &Claim<'_>,
     }
 }
 
-/// The row that refused this owner is of the same identity, or free: its nonce or the fence may be the reason.
-pub(super) fn may_be_taken(row: &Row, owner: &str, claim: &Claim<'_>) -> bool {
-    let is_of_identity = row.owner.as_ref().is_some_and(|other| is_same_identity(owner, other));
-    is_of_identity || (row.end <= claim.now.millis() && !claim.takes_over)
+/// The acquisition that was seen has no later one. A fence that another program wrote may have a fraction.
+pub(super) fn is_seen(fence: Path, seen: u64) -> Condition<'static> {
+    fence.below(count("next_fence", u128::from(seen) + 1))
 }
 
 pub(super) fn fence_can_grow() -> Condition<'static> {

@@ -4,8 +4,9 @@
 
 use super::claim::{Claim, Claimed};
 use super::expression::{Attribute as _, Condition, Path, Update, any, count};
-use super::key::{self, can_be_taken, is_over, may_be_taken, serve, take};
+use super::key::{self, can_be_taken, is_over, serve, take};
 use super::names::{FENCE, MAX_FENCE, RESERVED_BY, RESERVED_UNTIL};
+use super::owner::is_same_identity;
 use super::read::Row;
 use super::rules::{Field, Hold, OwnRow, Release, Rules, Trace};
 use super::table::{Item, Table};
@@ -86,7 +87,7 @@ impl Rules for Keys {
         mut refused: Refused,
     ) -> Result<Option<Claimed>, Error> {
         let prevented = refused.prevented.take();
-        let (mut own, mut held, mut is_behind, mut was_freed) = (Vec::new(), Vec::new(), false, false);
+        let (mut own, mut held, mut is_behind) = (Vec::new(), Vec::new(), false);
         for (key, row) in refused.into_rows(table)? {
             let row = row.ok_or_else(|| table.malformed(&key, "the refusal names no row"))?;
             if row.semaphore.is_some() {
@@ -100,13 +101,12 @@ impl Rules for Keys {
             self.seen[index] = self.seen[index].max(row.fence.unwrap_or_default());
             self.hold_times[index] = row.queue.hold_time;
             // The condition decides whether the identity can take it: another proposal costs a request at most.
-            let may_be_taken = may_be_taken(&row, owner, claim);
+            let is_of_identity = row.owner.as_ref().is_some_and(|other| is_same_identity(owner, other));
+            let may_be_taken = row.end <= claim.now.millis() || is_of_identity;
             if may_be_taken && row.fence >= Some(MAX_FENCE) {
                 return Err(table.malformed(&key, "`fence` has reached its largest value"));
             }
-            if may_be_taken && row.is_released_by(owner) {
-                was_freed = true;
-            } else if may_be_taken && row.fence >= Some(self.proposed[index]) {
+            if may_be_taken && row.fence >= Some(self.proposed[index]) {
                 is_behind = true;
             } else {
                 held.push((key, row.into_holder(claim.now)));
@@ -118,10 +118,9 @@ impl Rules for Keys {
                 let fences = own.iter().filter_map(|row| row.fence).collect();
                 Ok(Some(Claimed::Already { fences, data: None, end: first.end, hold_time: None }))
             }
-            _ if was_freed && held.is_empty() => Ok(Some(Claimed::lost())),
             (_, None) if own.is_empty() && held.is_empty() && is_behind => Ok(None),
             (_, Some(error)) if held.is_empty() => Err(error),
-            (Some(_), _) => Ok(Some(Claimed::lost())),
+            (Some(_), _) => Ok(Some(Claimed::Lost)),
             (None, _) => Err(Error::held_by(held, table.place())),
         }
     }

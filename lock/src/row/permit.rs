@@ -18,7 +18,7 @@ use super::claim::{Claim, Claimed, LeavesTo};
 use super::expression::{
     Attribute as _, Condition, Path, To, Update, all, any, count, not, number, string, text, value,
 };
-use super::key::fence_can_grow;
+use super::key::{fence_can_grow, is_seen};
 use super::names::{
     DATA, EXPIRATION, FENCE, FREED_AT, HEAD, MAX_FENCE, PERMIT_FENCE_PREFIX, PERMIT_PREFIX, PERMITS, SEMAPHORE, STATUS,
     TAIL, TAIL_UNTIL, WITHDRAWN, permit, tombstone,
@@ -43,7 +43,7 @@ const TOMBSTONES: usize = 16;
 const TOMBSTONE_AGE: Duration = Duration::from_mins(1);
 /// How many tombstones one request removes, so that its expressions stay below DynamoDB's 4 KB.
 const REMOVED_AT_ONCE: usize = 32;
-/// How many permits one request releases by force, for the same reason.
+/// How many permits one request releases by force, so that its condition has at most 300 operators.
 const FORCED_AT_ONCE: usize = 40;
 /// Of the releases that find so many tombstones to remove, about one in this number sends a request for it.
 const REMOVALS_EVERY: usize = 8;
@@ -319,6 +319,10 @@ impl Rules for Permit {
             self.seen = Some(semaphore);
             return Ok(Some(Claimed::Already { fences, data: row.data, end, hold_time: row.queue.hold_time }));
         }
+        if semaphore.tombstone(owner).is_some() {
+            // An earlier attempt was applied, and an operator has freed the permit since, or another one for its identity.
+            return Ok(Some(Claimed::Lost));
+        }
         let now = claim.now.millis();
         let has_ended = |permit: &&semaphore::Permit| permit.lease_end <= now;
         let earlier = semaphore.permit_of_identity(owner).filter(|permit| permit.lease_end > now);
@@ -337,10 +341,6 @@ impl Rules for Permit {
         if semaphore.permits.len() - self.ended.len() >= self.permits as usize {
             row.semaphore = Some(semaphore);
             return Err(Error::new(Cause::Held(row.into_holder(claim.now)), table.place(), &self.key));
-        }
-        if semaphore.tombstone(owner).is_some() {
-            // An earlier attempt was applied, and was freed by an operator or for its identity.
-            return Ok(Some(Claimed::lost()));
         }
         if row.fence > Some(MAX_FENCE) {
             return Err(table.malformed(&self.key, format!("`{FENCE}` has reached its largest value")));
@@ -567,7 +567,7 @@ impl Table {
             update
                 .when(permit.clone().entry(permit::LEASE_END).above(count("zero", 0_u8)))
                 .when_some(is_of(permit.clone(), owner))
-                .when_some(fence.map(|fence| permit_fence.clone().is(count("seen_fence", fence))))
+                .when_some(fence.map(|fence| is_seen(permit_fence.clone(), fence)))
                 .set(permit, value("tombstone", tombstone_of(owner, now.millis(), Some(by))))
                 .remove(permit_fence)
         })

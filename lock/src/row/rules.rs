@@ -27,7 +27,7 @@ pub(crate) struct Release<'a> {
     /// Larger than the number of every earlier request of this owner.
     pub(crate) sequence: u64,
     pub(crate) now: Moment,
-    /// The acquisition that it is for, if others release it: this owner may have another one when it arrives.
+    /// The acquisition that others release, for its identity: its owner may have a later one when the request arrives.
     pub(crate) fence: Option<u64>,
     /// When the key was acquired, in whole milliseconds.
     pub(crate) acquired_at: Duration,

@@ -1,5 +1,5 @@
 //! A process that is copied after its init phase, as environments are with Lambda's `SnapStart`, for
-//! `tests/snap_start.rs`. Its settings are in its environment, as for a function.
+//! `tests/snap_start.rs`. Its settings are in its environment.
 //!
 //! It prints a line when it is ready for the snapshot, and goes on when it reads one. Each of several copies then prints what
 //! it drew as JSON, and ends.

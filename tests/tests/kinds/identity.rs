@@ -396,17 +396,16 @@ pub(crate) async fn a_release_for_an_identity_that_is_not_answered_is_not_repeat
 }
 
 /// Acquires with a grant that is not answered, which the tools free for its identity. Others then go on before the second
-/// attempt, after four leases.
+/// attempt, which is the last one.
 async fn freed_while_it_waits<S: Subject>(
     world: &World,
-    limit: Duration,
     tools: &Locks,
     others: impl Future<Output = ()>,
 ) -> Result<S, Error> {
     // The three attempts of the SDK, of which the first takes the key.
     let host = world.host().intercept(S::lose_answers(1..=3)).build();
     let locks = world.locks_with_quick_retries(&host).build().unwrap();
-    let wait = Wait::backoff(Backoff::new().base(4 * LEASE).cap(4 * LEASE).jitter(Jitter::None)).up_to(limit);
+    let wait = Wait::backoff(Backoff::new().base(4 * LEASE).cap(4 * LEASE).jitter(Jitter::None)).up_to(4 * LEASE);
     let freed = async {
         sleep(LEASE / 5).await;
         for key in S::KEYS {
@@ -429,7 +428,7 @@ pub(crate) async fn an_acquire_whose_unanswered_grant_was_freed_begins_anew<S: S
         let _crashed = crashed.unwrap_or_else(|error| panic!("{error}"));
         crashing.crash();
     };
-    let waited: Result<S, _> = freed_while_it_waits(&world, 5 * LEASE, &later(&world), crash).await;
+    let waited: Result<S, _> = freed_while_it_waits(&world, &later(&world), crash).await;
     let mut held = waited.unwrap_or_else(|error| panic!("{error}"));
     held.renew(LEASE).await.unwrap();
     assert_held::<S>(&world).await;
@@ -447,7 +446,7 @@ pub(crate) async fn an_acquire_whose_unanswered_grant_was_freed_is_refused_by_th
         let acquired = S::acquire(&ahead(&world, Duration::from_millis(200)), 100 * LEASE).await;
         next = Some(acquired.unwrap_or_else(|error| panic!("{error}")));
     };
-    let refused: Result<S, _> = freed_while_it_waits(&world, 4 * LEASE, &later(&world), hold).await;
+    let refused: Result<S, _> = freed_while_it_waits(&world, &later(&world), hold).await;
     let error = refused.err().unwrap();
     assert!(error.is_held() && error.holder().is_some(), "{error}");
     next.unwrap().release().await.unwrap();
@@ -468,7 +467,7 @@ pub(crate) async fn a_late_release_for_an_identity_frees_no_later_acquisition<S:
         let mut next: S = acquired.unwrap_or_else(|error| panic!("{error}"));
         next.release().await.unwrap();
     };
-    let waited: Result<S, _> = freed_while_it_waits(&world, 5 * LEASE, &tools, others).await;
+    let waited: Result<S, _> = freed_while_it_waits(&world, &tools, others).await;
     let mut held = waited.unwrap_or_else(|error| panic!("{error}"));
     assert!(!late.deliver(&world).await);
     held.renew(LEASE).await.unwrap();

@@ -194,7 +194,8 @@ pub(crate) async fn a_release_by_force_frees_no_later_acquisition<S: Subject>() 
     let (waited, seen) = join!(S::wait(&locks, LEASE, wait), others);
     let mut held = waited.unwrap_or_else(|error| panic!("{error}"));
     for (key, seen) in S::KEYS.iter().zip(&seen) {
-        tools.force_release(*key, seen).await.unwrap();
+        let is_semaphore = !seen.permits().is_empty();
+        assert_eq!(tools.force_release(*key, seen).await.unwrap(), is_semaphore);
     }
     held.renew(LEASE).await.unwrap();
     held.release().await.unwrap();

@@ -4,7 +4,7 @@ use std::future::pending;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use aws_sdk_dynamodb::types::TransactWriteItem;
+use aws_sdk_dynamodb::types::{AttributeValue, TransactWriteItem};
 use lambda_lock::embedded::{Answer, DynamoDb, Faults, Host, Intercept};
 use lambda_lock::{ErrorKind, HandlerError, Lock, Locks, OnUnfinished};
 use lambda_lock_tests::World;
@@ -84,6 +84,40 @@ async fn a_key_with_a_new_holder_is_not_released() {
     world.delete_row("nightly").await;
     assert!(!locks.force_release("nightly", &stale).await.unwrap());
     assert_eq!(world.row("nightly").await, None);
+}
+
+#[tokio::test]
+async fn what_has_a_fence_with_a_fraction_is_released() {
+    let world = World::new().await;
+    let locks = world.default_locks();
+    let add_a_half = async |key: &str, of_whom: &dyn Fn(&str) -> bool| {
+        let mut row = world.row(key).await.unwrap();
+        for (name, value) in &mut row {
+            if of_whom(name) {
+                *value = AttributeValue::N(format!("{}.5", value.as_n().unwrap()));
+            }
+        }
+        world.put_row(row).await;
+    };
+    for by_force in [true, false] {
+        let lock = locks.acquire("nightly").owner_from("execution 1").await.unwrap();
+        add_a_half("nightly", &|name| name == "fence").await;
+        let permit = locks.semaphore("pool", 2).acquire().owner_from("execution 1").await.unwrap();
+        add_a_half("pool", &|name| name.starts_with("fence:")).await;
+        for key in ["nightly", "pool"] {
+            let freed = if by_force {
+                locks.force_release(key, &seen(&locks, key).await).await
+            } else {
+                locks.release_identity(key, "execution 1").await
+            };
+            assert!(freed.unwrap());
+        }
+        assert!(lock.renew(s(30)).await.unwrap_err().is_lost());
+        assert!(permit.renew(s(30)).await.unwrap_err().is_lost());
+        for key in ["nightly", "pool"] {
+            world.delete_row(key).await;
+        }
+    }
 }
 
 #[tokio::test]
