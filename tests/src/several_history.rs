@@ -153,7 +153,8 @@ impl workflow::Kind for Scene {
     }
 
     async fn renew(&self, operation: &Operation, held: &Arc<Held>, lease: Duration) {
-        operation.renewed(held, held.renew(lease).await);
+        let sent = operation.now();
+        operation.renewed(held, sent, held.renew(lease).await);
     }
 
     /// A set has no ticket: the next process takes it over.
@@ -315,7 +316,8 @@ async fn work(scene: &Scene, locks: Locks, operation: &Operation, mut random: Rn
     let work = if random.u8(0..3) == 0 { lease.mul_f64(0.8 + random.f64()) } else { lease.mul_f64(random.f64() / 2.0) };
     sleep(work).await;
     for _ in 0..random.usize(0..=6).saturating_sub(3) {
-        operation.renewed(&held, held.renew(lease.mul_f64(0.2 + 1.3 * random.f64())).await);
+        let sent = operation.now();
+        operation.renewed(&held, sent, held.renew(lease.mul_f64(0.2 + 1.3 * random.f64())).await);
         if random.u8(0..3) == 0 {
             sleep(lease.mul_f64(random.f64() * 1.2)).await;
         }
@@ -328,10 +330,12 @@ async fn work(scene: &Scene, locks: Locks, operation: &Operation, mut random: Rn
 }
 
 async fn release(operation: &Operation, held: &Arc<Held>) {
+    let mut sent = operation.now();
     let mut answer = held.release().await;
     if answer.as_ref().is_err_and(|error| error.kind() == ErrorKind::Unavailable) {
         // The release may have been applied, or may arrive later.
+        sent = operation.now();
         answer = held.release().await;
     }
-    operation.released(held, answer);
+    operation.released(held, sent, answer);
 }

@@ -2,7 +2,7 @@ use std::collections::{HashMap, HashSet};
 use std::fmt::Debug;
 use std::ops::Deref;
 use std::sync::{Arc, Mutex, Weak};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use fastrand::Rng;
 use lambda_lock::embedded::{Answer, Intercept};
@@ -223,6 +223,8 @@ impl Deref for Ledger {
 
 /// The table of a request that conflicts with a transaction: it is not applied.
 const CONFLICT: &str = "conflict";
+/// How long a request of a holder is repeated.
+const REPEATED_FOR: Duration = Duration::from_secs(10);
 
 impl Observe for Ledger {
     fn request(&self, request: &mut Value) {
@@ -390,7 +392,7 @@ impl Operation {
         }
     }
 
-    pub(super) fn renewed(&self, held: &Held, answer: Result<(), Error>) {
+    pub(super) fn renewed(&self, held: &Held, sent: SystemTime, answer: Result<(), Error>) {
         let mut state = self.ledger.state();
         self.ledger.log(&mut state, &format!("{} renewed {:?}: {}", self.name, self.keys, described(&answer)));
         match answer {
@@ -399,7 +401,7 @@ impl Operation {
                 self.alone(&mut state, held);
             }
             Err(error) if error.is_lost() => self.lost(&mut state, held),
-            Err(error) => self.unanswered(&mut state, &error),
+            Err(error) => self.unanswered(&mut state, sent, &error),
         }
     }
 
@@ -409,14 +411,21 @@ impl Operation {
         state.counts.superseded += usize::from(is_superseded);
     }
 
-    /// (j) A request of a holder is repeated while other requests prevent it, so that only a lost answer makes it fail.
-    fn unanswered(&self, state: &mut State, error: &Error) {
-        if error.kind() != ErrorKind::Unavailable {
+    /// The time by the clock of the engine.
+    pub(super) fn now(&self) -> SystemTime {
+        self.ledger.engine.now()
+    }
+
+    /// (j) A request of a holder is repeated while other requests prevent it, so that only a lost answer makes it fail, or a
+    /// partition that throttles all its attempts.
+    fn unanswered(&self, state: &mut State, sent: SystemTime, error: &Error) {
+        let is_throttled = error.kind() == ErrorKind::Throttled && sent + REPEATED_FOR <= self.now();
+        if error.kind() != ErrorKind::Unavailable && !is_throttled {
             self.ledger.broke(state, format!("(j) {} gave up {:?}: {error}", self.name, self.keys));
         }
     }
 
-    pub(super) fn released(&self, held: &Held, answer: Result<(), Error>) {
+    pub(super) fn released(&self, held: &Held, sent: SystemTime, answer: Result<(), Error>) {
         let mut state = self.ledger.state();
         self.ledger.log(&mut state, &format!("{} released {:?}: {}", self.name, self.keys, described(&answer)));
         match answer {
@@ -427,7 +436,7 @@ impl Operation {
                 }
             }
             Err(error) if error.is_lost() => self.lost(&mut state, held),
-            Err(error) => self.unanswered(&mut state, &error),
+            Err(error) => self.unanswered(&mut state, sent, &error),
         }
         self.leave(&mut state);
     }
