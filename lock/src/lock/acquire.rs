@@ -78,8 +78,9 @@ impl Locks {
 /// also takes a place in the key's queue, which is one more `UpdateItem`. Dropping the future ends the wait.
 ///
 /// An answer that comes after the end of the lease is discarded: the acquire frees the key, and the attempt fails with an
-/// error of kind [`Unavailable`](crate::ErrorKind::Unavailable). If an unanswered attempt took the key, and others have
-/// [freed](Locks::release_identity) it since, the acquire withdraws, and makes the attempt again at once.
+/// error of kind [`Unavailable`](crate::ErrorKind::Unavailable). So does an attempt that finds that an
+/// unanswered one before it took the key, and that others have [freed](Locks::release_identity) the key since. A wait then
+/// withdraws, and asks again at once.
 ///
 /// ```
 /// # use std::time::{Duration, SystemTime};
@@ -426,10 +427,12 @@ impl Acquire {
 
     /// Makes attempts until one succeeds or the wait ends.
     async fn ask(&self, telemetry: &mut AcquireSpan) -> Result<Asked, Error> {
+        let clock = &self.locks.0.clock;
+        let waits = self.wait.is_some_and(|wait| wait.is_repeated());
         let mut attempts = AcquireAttempts::start(self)?;
         let error = loop {
             let error = match attempts.next(telemetry).await {
-                Ok(Answered::Taken(taken)) if taken.is_valid(self.locks.0.clock.now()) => {
+                Ok(Answered::Taken(taken)) if taken.is_valid(clock.now()) => {
                     let (lock, from) = attempts.into_lock(*taken, telemetry.span());
                     return Ok(Asked::Acquired(lock, from));
                 }
@@ -437,7 +440,16 @@ impl Acquire {
                     attempts.give_up().await;
                     return Ok(Asked::Completed(record));
                 }
-                Ok(Answered::Taken(_) | Answered::TakenTooLong) => {
+                // Only another nonce learns who holds the key now, or takes it if it is free.
+                Ok(Answered::Lost) if waits => {
+                    let stale = attempts.begin_anew()?;
+                    stale.withdraw(self.time_to_withdraw(clock.now())).await;
+                    if self.lease_from(clock.now()).is_ok() {
+                        continue;
+                    }
+                    attempts.pending.acquisition.error(Cause::Unavailable, &self.locks.0.table)
+                }
+                Ok(Answered::Taken(_) | Answered::TakenTooLong | Answered::Lost) => {
                     attempts.discard_late_grant().await?;
                     attempts.pending.acquisition.error(Cause::Unavailable, &self.locks.0.table)
                 }
@@ -599,6 +611,8 @@ enum Answered {
     Taken(Box<Taken>),
     /// An earlier attempt took the key, and its lease is no longer known.
     TakenTooLong,
+    /// An earlier attempt took the key, and it was lost since.
+    Lost,
     Completed(Box<Holder>),
 }
 
@@ -634,19 +648,8 @@ impl<'a> AcquireAttempts<'a> {
         })
     }
 
-    /// Makes one attempt, and at once another one if others have freed what an earlier one took.
+    /// Sends one attempt.
     async fn next(&mut self, telemetry: &mut AcquireSpan) -> Result<Answered, Error> {
-        loop {
-            if let Some(answered) = self.send(telemetry).await? {
-                return Ok(answered);
-            }
-            let stale = self.begin_anew()?;
-            stale.withdraw(self.acquire.time_to_withdraw(self.acquire.locks.0.clock.now())).await;
-        }
-    }
-
-    /// Sends one attempt. Returns nothing if an earlier one was applied, and the key was lost since.
-    async fn send(&mut self, telemetry: &mut AcquireSpan) -> Result<Option<Answered>, Error> {
         let Acquire { locks, data, attributes, .. } = self.acquire;
         let settings = &locks.0;
         let now = settings.clock.now();
@@ -684,23 +687,26 @@ impl<'a> AcquireAttempts<'a> {
         // A key that was taken is freed if this future is dropped before `into_lock`.
         let is_taken = matches!(claimed, Ok(Claimed::Granted { .. } | Claimed::Already { .. } | Claimed::Lost));
         self.pending.may_have_key = is_taken || self.unanswered;
-        Ok(Some(match claimed? {
+        match claimed? {
             Claimed::Granted { fences, data, taken_from, hold_time } => {
                 let excess = self.turns.as_ref().map(|turns| turns.excess(answered.since(now))).unwrap_or_default();
                 let grant = Grant { fences, data, sent: now, lease, hold_time, excess };
-                Answered::Taken(Box::new(Taken { grant, from: taken_from }))
+                Ok(Answered::Taken(Box::new(Taken { grant, from: taken_from })))
             }
             Claimed::Already { fences, data, end, hold_time } => {
                 let key = self.acquire.name();
                 tracing::debug!(key, "acquired by an earlier attempt, whose answer was lost");
                 let ours = self.sent.iter().find(|(_, lease)| lease.end == end).filter(|_| !fences.is_empty());
-                let Some(&(sent, lease)) = ours else { return Ok(Some(Answered::TakenTooLong)) };
+                let Some(&(sent, lease)) = ours else { return Ok(Answered::TakenTooLong) };
                 let grant = Grant { fences, data, sent, lease, hold_time, excess: Duration::ZERO };
-                Answered::Taken(Box::new(Taken { grant, from: Vec::new() }))
+                Ok(Answered::Taken(Box::new(Taken { grant, from: Vec::new() })))
             }
-            Claimed::Lost => return Ok(None),
-            Claimed::Completed(record) => Answered::Completed(record),
-        }))
+            Claimed::Lost => {
+                tracing::debug!(key = self.acquire.name(), "acquired by an earlier attempt, and freed by others since");
+                Ok(Answered::Lost)
+            }
+            Claimed::Completed(record) => Ok(Answered::Completed(record)),
+        }
     }
 
     fn into_lock(self, taken: Taken, span: &Span) -> (Lock, Vec<Holder>) {

@@ -46,8 +46,8 @@ impl Locks {
     /// the [permits](Holder::permits). One more request each time that a permit of those is released meanwhile.
     ///
     /// Returns `true` if the key was freed, or if the holder had released it. Returns `false` if the row has changed since
-    /// it was seen: another holder has the key, the run was completed, or the row was deleted. The row is not modified
-    /// then. One request; IAM action `dynamodb:UpdateItem`.
+    /// it was seen: another acquisition has the key, the run was completed, or the row was deleted. The row is not modified
+    /// then. One request, or one for 40 permits; IAM action `dynamodb:UpdateItem`.
     ///
     /// ```
     /// # use lambda_lock::{Error, Locks};

@@ -85,7 +85,7 @@ pub(crate) enum Claimed {
         end: u64,
         hold_time: Option<HoldTime>,
     },
-    /// The same, and others have freed a key since, or taken it.
+    /// An earlier attempt of this owner was applied, and others have freed a key since, or taken it.
     Lost,
     /// The work was done before: this record has its result.
     #[cfg_attr(not(feature = "idempotency"), expect(dead_code, reason = "without the feature there are no records"))]

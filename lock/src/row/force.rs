@@ -1,7 +1,7 @@
 //! The release by an operator.
 
 use super::expression::{Attribute as _, Update, all, any, count, text};
-use super::key::is_seen;
+use super::key::has_no_later;
 use super::names::{EXPIRATION, FENCE, HOLDER, IN_PROGRESS, LEASE_END, OWNER, RELEASED, STATUS};
 use super::table::Table;
 use super::write::Answer;
@@ -43,7 +43,7 @@ impl Table {
         let release = Update::new(key)
             .when(STATUS.is(text("in_progress", IN_PROGRESS)))
             .when(is_unchanged)
-            .when_some(seen.fence.map(|fence| is_seen(FENCE.into(), fence)))
+            .when_some(seen.fence.map(|fence| has_no_later(FENCE.into(), fence)))
             .set(OWNER, text("owner", &owner))
             .set(RELEASED, text("owner", &owner))
             .set(HOLDER, text("holder", by))

@@ -6,7 +6,7 @@ use std::time::Duration;
 use aws_sdk_dynamodb::types::ConditionCheck;
 
 use super::expression::{Attribute as _, Condition, Update, count};
-use super::key::is_seen;
+use super::key::has_no_later;
 use super::kind::Acquisition;
 use super::names::EXPIRATION;
 use super::read::Row;
@@ -107,7 +107,7 @@ impl Table {
         let mut is_first = true;
         while !keys.is_empty() {
             let write = acquisition.write(&*keys, |key| {
-                let is_seen = release.fence.map(|fence| is_seen(rules.at(owner, Field::Fence), fence));
+                let is_seen = release.fence.map(|fence| has_no_later(rules.at(owner, Field::Fence), fence));
                 rules.release(OwnRow { table: self, key, owner }, release, is_first).when_some(is_seen)
             });
             let refused = match self.write(write, acquisition.release_attempts.as_ref()).await? {

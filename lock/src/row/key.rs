@@ -229,8 +229,8 @@ pub(super) fn can_be_taken<'a>(table: &Table, owner: &'a str, claim: &Claim<'_>,
     }
 }
 
-/// The acquisition that was seen has no later one. A fence that another program wrote may have a fraction.
-pub(super) fn is_seen(fence: Path, seen: u64) -> Condition<'static> {
+/// No acquisition is later than the one that was seen. A fence that another program wrote may have a fraction.
+pub(super) fn has_no_later(fence: Path, seen: u64) -> Condition<'static> {
     fence.below(count("next_fence", u128::from(seen) + 1))
 }
 

@@ -18,7 +18,7 @@ use super::claim::{Claim, Claimed, LeavesTo};
 use super::expression::{
     Attribute as _, Condition, Path, To, Update, all, any, count, not, number, string, text, value,
 };
-use super::key::{fence_can_grow, is_seen};
+use super::key::{fence_can_grow, has_no_later};
 use super::names::{
     DATA, EXPIRATION, FENCE, FREED_AT, HEAD, MAX_FENCE, PERMIT_FENCE_PREFIX, PERMIT_PREFIX, PERMITS, SEMAPHORE, STATUS,
     TAIL, TAIL_UNTIL, WITHDRAWN, permit, tombstone,
@@ -567,7 +567,7 @@ impl Table {
             update
                 .when(permit.clone().entry(permit::LEASE_END).above(count("zero", 0_u8)))
                 .when_some(is_of(permit.clone(), owner))
-                .when_some(fence.map(|fence| is_seen(permit_fence.clone(), fence)))
+                .when_some(fence.map(|fence| has_no_later(permit_fence.clone(), fence)))
                 .set(permit, value("tombstone", tombstone_of(owner, now.millis(), Some(by))))
                 .remove(permit_fence)
         })
