@@ -78,9 +78,9 @@ impl Locks {
 /// also takes a place in the key's queue, which is one more `UpdateItem`. Dropping the future ends the wait.
 ///
 /// An answer that comes after the end of the lease is discarded: the acquire frees the key, and the attempt fails with an
-/// error of kind [`Unavailable`](crate::ErrorKind::Unavailable). So does an attempt that finds that an
-/// unanswered one before it took the key, and that others have [freed](Locks::release_identity) the key since. A wait then
-/// withdraws, and asks again at once.
+/// error of kind [`Unavailable`](crate::ErrorKind::Unavailable). So does an attempt that finds that an unanswered one before
+/// it took the key, and that others have [freed](Locks::release_identity) the key since. A wait then withdraws, and asks
+/// again at once.
 ///
 /// ```
 /// # use std::time::{Duration, SystemTime};
@@ -696,6 +696,7 @@ impl<'a> AcquireAttempts<'a> {
             Claimed::Already { fences, data, end, hold_time } => {
                 let key = self.acquire.name();
                 tracing::debug!(key, "acquired by an earlier attempt, whose answer was lost");
+                // A lock without a fence would count as one that is not enforced.
                 let ours = self.sent.iter().find(|(_, lease)| lease.end == end).filter(|_| !fences.is_empty());
                 let Some(&(sent, lease)) = ours else { return Ok(Answered::TakenTooLong) };
                 let grant = Grant { fences, data, sent, lease, hold_time, excess: Duration::ZERO };

@@ -9,8 +9,8 @@ pub(super) const LEASE_END: &str = "in_progress_expiration";
 pub(crate) const EXPIRATION: &str = "expiration";
 /// The nonce of the acquisition, after the identity if there is one.
 pub(super) const OWNER: &str = "owner";
-/// The owner of the last release. The row refuses an acquire of this owner. A release whose answer was lost recognises itself by it, even if
-/// the next holder was faster than its retry.
+/// The owner of the last release. The row refuses an acquire of this owner. A release whose answer was lost recognises
+/// itself by it, even if the next holder was faster than its retry.
 pub(super) const RELEASED: &str = "released";
 /// The number of the owner's last renewal or release: 0 after the acquire, then from 1. A request that arrives after one
 /// with a larger number is late, and is refused.

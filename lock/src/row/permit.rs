@@ -320,7 +320,7 @@ impl Rules for Permit {
             return Ok(Some(Claimed::Already { fences, data: row.data, end, hold_time: row.queue.hold_time }));
         }
         if semaphore.tombstone(owner).is_some() {
-            // An earlier attempt was applied, and an operator has freed the permit since, or another one for its identity.
+            // An earlier attempt was applied, and an operator has freed the permit since, or others for its identity.
             return Ok(Some(Claimed::Lost));
         }
         let now = claim.now.millis();
@@ -528,16 +528,16 @@ impl Table {
     /// Releases the permits that were `seen`, for the operator `by`, so that their holders find them lost. `seen` is a
     /// semaphore or one permit. Returns `false` if the row is gone or not a semaphore. One request for each 40 permits, and
     /// one more each time that another permit of those was released meanwhile.
-    pub(super) async fn force_release_permits<'a>(
+    pub(super) async fn force_release_permits(
         &self,
         key: &str,
         by: &str,
-        seen: &'a Holder,
+        seen: &Holder,
         now: Moment,
     ) -> Result<bool, Error> {
         let seen = if seen.kind == HolderKind::Permit { std::slice::from_ref(seen) } else { &seen.permits[..] };
-        let with_fence = |seen: &'a Holder| Some((seen.owner()?, seen.fence));
-        let mut permits: Vec<_> = seen.iter().filter_map(with_fence).take(MAX_PERMITS as usize).collect();
+        let permits = seen.iter().filter_map(|permit| Some((permit.owner()?, permit.fence)));
+        let mut permits: Vec<_> = permits.take(MAX_PERMITS as usize).collect();
         let mut refusals = 0;
         while !permits.is_empty() {
             let at_once = permits.len().min(FORCED_AT_ONCE);
