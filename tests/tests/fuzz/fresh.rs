@@ -212,7 +212,10 @@ async fn assert_permit_is_taken(stage: &Stage, how: How, permits: u32, lock: &Lo
         }
     }
     let is_taken_over = was.get(own[0].as_str()).is_some_and(|end| *end > now);
-    assert!(is_taken_over || lasting.len() < permits as usize, "{lasting:?} have the permits");
+    // Only the number counts. Another program may have set one that is too small.
+    #[expect(clippy::cast_precision_loss, reason = "there are a few")]
+    let is_miscounted = number_of(&stage.before, "permits").is_some_and(|counted| counted < was.len() as f64);
+    assert!(is_taken_over || is_miscounted || lasting.len() < permits as usize, "{lasting:?} have the permits");
     assert!(is_taken_over || how != How::TakeOver, "a takeover has acquired a permit");
     assert!(stage.is_semaphore());
     assert_eq!(after["status"], text("SEMAPHORE"));
