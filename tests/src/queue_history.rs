@@ -325,7 +325,7 @@ impl Invocation {
         let name = format!("{}, {id}", self.name);
         let call = Call::new(&name, run.lock().key().to_owned(), Arc::clone(&self.scene.ledger));
         self.calls.lock().unwrap().push((id.clone(), call.clone()));
-        let execution = call.began(&run, self.time_left);
+        let execution = call.began(&run, self.time_left + self.scene.stage.largest_step());
         self.scene.check_order(&id);
         consumer::work(execution, self.is_good, message.body["poison"] == true, &self.random).await
     }
