@@ -436,7 +436,7 @@ impl Invocation {
         let call = Call::new(&name, run.lock().key().to_owned(), Arc::clone(&self.scene.ledger));
         self.check_stop(&number);
         self.calls.lock().unwrap().push((self.scene.stored(&number).partition_key.clone(), call.clone()));
-        let execution = call.began(&run, self.time_left);
+        let execution = call.began(&run, self.time_left + self.scene.stage.largest_step());
         self.scene.check_order(&number);
         consumer::work(execution, self.is_good, body["poison"] == true, &self.random).await
     }
