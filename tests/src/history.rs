@@ -9,7 +9,7 @@ mod ledger;
 pub mod liveness;
 pub(crate) mod mutation;
 pub(crate) mod stage;
-mod twist;
+pub(crate) mod twist;
 pub(crate) mod workflow;
 
 use std::sync::Arc;

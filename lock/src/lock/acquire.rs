@@ -406,8 +406,7 @@ impl Acquire {
         }
         // Validate first: the span must not carry an oversized key.
         checked.inspect_err(telemetry::record_refusal)?;
-        let waits = self.wait.is_some_and(|wait| wait.is_repeated());
-        let mut telemetry = AcquireSpan::start(&self.name(), &settings.clock, waits);
+        let mut telemetry = AcquireSpan::start(&self.name(), &settings.clock, self.waits());
         let span = telemetry.span().clone();
         match self.ask(&mut telemetry).instrument(span).await {
             Ok(Asked::Acquired(lock, taken_from)) => {
@@ -428,7 +427,6 @@ impl Acquire {
     /// Makes attempts until one succeeds or the wait ends.
     async fn ask(&self, telemetry: &mut AcquireSpan) -> Result<Asked, Error> {
         let clock = &self.locks.0.clock;
-        let waits = self.wait.is_some_and(|wait| wait.is_repeated());
         let mut attempts = AcquireAttempts::start(self)?;
         let error = loop {
             let error = match attempts.next(telemetry).await {
@@ -441,7 +439,7 @@ impl Acquire {
                     return Ok(Asked::Completed(record));
                 }
                 // Only another nonce learns who holds the key now, or takes it if it is free.
-                Ok(Answered::Lost) if waits => {
+                Ok(Answered::Lost) if self.waits() => {
                     let stale = attempts.begin_anew()?;
                     stale.withdraw(self.time_to_withdraw(clock.now())).await;
                     if self.lease_from(clock.now()).is_ok() {
@@ -476,6 +474,10 @@ impl Acquire {
         let telemetry = HoldSpan::new(Span::none(), self.name());
         let grant = Grant::unlocked(now, self.lease_from(now)?);
         Ok(Lock::new(self.locks.clone(), self.acquisition()?, grant, telemetry, Duration::ZERO))
+    }
+
+    fn waits(&self) -> bool {
+        self.wait.is_some_and(|wait| wait.is_repeated())
     }
 
     /// Returns the text that names the rows' keys for people.
@@ -670,7 +672,7 @@ impl<'a> AcquireAttempts<'a> {
         };
         self.pending.may_have_key = true;
         telemetry.attempt();
-        let asks_again = !self.is_last && self.acquire.wait.is_some_and(|wait| wait.is_repeated());
+        let asks_again = !self.is_last && self.acquire.waits();
         let sdk_attempts = if asks_again { SdkAttempts::leaving_prevented() } else { SdkAttempts::default() };
         let claimed = settings.table.acquire(&mut self.pending.acquisition, &claim, &sdk_attempts).await;
         self.unanswered |= sdk_attempts.is_unanswered();

@@ -43,7 +43,7 @@ impl Table {
         let release = Update::new(key)
             .when(STATUS.is(text("in_progress", IN_PROGRESS)))
             .when(is_unchanged)
-            .when_some(seen.fence.map(|fence| has_no_later(FENCE.into(), fence)))
+            .when_some(has_no_later(FENCE.into(), seen.fence))
             .set(OWNER, text("owner", &owner))
             .set(RELEASED, text("owner", &owner))
             .set(HOLDER, text("holder", by))

@@ -107,8 +107,8 @@ impl Table {
         let mut is_first = true;
         while !keys.is_empty() {
             let write = acquisition.write(&*keys, |key| {
-                let is_seen = release.fence.map(|fence| has_no_later(rules.at(owner, Field::Fence), fence));
-                rules.release(OwnRow { table: self, key, owner }, release, is_first).when_some(is_seen)
+                let has_no_later = has_no_later(rules.at(owner, Field::Fence), release.fence);
+                rules.release(OwnRow { table: self, key, owner }, release, is_first).when_some(has_no_later)
             });
             let refused = match self.write(write, acquisition.release_attempts.as_ref()).await? {
                 Answer::Applied(row) => {

@@ -229,9 +229,10 @@ pub(super) fn can_be_taken<'a>(table: &Table, owner: &'a str, claim: &Claim<'_>,
     }
 }
 
-/// No acquisition is later than the one that was seen. A fence that another program wrote may have a fraction.
-pub(super) fn has_no_later(fence: Path, seen: u64) -> Condition<'static> {
-    fence.below(count("next_fence", u128::from(seen) + 1))
+/// No acquisition is later than the one that was seen, if its fence is known. A fence that another program wrote may have a
+/// fraction.
+pub(super) fn has_no_later(fence: Path, seen: Option<u64>) -> Option<Condition<'static>> {
+    seen.map(|seen| fence.below(count("next_fence", u128::from(seen) + 1)))
 }
 
 pub(super) fn fence_can_grow() -> Condition<'static> {

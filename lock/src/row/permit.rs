@@ -567,7 +567,7 @@ impl Table {
             update
                 .when(permit.clone().entry(permit::LEASE_END).above(count("zero", 0_u8)))
                 .when_some(is_of(permit.clone(), owner))
-                .when_some(fence.map(|fence| has_no_later(permit_fence.clone(), fence)))
+                .when_some(has_no_later(permit_fence.clone(), fence))
                 .set(permit, value("tombstone", tombstone_of(owner, now.millis(), Some(by))))
                 .remove(permit_fence)
         })

@@ -407,12 +407,9 @@ pub(crate) fn identity_unread(request: &mut Request) {
 /// An acquire that was applied, and was freed for its identity since, is applied once more.
 fn freed_acquires(request: &mut Request) {
     for acquire in request.writes_for(Purpose::Acquire) {
-        acquire.condition.each_term(&mut |term| {
-            if let Condition::Compare(path, comparison, owner @ Operand::Value(_)) = term
-                && path.name() == "released"
-            {
-                *term = either(path, *comparison, owner);
-            }
+        acquire.compare("released", |path, comparison, owner| match owner {
+            Operand::Value(_) => either(path, comparison, owner),
+            _ => Condition::Compare(path.clone(), comparison, owner.clone()),
         });
     }
 }

@@ -17,6 +17,8 @@ use super::stage::millis;
 
 /// Mixed into the seed of a history, so that its twists do not follow from its first draws.
 const OWN_SEED: u64 = 0x7477_6973_7473;
+/// How long a request of a holder is repeated.
+pub(crate) const REPEATED_FOR: Duration = Duration::from_secs(10);
 /// How often the clock of a host steps, at most.
 const STEPS: usize = 12;
 
@@ -47,7 +49,7 @@ impl Twists {
     /// How much longer something can take than without the twists: requests are repeated while a partition throttles them,
     /// and a key is free later by the longer skew.
     pub(crate) fn slack(&self) -> Duration {
-        let throttling = self.write_units.map_or(Duration::ZERO, |_| Duration::from_secs(10));
+        let throttling = self.write_units.map_or(Duration::ZERO, |_| REPEATED_FOR);
         throttling + self.longer_skew.unwrap_or_default()
     }
 }

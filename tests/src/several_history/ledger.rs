@@ -15,6 +15,7 @@ use crate::history::book::{Book, Observe, Observer, Page, described, may_have_en
 use crate::history::identities::{Before, Identities, short};
 use crate::history::liveness::refused_while_free;
 use crate::history::stage::Stage;
+use crate::history::twist::REPEATED_FOR;
 use crate::request::{LEASE_END, Purpose, Request, Write};
 
 /// Records everything, and reports violations of the guarantees.
@@ -223,8 +224,6 @@ impl Deref for Ledger {
 
 /// The table of a request that conflicts with a transaction: it is not applied.
 const CONFLICT: &str = "conflict";
-/// How long a request of a holder is repeated.
-const REPEATED_FOR: Duration = Duration::from_secs(10);
 
 impl Observe for Ledger {
     fn request(&self, request: &mut Value) {

@@ -463,8 +463,7 @@ pub(crate) async fn a_late_release_for_an_identity_frees_no_later_acquisition<S:
     let host = world.host().clock_ahead(Duration::from_millis(100)).intercept(late.clone()).build();
     let tools = world.locks_with_quick_retries(&host).build().unwrap();
     let others = async {
-        let acquired = S::acquire(&ahead(&world, Duration::from_millis(200)), LEASE).await;
-        let mut next: S = acquired.unwrap_or_else(|error| panic!("{error}"));
+        let mut next: S = crate::acquired(&ahead(&world, Duration::from_millis(200))).await;
         next.release().await.unwrap();
     };
     let waited: Result<S, _> = freed_while_it_waits(&world, &tools, others).await;

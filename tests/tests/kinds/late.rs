@@ -187,7 +187,7 @@ pub(crate) async fn a_release_by_force_frees_no_later_acquisition<S: Subject>() 
             seen.push(tools.get(*key).await.unwrap().unwrap());
         }
         sleep(AFTER_THE_LEASE).await;
-        let mut next = S::acquire(&tools, LEASE).await.unwrap_or_else(|error| panic!("{error}"));
+        let mut next: S = acquired(&tools).await;
         next.release().await.unwrap();
         seen
     };
