@@ -80,7 +80,7 @@ impl Locks {
 /// An answer that comes after the end of the lease is discarded: the acquire frees the key, and the attempt fails with an
 /// error of kind [`Unavailable`](crate::ErrorKind::Unavailable). So does an attempt that finds that an unanswered one before
 /// it took the key, and that others have [freed](Locks::release_identity) the key since. A wait then withdraws, and asks
-/// again at once.
+/// again at once, also after its last attempt.
 ///
 /// ```
 /// # use std::time::{Duration, SystemTime};
@@ -426,11 +426,10 @@ impl Acquire {
 
     /// Makes attempts until one succeeds or the wait ends.
     async fn ask(&self, telemetry: &mut AcquireSpan) -> Result<Asked, Error> {
-        let clock = &self.locks.0.clock;
         let mut attempts = AcquireAttempts::start(self)?;
         let error = loop {
             let error = match attempts.next(telemetry).await {
-                Ok(Answered::Taken(taken)) if taken.is_valid(clock.now()) => {
+                Ok(Answered::Taken(taken)) if taken.is_valid(self.locks.0.clock.now()) => {
                     let (lock, from) = attempts.into_lock(*taken, telemetry.span());
                     return Ok(Asked::Acquired(lock, from));
                 }
@@ -438,17 +437,15 @@ impl Acquire {
                     attempts.give_up().await;
                     return Ok(Asked::Completed(record));
                 }
-                // Only another nonce learns who holds the key now, or takes it if it is free.
-                Ok(Answered::Lost) if self.waits() => {
-                    let stale = attempts.begin_anew()?;
-                    stale.withdraw(self.time_to_withdraw(clock.now())).await;
-                    if self.lease_from(clock.now()).is_ok() {
-                        continue;
-                    }
+                Ok(Answered::Taken(_) | Answered::TakenTooLong) => {
+                    attempts.begin_anew().await?;
                     attempts.pending.acquisition.error(Cause::Unavailable, &self.locks.0.table)
                 }
-                Ok(Answered::Taken(_) | Answered::TakenTooLong | Answered::Lost) => {
-                    attempts.discard_late_grant().await?;
+                Ok(Answered::Lost) => {
+                    attempts.begin_anew().await?;
+                    if self.waits() && attempts.asks_at_once() {
+                        continue;
+                    }
                     attempts.pending.acquisition.error(Cause::Unavailable, &self.locks.0.table)
                 }
                 Err(error) => error,
@@ -719,23 +716,22 @@ impl<'a> AcquireAttempts<'a> {
         (Lock::new(locks.clone(), acquisition, taken.grant, telemetry, *hold_at_least), taken.from)
     }
 
-    /// Gives the next attempt another nonce, because the row refuses this one. Returns what this one may have.
-    fn begin_anew(&mut self) -> Result<Pending, Error> {
+    /// Gives the next attempt another nonce, because the row refuses this one or its lease has ended. Withdraws this one: in
+    /// the background if the time runs out.
+    async fn begin_anew(&mut self) -> Result<(), Error> {
         let stale = std::mem::replace(&mut self.pending, Pending::new(self.acquire)?);
         self.unanswered = false;
         self.sent.clear();
-        Ok(stale)
+        stale.withdraw(self.acquire.time_to_withdraw(self.acquire.locks.0.clock.now())).await;
+        Ok(())
     }
 
-    /// Frees a key whose grant was answered after the end of its lease. If the time runs out, the key is freed in the
-    /// background.
-    async fn discard_late_grant(&mut self) -> Result<(), Error> {
-        let stale = self.begin_anew()?;
+    /// Counts an attempt that does not say who holds the key, so that another one follows at once, also after the last one.
+    /// Returns `false` at the deadline.
+    fn asks_at_once(&mut self) -> bool {
         let now = self.acquire.locks.0.clock.now();
-        if !self.delays.is_over(now.since(self.started)) {
-            stale.withdraw(self.acquire.time_to_withdraw(now)).await;
-        }
-        Ok(())
+        self.is_last = !self.delays.count(now.since(self.started));
+        self.acquire.lease_from(now).is_ok()
     }
 
     /// Returns the ranks of the next attempt.

@@ -9,9 +9,10 @@ use super::claim::{Claim, Claimed, LeavesTo, Rank};
 use super::expression::{Attribute as _, Condition, Path, To, Update, all, any, count, not, text, value};
 use super::names::{
     ACQUIRED_AT, COMPLETED, DATA, EXPIRATION, FENCE, HEAD, HELD_SINCE, HOLDER, IN_PROGRESS, LEASE_END, MAX_FENCE,
-    OWNER, RELEASED, RESERVED_BY, RESERVED_UNTIL, RESUMED, SEQUENCE, STATUS, TAIL, TAIL_UNTIL, TRACEPARENT, WITHDRAWN,
+    MAX_SEQUENCE, OWNER, RELEASED, RESERVED_BY, RESERVED_UNTIL, RESUMED, SEQUENCE, STATUS, TAIL, TAIL_UNTIL,
+    TRACEPARENT, WITHDRAWN,
 };
-use super::owner::split;
+use super::owner::{is_same_identity, split};
 use super::read::{Row, Unreadable, number_at};
 #[cfg(feature = "idempotency")]
 use super::record::RecordClaim;
@@ -159,8 +160,8 @@ impl Rules for Key {
             let not = if self.is_record() { "a record of idempotency" } else { "a lock" };
             return Err(Error::new(Cause::WrongKind { is: "a semaphore", not }, table.place(), key));
         }
-        if row.end <= claim.now.millis() && row.fence > Some(MAX_FENCE) {
-            return Err(table.malformed(key, format!("`{FENCE}` has reached its largest value")));
+        if may_be_taken(&row, owner, claim) && row.fence > Some(MAX_FENCE) {
+            return Err(table.has_last_fence(key));
         }
         let holder = row.into_holder(claim.now);
         #[cfg(feature = "idempotency")]
@@ -227,6 +228,12 @@ pub(super) fn can_be_taken<'a>(table: &Table, owner: &'a str, claim: &Claim<'_>,
             any([table.partition_key_path().missing(), is_new.and(Condition::Any(free))])
         }
     }
+}
+
+/// The row that refused this owner is free or of the same identity, so that the fence may be the reason.
+pub(super) fn may_be_taken(row: &Row, owner: &str, claim: &Claim<'_>) -> bool {
+    let is_of_identity = row.owner.as_ref().is_some_and(|other| is_same_identity(owner, other));
+    is_of_identity || row.end <= claim.now.millis()
 }
 
 /// No acquisition is later than the one that was seen, if its fence is known. A fence that another program wrote may have a
@@ -365,6 +372,8 @@ pub(super) fn withdrawal<'a>(OwnRow { table, key, owner }: OwnRow<'a>, row: Opti
     let update = Update::new(key);
     let owner_value = || text("owner", owner);
     let in_progress = || text("in_progress", IN_PROGRESS);
+    // Others may have freed what this owner had.
+    let is_not_held = || any([OWNER.differs_from(owner_value()), SEQUENCE.is(count("last", MAX_SEQUENCE))]);
     match row {
         // The new row looks as if the owner had released it.
         None => update
@@ -378,13 +387,13 @@ pub(super) fn withdrawal<'a>(OwnRow { table, key, owner }: OwnRow<'a>, row: Opti
         // TTL could delete this row before the late attempt arrives. (The TTL of a completed row is the end of its window,
         // and stays.)
         Some(row) if row.is_deleted_before(expiration) => update
-            .when(OWNER.differs_from(owner_value()))
+            .when(is_not_held())
             .when(STATUS.is(in_progress()))
             .when(LEASE_END.exists())
             .when(ACQUIRED_AT.exists())
             .when(EXPIRATION.below(count("expiration", expiration)))
             .set(WITHDRAWN, owner_value())
             .set(EXPIRATION, count("expiration", expiration)),
-        Some(_) => update.when(STATUS.exists()).when(OWNER.differs_from(owner_value())).set(WITHDRAWN, owner_value()),
+        Some(_) => update.when(STATUS.exists()).when(is_not_held()).set(WITHDRAWN, owner_value()),
     }
 }

@@ -6,7 +6,6 @@ use super::claim::{Claim, Claimed};
 use super::expression::{Attribute as _, Condition, Path, Update, any, count};
 use super::key::{self, can_be_taken, is_over, serve, take};
 use super::names::{FENCE, MAX_FENCE, RESERVED_BY, RESERVED_UNTIL};
-use super::owner::is_same_identity;
 use super::read::Row;
 use super::rules::{Field, Hold, OwnRow, Release, Rules, Trace};
 use super::table::{Item, Table};
@@ -101,10 +100,9 @@ impl Rules for Keys {
             self.seen[index] = self.seen[index].max(row.fence.unwrap_or_default());
             self.hold_times[index] = row.queue.hold_time;
             // The condition decides whether the identity can take it: another proposal costs a request at most.
-            let is_of_identity = row.owner.as_ref().is_some_and(|other| is_same_identity(owner, other));
-            let may_be_taken = row.end <= claim.now.millis() || is_of_identity;
+            let may_be_taken = key::may_be_taken(&row, owner, claim);
             if may_be_taken && row.fence >= Some(MAX_FENCE) {
-                return Err(table.malformed(&key, "`fence` has reached its largest value"));
+                return Err(table.has_last_fence(&key));
             }
             if may_be_taken && row.fence >= Some(self.proposed[index]) {
                 is_behind = true;

@@ -6,6 +6,7 @@
 //! ```text
 //!   acquire                 the count is below N, and there is nothing of this owner         count + 1
 //!   replace k that ended    each of the k is as it was seen, and the count is below N + k    count - k + 1
+//!   take over               the permit is there, and the count is not 0                      the same
 //!   release                 the permit is there                                              count - 1
 //! ```
 
@@ -211,6 +212,8 @@ impl Rules for Permit {
             let update = Update::new(&self.key)
                 .returning(ReturnValue::AllOld)
                 .when(is_new)
+                // Its release needs as many.
+                .when(PERMITS.at_least(count("one", 1_u8)))
                 .set(at(permit::NONCE), text("nonce", nonce.unwrap_or_default()))
                 .set(at(permit::HOLDER), text("holder", claim.holder))
                 .set(at(permit::HELD_SINCE), To::DefaultOf(at(permit::ACQUIRED_AT)))
@@ -328,6 +331,9 @@ impl Rules for Permit {
         let earlier = semaphore.permit_of_identity(owner).filter(|permit| permit.lease_end > now);
         self.takes_over = earlier.is_some_and(|permit| !permit.released && permit.acquired_at < Some(now));
         if self.takes_over {
+            if row.fence > Some(MAX_FENCE) {
+                return Err(table.has_last_fence(&self.key));
+            }
             self.ended.clear();
             return Ok(None);
         }
@@ -343,7 +349,7 @@ impl Rules for Permit {
             return Err(Error::new(Cause::Held(row.into_holder(claim.now)), table.place(), &self.key));
         }
         if row.fence > Some(MAX_FENCE) {
-            return Err(table.malformed(&self.key, format!("`{FENCE}` has reached its largest value")));
+            return Err(table.has_last_fence(&self.key));
         }
         if !self.is_turn_in(table, claim, &row.queue, &semaphore) {
             // Those ahead replace them.

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::claim::{Claim, Claimed};
 use super::expression::{Condition, Path, To, Update, hold_time};
-use super::names::{HOLD, HOLD_DEVIATION};
+use super::names::{HOLD, HOLD_DEVIATION, MAX_SEQUENCE};
 use super::read::Row;
 use super::table::{Item, Table};
 use super::write::{Refused, Transact, Write};
@@ -108,6 +108,13 @@ pub(super) struct Own {
     pub(super) acquired_at: Option<u64>,
     /// The record that this owner has completed.
     pub(super) completed: Option<Box<Holder>>,
+}
+
+impl Own {
+    /// A release for its identity counts for every request of the owner, so it has the largest number.
+    pub(super) fn is_freed_by_others(&self) -> bool {
+        self.is_released && self.sequence == Some(MAX_SEQUENCE)
+    }
 }
 
 impl Trace {

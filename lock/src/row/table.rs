@@ -10,6 +10,7 @@ use aws_sdk_dynamodb::types::AttributeValue;
 use tokio::time::timeout;
 
 use super::expression::{Path, string};
+use super::names::FENCE;
 use crate::clock::{Lease, Moment, seconds_up};
 use crate::error::{Cause, Error, Place};
 use crate::random;
@@ -75,6 +76,11 @@ impl Table {
 
     pub(super) fn malformed(&self, key: &str, why: impl Into<String>) -> Error {
         Error::new(Cause::MalformedRow(why.into()), self.place(), key)
+    }
+
+    /// The error for a row with the largest fence, which no later acquisition can exceed.
+    pub(super) fn has_last_fence(&self, key: &str) -> Error {
+        self.malformed(key, format!("`{FENCE}` has reached its largest value"))
     }
 
     /// Returns the time after which TTL may delete a row whose lease has this end.

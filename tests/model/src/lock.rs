@@ -229,7 +229,7 @@ impl Lock {
     }
 
     /// The key was granted by the attempt of this time. A grant whose lease has ended, or is not known, is given back
-    /// (`AcquireAttempts::discard_late_grant`).
+    /// (`AcquireAttempts::begin_anew`).
     fn granted(
         &self,
         id: usize,

@@ -416,9 +416,10 @@ impl Operation {
     }
 
     /// (j) A request of a holder is repeated while other requests prevent it, so that only a lost answer makes it fail, or a
-    /// partition that throttles all its attempts.
+    /// partition that throttles its attempts for as long.
     fn unanswered(&self, state: &mut State, sent: SystemTime, error: &Error) {
-        let is_throttled = error.kind() == ErrorKind::Throttled && sent + REPEATED_FOR <= self.now();
+        let is_prevented = matches!(error.kind(), ErrorKind::Throttled | ErrorKind::Conflict);
+        let is_throttled = is_prevented && sent + REPEATED_FOR <= self.now();
         if error.kind() != ErrorKind::Unavailable && !is_throttled {
             self.ledger.broke(state, format!("(j) {} gave up {:?}: {error}", self.name, self.keys));
         }

@@ -3,6 +3,7 @@
 use std::sync::Mutex;
 use std::time::Duration;
 
+use aws_sdk_dynamodb::types::AttributeValue;
 use lambda_lock::embedded::{Answer, Host, Intercept};
 use lambda_lock::{Backoff, Error, ErrorKind, Jitter, Locks, Wait};
 use lambda_lock_tests::{Late, World, engine_with_latency};
@@ -449,7 +450,84 @@ pub(crate) async fn an_acquire_whose_unanswered_grant_was_freed_is_refused_by_th
     let refused: Result<S, _> = freed_while_it_waits(&world, &later(&world), hold).await;
     let error = refused.err().unwrap();
     assert!(error.is_held() && error.holder().is_some(), "{error}");
+    // Of the last one, which was the second, nothing was known.
+    assert_eq!(error.attempts(), 3);
     next.unwrap().release().await.unwrap();
+}
+
+/// The pause between two attempts of an acquire whose clock is ahead.
+const PAUSE: Duration = Duration::from_millis(600);
+
+/// Acquires with a grant that is not answered, and that others free for its identity. The second attempt is late.
+async fn freed_before_a_late_attempt<S: Subject>(world: &World, late: &Late, budget: Duration) -> (Error, Locks) {
+    let lost = S::lose_answers(1..=3);
+    let host = world.host().clock_ahead(Duration::from_millis(900)).intercept(lost).intercept(late.clone()).build();
+    let locks = world.locks_with_quick_retries(&host).build().unwrap();
+    let wait = Wait::backoff(Backoff::new().base(PAUSE).cap(PAUSE).jitter(Jitter::None)).up_to(budget);
+    let freed = async {
+        sleep(PAUSE / 20).await;
+        for key in S::KEYS {
+            assert!(world.default_locks().release_identity(*key, IDENTITY).await.unwrap());
+        }
+    };
+    let (refused, ()) = join!(S::acquire_for(&locks, LEASE, IDENTITY, Some(wait)), freed);
+    (refused.err().unwrap(), locks)
+}
+
+/// The clock of the next holder is behind, so that its release seems to be earlier than the second attempt. It acquires
+/// before the third one, which learns of it.
+pub(crate) async fn a_late_acquire_whose_grant_was_freed_takes_nothing_after_a_holder<S: Subject>() {
+    if is_excepted::<S>(Ability::HaveIdentity) {
+        return;
+    }
+    let (world, late) = (World::in_virtual_time().await, S::hold_back(4..=6));
+    tokio::time::pause();
+    let next = async {
+        sleep(PAUSE * 3 / 2).await;
+        crate::acquired::<S>(&world.default_locks()).await
+    };
+    let ((error, _), mut next) = join!(freed_before_a_late_attempt::<S>(&world, &late, 2 * PAUSE), next);
+    assert!(error.is_held(), "{error}");
+    next.release().await.unwrap();
+    assert!(!late.deliver(&world).await);
+}
+
+/// The same after the end of the wait, while the row still names the acquire that was freed.
+pub(crate) async fn a_late_acquire_whose_grant_was_freed_takes_nothing_after_its_wait<S: Subject>() {
+    if is_excepted::<S>(Ability::HaveIdentity) {
+        return;
+    }
+    let (world, late) = (World::in_virtual_time().await, S::hold_back(4..=6));
+    tokio::time::pause();
+    let (error, locks) = freed_before_a_late_attempt::<S>(&world, &late, PAUSE).await;
+    assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+    assert!(locks.flush(Duration::from_mins(1)).await);
+    sleep(PAUSE / 2).await;
+    let mut next: S = crate::acquired(&world.default_locks()).await;
+    next.release().await.unwrap();
+    assert!(!late.deliver(&world).await);
+}
+
+pub(crate) async fn a_takeover_that_can_have_no_larger_fence_is_malformed<S: Subject>() {
+    if is_excepted::<S>(Ability::HaveIdentity) {
+        return;
+    }
+    let world = World::new().await;
+    let _earlier: S = acquired(&world.default_locks()).await;
+    for key in S::KEYS {
+        let mut row = world.row(key).await.unwrap();
+        row.insert("fence".to_owned(), AttributeValue::N((1_u64 << 63).to_string()));
+        world.put_row(row).await;
+    }
+    let before = rows::<S>(&world).await;
+    for answer in [
+        S::acquire_for(&later(&world), LEASE, IDENTITY, None).await,
+        S::take_over(&later(&world), LEASE, IDENTITY).await,
+    ] {
+        let Err(error) = answer else { panic!("it was granted") };
+        assert_eq!(error.kind(), ErrorKind::MalformedRow, "{error}");
+    }
+    assert_eq!(rows::<S>(&world).await, before);
 }
 
 pub(crate) async fn a_late_release_for_an_identity_frees_no_later_acquisition<S: Subject>() {

@@ -114,6 +114,9 @@ macro_rules! suite {
                     identity::a_release_for_an_identity_that_is_not_answered_is_not_repeated
                     identity::an_acquire_whose_unanswered_grant_was_freed_begins_anew
                     identity::an_acquire_whose_unanswered_grant_was_freed_is_refused_by_the_next_holder
+                    identity::a_late_acquire_whose_grant_was_freed_takes_nothing_after_a_holder
+                    identity::a_late_acquire_whose_grant_was_freed_takes_nothing_after_its_wait
+                    identity::a_takeover_that_can_have_no_larger_fence_is_malformed
                     identity::a_late_release_for_an_identity_frees_no_later_acquisition
                 }
             }

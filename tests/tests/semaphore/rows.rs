@@ -194,6 +194,28 @@ async fn a_malformed_row_is_an_error_and_stays_unmodified() {
     }
 }
 
+/// Its release would count below zero.
+#[tokio::test]
+async fn a_takeover_from_a_row_that_counts_no_permit_is_an_error() {
+    let world = World::new().await;
+    let earlier = world.default_locks().semaphore(KEY, 1).acquire().owner_from("run").await.unwrap();
+    let host = world.host().clock_ahead(Duration::from_millis(100)).build();
+    let later = world.locks(&host).build().unwrap();
+    let valid = row(&world).await;
+    for count in [None, Some(digits(0)), Some(AttributeValue::N("0.5".to_owned())), Some(text("1"))] {
+        let mut malformed = valid.clone();
+        malformed.remove("permits");
+        malformed.extend(count.map(|count| ("permits".to_owned(), count)));
+        world.put_row(malformed.clone()).await;
+        let error = later.semaphore(KEY, 1).acquire().owner_from("run").take_over().await.unwrap_err();
+        assert!(error.kind() == ErrorKind::MalformedRow && error.to_string().contains("`permits`"), "{error}");
+        assert_eq!(row(&world).await, malformed);
+    }
+    world.put_row(valid).await;
+    later.semaphore(KEY, 1).acquire().owner_from("run").take_over().await.unwrap().release().await.unwrap();
+    drop(earlier);
+}
+
 #[tokio::test]
 async fn a_fence_that_cannot_grow_is_an_error() {
     let world = World::new().await;
