@@ -106,8 +106,8 @@ impl Locks {
 /// Otherwise, and if that time runs out or the future is dropped, the withdrawal is sent in the background. Lambda freezes
 /// an idle environment, and background requests with it, except on Managed Instances. [`Locks::flush`] waits for them.
 ///
-/// If the withdrawal does not arrive, or if another acquire withdraws from the same row before the late request arrives, the
-/// late request can take the key without a holder. The key is free when that lease ends.
+/// If the withdrawal does not arrive, or if another withdrawal from the same row arrives before the late request, the late
+/// request can take the key without a holder. The key is free when that lease ends.
 #[must_use = "an acquire does nothing unless it is awaited"]
 pub struct Acquire {
     locks: Locks,
@@ -371,7 +371,10 @@ impl Acquire {
                 let (lock, from) = attempts.into_lock(*taken, telemetry.span());
                 return Ok(AskedOnce::Acquired(lock, from));
             }
-            Ok(_) => attempts.pending.acquisition.error(Cause::Unavailable, &self.locks.0.table),
+            Ok(_) => {
+                attempts.begin_anew().await?;
+                attempts.pending.acquisition.error(Cause::Unavailable, &self.locks.0.table)
+            }
             Err(error) => error,
         };
         let is_over = !error.is_retryable() || attempts.is_last;
@@ -437,13 +440,9 @@ impl Acquire {
                     attempts.give_up().await;
                     return Ok(Asked::Completed(record));
                 }
-                Ok(Answered::Taken(_) | Answered::TakenTooLong) => {
+                Ok(answered) => {
                     attempts.begin_anew().await?;
-                    attempts.pending.acquisition.error(Cause::Unavailable, &self.locks.0.table)
-                }
-                Ok(Answered::Lost) => {
-                    attempts.begin_anew().await?;
-                    if self.waits() && attempts.asks_at_once() {
+                    if matches!(answered, Answered::Lost) && self.waits() && attempts.asks_at_once() {
                         continue;
                     }
                     attempts.pending.acquisition.error(Cause::Unavailable, &self.locks.0.table)
@@ -730,8 +729,11 @@ impl<'a> AcquireAttempts<'a> {
     /// Returns `false` at the deadline.
     fn asks_at_once(&mut self) -> bool {
         let now = self.acquire.locks.0.clock.now();
+        if self.acquire.lease_from(now).is_err() {
+            return false;
+        }
         self.is_last = !self.delays.count(now.since(self.started));
-        self.acquire.lease_from(now).is_ok()
+        true
     }
 
     /// Returns the ranks of the next attempt.

@@ -47,8 +47,8 @@ impl Locks {
     ///
     /// Returns `true` if the key was freed, or if the holder had released it. Returns `false` if the row has changed since
     /// it was seen: another acquisition has the key, the run was completed, or the row was deleted. The row is not modified
-    /// then. For permits, returns `true` if none of those that were seen is held any more, also if their owners have lost
-    /// them to others. One request, or one for each 40 permits; IAM action `dynamodb:UpdateItem`.
+    /// then. For permits, returns `true` if the row has none of those that were seen any more, also if their owners have
+    /// lost them to others. One request, or one for each 40 permits; IAM action `dynamodb:UpdateItem`.
     ///
     /// ```
     /// # use lambda_lock::{Error, Locks};

@@ -161,7 +161,7 @@ impl Rules for Key {
             return Err(Error::new(Cause::WrongKind { is: "a semaphore", not }, table.place(), key));
         }
         if may_be_taken(&row, owner, claim) && row.fence > Some(MAX_FENCE) {
-            return Err(table.has_last_fence(key));
+            return Err(table.last_fence(key));
         }
         let holder = row.into_holder(claim.now);
         #[cfg(feature = "idempotency")]

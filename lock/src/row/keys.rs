@@ -102,7 +102,7 @@ impl Rules for Keys {
             // The condition decides whether the identity can take it: another proposal costs a request at most.
             let may_be_taken = key::may_be_taken(&row, owner, claim);
             if may_be_taken && row.fence >= Some(MAX_FENCE) {
-                return Err(table.has_last_fence(&key));
+                return Err(table.last_fence(&key));
             }
             if may_be_taken && row.fence >= Some(self.proposed[index]) {
                 is_behind = true;

@@ -332,7 +332,7 @@ impl Rules for Permit {
         self.takes_over = earlier.is_some_and(|permit| !permit.released && permit.acquired_at < Some(now));
         if self.takes_over {
             if row.fence > Some(MAX_FENCE) {
-                return Err(table.has_last_fence(&self.key));
+                return Err(table.last_fence(&self.key));
             }
             self.ended.clear();
             return Ok(None);
@@ -349,7 +349,7 @@ impl Rules for Permit {
             return Err(Error::new(Cause::Held(row.into_holder(claim.now)), table.place(), &self.key));
         }
         if row.fence > Some(MAX_FENCE) {
-            return Err(table.has_last_fence(&self.key));
+            return Err(table.last_fence(&self.key));
         }
         if !self.is_turn_in(table, claim, &row.queue, &semaphore) {
             // Those ahead replace them.
@@ -503,10 +503,12 @@ impl Rules for Permit {
         };
         // A row of another kind refuses the attempt.
         let semaphore = row.semaphore.as_ref()?;
-        if semaphore.tombstone(owner).is_some() {
-            return None;
-        }
         let update = update.when(STATUS.is(text("semaphore", SEMAPHORE)));
+        if let Some(own) = semaphore.tombstone(owner) {
+            // A later acquire of the identity takes its place, and may be earlier than a late attempt of this owner.
+            let seen = permit.clone().entry(tombstone::RELEASED_AT).is(count("seen", own.released_at));
+            return is_of(permit, owner).map(|is_own| update.when(seen).when(is_own));
+        }
         if let (Some(other), Some((_, nonce))) = (semaphore.permit_of_identity(owner), split(owner)) {
             let update = update.when(permit.clone().entry(permit::LEASE_END).above(count("zero", 0_u8)));
             let update = update.when_some(is_of(permit.clone(), &other.owner));

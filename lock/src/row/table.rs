@@ -79,7 +79,7 @@ impl Table {
     }
 
     /// The error for a row with the largest fence, which no later acquisition can exceed.
-    pub(super) fn has_last_fence(&self, key: &str) -> Error {
+    pub(super) fn last_fence(&self, key: &str) -> Error {
         self.malformed(key, format!("`{FENCE}` has reached its largest value"))
     }
 

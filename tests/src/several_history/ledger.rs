@@ -416,11 +416,11 @@ impl Operation {
     }
 
     /// (j) A request of a holder is repeated while other requests prevent it, so that only a lost answer makes it fail, or a
-    /// partition that throttles its attempts for as long.
+    /// partition and other transactions that prevent it for as long.
     fn unanswered(&self, state: &mut State, sent: SystemTime, error: &Error) {
         let is_prevented = matches!(error.kind(), ErrorKind::Throttled | ErrorKind::Conflict);
-        let is_throttled = is_prevented && sent + REPEATED_FOR <= self.now();
-        if error.kind() != ErrorKind::Unavailable && !is_throttled {
+        let was_repeated = is_prevented && sent + REPEATED_FOR <= self.now();
+        if error.kind() != ErrorKind::Unavailable && !was_repeated {
             self.ledger.broke(state, format!("(j) {} gave up {:?}: {error}", self.name, self.keys));
         }
     }

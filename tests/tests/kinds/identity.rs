@@ -458,16 +458,33 @@ pub(crate) async fn an_acquire_whose_unanswered_grant_was_freed_is_refused_by_th
 /// The pause between two attempts of an acquire whose clock is ahead.
 const PAUSE: Duration = Duration::from_millis(600);
 
-/// Acquires with a grant that is not answered, and that others free for its identity. The second attempt is late.
-async fn freed_before_a_late_attempt<S: Subject>(world: &World, late: &Late, budget: Duration) -> (Error, Locks) {
+/// How others free what an acquire has.
+#[derive(Clone, Copy, Debug)]
+enum Free {
+    ForIdentity,
+    ByForce,
+}
+
+/// Acquires with a grant that is not answered, and that others free. The second attempt is late.
+async fn freed_before_a_late_attempt<S: Subject>(
+    world: &World,
+    late: &Late,
+    free: Free,
+    budget: Duration,
+) -> (Error, Locks) {
     let lost = S::lose_answers(1..=3);
     let host = world.host().clock_ahead(Duration::from_millis(900)).intercept(lost).intercept(late.clone()).build();
     let locks = world.locks_with_quick_retries(&host).build().unwrap();
     let wait = Wait::backoff(Backoff::new().base(PAUSE).cap(PAUSE).jitter(Jitter::None)).up_to(budget);
     let freed = async {
         sleep(PAUSE / 20).await;
+        let tools = world.default_locks();
         for key in S::KEYS {
-            assert!(world.default_locks().release_identity(*key, IDENTITY).await.unwrap());
+            let is_freed = match free {
+                Free::ForIdentity => tools.release_identity(*key, IDENTITY).await,
+                Free::ByForce => tools.force_release(*key, &tools.get(*key).await.unwrap().unwrap()).await,
+            };
+            assert!(is_freed.unwrap());
         }
     };
     let (refused, ()) = join!(S::acquire_for(&locks, LEASE, IDENTITY, Some(wait)), freed);
@@ -480,32 +497,40 @@ pub(crate) async fn a_late_acquire_whose_grant_was_freed_takes_nothing_after_a_h
     if is_excepted::<S>(Ability::HaveIdentity) {
         return;
     }
-    let (world, late) = (World::in_virtual_time().await, S::hold_back(4..=6));
     tokio::time::pause();
-    let next = async {
-        sleep(PAUSE * 3 / 2).await;
-        crate::acquired::<S>(&world.default_locks()).await
-    };
-    let ((error, _), mut next) = join!(freed_before_a_late_attempt::<S>(&world, &late, 2 * PAUSE), next);
-    assert!(error.is_held(), "{error}");
-    next.release().await.unwrap();
-    assert!(!late.deliver(&world).await);
+    for free in [Free::ForIdentity, Free::ByForce] {
+        let (world, late) = (World::in_virtual_time().await, S::hold_back(4..=6));
+        let next = async {
+            sleep(PAUSE * 3 / 2).await;
+            crate::acquired::<S>(&world.default_locks()).await
+        };
+        let ((error, _), mut next) = join!(freed_before_a_late_attempt::<S>(&world, &late, free, 2 * PAUSE), next);
+        assert!(error.is_held(), "{free:?}: {error}");
+        next.release().await.unwrap();
+        assert!(!late.deliver(&world).await, "{free:?}");
+    }
 }
 
-/// The same after the end of the wait, while the row still names the acquire that was freed.
+/// The same after the end of the wait, while the row still names the acquire that was freed. The next holder may have the
+/// same identity: the second attempt would take its lock over.
 pub(crate) async fn a_late_acquire_whose_grant_was_freed_takes_nothing_after_its_wait<S: Subject>() {
     if is_excepted::<S>(Ability::HaveIdentity) {
         return;
     }
-    let (world, late) = (World::in_virtual_time().await, S::hold_back(4..=6));
     tokio::time::pause();
-    let (error, locks) = freed_before_a_late_attempt::<S>(&world, &late, PAUSE).await;
-    assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
-    assert!(locks.flush(Duration::from_mins(1)).await);
-    sleep(PAUSE / 2).await;
-    let mut next: S = crate::acquired(&world.default_locks()).await;
-    next.release().await.unwrap();
-    assert!(!late.deliver(&world).await);
+    for (free, is_same) in [Free::ForIdentity, Free::ByForce].into_iter().flat_map(|free| [(free, false), (free, true)])
+    {
+        let (world, late) = (World::in_virtual_time().await, S::hold_back(4..=6));
+        let (error, locks) = freed_before_a_late_attempt::<S>(&world, &late, free, PAUSE).await;
+        assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+        assert!(locks.flush(Duration::from_mins(1)).await);
+        sleep(PAUSE / 2).await;
+        let locks = world.default_locks();
+        let mut next: S = if is_same { acquired(&locks).await } else { crate::acquired(&locks).await };
+        assert!(!late.deliver(&world).await, "{free:?}, {is_same}");
+        next.release().await.unwrap();
+        assert!(!late.deliver(&world).await, "{free:?}, {is_same}");
+    }
 }
 
 pub(crate) async fn a_takeover_that_can_have_no_larger_fence_is_malformed<S: Subject>() {
