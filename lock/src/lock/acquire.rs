@@ -80,7 +80,7 @@ impl Locks {
 /// An answer that comes after the end of the lease is discarded: the acquire frees the key, and the attempt fails with an
 /// error of kind [`Unavailable`](crate::ErrorKind::Unavailable). So does an attempt that finds that an unanswered one before
 /// it took the key, and that others have [freed](Locks::release_identity) the key since. A wait then withdraws, and asks
-/// again at once, also after its last attempt.
+/// again at once, also after its last attempt. [`attempt`](Self::attempt) does not ask again.
 ///
 /// ```
 /// # use std::time::{Duration, SystemTime};
@@ -371,10 +371,7 @@ impl Acquire {
                 let (lock, from) = attempts.into_lock(*taken, telemetry.span());
                 return Ok(AskedOnce::Acquired(lock, from));
             }
-            Ok(_) => {
-                attempts.begin_anew().await?;
-                attempts.pending.acquisition.error(Cause::Unavailable, &self.locks.0.table)
-            }
+            Ok(_) => attempts.begin_anew().await?,
             Err(error) => error,
         };
         let is_over = !error.is_retryable() || attempts.is_last;
@@ -441,11 +438,11 @@ impl Acquire {
                     return Ok(Asked::Completed(record));
                 }
                 Ok(answered) => {
-                    attempts.begin_anew().await?;
+                    let error = attempts.begin_anew().await?;
                     if matches!(answered, Answered::Lost) && self.waits() && attempts.asks_at_once() {
                         continue;
                     }
-                    attempts.pending.acquisition.error(Cause::Unavailable, &self.locks.0.table)
+                    error
                 }
                 Err(error) => error,
             };
@@ -546,8 +543,9 @@ impl Acquire {
         self.until.map(|until| since_epoch(until).saturating_sub(now.wall))
     }
 
-    fn time_to_withdraw(&self, now: Moment) -> Duration {
-        self.time_left(now).map_or(WITHDRAWAL_TIMEOUT, |left| time_to_ask(left).min(WITHDRAWAL_TIMEOUT))
+    fn time_to_withdraw(&self) -> Duration {
+        self.time_left(self.locks.0.clock.now())
+            .map_or(WITHDRAWAL_TIMEOUT, |left| time_to_ask(left).min(WITHDRAWAL_TIMEOUT))
     }
 }
 
@@ -716,13 +714,13 @@ impl<'a> AcquireAttempts<'a> {
     }
 
     /// Gives the next attempt another nonce, because the row refuses this one or its lease has ended. Withdraws this one: in
-    /// the background if the time runs out.
-    async fn begin_anew(&mut self) -> Result<(), Error> {
+    /// the background if the time runs out. Returns the error of the attempt.
+    async fn begin_anew(&mut self) -> Result<Error, Error> {
         let stale = std::mem::replace(&mut self.pending, Pending::new(self.acquire)?);
         self.unanswered = false;
         self.sent.clear();
-        stale.withdraw(self.acquire.time_to_withdraw(self.acquire.locks.0.clock.now())).await;
-        Ok(())
+        stale.withdraw(self.acquire.time_to_withdraw()).await;
+        Ok(self.pending.acquisition.error(Cause::Unavailable, &self.acquire.locks.0.table))
     }
 
     /// Counts an attempt that does not say who holds the key, so that another one follows at once, also after the last one.
@@ -891,7 +889,7 @@ impl<'a> AcquireAttempts<'a> {
 
     /// Ends without the lock, and makes sure that no late attempt takes it.
     async fn give_up(self) {
-        self.pending.withdraw(self.acquire.time_to_withdraw(self.acquire.locks.0.clock.now())).await;
+        self.pending.withdraw(self.acquire.time_to_withdraw()).await;
     }
 }
 

@@ -167,10 +167,7 @@ impl Table {
             };
             let others = self.release_held(acquisition, &release).await?;
             // What others have freed refuses this owner only until the next release.
-            let is_own = |row: &Option<Row>| match rules.trace(row.as_ref(), owner, now) {
-                Trace::Own(own) => !own.is_freed_by_others(),
-                _ => false,
-            };
+            let is_own = |row: &Option<Row>| matches!(rules.trace(row.as_ref(), owner, now), Trace::Own(own) if !own.is_freed_by_others());
             let was_applied = others.len() < rules.keys().len() || others.iter().any(|(_, row)| is_own(row));
             let Some((key, row)) = others.first().filter(|_| !was_applied) else { return Ok(()) };
             let of = OwnRow { table: self, key, owner };

@@ -396,6 +396,27 @@ pub(crate) async fn a_release_for_an_identity_that_is_not_answered_is_not_repeat
     assert!(tools.release_identity(S::KEYS[0], IDENTITY).await.unwrap());
 }
 
+/// Acquires with attempts at these pauses. Others go on after the first one, which takes the key and is not answered.
+async fn goes_on_unanswered<S: Subject>(
+    locks: &Locks,
+    pause: Duration,
+    budget: Duration,
+    others: impl Future<Output = ()>,
+) -> Result<S, Error> {
+    let wait = Wait::backoff(Backoff::new().base(pause).cap(pause).jitter(Jitter::None)).up_to(budget);
+    let others = async {
+        sleep(pause / 20).await;
+        others.await;
+    };
+    join!(S::acquire_for(locks, LEASE, IDENTITY, Some(wait)), others).0
+}
+
+async fn free_for_identity<S: Subject>(tools: &Locks) {
+    for key in S::KEYS {
+        assert!(tools.release_identity(*key, IDENTITY).await.unwrap());
+    }
+}
+
 /// Acquires with a grant that is not answered, which the tools free for its identity. Others then go on before the second
 /// attempt, which is the last one.
 async fn freed_while_it_waits<S: Subject>(
@@ -406,15 +427,11 @@ async fn freed_while_it_waits<S: Subject>(
     // The three attempts of the SDK, of which the first takes the key.
     let host = world.host().intercept(S::lose_answers(1..=3)).build();
     let locks = world.locks_with_quick_retries(&host).build().unwrap();
-    let wait = Wait::backoff(Backoff::new().base(4 * LEASE).cap(4 * LEASE).jitter(Jitter::None)).up_to(4 * LEASE);
     let freed = async {
-        sleep(LEASE / 5).await;
-        for key in S::KEYS {
-            assert!(tools.release_identity(*key, IDENTITY).await.unwrap());
-        }
+        free_for_identity::<S>(tools).await;
         others.await;
     };
-    join!(S::acquire_for(&locks, LEASE, IDENTITY, Some(wait)), freed).0
+    goes_on_unanswered(&locks, 4 * LEASE, 4 * LEASE, freed).await
 }
 
 pub(crate) async fn an_acquire_whose_unanswered_grant_was_freed_begins_anew<S: Subject>() {
@@ -475,19 +492,19 @@ async fn freed_before_a_late_attempt<S: Subject>(
     let lost = S::lose_answers(1..=3);
     let host = world.host().clock_ahead(Duration::from_millis(900)).intercept(lost).intercept(late.clone()).build();
     let locks = world.locks_with_quick_retries(&host).build().unwrap();
-    let wait = Wait::backoff(Backoff::new().base(PAUSE).cap(PAUSE).jitter(Jitter::None)).up_to(budget);
     let freed = async {
-        sleep(PAUSE / 20).await;
         let tools = world.default_locks();
-        for key in S::KEYS {
-            let is_freed = match free {
-                Free::ForIdentity => tools.release_identity(*key, IDENTITY).await,
-                Free::ByForce => tools.force_release(*key, &tools.get(*key).await.unwrap().unwrap()).await,
-            };
-            assert!(is_freed.unwrap());
+        match free {
+            Free::ForIdentity => free_for_identity::<S>(&tools).await,
+            Free::ByForce => {
+                for key in S::KEYS {
+                    let seen = tools.get(*key).await.unwrap().unwrap();
+                    assert!(tools.force_release(*key, &seen).await.unwrap());
+                }
+            }
         }
     };
-    let (refused, ()) = join!(S::acquire_for(&locks, LEASE, IDENTITY, Some(wait)), freed);
+    let refused: Result<S, _> = goes_on_unanswered(&locks, PAUSE, budget, freed).await;
     (refused.err().unwrap(), locks)
 }
 
@@ -512,7 +529,7 @@ pub(crate) async fn a_late_acquire_whose_grant_was_freed_takes_nothing_after_a_h
 }
 
 /// The same after the end of the wait, while the row still names the acquire that was freed. The next holder may have the
-/// same identity: the second attempt would take its lock over.
+/// same identity: the second attempt of a key would take it over.
 pub(crate) async fn a_late_acquire_whose_grant_was_freed_takes_nothing_after_its_wait<S: Subject>() {
     if is_excepted::<S>(Ability::HaveIdentity) {
         return;
