@@ -1,12 +1,14 @@
 use std::ops::RangeInclusive;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
+use std::time::Duration;
 
 use aws_sdk_dynamodb::types::{AttributeValue, ConditionCheck, TransactWriteItem};
-use lambda_lock::embedded::{Answer, Intercept};
+use lambda_lock::embedded::{Answer, Host, HostBuilder, Intercept};
 use serde_json::{Value, json};
 
 use crate::World;
+use crate::invocation::Counter;
 
 /// Holds back some of a host's writes, which the host sees as server errors. They arrive when the test delivers them.
 #[derive(Clone, Debug)]
@@ -118,5 +120,32 @@ struct Replace(Value);
 impl Intercept for Replace {
     fn request(&self, _: &str, request: &mut Value) {
         request.clone_from(&self.0);
+    }
+}
+
+/// Freezes the process of a host while one of its requests is under way.
+#[derive(Clone, Debug)]
+pub struct Freezes {
+    which: u32,
+    time: Duration,
+    sent: Counter,
+    host: Arc<OnceLock<Host>>,
+}
+
+impl Freezes {
+    /// Builds a host that is frozen for this time in this request, counted from 1. Each attempt of the SDK counts.
+    pub fn host(builder: HostBuilder, which: u32, time: Duration) -> Host {
+        let freezes = Self { which, time, sent: Counter::default(), host: Arc::default() };
+        let host = builder.intercept(freezes.clone()).build();
+        freezes.host.set(host.clone()).unwrap();
+        host
+    }
+}
+
+impl Intercept for Freezes {
+    fn request(&self, _: &str, _: &mut Value) {
+        if self.sent.count() == self.which {
+            self.host.get().unwrap().advance_clock(self.time);
+        }
     }
 }

@@ -397,7 +397,7 @@ fn of_permit_named(condition: &Condition, update: &Update) -> Option<(Purpose, S
         let is_by_ticket = compares(condition, &format!("{PERMIT_FENCE}{of}"));
         let purpose = match () {
             () if has("by") => Purpose::Acquire,
-            () if has("withdrawn") => Purpose::Withdraw,
+            () if has("withdrawn") || has("released_at") => Purpose::Withdraw,
             () if has("resumed") => Purpose::Resume,
             () if has("released") => Purpose::Release,
             () if has(PERMIT_LEASE_END) && is_by_ticket => Purpose::RenewByTicket,

@@ -481,7 +481,8 @@ impl Rules for Permit {
         Some(without_tombstones(update, &obsolete(&tombstones, now)))
     }
 
-    /// Leaves a tombstone in the row, or in a new row without permits. What the identity has in the row is marked instead.
+    /// Leaves a tombstone in the row, or in a new row without permits. What the identity has in the row is marked instead, and
+    /// a tombstone that is there is dated anew.
     fn withdrawal<'a>(&self, of: OwnRow<'a>, row: Option<&Row>, now: Moment) -> Option<Update<'a>> {
         let OwnRow { table, key, owner } = of;
         let (permit, _) = paths(owner);
@@ -504,24 +505,28 @@ impl Rules for Permit {
         // A row of another kind refuses the attempt.
         let semaphore = row.semaphore.as_ref()?;
         let update = update.when(STATUS.is(text("semaphore", SEMAPHORE)));
-        if let Some(own) = semaphore.tombstone(owner) {
-            // A later acquire of the identity takes its place, and may be earlier than a late attempt of this owner.
-            let seen = permit.clone().entry(tombstone::RELEASED_AT).is(count("seen", own.released_at));
-            return is_of(permit, owner).map(|is_own| update.when(seen).when(is_own));
-        }
         if let (Some(other), Some((_, nonce))) = (semaphore.permit_of_identity(owner), split(owner)) {
             let update = update.when(permit.clone().entry(permit::LEASE_END).above(count("zero", 0_u8)));
             let update = update.when_some(is_of(permit.clone(), &other.owner));
             return Some(update.set(permit.entry(permit::WITHDRAWN), text("nonce", nonce)));
         }
-        if let (Some(other), Some((_, nonce))) = (semaphore.tombstone_of_identity(owner), split(owner)) {
-            // The tombstone stays that of the owner that has released it, whose release may be unanswered.
+        if let Some(left) = semaphore.tombstone(owner).or_else(|| semaphore.tombstone_of_identity(owner)) {
+            let nonce = split(owner).map(|(_, nonce)| nonce);
+            if nonce.is_none() && left.forced_by.is_none() {
+                // This withdrawal has released the permit.
+                return None;
+            }
+            // It stays that of its owner, whose release may be unanswered. Others may have left it long ago.
             let released_at = || permit.clone().entry(tombstone::RELEASED_AT);
-            let update = update.when(released_at().is(count("seen", other.released_at)));
-            let update = update.when_some(is_of(permit.clone(), &other.owner));
-            let latest = now.millis().max(other.released_at);
-            let update = update.set(released_at(), count("released_at", latest));
-            return Some(update.set(permit.entry(permit::WITHDRAWN), text("nonce", nonce)));
+            let latest = now.millis().max(left.released_at);
+            let update = update
+                .when(released_at().is(count("seen", left.released_at)))
+                .when_some(is_of(permit.clone(), &left.owner))
+                .set(released_at(), count("released_at", latest));
+            return Some(match nonce {
+                Some(nonce) => update.set(permit.entry(permit::WITHDRAWN), text("nonce", nonce)),
+                None => update,
+            });
         }
         let update = with_tombstone(update, now.millis()).when(permit.missing());
         Some(without_tombstones(update, &obsolete(&semaphore.tombstones, now)))

@@ -70,7 +70,7 @@ pub(crate) async fn another_identity_is_refused<S: Subject>() {
     for other in ["execution 2", "execution", "execution 10", "11#execution 1"] {
         let Err(error) = S::acquire_for(&later(&world), LEASE, other, None).await else { panic!("{other}") };
         assert!(error.is_held(), "{error}");
-        let Err(error) = S::take_over(&later(&world), LEASE, other).await else { panic!("{other}") };
+        let Err(error) = S::take_over(&later(&world), LEASE, other, None).await else { panic!("{other}") };
         assert!(error.is_lost(), "{error}");
         for key in S::KEYS {
             assert!(!later(&world).release_identity(*key, other).await.unwrap());
@@ -117,10 +117,10 @@ pub(crate) async fn a_takeover_that_is_never_answered_keeps_the_lock<S: Subject>
     let earlier: S = acquired(&world.default_locks()).await;
     let host = world.host().clock_ahead(Duration::from_millis(100)).intercept(S::lose_answers(1..=100)).build();
     let locks = world.locks(&host).build().unwrap();
-    let Err(error) = S::take_over(&locks, LEASE, IDENTITY).await else { panic!("it was answered") };
+    let Err(error) = S::take_over(&locks, LEASE, IDENTITY, None).await else { panic!("it was answered") };
     assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
     assert!(locks.flush(Duration::from_secs(10)).await);
-    let again = S::take_over(&ahead(&world, Duration::from_millis(200)), LEASE, IDENTITY).await;
+    let again = S::take_over(&ahead(&world, Duration::from_millis(200)), LEASE, IDENTITY, None).await;
     again.unwrap_or_else(|error| panic!("{error}")).release().await.unwrap();
     drop(earlier);
 }
@@ -146,7 +146,7 @@ pub(crate) async fn a_takeover_of_what_the_identity_has_not_is_lost<S: Subject>(
     let world = World::new().await;
     let assert_lost = async || {
         let before = rows::<S>(&world).await;
-        let Err(error) = S::take_over(&later(&world), LEASE, IDENTITY).await else { panic!("it was granted") };
+        let Err(error) = S::take_over(&later(&world), LEASE, IDENTITY, None).await else { panic!("it was granted") };
         assert_eq!(error.kind(), ErrorKind::Lost, "{error}");
         assert_eq!(rows::<S>(&world).await, before);
     };
@@ -160,7 +160,7 @@ pub(crate) async fn a_takeover_of_what_the_identity_has_not_is_lost<S: Subject>(
     other.release().await.unwrap();
     // The lease has ended.
     let ended: S = acquired(&later(&world)).await;
-    let Err(error) = S::take_over(&ahead(&world, AFTER_THE_LEASE * 2), LEASE, IDENTITY).await else {
+    let Err(error) = S::take_over(&ahead(&world, AFTER_THE_LEASE * 2), LEASE, IDENTITY, None).await else {
         panic!("granted")
     };
     assert_eq!(error.kind(), ErrorKind::Lost, "{error}");
@@ -173,7 +173,7 @@ pub(crate) async fn a_takeover_has_a_larger_fence<S: Subject>() {
     }
     let world = World::new().await;
     let mut earlier: S = acquired(&world.default_locks()).await;
-    let mut lock = S::take_over(&later(&world), LEASE, IDENTITY).await.unwrap_or_else(|error| panic!("{error}"));
+    let mut lock = S::take_over(&later(&world), LEASE, IDENTITY, None).await.unwrap_or_else(|error| panic!("{error}"));
     assert_larger(&lock.fences(), &earlier.fences());
     assert!(earlier.release().await.unwrap_err().is_lost());
     assert_held::<S>(&world).await;
@@ -191,7 +191,7 @@ pub(crate) async fn an_acquire_by_an_earlier_clock_takes_nothing_over<S: Subject
     let before = rows::<S>(&world).await;
     for answer in [
         S::acquire_for(&world.default_locks(), LEASE, IDENTITY, None).await,
-        S::take_over(&world.default_locks(), LEASE, IDENTITY).await,
+        S::take_over(&world.default_locks(), LEASE, IDENTITY, None).await,
     ] {
         let Err(error) = answer else { panic!("it was granted") };
         assert!(error.is_held(), "{error}");
@@ -283,7 +283,7 @@ pub(crate) async fn a_late_acquire_that_was_withdrawn_takes_nothing_after_others
 /// Acquires without an answer, and withdraws.
 async fn withdraw<S: Subject>(locks: &Locks, is_takeover: bool) {
     let answer = if is_takeover {
-        S::take_over(locks, LEASE, IDENTITY).await
+        S::take_over(locks, LEASE, IDENTITY, None).await
     } else {
         S::acquire_for(locks, LEASE, IDENTITY, None).await
     };
@@ -396,19 +396,9 @@ pub(crate) async fn a_release_for_an_identity_that_is_not_answered_is_not_repeat
     assert!(tools.release_identity(S::KEYS[0], IDENTITY).await.unwrap());
 }
 
-/// Acquires with attempts at these pauses. Others go on after the first one, which takes the key and is not answered.
-async fn goes_on_unanswered<S: Subject>(
-    locks: &Locks,
-    pause: Duration,
-    budget: Duration,
-    others: impl Future<Output = ()>,
-) -> Result<S, Error> {
-    let wait = Wait::backoff(Backoff::new().base(pause).cap(pause).jitter(Jitter::None)).up_to(budget);
-    let others = async {
-        sleep(pause / 20).await;
-        others.await;
-    };
-    join!(S::acquire_for(locks, LEASE, IDENTITY, Some(wait)), others).0
+/// A wait with attempts at these pauses.
+fn at_pauses(pause: Duration, budget: Duration) -> Wait {
+    Wait::backoff(Backoff::new().base(pause).cap(pause).jitter(Jitter::None)).up_to(budget)
 }
 
 async fn free_for_identity<S: Subject>(tools: &Locks) {
@@ -428,10 +418,12 @@ async fn freed_while_it_waits<S: Subject>(
     let host = world.host().intercept(S::lose_answers(1..=3)).build();
     let locks = world.locks_with_quick_retries(&host).build().unwrap();
     let freed = async {
+        sleep(LEASE / 5).await;
         free_for_identity::<S>(tools).await;
         others.await;
     };
-    goes_on_unanswered(&locks, 4 * LEASE, 4 * LEASE, freed).await
+    let wait = at_pauses(4 * LEASE, 4 * LEASE);
+    join!(S::acquire_for(&locks, LEASE, IDENTITY, Some(wait)), freed).0
 }
 
 pub(crate) async fn an_acquire_whose_unanswered_grant_was_freed_begins_anew<S: Subject>() {
@@ -482,17 +474,28 @@ enum Free {
     ByForce,
 }
 
-/// Acquires with a grant that is not answered, and that others free. The second attempt is late.
+/// Acquires with a grant that is not answered, perhaps of a takeover, and that others free. The second attempt is late.
 async fn freed_before_a_late_attempt<S: Subject>(
     world: &World,
     late: &Late,
     free: Free,
+    is_takeover: bool,
     budget: Duration,
 ) -> (Error, Locks) {
+    let _earlier: Option<S> = if is_takeover { Some(acquired(&world.default_locks()).await) } else { None };
     let lost = S::lose_answers(1..=3);
     let host = world.host().clock_ahead(Duration::from_millis(900)).intercept(lost).intercept(late.clone()).build();
     let locks = world.locks_with_quick_retries(&host).build().unwrap();
+    let wait = Some(at_pauses(PAUSE, budget));
+    let acquire = async {
+        if is_takeover {
+            S::take_over(&locks, LEASE, IDENTITY, wait).await
+        } else {
+            S::acquire_for(&locks, LEASE, IDENTITY, wait).await
+        }
+    };
     let freed = async {
+        sleep(PAUSE / 20).await;
         let tools = world.default_locks();
         match free {
             Free::ForIdentity => free_for_identity::<S>(&tools).await,
@@ -504,7 +507,7 @@ async fn freed_before_a_late_attempt<S: Subject>(
             }
         }
     };
-    let refused: Result<S, _> = goes_on_unanswered(&locks, PAUSE, budget, freed).await;
+    let (refused, ()) = join!(acquire, freed);
     (refused.err().unwrap(), locks)
 }
 
@@ -521,7 +524,8 @@ pub(crate) async fn a_late_acquire_whose_grant_was_freed_takes_nothing_after_a_h
             sleep(PAUSE * 3 / 2).await;
             crate::acquired::<S>(&world.default_locks()).await
         };
-        let ((error, _), mut next) = join!(freed_before_a_late_attempt::<S>(&world, &late, free, 2 * PAUSE), next);
+        let ((error, _), mut next) =
+            join!(freed_before_a_late_attempt::<S>(&world, &late, free, false, 2 * PAUSE), next);
         assert!(error.is_held(), "{free:?}: {error}");
         next.release().await.unwrap();
         assert!(!late.deliver(&world).await, "{free:?}");
@@ -529,24 +533,35 @@ pub(crate) async fn a_late_acquire_whose_grant_was_freed_takes_nothing_after_a_h
 }
 
 /// The same after the end of the wait, while the row still names the acquire that was freed. The next holder may have the
-/// same identity: the second attempt of a key would take it over.
+/// same identity, and the second attempt may take its lock over: that of a key, or a takeover.
 pub(crate) async fn a_late_acquire_whose_grant_was_freed_takes_nothing_after_its_wait<S: Subject>() {
     if is_excepted::<S>(Ability::HaveIdentity) {
         return;
     }
     tokio::time::pause();
-    for (free, is_same) in [Free::ForIdentity, Free::ByForce].into_iter().flat_map(|free| [(free, false), (free, true)])
-    {
+    for case in 0..8 {
+        let free = if case & 1 == 0 { Free::ForIdentity } else { Free::ByForce };
+        let (is_same, is_takeover) = (case & 2 == 0, case & 4 == 0);
         let (world, late) = (World::in_virtual_time().await, S::hold_back(4..=6));
-        let (error, locks) = freed_before_a_late_attempt::<S>(&world, &late, free, PAUSE).await;
+        let (error, locks) = freed_before_a_late_attempt::<S>(&world, &late, free, is_takeover, PAUSE).await;
         assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
         assert!(locks.flush(Duration::from_mins(1)).await);
         sleep(PAUSE / 2).await;
         let locks = world.default_locks();
-        let mut next: S = if is_same { acquired(&locks).await } else { crate::acquired(&locks).await };
-        assert!(!late.deliver(&world).await, "{free:?}, {is_same}");
+        let mut next: S = if is_same {
+            // A permit that was withdrawn counts as released by the clock that is ahead.
+            let wait = at_pauses(PAUSE / 2, 4 * PAUSE);
+            let acquired = S::acquire_for(&locks, LEASE, IDENTITY, Some(wait)).await;
+            acquired.unwrap_or_else(|error| panic!("{error}"))
+        } else {
+            crate::acquired(&locks).await
+        };
+        assert!(!late.deliver(&world).await, "{free:?}, {is_same}, {is_takeover}");
         next.release().await.unwrap();
-        assert!(!late.deliver(&world).await, "{free:?}, {is_same}");
+        assert!(!late.deliver(&world).await, "{free:?}, {is_same}, {is_takeover}");
+        // The row of a semaphore forgets what was released a minute ago.
+        assert_free::<S>(&world).await;
+        assert!(!late.deliver(&world).await, "{free:?}, {is_same}, {is_takeover}");
     }
 }
 
@@ -564,7 +579,7 @@ pub(crate) async fn a_takeover_that_can_have_no_larger_fence_is_malformed<S: Sub
     let before = rows::<S>(&world).await;
     for answer in [
         S::acquire_for(&later(&world), LEASE, IDENTITY, None).await,
-        S::take_over(&later(&world), LEASE, IDENTITY).await,
+        S::take_over(&later(&world), LEASE, IDENTITY, None).await,
     ] {
         let Err(error) = answer else { panic!("it was granted") };
         assert_eq!(error.kind(), ErrorKind::MalformedRow, "{error}");

@@ -1,14 +1,12 @@
 //! Requests that arrive after their sender has stopped waiting for them.
 
-use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use lambda_lock::embedded::{Host, Intercept};
+use lambda_lock::embedded::Intercept;
 use lambda_lock::{Backoff, ErrorKind, Jitter, Wait};
-use lambda_lock_tests::invocation::millis;
+use lambda_lock_tests::invocation::{Counter, millis};
 use lambda_lock_tests::request::{Purpose, purpose_of};
-use lambda_lock_tests::{Late, World};
+use lambda_lock_tests::{Freezes, Late, World};
 use serde_json::Value;
 use tokio::join;
 use tokio::time::sleep;
@@ -128,22 +126,13 @@ async fn late_after_a_resumption<S: Subject>(releases: bool) {
 /// Longer than any row stays after its last request.
 const FROZEN: Duration = Duration::from_hours(100);
 
-/// Freezes the host while this write of it is under way. If it is a withdrawal, it is refused, as if the row had changed.
-#[derive(Clone, Debug)]
-struct Freezes {
-    write: u32,
-    sent: Arc<AtomicU32>,
-    host: Arc<OnceLock<Host>>,
-}
+/// Refuses the first withdrawal that finds no row, as if the row had changed.
+#[derive(Debug, Default)]
+struct RefusesWithdrawal(Counter);
 
-impl Intercept for Freezes {
+impl Intercept for RefusesWithdrawal {
     fn request(&self, operation: &str, request: &mut Value) {
-        if self.sent.fetch_add(1, Ordering::Relaxed) + 1 != self.write {
-            return;
-        }
-        self.host.get().unwrap().advance_clock(FROZEN);
-        if purpose_of(operation, request) == Some(Purpose::Withdraw) {
-            // There is no row.
+        if purpose_of(operation, request) == Some(Purpose::Withdraw) && self.0.count() == 1 {
             let condition = request["ConditionExpression"].as_str().unwrap();
             request["ConditionExpression"] = format!("({condition}) AND attribute_exists(id)").into();
         }
@@ -152,19 +141,33 @@ impl Intercept for Freezes {
 
 pub(crate) async fn a_withdrawal_is_dated_after_each_request_in_which_its_process_was_frozen<S: Subject>() {
     // The SDK's attempts of the acquire are lost. The withdrawal is a release, then a mark in the row.
-    for (write, writes) in [(4, 5), (5, 7)] {
+    for (frozen, requests) in [(4, 5), (5, 7)] {
         let world = World::new().await;
-        let freezes = Freezes { write, sent: Arc::default(), host: Arc::default() };
-        let host = world.host().intercept(S::hold_back(1..=3)).intercept(freezes.clone()).build();
-        freezes.host.set(host.clone()).unwrap();
+        let mut host = world.host().intercept(S::hold_back(1..=3));
+        if frozen == 5 {
+            host = host.intercept(RefusesWithdrawal::default());
+        }
+        let host = Freezes::host(host, frozen, FROZEN);
         let locks = world.locks_with_quick_retries(&host).build().unwrap();
         let Err(error) = S::acquire(&locks, LEASE).await else { panic!("it was granted") };
         assert_eq!(error.kind(), ErrorKind::Unavailable);
         assert!(locks.flush(Duration::from_mins(1)).await);
-        assert_eq!(freezes.sent.load(Ordering::Relaxed), writes);
+        assert_eq!(host.requests(), requests);
         let row = world.row(S::KEYS[0]).await.unwrap();
         let expiration: u64 = row["expiration"].as_n().unwrap().parse().unwrap();
         assert!(expiration * 1000 >= millis(host.now() + RETENTION) - 60_000, "{row:?}");
+    }
+}
+
+pub(crate) async fn a_grant_whose_process_was_frozen_beyond_its_lease_is_freed<S: Subject>() {
+    let world = World::new().await;
+    let host = Freezes::host(world.host(), 1, AFTER_THE_LEASE);
+    let Err(error) = S::acquire(&world.locks(&host).build().unwrap(), LEASE).await else { panic!("it was granted") };
+    assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+    // It is freed before the error is returned, and not by the end of its lease.
+    assert_eq!(host.requests(), 2);
+    for key in S::KEYS {
+        assert!(world.default_locks().get(*key).await.unwrap().unwrap().has_released(), "{key}");
     }
 }
 
@@ -199,4 +202,33 @@ pub(crate) async fn a_release_by_force_frees_no_later_acquisition<S: Subject>() 
     }
     held.renew(LEASE).await.unwrap();
     held.release().await.unwrap();
+}
+
+/// The row of a semaphore remembers for a minute that others have freed a permit. The acquire learns of it later.
+pub(crate) async fn a_late_attempt_of_an_acquire_freed_by_force_takes_nothing_minutes_later<S: Subject>() {
+    if is_excepted::<S>(Ability::TakeTurns) {
+        return;
+    }
+    let world = World::in_virtual_time().await;
+    tokio::time::pause();
+    // The three attempts of the SDK each: the first acquire is not answered, and the second one is late.
+    let late = S::hold_back(4..=6);
+    let host = world.host().intercept(S::lose_answers(1..=3)).intercept(late.clone()).build();
+    let locks = world.locks_with_quick_retries(&host).build().unwrap();
+    let pause = Duration::from_secs(45);
+    let wait = Wait::backoff(Backoff::new().base(pause).cap(pause).jitter(Jitter::None)).up_to(2 * pause);
+    let others = async {
+        sleep(pause / 20).await;
+        let tools = world.default_locks();
+        for key in S::KEYS {
+            let seen = tools.get(*key).await.unwrap().unwrap();
+            assert!(tools.force_release(*key, &seen).await.unwrap());
+        }
+    };
+    let (waited, ()) = join!(S::wait(&locks, LEASE, wait), others);
+    let mut held = waited.unwrap_or_else(|error| panic!("{error}"));
+    // Its release removes what is old.
+    held.release().await.unwrap();
+    assert!(!late.deliver(&world).await);
+    assert_free::<S>(&world).await;
 }

@@ -58,12 +58,14 @@ macro_rules! suite {
                     late::a_late_attempt_of_an_unanswered_acquire_takes_nothing
                     late::a_late_attempt_of_a_refused_acquire_takes_nothing
                     late::a_withdrawal_is_dated_after_each_request_in_which_its_process_was_frozen
+                    late::a_grant_whose_process_was_frozen_beyond_its_lease_is_freed
                     late::a_late_duplicate_of_a_renewal_changes_nothing
                     late::a_late_duplicate_of_a_release_frees_nothing
                     late::a_late_attempt_of_an_unanswered_release_changes_nothing
                     late::a_late_renewal_changes_nothing_after_a_resumption
                     late::a_late_release_frees_nothing_after_a_resumption
                     late::a_release_by_force_frees_no_later_acquisition
+                    late::a_late_attempt_of_an_acquire_freed_by_force_takes_nothing_minutes_later
                     prevented::a_prevented_renewal_is_repeated
                     prevented::a_prevented_release_is_repeated
                     regions::a_key_that_is_held_in_one_region_is_refused_in_others

@@ -59,8 +59,8 @@ pub(crate) trait Subject: Sized {
         unreachable!("it has no identity")
     }
 
-    /// Takes over what an earlier acquire of the identity has.
-    async fn take_over(_: &Locks, _: Duration, _identity: &str) -> Result<Self, Error> {
+    /// Takes over what an earlier acquire of the identity has, perhaps with a wait.
+    async fn take_over(_: &Locks, _: Duration, _identity: &str, _: Option<Wait>) -> Result<Self, Error> {
         unreachable!("it has no identity")
     }
 
@@ -132,8 +132,12 @@ impl Subject for Key {
         }
     }
 
-    async fn take_over(locks: &Locks, lease: Duration, identity: &str) -> Result<Self, Error> {
-        Self::asked(locks, lease).owner_from(identity).take_over().await.map(Self)
+    async fn take_over(locks: &Locks, lease: Duration, identity: &str, wait: Option<Wait>) -> Result<Self, Error> {
+        let acquire = Self::asked(locks, lease).owner_from(identity);
+        match wait {
+            Some(wait) => acquire.wait(wait).take_over().await.map(Self),
+            None => acquire.take_over().await.map(Self),
+        }
     }
 
     async fn renew(&mut self, lease: Duration) -> Result<(), Error> {
@@ -190,8 +194,12 @@ impl Subject for SeveralKeys {
         }
     }
 
-    async fn take_over(locks: &Locks, lease: Duration, identity: &str) -> Result<Self, Error> {
-        Self::asked(locks, lease).owner_from(identity).take_over().await.map(Self)
+    async fn take_over(locks: &Locks, lease: Duration, identity: &str, wait: Option<Wait>) -> Result<Self, Error> {
+        let acquire = Self::asked(locks, lease).owner_from(identity);
+        match wait {
+            Some(wait) => acquire.wait(wait).take_over().await.map(Self),
+            None => acquire.take_over().await.map(Self),
+        }
     }
 
     async fn renew(&mut self, lease: Duration) -> Result<(), Error> {
@@ -238,8 +246,12 @@ impl Subject for Permit {
         }
     }
 
-    async fn take_over(locks: &Locks, lease: Duration, identity: &str) -> Result<Self, Error> {
-        Self::asked(locks, lease).owner_from(identity).take_over().await.map(Self)
+    async fn take_over(locks: &Locks, lease: Duration, identity: &str, wait: Option<Wait>) -> Result<Self, Error> {
+        let acquire = Self::asked(locks, lease).owner_from(identity);
+        match wait {
+            Some(wait) => acquire.wait(wait).take_over().await.map(Self),
+            None => acquire.take_over().await.map(Self),
+        }
     }
 
     async fn renew(&mut self, lease: Duration) -> Result<(), Error> {

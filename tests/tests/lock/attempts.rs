@@ -4,7 +4,7 @@ use std::time::{Duration, SystemTime};
 
 use lambda_lock::embedded::{DynamoDb, Faults};
 use lambda_lock::{Acquire, Attempt, Backoff, ErrorKind, Jitter, Lock, Locks, Turn, Wait};
-use lambda_lock_tests::World;
+use lambda_lock_tests::{Freezes, World};
 use serde_json::{Value, json};
 use tokio::task::JoinSet;
 use tokio::time::sleep;
@@ -64,6 +64,18 @@ async fn a_turn_keeps_its_place_in_another_process() {
         let lock = acquired(kind(&world.default_locks()).attempt(Some(through_json(&again))).await.unwrap());
         assert_eq!(world.default_locks().get(KEY).await.unwrap().unwrap().waiters(), 0);
         lock.release().await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn a_grant_that_is_answered_after_its_lease_is_freed_before_the_next_attempt() {
+    for kind in KINDS {
+        let world = World::new().await;
+        let host = Freezes::host(world.host(), 1, 2 * LEASE);
+        let turn = waiting(kind(&world.locks(&host).build().unwrap()).attempt(None).await.unwrap());
+        assert_eq!((turn.attempts(), host.requests()), (1, 2));
+        let locks = world.locks(&world.host().clock_ahead(2 * LEASE).build()).build().unwrap();
+        acquired(kind(&locks).attempt(Some(turn)).await.unwrap()).release().await.unwrap();
     }
 }
 

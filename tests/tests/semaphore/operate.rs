@@ -2,10 +2,13 @@
 
 use std::time::Duration;
 
-use lambda_lock::{Data, Holder, Locks};
-use lambda_lock_tests::World;
+use lambda_lock::{Backoff, Data, ErrorKind, Holder, Jitter, Locks, Wait};
+use lambda_lock_tests::invocation::LoseAnswers;
+use lambda_lock_tests::{Freezes, World};
+use tokio::join;
+use tokio::time::sleep;
 
-use crate::{KEY, acquire_all, after_the_lease, assert_contains, owners, permits, release_all, row};
+use crate::{DAY, KEY, LEASE, acquire_all, after_the_lease, assert_contains, owners, permits, release_all, row};
 
 async fn seen(locks: &Locks) -> Holder {
     locks.get(KEY).await.unwrap().unwrap()
@@ -128,4 +131,25 @@ async fn a_release_by_force_spares_later_permits() {
     assert!(!tools.force_release(KEY, &holder).await.unwrap(), "the row is gone");
     let _lock = locks.acquire(KEY).await.unwrap();
     assert!(!tools.force_release(KEY, &holder).await.unwrap(), "the key is a lock now");
+}
+
+#[tokio::test]
+async fn an_acquire_that_learns_at_its_deadline_that_it_was_freed_counts_its_attempts_once() {
+    let world = World::in_virtual_time().await;
+    tokio::time::pause();
+    // The three tries of the first attempt are not answered. The second attempt is refused, and withdrawn by two requests.
+    let host = world.host().intercept(LoseAnswers::to("UpdateItem", 1..=3));
+    let host = Freezes::host(host, 6, Duration::from_hours(1));
+    let locks = world.locks_with_quick_retries(&host).build().unwrap();
+    let pause = LEASE / 3;
+    let wait = Wait::backoff(Backoff::new().base(pause).cap(pause).jitter(Jitter::None)).up_to(DAY);
+    let acquire = locks.semaphore(KEY, 1).acquire().until(host.now() + LEASE).wait(wait);
+    let freed = async {
+        sleep(pause / 2).await;
+        let tools = world.default_locks();
+        assert!(tools.force_release(KEY, &seen(&tools).await).await.unwrap());
+    };
+    let (acquired, ()) = join!(acquire.into_future(), freed);
+    let error = acquired.unwrap_err();
+    assert_eq!((error.kind(), error.attempts(), host.requests()), (ErrorKind::Unavailable, 2, 6), "{error}");
 }
