@@ -1,7 +1,6 @@
 use std::ops::RangeInclusive;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
-use std::time::Duration;
 
 use aws_sdk_dynamodb::types::{AttributeValue, ConditionCheck, TransactWriteItem};
 use lambda_lock::embedded::{Answer, Host, HostBuilder, Intercept};
@@ -123,29 +122,29 @@ impl Intercept for Replace {
     }
 }
 
-/// Freezes the process of a host while one of its requests is under way.
+/// Steps the clock of a host while one of its requests is under way, as if its process was frozen or its clock was set.
 #[derive(Clone, Debug)]
-pub struct Freezes {
+pub struct StepsClock {
     which: u32,
-    time: Duration,
+    step: fn(&Host),
     sent: Counter,
     host: Arc<OnceLock<Host>>,
 }
 
-impl Freezes {
-    /// Builds a host that is frozen for this time in this request, counted from 1. Each attempt of the SDK counts.
-    pub fn host(builder: HostBuilder, which: u32, time: Duration) -> Host {
-        let freezes = Self { which, time, sent: Counter::default(), host: Arc::default() };
-        let host = builder.intercept(freezes.clone()).build();
-        freezes.host.set(host.clone()).unwrap();
+impl StepsClock {
+    /// Builds a host whose clock steps in this request, counted from 1. Each attempt of the SDK counts.
+    pub fn host(builder: HostBuilder, which: u32, step: fn(&Host)) -> Host {
+        let steps = Self { which, step, sent: Counter::default(), host: Arc::default() };
+        let host = builder.intercept(steps.clone()).build();
+        steps.host.set(host.clone()).unwrap();
         host
     }
 }
 
-impl Intercept for Freezes {
+impl Intercept for StepsClock {
     fn request(&self, _: &str, _: &mut Value) {
         if self.sent.count() == self.which {
-            self.host.get().unwrap().advance_clock(self.time);
+            (self.step)(self.host.get().unwrap());
         }
     }
 }

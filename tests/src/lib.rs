@@ -34,7 +34,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::sync::Notify;
 
-pub use late::{Freezes, Late, Repeats};
+pub use late::{Late, Repeats, StepsClock};
 pub use world::{Row, World, engine_with_latency};
 
 /// Begins a run, calls `begun` in it, and drops the run.

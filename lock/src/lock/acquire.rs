@@ -665,6 +665,7 @@ impl<'a> AcquireAttempts<'a> {
             trace: trace.as_deref(),
         };
         self.pending.may_have_key = true;
+        self.pending.asked_at = self.pending.asked_at.max(now.wall);
         telemetry.attempt();
         let asks_again = !self.is_last && self.acquire.waits();
         let sdk_attempts = if asks_again { SdkAttempts::leaving_prevented() } else { SdkAttempts::default() };
@@ -900,6 +901,8 @@ struct Pending {
     acquisition: Acquisition,
     /// An attempt may have taken the key, or may still take it.
     may_have_key: bool,
+    /// When the last attempt was sent, by the wall clock.
+    asked_at: Duration,
     /// What a takeover has taken was the identity's before, and stays so.
     keeps: bool,
 }
@@ -907,7 +910,8 @@ struct Pending {
 impl Pending {
     fn new(acquire: &Acquire) -> Result<Self, Error> {
         let (locks, keeps) = (acquire.locks.clone(), acquire.takes_over);
-        Ok(Self { locks, acquisition: acquire.acquisition()?, may_have_key: false, keeps })
+        let (acquisition, asked_at) = (acquire.acquisition()?, Duration::ZERO);
+        Ok(Self { locks, acquisition, may_have_key: false, asked_at, keeps })
     }
 
     fn into_acquisition(mut self) -> Acquisition {
@@ -918,8 +922,8 @@ impl Pending {
     /// Withdraws now, for at most `limit`, because Lambda freezes background requests.
     async fn withdraw(mut self, limit: Duration) {
         if self.may_have_key {
-            let Locks(settings) = &self.locks;
-            let withdrawal = Box::pin(settings.table.withdraw(&self.acquisition, &settings.clock, self.keeps));
+            let (Locks(settings), Self { acquisition, asked_at, keeps, .. }) = (&self.locks, &self);
+            let withdrawal = Box::pin(settings.table.withdraw(acquisition, &settings.clock, *asked_at, *keeps));
             self.may_have_key = !matches!(timeout(limit, withdrawal).await, Ok(Ok(())));
         }
     }
@@ -928,9 +932,10 @@ impl Pending {
 impl Drop for Pending {
     fn drop(&mut self) {
         if self.may_have_key {
-            let (locks, acquisition, keeps) = (self.locks.clone(), self.acquisition.clone(), self.keeps);
+            let (locks, acquisition) = (self.locks.clone(), self.acquisition.clone());
+            let (asked_at, keeps) = (self.asked_at, self.keeps);
             in_background(&self.locks, self.acquisition.name(self.locks.0.table.place()), Span::none(), async move {
-                locks.0.table.withdraw(&acquisition, &locks.0.clock, keeps).await
+                locks.0.table.withdraw(&acquisition, &locks.0.clock, asked_at, keeps).await
             });
         }
     }

@@ -147,8 +147,15 @@ impl Table {
     /// late, and so all that the attempt asks for. One request if the owner has the keys, two if not; up to six if others
     /// change the rows.
     ///
-    /// With `keeps`, keys that this owner has stay held: a takeover has them from its identity.
-    pub(crate) async fn withdraw(&self, acquisition: &Acquisition, clock: &Clock, keeps: bool) -> Result<(), Error> {
+    /// `asked_at` is the time of the last attempt. With `keeps`, keys that this owner has stay held: a takeover has them from
+    /// its identity.
+    pub(crate) async fn withdraw(
+        &self,
+        acquisition: &Acquisition,
+        clock: &Clock,
+        asked_at: Duration,
+        keeps: bool,
+    ) -> Result<(), Error> {
         let (rules, owner) = (acquisition.rules(), acquisition.owner.as_str());
         // No row accepts a release with the number 0. It answers with the row.
         let sequence = u64::from(!keeps);
@@ -156,22 +163,20 @@ impl Table {
             // Here and below: Lambda may have frozen this process since the last request, and a row with an old TTL is deleted
             // too early. A request that `write` repeats keeps its time, as those of all holders do, for ten seconds at most.
             let now = clock.now();
-            let release = Release {
-                sequence,
-                now,
-                fence: None,
-                acquired_at: Duration::ZERO,
-                hold_until: None,
-                hold: None,
-                data: None,
-            };
+            let release =
+                Release { sequence, now, fence: None, acquired_at: asked_at, hold_until: None, hold: None, data: None };
             let others = self.release_held(acquisition, &release).await?;
             // What others have freed refuses this owner only until the next release.
-            let is_own = |row: &Option<Row>| matches!(rules.trace(row.as_ref(), owner, now), Trace::Own(own) if !own.is_freed_by_others());
+            let is_own = |row: &Option<Row>| match rules.trace(row.as_ref(), owner, now) {
+                Trace::Own(own) => !own.is_freed_by_others(),
+                _ => false,
+            };
             let was_applied = others.len() < rules.keys().len() || others.iter().any(|(_, row)| is_own(row));
             let Some((key, row)) = others.first().filter(|_| !was_applied) else { return Ok(()) };
             let of = OwnRow { table: self, key, owner };
-            let Some(withdrawal) = rules.withdrawal(of, row.as_ref(), clock.now()) else { return Ok(()) };
+            // The clock may have been set back since.
+            let now = clock.now().not_before(asked_at);
+            let Some(withdrawal) = rules.withdrawal(of, row.as_ref(), now) else { return Ok(()) };
             match self.write(withdrawal, None).await? {
                 Answer::Applied(_) => return Ok(()),
                 // The row has changed meanwhile.

@@ -464,7 +464,7 @@ impl Rules for Permit {
         }
     }
 
-    /// A tombstone has become a permit again.
+    /// A tombstone has changed since it was seen.
     fn adapts(&self, trace: &Trace, release: &Release<'_>) -> bool {
         let removes = self.seen.as_ref().is_some_and(|seen| !obsolete(&seen.tombstones, release.now).is_empty());
         removes && matches!(trace, Trace::Own(own) if own.sequence < Some(release.sequence))
@@ -511,20 +511,17 @@ impl Rules for Permit {
             return Some(update.set(permit.entry(permit::WITHDRAWN), text("nonce", nonce)));
         }
         if let Some(left) = semaphore.tombstone(owner).or_else(|| semaphore.tombstone_of_identity(owner)) {
-            let nonce = split(owner).map(|(_, nonce)| nonce);
-            if nonce.is_none() && left.forced_by.is_none() {
-                // This withdrawal has released the permit.
+            if split(owner).is_none() && left.forced_by.is_none() {
+                // A withdrawal of this owner has left it.
                 return None;
             }
             // It stays that of its owner, whose release may be unanswered. Others may have left it long ago.
-            let released_at = || permit.clone().entry(tombstone::RELEASED_AT);
             let latest = now.millis().max(left.released_at);
             let update = update
-                .when(released_at().is(count("seen", left.released_at)))
-                .when_some(is_of(permit.clone(), &left.owner))
-                .set(released_at(), count("released_at", latest));
-            return Some(match nonce {
-                Some(nonce) => update.set(permit.entry(permit::WITHDRAWN), text("nonce", nonce)),
+                .when(is_as_seen(&permit, left))
+                .set(permit.clone().entry(tombstone::RELEASED_AT), count("released_at", latest));
+            return Some(match split(owner).filter(|_| left.owner != owner) {
+                Some((_, nonce)) => update.set(permit.entry(permit::WITHDRAWN), text("nonce", nonce)),
                 None => update,
             });
         }
@@ -620,27 +617,35 @@ fn is_obsolete((index, tombstone): (usize, &Tombstone), now: Moment) -> bool {
     index >= TOMBSTONES || tombstone.released_at <= millis(now.wall.saturating_sub(TOMBSTONE_AGE))
 }
 
-/// Returns the owners of the tombstones to remove. They are drawn, because other releases that have seen the same row remove
-/// tombstones of it, too.
-fn obsolete(tombstones: &[Tombstone], now: Moment) -> Vec<&str> {
+/// Returns the tombstones to remove. They are drawn, because other releases that have seen the same row remove tombstones of
+/// it, too.
+fn obsolete(tombstones: &[Tombstone], now: Moment) -> Vec<&Tombstone> {
     let obsolete = tombstones.iter().enumerate().filter(|tombstone| is_obsolete(*tombstone, now));
-    let mut owners: Vec<_> = obsolete.map(|(_, tombstone)| tombstone.owner.as_str()).collect();
+    let mut obsolete: Vec<_> = obsolete.map(|(_, tombstone)| tombstone).collect();
     random::reseed();
-    fastrand::shuffle(&mut owners);
-    owners.truncate(REMOVED_AT_ONCE);
-    owners
+    fastrand::shuffle(&mut obsolete);
+    obsolete.truncate(REMOVED_AT_ONCE);
+    obsolete
 }
 
 /// Adds the removal of these tombstones to an update.
-fn without_tombstones<'a>(update: Update<'a>, old: &[&str]) -> Update<'a> {
-    old.iter().enumerate().fold(update, |update, (index, owner)| {
-        let path = Path::named(format!("t{index}"), names_of(owner).0);
-        // A late duplicate of its acquire may have made it a permit again.
-        let is_permit = path.clone().entry(permit::LEASE_END).above(count("zero", 0_u8));
-        // A later acquire of the same identity may have left another one.
-        let is_same = is_of(path.clone(), owner).map(|is_own| any([path.clone().missing(), is_own]));
-        update.when(not(is_permit)).when_some(is_same).remove(path)
+fn without_tombstones<'a>(update: Update<'a>, old: &[&Tombstone]) -> Update<'a> {
+    old.iter().enumerate().fold(update, |update, (index, old)| {
+        let path = Path::named(format!("t{index}"), names_of(&old.owner).0);
+        update.when(any([path.clone().missing(), is_as_seen(&path, old)])).remove(path)
     })
+}
+
+/// The tombstone at this path has not changed since it was seen: a late duplicate of its acquire may have made it a permit
+/// again, a withdrawal may have dated it anew, and a later acquire of the same identity may have left another one. Another
+/// program may have written a time with a fraction.
+fn is_as_seen(path: &Path, seen: &Tombstone) -> Condition<'static> {
+    let next = u128::from(seen.released_at) + 1;
+    let is_as_old = path.clone().entry(tombstone::RELEASED_AT).below(count("later", next));
+    match is_of(path.clone(), &seen.owner) {
+        Some(is_own) => is_as_old.and(is_own),
+        None => is_as_old,
+    }
 }
 
 /// What is at this path belongs to this owner, not to another one of the same identity.

@@ -11,6 +11,7 @@ use serde_json::Value;
 use tokio::join;
 use tokio::time::sleep;
 
+use crate::late::assert_withdrawn_by_a_clock_set_back;
 use crate::subject::{Ability, Subject, is_excepted};
 use crate::{AFTER_THE_LEASE, LEASE, ahead, assert_held, rows};
 
@@ -559,10 +560,18 @@ pub(crate) async fn a_late_acquire_whose_grant_was_freed_takes_nothing_after_its
         assert!(!late.deliver(&world).await, "{free:?}, {is_same}, {is_takeover}");
         next.release().await.unwrap();
         assert!(!late.deliver(&world).await, "{free:?}, {is_same}, {is_takeover}");
-        // The row of a semaphore forgets what was released a minute ago.
+        // By a clock that is minutes ahead. The row of a semaphore forgets what was released.
         assert_free::<S>(&world).await;
         assert!(!late.deliver(&world).await, "{free:?}, {is_same}, {is_takeover}");
     }
+}
+
+pub(crate) async fn a_late_acquire_takes_nothing_after_a_withdrawal_by_a_clock_set_back<S: Subject>() {
+    if is_excepted::<S>(Ability::HaveIdentity) {
+        return;
+    }
+    assert_withdrawn_by_a_clock_set_back(async |locks: &Locks| S::acquire_for(locks, LEASE, IDENTITY, None).await)
+        .await;
 }
 
 pub(crate) async fn a_takeover_that_can_have_no_larger_fence_is_malformed<S: Subject>() {

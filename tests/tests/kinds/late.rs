@@ -3,10 +3,10 @@
 use std::time::Duration;
 
 use lambda_lock::embedded::Intercept;
-use lambda_lock::{Backoff, ErrorKind, Jitter, Wait};
+use lambda_lock::{Backoff, Error, ErrorKind, Jitter, Locks, Wait};
 use lambda_lock_tests::invocation::{Counter, millis};
 use lambda_lock_tests::request::{Purpose, purpose_of};
-use lambda_lock_tests::{Freezes, Late, World};
+use lambda_lock_tests::{Late, StepsClock, World};
 use serde_json::Value;
 use tokio::join;
 use tokio::time::sleep;
@@ -147,7 +147,7 @@ pub(crate) async fn a_withdrawal_is_dated_after_each_request_in_which_its_proces
         if frozen == 5 {
             host = host.intercept(RefusesWithdrawal::default());
         }
-        let host = Freezes::host(host, frozen, FROZEN);
+        let host = StepsClock::host(host, frozen, |host| host.advance_clock(FROZEN));
         let locks = world.locks_with_quick_retries(&host).build().unwrap();
         let Err(error) = S::acquire(&locks, LEASE).await else { panic!("it was granted") };
         assert_eq!(error.kind(), ErrorKind::Unavailable);
@@ -160,8 +160,9 @@ pub(crate) async fn a_withdrawal_is_dated_after_each_request_in_which_its_proces
 }
 
 pub(crate) async fn a_grant_whose_process_was_frozen_beyond_its_lease_is_freed<S: Subject>() {
-    let world = World::new().await;
-    let host = Freezes::host(world.host(), 1, AFTER_THE_LEASE);
+    let world = World::in_virtual_time().await;
+    tokio::time::pause();
+    let host = StepsClock::host(world.host(), 1, |host| host.advance_clock(AFTER_THE_LEASE));
     let Err(error) = S::acquire(&world.locks(&host).build().unwrap(), LEASE).await else { panic!("it was granted") };
     assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
     // It is freed before the error is returned, and not by the end of its lease.
@@ -204,14 +205,15 @@ pub(crate) async fn a_release_by_force_frees_no_later_acquisition<S: Subject>() 
     held.release().await.unwrap();
 }
 
-/// The row of a semaphore remembers for a minute that others have freed a permit. The acquire learns of it later.
+/// The row of a semaphore remembers for a minute that others have freed a permit. The acquire learns of it later, while
+/// another holder still knows the row as it was before.
 pub(crate) async fn a_late_attempt_of_an_acquire_freed_by_force_takes_nothing_minutes_later<S: Subject>() {
     if is_excepted::<S>(Ability::TakeTurns) {
         return;
     }
     let world = World::in_virtual_time().await;
     tokio::time::pause();
-    // The three attempts of the SDK each: the first acquire is not answered, and the second one is late.
+    // The three tries of the first attempt are not answered, and those of the second one are late.
     let late = S::hold_back(4..=6);
     let host = world.host().intercept(S::lose_answers(1..=3)).intercept(late.clone()).build();
     let locks = world.locks_with_quick_retries(&host).build().unwrap();
@@ -224,11 +226,47 @@ pub(crate) async fn a_late_attempt_of_an_acquire_freed_by_force_takes_nothing_mi
             let seen = tools.get(*key).await.unwrap().unwrap();
             assert!(tools.force_release(*key, &seen).await.unwrap());
         }
+        acquired::<S>(&tools).await
     };
-    let (waited, ()) = join!(S::wait(&locks, LEASE, wait), others);
-    let mut held = waited.unwrap_or_else(|error| panic!("{error}"));
-    // Its release removes what is old.
-    held.release().await.unwrap();
+    let (waited, mut other) = join!(S::wait(&locks, LEASE, wait), others);
+    let error = waited.err().unwrap();
+    assert!(error.is_held(), "{error}");
+    // The row names the last acquire that was withdrawn.
+    let silent = world.host().intercept(S::hold_back(1..=3)).build();
+    let locks = world.locks_with_quick_retries(&silent).build().unwrap();
+    assert_eq!(S::acquire(&locks, LEASE).await.err().unwrap().kind(), ErrorKind::Unavailable);
+    assert!(locks.flush(Duration::from_mins(1)).await);
+    other.release().await.unwrap();
     assert!(!late.deliver(&world).await);
     assert_free::<S>(&world).await;
+}
+
+pub(crate) async fn a_late_attempt_takes_nothing_after_a_withdrawal_by_a_clock_set_back<S: Subject>() {
+    assert_withdrawn_by_a_clock_set_back(async |locks: &Locks| S::acquire(locks, LEASE).await).await;
+}
+
+/// Withdraws an acquire whose clock is set back before it. Its first try was applied, or also late. The acquires differ in
+/// their nonce.
+pub(crate) async fn assert_withdrawn_by_a_clock_set_back<S: Subject>(
+    acquire: impl AsyncFn(&Locks) -> Result<S, Error>,
+) {
+    tokio::time::pause();
+    for first in [1, 2] {
+        let (world, late) = (World::in_virtual_time().await, S::hold_back(first..=3));
+        let host = world.host().clock_ahead(Duration::from_millis(900));
+        let host = host.intercept(S::lose_answers(1..=3)).intercept(late.clone());
+        let host = StepsClock::host(host, 3, |host| host.set_clock_back(Duration::from_millis(800)));
+        let locks = world.locks_with_quick_retries(&host).build().unwrap();
+        assert_eq!(acquire(&locks).await.err().unwrap().kind(), ErrorKind::Unavailable);
+        assert!(locks.flush(Duration::from_mins(1)).await);
+        let others = world.default_locks();
+        let mut next = loop {
+            match acquire(&others).await {
+                Ok(next) => break next,
+                Err(_) => sleep(Duration::from_millis(100)).await,
+            }
+        };
+        next.release().await.unwrap();
+        assert!(!late.deliver(&world).await, "{first}");
+    }
 }

@@ -66,6 +66,7 @@ macro_rules! suite {
                     late::a_late_release_frees_nothing_after_a_resumption
                     late::a_release_by_force_frees_no_later_acquisition
                     late::a_late_attempt_of_an_acquire_freed_by_force_takes_nothing_minutes_later
+                    late::a_late_attempt_takes_nothing_after_a_withdrawal_by_a_clock_set_back
                     prevented::a_prevented_renewal_is_repeated
                     prevented::a_prevented_release_is_repeated
                     regions::a_key_that_is_held_in_one_region_is_refused_in_others
@@ -118,6 +119,7 @@ macro_rules! suite {
                     identity::an_acquire_whose_unanswered_grant_was_freed_is_refused_by_the_next_holder
                     identity::a_late_acquire_whose_grant_was_freed_takes_nothing_after_a_holder
                     identity::a_late_acquire_whose_grant_was_freed_takes_nothing_after_its_wait
+                    identity::a_late_acquire_takes_nothing_after_a_withdrawal_by_a_clock_set_back
                     identity::a_takeover_that_can_have_no_larger_fence_is_malformed
                     identity::a_late_release_for_an_identity_frees_no_later_acquisition
                 }

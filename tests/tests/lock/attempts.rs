@@ -4,7 +4,7 @@ use std::time::{Duration, SystemTime};
 
 use lambda_lock::embedded::{DynamoDb, Faults};
 use lambda_lock::{Acquire, Attempt, Backoff, ErrorKind, Jitter, Lock, Locks, Turn, Wait};
-use lambda_lock_tests::{Freezes, World};
+use lambda_lock_tests::{StepsClock, World};
 use serde_json::{Value, json};
 use tokio::task::JoinSet;
 use tokio::time::sleep;
@@ -69,11 +69,13 @@ async fn a_turn_keeps_its_place_in_another_process() {
 
 #[tokio::test]
 async fn a_grant_that_is_answered_after_its_lease_is_freed_before_the_next_attempt() {
+    tokio::time::pause();
     for kind in KINDS {
-        let world = World::new().await;
-        let host = Freezes::host(world.host(), 1, 2 * LEASE);
+        let world = World::in_virtual_time().await;
+        let host = StepsClock::host(world.host(), 1, |host| host.advance_clock(2 * LEASE));
         let turn = waiting(kind(&world.locks(&host).build().unwrap()).attempt(None).await.unwrap());
         assert_eq!((turn.attempts(), host.requests()), (1, 2));
+        assert!(world.default_locks().get(KEY).await.unwrap().unwrap().has_released());
         let locks = world.locks(&world.host().clock_ahead(2 * LEASE).build()).build().unwrap();
         acquired(kind(&locks).attempt(Some(turn)).await.unwrap()).release().await.unwrap();
     }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use lambda_lock::{Backoff, Data, ErrorKind, Holder, Jitter, Locks, Wait};
 use lambda_lock_tests::invocation::LoseAnswers;
-use lambda_lock_tests::{Freezes, World};
+use lambda_lock_tests::{StepsClock, World};
 use tokio::join;
 use tokio::time::sleep;
 
@@ -139,7 +139,7 @@ async fn an_acquire_that_learns_at_its_deadline_that_it_was_freed_counts_its_att
     tokio::time::pause();
     // The three tries of the first attempt are not answered. The second attempt is refused, and withdrawn by two requests.
     let host = world.host().intercept(LoseAnswers::to("UpdateItem", 1..=3));
-    let host = Freezes::host(host, 6, Duration::from_hours(1));
+    let host = StepsClock::host(host, 6, |host| host.advance_clock(Duration::from_hours(1)));
     let locks = world.locks_with_quick_retries(&host).build().unwrap();
     let pause = LEASE / 3;
     let wait = Wait::backoff(Backoff::new().base(pause).cap(pause).jitter(Jitter::None)).up_to(DAY);

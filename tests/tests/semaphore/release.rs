@@ -299,15 +299,23 @@ async fn a_release_without_an_answer_can_be_repeated_without_its_tombstone() {
     assert!(permits(&row(&world).await).is_empty());
 }
 
-/// A row without permits, and with so many old tombstones.
+/// A row without permits, and with so many old tombstones, each of an identity.
 async fn put_tombstones(world: &World, many: usize) {
+    put_row_with(
+        world,
+        (0..many).map(|number| {
+            let nonce = format!("{number:032}");
+            let tombstone = [("released_at".to_owned(), digits(1000)), ("nonce".to_owned(), text(&nonce))];
+            (format!("permit:2#{number:02}#"), AttributeValue::M(tombstone.into()))
+        }),
+    )
+    .await;
+}
+
+/// A row without permits, and with these tombstones.
+async fn put_row_with(world: &World, tombstones: impl Iterator<Item = (String, AttributeValue)>) {
     let values = [("id", text(KEY)), ("status", text("SEMAPHORE")), ("permits", digits(0))];
-    let mut row: Row = values.map(|(name, value)| (name.to_owned(), value)).into();
-    for number in 0..many {
-        let tombstone = [("released_at".to_owned(), digits(1000))].into();
-        row.insert(format!("permit:{number}"), AttributeValue::M(tombstone));
-    }
-    world.put_row(row).await;
+    world.put_row(values.map(|(name, value)| (name.to_owned(), value)).into_iter().chain(tombstones).collect()).await;
 }
 
 #[tokio::test]
@@ -335,6 +343,18 @@ async fn a_release_of_a_permit_that_was_lost_is_one_request_whatever_it_would_re
     assert!(lost.release().await.unwrap_err().is_lost());
     assert_eq!(host.requests() - requests, 1);
     other.release().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_release_removes_a_tombstone_whose_time_has_a_fraction() {
+    let world = World::new().await;
+    let tombstone = [("released_at".to_owned(), AttributeValue::N("1000.5".to_owned()))].into();
+    put_row_with(&world, [("permit:0".to_owned(), AttributeValue::M(tombstone))].into_iter()).await;
+    let host = world.host().build();
+    let permit = world.locks(&host).build().unwrap().semaphore(KEY, 1).acquire().await.unwrap();
+    let owner = owners([&permit]);
+    permit.release().await.unwrap();
+    assert_eq!((host.requests(), tombstones(&row(&world).await)), (2, owner));
 }
 
 #[tokio::test]
