@@ -592,7 +592,7 @@ struct AcquireAttempts<'a> {
     pending: Pending,
     /// The leases of the attempts. A later attempt may find that an earlier one was applied and its answer lost. The lease
     /// of that earlier attempt counts then.
-    sent: Vec<(Moment, Lease)>,
+    leases: Vec<Lease>,
     unanswered: bool,
     delays: Waiting,
     /// The places of this waiter, if waiters take turns.
@@ -634,7 +634,7 @@ impl<'a> AcquireAttempts<'a> {
             acquire,
             started,
             pending: Pending::new(acquire)?,
-            sent: Vec::new(),
+            leases: Vec::new(),
             unanswered: false,
             delays: Waiting::start(acquire.wait, limit),
             turns: (!acquire.takes_over && acquire.wait.is_some_and(|wait| wait.takes_turns()))
@@ -650,8 +650,8 @@ impl<'a> AcquireAttempts<'a> {
         let settings = &locks.0;
         let now = settings.clock.now();
         let lease = self.acquire.lease_from(now)?;
-        self.sent.retain(|(_, lease)| !lease.deadline.has_passed(now));
-        self.sent.push((now, lease));
+        self.leases.retain(|lease| !lease.deadline.has_passed(now));
+        self.leases.push(lease);
         self.ranks = self.ranks(now);
         let trace = trace::context(telemetry.span());
         let claim = Claim {
@@ -694,8 +694,10 @@ impl<'a> AcquireAttempts<'a> {
                 let key = self.acquire.name();
                 tracing::debug!(key, "acquired by an earlier attempt, whose answer was lost");
                 // A lock without a fence would count as one that is not enforced.
-                let ours = self.sent.iter().find(|(_, lease)| lease.end == end).filter(|_| !fences.is_empty());
-                let Some(&(sent, lease)) = ours else { return Ok(Answered::TakenTooLong) };
+                let ours = self.leases.iter().find(|lease| lease.end == end).filter(|_| !fences.is_empty());
+                let Some(&lease) = ours else { return Ok(Answered::TakenTooLong) };
+                // A later attempt may still arrive, and the release is not before it.
+                let sent = now.not_before(self.pending.asked_at);
                 let grant = Grant { fences, data, sent, lease, hold_time, excess: Duration::ZERO };
                 Ok(Answered::Taken(Box::new(Taken { grant, from: Vec::new() })))
             }
@@ -719,7 +721,7 @@ impl<'a> AcquireAttempts<'a> {
     async fn begin_anew(&mut self) -> Result<Error, Error> {
         let stale = std::mem::replace(&mut self.pending, Pending::new(self.acquire)?);
         self.unanswered = false;
-        self.sent.clear();
+        self.leases.clear();
         stale.withdraw(self.acquire.time_to_withdraw()).await;
         Ok(self.pending.acquisition.error(Cause::Unavailable, &self.acquire.locks.0.table))
     }
@@ -901,7 +903,7 @@ struct Pending {
     acquisition: Acquisition,
     /// An attempt may have taken the key, or may still take it.
     may_have_key: bool,
-    /// When the last attempt was sent, by the wall clock.
+    /// The latest time of an attempt, by the wall clock.
     asked_at: Duration,
     /// What a takeover has taken was the identity's before, and stays so.
     keeps: bool,

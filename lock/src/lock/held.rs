@@ -72,7 +72,7 @@ pub(super) struct Grant {
     /// In the order of the keys. Without a fence, the lock is not enforced.
     pub(super) fences: Vec<u64>,
     pub(super) data: Option<Data>,
-    /// When the request that took the key was sent.
+    /// When the request that took the key was sent, or a later one that found it taken.
     pub(super) sent: Moment,
     pub(super) lease: Lease,
     /// How long the holds before this one took.
@@ -247,7 +247,8 @@ impl Lock {
         self.hold.is_enforced()
     }
 
-    /// Returns when the request that acquired the lock was sent, by this host's clock.
+    /// Returns when the request that acquired the lock was sent, by this host's clock. After a lost answer, this is the
+    /// attempt that found the lock acquired.
     #[must_use]
     pub fn acquired_at(&self) -> SystemTime {
         SystemTime::UNIX_EPOCH + self.hold.acquired()

@@ -147,7 +147,7 @@ impl Table {
     /// late, and so all that the attempt asks for. One request if the owner has the keys, two if not; up to six if others
     /// change the rows.
     ///
-    /// `asked_at` is the time of the last attempt. With `keeps`, keys that this owner has stay held: a takeover has them from
+    /// `asked_at` is the latest time of an attempt. With `keeps`, keys that this owner has stay held: a takeover has them from
     /// its identity.
     pub(crate) async fn withdraw(
         &self,
@@ -159,12 +159,24 @@ impl Table {
         let (rules, owner) = (acquisition.rules(), acquisition.owner.as_str());
         // No row accepts a release with the number 0. It answers with the row.
         let sequence = u64::from(!keeps);
+        // The clock may have been set back since the attempt, by the clock skew at most.
+        let not_before_it = || {
+            let now = clock.now();
+            now.not_before(asked_at.min(now.wall.saturating_add(self.clock_skew)))
+        };
         for _ in 0..TRIES {
             // Here and below: Lambda may have frozen this process since the last request, and a row with an old TTL is deleted
             // too early. A request that `write` repeats keeps its time, as those of all holders do, for ten seconds at most.
-            let now = clock.now();
-            let release =
-                Release { sequence, now, fence: None, acquired_at: asked_at, hold_until: None, hold: None, data: None };
+            let now = not_before_it();
+            let release = Release {
+                sequence,
+                now,
+                fence: None,
+                acquired_at: Duration::ZERO,
+                hold_until: None,
+                hold: None,
+                data: None,
+            };
             let others = self.release_held(acquisition, &release).await?;
             // What others have freed refuses this owner only until the next release.
             let is_own = |row: &Option<Row>| match rules.trace(row.as_ref(), owner, now) {
@@ -174,9 +186,7 @@ impl Table {
             let was_applied = others.len() < rules.keys().len() || others.iter().any(|(_, row)| is_own(row));
             let Some((key, row)) = others.first().filter(|_| !was_applied) else { return Ok(()) };
             let of = OwnRow { table: self, key, owner };
-            // The clock may have been set back since.
-            let now = clock.now().not_before(asked_at);
-            let Some(withdrawal) = rules.withdrawal(of, row.as_ref(), now) else { return Ok(()) };
+            let Some(withdrawal) = rules.withdrawal(of, row.as_ref(), not_before_it()) else { return Ok(()) };
             match self.write(withdrawal, None).await? {
                 Answer::Applied(_) => return Ok(()),
                 // The row has changed meanwhile.

@@ -546,7 +546,7 @@ impl Table {
         now: Moment,
     ) -> Result<bool, Error> {
         let seen = if seen.kind == HolderKind::Permit { std::slice::from_ref(seen) } else { &seen.permits[..] };
-        let permits = seen.iter().filter_map(|permit| Some((permit.owner()?, permit.fence)));
+        let permits = seen.iter().filter_map(|permit| Some((permit.owner()?, permit)));
         let mut permits: Vec<_> = permits.take(MAX_PERMITS as usize).collect();
         let mut refusals = 0;
         while !permits.is_empty() {
@@ -557,7 +557,7 @@ impl Table {
                 continue;
             };
             let Some(semaphore) = refused.into_row(self)?.and_then(|row| row.semaphore) else { return Ok(false) };
-            permits.retain(|(owner, fence)| semaphore.permit(owner).is_some_and(|permit| permit.fence == *fence));
+            permits.retain(|(owner, seen)| semaphore.permit(owner).is_some_and(|permit| permit.fence == seen.fence));
             refusals += 1;
             if refusals > TRIES {
                 return Err(Error::new(Cause::Conflict, self.place(), key));
@@ -566,19 +566,21 @@ impl Table {
         Ok(true)
     }
 
-    fn forced_release<'a>(&self, key: &'a str, by: &str, permits: &[(&str, Option<u64>)], now: Moment) -> Update<'a> {
+    fn forced_release<'a>(&self, key: &'a str, by: &str, permits: &[(&str, &Holder)], now: Moment) -> Update<'a> {
         let freed = || count("freed", permits.len() as u128);
         let update = Update::new(key)
             .when(PERMITS.at_least(freed()))
             .set(PERMITS, To::Minus(freed()))
             .set(EXPIRATION, count("expiration", seconds_up(kept_until(self, now))));
-        permits.iter().enumerate().fold(update, |update, (index, &(owner, fence))| {
+        permits.iter().enumerate().fold(update, |update, (index, &(owner, seen))| {
             let (permit, permit_fence) = other_paths(index, owner);
+            // Not before the acquire, as a release.
+            let released_at = now.millis().max(seen.since.unwrap_or_default());
             update
                 .when(permit.clone().entry(permit::LEASE_END).above(count("zero", 0_u8)))
                 .when_some(is_of(permit.clone(), owner))
-                .when_some(has_no_later(permit_fence.clone(), fence))
-                .set(permit, value("tombstone", tombstone_of(owner, now.millis(), Some(by))))
+                .when_some(has_no_later(permit_fence.clone(), seen.fence))
+                .set(permit, value("tombstone", tombstone_of(owner, released_at, Some(by))))
                 .remove(permit_fence)
         })
     }

@@ -29,7 +29,7 @@ pub(crate) struct Release<'a> {
     pub(crate) now: Moment,
     /// The acquisition that others release, for its identity: its owner may have a later one when the request arrives.
     pub(crate) fence: Option<u64>,
-    /// When the key was acquired, or was asked for last.
+    /// When the key was acquired, in whole milliseconds.
     pub(crate) acquired_at: Duration,
     /// Until when the key stays held after the release.
     pub(crate) hold_until: Option<Duration>,

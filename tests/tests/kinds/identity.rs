@@ -11,9 +11,9 @@ use serde_json::Value;
 use tokio::join;
 use tokio::time::sleep;
 
-use crate::late::assert_withdrawn_by_a_clock_set_back;
+use crate::late::{assert_withdrawn_by_a_clock_set_back, free_by_force};
 use crate::subject::{Ability, Subject, is_excepted};
-use crate::{AFTER_THE_LEASE, LEASE, ahead, assert_held, rows};
+use crate::{AFTER_THE_LEASE, LEASE, acquired_soon, ahead, assert_held, rows};
 
 const IDENTITY: &str = "execution 1";
 
@@ -500,12 +500,7 @@ async fn freed_before_a_late_attempt<S: Subject>(
         let tools = world.default_locks();
         match free {
             Free::ForIdentity => free_for_identity::<S>(&tools).await,
-            Free::ByForce => {
-                for key in S::KEYS {
-                    let seen = tools.get(*key).await.unwrap().unwrap();
-                    assert!(tools.force_release(*key, &seen).await.unwrap());
-                }
-            }
+            Free::ByForce => free_by_force::<S>(&tools).await,
         }
     };
     let (refused, ()) = join!(acquire, freed);
@@ -560,7 +555,7 @@ pub(crate) async fn a_late_acquire_whose_grant_was_freed_takes_nothing_after_its
         assert!(!late.deliver(&world).await, "{free:?}, {is_same}, {is_takeover}");
         next.release().await.unwrap();
         assert!(!late.deliver(&world).await, "{free:?}, {is_same}, {is_takeover}");
-        // By a clock that is minutes ahead. The row of a semaphore forgets what was released.
+        // The clock of this host is minutes ahead, so its release removes old tombstones.
         assert_free::<S>(&world).await;
         assert!(!late.deliver(&world).await, "{free:?}, {is_same}, {is_takeover}");
     }
@@ -572,6 +567,21 @@ pub(crate) async fn a_late_acquire_takes_nothing_after_a_withdrawal_by_a_clock_s
     }
     assert_withdrawn_by_a_clock_set_back(async |locks: &Locks| S::acquire_for(locks, LEASE, IDENTITY, None).await)
         .await;
+}
+
+pub(crate) async fn a_late_acquire_that_was_freed_by_force_takes_nothing_after_the_next<S: Subject>() {
+    if is_excepted::<S>(Ability::HaveIdentity) {
+        return;
+    }
+    let (world, late) = (World::in_virtual_time().await, S::hold_back(1..=1));
+    tokio::time::pause();
+    let host = world.host().clock_ahead(Duration::from_millis(900)).intercept(late.clone()).build();
+    let _held: S = acquired(&world.locks_with_quick_retries(&host).build().unwrap()).await;
+    let tools = world.default_locks();
+    free_by_force::<S>(&tools).await;
+    let mut next: S = acquired_soon(async || S::acquire_for(&tools, LEASE, IDENTITY, None).await).await;
+    next.release().await.unwrap();
+    assert!(!late.deliver(&world).await);
 }
 
 pub(crate) async fn a_takeover_that_can_have_no_larger_fence_is_malformed<S: Subject>() {

@@ -12,7 +12,7 @@ use tokio::join;
 use tokio::time::sleep;
 
 use crate::subject::{Ability, Subject, is_excepted};
-use crate::{AFTER_THE_LEASE, LEASE, RETENTION, acquired, ahead, assert_free, assert_held, rows};
+use crate::{AFTER_THE_LEASE, LEASE, RETENTION, acquired, acquired_soon, ahead, assert_free, assert_held, rows};
 
 /// Acquires on a host of which these writes are held back.
 async fn held_with<S: Subject>(world: &World, late: &Late) -> S {
@@ -205,6 +205,13 @@ pub(crate) async fn a_release_by_force_frees_no_later_acquisition<S: Subject>() 
     held.release().await.unwrap();
 }
 
+pub(crate) async fn free_by_force<S: Subject>(tools: &Locks) {
+    for key in S::KEYS {
+        let seen = tools.get(*key).await.unwrap().unwrap();
+        assert!(tools.force_release(*key, &seen).await.unwrap());
+    }
+}
+
 /// The row of a semaphore remembers for a minute that others have freed a permit. The acquire learns of it later, while
 /// another holder still knows the row as it was before.
 pub(crate) async fn a_late_attempt_of_an_acquire_freed_by_force_takes_nothing_minutes_later<S: Subject>() {
@@ -222,10 +229,7 @@ pub(crate) async fn a_late_attempt_of_an_acquire_freed_by_force_takes_nothing_mi
     let others = async {
         sleep(pause / 20).await;
         let tools = world.default_locks();
-        for key in S::KEYS {
-            let seen = tools.get(*key).await.unwrap().unwrap();
-            assert!(tools.force_release(*key, &seen).await.unwrap());
-        }
+        free_by_force::<S>(&tools).await;
         acquired::<S>(&tools).await
     };
     let (waited, mut other) = join!(S::wait(&locks, LEASE, wait), others);
@@ -260,13 +264,38 @@ pub(crate) async fn assert_withdrawn_by_a_clock_set_back<S: Subject>(
         assert_eq!(acquire(&locks).await.err().unwrap().kind(), ErrorKind::Unavailable);
         assert!(locks.flush(Duration::from_mins(1)).await);
         let others = world.default_locks();
-        let mut next = loop {
-            match acquire(&others).await {
-                Ok(next) => break next,
-                Err(_) => sleep(Duration::from_millis(100)).await,
-            }
-        };
+        let mut next = acquired_soon(async || acquire(&others).await).await;
         next.release().await.unwrap();
         assert!(!late.deliver(&world).await, "{first}");
+    }
+}
+
+/// The second attempt finds what the first one has taken. A try of it is late, and the release is by an earlier clock.
+pub(crate) async fn a_late_attempt_of_an_acquire_that_has_succeeded_takes_nothing_after_a_holder<S: Subject>() {
+    if is_excepted::<S>(Ability::TakeTurns) {
+        return;
+    }
+    tokio::time::pause();
+    for is_by_ticket in [false, true] {
+        if is_by_ticket && is_excepted::<S>(Ability::HandOver) {
+            continue;
+        }
+        let (world, late) = (World::in_virtual_time().await, S::hold_back(4..=4));
+        let host = world.host().clock_ahead(Duration::from_millis(900));
+        let host = host.intercept(S::lose_answers(1..=3)).intercept(late.clone());
+        let host = StepsClock::host(host, 5, |host| host.set_clock_back(Duration::from_millis(900)));
+        let locks = world.locks_with_quick_retries(&host).build().unwrap();
+        let pause = Duration::from_millis(500);
+        let wait = Wait::backoff(Backoff::new().base(pause).cap(pause).jitter(Jitter::None)).up_to(LEASE);
+        let mut held = S::wait(&locks, LEASE, wait).await.unwrap_or_else(|error| panic!("{error}"));
+        let others = world.default_locks();
+        if is_by_ticket {
+            others.release_ticket(&held.into_ticket()).await.unwrap();
+        } else {
+            held.release().await.unwrap();
+        }
+        let mut next = acquired_soon(async || S::acquire(&others, LEASE).await).await;
+        next.release().await.unwrap();
+        assert!(!late.deliver(&world).await, "{is_by_ticket}");
     }
 }

@@ -19,9 +19,10 @@ mod turns;
 use std::time::Duration;
 
 use lambda_lock::embedded::Host;
-use lambda_lock::{ErrorKind, Locks};
+use lambda_lock::{Error, ErrorKind, Locks};
 use lambda_lock_tests::{Row, World};
 use subject::Subject;
+use tokio::time::sleep;
 
 /// Longer than any of these tests.
 const LEASE: Duration = Duration::from_mins(5);
@@ -67,6 +68,7 @@ macro_rules! suite {
                     late::a_release_by_force_frees_no_later_acquisition
                     late::a_late_attempt_of_an_acquire_freed_by_force_takes_nothing_minutes_later
                     late::a_late_attempt_takes_nothing_after_a_withdrawal_by_a_clock_set_back
+                    late::a_late_attempt_of_an_acquire_that_has_succeeded_takes_nothing_after_a_holder
                     prevented::a_prevented_renewal_is_repeated
                     prevented::a_prevented_release_is_repeated
                     regions::a_key_that_is_held_in_one_region_is_refused_in_others
@@ -120,6 +122,7 @@ macro_rules! suite {
                     identity::a_late_acquire_whose_grant_was_freed_takes_nothing_after_a_holder
                     identity::a_late_acquire_whose_grant_was_freed_takes_nothing_after_its_wait
                     identity::a_late_acquire_takes_nothing_after_a_withdrawal_by_a_clock_set_back
+                    identity::a_late_acquire_that_was_freed_by_force_takes_nothing_after_the_next
                     identity::a_takeover_that_can_have_no_larger_fence_is_malformed
                     identity::a_late_release_for_an_identity_frees_no_later_acquisition
                 }
@@ -155,6 +158,17 @@ fn ahead(world: &World, by: Duration) -> Locks {
 
 async fn acquired<S: Subject>(locks: &Locks) -> S {
     S::acquire(locks, LEASE).await.unwrap_or_else(|error| panic!("{error}"))
+}
+
+/// Acquires as soon as the keys are free.
+async fn acquired_soon<S: Subject>(acquire: impl AsyncFn() -> Result<S, Error>) -> S {
+    for _ in 0..100 {
+        match acquire().await {
+            Ok(acquired) => return acquired,
+            Err(_) => sleep(Duration::from_millis(100)).await,
+        }
+    }
+    panic!("they stay held")
 }
 
 async fn rows<S: Subject>(world: &World) -> Vec<Option<Row>> {

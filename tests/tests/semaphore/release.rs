@@ -9,7 +9,7 @@ use futures_util::future::join_all;
 use lambda_lock::ErrorKind;
 use lambda_lock::embedded::{Answer, Intercept};
 use lambda_lock_tests::invocation::LoseAnswers;
-use lambda_lock_tests::{Late, Row, World};
+use lambda_lock_tests::{Late, World};
 use serde_json::Value;
 
 use crate::rows::size_of_all;
@@ -300,12 +300,12 @@ async fn a_release_without_an_answer_can_be_repeated_without_its_tombstone() {
 }
 
 /// A row without permits, and with so many old tombstones, each of an identity.
-async fn put_tombstones(world: &World, many: usize) {
+async fn put_tombstones(world: &World, many: u64) {
     put_row_with(
         world,
         (0..many).map(|number| {
             let nonce = format!("{number:032}");
-            let tombstone = [("released_at".to_owned(), digits(1000)), ("nonce".to_owned(), text(&nonce))];
+            let tombstone = [("released_at".to_owned(), digits(1000 + number)), ("nonce".to_owned(), text(&nonce))];
             (format!("permit:2#{number:02}#"), AttributeValue::M(tombstone.into()))
         }),
     )
