@@ -592,7 +592,7 @@ struct AcquireAttempts<'a> {
     pending: Pending,
     /// The leases of the attempts. A later attempt may find that an earlier one was applied and its answer lost. The lease
     /// of that earlier attempt counts then.
-    leases: Vec<Lease>,
+    sent: Vec<(Moment, Lease)>,
     unanswered: bool,
     delays: Waiting,
     /// The places of this waiter, if waiters take turns.
@@ -634,7 +634,7 @@ impl<'a> AcquireAttempts<'a> {
             acquire,
             started,
             pending: Pending::new(acquire)?,
-            leases: Vec::new(),
+            sent: Vec::new(),
             unanswered: false,
             delays: Waiting::start(acquire.wait, limit),
             turns: (!acquire.takes_over && acquire.wait.is_some_and(|wait| wait.takes_turns()))
@@ -650,8 +650,8 @@ impl<'a> AcquireAttempts<'a> {
         let settings = &locks.0;
         let now = settings.clock.now();
         let lease = self.acquire.lease_from(now)?;
-        self.leases.retain(|lease| !lease.deadline.has_passed(now));
-        self.leases.push(lease);
+        self.sent.retain(|(_, lease)| !lease.deadline.has_passed(now));
+        self.sent.push((now, lease));
         self.ranks = self.ranks(now);
         let trace = trace::context(telemetry.span());
         let claim = Claim {
@@ -684,21 +684,20 @@ impl<'a> AcquireAttempts<'a> {
         // A key that was taken is freed if this future is dropped before `into_lock`.
         let is_taken = matches!(claimed, Ok(Claimed::Granted { .. } | Claimed::Already { .. } | Claimed::Lost));
         self.pending.may_have_key = is_taken || self.unanswered;
+        let asked_at = self.pending.asked_at;
         match claimed? {
             Claimed::Granted { fences, data, taken_from, hold_time } => {
                 let excess = self.turns.as_ref().map(|turns| turns.excess(answered.since(now))).unwrap_or_default();
-                let grant = Grant { fences, data, sent: now, lease, hold_time, excess };
+                let grant = Grant { fences, data, sent: now, asked_at, lease, hold_time, excess };
                 Ok(Answered::Taken(Box::new(Taken { grant, from: taken_from })))
             }
             Claimed::Already { fences, data, end, hold_time } => {
                 let key = self.acquire.name();
                 tracing::debug!(key, "acquired by an earlier attempt, whose answer was lost");
                 // A lock without a fence would count as one that is not enforced.
-                let ours = self.leases.iter().find(|lease| lease.end == end).filter(|_| !fences.is_empty());
-                let Some(&lease) = ours else { return Ok(Answered::TakenTooLong) };
-                // A later attempt may still arrive, and the release is not before it.
-                let sent = now.not_before(self.pending.asked_at);
-                let grant = Grant { fences, data, sent, lease, hold_time, excess: Duration::ZERO };
+                let ours = self.sent.iter().find(|(_, lease)| lease.end == end).filter(|_| !fences.is_empty());
+                let Some(&(sent, lease)) = ours else { return Ok(Answered::TakenTooLong) };
+                let grant = Grant { fences, data, sent, asked_at, lease, hold_time, excess: Duration::ZERO };
                 Ok(Answered::Taken(Box::new(Taken { grant, from: Vec::new() })))
             }
             Claimed::Lost => {
@@ -721,7 +720,7 @@ impl<'a> AcquireAttempts<'a> {
     async fn begin_anew(&mut self) -> Result<Error, Error> {
         let stale = std::mem::replace(&mut self.pending, Pending::new(self.acquire)?);
         self.unanswered = false;
-        self.leases.clear();
+        self.sent.clear();
         stale.withdraw(self.acquire.time_to_withdraw()).await;
         Ok(self.pending.acquisition.error(Cause::Unavailable, &self.acquire.locks.0.table))
     }

@@ -57,6 +57,8 @@ pub(super) struct Holding {
     pub(super) telemetry: HoldSpan,
     /// When the request that took the key was sent.
     sent: Moment,
+    /// The latest time of an attempt to take it, by the wall clock.
+    pub(super) asked_at: Duration,
     /// How long the holds before this one took.
     hold_time: Option<HoldTime>,
     /// How much longer that request took than other ones.
@@ -72,8 +74,10 @@ pub(super) struct Grant {
     /// In the order of the keys. Without a fence, the lock is not enforced.
     pub(super) fences: Vec<u64>,
     pub(super) data: Option<Data>,
-    /// When the request that took the key was sent, or a later one that found it taken.
+    /// When the request that took the key was sent.
     pub(super) sent: Moment,
+    /// The latest time of an attempt to take it, by the wall clock.
+    pub(super) asked_at: Duration,
     pub(super) lease: Lease,
     /// How long the holds before this one took.
     pub(super) hold_time: Option<HoldTime>,
@@ -84,7 +88,15 @@ pub(super) struct Grant {
 impl Grant {
     /// The grant of a lock that is not enforced.
     pub(super) fn unlocked(sent: Moment, lease: Lease) -> Self {
-        Self { fences: Vec::new(), data: None, sent, lease, hold_time: None, excess: Duration::ZERO }
+        Self {
+            fences: Vec::new(),
+            data: None,
+            sent,
+            asked_at: sent.wall,
+            lease,
+            hold_time: None,
+            excess: Duration::ZERO,
+        }
     }
 }
 
@@ -159,13 +171,14 @@ impl Lock {
         telemetry: HoldSpan,
         Continuation { hold_until, sequence }: Continuation,
     ) -> Self {
-        let Grant { fences, data, sent, lease, hold_time, excess } = grant;
+        let Grant { fences, data, sent, asked_at, lease, hold_time, excess } = grant;
         let hold = Arc::new(Holding {
             locks,
             acquisition,
             fences,
             telemetry,
             sent,
+            asked_at,
             hold_time,
             excess,
             state: Mutex::new(State {
@@ -247,8 +260,7 @@ impl Lock {
         self.hold.is_enforced()
     }
 
-    /// Returns when the request that acquired the lock was sent, by this host's clock. After a lost answer, this is the
-    /// attempt that found the lock acquired.
+    /// Returns when the request that acquired the lock was sent, by this host's clock.
     #[must_use]
     pub fn acquired_at(&self) -> SystemTime {
         SystemTime::UNIX_EPOCH + self.hold.acquired()
@@ -580,7 +592,7 @@ impl Holding {
         let State { hold_until, lease, .. } = *self.state();
         let hold = Hold { since: self.acquired() + self.excess, before: self.hold_time, is_before_known: true };
         let release =
-            Release { sequence, now, fence: None, acquired_at: self.acquired(), hold_until, hold: Some(hold), data };
+            Release { sequence, now, fence: None, asked_at: self.asked_at, hold_until, hold: Some(hold), data };
         let answer = match table.release(&self.acquisition, &release).await {
             Ok(Released::Freed) => Ok(None),
             Ok(Released::Completed(record)) => Ok(Some(record)),

@@ -251,7 +251,8 @@ impl Lock {
             owner: acquisition.owner.clone(),
             fence: self.fence(),
             sequence,
-            acquired_at: millis(since_epoch(self.acquired_at())),
+            // Another attempt than the one that took the key may still be under way.
+            acquired_at: millis(self.hold.asked_at),
             expires_at,
             hold_until: hold_until.map(millis_up),
             kind: acquisition.kind().in_tickets().map(str::to_owned),
@@ -317,8 +318,9 @@ impl Locks {
         let resumed = table.resume(&mut acquisition, handover, &nonce, valid_from).await?;
         let Resumed { fence, data, end, acquired_at, hold_time } = resumed;
         let sent = now.earlier(acquired(acquired_at, now));
+        let asked_at = acquired(acquired_at.max(ticket.acquired_at), now);
         let lease = table.stored_lease(end, now);
-        let grant = Grant { fences: vec![fence], data, sent, lease, hold_time, excess: Duration::ZERO };
+        let grant = Grant { fences: vec![fence], data, sent, asked_at, lease, hold_time, excess: Duration::ZERO };
         self.resumed(
             ticket,
             acquisition,

@@ -159,24 +159,16 @@ impl Table {
         let (rules, owner) = (acquisition.rules(), acquisition.owner.as_str());
         // No row accepts a release with the number 0. It answers with the row.
         let sequence = u64::from(!keeps);
-        // The clock may have been set back since the attempt, by the clock skew at most.
-        let not_before_it = || {
+        // The clock may have been set back since the attempt: from ahead of the others to behind them.
+        let moments = || {
             let now = clock.now();
-            now.not_before(asked_at.min(now.wall.saturating_add(self.clock_skew)))
+            (now, asked_at.min(now.wall.saturating_add(2 * self.clock_skew)))
         };
         for _ in 0..TRIES {
             // Here and below: Lambda may have frozen this process since the last request, and a row with an old TTL is deleted
             // too early. A request that `write` repeats keeps its time, as those of all holders do, for ten seconds at most.
-            let now = not_before_it();
-            let release = Release {
-                sequence,
-                now,
-                fence: None,
-                acquired_at: Duration::ZERO,
-                hold_until: None,
-                hold: None,
-                data: None,
-            };
+            let (now, asked_at) = moments();
+            let release = Release { sequence, now, fence: None, asked_at, hold_until: None, hold: None, data: None };
             let others = self.release_held(acquisition, &release).await?;
             // What others have freed refuses this owner only until the next release.
             let is_own = |row: &Option<Row>| match rules.trace(row.as_ref(), owner, now) {
@@ -186,7 +178,9 @@ impl Table {
             let was_applied = others.len() < rules.keys().len() || others.iter().any(|(_, row)| is_own(row));
             let Some((key, row)) = others.first().filter(|_| !was_applied) else { return Ok(()) };
             let of = OwnRow { table: self, key, owner };
-            let Some(withdrawal) = rules.withdrawal(of, row.as_ref(), not_before_it()) else { return Ok(()) };
+            let (now, asked_at) = moments();
+            let withdrawal = rules.withdrawal(of, row.as_ref(), now.not_before(asked_at));
+            let Some(withdrawal) = withdrawal else { return Ok(()) };
             match self.write(withdrawal, None).await? {
                 Answer::Applied(_) => return Ok(()),
                 // The row has changed meanwhile.

@@ -35,7 +35,7 @@ impl Table {
                 sequence: MAX_SEQUENCE,
                 now,
                 fence: held.fence,
-                acquired_at: Duration::from_millis(held.since.unwrap_or_default()),
+                asked_at: Duration::from_millis(held.since.unwrap_or_default()),
                 hold_until: None,
                 hold: since.map(|since| Hold { since, before, is_before_known: true }),
                 data: None,

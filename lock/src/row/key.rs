@@ -344,10 +344,10 @@ pub(super) fn trace(row: Option<&Row>, owner: &str, now: Moment) -> Trace {
 /// owner, and of any acquire that was sent more than the clock skew before the release. It also refuses a release that
 /// arrives after a later release of the same owner.
 pub(super) fn release<'a>(OwnRow { table, key, owner }: OwnRow<'a>, release: &Release<'_>) -> Update<'a> {
-    let Release { sequence, now, acquired_at, hold_until, hold, data, .. } = *release;
+    let Release { sequence, now, asked_at, hold_until, hold, data, .. } = *release;
     // Not before the acquire, even if the clock was set back. Each end is then after its acquire, and each acquire after the
     // previous end. So the row refuses a late duplicate of an acquire, even when another owner has replaced it.
-    let end = now.wall.max(acquired_at).max(hold_until.unwrap_or_default());
+    let end = now.wall.max(asked_at).max(hold_until.unwrap_or_default());
     let update = Update::new(key)
         .when(OWNER.is(text("owner", owner)))
         .when(STATUS.is(text("in_progress", IN_PROGRESS)))

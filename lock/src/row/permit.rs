@@ -429,7 +429,7 @@ impl Rules for Permit {
     /// one does while many are sent at the same moment.
     fn release<'a>(&self, of: OwnRow<'a>, release: &Release<'_>, is_first: bool) -> Update<'a> {
         let OwnRow { table, key, owner } = of;
-        let Release { sequence, now, acquired_at, hold_until, hold, data, .. } = *release;
+        let Release { sequence, now, asked_at, hold_until, hold, data, .. } = *release;
         let (permit, permit_fence) = paths(owner);
         let number_of_request = || permit.clone().entry(permit::SEQUENCE);
         let mut update = Update::new(key)
@@ -445,7 +445,7 @@ impl Rules for Permit {
         } else {
             update = update
                 .when(PERMITS.at_least(count("one", 1_u8)))
-                .set(permit, value("tombstone", tombstone_of(owner, millis(now.wall.max(acquired_at)), None)))
+                .set(permit, value("tombstone", tombstone_of(owner, millis(now.wall.max(asked_at)), None)))
                 .set(PERMITS, To::Minus(count("one", 1_u8)))
                 .set(FREED_AT, count("freed_at", now.millis()))
                 .remove(permit_fence);
@@ -574,8 +574,8 @@ impl Table {
             .set(EXPIRATION, count("expiration", seconds_up(kept_until(self, now))));
         permits.iter().enumerate().fold(update, |update, (index, &(owner, seen))| {
             let (permit, permit_fence) = other_paths(index, owner);
-            // Not before the acquire, as a release.
-            let released_at = now.millis().max(seen.since.unwrap_or_default());
+            // Not before the acquire, whose clock may be ahead.
+            let released_at = now.millis().max(seen.since.unwrap_or_default().min(latest(self, now)));
             update
                 .when(permit.clone().entry(permit::LEASE_END).above(count("zero", 0_u8)))
                 .when_some(is_of(permit.clone(), owner))

@@ -29,8 +29,8 @@ pub(crate) struct Release<'a> {
     pub(crate) now: Moment,
     /// The acquisition that others release, for its identity: its owner may have a later one when the request arrives.
     pub(crate) fence: Option<u64>,
-    /// When the key was acquired, in whole milliseconds.
-    pub(crate) acquired_at: Duration,
+    /// The latest known time of an attempt of the acquire. It may still be under way.
+    pub(crate) asked_at: Duration,
     /// Until when the key stays held after the release.
     pub(crate) hold_until: Option<Duration>,
     /// What the hold time for waiters follows from, if the hold is known.

@@ -151,13 +151,13 @@ impl Table {
         &self,
         acquisition: &Acquisition,
         ticket: Handover,
-        acquired_at: Duration,
+        asked_at: Duration,
         hold_until: Option<Duration>,
     ) -> Result<(), Error> {
         let (sequence, now) = (ticket.next_sequence(), ticket.now);
         // The hold time of the row is unknown here, and stays if it has one.
-        let hold = Hold { since: acquired_at, before: None, is_before_known: false };
-        let release = Release { sequence, now, fence: None, acquired_at, hold_until, hold: Some(hold), data: None };
+        let hold = Hold { since: asked_at, before: None, is_before_known: false };
+        let release = Release { sequence, now, fence: None, asked_at, hold_until, hold: Some(hold), data: None };
         let Some((key, row)) = self.release_held(acquisition, &release).await?.pop() else { return Ok(()) };
         let trace = acquisition.rules().trace(row.as_ref(), &acquisition.owner, now);
         match &trace {

@@ -259,7 +259,7 @@ pub(crate) async fn assert_withdrawn_by_a_clock_set_back<S: Subject>(
         let (world, late) = (World::in_virtual_time().await, S::hold_back(first..=3));
         let host = world.host().clock_ahead(Duration::from_millis(900));
         let host = host.intercept(S::lose_answers(1..=3)).intercept(late.clone());
-        let host = StepsClock::host(host, 3, |host| host.set_clock_back(Duration::from_millis(800)));
+        let host = StepsClock::host(host, 3, |host| host.set_clock_back(Duration::from_millis(1700)));
         let locks = world.locks_with_quick_retries(&host).build().unwrap();
         assert_eq!(acquire(&locks).await.err().unwrap().kind(), ErrorKind::Unavailable);
         assert!(locks.flush(Duration::from_mins(1)).await);
@@ -270,32 +270,61 @@ pub(crate) async fn assert_withdrawn_by_a_clock_set_back<S: Subject>(
     }
 }
 
-/// The second attempt finds what the first one has taken. A try of it is late, and the release is by an earlier clock.
+pub(crate) async fn a_withdrawal_by_a_clock_that_was_hours_ahead_blocks_nobody<S: Subject>() {
+    tokio::time::pause();
+    for first in [1, 2] {
+        let world = World::in_virtual_time().await;
+        let host = world.host().clock_ahead(Duration::from_hours(2));
+        let host = host.intercept(S::lose_answers(1..=3)).intercept(S::hold_back(first..=3));
+        let host = StepsClock::host(host, 3, |host| host.set_clock_back(Duration::from_hours(2)));
+        let locks = world.locks_with_quick_retries(&host).build().unwrap();
+        assert_eq!(S::acquire(&locks, LEASE).await.err().unwrap().kind(), ErrorKind::Unavailable);
+        assert!(locks.flush(Duration::from_mins(1)).await);
+        let others = world.default_locks();
+        let mut next = acquired_soon(async || S::acquire(&others, LEASE).await).await;
+        next.release().await.unwrap();
+    }
+}
+
+/// How a lock ends whose process has sent its acquire more than once.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Ends {
+    ByItself,
+    ByTicket,
+    AfterAResumption,
+}
+
+/// The clock of the acquire is set back, or the clock of the release is behind it.
 pub(crate) async fn a_late_attempt_of_an_acquire_that_has_succeeded_takes_nothing_after_a_holder<S: Subject>() {
     if is_excepted::<S>(Ability::TakeTurns) {
         return;
     }
     tokio::time::pause();
-    for is_by_ticket in [false, true] {
-        if is_by_ticket && is_excepted::<S>(Ability::HandOver) {
+    for ends in [Ends::ByItself, Ends::ByTicket, Ends::AfterAResumption] {
+        if ends != Ends::ByItself && is_excepted::<S>(Ability::HandOver) {
             continue;
         }
-        let (world, late) = (World::in_virtual_time().await, S::hold_back(4..=4));
-        let host = world.host().clock_ahead(Duration::from_millis(900));
-        let host = host.intercept(S::lose_answers(1..=3)).intercept(late.clone());
-        let host = StepsClock::host(host, 5, |host| host.set_clock_back(Duration::from_millis(900)));
-        let locks = world.locks_with_quick_retries(&host).build().unwrap();
-        let pause = Duration::from_millis(500);
-        let wait = Wait::backoff(Backoff::new().base(pause).cap(pause).jitter(Jitter::None)).up_to(LEASE);
-        let mut held = S::wait(&locks, LEASE, wait).await.unwrap_or_else(|error| panic!("{error}"));
-        let others = world.default_locks();
-        if is_by_ticket {
-            others.release_ticket(&held.into_ticket()).await.unwrap();
-        } else {
-            held.release().await.unwrap();
+        // The first attempt was applied, and a try of the second one is late; or that is the first attempt itself.
+        for (first, last, stepped) in [(4, 4, 5), (1, 3, 3)] {
+            let (world, late) = (World::in_virtual_time().await, S::hold_back(first..=last));
+            let host = world.host().clock_ahead(Duration::from_millis(900));
+            let host = host.intercept(S::lose_answers(1..=3)).intercept(late.clone());
+            let host = StepsClock::host(host, stepped, |host| host.set_clock_back(Duration::from_millis(900)));
+            let locks = world.locks_with_quick_retries(&host).build().unwrap();
+            let pause = Duration::from_millis(500);
+            let wait = Wait::backoff(Backoff::new().base(pause).cap(pause).jitter(Jitter::None)).up_to(LEASE);
+            let mut held = S::wait(&locks, LEASE, wait).await.unwrap_or_else(|error| panic!("{error}"));
+            let others = world.default_locks();
+            match ends {
+                Ends::ByItself => held.release().await.unwrap(),
+                Ends::ByTicket => others.release_ticket(&held.into_ticket()).await.unwrap(),
+                Ends::AfterAResumption => {
+                    others.resume(&held.into_ticket()).await.unwrap().release().await.unwrap();
+                }
+            }
+            let mut next = acquired_soon(async || S::acquire(&others, LEASE).await).await;
+            next.release().await.unwrap();
+            assert!(!late.deliver(&world).await, "{ends:?}, {first}");
         }
-        let mut next = acquired_soon(async || S::acquire(&others, LEASE).await).await;
-        next.release().await.unwrap();
-        assert!(!late.deliver(&world).await, "{is_by_ticket}");
     }
 }

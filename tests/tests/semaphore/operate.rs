@@ -8,7 +8,9 @@ use lambda_lock_tests::{StepsClock, World};
 use tokio::join;
 use tokio::time::sleep;
 
-use crate::{DAY, KEY, LEASE, acquire_all, after_the_lease, assert_contains, owners, permits, release_all, row};
+use crate::{
+    CLOCK_SKEW, DAY, KEY, LEASE, acquire_all, after_the_lease, assert_contains, owners, permits, release_all, row,
+};
 
 async fn seen(locks: &Locks) -> Holder {
     locks.get(KEY).await.unwrap().unwrap()
@@ -152,4 +154,16 @@ async fn an_acquire_that_learns_at_its_deadline_that_it_was_freed_counts_its_att
     let (acquired, ()) = join!(acquire.into_future(), freed);
     let error = acquired.unwrap_err();
     assert_eq!((error.kind(), error.attempts(), host.requests()), (ErrorKind::Unavailable, 2, 6), "{error}");
+}
+
+#[tokio::test]
+async fn an_identity_can_acquire_soon_after_a_release_by_force_of_what_a_clock_far_ahead_has_acquired() {
+    let world = World::in_virtual_time().await;
+    tokio::time::pause();
+    let ahead = world.locks(&world.host().clock_ahead(Duration::from_hours(1)).build()).build().unwrap();
+    let _held = ahead.semaphore(KEY, 1).acquire().owner_from("run").await.unwrap();
+    let tools = world.default_locks();
+    assert!(tools.force_release(KEY, &seen(&tools).await).await.unwrap());
+    sleep(CLOCK_SKEW).await;
+    tools.semaphore(KEY, 1).acquire().owner_from("run").await.unwrap().release().await.unwrap();
 }
