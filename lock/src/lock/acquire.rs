@@ -684,7 +684,7 @@ impl<'a> AcquireAttempts<'a> {
         // A key that was taken is freed if this future is dropped before `into_lock`.
         let is_taken = matches!(claimed, Ok(Claimed::Granted { .. } | Claimed::Already { .. } | Claimed::Lost));
         self.pending.may_have_key = is_taken || self.unanswered;
-        let asked_at = self.pending.asked_at;
+        let asked_at = settings.table.time_of_attempt(self.pending.asked_at, now);
         match claimed? {
             Claimed::Granted { fences, data, taken_from, hold_time } => {
                 let excess = self.turns.as_ref().map(|turns| turns.excess(answered.since(now))).unwrap_or_default();

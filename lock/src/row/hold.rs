@@ -143,6 +143,12 @@ impl Table {
         }
     }
 
+    /// Limits the time of an attempt to what clocks allow: this one may have been set back since, from ahead of the others to
+    /// behind them. One that was farther ahead may not block a key for so long.
+    pub(crate) fn time_of_attempt(&self, asked_at: Duration, now: Moment) -> Duration {
+        asked_at.min(now.wall.saturating_add(2 * self.clock_skew))
+    }
+
     /// Frees the keys if this owner has them after all. Otherwise makes the row of one key refuse an attempt that arrives
     /// late, and so all that the attempt asks for. One request if the owner has the keys, two if not; up to six if others
     /// change the rows.
@@ -159,10 +165,9 @@ impl Table {
         let (rules, owner) = (acquisition.rules(), acquisition.owner.as_str());
         // No row accepts a release with the number 0. It answers with the row.
         let sequence = u64::from(!keeps);
-        // The clock may have been set back since the attempt: from ahead of the others to behind them.
         let moments = || {
             let now = clock.now();
-            (now, asked_at.min(now.wall.saturating_add(2 * self.clock_skew)))
+            (now, self.time_of_attempt(asked_at, now))
         };
         for _ in 0..TRIES {
             // Here and below: Lambda may have frozen this process since the last request, and a row with an old TTL is deleted

@@ -286,6 +286,22 @@ pub(crate) async fn a_withdrawal_by_a_clock_that_was_hours_ahead_blocks_nobody<S
     }
 }
 
+pub(crate) async fn a_release_after_an_attempt_by_a_clock_that_was_hours_ahead_blocks_nobody<S: Subject>() {
+    if is_excepted::<S>(Ability::TakeTurns) {
+        return;
+    }
+    let world = World::in_virtual_time().await;
+    tokio::time::pause();
+    let host = world.host().clock_ahead(Duration::from_hours(2)).intercept(S::hold_back(1..=3));
+    let host = StepsClock::host(host, 3, |host| host.set_clock_back(Duration::from_hours(2)));
+    let locks = world.locks_with_quick_retries(&host).build().unwrap();
+    let mut held = S::wait(&locks, LEASE, LEASE.into()).await.unwrap_or_else(|error| panic!("{error}"));
+    held.release().await.unwrap();
+    let others = world.default_locks();
+    let mut next = acquired_soon(async || S::acquire(&others, LEASE).await).await;
+    next.release().await.unwrap();
+}
+
 /// How a lock ends whose process has sent its acquire more than once.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Ends {
@@ -316,7 +332,13 @@ pub(crate) async fn a_late_attempt_of_an_acquire_that_has_succeeded_takes_nothin
             let mut held = S::wait(&locks, LEASE, wait).await.unwrap_or_else(|error| panic!("{error}"));
             let others = world.default_locks();
             match ends {
-                Ends::ByItself => held.release().await.unwrap(),
+                Ends::ByItself => {
+                    held.release().await.unwrap();
+                    // The step of the clock is no part of the hold.
+                    let row = world.row(S::KEYS[0]).await.unwrap();
+                    let hold: f64 = row["hold"].as_n().unwrap().parse().unwrap();
+                    assert!(hold < 100.0, "{hold} ms");
+                }
                 Ends::ByTicket => others.release_ticket(&held.into_ticket()).await.unwrap(),
                 Ends::AfterAResumption => {
                     others.resume(&held.into_ticket()).await.unwrap().release().await.unwrap();

@@ -69,6 +69,7 @@ macro_rules! suite {
                     late::a_late_attempt_of_an_acquire_freed_by_force_takes_nothing_minutes_later
                     late::a_late_attempt_takes_nothing_after_a_withdrawal_by_a_clock_set_back
                     late::a_withdrawal_by_a_clock_that_was_hours_ahead_blocks_nobody
+                    late::a_release_after_an_attempt_by_a_clock_that_was_hours_ahead_blocks_nobody
                     late::a_late_attempt_of_an_acquire_that_has_succeeded_takes_nothing_after_a_holder
                     prevented::a_prevented_renewal_is_repeated
                     prevented::a_prevented_release_is_repeated
