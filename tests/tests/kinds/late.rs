@@ -336,8 +336,8 @@ pub(crate) async fn a_late_attempt_of_an_acquire_that_has_succeeded_takes_nothin
                     held.release().await.unwrap();
                     // The step of the clock is no part of the hold.
                     let row = world.row(S::KEYS[0]).await.unwrap();
-                    let hold: f64 = row["hold"].as_n().unwrap().parse().unwrap();
-                    assert!(hold < 100.0, "{hold} ms");
+                    let took: f64 = row["hold"].as_n().unwrap().parse().unwrap();
+                    assert!(took < 100.0, "{took} ms");
                 }
                 Ends::ByTicket => others.release_ticket(&held.into_ticket()).await.unwrap(),
                 Ends::AfterAResumption => {
