@@ -57,7 +57,7 @@ pub(super) struct Holding {
     pub(super) telemetry: HoldSpan,
     /// When the request that took the key was sent.
     sent: Moment,
-    /// The latest time of an attempt to take it, by the wall clock.
+    /// The latest time of an attempt to take it, by the wall clock, as the clock skew allows.
     pub(super) asked_at: Duration,
     /// How long the holds before this one took.
     hold_time: Option<HoldTime>,
@@ -76,7 +76,7 @@ pub(super) struct Grant {
     pub(super) data: Option<Data>,
     /// When the request that took the key was sent.
     pub(super) sent: Moment,
-    /// The latest time of an attempt to take it, by the wall clock.
+    /// The latest time of an attempt to take it, by the wall clock, as the clock skew allows.
     pub(super) asked_at: Duration,
     pub(super) lease: Lease,
     /// How long the holds before this one took.

@@ -91,7 +91,7 @@ pub struct Ticket {
     /// The number of the last request of the lock that was handed over.
     sequence: u64,
     /// These times are in milliseconds since the epoch, by the clock of the process that made the ticket.
-    /// When the lock was acquired: the latest attempt, if there was more than one.
+    /// When the lock was acquired, or the latest attempt if there was more than one.
     acquired_at: u64,
     expires_at: u64,
     /// Until when `hold_at_least` keeps the key.

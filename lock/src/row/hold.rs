@@ -143,8 +143,8 @@ impl Table {
         }
     }
 
-    /// Limits the time of an attempt to what clocks allow: this one may have been set back since, from ahead of the others to
-    /// behind them. One that was farther ahead may not block a key for so long.
+    /// Limits the time of an attempt to what the clock skew allows: this host's clock may have been set back since, from ahead
+    /// of the others to behind them. A clock that was farther ahead does not block a key for so long.
     pub(crate) fn time_of_attempt(&self, asked_at: Duration, now: Moment) -> Duration {
         asked_at.min(now.wall.saturating_add(2 * self.clock_skew))
     }

@@ -345,8 +345,8 @@ pub(super) fn trace(row: Option<&Row>, owner: &str, now: Moment) -> Trace {
 /// arrives after a later release of the same owner.
 pub(super) fn release<'a>(OwnRow { table, key, owner }: OwnRow<'a>, release: &Release<'_>) -> Update<'a> {
     let Release { sequence, now, asked_at, hold_until, hold, data, .. } = *release;
-    // Not before an attempt of the acquire, even if the clock was set back. Each end is then after them, and each acquire after
-    // the previous end. So the row refuses a late duplicate of an acquire, even when another owner has replaced it.
+    // Not before an attempt of the acquire, even if the clock was set back as far as the clock skew allows. Each end is then
+    // after them, and each acquire after the previous end. So the row refuses a late duplicate of an acquire, even when another owner has replaced it.
     let end = now.wall.max(asked_at).max(hold_until.unwrap_or_default());
     let update = Update::new(key)
         .when(OWNER.is(text("owner", owner)))
