@@ -344,10 +344,11 @@ pub(super) fn trace(row: Option<&Row>, owner: &str, now: Moment) -> Trace {
 /// owner, and of any acquire that was sent more than the clock skew before the release. It also refuses a release that
 /// arrives after a later release of the same owner.
 pub(super) fn release<'a>(OwnRow { table, key, owner }: OwnRow<'a>, release: &Release<'_>) -> Update<'a> {
-    let Release { sequence, now, asked_at, hold_until, hold, data, .. } = *release;
+    let Release { sequence, asked_at, hold, data, .. } = *release;
     // Not before an attempt of the acquire, even if the clock was set back as far as the clock skew allows. Each end is then
-    // after them, and each acquire after the previous end. So the row refuses a late duplicate of an acquire, even when another owner has replaced it.
-    let end = now.wall.max(asked_at).max(hold_until.unwrap_or_default());
+    // after them, and each acquire after the previous end. So the row refuses a late duplicate of an acquire, even when
+    // another owner has replaced it.
+    let end = release.end_of_hold().max(asked_at);
     let update = Update::new(key)
         .when(OWNER.is(text("owner", owner)))
         .when(STATUS.is(text("in_progress", IN_PROGRESS)))
@@ -358,7 +359,7 @@ pub(super) fn release<'a>(OwnRow { table, key, owner }: OwnRow<'a>, release: &Re
         .set(SEQUENCE, count("sequence", sequence))
         .set_data(data);
     match hold {
-        Some(hold) => hold.set_in(update, now.wall.max(hold_until.unwrap_or_default())),
+        Some(hold) => hold.set_in(update, release.end_of_hold()),
         None => update,
     }
 }

@@ -451,7 +451,7 @@ impl Rules for Permit {
                 .remove(permit_fence);
         }
         if let Some(hold) = hold {
-            update = hold.set_in(update, now.wall.max(hold_until.unwrap_or_default()));
+            update = hold.set_in(update, release.end_of_hold());
         }
         let seen = self.seen.as_ref();
         // Without the acquire, nothing is known about tombstones.

@@ -38,6 +38,13 @@ pub(crate) struct Release<'a> {
     pub(crate) data: Option<&'a Data>,
 }
 
+impl Release<'_> {
+    /// Returns when the hold ends: now, or at the end of the minimum hold.
+    pub(super) fn end_of_hold(&self) -> Duration {
+        self.now.wall.max(self.hold_until.unwrap_or_default())
+    }
+}
+
 /// A hold that ends with a release.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Hold {

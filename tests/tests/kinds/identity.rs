@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use aws_sdk_dynamodb::types::AttributeValue;
 use lambda_lock::embedded::{Answer, Host, Intercept};
-use lambda_lock::{Backoff, Error, ErrorKind, Jitter, Locks, Wait};
+use lambda_lock::{Error, ErrorKind, Locks, Wait};
 use lambda_lock_tests::{Late, World, engine_with_latency};
 use serde_json::Value;
 use tokio::join;
@@ -13,7 +13,7 @@ use tokio::time::sleep;
 
 use crate::late::{assert_withdrawn_by_a_clock_set_back, free_by_force};
 use crate::subject::{Ability, Subject, is_excepted};
-use crate::{AFTER_THE_LEASE, LEASE, acquired_soon, ahead, assert_held, rows};
+use crate::{AFTER_THE_LEASE, LEASE, ahead, assert_held, assert_withdrawn, at_pauses, rows, use_soon};
 
 const IDENTITY: &str = "execution 1";
 
@@ -283,14 +283,16 @@ pub(crate) async fn a_late_acquire_that_was_withdrawn_takes_nothing_after_others
 
 /// Acquires without an answer, and withdraws.
 async fn withdraw<S: Subject>(locks: &Locks, is_takeover: bool) {
-    let answer = if is_takeover {
-        S::take_over(locks, LEASE, IDENTITY, None).await
+    assert_withdrawn(locks, asked::<S>(locks, is_takeover, None).await).await;
+}
+
+/// Acquires for the identity, or takes over what it has.
+async fn asked<S: Subject>(locks: &Locks, is_takeover: bool, wait: Option<Wait>) -> Result<S, Error> {
+    if is_takeover {
+        S::take_over(locks, LEASE, IDENTITY, wait).await
     } else {
-        S::acquire_for(locks, LEASE, IDENTITY, None).await
-    };
-    let Err(error) = answer else { panic!("it was granted") };
-    assert_eq!(error.kind(), ErrorKind::Unavailable);
-    assert!(locks.flush(Duration::from_mins(1)).await);
+        S::acquire_for(locks, LEASE, IDENTITY, wait).await
+    }
 }
 
 /// The answer to the release of the earlier holder is lost, so it is sent twice.
@@ -397,11 +399,6 @@ pub(crate) async fn a_release_for_an_identity_that_is_not_answered_is_not_repeat
     assert!(tools.release_identity(S::KEYS[0], IDENTITY).await.unwrap());
 }
 
-/// A wait with attempts at these pauses.
-fn at_pauses(pause: Duration, budget: Duration) -> Wait {
-    Wait::backoff(Backoff::new().base(pause).cap(pause).jitter(Jitter::None)).up_to(budget)
-}
-
 async fn free_for_identity<S: Subject>(tools: &Locks) {
     for key in S::KEYS {
         assert!(tools.release_identity(*key, IDENTITY).await.unwrap());
@@ -488,13 +485,6 @@ async fn freed_before_a_late_attempt<S: Subject>(
     let host = world.host().clock_ahead(Duration::from_millis(900)).intercept(lost).intercept(late.clone()).build();
     let locks = world.locks_with_quick_retries(&host).build().unwrap();
     let wait = Some(at_pauses(PAUSE, budget));
-    let acquire = async {
-        if is_takeover {
-            S::take_over(&locks, LEASE, IDENTITY, wait).await
-        } else {
-            S::acquire_for(&locks, LEASE, IDENTITY, wait).await
-        }
-    };
     let freed = async {
         sleep(PAUSE / 20).await;
         let tools = world.default_locks();
@@ -503,7 +493,7 @@ async fn freed_before_a_late_attempt<S: Subject>(
             Free::ByForce => free_by_force::<S>(&tools).await,
         }
     };
-    let (refused, ()) = join!(acquire, freed);
+    let (refused, ()) = join!(asked::<S>(&locks, is_takeover, wait), freed);
     (refused.err().unwrap(), locks)
 }
 
@@ -579,8 +569,7 @@ pub(crate) async fn a_late_acquire_that_was_freed_by_force_takes_nothing_after_t
     let _held: S = acquired(&world.locks_with_quick_retries(&host).build().unwrap()).await;
     let tools = world.default_locks();
     free_by_force::<S>(&tools).await;
-    let mut next: S = acquired_soon(async || S::acquire_for(&tools, LEASE, IDENTITY, None).await).await;
-    next.release().await.unwrap();
+    use_soon(async || S::acquire_for(&tools, LEASE, IDENTITY, None).await).await;
     assert!(!late.deliver(&world).await);
 }
 

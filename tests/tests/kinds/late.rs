@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use lambda_lock::embedded::Intercept;
-use lambda_lock::{Backoff, Error, ErrorKind, Jitter, Locks, Wait};
+use lambda_lock::embedded::{Host, Intercept};
+use lambda_lock::{Error, ErrorKind, Locks};
 use lambda_lock_tests::invocation::{Counter, millis};
 use lambda_lock_tests::request::{Purpose, purpose_of};
 use lambda_lock_tests::{Late, StepsClock, World};
@@ -12,7 +12,10 @@ use tokio::join;
 use tokio::time::sleep;
 
 use crate::subject::{Ability, Subject, is_excepted};
-use crate::{AFTER_THE_LEASE, LEASE, RETENTION, acquired, acquired_soon, ahead, assert_free, assert_held, rows};
+use crate::{
+    AFTER_THE_LEASE, LEASE, RETENTION, acquired, ahead, assert_free, assert_held, assert_withdrawn, at_pauses, rows,
+    use_soon,
+};
 
 /// Acquires on a host of which these writes are held back.
 async fn held_with<S: Subject>(world: &World, late: &Late) -> S {
@@ -37,9 +40,7 @@ pub(crate) async fn a_late_attempt_of_an_unanswered_acquire_takes_nothing<S: Sub
     let (world, late) = (World::new().await, S::hold_back(1..=3));
     let host = world.host().intercept(late.clone()).build();
     let locks = world.locks_with_quick_retries(&host).build().unwrap();
-    let Err(error) = S::acquire(&locks, LEASE).await else { panic!("it was granted") };
-    assert_eq!(error.kind(), ErrorKind::Unavailable);
-    assert!(locks.flush(Duration::from_mins(1)).await);
+    assert_withdrawn(&locks, S::acquire(&locks, LEASE).await).await;
     assert!(!late.deliver(&world).await);
     assert_free::<S>(&world).await;
 }
@@ -149,9 +150,7 @@ pub(crate) async fn a_withdrawal_is_dated_after_each_request_in_which_its_proces
         }
         let host = StepsClock::host(host, frozen, |host| host.advance_clock(FROZEN));
         let locks = world.locks_with_quick_retries(&host).build().unwrap();
-        let Err(error) = S::acquire(&locks, LEASE).await else { panic!("it was granted") };
-        assert_eq!(error.kind(), ErrorKind::Unavailable);
-        assert!(locks.flush(Duration::from_mins(1)).await);
+        assert_withdrawn(&locks, S::acquire(&locks, LEASE).await).await;
         assert_eq!(host.requests(), requests);
         let row = world.row(S::KEYS[0]).await.unwrap();
         let expiration: u64 = row["expiration"].as_n().unwrap().parse().unwrap();
@@ -182,7 +181,7 @@ pub(crate) async fn a_release_by_force_frees_no_later_acquisition<S: Subject>() 
     let host = world.host().intercept(S::lose_answers(1..=3)).build();
     let locks = world.locks_with_quick_retries(&host).build().unwrap();
     let delay = 2 * AFTER_THE_LEASE;
-    let wait = Wait::backoff(Backoff::new().base(delay).cap(delay).jitter(Jitter::None)).up_to(2 * delay);
+    let wait = at_pauses(delay, 2 * delay);
     let tools = ahead(&world, Duration::from_millis(200));
     let others = async {
         sleep(LEASE / 5).await;
@@ -225,7 +224,7 @@ pub(crate) async fn a_late_attempt_of_an_acquire_freed_by_force_takes_nothing_mi
     let host = world.host().intercept(S::lose_answers(1..=3)).intercept(late.clone()).build();
     let locks = world.locks_with_quick_retries(&host).build().unwrap();
     let pause = Duration::from_secs(45);
-    let wait = Wait::backoff(Backoff::new().base(pause).cap(pause).jitter(Jitter::None)).up_to(2 * pause);
+    let wait = at_pauses(pause, 2 * pause);
     let others = async {
         sleep(pause / 20).await;
         let tools = world.default_locks();
@@ -238,8 +237,7 @@ pub(crate) async fn a_late_attempt_of_an_acquire_freed_by_force_takes_nothing_mi
     // The row names the last acquire that was withdrawn.
     let silent = world.host().intercept(S::hold_back(1..=3)).build();
     let locks = world.locks_with_quick_retries(&silent).build().unwrap();
-    assert_eq!(S::acquire(&locks, LEASE).await.err().unwrap().kind(), ErrorKind::Unavailable);
-    assert!(locks.flush(Duration::from_mins(1)).await);
+    assert_withdrawn(&locks, S::acquire(&locks, LEASE).await).await;
     other.release().await.unwrap();
     assert!(!late.deliver(&world).await);
     assert_free::<S>(&world).await;
@@ -249,40 +247,42 @@ pub(crate) async fn a_late_attempt_takes_nothing_after_a_withdrawal_by_a_clock_s
     assert_withdrawn_by_a_clock_set_back(async |locks: &Locks| S::acquire(locks, LEASE).await).await;
 }
 
-/// Withdraws an acquire whose clock is set back before it. Its first try was applied, or also late. The acquires differ in
-/// their nonce.
+/// The acquires differ in their nonce.
 pub(crate) async fn assert_withdrawn_by_a_clock_set_back<S: Subject>(
     acquire: impl AsyncFn(&Locks) -> Result<S, Error>,
 ) {
     tokio::time::pause();
     for first in [1, 2] {
-        let (world, late) = (World::in_virtual_time().await, S::hold_back(first..=3));
-        let host = world.host().clock_ahead(Duration::from_millis(900));
-        let host = host.intercept(S::lose_answers(1..=3)).intercept(late.clone());
-        let host = StepsClock::host(host, 3, |host| host.set_clock_back(Duration::from_millis(1700)));
-        let locks = world.locks_with_quick_retries(&host).build().unwrap();
-        assert_eq!(acquire(&locks).await.err().unwrap().kind(), ErrorKind::Unavailable);
-        assert!(locks.flush(Duration::from_mins(1)).await);
-        let others = world.default_locks();
-        let mut next = acquired_soon(async || acquire(&others).await).await;
-        next.release().await.unwrap();
+        let set_back = |host: &Host| host.set_clock_back(Duration::from_millis(1700));
+        let (world, late) = used_after_a_withdrawal(first, Duration::from_millis(900), set_back, &acquire).await;
         assert!(!late.deliver(&world).await, "{first}");
     }
+}
+
+/// Withdraws an acquire whose clock is ahead, and is set back before the withdrawal. Its tries are late from this one on. The
+/// next acquire has the keys soon, and releases them.
+async fn used_after_a_withdrawal<S: Subject>(
+    first_late: u32,
+    ahead: Duration,
+    set_back: fn(&Host),
+    acquire: impl AsyncFn(&Locks) -> Result<S, Error>,
+) -> (World, Late) {
+    let (world, late) = (World::in_virtual_time().await, S::hold_back(first_late..=3));
+    let host = world.host().clock_ahead(ahead).intercept(S::lose_answers(1..=3)).intercept(late.clone());
+    let host = StepsClock::host(host, 3, set_back);
+    let locks = world.locks_with_quick_retries(&host).build().unwrap();
+    assert_withdrawn(&locks, acquire(&locks).await).await;
+    let others = world.default_locks();
+    use_soon(async || acquire(&others).await).await;
+    (world, late)
 }
 
 pub(crate) async fn a_withdrawal_by_a_clock_that_was_hours_ahead_blocks_nobody<S: Subject>() {
     tokio::time::pause();
     for first in [1, 2] {
-        let world = World::in_virtual_time().await;
-        let host = world.host().clock_ahead(Duration::from_hours(2));
-        let host = host.intercept(S::lose_answers(1..=3)).intercept(S::hold_back(first..=3));
-        let host = StepsClock::host(host, 3, |host| host.set_clock_back(Duration::from_hours(2)));
-        let locks = world.locks_with_quick_retries(&host).build().unwrap();
-        assert_eq!(S::acquire(&locks, LEASE).await.err().unwrap().kind(), ErrorKind::Unavailable);
-        assert!(locks.flush(Duration::from_mins(1)).await);
-        let others = world.default_locks();
-        let mut next = acquired_soon(async || S::acquire(&others, LEASE).await).await;
-        next.release().await.unwrap();
+        let set_back = |host: &Host| host.set_clock_back(Duration::from_hours(2));
+        let acquire = async |locks: &Locks| S::acquire(locks, LEASE).await;
+        used_after_a_withdrawal(first, Duration::from_hours(2), set_back, acquire).await;
     }
 }
 
@@ -298,8 +298,7 @@ pub(crate) async fn a_release_after_an_attempt_by_a_clock_that_was_hours_ahead_b
     let mut held = S::wait(&locks, LEASE, LEASE.into()).await.unwrap_or_else(|error| panic!("{error}"));
     held.release().await.unwrap();
     let others = world.default_locks();
-    let mut next = acquired_soon(async || S::acquire(&others, LEASE).await).await;
-    next.release().await.unwrap();
+    use_soon(async || S::acquire(&others, LEASE).await).await;
 }
 
 /// How a lock ends whose process has sent its acquire more than once.
@@ -327,8 +326,7 @@ pub(crate) async fn a_late_attempt_of_an_acquire_that_has_succeeded_takes_nothin
             let host = host.intercept(S::lose_answers(1..=3)).intercept(late.clone());
             let host = StepsClock::host(host, stepped, |host| host.set_clock_back(Duration::from_millis(900)));
             let locks = world.locks_with_quick_retries(&host).build().unwrap();
-            let pause = Duration::from_millis(500);
-            let wait = Wait::backoff(Backoff::new().base(pause).cap(pause).jitter(Jitter::None)).up_to(LEASE);
+            let wait = at_pauses(Duration::from_millis(500), LEASE);
             let mut held = S::wait(&locks, LEASE, wait).await.unwrap_or_else(|error| panic!("{error}"));
             let others = world.default_locks();
             match ends {
@@ -344,8 +342,7 @@ pub(crate) async fn a_late_attempt_of_an_acquire_that_has_succeeded_takes_nothin
                     others.resume(&held.into_ticket()).await.unwrap().release().await.unwrap();
                 }
             }
-            let mut next = acquired_soon(async || S::acquire(&others, LEASE).await).await;
-            next.release().await.unwrap();
+            use_soon(async || S::acquire(&others, LEASE).await).await;
             assert!(!late.deliver(&world).await, "{ends:?}, {first}");
         }
     }

@@ -19,7 +19,7 @@ mod turns;
 use std::time::Duration;
 
 use lambda_lock::embedded::Host;
-use lambda_lock::{Error, ErrorKind, Locks};
+use lambda_lock::{Backoff, Error, ErrorKind, Jitter, Locks, Wait};
 use lambda_lock_tests::{Row, World};
 use subject::Subject;
 use tokio::time::sleep;
@@ -162,15 +162,27 @@ async fn acquired<S: Subject>(locks: &Locks) -> S {
     S::acquire(locks, LEASE).await.unwrap_or_else(|error| panic!("{error}"))
 }
 
-/// Acquires as soon as the keys are free.
-async fn acquired_soon<S: Subject>(acquire: impl AsyncFn() -> Result<S, Error>) -> S {
+/// Acquires as soon as the keys are free, and releases them.
+async fn use_soon<S: Subject>(acquire: impl AsyncFn() -> Result<S, Error>) {
     for _ in 0..100 {
         match acquire().await {
-            Ok(acquired) => return acquired,
+            Ok(mut acquired) => return acquired.release().await.unwrap(),
             Err(_) => sleep(Duration::from_millis(100)).await,
         }
     }
     panic!("they stay held")
+}
+
+/// Asserts that this acquire was not answered, and waits for its withdrawal.
+async fn assert_withdrawn<S: Subject>(locks: &Locks, answer: Result<S, Error>) {
+    let Err(error) = answer else { panic!("it was granted") };
+    assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+    assert!(locks.flush(Duration::from_mins(1)).await);
+}
+
+/// A wait with attempts at these pauses.
+fn at_pauses(pause: Duration, budget: Duration) -> Wait {
+    Wait::backoff(Backoff::new().base(pause).cap(pause).jitter(Jitter::None)).up_to(budget)
 }
 
 async fn rows<S: Subject>(world: &World) -> Vec<Option<Row>> {
