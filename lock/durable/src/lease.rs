@@ -1,5 +1,8 @@
 //! The end of a lease, for the work under it.
 
+use std::future::poll_fn;
+use std::pin::pin;
+use std::task::Poll;
 use std::time::{Duration, SystemTime};
 
 use aws_smithy_async::time::SharedTimeSource;
@@ -20,12 +23,20 @@ impl Lease {
     }
 
     /// Runs the work until it ends, or cancels it at its next await point when the lease has ended. Returns `None` then, also
-    /// if the work has blocked its thread and returns after the lease.
+    /// if the work has blocked its thread and returns after the lease. After a freeze, the next step of the work does not run
+    /// before the clock is read.
     pub(crate) async fn limit<T>(self, work: impl Future<Output = T>) -> Option<T> {
+        let mut work = pin!(work);
+        let next_step = poll_fn(|context| {
+            if self.left_now().is_zero() {
+                return Poll::Ready(None);
+            }
+            work.as_mut().poll(context).map(Some)
+        });
         let limited = async {
             tokio::select! {
                 biased;
-                value = work => Some(value),
+                value = next_step => value,
                 () = self.ended() => None,
             }
         };

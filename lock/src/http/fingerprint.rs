@@ -1,11 +1,13 @@
-//! What makes two requests the same: the digest of a body, and JSON in canonical form.
+//! What makes two requests the same: the digest of a body, JSON in canonical form, and the parts of a form.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
+use std::ops::Range;
 use std::str::from_utf8;
+use std::sync::Arc;
 
 use http::HeaderName;
-use http::header::CONTENT_TYPE;
+use http::header::{CONTENT_ENCODING, CONTENT_TYPE};
 use http::request::Parts;
 use lambda_http::RequestExt;
 use serde::de::IgnoredAny;
@@ -22,23 +24,48 @@ const LEVELS: usize = 127;
 const MAX_CANONICAL_BYTES: usize = 1 << 20;
 
 /// The version of the digests: those of two versions are not compared.
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 
-/// Returns the digests of what must be equal in a duplicate, in the form of a record: one of method, path, query and body,
-/// and one for each of these `headers`. A deployment with other headers compares those that it knows.
-pub(super) fn fingerprint(parts: &Parts, body: &[u8], headers: &[HeaderName]) -> String {
-    // A nested router shortens the path, and API Gateway's stage is only in the path of the request.
-    let paths = [parts.extensions.raw_http_path(), parts.uri.path()];
-    let query = query(parts.uri.query().unwrap_or_default());
-    let request = hash(&json!([parts.method.as_str(), paths, query, digest(parts, body)]));
-    let mut fingerprint = format!("{VERSION}:{request}");
-    for name in headers {
-        let values: Vec<_> = parts.headers.get_all(name).iter().map(|value| latin1(value.as_bytes())).collect();
-        // With the request, so that a value that can be guessed cannot be found.
-        let digest = hash(&json!([request, name.as_str(), values]));
-        let _infallible = write!(fingerprint, " {VERSION}-{name}:{digest}");
+type ChosenPart = dyn Fn(&Parts, &[u8]) -> Option<Value> + Send + Sync;
+
+/// What of a request must be equal in a retry, besides its method, path and query.
+#[derive(Clone, Default)]
+pub(super) struct FingerprintRule {
+    pub(super) headers: Vec<HeaderName>,
+    /// What of the body counts, instead of all of it.
+    pub(super) body: Option<Arc<ChosenPart>>,
+}
+
+impl FingerprintRule {
+    /// Returns the digests of what must be equal in a duplicate, in the form of a record: one of method, path, query and
+    /// body, and one for each of the headers. A deployment with other headers compares those that it knows.
+    pub(super) fn fingerprint(&self, parts: &Parts, body: &[u8]) -> String {
+        // A nested router shortens the path, and API Gateway's stage is only in the path of the request.
+        let paths = [parts.extensions.raw_http_path(), parts.uri.path()];
+        let query = query(parts.uri.query().unwrap_or_default());
+        let request = hash(&json!([parts.method.as_str(), paths, query, self.digest(parts, body)]));
+        let mut fingerprint = format!("{VERSION}:{request}");
+        for name in &self.headers {
+            let values = parts.headers.get_all(name).iter().map(|value| latin1(value.as_bytes()));
+            // A form that is built anew has another boundary, which counts with the body if it counts at all.
+            let is_type = *name == CONTENT_TYPE;
+            let values: Vec<_> = values.map(|value| if is_type { without_boundary(&value) } else { value }).collect();
+            // With the request, so that a value that can be guessed cannot be found.
+            let digest = hash(&json!([request, name.as_str(), values]));
+            let _infallible = write!(fingerprint, " {VERSION}-{name}:{digest}");
+        }
+        fingerprint
     }
-    fingerprint
+
+    fn digest(&self, parts: &Parts, body: &[u8]) -> String {
+        let chosen = self.body.as_ref().and_then(|chosen| chosen(parts, body));
+        let Some(chosen) = chosen else { return digest(parts, body) };
+        let text = chosen.to_string();
+        let mut digest = Sha256::new();
+        digest.update("chosen:");
+        digest.update(canonical(&text).unwrap_or(text));
+        hex(&digest.finalize())
+    }
 }
 
 fn hash(value: &Value) -> String {
@@ -53,6 +80,7 @@ fn query(text: &str) -> Vec<&str> {
     parameters
 }
 
+/// Returns the digest of a whole body: of JSON in canonical form, of the parts of a form, or of the bytes.
 fn digest(parts: &Parts, body: &[u8]) -> String {
     let is_canonical = is_json(parts) && body.len() <= MAX_CANONICAL_BYTES;
     let canonical = from_utf8(body).ok().filter(|_| is_canonical).and_then(canonical);
@@ -60,16 +88,90 @@ fn digest(parts: &Parts, body: &[u8]) -> String {
     if let Some(json) = &canonical {
         digest.update("json:");
         digest.update(json);
+    } else if let Some(parts) = boundary(content_type(parts)).and_then(|boundary| multipart(body, boundary)) {
+        digest.update("parts:");
+        for part in parts {
+            digest.update((part.len() as u64).to_be_bytes());
+            digest.update(part);
+        }
     } else {
         digest.update("bytes:");
-        digest.update(body);
+        match is_gzip(parts).then(|| body.split_at_checked(GZIP_TIME.end)).flatten() {
+            // When the client compressed the body says nothing about what is in it.
+            Some((start, rest)) if start.starts_with(&GZIP_START) => {
+                digest.update(&start[..GZIP_TIME.start]);
+                digest.update([0; GZIP_TIME.end - GZIP_TIME.start]);
+                digest.update(rest);
+            }
+            _ => digest.update(body),
+        }
     }
     hex(&digest.finalize())
 }
 
+/// The start of a body that is compressed with gzip, and the place of the time in it (RFC 1952).
+const GZIP_START: [u8; 3] = [0x1f, 0x8b, 8];
+const GZIP_TIME: Range<usize> = 4..8;
+
+fn is_gzip(parts: &Parts) -> bool {
+    let coding = parts.headers.get(CONTENT_ENCODING).map(|coding| coding.as_bytes().trim_ascii());
+    coding.is_some_and(|coding| [&b"gzip"[..], b"x-gzip"].iter().any(|gzip| coding.eq_ignore_ascii_case(gzip)))
+}
+
+fn content_type(parts: &Parts) -> &str {
+    parts.headers.get(CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default()
+}
+
+/// Returns the boundary that the content type of a form names.
+fn boundary(content_type: &str) -> Option<&str> {
+    let (media_type, parameters) = content_type.split_once(';')?;
+    let is_multipart = media_type.trim().get(..10).is_some_and(|kind| kind.eq_ignore_ascii_case("multipart/"));
+    let mut boundaries = parameters.split(';').filter_map(boundary_in);
+    let boundary = boundaries.next().filter(|boundary| is_multipart && !boundary.is_empty())?;
+    boundaries.next().is_none().then_some(boundary)
+}
+
+fn boundary_in(parameter: &str) -> Option<&str> {
+    let (name, value) = parameter.split_once('=')?;
+    name.trim().eq_ignore_ascii_case("boundary").then(|| value.trim().trim_matches('"'))
+}
+
+fn without_boundary(content_type: &str) -> String {
+    let others: Vec<_> = content_type.split(';').filter(|parameter| boundary_in(parameter).is_none()).collect();
+    others.join(";")
+}
+
+/// Returns the parts of a multipart body (RFC 2046), each with its headers. Returns `None` for one with anything else before,
+/// between or behind its parts: it is compared byte by byte.
+fn multipart<'a>(body: &'a [u8], boundary: &str) -> Option<Vec<&'a [u8]>> {
+    let delimiter = format!("\r\n--{boundary}");
+    let mut rest = body.strip_prefix(&delimiter.as_bytes()[2..])?;
+    let mut parts = Vec::new();
+    loop {
+        if let Some(end) = rest.strip_prefix(b"--") {
+            return matches!(end, b"" | b"\r\n").then_some(parts);
+        }
+        rest = rest.strip_prefix(b"\r\n")?;
+        let part = find(rest, delimiter.as_bytes())?;
+        parts.push(&rest[..part]);
+        rest = &rest[part + delimiter.len()..];
+    }
+}
+
+/// Returns the place of a delimiter, which begins with CR.
+fn find(bytes: &[u8], delimiter: &[u8]) -> Option<usize> {
+    let mut from = 0;
+    loop {
+        from += bytes[from..].iter().position(|byte| *byte == b'\r')?;
+        if bytes[from..].starts_with(delimiter) {
+            return Some(from);
+        }
+        from += 1;
+    }
+}
+
 fn is_json(parts: &Parts) -> bool {
-    let content_type = parts.headers.get(CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
-    let media_type = content_type.split(';').next().unwrap_or_default().trim().to_ascii_lowercase();
+    let media_type = content_type(parts).split(';').next().unwrap_or_default().trim().to_ascii_lowercase();
     media_type == "application/json" || media_type.ends_with("+json")
 }
 
@@ -256,5 +358,41 @@ mod tests {
         ] {
             assert_eq!(query(one) == query(other), is_equal, "{one} {other}");
         }
+    }
+
+    #[test]
+    fn a_form_has_the_parts_between_its_boundaries() {
+        for (body, expected) in [
+            ("--b\r\nh: 1\r\n\r\nx\r\n--b\r\n\r\n\r\n--\r\n--b--\r\n", Some(&["h: 1\r\n\r\nx", "\r\n\r\n--"][..])),
+            ("--b--", Some(&[])),
+            ("--b\r\n\r\n--b--", Some(&[""])),
+            // Something before, between or behind the parts, a longer boundary, and no end.
+            ("x\r\n--b\r\n1\r\n--b--", None),
+            ("--b\r\nname: a\r\n\r\n1\r\n--b  x\r\n--b--", None),
+            ("--b\r\n1\r\n--b--\r\nx", None),
+            ("--b\r\n1\r\n--b", None),
+            ("--b\r\n1", None),
+            ("--bb\r\n1\r\n--bb--", None),
+            ("", None),
+        ] {
+            let parts = multipart(body.as_bytes(), "b");
+            let expected = expected.map(|parts| parts.iter().map(|part| part.as_bytes()).collect::<Vec<_>>());
+            assert_eq!(parts, expected, "{body:?}");
+        }
+    }
+
+    #[test]
+    fn only_a_multipart_type_with_one_boundary_has_it() {
+        for (content_type, expected) in [
+            ("multipart/form-data; boundary=a=b", Some("a=b")),
+            ("Multipart/Related; charset=utf-8;BOUNDARY=\"a b\"", Some("a b")),
+            ("multipart/form-data", None),
+            ("multipart/form-data; boundary=", None),
+            ("multipart/form-data; boundary=a; boundary=b", None),
+            ("text/plain; boundary=a", None),
+        ] {
+            assert_eq!(boundary(content_type), expected, "{content_type}");
+        }
+        assert_eq!(without_boundary("multipart/mixed; boundary=a;charset=utf-8"), "multipart/mixed;charset=utf-8");
     }
 }

@@ -19,10 +19,11 @@ use tower_service::Service;
 use tracing::Instrument;
 
 use super::caller::Caller;
+use super::fingerprint::FingerprintRule;
 use super::problem::Problem;
-use super::request;
 use super::response::{HttpIdempotencyBody, Read, ResultRule, StoredResponse};
 use super::run::HttpRun;
+use super::{request, response};
 use crate::error::Error;
 use crate::idempotency::{
     HandlerError, Idempotency, Identity, Invocation, NextStep, OnMissingKey, OnUnfinished, OnUnstorableResult,
@@ -51,7 +52,8 @@ const MAX_KEY_LENGTH: usize = 255;
 /// | was answered with something else, or failed | a new run |
 /// | is in progress | 409 with `Retry-After`, or a [wait](Self::wait) |
 /// | was killed, and its lease has ended | a new run, or [409](Self::on_unfinished) |
-/// | had another method, path, query, body or [chosen header](Self::fingerprint_headers) | 422 |
+/// | is done, but its response was [too large to store](Self::on_unstorable_result) | 409 |
+/// | had another method, path, query, [body](Self::fingerprint_body) or [chosen header](Self::fingerprint_headers) | 422 |
 ///
 /// The handler finds an [`HttpRun`] in the request's extensions, to complete the record in its own transaction. Without
 /// that, the response is stored after the handler returned. [`Idempotency`] describes what happens after a crash.
@@ -92,9 +94,16 @@ const MAX_KEY_LENGTH: usize = 255;
 /// # Bodies
 ///
 /// The request's body is read before the handler runs, up to a [limit](Self::max_body_bytes), and handed on with the
-/// same bytes. JSON is compared in canonical form if the content type says that it is JSON (`application/json`, `…+json`):
-/// spaces and the order of an object's names do not count, and numbers are compared as they are written. JSON with a name
-/// twice in an object, with more than 127 levels or of more than 1 MiB is compared byte by byte, and so is everything else.
+/// same bytes. A client that sends a request again may build its body anew, so a retry may differ in the following:
+///
+/// - **JSON**, if the content type says that it is JSON (`application/json`, `…+json`): spaces and the order of an object's
+///   names do not count, and numbers are compared as they are written. JSON with a name twice in an object, with more than
+///   127 levels or of more than 1 MiB is compared byte by byte.
+/// - **Forms** of a content type `multipart/…`: the boundary does not count. The parts do, in their order, each with its
+///   headers and byte by byte. A body with text before or behind its parts is compared byte by byte.
+/// - **gzip**, if the header `Content-Encoding` is `gzip`: the time in the header of the compressed data does not count.
+///
+/// Everything else is compared byte by byte, unless a closure says [what of a body counts](Self::fingerprint_body).
 ///
 /// A result's body is read before it is sent, up to 390 KiB. The body of a response that is not a result is not read.
 /// Trailers of a request with a key and of a stored response are dropped.
@@ -147,7 +156,7 @@ struct RequestSettings {
     methods: Vec<Method>,
     max_key_length: usize,
     max_body_bytes: usize,
-    fingerprint_headers: Vec<HeaderName>,
+    fingerprint: FingerprintRule,
     results: ResultRule,
     documentation: Option<String>,
     /// Whether a missing prefix was logged. Clones share it.
@@ -172,6 +181,8 @@ impl HttpIdempotencyLayer {
         let idempotency = Idempotency::new(locks, OnMissingKey::Reject, |keyed: &Keyed| keyed.key.clone())
             .format(RecordFormat::Hashed)
             .window(Duration::from_hours(24))
+            // The client has an answer then, and the operation is done once.
+            .on_unstorable_result(OnUnstorableResult::CompleteWithoutResult)
             .digest_by(|keyed, _| Ok(keyed.fingerprint.clone()))
             .on_replay(|stored: &mut StoredResponse, _| stored.is_replay = true);
         let settings = RequestSettings {
@@ -180,7 +191,7 @@ impl HttpIdempotencyLayer {
             methods: vec![Method::POST, Method::PATCH],
             max_key_length: MAX_KEY_LENGTH,
             max_body_bytes: MAX_BODY_BYTES,
-            fingerprint_headers: Vec::new(),
+            fingerprint: FingerprintRule::default(),
             results: ResultRule::default(),
             documentation: None,
             has_warned: Arc::default(),
@@ -225,7 +236,8 @@ impl HttpIdempotencyLayer {
 
     /// Sets a lease shorter than the time until the invocation's deadline, as [`Idempotency::lease`] does.
     ///
-    /// The lease is the `Retry-After` of a request in progress, and the time for which a crash blocks its key.
+    /// After a crash, the key stays in progress until this lease ends. The `Retry-After` of a request in progress is half of
+    /// the time for which the first one has run, at least 1 s, and not beyond the end of its lease.
     #[must_use]
     pub fn lease(self, lease: Duration) -> Self {
         self.with_records(|records| records.lease(lease))
@@ -253,7 +265,40 @@ impl HttpIdempotencyLayer {
         let mut headers: Vec<_> = headers.into_iter().collect();
         headers.sort_unstable_by(|one, other| one.as_str().cmp(other.as_str()));
         headers.dedup();
-        self.with(|settings| settings.fingerprint_headers = headers)
+        self.with(|settings| settings.fingerprint.headers = headers)
+    }
+
+    /// Sets what of a request's body must be equal in a retry, instead of [all of it](Self#bodies). For example, a client
+    /// that sends an order again may write the time of sending into it. Without this setting, the second order gets 422.
+    ///
+    /// The closure gets the head and the body of a request, up to [`max_body_bytes`](Self::max_body_bytes), and returns the
+    /// part that counts, as a JSON value. The names of objects have no order. If it returns `None`, all of the body counts:
+    /// return that for a body that the closure cannot read. With `Some(Value::Null)`, nothing of the body counts. Two requests
+    /// with one key and an equal part are one operation, so the second gets the response to the first: leave out only what
+    /// changes nothing about the operation. The part is stored only as a digest.
+    ///
+    /// A deployment that changes the part changes the digest: a retry of a request from before it gets 422 until the window
+    /// has passed.
+    ///
+    /// ```
+    /// # use lambda_lock::http::{Caller, HttpIdempotencyLayer};
+    /// # use lambda_lock::Locks;
+    /// # use serde_json::Value;
+    /// # fn example(locks: Locks) -> HttpIdempotencyLayer {
+    /// HttpIdempotencyLayer::new(locks, Caller::api_key()).fingerprint_body(|_head, body| {
+    ///     let mut order: Value = serde_json::from_slice(body).ok()?;
+    ///     order.as_object_mut()?.remove("sent_at");
+    ///     Some(order)
+    /// })
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn fingerprint_body<V: Into<Value>>(
+        self,
+        part: impl Fn(&Parts, &[u8]) -> Option<V> + Send + Sync + 'static,
+    ) -> Self {
+        let part = move |head: &Parts, body: &[u8]| part(head, body).map(Into::into);
+        self.with(|settings| settings.fingerprint.body = Some(Arc::new(part)))
     }
 
     /// Sets the headers of a response that are stored and replayed, instead of all but the default exceptions.
@@ -268,20 +313,35 @@ impl HttpIdempotencyLayer {
     /// Sets which responses are results, by their status and headers. A result is stored and replayed. After another
     /// response, the record is released and a retry runs.
     ///
-    /// By default, statuses from 200 to 499 are results, except 408, 409, 425 and 429.
+    /// By default, [`is_result`](Self::is_result) decides. Build on it if your API differs in some statuses:
     ///
     /// ```
+    /// # use http::StatusCode;
     /// # use http::header::RETRY_AFTER;
     /// # use lambda_lock::http::{Caller, HttpIdempotencyLayer};
     /// # use lambda_lock::Locks;
     /// # fn example(locks: Locks) -> HttpIdempotencyLayer {
-    /// HttpIdempotencyLayer::new(locks, Caller::api_key())
-    ///     .results(|status, headers| status.as_u16() < 500 && !headers.contains_key(RETRY_AFTER))
+    /// HttpIdempotencyLayer::new(locks, Caller::api_key()).results(|status, headers| match status {
+    ///     // The fraud check has refused the order, and remembers it.
+    ///     StatusCode::FORBIDDEN => true,
+    ///     _ => HttpIdempotencyLayer::is_result(status, headers) && !headers.contains_key(RETRY_AFTER),
+    /// })
     /// # }
     /// ```
     #[must_use]
     pub fn results(self, is_result: impl Fn(StatusCode, &HeaderMap) -> bool + Send + Sync + 'static) -> Self {
         self.with(|settings| settings.results.is_result = Arc::new(is_result))
+    }
+
+    /// Returns whether a response is a result by default: one with a status from 200 to 499 that does not say that nothing
+    /// was done. The guide has the [table of statuses](crate::docs::http#what-is-stored). For example, 401 is no result,
+    /// because the client renews its token and sends the same request again. Sends no request.
+    ///
+    /// A response of the type `text/event-stream` is no result either: it is not read, and the record is released when the
+    /// handler has returned it.
+    #[must_use]
+    pub fn is_result(status: StatusCode, headers: &HeaderMap) -> bool {
+        response::is_result(status, headers)
     }
 
     /// Sets what happens after a run that did not finish, as [`Idempotency::on_unfinished`] does. With
@@ -294,9 +354,10 @@ impl HttpIdempotencyLayer {
     /// Sets what happens to a result that a record cannot hold, usually because its JSON text has more than 390 KiB.
     /// The headers are part of that text, and the [body](Self#bodies) can be longer in it than when it is sent.
     ///
-    /// With [`OnUnstorableResult::Fail`], the default, the answer is 500 and the run counts as
-    /// [unfinished](Self::on_unfinished). With [`OnUnstorableResult::CompleteWithoutResult`], the client gets the
-    /// response, and a retry gets 409.
+    /// With [`OnUnstorableResult::CompleteWithoutResult`], the default, the client gets the response, and a retry gets 409
+    /// with the problem `result-not-stored`: the operation is done once. With [`OnUnstorableResult::Fail`], the answer is 500
+    /// although the handler has done its work, and the run counts as [unfinished](Self::on_unfinished): a retry runs again
+    /// after the lease, or gets 409 for the window.
     #[must_use]
     pub fn on_unstorable_result(self, policy: OnUnstorableResult) -> Self {
         self.with_records(|records| records.on_unstorable_result(policy))
@@ -508,7 +569,7 @@ impl RequestSettings {
         let problem = match self.key(parts, invocation) {
             Ok(Some(key)) => {
                 self.warn_without_prefix(invocation);
-                let read = request::read(parts, body, self.max_body_bytes, &self.fingerprint_headers).await;
+                let read = request::read(parts, body, self.max_body_bytes, &self.fingerprint).await;
                 let (fingerprint, body) = read.map_err(logged)?;
                 return Ok((record_of(Keyed { key: Some(key), fingerprint })?, body));
             }

@@ -11,6 +11,13 @@ use crate::error::{Error, ErrorKind};
 /// Where the `type`s of problems are documented. The last part of a type is its name in the table of the guide.
 const TYPES: &str = "https://docs.rs/lambda-lock/latest/lambda_lock/docs/http/index.html#";
 
+/// Returns after how many seconds a client asks again for the response of a run of this age, whose lease lasts for the
+/// `rest`, both in milliseconds: after half of its age, so that a client gets the response of a short run soon, and asks a
+/// long one less and less often. When the lease has ended, there is no run to wait for.
+fn seconds_to_wait(age: u64, rest: u64) -> u64 {
+    (age / 2000).min(rest.div_ceil(1000)).max(1)
+}
+
 /// Why a request is refused. The guide `http` has a table of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Problem {
@@ -22,7 +29,7 @@ pub(super) enum Problem {
     },
     BodyUnreadable,
     CallerUnknown,
-    /// With the seconds until the lease of the first run ends.
+    /// With the seconds after which the client asks again.
     InProgress(u64),
     Unfinished,
     ResultNotStored,
@@ -41,8 +48,9 @@ impl Problem {
         match error.kind() {
             ErrorKind::KeyMissing => Self::KeyMissing,
             ErrorKind::InProgress | ErrorKind::Held => {
-                let until = error.holder().map_or(0, |holder| holder.until);
-                Self::InProgress(until.saturating_sub(now).div_ceil(1000).max(1))
+                let (since, until) = error.holder().map_or((None, 0), |holder| (holder.since, holder.until));
+                let age = now.saturating_sub(since.unwrap_or(now));
+                Self::InProgress(seconds_to_wait(age, until.saturating_sub(now)))
             }
             ErrorKind::Unfinished => Self::Unfinished,
             ErrorKind::Mismatch => Self::KeyReused,
@@ -126,7 +134,11 @@ impl Problem {
             Self::Unfinished => {
                 "Its effect may have happened. Find out before you send the operation again with another key.".into()
             }
-            Self::ResultNotStored => "The operation was done, and is not done again. Its response is lost.".into(),
+            Self::ResultNotStored => {
+                "The operation was done, and is not done again. Only the first request got the response: read the result \
+                 elsewhere."
+                    .into()
+            }
             Self::BodyTooLarge(most) => format!("The body may have up to {most} bytes."),
             Self::KeyReused => "A request with this key and different content came before. Use a new key.".into(),
             Self::ResultUnusable => "The operation may have been done. Its response is lost.".into(),
@@ -172,5 +184,36 @@ impl Problem {
             headers.insert(RETRY_AFTER, seconds.into());
         }
         response
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_wait_grows_with_the_age_of_the_run_within_its_lease() {
+        for (age, rest, expected) in [
+            (0, 900_000, 1),
+            (300, 900_000, 1),
+            (3_999, 900_000, 1),
+            (4_000, 900_000, 2),
+            (60_500, 900_000, 30),
+            (60_500, 20_001, 21),
+            (60_500, 200, 1),
+            (0, 0, 1),
+        ] {
+            assert_eq!(seconds_to_wait(age, rest), expected, "{age} {rest}");
+        }
+    }
+
+    #[test]
+    fn a_client_that_heeds_each_wait_asks_eighteen_times_in_fifteen_minutes() {
+        let (mut age, mut asked) = (300, 0);
+        while age < 900_000 {
+            age += 1_000 * seconds_to_wait(age, 900_000 - age);
+            asked += 1;
+        }
+        assert_eq!(asked, 18);
     }
 }

@@ -13,7 +13,7 @@ use sfv::{BareItem, Item, Parser};
 use tokio::task::coop::consume_budget;
 use tokio::time::timeout;
 
-use super::fingerprint::fingerprint;
+use super::fingerprint::FingerprintRule;
 use super::problem::Problem;
 use super::response::append;
 
@@ -73,7 +73,7 @@ async fn discard_rest<B: Body>(mut body: Pin<&mut B>) {
 }
 
 /// Reads the body, up to this many bytes. Returns the fingerprint of the request, and the body again.
-pub(super) async fn read<B>(parts: &Parts, body: B, most: usize, headers: &[HeaderName]) -> Result<(String, B), Problem>
+pub(super) async fn read<B>(parts: &Parts, body: B, most: usize, rule: &FingerprintRule) -> Result<(String, B), Problem>
 where
     B: Body + From<Vec<u8>> + 'static,
 {
@@ -82,7 +82,7 @@ where
         // This body stays as it is, text or binary.
         return match bytes.len() {
             length if length > most => Err(Problem::BodyTooLarge(most)),
-            _ => Ok((fingerprint(parts, bytes, headers), body)),
+            _ => Ok((rule.fingerprint(parts, bytes), body)),
         };
     }
     let mut body = pin!(body);
@@ -100,7 +100,7 @@ where
             return Err(Problem::BodyTooLarge(most));
         }
     }
-    Ok((fingerprint(parts, &bytes, headers), B::from(bytes)))
+    Ok((rule.fingerprint(parts, &bytes), B::from(bytes)))
 }
 
 #[cfg(test)]

@@ -10,7 +10,7 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use bytes::{Buf, Bytes};
 use http::header::{
-    CONNECTION, CONTENT_LENGTH, DATE, PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, SET_COOKIE, TE, TRAILER,
+    CONNECTION, CONTENT_LENGTH, CONTENT_TYPE, DATE, PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, SET_COOKIE, TE, TRAILER,
     TRANSFER_ENCODING, UPGRADE,
 };
 use http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode};
@@ -49,18 +49,28 @@ pub(super) struct ResultRule {
     pub(super) stored_headers: Option<Arc<[HeaderName]>>,
 }
 
+/// The statuses below 500 with which a server says that it did nothing, and that the same request may succeed: after other
+/// credentials or headers, later, or at another address. The guide `http` has the reasons.
+const NOTHING_DONE: [u16; 26] = [
+    300, 301, 304, 305, 307, 308, 401, 403, 406, 407, 408, 409, 411, 412, 415, 416, 417, 421, 423, 424, 425, 426, 428,
+    429, 431, 451,
+];
+
+/// Whether a response is a result by default.
+pub(super) fn is_result(status: StatusCode, headers: &HeaderMap) -> bool {
+    let is_final = (200..500).contains(&status.as_u16()) && !NOTHING_DONE.contains(&status.as_u16());
+    is_final && !is_event_stream(headers)
+}
+
+/// A stream of events may have no end, and the client reads each event when it comes.
+fn is_event_stream(headers: &HeaderMap) -> bool {
+    let content_type = headers.get(CONTENT_TYPE).map(HeaderValue::as_bytes).unwrap_or_default();
+    let media_type = content_type.split(|byte| *byte == b';').next().unwrap_or_default();
+    media_type.trim_ascii().eq_ignore_ascii_case(b"text/event-stream")
+}
+
 impl Default for ResultRule {
     fn default() -> Self {
-        let is_result = |status: StatusCode, _: &HeaderMap| {
-            (200..500).contains(&status.as_u16())
-                && ![
-                    StatusCode::REQUEST_TIMEOUT,
-                    StatusCode::CONFLICT,
-                    StatusCode::TOO_EARLY,
-                    StatusCode::TOO_MANY_REQUESTS,
-                ]
-                .contains(&status)
-        };
         Self { is_result: Arc::new(is_result), stored_headers: None }
     }
 }

@@ -57,7 +57,9 @@ impl HttpRun {
     /// that adds a stored header makes it another response.
     ///
     /// [`Run::complete_in`] has the other cases, the cost, the IAM actions and the errors. Also fails with an error
-    /// of kind [`Invalid`](crate::ErrorKind::Invalid) if the response is not a result.
+    /// of kind [`Invalid`](crate::ErrorKind::Invalid) if the response is not a result. For a response that is too large to
+    /// store, commit your transaction without this write and return the response: the layer then completes the record without
+    /// it, in a request of its own.
     pub fn complete_in(&self, response: &Response<impl AsRef<[u8]>>) -> Result<TransactWriteItem, Error> {
         if !(self.results.is_result)(response.status(), response.headers()) {
             return Err(Error::invalid(format!(

@@ -14,7 +14,7 @@ use crate::clock::{millis, since_epoch};
 use crate::error::{Cause, ErrorKind};
 use crate::holder::{Data, Holder, HolderKind};
 use crate::limits::{MAX_DATA_BYTES, check_data};
-use crate::lock::{self, Acquire, Begun, Lock, in_time_to_answer, while_held};
+use crate::lock::{self, Acquire, Begun, Lock, in_time_to_answer, until_overrun};
 use crate::metrics;
 use crate::random;
 use crate::row::{self, Completed, Outcome, RecordClaim};
@@ -181,7 +181,7 @@ where
         // All code of the user runs here, including the serialization of the result. If it panics, the run is
         // unfinished.
         let (mut result, mut update) = (None, None);
-        let done = while_held(lock, async {
+        let done = until_overrun(lock, async {
             let returned = work.await;
             update = Some(self.record_update(run, &returned));
             result = Some(returned);

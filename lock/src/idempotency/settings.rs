@@ -228,7 +228,8 @@ impl<I, T, E> Idempotency<I, T, E> {
     }
 
     /// Sets what happens if a result cannot be stored; [`OnUnstorableResult::Fail`] by default. A consumer of a queue or a
-    /// stream always completes without the result, because nobody reads it.
+    /// stream always completes without the result, because nobody reads it, and
+    /// `HttpIdempotencyLayer` does so by default, because the client has its answer.
     #[must_use]
     pub fn on_unstorable_result(self, policy: OnUnstorableResult) -> Self {
         self.with(|settings| settings.on_unstorable_result = policy)

@@ -267,8 +267,9 @@ impl Acquire {
     ///
     /// Returns what the body returns, a `Result` of its own included. When the lease ends first, the body is cancelled at its
     /// next await point, and the error [`is_lost`](Error::is_lost). A body that blocks its thread is not cancelled: if it
-    /// returns after the lease, the error is the same. Work in `spawn_blocking` or `tokio::spawn` is not cancelled either: it
-    /// outlives the lock unless it watches [`Lock::is_valid`] or [`Lock::lost`]. If the key cannot be acquired, the body does
+    /// returns after the lease, the error is the same. So is it after Lambda has frozen the process until after the lease: the
+    /// clock is read [before each step](Lock::while_held) of the body. Work in `spawn_blocking` or `tokio::spawn` is not
+    /// cancelled either: it outlives the lock unless it watches [`Lock::is_valid`] or [`Lock::lost`]. If the key cannot be acquired, the body does
     /// not run. A failed release is logged and does not replace the body's result. Two requests.
     ///
     /// If the future is dropped, so is the body, perhaps with half of its work done, and the lock is released in the
@@ -944,7 +945,8 @@ impl Drop for Pending {
 
 /// Runs `body` while `lock` is held, then releases the lock.
 pub(crate) async fn hold<T>(lock: &Lock, body: impl Future<Output = T>) -> Result<T, Error> {
-    let outcome = while_held(lock, body).await;
+    lock.leave_to_task();
+    let outcome = AssertUnwindSafe(lock.while_held(body)).catch_unwind().await.map(Result::ok);
     if !matches!(outcome, Ok(Some(_))) {
         lock.clear_hold_at_least();
     }
@@ -961,10 +963,10 @@ pub(crate) async fn hold<T>(lock: &Lock, body: impl Future<Output = T>) -> Resul
     }
 }
 
-/// Runs `body` while `lock` is held. Returns `None` if the lock was lost first, and an error if the body panicked.
-pub(crate) async fn while_held<T>(lock: &Lock, body: impl Future<Output = T>) -> std::thread::Result<Option<T>> {
+/// Runs the `body` of an idempotent run. Returns `None` if its lease ended first, and an error if the body panicked.
+pub(crate) async fn until_overrun<T>(lock: &Lock, body: impl Future<Output = T>) -> std::thread::Result<Option<T>> {
     lock.leave_to_task();
-    AssertUnwindSafe(lock.while_held(body)).catch_unwind().await.map(Result::ok)
+    AssertUnwindSafe(lock.until_overrun(body)).catch_unwind().await.map(Result::ok)
 }
 
 /// Limits the last request under a lock, so that the answer to Lambda does not wait for a table that does not answer.

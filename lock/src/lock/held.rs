@@ -1,7 +1,10 @@
 //! `Lock`: a lock that is held, until its release.
 
 use std::fmt;
+use std::future::poll_fn;
+use std::pin::pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::Poll;
 use std::time::{Duration, SystemTime};
 
 use aws_sdk_dynamodb::types::ConditionCheck;
@@ -361,6 +364,10 @@ impl Lock {
     /// no request. [`Acquire::run`](crate::Acquire::run) does the same and releases the lock. This is for a lock that was
     /// [resumed](crate::Locks::resume), or that is handed over afterwards.
     ///
+    /// The clock is read before each step of the work, from one await point to the next. So if Lambda freezes the process
+    /// until after the lease, the next step does not run, because another holder may have the key by then. A result that was
+    /// ready in that step is lost with it.
+    ///
     /// ```
     /// # use lambda_lock::{Error, Locks, Ticket};
     /// # async fn example(locks: Locks, ticket: Ticket) -> Result<Ticket, Error> {
@@ -371,6 +378,19 @@ impl Lock {
     /// # async fn migrate() {}
     /// ```
     pub async fn while_held<T>(&self, work: impl Future<Output = T>) -> Result<T, Error> {
+        let mut work = pin!(work);
+        let next_step = poll_fn(|context| {
+            if self.hold.is_overrun() {
+                return Poll::Ready(Err(self.hold.error(Cause::Lost(None))));
+            }
+            work.as_mut().poll(context).map(Ok)
+        });
+        self.until_overrun(next_step).await.flatten()
+    }
+
+    /// Runs `work` like [`while_held`](Self::while_held), but lets it run a step before the clock is read: for idempotent
+    /// work, whose result is worth storing after the lease, as long as its record is its own.
+    pub(super) async fn until_overrun<T>(&self, work: impl Future<Output = T>) -> Result<T, Error> {
         let _watched = Watch::start(&self.hold);
         tokio::select! {
             biased;
@@ -389,8 +409,7 @@ impl Lock {
         loop {
             self.lost().await;
             let changed = self.hold.changed.notified();
-            let State { phase, is_stopped, .. } = *self.hold.state();
-            if is_stopped || matches!(phase, Phase::Held | Phase::Lost | Phase::LostInPart) {
+            if !self.hold.was_released() {
                 return;
             }
             changed.await;
@@ -555,6 +574,17 @@ impl Holding {
     fn has_expired(&self) -> bool {
         let State { phase, lease, .. } = *self.state();
         phase == Phase::Held && lease.deadline.has_passed(self.now())
+    }
+
+    /// Whether work under this lock must stop.
+    fn is_overrun(&self) -> bool {
+        self.remaining().is_zero() && !self.was_released()
+    }
+
+    /// Whether the work itself released the lock, so that it goes on.
+    fn was_released(&self) -> bool {
+        let State { phase, is_stopped, .. } = *self.state();
+        !is_stopped && matches!(phase, Phase::Releasing | Phase::Released)
     }
 
     fn clear_hold_at_least(&self) {

@@ -1,11 +1,13 @@
 //! Which responses are stored, and what happens to the others.
 
+use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::fmt::Debug;
 use std::time::Duration;
 
 use futures_util::stream::{self, StreamExt};
-use http::{HeaderValue, Response};
+use http::header::CONTENT_TYPE;
+use http::{HeaderMap, HeaderValue, Response, StatusCode};
 use http_body::Body as _;
 use http_body_util::BodyExt;
 use hyper::body::Bytes;
@@ -13,21 +15,25 @@ use lambda_http::{Body, Request};
 use lambda_lock::http::HttpIdempotencyLayer;
 use lambda_lock::idempotency::OnUnstorableResult;
 use lambda_lock_tests::invocation::Counter;
+use tokio::time::timeout;
 use tower::{Layer, Service, ServiceExt, service_fn};
 
-use crate::{MOST, Reply, answering, counting, environment, layer, order, order_of, send};
+use crate::{MOST, Reply, TOO_LONG, answering, counting, environment, layer, order, order_of, send, with_key};
+
+const GUIDE: &str = include_str!("../../../lock/docs/http.md");
 
 fn with_status(status: u16) -> impl Fn(u32) -> Response<Body> + Clone {
     move |run| Response::builder().status(status).body(run.to_string().into()).unwrap()
 }
 
 #[tokio::test]
-async fn statuses_below_500_are_results_except_those_that_ask_for_a_retry() {
+async fn a_response_that_says_that_nothing_was_done_is_no_result() {
     let (_world, host, locks) = environment().await;
     let layer = layer(&locks);
     for (statuses, is_result) in [
-        (&[200_u16, 201, 204, 301, 303, 400, 401, 403, 404, 410, 422, 499][..], true),
-        (&[408, 409, 425, 429, 500, 502, 503, 504, 599][..], false),
+        (&[200_u16, 201, 204, 302, 303, 400, 402, 404, 410, 422, 499][..], true),
+        (&[301, 307, 308, 401, 403, 407, 408, 409, 412, 421, 423, 425, 428, 429][..], false),
+        (&[500, 502, 503, 504, 599][..], false),
     ] {
         for status in statuses {
             let (runs, key) = (Counter::default(), status.to_string());
@@ -38,6 +44,56 @@ async fn statuses_below_500_are_results_except_those_that_ask_for_a_retry() {
                 assert_eq!(reply.body, if is_result || is_first { "1" } else { "2" });
             }
         }
+    }
+}
+
+#[test]
+fn the_guide_says_of_each_status_whether_it_is_a_result() {
+    let mut documented = BTreeMap::new();
+    for line in GUIDE.lines() {
+        let [_, statuses, is_result @ ("yes" | "no"), _, _] = line.split('|').map(str::trim).collect::<Vec<_>>()[..]
+        else {
+            continue;
+        };
+        for range in statuses.split(", ") {
+            let (first, last) = range.split_once(" to ").unwrap_or((range, range));
+            for status in first.parse::<u16>().unwrap()..=last.parse().unwrap() {
+                assert_eq!(documented.insert(status, is_result == "yes"), None, "{status}");
+            }
+        }
+    }
+    let by_default = (100..600).map(|status| {
+        (status, HttpIdempotencyLayer::is_result(StatusCode::from_u16(status).unwrap(), &HeaderMap::new()))
+    });
+    assert_eq!(documented, by_default.collect::<BTreeMap<_, _>>());
+}
+
+#[tokio::test]
+async fn a_client_that_follows_a_redirect_sends_its_key_to_the_new_address() {
+    let (_world, host, locks) = environment().await;
+    let (layer, runs) = (layer(&locks), Counter::default());
+    let to = |path: &str| with_key(&host, "a").uri(format!("https://api.example{path}")).body(Body::Empty).unwrap();
+    assert_eq!(send(&layer, &answering(&runs, with_status(308)), to("/orders")).await.status, 308);
+    assert_eq!(send(&layer, &counting(&runs), to("/orders/")).await.made_by(), (201, 2, false));
+}
+
+#[tokio::test]
+async fn a_stream_of_events_is_passed_on_and_is_no_result() {
+    let (_world, host, locks) = environment().await;
+    let runs = Counter::default();
+    let events = service_fn({
+        let runs = runs.clone();
+        move |_: Request| {
+            let event = format!("data: {}\n\n", runs.count());
+            let body = stream::iter([Ok::<_, Infallible>(event)]).chain(stream::pending());
+            let response = Response::builder().header(CONTENT_TYPE, "Text/Event-Stream; charset=utf-8");
+            async { Ok::<_, Infallible>(response.body(axum::body::Body::from_stream(body)).unwrap()) }
+        }
+    });
+    for run in 1..3 {
+        let answer = timeout(TOO_LONG, send_to(&layer(&locks), events.clone(), order(&host))).await;
+        let event = answer.expect("it is not read to its end").into_body().frame().await.unwrap().unwrap();
+        assert_eq!(event.into_data().unwrap(), format!("data: {run}\n\n"));
     }
 }
 
@@ -125,9 +181,10 @@ fn endless()
 }
 
 #[tokio::test]
-async fn an_endless_body_cannot_be_stored() {
+async fn an_endless_body_fails_if_it_must_be_stored() {
     let (_world, host, locks) = environment().await;
-    let answer = layer(&locks).layer(endless()).oneshot(order(&host)).await.unwrap();
+    let layer = layer(&locks).on_unstorable_result(OnUnstorableResult::Fail);
+    let answer = layer.layer(endless()).oneshot(order(&host)).await.unwrap();
     assert_eq!(Reply::of(answer).await.problem(), (500, "result-unusable".to_owned()));
 }
 
@@ -198,9 +255,9 @@ async fn a_response_with_more_headers_than_a_replay_can_have_cannot_be_stored() 
         assert_eq!((reply.status.as_u16(), reply.is_replay()), (200, is_replay));
         assert_eq!(reply.headers.get_all("x-header").iter().count(), 10_000);
     }
-    let too_many = send(&layer, &answering(&runs, with_headers(10_001)), order_of(&host, "b", &().into())).await;
+    let failing = layer.clone().on_unstorable_result(OnUnstorableResult::Fail);
+    let too_many = send(&failing, &answering(&runs, with_headers(10_001)), order_of(&host, "b", &().into())).await;
     assert_eq!(too_many.problem(), (500, "result-unusable".to_owned()));
-    let layer = layer.on_unstorable_result(OnUnstorableResult::CompleteWithoutResult);
     let first = send(&layer, &answering(&runs, with_headers(10_001)), order_of(&host, "c", &().into())).await;
     assert_eq!((first.status.as_u16(), first.headers.len()), (200, 10_001));
     let retry = send(&layer, &answering(&runs, with_headers(10_001)), order_of(&host, "c", &().into())).await;
@@ -208,9 +265,9 @@ async fn a_response_with_more_headers_than_a_replay_can_have_cannot_be_stored() 
 }
 
 #[tokio::test]
-async fn an_endless_body_is_passed_on_if_the_record_is_completed_without_it() {
+async fn an_endless_body_is_passed_on_and_the_record_is_completed_without_it() {
     let (_world, host, locks) = environment().await;
-    let layer = layer(&locks).on_unstorable_result(OnUnstorableResult::CompleteWithoutResult);
+    let layer = layer(&locks);
     let mut body = send_to(&layer, endless(), order(&host)).await.into_body().into_data_stream();
     let mut bytes = 0;
     while bytes < 3 * MOST {

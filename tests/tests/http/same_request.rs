@@ -3,13 +3,13 @@
 use std::slice::from_ref;
 
 use aws_sdk_dynamodb::types::AttributeValue;
-use http::header::{ACCEPT, CONTENT_TYPE};
+use http::header::{ACCEPT, CONTENT_ENCODING, CONTENT_TYPE};
 use http::{HeaderName, Method, StatusCode};
 use lambda_http::request::from_str;
 use lambda_http::{Body, Request, RequestExt};
 use lambda_lock::embedded::Host;
 use lambda_lock_tests::invocation::{Counter, invocation};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::{Reply, counting, environment, layer, send, to};
 
@@ -63,6 +63,76 @@ async fn bytes_are_compared_as_they_are() {
     // Text and binary are the same bytes.
     let text = |host: &Host| request(host, Method::POST, "/", "text/plain", "abc");
     assert_equal(text, of(b"abc"), true).await;
+}
+
+/// A form with this boundary and these parts.
+fn form(host: &Host, boundary: &str, parts: &[&str]) -> Request {
+    let parts: String = parts.iter().map(|part| format!("--{boundary}\r\n{part}\r\n")).collect();
+    let body = format!("{parts}--{boundary}--\r\n");
+    request(host, Method::POST, "/orders", &format!("multipart/form-data; boundary=\"{boundary}\""), &body)
+}
+
+const ITEM: &str = "Content-Disposition: form-data; name=\"item\"\r\n\r\ntea";
+const NOTE: &str = "Content-Disposition: form-data; name=\"note\"\r\n\r\n\r\n--\r\n";
+
+#[tokio::test]
+async fn a_form_that_is_built_anew_with_another_boundary_is_equal() {
+    let first = |host: &Host| form(host, "a", &[ITEM, NOTE]);
+    assert_equal(first, |host| form(host, "b c", &[ITEM, NOTE]), true).await;
+    assert_equal(first, |host| form(host, "----x'=?", &[ITEM, NOTE]), true).await;
+    assert_equal(first, |host| form(host, "a", &[ITEM]), false).await;
+    assert_equal(first, |host| form(host, "a", &[NOTE, ITEM]), false).await;
+    assert_equal(first, |host| form(host, "a", &[&ITEM.replace("tea", "coffee"), NOTE]), false).await;
+}
+
+#[tokio::test]
+async fn the_boundary_does_not_count_as_a_part_of_a_chosen_header() {
+    let (_world, host, locks) = environment().await;
+    let (layer, runs) = (layer(&locks).fingerprint_headers([CONTENT_TYPE]), Counter::default());
+    for boundary in ["a", "b"] {
+        assert_eq!(send(&layer, &counting(&runs), form(&host, boundary, &[ITEM])).await.status, 201);
+    }
+    assert_eq!(runs.get(), 1);
+}
+
+/// A body as gzip makes it at this time.
+fn compressed(host: &Host, coding: &str, time: u8, content: u8) -> Request {
+    let head = to(host, Method::POST, "/orders").header("idempotency-key", "a").header(CONTENT_ENCODING, coding);
+    head.body(Body::Binary(vec![0x1f, 0x8b, 8, 0, time, 0, 0, 0, 0, 3, content])).unwrap()
+}
+
+#[tokio::test]
+async fn a_body_that_is_compressed_at_another_time_is_equal() {
+    assert_equal(|host| compressed(host, "gzip", 1, 7), |host| compressed(host, "GZIP", 2, 7), true).await;
+    assert_equal(|host| compressed(host, "gzip", 1, 7), |host| compressed(host, "gzip", 1, 8), false).await;
+    // A file in gzip's format: the time is a part of it.
+    assert_equal(|host| compressed(host, "br", 1, 7), |host| compressed(host, "br", 2, 7), false).await;
+}
+
+#[tokio::test]
+async fn a_closure_says_what_of_a_body_counts() {
+    let (_world, host, locks) = environment().await;
+    let (layer, runs) = (layer(&locks), Counter::default());
+    let layer = layer.fingerprint_body(|head, body| {
+        assert_eq!(head.uri.path(), "/orders");
+        let mut order: Value = serde_json::from_slice(body).ok()?;
+        order.as_object_mut()?.remove("sent_at");
+        Some(order)
+    });
+    for (key, body, status) in [
+        ("a", r#"{"item":"tea","count":1,"sent_at":1}"#, 201),
+        ("a", r#"{"sent_at":2,"count":1,"item":"tea"}"#, 201),
+        ("a", r#"{"item":"tea","count":2,"sent_at":1}"#, 422),
+        // Unreadable for the closure: all of it counts.
+        ("b", "tea at 1", 201),
+        ("b", "tea at 1", 201),
+        ("b", "tea at 2", 422),
+    ] {
+        let mut request = request(&host, Method::POST, "/orders", "text/plain", body);
+        request.headers_mut().insert("idempotency-key", key.parse().unwrap());
+        assert_eq!(send(&layer, &counting(&runs), request).await.status, status, "{body}");
+    }
+    assert_eq!(runs.get(), 2);
 }
 
 #[tokio::test]

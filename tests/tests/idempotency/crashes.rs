@@ -6,6 +6,7 @@ use std::time::Duration;
 use lambda_lock::{ErrorKind, Run};
 use lambda_lock_tests::drop_midway;
 use lambda_lock_tests::invocation::{Counter, millis};
+use tokio::sync::Notify;
 use tokio::time::{sleep, timeout};
 
 use crate::{
@@ -56,6 +57,27 @@ async fn a_run_that_returns_after_its_lease_has_lost_its_lock_and_is_not_repeate
     assert_eq!(host.requests(), 2);
     assert_eq!(place(&orders, &order("a"), &runs).await.unwrap(), 1);
     assert_eq!(runs.count(), 2, "only one run was counted before");
+}
+
+#[tokio::test]
+async fn a_run_that_thaws_after_its_lease_and_returns_is_not_repeated() {
+    let (_world, host, locks) = environment().await;
+    let (orders, runs, order) = (orders(&locks), Counter::default(), order("a"));
+    let (frozen, thawed) = (Notify::new(), Notify::new());
+    let run = orders.run(&order, async |_| {
+        frozen.notify_one();
+        thawed.notified().await;
+        Ok(runs.count())
+    });
+    let freeze = async {
+        frozen.notified().await;
+        host.advance_clock(AFTER_THE_LEASE);
+        thawed.notify_one();
+    };
+    let (overrun, ()) = tokio::join!(run, freeze);
+    assert!(refused(overrun).is_lost());
+    assert_eq!(place(&orders, &order, &runs).await.unwrap(), 1);
+    assert_eq!(runs.get(), 1);
 }
 
 #[tokio::test]

@@ -6,8 +6,10 @@ use std::time::Duration;
 
 use futures_util::FutureExt;
 use lambda_lock::Error;
+use lambda_lock::embedded::Host;
 use lambda_lock_tests::World;
 use lambda_lock_tests::invocation::{keep_warnings, logged};
+use tokio::sync::Notify;
 
 use crate::{LEASE, lose_answers, ms};
 
@@ -119,4 +121,61 @@ async fn a_body_that_releases_its_lock_is_not_cancelled() {
         "done"
     });
     assert_eq!(ran.await.unwrap(), "done");
+}
+
+/// Work of two steps, and a process that is frozen between them until after the lease.
+#[derive(Default)]
+struct TwoSteps {
+    frozen: Notify,
+    thawed: Notify,
+    went_on: AtomicBool,
+}
+
+impl TwoSteps {
+    async fn run(&self) {
+        self.frozen.notify_one();
+        self.thawed.notified().await;
+        self.went_on.store(true, Ordering::Relaxed);
+    }
+
+    /// Freezes the process during this work. Only the wall clock goes on.
+    async fn freeze<T>(&self, host: &Host, work: impl Future<Output = T>) -> T {
+        let freeze = async {
+            self.frozen.notified().await;
+            host.advance_clock(LEASE);
+            self.thawed.notify_one();
+        };
+        tokio::join!(work, freeze).0
+    }
+}
+
+#[tokio::test]
+async fn the_next_step_of_work_that_thaws_after_its_lease_does_not_run() {
+    let world = World::new().await;
+    let host = world.host().build();
+    let locks = world.locks(&host).build().unwrap();
+    let steps = [(); 4].map(|()| TwoSteps::default());
+    let one = locks.acquire("one").run(async |_| steps[0].run().await);
+    assert!(Box::pin(steps[0].freeze(&host, one)).await.unwrap_err().is_lost());
+    let set = locks.acquire_all(["two", "three"]).run(async |_| steps[1].run().await);
+    assert!(Box::pin(steps[1].freeze(&host, set)).await.unwrap_err().is_lost());
+    let permit = locks.semaphore("four", 1).acquire().run(async |_| steps[2].run().await);
+    assert!(Box::pin(steps[2].freeze(&host, permit)).await.unwrap_err().is_lost());
+    let lock = locks.resume(&locks.acquire("five").await.unwrap().into_ticket()).await.unwrap();
+    assert!(steps[3].freeze(&host, lock.while_held(steps[3].run())).await.unwrap_err().is_lost());
+    assert!(!steps.iter().any(|steps| steps.went_on.load(Ordering::Relaxed)));
+    lock.release().await.unwrap();
+}
+
+#[tokio::test]
+async fn work_that_has_not_begun_does_not_begin_after_its_lease() {
+    let world = World::new().await;
+    let host = world.host().build();
+    let lock = world.locks(&host).build().unwrap().acquire("job").await.unwrap();
+    host.advance_clock(LEASE);
+    let began = AtomicBool::new(false);
+    let work = async { began.store(true, Ordering::Relaxed) };
+    assert!(lock.while_held(work).await.unwrap_err().is_lost());
+    assert!(!began.into_inner());
+    lock.release().await.unwrap();
 }

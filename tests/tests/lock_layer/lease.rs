@@ -2,13 +2,14 @@
 
 use std::future::pending;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use lambda_lock::embedded::Host;
 use lambda_lock::{LockLayer, WithLock};
 use lambda_lock_tests::invocation::reported;
 use lambda_runtime::{Error, LambdaEvent};
+use tokio::sync::Notify;
 use tokio::time::timeout;
 use tower::{Layer, ServiceExt, service_fn};
 
@@ -149,4 +150,31 @@ async fn a_handler_is_cancelled_when_the_wall_clock_jumps_past_the_lease() {
     }));
     let call = timeout(TOO_LONG / 2, service.oneshot(invocation(&host, ())));
     assert_eq!(reported(call.await.expect("it was cancelled").unwrap_err()).0, "LockLost");
+}
+
+#[tokio::test]
+async fn the_next_step_of_a_handler_that_thaws_after_its_lease_does_not_run() {
+    let (_world, host, locks) = environment().await;
+    let (frozen, thawed, went_on) =
+        (Arc::new(Notify::new()), Arc::new(Notify::new()), Arc::new(AtomicBool::new(false)));
+    let service = LockLayer::new(locks).layer(service_fn({
+        let (frozen, thawed, went_on) = (Arc::clone(&frozen), Arc::clone(&thawed), Arc::clone(&went_on));
+        move |_: LambdaEvent<()>| {
+            let (frozen, thawed, went_on) = (Arc::clone(&frozen), Arc::clone(&thawed), Arc::clone(&went_on));
+            async move {
+                frozen.notify_one();
+                thawed.notified().await;
+                went_on.store(true, Ordering::Relaxed);
+                Ok::<_, Error>(())
+            }
+        }
+    }));
+    let freeze = async {
+        frozen.notified().await;
+        host.advance_clock(Duration::from_mins(1));
+        thawed.notify_one();
+    };
+    let (outcome, ()) = tokio::join!(service.oneshot(invocation(&host, ())), freeze);
+    assert_eq!(reported(outcome.unwrap_err()).0, "LockLost");
+    assert!(!went_on.load(Ordering::Relaxed));
 }

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use aws_durable_execution_sdk::DurableContext;
 use lambda_lock_durable::{Error, ErrorKind, Held, LockContext as _, retry_take_over};
+use tokio::task::yield_now;
 
 use crate::{KEY, KINDS, Table, run};
 
@@ -84,6 +85,36 @@ async fn a_step_that_blocks_its_thread_until_its_lease_has_ended_fails() {
         })
         .await;
         assert_eq!(result.output().map(String::as_str), Some("Err(Lost)"), "{:?}", result.error_message());
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_next_part_of_a_step_that_thaws_after_its_lease_does_not_run() {
+    for kind in KINDS {
+        let table = Table::new().await;
+        let (locks, host) = (table.locks.clone(), table.host.clone());
+        let went_on = Arc::<AtomicU32>::default();
+        let counter = Arc::clone(&went_on);
+        let result = run(move |ctx| {
+            let (locks, host, went_on) = (locks.clone(), host.clone(), Arc::clone(&counter));
+            async move {
+                let lost = kind(&ctx, &locks).lease(Duration::from_secs(30)).run(|held| async move {
+                    let work = move |_| async move {
+                        // The step asks the clock now, and again after a second.
+                        yield_now().await;
+                        host.advance_clock(Duration::from_secs(31));
+                        yield_now().await;
+                        went_on.fetch_add(1, Ordering::Relaxed);
+                        Ok("done".to_owned())
+                    };
+                    Ok(held.step("thaws", work).await?)
+                });
+                Ok(format!("{:?}", lost.await.map_err(|error| error.kind())))
+            }
+        })
+        .await;
+        assert_eq!(result.output().map(String::as_str), Some("Err(Lost)"), "{:?}", result.error_message());
+        assert_eq!(went_on.load(Ordering::Relaxed), 0);
     }
 }
 
