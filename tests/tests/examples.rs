@@ -33,14 +33,14 @@ use serde_json::{Value, json};
 use tower::{Layer, ServiceExt, service_fn};
 
 // The templates of `cargo lambda new`, with their tests. A placeholder is valid in a string. `.ci/run templates` renders them.
-#[allow(dead_code, reason = "the runtime calls `main`")]
+#[allow(dead_code, clippy::unused_async, reason = "the runtime calls `main`, and users put their work in its place")]
 #[path = "../../templates/http/template/src/main.rs"]
 mod http;
-#[allow(dead_code, reason = "the runtime calls `main`")]
+#[allow(dead_code, clippy::unused_async, reason = "the runtime calls `main`, and users put their work in its place")]
 #[path = "../../templates/idempotent/template/src/main.rs"]
 mod idempotent;
 #[allow(clippy::unnecessary_wraps, reason = "a parser returns a result")]
-#[allow(dead_code, reason = "the runtime calls `main`")]
+#[allow(dead_code, clippy::unused_async, reason = "the runtime calls `main`, and users put their work in its place")]
 #[path = "../../templates/kafka/template/src/main.rs"]
 mod kafka;
 #[allow(dead_code, clippy::unused_async, reason = "the runtime calls `main`, and users put their work in its place")]
@@ -50,7 +50,7 @@ mod limit;
 #[allow(dead_code, clippy::unused_async, reason = "the runtime calls `main`, and users put their work in its place")]
 #[path = "../../templates/objects/template/src/main.rs"]
 mod objects;
-#[allow(dead_code, reason = "the runtime calls `main`")]
+#[allow(dead_code, clippy::unused_async, reason = "the runtime calls `main`, and users put their work in its place")]
 #[path = "../../templates/queue/template/src/main.rs"]
 mod queue;
 #[allow(clippy::unnecessary_wraps, reason = "a parser returns a result")]
@@ -60,7 +60,7 @@ mod queue_fifo;
 #[allow(dead_code, reason = "the runtime calls `main`")]
 #[path = "../../templates/singleton/template/src/main.rs"]
 mod singleton;
-#[allow(dead_code, reason = "the runtime calls `main`")]
+#[allow(dead_code, clippy::unused_async, reason = "the runtime calls `main`, and users put their work in its place")]
 #[path = "../../templates/stream/template/src/main.rs"]
 mod stream;
 #[allow(clippy::disallowed_methods, reason = "a function of a user has no clock of its own")]
@@ -92,15 +92,146 @@ fn rendered(file: &str) -> String {
 
 #[test]
 fn the_quick_start_is_what_the_template_renders() {
-    let [function, manifest, test, table, deploy, ..] = blocks()[..] else { panic!("{README}") };
+    let [function, manifest, test, table, role, deploy, ..] = blocks()[..] else { panic!("{README}") };
     assert_eq!(format!("{function}\n{test}"), rendered("src/main.rs"));
-    assert_eq!(table, rendered("locks.yaml"));
+    assert_eq!(table, rendered("table.yaml"));
+    assert_eq!(role, rendered("function.yaml"));
     // The template has more comments.
     for line in manifest.lines().map(|line| line.split(" # ").next().unwrap()) {
         assert!(rendered("Cargo.toml").lines().any(|other| other == line), "{line}");
     }
-    for line in deploy.lines().filter(|line| !line.contains("--stack-name")) {
-        assert!(rendered("README.md").contains(line), "{line}");
+    assert!(rendered("README.md").contains(deploy), "{deploy}");
+}
+
+/// The names of the templates.
+fn templates() -> BTreeSet<String> {
+    let folders = fs::read_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("../templates")).unwrap();
+    folders.map(|folder| folder.unwrap().file_name().into_string().unwrap()).collect()
+}
+
+/// A file of a template, before it is rendered.
+fn file_of(template: &str, file: &str) -> String {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../templates").join(template).join("template").join(file);
+    fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
+
+/// The sentences above the tests of a file.
+fn sentences_above_tests(source: &str) -> Vec<&str> {
+    let (mut sentences, mut above) = (Vec::new(), Vec::new());
+    for line in source.lines().map(str::trim) {
+        if let Some(sentence) = line.strip_prefix("/// ") {
+            above.push(sentence);
+        } else if !line.starts_with("//") {
+            if line == "#[test]" || line.starts_with("#[tokio::test") {
+                sentences.append(&mut above);
+            }
+            above.clear();
+        }
+    }
+    sentences
+}
+
+/// The cells of a row of a table.
+fn cells(row: &str) -> Vec<&str> {
+    row.trim_matches('|').split('|').map(str::trim).collect()
+}
+
+#[test]
+fn each_cell_of_the_recipes_is_shown_by_a_test() {
+    // Where the tests of a recipe without a template are.
+    let elsewhere = [
+        (
+            "lock/docs/locks.md#several-keys",
+            concat!(include_str!("several/acquire.rs"), include_str!("several/waiting.rs")),
+        ),
+        ("lock/durable/README.md", include_str!("../../lock/durable/tests/durable/turns.rs")),
+        ("lock/docs/operating.md#the-program-lambda-lock", include_str!("../../lock/tests/program/run.rs")),
+    ];
+    let mut table = README.lines().skip_while(|line| !line.starts_with("| you want to |"));
+    let headers = cells(table.next().unwrap());
+    assert_eq!(
+        headers[2..],
+        ["while the first one runs, another one", "after the first one has finished, another one"]
+    );
+    let (mut left, mut found) = (templates(), 0);
+    for row in table.skip(1).take_while(|line| line.starts_with('|')).map(cells) {
+        for link in row[1].split("](").skip(1).map(|rest| rest.split(')').next().unwrap()) {
+            let source = if let Some(template) = link.strip_prefix("templates/") {
+                let template = template.trim_end_matches("/template");
+                left.remove(template);
+                file_of(template, "src/main.rs")
+            } else if let Some((_, source)) = elsewhere.iter().find(|(page, _)| *page == link) {
+                (*source).to_owned()
+            } else {
+                continue;
+            };
+            let shown = sentences_above_tests(&source);
+            for (header, cell) in headers[2..].iter().zip(&row[2..]) {
+                let sentence = format!("{}{} {cell}.", header[..1].to_uppercase(), &header[1..]);
+                assert!(shown.contains(&sentence.as_str()), "no test of {link} shows: {sentence}");
+                found += 1;
+            }
+        }
+    }
+    assert_eq!((left, found), (BTreeSet::new(), 28), "a template has no row, or a row no test");
+}
+
+#[test]
+fn a_second_template_finds_the_table_of_the_first_one() {
+    for template in templates() {
+        assert_eq!(file_of(&template, "table.yaml"), file_of("singleton", "table.yaml"), "{template}");
+        let role = file_of(&template, "function.yaml");
+        assert!(role.contains(":table/{{ table }}") && !role.contains("AWS::DynamoDB::Table"), "{template}: {role}");
+        // A stack of the table's own: of the same table it is the same stack, and of another table another one.
+        let readme = file_of(&template, "README.md");
+        assert!(readme.contains("--stack-name {{ table }} --template-file table.yaml\n"), "{template}: {readme}");
+    }
+}
+
+#[test]
+fn records_that_lambda_gives_up_have_a_destination() {
+    let is_given_up = |readme: &str| readme.contains("--starting-position");
+    let streams: Vec<_> = templates().into_iter().filter(|name| is_given_up(&file_of(name, "README.md"))).collect();
+    assert_eq!(streams, ["kafka", "stream"]);
+    for template in streams {
+        let readme = file_of(&template, "README.md");
+        assert!(readme.contains("--destination-config \"{ \\\"OnFailure\\\""), "{template}: {readme}");
+        assert!(file_of(&template, "function.yaml").contains("sqs:SendMessage"), "{template}");
+    }
+}
+
+// API Gateway ends a request to a REST API after 29 s.
+#[test]
+fn the_http_template_answers_before_api_gateway_gives_up() {
+    let number = |text: &str, before: &str| {
+        let (_, rest) = text.split_once(before)?;
+        rest.split(|character: char| !character.is_ascii_digit()).next()?.parse::<u64>().ok()
+    };
+    let timeout = number(&file_of("http", "README.md"), "--timeout ");
+    let lease = number(&file_of("http", "src/main.rs"), "const LEASE: Duration = Duration::from_secs(");
+    assert_eq!((timeout, lease), (Some(29), Some(28)));
+}
+
+#[test]
+fn the_template_of_a_cron_job_has_a_schedule() {
+    assert!(file_of("singleton", "function.yaml").contains("Type: AWS::Scheduler::Schedule"));
+}
+
+// An earlier one gives a function URL one of the two permissions that it needs.
+#[test]
+fn the_template_with_a_url_names_the_cargo_lambda_that_it_needs() {
+    for template in templates() {
+        let readme = file_of(&template, "README.md");
+        let is_needed = readme.contains("--enable-function-url");
+        assert_eq!(readme.contains("cargo-lambda 1.9.2 or later"), is_needed, "{template}");
+    }
+}
+
+#[test]
+fn each_template_says_how_to_export_metrics() {
+    for template in templates() {
+        let readme = file_of(&template, "README.md");
+        assert!(readme.contains("operating/index.html#metrics-of-a-function-in-cloudwatch"), "{template}");
     }
 }
 
@@ -149,9 +280,7 @@ fn the_readme_is_short_and_begins_with_code() {
 // zsh, the shell of macOS, takes what follows a command for its arguments, and opens the quotes of a comment.
 #[test]
 fn the_commands_can_be_pasted_into_any_shell() {
-    let templates = fs::read_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("../templates")).unwrap();
-    let templates = templates.map(|folder| folder.unwrap().path().join("template/README.md"));
-    let templates = templates.map(|page| (page.display().to_string(), fs::read_to_string(&page).unwrap()));
+    let templates = templates().into_iter().map(|template| (template.clone(), file_of(&template, "README.md")));
     for (name, page) in pages().into_iter().chain(templates) {
         for block in page.split("```sh\n").skip(1) {
             for line in block.split("```").next().unwrap().lines() {

@@ -62,6 +62,7 @@ fn a_user_without_a_name_is_shown_as_a_number() {
     }
 }
 
+/// While the first one runs, another one exits with 75, or waits with `--wait`.
 #[test]
 fn a_held_key_exits_with_75_and_names_the_holder() {
     let place = Place::new();
@@ -80,6 +81,7 @@ fn a_held_key_exits_with_75_and_names_the_holder() {
     assert!(started.elapsed() >= Duration::from_millis(300));
 }
 
+/// After the first one has finished, another one runs.
 #[test]
 fn waiting_processes_take_turns() {
     let place = Place::new();

@@ -36,6 +36,7 @@ async fn an_acquire_is_one_request_and_so_is_the_release() {
     assert_free(&world).await;
 }
 
+/// While the first one runs, another one gets none of them, and learns who holds them.
 #[tokio::test]
 async fn a_refusal_takes_no_key_and_names_every_key_in_the_way() {
     let world = World::new().await;

@@ -8,6 +8,7 @@ use lambda_lock_tests::World;
 
 use crate::{Cancel, KEYS, assert_contains, assert_free, assert_held_by, eagerly, ms, rows};
 
+/// After the first one has finished, another one gets all of them.
 #[tokio::test]
 async fn a_wait_ends_when_every_key_is_released() {
     let world = World::new().await;

@@ -96,6 +96,9 @@ async fn six(table: &Table, service: &Service, takes: Takes, apart: Duration, ar
 ///
 /// The first executions of a key do not know how long it is held. They ask a few more times, and the key is free for a while
 /// before the next one asks.
+///
+/// While the first one runs, another one sleeps until its turn.
+/// After the first one has finished, another one takes the lock.
 #[tokio::test(start_paused = true)]
 async fn executions_take_turns_with_few_suspensions() {
     for (takes, keys) in KINDS.into_iter().zip([1, 1, 2]) {

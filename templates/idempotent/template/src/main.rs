@@ -34,9 +34,17 @@ async fn main() -> Result<(), Error> {
 #[cfg(test)]
 mod tests {
     use lambda_lock::embedded::DynamoDb;
-    use lambda_runtime::{Context, tower::ServiceExt};
+    use lambda_runtime::{Context, Diagnostic, tower::ServiceExt};
+    use std::time::Duration;
+    use tokio::time::sleep;
 
     use super::*;
+
+    async fn locks() -> Locks {
+        let locks = Locks::builder(DynamoDb::new().unwrap().client(), "locks").build().unwrap();
+        locks.create_table().await.unwrap();
+        locks
+    }
 
     fn order(request: &str, amount: u32) -> LambdaEvent<Order> {
         let mut context = Context::default();
@@ -44,12 +52,28 @@ mod tests {
         LambdaEvent::new(Order { id: Some("order-1".to_owned()), amount }, context)
     }
 
+    /// While the first one runs, another one fails with `IdempotencyInProgress`.
+    // Nothing waits for real in paused time.
+    #[tokio::test(start_paused = true)]
+    async fn an_order_fails_while_the_same_order_runs() {
+        let function =
+            IdempotencyLayer::new(once(locks().await)).layer(service_fn(async |order: LambdaEvent<Order>| {
+                sleep(Duration::from_secs(2)).await;
+                charge(order).await
+            }));
+        let again = async {
+            sleep(Duration::from_secs(1)).await;
+            function.clone().oneshot(order("second", 700)).await
+        };
+        let (receipt, refused) = tokio::join!(function.clone().oneshot(order("first", 700)), again);
+        assert_eq!(receipt.unwrap().request, "first");
+        assert_eq!(Diagnostic::from(refused.unwrap_err()).error_type, "IdempotencyInProgress");
+    }
+
+    /// After the first one has finished, another one gets the first result.
     #[tokio::test]
     async fn a_repeated_order_gets_the_first_receipt() {
-        let engine = DynamoDb::new().unwrap();
-        let locks = Locks::builder(engine.client(), "locks").build().unwrap();
-        locks.create_table().await.unwrap();
-        let function = IdempotencyLayer::new(once(locks)).layer(service_fn(charge));
+        let function = IdempotencyLayer::new(once(locks().await)).layer(service_fn(charge));
 
         let receipt = function.clone().oneshot(order("first", 700)).await.unwrap();
         assert_eq!(function.clone().oneshot(order("second", 700)).await.unwrap(), receipt);

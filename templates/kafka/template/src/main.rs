@@ -45,7 +45,9 @@ async fn main() -> Result<(), Error> {
 mod tests {
     use lambda_lock::embedded::DynamoDb;
     use lambda_runtime::{Context, LambdaEvent, tower::ServiceExt};
+    use serde::de::DeserializeOwned;
     use serde_json::{Value, json};
+    use tokio::time::sleep;
 
     use super::*;
 
@@ -54,20 +56,60 @@ mod tests {
         json!({ "topic": "readings", "partition": 0, "offset": offset, "key": "cm9vZg==", "value": value })
     }
 
+    fn batch<Event: DeserializeOwned>(records: &[Value]) -> LambdaEvent<Event> {
+        let records = json!({ "readings-0": records });
+        let batch = json!({ "eventSource": "aws:kafka", "bootstrapServers": "b-1:9092", "records": records });
+        LambdaEvent::new(serde_json::from_value(batch).unwrap(), Context::default())
+    }
+
+    async fn locks() -> Locks {
+        let locks = Locks::builder(DynamoDb::new().unwrap().client(), "locks").build().unwrap();
+        locks.create_table().await.unwrap();
+        locks
+    }
+
+    /// A record that comes here is not done, so that the answer names it.
+    async fn fail(_: KafkaRecord<Option<Reading>>) -> Result<(), Error> {
+        Err("it runs again".into())
+    }
+
+    const SEVEN: &str = "eyJjZWxzaXVzIjo3fQ==";
+
+    /// While the first one runs, another one waits for it.
+    // Nothing waits for real in paused time.
+    #[tokio::test(start_paused = true)]
+    async fn a_record_waits_until_its_first_run_has_ended() {
+        let locks = locks().await;
+        let slow = readings(locks.clone()).layer(service_fn(async |record: KafkaRecord<Option<Reading>>| {
+            sleep(Duration::from_secs(10)).await;
+            store(record).await
+        }));
+        let again = async {
+            sleep(Duration::from_secs(1)).await;
+            readings(locks).layer(service_fn(fail)).oneshot(batch(&[record(1, SEVEN)])).await
+        };
+        let (first, again) = tokio::join!(slow.oneshot(batch(&[record(1, SEVEN)])), again);
+        assert!(first.unwrap().batch_item_failures.is_empty());
+        assert!(again.unwrap().batch_item_failures.is_empty());
+    }
+
+    /// After the first one has finished, another one is skipped.
+    #[tokio::test]
+    async fn a_record_that_is_done_does_not_run_again() {
+        let locks = locks().await;
+        let first = readings(locks.clone()).layer(service_fn(store));
+        assert!(first.oneshot(batch(&[record(1, SEVEN)])).await.unwrap().batch_item_failures.is_empty());
+        let again = readings(locks).layer(service_fn(fail));
+        assert!(again.oneshot(batch(&[record(1, SEVEN)])).await.unwrap().batch_item_failures.is_empty());
+    }
+
     #[tokio::test]
     async fn the_answer_names_the_first_record_that_is_not_done() {
-        let engine = DynamoDb::new().unwrap();
-        let locks = Locks::builder(engine.client(), "locks").build().unwrap();
-        locks.create_table().await.unwrap();
-        let function = readings(locks).layer(service_fn(store));
-
-        let [seven, impossible, unreadable] = ["eyJjZWxzaXVzIjo3fQ==", "eyJjZWxzaXVzIjotMzAwfQ==", "eyJjZWxzaXVzIg=="];
-        for (second, failures) in [(impossible, vec![3]), (seven, vec![])] {
-            let records =
-                json!({ "readings-0": [record(1, seven), record(2, unreadable), record(3, second), record(4, seven)] });
-            let batch = json!({ "eventSource": "aws:kafka", "bootstrapServers": "b-1:9092", "records": records });
-            let event = LambdaEvent::new(serde_json::from_value(batch).unwrap(), Context::default());
-            let Ok(answer) = function.clone().oneshot(event).await;
+        let function = readings(locks().await).layer(service_fn(store));
+        let [impossible, unreadable] = ["eyJjZWxzaXVzIjotMzAwfQ==", "eyJjZWxzaXVzIg=="];
+        for (third, failures) in [(impossible, vec![3]), (SEVEN, vec![])] {
+            let records = [record(1, SEVEN), record(2, unreadable), record(3, third), record(4, SEVEN)];
+            let answer = function.clone().oneshot(batch(&records)).await.unwrap();
             let failed = answer.batch_item_failures.iter().map(|failure| failure.item_identifier.offset);
             assert_eq!(failed.collect::<Vec<_>>(), failures);
         }

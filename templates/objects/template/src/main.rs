@@ -78,6 +78,7 @@ async fn main() -> Result<(), Error> {
 mod tests {
     use lambda_lock::embedded::DynamoDb;
     use serde_json::json;
+    use tokio::time::{sleep, timeout};
 
     use super::*;
 
@@ -89,11 +90,37 @@ mod tests {
         .unwrap()
     }
 
+    async fn locks() -> Locks {
+        let locks = Locks::builder(DynamoDb::new().unwrap().client(), "locks").build().unwrap();
+        locks.create_table().await.unwrap();
+        locks
+    }
+
+    /// While the first one runs, another one waits for up to 20 s, and then fails.
+    // Nothing waits for real in paused time.
+    #[tokio::test(start_paused = true)]
+    async fn a_change_waits_while_another_change_of_its_object_is_indexed() {
+        let (locks, deadline) = (locks().await, SystemTime::now() + Duration::from_secs(58));
+        let key = "a b.jpg";
+        let other = locks.acquire(format!("{{ project_name }}#uploads/{key}")).lease(Duration::from_secs(58));
+        let other = other.await.unwrap();
+        let change = change("a+b.jpg", "0055");
+        let waiting = timeout(Duration::from_secs(21), index_unless_older(&locks, &change, deadline));
+        let error = waiting.await.unwrap().unwrap_err();
+        assert!(error.downcast_ref().is_some_and(lambda_lock::Error::is_held), "{error}");
+
+        let end_other = async {
+            sleep(Duration::from_secs(19)).await;
+            other.release().await.unwrap();
+        };
+        let (is_indexed, ()) = tokio::join!(index_unless_older(&locks, &change, deadline), end_other);
+        assert!(is_indexed.unwrap());
+    }
+
+    /// After the first one has finished, another one is skipped, unless it is newer.
     #[tokio::test]
     async fn an_older_change_of_an_object_is_skipped() {
-        let engine = DynamoDb::new().unwrap();
-        let locks = Locks::builder(engine.client(), "locks").build().unwrap();
-        locks.create_table().await.unwrap();
+        let locks = locks().await;
         let deadline = SystemTime::now() + Duration::from_secs(30);
         for (change, is_indexed) in [
             (change("a+b.jpg", "0055"), true),

@@ -93,7 +93,9 @@ mod tests {
     use aws_smithy_types::body::SdkBody;
     use lambda_lock::embedded::DynamoDb;
     use lambda_runtime::{Context, LambdaEvent, tower::ServiceExt};
+    use serde::de::DeserializeOwned;
     use serde_json::{Value, json};
+    use tokio::time::sleep;
 
     use super::*;
 
@@ -117,10 +119,16 @@ mod tests {
         })
     }
 
-    #[tokio::test]
-    async fn what_no_retry_helps_is_a_dead_letter_and_what_a_retry_may_help_returns_with_its_group() {
-        let engine = DynamoDb::new().unwrap();
-        let locks = Locks::builder(engine.client(), "locks").build().unwrap();
+    fn order(id: &str, quantity: u32) -> String {
+        json!({ "id": id, "quantity": quantity }).to_string()
+    }
+
+    fn batch<Event: DeserializeOwned>(messages: &[Value]) -> LambdaEvent<Event> {
+        LambdaEvent::new(serde_json::from_value(json!({ "Records": messages })).unwrap(), Context::default())
+    }
+
+    async fn consumer() -> Orders {
+        let locks = Locks::builder(DynamoDb::new().unwrap().client(), "locks").build().unwrap();
         locks.create_table().await.unwrap();
         let config = aws_sdk_sqs::Config::builder()
             .behavior_version(BehaviorVersion::latest())
@@ -128,14 +136,46 @@ mod tests {
             .allow_no_auth()
             .http_client(http_client_fn(|_, _| SharedHttpConnector::new(Queues)));
         let queues = aws_sdk_sqs::Client::from_conf(config.build());
-        let consumer =
-            orders(locks, queues, "https://sqs.eu-west-1.amazonaws.com/123456789012/letters.fifo".to_owned());
-        let function = consumer.layer(service_fn(async |message: SqsMessage<Body>| match &message.body {
+        orders(locks, queues, "https://sqs.eu-west-1.amazonaws.com/123456789012/letters.fifo".to_owned())
+    }
+
+    /// While the first one runs, another one returns to the queue with its group.
+    // Nothing waits for real in paused time.
+    #[tokio::test(start_paused = true)]
+    async fn a_message_returns_with_its_group_while_its_order_is_placed() {
+        let function = consumer().await.layer(service_fn(async |message: SqsMessage<Body>| {
+            sleep(Duration::from_secs(2)).await;
+            place(message).await
+        }));
+        let again = async {
+            sleep(Duration::from_secs(1)).await;
+            function.clone().oneshot(batch(&[message("2", &order("tea", 1)), message("3", &order("jam", 1))])).await
+        };
+        let (first, again) = tokio::join!(function.clone().oneshot(batch(&[message("1", &order("tea", 1))])), again);
+        assert!(first.unwrap().batch_item_failures.is_empty());
+        let again = again.unwrap();
+        let returned: Vec<_> = again.batch_item_failures.iter().map(|failure| &failure.item_identifier).collect();
+        assert_eq!(returned, ["2", "3"]);
+    }
+
+    /// After the first one has finished, another one is deleted and does not run.
+    #[tokio::test]
+    async fn an_order_that_was_placed_is_not_placed_again() {
+        let consumer = consumer().await;
+        let first = consumer.layer(service_fn(place)).oneshot(batch(&[message("1", &order("tea", 1))])).await.unwrap();
+        assert!(first.batch_item_failures.is_empty());
+        let again = consumer.layer(service_fn(async |_: SqsMessage<Body>| Err(Failure::Unreachable)));
+        let again = again.oneshot(batch(&[message("2", &order("tea", 1))])).await.unwrap();
+        assert!(again.batch_item_failures.is_empty());
+    }
+
+    #[tokio::test]
+    async fn what_no_retry_helps_is_a_dead_letter_and_what_a_retry_may_help_returns_with_its_group() {
+        let function = consumer().await.layer(service_fn(async |message: SqsMessage<Body>| match &message.body {
             Body::Order(order) if order.id == "late" => Err(Failure::Unreachable),
             _ => place(message).await,
         }));
 
-        let order = |id: &str, quantity: u32| json!({ "id": id, "quantity": quantity }).to_string();
         let messages = [
             message("1", "?"),
             message("2", &order("empty", 0)),
@@ -143,8 +183,7 @@ mod tests {
             message("4", &order("late", 1)),
             message("5", &order("jam", 1)),
         ];
-        let batch = serde_json::from_value(json!({ "Records": messages })).unwrap();
-        let Ok(answer) = function.oneshot(LambdaEvent::new(batch, Context::default())).await;
+        let answer = function.oneshot(batch(&messages)).await.unwrap();
         let returned: Vec<_> = answer.batch_item_failures.iter().map(|failure| &failure.item_identifier).collect();
         assert_eq!(returned, ["4", "5"]);
     }

@@ -25,6 +25,8 @@ mod tests {
 
     use super::*;
 
+    /// While the first one runs, another one is skipped.
+    /// After the first one has finished, another one runs.
     #[tokio::test]
     async fn an_invocation_is_skipped_while_another_one_runs() {
         let engine = DynamoDb::new().unwrap();

@@ -27,7 +27,10 @@ async fn main() -> Result<(), Error> {
 mod tests {
     use lambda_lock::embedded::DynamoDb;
     use lambda_runtime::{Context, LambdaEvent, tower::ServiceExt};
+    use serde::de::DeserializeOwned;
     use serde_json::{Value, json};
+    use std::time::Duration;
+    use tokio::time::sleep;
 
     use super::*;
 
@@ -45,16 +48,56 @@ mod tests {
         })
     }
 
+    fn batch<Event: DeserializeOwned>(records: &[Value]) -> LambdaEvent<Event> {
+        LambdaEvent::new(serde_json::from_value(json!({ "Records": records })).unwrap(), Context::default())
+    }
+
+    async fn locks() -> Locks {
+        let locks = Locks::builder(DynamoDb::new().unwrap().client(), "locks").build().unwrap();
+        locks.create_table().await.unwrap();
+        locks
+    }
+
+    /// A record that comes here is not done, so that the answer names it.
+    async fn fail(_: DynamoDbRecord<Order>) -> Result<(), Error> {
+        Err("it runs again".into())
+    }
+
+    /// While the first one runs, another one waits for it.
+    // Nothing waits for real in paused time.
+    #[tokio::test(start_paused = true)]
+    async fn a_record_waits_until_its_first_run_has_ended() {
+        let locks = locks().await;
+        let slow =
+            StreamConsumer::by_event_id(locks.clone()).layer(service_fn(async |record: DynamoDbRecord<Order>| {
+                sleep(Duration::from_secs(10)).await;
+                count(record).await
+            }));
+        let again = async {
+            sleep(Duration::from_secs(1)).await;
+            let function = StreamConsumer::by_event_id(locks).layer(service_fn(fail));
+            function.oneshot(batch(&[record(1, Some("2"))])).await
+        };
+        let (first, again) = tokio::join!(slow.oneshot(batch(&[record(1, Some("2"))])), again);
+        assert!(first.unwrap().batch_item_failures.is_empty());
+        assert!(again.unwrap().batch_item_failures.is_empty());
+    }
+
+    /// After the first one has finished, another one is skipped.
+    #[tokio::test]
+    async fn a_record_that_is_done_does_not_run_again() {
+        let locks = locks().await;
+        let first = StreamConsumer::by_event_id(locks.clone()).layer(service_fn(count));
+        assert!(first.oneshot(batch(&[record(1, Some("2"))])).await.unwrap().batch_item_failures.is_empty());
+        let again = StreamConsumer::by_event_id(locks).layer(service_fn(fail));
+        assert!(again.oneshot(batch(&[record(1, Some("2"))])).await.unwrap().batch_item_failures.is_empty());
+    }
+
     #[tokio::test]
     async fn the_answer_names_the_first_record_that_is_not_done() {
-        let engine = DynamoDb::new().unwrap();
-        let locks = Locks::builder(engine.client(), "locks").build().unwrap();
-        locks.create_table().await.unwrap();
-        let function = StreamConsumer::by_event_id(locks).layer(service_fn(count));
-
-        let batch = json!({ "Records": [record(1, Some("2")), record(2, None), record(3, Some("1"))] });
-        let event = LambdaEvent::new(serde_json::from_value(batch).unwrap(), Context::default());
-        let Ok(answer) = function.oneshot(event).await;
+        let function = StreamConsumer::by_event_id(locks().await).layer(service_fn(count));
+        let records = [record(1, Some("2")), record(2, None), record(3, Some("1"))];
+        let answer = function.oneshot(batch(&records)).await.unwrap();
         assert_eq!(answer.batch_item_failures[0].item_identifier.as_deref(), Some("2"));
     }
 }

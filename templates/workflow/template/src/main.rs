@@ -72,6 +72,8 @@ mod tests {
         serde_json::to_value(done).unwrap()
     }
 
+    /// While the first one runs, another one sleeps until its turn.
+    /// After the first one has finished, another one takes the lock.
     #[tokio::test]
     async fn an_execution_waits_until_the_one_before_has_freed_the_lock() {
         let engine = DynamoDb::new().unwrap();
