@@ -97,6 +97,7 @@ const CRATE: &[&str] = &[
     "lambda/sqs/mod",
     "lambda/streams/source",
     "lambda/streams/kinesis",
+    "lambda/streams/image",
     "lambda/streams/dynamodb",
     "lambda/streams/consumer",
     "lambda/streams/mod",

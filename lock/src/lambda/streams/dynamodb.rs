@@ -1,6 +1,5 @@
 //! `DynamoDbRecord`: one record of a DynamoDB stream, as its handler sees it.
 
-use std::any::type_name;
 use std::collections::BTreeMap;
 use std::fmt;
 
@@ -10,13 +9,18 @@ use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
 use super::super::handler_input::PlainInput;
+use super::image;
 use super::source::{StreamRecord, event_key};
 
 /// One record of a DynamoDB stream: a change of an item.
 ///
 /// The stream's view type decides which images a record has: `KEYS_ONLY`, `NEW_IMAGE`, `OLD_IMAGE` or
-/// `NEW_AND_OLD_IMAGES`. All images of a record must parse, also one that the handler does not read: otherwise the record
-/// is not done. The guide has [an enum](crate::docs::streams#a-record-that-always-fails) that reads images of any kind.
+/// `NEW_AND_OLD_IMAGES`.
+///
+/// For a `DynamoDbRecord<serde_dynamo::Item>`, the images are the items as they are, with every type and every digit. For any
+/// other type, the consumer reads both images by serde, also one that the handler does not look at: a record with an image
+/// that cannot be read is not done, and blocks its shard. The error in the log names the attribute. The guide has [a table of
+/// which type reads what](crate::docs::streams#the-type-of-an-image).
 ///
 /// ```
 /// use aws_lambda_events::dynamodb::EventRecord;
@@ -66,16 +70,9 @@ impl<B> DynamoDbRecord<B> {
     }
 }
 
-/// Parses an image. An absent image has no attributes, and a present one has at least its keys.
-fn parse_image<B: DeserializeOwned>(which: &str, image: serde_dynamo::Item) -> Result<Option<B>, String> {
-    if image.is_empty() {
-        return Ok(None);
-    }
-    // Without serde's message, which would show the value in the log.
-    serde_dynamo::from_item(image).map(Some).map_err(|_| {
-        let wanted = type_name::<B>();
-        format!("the {which} image cannot be read as {wanted}: give the handler a type that reads every image")
-    })
+/// Reads an image. An absent image has no attributes, and a present one has at least its keys.
+fn read_image<B: DeserializeOwned + 'static>(which: &str, image: serde_dynamo::Item) -> Result<Option<B>, String> {
+    if image.is_empty() { Ok(None) } else { image::read(which, image).map(Some) }
 }
 
 impl<B> PlainInput for DynamoDbRecord<B> {}
@@ -119,10 +116,10 @@ impl<B> StreamRecord for DynamoDbRecord<B> {
 
     fn read(mut record: EventRecord) -> Result<Self, String>
     where
-        B: DeserializeOwned,
+        B: DeserializeOwned + 'static,
     {
-        let new_image = parse_image("new", std::mem::take(&mut record.change.new_image))?;
-        let old_image = parse_image("old", std::mem::take(&mut record.change.old_image))?;
+        let new_image = read_image("new", std::mem::take(&mut record.change.new_image))?;
+        let old_image = read_image("old", std::mem::take(&mut record.change.old_image))?;
         Ok(Self { new_image, old_image, record })
     }
 

@@ -2,6 +2,7 @@
 
 mod consumer;
 mod dynamodb;
+mod image;
 mod kinesis;
 mod source;
 

@@ -46,7 +46,7 @@ pub trait StreamRecord: PlainInput + Sized {
     #[doc(hidden)]
     fn read(raw: Self::Raw) -> Result<Self, String>
     where
-        Self::Body: DeserializeOwned;
+        Self::Body: DeserializeOwned + 'static;
 
     /// Returns the key of `StreamConsumer::by_event_id`.
     #[doc(hidden)]
@@ -77,7 +77,7 @@ impl<R: StreamRecord> StreamSource<R> {
     }
 }
 
-/// Data is JSON, and `serde_dynamo` parses images.
+/// Data is JSON, and an image is read by its own deserializer.
 impl<R: StreamRecord<Body: DeserializeOwned> + 'static> Default for StreamSource<R> {
     fn default() -> Self {
         Self::new(R::read)
