@@ -25,8 +25,8 @@ use crate::lock::Locks;
 /// - With [`by_event_id`](StreamConsumer::by_event_id), the consumer waits for a record that is in progress elsewhere.
 ///
 /// Tumbling windows are not supported: a batch of one does not run and is answered as failed, and the first one is logged as
-/// an error. Records that the Kinesis Producer Library aggregated are not supported either: the parser gets them as one
-/// record.
+/// an error. Records that the Kinesis Producer Library aggregated come as one record: see
+/// [`with_parser`](StreamConsumer::with_parser).
 ///
 /// ```no_run
 /// use lambda_lock::Locks;
@@ -77,7 +77,8 @@ where
     R: StreamRecord<Body: DeserializeOwned> + 'static,
 {
     /// Creates a consumer that runs each record once by its event id, for the [window](Self::window). The data of a
-    /// Kinesis record is JSON, and an image of a DynamoDB record is parsed by `serde_dynamo`. As JSON, a
+    /// Kinesis record is JSON. An image of a DynamoDB record is an item: see [which type reads
+    /// what](crate::docs::streams#the-type-of-an-image). As JSON, a
     /// `KinesisRecord<Vec<u8>>` is an array of numbers: for the data as it is, use [`of_bytes`](Self::of_bytes).
     ///
     /// The key is `stream#event`: the stream's ARN and the event id. In Kinesis, the event id consists of the shard and the
@@ -97,6 +98,10 @@ where
 
 impl<H, B: 'static, T, E> StreamConsumer<H, KinesisRecord<B>, T, E> {
     /// Creates a consumer of Kinesis data that is not JSON. The parser's errors are logged.
+    ///
+    /// If the Kinesis Producer Library aggregates your records, the parser gets many of them as one, and no built-in parser
+    /// takes them apart. Let your parser return a `Vec`, and your handler work through it: the vector counts as one record,
+    /// so it is done or repeated as a whole. Or turn `AggregationEnabled` off in the producer.
     ///
     /// ```
     /// # use lambda_lock::idempotency::OnMissingKey;

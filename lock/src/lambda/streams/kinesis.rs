@@ -60,8 +60,26 @@ impl<B> KinesisRecord<B> {
         parse: impl FnOnce(Vec<u8>) -> Result<B, String>,
     ) -> Result<Self, String> {
         let data = std::mem::take(&mut record.kinesis.data.0);
-        let body = parse(data).map_err(|why| format!("the data cannot be parsed: {why}"))?;
+        let container = container(&data);
+        let body = parse(data).map_err(|why| {
+            let container = container.unwrap_or_default();
+            format!("the data cannot be parsed: {why}{container}")
+        })?;
         Ok(Self { body, record })
+    }
+}
+
+/// Returns the way out for data that only contains records, which its first bytes tell.
+fn container(data: &[u8]) -> Option<&'static str> {
+    match data {
+        [0xf3, 0x89, 0x9a, 0xc2, ..] => Some(
+            ": the Kinesis Producer Library has aggregated several records in it. Take them apart in \
+             `StreamConsumer::with_parser`, or turn `AggregationEnabled` off in the producer",
+        ),
+        [0x1f, 0x8b, ..] => {
+            Some(": it is compressed by gzip, as CloudWatch Logs does. Decompress it in `StreamConsumer::with_parser`")
+        }
+        _ => None,
     }
 }
 
@@ -102,7 +120,7 @@ impl<B> StreamRecord for KinesisRecord<B> {
 
     fn read(record: KinesisEventRecord) -> Result<Self, String>
     where
-        B: DeserializeOwned,
+        B: DeserializeOwned + 'static,
     {
         Self::parse(record, |data| serde_json::from_slice(&data).map_err(|error| json_error(&error)))
     }
