@@ -16,7 +16,7 @@ mod sqs;
 pub(crate) mod streams;
 
 pub use batch::{Consumer, ConsumerService, Source};
-pub use event_id::{compare_sequencers, event_id};
+pub use event_id::{HasEventId, compare_sequencers, event_id};
 pub use handler_input::{HandlerInput, WithLock, WithRun};
 pub use idempotency_layer::{IdempotencyLayer, IdempotencyService};
 #[cfg(feature = "http")]

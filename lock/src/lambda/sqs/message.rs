@@ -3,7 +3,10 @@
 use std::fmt;
 
 use aws_lambda_events::sqs::SqsMessage as SqsRecord;
+use serde::Serialize;
 
+use super::super::event_id::sealed::Sealed;
+use super::super::event_id::{HasEventId, id_of_written};
 use super::super::handler_input::PlainInput;
 
 /// Returns how often SQS has delivered a message.
@@ -60,6 +63,14 @@ impl<B> SqsMessage<B> {
 }
 
 impl<B> PlainInput for SqsMessage<B> {}
+
+impl<B> Sealed for SqsMessage<B> {}
+
+impl<B: Serialize> HasEventId for SqsMessage<B> {
+    fn event_id(&self) -> Option<String> {
+        id_of_written(&self.body)
+    }
+}
 
 /// Shows the message id only: the body and the attributes may be confidential.
 impl<B> fmt::Debug for SqsMessage<B> {

@@ -20,6 +20,9 @@ async fn pay(message: SqsMessage<Payment>) -> Result<(), Error> {
 }
 
 /// A payment is recognised by the id in the body. After a crash, which may have paid, it is not made again.
+///
+/// If SNS, `EventBridge` or S3 fills the queue, pass `lambda_lock::lambda::event_id` instead of the closure, and take a
+/// `SqsMessage<serde_json::Value>`.
 fn once(locks: Locks) -> Idempotency<SqsMessage<Payment>, (), Error> {
     Idempotency::new(locks, OnMissingKey::Reject, |message: &SqsMessage<Payment>| Some(message.body.id.clone()))
         .window(Duration::from_hours(43 * 24)) // the queue, its dead letters, and the queue again
