@@ -3,14 +3,15 @@
 use std::cmp::Ordering;
 use std::time::Duration;
 
-use aws_lambda_events::sqs::SqsEvent;
+use aws_lambda_events::sqs::{SqsEvent, SqsMessage as SqsRecord};
 use lambda_lock::idempotency::{OnMissingKey, RecordFormat};
-use lambda_lock::lambda::{compare_sequencers, event_id};
+use lambda_lock::lambda::{SqsMessage, compare_sequencers, event_id};
 use lambda_lock::{Idempotency, IdempotencyLayer, Locks};
 use lambda_lock_tests::World;
 use lambda_lock_tests::invocation::{Counter, invocation};
 use lambda_runtime::{Context, LambdaEvent};
 use proptest::prelude::*;
+use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use tower::{Layer, ServiceExt, service_fn};
 
@@ -61,6 +62,87 @@ fn object(key: &str, sequencer: &str) -> Value {
 
 fn s3(records: impl IntoIterator<Item = Value>) -> Value {
     json!({ "Records": records.into_iter().collect::<Vec<_>>() })
+}
+
+/// A message of SNS, as a queue gets it.
+fn envelope(message_id: &str, message: &str) -> Value {
+    json!({
+        "Type": "Notification",
+        "MessageId": message_id,
+        "TopicArn": "arn:aws:sns:eu-west-1:123456789012:orders",
+        "Message": message,
+        "Timestamp": "2026-01-01T00:00:00.000Z",
+        "SignatureVersion": "1",
+    })
+}
+
+/// What S3 sends when notifications are set up.
+fn s3_test(request: &str) -> Value {
+    json!({
+        "Service": "Amazon S3",
+        "Event": "s3:TestEvent",
+        "Time": "2026-01-01T00:00:00.000Z",
+        "Bucket": "uploads",
+        "RequestId": request,
+        "HostId": "8cLeGAmw098X5cv4Zkwcmo8vvZa3eH3eKxsPzbB9wrR",
+    })
+}
+
+/// The id of a message of a queue.
+fn id_in_queue<B: Serialize>(body: B) -> Option<String> {
+    event_id(&SqsMessage::new(body, SqsRecord::default()))
+}
+
+#[test]
+fn an_event_in_a_queue_has_the_id_of_the_event_itself() {
+    for event in [event_bridge("shop", "17c2"), s3([object("a", "01")]), sns("22b80b92")] {
+        assert!(id(event.clone()).is_some());
+        assert_eq!(id_in_queue(event.clone()), id(event.clone()));
+        assert_eq!(id_in_queue(event.to_string()), id(event.clone()), "a body that is kept as a text");
+        assert_eq!(event_id(&event), id(event), "the event alone");
+    }
+}
+
+#[test]
+fn a_message_of_sns_in_a_queue_has_the_message_id_of_sns() {
+    for message in ["a text", "17", "{}", r#"{"Records": [{}]}"#, r#""a text""#] {
+        assert_eq!(id_in_queue(envelope("22b80b92", message)).as_deref(), Some("22b80b92"), "{message}");
+    }
+    // By raw message delivery.
+    assert_eq!(id_in_queue(json!({ "order": "17" })), None);
+    assert_eq!(id_in_queue("a text"), None);
+}
+
+#[test]
+fn an_event_that_sns_carries_has_its_own_id_in_every_copy() {
+    for event in [event_bridge("shop", "17c2"), s3([object("a", "01")]), s3_test("5582")] {
+        let text = event.to_string();
+        for message_id in ["1", "2"] {
+            assert_eq!(id_in_queue(envelope(message_id, &text)), id(event.clone()));
+            let mut direct = sns(message_id);
+            direct["Records"][0]["Sns"]["Message"] = json!(text);
+            assert_eq!(id(direct), id(event.clone()));
+        }
+    }
+}
+
+#[test]
+fn the_test_of_a_notification_of_s3_has_an_id() {
+    assert_eq!(id_in_queue(s3_test("5582")).as_deref(), Some("uploads#s3:TestEvent#5582"));
+    assert_eq!(id_in_queue(json!({ "Bucket": "uploads", "Event": "s3:Other", "RequestId": "1" })), None);
+}
+
+#[test]
+fn a_body_of_a_type_that_is_written_as_it_was_read_has_an_id() {
+    #[derive(Deserialize, Serialize)]
+    #[serde(rename_all = "PascalCase")]
+    struct Envelope {
+        message_id: String,
+        topic_arn: String,
+        message: String,
+    }
+    let body: Envelope = serde_json::from_value(envelope("22b80b92", "a text")).unwrap();
+    assert_eq!(id_in_queue(body).as_deref(), Some("22b80b92"));
 }
 
 #[test]
@@ -165,6 +247,7 @@ proptest! {
     fn no_text_of_a_payload_panics(text in ".*") {
         id(json!({ "Records": [{ "Sns": { "MessageId": text } }, { "s3": text }] }));
         id(json!({ "detail-type": text, "source": text, "id": text }));
+        id_in_queue(envelope(&text, &text));
     }
 }
 

@@ -1,17 +1,21 @@
 //! The key of a message, and the window.
 
+use std::future::ready;
 use std::time::Duration;
 
+use aws_lambda_events::sqs::{SqsEvent, SqsMessage as SqsRecord};
 use lambda_lock::idempotency::OnMissingKey;
-use lambda_lock::lambda::SqsMessage;
+use lambda_lock::lambda::{SqsMessage, event_id};
 use lambda_lock::{Idempotency, SqsConsumer};
-use lambda_lock_tests::invocation::{by_tenant, invocation, keep_log, logged};
+use lambda_lock_tests::invocation::{Counter, by_tenant, invocation, keep_log, logged};
 use lambda_lock_tests::{Row, World};
-use serde_json::json;
+use lambda_runtime::LambdaEvent;
+use serde_json::{Value, json};
+use tower::{Layer, ServiceExt, service_fn};
 
 use crate::{
-    Consumer, FIFO_QUEUE, Payment, Till, batch, by_payment, deliver, deliver_in, environment, message,
-    message_with_body, ordered, with_attributes,
+    Consumer, Declined, FIFO_QUEUE, Payment, Till, batch, by_payment, deliver, deliver_in, environment, failures,
+    message, message_with_body, ordered, with_attributes,
 };
 
 #[tokio::test]
@@ -46,6 +50,67 @@ async fn a_key_from_the_body_makes_a_resent_payment_a_duplicate() {
     }
     assert_eq!(till.ran(), ["1"]);
     assert!(world.row("orders#17").await.is_some());
+}
+
+#[tokio::test]
+async fn copies_of_one_event_with_other_message_ids_run_once() {
+    let (world, host, _, _) = environment().await;
+    let once = Idempotency::new(world.locks(&host).build().unwrap(), OnMissingKey::Reject, event_id);
+    let consumer: SqsConsumer<SqsMessage<Value>, Value, (), Declined> = SqsConsumer::new(once);
+    let sns = |id: &str, message: &str| json!({ "Type": "Notification", "MessageId": id, "TopicArn": "arn:aws:sns:x:1:orders", "Message": message });
+    let object = json!({ "Records": [{
+        "eventName": "ObjectCreated:Put",
+        "s3": { "bucket": { "name": "uploads" }, "object": { "key": "a", "sequencer": "01" } },
+    }] });
+    let event = json!({ "detail-type": "Order Placed", "source": "shop", "id": "17", "detail": {} });
+    let test = json!({ "Event": "s3:TestEvent", "Bucket": "uploads", "RequestId": "5582" });
+    for (name, copies) in [
+        ("sns", [sns("1", "a text"), sns("1", "a text")]),
+        ("s3", [object.clone(), sns("2", &object.to_string())]),
+        ("event bridge", [event.clone(), sns("3", &event.to_string())]),
+        ("test", [test.clone(), test]),
+    ] {
+        let runs = Counter::default();
+        for (body, message_id) in copies.into_iter().zip(["original", "copy"]) {
+            let counter = runs.clone();
+            let handler = service_fn(move |_: SqsMessage<Value>| {
+                counter.count();
+                ready(Ok::<_, Declined>(()))
+            });
+            let event = invocation(&host, batch([message_with_body(message_id, &body.to_string())]));
+            assert!(failures(&consumer, handler, event).await.is_empty(), "{name}");
+        }
+        assert_eq!(runs.get(), 1, "{name}");
+    }
+    // By raw message delivery, nothing tells a copy.
+    let raw = invocation(&host, batch([message_with_body("raw", "{}")]));
+    let handler = service_fn(async |_: SqsMessage<Value>| Ok::<_, Declined>(()));
+    assert_eq!(failures(&consumer, handler, raw).await, ["raw"]);
+}
+
+/// As in the guide.
+#[tokio::test]
+async fn the_array_of_a_pipe_is_put_back_into_an_event() {
+    let (_world, host, consumer, till) = environment().await;
+    let pay = {
+        let till = till.clone();
+        move |message: SqsMessage<Payment>| till.clone().pay(message)
+    };
+    let of_pipe = consumer.layer(service_fn(pay)).map_request(|batch: LambdaEvent<Vec<SqsRecord>>| {
+        let mut event = SqsEvent::default();
+        event.records = batch.payload;
+        LambdaEvent::new(event, batch.context)
+    });
+    let body = |then: &str| json!({ "id": then, "then": then }).to_string();
+    let sent = json!([
+        { "messageId": "1", "body": body("Done"), "eventSource": "aws:sqs" },
+        { "messageId": "2", "body": body("Declined"), "eventSource": "aws:sqs" },
+    ]);
+    assert!(serde_json::from_value::<SqsEvent>(sent.clone()).is_err());
+    let event = invocation(&host, serde_json::from_value(sent).unwrap());
+    let answer = of_pipe.oneshot(event).await.unwrap();
+    assert_eq!(serde_json::to_value(answer).unwrap(), json!({ "batchItemFailures": [{ "itemIdentifier": "2" }] }));
+    assert_eq!(till.ran_in_any_order(), ["1", "2"]);
 }
 
 #[tokio::test]

@@ -79,14 +79,14 @@ fn batch(messages: impl IntoIterator<Item = SqsRecord>) -> SqsEvent {
 }
 
 /// The ids of the messages that go back.
-async fn failures<S, H, T>(
-    consumer: &SqsConsumer<H, Payment, T, Declined>,
+async fn failures<S, H, B, T>(
+    consumer: &SqsConsumer<H, B, T, Declined>,
     handler: S,
     event: LambdaEvent<SqsEvent>,
 ) -> Vec<String>
 where
-    SqsConsumer<H, Payment, T, Declined>: Layer<S>,
-    <SqsConsumer<H, Payment, T, Declined> as Layer<S>>::Service:
+    SqsConsumer<H, B, T, Declined>: Layer<S>,
+    <SqsConsumer<H, B, T, Declined> as Layer<S>>::Service:
         Service<LambdaEvent<SqsEvent>, Response = SqsBatchResponse, Error = Infallible>,
 {
     let answer = timeout(TOO_LONG, consumer.layer(handler).oneshot(event)).await.expect("there is an answer");

@@ -7,9 +7,10 @@ use aws_lambda_events::dynamodb::Event;
 use lambda_lock::embedded::Host;
 use lambda_lock::streams::{DynamoDbRecord, StreamConsumer};
 use lambda_lock_tests::World;
-use lambda_lock_tests::invocation::invocation;
+use lambda_lock_tests::invocation::{invocation, keep_log, logged};
 use serde::Deserialize;
-use serde::de::IgnoredAny;
+use serde::de::{DeserializeOwned, IgnoredAny};
+use serde_dynamo::Item;
 use serde_json::{Value, json};
 use tower::{Layer, ServiceExt, service_fn};
 
@@ -208,4 +209,106 @@ async fn a_change_without_a_sequence_number_returns_the_whole_batch() {
     let answer = deliver(&consumer, &seen, &host, &[nameless, change(2, "b", &order(2))]).await;
     assert_eq!(answer, json!({ "batchItemFailures": [{ "itemIdentifier": "" }] }));
     assert_eq!(numbers(&seen), ["2"]);
+}
+
+/// Delivers a change, and returns its new image, or the number of the record if it is not done.
+async fn read<B>(number: &str, image: &Value) -> Result<B, String>
+where
+    B: DeserializeOwned + Clone + Send + Sync + 'static,
+{
+    let world = World::new().await;
+    let host = world.host().build();
+    let consumer: StreamConsumer<DynamoDbRecord<B>, DynamoDbRecord<B>, (), Declined> =
+        StreamConsumer::by_event_id(world.locks(&host).build().unwrap());
+    let seen = Arc::new(Mutex::new(None));
+    let handler = service_fn({
+        let seen = Arc::clone(&seen);
+        move |record: DynamoDbRecord<B>| {
+            *seen.lock().unwrap() = record.new_image;
+            ready(Ok::<_, Declined>(()))
+        }
+    });
+    let mut record = change(1, "a", &json!({ "NewImage": image }));
+    record["dynamodb"]["SequenceNumber"] = json!(number);
+    let answer = consumer.layer(handler).oneshot(invocation(&host, batch(&[record]))).await.unwrap();
+    let not_done = answer.batch_item_failures.into_iter().next().map(|failure| failure.item_identifier.unwrap());
+    let image = seen.lock().unwrap().take();
+    match not_done {
+        None => Ok(image.unwrap()),
+        Some(number) => Err(number),
+    }
+}
+
+/// An image with attributes of all types, and with numbers and bytes that JSON lacks.
+fn all_types() -> Value {
+    json!({
+        "text": { "S": "a" },
+        "number": { "N": "-99999999999999999999999999999999999999" },
+        "fraction": { "N": "0.12345678901234567890123456789012345678" },
+        "bytes": { "B": "AP8=" },
+        "flag": { "BOOL": false },
+        "nothing": { "NULL": true },
+        "map": { "M": { "S": { "S": "looks like a type" }, "bytes": { "B": "AQ==" } } },
+        "list": { "L": [{ "N": "1.10" }, { "L": [] }, { "M": {} }] },
+        "texts": { "SS": ["a", "b"] },
+        "numbers": { "NS": ["1", "99999999999999999999999999999999999999"] },
+        "set of bytes": { "BS": ["AP8=", "AQ=="] },
+    })
+}
+
+#[tokio::test]
+async fn an_item_as_the_image_has_every_attribute_as_it_is() {
+    let image: Item = read("as it is", &all_types()).await.unwrap();
+    assert_eq!(serde_json::to_value(image).unwrap(), all_types());
+}
+
+#[derive(Clone, Debug, Deserialize, PartialEq)]
+struct Exact {
+    number: i128,
+    fraction: String,
+    bytes: Vec<u8>,
+    numbers: Vec<String>,
+    #[serde(rename = "set of bytes")]
+    set_of_bytes: Vec<Vec<u8>>,
+}
+
+#[tokio::test]
+async fn a_type_of_ones_own_reads_long_numbers_and_bytes() {
+    let long = "99999999999999999999999999999999999999";
+    let exact: Exact = read("exact", &all_types()).await.unwrap();
+    let expected = Exact {
+        number: -long.parse::<i128>().unwrap(),
+        fraction: "0.12345678901234567890123456789012345678".to_owned(),
+        bytes: vec![0, 255],
+        numbers: ["1", long].map(str::to_owned).into(),
+        set_of_bytes: vec![vec![0, 255], vec![1]],
+    };
+    assert_eq!(exact, expected);
+}
+
+#[tokio::test]
+async fn a_number_that_would_be_rounded_is_not_done_and_its_attribute_is_logged() {
+    keep_log();
+    let image = json!({ "order": { "M": { "total": { "N": "12345678901234567890123" } } } });
+    let number = "rounded";
+    assert_eq!(read::<Value>(number, &image).await, Err(number.to_owned()));
+    let lines = logged(number);
+    let [line] = &lines[..] else { panic!("{lines:#?}") };
+    let why = "the new image cannot be read as serde_json::value::Value, because the attribute `order.total`, which is a \
+               number (N), does not fit into its type without rounding: give the handler a type that reads every image, \
+               such as `serde_dynamo::Item`";
+    assert!(line.contains(why) && !line.contains("123456789012345"), "{line}");
+}
+
+#[tokio::test]
+async fn bytes_that_json_lacks_are_not_done_and_their_attribute_is_logged() {
+    keep_log();
+    for (number, value) in [("bytes", json!({ "B": "c2VjcmV0" })), ("set of bytes", json!({ "BS": ["c2VjcmV0"] }))] {
+        let number = format!("{number} for JSON");
+        assert_eq!(read::<Value>(&number, &json!({ "photo": value })).await, Err(number.clone()));
+        let lines = logged(&number);
+        let [line] = &lines[..] else { panic!("{lines:#?}") };
+        assert!(line.contains("the attribute `photo") && line.contains("is bytes (B)"), "{line}");
+        assert!(!line.contains("secret") && !line.contains("c2Vj"), "{line}");
+    }
 }

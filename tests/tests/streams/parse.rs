@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use lambda_lock::Idempotency;
 use lambda_lock::idempotency::OnMissingKey;
 use lambda_lock::streams::{KinesisRecord, StreamConsumer};
-use lambda_lock_tests::invocation::invocation;
+use lambda_lock_tests::invocation::{invocation, keep_log, logged};
 use tower::service_fn;
 
 use crate::{
@@ -73,4 +73,44 @@ async fn with_parser_parses_data_that_is_not_json() {
     let batch = [record_with_data("1", "a", "pay 17"), record_with_data("2", "a", "refund 17")];
     assert_eq!(deliver(&consumer, &till, &host, batch).await.as_deref(), Some("2"));
     assert!(world.row("orders#17").await.is_some());
+}
+
+#[tokio::test]
+async fn data_that_only_contains_records_is_logged_with_the_way_out() {
+    keep_log();
+    let (world, host, consumer, till) = environment().await;
+    let strict: Consumer =
+        StreamConsumer::with_parser(by_payment(&world.locks(&host).build().unwrap()), |_| Err("it is no payment"));
+    let containers: [(&str, &[u8], &str); 2] = [
+        ("aggregated", &[0xf3, 0x89, 0x9a, 0xc2, 0x0a, 0x01], "the Kinesis Producer Library has aggregated"),
+        ("compressed", &[0x1f, 0x8b, 0x08], "it is compressed by gzip"),
+    ];
+    for (container, data, cause) in containers {
+        for (consumer, parser) in [(&consumer, "JSON"), (&strict, "own")] {
+            let number = format!("{container} for {parser} in {}", world.table);
+            let batch = [record_with_data(&number, "a", data)];
+            assert_eq!(deliver(consumer, &till, &host, batch).await.as_ref(), Some(&number));
+            let lines = logged(&number);
+            let [line] = &lines[..] else { panic!("{lines:#?}") };
+            assert!(line.contains(cause) && line.contains("`StreamConsumer::with_parser`"), "{line}");
+        }
+    }
+    assert!(till.ran().is_empty());
+}
+
+#[tokio::test]
+async fn a_parser_can_take_an_aggregated_record_apart() {
+    let (world, host, _, _) = environment().await;
+    let once = Idempotency::new(world.locks(&host).build().unwrap(), OnMissingKey::Reject, KinesisRecord::key);
+    let apart = |data: Vec<u8>| match data.strip_prefix(&[0xf3, 0x89, 0x9a, 0xc2]) {
+        Some(records) => Ok(records.to_vec()),
+        None => Err("it is not aggregated"),
+    };
+    let consumer: Consumer<Vec<u8>> = StreamConsumer::with_parser(once, apart);
+    let handler = service_fn(async |record: KinesisRecord<Vec<u8>>| {
+        assert_eq!(record.body, [1, 2]);
+        Ok::<_, Declined>(())
+    });
+    let event = invocation(&host, batch([record_with_data("1", "a", [0xf3, 0x89, 0x9a, 0xc2, 1, 2])]));
+    assert_eq!(again_from(&consumer, handler, event).await, None);
 }
