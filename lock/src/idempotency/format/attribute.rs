@@ -4,6 +4,7 @@
 //! number as a map if a dependency enables `arbitrary_precision`.
 
 use std::collections::HashMap;
+use std::fmt::Display;
 
 use aws_sdk_dynamodb::types::AttributeValue;
 use serde_json::{Number, Value};
@@ -98,13 +99,19 @@ fn number(digits: &str) -> Result<Value, String> {
     if let Ok(integer) = digits.parse::<u64>() {
         return Ok(integer.into());
     }
-    // A fraction is rounded, as every reader of JSON does. An integer may be an identifier and is not rounded.
-    let is_kept = |float: &f64| is_fraction(digits) || float.to_string() == digits;
-    digits.parse().ok().filter(is_kept).and_then(Number::from_f64).map(Value::Number).ok_or_else(|| {
+    let float = digits.parse().ok().filter(|float| keeps_digits(float, digits));
+    float.and_then(Number::from_f64).map(Value::Number).ok_or_else(|| {
         "the stored result contains a number that neither 64 bits nor a float can hold: let the function that wrote it \
          return a string"
             .into()
     })
+}
+
+/// Whether a number that was read from these digits has them all. A fraction becomes the nearest float, as with every reader
+/// of JSON. An integer may be an identifier and is not rounded.
+pub(crate) fn keeps_digits(number: &impl Display, digits: &str) -> bool {
+    let (shortest, exact) = (number.to_string(), format!("{number:.0}"));
+    shortest == digits || exact == digits || is_fraction(digits) && !shortest.ends_with("inf")
 }
 
 /// Counts the significant digits of a number: those from the first to the last that is not 0.
@@ -188,6 +195,7 @@ mod tests {
             ("0.30000000000000004", json!(0.1 + 0.2)),
             ("1E-7", json!(1e-7)),
             ("1000000000000000000000", json!(1e21)),
+            ("1208925819614629174706176", json!(2f64.powi(80))),
         ] {
             assert_eq!(load(digits), Ok(expected), "{digits}");
         }

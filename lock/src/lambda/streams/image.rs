@@ -19,6 +19,7 @@ use serde::de::{
 use serde::forward_to_deserialize_any;
 use serde_dynamo::{AttributeValue, Item};
 
+use crate::idempotency::keeps_digits;
 use crate::text::printable;
 
 type Result<T> = std::result::Result<T, Unreadable>;
@@ -145,19 +146,10 @@ fn kind(value: &AttributeValue) -> &'static str {
 struct Attribute(AttributeValue);
 
 impl Attribute {
-    /// Reads a number as this type, unless digits of a whole number would be lost. A whole number may be an identifier; a
-    /// fraction becomes the nearest float, as with every reader of JSON.
+    /// Reads a number as this type, unless the type would round a whole number.
     fn number<T: FromStr + Display>(digits: &str) -> Result<T> {
-        let is_fraction = digits.contains(['.', 'e', 'E']);
-        let is_kept = |number: &T| {
-            let text = number.to_string();
-            text == digits || is_fraction && !text.ends_with("inf")
-        };
-        digits
-            .parse()
-            .ok()
-            .filter(is_kept)
-            .ok_or_else(|| Unreadable::new("does not fit into its type without rounding"))
+        let number = digits.parse().ok().filter(|number| keeps_digits(number, digits));
+        number.ok_or_else(|| Unreadable::new("does not fit into its type without rounding"))
     }
 }
 
@@ -208,9 +200,9 @@ impl<'de> Deserializer<'de> for Attribute {
         match self.0 {
             AttributeValue::S(text) => visitor.visit_string(text),
             AttributeValue::N(digits) => {
-                if let Ok(number) = digits.parse() {
+                if let Ok(number) = digits.parse::<i64>() {
                     visitor.visit_i64(number)
-                } else if let Ok(number) = digits.parse() {
+                } else if let Ok(number) = digits.parse::<u64>() {
                     visitor.visit_u64(number)
                 } else {
                     visitor.visit_f64(Self::number(&digits)?)
@@ -412,7 +404,7 @@ mod tests {
         struct One<B> {
             a: B,
         }
-        read::<One<B>>(json!({ "a": value })).map(|one| one.a)
+        read::<One<B>>([("a".to_owned(), value)].into_iter().collect()).map(|one| one.a)
     }
 
     #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
@@ -530,7 +522,12 @@ mod tests {
             assert!(why.contains("`a`") || why.contains("`a[1]`"), "{why}");
             assert!(!why.contains("123456") && !why.contains("547"), "{why}");
         }
-        assert_eq!(one::<f64>(json!({ "N": "10000000000000000000000" })).unwrap().to_bits(), 1e22_f64.to_bits());
+        // 2^80, which a float has exactly, and a number whose digits a float shows.
+        for digits in ["1208925819614629174706176", "100000000000000000000000"] {
+            let float = one::<f64>(json!({ "N": digits })).unwrap();
+            assert_eq!(one::<Value>(json!({ "N": digits })), Ok(json!(float)));
+            assert_eq!(digits.parse(), Ok(float));
+        }
         let third = "33.333333333333333333333333333333333333";
         for float in
             [one::<f64>(json!({ "N": third })), one::<Value>(json!({ "N": third })).map(|n| n.as_f64().unwrap())]
