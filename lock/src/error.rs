@@ -249,6 +249,8 @@ pub(crate) enum Cause {
     /// The client could not send a request at all: no credentials, no region, a wrong certificate.
     NotSent,
     Rejected,
+    /// A refusal does not have the row that has refused the request.
+    RowNotReturned,
     /// A table with multi-Region strong consistency rejects every transaction.
     TransactionRejected,
     #[cfg(feature = "idempotency")]
@@ -389,7 +391,7 @@ impl Error {
             Cause::WrongKind { .. } => ErrorKind::WrongKind,
             Cause::Invalid(_) => ErrorKind::Invalid,
             Cause::NotSent => ErrorKind::NotSent,
-            Cause::Rejected | Cause::TransactionRejected => ErrorKind::Rejected,
+            Cause::Rejected | Cause::RowNotReturned | Cause::TransactionRejected => ErrorKind::Rejected,
             #[cfg(feature = "idempotency")]
             Cause::InProgress(_) => ErrorKind::InProgress,
             #[cfg(feature = "idempotency")]
@@ -669,6 +671,12 @@ impl fmt::Display for Error {
             Cause::Invalid(message) => f.write_str(&reason(message))?,
             Cause::NotSent => write!(f, "no request for {what} was sent: check region, credentials and endpoint")?,
             Cause::Rejected => write!(f, "DynamoDB rejected the request for {what}: correct what its message names")?,
+            Cause::RowNotReturned => write!(
+                f,
+                "DynamoDB refused a write for {what}, and its answer has no item: this endpoint does not support \
+                 ReturnValuesOnConditionCheckFailure, so nobody can see who holds a key: use another endpoint, such as DynamoDB \
+                 Local or DynamoDB itself"
+            )?,
             Cause::TransactionRejected => write!(
                 f,
                 "DynamoDB rejected the transaction on {what}: correct what its message names; a table with multi-Region strong \

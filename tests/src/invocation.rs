@@ -192,6 +192,29 @@ impl Intercept for LoseAnswers {
     }
 }
 
+/// Removes the rows from refusals, as an emulator does that does not know `ReturnValuesOnConditionCheckFailure`.
+#[derive(Debug)]
+pub struct HideRows;
+
+impl Intercept for HideRows {
+    fn answer(&self, _: &str, _: &Value, answer: &mut Answer) {
+        if answer.status == 200 {
+            return;
+        }
+        let reasons = answer.body["CancellationReasons"].as_array().cloned().unwrap_or_default();
+        let without_row = |mut refusal: Value| {
+            if let Some(refusal) = refusal.as_object_mut() {
+                refusal.remove("Item");
+            }
+            refusal
+        };
+        answer.body = without_row(answer.body.take());
+        if !reasons.is_empty() {
+            answer.body["CancellationReasons"] = reasons.into_iter().map(without_row).collect();
+        }
+    }
+}
+
 /// Why DynamoDB does not apply a write, although another attempt can succeed.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Cause {

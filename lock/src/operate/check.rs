@@ -6,6 +6,8 @@ use std::time::Duration;
 
 use aws_sdk_dynamodb::config::Region;
 use aws_sdk_dynamodb::error::{ProvideErrorMetadata, SdkError};
+use aws_sdk_dynamodb::operation::get_item::GetItemOutput;
+use aws_sdk_dynamodb::operation::update_item::UpdateItemError;
 use aws_sdk_dynamodb::types::{KeyType, TableDescription, TableStatus, TimeToLiveStatus};
 use aws_smithy_types::DateTime;
 use aws_smithy_types::date_time::Format;
@@ -13,11 +15,11 @@ use humantime::format_duration;
 
 use super::create_table::has_strong_regions;
 use crate::clock::millis;
-use crate::error::{Error, ErrorKind, is_conflict};
+use crate::error::{Cause, Error, ErrorKind, is_conflict};
 use crate::limits::REQUEST_TIMEOUT;
 use crate::lock::Locks;
 use crate::panics;
-use crate::row::{EXPIRATION, Table, in_time, probe_key};
+use crate::row::{EXPIRATION, PROBE_KEY, Table, in_time, probe_key};
 
 /// The report of [`Locks::check`]: one line for each finding, with the remedy for a problem.
 #[derive(Clone, Debug)]
@@ -117,9 +119,13 @@ impl Locks {
     /// The finding `regions` says where a lock holds in a global table. With multi-Region strong consistency, it is in all
     /// regions, and there is neither TTL nor a transaction; otherwise it is in one region.
     ///
+    /// The finding `dynamodb:UpdateItem` fails at an emulator that does not return the row of a refused write, because locks
+    /// read there who holds a key. Only a table with a row shows it.
+    ///
     /// A problem is a finding, not an error, even if the network does not answer. Changes nothing. Sends six requests, two
-    /// of them writes that are never applied, or four without TTL and transactions; each takes up to 10 s with the SDK's
-    /// retries. It needs these IAM actions, and reports each one that is denied:
+    /// of them writes that are never applied, or four without TTL and transactions; and one more such write if the first row
+    /// of the table has the key prefix. Each takes up to 10 s with the SDK's retries. It needs these IAM actions, and reports
+    /// each one that is denied:
     ///
     /// | IAM action | needed for | if denied |
     /// | --- | --- | --- |
@@ -367,12 +373,21 @@ impl<'a> Check<'a> {
 
     async fn permissions(&mut self) {
         let table = &self.locks.0.table;
-        let answer = self.ask(table.probe_update().send()).await.map(drop);
-        self.permission("dynamodb:UpdateItem", Verdict::Failed, "nothing can be locked", answer);
-        let answer = self.ask(table.probe_get().send()).await.map(drop);
-        self.permission("dynamodb:GetItem", Verdict::Warning, "a holder cannot be read", answer);
-        let answer = self.ask(table.client.scan().table_name(&table.name).limit(1).send()).await.map(drop);
-        self.permission("dynamodb:Scan", Verdict::Warning, "locks cannot be listed", answer);
+        let update = self.ask(table.probe_update(PROBE_KEY).send()).await.map(drop);
+        let get = self.ask(table.probe_get(PROBE_KEY).send()).await.map(drop);
+        let scan = self.ask(table.probe_scan().send()).await;
+        let rows = scan.as_ref().ok().and_then(|page| page.as_ref()?.items.as_deref()).unwrap_or_default();
+        let some_key = rows.iter().find_map(|row| table.key_of(row)).filter(|_| update.is_ok());
+        if let Some(key) = some_key
+            && self.hides_row(&key).await
+        {
+            let error = Error::new(Cause::RowNotReturned, table.place(), "");
+            self.found("dynamodb:UpdateItem", Verdict::Failed, error.to_string());
+        } else {
+            self.permission("dynamodb:UpdateItem", Verdict::Failed, "nothing can be locked", update);
+        }
+        self.permission("dynamodb:GetItem", Verdict::Warning, "a holder cannot be read", get);
+        self.permission("dynamodb:Scan", Verdict::Warning, "locks cannot be listed", scan.map(drop));
         if !self.has_strong_regions
             && let Ok(probe) = table.probe_condition_check()
         {
@@ -380,6 +395,25 @@ impl<'a> Check<'a> {
             let without = "`condition_check` fails";
             self.permission("dynamodb:ConditionCheckItem", Verdict::Warning, without, answer);
         }
+    }
+
+    /// Returns `true` if the refusal of an update of this row does not have the row.
+    async fn hides_row(&mut self, key: &str) -> bool {
+        let table = &self.locks.0.table;
+        let mut has_row = true;
+        let probe = async {
+            let answer = table.probe_update(key).send().await;
+            if let Err(SdkError::ServiceError(error)) = &answer
+                && let UpdateItemError::ConditionalCheckFailedException(refused) = error.err()
+            {
+                has_row = refused.item.is_some();
+            }
+            answer
+        };
+        let _allowed_or_denied = self.ask(probe).await.map(drop);
+        // It may have been deleted since the scan.
+        let is_there = async || table.probe_get(key).consistent_read(true).send().await;
+        !has_row && matches!(self.ask(is_there()).await, Ok(Some(GetItemOutput { item: Some(_), .. })))
     }
 
     fn permission(&mut self, action: &str, verdict: Verdict, without: &str, answer: Result<(), Failure>) {

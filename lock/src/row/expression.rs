@@ -194,6 +194,18 @@ pub(super) fn not(condition: Condition<'_>) -> Condition<'_> {
 }
 
 impl Condition<'_> {
+    /// Returns `true` if a key without a row meets it.
+    fn is_met_without_row(&self) -> bool {
+        match self {
+            Self::Compare(_, operator, _) => *operator == "<>",
+            Self::Between(..) | Self::BeginsWith(..) | Self::Exists(_) => false,
+            Self::Missing(_) => true,
+            Self::Not(condition) => !condition.is_met_without_row(),
+            Self::All(conditions) => conditions.iter().all(Self::is_met_without_row),
+            Self::Any(conditions) => conditions.iter().any(Self::is_met_without_row),
+        }
+    }
+
     pub(super) fn and(self, other: Self) -> Self {
         match self {
             Self::All(mut conditions) => {
@@ -274,6 +286,11 @@ impl<'a> Update<'a> {
             Some(condition) => self.when(condition),
             None => self,
         }
+    }
+
+    /// Returns `true` if only a row can refuse it.
+    pub(super) fn is_refused_by_rows_only(&self) -> bool {
+        self.condition.as_ref().is_none_or(Condition::is_met_without_row)
     }
 
     pub(super) fn returning(mut self, row: ReturnValue) -> Self {
@@ -550,6 +567,34 @@ mod tests {
             rendered(&all([path().entry(permit::LEASE_END).exists(), Path::named("end", LEASE_END).exists()]));
         assert_eq!(text, "attribute_exists(#permit.#end) AND attribute_exists(#end2)");
         assert_eq!(rendered.names.get("#end2").map(String::as_str), Some(LEASE_END));
+    }
+
+    #[test]
+    fn a_key_without_a_row_meets_what_a_missing_attribute_meets() {
+        let one = || count("one", 1_u8);
+        let (met, unmet) = (|| OWNER.missing(), || OWNER.exists());
+        for (condition, is_met) in [
+            (met(), true),
+            (unmet(), false),
+            (OWNER.differs_from(text("owner", "me")), true),
+            (OWNER.is(text("owner", "me")), false),
+            (FENCE.below(one()), false),
+            (FENCE.at_most(one()), false),
+            (FENCE.above(one()), false),
+            (FENCE.at_least(one()), false),
+            (FENCE.between(one(), one()), false),
+            (OWNER.begins_with(text("start", "m")), false),
+            (not(FENCE.below(one())), true),
+            (not(met()), false),
+            (all([met(), met()]), true),
+            (all([met(), unmet()]), false),
+            (any([unmet(), met()]), true),
+            (any([unmet(), unmet()]), false),
+        ] {
+            let update = Update::new("key").when(condition.clone());
+            assert_eq!(update.is_refused_by_rows_only(), is_met, "{condition:?}");
+        }
+        assert!(Update::new("key").is_refused_by_rows_only());
     }
 
     #[test]

@@ -57,7 +57,7 @@ impl Table {
                 let holder = Row::read(row).map_err(|why| self.malformed(key, why))?.into_holder(now);
                 Ok(Some(Joined { place, holder }))
             }
-            Err(error) => self.refused(error, key)?.into_row(self).map(|_| None),
+            Err(error) => self.refused(error, &update)?.into_row(self).map(|_| None),
         }
     }
 }

@@ -3,12 +3,13 @@
 use std::time::Duration;
 
 use aws_sdk_dynamodb::operation::get_item::builders::GetItemFluentBuilder;
+use aws_sdk_dynamodb::operation::scan::builders::ScanFluentBuilder;
 use aws_sdk_dynamodb::operation::transact_write_items::builders::TransactWriteItemsFluentBuilder;
 use aws_sdk_dynamodb::operation::update_item::builders::UpdateItemFluentBuilder;
 use aws_sdk_dynamodb::types::{ReturnValue, TransactWriteItem};
 
 use super::expression::{Attribute as _, Condition, Update, all};
-use super::table::{Table, in_time};
+use super::table::{Item, Table, in_time};
 use super::write::send;
 #[cfg(feature = "lambda")]
 use crate::connections::Close;
@@ -16,7 +17,7 @@ use crate::error::Error;
 use crate::random;
 
 /// The key of these requests.
-const PROBE_KEY: &str = "lambda-lock-check";
+pub(crate) const PROBE_KEY: &str = "lambda-lock-check";
 
 pub(crate) fn probe_key(prefix: &str) -> String {
     format!("{prefix}{PROBE_KEY}")
@@ -25,16 +26,17 @@ pub(crate) fn probe_key(prefix: &str) -> String {
 impl Table {
     /// Sends a probe. Its refusal shows that the table was reached.
     pub(crate) async fn reach(&self, limit: Duration) -> Result<(), Error> {
-        match in_time(limit, send(self.probe_update(), None)).await {
+        let probe = self.refused_update(PROBE_KEY);
+        match in_time(limit, send(self.request(&probe), None)).await {
             Ok(_) => Ok(()),
-            Err(error) => self.refused(error, PROBE_KEY).map(drop),
+            Err(error) => self.refused(error, &probe).map(drop),
         }
     }
 
     /// Closes the idle connections of the client, if it knows them. Sends nothing.
     #[cfg(feature = "lambda")]
     pub(crate) async fn close_connections(&self) {
-        let _it_is_never_sent = Box::pin(self.probe_update().customize().interceptor(Close).send()).await;
+        let _it_is_never_sent = Box::pin(self.probe_update(PROBE_KEY).customize().interceptor(Close).send()).await;
     }
 
     /// A condition that neither a row nor a missing row meets.
@@ -43,13 +45,29 @@ impl Table {
         all([key().exists(), key().missing()])
     }
 
-    /// Builds an update that is refused if it is allowed.
-    pub(crate) fn probe_update(&self) -> UpdateItemFluentBuilder {
-        self.request(&Update::new(PROBE_KEY).when(self.never()).returning(ReturnValue::AllOld))
+    fn refused_update<'a>(&self, key: &'a str) -> Update<'a> {
+        Update::new(key).when(self.never()).returning(ReturnValue::AllOld)
     }
 
-    pub(crate) fn probe_get(&self) -> GetItemFluentBuilder {
-        self.client.get_item().table_name(&self.name).set_key(Some(self.key(PROBE_KEY)))
+    /// Builds an update that is refused if it is allowed.
+    pub(crate) fn probe_update(&self, key: &str) -> UpdateItemFluentBuilder {
+        self.request(&self.refused_update(key))
+    }
+
+    pub(crate) fn probe_get(&self, key: &str) -> GetItemFluentBuilder {
+        self.client.get_item().table_name(&self.name).set_key(Some(self.key(key)))
+    }
+
+    /// Builds a scan of one row.
+    pub(crate) fn probe_scan(&self) -> ScanFluentBuilder {
+        self.client.scan().table_name(&self.name).limit(1)
+    }
+
+    /// Returns the key of a row, without the prefix, if these locks could have it.
+    pub(crate) fn key_of(&self, row: &Item) -> Option<String> {
+        let text = |name: &String| row.get(name)?.as_s().ok();
+        let has_sort_key = self.sort_key.as_ref().is_none_or(|(name, value)| text(name) == Some(value));
+        text(&self.partition_key)?.strip_prefix(&self.key_prefix).filter(|_| has_sort_key).map(str::to_owned)
     }
 
     /// Builds a transaction that is refused if its condition check is allowed.

@@ -55,6 +55,8 @@ pub(crate) struct Row {
 pub(super) enum Unreadable {
     /// Its attributes are not those of a row.
     Malformed(String),
+    /// The refusal does not have it, although only a row can refuse the request.
+    NotReturned,
     /// A text has half of a surrogate pair, which is no character: JavaScript can write it, and the SDK cannot read it.
     NotUnicode(Box<SdkError<UpdateItemError>>),
 }
@@ -71,6 +73,7 @@ impl Unreadable {
         let malformed = |why| Error::new(Cause::MalformedRow(why), place, key);
         match self {
             Self::Malformed(why) => malformed(why),
+            Self::NotReturned => Error::new(Cause::RowNotReturned, place, key),
             Self::NotUnicode(error) => malformed(NOT_UNICODE.to_owned()).with_source(*error),
         }
     }

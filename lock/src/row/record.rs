@@ -76,7 +76,7 @@ impl RecordClaim {
                 );
                 Error::new(Cause::UnusableResult(why), table.place(), key).with_source(*error)
             }
-            why @ Unreadable::Malformed(_) => why.into_error(table.place(), key),
+            why => why.into_error(table.place(), key),
         }
     }
 }

@@ -121,6 +121,15 @@ impl Refused {
     }
 }
 
+/// Reads the row that has refused this update. This is the one place that finds an endpoint which does not return the rows of
+/// refusals.
+fn row_of(update: &Update<'_>, item: Option<Item>) -> Result<Option<Row>, Unreadable> {
+    match item {
+        None if update.is_refused_by_rows_only() => Err(Unreadable::NotReturned),
+        item => Row::read_if_any(item),
+    }
+}
+
 impl<'a> Write<'a> {
     pub(super) fn new(updates: Vec<Update<'a>>, transact: Option<Transact>) -> Self {
         Self { updates, transact }
@@ -190,7 +199,6 @@ impl Table {
             (Some(transact), _) => transact(self, write, attempts).await,
             (None, None) => Ok(Answer::Applied(Item::new())),
             (None, Some(update)) => {
-                let key = update.key;
                 let send = || send(self.request(update), attempts);
                 let answer = match send().await {
                     // Applied, and the SDK cannot read the row that it returns. The same request again finds its own row.
@@ -201,7 +209,7 @@ impl Table {
                 };
                 match answer {
                     Ok(output) => Ok(Answer::Applied(output.attributes.unwrap_or_default())),
-                    Err(error) => self.refused(error, key).map(Answer::Refused),
+                    Err(error) => self.refused(error, update).map(Answer::Refused),
                 }
             }
         }
@@ -256,11 +264,12 @@ impl Table {
     }
 
     /// Returns the refusal, or the error if the request failed for another reason.
-    pub(super) fn refused(&self, error: SdkError<UpdateItemError>, key: &str) -> Result<Refused, Error> {
+    pub(super) fn refused(&self, error: SdkError<UpdateItemError>, update: &Update<'_>) -> Result<Refused, Error> {
+        let key = update.key;
         let row = match error {
             SdkError::ServiceError(context) if context.err().is_conditional_check_failed_exception() => {
                 match context.into_err() {
-                    UpdateItemError::ConditionalCheckFailedException(refused) => Row::read_if_any(refused.item),
+                    UpdateItemError::ConditionalCheckFailedException(refused) => row_of(update, refused.item),
                     _ => Ok(None),
                 }
             }
@@ -309,7 +318,6 @@ impl Table {
             },
             _ => Vec::new(),
         };
-        let mut keys = write.keys();
         let of_all = |error| {
             let mut keys = write.keys();
             Error::from_sdk(error, self.place(), keys.next().unwrap_or_default()).with_others(keys)
@@ -320,10 +328,11 @@ impl Table {
             return Err(if is_invalid { error.with_cause(Cause::TransactionRejected) } else { error });
         }
         let (mut refused, mut preventing) = (Refused::default(), Vec::new());
-        for (key, CancellationReason { item, code, .. }) in keys.by_ref().zip(reasons) {
+        for (update, CancellationReason { item, code, .. }) in write.updates.iter().zip(reasons) {
+            let key = update.key;
             match code.as_deref() {
                 None | Some("None") => refused.willing.push(key.to_owned()),
-                Some("ConditionalCheckFailed") => refused.rows.push((key.to_owned(), Row::read_if_any(item))),
+                Some("ConditionalCheckFailed") => refused.rows.push((key.to_owned(), row_of(update, item))),
                 Some("TransactionConflict") => preventing.push((key, Cause::Conflict)),
                 Some("ThrottlingError" | "ProvisionedThroughputExceeded") => preventing.push((key, Cause::Throttled)),
                 Some(_) => preventing.insert(0, (key, Cause::Rejected)),

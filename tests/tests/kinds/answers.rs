@@ -2,6 +2,7 @@
 
 use lambda_lock::ErrorKind;
 use lambda_lock_tests::World;
+use lambda_lock_tests::invocation::HideRows;
 
 use crate::subject::{Ability, Subject, is_excepted};
 use crate::{LEASE, acquired, assert_free, assert_held, assert_withdrawn, rows};
@@ -38,6 +39,25 @@ pub(crate) async fn a_release_whose_answer_was_lost_succeeds<S: Subject>() {
     held.release().await.unwrap();
     assert_eq!(host.requests(), 3);
     assert_free::<S>(&world).await;
+}
+
+pub(crate) async fn a_refusal_without_its_row_names_the_cause<S: Subject>() {
+    let world = World::new().await;
+    let mut held: S = acquired(&world.default_locks()).await;
+    let before = rows::<S>(&world).await;
+    let host = world.host().intercept(HideRows).build();
+    let locks = world.locks(&host).build().unwrap();
+    let Err(error) = S::acquire(&locks, LEASE).await else { panic!("it was granted") };
+    assert_eq!(error.kind(), ErrorKind::Rejected, "{error}");
+    assert!(!error.is_retryable());
+    for part in [S::KEYS[0], "no item", "ReturnValuesOnConditionCheckFailure", "another endpoint"] {
+        assert!(error.to_string().contains(part), "`{part}` is not in {error}");
+    }
+    assert_eq!(host.requests(), 1);
+    assert_eq!(rows::<S>(&world).await, before);
+    held.release().await.unwrap();
+    // Nothing is refused.
+    acquired::<S>(&locks).await.release().await.unwrap();
 }
 
 pub(crate) async fn an_acquire_that_was_not_answered_frees_the_key<S: Subject>() {

@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
-use lambda_lock::embedded::{Host, Intercept};
+use lambda_lock::embedded::{Answer, Host, Intercept};
 use lambda_lock::{Error, ErrorKind, Locks};
 use lambda_lock_tests::invocation::{Counter, millis};
 use lambda_lock_tests::request::{Purpose, purpose_of};
 use lambda_lock_tests::{Late, StepsClock, World};
-use serde_json::Value;
+use serde_json::{Value, json};
 use tokio::join;
 use tokio::time::sleep;
 
@@ -136,6 +136,14 @@ impl Intercept for RefusesWithdrawal {
         if purpose_of(operation, request) == Some(Purpose::Withdraw) && self.0.count() == 1 {
             let condition = request["ConditionExpression"].as_str().unwrap();
             request["ConditionExpression"] = format!("({condition}) AND attribute_exists(id)").into();
+        }
+    }
+
+    fn answer(&self, _: &str, request: &Value, answer: &mut Answer) {
+        let condition = request["ConditionExpression"].as_str().unwrap_or_default();
+        if condition.ends_with(" AND attribute_exists(id)") {
+            // The row that has come meanwhile.
+            answer.body["Item"] = json!({ "status": { "S": "INPROGRESS" }, "in_progress_expiration": { "N": "1" } });
         }
     }
 }

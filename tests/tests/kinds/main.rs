@@ -53,6 +53,7 @@ macro_rules! suite {
                     answers::an_acquire_whose_answer_was_lost_succeeds
                     answers::a_renewal_whose_answer_was_lost_succeeds
                     answers::a_release_whose_answer_was_lost_succeeds
+                    answers::a_refusal_without_its_row_names_the_cause
                     answers::an_acquire_that_was_not_answered_frees_the_key
                     answers::a_release_that_was_not_answered_is_repeated_after_the_next_acquire
                     late::a_late_duplicate_of_an_acquire_takes_nothing

@@ -6,6 +6,7 @@ use aws_sdk_dynamodb::types::{ScalarAttributeType, TimeToLiveSpecification};
 use lambda_lock::Locks;
 use lambda_lock::embedded::{Answer, DynamoDb, Faults, Intercept};
 use lambda_lock::operate::{CheckReport, Verdict};
+use lambda_lock_tests::invocation::HideRows;
 use lambda_lock_tests::{Row, World};
 use serde_json::{Value, json};
 use tokio::time::sleep;
@@ -102,6 +103,48 @@ async fn a_report_has_one_line_for_each_finding() {
 }
 
 #[tokio::test]
+async fn an_endpoint_that_hides_the_rows_of_refusals_fails() {
+    let world = World::new().await;
+    let host = world.host().intercept(HideRows).build();
+    let locks = world.locks(&host).key_prefix("app#").build().unwrap();
+    // There is no row that it could hide.
+    assert_eq!(verdicts(&locks.check().await), ALL_WELL);
+    let lock = locks.acquire("job").await.unwrap();
+    let (before, requests) = (rows(&world).await, host.requests());
+    let report = locks.check().await;
+    assert!(!report.is_healthy());
+    let parts = ["no item", "ReturnValuesOnConditionCheckFailure", "another endpoint", &world.table];
+    assert_found(&report, "dynamodb:UpdateItem", Verdict::Failed, &parts);
+    assert_eq!(host.requests() - requests, 8);
+    assert_eq!(rows(&world).await, before);
+    lock.release().await.unwrap();
+    // The row of another prefix may be denied to these locks.
+    let others = world.locks(&host).key_prefix("other#").build().unwrap();
+    assert_eq!(verdicts(&others.check().await), ALL_WELL);
+}
+
+/// Deletes each row before an update, as TTL may.
+#[derive(Debug)]
+struct DeleteFirst;
+
+impl Intercept for DeleteFirst {
+    fn request(&self, operation: &str, request: &mut Value) {
+        if ["UpdateItem", "GetItem"].contains(&operation) {
+            request["Key"] = json!({ "id": { "S": "deleted" } });
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_row_that_is_deleted_during_the_check_passes() {
+    let world = World::new().await;
+    world.default_locks().acquire("job").await.unwrap().release().await.unwrap();
+    let (_, locks) = locks_on(&world, world.host().intercept(DeleteFirst));
+    let report = locks.check().await;
+    assert_eq!(verdicts(&report), ALL_WELL, "{report}");
+}
+
+#[tokio::test]
 async fn a_check_does_not_modify_a_row_under_its_own_key() {
     let world = World::new().await;
     let (host, locks) = locks_on(&world, world.host());
@@ -109,7 +152,8 @@ async fn a_check_does_not_modify_a_row_under_its_own_key() {
     let (before, requests) = (rows(&world).await, host.requests());
     let report = locks.check().await;
     assert_eq!(verdicts(&report), ALL_WELL, "{report}");
-    assert_eq!(host.requests() - requests, 6);
+    // One more than for a table without rows.
+    assert_eq!(host.requests() - requests, 7);
     assert_eq!(rows(&world).await, before);
     lock.release().await.unwrap();
 }
