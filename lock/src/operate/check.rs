@@ -8,12 +8,12 @@ use aws_sdk_dynamodb::config::Region;
 use aws_sdk_dynamodb::error::{ProvideErrorMetadata, SdkError};
 use aws_sdk_dynamodb::operation::get_item::GetItemOutput;
 use aws_sdk_dynamodb::operation::update_item::UpdateItemError;
-use aws_sdk_dynamodb::types::{KeyType, TableDescription, TableStatus, TimeToLiveStatus};
+use aws_sdk_dynamodb::types::{TableDescription, TableStatus, TimeToLiveStatus};
 use aws_smithy_types::DateTime;
 use aws_smithy_types::date_time::Format;
 use humantime::format_duration;
 
-use super::create_table::has_strong_regions;
+use super::create_table::{compare_keys, has_strong_regions};
 use crate::clock::millis;
 use crate::error::{Cause, Error, ErrorKind, is_conflict};
 use crate::limits::REQUEST_TIMEOUT;
@@ -307,29 +307,9 @@ impl<'a> Check<'a> {
     }
 
     fn keys(&mut self, description: &TableDescription) {
-        let Table { partition_key, sort_key, .. } = &self.locks.0.table;
-        let key = |wanted: KeyType| {
-            let element = description.key_schema().iter().find(|element| *element.key_type() == wanted)?;
-            let mut definitions = description.attribute_definitions().iter();
-            let definition = definitions.find(|definition| definition.attribute_name() == element.attribute_name());
-            let kind = definition.map_or("", |definition| definition.attribute_type().as_str());
-            Some(format!("`{}` ({kind})", element.attribute_name()))
-        };
-        let keys = |partition_key: &str, sort_key: Option<String>| match sort_key {
-            Some(sort_key) => format!("partition key {partition_key}, sort key {sort_key}"),
-            None => format!("partition key {partition_key}, no sort key"),
-        };
-        let has = keys(&key(KeyType::Hash).unwrap_or_default(), key(KeyType::Range));
-        let wanted =
-            keys(&format!("`{partition_key}` (S)"), sort_key.as_ref().map(|(name, _)| format!("`{name}` (S)")));
-        if has == wanted {
-            self.found("keys", Verdict::Passed, has);
-        } else {
-            let message = format!(
-                "the table has {has}, but the locks expect {wanted}: set LocksBuilder::partition_key (--partition-key) and \
-                 sort_key (--sort-key) to the keys of the table, which must be strings, or use another table"
-            );
-            self.found("keys", Verdict::Failed, message);
+        match compare_keys(&self.locks.0.table, description) {
+            Ok(keys) => self.found("keys", Verdict::Passed, keys),
+            Err(why) => self.found("keys", Verdict::Failed, why),
         }
     }
 
@@ -365,7 +345,10 @@ impl<'a> Check<'a> {
                 self.found("TTL", Verdict::Warning, message);
             }
             None => {
-                let message = format!("off, so old rows are never deleted: turn it on for attribute `{EXPIRATION}`");
+                let message = format!(
+                    "off, so old rows are never deleted: turn it on for attribute `{EXPIRATION}`, unless other programs have rows \
+                     in this table (Locks::create_table, lambda-lock create-table, looks for them first)"
+                );
                 self.found("TTL", Verdict::Warning, message);
             }
         }

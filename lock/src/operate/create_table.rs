@@ -13,6 +13,7 @@ use aws_sdk_dynamodb::types::{
 use crate::error::{Cause, Error};
 use crate::lock::Locks;
 use crate::row::{EXPIRATION, Table};
+use crate::text::printable;
 
 impl Locks {
     /// Prepares the creation of the table, if it does not exist yet: see [`CreateTable`].
@@ -23,14 +24,19 @@ impl Locks {
 
 /// A request to create the lock table, with the keys of the [`Locks`], on-demand billing by default, and TTL.
 ///
-/// Await it. It waits up to five minutes until the table is active. If the table exists, it only turns TTL on if that is
-/// off. An acquire never creates the table.
+/// Await it. It waits up to five minutes until the table is active. An acquire never creates the table.
+///
+/// If the table exists, only its TTL can change: it is turned on if it is off, and if all rows are those of locks and records.
+/// TTL deletes every row whose attribute `expiration` has passed, also the rows of another program. So a table with such rows,
+/// with other keys, or with TTL on another attribute is left as it is, and you get an error of kind
+/// [`Invalid`](crate::ErrorKind::Invalid) that says what to do. To find such rows, the call reads the table until the first one,
+/// up to 1 MiB with each `Scan`.
 ///
 /// A table with [multi-Region strong consistency](crate::LocksBuilder::multi_region_strong_consistency) has no TTL. With that
 /// setting, TTL stays off, so that the new table can become one while it is empty.
 ///
 /// IAM actions: `dynamodb:CreateTable`, `dynamodb:DescribeTable`, `dynamodb:DescribeTimeToLive`,
-/// `dynamodb:UpdateTimeToLive`, and with tags `dynamodb:TagResource`.
+/// `dynamodb:UpdateTimeToLive`, with tags `dynamodb:TagResource`, and for a table that exists without TTL `dynamodb:Scan`.
 ///
 /// ```
 /// # use lambda_lock::{Error, Locks};
@@ -86,22 +92,27 @@ impl CreateTable {
         for (key, value) in &self.tags {
             create = create.tags(Tag::builder().key(key).value(value).build().map_err(rejected)?);
         }
-        match create.send().await {
-            Ok(_) => {}
-            Err(error) if error.code() == Some("ResourceInUseException") => {}
+        let is_new = match create.send().await {
+            Ok(_) => true,
+            Err(error) if error.code() == Some("ResourceInUseException") => false,
             Err(error) => return Err(Error::from_sdk(error, self.table.place(), "")),
-        }
+        };
         let found = client
             .wait_until_table_exists()
             .table_name(name)
             .wait(Duration::from_mins(5))
             .await
             .map_err(|error| Error::new(Cause::Unavailable, self.table.place(), "").with_source(error))?;
-        let is_strong = found.as_result().is_ok_and(|found| found.table().is_some_and(has_strong_regions));
-        if is_strong || self.table.has_strong_regions { Ok(()) } else { self.turn_on_ttl().await }
+        let description = found.into_result().ok().and_then(|found| found.table);
+        if let Some(description) = &description {
+            compare_keys(&self.table, description)
+                .map_err(|why| Error::invalid(format!("table `{name}` was not changed, because {why}")))?;
+        }
+        let is_strong = description.as_ref().is_some_and(has_strong_regions);
+        if is_strong || self.table.has_strong_regions { Ok(()) } else { self.turn_on_ttl(is_new).await }
     }
 
-    async fn turn_on_ttl(&self) -> Result<(), Error> {
+    async fn turn_on_ttl(&self, is_new: bool) -> Result<(), Error> {
         let Table { client, name, .. } = &self.table;
         let described = client.describe_time_to_live().table_name(name).send().await;
         let described = described.map_err(|error| Error::from_sdk(error, self.table.place(), ""))?;
@@ -111,10 +122,20 @@ impl CreateTable {
             return match ttl.attribute_name.as_deref() {
                 Some(EXPIRATION) => Ok(()),
                 other => Err(Error::invalid(format!(
-                    "table `{name}` has TTL on attribute `{}`, not `{EXPIRATION}`: turn it off there, or use another table",
+                    "table `{name}` has TTL on attribute `{}`, not `{EXPIRATION}`: use another table, or turn TTL off there if \
+                     no row needs it",
                     other.unwrap_or_default(),
                 ))),
             };
+        }
+        if !is_new && let Some(key) = self.table.row_of_others().await? {
+            return Err(Error::invalid(format!(
+                "table `{name}` was not changed, because its row `{}` is not one of a lock or a record, and TTL deletes each row \
+                 whose attribute `{EXPIRATION}` has passed: use another table; or, if TTL may do that, turn it on yourself: \
+                 aws dynamodb update-time-to-live --table-name {name} --time-to-live-specification \
+                 Enabled=true,AttributeName={EXPIRATION}",
+                printable(&key)
+            )));
         }
         let specification = TimeToLiveSpecification::builder().attribute_name(EXPIRATION).enabled(true).build();
         let specification =
@@ -126,6 +147,31 @@ impl CreateTable {
             Err(error) => Err(Error::from_sdk(error, self.table.place(), "")),
         }
     }
+}
+
+/// Compares the keys of a table with those of the locks. Returns the keys, or what differs and what to do.
+pub(super) fn compare_keys(table: &Table, description: &TableDescription) -> Result<String, String> {
+    let Table { partition_key, sort_key, .. } = table;
+    let key = |wanted: KeyType| {
+        let element = description.key_schema().iter().find(|element| *element.key_type() == wanted)?;
+        let mut definitions = description.attribute_definitions().iter();
+        let definition = definitions.find(|definition| definition.attribute_name() == element.attribute_name());
+        let kind = definition.map_or("", |definition| definition.attribute_type().as_str());
+        Some(format!("`{}` ({kind})", element.attribute_name()))
+    };
+    let keys = |partition_key: &str, sort_key: Option<String>| match sort_key {
+        Some(sort_key) => format!("partition key {partition_key}, sort key {sort_key}"),
+        None => format!("partition key {partition_key}, no sort key"),
+    };
+    let has = keys(&key(KeyType::Hash).unwrap_or_default(), key(KeyType::Range));
+    let wanted = keys(&format!("`{partition_key}` (S)"), sort_key.as_ref().map(|(name, _)| format!("`{name}` (S)")));
+    if has == wanted {
+        return Ok(has);
+    }
+    Err(format!(
+        "the table has {has}, but the locks expect {wanted}: set LocksBuilder::partition_key (--partition-key) and sort_key \
+         (--sort-key) to the keys of the table, which must be strings, or use another table"
+    ))
 }
 
 /// Returns `true` for a replica of a global table with multi-Region strong consistency.

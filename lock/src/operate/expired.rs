@@ -12,7 +12,8 @@ impl Locks {
     /// A row is deleted if its time, the attribute `expiration`, passed by at least the clock skew: the
     /// [retention](crate::LocksBuilder::retention) after the lease of a lock, a day more for a semaphore, or the end of the
     /// window of a record. The deletion has this as its condition, so a row that is in use again stays. Only rows with the key
-    /// prefix and the sort key of these `Locks` are deleted.
+    /// prefix and the sort key of these `Locks` are deleted, and only those that have attributes of a lock, a semaphore or a
+    /// record. The rows of another program stay, also with a `status` and an `expiration`.
     ///
     /// Reads the whole table: one `Scan` for each MiB, which is not a consistent one, and one `DeleteItem` for each row that is
     /// deleted. IAM actions `dynamodb:Scan` and `dynamodb:DeleteItem`. After an error, and if the future is dropped, the rows

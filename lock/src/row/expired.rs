@@ -3,9 +3,9 @@
 use aws_sdk_dynamodb::error::ProvideErrorMetadata as _;
 use futures_util::future::join_all;
 
-use super::expression::{Attribute as _, Condition, Rendered, all, any, count};
+use super::expression::{Attribute as _, Condition, Rendered, all, any, count, not};
 use super::names::{EXPIRATION, LEASE_END};
-use super::read::{Cursor, string_at};
+use super::read::{Cursor, is_written_by_locks, string_at};
 use super::table::{Table, in_time};
 use crate::clock::{Moment, millis};
 use crate::error::{Error, is_conflict};
@@ -19,22 +19,11 @@ impl Table {
     /// One scan of up to 1 MiB, and one request for each old row.
     pub(crate) async fn delete_expired(&self, cursor: &Cursor, now: Moment) -> Result<Option<(u64, Cursor)>, Error> {
         let Some(after) = cursor.after() else { return Ok(None) };
-        let is_old = self.is_ours().and(self.is_expired(now));
+        let is_old = self.is_ours().and(is_written_by_locks()).and(self.is_expired(now));
         let mut filter = Rendered::of(&is_old);
         let key = filter.list([self.partition_key_path()]);
         // Not consistent, at half the price: the deletion of a row that has changed is refused.
-        let request = self
-            .client
-            .scan()
-            .table_name(&self.name)
-            .set_exclusive_start_key(after)
-            .projection_expression(key)
-            .set_filter_expression(filter.condition)
-            .set_expression_attribute_names(filter.names.into_map())
-            .set_expression_attribute_values(filter.values.into_map());
-        let page = in_time(REQUEST_TIMEOUT, Box::pin(request.send()))
-            .await
-            .map_err(|error| Error::from_sdk(error, self.place(), ""))?;
+        let page = self.scan_page(after, key, filter, false).await?;
         let keys = page.items.unwrap_or_default().into_iter().filter_map(|mut row| {
             let id = string_at(&mut row, &self.partition_key).ok()??;
             id.strip_prefix(&self.key_prefix).map(str::to_owned)
@@ -47,6 +36,23 @@ impl Table {
             }
         }
         Ok(Some((deleted, Cursor::before(page.last_evaluated_key))))
+    }
+
+    /// Returns the key of a row that neither this crate nor Powertools has written, if there is one. A scan of up to 1 MiB for
+    /// each part of the table, until one is found.
+    pub(crate) async fn row_of_others(&self) -> Result<Option<String>, Error> {
+        let mut cursor = Cursor::Start;
+        while let Some(after) = cursor.after() {
+            let mut filter = Rendered::of(&not(is_written_by_locks()));
+            let key = filter.list([self.partition_key_path()]);
+            let page = self.scan_page(after, key, filter, true).await?;
+            let mut keys = page.items.unwrap_or_default().into_iter();
+            if let Some(key) = keys.find_map(|mut row| string_at(&mut row, &self.partition_key).ok()?) {
+                return Ok(Some(key));
+            }
+            cursor = Cursor::before(page.last_evaluated_key);
+        }
+        Ok(None)
     }
 
     /// The row is as old as one that TTL deletes, by every clock. A lease that goes on keeps it, such as one that was written by

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use aws_sdk_dynamodb::error::SdkError;
+use aws_sdk_dynamodb::operation::scan::ScanOutput;
 use aws_sdk_dynamodb::operation::update_item::UpdateItemError;
 use aws_sdk_dynamodb::types::AttributeValue;
 use futures_util::future::join_all;
@@ -11,8 +12,8 @@ pub(super) use super::attribute::{number_at, string_at};
 use super::expression::{Attribute as _, Condition, Path, Rendered, all, any, text};
 use super::names::{
     ACQUIRED_AT, COMPLETED, DATA, ERROR, EXPIRATION, FENCE, HEAD, HELD_SINCE, HOLD, HOLD_DEVIATION, HOLDER,
-    IN_PROGRESS, LATEST, LEASE_END, MAX_FENCE, MAX_PLACE, MAX_SEQUENCE, OWNER, RELEASED, RESERVED_BY, RESERVED_UNTIL,
-    RESUMED, SEMAPHORE, SEQUENCE, STATUS, TAIL, TAIL_UNTIL, TRACEPARENT, VALIDATION,
+    IN_PROGRESS, LATEST, LEASE_END, MAX_FENCE, MAX_PLACE, MAX_SEQUENCE, OWNER, PERMITS, RELEASED, RESERVED_BY,
+    RESERVED_UNTIL, RESUMED, SEMAPHORE, SEQUENCE, STATUS, TAIL, TAIL_UNTIL, TRACEPARENT, VALIDATION,
 };
 use super::semaphore::Semaphore;
 use super::table::{Item, Table, in_time};
@@ -251,19 +252,7 @@ impl Table {
         let attributes =
             [STATUS, OWNER, RELEASED, HOLDER, FENCE, ACQUIRED_AT, LEASE_END, EXPIRATION, TAIL, HEAD, TAIL_UNTIL, HOLD];
         let attributes = filter.list([self.partition_key_path()].into_iter().chain(attributes.map(Path::from)));
-        let request = self
-            .client
-            .scan()
-            .table_name(&self.name)
-            .consistent_read(true)
-            .set_exclusive_start_key(after)
-            .projection_expression(attributes)
-            .set_filter_expression(filter.condition)
-            .set_expression_attribute_names(filter.names.into_map())
-            .set_expression_attribute_values(filter.values.into_map());
-        let output = in_time(REQUEST_TIMEOUT, Box::pin(request.send()))
-            .await
-            .map_err(|error| Error::from_sdk(error, self.place(), ""))?;
+        let output = self.scan_page(after, attributes, filter, true).await?;
         let (mut rows, mut semaphores) = (Vec::new(), Vec::new());
         for mut item in output.items.unwrap_or_default() {
             let Ok(Some(id)) = string_at(&mut item, &self.partition_key) else { continue };
@@ -286,6 +275,28 @@ impl Table {
             read: u64::try_from(output.scanned_count).unwrap_or_default(),
             next: Cursor::before(output.last_evaluated_key),
         }))
+    }
+
+    /// Reads these attributes of the rows that match, after this row.
+    pub(super) async fn scan_page(
+        &self,
+        after: Option<Item>,
+        attributes: String,
+        filter: Rendered,
+        is_consistent: bool,
+    ) -> Result<ScanOutput, Error> {
+        let request = self
+            .client
+            .scan()
+            .table_name(&self.name)
+            .consistent_read(is_consistent)
+            .set_exclusive_start_key(after)
+            .projection_expression(attributes)
+            .set_filter_expression(filter.condition)
+            .set_expression_attribute_names(filter.names.into_map())
+            .set_expression_attribute_values(filter.values.into_map());
+        let page = in_time(REQUEST_TIMEOUT, Box::pin(request.send())).await;
+        page.map_err(|error| Error::from_sdk(error, self.place(), ""))
     }
 
     /// Reads a semaphore of a list without its data. Returns `None` if its row is gone.
@@ -336,6 +347,16 @@ pub(crate) struct Page {
     /// How many rows the request read to find these.
     pub(crate) read: u64,
     pub(crate) next: Cursor,
+}
+
+/// The row has attributes that only this crate and Powertools write. The rows of another program may have a `status` and an
+/// `expiration`, too: this is the condition of each write that a program has not asked for by the key.
+pub(super) fn is_written_by_locks() -> Condition<'static> {
+    let is_status = |name, status| STATUS.is(text(name, status));
+    any([
+        all([any([is_status("in_progress", IN_PROGRESS), is_status("completed", COMPLETED)]), LEASE_END.exists()]),
+        all([is_status("semaphore", SEMAPHORE), PERMITS.exists()]),
+    ])
 }
 
 fn is_semaphore(item: &Item) -> bool {

@@ -14,6 +14,14 @@ fn a_table_can_be_created_twice() {
 }
 
 #[test]
+fn the_table_of_another_program_is_refused_and_named() {
+    let place = Place::new();
+    place.run(["run", "--key", "job", "--", "true"]).expect_code(0);
+    let other = place.run(["create-table", "--partition-key", "pk"]).expect_code(78);
+    other.expect_sentence(&[&place.table, "was not changed", "`id` (S)", "`pk` (S)", "--partition-key"]);
+}
+
+#[test]
 fn a_check_passes_on_a_created_table_and_fails_on_other_keys() {
     let place = Place::new();
     place.run(["run", "--key", "job", "--", "true"]).expect_code(0);

@@ -2,10 +2,15 @@
 
 use std::sync::{Arc, Mutex};
 
-use aws_sdk_dynamodb::types::{BillingMode, TableStatus, TimeToLiveStatus};
+use aws_sdk_dynamodb::types::{
+    AttributeValue, BillingMode, ScalarAttributeType, TableStatus, TimeToLiveSpecification, TimeToLiveStatus,
+};
 use lambda_lock::embedded::Intercept;
-use lambda_lock_tests::World;
+use lambda_lock::{ErrorKind, Locks};
+use lambda_lock_tests::{Row, World};
 use serde_json::{Value, json};
+
+use crate::{completed, in_progress, locks_on, number, world_with_keys, world_without_ttl};
 
 #[tokio::test]
 async fn a_table_is_created_on_demand_with_ttl_and_can_be_created_again() {
@@ -21,10 +26,7 @@ async fn a_table_is_created_on_demand_with_ttl_and_can_be_created_again() {
     let table = client.describe_table().table_name(&world.table).send().await.unwrap().table.unwrap();
     assert_eq!(table.table_status, Some(TableStatus::Active));
     assert_eq!(table.billing_mode_summary.unwrap().billing_mode, Some(BillingMode::PayPerRequest));
-    let ttl = client.describe_time_to_live().table_name(&world.table).send().await.unwrap();
-    let ttl = ttl.time_to_live_description.unwrap();
-    assert_eq!(ttl.time_to_live_status, Some(TimeToLiveStatus::Enabled));
-    assert_eq!(ttl.attribute_name.as_deref(), Some("expiration"));
+    assert_eq!(ttl(&world).await, (Some(TimeToLiveStatus::Enabled), Some("expiration".to_owned())));
 }
 
 #[tokio::test]
@@ -34,6 +36,99 @@ async fn two_concurrent_creations_both_succeed() {
     let (ours, theirs) = tokio::join!(ours.create_table().into_future(), theirs.create_table().into_future());
     ours.unwrap();
     theirs.unwrap();
+}
+
+/// The status of TTL, and its attribute.
+async fn ttl(world: &World) -> (Option<TimeToLiveStatus>, Option<String>) {
+    let ttl = world.client().describe_time_to_live().table_name(&world.table).send().await.unwrap();
+    let ttl = ttl.time_to_live_description.unwrap();
+    (ttl.time_to_live_status, ttl.attribute_name)
+}
+
+/// Creates the table again, and returns the error. TTL is off before and after.
+async fn refused(world: &World, locks: &Locks) -> String {
+    let error = locks.create_table().await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Invalid, "{error}");
+    assert_eq!(ttl(world).await.0, Some(TimeToLiveStatus::Disabled));
+    error.to_string()
+}
+
+#[tokio::test]
+async fn a_table_with_other_keys_is_refused_and_gets_no_ttl() {
+    use ScalarAttributeType::{N, S};
+    type Keys<'a> = &'a [(&'a str, ScalarAttributeType)];
+    let cases: [(Keys<'_>, Option<&str>, [&str; 2]); 5] = [
+        (&[("pk", S)], None, ["has partition key `pk` (S), no sort key", "expect partition key `id` (S), no sort key"]),
+        (&[("id", N)], None, ["`id` (N)", "`id` (S)"]),
+        (&[("id", S), ("sk", S)], None, ["sort key `sk` (S)", "no sort key"]),
+        (&[("id", S), ("sk", N)], Some("sk"), ["sort key `sk` (N)", "sort key `sk` (S)"]),
+        (&[("id", S)], Some("sk"), ["no sort key", "sort key `sk` (S)"]),
+    ];
+    for (keys, sort_key, parts) in cases {
+        let world = world_with_keys(keys).await;
+        for is_strong in [false, true] {
+            let host = world.host().build();
+            let mut builder = world.locks(&host).multi_region_strong_consistency(is_strong);
+            if let Some(sort_key) = sort_key {
+                builder = builder.sort_key(sort_key, "LOCK");
+            }
+            let text = refused(&world, &builder.build().unwrap()).await;
+            for part in parts.into_iter().chain([&*world.table, "LocksBuilder::partition_key", "another table"]) {
+                assert!(text.contains(part), "`{part}` is not in {text}");
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_table_with_rows_of_another_program_gets_no_ttl() {
+    let text = |value: &str| AttributeValue::S(value.to_owned());
+    let rows = [
+        Row::from([("expiration".to_owned(), number(1))]),
+        // It may get one later.
+        Row::from([("total".to_owned(), number(1))]),
+        Row::from([("status".to_owned(), text("COMPLETED")), ("owner".to_owned(), text("alice"))]),
+        Row::from([("status".to_owned(), text("COMPLETED")), ("expiration".to_owned(), number(1))]),
+    ];
+    for mut row in rows {
+        let world = world_without_ttl().await;
+        world.default_locks().acquire("job").await.unwrap().release().await.unwrap();
+        row.insert("id".to_owned(), text("order-7"));
+        world.put_row(row.clone()).await;
+        let text = refused(&world, &world.default_locks()).await;
+        for part in [&*world.table, "`order-7`", "`expiration`", "another table", "aws dynamodb update-time-to-live"] {
+            assert!(text.contains(part), "`{part}` is not in {text}");
+        }
+        assert_eq!(world.row("order-7").await, Some(row));
+    }
+}
+
+#[tokio::test]
+async fn a_table_that_has_only_rows_of_locks_gets_ttl() {
+    let world = world_without_ttl().await;
+    let (host, locks) = locks_on(&world, world.host());
+    drop(locks.acquire("held").await.unwrap().into_ticket());
+    locks.semaphore("permits", 2).acquire().await.unwrap().release().await.unwrap();
+    completed(&locks).run(&"record".to_owned(), async |_| Ok("done".to_owned())).await.unwrap();
+    let of_others = world.locks(&host).key_prefix("other#").build().unwrap();
+    of_others.acquire("job").await.unwrap().release().await.unwrap();
+    world.put_row(in_progress("powertools", 1)).await;
+    locks.create_table().await.unwrap();
+    assert_eq!(ttl(&world).await, (Some(TimeToLiveStatus::Enabled), Some("expiration".to_owned())));
+}
+
+#[tokio::test]
+async fn ttl_on_another_attribute_is_refused_and_stays() {
+    let world = world_without_ttl().await;
+    let other = TimeToLiveSpecification::builder().attribute_name("ttl").enabled(true).build().unwrap();
+    let update = world.client().update_time_to_live().table_name(&world.table).time_to_live_specification(other);
+    update.send().await.unwrap();
+    let error = world.default_locks().create_table().await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Invalid);
+    for part in [&*world.table, "`ttl`", "`expiration`", "another table"] {
+        assert!(error.to_string().contains(part), "`{part}` is not in {error}");
+    }
+    assert_eq!(ttl(&world).await, (Some(TimeToLiveStatus::Enabled), Some("ttl".to_owned())));
 }
 
 /// Keeps the request that creates a table.
@@ -71,7 +166,6 @@ async fn ttl_stays_off_for_multi_region_strong_consistency() {
     for (world, is_set) in [(World::without_table(), true), (World::across_regions().await, false)] {
         let locks = world.locks(&world.host().build()).multi_region_strong_consistency(is_set).build().unwrap();
         locks.create_table().await.unwrap();
-        let ttl = world.client().describe_time_to_live().table_name(&world.table).send().await.unwrap();
-        assert_eq!(ttl.time_to_live_description.unwrap().time_to_live_status, Some(TimeToLiveStatus::Disabled));
+        assert_eq!(ttl(&world).await.0, Some(TimeToLiveStatus::Disabled));
     }
 }

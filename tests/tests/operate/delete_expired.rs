@@ -84,13 +84,16 @@ async fn rows_in_use_and_rows_of_others_stay() {
     edited.insert("expiration".to_owned(), number(1));
     let mut other = in_progress("other#job", 1);
     other.insert("expiration".to_owned(), number(1));
-    for row in [edited, other, foreign("app#foreign")] {
+    // Orders have these attributes, too.
+    let mut order = foreign("app#order");
+    order.extend([("status".to_owned(), text("COMPLETED")), ("owner".to_owned(), text("alice"))]);
+    for row in [edited, other, foreign("app#foreign"), order] {
         world.put_row(row).await;
     }
     host.advance_clock(DAY + s(60));
     locks.acquire("used").lease(LEASE).await.unwrap().release().await.unwrap();
     assert_eq!(locks.delete_expired().await.unwrap(), 1);
-    let left = ["app#edited", "app#foreign", "app#held", "app#used", "app#window", "other#job"];
+    let left = ["app#edited", "app#foreign", "app#held", "app#order", "app#used", "app#window", "other#job"];
     assert_eq!(keys(&world).await, left.map(str::to_owned).into());
 }
 

@@ -7,7 +7,7 @@ use aws_config::profile::ProfileFileCredentialsProvider;
 use aws_config::{BehaviorVersion, Region};
 use aws_sdk_dynamodb::Client;
 use aws_sdk_dynamodb::config::ProvideCredentials as _;
-use lambda_lock::{Locks, Ticket, client_config};
+use lambda_lock::{ErrorKind, Locks, Ticket, client_config};
 
 use crate::arguments::{self, TableOptions};
 use crate::failure::{CONFIGURATION, Failure, cause};
@@ -80,8 +80,12 @@ pub(crate) async fn connect_if(enabled: bool, options: &TableOptions, holder: St
         builder = builder.sort_key(name, value);
     }
     let locks = builder.build()?;
-    if in_file {
-        locks.create_table().await?;
+    // A table with other keys is there, too. The command says what is wrong with it.
+    if in_file
+        && let Err(error) = locks.create_table().await
+        && error.kind() != ErrorKind::Invalid
+    {
+        return Err(error.into());
     }
     Ok(Connection { locks, table, key_prefix })
 }
