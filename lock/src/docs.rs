@@ -64,6 +64,8 @@ macro_rules! guide {
             "[machine]: https://docs.rs/crate/lambda-lock/latest/source/docs/state_machine.asl.json\n",
             "[openapi]: https://docs.rs/crate/lambda-lock/latest/source/docs/openapi.yaml\n",
             "[skew]: crate::docs::choosing_times#what-the-clock-skew-costs\n",
+            "[problems]: crate::docs::http#the-statuses\n",
+            "[unfinished]: crate::docs::runbook#a-run-did-not-finish\n",
             "[window]: crate::docs::choosing_times#window\n",
             include_str!("../docs/pictures.txt"),
             "\n",

@@ -687,8 +687,9 @@ impl fmt::Display for Error {
             #[cfg(feature = "idempotency")]
             Cause::Unfinished(holder) => write!(
                 f,
-                "a run for {what} did not finish and may have done its work ({}): check its effect, then release the key \
-                 by force to allow another run",
+                "a run for {what} did not finish and may have done its work ({}): find out whether it did; then store its \
+                 result (`lambda-lock complete`, Locks::force_complete), or allow another run (`lambda-lock release`, \
+                 Locks::force_release)",
                 printable(holder.name().unwrap_or("by an unnamed holder")),
             )?,
             #[cfg(feature = "idempotency")]

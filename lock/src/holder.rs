@@ -144,6 +144,9 @@ impl Holder {
     }
 
     /// Returns `true` if the key was held when the row was read, by the reader's clock.
+    ///
+    /// A key that is not held is free for a lock. For a record of idempotency, it is free if it
+    /// [has been released](Self::has_released): `OnUnfinished::Reject` refuses what a run has left unfinished.
     #[must_use]
     pub fn is_current(&self) -> bool {
         self.current

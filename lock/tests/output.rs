@@ -66,7 +66,7 @@ fn the_program_and_each_command_have_help() {
         check(&format!("help-{command}"), &output(program(&[command, "--help"]), 0), &[]);
         count += 1;
     }
-    assert_eq!(count, 12);
+    assert_eq!(count, 13);
 }
 
 #[test]
@@ -198,6 +198,13 @@ fn a_message_says_what_failed_why_and_what_to_do() {
         "release held --force",
         "release completed --force --yes",
         "release free --force --yes",
+        "release expired --fence 1",
+        "complete expired --fence 1 --window 1h",
+        "complete held --fence 1 --window 1h",
+        "complete free --fence 1 --window 1h",
+        "complete completed --fence 1 --window 1h",
+        "complete expired --fence 17 --window 0s",
+        "complete expired --fence 17 --window 1h --result paid",
         "get hold",
         "release unknown --force --yes",
         "create-table --provisioned 0,5",

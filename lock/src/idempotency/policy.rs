@@ -69,7 +69,13 @@ pub enum OnUnfinished {
     RunAgain,
     /// Calls fail until the window has passed since the run began, with an error of kind
     /// [`Unfinished`](crate::ErrorKind::Unfinished): for work that must never run twice. A run also counts as begun if
-    /// its request arrived after the sender had stopped waiting. Deleting the row lets the work run.
+    /// its request arrived after the sender had stopped waiting.
+    ///
+    /// Before the window ends, find out whether the work was done. If it was not, release the record with
+    /// [`Locks::force_release`](crate::Locks::force_release) (`lambda-lock release`), and the next call runs. If it was, store
+    /// its result with [`Locks::force_complete`](crate::Locks::force_complete) (`lambda-lock complete`), and the next call gets
+    /// it. Do not delete the row: a request of the dead run that arrives late could then begin it again. The
+    /// [runbook](crate::docs::runbook#a-run-did-not-finish) has the steps.
     Reject,
 }
 

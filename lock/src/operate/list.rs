@@ -1,7 +1,11 @@
-//! Reading the holders of a key and of the whole table, and releasing a key by force.
+//! Reading the holders of a key and of the whole table, and releasing or completing a key by force.
 
+use std::time::Duration;
+
+use crate::clock::seconds_up;
 use crate::error::Error;
-use crate::holder::Holder;
+use crate::holder::{Data, Holder};
+use crate::limits::{MAX_DATA_BYTES, MAX_RETENTION, check_data, check_duration};
 use crate::lock::Locks;
 use crate::row::{Cursor, Page};
 use crate::text::printable;
@@ -19,6 +23,7 @@ impl Locks {
     /// # async fn example(locks: Locks) -> Result<(), Error> {
     /// match locks.get("nightly-report").await? {
     ///     Some(holder) if holder.is_current() => println!("held by {holder}"),
+    ///     Some(holder) if !holder.has_released() => println!("left unfinished by {holder}"),
     ///     _ => println!("free"),
     /// }
     /// # Ok(())
@@ -40,7 +45,8 @@ impl Locks {
     ///
     /// The holder finds its lock [lost](Error::is_lost) when it renews or releases, and the row names this caller as the
     /// last holder. The holder's work goes on: make sure that the holder has crashed, or that its writes are
-    /// [fenced](crate::Lock::fence). An idempotent run that was refused as unfinished can run again.
+    /// [fenced](crate::Lock::fence). An idempotent run that was refused as unfinished can run again: if its work was done, use
+    /// [`force_complete`](Self::force_complete) instead.
     ///
     /// For a [semaphore](Self::semaphore), all permits that were `seen` are released. To release one of them, give that one of
     /// the [permits](Holder::permits). One more request each time that a permit of those is released meanwhile.
@@ -54,7 +60,7 @@ impl Locks {
     /// # use lambda_lock::{Error, Locks};
     /// # async fn example(locks: Locks) -> Result<(), Error> {
     /// if let Some(holder) = locks.get("nightly-report").await?
-    ///     && holder.is_current()
+    ///     && (holder.is_current() || !holder.has_released())
     /// {
     ///     let freed = locks.force_release("nightly-report", &holder).await?;
     ///     println!("{}", if freed { "freed" } else { "another holder has the key: look again" });
@@ -72,6 +78,62 @@ impl Locks {
         let key = settings.table.place().printable_key(&key);
         tracing::warn!(key, from = %seen, by = &*printable(by), is_free, "released by force");
         Ok(is_free)
+    }
+
+    /// Stores the result of an idempotent run that did not finish, if its record is still as it was `seen`. `seen` comes from
+    /// [`get`](Self::get), from a [list](Self::list) or from the refusal.
+    ///
+    /// For example, a payment was made, and its process died before it stored the receipt. With
+    /// [`OnUnfinished::Reject`](crate::OnUnfinished::Reject), every retry is refused until the window has passed, and then the
+    /// payment would be made again. You know that it was made, so you store its receipt here, and each retry gets it. If the
+    /// work was not done, use [`force_release`](Self::force_release) instead. Only records have results: a lock that you
+    /// complete stays held until the end of the window.
+    ///
+    /// `window` is how long the result is replayed from now on, from 1 s to 366 days. `result` is what the run would have
+    /// stored: the result as JSON text, or with [`PowertoolsTypeScript`](crate::idempotency::RecordFormat::PowertoolsTypeScript)
+    /// another attribute than text. Without it, a retry gets the result that JSON's `null` stands for, which is all that a
+    /// handler of a queue returns, or an error of kind [`UnusableResult`](crate::ErrorKind::UnusableResult).
+    ///
+    /// Returns `true` if the record is completed, and `false` if it has changed since it was seen: the run was completed or
+    /// released, another run has begun, or the row was deleted. The row is not modified then. A run that is still alive finds
+    /// its lock [lost](Error::is_lost). One request; IAM action `dynamodb:UpdateItem`.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use lambda_lock::{Data, Error, Locks};
+    /// # async fn example(locks: Locks) -> Result<(), Error> {
+    /// if let Some(record) = locks.get("payments#7").await?
+    ///     && !record.is_current()
+    ///     && !record.has_released()
+    /// {
+    ///     let receipt = Data::from(r#"{"receipt":17}"#);
+    ///     let window = Duration::from_hours(24);
+    ///     let completed = locks.force_complete("payments#7", &record, window, Some(receipt)).await?;
+    ///     println!("{}", if completed { "completed" } else { "the record has changed: look again" });
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub async fn force_complete(
+        &self,
+        key: impl Into<String>,
+        seen: &Holder,
+        window: Duration,
+        result: Option<Data>,
+    ) -> Result<bool, Error> {
+        let key = key.into();
+        self.check_key(&key)?;
+        check_duration("window", window, Duration::from_secs(1), MAX_RETENTION)?;
+        if let Some(result) = &result {
+            check_data(result, MAX_DATA_BYTES)?;
+        }
+        let settings = &self.0;
+        let (by, now) = (&settings.holder, settings.clock.now());
+        let until = seconds_up(now.wall.saturating_add(window));
+        let is_completed = settings.table.force_complete(&key, by, seen, now, until, result.as_ref()).await?;
+        let key = settings.table.place().printable_key(&key);
+        tracing::warn!(key, from = %seen, by = &*printable(by), is_completed, "completed by force");
+        Ok(is_completed)
     }
 }
 

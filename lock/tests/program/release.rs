@@ -1,8 +1,10 @@
-//! `release`: by fence and by force.
+//! `release` and `complete`: by fence and by force.
 
 use std::fs;
 
-use crate::{Place, Process};
+use aws_sdk_dynamodb::types::AttributeValue;
+
+use crate::{Outcome, PROGRAM, Place, Process, bare};
 
 #[test]
 fn a_key_is_released_by_its_fence_and_lost_for_its_holder() {
@@ -34,6 +36,98 @@ fn a_release_by_force_needs_a_confirmation() {
     place.run(["release", "job", "--force", "--yes"]).expect_code(0);
     assert_eq!(place.json("job")["state"], "free");
     assert!(place.run(["release", "job", "--force", "--yes"]).expect_code(0).stdout.contains("already free"));
+}
+
+/// Leaves the record of a run that died, as `OnUnfinished::Reject` refuses it, with fence 17.
+fn leave_unfinished(place: &Place, key: &str) {
+    let text = |text: &str| AttributeValue::S(text.to_owned());
+    let number = |number: u64| AttributeValue::N(number.to_string());
+    // Creates the table.
+    place.run(["run", "--key", "free", "--", "true"]).expect_code(0);
+    place.put(&[
+        ("id", text(key)),
+        ("status", text("INPROGRESS")),
+        ("owner", text(&"0f".repeat(16))),
+        ("holder", text("pay $LATEST/7f")),
+        ("fence", number(17)),
+        ("acquired_at", number(1_700_000_000_000)),
+        ("in_progress_expiration", number(1_700_000_030_000)),
+        // Until 2100.
+        ("expiration", number(4_102_444_800)),
+    ]);
+}
+
+#[test]
+fn an_unfinished_run_is_listed_and_released_by_its_fence() {
+    let place = Place::new();
+    leave_unfinished(&place, "pay#7");
+    let listed = place.run(["list", "--held"]).expect_code(0).stdout;
+    let words: Vec<_> =
+        listed.lines().skip(1).map(|line| line.split_whitespace().take(2).collect::<Vec<_>>()).collect();
+    assert_eq!(words, [["pay#7", "expired"]], "{listed}");
+    let wrong = place.run(["release", "pay#7", "--fence", "16"]).expect_code(75);
+    wrong.expect_sentence(&["left unfinished by pay $LATEST/7f", "with fence 17, not with fence 16"]);
+    let released = place.run(["release", "pay#7", "--fence", "17"]).expect_code(0);
+    assert!(released.stdout.starts_with("released: key `pay#7`, which was left unfinished by pay"), "{released:?}");
+    let row = place.row("pay#7");
+    assert_eq!(row["released"], row["owner"]);
+    assert_eq!(place.json("pay#7")["state"], "free");
+    assert!(place.run(["release", "pay#7", "--fence", "17"]).expect_code(0).stdout.contains("already free"));
+}
+
+#[test]
+fn an_unfinished_run_whose_work_was_done_is_completed() {
+    let place = Place::new();
+    leave_unfinished(&place, "pay#7");
+    let complete = |fence: &str, options: &[&str]| {
+        place.run([&["complete", "pay#7", "--fence", fence, "--window", "1day"][..], options].concat())
+    };
+    complete("17", &["--result", "{"]).expect_code(2);
+    complete("16", &[]).expect_code(75).expect_sentence(&["with fence 17, not with fence 16"]);
+    assert_eq!(place.json("pay#7")["state"], "expired");
+    let done = complete("17", &["--result", "{\"receipt\": 7}"]).expect_code(0);
+    assert!(done.stdout.starts_with("completed: key `pay#7`"), "{done:?}");
+    let row = place.row("pay#7");
+    assert_eq!(row["data"], AttributeValue::S("{\"receipt\":7}".to_owned()));
+    assert_eq!(place.json("pay#7")["state"], "completed");
+    complete("17", &[]).expect_code(78).expect_sentence(&["completed run"]);
+    place.run(["release", "pay#7", "--fence", "17"]).expect_code(78).expect_sentence(&["completed run"]);
+}
+
+/// Runs a block of commands of the runbook's section on runs that did not finish.
+fn as_the_runbook_says(place: &Place, block: usize) -> Outcome {
+    let runbook = fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/runbook.md")).unwrap();
+    let (_, section) = runbook.split_once("\n## A run did not finish\n").unwrap();
+    let block = section.split("```sh\n").nth(block + 1).unwrap().split("```").next().unwrap();
+    let mut command = bare("bash");
+    let program = place.command([""; 0]);
+    let words = program.get_args().map(|word| format!(" '{}'", word.to_str().unwrap())).collect::<String>();
+    command.envs(program.get_envs().filter_map(|(name, value)| Some((name, value?))));
+    command.envs([("KEY", "pay#7"), ("FENCE", "17"), ("WINDOW", "15days"), ("RESULT", r#"{"receipt": 7}"#)]);
+    command.args(["-eu", "-c", &format!("lambda-lock() {{ '{PROGRAM}'{words} \"$@\"; }}\n{block}")]);
+    Process::start(command).outcome().expect_code(0)
+}
+
+#[test]
+fn the_commands_of_the_runbook_end_an_unfinished_run() {
+    for (block, state) in [(1, "free"), (2, "completed")] {
+        let place = Place::new();
+        leave_unfinished(&place, "pay#7");
+        let seen = as_the_runbook_says(&place, 0).stdout;
+        assert!(["expired", "pay $LATEST/7f", " 17"].iter().all(|part| seen.contains(part)), "{seen}");
+        as_the_runbook_says(&place, block);
+        assert_eq!(place.json("pay#7")["state"], state);
+    }
+}
+
+#[test]
+fn a_run_in_progress_is_not_completed() {
+    let place = Place::new();
+    let _holder = place.holding("job", &[]);
+    let fence = place.fence("job").to_string();
+    let refused = place.run(["complete", "job", "--fence", &fence, "--window", "1day"]).expect_code(75);
+    refused.expect_sentence(&["held by somebody@", "its lease"]);
+    place.run(["complete", "none", "--fence", "1", "--window", "1day"]).expect_code(66);
 }
 
 #[test]

@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use aws_sdk_dynamodb::types::{AttributeValue, TransactWriteItem};
 use lambda_lock::embedded::{Answer, DynamoDb, Faults, Host, Intercept};
-use lambda_lock::{ErrorKind, HandlerError, Lock, Locks, OnUnfinished};
+use lambda_lock::idempotency::OnMissingKey;
+use lambda_lock::{Data, ErrorKind, HandlerError, Holder, Idempotency, Lock, Locks, OnUnfinished};
 use lambda_lock_tests::World;
 use lambda_lock_tests::invocation::{LoseAnswers, millis};
 use serde_json::{Value, json};
@@ -370,6 +371,83 @@ async fn an_unfinished_run_runs_again_after_a_release_by_force() {
     assert_eq!(transfers.run(&id, async |_| Ok("a third time".to_owned())).await.unwrap(), "again");
 }
 
+/// The record of a payment whose run has died, as it was seen.
+async fn unfinished(host: &Host, locks: &Locks) -> Holder {
+    let lock = locks.acquire("payment").lease(s(10)).await.unwrap();
+    drop(lock.into_ticket());
+    host.advance_clock(s(30));
+    seen(locks, "payment").await
+}
+
+#[tokio::test]
+async fn an_unfinished_run_that_is_completed_is_replayed_for_the_window() {
+    let world = World::new().await;
+    let (host, locks) = locks_on(&world, world.host());
+    let record = unfinished(&host, &locks).await;
+    let requests = host.requests();
+    let result = Data::from("\"receipt\"");
+    assert!(locks.force_complete("payment", &record, s(3600), Some(result)).await.unwrap());
+    assert_eq!(host.requests() - requests, 1);
+    let completed_by = seen(&locks, "payment").await;
+    assert!(completed_by.is_completed() && completed_by.has_released());
+    assert_ne!(completed_by.owner(), record.owner());
+    assert_eq!(completed_by.name(), Some(&*format!("process {}", std::process::id())));
+    let payments = completed(&locks);
+    let again = async || payments.run(&"payment".to_owned(), async |_| Ok("again".to_owned())).await.unwrap();
+    host.advance_clock(s(3590));
+    assert_eq!(again().await, "receipt");
+    host.advance_clock(s(20));
+    assert_eq!(again().await, "again");
+}
+
+#[tokio::test]
+async fn a_run_completed_without_a_result_is_replayed_as_null() {
+    let world = World::new().await;
+    let (host, locks) = locks_on(&world, world.host());
+    // A lock has left data that is no result.
+    locks.acquire("payment").data("page 7").await.unwrap().release().await.unwrap();
+    let record = unfinished(&host, &locks).await;
+    assert!(locks.force_complete("payment", &record, s(3600), None).await.unwrap());
+    let key = |id: &String| Some(id.clone());
+    let messages = Idempotency::<String, (), String>::new(locks, OnMissingKey::Reject, key);
+    messages.run(&"payment".to_owned(), async |_| Err("it runs".to_owned())).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_record_that_has_changed_is_not_completed() {
+    let world = World::new().await;
+    let (host, locks) = locks_on(&world, world.host());
+    let record = unfinished(&host, &locks).await;
+    let complete = async || locks.force_complete("payment", &record, s(3600), None).await.unwrap();
+    let _next = locks.acquire("payment").await.unwrap();
+    let row = world.row("payment").await;
+    assert!(!complete().await);
+    assert_eq!(world.row("payment").await, row);
+    host.advance_clock(s(60));
+    let next = seen(&locks, "payment").await;
+    assert!(locks.force_release("payment", &next).await.unwrap());
+    assert!(!complete().await);
+    world.delete_row("payment").await;
+    assert!(!complete().await);
+    assert_eq!(world.row("payment").await, None);
+    for window in [ms(999), s(367 * 86_400)] {
+        let error = locks.force_complete("payment", &record, window, None).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Invalid);
+    }
+    let large = Data::from("x".repeat(400 * 1024));
+    let error = locks.force_complete("payment", &record, s(60), Some(large)).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Invalid);
+}
+
+#[tokio::test]
+async fn a_completion_by_force_whose_answer_was_lost_succeeds() {
+    let world = World::new().await;
+    let (host, locks) = locks_on(&world, world.host());
+    let record = unfinished(&host, &locks).await;
+    let (_, tools) = locks_on(&world, world.host().intercept(LoseAnswers::to("UpdateItem", 1..=1)));
+    assert!(tools.force_complete("payment", &record, s(3600), None).await.unwrap());
+}
+
 #[tokio::test]
 async fn a_holder_from_a_list_or_a_refusal_can_be_released() {
     let world = World::new().await;
@@ -385,6 +463,32 @@ async fn a_holder_from_a_list_or_a_refusal_can_be_released() {
     let error = locks.acquire("first").await.unwrap_err();
     assert!(locks.force_release("first", error.holder().unwrap()).await.unwrap());
     locks.acquire("first").await.unwrap().release().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_row_of_another_program_is_not_released() {
+    let world = World::new().await;
+    let locks = world.default_locks();
+    let lock = locks.acquire("order-7").await.unwrap();
+    let holder = seen(&locks, "order-7").await;
+    let permit = locks.semaphore("pool", 2).acquire().await.unwrap();
+    let permits = seen(&locks, "pool").await;
+    let order = |status: &str| {
+        let text = |text: &str| AttributeValue::S(text.to_owned());
+        [("id", text("order-7")), ("status", text(status)), ("owner", text("alice")), ("expiration", number(1))]
+            .map(|(name, value)| (name.to_owned(), value))
+    };
+    for status in ["SHIPPED", "INPROGRESS", "COMPLETED", "SEMAPHORE"] {
+        world.put_row(order(status).into()).await;
+        for seen in [&holder, &permits] {
+            match locks.force_release("order-7", seen).await {
+                Ok(is_free) => assert!(!is_free, "{status}"),
+                Err(error) => assert_eq!(error.kind(), ErrorKind::MalformedRow),
+            }
+            assert_eq!(world.row("order-7").await, Some(order(status).into()));
+        }
+    }
+    drop((lock, permit));
 }
 
 /// Refuses each update, as if the row had changed.

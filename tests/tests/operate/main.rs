@@ -8,6 +8,7 @@ mod engine_in_a_file;
 mod force_release;
 mod list;
 mod previous_row;
+mod runbook;
 mod warm_up;
 
 use std::collections::BTreeMap;

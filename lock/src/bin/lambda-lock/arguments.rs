@@ -8,6 +8,7 @@ use std::time::Duration;
 use clap::builder::NonEmptyStringValueParser;
 use clap::{ArgGroup, Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
+use serde_json::Value;
 
 use crate::help;
 
@@ -93,6 +94,9 @@ pub(crate) enum Action {
     /// Release the lock of a ticket, or free a key that a holder left behind
     #[command(long_about = help::RELEASE, after_help = help::examples("release"))]
     Release(Release),
+    /// Store the result of a run that died after its work was done
+    #[command(long_about = help::COMPLETE, after_help = help::examples("complete"))]
+    Complete(Complete),
     /// Show keys repeatedly
     #[command(long_about = help::WATCH, after_help = help::examples("watch"))]
     Watch {
@@ -217,9 +221,25 @@ pub(crate) struct Release {
     pub(crate) yes: bool,
 }
 
+#[derive(Args, Debug)]
+pub(crate) struct Complete {
+    /// Key of the record, with the prefix or without
+    #[arg(value_parser = NonEmptyStringValueParser::new())]
+    pub(crate) key: String,
+    /// Fence of the run, as `get` shows it
+    #[arg(long)]
+    pub(crate) fence: u64,
+    /// Time for which retries get the result, from 1s to 366days: the window of the function
+    #[arg(long, value_name = "DURATION", value_parser = window)]
+    pub(crate) window: Duration,
+    /// Result that retries get; without it they get null, as is right for messages of a queue
+    #[arg(long, value_name = "JSON", value_parser = json)]
+    pub(crate) result: Option<String>,
+}
+
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Selection {
-    /// Only keys that are held
+    /// Only keys that nobody has released: a holder has them, or left them when its lease ended
     #[arg(long)]
     pub(crate) held: bool,
     /// Only keys that begin with this, as they are in the row
@@ -286,6 +306,15 @@ fn hold_at_least(text: &str) -> Result<Duration, String> {
 
 fn age(text: &str) -> Result<Duration, String> {
     duration(text, Duration::ZERO, 366 * DAY)
+}
+
+fn window(text: &str) -> Result<Duration, String> {
+    duration(text, Duration::from_secs(1), LONGEST_LEASE)
+}
+
+/// Returns the JSON text as the library writes it.
+fn json(text: &str) -> Result<String, String> {
+    serde_json::from_str::<Value>(text).map(|value| value.to_string()).map_err(|why| format!("it is not JSON: {why}"))
 }
 
 fn interval(text: &str) -> Result<Duration, String> {

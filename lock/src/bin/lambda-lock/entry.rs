@@ -26,7 +26,7 @@ impl Entry {
     pub(crate) fn is_selected(&self, selection: &Selection, now: SystemTime) -> bool {
         let Selection { held, starting_with, kind, older_than, .. } = selection;
         let is_old = |age: Duration| self.since().is_some_and(|since| since <= now - age);
-        (!held || self.state() == "held")
+        (!held || ["held", "expired"].contains(&self.state()))
             && starting_with.as_ref().is_none_or(|start| self.key.starts_with(start))
             && kind.is_none_or(|kind| self.kind() == Some(kind))
             && older_than.is_none_or(is_old)

@@ -98,7 +98,8 @@ held: a holder has the key, or --hold-at-least keeps it
 
 free: the last holder released it
 
-expired: the lease ended without a release, because the holder crashed or overran it
+expired: the lease ended without a release, because the holder crashed or overran it; a lock is free then, but the \
+unfinished record of a function with OnUnfinished::Reject is refused until `release` or `complete`
 
 completed: the record of an idempotent run that was completed
 
@@ -145,7 +146,25 @@ acquisition holds the key by then, the release is refused with code 75.
 
 With --force the key, or every permit of a semaphore, is released no matter who holds it, after a question. With \
 --yes there is no question. Any answer other than yes leaves the key unchanged and gives code 75. A key that is already \
-free is no error. A key without a row is one, as for get.";
+free is no error. A key without a row is one, as for get.
+
+The record of an idempotent run that did not finish is not free until it is released. Before you release it, make sure that \
+its work was not done, because the next retry runs it. If it was done, use `lambda-lock complete`.";
+
+pub(crate) const COMPLETE: &str = "\
+Stores the result of an idempotent run that did not finish, although its work was done (IAM actions dynamodb:GetItem and \
+dynamodb:UpdateItem). A function with OnUnfinished::Reject refuses every retry of such a run with the error `unfinished` \
+until its window has passed; afterwards it would do the work again. For example, a payment was made, and the function died \
+before it stored the receipt. After this command, each retry gets the result and does nothing.
+
+If the work was not done, use `lambda-lock release` with the fence instead: the next retry runs.
+
+The key must be the record of a run, and its state `expired`. Give the fence that `get` showed. If the run is still in \
+progress, or another run has begun, nothing is changed and the code is 75. A lock has no result: a lock that you complete stays \
+held for the window.
+
+Give the window of the function, because it is not in the record. The result is JSON, as the function returns it. The \
+format of Powertools for TypeScript stores other values than JSON: store none there.";
 
 pub(crate) const WATCH: &str = "\
 Shows keys again and again. On a terminal each table replaces the one before; elsewhere the tables follow each other, \
@@ -153,9 +172,10 @@ each under its time. The command ends with code 0 on INT or TERM. Without keys i
 
 pub(crate) const CREATE_TABLE: &str = "\
 Creates the table if it does not exist, and turns its TTL on, unless LOCK_MULTI_REGION_STRONG_CONSISTENCY is `true`: \
-such a table has none. The default is on-demand billing. The command waits \
+such a table has none. Of a table that exists, only TTL can change, and only if it has the keys of the locks and no rows of \
+other programs: TTL deletes each row whose attribute `expiration` has passed. Otherwise nothing is changed and the code is 78. The default is on-demand billing. The command waits \
 until the table can be used. IAM actions: dynamodb:CreateTable, dynamodb:DescribeTable, dynamodb:DescribeTimeToLive, \
-dynamodb:UpdateTimeToLive, and with tags dynamodb:TagResource.";
+dynamodb:UpdateTimeToLive, with tags dynamodb:TagResource, and for a table that exists without TTL dynamodb:Scan.";
 
 pub(crate) const CHECK: &str = "\
 Checks the table, its TTL, the clock and the permissions. It prints a line for each, and what to do where something \
@@ -163,14 +183,14 @@ is wrong. The exit code is 0 if locks work, even with warnings, and 78 if they d
 
 pub(crate) const DELETE_EXPIRED: &str = "\
 Deletes the rows that DynamoDB's TTL would delete, in a table without TTL: a global table with multi-Region strong \
-consistency. Only rows with the key prefix are deleted, and no row that is in use. It reads the whole table. IAM actions: \
+consistency. Only rows of locks and records with the key prefix are deleted, and no row that is in use. It reads the whole table. IAM actions: \
 dynamodb:Scan and dynamodb:DeleteItem.";
 
 /// The exit codes with their meanings.
 pub(crate) const EXIT_STATUS: [(&str, &str); 11] = [
     ("0", "done"),
     ("2", "the command line is wrong"),
-    ("66", "no row has the key of get or release"),
+    ("66", "no row has the key of get, release or complete"),
     ("69", "no usable answer: DynamoDB is unreachable, throttles, or runs a transaction on the row"),
     ("74", "standard output or another part of this machine failed, or the guard was killed"),
     ("75", "another holder has the key, or release was not confirmed"),
@@ -202,7 +222,7 @@ pub(crate) const ENVIRONMENT: [(&str, &str); 10] = [
 ];
 
 /// A command, what the example does, and its command line.
-pub(crate) const EXAMPLES: [(&str, &str, &str); 19] = [
+pub(crate) const EXAMPLES: [(&str, &str, &str); 20] = [
     ("create-table", "Create the table", "lambda-lock create-table --table locks --tag team=billing"),
     ("check", "Check that everything is in order", "lambda-lock check --table locks"),
     ("delete-expired", "Delete old rows once a day, from cron", "lambda-lock delete-expired --table locks"),
@@ -243,6 +263,11 @@ pub(crate) const EXAMPLES: [(&str, &str, &str); 19] = [
     ("get", "Show who holds a key", "lambda-lock get nightly-report"),
     ("release", "Release the lock in the last step of a pipeline", "lambda-lock release < ticket.json"),
     ("release", "Free the key of a holder that has crashed", "lambda-lock release nightly-report --fence 17"),
+    (
+        "complete",
+        "Store the receipt of a payment that was made by a run that died",
+        "lambda-lock complete payments#7 --fence 17 --window 15days --result '{\"receipt\": 7}'",
+    ),
     ("watch", "Watch two keys", "lambda-lock watch nightly-report deploy --interval 1s"),
     ("completions", "Complete commands in this bash", ". <(lambda-lock completions bash)"),
     ("man", "Read the manual", "lambda-lock man > lambda-lock.1 && man ./lambda-lock.1"),

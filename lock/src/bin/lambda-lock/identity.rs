@@ -35,6 +35,11 @@ pub(crate) fn releaser() -> String {
     format!("{RELEASED_BY}{}", user())
 }
 
+/// Returns the name of a holder that completes the run of another.
+pub(crate) fn completer() -> String {
+    format!("completed by {}", user())
+}
+
 /// Returns whether a holder of this name released the key of another.
 pub(crate) fn is_releaser(holder: &str) -> bool {
     holder.starts_with(RELEASED_BY)

@@ -82,6 +82,7 @@ async fn act(Arguments { table, action }: Arguments) -> Result<u8, Failure> {
             let key = release.key.take().unwrap_or_default();
             operate::release(&table, key, release).await?;
         }
+        Action::Complete(complete) => operate::complete(&table, complete).await?,
         Action::CreateTable { tags, provisioned } => operate::create_table(&table, tags, provisioned).await?,
         Action::Check => operate::check(&table).await?,
         Action::DeleteExpired => operate::delete_expired(&table).await?,

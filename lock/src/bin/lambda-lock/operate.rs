@@ -1,8 +1,10 @@
-//! The commands `release`, `create-table`, `check` and `delete-expired`.
+//! The commands `release`, `complete`, `create-table`, `check` and `delete-expired`.
 
 use std::io::{self, IsTerminal as _, Write as _};
 
-use crate::arguments::{Release, TableOptions};
+use lambda_lock::{Data, Holder, Locks};
+
+use crate::arguments::{Complete, Release, TableOptions};
 use crate::connect::{Connection, Key, connect};
 use crate::failure::{CONFIGURATION, Failure, HELD, USAGE};
 use crate::identity;
@@ -19,45 +21,117 @@ pub(crate) async fn release(options: &TableOptions, key: String, release: Releas
         let message = "--force asks for confirmation, and standard input is not a terminal: add --yes, or give --fence";
         return Err(Failure::new(USAGE, message));
     }
-    let connection = connect(options, identity::releaser()).await?;
-    let Key { name, of_row: key } = connection.named_key(&key);
-    let Some(holder) = connection.locks.get(&name).await? else {
-        return Err(missing(&connection, &[key]).await);
-    };
-    if !holder.is_current() {
+    let row = Row::read(options, &key, identity::releaser()).await?;
+    let Row { key, holder, .. } = &row;
+    // An unfinished run is refused, although its lease has ended.
+    if !holder.is_current() && holder.has_released() {
         return line(&format!("key `{key}` is already free"));
     }
-    let Connection { locks, table, .. } = connection;
-    let refused =
-        |code, why: &str| Err(Failure::new(code, format!("key `{key}` in table `{table}` was not released: {why}")));
+    let refused = |code, why: &str| row.refused(code, "released", why);
     if holder.is_completed() {
         return refused(CONFIGURATION, "it is the record of a completed run, not a lock");
     }
     let holder = match holder.permits().iter().find(|permit| fence.is_some() && permit.fence() == fence) {
-        Some(permit) => permit.clone(),
+        Some(permit) => permit,
         None => holder,
     };
-    let there = holder.fence().map_or_else(|| "no fence".to_owned(), |fence| format!("fence {fence}"));
-    let by = match holder.permits() {
-        [] => format!("held by {holder} with {there}"),
-        _ => format!("held by {holder}"),
-    };
+    let by = described(holder);
     if let Some(fence) = fence
         && holder.fence() != Some(fence)
     {
-        return refused(HELD, &format!("it is {by}, not with fence {fence}; look again with `get`"));
+        return refused(HELD, &other_fence(&by, fence));
     }
     if force && !yes {
-        say(format_args!("key `{key}` is {by}. Releasing the key does not stop its work."));
+        let effect = if holder.is_current() {
+            "Releasing the key does not stop its work."
+        } else {
+            "If it is the record of a run, the next retry does its work again."
+        };
+        say(format_args!("key `{key}` is {by}. {effect}"));
         if !is_confirmed("Release it? [y/N] ").map_err(Failure::of_the_system)? {
             return refused(HELD, "the answer was not `yes`");
         }
     }
-    if locks.force_release(name, &holder).await? {
+    if row.locks.force_release(&row.name, holder).await? {
         line(&format!("released: key `{key}`, which was {by}"))
     } else {
-        refused(HELD, "its holder has changed since it was read; look again with `get`")
+        refused(HELD, CHANGED)
     }
+}
+
+/// Stores the result of a run that did not finish.
+pub(crate) async fn complete(options: &TableOptions, complete: Complete) -> Result<(), Failure> {
+    let Complete { key, fence, window, result } = complete;
+    let row = Row::read(options, &key, identity::completer()).await?;
+    let Row { key, holder, .. } = &row;
+    let refused = |code, why: &str| row.refused(code, "completed", why);
+    if holder.is_completed() {
+        return refused(CONFIGURATION, "it is the record of a completed run already");
+    }
+    if holder.is_semaphore() {
+        return refused(CONFIGURATION, "it is a semaphore, not the record of a run");
+    }
+    let by = described(holder);
+    if holder.is_current() {
+        return refused(HELD, &format!("it is {by}, and may still be at work: look again when its lease has ended"));
+    }
+    if holder.has_released() {
+        return refused(CONFIGURATION, "nothing is unfinished: its last holder has released it");
+    }
+    if holder.fence() != Some(fence) {
+        return refused(HELD, &other_fence(&by, fence));
+    }
+    if row.locks.force_complete(&row.name, holder, window, result.map(Data::from)).await? {
+        line(&format!("completed: key `{key}`, which was {by}"))
+    } else {
+        refused(HELD, CHANGED)
+    }
+}
+
+/// The row of a key that an operator has named.
+struct Row {
+    locks: Locks,
+    table: String,
+    /// The key without its prefix.
+    name: String,
+    key: String,
+    holder: Holder,
+}
+
+const CHANGED: &str = "its holder has changed since it was read; look again with `get`";
+
+impl Row {
+    /// Reads the row, for an operator of this name.
+    async fn read(options: &TableOptions, key: &str, operator: String) -> Result<Self, Failure> {
+        let connection = connect(options, operator).await?;
+        let Key { name, of_row: key } = connection.named_key(key);
+        let Some(holder) = connection.locks.get(&name).await? else {
+            return Err(missing(&connection, &[key]).await);
+        };
+        let Connection { locks, table, .. } = connection;
+        Ok(Self { locks, table, name, key, holder })
+    }
+
+    fn refused(&self, code: u8, done: &str, why: &str) -> Result<(), Failure> {
+        let Self { key, table, .. } = self;
+        Err(Failure::new(code, format!("key `{key}` in table `{table}` was not {done}: {why}")))
+    }
+}
+
+/// Says who holds a key, or has left it unfinished.
+fn described(holder: &Holder) -> String {
+    let what = if holder.is_current() { "held" } else { "left unfinished" };
+    match holder.permits() {
+        [] => {
+            let there = holder.fence().map_or_else(|| "no fence".to_owned(), |fence| format!("fence {fence}"));
+            format!("{what} by {holder} with {there}")
+        }
+        _ => format!("{what} by {holder}"),
+    }
+}
+
+fn other_fence(by: &str, fence: u64) -> String {
+    format!("it is {by}, not with fence {fence}; look again with `get`")
 }
 
 /// Frees what this identity holds.
