@@ -3,9 +3,11 @@
 use std::borrow::Cow;
 use std::cmp::Reverse;
 use std::error::Error as StdError;
-use std::fmt;
+use std::{fmt, io};
 
 use aws_sdk_dynamodb::error::{ProvideErrorMetadata, SdkError};
+use aws_smithy_runtime_api::client::dns::ResolveDnsError;
+use aws_smithy_runtime_api::client::orchestrator::HttpResponse;
 use aws_smithy_types::retry::ErrorKind as RetryKind;
 
 use crate::holder::Holder;
@@ -109,9 +111,9 @@ pub enum ErrorKind {
     /// of another region, in a table with
     /// [multi-Region strong consistency](crate::LocksBuilder::multi_region_strong_consistency).
     Conflict,
-    /// The caller lacks an IAM action for this table or key.
+    /// The caller lacks an IAM action for this table or key, or AWS does not accept its credentials: the message says which.
     AccessDenied,
-    /// The table does not exist in this account and region.
+    /// The table does not exist in this account and region, or it is still being created.
     TableNotFound,
     /// The row under this key is not a lock row. It was not modified.
     MalformedRow,
@@ -120,9 +122,10 @@ pub enum ErrorKind {
     WrongKind,
     /// A setting or an argument is out of bounds. Nothing was sent.
     Invalid,
-    /// The client could not send the request: it has no credentials or no region, for example.
+    /// The client could not send the request: it has no credentials or no region, for example, or the server's certificate is
+    /// not trusted.
     NotSent,
-    /// DynamoDB rejected the request for another reason: [`source`](StdError::source) has it.
+    /// DynamoDB rejected the request for another reason, which the message has; or another server than DynamoDB answered it.
     Rejected,
     /// A run for this idempotency key is in progress: [`Error::holder`] says whose it is, and when its lease ends at the
     /// latest. Feature `idempotency`.
@@ -174,17 +177,27 @@ impl fmt::Display for ErrorKind {
     }
 }
 
-/// The table that an error names, and the prefix of its keys.
+/// The table that an error names, and what its settings say of its keys.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Place<'a> {
     pub(crate) table: &'a str,
     pub(crate) key_prefix: &'a str,
+    pub(crate) partition_key: &'a str,
+    pub(crate) sort_key: Option<&'a str>,
 }
 
 impl Place<'_> {
     /// Returns the key of the row.
     pub(crate) fn row_key(&self, key: &str) -> String {
         [self.key_prefix, key].concat()
+    }
+
+    /// Returns the names of the keys that the settings give the table.
+    fn key_names(&self) -> String {
+        match self.sort_key {
+            Some(sort_key) => format!("`{}` and `{}`", printable(self.partition_key), printable(sort_key)),
+            None => format!("only `{}`", printable(self.partition_key)),
+        }
     }
 
     /// Returns the key of the row for people.
@@ -201,7 +214,7 @@ impl Place<'_> {
 /// An error without a key prefix.
 impl<'a> From<&'a str> for Place<'a> {
     fn from(table: &'a str) -> Self {
-        Self { table, key_prefix: "" }
+        Self { table, ..Self::default() }
     }
 }
 
@@ -238,7 +251,17 @@ pub(crate) enum Cause {
     Unavailable,
     Conflict,
     AccessDenied,
+    /// AWS does not accept the credentials: they have expired, are wrong, or were signed by a wrong clock.
+    CredentialsRefused,
     TableNotFound,
+    /// The name of DynamoDB's host has no address: a wrong region, or no network.
+    HostNotFound,
+    /// The client and the server could not agree on TLS: an untrusted certificate, or a server without TLS.
+    TlsFailed,
+    /// What answered, with this HTTP status, is not DynamoDB.
+    NotDynamoDb(u16),
+    /// The table has other keys than these, which the settings give it.
+    OtherKeys(String),
     MalformedRow(String),
     /// The row belongs to a lock or a record, and the request was for a semaphore, or the reverse.
     WrongKind {
@@ -246,7 +269,7 @@ pub(crate) enum Cause {
         not: &'static str,
     },
     Invalid(String),
-    /// The client could not send a request at all: no credentials, no region, a wrong certificate.
+    /// The client could not send a request at all: no credentials, no region.
     NotSent,
     Rejected,
     /// A refusal does not have the row that has refused the request.
@@ -365,8 +388,8 @@ impl Error {
     where
         E: ProvideErrorMetadata + StdError + Send + Sync + 'static,
     {
-        let message = message_of(&error);
-        let mut this = Self::new(classify(&error), place, key).with_source(error);
+        let (message, place) = (message_of(&error), place.into());
+        let mut this = Self::new(classify(&error, place), place, key).with_source(error);
         this.0.source_message = Some(printable_up_to(&message, LONGEST_REASON).into_owned());
         this
     }
@@ -383,15 +406,19 @@ impl Error {
             Cause::Ticket(TicketFault::Used) => ErrorKind::TicketUsed,
             Cause::Ticket(TicketFault::Unknown) => ErrorKind::TicketUnknown,
             Cause::Throttled => ErrorKind::Throttled,
-            Cause::Unavailable => ErrorKind::Unavailable,
+            Cause::Unavailable | Cause::HostNotFound => ErrorKind::Unavailable,
             Cause::Conflict => ErrorKind::Conflict,
-            Cause::AccessDenied => ErrorKind::AccessDenied,
+            Cause::AccessDenied | Cause::CredentialsRefused => ErrorKind::AccessDenied,
             Cause::TableNotFound => ErrorKind::TableNotFound,
             Cause::MalformedRow(_) => ErrorKind::MalformedRow,
             Cause::WrongKind { .. } => ErrorKind::WrongKind,
             Cause::Invalid(_) => ErrorKind::Invalid,
-            Cause::NotSent => ErrorKind::NotSent,
-            Cause::Rejected | Cause::RowNotReturned | Cause::TransactionRejected => ErrorKind::Rejected,
+            Cause::NotSent | Cause::TlsFailed => ErrorKind::NotSent,
+            Cause::Rejected
+            | Cause::RowNotReturned
+            | Cause::TransactionRejected
+            | Cause::OtherKeys(_)
+            | Cause::NotDynamoDb(_) => ErrorKind::Rejected,
             #[cfg(feature = "idempotency")]
             Cause::InProgress(_) => ErrorKind::InProgress,
             #[cfg(feature = "idempotency")]
@@ -427,7 +454,7 @@ impl Error {
     #[must_use]
     pub fn is_retryable(&self) -> bool {
         match self.0.cause {
-            Cause::Held(_) | Cause::Throttled | Cause::Unavailable | Cause::Conflict => true,
+            Cause::Held(_) | Cause::Throttled | Cause::Unavailable | Cause::HostNotFound | Cause::Conflict => true,
             #[cfg(feature = "idempotency")]
             Cause::InProgress(_) => true,
             _ => false,
@@ -530,9 +557,30 @@ impl Error {
         self.0.source_message.as_deref()
     }
 
+    /// Returns `true` if the error's own text has the message of DynamoDB, because the remedy depends on it.
+    fn names_source(&self) -> bool {
+        matches!(self.0.cause, Cause::Rejected | Cause::TransactionRejected | Cause::OtherKeys(_))
+    }
+
     /// Returns `true` if DynamoDB answers requests, so that another request is likely to succeed.
     pub(crate) fn is_answered(&self) -> bool {
-        !matches!(self.0.cause, Cause::Throttled | Cause::Unavailable | Cause::NotSent)
+        !matches!(
+            self.0.cause,
+            Cause::Throttled
+                | Cause::Unavailable
+                | Cause::HostNotFound
+                | Cause::NotSent
+                | Cause::TlsFailed
+                | Cause::NotDynamoDb(_)
+        )
+    }
+
+    /// Returns the error of a transaction that DynamoDB calls invalid. The keys of the table may be the reason.
+    pub(crate) fn into_rejected_transaction(mut self) -> Self {
+        if matches!(self.0.cause, Cause::Rejected) {
+            self.0.cause = Cause::TransactionRejected;
+        }
+        self
     }
 
     /// Returns `true` if DynamoDB did not apply the last attempt because of other requests: it throttles, or another request
@@ -563,10 +611,47 @@ pub(crate) fn is_conflict(code: &str) -> bool {
     )
 }
 
+/// Whether an error code of AWS says that the credentials are wrong or too old, or were used by a wrong clock. The other code
+/// of a refusal, `AccessDeniedException`, is about permissions.
+fn is_of_credentials(code: &str) -> bool {
+    matches!(
+        code,
+        "UnrecognizedClientException"
+            | "InvalidClientTokenId"
+            | "InvalidAccessKeyId"
+            | "ExpiredTokenException"
+            | "ExpiredToken"
+            | "InvalidSignatureException"
+            | "SignatureDoesNotMatch"
+            | "IncompleteSignatureException"
+            | "IncompleteSignature"
+            | "MissingAuthenticationTokenException"
+            | "MissingAuthenticationToken"
+            | "RequestExpired"
+    )
+}
+
+/// Returns why DynamoDB calls a request invalid, by its message.
+pub(crate) fn cause_of_invalid(message: Option<&str>, place: Place<'_>) -> Cause {
+    if message.is_some_and(|message| message.contains("does not match the schema")) {
+        Cause::OtherKeys(place.key_names())
+    } else {
+        Cause::Rejected
+    }
+}
+
 /// Classifies throttling and conflicts as the SDK's retry classifier and the DynamoDB developer guide do.
-fn classify<E: ProvideErrorMetadata>(error: &SdkError<E>) -> Cause {
+fn classify<E>(error: &SdkError<E>, place: Place<'_>) -> Cause
+where
+    E: ProvideErrorMetadata + StdError + 'static,
+{
     match error {
-        SdkError::TimeoutError(_) | SdkError::ResponseError(_) => return Cause::Unavailable,
+        SdkError::TimeoutError(_) => return Cause::Unavailable,
+        SdkError::ResponseError(answer) => return cause_of_unreadable(answer.raw()),
+        SdkError::DispatchFailure(_) if has_source(error, is_of_tls) => return Cause::TlsFailed,
+        SdkError::DispatchFailure(_) if has_source(error, |source| source.is::<ResolveDnsError>()) => {
+            return Cause::HostNotFound;
+        }
         // A connection that breaks while the client waits for the answer is "other, transient", not I/O or timeout.
         SdkError::DispatchFailure(failure)
             if failure.is_io() || failure.is_timeout() || failure.as_other() == Some(RetryKind::TransientError) =>
@@ -580,15 +665,56 @@ fn classify<E: ProvideErrorMetadata>(error: &SdkError<E>) -> Cause {
     match error.code().unwrap_or_default() {
         code if is_throttle(code) => Cause::Throttled,
         code if is_conflict(code) => Cause::Conflict,
-        "AccessDeniedException"
-        | "UnrecognizedClientException"
-        | "ExpiredTokenException"
-        | "InvalidSignatureException"
-        | "MissingAuthenticationTokenException" => Cause::AccessDenied,
+        code if is_of_credentials(code) => Cause::CredentialsRefused,
+        "AccessDeniedException" => Cause::AccessDenied,
         "ResourceNotFoundException" => Cause::TableNotFound,
+        "ValidationException" => cause_of_invalid(error.message(), place),
         _ if status >= 500 => Cause::Unavailable,
+        // DynamoDB names each of its errors, and knows each of our operations.
+        "" | "UnknownOperationException" => Cause::NotDynamoDb(status),
         _ => Cause::Rejected,
     }
+}
+
+/// Returns the cause of an answer that the SDK cannot read. One of DynamoDB is a JSON object, which may be cut off.
+fn cause_of_unreadable(answer: &HttpResponse) -> Cause {
+    let status = answer.status().as_u16();
+    let body = answer.body().bytes().unwrap_or_default().trim_ascii_start();
+    if status >= 500 || body.is_empty() || body.starts_with(b"{") {
+        Cause::Unavailable
+    } else {
+        Cause::NotDynamoDb(status)
+    }
+}
+
+/// Whether TLS failed for a reason that another attempt meets again. A connection that breaks meanwhile is none.
+fn is_of_tls(source: &(dyn StdError + 'static)) -> bool {
+    use rustls::Error::{
+        InvalidCertificate, InvalidMessage, NoCertificatesPresented, PeerIncompatible, UnsupportedNameType,
+    };
+    matches!(
+        source.downcast_ref::<rustls::Error>(),
+        Some(
+            InvalidCertificate(_)
+                | InvalidMessage(_)
+                | NoCertificatesPresented
+                | PeerIncompatible(_)
+                | UnsupportedNameType
+        )
+    )
+}
+
+/// Whether this holds for a source of the error. The source of an I/O error is that of the error inside.
+fn has_source(error: &(dyn StdError + 'static), is_wanted: impl Fn(&(dyn StdError + 'static)) -> bool) -> bool {
+    let mut next = Some(error);
+    while let Some(error) = next {
+        let inside = error.downcast_ref::<io::Error>().and_then(io::Error::get_ref);
+        if is_wanted(error) || inside.is_some_and(|inside| is_wanted(inside)) {
+            return true;
+        }
+        next = error.source();
+    }
+    false
 }
 
 /// Returns the service's code and message, or the chain of errors that ends with the network's.
@@ -625,6 +751,7 @@ impl fmt::Display for Error {
                 format!("keys `{}`, {} in table `{table}`", printable(key), keys.join(", "))
             }
         };
+        let said = self.source_message().map(|message| format!(" ({message})")).unwrap_or_default();
         let tries = if *attempts > 1 { format!(", after {attempts} attempts") } else { String::new() };
         match cause {
             Cause::Held(holder) => write!(f, "{what} is held by {holder}")?,
@@ -657,10 +784,36 @@ impl fmt::Display for Error {
                 "access denied to {what}: allow dynamodb:UpdateItem (and dynamodb:GetItem to read a holder, \
                  dynamodb:Scan to list holders, the actions of Locks::create_table to create the table)"
             )?,
+            Cause::CredentialsRefused => write!(
+                f,
+                "AWS does not accept the credentials for {what}: renew them, and check this host's clock, and that the \
+                 region is enabled in the account"
+            )?,
             Cause::TableNotFound => write!(
                 f,
                 "table `{table}` not found in this account and region: create it with the template, with \
-                 Locks::create_table or with `lambda-lock create-table`"
+                 Locks::create_table or with `lambda-lock create-table`, or wait while it is being created"
+            )?,
+            Cause::HostNotFound => write!(
+                f,
+                "DynamoDB did not answer for {what}{tries}, because its host was not found: check the region, the endpoint \
+                 and the network"
+            )?,
+            Cause::TlsFailed => write!(
+                f,
+                "no request for {what} was sent, because TLS failed: name the certificates of a private authority or a \
+                 proxy in AWS_CA_BUNDLE, install those of the system, or begin an endpoint without TLS with `http://`"
+            )?,
+            Cause::NotDynamoDb(status) => write!(
+                f,
+                "what answered for {what} is not DynamoDB (HTTP status {status}): check the endpoint (AWS_ENDPOINT_URL, \
+                 AWS_ENDPOINT_URL_DYNAMODB) and the proxy"
+            )?,
+            Cause::OtherKeys(keys) => write!(
+                f,
+                "the settings use {keys} as the key for {what}, but the table has another key{said}: set \
+                 LocksBuilder::partition_key (--partition-key) and sort_key (--sort-key) to the keys of the table, which must \
+                 be strings, or use another table"
             )?,
             Cause::MalformedRow(why) => write!(
                 f,
@@ -670,7 +823,9 @@ impl fmt::Display for Error {
             Cause::WrongKind { is, not } => write!(f, "{what} is {is}, not {not}: use another key")?,
             Cause::Invalid(message) => f.write_str(&reason(message))?,
             Cause::NotSent => write!(f, "no request for {what} was sent: check region, credentials and endpoint")?,
-            Cause::Rejected => write!(f, "DynamoDB rejected the request for {what}: correct what its message names")?,
+            Cause::Rejected => {
+                write!(f, "DynamoDB rejected the request for {what}{said}: correct what its message names")?
+            }
             Cause::RowNotReturned => write!(
                 f,
                 "DynamoDB refused a write for {what}, and its answer has no item: this endpoint does not support \
@@ -679,7 +834,7 @@ impl fmt::Display for Error {
             )?,
             Cause::TransactionRejected => write!(
                 f,
-                "DynamoDB rejected the transaction on {what}: correct what its message names; a table with multi-Region strong \
+                "DynamoDB rejected the transaction on {what}{said}: correct what its message names; a table with multi-Region strong \
                  consistency has no transactions: {ONE_KEY_INSTEAD}, and set LocksBuilder::multi_region_strong_consistency"
             )?,
             #[cfg(feature = "idempotency")]
@@ -714,7 +869,7 @@ impl fmt::Display for Error {
             }
         }
         match cause {
-            Cause::Throttled | Cause::Unavailable | Cause::Conflict => Ok(()),
+            Cause::Throttled | Cause::Unavailable | Cause::HostNotFound | Cause::Conflict => Ok(()),
             _ => f.write_str(&tries),
         }
     }
@@ -725,8 +880,8 @@ impl fmt::Debug for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)?;
         match self.source_message() {
-            Some(message) => write!(f, " ({message})"),
-            None => Ok(()),
+            Some(message) if !self.names_source() => write!(f, " ({message})"),
+            _ => Ok(()),
         }
     }
 }

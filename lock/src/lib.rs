@@ -82,6 +82,7 @@ mod connections;
 
 mod client;
 mod row;
+mod sdk;
 
 mod lock;
 
@@ -144,6 +145,7 @@ pub use lock::Ticket;
 pub use lock::Wait;
 pub use lock::{Attempt, Backoff, Jitter, LockSet, Locks, LocksBuilder, Turn};
 pub use random::request_token;
+pub use sdk::load_config;
 
 // Idempotency, for any async function.
 #[cfg(feature = "idempotency")]

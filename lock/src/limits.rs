@@ -1,9 +1,10 @@
 //! Bounds of settings, keys and requests, and the checks that enforce them.
 
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use aws_sdk_dynamodb::types::AttributeValue;
 
+use crate::clock::{Moment, since_epoch};
 use crate::error::Error;
 use crate::holder::Data;
 use crate::text::{printable, shortened};
@@ -53,6 +54,13 @@ pub(crate) const TIME_TO_ANSWER: Duration = Duration::from_millis(100);
 /// that is more.
 pub(crate) fn time_to_ask(left: Duration) -> Duration {
     left.saturating_sub(TIME_TO_ANSWER).max(left / 2)
+}
+
+/// Returns the deadline, unless it is more than [`DAY`] ago. A function that runs has a deadline that is to come or has just
+/// passed. One long past is none at all: it is zero in a context made by hand, as in tests, and early in 1970 under `cargo
+/// lambda watch`.
+pub(crate) fn deadline_if_any(deadline: SystemTime, now: Moment) -> Option<SystemTime> {
+    Some(deadline).filter(|deadline| since_epoch(*deadline) > now.wall.saturating_sub(DAY))
 }
 
 pub(crate) fn check_duration(what: &str, value: Duration, min: Duration, max: Duration) -> Result<(), Error> {

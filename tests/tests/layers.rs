@@ -21,6 +21,7 @@ const CRATE: &[&str] = &[
     "panics",
     "connections",
     "client",
+    "sdk",
     "row/names",
     "row/owner",
     "row/expression",

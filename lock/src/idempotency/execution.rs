@@ -20,6 +20,13 @@ use crate::random;
 use crate::row::{self, Completed, Outcome, RecordClaim};
 use crate::trace;
 
+/// A stored result that serde cannot read as today's type. Without serde's message, which would show the value in a log.
+const OTHER_TYPE: &str = "the stored result is not of the handler's result type, which has probably changed since the first \
+                          run: let the type read what was stored (`#[serde(default)]` for a new field), or set another \
+                          Idempotency::prefix, which forgets all results, so that their duplicates run again";
+const OTHER_ERROR: &str = "the stored error cannot be read: another version of this crate or another program wrote it; set \
+                           another Idempotency::prefix, which forgets all results, so that their duplicates run again";
+
 /// What to do with an input: replay or run.
 pub(crate) enum NextStep {
     /// The work was done before.
@@ -152,14 +159,15 @@ where
         let unusable = |why: &str| HandlerError::Lock(settings.error(Cause::UnusableResult(why.to_owned()), key));
         if let Some(error) = &record.error {
             let stored = error.as_str().and_then(|text| serde_json::from_str(text).ok());
-            return Err(stored.map_or_else(|| unusable("the stored error cannot be read"), HandlerError::Replayed));
+            return Err(stored.map_or_else(|| unusable(OTHER_ERROR), HandlerError::Replayed));
         }
         let data = record.data.as_ref().map(|Data(data)| data);
         let value = settings.format.load(data).map_err(|why| unusable(&why))?;
-        // Without serde's message, which would show the value in a log.
         let mut result = serde_json::from_value(value).map_err(|_| match data {
-            Some(_) => unusable("the stored result is not of the handler's result type"),
-            None => unusable("the first run was completed without its result"),
+            Some(_) => unusable(OTHER_TYPE),
+            None => unusable(
+                "the first run was completed without its result, which could not be stored: return less, or a reference",
+            ),
         })?;
         if let Some(hook) = &settings.on_replay {
             hook(&mut result, record);

@@ -177,7 +177,8 @@ impl<I, T, E> Idempotency<I, T, E> {
     /// Ends the lease at this time by the host's clock, or earlier if [`lease`](Self::lease) is shorter.
     ///
     /// For work outside of the middlewares, which use the invocation's deadline:
-    /// `orders.clone().until(context.deadline()).run(…)`.
+    /// `orders.clone().until(context.deadline()).run(…)`. A deadline that is more than a day ago counts as none, as for
+    /// [`Acquire::until`](crate::Acquire::until).
     #[must_use]
     pub fn until(self, deadline: SystemTime) -> Self {
         self.with(|settings| settings.until = Some(deadline))

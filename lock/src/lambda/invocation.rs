@@ -1,16 +1,14 @@
 //! The function, holder, tenant and deadline of an invocation.
 
 use std::any::Any;
-use std::time::SystemTime;
 
 use lambda_runtime::Context;
 use serde_json::Value;
 
-use crate::clock::since_epoch;
 use crate::error::Error;
 use crate::holder::Holder;
 use crate::idempotency::Invocation;
-use crate::limits::{DAY, holder_within_bounds};
+use crate::limits::{deadline_if_any, holder_within_bounds};
 use crate::lock::Locks;
 
 /// Returns the holder's name: the function, the request id and the log stream to look into.
@@ -34,20 +32,13 @@ pub(super) fn is_held_by_attempt(context: &Context, refusal: &Error) -> bool {
     refusal.holder().is_some_and(|holder| is_attempt(holder) || holder.permits().iter().any(is_attempt))
 }
 
-/// Returns the invocation's deadline, unless it is more than [`DAY`] ago: the deadline is zero in a context made by
-/// hand, as in tests, and early in 1970 under `cargo lambda watch`.
-pub(super) fn deadline(context: &Context, locks: &Locks) -> Option<SystemTime> {
-    let earliest = locks.0.clock.now().wall.saturating_sub(DAY);
-    Some(context.deadline()).filter(|deadline| since_epoch(*deadline) > earliest)
-}
-
 /// Returns the invocation of this context.
 pub(crate) fn invocation_of(context: &Context, locks: &Locks) -> Invocation {
     Invocation {
         function: context.env_config.function_name.clone(),
         holder: Some(holder(context)),
         tenant: tenant(context),
-        deadline: deadline(context, locks),
+        deadline: deadline_if_any(context.deadline(), locks.0.clock.now()),
     }
 }
 

@@ -12,7 +12,7 @@ use tower_layer::Layer;
 use tower_service::Service;
 
 use super::handler_input::HandlerInput;
-use super::invocation::{check_not_durable, deadline, holder, is_held_by_attempt, key_of_tenant};
+use super::invocation::{check_not_durable, holder, is_held_by_attempt, key_of_tenant};
 use crate::error::{Cause, Error, ErrorKind};
 use crate::idempotency::HandlerError;
 use crate::lock::{Acquire, Lock, Locks, Wait, hold, record_refusal};
@@ -315,10 +315,8 @@ impl<H: HandlerInput<Arc<Lock>>, R> LockSettings<H, R> {
             Some(permit) => permit(&self.locks, &key),
             None => self.locks.acquire(&key),
         };
-        let mut acquire = acquire.hold_at_least(self.hold_at_least).holder(holder(context));
-        if let Some(deadline) = deadline(context, &self.locks) {
-            acquire = acquire.until(deadline);
-        }
+        let acquire = acquire.hold_at_least(self.hold_at_least).holder(holder(context));
+        let mut acquire = acquire.until(context.deadline());
         if let Some(lease) = self.lease {
             acquire = acquire.lease(lease);
         }

@@ -23,7 +23,8 @@ use crate::clock::{Lease, Moment, millis, since_epoch};
 use crate::error::{Cause, Error, ErrorKind};
 use crate::holder::{Data, Holder};
 use crate::limits::{
-    DAY, MIN_LEASE, TIME_TO_ANSWER, check_attributes, check_duration, check_holder, check_identity, time_to_ask,
+    DAY, MIN_LEASE, TIME_TO_ANSWER, check_attributes, check_duration, check_holder, check_identity, deadline_if_any,
+    time_to_ask,
 };
 use crate::random;
 use crate::row::{Acquisition, Claim, Claimed, Joined, Kind, Rank, owner_of};
@@ -142,8 +143,11 @@ impl Acquire {
     /// Ends the lease at this time by the host's clock, such as the deadline of the Lambda invocation: at most a day from
     /// now. With [`lease`](Self::lease) too, the earlier end counts. A wait ends 100 ms before the deadline, so that there is
     /// time to answer.
+    ///
+    /// A deadline that has just passed is an error of kind [`Invalid`](crate::ErrorKind::Invalid). One that is more than a day
+    /// ago counts as none: `cargo lambda watch` gives a function a deadline in 1970, and a `Context` made by hand has zero.
     pub fn until(mut self, deadline: SystemTime) -> Self {
-        self.until = Some(deadline);
+        self.until = deadline_if_any(deadline, self.locks.0.clock.now());
         self
     }
 

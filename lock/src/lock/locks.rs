@@ -21,6 +21,7 @@ use crate::limits::{
     check_holder, check_key, check_table_name, holder_within_bounds,
 };
 use crate::row::{self, Table};
+use crate::sdk::load_config;
 use crate::text::printable;
 
 /// The limit of a warm-up: Lambda's init phase has 10 s.
@@ -75,8 +76,9 @@ impl Locks {
         }
     }
 
-    /// Reads all settings from the environment. The AWS SDK finds region, credentials and endpoint as usual, and the
-    /// client has the short retries and timeouts of [`client_config`]. These variables set the rest:
+    /// Reads all settings from the environment. The AWS SDK finds region, credentials and endpoint as usual, which
+    /// [`load_config`] checks, and the client has the short retries and timeouts of [`client_config`]. These variables set the
+    /// rest:
     ///
     /// | variable | meaning | default |
     /// | --- | --- | --- |
@@ -87,7 +89,7 @@ impl Locks {
     /// | `LOCK_ENABLED` | [`LocksBuilder::enabled`], `true` or `false` | `true` |
     /// | `LOCK_MULTI_REGION_STRONG_CONSISTENCY` | [`LocksBuilder::multi_region_strong_consistency`], `true` or `false` | `false` |
     ///
-    /// Sends no request. An error names the variable and its value.
+    /// Sends no request. An error names the variable and its value, unless that is a secret.
     ///
     /// ```no_run
     /// # async fn example() -> Result<(), lambda_lock::Error> {
@@ -98,7 +100,7 @@ impl Locks {
     pub async fn from_env() -> Result<Self, Error> {
         // Check the variables first: without a table, there is no point in looking up a region.
         let settings = Variables::read(|name| env::var(name).ok())?;
-        let config = aws_config::defaults(BehaviorVersion::latest()).load().await;
+        let config = load_config(aws_config::defaults(BehaviorVersion::latest()), None).await?;
         settings.apply(Client::from_conf(client_config(&config).build())).build()
     }
 

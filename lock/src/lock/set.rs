@@ -83,6 +83,7 @@ impl AcquireAll {
     }
 
     /// Ends the lease at this time by the host's clock, as [`Acquire::until`] does: at most a day from now.
+    /// A deadline that is more than a day ago counts as none.
     pub fn until(mut self, deadline: SystemTime) -> Self {
         self.acquire = self.acquire.until(deadline);
         self

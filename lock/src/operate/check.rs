@@ -469,10 +469,8 @@ impl Failure {
 /// Prints the error with its remedy, and adds a remedy for errors that usually pass.
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.error.kind() == ErrorKind::AccessDenied && !self.is_denied {
-            return write!(f, "not accepted ({}): renew them, and check this host's clock", self.cause());
-        }
-        write!(f, "{} ({})", self.error, self.cause())?;
+        // With the message of DynamoDB.
+        write!(f, "{:?}", self.error)?;
         if self.error.kind() == ErrorKind::Throttled {
             f.write_str(": check again in a minute")?;
         } else if self.error.kind() == ErrorKind::Unavailable {

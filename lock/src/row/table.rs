@@ -62,7 +62,12 @@ impl Table {
 
     /// Where the keys of an error or an event are.
     pub(crate) fn place(&self) -> Place<'_> {
-        Place { table: &self.name, key_prefix: &self.key_prefix }
+        Place {
+            table: &self.name,
+            key_prefix: &self.key_prefix,
+            partition_key: &self.partition_key,
+            sort_key: self.sort_key.as_ref().map(|(name, _)| name.as_str()),
+        }
     }
 
     pub(super) fn partition_key_path(&self) -> Path {

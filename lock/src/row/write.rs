@@ -17,7 +17,7 @@ use super::expression::{Condition, Rendered, Update};
 use super::read::{Row, Unreadable};
 use super::table::{Item, Table};
 use crate::client::SdkAttempts;
-use crate::error::{Cause, Error, ErrorKind, ONE_KEY_INSTEAD};
+use crate::error::{Cause, Error, ErrorKind, ONE_KEY_INSTEAD, cause_of_invalid};
 use crate::limits::REQUEST_TIMEOUT;
 use crate::random;
 use crate::text::printable;
@@ -325,17 +325,17 @@ impl Table {
         if reasons.is_empty() {
             let is_invalid = error.code() == Some("ValidationException");
             let error = of_all(error);
-            return Err(if is_invalid { error.with_cause(Cause::TransactionRejected) } else { error });
+            return Err(if is_invalid { error.into_rejected_transaction() } else { error });
         }
         let (mut refused, mut preventing) = (Refused::default(), Vec::new());
-        for (update, CancellationReason { item, code, .. }) in write.updates.iter().zip(reasons) {
+        for (update, CancellationReason { item, code, message, .. }) in write.updates.iter().zip(reasons) {
             let key = update.key;
             match code.as_deref() {
                 None | Some("None") => refused.willing.push(key.to_owned()),
                 Some("ConditionalCheckFailed") => refused.rows.push((key.to_owned(), row_of(update, item))),
                 Some("TransactionConflict") => preventing.push((key, Cause::Conflict)),
                 Some("ThrottlingError" | "ProvisionedThroughputExceeded") => preventing.push((key, Cause::Throttled)),
-                Some(_) => preventing.insert(0, (key, Cause::Rejected)),
+                Some(_) => preventing.insert(0, (key, cause_of_invalid(message.as_deref(), self.place()))),
             }
         }
         let mut preventing = preventing.into_iter();

@@ -1,11 +1,10 @@
 //! Errors of the user and of the environment: the exit code and the remedy.
 
-use std::fs;
 use std::net::TcpListener;
 use std::time::{Duration, Instant};
 
-use crate::server::{DENIED, recording_server, server};
-use crate::{PATIENCE, PROGRAM, Place, Process, bare, credentials};
+use crate::server::{DENIED, at_a_server, server};
+use crate::{PROGRAM, Place, Process, bare, credentials};
 
 #[test]
 fn an_invalid_variable_exits_with_78_and_names_value_and_remedy() {
@@ -62,7 +61,11 @@ fn a_missing_table_exits_with_78_and_names_the_remedy() {
     let mut command = bare(PROGRAM);
     command.args(["run", "--key", "job", "--table", "nowhere", "--", "true"]).envs(credentials());
     command.env("AWS_ENDPOINT_URL", endpoint);
-    Process::start(command).outcome().expect_code(78).expect_sentence(&["`nowhere`", "lambda-lock create-table"]);
+    Process::start(command).outcome().expect_code(78).expect_sentence(&[
+        "`nowhere`",
+        "lambda-lock create-table",
+        "being created",
+    ]);
 }
 
 #[test]
@@ -110,33 +113,57 @@ fn the_name_of_a_holder_has_a_bound() {
 }
 
 #[test]
-fn missing_settings_are_named() {
-    let without = |missing: &str, endpoint: &str| {
-        let mut command = bare(PROGRAM);
-        command.args(["get", "job", "--table", "locks"]).env("AWS_ENDPOINT_URL", endpoint);
-        command.envs(credentials().into_iter().filter(|(name, _)| *name != missing));
-        Process::start(command).outcome().expect_code(78)
-    };
-    without("AWS_REGION", "http://127.0.0.1:1").expect_sentence(&["no region", "--region", "AWS_REGION"]);
-    without("AWS_ACCESS_KEY_ID", "http://127.0.0.1:1").expect_sentence(&["credentials"]);
-    for endpoint in ["localhost:8000", "ftp://localhost", "nonsense"] {
-        without("", endpoint).expect_sentence(&["AWS_ENDPOINT_URL", endpoint, "http://localhost:8000"]);
+fn refused_credentials_are_to_be_renewed() {
+    const REFUSALS: [&[(u16, &str)]; 3] = [
+        &[(
+            400,
+            r#"{"__type":"com.amazon.coral.service#UnrecognizedClientException","message":"The security token is invalid."}"#,
+        )],
+        &[(
+            400,
+            r#"{"__type":"com.amazon.coral.service#ExpiredTokenException","message":"The security token is expired."}"#,
+        )],
+        &[(
+            400,
+            r#"{"__type":"com.amazon.coral.service#InvalidSignatureException","message":"The signature is no match."}"#,
+        )],
+    ];
+    for refusal in REFUSALS {
+        let outcome = Process::start(at_a_server(&server(refusal), &["--", "true"])).outcome().expect_code(78);
+        let outcome = outcome.expect_sentence(&["credentials for key `job`", "renew them", "clock", "The s"]);
+        assert!(!outcome.stderr.contains("dynamodb:UpdateItem"), "{outcome:?}");
     }
 }
 
 #[test]
-fn a_named_profile_overrides_the_credentials_of_the_environment() {
+fn an_answer_of_another_server_is_not_from_dynamodb() {
+    const ANSWERS: [(&[(u16, &str)], &str); 4] = [
+        (&[(404, "<html><body>Not Found</body></html>")], "404"),
+        (&[(200, "<html><body>Sign in to the Wi-Fi</body></html>")], "200"),
+        (&[(403, r#"{"message":"Forbidden"}"#)], "403"),
+        (&[(400, r#"{"__type":"com.amazon.coral.service#UnknownOperationException"}"#)], "400"),
+    ];
+    for (answers, status) in ANSWERS {
+        let outcome = Process::start(at_a_server(&server(answers), &["--", "true"])).outcome().expect_code(78);
+        outcome.expect_sentence(&["not DynamoDB", status, "AWS_ENDPOINT_URL"]);
+    }
+}
+
+#[test]
+fn a_host_without_an_address_is_named() {
+    // The system looks nobody up by such a name, because a label has at most 63 bytes.
+    let host = format!("{}.example", "h".repeat(64));
+    let mut command = at_a_server(&format!("http://{host}"), &["--", "true"]);
+    command.env("AWS_MAX_ATTEMPTS", "1");
+    Process::start(command).outcome().expect_code(69).expect_sentence(&["check the region, the endpoint", &host]);
+}
+
+#[test]
+fn a_table_with_other_keys_names_those_of_the_settings() {
     let place = Place::new();
-    let config = place.file("config");
-    fs::write(&config, "[profile other]\naws_access_key_id = OTHER\naws_secret_access_key = other\n").unwrap();
-    let (endpoint, requests) = recording_server(&[DENIED]);
-    let get = |profile| {
-        let mut command = bare(PROGRAM);
-        command.args(["get", "job", "--table", "locks", "--profile", profile, "--endpoint-url", &endpoint]);
-        command.envs(credentials()).env("AWS_CONFIG_FILE", &config);
-        Process::start(command).outcome().expect_code(78)
-    };
-    get("other").expect_sentence(&["access denied"]);
-    assert!(requests.recv_timeout(PATIENCE).unwrap().contains("Credential=OTHER/"));
-    get("nobody").expect_sentence(&["`nobody`", "credentials", "~/.aws/config"]);
+    place.run(["create-table"]).expect_code(0);
+    let of_another = place.run(["run", "--key", "job", "--partition-key", "pk", "--", "true"]).expect_code(78);
+    of_another.expect_sentence(&["`pk` as the key for key `job`", "does not match the schema", "--partition-key"]);
+    let with_sort_key = place.run(["get", "job", "--sort-key", "sk=LOCK"]).expect_code(78);
+    with_sort_key.expect_sentence(&["`id` and `sk`", "--sort-key"]);
 }

@@ -4,6 +4,7 @@
 
 mod arguments;
 mod clock;
+mod environment;
 mod errors;
 mod groups;
 #[cfg(target_os = "linux")]

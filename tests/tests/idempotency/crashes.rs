@@ -1,7 +1,7 @@
 //! Runs that crash, panic, are dropped, or outlive their lease.
 
 use std::future::pending;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use lambda_lock::{ErrorKind, Run};
 use lambda_lock_tests::drop_midway;
@@ -135,6 +135,17 @@ async fn a_crashed_run_runs_again_when_its_lease_has_ended() {
         assert_eq!(error.kind(), ErrorKind::InProgress, "{error}");
     }
     assert_eq!(place(&orders(&later(&world, AFTER_THE_LEASE)), &order("a"), &runs).await.unwrap(), 1);
+}
+
+#[tokio::test]
+async fn a_deadline_in_1970_leaves_the_default_lease() {
+    let (_world, _host, locks) = environment().await;
+    let orders: Orders<u32> = orders(&locks).until(SystemTime::UNIX_EPOCH);
+    let body = async |run: &Run| {
+        assert_eq!(run.lock().expires_at(), run.lock().acquired_at() + LEASE);
+        Ok(17)
+    };
+    assert_eq!(orders.run(&order("a"), body).await.unwrap(), 17);
 }
 
 #[tokio::test]

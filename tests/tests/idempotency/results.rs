@@ -99,6 +99,9 @@ async fn a_stored_result_of_another_type_is_an_error_without_the_result() {
     let row = world.row("a").await;
     let error = refused(place(&orders(&locks), &order("a"), &Counter::default()).await);
     assert_eq!(error.kind(), ErrorKind::UnusableResult, "{error}");
+    for remedy in ["has probably changed", "serde(default)", "Idempotency::prefix"] {
+        assert!(error.to_string().contains(remedy), "`{remedy}` is not in: {error}");
+    }
     assert!(!format!("{error} {error:?}").contains("4111"), "{error:?}");
     assert_eq!(world.row("a").await, row);
 }

@@ -1,7 +1,8 @@
 //! The lease: its length, its end, and what a crashed holder leaves.
 
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
+use lambda_lock::Attempt;
 use lambda_lock_tests::World;
 use lambda_lock_tests::invocation::millis;
 
@@ -36,6 +37,30 @@ async fn the_lease_of_an_acquire_ends_after_its_length_or_at_its_deadline() {
     assert_eq!(lock.expires_at(), lock.acquired_at() + Duration::from_mins(1));
     let lock = locks.acquire("by its end again").until(deadline).lease(Duration::from_hours(1)).await.unwrap();
     assert_eq!(millis(lock.expires_at()), millis(deadline));
+}
+
+/// `cargo lambda watch` gives a function such a deadline.
+#[tokio::test]
+async fn a_deadline_long_past_leaves_the_default_lease() {
+    let world = World::new().await;
+    let host = world.host().build();
+    let locks = world.locks(&host).build().unwrap();
+    let epoch = SystemTime::UNIX_EPOCH;
+    for past in [epoch - ms(1), epoch, epoch + Duration::from_hours(1), host.now() - Duration::from_hours(25)] {
+        let lock = locks.acquire("job").until(past).wait(Duration::from_secs(1)).await.unwrap();
+        assert_eq!(lock.expires_at(), lock.acquired_at() + LEASE, "of a lock");
+        lock.release().await.unwrap();
+        let set = locks.acquire_all(["job", "other"]).until(past).await.unwrap();
+        assert_eq!(set.expires_at(), set.acquired_at() + LEASE, "of several keys");
+        set.release().await.unwrap();
+        let permit = locks.semaphore("bank-api", 1).acquire().until(past).await.unwrap();
+        assert_eq!(permit.expires_at(), permit.acquired_at() + LEASE, "of a permit");
+        permit.release().await.unwrap();
+        let attempt = locks.acquire("job").until(past).attempt(None).await.unwrap();
+        let Attempt::Acquired(lock) = attempt else { panic!("{attempt:?}") };
+        assert_eq!(lock.expires_at(), lock.acquired_at() + LEASE, "of an attempt");
+        lock.release().await.unwrap();
+    }
 }
 
 #[tokio::test]

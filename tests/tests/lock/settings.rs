@@ -3,7 +3,7 @@
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpListener;
 use std::process::{Command, Stdio};
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use aws_sdk_dynamodb::Client;
 use lambda_lock::{ErrorKind, Locks, LocksBuilder};
@@ -55,6 +55,24 @@ fn requests_go_to_the_endpoint_that_the_environment_names() {
     contender.kill().unwrap();
     contender.wait().unwrap();
     assert_eq!(said.unwrap().unwrap(), "holding 8");
+}
+
+/// The SDK alone panics at these.
+#[test]
+fn a_wrong_variable_of_the_sdk_is_an_error_of_from_env() {
+    for (name, value) in [("AWS_ACCESS_KEY_ID", "AKIAX\r"), ("AWS_RETRY_MODE", "legacy"), ("AWS_MAX_ATTEMPTS", "0")] {
+        let contender = Command::new(env!("CARGO_BIN_EXE_contender"))
+            .arg("hold")
+            .env_clear()
+            .envs([("AWS_REGION", "eu-west-1"), ("LOCK_TABLE_NAME", "my-locks"), ("AWS_EC2_METADATA_DISABLED", "true")])
+            .env("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
+            .envs([("AWS_ACCESS_KEY_ID", "someone"), ("AWS_SECRET_ACCESS_KEY", "secret"), (name, value)])
+            .output()
+            .unwrap();
+        let said = String::from_utf8(contender.stderr).unwrap();
+        assert!(said.contains(&format!("the environment variable {name} ")), "{said}");
+        assert!(!said.contains("AKIAX") && !said.contains("InvalidHeaderValue"), "{said}");
+    }
 }
 
 #[tokio::test]
@@ -134,7 +152,7 @@ async fn rejects_arguments_outside_their_bounds_without_a_request() {
         (acquire().hold_at_least(day + ms(1)), &["hold", "1day 1ms", "1day"]),
         (acquire().until(host.now() + 2 * day), &["deadline", "1day"]),
         (acquire().until(host.now() - ms(1)), &["deadline", "`job`", "passed"]),
-        (acquire().until(SystemTime::UNIX_EPOCH - day), &["deadline", "`job`", "passed"]),
+        (acquire().until(host.now() - day + Duration::from_mins(1)), &["deadline", "`job`", "passed"]),
     ] {
         let error = acquire.wait(eagerly()).await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Invalid);

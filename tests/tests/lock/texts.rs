@@ -2,8 +2,10 @@
 
 use std::fmt::Display;
 
-use lambda_lock::{ErrorKind, Holder};
+use lambda_lock::embedded::{Answer, Intercept};
+use lambda_lock::{Error, ErrorKind, Holder};
 use lambda_lock_tests::World;
+use serde_json::{Value, json};
 
 use crate::{number, text};
 
@@ -116,4 +118,70 @@ async fn an_error_of_a_setting_shows_its_value_on_one_line() {
     assert_shows(locks.acquire("job").attribute(&long, text("x")).await.unwrap_err(), SHOWN);
     assert_shows(locks.acquire_all([FORGED, FORGED]).await.unwrap_err(), SHOWN);
     assert_shows(lambda_lock::Locks::builder(host.client(), &long).build().unwrap_err(), SHOWN);
+}
+
+#[tokio::test]
+async fn other_keys_of_the_table_are_named_with_those_of_the_settings() {
+    let world = World::new().await;
+    let locks = |name: &str| world.locks(&world.host().build()).partition_key(name);
+    let named = locks("pk").build().unwrap();
+    let with_sort_key = locks("id").sort_key("sk", "LOCK").build().unwrap();
+    for (error, keys) in [
+        (named.acquire("job").await.unwrap_err(), "only `pk`"),
+        (named.acquire_all(["job", "other"]).await.unwrap_err(), "only `pk`"),
+        (named.semaphore("bank-api", 1).acquire().await.unwrap_err(), "only `pk`"),
+        (named.get("job").await.unwrap_err(), "only `pk`"),
+        (with_sort_key.acquire("job").await.unwrap_err(), "`id` and `sk`"),
+    ] {
+        assert_eq!(error.kind(), ErrorKind::Rejected);
+        assert_shows(&error, &format!("the settings use {keys} as the key"));
+        assert_shows(&error, "LocksBuilder::partition_key");
+        assert_shows(&error, "does not match the schema");
+        let shown = format!("{error:?}");
+        assert_eq!(shown.matches("does not match the schema").count(), 1, "{shown}");
+    }
+}
+
+/// Refuses updates with this code and a message of DynamoDB.
+#[derive(Debug)]
+struct Refusing(&'static str);
+
+impl Intercept for Refusing {
+    fn answer(&self, operation: &str, _: &Value, answer: &mut Answer) {
+        if operation == "UpdateItem" {
+            answer.status = 400;
+            answer.body = json!({ "__type": self.0, "message": "said by DynamoDB" });
+        }
+    }
+}
+
+async fn refused_with(code: &'static str) -> Error {
+    let world = World::new().await;
+    let locks = world.locks(&world.host().intercept(Refusing(code)).build()).build().unwrap();
+    locks.acquire("job").await.unwrap_err()
+}
+
+#[tokio::test]
+async fn a_rejection_has_the_message_of_dynamodb() {
+    let error = refused_with("ValidationException").await;
+    assert_eq!(error.kind(), ErrorKind::Rejected);
+    assert_shows(&error, "(ValidationException: said by DynamoDB)");
+}
+
+#[tokio::test]
+async fn refused_credentials_are_to_be_renewed_and_no_policy_is_named() {
+    for code in ["UnrecognizedClientException", "ExpiredTokenException", "InvalidSignatureException", "RequestExpired"]
+    {
+        let error = refused_with(code).await;
+        assert_eq!(error.kind(), ErrorKind::AccessDenied, "{code}");
+        assert_shows(&error, "does not accept the credentials for key `job`");
+        assert_shows(&error, "renew them");
+        assert!(!error.to_string().contains("dynamodb:"), "{error}");
+    }
+    assert_shows(refused_with("AccessDeniedException").await, "allow dynamodb:UpdateItem");
+}
+
+#[tokio::test]
+async fn a_missing_table_may_still_be_created() {
+    assert_shows(refused_with("ResourceNotFoundException").await, "wait while it is being created");
 }

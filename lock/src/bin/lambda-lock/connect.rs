@@ -3,14 +3,12 @@
 use std::env;
 use std::time::Duration;
 
-use aws_config::profile::ProfileFileCredentialsProvider;
 use aws_config::{BehaviorVersion, Region};
 use aws_sdk_dynamodb::Client;
-use aws_sdk_dynamodb::config::ProvideCredentials as _;
-use lambda_lock::{ErrorKind, Locks, Ticket, client_config};
+use lambda_lock::{ErrorKind, Locks, Ticket, client_config, load_config};
 
 use crate::arguments::{self, TableOptions};
-use crate::failure::{CONFIGURATION, Failure, cause};
+use crate::failure::{CONFIGURATION, Failure};
 
 /// The locks, with the name of their table and the prefix of their keys.
 #[derive(Debug)]
@@ -137,45 +135,17 @@ async fn client(options: &TableOptions) -> Result<(Client, bool), Failure> {
     if let Some(file) = &options.embedded {
         return Ok((lambda_lock::embedded::DynamoDb::open(file)?.client(), true));
     }
-    check_endpoint(options)?;
     let mut loader = aws_config::defaults(BehaviorVersion::latest());
-    if let Some(profile) = &options.profile {
-        // A profile goes before the credentials in the environment, as in the AWS command line interface.
-        let credentials = ProfileFileCredentialsProvider::builder().profile_name(profile).build();
-        if let Err(error) = credentials.provide_credentials().await {
-            let cause = cause(&error);
-            let message = format!(
-                "no credentials from the profile `{profile}` ({cause}): check it in ~/.aws/config, or log in again"
-            );
-            return Err(Failure::new(CONFIGURATION, message));
-        }
-        loader = loader.profile_name(profile).credentials_provider(credentials);
-    }
     if let Some(region) = &options.region {
         loader = loader.region(Region::new(region.clone()));
     }
     if let Some(url) = &options.endpoint_url {
         loader = loader.endpoint_url(url);
     }
-    let config = loader.load().await;
+    let config = load_config(loader, options.profile.as_deref()).await?;
     if config.region().is_none() {
         let message = "no region is given: set --region, AWS_REGION or the region of the profile";
         return Err(Failure::new(CONFIGURATION, message));
     }
     Ok((Client::from_conf(client_config(&config).build()), false))
-}
-
-/// Rejects an endpoint that is not a URL. The SDK would report it as a server that does not answer.
-fn check_endpoint(options: &TableOptions) -> Result<(), Failure> {
-    let variable = |name| env::var(name).ok().map(|url| (name, url));
-    let named = options.endpoint_url.clone().map(|url| ("--endpoint-url", url));
-    let named = named.or_else(|| variable("AWS_ENDPOINT_URL_DYNAMODB")).or_else(|| variable("AWS_ENDPOINT_URL"));
-    match named {
-        Some((name, url)) if !url.starts_with("http://") && !url.starts_with("https://") => {
-            let message =
-                format!("invalid endpoint `{url}` of {name}: it is not a URL; write it like `http://localhost:8000`");
-            Err(Failure::new(CONFIGURATION, message))
-        }
-        _ => Ok(()),
-    }
 }

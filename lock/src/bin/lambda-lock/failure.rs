@@ -55,13 +55,14 @@ pub(crate) fn sentence(error: &Error) -> String {
     if error.kind() == ErrorKind::TableNotFound {
         return format!(
             "table `{}` not found in this account and region: create it with `lambda-lock create-table`, or check --table, \
-             --region and --endpoint-url",
+             --region and --endpoint-url, or wait while it is being created",
             error.table()
         );
     }
-    match error.source() {
-        Some(source) => format!("{error} ({})", cause(source)),
-        None => error.to_string(),
+    let text = error.to_string();
+    match error.source().map(cause) {
+        Some(cause) if !text.contains(&cause) => format!("{text} ({cause})"),
+        _ => text,
     }
 }
 

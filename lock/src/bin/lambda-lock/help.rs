@@ -205,7 +205,7 @@ pub(crate) const EXIT_STATUS: [(&str, &str); 11] = [
 ];
 
 /// The environment variables with their meanings.
-pub(crate) const ENVIRONMENT: [(&str, &str); 10] = [
+pub(crate) const ENVIRONMENT: [(&str, &str); 11] = [
     ("LOCK_TABLE_NAME", "the table, unless --table is given"),
     ("LOCK_KEY_PREFIX", "the prefix of every key, unless --key-prefix is given"),
     ("LOCK_CLOCK_SKEW", "the clock skew, unless --clock-skew is given"),
@@ -217,6 +217,10 @@ pub(crate) const ENVIRONMENT: [(&str, &str); 10] = [
     ),
     ("LOCK_FENCE, LOCK_KEY", "set by run: the number that grows with each acquisition, and the key"),
     ("AWS_PROFILE, AWS_REGION", "and the other variables that the AWS command line interface reads"),
+    (
+        "AWS_CA_BUNDLE",
+        "a file of certificate authorities to trust instead of those of the system; also ca_bundle in a profile",
+    ),
     ("AWS_ENDPOINT_URL", "the URL of DynamoDB, if it is not at AWS; also AWS_ENDPOINT_URL_DYNAMODB"),
     ("RUST_LOG", "logs on standard error, for example `lambda_lock=debug`; none by default"),
 ];

@@ -1,0 +1,382 @@
+//! `load_config`: the configuration of the AWS SDK, where what is wrong in the environment is an error. The SDK itself
+//! panics at some of it, and overlooks the rest.
+
+use std::error::Error as StdError;
+use std::str::FromStr as _;
+use std::{env, fs};
+
+use aws_config::profile::{Profile, ProfileFileCredentialsProvider, ProfileSet};
+use aws_config::provider_config::ProviderConfig;
+use aws_config::{ConfigLoader, SdkConfig};
+use aws_credential_types::Credentials;
+use aws_credential_types::provider::error::CredentialsError;
+use aws_credential_types::provider::{ProvideCredentials, SharedCredentialsProvider, future};
+use aws_smithy_http_client::proxy::ProxyConfig;
+use aws_smithy_http_client::tls::rustls_provider::CryptoMode;
+use aws_smithy_http_client::tls::{Provider, TlsContext, TrustStore};
+use aws_smithy_http_client::{Builder, ConnectorBuilder};
+use aws_smithy_runtime_api::client::dns::{DnsFuture, ResolveDns, ResolveDnsError};
+use aws_smithy_runtime_api::client::http::SharedHttpClient;
+use aws_smithy_runtime_api::client::orchestrator::HttpRequest;
+use aws_smithy_types::retry::RetryMode;
+use aws_types::os_shim_internal::{Env, Fs};
+use rustls::RootCertStore;
+use rustls::pki_types::CertificateDer;
+use rustls::pki_types::pem::PemObject as _;
+
+use crate::error::Error;
+use crate::text::printable;
+
+/// What requests have in headers: the credentials, by their variables and by their properties in a profile, and others.
+const IN_HEADERS: [(&str, &str); 5] = [
+    ("AWS_ACCESS_KEY_ID", "aws_access_key_id"),
+    ("AWS_SECRET_ACCESS_KEY", "aws_secret_access_key"),
+    ("AWS_SESSION_TOKEN", "aws_session_token"),
+    ("AWS_CONTAINER_AUTHORIZATION_TOKEN", ""),
+    ("AWS_EXECUTION_ENV", ""),
+];
+
+/// What to do about a value that no request can contain.
+const WAY_OUT: &str = "a line break, for example, or a character that is not ASCII; write it without that character";
+
+/// What to write for an endpoint.
+const URL: &str = "a URL like `http://localhost:8000`, or unset it";
+
+/// Loads the configuration of the AWS SDK, as [`ConfigLoader::load`] does, for clients of your own.
+///
+/// [`Locks::from_env`](crate::Locks::from_env) and the program `lambda-lock` use it, because the SDK alone does not say what is
+/// wrong in the environment. With `AWS_ACCESS_KEY_ID` from a file with Windows line ends, for example, its first request
+/// panics. This function returns an error of kind [`Invalid`](crate::ErrorKind::Invalid), which names the variable and never its
+/// value, or the property of the profile in `~/.aws/config`:
+///
+/// | setting | error |
+/// | --- | --- |
+/// | credentials in variables, or in the profile and its `source_profile`s; `AWS_CONTAINER_AUTHORIZATION_TOKEN`, `AWS_EXECUTION_ENV` | a character that no header can have |
+/// | `AWS_MAX_ATTEMPTS`, `max_attempts` | not a number from 1 |
+/// | `AWS_RETRY_MODE`, `retry_mode` | neither `standard` nor `adaptive`: this SDK has no `legacy` |
+/// | `AWS_ENDPOINT_URL_DYNAMODB`, `AWS_ENDPOINT_URL`, `endpoint_url` | not a URL; the SDK would send your requests to AWS |
+/// | `AWS_CA_BUNDLE`, `ca_bundle` | a file that cannot be read, or that has no certificate |
+/// | the region | a character that no host's name can have |
+/// | the given profile | it is in no file |
+///
+/// The clients trust the certificate authorities of `AWS_CA_BUNDLE` or `ca_bundle` instead of those of the system, as the AWS
+/// command line interface does and the SDK alone does not. If a request finds no credentials, or credentials of another source
+/// have such a character, the error of the request says so. An error of the network names the host.
+///
+/// With a `profile`, its credentials go before those in the environment, as with `aws --profile`. Without one, the SDK looks for
+/// credentials as usual. The function sets the HTTP client and the credentials of the `loader`; set others on the builder that
+/// [`client_config`](crate::client_config) returns. It reads files, and sends no request but what the loader sends to find the
+/// region.
+///
+/// ```no_run
+/// use aws_config::BehaviorVersion;
+/// use aws_sdk_dynamodb::Client;
+/// use lambda_lock::{Locks, client_config, load_config};
+///
+/// # async fn example() -> Result<(), lambda_lock::Error> {
+/// let config = load_config(aws_config::defaults(BehaviorVersion::latest()), None).await?;
+/// let locks = Locks::builder(Client::from_conf(client_config(&config).build()), "locks").build()?;
+/// # let _ = locks;
+/// # Ok(())
+/// # }
+/// ```
+pub async fn load_config(loader: ConfigLoader, profile: Option<&str>) -> Result<SdkConfig, Error> {
+    let environment = Environment::read(profile).await;
+    environment.check()?;
+    let http_client = http_client(environment.certificates()?)?;
+    let mut loader = loader.http_client(http_client.clone());
+    if let Some(profile) = profile {
+        let provider = ProviderConfig::default().with_http_client(http_client);
+        let credentials = ProfileFileCredentialsProvider::builder().configure(&provider).profile_name(profile).build();
+        loader = loader.profile_name(profile).credentials_provider(credentials);
+    }
+    let config = loader.load().await;
+    if let Some(region) = config.region().filter(|region| !is_region(region.as_ref())) {
+        return Err(Error::invalid(format!(
+            "the region is `{}`, which is invalid: write one like `eu-west-1` in --region, AWS_REGION or the profile",
+            printable(region.as_ref())
+        )));
+    }
+    if let Some(url) = config.endpoint_url().filter(|url| !is_url(url)) {
+        return Err(Error::invalid(format!("the endpoint is `{}`, which is invalid: write {URL}", printable(url))));
+    }
+    let missing = environment.missing_profile();
+    if let Some(missing) = missing.filter(|_| profile.is_some() || config.region().is_none()) {
+        return Err(Error::invalid(missing));
+    }
+    let Some(provider) = config.credentials_provider() else { return Ok(config) };
+    let checked = CheckedCredentials { provider, without: environment.without_credentials() };
+    Ok(config.into_builder().credentials_provider(SharedCredentialsProvider::new(checked)).build())
+}
+
+/// What the files of profiles have, and which profile counts.
+struct Environment {
+    profiles: ProfileSet,
+    /// The profile, and what names it: an argument, a variable, or nothing if it is the default and is there.
+    named: Option<(String, &'static str)>,
+    /// The credentials are those of the profile that is given as an argument.
+    is_given: bool,
+}
+
+impl Environment {
+    async fn read(profile: Option<&str>) -> Self {
+        #[expect(deprecated, reason = "the new name is in a crate that has nothing else for this one")]
+        let files = aws_config::profile::profile_file::ProfileFiles::default();
+        let given = profile.map(str::to_owned);
+        let profiles =
+            aws_config::profile::load(&Fs::real(), &Env::real(), &files, given.clone().map(Into::into)).await;
+        let variable = || Some((env::var("AWS_PROFILE").ok()?, ", which AWS_PROFILE names,"));
+        // A request that needs a file has the reason why it cannot be read.
+        let profiles = profiles.unwrap_or_default();
+        let default = || profiles.get_profile("default").map(|default| (default.name().to_owned(), ""));
+        Self {
+            named: given.map(|name| (name, "")).or_else(variable).or_else(default),
+            is_given: profile.is_some(),
+            profiles,
+        }
+    }
+
+    fn check(&self) -> Result<(), Error> {
+        for (variable, property) in IN_HEADERS {
+            let value = env::var_os(variable).unwrap_or_default();
+            // The SDK trims a session token, and a blank access key is none.
+            let is_trimmed = |value: &str| variable == "AWS_SESSION_TOKEN" || value.trim().is_empty();
+            let value = value.to_str().map(|value| if is_trimmed(value) { value.trim() } else { value });
+            let is_used = !self.is_given || property.is_empty();
+            if is_used && !value.is_some_and(fits_a_header) {
+                return Err(Error::invalid(format!(
+                    "the environment variable {variable} has a character that no request can contain ({WAY_OUT})"
+                )));
+            }
+            for profile in self.sources() {
+                if profile.get(property).is_some_and(|value| !fits_a_header(value)) {
+                    return Err(Error::invalid(format!(
+                        "`{property}` of the profile `{}` has a character that no request can contain ({WAY_OUT})",
+                        printable(profile.name())
+                    )));
+                }
+            }
+        }
+        self.check_setting("AWS_MAX_ATTEMPTS", "max_attempts", "a number from 1, or unset it", |value| {
+            value.parse::<u32>().is_ok_and(|attempts| attempts > 0)
+        })?;
+        self.check_setting("AWS_RETRY_MODE", "retry_mode", "`standard` or `adaptive`, or unset it", |value| {
+            RetryMode::from_str(value).is_ok()
+        })?;
+        // An empty one is none, as for the SDK.
+        let is_fine = |value: &str| value.is_empty() || is_url(value);
+        self.check_setting("AWS_ENDPOINT_URL_DYNAMODB", "", URL, is_fine)?;
+        self.check_setting("AWS_ENDPOINT_URL", "endpoint_url", URL, is_fine)
+    }
+
+    /// Returns the profile and those that it takes its credentials from.
+    fn sources(&self) -> Vec<&Profile> {
+        let mut sources: Vec<&Profile> = Vec::new();
+        let mut next = self.profiles.get_profile(self.profiles.selected_profile());
+        while let Some(profile) = next.filter(|next| sources.iter().all(|source| source.name() != next.name())) {
+            sources.push(profile);
+            next = profile.get("source_profile").and_then(|name| self.profiles.get_profile(name));
+        }
+        sources
+    }
+
+    /// Returns a setting with its place: that of the variable, or that of the profile.
+    fn setting(&self, variable: &str, property: &str) -> Option<(String, String)> {
+        if let Ok(value) = env::var(variable) {
+            return Some((format!("the environment variable {variable}"), value));
+        }
+        let value = self.profiles.get(property)?;
+        Some((
+            format!("`{property}` of the profile `{}`", printable(self.profiles.selected_profile())),
+            value.to_owned(),
+        ))
+    }
+
+    fn check_setting(
+        &self,
+        variable: &str,
+        property: &str,
+        remedy: &str,
+        is_valid: impl Fn(&str) -> bool,
+    ) -> Result<(), Error> {
+        match self.setting(variable, property) {
+            Some((place, value)) if !is_valid(&value) => {
+                Err(Error::invalid(format!("{place} is `{}`, which is invalid: write {remedy}", printable(&value))))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Returns the certificate authorities to trust instead of those of the system.
+    fn certificates(&self) -> Result<Option<String>, Error> {
+        let Some((place, file)) = self.setting("AWS_CA_BUNDLE", "ca_bundle").filter(|(_, file)| !file.is_empty())
+        else {
+            return Ok(None);
+        };
+        let shown = printable(&file);
+        let remedy = "name a file of PEM certificates, or unset it to trust those of the system";
+        let bundle = fs::read(&file).map_err(|error| {
+            Error::invalid(format!("{place} is `{shown}`, which cannot be read ({error}): {remedy}"))
+        })?;
+        let usable = usable_certificates(&String::from_utf8_lossy(&bundle));
+        if usable.is_empty() {
+            return Err(Error::invalid(format!("{place} is `{shown}`, which has no valid certificate: {remedy}")));
+        }
+        Ok(Some(usable))
+    }
+
+    /// Returns the error of a profile that is named and is in no file.
+    fn missing_profile(&self) -> Option<String> {
+        let (name, by) = self.named.as_ref()?;
+        if self.profiles.get_profile(name).is_some() {
+            return None;
+        }
+        let [config, credentials] = files();
+        Some(format!(
+            "the profile `{}`{by} is in neither {config} nor {credentials}: name another one, or create it with `aws configure \
+             --profile`",
+            printable(name)
+        ))
+    }
+
+    /// Returns what to say if there are no credentials, before and after the cause.
+    fn without_credentials(&self) -> Option<(String, String)> {
+        let (name, by) = self.named.as_ref()?;
+        let [config, _] = files();
+        Some(match self.missing_profile() {
+            Some(missing) => ("no credentials".to_owned(), missing),
+            None => (
+                format!("no credentials from the profile `{}`{by}", printable(name)).trim_end_matches(',').to_owned(),
+                format!("check it in {config}, or log in again"),
+            ),
+        })
+    }
+}
+
+/// Returns the names of the two files of profiles.
+fn files() -> [String; 2] {
+    let files = [("AWS_CONFIG_FILE", "~/.aws/config"), ("AWS_SHARED_CREDENTIALS_FILE", "~/.aws/credentials")];
+    files.map(|(variable, default)| match env::var(variable) {
+        Ok(file) => printable(&file).into_owned(),
+        Err(_) => default.to_owned(),
+    })
+}
+
+/// Whether the value can be in a header of a request. The signature of a request has the access key in one.
+fn fits_a_header(value: &str) -> bool {
+    value.bytes().all(|byte| byte == b'\t' || (b' '..=b'~').contains(&byte))
+}
+
+fn is_url(value: &str) -> bool {
+    let rest = value.strip_prefix("http://").or_else(|| value.strip_prefix("https://"));
+    rest.is_some_and(|rest| !rest.starts_with(['/', ':', '?', '#'])) && HttpRequest::empty().set_uri(value).is_ok()
+}
+
+/// Whether the region can be a part of a host's name.
+fn is_region(value: &str) -> bool {
+    !value.is_empty() && value.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-')
+}
+
+/// Returns the certificates that can be trusted, in PEM. One that cannot is left out, as one of the system is.
+fn usable_certificates(bundle: &str) -> String {
+    const BEGIN: &str = "-----BEGIN CERTIFICATE-----";
+    const END: &str = "-----END CERTIFICATE-----";
+    let mut usable = String::new();
+    for text in bundle.split_inclusive(END) {
+        let certificate = text.rfind(BEGIN).and_then(|start| text.get(start..)).unwrap_or_default();
+        let parsed = CertificateDer::from_pem_slice(certificate.as_bytes());
+        if parsed.is_ok_and(|parsed| RootCertStore::empty().add(parsed).is_ok()) {
+            usable.push_str(certificate);
+            usable.push('\n');
+        }
+    }
+    usable
+}
+
+/// Returns the SDK's default client, with these certificates instead of those of the system. Its errors name the host.
+fn http_client(certificates: Option<String>) -> Result<SharedHttpClient, Error> {
+    let trusted = match certificates {
+        Some(certificates) => TrustStore::empty().with_pem_certificate(certificates),
+        None => TrustStore::default(),
+    };
+    let tls = TlsContext::builder().with_trust_store(trusted).build();
+    let tls = tls.map_err(|error| Error::invalid("the settings of TLS are invalid").with_source(error))?;
+    // As the SDK makes its own.
+    Ok(Builder::new().build_with_connector_fn(move |settings, components| {
+        let mut connector = ConnectorBuilder::default()
+            .tls_provider(Provider::Rustls(CryptoMode::AwsLc))
+            .tls_context(tls.clone())
+            .proxy_config(ProxyConfig::from_env());
+        connector.set_connector_settings(settings.cloned());
+        connector.set_sleep_impl(components.and_then(|components| components.sleep_impl()));
+        connector.build_with_resolver(NamingResolver)
+    }))
+}
+
+/// The system's resolver, whose errors name the host.
+#[derive(Clone, Copy, Debug)]
+struct NamingResolver;
+
+impl ResolveDns for NamingResolver {
+    fn resolve_dns<'a>(&'a self, name: &'a str) -> DnsFuture<'a> {
+        DnsFuture::new(async move {
+            match tokio::net::lookup_host((name, 0)).await {
+                Ok(addresses) => Ok(addresses.map(|address| address.ip()).collect()),
+                Err(error) => {
+                    Err(ResolveDnsError::new(format!("no address of the host `{}`: {error}", printable(name))))
+                }
+            }
+        })
+    }
+}
+
+/// Credentials of any source, which are checked before the SDK signs a request with them.
+#[derive(Debug)]
+struct CheckedCredentials {
+    provider: SharedCredentialsProvider,
+    /// What to say if there are none, before and after the cause.
+    without: Option<(String, String)>,
+}
+
+impl CheckedCredentials {
+    async fn checked(&self) -> Result<Credentials, CredentialsError> {
+        let credentials = self.provider.provide_credentials().await.map_err(|error| match &self.without {
+            Some((before, after)) => {
+                CredentialsError::provider_error(format!("{before} ({}): {after}", root_of(&error)))
+            }
+            None => error,
+        })?;
+        let parts =
+            [("access key id", Some(credentials.access_key_id())), ("session token", credentials.session_token())];
+        let wrong = parts.into_iter().find(|(_, value)| value.is_some_and(|value| !fits_a_header(value)));
+        match wrong.map(|(part, _)| part) {
+            Some(part) => Err(CredentialsError::invalid_configuration(format!(
+                "the {part} of the credentials has a character that no request can contain ({WAY_OUT})"
+            ))),
+            None => Ok(credentials),
+        }
+    }
+}
+
+impl ProvideCredentials for CheckedCredentials {
+    fn provide_credentials<'a>(&'a self) -> future::ProvideCredentials<'a>
+    where
+        Self: 'a,
+    {
+        future::ProvideCredentials::new(self.checked())
+    }
+
+    fn fallback_on_interrupt(&self) -> Option<Credentials> {
+        self.provider.fallback_on_interrupt()
+    }
+}
+
+/// Returns the text of an error's root cause, and of the error that it caused: `No such file or directory` does not say which.
+fn root_of(error: &(dyn StdError + 'static)) -> String {
+    let (mut root, mut text) = (error, String::new());
+    while let Some(source) = root.source() {
+        text = format!("{root}: ");
+        root = source;
+    }
+    printable(format!("{text}{root}").trim_end_matches('.')).into_owned()
+}
