@@ -151,6 +151,8 @@ const PROGRAM: &[&str] = &[
     "ticket",
     "entry",
     "show",
+    "mapping",
+    "function",
     "operate",
     "main",
 ];

@@ -6,6 +6,7 @@ mod arguments;
 mod clock;
 mod environment;
 mod errors;
+mod function;
 mod groups;
 #[cfg(target_os = "linux")]
 mod guard;

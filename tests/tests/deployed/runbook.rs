@@ -82,7 +82,7 @@ impl Runbook {
 }
 
 /// The program, which `cargo test` builds beside the binaries of these tests.
-fn program() -> PathBuf {
+pub(crate) fn program() -> PathBuf {
     let program = Path::new(env!("CARGO_BIN_EXE_contender")).with_file_name("lambda-lock");
     assert!(program.is_file(), "cargo test --workspace --no-run --test program builds {}", program.display());
     program

@@ -119,9 +119,14 @@ pub(crate) enum Action {
         #[arg(long, value_name = "READ,WRITE", value_parser = capacity)]
         provisioned: Option<(i64, i64)>,
     },
-    /// Check the table, its TTL, the clock and the permissions
+    /// Check the table, its TTL, the clock and the permissions, or a function
     #[command(long_about = help::CHECK, after_help = help::examples("check"))]
-    Check,
+    Check {
+        /// Instead of the table, check the event source mappings of this function and their queues; a name or an ARN, with
+        /// `:` and the alias if the mappings are those of an alias
+        #[arg(long, value_name = "NAME", value_parser = NonEmptyStringValueParser::new())]
+        function: Option<String>,
+    },
     /// Delete the rows that TTL would delete, in a table without TTL
     #[command(long_about = help::DELETE_EXPIRED, after_help = help::examples("delete-expired"))]
     DeleteExpired,

@@ -3,7 +3,7 @@
 use std::env;
 use std::time::Duration;
 
-use aws_config::{BehaviorVersion, Region};
+use aws_config::{BehaviorVersion, Region, SdkConfig};
 use aws_sdk_dynamodb::Client;
 use lambda_lock::{ErrorKind, Locks, Ticket, client_config, load_config};
 
@@ -135,6 +135,12 @@ async fn client(options: &TableOptions) -> Result<(Client, bool), Failure> {
     if let Some(file) = &options.embedded {
         return Ok((lambda_lock::embedded::DynamoDb::open(file)?.client(), true));
     }
+    let config = sdk_config(options).await?;
+    Ok((Client::from_conf(client_config(&config).build()), false))
+}
+
+/// Returns what the options and the environment say about AWS.
+pub(crate) async fn sdk_config(options: &TableOptions) -> Result<SdkConfig, Failure> {
     let mut loader = aws_config::defaults(BehaviorVersion::latest());
     if let Some(region) = &options.region {
         loader = loader.region(Region::new(region.clone()));
@@ -147,5 +153,5 @@ async fn client(options: &TableOptions) -> Result<(Client, bool), Failure> {
         let message = "no region is given: set --region, AWS_REGION or the region of the profile";
         return Err(Failure::new(CONFIGURATION, message));
     }
-    Ok((Client::from_conf(client_config(&config).build()), false))
+    Ok(config)
 }

@@ -179,7 +179,17 @@ dynamodb:UpdateTimeToLive, with tags dynamodb:TagResource, and for a table that 
 
 pub(crate) const CHECK: &str = "\
 Checks the table, its TTL, the clock and the permissions. It prints a line for each, and what to do where something \
-is wrong. The exit code is 0 if locks work, even with warnings, and 78 if they do not.";
+is wrong. The exit code is 0 if locks work, even with warnings, and 78 if they do not.
+
+With --function, it checks instead which settings lose messages or records of a Lambda function: those of its event \
+source mappings, of their queues and dead-letter queues, and its timeout and reserved concurrency. Without a mapping, it \
+checks the retries and the destination of asynchronous events. The line of a fault says what is set, what happens then, \
+and which property to change. The exit code is 78 if a setting loses work, and 0 otherwise, even with warnings. It \
+changes nothing, and needs no table. The function is one of the account and region that the options name.
+
+IAM actions of --function: lambda:GetFunctionConfiguration, lambda:GetFunctionConcurrency, \
+lambda:ListEventSourceMappings, lambda:GetFunctionEventInvokeConfig without mappings, and sqs:GetQueueUrl and \
+sqs:GetQueueAttributes on the queues. If one is denied, its line says so, and the others are checked.";
 
 pub(crate) const DELETE_EXPIRED: &str = "\
 Deletes the rows that DynamoDB's TTL would delete, in a table without TTL: a global table with multi-Region strong \
@@ -229,6 +239,7 @@ pub(crate) const ENVIRONMENT: [(&str, &str); 11] = [
 pub(crate) const EXAMPLES: [(&str, &str, &str); 20] = [
     ("create-table", "Create the table", "lambda-lock create-table --table locks --tag team=billing"),
     ("check", "Check that everything is in order", "lambda-lock check --table locks"),
+    ("check", "Check that no setting of a consumer loses messages", "lambda-lock check --function payment-queue"),
     ("delete-expired", "Delete old rows once a day, from cron", "lambda-lock delete-expired --table locks"),
     ("run", "Skip a run while another is running", "lambda-lock run --key nightly-report --lease 15m -- ./report.sh"),
     (

@@ -25,6 +25,8 @@ mod ticket;
 mod entry;
 mod show;
 
+mod function;
+mod mapping;
 mod operate;
 
 use std::env;
@@ -84,7 +86,8 @@ async fn act(Arguments { table, action }: Arguments) -> Result<u8, Failure> {
         }
         Action::Complete(complete) => operate::complete(&table, complete).await?,
         Action::CreateTable { tags, provisioned } => operate::create_table(&table, tags, provisioned).await?,
-        Action::Check => operate::check(&table).await?,
+        Action::Check { function: Some(function) } => function::check(&table, &function).await?,
+        Action::Check { function: None } => operate::check(&table).await?,
         Action::DeleteExpired => operate::delete_expired(&table).await?,
         Action::Completions { shell } => print(&manual::completions(shell))?,
         Action::Man => print(&manual::page().map_err(Failure::of_the_system)?)?,
