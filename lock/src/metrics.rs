@@ -24,8 +24,15 @@ pub const ACQUIRED: &str = "lambda_lock_acquired";
 pub const TAKEN_OVER: &str = "lambda_lock_taken_over";
 /// Counter: acquires that ended without the lock, by [`REASON`]. Replays and in-progress refusals have their own counters.
 pub const REFUSED: &str = "lambda_lock_refused";
-/// Counter: locks released, also by their ticket, and records completed.
+/// Counter: locks released, also by their ticket, and records completed, unless their work failed. Work that should
+/// happen has happened if this counts.
 pub const RELEASED: &str = "lambda_lock_released";
+/// Counter: work under a lock or a record that failed. Its handler returned an error, panicked, or was cancelled at the end
+/// of its lease; an HTTP handler answered with a status from 500; a result could not be stored; a lock was dropped without
+/// a release; or your code called [`clear_hold_at_least`](crate::Lock::clear_hold_at_least). It does not count as
+/// [`RELEASED`]. [`Acquire::run`](crate::Acquire::run) and your own releases cannot tell an error from a result: call
+/// `clear_hold_at_least` there. What a ticket holds counts as released.
+pub const WORK_FAILED: &str = "lambda_lock_work_failed";
 /// Counter: releases and completions that failed, by [`REASON`].
 pub const RELEASE_FAILED: &str = "lambda_lock_release_failed";
 /// Counter: locks lost before their release, because the lease ended or another holder took the key.
@@ -83,7 +90,8 @@ pub fn describe() {
         (ACQUIRED, "Locks and records acquired"),
         (TAKEN_OVER, "Acquired after a lease that ended without a release"),
         (REFUSED, "Acquires that ended without the lock"),
-        (RELEASED, "Locks released and records completed"),
+        (RELEASED, "Locks released and records completed, unless their work failed"),
+        (WORK_FAILED, "Work under a lock or a record that failed"),
         (RELEASE_FAILED, "Releases and completions that failed"),
         (LOST, "Locks lost before their release"),
         (RETRY_ATTEMPTS, "Retries of waiting acquires"),

@@ -170,8 +170,10 @@ struct Keyed {
     fingerprint: String,
 }
 
-/// The handler's answer is no result, so that its record is released.
-struct GivenUp;
+/// The handler's answer is no result, so that its record is released. It failed, unless it refused the request.
+struct GivenUp {
+    has_failed: bool,
+}
 
 impl HttpIdempotencyLayer {
     /// Creates a layer with records in the table of these locks.
@@ -184,7 +186,8 @@ impl HttpIdempotencyLayer {
             // The client has an answer then, and the operation is done once.
             .on_unstorable_result(OnUnstorableResult::CompleteWithoutResult)
             .digest_by(|keyed, _| Ok(keyed.fingerprint.clone()))
-            .on_replay(|stored: &mut StoredResponse, _| stored.is_replay = true);
+            .on_replay(|stored: &mut StoredResponse, _| stored.is_replay = true)
+            .failures(|GivenUp { has_failed }| *has_failed);
         let settings = RequestSettings {
             idempotency,
             caller,
@@ -506,7 +509,7 @@ impl RequestSettings {
                 // The handler's transaction was committed with this response.
                 _ => Ok(stored.replay().unwrap_or_else(|| self.refused(logged(Problem::ResultNotStored)))),
             },
-            (Err(HandlerError::Handler(GivenUp)), Some(first)) => first,
+            (Err(HandlerError::Handler(GivenUp { .. })), Some(first)) => first,
             (Err(error), _) => Ok(self.refused(self.problem(&error))),
         }
     }
@@ -525,8 +528,9 @@ impl RequestSettings {
         let response = match handler.await {
             Ok(response) if (self.results.is_result)(response.status(), response.headers()) => response,
             other => {
+                let has_failed = other.as_ref().map_or(true, |response| response.status().is_server_error());
                 *first = Some(other.map(|response| response.map(HttpIdempotencyBody::from)));
-                return Err(GivenUp);
+                return Err(GivenUp { has_failed });
             }
         };
         let (parts, body) = response.into_parts();
@@ -535,7 +539,7 @@ impl RequestSettings {
         let stored = match read {
             Read::Whole(bytes) => Ok(self.results.stored(response.status(), response.headers(), Some(bytes))),
             Read::TooLarge => Ok(self.results.stored(response.status(), response.headers(), None)),
-            Read::Failed => Err(GivenUp),
+            Read::Failed => Err(GivenUp { has_failed: true }),
         };
         *first = Some(Ok(response));
         stored
@@ -605,7 +609,7 @@ impl RequestSettings {
         match error {
             HandlerError::Lock(error) => self.problem_of(error),
             // This layer stores no errors.
-            HandlerError::Handler(GivenUp) | HandlerError::Replayed(_) => {
+            HandlerError::Handler(GivenUp { .. }) | HandlerError::Replayed(_) => {
                 tracing::error!(
                     "the record has an error instead of a response: another idempotent operation has the same prefix"
                 );

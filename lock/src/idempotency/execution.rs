@@ -217,6 +217,15 @@ where
                 (Err(panic), RecordUpdate::Release)
             }
         };
+        let is_done = matches!(
+            update,
+            RecordUpdate::Completed | RecordUpdate::Store(Outcome::Result(_) | Outcome::WithoutResult)
+        );
+        let was_refused = matches!(&outcome, Ok(Err(HandlerError::Handler(error))) if !(settings.is_failure)(error));
+        if !is_done && !was_refused {
+            // Counted as failed.
+            lock.clear_hold_at_least();
+        }
         let found = match update {
             RecordUpdate::Completed => {
                 lock.was_completed();
@@ -383,6 +392,8 @@ impl AbandonOnDrop<'_> {
 impl Drop for AbandonOnDrop<'_> {
     fn drop(&mut self) {
         if let Some(lock) = self.0 {
+            // Counted as failed.
+            lock.clear_hold_at_least();
             lock.abandon();
         }
     }

@@ -83,6 +83,8 @@ pub(super) struct RecordSettings<I, T, E> {
     pub(super) wait: Option<Wait>,
     digest: Option<DigestOf<I>>,
     pub(super) on_error: Option<Policy<E>>,
+    /// Whether an error says that the work failed, and not that it was refused.
+    pub(super) is_failure: fn(&E) -> bool,
     pub(super) on_unfinished: OnUnfinished,
     pub(super) on_unstorable_result: OnUnstorableResult,
     pub(super) on_replay: Option<Hook<T>>,
@@ -125,6 +127,7 @@ impl<I, T, E> Idempotency<I, T, E> {
                 wait: None,
                 digest: None,
                 on_error: None,
+                is_failure: |_| true,
                 on_unfinished: OnUnfinished::default(),
                 on_unstorable_result: OnUnstorableResult::default(),
                 on_replay: None,
@@ -271,6 +274,12 @@ impl<I, T, E> Idempotency<I, T, E> {
     }
 
     /// Whether this invocation has no prefix, of any kind, although none was asked for.
+    /// Sets which errors count as failed work; all by default.
+    #[cfg(feature = "http")]
+    pub(crate) fn failures(self, is_failure: fn(&E) -> bool) -> Self {
+        self.with(|settings| settings.is_failure = is_failure)
+    }
+
     #[cfg(feature = "http")]
     pub(crate) fn lacks_prefix(&self, invocation: &Invocation) -> bool {
         let RecordSettings { prefix, locks, .. } = &*self.settings;

@@ -279,8 +279,8 @@ impl Acquire {
     /// If the future is dropped, so is the body, perhaps with half of its work done, and the lock is released in the
     /// background. Put a timeout around the work in the body, or await the future on a task of its own (`tokio::spawn`).
     ///
-    /// A body that returns counts as done, so [`hold_at_least`](Self::hold_at_least) applies: call
-    /// [`Lock::clear_hold_at_least`] in a body that failed.
+    /// A body that returns counts as done, so [`hold_at_least`](Self::hold_at_least) applies, and the metrics count it as
+    /// [released](crate::metrics::RELEASED): call [`Lock::clear_hold_at_least`] in a body that failed.
     ///
     /// ```
     /// # use lambda_lock::{Error, Locks};

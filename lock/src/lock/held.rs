@@ -422,7 +422,8 @@ impl Lock {
     }
 
     /// Clears [`hold_at_least`](crate::Acquire::hold_at_least), so that the release frees the key at once. Use it when the
-    /// work was not done, so that the next attempt need not wait. Sends no request.
+    /// work was not done, so that the next attempt need not wait. The work then counts as
+    /// [failed](crate::metrics::WORK_FAILED), so that an alarm on work that is missing sees it. Sends no request.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -437,7 +438,7 @@ impl Lock {
     /// # async fn write_report() -> Result<(), ()> { Ok(()) }
     /// ```
     pub fn clear_hold_at_least(&self) {
-        self.hold.clear_hold_at_least();
+        self.hold.work_failed();
     }
 
     /// Renews the lease, so that it ends `lease` from now: from 1 ms to 366 days, and for a permit of a semaphore to a day.
@@ -591,6 +592,14 @@ impl Holding {
         self.state().hold_until = None;
     }
 
+    /// The work was not done, so the next attempt need not wait.
+    fn work_failed(&self) {
+        self.clear_hold_at_least();
+        if self.is_enforced() {
+            self.telemetry.work_failed();
+        }
+    }
+
     /// Releases the lock. Returns the record if a transaction whose answer was lost has completed it.
     async fn release_unless_completed(&self) -> Result<Option<Box<Holder>>, Error> {
         let from = [Phase::Held, Phase::LostInPart, Phase::Releasing];
@@ -634,6 +643,9 @@ impl Holding {
         match &answer {
             Ok(completed) => {
                 let outcome = if completed.is_some() { "completed" } else { "released" };
+                if completed.is_some() {
+                    self.telemetry.committed();
+                }
                 self.telemetry.released(outcome, Some((now, self.now())));
             }
             Err(error) => self.telemetry.release_failed(error),
@@ -785,7 +797,7 @@ impl Drop for Lock {
         if phase == Phase::Held {
             let _in = hold.span().enter();
             tracing::warn!(key = self.shown_key(), fence = self.fence(), "a lock was dropped without a release");
-            self.clear_hold_at_least();
+            hold.work_failed();
         }
         // Oversized data would make the release fail, and keep the key held.
         let data = data.filter(|data| hold.acquisition.kind().check_data(data).is_ok());

@@ -218,6 +218,8 @@ pub(super) struct HoldSpan {
     /// The lease was over when the hold ended. This is reported after the release, which may name the next holder.
     has_overrun: AtomicBool,
     is_lost: AtomicBool,
+    /// The work failed, so that the release does not count as work that is done.
+    has_failed: AtomicBool,
     /// What happened to the row last. Recorded once, at the end, because logs show every value that a span was given.
     outcome: Mutex<&'static str>,
 }
@@ -230,6 +232,7 @@ impl HoldSpan {
             key,
             has_overrun: AtomicBool::new(false),
             is_lost: AtomicBool::new(false),
+            has_failed: AtomicBool::new(false),
             outcome: Mutex::new("left"),
         }
     }
@@ -283,10 +286,24 @@ impl HoldSpan {
         }
     }
 
+    /// The work failed. Only the first call is counted.
+    pub(super) fn work_failed(&self) {
+        if !self.has_failed.swap(true, Ordering::Relaxed) {
+            metrics::count(metrics::WORK_FAILED);
+        }
+    }
+
+    /// The work was committed, although its answer was lost, so that it seemed to fail.
+    pub(super) fn committed(&self) {
+        self.has_failed.store(false, Ordering::Relaxed);
+    }
+
     /// The lock was released or completed, by a request that was sent and answered at these times.
     pub(super) fn released(&self, outcome: &'static str, request: Option<(Moment, Moment)>) {
         self.end_with(outcome);
-        metrics::count(metrics::RELEASED);
+        if !self.has_failed.load(Ordering::Relaxed) {
+            metrics::count(metrics::RELEASED);
+        }
         if let Some((sent, answered)) = request {
             metrics::time(metrics::RELEASE_TIME, answered.since(sent));
         }

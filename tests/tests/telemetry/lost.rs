@@ -33,13 +33,13 @@ async fn a_loss_found_by_a_renewal_is_counted_and_logged_once() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn work_that_outlives_its_lease_is_counted_as_lost_and_released() {
+async fn work_that_outlives_its_lease_is_counted_as_lost_and_failed() {
     let stage = Stage::set().await;
     let outcome = stage.locks().acquire("nightly").lease(s(3)).run(async |_| pending::<()>().await).await;
     assert!(outcome.unwrap_err().is_lost());
     settle().await;
     let acquired = ["acquired 1", "acquire_time [0.0]", "lost 1", "hold_time [3000.0]"];
-    stage.metrics.assert(&[&acquired[..], &["released 1", "release_time [0.0]"]].concat());
+    stage.metrics.assert(&[&acquired[..], &["work_failed 1", "release_time [0.0]"]].concat());
     let line = "attempts=1 fence=… held_ms=3000 key=nightly outcome=lost owner=… waited_ms=0 closed";
     assert_eq!(stage.traces.lock_lines(), [line]);
     assert_eq!(stage.traces.logged_at_info(), ["WARN lost"]);

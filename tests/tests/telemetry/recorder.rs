@@ -8,11 +8,12 @@ use metrics::{LocalRecorderGuard, Unit, set_default_local_recorder};
 use metrics_util::debugging::{DebugValue, DebuggingRecorder, Snapshotter};
 
 /// The names of the metrics, which dashboards use.
-pub(crate) const PINNED: [(&str, &str, Unit); 18] = [
+pub(crate) const PINNED: [(&str, &str, Unit); 19] = [
     (names::ACQUIRED, "lambda_lock_acquired", Unit::Count),
     (names::TAKEN_OVER, "lambda_lock_taken_over", Unit::Count),
     (names::REFUSED, "lambda_lock_refused", Unit::Count),
     (names::RELEASED, "lambda_lock_released", Unit::Count),
+    (names::WORK_FAILED, "lambda_lock_work_failed", Unit::Count),
     (names::RELEASE_FAILED, "lambda_lock_release_failed", Unit::Count),
     (names::LOST, "lambda_lock_lost", Unit::Count),
     (names::RETRY_ATTEMPTS, "lambda_lock_retry_attempts", Unit::Count),

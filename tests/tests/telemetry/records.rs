@@ -4,6 +4,7 @@ use std::future::pending;
 
 use lambda_lock::idempotency::{OnMissingKey, StoredError};
 use lambda_lock::{ErrorKind, HandlerError, Idempotency, OnError, OnUnfinished};
+use lambda_lock_tests::drop_midway;
 use lambda_lock_tests::invocation::LoseAnswers;
 use tokio::time::sleep;
 use tracing::Level;
@@ -110,7 +111,8 @@ async fn a_refusal_by_a_record_is_counted_by_its_reason() {
 
     let unfinished = orders.run(&"18".to_owned(), async |_| pending().await).await;
     assert!(lock_error(unfinished).is_lost());
-    stage.metrics.assert(&["acquired 1", "acquire_time [0.0]", "lost 1", "hold_time [1000.0]"]);
+    let acquired = ["acquired 1", "acquire_time [0.0]", "hold_time [1000.0]"];
+    stage.metrics.assert(&[&acquired[..], &["lost 1", "work_failed 1"]].concat());
     sleep(s(2)).await;
     assert_eq!(lock_error(done(&orders, "18").await).kind(), ErrorKind::Unfinished);
     stage.metrics.assert(&["refused: unfinished 1"]);
@@ -154,7 +156,7 @@ async fn a_record_after_an_error_is_counted_by_its_outcome() {
     let stage = Stage::set().await;
     let locks = stage.locks();
     let acquired = ["acquired 1", "acquire_time [0.0]", "hold_time [0.0]"];
-    let released = ["released 1", "release_time [0.0]"];
+    let failed = ["work_failed 1", "release_time [0.0]"];
     let fail = async |policy: OnError| {
         let orders = orders(&locks).lease(s(1)).on_error(move |_| policy.clone());
         orders.run(&"17".to_owned(), async |_| Err("declined".to_owned())).await.unwrap_err()
@@ -162,21 +164,35 @@ async fn a_record_after_an_error_is_counted_by_its_outcome() {
     let outcome = |place: usize| stage.traces.locks()[place].fields["outcome"].clone();
 
     fail(OnError::Release).await;
-    stage.metrics.assert(&[&acquired[..], &released].concat());
+    stage.metrics.assert(&[&acquired[..], &failed].concat());
     assert_eq!(outcome(0), "released");
 
     // The record is not released: the next run takes it over after its lease.
     fail(OnError::Keep).await;
     settle().await;
-    stage.metrics.assert(&acquired);
+    stage.metrics.assert(&[&acquired[..], &["work_failed 1"]].concat());
     assert_eq!(outcome(1), "left");
 
     fail(OnError::Store(StoredError::new("Declined", "by the bank"))).await;
-    stage.metrics.assert(&[&["taken_over 1"], &acquired[..], &released].concat());
+    stage.metrics.assert(&[&["taken_over 1"], &acquired[..], &failed].concat());
     assert_eq!(outcome(2), "completed");
     assert!(matches!(fail(OnError::Release).await, HandlerError::Replayed(_)));
     stage.metrics.assert(&["replays 1"]);
     assert!(stage.traces.locks().iter().all(|span| span.is_closed));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_run_that_is_dropped_is_counted_as_failed() {
+    let stage = Stage::set().await;
+    let acquired = ["acquired 1", "work_failed 1", "acquire_time [0.0]", "hold_time [0.0]"];
+    let dropped = async |policy: OnUnfinished| {
+        drop_midway(&orders(&stage.locks()).on_unfinished(policy), &format!("{policy:?}"), || {}).await;
+        settle().await;
+    };
+    dropped(OnUnfinished::RunAgain).await;
+    stage.metrics.assert(&[&acquired[..], &["release_time [0.0]"]].concat());
+    dropped(OnUnfinished::Reject).await;
+    stage.metrics.assert(&acquired);
 }
 
 #[tokio::test(start_paused = true)]
@@ -200,7 +216,7 @@ async fn a_record_completed_by_a_transaction_has_no_release_time() {
     stage.metrics.assert(&["replays 1"]);
 
     // The transaction commits, and its answer is lost: the stored result replaces the handler's error. The log calls
-    // that a replay, and the metrics count a run.
+    // that a replay, and the metrics count a run whose handler failed, and which is done.
     let run = orders
         .run(&"18".to_owned(), async |run| {
             let done = "done".to_owned();
@@ -211,7 +227,7 @@ async fn a_record_completed_by_a_transaction_has_no_release_time() {
         .await;
     assert_eq!(run.unwrap(), "done");
     let times = ["acquire_time [0.0]", "hold_time [0.0]", "release_time [0.0]"];
-    stage.metrics.assert(&[&["acquired 1", "released 1"], &times[..]].concat());
+    stage.metrics.assert(&[&["acquired 1", "work_failed 1", "released 1"], &times[..]].concat());
     assert_eq!(stage.traces.locks()[2].fields["outcome"], "completed");
 }
 
@@ -229,8 +245,9 @@ async fn a_lost_record_is_counted_once_and_its_completion_as_failed() {
             .await;
         assert_eq!(run.is_err(), fails);
         settle().await;
-        let lost = ["lost 1", "release_failed: lost 1"];
-        stage.metrics.assert(&[&["acquired 1", "acquire_time [0.0]", "hold_time [1.0]"], &lost[..]].concat());
+        let acquired = ["acquired 1", "acquire_time [0.0]", "hold_time [1.0]"];
+        let failed = if fails { &["work_failed 1"][..] } else { &[] };
+        stage.metrics.assert(&[&acquired[..], failed, &["lost 1", "release_failed: lost 1"]].concat());
     }
     assert_eq!(stage.traces.logged_at_info(), ["WARN released by force", "WARN lost"].repeat(2));
     assert!(stage.traces.locks().iter().all(|span| span.is_closed && span.fields["outcome"] == "lost"));

@@ -40,3 +40,29 @@ async fn each_refused_request_counts_by_its_problem_and_leaves_a_line() {
         assert_eq!(lines[before].fields["problem"], name);
     }
 }
+
+#[tokio::test(start_paused = true)]
+async fn only_an_answer_from_500_counts_as_failed_work() {
+    let stage = Stage::set().await;
+    let layer = HttpIdempotencyLayer::new(stage.locks(), Caller::shared()).prefix("api");
+    let api = layer.layer(service_fn(async |request: Request| {
+        let status = std::str::from_utf8(request.body()).unwrap();
+        let response = Response::builder().status(status.parse::<u16>().map_err(|_| "no status")?);
+        Ok::<_, &str>(response.body(Body::from("answered")).unwrap())
+    }));
+    for (key, status, name) in [
+        ("a", "201", "released"),
+        ("b", "400", "released"),
+        // No result, because a retry may be answered otherwise.
+        ("c", "429", "released"),
+        ("d", "500", "work_failed"),
+        ("e", "", "work_failed"),
+    ] {
+        let answer =
+            api.clone().oneshot(request(Some(key), status)).await.map(|answer| answer.status().as_u16().to_string());
+        assert_eq!(answer.unwrap_or_default(), status);
+        let counted = stage.metrics.take();
+        let ends = ["released", "work_failed"].map(|name| counted.count(name));
+        assert_eq!(ends, [u64::from(name == "released"), u64::from(name == "work_failed")], "{status}");
+    }
+}

@@ -25,6 +25,8 @@ struct Seen {
     completed: u64,
     /// Releases that returned `Ok`, without those in the background.
     released: u64,
+    /// Runs that failed, and locks that were dropped.
+    failed: u64,
 }
 
 fn reason(error: &Error) -> &'static str {
@@ -68,9 +70,13 @@ async fn worker(locks: Locks, seed: u64, tally: Arc<Mutex<Seen>>) {
                     if fails { Err("declined".to_owned()) } else { Ok("done".to_owned()) }
                 })
                 .await;
+            let has_failed = result.is_err();
             let mut tally = tally.lock().unwrap();
             match result {
-                _ if ran.get() == 1 => tally.locks += 1,
+                _ if ran.get() == 1 => {
+                    tally.locks += 1;
+                    tally.failed += u64::from(has_failed);
+                }
                 Ok(_) => tally.completed += 1,
                 other => tally.refused(&lock_error(other)),
             }
@@ -94,7 +100,9 @@ async fn worker(locks: Locks, seed: u64, tally: Arc<Mutex<Seen>>) {
                 let _answer = lock.renew(lease).await;
             }
             sleep(hold / 2).await;
-            for _ in 0..random.u8(..3) {
+            let releases = random.u8(..3);
+            tally.lock().unwrap().failed += u64::from(releases == 0);
+            for _ in 0..releases {
                 let before = lock.remaining();
                 if lock.release().await.is_ok() {
                     tally.lock().unwrap().released += 1;
@@ -135,7 +143,8 @@ async fn history(seed: u64) -> usize {
     }
     // Every lock has an acquire time and a hold time, and none is released twice.
     assert_eq!((measured("acquire_time"), measured("hold_time")), (tally.locks, tally.locks), "{context}");
-    assert_eq!(measured("release_time"), count("released"), "{context}");
+    let released = count("released")..=count("released") + count("work_failed");
+    assert!(released.contains(&measured("release_time")), "{context}");
     assert!((tally.released..=tally.locks).contains(&count("released")), "{context}");
     // Every acquire has one span. The outcomes of the spans match the counts.
     assert_eq!(spans.len() as u64, tally.acquires, "{context}");
@@ -159,7 +168,10 @@ async fn history(seed: u64) -> usize {
     assert_eq!(stage.traces.logged("lost").len() as u64, count("lost"), "{context}");
     // A lock that is neither lost nor failed was released. Some lost locks were released too.
     let released = ended(&["released", "completed"]);
-    assert!((released..=released + count("lost")).contains(&count("released")), "{context}");
+    assert!((released..=released + count("lost")).contains(&measured("release_time")), "{context}");
+    // Each run that failed, and each lock that was dropped, unless it was known as lost before.
+    let failed = tally.failed.saturating_sub(count("lost"))..=tally.failed;
+    assert!(failed.contains(&count("work_failed")), "{context}");
     assert!(ended(&["release_failed"]) <= counted.sum("release_failed"), "{context}");
     assert_eq!(stage.traces.logged("taken over").len() as u64, count("taken_over"), "{context}");
     assert_eq!(
