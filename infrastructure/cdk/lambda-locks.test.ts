@@ -10,7 +10,7 @@ import * as lambda from "aws-cdk-lib/aws-lambda";
 import * as sns from "aws-cdk-lib/aws-sns";
 import { Construct } from "constructs";
 import { LambdaLocks, type LambdaLocksProps, type LockGrants } from "./lambda-locks.ts";
-import { dashboard, expectedWidgets, resolved, template, widget, type Json } from "./template.ts";
+import { dashboard, definition, expectedWidgets, resolved, template, widget, type Json } from "./template.ts";
 
 function stack(props?: LambdaLocksProps) {
   const stack = new Stack(new App(), "stack");
@@ -112,42 +112,64 @@ test("hours that an alarm cannot have, and a dashboard of no function, are refus
   assert.throws(() => locks.addDashboard([]), /addDashboard needs at least one function/);
 });
 
-// An alarm without what differs on purpose: the start of its text, and how it names the function and the topic.
-function comparable(alarm: Json): Json {
-  const { AlarmDescription, AlarmActions, Dimensions, ...rest } = alarm;
-  const [, runbook] = (AlarmDescription["Fn::Sub"] ?? AlarmDescription).split(". Runbook of lambda-lock: ");
-  return {
-    ...rest,
-    runbook,
-    Dimensions: Dimensions.map((each: Json) =>
-      each.Name === "FunctionName" ? { Name: each.Name } : each,
-    ).sort((a: Json, b: Json) => a.Name.localeCompare(b.Name)),
-  };
+/** By their names as the Terraform module has them: the alarms of a function that is called FUNCTION. */
+function made(): Record<string, Json> {
+  const { locks, fn, synthesised } = stack();
+  const { length } = locks.addAlarms(fn, { hoursWithoutRelease: template.Parameters.ReportHours.Default });
+  const resources: [string, Json][] = Object.entries(synthesised().findResources("AWS::CloudWatch::Alarm"));
+  const alarms = resources.map(([id, { Properties }]) => {
+    const [, name] = /^LocksstackReport[0-9A-F]{8}(\w+?)[0-9A-F]{8}$/.exec(id) ?? [];
+    assert.ok(name, id);
+    return [
+      name.replace(/(?<!^)[A-Z]/g, "-$&").toLowerCase(),
+      definition(Properties, (ref) => (ref.startsWith("Report") ? "FUNCTION" : ref)),
+    ] as const;
+  });
+  assert.equal(alarms.length, length);
+  return Object.fromEntries(alarms);
+}
+
+/** By their names: the alarms of template.yaml, with the default of each parameter. */
+function written(): Record<string, Json> {
+  const resources: [string, Json][] = Object.entries(template.Resources);
+  const alarms = resources.filter(([, { Type }]) => Type === "AWS::CloudWatch::Alarm");
+  return Object.fromEntries(
+    alarms.map(([id, { Properties }]) => [id, definition(resolved(Properties, { HasAlarmTopic: false }), (ref) => ref)]),
+  );
 }
 
 test("the alarms are those of template.yaml", () => {
-  const { locks, fn, synthesised } = stack();
-  locks.addAlarms(fn, { hoursWithoutRelease: template.Parameters.ReportHours.Default });
-  const made: Json = synthesised().findResources("AWS::CloudWatch::Alarm");
-  const pairs = {
-    Errors: "NightlyReportErrors",
-    Lost: "NightlyReportLost",
-    TakenOver: "NightlyReportTakenOver",
-    Refused: "NightlyReportRefused",
-    InProgress: "OrderApiRefused",
-    Missing: "NightlyReportMissing",
+  const pairs: Record<string, string> = {
+    errors: "NightlyReportErrors",
+    "lock-errors": "NightlyReportLockErrors",
+    "work-errors": "OrderApiWorkErrors",
+    "item-errors": "PaymentQueueItemErrors",
+    "http-problems": "OrderApiHttpProblems",
+    lost: "NightlyReportLost",
+    "taken-over": "NightlyReportTakenOver",
+    refused: "NightlyReportRefused",
+    "in-progress": "OrderApiRefused",
+    missing: "NightlyReportMissing",
   };
-  assert.equal(Object.keys(made).length, Object.keys(pairs).length);
-  for (const [name, written] of Object.entries(pairs)) {
-    const alarm = only(
-      Object.fromEntries(Object.entries(made).filter(([id]) => new RegExp(`^LocksstackReport\\w{8}${name}`).test(id))),
-    );
-    assert.deepEqual(
-      comparable(alarm.Properties),
-      comparable(resolved(template.Resources[written].Properties, { HasAlarmTopic: false })),
-      name,
-    );
+  const alarms = written();
+  assert.deepEqual(Object.keys(made()).sort(), Object.keys(pairs).sort());
+  for (const [name, alarm] of Object.entries(made())) {
+    // The start of the text differs on purpose.
+    const comparable = ({ AlarmDescription, ...rest }: Json, fn: string) =>
+      JSON.parse(JSON.stringify({ ...rest, runbook: AlarmDescription.split(". Runbook ")[1] }).replaceAll(fn, "FUNCTION"));
+    const [fn] = /^(NightlyReport|OrderApi|PaymentQueue)/.exec(pairs[name]) ?? [""];
+    assert.deepEqual(comparable(alarm, "FUNCTION"), comparable(alarms[pairs[name]], fn), name);
   }
+});
+
+// `terraform test` compares the module's alarms with the file, and tests/tests/telemetry/alarms.rs says when each is raised.
+test("alarms.json has the alarms: UPDATE=1 writes it", () => {
+  const file = new URL("../alarms.json", import.meta.url);
+  const alarms = `${JSON.stringify({ construct: made(), template: written() }, null, 2)}\n`;
+  if (process.env.UPDATE) {
+    writeFileSync(file, alarms);
+  }
+  assert.equal(readFileSync(file, "utf8"), alarms);
 });
 
 test("functions of different scopes may have the same id", () => {

@@ -98,8 +98,9 @@ export class LambdaLocks extends Construct {
   }
 
   /**
-   * Watches a function: errors, locks that were lost or taken over, and refusals. All but the errors need the metrics
-   * of lambda-lock, which the function exports to the namespace `LambdaLock`.
+   * Watches a function: errors, locks that were lost, taken over or refused, work and items of batches that fail, and
+   * problems of HTTP requests. All but the errors need the metrics of lambda-lock, which the function exports to the
+   * namespace `LambdaLock`. CloudWatch bills a query for each metric that it finds.
    */
   addAlarms(fn: lambda.IFunction, alarms: LockAlarms = {}): cloudwatch.Alarm[] {
     const hours = alarms.hoursWithoutRelease;
@@ -112,6 +113,40 @@ export class LambdaLocks extends Construct {
         metric: fn.metricErrors({ period: FIVE_MINUTES, statistic: "Sum" }),
         alarmDescription:
           "The function failed. It timed out, for example, or was denied access to the table. Read its log. Runbook of lambda-lock: Invocations fail.",
+      }),
+      this.alarm(fn, "LockErrors", {
+        // The others are routine, or a mistake of the sender.
+        metric: countOther(fn, "lambda_lock_refused", "reason", ["held", "cancelled", "mismatch", "key_missing"]),
+        alarmDescription:
+          "A lock was refused although nobody held it. The table is missing, denied or throttled, for example. Read the log for the reason. Runbook of lambda-lock: Invocations fail.",
+      }),
+      this.alarm(fn, "WorkErrors", {
+        metric: count(fn, "lambda_lock_work_failed"),
+        alarmDescription:
+          "Work fails again and again after it got its lock. Read the log for the errors. Runbook of lambda-lock: Invocations fail.",
+        ...AGAIN,
+      }),
+      this.alarm(fn, "ItemErrors", {
+        metric: countOther(fn, "lambda_lock_batch_items", "outcome", ["done", "duplicate", "in_progress", "not_started"]),
+        alarmDescription:
+          "Messages or records fail again and again, although their batches succeed. Read the log for the errors. Runbook of lambda-lock: Invocations fail.",
+        ...AGAIN,
+      }),
+      this.alarm(fn, "HttpProblems", {
+        // The others are mistakes of a client, or routine.
+        metric: countOther(fn, "lambda_lock_http_problems", "problem", [
+          "key-missing",
+          "key-malformed",
+          "key-too-long",
+          "key-reused",
+          "body-unreadable",
+          "body-too-large",
+          "in-progress",
+          "unfinished",
+          "result-not-stored",
+        ]),
+        alarmDescription:
+          "Requests got a problem that is not a mistake of the client. Look up the problem and read the log. Runbook of lambda-lock: Invocations fail.",
       }),
       this.alarm(fn, "Lost", {
         metric: count(fn, "lambda_lock_lost"),
@@ -191,8 +226,9 @@ export class LambdaLocks extends Construct {
         ),
       ],
       [
-        "Lost; taken over; release failed, by reason",
+        "Work failed; lost; taken over; release failed, by reason",
         [
+          each("lambda_lock_work_failed", "Sum", "work failed"),
           each("lambda_lock_lost", "Sum", "lost"),
           each("lambda_lock_taken_over", "Sum", "taken over"),
           byReason("lambda_lock_release_failed", "Sum", "release failed: ${PROP('Dim.reason')}"),
@@ -270,8 +306,20 @@ export class LambdaLocks extends Construct {
 
 const FIVE_MINUTES = Duration.minutes(5);
 
+/** One failure says nothing, because the work is done again. So two periods of the last two hours have to have one. */
+const AGAIN = { evaluationPeriods: 24, datapointsToAlarm: 2 };
+
 /** In a label: the name of the function that a metric is of. */
 const FUNCTION = "${PROP('Dim.FunctionName')}";
+
+/** The sum of a metric over the values of its label, except these: a new one is counted. */
+function countOther(fn: lambda.IFunction, metric: string, label: string, values: string[]): cloudwatch.MathExpression {
+  const others = values.map((value) => ` AND ${label} != '${value}'`).join("");
+  return new cloudwatch.MathExpression({
+    expression: `SELECT SUM(${metric}) FROM SCHEMA(LambdaLock, FunctionName, ${label}) WHERE FunctionName = '${fn.functionName}'${others}`,
+    period: FIVE_MINUTES,
+  });
+}
 
 /** A metric of lambda-lock, with all of its dimensions: an alarm finds it under no fewer. */
 function count(fn: lambda.IFunction, metricName: string, labels: Record<string, string> = {}): cloudwatch.Metric {

@@ -45,6 +45,37 @@ export function resolved(value: any, conditions: Record<string, boolean>): any {
   );
 }
 
+/**
+ * An alarm's definition, in which `named` names what it refers to: a logical id, or one and its attribute. Its name and its
+ * actions are left out. Each alarm has all of the fields.
+ */
+export function definition(alarm: Json, named: (id: string) => string): Json {
+  const text = (value: any): string =>
+    typeof value === "string"
+      ? value
+      : "Fn::Join" in value
+        ? value["Fn::Join"][1].map(text).join("")
+        : "Fn::Sub" in value
+          ? value["Fn::Sub"].replace(/\$\{(.*?)\}/g, (_: string, id: string) => template.Parameters[id]?.Default ?? named(id))
+          : named(value.Ref ?? value["Fn::GetAtt"]);
+  const [query] = alarm.Metrics ?? [];
+  const dimensions: Json[] | undefined = alarm.Dimensions;
+  return {
+    AlarmDescription: text(alarm.AlarmDescription),
+    ComparisonOperator: alarm.ComparisonOperator,
+    DatapointsToAlarm: alarm.DatapointsToAlarm ?? null,
+    Dimensions: dimensions ? Object.fromEntries(dimensions.map(({ Name, Value }) => [Name, text(Value)])) : null,
+    EvaluationPeriods: alarm.EvaluationPeriods,
+    Expression: query ? text(query.Expression) : null,
+    MetricName: alarm.MetricName ?? null,
+    Namespace: alarm.Namespace ?? null,
+    Period: alarm.Period ?? query.Period,
+    Statistic: alarm.Statistic ?? null,
+    Threshold: alarm.Threshold,
+    TreatMissingData: alarm.TreatMissingData,
+  };
+}
+
 const [source, variables] = template.Resources.Overview.Properties.DashboardBody["Fn::Sub"];
 
 /** The dashboard that template.yaml describes, for functions that are called FUNCTIONS. */

@@ -13,8 +13,9 @@ locals {
       ]
     },
     {
-      title = "Lost; taken over; release failed, by reason"
+      title = "Work failed; lost; taken over; release failed, by reason"
       searches = [
+        ["lambda_lock_work_failed", "", "Sum", "work failed"],
         ["lambda_lock_lost", "", "Sum", "lost"],
         ["lambda_lock_taken_over", "", "Sum", "taken over"],
         ["lambda_lock_release_failed", ",reason", "Sum", "release failed: $${PROP('Dim.reason')}"],

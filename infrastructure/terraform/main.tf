@@ -60,42 +60,61 @@ data "aws_iam_policy_document" "locks" {
 locals {
   alarm_actions = var.alarm_topic_arn == null ? [] : [var.alarm_topic_arn]
 
+  # Of a metric with a label, an alarm is on one value, or on the sum of all but the values that are routine: a new one is
+  # counted. One failure of work or of an item says nothing, because the work is done again: two periods of the last two
+  # hours have to have one.
+  one_period = { periods = 1, datapoints = null }
+  again      = { periods = 24, datapoints = 2 }
+  counted    = merge(local.one_period, { namespace = "LambdaLock", label = null, value = null, routine = null, threshold = 0 })
+
   alarms = {
-    errors = {
+    errors = merge(local.counted, {
       namespace   = "AWS/Lambda"
       metric      = "Errors"
-      labels      = {}
-      threshold   = 0
       description = "The function failed. It timed out, for example, or was denied access to the table. Read its log. Runbook of lambda-lock: Invocations fail."
-    }
-    lost = {
-      namespace   = "LambdaLock"
-      metric      = "lambda_lock_lost"
-      labels      = {}
-      threshold   = 0
-      description = "Work took longer than its lease. Another invocation may have done it in the meantime. Check whether it was done twice. Runbook of lambda-lock: A run was killed or took too long."
-    }
-    taken-over = {
-      namespace   = "LambdaLock"
-      metric      = "lambda_lock_taken_over"
-      labels      = {}
-      threshold   = 0
-      description = "An invocation was killed or crashed. Another one took over its lock when its lease had ended. Read the end of the log of the one that died. Runbook of lambda-lock: A run was killed or took too long."
-    }
-    refused = {
-      namespace   = "LambdaLock"
+    })
+    lock-errors = merge(local.counted, {
       metric      = "lambda_lock_refused"
-      labels      = { reason = "held" }
+      label       = "reason"
+      routine     = ["held", "cancelled", "mismatch", "key_missing"]
+      description = "A lock was refused although nobody held it. The table is missing, denied or throttled, for example. Read the log for the reason. Runbook of lambda-lock: Invocations fail."
+    })
+    work-errors = merge(local.counted, local.again, {
+      metric      = "lambda_lock_work_failed"
+      description = "Work fails again and again after it got its lock. Read the log for the errors. Runbook of lambda-lock: Invocations fail."
+    })
+    item-errors = merge(local.counted, local.again, {
+      metric      = "lambda_lock_batch_items"
+      label       = "outcome"
+      routine     = ["done", "duplicate", "in_progress", "not_started"]
+      description = "Messages or records fail again and again, although their batches succeed. Read the log for the errors. Runbook of lambda-lock: Invocations fail."
+    })
+    http-problems = merge(local.counted, {
+      metric      = "lambda_lock_http_problems"
+      label       = "problem"
+      routine     = ["key-missing", "key-malformed", "key-too-long", "key-reused", "body-unreadable", "body-too-large", "in-progress", "unfinished", "result-not-stored"]
+      description = "Requests got a problem that is not a mistake of the client. Look up the problem and read the log. Runbook of lambda-lock: Invocations fail."
+    })
+    lost = merge(local.counted, {
+      metric      = "lambda_lock_lost"
+      description = "Work took longer than its lease. Another invocation may have done it in the meantime. Check whether it was done twice. Runbook of lambda-lock: A run was killed or took too long."
+    })
+    taken-over = merge(local.counted, {
+      metric      = "lambda_lock_taken_over"
+      description = "An invocation was killed or crashed. Another one took over its lock when its lease had ended. Read the end of the log of the one that died. Runbook of lambda-lock: A run was killed or took too long."
+    })
+    refused = merge(local.counted, {
+      metric      = "lambda_lock_refused"
+      label       = "reason"
+      value       = "held"
       threshold   = var.refused_threshold
       description = "The function is invoked before earlier work is done. See who holds the key, and for how long. Runbook of lambda-lock: A key is held."
-    }
-    in-progress = {
-      namespace   = "LambdaLock"
+    })
+    in-progress = merge(local.counted, {
       metric      = "lambda_lock_in_progress_refusals"
-      labels      = {}
       threshold   = var.refused_threshold
       description = "Callers retry before their first request is done. See who holds the keys, and for how long. Runbook of lambda-lock: A key is held."
-    }
+    })
   }
 
   watched = merge([
@@ -110,16 +129,28 @@ resource "aws_cloudwatch_metric_alarm" "locks" {
 
   alarm_name          = each.key
   alarm_description   = each.value.description
-  namespace           = each.value.namespace
-  metric_name         = each.value.metric
-  dimensions          = merge({ FunctionName = each.value.function }, each.value.labels)
-  statistic           = "Sum"
-  period              = 300
-  evaluation_periods  = 1
+  namespace           = each.value.routine == null ? each.value.namespace : null
+  metric_name         = each.value.routine == null ? each.value.metric : null
+  dimensions          = each.value.routine == null ? merge({ FunctionName = each.value.function }, each.value.label == null ? {} : { (each.value.label) = each.value.value }) : null
+  statistic           = each.value.routine == null ? "Sum" : null
+  period              = each.value.routine == null ? 300 : null
+  evaluation_periods  = each.value.periods
+  datapoints_to_alarm = each.value.datapoints
   comparison_operator = "GreaterThanThreshold"
   threshold           = each.value.threshold
   treat_missing_data  = "notBreaching"
   alarm_actions       = local.alarm_actions
+
+  dynamic "metric_query" {
+    for_each = each.value.routine == null ? [] : [each.value]
+    iterator = of
+    content {
+      id          = of.value.label
+      expression  = "SELECT SUM(${of.value.metric}) FROM SCHEMA(LambdaLock, FunctionName, ${of.value.label}) WHERE FunctionName = '${of.value.function}'${join("", [for value in of.value.routine : " AND ${of.value.label} != '${value}'"])}"
+      period      = 300
+      return_data = true
+    }
+  }
 }
 
 # Work that does not happen fails nowhere, and counts nothing.

@@ -40,7 +40,7 @@ variable "functions" {
 }
 
 variable "alarms" {
-  description = "Whether to create alarms for errors, locks lost or taken over, and too many refusals"
+  description = "Whether to create alarms for errors, locks lost or taken over, too many refusals, and failed work"
   type        = bool
   default     = false
 }

@@ -45,7 +45,7 @@ run "each_function_has_its_alarms" {
     refused_threshold = 3
   }
   assert {
-    condition     = length(aws_cloudwatch_metric_alarm.locks) == 10 && keys(aws_cloudwatch_metric_alarm.missing) == ["nightly-report"]
+    condition     = length(aws_cloudwatch_metric_alarm.locks) == 18 && keys(aws_cloudwatch_metric_alarm.missing) == ["nightly-report"]
     error_message = "the number of alarms"
   }
   assert {
@@ -55,6 +55,32 @@ run "each_function_has_its_alarms" {
   assert {
     condition     = alltrue([for alarm in concat(values(aws_cloudwatch_metric_alarm.locks), values(aws_cloudwatch_metric_alarm.missing)) : alarm.alarm_actions == toset([var.alarm_topic_arn])])
     error_message = "the topic of an alarm"
+  }
+}
+
+run "the_alarms_are_those_of_the_construct" {
+  variables {
+    functions = { FUNCTION = { keys = ["key"], hours_without_release = 25 } }
+    alarms    = true
+  }
+  assert {
+    condition = jsonencode({
+      for alarm in concat(values(aws_cloudwatch_metric_alarm.locks), values(aws_cloudwatch_metric_alarm.missing)) : trimprefix(alarm.alarm_name, "FUNCTION-") => {
+        AlarmDescription   = alarm.alarm_description
+        ComparisonOperator = alarm.comparison_operator
+        DatapointsToAlarm  = alarm.datapoints_to_alarm
+        Dimensions         = alarm.dimensions
+        EvaluationPeriods  = alarm.evaluation_periods
+        Expression         = try(one(alarm.metric_query).expression, null)
+        MetricName         = alarm.metric_name
+        Namespace          = alarm.namespace
+        Period             = try(one(alarm.metric_query).period, alarm.period)
+        Statistic          = alarm.statistic
+        Threshold          = alarm.threshold
+        TreatMissingData   = alarm.treat_missing_data
+      }
+    }) == jsonencode(jsondecode(file("../alarms.json")).construct)
+    error_message = "an alarm"
   }
 }
 

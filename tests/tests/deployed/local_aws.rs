@@ -66,15 +66,17 @@ impl LocalAws {
         .await;
     }
 
-    /// Removes the composite alarms from the build, which this AWS does not deploy.
-    pub(crate) fn remove_composite_alarms(&self) {
+    /// Removes the composite alarms and the alarms on queries from the build, which this AWS does not deploy.
+    pub(crate) fn remove_alarms_that_do_not_deploy(&self) {
         let file = self.directory.path().join("build/template.yaml");
         let template = fs::read_to_string(&file).unwrap();
         // The name of each resource is indented by two spaces.
         let (mut kept, mut resource) = (String::new(), String::new());
         for line in template.lines().chain(["end"]) {
             if line.starts_with(|first: char| first != ' ') || (line.starts_with("  ") && !line.starts_with("   ")) {
-                if !resource.contains("    Type: AWS::CloudWatch::CompositeAlarm\n") {
+                let is_on_query =
+                    resource.contains("    Type: AWS::CloudWatch::Alarm\n") && resource.contains("      Metrics:\n");
+                if !is_on_query && !resource.contains("    Type: AWS::CloudWatch::CompositeAlarm\n") {
                     kept.push_str(&resource);
                 }
                 resource.clear();

@@ -45,13 +45,13 @@ pub(crate) async fn alarms_and_dashboard_show_the_exported_metrics(stack: &Stack
         Metric::of("order-api", metrics::IN_PROGRESS_REFUSALS, &[]),
     ];
     assert!(refused.iter().all(|metric| exported.contains(metric)), "{exported:?}");
-    // Nothing has been lost or taken over so far. These metrics have the dimensions of every counter without a label.
-    // A deployment holds its lock by a ticket, and fails when it has lost the lock.
+    // Nothing has been lost or taken over so far, and no order failed. These metrics have the dimensions of every counter
+    // without a label. A deployment holds its lock by a ticket, and fails when it has lost the lock.
     let [others @ .., deployment] = FUNCTIONS;
     let lost = others
         .into_iter()
         .flat_map(|function| [metrics::LOST, metrics::TAKEN_OVER].map(|name| Metric::of(function, name, &[])))
-        .chain([Metric::of(deployment, metrics::TAKEN_OVER, &[])]);
+        .chain([Metric::of(deployment, metrics::TAKEN_OVER, &[]), Metric::of("order-api", metrics::WORK_FAILED, &[])]);
     let done =
         ["nightly-report", "order-api", "order-totals"].map(|function| Metric::of(function, metrics::RELEASED, &[]));
     assert!(done.iter().all(|metric| exported.contains(metric)), "{exported:?}");

@@ -53,7 +53,7 @@ impl Stack {
                     .args(["--parameter-overrides", &architecture()]),
             )
             .await;
-        local.remove_composite_alarms();
+        local.remove_alarms_that_do_not_deploy();
         let parameters = [
             &format!("FunctionTimeout={FUNCTION_TIMEOUT}"),
             &format!("PaymentTimeout={PAYMENT_TIMEOUT}"),

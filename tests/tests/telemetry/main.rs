@@ -3,6 +3,7 @@
 //! The tests run in paused time on the embedded engine. Each runs on one thread, with its own recorder and subscriber.
 
 mod acquire;
+mod alarms;
 mod batches;
 mod contexts;
 mod lost;
