@@ -172,6 +172,19 @@ test("alarms.json has the alarms: UPDATE=1 writes it", () => {
   assert.equal(readFileSync(file, "utf8"), alarms);
 });
 
+test("a payment that succeeds at its last delivery is not late, and its visibility is six timeouts", () => {
+  for (const name of ["Payments", "OrderedPayments"]) {
+    const { maxReceiveCount } = template.Resources[name].Properties.RedrivePolicy;
+    for (const timeout of template.Parameters.PaymentTimeout.AllowedValues) {
+      const withTimeout = (value: Json) => template.Mappings[value["Fn::FindInMap"][0]][timeout][value["Fn::FindInMap"][2]];
+      const visible = withTimeout(template.Resources[name].Properties.VisibilityTimeout);
+      assert.equal(visible, 6 * timeout);
+      const late = withTimeout(template.Resources[`${name}Waiting`].Properties.Threshold);
+      assert.equal(late, maxReceiveCount * visible + 3600);
+    }
+  }
+});
+
 test("functions of different scopes may have the same id", () => {
   const { locks, fn, synthesised } = stack();
   const { runtime } = fn;

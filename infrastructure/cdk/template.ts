@@ -38,6 +38,10 @@ export function resolved(value: any, conditions: Record<string, boolean>): any {
   if ("Ref" in value && value.Ref in template.Parameters) {
     return template.Parameters[value.Ref].Default;
   }
+  if ("Fn::FindInMap" in value) {
+    const [mapping, first, second] = resolved(value["Fn::FindInMap"], conditions);
+    return template.Mappings[mapping][first][second];
+  }
   return Object.fromEntries(
     Object.entries(value)
       .map(([key, each]) => [key, resolved(each, conditions)] as const)
