@@ -242,6 +242,23 @@ pub(crate) enum TicketFault {
     Unknown,
 }
 
+impl fmt::Display for TicketFault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Foreign(why) => f.write_str(&printable_up_to(why, LONGEST_REASON)),
+            Self::Ended => f.write_str("its lease has ended: acquire the key again"),
+            Self::Released => f.write_str("its lock was released: acquire the key again"),
+            Self::Used => f.write_str(
+                "it was used before: take the ticket of the lock that was resumed, or wait until the lease ends",
+            ),
+            Self::Unknown => f.write_str(
+                "no acquisition of the key matches it, because it is forged, its row was deleted, or it is from another \
+                 account or region: acquire the key again",
+            ),
+        }
+    }
+}
+
 /// An [`ErrorKind`] with what is known about it.
 pub(crate) enum Cause {
     Held(Holder),
@@ -757,21 +774,7 @@ impl fmt::Display for Error {
             Cause::Held(holder) => write!(f, "{what} is held by {holder}")?,
             Cause::Lost(Some(holder)) => write!(f, "the lock on {what} was lost to {holder}")?,
             Cause::Lost(None) => write!(f, "the lock on {what} was lost: its lease ended, or its row was deleted")?,
-            Cause::Ticket(fault) => {
-                write!(f, "the ticket for {what} was refused: ")?;
-                match fault {
-                    TicketFault::Foreign(why) => f.write_str(&reason(why))?,
-                    TicketFault::Ended => f.write_str("its lease has ended: acquire the key again")?,
-                    TicketFault::Released => f.write_str("its lock was released: acquire the key again")?,
-                    TicketFault::Used => f.write_str(
-                        "it was used before: take the ticket of the lock that was resumed, or wait until the lease ends",
-                    )?,
-                    TicketFault::Unknown => f.write_str(
-                        "no acquisition of the key matches it, because it is forged, its row was deleted, or it is from \
-                         another account or region: acquire the key again",
-                    )?,
-                }
-            }
+            Cause::Ticket(fault) => write!(f, "the ticket for {what} was refused: {fault}")?,
             Cause::Throttled => write!(
                 f,
                 "requests for {what} are throttled{tries}: retry later, or raise the capacity of the table or the account; \
