@@ -85,7 +85,8 @@ struct Datum {
 #[serde(rename_all = "PascalCase")]
 struct Alarm {
     comparison_operator: String,
-    datapoints_to_alarm: Option<u64>,
+    #[serde(rename = "DatapointsToAlarm")]
+    datapoints: Option<u64>,
     dimensions: Option<BTreeMap<String, String>>,
     evaluation_periods: u64,
     expression: Option<String>,
@@ -155,7 +156,7 @@ impl Alarm {
                 other => panic!("{other}"),
             }
         });
-        breaches.count() as u64 >= self.datapoints_to_alarm.unwrap_or(self.evaluation_periods)
+        breaches.count() as u64 >= self.datapoints.unwrap_or(self.evaluation_periods)
     }
 }
 
