@@ -14,7 +14,7 @@ use lambda_lock::operate::Verdict;
 
 use crate::arguments::TableOptions;
 use crate::connect::sdk_config;
-use crate::failure::{CONFIGURATION, Failure, UNAVAILABLE, USAGE, cause};
+use crate::failure::{CONFIGURATION, Failure, UNAVAILABLE, cause};
 use crate::mapping::{self, Finding, Queue, Source};
 use crate::output::{line, printable};
 
@@ -37,7 +37,7 @@ pub(crate) async fn check(options: &TableOptions, function: &str) -> Result<(), 
     #[cfg(feature = "embedded")]
     if options.embedded.is_some() {
         let message = "--function reads the settings of a function at AWS: leave --embedded out";
-        return Err(Failure::new(USAGE, message));
+        return Err(Failure::new(crate::failure::USAGE, message));
     }
     let config = sdk_config(options).await?;
     let timeouts = config.timeout_config().cloned().unwrap_or_else(|| TimeoutConfig::builder().build());
