@@ -279,7 +279,7 @@ where
 fn is_unsent<E>(error: &SdkError<E>) -> bool {
     match error {
         SdkError::ConstructionFailure(_) => true,
-        SdkError::DispatchFailure(failure) => failure.is_other() && failure.as_other().is_none(),
+        SdkError::DispatchFailure(failure) => !failure.is_io() && !failure.is_timeout() && failure.as_other().is_none(),
         _ => false,
     }
 }
