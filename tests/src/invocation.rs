@@ -201,17 +201,16 @@ impl Intercept for HideRows {
         if answer.status == 200 {
             return;
         }
-        let reasons = answer.body["CancellationReasons"].as_array().cloned().unwrap_or_default();
-        let without_row = |mut refusal: Value| {
-            if let Some(refusal) = refusal.as_object_mut() {
-                refusal.remove("Item");
-            }
-            refusal
-        };
-        answer.body = without_row(answer.body.take());
-        if !reasons.is_empty() {
-            answer.body["CancellationReasons"] = reasons.into_iter().map(without_row).collect();
+        hide_row(&mut answer.body);
+        for reason in answer.body.get_mut("CancellationReasons").and_then(Value::as_array_mut).into_iter().flatten() {
+            hide_row(reason);
         }
+    }
+}
+
+fn hide_row(refusal: &mut Value) {
+    if let Some(refusal) = refusal.as_object_mut() {
+        refusal.remove("Item");
     }
 }
 
