@@ -686,6 +686,8 @@ where
         "AccessDeniedException" => Cause::AccessDenied,
         "ResourceNotFoundException" => Cause::TableNotFound,
         "ValidationException" => cause_of_invalid(error.message(), place),
+        // A file server, for example, does not implement the method of the request.
+        "" if status == 501 => Cause::NotDynamoDb(status),
         _ if status >= 500 => Cause::Unavailable,
         // DynamoDB names each of its errors, and knows each of our operations.
         "" | "UnknownOperationException" => Cause::NotDynamoDb(status),
@@ -693,15 +695,11 @@ where
     }
 }
 
-/// Returns the cause of an answer that the SDK cannot read. One of DynamoDB is a JSON object, which may be cut off.
+/// Returns the cause of an answer that the SDK cannot read. DynamoDB's are JSON, which may be cut off, and never HTML or XML.
 fn cause_of_unreadable(answer: &HttpResponse) -> Cause {
     let status = answer.status().as_u16();
     let body = answer.body().bytes().unwrap_or_default().trim_ascii_start();
-    if status >= 500 || body.is_empty() || body.starts_with(b"{") {
-        Cause::Unavailable
-    } else {
-        Cause::NotDynamoDb(status)
-    }
+    if status < 500 && body.starts_with(b"<") { Cause::NotDynamoDb(status) } else { Cause::Unavailable }
 }
 
 /// Whether TLS failed for a reason that another attempt meets again. A connection that breaks meanwhile is none.
@@ -721,15 +719,17 @@ fn is_of_tls(source: &(dyn StdError + 'static)) -> bool {
     )
 }
 
-/// Whether this holds for a source of the error. The source of an I/O error is that of the error inside.
+/// Whether this holds for the error or one of its sources. An I/O error passes over the error inside, and has its source.
 fn has_source(error: &(dyn StdError + 'static), is_wanted: impl Fn(&(dyn StdError + 'static)) -> bool) -> bool {
     let mut next = Some(error);
     while let Some(error) = next {
-        let inside = error.downcast_ref::<io::Error>().and_then(io::Error::get_ref);
-        if is_wanted(error) || inside.is_some_and(|inside| is_wanted(inside)) {
+        if is_wanted(error) {
             return true;
         }
-        next = error.source();
+        next = match error.downcast_ref::<io::Error>().and_then(io::Error::get_ref) {
+            Some(inside) => Some(inside as &(dyn StdError + 'static)),
+            None => error.source(),
+        };
     }
     false
 }

@@ -137,8 +137,9 @@ fn refused_credentials_are_to_be_renewed() {
 
 #[test]
 fn an_answer_of_another_server_is_not_from_dynamodb() {
-    const ANSWERS: [(&[(u16, &str)], &str); 4] = [
+    const ANSWERS: [(&[(u16, &str)], &str); 5] = [
         (&[(404, "<html><body>Not Found</body></html>")], "404"),
+        (&[(501, "<html><body>Unsupported method ('POST')</body></html>")], "501"),
         (&[(200, "<html><body>Sign in to the Wi-Fi</body></html>")], "200"),
         (&[(403, r#"{"message":"Forbidden"}"#)], "403"),
         (&[(400, r#"{"__type":"com.amazon.coral.service#UnknownOperationException"}"#)], "400"),

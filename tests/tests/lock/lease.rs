@@ -56,8 +56,10 @@ async fn a_deadline_long_past_leaves_the_default_lease() {
         let permit = locks.semaphore("bank-api", 1).acquire().until(past).await.unwrap();
         assert_eq!(permit.expires_at(), permit.acquired_at() + LEASE, "of a permit");
         permit.release().await.unwrap();
-        let attempt = locks.acquire("job").until(past).attempt(None).await.unwrap();
-        let Attempt::Acquired(lock) = attempt else { panic!("{attempt:?}") };
+        let lock = match locks.acquire("job").until(past).attempt(None).await.unwrap() {
+            Attempt::Acquired(lock) => lock,
+            waiting @ Attempt::Waiting(_) => panic!("{waiting:?}"),
+        };
         assert_eq!(lock.expires_at(), lock.acquired_at() + LEASE, "of an attempt");
         lock.release().await.unwrap();
     }

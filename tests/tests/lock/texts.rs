@@ -128,7 +128,6 @@ async fn other_keys_of_the_table_are_named_with_those_of_the_settings() {
     let with_sort_key = locks("id").sort_key("sk", "LOCK").build().unwrap();
     for (error, keys) in [
         (named.acquire("job").await.unwrap_err(), "only `pk`"),
-        (named.acquire_all(["job", "other"]).await.unwrap_err(), "only `pk`"),
         (named.semaphore("bank-api", 1).acquire().await.unwrap_err(), "only `pk`"),
         (named.get("job").await.unwrap_err(), "only `pk`"),
         (with_sort_key.acquire("job").await.unwrap_err(), "`id` and `sk`"),
