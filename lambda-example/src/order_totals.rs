@@ -2,7 +2,6 @@
 //! record of the order. The count is a row of the table, so one transaction commits it together with the record of the
 //! run.
 
-use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -13,7 +12,7 @@ use aws_sdk_dynamodb::operation::transact_write_items::TransactWriteItemsError;
 use aws_sdk_dynamodb::types::{AttributeValue, TransactWriteItem, Update};
 use lambda_lock::streams::{DynamoDbRecord, StreamConsumer};
 use lambda_lock::{Locks, Run, WithRun, request_token};
-use lambda_runtime::{Error, LambdaEvent};
+use lambda_runtime::{Diagnostic, Error, LambdaEvent};
 use sha2::{Digest, Sha256};
 use tokio::time::sleep;
 use tower::{Layer, Service, service_fn};
@@ -97,8 +96,8 @@ pub fn order_totals(
 ) -> impl Service<
     LambdaEvent<Event>,
     Response = DynamoDbEventResponse,
-    Error = Infallible,
-    Future: Future<Output = Result<DynamoDbEventResponse, Infallible>> + Send,
+    Error = Diagnostic,
+    Future: Future<Output = Result<DynamoDbEventResponse, Diagnostic>> + Send,
 > + Clone
 + Send {
     let totals = Arc::new(totals);

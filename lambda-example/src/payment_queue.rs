@@ -2,7 +2,6 @@
 //! the payment arrives. The payment is a row of the table, so one transaction commits it together with the record of
 //! the run.
 
-use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -12,7 +11,7 @@ use aws_sdk_dynamodb::types::{AttributeValue, TransactWriteItem, Update};
 use lambda_lock::idempotency::OnMissingKey;
 use lambda_lock::lambda::SqsMessage;
 use lambda_lock::{Idempotency, Locks, Run, SqsConsumer, WithRun, request_token};
-use lambda_runtime::{Error, LambdaEvent};
+use lambda_runtime::{Diagnostic, Error, LambdaEvent};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 use tower::{Layer, Service, service_fn};
@@ -94,8 +93,8 @@ pub fn payment_queue(
 ) -> impl Service<
     LambdaEvent<SqsEvent>,
     Response = SqsBatchResponse,
-    Error = Infallible,
-    Future: Future<Output = Result<SqsBatchResponse, Infallible>> + Send,
+    Error = Diagnostic,
+    Future: Future<Output = Result<SqsBatchResponse, Diagnostic>> + Send,
 > + Clone
 + Send {
     let payments = Arc::new(payments);

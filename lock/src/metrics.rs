@@ -72,8 +72,8 @@ pub const REASON: &str = "reason";
 /// them.
 pub const PROBLEM: &str = "problem";
 /// Label: the outcome of a message or a record. `done` by this invocation, `duplicate` of a done one, `in_progress`
-/// elsewhere, `failed`, `dead_lettered`, `unreadable`, `not_started` for lack of time or after a failure in its lane, or `timed_out` when its
-/// lease ended, shortly before the deadline. The outcome of a ticket: `resumed`, `renewed`, `released`, or the cause of its
+/// elsewhere, `failed`, `dead_lettered`, `unreadable`, `not_started` for lack of time or after a failure in its lane, or `timed_out` when it
+/// was cancelled near the end of its lease. The outcome of a ticket: `resumed`, `renewed`, `released`, or the cause of its
 /// failure with the values of [`REASON`].
 pub const OUTCOME: &str = "outcome";
 

@@ -28,7 +28,7 @@ use lambda_lock::{Locks, SqsConsumer};
 use lambda_lock_tests::invocation::{Counter, invocation};
 use lambda_lock_tests::powertools::{Language, Powertools};
 use lambda_lock_tests::{World, median};
-use lambda_runtime::LambdaEvent;
+use lambda_runtime::{Diagnostic, LambdaEvent};
 use serde_json::Value;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader, Lines, copy};
 use tokio::net::{TcpListener, TcpStream};
@@ -164,7 +164,7 @@ impl Side {
 /// Our consumer, with a handler that does nothing.
 struct Consumer {
     host: Arc<Host>,
-    service: BoxCloneService<LambdaEvent<SqsEvent>, SqsBatchResponse, Infallible>,
+    service: BoxCloneService<LambdaEvent<SqsEvent>, SqsBatchResponse, Diagnostic>,
     ran: Counter,
 }
 

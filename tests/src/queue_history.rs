@@ -306,7 +306,12 @@ impl Function {
             let invocation = Arc::clone(invocation);
             move |message: Handled| Arc::clone(&invocation).handle(message)
         });
-        let Ok(mut answer) = self.consumer.layer(handler).call(event).await;
+        let mut answer = self.consumer.layer(handler).call(event).await.unwrap_or_else(|_| {
+            // Lambda takes a failed invocation as the failure of each message.
+            let mut all = SqsBatchResponse::default();
+            batch.records.iter().filter_map(|message| message.message_id.clone()).for_each(|id| all.add_failure(id));
+            all
+        });
         (mutation.batch_answer)(&batch, &mut answer);
         sleep(mutation.answer_delay).await;
         answer
@@ -346,14 +351,20 @@ impl Invocation {
         for message in messages {
             let id = message.message_id.as_ref().unwrap();
             let record = key.of(&self.scene.stored(id));
-            // Twins in the batch or in its group share the outcome.
-            let mut calls = calls.iter().filter(|(_, call)| call.key == record).map(|(_, call)| call.is_answered());
-            let (is_reported, was_run) = (reported.contains(&id), calls.next());
+            // Each twin has its own outcome.
+            let own = calls.iter().find(|(called, _)| called == id).map(|(_, call)| call.is_answered());
+            let (is_reported, was_run) = (reported.contains(&id), own);
+            let none_ran = !calls.iter().any(|(_, call)| call.key == record);
             let what = match (is_reported, was_run) {
                 (false, Some(false)) => "failed but was not reported",
                 (false, None) if !ledger.is_done(&record) => "was reported as done but was not",
                 (true, Some(true)) if is_in_time => "was reported but is done",
-                (true, None) if self.is_good && all_had_time && self.was_done_before(messages, &reported, &record) => {
+                (true, None)
+                    if self.is_good
+                        && all_had_time
+                        && none_ran
+                        && self.was_done_before(messages, &reported, id, &record) =>
+                {
                     "was reported but was done before"
                 }
                 _ => "",
@@ -372,12 +383,12 @@ impl Invocation {
 
     /// Whether a message of this record needs no run: its result was stored before the invocation began, and it did not
     /// go back because of the order of its group.
-    fn was_done_before(&self, messages: &[SqsRecord], reported: &[&String], record: &str) -> bool {
-        let Scene { ledger, queue, key, .. } = &*self.scene;
+    fn was_done_before(&self, messages: &[SqsRecord], reported: &[&String], id: &str, record: &str) -> bool {
+        let Scene { ledger, queue, .. } = &*self.scene;
         let stored: Vec<_> =
             messages.iter().map(|message| self.scene.stored(message.message_id.as_ref().unwrap())).collect();
-        // Twins take the place of the first of them, in the same group.
-        let first = stored.iter().position(|message| key.of(message) == record).unwrap();
+        // Copies take the place of the first of them.
+        let first = stored.iter().position(|message| message.id == id).unwrap();
         let goes_back = |earlier: &Stored| earlier.group == stored[first].group && reported.contains(&&earlier.id);
         let is_held_back = queue.is_fifo && stored[..first].iter().any(goes_back);
         !is_held_back && ledger.was_completed(record, self.began)

@@ -391,8 +391,10 @@ impl Function {
                     let number = input.sequence_number().unwrap().to_owned();
                     Arc::clone(&invoked).handle(number, input.body, run)
                 });
-                let Ok(answer) = consumer.layer(handler).call(event).await;
-                vec![answer]
+                // Lambda delivers the whole batch of a failed invocation again.
+                let all =
+                    || again(batches[0].records.iter().take(1).map(|record| record.kinesis.sequence_number.clone()));
+                vec![consumer.layer(handler).call(event).await.unwrap_or_else(|_| all())]
             }
             Consumer::Kafka(consumer) => {
                 let partitions = deliveries.iter().map(|delivery| delivery.line).zip(&batches);
@@ -400,14 +402,17 @@ impl Function {
                 let handler = service_fn(move |WithRun { input, run, .. }: WithRun<KafkaRecord<Value>>| {
                     Arc::clone(&invoked).handle(input.offset.to_string(), input.body, run)
                 });
-                let Ok(answer) = consumer.layer(handler).call(event).await;
+                let Ok(answer) = consumer.layer(handler).call(event).await else {
+                    let first = |batch: &KinesisEvent| {
+                        batch.records.first().map(|record| record.kinesis.sequence_number.clone())
+                    };
+                    return batches.iter().map(|batch| again(first(batch).into_iter())).collect();
+                };
                 let named: Vec<_> = answer.batch_item_failures.iter().map(|failure| &failure.item_identifier).collect();
                 let of = |delivery: &Delivery| {
                     let partition = format!("payments-{}", delivery.line);
-                    let mut answer = KinesisEventResponse::default();
                     let named = named.iter().filter(|named| named.partition == partition);
-                    answer.set_failures(named.map(|named| named.offset.to_string()));
-                    answer
+                    again(named.map(|named| named.offset.to_string()))
                 };
                 let answers: Vec<_> = deliveries.iter().map(of).collect();
                 if answers.iter().map(|answer| answer.batch_item_failures.len()).sum::<usize>() != named.len() {
@@ -422,6 +427,13 @@ impl Function {
         sleep(mutation.answer_delay).await;
         answers
     }
+}
+
+/// The answer with the numbers of records that are not done.
+fn again(numbers: impl Iterator<Item = String>) -> KinesisEventResponse {
+    let mut answer = KinesisEventResponse::default();
+    answer.set_failures(numbers);
+    answer
 }
 
 impl Invocation {

@@ -15,7 +15,7 @@ use lambda_lock::{Idempotency, Locks};
 use lambda_lock_tests::World;
 use lambda_lock_tests::invocation::{invocation, invocation_with, millis};
 use lambda_lock_tests::till::{Declined, Paid, Payment, Then, Till};
-use lambda_runtime::LambdaEvent;
+use lambda_runtime::{Diagnostic, LambdaEvent};
 use serde_json::json;
 use tokio::time::timeout;
 use tower::{Layer, ServiceExt, service_fn};
@@ -32,20 +32,30 @@ type Plain<S> = Consumer<S, <S as Source>::Item, (), Declined>;
 
 /// A source, and how Lambda delivers from it.
 trait Tested: Source<Item: Paid> + Sized + 'static {
-    /// A consumer by the payments' ids.
-    fn consumer(locks: &Locks) -> Plain<Self>;
+    /// A consumer with these settings.
+    fn consumer(once: Idempotency<Self::Item, (), Declined>) -> Plain<Self>;
 
     /// An event with payments, each with its lane and with what the handler does. Their ids and names are the numbers from
     /// 1.
     fn event(payments: &[(&str, &str)]) -> Self::Event;
 
     /// Delivers an event to a handler that calls `begin` before each payment, and returns the names in the answer.
+    async fn invoke(
+        consumer: &Plain<Self>,
+        event: LambdaEvent<Self::Event>,
+        till: &Till,
+        begin: impl Fn(Then) + Clone + Send + 'static,
+    ) -> Result<Vec<String>, Diagnostic>;
+
+    /// The same for a consumer that always answers.
     async fn deliver(
         consumer: &Plain<Self>,
         event: LambdaEvent<Self::Event>,
         till: &Till,
         begin: impl Fn(Then) + Clone + Send + 'static,
-    ) -> Vec<String>;
+    ) -> Vec<String> {
+        Self::invoke(&consumer.clone().fail_if_all_failed(false), event, till, begin).await.unwrap()
+    }
 
     /// Returns the names in the answer when these payments are not done.
     fn named<const N: usize>(not_done: [&str; N]) -> Vec<String>;
@@ -65,8 +75,8 @@ fn by_payment<I: Paid>(locks: &Locks) -> Idempotency<I, (), Declined> {
 
 /// A FIFO queue, whose lanes are its groups.
 impl Tested for SqsSource<Payment> {
-    fn consumer(locks: &Locks) -> Plain<Self> {
-        Consumer::new(by_payment(locks))
+    fn consumer(once: Idempotency<Self::Item, (), Declined>) -> Plain<Self> {
+        Consumer::new(once)
     }
 
     fn event(payments: &[(&str, &str)]) -> SqsEvent {
@@ -82,19 +92,19 @@ impl Tested for SqsSource<Payment> {
         event
     }
 
-    async fn deliver(
+    async fn invoke(
         consumer: &Plain<Self>,
         event: LambdaEvent<SqsEvent>,
         till: &Till,
         begin: impl Fn(Then) + Clone + Send + 'static,
-    ) -> Vec<String> {
+    ) -> Result<Vec<String>, Diagnostic> {
         let till = till.clone();
         let handler = service_fn(move |message: SqsMessage<Payment>| {
             begin(message.body.then);
             till.clone().pay(message)
         });
-        let answer = timeout(TOO_LONG, consumer.layer(handler).oneshot(event)).await.expect("there is an answer");
-        answer.unwrap().batch_item_failures.into_iter().map(|failure| failure.item_identifier).collect()
+        let answer = timeout(TOO_LONG, consumer.layer(handler).oneshot(event)).await.expect("there is an answer")?;
+        Ok(answer.batch_item_failures.into_iter().map(|failure| failure.item_identifier).collect())
     }
 
     /// All of them, which return to the queue.
@@ -105,8 +115,8 @@ impl Tested for SqsSource<Payment> {
 
 /// A Kinesis stream, whose lanes are its partition keys.
 impl Tested for StreamSource<KinesisRecord<Payment>> {
-    fn consumer(locks: &Locks) -> Plain<Self> {
-        Consumer::new(by_payment(locks))
+    fn consumer(once: Idempotency<Self::Item, (), Declined>) -> Plain<Self> {
+        Consumer::new(once)
     }
 
     fn event(payments: &[(&str, &str)]) -> KinesisEvent {
@@ -121,19 +131,19 @@ impl Tested for StreamSource<KinesisRecord<Payment>> {
         event
     }
 
-    async fn deliver(
+    async fn invoke(
         consumer: &Plain<Self>,
         event: LambdaEvent<KinesisEvent>,
         till: &Till,
         begin: impl Fn(Then) + Clone + Send + 'static,
-    ) -> Vec<String> {
+    ) -> Result<Vec<String>, Diagnostic> {
         let till = till.clone();
         let handler = service_fn(move |record: KinesisRecord<Payment>| {
             begin(record.body.then);
             till.clone().pay(record)
         });
-        let answer = timeout(TOO_LONG, consumer.layer(handler).oneshot(event)).await.expect("there is an answer");
-        answer.unwrap().batch_item_failures.into_iter().filter_map(|failure| failure.item_identifier).collect()
+        let answer = timeout(TOO_LONG, consumer.layer(handler).oneshot(event)).await.expect("there is an answer")?;
+        Ok(answer.batch_item_failures.into_iter().filter_map(|failure| failure.item_identifier).collect())
     }
 
     /// The first of them, from which Lambda delivers again.
@@ -144,8 +154,8 @@ impl Tested for StreamSource<KinesisRecord<Payment>> {
 
 /// A topic of Kafka, whose lanes are the keys of a partition.
 impl Tested for KafkaSource<Payment> {
-    fn consumer(locks: &Locks) -> Plain<Self> {
-        Consumer::new(by_payment(locks))
+    fn consumer(once: Idempotency<Self::Item, (), Declined>) -> Plain<Self> {
+        Consumer::new(once)
     }
 
     fn event(payments: &[(&str, &str)]) -> KafkaEvent {
@@ -156,20 +166,20 @@ impl Tested for KafkaSource<Payment> {
         serde_json::from_value(json!({ "records": { "payments-0": records.collect::<Vec<_>>() } })).unwrap()
     }
 
-    async fn deliver(
+    async fn invoke(
         consumer: &Plain<Self>,
         event: LambdaEvent<KafkaEvent>,
         till: &Till,
         begin: impl Fn(Then) + Clone + Send + 'static,
-    ) -> Vec<String> {
+    ) -> Result<Vec<String>, Diagnostic> {
         let till = till.clone();
         let handler = service_fn(move |record: KafkaRecord<Payment>| {
             begin(record.body.then);
             till.clone().pay(record)
         });
-        let answer = timeout(TOO_LONG, consumer.layer(handler).oneshot(event)).await.expect("there is an answer");
-        let failures = answer.unwrap().batch_item_failures;
-        failures.into_iter().map(|failure| failure.item_identifier.offset.to_string()).collect()
+        let answer = timeout(TOO_LONG, consumer.layer(handler).oneshot(event)).await.expect("there is an answer")?;
+        let failures = answer.batch_item_failures.into_iter();
+        Ok(failures.map(|failure| failure.item_identifier.offset.to_string()).collect())
     }
 
     /// The first of them in the partition, from which Lambda delivers again.
@@ -182,8 +192,18 @@ impl Tested for KafkaSource<Payment> {
 async fn environment<S: Tested>() -> (World, Host, Plain<S>, Till) {
     let world = World::new().await;
     let host = world.host().build();
-    let consumer = S::consumer(&world.locks(&host).build().unwrap());
+    let consumer = S::consumer(by_payment(&world.locks(&host).build().unwrap()));
     (world, host, consumer, Till::default())
+}
+
+/// Invokes the function 30 seconds before the deadline.
+async fn invoke<S: Tested>(
+    consumer: &Plain<S>,
+    host: &Host,
+    till: &Till,
+    payments: &[(&str, &str)],
+) -> Result<Vec<String>, Diagnostic> {
+    S::invoke(consumer, invocation(host, S::event(payments)), till, |_| ()).await
 }
 
 /// Delivers payments 30 seconds before the deadline.
@@ -233,6 +253,56 @@ tests! {
     a_lane_stops_at_its_first_item_that_is_not_done
     no_item_starts_after_a_failure_if_the_consumer_stops_there
     an_item_that_was_done_before_stops_nothing
+    an_invocation_fails_if_every_item_failed
+    an_invocation_without_its_table_fails_with_the_message_of_dynamodb
+    an_invocation_answers_if_an_item_is_done_or_in_progress_or_none_started
+    a_consumer_can_answer_although_every_item_failed
+}
+
+async fn an_invocation_fails_if_every_item_failed<S: Tested>() {
+    let (_world, host, consumer, till) = environment::<S>().await;
+    // The last one is not started.
+    let payments = [("a", "Declined"), ("b", "Panic"), ("c", "{"), ("a", "Done")];
+    let failed = invoke(&consumer, &host, &till, &payments).await.unwrap_err();
+    assert_eq!(failed.error_type, "Declined");
+    assert_eq!(failed.error_message, "no item of a batch of 4 is done; the first failure: by the bank");
+    let panicked = invoke(&consumer, &host, &till, &[("b", "Panic")]).await.unwrap_err();
+    assert_eq!((&*panicked.error_type, panicked.error_message.contains("panicked")), ("BatchFailed", true));
+    let unreadable = invoke(&consumer, &host, &till, &[("b", "unknown")]).await.unwrap_err();
+    assert!(unreadable.error_message.contains("Data error at line 1"), "{unreadable:?}");
+    // All is delivered again.
+    assert!(invoke(&consumer, &host, &till, &payments.map(|(lane, _)| (lane, "Done"))).await.unwrap().is_empty());
+}
+
+async fn an_invocation_without_its_table_fails_with_the_message_of_dynamodb<S: Tested>() {
+    let (world, host, _, till) = environment::<S>().await;
+    let locks = Locks::builder(host.client(), format!("{}-missing", world.table)).build().unwrap();
+    let consumer = S::consumer(by_payment(&locks));
+    let failed = invoke(&consumer, &host, &till, &[("a", "Done"), ("b", "Done")]).await.unwrap_err();
+    assert_eq!(failed.error_type, "LockTableNotFound");
+    assert!(failed.error_message.contains("ResourceNotFoundException: "), "{failed:?}");
+}
+
+async fn an_invocation_answers_if_an_item_is_done_or_in_progress_or_none_started<S: Tested>() {
+    let (world, host, consumer, till) = environment::<S>().await;
+    for _ in 0..2 {
+        let answer = invoke(&consumer, &host, &till, &[("a", "Done"), ("b", "Declined")]).await;
+        assert_eq!(answer.unwrap(), S::named(["2"]));
+    }
+    let payments = [("a", "Declined"), ("b", "Done")];
+    let consumer = S::consumer(by_payment(&world.locks(&host).key_prefix("other#").build().unwrap()));
+    let _other = world.default_locks().acquire("other#orders#2").await.unwrap();
+    assert_eq!(invoke(&consumer, &host, &till, &payments).await.unwrap(), S::named(["1", "2"]));
+    let late = invocation(&host, S::event(&payments));
+    host.advance_clock(Duration::from_secs(31));
+    assert_eq!(S::invoke(&consumer, late, &till, |_| ()).await.unwrap(), S::named(["1", "2"]));
+}
+
+async fn a_consumer_can_answer_although_every_item_failed<S: Tested>() {
+    let (_world, host, consumer, till) = environment::<S>().await;
+    let consumer = consumer.fail_if_all_failed(false);
+    let payments = [("a", "Declined"), ("b", "Declined")];
+    assert_eq!(invoke(&consumer, &host, &till, &payments).await.unwrap(), S::named(["1", "2"]));
 }
 
 async fn an_item_that_outlives_its_lease_is_cancelled_before_the_deadline<S: Tested>() {

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use aws_lambda_events::kinesis::{KinesisEvent, KinesisEventRecord};
 use aws_lambda_events::lambda_function_urls::LambdaFunctionUrlResponse;
-use aws_lambda_events::sqs::{SqsBatchResponse, SqsEvent, SqsMessage as SqsRecord};
+use aws_lambda_events::sqs::{SqsEvent, SqsMessage as SqsRecord};
 use aws_sdk_dynamodb::Client;
 use aws_sdk_dynamodb::config::retry::RetryConfig;
 use aws_sdk_dynamodb::types::AttributeValue;
@@ -739,7 +739,8 @@ async fn deliver_with(simulation: Simulation, world: &World, host: &Host, nth: u
     });
     let mut event = SqsEvent::default();
     event.records = records.collect();
-    let Ok::<SqsBatchResponse, Infallible>(response) = function.oneshot(invocation(host, event)).await;
+    // Lambda takes a failed invocation as the failure of each message.
+    let Ok(response) = function.oneshot(invocation(host, event)).await else { return (0..bodies.len()).collect() };
     let position = |id: &str| id.split_once('#').unwrap().1.parse().unwrap();
     response.batch_item_failures.iter().map(|failure| position(&failure.item_identifier)).collect()
 }
@@ -850,8 +851,10 @@ fn placed_of(item: &str, number: u32, name: &str, quantity: Option<u32>) -> Valu
 async fn count(world: &World, host: &Host, records: &[Value]) -> Option<String> {
     let locks = world.locks_with_quick_retries(host).key_prefix(PREFIX).build().unwrap();
     let function = order_totals(locks, Totals::new(host.client(), &world.table, PREFIX));
+    let first = records[0]["dynamodb"]["SequenceNumber"].as_str().unwrap().to_owned();
     let event = serde_json::from_value(json!({ "Records": records })).unwrap();
-    let Ok::<_, Infallible>(mut answer) = function.oneshot(invocation(host, event)).await;
+    // Lambda delivers the whole batch of a failed invocation again.
+    let Ok(mut answer) = function.oneshot(invocation(host, event)).await else { return Some(first) };
     assert!(answer.batch_item_failures.len() <= 1);
     answer.batch_item_failures.pop().map(|failure| failure.item_identifier.unwrap())
 }

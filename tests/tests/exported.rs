@@ -2,7 +2,6 @@
 //! in their own process.
 
 use std::collections::BTreeMap;
-use std::convert::Infallible;
 use std::io::{self, Write};
 use std::panic::AssertUnwindSafe;
 use std::sync::{Arc, LazyLock, Mutex};
@@ -207,7 +206,7 @@ async fn a_batch_exports_the_outcome_of_each_message() {
         record.body = Some(body.to_string());
         event.records.push(record);
     }
-    let Ok::<_, Infallible>(_) = function.oneshot(invocation(&host, event)).await;
+    function.oneshot(invocation(&host, event)).await.unwrap();
     let outcomes =
         ["done", "duplicate", "failed", "unreadable"].map(|outcome| format!("batch_items outcome={outcome}"));
     let mut expected =

@@ -1,6 +1,5 @@
 //! `KafkaConsumer`: each record of a batch runs once, and those of a key run in order.
 
-use std::convert::Infallible;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime};
 
@@ -11,7 +10,7 @@ use lambda_lock::{Idempotency, WithRun};
 use lambda_lock_tests::World;
 use lambda_lock_tests::invocation::{invocation, invocation_with, keep_log, logged};
 use lambda_lock_tests::till::{Declined, Payment, Till};
-use lambda_runtime::{Error, LambdaEvent};
+use lambda_runtime::{Diagnostic, LambdaEvent};
 use serde_json::{Value, json};
 use tokio::time::{sleep, timeout};
 use tower::{Layer, Service, ServiceExt, service_fn};
@@ -88,8 +87,10 @@ async fn answer<S, H, B, T>(
 where
     KafkaConsumer<H, B, T, Declined>: Layer<S>,
     <KafkaConsumer<H, B, T, Declined> as Layer<S>>::Service:
-        Service<LambdaEvent<KafkaEvent>, Response = KafkaEventResponse, Error = Infallible>,
+        Service<LambdaEvent<KafkaEvent>, Response = KafkaEventResponse, Error = Diagnostic>,
 {
+    // To compare it also if every record failed.
+    let consumer = consumer.clone().fail_if_all_failed(false);
     timeout(TOO_LONG, consumer.layer(handler).oneshot(event)).await.expect("there is an answer").unwrap()
 }
 
@@ -420,9 +421,8 @@ async fn a_mapping_without_partial_responses_can_get_an_error_for_the_whole_batc
         let till = till.clone();
         move |record| till.clone().pay(record)
     });
-    let service = consumer.layer(handler).map_result(|answer: Result<KafkaEventResponse, Infallible>| match answer {
-        Ok(answer) if answer.batch_item_failures.is_empty() => Ok(()),
-        _ => Err(Error::from("records are not done")),
+    let service = consumer.layer(handler).map_result(|answer: Result<KafkaEventResponse, Diagnostic>| {
+        if answer?.batch_item_failures.is_empty() { Ok(()) } else { Err(Diagnostic::from("records are not done")) }
     });
     let first = invocation_with(&host, records([(None, "Done"), (None, "Declined")]), Duration::from_secs(30));
     assert!(service.clone().oneshot(first).await.is_err());

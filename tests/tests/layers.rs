@@ -88,6 +88,7 @@ const CRATE: &[&str] = &[
     "lambda/batch/outcome",
     "lambda/batch/consumer",
     "lambda/batch/lane",
+    "lambda/batch/slots",
     "lambda/batch/run",
     "lambda/batch/service",
     "lambda/batch/mod",
@@ -165,6 +166,15 @@ fn the_crate_imports_only_from_lower_layers() {
 #[test]
 fn the_program_imports_only_from_lower_layers() {
     assert_layered("lock/src/bin/lambda-lock", PROGRAM);
+}
+
+/// `Display` leaves out the message of DynamoDB or of the network. `Debug` has it, on the same line.
+#[test]
+fn the_log_has_each_error_with_its_cause() {
+    let mut files = BTreeMap::new();
+    read(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../lock/src"), "", &mut files);
+    let without: Vec<_> = files.iter().filter(|(_, source)| source.contains("%error")).map(|(name, _)| name).collect();
+    assert!(!files.is_empty() && without.is_empty(), "log `?error` instead of `%error`: {without:?}");
 }
 
 #[track_caller]

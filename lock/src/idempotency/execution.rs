@@ -3,6 +3,7 @@
 use std::panic::resume_unwind;
 use std::sync::Arc;
 
+use futures_util::FutureExt;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -14,7 +15,7 @@ use crate::clock::{millis, since_epoch};
 use crate::error::{Cause, ErrorKind};
 use crate::holder::{Data, Holder, HolderKind};
 use crate::limits::{MAX_DATA_BYTES, check_data};
-use crate::lock::{self, Acquire, Begun, Lock, in_time_to_answer, until_overrun};
+use crate::lock::{self, Acquire, BeforeWait, Begun, Lock, in_time_to_answer, until_overrun};
 use crate::metrics;
 use crate::random;
 use crate::row::{self, Completed, Outcome, RecordClaim};
@@ -80,7 +81,7 @@ where
         identity: Option<Identity>,
         invocation: &Invocation,
     ) -> Result<NextStep, HandlerError<E>> {
-        let next = self.begin_unlogged(identity, invocation).await;
+        let next = self.begin_unlogged(identity, invocation, None).await;
         if let Err(HandlerError::Lock(error)) = &next
             && error.kind() == ErrorKind::InProgress
         {
@@ -89,11 +90,13 @@ where
         next
     }
 
-    /// Like [`begin`](Self::begin), for a caller that logs work in progress itself.
+    /// Like [`begin`](Self::begin), for a caller that logs work in progress itself. `before_wait` is called before each pause
+    /// of a wait for another run.
     pub(crate) async fn begin_unlogged(
         &self,
         identity: Option<Identity>,
         invocation: &Invocation,
+        before_wait: Option<BeforeWait>,
     ) -> Result<NextStep, HandlerError<E>> {
         let settings = &*self.settings;
         let Some(Identity { key, validation }) = identity else {
@@ -116,7 +119,8 @@ where
                 }
             };
         }
-        match settings.acquire(row::Kind::record(key.clone(), claim), invocation).begin().await {
+        let acquire = settings.acquire(row::Kind::record(key.clone(), claim), invocation).before_wait(before_wait);
+        match acquire.begin().await {
             Ok(Begun::Acquired(lock)) => {
                 let name = invocation.holder.as_ref().unwrap_or(&settings.locks.0.holder);
                 let cache_entry = settings.cache.is_some().then(|| Holder {
@@ -176,25 +180,36 @@ where
     }
 
     /// Runs the work under the record's lock, then updates the record.
-    pub(crate) async fn execute(
+    pub(crate) fn execute(
         &self,
         run: &Run,
         work: impl Future<Output = Result<T, E>>,
+    ) -> impl Future<Output = Result<T, HandlerError<E>>> {
+        // Not `async`, which would reserve space for the work twice.
+        self.execute_unless_cancelled(run, work.map(Some))
+    }
+
+    /// The same for work that its caller may cancel, which then returns `None`. The run is unfinished then, and the error is
+    /// that of a lease that has ended.
+    pub(crate) async fn execute_unless_cancelled(
+        &self,
+        run: &Run,
+        work: impl Future<Output = Option<Result<T, E>>>,
     ) -> Result<T, HandlerError<E>> {
         let (settings, lock) = (&*self.settings, &*run.lock);
+        let lost = || HandlerError::Lock(lock.error(Cause::Lost(None)));
         if !lock.is_enforced() {
-            return work.await.map_err(HandlerError::Handler);
+            return work.await.ok_or_else(lost)?.map_err(HandlerError::Handler);
         }
         let unfinished = AbandonOnDrop(Some(lock).filter(|_| settings.on_unfinished == OnUnfinished::Reject));
         // All code of the user runs here, including the serialization of the result. If it panics, the run is
         // unfinished.
         let (mut result, mut update) = (None, None);
         let done = until_overrun(lock, async {
-            let returned = work.await;
+            let Some(returned) = work.await else { return };
             update = Some(self.record_update(run, &returned));
             result = Some(returned);
         });
-        let lost = || Ok(Err(HandlerError::Lock(lock.error(Cause::Lost(None)))));
         let done = done.await;
         let (outcome, update) = match (done, update, result) {
             (Ok(in_time), Some(update), Some(result)) => {
@@ -202,15 +217,15 @@ where
                 // Work that blocked its thread until after the lease is done, even if it has lost its lock: a retry must not
                 // do it again. If it failed, its own error explains more than that.
                 let outcome = match result {
-                    Ok(_) if in_time.is_none() => lost(),
+                    Ok(_) if in_time.is_none() => Ok(Err(lost())),
                     result => Ok(result.map_err(HandlerError::Handler)),
                 };
                 (outcome, update)
             }
-            // The lease ended with the work half done. The record is released, unless `unfinished` has abandoned it.
+            // The lease ended, or the caller cancelled, with the work half done. The record is released, unless `unfinished` has abandoned it.
             (Ok(_), ..) => {
                 drop(unfinished);
-                (lost(), RecordUpdate::Release)
+                (Ok(Err(lost())), RecordUpdate::Release)
             }
             (Err(panic), ..) => {
                 drop(unfinished);
@@ -296,7 +311,7 @@ where
             // Telemetry has logged the loss.
             Err(error) if error.is_lost() => None,
             Err(error) => {
-                tracing::warn!(key = lock.shown_key(), fence = lock.fence(), %error, "record not released");
+                tracing::warn!(key = lock.shown_key(), fence = lock.fence(), ?error, "record not released");
                 None
             }
         }
@@ -337,7 +352,7 @@ where
             // below.
             Err(error) if error.is_lost() && lock.is_known_lost() => None,
             Err(error) => {
-                tracing::warn!(key = lock.shown_key(), fence = lock.fence(), %error, "outcome not stored");
+                tracing::warn!(key = lock.shown_key(), fence = lock.fence(), ?error, "outcome not stored");
                 None
             }
         }

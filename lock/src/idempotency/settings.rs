@@ -369,6 +369,13 @@ pub(crate) struct Identity {
     pub(super) validation: Option<String>,
 }
 
+impl Identity {
+    #[cfg(feature = "lambda")]
+    pub(crate) fn key(&self) -> &str {
+        &self.key
+    }
+}
+
 /// The invocation that the work is part of.
 #[derive(Debug, Default)]
 pub(crate) struct Invocation {

@@ -1,4 +1,4 @@
-//! Errors as Lambda reports them: with a stable `errorType`.
+//! Errors as Lambda reports them: with a stable `errorType`, and with the message of DynamoDB or of the network.
 
 use lambda_runtime::Diagnostic;
 
@@ -19,6 +19,6 @@ impl<E: Into<Diagnostic>> From<HandlerError<E>> for Diagnostic {
 
 impl From<Error> for Diagnostic {
     fn from(error: Error) -> Self {
-        Self { error_type: error.error_type().to_owned(), error_message: error.to_string() }
+        Self { error_type: error.error_type().to_owned(), error_message: format!("{error:?}") }
     }
 }

@@ -333,7 +333,7 @@ impl<H: HandlerInput<Arc<Lock>>, R> LockSettings<H, R> {
                 if self.on_unavailable == OnUnavailable::RunUnlocked
                     && matches!(error.kind(), ErrorKind::Unavailable | ErrorKind::Throttled) =>
             {
-                tracing::warn!(key = &*printable(error.key()), %error, "running without the lock");
+                tracing::warn!(key = &*printable(error.key()), ?error, "running without the lock");
                 acquire.unlocked().map_err(Refused::Error)
             }
             Err(error) => Err(Refused::Error(error)),

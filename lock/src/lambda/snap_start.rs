@@ -39,7 +39,7 @@ impl SnapStartResource for Locks {
     fn before_snapshot(&self) -> BoxFuture<'_, Result<(), Error>> {
         Box::pin(async {
             for error in self.release_all(SNAPSHOT_TIMEOUT).await {
-                tracing::warn!(%error, "not released before the snapshot");
+                tracing::warn!(?error, "not released before the snapshot");
             }
             self.0.table.close_connections().await;
             Ok(())

@@ -3,11 +3,12 @@
 use std::fmt;
 use std::panic::{AssertUnwindSafe, resume_unwind};
 use std::pin::Pin;
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use aws_sdk_dynamodb::types::AttributeValue;
 use futures_util::FutureExt;
-use futures_util::future::join_all;
+use futures_util::future::{BoxFuture, join_all};
 use tokio::time::timeout;
 use tracing::{Instrument, Span};
 
@@ -51,6 +52,7 @@ impl Locks {
             lease: None,
             until: None,
             wait: None,
+            before_wait: None,
             hold_at_least: Duration::ZERO,
             holder: None,
             identity: None,
@@ -117,6 +119,7 @@ pub struct Acquire {
     lease: Option<Duration>,
     until: Option<SystemTime>,
     wait: Option<Wait>,
+    before_wait: Option<BeforeWait>,
     hold_at_least: Duration,
     holder: Option<String>,
     identity: Option<String>,
@@ -159,6 +162,13 @@ impl Acquire {
     /// With [`Wait::backoff`], it takes no place.
     pub fn wait(mut self, wait: impl Into<Wait>) -> Self {
         self.wait = Some(wait.into());
+        self
+    }
+
+    /// Calls this before each pause because of another holder. The pause begins when it returns, and counts from its call.
+    #[cfg(feature = "idempotency")]
+    pub(crate) fn before_wait(mut self, before_wait: Option<BeforeWait>) -> Self {
+        self.before_wait = before_wait;
         self
     }
 
@@ -383,7 +393,7 @@ impl Acquire {
         let turn = if is_over {
             None
         } else {
-            tracing::debug!(key = self.name(), %error, "refused");
+            tracing::debug!(key = self.name(), ?error, "refused");
             attempts.turn_after(&error, telemetry).await
         };
         let made = if is_over { attempts.delays.attempts().saturating_add(1) } else { attempts.delays.attempts() };
@@ -454,7 +464,7 @@ impl Acquire {
             if !error.is_retryable() {
                 break error;
             }
-            tracing::debug!(key = self.name(), %error, "refused");
+            tracing::debug!(key = self.name(), ?error, "refused");
             if !attempts.pause(&error, telemetry).await {
                 break error.with_attempts(attempts.delays.attempts());
             }
@@ -569,6 +579,9 @@ impl IntoFuture for Acquire {
         Box::pin(async move { self.send().await })
     }
 }
+
+/// What a caller does before an acquire waits for another holder.
+pub(crate) type BeforeWait = Arc<dyn Fn() -> BoxFuture<'static, ()> + Send + Sync>;
 
 /// The outcome of an acquire.
 #[derive(Debug)]
@@ -794,6 +807,12 @@ impl<'a> AcquireAttempts<'a> {
                 && self.acquire.lease_from(clock.now()).is_ok();
         }
         telemetry.sleep(error.holder());
+        if let (Some(_), Some(before_wait)) = (error.holder(), &self.acquire.before_wait) {
+            let left = self.delays.left(clock.now().since(self.started));
+            if timeout(left, before_wait()).await.is_err() {
+                return false;
+            }
+        }
         let delay = self.next_delay(error, telemetry).await;
         let (delay, is_last) = self.delays.limit(delay, clock.now().since(self.started));
         self.is_last = is_last;
@@ -858,7 +877,7 @@ impl<'a> AcquireAttempts<'a> {
                 }
                 Ok(None) => delay = delay.max(Some(Duration::ZERO)),
                 Err(error) => {
-                    tracing::debug!(key = key(), %error, "no place in the queue");
+                    tracing::debug!(key = key(), ?error, "no place in the queue");
                     if error.is_retryable() {
                         delay = delay.max(Some(turns.join_failed(index, random::unit())));
                     }
@@ -885,7 +904,7 @@ impl<'a> AcquireAttempts<'a> {
         let is_reserved = match settings.table.reserve(acquisition, names, until, now, limit).await {
             Ok(is_reserved) => is_reserved,
             Err(error) => {
-                tracing::debug!(key = self.acquire.name(), %error, "not reserved");
+                tracing::debug!(key = self.acquire.name(), ?error, "not reserved");
                 false
             }
         };
@@ -958,7 +977,7 @@ pub(crate) async fn hold<T>(lock: &Lock, body: impl Future<Output = T>) -> Resul
     if let Err(error) = in_time_to_answer(lock, lock.release()).await
         && !error.is_lost()
     {
-        tracing::warn!(key = lock.shown_key(), fence = lock.fence(), %error, "release failed");
+        tracing::warn!(key = lock.shown_key(), fence = lock.fence(), ?error, "release failed");
     }
     match outcome {
         Ok(Some(value)) => Ok(value),

@@ -31,7 +31,7 @@ impl Lock {
             loop {
                 let delay = match locks.0.table.complete(key, owner, now, end, outcome.clone()).await {
                     Err(error) if error.is_retryable() => {
-                        tracing::debug!(key = self.shown_key(), %error, "repeating a completion");
+                        tracing::debug!(key = self.shown_key(), ?error, "repeating a completion");
                         last_error = Some(error);
                         delays.next(None)
                     }

@@ -820,7 +820,7 @@ pub(super) fn in_background(
         let request = async move {
             let _until_it_is_answered = pending;
             if let Err(error) = request.await {
-                tracing::debug!(key, %error, "a background request failed");
+                tracing::debug!(key, ?error, "a background request failed");
             }
         };
         runtime.spawn(request.instrument(span));

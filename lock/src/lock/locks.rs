@@ -156,7 +156,7 @@ impl Locks {
         if self.0.enabled
             && let Err(error) = self.0.table.reach(WARM_UP_TIMEOUT).await
         {
-            tracing::debug!(%error, "warm-up failed");
+            tracing::debug!(?error, "warm-up failed");
         }
     }
 

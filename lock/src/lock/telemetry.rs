@@ -184,7 +184,7 @@ pub(crate) fn record_refusal(error: &Error) {
 }
 
 pub(crate) fn log_refusal(error: &Error) {
-    tracing::info!(key = &*printable(error.key()), reason = error.kind().as_str(), %error, "not acquired");
+    tracing::info!(key = &*printable(error.key()), reason = error.kind().as_str(), ?error, "not acquired");
 }
 
 /// Starts the span of a request by a ticket, which is linked to the span of the lock that was handed over.
@@ -201,7 +201,7 @@ pub(super) fn record_ticket<T>(outcome: &'static str, answer: &Result<T, Error>)
         Err(error) => {
             let reason = error.kind().as_str();
             metrics::count_by(metrics::TICKETS, metrics::OUTCOME, reason);
-            tracing::info!(key = &*printable(error.key()), reason, %error, "ticket refused");
+            tracing::info!(key = &*printable(error.key()), reason, ?error, "ticket refused");
         }
     }
 }

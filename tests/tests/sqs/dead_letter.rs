@@ -167,6 +167,22 @@ async fn copies_of_a_message_in_a_batch_are_one_dead_letter() {
 }
 
 #[tokio::test]
+async fn another_message_with_the_key_of_a_dead_letter_runs() {
+    for of_queue in [message, |id: &str, then: &str| ordered(id, "group", then)] {
+        let queues = Queues::default();
+        let (world, host, _, till) = environment().await;
+        let consumer = for_good(SqsConsumer::new(by_payment(&world.locks(&host).build().unwrap())), &queues);
+        let order = |id, then| {
+            let mut message = of_queue(id, then);
+            message.body = Some(json!({ "id": "o1", "then": then }).to_string());
+            message
+        };
+        assert!(deliver(&consumer, &till, &host, [order("1", "Declined"), order("2", "Done")]).await.is_empty());
+        assert_eq!((till.ran(), queues.sent().len()), (["1", "2"].map(str::to_owned).to_vec(), 1));
+    }
+}
+
+#[tokio::test]
 async fn the_reason_gives_way_to_the_tenth_attribute() {
     for (count, attributes, has_reason) in [(8, 10, true), (9, 10, false)] {
         let queues = Queues::default();

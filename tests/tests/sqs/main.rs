@@ -15,7 +15,6 @@ mod panics;
 mod queues;
 mod twins;
 
-use std::convert::Infallible;
 use std::time::Duration;
 
 use aws_lambda_events::sqs::{SqsBatchResponse, SqsEvent, SqsMessage as SqsRecord};
@@ -26,7 +25,7 @@ use lambda_lock::{Idempotency, Lock, Locks, SqsConsumer};
 use lambda_lock_tests::World;
 use lambda_lock_tests::invocation::invocation;
 use lambda_lock_tests::till::{Declined, Payment, Then, Till};
-use lambda_runtime::LambdaEvent;
+use lambda_runtime::{Diagnostic, LambdaEvent};
 use serde_json::json;
 use tokio::time::timeout;
 use tower::{Layer, Service, ServiceExt, service_fn};
@@ -87,10 +86,14 @@ async fn failures<S, H, B, T>(
 where
     SqsConsumer<H, B, T, Declined>: Layer<S>,
     <SqsConsumer<H, B, T, Declined> as Layer<S>>::Service:
-        Service<LambdaEvent<SqsEvent>, Response = SqsBatchResponse, Error = Infallible>,
+        Service<LambdaEvent<SqsEvent>, Response = SqsBatchResponse, Error = Diagnostic>,
 {
-    let answer = timeout(TOO_LONG, consumer.layer(handler).oneshot(event)).await.expect("there is an answer");
-    answer.unwrap().batch_item_failures.into_iter().map(|failure| failure.item_identifier).collect()
+    let all = event.payload.records.iter().filter_map(|message| message.message_id.clone()).collect();
+    match timeout(TOO_LONG, consumer.layer(handler).oneshot(event)).await.expect("there is an answer") {
+        Ok(answer) => answer.batch_item_failures.into_iter().map(|failure| failure.item_identifier).collect(),
+        // Lambda takes a failed invocation as the failure of each message.
+        Err(_) => all,
+    }
 }
 
 /// Delivers a batch 30 seconds before the deadline, and returns the ids of the messages that go back.

@@ -1,6 +1,7 @@
-//! Messages of one batch with the same key.
+//! Messages of one batch with the same key: an outcome does not depend on what shares a batch.
 
-use lambda_lock::SqsConsumer;
+use lambda_lock::idempotency::StoredError;
+use lambda_lock::{OnError, SqsConsumer};
 use serde_json::json;
 
 use crate::{by_payment, deliver, environment, message, message_with_body, ordered, with_attributes};
@@ -24,17 +25,43 @@ async fn twins_run_once_and_are_all_done() {
     let messages = [twin("1"), message("2", "Done"), twin("3"), twin("4")];
     assert!(deliver(&consumer, &till, &host, messages).await.is_empty());
     assert_eq!(till.ran_in_any_order(), ["1", "2"]);
-    assert_eq!(host.requests(), 4);
+    // Two for each run, and one for each other twin.
+    assert_eq!(host.requests(), 4 + 2);
 }
 
 #[tokio::test]
-async fn twins_that_fail_all_go_back() {
+async fn a_twin_of_a_message_that_is_not_done_runs_itself() {
+    for failing in ["Declined", "Panic"] {
+        let (world, host, _, till) = environment().await;
+        let consumer = SqsConsumer::new(by_payment(&world.locks(&host).build().unwrap()));
+        let twin = |id, then| message_with_body(id, &json!({ "id": "17", "then": then }).to_string());
+        let messages = [message("0", "Done"), twin("1", failing), twin("2", "Done"), twin("3", failing)];
+        assert_eq!(deliver(&consumer, &till, &host, messages).await, ["1"]);
+        assert_eq!(till.ran_in_any_order(), ["0", "1", "2"]);
+    }
+}
+
+#[tokio::test]
+async fn a_message_that_is_in_the_batch_twice_runs_once() {
+    for (then, failed) in [("Done", vec![]), ("Declined", vec!["1", "1"])] {
+        let (world, host, _, till) = environment().await;
+        let consumer = SqsConsumer::new(by_payment(&world.locks(&host).build().unwrap()));
+        let messages = ["1", "0", "1"].map(|id| message(id, if id == "0" { "Done" } else { then }));
+        assert_eq!(deliver(&consumer, &till, &host, messages).await, failed);
+        assert_eq!(till.ran_in_any_order(), ["0", "1"]);
+        assert_eq!(host.requests(), 4);
+    }
+}
+
+#[tokio::test]
+async fn each_twin_gets_the_stored_error_of_the_first() {
     let (world, host, _, till) = environment().await;
-    let consumer = SqsConsumer::new(by_payment(&world.locks(&host).build().unwrap()));
-    let twin = |id| message_with_body(id, &json!({ "id": "17", "then": "Declined" }).to_string());
-    let messages = [message("0", "Done"), twin("1"), message("2", "Done"), twin("3")];
-    assert_eq!(deliver(&consumer, &till, &host, messages).await, ["1", "3"]);
-    assert_eq!(till.ran_in_any_order(), ["0", "1", "2"]);
+    let once = by_payment(&world.locks(&host).build().unwrap());
+    let consumer = SqsConsumer::new(once.on_error(|_| OnError::Store(StoredError::new("Declined", "by the bank"))));
+    let twin = |id, then| message_with_body(id, &json!({ "id": "17", "then": then }).to_string());
+    let messages = [twin("1", "Declined"), twin("2", "Done"), message("3", "Done")];
+    assert_eq!(deliver(&consumer, &till, &host, messages).await, ["1", "2"]);
+    assert_eq!(till.ran_in_any_order(), ["1", "3"]);
 }
 
 #[tokio::test]

@@ -1,17 +1,20 @@
 //! Records that are in progress elsewhere, or were left by a crash.
 
-use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use lambda_lock::OnUnfinished;
 use lambda_lock::streams::{KinesisRecord, StreamConsumer};
+use lambda_lock_tests::World;
 use lambda_lock_tests::invocation::{invocation, invocation_with};
 use tokio::sync::Notify;
 use tokio::time::sleep;
 use tower::service_fn;
 
 use crate::{
-    Payment, Then, again_from, batch, by_payment, deliver, deliver_in, environment, ms, record, records, work_elsewhere,
+    Declined, Payment, Then, Till, again_from, batch, by_payment, deliver, deliver_in, environment, ms, record,
+    records, work_elsewhere,
 };
 
 #[tokio::test]
@@ -35,6 +38,62 @@ async fn by_event_id_waits_no_longer_than_the_leases_of_its_batch() {
     let event = invocation_with(&host, batch(records([("a", "Done"), ("a", "Done"), ("b", "Done")])), ms(1_500));
     assert_eq!(deliver_in(&consumer.min_remaining_time(ms(100)), &till, event).await.as_deref(), Some("1"));
     assert_eq!(till.ran(), ["3"]);
+}
+
+/// Ten records that a crash has left, in lanes of their own, before ten others.
+#[tokio::test(start_paused = true)]
+async fn lanes_that_wait_hold_up_no_other_lane() {
+    for concurrency in [10, 3] {
+        let world = World::in_virtual_time().await;
+        let host = world.host().build();
+        let consumer = StreamConsumer::by_event_id(world.locks(&host).build().unwrap()).concurrency(concurrency);
+        let mut left = Vec::new();
+        for number in 1..=10 {
+            left.push(work_elsewhere(&world, &number.to_string(), Duration::from_secs(20)).await);
+        }
+        let records = (1..=20).map(|number| record(&number.to_string(), &format!("key {number}"), "Done"));
+        let event = invocation(&host, batch(records));
+        let (running, most) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+        let began = Arc::new(Mutex::new(Vec::new()));
+        let handler = service_fn({
+            let (host, began, most) = (host.clone(), Arc::clone(&began), Arc::clone(&most));
+            let start = host.now();
+            move |record: KinesisRecord<Payment>| {
+                let at = host.now().duration_since(start).unwrap();
+                began.lock().unwrap().push((record.sequence_number().unwrap().parse::<usize>().unwrap(), at));
+                let (running, most) = (Arc::clone(&running), Arc::clone(&most));
+                async move {
+                    most.fetch_max(running.fetch_add(1, Ordering::Relaxed) + 1, Ordering::Relaxed);
+                    sleep(ms(10)).await;
+                    running.fetch_sub(1, Ordering::Relaxed);
+                    Ok::<_, Declined>(())
+                }
+            }
+        });
+        assert_eq!(again_from(&consumer, handler, event).await, None);
+        let mut began = began.lock().unwrap().clone();
+        began.sort_unstable();
+        assert!(began.iter().map(|(number, _)| *number).eq(1..=20), "{began:?}");
+        assert!(began[..10].iter().all(|(_, at)| (20..28).contains(&at.as_secs())), "{began:?}");
+        assert!(began[10..].iter().all(|(_, at)| *at < ms(500)), "{began:?}");
+        assert_eq!(most.load(Ordering::Relaxed), concurrency);
+    }
+}
+
+/// Otherwise thousands of records that a crash has left would ask again and again, all at once.
+#[tokio::test(start_paused = true)]
+async fn no_more_lanes_wait_at_once_than_run() {
+    let world = World::in_virtual_time().await;
+    let host = world.host().build();
+    let consumer = StreamConsumer::by_event_id(world.locks(&host).build().unwrap()).concurrency(2);
+    let mut left = Vec::new();
+    for number in 1..=50 {
+        left.push(work_elsewhere(&world, &number.to_string(), Duration::from_mins(1)).await);
+    }
+    let records = (1..=51).map(|number| record(&number.to_string(), &format!("key {number}"), "Done"));
+    assert_eq!(deliver(&consumer, &Till::default(), &host, records).await.as_deref(), Some("1"));
+    // One for each record, one to store a result, and those of two waits of 29 s.
+    assert!((52..52 + 2 * 20).contains(&host.requests()), "{}", host.requests());
 }
 
 #[tokio::test]

@@ -109,5 +109,5 @@ async fn twins_in_a_lane_run_once_at_the_place_of_the_first() {
     let batch = [twin("1"), record("2", "a", "Done"), twin("3"), record("4", "a", "Done")];
     assert_eq!(deliver(&consumer, &till, &host, batch).await, None);
     assert_eq!(till.ran(), ["1", "2", "4"]);
-    assert_eq!(host.requests(), 6);
+    assert_eq!(host.requests(), 7);
 }

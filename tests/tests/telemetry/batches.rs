@@ -49,6 +49,8 @@ async fn each_message_of_a_batch_is_counted_once_by_its_outcome() {
     // Of 1, 2, 3, 4, 5, busy and 8.
     assert_eq!((counted.count("acquired"), counted.count("replays")), (5, 1));
     assert_eq!(counted.count("in_progress_refusals"), 1);
+    // The batch itself has cancelled the message that timed out.
+    assert_eq!((counted.count("lost"), counted.count("released")), (0, 5));
     elsewhere.release().await.unwrap();
 }
 

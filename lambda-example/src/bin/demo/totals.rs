@@ -139,8 +139,11 @@ impl Delivery {
         let function = order_totals(locks, Totals::new(host.client(), data_table, prefix));
         let event: Event = serde_json::from_value(json!({ "Records": records }))?;
         let event = LambdaEvent::new(event, context("order-totals", number, host.now() + TIMEOUT));
-        let mut failures = function.oneshot(event).await?.batch_item_failures;
-        let again_from = failures.pop().and_then(|failure| failure.item_identifier);
+        let again_from = match function.oneshot(event).await {
+            Ok(answer) => answer.batch_item_failures.into_iter().next().and_then(|failure| failure.item_identifier),
+            // Lambda delivers the whole batch of a failed invocation again.
+            Err(_) => Some((from + 1).to_string()),
+        };
         Ok(Answered { number, from, again_from, requests: host.requests(), at: host.now() })
     }
 }

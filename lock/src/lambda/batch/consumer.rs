@@ -8,7 +8,7 @@ use std::time::{Duration, SystemTime};
 use super::source::Source;
 use crate::clock::{Deadline, since_epoch};
 use crate::idempotency::{Idempotency, Invocation, OnUnstorableResult};
-use crate::limits::time_to_ask;
+use crate::limits::{MIN_LEASE, time_to_ask};
 use crate::panics;
 
 /// A tower layer that makes a consumer of batches from a handler of one item. An item that is done does not run again for
@@ -26,17 +26,22 @@ use crate::panics;
 /// | --- | --- |
 /// | whose handler returns `Ok` | is done for the [window](Self::window), even if its result cannot be stored |
 /// | that `SqsConsumer::dead_letter_if` has sent to a dead-letter queue | is done, but its row is released |
-/// | whose handler returns an error, panics, or is unfinished when its lease ends | is not done; its row is released, unless the [`Idempotency`] says otherwise |
+/// | whose handler returns an error, panics, or is [unfinished near the end of its lease](#time) | is not done; its row is released, unless the [`Idempotency`] says otherwise |
 /// | that was done before | is done without running |
 /// | that is in progress elsewhere | is not done, unless [`Idempotency::wait`] waits for it |
 /// | that does not parse, or that has no key | is not done |
-/// | that is in its lane twice | runs once; both share the outcome |
+/// | that its batch has twice, with the same name | runs once; both share the outcome |
+/// | that has the key of another item of its batch | asks the table when the other one has ended: it is done without running if the other is done, and otherwise runs itself |
 /// | that was not started [in time](Self::min_remaining_time) | is not done |
 /// | behind an item of its lane that is not done | is not started, so that the lane stays in order; other lanes continue |
 /// | behind a failure, with [`stop_at_first_failure`](Self::stop_at_first_failure) | is not started |
 ///
 /// A lane is the items of a batch whose order counts: the messages of a group of a FIFO queue, or the records of a stream
-/// or of a partition with the same key. Items without an order are a lane each.
+/// or of a partition with the same key. Items without an order are a lane each, except for those with the same key in the
+/// table, which are one lane that does not stop.
+///
+/// So the outcome of an item does not depend on what shares its batch. For example, an order with quantity 0 becomes a dead
+/// letter, and a corrected one with the same order id is the next message of the batch: it runs.
 ///
 /// An item without the id or number that the source gives it cannot be named in the answer. It does not run, and is
 /// answered with an empty name, for which Lambda delivers the whole batch again. Nothing is lost, and items that are done do
@@ -47,12 +52,18 @@ use crate::panics;
 /// The leases of a batch end a second before the invocation's deadline, or a quarter of the remaining time before it if
 /// that is less. An item that takes too long therefore does not cost the others their answer.
 ///
+/// A handler that is unfinished 100 ms before its lease ends, or at half of a shorter lease than 200 ms, is cancelled at its
+/// next await point. The consumer then releases the row within the lease, so this item has timed out, but its lock does not
+/// count as [lost](crate::metrics::LOST). A lock is lost if the handler blocks its thread, or if the environment was frozen,
+/// until the lease has ended.
+///
 /// Put a timeout inside of this layer. One outside drops all handlers of the batch, and Lambda may freeze the background
 /// releases of their rows.
 ///
 /// # Cost
 ///
-/// Two requests for each item that runs, one for an item that was done before; IAM action `dynamodb:UpdateItem`.
+/// Two requests for each item that runs, one for an item that was done before; IAM action `dynamodb:UpdateItem`. An item that
+/// was done before as another item of the same batch also costs one, and none with [`Idempotency::cache`].
 ///
 /// # Panics of a handler
 ///
@@ -67,17 +78,18 @@ use crate::panics;
 /// | an item | level | reason |
 /// | --- | --- | --- |
 /// | in progress elsewhere | info | the error of the lock, with the idempotency key |
-/// | not started in time | warning | |
-/// | otherwise refused, or unfinished when its lease ends | error | the error of the lock, with the idempotency key |
+/// | not started in time, or cut off when the answer is due | warning | `no time left`: one line for all, with their number in `count` and the names of up to 100 |
+/// | otherwise refused | error | the error of the lock with the idempotency key, and in parentheses the message of DynamoDB |
+/// | cancelled near the end of its lease | error | with `error_type` `TimedOut` |
 /// | whose handler returns an error or panics | error | the handler's `error_type` and error message, or that it panicked |
 /// | that does not parse, or that has no key | error | the position of an error in JSON without the value, or the error of your parser |
 ///
 /// The type of the handler's error converts into [`lambda_runtime::Diagnostic`], which has both texts.
 ///
 /// If the format hashes keys, the logged key is the hash. Items that are not started because of a failure before them have
-/// no line. One warning says that items are unfinished when the answer is due. A message that is not delivered again, as
-/// `SqsConsumer::max_receive_count` tells, has a warning of its own in both cases. So has a copy of a message that is not
-/// done. If the event itself is malformed, `lambda_runtime` fails the invocation, and
+/// no line. But a message that is not delivered again, as `SqsConsumer::max_receive_count` tells, is always named, so that
+/// you find out why it is a dead letter: warnings with `dead_letter=true`, of up to 100 names each, have the messages that
+/// were not started, not finished, or a copy of one that is not done. If the event itself is malformed, `lambda_runtime` fails the invocation, and
 /// [logs the event](crate::LockLayer#what-lambda_runtime-logs).
 pub struct Consumer<S: Source, H, T, E> {
     pub(in crate::lambda) source: S,
@@ -87,6 +99,8 @@ pub struct Consumer<S: Source, H, T, E> {
     min_remaining_time: Duration,
     /// Whether no more items start after one that is not done.
     pub(super) stop_at_first_failure: bool,
+    /// Whether the invocation fails if no item is done and one failed.
+    pub(super) fails_if_all_failed: bool,
     /// Why no retry can succeed after this error, if none can.
     pub(in crate::lambda) why_dead: Option<WhyDead<E>>,
     handler_input: PhantomData<fn(H)>,
@@ -135,13 +149,20 @@ impl<S: Source, H, T, E> Consumer<S, H, T, E> {
             concurrency: 10,
             min_remaining_time: Duration::from_secs(1),
             stop_at_first_failure: false,
+            fails_if_all_failed: true,
             why_dead: None,
             handler_input: PhantomData,
         }
     }
 
     /// Sets how many lanes run concurrently, on the task of the invocation; 10 by default, at least 1. Each message of a
-    /// standard queue is a lane.
+    /// standard queue is a lane, except that messages with the same key share one.
+    ///
+    /// A lane that has to [wait](Idempotency::wait) for an item in progress elsewhere does not count. Suppose that a crash has
+    /// left ten records in progress, and ten others come in the same batch: the consumer asks for each of the ten once, and
+    /// the others run meanwhile. At most as many lanes wait at once as run, so that thousands do not ask again and again; the
+    /// rest wait for one of these places without a request. A lane that gets none before the deadline is answered as in
+    /// progress.
     #[must_use]
     pub fn concurrency(mut self, lanes: usize) -> Self {
         self.concurrency = lanes.max(1);
@@ -211,6 +232,33 @@ impl<S: Source, H, T, E> Consumer<S, H, T, E> {
         self
     }
 
+    /// Sets whether the invocation fails if no item of its batch is done and at least one failed; `true` by default.
+    ///
+    /// Suppose that a deployment forgets the function's permission for the table: each message fails, and the consumer answers
+    /// with their names. For Lambda, that is a success, so the metric `Errors` of the function stays 0, and so does an alarm on
+    /// it. With this setting, the invocation fails with the `errorType` and the message of the first item that failed, and
+    /// with `BatchFailed` if that has no type.
+    ///
+    /// Nothing is lost: Lambda delivers the whole batch again, as if the answer had named each item. Items that were not
+    /// started come again in both cases. An item that is in progress elsewhere is no failure: if a batch has one, the
+    /// consumer answers. So it does if no item was started because there was no time.
+    ///
+    /// Set `false` if you invoke the function yourself and read its answer, or if a batch of one bad message must not count as
+    /// an error of the function.
+    ///
+    /// ```
+    /// # use lambda_lock::lambda::SqsMessage;
+    /// # use lambda_lock::{Locks, SqsConsumer};
+    /// # fn example(locks: Locks) -> SqsConsumer<SqsMessage<String>, String, (), std::io::Error> {
+    /// SqsConsumer::by_message_id(locks).fail_if_all_failed(false)
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn fail_if_all_failed(mut self, fails: bool) -> Self {
+        self.fails_if_all_failed = fails;
+        self
+    }
+
     fn with(self, set: impl FnOnce(Idempotency<S::Item, T, E>) -> Idempotency<S::Item, T, E>) -> Self {
         Self { idempotency: set(self.idempotency), ..self }
     }
@@ -222,7 +270,7 @@ impl<S: Source, H, T, E> Consumer<S, H, T, E> {
         let lease = left.saturating_sub((left / 4).min(Duration::from_secs(1)));
         let lease_end = now.deadline_after(lease);
         invocation.deadline = Some(SystemTime::UNIX_EPOCH + lease_end.wall());
-        let min_remaining = self.min_remaining_time.min(lease * 9 / 10);
+        let min_remaining = self.min_remaining_time.min(lease * 9 / 10).max(MIN_LEASE);
         Some(BatchTime { lease_end, min_remaining, answer: now.deadline_after(time_to_ask(left)) })
     }
 }

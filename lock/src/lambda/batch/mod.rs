@@ -5,6 +5,7 @@ mod lane;
 mod outcome;
 mod run;
 mod service;
+mod slots;
 mod source;
 
 pub use consumer::Consumer;

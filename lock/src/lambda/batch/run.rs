@@ -1,10 +1,9 @@
 //! One batch: run each of its items once, within the time of the invocation.
 
-use std::collections::BTreeMap;
-use std::future::poll_fn;
+use std::future::{pending, poll_fn};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use futures_util::future::join_all;
@@ -12,7 +11,7 @@ use futures_util::{FutureExt, StreamExt, stream};
 use lambda_runtime::{Context, Diagnostic};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 use tower_service::Service;
 
 use super::super::handler_input::HandlerInput;
@@ -20,12 +19,28 @@ use super::super::invocation::invocation_of;
 use super::consumer::{BatchTime, Consumer};
 use super::lane::{Delivered, Entry, Lane};
 use super::outcome::ItemOutcome;
+use super::slots::{Slot, Slots};
 use super::source::{Fate, Label, NotDone, Source};
 use crate::clock::{Moment, since_epoch};
 use crate::error::ErrorKind;
 use crate::idempotency::{HandlerError, Identity, Invocation, NextStep, Run};
 use crate::limits::time_to_ask;
+use crate::lock::{BeforeWait, Lock};
 use crate::metrics;
+
+/// How many items a line of the log names at most.
+const NAMES: usize = 100;
+
+/// Why an item is not done that had not enough time.
+pub(super) const CANCELLED: &str = "unfinished when its lease was about to end, and cancelled";
+
+/// How a batch ended.
+pub(super) struct Ended {
+    /// The outcome at each position of the batch.
+    pub(super) outcomes: Vec<ItemOutcome>,
+    /// Why the first item failed that did.
+    pub(super) first_failure: Option<Diagnostic>,
+}
 
 impl<S, H, T, E> Consumer<S, H, T, E>
 where
@@ -35,44 +50,58 @@ where
     T: Serialize + DeserializeOwned + Send + 'static,
     E: Into<Diagnostic> + Send + 'static,
 {
-    /// Runs each item of a batch once, and returns and counts their outcomes, by position.
-    pub(super) async fn run<Inner>(self, batch: Vec<S::Raw>, context: &Context, inner: Inner) -> Vec<ItemOutcome>
+    /// Runs each item of a batch once, and counts their outcomes.
+    pub(super) async fn run<Inner>(self, batch: Vec<S::Raw>, context: &Context, inner: Inner) -> Ended
     where
         Inner: Service<H, Response = T, Error = E> + Clone + Send + 'static,
         Inner::Future: Send,
     {
         let mut invocation = invocation_of(context, self.idempotency.locks());
         let time = self.limit(&mut invocation);
-        let outcomes = Mutex::new(vec![ItemOutcome::NotStarted; batch.len()]);
         let lanes = self.lanes(batch, &invocation);
-        let last_deliveries = Mutex::new(last_deliveries(&lanes));
-        let is_stopped = AtomicBool::new(false);
-        let batch = Arc::new(Batch { consumer: self, invocation, time, outcomes, last_deliveries, is_stopped });
-        Arc::clone(&batch).run_all(lanes, inner).await;
-        let outcomes = batch.outcomes().clone();
-        for (&position, label) in &*batch.last_deliveries() {
-            let has_started = outcomes[position] == ItemOutcome::TimedOut;
-            S::log(label, &NotDone::Last(if has_started { "not finished" } else { NOT_STARTED }));
+        let batch = Arc::new(Batch {
+            consumer: self,
+            invocation,
+            time,
+            items: Mutex::new(items(&lanes)),
+            first_failure: Mutex::new(None),
+            is_stopped: AtomicBool::new(false),
+        });
+        for Entry { copies, item } in lanes.iter().flat_map(|lane| &lane.entries) {
+            if let Err(why) = item {
+                batch.note_failure(copies[0].position, None, why);
+            }
         }
+        Arc::clone(&batch).run_all(lanes, inner).await;
+        let items = std::mem::take(&mut *batch.items());
+        log_the_rest::<S>(&items);
+        let outcomes: Vec<_> = items.into_iter().map(|item| item.outcome).collect();
         for outcome in &outcomes {
             metrics::count_by(metrics::BATCH_ITEMS, metrics::OUTCOME, outcome.name());
         }
-        outcomes
+        let first_failure = batch.first_failure().take().map(|(_, failure)| failure);
+        Ended { outcomes, first_failure }
     }
 }
-
-const NOT_STARTED: &str = "not started";
 
 struct Batch<S: Source, H, T, E> {
     consumer: Consumer<S, H, T, E>,
     invocation: Invocation,
     time: Option<BatchTime>,
-    /// The outcome at each position of the batch.
-    outcomes: Mutex<Vec<ItemOutcome>>,
-    /// What is a dead letter if it is not done now, by its position, as long as nothing is logged about it.
-    last_deliveries: Mutex<BTreeMap<usize, Label>>,
+    /// The items, by their positions.
+    items: Mutex<Vec<Item>>,
+    /// Why the first item failed that did, and its position.
+    first_failure: Mutex<Option<(usize, Diagnostic)>>,
     /// Whether no more items start, because one failed.
     is_stopped: AtomicBool,
+}
+
+/// What is known about an item.
+struct Item {
+    label: Arc<Label>,
+    outcome: ItemOutcome,
+    /// Whether the log has a line about this item alone.
+    is_logged: bool,
 }
 
 impl<S, H, T, E> Batch<S, H, T, E>
@@ -89,60 +118,69 @@ where
         Inner: Service<H, Response = T, Error = E> + Clone + Send + 'static,
         Inner::Future: Send,
     {
-        let concurrency = self.consumer.concurrency;
+        let slots = Slots::new(self.consumer.concurrency);
         // Reading the batch has taken some of the time.
         let to_answer = self.time.map_or(Duration::MAX, |time| time.answer.remaining(self.now()));
-        let runs = stream::iter(lanes).map(move |lane| {
+        let this = Arc::clone(&self);
+        let next = move |lane| {
+            let slots = slots.clone();
+            async move { (lane, slots.take().await) }
+        };
+        let runs = stream::iter(lanes).then(next).map(move |(lane, slot)| {
             // Cloned outside of the future, because a handler need not be `Sync`.
             let inner = catch_unwind(AssertUnwindSafe(|| inner.clone()));
-            let (running, batch) = (Arc::clone(&self), Arc::clone(&self));
+            let (running, batch) = (Arc::clone(&this), Arc::clone(&this));
             // All code of the user may panic, even the drop of a body. A panic ends this lane only.
             let run = AssertUnwindSafe(async move {
-                running.run_lane(lane, inner?).await;
+                running.run_lane(lane, inner?, slot).await;
                 Ok(())
             });
-            run.catch_unwind().map(move |ended| {
+            let run = run.catch_unwind().map(move |ended| {
                 if ended.flatten().is_err() {
                     batch.stop_if_asked();
-                    tracing::error!("panic outside of the handler: {}", S::UNFINISHED);
+                    batch.note_panic();
                 }
-            })
+            });
+            run.boxed()
         });
-        let runs = runs.boxed().buffer_unordered(concurrency).collect::<()>();
+        // The slots limit how many lanes run.
+        let runs = runs.boxed().buffer_unordered(usize::MAX).collect::<()>();
         // The answer reports what is done, even if DynamoDB does not answer. The block drops `runs` inside of
         // `catch_unwind`.
         let in_time = AssertUnwindSafe(async { timeout(to_answer, runs).await.is_ok() });
         match in_time.catch_unwind().await {
             Ok(true) => {}
-            Ok(false) => tracing::warn!("no time left: {}", S::UNFINISHED),
-            Err(_) => tracing::error!("panic outside of the handler: {}", S::UNFINISHED),
+            Ok(false) => self.cut_off(),
+            Err(_) => self.note_panic(),
         }
     }
 
-    async fn run_lane<Inner>(&self, lane: Lane<S>, inner: Inner)
+    /// Code of the user has panicked outside of a handler.
+    fn note_panic(&self) {
+        tracing::error!("panic outside of the handler: {}", S::UNFINISHED);
+        self.note_failure(usize::MAX, None, "panic outside of the handler");
+    }
+
+    async fn run_lane<Inner>(&self, lane: Lane<S>, inner: Inner, slot: Arc<Slot>)
     where
         Inner: Service<H, Response = T, Error = E> + Clone,
     {
+        // Behind an item without time, an ordered lane has none either.
+        let mut has_time = true;
         for Entry { copies, item } in lane.entries {
             if self.is_stopped() {
                 break;
             }
-            let first = &copies[0];
+            has_time = self.has_time() && (has_time || !lane.is_ordered);
             let outcome = match item {
-                Some((item, identity)) if self.has_time() => {
+                Ok((item, identity)) if has_time => {
                     self.set(&copies, ItemOutcome::TimedOut);
-                    self.run_item(item, &copies, identity, inner.clone()).await
+                    self.run_item(item, &copies, identity, inner.clone(), &slot).await
                 }
-                Some(_) => not_started::<S>(&first.label),
-                None => ItemOutcome::Unreadable,
+                Ok(_) => ItemOutcome::NoTime,
+                Err(_) => ItemOutcome::Unreadable,
             };
             self.set(&copies, outcome);
-            for copy in &copies {
-                self.last_deliveries().remove(&copy.position);
-            }
-            if !outcome.is_done() {
-                copies[1..].iter().for_each(|copy| log_if_last::<S>(copy, "a copy of a message that is not done"));
-            }
             if outcome.is_done() {
                 // Copies of a dead letter, too: one letter is enough.
                 self.set(&copies[1..], ItemOutcome::Duplicate);
@@ -152,7 +190,9 @@ where
                 let again = copies.iter().filter(|copy| copy.label.is_last != Some(true));
                 inform_all(again, || Fate::Failed).await;
             }
-            if !outcome.is_done() {
+            if outcome == ItemOutcome::NoTime {
+                has_time = false;
+            } else if !outcome.is_done() {
                 self.stop_if_asked();
                 if lane.is_ordered {
                     break;
@@ -168,62 +208,74 @@ where
         copies: &[Delivered],
         identity: Option<Identity>,
         inner: Inner,
+        slot: &Arc<Slot>,
     ) -> ItemOutcome
     where
         Inner: Service<H, Response = T, Error = E>,
     {
-        let label = &copies[0].label;
+        let first = &copies[0];
         let run = AssertUnwindSafe(async {
-            let is_dead = AtomicBool::new(false);
-            let error = match self.run_once(item, copies, identity, &is_dead, inner).await {
+            let ended = OnceLock::new();
+            let error = match self.run_once(item, copies, identity, &ended, inner, slot).await {
                 Ok(outcome) => return Ok(outcome),
                 Err(error) => error,
             };
-            let outcome = match &error {
-                HandlerError::Lock(error) if error.kind() == ErrorKind::InProgress => ItemOutcome::InProgress,
-                HandlerError::Lock(error) if error.is_lost() => ItemOutcome::TimedOut,
-                HandlerError::Handler(_) if is_dead.into_inner() => ItemOutcome::DeadLettered,
+            let outcome = match (&error, ended.into_inner()) {
+                (HandlerError::Lock(error), _) if error.kind() == ErrorKind::InProgress => ItemOutcome::InProgress,
+                (HandlerError::Lock(error), Some(ItemOutcome::TimedOut)) if error.is_lost() => {
+                    return Err((ItemOutcome::TimedOut, failure(Some("TimedOut"), CANCELLED)));
+                }
+                (HandlerError::Lock(error), _) if error.is_lost() => ItemOutcome::TimedOut,
+                (HandlerError::Handler(_), Some(outcome)) => outcome,
                 _ => ItemOutcome::Failed,
             };
             // Converted here, because the conversion is the user's code and may panic.
             Err((outcome, error.into()))
         });
-        match run.catch_unwind().await {
-            Ok(Ok(outcome)) => outcome,
-            Ok(Err((outcome, Diagnostic { error_type, error_message: error }))) => {
-                // By default `lambda_runtime` names the Rust type of a reference, such as
-                // `&alloc::boxed::Box<dyn core::error::Error + …>`, which says nothing about the error.
-                let error_type = Some(&*error_type).filter(|name| !name.starts_with('&'));
-                S::log(
-                    label,
-                    &match outcome {
-                        ItemOutcome::InProgress => NotDone::InProgress { error: &error },
-                        ItemOutcome::DeadLettered => NotDone::Dead { error_type, error: &error },
-                        _ => NotDone::Failed { error_type, error: &error },
-                    },
-                );
-                outcome
-            }
+        let (outcome, Diagnostic { error_type, error_message: error }) = match run.catch_unwind().await {
+            Ok(Ok(outcome)) => return outcome,
+            Ok(Err(failed)) => failed,
             Err(_) => {
-                S::log(label, &NotDone::Failed { error_type: None, error: "the handler panicked" });
-                ItemOutcome::Failed
+                let error_message = "the handler panicked".to_owned();
+                (ItemOutcome::Failed, Diagnostic { error_type: String::new(), error_message })
             }
+        };
+        // By default `lambda_runtime` names the Rust type of a reference, such as
+        // `&alloc::boxed::Box<dyn core::error::Error + …>`, which says nothing about the error.
+        let named = Some(&*error_type).filter(|name| !name.starts_with('&') && !name.is_empty());
+        let why = match outcome {
+            ItemOutcome::InProgress => NotDone::InProgress { error: &error },
+            ItemOutcome::DeadLettered => NotDone::Dead { error_type: named, error: &error },
+            _ => NotDone::Failed { error_type: named, error: &error },
+        };
+        S::log(&first.label, &why);
+        self.items()[first.position].is_logged = true;
+        if outcome.is_failed() {
+            self.note_failure(first.position, named, &error);
         }
+        outcome
     }
 
+    /// Runs an item, unless another run has done it or is about to. `ended` is set if the error of the run was for good, or
+    /// if the run was cancelled.
     async fn run_once<Inner>(
         &self,
         item: S::Item,
         copies: &[Delivered],
         identity: Option<Identity>,
-        is_dead: &AtomicBool,
+        ended: &OnceLock<ItemOutcome>,
         mut inner: Inner,
+        slot: &Arc<Slot>,
     ) -> Result<ItemOutcome, HandlerError<E>>
     where
         Inner: Service<H, Response = T, Error = E>,
     {
         let idempotency = &self.consumer.idempotency;
-        let run = match idempotency.begin_unlogged(identity, &self.invocation).await {
+        let waiting = Arc::clone(slot);
+        let before_wait: BeforeWait = Arc::new(move || Arc::clone(&waiting).start_waiting().boxed());
+        let next = idempotency.begin_unlogged(identity, &self.invocation, Some(before_wait)).await;
+        slot.go_on().await;
+        let run = match next {
             Ok(NextStep::Replay { key, record: row }) => {
                 return match idempotency.replay(&row, &key) {
                     Err(error @ HandlerError::Replayed(_)) => Err(error),
@@ -239,54 +291,103 @@ where
                 return Err(error);
             }
         };
+        let lock = run.lock();
         // Acquiring may have been a wait.
         let (has_time, is_stopped) = (self.has_time(), self.is_stopped());
         if is_stopped || !has_time {
-            idempotency.release(run.lock()).await;
-            if !is_stopped {
-                return Ok(not_started::<S>(&copies[0].label));
-            }
-            log_if_last::<S>(&copies[0], NOT_STARTED);
-            return Ok(ItemOutcome::NotStarted);
+            idempotency.release(lock).await;
+            return Ok(if is_stopped { ItemOutcome::NotStarted } else { ItemOutcome::NoTime });
         }
-        let work = async {
+        // Time to release the record within the lease.
+        let reserve = lock.remaining().saturating_sub(time_to_ask(lock.remaining()));
+        // Boxed: otherwise each of the futures around it reserves space for it.
+        let work = Box::pin(async {
             poll_fn(|context| inner.poll_ready(context)).await?;
             let result = inner.call(H::with(item, &run)).await;
             let why_dead =
                 result.as_ref().err().zip(self.consumer.why_dead.as_ref()).and_then(|(error, why)| why(error));
             // What was committed is done, whatever the handler says. The letter is sent within the lease, so that no other
             // run begins meanwhile, and this one keeps its own error.
+            let within = time_to_ask(lock.remaining().saturating_sub(reserve));
             if let (Some(reason), Some(inform)) = (why_dead, &copies[0].inform)
                 && !run.has_transaction()
-                && inform(Fate::Dead { reason, within: time_to_ask(run.lock().remaining()) }).await
+                && inform(Fate::Dead { reason, within }).await
             {
-                is_dead.store(true, Ordering::Relaxed);
+                let _first = ended.set(ItemOutcome::DeadLettered);
             }
             result
+        });
+        let work = async {
+            tokio::select! {
+                biased;
+                result = work => Some(result),
+                () = nearly_over(lock, reserve) => {
+                    let _first = ended.set(ItemOutcome::TimedOut);
+                    None
+                }
+            }
         };
-        idempotency.execute(&run, work).await.map(|_| ItemOutcome::Done)
+        idempotency.execute_unless_cancelled(&run, work).await.map(|_| ItemOutcome::Done)
     }
 }
 
-/// Logs that an item did not start.
-fn not_started<S: Source>(label: &Label) -> ItemOutcome {
-    S::log(label, &NotDone::NotStarted);
-    ItemOutcome::NotStarted
+/// Describes a failure as Lambda reports it.
+pub(super) fn failure(error_type: Option<&str>, error: impl Into<String>) -> Diagnostic {
+    Diagnostic { error_type: error_type.unwrap_or("BatchFailed").to_owned(), error_message: error.into() }
 }
 
-/// Logs why an item is not done, if it is a dead letter now.
-fn log_if_last<S: Source>(Delivered { label, .. }: &Delivered, why: &'static str) {
-    if label.is_last == Some(true) {
-        S::log(label, &NotDone::Last(why));
+/// Waits until no more than `reserve` is left of a lease, which the handler may renew. A lock that is not enforced ends with
+/// the batch.
+async fn nearly_over(lock: &Lock, reserve: Duration) {
+    if !lock.is_enforced() {
+        pending::<()>().await;
+    }
+    loop {
+        let left = lock.remaining().saturating_sub(reserve);
+        if left.is_zero() {
+            return;
+        }
+        sleep(left).await;
     }
 }
 
-/// What is a dead letter if it is not done now. Why an item cannot be read has been logged, but not for its copies.
-fn last_deliveries<S: Source>(lanes: &[Lane<S>]) -> BTreeMap<usize, Label> {
+/// Returns the items of a batch, by their positions, before any has started.
+fn items<S: Source>(lanes: &[Lane<S>]) -> Vec<Item> {
     let entries = lanes.iter().flat_map(|lane| &lane.entries);
-    let copies = entries.flat_map(|entry| entry.copies.iter().skip(usize::from(entry.item.is_none())));
-    let last = copies.filter(|copy| copy.label.is_last == Some(true));
-    last.map(|copy| (copy.position, copy.label.clone())).collect()
+    let items = entries.flat_map(|Entry { copies, item }| {
+        let is_logged = item.is_err();
+        copies.iter().map(move |Delivered { position, label, .. }| {
+            (*position, Item { label: Arc::clone(label), outcome: ItemOutcome::NotStarted, is_logged })
+        })
+    });
+    let mut items: Vec<_> = items.collect();
+    items.sort_unstable_by_key(|(position, _)| *position);
+    items.into_iter().map(|(_, item)| item).collect()
+}
+
+/// Logs about the items that are not done without a line of their own: a batch has thousands. One line has the number of
+/// those for which there was no time. Each one that is a dead letter now is named.
+fn log_the_rest<S: Source>(items: &[Item]) {
+    let rest = || items.iter().filter(|item| !item.outcome.is_done() && !item.is_logged);
+    let cut_off = labels(rest().filter(|item| item.outcome.is_cut_off()));
+    if !cut_off.is_empty() {
+        S::log_several(&cut_off[..cut_off.len().min(NAMES)], cut_off.len(), None, "no time left");
+    }
+    let why = |outcome| match outcome {
+        ItemOutcome::NotStarted | ItemOutcome::NoTime => "not started",
+        ItemOutcome::TimedOut => "not finished",
+        _ => "a copy of a message that is not done",
+    };
+    for reason in ["not started", "not finished", "a copy of a message that is not done"] {
+        let is_dead = |item: &&Item| item.label.is_last == Some(true) && why(item.outcome) == reason;
+        for letters in labels(rest().filter(is_dead)).chunks(NAMES) {
+            S::log_several(letters, letters.len(), Some(true), reason);
+        }
+    }
+}
+
+fn labels<'a>(items: impl Iterator<Item = &'a Item>) -> Vec<&'a Label> {
+    items.map(|item| &*item.label).collect()
 }
 
 /// Tells the source about the fate of these items.
@@ -319,18 +420,33 @@ impl<S: Source, H, T, E> Batch<S, H, T, E> {
         self.is_stopped.fetch_or(self.consumer.stop_at_first_failure, Ordering::Relaxed);
     }
 
-    fn outcomes(&self) -> MutexGuard<'_, Vec<ItemOutcome>> {
-        self.outcomes.lock().unwrap_or_else(PoisonError::into_inner)
+    fn items(&self) -> MutexGuard<'_, Vec<Item>> {
+        self.items.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn last_deliveries(&self) -> MutexGuard<'_, BTreeMap<usize, Label>> {
-        self.last_deliveries.lock().unwrap_or_else(PoisonError::into_inner)
+    fn first_failure(&self) -> MutexGuard<'_, Option<(usize, Diagnostic)>> {
+        self.first_failure.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Keeps why an item failed, if it is the first one in the batch.
+    fn note_failure(&self, position: usize, error_type: Option<&str>, error: &str) {
+        let mut first = self.first_failure();
+        if first.as_ref().is_none_or(|(before, _)| position < *before) {
+            *first = Some((position, failure(error_type, error)));
+        }
     }
 
     fn set(&self, copies: &[Delivered], outcome: ItemOutcome) {
-        let mut outcomes = self.outcomes();
+        let mut items = self.items();
         for copy in copies {
-            outcomes[copy.position] = outcome;
+            items[copy.position].outcome = outcome;
+        }
+    }
+
+    /// The answer is due: there is no time for the items that have not started.
+    fn cut_off(&self) {
+        for item in self.items().iter_mut().filter(|item| item.outcome == ItemOutcome::NotStarted) {
+            item.outcome = ItemOutcome::NoTime;
         }
     }
 }

@@ -32,14 +32,14 @@ pub trait Source: Clone {
     /// What the name of an item is.
     #[doc(hidden)]
     const NAME: &'static str;
-    /// What the log says about items that no longer have time to finish.
+    /// What the log says about several items that are not done.
     #[doc(hidden)]
     const UNFINISHED: &'static str;
 
-    /// Returns the items of an event. `None` is an event that the source cannot consume, which it has logged: the whole
-    /// batch counts as failed.
+    /// Returns the items of an event, or why the source cannot consume it, which it has logged: the whole batch counts as
+    /// failed.
     #[doc(hidden)]
-    fn batch(&self, event: Self::Event) -> Option<Vec<Self::Raw>>;
+    fn batch(&self, event: Self::Event) -> Result<Vec<Self::Raw>, &'static str>;
 
     /// Returns the name of an item in the answer and in the log. An item without a name does not run.
     #[doc(hidden)]
@@ -79,6 +79,10 @@ pub trait Source: Clone {
     /// Logs that an item is not done: see `log_not_done`.
     #[doc(hidden)]
     fn log(item: &Label, why: &NotDone<'_>);
+
+    /// Logs that so many items are not done, of which some are named: see `log_not_done`.
+    #[doc(hidden)]
+    fn log_several(named: &[&Label], count: usize, dead_letter: Option<bool>, reason: &str);
 
     /// Returns the answer with the names of the items that are not done, in the order of the batch. The name is empty for an
     /// item without one, for which Lambda delivers the whole batch again.
@@ -129,10 +133,6 @@ pub enum NotDone<'a> {
     InProgress {
         error: &'a str,
     },
-    /// There was no time left.
-    NotStarted,
-    /// It is not delivered again, for this reason.
-    Last(&'static str),
     Failed {
         error_type: Option<&'a str>,
         error: &'a str,
@@ -144,8 +144,8 @@ pub enum NotDone<'a> {
     },
 }
 
-/// Defines [`Source::log`], by the fields with the name of an item and of its origin, and by the message. Fields of `tracing`
-/// are constants, so that one function cannot log the items of all sources.
+/// Defines [`Source::log`] and [`Source::log_several`], by the fields with the name of an item and of its origin, and by the
+/// message. Fields of `tracing` are constants, so that one function cannot log the items of all sources.
 macro_rules! log_not_done {
     ($name:ident, $origin:ident, $message:literal) => {
         fn log(item: &Label, why: &NotDone<'_>) {
@@ -157,10 +157,6 @@ macro_rules! log_not_done {
                     let reason = "in_progress";
                     tracing::info!($name, $origin, key, receive_count, dead_letter, reason, error, $message);
                 }
-                NotDone::NotStarted | NotDone::Last(_) => {
-                    let reason = if let NotDone::Last(reason) = why { reason } else { "no time left" };
-                    tracing::warn!($name, $origin, key, receive_count, dead_letter, concat!($message, ": {}"), reason);
-                }
                 NotDone::Failed { error_type, error } => {
                     tracing::error!($name, $origin, key, receive_count, dead_letter, error_type, error, $message);
                 }
@@ -169,6 +165,12 @@ macro_rules! log_not_done {
                     tracing::error!($name, $origin, key, receive_count, dead_letter, error_type, error, "{message}");
                 }
             }
+        }
+
+        fn log_several(named: &[&Label], count: usize, dead_letter: Option<bool>, reason: &str) {
+            let names: Vec<_> = named.iter().filter_map(|item| item.name.as_deref()).collect();
+            let ($name, $origin) = (&*names.join(", "), named.first().and_then(|item| item.origin.as_deref()));
+            tracing::warn!($name, $origin, count, dead_letter, "{}: {}", Self::UNFINISHED, reason);
         }
     };
 }

@@ -35,17 +35,15 @@ use crate::lock::Locks;
 /// whole batch again, and what is done does not run again:
 ///
 /// ```
-/// # use std::convert::Infallible;
 /// # use lambda_lock::kafka::{KafkaConsumer, KafkaEventResponse, KafkaRecord};
 /// # use lambda_lock::Locks;
-/// # use lambda_runtime::{Error, Runtime};
+/// # use lambda_runtime::{Diagnostic, Error, Runtime};
 /// # use tower::{Layer, ServiceExt, service_fn};
 /// # async fn store(_: KafkaRecord<String>) -> Result<(), Error> { Ok(()) }
 /// # async fn example(locks: Locks) -> Result<(), Error> {
 /// let consumer = KafkaConsumer::by_offset(locks).layer(service_fn(store));
-/// let all_or_none = consumer.map_result(|answer: Result<KafkaEventResponse, Infallible>| match answer {
-///     Ok(answer) if answer.batch_item_failures.is_empty() => Ok(()),
-///     _ => Err(Error::from("records are not done")),
+/// let all_or_none = consumer.map_result(|answer: Result<KafkaEventResponse, Diagnostic>| {
+///     if answer?.batch_item_failures.is_empty() { Ok(()) } else { Err(Diagnostic::from("records are not done")) }
 /// });
 /// Runtime::new(all_or_none).run().await
 /// # }

@@ -63,7 +63,7 @@ impl<B> Source for KafkaSource<B> {
 
     log_not_done!(offset, cluster, "record not done");
 
-    fn batch(&self, event: KafkaEvent) -> Option<Vec<Delivered>> {
+    fn batch(&self, event: KafkaEvent) -> Result<Vec<Delivered>, &'static str> {
         let arn = event.event_source_arn.filter(|arn| !arn.is_empty());
         let cluster: Arc<str> = arn.unwrap_or_else(|| sorted(event.bootstrap_servers.as_deref())).into();
         let records = event.records.into_iter().flat_map(|(partition, records)| {
@@ -71,7 +71,7 @@ impl<B> Source for KafkaSource<B> {
             let delivered = move |record| Delivered { cluster: cluster.clone(), partition: partition.clone(), record };
             records.into_iter().map(delivered)
         });
-        Some(records.collect())
+        Ok(records.collect())
     }
 
     fn name(Delivered { partition, record, .. }: &Delivered) -> Option<String> {

@@ -196,7 +196,8 @@ impl<H, B, T, E> SqsConsumer<H, B, T, E> {
     ///
     /// A dead letter is sent at least once. It is sent again if the answer to the request is lost, or if SQS delivers
     /// the message again before Lambda deletes it, as after a crash: the handler then runs again. A queue whose URL ends
-    /// with `.fifo` drops a repetition within five minutes.
+    /// with `.fifo` drops a repetition within five minutes. A letter also stands for a second delivery of its message in the
+    /// same batch, but for no other message with its key: that one runs itself.
     ///
     /// Take the queue that the source's redrive policy names, because SQS redrives from no other queue. SQS does not know the
     /// source of these letters: the redrive has to name it (`--destination-arn`). Give the queue a longer retention than the

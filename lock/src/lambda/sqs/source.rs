@@ -57,8 +57,8 @@ impl<B> Source for SqsSource<B> {
 
     log_not_done!(message_id, queue, "message returned to the queue");
 
-    fn batch(&self, event: SqsEvent) -> Option<Vec<SqsRecord>> {
-        Some(event.records)
+    fn batch(&self, event: SqsEvent) -> Result<Vec<SqsRecord>, &'static str> {
+        Ok(event.records)
     }
 
     fn name(message: &SqsRecord) -> Option<String> {

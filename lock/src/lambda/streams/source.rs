@@ -62,6 +62,10 @@ pub(super) fn event_key(stream: Option<&str>, event_id: Option<&str>) -> Option<
     event_id.filter(|id| !id.is_empty()).map(|id| format!("{}#{id}", stream.unwrap_or_default()))
 }
 
+/// Why a batch is refused.
+const TUMBLING_WINDOW: &str = "the event source mapping has a tumbling window, whose state this consumer would lose: remove \
+                               `TumblingWindowInSeconds`";
+
 /// The stream that a [`StreamConsumer`](crate::streams::StreamConsumer) gets records from.
 pub struct StreamSource<R: StreamRecord> {
     read: Read<R>,
@@ -98,22 +102,19 @@ impl<R: StreamRecord> Source for StreamSource<R> {
 
     log_not_done!(sequence_number, stream, "record not done");
 
-    /// Returns no items of a tumbling window, which expects its state in the answer.
-    fn batch(&self, event: R::Event) -> Option<Vec<R::Raw>> {
+    /// Refuses a tumbling window, which expects its state in the answer.
+    fn batch(&self, event: R::Event) -> Result<Vec<R::Raw>, &'static str> {
         let has_window = R::other(&event).contains_key("window");
         let records = R::records(event);
         if has_window {
             // Once, because Lambda delivers it again and again.
             self.refusal.call_once(|| {
-                tracing::error!(
-                    sequence_number = records.first().and_then(R::number),
-                    "records not done: the event source mapping has a tumbling window, whose state this consumer would \
-                     lose: remove `TumblingWindowInSeconds`"
-                );
+                let sequence_number = records.first().and_then(R::number);
+                tracing::error!(sequence_number, "records not done: {TUMBLING_WINDOW}");
             });
-            return None;
+            return Err(TUMBLING_WINDOW);
         }
-        Some(records)
+        Ok(records)
     }
 
     fn name(raw: &R::Raw) -> Option<String> {

@@ -84,9 +84,8 @@ mod tests {
         let function = SqsConsumer::new(once(locks().await)).layer(service_fn(pay));
 
         for (messages, returned) in [
-            (vec![message("1", 0)], vec!["1"]),
-            (vec![message("1", 700)], vec![]),
-            (vec![message("1", 700), message("2", 0)], vec![]), // the payment was made: nothing runs
+            (vec![message("1", 0), message("2", 700)], vec!["1"]), // the second one makes the payment
+            (vec![message("1", 0), message("3", 700)], vec![]),    // the payment was made: nothing runs
         ] {
             let answer = function.clone().oneshot(batch(&messages)).await.unwrap();
             let failures: Vec<_> = answer.batch_item_failures.iter().map(|failure| &failure.item_identifier).collect();
