@@ -70,8 +70,13 @@ async fn deliver(consumer: &Consumer, seen: &Seen, host: &Host, records: &[Value
         seen.lock().unwrap().push(record.clone());
         async move { if record.new_image.is_some_and(|order| order.fails) { Err(Declined) } else { Ok(()) } }
     });
-    let answer =
-        consumer.fail_if_all_failed(false).layer(handler).oneshot(invocation(host, batch(records))).await.unwrap();
+    let answer = consumer
+        .clone()
+        .fail_if_all_failed(false)
+        .layer(handler)
+        .oneshot(invocation(host, batch(records)))
+        .await
+        .unwrap();
     serde_json::to_value(answer).unwrap()
 }
 
