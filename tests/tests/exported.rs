@@ -209,8 +209,14 @@ async fn a_batch_exports_the_outcome_of_each_message() {
     function.oneshot(invocation(&host, event)).await.unwrap();
     let outcomes =
         ["done", "duplicate", "failed", "unreadable"].map(|outcome| format!("batch_items outcome={outcome}"));
-    let mut expected =
-        counts([("acquired", 2), ("acquire_time", 2), ("released", 1), ("work_failed", 1), ("hold_time", 2)]);
+    let mut expected = counts([
+        ("acquired", 2),
+        ("acquire_time", 2),
+        ("released", 1),
+        ("work_failed", 1),
+        ("hold_time", 2),
+        ("replays", 1),
+    ]);
     // The other record is completed with the payment, without a separate request.
     expected.insert("release_time".to_owned(), 1);
     expected.extend(outcomes.map(|outcome| (outcome, 1)));

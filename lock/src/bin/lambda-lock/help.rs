@@ -236,7 +236,7 @@ pub(crate) const ENVIRONMENT: [(&str, &str); 11] = [
 ];
 
 /// A command, what the example does, and its command line.
-pub(crate) const EXAMPLES: [(&str, &str, &str); 20] = [
+pub(crate) const EXAMPLES: [(&str, &str, &str); 21] = [
     ("create-table", "Create the table", "lambda-lock create-table --table locks --tag team=billing"),
     ("check", "Check that everything is in order", "lambda-lock check --table locks"),
     ("check", "Check that no setting of a consumer loses messages", "lambda-lock check --function payment-queue"),

@@ -110,7 +110,7 @@ type WhyDead<E> = Arc<dyn Fn(&E) -> Option<String> + Send + Sync>;
 
 impl<S: Source + Default, H, T, E> Consumer<S, H, T, E> {
     /// Creates a consumer with custom settings, such as a key from the body. A message's body and a Kinesis record's data
-    /// are JSON; `serde_dynamo` parses the images of a DynamoDB record.
+    /// are JSON. The guide [Streams](crate::docs::streams) says which type reads an image of a DynamoDB record.
     ///
     /// A key from the body also finds an item that was sent twice. Choose a [window](Self::window) longer than the source
     /// keeps its items.
