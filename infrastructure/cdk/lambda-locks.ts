@@ -129,7 +129,7 @@ export class LambdaLocks extends Construct {
       this.alarm(fn, "ItemErrors", {
         metric: countOther(fn, "lambda_lock_batch_items", "outcome", ["done", "duplicate", "in_progress", "not_started"]),
         alarmDescription:
-          "Messages or records fail again and again, although their batches succeed. Read the log for the errors. Runbook of lambda-lock: Invocations fail.",
+          "Messages or records fail again and again. Read the log for the errors. Runbook of lambda-lock: Invocations fail.",
         ...AGAIN,
       }),
       this.alarm(fn, "HttpProblems", {

@@ -87,7 +87,7 @@ locals {
       metric      = "lambda_lock_batch_items"
       label       = "outcome"
       routine     = ["done", "duplicate", "in_progress", "not_started"]
-      description = "Messages or records fail again and again, although their batches succeed. Read the log for the errors. Runbook of lambda-lock: Invocations fail."
+      description = "Messages or records fail again and again. Read the log for the errors. Runbook of lambda-lock: Invocations fail."
     })
     http-problems = merge(local.counted, {
       metric      = "lambda_lock_http_problems"

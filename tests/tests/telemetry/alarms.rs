@@ -5,7 +5,6 @@
 //! compares it with the CDK construct, with the Terraform module and with `template.yaml`.
 
 use std::collections::BTreeMap;
-use std::convert::Infallible;
 use std::fs;
 use std::path::Path;
 use std::time::Duration;
@@ -286,8 +285,8 @@ async fn payments(state: State) -> Watched {
             record.event_source_arn = Some("arn:aws:sqs:us-east-1:123456789012:payments".to_owned());
             event.records.push(record);
         }
-        let Ok::<_, Infallible>(_) = function.oneshot(invocation(&host, event)).await;
-        watched.invoked(false);
+        let has_failed = function.oneshot(invocation(&host, event)).await.is_err();
+        watched.invoked(has_failed);
     }
     watched
 }
@@ -341,15 +340,15 @@ async fn a_broken_api_raises_the_alarms_that_say_why() {
 
 #[tokio::test(start_paused = true)]
 async fn a_broken_consumer_raises_the_alarms_that_say_why() {
-    let locks = ["item-errors", "lock-errors", "missing"];
+    let locks = ["errors", "item-errors", "lock-errors", "missing"];
     for (state, construct, template) in [
         (State::Healthy, &[][..], &[][..]),
-        (State::NoTable, &locks[..], &["ItemErrors", "LockErrors"][..]),
-        (State::NoPermission, &locks, &["ItemErrors", "LockErrors"]),
-        (State::Throttled, &locks, &["ItemErrors", "LockErrors"]),
-        (State::HandlerFails, &["item-errors", "missing", "work-errors"], &["ItemErrors"]),
-        (State::HandlerFailedOnce, &[], &[]),
-        (State::BadInput, &["item-errors", "missing"], &["ItemErrors"]),
+        (State::NoTable, &locks[..], &["Errors", "ItemErrors", "LockErrors"][..]),
+        (State::NoPermission, &locks, &["Errors", "ItemErrors", "LockErrors"]),
+        (State::Throttled, &locks, &["Errors", "ItemErrors", "LockErrors"]),
+        (State::HandlerFails, &["errors", "item-errors", "missing", "work-errors"], &["Errors", "ItemErrors"]),
+        (State::HandlerFailedOnce, &["errors"], &[]),
+        (State::BadInput, &["errors", "item-errors", "missing"], &["Errors", "ItemErrors"]),
     ] {
         let watched = payments(state).await;
         assert_raised(&watched, state, construct, template);
