@@ -16,11 +16,11 @@ pub async fn release_at_shutdown(locks: &Locks) {
     let locks = locks.clone();
     let handler = lambda_runtime::spawn_graceful_shutdown_handler(move || async move {
         for error in locks.release_all(LIMIT).await {
-            tracing::warn!(%error, "not released");
+            tracing::warn!(?error, "not released");
         }
     });
     // It panics if the registration fails.
     if let Err(error) = tokio::spawn(handler).await {
-        tracing::warn!(%error, "locks are not released at SIGTERM");
+        tracing::warn!(?error, "locks are not released at SIGTERM");
     }
 }

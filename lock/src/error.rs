@@ -666,7 +666,7 @@ where
         SdkError::TimeoutError(_) => return Cause::Unavailable,
         SdkError::ResponseError(answer) => return cause_of_unreadable(answer.raw()),
         SdkError::DispatchFailure(_) if has_source(error, is_of_tls) => return Cause::TlsFailed,
-        SdkError::DispatchFailure(_) if has_source(error, |source| source.is::<ResolveDnsError>()) => {
+        SdkError::DispatchFailure(_) if has_source(error, <dyn StdError + 'static>::is::<ResolveDnsError>) => {
             return Cause::HostNotFound;
         }
         // A connection that breaks while the client waits for the answer is "other, transient", not I/O or timeout.
@@ -752,12 +752,114 @@ where
     }
 }
 
+impl Error {
+    /// Writes what failed, why and what to do.
+    fn explain(&self, f: &mut fmt::Formatter<'_>, what: &str, tries: &str) -> fmt::Result {
+        let Inner { cause, table, .. } = &*self.0;
+        let table = printable(table);
+        let reason = |text| printable_up_to(text, LONGEST_REASON);
+        let said = self.source_message().map(|message| format!(" ({message})")).unwrap_or_default();
+        match cause {
+            Cause::Held(holder) => write!(f, "{what} is held by {holder}"),
+            Cause::Lost(Some(holder)) => write!(f, "the lock on {what} was lost to {holder}"),
+            Cause::Lost(None) => write!(f, "the lock on {what} was lost: its lease ended, or its row was deleted"),
+            Cause::Ticket(fault) => write!(f, "the ticket for {what} was refused: {fault}"),
+            Cause::Throttled => write!(
+                f,
+                "requests for {what} are throttled{tries}: retry later, or raise the capacity of the table or the account; \
+                 if only this key is throttled, ask for it less often"
+            ),
+            Cause::Unavailable => write!(f, "DynamoDB did not answer for {what}{tries}: retry"),
+            Cause::Conflict => write!(f, "other requests change {what} at the same time{tries}: retry"),
+            Cause::AccessDenied => write!(
+                f,
+                "access denied to {what}: allow dynamodb:UpdateItem (and dynamodb:GetItem to read a holder, \
+                 dynamodb:Scan to list holders, the actions of Locks::create_table to create the table)"
+            ),
+            Cause::CredentialsRefused => write!(
+                f,
+                "AWS does not accept the credentials for {what}: renew them, and check this host's clock, and that the \
+                 region is enabled in the account"
+            ),
+            Cause::TableNotFound => write!(
+                f,
+                "table `{table}` not found in this account and region: create it with the template, with \
+                 Locks::create_table or with `lambda-lock create-table`, or wait while it is being created"
+            ),
+            Cause::HostNotFound => write!(
+                f,
+                "DynamoDB did not answer for {what}{tries}, because its host was not found: check the region, the endpoint \
+                 and the network"
+            ),
+            Cause::TlsFailed => write!(
+                f,
+                "no request for {what} was sent, because TLS failed: name the certificates of a private authority or a \
+                 proxy in AWS_CA_BUNDLE, install those of the system, or begin an endpoint without TLS with `http://`"
+            ),
+            Cause::NotDynamoDb(status) => write!(
+                f,
+                "what answered for {what} is not DynamoDB (HTTP status {status}): check the endpoint (AWS_ENDPOINT_URL, \
+                 AWS_ENDPOINT_URL_DYNAMODB) and the proxy"
+            ),
+            Cause::OtherKeys(keys) => write!(
+                f,
+                "the settings use {keys} as the key for {what}, but the table has another key{said}: set \
+                 LocksBuilder::partition_key (--partition-key) and sort_key (--sort-key) to the keys of the table, which must \
+                 be strings, or use another table"
+            ),
+            Cause::MalformedRow(why) => write!(
+                f,
+                "the row under {what} is not a lock row ({}); it was not modified: use another key or key prefix",
+                reason(why)
+            ),
+            Cause::WrongKind { is, not } => write!(f, "{what} is {is}, not {not}: use another key"),
+            Cause::Invalid(message) => f.write_str(&reason(message)),
+            Cause::NotSent => write!(f, "no request for {what} was sent: check region, credentials and endpoint"),
+            Cause::Rejected => {
+                write!(f, "DynamoDB rejected the request for {what}{said}: correct what its message names")
+            }
+            Cause::RowNotReturned => write!(
+                f,
+                "DynamoDB refused a write for {what}, and its answer has no item: this endpoint does not support \
+                 ReturnValuesOnConditionCheckFailure, so nobody can see who holds a key: use another endpoint, such as DynamoDB \
+                 Local or DynamoDB itself"
+            ),
+            Cause::TransactionRejected => write!(
+                f,
+                "DynamoDB rejected the transaction on {what}{said}: correct what its message names; a table with multi-Region strong \
+                 consistency has no transactions: {ONE_KEY_INSTEAD}, and set LocksBuilder::multi_region_strong_consistency"
+            ),
+            #[cfg(feature = "idempotency")]
+            Cause::InProgress(holder) => write!(f, "{what} is in progress: {holder}"),
+            #[cfg(feature = "idempotency")]
+            Cause::Unfinished(holder) => write!(
+                f,
+                "a run for {what} did not finish and may have done its work ({}): find out whether it did; then store its \
+                 result (`lambda-lock complete`, Locks::force_complete), or allow another run (`lambda-lock release`, \
+                 Locks::force_release)",
+                printable(holder.name().unwrap_or("by an unnamed holder")),
+            ),
+            #[cfg(feature = "idempotency")]
+            Cause::Mismatch(_) => write!(
+                f,
+                "{what} was used with another payload, or a deployment has changed what is validated: use another key only for \
+                 other work"
+            ),
+            #[cfg(feature = "idempotency")]
+            Cause::KeyMissing => {
+                write!(f, "an input for {what} has no idempotency key: send one, or use OnMissingKey::RunUnprotected")
+            }
+            #[cfg(feature = "idempotency")]
+            Cause::UnusableResult(why) => write!(f, "{what}: {}", reason(why)),
+        }
+    }
+}
+
 /// What failed, on which key and table, why, and what to do.
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Inner { cause, table, key, attempts, others, .. } = &*self.0;
         let table = printable(table);
-        let reason = |text| printable_up_to(text, LONGEST_REASON);
         let names_holders = self.holder().is_some();
         let what = match (key.as_str(), others.as_slice()) {
             ("", _) => format!("table `{table}`"),
@@ -768,101 +870,8 @@ impl fmt::Display for Error {
                 format!("keys `{}`, {} in table `{table}`", printable(key), keys.join(", "))
             }
         };
-        let said = self.source_message().map(|message| format!(" ({message})")).unwrap_or_default();
         let tries = if *attempts > 1 { format!(", after {attempts} attempts") } else { String::new() };
-        match cause {
-            Cause::Held(holder) => write!(f, "{what} is held by {holder}")?,
-            Cause::Lost(Some(holder)) => write!(f, "the lock on {what} was lost to {holder}")?,
-            Cause::Lost(None) => write!(f, "the lock on {what} was lost: its lease ended, or its row was deleted")?,
-            Cause::Ticket(fault) => write!(f, "the ticket for {what} was refused: {fault}")?,
-            Cause::Throttled => write!(
-                f,
-                "requests for {what} are throttled{tries}: retry later, or raise the capacity of the table or the account; \
-                 if only this key is throttled, ask for it less often"
-            )?,
-            Cause::Unavailable => write!(f, "DynamoDB did not answer for {what}{tries}: retry")?,
-            Cause::Conflict => write!(f, "other requests change {what} at the same time{tries}: retry")?,
-            Cause::AccessDenied => write!(
-                f,
-                "access denied to {what}: allow dynamodb:UpdateItem (and dynamodb:GetItem to read a holder, \
-                 dynamodb:Scan to list holders, the actions of Locks::create_table to create the table)"
-            )?,
-            Cause::CredentialsRefused => write!(
-                f,
-                "AWS does not accept the credentials for {what}: renew them, and check this host's clock, and that the \
-                 region is enabled in the account"
-            )?,
-            Cause::TableNotFound => write!(
-                f,
-                "table `{table}` not found in this account and region: create it with the template, with \
-                 Locks::create_table or with `lambda-lock create-table`, or wait while it is being created"
-            )?,
-            Cause::HostNotFound => write!(
-                f,
-                "DynamoDB did not answer for {what}{tries}, because its host was not found: check the region, the endpoint \
-                 and the network"
-            )?,
-            Cause::TlsFailed => write!(
-                f,
-                "no request for {what} was sent, because TLS failed: name the certificates of a private authority or a \
-                 proxy in AWS_CA_BUNDLE, install those of the system, or begin an endpoint without TLS with `http://`"
-            )?,
-            Cause::NotDynamoDb(status) => write!(
-                f,
-                "what answered for {what} is not DynamoDB (HTTP status {status}): check the endpoint (AWS_ENDPOINT_URL, \
-                 AWS_ENDPOINT_URL_DYNAMODB) and the proxy"
-            )?,
-            Cause::OtherKeys(keys) => write!(
-                f,
-                "the settings use {keys} as the key for {what}, but the table has another key{said}: set \
-                 LocksBuilder::partition_key (--partition-key) and sort_key (--sort-key) to the keys of the table, which must \
-                 be strings, or use another table"
-            )?,
-            Cause::MalformedRow(why) => write!(
-                f,
-                "the row under {what} is not a lock row ({}); it was not modified: use another key or key prefix",
-                reason(why)
-            )?,
-            Cause::WrongKind { is, not } => write!(f, "{what} is {is}, not {not}: use another key")?,
-            Cause::Invalid(message) => f.write_str(&reason(message))?,
-            Cause::NotSent => write!(f, "no request for {what} was sent: check region, credentials and endpoint")?,
-            Cause::Rejected => {
-                write!(f, "DynamoDB rejected the request for {what}{said}: correct what its message names")?
-            }
-            Cause::RowNotReturned => write!(
-                f,
-                "DynamoDB refused a write for {what}, and its answer has no item: this endpoint does not support \
-                 ReturnValuesOnConditionCheckFailure, so nobody can see who holds a key: use another endpoint, such as DynamoDB \
-                 Local or DynamoDB itself"
-            )?,
-            Cause::TransactionRejected => write!(
-                f,
-                "DynamoDB rejected the transaction on {what}{said}: correct what its message names; a table with multi-Region strong \
-                 consistency has no transactions: {ONE_KEY_INSTEAD}, and set LocksBuilder::multi_region_strong_consistency"
-            )?,
-            #[cfg(feature = "idempotency")]
-            Cause::InProgress(holder) => write!(f, "{what} is in progress: {holder}")?,
-            #[cfg(feature = "idempotency")]
-            Cause::Unfinished(holder) => write!(
-                f,
-                "a run for {what} did not finish and may have done its work ({}): find out whether it did; then store its \
-                 result (`lambda-lock complete`, Locks::force_complete), or allow another run (`lambda-lock release`, \
-                 Locks::force_release)",
-                printable(holder.name().unwrap_or("by an unnamed holder")),
-            )?,
-            #[cfg(feature = "idempotency")]
-            Cause::Mismatch(_) => write!(
-                f,
-                "{what} was used with another payload, or a deployment has changed what is validated: use another key only for \
-                 other work"
-            )?,
-            #[cfg(feature = "idempotency")]
-            Cause::KeyMissing => {
-                write!(f, "an input for {what} has no idempotency key: send one, or use OnMissingKey::RunUnprotected")?;
-            }
-            #[cfg(feature = "idempotency")]
-            Cause::UnusableResult(why) => write!(f, "{what}: {}", reason(why))?,
-        }
+        self.explain(f, &what, &tries)?;
         for (key, holder) in others.iter().filter(|_| names_holders) {
             let key = printable(key);
             match holder {

@@ -18,6 +18,7 @@ use aws_smithy_http_client::{Builder, ConnectorBuilder};
 use aws_smithy_runtime_api::client::dns::{DnsFuture, ResolveDns, ResolveDnsError};
 use aws_smithy_runtime_api::client::http::SharedHttpClient;
 use aws_smithy_runtime_api::client::orchestrator::HttpRequest;
+use aws_smithy_runtime_api::client::runtime_components::RuntimeComponents;
 use aws_smithy_types::retry::RetryMode;
 use aws_types::os_shim_internal::{Env, Fs};
 use rustls::RootCertStore;
@@ -308,7 +309,7 @@ fn http_client(certificates: Option<String>) -> Result<SharedHttpClient, Error> 
             .tls_context(tls.clone())
             .proxy_config(ProxyConfig::from_env());
         connector.set_connector_settings(settings.cloned());
-        connector.set_sleep_impl(components.and_then(|components| components.sleep_impl()));
+        connector.set_sleep_impl(components.and_then(RuntimeComponents::sleep_impl));
         connector.build_with_resolver(NamingResolver)
     }))
 }

@@ -22,7 +22,7 @@ async fn main() -> Result<(), Error> {
     let handler = move |input: Deployment, ctx: DurableContext| {
         let deployed = durable_deployment(locks.clone(), releases.clone(), simulation, input, ctx);
         // A failed execution is no error of an invocation.
-        async { deployed.await.inspect_err(|error| tracing::error!(%error, "the execution failed")) }
+        async { deployed.await.inspect_err(|error| tracing::error!(?error, "the execution failed")) }
     };
     let execution = Arc::new(wrap(handler, Options::default()));
     let function = service_fn(move |event| execution(event));

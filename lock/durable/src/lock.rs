@@ -186,6 +186,6 @@ async fn release(ctx: &DurableContext, claim: Claim, identity: String) {
     });
     let released = released.name("release").retry_strategy(retry_request).await;
     if let Err(error) = released.map_err(Error::from).and_then(Outcome::into_result) {
-        tracing::warn!(key = name, %error, "the release failed: the key is held until the lease ends");
+        tracing::warn!(key = name, ?error, "the release failed: the key is held until the lease ends");
     }
 }

@@ -273,13 +273,13 @@ impl<I, T, E> Idempotency<I, T, E> {
         self.with(|settings| settings.on_missing_key = policy)
     }
 
-    /// Whether this invocation has no prefix, of any kind, although none was asked for.
     /// Sets which errors count as failed work; all by default.
     #[cfg(feature = "http")]
     pub(crate) fn failures(self, is_failure: fn(&E) -> bool) -> Self {
         self.with(|settings| settings.is_failure = is_failure)
     }
 
+    /// Whether this invocation has no prefix, of any kind, although none was asked for.
     #[cfg(feature = "http")]
     pub(crate) fn lacks_prefix(&self, invocation: &Invocation) -> bool {
         let RecordSettings { prefix, locks, .. } = &*self.settings;

@@ -85,10 +85,10 @@ fn an_unfinished_run_whose_work_was_done_is_completed() {
     complete("17", &["--result", "{"]).expect_code(2);
     complete("16", &[]).expect_code(75).expect_sentence(&["with fence 17, not with fence 16"]);
     assert_eq!(place.json("pay#7")["state"], "expired");
-    let done = complete("17", &["--result", "{\"receipt\": 7}"]).expect_code(0);
+    let done = complete("17", &["--result", "{\"receipt\": 12345678901234567890123}"]).expect_code(0);
     assert!(done.stdout.starts_with("completed: key `pay#7`"), "{done:?}");
     let row = place.row("pay#7");
-    assert_eq!(row["data"], AttributeValue::S("{\"receipt\":7}".to_owned()));
+    assert_eq!(row["data"], AttributeValue::S("{\"receipt\": 12345678901234567890123}".to_owned()));
     assert_eq!(place.json("pay#7")["state"], "completed");
     complete("17", &[]).expect_code(78).expect_sentence(&["completed run"]);
     place.run(["release", "pay#7", "--fence", "17"]).expect_code(78).expect_sentence(&["completed run"]);
@@ -101,10 +101,11 @@ fn as_the_runbook_says(place: &Place, block: usize) -> Outcome {
     let block = section.split("```sh\n").nth(block + 1).unwrap().split("```").next().unwrap();
     let mut command = bare("bash");
     let program = place.command([""; 0]);
-    let words = program.get_args().map(|word| format!(" '{}'", word.to_str().unwrap())).collect::<String>();
+    let words: Vec<_> = program.get_args().map(|word| format!("'{}'", word.to_str().unwrap())).collect();
+    let words = words.join(" ");
     command.envs(program.get_envs().filter_map(|(name, value)| Some((name, value?))));
     command.envs([("KEY", "pay#7"), ("FENCE", "17"), ("WINDOW", "15days"), ("RESULT", r#"{"receipt": 7}"#)]);
-    command.args(["-eu", "-c", &format!("lambda-lock() {{ '{PROGRAM}'{words} \"$@\"; }}\n{block}")]);
+    command.args(["-eu", "-c", &format!("lambda-lock() {{ '{PROGRAM}' {words} \"$@\"; }}\n{block}")]);
     Process::start(command).outcome().expect_code(0)
 }
 

@@ -67,8 +67,8 @@ async fn bytes_are_compared_as_they_are() {
 
 /// A form with this boundary and these parts.
 fn form(host: &Host, boundary: &str, parts: &[&str]) -> Request {
-    let parts: String = parts.iter().map(|part| format!("--{boundary}\r\n{part}\r\n")).collect();
-    let body = format!("{parts}--{boundary}--\r\n");
+    let parts = parts.join(&format!("\r\n--{boundary}\r\n"));
+    let body = format!("--{boundary}\r\n{parts}\r\n--{boundary}--\r\n");
     request(host, Method::POST, "/orders", &format!("multipart/form-data; boundary=\"{boundary}\""), &body)
 }
 

@@ -355,6 +355,23 @@ async fn a_broken_consumer_raises_the_alarms_that_say_why() {
     }
 }
 
+// The tests above run three of the functions.
+#[test]
+fn a_query_of_the_template_is_the_query_of_the_construct_for_its_function() {
+    let definitions = definitions();
+    let mut found = 0;
+    for (name, alarm) in &definitions.template {
+        let Some(query) = &alarm.expression else { continue };
+        let kinds = [("LockErrors", "lock-errors"), ("ItemErrors", "item-errors"), ("HttpProblems", "http-problems")];
+        let kind = kinds.into_iter().find_map(|(end, kind)| Some((name.strip_suffix(end)?, kind)));
+        let (function, kind) = kind.unwrap_or_else(|| panic!("{name}"));
+        let of_construct = definitions.construct[kind].expression.as_ref().unwrap();
+        assert_eq!(*query, of_construct.replace("FUNCTION", function), "{name}");
+        found += 1;
+    }
+    assert_eq!(found, 9);
+}
+
 #[test]
 fn the_alarm_on_problems_leaves_out_mistakes_of_clients() {
     let rows = include_str!("../../../lock/docs/http.md").lines().filter_map(|line| {

@@ -22,12 +22,17 @@ use crate::output::{line, printable};
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// What Lambda and SQS answer to credentials that have expired or are wrong.
-const NOT_ACCEPTED: [&str; 7] = [
+const NOT_ACCEPTED: [&str; 12] = [
     "ExpiredToken",
     "ExpiredTokenException",
+    "IncompleteSignature",
     "IncompleteSignatureException",
+    "InvalidAccessKeyId",
     "InvalidClientTokenId",
     "InvalidSignatureException",
+    "MissingAuthenticationToken",
+    "MissingAuthenticationTokenException",
+    "RequestExpired",
     "SignatureDoesNotMatch",
     "UnrecognizedClientException",
 ];

@@ -6,7 +6,9 @@ use std::fmt;
 use std::time::Duration;
 
 use aws_sdk_lambda::operation::get_function_event_invoke_config::GetFunctionEventInvokeConfigOutput;
-use aws_sdk_lambda::types::{DestinationConfig, EventSourceMappingConfiguration as Mapping, FunctionResponseType};
+use aws_sdk_lambda::types::{
+    DestinationConfig, EventSourceMappingConfiguration as Mapping, FunctionResponseType, ScalingConfig,
+};
 use aws_sdk_sqs::types::QueueAttributeName;
 use humantime::format_duration;
 use lambda_lock::operate::Verdict;
@@ -375,10 +377,8 @@ pub(crate) fn of_concurrency(reserved: Option<i32>, mappings: &[Mapping]) -> Opt
     let polled =
         |mapping: &&Mapping| Source::of(mapping) == Source::Queue && mapping.provisioned_poller_config().is_none();
     let queues: Vec<_> = mappings.iter().filter(polled).collect();
-    let limits: Option<Vec<_>> = queues
-        .iter()
-        .map(|mapping| mapping.scaling_config().and_then(|scaling| scaling.maximum_concurrency()))
-        .collect();
+    let limits: Option<Vec<_>> =
+        queues.iter().map(|mapping| mapping.scaling_config().and_then(ScalingConfig::maximum_concurrency)).collect();
     let most = limits.map(|limits| limits.iter().sum::<i32>());
     if queues.is_empty() || most.is_some_and(|most| most <= reserved) {
         return None;
@@ -412,7 +412,7 @@ pub(crate) fn of_variables(variables: Option<&HashMap<String, String>>) -> Optio
     Some(Finding::new(Verdict::Warning, "environment", message))
 }
 
-/// Returns what loses events that come without a mapping: from a schedule, S3, SNS or EventBridge.
+/// Returns what loses events that come without a mapping: from a schedule, S3, SNS or `EventBridge`.
 pub(crate) fn of_events(
     config: Option<&GetFunctionEventInvokeConfigOutput>,
     has_dead_letter_queue: bool,
@@ -490,7 +490,7 @@ mod tests {
         let attributes = [
             (QueueAttributeName::VisibilityTimeout, Some(visibility.to_string())),
             (QueueAttributeName::MessageRetentionPeriod, Some(retention.to_string())),
-            (QueueAttributeName::RedrivePolicy, redrive.map(|count| redrive_policy(count))),
+            (QueueAttributeName::RedrivePolicy, redrive.map(redrive_policy)),
         ];
         Queue::new(name, &attributes.into_iter().filter_map(|(name, value)| Some((name, value?))).collect())
     }

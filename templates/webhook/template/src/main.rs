@@ -68,7 +68,7 @@ async fn handle(mut events: Events, secret: &str, request: Request) -> Result<Re
             Ok(event) => match events.run(&event, async |_| fulfil(&event).await).await {
                 Ok(()) => 200,
                 Err(error) => {
-                    lambda_http::tracing::warn!(%error, event.id, "not fulfilled");
+                    lambda_http::tracing::warn!(?error, event.id, "not fulfilled");
                     503
                 }
             },
