@@ -77,7 +77,7 @@ fn batch(messages: impl IntoIterator<Item = SqsRecord>) -> SqsEvent {
     event
 }
 
-/// The ids of the messages that go back.
+/// The ids of the messages that go back. The consumer answers even if they are all.
 async fn failures<S, H, B, T>(
     consumer: &SqsConsumer<H, B, T, Declined>,
     handler: S,
@@ -88,12 +88,9 @@ where
     <SqsConsumer<H, B, T, Declined> as Layer<S>>::Service:
         Service<LambdaEvent<SqsEvent>, Response = SqsBatchResponse, Error = Diagnostic>,
 {
-    let all = event.payload.records.iter().filter_map(|message| message.message_id.clone()).collect();
-    match timeout(TOO_LONG, consumer.layer(handler).oneshot(event)).await.expect("there is an answer") {
-        Ok(answer) => answer.batch_item_failures.into_iter().map(|failure| failure.item_identifier).collect(),
-        // Lambda takes a failed invocation as the failure of each message.
-        Err(_) => all,
-    }
+    let service = consumer.clone().fail_if_all_failed(false).layer(handler);
+    let answer = timeout(TOO_LONG, service.oneshot(event)).await.expect("there is an answer").unwrap();
+    answer.batch_item_failures.into_iter().map(|failure| failure.item_identifier).collect()
 }
 
 /// Delivers a batch 30 seconds before the deadline, and returns the ids of the messages that go back.

@@ -70,7 +70,7 @@ fn row_of(number: &str) -> String {
     format!("orders#{STREAM}#shardId-000000000006:{number}")
 }
 
-/// The number that the answer names, from which Lambda delivers again.
+/// The number that the answer names, from which Lambda delivers again. The consumer answers even if all failed.
 async fn again_from<S, H, B, T>(
     consumer: &StreamConsumer<H, KinesisRecord<B>, T, Declined>,
     handler: S,
@@ -81,10 +81,8 @@ where
     <StreamConsumer<H, KinesisRecord<B>, T, Declined> as Layer<S>>::Service:
         Service<LambdaEvent<KinesisEvent>, Response = KinesisEventResponse, Error = Diagnostic>,
 {
-    let first = event.payload.records.first().map(|record| record.kinesis.sequence_number.clone());
-    let answer = timeout(TOO_LONG, consumer.layer(handler).oneshot(event)).await.expect("there is an answer");
-    // Lambda delivers the batch of a failed invocation again.
-    let Ok(answer) = answer else { return first };
+    let service = consumer.clone().fail_if_all_failed(false).layer(handler);
+    let answer = timeout(TOO_LONG, service.oneshot(event)).await.expect("there is an answer").unwrap();
     let mut numbers: Vec<_> =
         answer.batch_item_failures.into_iter().map(|failure| failure.item_identifier.unwrap()).collect();
     assert!(numbers.len() <= 1, "{numbers:?}");
