@@ -15,7 +15,7 @@ use crate::clock::{millis, since_epoch};
 use crate::error::{Cause, ErrorKind};
 use crate::holder::{Data, Holder, HolderKind};
 use crate::limits::{MAX_DATA_BYTES, check_data};
-use crate::lock::{self, Acquire, BeforeWait, Begun, Lock, in_time_to_answer, until_overrun};
+use crate::lock::{self, Acquire, AroundPause, Begun, Lock, in_time_to_answer, until_overrun};
 use crate::metrics;
 use crate::random;
 use crate::row::{self, Completed, Outcome, RecordClaim};
@@ -90,13 +90,13 @@ where
         next
     }
 
-    /// Like [`begin`](Self::begin), for a caller that logs work in progress itself. `before_wait` is called before each pause
-    /// of a wait for another run.
+    /// Like [`begin`](Self::begin), for a caller that logs work in progress itself. `around_pause` is called around each
+    /// pause of a wait for another run.
     pub(crate) async fn begin_unlogged(
         &self,
         identity: Option<Identity>,
         invocation: &Invocation,
-        before_wait: Option<BeforeWait>,
+        around_pause: Option<Arc<dyn AroundPause>>,
     ) -> Result<NextStep, HandlerError<E>> {
         let settings = &*self.settings;
         let Some(Identity { key, validation }) = identity else {
@@ -119,7 +119,7 @@ where
                 }
             };
         }
-        let acquire = settings.acquire(row::Kind::record(key.clone(), claim), invocation).before_wait(before_wait);
+        let acquire = settings.acquire(row::Kind::record(key.clone(), claim), invocation).around_pause(around_pause);
         match acquire.begin().await {
             Ok(Begun::Acquired(lock)) => {
                 let name = invocation.holder.as_ref().unwrap_or(&settings.locks.0.holder);

@@ -52,7 +52,7 @@ impl Locks {
             lease: None,
             until: None,
             wait: None,
-            before_wait: None,
+            around_pause: None,
             hold_at_least: Duration::ZERO,
             holder: None,
             identity: None,
@@ -119,7 +119,7 @@ pub struct Acquire {
     lease: Option<Duration>,
     until: Option<SystemTime>,
     wait: Option<Wait>,
-    before_wait: Option<BeforeWait>,
+    around_pause: Option<Arc<dyn AroundPause>>,
     hold_at_least: Duration,
     holder: Option<String>,
     identity: Option<String>,
@@ -167,8 +167,8 @@ impl Acquire {
 
     /// Calls this before each pause because of another holder. The pause begins when it returns, and counts from its call.
     #[cfg(feature = "idempotency")]
-    pub(crate) fn before_wait(mut self, before_wait: Option<BeforeWait>) -> Self {
-        self.before_wait = before_wait;
+    pub(crate) fn around_pause(mut self, around_pause: Option<Arc<dyn AroundPause>>) -> Self {
+        self.around_pause = around_pause;
         self
     }
 
@@ -580,8 +580,14 @@ impl IntoFuture for Acquire {
     }
 }
 
-/// What a caller does before an acquire waits for another holder.
-pub(crate) type BeforeWait = Arc<dyn Fn() -> BoxFuture<'static, ()> + Send + Sync>;
+/// What a caller does around each pause of an acquire that waits for another holder. The wait ends if it takes longer than
+/// that.
+pub(crate) trait AroundPause: Send + Sync {
+    /// Ends when the pause may begin.
+    fn before(&self) -> BoxFuture<'_, ()>;
+    /// Ends when the next attempt may be sent.
+    fn after(&self) -> BoxFuture<'_, ()>;
+}
 
 /// The outcome of an acquire.
 #[derive(Debug)]
@@ -807,18 +813,28 @@ impl<'a> AcquireAttempts<'a> {
                 && self.acquire.lease_from(clock.now()).is_ok();
         }
         telemetry.sleep(error.holder());
-        if let (Some(_), Some(before_wait)) = (error.holder(), &self.acquire.before_wait) {
-            let left = self.delays.left(clock.now().since(self.started));
-            if timeout(left, before_wait()).await.is_err() {
-                return false;
-            }
+        let around = self.acquire.around_pause.as_ref().filter(|_| error.holder().is_some());
+        if let Some(around) = around
+            && timeout(self.left(), around.before()).await.is_err()
+        {
+            return false;
         }
         let delay = self.next_delay(error, telemetry).await;
         let (delay, is_last) = self.delays.limit(delay, clock.now().since(self.started));
         self.is_last = is_last;
         tokio::time::sleep(delay).await;
+        if let Some(around) = around
+            && timeout(self.left(), around.after()).await.is_err()
+        {
+            return false;
+        }
         // The wall clock may have passed the deadline while the timer slept.
         self.acquire.lease_from(clock.now()).is_ok()
+    }
+
+    /// Returns what is left of the wait.
+    fn left(&self) -> Duration {
+        self.delays.left(self.acquire.locks.0.clock.now().since(self.started))
     }
 
     /// Returns the delay before the next attempt: until this waiter's turn, or that of the backoff. Takes a place in the

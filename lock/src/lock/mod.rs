@@ -21,7 +21,7 @@ pub use acquire::Acquire;
 #[cfg(feature = "lambda")]
 pub(crate) use acquire::hold;
 #[cfg(feature = "idempotency")]
-pub(crate) use acquire::{BeforeWait, Begun, in_time_to_answer, until_overrun};
+pub(crate) use acquire::{AroundPause, Begun, in_time_to_answer, until_overrun};
 pub use attempt::{Attempt, Turn};
 pub use backoff::{Backoff, Jitter};
 pub use held::Lock;

@@ -5,15 +5,18 @@ use std::time::Duration;
 
 use aws_sdk_dynamodb::types::AttributeValue;
 use lambda_lock::embedded::Host;
+use lambda_lock::lambda::SqsMessage;
 use lambda_lock::{Lock, OnUnfinished, SqsConsumer};
 use lambda_lock_tests::World;
 use lambda_lock_tests::invocation::{invocation, invocation_with, keep_log, logged, millis};
 use serde_json::json;
+use tokio::time::sleep;
+use tower::service_fn;
 
 use crate::queues::{Does, Queues};
 use crate::{
-    AFTER_THE_LEASE, Consumer, FIFO_QUEUE, Till, batch, by_payment, deliver, deliver_in, environment, message,
-    message_with_body, ms, ordered, work_elsewhere,
+    AFTER_THE_LEASE, Consumer, FIFO_QUEUE, Payment, Till, batch, by_payment, deliver, deliver_in, environment,
+    failures, message, message_with_body, ms, ordered, work_elsewhere,
 };
 
 /// A consumer that hides messages, and a message `1` that is in progress elsewhere for this long.
@@ -36,6 +39,31 @@ async fn a_message_in_progress_elsewhere_is_hidden_until_that_lease_ends() {
     // 41 s with the clock skew, minus the time that has passed, rounded up to whole seconds.
     let seconds = request["VisibilityTimeout"].as_i64().unwrap();
     assert!((39..=41).contains(&seconds), "{seconds}");
+}
+
+/// The other message runs until the first one is hidden.
+#[tokio::test]
+async fn a_message_that_waited_is_hidden_while_others_run() {
+    let queues = Queues::default();
+    let (world, host, _, _) = environment().await;
+    let _other = work_elsewhere(&world, "payment 1", Duration::from_secs(40)).await;
+    let once = by_payment(&world.locks(&host).build().unwrap()).wait(ms(20));
+    let consumer = SqsConsumer::new(once).concurrency(1).hide_while_in_progress(queues.client());
+    let handler = service_fn({
+        let queues = queues.clone();
+        move |_: SqsMessage<Payment>| {
+            let queues = queues.clone();
+            async move {
+                while queues.hidden().is_empty() {
+                    sleep(ms(1)).await;
+                }
+                Ok(())
+            }
+        }
+    });
+    let event = invocation_with(&host, batch([message("1", "Done"), message("2", "Done")]), ms(3_000));
+    assert_eq!(failures(&consumer, handler, event).await, ["1"]);
+    assert_eq!(queues.hidden().len(), 1);
 }
 
 #[tokio::test]

@@ -4,8 +4,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use lambda_lock::OnUnfinished;
 use lambda_lock::streams::{KinesisRecord, StreamConsumer};
+use lambda_lock::{OnUnfinished, WithRun};
 use lambda_lock_tests::World;
 use lambda_lock_tests::invocation::{invocation, invocation_with};
 use tokio::sync::Notify;
@@ -94,6 +94,31 @@ async fn no_more_lanes_wait_at_once_than_run() {
     assert_eq!(deliver(&consumer, &Till::default(), &host, records).await.as_deref(), Some("1"));
     // One for each record, one to store a result, and those of two waits of 29 s.
     assert!((52..52 + 2 * 20).contains(&host.requests()), "{}", host.requests());
+}
+
+/// The crash has left record 1 for about a second. The two others take nearly two seconds each.
+#[tokio::test(start_paused = true)]
+async fn a_lane_that_waited_starts_with_its_whole_lease() {
+    let world = World::in_virtual_time().await;
+    let host = world.host().build();
+    let consumer = StreamConsumer::by_event_id(world.locks(&host).build().unwrap()).lease(ms(2_000)).concurrency(1);
+    let _left = work_elsewhere(&world, "1", ms(100)).await;
+    let leases = Arc::new(Mutex::new(Vec::new()));
+    let handler = service_fn({
+        let leases = Arc::clone(&leases);
+        move |WithRun { input, run, .. }: WithRun<KinesisRecord<Payment>>| {
+            leases.lock().unwrap().push((input.sequence_number().unwrap().to_owned(), run.lock().remaining()));
+            async {
+                sleep(ms(1_850)).await;
+                Ok::<_, Declined>(())
+            }
+        }
+    });
+    let event = invocation(&host, batch(records([("a", "Done"), ("b", "Done"), ("c", "Done")])));
+    let again = again_from(&consumer, handler, event).await;
+    let leases = leases.lock().unwrap().clone();
+    assert_eq!((again, leases.len()), (None, 3), "{leases:?}");
+    assert!(leases.iter().all(|(_, left)| *left > ms(1_900)), "{leases:?}");
 }
 
 #[tokio::test]

@@ -25,7 +25,7 @@ use crate::clock::{Moment, since_epoch};
 use crate::error::ErrorKind;
 use crate::idempotency::{HandlerError, Identity, Invocation, NextStep, Run};
 use crate::limits::time_to_ask;
-use crate::lock::{BeforeWait, Lock};
+use crate::lock::Lock;
 use crate::metrics;
 
 /// How many items a line of the log names at most.
@@ -168,6 +168,8 @@ where
         // Behind an item without time, an ordered lane has none either.
         let mut has_time = true;
         for Entry { copies, item } in lane.entries {
+            // An item that waited in vain has left the lane without a slot.
+            slot.run().await;
             if self.is_stopped() {
                 break;
             }
@@ -271,10 +273,9 @@ where
         Inner: Service<H, Response = T, Error = E>,
     {
         let idempotency = &self.consumer.idempotency;
-        let waiting = Arc::clone(slot);
-        let before_wait: BeforeWait = Arc::new(move || Arc::clone(&waiting).start_waiting().boxed());
-        let next = idempotency.begin_unlogged(identity, &self.invocation, Some(before_wait)).await;
-        slot.go_on().await;
+        let around_pause = Arc::clone(slot);
+        let next = idempotency.begin_unlogged(identity, &self.invocation, Some(around_pause)).await;
+        slot.end_wait();
         let run = match next {
             Ok(NextStep::Replay { key, record: row }) => {
                 return match idempotency.replay(&row, &key) {

@@ -1,9 +1,12 @@
 //! `Slots`: how many lanes run at once, and how many wait meanwhile.
 
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
+use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+use crate::lock::AroundPause;
 
 /// How many lanes run at once, and how many wait meanwhile for work that is in progress elsewhere. A lane that waits takes
 /// no slot from those that can run. It counts all the same, because each wait asks again and again.
@@ -21,45 +24,62 @@ impl Slots {
 
     /// Returns the slot of a lane that runs, when there is one.
     pub(super) async fn take(&self) -> Arc<Slot> {
-        let permit = Mutex::new(one_of(&self.running).await);
-        Arc::new(Slot { slots: self.clone(), permit, is_waiting: AtomicBool::new(false) })
+        let slot = Slot { slots: self.clone(), running: Permit::default(), waiting: Permit::default() };
+        slot.run().await;
+        Arc::new(slot)
     }
 }
 
 /// The slot of one lane.
 pub(super) struct Slot {
     slots: Slots,
-    /// To run, or to wait. The semaphores are never closed, so it is missing only while the lane asks for it.
-    permit: Mutex<Option<OwnedSemaphorePermit>>,
-    is_waiting: AtomicBool,
+    running: Permit,
+    waiting: Permit,
 }
 
 impl Slot {
-    /// Lets another lane run while this one waits, and returns when it may wait.
-    pub(super) async fn start_waiting(self: Arc<Self>) {
-        if !self.is_waiting.swap(true, Ordering::Relaxed) {
-            self.exchange_for(&self.slots.waiting).await;
-        }
+    /// Returns when this lane may run.
+    pub(super) async fn run(&self) {
+        self.running.take(&self.slots.running).await;
     }
 
-    /// Returns when this lane may run, after a wait.
-    pub(super) async fn go_on(&self) {
-        if self.is_waiting.swap(false, Ordering::Relaxed) {
-            self.exchange_for(&self.slots.running).await;
-        }
-    }
-
-    async fn exchange_for(&self, slots: &Arc<Semaphore>) {
-        drop(self.permit().take());
-        let permit = one_of(slots).await;
-        *self.permit() = permit;
-    }
-
-    fn permit(&self) -> MutexGuard<'_, Option<OwnedSemaphorePermit>> {
-        self.permit.lock().unwrap_or_else(PoisonError::into_inner)
+    /// The lane no longer waits: it has what it asked for, or was refused.
+    pub(super) fn end_wait(&self) {
+        self.waiting.give_back();
     }
 }
 
-async fn one_of(slots: &Arc<Semaphore>) -> Option<OwnedSemaphorePermit> {
-    Arc::clone(slots).acquire_owned().await.ok()
+/// Lets another lane run during a pause. The lane asks again only when it may run at once, so that the handler begins with
+/// the whole lease. It keeps its place among those that wait until then.
+impl AroundPause for Slot {
+    fn before(&self) -> BoxFuture<'_, ()> {
+        self.running.give_back();
+        self.waiting.take(&self.slots.waiting).boxed()
+    }
+
+    fn after(&self) -> BoxFuture<'_, ()> {
+        self.run().boxed()
+    }
+}
+
+/// A permit that a lane has or not.
+#[derive(Default)]
+struct Permit(Mutex<Option<OwnedSemaphorePermit>>);
+
+impl Permit {
+    /// Returns when the lane has the permit. The semaphores are never closed.
+    async fn take(&self, semaphore: &Arc<Semaphore>) {
+        if self.with(|permit| permit.is_none()) {
+            let permit = Arc::clone(semaphore).acquire_owned().await.ok();
+            self.with(|missing| *missing = permit);
+        }
+    }
+
+    fn give_back(&self) {
+        drop(self.with(Option::take));
+    }
+
+    fn with<T>(&self, change: impl FnOnce(&mut Option<OwnedSemaphorePermit>) -> T) -> T {
+        change(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
+    }
 }
