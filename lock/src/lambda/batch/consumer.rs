@@ -31,7 +31,8 @@ use crate::panics;
 /// | that is in progress elsewhere | is not done, unless [`Idempotency::wait`] waits for it |
 /// | that does not parse, or that has no key | is not done |
 /// | that its batch has twice, with the same name | runs once; both share the outcome |
-/// | that has the key of another item of its batch | asks the table when the other one has ended: it is done without running if the other is done, and otherwise runs itself |
+/// | that has the key of another item of its batch, in the same lane | asks the table when the other one has ended: it is done without running if the other is done, and otherwise runs itself |
+/// | that has the key of another item of its batch, in another lane | may run at the same time, so one of them is in progress elsewhere, as above |
 /// | that was not started [in time](Self::min_remaining_time) | is not done |
 /// | behind an item of its lane that is not done | is not started, so that the lane stays in order; other lanes continue |
 /// | behind a failure, with [`stop_at_first_failure`](Self::stop_at_first_failure) | is not started |
