@@ -345,16 +345,21 @@ impl Lock {
     /// # async fn work() {}
     /// ```
     pub async fn lost(&self) {
+        self.ends_within(Duration::ZERO).await;
+    }
+
+    /// Waits until no more than `reserve` is left of the lease.
+    async fn ends_within(&self, reserve: Duration) {
         // Check every second, because the wall clock can run ahead of the timer.
         loop {
             let changed = self.hold.changed.notified();
-            let remaining = self.remaining();
-            if remaining.is_zero() {
+            let left = self.remaining().saturating_sub(reserve);
+            if left.is_zero() {
                 return;
             }
             tokio::select! {
                 () = changed => {}
-                () = tokio::time::sleep(remaining.min(Duration::from_secs(1))) => {}
+                () = tokio::time::sleep(left.min(Duration::from_secs(1))) => {}
             }
         }
     }
@@ -395,19 +400,20 @@ impl Lock {
         tokio::select! {
             biased;
             // Work that has not begun does not begin after the end.
-            () = self.overrun(), if self.hold.state().is_stopped => Err(self.hold.error(Cause::Lost(None))),
+            () = self.overrun(Duration::ZERO), if self.hold.state().is_stopped => Err(self.hold.error(Cause::Lost(None))),
             // Work that blocked its thread was not cancelled.
             value = work.instrument(self.hold.span().clone()) => {
                 if self.hold.has_expired() { Err(self.hold.error(Cause::Lost(None))) } else { Ok(value) }
             }
-            () = self.overrun() => Err(self.hold.error(Cause::Lost(None))),
+            () = self.overrun(Duration::ZERO) => Err(self.hold.error(Cause::Lost(None))),
         }
     }
 
-    /// Waits until work under this lock must stop: until the lock is lost, but not if the work itself released it.
-    pub(super) async fn overrun(&self) {
+    /// Waits until work under this lock must stop: until the lock is lost or no more than `reserve` is left of its lease, but
+    /// not if the work itself released it.
+    pub(crate) async fn overrun(&self, reserve: Duration) {
         loop {
-            self.lost().await;
+            self.ends_within(reserve).await;
             let changed = self.hold.changed.notified();
             if !self.hold.was_released() {
                 return;

@@ -4,11 +4,14 @@ use std::time::Duration;
 
 use aws_lambda_events::sqs::SqsMessage as SqsRecord;
 use lambda_lock::embedded::Host;
+use lambda_lock::lambda::SqsMessage;
+use lambda_lock::{SqsConsumer, WithRun};
 use lambda_lock_tests::World;
 use lambda_lock_tests::invocation::{invocation, invocation_with};
-use tower::service_fn;
+use tokio::time::sleep;
+use tower::{Layer, ServiceExt, service_fn};
 
-use crate::{Consumer, Till, batch, deliver_in, environment, failures, message, ms, ordered};
+use crate::{Consumer, Declined, Payment, Till, batch, deliver_in, environment, failures, message, ms, ordered};
 
 /// The end of the lease of a message that is done, without the clock skew.
 async fn lease_end(world: &World, id: &str) -> u64 {
@@ -84,4 +87,32 @@ async fn a_timeout_below_min_remaining_time_still_runs_messages() {
     let event = invocation_with(&host, batch([message("1", "Done")]), ms(900));
     assert!(deliver_in(&consumer, &till, event).await.is_empty());
     assert_eq!(till.ran(), ["1"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn work_that_released_its_record_outlives_the_lease() {
+    let world = World::in_virtual_time().await;
+    let host = world.host().build();
+    let consumer: SqsConsumer<WithRun<SqsMessage<Payment>>, Payment, (), Declined> =
+        SqsConsumer::by_message_id(world.locks(&host).build().unwrap()).lease(ms(2_000));
+    let handler = service_fn(async |WithRun { run, .. }: WithRun<SqsMessage<Payment>>| {
+        run.lock().release().await.unwrap();
+        sleep(ms(3_000)).await;
+        Ok(())
+    });
+    let event = invocation(&host, batch([message("1", "Done")]));
+    assert!(failures(&consumer, handler, event).await.is_empty());
+}
+
+/// A lock that is not enforced has no lease that ends.
+#[tokio::test(start_paused = true)]
+async fn a_batch_that_is_cut_off_names_the_answer_as_the_reason() {
+    let world = World::in_virtual_time().await;
+    let host = world.host().build();
+    let consumer: Consumer = SqsConsumer::by_message_id(world.locks(&host).enabled(false).build().unwrap());
+    let till = Till::default();
+    let service = consumer.layer(service_fn(move |message| till.clone().pay(message)));
+    let failed = service.oneshot(invocation(&host, batch([message("1", "Endless")]))).await.unwrap_err();
+    assert_eq!(failed.error_type, "TimedOut");
+    assert!(failed.error_message.ends_with("unfinished when the answer was due"), "{failed:?}");
 }

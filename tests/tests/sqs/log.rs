@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use lambda_lock::lambda::SqsMessage;
 use lambda_lock::{Locks, SqsConsumer};
+use lambda_lock_tests::World;
 use lambda_lock_tests::invocation::{invocation, keep_log, logged};
 use serde_json::json;
 use tower::{Layer, ServiceExt, service_fn};
@@ -155,4 +156,24 @@ async fn each_dead_letter_without_time_is_named_in_a_line_of_many() {
         let of = letters.iter().filter(names);
         assert_eq!(of.count(), usize::from(number != 7), "{number}");
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_message_behind_a_failure_does_not_count_as_without_time() {
+    keep_log();
+    let world = World::in_virtual_time().await;
+    let host = world.host().build();
+    // Not enforced, so that the endless one is cut off when the answer is due.
+    let consumer: Consumer = SqsConsumer::by_message_id(world.locks(&host).enabled(false).build().unwrap());
+    let id = |what: &str| format!("{what} of {}", world.table);
+    let messages = [
+        ordered(&id("declined"), "a", "Declined"),
+        ordered(&id("behind"), "a", "Done"),
+        ordered(&id("endless"), "b", "Endless"),
+        ordered(&id("late"), "b", "Done"),
+    ];
+    assert_eq!(deliver(&consumer, &Till::default(), &host, messages).await.len(), 4);
+    let lines: Vec<_> = logged(&world.table).into_iter().filter(|line| line.contains("no time left")).collect();
+    let [line] = &lines[..] else { panic!("{lines:#?}") };
+    assert!(line.contains("count=2") && !line.contains(&id("behind")), "{line}");
 }

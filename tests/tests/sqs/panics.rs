@@ -167,3 +167,17 @@ async fn a_panic_in_the_clone_of_the_handler_keeps_the_messages_that_are_done() 
         }
     }
 }
+
+#[tokio::test]
+async fn a_message_whose_handler_panics_in_its_clone_is_logged() {
+    keep_log();
+    let (world, host, consumer, _) = environment().await;
+    let id = format!("cloned of {}", world.table);
+    // The service is cloned first for the batch, then for the lane, then for the message.
+    let service = consumer.layer(Clones(Counter::default(), 3));
+    let message = message_with_body(&id, &json!({ "id": "1" }).to_string());
+    service.oneshot(invocation(&host, batch([message]))).await.unwrap_err();
+    let lines: Vec<_> = logged(&id).into_iter().filter(|line| line.contains("returned to the queue")).collect();
+    let [line] = &lines[..] else { panic!("{lines:#?}") };
+    assert!(line.contains("ERROR") && line.contains("the handler panicked"), "{line}");
+}

@@ -1,7 +1,8 @@
 //! One batch: run each of its items once, within the time of the invocation.
 
+use std::collections::BTreeMap;
 use std::future::{pending, poll_fn};
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
@@ -11,7 +12,7 @@ use futures_util::{FutureExt, StreamExt, stream};
 use lambda_runtime::{Context, Diagnostic};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use tokio::time::{sleep, timeout};
+use tokio::time::timeout;
 use tower_service::Service;
 
 use super::super::handler_input::HandlerInput;
@@ -31,8 +32,10 @@ use crate::metrics;
 /// How many items a line of the log names at most.
 const NAMES: usize = 100;
 
-/// Why an item is not done that had not enough time.
-pub(super) const CANCELLED: &str = "unfinished when its lease was about to end, and cancelled";
+/// Why an item is not done that its lease was too short for.
+const CANCELLED: &str = "unfinished when its lease was about to end, and cancelled";
+/// Why an item is not done that the answer did not wait for.
+pub(super) const CUT_OFF: &str = "unfinished when the answer was due";
 
 /// How a batch ended.
 pub(super) struct Ended {
@@ -74,8 +77,10 @@ where
         }
         Arc::clone(&batch).run_all(lanes, inner).await;
         let items = std::mem::take(&mut *batch.items());
-        log_the_rest::<S>(&items);
-        let outcomes: Vec<_> = items.into_iter().map(|item| item.outcome).collect();
+        // The answer did not wait for the lanes of the items without an outcome.
+        let unended = |item: &Item| if item.is_started { ItemOutcome::TimedOut } else { ItemOutcome::NoTime };
+        let outcomes: Vec<_> = items.iter().map(|item| item.outcome.unwrap_or_else(|| unended(item))).collect();
+        log_the_rest::<S>(&items, &outcomes);
         for outcome in &outcomes {
             metrics::count_by(metrics::BATCH_ITEMS, metrics::OUTCOME, outcome.name());
         }
@@ -99,7 +104,9 @@ struct Batch<S: Source, H, T, E> {
 /// What is known about an item.
 struct Item {
     label: Arc<Label>,
-    outcome: ItemOutcome,
+    /// Set by its lane.
+    outcome: Option<ItemOutcome>,
+    is_started: bool,
     /// Whether the log has a line about this item alone.
     is_logged: bool,
 }
@@ -130,6 +137,8 @@ where
             // Cloned outside of the future, because a handler need not be `Sync`.
             let inner = catch_unwind(AssertUnwindSafe(|| inner.clone()));
             let (running, batch) = (Arc::clone(&this), Arc::clone(&this));
+            let positions: Vec<_> =
+                lane.entries.iter().flat_map(|entry| &entry.copies).map(|copy| copy.position).collect();
             // All code of the user may panic, even the drop of a body. A panic ends this lane only.
             let run = AssertUnwindSafe(async move {
                 running.run_lane(lane, inner?, slot).await;
@@ -140,6 +149,7 @@ where
                     batch.stop_if_asked();
                     batch.note_panic();
                 }
+                batch.end(&positions);
             });
             run.boxed()
         });
@@ -148,10 +158,8 @@ where
         // The answer reports what is done, even if DynamoDB does not answer. The block drops `runs` inside of
         // `catch_unwind`.
         let in_time = AssertUnwindSafe(async { timeout(to_answer, runs).await.is_ok() });
-        match in_time.catch_unwind().await {
-            Ok(true) => {}
-            Ok(false) => self.cut_off(),
-            Err(_) => self.note_panic(),
+        if in_time.catch_unwind().await.is_err() {
+            self.note_panic();
         }
     }
 
@@ -176,8 +184,10 @@ where
             has_time = self.has_time() && (has_time || !lane.is_ordered);
             let outcome = match item {
                 Ok((item, identity)) if has_time => {
-                    self.set(&copies, ItemOutcome::TimedOut);
-                    self.run_item(item, &copies, identity, inner.clone(), &slot).await
+                    self.start(&copies);
+                    // Cloned here, because a handler need not be `Sync`.
+                    let inner = catch_unwind(AssertUnwindSafe(|| inner.clone()));
+                    self.run_item(item, &copies, identity, inner, &slot).await
                 }
                 Ok(_) => ItemOutcome::NoTime,
                 Err(_) => ItemOutcome::Unreadable,
@@ -209,7 +219,7 @@ where
         item: S::Item,
         copies: &[Delivered],
         identity: Option<Identity>,
-        inner: Inner,
+        inner: std::thread::Result<Inner>,
         slot: &Arc<Slot>,
     ) -> ItemOutcome
     where
@@ -218,6 +228,7 @@ where
         let first = &copies[0];
         let run = AssertUnwindSafe(async {
             let ended = OnceLock::new();
+            let inner = inner.unwrap_or_else(|panic| resume_unwind(panic));
             let error = match self.run_once(item, copies, identity, &ended, inner, slot).await {
                 Ok(outcome) => return Ok(outcome),
                 Err(error) => error,
@@ -337,18 +348,13 @@ pub(super) fn failure(error_type: Option<&str>, error: impl Into<String>) -> Dia
     Diagnostic { error_type: error_type.unwrap_or("BatchFailed").to_owned(), error_message: error.into() }
 }
 
-/// Waits until no more than `reserve` is left of a lease, which the handler may renew. A lock that is not enforced ends with
-/// the batch.
+/// Waits until no more than `reserve` is left of a lease, which the handler may renew. A lock that is not enforced, or that
+/// the handler itself released, ends with the batch.
 async fn nearly_over(lock: &Lock, reserve: Duration) {
-    if !lock.is_enforced() {
+    if lock.is_enforced() {
+        lock.overrun(reserve).await;
+    } else {
         pending::<()>().await;
-    }
-    loop {
-        let left = lock.remaining().saturating_sub(reserve);
-        if left.is_zero() {
-            return;
-        }
-        sleep(left).await;
     }
 }
 
@@ -358,7 +364,7 @@ fn items<S: Source>(lanes: &[Lane<S>]) -> Vec<Item> {
     let items = entries.flat_map(|Entry { copies, item }| {
         let is_logged = item.is_err();
         copies.iter().map(move |Delivered { position, label, .. }| {
-            (*position, Item { label: Arc::clone(label), outcome: ItemOutcome::NotStarted, is_logged })
+            (*position, Item { label: Arc::clone(label), outcome: None, is_started: false, is_logged })
         })
     });
     let mut items: Vec<_> = items.collect();
@@ -368,27 +374,31 @@ fn items<S: Source>(lanes: &[Lane<S>]) -> Vec<Item> {
 
 /// Logs about the items that are not done without a line of their own: a batch has thousands. One line has the number of
 /// those for which there was no time. Each one that is a dead letter now is named.
-fn log_the_rest<S: Source>(items: &[Item]) {
-    let rest = || items.iter().filter(|item| !item.outcome.is_done() && !item.is_logged);
-    let cut_off = labels(rest().filter(|item| item.outcome.is_cut_off()));
+fn log_the_rest<S: Source>(items: &[Item], outcomes: &[ItemOutcome]) {
+    let rest = items.iter().zip(outcomes).filter(|(item, outcome)| !outcome.is_done() && !item.is_logged);
+    let (mut cut_off, mut letters) = (Vec::new(), BTreeMap::<_, Vec<_>>::new());
+    for (item, outcome) in rest {
+        let label = &*item.label;
+        if outcome.is_cut_off() {
+            cut_off.push(label);
+        }
+        if label.is_last == Some(true) {
+            let reason = match outcome {
+                ItemOutcome::NotStarted | ItemOutcome::NoTime => "not started",
+                ItemOutcome::TimedOut => "not finished",
+                _ => "a copy of a message that is not done",
+            };
+            letters.entry(reason).or_default().push(label);
+        }
+    }
     if !cut_off.is_empty() {
         S::log_several(&cut_off[..cut_off.len().min(NAMES)], cut_off.len(), None, "no time left");
     }
-    let why = |outcome| match outcome {
-        ItemOutcome::NotStarted | ItemOutcome::NoTime => "not started",
-        ItemOutcome::TimedOut => "not finished",
-        _ => "a copy of a message that is not done",
-    };
-    for reason in ["not started", "not finished", "a copy of a message that is not done"] {
-        let is_dead = |item: &&Item| item.label.is_last == Some(true) && why(item.outcome) == reason;
-        for letters in labels(rest().filter(is_dead)).chunks(NAMES) {
-            S::log_several(letters, letters.len(), Some(true), reason);
+    for (reason, letters) in letters {
+        for named in letters.chunks(NAMES) {
+            S::log_several(named, named.len(), Some(true), reason);
         }
     }
-}
-
-fn labels<'a>(items: impl Iterator<Item = &'a Item>) -> Vec<&'a Label> {
-    items.map(|item| &*item.label).collect()
 }
 
 /// Tells the source about the fate of these items.
@@ -440,14 +450,24 @@ impl<S: Source, H, T, E> Batch<S, H, T, E> {
     fn set(&self, copies: &[Delivered], outcome: ItemOutcome) {
         let mut items = self.items();
         for copy in copies {
-            items[copy.position].outcome = outcome;
+            items[copy.position].outcome = Some(outcome);
         }
     }
 
-    /// The answer is due: there is no time for the items that have not started.
-    fn cut_off(&self) {
-        for item in self.items().iter_mut().filter(|item| item.outcome == ItemOutcome::NotStarted) {
-            item.outcome = ItemOutcome::NoTime;
+    fn start(&self, copies: &[Delivered]) {
+        let mut items = self.items();
+        for copy in copies {
+            items[copy.position].is_started = true;
+        }
+    }
+
+    /// A lane has ended: its items without an outcome are behind one that is not done, or behind a panic.
+    fn end(&self, positions: &[usize]) {
+        let mut items = self.items();
+        for position in positions {
+            let item = &mut items[*position];
+            let outcome = if item.is_started { ItemOutcome::Failed } else { ItemOutcome::NotStarted };
+            item.outcome.get_or_insert(outcome);
         }
     }
 }

@@ -13,7 +13,7 @@ use tower_service::Service;
 use super::super::handler_input::HandlerInput;
 use super::consumer::Consumer;
 use super::outcome::all_failed;
-use super::run::{CANCELLED, Ended, failure};
+use super::run::{CUT_OFF, Ended, failure};
 use super::source::Source;
 use crate::idempotency::Run;
 
@@ -68,7 +68,7 @@ where
             let Ended { outcomes, first_failure } = consumer.run(batch, &context, inner).await;
             if fails && all_failed(&outcomes, first_failure.is_some()) {
                 let Diagnostic { error_type, error_message } =
-                    first_failure.unwrap_or_else(|| failure(Some("TimedOut"), CANCELLED));
+                    first_failure.unwrap_or_else(|| failure(Some("TimedOut"), CUT_OFF));
                 let count = outcomes.len();
                 let message = format!("no item of a batch of {count} is done; the first failure: {error_message}");
                 return Err(failure(Some(&error_type), message));
