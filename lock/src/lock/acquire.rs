@@ -1003,6 +1003,7 @@ pub(crate) async fn hold<T>(lock: &Lock, body: impl Future<Output = T>) -> Resul
 }
 
 /// Runs the `body` of an idempotent run. Returns `None` if its lease ended first, and an error if the body panicked.
+#[cfg(feature = "idempotency")]
 pub(crate) async fn until_overrun<T>(lock: &Lock, body: impl Future<Output = T>) -> std::thread::Result<Option<T>> {
     lock.leave_to_task();
     AssertUnwindSafe(lock.until_overrun(body)).catch_unwind().await.map(Result::ok)
