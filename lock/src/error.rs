@@ -275,7 +275,7 @@ pub(crate) enum Cause {
     HostNotFound,
     /// The client and the server could not agree on TLS: an untrusted certificate, or a server without TLS.
     TlsFailed,
-    /// What answered, with this HTTP status, is not DynamoDB.
+    /// A server that is not DynamoDB answered, with this HTTP status.
     NotDynamoDb(u16),
     /// The table has other keys than these, which the settings give it.
     OtherKeys(String),

@@ -165,7 +165,7 @@ impl Acquire {
         self
     }
 
-    /// Calls this before each pause because of another holder. The pause begins when it returns, and counts from its call.
+    /// Calls `before` and `after` around each pause because of another holder.
     #[cfg(feature = "idempotency")]
     pub(crate) fn around_pause(mut self, around_pause: Option<Arc<dyn AroundPause>>) -> Self {
         self.around_pause = around_pause;

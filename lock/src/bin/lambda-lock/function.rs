@@ -21,7 +21,7 @@ use crate::output::{line, printable};
 /// The longest time for one request with all its retries.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// What Lambda and SQS answer to credentials that have expired or are wrong.
+/// The codes with which Lambda and SQS reject credentials that have expired or are wrong.
 const NOT_ACCEPTED: [&str; 12] = [
     "ExpiredToken",
     "ExpiredTokenException",
