@@ -189,7 +189,7 @@ struct Invocation {
     began: SystemTime,
     time_left: Duration,
     random: Mutex<Rng>,
-    /// With the partition keys of their records.
+    /// With the numbers of their records.
     calls: Mutex<Vec<(String, Call)>>,
 }
 
@@ -447,7 +447,7 @@ impl Invocation {
         let name = format!("{}, {number}", self.name);
         let call = Call::new(&name, run.lock().key().to_owned(), Arc::clone(&self.scene.ledger));
         self.check_stop(&number);
-        self.calls.lock().unwrap().push((self.scene.stored(&number).partition_key.clone(), call.clone()));
+        self.calls.lock().unwrap().push((number.clone(), call.clone()));
         let execution = call.began(&run, self.time_left + self.scene.stage.largest_step());
         self.scene.check_order(&number);
         consumer::work(execution, self.is_good, body["poison"] == true, &self.random).await
@@ -491,9 +491,9 @@ impl Invocation {
         let all_start = all_had_time && !self.scene.stops_at_first_failure;
         for (position, record) in records.iter().enumerate().take(done + 1) {
             let row = key.of(*of, record);
-            // Twins in a lane share the outcome.
-            let is_of_record = |(lane, call): &&(String, Call)| *lane == record.partition_key && call.key == row;
-            let was_run = calls.iter().find(is_of_record).map(|(_, call)| call.is_answered());
+            // Each twin has its own outcome.
+            let own = calls.iter().find(|(number, _)| *number == record.number);
+            let was_run = own.map(|(_, call)| call.is_answered());
             let what = match (position < done, was_run) {
                 (true, Some(false)) => "passed but failed",
                 (true, None) if !ledger.is_done(&row) => "passed but was not done",
