@@ -27,6 +27,10 @@ pub struct Holder {
     pub(crate) owner: Option<String>,
     pub(crate) name: Option<String>,
     pub(crate) fence: Option<u64>,
+    /// The number in its place: of a key, the fence.
+    pub(crate) number: Option<u64>,
+    /// The numbers up to this one were given up.
+    pub(crate) withdrawn: Option<u64>,
     /// Milliseconds since the Unix epoch, as in the row.
     pub(crate) since: Option<u64>,
     /// When the hold began, of which the holder has taken the rest over.
@@ -68,6 +72,8 @@ impl Holder {
             owner: Some(owner),
             name,
             fence: None,
+            number: None,
+            withdrawn: None,
             since: None,
             held_since: None,
             until,
@@ -217,6 +223,8 @@ impl fmt::Debug for Holder {
             owner,
             name,
             fence,
+            number: _,
+            withdrawn: _,
             since,
             held_since: _,
             until,

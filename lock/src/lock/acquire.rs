@@ -1,6 +1,7 @@
 //! `Acquire`: one acquisition, from its options through its attempts to the lock.
 
 use std::fmt;
+use std::ops::RangeInclusive;
 use std::panic::{AssertUnwindSafe, resume_unwind};
 use std::pin::Pin;
 use std::sync::Arc;
@@ -81,9 +82,7 @@ impl Locks {
 /// also takes a place in the key's queue, which is one more `UpdateItem`. Dropping the future ends the wait.
 ///
 /// An answer that comes after the end of the lease is discarded: the acquire frees the key, and the attempt fails with an
-/// error of kind [`Unavailable`](crate::ErrorKind::Unavailable). So does an attempt that finds that an unanswered one before
-/// it took the key, and that others have [freed](Locks::release_identity) the key since. A wait then withdraws, and asks
-/// again at once, also after its last attempt. [`attempt`](Self::attempt) does not ask again.
+/// error of kind [`Unavailable`](crate::ErrorKind::Unavailable).
 ///
 /// ```
 /// # use std::time::{Duration, SystemTime};
@@ -102,15 +101,14 @@ impl Locks {
 /// # Withdrawal
 ///
 /// An unanswered request can still arrive. So if an acquire ends without the lock while one of its requests is unanswered,
-/// it withdraws: more requests free the key, or make the row refuse the late request. Mostly it is one or two requests; at
-/// most six, while others change the row.
+/// it withdraws: one request makes the row refuse the late one, and another frees the key if it had arrived already. At most
+/// six, while others change the row.
 ///
 /// If DynamoDB answered the last attempt, the acquire waits for the withdrawal: up to 1 s, and not past the deadline.
 /// Otherwise, and if that time runs out or the future is dropped, the withdrawal is sent in the background. Lambda freezes
 /// an idle environment, and background requests with it, except on Managed Instances. [`Locks::flush`] waits for them.
 ///
-/// If the withdrawal does not arrive, or if another withdrawal from the same row arrives before the late request, the late
-/// request can take the key without a holder. The key is free when that lease ends.
+/// If the withdrawal does not arrive, the late request can take the key without a holder. The key is free when that lease ends.
 #[must_use = "an acquire does nothing unless it is awaited"]
 pub struct Acquire {
     locks: Locks,
@@ -191,8 +189,8 @@ impl Acquire {
 
     /// Acquires the lock for an identity of the caller, such as the ARN of an execution or the id of a message: 1 to 1,024
     /// bytes. A later acquire of the same identity takes the lock over instead of being refused, so that a retry finds the
-    /// lock of an attempt that crashed. Without [`wait`](Self::wait), one request, and two to take a permit of a
-    /// [semaphore](crate::Semaphore) over; IAM action `dynamodb:UpdateItem`.
+    /// lock of an attempt that crashed. Without [`wait`](Self::wait), one request, and two to take a lock over; IAM action
+    /// `dynamodb:UpdateItem`.
     ///
     /// The identity must be unique to one piece of work: two parallel branches of a workflow need two. It has one permit of a
     /// semaphore. It is a part of the [owner](Lock::owner) in the row, so others can read it; of an identity of more than 256
@@ -209,8 +207,7 @@ impl Acquire {
     /// So this option gives up the guarantee that one holder at a time considers itself valid. Use it if the earlier
     /// invocation has ended, or if a receiver rejects its smaller fence, or with the condition check in the transaction.
     ///
-    /// A lock that was released is not taken over. If the clock of the earlier acquire was ahead, a later acquire is refused
-    /// as held until its own clock has passed that time, at most for the clock skew: let it wait.
+    /// A lock that was released is not taken over.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -232,13 +229,13 @@ impl Acquire {
     /// Takes the lock over from an earlier acquire of the same [identity](Self::owner_from), with a larger
     /// [fence](Lock::fence) and a new lease. A step of a workflow that is retried has a fence of its own for each attempt.
     /// It never acquires what is free: the lock may have been another's meanwhile. A takeover that is not answered frees nothing:
-    /// the identity still holds the lock. One `UpdateItem` (IAM action `dynamodb:UpdateItem`).
+    /// the identity still holds the lock. Two `UpdateItem`s, of which the first reads the row (IAM action
+    /// `dynamodb:UpdateItem`).
     ///
     /// # Errors
     ///
-    /// The error [`is_lost`](Error::is_lost) if the identity does not hold the lock. It [`is_held`](Error::is_held) for at
-    /// most the clock skew if the clock of the earlier acquire is ahead: let the takeover [wait](Self::wait). Without an
-    /// identity it is [invalid](ErrorKind::Invalid).
+    /// The error [`is_lost`](Error::is_lost) if the identity does not hold the lock. Without an identity it is
+    /// [invalid](ErrorKind::Invalid).
     ///
     /// ```
     /// # use std::time::Duration;
@@ -386,7 +383,7 @@ impl Acquire {
                 let (lock, from) = attempts.into_lock(*taken, telemetry.span());
                 return Ok(AskedOnce::Acquired(lock, from));
             }
-            Ok(_) => attempts.begin_anew().await?,
+            Ok(_) => attempts.begin_anew().await,
             Err(error) => error,
         };
         let is_over = !error.is_retryable() || attempts.is_last;
@@ -453,8 +450,8 @@ impl Acquire {
                     return Ok(Asked::Completed(record));
                 }
                 Ok(answered) => {
-                    let error = attempts.begin_anew().await?;
-                    if matches!(answered, Answered::Lost) && self.waits() && attempts.asks_at_once() {
+                    let error = attempts.begin_anew().await;
+                    if matches!(answered, Answered::InPart) && self.waits() && attempts.asks_at_once() {
                         continue;
                     }
                     error
@@ -614,9 +611,9 @@ struct AcquireAttempts<'a> {
     acquire: &'a Acquire,
     started: Moment,
     pending: Pending,
-    /// The leases of the attempts. A later attempt may find that an earlier one was applied and its answer lost. The lease
-    /// of that earlier attempt counts then.
-    sent: Vec<(Moment, Lease)>,
+    /// The attempts, by their numbers. A later one may find that an earlier one was applied and its answer lost. The lease of
+    /// that earlier attempt counts then.
+    sent: Vec<(RangeInclusive<u64>, Moment, Lease)>,
     unanswered: bool,
     delays: Waiting,
     /// The places of this waiter, if waiters take turns.
@@ -631,8 +628,8 @@ enum Answered {
     Taken(Box<Taken>),
     /// An earlier attempt took the key, and its lease is no longer known.
     TakenTooLong,
-    /// An earlier attempt took the key, and it was lost since.
-    Lost,
+    /// An earlier attempt took several keys, and some of them were lost since.
+    InPart,
     Completed(Box<Holder>),
 }
 
@@ -674,8 +671,7 @@ impl<'a> AcquireAttempts<'a> {
         let settings = &locks.0;
         let now = settings.clock.now();
         let lease = self.acquire.lease_from(now)?;
-        self.sent.retain(|(_, lease)| !lease.deadline.has_passed(now));
-        self.sent.push((now, lease));
+        self.sent.retain(|(_, _, lease)| !lease.deadline.has_passed(now));
         self.ranks = self.ranks(now);
         let trace = trace::context(telemetry.span());
         let claim = Claim {
@@ -689,12 +685,16 @@ impl<'a> AcquireAttempts<'a> {
             trace: trace.as_deref(),
         };
         self.pending.may_have_key = true;
-        self.pending.asked_at = self.pending.asked_at.max(now.wall);
+        let before = self.pending.acquisition.numbers.sent;
         telemetry.attempt();
         let asks_again = !self.is_last && self.acquire.waits();
         let sdk_attempts = if asks_again { SdkAttempts::leaving_prevented() } else { SdkAttempts::default() };
         let claimed = settings.table.acquire(&mut self.pending.acquisition, &claim, &sdk_attempts).await;
-        self.unanswered |= sdk_attempts.is_unanswered();
+        let numbers = &mut self.pending.acquisition.numbers;
+        self.sent.push((before + 1..=numbers.sent, now, lease));
+        if sdk_attempts.is_unanswered() {
+            (self.unanswered, numbers.unanswered) = (true, numbers.sent);
+        }
         let answered = settings.clock.now();
         if let (Some(turns), Err(error)) = (&mut self.turns, &claimed)
             && error.holder().is_some()
@@ -706,27 +706,27 @@ impl<'a> AcquireAttempts<'a> {
             turns.see(refused, owner, table.clock_skew, answered, answered.since(now));
         }
         // A key that was taken is freed if this future is dropped before `into_lock`.
-        let is_taken = matches!(claimed, Ok(Claimed::Granted { .. } | Claimed::Already { .. } | Claimed::Lost));
+        let is_taken = matches!(claimed, Ok(Claimed::Granted { .. } | Claimed::Already { .. } | Claimed::InPart));
         self.pending.may_have_key = is_taken || self.unanswered;
-        let asked_at = settings.table.time_of_attempt(self.pending.asked_at, now);
         match claimed? {
             Claimed::Granted { fences, data, taken_from, hold_time } => {
                 let excess = self.turns.as_ref().map(|turns| turns.excess(answered.since(now))).unwrap_or_default();
-                let grant = Grant { fences, data, sent: now, asked_at, lease, hold_time, excess };
+                let grant = Grant { fences, data, sent: now, lease, hold_time, excess };
                 Ok(Answered::Taken(Box::new(Taken { grant, from: taken_from })))
             }
-            Claimed::Already { fences, data, end, hold_time } => {
+            Claimed::Already { fences, data, hold_time } => {
                 let key = self.acquire.name();
                 tracing::debug!(key, "acquired by an earlier attempt, whose answer was lost");
                 // A lock without a fence would count as one that is not enforced.
-                let ours = self.sent.iter().find(|(_, lease)| lease.end == end).filter(|_| !fences.is_empty());
-                let Some(&(sent, lease)) = ours else { return Ok(Answered::TakenTooLong) };
-                let grant = Grant { fences, data, sent, asked_at, lease, hold_time, excess: Duration::ZERO };
+                let own = self.pending.acquisition.numbers.own;
+                let ours = self.sent.iter().find(|(numbers, ..)| numbers.contains(&own)).filter(|_| !fences.is_empty());
+                let Some(&(_, sent, lease)) = ours else { return Ok(Answered::TakenTooLong) };
+                let grant = Grant { fences, data, sent, lease, hold_time, excess: Duration::ZERO };
                 Ok(Answered::Taken(Box::new(Taken { grant, from: Vec::new() })))
             }
-            Claimed::Lost => {
-                tracing::debug!(key = self.acquire.name(), "acquired by an earlier attempt, and freed by others since");
-                Ok(Answered::Lost)
+            Claimed::InPart => {
+                tracing::debug!(key = self.acquire.name(), "acquired by an earlier attempt, and lost in part since");
+                Ok(Answered::InPart)
             }
             Claimed::Completed(record) => Ok(Answered::Completed(record)),
         }
@@ -739,14 +739,15 @@ impl<'a> AcquireAttempts<'a> {
         (Lock::new(locks.clone(), acquisition, taken.grant, telemetry, *hold_at_least), taken.from)
     }
 
-    /// Gives the next attempt another nonce, because the row refuses this one or its lease has ended. Withdraws this one: in
-    /// the background if the time runs out. Returns the error of the attempt.
-    async fn begin_anew(&mut self) -> Result<Error, Error> {
-        let stale = std::mem::replace(&mut self.pending, Pending::new(self.acquire)?);
+    /// Withdraws what the attempts so far have taken, because their lease has ended or others have a part of it: in the
+    /// background if the time runs out. The numbers of later attempts are larger. Returns the error of the attempt.
+    async fn begin_anew(&mut self) -> Error {
+        let next = self.pending.next();
+        let stale = std::mem::replace(&mut self.pending, next);
         self.unanswered = false;
         self.sent.clear();
         stale.withdraw(self.acquire.time_to_withdraw()).await;
-        Ok(self.pending.acquisition.error(Cause::Unavailable, &self.acquire.locks.0.table))
+        self.pending.acquisition.error(Cause::Unavailable, &self.acquire.locks.0.table)
     }
 
     /// Counts an attempt that does not say who holds the key, so that another one follows at once, also after the last one.
@@ -935,24 +936,26 @@ impl<'a> AcquireAttempts<'a> {
     }
 }
 
-/// The nonce of the present attempts. Withdraws it in the background if one of them may take the key without a holder.
+/// The present attempts. Withdraws them in the background if one of them may take the key without a holder.
 #[derive(Debug)]
 struct Pending {
     locks: Locks,
     acquisition: Acquisition,
     /// An attempt may have taken the key, or may still take it.
     may_have_key: bool,
-    /// The latest time of an attempt, by the wall clock.
-    asked_at: Duration,
     /// What a takeover has taken was the identity's before, and stays so.
     keeps: bool,
 }
 
 impl Pending {
     fn new(acquire: &Acquire) -> Result<Self, Error> {
-        let (locks, keeps) = (acquire.locks.clone(), acquire.takes_over);
-        let (acquisition, asked_at) = (acquire.acquisition()?, Duration::ZERO);
-        Ok(Self { locks, acquisition, may_have_key: false, asked_at, keeps })
+        let (locks, acquisition, keeps) = (acquire.locks.clone(), acquire.acquisition()?, acquire.takes_over);
+        Ok(Self { locks, acquisition, may_have_key: false, keeps })
+    }
+
+    /// Returns the attempts after these.
+    fn next(&self) -> Self {
+        Self { locks: self.locks.clone(), acquisition: self.acquisition.clone(), may_have_key: false, keeps: self.keeps }
     }
 
     fn into_acquisition(mut self) -> Acquisition {
@@ -963,8 +966,8 @@ impl Pending {
     /// Withdraws now, for at most `limit`, because Lambda freezes background requests.
     async fn withdraw(mut self, limit: Duration) {
         if self.may_have_key {
-            let (Locks(settings), Self { acquisition, asked_at, keeps, .. }) = (&self.locks, &self);
-            let withdrawal = Box::pin(settings.table.withdraw(acquisition, &settings.clock, *asked_at, *keeps));
+            let (Locks(settings), Self { acquisition, keeps, .. }) = (&self.locks, &self);
+            let withdrawal = Box::pin(settings.table.withdraw(acquisition, &settings.clock, *keeps));
             self.may_have_key = !matches!(timeout(limit, withdrawal).await, Ok(Ok(())));
         }
     }
@@ -974,9 +977,9 @@ impl Drop for Pending {
     fn drop(&mut self) {
         if self.may_have_key {
             let (locks, acquisition) = (self.locks.clone(), self.acquisition.clone());
-            let (asked_at, keeps) = (self.asked_at, self.keeps);
+            let keeps = self.keeps;
             in_background(&self.locks, self.acquisition.name(self.locks.0.table.place()), Span::none(), async move {
-                locks.0.table.withdraw(&acquisition, &locks.0.clock, asked_at, keeps).await
+                locks.0.table.withdraw(&acquisition, &locks.0.clock, keeps).await
             });
         }
     }

@@ -18,7 +18,7 @@ impl Lock {
     /// throttled or not answered: otherwise the work would run again.
     pub(crate) async fn complete(&self, window: Duration, outcome: Outcome) -> Result<Completed, Error> {
         let limit = self.time_to_answer();
-        let (locks, key, owner, now) = (&self.hold.locks, self.key(), self.owner(), self.hold.now());
+        let (locks, now, last) = (&self.hold.locks, self.hold.now(), self.hold.release_number());
         let _until_it_is_answered = BackgroundRequest::start(locks.clone());
         // An unanswered completion may have been applied, so no release may follow it.
         if self.hold.enter_from(&[Phase::Held, Phase::Lost], Phase::Released).is_err() {
@@ -29,7 +29,7 @@ impl Lock {
         let sent = async {
             let mut delays = RESEND.delays();
             loop {
-                let delay = match locks.0.table.complete(key, owner, now, end, outcome.clone()).await {
+                let delay = match locks.0.table.complete(&self.hold.acquisition, last, now, end, outcome.clone()).await {
                     Err(error) if error.is_retryable() => {
                         tracing::debug!(key = self.shown_key(), ?error, "repeating a completion");
                         last_error = Some(error);
@@ -55,7 +55,8 @@ impl Lock {
         let item = TransactWriteItem::builder();
         Ok(if self.is_enforced() {
             let end = self.hold.now().wall.saturating_add(window);
-            item.update(self.hold.locks.0.table.completion(self.key(), self.owner(), end, outcome)?).build()
+            let (table, last) = (&self.hold.locks.0.table, self.hold.release_number());
+            item.update(table.completion(&self.hold.acquisition, last, end, outcome)?).build()
         } else {
             item.condition_check(self.condition_check()?).build()
         })

@@ -60,8 +60,6 @@ pub(super) struct Holding {
     pub(super) telemetry: HoldSpan,
     /// When the request that took the key was sent.
     sent: Moment,
-    /// The latest time of an attempt to take it, by the wall clock, as the clock skew allows.
-    pub(super) asked_at: Duration,
     /// How long the holds before this one took.
     hold_time: Option<HoldTime>,
     /// How much longer that request took than other ones.
@@ -79,8 +77,6 @@ pub(super) struct Grant {
     pub(super) data: Option<Data>,
     /// When the request that took the key was sent.
     pub(super) sent: Moment,
-    /// The latest time of an attempt to take it, by the wall clock, as the clock skew allows.
-    pub(super) asked_at: Duration,
     pub(super) lease: Lease,
     /// How long the holds before this one took.
     pub(super) hold_time: Option<HoldTime>,
@@ -95,7 +91,6 @@ impl Grant {
             fences: Vec::new(),
             data: None,
             sent,
-            asked_at: sent.wall,
             lease,
             hold_time: None,
             excess: Duration::ZERO,
@@ -115,8 +110,10 @@ struct State {
     is_stopped: bool,
     /// How many pieces of work watch this lock. The task of that work releases it.
     watched: usize,
-    /// The number of the last request that was sent after the acquire.
+    /// How many requests were sent after the acquire.
     sequence: u64,
+    /// The number of the release, once it is known.
+    release: Option<u64>,
 }
 
 /// What a lock that is resumed takes over from the one that was handed over.
@@ -124,8 +121,10 @@ struct State {
 pub(super) struct Continuation {
     /// Until when `hold_at_least` keeps the key.
     pub(super) hold_until: Option<Duration>,
-    /// The number of the last request that was sent after the acquire.
+    /// How many requests were sent after the acquire.
     pub(super) sequence: u64,
+    /// The number of the release, once it is known.
+    pub(super) release: Option<u64>,
 }
 
 impl State {
@@ -163,7 +162,7 @@ impl Lock {
         // The skew is added because the clocks of other hosts can be ahead.
         let hold_until = grant.sent.wall.saturating_add(hold_at_least).saturating_add(locks.0.table.clock_skew);
         let hold_until = (!hold_at_least.is_zero()).then_some(hold_until);
-        Self::continuing(locks, acquisition, grant, telemetry, Continuation { hold_until, sequence: 0 })
+        Self::continuing(locks, acquisition, grant, telemetry, Continuation { hold_until, sequence: 0, release: None })
     }
 
     /// Continues a lock that another process has handed over.
@@ -172,16 +171,15 @@ impl Lock {
         acquisition: Acquisition,
         grant: Grant,
         telemetry: HoldSpan,
-        Continuation { hold_until, sequence }: Continuation,
+        Continuation { hold_until, sequence, release }: Continuation,
     ) -> Self {
-        let Grant { fences, data, sent, asked_at, lease, hold_time, excess } = grant;
+        let Grant { fences, data, sent, lease, hold_time, excess } = grant;
         let hold = Arc::new(Holding {
             locks,
             acquisition,
             fences,
             telemetry,
             sent,
-            asked_at,
             hold_time,
             excess,
             state: Mutex::new(State {
@@ -192,6 +190,7 @@ impl Lock {
                 is_stopped: false,
                 watched: 0,
                 sequence,
+                release,
             }),
             changed: Notify::new(),
         });
@@ -204,10 +203,11 @@ impl Lock {
     /// Ends this lock without a request, for another process. None of its requests follows.
     pub(super) fn hand_over(&self) -> Continuation {
         // Of a release that another task sends at this moment, the ticket has the number, or the release is not sent.
-        let mut continuation = Continuation { hold_until: None, sequence: 0 };
+        let release = Some(self.hold.release_number());
+        let mut continuation = Continuation { hold_until: None, sequence: 0, release };
         self.hold.telemetry.handed_over();
         let _always_allowed = self.hold.enter_with(&Phase::ALL, Phase::Released, |state| {
-            continuation = Continuation { hold_until: state.hold_until, sequence: state.sequence };
+            continuation = Continuation { hold_until: state.hold_until, sequence: state.sequence, release };
         });
         continuation
     }
@@ -240,8 +240,8 @@ impl Lock {
     /// Returns the fencing token, which is larger than that of every earlier acquisition of this key. Zero if the lock is
     /// not [enforced](Self::is_enforced), so that a receiver that checks fences rejects it.
     ///
-    /// The row counts the fence, and a new row starts at the clock of the acquire in microseconds. The fence can go back in
-    /// two cases. First, the row is deleted by hand, or by Powertools after a failure, and the clock of the next holder is
+    /// The fence of a key is at least the clock of the acquire in microseconds, and larger than all that the row has seen. It
+    /// can go back in two cases. First, the row is deleted by hand, or by Powertools after a failure, and the clock of the next holder is
     /// behind that of the last one. Second, the record of an idempotent run has a window that is shorter than a request
     /// can be late, and TTL deletes it at the end of the window.
     #[doc(alias = "fencing token")]
@@ -636,8 +636,8 @@ impl Holding {
         let (table, now) = (&self.locks.0.table, self.now());
         let State { hold_until, lease, .. } = *self.state();
         let hold = Hold { since: self.acquired() + self.excess, before: self.hold_time, is_before_known: true };
-        let release =
-            Release { sequence, now, fence: None, asked_at: self.asked_at, hold_until, hold: Some(hold), data };
+        let number = self.release_number();
+        let release = Release { number, sequence, now, hold_until, hold: Some(hold), data };
         let answer = match table.release(&self.acquisition, &release).await {
             Ok(Released::Freed) => Ok(None),
             Ok(Released::Completed(record)) => Ok(Some(record)),
@@ -657,6 +657,12 @@ impl Holding {
             Err(error) => self.telemetry.release_failed(error),
         }
         answer
+    }
+
+    /// Returns the number of the release or the completion. It stays the same, so that a repetition recognises itself.
+    pub(super) fn release_number(&self) -> u64 {
+        let now = self.now();
+        *self.state().release.get_or_insert_with(|| self.acquisition.release_number(now))
     }
 
     /// Returns the error of a release or a completion that timed out.

@@ -51,7 +51,7 @@ use crate::trace;
 ///
 /// ```json
 /// {"version":1,"table":"locks","key_prefix":"","key":"deploy","enforced":true,"owner":"9f…","fence":1795254763639420,
-/// "sequence":0,"acquired_at":1795254763639,"expires_at":1795256563639}
+/// "number":1795254763639420,"release":1795254763639421,"sequence":0,"acquired_at":1795254763639,"expires_at":1795256563639}
 /// ```
 ///
 /// Times are in milliseconds since the Unix epoch. `sort_key`, `hold_until` and [`traceparent`](Self::traceparent) are there
@@ -88,10 +88,14 @@ pub struct Ticket {
     enforced: bool,
     owner: String,
     fence: u64,
-    /// The number of the last request of the lock that was handed over.
+    /// The number of the acquisition in its row: of a key, the fence.
+    number: u64,
+    /// The number of the release.
+    release: u64,
+    /// How many requests the lock that was handed over has sent after its acquire.
     sequence: u64,
     /// These times are in milliseconds since the epoch, by the clock of the process that made the ticket.
-    /// When the lock was acquired, or the latest attempt if there was more than one.
+    /// When the lock was acquired.
     acquired_at: u64,
     expires_at: u64,
     /// Until when `hold_at_least` keeps the key.
@@ -170,7 +174,7 @@ impl Ticket {
     fn acquisition(&self) -> Acquisition {
         let kind =
             Kind::of_ticket(self.kind.as_deref(), self.key.clone()).unwrap_or_else(|| Kind::key(self.key.clone()));
-        Acquisition::new(kind, self.owner.clone())
+        Acquisition::new(kind, self.owner.clone()).numbered(self.number)
     }
 
     /// Returns what the row is to be compared with. Another host may see the lease end earlier by the clock skew.
@@ -178,13 +182,15 @@ impl Ticket {
         Handover {
             fence: self.fence,
             sequence: self.sequence,
+            release: self.release,
             expires_at: Duration::from_millis(self.expires_at).saturating_sub(clock_skew),
             now,
         }
     }
 
     fn continuation(&self, now: Moment) -> Continuation {
-        Continuation { hold_until: self.hold_until(now), sequence: self.sequence.saturating_add(1) }
+        let sequence = self.sequence.saturating_add(1);
+        Continuation { hold_until: self.hold_until(now), sequence, release: Some(self.release) }
     }
 
     /// Limits what the ticket says to what an acquire sets.
@@ -205,6 +211,8 @@ impl fmt::Debug for Ticket {
             enforced,
             owner: _,
             fence,
+            number,
+            release,
             sequence,
             acquired_at,
             expires_at,
@@ -221,6 +229,8 @@ impl fmt::Debug for Ticket {
             .field("sort_key", &sort_key.as_deref().map(short))
             .field("enforced", enforced)
             .field("fence", fence)
+            .field("number", number)
+            .field("release", release)
             .field("sequence", sequence)
             .field("acquired_at", acquired_at)
             .field("expires_at", expires_at)
@@ -241,7 +251,7 @@ impl Lock {
     /// [enforced](Self::is_enforced) gives a ticket that says so.
     pub fn into_ticket(self) -> Ticket {
         let expires_at = millis(since_epoch(self.expires_at()));
-        let Continuation { hold_until, sequence } = self.hand_over();
+        let Continuation { hold_until, sequence, release } = self.hand_over();
         let (table, acquisition) = (&self.hold.locks.0.table, &self.hold.acquisition);
         Ticket {
             table: table.name.clone(),
@@ -251,9 +261,10 @@ impl Lock {
             enforced: self.is_enforced(),
             owner: acquisition.owner.clone(),
             fence: self.fence(),
+            number: acquisition.numbers.own,
+            release: release.unwrap_or_default(),
             sequence,
-            // Another attempt than the one that took the key may still be under way.
-            acquired_at: millis(self.hold.asked_at),
+            acquired_at: millis(since_epoch(self.acquired_at())),
             expires_at,
             hold_until: hold_until.map(millis_up),
             kind: acquisition.kind().in_tickets().map(str::to_owned),
@@ -302,7 +313,7 @@ impl Locks {
         let settings = &self.0;
         let (table, now) = (&settings.table, settings.clock.now());
         let skew = table.clock_skew;
-        let mut acquisition = ticket.acquisition();
+        let acquisition = ticket.acquisition();
         if !self.is_enforced(ticket) {
             let end = millis_up(Duration::from_millis(ticket.expires_at).saturating_add(skew));
             let grant = Grant::unlocked(now, table.stored_lease(end, now));
@@ -316,12 +327,11 @@ impl Locks {
         // This host's lease ends before the end in the row, by the skew.
         let valid_from = millis_up(now.wall.saturating_add(skew));
         let (handover, nonce) = (ticket.handover(now, skew), table.nonce(&ticket.key)?);
-        let resumed = table.resume(&mut acquisition, handover, &nonce, valid_from).await?;
+        let resumed = table.resume(&acquisition, handover, &nonce, valid_from).await?;
         let Resumed { fence, data, end, acquired_at, hold_time } = resumed;
         let sent = now.earlier(acquired(acquired_at, now));
-        let asked_at = acquired(acquired_at.max(ticket.acquired_at), now);
         let lease = table.stored_lease(end, now);
-        let grant = Grant { fences: vec![fence], data, sent, asked_at, lease, hold_time, excess: Duration::ZERO };
+        let grant = Grant { fences: vec![fence], data, sent, lease, hold_time, excess: Duration::ZERO };
         self.resumed(
             ticket,
             acquisition,
@@ -518,6 +528,8 @@ mod format {
         enforced: Option<bool>,
         owner: Option<String>,
         fence: Option<u64>,
+        number: Option<u64>,
+        release: Option<u64>,
         sequence: Option<u64>,
         acquired_at: Option<u64>,
         expires_at: Option<u64>,
@@ -553,6 +565,8 @@ mod format {
                 enforced,
                 owner,
                 fence,
+                number,
+                release,
                 sequence,
                 acquired_at,
                 expires_at,
@@ -569,6 +583,8 @@ mod format {
                 enforced: Some(enforced),
                 owner: Some(owner),
                 fence: Some(fence),
+                number: Some(number),
+                release: Some(release),
                 sequence: Some(sequence),
                 acquired_at: Some(acquired_at),
                 expires_at: Some(expires_at),
@@ -614,6 +630,9 @@ mod format {
                 enforced: field("enforced", written.enforced)?,
                 owner: field("owner", written.owner)?,
                 fence: number("fence", written.fence, u64::MAX)?,
+                number: number("number", written.number, u64::MAX)?,
+                // A forged one leaves room for the numbers of later acquires.
+                release: number("release", written.release, LATEST * 1000)?,
                 sequence: number("sequence", written.sequence, MAX_SEQUENCE)?,
                 acquired_at: number("acquired_at", written.acquired_at, LATEST)?,
                 expires_at: number("expires_at", written.expires_at, LATEST)?,

@@ -1,23 +1,28 @@
-//! The acquire: an attempt that takes what is free.
+//! The acquire: an attempt that takes what is free, and what its answer says.
 
 use tokio::time::timeout;
 
-use super::claim::{Claim, Claimed};
-use super::kind::Acquisition;
-use super::names::FENCE;
+use super::claim::{Claim, Claimed, Plan, Seen};
+use super::expression::Update;
+use super::kind::{Acquisition, micros};
+use super::names::{FENCE, MAX_FENCE, RESERVED_BY, RESERVED_UNTIL};
 use super::owner::is_same_identity;
-use super::table::Table;
-use super::write::Answer;
+use super::place::{gives_permit, is_over};
+use super::read::{Row, number_at};
+use super::table::{Item, Table};
+use super::write::{Answer, Refused, Write};
 use crate::client::SdkAttempts;
 use crate::error::{Cause, Error};
-use crate::holder::Holder;
+use crate::holder::Data;
+use crate::limits::MAX_PERMITS;
 
 /// How often an attempt is adapted to rows that others change meanwhile.
 const ADAPTATIONS: u32 = 4;
 
 impl Table {
-    /// Takes what is free. One request; up to four while others change the rows, to replace permits that have ended, or
-    /// after fences that were proposed too small. `attempts` records which of the SDK's attempts were answered.
+    /// Takes what is free. One request; up to four while others change the rows, after a number that was too small, to
+    /// replace permits that have ended, or to take over from the same identity. `attempts` records which of the SDK's
+    /// attempts were answered.
     pub(crate) async fn acquire(
         &self,
         acquisition: &mut Acquisition,
@@ -35,33 +40,16 @@ impl Table {
         attempts: &SdkAttempts,
     ) -> Result<Claimed, Error> {
         for _ in 0..ADAPTATIONS {
-            let Acquisition { kind, owner, .. } = &mut *acquisition;
-            let rules = kind.rules_mut();
-            let write = rules.claim(self, owner, claim);
-            match self.write_once(&write, Some(attempts)).await {
-                Ok(Answer::Applied(before)) => return rules.granted(self, owner, claim, before),
-                Ok(Answer::Refused(refused)) => {
-                    if let Some(key) = refused.without_row().filter(|_| claim.takes_over) {
-                        return Err(Error::new(Cause::Lost(None), self.place(), key));
-                    }
-                    // An earlier attempt was applied, and others have freed the key since.
-                    if refused.is_released_by(owner) {
-                        return Ok(Claimed::Lost);
-                    }
-                    match rules.denied(self, owner, claim, refused) {
-                        Ok(Some(claimed)) => return Ok(claimed),
-                        Ok(None) => {}
-                        Err(error) if claim.takes_over && !is_held_by_identity(&error, owner) => {
-                            return Err(error.into_lost());
-                        }
-                        Err(error) => return Err(error),
-                    }
-                }
-                Err(error) if claim.has_endless_fence(&error) => {
-                    let why = format!("`{FENCE}` is not a whole number that can be incremented");
-                    return Err(error.with_cause(Cause::MalformedRow(why)));
-                }
-                Err(error) => return Err(error),
+            let number = acquisition.numbers.next(claim.now);
+            let number = number.ok_or_else(|| self.last_fence(acquisition.key()))?;
+            let attempt = acquisition.attempt(self, claim, number);
+            let answer = self.write_once(&attempt, Some(attempts)).await?;
+            let claimed = match answer {
+                Answer::Applied(before) => Some(acquisition.granted(self, claim, number, before)?),
+                Answer::Refused(refused) => acquisition.denied(self, claim, number, refused)?,
+            };
+            if let Some(claimed) = claimed {
+                return Ok(claimed);
             }
         }
         // The rows have changed each time.
@@ -69,12 +57,222 @@ impl Table {
     }
 }
 
-/// Returns `true` if an earlier acquire of the same identity has what refused this owner. The clock of its host was ahead, so
-/// a later attempt succeeds.
-fn is_held_by_identity(error: &Error, owner: &str) -> bool {
-    let is_own = |holder: &Holder| {
-        let is_same = holder.owner.as_deref().is_some_and(|other| is_same_identity(owner, other));
-        is_same && holder.current && !holder.released
-    };
-    error.holders().all(|(_, holder)| is_own(holder) || holder.permits.iter().any(is_own))
+impl Acquisition {
+    /// Builds the attempt with this number.
+    fn attempt<'a>(&'a self, table: &'a Table, claim: &'a Claim<'_>, number: u64) -> Write<'a> {
+        let update = |(index, key): (usize, &'a String)| {
+            let place = self.place(table, key);
+            let update = match (self.plan.over(index), self.kind.permits) {
+                (Some(seen), _) => place.take_over(number, claim, seen),
+                // The refusal shows what to take over.
+                (None, _) if claim.takes_over => return table.refused_update(key),
+                (None, Some(permits)) => place.take_permit(number, permits, claim, &self.plan),
+                (None, None) => self.take(table, claim, number, index, key),
+            };
+            claim.with_extras(update)
+        };
+        Write::new(self.kind.all_keys().iter().enumerate().map(update).collect(), self.kind.transact)
+    }
+
+    /// Builds the part of an attempt that takes a free key.
+    fn take<'a>(
+        &'a self,
+        table: &'a Table,
+        claim: &'a Claim<'_>,
+        number: u64,
+        index: usize,
+        key: &'a str,
+    ) -> Update<'a> {
+        let rank = claim.rank_for(index);
+        let over = is_over(table, &self.owner, claim.now, rank);
+        #[cfg(feature = "idempotency")]
+        if let Some(record) = &self.kind.record {
+            let over = record.is_over(over, claim.now);
+            return record.begin(self.place(table, key).take(number, claim, rank, over));
+        }
+        let update = self.place(table, key).take(number, claim, rank, over);
+        // Ends the reservation of this waiter. An attempt that leaves the key to nobody may be for a key that another waiter
+        // has reserved.
+        if self.kind.transact.is_some() && (rank.is_conditional() || rank.has_reserved) {
+            return update.remove(RESERVED_UNTIL).remove(RESERVED_BY);
+        }
+        update
+    }
+
+    /// Reads the answer to an attempt that was applied. The only row is as it was before; a transaction returns none.
+    fn granted(&mut self, table: &Table, claim: &Claim<'_>, number: u64, mut before: Item) -> Result<Claimed, Error> {
+        self.numbers.own = number;
+        let plan = std::mem::take(&mut self.plan);
+        let fences = if self.kind.permits.is_some() {
+            let counted = number_at(&before, FENCE, MAX_FENCE).map_err(|why| table.malformed(self.key(), why))?;
+            vec![counted.unwrap_or_else(|| micros(claim.now.wall)).saturating_add(1)]
+        } else {
+            vec![number; self.kind.all_keys().len()]
+        };
+        let left = before.remove(super::names::DATA).map(Data).filter(|_| !self.kind.is_record());
+        let last = Row::read(before).ok();
+        let hold_time = last.as_ref().and_then(|row| row.queue.hold_time);
+        let mut taken_from: Vec<_> = plan.ended.into_iter().filter(|permit| !permit.is_released()).collect();
+        if let (Some(seen), Some(semaphore)) = (plan.over.first().and_then(Option::as_ref), last.as_ref().and_then(|row| row.semaphore.as_ref())) {
+            taken_from.extend(semaphore.permit(&seen.owner).cloned());
+        }
+        let mut taken_from: Vec<_> = taken_from.into_iter().map(|permit| permit.into_holder(claim.now)).collect();
+        if let Some(row) = last.filter(|row| row.semaphore.is_none()) {
+            let holder = row.into_holder(claim.now);
+            taken_from.extend((!holder.completed && !holder.released).then_some(holder));
+        }
+        Ok(Claimed::Granted { fences, data: claim.data.cloned().or(left), taken_from, hold_time })
+    }
+
+    /// Reads a refusal. Returns `None` if another attempt can succeed at once.
+    fn denied(
+        &mut self,
+        table: &Table,
+        claim: &Claim<'_>,
+        number: u64,
+        refused: Refused,
+    ) -> Result<Option<Claimed>, Error> {
+        self.plan = Plan { passed: self.plan.passed, ..Plan::default() };
+        if let Some(key) = refused.without_row().filter(|_| claim.takes_over) {
+            return Err(Error::new(Cause::Lost(None), table.place(), key));
+        }
+        let denied = match self.kind.permits {
+            Some(permits) => self.denied_permit(table, claim, permits, refused),
+            None => self.denied_keys(table, claim, number, refused),
+        };
+        match denied {
+            Err(error) if claim.takes_over && error.holder().is_some() => Err(error.into_lost()),
+            denied => denied,
+        }
+    }
+
+    fn denied_keys(
+        &mut self,
+        table: &Table,
+        claim: &Claim<'_>,
+        number: u64,
+        mut refused: Refused,
+    ) -> Result<Option<Claimed>, Error> {
+        let prevented = refused.prevented.take();
+        let now = claim.now.millis();
+        self.plan.over = vec![None; self.kind.all_keys().len()];
+        let (mut own, mut held, mut asks_again) = (Vec::new(), Vec::new(), false);
+        for (key, row) in refused.rows {
+            let row = row.map_err(|why| self.unreadable(why, table, &key))?;
+            let row = row.ok_or_else(|| table.malformed(&key, "the refusal names no row"))?;
+            if row.semaphore.is_some() {
+                let not = if self.kind.is_record() { "a record of idempotency" } else { "a lock" };
+                return Err(Error::new(Cause::WrongKind { is: "a semaphore", not }, table.place(), &key));
+            }
+            self.numbers.see(row.fence);
+            self.numbers.see(row.withdrawn);
+            if let (Some(index), true) = (self.index_of(&key), self.kind.transact.is_some()) {
+                self.hold_times.resize(self.kind.all_keys().len(), None);
+                self.hold_times[index] = row.queue.hold_time;
+            }
+            let is_behind = row.fence.max(row.withdrawn) >= Some(number);
+            if is_behind && row.fence.max(row.withdrawn) >= Some(MAX_FENCE) {
+                return Err(table.last_fence(&key));
+            }
+            let earlier = row.owner.as_deref().filter(|_| row.is_held(now)).and_then(|owner| {
+                let is_earlier = owner != self.owner && is_same_identity(&self.owner, owner);
+                is_earlier.then(|| Some(Seen { owner: owner.to_owned(), number: row.fence? })).flatten()
+            });
+            if row.is_owned_by(&self.owner) && !row.is_released() && !row.completed {
+                own.push(row);
+            } else if let (Some(earlier), Some(index)) = (earlier, self.index_of(&key)) {
+                self.plan.over[index] = Some(earlier);
+                asks_again = true;
+            } else if is_behind && row.end <= now && !claim.takes_over {
+                asks_again = true;
+            } else {
+                held.push((key, row));
+            }
+        }
+        let number_of = |row: &Row| row.fence.unwrap_or_default();
+        match (own.first().map(number_of), prevented) {
+            // An earlier attempt was applied, to all rows.
+            (Some(applied), _)
+                if own.len() == self.kind.all_keys().len() && own.iter().all(|row| number_of(row) == applied) =>
+            {
+                self.numbers.own = applied;
+                let fences = vec![applied; own.len()];
+                let row = own.swap_remove(0);
+                let of_one = self.kind.transact.is_none();
+                let (data, hold_time) = (row.data.filter(|_| of_one), row.queue.hold_time.filter(|_| of_one));
+                Ok(Some(Claimed::Already { fences, data, hold_time }))
+            }
+            (None, None) if held.is_empty() && asks_again => Ok(None),
+            (_, Some(error)) if held.is_empty() => Err(error),
+            (Some(_), _) => Ok(Some(Claimed::InPart)),
+            (None, _) => {
+                let held: Vec<_> = held.into_iter().map(|(key, row)| (key, row.into_holder(claim.now))).collect();
+                #[cfg(feature = "idempotency")]
+                if let (Some(record), [(key, holder)]) = (&self.kind.record, &held[..]) {
+                    let completed = record.refusal(holder.clone());
+                    let completed = completed.map_err(|cause| Error::new(*cause, table.place(), key))?;
+                    return Ok(Some(Claimed::Completed(Box::new(completed))));
+                }
+                Err(Error::held_by(held, table.place()))
+            }
+        }
+    }
+
+    fn denied_permit(
+        &mut self,
+        table: &Table,
+        claim: &Claim<'_>,
+        permits: u32,
+        refused: Refused,
+    ) -> Result<Option<Claimed>, Error> {
+        let Some(row) = refused.into_row(table)? else {
+            // The permits to replace, or to take over, are gone with their row.
+            return Ok(None);
+        };
+        let key = self.key().to_owned();
+        let Some(semaphore) = &row.semaphore else {
+            let cause = Cause::WrongKind { is: "a lock or a record of idempotency", not: "a semaphore" };
+            return Err(Error::new(cause, table.place(), &key));
+        };
+        self.numbers.see(row.withdrawn);
+        if row.withdrawn >= Some(MAX_FENCE) || row.fence > Some(MAX_FENCE) {
+            return Err(table.last_fence(&key));
+        }
+        let now = claim.now.millis();
+        if let Some(permit) = semaphore.permit(&self.owner) {
+            let (fences, hold_time) = (permit.fence.into_iter().collect(), row.queue.hold_time);
+            self.numbers.own = permit.number;
+            return Ok(Some(Claimed::Already { fences, data: row.data, hold_time }));
+        }
+        let earlier = semaphore.permit_of_identity(&self.owner).filter(|permit| permit.lease_end > now);
+        if let Some(earlier) = earlier.filter(|permit| !permit.is_released()) {
+            self.numbers.see(Some(earlier.number));
+            self.plan.over = vec![Some(Seen { owner: earlier.owner.clone(), number: earlier.number })];
+            return Ok(None);
+        }
+        let ended = || semaphore.permits.iter().filter(|permit| permit.lease_end <= now);
+        let is_full = semaphore.permits.len() - ended().count() >= permits as usize;
+        let ended: Vec<_> = ended().take(MAX_PERMITS as usize).cloned().collect();
+        // The identity has released its permit, which counts until its minimum hold ends; or those ahead replace what ended.
+        if earlier.is_some() || claim.takes_over || is_full || !gives_permit(table, permits, claim, &row, &ended) {
+            return Err(Error::new(Cause::Held(row.into_holder(claim.now)), table.place(), &key));
+        }
+        self.plan.passed = claim.rank().place.filter(|place| *place < row.queue.head);
+        self.plan.ended = ended;
+        Ok(None)
+    }
+
+    /// Returns the position of a key.
+    fn index_of(&self, key: &str) -> Option<usize> {
+        self.kind.all_keys().iter().position(|other| other == key)
+    }
+
+    #[cfg_attr(not(feature = "idempotency"), expect(clippy::unused_self, reason = "there are no records"))]
+    fn unreadable(&self, why: super::read::Unreadable, table: &Table, key: &str) -> Error {
+        #[cfg(feature = "idempotency")]
+        if self.kind.is_record() {
+            return super::record::RecordClaim::unreadable(why, table, key);
+        }
+        why.into_error(table.place(), key)
+    }
 }

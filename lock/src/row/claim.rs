@@ -5,8 +5,9 @@ use std::time::Duration;
 use aws_sdk_dynamodb::types::AttributeValue;
 
 use super::expression::{Path, Update, value};
+use super::owner::split;
+use super::semaphore;
 use crate::clock::{Lease, Moment};
-use crate::error::Error;
 use crate::holder::{Data, Holder};
 use crate::limits::{REQUEST_TIMEOUT, time_to_ask};
 use crate::queue::HoldTime;
@@ -65,6 +66,42 @@ impl Rank {
     }
 }
 
+/// What the next attempt does beside taking what is free, because the last refusal has shown the rows.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Plan {
+    /// The acquisitions of the same identity to take over, in the order of the keys.
+    pub(super) over: Vec<Option<Seen>>,
+    /// The permits to replace.
+    pub(super) ended: Vec<semaphore::Permit>,
+    /// The place of this waiter, if one behind it was served first.
+    pub(super) passed: Option<u64>,
+}
+
+/// An acquisition that a refusal has shown.
+#[derive(Clone, Debug)]
+pub(super) struct Seen {
+    pub(super) owner: String,
+    pub(super) number: u64,
+}
+
+impl Seen {
+    /// Returns the nonce of an owner that has an identity.
+    pub(super) fn nonce(&self) -> &str {
+        split(&self.owner).map_or("", |(_, nonce)| nonce)
+    }
+}
+
+impl Plan {
+    pub(super) fn over(&self, index: usize) -> Option<&Seen> {
+        self.over.get(index)?.as_ref()
+    }
+
+    /// Returns the place in the queue that an attempt serves if it succeeds.
+    pub(super) fn place(&self, claim: &Claim<'_>) -> Option<u64> {
+        claim.rank().place.filter(|place| self.passed != Some(*place))
+    }
+}
+
 /// The answer to an attempt to acquire.
 #[derive(Debug)]
 pub(crate) enum Claimed {
@@ -77,16 +114,10 @@ pub(crate) enum Claimed {
         taken_from: Vec<Holder>,
         hold_time: Option<HoldTime>,
     },
-    /// An earlier attempt of this owner was applied, and its answer was lost.
-    Already {
-        fences: Vec<u64>,
-        data: Option<Data>,
-        /// The end of the lease, as in [`Lease::end`].
-        end: u64,
-        hold_time: Option<HoldTime>,
-    },
-    /// An earlier attempt of this owner was applied, and others have freed a key since, or taken it.
-    Lost,
+    /// An earlier attempt of this owner was applied, and its answer was lost. Its number is the acquisition's own now.
+    Already { fences: Vec<u64>, data: Option<Data>, hold_time: Option<HoldTime> },
+    /// An earlier attempt of this owner was applied to several keys, and others have taken some of them since.
+    InPart,
     /// The work was done before: this record has its result.
     #[cfg_attr(not(feature = "idempotency"), expect(dead_code, reason = "without the feature there are no records"))]
     Completed(Box<Holder>),
@@ -111,26 +142,9 @@ impl Claim<'_> {
         })
     }
 
-    /// Returns the fence that follows that of a row as it was before. The fence of a new row starts at the clock in
-    /// microseconds, so that a deletion of the row does not set it back.
-    pub(super) fn fence_after(&self, before: Option<u64>) -> u64 {
-        before.unwrap_or_else(|| self.micros()).saturating_add(1)
-    }
-
-    pub(super) fn micros(&self) -> u64 {
-        u64::try_from(self.now.wall.as_micros()).unwrap_or(u64::MAX)
-    }
-
     /// Returns how long the request may take. An answer after the lease is useless, and so is one that leaves no time to
     /// answer Lambda.
     pub(super) fn time_limit(&self) -> Duration {
         REQUEST_TIMEOUT.min(time_to_ask(self.lease.deadline.remaining(self.now)))
-    }
-
-    /// Returns `true` if this error says that the fence in the row cannot be incremented.
-    pub(super) fn has_endless_fence(&self, error: &Error) -> bool {
-        // "Attempting to store more than 38 significant digits in a Number", or "DynamoDB only supports precision up to
-        // 38 digits" from DynamoDB Local. Only the new fence and the user's attributes can have so many digits.
-        self.attributes.is_empty() && error.source_message().is_some_and(|message| message.contains("digits"))
     }
 }

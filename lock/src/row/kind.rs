@@ -1,114 +1,147 @@
-//! The kinds of rows: what an acquire can claim. This is the only place that chooses the rules of a kind. What kind of row
-//! another program or another request has left, `read` tells.
-//!
-//! A kind is one file, which implements [`Rules`]. The requests are the same for all kinds.
+//! What an acquire claims, as data, and what one owner has acquired of it.
 
 use std::time::Duration;
 
-use super::expression::Update;
-use super::key::Key;
-use super::keys::Keys;
-use super::permit::Permit;
+use super::claim::Plan;
+use super::names::MAX_FENCE;
+use super::place::Place;
 #[cfg(feature = "idempotency")]
 use super::record::RecordClaim;
-use super::rules::Rules;
 use super::table::Table;
-use super::write::Write;
+use super::write::Transact;
 use crate::client::SdkAttempts;
 use crate::clock::{Deadline, Lease, Moment, millis_up, seconds_up};
-use crate::error::{Cause, Error, Place};
+use crate::error::{Cause, Error, Place as Where};
 use crate::holder::Data;
-use crate::limits::{DAY, MIN_LEASE, check_data, check_duration};
+use crate::queue::HoldTime;
+use crate::limits::{
+    DAY, MAX_DATA_BYTES, MAX_LEASE, MAX_PERMIT_DATA_BYTES, MAX_PERMITS, MIN_LEASE, check_data, check_duration, check_key,
+    check_keys, check_permits,
+};
 
-/// What an acquire claims. A program does not link the kinds that it never creates.
-#[derive(Debug)]
-pub(crate) struct Kind(Box<dyn Rules>);
+/// The kind of a permit in tickets. A key has none.
+const PERMIT_IN_TICKETS: &str = "permit";
 
-impl Clone for Kind {
-    fn clone(&self) -> Self {
-        Self(self.0.boxed())
-    }
+/// What an acquire claims: a key, several, or one of the permits of a key.
+#[derive(Clone, Debug)]
+pub(crate) struct Kind {
+    /// In alphabetical order.
+    keys: Vec<String>,
+    /// How many permits the key has, if it is a semaphore.
+    pub(super) permits: Option<u32>,
+    /// What makes the row of the key a record of idempotency.
+    #[cfg(feature = "idempotency")]
+    pub(super) record: Option<RecordClaim>,
+    /// What applies the updates of several keys together.
+    pub(super) transact: Option<Transact>,
 }
 
 impl Kind {
     /// A key, which one owner has at a time.
     pub(crate) fn key(key: String) -> Self {
-        Self(Box::new(Key::new(key)))
+        Self {
+            keys: vec![key],
+            permits: None,
+            #[cfg(feature = "idempotency")]
+            record: None,
+            transact: None,
+        }
     }
 
     /// A key as a record of idempotency.
     #[cfg(feature = "idempotency")]
     pub(crate) fn record(key: String, record: RecordClaim) -> Self {
-        Self(Box::new(Key::with_record(key, record)))
+        Self { record: Some(record), ..Self::key(key) }
     }
 
     /// Several keys, which one owner has at a time.
-    pub(crate) fn keys(keys: Vec<String>) -> Self {
-        Self(Box::new(Keys::new(keys)))
+    pub(crate) fn keys(mut keys: Vec<String>) -> Self {
+        keys.sort_unstable();
+        Self { keys, transact: Some(Table::transact), ..Self::key(String::new()) }
     }
 
     /// One of the permits of a key.
     pub(crate) fn permit(key: String, permits: u32) -> Self {
-        Self(Box::new(Permit::new(key, permits)))
+        Self { permits: Some(permits), ..Self::key(key) }
     }
 
-    /// A permit that another process has acquired.
+    /// A permit that another process has acquired. Only an acquire needs to know how many there are.
     pub(crate) fn any_permit(key: String) -> Self {
-        Self(Box::new(Permit::handed_over(key)))
+        Self::permit(key, MAX_PERMITS)
     }
 
     /// Returns the kind of a ticket's lock, which is a key if the ticket names none. `None` if the name is unknown.
     pub(crate) fn of_ticket(kind: Option<&str>, key: String) -> Option<Self> {
         match kind {
             None => Some(Self::key(key)),
-            Some(Permit::IN_TICKETS) => Some(Self::any_permit(key)),
+            Some(PERMIT_IN_TICKETS) => Some(Self::any_permit(key)),
             Some(_) => None,
         }
     }
 
     pub(crate) fn in_tickets(&self) -> Option<&'static str> {
-        self.0.in_tickets()
-    }
-
-    pub(super) fn rules(&self) -> &dyn Rules {
-        &*self.0
-    }
-
-    pub(super) fn rules_mut(&mut self) -> &mut dyn Rules {
-        &mut *self.0
+        self.permits.map(|_| PERMIT_IN_TICKETS)
     }
 
     pub(crate) fn all_keys(&self) -> &[String] {
-        self.rules().keys()
+        &self.keys
+    }
+
+    #[cfg_attr(not(feature = "idempotency"), expect(clippy::unused_self, reason = "there are no records"))]
+    pub(super) fn is_record(&self) -> bool {
+        #[cfg(feature = "idempotency")]
+        return self.record.is_some();
+        #[cfg(not(feature = "idempotency"))]
+        false
     }
 
     /// Checks what was claimed.
     pub(crate) fn check(&self, key_prefix: &str) -> Result<(), Error> {
-        self.rules().check(key_prefix)
+        match &self.keys[..] {
+            [key] if self.transact.is_none() => {
+                check_key(key_prefix, key)?;
+                self.permits.map_or(Ok(()), |permits| check_permits(key, permits))
+            }
+            keys => check_keys(key_prefix, keys),
+        }
     }
 
     /// Checks a lease that the caller chose, or with a deadline the time until then.
     pub(crate) fn check_lease(&self, what: &str, lease: Duration, has_deadline: bool) -> Result<(), Error> {
-        let longest = if has_deadline { DAY } else { self.rules().longest_lease() };
+        let is_lock = self.permits.is_none() && self.transact.is_none() && !self.is_record();
+        let longest = if is_lock && !has_deadline { MAX_LEASE } else { DAY };
         check_duration(what, lease, MIN_LEASE, longest)
     }
 
     pub(crate) fn check_data(&self, data: &Data) -> Result<(), Error> {
-        check_data(data, self.rules().longest_data())
+        check_data(data, if self.permits.is_some() { MAX_PERMIT_DATA_BYTES } else { MAX_DATA_BYTES })
     }
 
     /// Returns how many owners can have a row at a time.
     pub(crate) fn capacity(&self) -> u32 {
-        self.rules().capacity()
+        self.permits.unwrap_or(1)
     }
 
-    /// Returns `true` if a waiter takes a place in the queue.
+    /// Returns `true` if a waiter takes a place in the queue. The outcome of a record's run is for all who wait for it, so
+    /// they do not take turns.
     pub(crate) fn takes_place(&self) -> bool {
-        self.rules().takes_place()
+        !self.is_record()
+    }
+
+    /// Returns the earliest time at which TTL may delete the row of a lease with this end.
+    fn kept_until(&self, table: &Table, now: Moment, end: Duration) -> Duration {
+        if self.permits.is_some() {
+            return table.semaphore_kept_until(now);
+        }
+        #[cfg(feature = "idempotency")]
+        if let Some(window_end) = self.record.as_ref().and_then(|record| record.window_end(now)) {
+            return table.kept_after(end).max(window_end);
+        }
+        table.kept_after(end)
     }
 
     /// Returns the text that names the rows' keys for people.
-    pub(crate) fn name(&self, place: Place<'_>) -> String {
+    pub(crate) fn name(&self, place: Where<'_>) -> String {
         /// How many keys are named.
         const NAMED: usize = 3;
         let keys = self.all_keys();
@@ -121,20 +154,66 @@ impl Kind {
     }
 }
 
+/// The numbers of one owner's attempts.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Numbers {
+    /// The one that was applied.
+    pub(crate) own: u64,
+    /// The largest that was sent.
+    pub(crate) sent: u64,
+    /// The largest that was sent and may not have been answered, or 0.
+    pub(crate) unanswered: u64,
+    /// The largest that refusals have shown.
+    seen: u64,
+}
+
+impl Numbers {
+    /// Returns the number of the next attempt: larger than those of all that it knows, and at least the clock, so that it is
+    /// also larger than those of others that it does not know. `None` if there is none.
+    pub(super) fn next(&mut self, now: Moment) -> Option<u64> {
+        let number = micros(now.wall).max(self.seen + 1).max(self.sent + 1);
+        (number <= MAX_FENCE).then(|| {
+            self.sent = number;
+            number
+        })
+    }
+
+    /// Takes note of a number that a row shows.
+    pub(super) fn see(&mut self, number: Option<u64>) {
+        self.seen = self.seen.max(number.unwrap_or_default().min(MAX_FENCE));
+    }
+}
+
+/// Returns whole microseconds.
+pub(super) fn micros(time: Duration) -> u64 {
+    u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
+}
+
 /// What one owner has acquired, or is about to acquire.
 #[derive(Clone, Debug)]
 pub(crate) struct Acquisition {
     pub(super) kind: Kind,
     /// The nonce, after the identity if there is one.
     pub(crate) owner: String,
+    pub(crate) numbers: Numbers,
+    /// What the next attempt does, beside taking what is free.
+    pub(super) plan: Plan,
+    /// The hold times of several keys that refusals have shown.
+    pub(super) hold_times: Vec<Option<HoldTime>>,
     /// The attempts of the release and of its repetitions, if the row does not keep its trace.
     pub(super) release_attempts: Option<SdkAttempts>,
 }
 
 impl Acquisition {
     pub(crate) fn new(kind: Kind, owner: String) -> Self {
-        let release_attempts = kind.rules().forgets_releases().then(SdkAttempts::leaving_prevented);
-        Self { kind, owner, release_attempts }
+        let release_attempts = kind.permits.map(|_| SdkAttempts::leaving_prevented());
+        let (numbers, plan) = (Numbers::default(), Plan::default());
+        Self { kind, owner, numbers, plan, hold_times: Vec::new(), release_attempts }
+    }
+
+    /// An acquisition that has this number in its place.
+    pub(crate) fn numbered(self, own: u64) -> Self {
+        Self { numbers: Numbers { own, sent: own, ..self.numbers }, ..self }
     }
 
     pub(crate) fn kind(&self) -> &Kind {
@@ -147,12 +226,25 @@ impl Acquisition {
     }
 
     /// Returns the text that names the rows' keys for people.
-    pub(crate) fn name(&self, place: Place<'_>) -> String {
+    pub(crate) fn name(&self, place: Where<'_>) -> String {
         self.kind.name(place)
     }
 
-    pub(super) fn rules(&self) -> &dyn Rules {
-        self.kind.rules()
+    /// Returns the number of a release at this moment.
+    ///
+    /// That of a key is larger than those of all attempts of this owner, and of the attempts of others that were sent before:
+    /// the key refuses them all if they arrive late. A permit leaves nothing of its own in the row. Its release gives up the
+    /// attempts of this owner that were not answered, or nothing, which is 0: in a busy semaphore, others are under way.
+    pub(crate) fn release_number(&self, now: Moment) -> u64 {
+        if self.kind.permits.is_some() {
+            return self.numbers.unanswered;
+        }
+        (self.numbers.sent.max(micros(now.wall)) + 1).min(MAX_FENCE)
+    }
+
+    /// Returns the place of this owner with this key.
+    pub(super) fn place<'a>(&'a self, table: &'a Table, key: &'a str) -> Place<'a> {
+        Place { table, key, owner: &self.owner, is_permit: self.kind.permits.is_some() }
     }
 
     /// Returns `true` if an attempt of the release was not answered, and the row may have lost its trace.
@@ -165,15 +257,6 @@ impl Acquisition {
         let mut keys = self.kind.all_keys().iter().map(String::as_str);
         Error::new(cause, table.place(), keys.next().unwrap_or_default()).with_others(keys)
     }
-
-    /// Builds a write of these keys, which are all of them or some.
-    pub(super) fn write<'a>(
-        &self,
-        keys: impl IntoIterator<Item = &'a String>,
-        update: impl Fn(&'a str) -> Update<'a>,
-    ) -> Write<'a> {
-        Write::new(keys.into_iter().map(|key| update(key)).collect(), self.rules().transact())
-    }
 }
 
 impl Table {
@@ -181,8 +264,13 @@ impl Table {
     /// TTL does not delete the row earlier than it would have.
     pub(crate) fn lease(&self, kind: &Kind, now: Moment, deadline: Deadline, before: Option<Lease>) -> Lease {
         let end = deadline.wall().saturating_add(self.clock_skew);
-        let expiration = seconds_up(kind.rules().kept_until(self, now, end));
+        let expiration = seconds_up(kind.kept_until(self, now, end));
         let expiration = expiration.max(before.map_or(0, |lease| lease.expiration));
         Lease { deadline, end: millis_up(end), expiration }
+    }
+
+    /// Returns the time until which the row of a semaphore stays at least: its other permits may have the longest lease.
+    pub(super) fn semaphore_kept_until(&self, now: Moment) -> Duration {
+        self.kept_after(now.wall.saturating_add(DAY).saturating_add(self.clock_skew))
     }
 }

@@ -7,12 +7,11 @@
 //! | file | what it has |
 //! | --- | --- |
 //! | `names`, `attribute`, `semaphore`, `read` | how a row is read |
-//! | `expression`, `table`, `write` | how a request is built and sent |
-//! | `claim`, `rules` | what a kind says about its rows |
-//! | `key`, with `record` for idempotency; `keys`; `permit` | the kinds |
-//! | `kind` | which kinds there are: the one place that tells them apart |
-//! | `acquire`, `hold`, `ticket` | the requests of an owner, the same for all kinds |
-//! | `join`, `reserve`, `force`, `probe` | the requests of waiters, operators and checks |
+//! | `place` | the protocol: each condition and each update |
+//! | `expression`, `table`, `write` | how a request is rendered and sent |
+//! | `kind`, `claim`; `record` for idempotency | what is claimed |
+//! | `acquire`, `hold`, `ticket` | the requests of an owner, and what their answers say |
+//! | `join`, `reserve`, `free`, `probe` | the requests of waiters, operators and checks |
 //!
 //! The times of a lock's row, by the clock of each reader:
 //!
@@ -34,22 +33,18 @@ mod attribute;
 mod claim;
 mod expired;
 mod expression;
-mod force;
+mod free;
 mod hold;
-mod identity;
 mod join;
-mod key;
-mod keys;
 mod kind;
 mod names;
 mod owner;
-mod permit;
+mod place;
 mod probe;
 mod read;
 #[cfg(feature = "idempotency")]
 mod record;
 mod reserve;
-mod rules;
 mod semaphore;
 mod table;
 mod ticket;
@@ -61,10 +56,10 @@ pub(crate) use join::Joined;
 pub(crate) use kind::{Acquisition, Kind};
 pub(crate) use names::{DEFAULT_PARTITION_KEY, EXPIRATION, is_reserved};
 pub(crate) use owner::owner_of;
+pub(crate) use place::{Hold, Release};
 pub(crate) use probe::{PROBE_KEY, probe_key};
 pub(crate) use read::{Cursor, Page};
 #[cfg(feature = "idempotency")]
 pub(crate) use record::{Completed, Outcome, RecordClaim};
-pub(crate) use rules::{Hold, Release};
 pub(crate) use table::{Table, in_time, is_same_table};
 pub(crate) use ticket::{Handover, Resumed};

@@ -9,19 +9,20 @@ pub(super) const LEASE_END: &str = "in_progress_expiration";
 pub(crate) const EXPIRATION: &str = "expiration";
 /// The nonce of the acquisition, after the identity if there is one.
 pub(super) const OWNER: &str = "owner";
-/// The owner of the last release. The row refuses an acquire of this owner. A release whose answer was lost recognises
-/// itself by it, even if the next holder was faster than its retry.
+/// The number of the last release, or of the completion. The key is released while this is also its fence. A release whose
+/// answer was lost recognises itself by it, even if the next holder was faster than its retry.
 pub(super) const RELEASED: &str = "released";
 /// The number of the owner's last renewal or release: 0 after the acquire, then from 1. A request that arrives after one
 /// with a larger number is late, and is refused.
 pub(super) const SEQUENCE: &str = "sequence";
-/// The owner of the last acquire that ended without the key while one of its attempts was unanswered. The row refuses
-/// that attempt if it arrives later.
+/// Attempts with numbers up to this one were given up: their acquires have ended.
 pub(super) const WITHDRAWN: &str = "withdrawn";
 /// The nonce of the last resumption by a ticket. A resumption whose answer was lost recognises itself by it.
 pub(super) const RESUMED: &str = "resumed";
 /// The owner and the trace context of its span, with a space in between. It says nothing about another owner.
 pub(super) const TRACEPARENT: &str = "traceparent";
+/// The number of the last acquisition of a key, or of the release that ended it. Of a semaphore, how many permits were
+/// acquired, from the clock of the first one on.
 pub(super) const FENCE: &str = "fence";
 pub(super) const HOLDER: &str = "holder";
 pub(super) const ACQUIRED_AT: &str = "acquired_at";
@@ -49,41 +50,31 @@ pub(super) const RESERVED_BY: &str = "reserved_by";
 
 /// The number of permits in the row of a semaphore.
 pub(super) const PERMITS: &str = "permits";
-/// When a permit was last released, in milliseconds since the epoch. Waiters leave it to those ahead for a moment.
+/// When the key or a permit was last freed, in milliseconds since the epoch. Waiters leave it to those ahead for a moment.
 pub(super) const FREED_AT: &str = "freed_at";
 /// The attributes of a semaphore that belong to one owner have names that begin with these, and end with the owner's nonce,
 /// or with the [start of its owners](super::owner::start_of) if the owner has an identity: an identity has one permit.
-/// Each permit is a map with the names of [`permit`]. After its release, the map has those of [`tombstone`] instead.
+/// Each permit is a map with the names of [`permit`].
 pub(super) const PERMIT_PREFIX: &str = "permit:";
 /// The fence of a permit: a number that the acquire counts, which a map in the same update cannot refer to.
 pub(super) const PERMIT_FENCE_PREFIX: &str = "fence:";
 
 /// The names within the map of a permit. They are short, because DynamoDB counts them in each write of each permit.
 pub(super) mod permit {
+    /// The number of the attempt that has acquired the permit.
+    pub(crate) const NUMBER: &str = "number";
     pub(crate) const HOLDER: &str = "by";
     /// In milliseconds since the epoch, as is the end of the lease.
     pub(crate) const ACQUIRED_AT: &str = "since";
     pub(crate) const LEASE_END: &str = "end";
     pub(crate) const SEQUENCE: &str = "sequence";
-    /// The permit was released, and counts until the end of its minimum hold.
-    pub(crate) const RELEASED: &str = "released";
+    /// The permit was released, and counts until the end of its minimum hold: the number of the release.
+    pub(crate) const RELEASED: &str = super::RELEASED;
     pub(crate) const RESUMED: &str = super::RESUMED;
     /// The same as [`HELD_SINCE`](super::HELD_SINCE).
     pub(crate) const HELD_SINCE: &str = super::HELD_SINCE;
     /// The nonce of an owner that has an identity.
     pub(crate) const NONCE: &str = "nonce";
-    /// The nonce of the last acquire of the same identity that ended without the permit, while one of its attempts was
-    /// unanswered.
-    pub(crate) const WITHDRAWN: &str = super::WITHDRAWN;
-}
-
-/// The names within the map of a permit that was released.
-pub(super) mod tombstone {
-    /// In milliseconds since the epoch.
-    pub(crate) const RELEASED_AT: &str = "released_at";
-    /// The operator that released the permit by force.
-    pub(crate) const FORCED_BY: &str = "forced_by";
-    pub(crate) const NONCE: &str = super::permit::NONCE;
 }
 
 const RESERVED: [&str; 25] = [
@@ -120,9 +111,12 @@ pub(super) const SEMAPHORE: &str = "SEMAPHORE";
 
 /// The largest time in a row: the end of the year 9999, in milliseconds.
 pub(super) const LATEST: u64 = 253_402_300_799_999;
-/// The largest fence that an acquire increments.
+/// The end of a lease that a release has ended. Powertools may take 0 for none.
+pub(super) const ENDED: u64 = 1;
+/// The largest number of an attempt, and the largest fence.
 pub(super) const MAX_FENCE: u64 = i64::MAX as u64;
-/// The largest number of a request. A ticket says a much smaller one at most, which leaves room for the requests after it.
+/// The largest number of an owner's request. A ticket says a much smaller one at most, which leaves room for the requests
+/// after it.
 pub(super) const MAX_SEQUENCE: u64 = i64::MAX as u64;
 /// The largest place in the queue.
 pub(super) const MAX_PLACE: u64 = i64::MAX as u64;

@@ -45,7 +45,8 @@ impl Table {
         all([key().exists(), key().missing()])
     }
 
-    fn refused_update<'a>(&self, key: &'a str) -> Update<'a> {
+    /// Builds an update that is always refused, so that the refusal shows the row.
+    pub(super) fn refused_update<'a>(&self, key: &'a str) -> Update<'a> {
         Update::new(key).when(self.never()).returning(ReturnValue::AllOld)
     }
 

@@ -11,9 +11,9 @@ use futures_util::future::join_all;
 pub(super) use super::attribute::{number_at, string_at};
 use super::expression::{Attribute as _, Condition, Path, Rendered, all, any, text};
 use super::names::{
-    ACQUIRED_AT, COMPLETED, DATA, ERROR, EXPIRATION, FENCE, HEAD, HELD_SINCE, HOLD, HOLD_DEVIATION, HOLDER,
+    ACQUIRED_AT, COMPLETED, DATA, ERROR, EXPIRATION, FENCE, FREED_AT, HEAD, HELD_SINCE, HOLD, HOLD_DEVIATION, HOLDER,
     IN_PROGRESS, LATEST, LEASE_END, MAX_FENCE, MAX_PLACE, MAX_SEQUENCE, OWNER, PERMITS, RELEASED, RESERVED_BY,
-    RESERVED_UNTIL, RESUMED, SEMAPHORE, SEQUENCE, STATUS, TAIL, TAIL_UNTIL, TRACEPARENT, VALIDATION,
+    RESERVED_UNTIL, RESUMED, SEMAPHORE, SEQUENCE, STATUS, TAIL, TAIL_UNTIL, TRACEPARENT, VALIDATION, WITHDRAWN,
 };
 use super::semaphore::Semaphore;
 use super::table::{Item, Table, in_time};
@@ -29,7 +29,12 @@ use crate::trace::is_context;
 pub(crate) struct Row {
     pub(super) completed: bool,
     pub(crate) owner: Option<String>,
-    pub(super) released: Option<String>,
+    /// The number of the last release.
+    pub(super) released: Option<u64>,
+    /// The numbers up to this one were given up.
+    pub(super) withdrawn: Option<u64>,
+    /// When the row was last freed, in milliseconds: a hint.
+    pub(super) freed_at: Option<u64>,
     pub(super) sequence: Option<u64>,
     pub(super) resumed: Option<String>,
     /// The trace context of the owner's span.
@@ -117,7 +122,9 @@ impl Row {
             end: end.ok_or_else(|| format!("`{LEASE_END}` and `{EXPIRATION}` are missing"))?,
             owner,
             // An acquire does not write it, so a row that it took from another program can have any value.
-            released: string_at(&mut item, RELEASED).unwrap_or_default(),
+            released: number_at(&item, RELEASED, MAX_FENCE).unwrap_or_default(),
+            withdrawn: withdrawn(&item)?,
+            freed_at: number_at(&item, FREED_AT, LATEST).unwrap_or_default(),
             // Another program wrote a value that is not a number.
             sequence: number_at(&item, SEQUENCE, MAX_SEQUENCE).unwrap_or_default(),
             // Only this crate's own nonce is looked for.
@@ -144,6 +151,8 @@ impl Row {
             completed: false,
             owner: None,
             released: None,
+            withdrawn: withdrawn(&item)?,
+            freed_at: number_at(&item, FREED_AT, LATEST).unwrap_or_default(),
             sequence: None,
             resumed: None,
             trace: None,
@@ -166,14 +175,15 @@ impl Row {
         self.owner.as_deref() == Some(owner)
     }
 
-    pub(super) fn is_released_by(&self, owner: &str) -> bool {
-        self.released.as_deref() == Some(owner)
+    /// Returns `true` if the key was released, or its run completed. Powertools completes a row without a look at its owner,
+    /// but it leaves `released` unchanged.
+    pub(super) fn is_released(&self) -> bool {
+        self.released.is_some() && self.released == self.fence
     }
 
-    /// Returns `true` if this owner completed the row. Powertools completes a row without checking its owner, but it
-    /// leaves `released` unchanged.
-    pub(super) fn is_completed_by(&self, owner: &str) -> bool {
-        self.completed && self.is_owned_by(owner) && self.is_released_by(owner)
+    /// Returns `true` if the lease of a key ends after `now`.
+    pub(super) fn is_held(&self, now: u64) -> bool {
+        !self.completed && !self.is_released() && self.end > now
     }
 
     /// Returns `true` if TTL may delete the row before this time, in seconds.
@@ -183,17 +193,27 @@ impl Row {
 
     pub(super) fn into_holder(self, now: Moment) -> Holder {
         if let Some(semaphore) = self.semaphore {
-            let holder = semaphore.into_holder(self.fence, self.data, now);
-            return Holder { waiters: self.queue.waiters(now), queue: self.queue, ..holder };
+            let holder = semaphore.into_holder(self.fence, self.freed_at, self.data, now);
+            return Holder {
+                waiters: self.queue.waiters(now),
+                queue: self.queue,
+                withdrawn: self.withdrawn,
+                ..holder
+            };
         }
+        let is_released = self.is_released();
+        // A release without a minimum hold leaves no end.
+        let freed_at = self.freed_at.filter(|_| is_released && !self.completed && self.end <= now.millis());
         Holder {
-            released: self.completed || (self.owner.is_some() && self.released == self.owner),
+            released: self.completed || is_released,
+            number: self.fence,
+            withdrawn: self.withdrawn,
             owner: self.owner,
             name: self.holder,
             fence: self.fence,
             since: self.acquired_at,
             held_since: self.held_since.or(self.acquired_at),
-            until: self.end,
+            until: self.end.max(freed_at.unwrap_or_default()),
             data: self.data,
             current: self.end > now.millis(),
             completed: self.completed,
@@ -250,7 +270,10 @@ impl Table {
         let mut filter = Rendered::of(&self.is_ours());
         // Data and results are left out: they can be large and confidential.
         let attributes =
-            [STATUS, OWNER, RELEASED, HOLDER, FENCE, ACQUIRED_AT, LEASE_END, EXPIRATION, TAIL, HEAD, TAIL_UNTIL, HOLD];
+            [
+            STATUS, OWNER, RELEASED, WITHDRAWN, FREED_AT, HOLDER, FENCE, ACQUIRED_AT, LEASE_END, EXPIRATION, TAIL, HEAD,
+            TAIL_UNTIL, HOLD,
+        ];
         let attributes = filter.list([self.partition_key_path()].into_iter().chain(attributes.map(Path::from)));
         let output = self.scan_page(after, attributes, filter, true).await?;
         let (mut rows, mut semaphores) = (Vec::new(), Vec::new());
@@ -361,6 +384,14 @@ pub(super) fn is_written_by_locks() -> Condition<'static> {
 
 fn is_semaphore(item: &Item) -> bool {
     matches!(item.get(STATUS), Some(AttributeValue::S(status)) if status == SEMAPHORE)
+}
+
+/// Returns the number up to which attempts were given up. What is no number gives up nothing.
+fn withdrawn(item: &Item) -> Result<Option<u64>, String> {
+    match item.get(WITHDRAWN) {
+        Some(AttributeValue::N(_)) => number_at(item, WITHDRAWN, MAX_FENCE),
+        _ => Ok(None),
+    }
 }
 
 /// Reads the queue. A value that no join and no release writes counts as none: it is a hint.

@@ -5,8 +5,9 @@ use std::time::Duration;
 use aws_sdk_dynamodb::types::{self, AttributeValue};
 
 use super::expression::{Attribute as _, Condition, Update, all, any, count, text, value};
-use super::names::{ACQUIRED_AT, COMPLETED, DATA, ERROR, EXPIRATION, IN_PROGRESS, OWNER, RELEASED, STATUS, VALIDATION};
-use super::read::{NOT_UNICODE, Row, Unreadable};
+use super::kind::Acquisition;
+use super::names::{ACQUIRED_AT, DATA, ERROR, EXPIRATION, FENCE, RELEASED, VALIDATION};
+use super::read::{NOT_UNICODE, Unreadable};
 use super::table::Table;
 use super::write::{Answer, Transactional};
 use crate::clock::{Moment, millis, seconds_up};
@@ -32,7 +33,7 @@ impl RecordClaim {
         all([
             lease_is_over,
             any([
-                RELEASED.is(OWNER),
+                RELEASED.is(FENCE),
                 ACQUIRED_AT.at_most(count("window_ago", window_ago)),
                 all([ACQUIRED_AT.missing(), has_expired]),
             ]),
@@ -112,52 +113,53 @@ pub(crate) enum Completed {
 }
 
 impl Table {
-    /// Stores the outcome of a run until `end`, if this owner still holds the row. One request.
+    /// Stores the outcome of a run until `end`, if this owner still holds the row. `last` is the number of its release. One
+    /// request.
     pub(crate) async fn complete(
         &self,
-        key: &str,
-        owner: &str,
+        acquisition: &Acquisition,
+        last: u64,
         now: Moment,
         end: Duration,
         outcome: Outcome,
     ) -> Result<Completed, Error> {
         let until = seconds_up(end);
-        let completion = completion(key, owner, until, outcome);
+        let completion = completion(acquisition, self, last, until, outcome);
         let Answer::Refused(refused) = self.write(completion, None).await? else {
             return Ok(Completed::Now { until: until * 1000 });
         };
         let row = refused.into_row(self)?;
-        let is_completed = |row: &Row| row.is_completed_by(owner);
-        if let Some(row) = row.as_ref().filter(|row| is_completed(row)) {
+        if let Some(row) = row.as_ref().filter(|row| row.completed && row.released == Some(last)) {
             return Ok(Completed::Before(Box::new(row.clone().into_holder(now))));
         }
-        let holder = row.filter(|row| !row.is_owned_by(owner)).map(|row| row.into_holder(now));
-        Err(Error::lost_to(vec![(key.to_owned(), holder)], self.place()))
+        let holder = row.filter(|row| !acquisition.has(row)).map(|row| row.into_holder(now));
+        Err(Error::lost_to(vec![(acquisition.key().to_owned(), holder)], self.place()))
     }
 
     /// Builds the same completion as a part of the caller's transaction.
     pub(crate) fn completion(
         &self,
-        key: &str,
-        owner: &str,
+        acquisition: &Acquisition,
+        last: u64,
         end: Duration,
         outcome: Outcome,
     ) -> Result<types::Update, Error> {
-        let mut part = self.part(Transactional::Completion, &completion(key, owner, seconds_up(end), outcome))?;
+        let completion = completion(acquisition, self, last, seconds_up(end), outcome);
+        let mut part = self.part(Transactional::Completion, &completion)?;
         // The record, which may be large and confidential, is not the caller's concern.
         part.return_values_on_condition_check_failure = None;
         Ok(part)
     }
 }
 
-/// Completes a row. It also counts as the release, so that a late duplicate of a renewal is refused.
-fn completion<'a>(key: &'a str, owner: &'a str, until: u64, outcome: Outcome) -> Update<'a> {
-    let update = Update::new(key)
-        .when(OWNER.is(text("owner", owner)))
-        .when(STATUS.is(text("in_progress", IN_PROGRESS)))
-        .set(STATUS, text("completed", COMPLETED))
-        .set(EXPIRATION, count("expiration", until))
-        .set(RELEASED, text("owner", owner));
+fn completion<'a>(
+    acquisition: &'a Acquisition,
+    table: &'a Table,
+    last: u64,
+    until: u64,
+    outcome: Outcome,
+) -> Update<'a> {
+    let update = acquisition.place(table, acquisition.key()).complete(acquisition.numbers.own, last, until);
     match outcome {
         Outcome::Result(result) => update.set(DATA, value("outcome", result)),
         Outcome::Error(Data(error)) => update.set(ERROR, value("outcome", error)),

@@ -6,11 +6,11 @@ use std::time::Duration;
 use tokio::time::timeout;
 
 use super::expression::{Attribute as _, Update, count, text};
-use super::key::is_not_reserved;
 use super::kind::Acquisition;
 use super::names::{IN_PROGRESS, RESERVED_BY, RESERVED_UNTIL, STATUS};
+use super::place::is_not_reserved;
 use super::table::Table;
-use super::write::{Answer, Refused};
+use super::write::{Answer, Refused, Write};
 use crate::clock::Moment;
 use crate::error::Error;
 use crate::queue::Reservation;
@@ -27,13 +27,14 @@ impl Table {
         limit: Duration,
     ) -> Result<bool, Error> {
         let (owner, latest) = (&acquisition.owner, Reservation::latest(now, self.clock_skew));
-        let write = acquisition.write(keys, |key| {
+        let update = |key: &'a String| {
             Update::new(key)
                 .when(STATUS.is(text("in_progress", IN_PROGRESS)))
                 .when(is_not_reserved(owner, now, latest))
                 .set(RESERVED_UNTIL, count("until", until))
                 .set(RESERVED_BY, text("owner", owner))
-        });
+        };
+        let write = Write::new(keys.map(update).collect(), acquisition.kind.transact);
         let answer = timeout(limit, Box::pin(self.write_once(&write, None))).await;
         Ok(matches!(answer.unwrap_or_else(|_| Ok(Answer::Refused(Refused::default())))?, Answer::Applied(_)))
     }

@@ -110,11 +110,6 @@ impl Refused {
         self.rows.iter().find(|(_, row)| matches!(row, Ok(None))).map(|(key, _)| key.as_str())
     }
 
-    /// Returns `true` if this owner has released one of the keys, or others have freed it for the owner's identity.
-    pub(super) fn is_released_by(&self, owner: &str) -> bool {
-        self.rows.iter().any(|(_, row)| matches!(row, Ok(Some(row)) if row.is_released_by(owner)))
-    }
-
     /// Returns the row of the only key.
     pub(super) fn into_row(self, table: &Table) -> Result<Option<Row>, Error> {
         Ok(self.into_rows(table)?.into_iter().next().and_then(|(_, row)| row))

@@ -1,0 +1,129 @@
+//! What others than its owner do with a place: an operator frees or completes it, an identity or a workflow that has ended
+//! frees it. Its holder finds it lost, and an acquire that is under way begins anew.
+
+use super::expression::{count, text};
+use super::hold::TRIES;
+use super::names::{COMPLETED, DATA, EXPIRATION, HOLDER, STATUS};
+use super::owner::start_of;
+use super::place::{ended_by_others, free, free_permits_for_others, number_for_others};
+use super::table::Table;
+use super::write::Answer;
+use crate::clock::Moment;
+use crate::error::{Cause, Error};
+use crate::holder::{Data, Holder, HolderKind};
+use crate::limits::MAX_PERMITS;
+
+/// How many permits one request frees, so that its condition has at most 300 operators.
+const FREED_AT_ONCE: usize = 40;
+
+impl Table {
+    /// Frees what was `seen`, for the operator `by`. Returns `false` if the row has changed since it was seen. One request; for
+    /// permits one for each 40, and another one each time that one of them was released meanwhile.
+    pub(crate) async fn force_release(&self, key: &str, by: &str, seen: &Holder, now: Moment) -> Result<bool, Error> {
+        match seen.kind {
+            HolderKind::Key => self.free_key(key, Some(by), seen, now).await,
+            HolderKind::Semaphore => self.free_permits(key, &seen.permits, seen.withdrawn, now).await,
+            HolderKind::Permit => self.free_permits(key, std::slice::from_ref(seen), seen.withdrawn, now).await,
+        }
+    }
+
+    /// Frees the key, or the permit, that this identity has. Returns `false` if it has none. A consistent read, and one more
+    /// request to free it; again if others change the row.
+    pub(crate) async fn release_identity(&self, key: &str, identity: &str, now: Moment) -> Result<bool, Error> {
+        let start = start_of(identity);
+        let is_own = |held: &&Holder| {
+            held.current && !held.released && held.owner().is_some_and(|owner| owner.starts_with(&start))
+        };
+        for _ in 0..TRIES {
+            let Some(seen) = self.get(key, now).await? else { return Ok(false) };
+            let all = if seen.kind == HolderKind::Key { std::slice::from_ref(&seen) } else { &seen.permits[..] };
+            let Some(own) = all.iter().find(is_own) else { return Ok(false) };
+            let is_freed = match own.kind {
+                HolderKind::Key => self.free_key(key, None, own, now).await?,
+                _ => self.free_permits(key, std::slice::from_ref(own), seen.withdrawn, now).await?,
+            };
+            // A later acquire of the identity may have taken it over.
+            if is_freed {
+                return Ok(true);
+            }
+        }
+        Err(Error::new(Cause::Conflict, self.place(), key))
+    }
+
+    async fn free_key(&self, key: &str, by: Option<&str>, seen: &Holder, now: Moment) -> Result<bool, Error> {
+        let last = self.number_over(seen, now);
+        let update = free(self, key, seen, last, now);
+        let update = match by {
+            Some(by) => update.set(HOLDER, text("by", by)),
+            None => update,
+        };
+        let Answer::Refused(refused) = self.write(update, None).await? else { return Ok(true) };
+        Ok(refused.into_row(self)?.is_some_and(|row| {
+            let by_holder = !row.completed && row.owner.is_some() && row.owner == seen.owner && row.is_released();
+            // An earlier attempt of this request was applied; its answer was lost.
+            by_holder || row.released == Some(last)
+        }))
+    }
+
+    /// Frees these permits. Returns `false` if the row is gone or not a semaphore.
+    async fn free_permits(
+        &self,
+        key: &str,
+        seen: &[Holder],
+        mut withdrawn: Option<u64>,
+        now: Moment,
+    ) -> Result<bool, Error> {
+        let permits = seen.iter().filter_map(|permit| Some((permit.owner()?, permit)));
+        let mut permits: Vec<_> = permits.take(MAX_PERMITS as usize).collect();
+        let mut refusals = 0;
+        while !permits.is_empty() {
+            let some = &permits[..permits.len().min(FREED_AT_ONCE)];
+            let largest = some.iter().filter_map(|(_, permit)| permit.number).max().unwrap_or_default();
+            let last = number_for_others(self, largest, withdrawn.unwrap_or_default(), now);
+            let update = free_permits_for_others(self, key, some, last, now);
+            let Answer::Refused(refused) = self.write(update, None).await? else {
+                let freed = some.len();
+                permits.drain(..freed);
+                continue;
+            };
+            let Some(row) = refused.into_row(self)? else { return Ok(false) };
+            let Some(semaphore) = &row.semaphore else { return Ok(false) };
+            withdrawn = row.withdrawn;
+            let is_there = |owner: &str, seen: &Holder| {
+                semaphore.permit(owner).is_some_and(|permit| Some(permit.number) == seen.number)
+            };
+            permits.retain(|(owner, seen)| is_there(owner, seen));
+            refusals += 1;
+            if refusals > TRIES {
+                return Err(Error::new(Cause::Conflict, self.place(), key));
+            }
+        }
+        Ok(true)
+    }
+
+    /// Stores the result of the run that was `seen`, for the operator `by`, until this time in seconds since the epoch. Returns
+    /// `false` if the row has changed since it was seen. One request.
+    pub(crate) async fn force_complete(
+        &self,
+        key: &str,
+        by: &str,
+        seen: &Holder,
+        now: Moment,
+        until: u64,
+        result: Option<&Data>,
+    ) -> Result<bool, Error> {
+        let last = self.number_over(seen, now);
+        let completion = ended_by_others(key, seen, last, now)
+            .set(HOLDER, text("by", by))
+            .set(STATUS, text("completed", COMPLETED))
+            .set(EXPIRATION, count("expiration", until));
+        let completion = if result.is_some() { completion.set_data(result) } else { completion.remove(DATA) };
+        let Answer::Refused(refused) = self.write(completion, None).await? else { return Ok(true) };
+        // An earlier attempt of this request was applied; its answer was lost.
+        Ok(refused.into_row(self)?.is_some_and(|row| row.completed && row.released == Some(last)))
+    }
+
+    fn number_over(&self, seen: &Holder, now: Moment) -> u64 {
+        number_for_others(self, seen.fence.unwrap_or_default(), seen.withdrawn.unwrap_or_default(), now)
+    }
+}
