@@ -58,11 +58,6 @@ impl Moment {
         millis(self.wall)
     }
 
-    /// Returns this moment, by a wall clock that shows at least this time.
-    pub(crate) fn not_before(self, wall: Duration) -> Self {
-        Self { wall: self.wall.max(wall), ..self }
-    }
-
     /// Returns the moment of an earlier time of the wall clock.
     pub(crate) fn earlier(self, wall: Duration) -> Self {
         let ago = self.wall.saturating_sub(wall);

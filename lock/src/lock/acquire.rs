@@ -955,7 +955,12 @@ impl Pending {
 
     /// Returns the attempts after these.
     fn next(&self) -> Self {
-        Self { locks: self.locks.clone(), acquisition: self.acquisition.clone(), may_have_key: false, keeps: self.keeps }
+        Self {
+            locks: self.locks.clone(),
+            acquisition: self.acquisition.clone(),
+            may_have_key: false,
+            keeps: self.keeps,
+        }
     }
 
     fn into_acquisition(mut self) -> Acquisition {

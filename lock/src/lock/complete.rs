@@ -29,7 +29,8 @@ impl Lock {
         let sent = async {
             let mut delays = RESEND.delays();
             loop {
-                let delay = match locks.0.table.complete(&self.hold.acquisition, last, now, end, outcome.clone()).await {
+                let delay = match locks.0.table.complete(&self.hold.acquisition, last, now, end, outcome.clone()).await
+                {
                     Err(error) if error.is_retryable() => {
                         tracing::debug!(key = self.shown_key(), ?error, "repeating a completion");
                         last_error = Some(error);

@@ -87,14 +87,7 @@ pub(super) struct Grant {
 impl Grant {
     /// The grant of a lock that is not enforced.
     pub(super) fn unlocked(sent: Moment, lease: Lease) -> Self {
-        Self {
-            fences: Vec::new(),
-            data: None,
-            sent,
-            lease,
-            hold_time: None,
-            excess: Duration::ZERO,
-        }
+        Self { fences: Vec::new(), data: None, sent, lease, hold_time: None, excess: Duration::ZERO }
     }
 }
 

@@ -3,9 +3,9 @@
 use tokio::time::timeout;
 
 use super::claim::{Claim, Claimed, Plan, Seen};
-use super::expression::Update;
+use super::expression::{Update, count};
 use super::kind::{Acquisition, micros};
-use super::names::{FENCE, MAX_FENCE, RESERVED_BY, RESERVED_UNTIL};
+use super::names::{DATA, FENCE, MAX_FENCE, RESERVED_BY, RESERVED_UNTIL, SEQUENCE};
 use super::owner::is_same_identity;
 use super::place::{gives_permit, is_over};
 use super::read::{Row, number_at};
@@ -64,8 +64,8 @@ impl Acquisition {
             let place = self.place(table, key);
             let update = match (self.plan.over(index), self.kind.permits) {
                 (Some(seen), _) => place.take_over(number, claim, seen),
-                // The refusal shows what to take over.
-                (None, _) if claim.takes_over => return table.refused_update(key),
+                // The refusal shows what to take over. A transaction has no update that sets nothing.
+                (None, _) if claim.takes_over => return table.refused_update(key).set(SEQUENCE, count("zero", 0_u8)),
                 (None, Some(permits)) => place.take_permit(number, permits, claim, &self.plan),
                 (None, None) => self.take(table, claim, number, index, key),
             };
@@ -109,11 +109,13 @@ impl Acquisition {
         } else {
             vec![number; self.kind.all_keys().len()]
         };
-        let left = before.remove(super::names::DATA).map(Data).filter(|_| !self.kind.is_record());
+        let left = before.remove(DATA).map(Data).filter(|_| !self.kind.is_record());
         let last = Row::read(before).ok();
         let hold_time = last.as_ref().and_then(|row| row.queue.hold_time);
         let mut taken_from: Vec<_> = plan.ended.into_iter().filter(|permit| !permit.is_released()).collect();
-        if let (Some(seen), Some(semaphore)) = (plan.over.first().and_then(Option::as_ref), last.as_ref().and_then(|row| row.semaphore.as_ref())) {
+        if let (Some(seen), Some(semaphore)) =
+            (plan.over.first().and_then(Option::as_ref), last.as_ref().and_then(|row| row.semaphore.as_ref()))
+        {
             taken_from.extend(semaphore.permit(&seen.owner).cloned());
         }
         let mut taken_from: Vec<_> = taken_from.into_iter().map(|permit| permit.into_holder(claim.now)).collect();

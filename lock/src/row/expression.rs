@@ -105,7 +105,7 @@ fn hold_number(duration: Duration) -> AttributeValue {
 /// A condition on a row.
 #[derive(Clone, Debug)]
 pub(super) enum Condition<'a> {
-    /// With the operator as DynamoDB writes it. `<>` is true if the attribute is missing, all others are false then.
+    /// With the operator as DynamoDB writes it. False if the attribute is missing.
     Compare(Path, &'static str, Operand<'a>),
     Between(Path, Value<'a>, Value<'a>),
     BeginsWith(Path, Value<'a>),
@@ -139,11 +139,6 @@ impl From<&'static str> for Operand<'_> {
 pub(super) trait Attribute: Into<Path> {
     fn is<'a>(self, other: impl Into<Operand<'a>>) -> Condition<'a> {
         Condition::Compare(self.into(), "=", other.into())
-    }
-
-    /// True if the attribute is missing.
-    fn differs_from<'a>(self, other: impl Into<Operand<'a>>) -> Condition<'a> {
-        Condition::Compare(self.into(), "<>", other.into())
     }
 
     fn below<'a>(self, other: impl Into<Operand<'a>>) -> Condition<'a> {
@@ -197,8 +192,7 @@ impl Condition<'_> {
     /// Returns `true` if a key without a row meets it.
     fn is_met_without_row(&self) -> bool {
         match self {
-            Self::Compare(_, operator, _) => *operator == "<>",
-            Self::Between(..) | Self::BeginsWith(..) | Self::Exists(_) => false,
+            Self::Compare(..) | Self::Between(..) | Self::BeginsWith(..) | Self::Exists(_) => false,
             Self::Missing(_) => true,
             Self::Not(condition) => !condition.is_met_without_row(),
             Self::All(conditions) => conditions.iter().all(Self::is_met_without_row),
@@ -554,8 +548,8 @@ mod tests {
             || value("v", AttributeValue::Bool(true)),
         ];
         for value in values {
-            let (text, rendered) = rendered(&all([STATUS.is(value()), OWNER.differs_from(value())]));
-            assert_eq!(text, "#status = :v AND #owner <> :v");
+            let (text, rendered) = rendered(&all([STATUS.is(value()), OWNER.above(value())]));
+            assert_eq!(text, "#status = :v AND #owner > :v");
             assert_eq!(rendered.values.get(":v"), Some(&value().1.to_attribute()));
         }
     }
@@ -576,7 +570,6 @@ mod tests {
         for (condition, is_met) in [
             (met(), true),
             (unmet(), false),
-            (OWNER.differs_from(text("owner", "me")), true),
             (OWNER.is(text("owner", "me")), false),
             (FENCE.below(one()), false),
             (FENCE.at_most(one()), false),

@@ -13,11 +13,11 @@ use crate::client::SdkAttempts;
 use crate::clock::{Deadline, Lease, Moment, millis_up, seconds_up};
 use crate::error::{Cause, Error, Place as Where};
 use crate::holder::Data;
-use crate::queue::HoldTime;
 use crate::limits::{
-    DAY, MAX_DATA_BYTES, MAX_LEASE, MAX_PERMIT_DATA_BYTES, MAX_PERMITS, MIN_LEASE, check_data, check_duration, check_key,
-    check_keys, check_permits,
+    DAY, MAX_DATA_BYTES, MAX_LEASE, MAX_PERMIT_DATA_BYTES, MAX_PERMITS, MIN_LEASE, check_data, check_duration,
+    check_key, check_keys, check_permits,
 };
+use crate::queue::HoldTime;
 
 /// The kind of a permit in tickets. A key has none.
 const PERMIT_IN_TICKETS: &str = "permit";

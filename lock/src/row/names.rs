@@ -62,11 +62,12 @@ pub(super) const PERMIT_FENCE_PREFIX: &str = "fence:";
 /// The names within the map of a permit. They are short, because DynamoDB counts them in each write of each permit.
 pub(super) mod permit {
     /// The number of the attempt that has acquired the permit.
-    pub(crate) const NUMBER: &str = "number";
+    pub(crate) const NUMBER: &str = "no";
     pub(crate) const HOLDER: &str = "by";
     /// In milliseconds since the epoch, as is the end of the lease.
     pub(crate) const ACQUIRED_AT: &str = "since";
     pub(crate) const LEASE_END: &str = "end";
+    /// Missing after the acquire.
     pub(crate) const SEQUENCE: &str = "sequence";
     /// The permit was released, and counts until the end of its minimum hold: the number of the release.
     pub(crate) const RELEASED: &str = super::RELEASED;

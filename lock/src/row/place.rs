@@ -137,6 +137,11 @@ impl<'a> Place<'a> {
         self.is_own(number).and(self.at(Field::LeaseEnd).above(count("now", now)))
     }
 
+    /// No request of this owner with this sequence, or a later one, was applied. A permit without a sequence was just acquired.
+    fn is_after(self, sequence: u64) -> Condition<'a> {
+        not(self.at(Field::Sequence).at_least(count("sequence", sequence)))
+    }
+
     /// The numbers that were given up, and of a key those that it has accepted, are smaller than this one.
     fn accepts(self, attempt: u64) -> Condition<'a> {
         let is_behind = |last: &'static str| not(last.at_least(count("number", attempt)));
@@ -147,6 +152,7 @@ impl<'a> Place<'a> {
     pub(super) fn take(self, attempt: u64, claim: &'a Claim<'_>, rank: Rank, over: Condition<'a>) -> Update<'a> {
         let is_free = all([self.accepts(attempt), is_free(claim.now, over)]);
         let update = Update::new(self.key)
+            .returning(ReturnValue::AllOld)
             .when(any([self.table.partition_key_path().missing(), is_free]))
             .set(STATUS, text("in_progress", IN_PROGRESS))
             .set(OWNER, text("owner", self.owner))
@@ -165,6 +171,7 @@ impl<'a> Place<'a> {
         let now = || count("now", claim.now.millis());
         let nonce = split(self.owner).map_or("", |(_, nonce)| nonce);
         let update = Update::new(self.key)
+            .returning(ReturnValue::AllOld)
             .when(self.accepts(attempt))
             .when(self.at(Field::Number).is(count("seen", seen.number)))
             .when(self.at(Field::LeaseEnd).above(now()))
@@ -173,7 +180,6 @@ impl<'a> Place<'a> {
             .set(self.at(Field::HeldSince), To::DefaultOf(self.at(Field::AcquiredAt)))
             .set(self.at(Field::AcquiredAt), now())
             .set(self.at(Field::LeaseEnd), count("lease_end", claim.lease.end))
-            .set(self.at(Field::Sequence), count("zero", 0_u8))
             .set(EXPIRATION, count("expiration", claim.lease.expiration));
         if self.is_permit {
             return self
@@ -182,12 +188,14 @@ impl<'a> Place<'a> {
                 // Its release needs as many.
                 .when(PERMITS.at_least(count("one", 1_u8)))
                 .set(self.permit().entry(permit::NONCE), text("nonce", nonce))
+                .remove(self.at(Field::Sequence))
                 .remove(self.at(Field::Resumed));
         }
         let update = update
             .when(OWNER.is(value("seen_owner", string(&seen.owner))))
             .when(STATUS.is(text("in_progress", IN_PROGRESS)))
-            .set(OWNER, text("owner", self.owner));
+            .set(OWNER, text("owner", self.owner))
+            .set(SEQUENCE, count("zero", 0_u8));
         with_trace(update, self.owner, claim)
     }
 
@@ -199,7 +207,6 @@ impl<'a> Place<'a> {
             (permit::HOLDER, string(claim.holder)),
             (permit::ACQUIRED_AT, number(claim.now.millis())),
             (permit::LEASE_END, number(claim.lease.end)),
-            (permit::SEQUENCE, number(0_u8)),
         ];
         let held = held.into_iter().chain(nonce.map(|nonce| (permit::NONCE, string(nonce))));
         let held = held.map(|(name, value)| (name.to_owned(), value)).collect::<HashMap<_, _>>();
@@ -213,7 +220,7 @@ impl<'a> Place<'a> {
             is_free = is_free.and(is_turn);
         }
         let most = count("most", u128::from(permits - 1) + ended);
-        let update = self.counted(Update::new(self.key), claim);
+        let update = self.counted(Update::new(self.key).returning(ReturnValue::AllOld), claim);
         let update = update
             .set(STATUS, text("semaphore", SEMAPHORE))
             .set(self.permit(), value("permit", AttributeValue::M(held)))
@@ -255,7 +262,7 @@ impl<'a> Place<'a> {
     pub(super) fn renew(self, own: u64, sequence: u64, now: Moment, lease: Lease, data: Option<&Data>) -> Update<'a> {
         self.extend(Update::new(self.key), lease)
             .when(self.is_held(own, now.millis()))
-            .when(self.at(Field::Sequence).below(count("sequence", sequence)))
+            .when(self.is_after(sequence))
             .set(self.at(Field::Sequence), count("sequence", sequence))
             .set_data(data)
     }
@@ -268,7 +275,7 @@ impl<'a> Place<'a> {
 
     /// The lease ends after `now`, and no request of another process has used the sequence after this one.
     fn is_unused(self, own: u64, sequence: u64, now: u64) -> Condition<'a> {
-        self.is_held(own, now).and(self.at(Field::Sequence).at_most(count("sequence", sequence)))
+        self.is_held(own, now).and(not(self.at(Field::Sequence).above(count("sequence", sequence))))
     }
 
     /// Uses up a ticket with this sequence, if its lease ends after `valid_from`.
@@ -303,7 +310,7 @@ impl<'a> Place<'a> {
         let end = hold_end.map_or(ENDED, millis);
         let update = Update::new(self.key)
             .when(self.is_own(own))
-            .when(self.at(Field::Sequence).below(count("sequence", sequence)))
+            .when(self.is_after(sequence))
             .set(FREED_AT, count("now", now.millis()))
             .set_data(data);
         let update = match hold {
@@ -364,9 +371,8 @@ impl<'a> Place<'a> {
         if self.is_permit {
             return self.give_up(update, last, now).when(row_is(SEMAPHORE));
         }
-        let update = update
-            .when(not(WITHDRAWN.at_least(count("withdrawn", last))))
-            .set(WITHDRAWN, count("withdrawn", last));
+        let update =
+            update.when(not(WITHDRAWN.at_least(count("withdrawn", last)))).set(WITHDRAWN, count("withdrawn", last));
         // TTL could delete the row before the late attempt arrives. That of a completed row is the end of its window, and
         // that of a run of another library is the end of the time in which it is refused: they stay.
         let expiration = seconds_up(self.table.kept_after(now.wall));
@@ -554,7 +560,13 @@ fn is_turn_for_permit(table: &Table, permits: u32, rank: Rank, now: Moment, ende
 
 /// Returns `true` if this row gives a permit to an attempt of this rank: what the condition says, and what the ends of the
 /// leases say.
-pub(super) fn gives_permit(table: &Table, permits: u32, claim: &Claim<'_>, row: &Row, ended: &[semaphore::Permit]) -> bool {
+pub(super) fn gives_permit(
+    table: &Table,
+    permits: u32,
+    claim: &Claim<'_>,
+    row: &Row,
+    ended: &[semaphore::Permit],
+) -> bool {
     let (rank, now) = (claim.rank(), claim.now);
     let Some((moment, semaphore)) = rank.moment().zip(row.semaphore.as_ref()) else { return true };
     let moment_ago = millis(now.wall.saturating_sub(moment));

@@ -194,12 +194,7 @@ impl Row {
     pub(super) fn into_holder(self, now: Moment) -> Holder {
         if let Some(semaphore) = self.semaphore {
             let holder = semaphore.into_holder(self.fence, self.freed_at, self.data, now);
-            return Holder {
-                waiters: self.queue.waiters(now),
-                queue: self.queue,
-                withdrawn: self.withdrawn,
-                ..holder
-            };
+            return Holder { waiters: self.queue.waiters(now), queue: self.queue, withdrawn: self.withdrawn, ..holder };
         }
         let is_released = self.is_released();
         // A release without a minimum hold leaves no end.
@@ -269,10 +264,21 @@ impl Table {
         let Some(after) = cursor.after() else { return Ok(None) };
         let mut filter = Rendered::of(&self.is_ours());
         // Data and results are left out: they can be large and confidential.
-        let attributes =
-            [
-            STATUS, OWNER, RELEASED, WITHDRAWN, FREED_AT, HOLDER, FENCE, ACQUIRED_AT, LEASE_END, EXPIRATION, TAIL, HEAD,
-            TAIL_UNTIL, HOLD,
+        let attributes = [
+            STATUS,
+            OWNER,
+            RELEASED,
+            WITHDRAWN,
+            FREED_AT,
+            HOLDER,
+            FENCE,
+            ACQUIRED_AT,
+            LEASE_END,
+            EXPIRATION,
+            TAIL,
+            HEAD,
+            TAIL_UNTIL,
+            HOLD,
         ];
         let attributes = filter.list([self.partition_key_path()].into_iter().chain(attributes.map(Path::from)));
         let output = self.scan_page(after, attributes, filter, true).await?;

@@ -3,9 +3,7 @@
 use aws_sdk_dynamodb::types::AttributeValue;
 
 use super::attribute::{number_at, string_at};
-use super::names::{
-    LATEST, MAX_FENCE, MAX_SEQUENCE, PERMIT_FENCE_PREFIX, PERMIT_PREFIX, PERMITS, permit,
-};
+use super::names::{LATEST, MAX_FENCE, MAX_SEQUENCE, PERMIT_FENCE_PREFIX, PERMIT_PREFIX, PERMITS, permit};
 use super::owner::{is_same_identity, split};
 use super::table::Item;
 use crate::clock::Moment;
@@ -68,7 +66,7 @@ impl Semaphore {
         }
         let number = |name, max| number_at(&map, name, max)?.ok_or_else(|| format!("`{name}` is missing"));
         let lease_end = number(permit::LEASE_END, LATEST)?;
-        let sequence = number(permit::SEQUENCE, MAX_SEQUENCE)?;
+        let sequence = number_at(&map, permit::SEQUENCE, MAX_SEQUENCE)?.unwrap_or_default();
         self.permits.push(Permit {
             owner,
             seen,

@@ -138,12 +138,12 @@ impl Table {
         let keys = Cow::Borrowed(acquisition.kind.all_keys());
         let others = self.release_held(acquisition, keys, acquisition.numbers.own, &release).await?;
         let Some((_, row)) = others.into_iter().next() else { return Ok(()) };
-        let is_released = row.as_ref().is_some_and(|row| acquisition.is_released_in(row, number));
-        // Nothing replaces a permit before its lease has ended. So an earlier attempt was applied.
-        let is_gone = matches!(acquisition.trace(row.as_ref(), now), Trace::Gone)
-            && acquisition.has_unanswered_release()
-            && !ticket.has_expired();
-        if is_released || is_gone { Ok(()) } else { Err(self.ticket_refused(acquisition, ticket, row)) }
+        let is_released = match acquisition.trace(row.as_ref(), now) {
+            // Nothing replaces a permit before its lease has ended, and nothing of a released one stays in the row.
+            Trace::Gone => !ticket.has_expired(),
+            _ => row.as_ref().is_some_and(|row| acquisition.is_released_in(row, number)),
+        };
+        if is_released { Ok(()) } else { Err(self.ticket_refused(acquisition, ticket, row)) }
     }
 
     /// Returns why this row refused a request of the ticket.
@@ -166,6 +166,7 @@ impl Table {
             Trace::Other(holder) if holder.fence.is_none_or(|fence| fence > ticket.fence) => return lost_to(*holder),
             // Others have replaced the acquisition after its lease, or TTL has deleted the row.
             _ if ticket.has_expired() => TicketFault::Ended,
+            Trace::Gone => TicketFault::Released,
             _ => TicketFault::Unknown,
         };
         Error::new(Cause::Ticket(fault), self.place(), acquisition.key())
