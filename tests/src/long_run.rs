@@ -21,9 +21,6 @@ const LEASE: Duration = Duration::from_secs(10);
 /// The window of a record.
 const WINDOW: Duration = Duration::from_secs(5);
 const PERMITS: u32 = 5;
-/// How many tombstones a row has at most: the crate keeps 16, and removes more only when there are many.
-const MOST_TOMBSTONES: usize = 64;
-const TOMBSTONE_BYTES: usize = 80;
 const PERMIT_BYTES: usize = 300;
 /// The row is read after so many operations.
 const READ_EVERY: usize = 50;
@@ -48,8 +45,6 @@ pub struct Report {
     pub largest: usize,
     /// The number of its attributes at most.
     pub attributes: usize,
-    /// The number of its tombstones at most.
-    pub tombstones: usize,
     /// What was wrong.
     pub violations: Vec<String>,
 }
@@ -105,19 +100,12 @@ impl Report {
     async fn read(&mut self, stage: &Stage, user: User) {
         let most = match user {
             User::Key => LARGEST_ROW,
-            User::Semaphore => LARGEST_ROW + PERMITS as usize * PERMIT_BYTES + MOST_TOMBSTONES * TOMBSTONE_BYTES,
+            User::Semaphore => LARGEST_ROW + PERMITS as usize * PERMIT_BYTES,
         };
         self.violations.extend(liveness::inspect(&stage.engine, |_| most).await);
         for row in liveness::rows(&stage.engine).await {
-            let is_tombstone = |value: &aws_sdk_dynamodb::types::AttributeValue| {
-                value.as_m().is_ok_and(|map| map.contains_key("released_at"))
-            };
-            self.tombstones = self.tombstones.max(row.values().filter(|value| is_tombstone(value)).count());
             self.largest = self.largest.max(liveness::size(&row));
             self.attributes = self.attributes.max(row.len());
-        }
-        if self.tombstones > MOST_TOMBSTONES {
-            self.violations.push(format!("(t) the row has {} tombstones", self.tombstones));
         }
     }
 }

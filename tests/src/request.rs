@@ -18,22 +18,22 @@ pub enum Purpose {
     Join,
     /// Reserves a key for a waiter for several.
     Reserve,
-    /// Makes the row refuse an acquire that has ended without the key.
+    /// Gives up the attempts of an acquire that has ended without the key.
     Withdraw,
     /// Moves the end of the lease.
     Renew,
     /// Moves the end of the lease, with a ticket.
     RenewByTicket,
-    /// Leaves the number of a ticket whose renewal found a later end.
+    /// Leaves the sequence of a ticket whose renewal found a later end.
     KeepByTicket,
     /// Takes the lock of a ticket over.
     Resume,
-    /// Frees a key, a permit or a record, also as the first request of a withdrawal.
+    /// Frees a key, a permit or a record, also as a part of a withdrawal.
     Release,
-    /// Frees what another holder has, for an operator.
-    ForceRelease,
-    /// Removes tombstones.
-    Tidy,
+    /// Frees what another holder has, for an operator or for an identity.
+    Free,
+    /// Changes nothing: the refusal shows the row.
+    Look,
     /// Stores the outcome of a run.
     Complete,
     /// A write of the caller's own, in its transaction or beside it.
@@ -79,8 +79,10 @@ const PERMIT_FENCE: &str = "fence:";
 const PERMIT_NONCE: &str = "nonce";
 /// The digits of a nonce, which ends each owner.
 const NONCE_DIGITS: usize = 32;
-/// The number of a release for an identity: no later request of its owner counts.
+/// The sequence of the release that a withdrawal sends.
 pub(crate) const LAST_SEQUENCE: u64 = i64::MAX as u64;
+/// The number of the attempt that has a permit, in the map of the permit.
+pub(crate) const PERMIT_NUMBER: &str = "no";
 
 /// A request, with its writes.
 #[derive(Clone, Debug, PartialEq)]
@@ -150,7 +152,7 @@ impl Request {
 pub(crate) struct Write {
     pub(crate) purpose: Purpose,
     pub(crate) key: String,
-    /// The nonce of the acquisition, or nothing.
+    /// The nonce of the acquisition, or nothing: a withdrawal names no owner.
     pub(crate) owner: String,
     pub(crate) condition: Condition,
     pub(crate) update: Update,
@@ -230,12 +232,28 @@ impl Write {
         self.of_permit(field)?["N"].as_str()?.parse().ok()
     }
 
-    /// The names of the other permits that this replaces or whose tombstones it removes: their owners, without the nonces of
-    /// those that have an identity.
+    /// The names of the other permits that this replaces: their owners, without the nonces of those that have an identity.
     pub(crate) fn other_permits(&self) -> impl Iterator<Item = String> {
-        let paths = self.update.set.iter().map(|(path, _)| path).chain(&self.update.remove);
         let own = permit_of(&self.owner);
-        paths.filter(move |path| path.attribute != own).filter_map(name_of_permit)
+        self.update.remove.iter().filter(move |path| path.attribute != own).filter_map(name_of_permit)
+    }
+
+    /// The number of an attempt, of a key or of a permit.
+    pub(crate) fn attempt(&self) -> Option<u64> {
+        let of_key = || self.sets("fence").and_then(|fence| fence.number_in(&Value::Null));
+        if self.is_of_permit() { self.number_of_permit(PERMIT_NUMBER) } else { of_key() }
+    }
+
+    /// The number up to which this gives attempts up, if it does.
+    pub(crate) fn gives_up(&self) -> Option<u64> {
+        self.number("withdrawn")
+    }
+
+    /// It is for a permit of a semaphore.
+    pub(crate) fn is_of_permit(&self) -> bool {
+        let permit = permit_of(&self.owner);
+        let mut paths = self.update.set.iter().map(|(path, _)| path).chain(&self.update.remove);
+        !self.owner.is_empty() && paths.any(|path| path.attribute == permit)
     }
 
     /// A takeover of what the identity has, rather than an acquire that may take what is free.
@@ -298,6 +316,19 @@ impl Write {
         self.compare(name, either);
     }
 
+    /// Drops each term that this attribute is not compared so. Panics if there is none.
+    #[track_caller]
+    pub(crate) fn ignore(&mut self, name: &str) {
+        self.rewrite(|term| {
+            if let Condition::Not(negated) = term
+                && let Condition::Compare(path, ..) = &**negated
+                && path.name() == name
+            {
+                *term = Condition::True;
+            }
+        });
+    }
+
     /// Makes the comparisons of this attribute by this operator hold, whatever its value. Panics if there is none.
     #[track_caller]
     pub(crate) fn loosen_only(&mut self, name: &str, only: Comparison) {
@@ -350,17 +381,16 @@ fn name_of_permit(path: &Path) -> Option<String> {
 fn owner_of_permit(mut name: String, condition: &Condition, update: &Update) -> String {
     let attribute = format!("{PERMIT}{name}");
     let set = |path: &Path| update.set.iter().find(|(set, _)| set == path)?.1.value();
-    let set_field = |field: &str| set(&Path::field(&attribute, field));
     let nonce = Path::field(&attribute, PERMIT_NONCE);
     let leaves = condition.leaves();
     let compared = leaves.iter().find_map(|term| match term {
         Condition::Compare(path, _, operand) if *path == nonce => operand.value(),
         _ => None,
     });
-    // A withdrawal leaves its nonce beside that of another owner, with which it compares.
+    // A takeover compares with the nonce that it replaces.
     let written = set(&Path::attribute(&attribute)).map(|permit| &permit["M"][PERMIT_NONCE]);
-    let written = written.or_else(|| set_field(PERMIT_NONCE)).or_else(|| set_field("withdrawn"));
-    name += written.or(compared).and_then(|nonce| nonce["S"].as_str()).unwrap_or_default();
+    let written = written.or_else(|| set(&nonce)).or(compared);
+    name += written.and_then(|nonce| nonce["S"].as_str()).unwrap_or_default();
     name
 }
 
@@ -376,88 +406,75 @@ fn of_permit(condition: &Condition, update: &Update) -> Option<(Purpose, String)
 
 /// The same, with the name of the permit.
 fn of_permit_named(condition: &Condition, update: &Update) -> Option<(Purpose, String)> {
-    let mut written = update.set.iter().map(|(path, _)| path).chain(&update.remove);
-    if !written.any(|path| name_of_permit(path).is_some()) {
-        return None;
+    let set = || update.set.iter().filter_map(|(path, operand)| Some((name_of_permit(path)?, path, operand)));
+    if let Some((name, ..)) = set().find(|(_, path, _)| path.field.is_none()) {
+        return Some((Purpose::Acquire, name));
     }
-    let mut withdrawn = None;
-    for (path, operand) in update.set.iter().filter(|(path, _)| path.field.is_none()) {
-        let (Some(name), Some(value)) = (name_of_permit(path), operand.value()) else { continue };
-        if value["M"]["by"].is_object() {
-            return Some((Purpose::Acquire, name));
-        }
-        if value["M"]["forced_by"].is_object() {
-            return Some((Purpose::ForceRelease, name));
-        }
-        withdrawn = Some(name);
-    }
-    let fields = || update.set.iter().filter_map(|(path, _)| Some((name_of_permit(path)?, path.field.as_deref()?)));
-    if let Some((of, _)) = fields().next() {
-        let has = |name: &str| fields().any(|(_, field)| field == name);
-        let is_by_ticket = compares(condition, &format!("{PERMIT_FENCE}{of}"));
+    if let Some((of, ..)) = set().next() {
+        let has = |name: &str| set().any(|(_, path, _)| path.name() == name);
         let purpose = match () {
             () if has("by") => Purpose::Acquire,
-            () if has("withdrawn") || has("released_at") => Purpose::Withdraw,
             () if has("resumed") => Purpose::Resume,
             () if has("released") => Purpose::Release,
-            () if has(PERMIT_LEASE_END) && is_by_ticket => Purpose::RenewByTicket,
+            () if has(PERMIT_LEASE_END) && is_by_ticket(condition) => Purpose::RenewByTicket,
             () if has(PERMIT_LEASE_END) => Purpose::Renew,
-            () if has("sequence") && is_by_ticket => Purpose::KeepByTicket,
+            () if has("sequence") => Purpose::KeepByTicket,
             () => return None,
         };
         return Some((purpose, of));
     }
-    // A release checks the number of its permit. A withdrawal checks that there is no permit.
-    let released = condition.leaves().into_iter().filter_map(Condition::path).find(|path| path.name() == "sequence");
-    match (released.and_then(name_of_permit), withdrawn) {
-        (Some(name), _) => Some((Purpose::Release, name)),
-        (None, Some(name)) => Some((Purpose::Withdraw, name)),
-        (None, None) if update.set.is_empty() => Some((Purpose::Tidy, String::new())),
-        (None, None) => None,
-    }
+    let freed = update.remove.iter().find_map(name_of_permit)?;
+    // Only the owner knows its sequence.
+    let is_own = condition.leaves().into_iter().filter_map(Condition::path).any(|path| path.name() == "sequence");
+    Some((if is_own { Purpose::Release } else { Purpose::Free }, freed))
 }
 
 /// What an update of any other row is for.
 fn of_row(condition: &Condition, update: &Update) -> Option<Purpose> {
     let set = |name: &str| update.set.iter().find(|(path, _)| path.attribute == name).map(|(_, operand)| operand);
     let has = |name: &str| set(name).is_some();
-    let is_by_ticket = compares(condition, "fence");
     let paths = update.set.iter().chain(&update.add).map(|(path, _)| path).chain(&update.remove);
     let purpose = match () {
+        () if is_never_met(condition) => Purpose::Look,
         () if has("tail") => Purpose::Join,
         () if has("reserved_until") => Purpose::Reserve,
         () if set("status").and_then(Operand::value).is_some_and(|status| status["S"] == "COMPLETED") => {
             Purpose::Complete
         }
         () if has("resumed") => Purpose::Resume,
-        () if has("withdrawn") => Purpose::Withdraw,
-        () if has("acquired_at") && has("fence") => Purpose::Acquire,
-        () if has("acquired_at") && has("released") => Purpose::Withdraw,
-        () if has("released") && has("owner") => Purpose::ForceRelease,
-        () if has("released") => Purpose::Release,
-        () if has(LEASE_END) && is_by_ticket => Purpose::RenewByTicket,
+        () if has("withdrawn") || (has("acquired_at") && has("released")) => Purpose::Withdraw,
+        () if has("acquired_at") => Purpose::Acquire,
+        () if has("released") && has("sequence") => Purpose::Release,
+        () if has("released") => Purpose::Free,
+        () if has(LEASE_END) && is_by_ticket(condition) => Purpose::RenewByTicket,
         () if has(LEASE_END) => Purpose::Renew,
-        () if has("sequence") && is_by_ticket => Purpose::KeepByTicket,
+        () if has("sequence") => Purpose::KeepByTicket,
         () if paths.map(Path::name).any(|name| ATTRIBUTES.contains(&name)) => return None,
         () => Purpose::Own,
     };
     Some(purpose)
 }
 
+/// A row cannot be there and missing at once.
+fn is_never_met(condition: &Condition) -> bool {
+    let Condition::And(terms) = condition else { return false };
+    matches!(&terms[..], [Condition::Exists(one), Condition::Missing(other)] if one == other)
+}
+
+/// A request with a ticket also takes a row that has the sequence of the ticket.
+fn is_by_ticket(condition: &Condition) -> bool {
+    condition
+        .leaves()
+        .into_iter()
+        .any(|term| matches!(term, Condition::Compare(path, Comparison::Greater, _) if path.name() == "sequence"))
+}
+
 fn owner_of_row(condition: &Condition, update: &Update) -> String {
-    let set = |name: &str| update.set.iter().find(|(path, _)| path.attribute == name).map(|(_, operand)| operand);
+    let owner = update.set.iter().find(|(path, _)| path.attribute == "owner").map(|(_, operand)| operand);
     let leaves = condition.leaves();
     let compared = leaves.iter().find_map(|term| match term {
         Condition::Compare(path, _, operand @ Operand::Value(_)) if path.attribute == "owner" => Some(operand),
         _ => None,
     });
-    let owner = ["owner", "released", "withdrawn"].into_iter().find_map(set).or(compared);
-    owner.and_then(Operand::value).and_then(|owner| owner["S"].as_str()).unwrap_or_default().to_owned()
-}
-
-fn compares(condition: &Condition, attribute: &str) -> bool {
-    condition
-        .leaves()
-        .iter()
-        .any(|term| matches!(term, Condition::Compare(path, _, Operand::Value(_)) if path.attribute == attribute))
+    owner.or(compared).and_then(Operand::value).and_then(|owner| owner["S"].as_str()).unwrap_or_default().to_owned()
 }

@@ -9,7 +9,6 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
-use aws_sdk_dynamodb::types::AttributeValue;
 use fastrand::Rng;
 use futures_util::future::join_all;
 use lambda_lock::embedded::Host;
@@ -36,11 +35,8 @@ const REPLACED: u32 = 200;
 const MANY_EVERY: u64 = 8;
 /// The most permits of a history without a crowd.
 const MOST_PERMITS: usize = 9 + 2;
-/// The size of a permit in a row, and of a tombstone, at most.
+/// The size of a permit in a row, at most.
 const PERMIT_BYTES: usize = 300;
-const TOMBSTONE_BYTES: usize = 80;
-/// How many tombstones a row may have in the long run.
-const MOST_TOMBSTONES: usize = 64;
 
 counts! {
     /// Permits acquired.
@@ -257,7 +253,7 @@ impl Scene {
         // A crowd leaves its permits.
         let most = |row: &liveness::Row| {
             let permits = row["permits"].as_n().map_or(0, |permits| permits.parse().unwrap());
-            liveness::LARGEST_ROW + PERMIT_BYTES * MOST_PERMITS.max(permits) + TOMBSTONE_BYTES * MOST_TOMBSTONES
+            liveness::LARGEST_ROW + PERMIT_BYTES * MOST_PERMITS.max(permits)
         };
         for what in liveness::inspect(&self.stage.engine, most).await {
             self.ledger.broke(&mut self.ledger.state(), what);
@@ -318,11 +314,6 @@ async fn crowd(scene: &Scene, crowd: u32, random: &mut Rng) {
         let acquire = semaphore.acquire().holder(format!("crowd {number}")).lease(Duration::from_mins(10));
         held.push_back(acquire.await.unwrap());
     }
-    let key = AttributeValue::S("crowded".to_owned());
-    let read = scene.stage.engine.client().get_item().table_name(stage::TABLE).key("id", key).send();
-    let row = Box::pin(read).await.unwrap().item.unwrap();
-    let tombstones = row.keys().filter(|name| name.starts_with("permit:")).count() - held.len();
-    scene.ledger.crowded(tombstones);
     for permit in held {
         // The history does not wait for the releases of dropped permits.
         let _ = permit.into_ticket();

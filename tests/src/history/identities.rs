@@ -1,9 +1,9 @@
 //! What the ledgers know about the identities that hold something, and what the rules of an identity forbid.
 
 use std::collections::{HashMap, HashSet};
-use std::time::{Duration, SystemTime};
+use std::time::SystemTime;
 
-use crate::request::{LAST_SEQUENCE, LEASE_END, PERMIT_LEASE_END, Purpose, Write, identity_of, permit_of};
+use crate::request::{LEASE_END, PERMIT_LEASE_END, Purpose, Write, identity_of};
 
 /// What a history knows about identities. A place is a key, or the permit of an identity: one owner has it at a time.
 #[derive(Debug, Default)]
@@ -14,8 +14,6 @@ pub(crate) struct Identities {
     superseded: HashSet<(String, String)>,
     /// Places and identities for which a host has sent a release.
     stopped: HashSet<(String, String)>,
-    /// By place and owner: when a release for its identity was applied.
-    freed_at: HashMap<(String, String), SystemTime>,
     /// How often a release was applied to a place.
     freed: HashMap<String, usize>,
 }
@@ -36,15 +34,15 @@ pub(crate) struct Place {
 pub(crate) struct Effect {
     /// An acquire has taken over what its identity had.
     pub(crate) has_taken_over: bool,
-    /// A release was for the identity, without the nonce.
-    pub(crate) is_for_identity: bool,
+    /// Others than the owner have freed the place.
+    pub(crate) is_by_others: bool,
     /// What the request breaks.
     pub(crate) breaks: Option<String>,
 }
 
 impl Identities {
     /// Takes note of a request that is applied to a place now, and was sent at this time if it says so.
-    pub(crate) fn applied(&mut self, place: &str, write: &Write, sent: Option<u64>, at: SystemTime) -> Effect {
+    pub(crate) fn applied(&mut self, place: &str, write: &Write, sent: Option<u64>) -> Effect {
         let owner = &write.owner;
         let end = write.number(LEASE_END).or_else(|| write.number_of_permit(PERMIT_LEASE_END));
         let now = self.places.entry(place.to_owned()).or_default();
@@ -64,19 +62,22 @@ impl Identities {
                 let acquires = now.acquires + 1;
                 *now = Place { owner: owner.clone(), is_held: true, end: end.unwrap_or_default(), acquires };
             }
-            Purpose::Renew | Purpose::RenewByTicket | Purpose::KeepByTicket | Purpose::Resume | Purpose::Release => {
+            Purpose::Renew
+            | Purpose::RenewByTicket
+            | Purpose::KeepByTicket
+            | Purpose::Resume
+            | Purpose::Release
+            | Purpose::Free => {
                 if now.owner != *owner {
                     effect.breaks = broke("a request changed what another owner has");
                 }
                 now.end = end.unwrap_or(now.end);
-                if write.purpose == Purpose::Release {
+                if matches!(write.purpose, Purpose::Release | Purpose::Free) {
                     now.is_held = false;
                     *self.freed.entry(place.to_owned()).or_default() += 1;
-                    let sequence = write.number("sequence").or_else(|| write.compared("sequence"));
-                    effect.is_for_identity = sequence == Some(LAST_SEQUENCE);
                 }
-                if effect.is_for_identity {
-                    self.freed_at.insert((place.to_owned(), owner.clone()), at);
+                if write.purpose == Purpose::Free {
+                    effect.is_by_others = true;
                     self.superseded.insert((place.to_owned(), owner.clone()));
                     let identity = identity_of(owner).unwrap_or_default().to_owned();
                     if !self.stopped.contains(&(place.to_owned(), identity)) {
@@ -85,21 +86,12 @@ impl Identities {
                 }
             }
             // It has left what a release leaves, where there was nothing.
-            Purpose::Withdraw if write.sets("owner").or_else(|| write.sets(&permit_of(owner))).is_some() => {
+            Purpose::Withdraw if write.sets("owner").is_some() => {
                 *now = Place { owner: owner.clone(), acquires: now.acquires, ..Place::default() };
             }
             _ => {}
         }
         effect
-    }
-
-    /// Returns `true` for an acquire that was sent after its identity was stopped, by a clock that is wrong by half the skew. One that still
-    /// waits then asks again: only the caller can make sure that it has ended.
-    pub(crate) fn asks_again(&self, place: &str, acquire: &Write, clock_skew: Duration) -> bool {
-        let freed_at = self.freed_at.get(&(place.to_owned(), acquire.owner.clone()));
-        freed_at.zip(acquire.sent()).is_some_and(|(freed_at, sent)| {
-            SystemTime::UNIX_EPOCH + Duration::from_millis(sent) + clock_skew / 2 >= *freed_at
-        })
     }
 
     /// Others have replaced what was in this place.

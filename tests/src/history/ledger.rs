@@ -70,8 +70,8 @@ struct Hold {
 struct Row {
     owner: String,
     fence: u64,
-    /// The nonce of an acquire that withdrew.
-    withdrawn: String,
+    /// The numbers up to this one were given up.
+    withdrawn: u64,
     /// The sequence number of the owner's last request.
     sequence: u64,
     /// The end of the lease, as stored.
@@ -145,23 +145,21 @@ impl Ledger {
         let now = self.engine.now();
         let holder = update.text("holder").unwrap().to_owned();
         let fence = update.fence_written(answer);
-        let before = state.rows.get(key).map_or(0, |row| row.fence);
+        let (before, withdrawn) = state.rows.get(key).map_or((0, 0), |row| (row.fence, row.withdrawn));
+        // A release leaves its number, too.
         if fence <= before {
             self.broke(state, format!("(b) {key}: fence {fence} after {before}"));
         }
-        // What asks again is held again.
-        if state.released.remove(owner) && !state.identities.asks_again(key, update, self.clock_skew) {
-            self.broke(state, format!("(e) {key} was taken again by {holder}, which had released it"));
+        if fence <= withdrawn {
+            self.broke(state, format!("(h) {key} was taken by {holder}, which had withdrawn"));
         }
         let last = state.rows.get(key).map(|row| &row.owner).filter(|owner| state.released.contains(*owner));
         let hold = last.and_then(|owner| state.holds.get(owner)).filter(|hold| !hold.is_uncertain);
         if hold.is_some_and(|hold| now < hold.until) {
             self.broke(state, format!("{key} was taken before its minimum hold was over"));
         }
-        let withdrawn = state.rows.get(key).map(|row| row.withdrawn.clone()).unwrap_or_default();
-        if withdrawn == *owner {
-            self.broke(state, format!("(h) {key} was taken by {holder}, which had withdrawn"));
-        }
+        // What asks again is held again.
+        state.released.remove(owner);
         let end = update.number(LEASE_END).unwrap();
         state.rows.insert(key.clone(), Row { owner: owner.clone(), fence, withdrawn, sequence: 0, end });
         state.applied.insert((key.clone(), fence), holder);
@@ -206,9 +204,9 @@ impl Observe for Ledger {
         if let (Some(end), Some(sent)) = (end, update.sent()) {
             state.ends.insert(owner.clone(), now + Duration::from_millis(end.saturating_sub(sent)));
         }
-        let effect = state.identities.applied(&key, update, update.sent(), now);
+        let effect = state.identities.applied(&key, update, update.sent());
         state.counts.taken_over += usize::from(effect.has_taken_over);
-        state.counts.freed_for_identity += usize::from(effect.is_for_identity);
+        state.counts.freed_for_identity += usize::from(effect.is_by_others);
         if let Some(what) = effect.breaks {
             ledger.broke(&mut state, what);
         }
@@ -218,11 +216,11 @@ impl Observe for Ledger {
             Purpose::Withdraw => {
                 state.counts.withdrawn += 1;
                 let row = state.rows.entry(key).or_default();
-                if update.sets("released").is_some() {
-                    row.owner.clone_from(&owner);
+                if let Some(fence) = update.attempt() {
+                    (row.owner, row.fence) = (owner.clone(), fence);
                     state.released.insert(owner);
                 } else {
-                    row.withdrawn = owner;
+                    row.withdrawn = update.gives_up().unwrap();
                 }
             }
             Purpose::Resume => {
@@ -259,21 +257,24 @@ impl Observe for Ledger {
                 let row = state.rows.entry(key.clone()).or_default();
                 let before = std::mem::replace(&mut row.sequence, sequence);
                 row.end = end.unwrap();
+                row.fence = update.attempt().unwrap_or(row.fence);
                 if before >= sequence {
                     ledger.broke(&mut state, format!("(g) {key}: a {purpose:?} was applied after a later request"));
                 }
                 if !is_renewal {
-                    // The owner learns of a release for its identity as of a loss.
-                    if effect.is_for_identity {
-                        state.holds.remove(&owner);
-                        state.last_released.remove(&key);
-                    } else {
-                        state.last_released.insert(key, owner.clone());
-                    }
+                    state.last_released.insert(key, owner.clone());
                     state.released.insert(owner);
                 }
             }
-            Purpose::Reserve | Purpose::ForceRelease | Purpose::Tidy | Purpose::Complete | Purpose::Own => {
+            // The owner finds it lost.
+            Purpose::Free => {
+                state.rows.entry(key.clone()).or_default().fence = update.attempt().unwrap();
+                state.holds.remove(&owner);
+                state.last_released.remove(&key);
+                state.released.insert(owner);
+            }
+            Purpose::Look => {}
+            Purpose::Reserve | Purpose::Complete | Purpose::Own => {
                 unreachable!("no lock of a history has such a request")
             }
         }

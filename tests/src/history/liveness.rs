@@ -39,18 +39,18 @@ pub(crate) fn refused_while_free(acquire: &Write, row: &Value) -> Option<String>
     let number = |name: &str| row[name]["N"].as_str().and_then(|number| number.parse::<u64>().ok());
     let text = |name: &str| row[name]["S"].as_str().unwrap_or_default();
     let (owner, sent) = (&acquire.owner[..], acquire.sent()?);
-    let is_own = ["owner", "withdrawn", "released"].map(text).contains(&owner);
-    // A waiter whose place was passed asks again without it, and one for several keys proposes a larger fence.
-    let is_behind = |name: &str, before: fn(u64, u64) -> bool| {
-        acquire.number(name).zip(number(name)).is_some_and(|(own, stored)| before(own, stored))
-    };
-    let is_passed = is_behind("head", |own, stored| own < stored) || is_behind("fence", |own, stored| own <= stored);
+    // An earlier attempt has taken it.
+    let is_own = text("owner") == owner && number("released") != number("fence");
+    // A waiter whose place was passed asks again without it, and one whose number is too small with a larger one.
+    let is_passed = acquire.number("head").zip(number("head")).is_some_and(|(own, stored)| own < stored);
+    let is_behind = acquire.attempt() <= number("fence").max(number("withdrawn"));
     let takes_over = acquire.sets("held_since").is_some();
-    if text("status") != "INPROGRESS" || is_own || is_passed || takes_over {
+    if text("status") != "INPROGRESS" || is_own || is_passed || is_behind || takes_over {
         return None;
     }
     let is_reserved = |until: &u64| text("reserved_by") != owner && *until <= sent + LONGEST_RESERVATION;
-    let free_since = number(LEASE_END)?.max(number("reserved_until").filter(is_reserved).unwrap_or_default());
+    let free_since = number(LEASE_END)?.max(number("freed_at").unwrap_or_default());
+    let free_since = free_since.max(number("reserved_until").filter(is_reserved).unwrap_or_default());
     let free_for = sent.checked_sub(free_since)?;
     (free_for > LONGEST_COURTESY).then(|| format!("it was free for {free_for} ms"))
 }

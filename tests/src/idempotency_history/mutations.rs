@@ -25,26 +25,26 @@ pub const MUTATIONS: [Mutation; 14] = [
         name: "complete without the owner check",
         breaks: "(v)",
         first_seed: 187,
-        request: |request| loosen(request, Purpose::Complete, "owner"),
+        request: |request| unread(request, Purpose::Complete),
         ..Mutation::NONE
     },
     Mutation {
         name: "complete without the status check",
         breaks: "(v)",
         first_seed: 307,
-        request: |request| loosen(request, Purpose::Complete, "status"),
+        request: |request| unchecked(request, Purpose::Complete),
         ..Mutation::NONE
     },
     Mutation {
         name: "release without the owner check",
         breaks: "(ii)",
-        request: |request| loosen(request, Purpose::Release, "owner"),
+        request: |request| unread(request, Purpose::Release),
         ..Mutation::NONE
     },
     Mutation {
         name: "release without the status check",
         breaks: "(v)",
-        request: |request| loosen(request, Purpose::Release, "status"),
+        request: |request| unchecked(request, Purpose::Release),
         ..Mutation::NONE
     },
     Mutation {
@@ -95,6 +95,20 @@ pub const MUTATIONS: [Mutation; 14] = [
     },
 ];
 
+/// Does not read whose record it is. A number belongs to one owner.
+fn unread(request: &mut Request, purpose: Purpose) {
+    for attribute in ["owner", "fence"] {
+        loosen(request, purpose, attribute);
+    }
+}
+
+/// Does not read whether the run has ended. Its end has another number.
+fn unchecked(request: &mut Request, purpose: Purpose) {
+    for attribute in ["status", "fence"] {
+        loosen(request, purpose, attribute);
+    }
+}
+
 pub(crate) fn acquire_ignores_window(request: &mut Request) {
     loosen(request, Purpose::Acquire, "expiration");
 }
@@ -137,6 +151,7 @@ fn reject_forgets_unfinished(request: &mut Request) {
 fn transaction_without_condition(request: &mut Request) {
     for completion in request.items_for(Purpose::Complete) {
         completion.loosen("owner");
+        completion.loosen("fence");
         completion.loosen("status");
     }
 }

@@ -10,19 +10,15 @@ use lambda_lock::embedded::{Answer, Intercept};
 use lambda_lock::{Error, ErrorKind, Holder, Lock};
 use serde_json::Value;
 
-use super::{Counts, MOST_TOMBSTONES, Outcome};
+use super::{Counts, Outcome};
 use crate::history::book::{Book, Observe, Observer, Page, Valid, described, may_have_ended};
 use crate::history::identities::{Before, Identities, short, start_of};
 use crate::history::stage::Stage;
 use crate::request::expression::Condition;
-use crate::request::{Purpose, Request, Write, identity_of, permit_of};
+use crate::request::{LAST_SEQUENCE, Purpose, Request, Write, identity_of, permit_of};
 
 /// For how long a free permit is left to others at most, in milliseconds.
 const LONGEST_COURTESY: u64 = 2500;
-
-/// For how long, and among how many later releases, the row refuses an owner that has released its permit.
-const REMEMBERED: Duration = Duration::from_secs(55);
-const REMEMBERED_RELEASES: usize = 16;
 
 /// Records everything, and reports violations of the guarantees.
 #[derive(Debug)]
@@ -44,10 +40,14 @@ pub(crate) struct Kept {
     holding: Vec<Holding>,
     /// By key and fence: the operation that got the fence.
     applied: HashMap<(String, u64), String>,
-    /// By owner: when its release or withdrawal was applied.
-    released: HashMap<String, SystemTime>,
-    /// By key: when releases and withdrawals were applied.
-    releases: HashMap<String, Vec<SystemTime>>,
+    /// Owners whose release was applied.
+    released: HashSet<String>,
+    /// Owners that send no more attempts: their permits were released by their holders.
+    done: HashSet<String>,
+    /// Owners and the numbers of their attempts that have arrived.
+    arrived: HashSet<(String, u64)>,
+    /// By key: the numbers up to this one were given up.
+    withdrawn: HashMap<String, u64>,
     /// By operation: the owner that has a permit in a row.
     in_row: HashMap<String, String>,
     /// By owner: the sequence number of its last request.
@@ -59,10 +59,6 @@ pub(crate) struct Kept {
     first_fences: HashMap<(String, u64), u64>,
     /// By key and identity: the fence with which it got its permit.
     permits: HashMap<(String, String), u64>,
-    /// By key: the last acquire of an identity that withdrew.
-    last_withdrawn: HashMap<String, String>,
-    /// By key and identity: the last acquire that withdrew while the identity had a permit.
-    withdrawn_beside: HashMap<(String, String), String>,
 }
 
 struct Holding {
@@ -101,15 +97,6 @@ impl Ledger {
         self.broke(&mut self.state(), format!("the crowded row has lost a permit: {error}"));
     }
 
-    /// Records how many tombstones a row has after many releases.
-    pub(super) fn crowded(&self, tombstones: usize) {
-        let mut state = self.state();
-        self.log(&mut state, &format!("the crowded row has {tombstones} tombstones"));
-        if tombstones > MOST_TOMBSTONES {
-            self.broke(&mut state, format!("(t) a row keeps {tombstones} tombstones"));
-        }
-    }
-
     pub(super) fn outcome(&self) -> Outcome<Counts> {
         let Page { journal, kept } = self.take();
         journal.outcome(kept.counts)
@@ -132,10 +119,13 @@ impl Observe for Ledger {
         let mut state = ledger.state();
         state.counts.requests += 1;
         let Write { purpose, key, owner, .. } = update.clone();
-        let (now, applied) = (ledger.engine.now(), answer.status == 200);
+        let applied = answer.status == 200;
         let how = if applied { "applied" } else { "refused" };
         let short = short(&owner);
         ledger.log(&mut state, &format!("  {purpose:?} of {key} by {short} {how}"));
+        let is_first = update
+            .attempt()
+            .is_some_and(|attempt| purpose == Purpose::Acquire && state.arrived.insert((owner.clone(), attempt)));
         if !applied {
             if let Some(why) = refused_with_room(update, &answer.body["Item"]) {
                 ledger.broke(&mut state, format!("(l) {key} was refused: {why}"));
@@ -153,27 +143,19 @@ impl Observe for Ledger {
                 if fence <= before {
                     ledger.broke(&mut state, format!("(b) {key}: fence {fence} after {before}"));
                 }
-                if state.released.get(&owner).is_some_and(|at| {
-                    // By the clocks of others, an earlier release may be later. Its own release is among these.
-                    let may_be_later = |other: &&SystemTime| **other + ledger.clock_skew >= *at;
-                    let later = state.releases[&key].iter().filter(may_be_later).count() - 1;
-                    now < *at + REMEMBERED && later < REMEMBERED_RELEASES
-                }) {
+                if update.attempt() <= state.withdrawn.get(&key).copied() {
+                    ledger.broke(&mut state, format!("(h) {key} was taken by {holder}, which had withdrawn"));
+                }
+                // A request that the network repeats although it was answered may take a permit for nobody.
+                if is_first && state.done.contains(&owner) {
                     ledger.broke(&mut state, format!("(e) {key} was taken again by {holder}, which had released it"));
                 }
-                // After that, a duplicate takes a permit until its own lease has ended.
                 state.released.remove(&owner);
                 state.sequences.remove(&owner);
                 let replaced: Vec<_> = update.other_permits().collect();
                 state.counts.replaced += replaced.len();
                 for name in &replaced {
                     state.identities.replaced(&place_of(&key, name));
-                    // What an identity has leaves a tombstone, which counts among the others, and refuses what had withdrawn
-                    // beside it.
-                    if name.contains('#') {
-                        state.releases.entry(key.clone()).or_default().push(now);
-                        state.is_tombstone(&key, name, forgotten_from(update, now));
-                    }
                 }
                 state.replaced.extend(replaced);
                 state.applied.insert((key, fence), holder.clone());
@@ -181,7 +163,7 @@ impl Observe for Ledger {
             }
             Purpose::Renew | Purpose::Release => {
                 let is_renewal = purpose == Purpose::Renew;
-                if state.released.contains_key(&owner) && is_renewal {
+                if state.released.contains(&owner) && is_renewal {
                     ledger.broke(&mut state, format!("(e) {key}: a renewal took it again after its release"));
                 }
                 let sequence = update.compared("sequence").unwrap();
@@ -189,15 +171,21 @@ impl Observe for Ledger {
                     ledger.broke(&mut state, format!("(g) {key}: a {purpose:?} was applied after a later request"));
                 }
                 if !is_renewal {
-                    state.release(key, owner, forgotten_from(update, now));
+                    // The release of a withdrawal is not the last request of its owner.
+                    if sequence < LAST_SEQUENCE {
+                        state.done.insert(owner.clone());
+                    }
+                    state.give_up(key, update.gives_up());
+                    state.release(owner);
                 }
             }
             Purpose::Withdraw => {
                 state.counts.withdrawn += 1;
-                // Beside the permit that the identity has, only the last withdrawal leaves a trace.
-                if !is_beside_permit(update) {
-                    state.release(key, owner, forgotten_from(update, now));
-                }
+                state.give_up(key, update.gives_up());
+            }
+            Purpose::Free => {
+                state.give_up(key, update.gives_up());
+                state.release(owner);
             }
             Purpose::Resume => {
                 let next = update.number("sequence").unwrap();
@@ -211,25 +199,13 @@ impl Observe for Ledger {
                     ledger.broke(&mut state, format!("(g) {key}: a ticket was renewed after its use"));
                 }
             }
-            Purpose::Tidy => {}
+            Purpose::Look => {}
             Purpose::Join => state.counts.joined += 1,
-            Purpose::Reserve | Purpose::ForceRelease | Purpose::Complete | Purpose::Own => {
+            Purpose::Reserve | Purpose::Complete | Purpose::Own => {
                 unreachable!("no semaphore of a history has such a request")
             }
         }
     }
-}
-
-/// Whether this withdrawal marks a permit that its identity has, rather than a tombstone.
-fn is_beside_permit(withdrawal: &Write) -> bool {
-    withdrawal.number_of_permit("released_at").is_none()
-}
-
-/// The time of a tombstone is that at which the request was sent, which may be long ago.
-fn forgotten_from(update: &Write, now: SystemTime) -> SystemTime {
-    let sent = update.number_of_permit("released_at").or_else(|| update.number_of_permit("since"));
-    let sent = sent.map(Duration::from_millis);
-    sent.map_or(now, |sent| now.min(SystemTime::UNIX_EPOCH + sent))
 }
 
 /// What belongs to this owner without a nonce, or to this identity, in the row of a key.
@@ -240,11 +216,11 @@ fn place_of(key: &str, name: &str) -> String {
 impl Ledger {
     /// Takes note of a request of an identity that was applied.
     fn applied_for(&self, state: &mut State, update: &Write, identity: &str, answer: &Value) {
-        let Write { purpose, key, owner, .. } = update;
+        let Write { purpose, key, .. } = update;
         let sent = update.number_of_permit("since");
-        let effect = state.identities.applied(&place_of(key, identity), update, sent, self.engine.now());
+        let effect = state.identities.applied(&place_of(key, identity), update, sent);
         state.counts.taken_over += usize::from(effect.has_taken_over);
-        state.counts.freed_for_identity += usize::from(effect.is_for_identity);
+        state.counts.freed_for_identity += usize::from(effect.is_by_others);
         if let Some(what) = effect.breaks {
             self.broke(state, what);
         }
@@ -254,29 +230,11 @@ impl Ledger {
                 if effect.has_taken_over && !update.is_takeover() {
                     self.broke(state, format!("(k) {key}: an acquire took another permit than its identity holds"));
                 }
-                if state.last_withdrawn.get(key) == Some(owner)
-                    || state.withdrawn_beside.get(&of_identity()) == Some(owner)
-                {
-                    self.broke(state, format!("(h) {key} was taken for {identity}, which had withdrawn"));
-                }
                 let fence = update.fence_written(answer);
-                let first = if update.is_takeover() {
-                    state.permits.get(&of_identity()).copied().unwrap_or(fence)
-                } else {
-                    state.withdrawn_beside.remove(&of_identity());
-                    fence
-                };
+                let taken_over = state.permits.get(&of_identity()).copied().filter(|_| update.is_takeover());
+                let first = taken_over.unwrap_or(fence);
                 state.permits.insert(of_identity(), first);
                 state.first_fences.insert((key.clone(), fence), first);
-            }
-            Purpose::Withdraw => {
-                state.last_withdrawn.insert(key.clone(), owner.clone());
-                if is_beside_permit(update) {
-                    state.withdrawn_beside.insert(of_identity(), owner.clone());
-                }
-            }
-            Purpose::Release if update.sets(&permit_of(owner)).is_some() => {
-                state.is_tombstone(key, identity, forgotten_from(update, self.engine.now()));
             }
             _ => {}
         }
@@ -288,9 +246,9 @@ impl Ledger {
 pub(crate) fn refused_with_room(acquire: &Write, row: &Value) -> Option<String> {
     let number_of = |value: &Value| value["N"].as_str().and_then(|number| number.parse::<u64>().ok());
     let number = |name: &str| number_of(&row[name]);
-    // The row also refuses the last acquire of an identity that withdrew, whose tombstone may be forgotten.
-    let has_withdrawn = row["withdrawn"]["S"] == *acquire.owner;
-    if acquire.purpose != Purpose::Acquire || row[permit_of(&acquire.owner)].is_object() || has_withdrawn {
+    // An attempt whose number is too small is sent again with a larger one.
+    let is_behind = acquire.attempt() <= number("withdrawn");
+    if acquire.purpose != Purpose::Acquire || row[permit_of(&acquire.owner)].is_object() || is_behind {
         return None;
     }
     let room = acquire.condition.leaves().into_iter().find_map(|term| match term {
@@ -310,18 +268,14 @@ pub(crate) fn refused_with_room(acquire: &Write, row: &Value) -> Option<String> 
 }
 
 impl State {
-    /// What an identity has in this row is a tombstone now, which refuses the acquire that had withdrawn beside it.
-    fn is_tombstone(&mut self, key: &str, identity: &str, from: SystemTime) {
-        if let Some(withdrawn) = self.withdrawn_beside.remove(&(key.to_owned(), identity.to_owned())) {
-            self.released.entry(withdrawn).or_insert(from);
-        }
+    fn give_up(&mut self, key: String, number: Option<u64>) {
+        let withdrawn = self.withdrawn.entry(key).or_default();
+        *withdrawn = number.unwrap_or_default().max(*withdrawn);
     }
 
-    fn release(&mut self, key: String, owner: String, now: SystemTime) {
-        self.releases.entry(key).or_default().push(now);
+    fn release(&mut self, owner: String) {
         self.in_row.retain(|_, in_row| *in_row != owner);
-        // A late duplicate of a withdrawal leaves a tombstone with the time of the first one.
-        self.released.entry(owner).or_insert(now);
+        self.released.insert(owner);
     }
 }
 
@@ -482,9 +436,10 @@ impl Operation {
         let mut state = self.ledger.state();
         self.ledger.log(&mut state, &format!("{} released {}: {}", self.name, self.key, described(&answer)));
         self.leave(&mut state);
-        let applied = state.released.contains_key(permit.owner());
+        let applied = state.released.contains(permit.owner());
         match answer {
-            Ok(()) if !applied => {
+            // A release whose first attempt was not answered finds nothing of its permit. Others may have freed it.
+            Ok(()) if !applied && !self.is_superseded(&state, permit.owner()) => {
                 self.ledger.broke(&mut state, format!("{} reported a release that did not happen", self.name));
             }
             Ok(()) => self.keep(&mut state, permit.owner(), permit.fence(), permit.acquired_at(), hold),

@@ -5,19 +5,16 @@ use std::cell::RefCell;
 use lambda_lock::embedded::Answer;
 use serde_json::{Value, json};
 
-use super::CROWD_SEED;
 use crate::history::Mutation;
 use crate::history::mutation::{
-    end_later, fence_stands_still, freed_unread, kept_end_leaves_number, refused_release_succeeds, skew_in,
-    takeover_leaves, ticket_leaves_number,
+    end_later, freed_unread, kept_end_leaves_number, refused_release_succeeds, skew_in, takeover_leaves,
+    ticket_leaves_number,
 };
 use crate::request::expression::{Comparison, Condition, Operand, Path};
-use crate::request::{
-    LAST_SEQUENCE, PERMIT_LEASE_END, Purpose, Request, Write, identity_of, permit_fence_of, permit_of,
-};
+use crate::request::{PERMIT_LEASE_END, PERMIT_NUMBER, Purpose, Request, Write, permit_fence_of, permit_of};
 
 /// The mistakes, and the violation that each causes.
-pub const MUTATIONS: [Mutation; 23] = [
+pub const MUTATIONS: [Mutation; 21] = [
     Mutation { name: "N + 1 permits", breaks: "(a)", is_common: true, request: one_more, ..Mutation::NONE },
     Mutation {
         name: "the next in line takes one more permit",
@@ -50,8 +47,12 @@ pub const MUTATIONS: [Mutation; 23] = [
         request: released_twice,
         ..Mutation::NONE
     },
-    Mutation { name: "acquire ignores a release", breaks: "(e)", request: tombstone_ignored, ..Mutation::NONE },
-    Mutation { name: "a release leaves no trace", breaks: "(e)", request: no_tombstone, ..Mutation::NONE },
+    Mutation {
+        name: "a release forgets the attempts that were not answered",
+        breaks: "(e)",
+        request: unanswered_forgotten,
+        ..Mutation::NONE
+    },
     Mutation {
         name: "a late renewal moves the end back",
         breaks: "(g)",
@@ -83,13 +84,6 @@ pub const MUTATIONS: [Mutation; 23] = [
         answer: resumption_with_new_lease,
         ..Mutation::NONE
     },
-    Mutation {
-        name: "tombstones of a crowded row stay",
-        breaks: "(t)",
-        first_seed: CROWD_SEED,
-        request: tombstones_stay,
-        ..Mutation::NONE
-    },
     Mutation { name: "TTL earlier than the leases' end", breaks: "(a)", request: ttl_too_early, ..Mutation::NONE },
     Mutation {
         name: "a takeover leaves the nonce of the earlier holder",
@@ -117,6 +111,14 @@ pub const MUTATIONS: [Mutation; 23] = [
     },
     Mutation { name: "acquire ignores a withdrawal", breaks: "(h)", request: withdrawal_ignored, ..Mutation::NONE },
 ];
+
+fn fence_stands_still(request: &mut Request) {
+    if let Some(acquire) = request.update_for(Purpose::Acquire) {
+        let fence = acquire.set_mut("fence");
+        let Operand::Plus(last, _) = fence else { panic!("{fence:?}") };
+        *fence = (**last).clone();
+    }
+}
 
 /// One more than the number of permits that its caller allows.
 fn one_more(request: &mut Request) {
@@ -191,11 +193,16 @@ fn releases_another(request: &mut Request) {
     }
     if let Some(acquire) = request.update_for(Purpose::Acquire) {
         LAST.set(acquire.owner.clone());
-    } else if let Some(release) = request.update_for(Purpose::Release).filter(|release| frees_now(release)) {
+    } else if let Some(release) = request.writes.first_mut().filter(|write| frees(write)) {
         let (own, other) = (release.owner.clone(), LAST.with_borrow(Clone::clone));
         release.rename(&permit_of(&own), &permit_of(&other));
         release.rename(&permit_fence_of(&own), &permit_fence_of(&other));
     }
+}
+
+/// Whether this frees a permit at once, for its owner or for others.
+fn frees(write: &Write) -> bool {
+    write.purpose == Purpose::Free || (write.purpose == Purpose::Release && frees_now(write))
 }
 
 /// Whether a release frees its permit at once, rather than after its minimum hold.
@@ -236,47 +243,27 @@ fn foreign_nonce(request: &Request, answer: &mut Answer) {
 /// A release is also applied to a permit that is gone.
 fn released_twice(request: &mut Request) {
     if let Some(release) = request.update_for(Purpose::Release).filter(|release| frees_now(release)) {
-        release.compare("sequence", |path, _, number| {
-            let is_late = Condition::Compare(path.clone(), Comparison::GreaterOrEqual, number.clone());
-            Condition::Not(Box::new(is_late))
-        });
-    }
-}
-
-fn tombstone_ignored(request: &mut Request) {
-    if let Some(acquire) = request.update_for(Purpose::Acquire) {
-        let permit = permit_of(&acquire.owner);
-        // A takeover and an acquire that replaces what its identity had check more than that there is nothing.
-        acquire.condition.each_term(&mut |term| {
-            if *term == Condition::Missing(Path::attribute(&permit)) {
-                *term = Condition::Or(vec![term.clone(), Condition::Exists(Path::field(&permit, "released_at"))]);
+        let permit = permit_of(&release.owner);
+        release.rewrite(|term| {
+            if let Condition::Compare(path, Comparison::Equal, _) = term
+                && path.attribute == permit
+            {
+                *term = Condition::True;
             }
         });
     }
 }
 
-fn no_tombstone(request: &mut Request) {
-    if let Some(release) = request.update_for(Purpose::Release).filter(|release| frees_now(release)) {
-        let permit = Path::attribute(&permit_of(&release.owner));
-        release.set_mut(permit.name());
-        release.update.set.retain(|(path, _)| *path != permit);
-        release.update.remove.push(permit);
+fn unanswered_forgotten(request: &mut Request) {
+    if let Some(release) = request.update_for(Purpose::Release).filter(|release| release.gives_up().is_some()) {
+        release.ignore("withdrawn");
+        release.update.set.retain(|(path, _)| path.name() != "withdrawn");
     }
 }
 
 fn sequence_ignored(request: &mut Request) {
     if let Some(renewal) = request.update_for(Purpose::Renew) {
-        renewal.compare("sequence", |path, _, number| {
-            Condition::Compare(path.clone(), Comparison::Unequal, number.clone())
-        });
-    }
-}
-
-/// The requests that remove many of them are refused.
-fn tombstones_stay(request: &mut Request) {
-    if let Some(removal) = request.update_for(Purpose::Tidy) {
-        removal
-            .compare("status", |path, _, status| Condition::Compare(path.clone(), Comparison::Unequal, status.clone()));
+        renewal.ignore("sequence");
     }
 }
 
@@ -295,23 +282,19 @@ fn takeover_after_the_end(request: &mut Request) {
 
 /// A release for an identity frees the permit that was acquired last.
 fn frees_another(request: &mut Request) {
-    let is_for_identity = |release: &Write| release.compared("sequence") == Some(LAST_SEQUENCE);
-    match request.update_for(Purpose::Release) {
-        Some(release) if !is_for_identity(release) => return,
-        Some(release) => {
-            let fence = permit_fence_of(&release.owner);
-            release.loosen(&fence);
-            release.loosen("nonce");
-        }
-        None => {}
+    if request.is_update_for(Purpose::Release) {
+        return;
+    }
+    if let Some(freeing) = request.update_for(Purpose::Free) {
+        freeing.loosen(PERMIT_NUMBER);
+        freeing.loosen("nonce");
     }
     releases_another(request);
 }
 
 fn withdrawal_ignored(request: &mut Request) {
-    if let Some(acquire) = request.update_for(Purpose::Acquire).filter(|acquire| identity_of(&acquire.owner).is_some())
-    {
-        acquire.loosen("withdrawn");
+    if let Some(acquire) = request.update_for(Purpose::Acquire) {
+        acquire.ignore("withdrawn");
     }
 }
 

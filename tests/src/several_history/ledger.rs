@@ -54,8 +54,8 @@ pub(crate) struct Kept {
 struct Row {
     owner: String,
     fence: u64,
-    /// The nonce of an acquire that withdrew.
-    withdrawn: String,
+    /// The numbers up to this one were given up.
+    withdrawn: u64,
 }
 
 /// What an operation holds.
@@ -133,9 +133,9 @@ impl Ledger {
         let end = update.number(LEASE_END);
         self.log(state, &format!("  {purpose:?} of {key} by {short} applied: ends {end:?}"));
         let was_released = state.released.contains(&(key.clone(), owner.clone()));
-        let effect = state.identities.applied(&key, update, update.sent(), self.engine.now());
+        let effect = state.identities.applied(&key, update, update.sent());
         state.counts.taken_over += usize::from(effect.has_taken_over);
-        state.counts.freed_for_identity += usize::from(effect.is_for_identity);
+        state.counts.freed_for_identity += usize::from(effect.is_by_others);
         if let Some(what) = effect.breaks {
             self.broke(state, what);
         }
@@ -146,13 +146,10 @@ impl Ledger {
                 // What asks again is held again.
                 state.released.remove(&(key.clone(), owner.clone()));
                 let row = state.rows.entry(key.clone()).or_default();
-                let (before, withdrawn) = (row.fence, row.withdrawn == owner);
+                let (before, withdrawn) = (row.fence, fence <= row.withdrawn);
                 (row.owner, row.fence) = (owner, fence);
                 if fence <= before {
                     self.broke(state, format!("(b) {key}: fence {fence} after {before}"));
-                }
-                if was_released && !state.identities.asks_again(&key, update, self.longest_skew) {
-                    self.broke(state, format!("(e) {key} was taken again by {holder}, which had released it"));
                 }
                 if withdrawn {
                     self.broke(state, format!("(h) {key} was taken by {holder}, which had withdrawn"));
@@ -164,11 +161,11 @@ impl Ledger {
             Purpose::Withdraw => {
                 state.counts.withdrawn += 1;
                 let row = state.rows.entry(key.clone()).or_default();
-                if update.sets("released").is_some() {
-                    row.owner.clone_from(&owner);
+                if let Some(fence) = update.attempt() {
+                    (row.owner, row.fence) = (owner.clone(), fence);
                     state.released.insert((key, owner));
                 } else {
-                    row.withdrawn = owner;
+                    row.withdrawn = update.gives_up().unwrap();
                 }
             }
             Purpose::Renew | Purpose::Release => {
@@ -180,9 +177,15 @@ impl Ledger {
                     self.broke(state, format!("(e) {key}: a {purpose:?} changed another holder's row"));
                 }
                 if !is_renewal {
+                    state.rows.entry(key.clone()).or_default().fence = update.attempt().unwrap();
                     state.released.insert((key, owner));
                 }
             }
+            Purpose::Free => {
+                state.rows.entry(key.clone()).or_default().fence = update.attempt().unwrap();
+                state.released.insert((key, owner));
+            }
+            Purpose::Look => {}
             _ => unreachable!("nothing completes several locks or hands them over"),
         }
     }

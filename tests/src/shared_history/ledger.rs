@@ -15,7 +15,7 @@ use crate::history::Outcome;
 use crate::history::book::{Book, Observe, Observer, Page, Valid, described};
 use crate::history::liveness::refused_while_free;
 use crate::history::stage::Stage;
-use crate::request::{Purpose, Request, Write, permit_of};
+use crate::request::{Purpose, Request, Write};
 use crate::semaphore_history::refused_with_room;
 use crate::several_history::Held;
 
@@ -117,8 +117,7 @@ impl Ledger {
             }
             state.rows.entry(key.clone()).or_default().is_semaphore = is_semaphore;
         }
-        let is_of_key =
-            write.sets(&permit_of(&owner)).is_none() && !state.rows.get(&key).is_some_and(|row| row.is_semaphore);
+        let is_of_key = !write.is_of_permit() && !state.rows.get(&key).is_some_and(|row| row.is_semaphore);
         match purpose {
             Purpose::Acquire => {
                 let fence = write.fence_written(&answer.body);
@@ -126,9 +125,8 @@ impl Ledger {
                 if fence <= before {
                     self.broke(state, format!("(b) {key}: fence {fence} after {before}"));
                 }
-                if is_of_key && state.released.contains(&(key.clone(), owner.clone())) {
-                    self.broke(state, format!("(e) {key} was taken again after its release"));
-                }
+                // What asks again is held again.
+                state.released.remove(&(key.clone(), owner.clone()));
                 state.rows.entry(key).or_default().owner = owner;
             }
             Purpose::Renew | Purpose::Release | Purpose::Complete if is_of_key => {
@@ -182,7 +180,7 @@ impl Observe for Ledger {
             if purpose != Purpose::Acquire {
                 continue;
             }
-            let is_permit = write.sets(&permit_of(&write.owner)).is_some();
+            let is_permit = write.is_of_permit();
             let why = match status {
                 Some("SEMAPHORE") if is_permit => refused_with_room(write, row),
                 Some("INPROGRESS") if !is_permit => refused_while_free(write, row),
