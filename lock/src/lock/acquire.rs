@@ -1,7 +1,6 @@
 //! `Acquire`: one acquisition, from its options through its attempts to the lock.
 
 use std::fmt;
-use std::ops::RangeInclusive;
 use std::panic::{AssertUnwindSafe, resume_unwind};
 use std::pin::Pin;
 use std::sync::Arc;
@@ -10,34 +9,30 @@ use std::time::{Duration, SystemTime};
 use aws_sdk_dynamodb::types::AttributeValue;
 use futures_util::FutureExt;
 use futures_util::future::{BoxFuture, join_all};
+use tokio::time::error::Elapsed;
 use tokio::time::timeout;
 use tracing::{Instrument, Span};
 
+use super::asking::{Asking, Ended, Event, Places, Step};
 use super::attempt::{Attempt, Turn};
 use super::held::{Grant, Lock, in_background};
 use super::locks::{Locks, check_attribute_name};
 use super::telemetry::{self, AcquireSpan, HoldSpan};
-use super::turn::{self, Memory};
-use super::turns::{Step, Turns};
-use super::wait::{Wait, Waiting};
+use super::turns::Turns;
+use super::wait::Wait;
 use crate::client::SdkAttempts;
-use crate::clock::{Lease, Moment, millis, since_epoch};
-use crate::error::{Cause, Error, ErrorKind};
+use crate::clock::{Lease, Moment, since_epoch};
+use crate::error::{Cause, Error};
 use crate::holder::{Data, Holder};
 use crate::limits::{
-    DAY, MIN_LEASE, TIME_TO_ANSWER, check_attributes, check_duration, check_holder, check_identity, deadline_if_any,
-    time_to_ask,
+    DAY, MIN_LEASE, check_attributes, check_duration, check_holder, check_identity, deadline_if_any, time_to_ask,
 };
-use crate::random;
-use crate::row::{Acquisition, Claim, Claimed, Joined, Kind, Rank, owner_of};
+use crate::row::{Acquisition, Joined, Kind, owner_of};
 use crate::text::printable;
 use crate::trace;
 
 /// How long a refusal waits for a withdrawal.
 const WITHDRAWAL_TIMEOUT: Duration = Duration::from_secs(1);
-
-/// How long a waiter waits for its place.
-const JOIN_TIMEOUT: Duration = Duration::from_secs(1);
 
 impl Locks {
     /// Prepares an acquire of the lock on `key`. Await it, or set options first. Without [`Acquire::wait`], one request;
@@ -111,20 +106,20 @@ impl Locks {
 /// If the withdrawal does not arrive, the late request can take the key without a holder. The key is free when that lease ends.
 #[must_use = "an acquire does nothing unless it is awaited"]
 pub struct Acquire {
-    locks: Locks,
+    pub(super) locks: Locks,
     /// What it claims. An acquire changes it only before it is sent.
     pub(super) kind: Kind,
     lease: Option<Duration>,
     until: Option<SystemTime>,
-    wait: Option<Wait>,
+    pub(super) wait: Option<Wait>,
     around_pause: Option<Arc<dyn AroundPause>>,
     hold_at_least: Duration,
     holder: Option<String>,
     identity: Option<String>,
     /// Only an earlier acquire of the identity is replaced.
-    takes_over: bool,
-    data: Option<Data>,
-    attributes: Vec<(String, AttributeValue)>,
+    pub(super) takes_over: bool,
+    pub(super) data: Option<Data>,
+    pub(super) attributes: Vec<(String, AttributeValue)>,
 }
 
 impl Acquire {
@@ -356,49 +351,12 @@ impl Acquire {
         let is_own = |turn: &Turn| turn.check(&settings.table, self.kind.all_keys());
         let checked = checked.and_then(|()| turn.as_ref().map_or(Ok(()), is_own));
         checked.inspect_err(telemetry::record_refusal)?;
-        let mut telemetry = AcquireSpan::start(&self.name(), &settings.clock, true);
-        let span = telemetry.span().clone();
-        match self.ask_once(turn, &mut telemetry).instrument(span).await {
-            Ok(AskedOnce::Acquired(lock, taken_from)) => {
-                telemetry.acquired(lock.shown_key(), lock.owner(), lock.fence(), &taken_from);
-                Ok(Attempt::Acquired(lock))
-            }
-            Ok(AskedOnce::Waiting(turn)) => {
-                telemetry.postponed(turn.delay());
-                Ok(Attempt::Waiting(turn))
-            }
-            Err(error) => {
-                telemetry.refused(&error);
-                Err(error)
-            }
+        let start = |now| Asking::start(&self, now).map(|asking| asking.once(turn.as_ref()));
+        match self.ask(start, true).await? {
+            Asked::Acquired(lock) => Ok(Attempt::Acquired(lock)),
+            Asked::Waiting(turn) => Ok(Attempt::Waiting(turn)),
+            Asked::Completed(record) => Err(self.acquisition()?.error(Cause::Held(*record), &settings.table)),
         }
-    }
-
-    /// Makes one attempt, and computes when to make the next one.
-    async fn ask_once(&self, turn: Option<Turn>, telemetry: &mut AcquireSpan) -> Result<AskedOnce, Error> {
-        let mut attempts = AcquireAttempts::start(self)?;
-        attempts.sleep_elsewhere(turn.as_ref());
-        let error = match attempts.next(telemetry).await {
-            Ok(Answered::Taken(taken)) if taken.is_valid(self.locks.0.clock.now()) => {
-                let (lock, from) = attempts.into_lock(*taken, telemetry.span());
-                return Ok(AskedOnce::Acquired(lock, from));
-            }
-            Ok(_) => attempts.begin_anew().await,
-            Err(error) => error,
-        };
-        let is_over = !error.is_retryable() || attempts.is_last;
-        let turn = if is_over {
-            None
-        } else {
-            tracing::debug!(key = self.name(), ?error, "refused");
-            attempts.turn_after(&error, telemetry).await
-        };
-        let made = if is_over { attempts.delays.attempts().saturating_add(1) } else { attempts.delays.attempts() };
-        // Withdraws now if the caller goes on elsewhere or DynamoDB answered, and otherwise in the background.
-        if turn.is_some() || (error.is_answered() && error.kind() != ErrorKind::Invalid) {
-            attempts.give_up().await;
-        }
-        turn.map(AskedOnce::Waiting).ok_or_else(|| error.with_attempts(made))
     }
 
     /// Acquires the lock. Borrows the options, so that a caller can fall back to [`unlocked`](Self::unlocked).
@@ -418,59 +376,47 @@ impl Acquire {
         }
         // Validate first: the span must not carry an oversized key.
         checked.inspect_err(telemetry::record_refusal)?;
-        let mut telemetry = AcquireSpan::start(&self.name(), &settings.clock, self.waits());
+        match self.ask(|now| Asking::start(self, now), self.waits()).await? {
+            Asked::Acquired(lock) => Ok(Begun::Acquired(lock)),
+            Asked::Completed(record) => Ok(Begun::Completed(record)),
+            // Only an attempt of its own waits elsewhere.
+            Asked::Waiting(_) => Err(self.acquisition()?.error(Cause::Conflict, &self.locks.0.table)),
+        }
+    }
+
+    /// Makes attempts until one succeeds or the wait ends, and tells the telemetry.
+    async fn ask<'a>(
+        &'a self,
+        start: impl FnOnce(Moment) -> Result<Asking<'a>, Error>,
+        waits: bool,
+    ) -> Result<Asked, Error> {
+        let clock = &self.locks.0.clock;
+        let mut telemetry = AcquireSpan::start(&self.name(), clock, waits);
         let span = telemetry.span().clone();
-        match self.ask(&mut telemetry).instrument(span).await {
-            Ok(Asked::Acquired(lock, taken_from)) => {
+        let ended = match start(clock.now()) {
+            Ok(asking) => Running { acquire: self, asking }.run(&mut telemetry).instrument(span).await,
+            Err(error) => Ended::Refused(error),
+        };
+        match ended {
+            Ended::Acquired(acquisition, grant, taken_from) => {
+                let of_hold = HoldSpan::new(telemetry.span().clone(), self.name());
+                let lock = Lock::new(self.locks.clone(), acquisition, grant, of_hold, self.hold_at_least);
                 telemetry.acquired(lock.shown_key(), lock.owner(), lock.fence(), &taken_from);
-                Ok(Begun::Acquired(lock))
+                Ok(Asked::Acquired(lock))
             }
-            Ok(Asked::Completed(record)) => {
+            Ended::Completed(record) => {
                 telemetry.completed();
-                Ok(Begun::Completed(record))
+                Ok(Asked::Completed(record))
             }
-            Err(error) => {
+            Ended::Waiting(turn) => {
+                telemetry.postponed(turn.delay());
+                Ok(Asked::Waiting(turn))
+            }
+            Ended::Refused(error) => {
                 telemetry.refused(&error);
                 Err(error)
             }
         }
-    }
-
-    /// Makes attempts until one succeeds or the wait ends.
-    async fn ask(&self, telemetry: &mut AcquireSpan) -> Result<Asked, Error> {
-        let mut attempts = AcquireAttempts::start(self)?;
-        let error = loop {
-            let error = match attempts.next(telemetry).await {
-                Ok(Answered::Taken(taken)) if taken.is_valid(self.locks.0.clock.now()) => {
-                    let (lock, from) = attempts.into_lock(*taken, telemetry.span());
-                    return Ok(Asked::Acquired(lock, from));
-                }
-                Ok(Answered::Completed(record)) => {
-                    attempts.give_up().await;
-                    return Ok(Asked::Completed(record));
-                }
-                Ok(answered) => {
-                    let error = attempts.begin_anew().await;
-                    if matches!(answered, Answered::InPart) && self.waits() && attempts.asks_at_once() {
-                        continue;
-                    }
-                    error
-                }
-                Err(error) => error,
-            };
-            if !error.is_retryable() {
-                break error;
-            }
-            tracing::debug!(key = self.name(), ?error, "refused");
-            if !attempts.pause(&error, telemetry).await {
-                break error.with_attempts(attempts.delays.attempts());
-            }
-        };
-        // Withdraws now if DynamoDB answered the last attempt, and otherwise in the background.
-        if error.is_answered() && error.kind() != ErrorKind::Invalid {
-            attempts.give_up().await;
-        }
-        Err(error)
     }
 
     /// Returns a lock that is not enforced, for work that runs without protection.
@@ -481,17 +427,17 @@ impl Acquire {
         Ok(Lock::new(self.locks.clone(), self.acquisition()?, grant, telemetry, Duration::ZERO))
     }
 
-    fn waits(&self) -> bool {
+    pub(super) fn waits(&self) -> bool {
         self.wait.is_some_and(|wait| wait.is_repeated())
     }
 
     /// Returns the text that names the rows' keys for people.
-    fn name(&self) -> String {
+    pub(super) fn name(&self) -> String {
         self.kind.name(self.locks.0.table.place())
     }
 
     /// Draws a new nonce.
-    fn acquisition(&self) -> Result<Acquisition, Error> {
+    pub(super) fn acquisition(&self) -> Result<Acquisition, Error> {
         let nonce = self.locks.0.table.nonce(self.kind.all_keys().first().map_or("", String::as_str))?;
         Ok(Acquisition::new(self.kind.clone(), owner_of(self.identity.as_deref(), &nonce)))
     }
@@ -529,7 +475,7 @@ impl Acquire {
     }
 
     /// Returns the lease of an attempt at this moment.
-    fn lease_from(&self, now: Moment) -> Result<Lease, Error> {
+    pub(super) fn lease_from(&self, now: Moment) -> Result<Lease, Error> {
         let settings = &self.locks.0;
         let lease = match (self.lease, self.time_left(now)) {
             (Some(lease), Some(left)) => lease.min(left),
@@ -546,18 +492,23 @@ impl Acquire {
         Ok(settings.table.lease(&self.kind, now, now.deadline_after(lease), None))
     }
 
-    fn holder_name(&self) -> &str {
+    pub(super) fn holder_name(&self) -> &str {
         self.holder.as_deref().unwrap_or(&self.locks.0.holder)
     }
 
     /// Returns the time until the deadline, if there is one.
-    fn time_left(&self, now: Moment) -> Option<Duration> {
+    pub(super) fn time_left(&self, now: Moment) -> Option<Duration> {
         self.until.map(|until| since_epoch(until).saturating_sub(now.wall))
     }
 
-    fn time_to_withdraw(&self) -> Duration {
-        self.time_left(self.locks.0.clock.now())
-            .map_or(WITHDRAWAL_TIMEOUT, |left| time_to_ask(left).min(WITHDRAWAL_TIMEOUT))
+    pub(super) fn time_to_withdraw(&self, now: Moment) -> Duration {
+        self.time_left(now).map_or(WITHDRAWAL_TIMEOUT, |left| time_to_ask(left).min(WITHDRAWAL_TIMEOUT))
+    }
+
+    /// Returns the places of this waiter, if waiters take turns.
+    pub(super) fn turns(&self) -> Option<Turns> {
+        let takes_turns = !self.takes_over && self.wait.is_some_and(|wait| wait.takes_turns());
+        takes_turns.then(|| Turns::new(self.kind.capacity(), self.kind.all_keys().len()))
     }
 }
 
@@ -594,396 +545,139 @@ pub(crate) enum Begun {
     Completed(Box<Holder>),
 }
 
-/// The same, with the last holder if it did not release the key.
+/// The same, or a wait that goes on elsewhere.
 enum Asked {
-    Acquired(Lock, Vec<Holder>),
+    Acquired(Lock),
     Completed(Box<Holder>),
-}
-
-/// The outcome of one attempt, with the last holder if it did not release the key.
-enum AskedOnce {
-    Acquired(Lock, Vec<Holder>),
     Waiting(Turn),
 }
 
-/// The attempts of one acquire.
-struct AcquireAttempts<'a> {
+/// An acquire under way: sends what its loop says, and sleeps when it says so.
+struct Running<'a> {
     acquire: &'a Acquire,
-    started: Moment,
-    pending: Pending,
-    /// The attempts, by their numbers. A later one may find that an earlier one was applied and its answer lost. The lease of
-    /// that earlier attempt counts then.
-    sent: Vec<(RangeInclusive<u64>, Moment, Lease)>,
-    unanswered: bool,
-    delays: Waiting,
-    /// The places of this waiter, if waiters take turns.
-    turns: Option<Turns>,
-    is_last: bool,
-    /// The ranks of the last attempt, in the order of the keys.
-    ranks: Vec<Rank>,
+    asking: Asking<'a>,
 }
 
-/// The answer to one attempt.
-enum Answered {
-    Taken(Box<Taken>),
-    /// An earlier attempt took the key, and its lease is no longer known.
-    TakenTooLong,
-    /// An earlier attempt took several keys, and some of them were lost since.
-    InPart,
-    Completed(Box<Holder>),
-}
-
-/// A key that an attempt has taken.
-struct Taken {
-    grant: Grant,
-    /// The last holders, if they did not release the key. Unknown after a lost answer.
-    from: Vec<Holder>,
-}
-
-impl Taken {
-    /// Returns `false` if the answer came after the lease.
-    fn is_valid(&self, now: Moment) -> bool {
-        !self.grant.lease.deadline.has_passed(now)
-    }
-}
-
-impl<'a> AcquireAttempts<'a> {
-    fn start(acquire: &'a Acquire) -> Result<Self, Error> {
-        let started = acquire.locks.0.clock.now();
-        let limit = acquire.time_left(started).map(|left| left.saturating_sub(TIME_TO_ANSWER));
-        Ok(Self {
-            acquire,
-            started,
-            pending: Pending::new(acquire)?,
-            sent: Vec::new(),
-            unanswered: false,
-            delays: Waiting::start(acquire.wait, limit),
-            turns: (!acquire.takes_over && acquire.wait.is_some_and(|wait| wait.takes_turns()))
-                .then(|| Turns::new(acquire.kind.capacity(), acquire.kind.all_keys().len())),
-            is_last: false,
-            ranks: Vec::new(),
-        })
-    }
-
-    /// Sends one attempt.
-    async fn next(&mut self, telemetry: &mut AcquireSpan) -> Result<Answered, Error> {
-        let Acquire { locks, data, attributes, .. } = self.acquire;
-        let settings = &locks.0;
-        let now = settings.clock.now();
-        let lease = self.acquire.lease_from(now)?;
-        self.sent.retain(|(_, _, lease)| !lease.deadline.has_passed(now));
-        self.ranks = self.ranks(now);
-        let trace = trace::context(telemetry.span());
-        let claim = Claim {
-            holder: self.acquire.holder_name(),
-            now,
-            lease,
-            data: data.as_ref(),
-            attributes,
-            ranks: &self.ranks,
-            takes_over: self.acquire.takes_over,
-            trace: trace.as_deref(),
-        };
-        self.pending.may_have_key = true;
-        let before = self.pending.acquisition.numbers.sent;
-        telemetry.attempt();
-        let asks_again = !self.is_last && self.acquire.waits();
-        let sdk_attempts = if asks_again { SdkAttempts::leaving_prevented() } else { SdkAttempts::default() };
-        let claimed = settings.table.acquire(&mut self.pending.acquisition, &claim, &sdk_attempts).await;
-        let numbers = &mut self.pending.acquisition.numbers;
-        self.sent.push((before + 1..=numbers.sent, now, lease));
-        if sdk_attempts.is_unanswered() {
-            (self.unanswered, numbers.unanswered) = (true, numbers.sent);
-        }
-        let answered = settings.clock.now();
-        if let (Some(turns), Err(error)) = (&mut self.turns, &claimed)
-            && error.holder().is_some()
-        {
-            let (table, keys) = (&settings.table, self.acquire.kind.all_keys());
-            let index = |shown: &str| keys.iter().position(|key| table.place().row_key(key) == shown);
-            let refused = error.holders().filter_map(|(key, holder)| Some((index(key)?, holder)));
-            let owner = &self.pending.acquisition.owner;
-            turns.see(refused, owner, table.clock_skew, answered, answered.since(now));
-        }
-        // A key that was taken is freed if this future is dropped before `into_lock`.
-        let is_taken = matches!(claimed, Ok(Claimed::Granted { .. } | Claimed::Already { .. } | Claimed::InPart));
-        self.pending.may_have_key = is_taken || self.unanswered;
-        match claimed? {
-            Claimed::Granted { fences, data, taken_from, hold_time } => {
-                let excess = self.turns.as_ref().map(|turns| turns.excess(answered.since(now))).unwrap_or_default();
-                let grant = Grant { fences, data, sent: now, lease, hold_time, excess };
-                Ok(Answered::Taken(Box::new(Taken { grant, from: taken_from })))
-            }
-            Claimed::Already { fences, data, hold_time } => {
-                let key = self.acquire.name();
-                tracing::debug!(key, "acquired by an earlier attempt, whose answer was lost");
-                // A lock without a fence would count as one that is not enforced.
-                let own = self.pending.acquisition.numbers.own;
-                let ours = self.sent.iter().find(|(numbers, ..)| numbers.contains(&own)).filter(|_| !fences.is_empty());
-                let Some(&(_, sent, lease)) = ours else { return Ok(Answered::TakenTooLong) };
-                let grant = Grant { fences, data, sent, lease, hold_time, excess: Duration::ZERO };
-                Ok(Answered::Taken(Box::new(Taken { grant, from: Vec::new() })))
-            }
-            Claimed::InPart => {
-                tracing::debug!(key = self.acquire.name(), "acquired by an earlier attempt, and lost in part since");
-                Ok(Answered::InPart)
-            }
-            Claimed::Completed(record) => Ok(Answered::Completed(record)),
-        }
-    }
-
-    fn into_lock(self, taken: Taken, span: &Span) -> (Lock, Vec<Holder>) {
-        let acquisition = self.pending.into_acquisition();
-        let telemetry = HoldSpan::new(span.clone(), self.acquire.name());
-        let Acquire { locks, hold_at_least, .. } = self.acquire;
-        (Lock::new(locks.clone(), acquisition, taken.grant, telemetry, *hold_at_least), taken.from)
-    }
-
-    /// Withdraws what the attempts so far have taken, because their lease has ended or others have a part of it: in the
-    /// background if the time runs out. The numbers of later attempts are larger. Returns the error of the attempt.
-    async fn begin_anew(&mut self) -> Error {
-        let next = self.pending.next();
-        let stale = std::mem::replace(&mut self.pending, next);
-        self.unanswered = false;
-        self.sent.clear();
-        stale.withdraw(self.acquire.time_to_withdraw()).await;
-        self.pending.acquisition.error(Cause::Unavailable, &self.acquire.locks.0.table)
-    }
-
-    /// Counts an attempt that does not say who holds the key, so that another one follows at once, also after the last one.
-    /// Returns `false` at the deadline.
-    fn asks_at_once(&mut self) -> bool {
-        let now = self.acquire.locks.0.clock.now();
-        if self.acquire.lease_from(now).is_err() {
-            return false;
-        }
-        self.is_last = !self.delays.count(now.since(self.started));
-        true
-    }
-
-    /// Returns the ranks of the next attempt.
-    fn ranks(&self, now: Moment) -> Vec<Rank> {
-        let takes_place = self.acquire.kind.takes_place();
-        self.turns.as_ref().map(|turns| turns.ranks(takes_place, self.is_last, now)).unwrap_or_default()
-    }
-
-    /// Continues after the attempts of other processes, if there were any.
-    fn sleep_elsewhere(&mut self, turn: Option<&Turn>) {
-        let now = self.acquire.locks.0.clock.now();
-        // The wait outlasts the deadline of this process.
-        self.delays = Waiting::start(self.acquire.wait, None);
-        if let Some(turn) = turn {
-            self.started = now.earlier(Duration::from_millis(turn.began).min(now.wall));
-            self.delays.go_on(turn.attempts);
-            self.is_last = self.delays.is_last(now.since(self.started));
-        }
-        if let Some(turns) = &mut self.turns {
-            let Acquire { kind, .. } = self.acquire;
-            let memories = turn.into_iter().flat_map(Turn::memories);
-            *turns = Turns::elsewhere(kind.capacity(), kind.all_keys().len(), memories, now);
-        }
-    }
-
-    /// Returns the turn of the next attempt, which takes its place in the queue now, or nothing if the wait is over.
-    async fn turn_after(&mut self, error: &Error, telemetry: &mut AcquireSpan) -> Option<Turn> {
-        let settings = &self.acquire.locks.0;
-        if !self.delays.count(settings.clock.now().since(self.started)) {
-            return None;
-        }
-        let delay = self.next_delay(error, telemetry).await;
-        let now = settings.clock.now();
-        let delay = match self.turns.as_ref().filter(|turns| turns.has_place() && error.holder().is_some()) {
-            Some(turns) => turns.delay_elsewhere(now),
-            None => turn::elsewhere(delay),
-        };
-        let (delay, _) = self.delays.limit(delay, now.since(self.started));
-        let memories = self.turns.iter().flat_map(Turns::memories).chain(std::iter::repeat_with(Memory::default));
-        let keys = self.acquire.kind.all_keys().iter().cloned().zip(memories);
-        Some(Turn::new(&settings.table, self.started.millis(), self.delays.attempts(), delay, keys))
-    }
-
-    /// Sleeps until the next attempt. Returns `false` if there is none.
-    async fn pause(&mut self, error: &Error, telemetry: &mut AcquireSpan) -> bool {
-        let clock = &self.acquire.locks.0.clock;
-        if !self.delays.count(clock.now().since(self.started)) {
-            // The wait may not end with a refusal by a free key.
-            self.is_last = true;
-            return self.ranks.iter().any(Rank::is_conditional)
-                && error.holder().is_some()
-                && self.turns.as_ref().is_some_and(Turns::is_free)
-                && self.acquire.lease_from(clock.now()).is_ok();
-        }
-        telemetry.sleep(error.holder());
-        let around = self.acquire.around_pause.as_ref().filter(|_| error.holder().is_some());
-        if let Some(around) = around
-            && timeout(self.left(), around.before()).await.is_err()
-        {
-            return false;
-        }
-        let delay = self.next_delay(error, telemetry).await;
-        let (delay, is_last) = self.delays.limit(delay, clock.now().since(self.started));
-        self.is_last = is_last;
-        tokio::time::sleep(delay).await;
-        if let Some(around) = around
-            && timeout(self.left(), around.after()).await.is_err()
-        {
-            return false;
-        }
-        // The wall clock may have passed the deadline while the timer slept.
-        self.acquire.lease_from(clock.now()).is_ok()
-    }
-
-    /// Returns what is left of the wait.
-    fn left(&self) -> Duration {
-        self.delays.left(self.acquire.locks.0.clock.now().since(self.started))
-    }
-
-    /// Returns the delay before the next attempt: until this waiter's turn, or that of the backoff. Takes a place in the
-    /// queue if there is none yet.
-    async fn next_delay(&mut self, error: &Error, telemetry: &mut AcquireSpan) -> Duration {
-        let clock = &self.acquire.locks.0.clock;
-        if let Some(turns) = self.turns.as_mut().filter(|_| error.kind() == ErrorKind::Conflict) {
-            return turns.conflicted(random::unit());
-        }
-        // A place costs a write, of which the partition has too few.
-        if error.kind() == ErrorKind::Throttled && !self.turns.as_ref().is_some_and(Turns::has_place) {
-            self.turns = None;
-        }
-        while let Some(turns) = self.turns.as_ref().filter(|_| error.holder().is_some()) {
-            match turns.next(clock.now(), self.acquire.kind.takes_place(), random::unit()) {
-                Step::BackOff => break,
-                Step::Ask(delay) => return delay,
-                Step::Join { keys, delay } => {
-                    tokio::time::sleep(delay.min(self.delays.left(clock.now().since(self.started)))).await;
-                    if self.delays.is_over(clock.now().since(self.started)) {
-                        return Duration::ZERO;
+impl Running<'_> {
+    async fn run(mut self, telemetry: &mut AcquireSpan) -> Ended {
+        let mut event = Event::Began;
+        loop {
+            let step = self.asking.on(event, self.acquire.locks.0.clock.now());
+            event = match step {
+                Step::End(ended) => return ended,
+                Step::Send { limit, is_new } => {
+                    if is_new {
+                        telemetry.attempt();
                     }
-                    if let Some(delay) = self.join(&keys, telemetry).await {
-                        return delay;
-                    }
+                    self.send(limit, telemetry.span()).await
                 }
-                Step::Reserve { .. } if self.delays.is_over(clock.now().since(self.started)) => return Duration::ZERO,
-                Step::Reserve { keys, time } => self.reserve(&keys, time).await,
-            }
+                Step::Withdraw(acquisition, limit) => {
+                    Withdrawal::of(self.acquire, acquisition).send(limit).await;
+                    Event::Done
+                }
+                Step::Pause => {
+                    telemetry.sleep(self.asking.refusal().and_then(Error::holder));
+                    self.around_pause(AroundPause::before).await
+                }
+                Step::Resume => self.around_pause(AroundPause::after).await,
+                Step::Sleep(delay) => {
+                    tokio::time::sleep(delay).await;
+                    Event::Done
+                }
+                Step::Join(keys, places) => self.join(keys, places, telemetry).await,
+                Step::Reserve(keys, places) => self.reserve(&keys, places).await,
+            };
         }
-        let now = clock.now();
-        let remaining = error.holder().map(|holder| since_epoch(holder.until()).saturating_sub(now.wall));
-        self.delays.next(remaining)
     }
 
-    /// Takes a place in the queues of these keys. Returns the delay before the next attempt if it did not get all: none if a
-    /// row is gone. A waiter that may not join does without places.
-    async fn join(&mut self, keys: &[usize], telemetry: &mut AcquireSpan) -> Option<Duration> {
+    async fn send(&self, limit: Duration, span: &Span) -> Event {
+        let trace = trace::context(span);
+        let attempts = if self.asking.asks_again() { SdkAttempts::leaving_prevented() } else { SdkAttempts::default() };
+        let (table, request) = (&self.acquire.locks.0.table, self.asking.request(trace.as_deref()));
+        let answer = timeout(limit, Box::pin(table.write_once(&request, Some(&attempts)))).await;
+        let unanswered = |elapsed| self.asking.acquisition().error(Cause::Unavailable, table).with_source(elapsed);
+        let answer = answer.unwrap_or_else(|elapsed: Elapsed| Err(unanswered(elapsed)));
+        Event::Answered { answer, is_unanswered: attempts.is_unanswered() }
+    }
+
+    /// Lets the caller do what it does around each pause because of another holder.
+    async fn around_pause<'b>(&'b self, call: impl FnOnce(&'b dyn AroundPause) -> BoxFuture<'b, ()>) -> Event {
+        let is_held = self.asking.refusal().is_some_and(|error| error.holder().is_some());
+        let Some(around) = self.acquire.around_pause.as_deref().filter(|_| is_held) else { return Event::Done };
+        let left = self.asking.left(self.acquire.locks.0.clock.now());
+        if timeout(left, call(around)).await.is_ok() { Event::Done } else { Event::TookTooLong }
+    }
+
+    async fn join(&self, keys: Vec<usize>, Places { limit, until }: Places, telemetry: &mut AcquireSpan) -> Event {
         let (settings, names) = (&self.acquire.locks.0, self.acquire.kind.all_keys());
-        let (turns, now) = (self.turns.as_mut()?, settings.clock.now());
-        let left = self.delays.left(now.since(self.started)).min(DAY);
-        let until = millis(now.wall.saturating_add(left));
+        let now = settings.clock.now();
         let join = async |index: usize| {
-            let queue = turns.queue(index);
-            let joined = settings.table.join(&names[index], queue, until, now, left.min(JOIN_TIMEOUT)).await;
+            let joined = settings.table.join(&names[index], self.asking.queue(index), until, now, limit).await;
             (index, joined, settings.clock.now())
         };
-        let joins = join_all(keys.iter().map(|index| join(*index))).await;
-        let (mut delay, mut may_not_join) = (None, false);
-        for (index, joined, answered) in joins {
-            let key = || settings.table.place().printable_key(&names[index]);
+        let joins = join_all(keys.into_iter().map(join)).await;
+        for (index, joined, _) in &joins {
+            let key = settings.table.place().printable_key(&names[*index]);
             match joined {
                 Ok(Some(Joined { place, holder })) => {
-                    turns.joined(index, place, &holder, answered, answered.since(now));
-                    telemetry.joined(&key(), turns.ahead(index));
+                    telemetry.joined(&key, place.saturating_sub(holder.queue.head).saturating_sub(1));
                 }
-                Ok(None) => delay = delay.max(Some(Duration::ZERO)),
-                Err(error) => {
-                    tracing::debug!(key = key(), ?error, "no place in the queue");
-                    if error.is_retryable() {
-                        delay = delay.max(Some(turns.join_failed(index, random::unit())));
-                    }
-                    may_not_join |= !error.is_retryable();
-                }
+                Ok(None) => {}
+                Err(error) => tracing::debug!(key, ?error, "no place in the queue"),
             }
         }
-        if may_not_join {
-            self.turns = None;
-        }
-        delay
+        Event::Joined(joins)
     }
 
-    /// Reserves these keys. Without the reservation, the waiter asks when the last of them should be free.
-    async fn reserve(&mut self, keys: &[usize], time: Duration) {
+    async fn reserve(&self, keys: &[usize], Places { limit, until }: Places) -> Event {
         let (settings, names) = (&self.acquire.locks.0, self.acquire.kind.all_keys());
-        let now = settings.clock.now();
-        let left = self.delays.left(now.since(self.started));
-        let time = time.min(left);
-        let until = millis(now.wall.saturating_add(time));
-        let names = keys.iter().map(|index| &names[*index]);
-        let acquisition = &self.pending.acquisition;
-        let limit = left.min(JOIN_TIMEOUT);
-        let is_reserved = match settings.table.reserve(acquisition, names, until, now, limit).await {
-            Ok(is_reserved) => is_reserved,
-            Err(error) => {
-                tracing::debug!(key = self.acquire.name(), ?error, "not reserved");
-                false
-            }
-        };
-        if let Some(turns) = &mut self.turns {
-            turns.reserved(is_reserved, time, now, settings.clock.now());
+        let (names, now) = (keys.iter().map(|index| &names[*index]), settings.clock.now());
+        let answer = settings.table.reserve(self.asking.acquisition(), names, until, now, limit).await;
+        if let Err(error) = &answer {
+            tracing::debug!(key = self.acquire.name(), ?error, "not reserved");
         }
-    }
-
-    /// Ends without the lock, and makes sure that no late attempt takes it.
-    async fn give_up(self) {
-        self.pending.withdraw(self.acquire.time_to_withdraw()).await;
+        Event::Reserved(answer)
     }
 }
 
-/// The present attempts. Withdraws them in the background if one of them may take the key without a holder.
-#[derive(Debug)]
-struct Pending {
+/// What attempts may have taken, or may still take, is withdrawn if the acquire ends or is dropped.
+impl Drop for Running<'_> {
+    fn drop(&mut self) {
+        if let Some(acquisition) = self.asking.unsettled() {
+            drop(Withdrawal::of(self.acquire, acquisition.clone()));
+        }
+    }
+}
+
+/// A withdrawal that is to be sent. It is sent in the background if it is dropped.
+struct Withdrawal {
     locks: Locks,
     acquisition: Acquisition,
-    /// An attempt may have taken the key, or may still take it.
-    may_have_key: bool,
     /// What a takeover has taken was the identity's before, and stays so.
     keeps: bool,
+    is_sent: bool,
 }
 
-impl Pending {
-    fn new(acquire: &Acquire) -> Result<Self, Error> {
-        let (locks, acquisition, keeps) = (acquire.locks.clone(), acquire.acquisition()?, acquire.takes_over);
-        Ok(Self { locks, acquisition, may_have_key: false, keeps })
+impl Withdrawal {
+    fn of(acquire: &Acquire, acquisition: Acquisition) -> Self {
+        Self { locks: acquire.locks.clone(), acquisition, keeps: acquire.takes_over, is_sent: false }
     }
 
-    /// Returns the attempts after these.
-    fn next(&self) -> Self {
-        Self {
-            locks: self.locks.clone(),
-            acquisition: self.acquisition.clone(),
-            may_have_key: false,
-            keeps: self.keeps,
-        }
-    }
-
-    fn into_acquisition(mut self) -> Acquisition {
-        self.may_have_key = false;
-        self.acquisition.clone()
-    }
-
-    /// Withdraws now, for at most `limit`, because Lambda freezes background requests.
-    async fn withdraw(mut self, limit: Duration) {
-        if self.may_have_key {
-            let (Locks(settings), Self { acquisition, keeps, .. }) = (&self.locks, &self);
-            let withdrawal = Box::pin(settings.table.withdraw(acquisition, &settings.clock, *keeps));
-            self.may_have_key = !matches!(timeout(limit, withdrawal).await, Ok(Ok(())));
-        }
+    /// Sends it now, for at most `limit`, because Lambda freezes background requests.
+    async fn send(mut self, limit: Duration) {
+        let Locks(settings) = &self.locks;
+        let withdrawal = Box::pin(settings.table.withdraw(&self.acquisition, &settings.clock, self.keeps));
+        let is_sent = matches!(timeout(limit, withdrawal).await, Ok(Ok(())));
+        self.is_sent = is_sent;
     }
 }
 
-impl Drop for Pending {
+impl Drop for Withdrawal {
     fn drop(&mut self) {
-        if self.may_have_key {
-            let (locks, acquisition) = (self.locks.clone(), self.acquisition.clone());
-            let keeps = self.keeps;
-            in_background(&self.locks, self.acquisition.name(self.locks.0.table.place()), Span::none(), async move {
+        if !self.is_sent {
+            let (locks, acquisition, keeps) = (self.locks.clone(), self.acquisition.clone(), self.keeps);
+            let key = acquisition.name(locks.0.table.place());
+            in_background(&self.locks, key, Span::none(), async move {
                 locks.0.table.withdraw(&acquisition, &locks.0.clock, keeps).await
             });
         }

@@ -1,6 +1,7 @@
 //! The lock: its settings, the acquire with its waiting, and the lock that is held.
 
 mod acquire;
+mod asking;
 mod attempt;
 mod backoff;
 #[cfg(feature = "idempotency")]

@@ -1,7 +1,5 @@
 //! The acquire: an attempt that takes what is free, and what its answer says.
 
-use tokio::time::timeout;
-
 use super::claim::{Claim, Claimed, Plan, Seen};
 use super::expression::{Update, count};
 use super::kind::{Acquisition, micros};
@@ -11,55 +9,19 @@ use super::place::{gives_permit, is_over};
 use super::read::{Row, number_at};
 use super::table::{Item, Table};
 use super::write::{Answer, Refused, Write};
-use crate::client::SdkAttempts;
+use crate::clock::Moment;
 use crate::error::{Cause, Error};
 use crate::holder::Data;
 use crate::limits::MAX_PERMITS;
 
-/// How often an attempt is adapted to rows that others change meanwhile.
-const ADAPTATIONS: u32 = 4;
-
-impl Table {
-    /// Takes what is free. One request; up to four while others change the rows, after a number that was too small, to
-    /// replace permits that have ended, or to take over from the same identity. `attempts` records which of the SDK's
-    /// attempts were answered.
-    pub(crate) async fn acquire(
-        &self,
-        acquisition: &mut Acquisition,
-        claim: &Claim<'_>,
-        attempts: &SdkAttempts,
-    ) -> Result<Claimed, Error> {
-        let answer = timeout(claim.time_limit(), Box::pin(self.claim(acquisition, claim, attempts))).await;
-        answer.unwrap_or_else(|elapsed| Err(acquisition.error(Cause::Unavailable, self).with_source(elapsed)))
-    }
-
-    async fn claim(
-        &self,
-        acquisition: &mut Acquisition,
-        claim: &Claim<'_>,
-        attempts: &SdkAttempts,
-    ) -> Result<Claimed, Error> {
-        for _ in 0..ADAPTATIONS {
-            let number = acquisition.numbers.next(claim.now);
-            let number = number.ok_or_else(|| self.last_fence(acquisition.key()))?;
-            let attempt = acquisition.attempt(self, claim, number);
-            let answer = self.write_once(&attempt, Some(attempts)).await?;
-            let claimed = match answer {
-                Answer::Applied(before) => Some(acquisition.granted(self, claim, number, before)?),
-                Answer::Refused(refused) => acquisition.denied(self, claim, number, refused)?,
-            };
-            if let Some(claimed) = claimed {
-                return Ok(claimed);
-            }
-        }
-        // The rows have changed each time.
-        Err(acquisition.error(Cause::Conflict, self))
-    }
-}
-
 impl Acquisition {
+    /// Returns the number of the next attempt.
+    pub(crate) fn next_number(&mut self, table: &Table, now: Moment) -> Result<u64, Error> {
+        self.numbers.next(now).ok_or_else(|| table.last_fence(self.key()))
+    }
+
     /// Builds the attempt with this number.
-    fn attempt<'a>(&'a self, table: &'a Table, claim: &'a Claim<'_>, number: u64) -> Write<'a> {
+    pub(crate) fn attempt<'a>(&'a self, table: &'a Table, claim: &Claim<'a>, number: u64) -> Write<'a> {
         let update = |(index, key): (usize, &'a String)| {
             let place = self.place(table, key);
             let update = match (self.plan.over(index), self.kind.permits) {
@@ -74,15 +36,23 @@ impl Acquisition {
         Write::new(self.kind.all_keys().iter().enumerate().map(update).collect(), self.kind.transact)
     }
 
-    /// Builds the part of an attempt that takes a free key.
-    fn take<'a>(
-        &'a self,
-        table: &'a Table,
-        claim: &'a Claim<'_>,
+    /// Reads the answer to the attempt with this number. Returns `None` if another attempt can succeed at once: the number was
+    /// too small, permits have ended, or the identity has what it asks for.
+    pub(crate) fn answered(
+        &mut self,
+        table: &Table,
+        claim: &Claim<'_>,
         number: u64,
-        index: usize,
-        key: &'a str,
-    ) -> Update<'a> {
+        answer: Answer,
+    ) -> Result<Option<Claimed>, Error> {
+        match answer {
+            Answer::Applied(before) => self.granted(table, claim, number, before).map(Some),
+            Answer::Refused(refused) => self.denied(table, claim, number, refused),
+        }
+    }
+
+    /// Builds the part of an attempt that takes a free key.
+    fn take<'a>(&'a self, table: &'a Table, claim: &Claim<'a>, number: u64, index: usize, key: &'a str) -> Update<'a> {
         let rank = claim.rank_for(index);
         let over = is_over(table, &self.owner, claim.now, rank);
         #[cfg(feature = "idempotency")]

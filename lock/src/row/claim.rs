@@ -144,7 +144,7 @@ impl Claim<'_> {
 
     /// Returns how long the request may take. An answer after the lease is useless, and so is one that leaves no time to
     /// answer Lambda.
-    pub(super) fn time_limit(&self) -> Duration {
+    pub(crate) fn time_limit(&self) -> Duration {
         REQUEST_TIMEOUT.min(time_to_ask(self.lease.deadline.remaining(self.now)))
     }
 }

@@ -63,3 +63,4 @@ pub(crate) use read::{Cursor, Page};
 pub(crate) use record::{Completed, Outcome, RecordClaim};
 pub(crate) use table::{Table, in_time, is_same_table};
 pub(crate) use ticket::{Handover, Resumed};
+pub(crate) use write::{Answer, Write};

@@ -149,7 +149,7 @@ impl<'a> Place<'a> {
     }
 
     /// Takes a free key.
-    pub(super) fn take(self, attempt: u64, claim: &'a Claim<'_>, rank: Rank, over: Condition<'a>) -> Update<'a> {
+    pub(super) fn take(self, attempt: u64, claim: &Claim<'a>, rank: Rank, over: Condition<'a>) -> Update<'a> {
         let is_free = all([self.accepts(attempt), is_free(claim.now, over)]);
         let update = Update::new(self.key)
             .returning(ReturnValue::AllOld)
@@ -167,7 +167,7 @@ impl<'a> Place<'a> {
     }
 
     /// Takes the place over from an earlier acquire of the same identity, if it is as it was seen.
-    pub(super) fn take_over(self, attempt: u64, claim: &'a Claim<'_>, seen: &Seen) -> Update<'a> {
+    pub(super) fn take_over(self, attempt: u64, claim: &Claim<'a>, seen: &Seen) -> Update<'a> {
         let now = || count("now", claim.now.millis());
         let nonce = split(self.owner).map_or("", |(_, nonce)| nonce);
         let update = Update::new(self.key)
@@ -200,7 +200,7 @@ impl<'a> Place<'a> {
     }
 
     /// Takes one of `permits`, if there is a free one. Those that have ended are replaced.
-    pub(super) fn take_permit(self, attempt: u64, permits: u32, claim: &'a Claim<'_>, plan: &Plan) -> Update<'a> {
+    pub(super) fn take_permit(self, attempt: u64, permits: u32, claim: &Claim<'a>, plan: &Plan) -> Update<'a> {
         let nonce = split(self.owner).map(|(_, nonce)| nonce);
         let held = [
             (permit::NUMBER, number(attempt)),

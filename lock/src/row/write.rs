@@ -32,7 +32,7 @@ const TRIES_IF_THROTTLED: u32 = 40;
 
 /// Updates that are applied together or not at all.
 #[derive(Clone, Debug)]
-pub(super) struct Write<'a> {
+pub(crate) struct Write<'a> {
     updates: Vec<Update<'a>>,
     /// Sends them as a transaction. Without it, there is one update.
     transact: Option<Transact>,
@@ -78,7 +78,7 @@ pub(super) type Transact =
 
 /// What DynamoDB answered to a write.
 #[derive(Debug)]
-pub(super) enum Answer {
+pub(crate) enum Answer {
     /// Applied, with what the update returns.
     Applied(Item),
     Refused(Refused),
@@ -86,7 +86,7 @@ pub(super) enum Answer {
 
 /// The refusal of a write, of which nothing was applied.
 #[derive(Debug, Default)]
-pub(super) struct Refused {
+pub(crate) struct Refused {
     /// The keys whose condition failed, with their rows.
     pub(super) rows: Vec<(String, Result<Option<Row>, Unreadable>)>,
     /// The keys whose condition was met.
@@ -189,7 +189,7 @@ impl Table {
     }
 
     /// Sends one write, without a limit of its time.
-    pub(super) async fn write_once(&self, write: &Write<'_>, attempts: Option<&SdkAttempts>) -> Result<Answer, Error> {
+    pub(crate) async fn write_once(&self, write: &Write<'_>, attempts: Option<&SdkAttempts>) -> Result<Answer, Error> {
         match (write.transact, write.updates.first()) {
             (Some(transact), _) => transact(self, write, attempts).await,
             (None, None) => Ok(Answer::Applied(Item::new())),

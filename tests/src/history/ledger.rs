@@ -14,7 +14,7 @@ use super::identities::{Identities, short};
 use super::liveness::refused_while_free;
 use super::stage::{LATENCY, Stage};
 use super::{Counts, Outcome};
-use crate::request::{LEASE_END, Purpose, Request, Write};
+use crate::request::{LAST_SEQUENCE, LEASE_END, Purpose, Request, Write};
 
 pub(super) use operation::Operation;
 
@@ -42,6 +42,8 @@ pub(crate) struct Kept {
     applied: HashMap<(String, u64), String>,
     /// Nonces of acquisitions whose release was applied.
     released: HashSet<String>,
+    /// Nonces of acquisitions that their holders have released, so that they send no more attempts.
+    done: HashSet<String>,
     /// By key: the nonce of the last applied release.
     last_released: HashMap<String, String>,
     /// By nonce: the end of the lease with its margin, counted from when its request was applied.
@@ -158,6 +160,9 @@ impl Ledger {
         if hold.is_some_and(|hold| now < hold.until) {
             self.broke(state, format!("{key} was taken before its minimum hold was over"));
         }
+        if state.done.contains(owner) {
+            self.broke(state, format!("(e) {key} was taken again by {holder}, which had released it"));
+        }
         // What asks again is held again.
         state.released.remove(owner);
         let end = update.number(LEASE_END).unwrap();
@@ -262,6 +267,10 @@ impl Observe for Ledger {
                     ledger.broke(&mut state, format!("(g) {key}: a {purpose:?} was applied after a later request"));
                 }
                 if !is_renewal {
+                    // The release of a withdrawal is not the last request of its owner.
+                    if sequence < LAST_SEQUENCE {
+                        state.done.insert(owner.clone());
+                    }
                     state.last_released.insert(key, owner.clone());
                     state.released.insert(owner);
                 }
