@@ -107,20 +107,20 @@ impl Sides {
     }
 
     async fn bare_acquire_and_release(&self) {
-        let (owner, acquire) = self.bare_acquire("bare");
+        let (owner, own, acquire) = self.bare_acquire("bare");
         // The first acquire finds no row.
         let before = acquire.send().await.unwrap().attributes.unwrap_or_default();
         black_box(before.get("fence").map(|fence| fence.as_n().unwrap().parse::<u64>().unwrap()));
-        self.bare_release("bare", owner).send().await.unwrap();
+        self.bare_release("bare", owner, own).send().await.unwrap();
     }
 
     async fn bare_refusal(&self) {
-        let refused = self.bare_acquire("held").1.send().await.unwrap_err();
+        let refused = self.bare_acquire("held").2.send().await.unwrap_err();
         assert!(black_box(refused.into_service_error()).is_conditional_check_failed_exception());
     }
 
     /// The request of `lambda-lock` to acquire.
-    fn bare_acquire(&self, key: &str) -> (String, UpdateItemFluentBuilder) {
+    fn bare_acquire(&self, key: &str) -> (String, u128, UpdateItemFluentBuilder) {
         let owner = format!("{:032x}", fastrand::u128(..));
         let now = self.now();
         let end = now + Duration::from_secs(31);
@@ -130,8 +130,7 @@ impl Sides {
             .table_name(TABLE)
             .key("id", string(key))
             .condition_expression(
-                "attribute_not_exists(#id) OR (#owner <> :owner AND #withdrawn <> :owner AND #released <> :owner \
-                 AND (attribute_not_exists(#fence) OR #fence BETWEEN :zero AND :max_fence) \
+                "attribute_not_exists(#id) OR (NOT #fence >= :fence AND NOT #withdrawn >= :fence \
                  AND ((#status = :completed AND #expiration <= :now_seconds) \
                    OR (#status = :in_progress AND #lease_end <= :now) \
                    OR (#status = :in_progress AND attribute_not_exists(#lease_end) \
@@ -140,7 +139,7 @@ impl Sides {
             .update_expression(
                 "SET #status = :in_progress, #owner = :owner, #holder = :holder, #acquired_at = :now, \
                  #lease_end = :lease_end, #expiration = :expiration, #sequence = :zero, \
-                 #fence = if_not_exists(#fence, :now_micros) + :one",
+                 #fence = :fence REMOVE #held_since",
             )
             .return_values(ReturnValue::AllOld)
             .return_values_on_condition_check_failure(OnRefusal::AllOld)
@@ -154,38 +153,40 @@ impl Sides {
             .expression_attribute_names("#fence", "fence")
             .expression_attribute_names("#sequence", "sequence")
             .expression_attribute_names("#withdrawn", "withdrawn")
-            .expression_attribute_names("#released", "released")
+            .expression_attribute_names("#held_since", "held_since")
             .expression_attribute_values(":in_progress", string("INPROGRESS"))
             .expression_attribute_values(":completed", string("COMPLETED"))
             .expression_attribute_values(":owner", string(&owner))
             .expression_attribute_values(":holder", string("the benchmark"))
             .expression_attribute_values(":now", number(now.as_millis()))
             .expression_attribute_values(":now_seconds", number(now.as_secs().into()))
-            .expression_attribute_values(":now_micros", number(now.as_micros()))
+            .expression_attribute_values(":fence", number(now.as_micros()))
             .expression_attribute_values(":lease_end", number(end.as_millis()))
             .expression_attribute_values(":expiration", number(u128::from(end.as_secs()) + 86_400))
-            .expression_attribute_values(":zero", number(0))
-            .expression_attribute_values(":one", number(1))
-            .expression_attribute_values(":max_fence", number(u128::from(i64::MAX.unsigned_abs())));
-        (owner, request)
+            .expression_attribute_values(":zero", number(0));
+        (owner, now.as_micros(), request)
     }
 
     /// The request of `lambda-lock` to release.
-    fn bare_release(&self, key: &str, owner: String) -> UpdateItemFluentBuilder {
+    fn bare_release(&self, key: &str, owner: String, own: u128) -> UpdateItemFluentBuilder {
         let now = self.now();
         self.client
             .update_item()
             .table_name(TABLE)
             .key("id", string(key))
-            .condition_expression("#owner = :owner AND #status = :in_progress AND #sequence < :sequence")
+            .condition_expression(
+                "#fence = :own AND #owner = :owner AND #status = :in_progress AND NOT #sequence >= :sequence",
+            )
             .update_expression(
-                "SET #lease_end = :lease_end, #expiration = :expiration, #released = :owner, #sequence = :sequence, \
-                 #hold = :hold, #hold_deviation = :hold_deviation",
+                "SET #fence = :fence, #released = :fence, #freed_at = :now, #lease_end = :lease_end, \
+                 #expiration = :expiration, #sequence = :sequence, #hold = :hold, #hold_deviation = :hold_deviation",
             )
             .return_values_on_condition_check_failure(OnRefusal::AllOld)
             .expression_attribute_names("#owner", "owner")
             .expression_attribute_names("#status", "status")
+            .expression_attribute_names("#fence", "fence")
             .expression_attribute_names("#released", "released")
+            .expression_attribute_names("#freed_at", "freed_at")
             .expression_attribute_names("#sequence", "sequence")
             .expression_attribute_names("#lease_end", "in_progress_expiration")
             .expression_attribute_names("#expiration", "expiration")
@@ -196,7 +197,10 @@ impl Sides {
             .expression_attribute_values(":owner", AttributeValue::S(owner))
             .expression_attribute_values(":sequence", number(1))
             .expression_attribute_values(":in_progress", string("INPROGRESS"))
-            .expression_attribute_values(":lease_end", number(now.as_millis()))
+            .expression_attribute_values(":own", number(own))
+            .expression_attribute_values(":fence", number(now.as_micros()))
+            .expression_attribute_values(":now", number(now.as_millis()))
+            .expression_attribute_values(":lease_end", number(1))
             .expression_attribute_values(":expiration", number(u128::from(now.as_secs()) + 86_400))
     }
 

@@ -225,11 +225,6 @@ impl<'a> Asking<'a> {
         self.turns.as_ref().map(|turns| turns.queue(index)).unwrap_or_default()
     }
 
-    /// Returns how many waiters are ahead of this one.
-    pub(super) fn ahead(&self, index: usize) -> u64 {
-        self.turns.as_ref().map(|turns| turns.ahead(index)).unwrap_or_default()
-    }
-
     /// Returns what is left of the wait.
     pub(super) fn left(&self, now: Moment) -> Duration {
         self.delays.left(now.since(self.started))

@@ -165,11 +165,6 @@ impl Turns {
         self.each.iter().any(KeyTurn::has_place)
     }
 
-    /// Returns how many waiters are ahead of this one.
-    pub(super) fn ahead(&self, index: usize) -> u64 {
-        self.each[index].ahead()
-    }
-
     /// Returns `true` if the keys that refused the last attempt, or permits of theirs, were free then.
     pub(super) fn is_free(&self) -> bool {
         self.refusing.iter().all(|index| self.each[*index].is_free())

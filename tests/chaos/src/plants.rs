@@ -153,23 +153,24 @@ fn later_end(request: &mut Request, millis: u64) {
 fn release_without_owner(request: &mut Request) {
     if let Some(release) = request.update_for(Purpose::Release) {
         release.loosen("owner");
-        release.loosen("sequence");
+        release.loosen("fence");
+        release.ignore("sequence");
     }
 }
 
 fn renew_without_condition(request: &mut Request) {
     if let Some(renew) = request.update_for(Purpose::Renew) {
-        for attribute in ["owner", "released", "sequence", LEASE_END] {
+        for attribute in ["owner", "fence", LEASE_END] {
             renew.loosen(attribute);
         }
+        renew.ignore("sequence");
     }
 }
 
 fn fence_stands_still(request: &mut Request) {
     if let Some(acquire) = request.update_for(Purpose::Acquire) {
-        let fence = acquire.set_mut("fence");
-        let Operand::Plus(last, _) = fence else { panic!("{fence:?}") };
-        *fence = (**last).clone();
+        acquire.ignore("fence");
+        *acquire.set_mut("fence") = Operand::number(17);
     }
 }
 
@@ -200,13 +201,14 @@ fn half_acquired(request: &mut Request) {
 
 fn ticket_works_twice(request: &mut Request) {
     if let Some(resumption) = request.update_for(Purpose::Resume) {
-        resumption.loosen("sequence");
+        resumption.ignore("sequence");
     }
 }
 
 fn completion_without_condition(request: &mut Request) {
     for completion in request.items_for(Purpose::Complete) {
         completion.loosen("owner");
+        completion.loosen("fence");
         completion.loosen("status");
     }
 }
