@@ -7,7 +7,7 @@ use aws_sdk_dynamodb::types::ConditionCheck;
 use super::expression::{Attribute as _, Condition, any};
 use super::kind::Acquisition;
 use super::names::MAX_SEQUENCE;
-use super::place::{Hold, Release};
+use super::place::{Hold, Release, number_of_release};
 use super::read::Row;
 use super::table::Table;
 use super::write::{Answer, Write};
@@ -84,7 +84,8 @@ impl Acquisition {
         match &row.semaphore {
             Some(semaphore) => {
                 let permit = semaphore.permit(&self.owner);
-                permit.is_some_and(|permit| permit.is_released() && permit.number == self.numbers.own + 1)
+                permit
+                    .is_some_and(|permit| permit.is_released() && permit.number == number_of_release(self.numbers.own))
             }
             None => row.released == Some(number),
         }
@@ -211,7 +212,7 @@ impl Table {
             for (key, row) in refused.rows {
                 match row {
                     // Its attempts were given up before, by a larger number.
-                    Ok(Some(row)) if release.number > 0 && acquisition.is_given_up(&row, own, release.number) => {
+                    Ok(Some(row)) if release.number > 0 && acquisition.is_given_up(&row, own, &release) => {
                         release.number = 0;
                         again.push(key);
                     }
@@ -337,9 +338,13 @@ impl Acquisition {
             || (row.semaphore.is_none() && row.fence > Some(last))
     }
 
-    /// Returns `true` if this owner's permit is held, in a row that has given up more than this number.
-    fn is_given_up(&self, row: &Row, own: u64, number: u64) -> bool {
+    /// Returns `true` if this owner's permit is there for this release, in a row that has given up what the release gives up.
+    fn is_given_up(&self, row: &Row, own: u64, release: &Release<'_>) -> bool {
         let permit = row.semaphore.as_ref().and_then(|semaphore| semaphore.permit(&self.owner));
-        row.withdrawn >= Some(number) && permit.is_some_and(|permit| permit.number == own && !permit.is_released())
+        row.withdrawn >= Some(release.number)
+            && permit.is_some_and(|permit| {
+                let is_repeated = permit.number == number_of_release(own) && permit.sequence < release.sequence;
+                if permit.is_released() { is_repeated } else { permit.number == own }
+            })
     }
 }

@@ -122,13 +122,17 @@ impl<'a> Place<'a> {
 
     /// The owner has the place with this number. A release, a completion and a takeover change the number.
     fn is_own(self, number: u64) -> Condition<'a> {
-        let is_own = self.at(Field::Number).is(count("own", number));
+        self.is_owner(self.at(Field::Number).is(count("own", number)))
+    }
+
+    /// The owner has the place, with a number of which this holds.
+    fn is_owner(self, has_number: Condition<'a>) -> Condition<'a> {
         match split(self.owner) {
             _ if !self.is_permit => {
-                all([is_own, OWNER.is(text("owner", self.owner)), STATUS.is(text("in_progress", IN_PROGRESS))])
+                all([has_number, OWNER.is(text("owner", self.owner)), STATUS.is(text("in_progress", IN_PROGRESS))])
             }
-            Some((_, nonce)) => is_own.and(self.permit().entry(permit::NONCE).is(text("nonce", nonce))),
-            None => is_own,
+            Some((_, nonce)) => has_number.and(self.permit().entry(permit::NONCE).is(text("nonce", nonce))),
+            None => has_number,
         }
     }
 
@@ -303,13 +307,16 @@ impl<'a> Place<'a> {
             .set(self.at(Field::Sequence), count("sequence", sequence))
     }
 
-    /// Frees the place, or keeps it until the end of its minimum hold.
+    /// Frees the place, or keeps it until the end of its minimum hold. A release that is repeated after it was applied replaces
+    /// the data and the minimum hold of the one before.
     pub(super) fn release(self, own: u64, release: &Release<'_>) -> Update<'a> {
         let Release { number, sequence, now, hold_until, hold, data } = *release;
+        let last = || count("number", if self.is_permit { number_of_release(own) } else { number });
+        let is_released = all([self.at(Field::Number).is(last()), self.at(Field::Released).is(last())]);
         let hold_end = hold_until.filter(|end| *end > now.wall);
         let end = hold_end.map_or(ENDED, millis);
         let update = Update::new(self.key)
-            .when(self.is_own(own))
+            .when(self.is_owner(any([self.at(Field::Number).is(count("own", own)), is_released])))
             .when(self.is_after(sequence))
             .set(FREED_AT, count("now", now.millis()))
             .set_data(data);
@@ -330,8 +337,8 @@ impl<'a> Place<'a> {
             return free_permits(update, vec![(self.permit(), self.permit_fence())]);
         }
         update
-            .set(self.at(Field::Number), count("released", own + 1))
-            .set(self.at(Field::Released), count("released", own + 1))
+            .set(self.at(Field::Number), last())
+            .set(self.at(Field::Released), last())
             .set(self.at(Field::LeaseEnd), count("lease_end", end))
             .set(self.at(Field::Sequence), count("sequence", sequence))
     }
@@ -407,6 +414,11 @@ impl<'a> Place<'a> {
             .set(LEASE_END, count("lease_end", ENDED))
             .set(EXPIRATION, count("expiration", seconds_up(self.table.kept_after(now.wall))))
     }
+}
+
+/// Returns the number of the release of a permit that counts until the end of its minimum hold.
+pub(super) fn number_of_release(own: u64) -> u64 {
+    own + 1
 }
 
 /// Frees the key that was `seen`, for others than its owner: an operator, an identity, a workflow that has ended. Its holder
