@@ -142,10 +142,7 @@ impl Acquisition {
                 self.hold_times.resize(self.kind.all_keys().len(), None);
                 self.hold_times[index] = row.queue.hold_time;
             }
-            let is_behind = row.fence.max(row.withdrawn) >= Some(number);
-            if is_behind && row.fence.max(row.withdrawn) >= Some(MAX_FENCE) {
-                return Err(table.last_fence(&key));
-            }
+            let last = row.fence.max(row.withdrawn);
             let earlier = row.owner.as_deref().filter(|_| row.is_held(now)).and_then(|owner| {
                 let is_earlier = owner != self.owner && is_same_identity(&self.owner, owner);
                 is_earlier.then(|| Some(Seen { owner: owner.to_owned(), number: row.fence? })).flatten()
@@ -155,7 +152,10 @@ impl Acquisition {
             } else if let (Some(earlier), Some(index)) = (earlier, self.index_of(&key)) {
                 self.plan.over[index] = Some(earlier);
                 asks_again = true;
-            } else if is_behind && row.end <= now && !claim.takes_over {
+            } else if last >= Some(number) && row.end <= now && !claim.takes_over {
+                if last >= Some(MAX_FENCE) {
+                    return Err(table.last_fence(&key));
+                }
                 asks_again = true;
             } else {
                 held.push((key, row));
