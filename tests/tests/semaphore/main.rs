@@ -75,23 +75,13 @@ fn digits(value: u64) -> AttributeValue {
     AttributeValue::N(value.to_string())
 }
 
-/// The owners whose map in the row has this attribute.
-fn owners_with(row: &Row, attribute: &str) -> BTreeSet<String> {
-    let maps = row.iter().filter_map(|(name, value)| Some((name.strip_prefix("permit:")?, value.as_m().unwrap())));
-    maps.filter(|(_, map)| map.contains_key(attribute)).map(|(owner, _)| owner.to_owned()).collect()
-}
-
 /// The owners of the permits in the row. The count in the row agrees with them, and each has its fence.
 fn permits(row: &Row) -> BTreeSet<String> {
-    let owners = owners_with(row, "end");
+    let of = |prefix| row.keys().filter_map(move |name| name.strip_prefix(prefix)).map(str::to_owned).collect();
+    let (owners, fences): (BTreeSet<String>, BTreeSet<String>) = (of("permit:"), of("fence:"));
     assert_eq!(number(row, "permits"), owners.len() as u64, "{row:?}");
-    let fences = row.keys().filter_map(|name| name.strip_prefix("fence:")).map(str::to_owned);
-    assert_eq!(fences.collect::<BTreeSet<_>>(), owners);
+    assert_eq!(fences, owners);
     owners
-}
-
-fn tombstones(row: &Row) -> BTreeSet<String> {
-    owners_with(row, "released_at")
 }
 
 fn owners<'a>(locks: impl IntoIterator<Item = &'a Lock>) -> BTreeSet<String> {

@@ -2,15 +2,13 @@
 
 use std::time::Duration;
 
-use lambda_lock::{Backoff, Data, ErrorKind, Holder, Jitter, Locks, Wait};
+use lambda_lock::{Backoff, Data, Holder, Jitter, Locks, Wait};
+use lambda_lock_tests::World;
 use lambda_lock_tests::invocation::LoseAnswers;
-use lambda_lock_tests::{StepsClock, World};
 use tokio::join;
 use tokio::time::sleep;
 
-use crate::{
-    CLOCK_SKEW, DAY, KEY, LEASE, acquire_all, after_the_lease, assert_contains, owners, permits, release_all, row,
-};
+use crate::{CLOCK_SKEW, DAY, KEY, LEASE, acquire_all, after_the_lease, owners, permits, release_all, row};
 
 async fn seen(locks: &Locks) -> Holder {
     locks.get(KEY).await.unwrap().unwrap()
@@ -83,22 +81,34 @@ async fn an_operator_releases_all_permits() {
     let world = World::new().await;
     let held = acquire_all(&world.default_locks(), 3).await;
     let host = world.host().build();
-    let tools = world.locks(&host).holder("released by an operator").build().unwrap();
+    let tools = world.locks(&host).build().unwrap();
     let holder = seen(&tools).await;
     assert!(tools.force_release(KEY, &holder).await.unwrap());
     assert_eq!(host.requests(), 2);
     assert!(permits(&row(&world).await).is_empty());
-    assert_eq!(seen(&tools).await.name(), Some("released by an operator"));
+    let free = seen(&tools).await;
+    assert!(!free.is_current() && free.has_released());
     assert!(tools.force_release(KEY, &holder).await.unwrap(), "they are free");
 
     let renewal = held[0].renew(crate::LEASE).await.unwrap_err();
     let release = held[1].release().await.unwrap_err();
     for error in [renewal, release] {
         assert!(error.is_lost());
-        assert_contains(&error, &["was lost to released by an operator"]);
     }
     let next = tools.semaphore(KEY, 1).acquire().await.unwrap();
     assert_eq!(permits(&row(&world).await), owners([&next]));
+}
+
+#[tokio::test]
+async fn a_release_by_force_of_a_semaphore_without_permits_sends_nothing() {
+    let world = World::new().await;
+    let host = world.host().build();
+    let tools = world.locks(&host).build().unwrap();
+    release_all(acquire_all(&tools, 1).await).await;
+    let holder = seen(&tools).await;
+    let (requests, before) = (host.requests(), row(&world).await);
+    assert!(tools.force_release(KEY, &holder).await.unwrap(), "none of those that were seen is there");
+    assert_eq!((host.requests(), row(&world).await), (requests, before));
 }
 
 #[tokio::test]
@@ -136,24 +146,25 @@ async fn a_release_by_force_spares_later_permits() {
 }
 
 #[tokio::test]
-async fn an_acquire_that_learns_at_its_deadline_that_it_was_freed_counts_its_attempts_once() {
+async fn an_acquire_that_was_freed_by_force_between_two_attempts_asks_again_with_a_larger_number() {
     let world = World::in_virtual_time().await;
     tokio::time::pause();
-    // The three tries of the first attempt are not answered. The second attempt is refused, and withdrawn by two requests.
-    let host = world.host().intercept(LoseAnswers::to("UpdateItem", 1..=3));
-    let host = StepsClock::host(host, 6, |host| host.advance_clock(Duration::from_hours(1)));
+    // The three tries of the first attempt are applied and not answered. The second attempt is refused once.
+    let host = world.host().intercept(LoseAnswers::to("UpdateItem", 1..=3)).build();
     let locks = world.locks_with_quick_retries(&host).build().unwrap();
-    let pause = LEASE / 3;
+    let pause = CLOCK_SKEW;
     let wait = Wait::backoff(Backoff::new().base(pause).cap(pause).jitter(Jitter::None)).up_to(DAY);
-    let acquire = locks.semaphore(KEY, 1).acquire().until(host.now() + LEASE).wait(wait);
+    let acquire = locks.semaphore(KEY, 1).acquire().lease(LEASE).wait(wait);
     let freed = async {
         sleep(pause / 2).await;
         let tools = world.default_locks();
         assert!(tools.force_release(KEY, &seen(&tools).await).await.unwrap());
     };
     let (acquired, ()) = join!(acquire.into_future(), freed);
-    let error = acquired.unwrap_err();
-    assert_eq!((error.kind(), error.attempts(), host.requests()), (ErrorKind::Unavailable, 2, 6), "{error}");
+    let permit = acquired.unwrap();
+    assert_eq!(host.requests(), 3 + 2);
+    assert_eq!(permits(&row(&world).await), owners([&permit]));
+    permit.release().await.unwrap();
 }
 
 #[tokio::test]

@@ -126,7 +126,7 @@ type Change<'a> = (&'a str, Option<AttributeValue>);
 
 /// A full semaphore with one permit, with other values of these attributes.
 fn with(values: &[Change]) -> Row {
-    let permit = map(&[("by", text("one")), ("end", digits(4_102_444_800_000)), ("sequence", digits(0))]);
+    let permit = map(&[("no", digits(7)), ("by", text("one")), ("end", digits(4_102_444_800_000))]);
     let mut row = Row::from(
         [
             ("id", text(KEY)),
@@ -155,8 +155,8 @@ async fn a_malformed_row_is_an_error_and_stays_unmodified() {
     let end = ("end", digits(4_102_444_800_000));
     let long_name = format!("permit:{}", "é".repeat(100));
     let of_identity = format!("permit:3#run{}", "0".repeat(32));
-    let permit = || map(&[end.clone(), ("sequence", digits(0)), ("nonce", text("short"))]);
-    let wrong: [(&str, &[Change]); 16] = [
+    let permit = || map(&[end.clone(), ("no", digits(7)), ("nonce", text("short"))]);
+    let wrong: [(&str, &[Change]); 17] = [
         ("`permits` is missing", &[("permits", None)]),
         ("`permits` is not a number", &[("permits", Some(text("1")))]),
         ("`permits` is -1", &[("permits", Some(AttributeValue::N("-1".to_owned())))]),
@@ -164,14 +164,15 @@ async fn a_malformed_row_is_an_error_and_stays_unmodified() {
         ("`permits` is 1, but the row has 0 of them", &[("permit:one", None)]),
         ("`permit:one` is not a map", &[("permit:one", Some(text("one")))]),
         ("is not a map", &[(&long_name, Some(text("one")))]),
-        ("`end` is missing in `permit:one`", &[("permit:one", Some(map(&[("sequence", digits(0))])))]),
+        ("`end` is missing in `permit:one`", &[("permit:one", Some(map(&[("no", digits(7))])))]),
         ("`end` is not a number", &[("permit:one", Some(map(&[("end", text("x"))])))]),
-        ("`sequence` is missing", &[("permit:one", Some(map(std::slice::from_ref(&end))))]),
+        ("`no` is missing", &[("permit:one", Some(map(std::slice::from_ref(&end))))]),
+        ("`no` is not a number", &[("permit:one", Some(map(&[end.clone(), ("no", text("7"))])))]),
         (
-            "`by` is not a string",
-            &[("permit:one", Some(map(&[end.clone(), ("sequence", digits(0)), ("by", digits(1))])))],
+            "`sequence` is not a number",
+            &[("permit:one", Some(map(&[end.clone(), ("no", digits(7)), ("sequence", text("0"))])))],
         ),
-        ("`released_at` is not a number", &[("permit:two", Some(map(&[("released_at", text("now"))])))]),
+        ("`by` is not a string", &[("permit:one", Some(map(&[end.clone(), ("no", digits(7)), ("by", digits(1))])))]),
         ("`nonce` does not belong to the name", &[("permit:one", None), (&of_identity, Some(permit()))]),
         ("`nonce` does not belong to the name", &[("permit:one", Some(permit()))]),
         ("`fence:one` is not a number", &[("fence:one", Some(text("7")))]),
@@ -278,7 +279,7 @@ async fn a_permit_whose_map_was_edited_is_lost_or_malformed_for_its_holder() {
 async fn permits_that_end_at_the_same_time_are_in_the_order_of_their_fences() {
     let world = World::new().await;
     let permit = || {
-        let values = [("by", text("one")), ("end", digits(4_102_444_800_000)), ("sequence", digits(0))];
+        let values = [("no", digits(7)), ("by", text("one")), ("end", digits(4_102_444_800_000))];
         Some(map(&values))
     };
     let fences = [("a", 9), ("b", 7), ("c", 8)].map(|(owner, fence)| (format!("fence:{owner}"), digits(fence)));
