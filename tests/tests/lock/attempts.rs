@@ -70,11 +70,13 @@ async fn a_turn_keeps_its_place_in_another_process() {
 #[tokio::test]
 async fn a_grant_that_is_answered_after_its_lease_is_freed_before_the_next_attempt() {
     tokio::time::pause();
-    for kind in KINDS {
+    // The attempts are given up, and then the key or the permit is freed. TTL could delete the row of the key soon, which the
+    // first refusal shows.
+    for (kind, withdrawal) in KINDS.into_iter().zip([3, 2]) {
         let world = World::in_virtual_time().await;
         let host = StepsClock::host(world.host(), 1, |host| host.advance_clock(2 * LEASE));
         let turn = waiting(kind(&world.locks(&host).build().unwrap()).attempt(None).await.unwrap());
-        assert_eq!((turn.attempts(), host.requests()), (1, 2));
+        assert_eq!((turn.attempts(), host.requests()), (1, 1 + withdrawal));
         assert!(world.default_locks().get(KEY).await.unwrap().unwrap().has_released());
         let locks = world.locks(&world.host().clock_ahead(2 * LEASE).build()).build().unwrap();
         acquired(kind(&locks).attempt(Some(turn)).await.unwrap()).release().await.unwrap();

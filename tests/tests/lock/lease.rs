@@ -17,7 +17,7 @@ async fn the_ttl_is_the_end_of_the_lease_plus_the_retention_in_seconds() {
     assert_eq!(number(&row, "expiration"), millis(ttl).div_ceil(1000));
     lock.release().await.unwrap();
     let row = world.row("job").await.unwrap();
-    let ttl = number(&row, "in_progress_expiration") + 24 * 3_600_000;
+    let ttl = number(&row, "freed_at") + 24 * 3_600_000;
     assert!((ttl..=ttl + 1000).contains(&(number(&row, "expiration") * 1000)));
 }
 
@@ -78,8 +78,7 @@ async fn a_crashed_holder_blocks_the_key_for_its_lease_plus_the_clock_skew() {
     assert!(locks.try_acquire("job").await.unwrap().is_none(), "the holder's clock may be behind");
     host.advance_clock(skew);
     let next = locks.try_acquire("job").await.unwrap().unwrap();
-    // The acquire takes the old row over.
-    assert_eq!(next.fence(), lock.fence() + 1);
+    assert!(next.fence() > lock.fence());
 }
 
 #[tokio::test]

@@ -94,10 +94,7 @@ async fn processes_under_one_lock_lose_no_count_when_holders_are_killed() {
         }
         let counter = world.row("counter").await.unwrap();
         assert_eq!(counter["value"].as_n().unwrap(), &(counters * rounds).to_string());
-        // Each acquisition of any process got the next fence.
-        let last = world.default_locks().get("job").await.unwrap().unwrap().fence().unwrap();
-        assert!(fences.is_sorted());
-        assert!(last - fences[0] < counters * rounds + killed);
+        assert!(fences.is_sorted_by(|one, next| one < next), "{fences:?}");
     }))
     .await;
 }
@@ -120,7 +117,7 @@ async fn the_key_of_a_killed_process_is_free_when_its_lease_has_ended() {
         let patience = Wait::backoff(Backoff::new().base(Duration::from_millis(5)).cap(Duration::from_millis(50)));
         let lock = locks.acquire("job").wait(patience).await.unwrap();
         assert!(lock.acquired_at() >= holder.until());
-        assert_eq!(lock.fence(), fence + 1);
+        assert!(lock.fence() > fence);
         lock.release().await.unwrap();
     }))
     .await;

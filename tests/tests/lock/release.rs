@@ -121,3 +121,34 @@ async fn a_minimum_hold_ends_by_itself_and_does_not_outlive_a_crash() {
     theirs.advance_clock(LEASE + CLOCK_SKEW);
     assert!(others.try_acquire("crashed").await.unwrap().is_some());
 }
+
+#[tokio::test]
+async fn a_release_after_its_identity_has_released_the_key_is_lost() {
+    let world = World::new().await;
+    let lock = world.default_locks().acquire("job").owner_from("execution").await.unwrap();
+    assert!(world.default_locks().release_identity("job", "execution").await.unwrap());
+    let row = world.row("job").await;
+    assert!(lock.release().await.unwrap_err().is_lost());
+    assert_eq!(world.row("job").await, row);
+}
+
+#[tokio::test]
+async fn others_free_what_a_clock_an_hour_ahead_has_acquired() {
+    for by_force in [true, false] {
+        let world = World::new().await;
+        let ahead = world.host().clock_ahead(Duration::from_hours(1)).build();
+        let held = world.locks(&ahead).build().unwrap().acquire("job").owner_from("execution").await.unwrap();
+        let locks = world.default_locks();
+        let is_freed = if by_force {
+            let seen = locks.get("job").await.unwrap().unwrap();
+            locks.force_release("job", &seen).await.unwrap()
+        } else {
+            locks.release_identity("job", "execution").await.unwrap()
+        };
+        assert!(is_freed);
+        let next = locks.acquire("job").await.unwrap();
+        assert!(next.fence() > held.fence());
+        assert!(held.release().await.unwrap_err().is_lost());
+        next.release().await.unwrap();
+    }
+}

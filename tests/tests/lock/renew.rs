@@ -3,11 +3,8 @@
 use std::time::Duration;
 
 use lambda_lock::ErrorKind;
-use lambda_lock::embedded::{Answer, Intercept};
 use lambda_lock_tests::World;
 use lambda_lock_tests::invocation::millis;
-use lambda_lock_tests::request::{Purpose, purpose_of};
-use serde_json::{Value, json};
 
 use crate::{CLOCK_SKEW, LEASE, RETENTION, lose_answers, number};
 
@@ -106,22 +103,10 @@ async fn a_renewal_during_the_release_does_not_reacquire_the_key() {
 #[tokio::test]
 async fn an_unanswered_renewal_to_a_shorter_lease_shortens_the_lock() {
     let world = World::new().await;
-    let host = world.host().intercept(LoseRenewals).build();
+    let host = world.host().intercept(lose_answers(2..=4)).build();
     let locks = world.locks_with_quick_retries(&host).build().unwrap();
     let lock = locks.acquire("job").lease(Duration::from_mins(1)).await.unwrap();
     assert_eq!(lock.renew(Duration::from_secs(5)).await.unwrap_err().kind(), ErrorKind::Unavailable);
     assert!(lock.remaining() <= Duration::from_secs(5));
     lock.release().await.unwrap();
-}
-
-/// Applies every renewal, and loses its answer.
-#[derive(Debug)]
-struct LoseRenewals;
-
-impl Intercept for LoseRenewals {
-    fn answer(&self, operation: &str, request: &Value, answer: &mut Answer) {
-        if purpose_of(operation, request) == Some(Purpose::Renew) {
-            (answer.status, answer.body) = (500, json!({}));
-        }
-    }
 }

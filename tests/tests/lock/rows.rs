@@ -84,7 +84,7 @@ fn an_acquire_takes_free_rows_and_modifies_no_held_or_malformed_row() {
         let before = stage.put(key, row).await;
         match (verdict, locks.get(key).await) {
             (Verdict::Held, read) => assert!(read.unwrap().unwrap().is_current()),
-            (Verdict::Malformed, Ok(read)) => assert_eq!(read.unwrap().fence(), Some(1 << 63)),
+            (Verdict::Malformed, Ok(read)) => assert!(read.unwrap().fence() >= u64::try_from(i64::MAX).ok()),
             (Verdict::Malformed, Err(error)) => assert_eq!(error.kind(), ErrorKind::MalformedRow),
             (Verdict::Free, Ok(read)) => assert!(!read.unwrap().is_current()),
             (Verdict::Free, Err(error)) => assert_eq!(error.kind(), ErrorKind::MalformedRow, "{error:?}"),
@@ -93,9 +93,10 @@ fn an_acquire_takes_free_rows_and_modifies_no_held_or_malformed_row() {
         match verdict {
             Verdict::Free => {
                 let lock = attempt.unwrap().expect("the row is free");
-                let old = before.unwrap().get("fence").map_or(0.0, |fence| fence.as_n().unwrap().parse().unwrap());
+                // What is not a number counts as none.
+                let old = before.unwrap().remove("fence").and_then(|fence| fence.as_n().ok()?.parse().ok());
                 #[expect(clippy::cast_precision_loss, reason = "the conversion keeps the order")]
-                let grown = lock.fence() as f64 >= f64::trunc(old);
+                let grown = lock.fence() as f64 >= f64::trunc(old.unwrap_or(0.0));
                 assert!(grown && lock.fence() > 0);
                 let held = locks.try_acquire(key).await;
                 assert!(held.unwrap().is_none(), "the key is then held");
@@ -235,14 +236,6 @@ async fn an_acquire_of_a_foreign_entity_fails_at_once_and_says_why() {
             vec![attribute("status", text("INPROGRESS")), attribute("in_progress_expiration", number("9e125"))],
             "not between 0 and 253402300799999",
         ),
-        (
-            vec![
-                attribute("status", text("INPROGRESS")),
-                attribute("in_progress_expiration", number(0)),
-                attribute("fence", number(-1)),
-            ],
-            "`fence` is -1",
-        ),
     ] {
         let mut row: Row = row.into_iter().collect();
         row.insert("id".to_owned(), text("job"));
@@ -255,23 +248,6 @@ async fn an_acquire_of_a_foreign_entity_fails_at_once_and_says_why() {
         for part in [why, "`job`", &world.table, "it was not modified", "another key"] {
             assert!(error.to_string().contains(part), "`{error}` lacks `{part}`");
         }
-        assert_eq!(world.row("job").await, before);
-    }
-}
-
-#[tokio::test]
-async fn a_fence_that_dynamodb_cannot_increment_is_a_malformed_row() {
-    let world = world_without_ttl().await;
-    let host = world.host().build();
-    let locks = world.locks(&host).build().unwrap();
-    // Adding one needs more than the 38 digits that DynamoDB keeps.
-    for fence in ["1E-130", "0.00000000000000000000000000000000000001", "9.9999999999999999999999999999999999999"] {
-        let mut row = powertools("job", seconds(host.now()), "INPROGRESS", Some(-60), 60);
-        row.insert("fence".to_owned(), number(fence));
-        world.put_row(row).await;
-        let before = world.row("job").await;
-        let error = locks.acquire("job").await.unwrap_err();
-        assert!(error.kind() == ErrorKind::MalformedRow && error.to_string().contains("`fence`"), "{fence}: {error:?}");
         assert_eq!(world.row("job").await, before);
     }
 }
@@ -297,13 +273,13 @@ async fn an_answer_that_is_not_dynamodbs_is_no_malformed_row() {
 }
 
 #[tokio::test]
-async fn a_free_key_with_the_largest_fence_is_left_to_the_one_that_has_reserved_it() {
+async fn a_free_key_with_the_last_fence_but_one_is_left_to_the_one_that_has_reserved_it() {
     let world = World::new().await;
     let host = world.host().build();
     let locks = world.locks(&host).build().unwrap();
     locks.acquire("job").await.unwrap().release().await.unwrap();
     let mut row = world.row("job").await.unwrap();
-    row.insert("fence".to_owned(), number(i64::MAX));
+    row.insert("fence".to_owned(), number(i64::MAX - 1));
     row.insert("reserved_by".to_owned(), text("another"));
     row.insert("reserved_until".to_owned(), number(1000 * (seconds(host.now()) + 30)));
     world.put_row(row).await;

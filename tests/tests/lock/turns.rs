@@ -61,13 +61,14 @@ async fn a_waiter_for_a_result_takes_no_place() {
     assert!(rows.iter().all(|row| !row.contains_key("tail")));
 }
 
-/// A DynamoDB in paused time, a host, and locks whose row was released now and has this queue.
+/// A DynamoDB in paused time, a host, and locks whose row was released a millisecond ago and has this queue.
 async fn released_with_queue(tail: u32, tail_until: Duration) -> (DynamoDb, Host, Locks) {
     let engine = DynamoDb::starting_at(SystemTime::UNIX_EPOCH + Duration::from_hours(500_000)).unwrap();
     let host = engine.host().build();
     let locks = Locks::builder(host.client(), "locks").build().unwrap();
     locks.create_table().await.unwrap();
     locks.acquire("job").await.unwrap().release().await.unwrap();
+    sleep(ms(1)).await;
     set_queue(&engine, tail, 0, tail_until).await;
     (engine, host, locks)
 }

@@ -76,7 +76,7 @@ async fn a_wait_ends_when_the_key_is_released() {
     assert!(!waiting.is_finished());
     lock.release().await.unwrap();
     let next = waiting.await.unwrap().unwrap();
-    assert_eq!(next.fence(), lock.fence() + 1);
+    assert!(next.fence() > lock.fence());
 }
 
 #[tokio::test]
@@ -160,7 +160,7 @@ async fn a_future_dropped_during_its_request_releases_the_key() {
     tokio::time::sleep(ms(500)).await;
     let row = world.row("job").await.expect("the request arrived after all");
     let next = world.default_locks().try_acquire("job").await.unwrap().unwrap();
-    assert_eq!(next.fence(), number(&row, "fence") + 1);
+    assert!(next.fence() > number(&row, "fence"));
 }
 
 #[tokio::test]
