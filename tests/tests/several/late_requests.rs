@@ -50,19 +50,21 @@ async fn a_late_duplicate_is_refused_by_its_fence_alone() {
 #[tokio::test]
 async fn a_late_attempt_of_a_refused_acquire_takes_no_key() {
     let world = World::new().await;
-    for key in KEYS {
+    // The acquire releases what it has of all keys, and leaves its number with the first one. It does so twice if the row of the
+    // first one is that of an earlier holder: TTL could delete it soon.
+    for (key, withdrawal) in KEYS.into_iter().zip([2, 4]) {
         let holder = world.default_locks().acquire(key).await.unwrap();
         // The clock is ahead: the release below seems to be earlier than the request.
         let late = Late::transactions(1..=1);
         let host = world.host().clock_ahead(ms(900)).intercept(late.clone()).build();
         let locks = world.locks_with_quick_retries(&host).build().unwrap();
         assert!(locks.acquire_all(KEYS).await.unwrap_err().is_held());
-        assert_eq!(host.requests(), 2 + 2);
+        assert_eq!(host.requests(), 2 + withdrawal);
         holder.release().await.unwrap();
 
         assert!(!late.deliver(&world).await, "{key}");
         locks.flush(Duration::from_mins(1)).await;
-        assert_eq!(host.requests(), 2 + 2);
+        assert_eq!(host.requests(), 2 + withdrawal);
         assert_free(&world).await;
     }
 }
@@ -75,7 +77,7 @@ async fn a_late_attempt_of_an_unanswered_acquire_takes_no_key() {
     let locks = world.locks_with_quick_retries(&host).build().unwrap();
     assert_eq!(locks.acquire_all(KEYS).await.unwrap_err().kind(), ErrorKind::Unavailable);
     locks.flush(Duration::from_mins(1)).await;
-    assert_eq!(host.requests(), 3 + 2);
+    assert_eq!(host.requests(), 3 + 4, "it finds no row, and writes one");
 
     assert!(!late.deliver(&world).await);
     assert_free(&world).await;
