@@ -185,12 +185,8 @@ async fn no_trace_shows_user_data_and_no_label_is_a_key() {
     // A malformed row.
     let put = client.put_item().table_name(TABLE).item("id", AttributeValue::S("secret-row".to_owned()));
     let put = put.item("status", AttributeValue::S("INPROGRESS".to_owned()));
-    let put = put.item("in_progress_expiration", AttributeValue::N("1".to_owned()));
-    put.item("data", AttributeValue::S("marked data".to_owned()))
-        .item("fence", AttributeValue::S("x".to_owned()))
-        .send()
-        .await
-        .unwrap();
+    let put = put.item("in_progress_expiration", AttributeValue::S("x".to_owned()));
+    put.item("data", AttributeValue::S("marked data".to_owned())).send().await.unwrap();
     assert_eq!(locks.acquire("secret-row").await.unwrap_err().kind(), ErrorKind::MalformedRow);
 
     // A batch.
