@@ -3,6 +3,7 @@
 use std::borrow::Cow;
 use std::cmp::Reverse;
 use std::error::Error as StdError;
+use std::sync::Arc;
 use std::{fmt, io};
 
 use aws_sdk_dynamodb::error::{ProvideErrorMetadata, SdkError};
@@ -45,6 +46,7 @@ pub(crate) type Source = Box<dyn StdError + Send + Sync>;
 /// }
 /// # }
 /// ```
+#[derive(Clone)]
 pub struct Error(Box<Inner>);
 
 /// What kind of failure an [`Error`] is.
@@ -218,6 +220,7 @@ impl<'a> From<&'a str> for Place<'a> {
     }
 }
 
+#[derive(Clone)]
 struct Inner {
     cause: Cause,
     table: String,
@@ -225,7 +228,7 @@ struct Inner {
     /// The row's key, or empty.
     key: String,
     attempts: u32,
-    source: Option<Source>,
+    source: Option<Arc<dyn StdError + Send + Sync>>,
     /// The message of the source, for people.
     source_message: Option<String>,
     /// The other keys of the operation, with their holders if they are known.
@@ -233,6 +236,7 @@ struct Inner {
 }
 
 /// Why a ticket was refused.
+#[derive(Clone)]
 pub(crate) enum TicketFault {
     /// The table, key prefix or sort key that the ticket names, and the one of the `Locks`.
     Foreign(String),
@@ -260,6 +264,7 @@ impl fmt::Display for TicketFault {
 }
 
 /// An [`ErrorKind`] with what is known about it.
+#[derive(Clone)]
 pub(crate) enum Cause {
     Held(Holder),
     Lost(Option<Holder>),
@@ -346,9 +351,9 @@ impl Error {
     }
 
     pub(crate) fn with_source(mut self, source: impl Into<Source>) -> Self {
-        let source = source.into();
+        let source: Source = source.into();
         self.0.source_message = Some(printable_up_to(&source.to_string(), LONGEST_REASON).into_owned());
-        self.0.source = Some(source);
+        self.0.source = Some(Arc::from(source));
         self
     }
 

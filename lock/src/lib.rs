@@ -85,6 +85,9 @@ mod row;
 mod sdk;
 
 mod lock;
+#[cfg(feature = "model")]
+#[doc(hidden)]
+pub mod model;
 
 #[cfg(feature = "idempotency")]
 pub mod idempotency;

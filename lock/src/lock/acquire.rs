@@ -117,7 +117,7 @@ pub struct Acquire {
     holder: Option<String>,
     identity: Option<String>,
     /// Only an earlier acquire of the identity is replaced.
-    pub(super) takes_over: bool,
+    pub(crate) takes_over: bool,
     pub(super) data: Option<Data>,
     pub(super) attributes: Vec<(String, AttributeValue)>,
 }

@@ -5,6 +5,8 @@ use std::time::Duration;
 use super::acquire::Acquire;
 use super::attempt::Turn;
 use super::held::Grant;
+#[cfg(feature = "model")]
+use super::locks::Locks;
 use super::turn::{self, Memory};
 use super::turns::{Step as InTurn, Turns};
 use super::wait::Waiting;
@@ -22,8 +24,8 @@ const ADAPTATIONS: u32 = 4;
 const JOIN_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// What an acquire does next.
-#[derive(Debug)]
-pub(super) enum Step {
+#[derive(Clone, Debug)]
+pub(crate) enum Step {
     /// To send the [request](Asking::request), for so long. It begins an attempt, or adapts it.
     Send {
         limit: Duration,
@@ -46,14 +48,14 @@ pub(super) enum Step {
 /// For how long a waiter asks for places or for a reservation, and until when they are meant to last, in milliseconds since
 /// the epoch.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Places {
-    pub(super) limit: Duration,
-    pub(super) until: u64,
+pub(crate) struct Places {
+    pub(crate) limit: Duration,
+    pub(crate) until: u64,
 }
 
 /// What has happened.
 #[derive(Debug)]
-pub(super) enum Event {
+pub(crate) enum Event {
     Began,
     Answered {
         answer: Result<Answer, Error>,
@@ -70,8 +72,8 @@ pub(super) enum Event {
 }
 
 /// How an acquire has ended.
-#[derive(Debug)]
-pub(super) enum Ended {
+#[derive(Clone, Debug)]
+pub(crate) enum Ended {
     /// With the last holders, if they did not release the key.
     Acquired(Acquisition, Grant, Vec<Holder>),
     Completed(Box<Holder>),
@@ -81,8 +83,8 @@ pub(super) enum Ended {
 }
 
 /// The attempts of one acquire.
-#[derive(Debug)]
-pub(super) struct Asking<'a> {
+#[derive(Clone, Debug)]
+pub(crate) struct Asking<'a> {
     acquire: &'a Acquire,
     started: Moment,
     acquisition: Acquisition,
@@ -111,7 +113,7 @@ pub(super) struct Asking<'a> {
 }
 
 /// What the next event is about.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 enum Phase {
     Asked,
     Withdrawing(AfterWithdrawal),
@@ -123,7 +125,7 @@ enum Phase {
     Resuming,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 enum AfterWithdrawal {
     /// The attempt was in vain. `asks_at_once`: it does not say who holds the key.
     Anew {
@@ -133,7 +135,7 @@ enum AfterWithdrawal {
 }
 
 impl<'a> Asking<'a> {
-    pub(super) fn start(acquire: &'a Acquire, now: Moment) -> Result<Self, Error> {
+    pub(crate) fn start(acquire: &'a Acquire, now: Moment) -> Result<Self, Error> {
         let limit = acquire.time_left(now).map(|left| left.saturating_sub(TIME_TO_ANSWER));
         Ok(Self {
             acquire,
@@ -176,7 +178,7 @@ impl<'a> Asking<'a> {
     }
 
     /// Takes note of what has happened, and returns the next step.
-    pub(super) fn on(&mut self, event: Event, now: Moment) -> Step {
+    pub(crate) fn on(&mut self, event: Event, now: Moment) -> Step {
         match (std::mem::replace(&mut self.phase, Phase::Resuming), event) {
             (Phase::Asked, Event::Answered { answer, is_unanswered }) => self.answered(answer, is_unanswered, now),
             (Phase::Withdrawing(AfterWithdrawal::End(ended)), _) => Step::End(*ended),
@@ -197,7 +199,7 @@ impl<'a> Asking<'a> {
     }
 
     /// Returns the present attempt. `trace` is the [`traceparent`](crate::trace::context).
-    pub(super) fn request<'b>(&'b self, trace: Option<&'b str>) -> Write<'b> {
+    pub(crate) fn request<'b>(&'b self, trace: Option<&'b str>) -> Write<'b> {
         self.acquisition.attempt(&self.acquire.locks.0.table, &self.claim(trace), self.number)
     }
 
@@ -207,11 +209,16 @@ impl<'a> Asking<'a> {
     }
 
     /// Returns what attempts may have taken, or may still take.
-    pub(super) fn unsettled(&self) -> Option<&Acquisition> {
+    pub(crate) fn unsettled(&self) -> Option<&Acquisition> {
         self.may_have_key.then_some(&self.acquisition)
     }
 
-    pub(super) fn acquisition(&self) -> &Acquisition {
+    #[cfg(feature = "model")]
+    pub(crate) fn locks(&self) -> &Locks {
+        &self.acquire.locks
+    }
+
+    pub(crate) fn acquisition(&self) -> &Acquisition {
         &self.acquisition
     }
 

@@ -127,7 +127,7 @@ impl Backoff {
 }
 
 /// The delays of one wait, one after the other.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Delays {
     backoff: Backoff,
     exponential: Duration,

@@ -70,18 +70,18 @@ pub(super) struct Holding {
 }
 
 /// What the row granted to an acquire.
-#[derive(Debug)]
-pub(super) struct Grant {
+#[derive(Clone, Debug)]
+pub(crate) struct Grant {
     /// In the order of the keys. Without a fence, the lock is not enforced.
-    pub(super) fences: Vec<u64>,
-    pub(super) data: Option<Data>,
+    pub(crate) fences: Vec<u64>,
+    pub(crate) data: Option<Data>,
     /// When the request that took the key was sent.
-    pub(super) sent: Moment,
-    pub(super) lease: Lease,
+    pub(crate) sent: Moment,
+    pub(crate) lease: Lease,
     /// How long the holds before this one took.
-    pub(super) hold_time: Option<HoldTime>,
+    pub(crate) hold_time: Option<HoldTime>,
     /// How much longer the request took than other ones. It does not count as a part of the hold.
-    pub(super) excess: Duration,
+    pub(crate) excess: Duration,
 }
 
 impl Grant {

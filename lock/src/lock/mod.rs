@@ -1,7 +1,7 @@
 //! The lock: its settings, the acquire with its waiting, and the lock that is held.
 
 mod acquire;
-mod asking;
+pub(crate) mod asking;
 mod attempt;
 mod backoff;
 #[cfg(feature = "idempotency")]

@@ -91,7 +91,7 @@ const LATE: f64 = 1e12;
 const LONGEST_COURTESY_IF_LATE: f64 = 1000.0;
 
 /// A waiter's knowledge of the key.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct KeyTurn {
     /// How many owners can have the key at a time.
     capacity: u64,
@@ -105,7 +105,7 @@ pub(super) struct KeyTurn {
 }
 
 /// What the last answer told.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Seen {
     at: Moment,
     /// The key's last hold, or those of the permits that are held.

@@ -16,7 +16,7 @@ use crate::queue::{HoldTime, Queue, Reservation};
 use crate::row::{LeavesTo, Rank};
 
 /// What a waiter knows of its keys.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Turns {
     /// In the order of the keys.
     each: Vec<KeyTurn>,
@@ -34,7 +34,7 @@ pub(super) struct Turns {
 }
 
 /// The last reservation.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Reserved {
     /// In milliseconds since the epoch.
     until: u64,

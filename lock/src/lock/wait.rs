@@ -112,7 +112,7 @@ impl From<Backoff> for Wait {
 }
 
 /// The state of one wait, or of an acquire that does not wait.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Waiting {
     delays: backoff::Delays,
     budget: Duration,

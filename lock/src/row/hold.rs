@@ -1,7 +1,5 @@
 //! The requests of an owner after its acquire: renew, release, and the withdrawal of an acquire that ended without the lock.
 
-use std::borrow::Cow;
-
 use aws_sdk_dynamodb::types::ConditionCheck;
 
 use super::expression::{Attribute as _, Condition, any};
@@ -38,6 +36,190 @@ pub(crate) enum Released {
     /// The permit is gone after an earlier attempt, also of an earlier call, that was not answered. Either that attempt was
     /// applied, or others have taken the permit after the end of the lease.
     NoTrace,
+}
+
+/// A release under way: of the keys that this owner holds with one number.
+#[derive(Clone, Debug)]
+pub(crate) struct Releasing<'a> {
+    acquisition: Acquisition,
+    keys: Vec<String>,
+    own: u64,
+    release: Release<'a>,
+    /// The keys that the owner does not hold.
+    others: Vec<(String, Option<Row>)>,
+    unreadable: Option<Error>,
+}
+
+impl<'a> Releasing<'a> {
+    pub(crate) fn all(acquisition: &Acquisition, release: Release<'a>) -> Self {
+        Self::some(acquisition, acquisition.kind.all_keys().to_vec(), acquisition.numbers.own, release)
+    }
+
+    fn some(acquisition: &Acquisition, keys: Vec<String>, own: u64, release: Release<'a>) -> Self {
+        Self { acquisition: acquisition.clone(), keys, own, release, others: Vec::new(), unreadable: None }
+    }
+
+    /// Returns the next request, or `None` after the last one.
+    pub(crate) fn request<'b>(&'b self, table: &'b Table) -> Option<Write<'b>> {
+        let acquisition = &self.acquisition;
+        let update = |key: &'b String| {
+            let hold = self.release.hold.map(|hold| acquisition.hold_of(key, hold));
+            acquisition.place(table, key).release(self.own, &Release { hold, ..self.release })
+        };
+        let updates: Vec<_> = self.keys.iter().map(update).collect();
+        (!updates.is_empty()).then(|| Write::new(updates, acquisition.kind.transact))
+    }
+
+    #[cfg(feature = "model")]
+    pub(crate) fn release(&self) -> Release<'a> {
+        self.release
+    }
+
+    /// Takes note of the answer. Of several keys, those that the owner holds are released alone.
+    pub(crate) fn on(&mut self, table: &Table, answer: Answer) {
+        self.keys.clear();
+        let Answer::Refused(refused) = answer else { return };
+        self.keys = refused.willing;
+        for (key, row) in refused.rows {
+            match row {
+                // Its attempts were given up before, by a larger number.
+                Ok(Some(row))
+                    if self.release.number > 0 && self.acquisition.is_given_up(&row, self.own, &self.release) =>
+                {
+                    self.release.number = 0;
+                    self.keys.push(key);
+                }
+                Ok(row) => self.others.push((key, row)),
+                // It does not keep the other keys.
+                Err(why) => self.unreadable = Some(why.into_error(table.place(), &key)),
+            }
+        }
+    }
+
+    /// Returns the keys that the owner does not hold, with their rows.
+    pub(crate) fn ended(self) -> Result<Vec<(String, Option<Row>)>, Error> {
+        self.unreadable.map_or(Ok(self.others), Err)
+    }
+}
+
+/// The withdrawal of an acquire that has ended: no attempt of it holds anything. It gives up the numbers of the acquire, so that
+/// an attempt that arrives late is refused, and frees what an attempt has taken already.
+#[derive(Clone, Debug)]
+pub(crate) struct Withdrawing {
+    acquisition: Acquisition,
+    /// What an attempt has taken stays held: a takeover has it from its identity.
+    keeps: bool,
+    /// The number of the last attempt.
+    last: u64,
+    /// The row of the first key as it was seen last, if it was.
+    seen: Option<Option<Row>>,
+    tries: u32,
+    phase: Phase,
+}
+
+#[derive(Clone, Debug)]
+enum Phase {
+    GivingUp,
+    /// `is_last`: the numbers were given up.
+    Freeing {
+        releasing: Releasing<'static>,
+        is_last: bool,
+    },
+    Done,
+}
+
+impl Withdrawing {
+    pub(crate) fn start(acquisition: Acquisition, keeps: bool, now: Moment) -> Self {
+        let (last, seen) = (acquisition.numbers.sent, None);
+        let mut this = Self { acquisition, keeps, last, seen, tries: 0, phase: Phase::GivingUp };
+        // One row refuses all that a late attempt asks for, and shows one key only.
+        if this.acquisition.kind.transact.is_some() && !keeps {
+            this.free(this.acquisition.kind.all_keys().to_vec(), last, false, now);
+        }
+        this
+    }
+
+    fn free(&mut self, keys: Vec<String>, own: u64, is_last: bool, now: Moment) {
+        let releasing = Releasing::some(&self.acquisition, keys, own, self.acquisition.end_of(now));
+        self.phase = Phase::Freeing { releasing, is_last };
+    }
+
+    fn frees(&self) -> bool {
+        matches!(self.phase, Phase::Freeing { .. })
+    }
+
+    /// Returns the next request, or `None` after the last one.
+    pub(crate) fn request<'b>(&'b self, table: &'b Table, now: Moment) -> Option<Write<'b>> {
+        match &self.phase {
+            Phase::GivingUp if self.tries < TRIES => {
+                let place = self.acquisition.place(table, self.acquisition.key());
+                Some(place.withdraw(self.last, self.seen.as_ref(), now).into())
+            }
+            Phase::Freeing { releasing, .. } => releasing.request(table),
+            Phase::GivingUp | Phase::Done => None,
+        }
+    }
+
+    /// Takes note of the answer.
+    pub(crate) fn on(&mut self, table: &Table, answer: Answer, now: Moment) -> Result<(), Error> {
+        match std::mem::replace(&mut self.phase, Phase::GivingUp) {
+            Phase::GivingUp => self.given_up(table, answer, now),
+            Phase::Freeing { mut releasing, is_last } => {
+                releasing.on(table, answer);
+                if releasing.keys.is_empty() {
+                    self.freed(releasing.ended()?, is_last, now);
+                } else {
+                    self.phase = Phase::Freeing { releasing, is_last };
+                }
+                Ok(())
+            }
+            Phase::Done => Ok(()),
+        }
+    }
+
+    fn given_up(&mut self, table: &Table, answer: Answer, now: Moment) -> Result<(), Error> {
+        self.tries += 1;
+        let (row, is_withdrawn) = match answer {
+            Answer::Applied(before) => (Row::read(before).ok(), true),
+            Answer::Refused(refused) => {
+                let row = refused.into_row(table)?;
+                let is_withdrawn = row.as_ref().is_some_and(|row| self.acquisition.is_refused_by(row, self.last));
+                (row, is_withdrawn)
+            }
+        };
+        if !is_withdrawn {
+            // The row is not what it was taken for.
+            self.seen = Some(row);
+            return Ok(());
+        }
+        let own = row.as_ref().and_then(|row| self.acquisition.own_number(row, self.last));
+        match own.filter(|_| !self.keeps) {
+            Some(own) => self.free(self.acquisition.kind.all_keys().to_vec(), own, true, now),
+            None => self.phase = Phase::Done,
+        }
+        Ok(())
+    }
+
+    /// Frees what an earlier attempt has taken of these keys, with its number.
+    fn freed(&mut self, others: Vec<(String, Option<Row>)>, is_last: bool, now: Moment) {
+        let earlier = |row: &Option<Row>| self.acquisition.own_number(row.as_ref()?, self.last);
+        let number = others.iter().find_map(|(_, row)| earlier(row)).filter(|_| self.tries < TRIES);
+        if let Some(number) = number {
+            let others = others.into_iter().filter(|(_, row)| earlier(row) == Some(number));
+            let keys = others.map(|(key, _)| key).collect();
+            self.tries += 1;
+            self.free(keys, number, is_last, now);
+        } else if is_last {
+            self.phase = Phase::Done;
+        }
+    }
+
+    pub(crate) fn ended(&self, table: &Table) -> Result<(), Error> {
+        match self.phase {
+            Phase::Done => Ok(()),
+            _ => Err(self.acquisition.error(Cause::Conflict, table)),
+        }
+    }
 }
 
 /// What a row says about an owner.
@@ -126,6 +308,30 @@ impl Acquisition {
         }
     }
 
+    /// Reads the rows of the keys that a release did not find held.
+    pub(crate) fn released(
+        &self,
+        table: &Table,
+        others: Vec<(String, Option<Row>)>,
+        release: &Release<'_>,
+    ) -> Result<Released, Error> {
+        let (mut released, mut lost) = (Released::Freed, Vec::new());
+        for (key, row) in others {
+            match &row {
+                Some(shown) if self.is_released_in(shown, release.number) => {
+                    if shown.completed && shown.is_owned_by(&self.owner) {
+                        released = Released::Completed(Box::new(shown.clone().into_holder(release.now)));
+                    }
+                }
+                shown => match self.trace(shown.as_ref(), release.now) {
+                    Trace::Gone if self.has_unanswered_release() => released = Released::NoTrace,
+                    _ => lost.push((key, self.lost_to(row, release.now))),
+                },
+            }
+        }
+        if lost.is_empty() { Ok(released) } else { Err(Error::lost_to(lost, table.place())) }
+    }
+
     /// Returns who has what this owner has lost, if the row shows it.
     fn lost_to(&self, row: Option<Row>, now: Moment) -> Option<Holder> {
         match self.trace(row.as_ref(), now) {
@@ -171,114 +377,33 @@ impl Table {
     /// Frees all keys that this owner holds, and keeps their rows. One request; a second one if some of several keys were
     /// lost, which the error names.
     pub(crate) async fn release(&self, acquisition: &Acquisition, release: &Release<'_>) -> Result<Released, Error> {
-        let (mut released, mut lost) = (Released::Freed, Vec::new());
-        let keys = Cow::Borrowed(acquisition.kind.all_keys());
-        for (key, row) in self.release_held(acquisition, keys, acquisition.numbers.own, release).await? {
-            match &row {
-                Some(shown) if acquisition.is_released_in(shown, release.number) => {
-                    if shown.completed && shown.is_owned_by(&acquisition.owner) {
-                        released = Released::Completed(Box::new(shown.clone().into_holder(release.now)));
-                    }
-                }
-                shown => match acquisition.trace(shown.as_ref(), release.now) {
-                    Trace::Gone if acquisition.has_unanswered_release() => released = Released::NoTrace,
-                    _ => lost.push((key, acquisition.lost_to(row, release.now))),
-                },
-            }
-        }
-        if lost.is_empty() { Ok(released) } else { Err(Error::lost_to(lost, self.place())) }
+        let others = self.send_releases(Releasing::all(acquisition, *release)).await?;
+        acquisition.released(self, others, release)
     }
 
-    /// Releases those of these keys that this owner holds with the number `own`. Returns the others with their rows.
-    pub(super) async fn release_held(
+    /// Sends the requests of a release. Returns the keys that this owner does not hold, with their rows.
+    pub(super) async fn send_releases(
         &self,
-        acquisition: &Acquisition,
-        mut keys: Cow<'_, [String]>,
-        own: u64,
-        release: &Release<'_>,
+        mut releasing: Releasing<'_>,
     ) -> Result<Vec<(String, Option<Row>)>, Error> {
-        let (mut release, mut others, mut unreadable) = (*release, Vec::new(), None);
-        while !keys.is_empty() {
-            let update = |key| {
-                let hold = release.hold.map(|hold| acquisition.hold_of(key, hold));
-                acquisition.place(self, key).release(own, &Release { hold, ..release })
-            };
-            let write = Write::new(keys.iter().map(|key| update(key)).collect(), acquisition.kind.transact);
-            let refused = match self.write(write, acquisition.release_attempts.as_ref()).await? {
-                Answer::Applied(_) => break,
-                Answer::Refused(refused) => refused,
-            };
-            let mut again = refused.willing;
-            for (key, row) in refused.rows {
-                match row {
-                    // Its attempts were given up before, by a larger number.
-                    Ok(Some(row)) if release.number > 0 && acquisition.is_given_up(&row, own, &release) => {
-                        release.number = 0;
-                        again.push(key);
-                    }
-                    Ok(row) => others.push((key, row)),
-                    // It does not keep the other keys.
-                    Err(why) => unreadable = Some(why.into_error(self.place(), &key)),
-                }
-            }
-            keys = Cow::Owned(again);
+        let attempts = releasing.acquisition.release_attempts.clone();
+        while let Some(request) = releasing.request(self) {
+            let answer = self.write(request, attempts.as_ref()).await?;
+            releasing.on(self, answer);
         }
-        unreadable.map_or(Ok(others), Err)
+        releasing.ended()
     }
 
-    /// Makes sure that no attempt of an acquire that has ended holds anything: gives up its numbers, so that an attempt that
-    /// arrives late is refused, and frees what an attempt has taken already. One request, or two; up to six if others change
-    /// the row.
-    ///
-    /// With `keeps`, what an attempt has taken stays held: a takeover has it from its identity.
+    /// Sends the requests of a withdrawal. One, or two; up to six if others change the row.
     pub(crate) async fn withdraw(&self, acquisition: &Acquisition, clock: &Clock, keeps: bool) -> Result<(), Error> {
-        let (last, key) = (acquisition.numbers.sent, acquisition.key());
-        let (is_one, mut seen) = (acquisition.kind.transact.is_none(), None);
-        for _ in 0..TRIES {
-            // One row refuses all that a late attempt asks for, and shows one key only.
-            if !is_one && !keeps {
-                self.free_own(acquisition, last, clock).await?;
-            }
-            // Lambda may have frozen this process since the last request, and a row with an old TTL is deleted too early.
-            let withdrawal = acquisition.place(self, key).withdraw(last, seen.as_ref(), clock.now());
-            let (row, is_withdrawn) = match self.write(withdrawal, None).await? {
-                Answer::Applied(before) => (Row::read(before).ok(), true),
-                Answer::Refused(refused) => {
-                    let row = refused.into_row(self)?;
-                    let is_withdrawn = row.as_ref().is_some_and(|row| acquisition.is_refused_by(row, last));
-                    (row, is_withdrawn)
-                }
-            };
-            if !is_withdrawn {
-                // The row is not what it was taken for.
-                seen = Some(row);
-                continue;
-            }
-            let own = row.as_ref().and_then(|row| acquisition.own_number(row, last)).filter(|_| !keeps);
-            return match own {
-                Some(own) if is_one => {
-                    let keys = Cow::Borrowed(acquisition.kind.all_keys());
-                    self.release_held(acquisition, keys, own, &acquisition.end_of(clock.now())).await.map(drop)
-                }
-                Some(_) => self.free_own(acquisition, last, clock).await,
-                None => Ok(()),
-            };
+        let mut withdrawing = Withdrawing::start(acquisition.clone(), keeps, clock.now());
+        // Lambda may have frozen this process since the last request, and a row with an old TTL is deleted too early.
+        while let Some(request) = withdrawing.request(self, clock.now()) {
+            let attempts = acquisition.release_attempts.as_ref().filter(|_| withdrawing.frees());
+            let answer = self.write(request, attempts).await?;
+            withdrawing.on(self, answer, clock.now())?;
         }
-        Err(acquisition.error(Cause::Conflict, self))
-    }
-
-    /// Frees those of several keys that attempts up to the number `last` have taken.
-    async fn free_own(&self, acquisition: &Acquisition, last: u64, clock: &Clock) -> Result<(), Error> {
-        let (mut keys, mut own) = (Cow::Borrowed(acquisition.kind.all_keys()), last);
-        for _ in 0..TRIES {
-            let others = self.release_held(acquisition, keys, own, &acquisition.end_of(clock.now())).await?;
-            // An earlier attempt has taken them.
-            let earlier = |row: &Option<Row>| acquisition.own_number(row.as_ref()?, last);
-            let Some(number) = others.iter().find_map(|(_, row)| earlier(row)) else { return Ok(()) };
-            let others = others.into_iter().filter(|(_, row)| earlier(row) == Some(number));
-            (keys, own) = (others.map(|(key, _)| key).collect(), number);
-        }
-        Err(acquisition.error(Cause::Conflict, self))
+        withdrawing.ended(self)
     }
 
     /// Builds the check "this owner still holds the key" for a transaction, for each key. Without a lock, it always holds.

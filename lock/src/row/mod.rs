@@ -52,6 +52,8 @@ mod write;
 
 pub(crate) use claim::{Claim, Claimed, LeavesTo, Rank};
 pub(crate) use hold::{Released, Renewed};
+#[cfg(feature = "model")]
+pub(crate) use hold::{Releasing, Withdrawing};
 pub(crate) use join::Joined;
 pub(crate) use kind::{Acquisition, Kind};
 pub(crate) use names::{DEFAULT_PARTITION_KEY, EXPIRATION, is_reserved};

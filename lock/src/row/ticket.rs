@@ -3,10 +3,9 @@
 //! Each request of a ticket leaves a sequence in the row that refuses the late requests of the process that made the ticket. A
 //! resumption and a release leave the next one, which also refuses the same ticket a second time.
 
-use std::borrow::Cow;
 use std::time::Duration;
 
-use super::hold::{Own, TRIES, Trace};
+use super::hold::{Own, Releasing, TRIES, Trace};
 use super::kind::Acquisition;
 use super::place::{Hold, Release};
 use super::read::Row;
@@ -135,8 +134,7 @@ impl Table {
         // The hold time of the row is unknown here, and stays if it has one.
         let hold = Some(Hold { since, before: None, is_before_known: false });
         let release = Release { number, sequence, now, hold_until, hold, data: None };
-        let keys = Cow::Borrowed(acquisition.kind.all_keys());
-        let others = self.release_held(acquisition, keys, acquisition.numbers.own, &release).await?;
+        let others = self.send_releases(Releasing::all(acquisition, release)).await?;
         let Some((_, row)) = others.into_iter().next() else { return Ok(()) };
         let is_released = match acquisition.trace(row.as_ref(), now) {
             // Nothing replaces a permit before its lease has ended, and nothing of a released one stays in the row.

@@ -1,5 +1,7 @@
 //! Sending updates: one, or several that are applied together, once or until DynamoDB answers.
 
+#[cfg(feature = "model")]
+use std::collections::HashMap;
 use std::time::Duration;
 
 use aws_sdk_dynamodb::error::{ProvideErrorMetadata as _, SdkError};
@@ -122,6 +124,36 @@ fn row_of(update: &Update<'_>, item: Option<Item>) -> Result<Option<Row>, Unread
     match item {
         None if update.is_refused_by_rows_only() => Err(Unreadable::NotReturned),
         item => Row::read_if_any(item),
+    }
+}
+
+#[cfg(feature = "model")]
+type Texts =
+    (Option<String>, Option<String>, Option<HashMap<String, String>>, Option<HashMap<String, types::AttributeValue>>);
+
+#[cfg(feature = "model")]
+impl Write<'_> {
+    /// Returns the texts of each update, with what their placeholders stand for.
+    pub(crate) fn rendered(&self) -> impl Iterator<Item = (&str, Texts)> {
+        self.updates.iter().map(|update| {
+            let Rendered { update: text, condition, names, values } = update.render();
+            (update.key, (text, condition, names.into_map(), values.into_map()))
+        })
+    }
+}
+
+#[cfg(feature = "model")]
+impl Answer {
+    /// The refusal by these rows, of the keys whose condition was not met.
+    pub(crate) fn refused_by(rows: impl Iterator<Item = (String, Option<Option<Item>>)>) -> Self {
+        let mut refused = Refused::default();
+        for (key, row) in rows {
+            match row {
+                Some(row) => refused.rows.push((key, Row::read_if_any(row))),
+                None => refused.willing.push(key),
+            }
+        }
+        Self::Refused(refused)
     }
 }
 

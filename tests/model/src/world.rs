@@ -1,343 +1,511 @@
-//! The world in which every protocol runs: three clients with wrong clocks, a network that loses, delays and repeats
-//! requests, crashes, and TTL. A protocol fills in its requests, the table's answers, and the decisions of a client.
+//! The world: clients, their clocks, the network, and what must hold.
 
-use std::fmt::Debug;
-use std::hash::Hash;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::collections::BTreeSet;
+use std::fmt;
+use std::hash::{Hash, Hasher};
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
+use lambda_lock::embedded::DynamoDb;
+use lambda_lock::model::{Acquiring, EPOCH, Freeing, Held, Reply, Request, Step, Withdrawal};
+use lambda_lock::{Acquire, Backoff, Locks, Wait};
+use serde_json::Value;
 use stateright::{Model, Property};
 
-use crate::{Bounds, Breach, Event};
+use crate::expression::Condition;
+use crate::table::{Parsed, Table};
 
-/// The number of clients.
-pub(crate) const CLIENTS: usize = 3;
-/// The largest difference between two clocks, in ticks. A lease in the row ends this much later than for its holder.
-pub(crate) const SKEW: u8 = 1;
-/// What a state consists of.
-pub(crate) trait Value: Clone + Debug + PartialEq + Hash + Send + Sync + 'static {}
-impl<T: Clone + Debug + PartialEq + Hash + Send + Sync + 'static> Value for T {}
+/// How long a tick is, and by how much clocks differ.
+const TICK: Duration = Duration::from_secs(1);
+const KEY: &str = "key";
 
-/// One protocol: the requests, the table, and the client.
-pub(crate) trait Protocol: Send + Sync + 'static {
-    /// The rows, and what the proof remembers of them.
-    type Table: Value + Default;
-    type Request: Value + Copy;
-    type Answer;
-    type Client: Value + Copy + Default;
-
-    /// The role of a client. Clients with the same role and the same clock are interchangeable at the beginning.
-    fn role(&self, _client: usize) -> u8 {
-        0
-    }
-
-    /// The decisions that a client can make at this time of its clock.
-    fn decisions(&self, id: usize, client: &Self::Client, clock: u8, decisions: &mut Vec<Decision<Self>>);
-
-    /// Applies a request to the table, if the request's condition holds, and returns the answer.
-    fn apply(&self, table: &mut Self::Table, request: &Self::Request, log: &mut Log) -> Self::Answer;
-
-    /// The client gets an answer. Returns the next request of the same operation, if there is one.
-    fn answered(
-        &self,
-        id: usize,
-        client: &mut Self::Client,
-        request: &Self::Request,
-        answer: &Self::Answer,
-        clock: u8,
-        log: &mut Log,
-    ) -> Option<Self::Request>;
-
-    /// The client no longer waits for the answer.
-    fn unanswered(&self, client: &mut Self::Client, request: &Self::Request);
-
-    /// A request was sent more than once, so a copy of it may arrive late. The client knows.
-    fn sent_again(&self, client: &mut Self::Client, request: &Self::Request);
-
-    /// The rows that TTL may delete at this time.
-    fn expired(&self, table: &Self::Table, now: u8) -> Vec<usize>;
-
-    fn delete(&self, table: &mut Self::Table, row: usize);
-
-    /// What is wrong with a state as a whole.
-    fn inspect(&self, state: &StateOf<Self>, log: &mut Log);
+/// What is acquired.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Subject {
+    /// A key.
+    Key,
+    /// A key, by one identity.
+    KeyOfIdentity,
+    /// Two keys.
+    Keys,
+    /// So many permits of a key.
+    Permits(u32),
+    /// The same, by one identity.
+    PermitsOfIdentity(u32),
 }
 
-pub(crate) type StateOf<P> = State<<P as Protocol>::Table, <P as Protocol>::Client, <P as Protocol>::Request>;
-
-/// What a client can do next.
-pub(crate) struct Decision<P: Protocol + ?Sized> {
-    pub(crate) client: P::Client,
-    /// The request to send, or `None` to only change the client.
-    pub(crate) request: Option<P::Request>,
-    pub(crate) is_renewal: bool,
+/// What a check visits at most.
+#[derive(Clone, Copy, Debug)]
+pub struct Bounds {
+    /// How many clients there are.
+    pub clients: usize,
+    /// The true time at the end.
+    pub ticks: u32,
+    /// How many attempts of an acquire are unanswered.
+    pub unanswered: u32,
+    /// How many clients die.
+    pub deaths: u32,
+    /// How many states are visited.
+    pub states: usize,
 }
 
-/// What the proof sees in one step. It is no part of what the clients or the table know.
-#[derive(Debug, Default)]
-pub(crate) struct Log {
-    pub(crate) true_time: u8,
-    breaches: u32,
-    events: u32,
+/// A deliberate mistake, which a check must find.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mistake {
+    /// An attempt does not read the numbers that a place has accepted.
+    NumbersIgnored,
+    /// An attempt does not read the numbers that were given up.
+    WithdrawalIgnored,
+    /// A release leaves no number.
+    ReleaseWithoutNumber,
+    /// A takeover does not read which acquisition it saw.
+    TakeoverUnread,
+    /// An attempt takes what is held.
+    EndIgnored,
 }
 
-impl Log {
-    pub(crate) fn broke(&mut self, breach: Breach) {
-        self.breaches |= 1 << breach as u32;
-    }
-
-    pub(crate) fn saw(&mut self, event: Event) {
-        self.events |= 1 << event as u32;
-    }
+pub(crate) struct World {
+    subject: Subject,
+    bounds: Bounds,
+    mistake: Option<Mistake>,
+    acquires: Vec<&'static Acquire>,
 }
 
-#[derive(Clone, Debug, PartialEq, Hash)]
-pub(crate) struct State<T, C, R> {
-    /// The true time, in ticks.
-    pub(crate) time: u8,
-    /// How far each client's clock is ahead of the true time: from 0 to [`SKEW`].
-    ahead: [u8; CLIENTS],
-    pub(crate) table: T,
-    pub(crate) clients: [C; CLIENTS],
-    /// The requests under way, with the times when they were built.
-    flights: [Option<(R, u8)>; CLIENTS],
-    /// The clients that have not begun an operation yet in this tick. A round trip takes longer than the resolution of the
-    /// times in a row, so an operation and the next one do not have the same time.
-    rested: [bool; CLIENTS],
-    fresh: [bool; CLIENTS],
-    /// A request whose sender no longer waits for it, and when it was built.
-    late: Option<(R, u8)>,
-    faults_left: u8,
-    renewals_left: u8,
-    pub(crate) breaches: u32,
+/// A state. Two are the same if they print the same.
+#[derive(Clone)]
+pub(crate) struct State {
+    ticks: u32,
+    table: Table,
+    clients: Vec<Client>,
+    /// What is under way, whose sender no longer waits for it.
+    late: Vec<Arc<Message>>,
+    unanswered: u32,
+    deaths: u32,
+    /// The largest number of each key so far, in the order of the keys.
+    numbers: Vec<u64>,
+    broken: BTreeSet<&'static str>,
+    seen: BTreeSet<&'static str>,
 }
 
-impl<T, C, R> State<T, C, R> {
-    pub(crate) fn clock(&self, client: usize) -> u8 {
-        self.time + self.ahead[client]
-    }
-
-    /// Whether a request of this client is not answered yet.
-    pub(crate) fn is_waiting(&self, client: usize) -> bool {
-        self.flights[client].is_some()
-    }
+#[derive(Clone, Debug)]
+struct Client {
+    owner: String,
+    phase: Phase,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug)]
+enum Phase {
+    Ready(Acquiring),
+    Asking(Acquiring, Arc<Message>),
+    Withdrawing(Option<Acquiring>, Withdrawal),
+    Holding(Held),
+    Releasing(Freeing, Arc<Message>, u32),
+    /// It has ended: nothing of it may hold anything.
+    Done,
+    /// It has ended, and what it has sent may still arrive.
+    Left,
+    Dead,
+}
+
+#[derive(Debug)]
+struct Message {
+    requests: Vec<Parsed>,
+    text: String,
+}
+
+#[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Action {
     Tick,
-    /// A client makes the decision with this number, and its request has this fate.
-    Decide(usize, usize, Fate),
-    /// A request that is under way has this fate.
-    Deliver(usize, Fate),
-    ArriveLate,
-    /// TTL deletes a row.
-    Delete(usize),
+    /// A client goes on: asks, withdraws, or releases.
+    GoOn(usize),
+    /// Its request arrives, and its answer too.
+    Answered(usize),
+    /// Its request arrives, and its answer is lost.
+    AnswerLost(usize),
+    /// Its request is late.
+    Late(usize),
+    /// Its request arrives, and another copy of it is late.
+    Twice(usize),
+    /// A late request arrives.
+    Arrives(usize),
+    Dies(usize),
 }
 
-/// What the network does to a request. All but the first are faults.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Fate {
-    /// It is applied and answered.
-    Prompt,
-    /// It is under way for a while.
-    Slow,
-    /// It is lost, and so the client gets no answer.
-    Lost,
-    /// It arrives late. The client gets no answer.
-    Late,
-    /// It is applied. The answer is lost, and the client waits no longer.
-    AnswerLost,
-    /// It is applied. The answer is lost, and the SDK sends the request again.
-    AnswerLostAndResent,
-    /// It is applied and answered, and a copy of it arrives late.
-    Twice,
+const PROPERTIES: [&str; 5] = [
+    "as many valid holders as there may be",
+    "numbers only grow",
+    "what has ended holds nothing",
+    "rows do not grow",
+    "a free place is refused once more at most",
+];
+const EVENTS: [&str; 6] =
+    ["acquired", "acquired after a lost answer", "taken over", "withdrawn", "arrived late", "a number was too small"];
+
+pub(crate) fn is_event(name: &str) -> bool {
+    EVENTS.contains(&name)
 }
 
-impl Fate {
-    const ALL: [Self; 7] =
-        [Self::Prompt, Self::Slow, Self::Lost, Self::Late, Self::AnswerLost, Self::AnswerLostAndResent, Self::Twice];
-
-    fn is_fault(self) -> bool {
-        self != Self::Prompt
+impl World {
+    pub(crate) fn new(subject: Subject, bounds: Bounds, mistake: Option<Mistake>) -> Self {
+        static ENGINE: OnceLock<DynamoDb> = OnceLock::new();
+        let client = ENGINE.get_or_init(|| DynamoDb::new().expect("an engine")).client();
+        let locks = Locks::builder(client, "locks").clock_skew(TICK).build().expect("valid settings");
+        let acquires = (0..bounds.clients).map(|number| acquire(&locks, subject, number)).collect();
+        Self { subject, bounds, mistake, acquires }
     }
 
-    fn needs_late(self) -> bool {
-        matches!(self, Self::Late | Self::Twice)
+    /// The clock of a client is ahead by 0 or by the skew.
+    fn clock(&self, state: &State, client: usize) -> Duration {
+        EPOCH + TICK * (state.ticks + u32::try_from(client % 2).unwrap_or_default())
+    }
+
+    fn permits(&self) -> usize {
+        match self.subject {
+            Subject::Permits(permits) | Subject::PermitsOfIdentity(permits) => permits as usize,
+            _ => 1,
+        }
+    }
+
+    fn message(&self, what: &'static str, requests: &[Request]) -> Arc<Message> {
+        let mut requests: Vec<_> = requests.iter().map(Parsed::of).collect();
+        for request in &mut requests {
+            if let Some(mistake) = self.mistake {
+                mistake.make(what, request);
+            }
+        }
+        let text = format!("{what} {requests:?}");
+        Arc::new(Message { requests, text })
+    }
+
+    /// Sends what a client sends next, and takes note of how it goes on.
+    fn step(&self, state: &mut State, index: usize, acquiring: Acquiring, step: Step) {
+        let now = self.clock(state, index);
+        let phase = match step {
+            Step::Send(requests) => {
+                state.clients[index].owner = acquiring.owner().to_owned();
+                Phase::Asking(acquiring, self.message("acquire", &requests))
+            }
+            Step::Withdraw(withdrawal) => Phase::Withdrawing(Some(acquiring), withdrawal),
+            Step::Sleep(_) => Phase::Ready(acquiring),
+            Step::Held(held) => {
+                state.seen.insert("acquired");
+                if held.is_valid(now) { Phase::Holding(held) } else { Phase::Left }
+            }
+            Step::Completed | Step::Refused(_, None) => Phase::Done,
+            Step::Refused(_, Some(withdrawal)) => Phase::Withdrawing(None, withdrawal),
+        };
+        state.clients[index].phase = phase;
+    }
+
+    /// Applies a request to the table, and looks at what it has changed.
+    fn apply(&self, state: &mut State, message: &Message, is_late: bool) -> Reply {
+        let reply = state.table.apply(&message.requests);
+        if is_late && matches!(reply, Reply::Applied(_)) {
+            state.seen.insert("arrived late");
+        }
+        for (index, row) in state.table.rows().enumerate() {
+            let number = |name: &str| row[name]["N"].as_str().and_then(|digits| digits.parse::<u64>().ok());
+            let largest =
+                if self.permits_of(row) { number("withdrawn") } else { number("fence").max(number("withdrawn")) };
+            let before = &mut state.numbers[index];
+            if largest.unwrap_or_default() < *before {
+                state.broken.insert(PROPERTIES[1]);
+            }
+            *before = largest.unwrap_or_default().max(*before);
+            let permits =
+                row.as_object().map_or(0, |row| row.keys().filter(|name| name.starts_with("permit:")).count());
+            if permits > self.permits() || row.as_object().map_or(0, serde_json::Map::len) > 20 + 2 * self.permits() {
+                state.broken.insert(PROPERTIES[3]);
+            }
+        }
+        reply
+    }
+
+    fn permits_of(&self, row: &Value) -> bool {
+        row["status"]["S"] == "SEMAPHORE"
+    }
+
+    fn answered(&self, state: &mut State, index: usize, reply: Option<Reply>) {
+        let now = self.clock(state, index);
+        let before = state.clients[index].phase.clone();
+        match before {
+            Phase::Asking(mut acquiring, _) => {
+                let step = acquiring.answered(reply, now);
+                self.step(state, index, acquiring, step);
+            }
+            Phase::Releasing(mut freeing, message, tries) => {
+                let Some(reply) = reply else {
+                    // The SDK sends it again.
+                    let phase = if tries < 2 { Phase::Releasing(freeing, message, tries + 1) } else { Phase::Left };
+                    state.clients[index].phase = phase;
+                    return;
+                };
+                freeing.answered(reply);
+                let requests = freeing.requests();
+                state.clients[index].phase = if requests.is_empty() {
+                    if freeing.ended().is_ok() { Phase::Done } else { Phase::Left }
+                } else {
+                    Phase::Releasing(freeing, self.message("release", &requests), tries)
+                };
+            }
+            _ => {}
+        }
+    }
+
+    fn check(&self, state: &mut State) {
+        // Only the last acquire of an identity counts.
+        let is_superseded = |state: &State, index: usize| {
+            let identity = matches!(self.subject, Subject::KeyOfIdentity | Subject::PermitsOfIdentity(_));
+            identity && !state.table.rows().any(|row| row.to_string().contains(nonce_of(&state.clients[index].owner)))
+        };
+        let valid = (0..state.clients.len()).filter(|index| match &state.clients[*index].phase {
+            Phase::Holding(held) => held.is_valid(self.clock(state, *index)) && !is_superseded(state, *index),
+            _ => false,
+        });
+        if valid.count() > self.permits() {
+            state.broken.insert(PROPERTIES[0]);
+        }
+        let now = u64::try_from((EPOCH + TICK * (state.ticks + 1)).as_millis()).unwrap_or_default();
+        for client in state.clients.iter().filter(|client| matches!(client.phase, Phase::Done)) {
+            if state.table.rows().any(|row| holds(row, &client.owner, now)) {
+                state.broken.insert(PROPERTIES[2]);
+            }
+        }
     }
 }
 
-/// A protocol with its bounds, as the checker sees it.
-#[derive(Debug)]
-pub(crate) struct World<P> {
-    protocol: P,
-    bounds: Bounds,
-    pub(crate) seen: [AtomicUsize; Event::ALL.len()],
+fn nonce_of(owner: &str) -> &str {
+    owner.rsplit('#').next().unwrap_or(owner)
 }
 
-impl<P: Protocol> World<P> {
-    pub(crate) fn new(protocol: P, bounds: Bounds) -> Self {
-        Self { protocol, bounds, seen: Default::default() }
+/// Whether this row shows a lease of the owner that ends after this time.
+fn holds(row: &Value, owner: &str, now: u64) -> bool {
+    let number = |value: &Value| value["N"].as_str().and_then(|digits| digits.parse::<u64>().ok()).unwrap_or_default();
+    if row["status"]["S"] == "SEMAPHORE" {
+        let permits = row.as_object().into_iter().flatten().filter(|(name, _)| name.starts_with("permit:"));
+        return permits.into_iter().any(|(name, permit)| {
+            let is_own = name.contains(nonce_of(owner)) || permit["M"]["nonce"]["S"] == *nonce_of(owner);
+            is_own && permit["M"]["released"].is_null() && number(&permit["M"]["end"]) > now
+        });
     }
+    let is_released = number(&row["released"]) == number(&row["fence"]);
+    row["owner"]["S"] == *owner && !is_released && number(&row["in_progress_expiration"]) > now
+}
 
-    pub(crate) fn protocol(&self) -> &P {
-        &self.protocol
-    }
+fn acquire(locks: &Locks, subject: Subject, number: usize) -> &'static Acquire {
+    let acquire = match subject {
+        Subject::Permits(permits) | Subject::PermitsOfIdentity(permits) => locks.semaphore(KEY, permits).acquire(),
+        _ => locks.acquire(KEY),
+    };
+    let acquire = match subject {
+        Subject::KeyOfIdentity | Subject::PermitsOfIdentity(_) => acquire.owner_from("execution"),
+        _ => acquire,
+    };
+    let wait = Wait::backoff(Backoff::new()).max_attempts(2);
+    Box::leak(Box::new(acquire.holder(format!("client {number}")).lease(2 * TICK).wait(wait)))
+}
 
-    pub(crate) fn decisions(&self, state: &StateOf<P>, id: usize) -> Vec<Decision<P>> {
-        let mut decisions = Vec::new();
-        self.protocol.decisions(id, &state.clients[id], state.clock(id), &mut decisions);
-        decisions
-    }
-
-    fn may_decide(&self, state: &StateOf<P>, id: usize) -> bool {
-        let is_next = !state.fresh[id]
-            || (0..id).all(|other| {
-                !state.fresh[other]
-                    || state.ahead[other] != state.ahead[id]
-                    || self.protocol.role(other) != self.protocol.role(id)
+impl Mistake {
+    fn make(self, what: &str, request: &mut Parsed) {
+        let ignore = |condition: &mut Condition, name: &str| {
+            condition.each_term(&mut |term| {
+                if let Condition::Not(negated) = term
+                    && let Condition::Compare(path, ..) = &**negated
+                    && path.name() == name
+                {
+                    *term = Condition::True;
+                }
             });
-        state.rested[id] && state.flights[id].is_none() && is_next
-    }
-
-    fn deliver(&self, state: &mut StateOf<P>, id: usize, request: P::Request, built: u8, fate: Fate, log: &mut Log) {
-        let protocol = &self.protocol;
-        state.faults_left -= u8::from(fate.is_fault());
-        state.flights[id] = None;
-        if fate.needs_late() {
-            state.late = Some((request, built));
-        }
-        if matches!(fate, Fate::Twice | Fate::AnswerLostAndResent) {
-            protocol.sent_again(&mut state.clients[id], &request);
-        }
-        match fate {
-            Fate::Prompt | Fate::Twice => {
-                let answer = protocol.apply(&mut state.table, &request, log);
-                let clock = state.clock(id);
-                let next = protocol.answered(id, &mut state.clients[id], &request, &answer, clock, log);
-                state.flights[id] = next.map(|request| (request, state.time));
+        };
+        let is_takeover = request.update.set.iter().any(|(path, _)| path.name() == "held_since");
+        match (self, what) {
+            (Self::NumbersIgnored, "acquire") => ignore(&mut request.condition, "fence"),
+            (Self::WithdrawalIgnored, "acquire") => ignore(&mut request.condition, "withdrawn"),
+            (Self::ReleaseWithoutNumber, "release") => {
+                request.update.set.retain(|(path, _)| !["fence", "released", "withdrawn"].contains(&path.name()));
+                request.update.remove.push(crate::expression::Path::attribute("owner"));
             }
-            Fate::Slow => state.flights[id] = Some((request, built)),
-            Fate::Lost | Fate::Late => protocol.unanswered(&mut state.clients[id], &request),
-            Fate::AnswerLost => {
-                protocol.apply(&mut state.table, &request, log);
-                protocol.unanswered(&mut state.clients[id], &request);
-            }
-            Fate::AnswerLostAndResent => {
-                protocol.apply(&mut state.table, &request, log);
-                state.flights[id] = Some((request, built));
-            }
+            (Self::TakeoverUnread, "acquire") if is_takeover => request.condition.each_term(&mut |term| {
+                if matches!(term, Condition::Compare(path, crate::expression::Comparison::Equal, _)
+                    if ["owner", "fence", "nonce", "no"].contains(&path.name()))
+                {
+                    *term = Condition::True;
+                }
+            }),
+            (Self::EndIgnored, "acquire") => request.condition.each_term(&mut |term| {
+                if matches!(term, Condition::Compare(path, crate::expression::Comparison::LessOrEqual, _)
+                    if path.name() == "in_progress_expiration")
+                {
+                    *term = Condition::True;
+                }
+            }),
+            _ => {}
         }
     }
 }
 
-impl<P: Protocol> Model for World<P> {
-    type State = StateOf<P>;
+impl Model for World {
+    type State = State;
     type Action = Action;
 
-    fn init_states(&self) -> Vec<Self::State> {
-        // Clocks in ascending order: another order has other names for the same clients, if they have the same role.
-        let mut clocks = Vec::new();
-        for number in 0..1_u8 << CLIENTS {
-            let ahead = std::array::from_fn(|client| (number >> client) & SKEW);
-            let is_sorted = (1..CLIENTS).all(|client| {
-                self.protocol.role(client - 1) != self.protocol.role(client) || ahead[client - 1] <= ahead[client]
-            });
-            if is_sorted {
-                clocks.push(ahead);
-            }
-        }
-        let state = |ahead| State {
-            time: 0,
-            ahead,
-            table: P::Table::default(),
-            clients: [P::Client::default(); CLIENTS],
-            flights: [None; CLIENTS],
-            rested: [true; CLIENTS],
-            fresh: [true; CLIENTS],
-            late: None,
-            faults_left: self.bounds.faults,
-            renewals_left: self.bounds.renewals,
-            breaches: 0,
+    fn init_states(&self) -> Vec<State> {
+        let mut state = State {
+            ticks: 0,
+            table: Table::default(),
+            clients: Vec::new(),
+            late: Vec::new(),
+            unanswered: 0,
+            deaths: 0,
+            numbers: vec![0; 2],
+            broken: BTreeSet::new(),
+            seen: BTreeSet::new(),
         };
-        clocks.into_iter().map(state).collect()
+        for (index, acquire) in self.acquires.iter().enumerate() {
+            let acquiring = Acquiring::start(acquire, self.clock(&state, index)).expect("a valid acquire");
+            state.clients.push(Client { owner: acquiring.owner().to_owned(), phase: Phase::Ready(acquiring) });
+        }
+        vec![state]
     }
 
-    fn actions(&self, state: &Self::State, actions: &mut Vec<Self::Action>) {
-        let allowed =
-            |fate: Fate| (!fate.is_fault() || state.faults_left > 0) && (!fate.needs_late() || state.late.is_none());
-        // Times count from the first request on.
-        let has_begun = state.fresh.contains(&false);
-        let mut may_tick = state.time < self.bounds.ticks && has_begun;
-        for id in 0..CLIENTS {
-            if let Some((_, built)) = &state.flights[id] {
-                let fates = Fate::ALL.into_iter().filter(|fate| allowed(*fate) && *fate != Fate::Slow);
-                actions.extend(fates.map(|fate| Action::Deliver(id, fate)));
-                may_tick &= state.time < built + self.bounds.lateness;
-            } else if self.may_decide(state, id) {
-                for (number, decision) in self.decisions(state, id).into_iter().enumerate() {
-                    if decision.is_renewal && state.renewals_left == 0 {
-                        continue;
-                    }
-                    let fates = Fate::ALL.into_iter().filter(|fate| allowed(*fate));
-                    let fates = fates.filter(|fate| decision.request.is_some() || !fate.is_fault());
-                    actions.extend(fates.map(|fate| Action::Decide(id, number, fate)));
-                }
-            }
+    fn actions(&self, state: &State, actions: &mut Vec<Action>) {
+        if !state.broken.is_empty() {
+            return;
         }
-        if state.late.is_some() {
-            actions.push(Action::ArriveLate);
-        }
-        actions.extend(self.protocol.expired(&state.table, state.time + SKEW).into_iter().map(Action::Delete));
-        if may_tick {
+        if state.ticks < self.bounds.ticks {
             actions.push(Action::Tick);
         }
+        for (index, client) in state.clients.iter().enumerate() {
+            match &client.phase {
+                Phase::Ready(_) | Phase::Holding(_) | Phase::Withdrawing(..) => actions.push(Action::GoOn(index)),
+                Phase::Asking(..) | Phase::Releasing(..) => {
+                    actions.push(Action::Answered(index));
+                    if state.unanswered < self.bounds.unanswered {
+                        actions.push(Action::AnswerLost(index));
+                        actions.push(Action::Late(index));
+                        actions.push(Action::Twice(index));
+                    }
+                }
+                _ => continue,
+            }
+            if state.deaths < self.bounds.deaths {
+                actions.push(Action::Dies(index));
+            }
+        }
+        actions.extend((0..state.late.len()).map(Action::Arrives));
     }
 
-    fn next_state(&self, last: &Self::State, action: Self::Action) -> Option<Self::State> {
+    fn next_state(&self, last: &State, action: Action) -> Option<State> {
         let mut state = last.clone();
-        let mut log = Log { true_time: state.time, ..Log::default() };
         match action {
-            Action::Tick => {
-                state.time += 1;
-                state.rested = [true; CLIENTS];
-                // Too late to arrive.
-                state.late = state.late.filter(|(_, built)| state.time <= built + self.bounds.lateness);
-            }
-            Action::Decide(id, number, fate) => {
-                let decision = self.decisions(last, id).into_iter().nth(number)?;
-                state.clients[id] = decision.client;
-                state.rested[id] = false;
-                state.fresh[id] = false;
-                state.renewals_left -= u8::from(decision.is_renewal);
-                if let Some(request) = decision.request {
-                    self.deliver(&mut state, id, request, last.time, fate, &mut log);
+            Action::Tick => state.ticks += 1,
+            Action::GoOn(index) => {
+                let now = self.clock(&state, index);
+                match state.clients[index].phase.clone() {
+                    Phase::Ready(mut acquiring) => {
+                        let step = acquiring.go_on(now);
+                        self.step(&mut state, index, acquiring, step);
+                    }
+                    Phase::Holding(mut held) => {
+                        let freeing = held.release(now);
+                        let message = self.message("release", &freeing.requests());
+                        state.clients[index].phase = Phase::Releasing(freeing, message, 0);
+                    }
+                    // Each of its requests is answered. That others come between them, the other clients show.
+                    Phase::Withdrawing(acquiring, mut withdrawal) => {
+                        let requests = withdrawal.requests(now);
+                        if !requests.is_empty() {
+                            let message = self.message("withdraw", &requests);
+                            let reply = self.apply(&mut state, &message, false);
+                            withdrawal.answered(reply, now).ok()?;
+                        }
+                        if withdrawal.requests(now).is_empty() {
+                            state.seen.insert("withdrawn");
+                            let is_done = withdrawal.is_done();
+                            match acquiring {
+                                Some(mut acquiring) => {
+                                    let step = acquiring.go_on(now);
+                                    self.step(&mut state, index, acquiring, step);
+                                }
+                                None => state.clients[index].phase = if is_done { Phase::Done } else { Phase::Left },
+                            }
+                        } else {
+                            state.clients[index].phase = Phase::Withdrawing(acquiring, withdrawal);
+                        }
+                    }
+                    _ => return None,
                 }
             }
-            Action::Deliver(id, fate) => {
-                let (request, built) = last.flights[id]?;
-                self.deliver(&mut state, id, request, built, fate, &mut log);
+            Action::Answered(index) | Action::AnswerLost(index) | Action::Late(index) | Action::Twice(index) => {
+                let message = match &state.clients[index].phase {
+                    Phase::Asking(_, message) | Phase::Releasing(_, message, _) => Arc::clone(message),
+                    _ => return None,
+                };
+                let arrives = !matches!(action, Action::Late(_));
+                let reply = arrives.then(|| self.apply(&mut state, &message, false));
+                let is_kept = matches!(action, Action::Late(_) | Action::Twice(_));
+                if is_kept {
+                    state.late.push(message);
+                }
+                let is_answered = matches!(action, Action::Answered(_));
+                state.unanswered += u32::from(!is_answered);
+                self.answered(&mut state, index, reply.filter(|_| is_answered));
             }
-            Action::ArriveLate => {
-                let (request, _) = state.late.take()?;
-                log.saw(Event::ArrivedLate);
-                self.protocol.apply(&mut state.table, &request, &mut log);
+            Action::Arrives(index) => {
+                let message = state.late.remove(index);
+                let _nobody_waits = self.apply(&mut state, &message, true);
             }
-            Action::Delete(row) => {
-                log.saw(Event::DeletedByTtl);
-                self.protocol.delete(&mut state.table, row);
+            Action::Dies(index) => {
+                state.deaths += 1;
+                if let Phase::Asking(_, message) | Phase::Releasing(_, message, _) = &state.clients[index].phase {
+                    state.late.push(Arc::clone(message));
+                }
+                state.clients[index].phase = Phase::Dead;
             }
         }
-        self.protocol.inspect(&state, &mut log);
-        state.breaches = log.breaches;
-        for (event, seen) in self.seen.iter().enumerate() {
-            if log.events & (1 << event) != 0 {
-                seen.fetch_add(1, Ordering::Relaxed);
-            }
-        }
+        self.check(&mut state);
         Some(state)
     }
 
     fn properties(&self) -> Vec<Property<Self>> {
-        Breach::properties()
+        vec![
+            Property::always(PROPERTIES[0], |_, state: &State| !state.broken.contains(PROPERTIES[0])),
+            Property::always(PROPERTIES[1], |_, state: &State| !state.broken.contains(PROPERTIES[1])),
+            Property::always(PROPERTIES[2], |_, state: &State| !state.broken.contains(PROPERTIES[2])),
+            Property::always(PROPERTIES[3], |_, state: &State| !state.broken.contains(PROPERTIES[3])),
+            Property::sometimes(EVENTS[0], |_, state: &State| state.seen.contains(EVENTS[0])),
+            Property::sometimes(EVENTS[3], |_, state: &State| state.seen.contains(EVENTS[3])),
+            Property::sometimes(EVENTS[4], |_, state: &State| state.seen.contains(EVENTS[4])),
+        ]
+    }
+}
+
+impl State {
+    /// What tells states apart.
+    fn shown(&self) -> String {
+        let late: BTreeSet<_> = self.late.iter().map(|message| &message.text).collect();
+        format!(
+            "{} {:?} {:?} {:?} {} {} {:?}",
+            self.ticks, self.table, self.clients, late, self.unanswered, self.deaths, self.broken
+        )
+    }
+}
+
+impl fmt::Debug for State {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.shown())
+    }
+}
+
+impl PartialEq for State {
+    fn eq(&self, other: &Self) -> bool {
+        self.shown() == other.shown()
+    }
+}
+
+impl Eq for State {}
+
+impl Hash for State {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.shown().hash(state);
     }
 }

@@ -27,7 +27,7 @@ impl Path {
         self.field.as_ref().unwrap_or(&self.attribute)
     }
 
-    fn of<'a>(&self, row: &'a Value) -> &'a Value {
+    pub(crate) fn of<'a>(&self, row: &'a Value) -> &'a Value {
         let attribute = &row[&self.attribute];
         self.field.as_ref().map_or(attribute, |field| &attribute["M"][field])
     }
@@ -230,7 +230,7 @@ impl Update {
 }
 
 /// Reads the condition of a request, which has its names and values beside it.
-pub(super) fn condition(request: &Value) -> Condition {
+pub(crate) fn condition(request: &Value) -> Condition {
     let Some(text) = request["ConditionExpression"].as_str() else { return Condition::True };
     let mut parser = Parser::new(text, request);
     let condition = parser.any_of();
@@ -239,7 +239,7 @@ pub(super) fn condition(request: &Value) -> Condition {
 }
 
 /// Reads the update of a request.
-pub(super) fn update(request: &Value) -> Update {
+pub(crate) fn update(request: &Value) -> Update {
     let Some(text) = request["UpdateExpression"].as_str() else { return Update::default() };
     let mut parser = Parser::new(text, request);
     let mut update = Update::default();
