@@ -4,7 +4,7 @@
 use super::expression::{count, text};
 use super::hold::TRIES;
 use super::names::{COMPLETED, DATA, EXPIRATION, HOLDER, STATUS};
-use super::owner::start_of;
+use super::owner::{is_same_identity, start_of};
 use super::place::{ended_by_others, free, free_permits_for_others, number_for_others};
 use super::table::Table;
 use super::write::Answer;
@@ -20,11 +20,12 @@ impl Table {
     /// Frees what was `seen`, for the operator `by`. Returns `false` if the row has changed since it was seen. One request; for
     /// permits one for each 40, and another one each time that one of them was released meanwhile.
     pub(crate) async fn force_release(&self, key: &str, by: &str, seen: &Holder, now: Moment) -> Result<bool, Error> {
-        match seen.kind {
-            HolderKind::Key => self.free_key(key, Some(by), seen, now).await,
-            HolderKind::Semaphore => self.free_permits(key, &seen.permits, seen.withdrawn, now).await,
-            HolderKind::Permit => self.free_permits(key, std::slice::from_ref(seen), seen.withdrawn, now).await,
-        }
+        let permits = match seen.kind {
+            HolderKind::Key => return self.free_key(key, Some(by), seen, now).await,
+            HolderKind::Semaphore => &seen.permits[..],
+            HolderKind::Permit => std::slice::from_ref(seen),
+        };
+        Ok(self.free_permits(key, permits, seen.withdrawn, now).await?.is_some())
     }
 
     /// Frees the key, or the permit, that this identity has. Returns `false` if it has none. A consistent read, and one more
@@ -40,7 +41,7 @@ impl Table {
             let Some(own) = all.iter().find(is_own) else { return Ok(false) };
             let is_freed = match own.kind {
                 HolderKind::Key => self.free_key(key, None, own, now).await?,
-                _ => self.free_permits(key, std::slice::from_ref(own), seen.withdrawn, now).await?,
+                _ => self.free_permits(key, std::slice::from_ref(own), seen.withdrawn, now).await? == Some(0),
             };
             // A later acquire of the identity may have taken it over.
             if is_freed {
@@ -65,17 +66,18 @@ impl Table {
         }))
     }
 
-    /// Frees these permits. Returns `false` if the row is gone or not a semaphore.
+    /// Frees these permits. Returns how many of them a later acquire of the same identity has now, or `None` if the row is
+    /// gone or not a semaphore.
     async fn free_permits(
         &self,
         key: &str,
         seen: &[Holder],
         mut withdrawn: Option<u64>,
         now: Moment,
-    ) -> Result<bool, Error> {
+    ) -> Result<Option<usize>, Error> {
         let permits = seen.iter().filter_map(|permit| Some((permit.owner()?, permit)));
         let mut permits: Vec<_> = permits.take(MAX_PERMITS as usize).collect();
-        let mut refusals = 0;
+        let (mut later, mut refusals) = (0, 0);
         while !permits.is_empty() {
             let some = &permits[..permits.len().min(FREED_AT_ONCE)];
             let largest = some.iter().filter_map(|(_, permit)| permit.number).max().unwrap_or_default();
@@ -86,19 +88,26 @@ impl Table {
                 permits.drain(..freed);
                 continue;
             };
-            let Some(row) = refused.into_row(self)? else { return Ok(false) };
-            let Some(semaphore) = &row.semaphore else { return Ok(false) };
+            let Some(row) = refused.into_row(self)? else { return Ok(None) };
+            let Some(semaphore) = &row.semaphore else { return Ok(None) };
             withdrawn = row.withdrawn;
             let is_there = |owner: &str, seen: &Holder| {
                 semaphore.permit(owner).is_some_and(|permit| Some(permit.number) == seen.number)
             };
-            permits.retain(|(owner, seen)| is_there(owner, seen));
+            let has_later = |owner: &str| {
+                semaphore.permits.iter().any(|held| is_same_identity(owner, &held.owner) && !held.is_released())
+            };
+            permits.retain(|(owner, seen)| {
+                let is_there = is_there(owner, seen);
+                later += usize::from(!is_there && has_later(owner));
+                is_there
+            });
             refusals += 1;
             if refusals > TRIES {
                 return Err(Error::new(Cause::Conflict, self.place(), key));
             }
         }
-        Ok(true)
+        Ok(Some(later))
     }
 
     /// Stores the result of the run that was `seen`, for the operator `by`, until this time in seconds since the epoch. Returns
