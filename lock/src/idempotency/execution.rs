@@ -124,7 +124,6 @@ where
             Ok(Begun::Acquired(lock)) => {
                 let name = invocation.holder.as_ref().unwrap_or(&settings.locks.0.holder);
                 let cache_entry = settings.cache.is_some().then(|| Holder {
-                    fence: Some(lock.fence()),
                     since: Some(millis(since_epoch(lock.acquired_at()))),
                     current: true,
                     completed: true,
@@ -332,14 +331,14 @@ where
         let cached = run.cache_entry.as_ref().map(|record| (Holder::clone(record), outcome.clone()));
         let own = run.has_transaction().then(|| outcome.clone());
         match lock.complete(settings.window(), outcome).await {
-            Ok(Completed::Now { until }) => {
+            Ok(Completed::Now { fence, until }) => {
                 if let Some((record, outcome)) = cached {
                     let (data, error) = match outcome {
                         Outcome::Result(data) => (Some(Data(data)), None),
                         Outcome::WithoutResult => (None, None),
                         Outcome::Error(error) => (None, Some(error)),
                     };
-                    settings.remember(lock.key(), &Holder { until, data, error, ..record });
+                    settings.remember(lock.key(), &Holder { fence: Some(fence), until, data, error, ..record });
                 }
                 None
             }

@@ -106,8 +106,8 @@ pub(crate) enum Outcome {
 /// The effect of a completion.
 #[derive(Debug)]
 pub(crate) enum Completed {
-    /// The outcome was stored, until this time in milliseconds since the epoch.
-    Now { until: u64 },
+    /// The outcome was stored with this fence, until this time in milliseconds since the epoch.
+    Now { fence: u64, until: u64 },
     /// This owner had stored an outcome before, in a request or a transaction whose answer was lost.
     Before(Box<Holder>),
 }
@@ -126,7 +126,7 @@ impl Table {
         let until = seconds_up(end);
         let completion = completion(acquisition, self, last, until, outcome);
         let Answer::Refused(refused) = self.write(completion, None).await? else {
-            return Ok(Completed::Now { until: until * 1000 });
+            return Ok(Completed::Now { fence: last, until: until * 1000 });
         };
         let row = refused.into_row(self)?;
         if let Some(row) = row.as_ref().filter(|row| row.completed && row.released == Some(last)) {
