@@ -5,8 +5,9 @@ use std::time::Duration;
 use lambda_lock::Locks;
 use lambda_lock_tests::World;
 
+use crate::late::free_by_force;
 use crate::subject::Subject;
-use crate::{AFTER_THE_LEASE, LEASE, acquired, ahead, assert_refused};
+use crate::{AFTER_THE_LEASE, LEASE, acquired, ahead, assert_refused, host};
 
 pub(crate) async fn others_wait_until_the_lease_and_the_skew_are_over<S: Subject>() {
     /// Half of it is longer than the test.
@@ -37,4 +38,28 @@ pub(crate) async fn each_acquisition_has_a_larger_fence<S: Subject>() {
     let _crashed: S = acquired(&ahead(&world, Duration::from_hours(1))).await;
     let next: S = acquired(&ahead(&world, Duration::from_hours(1) + AFTER_THE_LEASE)).await;
     assert!(last.iter().zip(next.fences()).all(|(last, fence)| last + 1 < fence));
+}
+
+pub(crate) async fn a_free_key_refuses_an_acquire_at_most_once_after_it_was_freed_by_others<S: Subject>() {
+    let world = World::new().await;
+    let _held: S = acquired(&world.default_locks()).await;
+    free_by_force::<S>(&world.default_locks()).await;
+    assert_refused_at_most_once::<S>(&world).await;
+}
+
+pub(crate) async fn a_free_key_refuses_an_acquire_at_most_once_after_a_clock_that_was_an_hour_ahead<S: Subject>() {
+    let world = World::new().await;
+    let mut held: S = acquired(&ahead(&world, Duration::from_hours(1))).await;
+    held.release().await.unwrap();
+    assert_refused_at_most_once::<S>(&world).await;
+}
+
+/// Asserts that each of two hosts acquires with two requests at most.
+async fn assert_refused_at_most_once<S: Subject>(world: &World) {
+    for _ in 0..2 {
+        let (host, locks) = host(world);
+        let mut held: S = acquired(&locks).await;
+        assert!(host.requests() <= 2, "{} requests", host.requests());
+        held.release().await.unwrap();
+    }
 }

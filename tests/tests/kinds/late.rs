@@ -14,7 +14,6 @@ use tokio::time::sleep;
 use crate::subject::{Ability, Subject, is_excepted};
 use crate::{
     AFTER_THE_LEASE, LEASE, RETENTION, acquired, ahead, assert_free, assert_held, assert_withdrawn, at_pauses, rows,
-    use_soon,
 };
 
 /// Acquires on a host of which these writes are held back.
@@ -56,6 +55,44 @@ pub(crate) async fn a_late_attempt_of_a_refused_acquire_takes_nothing<S: Subject
     holder.release().await.unwrap();
     assert!(!late.deliver(&world).await);
     assert_free::<S>(&world).await;
+}
+
+pub(crate) async fn a_late_request_of_an_acquire_changes_nothing_after_its_release<S: Subject>() {
+    let (world, late) = (World::new().await, S::hold_back(1..=2));
+    let mut held: S = acquired(&an_hour_ahead(&world, &late)).await;
+    held.release().await.unwrap();
+    assert_late_requests_change_nothing::<S>(&world, &late).await;
+}
+
+pub(crate) async fn a_late_request_of_an_acquire_changes_nothing_after_its_withdrawal<S: Subject>() {
+    let (world, late) = (World::new().await, S::hold_back(1..=3));
+    let locks = an_hour_ahead(&world, &late);
+    assert_withdrawn(&locks, S::acquire(&locks, LEASE).await).await;
+    assert_late_requests_change_nothing::<S>(&world, &late).await;
+}
+
+pub(crate) async fn a_late_request_of_an_acquire_changes_nothing_after_it_was_freed_by_others<S: Subject>() {
+    let (world, late) = (World::new().await, S::hold_back(1..=2));
+    let _held: S = acquired(&an_hour_ahead(&world, &late)).await;
+    free_by_force::<S>(&world.default_locks()).await;
+    assert_late_requests_change_nothing::<S>(&world, &late).await;
+}
+
+/// Locks of a host some of whose requests are late, and whose clock is ahead of all others. No time in a row tells that a
+/// request is late.
+fn an_hour_ahead(world: &World, late: &Late) -> Locks {
+    let host = world.host().clock_ahead(Duration::from_hours(1)).intercept(late.clone()).build();
+    world.locks_with_quick_retries(&host).build().unwrap()
+}
+
+/// Asserts that two late requests of an acquire that has ended change nothing: now, and after the next holder.
+async fn assert_late_requests_change_nothing<S: Subject>(world: &World, late: &Late) {
+    for _ in 0..2 {
+        let before = rows::<S>(world).await;
+        assert!(!late.deliver(world).await);
+        assert_eq!(rows::<S>(world).await, before);
+        assert_free::<S>(world).await;
+    }
 }
 
 pub(crate) async fn a_late_duplicate_of_a_renewal_changes_nothing<S: Subject>() {
@@ -127,7 +164,7 @@ async fn late_after_a_resumption<S: Subject>(releases: bool) {
 /// Longer than any row stays after its last request.
 const FROZEN: Duration = Duration::from_hours(100);
 
-/// Refuses the first withdrawal that finds no row, as if the row had changed.
+/// Answers the first withdrawal as if a row had come meanwhile.
 #[derive(Debug, Default)]
 struct RefusesWithdrawal(Counter);
 
@@ -142,24 +179,33 @@ impl Intercept for RefusesWithdrawal {
     fn answer(&self, _: &str, request: &Value, answer: &mut Answer) {
         let condition = request["ConditionExpression"].as_str().unwrap_or_default();
         if condition.ends_with(" AND attribute_exists(id)") {
-            // The row that has come meanwhile.
-            answer.body["Item"] = json!({ "status": { "S": "INPROGRESS" }, "in_progress_expiration": { "N": "1" } });
+            let is_semaphore = request.to_string().contains("SEMAPHORE");
+            answer.body["Item"] = if is_semaphore {
+                json!({ "status": { "S": "SEMAPHORE" }, "permits": { "N": "0" } })
+            } else {
+                json!({ "status": { "S": "INPROGRESS" }, "in_progress_expiration": { "N": "1" } })
+            };
         }
     }
 }
 
 pub(crate) async fn a_withdrawal_is_dated_after_each_request_in_which_its_process_was_frozen<S: Subject>() {
-    // The SDK's attempts of the acquire are lost. The withdrawal is a release, then a mark in the row.
-    for (frozen, requests) in [(4, 5), (5, 7)] {
+    // A set releases its keys before each try of the withdrawal.
+    let requests_of_a_try = if S::OPERATION == "UpdateItem" { 1 } else { 2 };
+    for refuses in [false, true] {
+        // The SDK's attempts of the acquire are lost. The withdrawal learns that there is no row, and creates one.
+        let tries = if refuses { 3 } else { 2 };
+        let requests = 3 + tries * requests_of_a_try;
         let world = World::new().await;
         let mut host = world.host().intercept(S::hold_back(1..=3));
-        if frozen == 5 {
+        if refuses {
             host = host.intercept(RefusesWithdrawal::default());
         }
+        let frozen = requests - 1;
         let host = StepsClock::host(host, frozen, |host| host.advance_clock(FROZEN));
         let locks = world.locks_with_quick_retries(&host).build().unwrap();
         assert_withdrawn(&locks, S::acquire(&locks, LEASE).await).await;
-        assert_eq!(host.requests(), requests);
+        assert_eq!(host.requests(), u64::from(requests));
         let row = world.row(S::KEYS[0]).await.unwrap();
         let expiration: u64 = row["expiration"].as_n().unwrap().parse().unwrap();
         assert!(expiration * 1000 >= millis(host.now() + RETENTION) - 60_000, "{row:?}");
@@ -169,11 +215,11 @@ pub(crate) async fn a_withdrawal_is_dated_after_each_request_in_which_its_proces
 pub(crate) async fn a_grant_whose_process_was_frozen_beyond_its_lease_is_freed<S: Subject>() {
     let world = World::in_virtual_time().await;
     tokio::time::pause();
-    let host = StepsClock::host(world.host(), 1, |host| host.advance_clock(AFTER_THE_LEASE));
+    let host = StepsClock::host(world.host(), 1, |host| host.advance_clock(LEASE + Duration::from_millis(100)));
     let Err(error) = S::acquire(&world.locks(&host).build().unwrap(), LEASE).await else { panic!("it was granted") };
     assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
-    // It is freed before the error is returned, and not by the end of its lease.
-    assert_eq!(host.requests(), 2);
+    // Before the error is returned, its number is given up, and it is freed.
+    assert_eq!(host.requests(), 3);
     for key in S::KEYS {
         assert!(world.default_locks().get(*key).await.unwrap().unwrap().has_released(), "{key}");
     }
@@ -219,8 +265,7 @@ pub(crate) async fn free_by_force<S: Subject>(tools: &Locks) {
     }
 }
 
-/// The row of a semaphore remembers for a minute that others have freed a permit. The acquire learns of it later, while
-/// another holder still knows the row as it was before.
+/// The third attempt of the acquire learns that others have freed what the first one took. The second one is late.
 pub(crate) async fn a_late_attempt_of_an_acquire_freed_by_force_takes_nothing_minutes_later<S: Subject>() {
     if is_excepted::<S>(Ability::TakeTurns) {
         return;
@@ -242,7 +287,7 @@ pub(crate) async fn a_late_attempt_of_an_acquire_freed_by_force_takes_nothing_mi
     let (waited, mut other) = join!(S::wait(&locks, LEASE, wait), others);
     let error = waited.err().unwrap();
     assert!(error.is_held(), "{error}");
-    // The row names the last acquire that was withdrawn.
+    // The number that another acquire gives up takes the place of the one that this acquire has given up.
     let silent = world.host().intercept(S::hold_back(1..=3)).build();
     let locks = world.locks_with_quick_retries(&silent).build().unwrap();
     assert_withdrawn(&locks, S::acquire(&locks, LEASE).await).await;
@@ -268,7 +313,7 @@ pub(crate) async fn assert_withdrawn_by_a_clock_set_back<S: Subject>(
 }
 
 /// Withdraws an acquire whose clock is ahead, and is set back before the withdrawal. Its tries are late from this one on. The
-/// next acquire has the keys soon, and releases them.
+/// next acquire has the keys at once, and releases them.
 async fn used_after_a_withdrawal<S: Subject>(
     first_late: u32,
     ahead: Duration,
@@ -281,7 +326,7 @@ async fn used_after_a_withdrawal<S: Subject>(
     let locks = world.locks_with_quick_retries(&host).build().unwrap();
     assert_withdrawn(&locks, acquire(&locks).await).await;
     let others = world.default_locks();
-    use_soon(async || acquire(&others).await).await;
+    acquire(&others).await.unwrap_or_else(|error| panic!("{error}")).release().await.unwrap();
     (world, late)
 }
 
@@ -305,8 +350,7 @@ pub(crate) async fn a_release_after_an_attempt_by_a_clock_that_was_hours_ahead_b
     let locks = world.locks_with_quick_retries(&host).build().unwrap();
     let mut held = S::wait(&locks, LEASE, LEASE.into()).await.unwrap_or_else(|error| panic!("{error}"));
     held.release().await.unwrap();
-    let others = world.default_locks();
-    use_soon(async || S::acquire(&others, LEASE).await).await;
+    acquired::<S>(&world.default_locks()).await.release().await.unwrap();
 }
 
 /// How a lock ends whose process has sent its acquire more than once.
@@ -317,7 +361,7 @@ enum Ends {
     AfterAResumption,
 }
 
-/// The clock of the acquire is set back, or the clock of the release is behind it.
+/// The clock of the acquire is set back before its release, or the clock of the release is behind it.
 pub(crate) async fn a_late_attempt_of_an_acquire_that_has_succeeded_takes_nothing_after_a_holder<S: Subject>() {
     if is_excepted::<S>(Ability::TakeTurns) {
         return;
@@ -350,7 +394,7 @@ pub(crate) async fn a_late_attempt_of_an_acquire_that_has_succeeded_takes_nothin
                     others.resume(&held.into_ticket()).await.unwrap().release().await.unwrap();
                 }
             }
-            use_soon(async || S::acquire(&others, LEASE).await).await;
+            acquired::<S>(&others).await.release().await.unwrap();
             assert!(!late.deliver(&world).await, "{ends:?}, {first}");
         }
     }

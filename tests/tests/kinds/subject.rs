@@ -31,6 +31,8 @@ pub(crate) enum Ability {
     TakeTurns,
     /// To be taken over by a later acquire of the same identity.
     HaveIdentity,
+    /// To leave a trace of its release in the row.
+    KeepTrace,
     /// To hold in all regions of a table.
     HoldAcrossRegions,
 }
@@ -230,6 +232,15 @@ impl Permit {
 }
 
 impl Subject for Permit {
+    fn cannot(ability: Ability) -> Option<&'static str> {
+        match ability {
+            Ability::KeepTrace => Some(
+                "nothing of a permit that was released stays: a release that is not answered counts as done if it is gone",
+            ),
+            _ => None,
+        }
+    }
+
     async fn acquire(locks: &Locks, lease: Duration) -> Result<Self, Error> {
         Self::asked(locks, lease).await.map(Self)
     }
@@ -419,7 +430,7 @@ impl Subject for Record {
             Ability::HandOver => "a run has no ticket: its result belongs to this process",
             Ability::TakeTurns => "a result is for all who wait for it",
             Ability::HaveIdentity => "the key of a record is the identity of its work",
-            Ability::ReleaseOnDrop | Ability::HoldAcrossRegions => return None,
+            Ability::ReleaseOnDrop | Ability::KeepTrace | Ability::HoldAcrossRegions => return None,
         })
     }
 
