@@ -5,7 +5,7 @@ use std::time::Duration;
 use lambda_lock::{Error, ErrorKind, Locks, Ticket};
 use lambda_lock_tests::World;
 
-use crate::{CLOCK_SKEW, LEASE, acquired, assert_contains, host, ms, passed_on, ticket, with};
+use crate::{CLOCK_SKEW, LEASE, acquired, assert_contains, host, ms, number_of, passed_on, ticket, with};
 
 /// The errors of all requests of a ticket. A refused ticket changes nothing.
 async fn errors(world: &World, locks: &Locks, ticket: &Ticket) -> [Error; 3] {
@@ -194,11 +194,12 @@ async fn a_ticket_of_a_key_that_was_released_by_force_names_the_operator() {
 }
 
 #[tokio::test]
-async fn a_ticket_with_another_fence_matches_no_acquisition() {
+async fn a_ticket_with_another_number_matches_no_acquisition() {
     let world = World::new().await;
     let (real, locks) = (ticket(&world).await, world.default_locks());
-    for fence in [real.fence() - 1, real.fence() + 1, u64::MAX] {
-        let forged = with(&real, "fence", fence);
+    let number = number_of(&real);
+    for number in [number - 1, number + 1, u64::MAX] {
+        let forged = with(&real, "number", number);
         assert_eq!(locks.resume(&forged).await.unwrap_err().kind(), ErrorKind::TicketUnknown);
         assert_eq!(locks.renew_ticket(&forged, LEASE).await.unwrap_err().kind(), ErrorKind::TicketUnknown);
     }
@@ -250,12 +251,12 @@ async fn a_ticket_without_its_row_is_unknown_or_has_ended() {
 }
 
 #[tokio::test]
-async fn a_renewal_with_another_fence_is_unknown_even_if_the_lease_is_long_enough() {
+async fn a_renewal_with_another_number_is_unknown_even_if_the_lease_is_long_enough() {
     let world = World::new().await;
     let (_, locks) = host(&world);
     for lock in [acquired(&world).await, locks.semaphore("bank", 1).acquire().lease(LEASE).await.unwrap()] {
         let ticket = lock.into_ticket();
-        let forged = with(&ticket, "fence", ticket.fence() + 1);
+        let forged = with(&ticket, "number", number_of(&ticket) + 1);
         assert_eq!(locks.renew_ticket(&forged, LEASE / 2).await.unwrap_err().kind(), ErrorKind::TicketUnknown);
     }
 }

@@ -84,7 +84,7 @@ async fn a_resumed_lock_can_be_renewed_checked_and_released() {
     lock.release().await.unwrap();
     assert_eq!(second.requests(), 4);
     let next = world.default_locks().try_acquire("job").await.unwrap().unwrap();
-    assert_eq!(next.fence(), ticket.fence() + 1);
+    assert!(next.fence() > ticket.fence());
     assert_eq!(next.data().and_then(Data::as_str), Some("page 8"));
     next.release().await.unwrap();
 }
@@ -225,13 +225,12 @@ async fn a_resumption_that_is_dropped_can_use_up_the_ticket_and_leaves_the_key_h
     }
     locks.flush(Duration::from_mins(1)).await;
     assert_eq!(second.requests(), 1);
-    let (third, locks) = host(&world);
+    let (_, locks) = host(&world);
     assert_eq!(locks.resume(&ticket).await.unwrap_err().kind(), ErrorKind::TicketUsed);
     assert_eq!(locks.renew_ticket(&ticket, LEASE).await.unwrap_err().kind(), ErrorKind::TicketUsed);
     assert_eq!(locks.release_ticket(&ticket).await.unwrap_err().kind(), ErrorKind::TicketUsed);
     assert!(locks.try_acquire("job").await.unwrap().is_none());
     // An operator frees it, or the lease ends.
-    third.advance_clock(ms(1));
     let holder = locks.get("job").await.unwrap().unwrap();
     assert!(locks.force_release("job", &holder).await.unwrap());
     locks.acquire("job").await.unwrap().release().await.unwrap();

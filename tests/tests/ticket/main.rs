@@ -55,6 +55,11 @@ fn with(ticket: &Ticket, field: &str, value: impl Into<Value>) -> Ticket {
     serde_json::from_value(json).unwrap()
 }
 
+/// The number of the acquisition.
+fn number_of(ticket: &Ticket) -> u64 {
+    serde_json::to_value(ticket).unwrap()["number"].as_u64().unwrap()
+}
+
 fn number(row: &Row, name: &str) -> u64 {
     row[name].as_n().unwrap().parse().unwrap()
 }

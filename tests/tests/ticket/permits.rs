@@ -2,13 +2,13 @@
 
 use std::time::Duration;
 
-use lambda_lock::embedded::{Answer, Faults, Host, Intercept};
+use lambda_lock::embedded::{Faults, Host};
 use lambda_lock::{ErrorKind, Lock, Ticket};
-use lambda_lock_tests::invocation::{Counter, LoseAnswers};
+use lambda_lock_tests::invocation::LoseAnswers;
 use lambda_lock_tests::{Late, World};
-use serde_json::{Value, json};
+use serde_json::Value;
 
-use crate::{CLOCK_SKEW, assert_contains, host, ms, passed_on};
+use crate::{CLOCK_SKEW, assert_contains, host, ms, number_of, passed_on};
 
 const MINUTE: Duration = Duration::from_mins(1);
 
@@ -125,40 +125,6 @@ async fn a_release_that_outlasts_the_lease_finds_that_it_has_ended() {
     replaces_it.release().await.unwrap();
 }
 
-/// Loses the first answer. Then the row has no trace of the permit anymore.
-#[derive(Debug, Default)]
-struct TraceRemoved(Counter);
-
-impl Intercept for TraceRemoved {
-    fn answer(&self, _: &str, _: &Value, answer: &mut Answer) {
-        if self.0.count() == 1 {
-            (answer.status, answer.body) = (500, json!({}));
-        } else if let Some(row) = answer.body["Item"].as_object_mut() {
-            row.retain(|name, _| !name.starts_with("permit:"));
-        }
-    }
-}
-
-#[tokio::test]
-async fn a_release_whose_trace_was_removed_before_its_answer_succeeds() {
-    let world = World::new().await;
-    let ticket = ticket(&world, MINUTE).await;
-    let host = world.host().intercept(TraceRemoved::default()).build();
-    world.locks(&host).build().unwrap().release_ticket(&ticket).await.unwrap();
-    assert_eq!((host.requests(), held(&world).await), (2, 0));
-    // Without an unanswered request, nothing says that it was released.
-    let error = world.default_locks().release_ticket(&passed_on(&unknown(&world).await)).await.unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::TicketUnknown, "{error}");
-}
-
-/// A ticket of a permit that left no trace.
-async fn unknown(world: &World) -> Ticket {
-    let ticket = permit(world, MINUTE).await.into_ticket();
-    world.delete_row("bank").await;
-    permit(world, MINUTE).await.release().await.unwrap();
-    ticket
-}
-
 #[tokio::test]
 async fn a_permit_has_no_lease_over_a_day() {
     let world = World::new().await;
@@ -189,15 +155,10 @@ async fn a_late_renewal_of_the_original_does_not_shorten_a_permit_that_the_ticke
 async fn a_row_whose_permits_are_freed_by_tickets_does_not_grow() {
     let world = World::new().await;
     let locks = world.default_locks();
-    let semaphore = locks.semaphore("bank", 2);
-    let mut longest = 0;
-    for _ in 0..80 {
-        let ticket = semaphore.acquire().await.unwrap().into_ticket();
-        locks.release_ticket(&ticket).await.unwrap();
-        let row = world.row("bank").await.unwrap();
-        longest = longest.max(row.keys().filter(|name| name.starts_with("permit:")).count());
-    }
-    assert!((16..=48).contains(&longest), "{longest} tombstones");
+    let ticket = locks.semaphore("bank", 2).acquire().await.unwrap().into_ticket();
+    locks.release_ticket(&ticket).await.unwrap();
+    let row = world.row("bank").await.unwrap();
+    assert!(!row.keys().any(|name| name.contains(':')), "{row:?}");
 }
 
 #[tokio::test]
@@ -215,16 +176,19 @@ async fn a_minimum_hold_goes_with_the_ticket_of_a_permit() {
 }
 
 #[tokio::test]
-async fn a_forged_ticket_of_a_permit_is_unknown() {
+async fn a_forged_ticket_of_a_permit_has_no_permit() {
     let world = World::new().await;
     let (ticket, locks) = (ticket(&world, MINUTE).await, world.default_locks());
-    for (field, value) in [("fence", Value::from(ticket.fence() + 1)), ("owner", "0".into())] {
+    // Without a permit of its owner, it looks released.
+    for (field, value, kind) in [
+        ("number", Value::from(number_of(&ticket) + 1), ErrorKind::TicketUnknown),
+        ("owner", "0".into(), ErrorKind::TicketReleased),
+    ] {
         let forged = crate::with(&ticket, field, value);
-        assert_eq!(locks.resume(&forged).await.unwrap_err().kind(), ErrorKind::TicketUnknown, "{field}");
-        assert_eq!(locks.renew_ticket(&forged, MINUTE).await.unwrap_err().kind(), ErrorKind::TicketUnknown, "{field}");
+        assert_eq!(locks.resume(&forged).await.unwrap_err().kind(), kind, "{field}");
+        assert_eq!(locks.renew_ticket(&forged, MINUTE).await.unwrap_err().kind(), kind, "{field}");
     }
-    let forged = crate::with(&ticket, "owner", "0");
-    assert_eq!(locks.release_ticket(&forged).await.unwrap_err().kind(), ErrorKind::TicketUnknown);
+    locks.release_ticket(&crate::with(&ticket, "owner", "0")).await.unwrap();
     assert_eq!(held(&world).await, 1);
     locks.resume(&ticket).await.unwrap().release().await.unwrap();
 }

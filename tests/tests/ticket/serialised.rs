@@ -11,19 +11,24 @@ use crate::{LEASE, acquired, passed_on, ticket};
 async fn a_ticket_is_json_with_a_version() {
     let world = World::new().await;
     let lock = acquired(&world).await;
-    let expected = json!({
+    let fence = lock.fence();
+    let mut expected = json!({
         "version": 1,
         "table": world.table,
         "key_prefix": "",
         "key": "job",
         "enforced": true,
         "owner": lock.owner(),
-        "fence": lock.fence(),
+        "fence": fence,
+        "number": fence,
         "sequence": 0,
         "acquired_at": millis(lock.acquired_at()),
         "expires_at": millis(lock.expires_at()),
     });
     let ticket = lock.into_ticket();
+    let release = serde_json::to_value(&ticket).unwrap()["release"].as_u64().unwrap();
+    assert!(release > fence);
+    expected["release"] = release.into();
     assert_eq!(serde_json::to_value(&ticket).unwrap(), expected);
     assert_eq!(passed_on(&ticket), ticket);
     world.default_locks().release_ticket(&ticket).await.unwrap();
@@ -48,6 +53,8 @@ async fn an_unknown_version_or_a_wrong_field_is_named() {
         ("owner", None, ["no field", "`owner`"]),
         ("key", Some(Value::Null), ["no field", "`key`"]),
         ("fence", Some(json!("many")), ["invalid type", "many"]),
+        ("number", None, ["no field", "`number`"]),
+        ("release", Some(json!(u64::MAX)), ["`release`", "253402300799999000"]),
         ("sequence", Some(json!(u64::MAX)), ["`sequence`", "281474976710656"]),
         ("expires_at", Some(json!(u64::MAX)), ["`expires_at`", "253402300799999"]),
         ("acquired_at", Some(json!(-1)), ["invalid value", "-1"]),
