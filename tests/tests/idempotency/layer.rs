@@ -161,14 +161,19 @@ async fn an_error_reaches_lambda_unchanged_and_a_replayed_one_as_stored() {
 #[tokio::test]
 async fn a_handler_of_with_run_gets_the_run() {
     let (world, host, locks) = environment().await;
-    let service = IdempotencyLayer::new(invocations(&locks)).layer(service_fn(
-        async |WithRun { input, run, .. }: WithRun<LambdaEvent<Order>>| {
-            Ok::<_, Declined>((input.payload.amount, run.lock().fence(), run.lock().is_enforced()))
-        },
-    ));
-    let (amount, fence, is_enforced) = service.oneshot(invocation(&host, order("a"))).await.unwrap();
-    assert_eq!(number_in(&world.row("orders#a").await.unwrap(), "fence"), fence);
-    assert!(amount == 5 && fence > 0 && is_enforced);
+    let world = Arc::new(world);
+    let service = IdempotencyLayer::new(invocations(&locks)).layer(service_fn({
+        let world = Arc::clone(&world);
+        move |WithRun { input, run, .. }: WithRun<LambdaEvent<Order>>| {
+            let world = Arc::clone(&world);
+            async move {
+                let row = world.row("orders#a").await.unwrap();
+                assert_eq!(number_in(&row, "fence"), run.lock().fence());
+                Ok::<_, Declined>((input.payload.amount, run.lock().is_enforced()))
+            }
+        }
+    }));
+    assert_eq!(service.oneshot(invocation(&host, order("a"))).await.unwrap(), (5, true));
 }
 
 #[tokio::test]

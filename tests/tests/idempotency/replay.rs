@@ -90,9 +90,11 @@ async fn the_record_is_in_progress_during_the_run_and_completed_after_it() {
     let after = world.row("a").await.unwrap();
     assert_eq!((string_in(&after, "status"), string_in(&after, "data")), ("COMPLETED", "17"));
     assert!(!after.contains_key("validation") && !after.contains_key("error"));
-    for kept in ["owner", "fence", "holder", "acquired_at", "in_progress_expiration"] {
+    for kept in ["owner", "holder", "acquired_at", "in_progress_expiration"] {
         assert_eq!(after[kept], during[kept], "{kept}");
     }
+    // The completion refuses late requests of the run.
+    assert!(number_in(&after, "fence") > number_in(&during, "fence"));
 }
 
 #[tokio::test]
