@@ -28,7 +28,8 @@ async fn two_engines_on_one_file_exclude_each_other() {
     assert!(there.try_acquire("nightly").await.unwrap().is_none());
     lock.release().await.unwrap();
     let next = there.acquire("nightly").await.unwrap();
-    assert_eq!((next.fence(), next.data().unwrap().as_str()), (lock.fence() + 1, Some("page 7")));
+    assert!(next.fence() > lock.fence());
+    assert_eq!(next.data().unwrap().as_str(), Some("page 7"));
     assert!(here.try_acquire("nightly").await.unwrap().is_none());
     next.release().await.unwrap();
     assert!(here.check().await.is_healthy());

