@@ -70,7 +70,7 @@ fn an_unfinished_run_is_listed_and_released_by_its_fence() {
     let released = place.run(["release", "pay#7", "--fence", "17"]).expect_code(0);
     assert!(released.stdout.starts_with("released: key `pay#7`, which was left unfinished by pay"), "{released:?}");
     let row = place.row("pay#7");
-    assert_eq!(row["released"], row["owner"]);
+    assert_eq!(row["released"], row["fence"]);
     assert_eq!(place.json("pay#7")["state"], "free");
     assert!(place.run(["release", "pay#7", "--fence", "17"]).expect_code(0).stdout.contains("already free"));
 }

@@ -20,7 +20,7 @@ fn the_command_gets_fence_key_and_table_and_its_code_is_the_exit_code() {
         assert_eq!((rest, outcome.stderr.as_str()), (format!("job {}\n", place.table).as_str(), ""));
         fence.parse::<u64>().unwrap()
     });
-    assert_eq!(fences[1], fences[0] + 1);
+    assert!(fences[1] > fences[0], "{fences:?}");
     assert_eq!(place.json("job")["state"], "free");
 }
 

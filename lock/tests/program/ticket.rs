@@ -124,10 +124,9 @@ fn a_forged_or_invalid_ticket_exits_with_78() {
 fn an_identity_takes_its_own_lock_over() {
     let place = Place::new();
     let first = acquire(&place, &["--owner-from", "run 7"], "first");
-    thread::sleep(Duration::from_millis(5));
     place.run(["acquire", "--key", "job", "--owner-from", "run 8"]).expect_code(75);
     let second = acquire(&place, &["--owner-from", "run 7"], "second");
-    assert_eq!(second["fence"].as_u64().unwrap(), first["fence"].as_u64().unwrap() + 1);
+    assert!(second["fence"].as_u64() > first["fence"].as_u64(), "{second}");
     with_ticket(&place, &["release"], "first").expect_code(76).expect_sentence(&["was lost to somebody@"]);
     with_ticket(&place, &["release"], "second").expect_code(0);
 }
