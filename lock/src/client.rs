@@ -199,6 +199,11 @@ impl SdkAttempts {
         Self(Arc::new(State { leaves_prevented: true, ..State::default() }))
     }
 
+    /// The answer to the last attempt was read.
+    pub(crate) fn was_answered(&self) {
+        self.0.is_under_way.store(false, Ordering::Relaxed);
+    }
+
     pub(crate) fn is_unanswered(&self) -> bool {
         self.0.is_unanswered.load(Ordering::Relaxed) || self.0.is_under_way.load(Ordering::Relaxed)
     }

@@ -597,6 +597,9 @@ impl Running<'_> {
         let answer = timeout(limit, Box::pin(table.write_once(&request, Some(&attempts)))).await;
         let unanswered = |elapsed| self.asking.acquisition().error(Cause::Unavailable, table).with_source(elapsed);
         let answer = answer.unwrap_or_else(|elapsed: Elapsed| Err(unanswered(elapsed)));
+        if answer.is_ok() {
+            attempts.was_answered();
+        }
         Event::Answered { answer, is_unanswered: attempts.is_unanswered() }
     }
 

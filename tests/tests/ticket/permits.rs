@@ -95,6 +95,16 @@ async fn a_release_with_the_ticket_of_a_permit_frees_it_and_can_be_repeated() {
 }
 
 #[tokio::test]
+async fn permits_are_released_in_any_order_with_one_request_each() {
+    let world = World::new().await;
+    let (host, locks) = host(&world);
+    let (one, two) = (ticket(&world, MINUTE).await, ticket(&world, MINUTE).await);
+    locks.release_ticket(&two).await.unwrap();
+    locks.release_ticket(&one).await.unwrap();
+    assert_eq!((held(&world).await, host.requests()), (0, 2));
+}
+
+#[tokio::test]
 async fn the_ticket_of_a_permit_that_was_replaced_or_freed_is_refused() {
     let world = World::new().await;
     let (replaced, two) = (ticket(&world, MINUTE / 2).await, ticket(&world, MINUTE).await);
