@@ -235,7 +235,7 @@ impl Subject for Permit {
     fn cannot(ability: Ability) -> Option<&'static str> {
         match ability {
             Ability::KeepTrace => Some(
-                "nothing of a permit that was released stays: a release that is not answered counts as done if it is gone",
+                "nothing of a permit that was released stays: an unanswered release counts as done, and a dead process may be late",
             ),
             _ => None,
         }
