@@ -301,7 +301,7 @@ fn acquire(locks: &Locks, subject: Subject, number: usize) -> &'static Acquire {
         Subject::KeyOfIdentity | Subject::PermitsOfIdentity(_) => acquire.owner_from("execution"),
         _ => acquire,
     };
-    let wait = Wait::backoff(Backoff::new()).max_attempts(2);
+    let wait = Wait::backoff(Backoff::new()).max_attempts(3);
     Box::leak(Box::new(acquire.holder(format!("client {number}")).lease(2 * TICK).wait(wait)))
 }
 
