@@ -622,6 +622,9 @@ mod format {
             let kind = Kind::of_ticket(written.kind.as_deref(), key.clone()).ok_or_else(|| {
                 "the ticket is of an unknown `kind`: use the same version of lambda-lock in all steps".to_owned()
             })?;
+            // Those of a forged ticket leave room for the numbers of later acquires.
+            let own = number("number", written.number, LATEST * 1000)?;
+            let release = number("release", written.release, LATEST * 1000)?;
             Ok(Self {
                 table,
                 key_prefix,
@@ -630,9 +633,9 @@ mod format {
                 enforced: field("enforced", written.enforced)?,
                 owner: field("owner", written.owner)?,
                 fence: number("fence", written.fence, u64::MAX)?,
-                number: number("number", written.number, u64::MAX)?,
-                // A forged one leaves room for the numbers of later acquires.
-                release: number("release", written.release, LATEST * 1000)?,
+                number: own,
+                // The release of a key does not set its fence back. That of a permit leaves the fence of the semaphore.
+                release: if kind.in_tickets().is_none() { release.max(own + 1) } else { release },
                 sequence: number("sequence", written.sequence, MAX_SEQUENCE)?,
                 acquired_at: number("acquired_at", written.acquired_at, LATEST)?,
                 expires_at: number("expires_at", written.expires_at, LATEST)?,
