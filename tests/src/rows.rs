@@ -118,25 +118,30 @@ pub fn verdict(row: &Row, now: Duration) -> Verdict {
         is_at_most(name, most).unwrap_or(true) && !negative
     };
     let status = row.get("status").and_then(|status| status.as_s().ok()).map_or("", String::as_str);
-    let micros = now.as_micros().try_into().unwrap();
+    let micros: i128 = now.as_micros().try_into().unwrap();
     let (end, now) = match (status, row.contains_key("in_progress_expiration")) {
         ("INPROGRESS", true) => ("in_progress_expiration", now.as_millis()),
         ("INPROGRESS", false) | ("COMPLETED", _) => ("expiration", now.as_secs().into()),
         _ => return Verdict::Malformed,
     };
     let is_free = is_at_most(end, now.try_into().unwrap()) == Some(true);
-    // A free row is taken as it is, unless its fence is ahead of the clock. Then an attempt is refused first, and reads the row.
-    let is_ahead = row.get("fence").is_some_and(AttributeValue::is_n) && is_at_most("fence", micros) == Some(false);
+    // A free row is taken as it is, unless its numbers are ahead of the clock. Then an attempt is refused first, and reads the
+    // row.
+    let is_number = |name: &str| row.get(name).is_some_and(AttributeValue::is_n);
+    let is_ahead =
+        ["fence", "withdrawn"].iter().any(|name| is_number(name) && is_at_most(name, micros - 1) == Some(false));
     if is_free && !is_ahead {
         return Verdict::Free;
     }
     // A larger fence must follow that of a free row. That of a held row may be the largest, or 2^63.
     let fence = is_within("fence", i128::from(i64::MAX) + if is_free { -1 } else { 1 });
+    // What is no number gives up nothing.
+    let withdrawn = !is_number("withdrawn") || is_within("withdrawn", i128::from(i64::MAX) - i128::from(is_free));
     let strings = ["owner", "holder"].into_iter().chain((status == "COMPLETED").then_some("error"));
     let strings = strings.into_iter().all(|name| row.get(name).is_none_or(AttributeValue::is_s));
     let times = [("in_progress_expiration", LATEST), ("acquired_at", LATEST), ("expiration", LATEST / 1000)];
     let times = times.iter().all(|(name, latest)| is_within(name, *latest));
-    if !(fence && strings && times && row.contains_key(end)) {
+    if !(fence && withdrawn && strings && times && row.contains_key(end)) {
         return Verdict::Malformed;
     }
     if is_free { Verdict::Free } else { Verdict::Held }

@@ -91,11 +91,11 @@ pub(crate) fn start_of_identity() -> String {
     format!("{}#{IDENTITY}#", IDENTITY.len())
 }
 
-/// The permits of a row that count: the ends of their leases, in milliseconds.
+/// The permits of a row: the ends of their leases, in milliseconds.
 pub(crate) fn ends(row: &Row) -> HashMap<&str, f64> {
     let permits = row.iter().filter_map(|(name, value)| {
         let (Some(_), AttributeValue::M(map)) = (name.strip_prefix("permit:"), value) else { return None };
-        if map.contains_key("released_at") { None } else { Some((name.as_str(), number_of(map, "end")?)) }
+        Some((name.as_str(), number_of(map, "end")?))
     });
     permits.collect()
 }

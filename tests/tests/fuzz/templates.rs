@@ -3,6 +3,7 @@
 use std::sync::OnceLock;
 use std::time::Duration;
 
+use aws_sdk_dynamodb::types::AttributeValue;
 use lambda_lock::idempotency::{OnMissingKey, RecordFormat, StoredError};
 use lambda_lock::{Attempt, Idempotency, Lock, Locks, OnError};
 use lambda_lock_tests::rows::{from_json, number, text, to_json};
@@ -43,9 +44,13 @@ async fn made(number: usize, world: &World) -> Option<Row> {
     }
     let mut row = from_json(&serde_json::from_str(&row).unwrap());
     row.insert("id".to_owned(), text(KEY));
-    if let Some(resumed) = row.get_mut("resumed") {
-        *resumed = text(&"f".repeat(32));
+    let nonce = text(&"f".repeat(32));
+    for value in row.values_mut() {
+        if let AttributeValue::M(permit) = value {
+            permit.entry("resumed".to_owned()).and_modify(|resumed| *resumed = nonce.clone());
+        }
     }
+    row.entry("resumed".to_owned()).and_modify(|resumed| *resumed = nonce);
     Some(row)
 }
 
@@ -140,6 +145,13 @@ async fn leave(number: usize, locks: &Locks) -> Option<Vec<Lock>> {
             let run = work(locks, RecordFormat::Plain).on_error(error);
             run.run(&KEY.to_owned(), async |_| Err(())).await.unwrap_err();
             vec![]
+        }
+        // Freed by its identity, beside a permit that was resumed.
+        17 => {
+            let resumed = locks.resume(&semaphore.acquire().await.unwrap().into_ticket()).await.unwrap();
+            let freed = semaphore.acquire().owner_from(IDENTITY).await.unwrap();
+            assert!(locks.release_identity(KEY, IDENTITY).await.unwrap());
+            vec![resumed, freed]
         }
         _ => return None,
     })
