@@ -178,7 +178,8 @@ impl<'a> Place<'a> {
             .returning(ReturnValue::AllOld)
             .when(self.accepts(attempt))
             .when(self.at(Field::Number).is(count("seen", seen.number)))
-            .when(self.at(Field::LeaseEnd).above(now()))
+            // The TTL of a row without this end keeps others out, but not its identity.
+            .when(not(self.at(Field::LeaseEnd).at_most(now())))
             .set(self.at(Field::Number), count("number", attempt))
             .set(self.at(Field::Holder), text("holder", claim.holder))
             .set(self.at(Field::HeldSince), To::DefaultOf(self.at(Field::AcquiredAt)))
@@ -436,16 +437,17 @@ pub(super) fn free<'a>(table: &Table, key: &'a str, seen: &'a Holder, last: u64,
 /// What its owner has released is not changed after its minimum hold, so that a retry of that release recognises itself.
 pub(super) fn ended_by_others<'a>(key: &'a str, seen: &'a Holder, last: u64, now: Moment) -> Update<'a> {
     let is_released_before = all([RELEASED.is(FENCE), LEASE_END.at_most(count("now", now.millis()))]);
-    let is_as_seen = match (&seen.owner, seen.fence) {
-        (Some(owner), Some(fence)) => all([OWNER.is(text("seen", owner)), FENCE.is(count("fence", fence))]),
-        // A row that another library wrote has no owner. Its end tells one run from the next.
-        _ => all([
-            FENCE.missing(),
-            any([
-                LEASE_END.is(count("seen", seen.until)),
-                all([LEASE_END.missing(), EXPIRATION.is(count("seen_seconds", seen.until / 1000))]),
-            ]),
-        ]),
+    let is_owner = seen.owner.as_ref().map_or(OWNER.missing(), |owner| OWNER.is(text("seen_owner", owner)));
+    let is_fence = seen.fence.map_or(FENCE.missing(), |fence| FENCE.is(count("fence", fence)));
+    let is_as_seen = all([is_owner, is_fence]);
+    let is_as_seen = if seen.owner.is_some() && seen.fence.is_some() {
+        is_as_seen
+    } else {
+        // A row that another library wrote has neither. Its end tells one run from the next.
+        is_as_seen.and(any([
+            LEASE_END.is(count("seen", seen.until)),
+            all([LEASE_END.missing(), EXPIRATION.is(count("seen_seconds", seen.until / 1000))]),
+        ]))
     };
     Update::new(key)
         .when(STATUS.is(text("in_progress", IN_PROGRESS)))
