@@ -99,6 +99,11 @@ pub(crate) fn since_epoch(time: SystemTime) -> Duration {
     time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default()
 }
 
+/// Returns whole microseconds, rounded down.
+pub(crate) fn micros(time: Duration) -> u64 {
+    u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
+}
+
 /// Returns whole milliseconds, rounded down.
 pub(crate) fn millis(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)

@@ -1,4 +1,4 @@
-//! `Acquire`: one acquisition, from its options through its attempts to the lock.
+//! `Acquire`: the options of one acquisition.
 
 use std::fmt;
 use std::panic::{AssertUnwindSafe, resume_unwind};
@@ -8,28 +8,23 @@ use std::time::{Duration, SystemTime};
 
 use aws_sdk_dynamodb::types::AttributeValue;
 use futures_util::FutureExt;
-use futures_util::future::{BoxFuture, join_all};
-use tokio::time::error::Elapsed;
-use tokio::time::timeout;
-use tracing::{Instrument, Span};
+use futures_util::future::BoxFuture;
+use tracing::Span;
 
-use super::asking::{Asking, Ended, Event, Places, Step};
 use super::attempt::{Attempt, Turn};
-use super::held::{Grant, Lock, in_background};
+use super::held::{Grant, Lock};
 use super::locks::{Locks, check_attribute_name};
-use super::telemetry::{self, AcquireSpan, HoldSpan};
+use super::telemetry::HoldSpan;
 use super::turns::Turns;
 use super::wait::Wait;
-use crate::client::SdkAttempts;
 use crate::clock::{Lease, Moment, since_epoch};
 use crate::error::{Cause, Error};
 use crate::holder::{Data, Holder};
 use crate::limits::{
     DAY, MIN_LEASE, check_attributes, check_duration, check_holder, check_identity, deadline_if_any, time_to_ask,
 };
-use crate::row::{Acquisition, Joined, Kind, owner_of};
+use crate::row::{Acquisition, Kind, owner_of};
 use crate::text::printable;
-use crate::trace;
 
 /// How long a refusal waits for a withdrawal.
 const WITHDRAWAL_TIMEOUT: Duration = Duration::from_secs(1);
@@ -112,8 +107,8 @@ pub struct Acquire {
     lease: Option<Duration>,
     until: Option<SystemTime>,
     pub(super) wait: Option<Wait>,
-    around_pause: Option<Arc<dyn AroundPause>>,
-    hold_at_least: Duration,
+    pub(super) around_pause: Option<Arc<dyn AroundPause>>,
+    pub(super) hold_at_least: Duration,
     holder: Option<String>,
     identity: Option<String>,
     /// Only an earlier acquire of the identity is replaced.
@@ -340,82 +335,11 @@ impl Acquire {
         self.attempt_once(turn).await
     }
 
-    /// Makes one attempt, and tells the telemetry.
-    pub(super) async fn attempt_once(mut self, turn: Option<Turn>) -> Result<Attempt, Error> {
-        self.wait.get_or_insert_with(|| DAY.into());
-        let settings = &self.locks.0;
-        let checked = self.check();
-        if !settings.enabled {
-            return checked.and_then(|()| self.unlocked()).map(Attempt::Acquired);
-        }
-        let is_own = |turn: &Turn| turn.check(&settings.table, self.kind.all_keys());
-        let checked = checked.and_then(|()| turn.as_ref().map_or(Ok(()), is_own));
-        checked.inspect_err(telemetry::record_refusal)?;
-        let start = |now| Asking::start(&self, now).map(|asking| asking.once(turn.as_ref()));
-        match self.ask(start, true).await? {
-            Asked::Acquired(lock) => Ok(Attempt::Acquired(lock)),
-            Asked::Waiting(turn) => Ok(Attempt::Waiting(turn)),
-            Asked::Completed(record) => Err(self.acquisition()?.error(Cause::Held(*record), &settings.table)),
-        }
-    }
-
     /// Acquires the lock. Borrows the options, so that a caller can fall back to [`unlocked`](Self::unlocked).
     pub(crate) async fn send(&self) -> Result<Lock, Error> {
         match self.begin().await? {
             Begun::Acquired(lock) => Ok(lock),
             Begun::Completed(record) => Err(self.acquisition()?.error(Cause::Held(*record), &self.locks.0.table)),
-        }
-    }
-
-    /// Acquires what is claimed, unless a record shows that the work is done.
-    pub(crate) async fn begin(&self) -> Result<Begun, Error> {
-        let settings = &self.locks.0;
-        let checked = self.check();
-        if !settings.enabled {
-            return checked.and_then(|()| self.unlocked()).map(Begun::Acquired);
-        }
-        // Validate first: the span must not carry an oversized key.
-        checked.inspect_err(telemetry::record_refusal)?;
-        match self.ask(|now| Asking::start(self, now), self.waits()).await? {
-            Asked::Acquired(lock) => Ok(Begun::Acquired(lock)),
-            Asked::Completed(record) => Ok(Begun::Completed(record)),
-            // Only an attempt of its own waits elsewhere.
-            Asked::Waiting(_) => Err(self.acquisition()?.error(Cause::Conflict, &self.locks.0.table)),
-        }
-    }
-
-    /// Makes attempts until one succeeds or the wait ends, and tells the telemetry.
-    async fn ask<'a>(
-        &'a self,
-        start: impl FnOnce(Moment) -> Result<Asking<'a>, Error>,
-        waits: bool,
-    ) -> Result<Asked, Error> {
-        let clock = &self.locks.0.clock;
-        let mut telemetry = AcquireSpan::start(&self.name(), clock, waits);
-        let span = telemetry.span().clone();
-        let ended = match start(clock.now()) {
-            Ok(asking) => Running { acquire: self, asking }.run(&mut telemetry).instrument(span).await,
-            Err(error) => Ended::Refused(error),
-        };
-        match ended {
-            Ended::Acquired(acquisition, grant, taken_from) => {
-                let of_hold = HoldSpan::new(telemetry.span().clone(), self.name());
-                let lock = Lock::new(self.locks.clone(), acquisition, grant, of_hold, self.hold_at_least);
-                telemetry.acquired(lock.shown_key(), lock.owner(), lock.fence(), &taken_from);
-                Ok(Asked::Acquired(lock))
-            }
-            Ended::Completed(record) => {
-                telemetry.completed();
-                Ok(Asked::Completed(record))
-            }
-            Ended::Waiting(turn) => {
-                telemetry.postponed(turn.delay());
-                Ok(Asked::Waiting(turn))
-            }
-            Ended::Refused(error) => {
-                telemetry.refused(&error);
-                Err(error)
-            }
         }
     }
 
@@ -442,7 +366,7 @@ impl Acquire {
         Ok(Acquisition::new(self.kind.clone(), owner_of(self.identity.as_deref(), &nonce)))
     }
 
-    fn check(&self) -> Result<(), Error> {
+    pub(super) fn check(&self) -> Result<(), Error> {
         self.kind.check(&self.locks.0.table.key_prefix)?;
         if let Some(lease) = self.lease {
             self.kind.check_lease("lease", lease, self.until.is_some())?;
@@ -543,148 +467,6 @@ pub(crate) enum Begun {
     Acquired(Lock),
     /// The work was done before: this record has its result.
     Completed(Box<Holder>),
-}
-
-/// The same, or a wait that goes on elsewhere.
-enum Asked {
-    Acquired(Lock),
-    Completed(Box<Holder>),
-    Waiting(Turn),
-}
-
-/// An acquire under way: sends what its loop says, and sleeps when it says so.
-struct Running<'a> {
-    acquire: &'a Acquire,
-    asking: Asking<'a>,
-}
-
-impl Running<'_> {
-    async fn run(mut self, telemetry: &mut AcquireSpan) -> Ended {
-        let mut event = Event::Began;
-        loop {
-            let step = self.asking.on(event, self.acquire.locks.0.clock.now());
-            event = match step {
-                Step::End(ended) => return ended,
-                Step::Send { limit, is_new } => {
-                    if is_new {
-                        telemetry.attempt();
-                    }
-                    self.send(limit, telemetry.span()).await
-                }
-                Step::Withdraw(acquisition, limit) => {
-                    Withdrawal::of(self.acquire, acquisition).send(limit).await;
-                    Event::Done
-                }
-                Step::Pause => {
-                    telemetry.sleep(self.asking.refusal().and_then(Error::holder));
-                    self.around_pause(AroundPause::before).await
-                }
-                Step::Resume => self.around_pause(AroundPause::after).await,
-                Step::Sleep(delay) => {
-                    tokio::time::sleep(delay).await;
-                    Event::Done
-                }
-                Step::Join(keys, places) => self.join(keys, places, telemetry).await,
-                Step::Reserve(keys, places) => self.reserve(&keys, places).await,
-            };
-        }
-    }
-
-    async fn send(&self, limit: Duration, span: &Span) -> Event {
-        let trace = trace::context(span);
-        let attempts = if self.asking.asks_again() { SdkAttempts::leaving_prevented() } else { SdkAttempts::default() };
-        let (table, request) = (&self.acquire.locks.0.table, self.asking.request(trace.as_deref()));
-        let answer = timeout(limit, Box::pin(table.write_once(&request, Some(&attempts)))).await;
-        let unanswered = |elapsed| self.asking.acquisition().error(Cause::Unavailable, table).with_source(elapsed);
-        let answer = answer.unwrap_or_else(|elapsed: Elapsed| Err(unanswered(elapsed)));
-        if answer.is_ok() {
-            attempts.was_answered();
-        }
-        Event::Answered { answer, is_unanswered: attempts.is_unanswered() }
-    }
-
-    /// Lets the caller do what it does around each pause because of another holder.
-    async fn around_pause<'b>(&'b self, call: impl FnOnce(&'b dyn AroundPause) -> BoxFuture<'b, ()>) -> Event {
-        let is_held = self.asking.refusal().is_some_and(|error| error.holder().is_some());
-        let Some(around) = self.acquire.around_pause.as_deref().filter(|_| is_held) else { return Event::Done };
-        let left = self.asking.left(self.acquire.locks.0.clock.now());
-        if timeout(left, call(around)).await.is_ok() { Event::Done } else { Event::TookTooLong }
-    }
-
-    async fn join(&self, keys: Vec<usize>, Places { limit, until }: Places, telemetry: &mut AcquireSpan) -> Event {
-        let (settings, names) = (&self.acquire.locks.0, self.acquire.kind.all_keys());
-        let now = settings.clock.now();
-        let join = async |index: usize| {
-            let joined = settings.table.join(&names[index], self.asking.queue(index), until, now, limit).await;
-            (index, joined, settings.clock.now())
-        };
-        let joins = join_all(keys.into_iter().map(join)).await;
-        for (index, joined, _) in &joins {
-            let key = settings.table.place().printable_key(&names[*index]);
-            match joined {
-                Ok(Some(Joined { place, holder })) => {
-                    telemetry.joined(&key, place.saturating_sub(holder.queue.head).saturating_sub(1));
-                }
-                Ok(None) => {}
-                Err(error) => tracing::debug!(key, ?error, "no place in the queue"),
-            }
-        }
-        Event::Joined(joins)
-    }
-
-    async fn reserve(&self, keys: &[usize], Places { limit, until }: Places) -> Event {
-        let (settings, names) = (&self.acquire.locks.0, self.acquire.kind.all_keys());
-        let (names, now) = (keys.iter().map(|index| &names[*index]), settings.clock.now());
-        let answer = settings.table.reserve(self.asking.acquisition(), names, until, now, limit).await;
-        if let Err(error) = &answer {
-            tracing::debug!(key = self.acquire.name(), ?error, "not reserved");
-        }
-        Event::Reserved(answer)
-    }
-}
-
-/// What attempts may have taken, or may still take, is withdrawn if the acquire ends or is dropped.
-impl Drop for Running<'_> {
-    fn drop(&mut self) {
-        if let Some(acquisition) = self.asking.unsettled() {
-            drop(Withdrawal::of(self.acquire, acquisition.clone()));
-        }
-    }
-}
-
-/// A withdrawal that is to be sent. It is sent in the background if it is dropped.
-struct Withdrawal {
-    locks: Locks,
-    acquisition: Acquisition,
-    /// What a takeover has taken was the identity's before, and stays so.
-    keeps: bool,
-    is_sent: bool,
-}
-
-impl Withdrawal {
-    fn of(acquire: &Acquire, acquisition: Acquisition) -> Self {
-        Self { locks: acquire.locks.clone(), acquisition, keeps: acquire.takes_over, is_sent: false }
-    }
-
-    /// Sends it now, for at most `limit`, because Lambda freezes background requests.
-    async fn send(mut self, limit: Duration) {
-        let Locks(settings) = &self.locks;
-        let withdrawal = Box::pin(settings.table.withdraw(&self.acquisition, &settings.clock, self.keeps));
-        let is_sent = matches!(timeout(limit, withdrawal).await, Ok(Ok(())));
-        self.is_sent = is_sent;
-    }
-}
-
-impl Drop for Withdrawal {
-    fn drop(&mut self) {
-        if !self.is_sent {
-            let (locks, acquisition, keeps) = (self.locks.clone(), self.acquisition.clone(), self.keeps);
-            let key = acquisition.name(locks.0.table.place());
-            in_background(&self.locks, key, Span::none(), async move {
-                locks.0.table.withdraw(&acquisition, &locks.0.clock, keeps).await
-            });
-        }
-    }
 }
 
 /// Runs `body` while `lock` is held, then releases the lock.

@@ -10,6 +10,7 @@ mod held;
 mod identity;
 mod locks;
 mod register;
+mod running;
 mod semaphore;
 mod set;
 mod telemetry;

@@ -2,14 +2,14 @@
 
 use super::claim::{Claim, Claimed, Plan, Seen};
 use super::expression::{Update, count};
-use super::kind::{Acquisition, micros};
+use super::kind::Acquisition;
 use super::names::{DATA, FENCE, MAX_FENCE, RESERVED_BY, RESERVED_UNTIL, SEQUENCE};
 use super::owner::is_same_identity;
 use super::place::{gives_permit, is_over};
 use super::read::{Row, number_at};
 use super::table::{Item, Table};
 use super::write::{Answer, Refused, Write};
-use crate::clock::Moment;
+use crate::clock::{Moment, micros};
 use crate::error::{Cause, Error};
 use crate::holder::Data;
 use crate::limits::MAX_PERMITS;
@@ -243,7 +243,7 @@ impl Acquisition {
     fn unreadable(&self, why: super::read::Unreadable, table: &Table, key: &str) -> Error {
         #[cfg(feature = "idempotency")]
         if self.kind.is_record() {
-            return super::record::RecordClaim::unreadable(why, table, key);
+            return super::record_claim::RecordClaim::unreadable(why, table, key);
         }
         why.into_error(table.place(), key)
     }

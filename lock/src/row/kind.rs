@@ -6,11 +6,11 @@ use super::claim::Plan;
 use super::names::MAX_FENCE;
 use super::place::Place;
 #[cfg(feature = "idempotency")]
-use super::record::RecordClaim;
+use super::record_claim::RecordClaim;
 use super::table::Table;
 use super::write::Transact;
 use crate::client::SdkAttempts;
-use crate::clock::{Deadline, Lease, Moment, millis_up, seconds_up};
+use crate::clock::{Deadline, Lease, Moment, micros, millis_up, seconds_up};
 use crate::error::{Cause, Error, Place as Where};
 use crate::holder::Data;
 use crate::limits::{
@@ -182,11 +182,6 @@ impl Numbers {
     pub(super) fn see(&mut self, number: Option<u64>) {
         self.seen = self.seen.max(number.unwrap_or_default().min(MAX_FENCE));
     }
-}
-
-/// Returns whole microseconds.
-pub(super) fn micros(time: Duration) -> u64 {
-    u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
 }
 
 /// What one owner has acquired, or is about to acquire.

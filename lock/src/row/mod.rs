@@ -44,6 +44,8 @@ mod probe;
 mod read;
 #[cfg(feature = "idempotency")]
 mod record;
+#[cfg(feature = "idempotency")]
+mod record_claim;
 mod reserve;
 mod semaphore;
 mod table;
@@ -62,7 +64,9 @@ pub(crate) use place::{Hold, Release};
 pub(crate) use probe::{PROBE_KEY, probe_key};
 pub(crate) use read::{Cursor, Page};
 #[cfg(feature = "idempotency")]
-pub(crate) use record::{Completed, Outcome, RecordClaim};
+pub(crate) use record::{Completed, Outcome};
+#[cfg(feature = "idempotency")]
+pub(crate) use record_claim::RecordClaim;
 pub(crate) use table::{Table, in_time, is_same_table};
 pub(crate) use ticket::{Handover, Resumed};
 pub(crate) use write::{Answer, Write};

@@ -28,7 +28,6 @@ use super::claim::{Claim, LeavesTo, Plan, Rank, Seen};
 use super::expression::{
     Attribute as _, Condition, Path, To, Update, all, any, count, hold_time, not, number, string, text, value,
 };
-use super::kind::micros;
 use super::names::{
     ACQUIRED_AT, COMPLETED, ENDED, EXPIRATION, FENCE, FREED_AT, HEAD, HELD_SINCE, HOLD, HOLD_DEVIATION, HOLDER,
     IN_PROGRESS, LEASE_END, MAX_FENCE, OWNER, PERMIT_FENCE_PREFIX, PERMIT_PREFIX, PERMITS, RELEASED, RESERVED_BY,
@@ -38,7 +37,7 @@ use super::owner::{is_same_identity, split};
 use super::read::Row;
 use super::semaphore;
 use super::table::Table;
-use crate::clock::{Lease, Moment, millis, seconds_up};
+use crate::clock::{Lease, Moment, micros, millis, seconds_up};
 use crate::holder::{Data, Holder};
 use crate::queue::{HoldTime, Reservation};
 
