@@ -9,7 +9,7 @@
 //! | `names`, `attribute`, `semaphore`, `read` | how a row is read |
 //! | `place` | the protocol: each condition and each update |
 //! | `expression`, `table`, `write` | how a request is rendered and sent |
-//! | `kind`, `claim`; `record` for idempotency | what is claimed |
+//! | `kind`, `claim`; `record_claim` and `record` for idempotency | what is claimed |
 //! | `acquire`, `hold`, `ticket` | the requests of an owner, and what their answers say |
 //! | `join`, `reserve`, `free`, `probe` | the requests of waiters, operators and checks |
 //!
