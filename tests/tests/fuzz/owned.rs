@@ -208,6 +208,11 @@ async fn with_one(stage: &Stage, what: What, operation: Operation, lock: Lock, a
         }
         _ => {
             kinds.extend(of_tickets);
+            let renews = matches!(operation, Operation::RenewTicket | Operation::RenewTicketShortly);
+            if renews && !what.is_permit() && !stage.before.contains_key("in_progress_expiration") {
+                // A renewal that keeps the end of the lease compares it.
+                kinds.push(ErrorKind::Conflict);
+            }
             let ticket = lock.into_ticket();
             // Nothing of a permit that was released stays in the row, so that an unknown permit counts as released.
             let is_released = has.is_there || (has.is_gone && stage.now() < SINCE_EPOCH + LEASE);
