@@ -63,6 +63,7 @@ const CRATE: &[&str] = &[
     "lock/semaphore",
     "lock/set",
     "lock/mod",
+    "model",
     "idempotency/format/testing",
     "idempotency/format/json",
     "idempotency/format/attribute",
