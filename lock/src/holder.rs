@@ -124,7 +124,8 @@ impl Holder {
         nonce.starts_with('#').then_some(identity)
     }
 
-    /// Returns the fence of the acquisition. A row that another library wrote has none.
+    /// Returns the fence of the acquisition. After a release or a completion, it is the number of that, which is larger. A row
+    /// that another library wrote has none.
     #[must_use]
     pub fn fence(&self) -> Option<u64> {
         self.fence

@@ -484,7 +484,7 @@ impl Lock {
     }
 
     /// Releases the lock, which frees the key at once or, with `hold_at_least`, when that time is over. A host whose clock is
-    /// behind sees it as free later, by the difference. One request, unless a request has already shown the lock released or
+    /// behind needs one more request to acquire it. One request, unless a request has already shown the lock released or
     /// lost; IAM action `dynamodb:UpdateItem`. It is repeated like a [renewal](Self::renew).
     ///
     /// Fails with an error that [`is_lost`](Error::is_lost) if another holder has taken the key, or an operator has

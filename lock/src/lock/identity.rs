@@ -16,7 +16,7 @@ impl Locks {
     /// The key is free at once, whatever its [minimum hold](crate::Acquire::hold_at_least). Of several keys, it frees one.
     ///
     /// One consistent `GetItem`, and one `UpdateItem` if the identity holds the key; up to three of each while others change
-    /// the row, and perhaps one more `UpdateItem` that removes old traces of permits. IAM actions `dynamodb:GetItem` and
+    /// the row. IAM actions `dynamodb:GetItem` and
     /// `dynamodb:UpdateItem`. It can be repeated after any error. If locking is [disabled](crate::LocksBuilder::enabled),
     /// nothing is sent.
     ///

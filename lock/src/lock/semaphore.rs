@@ -16,8 +16,7 @@ impl Locks {
 
 /// A key with several permits: up to N pieces of work hold it at a time. Cheap to clone.
 ///
-/// A permit is a [`Lock`], and its acquire is an [`Acquire`]: with deadline, lease, wait, data and `run`. Each acquisition of
-/// the key has a larger [fence](Lock::fence) than all earlier ones. [`Holder::permits`](crate::Holder::permits) lists the
+/// A permit is a [`Lock`], and its acquire is an [`Acquire`]: with deadline, lease, wait, data and `run`. [`Holder::permits`](crate::Holder::permits) lists the
 /// permits that are held.
 ///
 /// ```
@@ -45,7 +44,7 @@ impl Locks {
 /// | acquire, granted or refused | 1 `UpdateItem` |
 /// | a place in the queue, for an acquire that [waits](Acquire::wait) and is refused | 1 `UpdateItem` |
 /// | acquire that replaces permits whose lease has ended | 2 `UpdateItem`; up to 4 while others change the row |
-/// | renew, release | 1 `UpdateItem`; while more than about 30 permits are in use, every 32nd release sends another one |
+/// | renew, release | 1 `UpdateItem` |
 ///
 /// The IAM action is `dynamodb:UpdateItem`. All permits of a key are in one row, and each adds its holder's name and about
 /// 210 bytes, and with [`owner_from`](Acquire::owner_from) about three times the length of the identity.
@@ -74,15 +73,19 @@ impl Locks {
 /// The permits share the [data](Lock::data) of the row: the last holder that wrote data leaves it to the next acquire.
 /// At most 200 KiB. The name of a [holder](Acquire::holder) has at most 1024 bytes.
 ///
+/// # Fences
+///
+/// Each acquisition has a larger [fence](Lock::fence) than all earlier ones, but up to N holders are valid at a time. So a
+/// receiver cannot reject a write because its fence is smaller than another: the holder with the smaller fence may still
+/// have its permit. A fence of a permit tells acquisitions apart, for example in a log.
+///
 /// # Late requests
 ///
-/// A released permit leaves its nonce in the row, which then refuses a late duplicate of its acquire. The row keeps the
-/// nonces of the last minute, up to about 16 of them. A duplicate that arrives after that can take a free permit until the
-/// lease that it asks for has ended. So can a duplicate of an acquire whose permit was replaced after its lease. It counts as
-/// one of the N.
+/// If an acquire ends while one of its requests is unanswered, the client tells the row to refuse that request. The same holds for
+/// a release. But if a process dies, nobody does so: its request may arrive later, take a free permit, and keep it until
+/// the lease that it asks for has ended. So may a request that the network repeats although it was answered.
 ///
-/// A [`release`](Lock::release) of a permit that was replaced after its lease fails with an error that
-/// [`is_lost`](Error::is_lost).
+/// If you [release](Lock::release) a permit that was replaced after its lease, the error [`is_lost`](Error::is_lost).
 #[derive(Clone, Debug)]
 #[must_use = "a semaphore does nothing until a permit is acquired"]
 pub struct Semaphore {

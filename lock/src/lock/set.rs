@@ -37,8 +37,8 @@ impl Locks {
 /// # Cost
 ///
 /// Each attempt is one `TransactWriteItems` with one update for each key (IAM action `dynamodb:UpdateItem` on each key). It
-/// costs two write units for each key, also when it is refused. If another program or a wrong clock has left a fence that is
-/// ahead of this host's clock, in a free row or one of the same identity, an attempt sends another one, up to four in all.
+/// costs two write units for each key, also when it is refused. If a free row has a fence that is ahead of this host's clock,
+/// or if the same identity holds some of the keys, an attempt sends another transaction, up to four in all.
 /// DynamoDB's limit for the rows of a transaction, with the data in them, is 4 MB in all.
 ///
 /// DynamoDB cancels a transaction if another request or transaction on one of its rows is in progress. The attempt then
@@ -190,8 +190,8 @@ impl LockSet {
     /// Returns the fencing token of this key, which is larger than that of every earlier acquisition of the key, or `None`
     /// if the set does not have the key. Zero if the locks are not [enforced](Self::is_enforced).
     ///
-    /// It is the clock of the acquire in microseconds, or one more than the fence that a refusal showed if that is larger.
-    /// [`Lock::fence`] names two cases in which a fence can go back.
+    /// All keys of a set have the same fence: the clock of the acquire in microseconds, or one more than the largest fence
+    /// that a refusal showed. [`Lock::fence`] names two cases in which a fence can go back.
     #[must_use]
     pub fn fence(&self, key: &str) -> Option<u64> {
         let index = self.keys().iter().position(|other| other == key)?;

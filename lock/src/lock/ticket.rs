@@ -400,9 +400,8 @@ impl Locks {
     ///
     /// Can be repeated after any error, also in another process. It succeeds if the lock was released before, until the
     /// next holder has acquired and released the key; then it is [lost](Error::is_lost). If the lease has ended but no
-    /// other holder has the key, the release succeeds. For a permit of a semaphore, every 32nd release or so sends one
-    /// more request, and a repeated release is [unknown](crate::ErrorKind::TicketUnknown) when its trace is gone: after
-    /// 16 later releases, or a minute. Fails with an error of kind [`TicketUsed`](crate::ErrorKind::TicketUsed) if the
+    /// other holder has the key, the release succeeds. A released permit of a semaphore leaves nothing in the row, so the
+    /// release of a permit that is not there succeeds until the ticket's lease has ended. Fails with an error of kind [`TicketUsed`](crate::ErrorKind::TicketUsed) if the
     /// lock was resumed, because the work of that process may still run. Its other errors are those of
     /// [`resume`](Self::resume). If the lock is not enforced, nothing is sent.
     pub async fn release_ticket(&self, ticket: &Ticket) -> Result<(), Error> {
