@@ -191,9 +191,9 @@ impl<'a> Asking<'a> {
                 self.phase = Phase::Resuming;
                 Step::Resume
             }
-            (Phase::Pausing | Phase::Resuming, Event::TookTooLong) => self.refuse(),
+            (Phase::Pausing | Phase::Resuming, Event::TookTooLong) => self.refuse(now),
             // The wall clock may have passed the deadline while the timer slept.
-            (Phase::Resuming, Event::Done) if self.acquire.lease_from(now).is_err() => self.refuse(),
+            (Phase::Resuming, Event::Done) if self.acquire.lease_from(now).is_err() => self.refuse(now),
             _ => self.ask(now),
         }
     }
@@ -255,7 +255,7 @@ impl<'a> Asking<'a> {
     fn ask(&mut self, now: Moment) -> Step {
         self.lease = match self.acquire.lease_from(now) {
             Ok(lease) => lease,
-            Err(error) => return self.finish(error),
+            Err(error) => return self.finish(error, now),
         };
         self.now = now;
         self.adaptations = 0;
@@ -270,7 +270,7 @@ impl<'a> Asking<'a> {
     fn send(&mut self, now: Moment) -> Step {
         self.number = match self.acquisition.next_number(&self.acquire.locks.0.table, self.now) {
             Ok(number) => number,
-            Err(error) => return self.finish(error),
+            Err(error) => return self.finish(error, now),
         };
         let is_new = self.adaptations == 0;
         if is_new {
@@ -386,14 +386,14 @@ impl<'a> Asking<'a> {
             let is_over = !error.is_retryable() || self.is_last || !self.delays.count(waited);
             if is_over {
                 let made = self.delays.attempts() + u32::from(!error.is_retryable() || self.is_last);
-                return self.finish(error.with_attempts(made));
+                return self.finish(error.with_attempts(made), now);
             }
             tracing::debug!(key = self.acquire.name(), ?error, "refused");
             self.refusal = Some(error);
             return self.plan(now);
         }
         if !error.is_retryable() {
-            return self.finish(error);
+            return self.finish(error, now);
         }
         tracing::debug!(key = self.acquire.name(), ?error, "refused");
         if self.delays.count(waited) {
@@ -410,22 +410,21 @@ impl<'a> Asking<'a> {
             return self.ask(now);
         }
         let attempts = self.delays.attempts();
-        self.finish(error.with_attempts(attempts))
+        self.finish(error.with_attempts(attempts), now)
     }
 
     /// Ends the wait with the last refusal.
-    fn refuse(&mut self) -> Step {
+    fn refuse(&mut self, now: Moment) -> Step {
         let attempts = self.delays.attempts();
         match self.refusal.take() {
-            Some(error) => self.finish(error.with_attempts(attempts)),
-            None => self.finish(self.acquisition.error(Cause::Unavailable, &self.acquire.locks.0.table)),
+            Some(error) => self.finish(error.with_attempts(attempts), now),
+            None => self.finish(self.acquisition.error(Cause::Unavailable, &self.acquire.locks.0.table), now),
         }
     }
 
     /// Withdraws now if DynamoDB answered the last attempt, and otherwise in the background.
-    fn finish(&mut self, error: Error) -> Step {
+    fn finish(&mut self, error: Error, now: Moment) -> Step {
         if error.is_answered() && error.kind() != ErrorKind::Invalid {
-            let now = self.acquire.locks.0.clock.now();
             return self.give_up(Ended::Refused(error), now);
         }
         Step::End(Ended::Refused(error))
