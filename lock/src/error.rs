@@ -655,7 +655,13 @@ fn is_of_credentials(code: &str) -> bool {
 
 /// Returns why DynamoDB calls a request invalid, by its message.
 pub(crate) fn cause_of_invalid(message: Option<&str>, place: Place<'_>) -> Cause {
-    if message.is_some_and(|message| message.contains("does not match the schema")) {
+    /// DynamoDB's text, and those of DynamoDB Local about an update and about a read.
+    const OTHER_KEYS: [&str; 3] = [
+        "does not match the schema",
+        "required keys was not given a value",
+        "number of conditions on the keys is invalid",
+    ];
+    if message.is_some_and(|message| OTHER_KEYS.iter().any(|text| message.contains(text))) {
         Cause::OtherKeys(place.key_names())
     } else {
         Cause::Rejected

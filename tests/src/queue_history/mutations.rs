@@ -58,7 +58,8 @@ pub const MUTATIONS: [Mutation; 9] = [
     Mutation {
         name: "the answer is late",
         breaks: "did not answer before its deadline",
-        // The time from the end of the leases to the deadline: an answer after handlers that were cancelled is too late.
+        // The time from the end of the leases to the deadline. No message of these histories waits for another run, so the
+        // consumer answers at the latest when it has cancelled its handlers.
         answer_delay: Duration::from_secs(1),
         ..Mutation::NONE
     },

@@ -82,8 +82,9 @@ pub const MUTATIONS: [Mutation; 12] = [
     Mutation {
         name: "the answer is late",
         breaks: "did not answer before its deadline",
-        // The time from the end of the leases to the deadline: an answer after handlers that were cancelled is too late.
-        answer_delay: Duration::from_secs(1),
+        first_seed: 1151,
+        // One and a half times the reserve of the consumer: only an answer at the last moment is too late.
+        answer_delay: Duration::from_millis(150),
         ..Mutation::NONE
     },
 ];
