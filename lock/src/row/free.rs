@@ -36,7 +36,8 @@ impl Table {
             HolderKind::Semaphore => &seen.permits[..],
             HolderKind::Permit => std::slice::from_ref(seen),
         };
-        Ok(self.free_permits(key, permits, seen.withdrawn, None, now).await?.is_some())
+        // Without permits there is nothing to free, and nothing is known of those that were acquired since.
+        Ok(!permits.is_empty() && self.free_permits(key, permits, seen.withdrawn, None, now).await?.is_some())
     }
 
     /// Frees the key, or the permit, that this identity has. Returns `false` if it has none. A consistent read, and one more
