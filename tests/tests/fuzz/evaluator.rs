@@ -90,7 +90,7 @@ fn any_row() -> impl Strategy<Value = Option<Value>> {
 }
 
 fn any_path() -> impl Strategy<Value = Path> + Clone {
-    let names = (select(&ATTRIBUTES[..]), option::of(select(&FIELDS[..])));
+    let names = (select(&ATTRIBUTES[..]), option::weighted(0.3, select(&FIELDS[..])));
     names.prop_map(|(attribute, field)| path_of(attribute, field))
 }
 
@@ -135,7 +135,7 @@ fn any_condition() -> impl Strategy<Value = Condition> {
             vec(inner, 2..=3).prop_map(Condition::Or),
         ]
     });
-    prop_oneof![1 => Just(Condition::True), 4 => condition]
+    prop_oneof![1 => Just(Condition::True), 2 => condition]
 }
 
 /// What the crate sets attributes to.
@@ -150,11 +150,12 @@ enum To {
 
 fn any_assignment() -> impl Strategy<Value = To> {
     prop_oneof![
-        any_value().prop_map(To::Value),
-        any_value().prop_map(To::Default),
-        any_path().prop_map(To::DefaultOf),
-        (any_path(), any_number()).prop_map(|(of, start)| To::Next(of, start)),
-        any_number().prop_map(To::Minus),
+        2 => any_value().prop_map(To::Value),
+        1 => any_value().prop_map(To::Default),
+        1 => any_path().prop_map(To::DefaultOf),
+        // Often of an attribute that the same update sets.
+        3 => (any_path(), any_number()).prop_map(|(of, start)| To::Next(of, start)),
+        1 => any_number().prop_map(To::Minus),
     ]
 }
 
@@ -168,7 +169,7 @@ fn any_update() -> impl Strategy<Value = Update> {
     let whole = any_action().prop_map(|action| BTreeMap::from([(None, action)]));
     let fields = btree_map(select(&FIELDS[..]).prop_map(Some), any_action(), 1..=2);
     let actions = prop_oneof![2 => whole, 1 => fields];
-    btree_map(select(&ATTRIBUTES[..]), actions, 0..=3).prop_map(|attributes| {
+    btree_map(select(&ATTRIBUTES[..]), actions, 0..=4).prop_map(|attributes| {
         let mut update = Update::default();
         for (attribute, actions) in attributes {
             for (field, action) in actions {
