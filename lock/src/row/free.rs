@@ -78,8 +78,7 @@ impl Table {
         let permits = seen.iter().filter_map(|permit| Some((permit.owner()?, permit)));
         let mut permits: Vec<_> = permits.take(MAX_PERMITS as usize).collect();
         let (mut later, mut refusals) = (0, 0);
-        // Also if there are none, because the answer says whether the row is still that of a semaphore.
-        loop {
+        while !permits.is_empty() {
             let some = &permits[..permits.len().min(FREED_AT_ONCE)];
             let largest = some.iter().filter_map(|(_, permit)| permit.number).max().unwrap_or_default();
             let last = number_for_others(self, largest, withdrawn.unwrap_or_default(), now);
@@ -87,9 +86,6 @@ impl Table {
             let Answer::Refused(refused) = self.write(update, None).await? else {
                 let freed = some.len();
                 permits.drain(..freed);
-                if permits.is_empty() {
-                    return Ok(Some(later));
-                }
                 continue;
             };
             let Some(row) = refused.into_row(self)? else { return Ok(None) };
@@ -106,14 +102,12 @@ impl Table {
                 later += usize::from(!is_there && has_later(owner));
                 is_there
             });
-            if permits.is_empty() {
-                return Ok(Some(later));
-            }
             refusals += 1;
             if refusals > TRIES {
                 return Err(Error::new(Cause::Conflict, self.place(), key));
             }
         }
+        Ok(Some(later))
     }
 
     /// Stores the result of the run that was `seen`, for the operator `by`, until this time in seconds since the epoch. Returns

@@ -465,7 +465,6 @@ pub(super) fn free_permits_for_others<'a>(
     now: Moment,
 ) -> Update<'a> {
     let update = Update::new(key)
-        .when(STATUS.is(text("semaphore", SEMAPHORE)))
         .when(not(WITHDRAWN.above(count("withdrawn", last))))
         .set(WITHDRAWN, count("withdrawn", last))
         .set(FREED_AT, count("now", now.millis()))
