@@ -396,7 +396,7 @@ impl Operation {
         if own > 0 {
             self.ledger.broke(&mut state, format!("(f) {} was refused by its own lost write", self.name));
         }
-        // The permit of its identity is in the way if the clock of an earlier acquire was ahead.
+        // What its identity has released is in the way until the end of its minimum hold.
         let start = self.identity.as_ref().map(|identity| start_of(&identity.name));
         let is_own =
             |permit: &Holder| start.as_ref().zip(permit.owner()).is_some_and(|(start, owner)| owner.starts_with(start));
