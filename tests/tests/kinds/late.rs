@@ -265,6 +265,27 @@ pub(crate) async fn free_by_force<S: Subject>(tools: &Locks) {
     }
 }
 
+/// The first attempt takes the key, and its answers are lost. The operator frees it before the second one.
+pub(crate) async fn an_acquire_that_was_freed_by_force_between_two_attempts_has_the_key<S: Subject>() {
+    if is_excepted::<S>(Ability::TakeTurns) {
+        return;
+    }
+    let world = World::in_virtual_time().await;
+    tokio::time::pause();
+    let host = world.host().intercept(S::lose_answers(1..=3)).build();
+    let locks = world.locks_with_quick_retries(&host).build().unwrap();
+    let pause = Duration::from_secs(1);
+    let freed = async {
+        sleep(pause / 2).await;
+        free_by_force::<S>(&world.default_locks()).await;
+    };
+    let (waited, ()) = join!(S::wait(&locks, LEASE, at_pauses(pause, pause)), freed);
+    let mut held = waited.unwrap_or_else(|error| panic!("{error}"));
+    held.renew(LEASE).await.unwrap();
+    assert_held::<S>(&world).await;
+    held.release().await.unwrap();
+}
+
 /// The third attempt of the acquire learns that others have freed what the first one took. The second one is late.
 pub(crate) async fn a_late_attempt_of_an_acquire_freed_by_force_takes_nothing_minutes_later<S: Subject>() {
     if is_excepted::<S>(Ability::TakeTurns) {
