@@ -128,7 +128,9 @@ pub const OF_KEYS: [Mutation; 2] = [
 
 fn release_keeps(request: &mut Request) {
     for release in request.writes_for(Purpose::Release).filter(|release| release.sets(LEASE_END).is_some()) {
-        release.change(LEASE_END, |end| end + 120_000);
+        // The end that a release without a minimum hold leaves is long past.
+        let freed_at = release.number("freed_at").unwrap_or_default();
+        release.change(LEASE_END, |end| end.max(freed_at) + 120_000);
     }
 }
 

@@ -171,7 +171,8 @@ impl Observe for Ledger {
                 if state.released.contains(&owner) && is_renewal {
                     ledger.broke(&mut state, format!("(e) {key}: a renewal took it again after its release"));
                 }
-                let sequence = update.compared("sequence").unwrap();
+                // A release sets none, because it removes the permit, and a mutation compares none.
+                let sequence = update.number("sequence").or_else(|| update.compared("sequence")).unwrap();
                 if state.sequences.insert(owner.clone(), sequence).is_some_and(|before| before >= sequence) {
                     ledger.broke(&mut state, format!("(g) {key}: a {purpose:?} was applied after a later request"));
                 }

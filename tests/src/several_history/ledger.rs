@@ -179,7 +179,9 @@ impl Ledger {
                     self.broke(state, format!("(e) {key}: a {purpose:?} changed another holder's row"));
                 }
                 if !is_renewal {
-                    state.rows.entry(key.clone()).or_default().fence = update.attempt().unwrap();
+                    let row = state.rows.entry(key.clone()).or_default();
+                    // A mutation writes a text.
+                    row.fence = update.attempt().unwrap_or(row.fence);
                     state.released.insert((key, owner));
                 }
             }
