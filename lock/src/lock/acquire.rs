@@ -101,14 +101,14 @@ impl Locks {
 /// If the withdrawal does not arrive, the late request can take the key without a holder. The key is free when that lease ends.
 #[must_use = "an acquire does nothing unless it is awaited"]
 pub struct Acquire {
-    pub(super) locks: Locks,
+    pub(crate) locks: Locks,
     /// What it claims. An acquire changes it only before it is sent.
     pub(super) kind: Kind,
     lease: Option<Duration>,
     until: Option<SystemTime>,
     pub(super) wait: Option<Wait>,
     pub(super) around_pause: Option<Arc<dyn AroundPause>>,
-    pub(super) hold_at_least: Duration,
+    pub(crate) hold_at_least: Duration,
     holder: Option<String>,
     identity: Option<String>,
     /// Only an earlier acquire of the identity is replaced.
