@@ -3,6 +3,7 @@
 use std::fmt::{self, Debug};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::ops::Deref;
+use std::str::Chars;
 
 /// A value that was printed once, when it was made.
 #[derive(Clone)]
@@ -14,7 +15,9 @@ pub(crate) struct Printed<T> {
 impl<T: Debug> Printed<T> {
     pub(crate) fn new(value: T) -> Self {
         let mut hasher = DefaultHasher::new();
-        format!("{value:?}").hash(&mut hasher);
+        let text = format!("{value:?}");
+        let has_items = text.contains(r#"({""#);
+        (if has_items { sorted(&mut text.chars(), None) } else { text }).hash(&mut hasher);
         Self { print: hasher.finish(), value }
     }
 
@@ -48,4 +51,32 @@ impl<T> Hash for Printed<T> {
     fn hash<H: Hasher>(&self, state: &mut H) {
         state.write_u64(self.print);
     }
+}
+
+/// Sorts the entries of each map in a text: an item, which is a `HashMap`, prints them in any order.
+fn sorted(text: &mut Chars<'_>, end: Option<char>) -> String {
+    let mut entries = vec![String::new()];
+    while let Some(next) = text.next().filter(|next| Some(*next) != end) {
+        let inner = match next {
+            '{' => Some('}'),
+            '(' => Some(')'),
+            '[' => Some(']'),
+            _ => None,
+        };
+        let is_comma = next == ',';
+        if is_comma {
+            entries.push(String::new());
+        }
+        if let Some(entry) = entries.last_mut().filter(|_| !is_comma) {
+            entry.push(next);
+            if inner.is_some() {
+                entry.push_str(&sorted(text, inner));
+            }
+        }
+    }
+    if end == Some('}') {
+        entries.iter_mut().for_each(|entry| *entry = entry.trim().to_owned());
+        entries.sort_unstable();
+    }
+    entries.join(",")
 }

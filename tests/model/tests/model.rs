@@ -127,7 +127,8 @@ fn every_mistake_has_a_counterexample() {
     let (key, permit) = (Subject::Key, Subject::Permits(1, 1));
     let any = Bounds::default();
     let alone = Bounds { clients: 1, unanswered: 2, attempts: 3, ..any };
-    let freed = Bounds { frees: 1, deaths: 1, unanswered: 1, attempts: 2, ..any };
+    let freed = Bounds { frees: 1, ..any };
+    let freed_after_death = Bounds { clients: 1, deaths: 1, unanswered: 1, attempts: 2, ..freed };
     let handed_over = Bounds { handovers: 1, lease: 2, ..alone };
     let later = Bounds { ticks: 3, unanswered: 1, ..any };
     let three = Bounds { clients: 3, ..any };
@@ -155,9 +156,9 @@ fn every_mistake_has_a_counterexample() {
         (Mistake::WithdrawalUnnumbered, key, alone),
         (Mistake::WithdrawalUnnumbered, permit, alone),
         (Mistake::WithdrawalOfOneKey, Subject::Keys, Bounds { unanswered: 1, ..any }),
-        (Mistake::FreeingSetsBack, permit, freed),
-        (Mistake::FreeingWithoutNumbers, key, freed),
-        (Mistake::FreeingWithoutNumbers, permit, freed),
+        (Mistake::FreeingSetsBack, permit, freed_after_death),
+        (Mistake::FreeingWithoutNumbers, key, freed_after_death),
+        (Mistake::FreeingWithoutNumbers, permit, freed_after_death),
         (Mistake::FreeingUnread, key, freed),
         (Mistake::FreeingUnread, permit, freed),
     ] {
