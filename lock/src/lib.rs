@@ -51,7 +51,8 @@
 //!
 //! # Cost
 //!
-//! An acquire, a refusal and a release are one `UpdateItem` each, with none in between. [Requests and IAM
+//! An acquire, a refusal and a release are one `UpdateItem` each, with none in between. An acquire on a host whose clock is
+//! behind the last release of the key sends a second one. [Requests and IAM
 //! actions](docs::deploying#requests-and-iam-actions) lists all operations. The SDK retries throttled and lost requests;
 //! [`client_config`] sets how often and how soon.
 //!

@@ -222,7 +222,7 @@ fn number(value: u128) -> AttributeValue {
 struct Canned;
 
 const ROW: &str = r#"{"Attributes":{"id":{"S":"ours"},"status":{"S":"INPROGRESS"},"holder":{"S":"the benchmark"},
-    "owner":{"S":"0123456789abcdef0123456789abcdef"},"released":{"S":"0123456789abcdef0123456789abcdef"},
+    "owner":{"S":"0123456789abcdef0123456789abcdef"},"released":{"N":"1790000000000000"},
     "fence":{"N":"1790000000000000"},"acquired_at":{"N":"1790000000000"},"expiration":{"N":"1790086431"},
     "in_progress_expiration":{"N":"1790000031000"},"hold":{"N":"5.250"},"hold_deviation":{"N":"1.050"}}}"#;
 
@@ -234,7 +234,7 @@ impl HttpClient for Canned {
 
 impl HttpConnector for Canned {
     fn call(&self, request: HttpRequest) -> HttpConnectorFuture {
-        let acquire = request.body().bytes().unwrap().windows(13).any(|text| text == b"if_not_exists");
+        let acquire = request.body().bytes().unwrap().windows(20).any(|text| text == b"attribute_not_exists");
         let body = SdkBody::from(if acquire { ROW } else { "{}" });
         HttpConnectorFuture::ready(Ok(HttpResponse::new(200.try_into().unwrap(), body)))
     }

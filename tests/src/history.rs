@@ -8,6 +8,7 @@ pub(crate) mod identities;
 mod ledger;
 pub mod liveness;
 pub(crate) mod mutation;
+pub(crate) mod operator;
 pub(crate) mod stage;
 pub(crate) mod twist;
 pub(crate) mod workflow;
@@ -90,6 +91,8 @@ counts! {
     takeovers_refused,
     /// Locks that were released for their identity.
     freed_for_identity,
+    /// Locks that an operator has freed by force.
+    freed_by_force,
     /// Places in the queue that were given.
     joined,
     /// Acquires that withdrew.
@@ -130,7 +133,10 @@ async fn history(seed: u64, mutation: Option<Mutation>) -> Outcome {
     let executions =
         elsewhere::wait_in(seed).then(|| tokio::spawn(elsewhere::executions(Arc::clone(&scene), Rng::with_seed(seed))));
     let workflows = workflow::begin(seed, &scene);
-    stage::work(&mut random, |number, random| worker(Arc::clone(&scene), number, random)).await;
+    tokio::join!(
+        stage::work(&mut random, |number, random| worker(Arc::clone(&scene), number, random)),
+        operator::operate(seed, &scene.stage, &scene.ledger, scene.keys()),
+    );
     workflows.await;
     if let Some(executions) = executions {
         executions.await.unwrap();
@@ -209,6 +215,10 @@ impl workflow::Kind for Scene {
 }
 
 impl Scene {
+    fn keys(&self) -> Vec<String> {
+        (0..self.keys).map(|number| format!("key {number}")).collect()
+    }
+
     /// After the faults, waiters with good networks come for a key at once. Late requests still arrive.
     async fn serve_last_waiters(&self, random: &mut Rng) {
         let key = format!("key {}", random.u64(0..self.keys));

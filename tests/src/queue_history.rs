@@ -97,7 +97,8 @@ type Consumer = SqsConsumer<Handled, Value, u64, Failure>;
 
 async fn history(seed: u64, mutation: Option<Mutation>) -> Outcome<Counts> {
     let mut random = Rng::with_seed(seed);
-    let stage = Stage::set(seed, &mut random, idempotency_history::LATEST_ARRIVAL, mutation).await.with_few_requests();
+    let stage = Stage::set(seed, &mut random, idempotency_history::LATEST_ARRIVAL, mutation).await;
+    let stage = stage.with_write_units(|_| 1);
     let is_fifo = random.bool();
     let key = match random.u8(0..3) {
         0 => KeyIs::MessageId,

@@ -238,6 +238,14 @@ impl Write {
         self.update.remove.iter().filter(move |path| path.attribute != own).filter_map(name_of_permit)
     }
 
+    /// This write once for each permit that it frees for others, with the owner of that permit.
+    pub(crate) fn frees(&self) -> impl Iterator<Item = Self> {
+        let names = self.update.remove.iter().filter_map(name_of_permit);
+        let names = names.filter(|_| self.purpose == Purpose::Free);
+        let owners = names.map(|name| owner_of_permit(name, &self.condition, &self.update));
+        owners.map(|owner| Self { owner, ..self.clone() })
+    }
+
     /// The number of an attempt, of a key or of a permit.
     pub(crate) fn attempt(&self) -> Option<u64> {
         let of_key = || self.sets("fence").and_then(|fence| fence.number_in(&Value::Null));

@@ -15,6 +15,7 @@ use lambda_lock::embedded::Host;
 use lambda_lock::{ErrorKind, Lock, Locks};
 use tokio::time::{sleep, timeout};
 
+use crate::history::operator::operate;
 use crate::history::stage::{self, Network, Stage, Waiting, millis};
 use crate::history::workflow::{self, Ask, Kind as _};
 use crate::history::{Mutation, Outcome, counts, liveness};
@@ -63,7 +64,9 @@ counts! {
     takeovers_refused,
     /// Permits that were released for their identity.
     freed_for_identity,
-    /// Renewals and releases that found the permit taken over, or released for its identity.
+    /// Permits that an operator has freed by force.
+    freed_by_force,
+    /// Renewals and releases that found the permit taken over, or freed by others.
     superseded,
     /// Rows deleted by TTL.
     swept,
@@ -112,6 +115,7 @@ async fn history(seed: u64, mutation: Option<Mutation>) -> Outcome<Counts> {
         .map(|number| tokio::spawn(worker(Arc::clone(&scene), number, random.fork())))
         .collect();
     let workflows = workflow::begin(seed, &scene);
+    operate(seed, &scene.stage, &scene.ledger, (0..keys).map(|number| format!("key {number}")).collect()).await;
     for worker in workers {
         worker.await.unwrap();
     }
@@ -431,7 +435,7 @@ async fn hand_over(
     if random.u8(0..4) == 0 {
         match locks.release_ticket(&ticket).await {
             Ok(()) => operation.kept(&owner, fence, acquired_at, hold_at_least),
-            Err(error) => operation.ticket_refused(&owner, end, &error),
+            Err(error) => operation.ticket_release_refused(&owner, ticket.expires_at(), end, &error),
         }
         return;
     }

@@ -14,6 +14,7 @@ use lambda_lock::embedded::Host;
 use lambda_lock::{ErrorKind, Locks};
 use tokio::time::{sleep, timeout};
 
+use crate::history::operator::operate;
 use crate::history::stage::{self, Network, REQUEST, Stage, Waiting, millis};
 use crate::history::workflow::{self, Ask};
 use crate::history::{Mutation, Outcome, counts, liveness};
@@ -55,7 +56,9 @@ counts! {
     takeovers_refused,
     /// Keys that were released for their identity.
     freed_for_identity,
-    /// Renewals and releases that found a key taken over, or released for its identity.
+    /// Keys that an operator has freed by force.
+    freed_by_force,
+    /// Renewals and releases that found a key taken over, or freed by others.
     superseded,
     /// Rows deleted by TTL.
     swept,
@@ -87,7 +90,10 @@ async fn history(seed: u64, mutation: Option<Mutation>) -> Outcome<Counts> {
         async move { scene.stage.sweep(Duration::from_secs(5), |rows| scene.ledger.swept(rows)).await }
     });
     let workflows = workflow::begin(seed, &scene);
-    stage::work(&mut random, |number, random| worker(Arc::clone(&scene), number, random)).await;
+    tokio::join!(
+        stage::work(&mut random, |number, random| worker(Arc::clone(&scene), number, random)),
+        operate(seed, &scene.stage, &scene.ledger, (0..scene.keys).map(|key| format!("key {key}")).collect()),
+    );
     workflows.await;
     scene.serve_last_waiters(&mut random).await;
     stage::settle(LATEST_ARRIVAL).await;

@@ -15,6 +15,7 @@ use lambda_lock::idempotency::OnMissingKey;
 use lambda_lock::{Error, ErrorKind, HandlerError, Idempotency, Locks, OnUnfinished, Run, Wait};
 use tokio::time::{sleep, timeout};
 
+use crate::history::operator::operate;
 use crate::history::stage::{self, Network, Stage, Waiting, millis};
 use crate::history::{Mutation, Outcome, counts, liveness};
 use crate::several_history::Held;
@@ -48,6 +49,8 @@ counts! {
     wrong_kind,
     /// Rows whose key had another kind before.
     changed_kind,
+    /// Locks, permits and runs that an operator has freed by force.
+    freed_by_force,
     /// Hosts that crashed.
     crashed,
     /// Rows deleted by TTL.
@@ -87,7 +90,10 @@ async fn history(seed: u64, mutation: Option<Mutation>) -> Outcome<Counts> {
             }
         }
     });
-    stage::work(&mut random, |number, random| worker(Arc::clone(&scene), number, random)).await;
+    tokio::join!(
+        stage::work(&mut random, |number, random| worker(Arc::clone(&scene), number, random)),
+        operate(seed, &scene.stage, &scene.ledger, (0..scene.keys).map(|key| format!("{PREFIX}{key}")).collect()),
+    );
     scene.serve_last_waiters(&mut random).await;
     stage::settle(LATEST_ARRIVAL).await;
     sweeper.abort();

@@ -117,7 +117,8 @@ enum Consumer {
 
 async fn history(seed: u64, mutation: Option<Mutation>) -> Outcome<Counts> {
     let mut random = Rng::with_seed(seed);
-    let stage = Stage::set(seed, &mut random, idempotency_history::LATEST_ARRIVAL, mutation).await.with_few_requests();
+    let stage = Stage::set(seed, &mut random, idempotency_history::LATEST_ARRIVAL, mutation).await;
+    let stage = stage.with_write_units(|_| 1);
     let key = if random.bool() { KeyIs::EventId } else { KeyIs::InBody };
     let reject_unfinished = key == KeyIs::InBody && random.u8(0..3) == 0;
     let terms = Terms { window: Duration::from_hours(24), reject_unfinished, transactional: false };

@@ -10,8 +10,6 @@ use crate::lease::Lease;
 use crate::name::digest;
 
 const DAY: Duration = Duration::from_hours(24);
-/// How long a takeover waits for a clock that is ahead: longer than the largest skew that a table allows.
-const SKEW: Duration = Duration::from_secs(5 * 60 + 1);
 
 /// The fences of a lock that is held. Each attempt of a step has larger ones.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -93,22 +91,9 @@ impl Claim {
     /// longer than the longest.
     pub(crate) async fn take_over(&self, identity: &str, wait: Duration) -> Result<(Fences, Lease), Error> {
         let lease = self.lease.saturating_add(wait).min(self.longest_lease());
-        match self.take_over_within(identity, lease, Duration::ZERO).await {
-            // Nobody else has it: the clock of the process before is ahead. The execution is suspended for all else.
-            Err(error) if error.is_held() => self.take_over_within(identity, lease, SKEW).await,
-            taken_over => taken_over,
-        }
-    }
-
-    async fn take_over_within(
-        &self,
-        identity: &str,
-        lease: Duration,
-        wait: Duration,
-    ) -> Result<(Fences, Lease), Error> {
         Ok(match self.request(identity, lease) {
-            Request::One(acquire) => self.keep(acquire.wait(wait).take_over().await?),
-            Request::All(acquire) => self.keep_set(acquire.wait(wait).take_over().await?),
+            Request::One(acquire) => self.keep(acquire.wait(Duration::ZERO).take_over().await?),
+            Request::All(acquire) => self.keep_set(acquire.wait(Duration::ZERO).take_over().await?),
         })
     }
 

@@ -68,8 +68,10 @@ impl Locks {
 ///
 /// Without options it makes one attempt, and fails with an error that [`is_held`](Error::is_held) if another holder has the
 /// key. Each attempt is one `UpdateItem` (IAM action `dynamodb:UpdateItem`), plus the SDK's retries after a throttled or
-/// lost request. With [`wait`](Self::wait), the wait decides when a throttled attempt is made again, and a refused acquire
-/// also takes a place in the key's queue, which is one more `UpdateItem`. Dropping the future ends the wait.
+/// lost request. If the key is free, but the clock of this host is behind the last release, the attempt sends another
+/// `UpdateItem`, up to four while others change the row. With [`wait`](Self::wait), the wait decides when a throttled attempt
+/// is made again, and a refused acquire also takes a place in the key's queue, which is one more `UpdateItem`. Dropping the
+/// future ends the wait.
 ///
 /// An answer that comes after the end of the lease is discarded: the acquire frees the key, and the attempt fails with an
 /// error of kind [`Unavailable`](crate::ErrorKind::Unavailable).
@@ -91,14 +93,15 @@ impl Locks {
 /// # Withdrawal
 ///
 /// An unanswered request can still arrive. So if an acquire ends without the lock while one of its requests is unanswered,
-/// it withdraws: one request makes the row refuse the late one, and another frees the key if it had arrived already. At most
-/// six, while others change the row.
+/// it withdraws: one request writes the numbers of its attempts into the row, which then refuses the late one, and another
+/// frees the key if it had arrived already. At most six, while others change the row.
 ///
 /// If DynamoDB answered the last attempt, the acquire waits for the withdrawal: up to 1 s, and not past the deadline.
 /// Otherwise, and if that time runs out or the future is dropped, the withdrawal is sent in the background. Lambda freezes
 /// an idle environment, and background requests with it, except on Managed Instances. [`Locks::flush`] waits for them.
 ///
-/// If the withdrawal does not arrive, the late request can take the key without a holder. The key is free when that lease ends.
+/// If the withdrawal does not arrive, and nobody has had the key since, the late request can take it without a holder. The key is
+/// free when that lease ends. [Concepts](crate::docs::concepts#why-a-stale-request-cannot-take-a-key) has all cases.
 #[must_use = "an acquire does nothing unless it is awaited"]
 pub struct Acquire {
     pub(crate) locks: Locks,

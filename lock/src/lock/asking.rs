@@ -285,7 +285,11 @@ impl<'a> Asking<'a> {
     fn send(&mut self, now: Moment) -> Step {
         self.number = match self.acquisition.next_number(&self.acquire.locks.0.table, self.now) {
             Ok(number) => number,
-            Err(error) => return self.finish(error, now),
+            Err(error) => {
+                // Nothing was sent with this number.
+                self.may_have_key = self.is_unanswered;
+                return self.finish(error, now);
+            }
         };
         let is_new = self.adaptations == 0;
         if is_new {
@@ -400,7 +404,8 @@ impl<'a> Asking<'a> {
         if self.is_once {
             let is_over = !error.is_retryable() || self.is_last || !self.delays.count(waited);
             if is_over {
-                let made = self.delays.attempts() + u32::from(!error.is_retryable() || self.is_last);
+                let is_more = !error.is_retryable() || self.is_last;
+                let made = self.delays.attempts().saturating_add(u32::from(is_more));
                 return self.finish(error.with_attempts(made), now);
             }
             tracing::debug!(key = self.acquire.name(), ?error, "refused");

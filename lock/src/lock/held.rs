@@ -237,6 +237,9 @@ impl Lock {
     /// can go back in two cases. First, the row is deleted by hand, or by Powertools after a failure, and the clock of the next holder is
     /// behind that of the last one. Second, the record of an idempotent run has a window that is shorter than a request
     /// can be late, and TTL deletes it at the end of the window.
+    ///
+    /// The fence of a permit counts the acquisitions of its [semaphore](crate::Semaphore#fences). Holders with smaller ones can
+    /// still be valid, so a receiver cannot reject them.
     #[doc(alias = "fencing token")]
     #[must_use]
     pub fn fence(&self) -> u64 {

@@ -16,8 +16,8 @@ impl Locks {
 
 /// A key with several permits: up to N pieces of work hold it at a time. Cheap to clone.
 ///
-/// A permit is a [`Lock`], and its acquire is an [`Acquire`]: with deadline, lease, wait, data and `run`. [`Holder::permits`](crate::Holder::permits) lists the
-/// permits that are held.
+/// A permit is a [`Lock`], and its acquire is an [`Acquire`]: with deadline, lease, wait, data and `run`.
+/// [`Holder::permits`](crate::Holder::permits) lists the permits that are held.
 ///
 /// ```
 /// # use std::time::Duration;
@@ -43,13 +43,15 @@ impl Locks {
 /// | --- | --- |
 /// | acquire, granted or refused | 1 `UpdateItem` |
 /// | a place in the queue, for an acquire that [waits](Acquire::wait) and is refused | 1 `UpdateItem` |
-/// | acquire that replaces permits whose lease has ended | 2 `UpdateItem`; up to 4 while others change the row |
+/// | acquire that replaces permits whose lease has ended, or that takes over the permit of its identity | 2 `UpdateItem`; up to 4 while others change the row |
 /// | renew, release | 1 `UpdateItem` |
 ///
 /// The IAM action is `dynamodb:UpdateItem`. All permits of a key are in one row, and each adds its holder's name and about
-/// 210 bytes, and with [`owner_from`](Acquire::owner_from) about three times the length of the identity.
-/// DynamoDB bills a write by the KB of the row, and writes one row about 1000 times a second at most. So a
-/// semaphore suits tens of permits that are held for a second or longer, and not thousands of short calls a second.
+/// 130 bytes while it is held (70 more after a renewal, a resumption and a takeover), and with
+/// [`owner_from`](Acquire::owner_from) twice the length of the identity. A released permit leaves nothing.
+///
+/// DynamoDB bills a write by the KB of the row, and writes one row about 1000 times a second at most. So a semaphore suits tens
+/// of permits that are held for a second or longer, and not thousands of short calls a second.
 ///
 /// # Different numbers
 ///
@@ -75,17 +77,25 @@ impl Locks {
 ///
 /// # Fences
 ///
-/// Each acquisition has a larger [fence](Lock::fence) than all earlier ones, but up to N holders are valid at a time. So a
-/// receiver cannot reject a write because its fence is smaller than another: the holder with the smaller fence may still
-/// have its permit. A fence of a permit tells acquisitions apart, for example in a log.
+/// Each acquisition has a larger [fence](Lock::fence) than all earlier ones. The fence counts the acquisitions of the key, so it
+/// tells you in a log which permit was acquired first, and it tells `lambda-lock release` which permit you mean.
+///
+/// A receiver of writes cannot use it as it can use the fence of a lock. Up to N holders are valid at a time, also those with
+/// smaller fences. For example, A has a permit with fence 7 and B one with fence 8. If the receiver rejected 7 after it has
+/// seen 8, it would reject A, which still has its permit. And if A has lost its permit, its fence does not show that. To stop
+/// a holder that was paused past its lease, put its [`condition_check`](Lock::condition_check) into the transaction that
+/// writes.
 ///
 /// # Late requests
 ///
-/// If an acquire ends while one of its requests is unanswered, the client tells the row to refuse that request. The same holds for
-/// a release. But if a process dies, nobody does so: its request may arrive later, take a free permit, and keep it until
-/// the lease that it asks for has ended. So may a request that the network repeats although it was answered.
+/// If an acquire ends while one of its requests is unanswered, the client tells the row to refuse that request. So does the
+/// release of a permit whose acquire sent such a request. But if a process dies, nobody tells the row: the request may arrive
+/// later, take a free permit, and keep it until the lease that it asks for has ended. So may a request that the network repeats
+/// although it was answered. No more holders are valid than there are permits, because such a permit has no holder.
 ///
-/// If you [release](Lock::release) a permit that was replaced after its lease, the error [`is_lost`](Error::is_lost).
+/// If you [release](Lock::release) a permit that was replaced after its lease, the error [`is_lost`](Error::is_lost). Suppose that
+/// the first request of a release is not answered, and the permit is gone when the release is repeated: until its lease has
+/// ended, that counts as released, because the row does not show who has removed it.
 #[derive(Clone, Debug)]
 #[must_use = "a semaphore does nothing until a permit is acquired"]
 pub struct Semaphore {
@@ -96,7 +106,7 @@ pub struct Semaphore {
 
 impl Semaphore {
     /// Prepares an acquire of a permit. Await it, or set options first. Without [`Acquire::wait`], one request, or two to
-    /// replace permits whose lease has ended; IAM action `dynamodb:UpdateItem`.
+    /// replace permits whose lease has ended or to take over that of its identity; IAM action `dynamodb:UpdateItem`.
     ///
     /// Fails with an error that [`is_held`](Error::is_held) if all permits are held. Its
     /// [`holder`](Error::holder) lists them.

@@ -37,7 +37,7 @@ impl Locks {
 /// # Cost
 ///
 /// Each attempt is one `TransactWriteItems` with one update for each key (IAM action `dynamodb:UpdateItem` on each key). It
-/// costs two write units for each key, also when it is refused. If a free row has a fence that is ahead of this host's clock,
+/// costs two write units for each key, also when it is refused. If the clock of this host is behind the last release of a key,
 /// or if the same identity holds some of the keys, an attempt sends another transaction, up to four in all.
 /// DynamoDB's limit for the rows of a transaction, with the data in them, is 4 MB in all.
 ///
@@ -51,8 +51,9 @@ impl Locks {
 ///
 /// # Withdrawal
 ///
-/// If it ends without the locks while one of its requests is unanswered, it withdraws as [`Acquire`] does: mostly one or
-/// two requests, at most six while others change the rows.
+/// If it ends without the locks while one of its requests is unanswered, it withdraws as [`Acquire`] does. First a transaction
+/// frees the keys that its attempts have taken, and then one `UpdateItem` makes the row of the first key refuse the late
+/// request, which is enough to refuse the whole transaction. More requests follow while others change the rows.
 ///
 /// ```
 /// # use std::time::Duration;
@@ -129,7 +130,8 @@ impl AcquireAll {
     }
 
     /// Takes the locks over from earlier acquires of the same [identity](Self::owner_from), all or none, as
-    /// [`Acquire::take_over`] does. One `TransactWriteItems`; IAM action `dynamodb:UpdateItem` on each key.
+    /// [`Acquire::take_over`] does. Two `TransactWriteItems`, of which the first reads the rows; IAM action
+    /// `dynamodb:UpdateItem` on each key.
     pub async fn take_over(self) -> Result<LockSet, Error> {
         Ok(LockSet { lock: self.acquire.take_over().await? })
     }

@@ -54,6 +54,9 @@ use crate::trace;
 /// "number":1795254763639420,"release":1795254763639421,"sequence":0,"acquired_at":1795254763639,"expires_at":1795256563639}
 /// ```
 ///
+/// `number` is that of the acquisition in the row, which of a key is also the fence. `release` is the number of the release: it
+/// is fixed here, so that each process that repeats the release recognises the first one.
+///
 /// Times are in milliseconds since the Unix epoch. `sort_key`, `hold_until` and [`traceparent`](Self::traceparent) are there
 /// if the lock has them, and `"kind":"permit"` if it is a permit of a semaphore. Unknown fields are ignored, and so is an
 /// invalid `traceparent`. An unknown version, or a field that is missing or out of bounds, is an error that says so.
@@ -428,9 +431,9 @@ impl Locks {
     /// Can be repeated after any error, also in another process. It succeeds if the lock was released before, until the
     /// next holder has acquired and released the key; then it is [lost](Error::is_lost). If the lease has ended but no
     /// other holder has the key, the release succeeds. A released permit of a semaphore leaves nothing in the row, so the
-    /// release of a permit that is not there succeeds until the ticket's lease has ended. Fails with an error of kind [`TicketUsed`](crate::ErrorKind::TicketUsed) if the
-    /// lock was resumed, because the work of that process may still run. Its other errors are those of
-    /// [`resume`](Self::resume). If the lock is not enforced, nothing is sent.
+    /// release of a permit that is not there succeeds until the ticket's lease has ended. Fails with an error of kind
+    /// [`TicketUsed`](crate::ErrorKind::TicketUsed) if the lock was resumed, because the work of that process may still run.
+    /// Its other errors are those of [`resume`](Self::resume). If the lock is not enforced, nothing is sent.
     pub async fn release_ticket(&self, ticket: &Ticket) -> Result<(), Error> {
         let released = self.send_release(ticket).await;
         record_ticket("released", &released);

@@ -50,7 +50,7 @@ impl Locks {
     ///
     /// For a [semaphore](Self::semaphore), all permits that were `seen` are released, and the row does not name this caller. To
     /// release one of them, give that one of the [permits](Holder::permits). One more request each time that a permit of those
-    /// is released meanwhile. If no permit was seen, it sends nothing and returns `true`.
+    /// is released meanwhile. If no permit was seen, it sends nothing and returns `false`.
     ///
     /// Returns `true` if the key was freed, or if the holder had released it. Returns `false` if the row has changed since
     /// it was seen: another acquisition has the key, the run was completed, or the row was deleted. The row is not modified

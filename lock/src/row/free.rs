@@ -1,11 +1,13 @@
 //! What others than its owner do with a place: an operator frees or completes it, an identity or a workflow that has ended
 //! frees it. Its holder finds it lost, and an acquire that is under way begins anew.
 
+use std::time::Duration;
+
 use super::expression::{count, text};
 use super::hold::TRIES;
 use super::names::{COMPLETED, DATA, EXPIRATION, HOLDER, STATUS};
 use super::owner::{is_same_identity, start_of};
-use super::place::{ended_by_others, free, free_permits_for_others, number_for_others};
+use super::place::{Hold, ended_by_others, free, free_permits_for_others, number_for_others, with_hold};
 use super::table::Table;
 use super::write::Answer;
 use crate::clock::Moment;
@@ -16,16 +18,26 @@ use crate::limits::MAX_PERMITS;
 /// How many permits one request frees, so that its condition has at most 300 operators.
 const FREED_AT_ONCE: usize = 40;
 
+/// For whom a key is freed.
+#[derive(Clone, Copy)]
+enum For<'a> {
+    /// An operator, by this name. How long a crashed holder had the key says nothing about other holds.
+    Operator(&'a str),
+    /// The identity that has it, after this hold.
+    Identity(Option<Hold>),
+}
+
 impl Table {
     /// Frees what was `seen`, for the operator `by`. Returns `false` if the row has changed since it was seen. One request; for
     /// permits one for each 40, and another one each time that one of them was released meanwhile.
     pub(crate) async fn force_release(&self, key: &str, by: &str, seen: &Holder, now: Moment) -> Result<bool, Error> {
         let permits = match seen.kind {
-            HolderKind::Key => return self.free_key(key, Some(by), seen, now).await,
+            HolderKind::Key => return self.free_key(key, For::Operator(by), seen, now).await,
             HolderKind::Semaphore => &seen.permits[..],
             HolderKind::Permit => std::slice::from_ref(seen),
         };
-        Ok(self.free_permits(key, permits, seen.withdrawn, now).await?.is_some())
+        // Without permits there is nothing to free, and nothing is known of those that were acquired since.
+        Ok(!permits.is_empty() && self.free_permits(key, permits, seen.withdrawn, None, now).await?.is_some())
     }
 
     /// Frees the key, or the permit, that this identity has. Returns `false` if it has none. A consistent read, and one more
@@ -39,9 +51,11 @@ impl Table {
             let Some(seen) = self.get(key, now).await? else { return Ok(false) };
             let all = if seen.kind == HolderKind::Key { std::slice::from_ref(&seen) } else { &seen.permits[..] };
             let Some(own) = all.iter().find(is_own) else { return Ok(false) };
+            let since = own.held_since.map(Duration::from_millis);
+            let hold = since.map(|since| Hold { since, before: seen.queue.hold_time, is_before_known: true });
             let is_freed = match own.kind {
-                HolderKind::Key => self.free_key(key, None, own, now).await?,
-                _ => self.free_permits(key, std::slice::from_ref(own), seen.withdrawn, now).await? == Some(0),
+                HolderKind::Key => self.free_key(key, For::Identity(hold), own, now).await?,
+                _ => self.free_permits(key, std::slice::from_ref(own), seen.withdrawn, hold, now).await? == Some(0),
             };
             // A later acquire of the identity may have taken it over.
             if is_freed {
@@ -51,12 +65,12 @@ impl Table {
         Err(Error::new(Cause::Conflict, self.place(), key))
     }
 
-    async fn free_key(&self, key: &str, by: Option<&str>, seen: &Holder, now: Moment) -> Result<bool, Error> {
+    async fn free_key(&self, key: &str, whom: For<'_>, seen: &Holder, now: Moment) -> Result<bool, Error> {
         let last = self.number_over(seen, now);
         let update = free(self, key, seen, last, now);
-        let update = match by {
-            Some(by) => update.set(HOLDER, text("by", by)),
-            None => update,
+        let update = match whom {
+            For::Operator(by) => update.set(HOLDER, text("by", by)),
+            For::Identity(hold) => with_hold(update, hold, now.wall),
         };
         let Answer::Refused(refused) = self.write(update, None).await? else { return Ok(true) };
         Ok(refused.into_row(self)?.is_some_and(|row| {
@@ -73,6 +87,7 @@ impl Table {
         key: &str,
         seen: &[Holder],
         mut withdrawn: Option<u64>,
+        hold: Option<Hold>,
         now: Moment,
     ) -> Result<Option<usize>, Error> {
         let permits = seen.iter().filter_map(|permit| Some((permit.owner()?, permit)));
@@ -82,7 +97,7 @@ impl Table {
             let some = &permits[..permits.len().min(FREED_AT_ONCE)];
             let largest = some.iter().filter_map(|(_, permit)| permit.number).max().unwrap_or_default();
             let last = number_for_others(self, largest, withdrawn.unwrap_or_default(), now);
-            let update = free_permits_for_others(self, key, some, last, now);
+            let update = with_hold(free_permits_for_others(self, key, some, last, now), hold, now.wall);
             let Answer::Refused(refused) = self.write(update, None).await? else {
                 let freed = some.len();
                 permits.drain(..freed);

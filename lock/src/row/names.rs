@@ -12,8 +12,8 @@ pub(super) const OWNER: &str = "owner";
 /// The number of the last release, or of the completion. The key is released while this is also its fence. A release whose
 /// answer was lost recognises itself by it, even if the next holder was faster than its retry.
 pub(super) const RELEASED: &str = "released";
-/// The number of the owner's last renewal or release: 0 after the acquire, then from 1. A request that arrives after one
-/// with a larger number is late, and is refused.
+/// How many requests the owner had sent with its last renewal or release: 0 after the acquire. A request that arrives after one
+/// with a larger sequence is late, and is refused.
 pub(super) const SEQUENCE: &str = "sequence";
 /// Attempts with numbers up to this one were given up: their acquires have ended.
 pub(super) const WITHDRAWN: &str = "withdrawn";
@@ -116,8 +116,7 @@ pub(super) const LATEST: u64 = 253_402_300_799_999;
 pub(super) const ENDED: u64 = 1;
 /// The largest number of an attempt, and the largest fence.
 pub(super) const MAX_FENCE: u64 = i64::MAX as u64;
-/// The largest number of an owner's request. A ticket says a much smaller one at most, which leaves room for the requests
-/// after it.
+/// The largest sequence. A ticket says a much smaller one at most, which leaves room for the requests after it.
 pub(super) const MAX_SEQUENCE: u64 = i64::MAX as u64;
 /// The largest place in the queue.
 pub(super) const MAX_PLACE: u64 = i64::MAX as u64;

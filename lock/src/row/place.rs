@@ -320,10 +320,7 @@ impl<'a> Place<'a> {
             .when(self.is_after(sequence))
             .set(FREED_AT, count("now", now.millis()))
             .set_data(data);
-        let update = match hold {
-            Some(hold) => hold.set_in(update, hold_end.unwrap_or(now.wall)),
-            None => update,
-        };
+        let update = with_hold(update, hold, hold_end.unwrap_or(now.wall));
         if !self.is_permit {
             let kept_until = self.table.kept_after(hold_end.unwrap_or(now.wall));
             return self
@@ -495,14 +492,13 @@ pub(super) fn number_for_others(table: &Table, seen: u64, withdrawn: u64, now: M
     clock.max(ahead).max(withdrawn.saturating_add(1)).min(MAX_FENCE)
 }
 
-impl Hold {
-    /// Sets the hold time after this hold, which ends at `end`.
-    fn set_in<'a>(&self, update: Update<'a>, end: Duration) -> Update<'a> {
-        let HoldTime { mean, deviation } = HoldTime::after(self.before, end.saturating_sub(self.since));
-        let deviation = deviation.map_or(Duration::ZERO, |known| known.max(RESOLUTION));
-        let to = if self.is_before_known { To::Value } else { To::Default };
-        update.set(HOLD, to(hold_time("hold", mean))).set(HOLD_DEVIATION, to(hold_time("hold_deviation", deviation)))
-    }
+/// Sets the hold time after this hold, which ends at `end`.
+pub(super) fn with_hold(update: Update<'_>, hold: Option<Hold>, end: Duration) -> Update<'_> {
+    let Some(Hold { since, before, is_before_known }) = hold else { return update };
+    let HoldTime { mean, deviation } = HoldTime::after(before, end.saturating_sub(since));
+    let deviation = deviation.map_or(Duration::ZERO, |known| known.max(RESOLUTION));
+    let to = if is_before_known { To::Value } else { To::Default };
+    update.set(HOLD, to(hold_time("hold", mean))).set(HOLD_DEVIATION, to(hold_time("hold_deviation", deviation)))
 }
 
 /// The fence of a semaphore is a number that can be incremented.

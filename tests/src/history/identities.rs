@@ -1,19 +1,24 @@
-//! What the ledgers know about the identities that hold something, and what the rules of an identity forbid.
+//! What the ledgers know about who has a key or a permit, and what the rules of identities and of operators forbid.
 
 use std::collections::{HashMap, HashSet};
 use std::time::SystemTime;
 
+use lambda_lock::{Error, Holder};
+
 use crate::request::{LEASE_END, PERMIT_LEASE_END, Purpose, Write, identity_of};
 
-/// What a history knows about identities. A place is a key, or the permit of an identity: one owner has it at a time.
+/// What a history knows about owners. A place is a key, or the permit of an identity or of an owner without one: one owner has
+/// it at a time.
 #[derive(Debug, Default)]
 pub(crate) struct Identities {
     places: HashMap<String, Place>,
-    /// Places and the owners that have lost them to a later acquire of their identity, or by a release for it. They may still
-    /// consider themselves valid.
+    /// Places and the owners that have lost them to a later acquire of their identity, or because others have freed them. They
+    /// may still consider themselves valid.
     superseded: HashSet<(String, String)>,
     /// Places and identities for which a host has sent a release.
     stopped: HashSet<(String, String)>,
+    /// Places, owners and fences that an operator has seen, and may free by force.
+    seen: HashSet<(String, String, u64)>,
     /// How often a release was applied to a place.
     freed: HashMap<String, usize>,
 }
@@ -23,6 +28,10 @@ pub(crate) struct Identities {
 pub(crate) struct Place {
     owner: String,
     is_held: bool,
+    /// Others have freed it, and its owner has not acquired it again.
+    is_freed: bool,
+    /// The fence of the row, or of the permit.
+    fence: u64,
     /// The end of the lease, as stored.
     end: u64,
     /// How many acquires had the place.
@@ -34,15 +43,17 @@ pub(crate) struct Place {
 pub(crate) struct Effect {
     /// An acquire has taken over what its identity had.
     pub(crate) has_taken_over: bool,
-    /// Others than the owner have freed the place.
-    pub(crate) is_by_others: bool,
+    /// It has freed the place for its identity.
+    pub(crate) is_for_identity: bool,
+    /// An operator has freed the place.
+    pub(crate) is_by_force: bool,
     /// What the request breaks.
     pub(crate) breaks: Option<String>,
 }
 
 impl Identities {
-    /// Takes note of a request that is applied to a place now, and was sent at this time if it says so.
-    pub(crate) fn applied(&mut self, place: &str, write: &Write, sent: Option<u64>) -> Effect {
+    /// Takes note of a request that is applied to a place now. It was sent at this time, and leaves this fence, if it says so.
+    pub(crate) fn applied(&mut self, place: &str, write: &Write, sent: Option<u64>, fence: Option<u64>) -> Effect {
         let owner = &write.owner;
         let end = write.number(LEASE_END).or_else(|| write.number_of_permit(PERMIT_LEASE_END));
         let now = self.places.entry(place.to_owned()).or_default();
@@ -60,7 +71,8 @@ impl Identities {
                 }
                 self.superseded.remove(&(place.to_owned(), owner.clone()));
                 let acquires = now.acquires + 1;
-                *now = Place { owner: owner.clone(), is_held: true, end: end.unwrap_or_default(), acquires };
+                let (end, fence) = (end.unwrap_or_default(), fence.unwrap_or_default());
+                *now = Place { owner: owner.clone(), is_held: true, is_freed: false, fence, end, acquires };
             }
             Purpose::Renew
             | Purpose::RenewByTicket
@@ -70,6 +82,8 @@ impl Identities {
             | Purpose::Free => {
                 if now.owner != *owner {
                     effect.breaks = broke("a request changed what another owner has");
+                } else if now.is_freed && write.purpose != Purpose::Free {
+                    effect.breaks = broke("its owner changed what others have freed");
                 }
                 now.end = end.unwrap_or(now.end);
                 if matches!(write.purpose, Purpose::Release | Purpose::Free) {
@@ -77,17 +91,25 @@ impl Identities {
                     *self.freed.entry(place.to_owned()).or_default() += 1;
                 }
                 if write.purpose == Purpose::Free {
-                    effect.is_by_others = true;
                     self.superseded.insert((place.to_owned(), owner.clone()));
                     let identity = identity_of(owner).unwrap_or_default().to_owned();
-                    if !self.stopped.contains(&(place.to_owned(), identity)) {
-                        effect.breaks = broke("it was freed for an identity that nobody has stopped");
+                    // An operator becomes the holder of a key. The row of a semaphore does not name it.
+                    effect.is_for_identity =
+                        write.sets("holder").is_none() && self.stopped.contains(&(place.to_owned(), identity));
+                    effect.is_by_force = !effect.is_for_identity;
+                    let is_seen = self.seen.contains(&(place.to_owned(), owner.clone(), now.fence));
+                    if effect.is_by_force && !is_seen {
+                        effect.breaks =
+                            broke("it was freed, and nobody has stopped its identity or seen this acquisition");
                     }
+                    now.is_freed = true;
                 }
+                now.fence = fence.unwrap_or(now.fence);
             }
             // It has left what a release leaves, where there was nothing.
             Purpose::Withdraw if write.sets("owner").is_some() => {
-                *now = Place { owner: owner.clone(), acquires: now.acquires, ..Place::default() };
+                let fence = fence.unwrap_or_default();
+                *now = Place { owner: owner.clone(), acquires: now.acquires, fence, ..Place::default() };
             }
             _ => {}
         }
@@ -101,7 +123,7 @@ impl Identities {
         }
     }
 
-    /// Returns `true` if this owner has lost the place to a later acquire of its identity, or by a release for it.
+    /// Returns `true` if this owner has lost the place to a later acquire of its identity, or because others have freed it.
     pub(crate) fn is_superseded(&self, place: &str, owner: &str) -> bool {
         self.superseded.contains(&(place.to_owned(), owner.to_owned()))
     }
@@ -137,12 +159,32 @@ impl Identities {
         None
     }
 
+    /// Takes note of an acquisition that an operator has seen in a place.
+    pub(crate) fn sees(&mut self, place: &str, seen: &Holder) {
+        let (owner, fence) = acquisition(seen);
+        self.seen.insert((place.to_owned(), owner.to_owned(), fence));
+    }
+
+    /// Why the answer to a release by force of this acquisition is wrong. After each answer, the owner has it no longer: it
+    /// was freed, or the row has changed.
+    pub(crate) fn forced(&self, place: &str, seen: &Holder, answer: &Result<bool, Error>) -> Option<String> {
+        let is_freed = answer.as_ref().ok()?;
+        let (owner, fence) = acquisition(seen);
+        let now = self.places.get(place).filter(|now| now.is_held && now.owner == owner && now.fence == fence);
+        now.map(|_| format!("(k) {place}: a release by force answered {is_freed}, and did not free it"))
+    }
+
     /// Returns `true` if the identity had the place at that time, and has had it since.
     pub(crate) fn has_held(&self, place: &str, identity: &str, before: &Before, now: SystemTime) -> bool {
         let now = now.duration_since(SystemTime::UNIX_EPOCH).unwrap().as_millis();
         let place = self.places.get(place).filter(|place| place.is_held && **place == before.place);
         place.is_some_and(|place| place.owner.starts_with(&start_of(identity)) && now < place.end.into())
     }
+}
+
+/// The owner and the fence of an acquisition that was seen.
+fn acquisition(seen: &Holder) -> (&str, u64) {
+    (seen.owner().unwrap_or_default(), seen.fence().unwrap_or_default())
 }
 
 /// What a place had at a time, and how often it was freed until then.

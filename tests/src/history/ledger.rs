@@ -5,13 +5,14 @@ use std::ops::Deref;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use lambda_lock::Lock;
 use lambda_lock::embedded::{Answer, Intercept};
+use lambda_lock::{Error, Holder, Lock};
 use serde_json::Value;
 
 use super::book::{Book, Observe, Observer, Page, Valid};
 use super::identities::{Identities, short};
 use super::liveness::refused_while_free;
+use super::operator::Judge;
 use super::stage::{LATENCY, Stage};
 use super::{Counts, Outcome};
 use crate::request::{LAST_SEQUENCE, LEASE_END, Purpose, Request, Write};
@@ -209,9 +210,10 @@ impl Observe for Ledger {
         if let (Some(end), Some(sent)) = (end, update.sent()) {
             state.ends.insert(owner.clone(), now + Duration::from_millis(end.saturating_sub(sent)));
         }
-        let effect = state.identities.applied(&key, update, update.sent());
+        let effect = state.identities.applied(&key, update, update.sent(), update.attempt());
         state.counts.taken_over += usize::from(effect.has_taken_over);
-        state.counts.freed_for_identity += usize::from(effect.is_by_others);
+        state.counts.freed_for_identity += usize::from(effect.is_for_identity);
+        state.counts.freed_by_force += usize::from(effect.is_by_force);
         if let Some(what) = effect.breaks {
             ledger.broke(&mut state, what);
         }
@@ -286,6 +288,20 @@ impl Observe for Ledger {
             Purpose::Reserve | Purpose::Complete | Purpose::Own => {
                 unreachable!("no lock of a history has such a request")
             }
+        }
+    }
+}
+
+impl Judge for Ledger {
+    fn sees(&self, key: &str, seen: &Holder) {
+        self.state().identities.sees(key, seen);
+    }
+
+    fn forced(&self, key: &str, seen: &Holder, answer: &Result<bool, Error>) {
+        let mut state = self.state();
+        self.log(&mut state, &format!("an operator freed {key} by force: {answer:?}"));
+        if let Some(what) = state.identities.forced(key, seen, answer) {
+            self.broke(&mut state, what);
         }
     }
 }

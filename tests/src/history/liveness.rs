@@ -158,6 +158,8 @@ fn grows(request: &mut Request) {
 
 fn malforms(request: &mut Request) {
     for release in request.writes_for(Purpose::Release) {
-        release.update.set.push((Path::attribute("fence"), Operand::text("the last one")));
+        let fence = Path::attribute("fence");
+        release.update.set.retain(|(path, _)| *path != fence);
+        release.update.set.push((fence, Operand::text("the last one")));
     }
 }

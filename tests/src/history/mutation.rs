@@ -8,7 +8,7 @@ use lambda_lock::embedded::{Answer, Intercept};
 use serde_json::{Value, json};
 
 use crate::request::expression::{Comparison, Condition, Operand, Path};
-use crate::request::{LEASE_END, PERMIT_NUMBER, Purpose, Request, either};
+use crate::request::{LEASE_END, PERMIT_NUMBER, Purpose, Request, Write, either, identity_of};
 
 /// A deliberate mistake in the protocol. The host's network makes it by rewriting a request or an answer, Lambda by
 /// rewriting a batch or its answer, or the history by omitting a setting. The code under test has no switch for it: it
@@ -41,7 +41,7 @@ pub struct Mutation {
 
 impl Mutation {
     /// The mistakes in the protocol of the lock.
-    pub const LOCK: [Self; 24] = [
+    pub const LOCK: [Self; 27] = [
         Self { name: "no nonce check on refusal", breaks: "(f)", is_common: true, answer: foreign_nonce, ..Self::NONE },
         Self {
             name: "release without the owner check",
@@ -150,6 +150,26 @@ impl Mutation {
             name: "a takeover does not read whose lock it saw",
             breaks: "(k)",
             request: identity_unread,
+            ..Self::NONE
+        },
+        Self {
+            name: "a release by force does not read whose lock it is",
+            breaks: "seen this acquisition",
+            request: |request| forced_unread(request, &["owner", "fence"]),
+            ..Self::NONE
+        },
+        Self {
+            name: "a release by force does not compare the fence",
+            breaks: "seen this acquisition",
+            is_common: true,
+            request: |request| forced_unread(request, &["fence"]),
+            ..Self::NONE
+        },
+        Self {
+            name: "a release by force leaves the number of the holder",
+            breaks: "changed what others have freed",
+            is_common: true,
+            request: forced_leaves_number,
             ..Self::NONE
         },
         Self { name: "acquire ignores the numbers", breaks: "(b)", request: numbers_ignored, ..Self::NONE },
@@ -380,9 +400,29 @@ pub(crate) fn takeover_leaves(request: &mut Request, nonce: &str) {
 
 /// A release for an identity does not read whose row it is.
 pub(crate) fn freed_unread(request: &mut Request, nonce: &str) {
-    for freeing in request.writes_for(Purpose::Free) {
+    // An operator also frees permits without an identity.
+    let has_identity = |freeing: &&mut Write| identity_of(&freeing.owner).is_some();
+    for freeing in request.writes_for(Purpose::Free).filter(has_identity) {
         freeing.loosen_only(if nonce == "owner" { "fence" } else { PERMIT_NUMBER }, Comparison::Equal);
         freeing.loosen(nonce);
+    }
+}
+
+/// A release by force does not compare these attributes of the row with what the operator has seen.
+pub(crate) fn forced_unread(request: &mut Request, attributes: &[&str]) {
+    // An operator becomes the holder.
+    for freeing in request.writes_for(Purpose::Free).filter(|freeing| freeing.sets("holder").is_some()) {
+        for attribute in attributes {
+            freeing.loosen_only(attribute, Comparison::Equal);
+        }
+    }
+}
+
+fn forced_leaves_number(request: &mut Request) {
+    for freeing in request.writes_for(Purpose::Free).filter(|freeing| freeing.sets("holder").is_some()) {
+        let seen = freeing.compared("fence").unwrap();
+        freeing.change("fence", |_| seen);
+        freeing.change("released", |_| seen);
     }
 }
 

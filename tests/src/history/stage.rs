@@ -73,10 +73,10 @@ impl Stage {
         Self { engine, clock_skew, mutation, latest_arrival, twists, tally }
     }
 
-    /// The same, with fewer write units for partitions that are throttled: each has few requests.
-    pub(crate) fn with_few_requests(self) -> Self {
+    /// The same, with fewer write units than were drawn for partitions that are throttled: each has few requests.
+    pub(crate) fn with_write_units(self, fewer: impl FnOnce(u32) -> u32) -> Self {
         match self.twists.write_units {
-            Some(_) => Self { engine: self.engine.limit_partitions(1), ..self },
+            Some(drawn) => Self { engine: self.engine.limit_partitions(fewer(drawn)), ..self },
             None => self,
         }
     }

@@ -33,11 +33,11 @@ impl Condition {
     }
 }
 
-/// A comparison with a missing attribute is false, except that it differs from any other.
+/// A comparison with a missing attribute is false, except that it differs from any other, and from a missing one.
 fn compare(left: &Value, comparison: Comparison, right: &Value) -> bool {
     let order = order_of(left, right);
     match comparison {
-        Comparison::Equal => !left.is_null() && is_equal(left, right),
+        Comparison::Equal => is_equal(left, right),
         Comparison::Unequal => !is_equal(left, right),
         Comparison::Less => order == Some(Ordering::Less),
         Comparison::LessOrEqual => order.is_some_and(Ordering::is_le),
@@ -47,7 +47,7 @@ fn compare(left: &Value, comparison: Comparison, right: &Value) -> bool {
 }
 
 fn is_equal(left: &Value, right: &Value) -> bool {
-    left == right || order_of(left, right) == Some(Ordering::Equal)
+    !left.is_null() && (left == right || order_of(left, right) == Some(Ordering::Equal))
 }
 
 /// The order of two numbers, or of two texts by their bytes.
@@ -65,9 +65,11 @@ impl Operand {
         match self {
             Self::Path(path) => path.of(row).clone(),
             Self::Value(value) => value.clone(),
-            Self::IfNotExists(path, otherwise) => match path.of(row) {
-                Value::Null => otherwise.value_in(row),
-                value => value.clone(),
+            // DynamoDB Local rejects a default that refers to a missing attribute, even where the default is not needed.
+            Self::IfNotExists(path, otherwise) => match (path.of(row), otherwise.value_in(row)) {
+                (Value::Null, otherwise) => otherwise,
+                (_, Value::Null) => Value::Null,
+                (value, _) => value.clone(),
             },
             Self::Plus(left, right) => sum(&left.value_in(row), &right.value_in(row), 1),
             Self::Minus(left, right) => sum(&left.value_in(row), &right.value_in(row), -1),

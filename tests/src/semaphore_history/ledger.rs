@@ -13,6 +13,7 @@ use serde_json::Value;
 use super::{Counts, Outcome};
 use crate::history::book::{Book, Observe, Observer, Page, Valid, described, may_have_ended};
 use crate::history::identities::{Before, Identities, short, start_of};
+use crate::history::operator::Judge;
 use crate::history::stage::Stage;
 use crate::request::expression::Condition;
 use crate::request::{LAST_SEQUENCE, Purpose, Request, Write, identity_of, permit_of};
@@ -57,7 +58,7 @@ pub(crate) struct Kept {
     identities: Identities,
     /// By key and fence: the fence with which the identity got the permit that this acquire took over.
     first_fences: HashMap<(String, u64), u64>,
-    /// By key and identity: the fence with which it got its permit.
+    /// By key, and identity or owner: the fence with which it got its permit.
     permits: HashMap<(String, String), u64>,
 }
 
@@ -132,8 +133,12 @@ impl Observe for Ledger {
             }
             return;
         }
-        if let Some(identity) = identity_of(&owner) {
-            ledger.applied_for(&mut state, update, identity, &answer.body);
+        for freeing in update.frees() {
+            ledger.applied_for(&mut state, &freeing, &answer.body);
+            state.release(freeing.owner);
+        }
+        if !owner.is_empty() && purpose != Purpose::Free {
+            ledger.applied_for(&mut state, update, &answer.body);
         }
         match purpose {
             Purpose::Acquire => {
@@ -183,10 +188,7 @@ impl Observe for Ledger {
                 state.counts.withdrawn += 1;
                 state.give_up(key, update.gives_up());
             }
-            Purpose::Free => {
-                state.give_up(key, update.gives_up());
-                state.release(owner);
-            }
+            Purpose::Free => state.give_up(key, update.gives_up()),
             Purpose::Resume => {
                 let next = update.number("sequence").unwrap();
                 if state.sequences.insert(owner, next).is_some_and(|before| before >= next) {
@@ -213,31 +215,33 @@ fn place_of(key: &str, name: &str) -> String {
     format!("{name} of {key}")
 }
 
+/// The name of what belongs to this owner: its identity, or itself.
+fn name_of(owner: &str) -> &str {
+    identity_of(owner).unwrap_or(owner)
+}
+
 impl Ledger {
-    /// Takes note of a request of an identity that was applied.
-    fn applied_for(&self, state: &mut State, update: &Write, identity: &str, answer: &Value) {
-        let Write { purpose, key, .. } = update;
-        let sent = update.number_of_permit("since");
-        let effect = state.identities.applied(&place_of(key, identity), update, sent);
+    /// Takes note of a request for the permit of its owner that was applied.
+    fn applied_for(&self, state: &mut State, update: &Write, answer: &Value) {
+        let Write { purpose, key, owner, .. } = update;
+        let (sent, name) = (update.number_of_permit("since"), name_of(owner));
+        let fence = (*purpose == Purpose::Acquire).then(|| update.fence_written(answer));
+        let effect = state.identities.applied(&place_of(key, name), update, sent, fence);
         state.counts.taken_over += usize::from(effect.has_taken_over);
-        state.counts.freed_for_identity += usize::from(effect.is_by_others);
+        state.counts.freed_for_identity += usize::from(effect.is_for_identity);
+        state.counts.freed_by_force += usize::from(effect.is_by_force);
         if let Some(what) = effect.breaks {
             self.broke(state, what);
         }
-        let of_identity = || (key.clone(), identity.to_owned());
-        match purpose {
-            Purpose::Acquire => {
-                if effect.has_taken_over && !update.is_takeover() {
-                    self.broke(state, format!("(k) {key}: an acquire took another permit than its identity holds"));
-                }
-                let fence = update.fence_written(answer);
-                let taken_over = state.permits.get(&of_identity()).copied().filter(|_| update.is_takeover());
-                let first = taken_over.unwrap_or(fence);
-                state.permits.insert(of_identity(), first);
-                state.first_fences.insert((key.clone(), fence), first);
-            }
-            _ => {}
+        let Some(fence) = fence else { return };
+        if effect.has_taken_over && !update.is_takeover() {
+            self.broke(state, format!("(k) {key}: an acquire took another permit than its identity holds"));
         }
+        let of_name = || (key.clone(), name.to_owned());
+        let taken_over = state.permits.get(&of_name()).copied().filter(|_| update.is_takeover());
+        let first = taken_over.unwrap_or(fence);
+        state.permits.insert(of_name(), first);
+        state.first_fences.insert((key.clone(), fence), first);
     }
 }
 
@@ -265,6 +269,22 @@ pub(crate) fn refused_with_room(acquire: &Write, row: &Value) -> Option<String> 
     }
     let free_for = acquire.number_of_permit("since")?.checked_sub(number("freed_at").unwrap_or_default())?;
     (free_for > LONGEST_COURTESY).then(|| format!("{permits} permits were held, and one was free for {free_for} ms"))
+}
+
+impl Judge for Ledger {
+    fn sees(&self, key: &str, seen: &Holder) {
+        let place = place_of(key, name_of(seen.owner().unwrap_or_default()));
+        self.state().identities.sees(&place, seen);
+    }
+
+    fn forced(&self, key: &str, seen: &Holder, answer: &Result<bool, Error>) {
+        let place = place_of(key, name_of(seen.owner().unwrap_or_default()));
+        let mut state = self.state();
+        self.log(&mut state, &format!("an operator freed a permit of {key} by force: {answer:?}"));
+        if let Some(what) = state.identities.forced(&place, seen, answer) {
+            self.broke(&mut state, what);
+        }
+    }
 }
 
 impl State {
@@ -336,9 +356,9 @@ impl Operation {
         state.holding.push(Holding { key, owner, operation, fence, permits: self.permits, valid });
     }
 
-    /// Returns `true` if this owner has lost its permit to a later acquire of its identity, or by a release for it.
+    /// Returns `true` if this owner has lost its permit to a later acquire of its identity, or because others have freed it.
     fn is_superseded(&self, state: &State, owner: &str) -> bool {
-        identity_of(owner).is_some_and(|start| state.identities.is_superseded(&place_of(&self.key, start), owner))
+        state.identities.is_superseded(&place_of(&self.key, name_of(owner)), owner)
     }
 
     /// (a) Of the permits that are valid at this instant, fewer than N were acquired before each of them. N is the number of
@@ -376,7 +396,7 @@ impl Operation {
         if own > 0 {
             self.ledger.broke(&mut state, format!("(f) {} was refused by its own lost write", self.name));
         }
-        // The permit of its identity is in the way if the clock of an earlier acquire was ahead.
+        // What its identity has released is in the way until the end of its minimum hold.
         let start = self.identity.as_ref().map(|identity| start_of(&identity.name));
         let is_own =
             |permit: &Holder| start.as_ref().zip(permit.owner()).is_some_and(|(start, owner)| owner.starts_with(start));
@@ -497,7 +517,17 @@ impl Operation {
         self.lost(&mut state, owner, end, error);
     }
 
-    /// (e) No permit is lost before the end of its lease, because no operator is at work, unless its identity has taken it.
+    /// The release with a ticket was refused. Nothing stays of a permit that was released, so a release whose answer was lost
+    /// finds it gone. Until the end of the lease that the ticket has, which a renewal with it does not move, that counts as
+    /// released.
+    pub(super) fn ticket_release_refused(&self, owner: &str, of_ticket: SystemTime, end: SystemTime, error: &Error) {
+        let was_applied = self.ledger.state().released.contains(owner);
+        // A clock that is ahead by half the skew sees that end earlier.
+        let of_ticket = of_ticket - self.ledger.longest_skew / 2;
+        self.ticket_refused(owner, if was_applied { end.min(of_ticket) } else { end }, error);
+    }
+
+    /// (e) No permit is lost before the end of its lease, unless its identity has taken it, or others have freed it.
     fn lost(&self, state: &mut State, owner: &str, end: SystemTime, error: &Error) {
         self.check(state, error);
         if error.is_lost() {

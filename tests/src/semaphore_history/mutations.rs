@@ -11,10 +11,12 @@ use crate::history::mutation::{
     ticket_leaves_number,
 };
 use crate::request::expression::{Comparison, Condition, Operand, Path};
-use crate::request::{PERMIT_LEASE_END, PERMIT_NUMBER, Purpose, Request, Write, permit_fence_of, permit_of};
+use crate::request::{
+    PERMIT_LEASE_END, PERMIT_NUMBER, Purpose, Request, Write, identity_of, permit_fence_of, permit_of,
+};
 
 /// The mistakes, and the violation that each causes.
-pub const MUTATIONS: [Mutation; 21] = [
+pub const MUTATIONS: [Mutation; 22] = [
     Mutation { name: "N + 1 permits", breaks: "(a)", is_common: true, request: one_more, ..Mutation::NONE },
     Mutation {
         name: "the next in line takes one more permit",
@@ -106,7 +108,14 @@ pub const MUTATIONS: [Mutation; 21] = [
     Mutation {
         name: "a release for an identity frees another's permit",
         breaks: "(k)",
-        request: frees_another,
+        request: |request| frees_another(request, true),
+        ..Mutation::NONE
+    },
+    Mutation {
+        name: "a release by force frees another's permit",
+        breaks: "seen this acquisition",
+        is_common: true,
+        request: |request| frees_another(request, false),
         ..Mutation::NONE
     },
     Mutation { name: "acquire ignores a withdrawal", breaks: "(h)", request: withdrawal_ignored, ..Mutation::NONE },
@@ -280,14 +289,19 @@ fn takeover_after_the_end(request: &mut Request) {
     }
 }
 
-/// A release for an identity frees the permit that was acquired last.
-fn frees_another(request: &mut Request) {
+/// Who frees a permit with an identity, or one without, frees the one that was acquired last.
+fn frees_another(request: &mut Request, has_identity: bool) {
     if request.is_update_for(Purpose::Release) {
         return;
     }
     if let Some(freeing) = request.update_for(Purpose::Free) {
+        if identity_of(&freeing.owner).is_some() != has_identity {
+            return;
+        }
         freeing.loosen(PERMIT_NUMBER);
-        freeing.loosen("nonce");
+        if has_identity {
+            freeing.loosen("nonce");
+        }
     }
     releases_another(request);
 }

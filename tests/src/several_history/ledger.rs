@@ -6,7 +6,7 @@ use std::time::{Duration, SystemTime};
 
 use fastrand::Rng;
 use lambda_lock::embedded::{Answer, Intercept};
-use lambda_lock::{Error, ErrorKind, Lock, LockSet};
+use lambda_lock::{Error, ErrorKind, Holder, Lock, LockSet};
 use serde_json::{Value, json};
 
 use super::Counts;
@@ -14,6 +14,7 @@ use crate::history::Outcome;
 use crate::history::book::{Book, Observe, Observer, Page, described, may_have_ended};
 use crate::history::identities::{Before, Identities, short};
 use crate::history::liveness::refused_while_free;
+use crate::history::operator::Judge;
 use crate::history::stage::Stage;
 use crate::history::twist::REPEATED_FOR;
 use crate::request::{LEASE_END, Purpose, Request, Write};
@@ -133,9 +134,10 @@ impl Ledger {
         let end = update.number(LEASE_END);
         self.log(state, &format!("  {purpose:?} of {key} by {short} applied: ends {end:?}"));
         let was_released = state.released.contains(&(key.clone(), owner.clone()));
-        let effect = state.identities.applied(&key, update, update.sent());
+        let effect = state.identities.applied(&key, update, update.sent(), update.attempt());
         state.counts.taken_over += usize::from(effect.has_taken_over);
-        state.counts.freed_for_identity += usize::from(effect.is_by_others);
+        state.counts.freed_for_identity += usize::from(effect.is_for_identity);
+        state.counts.freed_by_force += usize::from(effect.is_by_force);
         if let Some(what) = effect.breaks {
             self.broke(state, what);
         }
@@ -181,10 +183,8 @@ impl Ledger {
                     state.released.insert((key, owner));
                 }
             }
-            Purpose::Free => {
-                state.rows.entry(key.clone()).or_default().fence = update.attempt().unwrap();
-                state.released.insert((key, owner));
-            }
+            // What others have freed is lost for its holder.
+            Purpose::Free => state.rows.entry(key).or_default().fence = update.attempt().unwrap(),
             Purpose::Look => {}
             _ => unreachable!("nothing completes several locks or hands them over"),
         }
@@ -279,6 +279,20 @@ impl Observe for Ledger {
     }
 }
 
+impl Judge for Ledger {
+    fn sees(&self, key: &str, seen: &Holder) {
+        self.state().identities.sees(key, seen);
+    }
+
+    fn forced(&self, key: &str, seen: &Holder, answer: &Result<bool, Error>) {
+        let mut state = self.state();
+        self.log(&mut state, &format!("an operator freed {key} by force: {answer:?}"));
+        if let Some(what) = state.identities.forced(key, seen, answer) {
+            self.broke(&mut state, what);
+        }
+    }
+}
+
 /// One operation of one worker, which reports to the ledger.
 #[derive(Debug)]
 pub(super) struct Operation {
@@ -329,7 +343,7 @@ impl Operation {
 
     /// (a) No other holder may consider itself valid at this instant.
     fn alone(&self, state: &mut State, held: &Held) {
-        // A key that was taken over or released for its identity is no longer the holder's, whatever it considers.
+        // A key that was taken over, or that others have freed, is no longer the holder's, whatever it considers.
         let has = |held: &Held, key: &String| !state.identities.is_superseded(key, held.owner());
         let other = state.holding.iter().find(|(name, keys, other)| {
             let Some(other) = other.upgrade().filter(|other| *name != self.name && other.is_valid()) else {

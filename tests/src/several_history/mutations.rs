@@ -2,12 +2,12 @@ use lambda_lock::embedded::Answer;
 use serde_json::json;
 
 use crate::history::Mutation;
-use crate::history::mutation::{freed_unread, identity_unread, skew_in, takeover_leaves};
+use crate::history::mutation::{forced_unread, freed_unread, identity_unread, skew_in, takeover_leaves};
 use crate::request::expression::{Comparison, Operand};
 use crate::request::{LEASE_END, Purpose, Request};
 
 /// Deliberate mistakes in the protocol of several keys, which the histories must catch.
-pub const MUTATIONS: [Mutation; 15] = [
+pub const MUTATIONS: [Mutation; 16] = [
     Mutation {
         name: "half of the keys are taken",
         breaks: "(i)",
@@ -84,6 +84,13 @@ pub const MUTATIONS: [Mutation; 15] = [
         name: "a release for an identity does not read whose key it is",
         breaks: "(k)",
         request: |request| freed_unread(request, "owner"),
+        ..Mutation::NONE
+    },
+    Mutation {
+        name: "a release by force does not read whose key it is",
+        breaks: "seen this acquisition",
+        is_common: true,
+        request: |request| forced_unread(request, &["owner", "fence"]),
         ..Mutation::NONE
     },
 ];

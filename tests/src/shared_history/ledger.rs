@@ -7,13 +7,14 @@ use std::sync::Arc;
 use std::time::SystemTime;
 
 use lambda_lock::embedded::{Answer, Intercept};
-use lambda_lock::{Error, ErrorKind, Lock};
+use lambda_lock::{Error, ErrorKind, Holder, Lock};
 use serde_json::Value;
 
 use super::{Counts, PERMITS};
 use crate::history::Outcome;
 use crate::history::book::{Book, Observe, Observer, Page, Valid, described};
 use crate::history::liveness::refused_while_free;
+use crate::history::operator::Judge;
 use crate::history::stage::Stage;
 use crate::request::{Purpose, Request, Write};
 use crate::semaphore_history::refused_with_room;
@@ -46,6 +47,12 @@ pub(crate) struct Kept {
     holding: Vec<Holding>,
     /// Keys and nonces whose release was applied.
     released: HashSet<(String, String)>,
+    /// By key and nonce: the fence of the last acquisition.
+    fences: HashMap<(String, String), u64>,
+    /// Keys, nonces and fences that an operator has seen, and may free by force.
+    seen: HashSet<(String, String, u64)>,
+    /// Keys and nonces that an operator has freed. They may still consider themselves valid.
+    freed: HashSet<(String, String)>,
     /// The tokens of applied transactions.
     tokens: HashSet<String>,
 }
@@ -60,6 +67,7 @@ struct Holding {
     operation: String,
     kind: Kind,
     keys: Vec<String>,
+    owner: String,
     valid: Valid<Held>,
 }
 
@@ -126,8 +134,22 @@ impl Ledger {
                     self.broke(state, format!("(b) {key}: fence {fence} after {before}"));
                 }
                 // What asks again is held again.
-                state.released.remove(&(key.clone(), owner.clone()));
+                let of_owner = (key.clone(), owner.clone());
+                state.released.remove(&of_owner);
+                state.freed.remove(&of_owner);
+                state.fences.insert(of_owner, fence);
                 state.rows.entry(key).or_default().owner = owner;
+            }
+            Purpose::Renew | Purpose::Release | Purpose::Complete
+                if state.freed.contains(&(key.clone(), owner.clone())) =>
+            {
+                self.broke(state, format!("(k) {key}: a {purpose:?} changed what an operator has freed"));
+            }
+            Purpose::Free => {
+                let permits: Vec<_> = write.frees().map(|freeing| freeing.owner).collect();
+                for owner in if write.is_of_permit() { permits } else { vec![owner] } {
+                    self.freed(state, key.clone(), owner, write.attempt());
+                }
             }
             Purpose::Renew | Purpose::Release | Purpose::Complete if is_of_key => {
                 if state.rows.get(&key).is_some_and(|row| row.owner != owner) {
@@ -146,6 +168,20 @@ impl Ledger {
             }
             _ => {}
         }
+    }
+}
+
+impl Ledger {
+    /// An operator has freed what this owner has, and left this fence.
+    fn freed(&self, state: &mut State, key: String, owner: String, left: Option<u64>) {
+        state.counts.freed_by_force += 1;
+        let of_owner = (key.clone(), owner.clone());
+        let fence = state.fences.get(&of_owner).copied().unwrap_or_default();
+        if !state.seen.contains(&(key.clone(), owner, fence)) {
+            self.broke(state, format!("(k) {key} was freed, and no operator has seen this acquisition"));
+        }
+        state.fences.insert(of_owner.clone(), left.unwrap_or(fence));
+        state.freed.insert(of_owner);
     }
 }
 
@@ -193,6 +229,25 @@ impl Observe for Ledger {
     }
 }
 
+impl Judge for Ledger {
+    fn sees(&self, key: &str, seen: &Holder) {
+        let (owner, fence) = (seen.owner().unwrap_or_default().to_owned(), seen.fence().unwrap_or_default());
+        self.state().seen.insert((key.to_owned(), owner, fence));
+    }
+
+    fn forced(&self, key: &str, seen: &Holder, answer: &Result<bool, Error>) {
+        let mut state = self.state();
+        self.log(&mut state, &format!("an operator freed {key} by force: {answer:?}"));
+        let Ok(is_freed) = answer else { return };
+        let of_owner = (key.to_owned(), seen.owner().unwrap_or_default().to_owned());
+        let is_as_seen = state.fences.get(&of_owner).copied() == seen.fence();
+        let is_of_owner = state.rows.get(key).is_some_and(|row| !row.is_semaphore && row.owner == of_owner.1);
+        if is_as_seen && is_of_owner && !state.released.contains(&of_owner) && !state.freed.contains(&of_owner) {
+            self.broke(&mut state, format!("(k) {key}: a release by force answered {is_freed}, and did not free it"));
+        }
+    }
+}
+
 /// One operation of one worker, which reports to the ledger.
 #[derive(Debug)]
 pub(super) struct Operation {
@@ -215,7 +270,7 @@ impl Operation {
             Kind::Permit => &mut state.counts.permits,
             Kind::Record => &mut state.counts.runs,
         } += 1;
-        self.hold(&mut state, Valid::Ask(Arc::downgrade(held)));
+        self.hold(&mut state, held.owner(), Valid::Ask(Arc::downgrade(held)));
     }
 
     /// Begins a run of idempotent work. It ends when the returned value is dropped, which a cancellation does too.
@@ -223,14 +278,14 @@ impl Operation {
         let mut state = self.ledger.state();
         state.counts.runs += 1;
         let until = self.ledger.engine.now() + lock.remaining();
-        self.hold(&mut state, Valid::Until(until));
+        self.hold(&mut state, lock.owner(), Valid::Until(until));
         Inside(self)
     }
 
-    fn hold(&self, state: &mut State, valid: Valid<Held>) {
+    fn hold(&self, state: &mut State, owner: &str, valid: Valid<Held>) {
         self.ledger.log(state, &format!("{} has {:?} as {:?}", self.name, self.keys, self.kind));
         let (operation, kind, keys) = (self.name.clone(), self.kind, self.keys.clone());
-        let own = Holding { operation, kind, keys, valid };
+        let own = Holding { operation, kind, keys, owner: owner.to_owned(), valid };
         let is_valid = own.is_valid(self.ledger.engine.now());
         state.holding.push(own);
         self.alone(state, is_valid);
@@ -243,9 +298,14 @@ impl Operation {
     /// (a) The only other holders that may consider themselves valid at this instant are those of other permits.
     fn alone(&self, state: &mut State, is_valid: bool) {
         let now = self.ledger.engine.now();
+        let Some(own) = state.holding.iter().find(|holding| holding.operation == self.name) else { return };
+        // A key that an operator has freed is no longer the holder's, whatever it considers.
+        let has = |holding: &Holding, key: &String| {
+            holding.keys.contains(key) && !state.freed.contains(&(key.clone(), holding.owner.clone()))
+        };
         let shares = |holding: &&Holding| {
             holding.operation != self.name
-                && holding.keys.iter().any(|key| self.keys.contains(key))
+                && self.keys.iter().any(|key| has(own, key) && has(holding, key))
                 && holding.is_valid(now)
         };
         let others: Vec<_> = state.holding.iter().filter(shares).collect();
@@ -289,7 +349,11 @@ impl Operation {
         let mut state = self.ledger.state();
         let what = answer.as_ref().map_or_else(ToString::to_string, |()| described(&Ok(())));
         self.ledger.log(&mut state, &format!("{} released {:?}: {what}", self.name, self.keys));
-        let is_released = |key: &String| state.released.contains(&(key.clone(), held.owner().to_owned()));
+        let is_released = |key: &String| {
+            let of_owner = (key.clone(), held.owner().to_owned());
+            // A permit whose release was not answered, and that is gone, counts as released.
+            state.released.contains(&of_owner) || self.kind == Kind::Permit && state.freed.contains(&of_owner)
+        };
         if answer.is_ok() && !self.keys.iter().all(is_released) {
             self.ledger.broke(&mut state, format!("{} reported a release that did not happen", self.name));
         }

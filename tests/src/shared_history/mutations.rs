@@ -2,11 +2,12 @@ use lambda_lock::embedded::Answer;
 use serde_json::json;
 
 use crate::history::Mutation;
+use crate::history::mutation::forced_unread;
 use crate::request::expression::{Comparison, Condition, Operand, Path};
 use crate::request::{Purpose, Request, permit_of};
 
 /// Deliberate mistakes about the kinds of rows, which the histories must catch.
-pub const MUTATIONS: [Mutation; 3] = [
+pub const MUTATIONS: [Mutation; 4] = [
     Mutation {
         name: "a lock takes the row of a semaphore",
         breaks: "(x)",
@@ -26,6 +27,12 @@ pub const MUTATIONS: [Mutation; 3] = [
         breaks: "(x)",
         is_common: true,
         answer: looks_like_a_semaphore,
+        ..Mutation::NONE
+    },
+    Mutation {
+        name: "a release by force does not read whose key it is",
+        breaks: "seen this acquisition",
+        request: |request| forced_unread(request, &["owner", "fence"]),
         ..Mutation::NONE
     },
 ];

@@ -9,6 +9,7 @@
 //! that are worth keeping are in `rows.jsonl`, as a failed case prints them. They stay the same when a strategy changes.
 
 mod claims;
+mod evaluator;
 mod fresh;
 mod owned;
 mod records;

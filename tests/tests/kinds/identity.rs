@@ -9,7 +9,7 @@ use lambda_lock::{Error, ErrorKind, Locks, Wait};
 use lambda_lock_tests::{Late, World};
 use serde_json::Value;
 use tokio::join;
-use tokio::time::sleep;
+use tokio::time::{sleep, timeout};
 
 use crate::late::{assert_withdrawn_by_a_clock_set_back, free_by_force};
 use crate::subject::{Ability, Subject, is_excepted};
@@ -209,6 +209,29 @@ pub(crate) async fn a_late_acquire_of_the_earlier_holder_takes_nothing_back<S: S
     assert_free::<S>(&world).await;
 }
 
+/// The first attempt of the dead acquire has the lock. Its second attempt is late, and has a larger number than the later
+/// acquire, whose clock is behind.
+pub(crate) async fn a_late_attempt_of_a_dead_acquire_takes_nothing_over<S: Subject>() {
+    if is_excepted::<S>(Ability::HaveIdentity) {
+        return;
+    }
+    let (world, late) = (World::in_virtual_time().await, S::hold_back(4..=6));
+    tokio::time::pause();
+    let host = world.host().clock_ahead(Duration::from_millis(900));
+    let host = host.intercept(S::lose_answers(1..=3)).intercept(late.clone()).build();
+    let locks = world.locks_with_quick_retries(&host).build().unwrap();
+    let mut dying = Box::pin(S::acquire_for(&locks, LEASE, IDENTITY, Some(at_pauses(PAUSE, LEASE))));
+    assert!(timeout(PAUSE * 3 / 2, &mut dying).await.is_err(), "it has ended before its third attempt");
+    host.crash();
+    drop(dying);
+    let mut later: S = acquired(&world.default_locks()).await;
+    let before = rows::<S>(&world).await;
+    assert!(!late.deliver(&world).await);
+    assert_eq!(rows::<S>(&world).await, before);
+    later.renew(LEASE).await.unwrap();
+    later.release().await.unwrap();
+}
+
 /// The takeover ended without an answer, and its requests arrive late: while the earlier holder has the lock, and after its
 /// release.
 pub(crate) async fn a_late_takeover_that_was_withdrawn_takes_nothing<S: Subject>() {
@@ -349,6 +372,29 @@ pub(crate) async fn an_identity_frees_what_it_has_without_a_nonce<S: Subject>() 
     assert!(stopped.renew(LEASE).await.unwrap_err().is_lost());
     assert_eq!(rows::<S>(&world).await, before);
     assert_free::<S>(&world).await;
+}
+
+pub(crate) async fn an_identity_frees_what_a_clock_an_hour_ahead_has_acquired<S: Subject>() {
+    if is_excepted::<S>(Ability::HaveIdentity) {
+        return;
+    }
+    let world = World::new().await;
+    let _held: S = acquired(&ahead(&world, Duration::from_hours(1))).await;
+    free_for_identity::<S>(&world.default_locks()).await;
+    assert_free::<S>(&world).await;
+}
+
+pub(crate) async fn a_release_of_what_was_freed_for_the_identity_is_lost<S: Subject>() {
+    if is_excepted::<S>(Ability::HaveIdentity) {
+        return;
+    }
+    let world = World::new().await;
+    let mut stopped: S = acquired(&world.default_locks()).await;
+    free_for_identity::<S>(&world.default_locks()).await;
+    let mut next: S = crate::acquired(&world.default_locks()).await;
+    assert_eq!(stopped.release().await.unwrap_err().kind(), ErrorKind::Lost);
+    next.renew(LEASE).await.unwrap();
+    next.release().await.unwrap();
 }
 
 pub(crate) async fn a_release_for_an_identity_that_is_not_answered_is_not_repeated<S: Subject>() {

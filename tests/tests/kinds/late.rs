@@ -190,12 +190,12 @@ impl Intercept for RefusesWithdrawal {
 }
 
 pub(crate) async fn a_withdrawal_is_dated_after_each_request_in_which_its_process_was_frozen<S: Subject>() {
-    // A set releases its keys before each try of the withdrawal.
-    let requests_of_a_try = if S::OPERATION == "UpdateItem" { 1 } else { 2 };
+    // A set releases its keys before it gives up its number.
+    let releases = if S::OPERATION == "UpdateItem" { 0 } else { 1 };
     for refuses in [false, true] {
         // The SDK's attempts of the acquire are lost. The withdrawal learns that there is no row, and creates one.
         let tries = if refuses { 3 } else { 2 };
-        let requests = 3 + tries * requests_of_a_try;
+        let requests = 3 + releases + tries;
         let world = World::new().await;
         let mut host = world.host().intercept(S::hold_back(1..=3));
         if refuses {
@@ -263,6 +263,27 @@ pub(crate) async fn free_by_force<S: Subject>(tools: &Locks) {
         let seen = tools.get(*key).await.unwrap().unwrap();
         assert!(tools.force_release(*key, &seen).await.unwrap());
     }
+}
+
+/// The first attempt takes the key, and its answers are lost. The operator frees it before the second one.
+pub(crate) async fn an_acquire_that_was_freed_by_force_between_two_attempts_has_the_key<S: Subject>() {
+    if is_excepted::<S>(Ability::TakeTurns) {
+        return;
+    }
+    let world = World::in_virtual_time().await;
+    tokio::time::pause();
+    let host = world.host().intercept(S::lose_answers(1..=3)).build();
+    let locks = world.locks_with_quick_retries(&host).build().unwrap();
+    let pause = Duration::from_secs(1);
+    let freed = async {
+        sleep(pause / 2).await;
+        free_by_force::<S>(&world.default_locks()).await;
+    };
+    let (waited, ()) = join!(S::wait(&locks, LEASE, at_pauses(pause, pause)), freed);
+    let mut held = waited.unwrap_or_else(|error| panic!("{error}"));
+    held.renew(LEASE).await.unwrap();
+    assert_held::<S>(&world).await;
+    held.release().await.unwrap();
 }
 
 /// The third attempt of the acquire learns that others have freed what the first one took. The second one is late.

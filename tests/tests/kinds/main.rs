@@ -70,6 +70,7 @@ macro_rules! suite {
                     late::a_late_release_frees_nothing_after_a_resumption
                     late::a_release_by_force_frees_no_later_acquisition
                     late::a_late_attempt_of_an_acquire_freed_by_force_takes_nothing_minutes_later
+                    late::an_acquire_that_was_freed_by_force_between_two_attempts_has_the_key
                     late::a_late_attempt_takes_nothing_after_a_withdrawal_by_a_clock_set_back
                     late::a_withdrawal_by_a_clock_that_was_hours_ahead_blocks_nobody
                     late::a_release_after_an_attempt_by_a_clock_that_was_hours_ahead_blocks_nobody
@@ -93,7 +94,9 @@ macro_rules! suite {
                     clocks::each_acquisition_has_a_larger_fence
                     clocks::a_free_key_refuses_an_acquire_at_most_once_after_it_was_freed_by_others
                     clocks::a_free_key_refuses_an_acquire_at_most_once_after_a_clock_that_was_an_hour_ahead
+                    clocks::a_ticket_frees_what_a_clock_an_hour_ahead_has_acquired
                     other_kinds::a_row_of_another_kind_is_refused
+                    other_kinds::a_withdrawal_leaves_a_row_of_another_kind_as_it_is
                     turns::a_waiter_takes_a_place_until_it_is_served
                     turns::plain_backoff_takes_no_place
                     turns::lying_hints_cost_time_only
@@ -114,6 +117,7 @@ macro_rules! suite {
                     identity::an_acquire_by_an_earlier_clock_takes_over
                     identity::an_acquire_by_an_earlier_clock_has_what_its_identity_has_released
                     identity::a_late_acquire_of_the_earlier_holder_takes_nothing_back
+                    identity::a_late_attempt_of_a_dead_acquire_takes_nothing_over
                     identity::a_late_takeover_that_was_withdrawn_takes_nothing
                     identity::a_release_of_what_the_identity_has_taken_over_meanwhile_frees_it
                     identity::a_late_acquire_that_was_withdrawn_takes_nothing_after_others
@@ -122,6 +126,8 @@ macro_rules! suite {
                     identity::a_release_after_a_takeover_and_its_lease_is_lost_whatever_was_answered
                     identity::a_ticket_is_lost_after_a_takeover
                     identity::an_identity_frees_what_it_has_without_a_nonce
+                    identity::an_identity_frees_what_a_clock_an_hour_ahead_has_acquired
+                    identity::a_release_of_what_was_freed_for_the_identity_is_lost
                     identity::a_release_for_an_identity_that_is_not_answered_is_not_repeated
                     identity::an_acquire_whose_unanswered_grant_was_freed_begins_anew
                     identity::an_acquire_whose_unanswered_grant_was_freed_is_refused_by_the_next_holder

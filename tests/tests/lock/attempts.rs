@@ -83,6 +83,22 @@ async fn a_grant_that_is_answered_after_its_lease_is_freed_before_the_next_attem
     }
 }
 
+/// An execution waits in one process after another. The first one has crashed, and its clock was ahead by less than the skew.
+#[tokio::test]
+async fn an_execution_has_at_once_what_an_earlier_attempt_by_a_clock_ahead_has_acquired() {
+    for kind in KINDS {
+        let world = World::new().await;
+        let asking = |locks: &Locks| kind(locks).lease(LEASE).owner_from("execution 1");
+        let ahead = world.locks(&world.host().clock_ahead(Duration::from_millis(900)).build()).build().unwrap();
+        let crashed = asking(&ahead).await.unwrap();
+        let host = world.host().build();
+        let lock = acquired(asking(&world.locks(&host).build().unwrap()).attempt(None).await.unwrap());
+        assert_eq!(host.requests(), 2, "the first shows what to take over");
+        assert!(lock.fence() > crashed.fence());
+        lock.release().await.unwrap();
+    }
+}
+
 #[tokio::test]
 async fn a_turn_that_is_used_twice_gives_the_key_once() {
     for kind in KINDS {

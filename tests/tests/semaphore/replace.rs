@@ -78,7 +78,7 @@ async fn a_permit_that_was_renewed_is_not_replaced() {
     }
 }
 
-/// The renewals have the same number, which is that of the ticket.
+/// The renewals have the same sequence, which is that of the ticket.
 #[tokio::test]
 async fn a_permit_that_was_renewed_twice_with_its_ticket_is_not_replaced() {
     let world = World::new().await;

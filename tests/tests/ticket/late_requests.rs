@@ -35,7 +35,7 @@ async fn a_late_renewal_of_the_original_does_not_change_a_resumed_lock() {
     let lock = world.locks_with_quick_retries(&first).build().unwrap().acquire("job").lease(LEASE).await.unwrap();
     assert_eq!(lock.renew(3 * LEASE).await.unwrap_err().kind(), ErrorKind::Unavailable);
     let ticket = passed_on(&lock.into_ticket());
-    // The row has a smaller number than the ticket, because the renewal has not arrived.
+    // The row has a smaller sequence than the ticket, because the renewal has not arrived.
     assert_eq!(number(&world.row("job").await.unwrap(), "sequence"), 0);
     let resumed = world.default_locks().resume(&ticket).await.unwrap();
     let row = world.row("job").await;
@@ -81,7 +81,7 @@ async fn a_late_request_of_the_original_does_not_shorten_a_lease_that_the_ticket
             let row = world.row("job").await;
             assert!(!late.deliver(&world).await, "{kind:?}");
             assert_eq!(world.row("job").await, row);
-            // The row has the number now.
+            // The row has the sequence now.
             locks.renew_ticket(&ticket, LEASE / 2).await.unwrap();
             assert_eq!(host.requests(), 3, "{kind:?}");
             locks.resume(&ticket).await.unwrap().release().await.unwrap();

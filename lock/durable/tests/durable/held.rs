@@ -137,7 +137,7 @@ async fn branches_of_one_execution_exclude_each_other() {
 
 /// The next environment's clock is behind that of the last by all that a table allows.
 #[tokio::test(start_paused = true)]
-async fn a_step_waits_for_a_clock_that_is_ahead() {
+async fn a_step_whose_clock_is_behind_has_a_larger_fence() {
     let skew = Duration::from_mins(5);
     for takes in KINDS {
         let table = Table::new().await;

@@ -91,8 +91,9 @@ async fn six(table: &Table, service: &Service, takes: Takes, apart: Duration, ar
 }
 
 /// Each waits twice at most: until its turn, and once more if the holder takes longer than others did. A holder needs an
-/// acquire, a takeover, and a release of two requests for each key. Each wait needs an attempt, and the first one a place with
-/// each key.
+/// attempt, a takeover of two requests, and a release of two requests for each key. Each wait needs an attempt, and the first
+/// one a place with each key. Each attempt at a free key is sent twice, because a release by an identity leaves a number that is
+/// ahead of all clocks.
 ///
 /// The first executions of a key do not know how long it is held. They ask a few more times, and the key is free for a while
 /// before the next one asks.
@@ -110,7 +111,7 @@ async fn executions_take_turns_with_few_suspensions() {
             assert!(waits <= 12, "{waits} waits");
             assert!(time <= 6 * HOLD.mul_f64(1.15), "{time:?}");
             assert_eq!(invocations as usize, 6 + waits, "each wait ends an invocation, and nothing else does");
-            let most = 6 * (2 + 2 * keys) + (1 + keys) * waits;
+            let most = 6 * (4 + 2 * keys) + (2 + keys) * waits;
             assert!(requests <= most as u64, "{requests} requests");
         }
     }

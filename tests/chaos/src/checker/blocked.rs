@@ -75,8 +75,8 @@ pub(super) fn check(ops: &[Op], clock_skew: u64) -> Vec<Violation> {
                         broke(Broken::Itself, key, event.at, text(String::new()));
                     }
                     // A fence that nobody had is that of an acquire without an answer, or of one that arrived again
-                    // after the release: of many releases, the row remembers the last ones. The lease ends as it would
-                    // have without.
+                    // after the release: a permit that was released leaves nothing in the row. The lease ends as it
+                    // would have without.
                     let by_name = || Some(Leases { is_released: false, ..*by_name.get(by.as_ref()?)? });
                     let known = by_fence.or_else(by_name);
                     let Some(asked) = asked else { continue };

@@ -171,9 +171,9 @@ impl Operation {
     pub(crate) fn released(&self, lock: &Arc<Lock>, answer: Result<(), Error>) {
         let mut state = self.ledger.state();
         self.ledger.log(&mut state, &format!("{} released {}: {}", self.name, self.key, described(&answer)));
-        let applied = state.released.contains(lock.owner());
         match answer {
-            Ok(()) if !applied => {
+            // What others have freed is lost for its holder.
+            Ok(()) if !state.done.contains(lock.owner()) => {
                 self.ledger.broke(&mut state, format!("{} reported a release that did not happen", self.name));
             }
             Err(error) if error.is_lost() => {

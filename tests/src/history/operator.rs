@@ -1,0 +1,66 @@
+//! An operator who frees by force what somebody has. Time passes between its look and its request, and it may repeat the
+//! request with what it saw before: whoever has acquired the key meanwhile keeps it.
+
+use std::sync::Arc;
+
+use fastrand::Rng;
+use lambda_lock::{Error, Holder};
+use tokio::time::sleep;
+
+use super::book::{Observe, Observer};
+use super::stage::{Network, Stage, millis};
+
+/// Mixed into the seed of a history, so that all other draws of the history stay the same.
+const OWN_SEED: u64 = 0x6f70_6572_6174;
+/// One history in so many has an operator.
+const EVERY: u64 = 2;
+
+/// A ledger that judges what an operator does.
+pub(crate) trait Judge: Observe + 'static {
+    /// Takes note of an acquisition that an operator has seen and may free. `key` is the key of its row.
+    fn sees(&self, key: &str, seen: &Holder);
+
+    /// Judges the answer to a release by force of this acquisition.
+    fn forced(&self, key: &str, seen: &Holder, answer: &Result<bool, Error>);
+}
+
+/// Frees some of these keys by force, if the history of this seed has an operator.
+pub(crate) async fn operate<L: Judge>(seed: u64, stage: &Stage, ledger: &Arc<L>, keys: Vec<String>) {
+    if seed % EVERY != 0 {
+        return;
+    }
+    let mut random = Rng::with_seed(seed ^ OWN_SEED);
+    for _ in 0..random.usize(3..=8) {
+        sleep(millis(&mut random, 0..=1500)).await;
+        let host = stage.host(&mut random, Network::Bad, Observer(Arc::clone(ledger)));
+        let (locks, key) = (stage.locks(&host), &keys[random.usize(0..keys.len())]);
+        // The operator looks again if the read fails.
+        let Ok(Some(row)) = locks.get(key).await else { continue };
+        let seen = match row.permits() {
+            [] => row,
+            // One of the permits, or all.
+            permits if random.bool() => permits[random.usize(0..permits.len())].clone(),
+            _ => row,
+        };
+        if seen.is_completed() || !seen.is_current() && seen.has_released() {
+            continue;
+        }
+        for each in acquisitions(&seen) {
+            ledger.sees(key, each);
+        }
+        // Some operators have released what they saw before, and do it once more.
+        for _ in 0..random.usize(1..=2) {
+            let pause = if random.bool() { 0..=50 } else { 0..=3000 };
+            sleep(millis(&mut random, pause)).await;
+            let answer = locks.force_release(key, &seen).await;
+            for each in acquisitions(&seen) {
+                ledger.forced(key, each, &answer);
+            }
+        }
+    }
+}
+
+/// The holder of a key or of a permit, or each permit of a semaphore.
+fn acquisitions(seen: &Holder) -> &[Holder] {
+    if seen.is_semaphore() { seen.permits() } else { std::slice::from_ref(seen) }
+}
